@@ -1,0 +1,52 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace megashard {
+
+class DeviceMesh;
+
+/// Rows [offset, offset + size) of one dimension.
+struct ChunkRange {
+  int64_t offset = 0;
+  int64_t size = 0;
+};
+
+/// Piece `index` of `length` rows cut into `parts` by torch.chunk's rule: pieces of ceil(length / parts), then a
+/// shorter one, then empty ones, whose offset is `length`.
+ChunkRange chunk_range(int64_t length, int64_t parts, int64_t index);
+
+/// How one mesh dimension holds a tensor (torch.distributed.tensor.placement_types).
+struct Placement {
+  enum class Kind { kReplicate, kShard };
+  Kind kind = Kind::kReplicate;
+  int64_t dim = 0;
+
+  static Placement replicate() { return {}; }
+  static Placement shard(int64_t dim) { return {Kind::kShard, dim}; }
+  bool operator==(const Placement&) const = default;
+};
+
+/// The piece of a tensor that this rank holds, and where it lies in the whole: all that a checkpoint needs.
+/// `local` may have 0 rows; it aliases the live storage, so copying into it updates the model or optimizer.
+struct ShardedTensor {
+  at::Tensor local;
+  std::vector<int64_t> global_sizes;
+  std::vector<int64_t> offsets;                     // of `local` in the whole; one per dimension
+  std::shared_ptr<const DeviceMesh> mesh;           // null: every rank holds the whole tensor
+  std::vector<Placement> placements;                // one per mesh dimension
+
+  static ShardedTensor replicated(at::Tensor whole);
+  bool is_replicated() const { return mesh == nullptr; }
+};
+
+/// Ordered by first insertion; keys are fully qualified names.
+using ShardedTensors = std::vector<std::pair<std::string, ShardedTensor>>;
+
+}  // namespace megashard
