@@ -1,0 +1,263 @@
+#include "launch/environment.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
+#include <vector>
+
+#include "framework/diagnostics.h"
+
+namespace megashard {
+namespace {
+
+constexpr int kDefaultPort = 29500;
+constexpr int kFirstJobPort =
+    12000;  // ports derived from a job's id lie below the range of ephemeral ports
+constexpr int kJobPorts = 20000;
+constexpr const char* kLaunchers =
+    "start the ranks with torchrun --no-python, srun, mpirun or megashard launch, which set all "
+    "that is needed";
+
+std::optional<int> parse_int(const std::string& text) {
+  int value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc{} || stop != end || text.empty()) return std::nullopt;
+  return value;
+}
+
+int port_from_job(const std::string& job) {
+  uint32_t hash = 2166136261u;  // FNV-1a: the same on every rank, whatever its machine
+  for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  return kFirstJobPort + static_cast<int>(hash % kJobPorts);
+}
+
+class Reader {
+ public:
+  explicit Reader(const GetVariable& get) : get_(get) {}
+
+  std::optional<std::string> text(const std::string& name) const {
+    auto value = get_(name);
+    if (value && value->empty()) value.reset();
+    return value;
+  }
+
+  std::optional<int> number(const std::string& name) const {
+    const auto value = text(name);
+    if (!value) return std::nullopt;
+    const auto parsed = parse_int(*value);
+    if (!parsed || *parsed < 0) {
+      throw UsageError(name + " is '" + *value + "', which is no whole number >= 0: " + kLaunchers);
+    }
+    return parsed;
+  }
+
+  /// `present` is set, so a launcher is at work that must have set `name` as well.
+  int needed(const std::string& name, const std::string& present) const {
+    const auto value = number(name);
+    if (!value) throw missing(name, present);
+    return *value;
+  }
+
+  std::optional<std::string> first_text(const std::vector<const char*>& names) const {
+    for (const char* name : names) {
+      if (auto value = text(name)) return value;
+    }
+    return std::nullopt;
+  }
+
+  static UsageError missing(const std::string& name, const std::string& present) {
+    return UsageError(present + " is set but " + name + " is not: " + kLaunchers + ", or unset " +
+                      present + " to run one process");
+  }
+
+ private:
+  const GetVariable& get_;
+};
+
+/// Names of one launcher's variables.
+struct RankVariables {
+  const char* launcher;
+  std::vector<const char*> signs;  // one of them set: this launcher started the process
+  const char* rank;
+  const char* world_size;
+  const char* local_rank;
+  const char* local_world_size;
+  std::vector<const char*> job;  // where the job's identity stands, best first
+};
+
+const std::vector<RankVariables>& launchers() {
+  static const RankVariables mpich{"MPICH",         {"MPI_LOCALRANKID"}, "PMI_RANK",
+                                   "PMI_SIZE",      "MPI_LOCALRANKID",   "MPI_LOCALNRANKS",
+                                   {"SLURM_JOB_ID"}};
+  static const auto all = [] {
+    RankVariables pmi =
+        mpich;  // srun sets PMI_RANK too, but none of the local ones: Slurm's come first then
+    pmi.signs = {"PMI_RANK", "PMI_SIZE"};
+    return std::vector<RankVariables>{
+        {"environment",
+         {"RANK", "WORLD_SIZE"},
+         "RANK",
+         "WORLD_SIZE",
+         "LOCAL_RANK",
+         "LOCAL_WORLD_SIZE",
+         {}},
+        {"Open MPI",
+         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+         "OMPI_COMM_WORLD_RANK",
+         "OMPI_COMM_WORLD_SIZE",
+         "OMPI_COMM_WORLD_LOCAL_RANK",
+         "OMPI_COMM_WORLD_LOCAL_SIZE",
+         {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID"}},
+        mpich,
+        // A shell inside an allocation has SLURM_NTASKS and no SLURM_PROCID: it is one process.
+        {"Slurm",
+         {"SLURM_PROCID"},
+         "SLURM_PROCID",
+         "SLURM_NTASKS",
+         "SLURM_LOCALID",
+         "SLURM_NTASKS_PER_NODE",
+         {"SLURM_JOB_ID"}},
+        pmi};
+  }();
+  return all;
+}
+
+/// Slurm says tasks per node as "2(x3),1": known when every node has the same number.
+int slurm_tasks_per_node(const Reader& reader, int world_size) {
+  const auto per_node = reader.first_text(
+      {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"});
+  if (!per_node || per_node->find(',') != std::string::npos) return 0;
+  return std::min(world_size, parse_int(per_node->substr(0, per_node->find('('))).value_or(0));
+}
+
+LaunchEnvironment read_ranks(const Reader& reader, const RankVariables& names) {
+  LaunchEnvironment result;
+  result.launcher = names.launcher;
+  result.rank = reader.needed(names.rank, names.world_size);
+  result.world_size = reader.needed(names.world_size, names.rank);
+  result.local_world_size = result.launcher == "Slurm"
+                                ? slurm_tasks_per_node(reader, result.world_size)
+                                : reader.number(names.local_world_size).value_or(0);
+  if (result.world_size == 1) {
+    result.local_rank = reader.number(names.local_rank).value_or(0);
+  } else {
+    result.local_rank = reader.needed(names.local_rank, names.rank);
+  }
+  const auto job = reader.first_text(names.job);
+  result.master_port = job ? port_from_job(*job) : kDefaultPort;
+  return result;
+}
+
+void require(bool condition, const std::string& sentence) {
+  if (!condition) throw UsageError(sentence);
+}
+
+void check(const LaunchEnvironment& env, const RankVariables& names) {
+  const auto number = [](int value) { return std::to_string(value); };
+  require(env.world_size >= 1,
+          std::string(names.world_size) + " is 0: a world has at least one rank");
+  require(env.rank < env.world_size, std::string(names.rank) + " is " + number(env.rank) + " but " +
+                                         names.world_size + " is " + number(env.world_size) +
+                                         ": ranks run from 0 to " + number(env.world_size - 1));
+  if (env.local_world_size == 0) {
+    require(env.local_rank < env.world_size,
+            std::string(names.local_rank) + " is " + number(env.local_rank) + " but " +
+                names.world_size + " is " + number(env.world_size) +
+                ": a host has no more ranks than the world");
+    return;
+  }
+  require(env.local_world_size <= env.world_size,
+          std::string(names.local_world_size) + " is " + number(env.local_world_size) + " but " +
+              names.world_size + " is " + number(env.world_size) +
+              ": a host has no more ranks than the world");
+  require(env.local_rank < env.local_world_size,
+          std::string(names.local_rank) + " is " + number(env.local_rank) + " but " +
+              names.local_world_size + " is " + number(env.local_world_size) +
+              ": local ranks run from 0 to " + number(env.local_world_size - 1));
+}
+
+/// Where rank 0 listens: MASTER_ADDR and MASTER_PORT if set, else what the launcher derived.
+void read_master(const Reader& reader, const RankVariables& names, LaunchEnvironment* env) {
+  const auto addr = reader.text("MASTER_ADDR");
+  const auto port = reader.number("MASTER_PORT");
+  if (addr) env->master_addr = *addr;
+  if (port) {
+    require(*port >= 1 && *port <= 65535,
+            "MASTER_PORT is " + std::to_string(*port) + ": ports run from 1 to 65535");
+    env->master_port = *port;
+  }
+  if (env->launcher == "environment" && env->world_size > 1) {
+    if (!addr) throw Reader::missing("MASTER_ADDR", names.rank);
+    if (!port) throw Reader::missing("MASTER_PORT", names.rank);
+  }
+  if (env->world_size == 1 || addr) return;
+  const bool one_host = env->local_world_size == env->world_size;
+  if (env->launcher == "Slurm") {
+    const auto nodes =
+        reader.first_text({"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
+    if (nodes) {
+      env->master_addr = first_slurm_host(*nodes);
+    } else if (!one_host) {
+      throw Reader::missing("SLURM_JOB_NODELIST", names.rank);
+    }
+    return;
+  }
+  require(
+      one_host,
+      "the " + std::to_string(env->world_size) + " ranks of this " + env->launcher +
+          " job are not all on this host, and MASTER_ADDR is not set: give every rank the first "
+          "host's name in MASTER_ADDR (mpirun -x MASTER_ADDR=HOST)");
+}
+
+}  // namespace
+
+std::string LaunchEnvironment::url() const {
+  const bool ipv6 = master_addr.find(':') != std::string::npos && master_addr.front() != '[';
+  return "tcp://" + (ipv6 ? "[" + master_addr + "]" : master_addr) + ":" +
+         std::to_string(master_port);
+}
+
+std::string first_slurm_host(const std::string& node_list) {
+  const auto malformed = [&node_list] {
+    return UsageError("the node list '" + node_list +
+                      "' of Slurm cannot be read: set MASTER_ADDR to the first host's name");
+  };
+  std::string host;
+  for (size_t i = 0; i < node_list.size() && node_list[i] != ','; ++i) {
+    if (node_list[i] != '[') {
+      host += node_list[i];
+      continue;
+    }
+    const size_t end = node_list.find(']', i);
+    if (end == std::string::npos) throw malformed();
+    const std::string numbers = node_list.substr(i + 1, end - i - 1);
+    host += numbers.substr(0, numbers.find_first_of(",-"));
+    i = end;
+  }
+  if (host.empty() || host.find(']') != std::string::npos) throw malformed();
+  return host;
+}
+
+LaunchEnvironment read_environment(const GetVariable& get) {
+  const Reader reader(get);
+  for (const RankVariables& names : launchers()) {
+    if (!reader.first_text(names.signs)) continue;
+    LaunchEnvironment env = read_ranks(reader, names);
+    check(env, names);
+    read_master(reader, names, &env);
+    return env;
+  }
+  return {};
+}
+
+LaunchEnvironment read_environment() {
+  return read_environment([](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    if (value == nullptr) return std::nullopt;
+    return value;
+  });
+}
+
+}  // namespace megashard

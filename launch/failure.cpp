@@ -1,0 +1,87 @@
+#include "launch/failure.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+#include "framework/diagnostics.h"
+
+namespace megashard {
+namespace {
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+/// "3" in a world of several ranks, else empty. Read without checks: this runs when checks may have
+/// failed.
+std::string rank_in_world() {
+  const std::pair<const char*, const char*> launchers[] = {
+      {"RANK", "WORLD_SIZE"},
+      {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+      {"PMI_RANK", "PMI_SIZE"},
+      {"SLURM_PROCID", "SLURM_NTASKS"}};
+  for (const auto& [rank, world] : launchers) {
+    if (!variable(rank).empty()) return variable(world) == "1" ? "" : variable(rank);
+  }
+  return "";
+}
+
+bool first_of_host() {
+  for (const char* name :
+       {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}) {
+    if (!variable(name).empty()) return variable(name) == "0";
+  }
+  return true;
+}
+
+void tell_launcher(const std::string& rank) {
+  const std::string line = (rank.empty() ? "0" : rank) + "\n";
+  // A launcher that is gone ended this process already: nobody is left to tell.
+  if (write(std::atoi(variable(kFailureDescriptor).c_str()), line.data(), line.size()) < 0) return;
+}
+
+int fail(const std::string& sentence, int exit_code) {
+  const std::string rank = rank_in_world();
+  const bool launched = !variable(kFailureDescriptor).empty();
+  if (launched) tell_launcher(rank);
+  if (exit_code != kExitUsage || launched || first_of_host()) {
+    const std::string line =
+        kErrorPrefix + (rank.empty() ? "" : "rank " + rank + ": ") + sentence + "\n";
+    std::fflush(stdout);
+    std::fwrite(line.data(), 1, line.size(), stderr);
+  }
+  return exit_code;
+}
+
+}  // namespace
+
+bool show_stack() { return variable(kStackVariable) == "1"; }
+
+std::string error_sentence(const std::exception& error) {
+  std::string text = error.what();
+  if (!show_stack()) text.resize(std::min(text.size(), text.find("\nException raised from ")));
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  return text.empty() ? "failed without a message" : text;
+}
+
+int run_program(const std::function<int()>& program) {
+  try {
+    return program();
+  } catch (const UsageError& error) {
+    return fail(error_sentence(error), kExitUsage);
+  } catch (const std::bad_alloc&) {
+    return fail(
+        "out of memory: use fewer ranks on this machine, a smaller micro batch or a smaller model",
+        kExitFailure);
+  } catch (const std::exception& error) {
+    return fail(error_sentence(error), kExitFailure);
+  }
+}
+
+}  // namespace megashard

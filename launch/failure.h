@@ -1,0 +1,32 @@
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <string>
+
+namespace megashard {
+
+constexpr int kExitFailure = 1;
+constexpr int kExitUsage = 2;  ///< a mistake in flags, configuration files or the environment
+
+/// What stands before the one sentence in which a program ends.
+inline constexpr const char* kErrorPrefix = "megashard: error: ";
+/// Set to 1: errors show the stack they come from, and `megashard launch` shows every rank's.
+inline constexpr const char* kStackVariable = "MEGASHARD_STACK";
+/// Set by `megashard launch`: a descriptor that takes a line with the rank of each process that
+/// fails, so that the order of failures is known.
+inline constexpr const char* kFailureDescriptor = "MEGASHARD_FAILURE_FD";
+
+bool show_stack();
+
+/// Runs `program` and returns its exit code. An exception ends in one sentence on stderr, with the
+/// rank before it in a world of several, and kExitUsage for UsageError, kExitFailure otherwise. A
+/// UsageError, which all ranks of a host make alike, is printed by the host's first rank only,
+/// unless `megashard launch` sorts out who failed first.
+int run_program(const std::function<int()>& program);
+
+/// The sentence that run_program prints, without prefix: what() without the stack that LibTorch
+/// appends.
+std::string error_sentence(const std::exception& error);
+
+}  // namespace megashard

@@ -1,0 +1,74 @@
+#include "launch/failure.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+
+#include "framework/diagnostics.h"
+
+namespace megashard {
+namespace {
+
+class Failure : public testing::Test {
+ protected:
+  void TearDown() override {
+    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", kStackVariable}) unsetenv(name);
+  }
+  void set_rank(const char* rank, const char* world) {
+    setenv("RANK", rank, 1);
+    setenv("LOCAL_RANK", rank, 1);
+    setenv("WORLD_SIZE", world, 1);
+  }
+  template <class Error>
+  int run(const Error& error) {
+    testing::internal::CaptureStderr();
+    const int code = run_program([&error]() -> int { throw error; });
+    printed_ = testing::internal::GetCapturedStderr();
+    return code;
+  }
+  std::string printed_;
+};
+
+TEST_F(Failure, SuccessPrintsNothing) {
+  EXPECT_EQ(run_program([] { return 0; }), 0);
+}
+
+TEST_F(Failure, ExceptionIsOneSentence) {
+  EXPECT_EQ(run(std::runtime_error("no data\n")), 1);
+  EXPECT_EQ(printed_, "megashard: error: no data\n");
+}
+
+TEST_F(Failure, RankStandsBeforeItInAWorldOfSeveral) {
+  set_rank("3", "4");
+  EXPECT_EQ(run(std::runtime_error("no data")), 1);
+  EXPECT_EQ(printed_, "megashard: error: rank 3: no data\n");
+  set_rank("0", "1");
+  run(std::runtime_error("no data"));
+  EXPECT_EQ(printed_, "megashard: error: no data\n");
+}
+
+TEST_F(Failure, UsageErrorIsSaidByTheFirstRankOfAHost) {
+  EXPECT_EQ(run(UsageError("unknown flag")), 2);
+  EXPECT_EQ(printed_, "megashard: error: unknown flag\n");
+  set_rank("1", "2");
+  EXPECT_EQ(run(UsageError("unknown flag")), 2);
+  EXPECT_EQ(printed_, "");
+}
+
+TEST_F(Failure, StackOnlyWhenAskedFor) {
+  const std::runtime_error error(
+      "bad shape\nException raised from f at g.cpp:1 (most recent call first):\nframe #0");
+  EXPECT_EQ(error_sentence(error), "bad shape");
+  setenv(kStackVariable, "1", 1);
+  EXPECT_NE(error_sentence(error).find("frame #0"), std::string::npos);
+}
+
+TEST_F(Failure, OutOfMemoryNamesRemedies) {
+  EXPECT_EQ(run(std::bad_alloc()), 1);
+  EXPECT_NE(printed_.find("out of memory: use fewer ranks"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace megashard
