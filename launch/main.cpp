@@ -1,1 +1,32 @@
-int main() { return 0; }
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "launch/failure.h"
+#include "launch/launch_command.h"
+#include "launch/programs.h"
+
+namespace {
+
+decltype(&megashard_run) load_programs() {
+  void* library = dlopen("libmegashard_programs.so", RTLD_NOW | RTLD_GLOBAL);
+  if (library == nullptr) {
+    throw std::runtime_error("cannot load " + std::string(dlerror()) +
+                             ": build it with launch/setup");
+  }
+  return reinterpret_cast<decltype(&megashard_run)>(dlsym(library, "megashard_run"));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string_view subcommand = argc > 1 ? argv[1] : "--help";
+  return megashard::run_program([&] {
+    if (subcommand == "launch") return megashard::run_launch(argc - 1, argv + 1);
+    if (subcommand == "--version") return std::puts("megashard " MEGASHARD_VERSION) < 0 ? 1 : 0;
+    return load_programs()(argc, argv);
+  });
+}

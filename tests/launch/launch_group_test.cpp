@@ -1,0 +1,216 @@
+#include "launch/launch_group.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+namespace megashard {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr auto kDeadline = 20s;
+
+/// Children are shell scripts, with $DIR an empty folder of the test's own.
+class LaunchGroup : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name =
+        (std::filesystem::temp_directory_path() / "megashard_launch_XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name;
+    setenv("DIR", name.c_str(), 1);
+    begin_ = std::chrono::steady_clock::now();
+  }
+  void TearDown() override {
+    std::filesystem::remove_all(folder_);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin_, kDeadline);
+  }
+
+  int run(int processes, const std::string& script, std::chrono::milliseconds grace = 5s) {
+    testing::internal::CaptureStderr();
+    const int code = run_launch_group(
+        {.processes = processes, .command = {"/bin/sh", "-c", script}, .grace = grace});
+    errors_ = testing::internal::GetCapturedStderr();
+    return code;
+  }
+
+  std::string file(const std::string& name) const {
+    std::ifstream in(folder_ / name);
+    std::stringstream text;
+    text << in.rdbuf();
+    return text.str();
+  }
+
+  /// Another process runs the script in a group; sends `signals` to that launcher once both ranks
+  /// are ready.
+  int run_and_signal(const std::string& script, std::vector<int> signals) {
+    const pid_t launcher = fork();
+    if (launcher == 0) {
+      _exit(
+          run_launch_group({.processes = 2, .command = {"/bin/sh", "-c", script}, .grace = 300ms}));
+    }
+    while (!std::filesystem::exists(folder_ / "ready0") ||
+           !std::filesystem::exists(folder_ / "ready1")) {
+      if (std::chrono::steady_clock::now() - begin_ > kDeadline) break;
+      std::this_thread::sleep_for(5ms);
+    }
+    for (const int signal : signals) {
+      kill(launcher, signal);
+      std::this_thread::sleep_for(200ms);
+    }
+    int status = 0;
+    waitpid(launcher, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+
+  std::filesystem::path folder_;
+  std::string errors_;
+  std::chrono::steady_clock::time_point begin_;
+};
+
+TEST_F(LaunchGroup, GivesEveryRankItsVariables) {
+  unsetenv("OMP_NUM_THREADS");
+  EXPECT_EQ(run(3,
+                "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR >$DIR/v$RANK; "
+                "echo $MASTER_PORT >$DIR/p$RANK; test $OMP_NUM_THREADS -ge 1"),
+            0);
+  EXPECT_EQ(file("v0"), "0 0 3 3 127.0.0.1\n");
+  EXPECT_EQ(file("v2"), "2 2 3 3 127.0.0.1\n");
+  EXPECT_EQ(file("p0"), file("p2"));
+  EXPECT_GT(std::atoi(file("p0").c_str()), 1023);
+  EXPECT_EQ(errors_, "");
+}
+
+TEST_F(LaunchGroup, KeepsTheUsersThreads) {
+  setenv("OMP_NUM_THREADS", "7", 1);
+  EXPECT_EQ(run(1, "test $OMP_NUM_THREADS = 7"), 0);
+  unsetenv("OMP_NUM_THREADS");
+}
+
+TEST_F(LaunchGroup, FirstFailureEndsTheOthersAndIsWhatTheUserSees) {
+  EXPECT_EQ(run(3,
+                "if [ $RANK = 1 ]; then echo cause >&2; exit 7; fi; "
+                "trap 'echo consequence >&2; exit 9' TERM; sleep 60 & wait"),
+            7);
+  EXPECT_THAT(errors_, HasSubstr("cause\n"));
+  EXPECT_THAT(errors_, Not(HasSubstr("consequence")));
+}
+
+TEST_F(LaunchGroup, RankThatTellsFirstIsTheCauseEvenIfItExitsLast) {
+  EXPECT_EQ(run(2,
+                "if [ $RANK = 1 ]; then eval \"echo 1 >&$MEGASHARD_FAILURE_FD\"; echo cause >&2; "
+                "touch $DIR/told; "
+                "sleep 0.05; exit 3; fi; until [ -e $DIR/told ]; do sleep 0.01; done; "
+                "eval \"echo 0 >&$MEGASHARD_FAILURE_FD\"; echo consequence >&2; exit 4"),
+            3);
+  EXPECT_THAT(errors_, HasSubstr("cause\n"));
+  EXPECT_THAT(errors_, Not(HasSubstr("consequence")));
+}
+
+TEST_F(LaunchGroup, SilentFailureGetsASentence) {
+  EXPECT_EQ(run(2, "test $RANK = 0 || exit 5"), 5);
+  EXPECT_EQ(errors_, "megashard: error: launch: rank 1 ended with exit code 5\n");
+}
+
+TEST_F(LaunchGroup, KilledRankIsTheCause) {
+  EXPECT_EQ(run(2, "if [ $RANK = 1 ]; then kill -KILL $$; fi; sleep 60"), 128 + SIGKILL);
+  EXPECT_THAT(errors_, HasSubstr("rank 1 was ended by signal 9 (Killed)"));
+  EXPECT_THAT(errors_, HasSubstr("memory"));
+}
+
+TEST_F(LaunchGroup, WhoeverIgnoresTheEndIsKilledAfterTheGrace) {
+  EXPECT_EQ(
+      run(2, "if [ $RANK = 1 ]; then exit 2; fi; trap '' TERM; while :; do sleep 1; done", 200ms),
+      2);
+}
+
+TEST_F(LaunchGroup, OutputIsPassedOnWhileTheGroupRuns) {
+  EXPECT_EQ(run(2, "echo from $RANK >&2"), 0);
+  EXPECT_THAT(errors_, HasSubstr("from 0\n"));
+  EXPECT_THAT(errors_, HasSubstr("from 1\n"));
+}
+
+TEST_F(LaunchGroup, MissingProgramIsASentence) {
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(run_launch_group({.processes = 1, .command = {"/no/such/program"}}), 127);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("cannot run /no/such/program: No such file"));
+}
+
+TEST_F(LaunchGroup, SignalIsPassedOnOnce) {
+  EXPECT_EQ(run_and_signal("trap 'echo x >>$DIR/got$RANK; exit 0' USR1; touch $DIR/ready$RANK; "
+                           "while :; do sleep 0.05; done",
+                           {SIGUSR1}),
+            0);
+  EXPECT_EQ(file("got0"), "x\n");
+  EXPECT_EQ(file("got1"), "x\n");
+}
+
+TEST_F(LaunchGroup, TerminationLeavesRanksTheirTime) {
+  EXPECT_EQ(
+      run_and_signal("trap 'sleep 1; echo saved >$DIR/s$RANK; exit 0' TERM; touch $DIR/ready$RANK; "
+                     "while :; do sleep 0.05; done",
+                     {SIGTERM}),
+      0);
+  EXPECT_EQ(file("s1"), "saved\n");
+}
+
+TEST_F(LaunchGroup, SecondInterruptEndsTheGroup) {
+  EXPECT_EQ(run_and_signal("trap '' INT TERM; touch $DIR/ready$RANK; while :; do sleep 0.05; done",
+                           {SIGINT, SIGINT}),
+            128 + SIGINT);
+}
+
+TEST_F(LaunchGroup, RanksDieWithTheLauncher) {
+  EXPECT_EQ(
+      run_and_signal("echo $$ >$DIR/pid$RANK; touch $DIR/ready$RANK; while :; do sleep 0.05; done",
+                     {SIGKILL}),
+      -SIGKILL);
+  const auto gone = [&](const char* name) {
+    const pid_t pid = std::atoi(file(name).c_str());
+    for (int attempt = 0; attempt < 200 && kill(pid, 0) == 0; ++attempt)
+      std::this_thread::sleep_for(10ms);
+    // Without an init process that reaps orphans it stays as a zombie.
+    std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+    std::string number, name_field, state;
+    return kill(pid, 0) != 0 || (stat >> number >> name_field >> state && state == "Z");
+  };
+  EXPECT_TRUE(gone("pid0"));
+  EXPECT_TRUE(gone("pid1"));
+}
+
+TEST(FreePort, TakenPortIsASentence) {
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  const int port = free_port(0);
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(listen(listener, 1), 0);
+  try {
+    free_port(port);
+    ADD_FAILURE() << "no error";
+  } catch (const std::runtime_error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("port " + std::to_string(port)));
+    EXPECT_THAT(error.what(), HasSubstr("choose another, or leave --master-port out"));
+  }
+  close(listener);
+  EXPECT_EQ(free_port(port), port);
+}
+
+}  // namespace
+}  // namespace megashard
