@@ -1,0 +1,185 @@
+#include "checkpoint/file_io.h"
+
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+namespace megashard {
+namespace {
+
+constexpr int64_t kGatherBytes = 1 << 20;
+constexpr int64_t kMostPerCall = 1 << 30;  // Linux moves at most 2 GiB - 4 KiB a call
+
+std::string reason() { return std::strerror(errno); }
+
+int open_to_read(const std::string& path, int64_t& size) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  TORCH_CHECK(descriptor >= 0, "cannot read ", path, ": ", reason());
+  struct stat status {};
+  const bool regular = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
+  if (!regular) ::close(descriptor);
+  TORCH_CHECK(regular, "cannot read ", path, ": it is not a regular file");
+  size = status.st_size;
+  return descriptor;
+}
+
+}  // namespace
+
+InputFile::InputFile(std::string path) : path_(std::move(path)) {
+  descriptor_ = open_to_read(path_, size_);
+}
+
+InputFile::InputFile(InputFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      size_(other.size_) {}
+
+InputFile::~InputFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void InputFile::read_at(void* into, int64_t bytes, int64_t offset) const {
+  TORCH_CHECK(bytes >= 0 && offset >= 0 && offset <= size_ && bytes <= size_ - offset, path_,
+              " has ", size_, " bytes, but bytes ", offset, " to ", offset, " + ", bytes,
+              " are needed: the file is truncated or belongs to another checkpoint");
+  auto* target = static_cast<char*>(into);
+  while (bytes > 0) {
+    const auto got = ::pread(descriptor_, target, std::min(bytes, kMostPerCall), offset);
+    if (got < 0 && errno == EINTR) continue;
+    TORCH_CHECK(got >= 0, "reading ", path_, " at byte ", offset, " failed: ", reason());
+    TORCH_CHECK(got > 0, path_, " ends at byte ", offset, ": it was cut while it was read");
+    target += got;
+    offset += got;
+    bytes -= got;
+  }
+}
+
+OutputFile::OutputFile(std::string path) : path_(std::move(path)) {
+  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0640);
+  TORCH_CHECK(descriptor_ >= 0, "cannot create ", path_, ": ", reason());
+}
+
+OutputFile::~OutputFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void OutputFile::write(const void* data, int64_t bytes) {
+  const auto* from = static_cast<const char*>(data);
+  if (static_cast<int64_t>(pending_.size()) + bytes > kGatherBytes) flush();
+  if (bytes >= kGatherBytes) {
+    write_now(from, bytes);
+  } else {
+    pending_.insert(pending_.end(), from, from + bytes);
+  }
+  position_ += bytes;
+}
+
+void OutputFile::flush() {
+  write_now(pending_.data(), static_cast<int64_t>(pending_.size()));
+  pending_.clear();
+}
+
+void OutputFile::write_now(const char* data, int64_t bytes) {
+  while (bytes > 0) {
+    const auto put = ::write(descriptor_, data, std::min(bytes, kMostPerCall));
+    if (put < 0 && errno == EINTR) continue;
+    TORCH_CHECK(put > 0, "writing ", path_, " failed: ", reason());
+    data += put;
+    bytes -= put;
+  }
+}
+
+void OutputFile::sync_and_close() {
+  flush();
+  const bool synced = ::fsync(descriptor_) == 0;
+  const auto why = synced ? std::string() : reason();
+  const bool closed = ::close(std::exchange(descriptor_, -1)) == 0;
+  TORCH_CHECK(synced, "fsync of ", path_, " failed: ", why);
+  TORCH_CHECK(closed, "closing ", path_, " failed: ", reason());
+}
+
+MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
+  const int descriptor = open_to_read(path_, size_);
+  void* mapped = nullptr;
+  if (size_ > 0) {
+    mapped = ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_NORESERVE, descriptor, 0);
+  }
+  const auto why = reason();
+  ::close(descriptor);
+  TORCH_CHECK(mapped != MAP_FAILED, "cannot map ", path_, " into memory: ", why);
+  data_ = static_cast<char*>(mapped);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(data_, static_cast<size_t>(size_));
+}
+
+bool path_exists(const std::string& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0;
+}
+
+bool is_directory(const std::string& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+}
+
+void make_directories(const std::string& path) {
+  TORCH_CHECK(!path.empty(), "cannot create a folder with an empty name");
+  for (size_t end = path.find('/', 1); !path.empty(); end = path.find('/', end + 1)) {
+    const auto part = path.substr(0, end);
+    const bool made = ::mkdir(part.c_str(), 0750) == 0;
+    TORCH_CHECK(made || is_directory(part), "cannot create the folder ", part, ": ", reason());
+    if (end == std::string::npos) break;
+  }
+}
+
+void sync_directory(const std::string& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  TORCH_CHECK(descriptor >= 0, "cannot open the folder ", path, ": ", reason());
+  const bool synced = ::fsync(descriptor) == 0 || errno == EINVAL;  // EINVAL: no such need there
+  const auto why = reason();
+  ::close(descriptor);
+  TORCH_CHECK(synced, "fsync of the folder ", path, " failed: ", why);
+}
+
+void rename_durably(const std::string& from, const std::string& to) {
+  TORCH_CHECK(::rename(from.c_str(), to.c_str()) == 0, "cannot rename ", from, " to ", to, ": ",
+              reason());
+  const auto parent = std::filesystem::path(to).parent_path().string();
+  sync_directory(parent.empty() ? "." : parent);
+}
+
+void remove_directory(const std::string& path) {
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  TORCH_CHECK(!error, "cannot remove ", path, ": ", error.message());
+}
+
+void write_file_atomically(const std::string& path, std::string_view content) {
+  const auto temporary = path + ".tmp";
+  OutputFile file(temporary);
+  file.write(content);
+  file.sync_and_close();
+  rename_durably(temporary, path);
+}
+
+std::string read_small_file(const std::string& path, int64_t most_bytes) {
+  const InputFile file(path);
+  TORCH_CHECK(file.size() <= most_bytes, path, " has ", file.size(), " bytes; at most ", most_bytes,
+              " are expected here");
+  std::string content(static_cast<size_t>(file.size()), '\0');
+  file.read_at(content.data(), file.size(), 0);
+  return content;
+}
+
+}  // namespace megashard

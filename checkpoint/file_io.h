@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace megashard {
+
+/// A file open for reading at offsets; threads may share it. All of file_io throws c10::Error with
+/// path and reason.
+class InputFile {
+ public:
+  explicit InputFile(std::string path);
+  ~InputFile();
+  InputFile(InputFile&& other) noexcept;
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  int64_t size() const { return size_; }
+  /// Reads exactly `bytes` at `offset`; a file that ends before is an error.
+  void read_at(void* into, int64_t bytes, int64_t offset) const;
+
+ private:
+  std::string path_;
+  int descriptor_ = -1;
+  int64_t size_ = 0;
+};
+
+/// A new file (an old one of that name is replaced), written from front to back. Small writes are
+/// gathered, large ones go straight from the caller's memory.
+class OutputFile {
+ public:
+  explicit OutputFile(std::string path);  ///< mode 0640
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  int64_t position() const { return position_; }  ///< bytes written so far
+  void write(const void* data, int64_t bytes);
+  void write(std::string_view text) { write(text.data(), static_cast<int64_t>(text.size())); }
+  /// Data on the disk (fsync), then closed. Without it the file's content is undefined after a
+  /// crash.
+  void sync_and_close();
+
+ private:
+  void flush();
+  void write_now(const char* data, int64_t bytes);
+
+  std::string path_;
+  int descriptor_ = -1;
+  int64_t position_ = 0;
+  std::vector<char> pending_;
+};
+
+/// A whole file in memory, paged in as it is touched. Writing to it changes this process's copy
+/// alone.
+class MappedFile {
+ public:
+  explicit MappedFile(std::string path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  int64_t size() const { return size_; }
+  char* data() const { return data_; }
+
+ private:
+  std::string path_;
+  int64_t size_ = 0;
+  char* data_ = nullptr;
+};
+
+bool path_exists(const std::string& path);
+bool is_directory(const std::string& path);
+/// Creates the folder and those above it (mode 0750); one that is there already is fine.
+void make_directories(const std::string& path);
+/// `to` holds the new content after this, or what it held before: the folder's entry is synced too.
+void rename_durably(const std::string& from, const std::string& to);
+/// Entries of the folder are on the disk.
+void sync_directory(const std::string& path);
+/// The folder with all that is in it; one that is not there is fine.
+void remove_directory(const std::string& path);
+/// Replaces a small file at once (temporary name, fsync, rename).
+void write_file_atomically(const std::string& path, std::string_view content);
+/// The content of a small file; larger than `most_bytes` is an error.
+std::string read_small_file(const std::string& path, int64_t most_bytes);
+
+}  // namespace megashard
