@@ -51,8 +51,9 @@ int fail(const std::string& sentence, int exit_code) {
   const bool launched = !variable(kFailureDescriptor).empty();
   if (launched) tell_launcher(rank);
   if (exit_code != kExitUsage || launched || first_of_host()) {
+    const bool of_one_rank = exit_code != kExitUsage && !rank.empty();
     const std::string line =
-        kErrorPrefix + (rank.empty() ? "" : "rank " + rank + ": ") + sentence + "\n";
+        kErrorPrefix + (of_one_rank ? "rank " + rank + ": " : "") + sentence + "\n";
     std::fflush(stdout);
     std::fwrite(line.data(), 1, line.size(), stderr);
   }

@@ -8,15 +8,15 @@
 #include "launch/launch_group.h"
 
 namespace megashard {
+namespace {
 
 constexpr const char* kUsage = "usage: megashard launch -n N [--master-port P] -- SUBCOMMAND ...";
 
-namespace {
-
 /// Where a subcommand is expected, a flag is one that launch does not know.
 void refuse_flag(const std::vector<std::string>& subcommand) {
-  if (subcommand.empty() || subcommand.front().rfind("-", 0) != 0 || subcommand.front() == "--")
+  if (subcommand.empty() || subcommand.front().rfind("-", 0) != 0 || subcommand.front() == "--") {
     return;
+  }
   throw UsageError("launch: unknown flag " + subcommand.front() + "; " + kUsage);
 }
 
