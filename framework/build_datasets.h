@@ -13,12 +13,12 @@ namespace megashard {
 
 struct DataOptions {
   // Prefixes, or alternating weights and prefixes (--data-path). Divided by `split`.
-  std::vector<std::string> data_path;
+  std::vector<std::string> data_path{};
   std::string split = "969,30,1";
   // Instead of data_path: a blend of its own for each split (--train-data-path ...).
-  std::vector<std::string> train_data_path;
-  std::vector<std::string> valid_data_path;
-  std::vector<std::string> test_data_path;
+  std::vector<std::string> train_data_path{};
+  std::vector<std::string> valid_data_path{};
+  std::vector<std::string> test_data_path{};
   // Instead of both: generated tokens (--mock-data). Uses vocab_size and eod_id.
   bool mock_data = false;
 
@@ -27,9 +27,9 @@ struct DataOptions {
   int64_t vocab_size = 0;
   int64_t eod_id = -1;
   // Samples wanted; 0: the split is not built; nullopt: each document once.
-  std::optional<int64_t> train_samples;
-  std::optional<int64_t> valid_samples;
-  std::optional<int64_t> test_samples;
+  std::optional<int64_t> train_samples{};
+  std::optional<int64_t> valid_samples{};
+  std::optional<int64_t> test_samples{};
 };
 
 // A split that was not asked for (no samples, no path, or weight 0 in `split`) is null; train is

@@ -17,7 +17,7 @@ struct GPTDatasetOptions {
   int64_t last_sequence = 0;
   int64_t seq_length = 0;
   int64_t seed = 1234;
-  std::optional<int64_t> num_samples;  // at least so many; nullopt: one epoch
+  std::optional<int64_t> num_samples{};  // at least so many; nullopt: one epoch
 };
 
 // Samples of seq_length + 1 tokens cut from the shuffled documents of one split, in exactly the

@@ -1,15 +1,9 @@
 #include "framework/indexed_dataset.h"
 
 #include <c10/util/Exception.h>
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <bit>
-#include <cerrno>
 #include <cstring>
-#include <type_traits>
 
 namespace megashard {
 namespace {
@@ -33,9 +27,13 @@ void copy_as(const std::byte* from, std::span<int64_t> out) {
   }
 }
 
+std::span<const std::byte> bytes_of(const MappedFile& file) {
+  return {reinterpret_cast<const std::byte*>(file.data()), static_cast<size_t>(file.size())};
+}
+
 std::string path_of_prefix(const std::string& prefix, const char* suffix) {
   const std::string path = prefix + suffix;
-  if (access(path.c_str(), F_OK) == 0) {
+  if (path_exists(path)) {
     return path;
   }
   const bool has_suffix = prefix.ends_with(".bin") || prefix.ends_with(".idx");
@@ -69,30 +67,6 @@ TokenType token_type_for_vocabulary(int64_t vocab_size) {
   return vocab_size < 65500 ? TokenType::kUInt16 : TokenType::kInt32;
 }
 
-MappedFile::MappedFile(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  TORCH_CHECK(fd >= 0, "cannot open ", path, ": ", std::strerror(errno),
-              "; check that the file is there and that you may read it");
-  struct stat info {};
-  const bool known = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-  void* data = nullptr;
-  if (known && info.st_size > 0) {
-    data = mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_SHARED, fd, 0);
-  }
-  const int error = errno;
-  close(fd);
-  TORCH_CHECK(known, path, " is not a regular file; give a prefix of plain .bin and .idx files");
-  TORCH_CHECK(data != MAP_FAILED, "cannot map ", path, ": ", std::strerror(error));
-  data_ = static_cast<const std::byte*>(data);
-  size_ = static_cast<size_t>(info.st_size);
-}
-
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) {
-    munmap(const_cast<std::byte*>(data_), size_);
-  }
-}
-
 IndexedDataset::IndexedDataset(const std::string& prefix)
     : prefix_(prefix),
       index_(path_of_prefix(prefix, ".idx")),
@@ -103,7 +77,7 @@ IndexedDataset::IndexedDataset(const std::string& prefix)
 
 void IndexedDataset::read_index() {
   const std::string path = prefix_ + ".idx";
-  const auto bytes = index_.bytes();
+  const auto bytes = bytes_of(index_);
   TORCH_CHECK(bytes.size() >= kIndexHeaderBytes, path, " is truncated: ", bytes.size(),
               " bytes, the header alone takes ", kIndexHeaderBytes, kRebuild);
   TORCH_CHECK(std::memcmp(bytes.data(), kIndexMagic, sizeof(kIndexMagic)) == 0, path,
@@ -148,7 +122,7 @@ void IndexedDataset::check_sequences() const {
     TORCH_CHECK(documents_[i - 1] <= documents_[i], path, " is corrupt: document bound ", i,
                 " lies before the one in front of it", kRebuild);
   }
-  const auto size = static_cast<int64_t>(bin_.bytes().size());
+  const auto size = bin_.size();
   const int64_t width = token_bytes(type_);
   for (int64_t i = 0; i < sequences; ++i) {
     const int64_t begin = pointer(i);
@@ -171,7 +145,7 @@ std::span<const std::byte> IndexedDataset::raw_sequence(int64_t sequence) const 
               size - 1, ", got ", sequence);
   const auto length =
       static_cast<size_t>(lengths_[static_cast<size_t>(sequence)] * token_bytes(type_));
-  return bin_.bytes().subspan(static_cast<size_t>(pointer(sequence)), length);
+  return bytes_of(bin_).subspan(static_cast<size_t>(pointer(sequence)), length);
 }
 
 void IndexedDataset::copy_tokens(int64_t sequence, int64_t offset, std::span<int64_t> out) const {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/file_io.h"
 #include "framework/token_source.h"
 
 namespace megashard {
@@ -31,22 +32,6 @@ int64_t token_bytes(TokenType type);
 
 // uint16 below 65500 tokens, else int32: what Megatron's tools write.
 TokenType token_type_for_vocabulary(int64_t vocab_size);
-
-// A read-only mapping of a whole file.
-class MappedFile {
- public:
-  // Throws a sentence that names `path` when it cannot be opened or mapped.
-  explicit MappedFile(const std::string& path);
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  std::span<const std::byte> bytes() const { return {data_, size_}; }
-
- private:
-  const std::byte* data_ = nullptr;
-  size_t size_ = 0;
-};
 
 // PREFIX.bin and PREFIX.idx, mapped. The constructor checks all of the index (magic, version,
 // counts, file sizes, every sequence inside .bin) and throws a sentence with the file and the
