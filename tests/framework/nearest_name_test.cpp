@@ -1,0 +1,32 @@
+#include "framework/nearest_name.h"
+
+#include <gtest/gtest.h>
+
+namespace megashard {
+namespace {
+
+TEST(EditDistance, CountsSlips) {
+  EXPECT_EQ(edit_distance("lr", "lr"), 0);
+  EXPECT_EQ(edit_distance("", "abc"), 3);
+  EXPECT_EQ(edit_distance("kitten", "sitting"), 3);
+  EXPECT_EQ(edit_distance("trian", "train"), 1) << "a swap of neighbours is one slip";
+}
+
+TEST(NearestName, FindsWhatWasMeant) {
+  const std::vector<std::string> known = {"--train-iters", "--train-samples", "--lr", "--min-lr",
+                                          "--seq-length"};
+  EXPECT_EQ(nearest_name("--train-iter", known), "--train-iters");
+  EXPECT_EQ(nearest_name("--train_itres", known), "--train-iters");
+  EXPECT_EQ(nearest_name("--length", {"--seq-length", "--lr"}), "--seq-length");
+  EXPECT_EQ(nearest_name("--colour", known), std::nullopt);
+  EXPECT_EQ(nearest_name("x", {}), std::nullopt);
+}
+
+TEST(NearestName, MakesASuggestion) {
+  EXPECT_EQ(did_you_mean("param_dtyp", {"param_dtype", "reduce_dtype"}),
+            "; did you mean param_dtype?");
+  EXPECT_EQ(did_you_mean("colour", {"param_dtype"}), "");
+}
+
+}  // namespace
+}  // namespace megashard

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "framework/diagnostics.h"
+
+namespace megashard {
+
+/// Keeps what a function told its sink.
+struct CollectedDiagnostics {
+  std::vector<std::pair<Severity, std::string>> all;
+
+  DiagnosticSink sink() {
+    return [this](Severity severity, const std::string& sentence) {
+      all.emplace_back(severity, sentence);
+    };
+  }
+  /// All sentences, one a line.
+  std::string text() const {
+    std::string lines;
+    for (const auto& [severity, sentence] : all) lines += sentence + "\n";
+    return lines;
+  }
+};
+
+/// The message of the UsageError that `call` throws; fails the test when it throws none.
+template <class F>
+std::string usage_error(F&& call) {
+  try {
+    call();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "no UsageError was thrown";
+  return "";
+}
+
+}  // namespace megashard
