@@ -1,0 +1,121 @@
+#include "framework/argument_table.h"
+
+namespace megashard::detail {
+
+namespace {
+
+using A = Arguments;
+
+void add_loop(std::vector<Option>& rows) {
+  OptionGroup group("training", rows);
+  group.add("--micro-batch-size", &A::micro_batch_size, "sequences of one forward on one rank");
+  group.add("--global-batch-size", &A::global_batch_size,
+            "sequences of one step; unset: micro batch size * data parallel size");
+  group
+      .add("--rampup-batch-size", &A::rampup_batch_size,
+           "START INCREMENT SAMPLES of a growing global batch")
+      .count(3);
+  group.add("--decrease-batch-size-if-needed", &A::decrease_batch_size_if_needed,
+            "shrink the global batch to a multiple of micro batch * data parallel size");
+  group.add("--train-iters", &A::train_iters, "steps of the whole training");
+  group.add("--train-samples", &A::train_samples,
+            "sequences of the whole training, instead of --train-iters");
+  group.add("--exit-interval", &A::exit_interval,
+            "save and exit when the step is a multiple of it");
+  group.add("--exit-duration-in-mins", &A::exit_duration_in_mins,
+            "save and exit after so many minutes");
+  group.add("--exit-signal-handler", &A::exit_signal_handler, "on SIGTERM save and exit");
+  group
+      .add("--no-check-for-nan-in-loss-and-grad", &A::check_for_nan_in_loss_and_grad,
+           "go on when the loss or a gradient is not a number")
+      .turns_off()
+      .named("check_for_nan_in_loss_and_grad");
+  group.add("--calculate-per-token-loss", &A::calculate_per_token_loss,
+            "average over all tokens of the global batch, not over microbatches");
+  group.add("--empty-unused-memory-level", &A::empty_unused_memory_level,
+            "return cached GPU memory: 0 never, 1 after, 2 also before the optimizer");
+  group.add("--deterministic-mode", &A::deterministic_mode, "only deterministic kernels");
+  group.add("--skip-train", &A::skip_train, "evaluate only");
+  group.computed("consumed_train_samples", &A::consumed_train_samples);
+  group.computed("consumed_valid_samples", &A::consumed_valid_samples);
+}
+
+void add_optimizer(std::vector<Option>& rows) {
+  OptionGroup group("optimizer", rows);
+  group.add("--optimizer", &A::optimizer, "adam is AdamW").one_of({"adam", "sgd", "muon"});
+  group
+      .add("--optimizer-selection", &A::optimizer_selection,
+           "MindSpeed-MM's choice of AdamW; all that are accepted mean the fused one of LibTorch")
+      .one_of({"fused_adamw", "fused_torch_adamw"});
+  group.add("--weight-decay", &A::weight_decay, "decoupled; biases and 1-D parameters have none");
+  group.add("--start-weight-decay", &A::start_weight_decay,
+            "first value of an increasing weight decay");
+  group.add("--end-weight-decay", &A::end_weight_decay, "last value of an increasing weight decay");
+  group
+      .add("--weight-decay-incr-style", &A::weight_decay_incr_style,
+           "how the weight decay increases")
+      .one_of({"constant", "linear", "cosine"});
+  group.add("--clip-grad", &A::clip_grad, "largest gradient norm; 0 does not clip");
+  group.add("--adam-beta1", &A::adam_beta1, "decay of the first moment");
+  group.add("--adam-beta2", &A::adam_beta2, "decay of the second moment");
+  group.add("--adam-eps", &A::adam_eps, "added to the denominator");
+  group.add("--sgd-momentum", &A::sgd_momentum, "momentum of --optimizer sgd");
+}
+
+void add_learning_rate(std::vector<Option>& rows) {
+  OptionGroup group("learning rate", rows);
+  group.add("--lr", &A::lr, "largest learning rate");
+  group.add("--lr-decay-style", &A::lr_decay_style, "from the largest to --min-lr")
+      .one_of({"constant", "linear", "cosine", "inverse-square-root", "WSD"});
+  group.add("--lr-wsd-decay-style", &A::lr_wsd_decay_style, "the anneal of WSD")
+      .one_of({"exponential", "linear", "cosine"});
+  group.add("--lr-decay-iters", &A::lr_decay_iters, "steps of the decay; unset: --train-iters");
+  group.add("--lr-decay-samples", &A::lr_decay_samples,
+            "sequences of the decay; unset: --train-samples");
+  group.add("--lr-wsd-decay-iters", &A::lr_wsd_decay_iters, "steps of the anneal of WSD");
+  group.add("--lr-wsd-decay-samples", &A::lr_wsd_decay_samples, "sequences of the anneal of WSD");
+  group.add("--lr-warmup-fraction", &A::lr_warmup_fraction, "part of the decay that is warm-up");
+  group.add("--lr-warmup-iters", &A::lr_warmup_iters, "steps of warm-up");
+  group.add("--lr-warmup-samples", &A::lr_warmup_samples, "sequences of warm-up");
+  group.add("--lr-warmup-init", &A::lr_warmup_init, "learning rate at the start of warm-up");
+  group.add("--min-lr", &A::min_lr, "smallest learning rate");
+  group.add("--override-opt_param-scheduler", &A::override_opt_param_scheduler,
+            "the flags beat the schedule of a loaded checkpoint");
+  group.add("--use-checkpoint-opt_param-scheduler", &A::use_checkpoint_opt_param_scheduler,
+            "the schedule of a loaded checkpoint beats the flags");
+}
+
+void add_validation(std::vector<Option>& rows) {
+  OptionGroup group("validation", rows);
+  group.add("--eval-iters", &A::eval_iters, "global batches of one evaluation; 0: none");
+  group.add("--eval-interval", &A::eval_interval, "steps between evaluations");
+  group.add("--test-mode", &A::test_mode, "accepted as in Megatron: no real-data checks");
+}
+
+void add_logging(std::vector<Option>& rows) {
+  OptionGroup group("logging", rows);
+  group.add("--log-interval", &A::log_interval, "steps between log lines");
+  group.add("--log-params-norm", &A::log_params_norm, "norm of the parameters in the log line");
+  group.add("--log-num-zeros-in-grad", &A::log_num_zeros_in_grad,
+            "zeros among the gradients in the log line");
+  group.add("--log-throughput", &A::log_throughput, "TFLOP/s per device in the log line");
+  group.add("--log-progress", &A::log_progress,
+            "a line per job in progress.txt of the checkpoint folder");
+  group.add("--log-tps", &A::log_tps, "tokens per sample in the log line, as MindSpeed-MM");
+  group.add("--metrics-file", &A::metrics_file,
+            "one JSON object a step, in full precision, by rank 0");
+  group.add("--peak-tflops", &A::peak_tflops,
+            "peak of one device, for mfu; unset: the device's, on a CPU a measured matrix product");
+}
+
+}  // namespace
+
+void add_training_options(std::vector<Option>& rows) {
+  add_loop(rows);
+  add_optimizer(rows);
+  add_learning_rate(rows);
+  add_validation(rows);
+  add_logging(rows);
+}
+
+}  // namespace megashard::detail

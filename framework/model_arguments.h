@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace megashard {
+
+/// Megatron's group "network size", with its names and defaults. An unset optional was not given;
+/// those marked (derived) are filled by validate_arguments. With --hf-model the sizes come from
+/// config.json instead.
+struct NetworkArguments {
+  std::optional<int64_t> num_layers;
+  std::optional<int64_t> encoder_num_layers;  // another name for num_layers
+  std::optional<int64_t> hidden_size;
+  std::optional<int64_t>
+      ffn_hidden_size;  // (derived) 4 * hidden, with swiglu 8/3 rounded down to 64
+  std::optional<int64_t> num_attention_heads;
+  std::optional<int64_t> kv_channels;  // (derived) head size, hidden / heads
+  bool group_query_attention = false;
+  int64_t num_query_groups = 1;  // key/value heads, only with group_query_attention
+  std::optional<int64_t> max_position_embeddings;
+  std::string position_embedding_type = "learned_absolute";  // learned_absolute, rope, none
+  bool use_rotary_position_embeddings = false;
+  int64_t rotary_base = 10000;
+  double rotary_percent = 1.0;
+  bool rotary_interleaved = false;
+  std::optional<int64_t> rotary_seq_len_interpolation_factor;
+  bool use_rope_scaling = false;  // Llama 3's
+  double rope_scaling_factor = 8.0;
+  int64_t make_vocab_size_divisible_by = 128;
+  std::string normalization = "LayerNorm";  // LayerNorm, RMSNorm
+  double norm_epsilon = 1e-5;
+  bool apply_layernorm_1p = false;
+  bool openai_gelu = false;
+  bool squared_relu = false;
+  bool swiglu = false;
+  bool untie_embeddings_and_output_weights = false;
+  bool add_bias_linear = true;
+  bool add_qkv_bias = false;
+  bool qk_layernorm = false;
+  bool add_position_embedding =
+      true;  // (derived) learned_absolute or rope; checked when a checkpoint is loaded
+};
+
+struct InitializationArguments {
+  int64_t seed = 1234;
+  bool data_parallel_random_init = false;
+  double init_method_std = 0.02;
+  bool init_method_xavier_uniform = false;
+  bool perform_initialization = true;
+  bool use_cpu_initialization = false;
+  bool init_model_with_meta_device = false;
+};
+
+/// Dropouts of the model; weight decay and Adam are in OptimizerArguments.
+struct RegularizationArguments {
+  double attention_dropout = 0.1;
+  double hidden_dropout = 0.1;
+};
+
+struct PrecisionArguments {
+  bool bf16 = false;  // parameters are STORED in bf16; see docs/arguments.md
+  bool downcast_to_bf16 =
+      false;  // weights of a torch_dcp checkpoint are rounded to bf16 values on loading
+  std::string params_dtype = "fp32";  // (derived) fp32 or bf16
+};
+
+}  // namespace megashard

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace megashard {
+
+/// Megatron's groups for the loop itself, with its names and defaults. (derived): filled by
+/// validate_arguments.
+struct TrainingArguments {
+  std::optional<int64_t> micro_batch_size;   // per rank
+  std::optional<int64_t> global_batch_size;  // (derived) micro batch * data parallel size
+  std::vector<int64_t> rampup_batch_size;    // {start, increment, samples}; empty: constant
+  bool decrease_batch_size_if_needed = false;
+  std::optional<int64_t> train_iters;  // one of these two
+  std::optional<int64_t> train_samples;
+  std::optional<int64_t> exit_interval;
+  std::optional<int64_t> exit_duration_in_mins;
+  bool exit_signal_handler = false;  // SIGTERM: save and exit
+  bool check_for_nan_in_loss_and_grad = true;
+  bool calculate_per_token_loss = false;
+  int64_t empty_unused_memory_level = 0;
+  bool deterministic_mode = false;
+  bool skip_train = false;             // evaluate only
+  int64_t consumed_train_samples = 0;  // computed while running, kept in the checkpoint's args
+  int64_t consumed_valid_samples = 0;
+};
+
+struct OptimizerArguments {
+  std::string optimizer = "adam";  // adam (AdamW), sgd
+  std::string optimizer_selection = "fused_torch_adamw";
+  double weight_decay = 0.01;
+  std::optional<double> start_weight_decay;  // (derived) weight_decay when the increase is constant
+  std::optional<double> end_weight_decay;    // (derived)
+  std::string weight_decay_incr_style = "constant";  // constant, linear, cosine
+  double clip_grad = 1.0;                            // 0: the norm is computed, nothing is clipped
+  double adam_beta1 = 0.9;
+  double adam_beta2 = 0.999;
+  double adam_eps = 1e-8;
+  double sgd_momentum = 0.9;
+};
+
+struct LearningRateArguments {
+  std::optional<double> lr;
+  std::string lr_decay_style = "linear";  // constant, linear, cosine, inverse-square-root, WSD
+  std::string lr_wsd_decay_style = "exponential";
+  std::optional<int64_t> lr_decay_iters;
+  std::optional<int64_t> lr_decay_samples;
+  std::optional<int64_t> lr_wsd_decay_iters;
+  std::optional<int64_t> lr_wsd_decay_samples;
+  std::optional<double> lr_warmup_fraction;
+  int64_t lr_warmup_iters = 0;
+  int64_t lr_warmup_samples = 0;
+  double lr_warmup_init = 0.0;
+  double min_lr = 0.0;
+  bool override_opt_param_scheduler = false;
+  bool use_checkpoint_opt_param_scheduler = false;
+};
+
+struct ValidationArguments {
+  int64_t eval_iters = 100;
+  int64_t eval_interval = 1000;
+  bool test_mode = false;
+};
+
+struct LoggingArguments {
+  int64_t log_interval = 100;
+  bool log_params_norm = false;
+  bool log_num_zeros_in_grad = false;
+  bool log_throughput = false;
+  bool log_progress = false;                // progress.txt in the checkpoint folder
+  bool log_tps = false;                     // "tokens per sample" in the log line
+  std::optional<std::string> metrics_file;  // JSON lines, one object a step
+  std::optional<double> peak_tflops;  // of one device, for mfu; unset: the device's, or measured
+};
+
+}  // namespace megashard

@@ -1,0 +1,165 @@
+#include "framework/argument_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "tests/support/diagnostics.h"
+
+namespace megashard {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+void set(Arguments& arguments, const std::string& flag,
+         const std::vector<std::string>& words = {}) {
+  const Option* option = find_option(flag);
+  ASSERT_NE(option, nullptr) << flag;
+  set_option(*option, words, arguments);
+}
+
+std::string refusal(const std::string& flag, const std::vector<std::string>& words) {
+  Arguments arguments;
+  return usage_error([&] { set(arguments, flag, words); });
+}
+
+TEST(ArgumentTable, EachSpellingAndNameStandsOnce) {
+  std::set<std::string> spellings, names;
+  for (const auto& option : option_table()) {
+    EXPECT_TRUE(names.insert(option.name).second) << option.name;
+    if (option.status == OptionStatus::kComputed) continue;
+    EXPECT_TRUE(option.flag.starts_with("--")) << option.flag;
+    EXPECT_EQ(find_option(option.flag), &option) << option.flag;
+    const bool says_something =
+        !(option.status == OptionStatus::kUsed ? option.help : option.reason).empty();
+    EXPECT_TRUE(says_something) << option.flag;
+    EXPECT_TRUE(spellings.insert(option.flag).second) << option.flag;
+    for (const auto& other : option.aliases) EXPECT_TRUE(spellings.insert(other).second) << other;
+  }
+}
+
+TEST(ArgumentTable, StoresEachKindOfValue) {
+  Arguments arguments;
+  set(arguments, "--num-layers", {"12"});
+  set(arguments, "--lr", {"1e-4"});
+  set(arguments, "--seed", {"7"});
+  set(arguments, "--adam_eps", {"1E-6"});
+  set(arguments, "--save", {"out"});
+  set(arguments, "--lr-decay-style", {"WSD"});
+  set(arguments, "--swiglu");
+  set(arguments, "--disable-bias-linear");
+  set(arguments, "--rampup-batch-size", {"16", "8", "1000"});
+  set(arguments, "--data-path", {"0.5", "a", "0.5", "b"});
+  set(arguments, "--persistent-save-interval", {"5"});
+  EXPECT_EQ(arguments.num_layers, 12);
+  EXPECT_EQ(arguments.lr, 1e-4);
+  EXPECT_EQ(arguments.seed, 7);
+  EXPECT_EQ(arguments.adam_eps, 1e-6);
+  EXPECT_EQ(arguments.save, "out");
+  EXPECT_EQ(arguments.lr_decay_style, "WSD");
+  EXPECT_TRUE(arguments.swiglu);
+  EXPECT_FALSE(arguments.add_bias_linear);
+  EXPECT_THAT(arguments.rampup_batch_size, ElementsAre(16, 8, 1000));
+  EXPECT_THAT(arguments.data_path, ElementsAre("0.5", "a", "0.5", "b"));
+  EXPECT_EQ(arguments.save_interval, 5);
+  EXPECT_TRUE(arguments.is_given("add_bias_linear"));
+  EXPECT_FALSE(arguments.is_given("hidden_size"));
+}
+
+TEST(ArgumentTable, SwitchesCanBeSpeltOut) {
+  Arguments arguments;
+  set(arguments, "--disable-bias-linear", {"false"});
+  set(arguments, "--swiglu", {"false"});
+  EXPECT_TRUE(arguments.add_bias_linear);
+  EXPECT_FALSE(arguments.swiglu);
+  set(arguments, "--swiglu", {"true"});
+  EXPECT_TRUE(arguments.swiglu);
+}
+
+TEST(ArgumentTable, WrongValuesAreSentences) {
+  EXPECT_EQ(refusal("--lr", {"fast"}), "--lr takes a number, got \"fast\".");
+  EXPECT_EQ(refusal("--num-layers", {"2.5"}), "--num-layers takes a whole number, got \"2.5\".");
+  EXPECT_THAT(refusal("--seed", {"99999999999999999999"}), HasSubstr("within range"));
+  EXPECT_EQ(refusal("--lr", {}), "--lr takes one value, got 0.");
+  EXPECT_EQ(refusal("--rampup-batch-size", {"1", "2"}),
+            "--rampup-batch-size takes 3 values, got 2.");
+  EXPECT_EQ(refusal("--data-path", {}), "--data-path takes at least one value, got 0.");
+  EXPECT_EQ(refusal("--lr-decay-style", {"cosin"}),
+            "--lr-decay-style takes one of constant, linear, cosine, inverse-square-root, WSD, got "
+            "\"cosin\"; did you "
+            "mean cosine?.");
+  EXPECT_THAT(refusal("--swiglu", {"maybe"}), HasSubstr("no value"));
+}
+
+TEST(ArgumentTable, RefusesWithTheReason) {
+  EXPECT_THAT(refusal("--fp16", {}), HasSubstr("--fp16 is refused: fp16 needs loss scaling"));
+  EXPECT_THAT(refusal("--recompute-granularity", {"full"}),
+              HasSubstr("recompute_modules in the FSDP2 file"));
+  EXPECT_THAT(refusal("--batch-size", {"3"}), HasSubstr("use --micro-batch-size"));
+  Arguments arguments;
+  set(arguments, "--num-distributed-optimizer-instances", {"1"});
+  set(arguments, "--data-parallel-sharding-strategy", {"no_shard"});
+  set(arguments, "--fp16", {"false"});
+}
+
+TEST(ArgumentTable, KeepsCountOfFlagsWithoutEffect) {
+  Arguments arguments;
+  set(arguments, "--use-flash-attn");
+  set(arguments, "--tensorboard-dir", {"tb"});
+  EXPECT_THAT(arguments.given_without_effect, ElementsAre("--tensorboard-dir", "--use-flash-attn"));
+}
+
+TEST(ArgumentTable, KnowsEveryFlagOfMegatronThatUsersPass) {
+  for (const char* flag :
+       {"--override-opt_param-scheduler", "--override-opt-param-scheduler",
+        "--use-checkpoint-opt_param-scheduler", "--use_torch_fsdp2",
+        "--init-model-with-meta-device", "--wandb-project", "--no-masked-softmax-fusion",
+        "--transformer-impl", "--async-save", "--eod-mask-loss", "--mm-model", "--lora-r",
+        "--peak-tflops", "--optimizer-selection"}) {
+    EXPECT_NE(find_option(flag), nullptr) << flag;
+  }
+  EXPECT_EQ(find_option("--num-layer"), nullptr) << "abbreviations are not taken";
+}
+
+TEST(ArgumentValues, GoOutAndComeBack) {
+  Arguments arguments;
+  set(arguments, "--num-layers", {"12"});
+  set(arguments, "--data-path", {"a", "b"});
+  set(arguments, "--min-lr", {"1e-5"});
+  Arguments copy;
+  for (const auto& [name, value] : argument_values(arguments))
+    EXPECT_TRUE(set_argument_value(name, value, copy)) << name;
+  EXPECT_EQ(argument_values(copy), argument_values(arguments));
+  EXPECT_EQ(copy.num_layers, 12);
+  EXPECT_FALSE(set_argument_value("no_such", int64_t{1}, copy));
+  EXPECT_FALSE(set_argument_value("num_layers", std::string("x"), copy));
+  EXPECT_TRUE(set_argument_value("lr", int64_t{1}, copy)) << "Python writes 1 for 1.0";
+}
+
+TEST(ArgumentText, IsThatOfPython) {
+  EXPECT_EQ(argument_text({}), "None");
+  EXPECT_EQ(argument_text(true), "True");
+  EXPECT_EQ(argument_text(0.1), "0.1");
+  EXPECT_EQ(argument_text(1.0), "1.0");
+  EXPECT_EQ(argument_text(1e-5), "1e-05");
+  EXPECT_EQ(argument_text(0.0001), "0.0001");
+  EXPECT_EQ(argument_text(100000.0), "100000.0");
+  EXPECT_EQ(argument_text(1e16), "1e+16");
+  EXPECT_EQ(argument_text(-2.5), "-2.5");
+  EXPECT_EQ(argument_text(0.0), "0.0");
+  EXPECT_EQ(argument_text(std::vector<int64_t>{1, 2}), "[1, 2]");
+  EXPECT_EQ(argument_text(std::vector<std::string>{"a", "b"}), "['a', 'b']");
+}
+
+TEST(OptionsHelp, ShowsGroupsDefaultsAndReasons) {
+  const auto help = options_help();
+  EXPECT_THAT(help, HasSubstr("\nlearning rate:\n"));
+  EXPECT_THAT(help, HasSubstr("--adam-beta2 VALUE\n      decay of the second moment [0.999]"));
+  EXPECT_THAT(help, HasSubstr("--save-interval VALUE, --persistent-save-interval"));
+  EXPECT_THAT(help, testing::Not(HasSubstr("consumed_train_samples")));
+}
+
+}  // namespace
+}  // namespace megashard
