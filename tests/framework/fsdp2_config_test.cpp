@@ -1,0 +1,191 @@
+#include "framework/fsdp2_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "tests/support/diagnostics.h"
+
+namespace megashard {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using Kind = ReshardAfterForward::Kind;
+
+Fsdp2Config parse(const std::string& text, CollectedDiagnostics& told,
+                  Strictness strictness = Strictness::kWarn) {
+  return parse_fsdp2_config(text, "f.yaml", strictness, told.sink());
+}
+
+Fsdp2Config parse_quietly(const std::string& text) {
+  CollectedDiagnostics told;
+  const auto config = parse(text, told);
+  EXPECT_THAT(told.all, IsEmpty()) << told.text();
+  return config;
+}
+
+TEST(Fsdp2Config, HasTheDefaultsOfMindSpeed) {
+  CollectedDiagnostics told;
+  const auto config = parse("", told);
+  EXPECT_FALSE(config.sharding_size.has_value());
+  EXPECT_FALSE(config.sub_modules_to_wrap.has_value());
+  EXPECT_EQ(config.reshard_after_forward.kind, Kind::kAlways);
+  EXPECT_FALSE(config.mixed_precision.param_dtype.has_value());
+  EXPECT_TRUE(config.mixed_precision.cast_forward_inputs);
+  EXPECT_TRUE(config.use_reentrant);
+  EXPECT_TRUE(config.pin_memory);
+  EXPECT_TRUE(config.reshard_local_experts);
+  EXPECT_EQ(config.expert_parallel_size, 1);
+  EXPECT_THAT(told.text(),
+              HasSubstr("sharding_size is null or absent: parameters are sharded over all"));
+}
+
+TEST(Fsdp2Config, ReadsEveryKey) {
+  const auto config = parse_quietly(R"(
+sharding_size: 8
+sub_modules_to_wrap: [a.{*}, b]
+reshard_after_forward: 4
+param_dtype: bf16
+reduce_dtype: "fp32"
+output_dtype: 'fp16'
+cast_forward_inputs: False
+offload_to_cpu: true
+pin_memory: no
+num_to_forward_prefetch: 1
+num_to_backward_prefetch: 2
+ignored_modules: [ae]
+recompute_modules: [a.{0-3}]
+use_reentrant: false
+align_fsdp_param_groups: True
+expert_parallel_size: 2
+reshard_local_experts: false
+moe_modules: [a.{*}.experts]
+)");
+  EXPECT_EQ(config.sharding_size, 8);
+  EXPECT_THAT(*config.sub_modules_to_wrap, ElementsAre("a.{*}", "b"));
+  EXPECT_EQ(config.reshard_after_forward.kind, Kind::kTo);
+  EXPECT_EQ(config.reshard_after_forward.ranks, 4);
+  EXPECT_EQ(config.mixed_precision.param_dtype, at::kBFloat16);
+  EXPECT_EQ(config.mixed_precision.reduce_dtype, at::kFloat);
+  EXPECT_EQ(config.mixed_precision.output_dtype, at::kHalf);
+  EXPECT_FALSE(config.mixed_precision.cast_forward_inputs);
+  EXPECT_TRUE(config.offload_to_cpu);
+  EXPECT_FALSE(config.pin_memory);
+  EXPECT_EQ(config.num_to_forward_prefetch, 1);
+  EXPECT_EQ(config.num_to_backward_prefetch, 2);
+  EXPECT_THAT(config.ignored_modules, ElementsAre("ae"));
+  EXPECT_THAT(config.recompute_modules, ElementsAre("a.{0-3}"));
+  EXPECT_FALSE(config.use_reentrant);
+  EXPECT_TRUE(config.align_fsdp_param_groups);
+  EXPECT_EQ(config.expert_parallel_size, 2);
+  EXPECT_FALSE(config.reshard_local_experts);
+  EXPECT_THAT(config.moe_modules, ElementsAre("a.{*}.experts"));
+}
+
+// The values of MindSpeed-MM's samples: block style, comments, auto, null, quoted and bare dtypes.
+TEST(Fsdp2Config, ReadsSampleFiles) {
+  const auto video = parse_quietly(R"(
+sharding_size: auto
+sub_modules_to_wrap:
+  - predictor.blocks.{*}
+  - predictor.head
+reshard_after_forward: True
+param_dtype: "bf16"  # compute
+reduce_dtype: "fp32"
+cast_forward_inputs: True
+num_to_forward_prefetch: 0
+recompute_modules:
+  - predictor.blocks.{*}
+ignored_modules:
+  - ae
+  - text_encoder
+)");
+  EXPECT_FALSE(video.sharding_size.has_value());
+  EXPECT_THAT(*video.sub_modules_to_wrap, ElementsAre("predictor.blocks.{*}", "predictor.head"));
+  EXPECT_THAT(video.ignored_modules, ElementsAre("ae", "text_encoder"));
+
+  const auto lora = parse_quietly(R"(
+sharding_size: auto
+reshard_after_forward: true
+param_dtype: bf16
+reduce_dtype: bf16
+num_to_forward_prefetch: 1
+num_to_backward_prefetch: 1
+use_reentrant: False
+ignored_modules: null
+)");
+  EXPECT_EQ(lora.mixed_precision.reduce_dtype, at::kBFloat16);
+  EXPECT_FALSE(lora.use_reentrant);
+  EXPECT_THAT(lora.ignored_modules, IsEmpty());
+}
+
+TEST(Fsdp2Config, TheSampleOfThisProjectIsValid) {
+  CollectedDiagnostics told;
+  const auto path = std::string(MEGASHARD_SOURCE_ROOT) + "/fsdp2_config.yaml";
+  const auto config = load_fsdp2_config(path, Strictness::kStrict, told.sink());
+  EXPECT_THAT(told.all, IsEmpty());
+  EXPECT_THAT(*config.sub_modules_to_wrap, ElementsAre("model.layers.{*}"));
+  EXPECT_FALSE(config.mixed_precision.param_dtype.has_value());
+}
+
+TEST(Fsdp2Config, UnknownKeysAreToldOrRefused) {
+  CollectedDiagnostics told;
+  parse("sharding_size: auto\nparm_dtype: bf16\n", told);
+  ASSERT_EQ(told.all.size(), 1u);
+  EXPECT_EQ(told.all[0].first, Severity::kWarning);
+  EXPECT_EQ(told.all[0].second,
+            "f.yaml:2: unknown key \"parm_dtype\"; did you mean param_dtype? It is ignored.");
+  EXPECT_EQ(usage_error([&] { parse("parm_dtype: bf16", told, Strictness::kStrict); }),
+            "f.yaml:1: unknown key \"parm_dtype\"; did you mean param_dtype?");
+}
+
+TEST(Fsdp2Config, WrongValuesNameLineKeyAndValue) {
+  const std::pair<const char*, const char*> rows[] = {
+      {"\nparam_dtype: bfloat",
+       "f.yaml:2: Unsupported dtype \"bfloat\" for param_dtype; use one of fp16, bf16"},
+      {"sharding_size: all",
+       "f.yaml:1: sharding_size takes \"auto\", a number of ranks, or null, got \"all\"."},
+      {"sharding_size: 0", "sharding_size takes"},
+      {"sub_modules_to_wrap: layers.{*}", "sub_modules_to_wrap takes a list of module paths"},
+      {"sub_modules_to_wrap: [[a]]", "sub_modules_to_wrap takes a list of module paths"},
+      {"use_reentrant: 3", "use_reentrant takes true or false, got \"3\"."},
+      {"reshard_after_forward: often",
+       "reshard_after_forward takes true, false or a number of ranks"},
+      {"reshard_after_forward: 0", "reshard_after_forward takes true, false or a number of ranks"},
+      {"num_to_forward_prefetch: -1",
+       "num_to_forward_prefetch takes a whole number of at least 0, got \"-1\"."},
+      {"expert_parallel_size: 0", "expert_parallel_size takes a whole number of at least 1"},
+      {"offload_to_cpu: [1]", "offload_to_cpu takes true or false, got a list."},
+      {"pin_memory: true\npin_memory: true", "f.yaml:2: pin_memory is given twice"},
+      {"- a\n- b", "the file must hold `key: value` lines"},
+      {"a: [1", "this is not YAML"},
+  };
+  for (const auto& [text, message] : rows) {
+    CollectedDiagnostics told;
+    EXPECT_THAT(usage_error([&] { parse(text, told); }), HasSubstr(message)) << text;
+  }
+}
+
+TEST(Fsdp2Config, AMissingFileIsASentence) {
+  CollectedDiagnostics told;
+  EXPECT_THAT(
+      usage_error([&] { load_fsdp2_config("/nowhere.yaml", Strictness::kWarn, told.sink()); }),
+      HasSubstr("--fsdp2-config-path /nowhere.yaml"));
+}
+
+TEST(Fsdp2Config, ShardGroupsDivideTheWorld) {
+  Fsdp2Config config;
+  EXPECT_EQ(shard_group_size(config, 6), 6);
+  config.sharding_size = 2;
+  EXPECT_EQ(shard_group_size(config, 6), 2);
+  config.sharding_size = 4;
+  EXPECT_THAT(usage_error([&] { shard_group_size(config, 6); }),
+              HasSubstr("World size 6 must be divisible by sharding_size 4"));
+}
+
+}  // namespace
+}  // namespace megashard
