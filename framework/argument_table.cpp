@@ -107,8 +107,9 @@ void check_words(const Option& option, const std::vector<std::string>& words) {
       continue;
     std::string allowed;
     for (const auto& choice : option.choices) allowed += (allowed.empty() ? "" : ", ") + choice;
+    const std::string suggestion = did_you_mean(word, option.choices);
     throw UsageError(option.flag + " takes one of " + allowed + ", got \"" + word + "\"" +
-                     did_you_mean(word, option.choices) + ".");
+                     suggestion + (suggestion.empty() ? "." : ""));
   }
 }
 

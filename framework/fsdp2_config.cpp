@@ -54,7 +54,7 @@ struct Entry {
     return *dtype;
   }
   std::vector<std::string> patterns() const {
-    constexpr const char* kExpected = "a list of module paths such as [model.layers.{*}]";
+    constexpr const char* kExpected = "a list of module paths, one a line as in `- model.layers.{*}`";
     if (!value.IsSequence()) fail(kExpected);
     std::vector<std::string> paths;
     for (const auto& item : value) {

@@ -7,8 +7,8 @@ namespace megashard {
 
 namespace {
 
-std::string with_underscores(std::string_view name) {
-  std::string text(name);
+std::string bare_name(std::string_view name) {
+  std::string text(name.substr(std::min(name.find_first_not_of('-'), name.size())));
   std::replace(text.begin(), text.end(), '-', '_');
   return text;
 }
@@ -36,11 +36,11 @@ int64_t edit_distance(std::string_view from, std::string_view to) {
 std::optional<std::string> nearest_name(std::string_view name,
                                         const std::vector<std::string>& known) {
   constexpr size_t kShortestPart = 4;
-  const std::string wanted = with_underscores(name);
+  const std::string wanted = bare_name(name);
   const std::string* nearest = nullptr;
   int64_t smallest = std::numeric_limits<int64_t>::max();
   for (const auto& candidate : known) {
-    const std::string text = with_underscores(candidate);
+    const std::string text = bare_name(candidate);
     int64_t distance = edit_distance(wanted, text);
     const bool contained = (wanted.size() >= kShortestPart && text.find(wanted) != text.npos) ||
                            (text.size() >= kShortestPart && wanted.find(text) != wanted.npos);

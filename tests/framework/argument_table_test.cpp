@@ -89,7 +89,7 @@ TEST(ArgumentTable, WrongValuesAreSentences) {
   EXPECT_EQ(refusal("--lr-decay-style", {"cosin"}),
             "--lr-decay-style takes one of constant, linear, cosine, inverse-square-root, WSD, got "
             "\"cosin\"; did you "
-            "mean cosine?.");
+            "mean cosine?");
   EXPECT_THAT(refusal("--swiglu", {"maybe"}), HasSubstr("no value"));
 }
 

@@ -47,7 +47,7 @@ TEST(Fsdp2Config, HasTheDefaultsOfMindSpeed) {
 TEST(Fsdp2Config, ReadsEveryKey) {
   const auto config = parse_quietly(R"(
 sharding_size: 8
-sub_modules_to_wrap: [a.{*}, b]
+sub_modules_to_wrap: ["a.{*}", b]
 reshard_after_forward: 4
 param_dtype: bf16
 reduce_dtype: "fp32"
@@ -58,12 +58,14 @@ pin_memory: no
 num_to_forward_prefetch: 1
 num_to_backward_prefetch: 2
 ignored_modules: [ae]
-recompute_modules: [a.{0-3}]
+recompute_modules: 
+  - a.{0-3}
 use_reentrant: false
 align_fsdp_param_groups: True
 expert_parallel_size: 2
 reshard_local_experts: false
-moe_modules: [a.{*}.experts]
+moe_modules: 
+  - a.{*}.experts
 )");
   EXPECT_EQ(config.sharding_size, 8);
   EXPECT_THAT(*config.sub_modules_to_wrap, ElementsAre("a.{*}", "b"));
