@@ -2,7 +2,8 @@
 """Print where LibTorch is, one fact a line, without importing torch (which takes seconds).
 
 usage: torch_probe.py [LIBTORCH_DIR]
-lines: root folder, version, "cuda" or "cpu", CUDA and NCCL include folders joined by ':'
+lines: root folder, version, "cuda" or "cpu", CUDA and NCCL include folders joined by ':', LibTorch's include folder
+without symbolic links (so that a compiler cache knows it again)
 """
 import importlib.util
 import pathlib
@@ -50,6 +51,7 @@ def main():
     print(find_version(root))
     print("cuda" if cuda else "cpu")
     print(":".join(includes))
+    print((root / "include").resolve())
 
 
 main()

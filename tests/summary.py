@@ -11,10 +11,10 @@ import xml.etree.ElementTree as ElementTree
 
 
 def suite_of(suite, case):
-    """meson: suite "megashard.parallel.Group" -> parallel; pytest: class "tests.interop.test_x" -> interop/test_x."""
-    words = case.get("classname", "").split(".")
-    if words[0] == "tests":
-        return "/".join(words[1:3])
+    """meson: suite "megashard.parallel.Group" -> parallel; pytest: class "interop.test_x" -> interop/test_x."""
+    for word in case.get("classname", "").split("."):
+        if word.startswith("test_"):
+            return f"interop/{word}"
     words = suite.get("name", "").split(".")
     return words[1] if len(words) > 1 else words[0]
 
