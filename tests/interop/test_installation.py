@@ -33,11 +33,9 @@ def test_a_program_outside_the_tree_builds_and_runs(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    prefix = tmp_path / "prefix"
-    run("meson", "install", "-C", str(BUILD), "--no-rebuild", "--destdir", str(tmp_path))
-    installed = next(tmp_path.rglob("megashard.pc")).parents[2]  # the configured prefix, below destdir
-    installed.rename(prefix)
-    packages = next(prefix.rglob("megashard.pc")).parent
+    run("meson", "install", "-C", str(BUILD), "--no-rebuild", "--destdir", str(tmp_path / "staged"))
+    packages = next((tmp_path / "staged").rglob("megashard.pc")).parent
+    prefix = tmp_path / "staged" / run("pkg-config", "--variable=prefix", str(packages / "megashard.pc")).strip()[1:]
 
     (tmp_path / "program.cpp").write_text(PROGRAM)
     flags = run("pkg-config", "--define-variable=prefix=" + str(prefix), "--cflags", "--libs", "megashard",
