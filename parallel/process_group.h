@@ -1,11 +1,11 @@
 #pragma once
 
 #include <c10/core/Device.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace at {
@@ -16,24 +16,42 @@ namespace megashard {
 
 enum class ReduceOp { kSum, kAvg, kMax, kMin };
 
-/// Handle of a collective that may still run; empty handles are complete.
+/// Handle of a collective that may still run; empty handles are complete. A handle that is dropped
+/// without wait() abandons its collective: the group is of no use after that.
 class Work {
  public:
-  Work() = default;
-  explicit Work(c10::intrusive_ptr<c10::intrusive_ptr_target> work);  // a c10d::Work
+  /// What a backend implements: finish() is called once, by the first wait() on any copy of the
+  /// handle.
+  class Task {
+   public:
+    virtual ~Task() = default;
+    virtual void finish() = 0;
 
-  /// CPU tensors: blocks until the data is there or the group's deadline passed (throws, naming group and rank).
-  /// CUDA tensors: makes the current stream wait; the host does not block.
+   private:
+    friend class Work;
+    bool waited_for_ = false;
+  };
+
+  Work() = default;
+  explicit Work(std::shared_ptr<Task> task) : task_(std::move(task)) {}
+
+  /// CPU tensors: blocks until the data is there or the group's deadline passed (throws one
+  /// sentence with operation, group, rank and the time waited). Part of a reduction is computed
+  /// here, so every rank waits in the same order. CUDA tensors: makes the current stream wait; the
+  /// host does not block.
   void wait();
 
-  bool pending() const { return work_.defined(); }
+  bool pending() const { return task_ != nullptr; }
 
  private:
-  c10::intrusive_ptr<c10::intrusive_ptr_target> work_;
+  std::shared_ptr<Task> task_;
 };
 
-/// A set of ranks that communicate. Calls are collective: every member makes the same ones in the same order.
-/// Tensors are contiguous and on device_type(). A group of one rank is legal and moves nothing.
+/// A set of ranks that communicate. Calls are collective: every member makes the same ones in the
+/// same order, from one thread at a time. Tensors are contiguous and on device_type(). A group of
+/// one rank is legal and moves nothing. Groups on the CPU reduce element by element in rank order
+/// (16-bit floats in fp32, rounded once; kAvg divides at the end): the result does not depend on
+/// how tensors are packed into buffers, and is the same on every rank.
 class ProcessGroup {
  public:
   virtual ~ProcessGroup() = default;
@@ -47,7 +65,7 @@ class ProcessGroup {
 
   /// output [size * n], input [n] (the same dtype); input may be this rank's slice of output.
   virtual Work all_gather_into(at::Tensor output, at::Tensor input) = 0;
-  /// output [n], input [size * n]; input may be overwritten. The order of addition is the rank order.
+  /// output [n], input [size * n]; output may be this rank's slice of input.
   virtual Work reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op) = 0;
   virtual Work all_reduce(at::Tensor tensor, ReduceOp op) = 0;
   virtual Work broadcast(at::Tensor tensor, int root) = 0;  ///< root: rank in this group
@@ -55,15 +73,35 @@ class ProcessGroup {
   virtual Work all_to_all_into(at::Tensor output, at::Tensor input) = 0;
   virtual void barrier() = 0;
 
-  /// Every member's string, in rank order. For plans and errors, not for tensors. Works on every backend.
-  virtual std::vector<std::string> all_gather_strings(const std::string& mine) = 0;
+  /// Every member's string, in rank order. For plans and errors, not for tensors. Works on every
+  /// backend.
+  virtual std::vector<std::string> all_gather_strings(const std::string& mine);
 
-  /// A group of some of this group's ranks (given as ranks in this group, ascending), called by its members
-  /// only, each with the same `name`, which is unique within this group's life.
-  virtual std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members, const std::string& name) = 0;
+  /// A group of some of this group's ranks (given as ranks in this group, ascending), called by its
+  /// members only, each with the same `name`, which is unique within this group's life (disjoint
+  /// groups, as those of one mesh dimension, share theirs).
+  virtual std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
+                                                 const std::string& name) = 0;
 
  protected:
-  ProcessGroup(int rank, std::vector<int> ranks, std::string name, std::chrono::milliseconds timeout);
+  ProcessGroup(int rank, std::vector<int> ranks, std::string name,
+               std::chrono::milliseconds timeout);
+
+  // Checks of the arguments, for backends; each throws one sentence with the operation and the
+  // group.
+  enum class Shapes {
+    kGather,
+    kScatter,
+    kEqual
+  };  ///< output [size * n] of input [n], the reverse, [size * n] both
+  void check_tensor(const char* operation, const at::Tensor& tensor) const;
+  void check_tensors(const char* operation, Shapes shapes, const at::Tensor& output,
+                     const at::Tensor& input) const;
+  void check_reduction(const char* operation, const at::Tensor& tensor, ReduceOp op) const;
+  void check_root(int root) const;
+  /// `members` as ranks of the world, and this rank's place among them.
+  std::vector<int> members_in_world(const std::vector<int>& members, const std::string& name) const;
+  int place_in(const std::vector<int>& members) const;
 
  private:
   int rank_;
