@@ -1,0 +1,114 @@
+#include "tests/support/run_ranks.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/AutogradState.h>
+#include <c10/util/Exception.h>
+
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "parallel/fake_process_group.h"
+#include "parallel/gloo_process_group.h"
+
+namespace megashard::testing {
+
+namespace {
+
+// A rank that computes for ever cannot be stopped: past the deadline and this, the test program
+// ends.
+constexpr auto kGrace = std::chrono::seconds(20);
+
+struct Outcome {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<bool> done;
+  std::optional<std::string> first_failure;
+};
+
+using MakeGroup = std::function<ProcessGroupPtr(int rank)>;
+
+void run_rank(int rank, const MakeGroup& make_group, const RankBody& body, Outcome& outcome) {
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+  at::set_num_threads(1);
+  const auto fail = [&](const std::string& message) {
+    const std::lock_guard lock(outcome.mutex);
+    if (!outcome.first_failure)
+      outcome.first_failure = "rank " + std::to_string(rank) + ": " + message;
+  };
+  try {
+    // Noted before the group goes, so that the ranks whose connections that closes come second.
+    const ProcessGroupPtr world = make_group(rank);
+    try {
+      body(world);
+    } catch (const c10::Error& error) {
+      fail(error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      fail(error.what());
+    }
+  } catch (const c10::Error& error) {
+    fail(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    fail(error.what());
+  }
+  const std::lock_guard lock(outcome.mutex);
+  outcome.done[static_cast<size_t>(rank)] = true;
+  outcome.changed.notify_all();
+}
+
+void run_threads(int world_size, const MakeGroup& make_group, const RankBody& body,
+                 std::chrono::milliseconds deadline) {
+  Outcome outcome;
+  outcome.done.assign(static_cast<size_t>(world_size), false);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] { run_rank(rank, make_group, body, outcome); });
+  }
+  {
+    std::unique_lock lock(outcome.mutex);
+    const auto all_done = [&] {
+      return std::accumulate(outcome.done.begin(), outcome.done.end(), 0) == world_size;
+    };
+    if (!outcome.changed.wait_for(lock, deadline + kGrace, all_done)) {
+      for (int rank = 0; rank < world_size; ++rank) {
+        if (!outcome.done[static_cast<size_t>(rank)])
+          std::fprintf(stderr, "run_ranks: rank %d hangs\n", rank);
+      }
+      std::abort();
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  TORCH_CHECK(!outcome.first_failure, *outcome.first_failure);
+}
+
+std::vector<int> all_ranks(int world_size) {
+  std::vector<int> ranks(static_cast<size_t>(world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+}  // namespace
+
+void run_ranks(int world_size, const RankBody& body, std::chrono::milliseconds deadline) {
+  const GroupStorePtr store = make_in_process_store();
+  const auto make_group = [&](int rank) {
+    return make_gloo_group(
+        {.store = store, .rank = rank, .ranks = all_ranks(world_size), .timeout = deadline});
+  };
+  run_threads(world_size, make_group, body, deadline);
+}
+
+void run_fake_ranks(int world_size, const RankBody& body) {
+  const auto make_group = [&](int rank) {
+    return make_fake_group({.rank = rank, .world_size = world_size});
+  };
+  run_threads(world_size, make_group, body, std::chrono::seconds(20));
+}
+
+}  // namespace megashard::testing
