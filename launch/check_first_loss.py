@@ -90,4 +90,5 @@ def main():
         fail(f"the loss fell by less than {LEAST_PROGRESS}: more steps or another learning rate are needed")
 
 
-main()
+if __name__ == "__main__":
+    main()
