@@ -70,6 +70,11 @@ ShardedTensor sharded_view(const at::Tensor& parameter);
 /// Sizes of the whole parameter; sizes() of a sharded one are local.
 std::vector<int64_t> global_sizes(const at::Tensor& parameter);
 
+/// Copies this rank's rows of the whole weights into a sharded parameter; one that is still on meta becomes real.
+void assign_full_parameter(const at::Tensor& parameter, const at::Tensor& whole);
+/// Gives a sharded parameter on meta memory of undefined contents (Module.to_empty).
+void materialise_empty_parameter(const at::Tensor& parameter, c10::Device device);
+
 // Run-time controls of a sharded module (methods of FSDPModule in PyTorch). All throw for other modules.
 void set_modules_to_forward_prefetch(torch::nn::Module& module, std::span<torch::nn::Module* const> next);
 void set_modules_to_backward_prefetch(torch::nn::Module& module, std::span<torch::nn::Module* const> next);
@@ -81,6 +86,10 @@ void set_reshard_after_forward(torch::nn::Module& module, bool reshard, bool rec
 void set_reshard_after_backward(torch::nn::Module& module, bool reshard, bool recurse = true);
 /// false: backward callbacks leave reductions in flight and the order of prefetch alone (several backwards a step).
 void set_is_last_backward(torch::nn::Module& module, bool last);
+/// Reports "gather", "pre_backward", "release", "post_backward" and "reduce" of each group, by name, in host order.
+void set_schedule_observer(torch::nn::Module& module,
+                           std::function<void(const char* event, const std::string& group)> observer);
+/// Gathers now, and frees again; forward and backward do both by themselves.
 void unshard(torch::nn::Module& module);
 void reshard(torch::nn::Module& module);
 

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "parallel/device_mesh.h"
+#include "parallel/full_storage.h"
+#include "parallel/guard_key.h"
+#include "parallel/sharded_tensor.h"
+
+namespace torch::autograd {
+struct Node;
+}
+
+namespace megashard {
+
+class FsdpGroup;
+
+/// Which ranks hold a parameter: sharded over one group, replicated over another (HSDP) or over none.
+struct ShardLayout {
+  DeviceMeshPtr mesh;
+  ProcessGroupPtr shard_group;
+  ProcessGroupPtr replicate_group;  // null: no replicas
+};
+
+/// One parameter under fully_shard (FSDPParam in PyTorch). Its TensorImpl is the module's for ever; it is switched
+/// between the local rows (what optimizers see, in the stored dtype, guarded) and the gathered tensor (in the compute
+/// dtype) by TensorImpl::shallow_copy_from. See docs/parameter_identity.md.
+class FsdpParam {
+ public:
+  FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& layout, FsdpGroup* group);
+  ~FsdpParam();
+  FsdpParam(const FsdpParam&) = delete;
+  FsdpParam& operator=(const FsdpParam&) = delete;
+
+  const std::string& name() const { return info_->name; }
+  void set_name(const std::string& name);
+  const at::Tensor& parameter() const { return parameter_; }
+  FsdpGroup* group() const { return group_; }
+  const at::Tensor& shard() const { return shard_; }  ///< local rows, unguarded; may have none
+  at::IntArrayRef global_sizes() const { return global_sizes_; }
+  int64_t global_numel() const { return global_numel_; }
+  int64_t chunk_numel() const { return chunk_numel_; }  ///< elements of the first rank's rows: the padded local size
+  at::ScalarType stored_dtype() const { return shard_.scalar_type(); }
+  at::ScalarType compute_dtype() const { return compute_dtype_; }
+  bool trainable() const { return parameter_.requires_grad(); }
+  bool is_meta() const { return shard_.is_meta(); }
+  ShardedTensor view() const;
+
+  /// Fixes the compute dtype and makes the gathered form. Called once before the first gather.
+  void prepare(std::optional<at::ScalarType> param_dtype);
+  FullStorage& full() { return full_; }
+  /// The gathered form is the shard itself: one rank holds all rows, in the compute dtype.
+  bool shares_shard() const { return shares_shard_; }
+
+  /// Compares the parameter with the shard, which Module::to, set_data or a load of the user may have replaced; takes
+  /// over new local rows or a new whole, and throws for anything else. Sharded state only.
+  void adopt_rebound_data();
+  void to_full();     ///< the full storage has been filled
+  void to_sharded();  ///< does not free the full storage
+  bool is_full() const { return is_full_; }
+
+  /// Copies this rank's rows out of the whole parameter, making a meta shard real first.
+  void assign_full(const at::Tensor& whole);
+  void materialise_empty(c10::Device device);  ///< meta only; contents undefined
+
+  // Gradients. During backward parameter().grad() is the whole gradient; the sharded one waits here.
+  void stash_gradient();
+  at::Tensor take_full_gradient();  ///< what backward accumulated, undefined if nothing; restores the sharded one
+  /// Adds the local rows that lie at `offset` of a reduced 1-D buffer, converted to the stored dtype; the gradient may
+  /// be a view of the buffer.
+  void add_sharded_gradient(const at::Tensor& buffer, int64_t offset);
+  at::Tensor& accumulated_gradient() { return accumulated_; }  ///< whole, unreduced; from backwards without sync
+
+ private:
+  void bind_shard(at::Tensor local);
+  void switch_to(const at::Tensor& tensor);
+  void install_accumulator();
+
+  at::Tensor parameter_;
+  FsdpGroup* group_;
+  ShardLayout layout_;
+  c10::intrusive_ptr<GuardInfo> info_;
+  c10::intrusive_ptr<GuardInfo> gradient_info_;
+  std::vector<int64_t> global_sizes_;
+  int64_t global_numel_ = 0;
+  int64_t row_numel_ = 0;
+  int64_t chunk_numel_ = 0;
+  ChunkRange rows_;
+  at::Tensor shard_;          // [local rows, ...]
+  at::Tensor guarded_shard_;  // the same storage; what the parameter is while sharded
+  at::ScalarType compute_dtype_ = at::kFloat;
+  FullStorage full_;
+  bool shares_shard_ = false;
+  bool is_full_ = false;
+  bool stashed_ = false;
+  at::Tensor stashed_gradient_;
+  at::Tensor accumulated_;
+  std::shared_ptr<torch::autograd::Node> accumulator_;  // the one AccumulateGrad, of the full shape
+};
+
+/// The FsdpParam behind a parameter; null if it is not under fully_shard.
+FsdpParam* find_fsdp_param(const at::Tensor& parameter);
+
+}  // namespace megashard

@@ -1,0 +1,262 @@
+// The gradient side of FsdpGroup: foreach_reduce of torch.distributed.fsdp.
+
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "parallel/buffer_pool.h"
+#include "parallel/element_copy.h"
+#include "parallel/fsdp_group.h"
+#include "parallel/gradient_reduction.h"
+
+namespace megashard {
+namespace {
+
+constexpr int64_t kDirectBytes = 256 * 1024;  // as in the gather: larger gradients are reduced where they lie
+
+/// Element `index` of a host buffer.
+float element(const at::Tensor& buffer, int64_t index) {
+  float value = 0;
+  const auto* at = static_cast<const char*>(buffer.const_data_ptr()) + index * static_cast<int64_t>(buffer.element_size());
+  copy_elements(&value, at::kFloat, at, buffer.scalar_type(), 1);
+  return value;
+}
+
+/// Writes a whole gradient (or zeros) into the packed input: rank r's part starts at r * part_numel.
+void pack(const at::Tensor& gradient, int64_t chunk_numel, const at::Tensor& input, int ranks, int64_t offset) {
+  const int64_t part_numel = input.numel() / ranks;
+  const int64_t numel = gradient.defined() ? gradient.numel() : 0;
+  const auto element_bytes = static_cast<int64_t>(input.element_size());
+  for (int rank = 0; rank < ranks; ++rank) {
+    const int64_t begin = std::min(rank * chunk_numel, numel);
+    const int64_t count = std::min(chunk_numel, numel - begin);
+    const int64_t to = rank * part_numel + offset;
+    if (input.is_cpu()) {
+      auto* destination = static_cast<char*>(input.data_ptr()) + to * element_bytes;
+      if (count > 0) {
+        const auto* source = static_cast<const char*>(gradient.const_data_ptr()) +
+                             begin * static_cast<int64_t>(gradient.element_size());
+        copy_elements(destination, input.scalar_type(), source, gradient.scalar_type(), count);
+      }
+      std::fill_n(destination + count * element_bytes, (chunk_numel - count) * element_bytes, char{0});
+    } else {
+      if (count > 0) input.narrow(0, to, count).copy_(gradient.view({-1}).narrow(0, begin, count));
+      if (count < chunk_numel) input.narrow(0, to + count, chunk_numel - count).zero_();
+    }
+  }
+}
+
+}  // namespace
+
+at::ScalarType FsdpGroup::reduce_dtype() const {
+  if (policy_.reduce_dtype) return *policy_.reduce_dtype;
+  for (const auto& param : params_) {
+    if (param->trainable()) return param->compute_dtype();
+  }
+  return at::kFloat;
+}
+
+void FsdpGroup::stash_gradients() {
+  for (const auto& param : params_) param->stash_gradient();
+}
+
+void FsdpGroup::accumulate_gradients() {
+  const c10::NoGradGuard no_grad;
+  for (const auto& param : params_) {
+    const at::Tensor gradient = param->take_full_gradient();
+    if (!gradient.defined()) continue;
+    at::Tensor& accumulated = param->accumulated_gradient();
+    if (accumulated.defined()) {
+      accumulated.add_(gradient);
+    } else {
+      accumulated = gradient.to(reduce_dtype());
+    }
+  }
+}
+
+bool FsdpGroup::has_accumulated_gradients() const {
+  return std::any_of(params_.begin(), params_.end(),
+                     [](const auto& param) { return param->accumulated_gradient().defined(); });
+}
+
+void FsdpGroup::start_reduce() {
+  const c10::NoGradGuard no_grad;
+  auto reduction = std::make_unique<GradientReduction>();
+  pack_gradients(*reduction);
+  if (reduction->buffers.empty()) return;
+  context_->note("reduce", name_);
+  reduction_ = std::move(reduction);
+  scatter(*reduction_);
+  context_->reducing = this;
+}
+
+void FsdpGroup::pack_gradients(GradientReduction& reduction) {
+  const int ranks = layout_.shard_group->size();
+  const at::ScalarType dtype = reduce_dtype();
+  const bool on_cpu = context_->streams.device.is_cpu();
+  struct Packed {
+    FsdpParam* param;
+    at::Tensor gradient;
+    int64_t offset;
+  };
+  std::vector<Packed> packed;
+  int64_t part_numel = 0;
+  bool any = false;
+  std::optional<at::ScalarType> gradient_dtype;
+  for (const auto& param : params_) {
+    at::Tensor gradient = param->take_full_gradient();
+    if (at::Tensor& accumulated = param->accumulated_gradient(); accumulated.defined()) {
+      if (gradient.defined()) accumulated.add_(gradient);
+      gradient = std::move(accumulated);
+      accumulated = at::Tensor();
+    }
+    if (!param->trainable()) continue;
+    if (gradient.defined()) {
+      any = true;
+      TORCH_CHECK(gradient.numel() == param->global_numel(), "the gradient of '", param->name(), "' has sizes ",
+                  gradient.sizes(), " instead of ", param->global_sizes(),
+                  ": the parameter was used outside its unit's forward");
+      TORCH_CHECK(gradient_dtype.value_or(gradient.scalar_type()) == gradient.scalar_type(),
+                  "the gradients of one group must have one dtype, but '", param->name(), "' has ",
+                  gradient.scalar_type(), " and others ", *gradient_dtype);
+      gradient_dtype = gradient.scalar_type();
+      gradient = gradient.contiguous();
+    }
+    const int64_t chunk = param->chunk_numel();
+    // Whether a gradient is there may differ from rank to rank, so only what all ranks know may decide the route.
+    const bool large = chunk * static_cast<int64_t>(c10::elementSize(dtype)) >= kDirectBytes;
+    const bool even = chunk * ranks == param->global_numel();
+    if (param->compute_dtype() == dtype && ((on_cpu && even && large) || (ranks == 1 && gradient.defined()))) {
+      if (!gradient.defined()) gradient = at::zeros({param->global_numel()}, at::TensorOptions().dtype(dtype));
+      reduction.buffers.push_back({gradient.view({-1}).to(dtype), at::Tensor(), {{param.get(), 0, -1}}, Work()});
+    } else {
+      packed.push_back({param.get(), std::move(gradient), part_numel});
+      part_numel += chunk;
+    }
+  }
+  if (!any) {
+    reduction.buffers.clear();
+    return;
+  }
+  if (packed.empty()) return;
+  // One more element per parameter counts the ranks that had a gradient: where none had, none is assigned.
+  const int64_t flags = part_numel;
+  if (on_cpu) part_numel += static_cast<int64_t>(packed.size());
+  GradientReduction::Buffer buffer;
+  buffer.input = pooled_empty(ranks * part_numel, dtype, context_->streams.device);
+  for (size_t i = 0; i < packed.size(); ++i) {
+    const auto& [param, gradient, offset] = packed[i];
+    pack(gradient, param->chunk_numel(), buffer.input, ranks, offset);
+    const int64_t flag = on_cpu ? flags + static_cast<int64_t>(i) : -1;
+    if (on_cpu) {
+      const float used = gradient.defined() ? 1.0F : 0.0F;
+      for (int rank = 0; rank < ranks; ++rank) {
+        auto* to = static_cast<char*>(buffer.input.data_ptr()) +
+                   (rank * part_numel + flag) * static_cast<int64_t>(buffer.input.element_size());
+        copy_elements(to, dtype, &used, at::kFloat, 1);
+      }
+    }
+    buffer.entries.push_back({param, offset, flag});
+  }
+  reduction.buffers.push_back(std::move(buffer));
+}
+
+void FsdpGroup::scatter(GradientReduction& reduction) {
+  const CommStreams& streams = context_->streams;
+  const auto& group = layout_.shard_group;
+  if (streams.enabled()) order_streams(streams.current(), *streams.reduce_scatter);
+  if (context_->held_reduction.reduction != nullptr) {
+    context_->held_reduction.read.make_wait(*streams.reduce_scatter);
+    context_->held_reduction.reduction.reset();
+  }
+  const StreamScope scope(streams.reduce_scatter);
+  for (auto& buffer : reduction.buffers) {
+    if (group->size() == 1) {
+      buffer.output = buffer.input;
+      continue;
+    }
+    buffer.output = pooled_empty(buffer.input.numel() / group->size(), buffer.input.scalar_type(), streams.device);
+    buffer.work = group->reduce_scatter_into(buffer.output, buffer.input, ReduceOp::kAvg);
+  }
+  if (streams.enabled()) reduction.scattered = StreamEvent::record(*streams.reduce_scatter);
+}
+
+void FsdpGroup::finish_reduce() {
+  if (reduction_ == nullptr) return;
+  const c10::NoGradGuard no_grad;
+  const CommStreams& streams = context_->streams;
+  for (auto& buffer : reduction_->buffers) buffer.work.wait();
+  if (streams.enabled()) reduction_->scattered.make_wait(streams.current());
+  for (auto& buffer : reduction_->buffers) buffer.input = at::Tensor();
+  if (context_->reducing == this) context_->reducing = nullptr;
+
+  const StreamScope scope(streams.reduce_scatter);
+  if (layout_.replicate_group == nullptr) return assign_gradients(*reduction_);
+  for (size_t i = 0; i < partial_.size(); ++i) reduction_->buffers.at(i).output.add_(partial_[i]);
+  partial_.clear();
+  if (!all_reduce_gradients) {
+    for (auto& buffer : reduction_->buffers) partial_.push_back(std::move(buffer.output));
+    reduction_.reset();
+    return;
+  }
+  if (context_->all_reducing != nullptr) context_->all_reducing->finish_all_reduce();
+  if (streams.enabled()) order_streams(*streams.reduce_scatter, *streams.all_reduce);
+  const StreamScope all_reduce_scope(streams.all_reduce);
+  for (auto& buffer : reduction_->buffers) {
+    buffer.work = layout_.replicate_group->all_reduce(buffer.output, ReduceOp::kAvg);
+  }
+  context_->all_reducing = this;
+}
+
+void FsdpGroup::finish_all_reduce() {
+  if (context_->all_reducing != this) return;
+  context_->all_reducing = nullptr;
+  const c10::NoGradGuard no_grad;
+  for (auto& buffer : reduction_->buffers) buffer.work.wait();
+  const StreamScope scope(context_->streams.all_reduce);
+  assign_gradients(*reduction_);
+}
+
+void FsdpGroup::assign_gradients(GradientReduction& reduction) {
+  for (auto& buffer : reduction.buffers) {
+    for (const auto& entry : buffer.entries) {
+      if (entry.used_flag >= 0 && element(buffer.output, entry.used_flag) == 0) continue;
+      entry.param->add_sharded_gradient(buffer.output, entry.offset);
+    }
+  }
+  const CommStreams& streams = context_->streams;
+  if (streams.enabled() && layout_.replicate_group != nullptr) {
+    // The outputs were made on the reduce-scatter stream and read on another: they wait for the next reduction.
+    context_->held_reduction = {std::move(reduction_), StreamEvent::record(*streams.all_reduce)};
+  }
+  reduction_.reset();
+}
+
+void FsdpGroup::abandon_backward() noexcept {
+  try {
+    if (reduction_ != nullptr) {
+      for (auto& buffer : reduction_->buffers) buffer.work.wait();
+    }
+  } catch (const std::exception&) {
+    // The group's collectives failed; the exception that ends backward says why.
+  }
+  reduction_.reset();
+  partial_.clear();
+  if (context_ != nullptr) {
+    if (context_->reducing == this) context_->reducing = nullptr;
+    if (context_->all_reducing == this) context_->all_reducing = nullptr;
+  }
+  for (const auto& param : params_) {
+    param->take_full_gradient();
+    param->accumulated_gradient() = at::Tensor();
+  }
+  try {
+    release();
+  } catch (const std::exception&) {
+    for (const auto& param : params_) param->to_sharded();
+    state_ = State::kSharded;
+  }
+}
+
+}  // namespace megashard

@@ -1,0 +1,296 @@
+#include "parallel/fsdp_state.h"
+
+#include <ATen/autocast_mode.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include "parallel/guard_key.h"
+#include "parallel/unit_nodes.h"
+
+namespace megashard {
+namespace {
+
+bool inside_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+}  // namespace
+
+FsdpState::FsdpState(std::vector<torch::nn::Module*> modules, const FullyShardOptions& options)
+    : modules_(std::move(modules)), policy_(options.mixed_precision), mesh_device_(options.mesh->device()),
+      ran_(modules_.size(), true) {}
+
+FsdpState::~FsdpState() = default;
+
+void FsdpState::ensure_root() {
+  if (context_ != nullptr) return;
+  TORCH_CHECK(modules_.size() == 1, "the root of fully_shard must be one module: call fully_shard on the whole model "
+              "last, or run forward through it");
+  torch::nn::Module& root = *modules_[0];
+  auto context = std::make_shared<FsdpContext>(mesh_device_);
+  std::unordered_set<const FsdpState*> seen;
+  auto adopt = [&](const std::string& path, const torch::nn::Module& module) {
+    const auto state = fsdp_state(module);
+    if (state == nullptr || !seen.insert(state.get()).second) return;
+    TORCH_CHECK(state->context_ == nullptr, "module '", path, "' ran forward on its own before its root did: run "
+                "forward through the root module first");
+    state->name_ = path;
+    context->states.push_back(state.get());
+  };
+  adopt(detail::demangled_class_name(typeid(root).name()), root);
+  for (const auto& item : root.named_modules("", /*include_self=*/false)) adopt(item.key(), *item.value());
+  for (auto* state : context->states) state->context_ = context;
+  name_parameters(root);
+  if (group_ && group_->reshard_after_forward.kind == ReshardAfterForward::Kind::kDefault) {
+    group_->reshard_after_forward = false;
+  }
+}
+
+void FsdpState::name_parameters(const torch::nn::Module& root) {
+  std::unordered_map<const c10::TensorImpl*, std::string> names;
+  for (const auto& item : root.named_parameters()) names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  for (auto* state : context_->states) {
+    if (state->group_ == nullptr) continue;
+    state->group_->set_name(state->name_);
+    for (const auto& param : state->group_->params()) {
+      const auto found = names.find(param->parameter().unsafeGetTensorImpl());
+      if (found != names.end()) param->set_name(found->second);
+    }
+  }
+}
+
+void FsdpState::pre_forward(TensorRefs inputs) {
+  ensure_root();
+  const bool first = std::all_of(ran_.begin(), ran_.end(), [](bool ran) { return ran; });
+  if (first) {
+    start_forward(inputs);
+    ran_.assign(modules_.size(), false);
+  }
+  enter_guarded_forward();
+}
+
+void FsdpState::start_forward(TensorRefs inputs) {
+  const bool recompute = inside_backward();
+  if (!recompute) {
+    if (context_->forward_depth++ == 0) begin_iteration();
+    phase_ = Phase::kForward;
+  }
+  started_ = !recompute;
+  if (policy_.cast_forward_inputs && policy_.param_dtype) cast_floating(inputs, *policy_.param_dtype);
+  if (group_) {
+    group_->prepare(*context_);
+    group_->gather();
+    group_->wait(/*in_forward=*/!recompute);
+  }
+  if (!recompute) prefetch(forward_prefetch);
+  if (!c10::GradMode::is_enabled()) return;
+  inputs_.clear();
+  for (const auto* input : inputs) {
+    if (input->defined() && input->requires_grad()) inputs_.push_back({*input, input->_version()});
+  }
+  if (group_) {
+    pass_through_node("FsdpPostBackward", inputs, [self = shared_from_this()] { self->post_backward(); });
+  }
+}
+
+void FsdpState::begin_iteration() {
+  const CommStreams& streams = context_->streams;
+  if (streams.enabled()) {  // the optimizer's writes come first
+    order_streams(streams.current(), *streams.copy_in);
+    order_streams(streams.current(), *streams.all_gather);
+  }
+  // Autocast would keep casts of gathered weights beyond their release.
+  context_->autocast_cache = at::autocast::is_autocast_cache_enabled();
+  at::autocast::set_autocast_cache_enabled(false);
+}
+
+void FsdpState::end_forward() {
+  if (!started_) return;
+  started_ = false;
+  phase_ = Phase::kIdle;
+  if (--context_->forward_depth > 0) return;
+  at::autocast::set_autocast_cache_enabled(context_->autocast_cache);
+  if (context_->held_gather) {
+    context_->held_gather->copied_out.make_wait(*context_->streams.copy_in);
+    context_->held_gather->copied_out.make_wait(*context_->streams.all_gather);
+    context_->held_gather.reset();
+  }
+}
+
+void FsdpState::prefetch(const std::vector<std::weak_ptr<FsdpState>>& targets) {
+  for (const auto& target : targets) {
+    const auto state = target.lock();
+    if (state == nullptr || state->group_ == nullptr) continue;
+    state->group_->prepare(*context_);
+    state->group_->gather();
+  }
+}
+
+void FsdpState::post_forward(size_t index, TensorRefs outputs) {
+  leave_guarded_forward();
+  ran_[index] = true;
+  const bool last = std::all_of(ran_.begin(), ran_.end(), [](bool ran) { return ran; });
+  if (last) finish_forward(outputs);
+}
+
+void FsdpState::finish_forward(TensorRefs outputs) {
+  check_outputs(outputs);
+  for (const auto& input : inputs_) {
+    TORCH_CHECK(input.tensor._version() == input.version, "an input of '", name_, "' was changed in place inside its "
+                "forward, which its caller's graph cannot see: clone the input first");
+  }
+  inputs_.clear();
+  if (group_ && started_) {
+    group_->release_after_forward();
+    if (c10::GradMode::is_enabled()) {
+      post_forward_indices_.push_back(context_->post_forward_order.size());
+      context_->post_forward_order.push_back(group_.get());
+    }
+  }
+  if (c10::GradMode::is_enabled()) {
+    pass_through_node("FsdpPreBackward", outputs, [self = shared_from_this()] { self->pre_backward(); });
+  }
+  if (policy_.output_dtype) cast_floating(outputs, *policy_.output_dtype);
+  end_forward();
+}
+
+void FsdpState::forward_failed() noexcept {
+  leave_guarded_forward();
+  inputs_.clear();
+  ran_.assign(modules_.size(), true);
+  if (context_ == nullptr || !started_) return;  // a recompute may stop early: backward still needs the parameters
+  try {
+    end_forward();
+    if (group_) group_->release();
+    if (context_->forward_depth == 0) {
+      for (auto* state : context_->states) {
+        if (state->group_ && state->group_->state() == FsdpGroup::State::kGathering) state->group_->release();
+      }
+      context_->post_forward_order.clear();
+      for (auto* state : context_->states) state->post_forward_indices_.clear();
+    }
+  } catch (const std::exception&) {
+    // The exception that left forward is the one to report.
+  }
+}
+
+void FsdpState::cast_floating(TensorRefs tensors, at::ScalarType dtype) const {
+  for (auto* tensor : tensors) {
+    if (tensor->defined() && tensor->is_floating_point() && tensor->scalar_type() != dtype) *tensor = tensor->to(dtype);
+  }
+}
+
+void FsdpState::check_outputs(TensorRefs outputs) const {
+  if (group_ == nullptr) return;
+  for (const auto* output : outputs) {
+    if (!output->defined() || !output->has_storage()) continue;
+    TORCH_CHECK(!group_->owns_full(output->storage().unsafeGetStorageImpl()), "'", name_, "' returns one of its own "
+                "parameters or a view of it, which is freed after forward: return a clone, or use the parameter inside");
+  }
+}
+
+void FsdpState::pre_backward() {
+  queue_final_callback();
+  if (phase_ == Phase::kPreBackward) return;
+  phase_ = Phase::kPreBackward;
+  if (group_ == nullptr) return;
+  context_->note("pre_backward", name_);
+  group_->gather();
+  group_->wait(/*in_forward=*/false);
+  group_->stash_gradients();
+  prefetch_backward();
+}
+
+void FsdpState::prefetch_backward() {
+  if (!backward_prefetch.empty()) return prefetch(backward_prefetch);
+  if (post_forward_indices_.empty()) return;
+  const size_t index = post_forward_indices_.back();
+  post_forward_indices_.pop_back();
+  if (index > 0 && index <= context_->post_forward_order.size()) context_->post_forward_order[index - 1]->gather();
+}
+
+void FsdpState::post_backward() {
+  phase_ = Phase::kPostBackward;
+  if (group_ == nullptr) return;
+  context_->note("post_backward", name_);
+  if (!group_->reduce_gradients) {
+    if (group_->reshard_after_backward) group_->release();
+    group_->accumulate_gradients();
+    return;
+  }
+  if (group_->reshard_after_backward) group_->release();
+  if (context_->reducing != nullptr) context_->reducing->finish_reduce();
+  group_->start_reduce();
+}
+
+/// Ends backward, or, if the engine drops it because backward threw, undoes what backward left half done.
+struct FsdpState::BackwardEnd {
+  std::shared_ptr<FsdpContext> context;
+  bool done = false;
+  explicit BackwardEnd(std::shared_ptr<FsdpContext> shared) : context(std::move(shared)) {}
+  ~BackwardEnd() {
+    if (!done) abandon_backward(*context);
+  }
+};
+
+void FsdpState::queue_final_callback() {
+  if (context_->backward_running) return;
+  context_->backward_running = true;
+  auto end = std::make_shared<BackwardEnd>(context_);
+  torch::autograd::Engine::get_default_engine().queue_callback([end] {
+    finish_backward(*end->context);
+    end->done = true;
+  });
+}
+
+void FsdpState::finish_backward(FsdpContext& context) {
+  for (auto* state : context.states) {
+    if (state->group_ == nullptr) continue;
+    const bool left_over = state->group_->reduce_gradients && state->group_->has_accumulated_gradients();
+    if (state->phase_ == Phase::kPreBackward || (left_over && state->phase_ == Phase::kIdle)) state->post_backward();
+  }
+  for (auto* state : context.states) state->phase_ = Phase::kIdle;
+  if (context.is_last_backward) {
+    if (context.reducing != nullptr) context.reducing->finish_reduce();
+    if (context.all_reducing != nullptr) context.all_reducing->finish_all_reduce();
+    const CommStreams& streams = context.streams;
+    if (streams.enabled()) {
+      order_streams(*streams.reduce_scatter, streams.current());
+      order_streams(*streams.all_reduce, streams.current());
+    }
+    for (auto* state : context.states) {
+      if (state->group_ && state->group_->state() == FsdpGroup::State::kGathering) state->group_->release();
+      state->post_forward_indices_.clear();
+    }
+    context.post_forward_order.clear();
+  }
+  context.backward_running = false;
+}
+
+void FsdpState::abandon_backward(FsdpContext& context) noexcept {
+  for (auto* state : context.states) {
+    if (state->group_) state->group_->abandon_backward();
+    state->phase_ = Phase::kIdle;
+    state->post_forward_indices_.clear();
+  }
+  context.post_forward_order.clear();
+  context.held_gather.reset();
+  context.backward_running = false;
+}
+
+void FsdpState::unshard_now() {
+  ensure_root();
+  if (group_ == nullptr) return;
+  group_->prepare(*context_);
+  if (context_->streams.enabled()) order_streams(context_->streams.current(), *context_->streams.copy_in);
+  group_->gather();
+  group_->wait(/*in_forward=*/false);
+}
+
+void FsdpState::reshard_now() {
+  if (group_ && context_) group_->release();
+}
+
+}  // namespace megashard

@@ -1,0 +1,244 @@
+#include "parallel/fully_shard.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "parallel/fsdp_state.h"
+
+namespace megashard {
+namespace {
+
+using torch::nn::Module;
+
+/// Connects one module of a fully_shard call with the call's state.
+class ModuleHooks final : public ForwardHooks {
+ public:
+  ModuleHooks(std::shared_ptr<FsdpState> state, size_t index) : state_(std::move(state)), index_(index) {}
+  void pre_forward(TensorRefs inputs) override { state_->pre_forward(inputs); }
+  void post_forward(TensorRefs outputs) override { state_->post_forward(index_, outputs); }
+  void forward_failed() noexcept override { state_->forward_failed(); }
+  void before_rebind(const char* operation) override {
+    TORCH_CHECK(false, "Module::", operation, " on module '", state_->name(), "', which is under fully_shard, would see "
+                "local rows only. Convert or load before fully_shard; save and load through save_checkpoint and "
+                "load_checkpoint; build a second model instead of cloning");
+  }
+  const std::shared_ptr<FsdpState>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<FsdpState> state_;
+  size_t index_;
+};
+
+HookedModule& seam_of(Module& module) {
+  auto* hooked = dynamic_cast<HookedModule*>(&module);
+  const auto name = detail::demangled_class_name(typeid(module).name());
+  TORCH_CHECK(name.find("ModuleList") == std::string::npos && name.find("ModuleDict") == std::string::npos,
+              "fully_shard does not take containers without a forward (", name, "): pass their modules");
+  TORCH_CHECK(hooked != nullptr, "fully_shard needs a module that runs hooks, and ", name, " has none: make it a "
+              "Hooked<", name, "Impl> (parallel/hooked_module.h), or derive a model from MultiModalModule");
+  return *hooked;
+}
+
+struct Managed {
+  std::vector<std::pair<std::string, at::Tensor>> parameters;  // by path from the passed module; each tensor once
+  std::vector<at::Tensor> buffers;
+};
+
+/// States of a module and of its submodules that no earlier call manages.
+void collect(const std::string& path, const Module& module, const FullyShardOptions& options,
+             std::unordered_set<const Module*>& visited, std::unordered_set<const c10::TensorImpl*>& seen,
+             Managed& managed) {
+  if (!visited.insert(&module).second) return;
+  const std::string prefix = path.empty() ? "" : path + ".";
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    const at::Tensor& parameter = item.value();
+    const bool ignored = std::any_of(options.ignored_parameters.begin(), options.ignored_parameters.end(),
+                                     [&](const at::Tensor& each) { return each.is_same(parameter); });
+    if (!parameter.defined() || ignored || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    managed.parameters.emplace_back(prefix + item.key(), parameter);
+  }
+  for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+    if (item.value().defined()) managed.buffers.push_back(item.value());
+  }
+  for (const auto& item : module.named_children()) {
+    if (fsdp_state(*item.value()) == nullptr) {
+      collect(prefix + item.key(), *item.value(), options, visited, seen, managed);
+    }
+  }
+}
+
+void check_parameter(const std::string& name, const at::Tensor& parameter) {
+  if (const auto* owner = find_fsdp_param(parameter)) {
+    TORCH_CHECK(false, "parameters '", owner->name(), "' and '", name, "' are one tensor in two groups: tied weights "
+                "must lie in one group (leave both ends to the root, or pass both modules to one fully_shard call), or "
+                "be untied (--untie-embeddings-and-output-weights)");
+  }
+  TORCH_CHECK(parameter.dim() > 0, "parameter '", name, "' is a scalar: fully_shard needs a dimension to shard. Change '",
+              name, "' to a 1-D tensor with numel equal to 1");
+  TORCH_CHECK(parameter.is_contiguous(), "parameter '", name, "' is not contiguous (sizes ", parameter.sizes(),
+              ", strides ", parameter.strides(), "): fully_shard needs contiguous parameters; assign a contiguous copy");
+  TORCH_CHECK(parameter.is_meta() || parameter.storage().use_count() == 1, "parameter '", name, "' shares its memory "
+              "with another tensor (a view kept since construction, or a weight tied by set_data), which would go on "
+              "using the unsharded values: drop the view, or tie by registering one tensor in both modules");
+  TORCH_CHECK(!parameter.grad().defined(), "parameter '", name, "' has a gradient already: call fully_shard before the "
+              "first backward, and make the optimizer afterwards");
+}
+
+void check_reshard(ReshardAfterForward& reshard, int ranks) {
+  if (reshard.kind != ReshardAfterForward::Kind::kTo) return;
+  TORCH_CHECK(reshard.ranks >= 1 && reshard.ranks <= ranks && ranks % reshard.ranks == 0, "reshard_after_forward is ",
+              reshard.ranks, ", which does not divide the ", ranks, " ranks that shard the parameters");
+  if (reshard.ranks == 1) {
+    TORCH_WARN("reshard_after_forward=1 keeps the parameters gathered: the same as false");
+    reshard = false;
+  } else if (reshard.ranks == ranks) {
+    reshard = true;
+  }
+}
+
+ShardLayout layout_of(const FullyShardOptions& options) {
+  TORCH_CHECK(options.mesh != nullptr, "fully_shard needs options.mesh, a 1-D or 2-D DeviceMesh");
+  const DeviceMesh& mesh = *options.mesh;
+  TORCH_CHECK(mesh.ndim() == 1 || mesh.ndim() == 2, "fully_shard expects a 1-D or 2-D DeviceMesh, got ", mesh.ndim(),
+              "-D");
+  TORCH_CHECK(mesh.ndim() == 1 || mesh.dim_names().size() == 2, "HSDP needs a 2-D mesh with dimension names");
+  if (mesh.ndim() == 1) return {options.mesh, mesh.group(0), nullptr};
+  return {options.mesh, mesh.group(1), mesh.size(0) > 1 ? mesh.group(0) : nullptr};
+}
+
+FsdpState& state_of(const Module& module) {
+  const auto state = fsdp_state(module);
+  TORCH_CHECK(state != nullptr, "module ", detail::demangled_class_name(typeid(module).name()),
+              " is not under fully_shard");
+  return *state;
+}
+
+template <class F>
+void for_each_state(Module& module, bool recurse, F f) {
+  std::unordered_set<const FsdpState*> seen;
+  auto visit = [&](const Module& each) {
+    const auto state = fsdp_state(each);
+    if (state && seen.insert(state.get()).second && state->group() != nullptr) f(*state->group());
+  };
+  visit(module);
+  if (!recurse) return;
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) visit(*item.value());
+}
+
+void set_prefetch(std::vector<std::weak_ptr<FsdpState>>& list, std::span<Module* const> next) {
+  list.clear();
+  for (auto* module : next) list.push_back(state_of(*module).weak_from_this());
+}
+
+}  // namespace
+
+void fully_shard(Module& module, const FullyShardOptions& options) {
+  Module* const one[] = {&module};
+  fully_shard(std::span<Module* const>(one), options);
+}
+
+void fully_shard(std::span<Module* const> modules, const FullyShardOptions& options) {
+  TORCH_CHECK(!modules.empty(), "fully_shard needs at least one module");
+  const ShardLayout layout = layout_of(options);
+  FullyShardOptions checked = options;
+  check_reshard(checked.reshard_after_forward, layout.shard_group->size());
+  Managed managed;
+  std::unordered_set<const Module*> visited;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (size_t i = 0; i < modules.size(); ++i) {
+    TORCH_CHECK(seam_of(*modules[i]).forward_hooks() == nullptr, "fully_shard was applied twice to a ",
+                seam_of(*modules[i]).class_name());
+    collect(modules.size() == 1 ? "" : std::to_string(i), *modules[i], checked, visited, seen, managed);
+  }
+  for (const auto& [name, parameter] : managed.parameters) check_parameter(name, parameter);
+
+  const auto state = std::make_shared<FsdpState>(std::vector<Module*>(modules.begin(), modules.end()), checked);
+  if (!managed.parameters.empty()) {
+    state->set_group(std::make_unique<FsdpGroup>(managed.parameters, layout, checked));
+  }
+  const c10::Device device = checked.mesh->device();
+  for (at::Tensor& buffer : managed.buffers) {
+    if (!buffer.is_meta() && buffer.device() != device) buffer.set_data(buffer.to(device));
+  }
+  for (size_t i = 0; i < modules.size(); ++i) {
+    seam_of(*modules[i]).set_forward_hooks(std::make_shared<ModuleHooks>(state, i));
+  }
+}
+
+std::shared_ptr<FsdpState> fsdp_state(const Module& module) {
+  const auto* hooked = dynamic_cast<const HookedModule*>(&module);
+  if (hooked == nullptr) return nullptr;
+  const auto* hooks = dynamic_cast<const ModuleHooks*>(hooked->forward_hooks().get());
+  return hooks == nullptr ? nullptr : hooks->state();
+}
+
+ShardedTensor sharded_view(const at::Tensor& parameter) {
+  const auto* param = find_fsdp_param(parameter);
+  if (param == nullptr) return ShardedTensor::replicated(parameter.detach());
+  param->group()->release_if_idle();  // writes to the rows must be seen by the next gather
+  return param->view();
+}
+
+std::vector<int64_t> global_sizes(const at::Tensor& parameter) {
+  const auto* param = find_fsdp_param(parameter);
+  return param == nullptr ? parameter.sizes().vec() : param->global_sizes().vec();
+}
+
+void assign_full_parameter(const at::Tensor& parameter, const at::Tensor& whole) {
+  auto* param = find_fsdp_param(parameter);
+  TORCH_CHECK(param != nullptr, "assign_full_parameter needs a parameter under fully_shard");
+  param->group()->release_if_idle();
+  param->assign_full(whole);
+}
+
+void materialise_empty_parameter(const at::Tensor& parameter, c10::Device device) {
+  auto* param = find_fsdp_param(parameter);
+  TORCH_CHECK(param != nullptr, "materialise_empty_parameter needs a parameter under fully_shard");
+  if (param->is_meta()) param->materialise_empty(device);
+}
+
+void set_modules_to_forward_prefetch(Module& module, std::span<Module* const> next) {
+  set_prefetch(state_of(module).forward_prefetch, next);
+}
+
+void set_modules_to_backward_prefetch(Module& module, std::span<Module* const> next) {
+  set_prefetch(state_of(module).backward_prefetch, next);
+}
+
+void set_requires_gradient_sync(Module& module, bool sync, bool recurse) {
+  for_each_state(module, recurse, [sync](FsdpGroup& group) {
+    group.reduce_gradients = sync;
+    group.all_reduce_gradients = sync;
+  });
+}
+
+void set_requires_all_reduce(Module& module, bool all_reduce, bool recurse) {
+  for_each_state(module, recurse, [=](FsdpGroup& group) { group.all_reduce_gradients = all_reduce; });
+}
+
+void set_reshard_after_forward(Module& module, bool reshard, bool recurse) {
+  for_each_state(module, recurse, [=](FsdpGroup& group) { group.reshard_after_forward = reshard; });
+}
+
+void set_reshard_after_backward(Module& module, bool reshard, bool recurse) {
+  for_each_state(module, recurse, [=](FsdpGroup& group) { group.reshard_after_backward = reshard; });
+}
+
+void set_is_last_backward(Module& module, bool last) {
+  FsdpState& state = state_of(module);
+  state.ensure_root();
+  state.context()->is_last_backward = last;
+}
+
+void set_schedule_observer(Module& module, std::function<void(const char*, const std::string&)> observer) {
+  FsdpState& state = state_of(module);
+  state.ensure_root();
+  state.context()->observer = std::move(observer);
+}
+
+void unshard(Module& module) { state_of(module).unshard_now(); }
+
+void reshard(Module& module) { state_of(module).reshard_now(); }
+
+}  // namespace megashard

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "parallel/comm_streams.h"
+#include "parallel/fsdp_param.h"
+#include "parallel/process_group.h"
+
+namespace megashard {
+
+/// One group's gradients on their way: buffers in the reduce dtype, the collectives that run on them, and what to do
+/// with the results.
+struct GradientReduction {
+  struct Entry {
+    FsdpParam* param;
+    int64_t offset;     // of this rank's rows in `output`
+    int64_t used_flag;  // in `output`: how many ranks had a gradient (averaged); -1: this rank had one or we cannot know
+  };
+  struct Buffer {
+    at::Tensor input;   // [ranks * n], rank r's part is what rank r receives
+    at::Tensor output;  // [n]: sums over the shard group
+    std::vector<Entry> entries;
+    Work work;
+  };
+  std::vector<Buffer> buffers;
+  StreamEvent scattered;  // the inputs may be reused
+};
+
+}  // namespace megashard
