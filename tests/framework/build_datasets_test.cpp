@@ -1,0 +1,133 @@
+#include "framework/build_datasets.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "framework/blended_dataset.h"
+#include "tests/framework/token_files.h"
+
+namespace megashard {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// A dataset of `size` one-token samples, all equal to `id`.
+class Numbered : public SampleDataset {
+ public:
+  Numbered(int64_t size, int64_t id) : size_(size), id_(id) {}
+  int64_t size() const override { return size_; }
+  void read(int64_t index, std::span<int64_t> out) const override { out[0] = 100 * id_ + index; }
+  const std::string& source_of(int64_t) const override { return name_; }
+
+ private:
+  int64_t size_;
+  int64_t id_;
+  std::string name_ = "numbered";
+};
+
+std::vector<int64_t> order(const SampleDataset& dataset) {
+  std::vector<int64_t> result;
+  for (int64_t i = 0; i < dataset.size(); ++i) {
+    int64_t value = 0;
+    dataset.read(i, {&value, 1});
+    result.push_back(value);
+  }
+  return result;
+}
+
+std::vector<std::shared_ptr<const SampleDataset>> members(int64_t first, int64_t second) {
+  return {std::make_shared<Numbered>(first, 1), std::make_shared<Numbered>(second, 2)};
+}
+
+TEST(BlendedDataset, TakesTheMemberThatLagsMost) {
+  const BlendedDataset blend(members(9, 9), {3, 1}, 6, "train");
+  EXPECT_THAT(order(blend), ElementsAre(100, 200, 101, 102, 103, 201));
+  EXPECT_ANY_THROW(BlendedDataset(members(9, 9), {3, 0}, 6, "train"));
+}
+
+TEST(BlendedDataset, DropsSpentMembers) {
+  const BlendedDataset blend(members(1, 4), {}, std::nullopt, "train");
+  EXPECT_THAT(order(blend), ElementsAre(200, 100, 201, 202, 203));
+}
+
+TEST(BlendedDataset, NamesAMemberThatIsTooSmall) {
+  EXPECT_THAT(message_of([] {
+                BlendedDataset blend(members(2, 9), {1, 1}, 8, "valid");
+              }),
+              HasSubstr("the valid blend draws 4 samples from \"numbered\", which has 2"));
+}
+
+TEST(ParseSplit, NormalisesWeights) {
+  const SplitShares shares = parse_split("969, 30,1");
+  EXPECT_EQ(shares[0]->begin, 0.0);
+  EXPECT_EQ(shares[0]->end, 0.969);
+  EXPECT_EQ(shares[1]->end, shares[2]->begin);
+  const SplitShares two = parse_split("90,0,10");
+  EXPECT_FALSE(two[1].has_value());
+  EXPECT_EQ(two[2]->begin, 0.9);
+  EXPECT_FALSE(parse_split("1")[1].has_value());
+}
+
+TEST(ParseSplit, RefusesWhatIsNoSplit) {
+  for (const char* wrong : {"", "a,b,c", "1,,1", "-1,2", "0,0,0", "1,2,3,4", "1;2", "nan,1"}) {
+    EXPECT_THAT(message_of([&] { parse_split(wrong); }), HasSubstr("--split \"")) << wrong;
+  }
+}
+
+TEST(ParseBlend, ReadsPrefixesOrWeights) {
+  EXPECT_THAT(parse_blend({"a", "b"}).prefixes, ElementsAre("a", "b"));
+  EXPECT_THAT(parse_blend({"1", "b", "2"}).prefixes, ElementsAre("1", "b", "2"));
+  const Blend weighted = parse_blend({"0.3", " a ", "7e-1", "b"});
+  EXPECT_THAT(weighted.prefixes, ElementsAre("a", "b"));
+  EXPECT_THAT(weighted.weights, ElementsAre(0.3, 0.7));
+  EXPECT_THAT(message_of([] {
+                parse_blend({"1", "a", "b", "c"});
+              }),
+              HasSubstr("weights for 1 of 2"));
+  EXPECT_THAT(message_of([] { parse_blend({"0", "a"}); }), HasSubstr("is not positive"));
+}
+
+DataOptions ten_documents(const std::string& split) {
+  const std::vector<int> lengths(10, 9);
+  return {.data_path = {write_documents(fresh_prefix("set"), lengths)},
+          .split = split,
+          .seq_length = 4,
+          .train_samples = 5,
+          .valid_samples = 2,
+          .test_samples = 0};
+}
+
+TEST(BuildDatasets, DividesOneSet) {
+  const DataSplits splits = build_datasets(ten_documents("80,20"));
+  EXPECT_EQ(splits.train->size(), (8 * 9 - 1) / 4);
+  EXPECT_EQ(splits.valid->size(), (2 * 9 - 1) / 4);
+  EXPECT_EQ(splits.test, nullptr);
+}
+
+// Megatron loops for ever here.
+TEST(BuildDatasets, NamesAnEmptySplitUnlessItIsNotAskedFor) {
+  DataOptions options = ten_documents("969,30,1");
+  options.valid_samples = 0;
+  EXPECT_EQ(build_datasets(options).test, nullptr);
+  options.test_samples = 3;
+  EXPECT_THAT(message_of([&] { build_datasets(options); }), HasSubstr("the test split of"));
+}
+
+TEST(BuildDatasets, WantsOneSource) {
+  DataOptions options = ten_documents("1");
+  options.mock_data = true;
+  EXPECT_THAT(message_of([&] { build_datasets(options); }), HasSubstr("got 2 of them"));
+  EXPECT_THAT(message_of([] { build_datasets({}); }), HasSubstr("got 0 of them"));
+}
+
+TEST(BuildDatasets, WantsTrainingData) {
+  DataOptions options = ten_documents("0,1,0");
+  EXPECT_THAT(message_of([&] { build_datasets(options); }), HasSubstr("weight of 0"));
+  std::swap(options.valid_data_path, options.data_path);
+  EXPECT_THAT(message_of([&] { build_datasets(options); }),
+              HasSubstr("--train-data-path is missing"));
+}
+
+}  // namespace
+}  // namespace megashard
