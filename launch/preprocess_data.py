@@ -1,0 +1,365 @@
+#!/usr/bin/env python3
+"""Text to tokens: JSON lines or plain text in, PREFIX_KEY_document.bin and .idx in Megatron's format out.
+
+The flags are those of Megatron's tools/preprocess_data.py. Needs the Hugging Face `tokenizers` package only.
+"""
+
+import argparse
+import array
+import glob
+import json
+import multiprocessing
+import os
+import struct
+import sys
+import time
+from pathlib import Path
+
+DTYPE_CODES = {"H": 8, "i": 4}  # array type codes of uint16 and int32 -> the codes in an .idx file
+CHUNK_DOCUMENTS = 64  # documents that a worker takes at a time
+
+
+class InputError(Exception):
+    """What the user gave is wrong; the message is all that is shown."""
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--input", required=True, nargs="+", metavar="FILE",
+                        help="input files; patterns such as 'part*.jsonl' are expanded")
+    parser.add_argument("--input-format", choices=("jsonl", "text"), default="jsonl",
+                        help="jsonl: one JSON object a line; text: documents divided by blank lines")
+    parser.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY",
+                        help="keys to tokenise, each into files of its own (default: text)")
+    parser.add_argument("--lines-per-document", type=int, metavar="N",
+                        help="text only: end a document every N lines instead of at blank lines")
+    parser.add_argument("--output-prefix", required=True, metavar="PREFIX",
+                        help="writes PREFIX_KEY_document.bin and .idx")
+    parser.add_argument("--tokenizer-type", default="HuggingFaceTokenizer", metavar="TYPE",
+                        help="HuggingFaceTokenizer is the one there is")
+    parser.add_argument("--tokenizer-model", required=True, metavar="PATH",
+                        help="a tokenizer.json, or a Hugging Face model directory that has one")
+    parser.add_argument("--append-eod", action="store_true",
+                        help="end every document with the end-of-document token")
+    parser.add_argument("--eod-token", metavar="TOKEN",
+                        help="that token; default: the directory's eos token")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that tokenise")
+    parser.add_argument("--partitions", type=int, default=1, metavar="N",
+                        help="accepted for Megatron's sake; the input needs no partitions here")
+    parser.add_argument("--log-interval", type=int, default=10000, metavar="N",
+                        help="documents between two lines of progress where it is not a terminal")
+    parser.add_argument("--split-sentences", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.split_sentences:
+        raise InputError("--split-sentences is for BERT-like models and not supported; leave it out")
+    if arguments.tokenizer_type != "HuggingFaceTokenizer":
+        raise InputError(f"--tokenizer-type {arguments.tokenizer_type} is not supported; use "
+                         "HuggingFaceTokenizer with a tokenizer.json")
+    if arguments.workers < 1 or arguments.log_interval < 1:
+        raise InputError("--workers and --log-interval must be at least 1")
+    if arguments.lines_per_document is not None and (arguments.input_format != "text" or
+                                                     arguments.lines_per_document < 1):
+        raise InputError("--lines-per-document takes a number of at least 1 and --input-format text")
+    return arguments
+
+
+def input_files(patterns):
+    files = []
+    for pattern in patterns:
+        found = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern))
+        found = [name for name in found if os.path.isfile(name)]
+        if not found:
+            raise InputError(f"there is no input file {pattern}; check --input")
+        files += found
+    return files
+
+
+def tokenizer_file(model):
+    path = Path(model)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(f"there is no tokenizer at {file}; --tokenizer-model takes a tokenizer.json "
+                         "or a directory that has one")
+    return file
+
+
+def load_tokenizer(file):
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise InputError(f"{sys.executable} has no package tokenizers; install it with "
+                         "`pip install tokenizers`, or run this with the Python of the venv "
+                         "that launch/setup made") from None
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the package raises Exception itself
+        raise InputError(f"{file} is not a tokenizer that the package tokenizers reads: {error}") from None
+    # Whole documents go into the files: a length limit for a model's input has no place here.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def read_json(path):
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def eod_id(tokenizer, file, token):
+    """The id that ends documents: --eod-token, else the eos token that the model's files name."""
+    if token is None:
+        token = read_json(file.parent / "tokenizer_config.json").get("eos_token")
+        token = token.get("content") if isinstance(token, dict) else token
+    if token is not None:
+        number = tokenizer.token_to_id(token)
+        if number is None:
+            raise InputError(f"the tokenizer has no token {token!r}; choose another --eod-token")
+        return number
+    for name in ("generation_config.json", "config.json"):
+        number = read_json(file.parent / name).get("eos_token_id")
+        number = number[0] if isinstance(number, list) and number else number
+        if isinstance(number, int):
+            return number
+    raise InputError(f"nothing beside {file} names an end-of-document token for --append-eod; "
+                     "give one with --eod-token")
+
+
+def lines_of(file):
+    """(line number, text) of a UTF-8 file."""
+    number = 0
+    try:
+        with open(file, encoding="utf-8") as stream:
+            for number, line in enumerate(stream, 1):
+                yield number, line
+    except UnicodeDecodeError:
+        raise InputError(f"{file}, after line {number}, is not UTF-8; convert it, for example with "
+                         "`iconv -t utf-8`") from None
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from None
+
+
+def json_documents(file, keys):
+    """A dict key -> list of texts for each line; a text becomes one sequence of the document."""
+    for number, line in lines_of(file):
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{file}, line {number}, is not JSON ({error}); correct or delete it, or "
+                             "use --input-format text for plain text") from None
+        if not isinstance(item, dict):
+            raise InputError(f"{file}, line {number}, is not a JSON object such as "
+                             "{\"text\": \"...\"}; correct or delete it")
+        document = {}
+        for key in keys:
+            if key not in item:
+                raise InputError(f"{file}, line {number}, has no key {key!r} (it has "
+                                 f"{', '.join(sorted(item)) or 'none'}); set --json-keys")
+            texts = item[key] if isinstance(item[key], list) else [item[key]]
+            if not all(isinstance(text, str) for text in texts):
+                raise InputError(f"{file}, line {number}: the value of {key!r} is no text; set "
+                                 "--json-keys to one that is")
+            document[key] = texts
+        yield document
+
+
+def text_documents(file, key, lines_per_document):
+    """Paragraphs, or blocks of so many lines that are not blank."""
+    lines = []
+    for _, line in lines_of(file):
+        blank = not line.strip()
+        if not blank:
+            lines.append(line.rstrip("\n"))
+        full = blank if lines_per_document is None else len(lines) == lines_per_document
+        if full and lines:
+            yield {key: ["\n".join(lines)]}
+            lines = []
+    if lines:
+        yield {key: ["\n".join(lines)]}
+
+
+def documents_of(arguments, files):
+    for file in files:
+        if arguments.input_format == "jsonl":
+            yield from json_documents(file, arguments.json_keys)
+        else:
+            yield from text_documents(file, arguments.json_keys[0], arguments.lines_per_document)
+
+
+def chunks_of(documents):
+    chunk = []
+    for document in documents:
+        chunk.append(document)
+        if len(chunk) == CHUNK_DOCUMENTS:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+class Encoder:
+    """Tokenises chunks of documents; each worker process has one."""
+
+    current = None
+
+    def __init__(self, file, type_code, eod):
+        self.tokenizer = load_tokenizer(file)
+        self.type_code = type_code
+        self.eod = eod
+
+    def encode(self, chunk):
+        """Per key: the tokens as bytes, and for each document the lengths of its sequences."""
+        result = {}
+        for key in chunk[0]:
+            texts = [text for document in chunk for text in document[key]]
+            encoded = iter(self.tokenizer.encode_batch(texts))
+            tokens, lengths = array.array(self.type_code), []
+            for document in chunk:
+                ids = [next(encoded).ids for _ in document[key]]
+                ids = [sequence for sequence in ids if sequence]
+                if ids and self.eod is not None:
+                    ids[-1] = ids[-1] + [self.eod]
+                for sequence in ids:
+                    tokens.extend(sequence)
+                lengths.append([len(sequence) for sequence in ids])
+            result[key] = (tokens.tobytes(), lengths)
+        return result, len(chunk)
+
+    @classmethod
+    def start_worker(cls, *arguments):
+        # One process a worker is enough: the package would start threads in each.
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        cls.current = cls(*arguments)
+
+    @classmethod
+    def encode_in_worker(cls, chunk):
+        return cls.current.encode(chunk)
+
+
+class Writer:
+    """PREFIX.bin and .idx; they get their names in finish(), so that half a set never looks whole."""
+
+    def __init__(self, prefix, type_code):
+        self.prefix, self.type_code = prefix, type_code
+        self.width = array.array(type_code).itemsize
+        self.lengths, self.documents, self.tokens = array.array("i"), array.array("q", [0]), 0
+        self.bin = open(prefix + ".bin.partial", "wb")
+
+    def add(self, data, lengths):
+        self.bin.write(data)
+        self.tokens += len(data) // self.width
+        for document in lengths:
+            self.lengths.extend(document)
+            self.documents.append(len(self.lengths))
+
+    def finish(self):
+        self.bin.close()
+        with open(self.prefix + ".idx.partial", "wb") as file:
+            file.write(b"MMIDIDX\x00\x00" + struct.pack("<QB", 1, DTYPE_CODES[self.type_code]))
+            file.write(struct.pack("<QQ", len(self.lengths), len(self.documents)))
+            self.lengths.tofile(file)
+            offset, offsets = 0, array.array("q")
+            for length in self.lengths:
+                offsets.append(offset)
+                offset += length * self.width
+            offsets.tofile(file)
+            self.documents.tofile(file)
+        for suffix in (".bin", ".idx"):
+            os.replace(self.prefix + suffix + ".partial", self.prefix + suffix)
+
+    def discard(self):
+        self.bin.close()
+        for suffix in (".bin.partial", ".idx.partial"):
+            if os.path.exists(self.prefix + suffix):
+                os.remove(self.prefix + suffix)
+
+
+class Progress:
+    """One rewritten line on a terminal, else a line every log_interval documents."""
+
+    def __init__(self, interval):
+        self.interval, self.start = interval, time.monotonic()
+        self.documents, self.shown, self.terminal = 0, 0.0, sys.stderr.isatty()
+
+    def add(self, documents, tokens):
+        before, now = self.documents, time.monotonic()
+        self.documents += documents
+        if self.terminal:
+            if now - self.shown >= 0.2:
+                self.shown = now
+                print(f"\r{self.text(tokens)}", end="", file=sys.stderr, flush=True)
+        elif before // self.interval != self.documents // self.interval:
+            print(self.text(tokens), file=sys.stderr, flush=True)
+
+    def text(self, tokens):
+        seconds = max(time.monotonic() - self.start, 1e-9)
+        return (f"{self.documents} documents, {tokens} tokens in {seconds:.1f} s "
+                f"({self.documents / seconds:.0f} documents/s)")
+
+    def end(self):
+        if self.terminal:
+            print("\r\x1b[K", end="", file=sys.stderr)
+
+
+def encode_all(arguments, encoder_arguments, chunks):
+    if arguments.workers == 1:
+        encoder = Encoder(*encoder_arguments)
+        yield from map(encoder.encode, chunks)
+        return
+    with multiprocessing.Pool(arguments.workers, Encoder.start_worker, encoder_arguments) as pool:
+        yield from pool.imap(Encoder.encode_in_worker, chunks)
+
+
+def preprocess(arguments):
+    files = input_files(arguments.input)
+    file = tokenizer_file(arguments.tokenizer_model)
+    tokenizer = load_tokenizer(file)
+    vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+    type_code = "H" if vocab_size < 65500 else "i"
+    eod = eod_id(tokenizer, file, arguments.eod_token) if arguments.append_eod else None
+    keys = arguments.json_keys if arguments.input_format == "jsonl" else arguments.json_keys[:1]
+    folder = os.path.dirname(arguments.output_prefix) or "."
+    if not os.path.isdir(folder):
+        raise InputError(f"the folder {folder} of --output-prefix does not exist; create it first")
+    writers = {}
+    progress = Progress(arguments.log_interval)
+    try:
+        for key in keys:
+            writers[key] = Writer(f"{arguments.output_prefix}_{key}_document", type_code)
+        chunks = chunks_of(documents_of(arguments, files))
+        for encoded, documents in encode_all(arguments, (file, type_code, eod), chunks):
+            for key, (data, lengths) in encoded.items():
+                writers[key].add(data, lengths)
+            progress.add(documents, sum(writer.tokens for writer in writers.values()))
+        for key, writer in writers.items():
+            if writer.tokens == 0:
+                raise InputError(f"the input holds no text at all for {key!r}; check --input")
+        for writer in writers.values():
+            writer.finish()
+    except BaseException:
+        for writer in writers.values():
+            writer.discard()
+        raise
+    finally:
+        progress.end()
+    for key, writer in writers.items():
+        print(f"wrote {writer.prefix}.bin and .idx: {progress.documents} documents, {writer.tokens} "
+              f"tokens, vocabulary of {vocab_size}; train with --data-path {writer.prefix}")
+
+
+def main():
+    try:
+        preprocess(parse_arguments())
+    except InputError as error:
+        sys.exit(f"preprocess_data: {error}")
+    except OSError as error:
+        sys.exit(f"preprocess_data: {error.filename or 'output'}: {error.strerror}")
+    except KeyboardInterrupt:
+        sys.exit("preprocess_data: interrupted; nothing was written")
+
+
+if __name__ == "__main__":
+    main()
