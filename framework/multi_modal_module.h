@@ -30,7 +30,8 @@ struct ModelInput {
 
 /// Base of a trainable model (mindspeed_mm.models.common.MultiModalModule):
 ///   class MyModel : public MultiModalModule, public FSDP2Mixin, public WeightInitMixin
-/// Callers use operator(), which runs the hooks of fully_shard and recompute; models implement forward.
+/// Callers use operator(), which runs the hooks of fully_shard and recompute; models implement
+/// forward.
 class MultiModalModule : public MegatronModule, public HookedModule {
  public:
   using MegatronModule::MegatronModule;
@@ -41,7 +42,9 @@ class MultiModalModule : public MegatronModule, public HookedModule {
     return run_hooked([this](ModelInput& each) { return forward(each); }, std::move(input));
   }
 
-  std::string class_name() const override { return detail::demangled_class_name(typeid(*this).name()); }
+  std::string class_name() const override {
+    return detail::demangled_class_name(typeid(*this).name());
+  }
 };
 
 }  // namespace megashard

@@ -68,8 +68,8 @@ c10::Allocator* cpu_buffer_pool() {
 
 at::Tensor pooled_empty(int64_t numel, at::ScalarType dtype, c10::Device device) {
   if (!device.is_cpu()) return at::empty({numel}, at::TensorOptions().dtype(dtype).device(device));
-  return at::detail::empty_generic({numel}, cpu_buffer_pool(), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype,
-                                   std::nullopt);
+  return at::detail::empty_generic({numel}, cpu_buffer_pool(),
+                                   c10::DispatchKeySet(c10::DispatchKey::CPU), dtype, std::nullopt);
 }
 
 }  // namespace megashard

@@ -5,13 +5,14 @@
 
 namespace megashard {
 
-/// CPU memory that is handed out again at the same addresses: gathered parameters and communication buffers come and
-/// go once a layer, and the C library would either give pages back each time (page faults cost more than the copy) or
-/// keep far too many. Freed blocks wait in size classes (steps of at most 1/8) for the life of the process.
-/// Thread safe.
+/// CPU memory that is handed out again at the same addresses: gathered parameters and communication
+/// buffers come and go once a layer, and the C library would either give pages back each time (page
+/// faults cost more than the copy) or keep far too many. Freed blocks wait in size classes (steps
+/// of at most 1/8) for the life of the process. Thread safe.
 c10::Allocator* cpu_buffer_pool();
 
-/// Uninitialised tensor for communication: from the pool on CPUs, from the device's caching allocator elsewhere.
+/// Uninitialised tensor for communication: from the pool on CPUs, from the device's caching
+/// allocator elsewhere.
 at::Tensor pooled_empty(int64_t numel, at::ScalarType dtype, c10::Device device);
 
 }  // namespace megashard

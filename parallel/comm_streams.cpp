@@ -18,7 +18,8 @@ c10::Stream CommStreams::current() const {
 }
 
 StreamScope::StreamScope(const std::optional<c10::Stream>& stream) {
-  if (stream) previous_ = c10::impl::VirtualGuardImpl(stream->device_type()).exchangeStream(*stream);
+  if (stream)
+    previous_ = c10::impl::VirtualGuardImpl(stream->device_type()).exchangeStream(*stream);
 }
 
 StreamScope::~StreamScope() {

@@ -8,14 +8,14 @@
 
 namespace megashard {
 
-/// The streams of one root's communication (FSDPCommContext). On a CPU there are none: collectives run on the
-/// backend's threads, and waiting for their Work is all the ordering there is.
+/// The streams of one root's communication (FSDPCommContext). On a CPU there are none: collectives
+/// run on the backend's threads, and waiting for their Work is all the ordering there is.
 struct CommStreams {
   explicit CommStreams(c10::Device device);
 
   c10::Device device;
-  std::optional<c10::Stream> copy_in;         // high priority: casts and packing before an all-gather
-  std::optional<c10::Stream> all_gather;      // high priority
+  std::optional<c10::Stream> copy_in;     // high priority: casts and packing before an all-gather
+  std::optional<c10::Stream> all_gather;  // high priority
   std::optional<c10::Stream> reduce_scatter;  // high priority
   std::optional<c10::Stream> all_reduce;      // HSDP
   bool enabled() const { return copy_in.has_value(); }

@@ -10,24 +10,28 @@
 
 namespace megashard {
 
-/// Ranks of a world laid out as an n-D array in row-major order, with one process group per dimension
-/// (torch.distributed.DeviceMesh). Rank-to-coordinate arithmetic is local; creating the groups is collective.
+/// Ranks of a world laid out as an n-D array in row-major order, with one process group per
+/// dimension (torch.distributed.DeviceMesh). Rank-to-coordinate arithmetic is local; creating the
+/// groups is collective.
 class DeviceMesh {
  public:
-  /// Collective over `world`, whose size must be the product of `shape`. Names are optional for 1-D meshes only.
-  DeviceMesh(ProcessGroupPtr world, std::vector<int> shape, std::vector<std::string> dim_names = {});
+  /// Collective over `world`, whose size must be the product of `shape`. Names are optional for 1-D
+  /// meshes only.
+  DeviceMesh(ProcessGroupPtr world, std::vector<int> shape,
+             std::vector<std::string> dim_names = {});
   /// From existing groups, one per dimension (DeviceMesh.from_group).
   DeviceMesh(std::vector<ProcessGroupPtr> groups, std::vector<std::string> dim_names);
 
   int ndim() const { return static_cast<int>(groups_.size()); }
-  int size() const;                                         ///< ranks in the mesh
+  int size() const;  ///< ranks in the mesh
   int size(int dim) const { return groups_[dim]->size(); }
   int coordinate(int dim) const { return groups_[dim]->rank(); }
   const ProcessGroupPtr& group(int dim) const { return groups_[dim]; }
   const ProcessGroupPtr& group(const std::string& dim_name) const;
   const std::vector<std::string>& dim_names() const { return dim_names_; }
   c10::DeviceType device_type() const { return groups_[0]->device_type(); }
-  /// Device of this rank's tensors: the CPU, or the accelerator that is current on the calling thread.
+  /// Device of this rank's tensors: the CPU, or the accelerator that is current on the calling
+  /// thread.
   c10::Device device() const;
   std::string describe() const;  ///< "(Replicate=2, Shard=4)"
 

@@ -12,11 +12,16 @@ namespace {
 template <class Function>
 void with_floating_type(at::ScalarType dtype, Function function) {
   switch (dtype) {
-    case at::kFloat: return function(float{});
-    case at::kDouble: return function(double{});
-    case at::kBFloat16: return function(c10::BFloat16{});
-    case at::kHalf: return function(c10::Half{});
-    default: TORCH_CHECK(false, "cannot convert ", dtype, ": sharded parameters convert between floating dtypes only");
+    case at::kFloat:
+      return function(float{});
+    case at::kDouble:
+      return function(double{});
+    case at::kBFloat16:
+      return function(c10::BFloat16{});
+    case at::kHalf:
+      return function(c10::Half{});
+    default:
+      TORCH_CHECK(false, "cannot convert ", dtype, ": sharded parameters convert between floating dtypes only");
   }
 }
 
@@ -26,7 +31,8 @@ void copy_elements(void* destination, at::ScalarType destination_dtype, const vo
                    at::ScalarType source_dtype, int64_t count) {
   if (count == 0) return;
   if (destination_dtype == source_dtype) {
-    if (destination != source) std::memcpy(destination, source, count * c10::elementSize(source_dtype));
+    if (destination != source)
+      std::memcpy(destination, source, count * c10::elementSize(source_dtype));
     return;
   }
   with_floating_type(destination_dtype, [&]<class To>(To) {

@@ -16,22 +16,24 @@ namespace megashard {
 class FsdpGroup;
 class FsdpState;
 
-/// What all groups under one root share (FSDPStateContext and FSDPCommContext). One thread at a time uses it: the one
-/// that runs forward, or the autograd thread that runs backward.
+/// What all groups under one root share (FSDPStateContext and FSDPCommContext). One thread at a
+/// time uses it: the one that runs forward, or the autograd thread that runs backward.
 struct FsdpContext {
   explicit FsdpContext(c10::Device device) : streams(device) {}
   bool idle() const { return forward_depth == 0 && !backward_running; }
 
   CommStreams streams;
-  std::vector<FsdpState*> states;                // in pre-order of the module tree
-  std::vector<FsdpGroup*> post_forward_order;    // with repetitions; backward prefetch walks it from the end
-  int forward_depth = 0;                         // units on the call stack of a forward (not of a recompute)
-  bool backward_running = false;                 // the final callback is queued
+  std::vector<FsdpState*> states;  // in pre-order of the module tree
+  std::vector<FsdpGroup*>
+      post_forward_order;         // with repetitions; backward prefetch walks it from the end
+  int forward_depth = 0;          // units on the call stack of a forward (not of a recompute)
+  bool backward_running = false;  // the final callback is queued
   bool is_last_backward = true;
-  FsdpGroup* reducing = nullptr;                 // its reduce-scatter is in flight: one at a time
-  FsdpGroup* all_reducing = nullptr;             // its all-reduce across replicas is in flight: one at a time
+  FsdpGroup* reducing = nullptr;      // its reduce-scatter is in flight: one at a time
+  FsdpGroup* all_reducing = nullptr;  // its all-reduce across replicas is in flight: one at a time
 
-  /// A packed all-gather result whose copy-out may still run; the next group's wait lets the gather streams reuse it.
+  /// A packed all-gather result whose copy-out may still run; the next group's wait lets the gather
+  /// streams reuse it.
   struct HeldGather {
     at::Tensor buffer;
     StreamEvent copied_out;
@@ -39,14 +41,16 @@ struct FsdpContext {
   std::optional<HeldGather> held_gather;
   bool autocast_cache = true;  // the setting outside forward
 
-  /// The last group's all-reduced buffers, until the next reduction lets its stream wait for their readers.
+  /// The last group's all-reduced buffers, until the next reduction lets its stream wait for their
+  /// readers.
   struct HeldReduction {
     std::unique_ptr<GradientReduction> reduction;
     StreamEvent read;
   };
   HeldReduction held_reduction;
 
-  /// Test and tracing hook: events "gather", "release", "reduce", ... of groups by name, in host order.
+  /// Test and tracing hook: events "gather", "release", "reduce", ... of groups by name, in host
+  /// order.
   std::function<void(const char* event, const std::string& group)> observer;
   void note(const char* event, const std::string& group) const {
     if (observer) observer(event, group);

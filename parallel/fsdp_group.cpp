@@ -11,8 +11,8 @@
 namespace megashard {
 namespace {
 
-// On a CPU, parameters whose pieces are at least this large travel without the packed buffer: two copies less. Below,
-// the latency of one more collective costs more than the copies.
+// On a CPU, parameters whose pieces are at least this large travel without the packed buffer: two
+// copies less. Below, the latency of one more collective costs more than the copies.
 constexpr int64_t kDirectBytes = 256 * 1024;
 constexpr int64_t kAlignment = 16;
 
@@ -23,9 +23,10 @@ at::Tensor as_elements(const at::Tensor& bytes, at::ScalarType dtype) { return b
 
 }  // namespace
 
-FsdpGroup::FsdpGroup(const std::vector<std::pair<std::string, at::Tensor>>& parameters, ShardLayout layout,
-                     const FullyShardOptions& options)
-    : reshard_after_forward(options.reshard_after_forward), layout_(std::move(layout)),
+FsdpGroup::FsdpGroup(const std::vector<std::pair<std::string, at::Tensor>>& parameters,
+                     ShardLayout layout, const FullyShardOptions& options)
+    : reshard_after_forward(options.reshard_after_forward),
+      layout_(std::move(layout)),
       policy_(options.mixed_precision) {
   for (const auto& [name, parameter] : parameters) {
     params_.push_back(std::make_unique<FsdpParam>(parameter, name, layout_, this));
@@ -54,10 +55,12 @@ FsdpGroup::GatherPlan FsdpGroup::plan_gather(ProcessGroupPtr group, bool from_sh
     if (param->shares_shard()) continue;
     const auto element_bytes = static_cast<int64_t>(c10::elementSize(param->compute_dtype()));
     const int64_t full_bytes = param->global_numel() * element_bytes;
-    const int64_t chunk_numel = from_shards ? param->chunk_numel() : (param->global_numel() + ranks - 1) / ranks;
+    const int64_t chunk_numel =
+        from_shards ? param->chunk_numel() : (param->global_numel() + ranks - 1) / ranks;
     Piece piece{param.get(), chunk_numel * element_bytes, kDirect, {}};
-    const bool direct = ranks == 1 || (param->shard().is_cpu() && piece.chunk_bytes * ranks == full_bytes &&
-                                       piece.chunk_bytes >= kDirectBytes);
+    const bool direct =
+        ranks == 1 || (param->shard().is_cpu() && piece.chunk_bytes * ranks == full_bytes &&
+                       piece.chunk_bytes >= kDirectBytes);
     if (!direct) {
       piece.packed_offset = plan.packed_bytes;
       plan.packed_bytes += aligned(piece.chunk_bytes);
@@ -74,13 +77,15 @@ void FsdpGroup::make_post_forward_plan() {
   const int first = group->rank() / ranks * ranks;
   std::vector<int> members(ranks);
   for (int i = 0; i < ranks; ++i) members[i] = first + i;
-  post_forward_plan_ = plan_gather(group->subgroup(members, c10::str("post_forward/", ranks, "/", first, "/", name_)),
-                                   /*from_shards=*/false);
+  post_forward_plan_ = plan_gather(
+      group->subgroup(members, c10::str("post_forward/", ranks, "/", first, "/", name_)),
+      /*from_shards=*/false);
 }
 
 bool FsdpGroup::owns_full(const c10::StorageImpl* storage) const {
   return std::any_of(params_.begin(), params_.end(), [&](const auto& param) {
-    return param->full().owns(storage) || (param->shares_shard() && param->shard().storage().unsafeGetStorageImpl() == storage);
+    return param->full().owns(storage) ||
+           (param->shares_shard() && param->shard().storage().unsafeGetStorageImpl() == storage);
   });
 }
 
@@ -105,7 +110,9 @@ void FsdpGroup::copy_in(const Piece& piece, const at::Tensor& destination) const
   } else if (piece.kept.defined()) {
     destination.copy_(source);
   } else {
-    as_elements(destination, piece.param->compute_dtype()).narrow(0, 0, source.numel()).copy_(source.reshape({-1}));
+    as_elements(destination, piece.param->compute_dtype())
+        .narrow(0, 0, source.numel())
+        .copy_(source.reshape({-1}));
   }
 }
 
@@ -117,27 +124,30 @@ void FsdpGroup::start_gather() {
   if (ranks == 1) return;  // finish_gather copies on the current stream
   {
     const StreamScope scope(streams.copy_in);
-    if (plan.packed_bytes > 0) packed_ = pooled_empty(ranks * plan.packed_bytes, at::kByte, streams.device);
+    if (plan.packed_bytes > 0)
+      packed_ = pooled_empty(ranks * plan.packed_bytes, at::kByte, streams.device);
     for (auto& piece : plan.pieces) {
       if (piece.packed_offset == kDirect) {
         piece.param->full().allocate();
-        copy_in(piece, piece.param->full().bytes().narrow(0, rank * piece.chunk_bytes, piece.chunk_bytes));
+        copy_in(piece,
+                piece.param->full().bytes().narrow(0, rank * piece.chunk_bytes, piece.chunk_bytes));
       } else {
-        copy_in(piece, packed_.narrow(0, rank * plan.packed_bytes + piece.packed_offset, piece.chunk_bytes));
+        copy_in(piece, packed_.narrow(0, rank * plan.packed_bytes + piece.packed_offset,
+                                      piece.chunk_bytes));
       }
     }
   }
   if (streams.enabled()) order_streams(*streams.copy_in, *streams.all_gather);
   const StreamScope scope(streams.all_gather);
   if (plan.packed_bytes > 0) {
-    works_.push_back(
-        plan.group->all_gather_into(packed_, packed_.narrow(0, rank * plan.packed_bytes, plan.packed_bytes)));
+    works_.push_back(plan.group->all_gather_into(
+        packed_, packed_.narrow(0, rank * plan.packed_bytes, plan.packed_bytes)));
   }
   for (auto& piece : plan.pieces) {
     if (piece.packed_offset != kDirect) continue;
     const at::Tensor& full = piece.param->full().bytes();
-    works_.push_back(
-        plan.group->all_gather_into(full, full.narrow(0, rank * piece.chunk_bytes, piece.chunk_bytes)));
+    works_.push_back(plan.group->all_gather_into(
+        full, full.narrow(0, rank * piece.chunk_bytes, piece.chunk_bytes)));
   }
   if (streams.enabled()) gathered_ = StreamEvent::record(*streams.all_gather);
 }
@@ -175,7 +185,8 @@ void FsdpGroup::finish_gather() {
   GatherPlan& plan = *gathering_;
   for (auto& work : works_) work.wait();
   works_.clear();
-  if (context_->streams.enabled() && plan.group->size() > 1) gathered_.make_wait(context_->streams.current());
+  if (context_->streams.enabled() && plan.group->size() > 1)
+    gathered_.make_wait(context_->streams.current());
   for (auto& piece : plan.pieces) {
     piece.param->full().allocate();
     if (plan.group->size() == 1) {
@@ -221,7 +232,8 @@ void FsdpGroup::release_if_idle() {
 }
 
 void FsdpGroup::release_after_forward() {
-  if (state_ != State::kFull || reshard_after_forward.kind == ReshardAfterForward::Kind::kNever) return;
+  if (state_ != State::kFull || reshard_after_forward.kind == ReshardAfterForward::Kind::kNever)
+    return;
   if (reshard_after_forward.kind != ReshardAfterForward::Kind::kTo) return release();
   make_post_forward_plan();
   const int rank = post_forward_plan_.group->rank();
@@ -232,7 +244,8 @@ void FsdpGroup::release_after_forward() {
     piece.kept = full.narrow(0, begin, bytes).clone();
   }
   release();
-  if (context_->streams.enabled()) order_streams(context_->streams.current(), *context_->streams.copy_in);
+  if (context_->streams.enabled())
+    order_streams(context_->streams.current(), *context_->streams.copy_in);
   state_ = State::kPostForward;
 }
 

@@ -13,9 +13,9 @@ namespace megashard {
 
 struct GradientReduction;
 
-/// The parameters of one fully_shard call, gathered and reduced together (FSDPParamGroup). Three verbs: gather starts
-/// the collective, wait gives the full parameters on the current stream, release frees them.
-/// See docs/group_life_cycle.md.
+/// The parameters of one fully_shard call, gathered and reduced together (FSDPParamGroup). Three
+/// verbs: gather starts the collective, wait gives the full parameters on the current stream,
+/// release frees them. See docs/group_life_cycle.md.
 class FsdpGroup {
  public:
   FsdpGroup(const std::vector<std::pair<std::string, at::Tensor>>& parameters, ShardLayout layout,
@@ -27,15 +27,16 @@ class FsdpGroup {
   void set_name(std::string name) { name_ = std::move(name); }
   const ShardLayout& layout() const { return layout_; }
 
-  /// Fixes dtypes and plans on first use; throws for parameters that are still on meta, naming them.
+  /// Fixes dtypes and plans on first use; throws for parameters that are still on meta, naming
+  /// them.
   void prepare(FsdpContext& context);
 
   enum class State { kSharded, kPostForward, kGathering, kFull };
   State state() const { return state_; }
-  void gather();                ///< starts; no-op when gathering or full
-  void wait(bool in_forward);   ///< the parameters become full
-  void release();               ///< the parameters become sharded, whatever state they were in
-  void release_if_idle();       ///< unless a forward or backward of the root is running
+  void gather();                 ///< starts; no-op when gathering or full
+  void wait(bool in_forward);    ///< the parameters become full
+  void release();                ///< the parameters become sharded, whatever state they were in
+  void release_if_idle();        ///< unless a forward or backward of the root is running
   void release_after_forward();  ///< as reshard_after_forward says
   bool owns_full(const c10::StorageImpl* storage) const;
 
@@ -43,13 +44,14 @@ class FsdpGroup {
   /// Sets this backward's gradients aside, unreduced (accumulation without communication).
   void accumulate_gradients();
   bool has_accumulated_gradients() const;
-  /// Starts the reduction of what backward accumulated, since the last reduction, in the group's parameters. Does
-  /// nothing where no parameter has a gradient. The sharded gradients are there after finish_reduce and, with
-  /// replicas, finish_all_reduce.
+  /// Starts the reduction of what backward accumulated, since the last reduction, in the group's
+  /// parameters. Does nothing where no parameter has a gradient. The sharded gradients are there
+  /// after finish_reduce and, with replicas, finish_all_reduce.
   void start_reduce();
   void finish_reduce();
   void finish_all_reduce();
-  /// Backward threw: forgets its gradients and lets running collectives end; the group is sharded again.
+  /// Backward threw: forgets its gradients and lets running collectives end; the group is sharded
+  /// again.
   void abandon_backward() noexcept;
 
   ReshardAfterForward reshard_after_forward;
@@ -58,7 +60,8 @@ class FsdpGroup {
   bool all_reduce_gradients = true;
 
  private:
-  /// A parameter's place in a gather: rank r supplies bytes [r * chunk, (r + 1) * chunk) of the full parameter.
+  /// A parameter's place in a gather: rank r supplies bytes [r * chunk, (r + 1) * chunk) of the
+  /// full parameter.
   struct Piece {
     FsdpParam* param;
     int64_t chunk_bytes;
@@ -97,7 +100,8 @@ class FsdpGroup {
   std::vector<Work> works_;
   StreamEvent gathered_;
   std::unique_ptr<GradientReduction> reduction_;
-  std::vector<at::Tensor> partial_;  // HSDP: sums, by buffer, that wait for a backward with all-reduce
+  std::vector<at::Tensor>
+      partial_;  // HSDP: sums, by buffer, that wait for a backward with all-reduce
 };
 
 }  // namespace megashard

@@ -10,7 +10,8 @@
 namespace megashard {
 namespace {
 
-/// Makes the FsdpParam findable from the parameter's TensorImpl, on which it stays for the parameter's life.
+/// Makes the FsdpParam findable from the parameter's TensorImpl, on which it stays for the
+/// parameter's life.
 struct ParameterInfo : GuardInfo {
   FsdpParam* param = nullptr;
 };
@@ -19,7 +20,8 @@ std::string sizes_text(at::IntArrayRef sizes) { return c10::str(sizes); }
 
 /// Contiguous view of a 1-D buffer without the cost of dispatched view operators.
 at::Tensor strided_over(const at::Tensor& buffer, at::IntArrayRef sizes, int64_t offset) {
-  auto view = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(buffer.storage()), buffer.key_set(), buffer.dtype());
+  auto view = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(buffer.storage()),
+                                                       buffer.key_set(), buffer.dtype());
   view.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   view.unsafeGetTensorImpl()->set_storage_offset(buffer.storage_offset() + offset);
   return view;
@@ -37,7 +39,8 @@ FsdpParam* find_fsdp_param(const at::Tensor& parameter) {
   return info == nullptr ? nullptr : info->param;
 }
 
-FsdpParam::FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& layout, FsdpGroup* group)
+FsdpParam::FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& layout,
+                     FsdpGroup* group)
     : parameter_(std::move(parameter)), group_(group), layout_(layout) {
   const c10::InferenceMode no_inference(false);
   const c10::NoGradGuard no_grad;
@@ -82,7 +85,8 @@ ShardedTensor FsdpParam::view() const {
 
 void FsdpParam::bind_shard(at::Tensor local) {
   shard_ = std::move(local);
-  info_->layout = c10::str("local rows ", sizes_text(shard_.sizes()), " of ", sizes_text(global_sizes_));
+  info_->layout =
+      c10::str("local rows ", sizes_text(shard_.sizes()), " of ", sizes_text(global_sizes_));
   gradient_info_->layout = info_->layout;
   guarded_shard_ = guarded(shard_, info_);
 }
@@ -100,7 +104,8 @@ void FsdpParam::prepare(std::optional<at::ScalarType> param_dtype) {
 }
 
 void FsdpParam::adopt_rebound_data() {
-  if (parameter_.storage().unsafeGetStorageImpl() == shard_.storage().unsafeGetStorageImpl()) return;
+  if (parameter_.storage().unsafeGetStorageImpl() == shard_.storage().unsafeGetStorageImpl())
+    return;
   const c10::InferenceMode no_inference(false);
   const c10::NoGradGuard no_grad;
   const at::Tensor data = unguarded(parameter_);
@@ -176,7 +181,8 @@ void FsdpParam::add_sharded_gradient(const at::Tensor& buffer, int64_t offset) {
   if (rows.scalar_type() != stored_dtype()) {
     at::Tensor converted = at::empty(shard_.sizes(), shard_.options());
     if (rows.is_cpu()) {
-      copy_elements(converted.data_ptr(), stored_dtype(), rows.const_data_ptr(), rows.scalar_type(), rows.numel());
+      copy_elements(converted.data_ptr(), stored_dtype(), rows.const_data_ptr(), rows.scalar_type(),
+                    rows.numel());
     } else {
       converted.copy_(rows);
     }

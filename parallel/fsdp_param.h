@@ -19,16 +19,18 @@ namespace megashard {
 
 class FsdpGroup;
 
-/// Which ranks hold a parameter: sharded over one group, replicated over another (HSDP) or over none.
+/// Which ranks hold a parameter: sharded over one group, replicated over another (HSDP) or over
+/// none.
 struct ShardLayout {
   DeviceMeshPtr mesh;
   ProcessGroupPtr shard_group;
   ProcessGroupPtr replicate_group;  // null: no replicas
 };
 
-/// One parameter under fully_shard (FSDPParam in PyTorch). Its TensorImpl is the module's for ever; it is switched
-/// between the local rows (what optimizers see, in the stored dtype, guarded) and the gathered tensor (in the compute
-/// dtype) by TensorImpl::shallow_copy_from. See docs/parameter_identity.md.
+/// One parameter under fully_shard (FSDPParam in PyTorch). Its TensorImpl is the module's for ever;
+/// it is switched between the local rows (what optimizers see, in the stored dtype, guarded) and
+/// the gathered tensor (in the compute dtype) by TensorImpl::shallow_copy_from. See
+/// docs/parameter_identity.md.
 class FsdpParam {
  public:
   FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& layout, FsdpGroup* group);
@@ -43,7 +45,9 @@ class FsdpParam {
   const at::Tensor& shard() const { return shard_; }  ///< local rows, unguarded; may have none
   at::IntArrayRef global_sizes() const { return global_sizes_; }
   int64_t global_numel() const { return global_numel_; }
-  int64_t chunk_numel() const { return chunk_numel_; }  ///< elements of the first rank's rows: the padded local size
+  int64_t chunk_numel() const {
+    return chunk_numel_;
+  }  ///< elements of the first rank's rows: the padded local size
   at::ScalarType stored_dtype() const { return shard_.scalar_type(); }
   at::ScalarType compute_dtype() const { return compute_dtype_; }
   bool trainable() const { return parameter_.requires_grad(); }
@@ -56,8 +60,9 @@ class FsdpParam {
   /// The gathered form is the shard itself: one rank holds all rows, in the compute dtype.
   bool shares_shard() const { return shares_shard_; }
 
-  /// Compares the parameter with the shard, which Module::to, set_data or a load of the user may have replaced; takes
-  /// over new local rows or a new whole, and throws for anything else. Sharded state only.
+  /// Compares the parameter with the shard, which Module::to, set_data or a load of the user may
+  /// have replaced; takes over new local rows or a new whole, and throws for anything else. Sharded
+  /// state only.
   void adopt_rebound_data();
   void to_full();     ///< the full storage has been filled
   void to_sharded();  ///< does not free the full storage
@@ -67,13 +72,17 @@ class FsdpParam {
   void assign_full(const at::Tensor& whole);
   void materialise_empty(c10::Device device);  ///< meta only; contents undefined
 
-  // Gradients. During backward parameter().grad() is the whole gradient; the sharded one waits here.
+  // Gradients. During backward parameter().grad() is the whole gradient; the sharded one waits
+  // here.
   void stash_gradient();
-  at::Tensor take_full_gradient();  ///< what backward accumulated, undefined if nothing; restores the sharded one
-  /// Adds the local rows that lie at `offset` of a reduced 1-D buffer, converted to the stored dtype; the gradient may
-  /// be a view of the buffer.
+  at::Tensor take_full_gradient();  ///< what backward accumulated, undefined if nothing; restores
+                                    ///< the sharded one
+  /// Adds the local rows that lie at `offset` of a reduced 1-D buffer, converted to the stored
+  /// dtype; the gradient may be a view of the buffer.
   void add_sharded_gradient(const at::Tensor& buffer, int64_t offset);
-  at::Tensor& accumulated_gradient() { return accumulated_; }  ///< whole, unreduced; from backwards without sync
+  at::Tensor& accumulated_gradient() {
+    return accumulated_;
+  }  ///< whole, unreduced; from backwards without sync
 
  private:
   void bind_shard(at::Tensor local);

@@ -13,18 +13,22 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kDirectBytes = 256 * 1024;  // as in the gather: larger gradients are reduced where they lie
+constexpr int64_t kDirectBytes =
+    256 * 1024;  // as in the gather: larger gradients are reduced where they lie
 
 /// Element `index` of a host buffer.
 float element(const at::Tensor& buffer, int64_t index) {
   float value = 0;
-  const auto* at = static_cast<const char*>(buffer.const_data_ptr()) + index * static_cast<int64_t>(buffer.element_size());
+  const auto* at = static_cast<const char*>(buffer.const_data_ptr()) +
+                   index * static_cast<int64_t>(buffer.element_size());
   copy_elements(&value, at::kFloat, at, buffer.scalar_type(), 1);
   return value;
 }
 
-/// Writes a whole gradient (or zeros) into the packed input: rank r's part starts at r * part_numel.
-void pack(const at::Tensor& gradient, int64_t chunk_numel, const at::Tensor& input, int ranks, int64_t offset) {
+/// Writes a whole gradient (or zeros) into the packed input: rank r's part starts at r *
+/// part_numel.
+void pack(const at::Tensor& gradient, int64_t chunk_numel, const at::Tensor& input, int ranks,
+          int64_t offset) {
   const int64_t part_numel = input.numel() / ranks;
   const int64_t numel = gradient.defined() ? gradient.numel() : 0;
   const auto element_bytes = static_cast<int64_t>(input.element_size());
@@ -39,7 +43,8 @@ void pack(const at::Tensor& gradient, int64_t chunk_numel, const at::Tensor& inp
                              begin * static_cast<int64_t>(gradient.element_size());
         copy_elements(destination, input.scalar_type(), source, gradient.scalar_type(), count);
       }
-      std::fill_n(destination + count * element_bytes, (chunk_numel - count) * element_bytes, char{0});
+      std::fill_n(destination + count * element_bytes, (chunk_numel - count) * element_bytes,
+                  char{0});
     } else {
       if (count > 0) input.narrow(0, to, count).copy_(gradient.view({-1}).narrow(0, begin, count));
       if (count < chunk_numel) input.narrow(0, to + count, chunk_numel - count).zero_();
@@ -124,12 +129,16 @@ void FsdpGroup::pack_gradients(GradientReduction& reduction) {
       gradient = gradient.contiguous();
     }
     const int64_t chunk = param->chunk_numel();
-    // Whether a gradient is there may differ from rank to rank, so only what all ranks know may decide the route.
+    // Whether a gradient is there may differ from rank to rank, so only what all ranks know may
+    // decide the route.
     const bool large = chunk * static_cast<int64_t>(c10::elementSize(dtype)) >= kDirectBytes;
     const bool even = chunk * ranks == param->global_numel();
-    if (param->compute_dtype() == dtype && ((on_cpu && even && large) || (ranks == 1 && gradient.defined()))) {
-      if (!gradient.defined()) gradient = at::zeros({param->global_numel()}, at::TensorOptions().dtype(dtype));
-      reduction.buffers.push_back({gradient.view({-1}).to(dtype), at::Tensor(), {{param.get(), 0, -1}}, Work()});
+    if (param->compute_dtype() == dtype &&
+        ((on_cpu && even && large) || (ranks == 1 && gradient.defined()))) {
+      if (!gradient.defined())
+        gradient = at::zeros({param->global_numel()}, at::TensorOptions().dtype(dtype));
+      reduction.buffers.push_back(
+          {gradient.view({-1}).to(dtype), at::Tensor(), {{param.get(), 0, -1}}, Work()});
     } else {
       packed.push_back({param.get(), std::move(gradient), part_numel});
       part_numel += chunk;
@@ -140,7 +149,8 @@ void FsdpGroup::pack_gradients(GradientReduction& reduction) {
     return;
   }
   if (packed.empty()) return;
-  // One more element per parameter counts the ranks that had a gradient: where none had, none is assigned.
+  // One more element per parameter counts the ranks that had a gradient: where none had, none is
+  // assigned.
   const int64_t flags = part_numel;
   if (on_cpu) part_numel += static_cast<int64_t>(packed.size());
   GradientReduction::Buffer buffer;
@@ -176,7 +186,8 @@ void FsdpGroup::scatter(GradientReduction& reduction) {
       buffer.output = buffer.input;
       continue;
     }
-    buffer.output = pooled_empty(buffer.input.numel() / group->size(), buffer.input.scalar_type(), streams.device);
+    buffer.output = pooled_empty(buffer.input.numel() / group->size(), buffer.input.scalar_type(),
+                                 streams.device);
     buffer.work = group->reduce_scatter_into(buffer.output, buffer.input, ReduceOp::kAvg);
   }
   if (streams.enabled()) reduction.scattered = StreamEvent::record(*streams.reduce_scatter);
@@ -227,7 +238,8 @@ void FsdpGroup::assign_gradients(GradientReduction& reduction) {
   }
   const CommStreams& streams = context_->streams;
   if (streams.enabled() && layout_.replicate_group != nullptr) {
-    // The outputs were made on the reduce-scatter stream and read on another: they wait for the next reduction.
+    // The outputs were made on the reduce-scatter stream and read on another: they wait for the
+    // next reduction.
     context_->held_reduction = {std::move(reduction_), StreamEvent::record(*streams.all_reduce)};
   }
   reduction_.reset();

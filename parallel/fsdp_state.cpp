@@ -19,7 +19,9 @@ bool inside_backward() { return torch::autograd::get_current_graph_task_id() != 
 }  // namespace
 
 FsdpState::FsdpState(std::vector<torch::nn::Module*> modules, const FullyShardOptions& options)
-    : modules_(std::move(modules)), policy_(options.mixed_precision), mesh_device_(options.mesh->device()),
+    : modules_(std::move(modules)),
+      policy_(options.mixed_precision),
+      mesh_device_(options.mesh->device()),
       ran_(modules_.size(), true) {}
 
 FsdpState::~FsdpState() = default;
@@ -40,7 +42,8 @@ void FsdpState::ensure_root() {
     context->states.push_back(state.get());
   };
   adopt(detail::demangled_class_name(typeid(root).name()), root);
-  for (const auto& item : root.named_modules("", /*include_self=*/false)) adopt(item.key(), *item.value());
+  for (const auto& item : root.named_modules("", /*include_self=*/false))
+    adopt(item.key(), *item.value());
   for (auto* state : context->states) state->context_ = context;
   name_parameters(root);
   if (group_ && group_->reshard_after_forward.kind == ReshardAfterForward::Kind::kDefault) {
@@ -50,7 +53,8 @@ void FsdpState::ensure_root() {
 
 void FsdpState::name_parameters(const torch::nn::Module& root) {
   std::unordered_map<const c10::TensorImpl*, std::string> names;
-  for (const auto& item : root.named_parameters()) names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  for (const auto& item : root.named_parameters())
+    names.emplace(item.value().unsafeGetTensorImpl(), item.key());
   for (auto* state : context_->states) {
     if (state->group_ == nullptr) continue;
     state->group_->set_name(state->name_);
@@ -78,7 +82,8 @@ void FsdpState::start_forward(TensorRefs inputs) {
     phase_ = Phase::kForward;
   }
   started_ = !recompute;
-  if (policy_.cast_forward_inputs && policy_.param_dtype) cast_floating(inputs, *policy_.param_dtype);
+  if (policy_.cast_forward_inputs && policy_.param_dtype)
+    cast_floating(inputs, *policy_.param_dtype);
   if (group_) {
     group_->prepare(*context_);
     group_->gather();
@@ -91,7 +96,8 @@ void FsdpState::start_forward(TensorRefs inputs) {
     if (input->defined() && input->requires_grad()) inputs_.push_back({*input, input->_version()});
   }
   if (group_) {
-    pass_through_node("FsdpPostBackward", inputs, [self = shared_from_this()] { self->post_backward(); });
+    pass_through_node("FsdpPostBackward", inputs,
+                      [self = shared_from_this()] { self->post_backward(); });
   }
 }
 
@@ -150,7 +156,8 @@ void FsdpState::finish_forward(TensorRefs outputs) {
     }
   }
   if (c10::GradMode::is_enabled()) {
-    pass_through_node("FsdpPreBackward", outputs, [self = shared_from_this()] { self->pre_backward(); });
+    pass_through_node("FsdpPreBackward", outputs,
+                      [self = shared_from_this()] { self->pre_backward(); });
   }
   if (policy_.output_dtype) cast_floating(outputs, *policy_.output_dtype);
   end_forward();
@@ -160,13 +167,15 @@ void FsdpState::forward_failed() noexcept {
   leave_guarded_forward();
   inputs_.clear();
   ran_.assign(modules_.size(), true);
-  if (context_ == nullptr || !started_) return;  // a recompute may stop early: backward still needs the parameters
+  if (context_ == nullptr || !started_)
+    return;  // a recompute may stop early: backward still needs the parameters
   try {
     end_forward();
     if (group_) group_->release();
     if (context_->forward_depth == 0) {
       for (auto* state : context_->states) {
-        if (state->group_ && state->group_->state() == FsdpGroup::State::kGathering) state->group_->release();
+        if (state->group_ && state->group_->state() == FsdpGroup::State::kGathering)
+          state->group_->release();
       }
       context_->post_forward_order.clear();
       for (auto* state : context_->states) state->post_forward_indices_.clear();
@@ -178,7 +187,8 @@ void FsdpState::forward_failed() noexcept {
 
 void FsdpState::cast_floating(TensorRefs tensors, at::ScalarType dtype) const {
   for (auto* tensor : tensors) {
-    if (tensor->defined() && tensor->is_floating_point() && tensor->scalar_type() != dtype) *tensor = tensor->to(dtype);
+    if (tensor->defined() && tensor->is_floating_point() && tensor->scalar_type() != dtype)
+      *tensor = tensor->to(dtype);
   }
 }
 
@@ -208,7 +218,8 @@ void FsdpState::prefetch_backward() {
   if (post_forward_indices_.empty()) return;
   const size_t index = post_forward_indices_.back();
   post_forward_indices_.pop_back();
-  if (index > 0 && index <= context_->post_forward_order.size()) context_->post_forward_order[index - 1]->gather();
+  if (index > 0 && index <= context_->post_forward_order.size())
+    context_->post_forward_order[index - 1]->gather();
 }
 
 void FsdpState::post_backward() {
@@ -225,7 +236,8 @@ void FsdpState::post_backward() {
   group_->start_reduce();
 }
 
-/// Ends backward, or, if the engine drops it because backward threw, undoes what backward left half done.
+/// Ends backward, or, if the engine drops it because backward threw, undoes what backward left half
+/// done.
 struct FsdpState::BackwardEnd {
   std::shared_ptr<FsdpContext> context;
   bool done = false;
@@ -248,8 +260,10 @@ void FsdpState::queue_final_callback() {
 void FsdpState::finish_backward(FsdpContext& context) {
   for (auto* state : context.states) {
     if (state->group_ == nullptr) continue;
-    const bool left_over = state->group_->reduce_gradients && state->group_->has_accumulated_gradients();
-    if (state->phase_ == Phase::kPreBackward || (left_over && state->phase_ == Phase::kIdle)) state->post_backward();
+    const bool left_over =
+        state->group_->reduce_gradients && state->group_->has_accumulated_gradients();
+    if (state->phase_ == Phase::kPreBackward || (left_over && state->phase_ == Phase::kIdle))
+      state->post_backward();
   }
   for (auto* state : context.states) state->phase_ = Phase::kIdle;
   if (context.is_last_backward) {
@@ -261,7 +275,8 @@ void FsdpState::finish_backward(FsdpContext& context) {
       order_streams(*streams.all_reduce, streams.current());
     }
     for (auto* state : context.states) {
-      if (state->group_ && state->group_->state() == FsdpGroup::State::kGathering) state->group_->release();
+      if (state->group_ && state->group_->state() == FsdpGroup::State::kGathering)
+        state->group_->release();
       state->post_forward_indices_.clear();
     }
     context.post_forward_order.clear();
@@ -284,7 +299,8 @@ void FsdpState::unshard_now() {
   ensure_root();
   if (group_ == nullptr) return;
   group_->prepare(*context_);
-  if (context_->streams.enabled()) order_streams(context_->streams.current(), *context_->streams.copy_in);
+  if (context_->streams.enabled())
+    order_streams(context_->streams.current(), *context_->streams.copy_in);
   group_->gather();
   group_->wait(/*in_forward=*/false);
 }

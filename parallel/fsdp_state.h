@@ -12,8 +12,9 @@
 
 namespace megashard {
 
-/// What one fully_shard call made of its module, or of its list of modules: the group, and when it is gathered, freed
-/// and reduced (FSDPState). Owned by the modules' hooks and by the autograd nodes of graphs that are alive.
+/// What one fully_shard call made of its module, or of its list of modules: the group, and when it
+/// is gathered, freed and reduced (FSDPState). Owned by the modules' hooks and by the autograd
+/// nodes of graphs that are alive.
 class FsdpState : public std::enable_shared_from_this<FsdpState> {
  public:
   FsdpState(std::vector<torch::nn::Module*> modules, const FullyShardOptions& options);
@@ -24,14 +25,16 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   FsdpContext* context() { return context_.get(); }
   const std::string& name() const { return name_; }
 
-  // Forward, for the module at `index` of the list. A list runs as one: from the first module to the last.
+  // Forward, for the module at `index` of the list. A list runs as one: from the first module to
+  // the last.
   void pre_forward(TensorRefs inputs);
   void post_forward(size_t index, TensorRefs outputs);
   void forward_failed() noexcept;
 
   void unshard_now();
   void reshard_now();
-  /// If no root was found yet, this state's module is it: names everything from there and shares one context.
+  /// If no root was found yet, this state's module is it: names everything from there and shares
+  /// one context.
   void ensure_root();
 
   std::vector<std::weak_ptr<FsdpState>> forward_prefetch;
@@ -67,9 +70,9 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   std::shared_ptr<FsdpContext> context_;
   std::string name_;
   Phase phase_ = Phase::kIdle;
-  std::vector<bool> ran_;                   // modules of the list that ran since the group was gathered
-  bool started_ = false;                    // a forward, not a recompute, is under way
-  std::vector<WatchedInput> inputs_;        // to notice in-place changes
+  std::vector<bool> ran_;             // modules of the list that ran since the group was gathered
+  bool started_ = false;              // a forward, not a recompute, is under way
+  std::vector<WatchedInput> inputs_;  // to notice in-place changes
   std::vector<size_t> post_forward_indices_;  // in the context's post_forward_order
 };
 

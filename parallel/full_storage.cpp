@@ -9,24 +9,28 @@
 namespace megashard {
 namespace {
 
-// StorageImpl can start to refuse reads but offers no way back. Explicit instantiation may name a private member:
-// this takes the flag's address, and a LibTorch that renames it fails to compile here.
-template <bool c10::StorageImpl::* Flag>
+// StorageImpl can start to refuse reads but offers no way back. Explicit instantiation may name a
+// private member: this takes the flag's address, and a LibTorch that renames it fails to compile
+// here.
+template <bool c10::StorageImpl::*Flag>
 struct RefusesReads {
-  friend bool c10::StorageImpl::* refuses_reads_flag() { return Flag; }
+  friend bool c10::StorageImpl::*refuses_reads_flag() { return Flag; }
 };
-bool c10::StorageImpl::* refuses_reads_flag();
+bool c10::StorageImpl::*refuses_reads_flag();
 template struct RefusesReads<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
 c10::Storage empty_storage(size_t nbytes, c10::Device device) {
   auto* allocator = device.is_cpu() ? cpu_buffer_pool() : c10::GetAllocator(device.type());
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
-                                               c10::DataPtr(nullptr, device), allocator, /*resizable=*/false);
+                                               c10::DataPtr(nullptr, device), allocator,
+                                               /*resizable=*/false);
 }
 
 at::Tensor over_storage(const c10::Storage& storage, at::IntArrayRef sizes, at::ScalarType dtype) {
-  const c10::DispatchKeySet keys(storage.device_type() == c10::kCPU ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, c10::scalarTypeToTypeMeta(dtype));
+  const c10::DispatchKeySet keys(storage.device_type() == c10::kCPU ? c10::DispatchKey::CPU
+                                                                    : c10::DispatchKey::CUDA);
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys,
+                                                         c10::scalarTypeToTypeMeta(dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   return tensor;
 }
@@ -47,7 +51,8 @@ FullStorage::FullStorage(at::IntArrayRef sizes, at::ScalarType dtype, c10::Devic
 void FullStorage::set_name(const std::string& name) {
   storage_->get_extra_meta().custom_data_ptr_error_msg_ =
       "parameter '" + name +
-      "' was resharded: its full tensor is not available here. Use the parameter inside its unit's forward only, and do "
+      "' was resharded: its full tensor is not available here. Use the parameter inside its unit's "
+      "forward only, and do "
       "not keep views of it";
 }
 

@@ -6,20 +6,24 @@
 
 namespace megashard {
 
-/// The gathered form of one parameter: a tensor whose TensorImpl and StorageImpl live as long as the parameter, so
-/// that views which autograd saved in forward see the bytes that are gathered again for backward. Only the memory
-/// comes and goes. While it is gone the storage is poisoned: reading any view of it throws a sentence.
+/// The gathered form of one parameter: a tensor whose TensorImpl and StorageImpl live as long as
+/// the parameter, so that views which autograd saved in forward see the bytes that are gathered
+/// again for backward. Only the memory comes and goes. While it is gone the storage is poisoned:
+/// reading any view of it throws a sentence.
 class FullStorage {
  public:
   FullStorage() = default;
   FullStorage(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device);
 
-  const at::Tensor& tensor() const { return tensor_; }  ///< contiguous, no grad; its own version counter
-  const at::Tensor& bytes() const { return bytes_; }    ///< the same storage as a 1-D uint8 tensor
+  const at::Tensor& tensor() const {
+    return tensor_;
+  }  ///< contiguous, no grad; its own version counter
+  const at::Tensor& bytes() const { return bytes_; }  ///< the same storage as a 1-D uint8 tensor
   bool allocated() const { return allocated_; }
   bool owns(const c10::StorageImpl* storage) const { return storage == storage_; }
 
-  /// Memory from the buffer pool (CPU) or the caching allocator on the current stream; contents undefined.
+  /// Memory from the buffer pool (CPU) or the caching allocator on the current stream; contents
+  /// undefined.
   void allocate();
   void release();
   void set_name(const std::string& name);  ///< for the sentence

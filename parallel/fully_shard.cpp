@@ -14,7 +14,8 @@ using torch::nn::Module;
 /// Connects one module of a fully_shard call with the call's state.
 class ModuleHooks final : public ForwardHooks {
  public:
-  ModuleHooks(std::shared_ptr<FsdpState> state, size_t index) : state_(std::move(state)), index_(index) {}
+  ModuleHooks(std::shared_ptr<FsdpState> state, size_t index)
+      : state_(std::move(state)), index_(index) {}
   void pre_forward(TensorRefs inputs) override { state_->pre_forward(inputs); }
   void post_forward(TensorRefs outputs) override { state_->post_forward(index_, outputs); }
   void forward_failed() noexcept override { state_->forward_failed(); }
@@ -41,21 +42,24 @@ HookedModule& seam_of(Module& module) {
 }
 
 struct Managed {
-  std::vector<std::pair<std::string, at::Tensor>> parameters;  // by path from the passed module; each tensor once
+  std::vector<std::pair<std::string, at::Tensor>>
+      parameters;  // by path from the passed module; each tensor once
   std::vector<at::Tensor> buffers;
 };
 
 /// States of a module and of its submodules that no earlier call manages.
 void collect(const std::string& path, const Module& module, const FullyShardOptions& options,
-             std::unordered_set<const Module*>& visited, std::unordered_set<const c10::TensorImpl*>& seen,
-             Managed& managed) {
+             std::unordered_set<const Module*>& visited,
+             std::unordered_set<const c10::TensorImpl*>& seen, Managed& managed) {
   if (!visited.insert(&module).second) return;
   const std::string prefix = path.empty() ? "" : path + ".";
   for (const auto& item : module.named_parameters(/*recurse=*/false)) {
     const at::Tensor& parameter = item.value();
-    const bool ignored = std::any_of(options.ignored_parameters.begin(), options.ignored_parameters.end(),
-                                     [&](const at::Tensor& each) { return each.is_same(parameter); });
-    if (!parameter.defined() || ignored || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    const bool ignored =
+        std::any_of(options.ignored_parameters.begin(), options.ignored_parameters.end(),
+                    [&](const at::Tensor& each) { return each.is_same(parameter); });
+    if (!parameter.defined() || ignored || !seen.insert(parameter.unsafeGetTensorImpl()).second)
+      continue;
     managed.parameters.emplace_back(prefix + item.key(), parameter);
   }
   for (const auto& item : module.named_buffers(/*recurse=*/false)) {
@@ -149,11 +153,13 @@ void fully_shard(std::span<Module* const> modules, const FullyShardOptions& opti
   for (size_t i = 0; i < modules.size(); ++i) {
     TORCH_CHECK(seam_of(*modules[i]).forward_hooks() == nullptr, "fully_shard was applied twice to a ",
                 seam_of(*modules[i]).class_name());
-    collect(modules.size() == 1 ? "" : std::to_string(i), *modules[i], checked, visited, seen, managed);
+    collect(modules.size() == 1 ? "" : std::to_string(i), *modules[i], checked, visited, seen,
+            managed);
   }
   for (const auto& [name, parameter] : managed.parameters) check_parameter(name, parameter);
 
-  const auto state = std::make_shared<FsdpState>(std::vector<Module*>(modules.begin(), modules.end()), checked);
+  const auto state =
+      std::make_shared<FsdpState>(std::vector<Module*>(modules.begin(), modules.end()), checked);
   if (!managed.parameters.empty()) {
     state->set_group(std::make_unique<FsdpGroup>(managed.parameters, layout, checked));
   }
@@ -214,7 +220,8 @@ void set_requires_gradient_sync(Module& module, bool sync, bool recurse) {
 }
 
 void set_requires_all_reduce(Module& module, bool all_reduce, bool recurse) {
-  for_each_state(module, recurse, [=](FsdpGroup& group) { group.all_reduce_gradients = all_reduce; });
+  for_each_state(module, recurse,
+                 [=](FsdpGroup& group) { group.all_reduce_gradients = all_reduce; });
 }
 
 void set_reshard_after_forward(Module& module, bool reshard, bool recurse) {
@@ -222,7 +229,8 @@ void set_reshard_after_forward(Module& module, bool reshard, bool recurse) {
 }
 
 void set_reshard_after_backward(Module& module, bool reshard, bool recurse) {
-  for_each_state(module, recurse, [=](FsdpGroup& group) { group.reshard_after_backward = reshard; });
+  for_each_state(module, recurse,
+                 [=](FsdpGroup& group) { group.reshard_after_backward = reshard; });
 }
 
 void set_is_last_backward(Module& module, bool last) {
@@ -231,7 +239,8 @@ void set_is_last_backward(Module& module, bool last) {
   state.context()->is_last_backward = last;
 }
 
-void set_schedule_observer(Module& module, std::function<void(const char*, const std::string&)> observer) {
+void set_schedule_observer(Module& module,
+                           std::function<void(const char*, const std::string&)> observer) {
   FsdpState& state = state_of(module);
   state.ensure_root();
   state.context()->observer = std::move(observer);

@@ -11,13 +11,14 @@
 
 namespace megashard {
 
-/// One group's gradients on their way: buffers in the reduce dtype, the collectives that run on them, and what to do
-/// with the results.
+/// One group's gradients on their way: buffers in the reduce dtype, the collectives that run on
+/// them, and what to do with the results.
 struct GradientReduction {
   struct Entry {
     FsdpParam* param;
     int64_t offset;     // of this rank's rows in `output`
-    int64_t used_flag;  // in `output`: how many ranks had a gradient (averaged); -1: this rank had one or we cannot know
+    int64_t used_flag;  // in `output`: how many ranks had a gradient (averaged); -1: this rank had
+                        // one or we cannot know
   };
   struct Buffer {
     at::Tensor input;   // [ranks * n], rank r's part is what rank r receives

@@ -24,8 +24,8 @@ void refuse_parameter(const GuardInfo& info, const std::string& operator_name) {
 
 void check_gradient(const GuardInfo& info, const std::string& operator_name) {
   constexpr std::array<std::string_view, 7> kWholeTensor = {
-      "aten::norm", "aten::linalg_vector_norm", "aten::_foreach_norm", "aten::dot",
-      "aten::vdot", "aten::cat",                "aten::frobenius_norm"};
+      "aten::norm", "aten::linalg_vector_norm", "aten::_foreach_norm", "aten::dot", "aten::vdot",
+      "aten::cat",  "aten::frobenius_norm"};
   for (const auto& name : kWholeTensor) {
     TORCH_CHECK(operator_name != name, "the gradient of parameter '", info.name, "' is sharded (", info.layout, "): ",
                 operator_name, " would see this rank's part only. Use megashard::clip_grad_norm_ or total_grad_norm; "
@@ -35,7 +35,8 @@ void check_gradient(const GuardInfo& info, const std::string& operator_name) {
 
 void check(const at::Tensor& tensor, const c10::OperatorHandle& op) {
   if (!tensor.defined() || !tensor.key_set().has(kGuardKey)) return;
-  const auto* info = dynamic_cast<const GuardInfo*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
+  const auto* info =
+      dynamic_cast<const GuardInfo*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
   if (info == nullptr) return;
   if (info->kind == GuardInfo::Kind::kGradient) return check_gradient(*info, op.schema().name());
   if (forward_depth > 0 || (c10::GradMode::is_enabled() && tensor.requires_grad())) {
@@ -59,8 +60,10 @@ void guard_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 at::Tensor over_storage(const at::Tensor& tensor, c10::DispatchKeySet keys) {
-  auto result = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(tensor.storage()), keys, tensor.dtype());
-  result.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  auto result = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(tensor.storage()), keys,
+                                                         tensor.dtype());
+  result.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
+                                                      tensor.storage_offset());
   return result;
 }
 
@@ -80,7 +83,9 @@ at::Tensor unguarded(const at::Tensor& tensor) {
   return over_storage(tensor, tensor.key_set().remove(kGuardKey));
 }
 
-bool is_guarded(const at::Tensor& tensor) { return tensor.defined() && tensor.key_set().has(kGuardKey); }
+bool is_guarded(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.key_set().has(kGuardKey);
+}
 
 void enter_guarded_forward() { ++forward_depth; }
 void leave_guarded_forward() { --forward_depth; }

@@ -11,13 +11,14 @@ namespace megashard {
 struct GuardInfo : c10::BackendMeta {
   enum class Kind { kParameter, kGradient };
   Kind kind = Kind::kParameter;
-  std::string name;     ///< fully qualified once the root has run
-  std::string layout;   ///< "local rows [4, 6] of [8, 6]"
+  std::string name;    ///< fully qualified once the root has run
+  std::string layout;  ///< "local rows [4, 6] of [8, 6]"
 };
 
-/// A tensor over the same storage whose use is watched: local rows must not be mistaken for the whole parameter.
-/// Operators on a guarded parameter throw, naming it, when autograd records (the parameter requires grad) or while a
-/// unit's forward runs; norms and flattening of a guarded gradient always throw. All else passes, so optimizers work.
+/// A tensor over the same storage whose use is watched: local rows must not be mistaken for the
+/// whole parameter. Operators on a guarded parameter throw, naming it, when autograd records (the
+/// parameter requires grad) or while a unit's forward runs; norms and flattening of a guarded
+/// gradient always throw. All else passes, so optimizers work.
 at::Tensor guarded(const at::Tensor& local, c10::intrusive_ptr<GuardInfo> info);
 /// The same storage without the guard, for collectives and our own arithmetic.
 at::Tensor unguarded(const at::Tensor& tensor);

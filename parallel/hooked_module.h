@@ -18,13 +18,15 @@ namespace megashard {
 /// Tensors inside a call's arguments or results, in visiting order; the pointees may be replaced.
 using TensorRefs = c10::ArrayRef<at::Tensor*>;
 
-/// What surrounds a module's forward (fully_shard installs one). Hooks see the tensors, not the user's types.
+/// What surrounds a module's forward (fully_shard installs one). Hooks see the tensors, not the
+/// user's types.
 class ForwardHooks {
  public:
   virtual ~ForwardHooks() = default;
   virtual void pre_forward(TensorRefs inputs) = 0;
   virtual void post_forward(TensorRefs outputs) = 0;
-  virtual void forward_failed() noexcept = 0;  ///< an exception left forward; post_forward does not follow
+  virtual void
+  forward_failed() noexcept = 0;  ///< an exception left forward; post_forward does not follow
   /// Called before Module::to, clone, save and load of the hooked module; may throw a sentence.
   virtual void before_rebind(const char* operation) = 0;
 };
@@ -33,13 +35,15 @@ class ForwardHooks {
 class ForwardRunner {
  public:
   virtual ~ForwardRunner() = default;
-  /// Runs forward on the given input tensors and returns the output tensors; may run again in backward.
+  /// Runs forward on the given input tensors and returns the output tensors; may run again in
+  /// backward.
   using Body = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
   /// Returns the outputs of one call, whose autograd graph need not be the one that `body` built.
   virtual std::vector<at::Tensor> run(const Body& body, const std::vector<at::Tensor>& inputs) = 0;
 };
 
-/// The seam that torch::nn::Module lacks in C++: hooks around forward. Hooked<M> mixes it into a module.
+/// The seam that torch::nn::Module lacks in C++: hooks around forward. Hooked<M> mixes it into a
+/// module.
 class HookedModule {
  public:
   virtual ~HookedModule() = default;
@@ -98,8 +102,8 @@ struct ForwardFailed {
   }
 };
 
-/// Runs forward through a ForwardRunner: the body owns the arguments (their tensors come in from the runner each
-/// time), and the first run leaves its result here.
+/// Runs forward through a ForwardRunner: the body owns the arguments (their tensors come in from
+/// the runner each time), and the first run leaves its result here.
 template <class Result, class Forward, class Arguments>
 Result run_through(ForwardRunner& runner, Forward forward, Arguments arguments) {
   struct State {
@@ -126,7 +130,8 @@ Result run_through(ForwardRunner& runner, Forward forward, Arguments arguments) 
   return result;
 }
 
-std::string demangled_class_name(const char* type_name);  ///< without namespaces, Hooked<> and "Impl"
+std::string demangled_class_name(
+    const char* type_name);  ///< without namespaces, Hooked<> and "Impl"
 
 }  // namespace detail
 
@@ -168,7 +173,8 @@ class HookedBase : public M, public HookedModule {
   /// As forward, with forward's default arguments.
   template <class... Args>
   auto operator()(Args&&... args) {
-    return this->run_hooked([this](auto&... each) { return M::forward(each...); }, std::forward<Args>(args)...);
+    return this->run_hooked([this](auto&... each) { return M::forward(each...); },
+                            std::forward<Args>(args)...);
   }
 
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override {
@@ -191,7 +197,8 @@ class HookedBase : public M, public HookedModule {
     before_rebind("load");
     M::load(archive);
   }
-  std::shared_ptr<torch::nn::Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override {
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override {
     before_rebind("clone");
     return M::clone(device);
   }
@@ -213,7 +220,8 @@ class HookedWithSignature<M, R(A...)> : public HookedBase<M> {
  public:
   using HookedBase<M>::HookedBase;
   R forward(A... args) {
-    return this->run_hooked([this](auto&... each) -> R { return M::forward(each...); }, std::forward<A>(args)...);
+    return this->run_hooked([this](auto&... each) -> R { return M::forward(each...); },
+                            std::forward<A>(args)...);
   }
 };
 
@@ -230,7 +238,8 @@ class HookedVariadic : public HookedBase<M> {  // forward is overloaded or a tem
 template <class M>
 auto hooked_base() {
   if constexpr (requires { &M::forward; }) {
-    return std::type_identity<HookedWithSignature<M, typename PlainForward<decltype(&M::forward)>::Function>>{};
+    return std::type_identity<
+        HookedWithSignature<M, typename PlainForward<decltype(&M::forward)>::Function>>{};
   } else {
     return std::type_identity<HookedVariadic<M>>{};
   }
@@ -238,8 +247,9 @@ auto hooked_base() {
 
 }  // namespace detail
 
-/// A module type M whose forward runs hooks, so that fully_shard and recompute can take it: M is any class derived from
-/// torch::nn::Module with a `forward`. Inside ModuleHolder, Sequential and AnyModule the hooks run too.
+/// A module type M whose forward runs hooks, so that fully_shard and recompute can take it: M is
+/// any class derived from torch::nn::Module with a `forward`. Inside ModuleHolder, Sequential and
+/// AnyModule the hooks run too.
 ///   auto block = register_module("block", std::make_shared<Hooked<BlockImpl>>(options));
 ///   auto y = block->forward(x);
 template <class M>

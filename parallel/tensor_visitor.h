@@ -13,8 +13,9 @@
 
 namespace megashard {
 
-/// for_each_tensor(value, f) calls f(at::Tensor&) for every tensor in a value: tensors, optionals, pairs, tuples,
-/// arrays, vectors and maps of them, nested at will. A user's struct joins in by a member
+/// for_each_tensor(value, f) calls f(at::Tensor&) for every tensor in a value: tensors, optionals,
+/// pairs, tuples, arrays, vectors and maps of them, nested at will. A user's struct joins in by a
+/// member
 ///   template <class F> void visit_tensors(F&& f) { f(field); ... }
 /// whose f accepts anything that for_each_tensor does. Other types hold no tensors.
 template <class F>
@@ -72,7 +73,8 @@ struct ContainedMap {
 template <class K, class T, class C, class A>
 struct Contained<std::map<K, T, C, A>> : ContainedMap<std::map<K, T, C, A>> {};
 template <class K, class T, class H, class E, class A>
-struct Contained<std::unordered_map<K, T, H, E, A>> : ContainedMap<std::unordered_map<K, T, H, E, A>> {};
+struct Contained<std::unordered_map<K, T, H, E, A>>
+    : ContainedMap<std::unordered_map<K, T, H, E, A>> {};
 
 template <class... Ts>
 struct Contained<std::tuple<Ts...>> {

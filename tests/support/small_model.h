@@ -1,0 +1,62 @@
+#pragma once
+
+#include <ATen/ops/gelu.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+
+#include <memory>
+#include <vector>
+
+#include "parallel/fully_shard.h"
+
+namespace megashard::testing {
+
+/// x + down(gelu(up(norm(x)))) with `hidden` rows in between; uneven sizes on purpose where a test
+/// asks for them.
+struct BlockImpl : torch::nn::Module {
+  BlockImpl(int64_t width, int64_t hidden)
+      : norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})))),
+        up(register_module("up", torch::nn::Linear(width, hidden))),
+        down(register_module("down", torch::nn::Linear(hidden, width))) {}
+  at::Tensor forward(at::Tensor x) { return x + down(at::gelu(up(norm(x)))); }
+
+  torch::nn::LayerNorm norm;
+  torch::nn::Linear up, down;
+};
+
+/// `depth` blocks and a head; the blocks' type is Hooked<BlockImpl>, so that each can be a unit.
+struct StackImpl : torch::nn::Module {
+  StackImpl(int depth, int64_t width, int64_t hidden) {
+    torch::nn::ModuleList list;
+    for (int i = 0; i < depth; ++i) {
+      blocks.push_back(std::make_shared<Hooked<BlockImpl>>(width, hidden));
+      list->push_back(blocks.back());
+    }
+    register_module("blocks", list);
+    head = register_module("head", torch::nn::Linear(width, 3));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& block : blocks) x = block->forward(x);
+    return head(x);
+  }
+
+  std::vector<std::shared_ptr<Hooked<BlockImpl>>> blocks;
+  torch::nn::Linear head{nullptr};
+};
+using Stack = Hooked<StackImpl>;
+
+/// Copies all parameters of a model that is not sharded yet.
+inline void copy_parameters(const torch::nn::Module& from, torch::nn::Module& to) {
+  auto source = from.named_parameters();
+  for (auto& item : to.named_parameters())
+    item.value().set_data(source[item.key()].detach().clone());
+}
+
+/// fully_shard on every block, then on the root.
+inline void shard_stack(Stack& model, const FullyShardOptions& options) {
+  for (auto& block : model.blocks) fully_shard(*block, options);
+  fully_shard(model, options);
+}
+
+}  // namespace megashard::testing
