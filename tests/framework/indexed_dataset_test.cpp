@@ -6,6 +6,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <random>
 
 #include "tests/framework/token_files.h"
 
@@ -149,6 +150,30 @@ INSTANTIATE_TEST_SUITE_P(
                     Damage{"middle_document", 66, 7, "document bound 2"},
                     Damage{"last_document", 74, 1, "document bounds"}),
     [](const auto& info) { return info.param.name; });
+
+// Damage is refused, or harmless: whatever opens can be read to its end.
+TEST(IndexedDataset, SurvivesRandomDamage) {
+  const std::string prefix = write_documents(fresh_prefix("set"), {3, 5, 1, 4});
+  const std::string index = bytes_of(prefix + ".idx");
+  std::mt19937 random(1);
+  int opened = 0;
+  for (int round = 0; round < 300; ++round) {
+    std::string damaged = index;
+    for (uint32_t hits = 1 + random() % 3; hits > 0; --hits) {
+      damaged[random() % damaged.size()] = static_cast<char>(random() % 4 == 0 ? random() : 0xff);
+    }
+    overwrite(prefix + ".idx", damaged);
+    const std::string error = message_of([&] {
+      const IndexedDataset dataset(prefix);
+      for (size_t i = 0; i < dataset.sequence_lengths().size(); ++i) {
+        dataset.raw_sequence(static_cast<int64_t>(i));
+      }
+    });
+    EXPECT_TRUE(error.empty() || error.find(prefix) != std::string::npos) << error;
+    opened += error.empty() ? 1 : 0;
+  }
+  EXPECT_LT(opened, 60);
+}
 
 TEST(IndexedDataset, RefusesASetWithoutSequences) {
   const std::string prefix = fresh_prefix("set");

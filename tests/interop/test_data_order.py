@@ -9,6 +9,9 @@ import logging
 import os
 import random
 import subprocess
+import sys
+import tempfile
+import time
 import warnings
 from pathlib import Path
 
@@ -47,10 +50,8 @@ def run_ours(cases, folder):
     return numpy.fromfile(folder / "ours", dtype=numpy.int64)
 
 
-@pytest.fixture(scope="module")
-def prefixes(tmp_path_factory):
+def make_sets(folder):
     """Twelve sets of 60 to 140 documents, the later ones with several sequences in some; one of 1200."""
-    folder = tmp_path_factory.mktemp("sets")
     chance = random.Random(7)
     names, first = [], 1
     for number in range(13):
@@ -67,6 +68,11 @@ def prefixes(tmp_path_factory):
         names.append(prefix)
     assert first < VOCAB
     return names
+
+
+@pytest.fixture(scope="module")
+def prefixes(tmp_path_factory):
+    return make_sets(tmp_path_factory.mktemp("sets"))
 
 
 def config_of(case, **flags):
@@ -151,25 +157,26 @@ def random_case(number, chance, prefixes):
     return case
 
 
-def has_room(case, theirs):
+def has_room(theirs):
     """Whether megatron-core built every split that it was asked for with some sample in it."""
     return all(dataset is None or len(dataset) > 0 for dataset in theirs)
 
 
-def test_random_configurations(prefixes, tmp_path):
-    chance = random.Random(20)
+def compare_random_cases(seed, count, prefixes, folder):
+    """Asserts that all samples are equal; returns which (branches, sizes of blends) the cases had."""
+    chance = random.Random(seed)
     cases, theirs = [], []
-    while len(cases) < 220:
+    while len(cases) < count:
         case = random_case(len(cases), chance, prefixes)
         try:
             built = build_theirs(case)
         except (AssertionError, IndexError, ValueError):
             continue  # megatron-core refuses it: an unweighted member without a whole sample
-        if has_room(case, built):
+        if has_room(built):
             cases.append(case)
             theirs.append(built)
-    ours = run_ours(cases, tmp_path)
-    position, epochs, apart, sizes = 0, set(), set(), set()
+    ours = run_ours(cases, folder)
+    position, branches, blends = 0, set(), set()
     for case, splits in zip(cases, theirs):
         for split, dataset in zip(SPLITS, splits):
             size = -1 if dataset is None else len(dataset)
@@ -183,17 +190,17 @@ def test_random_configurations(prefixes, tmp_path):
             assert numpy.array_equal(got, expected), (split, case)
             position += size * width
             members = dataset.datasets if isinstance(dataset, BlendedDataset) else [dataset]
-            sizes.add((len(members), case.get("data_path", ["/"])[0][0].isdigit()))
-            for member in members:
-                epoch, last_apart = branches_of(member)
-                epochs.add(epoch)
-                apart.add((epoch > 1, last_apart))
+            blends.add((len(members), case.get("data_path", ["/"])[0][0].isdigit()))
+            branches |= {branches_of(member) for member in members}
     assert position == len(ours)
+    return branches, blends
+
+
+def test_random_configurations(prefixes, tmp_path):
+    branches, blends = compare_random_cases(20, 220, prefixes, tmp_path)
     # The cases must have reached what they are for.
-    assert {1, 2, 3, 4, 5} <= epochs
-    assert {(True, True), (True, False), (False, False)} <= apart
-    assert {(n, True) for n in range(1, 13)} <= sizes
-    assert {(n, False) for n in range(2, 13)} <= sizes
+    assert {(epochs, apart) for epochs in (2, 3, 4, 5) for apart in (False, True)} | {(1, False)} <= branches
+    assert {(size, True) for size in range(1, 13)} | {(size, False) for size in range(2, 13)} <= blends
 
 
 def test_mock_data(tmp_path):
@@ -280,3 +287,26 @@ def test_sampler_order(tmp_path):
                 break
             expected += [len(batch), *batch]
     assert run_ours(cases, tmp_path).tolist() == expected
+
+
+def main():
+    """Fresh seeds for so many seconds, as tests/long/data_order runs it."""
+    seconds = float(sys.argv[1])
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(2**31)
+    passed, failed, end = 0, 0, time.monotonic() + seconds
+    with tempfile.TemporaryDirectory() as folder:
+        prefixes = make_sets(Path(folder))
+        while time.monotonic() < end and failed == 0:
+            try:
+                compare_random_cases(seed, 24, prefixes, Path(folder))
+                passed += 24
+                seed += 1
+            except AssertionError as error:
+                failed += 1
+                print(f"{str(error)[:2000]}\nagain: tests/long/data_order 1 {seed}")
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
