@@ -1,0 +1,72 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "parallel/device_mesh.h"
+#include "parallel/process_group.h"
+
+namespace megashard::testing {
+
+struct CollectiveCall {
+  std::string operation;  ///< "all_gather", "reduce_scatter", "all_reduce"
+  at::ScalarType dtype;
+  int64_t numel;  ///< of the input
+};
+
+/// A rank's group that notes what moves through it; the log is the rank's own and outlives it.
+class RecordingGroup final : public ProcessGroup {
+ public:
+  RecordingGroup(ProcessGroupPtr inner, std::vector<CollectiveCall>& log)
+      : ProcessGroup(inner->rank(), inner->ranks(), inner->name(), inner->timeout()),
+        inner_(std::move(inner)),
+        log_(log) {}
+
+  c10::DeviceType device_type() const override { return inner_->device_type(); }
+  Work all_gather_into(at::Tensor output, at::Tensor input) override {
+    note("all_gather", input);
+    return inner_->all_gather_into(output, input);
+  }
+  Work reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op) override {
+    note("reduce_scatter", input);
+    return inner_->reduce_scatter_into(output, input, op);
+  }
+  Work all_reduce(at::Tensor tensor, ReduceOp op) override {
+    note("all_reduce", tensor);
+    return inner_->all_reduce(tensor, op);
+  }
+  Work broadcast(at::Tensor tensor, int root) override { return inner_->broadcast(tensor, root); }
+  Work all_to_all_into(at::Tensor output, at::Tensor input) override {
+    return inner_->all_to_all_into(output, input);
+  }
+  void barrier() override { inner_->barrier(); }
+  std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
+                                         const std::string& name) override {
+    return inner_->subgroup(members, name);
+  }
+
+ private:
+  void note(const char* operation, const at::Tensor& tensor) {
+    log_.push_back({operation, tensor.scalar_type(), tensor.numel()});
+  }
+
+  ProcessGroupPtr inner_;
+  std::vector<CollectiveCall>& log_;
+};
+
+/// A mesh over `world` whose groups record.
+inline DeviceMeshPtr recording_mesh(const ProcessGroupPtr& world, const std::vector<int>& shape,
+                                    const std::vector<std::string>& names,
+                                    std::vector<CollectiveCall>& log) {
+  const DeviceMesh plain(world, shape, names);
+  std::vector<ProcessGroupPtr> groups;
+  for (int dim = 0; dim < plain.ndim(); ++dim) {
+    groups.push_back(std::make_shared<RecordingGroup>(plain.group(dim), log));
+  }
+  return std::make_shared<DeviceMesh>(groups, names);
+}
+
+}  // namespace megashard::testing
