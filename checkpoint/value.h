@@ -1,0 +1,131 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace megashard {
+
+class Value;
+struct Object;
+
+/// Insertion-ordered; keys are mostly strings. Of equal keys the last one counts, as in Python.
+struct Dict {
+  std::vector<std::pair<Value, Value>> entries;
+
+  const Value* find(std::string_view key) const;  ///< null when absent
+  Value* find(std::string_view key);
+  const Value& at(std::string_view key) const;  ///< throws, naming the key
+  void set(std::string_view key, Value value);
+  bool operator==(const Dict& other) const;
+};
+
+struct List {
+  std::vector<Value> items;
+  bool operator==(const List& other) const;
+};
+struct Tuple {
+  std::vector<Value> items;
+  bool operator==(const Tuple& other) const;
+};
+struct Bytes {
+  std::string data;
+  bool operator==(const Bytes&) const = default;
+};
+/// A Python int beyond 64 bits: two's complement, little-endian.
+struct BigInt {
+  std::string little_endian;
+  bool operator==(const BigInt&) const = default;
+};
+struct TorchSize {
+  std::vector<int64_t> sizes;
+  bool operator==(const TorchSize&) const = default;
+};
+/// A class or function that is itself the value ("torch.nn.functional.gelu"); never looked up.
+struct Global {
+  std::string name;
+  bool operator==(const Global&) const = default;
+};
+
+/// What checkpoints hold besides tensors: plain data, as a tree. Python objects of other classes
+/// are Objects: records of how they would be made, which nothing here ever does.
+class Value {
+ public:
+  using Data =
+      std::variant<std::monostate, bool, int64_t, double, std::string, Bytes, BigInt, List, Tuple,
+                   Dict, at::ScalarType, TorchSize, Global, std::shared_ptr<const Object>>;
+
+  Value() = default;                                       ///< None
+  Value(bool value) : data_(value) {}                      // NOLINT: values read like literals
+  Value(int value) : data_(int64_t{value}) {}              // NOLINT
+  Value(int64_t value) : data_(value) {}                   // NOLINT
+  Value(double value) : data_(value) {}                    // NOLINT
+  Value(const char* value) : data_(std::string(value)) {}  // NOLINT
+  Value(std::string value) : data_(std::move(value)) {}    // NOLINT
+  Value(Bytes value) : data_(std::move(value)) {}          // NOLINT
+  Value(BigInt value) : data_(std::move(value)) {}         // NOLINT
+  Value(List value) : data_(std::move(value)) {}           // NOLINT
+  Value(Tuple value) : data_(std::move(value)) {}          // NOLINT
+  Value(Dict value) : data_(std::move(value)) {}           // NOLINT
+  Value(at::ScalarType value) : data_(value) {}            // NOLINT
+  Value(TorchSize value) : data_(std::move(value)) {}      // NOLINT
+  Value(Global value) : data_(std::move(value)) {}         // NOLINT
+  Value(Object value);                                     // NOLINT
+
+  const Data& data() const { return data_; }
+  bool is_none() const { return std::holds_alternative<std::monostate>(data_); }
+  template <class T>
+  const T* get_if() const {
+    return std::get_if<T>(&data_);
+  }
+  template <class T>
+  T* get_if() {
+    return std::get_if<T>(&data_);
+  }
+  const Object* object() const;  ///< null for other kinds
+
+  // The value as such a type; otherwise an error that says what it is instead.
+  bool as_bool() const;
+  int64_t as_int() const;
+  double as_double() const;  ///< ints too
+  const std::string& as_string() const;
+  const std::vector<Value>& as_items() const;  ///< of a list or tuple
+  const Dict& as_dict() const;
+
+  std::string kind() const;  ///< "dict", "object of class argparse.Namespace", ...
+  bool operator==(const Value& other) const;
+
+ private:
+  Data data_;
+};
+
+/// A Python object that is no plain data: class, and the arguments, state and contents that its
+/// pickle gives it.
+struct Object {
+  enum class Making {
+    kCalled,
+    kNew,
+    kPersistent
+  };                       ///< class(*arguments), class.__new__(class, *arguments), a torch storage
+  std::string class_name;  ///< "module.Name"; empty for kPersistent
+  Making making = Making::kCalled;
+  Value arguments;  ///< a tuple; for kPersistent whatever identifies the storage
+  Value state;      ///< of __setstate__; None when there is none
+  std::vector<Value> items;
+  Dict entries;
+
+  bool operator==(const Object&) const = default;
+};
+
+/// argparse.Namespace, in which Megatron keeps its arguments.
+Value make_namespace(Dict fields);
+/// The fields of such a namespace; null for other values.
+const Dict* namespace_fields(const Value& value);
+
+}  // namespace megashard
