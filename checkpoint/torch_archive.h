@@ -1,0 +1,73 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "checkpoint/file_io.h"
+#include "checkpoint/value.h"
+
+namespace megashard {
+
+/// A range of a file.
+struct FileRange {
+  int64_t offset = 0;
+  int64_t length = 0;
+};
+
+/// The zip archive that torch.save writes (entries stored, never compressed), lying in a range of a
+/// file. Every offset is checked against the range before it is used; damaged archives throw a
+/// sentence naming file and offset.
+class TorchArchive {
+ public:
+  TorchArchive(const InputFile& file, FileRange range);
+
+  bool contains(const std::string& name) const { return entries_.count(name) != 0; }
+  /// Where an entry's bytes lie in the file; names come without the archive's folder ("data.pkl").
+  FileRange locate(const std::string& name) const;
+  std::string read(const std::string& name, int64_t most_bytes) const;
+  const std::string& where() const { return where_; }
+
+ private:
+  struct Entry {
+    int64_t header = 0;  // of its local header, from the start of the archive
+    int64_t size = 0;
+  };
+  void read_directory();
+  void add_entry(const std::string& record, size_t& at);
+
+  const InputFile& file_;
+  FileRange range_;
+  std::string where_;
+  std::map<std::string, Entry> entries_;
+};
+
+/// A tensor inside a file, not read yet.
+struct StoredTensor {
+  at::ScalarType dtype = at::ScalarType::Float;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  int64_t data_offset = 0;  ///< of the first element in the file
+
+  bool is_contiguous() const;
+};
+
+/// Finds the tensor that torch.save(tensor) put into the range; checks that its elements lie inside
+/// it.
+StoredTensor find_stored_tensor(const InputFile& file, FileRange range);
+/// Rows [begin, begin + count) of dimension 0, reading no others (the whole tensor when it has no
+/// dimensions).
+at::Tensor read_rows(const InputFile& file, const StoredTensor& stored, int64_t begin,
+                     int64_t count);
+/// The plain object that torch.save(object) put into the range.
+Value read_stored_value(const InputFile& file, FileRange range);
+
+/// Append what torch.save would write, and return where it is. Tensor data goes to the file without
+/// another copy when it is contiguous on the CPU.
+FileRange write_stored_tensor(OutputFile& file, const at::Tensor& tensor);
+FileRange write_stored_value(OutputFile& file, const Value& value);
+
+}  // namespace megashard
