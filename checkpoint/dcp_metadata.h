@@ -1,0 +1,48 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/torch_archive.h"
+#include "checkpoint/value.h"
+
+namespace megashard {
+
+/// Where one item (a torch archive) lies in a checkpoint folder.
+struct DcpLocation {
+  std::string file;  ///< a name inside the folder; empty: the metadata does not say
+  FileRange range;
+};
+
+/// A saved box of a tensor.
+struct DcpChunk {
+  std::vector<int64_t> offsets;
+  std::vector<int64_t> sizes;
+  DcpLocation location;
+};
+
+/// One key of a checkpoint: a tensor in chunks, or a plain value.
+struct DcpEntry {
+  std::string key;
+  std::vector<Value> path;  ///< strings and list indices: the key's place in the nested state dict
+  bool is_tensor = false;
+  at::ScalarType dtype = at::ScalarType::Float;
+  std::vector<int64_t> sizes;
+  std::vector<DcpChunk> chunks;
+  DcpLocation location;  ///< of a plain value
+};
+
+/// torch.distributed.checkpoint.metadata.Metadata: the content of a folder's .metadata file.
+struct DcpMetadata {
+  std::vector<DcpEntry> entries;
+};
+
+/// Reads DIR/.metadata as plain data; throws a sentence for a missing, damaged or inconsistent one.
+DcpMetadata read_dcp_metadata(const std::string& folder);
+/// Writes DIR/.metadata at once (.metadata.tmp, fsync, rename); the last act of a save.
+void write_dcp_metadata(const std::string& folder, const DcpMetadata& metadata);
+
+}  // namespace megashard
