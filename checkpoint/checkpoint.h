@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "checkpoint/checkpoint_directory.h"
+#include "checkpoint/dcp_reader.h"
+#include "checkpoint/value.h"
+#include "parallel/process_group.h"
+#include "parallel/sharded_tensor.h"
+
+namespace megashard {
+
+/// Saves a step in Megatron's torch_dcp layout: DIRECTORY/iter_0000010/{.metadata,
+/// __{rank}_0.distcp}, then the tracker. Collective over `group` (null: this process alone); on
+/// return the step is on the disk, whole, and the latest.
+///
+/// tensors: "model.<name>", "optimizer.state.<name>.exp_avg", ...; every rank gives its shards, in
+/// any order. values: what is not a tensor, nested: {"args": make_namespace(..), "iteration": 10,
+/// "checkpoint_version": 3.0,
+///   "optimizer": {"param_groups": List{..}}, "opt_param_scheduler": {..}, "rng_state": {"<rank>":
+///   {..}}, ...}. Ranks may give different keys (as in rng_state: each its own); equal keys must
+///   hold equal values.
+/// A failure on any rank is thrown on all of them, and leaves the directory as it was.
+void save_checkpoint(const std::string& directory, int64_t iteration, const ShardedTensors& tensors,
+                     const Dict& values, const ProcessGroupPtr& group);
+
+struct LoadedCheckpoint {
+  CheckpointStep step;
+  Dict values;        ///< nested as they were saved
+  LoadReport report;  ///< of keys, when not strict
+};
+
+/// Loads a step into `tensors` (in place, any world size, dtypes converted) and returns its values.
+/// `ckpt_step` unset: the latest; then nothing is returned when the directory has no tracker, as in
+/// a first start. LoadOptions::wanted leaves parts out, such as every "optimizer." or the other
+/// ranks' "rng_state.<rank>.".
+std::optional<LoadedCheckpoint> load_checkpoint(const std::string& directory,
+                                                const ShardedTensors& tensors,
+                                                const ProcessGroupPtr& group,
+                                                const LoadOptions& options = {},
+                                                std::optional<int64_t> ckpt_step = std::nullopt);
+
+}  // namespace megashard

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/dcp_metadata.h"
+#include "checkpoint/file_io.h"
+#include "checkpoint/value.h"
+#include "parallel/process_group.h"
+#include "parallel/sharded_tensor.h"
+
+namespace megashard {
+
+/// A torch_dcp folder open for reading, by one process, without communication.
+class DcpReader {
+ public:
+  explicit DcpReader(std::string folder);
+
+  const std::string& folder() const { return folder_; }
+  const std::vector<DcpEntry>& entries() const { return metadata_.entries; }
+  const DcpEntry* find(const std::string& key) const;  ///< null when absent
+
+  /// Copies the saved rows that overlap with `into.local` into it, converting the dtype; reads no
+  /// others.
+  void read_tensor(const DcpEntry& entry, const ShardedTensor& into);
+  /// The whole tensor, on the CPU.
+  at::Tensor read_tensor(const DcpEntry& entry);
+  Value read_value(const DcpEntry& entry);
+
+ private:
+  const InputFile& open(const DcpLocation& location, const DcpEntry& entry);
+  int64_t read_chunk(const DcpEntry& entry, const DcpChunk& chunk, const ShardedTensor& into);
+
+  std::string folder_;
+  DcpMetadata metadata_;
+  std::unordered_map<std::string, size_t> index_;
+  std::unordered_map<std::string, InputFile> files_;
+};
+
+struct LoadOptions {
+  /// Missing and unexpected tensors are an error that lists them; otherwise they are only reported.
+  bool strict = true;
+  /// Keys to load; the others are left alone and are not unexpected. Null: all.
+  std::function<bool(const std::string& key)> wanted;
+};
+
+struct LoadReport {
+  std::vector<std::string> missing;     ///< asked for, not in the checkpoint
+  std::vector<std::string> unexpected;  ///< tensors of the checkpoint that were not asked for
+};
+
+/// Loads the tensors, in place, and the plain values (nested again; null: not wanted) of a
+/// torch_dcp folder, at any world size. Collective over `group` (null: this process alone). Names
+/// and sizes are checked before anything is changed; an error on one rank is one on all.
+LoadReport load_dcp(const std::string& folder, const ShardedTensors& tensors, Dict* values,
+                    const ProcessGroupPtr& group, const LoadOptions& options = {});
+
+}  // namespace megashard

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string>
+
+#include "checkpoint/value.h"
+#include "parallel/process_group.h"
+#include "parallel/sharded_tensor.h"
+
+namespace megashard {
+
+/// Saves tensors and plain values into an existing folder as torch.distributed.checkpoint does:
+/// __{rank}_0.distcp from every rank, then .metadata from rank 0. Collective over `group` (null:
+/// this process alone). Values are nested; each rank may give others: what several ranks give under
+/// one key must be equal, and is written once. Files are on the disk on return. A failure on one
+/// rank is an error on all, and leaves no .metadata.
+void save_dcp(const std::string& folder, const ShardedTensors& tensors, const Dict& values,
+              const ProcessGroupPtr& group);
+
+}  // namespace megashard
