@@ -1,0 +1,149 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <variant>
+#include <vector>
+
+namespace megashard::detail {
+
+using StorageKey = const c10::StorageImpl*;  // of a meta storage that the tape keeps alive
+
+/// A tensor as an argument or result of a recorded operation: geometry over a meta storage, or a
+/// real tensor.
+struct TapeTensor {
+  c10::Storage storage;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  int64_t offset = 0;
+  caffe2::TypeMeta dtype;
+  bool conjugate = false;
+  bool negative = false;
+  at::Tensor real;  // set: a constant with bytes of its own
+  uint32_t real_version = 0;
+
+  bool is_meta() const { return static_cast<bool>(storage); }
+  StorageKey key() const { return storage.unsafeGetStorageImpl(); }
+  bool covers_storage() const;  ///< every byte belongs to exactly one element
+
+  static TapeTensor of(const at::Tensor& tensor, const char* op_name);
+};
+
+struct TapeTensors {
+  std::vector<TapeTensor> items;
+  bool optional = false;  // List[Optional[Tensor]], as index() takes
+};
+
+using TapeValue = std::variant<c10::IValue, TapeTensor, TapeTensors>;
+
+/// One recorded operation. Pure views are not recorded: arguments carry their own geometry.
+struct Record {
+  c10::OperatorHandle op;
+  std::vector<TapeValue> arguments;
+  std::vector<TapeValue> results;
+  std::vector<StorageKey> reads;       // arguments' storages whose earlier contents matter
+  std::vector<StorageKey> writes;      // storages that it changes, overwrites or creates
+  std::vector<StorageKey> creates;     // of `writes`: new with this operation
+  std::vector<StorageKey> overwrites;  // of `writes`: nothing of the earlier contents is left
+  int track = -1;                      // which generator it draws from; -1: none
+  int generator_argument = -1;         // -1: it has none, and draws from the default generator
+  at::Tensor state_before;             // set: the generator was re-seeded just before
+};
+
+/// One generator of the construction. It is not advanced while recording; the replay advances a
+/// clone of it.
+struct GeneratorTrack {
+  explicit GeneratorTrack(at::Generator generator);
+
+  at::Generator original;
+  at::Tensor initial;  // state where the tape begins
+  at::Tensor known;    // state of `original` when last looked at
+  at::Tensor pending;  // set: the next draw starts from here, whatever the recorded ones leave
+  bool drawn = false;  // an ordinary construction would have advanced `original` by now
+};
+
+/// One operation to be replayed.
+struct Step {
+  size_t record = 0;
+  std::vector<StorageKey> last_uses;  ///< no later operation needs these contents
+  std::vector<StorageKey> finished;   ///< of last_uses: wanted, and no later operation touches them
+};
+
+class Replay;
+
+class Tape {
+ public:
+  explicit Tape(at::Generator default_generator);
+
+  /// What the dispatcher calls instead of the operator, under a DeferredInit.
+  void call(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+  void begin_recording();
+  void end_recording() noexcept;
+  /// Puts the generators where an ordinary construction leaves them, or, when not all was drawn,
+  /// where they were; but not those that were seeded or drawn from since.
+  void leave_generators(Replay& replay, bool all_drawn);
+  std::string last_allocation() const;  ///< "aten::empty [4, 3]", for messages
+
+  bool made(StorageKey storage) const { return storages_.count(storage) != 0; }
+  /// Whether anything but an allocation ever wrote it.
+  bool is_set(StorageKey storage) const { return storages_.at(storage); }
+  const std::vector<Record>& records() const { return records_; }
+  const std::vector<GeneratorTrack>& tracks() const { return tracks_; }
+  const std::string& disturbance() const { return disturbance_; }
+
+  /// The records that produce `wanted` and, where draws[t], everything drawn from generator t; in
+  /// order.
+  std::vector<Step> plan(const std::unordered_set<StorageKey>& wanted,
+                         std::vector<bool> draws) const;
+
+ private:
+  struct Call;
+  void record(const Call& call, const torch::jit::Stack& results);
+  void run_on_meta(Call& call, torch::jit::Stack& stack);
+  void run_now(const Call& call, torch::jit::Stack& stack);
+  int track_of(const c10::IValue& generator);
+  void observe(GeneratorTrack& track);
+  void mark_drawn(GeneratorTrack& track);
+  void check_known(const TapeValue& value, const std::string& op_name) const;
+
+  std::vector<Record> records_;
+  std::vector<GeneratorTrack> tracks_;             // [0] stands for the default generator
+  std::unordered_map<StorageKey, bool> storages_;  // made under the tape; true: initialised
+  std::string disturbance_;
+};
+
+/// Executes records on real CPU tensors.
+class Replay {
+ public:
+  explicit Replay(const Tape& tape);
+
+  void run(const Record& record);
+  /// The real tensor for a recorded one, whose storage must be live.
+  at::Tensor tensor(const TapeTensor& recorded) const;
+  c10::IValue value(const TapeValue& recorded) const;
+  void drop(StorageKey storage);
+  /// Calls `op`, which draws from generator `track`, by its argument or as the default generator.
+  void call_drawing(const c10::OperatorHandle& op, int track, int generator_argument,
+                    torch::jit::Stack& stack);
+
+  at::Generator& generator(int track) { return generators_[track]; }
+  int64_t peak_bytes() const { return peak_bytes_; }
+  int64_t operations() const { return operations_; }
+
+ private:
+  void bind(StorageKey recorded, const c10::Storage& real);
+  void bind_results(const Record& record, const torch::jit::Stack& stack);
+
+  std::unordered_map<StorageKey, c10::Storage> live_;
+  std::vector<at::Generator> generators_;  // clones, by track
+  int64_t live_bytes_ = 0;
+  int64_t peak_bytes_ = 0;
+  int64_t operations_ = 0;
+};
+
+}  // namespace megashard::detail
