@@ -1,0 +1,286 @@
+#include "framework/argument_validation.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <sstream>
+
+#include "framework/argument_table.h"
+#include "tests/support/diagnostics.h"
+
+namespace megashard {
+namespace {
+
+using testing::HasSubstr;
+
+/// Sets "--flag word word --other ..." on top of a set that is valid.
+Arguments arguments_from(const std::string& flags) {
+  Arguments arguments;
+  arguments.num_layers = 2;
+  arguments.hidden_size = 96;
+  arguments.num_attention_heads = 4;
+  arguments.max_position_embeddings = 64;
+  arguments.seq_length = 64;
+  arguments.micro_batch_size = 2;
+  arguments.train_iters = 10;
+  arguments.lr = 1e-3;
+  arguments.vocab_size = 100;
+  arguments.mock_data = true;
+  arguments.use_torch_fsdp2 = true;
+  std::istringstream words(flags);
+  std::vector<std::string> values;
+  const Option* option = nullptr;
+  const auto store = [&] {
+    if (option != nullptr) set_option(*option, values, arguments);
+    values.clear();
+  };
+  for (std::string word; words >> word;) {
+    if (word.starts_with("--")) {
+      store();
+      option = find_option(word);
+      EXPECT_NE(option, nullptr) << word;
+    } else {
+      values.push_back(word == "''" ? "" : word);
+    }
+  }
+  store();
+  return arguments;
+}
+
+struct Validated {
+  Arguments arguments;
+  CollectedDiagnostics told;
+};
+
+Validated validated(const std::string& flags, const RunEnvironment& environment = {}) {
+  Validated result{arguments_from(flags), {}};
+  validate_arguments(result.arguments, environment, result.told.sink());
+  return result;
+}
+
+std::string refusal(Arguments arguments, const RunEnvironment& environment = {}) {
+  CollectedDiagnostics told;
+  return usage_error([&] { validate_arguments(arguments, environment, told.sink()); });
+}
+
+TEST(ValidateArguments, DerivesWhatWasNotGiven) {
+  const auto plain = validated("", {.world_size = 4}).arguments;
+  EXPECT_EQ(plain.ffn_hidden_size, 384);
+  EXPECT_EQ(plain.kv_channels, 24);
+  EXPECT_EQ(plain.data_parallel_size, 4);
+  EXPECT_EQ(plain.global_batch_size, 8);
+  EXPECT_EQ(plain.padded_vocab_size, 128);
+  EXPECT_EQ(plain.start_weight_decay, 0.01);
+  EXPECT_EQ(plain.split, "969, 30, 1");
+  EXPECT_EQ(plain.distributed_backend, "gloo");
+  EXPECT_EQ(plain.params_dtype, "fp32");
+  EXPECT_TRUE(plain.add_qkv_bias) << "biases of linear layers include those of the projection";
+
+  const auto gated =
+      validated("--swiglu --disable-bias-linear --use-rotary-position-embeddings").arguments;
+  EXPECT_EQ(gated.ffn_hidden_size, 256) << "int(4 * 96 * 2 / 3 / 64) * 64";
+  EXPECT_FALSE(gated.add_qkv_bias);
+  EXPECT_EQ(gated.position_embedding_type, "rope");
+  EXPECT_EQ(
+      validated("--tokenizer-type NullTokenizer --vocab-size 128").arguments.padded_vocab_size,
+      256);
+  EXPECT_EQ(validated("", {.has_gpu = true}).arguments.distributed_backend, "nccl");
+  EXPECT_EQ(validated("--device cpu", {.has_gpu = true}).arguments.distributed_backend, "gloo");
+}
+
+TEST(ValidateArguments, HuggingFaceModelsBringTheirSizes) {
+  Arguments arguments;
+  arguments.hf_model = "dir";
+  arguments.seq_length = 64;
+  arguments.micro_batch_size = 1;
+  arguments.train_iters = 1;
+  arguments.lr = 1e-3;
+  arguments.mock_data = true;
+  CollectedDiagnostics told;
+  validate_arguments(arguments, {}, told.sink());
+  EXPECT_FALSE(arguments.padded_vocab_size.has_value()) << "their vocabulary is never padded";
+  EXPECT_FALSE(arguments.hidden_size.has_value());
+}
+
+TEST(ValidateArguments, NamesWhatIsMissing) {
+  const std::pair<const char*, std::function<void(Arguments&)>> rows[] = {
+      {"--num-layers is missing", [](auto& a) { a.num_layers.reset(); }},
+      {"--hidden-size is missing", [](auto& a) { a.hidden_size.reset(); }},
+      {"--num-attention-heads is missing", [](auto& a) { a.num_attention_heads.reset(); }},
+      {"--max-position-embeddings is missing", [](auto& a) { a.max_position_embeddings.reset(); }},
+      {"--micro-batch-size is missing", [](auto& a) { a.micro_batch_size.reset(); }},
+      {"--seq-length is missing", [](auto& a) { a.seq_length.reset(); }},
+      {"--lr is missing", [](auto& a) { a.lr.reset(); }},
+      {"--vocab-size is missing", [](auto& a) { a.vocab_size.reset(); }},
+      {"the length of the training is missing", [](auto& a) { a.train_iters.reset(); }},
+      {"there is no data", [](auto& a) { a.mock_data = false; }},
+      {"needs --use-torch-fsdp2", [](auto& a) { a.use_torch_fsdp2 = false; }},
+  };
+  for (const auto& [message, change] : rows) {
+    auto arguments = arguments_from("");
+    change(arguments);
+    EXPECT_THAT(refusal(arguments, {.world_size = 2}), HasSubstr(message));
+  }
+}
+
+struct Rule {
+  const char* flags;
+  const char* message;
+};
+
+TEST(ValidateArguments, EachRuleSaysBothValuesAndTheReason) {
+  const Rule rules[] = {
+      // sizes
+      {"--from-scratch", "--from-scratch needs --hf-model"},
+      {"--model-plugin x.so", "--model-plugin is not available"},
+      {"--encoder-num-layers 2", "--num-layers and --encoder-num-layers mean the same"},
+      {"--encoder-seq-length 2", "--seq-length and --encoder-seq-length mean the same"},
+      {"--num-layers 0", "--num-layers is 0; it must be positive"},
+      {"--hidden-size 98", "--hidden-size 98 is not divisible by --num-attention-heads 4"},
+      {"--position-embedding-type relative", "belongs to T5"},
+      {"--position-embedding-type mrope", "belongs to vision-language models"},
+      {"--swiglu --squared-relu", "exclude each other"},
+      {"--rotary-percent 1.5", "--rotary-percent is 1.5"},
+      {"--hidden-dropout 1", "--hidden-dropout is 1.0; it must be from 0 to below 1"},
+      {"--group-query-attention --num-query-groups 3",
+       "--num-attention-heads 4 is not divisible by --num-query-groups 3"},
+      {"--seq-length 65", "--max-position-embeddings 64 is less than --seq-length 65"},
+      {"--seq-length 0", "--seq-length is 0"},
+      // ranks
+      {"--tensor-model-parallel-size 4",
+       "world size 6 is not divisible by 4 (tensor 4 * pipeline 1 * context"},
+      {"--pipeline-model-parallel-size 2", "pipeline parallelism is not part of this program"},
+      {"--expert-model-parallel-size 2", "set expert_parallel_size in the FSDP2 file"},
+      {"--context-parallel-size 3", "--seq-length 64 is not divisible by 6"},
+      {"--tensor-model-parallel-size 2", "must be 1 in this version"},
+      {"--context-parallel-size 2 --seq-length 60", "must be 1 in this version"},
+      {"--tensor-model-parallel-size 0", "parallel sizes must be positive"},
+      {"--distributed-timeout-minutes 0", "--distributed-timeout-minutes is 0"},
+      {"--device cuda", "--device cuda needs a GPU"},
+      {"--distributed-backend npu:hccl,cpu:gloo", "is for NPUs"},
+      {"--distributed-backend mpi", "--distributed-backend mpi is unknown"},
+      {"--distributed-backend nccl", "needs GPUs, but this run is on CPUs"},
+      // batches
+      {"--micro-batch-size 0", "--micro-batch-size is 0"},
+      {"--global-batch-size 20",
+       "global batch size 20 is not divisible by 12 (micro batch size 2 * data parallel size 6)"},
+      {"--global-batch-size 6 --decrease-batch-size-if-needed",
+       "global batch size 6 is not divisible by 12"},
+      {"--rampup-batch-size 12 12 100", "--rampup-batch-size does not go with --train-iters"},
+      // length and learning rate
+      {"--train-samples 10", "--train-iters and --train-samples exclude each other"},
+      {"--lr-decay-samples 5", "--lr-decay-samples does not go with --train-iters"},
+      {"--lr-warmup-samples 5", "--lr-warmup-samples does not go with --train-iters"},
+      {"--lr-wsd-decay-samples 5", "--lr-wsd-decay-samples does not go with --train-iters"},
+      {"--lr-warmup-fraction 0.1 --lr-warmup-iters 2", "--lr-warmup-fraction excludes"},
+      {"--lr-warmup-fraction 1", "--lr-warmup-fraction is 1.0"},
+      {"--min-lr 0.1", "--min-lr 0.1 is above --lr 0.001"},
+      {"--lr-warmup-init 0.1", "--lr-warmup-init 0.1 is above --lr 0.001"},
+      {"--lr -1", "--lr is -1.0"},
+      {"--lr-decay-style WSD", "--lr-decay-style WSD needs --lr-wsd-decay-iters"},
+      {"--override-opt_param-scheduler --use-checkpoint-opt_param-scheduler", "exclude each other"},
+      // optimizer
+      {"--optimizer muon", "--optimizer muon is not part"},
+      {"--clip-grad -1", "--clip-grad is -1.0"},
+      {"--adam-beta2 1", "--adam-beta2 is 1.0"},
+      {"--start-weight-decay 0.1", "need --weight-decay-incr-style linear or cosine"},
+      {"--weight-decay-incr-style linear", "needs --start-weight-decay and --end-weight-decay"},
+      {"--weight-decay-incr-style linear --start-weight-decay 0.2 --end-weight-decay 0.1",
+       "goes from 0.2 to 0.1"},
+      {"--log-interval 0", "--log-interval is 0"},
+      {"--eval-iters -1", "--eval-iters is -1"},
+      {"--empty-unused-memory-level 3", "use 0, 1 or 2"},
+      {"--peak-tflops 0", "--peak-tflops is 0.0"},
+      // FSDP2
+      {"--use-torch-fsdp2 false", "data parallel size is 6, which needs --use-torch-fsdp2"},
+      {"--use-torch-fsdp2 false --fsdp2-config-path f.yaml",
+       "--fsdp2-config-path f.yaml needs --use-torch-fsdp2"},
+      {"--fsdp2-config-strict", "needs --fsdp2-config-path"},
+      // checkpoints
+      {"--save out", "--save out needs --save-interval"},
+      {"--save out --save-interval 0", "--save-interval is 0"},
+      {"--save out --save-interval 5",
+       "--ckpt-format torch_dist (Megatron's default) is not written"},
+      {"--ckpt-format zarr", "--ckpt-format zarr is not part"},
+      {"--ckpt-format torch", "keeps whole tensors"},
+      {"--ckpt-step 5", "--ckpt-step 5 needs --load"},
+      {"--finetune", "--finetune needs"},
+      {"--exit-on-missing-checkpoint", "--exit-on-missing-checkpoint needs --load"},
+      {"--use-checkpoint-args", "--use-checkpoint-args needs --load"},
+      // data
+      {"--data-path a", "exclude each other; give one source"},
+      {"--mock-data false --data-path a --data-args-path f",
+       "--data-path and --data-args-path exclude each other"},
+      {"--mock-data false --train-data-path a --split 9,1,0", "--split 9,1,0 does not go with"},
+      {"--num-workers -1", "--num-workers is -1"},
+      {"--dataloader-type external", "written in Python"},
+      {"--tokenizer-type GPT2BPETokenizer", "--tokenizer-type GPT2BPETokenizer is not loaded here"},
+      {"--vocab-size 0", "--vocab-size is 0"},
+      {"--make-vocab-size-divisible-by 0", "--make-vocab-size-divisible-by is 0"},
+  };
+  for (const auto& [flags, message] : rules) {
+    EXPECT_THAT(refusal(arguments_from(flags), {.world_size = 6}), HasSubstr(message)) << flags;
+  }
+}
+
+TEST(ValidateArguments, SampleModeBansSteps) {
+  for (const auto& [flags, message] :
+       {Rule{"--lr-decay-iters 5", "--lr-decay-iters does not go with --train-samples"},
+        Rule{"--lr-warmup-iters 5", "--lr-warmup-iters does not go with"},
+        Rule{"--lr-wsd-decay-iters 5", "--lr-wsd-decay-iters does not go with"},
+        Rule{"--train-samples 1", "less than one global batch of 2"}}) {
+    auto arguments = arguments_from(std::string("--train-samples 100 ") + flags);
+    arguments.train_iters.reset();
+    EXPECT_THAT(refusal(arguments), HasSubstr(message)) << flags;
+  }
+  auto arguments = arguments_from("--train-samples 101");
+  arguments.train_iters.reset();
+  CollectedDiagnostics told;
+  validate_arguments(arguments, {}, told.sink());
+  EXPECT_EQ(arguments.train_iters, 50);
+}
+
+TEST(ValidateArguments, OneConnectionMattersOnGpusOnly) {
+  EXPECT_THAT(refusal(arguments_from(""), {.has_gpu = true, .cuda_device_max_connections = "1"}),
+              HasSubstr("CUDA_DEVICE_MAX_CONNECTIONS is 1"));
+  validated("", {.has_gpu = true, .cuda_device_max_connections = "8"});
+  validated("", {.has_gpu = false, .cuda_device_max_connections = "1"});
+}
+
+TEST(ValidateArguments, DeterminismOnGpusNeedsAnAlgorithm) {
+  EXPECT_THAT(refusal(arguments_from("--deterministic-mode"), {.has_gpu = true}),
+              HasSubstr("but it is not set"));
+  validated("--deterministic-mode", {.has_gpu = true, .nccl_algo = "Ring"});
+  validated("--deterministic-mode");
+}
+
+// Megatron demands these; see docs/arguments.md.
+TEST(ValidateArguments, RulesForLimitationsOfOthersAreDropped) {
+  const auto tied = validated("", {.world_size = 2});
+  EXPECT_FALSE(tied.arguments.untie_embeddings_and_output_weights);
+  EXPECT_TRUE(tied.arguments.gradient_accumulation_fusion);
+}
+
+TEST(ValidateArguments, TellsWhatAUserShouldKnow) {
+  EXPECT_THAT(validated("--bf16").told.text(),
+              HasSubstr("set param_dtype: bf16 in the FSDP2 file"));
+  EXPECT_EQ(validated("--bf16").arguments.params_dtype, "bf16");
+  EXPECT_THAT(validated("--sequence-parallel").told.text(),
+              HasSubstr("--sequence-parallel is turned off"));
+  EXPECT_THAT(
+      validated("--use-flash-attn --manual-gc").told.text(),
+      HasSubstr("Accepted without effect: --manual-gc (there is no Python garbage collector here); "
+                "--use-flash-attn (LibTorch chooses the attention kernel)."));
+  EXPECT_THAT(validated("").told.text(), HasSubstr("the data is split 969, 30, 1"));
+}
+
+TEST(PaddedVocabSize, IsTheNextMultiple) {
+  EXPECT_EQ(padded_vocab_size(50257, 128, 1), 50304);
+  EXPECT_EQ(padded_vocab_size(50257, 128, 8), 51200);
+  EXPECT_EQ(padded_vocab_size(128, 128, 1), 128);
+  EXPECT_EQ(padded_vocab_size(7, 1, 1), 7);
+}
+
+}  // namespace
+}  // namespace megashard
