@@ -1,0 +1,114 @@
+#include "launch/argument_file.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <fstream>
+#include <iterator>
+#include <set>
+
+#include "framework/argument_table.h"
+#include "framework/diagnostics.h"
+#include "framework/nearest_name.h"
+
+namespace megashard {
+
+namespace {
+
+constexpr const char* kSection = "gpt_args";
+
+std::string where(const std::string& path, const YAML::Node& node) {
+  return path + ":" + std::to_string(node.Mark().line + 1) + ": ";
+}
+
+YAML::Node load(const std::string& path) {
+  try {
+    return YAML::LoadFile(path);
+  } catch (const YAML::BadFile&) {
+    throw UsageError("the argument file " + path + " cannot be read; check the path.");
+  } catch (const YAML::ParserException& error) {
+    throw UsageError(path + ":" + std::to_string(error.mark.line + 1) +
+                     ": this is not YAML: " + error.msg + ".");
+  }
+}
+
+std::vector<std::string> yaml_words(const YAML::Node& value, const std::string& place) {
+  std::vector<std::string> words;
+  if (value.IsScalar()) return {value.Scalar()};
+  if (!value.IsSequence()) throw UsageError(place + " takes a value or a list, got a map.");
+  for (const auto& item : value) {
+    if (!item.IsScalar()) throw UsageError(place + " takes a list of plain values.");
+    words.push_back(item.Scalar());
+  }
+  return words;
+}
+
+/// `name` counts too: Megatron's name of a switch that turns something off states the opposite of
+/// its flag.
+void store(const std::string& path, const YAML::Node& key, const YAML::Node& value,
+           Arguments& arguments) {
+  const std::string name = key.Scalar(), place = where(path, key) + name;
+  const Option* option = find_option(name);
+  const bool by_name = option == nullptr;
+  if (by_name) option = find_argument(name);
+  if (option == nullptr || option->status == OptionStatus::kComputed) {
+    std::vector<std::string> known;
+    for (const auto& each : option_table()) {
+      if (each.status != OptionStatus::kComputed) known.push_back(each.name);
+    }
+    const auto suggestion = did_you_mean(name, known);
+    throw UsageError(where(path, key) + "unknown key \"" + name + "\"" +
+                     (suggestion.empty() ? "." : suggestion));
+  }
+  if (value.IsNull()) return;
+  auto words = yaml_words(value, place);
+  if (option->is_switch()) {
+    bool on = false;
+    if (!YAML::convert<bool>::decode(value, on)) throw UsageError(place + " takes true or false.");
+    words = {on == (by_name ? option->switch_value : true) ? "true" : "false"};
+  }
+  try {
+    set_option(*option, words, arguments);
+  } catch (const UsageError& error) {
+    throw UsageError(where(path, key) + error.what());
+  }
+}
+
+}  // namespace
+
+void read_argument_file(const std::string& path, Arguments& arguments) {
+  const YAML::Node root = load(path);
+  const auto fail = [&path] {
+    throw UsageError(path + ": the file must hold `key: value` lines, at the top or under " +
+                     kSection + ":.");
+  };
+  if (!root.IsMap()) fail();
+  const bool has_section = root[kSection].IsDefined();
+  const YAML::Node options = has_section ? root[kSection] : root;
+  if (!options.IsMap()) fail();
+  if (has_section && root.size() > 1) {
+    for (const auto& item : root) {
+      if (item.first.Scalar() == kSection) continue;
+      throw UsageError(where(path, item.first) + "\"" + item.first.Scalar() + "\" stands beside " +
+                       kSection + ":, which holds all options; move it there or remove it.");
+    }
+  }
+  std::set<std::string> seen;
+  for (const auto& item : options) {
+    if (!seen.insert(item.first.Scalar()).second) {
+      throw UsageError(where(path, item.first) + item.first.Scalar() +
+                       " is given twice; keep one.");
+    }
+    store(path, item.first, item.second, arguments);
+  }
+}
+
+std::vector<std::string> read_words(const std::string& path, const std::string& flag) {
+  std::ifstream file(path);
+  if (!file) throw UsageError(flag + " " + path + " cannot be read; check the path.");
+  std::vector<std::string> words{std::istream_iterator<std::string>(file), {}};
+  if (words.empty())
+    throw UsageError(flag + " " + path + " holds no words; it replaces --data-path.");
+  return words;
+}
+
+}  // namespace megashard

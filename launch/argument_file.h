@@ -1,0 +1,18 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "framework/arguments.h"
+
+namespace megashard {
+
+/// Stores the options of a YAML file: `snake_case_flag: value` lines at the top or under
+/// `gpt_args:`, as MindSpeed-MM's samples have them. Throws UsageError naming file, line and key;
+/// an unknown key is an error.
+void read_argument_file(const std::string& path, Arguments& arguments);
+
+/// The words of a file, for --data-args-path. Throws UsageError when it cannot be read or is empty.
+std::vector<std::string> read_words(const std::string& path, const std::string& flag);
+
+}  // namespace megashard

@@ -1,0 +1,118 @@
+#include "launch/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "framework/argument_table.h"
+#include "framework/diagnostics.h"
+#include "framework/nearest_name.h"
+#include "launch/argument_file.h"
+
+namespace megashard {
+
+namespace {
+
+constexpr const char* kConfig = "--config";
+constexpr const char* kHelp =
+    "megashard pretrain [FILE.yaml] [options]\n\n"
+    "Trains a model. Options may also stand in a YAML file as snake_case keys, at the top or under "
+    "gpt_args:; flags\n"
+    "beat the file. Defaults are shown in [].\n\n"
+    "  --config FILE\n      the YAML file, if it is not the first word\n";
+
+/// Each flag in the spelling of the table, and each only once.
+std::vector<std::string> canonical_words(const std::vector<std::string>& words) {
+  std::set<std::string> seen;
+  std::vector<std::string> canonical;
+  for (const auto& word : words) {
+    if (!word.starts_with("--") || word == "--") {
+      canonical.push_back(word);
+      continue;
+    }
+    const auto equals = word.find('=');
+    const std::string spelling = word.substr(0, equals);
+    const Option* option = find_option(spelling);
+    if (option == nullptr && spelling != kConfig) {
+      const auto suggestion = did_you_mean(spelling, option_spellings());
+      throw UsageError(
+          "unknown flag " + spelling +
+          (suggestion.empty() ? "; `megashard pretrain --help` lists all." : suggestion));
+    }
+    const std::string flag = option == nullptr ? kConfig : option->flag;
+    if (!seen.insert(flag).second) throw UsageError(flag + " is given twice; keep one.");
+    canonical.push_back(equals == word.npos ? flag : flag + word.substr(equals));
+  }
+  return canonical;
+}
+
+void add_options(CLI::App& app) {
+  app.set_help_flag();
+  app.add_option(kConfig)->type_name("FILE");
+  for (const auto& option : option_table()) {
+    if (option.status == OptionStatus::kComputed) continue;
+    if (option.is_switch()) {
+      app.add_flag(option.flag);
+      continue;
+    }
+    auto* row = app.add_option(option.flag)->type_name("VALUE");
+    if (option.words == Option::kAnyNumber) {
+      row->expected(1, -1);
+    } else {
+      row->expected(option.words);
+    }
+  }
+}
+
+void parse(CLI::App& app, std::vector<std::string> words) {
+  std::reverse(words.begin(), words.end());  // as CLI11 takes them
+  try {
+    app.parse(words);
+  } catch (const CLI::ExtrasError&) {
+    throw UsageError("unexpected word \"" + app.remaining().front() +
+                     "\"; values follow their flag, and `megashard "
+                     "pretrain --help` lists all.");
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(std::string(error.what()) +
+                     "; `megashard pretrain --help` shows what each flag takes.");
+  }
+}
+
+}  // namespace
+
+Arguments parse_arguments(int argc, const char* const* argv) {
+  std::vector<std::string> words(argv + 1, argv + argc);
+  for (const auto& word : words) {
+    if (word == "--help" || word == "-h") throw HelpRequested(kHelp + options_help());
+  }
+  std::optional<std::string> file;
+  if (!words.empty() && !words.front().starts_with('-')) {
+    file = words.front();
+    words.erase(words.begin());
+  }
+  CLI::App app;
+  add_options(app);
+  parse(app, canonical_words(words));
+  if (app.count(kConfig) > 0) {
+    if (file)
+      throw UsageError("--config " + app[kConfig]->as<std::string>() + " and " + *file +
+                       " are both YAML files; give one.");
+    file = app[kConfig]->as<std::string>();
+  }
+
+  Arguments arguments;
+  if (file) read_argument_file(*file, arguments);
+  for (const auto& option : option_table()) {
+    if (option.status == OptionStatus::kComputed || app.count(option.flag) == 0) continue;
+    set_option(option, app[option.flag]->results(), arguments);
+  }
+  if (arguments.data_args_path && arguments.data_path.empty()) {
+    arguments.data_path = read_words(*arguments.data_args_path, "--data-args-path");
+    arguments.data_args_path.reset();
+  }
+  return arguments;
+}
+
+}  // namespace megashard

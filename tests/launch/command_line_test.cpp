@@ -1,0 +1,169 @@
+#include "launch/command_line.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "tests/support/diagnostics.h"
+
+namespace megashard {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+Arguments parse(const std::string& line) {
+  std::istringstream stream("pretrain " + line);
+  std::vector<std::string> words{std::istream_iterator<std::string>(stream), {}};
+  std::vector<const char*> argv;
+  for (const auto& word : words) argv.push_back(word.c_str());
+  return parse_arguments(static_cast<int>(argv.size()), argv.data());
+}
+
+std::string refusal(const std::string& line) {
+  return usage_error([&] { parse(line); });
+}
+
+/// A file that lives as long as this.
+struct TemporaryFile {
+  explicit TemporaryFile(const std::string& text)
+      : path(
+            (std::filesystem::path(testing::TempDir()) /
+             ("megashard_args_" + std::to_string(reinterpret_cast<std::uintptr_t>(this)) + ".yaml"))
+                .string()) {
+    std::ofstream(path) << text;
+  }
+  ~TemporaryFile() { std::filesystem::remove(path); }
+  std::string path;
+};
+
+TEST(CommandLine, ReadsFlagsInEverySpelling) {
+  const auto arguments = parse(
+      "--num-layers 12 --hidden_size=64 --lr 1e-4 --min-lr=-0.5 --swiglu --disable-bias-linear "
+      "--rampup-batch-size 8 8 100 --data-path 0.5 a 0.5 b --override-opt_param-scheduler "
+      "--persistent-save-interval 7 --bf16=false");
+  EXPECT_EQ(arguments.num_layers, 12);
+  EXPECT_EQ(arguments.hidden_size, 64);
+  EXPECT_EQ(arguments.lr, 1e-4);
+  EXPECT_EQ(arguments.min_lr, -0.5);
+  EXPECT_TRUE(arguments.swiglu);
+  EXPECT_FALSE(arguments.add_bias_linear);
+  EXPECT_THAT(arguments.rampup_batch_size, ElementsAre(8, 8, 100));
+  EXPECT_THAT(arguments.data_path, ElementsAre("0.5", "a", "0.5", "b"));
+  EXPECT_TRUE(arguments.override_opt_param_scheduler);
+  EXPECT_EQ(arguments.save_interval, 7);
+  EXPECT_FALSE(arguments.bf16);
+  EXPECT_EQ(parse("--seed -1").seed, -1) << "negative numbers are values";
+  EXPECT_EQ(parse("").seed, 1234);
+}
+
+TEST(CommandLine, MistakesAreSentences) {
+  const std::pair<const char*, const char*> rows[] = {
+      {"--train-iter 5", "unknown flag --train-iter; did you mean --train-iters?"},
+      {"--zzz", "unknown flag --zzz; `megashard pretrain --help` lists all."},
+      {"--num-layers 2 --num-layers 3", "--num-layers is given twice"},
+      {"--num-layers 2 --num_layers=2", "--num-layers is given twice"},
+      {"--save-interval 2 --persistent-save-interval 2", "--save-interval is given twice"},
+      {"--swiglu --swiglu", "--swiglu is given twice"},
+      {"--lr fast", "--lr takes a number, got \"fast\""},
+      {"--lr", "--lr"},
+      {"--rampup-batch-size 1 2", "--rampup-batch-size"},
+      {"--lr 1 2", "unexpected word \"2\""},
+      {"--swiglu yes", "unexpected word \"yes\""},
+      {"--fp16", "--fp16 is refused"},
+      {"--async-save", "--async-save is refused"},
+      {"--ckpt-format dcp",
+       "--ckpt-format takes one of torch_dist, torch_dcp, torch, zarr, got \"dcp\""},
+      {"--data-args-path /nowhere", "--data-args-path /nowhere cannot be read"},
+      {"/nowhere.yaml", "the argument file /nowhere.yaml cannot be read"},
+      {"--config /nowhere.yaml", "the argument file /nowhere.yaml cannot be read"},
+      {"a.yaml --config b.yaml", "are both YAML files"},
+  };
+  for (const auto& [line, message] : rows) EXPECT_THAT(refusal(line), HasSubstr(message)) << line;
+}
+
+TEST(CommandLine, HelpComesFromTheTable) {
+  try {
+    parse("--num-layers 2 --help");
+    FAIL() << "help was not requested";
+  } catch (const HelpRequested& help) {
+    EXPECT_THAT(help.what(), HasSubstr("--config FILE"));
+    EXPECT_THAT(
+        help.what(),
+        HasSubstr("--eval-iters VALUE\n      global batches of one evaluation; 0: none [100]"));
+    EXPECT_THAT(help.what(), HasSubstr("known, but refused:"));
+  }
+}
+
+TEST(ArgumentFile, ReadsMegatronsSection) {
+  const TemporaryFile file(R"(
+gpt_args:
+  num_layers: 12   # comment
+  lr: 1.0e-5
+  min_lr: "1e-6"
+  swiglu: true
+  bf16: False
+  no_gradient_accumulation_fusion: True
+  add_bias_linear: false
+  override_opt_param_scheduler: true
+  data_path: [0.3, a, 0.7, b]
+  train_data_path: one
+  load: null
+  use_flash_attn: true
+)");
+  const auto arguments = parse(file.path + " --num-layers 3");
+  EXPECT_EQ(arguments.num_layers, 3) << "the command line wins";
+  EXPECT_EQ(arguments.lr, 1e-5);
+  EXPECT_EQ(arguments.min_lr, 1e-6);
+  EXPECT_TRUE(arguments.swiglu);
+  EXPECT_FALSE(arguments.bf16);
+  EXPECT_FALSE(arguments.gradient_accumulation_fusion);
+  EXPECT_FALSE(arguments.add_bias_linear);
+  EXPECT_TRUE(arguments.override_opt_param_scheduler);
+  EXPECT_THAT(arguments.data_path, ElementsAre("0.3", "a", "0.7", "b"));
+  EXPECT_THAT(arguments.train_data_path, ElementsAre("one"));
+  EXPECT_FALSE(arguments.load.has_value());
+  EXPECT_THAT(arguments.given_without_effect, ElementsAre("--use-flash-attn"));
+}
+
+TEST(ArgumentFile, MayBeFlatAndNamedByConfig) {
+  const TemporaryFile file("num_layers: 4\ndisable_bias_linear: false\n");
+  const auto arguments = parse("--seed 5 --config " + file.path);
+  EXPECT_EQ(arguments.num_layers, 4);
+  EXPECT_EQ(arguments.seed, 5);
+  EXPECT_TRUE(arguments.add_bias_linear);
+}
+
+TEST(ArgumentFile, MistakesNameLineAndKey) {
+  const std::pair<const char*, const char*> rows[] = {
+      {"num_layers: 2\nnum_layer: 3", ":2: unknown key \"num_layer\"; did you mean num_layers?"},
+      {"world_size: 3", "unknown key \"world_size\""},
+      {"num_layers: two", ":1: --num-layers takes a whole number, got \"two\""},
+      {"swiglu: 7", ":1: swiglu takes true or false"},
+      {"num_layers: {a: 1}", "num_layers takes a value or a list, got a map"},
+      {"data_path: [[a]]", "data_path takes a list of plain values"},
+      {"num_layers: [1, 2]", "--num-layers takes one value, got 2"},
+      {"num_layers: 2\nnum_layers: 2", ":2: num_layers is given twice"},
+      {"gpt_args: {seed: 1}\nother: 2", ":2: \"other\" stands beside gpt_args"},
+      {"gpt_args: 3", "the file must hold `key: value` lines"},
+      {"- a", "the file must hold `key: value` lines"},
+      {"a: [", "this is not YAML"},
+      {"fp16: true", "--fp16 is refused"},
+  };
+  for (const auto& [text, message] : rows) {
+    const TemporaryFile file(text);
+    EXPECT_THAT(refusal(file.path), HasSubstr(message)) << text;
+  }
+}
+
+TEST(DataArgsPath, ReplacesTheWordsOfDataPath) {
+  const TemporaryFile file("0.25 a\n0.75 b\n");
+  EXPECT_THAT(parse("--data-args-path " + file.path).data_path,
+              ElementsAre("0.25", "a", "0.75", "b"));
+}
+
+}  // namespace
+}  // namespace megashard
