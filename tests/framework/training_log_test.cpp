@@ -1,0 +1,128 @@
+#include "framework/training_log.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace megashard {
+namespace {
+
+using testing::HasSubstr;
+
+TrainingLogLine plain_line() {
+  return {.time = "2026-01-31 08:05:09",
+          .iteration = 10,
+          .train_iters = 100,
+          .consumed_samples = 80,
+          .milliseconds_per_iteration = 1234.56,
+          .learning_rate = 9.9e-5,
+          .global_batch_size = 8,
+          .losses = {{"lm loss", 4.25}},
+          .grad_norm = 1.23456};
+}
+
+TEST(TrainingLogLine, IsMegatrons) {
+  EXPECT_EQ(training_log_line(plain_line()),
+            " [2026-01-31 08:05:09] iteration       10/     100 | consumed samples:           80 | "
+            "elapsed time per "
+            "iteration (ms): 1234.6 | learning rate: 9.900000E-05 | global batch size:     8 | lm "
+            "loss: 4.250000E+00 | "
+            "loss scale: 1.0 | grad norm: 1.235 | number of skipped iterations:   0 | number of "
+            "nan iterations:   0 |");
+}
+
+TEST(TrainingLogLine, ShowsEveryOptionalPieceInItsPlace) {
+  auto line = plain_line();
+  line.skipped_samples = 16;
+  line.tflops_per_device = 45.67;
+  line.losses = {{"lm loss", 4.25}, {"load_balancing_loss", 0.0}, {"mtp_1 loss", 1.5}};
+  line.tokens_per_sample = 2048;
+  line.zeros_in_grad = 12;
+  line.params_norm = 100;
+  line.nan_iterations = 1;
+  EXPECT_EQ(training_log_line(line),
+            " [2026-01-31 08:05:09] iteration       10/     100 | consumed samples:           80 | "
+            "skipped samples:     "
+            "      16 | elapsed time per iteration (ms): 1234.6 | throughput per GPU "
+            "(TFLOP/s/GPU): 45.7 | learning rate: "
+            "9.900000E-05 | global batch size:     8 | lm loss: 4.250000E+00 | mtp_1 loss: "
+            "1.500000E+00 | tokens per "
+            "sample: 2.048000E+03 | loss scale: 1.0 | grad norm: 1.235 | num zeros: 12.0 | params "
+            "norm: 100.000 | number "
+            "of skipped iterations:   0 | number of nan iterations:   1 |");
+}
+
+// Scripts take the step time by position: field 5 at ':', up to '|'.
+TEST(TrainingLogLine, KeepsThePositionOfTheStepTime) {
+  const auto line = training_log_line(plain_line());
+  size_t begin = 0;
+  for (int field = 1; field < 5; ++field) begin = line.find(':', begin) + 1;
+  EXPECT_EQ(line.substr(begin, line.find('|', begin) - begin), " 1234.6 ");
+}
+
+TEST(EvaluationLogLines, StandBetweenDashes) {
+  EXPECT_EQ(evaluation_log_lines("iteration 10", {{"lm loss", 0.0}}),
+            "--------------------------------------------------------------------------------------"
+            "---------\n"
+            " validation loss at iteration 10 | lm loss value: 0.000000E+00 | lm loss PPL: "
+            "1.000000E+00 | \n"
+            "--------------------------------------------------------------------------------------"
+            "---------");
+  EXPECT_THAT(evaluation_log_lines("iteration 10 on test set", {{"lm loss", 100.0}}),
+              HasSubstr("at iteration 10 on test set | lm loss value: 1.000000E+02 | lm loss PPL: "
+                        "4.851652E+08 | "))
+      << "the exponent is at most 20";
+}
+
+TEST(ArgumentsBanner, ListsAllSorted) {
+  Arguments arguments;
+  arguments.num_layers = 12;
+  arguments.lr = 1e-5;
+  const auto banner = arguments_banner(arguments);
+  EXPECT_TRUE(banner.starts_with("------------------------ arguments ------------------------\n"));
+  EXPECT_TRUE(banner.ends_with("\n-------------------- end of arguments ---------------------"));
+  EXPECT_THAT(banner, HasSubstr("\n  num_layers ...................................... 12\n"));
+  EXPECT_THAT(banner, HasSubstr("\n  lr .............................................. 1e-05\n"));
+  EXPECT_THAT(banner, HasSubstr("\n  save ............................................ None\n"));
+  EXPECT_LT(banner.find("  adam_beta1 "), banner.find("  weight_decay "));
+}
+
+TEST(LogLines, AreMegatrons) {
+  Arguments arguments;
+  arguments.world_size = arguments.data_parallel_size = 2;
+  EXPECT_EQ(sizes_line(arguments),
+            "using world size: 2, data-parallel size: 2, context-parallel size: 1, "
+            "tensor-model-parallel size: 1, "
+            "pipeline-model-parallel size: 1");
+  EXPECT_EQ(padded_vocab_line(100, 128),
+            " > padded vocab (size: 100) with 28 dummy tokens (new size: 128)");
+  EXPECT_EQ(saving_line(10, "out", "torch_dcp"),
+            "saving checkpoint at iteration      10 to out in torch_dcp format");
+  EXPECT_EQ(saved_line(10, "out"),
+            "  successfully saved checkpoint from iteration      10 to out [ t 1/1, p 1/1 ]");
+  EXPECT_EQ(loading_line("out", 10), " loading distributed checkpoint from out at iteration 10");
+  EXPECT_EQ(loading_line("out", std::nullopt), " loading release checkpoint from out");
+  EXPECT_EQ(loaded_line("out", 10),
+            "  successfully loaded checkpoint from out [ t 1/1, p 1/1 ] at iteration 10");
+  EXPECT_EQ(missing_checkpoint_lines("out/latest_checkpointed_iteration.txt"),
+            "WARNING: could not find the metadata file out/latest_checkpointed_iteration.txt\n"
+            "    will not load any checkpoints and will start from random");
+  EXPECT_EQ(exit_line(10, "T"), "[exiting program at iteration 10] datetime: T ");
+  EXPECT_EQ(parameter_count_line(7),
+            " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 7");
+}
+
+TEST(LogTime, IsIso) {
+  std::tm time{};
+  time.tm_year = 126;
+  time.tm_mon = 0;
+  time.tm_mday = 31;
+  time.tm_hour = 8;
+  time.tm_min = 5;
+  time.tm_sec = 9;
+  EXPECT_EQ(log_time(time), "2026-01-31 08:05:09");
+}
+
+}  // namespace
+}  // namespace megashard
