@@ -23,26 +23,36 @@ constexpr const char* kHelp =
     "beat the file. Defaults are shown in [].\n\n"
     "  --config FILE\n      the YAML file, if it is not the first word\n";
 
-/// Each flag in the spelling of the table, and each only once.
+bool is_flag(const std::string& word) { return word.starts_with("--") && word != "--"; }
+
+/// The table's spelling of a flag that may be followed by "=VALUE".
+std::string canonical_flag(const std::string& spelling) {
+  if (spelling == kConfig) return kConfig;
+  if (const Option* option = find_option(spelling)) return option->flag;
+  const auto suggestion = did_you_mean(spelling, option_spellings());
+  throw UsageError("unknown flag " + spelling +
+                   (suggestion.empty() ? "; `megashard pretrain --help` lists all." : suggestion));
+}
+
+/// Each flag in the spelling of the table, each only once, and those that need a value with one.
 std::vector<std::string> canonical_words(const std::vector<std::string>& words) {
   std::set<std::string> seen;
   std::vector<std::string> canonical;
-  for (const auto& word : words) {
-    if (!word.starts_with("--") || word == "--") {
+  for (size_t i = 0; i < words.size(); ++i) {
+    const auto& word = words[i];
+    if (!is_flag(word)) {
       canonical.push_back(word);
       continue;
     }
     const auto equals = word.find('=');
-    const std::string spelling = word.substr(0, equals);
-    const Option* option = find_option(spelling);
-    if (option == nullptr && spelling != kConfig) {
-      const auto suggestion = did_you_mean(spelling, option_spellings());
-      throw UsageError(
-          "unknown flag " + spelling +
-          (suggestion.empty() ? "; `megashard pretrain --help` lists all." : suggestion));
-    }
-    const std::string flag = option == nullptr ? kConfig : option->flag;
+    const std::string flag = canonical_flag(word.substr(0, equals));
     if (!seen.insert(flag).second) throw UsageError(flag + " is given twice; keep one.");
+    const Option* option = find_option(flag);
+    const bool takes_value = option == nullptr || !option->is_switch();
+    const bool followed = i + 1 < words.size() && !is_flag(words[i + 1]);
+    if (takes_value && (equals == word.npos ? !followed : equals + 1 == word.size())) {
+      throw UsageError(flag + " has no value; `megashard pretrain --help` shows what it takes.");
+    }
     canonical.push_back(equals == word.npos ? flag : flag + word.substr(equals));
   }
   return canonical;
@@ -59,7 +69,7 @@ void add_options(CLI::App& app) {
     }
     auto* row = app.add_option(option.flag)->type_name("VALUE");
     if (option.words == Option::kAnyNumber) {
-      row->expected(1, -1);
+      row->expected(1, -1)->allow_extra_args();
     } else {
       row->expected(option.words);
     }
