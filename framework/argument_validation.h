@@ -14,8 +14,8 @@ struct RunEnvironment {
   int world_size = 1;
   int rank = 0;
   bool has_gpu = false;
-  std::optional<std::string> cuda_device_max_connections;  ///< environment variables of these names
-  std::optional<std::string> nccl_algo;
+  std::optional<std::string> cuda_device_max_connections{};  ///< environment variables of these names
+  std::optional<std::string> nccl_algo{};
 };
 
 /// Fills derived values (marked so in the headers) and checks every rule between arguments

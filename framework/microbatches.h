@@ -11,7 +11,7 @@ struct MicrobatchOptions {
   int64_t global_batch_size = 1;
   int64_t micro_batch_size = 1;
   int64_t data_parallel_size = 1;
-  std::vector<int64_t> rampup;      ///< {start, increment, samples}; empty: constant
+  std::vector<int64_t> rampup{};      ///< {start, increment, samples}; empty: constant
   bool decrease_if_needed = false;  ///< round the global batch down to what can be divided
 };
 

@@ -19,23 +19,23 @@ std::string log_time(const std::tm& local_time);
 
 /// What the training line shows, printed by the last rank every log_interval steps.
 struct TrainingLogLine {
-  std::string time;  ///< log_time()
+  std::string time{};  ///< log_time()
   int64_t iteration = 0;
   int64_t train_iters = 0;
   int64_t consumed_samples = 0;             ///< after the step
   int64_t skipped_samples = 0;              ///< shown when positive
   double milliseconds_per_iteration = 0.0;  ///< mean since the last line
-  std::optional<double> tflops_per_device;  ///< --log-throughput
+  std::optional<double> tflops_per_device{};  ///< --log-throughput
   double learning_rate = 0.0;               ///< after the scheduler's step
   int64_t global_batch_size = 0;
   /// Means since the last line by name ("lm loss"); those that are not positive are left out, as in
   /// Megatron.
-  std::vector<std::pair<std::string, double>> losses;
-  std::optional<double> tokens_per_sample;  ///< --log-tps
+  std::vector<std::pair<std::string, double>> losses{};
+  std::optional<double> tokens_per_sample{};  ///< --log-tps
   double loss_scale = 1.0;
-  std::optional<double> grad_norm;  ///< before clipping
-  std::optional<double> zeros_in_grad;
-  std::optional<double> params_norm;
+  std::optional<double> grad_norm{};  ///< before clipping
+  std::optional<double> zeros_in_grad{};
+  std::optional<double> params_norm{};
   int64_t skipped_iterations = 0;
   int64_t nan_iterations = 0;
 };
