@@ -41,7 +41,7 @@ class MetricsFile {
   void write(const StepMetrics& metrics);
 
  private:
-  std::string path_{};
+  std::string path_;
   std::ofstream file_;
 };
 

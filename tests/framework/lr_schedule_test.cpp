@@ -46,13 +46,13 @@ TEST(OptimizerParamScheduler, EqualsMegatronCore) {
     }
     for (const auto& [key, value] : scheduler.state_dict()) {
       const auto& theirs = expected["state"].at(key);
-      const auto text =
-          theirs.is_string()
-              ? theirs.get<std::string>()
-              : argument_text(theirs.is_number_float() ? ArgumentValue(theirs.get<double>())
-                                                       : ArgumentValue(theirs.get<int64_t>()));
-      const bool fraction = key == "lr_warmup_steps" && theirs.is_number_float();
-      if (!fraction) EXPECT_EQ(argument_text(value), text) << key;
+      if (theirs.is_string()) {
+        EXPECT_EQ(argument_text(value), theirs.get<std::string>()) << key;
+      } else if (const auto* whole = std::get_if<int64_t>(&value)) {
+        EXPECT_EQ(*whole, theirs.get<int64_t>()) << key;
+      } else {
+        EXPECT_EQ(std::get<double>(value), theirs.get<double>()) << key;
+      }
     }
     EXPECT_EQ(scheduler.state_dict().size(), expected["state"].size());
   }

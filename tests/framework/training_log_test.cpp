@@ -62,13 +62,12 @@ TEST(TrainingLogLine, KeepsThePositionOfTheStepTime) {
 }
 
 TEST(EvaluationLogLines, StandBetweenDashes) {
+  const std::string text =
+      " validation loss at iteration 10 | lm loss value: 0.000000E+00 | lm loss PPL: 1.000000E+00 "
+      "| ";
+  const std::string dashes(94, '-');  // one more than the text has letters
   EXPECT_EQ(evaluation_log_lines("iteration 10", {{"lm loss", 0.0}}),
-            "--------------------------------------------------------------------------------------"
-            "---------\n"
-            " validation loss at iteration 10 | lm loss value: 0.000000E+00 | lm loss PPL: "
-            "1.000000E+00 | \n"
-            "--------------------------------------------------------------------------------------"
-            "---------");
+            dashes + "\n" + text + "\n" + dashes);
   EXPECT_THAT(evaluation_log_lines("iteration 10 on test set", {{"lm loss", 100.0}}),
               HasSubstr("at iteration 10 on test set | lm loss value: 1.000000E+02 | lm loss PPL: "
                         "4.851652E+08 | "))

@@ -73,7 +73,7 @@ TEST(CommandLine, MistakesAreSentences) {
       {"--save --load x", "--save has no value"},
       {"--save= --load x", "--save has no value"},
       {"--data-path --lr 1", "--data-path has no value"},
-      {"--rampup-batch-size 1 2", "--rampup-batch-size: 3 required VALUE"},
+      {"--rampup-batch-size 1 2", "--rampup-batch-size: At least 3 required but received 2"},
       {"--lr 1 2", "unexpected word \"2\""},
       {"--swiglu yes", "unexpected word \"yes\""},
       {"--fp16", "--fp16 is refused"},
