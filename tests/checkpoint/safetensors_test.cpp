@@ -9,21 +9,13 @@
 #include <fstream>
 
 #include "checkpoint/hf_weights.h"
+#include "tests/checkpoint/refusal.h"
 #include "tests/checkpoint/temporary_folder.h"
 
 namespace megashard {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::string refusal_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
 
 at::Tensor counting(at::ScalarType dtype, std::vector<int64_t> sizes) {
   int64_t numel = 1;

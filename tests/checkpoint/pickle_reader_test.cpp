@@ -1,0 +1,107 @@
+#include "checkpoint/pickle_reader.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "checkpoint/pickle_writer.h"
+#include "tests/checkpoint/refusal.h"
+
+namespace megashard {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string raw(const char* bytes, size_t size) { return {bytes, size}; }
+template <size_t N>
+Value read(const char (&bytes)[N]) {
+  return read_pickle(std::string_view(bytes, N - 1), "test");
+}
+template <size_t N>
+std::string refused(const char (&bytes)[N]) {
+  return refusal_of([&] { read_pickle(std::string_view(bytes, N - 1), "test"); });
+}
+
+TEST(Pickle, WhatIsWrittenIsRead) {
+  Dict fields;
+  fields.set("dtype", at::kBFloat16);
+  Object unknown{
+      "numpy.dtype", Object::Making::kCalled, Tuple{{"f8", false, true}}, Tuple{{3, "<"}}, {}, {}};
+  Dict dict;
+  dict.set("numbers", List{{0, 255, 256, -1, int64_t{1} << 40, -(int64_t{1} << 62), 1.5, -0.0}});
+  dict.set("big", BigInt{raw("\0\0\0\0\0\0\0\0\1", 9)});
+  dict.set("flags", Tuple{{true, false, Value(), Tuple(), List(), Dict()}});
+  dict.set("bytes", Bytes{raw("\0\x7f\x80\xff", 4)});
+  dict.set("no bytes", Bytes());
+  dict.set("text",
+           "gr\xc3\xb6\xc3\x9f"
+           "e");
+  dict.set("size", TorchSize{{2, 3}});
+  dict.set("name", Global{"torch.nn.functional.gelu"});
+  dict.set("args", make_namespace(fields));
+  dict.set("unknown", unknown);
+  dict.set("again", List{{"text", "text", unknown}});
+  const Value value(dict);
+  EXPECT_EQ(read_pickle(write_pickle(value), "test"), value);
+  EXPECT_EQ(*namespace_fields(read_pickle(write_pickle(value), "test").as_dict().at("args")),
+            fields);
+}
+
+TEST(Pickle, NewerProtocolsAreRead) {
+  // pickle.dumps({"a": [1, b"x"], "b": collections.OrderedDict(c=(1, 2, 3, 4))}, 4)
+  const auto value = read(
+      "\x80\x04\x95>\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x01"
+      "a\x94]\x94(K\x01"
+      "C\x01x\x94"
+      "e\x8c\x01"
+      "b\x94"
+      "\x8c\x0b"
+      "collections\x94\x8c\x0bOrderedDict\x94\x93\x94)R\x94\x8c\x01"
+      "c\x94(K\x01K\x02K\x03K\x04t\x94su.");
+  EXPECT_EQ(value.as_dict().at("a"), Value(List{{1, Bytes{"x"}}}));
+  EXPECT_EQ(value.as_dict().at("b").as_dict().at("c"), Value(Tuple{{1, 2, 3, 4}}));
+}
+
+TEST(Pickle, CallsAreRecordedAndNeverMade) {
+  const auto value = read("cos\nsystem\nX\x04\0\0\0true\x85R.");
+  ASSERT_NE(value.object(), nullptr);
+  EXPECT_EQ(value.object()->class_name, "os.system");
+  EXPECT_EQ(value.kind(), "an object of class os.system");
+}
+
+TEST(Pickle, DamagedAndHostileOnesAreRefused) {
+  EXPECT_THAT(refused(""), HasSubstr("truncated"));
+  EXPECT_THAT(refused("X\xff\xff\xff\xff"
+                      "abc"),
+              HasSubstr("truncated"));
+  EXPECT_THAT(refused("\x8d\xff\xff\xff\xff\xff\xff\xff\xff"
+                      "abc"),
+              HasSubstr("truncated"));
+  EXPECT_THAT(refused("\x80\x09N."), HasSubstr("protocol 9"));
+  EXPECT_THAT(refused("."), HasSubstr("stack is empty"));
+  EXPECT_THAT(refused("(."), HasSubstr("stack is empty"));
+  EXPECT_THAT(refused("t."), HasSubstr("no mark"));
+  EXPECT_THAT(refused("h\x05."), HasSubstr("never written"));
+  EXPECT_THAT(refused("}(K\x01u."), HasSubstr("without a value"));
+  EXPECT_THAT(refused("K\x01K\x02\x61."), HasSubstr("no list"));
+  EXPECT_THAT(refused("K\x01)R."), HasSubstr("no class"));
+  EXPECT_THAT(refused("(i__main__\nX\n."), HasSubstr("opcode 105"));
+  EXPECT_THAT(refused("]q\0h\0\x61."), HasSubstr("contain themselves"));  // a list inside itself
+}
+
+TEST(Pickle, NestingAndGrowthAreBounded) {
+  const auto deep = std::string(100000, ']') + std::string(99999, 'a') + ".";
+  EXPECT_THAT(refusal_of([&] { read_pickle(deep, "test"); }), HasSubstr("nested deeper"));
+  std::string laughs = "]q";  // each list holds the one before ten times
+  laughs += '\0';
+  for (char i = 0; i < 20; ++i) {
+    laughs += "](";
+    for (int j = 0; j < 10; ++j) laughs += std::string("h") + i;
+    laughs += "eq";
+    laughs += static_cast<char>(i + 1);
+  }
+  EXPECT_THAT(refusal_of([&] { read_pickle(laughs + ".", "test"); }),
+              HasSubstr("many times its size"));
+}
+
+}  // namespace
+}  // namespace megashard
