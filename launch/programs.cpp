@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "framework/diagnostics.h"
+#include "launch/convert.h"
 #include "launch/failure.h"
 
 namespace megashard {
@@ -21,7 +22,9 @@ struct Subcommand {
 };
 
 const std::vector<Subcommand>& subcommands() {
-  static const std::vector<Subcommand> all = {};
+  static const std::vector<Subcommand> all = {
+      {"convert", "converts checkpoints and Hugging Face directories", run_convert},
+  };
   return all;
 }
 
