@@ -1,0 +1,128 @@
+// Saves and loads torch_dcp checkpoints over ranks as threads, for test_dcp.py:
+//   dcp_tool save FOLDER RANKS REPLICAS    tensors that test_dcp.py knows, sharded over RANKS /
+//   REPLICAS dcp_tool load FOLDER RANKS OUT         every tensor's shards to
+//   OUT/rank<r>.safetensors, values to OUT/values.pkl
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+#include <cstdio>
+#include <exception>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/dcp_reader.h"
+#include "checkpoint/dcp_writer.h"
+#include "checkpoint/file_io.h"
+#include "checkpoint/pickle_writer.h"
+#include "checkpoint/safetensors.h"
+#include "tests/support/run_ranks.h"
+
+namespace megashard {
+namespace {
+
+ShardedTensor shard_of(const at::Tensor& whole, int parts, int index) {
+  auto tensor = ShardedTensor::replicated(whole);
+  if (whole.dim() == 0) return tensor;
+  const auto range = chunk_range(whole.size(0), parts, index);
+  tensor.local = whole.narrow(0, range.offset, range.size).clone();
+  tensor.offsets[0] = range.offset;
+  return tensor;
+}
+
+at::Tensor counting(at::ScalarType dtype, std::vector<int64_t> sizes, int64_t first) {
+  int64_t numel = 1;
+  for (const auto size : sizes) numel *= size;
+  return at::arange(first, first + numel, at::TensorOptions(at::kFloat)).view(sizes).to(dtype);
+}
+
+ShardedTensors known_tensors(int parts, int index) {
+  ShardedTensors tensors;
+  const auto add = [&](const std::string& key, const at::Tensor& whole) {
+    tensors.emplace_back(key, shard_of(whole, parts, index));
+  };
+  add("model.a.weight", counting(at::kFloat, {5, 3}, 0));
+  add("model.b.bias", counting(at::kBFloat16, {2}, 1));
+  add("model.c.weight", counting(at::kHalf, {7, 2, 2}, 2));
+  add("model.d.weight", counting(at::kFloat8_e4m3fn, {4, 4}, 0));
+  add("model.e.weight", counting(at::kLong, {6}, 3));
+  add("optimizer.state.a.weight.exp_avg", counting(at::kFloat, {5, 3}, 100));
+  add("optimizer.state.a.weight.step", at::full({}, 7, at::TensorOptions(at::kFloat)));
+  return tensors;
+}
+
+Dict known_values(int rank) {
+  Dict arguments;
+  arguments.set("hidden_size", 8);
+  arguments.set("params_dtype", at::kBFloat16);
+  arguments.set("name",
+                "gr\xc3\xb6\xc3\x9f"
+                "e");
+  Dict group;
+  group.set("lr", 0.001);
+  group.set("betas", Tuple{{0.9, 0.95}});
+  group.set("params", List{{"a.weight", "b.bias"}});
+  Dict optimizer;
+  optimizer.set("param_groups", List{{group}});
+  Dict generator;
+  generator.set("torch", Bytes{std::string("\x00\x80\xff", 3) + static_cast<char>('0' + rank)});
+  Dict generators;
+  generators.set(std::to_string(rank), generator);
+  Dict values;
+  values.set("args", make_namespace(arguments));
+  values.set("iteration", 10);
+  values.set("checkpoint_version", 3.0);
+  values.set("optimizer", optimizer);
+  values.set("rng_state", generators);
+  values.set("large", int64_t{1} << 40);
+  values.set("nothing", Value());
+  return values;
+}
+
+void load(const std::string& folder, const std::string& out, const ProcessGroupPtr& group) {
+  ShardedTensors tensors;
+  {
+    const DcpReader reader(folder);
+    for (const auto& entry : reader.entries()) {
+      if (!entry.is_tensor) continue;
+      tensors.emplace_back(
+          entry.key, shard_of(at::empty(entry.sizes, at::TensorOptions(entry.dtype)), group->size(),
+                              group->rank()));
+    }
+  }
+  Dict values;
+  load_dcp(folder, tensors, &values, group);
+  std::vector<TensorInfo> infos;
+  std::map<std::string, at::Tensor> shards;
+  for (const auto& [key, tensor] : tensors) {
+    infos.push_back({key, tensor.local.scalar_type(), tensor.local.sizes().vec()});
+    shards[key] = tensor.local;
+  }
+  SafetensorsWriter writer(out + "/rank" + std::to_string(group->rank()) + ".safetensors", infos);
+  for (const auto& info : writer.tensors()) writer.write(shards.at(info.name));
+  writer.finish();
+  if (group->rank() == 0) write_file_atomically(out + "/values.pkl", write_pickle(values));
+}
+
+void run(const std::string& command, const std::string& folder, int ranks,
+         const std::string& last) {
+  testing::run_ranks(ranks, [&](const ProcessGroupPtr& group) {
+    if (command == "load") return load(folder, last, group);
+    const int shards = ranks / std::stoi(last);
+    save_checkpoint(folder, 10, known_tensors(shards, group->rank() % shards),
+                    known_values(group->rank()), group);
+  });
+}
+
+}  // namespace
+}  // namespace megashard
+
+int main(int argc, char** argv) {
+  if (argc != 5) return 2;
+  try {
+    megashard::run(argv[1], argv[2], std::stoi(argv[3]), argv[4]);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

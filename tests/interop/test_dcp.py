@@ -1,0 +1,181 @@
+"""torch_dcp checkpoints: PyTorch reads ours and we read PyTorch's, at other world sizes.
+
+The tensors are known to both sides (dcp_tool.cpp): uneven rows, shards without rows, every kind of dtype.
+"""
+
+import argparse
+import datetime
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
+STEP = "iter_0000010"
+
+
+def counting(dtype, sizes, first):
+    numel = torch.Size(sizes).numel()
+    return torch.arange(first, first + numel, dtype=torch.float32).view(sizes).to(dtype)
+
+
+def known_tensors():
+    return {
+        "model.a.weight": counting(torch.float32, (5, 3), 0),
+        "model.b.bias": counting(torch.bfloat16, (2,), 1),
+        "model.c.weight": counting(torch.float16, (7, 2, 2), 2),
+        "model.d.weight": counting(torch.float8_e4m3fn, (4, 4), 0),
+        "model.e.weight": counting(torch.int64, (6,), 3),
+        "optimizer.state.a.weight.exp_avg": counting(torch.float32, (5, 3), 100),
+        "optimizer.state.a.weight.step": torch.tensor(7.0),
+    }
+
+
+def known_values(ranks):
+    return {
+        "args": argparse.Namespace(hidden_size=8, params_dtype=torch.bfloat16, name="größe"),
+        "iteration": 10,
+        "checkpoint_version": 3.0,
+        "optimizer": {"param_groups": [{"lr": 0.001, "betas": (0.9, 0.95), "params": ["a.weight", "b.bias"]}]},
+        "rng_state": {str(rank): {"torch": b"\x00\x80\xff" + str(rank).encode()} for rank in range(ranks)},
+        "large": 1 << 40,
+        "nothing": None,
+    }
+
+
+def nested_state(tensors, values):
+    state = {"model": {key[6:]: tensor for key, tensor in tensors.items() if key.startswith("model.")}, **values}
+    state["optimizer"] = {
+        "state": {"a.weight": {name: tensors[f"optimizer.state.a.weight.{name}"] for name in ("exp_avg", "step")}},
+        **values["optimizer"],
+    }
+    return state
+
+
+def same(a, b):
+    """Equal, bit for bit, dtypes and classes too."""
+    if isinstance(a, torch.Tensor):
+        same_kind = a.dtype == b.dtype and a.shape == b.shape
+        return same_kind and a.contiguous().view(-1).view(torch.uint8).equal(b.contiguous().view(-1).view(torch.uint8))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list) and not all(isinstance(item, (str, int)) for item in a):
+        return len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+def tool(*arguments):
+    program = BUILD / "tests" / "interop" / "dcp_tool"
+    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[:2000]
+
+
+def in_python(world, task, *arguments):
+    """Runs this file's task(rank, ...) in `world` processes with a Gloo group."""
+    store = arguments[0] / f"store_{task.__name__}_{world}"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    processes = [subprocess.Popen([sys.executable, __file__, task.__name__, str(rank), str(world), str(store),
+                                   *map(str, arguments)], env=environment, stderr=subprocess.PIPE, text=True)
+                 for rank in range(world)]
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+    assert all(process.returncode == 0 for process in processes), "\n".join(errors)[-3000:]
+
+
+def placed(tensor, mesh):
+    if tensor.dim() == 0:
+        return tensor
+    placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
+    return distribute_tensor(tensor, mesh, placements, src_data_rank=None)  # Gloo does not send fp8
+
+
+def mesh_of(world):
+    return init_device_mesh("cpu", (2, 2) if world == 4 else (world,))
+
+
+def load_ours(folder):
+    mesh = mesh_of(dist.get_world_size())
+    expected = known_tensors()
+    loaded = {key: placed(torch.zeros_like(tensor), mesh) for key, tensor in expected.items()}
+    values = known_values(0)
+    state = nested_state(loaded, {**values, "iteration": 0, "args": None})
+    del state["rng_state"]
+    for saved in ("w1", "w3", "h4"):
+        dcp.load(state, checkpoint_id=str(Path(folder) / saved / STEP))
+        for key, tensor in expected.items():
+            local, wanted = loaded[key], placed(tensor, mesh)
+            if local.dim():
+                local, wanted = local.to_local(), wanted.to_local()
+            assert same(local, wanted), (saved, key)
+            local.zero_()
+        assert state["args"] == values["args"] and state["iteration"] == 10, saved
+
+
+def save_theirs(folder):
+    world = dist.get_world_size()
+    tensors = {key: placed(tensor, mesh_of(world)) for key, tensor in known_tensors().items()}
+    dcp.save(nested_state(tensors, known_values(2)), checkpoint_id=str(Path(folder) / f"theirs_{world}"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dcp")
+    tool("save", folder / "w1", 1, 1)
+    tool("save", folder / "w3", 3, 1)
+    tool("save", folder / "h4", 4, 2)
+    return folder
+
+
+@pytest.mark.parametrize("saved, ranks", [("w1", 1), ("w3", 3), ("h4", 4)])
+def test_pytorch_turns_ours_into_one_file(folder, saved, ranks):
+    dcp_to_torch_save(str(folder / saved / STEP), str(folder / "whole.pt"))
+    state = torch.load(folder / "whole.pt", weights_only=False)
+    assert same(state, nested_state(known_tensors(), known_values(ranks)))
+
+
+def test_replicas_are_written_once_and_spread(folder):
+    sizes = [(folder / "h4" / STEP / f"__{rank}_0.distcp").stat().st_size for rank in range(4)]
+    assert min(sizes) > 4000, sizes
+
+
+@pytest.mark.parametrize("world", [2])
+def test_pytorch_loads_ours_at_another_world_size(folder, world):
+    in_python(world, load_ours, folder)
+
+
+@pytest.mark.parametrize("world", [1, 3, 4])
+def test_we_load_what_pytorch_saved(folder, world):
+    if world == 1:
+        dcp.save(nested_state(known_tensors(), known_values(2)), checkpoint_id=str(folder / "theirs_1"), no_dist=True)
+    else:
+        in_python(world, save_theirs, folder)
+    for ranks in (1, 2, 4):
+        out = folder / f"out_{world}_{ranks}"
+        out.mkdir()
+        tool("load", folder / f"theirs_{world}", ranks, out)
+        shards = [safetensors.torch.load_file(out / f"rank{rank}.safetensors") for rank in range(ranks)]
+        for key, expected in known_tensors().items():
+            parts = [shard[key] for shard in shards]
+            whole = torch.cat([part.view(torch.uint8) for part in parts]).view(expected.dtype) if expected.dim() else parts[0]
+            assert same(whole, expected), (key, ranks)
+        values = pickle.loads((out / "values.pkl").read_bytes())
+        assert same(values, known_values(2))
+
+
+if __name__ == "__main__":
+    name, rank, world, store, *arguments = sys.argv[1:]
+    dist.init_process_group("gloo", store=dist.FileStore(store, int(world)), rank=int(rank), world_size=int(world),
+                            timeout=datetime.timedelta(seconds=60))
+    {"load_ours": load_ours, "save_theirs": save_theirs}[name](*arguments)
+    dist.destroy_process_group()
