@@ -231,8 +231,7 @@ class GlooProcessGroup final : public ProcessGroup,
     options.ranks = members_in_world(members, name);
     options.rank = place_in(members);
     options.name = name;
-    // Disjoint groups may share a name, as those of one mesh dimension do.
-    const std::string prefix = name + "/" + std::to_string(options.ranks.front());
+    const std::string prefix = next_store_prefix(name, options.ranks);
     options.store = std::make_shared<GroupStore>();
     options.store->store = c10::make_intrusive<c10d::PrefixStore>(prefix, options_.store->store);
     return std::make_shared<GlooProcessGroup>(options);

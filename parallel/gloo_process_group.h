@@ -22,9 +22,9 @@ enum class GlooNetwork {
 };
 
 struct GlooGroupOptions {
-  GroupStorePtr store;
+  GroupStorePtr store{};
   int rank = 0;
-  std::vector<int> ranks;  ///< members as ranks of the world
+  std::vector<int> ranks{};  ///< members as ranks of the world
   std::string name = "world";
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   GlooNetwork network = GlooNetwork::kLoopback;

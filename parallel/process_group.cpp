@@ -7,7 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
+#include <functional>
 
 namespace megashard {
 
@@ -102,6 +102,15 @@ int ProcessGroup::place_in(const std::vector<int>& members) const {
   TORCH_CHECK(found != members.end(), "subgroup of group '", name_, "': rank ", rank_, " is not among the members ",
               members, "; only members make a subgroup");
   return static_cast<int>(found - members.begin());
+}
+
+std::string ProcessGroup::next_store_prefix(const std::string& name,
+                                            const std::vector<int>& members_in_world) {
+  std::string key = name;
+  for (const int member : members_in_world) key += "," + std::to_string(member);
+  const int made = subgroups_made_[key]++;
+  // Short however many the members are; std::hash is the same in every process of one program.
+  return name + "/" + std::to_string(std::hash<std::string>()(key)) + "/" + std::to_string(made);
 }
 
 }  // namespace megashard

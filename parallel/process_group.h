@@ -3,6 +3,7 @@
 #include <c10/core/Device.h>
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -78,8 +79,7 @@ class ProcessGroup {
   virtual std::vector<std::string> all_gather_strings(const std::string& mine);
 
   /// A group of some of this group's ranks (given as ranks in this group, ascending), called by its
-  /// members only, each with the same `name`, which is unique within this group's life (disjoint
-  /// groups, as those of one mesh dimension, share theirs).
+  /// members only, each with the same `name`, which need not be unique.
   virtual std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
                                                  const std::string& name) = 0;
 
@@ -102,12 +102,16 @@ class ProcessGroup {
   /// `members` as ranks of the world, and this rank's place among them.
   std::vector<int> members_in_world(const std::vector<int>& members, const std::string& name) const;
   int place_in(const std::vector<int>& members) const;
+  /// Where a new subgroup's keys are in the store: the same for all its members, and another one
+  /// every time, so that groups of one name do not meet.
+  std::string next_store_prefix(const std::string& name, const std::vector<int>& members_in_world);
 
  private:
   int rank_;
   std::vector<int> ranks_;
   std::string name_;
   std::chrono::milliseconds timeout_;
+  std::map<std::string, int> subgroups_made_;  // by name and members
 };
 
 using ProcessGroupPtr = std::shared_ptr<ProcessGroup>;
