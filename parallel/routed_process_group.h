@@ -1,0 +1,12 @@
+#pragma once
+
+#include "parallel/process_group.h"
+
+namespace megashard {
+
+/// The backend "cpu:gloo,cuda:nccl": one group of the same ranks for each kind of device. A
+/// collective runs where its tensor is; strings and barriers go through the CPU. device_type() is
+/// the accelerator's.
+ProcessGroupPtr make_routed_group(ProcessGroupPtr on_cpu, ProcessGroupPtr on_accelerator);
+
+}  // namespace megashard
