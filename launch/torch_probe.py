@@ -37,16 +37,28 @@ def find_version(root):
     fail(f"{root} has neither version.py nor build-version: is it a LibTorch folder?")
 
 
+def find_cuda_includes(root):
+    """Folders with CUDA's and NCCL's headers: the wheels beside LibTorch's own, else a toolkit's; empty if one is missing."""
+    nvidia = root.parent / "nvidia"
+    toolkits = [pathlib.Path(folder) / "include" for folder in ("/usr/local/cuda", "/opt/cuda")]
+    folders = [*sorted(nvidia.glob("cu*/include")), nvidia / "nccl" / "include", *toolkits, pathlib.Path("/usr/include")]
+    found = []
+    for header in ("cuda_runtime_api.h", "cublas_v2.h", "nccl.h"):
+        folder = next((folder for folder in folders if (folder / header).exists()), None)
+        if folder is None:
+            return []
+        if folder not in found and folder != pathlib.Path("/usr/include"):  # g++ looks there anyway
+            found.append(folder)
+    return [str(folder) for folder in found]
+
+
 def main():
     root = find_root(sys.argv[1] if len(sys.argv) > 1 else "")
     if not (root / "include" / "ATen").is_dir() or not (root / "lib" / "libtorch_cpu.so").exists():
         fail(f"{root} is no LibTorch: include/ATen or lib/libtorch_cpu.so is missing")
     cuda = (root / "lib" / "libtorch_cuda.so").exists() and (root / "lib" / "libc10_cuda.so").exists()
-    includes = []
-    if cuda:
-        nvidia = root.parent / "nvidia"
-        folders = [*sorted(nvidia.glob("cu*/include")), nvidia / "nccl" / "include"]
-        includes = [str(folder) for folder in folders if folder.is_dir()]
+    includes = find_cuda_includes(root) if cuda else []
+    cuda = cuda and len(includes) > 0
     print(root)
     print(find_version(root))
     print("cuda" if cuda else "cpu")

@@ -1,0 +1,160 @@
+#include <ATen/core/Tensor.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "parallel/cuda_module.h"
+#include "parallel/group_store.h"
+#include "parallel/wait_error.h"
+
+namespace megashard {
+
+namespace {
+
+c10d::ReduceOp nccl_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return c10d::ReduceOp::SUM;
+    case ReduceOp::kAvg:
+      return c10d::ReduceOp::AVG;
+    case ReduceOp::kMax:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::kMin:
+      return c10d::ReduceOp::MIN;
+  }
+  return c10d::ReduceOp::UNUSED;
+}
+
+/// NCCL on the stream that is current at the call (asyncOp = false): what follows on that stream
+/// comes after, so no handle is needed. NCCL chooses the order of addition. Its watchdog enforces
+/// the deadline: it reports the collective and ends the process.
+class NcclProcessGroup final : public ProcessGroup {
+ public:
+  explicit NcclProcessGroup(const NcclGroupOptions& options)
+      : ProcessGroup(options.rank, options.ranks, options.name, options.timeout),
+        options_(options) {
+    if (size() == 1) return;
+    auto nccl = c10d::ProcessGroupNCCL::Options::create();
+    nccl->timeout = timeout();
+    nccl->group_name = name();
+    nccl->global_ranks_in_group.assign(ranks().begin(), ranks().end());
+    options_.store->store->setTimeout(timeout());
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(options_.device));
+    nccl_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(options_.store->store, rank(), size(),
+                                                        std::move(nccl));
+  }
+
+  c10::DeviceType device_type() const override { return c10::kCUDA; }
+
+  Work all_gather_into(at::Tensor output, at::Tensor input) override {
+    check_tensors("all_gather", Shapes::kGather, output, input);
+    if (size() == 1) return copy(output, input);
+    c10d::AllgatherOptions options;
+    options.asyncOp = false;
+    return run("all_gather", [&] { return nccl_->_allgather_base(output, input, options); });
+  }
+
+  Work reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op) override {
+    check_tensors("reduce_scatter", Shapes::kScatter, output, input);
+    check_reduction("reduce_scatter", input, op);
+    if (size() == 1) return copy(output, input);
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = nccl_op(op);
+    options.asyncOp = false;
+    return run("reduce_scatter",
+               [&] { return nccl_->_reduce_scatter_base(output, input, options); });
+  }
+
+  Work all_reduce(at::Tensor tensor, ReduceOp op) override {
+    check_tensor("all_reduce", tensor);
+    check_reduction("all_reduce", tensor, op);
+    if (size() == 1) return Work();
+    c10d::AllreduceOptions options;
+    options.reduceOp = nccl_op(op);
+    options.asyncOp = false;
+    std::vector<at::Tensor> tensors{tensor};
+    return run("all_reduce", [&] { return nccl_->allreduce(tensors, options); });
+  }
+
+  Work broadcast(at::Tensor tensor, int root) override {
+    check_tensor("broadcast", tensor);
+    check_root(root);
+    if (size() == 1) return Work();
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    options.asyncOp = false;
+    std::vector<at::Tensor> tensors{tensor};
+    return run("broadcast", [&] { return nccl_->broadcast(tensors, options); });
+  }
+
+  Work all_to_all_into(at::Tensor output, at::Tensor input) override {
+    check_tensors("all_to_all", Shapes::kEqual, output, input);
+    if (size() == 1) return copy(output, input);
+    c10d::AllToAllOptions options;
+    options.asyncOp = false;
+    std::vector<int64_t> equal_splits;
+    return run("all_to_all", [&] {
+      return nccl_->alltoall_base(output, input, equal_splits, equal_splits, options);
+    });
+  }
+
+  void barrier() override {
+    if (size() == 1) return;
+    c10d::BarrierOptions options;
+    options.device_ids = {options_.device};
+    options.asyncOp = false;
+    run("barrier", [&] { return nccl_->barrier(options); });
+    c10::cuda::device_synchronize();
+  }
+
+  std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
+                                         const std::string& name) override {
+    NcclGroupOptions options = options_;
+    options.ranks = members_in_world(members, name);
+    options.rank = place_in(members);
+    options.name = name;
+    options.store = std::make_shared<GroupStore>();
+    options.store->store = c10::make_intrusive<c10d::PrefixStore>(
+        next_store_prefix(name, options.ranks), options_.store->store);
+    return std::make_shared<NcclProcessGroup>(options);
+  }
+
+ private:
+  template <typename Call>
+  Work run(const char* operation, Call call) {
+    const auto started = std::chrono::steady_clock::now();
+    try {
+      call();
+    } catch (const std::exception& error) {
+      throw_wait_error(operation, *this, -1, std::chrono::steady_clock::now() - started, error);
+    }
+    return Work();
+  }
+
+  static Work copy(const at::Tensor& output, const at::Tensor& input) {
+    if (output.const_data_ptr() != input.const_data_ptr())
+      output.view({-1}).copy_(input.view({-1}), true);
+    return Work();
+  }
+
+  NcclGroupOptions options_;
+  c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl_;  // null in a group of one
+};
+
+int device_count() { return c10::cuda::device_count(); }
+void set_device(int index) { c10::cuda::set_device(static_cast<c10::DeviceIndex>(index)); }
+ProcessGroupPtr make_nccl_group(const NcclGroupOptions& options) {
+  return std::make_shared<NcclProcessGroup>(options);
+}
+
+}  // namespace
+
+}  // namespace megashard
+
+// What load_cuda_module() looks up by name.
+extern "C" void megashard_cuda_module(megashard::CudaModule* module) {
+  *module = {.device_count = megashard::device_count,
+             .set_device = megashard::set_device,
+             .make_nccl_group = megashard::make_nccl_group};
+}
