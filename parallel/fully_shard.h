@@ -52,8 +52,8 @@ struct FullyShardOptions {
   DeviceMeshPtr
       mesh;  ///< 1-D: sharded over it; 2-D: replicated over dim 0, sharded over dim 1 (HSDP)
   ReshardAfterForward reshard_after_forward;
-  MixedPrecisionPolicy mixed_precision;
-  std::vector<at::Tensor> ignored_parameters;  ///< neither sharded nor moved nor reduced
+  MixedPrecisionPolicy mixed_precision{};
+  std::vector<at::Tensor> ignored_parameters{};  ///< neither sharded nor moved nor reduced
 };
 
 /// Shards the parameters of `module`, which must be a HookedModule (Hooked<M>, MultiModalModule),
