@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "parallel/gloo_process_group.h"
+#include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
 
 namespace megashard {
@@ -21,6 +22,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::message_of;
 using testing::run_ranks;
 
 constexpr at::ScalarType kDtypes[] = {at::kFloat,  at::kBFloat16, at::kHalf,
@@ -39,15 +41,6 @@ at::Tensor expected_sum(int world, int64_t count, at::ScalarType dtype, bool ave
   at::Tensor sum = values(0, count, dtype).to(accumulate);
   for (int rank = 1; rank < world; ++rank) sum = sum + values(rank, count, dtype).to(accumulate);
   return (average ? sum / world : sum).to(dtype);
-}
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "nothing was thrown";
 }
 
 class Collectives : public ::testing::TestWithParam<int> {};

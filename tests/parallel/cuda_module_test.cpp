@@ -1,0 +1,49 @@
+#include "parallel/cuda_module.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parallel/rendezvous.h"
+#include "tests/support/message_of.h"
+
+namespace megashard {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::message_of;
+
+#ifdef MEGASHARD_TEST_CUDA
+
+// --as-needed drops libtorch_cuda without a word, since no symbol of ours needs it: then the
+// kernels are not there.
+TEST(CudaModule, BringsTheKernelsOfLibTorch) {
+  const auto mul = c10::Dispatcher::singleton().findSchemaOrThrow("aten::mul", "Tensor");
+  EXPECT_FALSE(mul.hasKernelForDispatchKey(c10::DispatchKey::CUDA))
+      << "libmegashard itself links libtorch_cuda";
+  const CudaModule module = load_cuda_module();
+  EXPECT_TRUE(mul.hasKernelForDispatchKey(c10::DispatchKey::CUDA));
+  EXPECT_GE(module.device_count(), 0);
+  EXPECT_NE(module.make_nccl_group, nullptr);
+}
+
+TEST(CudaModule, WithoutAGpuAskingForNcclSaysSo) {
+  if (load_cuda_module().device_count() > 0) GTEST_SKIP() << "this machine has a GPU";
+  EXPECT_THAT(
+      message_of([] { init_process_group({.backend = "nccl"}); }),
+      HasSubstr(
+          "backend 'nccl' needs a GPU and there is none that CUDA can use: check the driver with "
+          "nvidia-smi, or take --distributed-backend gloo"));
+}
+
+#else
+
+TEST(CudaModule, BuildWithoutCudaSaysSo) {
+  EXPECT_THAT(message_of([] { init_process_group({.backend = "nccl"}); }),
+              HasSubstr("build with a LibTorch for CUDA, or take --distributed-backend gloo"));
+}
+
+#endif
+
+}  // namespace
+}  // namespace megashard

@@ -1,0 +1,93 @@
+#include "parallel/device_mesh.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <c10/util/Exception.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parallel/fake_process_group.h"
+#include "tests/support/message_of.h"
+#include "tests/support/run_ranks.h"
+
+namespace megashard {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::message_of;
+using testing::run_fake_ranks;
+using testing::run_ranks;
+
+TEST(DeviceMesh, RowMajorReplicasOfConsecutiveShards) {
+  run_fake_ranks(6, [](const ProcessGroupPtr& world) {
+    const DeviceMesh mesh(world, {2, 3}, {"Replicate", "Shard"});
+    const int row = world->rank() / 3;
+    const int column = world->rank() % 3;
+    EXPECT_EQ(mesh.ndim(), 2);
+    EXPECT_EQ(mesh.size(), 6);
+    EXPECT_EQ(mesh.coordinate(0), row);
+    EXPECT_EQ(mesh.coordinate(1), column);
+    EXPECT_EQ(mesh.group("Replicate")->ranks(), (std::vector{column, column + 3}));
+    EXPECT_EQ(mesh.group("Shard")->ranks(), (std::vector{3 * row, 3 * row + 1, 3 * row + 2}));
+    EXPECT_EQ(mesh.describe(), "(Replicate=2, Shard=3)");
+    EXPECT_EQ(mesh.device(), c10::Device(c10::kCPU));
+  });
+}
+
+TEST(DeviceMesh, ThreeDimensionsOfAWorldOf24) {
+  const ProcessGroupPtr world = make_fake_group({.rank = 17, .world_size = 24});
+  const DeviceMesh mesh(world, {2, 3, 4}, {"a", "b", "c"});  // 17 = 1 * 12 + 1 * 4 + 1
+  EXPECT_EQ(mesh.group("a")->ranks(), (std::vector{5, 17}));
+  EXPECT_EQ(mesh.group("b")->ranks(), (std::vector{13, 17, 21}));
+  EXPECT_EQ(mesh.group("c")->ranks(), (std::vector{16, 17, 18, 19}));
+}
+
+TEST(DeviceMesh, ADimensionOfAllRanksIsTheGroupItself) {
+  const ProcessGroupPtr world = make_fake_group({.rank = 1, .world_size = 4});
+  EXPECT_EQ(DeviceMesh(world, {4}).group(0), world);
+  EXPECT_EQ(DeviceMesh(world, {4}).describe(), "(4)");
+  const DeviceMesh replicas(world, {4, 1}, {"Replicate", "Shard"});
+  EXPECT_EQ(replicas.group(0), world);
+  EXPECT_EQ(replicas.size(1), 1);
+}
+
+TEST(DeviceMesh, GroupsOfTwoMeshesOfOneNameDoNotMeet) {
+  run_ranks(4, [](const ProcessGroupPtr& world) {
+    const DeviceMesh first(world, {2, 2}, {"Replicate", "Shard"});
+    const DeviceMesh second(world, {2, 2}, {"Replicate", "Shard"});
+    for (const DeviceMesh* mesh : {&second, &first}) {
+      const at::Tensor rows = at::full({1}, static_cast<double>(world->rank()), at::kFloat);
+      mesh->group("Shard")->all_reduce(rows, ReduceOp::kSum).wait();
+      EXPECT_EQ(rows.item<float>(), world->rank() < 2 ? 1 : 5);
+      mesh->group("Replicate")->all_reduce(rows, ReduceOp::kSum).wait();
+      EXPECT_EQ(rows.item<float>(), 6);
+    }
+  });
+}
+
+TEST(DeviceMesh, WrongShapesAndNamesAreNamed) {
+  const ProcessGroupPtr world = make_fake_group({.rank = 0, .world_size = 6});
+  EXPECT_THAT(message_of([&] {
+                DeviceMesh(world, {2, 2}, {"a", "b"});
+              }),
+              HasSubstr("the product must be 6"));
+  EXPECT_THAT(message_of([&] {
+                DeviceMesh(world, {-2, -3}, {"a", "b"});
+              }),
+              HasSubstr("the product must be 6"));
+  EXPECT_THAT(message_of([&] {
+                DeviceMesh(world, {2, 3});
+              }),
+              HasSubstr("2 dimensions need as many names, got 0"));
+  EXPECT_THAT(message_of([&] {
+                DeviceMesh(world, {2, 3}, {"a", "a"});
+              }),
+              HasSubstr("two dimensions are named 'a'"));
+  EXPECT_THAT(message_of([&] {
+                DeviceMesh(world, {2, 3}, {"a", "b"}).group("c");
+              }),
+              HasSubstr("(a=2, b=3) has no dimension 'c'"));
+}
+
+}  // namespace
+}  // namespace megashard

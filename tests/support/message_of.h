@@ -1,0 +1,11 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+namespace megashard::testing {
+
+/// The message of what `call` throws, without a stack; "nothing was thrown" otherwise.
+std::string message_of(const std::function<void()>& call);
+
+}  // namespace megashard::testing
