@@ -11,6 +11,7 @@
 namespace megashard {
 namespace {
 
+constexpr const char* kThisHost = "127.0.0.1";
 constexpr int kDefaultPort = 29500;
 constexpr int kFirstJobPort =
     12000;  // ports derived from a job's id lie below the range of ephemeral ports
@@ -132,20 +133,21 @@ int slurm_tasks_per_node(const Reader& reader, int world_size) {
   return std::min(world_size, parse_int(per_node->substr(0, per_node->find('('))).value_or(0));
 }
 
-LaunchEnvironment read_ranks(const Reader& reader, const RankVariables& names) {
-  LaunchEnvironment result;
-  result.launcher = names.launcher;
+bool is_slurm(const RankVariables& names) { return names.launcher == std::string("Slurm"); }
+
+RendezvousOptions read_ranks(const Reader& reader, const RankVariables& names) {
+  RendezvousOptions result;
   result.rank = reader.needed(names.rank, names.world_size);
   result.world_size = reader.needed(names.world_size, names.rank);
-  result.local_world_size = result.launcher == "Slurm"
-                                ? slurm_tasks_per_node(reader, result.world_size)
-                                : reader.number(names.local_world_size).value_or(0);
+  result.local_world_size = is_slurm(names) ? slurm_tasks_per_node(reader, result.world_size)
+                                            : reader.number(names.local_world_size).value_or(0);
   if (result.world_size == 1) {
     result.local_rank = reader.number(names.local_rank).value_or(0);
   } else {
     result.local_rank = reader.needed(names.local_rank, names.rank);
   }
   const auto job = reader.first_text(names.job);
+  result.master_addr = kThisHost;
   result.master_port = job ? port_from_job(*job) : kDefaultPort;
   return result;
 }
@@ -154,51 +156,56 @@ void require(bool condition, const std::string& sentence) {
   if (!condition) throw UsageError(sentence);
 }
 
-void check(const LaunchEnvironment& env, const RankVariables& names) {
+void check(const RendezvousOptions& options, const RankVariables& names) {
   const auto number = [](int value) { return std::to_string(value); };
-  require(env.world_size >= 1,
+  require(options.world_size >= 1,
           std::string(names.world_size) + " is 0: a world has at least one rank");
-  require(env.rank < env.world_size, std::string(names.rank) + " is " + number(env.rank) + " but " +
-                                         names.world_size + " is " + number(env.world_size) +
-                                         ": ranks run from 0 to " + number(env.world_size - 1));
-  if (env.local_world_size == 0) {
-    require(env.local_rank < env.world_size,
-            std::string(names.local_rank) + " is " + number(env.local_rank) + " but " +
-                names.world_size + " is " + number(env.world_size) +
+  require(options.rank < options.world_size,
+          std::string(names.rank) + " is " + number(options.rank) + " but " + names.world_size +
+              " is " + number(options.world_size) + ": ranks run from 0 to " +
+              number(options.world_size - 1));
+  if (options.local_world_size == 0) {
+    require(options.local_rank < options.world_size,
+            std::string(names.local_rank) + " is " + number(options.local_rank) + " but " +
+                names.world_size + " is " + number(options.world_size) +
                 ": a host has no more ranks than the world");
     return;
   }
-  require(env.local_world_size <= env.world_size,
-          std::string(names.local_world_size) + " is " + number(env.local_world_size) + " but " +
-              names.world_size + " is " + number(env.world_size) +
+  require(options.local_world_size <= options.world_size,
+          std::string(names.local_world_size) + " is " + number(options.local_world_size) +
+              " but " + names.world_size + " is " + number(options.world_size) +
               ": a host has no more ranks than the world");
-  require(env.local_rank < env.local_world_size,
-          std::string(names.local_rank) + " is " + number(env.local_rank) + " but " +
-              names.local_world_size + " is " + number(env.local_world_size) +
-              ": local ranks run from 0 to " + number(env.local_world_size - 1));
+  require(options.local_rank < options.local_world_size,
+          std::string(names.local_rank) + " is " + number(options.local_rank) + " but " +
+              names.local_world_size + " is " + number(options.local_world_size) +
+              ": local ranks run from 0 to " + number(options.local_world_size - 1));
 }
 
 /// Where rank 0 listens: MASTER_ADDR and MASTER_PORT if set, else what the launcher derived.
-void read_master(const Reader& reader, const RankVariables& names, LaunchEnvironment* env) {
+void read_master(const Reader& reader, const RankVariables& names, RendezvousOptions* options) {
   const auto addr = reader.text("MASTER_ADDR");
   const auto port = reader.number("MASTER_PORT");
-  if (addr) env->master_addr = *addr;
+  if (addr) options->master_addr = *addr;
   if (port) {
     require(*port >= 1 && *port <= 65535,
             "MASTER_PORT is " + std::to_string(*port) + ": ports run from 1 to 65535");
-    env->master_port = *port;
+    options->master_port = *port;
   }
-  if (env->launcher == "environment" && env->world_size > 1) {
+  if (names.rank == std::string("RANK") && options->world_size > 1) {
     if (!addr) throw Reader::missing("MASTER_ADDR", names.rank);
     if (!port) throw Reader::missing("MASTER_PORT", names.rank);
+    if (reader.text("TORCHELASTIC_USE_AGENT_STORE") == "True") {
+      options->agent_store_prefix =
+          "/worker/attempt_" + reader.text("TORCHELASTIC_RESTART_COUNT").value_or("0");
+    }
   }
-  if (env->world_size == 1 || addr) return;
-  const bool one_host = env->local_world_size == env->world_size;
-  if (env->launcher == "Slurm") {
+  if (options->world_size == 1 || addr) return;
+  const bool one_host = options->local_world_size == options->world_size;
+  if (is_slurm(names)) {
     const auto nodes =
         reader.first_text({"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
     if (nodes) {
-      env->master_addr = first_slurm_host(*nodes);
+      options->master_addr = first_slurm_host(*nodes);
     } else if (!one_host) {
       throw Reader::missing("SLURM_JOB_NODELIST", names.rank);
     }
@@ -206,18 +213,12 @@ void read_master(const Reader& reader, const RankVariables& names, LaunchEnviron
   }
   require(
       one_host,
-      "the " + std::to_string(env->world_size) + " ranks of this " + env->launcher +
+      "the " + std::to_string(options->world_size) + " ranks of this " + names.launcher +
           " job are not all on this host, and MASTER_ADDR is not set: give every rank the first "
           "host's name in MASTER_ADDR (mpirun -x MASTER_ADDR=HOST)");
 }
 
 }  // namespace
-
-std::string LaunchEnvironment::url() const {
-  const bool ipv6 = master_addr.find(':') != std::string::npos && master_addr.front() != '[';
-  return "tcp://" + (ipv6 ? "[" + master_addr + "]" : master_addr) + ":" +
-         std::to_string(master_port);
-}
 
 std::string first_slurm_host(const std::string& node_list) {
   const auto malformed = [&node_list] {
@@ -244,12 +245,16 @@ LaunchEnvironment read_environment(const GetVariable& get) {
   const Reader reader(get);
   for (const RankVariables& names : launchers()) {
     if (!reader.first_text(names.signs)) continue;
-    LaunchEnvironment env = read_ranks(reader, names);
-    check(env, names);
-    read_master(reader, names, &env);
-    return env;
+    RendezvousOptions options = read_ranks(reader, names);
+    check(options, names);
+    read_master(reader, names, &options);
+    return {options, names.launcher};
   }
-  return {};
+  RendezvousOptions alone;
+  alone.local_world_size = 1;
+  alone.master_addr = kThisHost;
+  alone.master_port = kDefaultPort;
+  return {alone, "none"};
 }
 
 LaunchEnvironment read_environment() {

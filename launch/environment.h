@@ -4,23 +4,19 @@
 #include <optional>
 #include <string>
 
+#include "parallel/rendezvous.h"
+
 namespace megashard {
 
 /// Value of an environment variable; nullopt when it is not set.
 using GetVariable = std::function<std::optional<std::string>(const std::string& name)>;
 
-/// Which process of a group this is, as its launcher says.
+/// Which process of a group this is, as its launcher says: the fields of `rendezvous` up to
+/// agent_store_prefix.
 struct LaunchEnvironment {
-  int rank = 0;
-  int world_size = 1;
-  int local_rank = 0;        ///< among the ranks of this host
-  int local_world_size = 1;  ///< ranks of this host; 0: the launcher does not say
-  std::string master_addr = "127.0.0.1";
-  int master_port = 29500;
-  std::string launcher =
-      "none";  ///< "environment" (torchrun, megashard launch), "Open MPI", "MPICH", "Slurm", "none"
-
-  std::string url() const;  ///< tcp://ADDR:PORT of rank 0's store
+  RendezvousOptions rendezvous;
+  std::string launcher;  ///< "environment" (torchrun, megashard launch), "Open MPI", "MPICH",
+                         ///< "Slurm", "none"
 };
 
 /// Reads the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), else

@@ -172,6 +172,7 @@ class LaunchGroup {
         "WORLD_SIZE=" + number(options_.processes),
         "LOCAL_WORLD_SIZE=" + number(options_.processes),
         "MASTER_ADDR=127.0.0.1",
+        "TORCHELASTIC_USE_AGENT_STORE=False",  // rank 0 listens, whatever started this launcher
         "MASTER_PORT=" + number(port),
         std::string(kFailureDescriptor) + "=" + number(failures_.write.get())};
     if (std::getenv("OMP_NUM_THREADS") == nullptr) {

@@ -29,23 +29,30 @@ std::string error_of(const Variables& variables) {
   return "no error";
 }
 
+struct Expected {
+  int rank, world_size, local_rank, local_world_size;
+  std::string master_addr;
+  int master_port;  // 0: one derived from the job
+  std::string launcher;
+};
+
 struct Case {
   const char* name;
   Variables variables;
-  LaunchEnvironment expected;
+  Expected expected;
 };
 
 class Environment : public testing::TestWithParam<Case> {};
 
 TEST_P(Environment, IsRead) {
-  const LaunchEnvironment got = read(GetParam().variables);
-  const LaunchEnvironment& expected = GetParam().expected;
+  const auto [got, launcher] = read(GetParam().variables);
+  const Expected& expected = GetParam().expected;
   EXPECT_EQ(got.rank, expected.rank);
   EXPECT_EQ(got.world_size, expected.world_size);
   EXPECT_EQ(got.local_rank, expected.local_rank);
   EXPECT_EQ(got.local_world_size, expected.local_world_size);
   EXPECT_EQ(got.master_addr, expected.master_addr);
-  EXPECT_EQ(got.launcher, expected.launcher);
+  EXPECT_EQ(launcher, expected.launcher);
   if (expected.master_port != 0) {
     EXPECT_EQ(got.master_port, expected.master_port);
   } else {
@@ -161,18 +168,18 @@ TEST(EnvironmentErrors, NameTheVariableAndTheRemedy) {
 
 TEST(EnvironmentPort, IsOneOfTheJob) {
   const auto port = [](const char* job) {
-    return read(with(kSlurm, "SLURM_JOB_ID", job)).master_port;
+    return read(with(kSlurm, "SLURM_JOB_ID", job)).rendezvous.master_port;
   };
   EXPECT_EQ(port("4711"), port("4711"));
   EXPECT_NE(port("4711"), port("4712"));
 }
 
-TEST(EnvironmentUrl, PutsBracketsAroundIpv6) {
-  LaunchEnvironment env;
-  env.master_port = 1234;
-  EXPECT_EQ(env.url(), "tcp://127.0.0.1:1234");
-  env.master_addr = "::1";
-  EXPECT_EQ(env.url(), "tcp://[::1]:1234");
+TEST(EnvironmentStore, IsTheAgentsUnderTorchrun) {
+  EXPECT_EQ(read(kTorchrun).rendezvous.agent_store_prefix, "");
+  const auto agent = with(kTorchrun, "TORCHELASTIC_USE_AGENT_STORE", "True");
+  EXPECT_EQ(read(agent).rendezvous.agent_store_prefix, "/worker/attempt_0");
+  EXPECT_EQ(read(with(agent, "TORCHELASTIC_RESTART_COUNT", "2")).rendezvous.agent_store_prefix,
+            "/worker/attempt_2");
 }
 
 TEST(SlurmHosts, FirstOfTheList) {
