@@ -1,0 +1,60 @@
+#include "framework/model_registry.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+namespace megashard {
+namespace {
+
+constexpr const char* kFlagsModel = "gpt";
+
+/// The registered name that config.json asks for; its first choice if none is registered.
+std::string name_in_config(const std::filesystem::path& hf_dir,
+                           const std::map<std::string, ModelRegistry::Factory>& known) {
+  const auto path = hf_dir / "config.json";
+  std::ifstream file(path);
+  TORCH_CHECK(file.good(), "cannot read ", path.string(),
+              ": --hf-model must be a Hugging Face model directory with a config.json in it");
+  const auto config = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  TORCH_CHECK(config.is_object(), path.string(), " is no JSON object");
+  std::vector<std::string> wanted;
+  if (const auto found = config.find("architectures");
+      found != config.end() && found->is_array() && !found->empty()) {
+    if (found->front().is_string()) wanted.push_back(found->front());
+  }
+  if (const auto found = config.find("model_type"); found != config.end() && found->is_string())
+    wanted.push_back(*found);
+  TORCH_CHECK(!wanted.empty(), path.string(), " has neither architectures nor model_type: the model cannot be chosen");
+  for (const auto& name : wanted) {
+    if (known.contains(name)) return name;
+  }
+  return wanted.front();
+}
+
+}  // namespace
+
+void ModelRegistry::add(std::string name, Factory factory) {
+  const auto [position, inserted] = factories_.emplace(std::move(name), std::move(factory));
+  TORCH_CHECK(inserted, "a model named ", position->first, " is registered already");
+}
+
+std::vector<std::string> ModelRegistry::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, factory] : factories_) names.push_back(name);
+  return names;
+}
+
+std::shared_ptr<MultiModalModule> ModelRegistry::create(const ModelContext& context,
+                                                        std::string name) const {
+  if (name.empty())
+    name = context.hf_dir.empty() ? kFlagsModel : name_in_config(context.hf_dir, factories_);
+  const auto found = factories_.find(name);
+  TORCH_CHECK(found != factories_.end(), "no model is registered for architecture ", name,
+              "; known are: ", c10::Join(", ", names()));
+  return found->second(context);
+}
+
+}  // namespace megashard
