@@ -1,0 +1,54 @@
+#pragma once
+
+#include <c10/util/BFloat16.h>
+
+#include <cstdint>
+
+/// Loops over rows that do on a CPU, in one pass over memory, what takes eager LibTorch four to
+/// eight. T is float or c10::BFloat16; arithmetic is fp32. Rows are split over LibTorch's intra-op
+/// threads; AVX-512 and AVX2 are picked at run time. No checks: fused_ops.h is the door.
+namespace megashard::kernels {
+
+/// y = weight * (x / rms(x)), rounded to T before and after the weight as transformers does. x, y:
+/// [rows, width].
+template <class T>
+void rms_norm(const T* x, const T* weight, T* y, float* inverse_rms, int64_t rows, int64_t width,
+              float eps);
+
+/// grad_weight is overwritten, and may be null. x, grad_y, grad_x: [rows, width]; grad_weight:
+/// [width].
+template <class T>
+void rms_norm_backward(const T* grad_y, const T* x, const T* weight, const float* inverse_rms,
+                       T* grad_x, float* grad_weight, int64_t rows, int64_t width);
+
+struct RotaryShape {
+  int64_t batch, length, heads, head_dim;
+  int64_t rotary_dim;  ///< leading part of head_dim that turns; even
+  int64_t stride_batch, stride_time,
+      stride_head;       ///< of x, in elements; its last dimension is dense
+  bool table_per_batch;  ///< tables are [batch * length, rotary_dim / 2], else [length, ...]
+};
+/// y [batch, length, heads, head_dim], dense: pairs (i, i + rotary_dim / 2) turned by the angle, or
+/// back by it.
+template <class T>
+void rotate(const T* x, const T* cos, const T* sin, T* y, const RotaryShape& shape, bool back);
+
+/// y = silu(gate) * up.
+template <class T>
+void swiglu(const T* gate, const T* up, T* y, int64_t count);
+template <class T>
+void swiglu_backward(const T* grad_y, const T* gate, const T* up, T* grad_gate, T* grad_up,
+                     int64_t count);
+
+/// loss[i] = log(sum(exp(logits[i]))) - logits[i][labels[i]], 0 where labels[i] == ignore_index.
+/// stats [rows, 2]: the row's largest logit and log(sum(exp(logit - largest))).
+template <class T>
+void cross_entropy(const T* logits, const int64_t* labels, float* loss, float* stats, int64_t rows,
+                   int64_t width, int64_t ignore_index);
+/// Overwrites logits by their gradient.
+template <class T>
+void cross_entropy_backward_(T* logits, const int64_t* labels, const float* stats,
+                             const float* grad_loss, int64_t rows, int64_t width,
+                             int64_t ignore_index);
+
+}  // namespace megashard::kernels

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+/// Differentiable functions whose eager form wastes memory or passes over it. On CPUs, for fp32 and
+/// bf16, they run cpu_kernels.h; elsewhere LibTorch's operators. First derivatives only: a second
+/// backward is an error.
+namespace megashard {
+
+/// weight * x / sqrt(mean(x^2) + eps) over the last dimension; weight [width]. Statistics in fp32.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+/// Rotary embedding, as transformers' rotate_half does it: pairs (i, i + R/2) of the first R
+/// channels are turned. x [B, T, H, D]; cos, sin [T, R/2] or [B, T, R/2], of x's dtype. Returns [B,
+/// T, H, D], dense.
+at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+
+/// silu(gate) * up; keeps gate and up only.
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+
+constexpr int64_t kIgnoredLabel = -100;
+
+/// Cross-entropy of each token in fp32: logits [..., V], labels [...] int64; returns [...] fp32, 0
+/// where the label is kIgnoredLabel. CONSUMES logits: backward overwrites them by their gradient,
+/// so that one copy of them is all that ever exists; they must not be read after backward, and
+/// backward runs once. labels outside [0, V) are an error.
+at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& labels);
+
+}  // namespace megashard
