@@ -1,0 +1,293 @@
+// decoder_config_from_hf and contradiction of model_config.h: what Hugging Face's config.json says.
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "models/model_config.h"
+
+namespace megashard {
+namespace {
+
+using Json = nlohmann::json;
+
+/// config.json with sentences for what it lacks. A field that is null counts as absent, as in
+/// transformers.
+class HfConfig {
+ public:
+  explicit HfConfig(std::filesystem::path path) : path_(std::move(path)) {
+    std::ifstream file(path_);
+    TORCH_CHECK(file.good(), "cannot read ", path_.string(),
+                ": --hf-model must be a Hugging Face model directory with a config.json in it");
+    json_ = Json::parse(file, nullptr, /*allow_exceptions=*/false);
+    TORCH_CHECK(json_.is_object(), path_.string(), " is no JSON object");
+  }
+
+  const Json* find(const char* key) const { return find(json_, key); }
+  static const Json* find(const Json& object, const char* key) {
+    const auto found = object.find(key);
+    return found == object.end() || found->is_null() ? nullptr : &*found;
+  }
+
+  template <class T>
+  T get(const char* key, T fallback) const {
+    return get(json_, key, fallback);
+  }
+  template <class T>
+  T get(const Json& object, const char* key, T fallback) const {
+    const auto* value = find(object, key);
+    return value == nullptr ? fallback : convert<T>(*value, key);
+  }
+  template <class T>
+  T need(const Json& object, const char* key) const {
+    const auto* value = find(object, key);
+    TORCH_CHECK(value != nullptr, path(), ": ", key, " is missing");
+    return convert<T>(*value, key);
+  }
+  template <class T>
+  T need(const char* key) const {
+    return need<T>(json_, key);
+  }
+
+  std::string path() const { return path_.string(); }
+
+ private:
+  template <class T>
+  T convert(const Json& value, const char* key) const {
+    bool fits = value.is_string();
+    if constexpr (std::is_same_v<T, bool>) fits = value.is_boolean();
+    if constexpr (std::is_same_v<T, double>) fits = value.is_number();
+    if constexpr (std::is_same_v<T, int64_t>) fits = value.is_number_integer();
+    TORCH_CHECK(fits, path(), ": ", key, " has an unexpected type: ", value.dump());
+    return value.get<T>();
+  }
+
+  std::filesystem::path path_;
+  Json json_;
+};
+
+struct Family {
+  const char* prefix;        // of class names
+  int64_t default_kv_heads;  // 0: as many as heads
+  std::optional<int64_t> default_head_dim;
+  bool always_qkv_bias;  // and no bias on o_proj
+  bool qk_norm;
+  bool mlp_bias;  // config.json has mlp_bias
+  bool windows;   // config.json has sliding_window
+};
+
+const std::map<std::string, Family>& families() {
+  static const std::map<std::string, Family> known = {
+      {"llama", {"Llama", 0, std::nullopt, false, false, true, false}},
+      {"qwen2", {"Qwen2", 32, std::nullopt, true, false, false, true}},
+      {"qwen3", {"Qwen3", 32, 128, false, true, false, true}},
+  };
+  return known;
+}
+
+const Family& family_of(const HfConfig& config) {
+  const auto type = config.need<std::string>("model_type");
+  const auto found = families().find(type);
+  if (found != families().end()) return found->second;
+  std::vector<std::string> names;
+  for (const auto& [name, family] : families()) names.push_back(name);
+  TORCH_CHECK(false, config.path(), ": model_type ", type, " is not supported; known are: ", c10::Join(", ", names));
+}
+
+Activation activation_of(const HfConfig& config) {
+  static const std::map<std::string, Activation> known = {
+      {"silu", Activation::kSilu},
+      {"swish", Activation::kSilu},
+      {"gelu", Activation::kGelu},
+      {"gelu_new", Activation::kGeluTanh},
+      {"gelu_pytorch_tanh", Activation::kGeluTanh},
+      {"relu", Activation::kRelu},
+      {"relu2", Activation::kSquaredRelu}};
+  const auto name = config.get<std::string>("hidden_act", "silu");
+  const auto found = known.find(name);
+  TORCH_CHECK(found != known.end(), config.path(), ": hidden_act ", name,
+              " is not supported; known are silu, gelu, gelu_new, gelu_pytorch_tanh, relu and relu2");
+  return found->second;
+}
+
+/// rope_theta and rope_scaling, or the rope_parameters that transformers 5 writes in their place.
+RotaryConfig rotary_of(const HfConfig& config, int64_t max_positions) {
+  RotaryConfig rotary{.theta = config.get("rope_theta", 10000.0)};
+  rotary.original_max_positions = static_cast<double>(max_positions);
+  const auto* scaling = config.find("rope_parameters");
+  if (scaling == nullptr) scaling = config.find("rope_scaling");
+  if (scaling == nullptr) return rotary;
+  TORCH_CHECK(scaling->is_object(), config.path(), ": rope parameters must be an object, got ", scaling->dump());
+  rotary.theta = config.get(*scaling, "rope_theta", rotary.theta);
+  rotary.fraction =
+      config.get(*scaling, "partial_rotary_factor", config.get("partial_rotary_factor", 1.0));
+  const auto type = config.get<std::string>(*scaling, "rope_type",
+                                            config.get<std::string>(*scaling, "type", "default"));
+  if (type == "default") return rotary;
+  TORCH_CHECK(type == "linear" || type == "llama3", config.path(), ": rope_type ", type,
+              " is not supported; known are default, linear and llama3");
+  rotary.factor = config.need<double>(*scaling, "factor");
+  rotary.kind = RotaryConfig::Kind::kLinear;
+  if (type == "linear") return rotary;
+  rotary.kind = RotaryConfig::Kind::kLlama3;
+  rotary.low_freq_factor = config.need<double>(*scaling, "low_freq_factor");
+  rotary.high_freq_factor = config.need<double>(*scaling, "high_freq_factor");
+  rotary.original_max_positions =
+      config.get(*scaling, "original_max_position_embeddings", rotary.original_max_positions);
+  return rotary;
+}
+
+/// Sliding-window attention is not computed here; it is refused where a token of the longest
+/// sequence would miss one.
+void refuse_windows(const HfConfig& config, int64_t layers, int64_t max_positions) {
+  const bool windows = config.get("use_sliding_window", false);
+  const auto window = config.get<int64_t>("sliding_window", 4096);
+  if (!windows || config.find("sliding_window") == nullptr || window >= max_positions) return;
+  const auto first = config.get<int64_t>("max_window_layers", 28);
+  const auto* types = config.find("layer_types");
+  const bool used = types == nullptr ? first < layers
+                                     : types->dump().find("sliding_attention") != std::string::npos;
+  TORCH_CHECK(!used, config.path(), ": sliding_window ", window, " is shorter than max_position_embeddings ",
+              max_positions, ", and sliding-window attention is not supported: set use_sliding_window to false to train "
+              "with full attention");
+}
+
+}  // namespace
+
+DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir) {
+  const HfConfig hf(hf_dir / "config.json");
+  const auto& family = family_of(hf);
+  const std::string prefix = family.prefix;
+  const auto hidden = hf.need<int64_t>("hidden_size");
+  const auto heads = hf.need<int64_t>("num_attention_heads");
+  const auto layers = hf.need<int64_t>("num_hidden_layers");
+  const auto max_positions =
+      hf.get<int64_t>("max_position_embeddings", prefix == "Llama" ? 2048 : 32768);
+  TORCH_CHECK(hidden > 0 && heads > 0 && layers > 0, hf.path(),
+              ": hidden_size, num_attention_heads and num_hidden_layers must be positive");
+  const auto kv_heads = hf.get<int64_t>(
+      "num_key_value_heads", family.default_kv_heads == 0 ? heads : family.default_kv_heads);
+  TORCH_CHECK(kv_heads > 0 && heads % kv_heads == 0, hf.path(), ": num_attention_heads ", heads,
+              " is not divisible by num_key_value_heads ", kv_heads);
+  const bool attention_bias = !family.always_qkv_bias && hf.get("attention_bias", false);
+  if (family.windows) refuse_windows(hf, layers, max_positions);
+
+  DecoderConfig config{
+      .names = {.norm = prefix + "RMSNorm",
+                .rotary = prefix + "RotaryEmbedding",
+                .attention = prefix + "Attention",
+                .mlp = prefix + "MLP",
+                .layer = prefix + "DecoderLayer",
+                .decoder = prefix + "Model",
+                .model = prefix + "ForCausalLM"},
+      .vocab_size = hf.need<int64_t>("vocab_size"),
+      .hidden_size = hidden,
+      .intermediate_size = hf.need<int64_t>("intermediate_size"),
+      .num_layers = layers,
+      .num_heads = heads,
+      .num_kv_heads = kv_heads,
+      .head_dim = hf.get<int64_t>("head_dim", family.default_head_dim.value_or(hidden / heads)),
+      .max_positions = max_positions,
+      .norm_eps = hf.get("rms_norm_eps", 1e-6),
+      .activation = activation_of(hf),
+      .rotary = rotary_of(hf, max_positions),
+      .qkv_bias = family.always_qkv_bias || attention_bias,
+      .attention_out_bias = attention_bias,
+      .mlp_bias = family.mlp_bias && hf.get("mlp_bias", false),
+      .qk_norm = family.qk_norm,
+      .tie_word_embeddings = hf.get("tie_word_embeddings", false),
+      .attention_dropout = hf.get("attention_dropout", 0.0),
+      .init_std = hf.get("initializer_range", 0.02),
+      .pad_token_id = std::nullopt,
+  };
+  const auto pad = hf.get<int64_t>("pad_token_id", -1);
+  if (pad >= 0 && pad < config.vocab_size) config.pad_token_id = pad;
+  TORCH_CHECK(config.vocab_size > 0 && config.intermediate_size > 0 && config.head_dim > 0 && config.head_dim % 2 == 0,
+              hf.path(), ": vocab_size and intermediate_size must be positive, and the head dimension (",
+              config.head_dim, ") even");
+  return config;
+}
+
+namespace {
+
+using FlagValue = decltype(ExplicitFlag::value);
+
+/// What config.json says of each network flag. A missing entry: nothing that could be contradicted.
+std::map<std::string, FlagValue> values_of_flags(const DecoderConfig& config) {
+  const bool rotary = config.positions == PositionKind::kRotary;
+  const bool scaled = config.rotary.kind == RotaryConfig::Kind::kLlama3;
+  std::map<std::string, FlagValue> values = {
+      {"--num-layers", config.num_layers},
+      {"--hidden-size", config.hidden_size},
+      {"--ffn-hidden-size", config.intermediate_size},
+      {"--num-attention-heads", config.num_heads},
+      {"--num-query-groups", config.num_kv_heads},
+      {"--kv-channels", config.head_dim},
+      {"--max-position-embeddings", config.max_positions},
+      {"--vocab-size", config.vocab_size},
+      {"--padded-vocab-size", config.vocab_size},
+      {"--group-query-attention", config.num_kv_heads != config.num_heads},
+      {"--position-embedding-type", std::string(rotary ? "rope" : "learned_absolute")},
+      {"--use-rotary-position-embeddings", rotary},
+      {"--rotary-base", config.rotary.theta},
+      {"--rotary-percent", config.rotary.fraction},
+      {"--rotary-interleaved", false},
+      {"--use-rope-scaling", scaled},
+      {"--normalization", std::string(config.norm == NormKind::kRmsNorm ? "RMSNorm" : "LayerNorm")},
+      {"--norm-epsilon", config.norm_eps},
+      {"--apply-layernorm-1p", false},
+      {"--apply-residual-connection-post-layernorm", config.residual_after_norm},
+      {"--openai-gelu", config.activation == Activation::kGeluTanh},
+      {"--squared-relu", config.activation == Activation::kSquaredRelu},
+      {"--swiglu", config.gated_mlp && config.activation == Activation::kSilu},
+      {"--disable-bias-linear", !config.mlp_bias && !config.attention_out_bias},
+      {"--add-qkv-bias", config.qkv_bias},
+      {"--qk-layernorm", config.qk_norm},
+      {"--attention-dropout", config.attention_dropout},
+      {"--hidden-dropout", config.hidden_dropout},
+  };
+  if (scaled) values["--rope-scaling-factor"] = config.rotary.factor;
+  if (config.rotary.kind == RotaryConfig::Kind::kLinear) {
+    values["--rotary-seq-len-interpolation-factor"] = config.rotary.factor;
+  }
+  return values;
+}
+
+std::string text_of(const FlagValue& value) {
+  if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
+  if (const auto* text = std::get_if<std::string>(&value)) return *text;
+  if (const auto* whole = std::get_if<int64_t>(&value)) return std::to_string(*whole);
+  return c10::str(std::get<double>(value));
+}
+
+bool same(const FlagValue& a, const FlagValue& b) {
+  const auto number = [](const FlagValue& value) -> std::optional<double> {
+    if (const auto* whole = std::get_if<int64_t>(&value)) return static_cast<double>(*whole);
+    if (const auto* real = std::get_if<double>(&value)) return *real;
+    return std::nullopt;
+  };
+  const auto x = number(a);
+  const auto y = number(b);
+  if (x && y) return std::abs(*x - *y) <= 1e-9 * std::max(std::abs(*x), std::abs(*y));
+  return a == b;
+}
+
+}  // namespace
+
+std::optional<std::string> contradiction(const DecoderConfig& config,
+                                         std::span<const ExplicitFlag> flags) {
+  const auto values = values_of_flags(config);
+  for (const auto& flag : flags) {
+    const auto found = values.find(flag.name);
+    if (found == values.end() || same(found->second, flag.value)) continue;
+    return c10::str(flag.name, " ", text_of(flag.value),
+                    " contradicts the model's config.json, which says ", text_of(found->second),
+                    ": leave the flag out, or edit config.json");
+  }
+  return std::nullopt;
+}
+
+}  // namespace megashard

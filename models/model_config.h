@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "framework/model_registry.h"
+
+namespace megashard {
+
+enum class NormKind { kRmsNorm, kLayerNorm };
+enum class Activation { kSilu, kGelu, kGeluTanh, kRelu, kSquaredRelu };
+enum class PositionKind { kRotary, kLearned, kNone };
+
+/// Rotary frequencies (transformers' ROPE_INIT_FUNCTIONS default, linear and llama3).
+struct RotaryConfig {
+  enum class Kind { kDefault, kLinear, kLlama3 };
+  Kind kind = Kind::kDefault;
+  double theta = 10000;
+  double fraction = 1.0;  ///< of head_dim that turns
+  double factor = 1.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  double original_max_positions = 8192;
+};
+
+/// Class names that the modules of a family answer, for wrap policies.
+struct ModuleNames {
+  std::string norm, rotary, attention, mlp, layer, decoder, model;
+};
+
+/// A decoder-only network, whatever described it.
+struct DecoderConfig {
+  ModuleNames names;
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t num_layers = 0;
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t max_positions = 0;
+  NormKind norm = NormKind::kRmsNorm;
+  double norm_eps = 1e-6;
+  Activation activation = Activation::kSilu;
+  bool gated_mlp = true;
+  PositionKind positions = PositionKind::kRotary;
+  RotaryConfig rotary;
+  bool qkv_bias = false;
+  bool attention_out_bias = false;
+  bool mlp_bias = false;
+  bool qk_norm = false;
+  bool residual_after_norm = false;  ///< Megatron's --apply-residual-connection-post-layernorm
+  bool tie_word_embeddings = false;
+  double attention_dropout = 0;
+  double hidden_dropout = 0;
+  double init_std = 0.02;
+  double output_init_scale = 1;  ///< on init_std of the projections that end a residual branch
+  std::optional<int64_t> pad_token_id;
+};
+
+/// From a Hugging Face directory's config.json: llama, qwen2, qwen3. Throws for other
+/// architectures, listing these, and for settings that this code does not compute.
+DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir);
+/// From Megatron's flags. Parameters get Hugging Face's names all the same.
+DecoderConfig decoder_config_from_options(const DecoderOptions& options);
+/// The one that the context asks for, with contradicting flags refused.
+DecoderConfig decoder_config(const ModelContext& context);
+
+/// The sentence about the first flag that says something else than config.json (naming both), or
+/// nothing. Flags that do not describe the network are passed over; so is
+/// --untie-embeddings-and-output-weights, which overrides.
+std::optional<std::string> contradiction(const DecoderConfig& config,
+                                         std::span<const ExplicitFlag> flags);
+
+}  // namespace megashard
