@@ -1,0 +1,47 @@
+#include "models/linear.h"
+
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+
+namespace megashard {
+
+Linear::Linear(const Options& options) : init_scale_(options.init_scale) {
+  weight = register_parameter("weight", at::empty({options.out, options.in}));
+  if (options.bias) bias = register_parameter("bias", at::empty({options.out}));
+}
+
+at::Tensor Linear::forward(const at::Tensor& x) {
+  return at::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
+}
+
+void Linear::init_own_weights(const WeightInit& init) {
+  weight.normal_(0, init.std * init_scale_, init.generator);
+  if (bias.defined()) bias.zero_();
+}
+
+Embedding::Embedding(int64_t rows, int64_t width, std::optional<int64_t> padding_index)
+    : rows_(rows), padding_index_(padding_index) {
+  weight = register_parameter("weight", at::empty({rows, width}));
+}
+
+at::Tensor Embedding::forward(const at::Tensor& indices) {
+  TORCH_CHECK(indices.scalar_type() == at::kLong, "embedding indices must be int64, got ", indices.scalar_type());
+  if (indices.device()
+          .is_cpu()) {  // on a GPU the check would stall the stream; the kernel asserts there
+    const auto flat = indices.contiguous();
+    const auto* index = flat.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < flat.numel(); ++i) {
+      TORCH_CHECK(index[i] >= 0 && index[i] < rows_, "token or position ", index[i], " lies outside an embedding of ",
+                  rows_, " rows: the data were tokenised with another tokenizer than the model's, or are too long for it");
+    }
+  }
+  return at::embedding(weight, indices, padding_index_.value_or(-1));
+}
+
+void Embedding::init_own_weights(const WeightInit& init) {
+  weight.normal_(0, init.std, init.generator);
+  if (padding_index_) weight.select(0, *padding_index_).zero_();
+}
+
+}  // namespace megashard

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <string>
+
+#include "models/model_config.h"
+
+namespace megashard {
+
+/// Cosines and sines of the angles, computed once a forward and shared by all layers. Undefined: no
+/// rotation.
+struct RotaryTables {
+  at::Tensor cos;  // [T, R/2] or [B, T, R/2]
+  at::Tensor sin;
+
+  template <class F>
+  void visit_tensors(F&& f) {
+    f(cos);
+    f(sin);
+  }
+};
+
+/// Rotary angles. It owns no parameter and no buffer: the frequencies follow from the
+/// configuration, so there is nothing to store, to shard or to materialise. Tables of the positions
+/// 0 .. T-1 are kept from one forward to the next.
+class RotaryEmbedding : public torch::nn::Module {
+ public:
+  explicit RotaryEmbedding(const DecoderConfig& config);
+
+  /// For hidden [B, T, C], whose dtype and device the tables take; position_ids [B, T], or
+  /// undefined for 0 .. T-1.
+  RotaryTables forward(const at::Tensor& hidden, const at::Tensor& position_ids);
+  std::string class_name() const { return class_name_; }
+
+ private:
+  RotaryTables tables(const at::Tensor& positions, const at::Tensor& hidden) const;
+
+  std::string class_name_;
+  RotaryConfig config_;
+  int64_t rotary_dim_;
+  RotaryTables cached_;
+};
+
+/// 1 / (theta^(2 i / R)), scaled as the configuration asks; [R/2] fp32 on the CPU.
+at::Tensor inverse_frequencies(const RotaryConfig& config, int64_t rotary_dim);
+
+}  // namespace megashard
