@@ -1,0 +1,50 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+
+#include "models/linear.h"
+#include "models/norm.h"
+#include "models/rotary.h"
+#include "parallel/hooked_module.h"
+
+namespace megashard {
+
+/// What all layers of a forward share.
+struct LayerContext {
+  RotaryTables rotary;
+  at::Tensor
+      attention_mask;  // [B, 1, T, T] bool, true where attention is allowed; undefined: causal
+
+  template <class F>
+  void visit_tensors(F&& f) {
+    rotary.visit_tensors(f);
+    f(attention_mask);
+  }
+};
+
+/// Causal self-attention with grouped queries: q_proj, k_proj, v_proj, o_proj, and q_norm, k_norm
+/// over each head where the family has them. One scaled_dot_product_attention; key and value heads
+/// are not expanded.
+class Attention : public torch::nn::Module {
+ public:
+  explicit Attention(const DecoderConfig& config);
+
+  at::Tensor forward(const at::Tensor& hidden,
+                     const LayerContext& context);  // [B, T, C] -> [B, T, C]
+  std::string class_name() const { return class_name_; }
+
+ private:
+  std::string class_name_;
+  int64_t num_heads_;
+  int64_t num_kv_heads_;
+  int64_t head_dim_;
+  double dropout_;
+  std::shared_ptr<Hooked<Linear>> q_proj_, k_proj_, v_proj_, o_proj_;
+  std::shared_ptr<Hooked<Norm>> q_norm_, k_norm_;
+};
+
+}  // namespace megashard

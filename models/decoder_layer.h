@@ -1,0 +1,35 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+
+#include "models/attention.h"
+#include "models/mlp.h"
+#include "models/norm.h"
+
+namespace megashard {
+
+/// x + attention(norm(x)), then x + mlp(norm(x)), with dropout on both branches.
+class DecoderLayer : public torch::nn::Module {
+ public:
+  explicit DecoderLayer(const DecoderConfig& config);
+
+  at::Tensor forward(const at::Tensor& hidden,
+                     const LayerContext& context);  // [B, T, C] -> [B, T, C]
+  std::string class_name() const { return class_name_; }
+
+ private:
+  at::Tensor add_branch(const at::Tensor& residual, const at::Tensor& branch) const;
+
+  std::string class_name_;
+  double dropout_;
+  bool residual_after_norm_;
+  std::shared_ptr<Hooked<Attention>> self_attn_;
+  std::shared_ptr<Hooked<Mlp>> mlp_;
+  std::shared_ptr<Hooked<Norm>> input_layernorm_, post_attention_layernorm_;
+};
+
+}  // namespace megashard

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+
+#include "models/linear.h"
+#include "models/model_config.h"
+#include "parallel/hooked_module.h"
+
+namespace megashard {
+
+/// down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate. Projections gate_proj, up_proj,
+/// down_proj.
+class Mlp : public torch::nn::Module {
+ public:
+  explicit Mlp(const DecoderConfig& config);
+
+  at::Tensor forward(const at::Tensor& hidden);  // [B, T, C] -> [B, T, C]
+  std::string class_name() const { return class_name_; }
+
+ private:
+  std::string class_name_;
+  Activation activation_;
+  std::shared_ptr<Hooked<Linear>> gate_proj_, up_proj_, down_proj_;
+};
+
+}  // namespace megashard
