@@ -1,0 +1,125 @@
+#include "models/fused_ops.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/silu.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+namespace megashard {
+namespace {
+
+using at::Tensor;
+using Tensors = std::vector<Tensor>;
+
+double error(const Tensor& got, const Tensor& want) {
+  return ((got.to(at::kDouble) - want).abs().max() / want.abs().max()).item<double>();
+}
+
+/// Value and gradients of `fused` in each dtype against those of `plain` in fp64, on the same
+/// (rounded) inputs.
+template <class Fused, class Plain>
+void expect_same(const Tensors& inputs, const Fused& fused, const Plain& plain) {
+  for (const auto& [dtype, tolerance] :
+       {std::pair{at::kFloat, 2e-6}, std::pair{at::kBFloat16, 2e-2}}) {
+    Tensors narrow;
+    Tensors wide;
+    for (const auto& input : inputs) {
+      narrow.push_back(input.to(dtype).detach().requires_grad_());
+      wide.push_back(narrow.back().detach().to(at::kDouble).requires_grad_());
+    }
+    const auto y = fused(narrow);
+    const auto reference = plain(wide);
+    EXPECT_LT(error(y.detach(), reference.detach()), tolerance) << dtype;
+    const auto grad = at::randn(y.sizes());
+    const auto grads =
+        torch::autograd::grad({y}, narrow, {grad.to(y.scalar_type())}, {}, false, true);
+    const auto wanted = torch::autograd::grad(
+        {reference}, wide, {grad.to(y.scalar_type()).to(at::kDouble)}, {}, false, true);
+    for (size_t i = 0; i < grads.size(); ++i)
+      EXPECT_LT(error(grads[i], wanted[i]), tolerance) << dtype << " " << i;
+  }
+}
+
+TEST(FusedOps, RmsNorm) {
+  expect_same(
+      {at::randn({3, 5, 37}) * 3, at::randn({37})},  // 37: whole lanes and a rest
+      [](const Tensors& in) { return rms_norm(in[0], in[1], 1e-5); },
+      [](const Tensors& in) {
+        return in[1] * in[0] * (in[0].square().mean({-1}, true) + 1e-5).rsqrt();
+      });
+}
+
+TEST(FusedOps, RotateWithStridesAndARest) {
+  const auto angles = at::rand({4, 3}) * 6;
+  const auto cos = angles.cos();
+  const auto sin = angles.sin();
+  const auto plain = [](const Tensor& x, const Tensor& c, const Tensor& s) {
+    const auto a = x.narrow(3, 0, 3);
+    const auto b = x.narrow(3, 3, 3);
+    return at::cat({a * c - b * s, b * c + a * s, x.narrow(3, 6, 2)}, 3);
+  };
+  expect_same(
+      {at::randn({2, 5, 4, 8})},  // [B, H, T, D], turned as its transpose
+      [&](const Tensors& in) {
+        const auto dtype = in[0].scalar_type();
+        return rotate(in[0].transpose(1, 2), cos.to(dtype), sin.to(dtype));
+      },
+      [&](const Tensors& in) {
+        return plain(in[0].transpose(1, 2), cos.to(at::kDouble).unsqueeze(1),
+                     sin.to(at::kDouble).unsqueeze(1));
+      });
+}
+
+TEST(FusedOps, Swiglu) {
+  const auto wide_range = at::randn({7, 33}) * 20;  // exp saturates on both sides
+  expect_same(
+      {wide_range, at::randn({7, 33})}, [](const Tensors& in) { return swiglu(in[0], in[1]); },
+      [](const Tensors& in) { return at::silu(in[0]) * in[1]; });
+}
+
+TEST(FusedOps, CrossEntropyOfEachToken) {
+  auto labels = at::randint(0, 1037, {2, 6}, at::kLong);
+  labels[1][2] = kIgnoredLabel;
+  expect_same(
+      {at::randn({2, 6, 1037}) * 10},
+      [&](const Tensors& in) { return token_cross_entropy(in[0] * 1, labels); },
+      [&](const Tensors& in) {
+        return at::cross_entropy_loss(in[0].reshape({-1, 1037}), labels.reshape({-1}), {},
+                                      /*reduction=*/0, kIgnoredLabel)
+            .view({2, 6});
+      });
+}
+
+TEST(FusedOps, CrossEntropyKeepsOneCopyOfTheLogits) {
+  const auto x = at::randn({4, 100}).requires_grad_();
+  const auto logits = x * 1;
+  const auto loss = token_cross_entropy(logits, at::randint(0, 100, {4}, at::kLong)).sum();
+  const auto grad = torch::autograd::grad({loss}, {logits}, {}, /*retain_graph=*/true).front();
+  EXPECT_EQ(grad.const_data_ptr(), logits.const_data_ptr());
+  EXPECT_THAT([&] { loss.backward(); },
+              testing::ThrowsMessage<c10::Error>(testing::HasSubstr("call backward once")));
+}
+
+TEST(FusedOps, ErrorsSayWhatIsWrong) {
+  EXPECT_THAT(
+      [] {
+        token_cross_entropy(at::randn({1, 5}), at::ones({1}, at::kLong) * 5);
+      },
+      testing::ThrowsMessage<c10::Error>(
+          testing::HasSubstr("label 5 lies outside the model's vocabulary of 5")));
+  const auto x = at::randn({2, 4}).requires_grad_();
+  const auto y = rms_norm(x, at::ones({4}), 1e-5).sum();
+  EXPECT_THAT([&] { torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true); },
+              testing::ThrowsMessage<c10::Error>(testing::HasSubstr("no second derivative")));
+}
+
+}  // namespace
+}  // namespace megashard

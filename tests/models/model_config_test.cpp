@@ -1,0 +1,136 @@
+#include "models/model_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+namespace megashard {
+namespace {
+
+using testing::HasSubstr;
+using testing::Optional;
+using testing::ThrowsMessage;
+
+/// A directory with a small config.json, the last fields from the test.
+class HfFolder {
+ public:
+  explicit HfFolder(const std::string& model_type, const std::string& fields) {
+    path_ = std::filesystem::path(testing::TempDir()) /
+            ("megashard_" + model_type + std::to_string(++count));
+    std::filesystem::create_directories(path_);
+    std::ofstream(path_ / "config.json")
+        << R"({"model_type": ")" << model_type
+        << R"(", "hidden_size": 64, "intermediate_size": 96, "vocab_size": 1000,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-05,
+            "max_position_embeddings": 4096, "tie_word_embeddings": true )"
+        << fields << "}";
+  }
+  ~HfFolder() { std::filesystem::remove_all(path_); }
+  const std::filesystem::path& path() const { return path_; }
+  DecoderConfig config() const { return decoder_config_from_hf(path_); }
+
+ private:
+  static inline int count = 0;
+  std::filesystem::path path_;
+};
+
+TEST(HfConfig, FamiliesDiffer) {
+  const auto llama =
+      HfFolder("llama", R"(, "attention_bias": true, "initializer_range": 0.04, "pad_token_id": 2)")
+          .config();
+  EXPECT_EQ(llama.names.layer, "LlamaDecoderLayer");
+  EXPECT_TRUE(llama.qkv_bias && llama.attention_out_bias && llama.tie_word_embeddings &&
+              !llama.qk_norm);
+  EXPECT_EQ(llama.head_dim, 16);
+  EXPECT_EQ(llama.init_std, 0.04);
+  EXPECT_THAT(llama.pad_token_id, Optional(2));
+  const auto qwen2 = HfFolder("qwen2", "").config();
+  EXPECT_TRUE(qwen2.qkv_bias && !qwen2.attention_out_bias && !qwen2.mlp_bias);
+  const auto qwen3 = HfFolder("qwen3", R"(, "head_dim": null)").config();
+  EXPECT_TRUE(qwen3.qk_norm && !qwen3.qkv_bias);
+  EXPECT_EQ(qwen3.head_dim, 128);
+}
+
+TEST(HfConfig, BothSpellingsOfRope) {
+  const auto old =
+      HfFolder("llama", R"(, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0})")
+          .config();
+  EXPECT_EQ(old.rotary.theta, 5e5);
+  EXPECT_EQ(old.rotary.kind, RotaryConfig::Kind::kLinear);
+  const auto now =
+      HfFolder("llama",
+               R"(, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8,
+      "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 1024})")
+          .config();
+  EXPECT_EQ(now.rotary.theta, 5e5);
+  EXPECT_EQ(now.rotary.kind, RotaryConfig::Kind::kLlama3);
+  EXPECT_EQ(now.rotary.factor, 8);
+  EXPECT_EQ(now.rotary.original_max_positions, 1024);
+}
+
+TEST(HfConfig, WhatIsNotComputedIsRefused) {
+  const auto refused = [](const char* type, const char* fields, const char* sentence) {
+    EXPECT_THAT([&] { HfFolder(type, fields).config(); },
+                ThrowsMessage<c10::Error>(HasSubstr(sentence)));
+  };
+  refused("mamba", "", "model_type mamba is not supported; known are: llama, qwen2, qwen3");
+  refused("llama", R"(, "rope_scaling": {"rope_type": "yarn", "factor": 2})",
+          "rope_type yarn is not supported");
+  refused("llama", R"(, "hidden_act": "mish")", "hidden_act mish is not supported");
+  refused("llama", R"(, "num_hidden_layers": "four")", "num_hidden_layers has an unexpected type");
+  const std::string windows =
+      R"(, "use_sliding_window": true, "sliding_window": 1024, "max_window_layers": )";
+  refused("qwen2", (windows + "2").c_str(), "sliding-window attention is not supported");
+  EXPECT_NO_THROW(HfFolder("qwen2", windows + "4").config());  // no layer uses it
+  EXPECT_THAT([] { decoder_config_from_hf("/nonexistent"); },
+              ThrowsMessage<c10::Error>(HasSubstr("cannot read /nonexistent/config.json")));
+}
+
+TEST(Contradiction, NamesFlagAndFile) {
+  const auto config = HfFolder("llama", R"(, "rope_theta": 10000)").config();
+  const auto say = [&](ExplicitFlag flag) { return contradiction(config, std::span(&flag, 1)); };
+  EXPECT_THAT(
+      say({"--num-layers", int64_t{5}}),
+      Optional(HasSubstr("--num-layers 5 contradicts the model's config.json, which says 4")));
+  EXPECT_THAT(say({"--normalization", std::string("LayerNorm")}),
+              Optional(HasSubstr("which says RMSNorm")));
+  EXPECT_THAT(say({"--disable-bias-linear", false}), Optional(HasSubstr("which says true")));
+  EXPECT_EQ(say({"--rotary-base", int64_t{10000}}), std::nullopt);
+  EXPECT_EQ(say({"--norm-epsilon", 1e-5}), std::nullopt);
+  EXPECT_EQ(say({"--untie-embeddings-and-output-weights", true}), std::nullopt);
+  EXPECT_EQ(say({"--lr", 0.1}), std::nullopt);
+}
+
+TEST(DecoderOptions, MegatronsDefaults) {
+  DecoderOptions options{.num_layers = 2,
+                         .hidden_size = 768,
+                         .num_attention_heads = 12,
+                         .max_position_embeddings = 128,
+                         .padded_vocab_size = 256};
+  const auto plain = decoder_config_from_options(options);
+  EXPECT_EQ(plain.intermediate_size, 3072);
+  EXPECT_EQ(plain.activation, Activation::kGelu);
+  EXPECT_EQ(plain.norm, NormKind::kLayerNorm);
+  EXPECT_EQ(plain.positions, PositionKind::kLearned);
+  EXPECT_TRUE(plain.qkv_bias && plain.attention_out_bias && plain.mlp_bias &&
+              plain.tie_word_embeddings);
+  EXPECT_EQ(plain.num_kv_heads, 12);
+  EXPECT_EQ(plain.hidden_dropout, 0.1);
+  EXPECT_DOUBLE_EQ(plain.output_init_scale, 0.5);
+  options.swiglu = true;
+  options.add_bias_linear = false;
+  EXPECT_EQ(decoder_config_from_options(options).intermediate_size, 2048);
+  EXPECT_FALSE(decoder_config_from_options(options).qkv_bias);
+  options.num_attention_heads = 7;
+  EXPECT_THAT([&] { decoder_config_from_options(options); },
+              ThrowsMessage<c10::Error>(
+                  HasSubstr("--hidden-size 768 is not divisible by --num-attention-heads 7")));
+  options.hidden_size = 0;
+  EXPECT_THAT([&] { decoder_config_from_options(options); },
+              ThrowsMessage<c10::Error>(HasSubstr("--hidden-size must be given")));
+}
+
+}  // namespace
+}  // namespace megashard
