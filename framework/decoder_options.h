@@ -13,16 +13,16 @@ struct DecoderOptions {
   int64_t hidden_size = 0;
   int64_t num_attention_heads = 0;
   int64_t max_position_embeddings = 0;
-  int64_t padded_vocab_size = 0;           ///< rows of the embedding, padded by the caller
-  std::optional<int64_t> ffn_hidden_size;  ///< unset: 4 h; with swiglu int(4 h * 2 / 3 / 64) * 64
-  std::optional<int64_t> kv_channels;      ///< unset: h / heads
+  int64_t padded_vocab_size = 0;             ///< rows of the embedding, padded by the caller
+  std::optional<int64_t> ffn_hidden_size{};  ///< unset: 4 h; with swiglu int(4 h * 2 / 3 / 64) * 64
+  std::optional<int64_t> kv_channels{};      ///< unset: h / heads
   bool group_query_attention = false;
   int64_t num_query_groups = 1;
   std::string position_embedding_type = "learned_absolute";  ///< or rope, none
   double rotary_base = 10000;
   double rotary_percent = 1.0;
   bool rotary_interleaved = false;
-  std::optional<double> rotary_seq_len_interpolation_factor;
+  std::optional<double> rotary_seq_len_interpolation_factor{};
   bool use_rope_scaling = false;  ///< Llama 3's
   double rope_scaling_factor = 8.0;
   std::string normalization = "LayerNorm";  ///< or RMSNorm

@@ -22,13 +22,11 @@ struct ExplicitFlag {
 
 /// What a model is built from: a Hugging Face directory, or Megatron's flags.
 struct ModelContext {
-  std::filesystem::path hf_dir;  ///< holds config.json; empty: `options` describe the network
-  DecoderOptions options;        ///< unused with hf_dir
-  std::vector<ExplicitFlag>
-      explicit_flags;             ///< with hf_dir: those that contradict config.json are an error
+  std::filesystem::path hf_dir{};  ///< holds config.json; empty: `options` describe the network
+  DecoderOptions options{};        ///< unused with hf_dir
+  std::vector<ExplicitFlag> explicit_flags{};  ///< with hf_dir: a contradiction is an error
   bool untie_embeddings = false;  ///< with hf_dir: a head of its own, whatever config.json says
-  std::optional<double>
-      init_method_std;  ///< with hf_dir: in place of config.json's initializer_range
+  std::optional<double> init_method_std{};  ///< with hf_dir: beats config.json's initializer_range
 };
 
 /// Names to factories. A program fills one by register_models() (models/register_models.h) and by

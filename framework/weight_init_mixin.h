@@ -10,8 +10,8 @@ namespace megashard {
 
 struct WeightInit {
   double std = 0.02;
-  std::optional<at::Generator>
-      generator;  ///< unset: the default one, which the threads of a process share
+  /// Unset: the default generator, which the threads of a process share.
+  std::optional<at::Generator> generator{};
 };
 
 /// A module that knows how its own parameters start (scaled output projections, padding rows). In

@@ -201,7 +201,6 @@ DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir) {
       .tie_word_embeddings = hf.get("tie_word_embeddings", false),
       .attention_dropout = hf.get("attention_dropout", 0.0),
       .init_std = hf.get("initializer_range", 0.02),
-      .pad_token_id = std::nullopt,
   };
   const auto pad = hf.get<int64_t>("pad_token_id", -1);
   if (pad >= 0 && pad < config.vocab_size) config.pad_token_id = pad;

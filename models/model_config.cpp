@@ -105,7 +105,6 @@ DecoderConfig decoder_config_from_options(const DecoderOptions& options) {
       .hidden_dropout = options.hidden_dropout,
       .init_std = options.init_method_std,
       .output_init_scale = 1.0 / std::sqrt(2.0 * static_cast<double>(options.num_layers)),
-      .pad_token_id = std::nullopt,
   };
   TORCH_CHECK(config.intermediate_size > 0, "--ffn-hidden-size must be positive, got ", config.intermediate_size,
               ": with --swiglu its default is int(4 h * 2 / 3 / 64) * 64");

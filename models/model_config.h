@@ -33,7 +33,7 @@ struct ModuleNames {
 
 /// A decoder-only network, whatever described it.
 struct DecoderConfig {
-  ModuleNames names;
+  ModuleNames names{};
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
@@ -58,7 +58,7 @@ struct DecoderConfig {
   double hidden_dropout = 0;
   double init_std = 0.02;
   double output_init_scale = 1;  ///< on init_std of the projections that end a residual branch
-  std::optional<int64_t> pad_token_id;
+  std::optional<int64_t> pad_token_id{};
 };
 
 /// From a Hugging Face directory's config.json: llama, qwen2, qwen3. Throws for other
