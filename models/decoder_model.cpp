@@ -1,0 +1,71 @@
+#include "models/decoder_model.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/dropout.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include "framework/tie.h"
+#include "models/fused_ops.h"
+
+namespace megashard {
+
+DecoderStack::DecoderStack(const DecoderConfig& config)
+    : class_name_(config.names.decoder), dropout_(config.hidden_dropout) {
+  embed_tokens_ = register_module(
+      "embed_tokens", std::make_shared<Hooked<Embedding>>(config.vocab_size, config.hidden_size,
+                                                          config.pad_token_id));
+  if (config.positions == PositionKind::kLearned) {
+    embed_positions_ = register_module(
+        "embed_positions",
+        std::make_shared<Hooked<Embedding>>(config.max_positions, config.hidden_size));
+  }
+  const auto layers = register_module("layers", std::make_shared<torch::nn::ModuleListImpl>());
+  for (int64_t i = 0; i < config.num_layers; ++i) {
+    layers_.push_back(std::make_shared<Hooked<DecoderLayer>>(config));
+    layers->push_back(layers_.back());
+  }
+  norm_ = register_module("norm", std::make_shared<Hooked<Norm>>(config, config.hidden_size));
+  if (config.positions == PositionKind::kRotary) {
+    rotary_emb_ = register_module("rotary_emb", std::make_shared<Hooked<RotaryEmbedding>>(config));
+  }
+}
+
+at::Tensor DecoderStack::embed(const ModelInput& input) {
+  auto hidden = embed_tokens_->forward(input.tokens);
+  if (embed_positions_) {
+    const auto positions =
+        input.position_ids.defined()
+            ? input.position_ids
+            : at::arange(input.tokens.size(1), input.tokens.options()).unsqueeze(0);
+    hidden = hidden + embed_positions_->forward(positions);
+  }
+  return is_training() && dropout_ > 0 ? at::dropout(hidden, dropout_, /*train=*/true) : hidden;
+}
+
+at::Tensor DecoderStack::forward(const ModelInput& input) {
+  TORCH_CHECK(input.tokens.dim() == 2 && input.tokens.scalar_type() == at::kLong,
+              "tokens must be int64 of sizes [batch, length], got ", input.tokens.scalar_type(), " ",
+              input.tokens.sizes());
+  auto hidden = embed(input);
+  LayerContext context{.rotary = {}, .attention_mask = input.attention_mask};
+  if (rotary_emb_) context.rotary = rotary_emb_->forward(hidden, input.position_ids);
+  for (const auto& layer : layers_) hidden = layer->forward(hidden, context);
+  return norm_->forward(hidden);
+}
+
+DecoderModel::DecoderModel(DecoderConfig config) : config_(std::move(config)) {
+  weight_init().std = config_.init_std;
+  model_ = register_module("model", std::make_shared<Hooked<DecoderStack>>(config_));
+  lm_head_ = register_module("lm_head", std::make_shared<Hooked<Linear>>(Linear::Options{
+                                            .in = config_.hidden_size, .out = config_.vocab_size}));
+  if (config_.tie_word_embeddings) tie(*lm_head_, lm_head_->weight, model_->embed_tokens()->weight);
+}
+
+at::Tensor DecoderModel::forward(ModelInput input) {
+  const auto labels = std::exchange(input.labels, at::Tensor());
+  const auto logits = lm_head_->forward(model_->forward(input));
+  return labels.defined() ? token_cross_entropy(logits, labels) : logits;
+}
+
+}  // namespace megashard

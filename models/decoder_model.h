@@ -1,0 +1,52 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "framework/multi_modal_module.h"
+#include "framework/weight_init_mixin.h"
+#include "models/decoder_layer.h"
+
+namespace megashard {
+
+/// Token ids to normed hidden states: embed_tokens (and embed_positions), layers, norm, rotary_emb.
+/// `model` in the names of a DecoderModel's parameters.
+class DecoderStack : public torch::nn::Module {
+ public:
+  explicit DecoderStack(const DecoderConfig& config);
+
+  /// tokens, position_ids and attention_mask of a ModelInput -> [B, T, C].
+  at::Tensor forward(const ModelInput& input);
+  std::string class_name() const { return class_name_; }
+  const std::shared_ptr<Hooked<Embedding>>& embed_tokens() const { return embed_tokens_; }
+
+ private:
+  at::Tensor embed(const ModelInput& input);
+
+  std::string class_name_;
+  double dropout_;
+  std::shared_ptr<Hooked<Embedding>> embed_tokens_, embed_positions_;
+  std::vector<std::shared_ptr<Hooked<DecoderLayer>>> layers_;
+  std::shared_ptr<Hooked<Norm>> norm_;
+  std::shared_ptr<Hooked<RotaryEmbedding>> rotary_emb_;
+};
+
+/// A causal language model: `model` and `lm_head`, which share one tensor where the configuration
+/// ties them. Parameters start without values: load_hf_weights(), a checkpoint or init_weights()
+/// gives them.
+class DecoderModel : public MultiModalModule, public WeightInitMixin {
+ public:
+  explicit DecoderModel(DecoderConfig config);
+
+  at::Tensor forward(ModelInput input) override;
+  std::string class_name() const override { return config_.names.model; }
+  const DecoderConfig& config() const { return config_; }
+
+ private:
+  DecoderConfig config_;
+  std::shared_ptr<Hooked<DecoderStack>> model_;
+  std::shared_ptr<Hooked<Linear>> lm_head_;
+};
+
+}  // namespace megashard
