@@ -235,9 +235,11 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 }
 
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
-  TORCH_CHECK(x.dim() == 4 && cos.sizes() == sin.sizes() && cos.size(-2) == x.size(1) && 2 * cos.size(-1) <= x.size(3),
-              "rotate: x ", x.sizes(), " must be [B, T, H, D], and cos ", cos.sizes(), " and sin ", sin.sizes(),
-              " [T, R/2] or [B, T, R/2] with R <= D");
+  const bool fits = x.dim() == 4 && cos.sizes() == sin.sizes() && cos.size(-2) == x.size(1) &&
+                    2 * cos.size(-1) <= x.size(3) &&
+                    (cos.dim() == 2 || cos.size(0) == 1 || cos.size(0) == x.size(0));
+  TORCH_CHECK(fits, "rotate: x ", x.sizes(), " must be [B, T, H, D], and cos ", cos.sizes(), " and sin ", sin.sizes(),
+              " [T, R/2] or [B, T, R/2] with R <= D: do the position ids have the sizes of the tokens?");
   if (has_kernel(x) && alike(x, cos))
     return RotateFunction::apply(x, cos.contiguous(), sin.contiguous());
   const int64_t half = cos.size(-1);

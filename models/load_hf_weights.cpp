@@ -1,0 +1,108 @@
+#include "models/load_hf_weights.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/StringUtil.h>
+
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "checkpoint/hf_weights.h"
+#include "parallel/fully_shard.h"
+
+namespace megashard {
+namespace {
+
+constexpr const char* kHead = "lm_head.weight";
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+
+struct Target {
+  at::Tensor parameter;
+  std::vector<std::string> names;  // more than one: tied
+  std::string source;              // its name in the files
+};
+
+/// The module's parameters, each once.
+std::vector<Target> targets_of(const torch::nn::Module& module) {
+  std::vector<Target> targets;
+  std::unordered_map<const c10::TensorImpl*, size_t> position;
+  for (const auto& item : module.named_parameters(/*recurse=*/true)) {
+    const auto [found, is_new] =
+        position.emplace(item.value().unsafeGetTensorImpl(), targets.size());
+    if (is_new) targets.push_back({.parameter = item.value(), .names = {}, .source = {}});
+    targets[found->second].names.push_back(item.key());
+  }
+  return targets;
+}
+
+std::string source_of(const Target& target, const HfWeights& files) {
+  for (const auto& name : target.names) {
+    if (files.contains(name)) return name;
+  }
+  const bool head = target.names.front() == kHead;
+  return head && files.contains(kEmbedding) ? kEmbedding : "";
+}
+
+/// Old Llama files carry the rotary frequencies, which follow from config.json.
+bool is_derived(const std::string& name) { return name.ends_with(".rotary_emb.inv_freq"); }
+
+std::string list_of(std::vector<std::string> names) {
+  constexpr size_t kMost = 8;
+  const size_t count = names.size();
+  if (count > kMost) names.resize(kMost);
+  return c10::str(c10::Join(", ", names),
+                  count > kMost ? c10::str(" and ", count - kMost, " more") : "");
+}
+
+void check_names(std::vector<Target>& targets, const HfWeights& files, const std::string& folder) {
+  std::vector<std::string> missing;
+  std::vector<std::string> sizes;
+  std::unordered_set<std::string> known;
+  for (auto& target : targets) {
+    known.insert(target.names.begin(), target.names.end());
+    target.source = source_of(target, files);
+    if (target.source.empty()) {
+      missing.push_back(target.names.front());
+      continue;
+    }
+    const auto wanted = global_sizes(target.parameter);
+    const auto& stored = files.info(target.source).sizes;
+    if (stored != wanted) {
+      sizes.push_back(
+          c10::str(target.source, " ", at::IntArrayRef(stored), " for ", at::IntArrayRef(wanted)));
+    }
+  }
+  std::vector<std::string> unexpected;
+  for (const auto& info : files.tensors()) {
+    if (!known.contains(info.name) && !is_derived(info.name)) unexpected.push_back(info.name);
+  }
+  std::string problem;
+  if (!missing.empty()) problem += c10::str("; missing: ", list_of(missing));
+  if (!unexpected.empty()) problem += c10::str("; unexpected: ", list_of(unexpected));
+  if (!sizes.empty()) problem += c10::str("; of other sizes: ", list_of(sizes));
+  TORCH_CHECK(problem.empty(), "the weights in ", folder, " are not those of the model", problem,
+              ". Give the directory that the model's config.json comes from");
+}
+
+}  // namespace
+
+void load_hf_weights(torch::nn::Module& module, const std::filesystem::path& hf_dir) {
+  const HfWeights files(hf_dir.string());
+  auto targets = targets_of(module);
+  check_names(targets, files, hf_dir.string());
+  const at::NoGradGuard no_grad;
+  for (const auto& target : targets) {
+    auto piece = sharded_view(target.parameter);
+    auto stored = files.tensor(target.source);
+    for (int64_t dim = 0; dim < stored.dim(); ++dim) {
+      if (piece.local.size(dim) == stored.size(dim)) continue;
+      const int64_t rows = piece.local.size(dim);
+      stored = stored.narrow(dim, rows == 0 ? 0 : piece.offsets[static_cast<size_t>(dim)], rows);
+    }
+    if (stored.numel() > 0) piece.local.copy_(stored);
+  }
+}
+
+}  // namespace megashard

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "framework/model_registry.h"
+
+namespace megashard {
+
+/// Adds this folder's families: by Hugging Face architecture (LlamaForCausalLM), by model_type
+/// (llama), and "gpt", the network of Megatron's flags.
+void register_models(ModelRegistry& registry);
+
+}  // namespace megashard
