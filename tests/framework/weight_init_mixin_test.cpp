@@ -1,0 +1,84 @@
+#include "framework/weight_init_mixin.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+
+#include "framework/tie.h"
+
+namespace megashard {
+namespace {
+
+struct Net : torch::nn::Module, WeightInitMixin {
+  Net() {
+    register_module("linear", linear);
+    register_module("norm", norm);
+    register_module("embed", embed);
+    register_module("padded", padded);
+    register_module("head", head);
+    scale = register_parameter("scale", at::full({1000}, 7.0));
+    tie(*head, head->weight, embed->weight);
+    const at::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) parameter.fill_(7);
+  }
+  torch::nn::Linear linear{64, 64};
+  torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({64})};
+  torch::nn::Embedding embed{100, 64};
+  torch::nn::Embedding padded{torch::nn::EmbeddingOptions(10, 4).padding_idx(0)};
+  torch::nn::Linear head{torch::nn::LinearOptions(64, 100).bias(false)};
+  at::Tensor scale;
+};
+
+double largest_off(const at::Tensor& x, double value) {
+  return (x - value).abs().max().item<double>();
+}
+
+TEST(WeightInitMixin, EachKindOfModule) {
+  Net net;
+  net.weight_init().std = 0.05;
+  net.init_weights();
+  EXPECT_NEAR(net.linear->weight.std().item<double>(), 0.05, 0.005);
+  EXPECT_EQ(largest_off(net.linear->bias, 0), 0);
+  EXPECT_EQ(largest_off(net.norm->weight, 1), 0);
+  EXPECT_EQ(largest_off(net.norm->bias, 0), 0);
+  EXPECT_NEAR(net.embed->weight.std().item<double>(), 0.05, 0.005);
+  EXPECT_EQ(largest_off(net.padded->weight, 7), 0);  // left
+  EXPECT_NEAR(net.scale.std().item<double>(), 0.05, 0.01);
+  EXPECT_TRUE(net.linear->weight.requires_grad());
+}
+
+TEST(WeightInitMixin, OnceAndNotWhatIsMarked) {
+  Net net;
+  net.mark_initialized(*net.linear);
+  net.init_weights();
+  EXPECT_EQ(largest_off(net.linear->weight, 7), 0);
+  const auto before = net.embed->weight.clone();
+  net.init_weights();
+  EXPECT_TRUE(net.embed->weight.equal(before));
+}
+
+TEST(WeightInitMixin, AGeneratorOfItsOwnRepeats) {
+  const auto draw = [] {
+    Net net;
+    net.weight_init().generator = at::make_generator<at::CPUGeneratorImpl>(42);
+    net.init_weights();
+    return net.linear->weight;
+  };
+  EXPECT_TRUE(draw().equal(draw()));
+}
+
+TEST(Tie, OneTensorInMemberAndRegistration) {
+  Net net;
+  EXPECT_TRUE(net.head->weight.is_same(net.embed->weight));
+  EXPECT_TRUE(net.named_parameters()["head.weight"].is_same(net.embed->weight));
+  EXPECT_THROW(tie(*net.head, net.head->weight, net.scale), c10::Error);  // sizes
+  EXPECT_THROW(tie(*net.linear, net.scale, net.scale), c10::Error);       // not the module's
+}
+
+}  // namespace
+}  // namespace megashard

@@ -1,0 +1,65 @@
+// For each DIR of the command line: builds the model of DIR/config.json, loads DIR/*.safetensors,
+// runs DIR/input.bin (safetensors: tokens, labels [B, T] int64, and position_ids if wanted) and
+// writes DIR/output.bin (safetensors): logits, loss [B, T], and grad.NAME of the mean loss for
+// every parameter.
+#include <ATen/core/grad_mode.h>
+
+#include <iostream>
+
+#include "checkpoint/safetensors.h"
+#include "models/decoder_model.h"
+#include "models/load_hf_weights.h"
+#include "models/register_models.h"
+
+namespace {
+
+using Entries = std::vector<std::pair<std::string, at::Tensor>>;
+
+void write(const std::string& path, const Entries& entries) {
+  std::vector<megashard::TensorInfo> infos;
+  for (const auto& [name, tensor] : entries)
+    infos.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
+  megashard::SafetensorsWriter writer(path, infos);
+  for (const auto& info : writer.tensors()) {
+    for (const auto& [name, tensor] : entries) {
+      if (name == info.name) writer.write(tensor);
+    }
+  }
+  writer.finish();
+}
+
+void run(const std::string& dir) {
+  megashard::ModelRegistry registry;
+  megashard::register_models(registry);
+  const auto model = registry.create({.hf_dir = dir});
+  megashard::load_hf_weights(*model, dir);
+
+  const megashard::SafetensorsFile file(dir + "/input.bin");
+  megashard::ModelInput input;
+  input.tokens = file.tensor("tokens");
+  if (file.contains("position_ids")) input.position_ids = file.tensor("position_ids");
+  Entries outputs;
+  {
+    const at::NoGradGuard no_grad;
+    outputs.emplace_back("logits", (*model)(input).contiguous());
+  }
+  input.labels = file.tensor("labels");
+  const auto loss = (*model)(input);
+  loss.mean().backward();
+  outputs.emplace_back("loss", loss.detach());
+  for (const auto& item : model->named_parameters())
+    outputs.emplace_back("grad." + item.key(), item.value().grad());
+  write(dir + "/output.bin", outputs);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    for (int i = 1; i < argc; ++i) run(argv[i]);
+  } catch (const c10::Error& error) {
+    std::cerr << error.what_without_backtrace() << '\n';
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,80 @@
+"""Logits, losses and gradients of each model family against transformers', fp32, on the same small random weights."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
+VOCAB = 211
+SMALL = dict(vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
+             max_position_embeddings=128, initializer_range=0.2)
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=16, rope_theta=500.0)
+CASES = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**SMALL)),
+    "llama_gqa_llama3_rope": (LlamaForCausalLM, LlamaConfig(**SMALL, num_key_value_heads=2, rope_parameters=LLAMA3)),
+    "llama_linear_rope_biases": (LlamaForCausalLM, LlamaConfig(
+        **SMALL, num_key_value_heads=3, attention_bias=True, mlp_bias=True, rms_norm_eps=1e-3,
+        rope_parameters=dict(rope_type="linear", factor=3.0, rope_theta=1000.0))),
+    "llama_tied_pad": (LlamaForCausalLM, LlamaConfig(**SMALL, tie_word_embeddings=True, pad_token_id=7, head_dim=10)),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SMALL, num_key_value_heads=2)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SMALL, num_key_value_heads=2, head_dim=16)),
+    "qwen3_tied": (Qwen3ForCausalLM, Qwen3Config(**SMALL, num_key_value_heads=6, head_dim=8, tie_word_embeddings=True)),
+}
+POSITIONS = {"qwen3": torch.arange(17).flip(0).repeat(2, 1) * 5}  # only where positions are given, not counted
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Of each case: transformers' results and ours. One process on each side."""
+    folder = tmp_path_factory.mktemp("models")
+    wanted = {}
+    for seed, (name, (family, config)) in enumerate(CASES.items()):
+        torch.manual_seed(seed)
+        model = family(config)
+        with torch.no_grad():
+            for parameter in model.parameters():  # norms and biases too, or their gradients prove little
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        model.save_pretrained(folder / name)
+        tokens = torch.randint(0, VOCAB, (2, 17))
+        tokens[0, 3] = 7
+        labels = torch.randint(0, VOCAB, (2, 17))
+        inputs = {"tokens": tokens, "labels": labels}
+        if name in POSITIONS:
+            inputs["position_ids"] = POSITIONS[name]
+        save_file(inputs, folder / name / "input.bin")
+        logits = model(tokens, position_ids=inputs.get("position_ids")).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        loss.mean().backward()
+        wanted[name] = {"logits": logits.detach(), "loss": loss.detach().view_as(labels)} | {
+            f"grad.{key}": parameter.grad for key, parameter in model.named_parameters(remove_duplicate=False)}
+    program = BUILD / "tests" / "interop" / "model_logits"
+    done = subprocess.run([program, *(folder / name for name in CASES)], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[:2000]
+    return {name: (wanted[name], load_file(folder / name / "output.bin")) for name in CASES}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_same_as_transformers(compared, name):
+    wanted, ours = compared[name]
+    assert sorted(ours) == sorted(wanted)  # the parameter names, too
+    for key, want in wanted.items():
+        error = (ours[key] - want).abs().max() / want.abs().max()
+        assert error <= 1e-5, f"{key}: {error:.1e} of the largest value"
+
+
+def test_weights_of_another_model_are_refused(compared, tmp_path):
+    _, config = CASES["llama"]
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path, state_dict={
+        key.replace("layers.2.mlp.up_proj", "layers.2.mlp.other"): value for key, value in model.state_dict().items()})
+    done = subprocess.run([BUILD / "tests" / "interop" / "model_logits", tmp_path], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "missing: model.layers.2.mlp.up_proj.weight; unexpected: model.layers.2.mlp.other.weight" in done.stderr

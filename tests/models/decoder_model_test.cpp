@@ -1,0 +1,150 @@
+#include "models/decoder_model.h"
+
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "models/register_models.h"
+
+namespace megashard {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+DecoderOptions small_options() {
+  return {.num_layers = 2,
+          .hidden_size = 32,
+          .num_attention_heads = 4,
+          .max_position_embeddings = 16,
+          .padded_vocab_size = 64,
+          .position_embedding_type = "rope",
+          .normalization = "RMSNorm",
+          .swiglu = true,
+          .add_bias_linear = false,
+          .attention_dropout = 0,
+          .hidden_dropout = 0};
+}
+
+std::shared_ptr<MultiModalModule> make(const DecoderOptions& options) {
+  ModelRegistry registry;
+  register_models(registry);
+  auto model = registry.create({.options = options});
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  generator.set_current_seed(1);
+  dynamic_cast<WeightInitMixin&>(*model).init_weights();
+  return model;
+}
+
+ModelInput some_input() {
+  const auto tokens = at::randint(0, 64, {2, 8}, at::kLong);
+  return {.tokens = tokens,
+          .position_ids = {},
+          .labels = tokens.flip({1}),
+          .attention_mask = {},
+          .extra = {}};
+}
+
+TEST(DecoderModel, EveryNamedSubmoduleCanBeWrapped) {
+  auto options = small_options();
+  options.qk_layernorm = true;
+  const auto model = make(options);
+  std::map<std::string, std::string> classes;
+  for (const auto& item : model->named_modules(/*name_prefix=*/"", /*include_self=*/false)) {
+    const auto* hooked = dynamic_cast<HookedModule*>(item.value().get());
+    if (item.key() == "model.layers") continue;  // a container
+    ASSERT_NE(hooked, nullptr) << item.key();
+    classes[item.key()] = hooked->class_name();
+  }
+  EXPECT_EQ(classes.at("model.layers.1.self_attn.k_norm"), "RMSNorm");
+  EXPECT_EQ(classes.at("model.layers.1.self_attn"), "SelfAttention");
+  EXPECT_EQ(classes.at("model.layers.0.mlp.down_proj"), "Linear");
+  EXPECT_EQ(classes.at("model.layers.0"), "TransformerLayer");
+  EXPECT_EQ(classes.at("model.embed_tokens"), "Embedding");
+  EXPECT_EQ(classes.at("lm_head"), "Linear");
+  EXPECT_EQ(model->class_name(), "GPTModel");
+}
+
+TEST(DecoderModel, TiedWeightsAreOneTensor) {
+  const auto model = make(small_options());
+  const auto parameters = model->named_parameters();
+  EXPECT_TRUE(parameters["lm_head.weight"].is_same(parameters["model.embed_tokens.weight"]));
+  auto options = small_options();
+  options.untie_embeddings_and_output_weights = true;
+  const auto untied = make(options)->named_parameters();
+  EXPECT_FALSE(untied["lm_head.weight"].is_same(untied["model.embed_tokens.weight"]));
+}
+
+TEST(DecoderModel, InitialisationAsMegatrons) {
+  auto options = small_options();
+  options.hidden_size = 256;
+  options.add_bias_linear = true;
+  const auto parameters = make(options)->named_parameters();
+  const auto std_of = [&](const char* name) { return parameters[name].std().item<double>(); };
+  EXPECT_NEAR(std_of("model.layers.0.self_attn.q_proj.weight"), 0.02, 5e-4);
+  EXPECT_NEAR(std_of("model.layers.0.self_attn.o_proj.weight"), 0.01, 3e-4);  // over sqrt(2 layers)
+  EXPECT_NEAR(std_of("model.layers.1.mlp.down_proj.weight"), 0.01, 3e-4);
+  EXPECT_NEAR(std_of("model.embed_tokens.weight"), 0.02, 5e-4);
+  EXPECT_EQ(parameters["model.layers.1.mlp.down_proj.bias"].abs().max().item<double>(), 0);
+  EXPECT_TRUE(at::equal(parameters["model.norm.weight"], at::ones({256})));
+}
+
+TEST(DecoderModel, MegatronsDefaultNetworkTrains) {
+  const DecoderOptions defaults{.num_layers = 2,
+                                .hidden_size = 32,
+                                .num_attention_heads = 4,
+                                .max_position_embeddings = 8,
+                                .padded_vocab_size = 64};
+  const auto model = make(defaults);  // gelu, LayerNorm, learned positions, biases, dropouts
+  const auto input = some_input();
+  const auto loss = (*model)(input);
+  EXPECT_EQ(loss.sizes(), at::IntArrayRef({2, 8}));
+  EXPECT_NEAR(loss.mean().item<double>(), std::log(64.0), 0.1);
+  loss.mean().backward();
+  for (const auto& item : model->named_parameters()) {
+    const auto& grad = item.value().grad();
+    ASSERT_TRUE(grad.defined()) << item.key();
+    if (item.key().find("k_proj.bias") == std::string::npos) {  // softmax does not see it
+      EXPECT_GT(grad.abs().max().item<double>(), 0) << item.key();
+    }
+  }
+  EXPECT_FALSE(at::equal((*model)(input), (*model)(input)));  // dropout
+  model->eval();
+  EXPECT_TRUE(at::equal((*model)(input), (*model)(input)));
+}
+
+TEST(DecoderModel, CausalMaskAndPositionsAsGivenOnes) {
+  const auto model = make(small_options());
+  auto input = some_input();
+  const auto loss = (*model)(input);
+  input.attention_mask = at::ones({8, 8}, at::kBool).tril().view({1, 1, 8, 8});
+  input.position_ids = at::arange(8, at::kLong).expand({2, 8}).contiguous();
+  EXPECT_LT(((*model)(input)-loss).abs().max().item<double>(), 1e-5);
+  input.position_ids = input.position_ids * 2;
+  EXPECT_GT(((*model)(input)-loss).abs().max().item<double>(), 1e-5);
+}
+
+TEST(DecoderModel, WrongUseIsASentence) {
+  const auto model = make(small_options());
+  auto input = some_input();
+  input.tokens[0][0] = 64;
+  EXPECT_THAT([&] { (*model)(input); },
+              ThrowsMessage<c10::Error>(HasSubstr("64 lies outside an embedding of 64 rows")));
+  ModelRegistry registry;
+  register_models(registry);
+  EXPECT_THAT([&] { registry.create({}, "BertModel"); },
+              ThrowsMessage<c10::Error>(HasSubstr(
+                  "no model is registered for architecture BertModel; known are: Llama")));
+  EXPECT_THROW(register_models(registry), c10::Error);
+}
+
+}  // namespace
+}  // namespace megashard
