@@ -12,7 +12,7 @@ struct Registered
 
 }  // namespace
 
-void tie(torch::nn::Module& module, at::Tensor& member, const at::Tensor& shared) {
+void tie_parameter(torch::nn::Module& module, at::Tensor& member, const at::Tensor& shared) {
   TORCH_CHECK(member.defined() && shared.defined() && member.sizes() == shared.sizes(),
               "tied parameters must have the same sizes, got ", member.defined() ? member.sizes() : at::IntArrayRef(),
               " and ", shared.defined() ? shared.sizes() : at::IntArrayRef());

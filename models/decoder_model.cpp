@@ -59,7 +59,8 @@ DecoderModel::DecoderModel(DecoderConfig config) : config_(std::move(config)) {
   model_ = register_module("model", std::make_shared<Hooked<DecoderStack>>(config_));
   lm_head_ = register_module("lm_head", std::make_shared<Hooked<Linear>>(Linear::Options{
                                             .in = config_.hidden_size, .out = config_.vocab_size}));
-  if (config_.tie_word_embeddings) tie(*lm_head_, lm_head_->weight, model_->embed_tokens()->weight);
+  if (config_.tie_word_embeddings)
+    tie_parameter(*lm_head_, lm_head_->weight, model_->embed_tokens()->weight);
 }
 
 at::Tensor DecoderModel::forward(ModelInput input) {

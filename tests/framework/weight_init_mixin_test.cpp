@@ -22,7 +22,7 @@ struct Net : torch::nn::Module, WeightInitMixin {
     register_module("padded", padded);
     register_module("head", head);
     scale = register_parameter("scale", at::full({1000}, 7.0));
-    tie(*head, head->weight, embed->weight);
+    tie_parameter(*head, head->weight, embed->weight);
     const at::NoGradGuard no_grad;
     for (auto& parameter : parameters()) parameter.fill_(7);
   }
@@ -76,8 +76,8 @@ TEST(Tie, OneTensorInMemberAndRegistration) {
   Net net;
   EXPECT_TRUE(net.head->weight.is_same(net.embed->weight));
   EXPECT_TRUE(net.named_parameters()["head.weight"].is_same(net.embed->weight));
-  EXPECT_THROW(tie(*net.head, net.head->weight, net.scale), c10::Error);  // sizes
-  EXPECT_THROW(tie(*net.linear, net.scale, net.scale), c10::Error);       // not the module's
+  EXPECT_THROW(tie_parameter(*net.head, net.head->weight, net.scale), c10::Error);  // sizes
+  EXPECT_THROW(tie_parameter(*net.linear, net.scale, net.scale), c10::Error);  // not the module's
 }
 
 }  // namespace
