@@ -1,0 +1,165 @@
+"""megashard against PyTorch FSDP2: the same weights and batches, trained by both, compared step by step.
+
+fsdp2_reference.py and train_dump read one job file; each test compares one case. Where valid implementations of
+FSDP2 drift apart by themselves (order of additions), the bars are an order of magnitude above that drift.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+HERE = pathlib.Path(__file__).resolve().parent
+BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", HERE.parents[1] / "build"))
+MICRO_BATCH, LENGTH, VOCABULARY = 2, 32, 101
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    family: str
+    mesh: tuple
+    steps: int = 20
+    optimizer: str = "adam"
+    lr: float = 1e-3
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    param_dtype: str | None = None
+    reduce_dtype: str | None = None
+    reshard: bool | None = None
+
+    @property
+    def world(self):
+        return self.mesh[0] * (self.mesh[1] if len(self.mesh) == 2 else 1)
+
+    def __str__(self):
+        parts = [self.family, "x".join(map(str, self.mesh)), self.optimizer]
+        parts += [self.param_dtype] if self.param_dtype else []
+        parts += [f"reshard={self.reshard}"] if self.reshard is not None else []
+        return "-".join(parts)
+
+
+# Dimensions that no world divides: 3 heads of 6, 18 hidden, 37 inner, 101 tokens; one key head has 6 rows, which
+# leaves the last of four ranks without any.
+FP32 = [
+    Case("qwen3", (1,)),
+    Case("qwen3", (2,)),
+    Case("llama", (3,)),
+    Case("qwen3", (4,)),
+    Case("qwen3", (2, 2)),
+    Case("qwen2", (2,), reshard=False),
+    Case("llama_tied", (2,), reshard=True),
+    Case("qwen2", (3,), optimizer="sgd", lr=0.05, clip=0.0),
+]
+BF16 = [
+    Case("qwen3", (2,), steps=10, param_dtype="bfloat16", reduce_dtype="float32"),
+    Case("llama", (2, 2), steps=10, param_dtype="bfloat16", reduce_dtype="float32"),
+]
+
+
+def make_model(family, folder):
+    import transformers
+
+    sizes = dict(vocab_size=VOCABULARY, hidden_size=18, intermediate_size=37, num_hidden_layers=3, num_attention_heads=3,
+                 num_key_value_heads=1, head_dim=6, max_position_embeddings=64, initializer_range=0.2,
+                 tie_word_embeddings=family.endswith("_tied"), bos_token_id=None, eos_token_id=None)
+    base = family.removesuffix("_tied")
+    torch.manual_seed(len(family))
+    config = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config,
+              "qwen3": transformers.Qwen3Config}[base](**sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():  # biases and norms that matter
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+
+
+def make_batches(case, file):
+    """Rows that count up by 1, 2 or 3: something to learn."""
+    generator = torch.Generator().manual_seed(case.world)
+    rows = (20, case.world * MICRO_BATCH, 1)
+    start = torch.randint(0, VOCABULARY, rows, generator=generator)
+    stride = torch.randint(1, 4, rows, generator=generator)
+    save_file({"tokens": (start + stride * torch.arange(LENGTH + 1)) % VOCABULARY}, file)
+
+
+def make_jobs(folder):
+    jobs = {"theirs": [], "ours": []}
+    for case in FP32 + BF16:
+        model = folder / case.family
+        if not model.exists():
+            make_model(case.family, model)
+        batches = folder / f"batches-{case.world}.safetensors"
+        if not batches.exists():
+            make_batches(case, batches)
+        for side, job in jobs.items():
+            job.append(dataclasses.asdict(case) | {"model": str(model), "batches": str(batches),
+                                                   "output": str(folder / f"{case}.{side}.safetensors")})
+    for side, job in jobs.items():
+        (folder / f"{side}.json").write_text(json.dumps(job))
+    return jobs
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """(theirs, ours) by case."""
+    folder = tmp_path_factory.mktemp("parity")
+    jobs = make_jobs(folder)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, HERE / "fsdp2_reference.py", folder / "theirs.json"], check=True, env=environment)
+    subprocess.run([BUILD / "tests/interop/train_dump", folder / "ours.json"], check=True, env=environment)
+    loaded = {case: tuple(load_file(folder / f"{case}.{side}.safetensors") for side in jobs) for case in FP32 + BF16}
+    for case, (_, ours) in loaded.items():
+        with safe_open(folder / f"{case}.ours.safetensors", "pt") as file:
+            ours["dtypes"] = file.metadata()
+    return loaded
+
+
+def furthest(theirs, ours, key):
+    """(relative distance, step) of the step that is furthest off."""
+    distance = ((ours[key] - theirs[key]) / theirs[key]).abs()
+    return distance.max().item(), distance.argmax().item()
+
+
+def assert_tensors_close(theirs, ours, prefix, bar):
+    names = [name for name in theirs if name.startswith(prefix)]
+    assert names and names == [name for name in ours if name.startswith(prefix)]
+    for name in names:
+        assert ours[name].dtype == torch.float32 and ours[name].shape == theirs[name].shape
+        distance = (ours[name] - theirs[name]).abs().max() / theirs[name].abs().max()
+        assert distance <= bar, f"{name}: {distance:.2e} of its largest value"
+
+
+@pytest.mark.parametrize("case", FP32, ids=str)
+def test_fp32(results, case):
+    theirs, ours = results[case]
+    assert len(ours["loss"]) == len(theirs["loss"]) == case.steps
+    assert theirs["loss"][-1] < theirs["loss"][0]
+    assert_tensors_close(theirs, ours, "grad.", 1e-5)
+    assert furthest(theirs, ours, "loss") <= (2e-6, case.steps)
+    assert furthest(theirs, ours, "grad_norm") <= (1e-4, case.steps)
+    assert_tensors_close(theirs, ours, "weight.", 1e-5)
+
+
+@pytest.mark.parametrize("case", BF16, ids=str)
+def test_bf16_parameters_fp32_reduction(results, case):
+    theirs, ours = results[case]
+    assert furthest(theirs, ours, "loss") <= (1e-3, case.steps)
+    assert furthest(theirs, ours, "grad_norm") <= (2e-2, case.steps)
+    dtypes = ours["dtypes"]
+    assert dtypes["gathered_parameter"] == "bfloat16"
+    assert dtypes["reduce_scatter"] == "float32"
+    assert dtypes["gradient"] == dtypes["parameter"] == dtypes["optimizer_state"] == "float32"
+    assert len(case.mesh) == 1 or dtypes["all_reduce"] == "float32"
+
+
+def test_bf16_gathers_half_the_bytes(results):
+    fp32, bf16 = (results[case][1]["gathered_bytes_a_step"].item() for case in (Case("qwen3", (2,)), BF16[0]))
+    assert 0.5 <= bf16 / fp32 < 0.51  # buffers are padded

@@ -1,0 +1,208 @@
+// Trains Hugging Face models with megashard and writes what fsdp2_reference.py writes for PyTorch
+// FSDP2; the job file and its fields are described there. Ranks are threads on the real Gloo
+// backend.
+//   train_dump JOB.json
+
+#include <ATen/Functions.h>
+
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
+
+#include "checkpoint/safetensors.h"
+#include "framework/model_registry.h"
+#include "framework/optimizer.h"
+#include "models/load_hf_weights.h"
+#include "models/register_models.h"
+#include "parallel/fully_shard.h"
+#include "tests/support/recording_group.h"
+#include "tests/support/run_ranks.h"
+
+namespace megashard {
+namespace {
+
+using nlohmann::json;
+
+/// What the ranks of one case write together.
+class Results {
+ public:
+  void put(const std::string& name, const at::Tensor& value) {
+    const std::scoped_lock lock(mutex_);
+    tensors_[name] = value.detach().clone();
+  }
+  /// This rank's rows of a whole tensor.
+  void put_piece(const std::string& name, const ShardedTensor& piece, const at::Tensor& rows) {
+    const std::scoped_lock lock(mutex_);
+    auto& whole = tensors_[name];
+    if (!whole.defined()) whole = at::full(piece.global_sizes, std::nan(""), rows.options());
+    if (rows.dim() == 0) {
+      whole.copy_(rows);
+    } else {
+      whole.narrow(0, piece.offsets[0], rows.size(0)).copy_(rows);
+    }
+  }
+  void saw_dtype(const std::string& where, at::ScalarType dtype) {
+    const std::scoped_lock lock(mutex_);
+    dtypes_[where].insert(torch_dtype_name(dtype));
+  }
+
+  void write(const std::string& path) const {
+    std::map<std::string, std::string> metadata = {{"format", "pt"}};
+    for (const auto& [where, dtypes] : dtypes_) {
+      for (const auto& dtype : dtypes) {
+        auto& list = metadata[where];
+        list += (list.empty() ? "" : " ") + dtype;
+      }
+    }
+    std::vector<TensorInfo> infos;
+    for (const auto& [name, tensor] : tensors_) {
+      infos.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
+    }
+    SafetensorsWriter writer(path, infos, metadata);
+    for (const auto& info : writer.tensors()) writer.write(tensors_.at(info.name));
+    writer.finish();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, at::Tensor> tensors_;
+  std::map<std::string, std::set<std::string>> dtypes_;  // of collectives, parameters and state
+};
+
+std::optional<at::ScalarType> dtype_of(const json& name) {
+  if (name.is_null()) return std::nullopt;
+  return find_dtype_by_torch_name(name.get<std::string>())->dtype;
+}
+
+std::shared_ptr<MultiModalModule> make_model(const std::string& directory) {
+  ModelRegistry registry;
+  register_models(registry);
+  ModelContext context;
+  context.hf_dir = directory;
+  return registry.create(context);
+}
+
+std::vector<torch::nn::Module*> layers_of(const MultiModalModule& model) {
+  const std::regex layer("model\\.layers\\.[0-9]+");
+  std::vector<torch::nn::Module*> layers;
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    if (std::regex_match(item.key(), layer)) layers.push_back(item.value().get());
+  }
+  return layers;
+}
+
+void shard(MultiModalModule& model, const json& job, DeviceMeshPtr mesh) {
+  FullyShardOptions options;
+  options.mesh = std::move(mesh);
+  options.mixed_precision.param_dtype = dtype_of(job.at("param_dtype"));
+  options.mixed_precision.reduce_dtype = dtype_of(job.at("reduce_dtype"));
+  if (!job.at("reshard").is_null()) options.reshard_after_forward = job.at("reshard").get<bool>();
+  for (auto* layer : layers_of(model)) fully_shard(*layer, options);
+  fully_shard(model, options);
+}
+
+/// Each parameter once, under its first name.
+NamedTensors parameters_of(const torch::nn::Module& model) {
+  NamedTensors found;
+  std::set<const c10::TensorImpl*> seen;
+  for (const auto& item : model.named_parameters()) {
+    if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
+    found.emplace_back(item.key(), item.value());
+  }
+  return found;
+}
+
+void train(const json& job, const ProcessGroupPtr& world, Results& results) {
+  std::vector<testing::CollectiveCall> calls;
+  const auto shape = job.at("mesh").get<std::vector<int>>();
+  const std::vector<std::string> names = {"replicate", "shard"};
+  const auto model = make_model(job.at("model"));
+  shard(*model, job,
+        testing::recording_mesh(world, shape, {names.end() - shape.size(), names.end()}, calls));
+  load_hf_weights(*model, job.at("model").get<std::string>());
+  model->train();
+  const NamedTensors parameters = parameters_of(*model);
+  const auto optimizer = make_optimizer(
+      parameters,
+      {.kind = job.at("optimizer") == "sgd" ? OptimizerKind::kSgd : OptimizerKind::kAdam,
+       .lr = job.at("lr"),
+       .weight_decay = job.at("weight_decay")});
+
+  const at::Tensor batches = SafetensorsFile(job.at("batches")).tensor("tokens");
+  const int64_t rows = batches.size(1) / world->size();
+  const int64_t steps = job.at("steps");
+  at::Tensor losses = at::empty({steps}, at::kDouble), norms = at::empty({steps}, at::kDouble);
+  for (int64_t step = 0; step < steps; ++step) {
+    const at::Tensor batch = batches[step].narrow(0, world->rank() * rows, rows);
+    const int64_t length = batch.size(1) - 1;
+    ModelInput input;
+    input.tokens = batch.narrow(1, 0, length).contiguous();
+    input.labels = batch.narrow(1, 1, length).contiguous();
+    const at::Tensor loss = (*model)(std::move(input)).mean();
+    loss.backward();
+    for (const auto& [name, parameter] : parameters) {
+      results.saw_dtype("gradient", parameter.grad().scalar_type());
+      if (step == 0) results.put_piece("grad." + name, sharded_view(parameter), parameter.grad());
+    }
+    norms[step] = optimizer->clip_grad_norm(job.at("clip"));
+    optimizer->step();
+    optimizer->zero_grad();
+    at::Tensor mean = loss.detach().to(at::kDouble);
+    world->all_reduce(mean, ReduceOp::kSum).wait();
+    losses[step] = mean / world->size();
+  }
+  for (const auto& [name, parameter] : parameters) {
+    const ShardedTensor piece = sharded_view(parameter);
+    results.saw_dtype("parameter", piece.local.scalar_type());
+    results.put_piece("weight." + name, piece, piece.local);
+  }
+  for (const auto& [name, piece] : optimizer->sharded_state_dict()) {
+    results.saw_dtype("optimizer_state", piece.local.scalar_type());
+  }
+  int64_t gathered_bytes = 0;  // gathers move bytes: their dtype shows in the size only
+  for (const auto& call : calls) {
+    results.saw_dtype(call.numel == 1 ? "scalar_" + call.operation : call.operation, call.dtype);
+    if (call.operation == "all_gather") gathered_bytes += call.numel * c10::elementSize(call.dtype);
+  }
+  auto units = layers_of(*model);
+  units.push_back(model.get());
+  for (auto* unit : units) unshard(*unit);
+  for (const auto& [name, parameter] : parameters) {
+    results.saw_dtype("gathered_parameter", parameter.scalar_type());
+  }
+  for (auto* unit : units) reshard(*unit);
+  if (world->rank() == 0) {
+    results.put("gathered_bytes_a_step", at::scalar_tensor(gathered_bytes / steps, at::kLong));
+    results.put("loss", losses);
+    results.put("grad_norm", norms);
+  }
+}
+
+void run_case(const json& job) {
+  int world_size = 1;
+  for (const int size : job.at("mesh")) world_size *= size;
+  Results results;
+  testing::run_ranks(
+      world_size, [&](const ProcessGroupPtr& world) { train(job, world, results); },
+      std::chrono::seconds(60));
+  results.write(job.at("output"));
+}
+
+}  // namespace
+}  // namespace megashard
+
+int main(int argc, char** argv) {
+  try {
+    TORCH_CHECK(argc == 2, "usage: train_dump JOB.json");
+    std::ifstream file(argv[1]);
+    for (const auto& job : nlohmann::json::parse(file)) megashard::run_case(job);
+    return 0;
+  } catch (const std::exception& error) {
+    std::cerr << "train_dump: " << error.what() << "\n";
+    return 1;
+  }
+}
