@@ -1,0 +1,198 @@
+"""megashard and PyTorch FSDP2 side by side: speed, memory, start and host cost, as ratios.
+
+    run.py [--build-dir build] [--repeats 3] [--steps 20] [--hf-model DIR] [--only train|host] [--bf16-params]
+
+Both sides run by turns on the same machine, data and weights, one thread a rank; every figure is a ratio
+megashard / PyTorch, as its median with the smallest and largest of the repeats. Time and memory are taken from
+outside, by the same means for both: the clock when a step's line appears in the metrics file, and VmHWM of the
+largest process. Exits with 1 when a bar is missed. --hf-model replaces the 8 M model.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+RANKS, POLL_S, WARM_UP = 2, 0.005, 3
+# measure: (bar, whether more is better)
+BARS = {"tokens/s": (1.0, True), "resident memory": (0.6, False), "time to first step": (0.5, False),
+        "host cost of a unit": (0.2, False), "clip + AdamW, 128 tensors": (0.2, False)}
+
+
+def make_model(folder):
+    """8.3 M parameters of Llama's architecture, random."""
+    import torch
+    import transformers
+
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(vocab_size=4096, hidden_size=256, intermediate_size=688, num_hidden_layers=8,
+                                      num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=1024,
+                                      tie_word_embeddings=False, bos_token_id=None, eos_token_id=None)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+
+
+def make_data(prefix, vocabulary, count=400_000, document=1000):
+    """A Megatron .bin/.idx of uint16 tokens in equal documents."""
+    import numpy
+
+    tokens = numpy.random.default_rng(1).zipf(1.3, count) % vocabulary
+    tokens.astype(numpy.uint16).tofile(f"{prefix}.bin")
+    documents = count // document
+    with open(f"{prefix}.idx", "wb") as index:
+        index.write(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, documents, documents + 1))
+        index.write(numpy.full(documents, document, numpy.int32).tobytes())
+        index.write((numpy.arange(documents, dtype=numpy.int64) * document * 2).tobytes())
+        index.write(numpy.arange(documents + 1, dtype=numpy.int64).tobytes())
+
+
+def descendants(pid):
+    found = [pid]
+    for parent in found:
+        for task in pathlib.Path(f"/proc/{parent}/task").glob("*/children"):
+            try:
+                found += [int(child) for child in task.read_text().split()]
+            except OSError:
+                pass
+    return found
+
+
+def peak_bytes(pid):
+    """VmHWM of the process's largest descendant."""
+    peaks = [0]
+    for each in descendants(pid):
+        try:
+            status = pathlib.Path(f"/proc/{each}/status").read_text()
+        except OSError:
+            continue
+        peaks += [int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")]
+    return max(peaks)
+
+
+def watch(command, metrics, log):
+    """Runs a command; returns the moments at which its steps ended, seconds after exec, and its peak memory."""
+    metrics.unlink(missing_ok=True)
+    with open(log, "w") as output:
+        start = time.perf_counter()
+        process = subprocess.Popen([str(word) for word in command], stdout=output, stderr=subprocess.STDOUT,
+                                   env=os.environ | {"OMP_NUM_THREADS": "1"})
+        ends, memory, next_look = [], 0, 0.0
+        while process.poll() is None:
+            now = time.perf_counter() - start
+            lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+            ends += [now] * (lines - len(ends))
+            if now > next_look:
+                memory = max(memory, peak_bytes(process.pid))
+                next_look = now + 0.1
+            time.sleep(POLL_S)
+    if process.returncode != 0 or not ends:
+        raise SystemExit(f"failed: {' '.join(map(str, command))}\n{pathlib.Path(log).read_text()[-3000:]}")
+    return ends, memory
+
+
+def training_commands(args, work, metrics):
+    shape = {"--seq-length": args.seq_length, "--micro-batch-size": 1, "--train-iters": args.steps,
+             "--metrics-file": metrics, "--hf-model": args.hf_model}
+    shape = [word for pair in shape.items() for word in pair]
+    ours = [args.build_dir / "launch/megashard", "launch", "-n", RANKS, "--", "pretrain", *shape,
+            "--data-path", work / "tokens", "--global-batch-size", RANKS, "--lr", 1e-4, "--lr-decay-style", "constant",
+            "--weight-decay", 0.1, "--clip-grad", 1.0, "--split", "100,0,0", "--eval-iters", 0,
+            "--use-torch-fsdp2", "--fsdp2-config-path", work / "fsdp2_config.yaml"]
+    theirs = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}",
+              HERE / "fsdp2_train.py", *shape, "--bin", work / "tokens.bin"]
+    theirs += ["--bf16-params"] if args.bf16_params else []
+    return {"ours": ours, "theirs": theirs}
+
+
+def write_fsdp2_config(path, bf16):
+    precision = "param_dtype: bf16\nreduce_dtype: fp32\n" if bf16 else ""
+    path.write_text("sub_modules_to_wrap:\n  - model.layers.{*}\n" + precision)
+
+
+def measure_training(args, work):
+    """Ratios of one interleaved series: lists by measure, and the figures themselves."""
+    metrics = work / "metrics.jsonl"
+    write_fsdp2_config(work / "fsdp2_config.yaml", args.bf16_params)
+    figures = {"ours": [], "theirs": []}
+    for _ in range(args.repeats):
+        for side, command in training_commands(args, work, metrics).items():
+            ends, memory = watch(command, metrics, work / f"{side}.log")
+            steps = [b - a for a, b in zip(ends[WARM_UP:], ends[WARM_UP + 1:])]
+            tokens = RANKS * args.seq_length
+            figures[side].append({"tokens/s": tokens * len(steps) / sum(steps), "resident memory": memory,
+                                  "time to first step": ends[0]})
+    return figures
+
+
+def measure_host(args):
+    commands = {"ours": [args.build_dir / "tests/benchmarks/unit_cost"],
+                "theirs": [sys.executable, HERE / "fsdp2_unit_cost.py"]}
+    figures = {"ours": [], "theirs": []}
+    for _ in range(args.repeats):
+        for side, command in commands.items():
+            output = subprocess.run(command, check=True, capture_output=True, text=True,
+                                    env=os.environ | {"OMP_NUM_THREADS": "1"}).stdout
+            line = json.loads(output.splitlines()[-1])
+            figures[side].append({"host cost of a unit": line["unit_us"],
+                                  "clip + AdamW, 128 tensors": line["clip_adamw_us"]})
+    return figures
+
+
+def show(measure, value):
+    if measure == "resident memory":
+        return f"{value / 1e6:.0f} MB"
+    if measure == "time to first step":
+        return f"{value:.2f} s"
+    return f"{value:.0f}" if measure == "tokens/s" else f"{value:.0f} µs"
+
+
+def report(figures):
+    """Prints the rows of a table; returns the measures that miss their bar."""
+    missed = []
+    for measure in figures["ours"][0]:
+        ours, theirs = ([each[measure] for each in figures[side]] for side in ("ours", "theirs"))
+        ratios = [a / b for a, b in zip(ours, theirs)]
+        bar, more_is_better = BARS[measure]
+        median = statistics.median(ratios)
+        if (median < bar) if more_is_better else (median > bar):
+            missed.append(measure)
+        print(f"| {measure} | {show(measure, statistics.median(theirs))} | {show(measure, statistics.median(ours))} | "
+              f"{median:.2f} ({min(ratios):.2f} .. {max(ratios):.2f}) | {'>=' if more_is_better else '<='} {bar} |")
+    return missed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build-dir", type=pathlib.Path, default=HERE.parents[1] / "build")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seq-length", type=int, default=256)
+    parser.add_argument("--hf-model", type=pathlib.Path)
+    parser.add_argument("--only", choices=["train", "host"])
+    parser.add_argument("--bf16-params", action="store_true", help="bf16 gather and compute, fp32 storage")
+    args = parser.parse_args()
+    missed = []
+    with tempfile.TemporaryDirectory() as folder:
+        work = pathlib.Path(folder)
+        print("| measure | PyTorch FSDP2 | megashard | ratio (spread) | bar |\n|---|---|---|---|---|")
+        if args.only != "host":
+            if args.hf_model is None:
+                args.hf_model = work / "model"
+                make_model(args.hf_model)
+            vocabulary = json.loads((args.hf_model / "config.json").read_text())["vocab_size"]
+            make_data(work / "tokens", vocabulary)
+            missed += report(measure_training(args, work))
+        if args.only != "train":
+            missed += report(measure_host(args))
+    if missed:
+        raise SystemExit("missed: " + ", ".join(missed))
+
+
+if __name__ == "__main__":
+    main()
