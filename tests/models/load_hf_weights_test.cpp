@@ -1,0 +1,118 @@
+#include "models/load_hf_weights.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/randint.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "checkpoint/hf_weights.h"
+#include "models/decoder_model.h"
+#include "parallel/fully_shard.h"
+#include "tests/checkpoint/temporary_folder.h"
+#include "tests/support/run_ranks.h"
+
+namespace megashard::testing {
+namespace {
+
+/// 22 hidden channels and 61 tokens: nothing divides by 3 ranks, and norms over heads leave a rank
+/// without rows.
+DecoderConfig small_config(bool tied) {
+  return decoder_config_from_options({.num_layers = 2,
+                                      .hidden_size = 22,
+                                      .num_attention_heads = 2,
+                                      .max_position_embeddings = 16,
+                                      .padded_vocab_size = 61,
+                                      .ffn_hidden_size = 50,
+                                      .kv_channels = 4,
+                                      .position_embedding_type = "rope",
+                                      .normalization = "RMSNorm",
+                                      .swiglu = true,
+                                      .untie_embeddings_and_output_weights = !tied,
+                                      .add_bias_linear = false,
+                                      .qk_layernorm = true,
+                                      .attention_dropout = 0,
+                                      .hidden_dropout = 0});
+}
+
+/// A tied model with weights, and a directory that holds them.
+struct Saved {
+  Saved() {
+    model.init_weights();
+    std::vector<TensorInfo> infos;
+    for (const auto& item : model.named_parameters()) {
+      if (item.key() == "lm_head.weight") continue;  // as transformers stores tied models
+      infos.push_back({item.key(), item.value().scalar_type(), item.value().sizes().vec()});
+    }
+    save_hf_weights(folder.path(), infos, [this](const TensorInfo& info) {
+      return model.named_parameters()[info.name].detach();
+    });
+  }
+  TemporaryFolder folder;
+  DecoderModel model{small_config(/*tied=*/true)};
+};
+
+TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
+  Saved saved;
+  const auto tokens = at::randint(0, 61, {2, 7}, at::kLong);
+  const auto logits = saved.model(
+      {.tokens = tokens, .position_ids = {}, .labels = {}, .attention_mask = {}, .extra = {}});
+  const auto loss = saved.model(
+      {.tokens = tokens, .position_ids = {}, .labels = tokens, .attention_mask = {}, .extra = {}});
+  loss.sum().backward();
+  const auto whole = saved.model.named_parameters();
+  run_ranks(3, [&](const ProcessGroupPtr& world) {
+    DecoderModel model(small_config(/*tied=*/true));
+    FullyShardOptions options;
+    options.mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{3});
+    for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+      const auto* hooked = dynamic_cast<HookedModule*>(item.value().get());
+      if (hooked != nullptr && hooked->class_name() == "TransformerLayer")
+        fully_shard(*item.value(), options);
+    }
+    fully_shard(model, options);  // both ends of the tie
+    load_hf_weights(model, saved.folder.path());
+    ModelInput input{
+        .tokens = tokens, .position_ids = {}, .labels = {}, .attention_mask = {}, .extra = {}};
+    EXPECT_TRUE(at::equal(model(input), logits));
+    input.labels = tokens;
+    model(input).sum().backward();
+    for (const auto& item : model.named_parameters()) {
+      const auto view = sharded_view(item.value());
+      if (view.local.size(0) == 0) continue;
+      const auto rows = whole[item.key()].grad().narrow(0, view.offsets[0], view.local.size(0));
+      EXPECT_LT((item.value().grad() - rows).abs().max().item<double>(),
+                1e-6 * whole[item.key()].grad().abs().max().item<double>())
+          << item.key();
+    }
+  });
+}
+
+TEST(LoadHfWeights, AnUntiedHeadTakesTheEmbedding) {
+  const Saved saved;
+  DecoderModel model(small_config(/*tied=*/false));
+  load_hf_weights(model, saved.folder.path());
+  const auto parameters = model.named_parameters();
+  EXPECT_FALSE(parameters["lm_head.weight"].is_same(parameters["model.embed_tokens.weight"]));
+  EXPECT_TRUE(at::equal(parameters["lm_head.weight"],
+                        saved.model.named_parameters()["model.embed_tokens.weight"]));
+}
+
+TEST(LoadHfWeights, OtherWeightsAreListedAndNothingChanges) {
+  const Saved saved;
+  auto config = small_config(/*tied=*/true);
+  config.num_layers = 3;
+  config.intermediate_size = 70;
+  DecoderModel model(config);
+  model.init_weights();
+  const auto before = model.named_parameters()["model.embed_tokens.weight"].clone();
+  EXPECT_THAT(
+      [&] { load_hf_weights(model, saved.folder.path()); },
+      ::testing::ThrowsMessage<c10::Error>(::testing::AllOf(
+          ::testing::HasSubstr("missing: model.layers.2."), ::testing::HasSubstr("and 3 more"),
+          ::testing::HasSubstr("of other sizes: model.layers.0.mlp.gate_proj.weight"))));
+  EXPECT_TRUE(at::equal(model.named_parameters()["model.embed_tokens.weight"], before));
+}
+
+}  // namespace
+}  // namespace megashard::testing
