@@ -42,6 +42,12 @@ class MultiModalModule : public MegatronModule, public HookedModule {
     return run_hooked([this](ModelInput& each) { return forward(each); }, std::move(input));
   }
 
+  /// Tokens are from [0, vocab_size()).
+  virtual int64_t vocab_size() const = 0;
+  /// Floating-point operations of forward and backward of `sequences` sequences; 6 per parameter
+  /// and token unless a model knows better.
+  virtual double training_flops(int64_t sequences, int64_t sequence_length) const;
+
   std::string class_name() const override {
     return detail::demangled_class_name(typeid(*this).name());
   }

@@ -1,0 +1,164 @@
+#include "framework/fsdp2_mixin.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "framework/recompute.h"
+#include "parallel/device_mesh.h"
+
+namespace megashard {
+namespace {
+
+bool is_sharded(const at::Tensor& parameter) { return !sharded_view(parameter).is_replicated(); }
+
+/// Modules under `root` in pre-order with their paths.
+std::vector<NamedModule> in_tree_order(const torch::nn::Module& root,
+                                       const std::vector<NamedModule>& some) {
+  std::vector<NamedModule> ordered;
+  for (const auto& item : root.named_modules("", /*include_self=*/false)) {
+    const auto found = std::find_if(some.begin(), some.end(), [&](const NamedModule& each) {
+      return each.module == item.value().get();
+    });
+    if (found != some.end()) ordered.push_back(*found);
+  }
+  return ordered;
+}
+
+}  // namespace
+
+torch::nn::Module& FSDP2Mixin::module() {
+  auto* self = dynamic_cast<torch::nn::Module*>(this);
+  TORCH_CHECK(self != nullptr, "FSDP2Mixin is mixed into a class that is no torch::nn::Module: derive from MultiModalModule");
+  return *self;
+}
+
+void FSDP2Mixin::fully_shard(ShardingRequest request) {
+  _pre_fully_shard(std::move(request));
+  _init_ep_model();
+  _fully_shard();
+  _post_fully_shard();
+}
+
+void FSDP2Mixin::_pre_fully_shard(ShardingRequest request) {
+  request_ = std::move(request);
+  const Fsdp2Config& config = request_.config;
+  const auto& group = request_.process_group;
+  TORCH_CHECK(!(config.offload_to_cpu && group->device_type() != c10::kCPU), "offload_to_cpu: true in the FSDP2 file is "
+              "not available with GPUs yet: set it to false");
+  const int shard = shard_group_size(config, group->size());
+  const int replicas = group->size() / shard;
+  options_ = {};
+  options_.mesh =
+      replicas == 1 ? std::make_shared<DeviceMesh>(group, std::vector<int>{shard},
+                                                   std::vector<std::string>{"Shard"})
+                    : std::make_shared<DeviceMesh>(group, std::vector<int>{replicas, shard},
+                                                   std::vector<std::string>{"Replicate", "Shard"});
+  options_.reshard_after_forward = config.reshard_after_forward;
+  options_.mixed_precision = config.mixed_precision;
+  if (request_.sink) {
+    request_.sink(Severity::kNotice,
+                  "FSDP2: parameters are sharded over " + std::to_string(shard) + " ranks" +
+                      (replicas > 1 ? ", " + std::to_string(replicas) + " replicas" : "") +
+                      (config.sharding_size ? "" : " (sharding_size is not set: all ranks)"));
+  }
+  for (const auto& ignored : select(config.ignored_modules, "ignored_modules")) {
+    for (const auto& parameter : ignored.module->parameters())
+      options_.ignored_parameters.push_back(parameter);
+  }
+}
+
+void FSDP2Mixin::_init_ep_model() {
+  TORCH_CHECK(request_.config.expert_parallel_size == 1, "expert_parallel_size is ",
+              request_.config.expert_parallel_size, " in the FSDP2 file: expert parallel layers are not available yet; set it to 1");
+}
+
+void FSDP2Mixin::_fully_shard() {
+  set_recompute_modules_to_wrap();
+  set_fullyshard_modules_to_wrap();
+  megashard::fully_shard(module(), options_);
+  set_modules_to_prefetch(request_.config.num_to_forward_prefetch,
+                          request_.config.num_to_backward_prefetch);
+}
+
+void FSDP2Mixin::_post_fully_shard() {
+  if (request_.init_tape == nullptr) return;
+  const c10::Device device = options_.mesh->device();
+  const auto assign = [device](const std::string&, at::Tensor& target, const at::Tensor& full) {
+    if (is_sharded(target)) {
+      assign_full_parameter(target, full);
+    } else {
+      become(target, full.to(device));
+    }
+  };
+  InitTape::Options replay;
+  replay.parameters = !request_.weights_follow;
+  request_.init_tape->materialise(module(), assign, replay);
+  if (request_.weights_follow) to_empty_if_needed(device);
+  post_meta_init();
+}
+
+void FSDP2Mixin::to_empty_if_needed(c10::Device device) {
+  for (auto& parameter : module().parameters()) {
+    if (!parameter.is_meta()) continue;
+    if (is_sharded(parameter)) {
+      materialise_empty_parameter(parameter, device);
+    } else {
+      become(parameter,
+             at::empty(parameter.sizes(), parameter.options().device(device).requires_grad(false)));
+    }
+  }
+}
+
+std::vector<NamedModule> FSDP2Mixin::select(const std::vector<std::string>& patterns,
+                                            const std::string& key) {
+  if (patterns.empty()) return {};
+  const auto selection =
+      select_modules(module(), patterns, key, request_.strictness, request_.sink);
+  for (const auto& match : selection.matches) {
+    if (request_.sink)
+      request_.sink(Severity::kNotice, "FSDP2: " + key + ": " + describe_match(match));
+  }
+  return selection.modules;
+}
+
+void FSDP2Mixin::set_recompute_modules_to_wrap() {
+  set_recompute_modules_to_wrap(request_.config.recompute_modules);
+}
+
+void FSDP2Mixin::set_recompute_modules_to_wrap(const std::vector<std::string>& patterns) {
+  for (const auto& [path, each] : select(patterns, "recompute_modules")) {
+    auto* hooked = dynamic_cast<HookedModule*>(each);
+    TORCH_CHECK(hooked != nullptr, "recompute_modules names '", path, "', which runs no hooks: make it a Hooked<M>");
+    recompute(*hooked, {.use_reentrant = request_.config.use_reentrant});
+  }
+}
+
+void FSDP2Mixin::set_fullyshard_modules_to_wrap() {
+  set_fullyshard_modules_to_wrap(
+      request_.config.sub_modules_to_wrap.value_or(default_modules_to_wrap()));
+}
+
+void FSDP2Mixin::set_fullyshard_modules_to_wrap(const std::vector<std::string>& patterns) {
+  wrapped_ = in_tree_order(module(), select(patterns, "sub_modules_to_wrap"));
+  // Pre-order backwards has children before their parents.
+  for (auto each = wrapped_.rbegin(); each != wrapped_.rend(); ++each) {
+    megashard::fully_shard(*each->module, options_);
+  }
+}
+
+void FSDP2Mixin::set_modules_to_prefetch(int forward, int backward) {
+  const auto count = static_cast<int>(wrapped_.size());
+  for (int i = 0; i < count; ++i) {
+    std::vector<torch::nn::Module*> next, previous;
+    for (int step = 1; step <= forward && i + step < count; ++step)
+      next.push_back(wrapped_[i + step].module);
+    for (int step = 1; step <= backward && i - step >= 0; ++step)
+      previous.push_back(wrapped_[i - step].module);
+    if (!next.empty()) set_modules_to_forward_prefetch(*wrapped_[i].module, next);
+    if (!previous.empty()) set_modules_to_backward_prefetch(*wrapped_[i].module, previous);
+  }
+}
+
+}  // namespace megashard

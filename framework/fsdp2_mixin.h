@@ -1,0 +1,79 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "framework/deferred_init.h"
+#include "framework/fsdp2_config.h"
+#include "framework/module_patterns.h"
+#include "parallel/fully_shard.h"
+
+namespace megashard {
+
+/// What a program gives FSDP2Mixin::fully_shard besides the file.
+struct ShardingRequest {
+  ProcessGroupPtr process_group{};  ///< the data parallel ranks
+  Fsdp2Config config{};
+  Strictness strictness = Strictness::kWarn;  ///< of patterns that match nothing
+  DiagnosticSink sink{};                      ///< what each pattern matched, warnings
+  /// Not null: the model was constructed under this tape and captured, and is on meta.
+  InitTape* init_tape = nullptr;
+  /// With init_tape: parameters get memory only, because a checkpoint or weights are loaded next;
+  /// buffers are computed in any case.
+  bool weights_follow = false;
+};
+
+/// How a model is sharded (mindspeed_mm's FSDP2Mixin), as steps that a model may override. The
+/// mixing class must be a module and a HookedModule:
+///   class MyModel : public MultiModalModule, public FSDP2Mixin, public WeightInitMixin
+class FSDP2Mixin {
+ public:
+  virtual ~FSDP2Mixin() = default;
+
+  /// Turns requires_grad off where the model's configuration says so. Called by the model's
+  /// constructor or by the program, before fully_shard.
+  virtual void freeze() {}
+  /// _pre_fully_shard, _init_ep_model, _fully_shard, _post_fully_shard, in this order.
+  void fully_shard(ShardingRequest request);
+
+ protected:
+  /// Takes the request and lays the ranks out: sharding_size consecutive ranks share one copy.
+  virtual void _pre_fully_shard(ShardingRequest request);
+  /// Expert parallel layers; throws if the file asks for them.
+  virtual void _init_ep_model();
+  /// Recompute, wrapped modules bottom-up, the root, prefetch. A model with other ideas overrides
+  /// it and calls the three steps below with its own choice, and fully_shard(model, options()).
+  virtual void _fully_shard();
+  /// Models constructed under a tape: materialises each rank's rows, then post_meta_init().
+  virtual void _post_fully_shard();
+  virtual void post_meta_init() {}
+  /// Gives parameters on meta memory of undefined contents.
+  virtual void to_empty_if_needed(c10::Device device);
+
+  /// Recompute of the modules that the patterns name; without patterns, the file's
+  /// recompute_modules.
+  void set_recompute_modules_to_wrap();
+  void set_recompute_modules_to_wrap(const std::vector<std::string>& patterns);
+  /// fully_shard of each match, children before parents; without patterns, the file's
+  /// sub_modules_to_wrap, or where it has none default_modules_to_wrap().
+  void set_fullyshard_modules_to_wrap();
+  void set_fullyshard_modules_to_wrap(const std::vector<std::string>& patterns);
+  /// Each wrapped module gathers the next `forward` ones ahead, in backward the previous
+  /// `backward`.
+  void set_modules_to_prefetch(int forward, int backward);
+  /// Patterns used where the file has no sub_modules_to_wrap (_no_split_modules in transformers).
+  virtual std::vector<std::string> default_modules_to_wrap() const { return {}; }
+
+  const ShardingRequest& request() const { return request_; }
+  const FullyShardOptions& options() const { return options_; }  ///< for calls of fully_shard
+
+ private:
+  torch::nn::Module& module();
+  std::vector<NamedModule> select(const std::vector<std::string>& patterns, const std::string& key);
+
+  ShardingRequest request_;
+  FullyShardOptions options_;
+  std::vector<NamedModule> wrapped_;  // in the order of the model
+};
+
+}  // namespace megashard

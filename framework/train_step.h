@@ -1,0 +1,56 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "framework/data_loader.h"
+#include "framework/multi_modal_module.h"
+#include "framework/optimizer.h"
+#include "parallel/process_group.h"
+
+namespace megashard {
+
+struct TrainStepOptions {
+  double clip_grad = 1.0;  ///< 0: the norm is computed, nothing is clipped
+  bool calculate_per_token_loss =
+      false;                  ///< one mean over the global batch, not a mean of microbatches' means
+  bool has_replicas = false;  ///< HSDP: all-reduce in the last microbatch's backward only
+};
+
+/// Sums over this rank's share of a global batch.
+struct LossSums {
+  double weighted_loss = 0;  ///< of tokens whose mask is not 0
+  double tokens = 0;
+};
+
+struct TrainStepResult {
+  LossSums loss;
+  at::Tensor grad_norm;  ///< 0-d, before clipping; on the device
+};
+
+/// Forward and backward of one global batch in microbatches, then the optimizer (train_step of
+/// Megatron).
+class TrainStep {
+ public:
+  TrainStep(MultiModalModule& model, Optimizer& optimizer, ProcessGroupPtr group,
+            c10::Device device, const TrainStepOptions& options);
+
+  /// Collective. The learning rate is the optimizer's.
+  TrainStepResult run(const std::vector<Batch>& microbatches);
+  /// Loss without gradients.
+  LossSums evaluate(const Batch& batch);
+
+ private:
+  at::Tensor token_losses(const Batch& batch);
+
+  MultiModalModule& model_;
+  Optimizer& optimizer_;
+  ProcessGroupPtr group_;
+  c10::Device device_;
+  TrainStepOptions options_;
+};
+
+}  // namespace megashard

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "framework/arguments.h"
+#include "framework/lr_schedule.h"
+#include "framework/megatron_module.h"
+#include "framework/optimizer.h"
+#include "parallel/process_group.h"
+
+namespace megashard {
+
+/// What a checkpoint of a training run holds, by reference.
+struct TrainingState {
+  Arguments& arguments;  ///< consumed samples live here, as in Megatron
+  MegatronModule& model;
+  Optimizer* optimizer;  ///< null: weights only
+  OptimizerParamScheduler* schedule;
+  int64_t iteration = 0;
+  double flops_so_far = 0;
+};
+
+/// Saves to arguments.save as the entries of Megatron's torch_dcp checkpoints: model, optimizer,
+/// opt_param_scheduler, args, iteration, checkpoint_version, num_floating_point_operations_so_far,
+/// rng_state (by rank). Collective.
+void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr& group);
+
+struct LoadedTraining {
+  std::string folder;
+  bool is_release = false;
+  bool reseeded = false;  ///< other world size: random numbers go on from (seed, iteration, rank)
+};
+
+/// Loads what arguments.load (or the directory given) holds, by --finetune, --no-load-optim,
+/// --no-load-rng, --ckpt-step; sets state.iteration, the arguments' consumed samples, the schedule
+/// and the generators. Nothing when the directory has no checkpoint. Collective; throws when names
+/// or sizes do not fit.
+std::optional<LoadedTraining> load_training_checkpoint(TrainingState& state,
+                                                       const std::string& directory,
+                                                       const ProcessGroupPtr& group);
+
+}  // namespace megashard

@@ -1,0 +1,247 @@
+#include "launch/pretrain.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <malloc.h>
+#include <sys/resource.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+
+#include "checkpoint/checkpoint_directory.h"
+#include "framework/argument_validation.h"
+#include "framework/deferred_init.h"
+#include "framework/flops.h"
+#include "framework/fsdp2_mixin.h"
+#include "framework/trainer.h"
+#include "framework/training_log.h"
+#include "framework/weight_init_mixin.h"
+#include "launch/command_line.h"
+#include "launch/environment.h"
+#include "launch/model_flags.h"
+#include "models/load_hf_weights.h"
+#include "models/register_models.h"
+#include "parallel/cuda_module.h"
+#include "parallel/rendezvous.h"
+
+namespace megashard {
+namespace {
+
+std::atomic<bool> terminated = false;  // written by the signal handler
+
+void note_signal(int) { terminated = true; }
+
+std::optional<std::string> variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
+void print_line(const std::string& line) {
+  std::cout << line << std::endl;  // flushed: logs are followed while the run goes on
+}
+
+DiagnosticSink sink_for(int rank) {
+  return [rank](Severity severity, const std::string& sentence) {
+    if (rank == 0) print_line((severity == Severity::kWarning ? "WARNING: " : "") + sentence);
+  };
+}
+
+bool gpu_present() {
+  return std::filesystem::exists("/dev/nvidia0") && load_cuda_module().device_count() > 0;
+}
+
+ProcessGroupPtr join_world(const Arguments& arguments, const LaunchEnvironment& environment) {
+  RendezvousOptions options;
+  options.rank = environment.rank;
+  options.world_size = environment.world_size;
+  options.local_rank = environment.local_rank;
+  options.local_world_size = environment.local_world_size;
+  options.init_method = arguments.distributed_init_method.value_or("env://");
+  options.master_addr = environment.master_addr;
+  options.master_port = environment.master_port;
+  options.backend = *arguments.distributed_backend;
+  options.timeout = std::chrono::minutes(arguments.distributed_timeout_minutes);
+  return init_process_group(options);
+}
+
+void seed_generators(const Arguments& arguments, int rank) {
+  const int64_t seed = arguments.seed + (arguments.data_parallel_random_init ? 10 * rank : 0);
+  at::globalContext().defaultGenerator(c10::kCPU).set_current_seed(static_cast<uint64_t>(seed));
+}
+
+Fsdp2Config sharding_config(const Arguments& arguments, Strictness strictness,
+                            const DiagnosticSink& sink) {
+  if (arguments.fsdp2_config_path)
+    return load_fsdp2_config(*arguments.fsdp2_config_path, strictness, sink);
+  Fsdp2Config config;
+  if (!arguments.use_torch_fsdp2) config.sharding_size = 1;
+  return config;
+}
+
+/// Where the first weights come from.
+enum class WeightSource { kCheckpoint, kHuggingFace, kInitialisation };
+
+WeightSource weight_source(const Arguments& arguments, const DiagnosticSink& sink) {
+  if (arguments.load) {
+    if (arguments.ckpt_step || latest_step(*arguments.load)) return WeightSource::kCheckpoint;
+    const auto tracker =
+        (std::filesystem::path(*arguments.load) / "latest_checkpointed_iteration.txt").string();
+    if (arguments.exit_on_missing_checkpoint) {
+      throw UsageError("--exit-on-missing-checkpoint: " + tracker +
+                       " does not exist, so there is nothing to load");
+    }
+    sink(Severity::kNotice, missing_checkpoint_lines(tracker));
+  }
+  return arguments.hf_model && !arguments.from_scratch ? WeightSource::kHuggingFace
+                                                       : WeightSource::kInitialisation;
+}
+
+struct BuiltModel {
+  std::shared_ptr<MultiModalModule> model;
+  std::unique_ptr<InitTape> tape;
+};
+
+BuiltModel build_model(const Arguments& arguments, WeightSource source) {
+  ModelRegistry registry;
+  register_models(registry);
+  const ModelContext context = model_context(arguments);
+  const auto make = [&] {
+    auto model = registry.create(context);
+    auto* init = dynamic_cast<WeightInitMixin*>(model.get());
+    if (source == WeightSource::kInitialisation && arguments.perform_initialization &&
+        init != nullptr) {
+      init->init_weights();
+    }
+    if (arguments.bf16) model->to(at::kBFloat16);
+    return model;
+  };
+  BuiltModel built;
+  if (arguments.init_model_with_meta_device) {
+    built.tape = std::make_unique<InitTape>();
+    built.model = built.tape->construct(make);
+    built.tape->capture(*built.model);
+  } else {
+    built.model = make();
+  }
+  return built;
+}
+
+void shard_model(const Arguments& arguments, const BuiltModel& built, const ProcessGroupPtr& group,
+                 WeightSource source, const DiagnosticSink& sink) {
+  auto* mixin = dynamic_cast<FSDP2Mixin*>(built.model.get());
+  TORCH_CHECK(mixin != nullptr, "the model ", built.model->class_name(), " does not derive from FSDP2Mixin, so it cannot be sharded");
+  const auto strictness = arguments.fsdp2_config_strict ? Strictness::kStrict : Strictness::kWarn;
+  mixin->freeze();
+  mixin->fully_shard({.process_group = group,
+                      .config = sharding_config(arguments, strictness, sink),
+                      .strictness = strictness,
+                      .sink = sink,
+                      .init_tape = built.tape.get(),
+                      .weights_follow = source != WeightSource::kInitialisation});
+}
+
+DataOptions data_options(const Arguments& arguments, int64_t vocab_size) {
+  DataOptions options;
+  options.data_path = arguments.data_path;
+  options.split = arguments.split.value_or("969,30,1");
+  options.train_data_path = arguments.train_data_path;
+  options.valid_data_path = arguments.valid_data_path;
+  options.test_data_path = arguments.test_data_path;
+  options.mock_data = arguments.mock_data;
+  options.seq_length = *arguments.seq_length;
+  options.seed = arguments.seed;
+  options.vocab_size = vocab_size;
+  options.eod_id = end_of_document_id(arguments);
+  return options;
+}
+
+int64_t peak_memory_bytes(c10::Device device) {
+  if (!device.is_cpu()) {
+    const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+    return stats.allocated_bytes[0].peak;
+  }
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss * 1024;
+}
+
+TrainerSurroundings surroundings(const Arguments& arguments, const ProcessGroupPtr& group,
+                                 c10::Device device, std::chrono::steady_clock::time_point start) {
+  const int rank = group->rank(), last = group->size() - 1;
+  TrainerSurroundings outside;
+  outside.print_on_first_rank = [rank](const std::string& line) {
+    if (rank == 0) print_line(line);
+  };
+  outside.print_on_last_rank = [rank, last](const std::string& line) {
+    if (rank == last) print_line(line);
+  };
+  outside.stop_signal = [] { return terminated.load(); };
+  outside.peak_memory_bytes = [device] { return peak_memory_bytes(device); };
+  outside.program_start = start;
+  outside.peak_tflops = arguments.peak_tflops;
+  if (!outside.peak_tflops && arguments.metrics_file && device.is_cpu()) {
+    outside.peak_tflops = measured_cpu_tflops(at::kFloat);
+  }
+  return outside;
+}
+
+/// Gradients and activations come and go every step; memory that the C library hands back to the
+/// kernel each time costs a page fault for every 4 KiB when it is taken again.
+void keep_freed_memory() {
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 512 << 20);
+}
+
+}  // namespace
+
+int run_pretrain(int argc, char** argv) {
+  const auto start = std::chrono::steady_clock::now();
+  keep_freed_memory();
+  Arguments arguments;
+  try {
+    arguments = parse_arguments(argc, argv);
+  } catch (const HelpRequested& help) {
+    std::cout << help.what();
+    return 0;
+  }
+  const LaunchEnvironment environment = read_environment();
+  const DiagnosticSink sink = sink_for(environment.rank);
+  validate_arguments(arguments,
+                     {.world_size = environment.world_size,
+                      .rank = environment.rank,
+                      .has_gpu = arguments.device != "cpu" && gpu_present(),
+                      .cuda_device_max_connections = variable("CUDA_DEVICE_MAX_CONNECTIONS"),
+                      .nccl_algo = variable("NCCL_ALGO")},
+                     sink);
+  if (environment.rank == 0) {
+    print_line(sizes_line(arguments));
+    print_line(arguments_banner(arguments));
+  }
+  if (arguments.exit_signal_handler) std::signal(SIGTERM, note_signal);
+
+  const ProcessGroupPtr group = join_world(arguments, environment);
+  const c10::Device device =
+      group->device_type() == c10::kCPU
+          ? c10::Device(c10::kCPU)
+          : c10::Device(group->device_type(),
+                        static_cast<c10::DeviceIndex>(environment.local_rank));
+  seed_generators(arguments, group->rank());
+  const WeightSource source = weight_source(arguments, sink);
+  const BuiltModel built = build_model(arguments, source);
+  shard_model(arguments, built, group, source, sink);
+  if (source == WeightSource::kHuggingFace) load_hf_weights(*built.model, *arguments.hf_model);
+
+  Trainer trainer(arguments, *built.model, group, device,
+                  data_options(arguments, built.model->vocab_size()),
+                  surroundings(arguments, group, device, start));
+  if (source == WeightSource::kCheckpoint) trainer.load();
+  trainer.train();
+  group->barrier();
+  return 0;
+}
+
+}  // namespace megashard
