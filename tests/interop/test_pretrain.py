@@ -1,0 +1,117 @@
+"""`megashard pretrain` as a user runs it: the same losses whatever way a run takes to them."""
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = os.environ.get("MEGASHARD", str(ROOT / "build" / "launch" / "megashard"))
+NETWORK = (
+    "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --max-position-embeddings 16 --seq-length 16 "
+    "--mock-data --tokenizer-type NullTokenizer --vocab-size 60 --micro-batch-size 2 --global-batch-size 8 "
+    "--lr 1e-3 --weight-decay 0.1 --eval-iters 0 --log-interval 5 --ckpt-format torch_dcp --use-torch-fsdp2"
+).split()
+
+
+def pretrain(folder, name, *flags, ranks=2, config=None, expect=0):
+    """Runs it and returns the metrics, one dict a step."""
+    file = folder / "fsdp2_config.yaml"
+    file.write_text(config or "sub_modules_to_wrap: ['model.layers.{*}']\n")
+    metrics = folder / f"{name}.jsonl"
+    command = [PROGRAM, "launch", "-n", str(ranks), "--", "pretrain", *NETWORK, "--fsdp2-config-path", str(file),
+               "--metrics-file", str(metrics), *flags]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
+                            env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert result.returncode == expect, result.stdout[-2000:] + result.stderr[-4000:]
+    return [json.loads(line) for line in metrics.read_text().splitlines()], result.stdout
+
+
+def losses(metrics):
+    return [step["loss"] for step in metrics]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("pretrain")
+
+
+@pytest.fixture(scope="module")
+def straight(folder):
+    """20 steps without a stop, dropout on."""
+    return pretrain(folder, "straight", "--train-iters", "20")[0]
+
+
+def test_loss_falls(straight):
+    assert len(straight) == 20
+    assert straight[0]["loss"] == pytest.approx(4.1, abs=0.3)  # log(64): nothing is known yet
+    assert straight[-1]["loss"] < straight[0]["loss"] - 0.3
+    assert [step["step"] for step in straight] == list(range(1, 21))
+    assert straight[-1]["consumed_samples"] == 160
+    for step in straight:
+        assert step["grad_norm"] > 0 and step["tokens_per_s"] > 0 and step["peak_memory_bytes"] > 1e6
+
+
+RECOMPUTE = "sub_modules_to_wrap: ['model.layers.{*}']\nrecompute_modules: ['model.layers.{*}']\n"
+
+
+@pytest.mark.parametrize("reentrant", ["true", "false"])
+def test_a_stopped_and_resumed_run_has_the_straight_runs_losses(folder, reentrant):
+    config = RECOMPUTE + f"use_reentrant: {reentrant}\n"
+    whole, _ = pretrain(folder, "whole", "--train-iters", "20", config=config)
+    save = folder / f"save_{reentrant}"
+    first, _ = pretrain(folder, "first", "--train-iters", "20", "--exit-interval", "10", "--save", str(save),
+                        "--save-interval", "100", config=config)
+    assert (save / "latest_checkpointed_iteration.txt").read_text() == "10"
+    second, out = pretrain(folder, "second", "--train-iters", "20", "--load", str(save), config=config)
+    assert [step["step"] for step in first + second] == list(range(1, 21))
+    assert losses(first + second) == losses(whole)
+    assert [step["lr"] for step in first + second] == [step["lr"] for step in whole]
+    assert [step["grad_norm"] for step in first + second] == [step["grad_norm"] for step in whole]
+
+
+def test_recompute_changes_nothing(folder, straight):
+    recomputed, _ = pretrain(folder, "recompute", "--train-iters", "20", config=RECOMPUTE)
+    assert losses(recomputed) == losses(straight)
+
+
+def test_a_start_on_meta_changes_nothing(folder, straight):
+    deferred, _ = pretrain(folder, "meta", "--train-iters", "5", "--lr-decay-iters", "20",
+                           "--init-model-with-meta-device")
+    assert losses(deferred) == losses(straight)[:5]
+
+
+def test_prefetch_and_resharding_change_nothing(folder, straight):
+    config = ("sub_modules_to_wrap: ['model.layers.{*}']\nreshard_after_forward: false\n"
+              "num_to_forward_prefetch: 1\nnum_to_backward_prefetch: 1\n")
+    other, _ = pretrain(folder, "prefetch", "--train-iters", "5", "--lr-decay-iters", "20", config=config)
+    assert losses(other) == losses(straight)[:5]
+
+
+def test_a_checkpoint_goes_on_at_another_number_of_ranks(folder):
+    save = folder / "save_elastic"
+    flags = ["--train-iters", "6", "--attention-dropout", "0", "--hidden-dropout", "0"]
+    whole, _ = pretrain(folder, "whole", *flags)
+    pretrain(folder, "first", *flags, "--exit-interval", "3", "--save", str(save), "--save-interval", "100")
+    second, _ = pretrain(folder, "second", *flags, "--load", str(save), ranks=4)
+    for here, there in zip(losses(second), losses(whole)[3:], strict=True):
+        assert here == pytest.approx(there, rel=1e-6)  # the sums run over 4 shares instead of 2
+
+
+def test_evaluation_and_the_log_line(folder):
+    _, out = pretrain(folder, "log", "--train-iters", "10", "--eval-interval", "5", "--eval-iters", "2")
+    lines = [line for line in out.splitlines() if " iteration " in line and "lm loss" in line and "|" in line]
+    trained = [line for line in lines if "elapsed time per iteration (ms):" in line]
+    assert len(trained) == 2
+    assert trained[0].split(":")[4 - 1].strip().endswith("]") or "iteration        5/      10" in trained[0]
+    assert any("validation loss at iteration 5" in line for line in out.splitlines())
+
+
+def test_replicas_have_the_losses_of_shards(folder):
+    flags = ["--train-iters", "5", "--attention-dropout", "0", "--hidden-dropout", "0"]
+    sharded, _ = pretrain(folder, "sharded", *flags, ranks=4)
+    replicated, _ = pretrain(folder, "replicated", *flags, ranks=4,
+                             config="sharding_size: 2\nsub_modules_to_wrap: ['model.layers.{*}']\n")
+    for here, there in zip(losses(replicated), losses(sharded), strict=True):
+        assert here == pytest.approx(there, rel=1e-6)  # sums of sums, in another order
