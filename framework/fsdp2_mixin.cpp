@@ -131,7 +131,9 @@ void FSDP2Mixin::set_recompute_modules_to_wrap(const std::vector<std::string>& p
   for (const auto& [path, each] : select(patterns, "recompute_modules")) {
     auto* hooked = dynamic_cast<HookedModule*>(each);
     TORCH_CHECK(hooked != nullptr, "recompute_modules names '", path, "', which runs no hooks: make it a Hooked<M>");
-    recompute(*hooked, {.use_reentrant = request_.config.use_reentrant});
+    RecomputeOptions options;
+    options.use_reentrant = request_.config.use_reentrant;
+    recompute(*hooked, options);
   }
 }
 

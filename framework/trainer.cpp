@@ -6,6 +6,7 @@
 #include <cmath>
 #include <ctime>
 
+#include "checkpoint/checkpoint_directory.h"
 #include "framework/flops.h"
 #include "framework/training_log.h"
 #include "parallel/fully_shard.h"

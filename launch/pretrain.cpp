@@ -1,7 +1,6 @@
 #include "launch/pretrain.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <malloc.h>
 #include <sys/resource.h>
@@ -70,7 +69,8 @@ ProcessGroupPtr join_world(const Arguments& arguments, const LaunchEnvironment& 
 
 void seed_generators(const Arguments& arguments, int rank) {
   const int64_t seed = arguments.seed + (arguments.data_parallel_random_init ? 10 * rank : 0);
-  at::globalContext().defaultGenerator(c10::kCPU).set_current_seed(static_cast<uint64_t>(seed));
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  generator.set_current_seed(static_cast<uint64_t>(seed));
 }
 
 Fsdp2Config sharding_config(const Arguments& arguments, Strictness strictness,
