@@ -11,6 +11,7 @@
 #include "framework/diagnostics.h"
 #include "launch/convert.h"
 #include "launch/failure.h"
+#include "launch/pretrain.h"
 
 namespace megashard {
 namespace {
@@ -24,6 +25,7 @@ struct Subcommand {
 const std::vector<Subcommand>& subcommands() {
   static const std::vector<Subcommand> all = {
       {"convert", "converts checkpoints and Hugging Face directories", run_convert},
+      {"pretrain", "trains a model", run_pretrain},
   };
   return all;
 }
