@@ -53,15 +53,8 @@ bool gpu_present() {
   return std::filesystem::exists("/dev/nvidia0") && load_cuda_module().device_count() > 0;
 }
 
-ProcessGroupPtr join_world(const Arguments& arguments, const LaunchEnvironment& environment) {
-  RendezvousOptions options;
-  options.rank = environment.rank;
-  options.world_size = environment.world_size;
-  options.local_rank = environment.local_rank;
-  options.local_world_size = environment.local_world_size;
-  options.init_method = arguments.distributed_init_method.value_or("env://");
-  options.master_addr = environment.master_addr;
-  options.master_port = environment.master_port;
+ProcessGroupPtr join_world(const Arguments& arguments, RendezvousOptions options) {
+  if (arguments.distributed_init_method) options.init_method = *arguments.distributed_init_method;
   options.backend = *arguments.distributed_backend;
   options.timeout = std::chrono::minutes(arguments.distributed_timeout_minutes);
   return init_process_group(options);
@@ -208,7 +201,7 @@ int run_pretrain(int argc, char** argv) {
     std::cout << help.what();
     return 0;
   }
-  const LaunchEnvironment environment = read_environment();
+  const RendezvousOptions environment = read_environment().rendezvous;
   const DiagnosticSink sink = sink_for(environment.rank);
   validate_arguments(arguments,
                      {.world_size = environment.world_size,

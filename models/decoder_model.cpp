@@ -5,6 +5,7 @@
 #include <ATen/ops/dropout.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+#include "framework/flops.h"
 #include "framework/tie.h"
 #include "models/fused_ops.h"
 
@@ -67,6 +68,19 @@ at::Tensor DecoderModel::forward(ModelInput input) {
   const auto labels = std::exchange(input.labels, at::Tensor());
   const auto logits = lm_head_->forward(model_->forward(input));
   return labels.defined() ? token_cross_entropy(logits, labels) : logits;
+}
+
+double DecoderModel::training_flops(int64_t sequences, int64_t sequence_length) const {
+  TransformerShape shape;
+  shape.num_layers = config_.num_layers;
+  shape.hidden_size = config_.hidden_size;
+  shape.ffn_hidden_size = config_.intermediate_size;
+  shape.gated_mlp = config_.gated_mlp;
+  shape.num_heads = config_.num_heads;
+  shape.num_key_value_heads = config_.num_kv_heads;
+  shape.head_size = config_.head_dim;
+  shape.vocab_size = config_.vocab_size;
+  return megashard::training_flops(shape, sequences, sequence_length);
 }
 
 }  // namespace megashard

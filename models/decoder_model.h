@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "framework/fsdp2_mixin.h"
 #include "framework/multi_modal_module.h"
 #include "framework/weight_init_mixin.h"
 #include "models/decoder_layer.h"
@@ -35,13 +36,20 @@ class DecoderStack : public torch::nn::Module {
 /// A causal language model: `model` and `lm_head`, which share one tensor where the configuration
 /// ties them. Parameters start without values: load_hf_weights(), a checkpoint or init_weights()
 /// gives them.
-class DecoderModel : public MultiModalModule, public WeightInitMixin {
+class DecoderModel : public MultiModalModule, public FSDP2Mixin, public WeightInitMixin {
  public:
   explicit DecoderModel(DecoderConfig config);
 
   at::Tensor forward(ModelInput input) override;
   std::string class_name() const override { return config_.names.model; }
+  int64_t vocab_size() const override { return config_.vocab_size; }
+  double training_flops(int64_t sequences, int64_t sequence_length) const override;
   const DecoderConfig& config() const { return config_; }
+
+ protected:
+  std::vector<std::string> default_modules_to_wrap() const override {
+    return {"model.layers.{*}"};
+  }
 
  private:
   DecoderConfig config_;
