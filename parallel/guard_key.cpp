@@ -5,8 +5,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
-#include <array>
 #include <string_view>
+#include <unordered_map>
 
 namespace megashard {
 namespace {
@@ -16,42 +16,72 @@ constexpr auto kGuardKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 thread_local int forward_depth = 0;
 
-void refuse_parameter(const GuardInfo& info, const std::string& operator_name) {
+[[noreturn]] void refuse_parameter(const GuardInfo& info, const std::string& operator_name) {
   TORCH_CHECK(false, "parameter '", info.name, "' is sharded here (", info.layout, "): ", operator_name,
               " was called outside its fully_shard unit. Use it inside the unit's forward, and call the unit through "
               "Hooked<M>::forward or operator() of the model");
 }
 
-void check_gradient(const GuardInfo& info, const std::string& operator_name) {
-  constexpr std::array<std::string_view, 7> kWholeTensor = {
-      "aten::norm", "aten::linalg_vector_norm", "aten::_foreach_norm", "aten::dot", "aten::vdot",
-      "aten::cat",  "aten::frobenius_norm"};
-  for (const auto& name : kWholeTensor) {
-    TORCH_CHECK(operator_name != name, "the gradient of parameter '", info.name, "' is sharded (", info.layout, "): ",
-                operator_name, " would see this rank's part only. Use megashard::clip_grad_norm_ or total_grad_norm; "
-                "optimizers that flatten all gradients (LBFGS) cannot be used");
-  }
+[[noreturn]] void refuse_gradient(const GuardInfo& info, const std::string& operator_name) {
+  TORCH_CHECK(false, "the gradient of parameter '", info.name, "' is sharded (", info.layout, "): ", operator_name,
+              " would see this rank's part only. Use megashard::clip_grad_norm_ or total_grad_norm; optimizers that "
+              "flatten all gradients (LBFGS) cannot be used");
 }
 
-void check(const at::Tensor& tensor, const c10::OperatorHandle& op) {
+/// What an operator does with its tensors, as far as local rows are concerned.
+enum class Use {
+  kRows,     // element by element, or unknown: right on local rows
+  kHandle,   // does not look at the data
+  kMixing,   // mixes rows
+  kLayer,    // a layer's use of its weight
+  kFlatten,  // LBFGS flattens all gradients into one vector
+};
+
+Use use_of(const std::string& operator_name) {
+  static const std::unordered_map<std::string_view, Use> uses = [] {
+    std::unordered_map<std::string_view, Use> map;
+    auto add = [&map](Use use, std::initializer_list<std::string_view> names) {
+      for (const auto name : names) map.emplace(name, use);
+    };
+    add(Use::kHandle, {"aten::detach", "aten::requires_grad_", "aten::set_data",
+                       "aten::_has_compatible_shallow_copy_type"});
+    add(Use::kMixing, {"aten::norm", "aten::linalg_vector_norm", "aten::frobenius_norm",
+                       "aten::_foreach_norm", "aten::dot", "aten::vdot", "aten::cat", "aten::sum",
+                       "aten::mean", "aten::max", "aten::min", "aten::amax"});
+    add(Use::kLayer,
+        {"aten::linear", "aten::matmul", "aten::mm", "aten::addmm", "aten::bmm", "aten::einsum",
+         "aten::embedding", "aten::embedding_bag", "aten::layer_norm", "aten::rms_norm",
+         "aten::batch_norm", "aten::group_norm", "aten::conv1d", "aten::conv2d", "aten::conv3d",
+         "aten::convolution", "aten::bilinear", "aten::prelu"});
+    add(Use::kFlatten, {"aten::view", "aten::reshape", "aten::flatten"});
+    return map;
+  }();
+  const auto found = uses.find(operator_name);
+  return found == uses.end() ? Use::kRows : found->second;
+}
+
+void check(const at::Tensor& tensor, Use use, const c10::OperatorHandle& op) {
   if (!tensor.defined() || !tensor.key_set().has(kGuardKey)) return;
   const auto* info =
       dynamic_cast<const GuardInfo*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
   if (info == nullptr) return;
-  if (info->kind == GuardInfo::Kind::kGradient) return check_gradient(*info, op.schema().name());
-  if (forward_depth > 0 || (c10::GradMode::is_enabled() && tensor.requires_grad())) {
-    refuse_parameter(*info, op.schema().name());
+  const std::string& name = op.schema().name();
+  if (info->kind == GuardInfo::Kind::kGradient) {
+    if (use == Use::kMixing || use == Use::kFlatten) refuse_gradient(*info, name);
+  } else if (use == Use::kMixing || use == Use::kLayer || forward_depth > 0 ||
+             (c10::GradMode::is_enabled() && tensor.requires_grad())) {
+    refuse_parameter(*info, name);
   }
 }
 
 void guard_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  static const auto detach = c10::OperatorName("aten::detach", "");
-  if (op.operator_name() != detach) {
+  const Use use = use_of(op.operator_name().name);
+  if (use != Use::kHandle) {
     for (const auto& value : torch::jit::last(*stack, op.schema().arguments().size())) {
       if (value.isTensor()) {
-        check(value.toTensor(), op);
+        check(value.toTensor(), use, op);
       } else if (value.isTensorList()) {
-        for (const at::Tensor& tensor : value.toTensorVector()) check(tensor, op);
+        for (const at::Tensor& tensor : value.toTensorVector()) check(tensor, use, op);
       }
     }
   }

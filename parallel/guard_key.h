@@ -17,8 +17,9 @@ struct GuardInfo : c10::BackendMeta {
 
 /// A tensor over the same storage whose use is watched: local rows must not be mistaken for the
 /// whole parameter. Operators on a guarded parameter throw, naming it, when autograd records (the
-/// parameter requires grad) or while a unit's forward runs; norms and flattening of a guarded
-/// gradient always throw. All else passes, so optimizers work.
+/// parameter requires grad) or while a unit's forward runs; layers' operators and norms of a
+/// guarded parameter, norms and flattening of a guarded gradient always throw. All else passes, so
+/// optimizers work.
 at::Tensor guarded(const at::Tensor& local, c10::intrusive_ptr<GuardInfo> info);
 /// The same storage without the guard, for collectives and our own arithmetic.
 at::Tensor unguarded(const at::Tensor& tensor);
