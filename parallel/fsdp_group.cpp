@@ -39,6 +39,7 @@ void FsdpGroup::prepare(FsdpContext& context) {
   if (context_ != nullptr) return;
   std::string on_meta;
   for (const auto& param : params_) {
+    param->adopt_rebound_data();
     if (param->is_meta()) on_meta += (on_meta.empty() ? "" : ", ") + param->name();
   }
   TORCH_CHECK(on_meta.empty(), "these parameters are still on the meta device: ", on_meta,
@@ -217,14 +218,19 @@ void FsdpGroup::release() {
   if (state_ == State::kGathering) wait(/*in_forward=*/false);  // a prefetch that nobody used
   if (state_ == State::kPostForward) {
     for (auto& piece : post_forward_plan_.pieces) piece.kept = at::Tensor();
-  } else if (state_ == State::kFull) {
+  }
+  const FsdpParam* changed = nullptr;
+  if (state_ == State::kFull) {
     context_->note("release", name_);
     for (const auto& param : params_) {
+      if (param->changed_while_full()) changed = param.get();
       param->to_sharded();
       if (!param->shares_shard()) param->full().release();
     }
   }
   state_ = State::kSharded;
+  TORCH_CHECK(changed == nullptr, "parameter '", changed->name(), "' was changed in place while it was gathered, which "
+              "its resharding loses: change sharded_view(parameter).local between steps instead");
 }
 
 void FsdpGroup::release_if_idle() {
@@ -232,9 +238,12 @@ void FsdpGroup::release_if_idle() {
 }
 
 void FsdpGroup::release_after_forward() {
-  if (state_ != State::kFull || reshard_after_forward.kind == ReshardAfterForward::Kind::kNever)
-    return;
-  if (reshard_after_forward.kind != ReshardAfterForward::Kind::kTo) return release();
+  using Kind = ReshardAfterForward::Kind;
+  const Kind kind = reshard_after_forward.kind;
+  if (state_ != State::kFull || kind == Kind::kNever) return;
+  const bool backward_follows = c10::GradMode::is_enabled();
+  if (kind == Kind::kDefault && of_root_ && backward_follows) return;
+  if (kind != Kind::kTo || !backward_follows) return release();
   make_post_forward_plan();
   const int rank = post_forward_plan_.group->rank();
   for (auto& piece : post_forward_plan_.pieces) {

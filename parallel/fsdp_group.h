@@ -35,23 +35,26 @@ class FsdpGroup {
   State state() const { return state_; }
   void gather();                 ///< starts; no-op when gathering or full
   void wait(bool in_forward);    ///< the parameters become full
-  void release();                ///< the parameters become sharded, whatever state they were in
+  void release();                ///< the parameters become sharded, whatever state they were in;
+                                 ///< throws if one was changed in place while it was full
   void release_if_idle();        ///< unless a forward or backward of the root is running
-  void release_after_forward();  ///< as reshard_after_forward says
+  void release_after_forward();  ///< as reshard_after_forward says; kept for a backward only
+  void set_of_root() { of_root_ = true; }  ///< by default, the root's stays full until backward
   bool owns_full(const c10::StorageImpl* storage) const;
 
   void stash_gradients();
   /// Sets this backward's gradients aside, unreduced (accumulation without communication).
   void accumulate_gradients();
-  bool has_accumulated_gradients() const;
+  /// A backward without reduction, or one without all-reduce, waits for one with it.
+  bool owes_reduction() const;
   /// Starts the reduction of what backward accumulated, since the last reduction, in the group's
-  /// parameters. Does nothing where no parameter has a gradient. The sharded gradients are there
-  /// after finish_reduce and, with replicas, finish_all_reduce.
+  /// parameters. Collective whatever gradients this rank has: another rank may have more. The
+  /// sharded gradients are there after finish_reduce and, with replicas, finish_all_reduce.
   void start_reduce();
   void finish_reduce();
   void finish_all_reduce();
-  /// Backward threw: forgets its gradients and lets running collectives end; the group is sharded
-  /// again.
+  /// Backward threw: the group is sharded again, with the gradients from before it, and those of
+  /// reductions that it had started.
   void abandon_backward() noexcept;
 
   ReshardAfterForward reshard_after_forward;
@@ -83,6 +86,7 @@ class FsdpGroup {
   void copy_in(const Piece& piece, const at::Tensor& destination) const;
   void copy_out(const Piece& piece, const at::Tensor& packed) const;
   at::ScalarType reduce_dtype() const;
+  at::Tensor take_gradient(FsdpParam& param) const;
   void pack_gradients(GradientReduction& reduction);
   void scatter(GradientReduction& reduction);
   void assign_gradients(GradientReduction& reduction);
@@ -93,6 +97,8 @@ class FsdpGroup {
   std::vector<std::unique_ptr<FsdpParam>> params_;
   FsdpContext* context_ = nullptr;
   State state_ = State::kSharded;
+  bool of_root_ = false;
+  bool unreduced_ = false;  // a backward set its gradients aside
   GatherPlan shard_plan_;
   GatherPlan post_forward_plan_;
   GatherPlan* gathering_ = nullptr;

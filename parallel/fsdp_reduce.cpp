@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "parallel/buffer_pool.h"
 #include "parallel/element_copy.h"
@@ -23,6 +24,17 @@ float element(const at::Tensor& buffer, int64_t index) {
                    index * static_cast<int64_t>(buffer.element_size());
   copy_elements(&value, at::kFloat, at, buffer.scalar_type(), 1);
   return value;
+}
+
+/// Writes 1 or 0 at one place of every rank's part.
+void set_flag(const at::Tensor& input, int ranks, int64_t place, bool value) {
+  const int64_t part_numel = input.numel() / ranks;
+  const float number = value ? 1.0F : 0.0F;
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto* to = static_cast<char*>(input.data_ptr()) +
+               (rank * part_numel + place) * static_cast<int64_t>(input.element_size());
+    copy_elements(to, input.scalar_type(), &number, at::kFloat, 1);
+  }
 }
 
 /// Writes a whole gradient (or zeros) into the packed input: rank r's part starts at r *
@@ -56,10 +68,15 @@ void pack(const at::Tensor& gradient, int64_t chunk_numel, const at::Tensor& inp
 
 at::ScalarType FsdpGroup::reduce_dtype() const {
   if (policy_.reduce_dtype) return *policy_.reduce_dtype;
+  const FsdpParam* first = nullptr;
   for (const auto& param : params_) {
-    if (param->trainable()) return param->compute_dtype();
+    if (!param->trainable()) continue;
+    if (first == nullptr) first = param.get();
+    TORCH_CHECK(param->compute_dtype() == first->compute_dtype(), "the gradients of one group are reduced in one dtype, "
+                "but '", first->name(), "' computes in ", first->compute_dtype(), " and '", param->name(), "' in ",
+                param->compute_dtype(), ": set MixedPrecisionPolicy.reduce_dtype or param_dtype");
   }
-  return at::kFloat;
+  return first == nullptr ? at::kFloat : first->compute_dtype();
 }
 
 void FsdpGroup::stash_gradients() {
@@ -68,6 +85,7 @@ void FsdpGroup::stash_gradients() {
 
 void FsdpGroup::accumulate_gradients() {
   const c10::NoGradGuard no_grad;
+  unreduced_ = true;
   for (const auto& param : params_) {
     const at::Tensor gradient = param->take_full_gradient();
     if (!gradient.defined()) continue;
@@ -80,15 +98,16 @@ void FsdpGroup::accumulate_gradients() {
   }
 }
 
-bool FsdpGroup::has_accumulated_gradients() const {
-  return std::any_of(params_.begin(), params_.end(),
-                     [](const auto& param) { return param->accumulated_gradient().defined(); });
+bool FsdpGroup::owes_reduction() const {
+  return reduce_gradients && (unreduced_ || (all_reduce_gradients && !partial_.empty()));
 }
 
 void FsdpGroup::start_reduce() {
   const c10::NoGradGuard no_grad;
+  finish_all_reduce();  // of this group's last reduction
   auto reduction = std::make_unique<GradientReduction>();
   pack_gradients(*reduction);
+  unreduced_ = false;
   if (reduction->buffers.empty()) return;
   context_->note("reduce", name_);
   reduction_ = std::move(reduction);
@@ -96,80 +115,71 @@ void FsdpGroup::start_reduce() {
   context_->reducing = this;
 }
 
+/// This backward's gradient, and those of earlier ones that were not reduced.
+at::Tensor FsdpGroup::take_gradient(FsdpParam& param) const {
+  at::Tensor gradient = param.take_full_gradient();
+  at::Tensor accumulated = std::exchange(param.accumulated_gradient(), {});
+  if (!param.trainable()) return {};
+  if (gradient.defined()) {
+    TORCH_CHECK(gradient.numel() == param.global_numel(), "the gradient of '", param.name(), "' has sizes ",
+                gradient.sizes(), " instead of ", param.global_sizes(),
+                ": the parameter was used outside its unit's forward");
+    gradient = gradient.contiguous();
+  }
+  if (!accumulated.defined()) return gradient;
+  if (gradient.defined()) accumulated.add_(gradient);
+  return accumulated;
+}
+
 void FsdpGroup::pack_gradients(GradientReduction& reduction) {
   const int ranks = layout_.shard_group->size();
+  const bool alone = ranks == 1 && layout_.replicate_group == nullptr;
   const at::ScalarType dtype = reduce_dtype();
   const bool on_cpu = context_->streams.device.is_cpu();
-  struct Packed {
+  struct Part {
     FsdpParam* param;
     at::Tensor gradient;
-    int64_t offset;
+    int64_t offset;  // in each rank's part of the packed buffer; kDirect: reduced where it lies
   };
-  std::vector<Packed> packed;
+  std::vector<Part> parts;
   int64_t part_numel = 0;
-  bool any = false;
-  std::optional<at::ScalarType> gradient_dtype;
   for (const auto& param : params_) {
-    at::Tensor gradient = param->take_full_gradient();
-    if (at::Tensor& accumulated = param->accumulated_gradient(); accumulated.defined()) {
-      if (gradient.defined()) accumulated.add_(gradient);
-      gradient = std::move(accumulated);
-      accumulated = at::Tensor();
-    }
-    if (!param->trainable()) continue;
-    if (gradient.defined()) {
-      any = true;
-      TORCH_CHECK(gradient.numel() == param->global_numel(), "the gradient of '", param->name(), "' has sizes ",
-                  gradient.sizes(), " instead of ", param->global_sizes(),
-                  ": the parameter was used outside its unit's forward");
-      TORCH_CHECK(gradient_dtype.value_or(gradient.scalar_type()) == gradient.scalar_type(),
-                  "the gradients of one group must have one dtype, but '", param->name(), "' has ",
-                  gradient.scalar_type(), " and others ", *gradient_dtype);
-      gradient_dtype = gradient.scalar_type();
-      gradient = gradient.contiguous();
-    }
+    at::Tensor gradient = take_gradient(*param);
+    if (!param->trainable() || (alone && !gradient.defined())) continue;
     const int64_t chunk = param->chunk_numel();
     // Whether a gradient is there may differ from rank to rank, so only what all ranks know may
     // decide the route.
     const bool large = chunk * static_cast<int64_t>(c10::elementSize(dtype)) >= kDirectBytes;
     const bool even = chunk * ranks == param->global_numel();
-    if (param->compute_dtype() == dtype &&
-        ((on_cpu && even && large) || (ranks == 1 && gradient.defined()))) {
-      if (!gradient.defined())
-        gradient = at::zeros({param->global_numel()}, at::TensorOptions().dtype(dtype));
-      reduction.buffers.push_back(
-          {gradient.view({-1}).to(dtype), at::Tensor(), {{param.get(), 0, -1}}, Work()});
+    if (param->compute_dtype() == dtype && (alone || (on_cpu && even && large))) {
+      parts.push_back({param.get(), std::move(gradient), kDirect});
     } else {
-      packed.push_back({param.get(), std::move(gradient), part_numel});
+      parts.push_back({param.get(), std::move(gradient), part_numel});
       part_numel += chunk;
     }
   }
-  if (!any) {
-    reduction.buffers.clear();
-    return;
-  }
-  if (packed.empty()) return;
   // One more element per parameter counts the ranks that had a gradient: where none had, none is
-  // assigned.
-  const int64_t flags = part_numel;
-  if (on_cpu) part_numel += static_cast<int64_t>(packed.size());
-  GradientReduction::Buffer buffer;
-  buffer.input = pooled_empty(ranks * part_numel, dtype, context_->streams.device);
-  for (size_t i = 0; i < packed.size(); ++i) {
-    const auto& [param, gradient, offset] = packed[i];
-    pack(gradient, param->chunk_numel(), buffer.input, ranks, offset);
-    const int64_t flag = on_cpu ? flags + static_cast<int64_t>(i) : -1;
-    if (on_cpu) {
-      const float used = gradient.defined() ? 1.0F : 0.0F;
-      for (int rank = 0; rank < ranks; ++rank) {
-        auto* to = static_cast<char*>(buffer.input.data_ptr()) +
-                   (rank * part_numel + flag) * static_cast<int64_t>(buffer.input.element_size());
-        copy_elements(to, dtype, &used, at::kFloat, 1);
-      }
+  // assigned. Reading it would stall a device, where such a gradient is zero instead.
+  const bool flagged = on_cpu && !alone;
+  int64_t flag = flagged ? part_numel : -1;
+  if (flagged) part_numel += static_cast<int64_t>(parts.size());
+  GradientReduction::Buffer packed;
+  if (part_numel > 0)
+    packed.input = pooled_empty(ranks * part_numel, dtype, context_->streams.device);
+  for (auto& [param, gradient, offset] : parts) {
+    if (flagged) set_flag(packed.input, ranks, flag, gradient.defined());
+    if (offset == kDirect) {
+      const auto options = at::TensorOptions().dtype(dtype);
+      at::Tensor flat =
+          gradient.defined() ? gradient.view({-1}) : at::zeros({param->global_numel()}, options);
+      reduction.buffers.push_back({flat.to(dtype), at::Tensor(), {{param, 0, flag}}, Work()});
+    } else {
+      pack(gradient, param->chunk_numel(), packed.input, ranks, offset);
+      packed.entries.push_back({param, offset, flag});
     }
-    buffer.entries.push_back({param, offset, flag});
+    if (flagged) ++flag;
   }
-  reduction.buffers.push_back(std::move(buffer));
+  if (packed.input.defined()) reduction.buffers.push_back(std::move(packed));
 }
 
 void FsdpGroup::scatter(GradientReduction& reduction) {
@@ -230,9 +240,10 @@ void FsdpGroup::finish_all_reduce() {
 }
 
 void FsdpGroup::assign_gradients(GradientReduction& reduction) {
+  const at::Tensor flags = reduction.buffers.back().output;
   for (auto& buffer : reduction.buffers) {
     for (const auto& entry : buffer.entries) {
-      if (entry.used_flag >= 0 && element(buffer.output, entry.used_flag) == 0) continue;
+      if (entry.used_flag >= 0 && element(flags, entry.used_flag) == 0) continue;
       entry.param->add_sharded_gradient(buffer.output, entry.offset);
     }
   }
@@ -247,22 +258,17 @@ void FsdpGroup::assign_gradients(GradientReduction& reduction) {
 
 void FsdpGroup::abandon_backward() noexcept {
   try {
-    if (reduction_ != nullptr) {
-      for (auto& buffer : reduction_->buffers) buffer.work.wait();
-    }
+    if (reduction_ != nullptr && context_->all_reducing != this) finish_reduce();
+    if (reduction_ != nullptr) finish_all_reduce();
   } catch (const std::exception&) {
     // The group's collectives failed; the exception that ends backward says why.
   }
   reduction_.reset();
-  partial_.clear();
   if (context_ != nullptr) {
     if (context_->reducing == this) context_->reducing = nullptr;
     if (context_->all_reducing == this) context_->all_reducing = nullptr;
   }
-  for (const auto& param : params_) {
-    param->take_full_gradient();
-    param->accumulated_gradient() = at::Tensor();
-  }
+  for (const auto& param : params_) param->take_full_gradient();
   try {
     release();
   } catch (const std::exception&) {

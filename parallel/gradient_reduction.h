@@ -17,8 +17,8 @@ struct GradientReduction {
   struct Entry {
     FsdpParam* param;
     int64_t offset;     // of this rank's rows in `output`
-    int64_t used_flag;  // in `output`: how many ranks had a gradient (averaged); -1: this rank had
-                        // one or we cannot know
+    int64_t used_flag;  // in the last buffer's `output`: how many ranks had a gradient (averaged);
+                        // -1: not counted
   };
   struct Buffer {
     at::Tensor input;   // [ranks * n], rank r's part is what rank r receives
