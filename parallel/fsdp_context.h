@@ -26,7 +26,7 @@ struct FsdpContext {
   std::vector<FsdpState*> states;  // in pre-order of the module tree
   std::vector<FsdpGroup*>
       post_forward_order;         // with repetitions; backward prefetch walks it from the end
-  int forward_depth = 0;          // units on the call stack of a forward (not of a recompute)
+  int forward_depth = 0;          // hooked modules on the call stack, except in backward
   bool backward_running = false;  // the final callback is queued
   bool is_last_backward = true;
   FsdpGroup* reducing = nullptr;      // its reduce-scatter is in flight: one at a time

@@ -113,7 +113,9 @@ void FsdpParam::adopt_rebound_data() {
               "' was replaced by a tensor of sizes ", data.sizes(), " while it is sharded: expected its local rows ",
               shard_.sizes(), " or the whole ", sizes_text(global_sizes_),
               ". Load weights through load_checkpoint, or copy_ local rows into the parameter");
-  TORCH_CHECK(data.scalar_type() == stored_dtype() && data.device() == shard_.device(), "parameter '", name(),
+  const bool right_device =
+      data.device() == shard_.device() || (is_meta() && data.device() == layout_.mesh->device());
+  TORCH_CHECK(data.scalar_type() == stored_dtype() && right_device, "parameter '", name(),
               "' changed from ", stored_dtype(), " on ", shard_.device(), " to ", data.scalar_type(), " on ",
               data.device(), " after fully_shard (Module::to?): convert the module before fully_shard, or set "
               "MixedPrecisionPolicy.param_dtype for compute in another dtype");
@@ -134,13 +136,18 @@ void FsdpParam::to_full() {
   if (is_full_) return;
   switch_to(shares_shard_ ? shard_ : full_.tensor());
   install_accumulator();
+  version_when_gathered_ = parameter_._version();
   is_full_ = true;
+}
+
+bool FsdpParam::changed_while_full() const {
+  return is_full_ && !shares_shard_ && parameter_._version() != version_when_gathered_;
 }
 
 void FsdpParam::to_sharded() {
   if (!is_full_) return;
-  switch_to(guarded_shard_);
-  torch::autograd::impl::set_grad_accumulator(parameter_, {});
+  switch_to(
+      guarded_shard_);  // keeps the accumulator: autograd::grad(loss, {parameter}) looks for it
   is_full_ = false;
 }
 

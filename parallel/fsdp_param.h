@@ -67,6 +67,7 @@ class FsdpParam {
   void to_full();     ///< the full storage has been filled
   void to_sharded();  ///< does not free the full storage
   bool is_full() const { return is_full_; }
+  bool changed_while_full() const;  ///< by an operator that wrote into the parameter itself
 
   /// Copies this rank's rows out of the whole parameter, making a meta shard real first.
   void assign_full(const at::Tensor& whole);
@@ -105,6 +106,7 @@ class FsdpParam {
   FullStorage full_;
   bool shares_shard_ = false;
   bool is_full_ = false;
+  int64_t version_when_gathered_ = 0;
   bool stashed_ = false;
   at::Tensor stashed_gradient_;
   at::Tensor accumulated_;

@@ -7,7 +7,9 @@
 
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
+#include "parallel/backward_scope.h"
 #include "parallel/guard_key.h"
 #include "parallel/unit_nodes.h"
 
@@ -22,6 +24,7 @@ FsdpState::FsdpState(std::vector<torch::nn::Module*> modules, const FullyShardOp
     : modules_(std::move(modules)),
       policy_(options.mixed_precision),
       mesh_device_(options.mesh->device()),
+      name_(dynamic_cast<const HookedModule&>(*modules_[0]).class_name()),
       ran_(modules_.size(), true) {}
 
 FsdpState::~FsdpState() = default;
@@ -41,14 +44,12 @@ void FsdpState::ensure_root() {
     state->name_ = path;
     context->states.push_back(state.get());
   };
-  adopt(detail::demangled_class_name(typeid(root).name()), root);
+  adopt(name_, root);
   for (const auto& item : root.named_modules("", /*include_self=*/false))
     adopt(item.key(), *item.value());
   for (auto* state : context->states) state->context_ = context;
   name_parameters(root);
-  if (group_ && group_->reshard_after_forward.kind == ReshardAfterForward::Kind::kDefault) {
-    group_->reshard_after_forward = false;
-  }
+  if (group_) group_->set_of_root();
 }
 
 void FsdpState::name_parameters(const torch::nn::Module& root) {
@@ -65,23 +66,26 @@ void FsdpState::name_parameters(const torch::nn::Module& root) {
   }
 }
 
+bool FsdpState::all_ran() const {
+  return std::all_of(ran_.begin(), ran_.end(), [](bool ran) { return ran; });
+}
+
 void FsdpState::pre_forward(TensorRefs inputs) {
+  enter_guarded_forward();  // before all that may throw: forward_failed leaves it
   ensure_root();
-  const bool first = std::all_of(ran_.begin(), ran_.end(), [](bool ran) { return ran; });
-  if (first) {
-    start_forward(inputs);
-    ran_.assign(modules_.size(), false);
-  }
-  enter_guarded_forward();
+  if (!inside_backward() && context_->forward_depth++ == 0) begin_iteration();
+  if (all_ran()) start_forward(inputs);
 }
 
 void FsdpState::start_forward(TensorRefs inputs) {
+  ran_.assign(modules_.size(), false);
   const bool recompute = inside_backward();
-  if (!recompute) {
-    if (context_->forward_depth++ == 0) begin_iteration();
-    phase_ = Phase::kForward;
-  }
+  if (!recompute) phase_ = Phase::kForward;
   started_ = !recompute;
+  if (auto* scope = RecomputeScope::current(); scope != nullptr && !context_->backward_running) {
+    // A reentrant recompute around the root: the end of the outer backward is the one to wait for.
+    scope->before_inner_backward([self = shared_from_this()] { self->queue_final_callback(); });
+  }
   if (policy_.cast_forward_inputs && policy_.param_dtype)
     cast_floating(inputs, *policy_.param_dtype);
   if (group_) {
@@ -107,22 +111,29 @@ void FsdpState::begin_iteration() {
     order_streams(streams.current(), *streams.copy_in);
     order_streams(streams.current(), *streams.all_gather);
   }
+  for (auto* state : context_->states) {  // weights may have changed since slices were kept
+    if (state->group_ && state->group_->state() == FsdpGroup::State::kPostForward)
+      state->group_->release();
+  }
   // Autocast would keep casts of gathered weights beyond their release.
   context_->autocast_cache = at::autocast::is_autocast_cache_enabled();
   at::autocast::set_autocast_cache_enabled(false);
 }
 
-void FsdpState::end_forward() {
-  if (!started_) return;
-  started_ = false;
-  phase_ = Phase::kIdle;
-  if (--context_->forward_depth > 0) return;
-  at::autocast::set_autocast_cache_enabled(context_->autocast_cache);
-  if (context_->held_gather) {
-    context_->held_gather->copied_out.make_wait(*context_->streams.copy_in);
-    context_->held_gather->copied_out.make_wait(*context_->streams.all_gather);
-    context_->held_gather.reset();
+void FsdpState::restore_outside_forward(FsdpContext& context) {
+  at::autocast::set_autocast_cache_enabled(context.autocast_cache);
+  if (context.held_gather) {
+    context.held_gather->copied_out.make_wait(*context.streams.copy_in);
+    context.held_gather->copied_out.make_wait(*context.streams.all_gather);
+    context.held_gather.reset();
   }
+}
+
+void FsdpState::end_iteration() {
+  for (auto* state : context_->states) {  // lists of which only some modules ran
+    if (!state->all_ran()) state->finish_forward();
+  }
+  restore_outside_forward(*context_);
 }
 
 void FsdpState::prefetch(const std::vector<std::weak_ptr<FsdpState>>& targets) {
@@ -135,51 +146,59 @@ void FsdpState::prefetch(const std::vector<std::weak_ptr<FsdpState>>& targets) {
 }
 
 void FsdpState::post_forward(size_t index, TensorRefs outputs) {
-  leave_guarded_forward();
-  ran_[index] = true;
-  const bool last = std::all_of(ran_.begin(), ran_.end(), [](bool ran) { return ran; });
-  if (last) finish_forward(outputs);
-}
-
-void FsdpState::finish_forward(TensorRefs outputs) {
   check_outputs(outputs);
-  for (const auto& input : inputs_) {
-    TORCH_CHECK(input.tensor._version() == input.version, "an input of '", name_, "' was changed in place inside its "
-                "forward, which its caller's graph cannot see: clone the input first");
-  }
-  inputs_.clear();
-  if (group_ && started_) {
-    group_->release_after_forward();
-    if (c10::GradMode::is_enabled()) {
-      post_forward_indices_.push_back(context_->post_forward_order.size());
-      context_->post_forward_order.push_back(group_.get());
-    }
-  }
+  ran_[index] = true;
+  if (all_ran()) finish_forward();
   if (c10::GradMode::is_enabled()) {
     pass_through_node("FsdpPreBackward", outputs,
                       [self = shared_from_this()] { self->pre_backward(); });
   }
   if (policy_.output_dtype) cast_floating(outputs, *policy_.output_dtype);
-  end_forward();
+  if (!inside_backward() && --context_->forward_depth == 0) end_iteration();
+  leave_guarded_forward();
+}
+
+void FsdpState::finish_forward() {
+  ran_.assign(modules_.size(), true);
+  for (const auto& input : std::exchange(inputs_, {})) {
+    TORCH_CHECK(input.tensor._version() == input.version, "an input of '", name_, "' was changed in place inside its "
+                "forward, which its caller's graph cannot see: clone the input first");
+  }
+  if (!started_) return;  // a recompute: backward still needs the parameters
+  started_ = false;
+  phase_ = Phase::kIdle;
+  if (group_ == nullptr) return;
+  group_->release_after_forward();
+  if (c10::GradMode::is_enabled()) {
+    post_forward_indices_.push_back(context_->post_forward_order.size());
+    context_->post_forward_order.push_back(group_.get());
+  }
 }
 
 void FsdpState::forward_failed() noexcept {
   leave_guarded_forward();
+  if (context_ == nullptr || inside_backward()) {
+    give_up_forward(/*parameters_too=*/false);  // a recompute may stop early: backward needs them
+    return;
+  }
+  give_up_forward(/*parameters_too=*/true);
+  if (--context_->forward_depth > 0) return;
+  restore_outside_forward(*context_);
+  context_->post_forward_order.clear();
+  for (auto* state : context_->states) {
+    state->give_up_forward(/*parameters_too=*/true);
+    state->post_forward_indices_.clear();
+  }
+}
+
+void FsdpState::give_up_forward(bool parameters_too) noexcept {
   inputs_.clear();
   ran_.assign(modules_.size(), true);
-  if (context_ == nullptr || !started_)
-    return;  // a recompute may stop early: backward still needs the parameters
+  if (!parameters_too) return;
+  started_ = false;
+  phase_ = Phase::kIdle;
   try {
-    end_forward();
     if (group_) group_->release();
-    if (context_->forward_depth == 0) {
-      for (auto* state : context_->states) {
-        if (state->group_ && state->group_->state() == FsdpGroup::State::kGathering)
-          state->group_->release();
-      }
-      context_->post_forward_order.clear();
-      for (auto* state : context_->states) state->post_forward_indices_.clear();
-    }
   } catch (const std::exception&) {
     // The exception that left forward is the one to report.
   }
@@ -193,11 +212,14 @@ void FsdpState::cast_floating(TensorRefs tensors, at::ScalarType dtype) const {
 }
 
 void FsdpState::check_outputs(TensorRefs outputs) const {
-  if (group_ == nullptr) return;
+  TORCH_CHECK(!outputs.empty() || group_ == nullptr || !c10::GradMode::is_enabled(), "'", name_, "' returns no tensors "
+              "that fully_shard can see, so its backward would go unnoticed: give the returned struct a visit_tensors "
+              "member (parallel/tensor_visitor.h)");
   for (const auto* output : outputs) {
     if (!output->defined() || !output->has_storage()) continue;
-    TORCH_CHECK(!group_->owns_full(output->storage().unsafeGetStorageImpl()), "'", name_, "' returns one of its own "
-                "parameters or a view of it, which is freed after forward: return a clone, or use the parameter inside");
+    const bool own = group_ && group_->owns_full(output->storage().unsafeGetStorageImpl());
+    TORCH_CHECK(!own && find_fsdp_param(*output) == nullptr, "'", name_, "' returns a parameter or a view of it, which "
+                "is freed after forward: return a clone, or use the parameter inside");
   }
 }
 
@@ -226,12 +248,8 @@ void FsdpState::post_backward() {
   phase_ = Phase::kPostBackward;
   if (group_ == nullptr) return;
   context_->note("post_backward", name_);
-  if (!group_->reduce_gradients) {
-    if (group_->reshard_after_backward) group_->release();
-    group_->accumulate_gradients();
-    return;
-  }
   if (group_->reshard_after_backward) group_->release();
+  if (!group_->reduce_gradients) return group_->accumulate_gradients();
   if (context_->reducing != nullptr) context_->reducing->finish_reduce();
   group_->start_reduce();
 }
@@ -260,9 +278,8 @@ void FsdpState::queue_final_callback() {
 void FsdpState::finish_backward(FsdpContext& context) {
   for (auto* state : context.states) {
     if (state->group_ == nullptr) continue;
-    const bool left_over =
-        state->group_->reduce_gradients && state->group_->has_accumulated_gradients();
-    if (state->phase_ == Phase::kPreBackward || (left_over && state->phase_ == Phase::kIdle))
+    if (state->phase_ == Phase::kPreBackward ||
+        (state->phase_ == Phase::kIdle && state->group_->owes_reduction()))
       state->post_backward();
   }
   for (auto* state : context.states) state->phase_ = Phase::kIdle;
@@ -275,9 +292,10 @@ void FsdpState::finish_backward(FsdpContext& context) {
       order_streams(*streams.all_reduce, streams.current());
     }
     for (auto* state : context.states) {
-      if (state->group_ && state->group_->state() == FsdpGroup::State::kGathering)
-        state->group_->release();
       state->post_forward_indices_.clear();
+      // Prefetched for nothing, or gathered by an evaluation that ran inside this backward.
+      if (state->group_ && state->group_->reshard_after_backward && !state->started_)
+        state->group_->release();
     }
     context.post_forward_order.clear();
   }

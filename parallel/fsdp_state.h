@@ -49,10 +49,13 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   struct BackwardEnd;
 
   void name_parameters(const torch::nn::Module& root);
+  bool all_ran() const;
   void start_forward(TensorRefs inputs);
-  void finish_forward(TensorRefs outputs);
+  void finish_forward();
   void begin_iteration();
-  void end_forward();
+  void end_iteration();
+  static void restore_outside_forward(FsdpContext& context);
+  void give_up_forward(bool parameters_too) noexcept;
   void prefetch(const std::vector<std::weak_ptr<FsdpState>>& targets);
   void cast_floating(TensorRefs tensors, at::ScalarType dtype) const;
   void check_outputs(TensorRefs outputs) const;
@@ -70,9 +73,9 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   std::shared_ptr<FsdpContext> context_;
   std::string name_;
   Phase phase_ = Phase::kIdle;
-  std::vector<bool> ran_;             // modules of the list that ran since the group was gathered
-  bool started_ = false;              // a forward, not a recompute, is under way
-  std::vector<WatchedInput> inputs_;  // to notice in-place changes
+  std::vector<bool> ran_;  // modules of the list that ran since the group was gathered; all: idle
+  bool started_ = false;   // a forward, not a recompute, is under way
+  std::vector<WatchedInput> inputs_;          // to notice in-place changes
   std::vector<size_t> post_forward_indices_;  // in the context's post_forward_order
 };
 

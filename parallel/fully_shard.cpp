@@ -180,9 +180,10 @@ std::shared_ptr<FsdpState> fsdp_state(const Module& module) {
 }
 
 ShardedTensor sharded_view(const at::Tensor& parameter) {
-  const auto* param = find_fsdp_param(parameter);
+  auto* param = find_fsdp_param(parameter);
   if (param == nullptr) return ShardedTensor::replicated(parameter.detach());
   param->group()->release_if_idle();  // writes to the rows must be seen by the next gather
+  if (!param->is_full()) param->adopt_rebound_data();
   return param->view();
 }
 
