@@ -1,0 +1,106 @@
+#pragma once
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "parallel/fully_shard.h"
+
+namespace megashard::testing {
+
+/// Normal numbers that depend on the seed alone: the same on every rank.
+inline at::Tensor fixed(at::IntArrayRef sizes, uint64_t seed) {
+  auto generator = at::detail::createCPUGenerator(seed);
+  return at::randn(sizes, generator);
+}
+
+inline DeviceMeshPtr flat_mesh(const ProcessGroupPtr& world) {
+  return std::make_shared<DeviceMesh>(world, std::vector<int>{world->size()});
+}
+
+/// This rank's rows of a whole tensor, cut as the parameter is.
+inline at::Tensor rows_like(const at::Tensor& whole, const at::Tensor& parameter) {
+  const auto view = sharded_view(parameter);
+  return whole.detach().narrow(0, std::min(view.offsets[0], whole.size(0)), view.local.size(0));
+}
+
+/// The sentence that `call` throws; fails the test when it throws none.
+template <class F>
+std::string error_of(F&& call) {
+  try {
+    call();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
+
+inline bool contains(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return true;
+  ADD_FAILURE() << "\"" << part << "\" is not in \"" << text << "\"";
+  return false;
+}
+
+using Weights = std::vector<at::Tensor>;
+using Body = std::function<at::Tensor(const Weights& w, at::Tensor x)>;
+using Sizes = std::vector<std::vector<int64_t>>;
+
+/// A module whose forward is a function of its parameters w0, w1, ... and one input.
+struct FormulaImpl : torch::nn::Module {
+  FormulaImpl(const Sizes& sizes, Body given, at::ScalarType dtype = at::kFloat, uint64_t seed = 1)
+      : body(std::move(given)) {
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      w.push_back(register_parameter("w" + std::to_string(i), fixed(sizes[i], seed + i).to(dtype)));
+    }
+  }
+  at::Tensor forward(at::Tensor x) { return body(w, x); }
+
+  Weights w;
+  Body body;
+};
+using Formula = Hooked<FormulaImpl>;
+
+/// The same formula with the same weights, plain and as a unit of fully_shard over `mesh`; where
+/// the policy has a param_dtype, the plain one is of that dtype.
+struct Twins {
+  Twins(const Sizes& sizes, const Body& body, const FullyShardOptions& options)
+      : plain(sizes, body, options.mixed_precision.param_dtype.value_or(at::kFloat)),
+        unit(sizes, body) {
+    fully_shard(unit, options);
+  }
+
+  /// The unit's gradients are this rank's rows of the plain ones. For inputs that are the same on
+  /// all ranks, of which there are a power of two: their average is exact.
+  void expect_equal_gradients() {
+    for (size_t i = 0; i < plain.w.size(); ++i) {
+      ASSERT_EQ(unit.w[i].grad().defined(), plain.w[i].grad().defined()) << "w" << i;
+      if (!plain.w[i].grad().defined()) continue;
+      const at::Tensor expected = rows_like(plain.w[i].grad(), unit.w[i]);
+      EXPECT_EQ(unit.w[i].grad().scalar_type(), unit.w[i].scalar_type());
+      EXPECT_TRUE(at::equal(unit.w[i].grad(), expected.to(unit.w[i].scalar_type()))) << "w" << i;
+    }
+  }
+  /// Its parameters hold local rows.
+  void expect_sharded() {
+    for (const auto& w : unit.w) EXPECT_EQ(w.sizes(), sharded_view(w).local.sizes());
+  }
+  void zero_grad() {
+    plain.zero_grad();
+    unit.zero_grad();
+  }
+
+  FormulaImpl plain;
+  Formula unit;
+};
+
+}  // namespace megashard::testing
