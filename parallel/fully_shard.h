@@ -20,10 +20,11 @@ namespace megashard {
 /// dtypes of a group (torch.distributed.fsdp.MixedPrecisionPolicy); unset fields keep the
 /// parameter's dtype.
 struct MixedPrecisionPolicy {
-  std::optional<at::ScalarType> param_dtype;   ///< of the gathered parameters and of compute
-  std::optional<at::ScalarType> reduce_dtype;  ///< of the gradient reduction; unset: the gradient's
-  std::optional<at::ScalarType> output_dtype;  ///< floating outputs are cast to it
-  bool cast_forward_inputs = true;             ///< floating inputs are cast to param_dtype
+  std::optional<at::ScalarType> param_dtype{};  ///< of the gathered parameters and of compute
+  std::optional<at::ScalarType>
+      reduce_dtype{};  ///< of the gradient reduction; unset: the gradient's
+  std::optional<at::ScalarType> output_dtype{};  ///< floating outputs are cast to it
+  bool cast_forward_inputs = true;               ///< floating inputs are cast to param_dtype
 };
 
 /// What happens to the gathered parameters between forward and backward.
@@ -51,7 +52,7 @@ struct ReshardAfterForward {
 struct FullyShardOptions {
   DeviceMeshPtr
       mesh;  ///< 1-D: sharded over it; 2-D: replicated over dim 0, sharded over dim 1 (HSDP)
-  ReshardAfterForward reshard_after_forward;
+  ReshardAfterForward reshard_after_forward{};
   MixedPrecisionPolicy mixed_precision{};
   std::vector<at::Tensor> ignored_parameters{};  ///< neither sharded nor moved nor reduced
 };

@@ -63,8 +63,7 @@ TEST(ParameterIdentity, Case01_AccumulatorMadeElsewhereStaysAlive) {
 TEST(ParameterIdentity, Case02_OneAccumulatorThroughEverySwitchOfDtype) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     auto options = resharding(world);
-    options.mixed_precision = {
-        .param_dtype = at::kBFloat16, .reduce_dtype = {}, .output_dtype = {}};
+    options.mixed_precision.param_dtype = at::kBFloat16;
     Twins twins({{6, 6}}, linear, options);
     int accumulated = 0;
     torch::autograd::impl::set_post_acc_grad_hooks(twins.unit.w[0],
@@ -286,8 +285,7 @@ TEST(ParameterIdentity, Case12_AnExceptionInBackwardLeavesNothingFullAndNoGradie
 TEST(ParameterIdentity, Case13_AUnitFirstUsedUnderInferenceModeTrainsLater) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     auto options = resharding(world);
-    options.mixed_precision = {
-        .param_dtype = at::kBFloat16, .reduce_dtype = {}, .output_dtype = {}};
+    options.mixed_precision.param_dtype = at::kBFloat16;
     Twins twins({{5, 6}}, linear, options);
     {
       const c10::InferenceMode inference;
