@@ -39,6 +39,12 @@ struct FsdpContext {
     StreamEvent copied_out;
   };
   std::optional<HeldGather> held_gather;
+  void drop_held_gather() {
+    if (!held_gather) return;
+    held_gather->copied_out.make_wait(*streams.copy_in);
+    held_gather->copied_out.make_wait(*streams.all_gather);
+    held_gather.reset();
+  }
   bool autocast_cache = true;  // the setting outside forward
 
   /// The last group's all-reduced buffers, until the next reduction lets its stream wait for their

@@ -158,22 +158,12 @@ void FsdpGroup::wait(bool in_forward) {
   TORCH_INTERNAL_ASSERT(state_ == State::kGathering);
   const c10::NoGradGuard no_grad;
   const CommStreams& streams = context_->streams;
-  auto let_streams_reuse = [&](const FsdpContext::HeldGather& held) {
-    held.copied_out.make_wait(*streams.copy_in);
-    held.copied_out.make_wait(*streams.all_gather);
-  };
-  if (in_forward && context_->held_gather) {
-    let_streams_reuse(*context_->held_gather);
-    context_->held_gather.reset();
-  }
+  if (in_forward) context_->drop_held_gather();
   finish_gather();
   if (streams.enabled() && packed_.defined()) {
-    FsdpContext::HeldGather held{std::move(packed_), StreamEvent::record(streams.current())};
-    if (in_forward) {
-      context_->held_gather = std::move(held);
-    } else {
-      let_streams_reuse(held);
-    }
+    context_->drop_held_gather();
+    context_->held_gather = {std::move(packed_), StreamEvent::record(streams.current())};
+    if (!in_forward) context_->drop_held_gather();
   }
   packed_ = at::Tensor();
   for (const auto& param : params_) param->to_full();

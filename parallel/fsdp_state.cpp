@@ -122,11 +122,7 @@ void FsdpState::begin_iteration() {
 
 void FsdpState::restore_outside_forward(FsdpContext& context) {
   at::autocast::set_autocast_cache_enabled(context.autocast_cache);
-  if (context.held_gather) {
-    context.held_gather->copied_out.make_wait(*context.streams.copy_in);
-    context.held_gather->copied_out.make_wait(*context.streams.all_gather);
-    context.held_gather.reset();
-  }
+  context.drop_held_gather();
 }
 
 void FsdpState::end_iteration() {
@@ -154,7 +150,10 @@ void FsdpState::post_forward(size_t index, TensorRefs outputs) {
                       [self = shared_from_this()] { self->pre_backward(); });
   }
   if (policy_.output_dtype) cast_floating(outputs, *policy_.output_dtype);
-  if (!inside_backward() && --context_->forward_depth == 0) end_iteration();
+  if (!inside_backward()) {
+    if (context_->forward_depth == 1) end_iteration();
+    --context_->forward_depth;  // after all that may throw: forward_failed does it then
+  }
   leave_guarded_forward();
 }
 
@@ -309,7 +308,7 @@ void FsdpState::abandon_backward(FsdpContext& context) noexcept {
     state->post_forward_indices_.clear();
   }
   context.post_forward_order.clear();
-  context.held_gather.reset();
+  context.drop_held_gather();
   context.backward_running = false;
 }
 
