@@ -51,7 +51,7 @@ Bucket& bucket_of(std::vector<Bucket>& buckets, const at::Tensor& parameter) {
   return buckets.emplace_back(Bucket{std::move(groups), device, {}});
 }
 
-Gradients collect(const std::vector<at::Tensor>& parameters) {
+Gradients collect_gradients(const std::vector<at::Tensor>& parameters) {
   Gradients found;
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& parameter : parameters) {
@@ -208,7 +208,7 @@ void scale_cpu(const at::Tensor& gradient, float factor) {
 
 at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
   const at::NoGradGuard no_grad;
-  return norm_of(collect(parameters), norm_type).to(at::kFloat);
+  return norm_of(collect_gradients(parameters), norm_type).to(at::kFloat);
 }
 
 void clip_grads_with_norm_(const std::vector<at::Tensor>& gradients, double max_norm,
@@ -229,7 +229,7 @@ void clip_grads_with_norm_(const std::vector<at::Tensor>& gradients, double max_
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
                            double norm_type) {
   const at::NoGradGuard no_grad;
-  const Gradients gradients = collect(parameters);
+  const Gradients gradients = collect_gradients(parameters);
   const at::Tensor norm = norm_of(gradients, norm_type);
   for (const auto& bucket : gradients.buckets) {
     clip_grads_with_norm_(bucket.gradients, max_norm, norm);
