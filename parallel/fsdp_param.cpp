@@ -5,16 +5,25 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <mutex>
+#include <unordered_map>
+
 #include "parallel/element_copy.h"
 
 namespace megashard {
 namespace {
 
-/// Makes the FsdpParam findable from the parameter's TensorImpl, on which it stays for the
-/// parameter's life.
-struct ParameterInfo : GuardInfo {
-  FsdpParam* param = nullptr;
+/// From a parameter's TensorImpl to its FsdpParam: a table of its own, because set_data drops
+/// whatever else a TensorImpl could carry.
+struct Registry {
+  std::mutex mutex;
+  std::unordered_map<const c10::TensorImpl*, FsdpParam*> params;
 };
+
+Registry& registry() {
+  static auto* registry = new Registry;  // leaked: models may outlive static destruction
+  return *registry;
+}
 
 std::string sizes_text(at::IntArrayRef sizes) { return c10::str(sizes); }
 
@@ -35,8 +44,9 @@ at::Tensor copy_of_rows(const at::Tensor& whole, ChunkRange rows) {
 
 FsdpParam* find_fsdp_param(const at::Tensor& parameter) {
   if (!parameter.defined()) return nullptr;
-  auto* info = dynamic_cast<ParameterInfo*>(parameter.unsafeGetTensorImpl()->get_backend_meta());
-  return info == nullptr ? nullptr : info->param;
+  const std::lock_guard lock(registry().mutex);
+  const auto found = registry().params.find(parameter.unsafeGetTensorImpl());
+  return found == registry().params.end() ? nullptr : found->second;
 }
 
 FsdpParam::FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& layout,
@@ -52,21 +62,23 @@ FsdpParam::FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& 
   chunk_numel_ = chunk_range(length, ranks, 0).size * row_numel_;
   rows_ = chunk_range(length, ranks, layout_.shard_group->rank());
 
-  auto info = c10::make_intrusive<ParameterInfo>();
-  info->param = this;
-  info->name = std::move(name);
-  info_ = info;
+  info_ = c10::make_intrusive<GuardInfo>();
+  info_->name = std::move(name);
   gradient_info_ = c10::make_intrusive<GuardInfo>();
   gradient_info_->kind = GuardInfo::Kind::kGradient;
   gradient_info_->name = info_->name;
 
-  parameter_.unsafeGetTensorImpl()->set_backend_meta(info_);
   const at::Tensor rows = copy_of_rows(parameter_, rows_);
   bind_shard(rows.is_meta() ? rows : rows.to(layout_.mesh->device()));
   switch_to(guarded_shard_);
+  const std::lock_guard lock(registry().mutex);
+  registry().params.emplace(parameter_.unsafeGetTensorImpl(), this);
 }
 
-FsdpParam::~FsdpParam() { static_cast<ParameterInfo&>(*info_).param = nullptr; }
+FsdpParam::~FsdpParam() {
+  const std::lock_guard lock(registry().mutex);
+  registry().params.erase(parameter_.unsafeGetTensorImpl());
+}
 
 void FsdpParam::set_name(const std::string& name) {
   info_->name = name;
@@ -113,9 +125,7 @@ void FsdpParam::adopt_rebound_data() {
               "' was replaced by a tensor of sizes ", data.sizes(), " while it is sharded: expected its local rows ",
               shard_.sizes(), " or the whole ", sizes_text(global_sizes_),
               ". Load weights through load_checkpoint, or copy_ local rows into the parameter");
-  const bool right_device =
-      data.device() == shard_.device() || (is_meta() && data.device() == layout_.mesh->device());
-  TORCH_CHECK(data.scalar_type() == stored_dtype() && right_device, "parameter '", name(),
+  TORCH_CHECK(data.scalar_type() == stored_dtype() && data.device() == shard_.device(), "parameter '", name(),
               "' changed from ", stored_dtype(), " on ", shard_.device(), " to ", data.scalar_type(), " on ",
               data.device(), " after fully_shard (Module::to?): convert the module before fully_shard, or set "
               "MixedPrecisionPolicy.param_dtype for compute in another dtype");

@@ -32,6 +32,7 @@ thread_local int forward_depth = 0;
 enum class Use {
   kRows,     // element by element, or unknown: right on local rows
   kHandle,   // does not look at the data
+  kLike,     // makes a tensor of the same sizes: optimizers' state
   kMixing,   // mixes rows
   kLayer,    // a layer's use of its weight
   kFlatten,  // LBFGS flattens all gradients into one vector
@@ -45,6 +46,8 @@ Use use_of(const std::string& operator_name) {
     };
     add(Use::kHandle, {"aten::detach", "aten::requires_grad_", "aten::set_data",
                        "aten::_has_compatible_shallow_copy_type"});
+    add(Use::kLike, {"aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like",
+                     "aten::rand_like", "aten::randn_like"});
     add(Use::kMixing, {"aten::norm", "aten::linalg_vector_norm", "aten::frobenius_norm",
                        "aten::_foreach_norm", "aten::dot", "aten::vdot", "aten::cat", "aten::sum",
                        "aten::mean", "aten::max", "aten::min", "aten::amax"});
@@ -68,10 +71,11 @@ void check(const at::Tensor& tensor, Use use, const c10::OperatorHandle& op) {
   const std::string& name = op.schema().name();
   if (info->kind == GuardInfo::Kind::kGradient) {
     if (use == Use::kMixing || use == Use::kFlatten) refuse_gradient(*info, name);
-  } else if (use == Use::kMixing || use == Use::kLayer || forward_depth > 0 ||
-             (c10::GradMode::is_enabled() && tensor.requires_grad())) {
-    refuse_parameter(*info, name);
+    return;
   }
+  const bool recorded = c10::GradMode::is_enabled() && tensor.requires_grad() && use != Use::kLike;
+  if (use == Use::kMixing || use == Use::kLayer || forward_depth > 0 || recorded)
+    refuse_parameter(*info, name);
 }
 
 void guard_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
