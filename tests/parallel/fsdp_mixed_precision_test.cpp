@@ -1,0 +1,159 @@
+// dtypes of everything that moves under a MixedPrecisionPolicy.
+
+#include <ATen/ops/linear.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "tests/support/formula.h"
+#include "tests/support/recording_group.h"
+#include "tests/support/run_ranks.h"
+
+namespace megashard::testing {
+namespace {
+
+constexpr auto kHalfPrecision = at::kBFloat16;
+
+at::Tensor linear(const Weights& w, at::Tensor x) { return at::linear(x, w[0]); }
+
+TEST(FsdpMixedPrecision, GathersInParamDtypeReducesInReduceDtypeKeepsTheStoredDtype) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    std::vector<CollectiveCall> calls;
+    FullyShardOptions options{.mesh = recording_mesh(world, {2}, {"shard"}, calls)};
+    options.reshard_after_forward = true;
+    options.mixed_precision.param_dtype = kHalfPrecision;
+    options.mixed_precision.reduce_dtype = at::kFloat;
+    at::ScalarType seen_weight{}, seen_input{}, seen_gradient{};
+    Twins twins(
+        {{5, 6}},
+        [&](const Weights& w, at::Tensor x) {
+          seen_weight = w[0].scalar_type();
+          seen_input = x.scalar_type();
+          return at::linear(x, w[0]);
+        },
+        options);
+    twins.unit.w[0].register_hook([&](const at::Tensor& g) { seen_gradient = g.scalar_type(); });
+    const at::Tensor output = twins.unit.forward(fixed({4, 6}, 1));  // fp32: cast on the way in
+    EXPECT_EQ(output.scalar_type(), kHalfPrecision);
+    output.sum().backward();
+    EXPECT_EQ(seen_weight, kHalfPrecision);
+    EXPECT_EQ(seen_input, kHalfPrecision);
+    EXPECT_EQ(seen_gradient, kHalfPrecision);
+
+    ASSERT_EQ(calls.size(), 3U);  // gather, gather again, reduce
+    for (size_t i : {0, 1}) {
+      EXPECT_EQ(calls[i].operation, "all_gather");
+      EXPECT_EQ(calls[i].dtype, at::kByte);  // packed: 3 rows of 6 in 2 bytes, to a multiple of 16
+      EXPECT_EQ(calls[i].numel, 48);
+    }
+    EXPECT_EQ(calls[2].operation, "reduce_scatter");
+    EXPECT_EQ(calls[2].dtype, at::kFloat);
+    EXPECT_EQ(calls[2].numel, 2 * (3 * 6 + 1));  // and one number that says who had a gradient
+
+    const at::Tensor& w = twins.unit.w[0];
+    EXPECT_EQ(w.scalar_type(), at::kFloat);
+    EXPECT_EQ(w.grad().scalar_type(), at::kFloat);
+    EXPECT_EQ(at::zeros_like(w).scalar_type(), at::kFloat);  // optimizers' state
+    twins.plain.forward(fixed({4, 6}, 1).to(kHalfPrecision)).sum().backward();
+    twins.expect_equal_gradients();
+  });
+}
+
+TEST(FsdpMixedPrecision, ReducesInTheGradientsDtypeWithoutReduceDtype) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    std::vector<CollectiveCall> calls;
+    FullyShardOptions options{.mesh = recording_mesh(world, {2}, {"shard"}, calls)};
+    options.mixed_precision.param_dtype = kHalfPrecision;
+    Twins twins({{5, 6}}, linear, options);
+    twins.unit.forward(fixed({4, 6}, 1)).sum().backward();
+    EXPECT_EQ(calls.back().operation, "reduce_scatter");
+    EXPECT_EQ(calls.back().dtype, kHalfPrecision);
+    EXPECT_EQ(twins.unit.w[0].grad().scalar_type(), at::kFloat);
+  });
+}
+
+TEST(FsdpMixedPrecision, StoredHalfPrecisionMayReduceInSinglePrecision) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    std::vector<CollectiveCall> calls;
+    FullyShardOptions options{.mesh = recording_mesh(world, {2}, {"shard"}, calls)};
+    options.mixed_precision.reduce_dtype = at::kFloat;
+    Formula unit({{5, 6}}, linear, kHalfPrecision);
+    fully_shard(unit, options);
+    unit.forward(fixed({4, 6}, 1).to(kHalfPrecision)).sum().backward();
+    EXPECT_EQ(calls.back().dtype, at::kFloat);
+    EXPECT_EQ(unit.w[0].grad().scalar_type(), kHalfPrecision);
+  });
+}
+
+TEST(FsdpMixedPrecision, CastsInputsAndOutputsOnlyAsAskedAndNeverIntegers) {
+  run_ranks(1, [](const ProcessGroupPtr& world) {
+    at::ScalarType seen{};
+    const Body look = [&](const Weights& w, at::Tensor x) {
+      seen = x.scalar_type();
+      return x.to(w[0].scalar_type()) * w[0];
+    };
+    FullyShardOptions options{.mesh = flat_mesh(world)};
+    options.mixed_precision.param_dtype = kHalfPrecision;
+    options.mixed_precision.output_dtype = at::kFloat;
+    Twins casting({{6}}, look, options);
+    const at::Tensor x = fixed({4, 6}, 1).requires_grad_();
+    const at::Tensor output = casting.unit.forward(x);
+    EXPECT_EQ(seen, kHalfPrecision);
+    EXPECT_EQ(output.scalar_type(), at::kFloat);
+    output.sum().backward();
+    EXPECT_EQ(x.grad().scalar_type(), at::kFloat);
+    casting.unit.forward(x.detach().to(at::kLong));
+    EXPECT_EQ(seen, at::kLong);
+
+    options.mixed_precision.cast_forward_inputs = false;
+    Twins plain({{6}}, look, options);
+    plain.unit.forward(x);
+    EXPECT_EQ(seen, at::kFloat);
+  });
+}
+
+TEST(FsdpMixedPrecision, AccumulatesWithoutSyncInReduceDtype) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    FullyShardOptions options{.mesh = flat_mesh(world)};
+    options.mixed_precision.param_dtype = kHalfPrecision;
+    options.mixed_precision.reduce_dtype = at::kFloat;
+    Twins twins({{5, 6}}, linear, options);
+    at::Tensor expected;
+    for (int micro = 0; micro < 3; ++micro) {
+      const at::Tensor x = fixed({4, 6}, 10 + micro).to(kHalfPrecision);
+      twins.plain.zero_grad();
+      twins.plain.forward(x).pow(2).sum().backward();
+      const at::Tensor one = twins.plain.w[0].grad().to(at::kFloat);
+      expected = expected.defined() ? expected + one : one;
+      set_requires_gradient_sync(twins.unit, micro == 2);
+      twins.unit.forward(x).pow(2).sum().backward();
+    }
+    EXPECT_TRUE(at::equal(twins.unit.w[0].grad(), rows_like(expected, twins.unit.w[0])));
+  });
+}
+
+TEST(FsdpMixedPrecision, GradientsOfTwoDtypesInOneGroupNeedAReduceDtype) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    const Body sum = [](const Weights& w, at::Tensor x) {
+      return x * w[0] + x * w[1].to(at::kFloat);
+    };
+    auto make = [&](std::optional<at::ScalarType> reduce_dtype) {
+      auto unit = std::make_shared<Formula>(Sizes{{6}, {6}}, sum);
+      unit->w[1].set_data(unit->w[1].detach().to(kHalfPrecision));
+      FullyShardOptions options{.mesh = flat_mesh(world)};
+      options.mixed_precision.reduce_dtype = reduce_dtype;
+      fully_shard(*unit, options);
+      return unit;
+    };
+    const auto refused = make({});
+    contains(error_of([&] {
+               refused->forward(fixed({4, 6}, 1)).sum().backward();
+             }),
+             "set MixedPrecisionPolicy.reduce_dtype");
+    const auto accepted = make(at::kFloat);
+    accepted->forward(fixed({4, 6}, 1)).sum().backward();
+    EXPECT_EQ(accepted->w[0].grad().scalar_type(), at::kFloat);
+    EXPECT_EQ(accepted->w[1].grad().scalar_type(), kHalfPrecision);
+  });
+}
+
+}  // namespace
+}  // namespace megashard::testing

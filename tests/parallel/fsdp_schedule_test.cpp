@@ -1,0 +1,237 @@
+// When groups are gathered, freed and reduced: the order of events, prefetch,
+// reshard_after_forward, lists, nesting.
+
+#include <ATen/ops/linear.h>
+
+#include "tests/support/formula.h"
+#include "tests/support/run_ranks.h"
+
+namespace megashard::testing {
+namespace {
+
+using Events = std::vector<std::string>;
+
+at::Tensor linear(const Weights& w, at::Tensor x) { return at::linear(x, w[0]); }
+
+/// A root with one parameter after three units a, b, c.
+struct Chain {
+  Chain() : root({{6, 6}}, linear) {
+    for (const char* name : {"a", "b", "c"}) {
+      units.push_back(std::make_shared<Formula>(Sizes{{6, 6}}, linear));
+      root.register_module(name, units.back());
+    }
+    root.body = [this](const Weights& w, at::Tensor x) {
+      for (auto& unit : units) x = unit->forward(x);
+      return at::linear(x, w[0]);
+    };
+  }
+  void shard(const FullyShardOptions& options) {
+    for (auto& unit : units) fully_shard(*unit, options);
+    fully_shard(root, options);
+    watch();
+  }
+  void watch() {
+    set_schedule_observer(root, [this](const char* event, const std::string& group) {
+      events.push_back(event + (" " + group));
+    });
+  }
+  at::Tensor forward() {
+    events.clear();
+    return root.forward(fixed({4, 6}, 1).requires_grad_()).sum();
+  }
+  void backward(const at::Tensor& loss) {
+    events.clear();
+    loss.backward();
+  }
+
+  Formula root;
+  std::vector<std::shared_ptr<Formula>> units;
+  Events events;
+};
+
+TEST(FsdpSchedule, ReverseOrderOfForwardIsPrefetchedInBackward) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Chain chain;
+    chain.shard({.mesh = flat_mesh(world)});
+    for (int step = 0; step < 2; ++step) {
+      const at::Tensor loss = chain.forward();
+      EXPECT_EQ(chain.events, (Events{"gather Formula", "gather a", "release a", "gather b",
+                                      "release b", "gather c", "release c"}));
+      chain.backward(loss);
+      EXPECT_EQ(chain.events,
+                (Events{"pre_backward Formula", "gather c", "pre_backward c", "gather b",
+                        "post_backward c", "release c", "reduce c", "pre_backward b", "gather a",
+                        "post_backward b", "release b", "reduce b", "pre_backward a",
+                        "post_backward a", "release a", "reduce a", "post_backward Formula",
+                        "release Formula", "reduce Formula"}));
+    }
+  });
+}
+
+TEST(FsdpSchedule, ExplicitListsReplaceTheDefault) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Chain chain;
+    chain.shard({.mesh = flat_mesh(world)});
+    torch::nn::Module* const after_a[] = {chain.units[1].get(), chain.units[2].get()};
+    torch::nn::Module* const before_c[] = {chain.units[1].get(), chain.units[0].get()};
+    set_modules_to_forward_prefetch(*chain.units[0], after_a);
+    set_modules_to_backward_prefetch(*chain.units[2], before_c);
+    const at::Tensor loss = chain.forward();
+    EXPECT_EQ(chain.events, (Events{"gather Formula", "gather a", "gather b", "gather c",
+                                    "release a", "release b", "release c"}));
+    chain.backward(loss);
+    EXPECT_EQ(
+        chain.events,
+        (Events{"pre_backward Formula", "gather c", "pre_backward c", "gather b", "gather a",
+                "post_backward c", "release c", "reduce c", "pre_backward b", "post_backward b",
+                "release b", "reduce b", "pre_backward a", "post_backward a", "release a",
+                "reduce a", "post_backward Formula", "release Formula", "reduce Formula"}));
+  });
+}
+
+TEST(FsdpSchedule, APrefetchThatNobodyUsesIsFreedAtTheEndOfBackward) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Chain chain;
+    chain.shard({.mesh = flat_mesh(world)});
+    torch::nn::Module* const late[] = {chain.units[2].get()};
+    set_modules_to_backward_prefetch(*chain.units[0], late);
+    chain.backward(chain.forward());
+    for (const auto& unit : chain.units) EXPECT_EQ(unit->w[0].size(0), 3);
+  });
+}
+
+TEST(FsdpSchedule, WhatForwardKeepsIsNotGatheredAgain) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Chain chain;
+    chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = false});
+    const at::Tensor loss = chain.forward();
+    EXPECT_EQ(chain.events, (Events{"gather Formula", "gather a", "gather b", "gather c"}));
+    EXPECT_EQ(chain.units[0]->w[0].size(0), 6);
+    chain.backward(loss);
+    EXPECT_EQ(std::count(chain.events.begin(), chain.events.end(), "gather a"), 0);
+    EXPECT_EQ(chain.units[0]->w[0].size(0), 3);
+
+    set_reshard_after_forward(chain.root, true);
+    chain.forward();
+    EXPECT_EQ(std::count(chain.events.begin(), chain.events.end(), "release Formula"), 1);
+  });
+}
+
+TEST(FsdpSchedule, EvaluationKeepsNothingByDefault) {
+  run_ranks(4, [](const ProcessGroupPtr& world) {
+    Chain chain;
+    chain.shard({.mesh = flat_mesh(world)});
+    Chain smaller;
+    smaller.shard({.mesh = flat_mesh(world), .reshard_after_forward = ReshardAfterForward::to(2)});
+    const c10::NoGradGuard evaluation;
+    for (Chain* each : {&chain, &smaller}) {
+      const at::Tensor before = each->forward();
+      each->root.w[0].mul_(2);  // sharded: the next forward sees it
+      each->units[0]->w[0].mul_(2);
+      EXPECT_FALSE(at::equal(each->forward(), before));
+    }
+  });
+}
+
+TEST(FsdpSchedule, SlicesKeptOnFewerRanksDoNotOutliveAChangeOfTheWeights) {
+  run_ranks(4, [](const ProcessGroupPtr& world) {
+    Chain chain;
+    chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = ReshardAfterForward::to(2)});
+    const at::Tensor before = chain.forward();  // no backward follows
+    {
+      const c10::NoGradGuard no_grad;
+      for (auto& unit : chain.units) unit->w[0].mul_(2);
+    }
+    EXPECT_TRUE(at::equal(chain.forward(), before * 8));
+  });
+}
+
+TEST(FsdpSchedule, AListIsOneGroupFromItsFirstModuleToItsLast) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Chain chain;
+    torch::nn::Module* const list[] = {chain.units[0].get(), chain.units[2].get()};
+    fully_shard(list, {.mesh = flat_mesh(world)});
+    fully_shard(*chain.units[1], {.mesh = flat_mesh(world)});
+    fully_shard(chain.root, {.mesh = flat_mesh(world)});
+    chain.watch();
+    const at::Tensor loss = chain.forward();
+    EXPECT_EQ(chain.events,
+              (Events{"gather Formula", "gather a", "gather b", "release b", "release a"}));
+    chain.backward(loss);
+    for (const auto& unit : chain.units) {
+      EXPECT_EQ(unit->w[0].size(0), 3);
+      EXPECT_TRUE(unit->w[0].grad().defined());
+    }
+  });
+}
+
+TEST(FsdpSchedule, AListOfWhichOneModuleDoesNotRun) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Chain chain, plain;
+    torch::nn::Module* const list[] = {chain.units[0].get(), chain.units[2].get()};
+    fully_shard(list, {.mesh = flat_mesh(world)});
+    fully_shard(chain.root, {.mesh = flat_mesh(world)});
+    for (Chain* each : {&chain, &plain}) {
+      each->root.body = [each](const Weights& w, at::Tensor x) {
+        return at::linear(each->units[0]->forward(x), w[0]);
+      };
+    }
+    for (int step = 0; step < 2; ++step) {
+      const at::Tensor expected = plain.forward(), loss = chain.forward();
+      EXPECT_TRUE(at::equal(loss, expected));
+      EXPECT_EQ(chain.units[0]->w[0].size(0), 3);
+      expected.backward();
+      loss.backward();
+      EXPECT_TRUE(at::equal(chain.units[0]->w[0].grad(),
+                            rows_like(plain.units[0]->w[0].grad(), chain.units[0]->w[0])));
+      EXPECT_FALSE(chain.units[2]->w[0].grad().defined());
+    }
+  });
+}
+
+TEST(FsdpSchedule, NestedUnitsAndUnitsWithoutParameters) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    auto build = [&](bool shard) {
+      auto inner = std::make_shared<Formula>(Sizes{{6, 6}}, linear);
+      auto middle = std::make_shared<Formula>(
+          Sizes{}, [inner](const Weights&, at::Tensor x) { return inner->forward(x) + x; });
+      auto root =
+          std::make_shared<Formula>(Sizes{{5, 6}}, [middle](const Weights& w, at::Tensor x) {
+            return at::linear(middle->forward(x), w[0]);
+          });
+      middle->register_module("inner", inner);
+      root->register_module("middle", middle);
+      if (shard) {
+        for (auto& unit : {inner, middle, root}) fully_shard(*unit, {.mesh = flat_mesh(world)});
+      }
+      return root;
+    };
+    const auto plain = build(false), root = build(true);
+    plain->forward(fixed({4, 6}, 1)).sum().backward();
+    root->forward(fixed({4, 6}, 1)).sum().backward();
+    const auto expected = plain->named_parameters();
+    for (const auto& item : root->named_parameters()) {
+      EXPECT_TRUE(
+          at::equal(item.value().grad(), rows_like(expected[item.key()].grad(), item.value())))
+          << item.key();
+    }
+  });
+}
+
+TEST(FsdpSchedule, UnshardAndReshardByHand) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Chain chain;
+    chain.shard({.mesh = flat_mesh(world)});
+    unshard(*chain.units[1]);
+    EXPECT_TRUE(at::equal(chain.units[1]->w[0], fixed({6, 6}, 1)));
+    reshard(*chain.units[1]);
+    EXPECT_EQ(chain.units[1]->w[0].size(0), 3);
+    unshard(*chain.units[1]);
+    EXPECT_EQ(sharded_view(chain.units[1]->w[0]).local.size(0),
+              3);  // frees it: the rows may change
+    EXPECT_EQ(chain.units[1]->w[0].size(0), 3);
+  });
+}
+
+}  // namespace
+}  // namespace megashard::testing
