@@ -1,9 +1,14 @@
 """What a new user gets wrong ends in one sentence on one rank that says what to do, and in the right exit code."""
+import json
 import os
 import pathlib
+import shutil
+import signal
 import socket
+import struct
 import subprocess
 
+import numpy as np
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -51,3 +56,130 @@ def test_help_and_version_need_no_rank():
     assert "launch" in run("--help").stdout
     assert run("--version").stdout.startswith("megashard ")
     assert "--master-port" in run("launch", "--help").stdout
+
+
+NETWORK = (
+    "--num-layers 1 --hidden-size 16 --num-attention-heads 2 --max-position-embeddings 16 --seq-length 16 "
+    "--tokenizer-type NullTokenizer --vocab-size 60"
+).split()
+LOOP = (
+    "--micro-batch-size 1 --global-batch-size 2 --train-iters 2 --eval-iters 0 --use-torch-fsdp2 "
+    "--ckpt-format torch_dcp"
+).split()
+PRETRAIN = ["pretrain", *NETWORK, *LOOP]
+ON_TWO_RANKS = ["launch", "-n", "2", "--", *PRETRAIN]
+RATE, MOCK, ALL_TRAINING = ["--lr", "1e-3"], ["--mock-data"], ["--split", "100,0,0"]
+
+
+def only_line(done):
+    """What the user sees: one line on stderr, no stack."""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("megashard: error: "), done.stderr
+    return lines[0]
+
+
+def write_tokens(prefix, token, documents=10):
+    """A data set of 40 tokens a document in Megatron's format; all documents but one are all `token`."""
+    lengths = np.full(documents, 40, np.int32)
+    tokens = np.tile(np.arange(40, dtype=np.int32), (documents, 1))
+    tokens[1:] = token
+    tokens.tofile(f"{prefix}.bin")
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, documents, documents + 1)
+    pointers = np.arange(documents, dtype=np.int64) * 160
+    bounds = np.arange(documents + 1, dtype=np.int64)
+    pathlib.Path(f"{prefix}.idx").write_bytes(head + lengths.tobytes() + pointers.tobytes() + bounds.tobytes())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Data, FSDP2 files and a model to get wrong."""
+    path = tmp_path_factory.mktemp("wrong")
+    (path / "bad.yaml").write_text("sharding_size: [1\n a: b: c")
+    (path / "thirds.yaml").write_text("sharding_size: 3\n")
+    write_tokens(path / "good", 1)
+    write_tokens(path / "large", 999)
+    write_tokens(path / "short", 1)
+    (path / "short.idx").write_bytes((path / "good.idx").read_bytes()[:60])
+    (path / "model").mkdir()
+    (path / "model" / "config.json").write_text(json.dumps({
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16, "intermediate_size": 32,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64,
+        "max_position_embeddings": 16, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False}))
+    return path
+
+
+FROM_MODEL = ["pretrain", *LOOP, *RATE, *MOCK, "--seq-length", "16", "--hf-model"]
+# {folder} stands for the fixture's.
+PRETRAIN_CASES = {
+    "no data": ([*PRETRAIN, *RATE], USAGE, "give --data-path PREFIX of .bin/.idx files, or --mock-data"),
+    "a flag twice": ([*PRETRAIN, *MOCK, *RATE, "--lr", "1e-4"], USAGE, "--lr is given twice; keep one"),
+    "a misspelt flag": ([*PRETRAIN, *MOCK, *RATE, "--weigth-decay", "0"], USAGE, "did you mean --weight-decay?"),
+    "no FSDP2 file": ([*PRETRAIN, *MOCK, *RATE, "--fsdp2-config-path", "{folder}/none.yaml"], USAGE,
+                      "none.yaml: the file cannot be read or is empty; check the path"),
+    "bad YAML": ([*PRETRAIN, *MOCK, *RATE, "--fsdp2-config-path", "{folder}/bad.yaml"], USAGE,
+                 "bad.yaml:2: this is not YAML"),
+    "ranks that cannot be divided": ([*ON_TWO_RANKS, *MOCK, *RATE, "--fsdp2-config-path", "{folder}/thirds.yaml"],
+                                     USAGE, "World size 2 must be divisible by sharding_size 3; change sharding_size"),
+    "no such data": ([*PRETRAIN, *RATE, "--data-path", "{folder}/none"], FAILURE, "there is no file"),
+    "tokens beyond the vocabulary": ([*PRETRAIN, *RATE, *ALL_TRAINING, "--data-path", "{folder}/large"], FAILURE,
+                                     "tokenise the text with the model's own tokenizer"),
+    "an empty split": ([*PRETRAIN, *RATE, "--data-path", "{folder}/good", "--split", "0,100,0"], FAILURE,
+                       "there is no training data: --split gives the train split a weight of 0"),
+    "a corrupt index": ([*PRETRAIN, *RATE, *ALL_TRAINING, "--data-path", "{folder}/short"], FAILURE,
+                        "short.idx is truncated or corrupt"),
+    "no model folder": ([*FROM_MODEL, "{folder}/none"], FAILURE, "none/config.json: --hf-model must be a Hugging"),
+    "a model without weights": ([*FROM_MODEL, "{folder}/model"], FAILURE, "has neither model.safetensors nor"),
+    "a flag against config.json": ([*FROM_MODEL, "{folder}/model", "--from-scratch", "--num-layers", "3"], FAILURE,
+                                   "--num-layers 3 contradicts the model's config.json, which says 1: leave the flag"),
+    "a loss that is no number": ([*PRETRAIN, *MOCK, "--lr", "1e30"], FAILURE, "lower the learning rate"),
+}
+
+
+@pytest.mark.parametrize("name", PRETRAIN_CASES)
+def test_pretrain_ends_in_one_sentence(folder, name):
+    arguments, code, sentence = PRETRAIN_CASES[name]
+    done = run(*[each.format(folder=folder) for each in arguments], OMP_NUM_THREADS="1")
+    assert sentence in only_line(done)
+    assert done.returncode == code
+
+
+@pytest.fixture(scope="module")
+def saved(folder):
+    done = run(*PRETRAIN, *RATE, *MOCK, "--save", str(folder / "saved"), "--save-interval", "2", OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    return folder / "saved"
+
+
+def test_a_damaged_checkpoint(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "damaged")
+    (rank_file,) = (tmp_path / "damaged" / "iter_0000002").glob("*.distcp")
+    os.truncate(rank_file, 500)
+    done = run(*PRETRAIN, *RATE, *MOCK, "--load", str(tmp_path / "damaged"), OMP_NUM_THREADS="1")
+    assert "__0_0.distcp has 500 bytes" in only_line(done) and "truncated" in done.stderr
+    assert done.returncode == FAILURE
+
+
+def test_another_models_checkpoint(saved):
+    wider = [("32" if before == "--hidden-size" else each) for before, each in zip(["", *PRETRAIN], PRETRAIN)]
+    done = run(*wider, *RATE, *MOCK, "--load", str(saved), OMP_NUM_THREADS="1")
+    assert "has sizes [128, 16] in" in only_line(done) and "[128, 32] here: another model was saved" in done.stderr
+    assert done.returncode == FAILURE
+
+
+def test_a_rank_that_is_killed_is_named(folder):
+    """The group ends at once, not at a collective's deadline."""
+    clean = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
+    flags = [*ON_TWO_RANKS, *RATE, *MOCK, "--log-interval", "1"]
+    flags[flags.index("--train-iters") + 1] = "1000000"
+    group = subprocess.Popen([BUILD / "launch" / "megashard", *flags], env={**clean, "OMP_NUM_THREADS": "1"}, cwd=ROOT,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert any(" iteration " in line for line in group.stdout), "the group ended before its first step"
+        ranks = pathlib.Path(f"/proc/{group.pid}/task/{group.pid}/children").read_text().split()
+        os.kill(int(ranks[1]), signal.SIGKILL)
+        _, errors = group.communicate(timeout=30)
+    finally:
+        group.kill()
+    assert errors.splitlines()[0].startswith("megashard: error: launch: rank 1 was ended by signal 9"), errors
+    assert len(errors.splitlines()) == 1
+    assert group.returncode == 128 + signal.SIGKILL
