@@ -10,9 +10,7 @@ namespace {
 /// q [B, T, H, D], k and v [B, T, G, D] -> [B, T, H, D].
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                   const at::Tensor& mask, double dropout) {
-  // LibTorch's bf16 backward on a CPU takes five times as long as the fp32 one, conversions
-  // included.
-  const bool by_fp32 = q.device().is_cpu() && q.scalar_type() == at::kBFloat16;
+  const bool by_fp32 = by_way_of_fp32(q);
   const auto heads_first = [&](const at::Tensor& x) {
     return (by_fp32 ? x.to(at::kFloat) : x).transpose(1, 2);
   };

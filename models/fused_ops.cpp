@@ -5,7 +5,9 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/logsumexp.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/sub.h>
@@ -48,6 +50,31 @@ void refuse_second_derivative(const char* name) {
   TORCH_CHECK(!at::GradMode::is_enabled(), name,
               " has no second derivative: call backward without create_graph, or compute it with plain operators");
 }
+
+struct LinearByFp32 : Function<LinearByFp32> {
+  static Variable forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
+    context->save_for_backward({x, weight});
+    return at::linear(x.to(at::kFloat), weight.to(at::kFloat)).to(x.scalar_type());
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    refuse_second_derivative("linear");
+    const auto saved = context->get_saved_variables();
+    const auto& x = saved[0];
+    const auto& weight = saved[1];
+    const auto grad = grads[0].reshape({-1, weight.size(0)}).to(at::kFloat);
+    Variable grad_x;
+    Variable grad_weight;
+    if (context->needs_input_grad(0)) {
+      grad_x = at::mm(grad, weight.to(at::kFloat)).to(x.scalar_type()).view(x.sizes());
+    }
+    if (context->needs_input_grad(1)) {
+      const auto rows = x.reshape({-1, weight.size(1)}).to(at::kFloat);
+      grad_weight = at::mm(grad.t(), rows).to(weight.scalar_type());
+    }
+    return {grad_x, grad_weight};
+  }
+};
 
 struct RmsNormFunction : Function<RmsNormFunction> {
   static Variable forward(AutogradContext* context, const at::Tensor& input,
@@ -226,6 +253,23 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
 };
 
 }  // namespace
+
+bool by_way_of_fp32(const at::Tensor& x) {
+#if defined(__x86_64__)
+  static const bool slow = __builtin_cpu_supports("avx512bw") == 0;
+#else
+  constexpr bool slow = false;
+#endif
+  return slow && x.device().is_cpu() && x.scalar_type() == at::kBFloat16;
+}
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  if (by_way_of_fp32(x) && alike(x, weight)) {
+    const auto product = LinearByFp32::apply(x, weight);
+    return bias.defined() ? product + bias : product;
+  }
+  return at::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
+}
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   TORCH_CHECK(x.dim() >= 1 && weight.dim() == 1 && x.size(-1) == weight.size(0), "rms_norm: the last dimension of x ",

@@ -7,6 +7,14 @@
 /// backward is an error.
 namespace megashard {
 
+/// Whether LibTorch computes x's bf16 so slowly (CPUs without AVX-512) that fp32 with conversions,
+/// which rounds as often, is many times as fast.
+bool by_way_of_fp32(const at::Tensor& x);
+
+/// x W^T + bias, bias may be undefined. Where by_way_of_fp32(x), products are fp32 ones of
+/// converted copies, which are not kept: backward converts again.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+
 /// weight * x / sqrt(mean(x^2) + eps) over the last dimension; weight [width]. Statistics in fp32.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 

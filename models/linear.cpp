@@ -2,7 +2,8 @@
 
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linear.h>
+
+#include "models/fused_ops.h"
 
 namespace megashard {
 
@@ -11,9 +12,7 @@ Linear::Linear(const Options& options) : init_scale_(options.init_scale) {
   if (options.bias) bias = register_parameter("bias", at::empty({options.out}));
 }
 
-at::Tensor Linear::forward(const at::Tensor& x) {
-  return at::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
-}
+at::Tensor Linear::forward(const at::Tensor& x) { return linear(x, weight, bias); }
 
 void Linear::init_own_weights(const WeightInit& init) {
   weight.normal_(0, init.std * init_scale_, init.generator);

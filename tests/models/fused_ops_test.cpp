@@ -48,6 +48,17 @@ void expect_same(const Tensors& inputs, const Fused& fused, const Plain& plain) 
   }
 }
 
+TEST(FusedOps, Linear) {
+  expect_same(
+      {at::randn({2, 5, 30}), at::randn({17, 30}), at::randn({17})},
+      [](const Tensors& in) { return linear(in[0], in[1], in[2]); },
+      [](const Tensors& in) { return in[0].matmul(in[1].t()) + in[2]; });
+  expect_same(
+      {at::randn({4, 30}), at::randn({17, 30})},
+      [](const Tensors& in) { return linear(in[0], in[1], at::Tensor()); },
+      [](const Tensors& in) { return in[0].matmul(in[1].t()); });
+}
+
 TEST(FusedOps, RmsNorm) {
   expect_same(
       {at::randn({3, 5, 37}) * 3, at::randn({37})},  // 37: whole lanes and a rest
