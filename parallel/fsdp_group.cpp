@@ -11,9 +11,6 @@
 namespace megashard {
 namespace {
 
-// On a CPU, parameters whose pieces are at least this large travel without the packed buffer: two
-// copies less. Below, the latency of one more collective costs more than the copies.
-constexpr int64_t kDirectBytes = 256 * 1024;
 constexpr int64_t kAlignment = 16;
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }

@@ -72,6 +72,9 @@ class FsdpGroup {
     at::Tensor kept;        // post-forward plan: this rank's slice, uint8 [chunk_bytes]
   };
   static constexpr int64_t kDirect = -1;
+  /// On a CPU, parameters whose pieces are at least this large travel without the packed buffer:
+  /// two copies less. Below, the latency of one more collective costs more than the copies.
+  static constexpr int64_t kDirectBytes = 256 * 1024;
   struct GatherPlan {
     ProcessGroupPtr group;
     bool from_shards = true;  // else from the kept slices

@@ -14,9 +14,6 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kDirectBytes =
-    256 * 1024;  // as in the gather: larger gradients are reduced where they lie
-
 /// Element `index` of a host buffer.
 float element(const at::Tensor& buffer, int64_t index) {
   float value = 0;
