@@ -2,7 +2,6 @@
 // shard by shard.
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linear.h>
 
 #include "parallel/guard_key.h"
 #include "tests/support/formula.h"
@@ -11,8 +10,6 @@
 
 namespace megashard::testing {
 namespace {
-
-at::Tensor linear(const Weights& w, at::Tensor x) { return at::linear(x, w[0]); }
 
 /// A root over two units, the second of which throws on request.
 struct Fragile {

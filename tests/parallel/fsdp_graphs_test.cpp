@@ -13,13 +13,13 @@ namespace {
 
 at::Tensor layer(const Weights& w, at::Tensor x) { return at::tanh(at::linear(x, w[0])); }
 
-struct Case {
+struct GraphCase {
   const char* name;
   at::ScalarType dtype;
   ReshardAfterForward reshard;
 };
 
-class FsdpGraphs : public ::testing::TestWithParam<Case> {
+class FsdpGraphs : public ::testing::TestWithParam<GraphCase> {
  protected:
   using Call = std::function<at::Tensor(at::Tensor)>;
   /// Runs `use` with a plain layer and with a unit; their gradients must be equal bit for bit.
@@ -136,9 +136,9 @@ TEST_P(FsdpGraphs, GraphThatIsDropped) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FsdpGraphs,
-                         ::testing::Values(Case{"fp32", at::kFloat, true},
-                                           Case{"bf16", at::kBFloat16, true},
-                                           Case{"kept", at::kFloat, false}),
+                         ::testing::Values(GraphCase{"fp32", at::kFloat, true},
+                                           GraphCase{"bf16", at::kBFloat16, true},
+                                           GraphCase{"kept", at::kFloat, false}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(FsdpGraphs, RequiresGradMayBeSwitchedBetweenStepsAndWithALiveGraph) {

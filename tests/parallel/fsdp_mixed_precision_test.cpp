@@ -1,6 +1,5 @@
 // dtypes of everything that moves under a MixedPrecisionPolicy.
 
-#include <ATen/ops/linear.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "tests/support/formula.h"
@@ -11,8 +10,6 @@ namespace megashard::testing {
 namespace {
 
 constexpr auto kHalfPrecision = at::kBFloat16;
-
-at::Tensor linear(const Weights& w, at::Tensor x) { return at::linear(x, w[0]); }
 
 TEST(FsdpMixedPrecision, GathersInParamDtypeReducesInReduceDtypeKeepsTheStoredDtype) {
   run_ranks(2, [](const ProcessGroupPtr& world) {

@@ -105,12 +105,12 @@ const std::vector<Operator>& operators() {
   return all;
 }
 
-struct Case {
+struct OperatorCase {
   size_t index;
   at::ScalarType dtype;
 };
 
-class FsdpOperators : public ::testing::TestWithParam<Case> {};
+class FsdpOperators : public ::testing::TestWithParam<OperatorCase> {};
 
 TEST_P(FsdpOperators, ReadTheWeightsGatheredAgain) {
   const Operator& each = operators()[GetParam().index];
@@ -143,8 +143,8 @@ TEST_P(FsdpOperators, ReadTheWeightsGatheredAgain) {
   });
 }
 
-std::vector<Case> all_cases() {
-  std::vector<Case> cases;
+std::vector<OperatorCase> all_cases() {
+  std::vector<OperatorCase> cases;
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     for (size_t i = 0; i < operators().size(); ++i) cases.push_back({i, dtype});
   }

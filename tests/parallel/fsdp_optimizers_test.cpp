@@ -20,12 +20,12 @@ using Make = std::function<std::unique_ptr<Optimizer>(const std::vector<at::Tens
 
 at::Tensor affine(const Weights& w, at::Tensor x) { return at::linear(x, w[0], w[1]); }
 
-struct Case {
+struct OptimizerCase {
   const char* name;
   Make make;
 };
 
-class StockOptimizers : public ::testing::TestWithParam<Case> {};
+class StockOptimizers : public ::testing::TestWithParam<OptimizerCase> {};
 
 TEST_P(StockOptimizers, StepLocalRowsAsTheWhole) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
@@ -60,13 +60,16 @@ Make maker(Options options) {
 INSTANTIATE_TEST_SUITE_P(
     All, StockOptimizers,
     ::testing::Values(
-        Case{"SGD", maker<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9))},
-        Case{"AdamW",
-             maker<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01).weight_decay(0.1))},
-        Case{"Adam", maker<torch::optim::Adam>(torch::optim::AdamOptions(0.01).amsgrad(true))},
-        Case{"RMSprop",
-             maker<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01).momentum(0.5))},
-        Case{"Adagrad", maker<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.01))}),
+        OptimizerCase{"SGD", maker<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9))},
+        OptimizerCase{
+            "AdamW",
+            maker<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01).weight_decay(0.1))},
+        OptimizerCase{"Adam",
+                      maker<torch::optim::Adam>(torch::optim::AdamOptions(0.01).amsgrad(true))},
+        OptimizerCase{
+            "RMSprop",
+            maker<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01).momentum(0.5))},
+        OptimizerCase{"Adagrad", maker<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.01))}),
     [](const auto& info) { return info.param.name; });
 
 TEST(ParameterIdentity, Case08_OptimizersThatFlattenAllGradientsRaise) {

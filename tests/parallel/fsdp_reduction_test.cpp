@@ -1,15 +1,11 @@
 // Which gradients are reduced, when, and to what: replicas, accumulation, frozen, shared, ignored
 // and unused parameters.
 
-#include <ATen/ops/linear.h>
-
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
 
 namespace megashard::testing {
 namespace {
-
-at::Tensor linear(const Weights& w, at::Tensor x) { return at::linear(x, w[0]); }
 
 DeviceMeshPtr hybrid_mesh(const ProcessGroupPtr& world) {
   return std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2},

@@ -1,8 +1,6 @@
 // When groups are gathered, freed and reduced: the order of events, prefetch,
 // reshard_after_forward, lists, nesting.
 
-#include <ATen/ops/linear.h>
-
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
 
@@ -10,8 +8,6 @@ namespace megashard::testing {
 namespace {
 
 using Events = std::vector<std::string>;
-
-at::Tensor linear(const Weights& w, at::Tensor x) { return at::linear(x, w[0]); }
 
 /// A root with one parameter after three units a, b, c.
 struct Chain {

@@ -1,28 +1,15 @@
 #include "parallel/fully_shard.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/randn.h>
-#include <gtest/gtest.h>
-
+#include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/small_model.h"
 
 namespace megashard::testing {
 namespace {
 
-at::Tensor fixed(at::IntArrayRef sizes, uint64_t seed) {
-  auto generator = at::detail::createCPUGenerator(seed);
-  return at::randn(sizes, generator);
-}
-
 void fill(torch::nn::Module& model, uint64_t seed) {
   for (auto& item : model.named_parameters())
     item.value().set_data(fixed(item.value().sizes(), seed++) * 0.3);
-}
-
-at::Tensor my_rows(const at::Tensor& whole, const ShardedTensor& view) {
-  return whole.narrow(0, std::min(view.offsets[0], whole.size(0)), view.local.size(0));
 }
 
 /// Gradients of the plain model on this rank's data, averaged over all ranks in rank order.
@@ -32,13 +19,13 @@ void average_gradients(torch::nn::Module& model, ProcessGroup& group) {
   }
 }
 
-struct Case {
+struct WorldCase {
   int world;
   ReshardAfterForward reshard;
   const char* name;
 };
 
-class FullyShardTest : public ::testing::TestWithParam<Case> {};
+class FullyShardTest : public ::testing::TestWithParam<WorldCase> {};
 
 TEST_P(FullyShardTest, LossAndGradientsAreBitEqualToThePlainModel) {
   run_ranks(GetParam().world, [](const ProcessGroupPtr& world) {
@@ -62,7 +49,8 @@ TEST_P(FullyShardTest, LossAndGradientsAreBitEqualToThePlainModel) {
       for (auto& item : model.named_parameters()) {
         const auto view = sharded_view(item.value());
         ASSERT_TRUE(item.value().grad().defined()) << item.key();
-        ASSERT_TRUE(at::equal(item.value().grad(), my_rows(reference[item.key()].grad(), view)))
+        ASSERT_TRUE(
+            at::equal(item.value().grad(), rows_like(reference[item.key()].grad(), item.value())))
             << item.key();
         ASSERT_EQ(item.value().sizes(), view.local.sizes());
         view.local.sub_(item.value().grad(), 0.01);
@@ -73,10 +61,11 @@ TEST_P(FullyShardTest, LossAndGradientsAreBitEqualToThePlainModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, FullyShardTest,
-                         ::testing::Values(Case{1, true, "one"}, Case{2, true, "two"},
-                                           Case{3, true, "three"}, Case{4, true, "four"},
-                                           Case{2, {}, "root_kept"}, Case{3, false, "all_kept"},
-                                           Case{4, ReshardAfterForward::to(2), "to_two"}),
+                         ::testing::Values(WorldCase{1, true, "one"}, WorldCase{2, true, "two"},
+                                           WorldCase{3, true, "three"}, WorldCase{4, true, "four"},
+                                           WorldCase{2, {}, "root_kept"},
+                                           WorldCase{3, false, "all_kept"},
+                                           WorldCase{4, ReshardAfterForward::to(2), "to_two"}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

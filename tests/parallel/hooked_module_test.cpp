@@ -1,6 +1,5 @@
 #include "parallel/hooked_module.h"
 
-#include <ATen/ops/linear.h>
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/sequential.h>
 
@@ -12,8 +11,6 @@
 
 namespace megashard::testing {
 namespace {
-
-at::Tensor linear(const Weights& w, at::Tensor x) { return at::linear(x, w[0]); }
 
 struct Batch {
   at::Tensor x;

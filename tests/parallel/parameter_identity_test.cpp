@@ -2,7 +2,6 @@
 // its identity.
 
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/ones_like.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -17,12 +16,7 @@
 namespace megashard::testing {
 namespace {
 
-at::Tensor linear(const Weights& w, at::Tensor x) { return at::linear(x, w[0]); }
 at::Tensor times(const Weights& w, at::Tensor x) { return x * w[0]; }
-
-FullyShardOptions resharding(const ProcessGroupPtr& world) {
-  return {.mesh = flat_mesh(world), .reshard_after_forward = true};
-}
 
 void train_equally(Twins& twins, at::IntArrayRef input_sizes = {4, 6}) {
   twins.zero_grad();

@@ -4,7 +4,6 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/AutogradState.h>
@@ -19,12 +18,6 @@
 
 namespace megashard::testing {
 namespace {
-
-at::Tensor linear(const Weights& w, at::Tensor x) { return at::linear(x, w[0]); }
-
-FullyShardOptions resharding(const ProcessGroupPtr& world) {
-  return {.mesh = flat_mesh(world), .reshard_after_forward = true};
-}
 
 TEST(ParameterIdentity, Case15_RanksAsThreadsRunAutogradOnTheirOwnThread) {
   run_ranks(2, [](const ProcessGroupPtr& world) {

@@ -2,9 +2,11 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -23,6 +25,11 @@ inline at::Tensor fixed(at::IntArrayRef sizes, uint64_t seed) {
 
 inline DeviceMeshPtr flat_mesh(const ProcessGroupPtr& world) {
   return std::make_shared<DeviceMesh>(world, std::vector<int>{world->size()});
+}
+
+/// All ranks in one dimension, and nothing full between forward and backward.
+inline FullyShardOptions resharding(const ProcessGroupPtr& world) {
+  return {.mesh = flat_mesh(world), .reshard_after_forward = true};
 }
 
 /// This rank's rows of a whole tensor, cut as the parameter is.
@@ -54,6 +61,9 @@ inline bool contains(const std::string& text, const std::string& part) {
 using Weights = std::vector<at::Tensor>;
 using Body = std::function<at::Tensor(const Weights& w, at::Tensor x)>;
 using Sizes = std::vector<std::vector<int64_t>>;
+
+/// The commonest body: one weight, no bias.
+inline at::Tensor linear(const Weights& w, at::Tensor x) { return at::linear(x, w[0]); }
 
 /// A module whose forward is a function of its parameters w0, w1, ... and one input.
 struct FormulaImpl : torch::nn::Module {

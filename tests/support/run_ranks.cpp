@@ -80,6 +80,8 @@ void run_threads(int world_size, const MakeGroup& make_group, const RankBody& bo
         if (!outcome.done[static_cast<size_t>(rank)])
           std::fprintf(stderr, "run_ranks: rank %d hangs\n", rank);
       }
+      if (outcome.first_failure)
+        std::fprintf(stderr, "run_ranks: before that, %s\n", outcome.first_failure->c_str());
       std::abort();
     }
   }
