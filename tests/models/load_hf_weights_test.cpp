@@ -63,14 +63,9 @@ TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
   const auto whole = saved.model.named_parameters();
   run_ranks(3, [&](const ProcessGroupPtr& world) {
     DecoderModel model(small_config(/*tied=*/true));
-    FullyShardOptions options;
-    options.mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{3});
-    for (const auto& item : model.named_modules("", /*include_self=*/false)) {
-      const auto* hooked = dynamic_cast<HookedModule*>(item.value().get());
-      if (hooked != nullptr && hooked->class_name() == "TransformerLayer")
-        fully_shard(*item.value(), options);
-    }
-    fully_shard(model, options);  // both ends of the tie
+    model.fully_shard({.process_group = world});  // layers, then the root with both ends of the tie
+    EXPECT_NE(fsdp_state(*model.named_modules("", /*include_self=*/false)["model.layers.1"]),
+              nullptr);
     load_hf_weights(model, saved.folder.path());
     ModelInput input{
         .tokens = tokens, .position_ids = {}, .labels = {}, .attention_mask = {}, .extra = {}};
