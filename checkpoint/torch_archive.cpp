@@ -7,6 +7,7 @@
 
 #include "checkpoint/pickle_reader.h"
 #include "checkpoint/tensor_info.h"
+#include "checkpoint/zip_layout.h"
 
 namespace megashard {
 namespace {
@@ -14,12 +15,10 @@ namespace {
 constexpr int64_t kEndBytes = 22;         // end of central directory
 constexpr int64_t kEndLocatorBytes = 20;  // Zip64 locator, just before
 constexpr int64_t kEnd64Bytes = 56;
-constexpr int64_t kLocalHeaderBytes = 30;
 constexpr size_t kDirectoryRecordBytes = 46;
 constexpr int64_t kMostDirectoryBytes = 256 << 20;
 constexpr int64_t kMostPickleBytes = 1 << 30;
 constexpr int64_t kMostNameBytes = 4096;
-constexpr int64_t kMost32 = 0xffffffff;
 
 /// Little-endian number; callers have checked that it lies within `bytes`.
 int64_t number(const std::string& bytes, size_t at, int width) {
@@ -142,7 +141,7 @@ Value read_root(const TorchArchive& archive) {
   return read_pickle(archive.read("data.pkl", kMostPickleBytes), archive.where());
 }
 
-std::vector<int64_t> sizes_of(const Value& value) {
+std::vector<int64_t> sizes_in(const Value& value) {
   if (const auto* size = value.get_if<TorchSize>()) return size->sizes;
   std::vector<int64_t> sizes;
   for (const auto& item : value.as_items()) sizes.push_back(item.as_int());
@@ -215,8 +214,8 @@ StoredTensor find_stored_tensor(const InputFile& file, FileRange range) {
               ": the tensor has no storage");
   const auto& identity = storage->arguments.as_items();
   TORCH_CHECK(identity.size() >= 5 && identity[0] == Value("storage"), where, ": the tensor's storage is unknown");
-  StoredTensor stored{dtype_of(arguments, identity[1], where), sizes_of(arguments[2]),
-                      sizes_of(arguments[3]), 0};
+  StoredTensor stored{dtype_of(arguments, identity[1], where), sizes_in(arguments[2]),
+                      sizes_in(arguments[3]), 0};
   const auto first = arguments[1].as_int();
   const auto bytes = archive.locate("data/" + identity[2].as_string());
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(stored.dtype));

@@ -6,13 +6,12 @@
 #include "checkpoint/pickle_writer.h"
 #include "checkpoint/tensor_info.h"
 #include "checkpoint/torch_archive.h"
+#include "checkpoint/zip_layout.h"
 
 namespace megashard {
 namespace {
 
 constexpr int64_t kAlignment = 64;  // of every entry's data, from the start of the archive
-constexpr int64_t kLocalHeaderBytes = 30;
-constexpr int64_t kMost32 = 0xffffffff;
 constexpr uint16_t kFlags = 0x0808;  // sizes follow the data; names are UTF-8
 
 class ArchiveWriter {

@@ -9,7 +9,7 @@ namespace megashard {
 namespace {
 
 constexpr int64_t kMostIndex = 1 << 20;
-constexpr size_t kMostDepth = 100;
+constexpr size_t kMostPathParts = 100;
 
 std::string part_text(const Value& part) {
   const auto* index = part.get_if<int64_t>();
@@ -81,7 +81,7 @@ std::vector<FlatValue> flatten_values(const Dict& nested) {
 }
 
 void insert_value(Dict& nested, const std::vector<Value>& path, Value value) {
-  TORCH_CHECK(path.size() < kMostDepth, "a key of the checkpoint is nested ", path.size(), " deep");
+  TORCH_CHECK(path.size() < kMostPathParts, "a key of the checkpoint is nested ", path.size(), " deep");
   Value root(std::move(nested));
   insert_into(root, path, 0, std::move(value));
   nested = std::move(*root.get_if<Dict>());

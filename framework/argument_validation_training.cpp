@@ -8,8 +8,6 @@ namespace {
 
 using std::to_string;
 
-std::string text(double value) { return argument_text(value); }
-
 void require_positive(const char* flag, const std::optional<int64_t>& value) {
   require(!value || *value > 0,
           std::string(flag) + " is " + to_string(value.value_or(0)) + "; it must be positive.");
@@ -74,18 +72,19 @@ void check_intervals(const Arguments& arguments) {
           "--empty-unused-memory-level is " + to_string(arguments.empty_unused_memory_level) +
               "; use 0, 1 or 2.");
   require(!arguments.peak_tflops || *arguments.peak_tflops > 0,
-          "--peak-tflops is " + text(arguments.peak_tflops.value_or(0)) + "; it must be positive.");
+          "--peak-tflops is " + argument_text(arguments.peak_tflops.value_or(0)) +
+              "; it must be positive.");
 }
 
 void check_optimizer(Arguments& arguments) {
   require(arguments.optimizer != "muon",
           "--optimizer muon is not part of this program; use adam or sgd.");
   require(arguments.clip_grad >= 0,
-          "--clip-grad is " + text(arguments.clip_grad) + "; use 0 for no clipping.");
+          "--clip-grad is " + argument_text(arguments.clip_grad) + "; use 0 for no clipping.");
   for (const auto& [flag, beta] : {std::pair("--adam-beta1", arguments.adam_beta1),
                                    std::pair("--adam-beta2", arguments.adam_beta2)}) {
     require(beta >= 0 && beta < 1,
-            std::string(flag) + " is " + text(beta) + "; it must be from 0 to below 1.");
+            std::string(flag) + " is " + argument_text(beta) + "; it must be from 0 to below 1.");
   }
   auto &start = arguments.start_weight_decay, &end = arguments.end_weight_decay;
   if (arguments.weight_decay_incr_style == "constant") {
@@ -96,8 +95,8 @@ void check_optimizer(Arguments& arguments) {
   }
   require(start && end, "--weight-decay-incr-style " + arguments.weight_decay_incr_style +
                             " needs --start-weight-decay and --end-weight-decay.");
-  require(*start >= 0 && *end >= *start, "the weight decay goes from " + text(*start) + " to " +
-                                             text(*end) +
+  require(*start >= 0 && *end >= *start, "the weight decay goes from " + argument_text(*start) +
+                                             " to " + argument_text(*end) +
                                              "; it starts at 0 or more and does not decrease.");
 }
 
@@ -105,16 +104,16 @@ void check_learning_rate(const Arguments& arguments) {
   require(arguments.lr.has_value() || arguments.skip_train,
           "--lr is missing; give the largest learning rate.");
   const double lr = arguments.lr.value_or(0.0);
-  require(lr >= 0, "--lr is " + text(lr) + "; it must not be negative.");
+  require(lr >= 0, "--lr is " + argument_text(lr) + "; it must not be negative.");
   require(arguments.min_lr >= 0 && (arguments.min_lr <= lr || !arguments.lr),
-          "--min-lr " + text(arguments.min_lr) + " is above --lr " + text(lr) +
+          "--min-lr " + argument_text(arguments.min_lr) + " is above --lr " + argument_text(lr) +
               " or negative; it is where the decay ends.");
   require(arguments.lr_warmup_init >= 0 && (arguments.lr_warmup_init <= lr || !arguments.lr),
-          "--lr-warmup-init " + text(arguments.lr_warmup_init) + " is above --lr " + text(lr) +
-              " or negative; it is where the warm-up starts.");
+          "--lr-warmup-init " + argument_text(arguments.lr_warmup_init) + " is above --lr " +
+              argument_text(lr) + " or negative; it is where the warm-up starts.");
   require(!arguments.lr_warmup_fraction ||
               (*arguments.lr_warmup_fraction >= 0 && *arguments.lr_warmup_fraction < 1),
-          "--lr-warmup-fraction is " + text(arguments.lr_warmup_fraction.value_or(0)) +
+          "--lr-warmup-fraction is " + argument_text(arguments.lr_warmup_fraction.value_or(0)) +
               "; it must be from 0 to below 1.");
   require(arguments.lr_warmup_iters >= 0 && arguments.lr_warmup_samples >= 0,
           "the warm-up must not be negative.");

@@ -39,13 +39,13 @@ std::optional<std::string> variable(const char* name) {
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 
-void print_line(const std::string& line) {
+void print_flushed(const std::string& line) {
   std::cout << line << std::endl;  // flushed: logs are followed while the run goes on
 }
 
 DiagnosticSink sink_for(int rank) {
   return [rank](Severity severity, const std::string& sentence) {
-    if (rank == 0) print_line((severity == Severity::kWarning ? "WARNING: " : "") + sentence);
+    if (rank == 0) print_flushed((severity == Severity::kWarning ? "WARNING: " : "") + sentence);
   };
 }
 
@@ -167,10 +167,10 @@ TrainerSurroundings surroundings(const Arguments& arguments, const ProcessGroupP
   const int rank = group->rank(), last = group->size() - 1;
   TrainerSurroundings outside;
   outside.print_on_first_rank = [rank](const std::string& line) {
-    if (rank == 0) print_line(line);
+    if (rank == 0) print_flushed(line);
   };
   outside.print_on_last_rank = [rank, last](const std::string& line) {
-    if (rank == last) print_line(line);
+    if (rank == last) print_flushed(line);
   };
   outside.stop_signal = [] { return terminated.load(); };
   outside.peak_memory_bytes = [device] { return peak_memory_bytes(device); };
@@ -211,8 +211,8 @@ int run_pretrain(int argc, char** argv) {
                       .nccl_algo = variable("NCCL_ALGO")},
                      sink);
   if (environment.rank == 0) {
-    print_line(sizes_line(arguments));
-    print_line(arguments_banner(arguments));
+    print_flushed(sizes_line(arguments));
+    print_flushed(arguments_banner(arguments));
   }
   if (arguments.exit_signal_handler) std::signal(SIGTERM, note_signal);
 
