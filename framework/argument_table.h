@@ -54,6 +54,16 @@ struct Option {
   Option& one_of(std::vector<std::string> values) { return choices = std::move(values), *this; }
   Option& except(std::string value) { return neutral = std::move(value), *this; }
   Option& turns_off() { return switch_value = false, *this; }
+  /// Stored and printed, but changes nothing.
+  Option& in_vain(std::string why) {
+    status = OptionStatus::kWithoutEffect;
+    return reason = std::move(why), *this;
+  }
+  /// Stored and printed at its default; giving it is an error.
+  Option& refuse(std::string why) {
+    status = OptionStatus::kRefused;
+    return reason = std::move(why), *this;
+  }
   Option& count(int number) { return words = number, *this; }
 
   bool is_switch() const { return words == 0; }

@@ -73,15 +73,17 @@ void add_initialization(std::vector<Option>& rows) {
   group.add("--data-parallel-random-init", &A::data_parallel_random_init,
             "other random numbers on each data parallel rank");
   group.add("--init-method-std", &A::init_method_std, "standard deviation of fresh weights");
-  group.add("--init-method-xavier-uniform", &A::init_method_xavier_uniform,
-            "Xavier uniform weights");
+  group.add("--init-method-xavier-uniform", &A::init_method_xavier_uniform, "")
+      .refuse(
+          "fresh weights are drawn from a normal distribution; leave it out and choose its width "
+          "by --init-method-std");
   group
       .add("--no-initialization", &A::perform_initialization,
            "leave weights unset: they are loaded")
       .turns_off()
       .named("perform_initialization");
-  group.add("--use-cpu-initialization", &A::use_cpu_initialization,
-            "draw fresh weights on the CPU");
+  group.add("--use-cpu-initialization", &A::use_cpu_initialization, "")
+      .in_vain("fresh weights are always drawn on the CPU");
   group.add("--init-model-with-meta-device", &A::init_model_with_meta_device,
             "build without memory, shard, then fill each rank's part");
 }
@@ -98,8 +100,10 @@ void add_precision(std::vector<Option>& rows) {
             "STORE parameters in bf16; to compute in bf16 with fp32 weights set param_dtype: bf16 "
             "in the FSDP2 "
             "file instead");
-  group.add("--downcast-to-bf16", &A::downcast_to_bf16,
-            "round the weights of a loaded torch_dcp checkpoint to bf16 values");
+  group.add("--downcast-to-bf16", &A::downcast_to_bf16, "")
+      .refuse(
+          "weights are loaded as they were saved; to compute in bf16 set param_dtype: bf16 in the "
+          "FSDP2 file, to store them in bf16 give --bf16");
   group.computed("params_dtype", &A::params_dtype);
   group.refused("--fp16", 0,
                 "fp16 needs loss scaling, which FSDP2 training here does not have; use "

@@ -29,11 +29,10 @@ void add_distributed(std::vector<Option>& rows) {
   group.add("--expert-model-parallel-size", &A::expert_model_parallel_size,
             "ranks that share the experts");
   group.add("--sequence-parallel", &A::sequence_parallel, "with tensor parallelism");
-  group
-      .add("--no-gradient-accumulation-fusion", &A::gradient_accumulation_fusion,
-           "accepted; gradients are never accumulated by a fused kernel here")
+  group.add("--no-gradient-accumulation-fusion", &A::gradient_accumulation_fusion, "")
       .turns_off()
-      .named("gradient_accumulation_fusion");
+      .named("gradient_accumulation_fusion")
+      .in_vain("gradients are never accumulated by a fused kernel here");
   group.computed("world_size", &A::world_size);
   group.computed("rank", &A::rank);
   group.computed("data_parallel_size", &A::data_parallel_size);
@@ -53,12 +52,14 @@ void add_checkpoint(std::vector<Option>& rows) {
   group.add("--pretrained-checkpoint", &A::pretrained_checkpoint,
             "loaded as with --finetune when --load has no checkpoint");
   group.add("--ckpt-step", &A::ckpt_step, "load this iteration instead of the latest");
-  group.add("--use-checkpoint-args", &A::use_checkpoint_args,
-            "take the model's sizes from the checkpoint");
+  group.add("--use-checkpoint-args", &A::use_checkpoint_args, "")
+      .refuse(
+          "the model's sizes are not taken from a checkpoint; give the flags of the run that wrote "
+          "it, or its --hf-model");
   group.add("--exit-on-missing-checkpoint", &A::exit_on_missing_checkpoint,
             "an error when --load has no checkpoint");
-  group.add("--auto-detect-ckpt-format", &A::auto_detect_ckpt_format,
-            "the format is that of the files");
+  group.add("--auto-detect-ckpt-format", &A::auto_detect_ckpt_format, "")
+      .in_vain("only torch_dcp checkpoints are read");
   group.add("--ckpt-format", &A::ckpt_format, "format of saved checkpoints")
       .one_of({"torch_dist", "torch_dcp", "torch", "zarr"});
 }
@@ -72,12 +73,12 @@ void add_data(std::vector<Option>& rows) {
   group.add("--valid-data-path", &A::valid_data_path, "validation data");
   group.add("--test-data-path", &A::test_data_path, "test data");
   group.add("--data-args-path", &A::data_args_path, "a file with the words of --data-path");
-  group.add("--data-cache-path", &A::data_cache_path,
-            "folder of the index cache; unset: beside the data");
-  group
-      .add("--no-mmap-bin-files", &A::mmap_bin_files, "read the .bin files instead of mapping them")
+  group.add("--data-cache-path", &A::data_cache_path, "")
+      .in_vain("sample indices are built in memory at every start, so there is no cache");
+  group.add("--no-mmap-bin-files", &A::mmap_bin_files, "")
       .turns_off()
-      .named("mmap_bin_files");
+      .named("mmap_bin_files")
+      .in_vain("the .bin files are always mapped");
   group.add("--mock-data", &A::mock_data, "generated tokens, for trials");
   group.add("--seq-length", &A::seq_length, "tokens of a sequence");
   group.add("--encoder-seq-length", &A::encoder_seq_length, "another name for --seq-length");
@@ -85,7 +86,8 @@ void add_data(std::vector<Option>& rows) {
       .add("--dataloader-type", &A::dataloader_type,
            "single: in order; cyclic: shuffled each epoch")
       .one_of({"single", "cyclic", "external"});
-  group.add("--num-workers", &A::num_workers, "batches that are prepared ahead; 0: none");
+  group.add("--num-workers", &A::num_workers,
+            "batches that are prepared ahead, by one thread; at least one");
   group.add("--reset-position-ids", &A::reset_position_ids,
             "positions start anew after an end of document");
   group.add("--reset-attention-mask", &A::reset_attention_mask,

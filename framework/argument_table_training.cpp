@@ -33,8 +33,9 @@ void add_loop(std::vector<Option>& rows) {
   group.add("--calculate-per-token-loss", &A::calculate_per_token_loss,
             "average over all tokens of the global batch, not over microbatches");
   group.add("--empty-unused-memory-level", &A::empty_unused_memory_level,
-            "return cached GPU memory: 0 never, 1 after, 2 also before the optimizer");
-  group.add("--deterministic-mode", &A::deterministic_mode, "only deterministic kernels");
+            "return cached GPU memory: 0 never, 1 before, 2 also after the optimizer");
+  group.add("--deterministic-mode", &A::deterministic_mode,
+            "only deterministic kernels; an operator that has none is an error");
   group.add("--skip-train", &A::skip_train, "evaluate only");
   group.computed("consumed_train_samples", &A::consumed_train_samples);
   group.computed("consumed_valid_samples", &A::consumed_valid_samples);
@@ -46,7 +47,8 @@ void add_optimizer(std::vector<Option>& rows) {
   group
       .add("--optimizer-selection", &A::optimizer_selection,
            "MindSpeed-MM's choice of AdamW; all that are accepted mean the fused one of LibTorch")
-      .one_of({"fused_adamw", "fused_torch_adamw"});
+      .one_of({"fused_adamw", "fused_torch_adamw"})
+      .in_vain("both mean the fused AdamW of LibTorch, which is always used");
   group.add("--weight-decay", &A::weight_decay, "decoupled; biases and 1-D parameters have none");
   group.add("--start-weight-decay", &A::start_weight_decay,
             "first value of an increasing weight decay");
@@ -89,7 +91,7 @@ void add_validation(std::vector<Option>& rows) {
   OptionGroup group("validation", rows);
   group.add("--eval-iters", &A::eval_iters, "global batches of one evaluation; 0: none");
   group.add("--eval-interval", &A::eval_interval, "steps between evaluations");
-  group.add("--test-mode", &A::test_mode, "accepted as in Megatron: no real-data checks");
+  group.add("--test-mode", &A::test_mode, "").in_vain("it belongs to Megatron's own tests");
 }
 
 void add_logging(std::vector<Option>& rows) {
@@ -99,8 +101,8 @@ void add_logging(std::vector<Option>& rows) {
   group.add("--log-num-zeros-in-grad", &A::log_num_zeros_in_grad,
             "zeros among the gradients in the log line");
   group.add("--log-throughput", &A::log_throughput, "TFLOP/s per device in the log line");
-  group.add("--log-progress", &A::log_progress,
-            "a line per job in progress.txt of the checkpoint folder");
+  group.add("--log-progress", &A::log_progress, "")
+      .in_vain("there is no progress.txt; --metrics-file has a line for every step");
   group.add("--log-tps", &A::log_tps, "tokens per sample in the log line, as MindSpeed-MM");
   group.add("--metrics-file", &A::metrics_file,
             "one JSON object a step, in full precision, by rank 0");

@@ -105,8 +105,6 @@ void validate_checkpoint(const Arguments& arguments) {
       "--finetune needs --load, --pretrained-checkpoint or --hf-model, the weights to start from.");
   require(!arguments.exit_on_missing_checkpoint || arguments.load,
           "--exit-on-missing-checkpoint needs --load, the folder to look in.");
-  require(!arguments.use_checkpoint_args || loads,
-          "--use-checkpoint-args needs --load, the checkpoint that has the sizes.");
 }
 
 }  // namespace megashard::detail

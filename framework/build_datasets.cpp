@@ -232,8 +232,9 @@ DataSplits build_datasets(const DataOptions& options) {
     built = build_from_one_path(parse_split(options.split), sizes, options);
   }
   TORCH_CHECK(built[0] != nullptr || !wanted(sizes[0]), "there is no training data: ",
-              per_split ? "--train-data-path is missing"
-                        : "--split gives the train split a weight of 0");
+              per_split ? "--train-data-path is missing; give it"
+                        : "--split gives the train split a weight of 0; give it a share, as in "
+                          "969,30,1");
   return {.train = built[0], .valid = built[1], .test = built[2]};
 }
 

@@ -26,6 +26,24 @@ std::vector<NamedModule> in_tree_order(const torch::nn::Module& root,
   return ordered;
 }
 
+/// Keys that are known and were changed from their default, but change nothing here.
+void warn_of_keys_without_effect(const Fsdp2Config& config, const DiagnosticSink& sink) {
+  if (!sink) return;
+  const Fsdp2Config defaults;
+  const auto warn = [&sink](bool changed, const std::string& key, const std::string& why) {
+    if (changed)
+      sink(Severity::kWarning, "FSDP2: " + key + " has no effect: " + why + "; leave it out");
+  };
+  const std::string no_experts = "expert parallel layers are not available yet";
+  warn(config.align_fsdp_param_groups, "align_fsdp_param_groups",
+       "every parameter keeps its own place in the buffers");
+  warn(!config.moe_modules.empty(), "moe_modules", no_experts);
+  warn(config.reshard_local_experts != defaults.reshard_local_experts, "reshard_local_experts",
+       no_experts);
+  warn(config.pin_memory != defaults.pin_memory, "pin_memory",
+       "it belongs to offload_to_cpu with GPUs, which is not available yet");
+}
+
 }  // namespace
 
 torch::nn::Module& FSDP2Mixin::module() {
@@ -44,6 +62,7 @@ void FSDP2Mixin::fully_shard(ShardingRequest request) {
 void FSDP2Mixin::_pre_fully_shard(ShardingRequest request) {
   request_ = std::move(request);
   const Fsdp2Config& config = request_.config;
+  warn_of_keys_without_effect(config, request_.sink);
   const auto& group = request_.process_group;
   TORCH_CHECK(!(config.offload_to_cpu && group->device_type() != c10::kCPU), "offload_to_cpu: true in the FSDP2 file is "
               "not available with GPUs yet: set it to false");

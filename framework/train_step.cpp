@@ -1,6 +1,7 @@
 #include "framework/train_step.h"
 
 #include <ATen/Functions.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/GradMode.h>
 
 #include "parallel/fully_shard.h"
@@ -14,6 +15,11 @@ TrainStep::TrainStep(MultiModalModule& model, Optimizer& optimizer, ProcessGroup
       group_(std::move(group)),
       device_(device),
       options_(options) {}
+
+void TrainStep::empty_unused_memory(int64_t from_level) {
+  if (device_.is_cpu() || options_.empty_unused_memory_level < from_level) return;
+  c10::getDeviceAllocator(device_.type())->emptyCache();
+}
 
 at::Tensor TrainStep::token_losses(const Batch& batch) {
   const auto here = [&](const at::Tensor& tensor) {
@@ -52,9 +58,11 @@ TrainStepResult TrainStep::run(const std::vector<Batch>& microbatches) {
     loss.backward();
     sums.push_back(at::stack({sum.detach().to(at::kDouble), tokens.to(at::kDouble)}));
   }
+  empty_unused_memory(1);
   TrainStepResult result;
   result.grad_norm = optimizer_.clip_grad_norm(options_.clip_grad);
   optimizer_.step();
+  empty_unused_memory(2);
   const at::Tensor total = at::stack(sums).sum(0).cpu();
   result.loss = {total[0].item<double>(), total[1].item<double>()};
   return result;

@@ -18,6 +18,7 @@ struct TrainStepOptions {
   bool calculate_per_token_loss =
       false;                  ///< one mean over the global batch, not a mean of microbatches' means
   bool has_replicas = false;  ///< HSDP: all-reduce in the last microbatch's backward only
+  int64_t empty_unused_memory_level = 0;  ///< of a GPU: 1 before, 2 also after the optimizer
 };
 
 /// Sums over this rank's share of a global batch.
@@ -44,6 +45,7 @@ class TrainStep {
   LossSums evaluate(const Batch& batch);
 
  private:
+  void empty_unused_memory(int64_t from_level);
   at::Tensor token_losses(const Batch& batch);
 
   MultiModalModule& model_;

@@ -10,6 +10,7 @@
 #include "framework/flops.h"
 #include "framework/training_log.h"
 #include "parallel/fully_shard.h"
+#include "parallel/grad_norm.h"
 
 namespace megashard {
 namespace {
@@ -69,7 +70,8 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr 
       step_(model, *optimizer_, group_, device_,
             {.clip_grad = arguments.clip_grad,
              .calculate_per_token_loss = arguments.calculate_per_token_loss,
-             .has_replicas = has_replicas(model)}),
+             .has_replicas = has_replicas(model),
+             .empty_unused_memory_level = arguments.empty_unused_memory_level}),
       state_{arguments, model, optimizer_.get(), &schedule_} {
   train_iters_ = arguments.train_iters
                      ? *arguments.train_iters
@@ -115,7 +117,9 @@ std::unique_ptr<DataLoader> Trainer::make_loader(
   batch.reset_position_ids = arguments_.reset_position_ids;
   batch.reset_attention_mask = arguments_.reset_attention_mask;
   batch.pin_memory = !device_.is_cpu();
-  return std::make_unique<DataLoader>(dataset, make_data_sampler(sampler), batch);
+  DataLoaderOptions reading;
+  reading.prefetch = static_cast<size_t>(std::max<int64_t>(1, arguments_.num_workers));
+  return std::make_unique<DataLoader>(dataset, make_data_sampler(sampler), batch, reading);
 }
 
 void Trainer::build_data() {
@@ -162,6 +166,7 @@ Trainer::StepSummary Trainer::summarise(const LossSums& loss, double data_wait_s
     summary.peak_memory_bytes = std::max(summary.peak_memory_bytes, values[3]);
     summary.stop = summary.stop || values[4] != 0;
   }
+  summary.tokens = tokens;
   summary.loss = tokens == 0 ? 0 : loss_sum / tokens;
   return summary;
 }
@@ -172,6 +177,7 @@ void Trainer::report(const StepSummary& summary, double grad_norm, double lr_use
   state_.flops_so_far += flops;
   interval_.loss_sum += summary.loss;
   interval_.seconds += seconds;
+  interval_.tokens_per_sample += summary.tokens / static_cast<double>(batch);
   ++interval_.steps;
   if (metrics_) {
     StepMetrics metrics;
@@ -204,6 +210,12 @@ void Trainer::report(const StepSummary& summary, double grad_norm, double lr_use
   line.global_batch_size = batch;
   line.losses = {{"lm loss", interval_.loss_sum / static_cast<double>(interval_.steps)}};
   line.grad_norm = grad_norm;
+  if (arguments_.log_tps)
+    line.tokens_per_sample = interval_.tokens_per_sample / static_cast<double>(interval_.steps);
+  if (arguments_.log_num_zeros_in_grad)
+    line.zeros_in_grad = count_zero_gradients(optimizer_->parameters()).item<double>();
+  if (arguments_.log_params_norm)
+    line.params_norm = total_parameter_norm(model_.parameters()).item<double>();
   outside_.print_on_last_rank(training_log_line(line));
   interval_ = {};
 }

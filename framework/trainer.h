@@ -41,11 +41,13 @@ class Trainer {
  private:
   struct Interval {  // since the last log line
     double loss_sum = 0;
+    double tokens_per_sample = 0;  // summed over the steps
     int64_t steps = 0;
     double seconds = 0;
   };
   struct StepSummary {  // over all ranks
     double loss = 0;
+    double tokens = 0;  // whose mask is not 0
     bool stop = false;
     double peak_memory_bytes = 0;
     double data_wait_seconds = 0;

@@ -51,7 +51,9 @@ int fail(const std::string& sentence, int exit_code) {
   const bool launched = !variable(kFailureDescriptor).empty();
   if (launched) tell_launcher(rank);
   if (exit_code != kExitUsage || launched || first_of_host()) {
-    const bool of_one_rank = exit_code != kExitUsage && !rank.empty();
+    // Ranks that compare their failures name the rank themselves.
+    const bool of_one_rank =
+        exit_code != kExitUsage && !rank.empty() && !sentence.starts_with("rank ");
     const std::string line =
         kErrorPrefix + (of_one_rank ? "rank " + rank + ": " : "") + sentence + "\n";
     std::fflush(stdout);

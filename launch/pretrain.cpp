@@ -1,6 +1,7 @@
 #include "launch/pretrain.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <malloc.h>
 #include <sys/resource.h>
@@ -78,7 +79,7 @@ Fsdp2Config sharding_config(const Arguments& arguments, Strictness strictness,
 /// Where the first weights come from.
 enum class WeightSource { kCheckpoint, kHuggingFace, kInitialisation };
 
-WeightSource weight_source(const Arguments& arguments, const DiagnosticSink& sink) {
+WeightSource weight_source(Arguments& arguments, const DiagnosticSink& sink) {
   if (arguments.load) {
     if (arguments.ckpt_step || latest_step(*arguments.load)) return WeightSource::kCheckpoint;
     const auto tracker =
@@ -89,8 +90,24 @@ WeightSource weight_source(const Arguments& arguments, const DiagnosticSink& sin
     }
     sink(Severity::kNotice, missing_checkpoint_lines(tracker));
   }
-  return arguments.hf_model && !arguments.from_scratch ? WeightSource::kHuggingFace
-                                                       : WeightSource::kInitialisation;
+  if (arguments.pretrained_checkpoint) {
+    const std::string& folder = *arguments.pretrained_checkpoint;
+    if (!latest_step(folder)) {
+      throw UsageError("--pretrained-checkpoint " + folder +
+                       " holds no checkpoint (no latest_checkpointed_iteration.txt); check the "
+                       "path, or leave it out");
+    }
+    arguments.load = folder;
+    arguments.finetune = true;
+    return WeightSource::kCheckpoint;
+  }
+  if (arguments.hf_model && !arguments.from_scratch) return WeightSource::kHuggingFace;
+  if (!arguments.perform_initialization) {
+    sink(Severity::kWarning,
+         "--no-initialization: no weights are loaded either, so training starts from whatever the "
+         "layers' constructors left; give --load or --hf-model, or leave it out");
+  }
+  return WeightSource::kInitialisation;
 }
 
 struct BuiltModel {
@@ -223,6 +240,7 @@ int run_pretrain(int argc, char** argv) {
           : c10::Device(group->device_type(),
                         static_cast<c10::DeviceIndex>(environment.local_rank));
   seed_generators(arguments, group->rank());
+  at::globalContext().setDeterministicAlgorithms(arguments.deterministic_mode, /*warn_only=*/false);
   const WeightSource source = weight_source(arguments, sink);
   const BuiltModel built = build_model(arguments, source);
   shard_model(arguments, built, group, source, sink);

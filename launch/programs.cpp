@@ -13,8 +13,13 @@
 #include "launch/failure.h"
 #include "launch/pretrain.h"
 
+// Of c10, which declares it in no header: 2 shows errors, 3 fatal ones only.
+extern int FLAGS_caffe2_log_level;
+
 namespace megashard {
 namespace {
+
+constexpr int kFatalOnly = 3;
 
 struct Subcommand {
   std::string_view name;
@@ -61,6 +66,8 @@ int run_subcommand(int argc, char** argv) {
 }  // namespace megashard
 
 int megashard_run(int argc, char** argv) {
+  // What c10d logs before it throws would stand above the one sentence that the user needs.
+  if (!megashard::show_stack()) FLAGS_caffe2_log_level = megashard::kFatalOnly;
   try {
     return megashard::run_subcommand(argc, argv);
   } catch (const c10::Error& error) {

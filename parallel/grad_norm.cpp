@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/count_nonzero.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/maximum.h>
@@ -51,7 +52,10 @@ Bucket& bucket_of(std::vector<Bucket>& buckets, const at::Tensor& parameter) {
   return buckets.emplace_back(Bucket{std::move(groups), device, {}});
 }
 
-Gradients collect_gradients(const std::vector<at::Tensor>& parameters) {
+enum class Part { kGradient, kParameter };
+
+Gradients collect_gradients(const std::vector<at::Tensor>& parameters,
+                            Part part = Part::kGradient) {
   Gradients found;
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& parameter : parameters) {
@@ -59,7 +63,8 @@ Gradients collect_gradients(const std::vector<at::Tensor>& parameters) {
     if (seen.size() == 1) found.device = parameter.device();
     auto& bucket =
         bucket_of(found.buckets, parameter);  // also without a gradient: all ranks reduce alike
-    const auto& gradient = parameter.grad();
+    const at::Tensor gradient =
+        part == Part::kGradient ? parameter.grad() : sharded_view(parameter).local.detach();
     if (!gradient.defined()) continue;
     TORCH_CHECK(gradient.layout() == at::kStrided, "the norm of a sparse gradient of sizes ",
                 gradient.sizes(), " was asked for: build the embedding with sparse=false");
@@ -164,12 +169,10 @@ at::Tensor local_power(const Bucket& bucket, c10::Device device, double norm_typ
   return take_max ? norm : norm.pow(norm_type);
 }
 
-at::Tensor reduced_power(const Bucket& bucket, c10::Device device, double norm_type) {
-  at::Tensor power = local_power(bucket, device, norm_type);
+at::Tensor reduced(const at::Tensor& power, const Bucket& bucket, c10::Device device, ReduceOp op) {
   if (bucket.groups.empty()) return power;
   at::Tensor shared =
       power.to(bucket.group_device);  // offloaded gradients lie on the CPU, their group may not
-  const auto op = std::isinf(norm_type) ? ReduceOp::kMax : ReduceOp::kSum;
   for (const auto& group : bucket.groups) group->all_reduce(shared, op).wait();
   return shared.to(device);
 }
@@ -178,7 +181,9 @@ at::Tensor norm_of(const Gradients& gradients, double norm_type) {
   TORCH_CHECK(norm_type > 0, "the norm type of gradients must be positive, got ", norm_type);
   at::Tensor total;
   for (const auto& bucket : gradients.buckets) {
-    const at::Tensor power = reduced_power(bucket, gradients.device, norm_type);
+    const auto op = std::isinf(norm_type) ? ReduceOp::kMax : ReduceOp::kSum;
+    const at::Tensor power =
+        reduced(local_power(bucket, gradients.device, norm_type), bucket, gradients.device, op);
     if (!total.defined()) {
       total = power;
     } else {
@@ -209,6 +214,24 @@ void scale_cpu(const at::Tensor& gradient, float factor) {
 at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
   const at::NoGradGuard no_grad;
   return norm_of(collect_gradients(parameters), norm_type).to(at::kFloat);
+}
+
+at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters) {
+  const at::NoGradGuard no_grad;
+  return norm_of(collect_gradients(parameters, Part::kParameter), 2.0).to(at::kFloat);
+}
+
+at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters) {
+  const at::NoGradGuard no_grad;
+  at::Tensor total = at::zeros({}, at::dtype(at::kDouble));
+  for (const auto& bucket : collect_gradients(parameters).buckets) {
+    int64_t zeros = 0;
+    for (const auto& gradient : bucket.gradients)
+      zeros += gradient.numel() - at::count_nonzero(gradient).item<int64_t>();
+    const auto mine = at::scalar_tensor(zeros, at::dtype(at::kDouble));
+    total += reduced(mine, bucket, c10::kCPU, ReduceOp::kSum);
+  }
+  return total;
 }
 
 void clip_grads_with_norm_(const std::vector<at::Tensor>& gradients, double max_norm,

@@ -14,6 +14,14 @@ namespace megashard {
 /// device. norm_type: any positive number, or infinity for the largest absolute value.
 at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0);
 
+/// The same norm of the parameters themselves (megatron's calc_params_l2_norm, over all
+/// parameters). Collective.
+at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters);
+
+/// How many elements of the gradients are exactly 0, over all ranks and counted as above; a 0-d
+/// fp64 tensor on the CPU (megatron's count_zeros_fp32). Collective; the host waits for the device.
+at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters);
+
 /// Multiplies gradients by max_norm / (norm + 1e-6) where that is below 1 (torch's
 /// clip_grads_with_norm_).
 void clip_grads_with_norm_(const std::vector<at::Tensor>& gradients, double max_norm,

@@ -207,7 +207,6 @@ TEST(ValidateArguments, EachRuleSaysBothValuesAndTheReason) {
       {"--ckpt-step 5", "--ckpt-step 5 needs --load"},
       {"--finetune", "--finetune needs"},
       {"--exit-on-missing-checkpoint", "--exit-on-missing-checkpoint needs --load"},
-      {"--use-checkpoint-args", "--use-checkpoint-args needs --load"},
       // data
       {"--data-path a", "exclude each other; give one source"},
       {"--mock-data false --data-path a --data-args-path f",

@@ -108,6 +108,21 @@ def test_evaluation_and_the_log_line(folder):
     assert any("validation loss at iteration 5" in line for line in out.splitlines())
 
 
+def test_optional_fields_of_the_log_line_do_not_depend_on_sharding(folder):
+    """Zeros among gradients (rows of tokens that never came) and norms are sums over all ranks' rows, each once."""
+    flags = ["--train-iters", "1", "--log-interval", "1", "--attention-dropout", "0", "--hidden-dropout", "0",
+             "--log-params-norm", "--log-num-zeros-in-grad", "--log-tps"]
+    found = []
+    for ranks, config in ((1, None), (2, None), (2, "sharding_size: 1\n")):
+        _, out = pretrain(folder, f"fields{ranks}", *flags, ranks=ranks, config=config)
+        (line,) = [line for line in out.splitlines() if "params norm:" in line]
+        fields = dict(field.rsplit(":", 1) for field in line.split("|") if ":" in field)
+        fields = {name.strip(): value for name, value in fields.items()}
+        found.append([float(fields[name]) for name in ("num zeros", "params norm", "tokens per sample")])
+    assert found[0][0] > 0 and found[0][1] > 0 and found[0][2] == 16
+    assert found[1] == found[0] and found[2] == found[0]
+
+
 def test_replicas_have_the_losses_of_shards(folder):
     flags = ["--train-iters", "5", "--attention-dropout", "0", "--hidden-dropout", "0"]
     sharded, _ = pretrain(folder, "sharded", *flags, ranks=4)

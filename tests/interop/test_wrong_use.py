@@ -114,6 +114,8 @@ PRETRAIN_CASES = {
     "no data": ([*PRETRAIN, *RATE], USAGE, "give --data-path PREFIX of .bin/.idx files, or --mock-data"),
     "a flag twice": ([*PRETRAIN, *MOCK, *RATE, "--lr", "1e-4"], USAGE, "--lr is given twice; keep one"),
     "a misspelt flag": ([*PRETRAIN, *MOCK, *RATE, "--weigth-decay", "0"], USAGE, "did you mean --weight-decay?"),
+    "a flag that is refused": ([*PRETRAIN, *MOCK, *RATE, "--use-checkpoint-args"], USAGE,
+                               "give the flags of the run that wrote it"),
     "no FSDP2 file": ([*PRETRAIN, *MOCK, *RATE, "--fsdp2-config-path", "{folder}/none.yaml"], USAGE,
                       "none.yaml: the file cannot be read or is empty; check the path"),
     "bad YAML": ([*PRETRAIN, *MOCK, *RATE, "--fsdp2-config-path", "{folder}/bad.yaml"], USAGE,
