@@ -110,7 +110,7 @@ def test_evaluation_and_the_log_line(folder):
 
 def test_optional_fields_of_the_log_line_do_not_depend_on_sharding(folder):
     """Zeros among gradients (rows of tokens that never came) and norms are sums over all ranks' rows, each once."""
-    flags = ["--train-iters", "1", "--log-interval", "1", "--attention-dropout", "0", "--hidden-dropout", "0",
+    flags = ["--train-iters", "5", "--attention-dropout", "0", "--hidden-dropout", "0",
              "--log-params-norm", "--log-num-zeros-in-grad", "--log-tps"]
     found = []
     for ranks, config in ((1, None), (2, None), (2, "sharding_size: 1\n")):
