@@ -141,7 +141,7 @@ Value read_root(const TorchArchive& archive) {
   return read_pickle(archive.read("data.pkl", kMostPickleBytes), archive.where());
 }
 
-std::vector<int64_t> sizes_in(const Value& value) {
+std::vector<int64_t> archived_sizes(const Value& value) {
   if (const auto* size = value.get_if<TorchSize>()) return size->sizes;
   std::vector<int64_t> sizes;
   for (const auto& item : value.as_items()) sizes.push_back(item.as_int());
@@ -214,8 +214,8 @@ StoredTensor find_stored_tensor(const InputFile& file, FileRange range) {
               ": the tensor has no storage");
   const auto& identity = storage->arguments.as_items();
   TORCH_CHECK(identity.size() >= 5 && identity[0] == Value("storage"), where, ": the tensor's storage is unknown");
-  StoredTensor stored{dtype_of(arguments, identity[1], where), sizes_in(arguments[2]),
-                      sizes_in(arguments[3]), 0};
+  StoredTensor stored{dtype_of(arguments, identity[1], where), archived_sizes(arguments[2]),
+                      archived_sizes(arguments[3]), 0};
   const auto first = arguments[1].as_int();
   const auto bytes = archive.locate("data/" + identity[2].as_string());
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(stored.dtype));
