@@ -35,6 +35,8 @@ TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&record_on_tape>());
 }
 
+}  // namespace
+
 /// A module's tensor as it was when captured. The tensor handle keeps the TensorImpl, by which it
 /// is found again.
 struct Captured {
@@ -43,8 +45,6 @@ struct Captured {
   bool is_parameter = false;
   TapeTensor recorded;
 };
-
-}  // namespace
 
 /// A tape, and which module tensors stand on it.
 struct InitRecording {
