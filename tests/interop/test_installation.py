@@ -15,6 +15,7 @@ PROGRAM = """
 
 struct Doubler : megashard::MultiModalModule {
   at::Tensor forward(megashard::ModelInput input) override { return input.tokens * 2; }
+  int64_t vocab_size() const override { return 3; }
 };
 
 int main() {
