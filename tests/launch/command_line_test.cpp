@@ -129,7 +129,8 @@ gpt_args:
   EXPECT_THAT(arguments.data_path, ElementsAre("0.3", "a", "0.7", "b"));
   EXPECT_THAT(arguments.train_data_path, ElementsAre("one"));
   EXPECT_FALSE(arguments.load.has_value());
-  EXPECT_THAT(arguments.given_without_effect, ElementsAre("--use-flash-attn"));
+  EXPECT_THAT(arguments.given_without_effect,
+              ElementsAre("--no-gradient-accumulation-fusion", "--use-flash-attn"));
 }
 
 TEST(ArgumentFile, MayBeFlatAndNamedByConfig) {
