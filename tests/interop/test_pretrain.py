@@ -20,6 +20,7 @@ def pretrain(folder, name, *flags, ranks=2, config=None, expect=0):
     file = folder / "fsdp2_config.yaml"
     file.write_text(config or "sub_modules_to_wrap: ['model.layers.{*}']\n")
     metrics = folder / f"{name}.jsonl"
+    metrics.unlink(missing_ok=True)  # a resumed run appends
     command = [PROGRAM, "launch", "-n", str(ranks), "--", "pretrain", *NETWORK, "--fsdp2-config-path", str(file),
                "--metrics-file", str(metrics), *flags]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
