@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""Write docs/conformance.md: PyTorch's own FSDP2 tests, and how our tests of the same names fare.
+
+usage: table.py [--output FILE] [--record-gpu] RESULT.xml...
+RESULT.xml: JUnit files of tests/run (run/results/*.xml) or of a test program's --gtest_output=xml:FILE.
+--record-gpu: the results are from a machine with a GPU; what passed is kept, with its date, in gpu_results.json.
+
+upstream.json lists upstream's tests. A mark is A (required), B (wanted) or C (out: Python only); a dagger says that
+torch 2.11 itself does not pass. Our test of test_x in a file with suite S is S.test_x, unless the entry says "ours".
+A GPU variant of a test is an instantiation whose prefix begins with Cuda.
+"""
+import argparse
+import collections
+import json
+import pathlib
+import re
+import xml.etree.ElementTree as ElementTree
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+GPU_RESULTS = HERE / "gpu_results.json"
+TEST = re.compile(r"\bTEST(?:_F|_P)?\(\s*(\w+)\s*,\s*(\w+)\s*\)")
+PYTHON_TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
+WORST_FIRST = ["failing", "not run", "not run: no GPU", "passed"]
+
+
+def upstream():
+    """The list: one dict a test, with its file and the names of our tests."""
+    tests = []
+    for file in json.loads((HERE / "upstream.json").read_text())["files"]:
+        for test in file["tests"]:
+            name = test["name"]
+            ours = test.get("ours", [name if "." in name else f"{file['suite']}.{name}"])
+            tests.append({**test, "file": file["file"], "ours": ours})
+    return tests
+
+
+def written():
+    """Names of all tests in the tree: Suite.name of gtest, and module.name of pytest."""
+    names = set()
+    for path in (ROOT / "tests").rglob("*_test.cpp"):
+        names |= {f"{suite}.{name}" for suite, name in TEST.findall(path.read_text())}
+    for path in (ROOT / "tests" / "interop").glob("test_*.py"):
+        names |= {f"{path.stem}.{name}" for name in PYTHON_TEST.findall(path.read_text())}
+    return names
+
+
+def instances(paths):
+    """(our test's name, on a GPU, state, date) of every case in the JUnit files."""
+    for path in paths:
+        for suite in ElementTree.parse(path).getroot().iter("testsuite"):
+            for case in suite.findall("testcase"):
+                prefix, _, class_name = case.get("classname", "").rpartition("/")
+                name = re.split(r"[/\[]", case.get("name"))[0]
+                state = "passed"
+                if case.find("failure") is not None or case.find("error") is not None:
+                    state = "failing"
+                elif case.find("skipped") is not None or case.get("status") == "notrun":
+                    skip = case.find("skipped")
+                    reason = "" if skip is None else skip.get("message") or skip.text or ""
+                    state = "not run: no GPU" if "GPU" in reason else "not run"
+                date = (case.get("timestamp") or suite.get("timestamp") or "")[:10]
+                yield f"{class_name.split('.')[-1]}.{name}", prefix.split(".")[-1].startswith("Cuda"), state, date
+
+
+def state_of(test, exists, results, gpu):
+    if "reason" in test:
+        return "not applicable"
+    if not all(name in exists for name in test["ours"]):
+        return "not written yet"
+    found = [state for name in test["ours"] for state in results.get(name, ["not run"])]
+    state = min(found, key=WORST_FIRST.index)
+    dates = [gpu[name] for name in test["ours"] if name in gpu]
+    if state in ("passed", "not run: no GPU") and dates:
+        return f"passed on a GPU ({min(dates)})"
+    if state == "not run: no GPU" and "passed" in found:
+        return "passed; on a GPU not run: no GPU"
+    return state
+
+
+def counts(rows):
+    """Lines of the table at the top: how many tests of each mark are in each state."""
+    kinds = ["passed", "passed on a GPU", "not run", "failing", "not written yet", "not applicable"]
+    table = collections.defaultdict(collections.Counter)
+    for test, state in rows:
+        kind = next(kind for kind in reversed(kinds) if state.startswith(kind) or kind == "passed")
+        table[test["mark"]][kind] += 1
+    yield "| mark | tests | " + " | ".join(kinds) + " |"
+    yield "|---|" + "---|" * (len(kinds) + 1)
+    for mark in sorted(table):
+        of = table[mark]
+        yield f"| {mark} | {sum(of.values())} | " + " | ".join(str(of[kind]) for kind in kinds) + " |"
+
+
+def document(rows):
+    lines = [
+        "# Conformance",
+        "",
+        "PyTorch defines `fully_shard` by its test suite. Each of its tests is listed here with the test of ours that shows",
+        "the same property and bears its name. `tests/conformance/table.py RESULT.xml...` writes this page from",
+        "`tests/conformance/upstream.json` and the results of a test run; do not edit it.",
+        "",
+        "A: required. B: wanted. C: Python only. †: torch 2.11 itself lacks it. What needs a GPU is skipped on machines",
+        "without one; `tests/gpu` runs it.",
+        "",
+        *counts(rows),
+    ]
+    file = None
+    for test, state in rows:
+        if test["file"] != file:
+            file = test["file"]
+            lines += ["", f"## {file}", "", "| upstream test | mark | our test | state |", "|---|---|---|---|"]
+        if "reason" in test:
+            state += f": {test['reason']}"
+        ours = "" if "reason" in test else ", ".join(test["ours"])
+        lines.append(f"| {test['name']} | {test['mark']} | {ours} | {state} |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="*")
+    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "docs" / "conformance.md")
+    parser.add_argument("--record-gpu", action="store_true")
+    args = parser.parse_args()
+
+    tests, exists = upstream(), written()
+    listed = {name for test in tests for name in test["ours"]}
+    gpu = json.loads(GPU_RESULTS.read_text()) if GPU_RESULTS.exists() else {}
+    results = collections.defaultdict(list)
+    for name, on_gpu, state, date in instances(args.results):
+        results[name].append(state)
+        if args.record_gpu and on_gpu and name in listed and state == "passed":
+            gpu[name] = date
+    if args.record_gpu:
+        GPU_RESULTS.write_text(json.dumps(gpu, indent=2, sort_keys=True) + "\n")
+
+    rows = [(test, state_of(test, exists, results, gpu)) for test in tests]
+    args.output.write_text(document(rows))
+    required = [state for test, state in rows if test["mark"][0] == "A" and "reason" not in test]
+    passed = sum(state.startswith("passed") for state in required)
+    print(f"conformance: {passed} of {len(required)} required tests of PyTorch's suite pass here; see {args.output}")
+
+
+if __name__ == "__main__":
+    main()
