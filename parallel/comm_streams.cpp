@@ -37,6 +37,10 @@ void StreamEvent::make_wait(const c10::Stream& stream) const {
   if (event_) event_->block(stream);
 }
 
+void StreamEvent::synchronize() const {
+  if (event_) event_->synchronize();
+}
+
 void order_streams(const c10::Stream& earlier, const c10::Stream& later) {
   StreamEvent::record(earlier).make_wait(later);
 }

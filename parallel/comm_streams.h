@@ -39,6 +39,7 @@ class StreamEvent {
  public:
   static StreamEvent record(const c10::Stream& stream);
   void make_wait(const c10::Stream& stream) const;  ///< the stream waits, the host does not
+  void synchronize() const;                         ///< the host waits
 
  private:
   std::optional<c10::Event> event_;

@@ -1,17 +1,30 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "parallel/fsdp_context.h"
 #include "parallel/fsdp_param.h"
-#include "parallel/fully_shard.h"
+#include "parallel/gather_plan.h"
+#include "parallel/gradient_scaling.h"
 
 namespace megashard {
 
 struct GradientReduction;
+
+/// How a group communicates, where that is not as its options say: the run-time controls.
+struct GroupCommunication {
+  std::shared_ptr<AllGather> all_gather{};
+  std::shared_ptr<ReduceScatter> reduce_scatter{};
+  bool from_process_group = false;  // buffers
+  bool async_op = false;            // gathers are packed on the compute stream
+  std::function<void(at::Tensor&)> all_reduce_hook{};
+  std::optional<double> divide_factor{};
+  bool force_sum = false;
+};
 
 /// The parameters of one fully_shard call, gathered and reduced together (FSDPParamGroup). Three
 /// verbs: gather starts the collective, wait gives the full parameters on the current stream,
@@ -53,61 +66,52 @@ class FsdpGroup {
   void start_reduce();
   void finish_reduce();
   void finish_all_reduce();
+  void wait_for_offloaded_gradients();
   /// Backward threw: the group is sharded again, with the gradients from before it, and those of
   /// reductions that it had started.
   void abandon_backward() noexcept;
 
   ReshardAfterForward reshard_after_forward;
   bool reshard_after_backward = true;
+  bool unshard_in_backward = true;
   bool reduce_gradients = true;
   bool all_reduce_gradients = true;
+  const GroupCommunication& communication() const { return communication_; }
+  void set_communication(GroupCommunication communication);
+  void set_extension(FsdpParam& param, std::shared_ptr<AllGatherExtension> extension);
 
  private:
-  /// A parameter's place in a gather: rank r supplies bytes [r * chunk, (r + 1) * chunk) of the
-  /// full parameter.
-  struct Piece {
-    FsdpParam* param;
-    int64_t chunk_bytes;
-    int64_t packed_offset;  // in each rank's part of the packed buffer; kDirect: travels without it
-    at::Tensor kept;        // post-forward plan: this rank's slice, uint8 [chunk_bytes]
-  };
-  static constexpr int64_t kDirect = -1;
-  /// On a CPU, parameters whose pieces are at least this large travel without the packed buffer:
-  /// two copies less. Below, the latency of one more collective costs more than the copies.
+  /// Parameters of at least this many bytes a rank are reduced where backward left them, on a CPU.
   static constexpr int64_t kDirectBytes = 256 * 1024;
-  struct GatherPlan {
-    ProcessGroupPtr group;
-    bool from_shards = true;  // else from the kept slices
-    std::vector<Piece> pieces;
-    int64_t packed_bytes = 0;  // per rank
-  };
 
-  GatherPlan plan_gather(ProcessGroupPtr group, bool from_shards) const;
-  void make_post_forward_plan();
-  void start_gather();
-  void finish_gather();
-  void copy_in(const Piece& piece, const at::Tensor& destination) const;
-  void copy_out(const Piece& piece, const at::Tensor& packed) const;
+  void make_plans();
+  void change_plans();
+  GatherPlan::Options plan_options() const;
   at::ScalarType reduce_dtype() const;
+  GradientScaling scaling() const;
+  int replicas() const;
+  at::Tensor new_buffer(int64_t numel, at::ScalarType dtype) const;
   at::Tensor take_gradient(FsdpParam& param) const;
+  int64_t flags_per_param() const;
   void pack_gradients(GradientReduction& reduction);
   void scatter(GradientReduction& reduction);
-  void assign_gradients(GradientReduction& reduction);
+  void assign_gradients();
+  std::string unused_parameters(const GradientReduction& reduction) const;
 
   std::string name_;
   ShardLayout layout_;
   MixedPrecisionPolicy policy_;
+  UnusedParameters unused_;
+  GroupCommunication communication_;
   std::vector<std::unique_ptr<FsdpParam>> params_;
   FsdpContext* context_ = nullptr;
+  bool prepared_ = false;
   State state_ = State::kSharded;
   bool of_root_ = false;
   bool unreduced_ = false;  // a backward set its gradients aside
-  GatherPlan shard_plan_;
-  GatherPlan post_forward_plan_;
+  GatherPlan rows_plan_;
+  GatherPlan slices_plan_;  // after forward, over fewer ranks
   GatherPlan* gathering_ = nullptr;
-  at::Tensor packed_;  // uint8 [ranks * packed_bytes] while a gather runs
-  std::vector<Work> works_;
-  StreamEvent gathered_;
   std::unique_ptr<GradientReduction> reduction_;
   std::vector<at::Tensor>
       partial_;  // HSDP: sums, by buffer, that wait for a backward with all-reduce

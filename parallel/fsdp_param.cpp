@@ -3,12 +3,16 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include "parallel/element_copy.h"
+#include "parallel/flat_view.h"
 
 namespace megashard {
 namespace {
@@ -27,17 +31,17 @@ Registry& registry() {
 
 std::string sizes_text(at::IntArrayRef sizes) { return c10::str(sizes); }
 
-/// Contiguous view of a 1-D buffer without the cost of dispatched view operators.
-at::Tensor strided_over(const at::Tensor& buffer, at::IntArrayRef sizes, int64_t offset) {
-  auto view = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(buffer.storage()),
-                                                       buffer.key_set(), buffer.dtype());
-  view.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
-  view.unsafeGetTensorImpl()->set_storage_offset(buffer.storage_offset() + offset);
-  return view;
-}
-
-at::Tensor copy_of_rows(const at::Tensor& whole, ChunkRange rows) {
-  return whole.detach().narrow(0, std::min(rows.offset, whole.size(0)), rows.size).clone();
+/// The dimension to shard, counted from the front.
+int64_t checked_shard_dim(const at::Tensor& parameter, const std::string& name,
+                          const FullyShardOptions& options, int ranks) {
+  if (!options.shard_dim) return 0;
+  const int64_t asked = options.shard_dim(parameter);
+  const int64_t dim = asked < 0 ? asked + parameter.dim() : asked;
+  TORCH_CHECK(0 <= dim && dim < parameter.dim(), "shard dimension ", asked, " of parameter '", name, "' is invalid: it "
+              "has ", parameter.dim(), " dimension(s)");
+  TORCH_CHECK(dim == 0 || parameter.size(dim) % ranks == 0, "parameter '", name, "' of sizes ", parameter.sizes(),
+              " cannot be sharded on dimension ", dim, " over ", ranks, " ranks: only dimension 0 may be uneven");
+  return dim;
 }
 
 }  // namespace
@@ -50,17 +54,18 @@ FsdpParam* find_fsdp_param(const at::Tensor& parameter) {
 }
 
 FsdpParam::FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& layout,
-                     FsdpGroup* group)
-    : parameter_(std::move(parameter)), group_(group), layout_(layout) {
+                     FsdpGroup* group, const FullyShardOptions& options)
+    : parameter_(std::move(parameter)),
+      group_(group),
+      layout_(layout),
+      policy_(options.mixed_precision),
+      offload_(options.cpu_offload),
+      rank_(layout.shard_group->rank()) {
   const c10::InferenceMode no_inference(false);
   const c10::NoGradGuard no_grad;
-  global_sizes_ = parameter_.sizes().vec();
-  global_numel_ = parameter_.numel();
-  const int64_t length = global_sizes_[0];
   const int ranks = layout_.shard_group->size();
-  row_numel_ = length == 0 ? 0 : global_numel_ / length;
-  chunk_numel_ = chunk_range(length, ranks, 0).size * row_numel_;
-  rows_ = chunk_range(length, ranks, layout_.shard_group->rank());
+  const int64_t dim = checked_shard_dim(parameter_, name, options, ranks);
+  geometry_ = ShardGeometry(parameter_.sizes().vec(), dim, ranks);
 
   info_ = c10::make_intrusive<GuardInfo>();
   info_->name = std::move(name);
@@ -68,9 +73,10 @@ FsdpParam::FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& 
   gradient_info_->kind = GuardInfo::Kind::kGradient;
   gradient_info_->name = info_->name;
 
-  const at::Tensor rows = copy_of_rows(parameter_, rows_);
-  bind_shard(rows.is_meta() ? rows : rows.to(layout_.mesh->device()));
+  bind_shard(rows_of(parameter_));
   switch_to(guarded_shard_);
+  if (policy_.grad_dtype && at::isFloatingType(stored_dtype()))
+    parameter_.set_grad_dtype(policy_.grad_dtype);
   const std::lock_guard lock(registry().mutex);
   registry().params.emplace(parameter_.unsafeGetTensorImpl(), this);
 }
@@ -87,20 +93,39 @@ void FsdpParam::set_name(const std::string& name) {
 }
 
 ShardedTensor FsdpParam::view() const {
-  std::vector<int64_t> offsets(global_sizes_.size(), 0);
-  offsets[0] = rows_.offset;
+  std::vector<int64_t> offsets(geometry_.sizes.size(), 0);
+  offsets[geometry_.dim] = geometry_.range(rank_).offset;
   std::vector<Placement> placements;
   if (layout_.mesh->ndim() == 2) placements.push_back(Placement::replicate());
-  placements.push_back(Placement::shard(0));
-  return {shard_, global_sizes_, std::move(offsets), layout_.mesh, std::move(placements)};
+  placements.push_back(Placement::shard(geometry_.dim));
+  return {shard_, geometry_.sizes, std::move(offsets), layout_.mesh, std::move(placements)};
 }
 
-void FsdpParam::bind_shard(at::Tensor local) {
-  shard_ = std::move(local);
+c10::Device FsdpParam::shard_device() const {
+  return offload_ ? c10::Device(c10::kCPU) : layout_.mesh->device();
+}
+
+at::Tensor FsdpParam::rows_of(const at::Tensor& whole) const {
+  const ChunkRange range = geometry_.range(rank_);
+  const at::Tensor rows = whole.detach().narrow(
+      geometry_.dim, std::min(range.offset, whole.size(geometry_.dim)), range.size);
+  return rows.is_meta() || rows.device() == shard_device()
+             ? rows.clone(at::MemoryFormat::Contiguous)
+             : rows.to(shard_device()).contiguous();
+}
+
+void FsdpParam::bind_shard(const at::Tensor& local) {
+  const bool pin = offload_ && offload_->pin_memory && !layout_.mesh->device().is_cpu();
+  shard_ = pin && local.is_cpu() && !local.is_pinned() ? local.pin_memory() : local;
   info_->layout =
-      c10::str("local rows ", sizes_text(shard_.sizes()), " of ", sizes_text(global_sizes_));
+      c10::str("local rows ", sizes_text(shard_.sizes()), " of ", sizes_text(geometry_.sizes));
   gradient_info_->layout = info_->layout;
   guarded_shard_ = guarded(shard_, info_);
+}
+
+at::Tensor FsdpParam::shard_on_device() const {
+  const auto device = layout_.mesh->device();
+  return shard_.device() == device ? shard_ : shard_.to(device, /*non_blocking=*/true);
 }
 
 void FsdpParam::switch_to(const at::Tensor& tensor) {
@@ -110,28 +135,32 @@ void FsdpParam::switch_to(const at::Tensor& tensor) {
 void FsdpParam::prepare(std::optional<at::ScalarType> param_dtype) {
   const bool converts = param_dtype.has_value() && at::isFloatingType(stored_dtype());
   compute_dtype_ = converts ? *param_dtype : stored_dtype();
-  shares_shard_ = layout_.shard_group->size() == 1 && compute_dtype_ == stored_dtype();
-  if (!shares_shard_) full_ = FullStorage(global_sizes_, compute_dtype_, shard_.device());
+  const auto device = layout_.mesh->device();
+  shares_shard_ = layout_.shard_group->size() == 1 && compute_dtype_ == stored_dtype() &&
+                  extension_ == nullptr && shard_.device() == device;
+  full_ = shares_shard_ ? FullStorage() : FullStorage(geometry_.sizes, compute_dtype_, device);
+  accumulator_ = nullptr;
   set_name(info_->name);
 }
 
-void FsdpParam::adopt_rebound_data() {
+bool FsdpParam::adopt_rebound_data() {
   if (parameter_.storage().unsafeGetStorageImpl() == shard_.storage().unsafeGetStorageImpl())
-    return;
+    return false;
   const c10::InferenceMode no_inference(false);
   const c10::NoGradGuard no_grad;
   const at::Tensor data = unguarded(parameter_);
-  TORCH_CHECK(data.sizes() == shard_.sizes() || data.sizes() == at::IntArrayRef(global_sizes_), "parameter '", name(),
+  TORCH_CHECK(data.sizes() == shard_.sizes() || data.sizes() == at::IntArrayRef(geometry_.sizes), "parameter '", name(),
               "' was replaced by a tensor of sizes ", data.sizes(), " while it is sharded: expected its local rows ",
-              shard_.sizes(), " or the whole ", sizes_text(global_sizes_),
+              shard_.sizes(), " or the whole ", sizes_text(geometry_.sizes),
               ". Load weights through load_checkpoint, or copy_ local rows into the parameter");
-  TORCH_CHECK(data.scalar_type() == stored_dtype() && data.device() == shard_.device(), "parameter '", name(),
-              "' changed from ", stored_dtype(), " on ", shard_.device(), " to ", data.scalar_type(), " on ",
-              data.device(), " after fully_shard (Module::to?): convert the module before fully_shard, or set "
-              "MixedPrecisionPolicy.param_dtype for compute in another dtype");
+  TORCH_CHECK(data.is_meta() || data.device() == shard_device(), "parameter '", name(), "' was moved to ", data.device(),
+              ", but its local rows belong on ", shard_device(), offload_ ? " (CPU offload)" : "",
+              ": leave the device to the mesh");
+  const bool converted = data.scalar_type() != stored_dtype();
   const bool whole = data.sizes() != shard_.sizes();
-  bind_shard(whole ? copy_of_rows(data, rows_) : data.contiguous());
+  bind_shard(whole ? rows_of(data) : data.contiguous());
   switch_to(guarded_shard_);
+  return converted;
 }
 
 void FsdpParam::install_accumulator() {
@@ -163,16 +192,19 @@ void FsdpParam::to_sharded() {
 
 void FsdpParam::assign_full(const at::Tensor& whole) {
   const c10::NoGradGuard no_grad;
-  TORCH_CHECK(whole.sizes() == at::IntArrayRef(global_sizes_), "parameter '", name(), "' has sizes ",
-              sizes_text(global_sizes_), ", but the weights given have ", whole.sizes());
-  if (is_meta()) materialise_empty(layout_.mesh->device());
-  shard_.copy_(whole.detach().narrow(0, std::min(rows_.offset, whole.size(0)), rows_.size));
+  TORCH_CHECK(whole.sizes() == at::IntArrayRef(geometry_.sizes), "parameter '", name(), "' has sizes ",
+              sizes_text(geometry_.sizes), ", but the weights given have ", whole.sizes());
+  if (is_meta()) materialise_empty(shard_device());
+  const ChunkRange range = geometry_.range(rank_);
+  const int64_t begin = std::min(range.offset, whole.size(geometry_.dim));
+  shard_.copy_(whole.detach().narrow(geometry_.dim, begin, range.size));
 }
 
 void FsdpParam::materialise_empty(c10::Device device) {
   TORCH_INTERNAL_ASSERT(is_meta() && !is_full_);
   const c10::InferenceMode no_inference(false);
-  bind_shard(at::empty(shard_.sizes(), shard_.options().device(device)));
+  bind_shard(
+      at::empty(shard_.sizes(), shard_.options().device(offload_ ? shard_device() : device)));
   switch_to(guarded_shard_);
 }
 
@@ -194,24 +226,49 @@ at::Tensor FsdpParam::take_full_gradient() {
 
 void FsdpParam::add_sharded_gradient(const at::Tensor& buffer, int64_t offset) {
   at::Tensor& mine = stashed_ ? stashed_gradient_ : parameter_.mutable_grad();
-  at::Tensor rows = strided_over(buffer, shard_.sizes(), offset);
-  if (rows.scalar_type() != stored_dtype()) {
-    at::Tensor converted = at::empty(shard_.sizes(), shard_.options());
-    if (rows.is_cpu()) {
-      copy_elements(converted.data_ptr(), stored_dtype(), rows.const_data_ptr(), rows.scalar_type(),
-                    rows.numel());
-    } else {
-      converted.copy_(rows);
-    }
-    rows = std::move(converted);
-  }
+  const at::Tensor rows =
+      to_stored_gradient(flat_view(buffer, shard_.sizes(), offset), mine.defined());
   if (!mine.defined()) {
     mine = guarded(rows, gradient_info_);
-  } else if (rows.is_cpu() && mine.is_contiguous() && mine.scalar_type() == stored_dtype()) {
-    add_elements(mine.data_ptr(), rows.const_data_ptr(), stored_dtype(), rows.numel());
+  } else if (rows.is_cpu() && mine.is_contiguous() && mine.scalar_type() == rows.scalar_type()) {
+    wait_for_offloaded_gradient();
+    add_elements(mine.data_ptr(), rows.const_data_ptr(), rows.scalar_type(), rows.numel());
   } else {
     unguarded(mine).add_(rows);
   }
+}
+
+/// In the gradient's dtype and where the shard lies; the rows themselves if they are both already.
+at::Tensor FsdpParam::to_stored_gradient(const at::Tensor& rows, bool adds) {
+  at::Tensor converted = rows;
+  if (rows.scalar_type() != gradient_dtype()) {
+    converted = at::empty(rows.sizes(), rows.options().dtype(gradient_dtype()));
+    if (rows.is_cpu()) {
+      copy_elements(converted.data_ptr(), gradient_dtype(), rows.const_data_ptr(),
+                    rows.scalar_type(), rows.numel());
+    } else {
+      converted.copy_(rows);
+    }
+  }
+  if (rows.device() == shard_.device()) return converted;
+  const bool pinned = offload_ && offload_->pin_memory;
+  at::Tensor on_host =
+      at::empty(rows.sizes(), converted.options().device(c10::kCPU).pinned_memory(pinned));
+  on_host.copy_(converted, /*non_blocking=*/pinned && !adds);
+  if (pinned && !adds) {
+    const c10::impl::VirtualGuardImpl device(rows.device().type());
+    offloaded_gradient_ = StreamEvent::record(device.getStream(rows.device()));
+  }
+  return on_host;
+}
+
+void FsdpParam::wait_for_offloaded_gradient() {
+  std::exchange(offloaded_gradient_, {}).synchronize();
+}
+
+void FsdpParam::run_gradient_hooks() {
+  wait_for_offloaded_gradient();
+  for (const auto& hook : gradient_hooks_) hook(parameter_);
 }
 
 }  // namespace megashard

@@ -2,14 +2,17 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "parallel/device_mesh.h"
+#include "parallel/all_gather_extension.h"
+#include "parallel/comm_streams.h"
 #include "parallel/full_storage.h"
+#include "parallel/fully_shard_options.h"
 #include "parallel/guard_key.h"
-#include "parallel/sharded_tensor.h"
+#include "parallel/shard_geometry.h"
 
 namespace torch::autograd {
 struct Node;
@@ -33,7 +36,8 @@ struct ShardLayout {
 /// docs/parameter_identity.md.
 class FsdpParam {
  public:
-  FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& layout, FsdpGroup* group);
+  FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& layout, FsdpGroup* group,
+            const FullyShardOptions& options);
   ~FsdpParam();
   FsdpParam(const FsdpParam&) = delete;
   FsdpParam& operator=(const FsdpParam&) = delete;
@@ -43,27 +47,30 @@ class FsdpParam {
   const at::Tensor& parameter() const { return parameter_; }
   FsdpGroup* group() const { return group_; }
   const at::Tensor& shard() const { return shard_; }  ///< local rows, unguarded; may have none
-  at::IntArrayRef global_sizes() const { return global_sizes_; }
-  int64_t global_numel() const { return global_numel_; }
-  int64_t chunk_numel() const {
-    return chunk_numel_;
-  }  ///< elements of the first rank's rows: the padded local size
+  /// The same, on the mesh's device: under CPU offload, a copy on its way on the current stream.
+  at::Tensor shard_on_device() const;
+  const ShardGeometry& geometry() const { return geometry_; }
   at::ScalarType stored_dtype() const { return shard_.scalar_type(); }
   at::ScalarType compute_dtype() const { return compute_dtype_; }
   bool trainable() const { return parameter_.requires_grad(); }
   bool is_meta() const { return shard_.is_meta(); }
   ShardedTensor view() const;
 
-  /// Fixes the compute dtype and makes the gathered form. Called once before the first gather.
+  /// Fixes the compute dtype and makes the gathered form. Called before the first gather, and when
+  /// adopt_rebound_data asks for it.
   void prepare(std::optional<at::ScalarType> param_dtype);
+  void set_extension(std::shared_ptr<AllGatherExtension> extension) {
+    extension_ = std::move(extension);
+  }
+  AllGatherExtension* extension() const { return extension_.get(); }
   FullStorage& full() { return full_; }
   /// The gathered form is the shard itself: one rank holds all rows, in the compute dtype.
   bool shares_shard() const { return shares_shard_; }
 
   /// Compares the parameter with the shard, which Module::to, set_data or a load of the user may
-  /// have replaced; takes over new local rows or a new whole, and throws for anything else. Sharded
-  /// state only.
-  void adopt_rebound_data();
+  /// have replaced; takes over new local rows or a new whole, and throws for anything else. Returns
+  /// whether the dtype is another one: prepare again. Sharded state only.
+  bool adopt_rebound_data();
   void to_full();     ///< the full storage has been filled
   void to_sharded();  ///< does not free the full storage
   bool is_full() const { return is_full_; }
@@ -78,15 +85,25 @@ class FsdpParam {
   void stash_gradient();
   at::Tensor take_full_gradient();  ///< what backward accumulated, undefined if nothing; restores
                                     ///< the sharded one
-  /// Adds the local rows that lie at `offset` of a reduced 1-D buffer, converted to the stored
+  /// Adds the local rows that lie at `offset` of a reduced 1-D buffer, converted to the gradient's
   /// dtype; the gradient may be a view of the buffer.
   void add_sharded_gradient(const at::Tensor& buffer, int64_t offset);
+  void wait_for_offloaded_gradient();  ///< the host waits; no-op without CPU offload
+  void add_gradient_hook(std::function<void(const at::Tensor&)> hook) {
+    gradient_hooks_.push_back(std::move(hook));
+  }
+  bool has_gradient_hooks() const { return !gradient_hooks_.empty(); }
+  void run_gradient_hooks();
   at::Tensor& accumulated_gradient() {
     return accumulated_;
   }  ///< whole, unreduced; from backwards without sync
 
  private:
-  void bind_shard(at::Tensor local);
+  void bind_shard(const at::Tensor& local);
+  at::Tensor rows_of(const at::Tensor& whole) const;
+  c10::Device shard_device() const;
+  at::ScalarType gradient_dtype() const { return policy_.grad_dtype.value_or(stored_dtype()); }
+  at::Tensor to_stored_gradient(const at::Tensor& rows, bool adds);
   void switch_to(const at::Tensor& tensor);
   void install_accumulator();
 
@@ -95,11 +112,11 @@ class FsdpParam {
   ShardLayout layout_;
   c10::intrusive_ptr<GuardInfo> info_;
   c10::intrusive_ptr<GuardInfo> gradient_info_;
-  std::vector<int64_t> global_sizes_;
-  int64_t global_numel_ = 0;
-  int64_t row_numel_ = 0;
-  int64_t chunk_numel_ = 0;
-  ChunkRange rows_;
+  MixedPrecisionPolicy policy_;
+  std::optional<CpuOffloadPolicy> offload_;
+  ShardGeometry geometry_;
+  int rank_ = 0;
+  std::shared_ptr<AllGatherExtension> extension_;
   at::Tensor shard_;          // [local rows, ...]
   at::Tensor guarded_shard_;  // the same storage; what the parameter is while sharded
   at::ScalarType compute_dtype_ = at::kFloat;
@@ -110,6 +127,8 @@ class FsdpParam {
   bool stashed_ = false;
   at::Tensor stashed_gradient_;
   at::Tensor accumulated_;
+  StreamEvent offloaded_gradient_;  // its copy to the host is done
+  std::vector<std::function<void(const at::Tensor&)>> gradient_hooks_;
   std::shared_ptr<torch::autograd::Node> accumulator_;  // the one AccumulateGrad, of the full shape
 };
 

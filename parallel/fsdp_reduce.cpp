@@ -8,14 +8,16 @@
 
 #include "parallel/buffer_pool.h"
 #include "parallel/element_copy.h"
+#include "parallel/flat_view.h"
 #include "parallel/fsdp_group.h"
 #include "parallel/gradient_reduction.h"
 
 namespace megashard {
 namespace {
 
-/// Element `index` of a host buffer.
+/// Element `index` of a buffer; the host waits for a device.
 float element(const at::Tensor& buffer, int64_t index) {
+  if (!buffer.is_cpu()) return flat_view(buffer, {1}, index).item<float>();
   float value = 0;
   const auto* at = static_cast<const char*>(buffer.const_data_ptr()) +
                    index * static_cast<int64_t>(buffer.element_size());
@@ -28,35 +30,46 @@ void set_flag(const at::Tensor& input, int ranks, int64_t place, bool value) {
   const int64_t part_numel = input.numel() / ranks;
   const float number = value ? 1.0F : 0.0F;
   for (int rank = 0; rank < ranks; ++rank) {
-    auto* to = static_cast<char*>(input.data_ptr()) +
-               (rank * part_numel + place) * static_cast<int64_t>(input.element_size());
-    copy_elements(to, input.scalar_type(), &number, at::kFloat, 1);
+    const int64_t index = rank * part_numel + place;
+    if (input.is_cpu()) {
+      auto* to =
+          static_cast<char*>(input.data_ptr()) + index * static_cast<int64_t>(input.element_size());
+      copy_elements(to, input.scalar_type(), &number, at::kFloat, 1);
+    } else {
+      flat_view(input, {1}, index).fill_(number);
+    }
   }
 }
 
 /// Writes a whole gradient (or zeros) into the packed input: rank r's part starts at r *
 /// part_numel.
-void pack(const at::Tensor& gradient, int64_t chunk_numel, const at::Tensor& input, int ranks,
+void pack(const at::Tensor& gradient, const ShardGeometry& geometry, const at::Tensor& input,
           int64_t offset) {
-  const int64_t part_numel = input.numel() / ranks;
-  const int64_t numel = gradient.defined() ? gradient.numel() : 0;
-  const auto element_bytes = static_cast<int64_t>(input.element_size());
-  for (int rank = 0; rank < ranks; ++rank) {
-    const int64_t begin = std::min(rank * chunk_numel, numel);
-    const int64_t count = std::min(chunk_numel, numel - begin);
+  const int64_t part_numel = input.numel() / geometry.ranks;
+  for (int rank = 0; rank < geometry.ranks; ++rank) {
     const int64_t to = rank * part_numel + offset;
+    const auto sizes = geometry.local_sizes(rank);
+    const int64_t filled = gradient.defined() ? c10::multiply_integers(sizes) : 0;
+    const int64_t padding = geometry.chunk_numel - filled;
     if (input.is_cpu()) {
-      auto* destination = static_cast<char*>(input.data_ptr()) + to * element_bytes;
-      if (count > 0) {
-        const auto* source = static_cast<const char*>(gradient.const_data_ptr()) +
-                             begin * static_cast<int64_t>(gradient.element_size());
-        copy_elements(destination, input.scalar_type(), source, gradient.scalar_type(), count);
+      const auto into = static_cast<int64_t>(input.element_size());
+      auto* destination = static_cast<char*>(input.data_ptr()) + to * into;
+      if (filled > 0) {
+        const auto from = static_cast<int64_t>(gradient.element_size());
+        const auto* source = static_cast<const char*>(gradient.const_data_ptr());
+        geometry.for_each_run(rank, [&](int64_t whole, int64_t chunk, int64_t count) {
+          copy_elements(destination + chunk * into, input.scalar_type(), source + whole * from,
+                        gradient.scalar_type(), count);
+        });
       }
-      std::fill_n(destination + count * element_bytes, (chunk_numel - count) * element_bytes,
-                  char{0});
+      std::fill_n(destination + filled * into, padding * into, char{0});
     } else {
-      if (count > 0) input.narrow(0, to, count).copy_(gradient.view({-1}).narrow(0, begin, count));
-      if (count < chunk_numel) input.narrow(0, to + count, chunk_numel - count).zero_();
+      if (filled > 0) {
+        flat_view(input, sizes, to)
+            .copy_(gradient.view(geometry.sizes)
+                       .narrow(geometry.dim, geometry.range(rank).offset, sizes[geometry.dim]));
+      }
+      if (padding > 0) flat_view(input, {padding}, to + filled).zero_();
     }
   }
 }
@@ -65,6 +78,7 @@ void pack(const at::Tensor& gradient, int64_t chunk_numel, const at::Tensor& inp
 
 at::ScalarType FsdpGroup::reduce_dtype() const {
   if (policy_.reduce_dtype) return *policy_.reduce_dtype;
+  if (policy_.grad_dtype) return *policy_.grad_dtype;
   const FsdpParam* first = nullptr;
   for (const auto& param : params_) {
     if (!param->trainable()) continue;
@@ -74,6 +88,15 @@ at::ScalarType FsdpGroup::reduce_dtype() const {
                 param->compute_dtype(), ": set MixedPrecisionPolicy.reduce_dtype or param_dtype");
   }
   return first == nullptr ? at::kFloat : first->compute_dtype();
+}
+
+int FsdpGroup::replicas() const {
+  return layout_.replicate_group == nullptr ? 1 : layout_.replicate_group->size();
+}
+
+GradientScaling FsdpGroup::scaling() const {
+  return gradient_scaling(layout_.shard_group->size(), replicas(), reduce_dtype(),
+                          communication_.divide_factor, communication_.force_sum);
 }
 
 void FsdpGroup::stash_gradients() {
@@ -101,7 +124,8 @@ bool FsdpGroup::owes_reduction() const {
 
 void FsdpGroup::start_reduce() {
   const c10::NoGradGuard no_grad;
-  finish_all_reduce();  // of this group's last reduction
+  finish_reduce();  // of this group's last reduction
+  finish_all_reduce();
   auto reduction = std::make_unique<GradientReduction>();
   pack_gradients(*reduction);
   unreduced_ = false;
@@ -109,7 +133,7 @@ void FsdpGroup::start_reduce() {
   context_->note("reduce", name_);
   reduction_ = std::move(reduction);
   scatter(*reduction_);
-  context_->reducing = this;
+  context_->comm->reducing.push_back(this);
 }
 
 /// This backward's gradient, and those of earlier ones that were not reduced.
@@ -118,8 +142,8 @@ at::Tensor FsdpGroup::take_gradient(FsdpParam& param) const {
   at::Tensor accumulated = std::exchange(param.accumulated_gradient(), {});
   if (!param.trainable()) return {};
   if (gradient.defined()) {
-    TORCH_CHECK(gradient.numel() == param.global_numel(), "the gradient of '", param.name(), "' has sizes ",
-                gradient.sizes(), " instead of ", param.global_sizes(),
+    TORCH_CHECK(gradient.numel() == param.geometry().numel, "the gradient of '", param.name(), "' has sizes ",
+                gradient.sizes(), " instead of ", at::IntArrayRef(param.geometry().sizes),
                 ": the parameter was used outside its unit's forward");
     gradient = gradient.contiguous();
   }
@@ -128,64 +152,87 @@ at::Tensor FsdpGroup::take_gradient(FsdpParam& param) const {
   return accumulated;
 }
 
+/// Elements that say which ranks had a parameter's gradient. One counts them; one a rank names
+/// them. Reading them would stall a device, where only the error asks for it: by default a gradient
+/// that no rank had is zero there, and none elsewhere.
+int64_t FsdpGroup::flags_per_param() const {
+  const int ranks = layout_.shard_group->size() * replicas();
+  if (ranks == 1) return 0;
+  if (unused_ == UnusedParameters::kError) return ranks;
+  return context_->streams().device.is_cpu() ? 1 : 0;
+}
+
+at::Tensor FsdpGroup::new_buffer(int64_t numel, at::ScalarType dtype) const {
+  const auto device = context_->streams().device;
+  if (communication_.reduce_scatter)
+    return communication_.reduce_scatter->allocate(numel, dtype, device);
+  if (communication_.from_process_group) return layout_.shard_group->allocate(numel, dtype, device);
+  return pooled_empty(numel, dtype, device);
+}
+
 void FsdpGroup::pack_gradients(GradientReduction& reduction) {
   const int ranks = layout_.shard_group->size();
-  const bool alone = ranks == 1 && layout_.replicate_group == nullptr;
+  const bool alone = ranks * replicas() == 1;
   const at::ScalarType dtype = reduce_dtype();
-  const bool on_cpu = context_->streams.device.is_cpu();
+  reduction.scaling = scaling();
+  const bool may_stay = reduction.scaling.before == 1 && communication_.reduce_scatter == nullptr &&
+                        !communication_.from_process_group &&
+                        (alone || context_->streams().device.is_cpu());
   struct Part {
     FsdpParam* param;
     at::Tensor gradient;
-    int64_t offset;  // in each rank's part of the packed buffer; kDirect: reduced where it lies
+    int64_t offset;  // in each rank's part of the packed buffer; kStays: reduced where it lies
   };
+  constexpr int64_t kStays = -1;
   std::vector<Part> parts;
   int64_t part_numel = 0;
   for (const auto& param : params_) {
     at::Tensor gradient = take_gradient(*param);
     if (!param->trainable() || (alone && !gradient.defined())) continue;
-    const int64_t chunk = param->chunk_numel();
+    const auto& geometry = param->geometry();
     // Whether a gradient is there may differ from rank to rank, so only what all ranks know may
     // decide the route.
-    const bool large = chunk * static_cast<int64_t>(c10::elementSize(dtype)) >= kDirectBytes;
-    const bool even = chunk * ranks == param->global_numel();
-    if (param->compute_dtype() == dtype && (alone || (on_cpu && even && large))) {
-      parts.push_back({param.get(), std::move(gradient), kDirect});
-    } else {
-      parts.push_back({param.get(), std::move(gradient), part_numel});
-      part_numel += chunk;
-    }
+    const int64_t bytes = geometry.chunk_numel * static_cast<int64_t>(c10::elementSize(dtype));
+    const bool stays = may_stay && param->compute_dtype() == dtype && geometry.even() &&
+                       geometry.runs == 1 && (alone || bytes >= kDirectBytes);
+    parts.push_back({param.get(), std::move(gradient), stays ? kStays : part_numel});
+    if (!stays) part_numel += geometry.chunk_numel;
   }
-  // One more element per parameter counts the ranks that had a gradient: where none had, none is
-  // assigned. Reading it would stall a device, where such a gradient is zero instead.
-  const bool flagged = on_cpu && !alone;
-  int64_t flag = flagged ? part_numel : -1;
-  if (flagged) part_numel += static_cast<int64_t>(parts.size());
+  const int64_t flags = parts.empty() ? 0 : flags_per_param();
+  int64_t flag = part_numel;
+  part_numel += static_cast<int64_t>(parts.size()) * flags;
   GradientReduction::Buffer packed;
-  if (part_numel > 0)
-    packed.input = pooled_empty(ranks * part_numel, dtype, context_->streams.device);
+  if (part_numel > 0) packed.input = new_buffer(ranks * part_numel, dtype);
+  const int replica = replicas() == 1 ? 0 : layout_.replicate_group->rank();
+  const int64_t mine = flags == 1 ? 0 : replica * ranks + layout_.shard_group->rank();
   for (auto& [param, gradient, offset] : parts) {
-    if (flagged) set_flag(packed.input, ranks, flag, gradient.defined());
-    if (offset == kDirect) {
-      const auto options = at::TensorOptions().dtype(dtype);
-      at::Tensor flat =
-          gradient.defined() ? gradient.view({-1}) : at::zeros({param->global_numel()}, options);
-      reduction.buffers.push_back({flat.to(dtype), at::Tensor(), {{param, 0, flag}}, Work()});
+    for (int64_t i = 0; i < flags; ++i)
+      set_flag(packed.input, ranks, flag + i, i == mine && gradient.defined());
+    const int64_t first_flag = flags == 0 ? -1 : flag;
+    if (offset == kStays) {
+      const auto options = at::TensorOptions().dtype(dtype).device(context_->streams().device);
+      const at::Tensor flat =
+          gradient.defined() ? gradient.view({-1}) : at::zeros({param->geometry().numel}, options);
+      reduction.buffers.push_back({flat.to(dtype), at::Tensor(), {{param, 0, first_flag}}, Work()});
     } else {
-      pack(gradient, param->chunk_numel(), packed.input, ranks, offset);
-      packed.entries.push_back({param, offset, flag});
+      pack(gradient, param->geometry(), packed.input, offset);
+      packed.entries.push_back({param, offset, first_flag});
     }
-    if (flagged) ++flag;
+    flag += flags;
   }
-  if (packed.input.defined()) reduction.buffers.push_back(std::move(packed));
+  if (!packed.input.defined()) return;
+  if (reduction.scaling.before != 1) packed.input.div_(reduction.scaling.before);
+  reduction.buffers.push_back(std::move(packed));
 }
 
 void FsdpGroup::scatter(GradientReduction& reduction) {
-  const CommStreams& streams = context_->streams;
+  CommContext& comm = *context_->comm;
+  const CommStreams& streams = comm.streams;
   const auto& group = layout_.shard_group;
   if (streams.enabled()) order_streams(streams.current(), *streams.reduce_scatter);
-  if (context_->held_reduction.reduction != nullptr) {
-    context_->held_reduction.read.make_wait(*streams.reduce_scatter);
-    context_->held_reduction.reduction.reset();
+  if (comm.held_reduction.reduction != nullptr) {
+    comm.held_reduction.read.make_wait(*streams.reduce_scatter);
+    comm.held_reduction.reduction.reset();
   }
   const StreamScope scope(streams.reduce_scatter);
   for (auto& buffer : reduction.buffers) {
@@ -193,24 +240,28 @@ void FsdpGroup::scatter(GradientReduction& reduction) {
       buffer.output = buffer.input;
       continue;
     }
-    buffer.output = pooled_empty(buffer.input.numel() / group->size(), buffer.input.scalar_type(),
-                                 streams.device);
-    buffer.work = group->reduce_scatter_into(buffer.output, buffer.input, ReduceOp::kAvg);
+    const auto op = reduction.scaling.scatter;
+    buffer.output = new_buffer(buffer.input.numel() / group->size(), buffer.input.scalar_type());
+    buffer.work = communication_.reduce_scatter
+                      ? communication_.reduce_scatter->run(buffer.output, buffer.input, op, *group)
+                      : group->reduce_scatter_into(buffer.output, buffer.input, op);
   }
   if (streams.enabled()) reduction.scattered = StreamEvent::record(*streams.reduce_scatter);
 }
 
 void FsdpGroup::finish_reduce() {
-  if (reduction_ == nullptr) return;
+  CommContext& comm = *context_->comm;
+  const auto found = std::find(comm.reducing.begin(), comm.reducing.end(), this);
+  if (found == comm.reducing.end()) return;
+  comm.reducing.erase(found);
   const c10::NoGradGuard no_grad;
-  const CommStreams& streams = context_->streams;
+  const CommStreams& streams = comm.streams;
   for (auto& buffer : reduction_->buffers) buffer.work.wait();
   if (streams.enabled()) reduction_->scattered.make_wait(streams.current());
   for (auto& buffer : reduction_->buffers) buffer.input = at::Tensor();
-  if (context_->reducing == this) context_->reducing = nullptr;
 
   const StreamScope scope(streams.reduce_scatter);
-  if (layout_.replicate_group == nullptr) return assign_gradients(*reduction_);
+  if (layout_.replicate_group == nullptr) return assign_gradients();
   for (size_t i = 0; i < partial_.size(); ++i) reduction_->buffers.at(i).output.add_(partial_[i]);
   partial_.clear();
   if (!all_reduce_gradients) {
@@ -218,52 +269,105 @@ void FsdpGroup::finish_reduce() {
     reduction_.reset();
     return;
   }
-  if (context_->all_reducing != nullptr) context_->all_reducing->finish_all_reduce();
+  if (comm.all_reducing != nullptr) comm.all_reducing->finish_all_reduce();
   if (streams.enabled()) order_streams(*streams.reduce_scatter, *streams.all_reduce);
   const StreamScope all_reduce_scope(streams.all_reduce);
   for (auto& buffer : reduction_->buffers) {
-    buffer.work = layout_.replicate_group->all_reduce(buffer.output, ReduceOp::kAvg);
+    buffer.work =
+        layout_.replicate_group->all_reduce(buffer.output, reduction_->scaling.all_reduce);
   }
-  context_->all_reducing = this;
+  comm.all_reducing = this;
 }
 
 void FsdpGroup::finish_all_reduce() {
-  if (context_->all_reducing != this) return;
-  context_->all_reducing = nullptr;
+  if (context_->comm->all_reducing != this) return;
+  context_->comm->all_reducing = nullptr;
   const c10::NoGradGuard no_grad;
   for (auto& buffer : reduction_->buffers) buffer.work.wait();
-  const StreamScope scope(context_->streams.all_reduce);
-  assign_gradients(*reduction_);
+  const StreamScope scope(context_->streams().all_reduce);
+  assign_gradients();
 }
 
-void FsdpGroup::assign_gradients(GradientReduction& reduction) {
-  const at::Tensor flags = reduction.buffers.back().output;
-  for (auto& buffer : reduction.buffers) {
+void FsdpGroup::assign_gradients() {
+  std::unique_ptr<GradientReduction> reduction = std::move(reduction_);
+  const at::Tensor flags = reduction->buffers.back().output;
+  const std::string unused = unused_parameters(*reduction);
+  const int64_t flags_each = flags_per_param();
+  auto somebody_had = [&](const GradientReduction::Entry& entry) {
+    for (int64_t i = 0; i < flags_each; ++i) {
+      if (element(flags, entry.flags + i) != 0) return true;
+    }
+    return flags_each == 0;
+  };
+  bool hooked = false;
+  for (auto& buffer : reduction->buffers) {
+    if (communication_.all_reduce_hook) communication_.all_reduce_hook(buffer.output);
+    if (reduction->scaling.after != 1) buffer.output.div_(reduction->scaling.after);
     for (const auto& entry : buffer.entries) {
-      if (entry.used_flag >= 0 && element(flags, entry.used_flag) == 0) continue;
+      if (!somebody_had(entry)) continue;  // none is assigned, as without sharding
       entry.param->add_sharded_gradient(buffer.output, entry.offset);
+      hooked |= entry.param->has_gradient_hooks();
     }
   }
-  const CommStreams& streams = context_->streams;
-  if (streams.enabled() && layout_.replicate_group != nullptr) {
+  if (hooked && state_ == State::kFull) release();  // hooks see the local rows
+  for (auto& buffer : reduction->buffers) {
+    for (const auto& entry : buffer.entries) {
+      if (hooked && somebody_had(entry)) entry.param->run_gradient_hooks();
+    }
+  }
+  CommContext& comm = *context_->comm;
+  if (comm.streams.enabled() && layout_.replicate_group != nullptr) {
     // The outputs were made on the reduce-scatter stream and read on another: they wait for the
     // next reduction.
-    context_->held_reduction = {std::move(reduction_), StreamEvent::record(*streams.all_reduce)};
+    comm.held_reduction = {std::move(reduction), StreamEvent::record(*comm.streams.all_reduce)};
   }
-  reduction_.reset();
+  TORCH_CHECK(unused.empty(), unused);
+}
+
+/// A sentence if a parameter had a gradient on some ranks only and that is an error; the same on
+/// every rank.
+std::string FsdpGroup::unused_parameters(const GradientReduction& reduction) const {
+  if (unused_ != UnusedParameters::kError) return "";
+  const int64_t ranks = flags_per_param();
+  const at::Tensor flags = reduction.buffers.back().output;
+  std::string sentence;
+  for (const auto& buffer : reduction.buffers) {
+    for (const auto& entry : buffer.entries) {
+      std::string with, without;
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        auto& list = element(flags, entry.flags + rank) == 0 ? without : with;
+        list += (list.empty() ? "" : ", ") + std::to_string(rank);
+      }
+      if (with.empty() || without.empty()) continue;
+      sentence += c10::str(sentence.empty() ? "" : "; ", "parameter '", entry.param->name(),
+                           "' got a gradient on rank(s) ", with,
+                           " of its mesh but none on rank(s) ", without);
+    }
+  }
+  if (!sentence.empty())
+    sentence +=
+        ": use it on every rank, or set unused_parameters to kZeroFill, where it counts as zero";
+  return sentence;
+}
+
+void FsdpGroup::wait_for_offloaded_gradients() {
+  for (const auto& param : params_) param->wait_for_offloaded_gradient();
 }
 
 void FsdpGroup::abandon_backward() noexcept {
   try {
-    if (reduction_ != nullptr && context_->all_reducing != this) finish_reduce();
-    if (reduction_ != nullptr) finish_all_reduce();
+    if (context_ != nullptr) {
+      finish_reduce();
+      finish_all_reduce();
+    }
   } catch (const std::exception&) {
     // The group's collectives failed; the exception that ends backward says why.
   }
   reduction_.reset();
   if (context_ != nullptr) {
-    if (context_->reducing == this) context_->reducing = nullptr;
-    if (context_->all_reducing == this) context_->all_reducing = nullptr;
+    CommContext& comm = *context_->comm;
+    std::erase(comm.reducing, this);
+    if (comm.all_reducing == this) comm.all_reducing = nullptr;
   }
   for (const auto& param : params_) param->take_full_gradient();
   try {

@@ -34,7 +34,8 @@ void FsdpState::ensure_root() {
   TORCH_CHECK(modules_.size() == 1, "the root of fully_shard must be one module: call fully_shard on the whole model "
               "last, or run forward through it");
   torch::nn::Module& root = *modules_[0];
-  auto context = std::make_shared<FsdpContext>(mesh_device_);
+  if (comm_ == nullptr) comm_ = std::make_shared<CommContext>(mesh_device_);
+  auto context = std::make_shared<FsdpContext>(comm_);
   std::unordered_set<const FsdpState*> seen;
   auto adopt = [&](const std::string& path, const torch::nn::Module& module) {
     const auto state = fsdp_state(module);
@@ -106,10 +107,12 @@ void FsdpState::start_forward(TensorRefs inputs) {
 }
 
 void FsdpState::begin_iteration() {
-  const CommStreams& streams = context_->streams;
+  const CommStreams& streams = context_->streams();
+  auto given = std::exchange(context_->post_optim_event, std::nullopt);
   if (streams.enabled()) {  // the optimizer's writes come first
-    order_streams(streams.current(), *streams.copy_in);
-    order_streams(streams.current(), *streams.all_gather);
+    const StreamEvent written = given ? std::move(*given) : StreamEvent::record(streams.current());
+    written.make_wait(*streams.copy_in);
+    written.make_wait(*streams.all_gather);
   }
   for (auto* state : context_->states) {  // weights may have changed since slices were kept
     if (state->group_ && state->group_->state() == FsdpGroup::State::kPostForward)
@@ -122,7 +125,7 @@ void FsdpState::begin_iteration() {
 
 void FsdpState::restore_outside_forward(FsdpContext& context) {
   at::autocast::set_autocast_cache_enabled(context.autocast_cache);
-  context.drop_held_gather();
+  context.comm->drop_held_gather();
 }
 
 void FsdpState::end_iteration() {
@@ -228,8 +231,10 @@ void FsdpState::pre_backward() {
   phase_ = Phase::kPreBackward;
   if (group_ == nullptr) return;
   context_->note("pre_backward", name_);
-  group_->gather();
-  group_->wait(/*in_forward=*/false);
+  if (group_->unshard_in_backward) {
+    group_->gather();
+    group_->wait(/*in_forward=*/false);
+  }
   group_->stash_gradients();
   prefetch_backward();
 }
@@ -239,8 +244,9 @@ void FsdpState::prefetch_backward() {
   if (post_forward_indices_.empty()) return;
   const size_t index = post_forward_indices_.back();
   post_forward_indices_.pop_back();
-  if (index > 0 && index <= context_->post_forward_order.size())
-    context_->post_forward_order[index - 1]->gather();
+  if (index == 0 || index > context_->post_forward_order.size()) return;
+  FsdpGroup* previous = context_->post_forward_order[index - 1];
+  if (previous->unshard_in_backward) previous->gather();
 }
 
 void FsdpState::post_backward() {
@@ -249,7 +255,8 @@ void FsdpState::post_backward() {
   context_->note("post_backward", name_);
   if (group_->reshard_after_backward) group_->release();
   if (!group_->reduce_gradients) return group_->accumulate_gradients();
-  if (context_->reducing != nullptr) context_->reducing->finish_reduce();
+  CommContext& comm = *context_->comm;
+  while (comm.reducing.size() >= comm.max_reducing) comm.reducing.front()->finish_reduce();
   group_->start_reduce();
 }
 
@@ -283,15 +290,17 @@ void FsdpState::finish_backward(FsdpContext& context) {
   }
   for (auto* state : context.states) state->phase_ = Phase::kIdle;
   if (context.is_last_backward) {
-    if (context.reducing != nullptr) context.reducing->finish_reduce();
-    if (context.all_reducing != nullptr) context.all_reducing->finish_all_reduce();
-    const CommStreams& streams = context.streams;
+    CommContext& comm = *context.comm;
+    while (!comm.reducing.empty()) comm.reducing.front()->finish_reduce();
+    if (comm.all_reducing != nullptr) comm.all_reducing->finish_all_reduce();
+    const CommStreams& streams = comm.streams;
     if (streams.enabled()) {
       order_streams(*streams.reduce_scatter, streams.current());
       order_streams(*streams.all_reduce, streams.current());
     }
     for (auto* state : context.states) {
       state->post_forward_indices_.clear();
+      if (state->group_) state->group_->wait_for_offloaded_gradients();
       // Prefetched for nothing, or gathered by an evaluation that ran inside this backward.
       if (state->group_ && state->group_->reshard_after_backward && !state->started_)
         state->group_->release();
@@ -308,22 +317,30 @@ void FsdpState::abandon_backward(FsdpContext& context) noexcept {
     state->post_forward_indices_.clear();
   }
   context.post_forward_order.clear();
-  context.drop_held_gather();
+  context.comm->drop_held_gather();
   context.backward_running = false;
 }
 
-void FsdpState::unshard_now() {
+void FsdpState::start_unshard() {
   ensure_root();
   if (group_ == nullptr) return;
   group_->prepare(*context_);
-  if (context_->streams.enabled())
-    order_streams(context_->streams.current(), *context_->streams.copy_in);
+  const CommStreams& streams = context_->streams();
+  if (streams.enabled()) order_streams(streams.current(), *streams.copy_in);
   group_->gather();
-  group_->wait(/*in_forward=*/false);
+}
+
+void FsdpState::finish_unshard() {
+  if (group_ && group_->state() == FsdpGroup::State::kGathering) group_->wait(/*in_forward=*/false);
 }
 
 void FsdpState::reshard_now() {
   if (group_ && context_) group_->release();
+}
+
+void FsdpState::share_comm(std::shared_ptr<CommContext> comm) {
+  TORCH_CHECK(context_ == nullptr, "'", name_, "' has run already: call share_comm_context before the first forward");
+  comm_ = std::move(comm);
 }
 
 }  // namespace megashard

@@ -8,6 +8,7 @@
 
 #include "parallel/fsdp_context.h"
 #include "parallel/fsdp_group.h"
+#include "parallel/fully_shard.h"
 #include "parallel/hooked_module.h"
 
 namespace megashard {
@@ -31,8 +32,11 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   void post_forward(size_t index, TensorRefs outputs);
   void forward_failed() noexcept;
 
-  void unshard_now();
+  void start_unshard();
+  void finish_unshard();  ///< if start_unshard's gather still runs
   void reshard_now();
+  c10::Device device() const { return mesh_device_; }
+  void share_comm(std::shared_ptr<CommContext> comm);  ///< of a root that has not run yet
   /// If no root was found yet, this state's module is it: names everything from there and shares
   /// one context.
   void ensure_root();
@@ -70,6 +74,7 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   MixedPrecisionPolicy policy_;
   c10::Device mesh_device_;
   std::unique_ptr<FsdpGroup> group_;
+  std::shared_ptr<CommContext> comm_;  // of a root
   std::shared_ptr<FsdpContext> context_;
   std::string name_;
   Phase phase_ = Phase::kIdle;

@@ -19,10 +19,11 @@ class ModuleHooks final : public ForwardHooks {
   void pre_forward(TensorRefs inputs) override { state_->pre_forward(inputs); }
   void post_forward(TensorRefs outputs) override { state_->post_forward(index_, outputs); }
   void forward_failed() noexcept override { state_->forward_failed(); }
+  void before_conversion() override { state_->reshard_now(); }
   void before_rebind(const char* operation) override {
     TORCH_CHECK(false, "Module::", operation, " on module '", state_->name(), "', which is under fully_shard, would see "
-                "local rows only. Convert or load before fully_shard; save and load through save_checkpoint and "
-                "load_checkpoint; build a second model instead of cloning");
+                "local rows only. Save and load through save_checkpoint and load_checkpoint; build a second model instead of "
+                "cloning");
   }
   const std::shared_ptr<FsdpState>& state() const { return state_; }
 
@@ -44,7 +45,7 @@ HookedModule& seam_of(Module& module) {
 struct Managed {
   std::vector<std::pair<std::string, at::Tensor>>
       parameters;  // by path from the passed module; each tensor once
-  std::vector<at::Tensor> buffers;
+  std::vector<std::pair<std::string, at::Tensor>> buffers;
 };
 
 /// States of a module and of its submodules that no earlier call manages.
@@ -63,7 +64,7 @@ void collect(const std::string& path, const Module& module, const FullyShardOpti
     managed.parameters.emplace_back(prefix + item.key(), parameter);
   }
   for (const auto& item : module.named_buffers(/*recurse=*/false)) {
-    if (item.value().defined()) managed.buffers.push_back(item.value());
+    if (item.value().defined()) managed.buffers.emplace_back(item.key(), item.value());
   }
   for (const auto& item : module.named_children()) {
     if (fsdp_state(*item.value()) == nullptr) {
@@ -89,6 +90,18 @@ void check_parameter(const std::string& name, const at::Tensor& parameter) {
               "first backward, and make the optimizer afterwards");
 }
 
+/// On the mesh's device and, if asked for, in the buffers' dtype.
+void place_buffer(const std::string& name, const at::Tensor& buffer,
+                  const FullyShardOptions& options) {
+  if (buffer.is_meta()) return;
+  const bool casts = options.mixed_precision.buffer_dtype && buffer.is_floating_point() &&
+                     name != "running_mean" && name != "running_var";
+  const auto dtype = casts ? *options.mixed_precision.buffer_dtype : buffer.scalar_type();
+  const auto device = options.mesh->device();
+  if (buffer.device() != device || buffer.scalar_type() != dtype)
+    buffer.set_data(buffer.detach().to(device, dtype));
+}
+
 void check_reshard(ReshardAfterForward& reshard, int ranks) {
   if (reshard.kind != ReshardAfterForward::Kind::kTo) return;
   TORCH_CHECK(reshard.ranks >= 1 && reshard.ranks <= ranks && ranks % reshard.ranks == 0, "reshard_after_forward is ",
@@ -109,30 +122,6 @@ ShardLayout layout_of(const FullyShardOptions& options) {
   TORCH_CHECK(mesh.ndim() == 1 || mesh.dim_names().size() == 2, "HSDP needs a 2-D mesh with dimension names");
   if (mesh.ndim() == 1) return {options.mesh, mesh.group(0), nullptr};
   return {options.mesh, mesh.group(1), mesh.size(0) > 1 ? mesh.group(0) : nullptr};
-}
-
-FsdpState& state_of(const Module& module) {
-  const auto state = fsdp_state(module);
-  TORCH_CHECK(state != nullptr, "module ", detail::demangled_class_name(typeid(module).name()),
-              " is not under fully_shard");
-  return *state;
-}
-
-template <class F>
-void for_each_state(Module& module, bool recurse, F f) {
-  std::unordered_set<const FsdpState*> seen;
-  auto visit = [&](const Module& each) {
-    const auto state = fsdp_state(each);
-    if (state && seen.insert(state.get()).second && state->group() != nullptr) f(*state->group());
-  };
-  visit(module);
-  if (!recurse) return;
-  for (const auto& item : module.named_modules("", /*include_self=*/false)) visit(*item.value());
-}
-
-void set_prefetch(std::vector<std::weak_ptr<FsdpState>>& list, std::span<Module* const> next) {
-  list.clear();
-  for (auto* module : next) list.push_back(state_of(*module).weak_from_this());
 }
 
 }  // namespace
@@ -163,10 +152,7 @@ void fully_shard(std::span<Module* const> modules, const FullyShardOptions& opti
   if (!managed.parameters.empty()) {
     state->set_group(std::make_unique<FsdpGroup>(managed.parameters, layout, checked));
   }
-  const c10::Device device = checked.mesh->device();
-  for (at::Tensor& buffer : managed.buffers) {
-    if (!buffer.is_meta() && buffer.device() != device) buffer.set_data(buffer.to(device));
-  }
+  for (const auto& [name, buffer] : managed.buffers) place_buffer(name, buffer, checked);
   for (size_t i = 0; i < modules.size(); ++i) {
     seam_of(*modules[i]).set_forward_hooks(std::make_shared<ModuleHooks>(state, i));
   }
@@ -189,7 +175,7 @@ ShardedTensor sharded_view(const at::Tensor& parameter) {
 
 std::vector<int64_t> global_sizes(const at::Tensor& parameter) {
   const auto* param = find_fsdp_param(parameter);
-  return param == nullptr ? parameter.sizes().vec() : param->global_sizes().vec();
+  return param == nullptr ? parameter.sizes().vec() : param->geometry().sizes;
 }
 
 void assign_full_parameter(const at::Tensor& parameter, const at::Tensor& whole) {
@@ -204,51 +190,5 @@ void materialise_empty_parameter(const at::Tensor& parameter, c10::Device device
   TORCH_CHECK(param != nullptr, "materialise_empty_parameter needs a parameter under fully_shard");
   if (param->is_meta()) param->materialise_empty(device);
 }
-
-void set_modules_to_forward_prefetch(Module& module, std::span<Module* const> next) {
-  set_prefetch(state_of(module).forward_prefetch, next);
-}
-
-void set_modules_to_backward_prefetch(Module& module, std::span<Module* const> next) {
-  set_prefetch(state_of(module).backward_prefetch, next);
-}
-
-void set_requires_gradient_sync(Module& module, bool sync, bool recurse) {
-  for_each_state(module, recurse, [sync](FsdpGroup& group) {
-    group.reduce_gradients = sync;
-    group.all_reduce_gradients = sync;
-  });
-}
-
-void set_requires_all_reduce(Module& module, bool all_reduce, bool recurse) {
-  for_each_state(module, recurse,
-                 [=](FsdpGroup& group) { group.all_reduce_gradients = all_reduce; });
-}
-
-void set_reshard_after_forward(Module& module, bool reshard, bool recurse) {
-  for_each_state(module, recurse, [=](FsdpGroup& group) { group.reshard_after_forward = reshard; });
-}
-
-void set_reshard_after_backward(Module& module, bool reshard, bool recurse) {
-  for_each_state(module, recurse,
-                 [=](FsdpGroup& group) { group.reshard_after_backward = reshard; });
-}
-
-void set_is_last_backward(Module& module, bool last) {
-  FsdpState& state = state_of(module);
-  state.ensure_root();
-  state.context()->is_last_backward = last;
-}
-
-void set_schedule_observer(Module& module,
-                           std::function<void(const char*, const std::string&)> observer) {
-  FsdpState& state = state_of(module);
-  state.ensure_root();
-  state.context()->observer = std::move(observer);
-}
-
-void unshard(Module& module) { state_of(module).unshard_now(); }
-
-void reshard(Module& module) { state_of(module).reshard_now(); }
 
 }  // namespace megashard

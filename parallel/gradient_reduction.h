@@ -7,6 +7,7 @@
 
 #include "parallel/comm_streams.h"
 #include "parallel/fsdp_param.h"
+#include "parallel/gradient_scaling.h"
 #include "parallel/process_group.h"
 
 namespace megashard {
@@ -16,9 +17,8 @@ namespace megashard {
 struct GradientReduction {
   struct Entry {
     FsdpParam* param;
-    int64_t offset;     // of this rank's rows in `output`
-    int64_t used_flag;  // in the last buffer's `output`: how many ranks had a gradient (averaged);
-                        // -1: not counted
+    int64_t offset;  // of this rank's rows in `output`
+    int64_t flags;   // in the last buffer's `output`: which ranks had a gradient; -1: not known
   };
   struct Buffer {
     at::Tensor input;   // [ranks * n], rank r's part is what rank r receives
@@ -27,6 +27,7 @@ struct GradientReduction {
     Work work;
   };
   std::vector<Buffer> buffers;
+  GradientScaling scaling;
   StreamEvent scattered;  // the inputs may be reused
 };
 

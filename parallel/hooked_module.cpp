@@ -6,6 +6,10 @@
 
 namespace megashard {
 
+void HookedModule::before_conversion() const {
+  if (hooks_) hooks_->before_conversion();
+}
+
 void HookedModule::before_rebind(const char* operation) const {
   if (hooks_) hooks_->before_rebind(operation);
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <c10/core/GradMode.h>
 #include <c10/util/SmallVector.h>
 #include <torch/nn/module.h>
 
@@ -27,7 +28,9 @@ class ForwardHooks {
   virtual void post_forward(TensorRefs outputs) = 0;
   virtual void
   forward_failed() noexcept = 0;  ///< an exception left forward; post_forward does not follow
-  /// Called before Module::to, clone, save and load of the hooked module; may throw a sentence.
+  /// Called before Module::to gives the hooked module's parameters another dtype or device.
+  virtual void before_conversion() = 0;
+  /// Called before clone, save and load of the hooked module; may throw a sentence.
   virtual void before_rebind(const char* operation) = 0;
 };
 
@@ -56,13 +59,28 @@ class HookedModule {
   const std::shared_ptr<ForwardRunner>& forward_runner() const { return runner_; }
   void set_forward_runner(std::shared_ptr<ForwardRunner> runner) { runner_ = std::move(runner); }
 
+  /// Another method than forward, with the same hooks around it (register_fsdp_forward_method):
+  ///   decoder->run_as_forward([&](at::Tensor& x) { return decoder->generate(x); }, x)
+  /// The arguments are passed as lvalues of the call's own copies; results are returned by value.
+  template <class Method, class... Args>
+  auto run_as_forward(Method method, Args&&... args) {
+    return run_between(hooks_, nullptr, method, std::forward<Args>(args)...);
+  }
+
  protected:
   /// forward(args...) with hooks and runner around it. The call owns copies of its arguments.
   template <class Forward, class... Args>
-  auto run_hooked(Forward forward, Args&&... args);
+  auto run_hooked(Forward forward, Args&&... args) {
+    return run_between(hooks_, runner_, forward, std::forward<Args>(args)...);
+  }
+  void before_conversion() const;
   void before_rebind(const char* operation) const;
 
  private:
+  template <class Forward, class... Args>
+  static auto run_between(std::shared_ptr<ForwardHooks> hooks,
+                          std::shared_ptr<ForwardRunner> runner, Forward forward, Args&&... args);
+
   std::shared_ptr<ForwardHooks> hooks_;
   std::shared_ptr<ForwardRunner> runner_;
 };
@@ -135,13 +153,14 @@ std::string demangled_class_name(
 
 }  // namespace detail
 
+/// Hooks and runner are kept alive, whatever forward does to the module.
 template <class Forward, class... Args>
-auto HookedModule::run_hooked(Forward forward, Args&&... args) {
+auto HookedModule::run_between(std::shared_ptr<ForwardHooks> hooks,
+                               std::shared_ptr<ForwardRunner> runner, Forward forward,
+                               Args&&... args) {
   using Result = decltype(forward(std::declval<std::decay_t<Args>&>()...));
   static_assert(!std::is_reference_v<Result> && !std::is_void_v<Result>,
                 "a hooked forward returns its outputs by value: backward hooks sit on them");
-  const auto hooks = hooks_;  // kept alive, whatever forward does to the module
-  const auto runner = runner_;
   if (hooks == nullptr && runner == nullptr) return static_cast<Result>(forward(args...));
 
   std::tuple<std::decay_t<Args>...> held(std::forward<Args>(args)...);
@@ -156,7 +175,8 @@ auto HookedModule::run_hooked(Forward forward, Args&&... args) {
 
 namespace detail {
 
-/// M with the seam. Module::to, save and load go through the hooks first.
+/// M with the seam. Module::to, save and load go through the hooks first. Module::to converts
+/// without autograd: the weights are leaves.
 template <class M>
 class HookedBase : public M, public HookedModule {
  public:
@@ -178,15 +198,18 @@ class HookedBase : public M, public HookedModule {
   }
 
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override {
-    before_rebind("to");
+    before_conversion();
+    const c10::NoGradGuard no_grad;
     M::to(device, dtype, non_blocking);
   }
   void to(torch::Dtype dtype, bool non_blocking = false) override {
-    before_rebind("to");
+    before_conversion();
+    const c10::NoGradGuard no_grad;
     M::to(dtype, non_blocking);
   }
   void to(torch::Device device, bool non_blocking = false) override {
-    before_rebind("to");
+    before_conversion();
+    const c10::NoGradGuard no_grad;
     M::to(device, non_blocking);
   }
   void save(torch::serialize::OutputArchive& archive) const override {

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <functional>
 
+#include "parallel/buffer_pool.h"
+
 namespace megashard {
 
 void Work::wait() {
@@ -21,6 +23,10 @@ ProcessGroup::ProcessGroup(int rank, std::vector<int> ranks, std::string name,
     : rank_(rank), ranks_(std::move(ranks)), name_(std::move(name)), timeout_(timeout) {
   TORCH_CHECK(!ranks_.empty(), "group '", name_, "' has no ranks");
   TORCH_CHECK(0 <= rank_ && rank_ < size(), "group '", name_, "': rank ", rank_, " is not below its size, ", size());
+}
+
+at::Tensor ProcessGroup::allocate(int64_t numel, c10::ScalarType dtype, c10::Device device) {
+  return pooled_empty(numel, dtype, device);
 }
 
 std::vector<std::string> ProcessGroup::all_gather_strings(const std::string& mine) {

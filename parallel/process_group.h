@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include <chrono>
 #include <map>
@@ -73,6 +74,10 @@ class ProcessGroup {
   /// output and input [size * n]: slice i of input goes to rank i.
   virtual Work all_to_all_into(at::Tensor output, at::Tensor input) = 0;
   virtual void barrier() = 0;
+
+  /// Memory for communication buffers, uninitialised: what the backend moves fastest (NCCL:
+  /// registered memory).
+  virtual at::Tensor allocate(int64_t numel, c10::ScalarType dtype, c10::Device device);
 
   /// Every member's string, in rank order. For plans and errors, not for tensors. Works on every
   /// backend.

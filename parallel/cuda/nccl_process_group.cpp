@@ -47,6 +47,12 @@ class NcclProcessGroup final : public ProcessGroup {
 
   c10::DeviceType device_type() const override { return c10::kCUDA; }
 
+  at::Tensor allocate(int64_t numel, c10::ScalarType dtype, c10::Device device) override {
+    if (nccl_ == nullptr || !nccl_->supportsTensorAlloc(device.index()))
+      return ProcessGroup::allocate(numel, dtype, device);
+    return nccl_->allocateTensor(numel, at::TensorOptions().dtype(dtype).device(device));
+  }
+
   Work all_gather_into(at::Tensor output, at::Tensor input) override {
     check_tensors("all_gather", Shapes::kGather, output, input);
     if (size() == 1) return copy(output, input);

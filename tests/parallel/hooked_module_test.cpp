@@ -150,6 +150,7 @@ struct Counting final : ForwardHooks {
     for (auto* output : outputs) *output = *output * 2;
   }
   void forward_failed() noexcept override { ++failures; }
+  void before_conversion() override {}
   void before_rebind(const char*) override {}
   size_t inputs_seen = 0;
   int failures = 0;
