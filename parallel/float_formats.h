@@ -1,0 +1,105 @@
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+/// Floating formats as bits, and their conversions: the same functions on the host and, compiled by
+/// nvcc, on the device, so that a kernel and its CPU twin round alike. All round to nearest even.
+/// NaN stays NaN, of the same bits on both but for fp64.
+namespace megashard {
+
+constexpr uint32_t kSignBit = 0x80000000U;
+constexpr uint32_t kInfinityBits = 0x7f800000U;
+
+struct BFloat16Bits {
+  uint16_t bits;
+};
+struct HalfBits {
+  uint16_t bits;
+};
+/// float8_e4m3fn: no infinity; 0x7f and 0xff are NaN; the largest number is 448.
+struct Float8Bits {
+  uint8_t bits;
+};
+constexpr float kFloat8Largest = 448.0F;
+
+/// Bits of a non-negative finite number (given as bits of a float) in a format of `mantissa` bits
+/// whose smallest normal number is 2^lowest. Numbers too large for the format give larger bits.
+constexpr uint32_t rounded_magnitude(uint32_t magnitude, int mantissa, int lowest) {
+  if (magnitude < static_cast<uint32_t>(127 + lowest) << 23) {
+    // Subnormal there: added to a power of two whose last bit counts as much as theirs.
+    const auto large = static_cast<uint32_t>(127 + lowest - mantissa + 23) << 23;
+    return std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + std::bit_cast<float>(large)) -
+           large;
+  }
+  const int dropped = 23 - mantissa;
+  const uint32_t odd = (magnitude >> dropped) & 1U;
+  const uint32_t rebased = magnitude - (static_cast<uint32_t>(126 + lowest) << 23);
+  return (rebased + odd + (1U << (dropped - 1)) - 1U) >> dropped;
+}
+
+/// The float of such bits, unless they stand for infinity or NaN.
+constexpr float widened_magnitude(uint32_t magnitude, int mantissa, int lowest) {
+  if (magnitude >> mantissa == 0) {
+    return static_cast<float>(magnitude) *
+           std::bit_cast<float>(static_cast<uint32_t>(127 + lowest - mantissa) << 23);
+  }
+  return std::bit_cast<float>((magnitude << (23 - mantissa)) +
+                              (static_cast<uint32_t>(126 + lowest) << 23));
+}
+
+constexpr float with_sign(float magnitude, bool negative) {
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | (negative ? kSignBit : 0U));
+}
+
+constexpr float to_float(float value) { return value; }
+constexpr float to_float(double value) { return static_cast<float>(value); }
+constexpr float to_float(BFloat16Bits value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
+}
+constexpr float to_float(HalfBits value) {
+  const uint32_t magnitude = value.bits & 0x7fffU;
+  const uint32_t quiet = magnitude > 0x7c00U ? 0x400000U : 0U;
+  const float number =
+      magnitude < 0x7c00U
+          ? widened_magnitude(magnitude, 10, -14)
+          : std::bit_cast<float>(kInfinityBits | quiet | (magnitude & 0x3ffU) << 13);
+  return with_sign(number, (value.bits & 0x8000U) != 0);
+}
+constexpr float to_float(Float8Bits value) {
+  const uint32_t magnitude = value.bits & 0x7fU;
+  const float number =
+      magnitude < 0x7fU ? widened_magnitude(magnitude, 3, -6) : std::bit_cast<float>(0x7ff00000U);
+  return with_sign(number, (value.bits & 0x80U) != 0);
+}
+
+constexpr void round_to(float& to, float value) { to = value; }
+constexpr void round_to(double& to, float value) { to = value; }
+constexpr void round_to(BFloat16Bits& to, float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const bool nan = (bits & ~kSignBit) > kInfinityBits;
+  to.bits = static_cast<uint16_t>(nan ? 0x7fc0U : (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
+}
+constexpr void round_to(HalfBits& to, float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & ~kSignBit;
+  uint32_t rounded = 0x7e00U;  // NaN
+  if (magnitude <= kInfinityBits) {
+    constexpr uint32_t kTooLarge = 0x477ff000U;  // 65520: half way to what would follow 65504
+    rounded = magnitude < kTooLarge ? rounded_magnitude(magnitude, 10, -14) : 0x7c00U;
+  }
+  to.bits = static_cast<uint16_t>(rounded | (bits & kSignBit) >> 16);
+}
+/// NaN beyond 464, which is half way to what would follow 448, as in LibTorch.
+constexpr void round_to(Float8Bits& to, float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & ~kSignBit;
+  constexpr uint32_t kTooLarge = 0x43f00000U;  // 480
+  const uint32_t rounded = magnitude < kTooLarge ? rounded_magnitude(magnitude, 3, -6) : 0x7fU;
+  to.bits = static_cast<uint8_t>(rounded | (bits & kSignBit) >> 24);
+}
+
+/// dtypes that kernels convert.
+enum class FloatFormat : uint8_t { kFloat, kDouble, kBFloat16, kHalf };
+
+}  // namespace megashard
