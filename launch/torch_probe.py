@@ -3,7 +3,7 @@
 
 usage: torch_probe.py [LIBTORCH_DIR]
 lines: root folder, version, "cuda" or "cpu", CUDA and NCCL include folders joined by ':', LibTorch's include folder
-without symbolic links (so that a compiler cache knows it again)
+without symbolic links (so that a compiler cache knows it again), nvcc
 """
 import importlib.util
 import pathlib
@@ -52,18 +52,27 @@ def find_cuda_includes(root):
     return [str(folder) for folder in found]
 
 
+def find_nvcc(includes):
+    """CUDA's compiler, of the same toolkit or folder of wheels as CUDA's headers; empty if it is missing."""
+    roots = [pathlib.Path(includes[0]).parent if includes else None, pathlib.Path("/usr")]
+    found = [root / "bin" / "nvcc" for root in roots if root and (root / "bin" / "nvcc").exists()]
+    return str(found[0]) if found else ""
+
+
 def main():
     root = find_root(sys.argv[1] if len(sys.argv) > 1 else "")
     if not (root / "include" / "ATen").is_dir() or not (root / "lib" / "libtorch_cpu.so").exists():
         fail(f"{root} is no LibTorch: include/ATen or lib/libtorch_cpu.so is missing")
     cuda = (root / "lib" / "libtorch_cuda.so").exists() and (root / "lib" / "libc10_cuda.so").exists()
     includes = find_cuda_includes(root) if cuda else []
-    cuda = cuda and len(includes) > 0
+    nvcc = find_nvcc(includes)
+    cuda = cuda and len(includes) > 0 and nvcc != ""
     print(root)
     print(find_version(root))
     print("cuda" if cuda else "cpu")
     print(":".join(includes))
     print((root / "include").resolve())
+    print(nvcc)
 
 
 main()

@@ -23,4 +23,9 @@ CudaModule load_cuda_module() {
   return loaded;
 }
 
+const CudaKernels& cuda_kernels() {
+  static const CudaKernels kernels = load_cuda_module().kernels;
+  return kernels;
+}
+
 }  // namespace megashard

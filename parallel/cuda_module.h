@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "parallel/cuda_kernels.h"
 #include "parallel/gloo_process_group.h"
 
 namespace megashard {
@@ -21,6 +22,7 @@ struct CudaModule {
   int (*device_count)();          ///< 0 without a driver or a GPU
   void (*set_device)(int index);  ///< current device of the calling thread
   ProcessGroupPtr (*make_nccl_group)(const NcclGroupOptions& options);
+  CudaKernels kernels;
 };
 
 /// Loads the module from the folder of libmegashard (the first time) and with it LibTorch's CUDA

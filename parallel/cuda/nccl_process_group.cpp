@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include "parallel/cuda/kernels.h"
 #include "parallel/cuda_module.h"
 #include "parallel/group_store.h"
 #include "parallel/wait_error.h"
@@ -162,5 +163,6 @@ ProcessGroupPtr make_nccl_group(const NcclGroupOptions& options) {
 extern "C" void megashard_cuda_module(megashard::CudaModule* module) {
   *module = {.device_count = megashard::device_count,
              .set_device = megashard::set_device,
-             .make_nccl_group = megashard::make_nccl_group};
+             .make_nccl_group = megashard::make_nccl_group,
+             .kernels = megashard::kernels_of_module()};
 }

@@ -1,0 +1,81 @@
+#include <type_traits>
+
+#include "parallel/cuda/float8_rows.h"
+#include "parallel/cuda/launches.h"
+
+namespace megashard {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kMostBlocks = 2048;
+
+__device__ int64_t thread_of_grid() {
+  return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+}
+__device__ int64_t threads_of_grid() { return static_cast<int64_t>(gridDim.x) * kThreads; }
+
+/// The maximum of bits does not depend on the order of the blocks.
+template <class From>
+__global__ __launch_bounds__(kThreads) void amax_kernel(const Float8Quantise quantise) {
+  const uint32_t mine = amax_of_thread<From>(quantise, thread_of_grid(), threads_of_grid());
+  const uint32_t of_warp = __reduce_max_sync(~0U, mine);
+  __shared__ uint32_t of_warps[kThreads / 32];
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = of_warp;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  uint32_t of_block = 0;
+  for (const uint32_t each : of_warps) of_block = each > of_block ? each : of_block;
+  atomicMax(quantise.amax, of_block);
+}
+
+template <class From>
+__global__ __launch_bounds__(kThreads) void quantise_kernel(const Float8Quantise quantise) {
+  quantise_in_thread<From>(quantise, thread_of_grid(), threads_of_grid());
+}
+
+template <class To>
+__global__ __launch_bounds__(kThreads) void dequantise_kernel(const Float8Dequantise dequantise) {
+  dequantise_in_thread<To>(dequantise, static_cast<int>(blockIdx.y), thread_of_grid(),
+                           threads_of_grid());
+}
+
+/// Four vectors of eight a thread, as long as the grid allows.
+unsigned blocks_for(int64_t numel) {
+  const int64_t blocks = (numel + 32 * kThreads - 1) / (32 * kThreads);
+  return static_cast<unsigned>(blocks < 1 ? 1 : blocks < kMostBlocks ? blocks : kMostBlocks);
+}
+
+template <class Function>
+void with_format(FloatFormat format, Function function) {
+  switch (format) {
+    case FloatFormat::kFloat:
+      return function(float{});
+    case FloatFormat::kDouble:
+      return function(double{});
+    case FloatFormat::kBFloat16:
+      return function(BFloat16Bits{});
+    case FloatFormat::kHalf:
+      return function(HalfBits{});
+  }
+}
+
+}  // namespace
+
+void launch_quantise(const Float8Quantise& quantise, cudaStream_t stream) {
+  const unsigned blocks = blocks_for(quantise.payload_numel);
+  with_format(quantise.format, [&](auto zero) {
+    using From = decltype(zero);
+    if (quantise.numel > 0) amax_kernel<From><<<blocks, kThreads, 0, stream>>>(quantise);
+    quantise_kernel<From><<<blocks, kThreads, 0, stream>>>(quantise);
+  });
+}
+
+void launch_dequantise(const Float8Dequantise& dequantise, cudaStream_t stream) {
+  const dim3 grid(blocks_for(dequantise.runs * dequantise.chunk_run),
+                  static_cast<unsigned>(dequantise.ranks));
+  with_format(dequantise.format, [&](auto zero) {
+    dequantise_kernel<decltype(zero)><<<grid, kThreads, 0, stream>>>(dequantise);
+  });
+}
+
+}  // namespace megashard

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+namespace megashard {
+
+struct CopyTable;
+struct Float8Quantise;
+struct Float8Dequantise;
+
+// The kernels, compiled by nvcc, which sees no header of LibTorch. They return before the device
+// has run them; the caller asks for errors of the launch.
+void launch_copy(const CopyTable& table, cudaStream_t stream);
+void launch_quantise(const Float8Quantise& quantise, cudaStream_t stream);
+void launch_dequantise(const Float8Dequantise& dequantise, cudaStream_t stream);
+
+}  // namespace megashard
