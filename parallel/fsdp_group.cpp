@@ -22,6 +22,7 @@ FsdpGroup::FsdpGroup(const std::vector<std::pair<std::string, at::Tensor>>& para
 FsdpGroup::~FsdpGroup() = default;
 
 void FsdpGroup::prepare(FsdpContext& context) {
+  context_ = &context;
   if (prepared_) return;
   std::string on_meta;
   for (const auto& param : params_) {
@@ -30,7 +31,6 @@ void FsdpGroup::prepare(FsdpContext& context) {
   }
   TORCH_CHECK(on_meta.empty(), "these parameters are still on the meta device: ", on_meta,
               ". Materialise and initialise the model (post-construction init, or a checkpoint) before its forward");
-  context_ = &context;
   make_plans();
   prepared_ = true;
 }

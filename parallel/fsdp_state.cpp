@@ -30,7 +30,7 @@ FsdpState::FsdpState(std::vector<torch::nn::Module*> modules, const FullyShardOp
 FsdpState::~FsdpState() = default;
 
 void FsdpState::ensure_root() {
-  if (context_ != nullptr) return;
+  if (context_ != nullptr && !provisional_) return;
   TORCH_CHECK(modules_.size() == 1, "the root of fully_shard must be one module: call fully_shard on the whole model "
               "last, or run forward through it");
   torch::nn::Module& root = *modules_[0];
@@ -40,7 +40,7 @@ void FsdpState::ensure_root() {
   auto adopt = [&](const std::string& path, const torch::nn::Module& module) {
     const auto state = fsdp_state(module);
     if (state == nullptr || !seen.insert(state.get()).second) return;
-    TORCH_CHECK(state->context_ == nullptr, "module '", path, "' ran forward on its own before its root did: run "
+    TORCH_CHECK(state->context_ == nullptr || state->provisional_, "module '", path, "' ran forward on its own before its root did: run "
                 "forward through the root module first");
     state->name_ = path;
     context->states.push_back(state.get());
@@ -48,7 +48,11 @@ void FsdpState::ensure_root() {
   adopt(name_, root);
   for (const auto& item : root.named_modules("", /*include_self=*/false))
     adopt(item.key(), *item.value());
-  for (auto* state : context->states) state->context_ = context;
+  for (auto* state : context->states) {
+    state->context_ = context;
+    if (std::exchange(state->provisional_, false) && state->group_)
+      state->group_->prepare(*context);
+  }
   name_parameters(root);
   if (group_) group_->set_of_root();
 }
@@ -74,7 +78,12 @@ bool FsdpState::all_ran() const {
 void FsdpState::pre_forward(TensorRefs inputs) {
   enter_guarded_forward();  // before all that may throw: forward_failed leaves it
   ensure_root();
-  if (!inside_backward() && context_->forward_depth++ == 0) begin_iteration();
+  if (!inside_backward() && context_->forward_depth++ == 0) {
+    begin_iteration();
+    move_to_device(inputs);
+  }
+  if (policy_.cast_forward_inputs && policy_.param_dtype)
+    cast_floating(inputs, *policy_.param_dtype);
   if (all_ran()) start_forward(inputs);
 }
 
@@ -87,8 +96,6 @@ void FsdpState::start_forward(TensorRefs inputs) {
     // A reentrant recompute around the root: the end of the outer backward is the one to wait for.
     scope->before_inner_backward([self = shared_from_this()] { self->queue_final_callback(); });
   }
-  if (policy_.cast_forward_inputs && policy_.param_dtype)
-    cast_floating(inputs, *policy_.param_dtype);
   if (group_) {
     group_->prepare(*context_);
     group_->gather();
@@ -203,6 +210,14 @@ void FsdpState::give_up_forward(bool parameters_too) noexcept {
     if (group_) group_->release();
   } catch (const std::exception&) {
     // The exception that left forward is the one to report.
+  }
+}
+
+/// The root's inputs, which a loader may have left in host memory.
+void FsdpState::move_to_device(TensorRefs tensors) const {
+  if (mesh_device_.is_cpu()) return;
+  for (auto* tensor : tensors) {
+    if (tensor->defined() && tensor->device() != mesh_device_) *tensor = tensor->to(mesh_device_);
   }
 }
 
@@ -322,7 +337,12 @@ void FsdpState::abandon_backward(FsdpContext& context) noexcept {
 }
 
 void FsdpState::start_unshard() {
-  ensure_root();
+  if (context_ == nullptr) {  // which module is the root, only its forward tells
+    if (comm_ == nullptr) comm_ = std::make_shared<CommContext>(mesh_device_);
+    context_ = std::make_shared<FsdpContext>(comm_);
+    context_->states.push_back(this);
+    provisional_ = true;
+  }
   if (group_ == nullptr) return;
   group_->prepare(*context_);
   const CommStreams& streams = context_->streams();

@@ -61,6 +61,7 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   static void restore_outside_forward(FsdpContext& context);
   void give_up_forward(bool parameters_too) noexcept;
   void prefetch(const std::vector<std::weak_ptr<FsdpState>>& targets);
+  void move_to_device(TensorRefs tensors) const;
   void cast_floating(TensorRefs tensors, at::ScalarType dtype) const;
   void check_outputs(TensorRefs outputs) const;
   void pre_backward();
@@ -76,6 +77,8 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   std::unique_ptr<FsdpGroup> group_;
   std::shared_ptr<CommContext> comm_;  // of a root
   std::shared_ptr<FsdpContext> context_;
+  bool provisional_ =
+      false;  // the context is this state's own: gathered by hand before the root ran
   std::string name_;
   Phase phase_ = Phase::kIdle;
   std::vector<bool> ran_;  // modules of the list that ran since the group was gathered; all: idle
