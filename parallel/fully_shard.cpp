@@ -114,6 +114,19 @@ void check_reshard(ReshardAfterForward& reshard, int ranks) {
   }
 }
 
+void check_dtypes(const MixedPrecisionPolicy& policy) {
+  const std::pair<const char*, std::optional<at::ScalarType>> fields[] = {
+      {"param_dtype", policy.param_dtype},
+      {"reduce_dtype", policy.reduce_dtype},
+      {"output_dtype", policy.output_dtype},
+      {"grad_dtype", policy.grad_dtype},
+      {"buffer_dtype", policy.buffer_dtype}};
+  for (const auto& [name, dtype] : fields) {
+    TORCH_CHECK(!dtype || at::isFloatingType(*dtype), "MixedPrecisionPolicy.", name, " is ", *dtype, ", which is not a "
+                "floating dtype: take bfloat16, float16 or float32");
+  }
+}
+
 ShardLayout layout_of(const FullyShardOptions& options) {
   TORCH_CHECK(options.mesh != nullptr, "fully_shard needs options.mesh, a 1-D or 2-D DeviceMesh");
   const DeviceMesh& mesh = *options.mesh;
@@ -136,6 +149,7 @@ void fully_shard(std::span<Module* const> modules, const FullyShardOptions& opti
   const ShardLayout layout = layout_of(options);
   FullyShardOptions checked = options;
   check_reshard(checked.reshard_after_forward, layout.shard_group->size());
+  check_dtypes(checked.mixed_precision);
   Managed managed;
   std::unordered_set<const Module*> visited;
   std::unordered_set<const c10::TensorImpl*> seen;
