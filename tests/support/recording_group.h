@@ -14,7 +14,8 @@ namespace megashard::testing {
 struct CollectiveCall {
   std::string operation;  ///< "all_gather", "reduce_scatter", "all_reduce"
   at::ScalarType dtype;
-  int64_t numel;  ///< of the input
+  int64_t numel;                 ///< of the input
+  ReduceOp op = ReduceOp::kSum;  ///< of reductions
 };
 
 /// A rank's group that notes what moves through it; the log is the rank's own and outlives it.
@@ -31,11 +32,11 @@ class RecordingGroup final : public ProcessGroup {
     return inner_->all_gather_into(output, input);
   }
   Work reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op) override {
-    note("reduce_scatter", input);
+    note("reduce_scatter", input, op);
     return inner_->reduce_scatter_into(output, input, op);
   }
   Work all_reduce(at::Tensor tensor, ReduceOp op) override {
-    note("all_reduce", tensor);
+    note("all_reduce", tensor, op);
     return inner_->all_reduce(tensor, op);
   }
   Work broadcast(at::Tensor tensor, int root) override { return inner_->broadcast(tensor, root); }
@@ -45,12 +46,12 @@ class RecordingGroup final : public ProcessGroup {
   void barrier() override { inner_->barrier(); }
   std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
                                          const std::string& name) override {
-    return inner_->subgroup(members, name);
+    return std::make_shared<RecordingGroup>(inner_->subgroup(members, name), log_);
   }
 
  private:
-  void note(const char* operation, const at::Tensor& tensor) {
-    log_.push_back({operation, tensor.scalar_type(), tensor.numel()});
+  void note(const char* operation, const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum) {
+    log_.push_back({operation, tensor.scalar_type(), tensor.numel(), op});
   }
 
   ProcessGroupPtr inner_;

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <unordered_set>
+#include <vector>
+
+#include "tests/support/formula.h"
+
+namespace megashard::testing {
+
+/// This rank's part of a whole tensor, cut as the parameter is, along whatever dimensions.
+inline at::Tensor part_like(const at::Tensor& whole, const at::Tensor& parameter) {
+  const auto view = sharded_view(parameter);
+  at::Tensor part = whole.detach();
+  for (int64_t dim = 0; dim < part.dim(); ++dim) {
+    const int64_t begin = std::min(view.offsets[static_cast<size_t>(dim)], whole.size(dim));
+    part = part.narrow(dim, begin, view.local.size(dim));
+  }
+  return part;
+}
+
+/// The gradients of a plain model on this rank's data become their average over all ranks, as
+/// DistributedDataParallel makes it; each tensor once.
+inline void average_gradients(const torch::nn::Module& plain, ProcessGroup& world) {
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& parameter : plain.parameters()) {
+    if (!parameter.grad().defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second)
+      continue;
+    world.all_reduce(parameter.mutable_grad(), ReduceOp::kAvg).wait();
+  }
+}
+
+/// Weights that depend on the seed alone: LibTorch's own initialisation differs from rank to rank.
+inline void fill_weights(const torch::nn::Module& module, uint64_t seed = 1) {
+  for (const auto& item : module.named_parameters())
+    item.value().set_data(fixed(item.value().sizes(), seed++) * 0.3);
+}
+
+inline void copy_weights(const torch::nn::Module& from, const torch::nn::Module& to) {
+  const auto source = from.named_parameters();
+  for (const auto& item : to.named_parameters())
+    item.value().set_data(source[item.key()].detach().clone());
+}
+
+/// Every gradient of `model` is this rank's part of the plain model's, bit for bit, or within
+/// `tolerance` of the largest value where the order of additions differs (replicas).
+inline void expect_gradients_of(const torch::nn::Module& plain, const torch::nn::Module& model,
+                                double tolerance = 0) {
+  const auto expected = plain.named_parameters();
+  for (const auto& item : model.named_parameters()) {
+    const at::Tensor whole = expected[item.key()].grad(), mine = item.value().grad();
+    ASSERT_EQ(mine.defined(), whole.defined()) << item.key();
+    if (!mine.defined()) continue;
+    const at::Tensor part = part_like(whole, item.value());
+    ASSERT_EQ(mine.sizes(), part.sizes()) << item.key();
+    EXPECT_EQ(mine.scalar_type(), item.value().scalar_type()) << item.key();
+    if (tolerance == 0) {
+      EXPECT_TRUE(at::equal(mine, part)) << item.key();
+    } else if (part.numel() > 0) {
+      EXPECT_LE((mine - part).abs().max().item<double>(),
+                tolerance * whole.abs().max().item<double>())
+          << item.key();
+    }
+  }
+}
+
+/// The same of the weights.
+inline void expect_weights_of(const torch::nn::Module& plain, const torch::nn::Module& model,
+                              double tolerance = 0) {
+  const auto expected = plain.named_parameters();
+  for (const auto& item : model.named_parameters()) {
+    const at::Tensor whole = expected[item.key()];
+    const at::Tensor local = sharded_view(item.value()).local,
+                     part = part_like(whole, item.value());
+    if (tolerance == 0) {
+      EXPECT_TRUE(at::equal(local, part)) << item.key();
+    } else if (part.numel() > 0) {
+      EXPECT_LE((local - part).abs().max().item<double>(),
+                tolerance * whole.abs().max().item<double>())
+          << item.key();
+    }
+  }
+}
+
+/// No parameter is gathered.
+inline void expect_sharded(const torch::nn::Module& model) {
+  for (const auto& item : model.named_parameters()) {
+    const auto now = item.value().sizes().vec();  // before sharded_view, which frees
+    EXPECT_EQ(now, sharded_view(item.value()).local.sizes().vec()) << item.key();
+  }
+}
+
+/// w -= rate * w.grad, on whatever rows there are.
+inline void descend(const torch::nn::Module& model, double rate = 0.01) {
+  const c10::NoGradGuard no_grad;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (auto& parameter : model.parameters()) {
+    if (!parameter.grad().defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second)
+      continue;
+    parameter.sub_(parameter.grad(), rate);
+  }
+}
+
+}  // namespace megashard::testing
