@@ -11,6 +11,7 @@
 #include "parallel/flat_view.h"
 #include "parallel/fsdp_group.h"
 #include "parallel/gradient_reduction.h"
+#include "parallel/shard_copies.h"
 
 namespace megashard {
 namespace {
@@ -37,39 +38,6 @@ void set_flag(const at::Tensor& input, int ranks, int64_t place, bool value) {
       copy_elements(to, input.scalar_type(), &number, at::kFloat, 1);
     } else {
       flat_view(input, {1}, index).fill_(number);
-    }
-  }
-}
-
-/// Writes a whole gradient (or zeros) into the packed input: rank r's part starts at r *
-/// part_numel.
-void pack(const at::Tensor& gradient, const ShardGeometry& geometry, const at::Tensor& input,
-          int64_t offset) {
-  const int64_t part_numel = input.numel() / geometry.ranks;
-  for (int rank = 0; rank < geometry.ranks; ++rank) {
-    const int64_t to = rank * part_numel + offset;
-    const auto sizes = geometry.local_sizes(rank);
-    const int64_t filled = gradient.defined() ? c10::multiply_integers(sizes) : 0;
-    const int64_t padding = geometry.chunk_numel - filled;
-    if (input.is_cpu()) {
-      const auto into = static_cast<int64_t>(input.element_size());
-      auto* destination = static_cast<char*>(input.data_ptr()) + to * into;
-      if (filled > 0) {
-        const auto from = static_cast<int64_t>(gradient.element_size());
-        const auto* source = static_cast<const char*>(gradient.const_data_ptr());
-        geometry.for_each_run(rank, [&](int64_t whole, int64_t chunk, int64_t count) {
-          copy_elements(destination + chunk * into, input.scalar_type(), source + whole * from,
-                        gradient.scalar_type(), count);
-        });
-      }
-      std::fill_n(destination + filled * into, padding * into, char{0});
-    } else {
-      if (filled > 0) {
-        flat_view(input, sizes, to)
-            .copy_(gradient.view(geometry.sizes)
-                       .narrow(geometry.dim, geometry.range(rank).offset, sizes[geometry.dim]));
-      }
-      if (padding > 0) flat_view(input, {padding}, to + filled).zero_();
     }
   }
 }
@@ -205,6 +173,7 @@ void FsdpGroup::pack_gradients(GradientReduction& reduction) {
   if (part_numel > 0) packed.input = new_buffer(ranks * part_numel, dtype);
   const int replica = replicas() == 1 ? 0 : layout_.replicate_group->rank();
   const int64_t mine = flags == 1 ? 0 : replica * ranks + layout_.shard_group->rank();
+  std::vector<RowsCopy> copies;
   for (auto& [param, gradient, offset] : parts) {
     for (int64_t i = 0; i < flags; ++i)
       set_flag(packed.input, ranks, flag + i, i == mine && gradient.defined());
@@ -215,12 +184,17 @@ void FsdpGroup::pack_gradients(GradientReduction& reduction) {
           gradient.defined() ? gradient.view({-1}) : at::zeros({param->geometry().numel}, options);
       reduction.buffers.push_back({flat.to(dtype), at::Tensor(), {{param, 0, first_flag}}, Work()});
     } else {
-      pack(gradient, param->geometry(), packed.input, offset);
+      const bool there = gradient.defined() && gradient.numel() > 0;
+      auto* first = static_cast<char*>(packed.input.data_ptr()) +
+                    offset * static_cast<int64_t>(c10::elementSize(dtype));
+      add_split(copies, param->geometry(), there ? gradient.const_data_ptr() : nullptr,
+                there ? gradient.scalar_type() : dtype, {first, dtype, part_numel});
       packed.entries.push_back({param, offset, first_flag});
     }
     flag += flags;
   }
   if (!packed.input.defined()) return;
+  copy_batch(copies, context_->streams().device);
   if (reduction.scaling.before != 1) packed.input.div_(reduction.scaling.before);
   reduction.buffers.push_back(std::move(packed));
 }

@@ -1,11 +1,9 @@
 #include "parallel/gather_plan.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "parallel/buffer_pool.h"
-#include "parallel/element_copy.h"
 #include "parallel/flat_view.h"
 
 namespace megashard {
@@ -92,7 +90,7 @@ at::Tensor GatherPlan::payload_view(const Piece& piece, size_t index, bool of_al
   return typed_rows(packed_, what.dtype, ranks(), what.numel, packed_bytes_ / element, from);
 }
 
-void GatherPlan::copy_in(const Piece& piece) const {
+void GatherPlan::copy_in(const Piece& piece) {
   const FsdpParam& param = *piece.param;
   if (!piece.payloads.empty()) {
     c10::SmallVector<at::Tensor, 4> payloads;
@@ -103,20 +101,30 @@ void GatherPlan::copy_in(const Piece& piece) const {
   }
   const bool direct = piece.offset == kDirect;
   const at::Tensor& buffer = direct ? piece.own_part : packed_;
-  const int64_t from = direct ? 0 : rank() * packed_bytes_ + piece.offset;
-  const at::Tensor& source = from_rows_ ? param.shard() : piece.slice;
-  const auto from_dtype = from_rows_ ? param.stored_dtype() : at::kByte;
-  const auto to_dtype = from_rows_ ? param.compute_dtype() : at::kByte;
-  if (buffer.is_cpu()) {
-    copy_elements(static_cast<char*>(buffer.data_ptr()) + from, to_dtype, source.const_data_ptr(),
-                  from_dtype, source.numel());
-  } else {
-    const at::Tensor rows = from_rows_ ? param.shard_on_device() : piece.slice;
-    typed_view(buffer, to_dtype, rows.sizes(), from).copy_(rows);
-  }
+  const at::Tensor& source =
+      sources_.emplace_back(from_rows_ ? param.shard_on_device() : piece.slice);
+  if (source.numel() == 0) return;
+  copies_.push_back({.from = source.const_data_ptr(),
+                     .to = static_cast<char*>(buffer.data_ptr()) +
+                           (direct ? 0 : rank() * packed_bytes_ + piece.offset),
+                     .from_dtype = source.scalar_type(),
+                     .to_dtype = from_rows_ ? param.compute_dtype() : at::kByte,
+                     .row_numel = source.numel(),
+                     .numel = source.numel()});
+}
+
+void GatherPlan::run_copies(const CommStreams& streams) {
+  copy_batch(copies_, streams.device);
+  drop_copies();
+}
+
+void GatherPlan::drop_copies() {
+  copies_.clear();
+  sources_.clear();
 }
 
 void GatherPlan::start(const CommStreams& streams) {
+  drop_copies();
   const bool packs = packed_bytes_ > 0;
   if (ranks() == 1 && !packs) return;  // finish copies on the current stream
   {
@@ -127,6 +135,7 @@ void GatherPlan::start(const CommStreams& streams) {
       if (piece.offset == kDirect) piece.param->full().allocate();
       copy_in(piece);
     }
+    run_copies(streams);
   }
   if (ranks() == 1) {
     if (streams.enabled()) gathered_ = StreamEvent::record(*streams.copy_in);
@@ -149,6 +158,7 @@ void GatherPlan::start(const CommStreams& streams) {
 }
 
 void GatherPlan::finish(const CommStreams& streams) {
+  drop_copies();
   for (auto& work : works_) work.wait();
   works_.clear();
   if (streams.enabled()) gathered_.make_wait(streams.current());
@@ -160,10 +170,11 @@ void GatherPlan::finish(const CommStreams& streams) {
       copy_in(piece);
     }
   }
+  run_copies(streams);
   if (!streams.enabled()) packed_ = at::Tensor();
 }
 
-void GatherPlan::copy_out(const Piece& piece) const {
+void GatherPlan::copy_out(const Piece& piece) {
   FsdpParam& param = *piece.param;
   if (!piece.payloads.empty()) {
     c10::SmallVector<at::Tensor, 4> payloads;
@@ -171,42 +182,21 @@ void GatherPlan::copy_out(const Piece& piece) const {
       payloads.push_back(payload_view(piece, i, true));
     return param.extension()->unpack(piece.shape, payloads, param.full().tensor());
   }
-  if (!from_rows_) return copy_out_slices(piece);
-  const auto& geometry = param.geometry();
   const at::Tensor& full = param.full().bytes();
-  const auto element = bytes_of(1, param.compute_dtype());
-  for (int from_rank = 0; from_rank < ranks(); ++from_rank) {
-    const int64_t from = from_rank * packed_bytes_ + piece.offset;
-    if (full.is_cpu()) {
-      auto* to = static_cast<char*>(full.data_ptr());
-      const auto* source = static_cast<const char*>(packed_.const_data_ptr()) + from;
-      geometry.for_each_run(from_rank, [&](int64_t whole, int64_t chunk, int64_t count) {
-        copy_elements(to + whole * element, at::kByte, source + chunk * element, at::kByte,
-                      count * element);
-      });
-    } else {
-      const auto sizes = geometry.local_sizes(from_rank);
-      if (c10::multiply_integers(sizes) == 0) continue;
-      const auto part = param.full().tensor().narrow(geometry.dim, geometry.range(from_rank).offset,
-                                                     sizes[geometry.dim]);
-      part.copy_(typed_view(packed_, param.compute_dtype(), sizes, from));
-    }
+  if (full.numel() == 0) return;
+  void* first = static_cast<char*>(packed_.data_ptr()) + piece.offset;
+  if (from_rows_) {
+    const auto dtype = param.compute_dtype();
+    const int64_t stride = packed_bytes_ / bytes_of(1, dtype);
+    return add_join(copies_, param.geometry(), {first, dtype, stride}, full.data_ptr());
   }
-}
-
-void GatherPlan::copy_out_slices(const Piece& piece) const {
-  const at::Tensor& full = piece.param->full().bytes();
-  const int64_t full_bytes = full.numel();
-  for (int64_t from_rank = 0, at = 0; at < full_bytes; ++from_rank, at += piece.bytes) {
-    const int64_t bytes = std::min(piece.bytes, full_bytes - at);
-    const int64_t from = from_rank * packed_bytes_ + piece.offset;
-    if (full.is_cpu()) {
-      copy_elements(static_cast<char*>(full.data_ptr()) + at, at::kByte,
-                    static_cast<const char*>(packed_.const_data_ptr()) + from, at::kByte, bytes);
-    } else {
-      flat_view(full, {bytes}, at).copy_(flat_view(packed_, {bytes}, from));
-    }
-  }
+  copies_.push_back({.from = first,
+                     .to = full.data_ptr(),
+                     .rows = ranks(),
+                     .row_numel = piece.bytes,
+                     .numel = full.numel(),
+                     .from_stride = packed_bytes_,
+                     .to_stride = piece.bytes});
 }
 
 void GatherPlan::keep_slices() {

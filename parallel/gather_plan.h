@@ -9,6 +9,7 @@
 #include "parallel/comm_streams.h"
 #include "parallel/fsdp_param.h"
 #include "parallel/group_collectives.h"
+#include "parallel/shard_copies.h"
 
 namespace megashard {
 
@@ -67,16 +68,19 @@ class GatherPlan {
   int rank() const { return group_->rank(); }
   int ranks() const { return group_->size(); }
 
-  void copy_in(const Piece& piece) const;
-  void copy_out(const Piece& piece) const;
-  void copy_out_slices(const Piece& piece) const;
+  void copy_in(const Piece& piece);
+  void copy_out(const Piece& piece);
+  void run_copies(const CommStreams& streams);
+  void drop_copies();  // left by a call that threw
 
   ProcessGroupPtr group_;
   bool from_rows_ = true;
   Options options_;
   std::vector<Piece> pieces_;
-  int64_t packed_bytes_ = 0;  // per rank
-  at::Tensor packed_;         // uint8 [ranks * packed_bytes], while a gather runs
+  int64_t packed_bytes_ = 0;         // per rank
+  at::Tensor packed_;                // uint8 [ranks * packed_bytes], while a gather runs
+  std::vector<RowsCopy> copies_;     // collected, to run in one launch
+  std::vector<at::Tensor> sources_;  // of copies_
   std::vector<Work> works_;
   StreamEvent gathered_;
 };
