@@ -4,12 +4,13 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/pickle_writer.h"
-#include "tests/checkpoint/refusal.h"
+#include "tests/support/message_of.h"
 
 namespace megashard {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::message_of;
 
 std::string raw(const char* bytes, size_t size) { return {bytes, size}; }
 template <size_t N>
@@ -18,7 +19,7 @@ Value read(const char (&bytes)[N]) {
 }
 template <size_t N>
 std::string refused(const char (&bytes)[N]) {
-  return refusal_of([&] { read_pickle(std::string_view(bytes, N - 1), "test"); });
+  return message_of([&] { read_pickle(std::string_view(bytes, N - 1), "test"); });
 }
 
 TEST(Pickle, WhatIsWrittenIsRead) {
@@ -90,7 +91,7 @@ TEST(Pickle, DamagedAndHostileOnesAreRefused) {
 
 TEST(Pickle, NestingAndGrowthAreBounded) {
   const auto deep = std::string(100000, ']') + std::string(99999, 'a') + ".";
-  EXPECT_THAT(refusal_of([&] { read_pickle(deep, "test"); }), HasSubstr("nested deeper"));
+  EXPECT_THAT(message_of([&] { read_pickle(deep, "test"); }), HasSubstr("nested deeper"));
   std::string laughs = "]q";  // each list holds the one before ten times
   laughs += '\0';
   for (char i = 0; i < 20; ++i) {
@@ -99,7 +100,7 @@ TEST(Pickle, NestingAndGrowthAreBounded) {
     laughs += "eq";
     laughs += static_cast<char>(i + 1);
   }
-  EXPECT_THAT(refusal_of([&] { read_pickle(laughs + ".", "test"); }),
+  EXPECT_THAT(message_of([&] { read_pickle(laughs + ".", "test"); }),
               HasSubstr("many times its size"));
 }
 

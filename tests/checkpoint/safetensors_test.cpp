@@ -9,13 +9,14 @@
 #include <fstream>
 
 #include "checkpoint/hf_weights.h"
-#include "tests/checkpoint/refusal.h"
 #include "tests/checkpoint/temporary_folder.h"
+#include "tests/support/message_of.h"
 
 namespace megashard {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::message_of;
 
 at::Tensor counting(at::ScalarType dtype, std::vector<int64_t> sizes) {
   int64_t numel = 1;
@@ -80,7 +81,7 @@ TEST(Safetensors, DamagedAndHostileFilesAreRefused) {
   const auto path = folder.file("bad");
   const auto refused = [&](const std::string& header, const std::string& data) {
     write_raw(path, header, data);
-    return refusal_of([&] { SafetensorsFile file(path); });
+    return message_of([&] { SafetensorsFile file(path); });
   };
   const std::string four(4, 'x');
   EXPECT_THAT(refused("[]", ""), HasSubstr("not a JSON object"));
@@ -106,10 +107,10 @@ TEST(Safetensors, DamagedAndHostileFilesAreRefused) {
                       four),
               HasSubstr("overlap"));
   std::ofstream(path, std::ios::binary) << std::string("\xff\xff\xff\xff\xff\xff\xff\x7f", 8);
-  EXPECT_THAT(refusal_of([&] { SafetensorsFile file(path); }), HasSubstr("no safetensors file"));
+  EXPECT_THAT(message_of([&] { SafetensorsFile file(path); }), HasSubstr("no safetensors file"));
   std::ofstream(path, std::ios::binary) << "abc";
-  EXPECT_THAT(refusal_of([&] { SafetensorsFile file(path); }), HasSubstr("too short"));
-  EXPECT_THAT(refusal_of([&] { SafetensorsFile file(folder.file("absent")); }),
+  EXPECT_THAT(message_of([&] { SafetensorsFile file(path); }), HasSubstr("too short"));
+  EXPECT_THAT(message_of([&] { SafetensorsFile file(folder.file("absent")); }),
               HasSubstr("cannot read"));
 }
 
@@ -127,7 +128,7 @@ TEST(HfWeights, ShardsAreWrittenAndFoundThroughTheIndex) {
     EXPECT_EQ(weights.file_count(), 3);
     EXPECT_EQ(weights.tensors().size(), 5U);
     EXPECT_TRUE(at::equal(weights.tensor("w3"), data(infos[3])));
-    EXPECT_THAT(refusal_of([&] { weights.tensor("w9"); }), HasSubstr("no tensor \"w9\""));
+    EXPECT_THAT(message_of([&] { weights.tensor("w9"); }), HasSubstr("no tensor \"w9\""));
   }
   save_hf_weights(folder.path(), infos, data);  // replaces all of the earlier files
   EXPECT_EQ(HfWeights(folder.path()).file_count(), 1);
@@ -138,9 +139,9 @@ TEST(HfWeights, AnIndexThatLiesIsRefused) {
   TemporaryFolder folder;
   const auto refused = [&](const std::string& index) {
     std::ofstream(folder.file("model.safetensors.index.json")) << index;
-    return refusal_of([&] { HfWeights weights(folder.path()); });
+    return message_of([&] { HfWeights weights(folder.path()); });
   };
-  EXPECT_THAT(refusal_of([&] { HfWeights weights(folder.path()); }), HasSubstr("save_pretrained"));
+  EXPECT_THAT(message_of([&] { HfWeights weights(folder.path()); }), HasSubstr("save_pretrained"));
   EXPECT_THAT(refused("{}"), HasSubstr("weight_map"));
   EXPECT_THAT(refused(R"({"weight_map":{"a":"../secret.safetensors"}})"),
               HasSubstr("not in a file of this folder"));

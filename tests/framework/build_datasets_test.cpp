@@ -9,8 +9,8 @@
 namespace megashard {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 // A dataset of `size` one-token samples, all equal to `id`.
 class Numbered : public SampleDataset {

@@ -11,8 +11,8 @@
 namespace megashard {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 // Sample i is i, i + 1, ...; every token of `bad_sample` is one too many.
 class Counting : public SampleDataset {

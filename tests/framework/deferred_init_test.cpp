@@ -20,11 +20,13 @@
 #include <thread>
 
 #include "framework/generator_state.h"
+#include "tests/support/message_of.h"
 
 namespace megashard {
 namespace {
 
 namespace nn = torch::nn;
+using testing::message_of;
 using ModulePtr = std::shared_ptr<nn::Module>;
 
 /// A module whose constructor is a function.
@@ -216,7 +218,7 @@ void expect_equal_tensors(const nn::Module& deferred, const nn::Module& ordinary
   compare(deferred.named_buffers(), ordinary.named_buffers());
 }
 
-class DeferredConstruction : public testing::TestWithParam<Row> {};
+class DeferredConstruction : public ::testing::TestWithParam<Row> {};
 
 TEST_P(DeferredConstruction, EqualsAnOrdinaryStart) {
   at::manual_seed(5);
@@ -243,17 +245,8 @@ TEST_P(DeferredConstruction, EqualsAnOrdinaryStart) {
   EXPECT_TRUE(same_generator_state(deferred_state, default_state()));
 }
 
-INSTANTIATE_TEST_SUITE_P(Constructors, DeferredConstruction, testing::ValuesIn(rows()),
+INSTANTIATE_TEST_SUITE_P(Constructors, DeferredConstruction, ::testing::ValuesIn(rows()),
                          [](const auto& info) { return std::string(info.param.name); });
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
 
 ModulePtr build_under(InitTape& tape, const std::function<ModulePtr()>& make) {
   return tape.construct(make);
@@ -267,7 +260,7 @@ TEST(DeferredInit, RawBytesAreASentence) {
     m.buffer("c", t);
   });
   EXPECT_THAT(message_of([&] { build_under(tape, accessor); }),
-              testing::HasSubstr("the one made last: aten::empty [4]"));
+              ::testing::HasSubstr("the one made last: aten::empty [4]"));
   EXPECT_TRUE(at::ones({2}).is_cpu());  // the guard ended with the exception
 }
 
@@ -280,8 +273,8 @@ TEST(DeferredInit, UnsetTensorsAreNamed) {
   InitTape tape;
   auto module = build_under(tape, make);
   const auto message = message_of([&] { tape.materialise(*module, &assign_whole); });
-  EXPECT_THAT(message, testing::HasSubstr("parameter 'w' [4, 3], buffer 'copy_of_nothing' [2]"));
-  EXPECT_THAT(message, testing::Not(testing::HasSubstr("'set'")));
+  EXPECT_THAT(message, ::testing::HasSubstr("parameter 'w' [4, 3], buffer 'copy_of_nothing' [2]"));
+  EXPECT_THAT(message, ::testing::Not(::testing::HasSubstr("'set'")));
   EXPECT_EQ(
       tape.materialise(*module, &assign_whole, {.parameters = true, .allow_unset = true}).tensors,
       3);
@@ -294,13 +287,13 @@ TEST(DeferredInit, TensorsFromElsewhereAreNamed) {
   auto module = build_under(tape, built([&](Built& m) { m.parameter("w", outside); }));
   EXPECT_THAT(
       message_of([&] { tape.materialise(*module, &assign_whole); }),
-      testing::HasSubstr(
+      ::testing::HasSubstr(
           "not made under this tape's DeferredInit, so nothing can set them: parameter 'w'"));
   InitTape second;
   EXPECT_THAT(message_of([&] {
                 build_under(second, built([&](Built& m) { m.buffer("b", outside + 1); }));
               }),
-              testing::HasSubstr("made before this DeferredInit"));
+              ::testing::HasSubstr("made before this DeferredInit"));
 }
 
 TEST(DeferredInit, DrawsBesideTheTapeAreAnError) {
@@ -311,7 +304,7 @@ TEST(DeferredInit, DrawsBesideTheTapeAreAnError) {
                               std::thread([] { at::rand({3}); }).join();
                             }));
   EXPECT_THAT(message_of([&] { tape.materialise(*module, &assign_whole); }),
-              testing::HasSubstr("drawn beside the recorded operations"));
+              ::testing::HasSubstr("drawn beside the recorded operations"));
 }
 
 TEST(DeferredInit, TwoGuardsContinueOneTape) {
@@ -444,7 +437,7 @@ TEST(DeferredInit, ATapeIsReplayedOnce) {
   auto module = build_under(tape, [] { return nn::Linear(2, 2).ptr(); });
   tape.materialise(*module, &assign_whole);
   EXPECT_THAT(message_of([&] { tape.materialise(*module, &assign_whole); }),
-              testing::HasSubstr("replayed already"));
+              ::testing::HasSubstr("replayed already"));
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 namespace megashard {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 std::shared_ptr<IndexedDataset> documents(const std::vector<int>& lengths) {
   return std::make_shared<IndexedDataset>(write_documents(fresh_prefix("set"), lengths));

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -12,13 +11,14 @@
 #include "framework/indexed_dataset.h"
 #include "framework/indexed_dataset_writer.h"
 #include "framework/token_source.h"
+#include "tests/support/message_of.h"
 
 namespace megashard {
 
 // A prefix in a folder of the running test's own, emptied first.
 inline std::string fresh_prefix(const std::string& name) {
-  const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-  const auto folder = std::filesystem::path(testing::TempDir()) /
+  const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+  const auto folder = std::filesystem::path(::testing::TempDir()) /
                       (std::string(test->test_suite_name()) + "." + test->name());
   std::filesystem::create_directories(folder);
   const std::string prefix = (folder / name).string();
@@ -41,15 +41,6 @@ inline std::string write_documents(const std::string& prefix, const std::vector<
   return prefix;
 }
 
-// What the first line of the thrown message says; empty when nothing was thrown.
-inline std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const std::exception& error) {
-    const std::string what = error.what();
-    return what.substr(0, what.find('\n'));
-  }
-  return "";
-}
+using testing::message_of;
 
 }  // namespace megashard

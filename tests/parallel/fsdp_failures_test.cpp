@@ -63,7 +63,7 @@ TEST(FsdpFailures, AnExceptionInForwardLeavesNothingFull) {
     Fragile plain(nullptr), model(flat_mesh(world));
     for (int i = 0; i < 2; ++i) {
       model.fail_forward = true;
-      contains(error_of([&] { model.loss(); }), "forward failed on purpose");
+      contains(message_of([&] { model.loss(); }), "forward failed on purpose");
       model.expect_sharded();
       model.fail_forward = false;
       model.expect_step_equal_to(plain);
@@ -81,7 +81,7 @@ TEST(FsdpFailures, AnExceptionInBackwardKeepsEarlierGradients) {
     const at::Tensor first = unguarded(model.units[0]->w[0].grad()).clone();
     model.fail_backward = true;
     const at::Tensor loss = model.loss();
-    contains(error_of([&] { loss.backward(); }), "backward failed on purpose");
+    contains(message_of([&] { loss.backward(); }), "backward failed on purpose");
     model.fail_backward = false;
     model.expect_sharded();
     EXPECT_TRUE(at::equal(model.units[0]->w[0].grad(), first));  // backward did not come so far
@@ -96,7 +96,7 @@ TEST(FsdpFailures, AnExceptionInBackwardKeepsGradientsThatWaitForSync) {
     model.loss().backward();
     model.fail_backward = true;
     const at::Tensor loss = model.loss();
-    contains(error_of([&] { loss.backward(); }), "backward failed on purpose");
+    contains(message_of([&] { loss.backward(); }), "backward failed on purpose");
     model.fail_backward = false;
     set_requires_gradient_sync(model.root, true);
     model.loss().backward();
@@ -111,28 +111,29 @@ TEST(FsdpFailures, WrongUsesEndInASentence) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     const auto mesh = flat_mesh(world);
     StackImpl model(1, 6, 7);
-    contains(error_of([&] { fully_shard(model, {.mesh = mesh}); }), "make it a Hooked<StackImpl>");
-    contains(error_of([&] { fully_shard(*model.children()[0], {.mesh = mesh}); }),
+    contains(message_of([&] { fully_shard(model, {.mesh = mesh}); }),
+             "make it a Hooked<StackImpl>");
+    contains(message_of([&] { fully_shard(*model.children()[0], {.mesh = mesh}); }),
              "containers without a forward");
     Formula twice({{6, 6}}, linear);
-    contains(error_of([&] { fully_shard(twice, {}); }), "needs options.mesh");
+    contains(message_of([&] { fully_shard(twice, {}); }), "needs options.mesh");
     fully_shard(twice, {.mesh = mesh});
-    contains(error_of([&] { fully_shard(twice, {.mesh = mesh}); }), "applied twice");
+    contains(message_of([&] { fully_shard(twice, {.mesh = mesh}); }), "applied twice");
     Formula scalar({{}}, linear);
-    contains(error_of([&] { fully_shard(scalar, {.mesh = mesh}); }),
+    contains(message_of([&] { fully_shard(scalar, {.mesh = mesh}); }),
              "Change 'w0' to a 1-D tensor with numel equal to 1");
     Formula transposed({{6, 5}}, linear);
     transposed.w[0].set_data(fixed({5, 6}, 1).t());
-    contains(error_of([&] { fully_shard(transposed, {.mesh = mesh}); }), "is not contiguous");
+    contains(message_of([&] { fully_shard(transposed, {.mesh = mesh}); }), "is not contiguous");
     Formula uneven({{6, 6}}, linear);
-    contains(error_of([&] {
+    contains(message_of([&] {
                fully_shard(uneven,
                            {.mesh = mesh, .reshard_after_forward = ReshardAfterForward::to(3)});
              }),
              "does not divide the 2 ranks");
-    contains(error_of([&] { unshard(uneven); }), "is not under fully_shard");
+    contains(message_of([&] { unshard(uneven); }), "is not under fully_shard");
     const auto unnamed = [&] { DeviceMesh(world, {1, 2}); };
-    contains(error_of(unnamed), "name");
+    contains(message_of(unnamed), "name");
   });
 }
 
@@ -143,7 +144,7 @@ TEST(FsdpFailures, TiedAcrossTwoGroupsNamesBoth) {
     root.register_module("inner", inner);
     root.register_parameter("head", inner->w[0]);
     fully_shard(*inner, {.mesh = flat_mesh(world)});
-    const std::string sentence = error_of([&] { fully_shard(root, {.mesh = flat_mesh(world)}); });
+    const std::string sentence = message_of([&] { fully_shard(root, {.mesh = flat_mesh(world)}); });
     contains(sentence, "'w0' and 'head' are one tensor in two groups");
     contains(sentence, "untied");
   });
@@ -153,7 +154,7 @@ TEST(FsdpFailures, AUnitThatRanBeforeItsRootRaises) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
     Fragile model(flat_mesh(world));
     model.units[0]->forward(fixed({4, 6}, 1));
-    contains(error_of([&] { model.loss(); }), "run forward through the root module first");
+    contains(message_of([&] { model.loss(); }), "run forward through the root module first");
   });
 }
 
@@ -172,13 +173,13 @@ TEST(FsdpFailures, ParametersOnMetaBecomeRealRowByRow) {
     EXPECT_EQ(global_sizes(unit.weight), (std::vector<int64_t>{5, 6}));
     const at::Tensor handle = unit.weight;  // an optimizer may hold it already
     assign_full_parameter(unit.weight, fixed({5, 6}, 1));
-    contains(error_of([&] { unit.forward(fixed({4, 6}, 1)); }), "still on the meta device: bias");
+    contains(message_of([&] { unit.forward(fixed({4, 6}, 1)); }), "still on the meta device: bias");
     materialise_empty_parameter(unit.bias, at::kCPU);
     sharded_view(unit.bias).local.zero_();
     const at::Tensor expected = at::linear(fixed({4, 6}, 2), fixed({5, 6}, 1));
     EXPECT_TRUE(at::equal(unit.forward(fixed({4, 6}, 2)), expected));
     EXPECT_TRUE(handle.is_same(unit.weight) && !handle.is_meta());
-    contains(error_of([&] {
+    contains(message_of([&] {
                assign_full_parameter(unit.weight, fixed({4, 6}, 1));
              }),
              "has sizes [5, 6]");

@@ -141,7 +141,7 @@ TEST(FsdpMixedPrecision, GradientsOfTwoDtypesInOneGroupNeedAReduceDtype) {
       return unit;
     };
     const auto refused = make({});
-    contains(error_of([&] {
+    contains(message_of([&] {
                refused->forward(fixed({4, 6}, 1)).sum().backward();
              }),
              "set MixedPrecisionPolicy.reduce_dtype");

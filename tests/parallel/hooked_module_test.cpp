@@ -108,7 +108,7 @@ TEST(HookedModule, AResultWhoseTensorsCannotBeSeenRaises) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
     Hooked<OpaqueImpl> unit;
     fully_shard(unit, {.mesh = flat_mesh(world)});
-    contains(error_of([&] {
+    contains(message_of([&] {
                unit.forward(fixed({4, 6}, 1));
              }),
              "give the returned struct a visit_tensors member");
@@ -164,7 +164,7 @@ TEST(HookedModule, HooksSeeAndMayReplaceTensorsAndHearOfFailures) {
   const at::Tensor x = fixed({4, 6}, 1);
   EXPECT_TRUE(at::equal(unit.forward(x), at::linear(x, unit.w[0]) * 2));
   EXPECT_EQ(hooks->inputs_seen, 1U);
-  error_of([&] { unit.forward(fixed({4, 5}, 1)); });
+  message_of([&] { unit.forward(fixed({4, 5}, 1)); });
   EXPECT_EQ(hooks->failures, 1);
 }
 

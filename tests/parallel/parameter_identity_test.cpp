@@ -45,7 +45,7 @@ TEST(ParameterIdentity, Case01_AccumulatorMadeElsewhereStaysAlive) {
     const at::Tensor before = unit.w[0] * 1.0;  // its accumulator is older than the unit
     fully_shard(unit, resharding(world));
     for (int step = 0; step < 2; ++step) {
-      const auto sharded = error_of([&] { unit.w[0] * 1.0; });  // one row: it would broadcast
+      const auto sharded = message_of([&] { unit.w[0] * 1.0; });  // one row: it would broadcast
       contains(sharded, "parameter 'w0' is sharded here (local rows [1, 6] of [2, 6])");
       plain.forward(fixed({4, 6}, 3)).sum().backward();
       unit.forward(fixed({4, 6}, 3)).sum().backward();
@@ -82,7 +82,7 @@ TEST(ParameterIdentity, Case03_DifferentiableUseOfAShardedParameterRaises) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Twins twins({{5, 6}}, linear, resharding(world));
     const at::Tensor loss = twins.unit.forward(fixed({4, 6}, 9)).pow(2).sum();
-    contains(error_of([&] { loss + twins.unit.w[0].pow(2).sum(); }),
+    contains(message_of([&] { loss + twins.unit.w[0].pow(2).sum(); }),
              "aten::pow was called outside its fully_shard unit");
     train_equally(twins);
   });
@@ -94,13 +94,16 @@ TEST(ParameterIdentity, Case04_ComputeOnShardsRaises) {
     Twins scale({{2}}, times, resharding(world));
     const at::Tensor& w = table.unit.w[0];
     const at::Tensor small = fixed({2}, 1).mul(0).to(at::kLong);
-    contains(error_of([&] { at::embedding(w, small); }), "aten::embedding was called outside");
-    contains(error_of([&] { fixed({4, 2}, 1) * scale.unit.w[0]; }), "local rows [1] of [2]");
-    contains(error_of([&] { w.norm(); }), "aten::norm was called outside");
+    contains(message_of([&] { at::embedding(w, small); }), "aten::embedding was called outside");
+    contains(message_of([&] { fixed({4, 2}, 1) * scale.unit.w[0]; }), "local rows [1] of [2]");
+    contains(message_of([&] { w.norm(); }), "aten::norm was called outside");
     const c10::NoGradGuard evaluation;  // silent halves are no better in evaluation or logging
-    contains(error_of([&] { at::linear(fixed({4, 6}, 1), w); }), "aten::linear was called outside");
-    contains(error_of([&] { w.norm(); }), "aten::norm was called outside");
-    contains(error_of([&] { w.detach().norm(); }), "aten::norm was called outside");
+    contains(message_of([&] {
+               at::linear(fixed({4, 6}, 1), w);
+             }),
+             "aten::linear was called outside");
+    contains(message_of([&] { w.norm(); }), "aten::norm was called outside");
+    contains(message_of([&] { w.detach().norm(); }), "aten::norm was called outside");
     EXPECT_EQ(w.clone().sizes(), at::IntArrayRef({4, 6}));  // optimizers' state is made so
   });
 }
@@ -114,7 +117,7 @@ TEST(ParameterIdentity, Case04_FrozenParametersOfAnotherUnitAreGuardedInsideForw
                  [&](const Weights& w, at::Tensor x) { return x.add(w[0]).add(other.w[0]); });
     fully_shard(unit, resharding(world));
     for (int i = 0; i < 2; ++i)
-      contains(error_of([&] { unit.forward(fixed({8, 6}, 1)); }), "aten::add was called outside");
+      contains(message_of([&] { unit.forward(fixed({8, 6}, 1)); }), "aten::add was called outside");
     EXPECT_EQ(other.w[0].add(1).sizes(), at::IntArrayRef({4, 6}));  // no forward runs any more
   });
 }
@@ -132,10 +135,10 @@ TEST(ParameterIdentity, Case05_AKeptViewOfAFreedFullReadsAsASentence) {
     const at::Tensor output = twins.unit.forward(fixed({4, 6}, 9));
     const std::string sentence =
         "parameter 'w0' was resharded: its full tensor is not available here";
-    contains(error_of([&] { kept.add(1); }), sentence);
-    contains(error_of([&] { kept.sum(); }), sentence);
+    contains(message_of([&] { kept.add(1); }), sentence);
+    contains(message_of([&] { kept.sum(); }), sentence);
     output.sum().backward();
-    contains(error_of([&] { at::linear(fixed({4, 6}, 1), kept); }), sentence);
+    contains(message_of([&] { at::linear(fixed({4, 6}, 1), kept); }), sentence);
   });
 }
 
@@ -143,7 +146,7 @@ TEST(ParameterIdentity, Case06_AViewCapturedInAConstructorRaises) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
     Formula unit({{8, 6}}, linear);
     const at::Tensor captured = unit.w[0].narrow(0, 0, 2);
-    contains(error_of([&] { fully_shard(unit, resharding(world)); }),
+    contains(message_of([&] { fully_shard(unit, resharding(world)); }),
              "parameter 'w0' shares its memory with another tensor");
   });
 }
@@ -152,12 +155,12 @@ TEST(ParameterIdentity, Case07_RebindingRaisesOrIsAdopted) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Stack model(1, 6, 7);
     shard_stack(model, resharding(world));
-    contains(error_of([&] { model.to(at::kDouble); }), "Module::to on module");
-    contains(error_of([&] { model.blocks[0]->to(at::kDouble); }), "Module::to on module");
+    contains(message_of([&] { model.to(at::kDouble); }), "Module::to on module");
+    contains(message_of([&] { model.blocks[0]->to(at::kDouble); }), "Module::to on module");
     torch::serialize::OutputArchive archive;
-    contains(error_of([&] { model.save(archive); }), "save_checkpoint");
+    contains(message_of([&] { model.save(archive); }), "save_checkpoint");
     torch::serialize::InputArchive input;
-    contains(error_of([&] { model.load(input); }), "load_checkpoint");
+    contains(message_of([&] { model.load(input); }), "load_checkpoint");
 
     Twins twins({{5, 6}}, linear, resharding(world));
     const at::Tensor& w = twins.unit.w[0];
@@ -172,12 +175,12 @@ TEST(ParameterIdentity, Case07_RebindingRaisesOrIsAdopted) {
         rows_like(fixed({5, 6}, 71), w).clone());  // local rows, as vector_to_parameters does
     train_equally(twins);
     w.set_data(fixed({4, 6}, 1));
-    contains(error_of([&] {
+    contains(message_of([&] {
                twins.unit.forward(fixed({4, 6}, 9));
              }),
              "was replaced by a tensor of sizes [4, 6]");
     w.set_data(fixed({5, 6}, 71).to(at::kDouble));
-    contains(error_of([&] {
+    contains(message_of([&] {
                twins.unit.forward(fixed({4, 6}, 9));
              }),
              "MixedPrecisionPolicy.param_dtype");
@@ -190,9 +193,9 @@ TEST(ParameterIdentity, Case08_CloneAndWholeNormsRaise) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Stack model(1, 6, 7);
     shard_stack(model, resharding(world));
-    contains(error_of([&] { model.clone(); }), "build a second model instead of cloning");
+    contains(message_of([&] { model.clone(); }), "build a second model instead of cloning");
     model.forward(fixed({4, 6}, 1)).sum().backward();
-    contains(error_of([&] { torch::nn::utils::clip_grad_norm_(model.parameters(), 1.0); }),
+    contains(message_of([&] { torch::nn::utils::clip_grad_norm_(model.parameters(), 1.0); }),
              "Use megashard::clip_grad_norm_");
   });
 }
@@ -222,7 +225,7 @@ TEST(ParameterIdentity, Case10_GradientsFromBeforeFullyShardRaise) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
     Formula unit({{8, 6}}, linear);
     unit.forward(fixed({4, 6}, 1)).sum().backward();
-    contains(error_of([&] { fully_shard(unit, resharding(world)); }),
+    contains(message_of([&] { fully_shard(unit, resharding(world)); }),
              "call fully_shard before the first backward, and make the optimizer afterwards");
   });
 }
@@ -236,10 +239,10 @@ TEST(ParameterIdentity, Case11_AStaleGraphIsNoticed) {
       const c10::NoGradGuard step;
       twins.unit.w[0].add_(1);
     }
-    contains(error_of([&] { loss.backward(); }), "modified by an inplace operation");
+    contains(message_of([&] { loss.backward(); }), "modified by an inplace operation");
     loss = forward();
     twins.unit.w[0].unsafeGetTensorImpl()->bump_version();  // as our Optimizer after a fused step
-    contains(error_of([&] { loss.backward(); }), "modified by an inplace operation");
+    contains(message_of([&] { loss.backward(); }), "modified by an inplace operation");
     loss = forward();
     loss.backward();
   });
@@ -255,7 +258,7 @@ TEST(ParameterIdentity, Case11_WritesIntoAGatheredParameterRaise) {
           return at::linear(x, w[0]);
         },
         resharding(world));
-    contains(error_of([&] {
+    contains(message_of([&] {
                twins.unit.forward(fixed({4, 6}, 9));
              }),
              "parameter 'w0' was changed in place while it was gathered");
@@ -270,7 +273,7 @@ TEST(ParameterIdentity, Case12_AnExceptionInBackwardLeavesNothingFullAndNoGradie
     const at::Tensor before = twins.unit.w[0].grad().clone();
     const at::Tensor x = fixed({4, 6}, 9).requires_grad_() * 1;
     x.register_hook([](const at::Tensor&) { throw std::runtime_error("a user's hook failed"); });
-    contains(error_of([&] { twins.unit.forward(x).sum().backward(); }), "a user's hook failed");
+    contains(message_of([&] { twins.unit.forward(x).sum().backward(); }), "a user's hook failed");
     twins.expect_sharded();
     EXPECT_TRUE(twins.unit.w[0].grad().defined());
     EXPECT_EQ(twins.unit.w[0].grad().sizes(), before.sizes());

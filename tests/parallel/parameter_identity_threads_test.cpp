@@ -85,7 +85,7 @@ TEST(ParameterIdentity, Case19_InPlaceChangeOfAUnitsInputRaisesWhereItsCallerCou
         {{5, 6}}, [](const Weights& w, at::Tensor x) { return at::linear(x.relu_(), w[0]); },
         resharding(world));
     const at::Tensor x = fixed({4, 6}, 1).requires_grad_() * 1;
-    contains(error_of([&] { twins.unit.forward(x); }), "was changed in place inside its forward");
+    contains(message_of([&] { twins.unit.forward(x); }), "was changed in place inside its forward");
     twins.expect_sharded();
     twins.plain.forward(fixed({4, 6}, 1)).sum().backward();  // no graph: nothing to see
     twins.unit.forward(fixed({4, 6}, 1)).sum().backward();
@@ -120,7 +120,7 @@ TEST(ParameterIdentity, Case21_AUnitThatReturnsItsParameterRaises) {
     for (const auto& body : {parameter, view}) {
       Twins twins({{5, 6}}, body, resharding(world));
       for (int i = 0; i < 2; ++i) {
-        contains(error_of([&] {
+        contains(message_of([&] {
                    twins.unit.forward(fixed({4, 6}, 1));
                  }),
                  "returns a parameter or a view of it");
@@ -130,7 +130,7 @@ TEST(ParameterIdentity, Case21_AUnitThatReturnsItsParameterRaises) {
     Twins inner({{5, 6}}, linear, resharding(world));
     Twins outer(
         {{5, 6}}, [&](const Weights&, at::Tensor) { return inner.unit.w[0]; }, resharding(world));
-    contains(error_of([&] { outer.unit.forward(fixed({4, 6}, 1)); }), "returns a parameter");
+    contains(message_of([&] { outer.unit.forward(fixed({4, 6}, 1)); }), "returns a parameter");
   });
 }
 

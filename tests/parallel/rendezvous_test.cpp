@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <stdexcept>
 #include <thread>
 
 #include "tests/support/message_of.h"
@@ -51,7 +52,10 @@ RendezvousOptions two_ranks(const std::string& init_method) {
           .timeout = std::chrono::seconds(10)};
 }
 
-/// Starts both ranks as threads and sums their numbers; returns the messages of what they threw.
+const std::vector<std::string> kBothFine(2, "the ranks met");
+
+/// Starts both ranks as threads and sums their numbers; returns the messages of what they threw,
+/// which is kBothFine at the end.
 std::vector<std::string> meet(const RendezvousOptions& first, const RendezvousOptions& second) {
   std::vector<std::string> messages(2);
   const auto start = [&messages](size_t i, const RendezvousOptions& options) {
@@ -62,6 +66,7 @@ std::vector<std::string> meet(const RendezvousOptions& first, const RendezvousOp
         world->all_reduce(tensor, ReduceOp::kSum).wait();
         EXPECT_EQ(tensor.item<float>(), 3);
         world->barrier();
+        throw std::runtime_error(kBothFine[0]);
       });
     });
   };
@@ -77,8 +82,6 @@ std::vector<std::string> meet(RendezvousOptions options) {
   second.rank = second.local_rank = 1;
   return meet(options, second);
 }
-
-const std::vector<std::string> kBothFine(2, "nothing was thrown");
 
 TEST(Rendezvous, OverTcpAndEnvironment) {
   EXPECT_EQ(meet(two_ranks("tcp://127.0.0.1:" + std::to_string(free_port()))), kBothFine);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "parallel/fully_shard.h"
+#include "tests/support/message_of.h"
 
 namespace megashard::testing {
 
@@ -38,18 +39,10 @@ inline at::Tensor rows_like(const at::Tensor& whole, const at::Tensor& parameter
   return whole.detach().narrow(0, std::min(view.offsets[0], whole.size(0)), view.local.size(0));
 }
 
-/// The sentence that `call` throws; fails the test when it throws none.
+/// Another name for message_of.
 template <class F>
 std::string error_of(F&& call) {
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return "";
+  return message_of(call);
 }
 
 inline bool contains(const std::string& text, const std::string& part) {

@@ -1,6 +1,7 @@
 #include "tests/support/message_of.h"
 
 #include <c10/util/Exception.h>
+#include <gtest/gtest.h>
 
 namespace megashard::testing {
 
@@ -12,7 +13,8 @@ std::string message_of(const std::function<void()>& call) {
   } catch (const std::exception& error) {
     return error.what();
   }
-  return "nothing was thrown";
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
 }
 
 }  // namespace megashard::testing
