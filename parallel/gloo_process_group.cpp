@@ -5,7 +5,6 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <algorithm>
 #include <cstring>
@@ -13,6 +12,7 @@
 #include <functional>
 #include <limits>
 
+#include "parallel/gloo_connect.h"
 #include "parallel/group_store.h"
 #include "parallel/rank_order_reduce.h"
 #include "parallel/sharded_tensor.h"
@@ -106,22 +106,7 @@ class GlooProcessGroup final : public ProcessGroup,
   explicit GlooProcessGroup(const GlooGroupOptions& options)
       : ProcessGroup(options.rank, options.ranks, options.name, options.timeout),
         options_(options) {
-    if (size() == 1) return;
-    auto gloo = c10d::ProcessGroupGloo::Options::create(timeout());
-    gloo->threads =
-        0;  // they run collectives of c10d's; messages need only the device's own thread
-    const auto started = Clock::now();
-    try {
-      gloo->devices =
-          options.network == GlooNetwork::kLoopback
-              ? std::vector{c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")}
-              : c10d::ProcessGroupGloo::Options::create_default(timeout())->devices;
-      options_.store->store->setTimeout(timeout());
-      gloo_ = c10::make_intrusive<c10d::ProcessGroupGloo>(options_.store->store, rank(), size(),
-                                                          std::move(gloo));
-    } catch (const std::exception& error) {
-      throw_wait_error("connecting to the other ranks", *this, -1, Clock::now() - started, error);
-    }
+    if (size() > 1) gloo_ = connect_gloo(*this, options_.store->store, options_.network);
   }
 
   c10::DeviceType device_type() const override { return c10::kCPU; }

@@ -11,9 +11,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <stdexcept>
 #include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "parallel/gloo_process_group.h"
+#include "parallel/group_store.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
 
@@ -257,6 +260,61 @@ TEST(ProcessGroup, RankThatNeverComesEndsTheConnecting) {
       message,
       AllOf(HasSubstr("connecting to the other ranks in group 'world' failed on rank 0 of 2 after"),
             HasSubstr("--distributed-timeout-minutes")));
+}
+
+/// Throws when Gloo writes this rank's address in one of the first `failures` attempts.
+class BrokenStore final : public c10d::PrefixStore {
+ public:
+  BrokenStore(c10::intrusive_ptr<c10d::Store> inner, int failures)
+      : c10d::PrefixStore("broken", std::move(inner)), failures_(failures) {}
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    for (int attempt = 0; attempt < failures_; ++attempt) {
+      const bool address = !key.ends_with("/complete");
+      if (address && key.starts_with("attempt_" + std::to_string(attempt)))
+        throw std::runtime_error("Connection closed by peer");
+    }
+    PrefixStore::set(key, value);
+  }
+
+ private:
+  int failures_;
+};
+
+/// Two ranks whose second fails to connect; the message of each, which is "6" where they met after
+/// all and gathered 2 and 4.
+std::vector<std::string> connect_with_failures(int failures) {
+  const GroupStorePtr shared = make_in_process_store();
+  std::vector<std::string> messages(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      messages[static_cast<size_t>(rank)] = message_of([&] {
+        const auto store = std::make_shared<GroupStore>();
+        store->store = c10::make_intrusive<BrokenStore>(shared->store, rank == 1 ? failures : 0);
+        const ProcessGroupPtr world = make_gloo_group(
+            {.store = store, .rank = rank, .ranks = {0, 1}, .timeout = std::chrono::seconds(2)});
+        const at::Tensor sum = at::full({1}, 2.0 * (rank + 1), at::kFloat);
+        world->all_reduce(sum, ReduceOp::kSum).wait();
+        world->barrier();
+        throw std::runtime_error(std::to_string(sum.item<int>()));
+      });
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return messages;
+}
+
+TEST(ProcessGroup, AConnectionThatFailsIsMadeAgainByAll) {
+  EXPECT_EQ(connect_with_failures(0), (std::vector<std::string>{"6", "6"}));
+  EXPECT_EQ(connect_with_failures(1), (std::vector<std::string>{"6", "6"}));
+}
+
+TEST(ProcessGroup, AConnectionThatKeepsFailingEndsEveryRankWithItsCause) {
+  for (const std::string& message : connect_with_failures(3)) {
+    EXPECT_THAT(message, AllOf(HasSubstr("connecting to the other ranks in group 'world' failed"),
+                               HasSubstr("[rank 1: Gloo connectFullMesh failed with "
+                                         "Connection closed by peer]")));
+  }
 }
 
 TEST(ProcessGroup, FailureOfOneRankEndsTheOthersAtOnce) {
