@@ -1,5 +1,7 @@
 #include "checkpoint/checkpoint.h"
 
+#include <c10/util/Exception.h>
+
 #include "checkpoint/agreement.h"
 #include "checkpoint/dcp_writer.h"
 
@@ -18,12 +20,8 @@ void save_checkpoint(const std::string& directory, int64_t iteration, const Shar
   on_first_rank(&StepWriter::commit);
 }
 
-std::optional<LoadedCheckpoint> load_checkpoint(const std::string& directory,
-                                                const ShardedTensors& tensors,
-                                                const ProcessGroupPtr& group,
-                                                const LoadOptions& options,
-                                                std::optional<int64_t> ckpt_step) {
-  // The first rank chooses: a tracker that moves meanwhile must not lead ranks to different steps.
+std::optional<CheckpointStep> find_step(const std::string& directory, const ProcessGroupPtr& group,
+                                        std::optional<int64_t> ckpt_step) {
   const auto choices = gather_or_throw(group, [&]() -> std::string {
     if (rank_in(group) != 0) return "";
     const auto step =
@@ -32,14 +30,24 @@ std::optional<LoadedCheckpoint> load_checkpoint(const std::string& directory,
     return step->is_release ? "release" : std::to_string(step->iteration);
   });
   if (choices[0].empty()) return std::nullopt;
+  if (choices[0] == "release") return CheckpointStep{directory + "/release", 0, true};
+  CheckpointStep step;
+  all_or_throw(group, [&] { step = step_at(directory, std::stoll(choices[0])); });
+  return step;
+}
+
+LoadedCheckpoint load_checkpoint(const CheckpointStep& step, const ShardedTensors& tensors,
+                                 const ProcessGroupPtr& group, const LoadOptions& options) {
   LoadedCheckpoint loaded;
-  if (choices[0] == "release") {
-    loaded.step = {directory + "/release", 0, true};
-  } else {
-    all_or_throw(group, [&] { loaded.step = step_at(directory, std::stoll(choices[0])); });
-  }
-  loaded.report = load_dcp(loaded.step.folder, tensors, &loaded.values, group, options);
+  loaded.report = load_dcp(step.folder, tensors, &loaded.values, group, options);
   return loaded;
+}
+
+LoadedCheckpoint load_checkpoint(const std::string& directory, const ShardedTensors& tensors,
+                                 const ProcessGroupPtr& group, const LoadOptions& options) {
+  const auto step = find_step(directory, group);
+  TORCH_CHECK(step, directory, " holds no checkpoint (no latest_checkpointed_iteration.txt); check the path");
+  return load_checkpoint(*step, tensors, group, options);
 }
 
 }  // namespace megashard

@@ -26,20 +26,24 @@ namespace megashard {
 void save_checkpoint(const std::string& directory, int64_t iteration, const ShardedTensors& tensors,
                      const Dict& values, const ProcessGroupPtr& group);
 
+/// The step that a run loads: the one of iteration `ckpt_step`, or unset, the latest; nothing when
+/// the directory has no tracker, as in a first start. Collective: the first rank looks, so that a
+/// tracker that moves meanwhile does not lead ranks to different steps.
+std::optional<CheckpointStep> find_step(const std::string& directory, const ProcessGroupPtr& group,
+                                        std::optional<int64_t> ckpt_step = std::nullopt);
+
 struct LoadedCheckpoint {
-  CheckpointStep step;
   Dict values;        ///< nested as they were saved
   LoadReport report;  ///< of keys, when not strict
 };
 
 /// Loads a step into `tensors` (in place, any world size, dtypes converted) and returns its values.
-/// `ckpt_step` unset: the latest; then nothing is returned when the directory has no tracker, as in
-/// a first start. LoadOptions::wanted leaves parts out, such as every "optimizer." or the other
-/// ranks' "rng_state.<rank>.".
-std::optional<LoadedCheckpoint> load_checkpoint(const std::string& directory,
-                                                const ShardedTensors& tensors,
-                                                const ProcessGroupPtr& group,
-                                                const LoadOptions& options = {},
-                                                std::optional<int64_t> ckpt_step = std::nullopt);
+/// LoadOptions::wanted leaves parts out, such as every "optimizer." or the other ranks'
+/// "rng_state.<rank>.".
+LoadedCheckpoint load_checkpoint(const CheckpointStep& step, const ShardedTensors& tensors,
+                                 const ProcessGroupPtr& group, const LoadOptions& options = {});
+/// The same for the latest step of a directory that has one.
+LoadedCheckpoint load_checkpoint(const std::string& directory, const ShardedTensors& tensors,
+                                 const ProcessGroupPtr& group, const LoadOptions& options = {});
 
 }  // namespace megashard

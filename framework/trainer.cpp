@@ -6,7 +6,6 @@
 #include <cmath>
 #include <ctime>
 
-#include "checkpoint/checkpoint_directory.h"
 #include "framework/flops.h"
 #include "framework/training_log.h"
 #include "parallel/fully_shard.h"
@@ -79,24 +78,16 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr 
                                               arguments.train_samples.value_or(0));
 }
 
-bool Trainer::load() {
-  if (!arguments_.load) return false;
-  const auto found = latest_step(*arguments_.load);
-  if (found || arguments_.ckpt_step) {
-    outside_.print_on_first_rank(
-        loading_line(*arguments_.load, arguments_.ckpt_step ? arguments_.ckpt_step
-                                       : found->is_release  ? std::nullopt
-                                                            : std::optional(found->iteration)));
-  }
-  const auto loaded = load_training_checkpoint(state_, *arguments_.load, group_);
-  if (!loaded) return false;
+void Trainer::load(const CheckpointStep& step) {
+  outside_.print_on_first_rank(loading_line(
+      *arguments_.load, step.is_release ? std::nullopt : std::optional(step.iteration)));
+  const LoadedTraining loaded = load_training_checkpoint(state_, step, group_);
   outside_.print_on_first_rank(loaded_line(*arguments_.load, state_.iteration));
-  if (loaded->reseeded) {
+  if (loaded.reseeded) {
     outside_.print_on_first_rank(
         "the checkpoint has no random state for this number of ranks: dropout goes on from seed, "
         "iteration and rank");
   }
-  return true;
 }
 
 std::unique_ptr<DataLoader> Trainer::make_loader(

@@ -24,7 +24,7 @@ struct TrainerSurroundings {
   std::function<bool()> stop_signal;           ///< SIGTERM came (--exit-signal-handler)
   std::function<int64_t()> peak_memory_bytes;  ///< of this rank
   std::chrono::steady_clock::time_point program_start;
-  std::optional<double> peak_tflops;  ///< of one device, for mfu
+  std::optional<double> peak_tflops;  ///< of one device, for mfu; the first rank's counts
 };
 
 /// The loop of Megatron's train(): steps, log lines, metrics, evaluation, checkpoints, exits. The
@@ -34,8 +34,8 @@ class Trainer {
   Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr group, c10::Device device,
           const DataOptions& data, TrainerSurroundings surroundings);
 
-  /// From arguments.load, if there is a checkpoint; true when it was loaded. Collective.
-  bool load();
+  /// A step of arguments.load. Collective.
+  void load(const CheckpointStep& step);
   void train();
 
  private:

@@ -122,14 +122,10 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
                   values, group);
 }
 
-std::optional<LoadedTraining> load_training_checkpoint(TrainingState& state,
-                                                       const std::string& directory,
-                                                       const ProcessGroupPtr& group) {
+LoadedTraining load_training_checkpoint(TrainingState& state, const CheckpointStep& step,
+                                        const ProcessGroupPtr& group) {
   Arguments& arguments = state.arguments;
-  const std::optional<int64_t> step = arguments.ckpt_step;
-  const auto found = step ? std::optional(step_at(directory, *step)) : latest_step(directory);
-  if (!found) return std::nullopt;
-  const bool weights_only = found->is_release || arguments.finetune;
+  const bool weights_only = step.is_release || arguments.finetune;
   const bool with_optimizer =
       !weights_only && !arguments.no_load_optim && state.optimizer != nullptr;
   const bool with_rng = !weights_only && !arguments.no_load_rng;
@@ -140,18 +136,16 @@ std::optional<LoadedTraining> load_training_checkpoint(TrainingState& state,
     return !weights_only || key.starts_with("model.");
   };
   const c10::NoGradGuard no_grad;
-  const auto loaded =
-      load_checkpoint(directory, tensors_of(state, with_optimizer), group, options, step);
-  if (!loaded) return std::nullopt;
+  const auto loaded = load_checkpoint(step, tensors_of(state, with_optimizer), group, options);
   if (state.optimizer != nullptr && !with_optimizer) state.optimizer->reload_model_parameters();
 
-  LoadedTraining result{loaded->step.folder, found->is_release, false};
+  LoadedTraining result;
   if (weights_only) return result;
-  state.iteration = loaded->values.at("iteration").as_int();
-  if (const Value* flops = loaded->values.find("num_floating_point_operations_so_far")) {
+  state.iteration = loaded.values.at("iteration").as_int();
+  if (const Value* flops = loaded.values.find("num_floating_point_operations_so_far")) {
     state.flops_so_far = flops->as_double();
   }
-  if (const Value* saved = loaded->values.find("args")) {
+  if (const Value* saved = loaded.values.find("args")) {
     if (const Dict* fields = namespace_fields(*saved)) {
       if (const Value* samples = fields->find("consumed_train_samples"))
         arguments.consumed_train_samples = samples->as_int();
@@ -159,7 +153,7 @@ std::optional<LoadedTraining> load_training_checkpoint(TrainingState& state,
         arguments.consumed_valid_samples = samples->as_int();
     }
   }
-  if (const Value* schedule = loaded->values.find("opt_param_scheduler");
+  if (const Value* schedule = loaded.values.find("opt_param_scheduler");
       with_optimizer && schedule != nullptr) {
     std::vector<std::pair<std::string, ArgumentValue>> entries;
     for (const auto& [name, value] : schedule->as_dict().entries)
@@ -167,7 +161,7 @@ std::optional<LoadedTraining> load_training_checkpoint(TrainingState& state,
     state.schedule->load_state_dict(entries);
   }
   if (!with_rng) return result;
-  const Value* ranks = loaded->values.find("rng_state");
+  const Value* ranks = loaded.values.find("rng_state");
   const Dict* by_rank = ranks == nullptr ? nullptr : ranks->get_if<Dict>();
   const Value* mine = by_rank == nullptr ? nullptr : by_rank->find(std::to_string(group->rank()));
   const bool same_world =

@@ -1,9 +1,8 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
-#include <string>
 
+#include "checkpoint/checkpoint_directory.h"
 #include "framework/arguments.h"
 #include "framework/lr_schedule.h"
 #include "framework/megatron_module.h"
@@ -28,17 +27,13 @@ struct TrainingState {
 void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr& group);
 
 struct LoadedTraining {
-  std::string folder;
-  bool is_release = false;
   bool reseeded = false;  ///< other world size: random numbers go on from (seed, iteration, rank)
 };
 
-/// Loads what arguments.load (or the directory given) holds, by --finetune, --no-load-optim,
-/// --no-load-rng, --ckpt-step; sets state.iteration, the arguments' consumed samples, the schedule
-/// and the generators. Nothing when the directory has no checkpoint. Collective; throws when names
-/// or sizes do not fit.
-std::optional<LoadedTraining> load_training_checkpoint(TrainingState& state,
-                                                       const std::string& directory,
-                                                       const ProcessGroupPtr& group);
+/// Loads a step (find_step's, of checkpoint/checkpoint.h) by --finetune, --no-load-optim and
+/// --no-load-rng; sets state.iteration, the arguments' consumed samples, the schedule and the
+/// generators. Collective; throws when names or sizes do not fit.
+LoadedTraining load_training_checkpoint(TrainingState& state, const CheckpointStep& step,
+                                        const ProcessGroupPtr& group);
 
 }  // namespace megashard

@@ -9,8 +9,8 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/dcp_plan.h"
-#include "tests/checkpoint/refusal.h"
 #include "tests/checkpoint/temporary_folder.h"
+#include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
 
 namespace megashard {
@@ -18,6 +18,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::message_of;
 
 at::Tensor counting(std::vector<int64_t> sizes, at::ScalarType dtype = at::kFloat) {
   int64_t numel = 1;
@@ -63,11 +64,12 @@ TEST(Dcp, AnyWorldSizeReadsAnyOther) {
             {"model.w", shard_of(at::zeros({5, 3}, at::TensorOptions(at::kDouble)), group)},
             {"model.few", shard_of(at::zeros({2}, at::TensorOptions(at::kBFloat16)), group)},
             {"optimizer.state.w.step", ShardedTensor::replicated(at::zeros({}))}};
-        const auto checkpoint = load_checkpoint(folder.path(), tensors, group);
+        const auto step = find_step(folder.path(), group);
+        const auto checkpoint = load_checkpoint(*step, tensors, group);
         TORCH_CHECK(at::equal(tensors[0].second.local, shard_of(whole, group).local), saved, " to ", loaded);
         TORCH_CHECK(at::equal(tensors[1].second.local, shard_of(counting({2}, at::kBFloat16), group).local));
-        TORCH_CHECK(checkpoint->step.iteration == 3 && checkpoint->values.at("iteration") == Value(3));
-        TORCH_CHECK(checkpoint->values.at("rng_state").as_dict().entries.size() == static_cast<size_t>(saved));
+        TORCH_CHECK(step->iteration == 3 && checkpoint.values.at("iteration") == Value(3));
+        TORCH_CHECK(checkpoint.values.at("rng_state").as_dict().entries.size() == static_cast<size_t>(saved));
       });
     }
   }
@@ -79,17 +81,17 @@ TEST(Dcp, WhatDoesNotFitIsNamedBeforeAnythingChanges) {
   auto kept = at::zeros({5, 3});
   const ShardedTensors some{{"model.w", ShardedTensor::replicated(kept)},
                             {"model.new", ShardedTensor::replicated(at::zeros({1}))}};
-  const auto refused = refusal_of([&] { load_checkpoint(folder.path(), some, nullptr); });
+  const auto step = *latest_step(folder.path());
+  const auto refused = message_of([&] { load_checkpoint(step, some, nullptr); });
   EXPECT_THAT(refused, HasSubstr("missing keys (1): model.new"));
   EXPECT_THAT(refused, HasSubstr("unexpected keys (2): model.few, optimizer.state.w.step"));
   EXPECT_EQ(kept.sum().item<float>(), 0);
   const auto loaded =
       load_checkpoint(folder.path(), some, nullptr, {.strict = false, .wanted = {}});
-  EXPECT_THAT(loaded->report.missing, ElementsAre("model.new"));
+  EXPECT_THAT(loaded.report.missing, ElementsAre("model.new"));
   EXPECT_TRUE(at::equal(kept, counting({5, 3})));
   const ShardedTensors wrong{{"model.w", ShardedTensor::replicated(at::zeros({4, 3}))}};
-  EXPECT_THAT(refusal_of([&] { load_checkpoint(folder.path(), wrong, nullptr); }),
-              HasSubstr("[5, 3]"));
+  EXPECT_THAT(message_of([&] { load_checkpoint(step, wrong, nullptr); }), HasSubstr("[5, 3]"));
 }
 
 TEST(Dcp, OneRanksFailureIsEveryRanksAndLeavesNoStep) {
@@ -97,12 +99,12 @@ TEST(Dcp, OneRanksFailureIsEveryRanksAndLeavesNoStep) {
   testing::run_ranks(3, [&](const ProcessGroupPtr& group) {
     auto shard = shard_of(counting({6}), group);
     if (group->rank() == 1) shard.offsets[0] = 3;  // overlaps with its neighbour
-    const auto refused = refusal_of([&] {
+    const auto refused = message_of([&] {
       save_checkpoint(folder.path(), 1, {{"model.w", shard}}, {}, group);
     });
     TORCH_CHECK(refused.find("overlap") != std::string::npos, refused);
     if (group->rank() == 2) shard.offsets.clear();
-    const auto on_one = refusal_of([&] {
+    const auto on_one = message_of([&] {
       save_checkpoint(folder.path(), 1, {{"model.w", shard}}, {}, group);
     });
     TORCH_CHECK(on_one.find("rank 2: ") == 0, on_one);
@@ -130,8 +132,9 @@ TEST(Dcp, TruncatedAndForeignFilesAreRefused) {
   const auto data = folder.file("iter_0000003/__0_0.distcp");
   const ShardedTensors tensors{{"model.w", ShardedTensor::replicated(at::zeros({5, 3}))}};
   const LoadOptions loose{.strict = false, .wanted = {}};
+  const auto step = *latest_step(folder.path());
   const auto refused = [&] {
-    return refusal_of([&] { load_checkpoint(folder.path(), tensors, nullptr, loose); });
+    return message_of([&] { load_checkpoint(step, tensors, nullptr, loose); });
   };
   std::filesystem::resize_file(data, std::filesystem::file_size(data) / 2);
   EXPECT_THAT(refused(), HasSubstr("__0_0.distcp"));
@@ -161,12 +164,12 @@ TEST(CheckpointDirectory, StepsAppearWholeAndTheTrackerLast) {
   EXPECT_EQ(round, "1");
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}),
             2);  // no hidden folder is left
-  EXPECT_THAT(refusal_of([&] { step_at(folder.path(), 13); }), HasSubstr("it has iter_0000012"));
+  EXPECT_THAT(message_of([&] { step_at(folder.path(), 13); }), HasSubstr("it has iter_0000012"));
   std::ofstream(folder.file("latest_checkpointed_iteration.txt")) << "13\n";
-  EXPECT_THAT(refusal_of([&] { latest_step(folder.path()); }),
+  EXPECT_THAT(message_of([&] { latest_step(folder.path()); }),
               HasSubstr("iter_0000013, which is not there"));
   std::ofstream(folder.file("latest_checkpointed_iteration.txt")) << "twelve";
-  EXPECT_THAT(refusal_of([&] { latest_step(folder.path()); }), HasSubstr("it holds \"twelve\""));
+  EXPECT_THAT(message_of([&] { latest_step(folder.path()); }), HasSubstr("it holds \"twelve\""));
   auto release = StepWriter::release(folder.path());
   release.begin();
   release.commit();
