@@ -54,7 +54,8 @@ struct Entry {
     return *dtype;
   }
   std::vector<std::string> patterns() const {
-    constexpr const char* kExpected = "a list of module paths, one a line as in `- model.layers.{*}`";
+    constexpr const char* kExpected =
+        "a list of module paths, one a line as in `- model.layers.{*}`";
     if (!value.IsSequence()) fail(kExpected);
     std::vector<std::string> paths;
     for (const auto& item : value) {
@@ -147,15 +148,6 @@ YAML::Node parse_yaml(const std::string& text, const std::string& source) {
   }
 }
 
-void say_sharding_size(const Fsdp2Config& config, bool written, const std::string& source,
-                       const DiagnosticSink& sink) {
-  if (config.sharding_size || written) return;
-  sink(Severity::kNotice,
-       source +
-           ": sharding_size is null or absent: parameters are sharded over all data parallel "
-           "ranks (MindSpeed-MM would replicate; write sharding_size: 1 for that).");
-}
-
 }  // namespace
 
 std::optional<at::ScalarType> dtype_from_name(const std::string& name) {
@@ -173,7 +165,6 @@ Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& sourc
     throw UsageError(source + ": the file must hold `key: value` lines.");
   Fsdp2Config config;
   std::set<std::string> seen;
-  bool sharding_size_written = false;
   for (const auto& item : root) {
     const Entry entry{source, item.first.Scalar(), item.second};
     const int line = item.first.Mark().line + 1;
@@ -188,9 +179,7 @@ Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& sourc
     }
     if (entry.value.IsNull()) continue;  // null: the default
     reader->second(entry, config);
-    if (entry.key == "sharding_size") sharding_size_written = true;
   }
-  say_sharding_size(config, sharding_size_written, source, sink);
   return config;
 }
 

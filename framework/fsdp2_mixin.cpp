@@ -80,7 +80,9 @@ void FSDP2Mixin::_pre_fully_shard(ShardingRequest request) {
     request_.sink(Severity::kNotice,
                   "FSDP2: parameters are sharded over " + std::to_string(shard) + " ranks" +
                       (replicas > 1 ? ", " + std::to_string(replicas) + " replicas" : "") +
-                      (config.sharding_size ? "" : " (sharding_size is not set: all ranks)"));
+                      (config.sharding_size ? ""
+                                            : " (all of them: sharding_size is auto, null or "
+                                              "absent; 1 would replicate)"));
   }
   for (const auto& ignored : select(config.ignored_modules, "ignored_modules")) {
     for (const auto& parameter : ignored.module->parameters())
