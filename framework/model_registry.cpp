@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -47,14 +48,14 @@ std::vector<std::string> ModelRegistry::names() const {
   return names;
 }
 
-std::shared_ptr<MultiModalModule> ModelRegistry::create(const ModelContext& context,
+std::shared_ptr<MultiModalModule> ModelRegistry::create(const Arguments& arguments,
                                                         std::string name) const {
   if (name.empty())
-    name = context.hf_dir.empty() ? kFlagsModel : name_in_config(context.hf_dir, factories_);
+    name = arguments.hf_model ? name_in_config(*arguments.hf_model, factories_) : kFlagsModel;
   const auto found = factories_.find(name);
   TORCH_CHECK(found != factories_.end(), "no model is registered for architecture ", name,
               "; known are: ", c10::Join(", ", names()));
-  return found->second(context);
+  return found->second(arguments);
 }
 
 }  // namespace megashard

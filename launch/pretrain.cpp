@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <iostream>
 
-#include "checkpoint/checkpoint_directory.h"
+#include "checkpoint/checkpoint.h"
 #include "framework/argument_validation.h"
 #include "framework/deferred_init.h"
 #include "framework/flops.h"
@@ -21,9 +21,10 @@
 #include "framework/training_log.h"
 #include "framework/weight_init_mixin.h"
 #include "launch/command_line.h"
+#include "launch/end_of_document.h"
 #include "launch/environment.h"
-#include "launch/model_flags.h"
 #include "models/load_hf_weights.h"
+#include "models/model_config.h"
 #include "models/register_models.h"
 #include "parallel/cuda_module.h"
 #include "parallel/rendezvous.h"
@@ -79,9 +80,16 @@ Fsdp2Config sharding_config(const Arguments& arguments, Strictness strictness,
 /// Where the first weights come from.
 enum class WeightSource { kCheckpoint, kHuggingFace, kInitialisation };
 
-WeightSource weight_source(Arguments& arguments, const DiagnosticSink& sink) {
+struct Start {
+  WeightSource source;
+  CheckpointStep step{};  ///< of kCheckpoint
+};
+
+/// Collective; --pretrained-checkpoint becomes --load and --finetune.
+Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const DiagnosticSink& sink) {
   if (arguments.load) {
-    if (arguments.ckpt_step || latest_step(*arguments.load)) return WeightSource::kCheckpoint;
+    if (const auto step = find_step(*arguments.load, group, arguments.ckpt_step))
+      return {WeightSource::kCheckpoint, *step};
     const auto tracker =
         (std::filesystem::path(*arguments.load) / "latest_checkpointed_iteration.txt").string();
     if (arguments.exit_on_missing_checkpoint) {
@@ -92,22 +100,23 @@ WeightSource weight_source(Arguments& arguments, const DiagnosticSink& sink) {
   }
   if (arguments.pretrained_checkpoint) {
     const std::string& folder = *arguments.pretrained_checkpoint;
-    if (!latest_step(folder)) {
+    const auto step = find_step(folder, group, arguments.ckpt_step);
+    if (!step) {
       throw UsageError("--pretrained-checkpoint " + folder +
                        " holds no checkpoint (no latest_checkpointed_iteration.txt); check the "
                        "path, or leave it out");
     }
     arguments.load = folder;
     arguments.finetune = true;
-    return WeightSource::kCheckpoint;
+    return {WeightSource::kCheckpoint, *step};
   }
-  if (arguments.hf_model && !arguments.from_scratch) return WeightSource::kHuggingFace;
+  if (arguments.hf_model && !arguments.from_scratch) return {WeightSource::kHuggingFace};
   if (!arguments.perform_initialization) {
     sink(Severity::kWarning,
          "--no-initialization: no weights are loaded either, so training starts from whatever the "
          "layers' constructors left; give --load or --hf-model, or leave it out");
   }
-  return WeightSource::kInitialisation;
+  return {WeightSource::kInitialisation};
 }
 
 struct BuiltModel {
@@ -118,9 +127,8 @@ struct BuiltModel {
 BuiltModel build_model(const Arguments& arguments, WeightSource source) {
   ModelRegistry registry;
   register_models(registry);
-  const ModelContext context = model_context(arguments);
   const auto make = [&] {
-    auto model = registry.create(context);
+    auto model = registry.create(arguments);
     auto* init = dynamic_cast<WeightInitMixin*>(model.get());
     if (source == WeightSource::kInitialisation && arguments.perform_initialization &&
         init != nullptr) {
@@ -193,11 +201,16 @@ TrainerSurroundings surroundings(const Arguments& arguments, const ProcessGroupP
   outside.peak_memory_bytes = [device] { return peak_memory_bytes(device); };
   outside.program_start = start;
   outside.peak_tflops = arguments.peak_tflops;
-  if (!outside.peak_tflops && arguments.metrics_file && device.is_cpu()) {
+  if (!outside.peak_tflops && arguments.metrics_file && rank == 0 && device.is_cpu()) {
     outside.peak_tflops = measured_cpu_tflops(at::kFloat);
   }
   return outside;
 }
+
+/// While a model is made, whole tensors come and go between the rows that stay. On the C library's
+/// heap each would leave a hole in which an aligned block of the same size finds no room, and a rank
+/// would end with the memory of the whole model.
+void give_freed_memory_back() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
 
 /// Gradients and activations come and go every step; memory that the C library hands back to the
 /// kernel each time costs a page fault for every 4 KiB when it is taken again.
@@ -210,7 +223,7 @@ void keep_freed_memory() {
 
 int run_pretrain(int argc, char** argv) {
   const auto start = std::chrono::steady_clock::now();
-  keep_freed_memory();
+  give_freed_memory_back();
   Arguments arguments;
   try {
     arguments = parse_arguments(argc, argv);
@@ -227,6 +240,7 @@ int run_pretrain(int argc, char** argv) {
                       .cuda_device_max_connections = variable("CUDA_DEVICE_MAX_CONNECTIONS"),
                       .nccl_algo = variable("NCCL_ALGO")},
                      sink);
+  take_network_from_hf_model(arguments);
   if (environment.rank == 0) {
     print_flushed(sizes_line(arguments));
     print_flushed(arguments_banner(arguments));
@@ -241,15 +255,16 @@ int run_pretrain(int argc, char** argv) {
                         static_cast<c10::DeviceIndex>(environment.local_rank));
   seed_generators(arguments, group->rank());
   at::globalContext().setDeterministicAlgorithms(arguments.deterministic_mode, /*warn_only=*/false);
-  const WeightSource source = weight_source(arguments, sink);
-  const BuiltModel built = build_model(arguments, source);
-  shard_model(arguments, built, group, source, sink);
-  if (source == WeightSource::kHuggingFace) load_hf_weights(*built.model, *arguments.hf_model);
+  const Start from = find_start(arguments, group, sink);
+  const BuiltModel built = build_model(arguments, from.source);
+  shard_model(arguments, built, group, from.source, sink);
+  if (from.source == WeightSource::kHuggingFace) load_hf_weights(*built.model, *arguments.hf_model);
 
   Trainer trainer(arguments, *built.model, group, device,
                   data_options(arguments, built.model->vocab_size()),
                   surroundings(arguments, group, device, start));
-  if (source == WeightSource::kCheckpoint) trainer.load();
+  if (from.source == WeightSource::kCheckpoint) trainer.load(from.step);
+  keep_freed_memory();
   trainer.train();
   group->barrier();
   return 0;

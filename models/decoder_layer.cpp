@@ -7,8 +7,7 @@ namespace megashard {
 
 DecoderLayer::DecoderLayer(const DecoderConfig& config)
     : class_name_(config.names.layer),
-      dropout_(config.hidden_dropout),
-      residual_after_norm_(config.residual_after_norm) {
+      dropout_(config.hidden_dropout) {
   self_attn_ = register_module("self_attn", std::make_shared<Hooked<Attention>>(config));
   mlp_ = register_module("mlp", std::make_shared<Hooked<Mlp>>(config));
   input_layernorm_ = register_module("input_layernorm",
@@ -24,11 +23,9 @@ at::Tensor DecoderLayer::add_branch(const at::Tensor& residual, const at::Tensor
 }
 
 at::Tensor DecoderLayer::forward(const at::Tensor& hidden, const LayerContext& context) {
-  const auto first = input_layernorm_->forward(hidden);
   const auto attended =
-      add_branch(residual_after_norm_ ? first : hidden, self_attn_->forward(first, context));
-  const auto second = post_attention_layernorm_->forward(attended);
-  return add_branch(residual_after_norm_ ? second : attended, mlp_->forward(second));
+      add_branch(hidden, self_attn_->forward(input_layernorm_->forward(hidden), context));
+  return add_branch(attended, mlp_->forward(post_attention_layernorm_->forward(attended)));
 }
 
 }  // namespace megashard

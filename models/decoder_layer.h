@@ -26,7 +26,6 @@ class DecoderLayer : public torch::nn::Module {
 
   std::string class_name_;
   double dropout_;
-  bool residual_after_norm_;
   std::shared_ptr<Hooked<Attention>> self_attn_;
   std::shared_ptr<Hooked<Mlp>> mlp_;
   std::shared_ptr<Hooked<Norm>> input_layernorm_, post_attention_layernorm_;

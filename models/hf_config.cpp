@@ -1,4 +1,5 @@
-// decoder_config_from_hf and contradiction of model_config.h: what Hugging Face's config.json says.
+// decoder_config_from_hf, contradiction and take_network_from_hf_model of model_config.h: what
+// Hugging Face's config.json says.
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -7,6 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "framework/argument_table.h"
 #include "models/model_config.h"
 
 namespace megashard {
@@ -212,58 +214,48 @@ DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir) {
 
 namespace {
 
-using FlagValue = decltype(ExplicitFlag::value);
-
-/// What config.json says of each network flag. A missing entry: nothing that could be contradicted.
-std::map<std::string, FlagValue> values_of_flags(const DecoderConfig& config) {
+/// The network in Megatron's terms: what its arguments would be. Names that are missing here cannot
+/// be contradicted.
+std::map<std::string, ArgumentValue> network_values(const DecoderConfig& config) {
   const bool rotary = config.positions == PositionKind::kRotary;
   const bool scaled = config.rotary.kind == RotaryConfig::Kind::kLlama3;
-  std::map<std::string, FlagValue> values = {
-      {"--num-layers", config.num_layers},
-      {"--hidden-size", config.hidden_size},
-      {"--ffn-hidden-size", config.intermediate_size},
-      {"--num-attention-heads", config.num_heads},
-      {"--num-query-groups", config.num_kv_heads},
-      {"--kv-channels", config.head_dim},
-      {"--max-position-embeddings", config.max_positions},
-      {"--vocab-size", config.vocab_size},
-      {"--padded-vocab-size", config.vocab_size},
-      {"--group-query-attention", config.num_kv_heads != config.num_heads},
-      {"--position-embedding-type", std::string(rotary ? "rope" : "learned_absolute")},
-      {"--use-rotary-position-embeddings", rotary},
-      {"--rotary-base", config.rotary.theta},
-      {"--rotary-percent", config.rotary.fraction},
-      {"--rotary-interleaved", false},
-      {"--use-rope-scaling", scaled},
-      {"--normalization", std::string(config.norm == NormKind::kRmsNorm ? "RMSNorm" : "LayerNorm")},
-      {"--norm-epsilon", config.norm_eps},
-      {"--apply-layernorm-1p", false},
-      {"--apply-residual-connection-post-layernorm", config.residual_after_norm},
-      {"--openai-gelu", config.activation == Activation::kGeluTanh},
-      {"--squared-relu", config.activation == Activation::kSquaredRelu},
-      {"--swiglu", config.gated_mlp && config.activation == Activation::kSilu},
-      {"--disable-bias-linear", !config.mlp_bias && !config.attention_out_bias},
-      {"--add-qkv-bias", config.qkv_bias},
-      {"--qk-layernorm", config.qk_norm},
-      {"--attention-dropout", config.attention_dropout},
-      {"--hidden-dropout", config.hidden_dropout},
+  std::map<std::string, ArgumentValue> values = {
+      {"num_layers", config.num_layers},
+      {"hidden_size", config.hidden_size},
+      {"ffn_hidden_size", config.intermediate_size},
+      {"num_attention_heads", config.num_heads},
+      {"num_query_groups", config.num_kv_heads},
+      {"kv_channels", config.head_dim},
+      {"max_position_embeddings", config.max_positions},
+      {"vocab_size", config.vocab_size},
+      {"padded_vocab_size", config.vocab_size},
+      {"group_query_attention", config.num_kv_heads != config.num_heads},
+      {"position_embedding_type", std::string(rotary ? "rope" : "learned_absolute")},
+      {"use_rotary_position_embeddings", rotary},
+      {"rotary_base", config.rotary.theta},
+      {"rotary_percent", config.rotary.fraction},
+      {"rotary_interleaved", false},
+      {"use_rope_scaling", scaled},
+      {"normalization", std::string(config.norm == NormKind::kRmsNorm ? "RMSNorm" : "LayerNorm")},
+      {"norm_epsilon", config.norm_eps},
+      {"apply_layernorm_1p", false},
+      {"openai_gelu", config.activation == Activation::kGeluTanh},
+      {"squared_relu", config.activation == Activation::kSquaredRelu},
+      {"swiglu", config.gated_mlp && config.activation == Activation::kSilu},
+      {"add_bias_linear", config.mlp_bias || config.attention_out_bias},
+      {"add_qkv_bias", config.qkv_bias},
+      {"qk_layernorm", config.qk_norm},
+      {"attention_dropout", config.attention_dropout},
+      {"hidden_dropout", config.hidden_dropout},
   };
-  if (scaled) values["--rope-scaling-factor"] = config.rotary.factor;
-  if (config.rotary.kind == RotaryConfig::Kind::kLinear) {
-    values["--rotary-seq-len-interpolation-factor"] = config.rotary.factor;
-  }
+  if (scaled) values["rope_scaling_factor"] = config.rotary.factor;
+  if (config.rotary.kind == RotaryConfig::Kind::kLinear)
+    values["rotary_seq_len_interpolation_factor"] = config.rotary.factor;
   return values;
 }
 
-std::string text_of(const FlagValue& value) {
-  if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
-  if (const auto* text = std::get_if<std::string>(&value)) return *text;
-  if (const auto* whole = std::get_if<int64_t>(&value)) return std::to_string(*whole);
-  return c10::str(std::get<double>(value));
-}
-
-bool same(const FlagValue& a, const FlagValue& b) {
-  const auto number = [](const FlagValue& value) -> std::optional<double> {
+bool same(const ArgumentValue& a, const ArgumentValue& b) {
+  const auto number = [](const ArgumentValue& value) -> std::optional<double> {
     if (const auto* whole = std::get_if<int64_t>(&value)) return static_cast<double>(*whole);
     if (const auto* real = std::get_if<double>(&value)) return *real;
     return std::nullopt;
@@ -276,17 +268,31 @@ bool same(const FlagValue& a, const FlagValue& b) {
 
 }  // namespace
 
-std::optional<std::string> contradiction(const DecoderConfig& config,
-                                         std::span<const ExplicitFlag> flags) {
-  const auto values = values_of_flags(config);
-  for (const auto& flag : flags) {
-    const auto found = values.find(flag.name);
-    if (found == values.end() || same(found->second, flag.value)) continue;
-    return c10::str(flag.name, " ", text_of(flag.value),
-                    " contradicts the model's config.json, which says ", text_of(found->second),
-                    ": leave the flag out, or edit config.json");
+std::optional<std::string> contradiction(const DecoderConfig& config, const Arguments& arguments) {
+  const auto values = network_values(config);
+  for (const auto& [name, value] : argument_values(arguments)) {
+    const auto found = values.find(name);
+    if (!arguments.is_given(name) || found == values.end() || same(found->second, value)) continue;
+    const Option& option = *find_argument(name);
+    const std::string given = argument_text(value);
+    return option.flag + (option.is_switch() ? " (" + name + " = " + given + ")" : " " + given) +
+           " contradicts the model's config.json, which says " + argument_text(found->second) +
+           ": leave the flag out, or edit config.json";
   }
   return std::nullopt;
+}
+
+void take_network_from_hf_model(Arguments& arguments) {
+  if (!arguments.hf_model) return;
+  const DecoderConfig config = decoder_config(arguments);
+  auto values = network_values(config);
+  values.erase("vocab_size");  // NullTokenizer's: the text's, not the model's
+  values["untie_embeddings_and_output_weights"] = !config.tie_word_embeddings;
+  values["init_method_std"] = config.init_std;
+  for (const auto& [name, value] : values) {
+    if (set_argument_value(name, value, arguments)) continue;
+    set_argument_value(name, std::llround(std::get<double>(value)), arguments);  // rotary_base
+  }
 }
 
 }  // namespace megashard

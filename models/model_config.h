@@ -3,10 +3,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
-#include <span>
 #include <string>
 
-#include "framework/model_registry.h"
+#include "framework/arguments.h"
 
 namespace megashard {
 
@@ -52,7 +51,6 @@ struct DecoderConfig {
   bool attention_out_bias = false;
   bool mlp_bias = false;
   bool qk_norm = false;
-  bool residual_after_norm = false;  ///< Megatron's --apply-residual-connection-post-layernorm
   bool tie_word_embeddings = false;
   double attention_dropout = 0;
   double hidden_dropout = 0;
@@ -64,15 +62,18 @@ struct DecoderConfig {
 /// From a Hugging Face directory's config.json: llama, qwen2, qwen3. Throws for other
 /// architectures, listing these, and for settings that this code does not compute.
 DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir);
-/// From Megatron's flags. Parameters get Hugging Face's names all the same.
-DecoderConfig decoder_config_from_options(const DecoderOptions& options);
-/// The one that the context asks for, with contradicting flags refused.
-DecoderConfig decoder_config(const ModelContext& context);
+/// From Megatron's flags, validated. Parameters get Hugging Face's names all the same.
+DecoderConfig decoder_config_from_flags(const Arguments& arguments);
+/// The one that the arguments ask for: of --hf-model, with contradicting flags refused and what may
+/// be overridden taken from the flags, or of the flags.
+DecoderConfig decoder_config(const Arguments& arguments);
 
-/// The sentence about the first flag that says something else than config.json (naming both), or
-/// nothing. Flags that do not describe the network are passed over; so is
-/// --untie-embeddings-and-output-weights, which overrides.
-std::optional<std::string> contradiction(const DecoderConfig& config,
-                                         std::span<const ExplicitFlag> flags);
+/// The sentence about the first flag given that says something else than config.json (naming both),
+/// or nothing. --untie-embeddings-and-output-weights and --init-method-std override instead.
+std::optional<std::string> contradiction(const DecoderConfig& config, const Arguments& arguments);
+
+/// Writes the network that --hf-model describes into the arguments, in Megatron's terms: what the
+/// banner shows and checkpoints keep. Contradictions are refused; without --hf-model, nothing.
+void take_network_from_hf_model(Arguments& arguments);
 
 }  // namespace megashard

@@ -31,7 +31,9 @@ void write(const std::string& path, const Entries& entries) {
 void run(const std::string& dir) {
   megashard::ModelRegistry registry;
   megashard::register_models(registry);
-  const auto model = registry.create({.hf_dir = dir});
+  megashard::Arguments arguments;
+  arguments.hf_model = dir;
+  const auto model = registry.create(arguments);
   megashard::load_hf_weights(*model, dir);
 
   const megashard::SafetensorsFile file(dir + "/input.bin");

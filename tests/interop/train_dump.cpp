@@ -81,9 +81,9 @@ std::optional<at::ScalarType> dtype_of(const json& name) {
 std::shared_ptr<MultiModalModule> make_model(const std::string& directory) {
   ModelRegistry registry;
   register_models(registry);
-  ModelContext context;
-  context.hf_dir = directory;
-  return registry.create(context);
+  Arguments arguments;
+  arguments.hf_model = directory;
+  return registry.create(arguments);
 }
 
 std::vector<torch::nn::Module*> layers_of(const MultiModalModule& model) {

@@ -20,24 +20,31 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-DecoderOptions small_options() {
-  return {.num_layers = 2,
-          .hidden_size = 32,
-          .num_attention_heads = 4,
-          .max_position_embeddings = 16,
-          .padded_vocab_size = 64,
-          .position_embedding_type = "rope",
-          .normalization = "RMSNorm",
-          .swiglu = true,
-          .add_bias_linear = false,
-          .attention_dropout = 0,
-          .hidden_dropout = 0};
+/// Megatron's defaults: gelu, LayerNorm, learned positions, biases, dropouts.
+Arguments megatrons_network() {
+  Arguments arguments;
+  arguments.num_layers = 2;
+  arguments.hidden_size = 32;
+  arguments.num_attention_heads = 4;
+  arguments.max_position_embeddings = 16;
+  arguments.padded_vocab_size = 64;
+  return arguments;
 }
 
-std::shared_ptr<MultiModalModule> make(const DecoderOptions& options) {
+Arguments small_network() {
+  Arguments arguments = megatrons_network();
+  arguments.position_embedding_type = "rope";
+  arguments.normalization = "RMSNorm";
+  arguments.swiglu = true;
+  arguments.add_bias_linear = false;
+  arguments.attention_dropout = arguments.hidden_dropout = 0;
+  return arguments;
+}
+
+std::shared_ptr<MultiModalModule> make(const Arguments& arguments) {
   ModelRegistry registry;
   register_models(registry);
-  auto model = registry.create({.options = options});
+  auto model = registry.create(arguments);
   auto generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_current_seed(1);
   dynamic_cast<WeightInitMixin&>(*model).init_weights();
@@ -54,9 +61,9 @@ ModelInput some_input() {
 }
 
 TEST(DecoderModel, EveryNamedSubmoduleCanBeWrapped) {
-  auto options = small_options();
-  options.qk_layernorm = true;
-  const auto model = make(options);
+  auto arguments = small_network();
+  arguments.qk_layernorm = true;
+  const auto model = make(arguments);
   std::map<std::string, std::string> classes;
   for (const auto& item : model->named_modules(/*name_prefix=*/"", /*include_self=*/false)) {
     const auto* hooked = dynamic_cast<HookedModule*>(item.value().get());
@@ -74,20 +81,20 @@ TEST(DecoderModel, EveryNamedSubmoduleCanBeWrapped) {
 }
 
 TEST(DecoderModel, TiedWeightsAreOneTensor) {
-  const auto model = make(small_options());
+  const auto model = make(small_network());
   const auto parameters = model->named_parameters();
   EXPECT_TRUE(parameters["lm_head.weight"].is_same(parameters["model.embed_tokens.weight"]));
-  auto options = small_options();
-  options.untie_embeddings_and_output_weights = true;
-  const auto untied = make(options)->named_parameters();
+  auto arguments = small_network();
+  arguments.untie_embeddings_and_output_weights = true;
+  const auto untied = make(arguments)->named_parameters();
   EXPECT_FALSE(untied["lm_head.weight"].is_same(untied["model.embed_tokens.weight"]));
 }
 
 TEST(DecoderModel, InitialisationAsMegatrons) {
-  auto options = small_options();
-  options.hidden_size = 256;
-  options.add_bias_linear = true;
-  const auto parameters = make(options)->named_parameters();
+  auto arguments = small_network();
+  arguments.hidden_size = 256;
+  arguments.add_bias_linear = true;
+  const auto parameters = make(arguments)->named_parameters();
   const auto std_of = [&](const char* name) { return parameters[name].std().item<double>(); };
   EXPECT_NEAR(std_of("model.layers.0.self_attn.q_proj.weight"), 0.02, 5e-4);
   EXPECT_NEAR(std_of("model.layers.0.self_attn.o_proj.weight"), 0.01, 3e-4);  // over sqrt(2 layers)
@@ -98,12 +105,7 @@ TEST(DecoderModel, InitialisationAsMegatrons) {
 }
 
 TEST(DecoderModel, MegatronsDefaultNetworkTrains) {
-  const DecoderOptions defaults{.num_layers = 2,
-                                .hidden_size = 32,
-                                .num_attention_heads = 4,
-                                .max_position_embeddings = 8,
-                                .padded_vocab_size = 64};
-  const auto model = make(defaults);  // gelu, LayerNorm, learned positions, biases, dropouts
+  const auto model = make(megatrons_network());
   const auto input = some_input();
   const auto loss = (*model)(input);
   EXPECT_EQ(loss.sizes(), at::IntArrayRef({2, 8}));
@@ -122,7 +124,7 @@ TEST(DecoderModel, MegatronsDefaultNetworkTrains) {
 }
 
 TEST(DecoderModel, CausalMaskAndPositionsAsGivenOnes) {
-  const auto model = make(small_options());
+  const auto model = make(small_network());
   auto input = some_input();
   const auto loss = (*model)(input);
   input.attention_mask = at::ones({8, 8}, at::kBool).tril().view({1, 1, 8, 8});
@@ -133,7 +135,7 @@ TEST(DecoderModel, CausalMaskAndPositionsAsGivenOnes) {
 }
 
 TEST(DecoderModel, WrongUseIsASentence) {
-  const auto model = make(small_options());
+  const auto model = make(small_network());
   auto input = some_input();
   input.tokens[0][0] = 64;
   EXPECT_THAT([&] { (*model)(input); },

@@ -18,21 +18,22 @@ namespace {
 /// 22 hidden channels and 61 tokens: nothing divides by 3 ranks, and norms over heads leave a rank
 /// without rows.
 DecoderConfig small_config(bool tied) {
-  return decoder_config_from_options({.num_layers = 2,
-                                      .hidden_size = 22,
-                                      .num_attention_heads = 2,
-                                      .max_position_embeddings = 16,
-                                      .padded_vocab_size = 61,
-                                      .ffn_hidden_size = 50,
-                                      .kv_channels = 4,
-                                      .position_embedding_type = "rope",
-                                      .normalization = "RMSNorm",
-                                      .swiglu = true,
-                                      .untie_embeddings_and_output_weights = !tied,
-                                      .add_bias_linear = false,
-                                      .qk_layernorm = true,
-                                      .attention_dropout = 0,
-                                      .hidden_dropout = 0});
+  Arguments arguments;
+  arguments.num_layers = 2;
+  arguments.hidden_size = 22;
+  arguments.num_attention_heads = 2;
+  arguments.max_position_embeddings = 16;
+  arguments.padded_vocab_size = 61;
+  arguments.ffn_hidden_size = 50;
+  arguments.kv_channels = 4;
+  arguments.position_embedding_type = "rope";
+  arguments.normalization = "RMSNorm";
+  arguments.swiglu = true;
+  arguments.untie_embeddings_and_output_weights = !tied;
+  arguments.add_bias_linear = false;
+  arguments.qk_layernorm = true;
+  arguments.attention_dropout = arguments.hidden_dropout = 0;
+  return decoder_config_from_flags(arguments);
 }
 
 /// A tied model with weights, and a directory that holds them.

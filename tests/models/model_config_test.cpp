@@ -1,10 +1,13 @@
 #include "models/model_config.h"
 
+#include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
+
+#include "framework/argument_table.h"
 
 namespace megashard {
 namespace {
@@ -88,28 +91,70 @@ TEST(HfConfig, WhatIsNotComputedIsRefused) {
               ThrowsMessage<c10::Error>(HasSubstr("cannot read /nonexistent/config.json")));
 }
 
-TEST(Contradiction, NamesFlagAndFile) {
-  const auto config = HfFolder("llama", R"(, "rope_theta": 10000)").config();
-  const auto say = [&](ExplicitFlag flag) { return contradiction(config, std::span(&flag, 1)); };
-  EXPECT_THAT(
-      say({"--num-layers", int64_t{5}}),
-      Optional(HasSubstr("--num-layers 5 contradicts the model's config.json, which says 4")));
-  EXPECT_THAT(say({"--normalization", std::string("LayerNorm")}),
-              Optional(HasSubstr("which says RMSNorm")));
-  EXPECT_THAT(say({"--disable-bias-linear", false}), Optional(HasSubstr("which says true")));
-  EXPECT_EQ(say({"--rotary-base", int64_t{10000}}), std::nullopt);
-  EXPECT_EQ(say({"--norm-epsilon", 1e-5}), std::nullopt);
-  EXPECT_EQ(say({"--untie-embeddings-and-output-weights", true}), std::nullopt);
-  EXPECT_EQ(say({"--lr", 0.1}), std::nullopt);
+Arguments with_flags(const std::filesystem::path& hf_model,
+                     const std::vector<std::pair<const char*, std::vector<std::string>>>& flags) {
+  Arguments arguments;
+  arguments.hf_model = hf_model.string();
+  for (const auto& [flag, words] : flags) set_option(*find_option(flag), words, arguments);
+  return arguments;
 }
 
-TEST(DecoderOptions, MegatronsDefaults) {
-  DecoderOptions options{.num_layers = 2,
-                         .hidden_size = 768,
-                         .num_attention_heads = 12,
-                         .max_position_embeddings = 128,
-                         .padded_vocab_size = 256};
-  const auto plain = decoder_config_from_options(options);
+TEST(Contradiction, NamesFlagAndFile) {
+  const HfFolder folder("llama", R"(, "rope_theta": 10000)");
+  const auto say = [&](const char* flag, const std::vector<std::string>& words) {
+    return contradiction(folder.config(), with_flags(folder.path(), {{flag, words}}));
+  };
+  EXPECT_THAT(
+      say("--num-layers", {"5"}),
+      Optional(HasSubstr("--num-layers 5 contradicts the model's config.json, which says 4")));
+  EXPECT_THAT(say("--normalization", {"LayerNorm"}), Optional(HasSubstr("which says RMSNorm")));
+  EXPECT_THAT(say("--qk-layernorm", {}),
+              Optional(HasSubstr("--qk-layernorm (qk_layernorm = True) contradicts the model's "
+                                 "config.json, which says False")));
+  EXPECT_EQ(say("--disable-bias-linear", {}), std::nullopt);
+  EXPECT_THAT(say("--disable-bias-linear", {"false"}), Optional(HasSubstr("which says False")));
+  EXPECT_EQ(say("--rotary-base", {"10000"}), std::nullopt);
+  EXPECT_EQ(say("--norm-epsilon", {"1e-5"}), std::nullopt);
+  EXPECT_EQ(say("--untie-embeddings-and-output-weights", {}), std::nullopt);
+  EXPECT_EQ(say("--lr", {"0.1"}), std::nullopt);
+}
+
+TEST(HfModel, ArgumentsShowItsNetwork) {
+  const HfFolder folder("qwen2", R"(, "rope_theta": 1e6, "initializer_range": 0.03)");
+  auto arguments = with_flags(folder.path(), {{"--untie-embeddings-and-output-weights", {}}});
+  take_network_from_hf_model(arguments);
+  EXPECT_EQ(arguments.num_layers, 4);
+  EXPECT_EQ(arguments.hidden_size, 64);
+  EXPECT_EQ(arguments.ffn_hidden_size, 96);
+  EXPECT_EQ(arguments.num_query_groups, 2);
+  EXPECT_TRUE(arguments.group_query_attention && arguments.swiglu && arguments.add_qkv_bias);
+  EXPECT_FALSE(arguments.add_bias_linear);
+  EXPECT_EQ(arguments.padded_vocab_size, 1000);
+  EXPECT_EQ(arguments.vocab_size, std::nullopt);
+  EXPECT_EQ(arguments.rotary_base, 1000000);
+  EXPECT_EQ(arguments.normalization, "RMSNorm");
+  EXPECT_EQ(arguments.norm_epsilon, 1e-5);
+  EXPECT_EQ(arguments.hidden_dropout, 0);
+  EXPECT_EQ(arguments.init_method_std, 0.03);
+  EXPECT_TRUE(arguments.untie_embeddings_and_output_weights);  // the flag beats config.json
+
+  auto tied = with_flags(folder.path(), {{"--init-method-std", {"0.5"}}});
+  take_network_from_hf_model(tied);
+  EXPECT_FALSE(tied.untie_embeddings_and_output_weights);
+  EXPECT_EQ(tied.init_method_std, 0.5);
+  const DecoderConfig built = decoder_config(tied);  // from what was taken: the same model
+  EXPECT_TRUE(built.tie_word_embeddings);
+  EXPECT_EQ(built.init_std, 0.5);
+}
+
+TEST(DecoderConfig, MegatronsDefaults) {
+  Arguments arguments;
+  arguments.num_layers = 2;
+  arguments.hidden_size = 768;
+  arguments.num_attention_heads = 12;
+  arguments.max_position_embeddings = 128;
+  arguments.padded_vocab_size = 256;
+  const auto plain = decoder_config_from_flags(arguments);
   EXPECT_EQ(plain.intermediate_size, 3072);
   EXPECT_EQ(plain.activation, Activation::kGelu);
   EXPECT_EQ(plain.norm, NormKind::kLayerNorm);
@@ -119,16 +164,16 @@ TEST(DecoderOptions, MegatronsDefaults) {
   EXPECT_EQ(plain.num_kv_heads, 12);
   EXPECT_EQ(plain.hidden_dropout, 0.1);
   EXPECT_DOUBLE_EQ(plain.output_init_scale, 0.5);
-  options.swiglu = true;
-  options.add_bias_linear = false;
-  EXPECT_EQ(decoder_config_from_options(options).intermediate_size, 2048);
-  EXPECT_FALSE(decoder_config_from_options(options).qkv_bias);
-  options.num_attention_heads = 7;
-  EXPECT_THAT([&] { decoder_config_from_options(options); },
+  arguments.swiglu = true;
+  arguments.add_bias_linear = false;
+  EXPECT_EQ(decoder_config_from_flags(arguments).intermediate_size, 2048);
+  EXPECT_FALSE(decoder_config_from_flags(arguments).qkv_bias);
+  arguments.num_attention_heads = 7;
+  EXPECT_THAT([&] { decoder_config_from_flags(arguments); },
               ThrowsMessage<c10::Error>(
                   HasSubstr("--hidden-size 768 is not divisible by --num-attention-heads 7")));
-  options.hidden_size = 0;
-  EXPECT_THAT([&] { decoder_config_from_options(options); },
+  arguments.hidden_size = std::nullopt;
+  EXPECT_THAT([&] { decoder_config_from_flags(arguments); },
               ThrowsMessage<c10::Error>(HasSubstr("--hidden-size must be given")));
 }
 
