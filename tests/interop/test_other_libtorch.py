@@ -12,11 +12,12 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
+CACHE = {"CCACHE_NOHASHDIR": "1", "CCACHE_BASEDIR": str(ROOT)}  # as in launch/setup
 WITHOUT = ("libtorch_cuda", "libc10_cuda", "libtorch_nvshmem", "libcaffe2_nvrtc")
 
 
 def run(*command, timeout):
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "CCACHE_NOHASHDIR": "1"}, capture_output=True,
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **CACHE}, capture_output=True,
                           text=True, timeout=timeout)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return done.stdout
