@@ -6,8 +6,15 @@ namespace megashard {
 namespace {
 
 thread_local RecomputeScope* innermost_recompute = nullptr;  // a recompute stays on one thread
+thread_local bool forward_to_repeat = false;
 
 }  // namespace
+
+ForwardToRepeat::ForwardToRepeat() : outer_(std::exchange(forward_to_repeat, true)) {}
+
+ForwardToRepeat::~ForwardToRepeat() { forward_to_repeat = outer_; }
+
+bool ForwardToRepeat::running() { return forward_to_repeat; }
 
 RecomputeScope::RecomputeScope() : outer_(std::exchange(innermost_recompute, this)) {}
 

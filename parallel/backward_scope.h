@@ -1,9 +1,31 @@
 #pragma once
 
+#include <c10/core/GradMode.h>
+
 #include <functional>
 #include <vector>
 
 namespace megashard {
+
+/// Lives while a reentrant recompute runs a forward without grad for the first time. Backward will
+/// run it again with grad, so units keep, and remember for prefetching, what they would with grad.
+class ForwardToRepeat {
+ public:
+  ForwardToRepeat();
+  ~ForwardToRepeat();
+  ForwardToRepeat(const ForwardToRepeat&) = delete;
+  ForwardToRepeat& operator=(const ForwardToRepeat&) = delete;
+
+  static bool running();  ///< on this thread
+
+ private:
+  bool outer_;
+};
+
+/// Whether a backward through what this thread computes may follow.
+inline bool backward_may_follow() {
+  return c10::GradMode::is_enabled() || ForwardToRepeat::running();
+}
 
 /// Lives while a recompute in backward runs a forward again on this thread. Units that are called
 /// in it may look: their forward is not the first one, an exception through it may only be

@@ -1,9 +1,8 @@
 #include "parallel/fsdp_group.h"
 
-#include <c10/core/GradMode.h>
-
 #include <algorithm>
 
+#include "parallel/backward_scope.h"
 #include "parallel/gradient_reduction.h"
 
 namespace megashard {
@@ -127,7 +126,7 @@ void FsdpGroup::release_after_forward() {
   using Kind = ReshardAfterForward::Kind;
   const Kind kind = reshard_after_forward.kind;
   if (state_ != State::kFull || kind == Kind::kNever) return;
-  const bool backward_follows = c10::GradMode::is_enabled();
+  const bool backward_follows = backward_may_follow();
   if (kind == Kind::kDefault && of_root_ && backward_follows) return;
   if (kind != Kind::kTo || !backward_follows) return release();
   if (slices_plan_.group() == nullptr) {

@@ -178,7 +178,7 @@ void FsdpState::finish_forward() {
   phase_ = Phase::kIdle;
   if (group_ == nullptr) return;
   group_->release_after_forward();
-  if (c10::GradMode::is_enabled()) {
+  if (backward_may_follow()) {
     post_forward_indices_.push_back(context_->post_forward_order.size());
     context_->post_forward_order.push_back(group_.get());
   }

@@ -19,11 +19,16 @@ struct RefusesReads {
 bool c10::StorageImpl::*refuses_reads_flag();
 template struct RefusesReads<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
+/// Known by its type, so that a saved tensor can be recognised without looking for its group.
+struct GatheredStorageImpl final : c10::StorageImpl {
+  using c10::StorageImpl::StorageImpl;
+};
+
 c10::Storage empty_storage(size_t nbytes, c10::Device device) {
   auto* allocator = device.is_cpu() ? cpu_buffer_pool() : c10::GetAllocator(device.type());
-  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
-                                               c10::DataPtr(nullptr, device), allocator,
-                                               /*resizable=*/false);
+  return c10::Storage(c10::intrusive_ptr<c10::StorageImpl>(c10::make_intrusive<GatheredStorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), nbytes, c10::DataPtr(nullptr, device), allocator,
+      /*resizable=*/false)));
 }
 
 at::Tensor over_storage(const c10::Storage& storage, at::IntArrayRef sizes, at::ScalarType dtype) {
@@ -46,6 +51,10 @@ FullStorage::FullStorage(at::IntArrayRef sizes, at::ScalarType dtype, c10::Devic
   bytes_ = over_storage(storage, {static_cast<int64_t>(nbytes_)}, at::kByte);
   set_name("?");
   release();
+}
+
+bool FullStorage::is_one(const c10::StorageImpl* storage) {
+  return dynamic_cast<const GatheredStorageImpl*>(storage) != nullptr;
 }
 
 void FullStorage::set_name(const std::string& name) {

@@ -21,6 +21,8 @@ class FullStorage {
   const at::Tensor& bytes() const { return bytes_; }  ///< the same storage as a 1-D uint8 tensor
   bool allocated() const { return allocated_; }
   bool owns(const c10::StorageImpl* storage) const { return storage == storage_; }
+  /// Whether some FullStorage owns it: tensors over it must not be kept or moved by bytes.
+  static bool is_one(const c10::StorageImpl* storage);
 
   /// Memory from the buffer pool (CPU) or the caching allocator on the current stream; contents
   /// undefined.
