@@ -15,6 +15,7 @@
 namespace megashard {
 namespace {
 
+using detail::KeptOutputs;
 using detail::RecomputeFrame;
 using detail::RepeatableCall;
 using torch::autograd::Engine;
@@ -73,7 +74,11 @@ class RecomputeRunner final : public ForwardRunner {
   RecomputeRunner(HookedModule& module, RecomputeOptions options)
       : hooked_(module),
         module_(dynamic_cast<torch::nn::Module*>(&module)),
-        options_(std::move(options)) {}
+        options_(std::move(options)) {
+    if (options_.save_outputs_of.empty()) return;
+    kept_operators_ = std::make_shared<const detail::OperatorList>(
+        detail::operators_named(options_.save_outputs_of));
+  }
 
   std::vector<at::Tensor> run(const Body& body, const std::vector<at::Tensor>& inputs) override {
     if (!at::GradMode::is_enabled()) return body(inputs);
@@ -88,9 +93,15 @@ class RecomputeRunner final : public ForwardRunner {
 
   std::vector<at::Tensor> run_hooked(const Body& body,
                                      const std::vector<at::Tensor>& inputs) const {
-    const auto frame =
-        std::make_shared<RecomputeFrame>(repeatable(body, inputs), options_.early_stop);
+    std::unique_ptr<KeptOutputs> kept;
+    if (kept_operators_ != nullptr) {
+      kept = std::make_unique<KeptOutputs>(hooked_.class_name(), kept_operators_,
+                                           options_.preserve_rng_state);
+    }
+    const auto frame = std::make_shared<RecomputeFrame>(repeatable(body, inputs),
+                                                        options_.early_stop, std::move(kept));
     const SavedTensorHooks hooks(frame.get());
+    const KeptOutputs::Run keeping(frame->kept(), KeptOutputs::Run::Kind::kFirst);
     return body(inputs);
   }
 
@@ -104,6 +115,7 @@ class RecomputeRunner final : public ForwardRunner {
     std::vector<at::Tensor> outputs;
     {
       const at::NoGradGuard no_grad;
+      const ForwardToRepeat repeated_with_grad;
       outputs = body(detached);
       for (auto& output : outputs) {
         if (output.defined())
@@ -133,13 +145,17 @@ class RecomputeRunner final : public ForwardRunner {
   HookedModule& hooked_;
   torch::nn::Module* module_;
   RecomputeOptions options_;
+  std::shared_ptr<const detail::OperatorList> kept_operators_;
 };
 
 }  // namespace
 
 void recompute(HookedModule& module, const RecomputeOptions& options) {
   TORCH_CHECK(module.forward_runner() == nullptr, module.class_name(),
-              " recomputes already: a path pattern matches it twice, or recompute was called twice");
+              " recomputes already, or offloads its activations: a path pattern matches it twice, or recompute was called "
+              "twice, or after ActivationOffload::add, which comes last");
+  TORCH_CHECK(!options.use_reentrant || options.save_outputs_of.empty(), "recompute of ", module.class_name(),
+              ": outputs of operators can be saved by non-reentrant recompute only; set use_reentrant to false");
   module.set_forward_runner(std::make_shared<RecomputeRunner>(module, options));
 }
 

@@ -150,9 +150,11 @@ void RecomputeFrame::run_again(int64_t backward) {
   const CallState::Replayed replayed(call_.state());
   const RecomputeScope scope;
   const SavedTensorHooks hooks(&recorder);
+  const KeptOutputs::Run kept(kept_.get(), KeptOutputs::Run::Kind::kAgain);
   try {
     call_.body()(inputs);
     recorder.finish();
+    kept.finish();
   } catch (const EarlyStop&) {
   }
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "framework/call_state.h"
+#include "framework/kept_outputs.h"
 #include "framework/recompute.h"
 #include "framework/saved_tensor_hooks.h"
 
@@ -43,10 +44,12 @@ class RepeatableCall {
 class RecomputeFrame : public SavedTensorProvider,
                        public std::enable_shared_from_this<RecomputeFrame> {
  public:
-  RecomputeFrame(RepeatableCall call, bool early_stop)
-      : call_(std::move(call)), early_stop_(early_stop) {}
+  /// `kept`: outputs of operators that run in the first run only; null: there are none.
+  RecomputeFrame(RepeatableCall call, bool early_stop, std::unique_ptr<KeptOutputs> kept)
+      : call_(std::move(call)), early_stop_(early_stop), kept_(std::move(kept)) {}
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override;
+  KeptOutputs* kept() { return kept_.get(); }
 
  private:
   struct Slot;     // one saved tensor, by its position in the order of saving
@@ -59,6 +62,7 @@ class RecomputeFrame : public SavedTensorProvider,
 
   RepeatableCall call_;
   bool early_stop_;
+  std::unique_ptr<KeptOutputs> kept_;
   std::vector<std::weak_ptr<Slot>> slots_;  // expired: the graph no longer needs it
   std::mutex one_at_a_time_;
 };
