@@ -113,6 +113,25 @@ void set_requires_all_reduce(Module& module, bool all_reduce, bool recurse) {
 
 void set_is_last_backward(Module& module, bool last) { context_of(module).is_last_backward = last; }
 
+std::vector<std::pair<at::Tensor, at::Tensor>> pending_gradients(Module& module, bool recurse) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> pending;
+  for_each_group(module, recurse, [&](FsdpGroup& group) {
+    for (const auto& param : group.params()) {
+      if (param->accumulated_gradient().defined())
+        pending.emplace_back(param->parameter(), param->accumulated_gradient());
+    }
+  });
+  return pending;
+}
+
+void clear_pending_gradients(Module& module, bool recurse) {
+  for_each_group(module, recurse, [](FsdpGroup& group) { group.clear_pending_gradients(); });
+}
+
+void synchronize_gradients(Module& module, bool recurse) {
+  for_each_group(module, recurse, [](FsdpGroup& group) { group.synchronize_gradients(); });
+}
+
 void set_gradient_divide_factor(Module& module, double factor) {
   TORCH_CHECK(factor > 0, "the gradient divide factor must be positive, got ", factor);
   change_communication(module, [=](auto& communication) { communication.divide_factor = factor; });

@@ -7,6 +7,8 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "parallel/comm_streams.h"
 #include "parallel/group_collectives.h"
@@ -53,6 +55,15 @@ void set_requires_all_reduce(torch::nn::Module& module, bool all_reduce, bool re
 /// false: backward callbacks leave reductions in flight and the order of prefetch alone (several
 /// backwards a step).
 void set_is_last_backward(torch::nn::Module& module, bool last);
+
+/// Whole gradients in the reduce dtype that wait for their reduction (accumulation without sync),
+/// by parameter; empty ones left out.
+std::vector<std::pair<at::Tensor, at::Tensor>> pending_gradients(torch::nn::Module& module,
+                                                                 bool recurse = true);
+/// Drops them, and HSDP's partial sums too.
+void clear_pending_gradients(torch::nn::Module& module, bool recurse = true);
+/// Reduces them now, outside backward, into the parameters' sharded gradients. Collective.
+void synchronize_gradients(torch::nn::Module& module, bool recurse = true);
 
 /// Gradients are summed over the ranks and divided by `factor` instead of the number of ranks. This
 /// unit only.

@@ -75,6 +75,8 @@ void FsdpGroup::gather() {
   if (state_ == State::kSharded) {
     bool converted = false;
     for (const auto& param : params_) converted |= param->adopt_rebound_data();
+    TORCH_CHECK(!converted || !has_pending_gradients(), "the dtype of '", name_, "' was changed while its gradients wait "
+                "for their reduction: call synchronize_gradients or clear_pending_gradients before Module::to");
     if (converted) make_plans();
   }
   gathering_ = state_ == State::kPostForward ? &slices_plan_ : &rows_plan_;

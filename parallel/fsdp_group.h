@@ -67,6 +67,10 @@ class FsdpGroup {
   void finish_reduce();
   void finish_all_reduce();
   void wait_for_offloaded_gradients();
+  /// Gradients that wait for a reduction or for an all-reduce across replicas.
+  bool has_pending_gradients() const { return unreduced_ || !partial_.empty(); }
+  void clear_pending_gradients();
+  void synchronize_gradients();  ///< reduces them now; collective
   /// Backward threw: the group is sharded again, with the gradients from before it, and those of
   /// reductions that it had started.
   void abandon_backward() noexcept;

@@ -324,6 +324,25 @@ std::string FsdpGroup::unused_parameters(const GradientReduction& reduction) con
   return sentence;
 }
 
+void FsdpGroup::clear_pending_gradients() {
+  for (const auto& param : params_) param->accumulated_gradient() = at::Tensor();
+  unreduced_ = false;
+  partial_.clear();
+}
+
+void FsdpGroup::synchronize_gradients() {
+  if (!has_pending_gradients()) return;
+  const bool all_reduce = std::exchange(all_reduce_gradients, true);
+  start_reduce();
+  finish_reduce();
+  finish_all_reduce();
+  all_reduce_gradients = all_reduce;
+  const CommStreams& streams = context_->streams();
+  if (!streams.enabled()) return;
+  order_streams(*streams.reduce_scatter, streams.current());
+  order_streams(*streams.all_reduce, streams.current());
+}
+
 void FsdpGroup::wait_for_offloaded_gradients() {
   for (const auto& param : params_) param->wait_for_offloaded_gradient();
 }

@@ -1,0 +1,69 @@
+// Random models trained sharded and unsharded: the same losses, gradients and weights, bit for bit.
+// Every case depends on its seed alone; MEGASHARD_TREE_SEED runs one, MEGASHARD_TREE_CASES that
+// many.
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+
+#include "tests/differential/sharded_run.h"
+#include "tests/differential/unsharded_run.h"
+#include "tests/support/run_ranks.h"
+
+namespace megashard::testing {
+namespace {
+
+constexpr int kCases = 600;
+int from_environment(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::atoi(text);
+}
+
+struct Case {
+  TreeSpec tree;
+  ExpectedRun expected;
+};
+
+/// All cases of one world in one set of ranks: connecting costs more than a case.
+void run_cases(int world, const std::vector<Case>& cases) {
+  run_ranks(
+      world,
+      [&](const ProcessGroupPtr& group) {
+        std::map<int, DeviceMeshPtr> meshes;
+        for (const auto& [tree, expected] : cases) {
+          DeviceMeshPtr& mesh = meshes[tree.replicas];
+          if (mesh == nullptr && tree.replicas == 1)
+            mesh = std::make_shared<DeviceMesh>(group, std::vector<int>{world});
+          if (mesh == nullptr) {
+            mesh = std::make_shared<DeviceMesh>(
+                group, std::vector<int>{tree.replicas, world / tree.replicas},
+                std::vector<std::string>{"replicate", "shard"});
+          }
+          try {
+            run_sharded(tree, expected, mesh, group->rank());
+          } catch (const c10::Error& error) {
+            TORCH_CHECK(false, "tree of seed ", tree.seed, " (MEGASHARD_TREE_SEED=", tree.seed, "): ",
+                        error.what_without_backtrace(), "\n", to_json(tree).dump());
+          }
+        }
+      },
+      std::chrono::seconds(120));
+}
+
+TEST(RandomTrees, ShardedTrainingEqualsUnsharded) {
+  const int only = from_environment("MEGASHARD_TREE_SEED", -1);
+  const int count = from_environment("MEGASHARD_TREE_CASES", kCases);
+  const int first = only >= 0 ? only : from_environment("MEGASHARD_TREE_FIRST", 0);
+  std::map<int, std::vector<Case>> by_world;
+  for (int seed = first; seed < (only >= 0 ? only + 1 : first + count); ++seed) {
+    TreeSpec tree = random_tree(static_cast<uint64_t>(seed));
+    ExpectedRun expected = run_unsharded(tree);
+    const int world = tree.world;
+    by_world[world].push_back({std::move(tree), std::move(expected)});
+  }
+  for (const auto& [world, cases] : by_world) run_cases(world, cases);
+}
+
+}  // namespace
+}  // namespace megashard::testing
