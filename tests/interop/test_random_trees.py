@@ -122,13 +122,13 @@ def train(case, mesh, rank):
                 loss.backward()
         for module in units:
             module.reshard()
-        gradients = {name: None if p.grad is None else p.grad.full_tensor() for name, p in parameters.items()}
+        gradients = {name: None if p.grad is None else p.grad.full_tensor().clone() for name, p in parameters.items()}
         with torch.no_grad():
             for parameter in parameters.values():
                 if parameter.grad is not None:
                     parameter.sub_(parameter.grad, alpha=case["learning_rate"])
                     parameter.grad = None
-        weights = {name: p.full_tensor().detach() for name, p in parameters.items()}
+        weights = {name: p.full_tensor().detach().clone() for name, p in parameters.items()}
         steps.append((losses, gradients, weights))
     return steps
 
