@@ -81,8 +81,12 @@ constexpr Foreign kWithoutEffect[] = {
      "--distributed-timeout-minutes holds throughout"},
 };
 
-constexpr const char* kRecompute =
-    "with FSDP2 recompute is chosen by module: list them under recompute_modules in the FSDP2 file";
+constexpr const char* kSwap =
+    "use --fine-grained-activation-offloading with --offload-modules, or offload_modules in the "
+    "FSDP2 file";
+constexpr const char* kNormsAndActivations =
+    "list the layers under recompute_modules and aten::mm under recompute_save_ops in the FSDP2 "
+    "file: norms and activations are recomputed, products are kept";
 constexpr const char* kLora = "LoRA is not part of this program; train the full model";
 constexpr const char* kMindSpeedJson =
     "MindSpeed-MM's JSON files are not read; describe the model by --hf-model and the data by "
@@ -103,10 +107,14 @@ struct Refused {
 };
 
 constexpr Refused kRefused[] = {
-    {"--recompute-activations", 0, kRecompute},
-    {"--recompute-granularity", 1, kRecompute},
-    {"--recompute-method", 1, kRecompute},
-    {"--recompute-num-layers", 1, kRecompute},
+    {"--distribute-saved-activations", 0,
+     "it spreads them over tensor parallel ranks, of which there are none; leave it out"},
+    {"--moe-layer-recompute", 0, "no model here has experts; leave it out"},
+    {"--recompute-activation-function", 0, kNormsAndActivations},
+    {"--recompute-norm", 0, kNormsAndActivations},
+    {"--swap-attention", 0, kSwap},
+    {"--swap-modules", 1, kSwap},
+    {"--adaptive-memory-optimization", 0, "choose what is recomputed or offloaded by hand"},
     {"--use-distributed-optimizer", 0,
      "FSDP2 shards the optimizer's state already; leave it out and keep --use-torch-fsdp2"},
     {"--use-custom-fsdp", 0, kSharding},
@@ -127,7 +135,9 @@ constexpr Refused kRefused[] = {
     {"--batch-size", 1, "Megatron removed it long ago; use --micro-batch-size"},
     {"--warmup", 1, "Megatron removed it long ago; use --lr-warmup-fraction"},
     {"--model-parallel-size", 1, "Megatron removed it long ago; use --tensor-model-parallel-size"},
-    {"--checkpoint-activations", 0, kRecompute},
+    {"--checkpoint-activations", 0,
+     "Megatron renamed it; use --recompute-granularity full --recompute-method uniform "
+     "--recompute-num-layers 1"},
     {"--iterations-to-skip", kAny, "steps are never skipped; change the data instead"},
     {"--check-for-spiky-loss", 0, kRerun},
     {"--rerun-mode", 1, kRerun, "disabled"},

@@ -41,6 +41,31 @@ void add_loop(std::vector<Option>& rows) {
   group.computed("consumed_valid_samples", &A::consumed_valid_samples);
 }
 
+void add_activations(std::vector<Option>& rows) {
+  OptionGroup group("activations", rows);
+  group.add("--recompute-activations", &A::recompute_activations,
+            "the same as --recompute-granularity selective");
+  group
+      .add("--recompute-granularity", &A::recompute_granularity,
+           "full: whole layers are computed again in backward; selective: --recompute-modules")
+      .one_of({"full", "selective"});
+  group
+      .add("--recompute-method", &A::recompute_method,
+           "of full: uniform recomputes all layers, block the first --recompute-num-layers")
+      .one_of({"uniform", "block"});
+  group.add("--recompute-num-layers", &A::recompute_num_layers, "see --recompute-method");
+  group.add("--recompute-modules", &A::recompute_modules,
+            "of selective: core_attn, mlp; unset: core_attn");
+  group.add("--cpu-offloading-num-layers", &A::cpu_offloading_num_layers,
+            "keep the activations of the first so many layers in host memory until backward");
+  group.add("--fine-grained-activation-offloading", &A::fine_grained_activation_offloading,
+            "keep the activations of --offload-modules in host memory until backward");
+  group.add("--offload-modules", &A::offload_modules,
+            "attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm");
+  group.add("--min-offloaded-tensor-size", &A::min_offloaded_tensor_size,
+            "tensors of fewer elements are not offloaded");
+}
+
 void add_optimizer(std::vector<Option>& rows) {
   OptionGroup group("optimizer", rows);
   group.add("--optimizer", &A::optimizer, "adam is AdamW").one_of({"adam", "sgd", "muon"});
@@ -114,6 +139,7 @@ void add_logging(std::vector<Option>& rows) {
 
 void add_training_options(std::vector<Option>& rows) {
   add_loop(rows);
+  add_activations(rows);
   add_optimizer(rows);
   add_learning_rate(rows);
   add_validation(rows);

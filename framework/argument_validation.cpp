@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "framework/activation_plan.h"
 #include "framework/argument_table.h"
 
 namespace megashard {
@@ -226,6 +227,7 @@ void validate_arguments(Arguments& arguments, const RunEnvironment& environment,
   check_determinism(arguments, on_gpu, environment);
   derive_precision(arguments, sink);
   detail::validate_schedule(arguments);
+  detail::validate_activations(arguments, sink);
   detail::validate_data(arguments, sink);
   detail::validate_checkpoint(arguments);
   list_without_effect(arguments, sink);

@@ -28,6 +28,19 @@ struct TrainingArguments {
   int64_t consumed_valid_samples = 0;
 };
 
+/// What is kept between forward and backward, and where.
+struct ActivationArguments {
+  bool recompute_activations = false;                // recompute_granularity selective
+  std::optional<std::string> recompute_granularity;  // full, selective; (derived)
+  std::optional<std::string> recompute_method;       // uniform, block; with full
+  std::optional<int64_t> recompute_num_layers;       // with full
+  std::vector<std::string> recompute_modules;        // (derived) core_attn with selective
+  int64_t cpu_offloading_num_layers = 0;
+  bool fine_grained_activation_offloading = false;
+  std::vector<std::string> offload_modules;
+  int64_t min_offloaded_tensor_size = int64_t{1024} * 1024;  // elements
+};
+
 struct OptimizerArguments {
   std::string optimizer = "adam";  // adam (AdamW), sgd
   std::string optimizer_selection = "fused_torch_adamw";

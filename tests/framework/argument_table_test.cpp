@@ -95,8 +95,7 @@ TEST(ArgumentTable, WrongValuesAreSentences) {
 
 TEST(ArgumentTable, RefusesWithTheReason) {
   EXPECT_THAT(refusal("--fp16", {}), HasSubstr("--fp16 is refused: fp16 needs loss scaling"));
-  EXPECT_THAT(refusal("--recompute-granularity", {"full"}),
-              HasSubstr("recompute_modules in the FSDP2 file"));
+  EXPECT_THAT(refusal("--recompute-norm", {}), HasSubstr("recompute_modules"));
   EXPECT_THAT(refusal("--batch-size", {"3"}), HasSubstr("use --micro-batch-size"));
   Arguments arguments;
   set(arguments, "--num-distributed-optimizer-instances", {"1"});

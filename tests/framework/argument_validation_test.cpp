@@ -6,13 +6,16 @@
 #include <functional>
 #include <sstream>
 
+#include "framework/activation_plan.h"
 #include "framework/argument_table.h"
 #include "tests/support/diagnostics.h"
 
 namespace megashard {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 
 /// Sets "--flag word word --other ..." on top of a set that is valid.
 Arguments arguments_from(const std::string& flags) {
@@ -279,6 +282,58 @@ TEST(PaddedVocabSize, IsTheNextMultiple) {
   EXPECT_EQ(padded_vocab_size(50257, 128, 8), 51200);
   EXPECT_EQ(padded_vocab_size(128, 128, 1), 128);
   EXPECT_EQ(padded_vocab_size(7, 1, 1), 7);
+}
+
+TEST(ValidateArguments, RecomputeAndOffloadFlagsMakeAPlan) {
+  const auto plan = [](const std::string& flags) {
+    return activation_plan(validated(flags).arguments);
+  };
+  const std::string full = "--recompute-granularity full --recompute-num-layers 1 ";
+  EXPECT_THAT(plan("").recompute, IsEmpty());
+  EXPECT_THAT(plan("").offload, IsEmpty());
+  EXPECT_THAT(plan("--recompute-activations").recompute, ElementsAre("core_attn"));
+  EXPECT_THAT(plan("--recompute-granularity selective --recompute-modules mlp core_attn").recompute,
+              ElementsAre("mlp", "core_attn"));
+  EXPECT_THAT(plan(full + "--recompute-method uniform").recompute, ElementsAre("layer"));
+  EXPECT_FALSE(plan(full + "--recompute-method uniform").recompute_layers.has_value());
+  EXPECT_EQ(plan(full + "--recompute-method block").recompute_layers, 1);
+  EXPECT_EQ(plan("--cpu-offloading-num-layers 1").offload_layers, 1);
+  const auto fine = plan("--fine-grained-activation-offloading --offload-modules core_attn attn_proj "
+                         "--min-offloaded-tensor-size 7");
+  EXPECT_THAT(fine.offload, ElementsAre("core_attn", "attn_proj"));
+  EXPECT_EQ(fine.min_offloaded_elements, 7);
+}
+
+TEST(ValidateArguments, RecomputeAndOffloadFlagsThatDoNotGoTogether) {
+  const std::pair<const char*, const char*> wrong[] = {
+      {"--recompute-activations --recompute-granularity full", "but that is full"},
+      {"--recompute-granularity full --recompute-num-layers 1", "needs --recompute-method"},
+      {"--recompute-granularity full --recompute-method block", "needs --recompute-num-layers"},
+      {"--recompute-granularity full --recompute-method block --recompute-num-layers 3",
+       "from 1 to the 2 layers"},
+      {"--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+       "layers are recomputed one by one"},
+      {"--recompute-granularity full --recompute-method block --recompute-num-layers 1 "
+       "--recompute-modules mlp",
+       "belongs to --recompute-granularity selective"},
+      {"--recompute-activations --recompute-method block", "does not go with"},
+      {"--recompute-activations --recompute-num-layers 1", "does not go with"},
+      {"--recompute-activations --recompute-modules layernorm", "recompute_save_ops"},
+      {"--recompute-activations --recompute-modules moe", "no model here has experts"},
+      {"--recompute-activations --recompute-modules attention", "choose of core_attn, mlp"},
+      {"--recompute-method block", "need --recompute-granularity"},
+      {"--cpu-offloading-num-layers 2", "less than the 2 layers"},
+      {"--cpu-offloading-num-layers 1 --recompute-activations", "does not go with recompute"},
+      {"--cpu-offloading-num-layers 1 --fine-grained-activation-offloading --offload-modules "
+       "mlp_norm",
+       "exclude each other"},
+      {"--fine-grained-activation-offloading", "needs --offload-modules"},
+      {"--offload-modules mlp_norm", "needs --fine-grained-activation-offloading"},
+      {"--fine-grained-activation-offloading --offload-modules attn_proj", "needs core_attn too"},
+      {"--fine-grained-activation-offloading --offload-modules expert_fc1", "no model here has"},
+  };
+  for (const auto& [flags, part] : wrong)
+    EXPECT_THAT(usage_error([&] { validated(flags); }), HasSubstr(part)) << flags;
 }
 
 }  // namespace
