@@ -5,30 +5,26 @@
 #include "models/fused_ops.h"
 
 namespace megashard {
-namespace {
 
-/// q [B, T, H, D], k and v [B, T, G, D] -> [B, T, H, D].
-at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                  const at::Tensor& mask, double dropout) {
+at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const at::Tensor& mask) {
   const bool by_fp32 = by_way_of_fp32(q);
   const auto heads_first = [&](const at::Tensor& x) {
     return (by_fp32 ? x.to(at::kFloat) : x).transpose(1, 2);
   };
   const auto out = at::scaled_dot_product_attention(
       heads_first(q), heads_first(k), heads_first(v),
-      mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt, dropout,
+      mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt,
+      is_training() ? dropout_ : 0.0,
       /*is_causal=*/!mask.defined(), /*scale=*/std::nullopt, /*enable_gqa=*/q.size(2) != k.size(2));
   return out.transpose(1, 2).to(q.scalar_type());
 }
-
-}  // namespace
 
 Attention::Attention(const DecoderConfig& config)
     : class_name_(config.names.attention),
       num_heads_(config.num_heads),
       num_kv_heads_(config.num_kv_heads),
-      head_dim_(config.head_dim),
-      dropout_(config.attention_dropout) {
+      head_dim_(config.head_dim) {
   const auto projection = [this](const char* name, const Linear::Options& options) {
     return register_module(name, std::make_shared<Hooked<Linear>>(options));
   };
@@ -42,6 +38,8 @@ Attention::Attention(const DecoderConfig& config)
                                   .out = hidden,
                                   .bias = config.attention_out_bias,
                                   .init_scale = config.output_init_scale});
+  core_attention_ = register_module(
+      "core_attention", std::make_shared<Hooked<CoreAttention>>(config.attention_dropout));
   if (!config.qk_norm) return;
   q_norm_ = register_module("q_norm", std::make_shared<Hooked<Norm>>(config, head_dim_));
   k_norm_ = register_module("k_norm", std::make_shared<Hooked<Norm>>(config, head_dim_));
@@ -61,7 +59,7 @@ at::Tensor Attention::forward(const at::Tensor& hidden, const LayerContext& cont
     q = rotate(q, context.rotary.cos, context.rotary.sin);
     k = rotate(k, context.rotary.cos, context.rotary.sin);
   }
-  const auto mixed = attend(q, k, v, context.attention_mask, is_training() ? dropout_ : 0.0);
+  const auto mixed = core_attention_->forward(q, k, v, context.attention_mask);
   return o_proj_->forward(mixed.reshape({batch, length, num_heads_ * head_dim_}));
 }
 

@@ -26,9 +26,23 @@ struct LayerContext {
   }
 };
 
+/// The part of attention without parameters, a module so that it can be recomputed or offloaded by
+/// itself (Megatron's core_attention).
+class CoreAttention : public torch::nn::Module {
+ public:
+  explicit CoreAttention(double dropout) : dropout_(dropout) {}
+
+  /// q [B, T, H, D], k and v [B, T, G, D], mask as in LayerContext -> [B, T, H, D].
+  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const at::Tensor& mask);
+
+ private:
+  double dropout_;
+};
+
 /// Causal self-attention with grouped queries: q_proj, k_proj, v_proj, o_proj, and q_norm, k_norm
-/// over each head where the family has them. One scaled_dot_product_attention; key and value heads
-/// are not expanded.
+/// over each head where the family has them, and core_attention: one scaled_dot_product_attention;
+/// key and value heads are not expanded.
 class Attention : public torch::nn::Module {
  public:
   explicit Attention(const DecoderConfig& config);
@@ -42,9 +56,9 @@ class Attention : public torch::nn::Module {
   int64_t num_heads_;
   int64_t num_kv_heads_;
   int64_t head_dim_;
-  double dropout_;
   std::shared_ptr<Hooked<Linear>> q_proj_, k_proj_, v_proj_, o_proj_;
   std::shared_ptr<Hooked<Norm>> q_norm_, k_norm_;
+  std::shared_ptr<Hooked<CoreAttention>> core_attention_;
 };
 
 }  // namespace megashard

@@ -70,6 +70,19 @@ at::Tensor DecoderModel::forward(ModelInput input) {
   return labels.defined() ? token_cross_entropy(logits, labels) : logits;
 }
 
+std::vector<std::string> DecoderModel::patterns_of_part(const std::string& part) const {
+  const std::string layer = "model.layers.{*}", attention = layer + ".self_attn";
+  if (part == "layer") return {layer};
+  if (part == "core_attn") return {attention + ".core_attention"};
+  if (part == "qkv_linear")
+    return {attention + ".q_proj", attention + ".k_proj", attention + ".v_proj"};
+  if (part == "attn_proj") return {attention + ".o_proj"};
+  if (part == "attn_norm") return {layer + ".input_layernorm"};
+  if (part == "mlp_norm") return {layer + ".post_attention_layernorm"};
+  if (part == "mlp") return {layer + ".mlp"};
+  return {};
+}
+
 double DecoderModel::training_flops(int64_t sequences, int64_t sequence_length) const {
   TransformerShape shape;
   shape.num_layers = config_.num_layers;

@@ -47,9 +47,8 @@ class DecoderModel : public MultiModalModule, public FSDP2Mixin, public WeightIn
   const DecoderConfig& config() const { return config_; }
 
  protected:
-  std::vector<std::string> default_modules_to_wrap() const override {
-    return {"model.layers.{*}"};
-  }
+  std::vector<std::string> default_modules_to_wrap() const override { return {"model.layers.{*}"}; }
+  std::vector<std::string> patterns_of_part(const std::string& part) const override;
 
  private:
   DecoderConfig config_;
