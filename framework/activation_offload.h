@@ -29,7 +29,7 @@ class ActivationOffload {
 
   /// From now on this module's forward. Around its recompute, if it has one: then the inputs
   /// travel. Nested modules: the innermost one's forward counts. All modules of a model share one
-  /// object, which knows their order.
+  /// object, which knows their order and need not outlive this call.
   void add(HookedModule& module);
 
   struct Traffic {

@@ -53,16 +53,17 @@ struct Entry {
     }
     return *dtype;
   }
-  std::vector<std::string> patterns() const {
-    constexpr const char* kExpected =
-        "a list of module paths, one a line as in `- model.layers.{*}`";
-    if (!value.IsSequence()) fail(kExpected);
-    std::vector<std::string> paths;
+  std::vector<std::string> words(const char* expected) const {
+    if (!value.IsSequence()) fail(expected);
+    std::vector<std::string> list;
     for (const auto& item : value) {
-      if (!item.IsScalar()) fail(kExpected);
-      paths.push_back(item.Scalar());
+      if (!item.IsScalar()) fail(expected);
+      list.push_back(item.Scalar());
     }
-    return paths;
+    return list;
+  }
+  std::vector<std::string> patterns() const {
+    return words("a list of module paths, one a line as in `- model.layers.{*}`");
   }
   std::optional<int> sharding_size() const {
     if (value.IsScalar() && value.Scalar() == "auto") return std::nullopt;
@@ -117,6 +118,14 @@ const std::map<std::string, Reader>& readers() {
       {"recompute_modules",
        [](auto& entry, auto& config) { config.recompute_modules = entry.patterns(); }},
       {"use_reentrant", [](auto& entry, auto& config) { config.use_reentrant = entry.boolean(); }},
+      {"recompute_save_ops",
+       [](auto& entry, auto& config) {
+         config.recompute_save_ops = entry.words("a list of operators, as in [\"aten::mm\"]");
+       }},
+      {"offload_modules",
+       [](auto& entry, auto& config) { config.offload_modules = entry.patterns(); }},
+      {"min_offloaded_tensor_size",
+       [](auto& entry, auto& config) { config.min_offloaded_tensor_size = entry.integer(0); }},
       {"align_fsdp_param_groups",
        [](auto& entry, auto& config) { config.align_fsdp_param_groups = entry.boolean(); }},
       {"expert_parallel_size",
@@ -165,6 +174,7 @@ Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& sourc
     throw UsageError(source + ": the file must hold `key: value` lines.");
   Fsdp2Config config;
   std::set<std::string> seen;
+  bool reentrant_written = false;
   for (const auto& item : root) {
     const Entry entry{source, item.first.Scalar(), item.second};
     const int line = item.first.Mark().line + 1;
@@ -179,6 +189,14 @@ Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& sourc
     }
     if (entry.value.IsNull()) continue;  // null: the default
     reader->second(entry, config);
+    if (entry.key == "use_reentrant") reentrant_written = true;
+  }
+  if (!config.recompute_save_ops.empty()) {
+    if (config.use_reentrant && reentrant_written) {
+      throw UsageError(
+          source + ": recompute_save_ops needs use_reentrant: false; change it, or leave it out.");
+    }
+    config.use_reentrant = false;
   }
   return config;
 }

@@ -24,7 +24,11 @@ struct Fsdp2Config {
   int num_to_backward_prefetch = 0;
   std::vector<std::string> ignored_modules;
   std::vector<std::string> recompute_modules;
-  bool use_reentrant = true;
+  bool use_reentrant = true;  ///< false with recompute_save_ops
+  /// Operators whose outputs recompute_modules keep: ["aten::mm"]; see RecomputeOptions.
+  std::vector<std::string> recompute_save_ops;
+  std::vector<std::string> offload_modules;  ///< whose saved activations wait in host memory
+  int64_t min_offloaded_tensor_size = int64_t{1} << 20;  ///< elements; smaller ones stay
   bool align_fsdp_param_groups = false;
   int expert_parallel_size = 1;
   bool reshard_local_experts = true;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "framework/activation_offload.h"
 #include "framework/recompute.h"
 #include "parallel/device_mesh.h"
 
@@ -42,6 +43,16 @@ void warn_of_keys_without_effect(const Fsdp2Config& config, const DiagnosticSink
        no_experts);
   warn(config.pin_memory != defaults.pin_memory, "pin_memory",
        "it belongs to offload_to_cpu with GPUs, which is not available yet");
+}
+
+HookedModule& hooked_module(const NamedModule& named, const char* key) {
+  auto* hooked = dynamic_cast<HookedModule*>(named.module);
+  TORCH_CHECK(hooked != nullptr, key, " names '", named.path, "', which runs no hooks: make it a Hooked<M>");
+  return *hooked;
+}
+
+void require_usage(bool condition, const std::string& sentence) {
+  if (!condition) throw UsageError(sentence);
 }
 
 }  // namespace
@@ -97,6 +108,7 @@ void FSDP2Mixin::_init_ep_model() {
 
 void FSDP2Mixin::_fully_shard() {
   set_recompute_modules_to_wrap();
+  set_activation_offload();
   set_fullyshard_modules_to_wrap();
   megashard::fully_shard(module(), options_);
   set_modules_to_prefetch(request_.config.num_to_forward_prefetch,
@@ -144,18 +156,63 @@ std::vector<NamedModule> FSDP2Mixin::select(const std::vector<std::string>& patt
   return selection.modules;
 }
 
+std::vector<NamedModule> FSDP2Mixin::select_parts(const std::vector<std::string>& parts,
+                                                  std::optional<int64_t> layers,
+                                                  const std::string& flag) {
+  std::vector<NamedModule> modules;
+  for (const auto& part : parts) {
+    const auto patterns = patterns_of_part(part);
+    const std::string name = dynamic_cast<const HookedModule&>(module()).class_name();
+    require_usage(!patterns.empty(), flag + ": " + name + " has no " + part + ".");
+    for (auto& each : select(patterns, flag + " " + part)) modules.push_back(std::move(each));
+  }
+  const auto count = static_cast<int64_t>(modules.size());
+  require_usage(!layers || *layers <= count, flag + " wants " + std::to_string(layers.value_or(0)) +
+                                                 " layers of " + std::to_string(count) +
+                                                 "; give less.");
+  if (layers) modules.resize(static_cast<size_t>(*layers));
+  return modules;
+}
+
 void FSDP2Mixin::set_recompute_modules_to_wrap() {
-  set_recompute_modules_to_wrap(request_.config.recompute_modules);
+  const auto& plan = request_.activations;
+  const auto& in_file = request_.config.recompute_modules;
+  require_usage(plan.recompute.empty() || in_file.empty(),
+                "--recompute-granularity and recompute_modules in the FSDP2 file exclude each "
+                "other; keep one.");
+  require_usage(request_.config.recompute_save_ops.empty() || !in_file.empty(),
+                "recompute_save_ops in the FSDP2 file needs recompute_modules there.");
+  set_recompute_modules_to_wrap(in_file);
+  const auto parts = select_parts(plan.recompute, plan.recompute_layers, "--recompute-granularity");
+  for (const auto& part : parts) recompute(hooked_module(part, "--recompute-granularity"), {});
 }
 
 void FSDP2Mixin::set_recompute_modules_to_wrap(const std::vector<std::string>& patterns) {
-  for (const auto& [path, each] : select(patterns, "recompute_modules")) {
-    auto* hooked = dynamic_cast<HookedModule*>(each);
-    TORCH_CHECK(hooked != nullptr, "recompute_modules names '", path, "', which runs no hooks: make it a Hooked<M>");
-    RecomputeOptions options;
-    options.use_reentrant = request_.config.use_reentrant;
-    recompute(*hooked, options);
+  RecomputeOptions options;
+  options.use_reentrant = request_.config.use_reentrant;
+  options.save_outputs_of = request_.config.recompute_save_ops;
+  for (const auto& each : select(patterns, "recompute_modules"))
+    recompute(hooked_module(each, "recompute_modules"), options);
+}
+
+void FSDP2Mixin::set_activation_offload() {
+  const auto& plan = request_.activations;
+  const auto& in_file = request_.config.offload_modules;
+  require_usage(
+      plan.offload.empty() || in_file.empty(),
+      "offload flags and offload_modules in the FSDP2 file exclude each other; keep one.");
+  auto modules = select_parts(plan.offload, plan.offload_layers, "activation offload");
+  for (auto& each : select(in_file, "offload_modules")) modules.push_back(std::move(each));
+  if (modules.empty()) return;
+  if (options_.mesh->device().is_cpu() && request_.sink) {
+    request_.sink(Severity::kWarning,
+                  "activations are offloaded to the memory where they are: on CPUs this costs time "
+                  "and memory, and is good for tests only");
   }
+  ActivationOffload offload({.min_elements = in_file.empty()
+                                                 ? plan.min_offloaded_elements
+                                                 : request_.config.min_offloaded_tensor_size});
+  for (const auto& each : modules) offload.add(hooked_module(each, "activation offload"));
 }
 
 void FSDP2Mixin::set_fullyshard_modules_to_wrap() {

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "framework/activation_plan.h"
 #include "framework/deferred_init.h"
 #include "framework/fsdp2_config.h"
 #include "framework/module_patterns.h"
@@ -16,6 +18,7 @@ struct ShardingRequest {
   Fsdp2Config config{};
   Strictness strictness = Strictness::kWarn;  ///< of patterns that match nothing
   DiagnosticSink sink{};                      ///< what each pattern matched, warnings
+  ActivationPlan activations{};               ///< by flags; the file has its own keys
   /// Not null: the model was constructed under this tape and captured, and is on meta.
   InitTape* init_tape = nullptr;
   /// With init_tape: parameters get memory only, because a checkpoint or weights are loaded next;
@@ -51,9 +54,12 @@ class FSDP2Mixin {
   virtual void to_empty_if_needed(c10::Device device);
 
   /// Recompute of the modules that the patterns name; without patterns, the file's
-  /// recompute_modules.
+  /// recompute_modules or those of the recompute flags.
   void set_recompute_modules_to_wrap();
   void set_recompute_modules_to_wrap(const std::vector<std::string>& patterns);
+  /// Activation offload of the file's offload_modules and of the flags'. After recompute: around
+  /// it.
+  void set_activation_offload();
   /// fully_shard of each match, children before parents; without patterns, the file's
   /// sub_modules_to_wrap, or where it has none default_modules_to_wrap().
   void set_fullyshard_modules_to_wrap();
@@ -64,12 +70,21 @@ class FSDP2Mixin {
   /// Patterns used where the file has no sub_modules_to_wrap (_no_split_modules in transformers).
   virtual std::vector<std::string> default_modules_to_wrap() const { return {}; }
 
+  /// Patterns of the model's parts by Megatron's names for recompute and offload flags (see
+  /// ActivationPlan); none: the model does not have it.
+  virtual std::vector<std::string> patterns_of_part(const std::string& part) const {
+    return part == "layer" ? default_modules_to_wrap() : std::vector<std::string>{};
+  }
+
   const ShardingRequest& request() const { return request_; }
   const FullyShardOptions& options() const { return options_; }  ///< for calls of fully_shard
 
  private:
   torch::nn::Module& module();
   std::vector<NamedModule> select(const std::vector<std::string>& patterns, const std::string& key);
+  /// The modules that flags name: of "layer" the first `layers`.
+  std::vector<NamedModule> select_parts(const std::vector<std::string>& parts,
+                                        std::optional<int64_t> layers, const std::string& flag);
 
   ShardingRequest request_;
   FullyShardOptions options_;

@@ -158,6 +158,7 @@ void shard_model(const Arguments& arguments, const BuiltModel& built, const Proc
                       .config = sharding_config(arguments, strictness, sink),
                       .strictness = strictness,
                       .sink = sink,
+                      .activations = activation_plan(arguments),
                       .init_tape = built.tape.get(),
                       .weights_follow = source != WeightSource::kInitialisation});
 }

@@ -1,0 +1,136 @@
+// What the FSDP2 file and Megatron's flags make of recompute and offload.
+
+#include "framework/fsdp2_mixin.h"
+
+#include <ATen/ops/randn.h>
+#include <gmock/gmock.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+
+#include "framework/multi_modal_module.h"
+#include "tests/support/diagnostics.h"
+#include "tests/support/formula.h"
+#include "tests/support/run_ranks.h"
+
+namespace megashard::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct PartImpl : torch::nn::Module {
+  PartImpl() : linear(register_module("linear", torch::nn::Linear(6, 6))) {}
+  at::Tensor forward(at::Tensor x) {
+    ++runs;
+    return linear(x).tanh();
+  }
+  torch::nn::Linear linear;
+  int runs = 0;
+};
+
+struct PlannedLayerImpl : torch::nn::Module {
+  PlannedLayerImpl() : mlp(register_module("mlp", std::make_shared<Hooked<PartImpl>>())) {}
+  at::Tensor forward(at::Tensor x) {
+    ++runs;
+    return x + mlp->forward(x);
+  }
+  std::shared_ptr<Hooked<PartImpl>> mlp;
+  int runs = 0;
+};
+using PlannedLayer = Hooked<PlannedLayerImpl>;
+
+class PlannedModel : public MultiModalModule, public FSDP2Mixin {
+ public:
+  PlannedModel() {
+    torch::nn::ModuleList list;
+    for (int i = 0; i < 3; ++i) {
+      layers.push_back(std::make_shared<PlannedLayer>());
+      list->push_back(layers.back());
+    }
+    register_module("layers", list);
+    uint64_t seed = 1;
+    for (auto& parameter : parameters()) parameter.set_data(fixed(parameter.sizes(), seed++) * 0.3);
+  }
+  at::Tensor forward(ModelInput input) override {
+    at::Tensor x = input.tokens;
+    for (auto& layer : layers) x = layer->forward(x);
+    return x;
+  }
+  int64_t vocab_size() const override { return 6; }
+
+  std::vector<std::shared_ptr<PlannedLayer>> layers;
+
+ protected:
+  std::vector<std::string> default_modules_to_wrap() const override { return {"layers.{*}"}; }
+  std::vector<std::string> patterns_of_part(const std::string& part) const override {
+    if (part == "mlp") return {"layers.{*}.mlp"};
+    return FSDP2Mixin::patterns_of_part(part);
+  }
+};
+
+struct Step {
+  std::vector<int> layer_runs, mlp_runs;
+  std::vector<at::Tensor> gradients;
+  std::string told;
+};
+
+Step run(const ProcessGroupPtr& world, const Fsdp2Config& config, const ActivationPlan& plan) {
+  PlannedModel model;
+  CollectedDiagnostics told;
+  model.FSDP2Mixin::fully_shard(
+      {.process_group = world, .config = config, .sink = told.sink(), .activations = plan});
+  ModelInput input;
+  input.tokens = fixed({4, 6}, 9);
+  model(input).pow(2).sum().backward();
+  Step result;
+  for (const auto& layer : model.layers) {
+    result.layer_runs.push_back(layer->runs);
+    result.mlp_runs.push_back(layer->mlp->runs);
+  }
+  for (const auto& parameter : model.parameters()) result.gradients.push_back(parameter.grad());
+  result.told = told.text();
+  return result;
+}
+
+TEST(Fsdp2Mixin, FlagsAndFileChooseWhatIsRecomputedAndOffloaded) {
+  run_ranks(1, [](const ProcessGroupPtr& world) {
+    const Step plain = run(world, {}, {});
+    EXPECT_EQ(plain.layer_runs, (std::vector<int>{1, 1, 1}));
+    const auto check = [&](const Fsdp2Config& config, const ActivationPlan& plan,
+                           const std::vector<int>& layer_runs, const std::vector<int>& mlp_runs) {
+      const Step other = run(world, config, plan);
+      EXPECT_EQ(other.layer_runs, layer_runs);
+      EXPECT_EQ(other.mlp_runs, mlp_runs);
+      for (size_t i = 0; i < plain.gradients.size(); ++i)
+        EXPECT_TRUE(at::equal(other.gradients[i], plain.gradients[i])) << i;
+      return other.told;
+    };
+    const std::vector<int> once(3, 1), twice(3, 2);
+    check({}, {.recompute = {"layer"}}, twice, twice);
+    check({}, {.recompute = {"layer"}, .recompute_layers = 2}, {2, 2, 1}, {2, 2, 1});
+    check({}, {.recompute = {"mlp"}}, once, twice);
+    const auto told = check(
+        {}, {.offload = {"layer"}, .offload_layers = 2, .min_offloaded_elements = 1}, once, once);
+    EXPECT_THAT(told, HasSubstr("activation offload layer: layers.{*} -> 3 modules"));
+    EXPECT_THAT(told, HasSubstr("on CPUs this costs time and memory"));
+    Fsdp2Config in_file;
+    in_file.recompute_modules = in_file.offload_modules = {"layers.{0-1}"};
+    in_file.min_offloaded_tensor_size = 1;
+    check(in_file, {}, {2, 2, 1}, {2, 2, 1});
+    in_file.use_reentrant = false;
+    in_file.recompute_save_ops = {"aten::addmm"};
+    check(in_file, {}, {2, 2, 1}, {2, 2, 1});
+
+    EXPECT_THAT(usage_error([&] { run(world, in_file, {.recompute = {"layer"}}); }),
+                HasSubstr("exclude each other"));
+    EXPECT_THAT(usage_error([&] { run(world, in_file, {.offload = {"layer"}}); }),
+                HasSubstr("exclude each other"));
+    EXPECT_THAT(usage_error([&] { run(world, {}, {.recompute = {"core_attn"}}); }),
+                HasSubstr("has no core_attn"));
+    Fsdp2Config alone;
+    alone.recompute_save_ops = {"aten::mm"};
+    EXPECT_THAT(usage_error([&] { run(world, alone, {}); }), HasSubstr("needs recompute_modules"));
+  });
+}
+
+}  // namespace
+}  // namespace megashard::testing
