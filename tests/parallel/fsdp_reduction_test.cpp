@@ -1,7 +1,10 @@
 // Which gradients are reduced, when, and to what: replicas, accumulation, frozen, shared, ignored
 // and unused parameters.
 
-#include "tests/support/formula.h"
+#include <ATen/ops/arange.h>
+#include <ATen/ops/embedding.h>
+
+#include "tests/support/chain.h"
 #include "tests/support/run_ranks.h"
 
 namespace megashard::testing {
@@ -22,21 +25,6 @@ void expect_close(const at::Tensor& actual, const at::Tensor& expected) {
   if (actual.numel() == 0) return;
   EXPECT_LE((actual - expected).abs().max().item<float>(),
             1e-6 * expected.abs().max().item<float>());
-}
-
-TEST(FsdpReduction, HybridShardingAveragesOverAllRanks) {
-  run_ranks(4, [](const ProcessGroupPtr& world) {
-    Twins twins({{5, 6}}, linear, {.mesh = hybrid_mesh(world)});
-    EXPECT_EQ(twins.unit.w[0].size(0), world->rank() % 2 == 0 ? 3 : 2);
-    for (int step = 0; step < 2; ++step) {
-      twins.zero_grad();
-      const at::Tensor x = fixed({4, 6}, 10 * step + world->rank());
-      twins.plain.forward(x).pow(2).sum().backward();
-      average(twins.plain, *world);
-      twins.unit.forward(x).pow(2).sum().backward();
-      expect_close(twins.unit.w[0].grad(), rows_like(twins.plain.w[0].grad(), twins.unit.w[0]));
-    }
-  });
 }
 
 TEST(FsdpReduction, WithoutAllReducePartialSumsWaitForABackwardWithIt) {
@@ -166,27 +154,6 @@ TEST(FsdpReduction, ParametersUsedOnSomeRanksOnly) {
   }
 }
 
-TEST(FsdpReduction, ASharedModuleIsOneParameterAndItsGradientsAdd) {
-  run_ranks(2, [](const ProcessGroupPtr& world) {
-    auto build = [](FormulaImpl& root) {
-      auto shared = std::make_shared<FormulaImpl>(Sizes{{6, 6}}, linear, at::kFloat, 5);
-      root.register_module("first", shared);
-      root.register_module("second", shared);
-      root.body = [shared](const Weights& w, at::Tensor x) {
-        return at::linear(shared->forward(shared->forward(x)), w[0]);
-      };
-      return shared;
-    };
-    FormulaImpl plain({{5, 6}}, linear);
-    Formula root({{5, 6}}, linear);
-    const auto expected = build(plain), shared = build(root);
-    fully_shard(root, {.mesh = flat_mesh(world)});
-    plain.forward(fixed({4, 6}, 1)).sum().backward();
-    root.forward(fixed({4, 6}, 1)).sum().backward();
-    EXPECT_TRUE(at::equal(shared->w[0].grad(), rows_like(expected->w[0].grad(), shared->w[0])));
-  });
-}
-
 TEST(FsdpReduction, IgnoredParametersStayWholeAndLocal) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     const Body two = [](const Weights& w, at::Tensor x) { return at::linear(x, w[0]) * w[1]; };
@@ -201,6 +168,68 @@ TEST(FsdpReduction, IgnoredParametersStayWholeAndLocal) {
     EXPECT_TRUE(at::equal(unit.w[1].grad(), plain.w[1].grad()));  // this rank's own, not reduced
     average(plain, *world);
     expect_close(unit.w[0].grad(), rows_like(plain.w[0].grad(), unit.w[0]));
+  });
+}
+
+TEST(FsdpReduction, ParametersUsedOnSomeRanksOnlyAreAnErrorWhereAskedFor) {
+  run_ranks(4, [](const ProcessGroupPtr& world) {
+    for (const auto& mesh : {flat_mesh(world), hybrid_mesh(world)}) {
+      FullyShardOptions options{.mesh = mesh, .reshard_after_forward = true};
+      options.unused_parameters = UnusedParameters::kError;
+      bool use_second = true;
+      Twins twins(
+          {{5}, {6}},
+          [&](const Weights& w, at::Tensor x) {
+            const at::Tensor y = x * w[0].sum();
+            return use_second ? y + w[1].sum() : y;
+          },
+          options);
+      const auto backward = [&] {
+        twins.unit.forward(fixed({2}, 1).requires_grad_()).sum().backward();
+      };
+      backward();  // used on all ranks
+      use_second = false;
+      twins.unit.zero_grad();
+      backward();  // used on none
+      EXPECT_FALSE(twins.unit.w[1].grad().defined());
+      use_second = world->rank() == 1 || world->rank() == 2;
+      const std::string sentence = error_of(backward);
+      contains(sentence,
+               "parameter 'w1' got a gradient on rank(s) 1, 2 of its mesh but none on "
+               "rank(s) 0, 3");
+      std::vector<std::string> sentences = world->all_gather_strings(sentence);
+      EXPECT_EQ(std::count(sentences.begin(), sentences.end(), sentence), 4);
+      use_second = true;  // and the model goes on
+      twins.unit.zero_grad();
+      backward();
+      EXPECT_TRUE(twins.unit.w[1].grad().defined());
+    }
+  });
+}
+
+TEST(FsdpReduction, WeightsThatBackwardDoesNotNeedAreNotGatheredForIt) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Chain plain(2), chain(2);
+    for (Chain* each : {&plain, &chain}) {  // the gradient of a table does not depend on the table
+      each->units[0]->body = [](const Weights& w, at::Tensor x) {
+        return x + at::embedding(w[0], at::arange(4));
+      };
+    }
+    chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = true});
+    set_unshard_in_backward(*chain.units[0], false);
+    for (int step = 0; step < 2; ++step) {
+      plain.root.zero_grad();
+      chain.root.zero_grad();
+      plain.forward().backward();
+      chain.backward(chain.forward());
+      EXPECT_EQ(chain.gathers_and_post_backwards(),
+                (Events{"gather Formula", "gather b", "post_backward b", "post_backward a",
+                        "post_backward Formula"}));
+      for (size_t i = 0; i < 2; ++i) {
+        const at::Tensor& w = chain.units[i]->w[0];
+        EXPECT_TRUE(at::equal(w.grad(), rows_like(plain.units[i]->w[0].grad(), w))) << i;
+      }
+    }
   });
 }
 
