@@ -67,6 +67,14 @@ const ProcessGroupPtr& DeviceMesh::group(const std::string& dim_name) const {
   return groups_[static_cast<size_t>(found - dim_names_.begin())];
 }
 
+std::shared_ptr<const DeviceMesh> DeviceMesh::submesh(
+    const std::vector<std::string>& dim_names) const {
+  TORCH_CHECK(!dim_names.empty(), "device mesh ", describe(), ": a submesh needs the name of at least one dimension");
+  std::vector<ProcessGroupPtr> groups;
+  for (const auto& name : dim_names) groups.push_back(group(name));
+  return std::make_shared<const DeviceMesh>(std::move(groups), dim_names);
+}
+
 c10::Device DeviceMesh::device() const {
   const c10::DeviceType type = device_type();
   if (type == c10::kCPU || type == c10::kMeta) return c10::Device(type);

@@ -28,6 +28,9 @@ class DeviceMesh {
   int coordinate(int dim) const { return groups_[dim]->rank(); }
   const ProcessGroupPtr& group(int dim) const { return groups_[dim]; }
   const ProcessGroupPtr& group(const std::string& dim_name) const;
+  /// The named dimensions, in the order given, with this mesh's own groups (DeviceMesh["dp", "tp"]).
+  /// Not collective.
+  std::shared_ptr<const DeviceMesh> submesh(const std::vector<std::string>& dim_names) const;
   const std::vector<std::string>& dim_names() const { return dim_names_; }
   c10::DeviceType device_type() const { return groups_[0]->device_type(); }
   /// Device of this rank's tensors: the CPU, or the accelerator that is current on the calling

@@ -42,6 +42,17 @@ TEST(DeviceMesh, ThreeDimensionsOfAWorldOf24) {
   EXPECT_EQ(mesh.group("c")->ranks(), (std::vector{16, 17, 18, 19}));
 }
 
+TEST(DeviceMesh, ASubmeshHasTheGroupsOfTheDimensionsItNames) {
+  const ProcessGroupPtr world = make_fake_group({.rank = 5, .world_size = 8});
+  const DeviceMesh mesh(world, {2, 2, 2}, {"replicate", "shard", "tp"});
+  const auto fsdp = mesh.submesh({"replicate", "shard"});
+  EXPECT_EQ(fsdp->describe(), "(replicate=2, shard=2)");
+  EXPECT_EQ(fsdp->group(1), mesh.group("shard"));
+  EXPECT_EQ(fsdp->coordinate(0), 1);
+  EXPECT_EQ(fsdp->coordinate(1), 0);
+  EXPECT_EQ(mesh.submesh({"tp"})->group(0)->ranks(), (std::vector{4, 5}));
+}
+
 TEST(DeviceMesh, ADimensionOfAllRanksIsTheGroupItself) {
   const ProcessGroupPtr world = make_fake_group({.rank = 1, .world_size = 4});
   EXPECT_EQ(DeviceMesh(world, {4}).group(0), world);
