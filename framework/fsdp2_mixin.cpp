@@ -8,11 +8,12 @@
 #include "framework/activation_offload.h"
 #include "framework/recompute.h"
 #include "parallel/device_mesh.h"
+#include "parallel/fsdp_param.h"
 
 namespace megashard {
 namespace {
 
-bool is_sharded(const at::Tensor& parameter) { return !sharded_view(parameter).is_replicated(); }
+bool is_sharded(const at::Tensor& parameter) { return find_fsdp_param(parameter) != nullptr; }
 
 /// Modules under `root` in pre-order with their paths.
 std::vector<NamedModule> in_tree_order(const torch::nn::Module& root,

@@ -58,11 +58,13 @@ FsdpParam::FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& 
     : parameter_(std::move(parameter)),
       group_(group),
       layout_(layout),
+      tensor_parallel_(tensor_parallel_layout(parameter_)),
       policy_(options.mixed_precision),
       offload_(options.cpu_offload),
       rank_(layout.shard_group->rank()) {
   const c10::InferenceMode no_inference(false);
   const c10::NoGradGuard no_grad;
+  if (tensor_parallel_) joint_mesh_ = joint_mesh(layout_.mesh, *tensor_parallel_);
   const int ranks = layout_.shard_group->size();
   const int64_t dim = checked_shard_dim(parameter_, name, options, ranks);
   geometry_ = ShardGeometry(parameter_.sizes().vec(), dim, ranks);
@@ -98,7 +100,9 @@ ShardedTensor FsdpParam::view() const {
   std::vector<Placement> placements;
   if (layout_.mesh->ndim() == 2) placements.push_back(Placement::replicate());
   placements.push_back(Placement::shard(geometry_.dim));
-  return {shard_, geometry_.sizes, std::move(offsets), layout_.mesh, std::move(placements)};
+  ShardedTensor part{shard_, geometry_.sizes, std::move(offsets), layout_.mesh,
+                     std::move(placements)};
+  return tensor_parallel_ ? in_whole_model(std::move(part), *tensor_parallel_, joint_mesh_) : part;
 }
 
 c10::Device FsdpParam::shard_device() const {
@@ -190,8 +194,10 @@ void FsdpParam::to_sharded() {
   is_full_ = false;
 }
 
-void FsdpParam::assign_full(const at::Tensor& whole) {
+void FsdpParam::assign_full(const at::Tensor& given) {
   const c10::NoGradGuard no_grad;
+  const at::Tensor whole =
+      tensor_parallel_ ? tensor_parallel_slice(given, geometry_.sizes, *tensor_parallel_) : given;
   TORCH_CHECK(whole.sizes() == at::IntArrayRef(geometry_.sizes), "parameter '", name(), "' has sizes ",
               sizes_text(geometry_.sizes), ", but the weights given have ", whole.sizes());
   if (is_meta()) materialise_empty(shard_device());

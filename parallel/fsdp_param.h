@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "parallel/fully_shard_options.h"
 #include "parallel/guard_key.h"
 #include "parallel/shard_geometry.h"
+#include "parallel/tensor_parallel.h"
 
 namespace torch::autograd {
 struct Node;
@@ -49,12 +51,13 @@ class FsdpParam {
   const at::Tensor& shard() const { return shard_; }  ///< local rows, unguarded; may have none
   /// The same, on the mesh's device: under CPU offload, a copy on its way on the current stream.
   at::Tensor shard_on_device() const;
+  /// Of the gathered tensor, which under tensor parallelism is this rank's piece of view()'s whole.
   const ShardGeometry& geometry() const { return geometry_; }
   at::ScalarType stored_dtype() const { return shard_.scalar_type(); }
   at::ScalarType compute_dtype() const { return compute_dtype_; }
   bool trainable() const { return parameter_.requires_grad(); }
   bool is_meta() const { return shard_.is_meta(); }
-  ShardedTensor view() const;
+  ShardedTensor view() const;  ///< the local rows in the whole model's weight
 
   /// Fixes the compute dtype and makes the gathered form. Called before the first gather, and when
   /// adopt_rebound_data asks for it.
@@ -76,7 +79,8 @@ class FsdpParam {
   bool is_full() const { return is_full_; }
   bool changed_while_full() const;  ///< by an operator that wrote into the parameter itself
 
-  /// Copies this rank's rows out of the whole parameter, making a meta shard real first.
+  /// Copies this rank's rows out of the whole parameter (or its tensor-parallel piece), making a
+  /// meta shard real first.
   void assign_full(const at::Tensor& whole);
   void materialise_empty(c10::Device device);  ///< meta only; contents undefined
 
@@ -110,6 +114,8 @@ class FsdpParam {
   at::Tensor parameter_;
   FsdpGroup* group_;
   ShardLayout layout_;
+  std::optional<TensorParallelLayout> tensor_parallel_;
+  DeviceMeshPtr joint_mesh_;  // with the tensor-parallel dimension
   c10::intrusive_ptr<GuardInfo> info_;
   c10::intrusive_ptr<GuardInfo> gradient_info_;
   MixedPrecisionPolicy policy_;

@@ -159,7 +159,10 @@ void fully_shard(std::span<Module* const> modules, const FullyShardOptions& opti
     collect(modules.size() == 1 ? "" : std::to_string(i), *modules[i], checked, visited, seen,
             managed);
   }
-  for (const auto& [name, parameter] : managed.parameters) check_parameter(name, parameter);
+  for (const auto& [name, parameter] : managed.parameters) {
+    check_parameter(name, parameter);
+    check_tensor_parallel(name, parameter, *checked.mesh);
+  }
 
   const auto state =
       std::make_shared<FsdpState>(std::vector<Module*>(modules.begin(), modules.end()), checked);
@@ -181,7 +184,7 @@ std::shared_ptr<FsdpState> fsdp_state(const Module& module) {
 
 ShardedTensor sharded_view(const at::Tensor& parameter) {
   auto* param = find_fsdp_param(parameter);
-  if (param == nullptr) return ShardedTensor::replicated(parameter.detach());
+  if (param == nullptr) return unsharded_view(parameter);
   param->group()->release_if_idle();  // writes to the rows must be seen by the next gather
   if (!param->is_full()) param->adopt_rebound_data();
   return param->view();
@@ -189,12 +192,17 @@ ShardedTensor sharded_view(const at::Tensor& parameter) {
 
 std::vector<int64_t> global_sizes(const at::Tensor& parameter) {
   const auto* param = find_fsdp_param(parameter);
-  return param == nullptr ? parameter.sizes().vec() : param->geometry().sizes;
+  return (param == nullptr ? unsharded_view(parameter) : param->view()).global_sizes;
 }
 
 void assign_full_parameter(const at::Tensor& parameter, const at::Tensor& whole) {
   auto* param = find_fsdp_param(parameter);
-  TORCH_CHECK(param != nullptr, "assign_full_parameter needs a parameter under fully_shard");
+  if (const auto layout = tensor_parallel_layout(parameter); param == nullptr && layout) {
+    const c10::NoGradGuard no_grad;
+    parameter.detach().copy_(tensor_parallel_slice(whole.detach(), parameter.sizes(), *layout));
+    return;
+  }
+  TORCH_CHECK(param != nullptr, "assign_full_parameter needs a parameter under fully_shard, or a tensor-parallel one");
   param->group()->release_if_idle();
   param->assign_full(whole);
 }

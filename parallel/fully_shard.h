@@ -28,14 +28,15 @@ void fully_shard(std::span<torch::nn::Module* const> modules, const FullyShardOp
 class FsdpState;
 std::shared_ptr<FsdpState> fsdp_state(const torch::nn::Module& module);
 
-/// Where the local rows of a parameter lie in the whole; for tensors that are not under
-/// fully_shard, the whole.
+/// Where the local rows of a parameter lie in the whole model's weight (a tensor-parallel one on the
+/// mesh [FSDP's dimensions, tp]); for tensors that are not under fully_shard, the whole.
 ShardedTensor sharded_view(const at::Tensor& parameter);
-/// Sizes of the whole parameter; sizes() of a sharded one are local.
+/// Sizes of the whole parameter, over tensor-parallel ranks too; sizes() of a sharded one are local.
 std::vector<int64_t> global_sizes(const at::Tensor& parameter);
 
-/// Copies this rank's rows of the whole weights into a sharded parameter; one that is still on meta
-/// becomes real.
+/// Copies this rank's rows of the whole weights into a sharded or tensor-parallel parameter; a
+/// sharded one that is still on meta becomes real. Takes the whole model's weight, or this rank's
+/// tensor-parallel piece of it.
 void assign_full_parameter(const at::Tensor& parameter, const at::Tensor& whole);
 /// Gives a sharded parameter on meta memory of undefined contents (Module.to_empty).
 void materialise_empty_parameter(const at::Tensor& parameter, c10::Device device);

@@ -24,12 +24,20 @@ ChunkRange chunk_range(int64_t length, int64_t parts, int64_t index);
 
 /// How one mesh dimension holds a tensor (torch.distributed.tensor.placement_types).
 struct Placement {
-  enum class Kind { kReplicate, kShard };
+  enum class Kind {
+    kReplicate,
+    kShard,
+    kStridedShard,  ///< `dim` is first cut into split_factor pieces over a later mesh dimension
+  };
   Kind kind = Kind::kReplicate;
   int64_t dim = 0;
+  int64_t split_factor = 1;
 
   static Placement replicate() { return {}; }
-  static Placement shard(int64_t dim) { return {Kind::kShard, dim}; }
+  static Placement shard(int64_t dim) { return {Kind::kShard, dim, 1}; }
+  static Placement strided_shard(int64_t dim, int64_t split_factor) {
+    return {Kind::kStridedShard, dim, split_factor};
+  }
   bool operator==(const Placement&) const = default;
 };
 
