@@ -169,21 +169,43 @@ at::Tensor local_power(const Bucket& bucket, c10::Device device, double norm_typ
   return take_max ? norm : norm.pow(norm_type);
 }
 
-at::Tensor reduced(const at::Tensor& power, const Bucket& bucket, c10::Device device, ReduceOp op) {
-  if (bucket.groups.empty()) return power;
-  at::Tensor shared =
-      power.to(bucket.group_device);  // offloaded gradients lie on the CPU, their group may not
-  for (const auto& group : bucket.groups) group->all_reduce(shared, op).wait();
-  return shared.to(device);
+/// The buckets' values (0-d, on `device`) over all ranks. One all-reduce for each group, of the values
+/// of all buckets that it shards.
+void reduce_values(std::vector<at::Tensor>& values, const std::vector<Bucket>& buckets,
+                   c10::Device device, ReduceOp op) {
+  std::vector<ProcessGroupPtr> groups;
+  for (const auto& bucket : buckets) {
+    for (const auto& group : bucket.groups) {
+      if (std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
+    }
+  }
+  for (const auto& group : groups) {
+    std::vector<size_t> concerned;
+    std::vector<at::Tensor> parts;
+    for (size_t i = 0; i < buckets.size(); ++i) {
+      const auto& among = buckets[i].groups;
+      if (std::find(among.begin(), among.end(), group) == among.end()) continue;
+      concerned.push_back(i);
+      parts.push_back(values[i]);
+    }
+    // Offloaded gradients lie on the CPU, their group may not.
+    const at::Tensor shared = at::stack(parts).to(buckets[concerned.front()].group_device);
+    group->all_reduce(shared, op).wait();
+    const at::Tensor back = shared.to(device);
+    for (size_t i = 0; i < concerned.size(); ++i)
+      values[concerned[i]] = back.select(0, static_cast<int64_t>(i));
+  }
 }
 
 at::Tensor norm_of(const Gradients& gradients, double norm_type) {
   TORCH_CHECK(norm_type > 0, "the norm type of gradients must be positive, got ", norm_type);
+  std::vector<at::Tensor> powers;
+  for (const auto& bucket : gradients.buckets)
+    powers.push_back(local_power(bucket, gradients.device, norm_type));
+  reduce_values(powers, gradients.buckets, gradients.device,
+                std::isinf(norm_type) ? ReduceOp::kMax : ReduceOp::kSum);
   at::Tensor total;
-  for (const auto& bucket : gradients.buckets) {
-    const auto op = std::isinf(norm_type) ? ReduceOp::kMax : ReduceOp::kSum;
-    const at::Tensor power =
-        reduced(local_power(bucket, gradients.device, norm_type), bucket, gradients.device, op);
+  for (const auto& power : powers) {
     if (!total.defined()) {
       total = power;
     } else {
@@ -223,14 +245,17 @@ at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters) {
 
 at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters) {
   const at::NoGradGuard no_grad;
-  at::Tensor total = at::zeros({}, at::dtype(at::kDouble));
-  for (const auto& bucket : collect_gradients(parameters).buckets) {
+  const auto buckets = collect_gradients(parameters).buckets;
+  std::vector<at::Tensor> counts;
+  for (const auto& bucket : buckets) {
     int64_t zeros = 0;
     for (const auto& gradient : bucket.gradients)
       zeros += gradient.numel() - at::count_nonzero(gradient).item<int64_t>();
-    const auto mine = at::scalar_tensor(zeros, at::dtype(at::kDouble));
-    total += reduced(mine, bucket, c10::kCPU, ReduceOp::kSum);
+    counts.push_back(at::scalar_tensor(zeros, at::dtype(at::kDouble)));
   }
+  reduce_values(counts, buckets, c10::kCPU, ReduceOp::kSum);
+  at::Tensor total = at::zeros({}, at::dtype(at::kDouble));
+  for (const auto& count : counts) total += count;
   return total;
 }
 
