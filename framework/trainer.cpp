@@ -48,7 +48,9 @@ OptimizerOptions optimizer_options(const Arguments& arguments) {
 bool has_replicas(const torch::nn::Module& model) {
   for (const auto& parameter : model.parameters()) {
     const auto view = sharded_view(parameter);
-    if (!view.is_replicated() && view.mesh->ndim() == 2 && view.mesh->size(0) > 1) return true;
+    const bool has_several_dims = !view.is_replicated() && view.mesh->ndim() > 1;
+    if (has_several_dims && view.placements[0] == Placement::replicate() && view.mesh->size(0) > 1)
+      return true;
   }
   return false;
 }
