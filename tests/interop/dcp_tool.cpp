@@ -1,7 +1,9 @@
-// Saves and loads torch_dcp checkpoints over ranks as threads, for test_dcp.py:
-//   dcp_tool save FOLDER RANKS REPLICAS    tensors that test_dcp.py knows, sharded over RANKS /
-//   REPLICAS dcp_tool load FOLDER RANKS OUT         every tensor's shards to
-//   OUT/rank<r>.safetensors, values to OUT/values.pkl
+// Saves and loads torch_dcp checkpoints over ranks as threads, for test_dcp.py. dcp_tool ...
+//
+// - save FOLDER RANKS REPLICAS: tensors that test_dcp.py knows, sharded over RANKS / REPLICAS.
+// - save_tp FOLDER RANKS TP: three tensors, by FSDP over pieces that TP ranks share.
+// - load FOLDER RANKS OUT: every tensor's shards to OUT/rank<r>.safetensors, values to
+//   OUT/values.pkl.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -15,6 +17,8 @@
 #include "checkpoint/file_io.h"
 #include "checkpoint/pickle_writer.h"
 #include "checkpoint/safetensors.h"
+#include "parallel/fully_shard.h"
+#include "parallel/tensor_parallel.h"
 #include "tests/support/run_ranks.h"
 
 namespace megashard {
@@ -78,6 +82,29 @@ Dict known_values(int rank) {
   return values;
 }
 
+struct PiecesImpl : torch::nn::Module {
+  explicit PiecesImpl(const DeviceMeshPtr& tp) {
+    const int parts = tp->size(0);
+    const auto piece = [&](const char* name, std::vector<int64_t> sizes, Placement placement) {
+      set_tensor_parallel(register_parameter(name, at::empty(sizes)), tp, placement);
+    };
+    piece("column", {10 / parts, 3}, Placement::shard(0));
+    piece("row", {6, 4 / parts}, Placement::shard(1));
+    piece("bias", {5}, Placement::replicate());
+  }
+  at::Tensor forward(at::Tensor x) { return x; }
+};
+
+ShardedTensors tensor_parallel_tensors(Hooked<PiecesImpl>& pieces, const DeviceMesh& mesh) {
+  fully_shard(pieces, {.mesh = mesh.submesh({"dp"})});
+  ShardedTensors tensors;
+  for (const auto& item : pieces.named_parameters()) {
+    assign_full_parameter(item.value(), counting(at::kFloat, global_sizes(item.value()), 1));
+    tensors.emplace_back("model." + item.key(), sharded_view(item.value()));
+  }
+  return tensors;
+}
+
 void load(const std::string& folder, const std::string& out, const ProcessGroupPtr& group) {
   ShardedTensors tensors;
   {
@@ -108,6 +135,11 @@ void run(const std::string& command, const std::string& folder, int ranks,
   testing::run_ranks(ranks, [&](const ProcessGroupPtr& group) {
     if (command == "load") return load(folder, last, group);
     const int shards = ranks / std::stoi(last);
+    if (command == "save_tp") {
+      const DeviceMesh mesh(group, {shards, std::stoi(last)}, {"dp", "tp"});
+      Hooked<PiecesImpl> pieces(mesh.submesh({"tp"}));
+      return save_checkpoint(folder, 10, tensor_parallel_tensors(pieces, mesh), {}, group);
+    }
     save_checkpoint(folder, 10, known_tensors(shards, group->rank() % shards),
                     known_values(group->rank()), group);
   });

@@ -18,7 +18,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
@@ -128,6 +129,30 @@ def save_theirs(folder):
     dcp.save(nested_state(tensors, known_values(2)), checkpoint_id=str(Path(folder) / f"theirs_{world}"))
 
 
+def tensor_parallel_tensors():
+    return {"model.column": counting(torch.float32, (10, 3), 1), "model.row": counting(torch.float32, (6, 4), 1),
+            "model.bias": counting(torch.float32, (5,), 1)}
+
+
+def strided_there_and_back(folder):
+    """What FSDP over tensor parallelism holds in PyTorch: loads ours, saves it again."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    dp, tp = mesh.get_coordinate()
+    whole = tensor_parallel_tensors()
+    column, row, bias = whole.values()
+    locals_ = {"model.column": column.chunk(2)[tp].chunk(2)[dp], "model.row": row.chunk(2, 1)[tp].chunk(2)[dp],
+               "model.bias": bias.chunk(2)[dp]}
+    placements = {"model.column": [_StridedShard(0, split_factor=2), Shard(0)], "model.row": [Shard(0), Shard(1)],
+                  "model.bias": [Shard(0), Replicate()]}
+    loaded = {key: DTensor.from_local(torch.zeros_like(local).contiguous(), mesh, placements[key], run_check=False,
+                                      shape=whole[key].shape, stride=whole[key].stride()) for key, local in locals_.items()}
+    state = {"model": {key[6:]: tensor for key, tensor in loaded.items()}}
+    dcp.load(state, checkpoint_id=str(Path(folder) / "tp" / STEP))
+    for key, local in locals_.items():
+        assert same(loaded[key].to_local(), local), key
+    dcp.save(state, checkpoint_id=str(Path(folder) / "theirs_tp"))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dcp")
@@ -173,9 +198,23 @@ def test_we_load_what_pytorch_saved(folder, world):
         assert same(values, known_values(2))
 
 
+def test_shards_of_fsdp_over_tensor_parallelism_go_both_ways(folder):
+    tool("save_tp", folder / "tp", 8, 2)  # four ranks of FSDP: 5 rows are cut into 2, 2, 1 and none
+    dcp_to_torch_save(str(folder / "tp" / STEP), str(folder / "whole_tp.pt"))
+    state = torch.load(folder / "whole_tp.pt", weights_only=False)
+    expected = tensor_parallel_tensors()
+    assert same(state["model"], {key[6:]: tensor for key, tensor in expected.items()})
+    in_python(4, strided_there_and_back, folder)
+    out = folder / "out_tp"
+    out.mkdir()
+    tool("load", folder / "theirs_tp", 2, out)
+    shards = [safetensors.torch.load_file(out / f"rank{rank}.safetensors") for rank in range(2)]
+    assert all(same(torch.cat([shard[key] for shard in shards]), expected[key]) for key in expected)
+
+
 if __name__ == "__main__":
     name, rank, world, store, *arguments = sys.argv[1:]
     dist.init_process_group("gloo", store=dist.FileStore(store, int(world)), rank=int(rank), world_size=int(world),
                             timeout=datetime.timedelta(seconds=60))
-    {"load_ours": load_ours, "save_theirs": save_theirs}[name](*arguments)
+    {"load_ours": load_ours, "save_theirs": save_theirs, "strided_there_and_back": strided_there_and_back}[name](*arguments)
     dist.destroy_process_group()

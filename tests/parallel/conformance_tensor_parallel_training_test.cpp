@@ -1,0 +1,248 @@
+// Training with FSDP over tensor-parallel layers, against the same model on one rank. Names are
+// those of PyTorch's tests.
+
+#include <torch/nn/utils/clip_grad.h>
+
+#include <limits>
+
+#include "parallel/grad_norm.h"
+#include "tests/support/recording_group.h"
+#include "tests/support/run_ranks.h"
+#include "tests/support/tensor_parallel_model.h"
+
+namespace megashard::testing {
+namespace {
+
+using Names = std::vector<std::string>;
+
+struct MeshCase {
+  std::vector<int> shape;
+  Names names;
+  Names fsdp;  // the dimensions that fully_shard takes
+};
+
+const MeshCase kFsdpTp{{2, 2}, {"dp", "tp"}, {"dp"}};
+
+FullyShardOptions resharded(ReshardAfterForward when) {
+  FullyShardOptions options;
+  options.reshard_after_forward = when;
+  return options;
+}
+
+/// The same model twice: whole, with gradients averaged over the data-parallel ranks by hand, and
+/// sharded over `mesh`.
+template <class Unit>
+struct ParallelTwins {
+  ParallelTwins(DeviceMeshPtr given, const Names& fsdp,
+                const FullyShardOptions& options = FullyShardOptions())
+      : mesh(std::move(given)), plain(8, 12, mesh_of_one()), model(8, 12, mesh->submesh({"tp"})) {
+    plain.to(at::kDouble);  // sums in another order hardly differ, so a wrong term shows
+    model.to(at::kDouble);
+    fill_whole(plain);
+    fill_whole(model);
+    FullyShardOptions with_mesh = options;
+    with_mesh.mesh = mesh->submesh(fsdp);
+    shard_units(model, with_mesh);
+    for (const auto& name : fsdp) {
+      data_rank = data_rank * mesh->group(name)->size() + mesh->group(name)->rank();
+      groups.push_back(mesh->group(name));
+    }
+  }
+
+  /// One forward and backward of both on this data rank's batch; losses and gradients agree.
+  void step_and_compare(int step) {
+    const at::Tensor x =
+        fixed({2, 3, 8}, 1000 + 10 * static_cast<uint64_t>(step) + data_rank).to(at::kDouble);
+    const at::Tensor expected = plain.forward(x).pow(2).sum();
+    const at::Tensor loss = model.forward(x).pow(2).sum();
+    expect_near(loss.detach(), expected.detach(), c10::str("loss of step ", step));
+    plain.zero_grad();
+    expected.backward();
+    for (auto& parameter : plain.parameters()) {
+      for (const auto& group : groups)
+        group->all_reduce(parameter.mutable_grad(), ReduceOp::kAvg).wait();
+    }
+    model.zero_grad();
+    loss.backward();
+    const auto reference = plain.named_parameters();
+    for (const auto& item : model.named_parameters()) {
+      const at::Tensor gradient = item.value().grad();
+      ASSERT_TRUE(gradient.defined()) << item.key();
+      expect_near(gradient.detach().clone(), part_like(reference[item.key()].grad(), item.value()),
+                  c10::str("gradient of ", item.key(), ", step ", step));
+    }
+  }
+  void descend() {
+    for (auto& parameter : plain.parameters()) parameter.data().sub_(parameter.grad(), 0.001);
+    for (auto& parameter : model.parameters())
+      sharded_view(parameter).local.sub_(parameter.grad(), 0.001);
+  }
+
+  DeviceMeshPtr mesh;
+  ParallelStack<Unit> plain, model;
+  std::vector<ProcessGroupPtr> groups;
+  uint64_t data_rank = 0;
+};
+
+template <class Unit>
+void train_and_compare(const MeshCase& on, const FullyShardOptions& options = FullyShardOptions()) {
+  int ranks = 1;
+  for (const int extent : on.shape) ranks *= extent;
+  run_ranks(ranks, [&](const ProcessGroupPtr& world) {
+    const auto mesh = std::make_shared<DeviceMesh>(world, on.shape, on.names);
+    ParallelTwins<Unit> twins(mesh, on.fsdp, options);
+    for (int step = 0; step < 3; ++step) {
+      twins.step_and_compare(step);
+      twins.descend();
+    }
+  });
+}
+
+TEST(FullyShardTraining, test_2d_mlp_with_nd_mesh) {
+  train_and_compare<ParallelMlp>({{2, 2, 2}, {"pp", "dp", "tp"}, {"dp"}});
+  train_and_compare<ParallelMlp>(kFsdpTp, resharded(true));
+  train_and_compare<ParallelMlp>(kFsdpTp, resharded(false));
+}
+
+TEST(FullyShardTraining, test_3d_mlp_with_nd_mesh) {
+  train_and_compare<ParallelMlp>({{2, 2, 2}, {"replicate", "shard", "tp"}, {"replicate", "shard"}});
+}
+
+TEST(FullyShardComposability, test_train_parity_2d_mlp) {
+  train_and_compare<ParallelMlp>({{1, 4}, {"dp", "tp"}, {"dp"}});
+  train_and_compare<ParallelMlp>({{4, 1}, {"dp", "tp"}, {"dp"}});
+}
+
+TEST(FullyShardComposability, test_train_parity_2d_transformer) {
+  train_and_compare<ParallelBlock>(kFsdpTp, resharded(true));
+  auto last_dim = resharded(true);
+  last_dim.shard_dim = [](const at::Tensor&) { return -1; };
+  train_and_compare<ParallelBlock>(kFsdpTp, last_dim);
+}
+
+// On a CPU mesh the rows lie in host memory anyway; what it pins down is that the policy and pieces
+// of tensor-parallel layers go together.
+TEST(FullyShardComposability, test_tp_with_fsdp_offloading) {
+  auto options = resharded(true);
+  options.cpu_offload = CpuOffloadPolicy{.pin_memory = false};
+  train_and_compare<ParallelMlp>(kFsdpTp, options);
+}
+
+TEST(FullyShardDtensor, test_dtensor_train_parity) {
+  // FSDP, DDP (shards of one rank, replicated) and HSDP over dimensions of one mesh.
+  const Names names{"replicate", "shard", "tp"};
+  train_and_compare<ParallelMlp>({{1, 2, 2}, names, {"shard"}});
+  train_and_compare<ParallelMlp>({{2, 1, 2}, names, {"replicate", "shard"}});
+  train_and_compare<ParallelMlp>({{2, 2, 1}, names, {"replicate", "shard"}});
+}
+
+// In PyTorch an error; here the ranks that share the memory after forward are any divisor of
+// FSDP's, whatever tensor parallelism does.
+TEST(FullyShardDtensor, test_validation_reshard_after_forward_int_spmd) {
+  train_and_compare<ParallelMlp>({{4, 2}, {"dp", "tp"}, {"dp"}},
+                                 resharded(ReshardAfterForward::to(2)));
+}
+
+// In PyTorch an error; here a plain parameter beside tensor-parallel ones is simply sharded by
+// FSDP.
+TEST(FullyShardDtensor, test_validation_spmd_mesh_non_dtensor_params) {
+  run_ranks(4, [](const ProcessGroupPtr& world) {
+    ParallelTwins<ParallelMlp> twins(
+        std::make_shared<DeviceMesh>(world, kFsdpTp.shape, kFsdpTp.names), kFsdpTp.fsdp);
+    const auto& norm = twins.model.units[0]->norm->weight;
+    EXPECT_EQ(sharded_view(norm).mesh->describe(), "(dp=2)");
+    twins.step_and_compare(0);
+  });
+}
+
+TEST(FullyShardDtensor, test_reduce_scatter_unused_dtensor_param) {
+  run_ranks(4, [](const ProcessGroupPtr& world) {
+    const auto mesh = std::make_shared<DeviceMesh>(world, kFsdpTp.shape, kFsdpTp.names);
+    const auto tp = mesh->submesh({"tp"});
+    const auto build = [&] {
+      return ColumnParallelLinear(ColumnParallelLinearOptions{
+          .in_features = 6, .out_features = 8, .mesh = tp, .gather_output = true});
+    };
+    auto used = build(), unused = build();
+    bool uses_both = true;
+    Formula unit({{1}}, [&](const Weights& w, at::Tensor x) {
+      const at::Tensor y = used(x) * w[0];
+      return uses_both ? y + unused(x) : y;
+    });
+    unit.register_module("used", used.ptr());
+    unit.register_module("unused", unused.ptr());
+    fully_shard(unit, {.mesh = mesh->submesh({"dp"})});
+    const at::Tensor x = fixed({2, 6}, 1);
+    unit.forward(x).sum().backward();
+    const at::Tensor on_all = unused->weight.grad().detach().clone();
+    unit.zero_grad();
+    uses_both = mesh->coordinate(0) == 0;  // the second data-parallel rank leaves it out
+    unit.forward(x).sum().backward();
+    EXPECT_TRUE(at::equal(unused->weight.grad().detach().clone(), on_all * 0.5));
+    EXPECT_TRUE(used->weight.grad().defined());
+  });
+}
+
+TEST(FullyShardComposability, ReplicatedParametersHaveEqualGradientsOnAllTensorParallelRanks) {
+  run_ranks(4, [](const ProcessGroupPtr& world) {
+    const auto mesh = std::make_shared<DeviceMesh>(world, kFsdpTp.shape, kFsdpTp.names);
+    ParallelTwins<ParallelBlock> twins(mesh, kFsdpTp.fsdp);
+    twins.step_and_compare(0);
+    int replicated = 0;
+    for (const auto& item : twins.model.named_parameters()) {
+      const auto view = sharded_view(item.value());
+      if (view.mesh->ndim() == 2 && view.placements[1] != Placement::replicate()) continue;
+      ++replicated;
+      const at::Tensor mine = item.value().grad().detach().clone().reshape({-1});
+      const at::Tensor all = at::empty({2 * mine.numel()}, mine.options());
+      mesh->group("tp")->all_gather_into(all, mine).wait();
+      EXPECT_TRUE(
+          at::equal(all.narrow(0, 0, mine.numel()), all.narrow(0, mine.numel(), mine.numel())))
+          << item.key();
+    }
+    EXPECT_EQ(replicated, 2 * 5 + 2);  // two norms and a bias a block, and the head
+  });
+}
+
+TEST(FullyShardClipGradNorm, test_clip_grad_norm_2d) {
+  run_ranks(4, [](const ProcessGroupPtr& world) {
+    std::vector<CollectiveCall> calls;
+    const auto mesh = recording_mesh(world, kFsdpTp.shape, kFsdpTp.names, calls);
+    ParallelTwins<ParallelMlp> twins(mesh, kFsdpTp.fsdp);
+    for (const double norm_type : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+      twins.step_and_compare(0);
+      const auto plain_parameters = twins.plain.parameters();
+      const double expected = torch::nn::utils::clip_grad_norm_(plain_parameters, 0.5, norm_type);
+      ASSERT_GT(expected, 0.5);
+      calls.clear();
+      const double norm = clip_grad_norm_(twins.model.parameters(), 0.5, norm_type).item<double>();
+      EXPECT_NEAR(norm, expected, 1e-5 * expected) << norm_type;
+      EXPECT_EQ(calls.size(), 2U) << "one all-reduce a mesh dimension";
+      const auto reference = twins.plain.named_parameters();
+      for (const auto& item : twins.model.named_parameters()) {
+        // As fp32: gradients are scaled by a factor of that precision.
+        const at::Tensor clipped = item.value().grad().detach().to(at::kFloat);
+        expect_near(clipped, part_like(reference[item.key()].grad(), item.value()).to(at::kFloat),
+                    item.key());
+      }
+      EXPECT_NEAR(total_grad_norm(twins.model.parameters(), norm_type).item<double>(), 0.5, 1e-4);
+    }
+  });
+}
+
+TEST(FullyShardComposability, test_fully_shard_tp_2d_set_full_state_dict) {
+  run_ranks(4, [](const ProcessGroupPtr& world) {
+    const auto mesh = std::make_shared<DeviceMesh>(world, kFsdpTp.shape, kFsdpTp.names);
+    ParallelTwins<ParallelMlp> twins(mesh, kFsdpTp.fsdp);
+    uint64_t seed = 70;
+    for (auto& item : twins.plain.named_parameters()) {
+      const at::Tensor whole = fixed(item.value().sizes(), seed++) * 0.5;
+      item.value().detach().copy_(whole);
+      assign_full_parameter(twins.model.named_parameters()[item.key()], whole);
+    }
+    twins.step_and_compare(0);
+  });
+}
+
+}  // namespace
+}  // namespace megashard::testing
