@@ -54,19 +54,6 @@ TEST(FsdpMixedPrecision, GathersInParamDtypeReducesInReduceDtypeKeepsTheStoredDt
   });
 }
 
-TEST(FsdpMixedPrecision, ReducesInTheGradientsDtypeWithoutReduceDtype) {
-  run_ranks(2, [](const ProcessGroupPtr& world) {
-    std::vector<CollectiveCall> calls;
-    FullyShardOptions options{.mesh = recording_mesh(world, {2}, {"shard"}, calls)};
-    options.mixed_precision.param_dtype = kHalfPrecision;
-    Twins twins({{5, 6}}, linear, options);
-    twins.unit.forward(fixed({4, 6}, 1)).sum().backward();
-    EXPECT_EQ(calls.back().operation, "reduce_scatter");
-    EXPECT_EQ(calls.back().dtype, kHalfPrecision);
-    EXPECT_EQ(twins.unit.w[0].grad().scalar_type(), at::kFloat);
-  });
-}
-
 TEST(FsdpMixedPrecision, StoredHalfPrecisionMayReduceInSinglePrecision) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     std::vector<CollectiveCall> calls;
@@ -104,26 +91,6 @@ TEST(FsdpMixedPrecision, CastsInputsAndOutputsOnlyAsAskedAndNeverIntegers) {
     Twins plain({{6}}, look, options);
     plain.unit.forward(x);
     EXPECT_EQ(seen, at::kFloat);
-  });
-}
-
-TEST(FsdpMixedPrecision, AccumulatesWithoutSyncInReduceDtype) {
-  run_ranks(2, [](const ProcessGroupPtr& world) {
-    FullyShardOptions options{.mesh = flat_mesh(world)};
-    options.mixed_precision.param_dtype = kHalfPrecision;
-    options.mixed_precision.reduce_dtype = at::kFloat;
-    Twins twins({{5, 6}}, linear, options);
-    at::Tensor expected;
-    for (int micro = 0; micro < 3; ++micro) {
-      const at::Tensor x = fixed({4, 6}, 10 + micro).to(kHalfPrecision);
-      twins.plain.zero_grad();
-      twins.plain.forward(x).pow(2).sum().backward();
-      const at::Tensor one = twins.plain.w[0].grad().to(at::kFloat);
-      expected = expected.defined() ? expected + one : one;
-      set_requires_gradient_sync(twins.unit, micro == 2);
-      twins.unit.forward(x).pow(2).sum().backward();
-    }
-    EXPECT_TRUE(at::equal(twins.unit.w[0].grad(), rows_like(expected, twins.unit.w[0])));
   });
 }
 
