@@ -2,7 +2,6 @@
 
 #include <c10/util/ArrayRef.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -27,17 +26,6 @@ struct ShardGeometry {
   ChunkRange range(int rank) const { return chunk_range(sizes[dim], ranks, rank); }
   std::vector<int64_t> local_sizes(int rank) const;
   bool even() const { return chunk_numel * ranks == numel; }
-
-  /// Calls f(place in the whole, place in the rank's chunk, count), in elements, for every run.
-  template <class F>
-  void for_each_run(int rank, F f) const {
-    const int64_t whole_run = numel / runs;
-    const int64_t chunk_run = chunk_numel / runs;
-    const int64_t begin = std::min(rank * chunk_run, whole_run);
-    const int64_t count = std::min(chunk_run, whole_run - begin);
-    if (count == 0) return;
-    for (int64_t run = 0; run < runs; ++run) f(run * whole_run + begin, run * chunk_run, count);
-  }
 };
 
 }  // namespace megashard

@@ -12,7 +12,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COPY = ROOT / "run/mutations"
-CASES = "240"
+CASES = "160"
 BUILD = os.environ.get("MEGASHARD_BUILD", "build")
 
 # name, file of parallel/, text, what it becomes
@@ -26,18 +26,19 @@ FAULTS = [
      "for (auto& buffer : reduction_->buffers) buffer.work.wait();\n  if (streams", "if (streams"),
     ("every rank sends from the first rank's place", "gather_plan.cpp",
      "direct ? 0 : rank() * packed_bytes_ + piece.offset", "direct ? 0 : piece.offset"),
-    ("ranks' pieces are swapped on the way out", "gather_plan.cpp",
-     "from_rank * packed_bytes_ + piece.offset;\n    if (full.is_cpu()) {\n      auto",
-     "(ranks() - 1 - from_rank) * packed_bytes_ + piece.offset;\n    if (full.is_cpu()) {\n      auto"),
+    ("ranks' pieces are a rank apart on the way out", "shard_copies.cpp",
+     "copy.from = element_at(chunks.first, in_chunks, chunks.dtype);",
+     "copy.from = element_at(chunks.first, in_chunks + chunk_stride, chunks.dtype);"),
     ("full parameters outlive an optimizer's step", "fsdp_group.cpp",
      "if (context_ != nullptr && context_->idle()) release();", ""),
     ("kept slices outlive an optimizer's step", "fsdp_state.cpp",
      "if (state->group_ && state->group_->state() == FsdpGroup::State::kPostForward)", "if (false)"),
     ("another rank's slice is kept", "gather_plan.cpp", "std::min(rank() * piece.bytes, full.numel())",
      "std::min((ranks() - 1 - rank()) * piece.bytes, full.numel())"),
-    ("a missing gradient is not zero", "gradient_reduction.cpp",
-     "std::fill_n(destination + filled * into, padding * into, char{0});", ""),
-    ("runs of another dimension are misplaced", "shard_geometry.h", "run * chunk_run, count", "0 * chunk_run, count"),
+    ("a missing gradient is not zero", "shard_copies.cpp", ".to_stride = chunks.stride,\n                      .zero_rest = true});",
+     ".to_stride = chunks.stride});"),
+    ("runs of another dimension are misplaced", "shard_copies.cpp", "chunk_run, rank * chunk_run, rank * stride);",
+     "chunk_run, 0 * chunk_run, rank * stride);"),
     ("accumulation forgets all but the last", "fsdp_reduce.cpp", "accumulated.add_(gradient);\n    } else",
      "accumulated = gradient.to(reduce_dtype());\n    } else"),
     ("what was accumulated is not reduced", "fsdp_reduce.cpp", "if (!accumulated.defined()) return gradient;",
