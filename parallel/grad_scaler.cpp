@@ -6,9 +6,11 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "parallel/device_mesh.h"
 #include "parallel/fully_shard.h"
+#include "parallel/guard_key.h"
 
 namespace megashard {
 
@@ -25,23 +27,28 @@ void GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> gradients;
   std::vector<ProcessGroupPtr> groups;
-  c10::Device device = c10::kCPU;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  c10::Device device = c10::kCPU, group_device = c10::kCPU;
   for (const auto& parameter : parameters) {
+    if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     const ShardedTensor view = sharded_view(parameter);
     for (size_t dim = 0; dim < view.placements.size(); ++dim) {
       if (view.placements[dim].kind == Placement::Kind::kReplicate) continue;
       const auto& group = view.mesh->group(static_cast<int>(dim));
-      if (group->size() > 1 && std::find(groups.begin(), groups.end(), group) == groups.end())
-        groups.push_back(group);
+      if (group->size() == 1 || std::find(groups.begin(), groups.end(), group) != groups.end())
+        continue;
+      groups.push_back(group);
+      group_device = view.mesh->device();
     }
     if (!parameter.grad().defined()) continue;
-    device = parameter.grad().device();
-    gradients.push_back(parameter.grad());
+    gradients.push_back(unguarded(parameter.grad()));
+    device = gradients.back().device();  // the host, under CPU offload
   }
   const auto options = at::dtype(at::kFloat).device(device);
   at::Tensor found = at::zeros({1}, options);
   const at::Tensor inverse = at::scalar_tensor(1.0 / scale_, options);
   if (!gradients.empty()) at::_amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse);
+  if (!groups.empty()) found = found.to(group_device);
   for (const auto& group : groups) group->all_reduce(found, ReduceOp::kMax).wait();
   finite_ = found.item<float>() == 0;
 }

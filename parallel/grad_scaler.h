@@ -25,7 +25,7 @@ class GradScaler {
   explicit GradScaler(const Options& options);
 
   double scale() const { return scale_; }
-  at::Tensor scale(const at::Tensor& loss) const { return loss * scale_; }
+  at::Tensor scale(const at::Tensor& loss) const { return loss.mul(scale_); }
 
   /// Divides the gradients by the scale and looks for infinities and NaN among all ranks' shards.
   /// Collective: one all-reduce for all parameters that are sharded over the same group. Every rank

@@ -1,0 +1,111 @@
+// test_fully_shard_grad_scaler.py: one rank's overflow is every rank's.
+
+#include <cmath>
+#include <limits>
+
+#include "parallel/grad_scaler.h"
+#include "tests/support/chain.h"
+#include "tests/support/parity.h"
+#include "tests/support/run_ranks.h"
+
+namespace megashard::testing {
+namespace {
+
+constexpr GradScaler::Options kScaling{.initial_scale = 4, .growth_interval = 2};
+
+/// Backward of a scaled loss on fresh gradients, the same input on every rank.
+void scaled_backward(GradScaler& scaler, Chain& plain, Chain& chain) {
+  plain.root.zero_grad();
+  chain.root.zero_grad();
+  plain.forward().backward();
+  scaler.scale(chain.forward()).backward();
+}
+
+void expect_scaling(const DeviceMeshPtr& mesh) {
+  const int ranks = mesh->group(mesh->ndim() - 1)->size();
+  Chain plain, chain;
+  chain.shard({.mesh = mesh});
+  const auto parameters = chain.root.parameters();
+  GradScaler scaler(kScaling);
+
+  scaled_backward(scaler, plain, chain);
+  scaler.unscale_(parameters);
+  EXPECT_TRUE(scaler.finite());
+  expect_gradients_of(plain.root, chain.root);  // powers of two: exact
+  scaler.update();
+  EXPECT_EQ(scaler.scale(), 4);  // one good step of two
+
+  for (const float overflow :
+       {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    for (int rank = 0; rank < ranks; ++rank) {  // whoever has the rows; replicas agree
+      const double before = scaler.scale();
+      scaled_backward(scaler, plain, chain);
+      if (mesh->group(mesh->ndim() - 1)->rank() == rank) {
+        const c10::NoGradGuard no_grad;
+        parameters[1].grad().fill_(overflow);
+      }
+      scaler.unscale_(parameters);
+      EXPECT_FALSE(scaler.finite()) << "overflow on rank " << rank;
+      scaler.update();
+      EXPECT_EQ(scaler.scale(), before / 2);
+    }
+  }
+
+  const double backed_off = scaler.scale();
+  for (int step = 0; step < 2; ++step) {  // an overflow begins the interval anew
+    EXPECT_EQ(scaler.scale(), backed_off);
+    scaled_backward(scaler, plain, chain);
+    scaler.unscale_(parameters);
+    EXPECT_TRUE(scaler.finite());
+    expect_gradients_of(plain.root, chain.root);
+    descend(plain.root);
+    descend(chain.root);
+    scaler.update();
+  }
+  EXPECT_EQ(scaler.scale(), 2 * backed_off);
+  expect_weights_of(plain.root, chain.root);
+}
+
+TEST(FullyShardGradScaler, test_gradient_scaler) {
+  run_ranks(2, [](const ProcessGroupPtr& world) { expect_scaling(flat_mesh(world)); });
+  run_ranks(4, [](const ProcessGroupPtr& world) {
+    expect_scaling(std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2},
+                                                std::vector<std::string>{"replicate", "shard"}));
+  });
+}
+
+TEST(FullyShardGradScaler, ReducedFp16OverflowsAreSeen) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    FullyShardOptions options{.mesh = flat_mesh(world)};
+    options.mixed_precision.param_dtype = at::kHalf;
+    Formula unit({{6, 6}}, linear);
+    fully_shard(unit, options);
+    GradScaler scaler({.initial_scale = 65536});
+    const at::Tensor x = fixed({4, 6}, 1);
+    for (int step = 0; step < 20 && scaler.scale() > 1; ++step) {
+      unit.zero_grad();
+      scaler.scale(unit.forward(x).sum()).backward();
+      scaler.unscale_(unit.parameters());
+      const bool finite = scaler.finite();
+      scaler.update();
+      if (finite) break;
+    }
+    EXPECT_LT(scaler.scale(), 65536);  // 1 * 65536 is infinite in fp16
+    EXPECT_TRUE(unit.w[0].grad().isfinite().all().item<bool>());
+  });
+}
+
+TEST(FullyShardGradScaler, MisuseThrows) {
+  GradScaler scaler(kScaling);
+  contains(error_of([&] { scaler.update(); }), "call unscale_ first");
+  run_ranks(1, [&](const ProcessGroupPtr& world) {
+    Chain chain;
+    chain.shard({.mesh = flat_mesh(world)});
+    scaler.unscale_(chain.root.parameters());
+    contains(error_of([&] { scaler.unscale_(chain.root.parameters()); }), "once an iteration");
+  });
+  contains(error_of([] { GradScaler({.backoff_factor = 1}); }), "check GradScaler's options");
+}
+
+}  // namespace
+}  // namespace megashard::testing

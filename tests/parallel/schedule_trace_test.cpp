@@ -1,0 +1,105 @@
+// What a run under fully_shard did and when, for people: parallel/schedule_trace.h.
+
+#include "parallel/schedule_trace.h"
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tests/support/chain.h"
+#include "tests/support/run_ranks.h"
+
+namespace megashard::testing {
+namespace {
+
+Events as_events(const ScheduleTrace& trace) {
+  Events events;
+  for (const auto& event : trace.events()) events.push_back(event.what + " " + event.group);
+  return events;
+}
+
+/// Upstream logs a line a phase with the module's path; here each phase is an event with it.
+TEST(FullyShardLogging, test_fsdp_logging) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Chain chain;
+    chain.shard({.mesh = flat_mesh(world)});
+    ScheduleTrace trace(chain.root);
+    const at::Tensor loss = chain.forward();
+    EXPECT_EQ(as_events(trace), (Events{"gather Formula", "gather a", "release a", "gather b",
+                                        "release b", "gather c", "release c"}));
+    trace.clear();
+    loss.backward();
+    const Events backward = as_events(trace);
+    for (const std::string unit : {"Formula", "a", "b", "c"}) {
+      for (const std::string phase : {"pre_backward ", "post_backward ", "release ", "reduce "})
+        EXPECT_EQ(std::count(backward.begin(), backward.end(), phase + unit), 1) << phase << unit;
+    }
+  });
+}
+
+TEST(ScheduleTrace, HearsWhatTheObserverHears) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Chain chain;
+    chain.shard({.mesh = flat_mesh(world)});
+    const at::Tensor first = chain.forward();
+    Events expected = chain.events;
+    chain.backward(first);
+    expected.insert(expected.end(), chain.events.begin(), chain.events.end());
+    {
+      const ScheduleTrace trace(chain.root);
+      chain.forward().backward();
+      EXPECT_EQ(as_events(trace), expected);
+      double last = 0;
+      for (const auto& event : trace.events()) {
+        EXPECT_GE(event.microseconds, last);
+        last = event.microseconds;
+      }
+    }
+    chain.forward().backward();  // nobody listens, and nothing dangles
+    EXPECT_TRUE(chain.events.empty());
+  });
+}
+
+TEST(ScheduleTrace, ChromesBarsOpenAndClose) {
+  const auto folder = std::filesystem::path(::testing::TempDir());
+  run_ranks(2, [&](const ProcessGroupPtr& world) {
+    Chain chain;
+    chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = true});
+    ScheduleTrace trace(chain.root);
+    for (int step = 0; step < 2; ++step) chain.forward().backward();
+    const auto path = folder / c10::str("schedule_trace_", world->rank(), ".json");
+    trace.write_chrome_trace(path, world->rank());
+
+    std::ifstream file(path);
+    const auto written = nlohmann::json::parse(file);
+    std::map<std::string, int> open, bars, marks;
+    for (const auto& event : written.at("traceEvents")) {
+      EXPECT_EQ(event.at("pid"), world->rank());
+      const std::string phase = event.at("ph");
+      if (phase == "M") continue;
+      const std::string name = event.at("name");
+      EXPECT_GE(event.at("ts").get<double>(), 0);
+      if (phase == "i") {
+        ++marks[name];
+        continue;
+      }
+      EXPECT_EQ(event.at("id"), name);
+      open[name] += phase == "b" ? 1 : -1;
+      bars[name] += phase == "b" ? 1 : 0;
+      EXPECT_TRUE(open[name] == 0 || open[name] == 1) << name;
+    }
+    for (const std::string unit : {"Formula", "a", "b", "c"}) {
+      EXPECT_EQ(open[unit], 0) << unit;
+      EXPECT_EQ(bars[unit], 4) << unit;  // two steps, forward and backward
+      EXPECT_EQ(marks["reduce " + unit], 2) << unit;
+    }
+    std::filesystem::remove(path);
+    contains(error_of([&] { trace.write_chrome_trace(folder / "absent" / "x.json", 0); }),
+             "could not be written");
+  });
+}
+
+}  // namespace
+}  // namespace megashard::testing
