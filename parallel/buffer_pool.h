@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 
+#include <functional>
+
 namespace megashard {
 
 /// CPU memory that is handed out again at the same addresses: gathered parameters and communication
@@ -10,6 +12,10 @@ namespace megashard {
 /// faults cost more than the copy) or keep far too many. Freed blocks wait in size classes (steps
 /// of at most 1/8) for the life of the process. Thread safe.
 c10::Allocator* cpu_buffer_pool();
+
+/// Called with the bytes of each buffer that the pool hands out, and with their negative when it
+/// comes back; under the pool's lock. For tests of peaks. Null: nobody listens.
+void observe_cpu_buffer_pool(std::function<void(int64_t bytes)> observer);
 
 /// Uninitialised tensor for communication: from the pool on CPUs, from the device's caching
 /// allocator elsewhere.

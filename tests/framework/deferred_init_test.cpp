@@ -20,12 +20,14 @@
 #include <thread>
 
 #include "framework/generator_state.h"
+#include "tests/support/counting_allocator.h"
 #include "tests/support/message_of.h"
 
 namespace megashard {
 namespace {
 
 namespace nn = torch::nn;
+using testing::CountingAllocator;
 using testing::message_of;
 using ModulePtr = std::shared_ptr<nn::Module>;
 
@@ -337,40 +339,6 @@ TEST(DeferredInit, BuffersAlone) {
   EXPECT_TRUE(module->parameters()[0].is_meta());
   EXPECT_TRUE(same_generator_state(before, default_state()));
 }
-
-/// Counts the bytes that tensors hold, in the CPU allocator's place.
-class CountingAllocator final : public c10::Allocator {
- public:
-  CountingAllocator() : inner_(c10::GetAllocator(c10::kCPU)) {
-    c10::SetAllocator(c10::kCPU, this, 255);
-  }
-  c10::DataPtr allocate(size_t bytes) override {
-    live_ += bytes;
-    peak_ = std::max(peak_, live_);
-    auto* block = new Block{inner_->allocate(bytes), bytes, this};
-    return {block->data.get(), block, &release, c10::kCPU};
-  }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    default_copy_data(to, from, bytes);
-  }
-  void stop() { c10::SetAllocator(c10::kCPU, inner_, 255); }
-  void reset_peak() { peak_ = live_; }
-  size_t live() const { return live_; }
-  size_t peak() const { return peak_; }
-
- private:
-  struct Block {
-    c10::DataPtr data;
-    size_t bytes;
-    CountingAllocator* owner;
-  };
-  static void release(void* context) {
-    std::unique_ptr<Block> block(static_cast<Block*>(context));
-    block->owner->live_ -= block->bytes;
-  }
-  c10::Allocator* inner_;
-  size_t live_ = 0, peak_ = 0;
-};
 
 TEST(DeferredInit, PeakIsShardsAndOneParameter) {
   auto* allocator = new CountingAllocator;  // outlives every tensor it made

@@ -1,0 +1,209 @@
+// test_fully_shard_memory.py, counted to the byte: the buffers that a step takes from the pool, by
+// what they are for. One rank of a fake group; conformance_cuda_test.cpp asks a GPU's allocator.
+
+#include <cstdlib>
+#include <map>
+
+#include "parallel/buffer_pool.h"
+#include "parallel/fake_process_group.h"
+#include "tests/support/chain.h"
+#include "tests/support/counting_allocator.h"
+#include "tests/support/parity.h"
+
+namespace megashard::testing {
+namespace {
+
+constexpr int kRanks = 2, kDepth = 4, kGroups = kDepth + 1;  // each of one weight [7, 7]
+// Seven rows over two ranks are padded to eight, and one number more says who had a gradient, so
+// that each class of buffers has a size of its own.
+constexpr int64_t kFull = 7 * 7 * 4;                  // gathered parameter
+constexpr int64_t kPacked = kRanks * 4 * 7 * 4;       // packed all-gather
+constexpr int64_t kInput = kRanks * (4 * 7 + 1) * 4;  // packed gradients
+constexpr int64_t kReduced = (4 * 7 + 1) * 4;         // reduced; the sharded gradient, in place
+
+/// Buffers of the pool in use, and the most at once, of each size and in bytes.
+class BufferCounts {
+ public:
+  struct Count {
+    int64_t now = 0, most = 0;
+    void add(int64_t n) { most = std::max(most, now += n); }
+  };
+  BufferCounts() {
+    observe_cpu_buffer_pool([this](int64_t bytes) {
+      bytes_.add(bytes);
+      sizes_[std::abs(bytes)].add(bytes > 0 ? 1 : -1);
+    });
+  }
+  ~BufferCounts() { observe_cpu_buffer_pool(nullptr); }
+  BufferCounts(const BufferCounts&) = delete;
+
+  void restart() {
+    bytes_.most = bytes_.now;
+    for (auto& [size, count] : sizes_) count.most = count.now;
+  }
+  const Count& bytes() const { return bytes_; }
+  const Count& of(int64_t size) { return sizes_[size]; }
+
+ private:
+  Count bytes_;
+  std::map<int64_t, Count> sizes_;
+};
+
+DeviceMeshPtr fake_mesh(const std::vector<int>& shape = {kRanks},
+                        const std::vector<std::string>& names = {"shard"}) {
+  int ranks = 1;
+  for (const int size : shape) ranks *= size;
+  return std::make_shared<DeviceMesh>(make_fake_group({.rank = 0, .world_size = ranks}), shape,
+                                      names);
+}
+
+TEST(FullyShardMemory, test_fully_shard_training_memory) {
+  for (const bool reshard : {true, false}) {
+    BufferCounts counts;
+    Chain chain(kDepth, 7);
+    chain.shard({.mesh = fake_mesh(), .reshard_after_forward = reshard});
+    EXPECT_EQ(counts.bytes().most, 0) << "construction";
+    for (int step = 0; step < 3; ++step) {
+      counts.restart();
+      const at::Tensor loss = chain.forward();
+      // The root, one unit, and the buffer that the unit is being copied out of; or all units.
+      EXPECT_EQ(counts.of(kFull).most, reshard ? 2 : kGroups);
+      EXPECT_EQ(counts.of(kPacked).most, 1);
+      EXPECT_EQ(counts.of(kInput).most, 0);
+      EXPECT_EQ(counts.of(kReduced).most, 0);
+      EXPECT_EQ(counts.bytes().most, (reshard ? 2 : kGroups) * kFull + kPacked);
+      EXPECT_EQ(counts.of(kFull).now, reshard ? 0 : kGroups);
+      EXPECT_LE(counts.bytes().most,
+                reshard ? 3 * kPacked + kFull : kGroups * kFull + kPacked * 3 / 2)
+          << "upstream's bound of a forward";
+
+      counts.restart();
+      loss.backward();
+      EXPECT_EQ(counts.of(kFull).most, reshard ? 2 : kGroups);
+      EXPECT_EQ(counts.of(kPacked).most, reshard ? 1 : 0);
+      EXPECT_EQ(counts.of(kInput).most, 1);
+      EXPECT_EQ(counts.of(kReduced).most, kGroups);
+      // The first unit's gather, while the second one's gradient is being reduced; or the last
+      // unit's reduction, while the others are still full.
+      const int64_t most = reshard ? 2 * kFull + kPacked + kInput + (kDepth - 1) * kReduced
+                                   : kDepth * kFull + kInput + kReduced;
+      EXPECT_EQ(counts.bytes().most, most);
+      EXPECT_LE(most, (reshard ? 4 * kPacked + kFull : kGroups * kFull + kPacked * 3 / 2) +
+                          kGroups * kReduced)
+          << "upstream's bound of a backward";
+      EXPECT_EQ(counts.bytes().now, kGroups * kReduced) << "sharded gradients alone stay";
+      chain.root.zero_grad();
+      EXPECT_EQ(counts.bytes().now, 0) << "after zero_grad";
+    }
+  }
+}
+
+TEST(FullyShardMemory, AnOptimizerInBackwardNeedsOneGradient) {
+  BufferCounts counts;
+  Chain chain(kDepth, 7);
+  chain.shard({.mesh = fake_mesh()});
+  for (const auto& w : chain.root.parameters()) {
+    register_post_accumulate_grad_hook(w, [](const at::Tensor& parameter) {
+      sharded_view(parameter).local.sub_(parameter.grad(), 0.01);
+      parameter.mutable_grad() = at::Tensor();
+    });
+  }
+  for (int step = 0; step < 2; ++step) chain.forward().backward();
+  EXPECT_EQ(counts.of(kReduced).most, 1);
+  EXPECT_EQ(counts.bytes().now, 0);
+}
+
+/// Gradients of another dtype than their reduction are copies: the buffers go back at once, and not
+/// at the end of backward (section 1.23.1 of what PyTorch 2.11 does otherwise).
+TEST(FullyShardMemory, ReplicasKeepNoReducedBufferALayer) {
+  BufferCounts counts;
+  Chain chain(kDepth, 7);
+  chain.root.to(at::kBFloat16);
+  FullyShardOptions options{.mesh = fake_mesh({2, kRanks}, {"replicate", "shard"})};
+  options.mixed_precision.reduce_dtype = at::kFloat;
+  chain.shard(options);
+  for (int step = 0; step < 2; ++step) {
+    chain.root.forward(fixed({4, 7}, 1).to(at::kBFloat16).requires_grad_()).sum().backward();
+    EXPECT_EQ(counts.of(kInput).most, 1);
+    EXPECT_EQ(counts.of(kReduced).most, 2);  // one all-reduced, one reduce-scattered
+    EXPECT_EQ(counts.bytes().now, 0);
+  }
+}
+
+TEST(FullyShardMemory, AccumulationKeepsWholeGradientsAndNoBuffers) {
+  BufferCounts counts;
+  Chain chain(kDepth, 7);
+  chain.shard({.mesh = fake_mesh()});
+  const auto pending_bytes = [&] {
+    int64_t bytes = 0;
+    for (const auto& [parameter, gradient] : pending_gradients(chain.root))
+      bytes += static_cast<int64_t>(gradient.nbytes());
+    return bytes;
+  };
+  set_requires_gradient_sync(chain.root, false);
+  for (int micro = 0; micro < 3; ++micro) {
+    chain.forward().backward();
+    EXPECT_EQ(counts.of(kInput).most + counts.of(kReduced).most, 0);
+    EXPECT_EQ(counts.bytes().now, 0);
+    EXPECT_EQ(pending_bytes(), kGroups * kFull);  // however many
+  }
+  set_requires_gradient_sync(chain.root, true);
+  chain.forward().backward();
+  EXPECT_EQ(counts.of(kInput).most, 1);
+  EXPECT_EQ(counts.bytes().now, kGroups * kReduced);
+  EXPECT_EQ(pending_bytes(), 0);
+}
+
+TEST(FullyShardMemory, LargeParametersAreGatheredWithoutASecondBuffer) {
+  constexpr int64_t kWidth = 512, kWhole = kWidth * kWidth * 4;
+  BufferCounts counts;
+  Chain chain(kDepth, kWidth);
+  chain.shard({.mesh = fake_mesh(), .reshard_after_forward = true});
+  const at::Tensor loss = chain.forward();
+  EXPECT_EQ(counts.bytes().most, 2 * kWhole);  // the root and one unit
+  counts.restart();
+  loss.backward();
+  EXPECT_EQ(counts.of(kWhole).most, 3);  // and the one that is being prefetched
+  EXPECT_EQ(counts.of(kWhole / kRanks).now, kGroups);
+}
+
+TEST(FullyShardMemory, test_fully_shard_training_memory_no_gc) {
+  auto* allocator = new CountingAllocator;
+  {
+    BufferCounts counts;
+    Chain chain(2, 7);
+    chain.shard({.mesh = fake_mesh()});
+    size_t live = 0;
+    for (int step = 0; step < 1000; ++step) {
+      chain.root.zero_grad();
+      if (step % 4 < 2) set_requires_gradient_sync(chain.root, step % 4 == 1);
+      chain.forward().backward();
+      if (step == 1) live = allocator->live();
+      if (step % 4 != 1) continue;
+      ASSERT_EQ(allocator->live(), live) << "step " << step;
+      ASSERT_EQ(counts.bytes().now, 3 * kReduced) << "step " << step;
+    }
+  }
+  allocator->stop();
+}
+
+TEST(FullyShardMemory, test_fully_shard_del_memory) {
+  auto* allocator = new CountingAllocator;
+  BufferCounts counts;
+  size_t before = 0;
+  for (int time = 0; time < 2; ++time) {  // the first makes what the process keeps
+    before = allocator->live();
+    Chain chain(kDepth, 7);
+    chain.shard({.mesh = fake_mesh(), .reshard_after_forward = false});
+    chain.forward().backward();
+    chain.forward();  // a model that still has all its parameters gathered
+    EXPECT_GE(counts.bytes().now, kGroups * kFull);
+    EXPECT_GE(allocator->live(), before + kGroups * 4 * 7 * 4);  // the local rows
+  }
+  EXPECT_EQ(counts.bytes().now, 0);
+  EXPECT_EQ(allocator->live(), before);
+  allocator->stop();
+}
+
+}  // namespace
+}  // namespace megashard::testing
