@@ -1,5 +1,6 @@
 #include "parallel/fsdp_controls.h"
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "parallel/fsdp_state.h"
@@ -161,7 +162,8 @@ void set_allocate_memory_from_process_group(Module& module, bool allocate) {
 
 void set_reduce_scatter_max_input_buffers(Module& module, int buffers) {
   TORCH_CHECK(buffers >= 1, "at least one reduce-scatter input must be allowed in flight, got ", buffers);
-  context_of(module).comm->max_reducing = static_cast<size_t>(buffers);
+  size_t& most = context_of(module).comm->max_reducing;
+  most = std::max(most, static_cast<size_t>(buffers));
 }
 
 void set_post_optim_event(Module& module, StreamEvent event) {

@@ -82,7 +82,7 @@ void set_custom_reduce_scatter(torch::nn::Module& module,
 /// collectives, which allocate by themselves.
 void set_allocate_memory_from_process_group(torch::nn::Module& module, bool allocate);
 /// How many reduce-scatter inputs may be in flight under this root, 1 by default: more overlap for
-/// more memory, and never another result.
+/// more memory, and never another result. The largest value that was asked for counts.
 void set_reduce_scatter_max_input_buffers(torch::nn::Module& module, int buffers);
 
 /// The next forward's gathers wait for this event instead of all work on the current stream: what

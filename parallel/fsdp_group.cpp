@@ -72,6 +72,7 @@ bool FsdpGroup::owns_full(const c10::StorageImpl* storage) const {
 void FsdpGroup::gather() {
   if (state_ == State::kGathering || state_ == State::kFull) return;
   const c10::NoGradGuard no_grad;
+  if (state_ == State::kShapeOnly) release();
   if (state_ == State::kSharded) {
     bool converted = false;
     for (const auto& param : params_) converted |= param->adopt_rebound_data();
@@ -103,9 +104,19 @@ void FsdpGroup::wait(bool in_forward) {
   state_ = State::kFull;
 }
 
+void FsdpGroup::show_shapes() {
+  if (state_ == State::kPostForward) release();
+  if (state_ != State::kSharded) return;
+  for (const auto& param : params_) param->to_full();
+  state_ = State::kShapeOnly;
+}
+
 void FsdpGroup::release() {
   if (state_ == State::kGathering) wait(/*in_forward=*/false);  // a prefetch that nobody used
   if (state_ == State::kPostForward) slices_plan_.drop_slices();
+  if (state_ == State::kShapeOnly) {
+    for (const auto& param : params_) param->to_sharded();
+  }
   const FsdpParam* changed = nullptr;
   if (state_ == State::kFull) {
     context_->note("release", name_);

@@ -44,10 +44,12 @@ class FsdpGroup {
   /// them.
   void prepare(FsdpContext& context);
 
-  enum class State { kSharded, kPostForward, kGathering, kFull };
+  enum class State { kSharded, kPostForward, kGathering, kFull, kShapeOnly };
   State state() const { return state_; }
   void gather();                 ///< starts; no-op when gathering or full
   void wait(bool in_forward);    ///< the parameters become full
+  void show_shapes();            ///< the parameters have their whole sizes, and no data: for a
+                                 ///< backward that needs no weights
   void release();                ///< the parameters become sharded, whatever state they were in;
                                  ///< throws if one was changed in place while it was full
   void release_if_idle();        ///< unless a forward or backward of the root is running

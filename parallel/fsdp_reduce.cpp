@@ -283,7 +283,8 @@ void FsdpGroup::assign_gradients() {
       hooked |= entry.param->has_gradient_hooks();
     }
   }
-  if (hooked && state_ == State::kFull) release();  // hooks see the local rows
+  const bool whole = state_ == State::kFull || state_ == State::kShapeOnly;
+  if (hooked && whole) release();  // hooks see the local rows
   for (auto& buffer : reduction->buffers) {
     for (const auto& entry : buffer.entries) {
       if (hooked && somebody_had(entry)) entry.param->run_gradient_hooks();

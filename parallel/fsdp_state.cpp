@@ -249,6 +249,8 @@ void FsdpState::pre_backward() {
   if (group_->unshard_in_backward) {
     group_->gather();
     group_->wait(/*in_forward=*/false);
+  } else {
+    group_->show_shapes();  // autograd lays gradients out like their parameters
   }
   group_->stash_gradients();
   prefetch_backward();
@@ -268,7 +270,8 @@ void FsdpState::post_backward() {
   phase_ = Phase::kPostBackward;
   if (group_ == nullptr) return;
   context_->note("post_backward", name_);
-  if (group_->reshard_after_backward) group_->release();
+  if (group_->reshard_after_backward || group_->state() == FsdpGroup::State::kShapeOnly)
+    group_->release();
   if (!group_->reduce_gradients) return group_->accumulate_gradients();
   CommContext& comm = *context_->comm;
   while (comm.reducing.size() >= comm.max_reducing) comm.reducing.front()->finish_reduce();

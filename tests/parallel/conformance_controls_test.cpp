@@ -317,6 +317,19 @@ TEST(FullyShardComm, test_set_reduce_scatter_max_input_buffers) {
   }
 }
 
+TEST(FullyShardComm, test_reduce_scatter_max_input_buffers_resolves_to_max) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    const auto scatter = std::make_shared<NotingReduceScatter>();
+    Chain plain(5), chain(5);
+    chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = true});
+    for (auto& unit : chain.units) set_custom_reduce_scatter(*unit, scatter);
+    set_custom_reduce_scatter(chain.root, scatter);
+    for (const int asked : {1, 3, 2}) set_reduce_scatter_max_input_buffers(chain.root, asked);
+    expect_chain_parity(plain, chain, *world);
+    EXPECT_EQ(scatter->most_in_flight, 3);
+  });
+}
+
 TEST(FullyShardComm, test_set_reduce_scatter_max_input_buffers_validation) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
     Chain chain;
