@@ -139,6 +139,7 @@ void FsdpParam::switch_to(const at::Tensor& tensor) {
 void FsdpParam::prepare(std::optional<at::ScalarType> param_dtype) {
   const bool converts = param_dtype.has_value() && at::isFloatingType(stored_dtype());
   compute_dtype_ = converts ? *param_dtype : stored_dtype();
+  prepared_dtype_ = stored_dtype();
   const auto device = layout_.mesh->device();
   shares_shard_ = layout_.shard_group->size() == 1 && compute_dtype_ == stored_dtype() &&
                   extension_ == nullptr && shard_.device() == device;
@@ -149,7 +150,7 @@ void FsdpParam::prepare(std::optional<at::ScalarType> param_dtype) {
 
 bool FsdpParam::adopt_rebound_data() {
   if (parameter_.storage().unsafeGetStorageImpl() == shard_.storage().unsafeGetStorageImpl())
-    return false;
+    return prepared_dtype_ != stored_dtype();
   const c10::InferenceMode no_inference(false);
   const c10::NoGradGuard no_grad;
   const at::Tensor data = unguarded(parameter_);
@@ -160,11 +161,10 @@ bool FsdpParam::adopt_rebound_data() {
   TORCH_CHECK(data.is_meta() || data.device() == shard_device(), "parameter '", name(), "' was moved to ", data.device(),
               ", but its local rows belong on ", shard_device(), offload_ ? " (CPU offload)" : "",
               ": leave the device to the mesh");
-  const bool converted = data.scalar_type() != stored_dtype();
   const bool whole = data.sizes() != shard_.sizes();
   bind_shard(whole ? rows_of(data) : data.contiguous());
   switch_to(guarded_shard_);
-  return converted;
+  return prepared_dtype_ != stored_dtype();
 }
 
 void FsdpParam::install_accumulator() {

@@ -72,7 +72,7 @@ class FsdpParam {
 
   /// Compares the parameter with the shard, which Module::to, set_data or a load of the user may
   /// have replaced; takes over new local rows or a new whole, and throws for anything else. Returns
-  /// whether the dtype is another one: prepare again. Sharded state only.
+  /// whether the dtype is another one than prepare saw: prepare again. Sharded state only.
   bool adopt_rebound_data();
   void to_full();     ///< the full storage has been filled
   void to_sharded();  ///< does not free the full storage
@@ -127,6 +127,7 @@ class FsdpParam {
   at::Tensor guarded_shard_;  // the same storage; what the parameter is while sharded
   at::ScalarType compute_dtype_ = at::kFloat;
   FullStorage full_;
+  at::ScalarType prepared_dtype_ = at::kFloat;  // stored, when prepare was called
   bool shares_shard_ = false;
   bool is_full_ = false;
   int64_t version_when_gathered_ = 0;
