@@ -86,9 +86,9 @@ void expect_packs(const std::vector<Packed>& list, int ranks, at::ScalarType dty
 
 /// Even, uneven, one row, none; and dimensions other than the first.
 std::vector<Packed> all_kinds(at::ScalarType dtype) {
-  return {{{8, 3}, 0, dtype},    {{5, 2}, 0, dtype}, {{1, 7}, 0, dtype},   {{0, 4}, 0, dtype},
-          {{3, 8}, 1, dtype},    {{9}, 0, dtype},    {{2, 4, 5}, 1, dtype}, {{2, 3, 4}, 2, dtype},
-          {{2, 2, 4, 3}, 2, dtype}};
+  return {{{8, 3}, 0, dtype},    {{5, 2}, 0, dtype},    {{1, 7}, 0, dtype},
+          {{0, 4}, 0, dtype},    {{3, 8}, 1, dtype},    {{9}, 0, dtype},
+          {{2, 4, 5}, 1, dtype}, {{2, 3, 4}, 2, dtype}, {{2, 2, 4, 3}, 2, dtype}};
 }
 
 TEST(FullyShardPrefixCopy, test_reduce_scatter_preparation) {

@@ -1,0 +1,164 @@
+// Communication beside computation: test_fully_shard_overlap.py. One GPU is enough: the ranks are
+// those of a fake group, and every collective takes as long as a kernel that does nothing useful.
+// Skipped on a machine without a GPU; tests/gpu runs it.
+
+#include <ATen/ops/cumsum.h>
+#include <ATen/ops/zeros.h>
+
+#include <chrono>
+
+#include "parallel/cuda_module.h"
+#include "parallel/fake_process_group.h"
+#include "tests/support/formula.h"
+
+namespace megashard::testing {
+namespace {
+
+double milliseconds_of(const std::function<void()>& enqueue) {
+  const CommStreams streams(c10::Device(c10::kCUDA, 0));
+  StreamEvent::record(streams.current()).synchronize();
+  const auto begin = std::chrono::steady_clock::now();
+  enqueue();
+  StreamEvent::record(streams.current()).synchronize();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+      .count();
+}
+
+/// A scan down two long columns: one block of the GPU is busy, all others stay free. Long enough
+/// that the host's own time does not count.
+class Pause {
+ public:
+  Pause() {
+    for (int64_t rows = 1 << 14; rows <= 1 << 24; rows *= 2) {
+      columns_ = at::zeros({rows, 2}, at::Device(at::kCUDA, 0));
+      enqueue();
+      if (milliseconds_of([this] { enqueue(); }) > 3) break;
+    }
+  }
+  void enqueue() const { at::cumsum(columns_, 0); }  ///< on the current stream
+
+ private:
+  at::Tensor columns_;
+};
+
+class SlowAllGather final : public AllGather {
+ public:
+  explicit SlowAllGather(std::shared_ptr<Pause> pause) : pause_(std::move(pause)) {}
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype, c10::Device device) override {
+    return at::empty({numel}, at::TensorOptions(dtype).device(device));
+  }
+  Work run(at::Tensor output, at::Tensor input, ProcessGroup& group) override {
+    pause_->enqueue();
+    return group.all_gather_into(output, input);
+  }
+
+ private:
+  std::shared_ptr<Pause> pause_;
+};
+
+class SlowReduceScatter final : public ReduceScatter {
+ public:
+  explicit SlowReduceScatter(std::shared_ptr<Pause> pause) : pause_(std::move(pause)) {}
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype, c10::Device device) override {
+    return at::empty({numel}, at::TensorOptions(dtype).device(device));
+  }
+  Work run(at::Tensor output, at::Tensor input, ReduceOp op, ProcessGroup& group) override {
+    pause_->enqueue();
+    return group.reduce_scatter_into(output, input, op);
+  }
+
+ private:
+  std::shared_ptr<Pause> pause_;
+};
+
+/// Units whose gather, forward, backward and reduction each take one pause.
+struct PausingUnits {
+  static constexpr int kUnits = 8;
+
+  PausingUnits() : root(Sizes{}, Body()) {
+    const auto group = make_fake_group({.world_size = 2, .device_type = at::kCUDA});
+    const FullyShardOptions options{.mesh = flat_mesh(group), .reshard_after_forward = true};
+    for (int i = 0; i < kUnits; ++i) {
+      units.push_back(std::make_shared<Formula>(
+          Sizes{{8, 8}},
+          [this](const Weights& w, at::Tensor x) {
+            pause->enqueue();
+            const at::Tensor y = at::linear(x, w[0]);
+            y.register_hook([this](const at::Tensor& gradient) {
+              pause->enqueue();
+              return gradient;
+            });
+            return y;
+          },
+          at::kFloat, static_cast<uint64_t>(i + 1)));
+      root.register_module("unit" + std::to_string(i), units.back());
+      fully_shard(*units.back(), options);
+      set_custom_all_gather(*units.back(), std::make_shared<SlowAllGather>(pause));
+      set_custom_reduce_scatter(*units.back(), std::make_shared<SlowReduceScatter>(pause));
+    }
+    root.body = [this](const Weights&, at::Tensor x) {
+      for (auto& unit : units) x = unit->forward(x);
+      return x;
+    };
+    fully_shard(root, options);
+  }
+  PausingUnits(const PausingUnits&) = delete;  // bodies refer to this
+
+  at::Tensor forward() { return root.forward(x).sum(); }
+
+  std::shared_ptr<Pause> pause = std::make_shared<Pause>();
+  at::Tensor x = fixed({4, 8}, 1).to(at::Device(at::kCUDA, 0));
+  Formula root;
+  std::vector<std::shared_ptr<Formula>> units;
+};
+
+class FullyShardOverlap : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+#ifdef MEGASHARD_TEST_CUDA
+    if (load_cuda_module().device_count() > 0) return;
+#endif
+    GTEST_SKIP() << "no GPU on this machine";
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Cuda, FullyShardOverlap, ::testing::Values(0));
+
+TEST_P(FullyShardOverlap, test_fully_shard_training_overlap) {
+  PausingUnits model;
+  for (int step = 0; step < 2; ++step) model.forward().backward();  // allocates all there is
+  const double pause = milliseconds_of([&] {
+                         for (int i = 0; i < 8; ++i) model.pause->enqueue();
+                       }) /
+                       8;
+  ASSERT_GT(pause, 1) << "too short beside the host's own time";
+  at::Tensor loss;
+  const double forward = milliseconds_of([&] { loss = model.forward(); });
+  const double backward = milliseconds_of([&] { loss.backward(); });
+  // One after the other: gather and compute; gather, compute and reduction. Side by side: as long
+  // as the computation, and what cannot be hidden of the first gather and the last reduction.
+  const double serial_forward = 2 * PausingUnits::kUnits * pause;
+  const double serial_backward = 3 * PausingUnits::kUnits * pause;
+  EXPECT_LT(forward, 0.75 * serial_forward);
+  EXPECT_LT(backward, 0.6 * serial_backward);
+}
+
+/// Work after the optimizer's step that no gather needs: with an event recorded before it, the
+/// first gather does not wait for it.
+TEST_P(FullyShardOverlap, test_fully_shard_post_optim_event_overlap) {
+  PausingUnits model;
+  for (int step = 0; step < 2; ++step) model.forward().backward();
+  const auto step_with = [&](bool event) {
+    return milliseconds_of([&] {
+      const CommStreams streams(c10::Device(c10::kCUDA, 0));
+      if (event) set_post_optim_event(model.root, StreamEvent::record(streams.current()));
+      for (int i = 0; i < 4; ++i) model.pause->enqueue();
+      model.forward();
+    });
+  };
+  const double pause = milliseconds_of([&] { model.pause->enqueue(); });
+  const double waits = step_with(false);
+  EXPECT_LT(step_with(true), waits - 0.5 * pause);
+}
+
+}  // namespace
+}  // namespace megashard::testing
