@@ -7,7 +7,8 @@
 
 namespace megashard {
 
-/// What an extension knows of its parameter and of the ranks that gather it.
+/// What an extension knows of its parameter and of the ranks that gather it. Leading dimensions that
+/// are cut as one are one in all sizes and tensors here.
 struct GatherShape {
   std::vector<int64_t> whole_sizes;  ///< of the gathered parameter
   std::vector<int64_t> chunk_sizes;  ///< of the first rank's rows: the padded local sizes

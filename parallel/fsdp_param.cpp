@@ -31,17 +31,32 @@ Registry& registry() {
 
 std::string sizes_text(at::IntArrayRef sizes) { return c10::str(sizes); }
 
-/// The dimension to shard, counted from the front.
-int64_t checked_shard_dim(const at::Tensor& parameter, const std::string& name,
+/// How the options cut a parameter.
+ShardGeometry geometry_of(const at::Tensor& parameter, const std::string& name,
                           const FullyShardOptions& options, int ranks) {
-  if (!options.shard_dim) return 0;
+  const auto sizes = parameter.sizes().vec();
+  const int64_t leading =
+      options.shard_leading_dims ? options.shard_leading_dims(parameter) : int64_t{1};
+  TORCH_CHECK(1 <= leading && leading <= parameter.dim(), "shard_leading_dims is ", leading, " for parameter '", name,
+              "', which has ", parameter.dim(), " dimension(s): give a number between 1 and that");
+  if (leading > 1) {
+    TORCH_CHECK(!options.shard_dim || options.shard_dim(parameter) == 0, "parameter '", name, "' is to be sharded along "
+                "its first ", leading, " dimensions and along dimension ", options.shard_dim(parameter),
+                ": shard_dim must give 0 where shard_leading_dims gives more than 1");
+    auto geometry = ShardGeometry::of_leading(sizes, leading, ranks);
+    TORCH_CHECK(geometry.has_value(), "parameter '", name, "' of sizes ", parameter.sizes(), " cannot be sharded along "
+                "its first ", leading, " dimensions over ", ranks, " ranks: each rank must get whole slices of one of "
+                "them, or an equal part of one slice");
+    return *std::move(geometry);
+  }
+  if (!options.shard_dim) return {sizes, 0, ranks};
   const int64_t asked = options.shard_dim(parameter);
   const int64_t dim = asked < 0 ? asked + parameter.dim() : asked;
   TORCH_CHECK(0 <= dim && dim < parameter.dim(), "shard dimension ", asked, " of parameter '", name, "' is invalid: it "
               "has ", parameter.dim(), " dimension(s)");
   TORCH_CHECK(dim == 0 || parameter.size(dim) % ranks == 0, "parameter '", name, "' of sizes ", parameter.sizes(),
               " cannot be sharded on dimension ", dim, " over ", ranks, " ranks: only dimension 0 may be uneven");
-  return dim;
+  return {sizes, dim, ranks};
 }
 
 }  // namespace
@@ -66,8 +81,7 @@ FsdpParam::FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& 
   const c10::NoGradGuard no_grad;
   if (tensor_parallel_) joint_mesh_ = joint_mesh(layout_.mesh, *tensor_parallel_);
   const int ranks = layout_.shard_group->size();
-  const int64_t dim = checked_shard_dim(parameter_, name, options, ranks);
-  geometry_ = ShardGeometry(parameter_.sizes().vec(), dim, ranks);
+  geometry_ = geometry_of(parameter_, name, options, ranks);
 
   info_ = c10::make_intrusive<GuardInfo>();
   info_->name = std::move(name);
@@ -95,12 +109,10 @@ void FsdpParam::set_name(const std::string& name) {
 }
 
 ShardedTensor FsdpParam::view() const {
-  std::vector<int64_t> offsets(geometry_.sizes.size(), 0);
-  offsets[geometry_.dim] = geometry_.range(rank_).offset;
   std::vector<Placement> placements;
   if (layout_.mesh->ndim() == 2) placements.push_back(Placement::replicate());
   placements.push_back(Placement::shard(geometry_.dim));
-  ShardedTensor part{shard_, geometry_.sizes, std::move(offsets), layout_.mesh,
+  ShardedTensor part{shard_, geometry_.sizes, geometry_.offsets(rank_), layout_.mesh,
                      std::move(placements)};
   return tensor_parallel_ ? in_whole_model(std::move(part), *tensor_parallel_, joint_mesh_) : part;
 }
@@ -109,10 +121,19 @@ c10::Device FsdpParam::shard_device() const {
   return offload_ ? c10::Device(c10::kCPU) : layout_.mesh->device();
 }
 
+/// A view of this rank's part of a whole tensor.
+at::Tensor FsdpParam::part_of(const at::Tensor& whole) const {
+  at::Tensor part = whole.detach();
+  const auto offsets = geometry_.offsets(rank_), sizes = geometry_.local_sizes(rank_);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] != geometry_.sizes[i])
+      part = part.narrow(static_cast<int64_t>(i), offsets[i], sizes[i]);
+  }
+  return part;
+}
+
 at::Tensor FsdpParam::rows_of(const at::Tensor& whole) const {
-  const ChunkRange range = geometry_.range(rank_);
-  const at::Tensor rows = whole.detach().narrow(
-      geometry_.dim, std::min(range.offset, whole.size(geometry_.dim)), range.size);
+  const at::Tensor rows = part_of(whole);
   return rows.is_meta() || rows.device() == shard_device()
              ? rows.clone(at::MemoryFormat::Contiguous)
              : rows.to(shard_device()).contiguous();
@@ -201,9 +222,7 @@ void FsdpParam::assign_full(const at::Tensor& given) {
   TORCH_CHECK(whole.sizes() == at::IntArrayRef(geometry_.sizes), "parameter '", name(), "' has sizes ",
               sizes_text(geometry_.sizes), ", but the weights given have ", whole.sizes());
   if (is_meta()) materialise_empty(shard_device());
-  const ChunkRange range = geometry_.range(rank_);
-  const int64_t begin = std::min(range.offset, whole.size(geometry_.dim));
-  shard_.copy_(whole.detach().narrow(geometry_.dim, begin, range.size));
+  shard_.copy_(part_of(whole));
 }
 
 void FsdpParam::materialise_empty(c10::Device device) {

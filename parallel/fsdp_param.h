@@ -104,6 +104,7 @@ class FsdpParam {
 
  private:
   void bind_shard(const at::Tensor& local);
+  at::Tensor part_of(const at::Tensor& whole) const;
   at::Tensor rows_of(const at::Tensor& whole) const;
   c10::Device shard_device() const;
   at::ScalarType gradient_dtype() const { return policy_.grad_dtype.value_or(stored_dtype()); }

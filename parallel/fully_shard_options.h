@@ -70,6 +70,10 @@ struct FullyShardOptions {
   /// The dimension along which a parameter is sharded (shard_placement_fn); negative ones count
   /// from the end. Unset: 0. Dimensions other than 0 must be a multiple of the sharding ranks.
   std::function<int64_t(const at::Tensor& parameter)> shard_dim{};
+  /// How many leading dimensions of a parameter are cut as one (BlockShard): experts [experts, out,
+  /// in] of fewer experts than ranks with 2, each rank getting rows of one expert; a gather is as
+  /// cheap as along dimension 0. Every rank's part must be a box of the whole. Unset: 1.
+  std::function<int64_t(const at::Tensor& parameter)> shard_leading_dims{};
   UnusedParameters unused_parameters = UnusedParameters::kZeroFill;
   std::vector<at::Tensor> ignored_parameters{};  ///< neither sharded nor moved nor reduced
 };

@@ -62,8 +62,13 @@ void GatherPlan::place(Piece piece, bool contiguous) {
 void GatherPlan::add_extension(Piece& piece) const {
   const FsdpParam& param = *piece.param;
   const auto& geometry = param.geometry();
-  piece.shape = {geometry.sizes, geometry.local_sizes(0), geometry.dim,         ranks(),
-                 rank(),         param.stored_dtype(),    param.compute_dtype()};
+  piece.shape = {.whole_sizes = geometry.as_cut(geometry.sizes),
+                 .chunk_sizes = geometry.as_cut(geometry.local_sizes(0)),
+                 .shard_dim = geometry.dim,
+                 .ranks = ranks(),
+                 .rank = rank(),
+                 .stored_dtype = param.stored_dtype(),
+                 .compute_dtype = param.compute_dtype()};
   piece.bytes = 0;
   for (const auto& what : param.extension()->payloads(piece.shape)) {
     piece.payloads.push_back({what, piece.bytes});
@@ -96,7 +101,9 @@ void GatherPlan::copy_in(const Piece& piece) {
     c10::SmallVector<at::Tensor, 4> payloads;
     for (size_t i = 0; i < piece.payloads.size(); ++i)
       payloads.push_back(payload_view(piece, i, false));
-    param.extension()->pack(piece.shape, param.shard_on_device(), payloads);
+    at::Tensor rows = param.shard_on_device();
+    if (param.geometry().merged > 1) rows = rows.view(piece.shape.chunk_sizes);
+    param.extension()->pack(piece.shape, rows, payloads);
     return;
   }
   const bool direct = piece.offset == kDirect;
@@ -180,7 +187,10 @@ void GatherPlan::copy_out(const Piece& piece) {
     c10::SmallVector<at::Tensor, 4> payloads;
     for (size_t i = 0; i < piece.payloads.size(); ++i)
       payloads.push_back(payload_view(piece, i, true));
-    return param.extension()->unpack(piece.shape, payloads, param.full().tensor());
+    const at::Tensor& whole = param.full().tensor();
+    return param.extension()->unpack(
+        piece.shape, payloads,
+        param.geometry().merged > 1 ? whole.view(piece.shape.whole_sizes) : whole);
   }
   const at::Tensor& full = param.full().bytes();
   if (full.numel() == 0) return;

@@ -22,7 +22,8 @@ struct ChunkRange {
 /// shorter one, then empty ones, whose offset is `length`.
 ChunkRange chunk_range(int64_t length, int64_t parts, int64_t index);
 
-/// How one mesh dimension holds a tensor (torch.distributed.tensor.placement_types).
+/// How one mesh dimension holds a tensor (torch.distributed.tensor.placement_types). Of a tensor whose leading
+/// dimensions are cut as one, kShard names dimension 0; offsets and sizes say how far the cut goes.
 struct Placement {
   enum class Kind {
     kReplicate,

@@ -21,7 +21,7 @@ void expect_round_trip(const std::vector<int64_t>& sizes, int64_t dim, int ranks
   add_split(copies, geometry, whole.const_data_ptr(), at::kFloat, chunks);
   copy_batch(copies, c10::kCPU);
   for (int rank = 0; rank < ranks; ++rank) {
-    const auto rows = geometry.range(rank);
+    const auto rows = chunk_range(sizes[dim], ranks, rank);
     const at::Tensor expected = at::full({stride}, -1, at::kBFloat16);
     expected.narrow(0, 0, geometry.chunk_numel).zero_();
     const at::Tensor chunk = whole.narrow(dim, rows.offset, rows.size).reshape({-1});
