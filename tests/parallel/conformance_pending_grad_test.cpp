@@ -252,6 +252,19 @@ TEST(FullyShardConversion, test_nested_conversion_requires_clear) {
   });
 }
 
+/// The mesh fixes the device: a move is refused whatever waits, and changes nothing.
+TEST(FullyShardConversion, test_device_only_conversion_requires_clear) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Accumulating models({.mesh = flat_mesh(world)});
+    models.backward(1);
+    contains(error_of([&] { models.chain.root.to(at::kMeta); }), "incompatible tensor type");
+    EXPECT_EQ(pending_gradients(models.chain.root).size(), 4);
+    models.backward(2);
+    synchronize_gradients(models.chain.root);
+    expect_gradients_of(models.plain.root, models.chain.root);
+  });
+}
+
 TEST(FullyShardConversion, test_shared_parameter_conversion_requires_clear) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Formula tied({{6, 6}}, [](const Weights& w, at::Tensor x) {
