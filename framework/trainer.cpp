@@ -269,6 +269,7 @@ void Trainer::train() {
     const TrainStepResult result = step_.run(batches);
     StepSummary summary = summarise(result.loss, train_loader_->take_wait_seconds());
     const auto grad_norm = result.grad_norm.item<double>();
+    if (outside_.after_step) outside_.after_step();
     ++state_.iteration;
     arguments_.consumed_train_samples += microbatches_.global_batch_size();
     schedule_.advance(microbatches_.global_batch_size());

@@ -23,6 +23,7 @@ struct TrainerSurroundings {
   std::function<void(const std::string& line)> print_on_last_rank;
   std::function<bool()> stop_signal;           ///< SIGTERM came (--exit-signal-handler)
   std::function<int64_t()> peak_memory_bytes;  ///< of this rank
+  std::function<void()> after_step{};          ///< null: nothing
   std::chrono::steady_clock::time_point program_start;
   std::optional<double> peak_tflops;  ///< of one device, for mfu; the first rank's counts
 };

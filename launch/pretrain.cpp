@@ -28,6 +28,7 @@
 #include "models/register_models.h"
 #include "parallel/cuda_module.h"
 #include "parallel/rendezvous.h"
+#include "parallel/schedule_trace.h"
 
 namespace megashard {
 namespace {
@@ -188,6 +189,20 @@ int64_t peak_memory_bytes(c10::Device device) {
   return usage.ru_maxrss * 1024;
 }
 
+/// Traces the first steps for --fsdp-schedule-trace; called after each step.
+std::function<void()> schedule_tracer(const std::string& folder, torch::nn::Module& model,
+                                      int rank) {
+  constexpr int kTracedSteps = 3;
+  std::filesystem::create_directories(folder);
+  const auto path = std::filesystem::path(folder) / c10::str("rank_", rank, ".json");
+  auto trace = std::make_shared<ScheduleTrace>(model);
+  return [trace, path, rank, steps = 0]() mutable {
+    if (trace == nullptr) return;
+    trace->write_chrome_trace(path, rank);
+    if (++steps == kTracedSteps) trace.reset();
+  };
+}
+
 TrainerSurroundings surroundings(const Arguments& arguments, const ProcessGroupPtr& group,
                                  c10::Device device, std::chrono::steady_clock::time_point start) {
   const int rank = group->rank(), last = group->size() - 1;
@@ -261,9 +276,12 @@ int run_pretrain(int argc, char** argv) {
   shard_model(arguments, built, group, from.source, sink);
   if (from.source == WeightSource::kHuggingFace) load_hf_weights(*built.model, *arguments.hf_model);
 
+  TrainerSurroundings outside = surroundings(arguments, group, device, start);
+  if (arguments.fsdp_schedule_trace)
+    outside.after_step =
+        schedule_tracer(*arguments.fsdp_schedule_trace, *built.model, group->rank());
   Trainer trainer(arguments, *built.model, group, device,
-                  data_options(arguments, built.model->vocab_size()),
-                  surroundings(arguments, group, device, start));
+                  data_options(arguments, built.model->vocab_size()), std::move(outside));
   if (from.source == WeightSource::kCheckpoint) trainer.load(from.step);
   keep_freed_memory();
   trainer.train();

@@ -73,8 +73,16 @@ def test_a_stopped_and_resumed_run_has_the_straight_runs_losses(folder, reentran
 
 
 def test_recompute_changes_nothing(folder, straight):
-    recomputed, _ = pretrain(folder, "recompute", "--train-iters", "20", config=RECOMPUTE)
+    traces = folder / "traces"
+    recomputed, _ = pretrain(folder, "recompute", "--train-iters", "20", "--fsdp-schedule-trace", str(traces),
+                             config=RECOMPUTE)
     assert losses(recomputed) == losses(straight)
+    for rank in range(2):  # and the schedule of the first steps was written
+        events = json.loads((traces / f"rank_{rank}.json").read_text())["traceEvents"]
+        assert {event["pid"] for event in events} == {rank}
+        opened, closed = ([event["name"] for event in events if event["ph"] == phase] for phase in "be")
+        assert opened and sorted(opened) == sorted(closed)
+        assert any(event["name"].startswith("reduce ") for event in events)
 
 
 def test_a_start_on_meta_changes_nothing(folder, straight):
