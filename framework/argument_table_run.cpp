@@ -13,8 +13,9 @@ void add_distributed(std::vector<Option>& rows) {
   group.add("--fsdp2-config-path", &A::fsdp2_config_path, "the FSDP2 file; see fsdp2_config.yaml");
   group.add("--fsdp2-config-strict", &A::fsdp2_config_strict,
             "an unknown key, or a pattern without a match, in the FSDP2 file is an error");
-  group.add("--fsdp-schedule-trace", &A::fsdp_schedule_trace,
-            "folder for rank_N.json: when the first steps gathered and reduced, for chrome://tracing");
+  group.add(
+      "--fsdp-schedule-trace", &A::fsdp_schedule_trace,
+      "folder for rank_N.json: when the first steps gathered and reduced, for chrome://tracing");
   group.add("--device", &A::device, "auto: cuda when there is a GPU")
       .one_of({"auto", "cpu", "cuda"});
   group.add("--distributed-backend", &A::distributed_backend,

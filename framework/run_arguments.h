@@ -24,10 +24,10 @@ struct DistributedArguments {
   std::optional<std::string> fsdp2_config_path;
   bool fsdp2_config_strict = false;
   std::optional<std::string> fsdp_schedule_trace;  // a folder for rank_N.json
-  bool gradient_accumulation_fusion = true;  // as Megatron's default; has no meaning here
-  int64_t world_size = 1;                    // (derived)
-  int64_t rank = 0;                          // (derived)
-  int64_t data_parallel_size = 1;            // (derived)
+  bool gradient_accumulation_fusion = true;        // as Megatron's default; has no meaning here
+  int64_t world_size = 1;                          // (derived)
+  int64_t rank = 0;                                // (derived)
+  int64_t data_parallel_size = 1;                  // (derived)
 };
 
 struct CheckpointArguments {

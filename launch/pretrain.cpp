@@ -224,8 +224,8 @@ TrainerSurroundings surroundings(const Arguments& arguments, const ProcessGroupP
 }
 
 /// While a model is made, whole tensors come and go between the rows that stay. On the C library's
-/// heap each would leave a hole in which an aligned block of the same size finds no room, and a rank
-/// would end with the memory of the whole model.
+/// heap each would leave a hole in which an aligned block of the same size finds no room, and a
+/// rank would end with the memory of the whole model.
 void give_freed_memory_back() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
 
 /// Gradients and activations come and go every step; memory that the C library hands back to the
