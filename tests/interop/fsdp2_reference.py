@@ -1,4 +1,4 @@
-"""Trains transformers' models under PyTorch FSDP2 on CPU and writes what megashard must reproduce.
+"""Trains transformers' models under PyTorch FSDP2, DDP or FSDP1 on CPU and writes what megashard must reproduce.
 
     fsdp2_reference.py JOB.json
 
@@ -12,6 +12,7 @@ JOB.json is a list of cases; train_dump (the C++ twin) reads the same file. Fiel
   lr, weight_decay, clip (0: only measured)
   param_dtype, reduce_dtype   "float32", "bfloat16" or null
   reshard      reshard_after_forward: true, false or null
+  wrapper      "fsdp2", "ddp" or "fsdp1" (only here; the last two take a 1-D mesh and fp32)
 Written: loss [steps] (mean over ranks), grad_norm [steps] (before clipping), grad.NAME (step 1, whole, before
 clipping), weight.NAME (after the last step, whole).
 
@@ -24,13 +25,16 @@ import os
 import sys
 import tempfile
 import traceback
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM
 
 
@@ -38,11 +42,20 @@ def whole(tensor):
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
-def make_optimizer(model, case):
-    """Megatron's groups: biases and 1-D parameters are not decayed."""
+def plain_name(name):
+    """A parameter's name without what DDP and FSDP1 add to it."""
+    return name.removeprefix("module.").replace("_fsdp_wrapped_module.", "")
+
+
+def undecayed_names(model):
+    """Megatron's groups: biases and 1-D parameters are not decayed. Asked before FSDP1 makes all of them 1-D."""
+    return {name for name, parameter in model.named_parameters() if parameter.ndim == 1 or name.endswith(".bias")}
+
+
+def make_optimizer(model, undecayed, case):
     decayed, plain = [], []
     for name, parameter in model.named_parameters():
-        (plain if parameter.ndim == 1 or name.endswith(".bias") else decayed).append(parameter)
+        (plain if plain_name(name) in undecayed else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": case["weight_decay"]}, {"params": plain, "weight_decay": 0.0}]
     if case["optimizer"] == "sgd":
         return torch.optim.SGD(groups, lr=case["lr"], momentum=0.9)
@@ -64,12 +77,40 @@ def shard(model, case):
     fully_shard(model, **options)
 
 
+def wrap(model, case):
+    """The module to call: under FSDP2 the model itself."""
+    if case["wrapper"] == "ddp":
+        return DistributedDataParallel(model)
+    if case["wrapper"] == "fsdp1":
+        return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({type(model.model.layers[0])}),
+                                        device_id=torch.device("cpu"), use_orig_params=True)
+    shard(model, case)
+    return model
+
+
+def names_and_tensors(wrapped):
+    """(name, parameter, gradient), all whole, of a model under any wrapper."""
+    flat = isinstance(wrapped, FullyShardedDataParallel)
+    context = FullyShardedDataParallel.summon_full_params(wrapped, with_grads=True) if flat else nullcontext()
+    with context:
+        for name, parameter in wrapped.named_parameters():
+            yield plain_name(name), whole(parameter), None if parameter.grad is None else whole(parameter.grad)
+
+
+def clip(wrapped, limit):
+    """The norm before clipping; FSDP1's parameters do not know that they are pieces."""
+    if isinstance(wrapped, FullyShardedDataParallel):
+        return wrapped.clip_grad_norm_(limit)
+    return torch.nn.utils.clip_grad_norm_(wrapped.parameters(), limit)
+
+
 def train(case):
     rank, world = dist.get_rank(), dist.get_world_size()
     model = AutoModelForCausalLM.from_pretrained(case["model"], dtype=torch.float32, attn_implementation="sdpa")
     model.train()
-    shard(model, case)
-    optimizer = make_optimizer(model, case)
+    undecayed = undecayed_names(model)
+    model = wrap(model, case)
+    optimizer = make_optimizer(model, undecayed, case)
     tokens = load_file(case["batches"])["tokens"]
     micro_batch = tokens.shape[1] // world
     results = {}
@@ -80,15 +121,15 @@ def train(case):
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
         loss.backward()
         if step == 0:
-            results |= {f"grad.{name}": whole(p.grad) for name, p in model.named_parameters()}
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), case["clip"] or float("inf"))
+            results |= {f"grad.{name}": grad for name, _, grad in names_and_tensors(model)}
+        norm = clip(model, case["clip"] or float("inf"))
         optimizer.step()
         optimizer.zero_grad()
         mean = loss.detach().double()
         dist.all_reduce(mean)
         losses.append(mean / world)
         norms.append(whole(norm).double())
-    results |= {f"weight.{name}": whole(p) for name, p in model.named_parameters()}
+    results |= {f"weight.{name}": weight for name, weight, _ in names_and_tensors(model)}
     results["loss"] = torch.stack(losses)
     results["grad_norm"] = torch.stack(norms)
     if rank == 0:

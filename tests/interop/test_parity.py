@@ -1,4 +1,4 @@
-"""megashard against PyTorch FSDP2: the same weights and batches, trained by both, compared step by step.
+"""megashard against PyTorch FSDP2, DDP and FSDP1: the same weights and batches, trained by both, compared by step.
 
 fsdp2_reference.py and train_dump read one job file; each test compares one case. Where valid implementations of
 FSDP2 drift apart by themselves (order of additions), the bars are an order of magnitude above that drift.
@@ -33,6 +33,7 @@ class Case:
     param_dtype: str | None = None
     reduce_dtype: str | None = None
     reshard: bool | None = None
+    wrapper: str = "fsdp2"  # of the reference
 
     @property
     def world(self):
@@ -42,6 +43,7 @@ class Case:
         parts = [self.family, "x".join(map(str, self.mesh)), self.optimizer]
         parts += [self.param_dtype] if self.param_dtype else []
         parts += [f"reshard={self.reshard}"] if self.reshard is not None else []
+        parts += [self.wrapper] if self.wrapper != "fsdp2" else []
         return "-".join(parts)
 
 
@@ -61,6 +63,8 @@ BF16 = [
     Case("qwen3", (2,), steps=10, param_dtype="bfloat16", reduce_dtype="float32"),
     Case("llama", (2, 2), steps=10, param_dtype="bfloat16", reduce_dtype="float32"),
 ]
+
+OTHER_WRAPPERS = [Case("qwen3", (2,), wrapper="ddp"), Case("qwen3", (2,), wrapper="fsdp1")]
 
 
 def make_model(family, folder):
@@ -92,7 +96,7 @@ def make_batches(case, file):
 
 def make_jobs(folder):
     jobs = {"theirs": [], "ours": []}
-    for case in FP32 + BF16:
+    for case in FP32 + BF16 + OTHER_WRAPPERS:
         model = folder / case.family
         if not model.exists():
             make_model(case.family, model)
@@ -100,6 +104,8 @@ def make_jobs(folder):
         if not batches.exists():
             make_batches(case, batches)
         for side, job in jobs.items():
+            if side == "ours" and case.wrapper != "fsdp2":
+                continue  # compared with ours of the same case
             job.append(dataclasses.asdict(case) | {"model": str(model), "batches": str(batches),
                                                    "output": str(folder / f"{case}.{side}.safetensors")})
     for side, job in jobs.items():
@@ -119,6 +125,9 @@ def results(tmp_path_factory):
     for case, (_, ours) in loaded.items():
         with safe_open(folder / f"{case}.ours.safetensors", "pt") as file:
             ours["dtypes"] = file.metadata()
+    for case in OTHER_WRAPPERS:
+        theirs = load_file(folder / f"{case}.theirs.safetensors")
+        loaded[case] = theirs, loaded[dataclasses.replace(case, wrapper="fsdp2")][1]
     return loaded
 
 
@@ -137,7 +146,7 @@ def assert_tensors_close(theirs, ours, prefix, bar):
         assert distance <= bar, f"{name}: {distance:.2e} of its largest value"
 
 
-@pytest.mark.parametrize("case", FP32, ids=str)
+@pytest.mark.parametrize("case", FP32 + OTHER_WRAPPERS, ids=str)
 def test_fp32(results, case):
     theirs, ours = results[case]
     assert len(ours["loss"]) == len(theirs["loss"]) == case.steps
