@@ -110,7 +110,7 @@ TEST(IndexedDataset, NamesEveryTruncation) {
     EXPECT_THAT(open_error(prefix), HasSubstr(prefix + ".idx is truncated")) << length;
   }
   overwrite(prefix + ".idx", index);
-  EXPECT_EQ(open_error(prefix), "");
+  EXPECT_EQ(IndexedDataset(prefix).sequence_lengths().size(), 2);  // whole again
   overwrite(prefix + ".bin", bytes_of(prefix + ".bin").substr(0, 31));
   EXPECT_THAT(open_error(prefix), HasSubstr("lies outside " + prefix + ".bin, which has 31 bytes"));
 }
