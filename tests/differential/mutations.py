@@ -11,7 +11,8 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-COPY = ROOT / "run/mutations"
+# Beside the checkout, not in it: the compiler's lists of headers are relative to the build folder.
+COPY = ROOT.with_name(ROOT.name + ".faults")
 CASES = "160"
 BUILD = os.environ.get("MEGASHARD_BUILD", "build")
 
