@@ -106,7 +106,7 @@ def use_copy(file):
     """Unity blocks name their sources by absolute paths."""
     for block in (COPY / "build/parallel").rglob("*unity*.cpp"):
         text = block.read_text()
-        if f"{ROOT}/parallel/{file}" in text:
+        if f"/parallel/{file}" in text:
             block.write_text(text.replace(f"{ROOT}/", f"{COPY}/"))
 
 
