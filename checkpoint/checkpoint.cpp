@@ -9,15 +9,20 @@ namespace megashard {
 
 void save_checkpoint(const std::string& directory, int64_t iteration, const ShardedTensors& tensors,
                      const Dict& values, const ProcessGroupPtr& group) {
+  const bool first_rank = rank_in(group) == 0;
   StepWriter step(directory, iteration);
-  const auto on_first_rank = [&](void (StepWriter::*action)()) {
+  try {
     all_or_throw(group, [&] {
-      if (rank_in(group) == 0) (step.*action)();
+      if (first_rank) step.begin();
     });
-  };
-  on_first_rank(&StepWriter::begin);
-  save_dcp(step.folder(), tensors, values, group);
-  on_first_rank(&StepWriter::commit);
+    const auto files = save_dcp(step.folder(), tensors, values, group);
+    all_or_throw(group, [&] {
+      if (first_rank) step.commit(files);
+    });
+  } catch (...) {
+    if (first_rank) step.abandon();
+    throw;
+  }
 }
 
 std::optional<CheckpointStep> find_step(const std::string& directory, const ProcessGroupPtr& group,

@@ -5,7 +5,9 @@
 #include <stdio.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <filesystem>
 #include <vector>
 
@@ -17,6 +19,19 @@ namespace {
 constexpr const char* kTracker = "latest_checkpointed_iteration.txt";
 constexpr const char* kRelease = "release";
 constexpr const char* kPrefix = "iter_";
+// Hidden folders are .NAME and one of these.
+constexpr const char* kUnfinished = ".tmp";
+constexpr const char* kAside =
+    ".old";  // replaced by a new one of its name, which may not be there yet
+
+std::string hidden_name(const std::string& name, const char* suffix) { return "." + name + suffix; }
+
+/// The name of the step whose hidden folder has this name; empty: another thing.
+std::string step_of_hidden(const std::string& name, const char* suffix) {
+  if (!name.starts_with(".") || !name.ends_with(suffix)) return "";
+  const auto step = name.substr(1, name.size() - 1 - std::strlen(suffix));
+  return step == kRelease || step.starts_with(kPrefix) ? step : "";
+}
 
 std::string step_name(int64_t iteration) {
   TORCH_CHECK(iteration >= 0, "a checkpoint's iteration cannot be ", iteration);
@@ -47,6 +62,36 @@ CheckpointStep existing(CheckpointStep step, const std::string& directory,
   return step;
 }
 
+std::vector<std::string> names_in(const std::string& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error))
+    names.push_back(entry.path().filename().string());
+  TORCH_CHECK(!error, "cannot list ", directory, ": ", error.message());
+  return names;
+}
+
+void remove_leftovers(const std::string& directory) {
+  for (const auto& name : names_in(directory)) {
+    const auto path = directory + "/" + name;
+    const auto aside = step_of_hidden(name, kAside);
+    if (!aside.empty() && !path_exists(directory + "/" + aside)) {
+      rename_durably(path, directory + "/" + aside);
+    } else if (!aside.empty() || !step_of_hidden(name, kUnfinished).empty()) {
+      remove_directory(path);
+    }
+  }
+}
+
+/// The two folders change places at once; false where the file system cannot do that.
+bool swap_folders(const std::string& one, const std::string& other) {
+  if (::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE) == 0)
+    return true;
+  const bool cannot = errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP;
+  TORCH_CHECK(cannot, "cannot exchange ", one, " with ", other, ": ", std::strerror(errno));
+  return false;
+}
+
 }  // namespace
 
 std::optional<CheckpointStep> latest_step(const std::string& directory) {
@@ -69,42 +114,58 @@ CheckpointStep step_at(const std::string& directory, int64_t iteration) {
                   "--ckpt-step");
 }
 
-StepWriter::StepWriter(std::string directory, const std::string& name, std::string tracker)
+StepWriter::StepWriter(std::string directory, std::string name, int64_t iteration,
+                       std::string tracker)
     : directory_(std::move(directory)),
-      hidden_(directory_ + "/." + name + ".tmp"),
-      final_(directory_ + "/" + name),
-      tracker_(std::move(tracker)) {}
+      name_(std::move(name)),
+      iteration_(iteration),
+      tracker_(std::move(tracker)),
+      hidden_(directory_ + "/" + hidden_name(name_, kUnfinished)),
+      final_(directory_ + "/" + name_) {}
 
 StepWriter::StepWriter(std::string directory, int64_t iteration)
-    : StepWriter(std::move(directory), step_name(iteration), std::to_string(iteration)) {}
+    : StepWriter(std::move(directory), step_name(iteration), iteration, std::to_string(iteration)) {
+}
 
 StepWriter StepWriter::release(std::string directory) {
-  return {std::move(directory), kRelease, kRelease};
+  return {std::move(directory), kRelease, 0, kRelease};
 }
 
 void StepWriter::begin() {
-  remove_directory(hidden_);
+  make_directories(directory_);
+  remove_leftovers(directory_);
   make_directories(hidden_);
 }
 
-void StepWriter::commit() {
-  sync_directory(hidden_);
-  if (path_exists(final_)) {  // the same step again: the two change places at once
-    const bool swapped =
-        ::renameat2(AT_FDCWD, hidden_.c_str(), AT_FDCWD, final_.c_str(), RENAME_EXCHANGE) == 0;
-    if (!swapped) {  // a file system without exchange
-      const auto old = hidden_ + ".old";
-      remove_directory(old);
-      rename_durably(final_, old);
-      rename_durably(hidden_, final_);
-      remove_directory(old);
-    }
-    sync_directory(directory_);
-    remove_directory(hidden_);
+void StepWriter::commit(const std::vector<ManifestFile>& files) {
+  write_manifest(hidden_, {iteration_, files});  // syncs the folder too
+  const auto damage = step_damage(hidden_, VerifyDepth::kSizes);
+  TORCH_CHECK(damage.empty(), damage, ": something else writes to this folder; save again");
+  if (path_exists(final_)) {
+    replace();
   } else {
     rename_durably(hidden_, final_);
   }
   write_file_atomically(directory_ + "/" + kTracker, tracker_);
+}
+
+void StepWriter::replace() {
+  if (swap_folders(hidden_, final_)) {
+    sync_directory(directory_);
+    remove_directory(hidden_);
+    return;
+  }
+  const auto aside = directory_ + "/" + hidden_name(name_, kAside);
+  rename_durably(final_, aside);
+  rename_durably(hidden_, final_);
+  remove_directory(aside);
+}
+
+void StepWriter::abandon() noexcept {
+  try {
+    remove_leftovers(directory_);
+  } catch (const std::exception&) {  // the next save tries again, and tells
+  }
 }
 
 }  // namespace megashard

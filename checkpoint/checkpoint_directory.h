@@ -3,6 +3,9 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
+
+#include "checkpoint/manifest.h"
 
 namespace megashard {
 
@@ -21,25 +24,35 @@ std::optional<CheckpointStep> latest_step(const std::string& directory);
 CheckpointStep step_at(const std::string& directory, int64_t iteration);
 
 /// A step being written. The files go into a hidden folder; commit() makes it a step at once, and
-/// then the latest. Until then readers see what was there before, and a crash leaves only the
-/// hidden folder, which the next save of the step replaces. To be used by one rank; the others
-/// write into folder().
+/// then the latest. Until then readers see what was there before, and a crash leaves only hidden
+/// folders, which the next save removes. To be used by one rank; the others write into folder().
 class StepWriter {
  public:
   StepWriter(std::string directory, int64_t iteration);
   static StepWriter release(std::string directory);  ///< DIRECTORY/release
 
   const std::string& folder() const { return hidden_; }
-  void begin();   ///< creates the folder, empty
-  void commit();  ///< syncs the folder, renames it, syncs the parent, then moves the tracker
+  /// Creates the folder, empty, after removing what saves that were cut short have left.
+  void begin();
+  /// `files`: all that is in the folder, synced. Writes the manifest, renames the folder, moves the
+  /// tracker, each of them durably. A step of that name is replaced: the two change places at once,
+  /// or where the file system cannot do that, the old one counts under its hidden name until the
+  /// new one is there.
+  void commit(const std::vector<ManifestFile>& files);
+  /// After a failure: frees the disk, as far as that goes. Does not throw.
+  void abandon() noexcept;
 
  private:
-  StepWriter(std::string directory, const std::string& name, std::string tracker);
+  StepWriter(std::string directory, std::string name, int64_t iteration, std::string tracker);
+
+  void replace();
 
   std::string directory_;
+  std::string name_;
+  int64_t iteration_;
+  std::string tracker_;
   std::string hidden_;
   std::string final_;
-  std::string tracker_;
 };
 
 }  // namespace megashard

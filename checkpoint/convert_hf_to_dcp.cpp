@@ -69,6 +69,7 @@ void convert_hf_to_dcp(const HfToDcpOptions& options, const ConvertProgress& pro
   auto step = StepWriter::release(options.dcp_dir);
   step.begin();
   DcpMetadata metadata;
+  std::vector<ManifestFile> written;
   for (size_t i = 0; i < files.size(); ++i) {
     const auto file_name = "__" + std::to_string(i) + "_0.distcp";
     OutputFile file(step.folder() + "/" + file_name);
@@ -86,12 +87,13 @@ void convert_hf_to_dcp(const HfToDcpOptions& options, const ConvertProgress& pro
       metadata.entries.push_back(write_weight(conversion, options, weights, file, file_name));
     }
     file.sync_and_close();
+    written.push_back(manifest_entry(file));
     progress("file " + std::to_string(i + 1) + " of " + std::to_string(files.size()) + ": " +
              std::to_string(files[i].size()) + " tensors, " +
              std::to_string(file.position() >> 20) + " MiB");
   }
-  write_dcp_metadata(step.folder(), metadata);
-  step.commit();
+  written.push_back(write_dcp_metadata(step.folder(), metadata));
+  step.commit(written);
 }
 
 }  // namespace megashard

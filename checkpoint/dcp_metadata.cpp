@@ -226,7 +226,7 @@ DcpMetadata read_dcp_metadata(const std::string& folder) {
   }
 }
 
-void write_dcp_metadata(const std::string& folder, const DcpMetadata& metadata) {
+ManifestFile write_dcp_metadata(const std::string& folder, const DcpMetadata& metadata) {
   Dict tensors;
   Dict paths;
   Dict storage;
@@ -241,7 +241,9 @@ void write_dcp_metadata(const std::string& folder, const DcpMetadata& metadata) 
                                                        {"storage_data", std::move(storage)},
                                                        {"storage_meta", Value()},
                                                        {"version", "1.0.0"}}));
-  write_file_atomically(folder + "/.metadata", write_pickle(root));
+  const auto content = write_pickle(root);
+  write_file_atomically(folder + "/.metadata", content);
+  return manifest_entry(".metadata", content);
 }
 
 }  // namespace megashard

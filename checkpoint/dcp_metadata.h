@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/manifest.h"
 #include "checkpoint/torch_archive.h"
 #include "checkpoint/value.h"
 
@@ -42,7 +43,7 @@ struct DcpMetadata {
 
 /// Reads DIR/.metadata as plain data; throws a sentence for a missing, damaged or inconsistent one.
 DcpMetadata read_dcp_metadata(const std::string& folder);
-/// Writes DIR/.metadata at once (.metadata.tmp, fsync, rename); the last act of a save.
-void write_dcp_metadata(const std::string& folder, const DcpMetadata& metadata);
+/// Writes DIR/.metadata at once (.metadata.tmp, fsync, rename), after all that it names.
+ManifestFile write_dcp_metadata(const std::string& folder, const DcpMetadata& metadata);
 
 }  // namespace megashard

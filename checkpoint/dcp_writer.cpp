@@ -14,38 +14,55 @@ namespace {
 
 std::string data_file(size_t rank) { return "__" + std::to_string(rank) + "_0.distcp"; }
 
-std::string encode_ranges(const std::vector<FileRange>& ranges) {
+/// A rank's data file as it is on the disk.
+struct Written {
+  ManifestFile file;
+  std::vector<FileRange> ranges;  ///< of the items, in the plan's order
+};
+
+std::string encode_written(const Written& written) {
   List items;
-  for (const auto& range : ranges) items.items.emplace_back(Tuple{{range.offset, range.length}});
+  const auto add = [&items](int64_t first, int64_t second) {
+    items.items.emplace_back(Tuple{{first, second}});
+  };
+  add(written.file.bytes, written.file.crc32);
+  for (const auto& range : written.ranges) add(range.offset, range.length);
   return write_pickle(items);
 }
 
-std::vector<FileRange> decode_ranges(const std::string& text) {
-  std::vector<FileRange> ranges;
+Written decode_written(const std::string& text, size_t rank) {
+  Written written;
   const auto root = read_pickle(text, "what a rank has written");
   for (const auto& item : root.as_items()) {
-    ranges.push_back({item.as_items().at(0).as_int(), item.as_items().at(1).as_int()});
+    written.ranges.push_back({item.as_items().at(0).as_int(), item.as_items().at(1).as_int()});
   }
-  return ranges;
+  const auto first = written.ranges.at(0);
+  written.file = {data_file(rank), first.offset, static_cast<uint32_t>(first.length)};
+  written.ranges.erase(written.ranges.begin());
+  return written;
 }
 
-void set_locations(SavePlan& plan, const std::vector<std::string>& results) {
+/// Puts the locations into the plan's metadata and returns the files.
+std::vector<ManifestFile> collect(SavePlan& plan, const std::vector<std::string>& results) {
+  std::vector<ManifestFile> files;
   for (size_t rank = 0; rank < results.size(); ++rank) {
-    const auto ranges = decode_ranges(results[rank]);
+    const auto [file, ranges] = decode_written(results[rank], rank);
+    files.push_back(file);
     const auto& writes = plan.writes[rank];
     TORCH_INTERNAL_ASSERT(ranges.size() == writes.size());
     for (size_t i = 0; i < writes.size(); ++i) {
       auto& entry = plan.metadata.entries[writes[i].entry];
       auto& location = entry.is_tensor ? entry.chunks[writes[i].chunk].location : entry.location;
-      location = {data_file(rank), ranges[i]};
+      location = {file.name, ranges[i]};
     }
   }
+  return files;
 }
 
 }  // namespace
 
-void save_dcp(const std::string& folder, const ShardedTensors& tensors, const Dict& values,
-              const ProcessGroupPtr& group) {
+std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
+                                   const Dict& values, const ProcessGroupPtr& group) {
   const auto rank = static_cast<size_t>(rank_in(group));
   std::vector<FlatValue> flat;
   const auto plans = gather_or_throw(group, [&] {
@@ -66,13 +83,15 @@ void save_dcp(const std::string& folder, const ShardedTensors& tensors, const Di
                    : write_stored_tensor(file, tensors[write.item - flat.size()].second.local));
     }
     file.sync_and_close();
-    return encode_ranges(ranges);
+    return encode_written({manifest_entry(file), ranges});
   });
+  std::vector<ManifestFile> files;
   all_or_throw(group, [&] {
     if (rank != 0) return;
-    set_locations(plan, results);
-    write_dcp_metadata(folder, plan.metadata);
+    files = collect(plan, results);
+    files.push_back(write_dcp_metadata(folder, plan.metadata));
   });
+  return files;
 }
 
 }  // namespace megashard

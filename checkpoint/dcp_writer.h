@@ -1,7 +1,9 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "checkpoint/manifest.h"
 #include "checkpoint/value.h"
 #include "parallel/process_group.h"
 #include "parallel/sharded_tensor.h"
@@ -12,8 +14,8 @@ namespace megashard {
 /// __{rank}_0.distcp from every rank, then .metadata from rank 0. Collective over `group` (null:
 /// this process alone). Values are nested; each rank may give others: what several ranks give under
 /// one key must be equal, and is written once. Files are on the disk on return. A failure on one
-/// rank is an error on all, and leaves no .metadata.
-void save_dcp(const std::string& folder, const ShardedTensors& tensors, const Dict& values,
-              const ProcessGroupPtr& group);
+/// rank is an error on all, and leaves no .metadata. Returns on rank 0 all files that were written.
+std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
+                                   const Dict& values, const ProcessGroupPtr& group);
 
 }  // namespace megashard

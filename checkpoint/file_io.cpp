@@ -12,6 +12,8 @@
 #include <filesystem>
 #include <utility>
 
+#include "checkpoint/crc32.h"
+
 namespace megashard {
 namespace {
 
@@ -80,6 +82,7 @@ void OutputFile::write(const void* data, int64_t bytes) {
     pending_.insert(pending_.end(), from, from + bytes);
   }
   position_ += bytes;
+  crc32_ = megashard::crc32(crc32_, data, bytes);
 }
 
 void OutputFile::flush() {

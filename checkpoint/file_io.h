@@ -40,6 +40,7 @@ class OutputFile {
 
   const std::string& path() const { return path_; }
   int64_t position() const { return position_; }  ///< bytes written so far
+  uint32_t crc32() const { return crc32_; }       ///< of them
   void write(const void* data, int64_t bytes);
   void write(std::string_view text) { write(text.data(), static_cast<int64_t>(text.size())); }
   /// Data on the disk (fsync), then closed. Without it the file's content is undefined after a
@@ -53,6 +54,7 @@ class OutputFile {
   std::string path_;
   int descriptor_ = -1;
   int64_t position_ = 0;
+  uint32_t crc32_ = 0;
   std::vector<char> pending_;
 };
 
