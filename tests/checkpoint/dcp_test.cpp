@@ -9,6 +9,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/dcp_plan.h"
+#include "checkpoint/file_io.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
@@ -154,8 +155,10 @@ TEST(CheckpointDirectory, StepsAppearWholeAndTheTrackerLast) {
   for (int round = 0; round < 2; ++round) {  // the second replaces the first
     StepWriter step(folder.path(), 12);
     step.begin();
-    std::ofstream(step.folder() + "/round") << round;
-    step.commit();
+    OutputFile file(step.folder() + "/round");
+    file.write(std::to_string(round));
+    file.sync_and_close();
+    step.commit({manifest_entry(file)});
   }
   const auto step = latest_step(folder.path());
   EXPECT_EQ(step->folder, folder.file("iter_0000012"));
@@ -172,7 +175,7 @@ TEST(CheckpointDirectory, StepsAppearWholeAndTheTrackerLast) {
   EXPECT_THAT(message_of([&] { latest_step(folder.path()); }), HasSubstr("it holds \"twelve\""));
   auto release = StepWriter::release(folder.path());
   release.begin();
-  release.commit();
+  release.commit({});
   EXPECT_TRUE(latest_step(folder.path())->is_release);
 }
 
