@@ -4,18 +4,21 @@
 
 #include "checkpoint/agreement.h"
 #include "checkpoint/dcp_writer.h"
+#include "checkpoint/torch_dist_writer.h"
 
 namespace megashard {
 
 void save_checkpoint(const std::string& directory, int64_t iteration, const ShardedTensors& tensors,
-                     const Dict& values, const ProcessGroupPtr& group) {
+                     const Dict& values, const ProcessGroupPtr& group, CheckpointFormat format) {
   const bool first_rank = rank_in(group) == 0;
   StepWriter step(directory, iteration);
   try {
     all_or_throw(group, [&] {
       if (first_rank) step.begin();
     });
-    const auto files = save_dcp(step.folder(), tensors, values, group);
+    const auto files = format == CheckpointFormat::kTorchDist
+                           ? save_torch_dist(step.folder(), tensors, values, group)
+                           : save_dcp(step.folder(), tensors, values, group);
     all_or_throw(group, [&] {
       if (first_rank) step.commit(files);
     });

@@ -12,9 +12,9 @@
 
 namespace megashard {
 
-/// Saves a step in Megatron's torch_dcp layout: DIRECTORY/iter_0000010/{.metadata,
-/// __{rank}_0.distcp}, then the tracker. Collective over `group` (null: this process alone); on
-/// return the step is on the disk, whole, and the latest.
+/// Saves a step in Megatron's layout: DIRECTORY/iter_0000010/{.metadata, __{rank}_0.distcp}, and
+/// for torch_dist {common.pt, metadata.json}; then the tracker. Collective over `group` (null: this
+/// process alone); on return the step is on the disk, whole, and the latest.
 ///
 /// tensors: "model.<name>", "optimizer.state.<name>.exp_avg", ...; every rank gives its shards, in
 /// any order. values: what is not a tensor, nested: {"args": make_namespace(..), "iteration": 10,
@@ -24,7 +24,8 @@ namespace megashard {
 ///   hold equal values.
 /// A failure on any rank is thrown on all of them, and leaves the directory as it was.
 void save_checkpoint(const std::string& directory, int64_t iteration, const ShardedTensors& tensors,
-                     const Dict& values, const ProcessGroupPtr& group);
+                     const Dict& values, const ProcessGroupPtr& group,
+                     CheckpointFormat format = CheckpointFormat::kTorchDcp);
 
 /// The step that a run loads: the one of iteration `ckpt_step`, or unset, the latest; nothing when
 /// the directory has no tracker, as in a first start. Collective: the first rank looks, so that a

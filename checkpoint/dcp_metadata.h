@@ -3,6 +3,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct DcpChunk {
   std::vector<int64_t> offsets;
   std::vector<int64_t> sizes;
   DcpLocation location;
+  int leading_ones = 0;  ///< axes of length 1 that the stored item has before `sizes` (stacks)
 };
 
 /// One key of a checkpoint: a tensor in chunks, or a plain value.
@@ -33,7 +35,9 @@ struct DcpEntry {
   at::ScalarType dtype = at::ScalarType::Float;
   std::vector<int64_t> sizes;
   std::vector<DcpChunk> chunks;
-  DcpLocation location;  ///< of a plain value
+  DcpLocation location;             ///< of a plain value
+  std::optional<Value> value = {};  ///< known already: plain ones of common.pt, scalar tensors
+  bool is_sharded_object = false;   ///< stored as Megatron does: a list of this one object
 };
 
 /// torch.distributed.checkpoint.metadata.Metadata: the content of a folder's .metadata file.

@@ -10,6 +10,7 @@
 #include "checkpoint/agreement.h"
 #include "checkpoint/tensor_info.h"
 #include "checkpoint/torch_archive.h"
+#include "checkpoint/torch_dist_reader.h"
 #include "checkpoint/value_paths.h"
 
 namespace megashard {
@@ -48,6 +49,13 @@ at::Tensor narrow_to(at::Tensor tensor, const std::vector<int64_t>& offsets,
   return tensor;
 }
 
+void drop_leading_ones(StoredTensor& stored, int count) {
+  for (; count > 0 && !stored.sizes.empty() && stored.sizes[0] == 1; --count) {
+    stored.sizes.erase(stored.sizes.begin());
+    stored.strides.erase(stored.strides.begin());
+  }
+}
+
 /// The box is whole rows of the chunk, and `target` is plain memory for them.
 bool can_read_into(const at::Tensor& target, const StoredTensor& stored, const Overlap& box) {
   return target.device().is_cpu() && target.is_contiguous() &&
@@ -68,7 +76,10 @@ std::string listed(const std::vector<std::string>& names) {
 }  // namespace
 
 DcpReader::DcpReader(std::string folder)
-    : folder_(std::move(folder)), metadata_(read_dcp_metadata(folder_)) {
+    : folder_(std::move(folder)),
+      format_(detect_format(folder_)),
+      metadata_(format_ == CheckpointFormat::kTorchDist ? read_torch_dist_metadata(folder_)
+                                                        : read_dcp_metadata(folder_)) {
   for (size_t i = 0; i < metadata_.entries.size(); ++i) index_.emplace(metadata_.entries[i].key, i);
 }
 
@@ -91,7 +102,8 @@ int64_t DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk,
   const auto box = intersect(chunk, into);
   if (box.numel == 0) return 0;
   const auto& file = open(chunk.location, entry);
-  const auto stored = find_stored_tensor(file, chunk.location.range);
+  auto stored = find_stored_tensor(file, chunk.location.range);
+  drop_leading_ones(stored, chunk.leading_ones);
   TORCH_CHECK(stored.dtype == entry.dtype && stored.sizes == chunk.sizes, file.path(), " at byte ",
               chunk.location.range.offset, ": found ", torch_dtype_name(stored.dtype), describe_sizes(stored.sizes),
               " instead of ", torch_dtype_name(entry.dtype), describe_sizes(chunk.sizes), " of ", entry.key);
@@ -121,9 +133,9 @@ int64_t DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk,
 
 void DcpReader::read_tensor(const DcpEntry& entry, const ShardedTensor& into) {
   const at::NoGradGuard no_grad;
-  if (!entry.is_tensor) {  // optimizers differ in whether `step` is a tensor or a number
+  if (!entry.is_tensor || entry.value) {  // optimizers differ in whether `step` is a tensor or a number
     TORCH_CHECK(into.local.numel() == 1, entry.key, " is a plain value in ", folder_, ", not a tensor");
-    into.local.detach().fill_(read_value(entry).as_double());
+    into.local.detach().fill_((entry.value ? *entry.value : read_value(entry)).as_double());
     return;
   }
   TORCH_CHECK(entry.sizes == into.global_sizes, entry.key, " has sizes ", describe_sizes(entry.sizes), " in ", folder_,
@@ -143,7 +155,12 @@ at::Tensor DcpReader::read_tensor(const DcpEntry& entry) {
 
 Value DcpReader::read_value(const DcpEntry& entry) {
   TORCH_CHECK(!entry.is_tensor, entry.key, " is a tensor in ", folder_, ", not a plain value");
-  return read_stored_value(open(entry.location, entry), entry.location.range);
+  if (entry.value) return *entry.value;
+  auto stored = read_stored_value(open(entry.location, entry), entry.location.range);
+  if (!entry.is_sharded_object) return stored;
+  TORCH_CHECK(stored.as_items().size() == 1, entry.key, " in ", folder_, " is ", stored.as_items().size(),
+              " objects instead of one");
+  return stored.as_items()[0];
 }
 
 namespace {
@@ -196,6 +213,7 @@ LoadReport load_dcp(const std::string& folder, const ShardedTensors& tensors, Di
   std::unique_ptr<DcpReader> reader;
   LoadReport report;
   all_or_throw(group, [&] {
+    if (options.format) expect_format(folder, *options.format);
     reader = std::make_unique<DcpReader>(folder);
     report = compare_names(*reader, tensors, options);
     if (options.strict) check_names(report, folder);

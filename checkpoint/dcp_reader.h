@@ -1,10 +1,12 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "checkpoint/checkpoint_format.h"
 #include "checkpoint/dcp_metadata.h"
 #include "checkpoint/file_io.h"
 #include "checkpoint/value.h"
@@ -13,12 +15,14 @@
 
 namespace megashard {
 
-/// A torch_dcp folder open for reading, by one process, without communication.
+/// A step's folder open for reading, by one process, without communication: torch_dcp, or
+/// torch_dist told as torch_dcp (see torch_dist_reader.h).
 class DcpReader {
  public:
   explicit DcpReader(std::string folder);
 
   const std::string& folder() const { return folder_; }
+  CheckpointFormat format() const { return format_; }
   const std::vector<DcpEntry>& entries() const { return metadata_.entries; }
   const DcpEntry* find(const std::string& key) const;  ///< null when absent
 
@@ -34,6 +38,7 @@ class DcpReader {
   int64_t read_chunk(const DcpEntry& entry, const DcpChunk& chunk, const ShardedTensor& into);
 
   std::string folder_;
+  CheckpointFormat format_;
   DcpMetadata metadata_;
   std::unordered_map<std::string, size_t> index_;
   std::unordered_map<std::string, InputFile> files_;
@@ -44,6 +49,8 @@ struct LoadOptions {
   bool strict = true;
   /// Keys to load; the others are left alone and are not unexpected. Null: all.
   std::function<bool(const std::string& key)> wanted;
+  /// A folder of another format is an error that names --ckpt-format. Unset: it is detected.
+  std::optional<CheckpointFormat> format = {};
 };
 
 struct LoadReport {
@@ -52,8 +59,9 @@ struct LoadReport {
 };
 
 /// Loads the tensors, in place, and the plain values (nested again; null: not wanted) of a
-/// torch_dcp folder, at any world size. Collective over `group` (null: this process alone). Names
-/// and sizes are checked before anything is changed; an error on one rank is one on all.
+/// folder that DcpReader reads, at any world size. Collective over `group` (null: this process
+/// alone). Names and sizes are checked before anything is changed; an error on one rank is one on
+/// all.
 LoadReport load_dcp(const std::string& folder, const ShardedTensors& tensors, Dict* values,
                     const ProcessGroupPtr& group, const LoadOptions& options = {});
 

@@ -63,12 +63,17 @@ std::vector<ManifestFile> collect(SavePlan& plan, const std::vector<std::string>
 
 std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
                                    const Dict& values, const ProcessGroupPtr& group) {
-  const auto rank = static_cast<size_t>(rank_in(group));
   std::vector<FlatValue> flat;
-  const auto plans = gather_or_throw(group, [&] {
-    flat = flatten_values(values);
-    return encode_plan(make_rank_plan(tensors, flat));
-  });
+  all_or_throw(group, [&] { flat = flatten_values(values); });
+  return save_dcp(folder, tensors, flat, group);
+}
+
+std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
+                                   const std::vector<FlatValue>& values,
+                                   const ProcessGroupPtr& group) {
+  const auto rank = static_cast<size_t>(rank_in(group));
+  const auto plans =
+      gather_or_throw(group, [&] { return encode_plan(make_rank_plan(tensors, values)); });
   SavePlan plan;
   const auto results = gather_or_throw(group, [&] {
     std::vector<RankPlan> decoded;
@@ -77,10 +82,10 @@ std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTenso
     OutputFile file(folder + "/" + data_file(rank));
     std::vector<FileRange> ranges;
     for (const auto& write : plan.writes[rank]) {
-      const bool is_value = write.item < flat.size();
+      const bool is_value = write.item < values.size();
       ranges.push_back(
-          is_value ? write_stored_value(file, flat[write.item].value)
-                   : write_stored_tensor(file, tensors[write.item - flat.size()].second.local));
+          is_value ? write_stored_value(file, values[write.item].value)
+                   : write_stored_tensor(file, tensors[write.item - values.size()].second.local));
     }
     file.sync_and_close();
     return encode_written({manifest_entry(file), ranges});

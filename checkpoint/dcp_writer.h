@@ -5,6 +5,7 @@
 
 #include "checkpoint/manifest.h"
 #include "checkpoint/value.h"
+#include "checkpoint/value_paths.h"
 #include "parallel/process_group.h"
 #include "parallel/sharded_tensor.h"
 
@@ -17,5 +18,9 @@ namespace megashard {
 /// rank is an error on all, and leaves no .metadata. Returns on rank 0 all files that were written.
 std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
                                    const Dict& values, const ProcessGroupPtr& group);
+/// The same with values under keys of their own, each stored as it is.
+std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
+                                   const std::vector<FlatValue>& values,
+                                   const ProcessGroupPtr& group);
 
 }  // namespace megashard
