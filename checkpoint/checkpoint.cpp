@@ -9,14 +9,14 @@
 namespace megashard {
 
 void save_checkpoint(const std::string& directory, int64_t iteration, const ShardedTensors& tensors,
-                     const Dict& values, const ProcessGroupPtr& group, CheckpointFormat format) {
+                     const Dict& values, const ProcessGroupPtr& group, const SaveOptions& options) {
   const bool first_rank = rank_in(group) == 0;
   StepWriter step(directory, iteration);
   try {
     all_or_throw(group, [&] {
       if (first_rank) step.begin();
     });
-    const auto files = format == CheckpointFormat::kTorchDist
+    const auto files = options.format == CheckpointFormat::kTorchDist
                            ? save_torch_dist(step.folder(), tensors, values, group)
                            : save_dcp(step.folder(), tensors, values, group);
     all_or_throw(group, [&] {
@@ -26,22 +26,13 @@ void save_checkpoint(const std::string& directory, int64_t iteration, const Shar
     if (first_rank) step.abandon();
     throw;
   }
-}
-
-std::optional<CheckpointStep> find_step(const std::string& directory, const ProcessGroupPtr& group,
-                                        std::optional<int64_t> ckpt_step) {
-  const auto choices = gather_or_throw(group, [&]() -> std::string {
-    if (rank_in(group) != 0) return "";
-    const auto step =
-        ckpt_step ? std::optional(step_at(directory, *ckpt_step)) : latest_step(directory);
-    if (!step) return "";
-    return step->is_release ? "release" : std::to_string(step->iteration);
-  });
-  if (choices[0].empty()) return std::nullopt;
-  if (choices[0] == "release") return CheckpointStep{directory + "/release", 0, true};
-  CheckpointStep step;
-  all_or_throw(group, [&] { step = step_at(directory, std::stoll(choices[0])); });
-  return step;
+  if (!first_rank) return;
+  try {
+    remove_old_steps(directory, iteration, options.retention);
+  } catch (const c10::Error& error) {  // the step is saved all the same
+    if (options.notice)
+      options.notice(std::string("old checkpoints are kept: ") + error.what_without_backtrace());
+  }
 }
 
 LoadedCheckpoint load_checkpoint(const CheckpointStep& step, const ShardedTensors& tensors,

@@ -1,16 +1,25 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <functional>
 #include <string>
 
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/dcp_reader.h"
+#include "checkpoint/find_step.h"
+#include "checkpoint/retention.h"
 #include "checkpoint/value.h"
 #include "parallel/process_group.h"
 #include "parallel/sharded_tensor.h"
 
 namespace megashard {
+
+struct SaveOptions {
+  CheckpointFormat format = CheckpointFormat::kTorchDcp;
+  RetentionPolicy retention{};
+  /// On the first rank, for what goes wrong without harm to the step: old ones that stay.
+  std::function<void(const std::string& line)> notice{};
+};
 
 /// Saves a step in Megatron's layout: DIRECTORY/iter_0000010/{.metadata, __{rank}_0.distcp}, and
 /// for torch_dist {common.pt, metadata.json}; then the tracker. Collective over `group` (null: this
@@ -22,16 +31,12 @@ namespace megashard {
 ///   "optimizer": {"param_groups": List{..}}, "opt_param_scheduler": {..}, "rng_state": {"<rank>":
 ///   {..}}, ...}. Ranks may give different keys (as in rng_state: each its own); equal keys must
 ///   hold equal values.
-/// A failure on any rank is thrown on all of them, and leaves the directory as it was.
+/// A failure on any rank is thrown on all of them, and leaves what was there, or when it comes
+/// after the step's rename, the new step. The first rank then removes what `options` no longer
+/// keeps.
 void save_checkpoint(const std::string& directory, int64_t iteration, const ShardedTensors& tensors,
                      const Dict& values, const ProcessGroupPtr& group,
-                     CheckpointFormat format = CheckpointFormat::kTorchDcp);
-
-/// The step that a run loads: the one of iteration `ckpt_step`, or unset, the latest; nothing when
-/// the directory has no tracker, as in a first start. Collective: the first rank looks, so that a
-/// tracker that moves meanwhile does not lead ranks to different steps.
-std::optional<CheckpointStep> find_step(const std::string& directory, const ProcessGroupPtr& group,
-                                        std::optional<int64_t> ckpt_step = std::nullopt);
+                     const SaveOptions& options = {});
 
 struct LoadedCheckpoint {
   Dict values;        ///< nested as they were saved

@@ -23,6 +23,7 @@ constexpr const char* kPrefix = "iter_";
 constexpr const char* kUnfinished = ".tmp";
 constexpr const char* kAside =
     ".old";  // replaced by a new one of its name, which may not be there yet
+constexpr const char* kRemoved = ".removed";
 
 std::string hidden_name(const std::string& name, const char* suffix) { return "." + name + suffix; }
 
@@ -40,28 +41,6 @@ std::string step_name(int64_t iteration) {
   return kPrefix + digits;
 }
 
-std::string steps_there(const std::string& directory) {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
-    const auto name = entry.path().filename().string();
-    if (entry.is_directory() && (name.starts_with(kPrefix) || name == kRelease))
-      names.push_back(name);
-  }
-  if (names.empty()) return "there are no steps in it";
-  std::sort(names.begin(), names.end());
-  std::string text = "it has ";
-  for (size_t i = 0; i < names.size(); ++i) text += (i == 0 ? "" : ", ") + names[i];
-  return text;
-}
-
-CheckpointStep existing(CheckpointStep step, const std::string& directory,
-                        const std::string& asked_by) {
-  TORCH_CHECK(is_directory(step.folder), asked_by, " asks for ", step.folder, ", which is not there: ",
-              steps_there(directory));
-  return step;
-}
-
 std::vector<std::string> names_in(const std::string& directory) {
   std::vector<std::string> names;
   std::error_code error;
@@ -71,13 +50,51 @@ std::vector<std::string> names_in(const std::string& directory) {
   return names;
 }
 
+/// The step of a folder's name; nothing for another thing. iter_0000010 and iter_10 are the same.
+std::optional<CheckpointStep> step_named(const std::string& name, const std::string& folder) {
+  if (name == kRelease) return CheckpointStep{folder, 0, true};
+  const std::string_view prefix = kPrefix;
+  if (!name.starts_with(prefix)) return std::nullopt;
+  CheckpointStep step{folder, -1, false};
+  const auto* end = name.data() + name.size();
+  const auto result = std::from_chars(name.data() + prefix.size(), end, step.iteration);
+  const bool whole = result.ec == std::errc() && result.ptr == end && step.iteration >= 0;
+  return whole ? std::optional(step) : std::nullopt;
+}
+
+std::string steps_there(const std::string& directory) {
+  std::string text;
+  for (const auto& step : list_steps(directory)) {
+    text =
+        std::filesystem::path(step.folder).filename().string() + (text.empty() ? "" : ", ") + text;
+  }
+  return text.empty() ? "there are no steps in it" : "it has " + text;
+}
+
+/// The step, or what is left of it while a new one takes its place.
+std::optional<CheckpointStep> find_in(const std::string& directory, const CheckpointStep& step) {
+  for (const auto& there : list_steps(directory)) {
+    if (there.is_release == step.is_release && there.iteration == step.iteration) return there;
+  }
+  return std::nullopt;
+}
+
+CheckpointStep existing(const CheckpointStep& step, const std::string& directory,
+                        const std::string& asked_by) {
+  const auto found = is_directory(directory) ? find_in(directory, step) : std::nullopt;
+  TORCH_CHECK(found, asked_by, " asks for ", step.folder, ", which is not there: ",
+              is_directory(directory) ? steps_there(directory) : "nor is its parent");
+  return *found;
+}
+
 void remove_leftovers(const std::string& directory) {
   for (const auto& name : names_in(directory)) {
     const auto path = directory + "/" + name;
     const auto aside = step_of_hidden(name, kAside);
     if (!aside.empty() && !path_exists(directory + "/" + aside)) {
       rename_durably(path, directory + "/" + aside);
-    } else if (!aside.empty() || !step_of_hidden(name, kUnfinished).empty()) {
+    } else if (!aside.empty() || !step_of_hidden(name, kUnfinished).empty() ||
+               !step_of_hidden(name, kRemoved).empty()) {
       remove_directory(path);
     }
   }
@@ -94,24 +111,53 @@ bool swap_folders(const std::string& one, const std::string& other) {
 
 }  // namespace
 
-std::optional<CheckpointStep> latest_step(const std::string& directory) {
+std::optional<CheckpointStep> read_tracker(const std::string& directory) {
   const auto path = directory + "/" + kTracker;
   if (!path_exists(path)) return std::nullopt;
   auto text = read_small_file(path, 1024);
   const auto is_space = [](char c) { return c == '\n' || c == '\r' || c == ' ' || c == '\t'; };
   while (!text.empty() && is_space(text.back())) text.pop_back();
-  if (text == kRelease) return existing({directory + "/" + kRelease, 0, true}, directory, path);
+  if (text == kRelease) return CheckpointStep{directory + "/" + kRelease, 0, true};
   int64_t iteration = -1;
   const auto result = std::from_chars(text.data(), text.data() + text.size(), iteration);
   const bool whole =
       result.ec == std::errc() && result.ptr == text.data() + text.size() && iteration >= 0;
   TORCH_CHECK(whole, path, " should hold an iteration or the word release; it holds \"", text.substr(0, 40), "\"");
-  return existing({directory + "/" + step_name(iteration), iteration, false}, directory, path);
+  return CheckpointStep{directory + "/" + step_name(iteration), iteration, false};
+}
+
+std::optional<CheckpointStep> latest_step(const std::string& directory) {
+  const auto named = read_tracker(directory);
+  if (!named) return std::nullopt;
+  return existing(*named, directory, directory + "/" + kTracker);
+}
+
+std::vector<CheckpointStep> list_steps(const std::string& directory) {
+  std::vector<CheckpointStep> steps;
+  for (const auto& name : names_in(directory)) {
+    const auto path = directory + "/" + name;
+    const auto aside = step_of_hidden(name, kAside);
+    const bool replaced = !aside.empty() && path_exists(directory + "/" + aside);
+    const auto step = step_named(aside.empty() ? name : aside, path);
+    if (step && !replaced && is_directory(path)) steps.push_back(*step);
+  }
+  std::sort(steps.begin(), steps.end(), [](const auto& one, const auto& other) {
+    return one.is_release != other.is_release ? other.is_release : one.iteration > other.iteration;
+  });
+  return steps;
 }
 
 CheckpointStep step_at(const std::string& directory, int64_t iteration) {
   return existing({directory + "/" + step_name(iteration), iteration, false}, directory,
                   "--ckpt-step");
+}
+
+void remove_step(const std::string& directory, const CheckpointStep& step) {
+  const auto hidden = directory + "/" +
+                      hidden_name(std::filesystem::path(step.folder).filename().string(), kRemoved);
+  remove_directory(hidden);
+  rename_durably(step.folder, hidden);
+  remove_directory(hidden);
 }
 
 StepWriter::StepWriter(std::string directory, std::string name, int64_t iteration,

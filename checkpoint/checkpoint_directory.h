@@ -17,11 +17,18 @@ struct CheckpointStep {
   bool is_release = false;
 };
 
-/// The step that DIRECTORY/latest_checkpointed_iteration.txt names; nothing when there is no such
-/// file. Throws a sentence when the file holds something else, or the step's folder is not there.
+/// What DIRECTORY/latest_checkpointed_iteration.txt names, whether it is there or not; nothing when
+/// there is no such file. Throws a sentence when the file holds something else.
+std::optional<CheckpointStep> read_tracker(const std::string& directory);
+/// The same; throws when the step's folder is not there.
 std::optional<CheckpointStep> latest_step(const std::string& directory);
+/// All steps, damaged ones too, the newest first, `release` last. One whose replacement was cut
+/// short (see StepWriter::commit) is found under its hidden name.
+std::vector<CheckpointStep> list_steps(const std::string& directory);
 /// The step of that iteration (--ckpt-step); throws when it is not there.
 CheckpointStep step_at(const std::string& directory, int64_t iteration);
+/// Renames the step to a hidden name, then deletes it: readers never see half of it.
+void remove_step(const std::string& directory, const CheckpointStep& step);
 
 /// A step being written. The files go into a hidden folder; commit() makes it a step at once, and
 /// then the latest. Until then readers see what was there before, and a crash leaves only hidden

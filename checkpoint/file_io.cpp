@@ -141,7 +141,8 @@ void make_directories(const std::string& path) {
   for (size_t end = path.find('/', 1); !path.empty(); end = path.find('/', end + 1)) {
     const auto part = path.substr(0, end);
     const bool made = ::mkdir(part.c_str(), 0750) == 0;
-    TORCH_CHECK(made || is_directory(part), "cannot create the folder ", part, ": ", reason());
+    const auto why = reason();
+    TORCH_CHECK(made || is_directory(part), "cannot create the folder ", part, ": ", why);
     if (end == std::string::npos) break;
   }
 }
