@@ -46,6 +46,12 @@ void add_checkpoint(std::vector<Option>& rows) {
   group.add("--save", &A::save, "folder for checkpoints");
   group.add("--save-interval", &A::save_interval, "steps between checkpoints")
       .alias("--persistent-save-interval");
+  group
+      .add("--most-recent-k", &A::most_recent_k,
+           "keep the newest so many checkpoints of --save; unset: all")
+      .alias("--keep-last-checkpoints");
+  group.add("--save-retain-interval", &A::save_retain_interval,
+            "keep the multiples of it too; without --most-recent-k these and the newest");
   group.add("--load", &A::load, "folder with a checkpoint; beats the weights of --hf-model");
   group.add("--no-save-optim", &A::no_save_optim, "leave the optimizer out");
   group.add("--no-save-rng", &A::no_save_rng, "leave random states out");
@@ -55,6 +61,9 @@ void add_checkpoint(std::vector<Option>& rows) {
   group.add("--pretrained-checkpoint", &A::pretrained_checkpoint,
             "loaded as with --finetune when --load has no checkpoint");
   group.add("--ckpt-step", &A::ckpt_step, "load this iteration instead of the latest");
+  group.add(
+      "--verify-checkpoint", &A::verify_checkpoint,
+      "read the whole checkpoint and compare checksums before loading it; without it, lengths");
   group.add("--use-checkpoint-args", &A::use_checkpoint_args, "")
       .refuse(
           "the model's sizes are not taken from a checkpoint; give the flags of the run that wrote "

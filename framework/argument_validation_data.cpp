@@ -87,6 +87,15 @@ void validate_checkpoint(const Arguments& arguments) {
   require(!arguments.save_interval || *arguments.save_interval > 0,
           "--save-interval is " + to_string(arguments.save_interval.value_or(0)) +
               "; it must be positive.");
+  require(!arguments.most_recent_k || *arguments.most_recent_k > 0,
+          "--most-recent-k is " + to_string(arguments.most_recent_k.value_or(0)) +
+              "; at least the newest checkpoint must stay. Leave it out to keep all.");
+  const int64_t retain = arguments.save_retain_interval.value_or(1);
+  require(retain > 0, "--save-retain-interval is " + to_string(retain) + "; it must be positive.");
+  require(!arguments.save_retain_interval || !arguments.save_interval ||
+              retain % *arguments.save_interval == 0,
+          "--save-retain-interval " + to_string(retain) + " is no multiple of --save-interval " +
+              to_string(arguments.save_interval.value_or(0)) + ", so nothing would be retained.");
   const auto& format = arguments.ckpt_format;
   require(
       format != "zarr",

@@ -33,6 +33,8 @@ struct DistributedArguments {
 struct CheckpointArguments {
   std::optional<std::string> save;
   std::optional<int64_t> save_interval;
+  std::optional<int64_t> most_recent_k;         // steps that stay
+  std::optional<int64_t> save_retain_interval;  // multiples that stay
   std::optional<std::string> load;
   bool no_save_optim = false;
   bool no_save_rng = false;
@@ -41,6 +43,7 @@ struct CheckpointArguments {
   bool finetune = false;  // weights only, from iteration 0
   std::optional<std::string> pretrained_checkpoint;
   std::optional<int64_t> ckpt_step;
+  bool verify_checkpoint = false;  // read every byte before loading
   bool use_checkpoint_args = false;
   bool exit_on_missing_checkpoint = false;
   bool auto_detect_ckpt_format = false;

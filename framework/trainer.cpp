@@ -233,7 +233,9 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
 void Trainer::save() {
   outside_.print_on_first_rank(
       saving_line(state_.iteration, *arguments_.save, arguments_.ckpt_format));
-  save_training_checkpoint(state_, group_);
+  save_training_checkpoint(state_, group_, [this](const std::string& line) {
+    outside_.print_on_first_rank("WARNING: " + line);
+  });
   outside_.print_on_first_rank(saved_line(state_.iteration, *arguments_.save));
   last_saved_ = state_.iteration;
 }

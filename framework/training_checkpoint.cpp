@@ -98,7 +98,8 @@ ShardedTensors tensors_of(const TrainingState& state, bool with_optimizer) {
 
 }  // namespace
 
-void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr& group) {
+void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr& group,
+                              const std::function<void(const std::string& line)>& notice) {
   const Arguments& arguments = state.arguments;
   Dict values;
   values.set("args", make_namespace(to_dict(argument_values(arguments))));
@@ -119,7 +120,10 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
     values.set("rng_state", std::move(ranks));
   }
   save_checkpoint(*arguments.save, state.iteration, tensors_of(state, !arguments.no_save_optim),
-                  values, group);
+                  values, group,
+                  {.retention = {.most_recent = arguments.most_recent_k,
+                                 .interval = arguments.save_retain_interval},
+                   .notice = notice});
 }
 
 LoadedTraining load_training_checkpoint(TrainingState& state, const CheckpointStep& step,

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string>
 
 #include "checkpoint/checkpoint_directory.h"
 #include "framework/arguments.h"
@@ -23,8 +25,10 @@ struct TrainingState {
 
 /// Saves to arguments.save as the entries of Megatron's torch_dcp checkpoints: model, optimizer,
 /// opt_param_scheduler, args, iteration, checkpoint_version, num_floating_point_operations_so_far,
-/// rng_state (by rank). Collective.
-void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr& group);
+/// rng_state (by rank); then removes what --most-recent-k and --save-retain-interval do not keep.
+/// Collective. `notice` gets a line, on the first rank, when old checkpoints could not be removed.
+void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr& group,
+                              const std::function<void(const std::string& line)>& notice);
 
 struct LoadedTraining {
   bool reseeded = false;  ///< other world size: random numbers go on from (seed, iteration, rank)

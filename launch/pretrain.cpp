@@ -88,8 +88,12 @@ struct Start {
 
 /// Collective; --pretrained-checkpoint becomes --load and --finetune.
 Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const DiagnosticSink& sink) {
+  const FindOptions find{
+      .ckpt_step = arguments.ckpt_step,
+      .depth = arguments.verify_checkpoint ? VerifyDepth::kBytes : VerifyDepth::kSizes,
+      .notice = [&sink](const std::string& line) { sink(Severity::kWarning, line); }};
   if (arguments.load) {
-    if (const auto step = find_step(*arguments.load, group, arguments.ckpt_step))
+    if (const auto step = find_step(*arguments.load, group, find))
       return {WeightSource::kCheckpoint, *step};
     const auto tracker =
         (std::filesystem::path(*arguments.load) / "latest_checkpointed_iteration.txt").string();
@@ -101,7 +105,7 @@ Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const Diagn
   }
   if (arguments.pretrained_checkpoint) {
     const std::string& folder = *arguments.pretrained_checkpoint;
-    const auto step = find_step(folder, group, arguments.ckpt_step);
+    const auto step = find_step(folder, group, find);
     if (!step) {
       throw UsageError("--pretrained-checkpoint " + folder +
                        " holds no checkpoint (no latest_checkpointed_iteration.txt); check the "

@@ -208,6 +208,9 @@ TEST(ValidateArguments, EachRuleSaysBothValuesAndTheReason) {
       {"--ckpt-format zarr", "--ckpt-format zarr is not part"},
       {"--ckpt-format torch", "keeps whole tensors"},
       {"--ckpt-step 5", "--ckpt-step 5 needs --load"},
+      {"--most-recent-k 0", "--most-recent-k is 0; at least the newest"},
+      {"--save-retain-interval 0", "--save-retain-interval is 0"},
+      {"--save out --save-interval 5 --save-retain-interval 12", "no multiple of --save-interval 5"},
       {"--finetune", "--finetune needs"},
       {"--exit-on-missing-checkpoint", "--exit-on-missing-checkpoint needs --load"},
       // data
