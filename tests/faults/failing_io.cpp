@@ -1,0 +1,284 @@
+// The C library's own names are defined here: without this, its headers would rename them.
+#undef _FILE_OFFSET_BITS
+
+#include "tests/faults/failing_io.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <mutex>
+#include <set>
+#include <vector>
+
+namespace {
+
+/// A change of a folder's entries that is not on the disk yet.
+struct Change {
+  enum class Kind { kCreated, kRenamed, kExchanged } kind;
+  std::string path;
+  std::string from{};      ///< of a rename
+  std::string replaced{};  ///< where what a rename has replaced is kept; empty: it replaced nothing
+};
+
+struct Disk {
+  std::string folder;
+  int64_t calls_left = -1;  ///< before the one that fails; -1: none fails
+  int error = 0;
+  bool all_later = false;
+  bool failed = false;
+  bool no_exchange = false;
+  std::vector<Change> changes;
+  std::set<std::string> unsynced;  ///< files
+  int kept = 0;
+};
+
+std::mutex mutex;
+Disk* disk = nullptr;  // under the mutex
+
+std::string parent_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
+
+std::string path_of(int descriptor) {
+  char path[PATH_MAX];
+  const auto link = "/proc/self/fd/" + std::to_string(descriptor);
+  const auto length = ::readlink(link.c_str(), path, sizeof path);
+  return length < 0 ? "" : std::string(path, static_cast<size_t>(length));
+}
+
+std::string path_at(int folder, const char* name) {
+  return folder == AT_FDCWD || name[0] == '/' ? name : path_of(folder) + "/" + name;
+}
+
+bool is_ours(const std::string& path) {
+  return disk != nullptr && (path == disk->folder || path.rfind(disk->folder + "/", 0) == 0);
+}
+
+/// Whether this call fails, with errno.
+bool fails() {
+  if (disk->calls_left < 0 || (disk->failed && !disk->all_later)) return false;
+  if (!disk->failed && disk->calls_left-- > 0) return false;
+  disk->calls_left = 0;
+  disk->failed = true;
+  errno = disk->error;
+  return true;
+}
+
+void move_path(std::string& path, const std::string& from, const std::string& to) {
+  if (path == from || path.rfind(from + "/", 0) == 0) path = to + path.substr(from.size());
+}
+
+/// What is noted of paths inside `from` is inside `to` now.
+void move_notes(const std::string& from, const std::string& to) {
+  for (auto& change : disk->changes) {
+    if (change.path.rfind(from + "/", 0) == 0) move_path(change.path, from, to);
+    if (change.from.rfind(from + "/", 0) == 0) move_path(change.from, from, to);
+  }
+  std::set<std::string> moved;
+  for (auto path : disk->unsynced) {
+    move_path(path, from, to);
+    moved.insert(path);
+  }
+  disk->unsynced = std::move(moved);
+}
+
+void exchange_notes(const std::string& one, const std::string& other) {
+  move_notes(one, one + "\n");
+  move_notes(other, one);
+  move_notes(one + "\n", other);
+}
+
+long rename_now(const std::string& from, const std::string& to, unsigned flags) {
+  return ::syscall(SYS_renameat2, AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags);
+}
+
+int opened(const char* path, int flags, mode_t mode) {
+  const std::lock_guard lock(mutex);
+  const bool writes = (flags & O_ACCMODE) != O_RDONLY && is_ours(path);
+  if (writes && fails()) return -1;
+  const bool is_new = writes && ::syscall(SYS_faccessat, AT_FDCWD, path, F_OK) != 0;
+  const auto descriptor =
+      static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags | O_LARGEFILE, mode));
+  if (writes && descriptor >= 0) {
+    disk->unsynced.insert(path);
+    if (is_new) disk->changes.push_back({Change::Kind::kCreated, path});
+  }
+  return descriptor;
+}
+
+int renamed(const char* from, const char* to, unsigned flags) {
+  const std::lock_guard lock(mutex);
+  if (!is_ours(from)) return static_cast<int>(rename_now(from, to, flags));
+  if (fails()) return -1;
+  if (flags != 0 && disk->no_exchange) {
+    errno = EINVAL;
+    return -1;
+  }
+  Change change{flags == 0 ? Change::Kind::kRenamed : Change::Kind::kExchanged, to, from};
+  struct stat status {};
+  const bool replaces = flags == 0 && ::stat(to, &status) == 0 && S_ISREG(status.st_mode);
+  if (replaces) {  // beside the folder, so that nobody lists it
+    change.replaced = disk->folder + ".kept" + std::to_string(disk->kept++);
+    ::syscall(SYS_linkat, AT_FDCWD, to, AT_FDCWD, change.replaced.c_str(), 0);
+  }
+  const auto result = static_cast<int>(rename_now(from, to, flags));
+  if (result != 0) return result;
+  flags == 0 ? move_notes(from, to) : exchange_notes(from, to);
+  disk->changes.push_back(change);
+  return 0;
+}
+
+int removed(int folder, const char* name, int flags) {
+  const std::lock_guard lock(mutex);
+  const auto path = path_at(folder, name);
+  if (is_ours(path) && fails()) return -1;
+  const auto result = static_cast<int>(::syscall(SYS_unlinkat, folder, name, flags));
+  if (result == 0 && is_ours(path)) {  // a removal is taken to be on the disk: the worse case
+    std::erase_if(disk->changes, [&](const Change& change) { return change.path == path; });
+    disk->unsynced.erase(path);
+  }
+  return result;
+}
+
+}  // namespace
+
+extern "C" {
+
+int open(const char* path, int flags, ...) {
+  va_list arguments;
+  va_start(arguments, flags);
+  const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(arguments, mode_t) : 0;
+  va_end(arguments);
+  return opened(path, flags, mode);
+}
+
+int open64(const char* path, int flags, ...) {
+  va_list arguments;
+  va_start(arguments, flags);
+  const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(arguments, mode_t) : 0;
+  va_end(arguments);
+  return opened(path, flags, mode);
+}
+
+ssize_t write(int descriptor, const void* data, size_t bytes) {
+  {
+    const std::lock_guard lock(mutex);
+    if (disk != nullptr) {
+      const auto path = path_of(descriptor);
+      if (is_ours(path)) {
+        disk->unsynced.insert(path);
+        const bool before = disk->failed;
+        if (fails()) {
+          const int error = errno;
+          if (!before) ::syscall(SYS_write, descriptor, data, bytes / 2);
+          errno = error;
+          return -1;
+        }
+      }
+    }
+  }
+  return ::syscall(SYS_write, descriptor, data, bytes);
+}
+
+int fsync(int descriptor) {
+  const std::lock_guard lock(mutex);
+  const auto path = disk == nullptr ? "" : path_of(descriptor);
+  if (!is_ours(path)) return static_cast<int>(::syscall(SYS_fsync, descriptor));
+  if (fails()) return -1;
+  disk->unsynced.erase(path);  // not on the disk in truth, which would take its time
+  std::erase_if(disk->changes, [&](const Change& change) {
+    if (parent_of(change.path) != path) return false;
+    if (!change.replaced.empty()) ::syscall(SYS_unlinkat, AT_FDCWD, change.replaced.c_str(), 0);
+    return true;
+  });
+  return 0;
+}
+
+int rename(const char* from, const char* to) noexcept { return renamed(from, to, 0); }
+
+int renameat2(int from_folder, const char* from, int to_folder, const char* to,
+              unsigned flags) noexcept {
+  return renamed(path_at(from_folder, from).c_str(), path_at(to_folder, to).c_str(), flags);
+}
+
+int mkdir(const char* path, mode_t mode) noexcept {
+  const std::lock_guard lock(mutex);
+  const bool ours = is_ours(path) && path != disk->folder;
+  if (ours && fails()) return -1;
+  const auto result = static_cast<int>(::syscall(SYS_mkdirat, AT_FDCWD, path, mode));
+  if (ours && result == 0) disk->changes.push_back({Change::Kind::kCreated, path});
+  return result;
+}
+
+int unlinkat(int folder, const char* name, int flags) noexcept {
+  return removed(folder, name, flags);
+}
+int unlink(const char* path) noexcept { return removed(AT_FDCWD, path, 0); }
+int rmdir(const char* path) noexcept { return removed(AT_FDCWD, path, AT_REMOVEDIR); }
+
+}  // extern "C"
+
+namespace megashard::testing {
+
+FailingDisk::FailingDisk(const std::string& folder) {
+  const std::lock_guard lock(mutex);
+  disk = new Disk;
+  disk->folder = folder;
+}
+
+FailingDisk::~FailingDisk() {
+  const std::lock_guard lock(mutex);
+  for (const auto& change : disk->changes) {
+    if (!change.replaced.empty()) ::syscall(SYS_unlinkat, AT_FDCWD, change.replaced.c_str(), 0);
+  }
+  delete disk;
+  disk = nullptr;
+}
+
+void FailingDisk::fail_after(int64_t calls, int error, bool and_all_later) {
+  const std::lock_guard lock(mutex);
+  disk->calls_left = calls;
+  disk->error = error;
+  disk->all_later = and_all_later;
+  disk->failed = false;
+}
+
+bool FailingDisk::has_failed() const {
+  const std::lock_guard lock(mutex);
+  return disk->failed;
+}
+
+void FailingDisk::recover() {
+  const std::lock_guard lock(mutex);
+  disk->calls_left = -1;
+}
+
+void FailingDisk::refuse_exchange() {
+  const std::lock_guard lock(mutex);
+  disk->no_exchange = true;
+}
+
+void FailingDisk::lose_power() {
+  const std::lock_guard lock(mutex);
+  for (const auto& path : disk->unsynced) ::truncate(path.c_str(), 0);
+  disk->unsynced.clear();
+  while (!disk->changes.empty()) {
+    const auto change = disk->changes.back();
+    disk->changes.pop_back();
+    if (change.kind == Change::Kind::kCreated) {
+      if (::syscall(SYS_unlinkat, AT_FDCWD, change.path.c_str(), 0) != 0)
+        ::syscall(SYS_unlinkat, AT_FDCWD, change.path.c_str(), AT_REMOVEDIR);
+      continue;
+    }
+    const bool exchanged = change.kind == Change::Kind::kExchanged;
+    rename_now(change.path, change.from, exchanged ? 2U : 0U);
+    exchanged ? exchange_notes(change.path, change.from) : move_notes(change.path, change.from);
+    if (!change.replaced.empty()) rename_now(change.replaced, change.path, 0);
+  }
+}
+
+}  // namespace megashard::testing

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace megashard::testing {
+
+/// The disk under one folder, for the time that this lives: calls that change it (open for writing,
+/// write, fsync, rename, mkdir, unlink, rmdir) are counted, fail where a test says so, and can be
+/// taken back. The program's own definitions of these functions stand before the C library's, for
+/// libmegashard too. One at a time.
+class FailingDisk {
+ public:
+  explicit FailingDisk(const std::string& folder);
+  ~FailingDisk();
+  FailingDisk(const FailingDisk&) = delete;
+  FailingDisk& operator=(const FailingDisk&) = delete;
+
+  /// From now on, the call after `calls` others fails with `error` (ENOSPC, EIO; a write has put
+  /// half of its bytes); with `and_all_later` the rest too: the disk stays as if the program had
+  /// been killed there.
+  void fail_after(int64_t calls, int error, bool and_all_later);
+  bool has_failed() const;
+  void recover();  ///< nothing fails any more
+  /// As a file system without RENAME_EXCHANGE.
+  void refuse_exchange();
+  /// What a power cut takes: files lose what was not synced, folders the entries that were made,
+  /// renamed or removed since they were synced. Only while all later calls fail.
+  void lose_power();
+};
+
+}  // namespace megashard::testing

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "checkpoint/checkpoint.h"
+
+namespace megashard::testing {
+
+/// Which save it was: steps are saved again, with other bytes.
+struct Mark {
+  int64_t iteration = 0;
+  int64_t generation = 0;
+
+  friend auto operator<=>(const Mark&, const Mark&) = default;
+};
+
+/// Saves tensors and values all of whose bytes follow from the mark.
+void save_known_step(const std::string& directory, Mark mark, const ProcessGroupPtr& group,
+                     const SaveOptions& options = {});
+/// Loads what find_step finds and compares every byte with what its mark says; throws when one
+/// differs. Nothing: there is no step.
+std::optional<Mark> load_known_step(const std::string& directory, const ProcessGroupPtr& group,
+                                    const FindOptions& options = {});
+
+}  // namespace megashard::testing

@@ -1,0 +1,122 @@
+"""Saves of real processes that are killed at random moments: what had been saved is still there, whole.
+
+save_loop.cpp saves without end; after each round of kills its `check` reads every byte of every step that can be seen,
+and the next round goes on from there. By hand: tests/long/kill_saves SECONDS [SEED].
+"""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
+SAVE_LOOP = BUILD / "tests/faults/save_loop"
+DEADLINE = 60  # seconds; save_loop's ranks give up after 30
+
+
+class Directory:
+    """A folder of checkpoints through many rounds of kills."""
+
+    def __init__(self, path):
+        self.path = path
+        self.save = path / "save"
+        self.rounds = 0
+        self.committed = (0, 0)
+        self.log = []
+
+    def start(self, world):
+        meeting = self.path / f"meeting{self.rounds}"
+        self.rounds += 1
+        out = open(self.path / "out", "w")
+        return [
+            subprocess.Popen(
+                [SAVE_LOOP, "run", self.save, str(rank), str(world), meeting],
+                stdout=out,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=dict(os.environ, OMP_NUM_THREADS="1"),
+            )
+            for rank in range(world)
+        ]
+
+    def saved_lines(self):
+        lines = (self.path / "out").read_text().splitlines()
+        return [line for line in lines if not line.startswith("#")]
+
+    def wait_for_saves(self, ranks, count):
+        end = time.monotonic() + DEADLINE
+        while len(self.saved_lines()) < count:
+            assert time.monotonic() < end, f"no save within {DEADLINE} s"
+            for rank in ranks:
+                assert rank.poll() is None, rank.stderr.read()
+            time.sleep(0.01)
+
+    def check(self):
+        lines = self.saved_lines()
+        if lines:
+            self.committed = max(self.committed, tuple(map(int, lines[-1].split())))
+        done = subprocess.run([SAVE_LOOP, "check", self.save], capture_output=True, text=True, timeout=DEADLINE)
+        assert done.returncode == 0, done.stderr
+        found = tuple(map(int, done.stdout.split())) if done.stdout != "none\n" else (0, 0)
+        assert found >= self.committed, f"{self.committed} was saved, {found} is found"
+        self.committed = found
+
+
+def kill_once(directory, dice, world=2):
+    """One round; returns how many saves it survived."""
+    ranks = directory.start(world)
+    try:
+        directory.wait_for_saves(ranks, 1)
+        time.sleep(dice.uniform(0, 0.3))
+        victims = ranks if dice.random() < 0.5 else [dice.choice(ranks)]
+        for rank in victims:
+            rank.kill()
+        for rank in ranks:  # those that are left give up by themselves
+            errors = rank.communicate(timeout=DEADLINE)[1]
+            if rank not in victims:
+                assert rank.returncode == 1 and errors.strip(), (rank.returncode, errors)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    directory.check()
+    return len(directory.saved_lines())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_saved_is_lost_to_kills(tmp_path, seed):
+    directory, dice = Directory(tmp_path), random.Random(seed)
+    for _ in range(4):
+        kill_once(directory, dice)
+
+
+def main():
+    import tempfile
+
+    seconds = float(sys.argv[1])
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(1 << 30)
+    dice = random.Random(seed)
+    end = time.monotonic() + seconds
+    passed = saves = 0
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Directory(Path(folder))
+        try:
+            while time.monotonic() < end:
+                saves += kill_once(directory, dice, world=dice.choice([1, 2, 3]))
+                passed += 1
+        except AssertionError as error:
+            print(f"round {passed + 1} of seed {seed}: {error}")
+            print(f"repeat: tests/long/kill_saves {seconds:g} {seed}")
+            print(f"{passed} passed, 1 failed")
+            sys.exit(1)
+    print(f"{passed} rounds of kills, {saves} saves between them, seed {seed}")
+    print(f"{passed} passed, 0 failed")
+
+
+if __name__ == "__main__":
+    main()
