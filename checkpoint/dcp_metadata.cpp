@@ -117,6 +117,8 @@ void read_tensor(DcpEntry& entry, const Dict& fields) {
               properties.empty() ? "no properties" : properties[0].kind() + " for a dtype");
   entry.dtype = *dtype;
   entry.sizes = sizes_of(fields.at("size"));
+  TORCH_CHECK(checked_numel(entry.sizes, static_cast<int64_t>(c10::elementSize(entry.dtype))),
+              "tensor ", entry.key, " has impossible sizes ", describe_sizes(entry.sizes));
   for (const auto& item : fields.at("chunks").as_items()) {
     const auto& chunk = state_of(item, std::string(kModule) + "ChunkStorageMetadata").as_dict();
     entry.chunks.push_back({offsets_of(chunk.at("offsets")), sizes_of(chunk.at("sizes")), {}});
@@ -131,9 +133,11 @@ DcpLocation location_of(const Value& info) {
               "items are compressed (transform_descriptors); save without stream extensions");
   DcpLocation location{fields.at("relative_path").as_string(),
                        {fields.at("offset").as_int(), fields.at("length").as_int()}};
-  const bool plain = !location.file.empty() && location.file[0] != '.' &&
-                     location.file.find('/') == std::string::npos;
-  TORCH_CHECK(plain, "\"", location.file, "\" is not a file of the checkpoint's own folder");
+  TORCH_CHECK(is_plain_file_name(location.file), "\"", location.file,
+              "\" is not a file of the checkpoint's own folder");
+  TORCH_CHECK(location.range.offset >= 0 && location.range.length >= 0, "an item lies at byte ",
+              location.range.offset, " of ", location.file, " with ", location.range.length,
+              " bytes");
   return location;
 }
 
@@ -218,7 +222,11 @@ DcpMetadata read_dcp_metadata(const std::string& folder) {
   const auto path = folder + "/.metadata";
   TORCH_CHECK(is_directory(folder), "there is no checkpoint folder ", folder);
   TORCH_CHECK(path_exists(path), folder, " has no .metadata: it is no torch_dcp checkpoint, or its save was cut short");
-  const auto root = read_pickle(read_small_file(path, kMostBytes), path);
+  return parse_dcp_metadata(read_small_file(path, kMostBytes), path);
+}
+
+DcpMetadata parse_dcp_metadata(std::string_view pickle, const std::string& path) {
+  const auto root = read_pickle(pickle, path);
   try {
     return MetadataReader().read(root);
   } catch (const c10::Error& error) {

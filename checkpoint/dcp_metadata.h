@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/manifest.h"
@@ -47,6 +48,8 @@ struct DcpMetadata {
 
 /// Reads DIR/.metadata as plain data; throws a sentence for a missing, damaged or inconsistent one.
 DcpMetadata read_dcp_metadata(const std::string& folder);
+/// The same of such a file's content; `path` stands in messages.
+DcpMetadata parse_dcp_metadata(std::string_view pickle, const std::string& path);
 /// Writes DIR/.metadata at once (.metadata.tmp, fsync, rename), after all that it names.
 ManifestFile write_dcp_metadata(const std::string& folder, const DcpMetadata& metadata);
 

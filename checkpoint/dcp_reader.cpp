@@ -148,6 +148,12 @@ void DcpReader::read_tensor(const DcpEntry& entry, const ShardedTensor& into) {
 
 at::Tensor DcpReader::read_tensor(const DcpEntry& entry) {
   TORCH_CHECK(entry.is_tensor, entry.key, " is a plain value in ", folder_, ", not a tensor");
+  int64_t stored_bytes = 0;  // before memory is asked for: sizes alone prove nothing
+  for (const auto& chunk : entry.chunks)
+    stored_bytes += std::min(chunk.location.range.length, open(chunk.location, entry).size());
+  const auto bytes = tensor_bytes({entry.key, entry.dtype, entry.sizes});
+  TORCH_CHECK(stored_bytes >= bytes, entry.key, " should have ", bytes, " bytes, and ", folder_,
+              " stores ", stored_bytes, " for it: the checkpoint is damaged");
   auto whole = at::empty(entry.sizes, at::TensorOptions(entry.dtype));
   read_tensor(entry, ShardedTensor::replicated(whole));
   return whole;

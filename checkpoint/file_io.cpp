@@ -23,7 +23,8 @@ constexpr int64_t kMostPerCall = 1 << 30;  // Linux moves at most 2 GiB - 4 KiB 
 std::string reason() { return std::strerror(errno); }
 
 int open_to_read(const std::string& path, int64_t& size) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // A pipe of that name would otherwise make open() wait for a writer.
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   TORCH_CHECK(descriptor >= 0, "cannot read ", path, ": ", reason());
   struct stat status {};
   const bool regular = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
@@ -129,6 +130,11 @@ MappedFile::~MappedFile() {
 bool path_exists(const std::string& path) {
   struct stat status {};
   return ::stat(path.c_str(), &status) == 0;
+}
+
+bool is_plain_file_name(std::string_view name) {
+  return !name.empty() && name[0] != '.' &&
+         name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
 }
 
 bool is_directory(const std::string& path) {

@@ -77,6 +77,10 @@ class MappedFile {
   char* data_ = nullptr;
 };
 
+/// A file of the folder that names it, as metadata and indices do: not hidden, no way up or
+/// elsewhere. The file itself may be a link, as in Hugging Face's cache: it gives away no more than
+/// its reader may read anyway.
+bool is_plain_file_name(std::string_view name);
 bool path_exists(const std::string& path);
 bool is_directory(const std::string& path);
 /// Creates the folder and those above it (mode 0750); one that is there already is fine.

@@ -15,12 +15,6 @@ constexpr const char* kSingleName = "model.safetensors";
 constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr int64_t kMostIndexBytes = 256 << 20;
 
-/// A file of this very folder: no way up or elsewhere.
-bool is_plain_file_name(const std::string& name) {
-  return !name.empty() && name[0] != '.' && name.find('/') == std::string::npos &&
-         name.find('\0') == std::string::npos;
-}
-
 std::string shard_name(size_t index, size_t count) {
   char text[64];
   std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", index + 1, count);

@@ -10,8 +10,8 @@ namespace {
 using Kind = PickleNode::Kind;
 
 constexpr int kMostDepth = 100;
-constexpr size_t kMostGrowth = 32;  // real files stay below 4
-constexpr size_t kAlwaysAllowed = 1 << 16;
+constexpr size_t kMostGrowth = 128;  // bytes in memory for a byte of pickle; real files: 40
+constexpr size_t kAlwaysAllowed = 1 << 20;
 
 /// latin1 text (as UTF-8) back to the bytes it stands for; nothing when it is something else.
 std::optional<std::string> latin1_bytes(const std::string& utf8) {
@@ -35,11 +35,12 @@ class TreeBuilder {
   Value build(const PickleNode* node, int depth) {
     TORCH_CHECK(depth < kMostDepth, where_, ": values are nested deeper than ", kMostDepth,
                 ", or contain themselves");
-    spend(1);
+    spend(sizeof(Value));
     switch (node->kind) {
       case Kind::kLeaf:
         if (const auto* text = node->leaf.get_if<std::string>()) spend(text->size());
         if (const auto* bytes = node->leaf.get_if<Bytes>()) spend(bytes->data.size());
+        if (const auto* number = node->leaf.get_if<BigInt>()) spend(number->little_endian.size());
         return node->leaf;
       case Kind::kList:
         return List{build_all(node->items, depth)};
@@ -52,7 +53,7 @@ class TreeBuilder {
       case Kind::kFrozenSet:
         return set_of("builtins.frozenset", node, depth);
       case Kind::kGlobal:
-        return global(node->name);
+        return global(name_of(node, depth));
       case Kind::kPersistent:
         return Object{"", Object::Making::kPersistent, build(node->items[0], depth + 1), {}, {},
                       {}};
@@ -92,6 +93,33 @@ class TreeBuilder {
     return Object{class_name, Object::Making::kCalled, std::move(arguments), {}, {}, {}};
   }
 
+  /// The name of a class; one nested in another comes from protocols before 4 as
+  /// getattr(Outer, "Name").
+  std::string name_of(const PickleNode* callable, int depth) {
+    TORCH_CHECK(depth < kMostDepth, where_, ": names are nested deeper than ", kMostDepth);
+    if (callable->kind == Kind::kGlobal) {
+      spend(callable->leaf.as_string().size());
+      return callable->leaf.as_string();
+    }
+    const auto& arguments = callable->arguments->items;
+    const auto* name = arguments.size() == 2 ? arguments[1]->text() : nullptr;
+    const bool is_class = arguments.size() == 2 && (arguments[0]->kind == Kind::kGlobal ||
+                                                    arguments[0]->kind == Kind::kCalled);
+    const auto how = callable->callable->kind == Kind::kGlobal
+                         ? callable->callable->leaf.as_string()
+                         : std::string();
+    TORCH_CHECK((how == "builtins.getattr" || how == "__builtin__.getattr") && name != nullptr &&
+                    is_class,
+                where_, ": a call of something that is no class");
+    auto outer = name_of(arguments[0], depth + 1);
+    if (outer.find(':') == std::string::npos) {
+      const auto dot = outer.rfind('.');
+      if (dot != std::string::npos) outer[dot] = ':';
+    }
+    spend(name->size());
+    return outer + "." + *name;
+  }
+
   static Value global(const std::string& name) {
     if (name.starts_with("torch.")) {
       if (const auto* dtype = find_dtype_by_torch_name(name.substr(6))) return dtype->dtype;
@@ -100,18 +128,34 @@ class TreeBuilder {
   }
 
   Value object(const PickleNode* node, int depth) {
-    Object made{node->name,
+    spend(sizeof(Object));
+    Object made{name_of(node->callable, depth),
                 node->kind == Kind::kNew ? Object::Making::kNew : Object::Making::kCalled,
                 build(node->arguments, depth + 1),
                 {},
                 {},
                 {}};
+    undo_reconstructor(made);
     made.items = build_all(node->items, depth);
     made.entries = build_dict(node->entries, depth);
     if (auto known = known_object(made)) return std::move(*known);
     if (node->state != nullptr) made.state = build(node->state, depth + 1);
-    spend(node->name.size());
     return made;
+  }
+
+  /// Protocols 0 and 1 write class.__new__(class) as copyreg._reconstructor(class, object, None).
+  static void undo_reconstructor(Object& made) {
+    const auto& arguments = made.arguments.as_items();
+    const bool is_new = (made.class_name == "copy_reg._reconstructor" ||
+                         made.class_name == "copyreg._reconstructor") &&
+                        arguments.size() == 3 && arguments[2].is_none() &&
+                        (arguments[1] == Value(Global{"__builtin__.object"}) ||
+                         arguments[1] == Value(Global{"builtins.object"}));
+    const auto* made_class = is_new ? arguments[0].get_if<Global>() : nullptr;
+    if (made_class == nullptr) return;
+    made.class_name = std::string(made_class->name);
+    made.making = Object::Making::kNew;
+    made.arguments = Tuple();
   }
 
   /// Classes that stand for plain data.

@@ -2,64 +2,49 @@
 
 #include <c10/util/Exception.h>
 
-#include <charconv>
-#include <cstring>
 #include <deque>
 #include <unordered_map>
 
 #include "checkpoint/pickle_graph.h"
+#include "checkpoint/pickle_input.h"
 
 namespace megashard {
 namespace {
 
+constexpr size_t kMostNodes = size_t{1} << 26;  // about 8 GB
+constexpr size_t kMostClassNameBytes = 4096;
+
 class PickleReader {
  public:
-  PickleReader(std::string_view pickle, const std::string& where) : in_(pickle), where_(where) {}
+  PickleReader(std::string_view pickle, const std::string& where)
+      : in_(pickle, where), names_left_(4 * pickle.size() + kMostClassNameBytes) {
+    none_ = make(Kind::kLeaf);
+    no_items_ = make(Kind::kTuple);
+    for (const bool value : {false, true}) {
+      flags_[value] = make(Kind::kLeaf);
+      flags_[value]->leaf = value;
+    }
+  }
 
   const PickleNode* run() {
     while (true) {
-      opcode_at_ = at_;
-      const auto opcode = static_cast<unsigned char>(take(1)[0]);
+      const auto opcode = in_.opcode();
       if (opcode == '.') return pop();
-      if (!scalar(opcode) && !container(opcode) && !memo(opcode) && !making(opcode)) {
-        fail("opcode " + std::to_string(opcode) +
-             " is not part of the pickles that checkpoints hold");
+      if (!scalar(opcode) && !text(opcode) && !container(opcode) && !memo(opcode) &&
+          !making(opcode)) {
+        in_.fail("opcode " + std::to_string(opcode) +
+                 " is not part of the pickles that checkpoints hold");
       }
     }
   }
 
-  size_t position() const { return opcode_at_; }
-
  private:
   using Kind = PickleNode::Kind;
 
-  [[noreturn]] void fail(const std::string& what) const {
-    TORCH_CHECK(false, where_, ": at byte ", opcode_at_, ": ", what);
-  }
-
-  // Input.
-  std::string_view take(uint64_t bytes) {
-    if (bytes > in_.size() - at_) fail("the pickle is truncated");
-    const auto part = in_.substr(at_, bytes);
-    at_ += bytes;
-    return part;
-  }
-  uint64_t number(int bytes) {
-    const auto part = take(static_cast<uint64_t>(bytes));
-    uint64_t value = 0;
-    for (int i = bytes - 1; i >= 0; --i) value = value << 8 | static_cast<unsigned char>(part[i]);
-    return value;
-  }
-  std::string line() {
-    const auto end = in_.find('\n', at_);
-    if (end == std::string_view::npos) fail("the pickle is truncated");
-    const auto part = take(end - at_ + 1);
-    return std::string(part.substr(0, part.size() - 1));
-  }
-
   // Stack.
   PickleNode* make(Kind kind) {
-    return &nodes_.emplace_back(PickleNode{kind, {}, {}, nullptr, {}});
+    if (nodes_.size() >= kMostNodes) in_.fail("more objects than a checkpoint's pickle holds");
+    return &nodes_.emplace_back(PickleNode{.kind = kind});
   }
   void push(PickleNode* node) { stack_.push_back(node); }
   void push(Value leaf) {
@@ -68,17 +53,17 @@ class PickleReader {
     push(node);
   }
   PickleNode* pop() {
-    if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) fail("the stack is empty");
+    if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) in_.fail("the stack is empty");
     auto* node = stack_.back();
     stack_.pop_back();
     return node;
   }
   PickleNode* top() {
-    if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) fail("the stack is empty");
+    if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) in_.fail("the stack is empty");
     return stack_.back();
   }
   std::vector<const PickleNode*> pop_to_mark() {
-    if (marks_.empty()) fail("there is no mark");
+    if (marks_.empty()) in_.fail("there is no mark");
     std::vector<const PickleNode*> items(stack_.begin() + static_cast<int64_t>(marks_.back()),
                                          stack_.end());
     stack_.resize(marks_.back());
@@ -100,75 +85,81 @@ class PickleReader {
   bool scalar(unsigned char opcode) {
     switch (opcode) {
       case 0x80: {
-        const auto protocol = number(1);
-        if (protocol > 5) fail("protocol " + std::to_string(protocol) + " is newer than 5");
+        const auto protocol = in_.number(1);
+        if (protocol > 5) in_.fail("protocol " + std::to_string(protocol) + " is newer than 5");
         return true;
       }
       case 0x95:
-        number(8);
+        in_.number(8);
         return true;  // FRAME: a hint for streams
       case 'N':
-        push(Value());
+        push(none_);
         return true;
       case 0x88:
-        push(true);
-        return true;
       case 0x89:
-        push(false);
+        push(flags_[opcode == 0x88]);
         return true;
       case 'K':
-        push(static_cast<int64_t>(number(1)));
+        push(static_cast<int64_t>(in_.number(1)));
         return true;
       case 'M':
-        push(static_cast<int64_t>(number(2)));
+        push(static_cast<int64_t>(in_.number(2)));
         return true;
       case 'J':
-        push(int64_t{static_cast<int32_t>(number(4))});
-        return true;
-      case 'I':
-        text_int(line());
-        return true;
-      case 'L':
-        text_int(line());
+        push(int64_t{static_cast<int32_t>(in_.number(4))});
         return true;
       case 0x8a:
-        long_int(take(number(1)));
+        push(in_.long_int(in_.take(in_.number(1))));
         return true;
       case 0x8b:
-        long_int(take(number(4)));
+        push(in_.long_int(in_.take(in_.number(4))));
         return true;
       case 'G':
-        big_endian_double();
-        return true;
-      case 'F':
-        text_double(line());
+        push(in_.big_endian_double());
         return true;
       case 'X':
-        push(std::string(take(number(4))));
+      case 'T':
+        push(std::string(in_.take(in_.number(4))));
         return true;
       case 0x8c:
-        push(std::string(take(number(1))));
+      case 'U':
+        push(std::string(in_.take(in_.number(1))));
         return true;
       case 0x8d:
-        push(std::string(take(number(8))));
-        return true;
-      case 'T':
-        push(std::string(take(number(4))));
-        return true;
-      case 'U':
-        push(std::string(take(number(1))));
+        push(std::string(in_.take(in_.number(8))));
         return true;
       case 'B':
-        push(Bytes{std::string(take(number(4)))});
+        push(Bytes{std::string(in_.take(in_.number(4)))});
         return true;
       case 'C':
-        push(Bytes{std::string(take(number(1)))});
+        push(Bytes{std::string(in_.take(in_.number(1)))});
         return true;
       case 0x8e:
-        push(Bytes{std::string(take(number(8)))});
+        push(Bytes{std::string(in_.take(in_.number(8)))});
         return true;
-      case 0x96:
-        push(Bytes{std::string(take(number(8)))});
+      case 0x96:  // a bytearray: in older protocols a call
+        push_global("builtins.bytearray");
+        push(Bytes{std::string(in_.take(in_.number(8)))});
+        push_container(Kind::kTuple, pop_items(1));
+        make_object(Kind::kCalled);
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  /// Protocol 0.
+  bool text(unsigned char opcode) {
+    switch (opcode) {
+      case 'I':
+      case 'L':
+        push(in_.text_int(in_.line()));
+        return true;
+      case 'F':
+        push(in_.text_double(in_.line()));
+        return true;
+      case 'V':
+        push(in_.escaped_text(in_.line()));
         return true;
       default:
         return false;
@@ -190,7 +181,7 @@ class PickleReader {
         push(top());
         return true;
       case ')':
-        push_container(Kind::kTuple, {});
+        push(no_items_);
         return true;
       case ']':
         push_container(Kind::kList, {});
@@ -239,25 +230,25 @@ class PickleReader {
   bool memo(unsigned char opcode) {
     switch (opcode) {
       case 'q':
-        memo_[number(1)] = top();
+        memorise(in_.number(1));
         return true;
       case 'r':
-        memo_[number(4)] = top();
+        memorise(in_.number(4));
         return true;
       case 'p':
-        memo_[memo_index(line())] = top();
+        memorise(in_.text_index(in_.line()));
         return true;
       case 0x94:
-        memo_[memo_.size()] = top();
+        memorise(memo_.size());
         return true;
       case 'h':
-        recall(number(1));
+        recall(in_.number(1));
         return true;
       case 'j':
-        recall(number(4));
+        recall(in_.number(4));
         return true;
       case 'g':
-        recall(memo_index(line()));
+        recall(in_.text_index(in_.line()));
         return true;
       default:
         return false;
@@ -267,16 +258,16 @@ class PickleReader {
   bool making(unsigned char opcode) {
     switch (opcode) {
       case 'c': {
-        auto module = line();
-        push_global(module + "." + line());
+        auto module = in_.line();
+        push_global(module + "." + in_.line());
         return true;
       }
       case 0x93: {
         const auto names = pop_items(2);
-        const auto* module = names[0]->leaf.get_if<std::string>();
-        const auto* name = names[1]->leaf.get_if<std::string>();
-        if (module == nullptr || name == nullptr) fail("a class whose name is not a string");
-        push_global(*module + "." + *name);
+        const auto* module = names[0]->text();
+        const auto* name = names[1]->text();
+        if (module == nullptr || name == nullptr) in_.fail("a class whose name is not a string");
+        push_global(*module + (name->find('.') == std::string::npos ? "." : ":") + *name);
         return true;
       }
       case 'R':
@@ -291,8 +282,7 @@ class PickleReader {
       case 'b': {
         const auto* state = pop();
         auto* object = top();
-        if (object->kind != Kind::kCalled && object->kind != Kind::kNew)
-          fail("state for something that is no object");
+        if (!object->is_object()) in_.fail("state for something that is no object");
         object->state = state;
         return true;
       }
@@ -301,19 +291,25 @@ class PickleReader {
     }
   }
 
+  /// Names may be put together from strings that the memo repeats: in all they stay within a
+  /// multiple of the pickle.
   void push_global(std::string name) {
+    if (name.size() > kMostClassNameBytes || name.size() > names_left_)
+      in_.fail("names of classes take more than checkpoints need");
+    names_left_ -= name.size();
     auto* node = make(Kind::kGlobal);
-    node->name = std::move(name);
+    node->leaf = std::move(name);
     push(node);
   }
 
   void make_object(Kind kind) {
     const auto* arguments = pop();
     const auto* callable = pop();
-    if (callable->kind != Kind::kGlobal) fail("a call of something that is no class");
-    if (arguments->kind != Kind::kTuple) fail("arguments that are no tuple");
+    if (callable->kind != Kind::kGlobal && callable->kind != Kind::kCalled)
+      in_.fail("a call of something that is no class");
+    if (arguments->kind != Kind::kTuple) in_.fail("arguments that are no tuple");
     auto* node = make(kind);
-    node->name = callable->name;
+    node->callable = callable;
     node->arguments = arguments;
     push(node);
   }
@@ -322,75 +318,43 @@ class PickleReader {
     auto* target = top();
     const bool fits =
         target->kind == Kind::kList || target->kind == Kind::kSet || target->is_object();
-    if (!fits) fail("items for something that is no list");
+    if (!fits) in_.fail("items for something that is no list");
     target->items.insert(target->items.end(), items.begin(), items.end());
   }
 
   void add_entries(std::vector<const PickleNode*> items) {
     auto* target = top();
     if (target->kind != Kind::kDict && !target->is_object())
-      fail("entries for something that is no dict");
+      in_.fail("entries for something that is no dict");
     auto& into = target->is_object() ? target->entries : target->items;
     into.insert(into.end(), items.begin(), items.end());
   }
 
   std::vector<const PickleNode*> even(std::vector<const PickleNode*> items) const {
-    if (items.size() % 2 != 0) fail("a key without a value");
+    if (items.size() % 2 != 0) in_.fail("a key without a value");
     return items;
   }
 
-  uint64_t memo_index(const std::string& text) const {
-    uint64_t index = 0;
-    const auto result = std::from_chars(text.data(), text.data() + text.size(), index);
-    if (result.ec != std::errc() || result.ptr != text.data() + text.size())
-      fail("a memo index that is no number");
-    return index;
+  void memorise(uint64_t index) {
+    if (memo_.size() >= kMostNodes) in_.fail("more memo entries than a checkpoint's pickle holds");
+    memo_[index] = top();
   }
   void recall(uint64_t index) {
     const auto found = memo_.find(index);
-    if (found == memo_.end()) fail("memo entry " + std::to_string(index) + " was never written");
+    if (found == memo_.end())
+      in_.fail("memo entry " + std::to_string(index) + " was never written");
     push(found->second);
   }
 
-  void text_int(std::string text) {
-    if (text == "00" || text == "01") return push(text == "01");
-    if (text.ends_with('L')) text.pop_back();
-    int64_t value = 0;
-    const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (result.ec != std::errc() || result.ptr != text.data() + text.size())
-      fail("\"" + text + "\" is no int");
-    push(value);
-  }
-  void text_double(const std::string& text) {
-    double value = 0;
-    const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (result.ec != std::errc() || result.ptr != text.data() + text.size())
-      fail("\"" + text + "\" is no float");
-    push(value);
-  }
-  void long_int(std::string_view bytes) {
-    if (bytes.size() > 8) return push(BigInt{std::string(bytes)});
-    uint64_t value = bytes.empty() || (bytes.back() & 0x80) == 0 ? 0 : ~uint64_t{0};
-    for (size_t i = bytes.size(); i-- > 0;)
-      value = value << 8 | static_cast<unsigned char>(bytes[i]);
-    push(static_cast<int64_t>(value));
-  }
-  void big_endian_double() {
-    uint64_t bits = 0;
-    for (const char c : take(8)) bits = bits << 8 | static_cast<unsigned char>(c);
-    double value = 0;
-    std::memcpy(&value, &bits, sizeof value);
-    push(value);
-  }
-
-  std::string_view in_;
-  const std::string& where_;
-  size_t at_ = 0;
-  size_t opcode_at_ = 0;
+  PickleInput in_;
+  size_t names_left_;
   std::deque<PickleNode> nodes_;  // owns all; references among them may be cyclic
   std::vector<PickleNode*> stack_;
   std::vector<size_t> marks_;
   std::unordered_map<uint64_t, PickleNode*> memo_;
+  PickleNode* none_;  // what never changes and takes a byte to write is made once
+  PickleNode* no_items_;
+  PickleNode* flags_[2];
 };
 
 }  // namespace

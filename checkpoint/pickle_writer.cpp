@@ -158,7 +158,17 @@ class PickleWriter {
     const auto dot = name.rfind('.');
     TORCH_CHECK(dot != std::string::npos && name.find('\n') == std::string::npos, "\"", name,
                 "\" is not the name of a class");
-    out_ += 'c' + name.substr(0, dot) + '\n' + name.substr(dot + 1) + '\n';
+    const auto colon = name.find(':');
+    if (colon != std::string::npos && colon < dot) {  // nested: getattr(Outer, "Name")
+      auto outer = name.substr(0, dot);
+      if (outer.find('.', colon) == std::string::npos) outer[colon] = '.';
+      global("__builtin__.getattr");
+      global(outer);
+      (*this)(name.substr(dot + 1));
+      out_ += "\x86R";
+    } else {
+      out_ += 'c' + name.substr(0, dot) + '\n' + name.substr(dot + 1) + '\n';
+    }
     memorise('g' + name);
   }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,25 +20,32 @@ struct FileRange {
 };
 
 /// The zip archive that torch.save writes (entries stored, never compressed), lying in a range of a
-/// file. Every offset is checked against the range before it is used; damaged archives throw a
-/// sentence naming file and offset.
+/// file. The whole directory is checked before anything else is read: every entry inside the range,
+/// none over another, no name twice. Damaged archives throw a sentence naming file and offset.
 class TorchArchive {
  public:
+  struct Entry {
+    int64_t size = 0;
+    uint32_t crc32 = 0;
+    int64_t header = 0;        ///< of its local header, from the start of the archive
+    int64_t limit = 0;         ///< where the next entry or the directory begins
+    std::string name_in_file;  ///< with the archive's folder in front
+  };
+
   TorchArchive(const InputFile& file, FileRange range);
 
   bool contains(const std::string& name) const { return entries_.count(name) != 0; }
-  /// Where an entry's bytes lie in the file; names come without the archive's folder ("data.pkl").
-  FileRange locate(const std::string& name) const;
+  /// By names without the archive's folder ("data.pkl").
+  const std::map<std::string, Entry>& entries() const { return entries_; }
+  FileRange locate(const std::string& name) const;  ///< where an entry's bytes lie in the file
   std::string read(const std::string& name, int64_t most_bytes) const;
+  const InputFile& file() const { return file_; }
   const std::string& where() const { return where_; }
 
  private:
-  struct Entry {
-    int64_t header = 0;  // of its local header, from the start of the archive
-    int64_t size = 0;
-  };
   void read_directory();
   void add_entry(const std::string& record, size_t& at);
+  void set_limits(int64_t directory);
 
   const InputFile& file_;
   FileRange range_;
@@ -55,14 +63,18 @@ struct StoredTensor {
   bool is_contiguous() const;
 };
 
-/// Finds the tensor that torch.save(tensor) put into the range; checks that its elements lie inside
-/// it.
+/// The tensor that a record in the archive's pickle stands for (torch._utils._rebuild_tensor_v2 and
+/// its like, parameters too); nothing for other values. Checks that its elements lie inside its
+/// entry.
+std::optional<StoredTensor> stored_tensor(const TorchArchive& archive, const Value& record);
+/// The same of the tensor that torch.save(tensor) put into the range; anything else throws.
 StoredTensor find_stored_tensor(const InputFile& file, FileRange range);
 /// Rows [begin, begin + count) of dimension 0, reading no others (the whole tensor when it has no
 /// dimensions).
 at::Tensor read_rows(const InputFile& file, const StoredTensor& stored, int64_t begin,
                      int64_t count);
-/// The plain object that torch.save(object) put into the range.
+/// The object that torch.save(object) put into the archive, with records for tensors.
+Value read_root(const TorchArchive& archive);
 Value read_stored_value(const InputFile& file, FileRange range);
 
 /// Append what torch.save would write, and return where it is. Tensor data goes to the file without

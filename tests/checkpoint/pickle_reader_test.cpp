@@ -85,8 +85,45 @@ TEST(Pickle, DamagedAndHostileOnesAreRefused) {
   EXPECT_THAT(refused("}(K\x01u."), HasSubstr("without a value"));
   EXPECT_THAT(refused("K\x01K\x02\x61."), HasSubstr("no list"));
   EXPECT_THAT(refused("K\x01)R."), HasSubstr("no class"));
+  EXPECT_THAT(refused("cm\nf\n)R)R."), HasSubstr("no class"));  // a call of what a call returns
+  EXPECT_THAT(refused("V\\u12\n."), HasSubstr("escape"));
   EXPECT_THAT(refused("(i__main__\nX\n."), HasSubstr("opcode 105"));
   EXPECT_THAT(refused("]q\0h\0\x61."), HasSubstr("contain themselves"));  // a list inside itself
+}
+
+TEST(Pickle, OlderProtocolsAreRead) {
+  // pickle.dumps([True, 2, -0.5, "\u00e9\u20ac", b"\xff", argparse.Namespace(a=1)], 0)
+  const auto value = read(
+      "(lp0\nI01\naI2\naF-0.5\naV\xe9\\u20ac\np1\nac_codecs\nencode\np2\n("
+      "V\xff\np3\nVlatin1\np4\ntp5\n"
+      "Rp6\naccopy_reg\n_reconstructor\np7\n(cargparse\nNamespace\np8\nc__builtin__"
+      "\nobject\np9\nNtp10\n"
+      "Rp11\n(dp12\nVa\np13\nI1\nsba.");
+  Dict fields;
+  fields.set("a", 1);
+  EXPECT_EQ(
+      value,
+      Value(List{{true, 2, -0.5, "\xc3\xa9\xe2\x82\xac", Bytes{"\xff"}, make_namespace(fields)}}));
+}
+
+TEST(Pickle, NestedClassesKeepTheirNames) {
+  // An instance of Outer.Inner in module m: protocol 2, then 4. Both are the same record.
+  const auto value = read(
+      "\x80\x02"
+      "c__builtin__\ngetattr\ncm\nOuter\nX\x05\0\0\0Inner\x86R)\x81.");
+  ASSERT_NE(value.object(), nullptr);
+  EXPECT_EQ(value.object()->class_name, "m:Outer.Inner");
+  EXPECT_EQ(read("\x80\x04\x8c\x01m\x8c\x0bOuter.Inner\x93)\x81."), value);
+  EXPECT_EQ(read_pickle(write_pickle(value), "test"), value);
+  EXPECT_NE(write_pickle(value).find("getattr"), std::string::npos);
+}
+
+TEST(Pickle, NamesAreBounded) {
+  std::string pickle = "X";  // two long strings, put together to a class name again and again
+  pickle += raw("\xe8\x03\0\0", 4) + std::string(1000, 'm') + "q" + raw("\0", 1);
+  for (int i = 0; i < 10000; ++i) pickle += "h" + raw("\0", 1) + "h" + raw("\0", 1) + "\x93" + "0";
+  EXPECT_THAT(message_of([&] { read_pickle(pickle + "N.", "test"); }),
+              HasSubstr("names of classes"));
 }
 
 TEST(Pickle, NestingAndGrowthAreBounded) {

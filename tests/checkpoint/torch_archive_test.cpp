@@ -5,8 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
+
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 
 #include "checkpoint/crc32.h"
@@ -77,6 +80,84 @@ TEST(TorchArchive, EveryTruncationAndEveryFlippedByteIsReadOrRefused) {
     } catch (const c10::Error&) {  // or a tensor; nothing else
     }
   }
+}
+
+/// An archive of stored entries, each (name, content), with a directory that may be altered.
+std::string zip_of(const std::vector<std::pair<std::string, std::string>>& entries,
+                   const std::function<void(size_t, std::string& record)>& alter) {
+  const auto little = [](uint64_t value, int width) {
+    std::string bytes;
+    for (int i = 0; i < width; ++i) bytes += static_cast<char>(value >> (8 * i));
+    return bytes;
+  };
+  std::string zip;
+  std::string directory;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const auto& [name, content] = entries[i];
+    const auto size = little(content.size(), 4);
+    const auto middle = std::string(8, '\0') +
+                        little(crc32(0, content.data(), static_cast<int64_t>(content.size())), 4) +
+                        size + size + little(name.size(), 2) + little(0, 2);
+    auto record = "PK\1\2" + little(20, 2) + little(20, 2) + middle + std::string(10, '\0') +
+                  little(zip.size(), 4) + name;
+    zip += "PK\3\4" + little(20, 2) + middle + name + content;
+    alter(i, record);
+    directory += record;
+  }
+  return zip + directory + "PK\5\6" + std::string(4, '\0') + little(entries.size(), 2) +
+         little(entries.size(), 2) + little(directory.size(), 4) + little(zip.size(), 4) +
+         little(0, 2);
+}
+
+TEST(TorchArchive, DirectoriesThatLieAreRefused) {
+  TemporaryFolder folder;
+  using Entries = std::vector<std::pair<std::string, std::string>>;
+  using Alter = std::function<void(size_t, std::string&)>;
+  const auto read = [&](const Entries& entries, const Alter& alter) {
+    std::ofstream(folder.file("zip"), std::ios::binary) << zip_of(entries, alter);
+    const InputFile file(folder.file("zip"));
+    const TorchArchive archive(file, {0, file.size()});
+    for (const auto& [name, entry] : archive.entries()) archive.read(name, 100);
+  };
+  const auto open = [&](const Entries& entries, const Alter& alter) {
+    return message_of([&] { read(entries, alter); });
+  };
+  const Entries good = {{"a/x", "12345678"}, {"a/y", "1234"}};
+  const auto nothing = [](size_t, std::string&) {};
+  EXPECT_NO_THROW(read(good, nothing));
+  EXPECT_THAT(open({{"a/x", "1"}, {"b/x", "2"}}, nothing), HasSubstr("entry x is there twice"));
+  const auto second = [](size_t at, const std::string& bytes) {
+    return [=](size_t i, std::string& record) {
+      if (i == 1) record.replace(at, bytes.size(), bytes);
+    };
+  };
+  EXPECT_THAT(open(good, second(10, "\x08")), HasSubstr("a/y is compressed"));
+  EXPECT_THAT(open(good, second(8, "\x01")), HasSubstr("a/y is compressed or encrypted"));
+  EXPECT_THAT(open(good, second(24, "\x05")), HasSubstr("a/y has two sizes: 5 and 4"));
+  EXPECT_THAT(open(good, second(20, std::string("\x05\0\0\0\x05", 5))), HasSubstr("over another"));
+  EXPECT_THAT(open(good, second(42, std::string(1, '\0'))), HasSubstr("over another"));
+  EXPECT_THAT(open(good, second(48, "z")), HasSubstr("entry z has a damaged header"));
+}
+
+TEST(TorchArchive, ATensorRecordWithoutArgumentsIsNoTensor) {
+  TemporaryFolder folder;
+  Value root =
+      Object{"torch._utils._rebuild_parameter", Object::Making::kCalled, Tuple(), {}, {}, {}};
+  FileRange range;
+  {
+    OutputFile file(folder.file("t"));
+    range = write_stored_value(file, root);
+    file.sync_and_close();
+  }
+  const InputFile file(folder.file("t"));
+  EXPECT_THAT(message_of([&] { find_stored_tensor(file, range); }),
+              HasSubstr("expected a plain tensor"));
+}
+
+TEST(FileIo, APipeIsRefusedInsteadOfWaitedFor) {
+  TemporaryFolder folder;
+  ASSERT_EQ(::mkfifo(folder.file("pipe").c_str(), 0600), 0);
+  EXPECT_THAT(message_of([&] { InputFile{folder.file("pipe")}; }), HasSubstr("not a regular file"));
 }
 
 }  // namespace
