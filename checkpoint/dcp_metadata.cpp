@@ -135,7 +135,8 @@ DcpLocation location_of(const Value& info) {
                        {fields.at("offset").as_int(), fields.at("length").as_int()}};
   TORCH_CHECK(is_plain_file_name(location.file), "\"", location.file,
               "\" is not a file of the checkpoint's own folder");
-  TORCH_CHECK(location.range.offset >= 0 && location.range.length >= 0, "an item lies at byte ",
+  TORCH_CHECK(location.range.offset >= 0 && location.range.length >= 0 &&
+                  location.range.length <= INT64_MAX - location.range.offset, "an item lies at byte ",
               location.range.offset, " of ", location.file, " with ", location.range.length,
               " bytes");
   return location;

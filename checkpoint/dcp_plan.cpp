@@ -21,7 +21,8 @@ bool overlap(const DcpChunk& a, const DcpChunk& b) {
   return true;
 }
 
-/// The chunks lie inside the tensor, apart from each other, and make up its volume: they tile it.
+}  // namespace
+
 void check_tiling(const DcpEntry& entry) {
   std::vector<const DcpChunk*> chunks;
   int64_t volume = 0;
@@ -32,7 +33,8 @@ void check_tiling(const DcpEntry& entry) {
                   " of sizes ", describe_sizes(entry.sizes), " has a shard at ", describe_sizes(chunk.offsets),
                   " of sizes ", describe_sizes(chunk.sizes), ", which lies outside it");
     }
-    volume += numel;
+    TORCH_CHECK(!__builtin_add_overflow(volume, numel, &volume), "the shards of tensor ", entry.key,
+                " hold more than it has");
     if (numel > 0) chunks.push_back(&chunk);
   }
   std::sort(chunks.begin(), chunks.end(),
@@ -49,6 +51,8 @@ void check_tiling(const DcpEntry& entry) {
   const auto whole = checked_numel(entry.sizes).value_or(-1);
   TORCH_CHECK(volume == whole, "the shards of tensor ", entry.key, " hold ", volume, " of its ", whole, " elements");
 }
+
+namespace {
 
 class PlanMerger {
  public:

@@ -40,6 +40,10 @@ struct SavePlan {
   DcpMetadata metadata;                    ///< complete but for the locations
 };
 
+/// Throws when the chunks of a tensor do not tile it: inside it, apart from each other, and its
+/// volume in all.
+void check_tiling(const DcpEntry& entry);
+
 /// Merges the ranks' plans: what several ranks hold (replicas, values, empty shards) is written
 /// once, by the one with the least to write. Throws when ranks disagree on a tensor, or its chunks
 /// do not cover it exactly.

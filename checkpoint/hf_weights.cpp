@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "checkpoint/strict_json.h"
+
 namespace megashard {
 namespace {
 
@@ -62,8 +64,7 @@ HfWeights::HfWeights(const std::string& directory) : directory_(directory) {
 }
 
 void HfWeights::read_index(const std::string& directory, const std::string& index_path) {
-  const auto text = read_small_file(index_path, kMostIndexBytes);
-  const auto index = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto index = parse_strict_json(read_small_file(index_path, kMostIndexBytes), index_path);
   TORCH_CHECK(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(),
               index_path, " is no index: it has no weight_map");
   std::set<std::string> files;

@@ -93,31 +93,34 @@ class TreeBuilder {
     return Object{class_name, Object::Making::kCalled, std::move(arguments), {}, {}, {}};
   }
 
-  /// The name of a class; one nested in another comes from protocols before 4 as
-  /// getattr(Outer, "Name").
   std::string name_of(const PickleNode* callable, int depth) {
+    auto name = global_name(callable, depth);
+    TORCH_CHECK(name.has_value(), where_, ": a call of something that is no class");
+    return std::move(*name);
+  }
+
+  /// The name of a class or of what lies in one; protocols before 4 write the latter as
+  /// getattr(Outer, "Name"). Nothing for other nodes.
+  std::optional<std::string> global_name(const PickleNode* node, int depth) {
     TORCH_CHECK(depth < kMostDepth, where_, ": names are nested deeper than ", kMostDepth);
-    if (callable->kind == Kind::kGlobal) {
-      spend(callable->leaf.as_string().size());
-      return callable->leaf.as_string();
+    if (node->kind == Kind::kGlobal) {
+      spend(node->leaf.as_string().size());
+      return node->leaf.as_string();
     }
-    const auto& arguments = callable->arguments->items;
-    const auto* name = arguments.size() == 2 ? arguments[1]->text() : nullptr;
-    const bool is_class = arguments.size() == 2 && (arguments[0]->kind == Kind::kGlobal ||
-                                                    arguments[0]->kind == Kind::kCalled);
-    const auto how = callable->callable->kind == Kind::kGlobal
-                         ? callable->callable->leaf.as_string()
-                         : std::string();
-    TORCH_CHECK((how == "builtins.getattr" || how == "__builtin__.getattr") && name != nullptr &&
-                    is_class,
-                where_, ": a call of something that is no class");
-    auto outer = name_of(arguments[0], depth + 1);
-    if (outer.find(':') == std::string::npos) {
-      const auto dot = outer.rfind('.');
-      if (dot != std::string::npos) outer[dot] = ':';
+    if (node->kind != Kind::kCalled || node->callable->kind != Kind::kGlobal) return std::nullopt;
+    const auto& how = node->callable->leaf.as_string();
+    const auto& arguments = node->arguments->items;
+    const bool is_attribute = (how == "builtins.getattr" || how == "__builtin__.getattr") &&
+                              arguments.size() == 2 && arguments[1]->text() != nullptr;
+    if (!is_attribute) return std::nullopt;
+    auto name = global_name(arguments[0], depth + 1);
+    if (!name) return std::nullopt;
+    if (name->find(':') == std::string::npos) {
+      const auto dot = name->rfind('.');
+      if (dot != std::string::npos) (*name)[dot] = ':';
     }
-    spend(name->size());
-    return outer + "." + *name;
+    spend(arguments[1]->text()->size());
+    return *name + "." + *arguments[1]->text();
   }
 
   static Value global(const std::string& name) {
@@ -128,6 +131,7 @@ class TreeBuilder {
   }
 
   Value object(const PickleNode* node, int depth) {
+    if (auto name = global_name(node, depth)) return Global{std::move(*name)};
     spend(sizeof(Object));
     Object made{name_of(node->callable, depth),
                 node->kind == Kind::kNew ? Object::Making::kNew : Object::Making::kCalled,

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <deque>
 #include <unordered_map>
 
@@ -138,7 +139,7 @@ class PickleReader {
         push(Bytes{std::string(in_.take(in_.number(8)))});
         return true;
       case 0x96:  // a bytearray: in older protocols a call
-        push_global("builtins.bytearray");
+        push_global("builtins", ".", "bytearray");
         push(Bytes{std::string(in_.take(in_.number(8)))});
         push_container(Kind::kTuple, pop_items(1));
         make_object(Kind::kCalled);
@@ -259,7 +260,7 @@ class PickleReader {
     switch (opcode) {
       case 'c': {
         auto module = in_.line();
-        push_global(module + "." + in_.line());
+        push_global(std::move(module), ".", in_.line());
         return true;
       }
       case 0x93: {
@@ -267,7 +268,7 @@ class PickleReader {
         const auto* module = names[0]->text();
         const auto* name = names[1]->text();
         if (module == nullptr || name == nullptr) in_.fail("a class whose name is not a string");
-        push_global(*module + (name->find('.') == std::string::npos ? "." : ":") + *name);
+        push_global(*module, name->find('.') == std::string::npos ? "." : ":", *name);
         return true;
       }
       case 'R':
@@ -293,9 +294,12 @@ class PickleReader {
 
   /// Names may be put together from strings that the memo repeats: in all they stay within a
   /// multiple of the pickle.
-  void push_global(std::string name) {
-    if (name.size() > kMostClassNameBytes || name.size() > names_left_)
+  void push_global(std::string name, const char* between, const std::string& rest) {
+    if (name.find(':') != std::string::npos || rest.find(':') != std::string::npos)
+      in_.fail("a class with a colon in its name");
+    if (rest.size() + name.size() >= std::min(kMostClassNameBytes, names_left_))
       in_.fail("names of classes take more than checkpoints need");
+    name += between + rest;
     names_left_ -= name.size();
     auto* node = make(Kind::kGlobal);
     node->leaf = std::move(name);

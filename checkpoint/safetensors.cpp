@@ -8,6 +8,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/strict_json.h"
+
 namespace megashard {
 namespace {
 
@@ -92,7 +94,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path)
 }
 
 void SafetensorsFile::parse_header(const std::string& text, int64_t data_bytes) {
-  const auto header = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto header = parse_strict_json(text, path() + ": the header");
   TORCH_CHECK(header.is_object(), path(), " is no safetensors file: its header is not a JSON object");
   std::vector<Entry> entries;
   for (const auto& [name, fields] : header.items()) {
@@ -132,6 +134,10 @@ size_t SafetensorsFile::position_of(const std::string& name) const {
 
 const TensorInfo& SafetensorsFile::info(const std::string& name) const {
   return tensors_[position_of(name)];
+}
+
+int64_t SafetensorsFile::data_offset(const std::string& name) const {
+  return offsets_[position_of(name)];
 }
 
 at::Tensor SafetensorsFile::tensor(const std::string& name) const {

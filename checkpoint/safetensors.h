@@ -30,6 +30,7 @@ class SafetensorsFile {
   bool contains(const std::string& name) const { return index_.count(name) != 0; }
   const TensorInfo& info(
       const std::string& name) const;  ///< throws when the file has no such tensor
+  int64_t data_offset(const std::string& name) const;  ///< of its first byte in the file
   /// CPU tensor; its rows are read from the disk when touched (so narrow first). Writing to it
   /// leaves the file alone.
   at::Tensor tensor(const std::string& name) const;

@@ -168,8 +168,13 @@ class TorchDistView {
     Value lists = *names;
     Dict with_names = optimizer->as_dict();
     auto groups = with_names.at("param_groups").as_items();
-    for (size_t i = 0; i < groups.size(); ++i)
-      groups[i].get_if<Dict>()->set("params", lists.as_items().at(i));
+    TORCH_CHECK(lists.as_items().size() == groups.size(), folder_, ": common.pt names the parameters of ",
+                lists.as_items().size(), " groups of ", groups.size());
+    for (size_t i = 0; i < groups.size(); ++i) {
+      auto group = groups[i].as_dict();
+      group.set("params", lists.as_items()[i]);
+      groups[i] = std::move(group);
+    }
     with_names.set("param_groups", List{std::move(groups)});
     common_.set("optimizer", std::move(with_names));
     std::erase_if(common_.entries,

@@ -85,7 +85,10 @@ TEST(Safetensors, DamagedAndHostileFilesAreRefused) {
   };
   const std::string four(4, 'x');
   EXPECT_THAT(refused("[]", ""), HasSubstr("not a JSON object"));
-  EXPECT_THAT(refused("{\"a\":", ""), HasSubstr("not a JSON object"));
+  EXPECT_THAT(refused("{\"a\":", ""), HasSubstr("no JSON, or was cut short"));
+  EXPECT_THAT(refused("{\"a\":{},\"b\":{},\"a\":{}}", ""), HasSubstr("the key \"a\" twice"));
+  EXPECT_THAT(refused("{\"a\":" + std::string(100, '[') + std::string(100, ']') + "}", ""),
+              HasSubstr("nested deeper"));
   EXPECT_THAT(refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "xxx"),
               HasSubstr("truncated"));
   EXPECT_THAT(refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "xxxxx"),
