@@ -66,10 +66,11 @@ void FolderWriter::write(const std::string& key, const at::Tensor& whole) {
   auto& place = found->second;
   auto& entry = metadata_.entries[place.entry];
   auto& chunk = entry.chunks[place.chunk];
-  const auto tensor = place.stacked ? whole.unsqueeze(0) : whole;
-  TORCH_CHECK(tensor.scalar_type() == entry.dtype && tensor.sizes() == at::IntArrayRef(chunk.sizes), key, " is ",
-              tensor.scalar_type(), tensor.sizes(), ", announced as ", entry.dtype, describe_sizes(chunk.sizes));
-  chunk.location = {file_name(), write_stored_tensor(*file_, tensor)};
+  const auto announced = at::IntArrayRef(chunk.sizes).slice(place.stacked ? 1 : 0);
+  TORCH_CHECK(whole.scalar_type() == entry.dtype && whole.sizes() == announced, key, " is ", whole.scalar_type(),
+              describe_sizes(whole.sizes().vec()), ", announced as ", entry.dtype, describe_sizes(announced.vec()));
+  const auto stored = write_stored_tensor(*file_, place.stacked ? whole.unsqueeze(0) : whole);
+  chunk.location = {file_name(), stored};
   place.written = true;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "checkpoint/pickle_reader.h"
+#include "checkpoint/value_tensors.h"
 #include "checkpoint/zip_layout.h"
 
 namespace megashard {
@@ -169,7 +170,8 @@ Value read_root(const TorchArchive& archive) {
 }
 
 Value read_stored_value(const InputFile& file, FileRange range) {
-  return read_root(TorchArchive(file, range));
+  const TorchArchive archive(file, range);
+  return with_storages(archive, read_root(archive));
 }
 
 }  // namespace megashard

@@ -75,7 +75,12 @@ at::Tensor read_rows(const InputFile& file, const StoredTensor& stored, int64_t 
                      int64_t count);
 /// The object that torch.save(object) put into the archive, with records for tensors.
 Value read_root(const TorchArchive& archive);
+/// The same of a range; small tensors come with their bytes (value_tensors.h).
 Value read_stored_value(const InputFile& file, FileRange range);
+
+/// The record of a contiguous tensor whose storage is the archive's entry data/STORAGE.
+Value tensor_record(at::ScalarType dtype, const std::vector<int64_t>& sizes,
+                    const std::string& storage);
 
 /// Append what torch.save would write, and return where it is. Tensor data goes to the file without
 /// another copy when it is contiguous on the CPU.

@@ -1,17 +1,19 @@
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "checkpoint/crc32.h"
 #include "checkpoint/pickle_writer.h"
 #include "checkpoint/tensor_info.h"
 #include "checkpoint/torch_archive.h"
+#include "checkpoint/value_tensors.h"
 #include "checkpoint/zip_layout.h"
 
 namespace megashard {
 namespace {
 
-constexpr int64_t kAlignment = 64;  // of every entry's data, from the start of the archive
+constexpr int64_t kAlignment = 64;   // of every entry's data, from the start of the archive
 constexpr uint16_t kFlags = 0x0808;  // sizes follow the data; names are UTF-8
 
 class ArchiveWriter {
@@ -133,34 +135,17 @@ class ArchiveWriter {
   std::vector<Entry> entries_;
 };
 
-Tuple tuple_of(at::IntArrayRef numbers) {
+Tuple tuple_of(const std::vector<int64_t>& numbers) {
   Tuple tuple;
   for (const auto number : numbers) tuple.items.emplace_back(number);
   return tuple;
 }
 
-/// torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks), or _v3
-/// with the dtype behind for dtypes that never had a storage class.
-Value tensor_record(const at::Tensor& tensor) {
-  const auto* names = find_dtype(tensor.scalar_type());
-  TORCH_CHECK(names != nullptr, "a tensor of dtype ", tensor.scalar_type(), " has no place in a checkpoint");
-  const bool typed = names->storage != nullptr;
-  const Global storage_class{typed ? std::string("torch.") + names->storage
-                                   : "torch.storage.UntypedStorage"};
-  const auto units = typed ? tensor.numel() : static_cast<int64_t>(tensor.nbytes());
-  const Object storage{
-      "", Object::Making::kPersistent, Tuple{{"storage", storage_class, "0", "cpu", units}}, {}, {},
-      {}};
-  const Object no_hooks{"collections.OrderedDict", Object::Making::kCalled, Tuple(), {}, {}, {}};
-  Tuple arguments{
-      {storage, 0, tuple_of(tensor.sizes()), tuple_of(tensor.strides()), false, no_hooks}};
-  if (!typed) arguments.items.emplace_back(tensor.scalar_type());
-  return Object{typed ? "torch._utils._rebuild_tensor_v2" : "torch._utils._rebuild_tensor_v3",
-                Object::Making::kCalled,
-                std::move(arguments),
-                {},
-                {},
-                {}};
+std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t i = sizes.size(); i-- > 1;)
+    strides[i - 1] = strides[i] * std::max<int64_t>(sizes[i], 1);
+  return strides;
 }
 
 void add_preamble(ArchiveWriter& archive, const Value& root) {
@@ -172,17 +157,49 @@ void add_preamble(ArchiveWriter& archive, const Value& root) {
 
 }  // namespace
 
+/// torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks), or _v3
+/// with the dtype behind for dtypes that never had a storage class.
+Value tensor_record(at::ScalarType dtype, const std::vector<int64_t>& sizes,
+                    const std::string& storage_name) {
+  const auto* names = find_dtype(dtype);
+  TORCH_CHECK(names != nullptr, "a tensor of dtype ", dtype, " has no place in a checkpoint");
+  const bool typed = names->storage != nullptr;
+  const Global storage_class{typed ? std::string("torch.") + names->storage
+                                   : "torch.storage.UntypedStorage"};
+  const auto bytes = tensor_bytes({storage_name, dtype, sizes});
+  const auto units = typed ? bytes / static_cast<int64_t>(c10::elementSize(dtype)) : bytes;
+  const Object storage{"",
+                       Object::Making::kPersistent,
+                       Tuple{{"storage", storage_class, storage_name, "cpu", units}},
+                       {},
+                       {},
+                       {}};
+  const Object no_hooks{"collections.OrderedDict", Object::Making::kCalled, Tuple(), {}, {}, {}};
+  Tuple arguments{
+      {storage, 0, tuple_of(sizes), tuple_of(contiguous_strides(sizes)), false, no_hooks}};
+  if (!typed) arguments.items.emplace_back(dtype);
+  return Object{typed ? "torch._utils._rebuild_tensor_v2" : "torch._utils._rebuild_tensor_v3",
+                Object::Making::kCalled,
+                std::move(arguments),
+                {},
+                {},
+                {}};
+}
+
 FileRange write_stored_tensor(OutputFile& file, const at::Tensor& tensor) {
   const auto data = tensor.detach().cpu().contiguous();
   ArchiveWriter archive(file);
-  add_preamble(archive, tensor_record(data));
+  add_preamble(archive, tensor_record(data.scalar_type(), data.sizes().vec(), "0"));
   archive.add("data/0", data.const_data_ptr(), static_cast<int64_t>(data.nbytes()));
   return archive.finish();
 }
 
 FileRange write_stored_value(OutputFile& file, const Value& value) {
+  const auto [root, storages] = number_storages(value);
   ArchiveWriter archive(file);
-  add_preamble(archive, value);
+  add_preamble(archive, root);
+  for (size_t i = 0; i < storages.size(); ++i)
+    archive.add("data/" + std::to_string(i), storages[i]);
   return archive.finish();
 }
 

@@ -8,6 +8,7 @@
 #include "checkpoint/file_io.h"
 #include "checkpoint/torch_dist_keys.h"
 #include "checkpoint/value_paths.h"
+#include "checkpoint/value_tensors.h"
 
 namespace megashard {
 namespace {
@@ -156,7 +157,7 @@ class TorchDistView {
       DcpEntry entry{
           key.substr(0, key.size() - kFirst.size()) + ".step", {}, true, at::kFloat, {}, {}, {}};
       if (keys_.count(entry.key) != 0) continue;
-      entry.value = step;
+      entry.value = *step;
       add_tensor_as_is(std::move(entry));
     }
   }
@@ -205,7 +206,8 @@ class TorchDistView {
     if (of_state != nullptr && of_state->find("common_step") != nullptr) {
       auto step = of_state->at("common_step");
       of_state->entries.clear();
-      return step;
+      const auto tensor = tensor_in(step);
+      return tensor ? Value(tensor->item().toDouble()) : step;
     }
     const auto* groups = fields->find("param_groups");
     if (groups == nullptr || groups->as_items().empty()) return std::nullopt;

@@ -1,5 +1,6 @@
 #include "checkpoint/torch_dist_writer.h"
 
+#include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
 #include <optional>
@@ -10,6 +11,7 @@
 #include "checkpoint/tensor_info.h"
 #include "checkpoint/torch_archive.h"
 #include "checkpoint/torch_dist_keys.h"
+#include "checkpoint/value_tensors.h"
 #include "parallel/device_mesh.h"
 
 namespace megashard {
@@ -98,7 +100,8 @@ TorchDistState to_torch_dist(const ShardedTensors& tensors, const Dict& values, 
   take_group_names(optimizer, state.common);
   if (step) {
     Dict of_state;
-    of_state.set("common_step", *step);
+    // a tensor, as torch's AdamW counts in
+    of_state.set("common_step", tensor_value(at::full({}, *step, at::TensorOptions(at::kFloat))));
     optimizer.set("state", std::move(of_state));
   }
   if (!optimizer.entries.empty()) state.common.set("optimizer", std::move(optimizer));

@@ -1,9 +1,10 @@
 // Saves and loads torch_dcp checkpoints over ranks as threads, for test_dcp.py. dcp_tool ...
 //
 // - save FOLDER RANKS REPLICAS: tensors that test_dcp.py knows, sharded over RANKS / REPLICAS.
+// - save_dist FOLDER RANKS 1: tensors that test_torch_dist.py knows, in that format.
 // - save_tp FOLDER RANKS TP: three tensors, by FSDP over pieces that TP ranks share.
 // - load FOLDER RANKS OUT: every tensor's shards to OUT/rank<r>.safetensors, values to
-//   OUT/values.pkl.
+//   OUT/values.pt.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -15,8 +16,8 @@
 #include "checkpoint/dcp_reader.h"
 #include "checkpoint/dcp_writer.h"
 #include "checkpoint/file_io.h"
-#include "checkpoint/pickle_writer.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/torch_archive.h"
 #include "parallel/fully_shard.h"
 #include "parallel/tensor_parallel.h"
 #include "tests/support/run_ranks.h"
@@ -51,6 +52,30 @@ ShardedTensors known_tensors(int parts, int index) {
   add("model.e.weight", counting(at::kLong, {6}, 3));
   add("optimizer.state.a.weight.exp_avg", counting(at::kFloat, {5, 3}, 100));
   add("optimizer.state.a.weight.step", at::full({}, 7, at::TensorOptions(at::kFloat)));
+  return tensors;
+}
+
+ShardedTensors known_layers(int parts, int index) {
+  ShardedTensors tensors;
+  const auto add = [&](const std::string& key, const at::Tensor& whole) {
+    tensors.emplace_back(key, shard_of(whole, parts, index));
+  };
+  add("model.embed.weight", counting(at::kFloat, {8, 3}, 0));
+  add("model.few.weight", counting(at::kHalf, {5, 2}, 1));
+  add("model.head.weight", counting(at::kFloat8_e4m3fn, {5, 4}, 0));
+  add("model.ids", counting(at::kLong, {6}, 3));
+  for (int64_t i = 0; i < 3; ++i) {
+    const auto layer = "decoder.layers." + std::to_string(i);
+    add("model." + layer + ".mlp.weight", counting(at::kBFloat16, {12, 2}, 100 * i));
+    add("model." + layer + ".norm.weight", counting(at::kFloat, {4}, 10 * i));
+    const auto state = "optimizer.state." + layer + ".mlp.weight.";
+    add(state + "exp_avg", counting(at::kFloat, {12, 2}, 100 * i));
+    add(state + "exp_avg_sq", counting(at::kFloat, {12, 2}, 1000 + 100 * i));
+    add(state + "fp32_param", counting(at::kFloat, {12, 2}, 2000 + 100 * i));
+    add(state + "step", at::full({}, 7, at::TensorOptions(at::kFloat)));
+  }
+  add("model.blocks.layers.0.weight", counting(at::kFloat, {2, 3}, 0));
+  add("model.blocks.layers.1.weight", counting(at::kFloat, {3, 3}, 0));
   return tensors;
 }
 
@@ -127,7 +152,10 @@ void load(const std::string& folder, const std::string& out, const ProcessGroupP
   SafetensorsWriter writer(out + "/rank" + std::to_string(group->rank()) + ".safetensors", infos);
   for (const auto& info : writer.tensors()) writer.write(shards.at(info.name));
   writer.finish();
-  if (group->rank() == 0) write_file_atomically(out + "/values.pkl", write_pickle(values));
+  if (group->rank() != 0) return;
+  OutputFile file(out + "/values.pt");
+  write_stored_value(file, values);
+  file.sync_and_close();
 }
 
 void run(const std::string& command, const std::string& folder, int ranks,
@@ -135,6 +163,11 @@ void run(const std::string& command, const std::string& folder, int ranks,
   testing::run_ranks(ranks, [&](const ProcessGroupPtr& group) {
     if (command == "load") return load(folder, last, group);
     const int shards = ranks / std::stoi(last);
+    if (command == "save_dist") {
+      return save_checkpoint(folder, 10, known_layers(shards, group->rank()),
+                             known_values(group->rank()), group,
+                             {.format = CheckpointFormat::kTorchDist});
+    }
     if (command == "save_tp") {
       const DeviceMesh mesh(group, {shards, std::stoi(last)}, {"dp", "tp"});
       Hooked<PiecesImpl> pieces(mesh.submesh({"tp"}));

@@ -1,0 +1,275 @@
+"""torch_dist checkpoints: megatron-core reads ours and we read megatron-core's, at 1 to 4 ranks each.
+
+megatron-core takes long to import: one process of this file does it once and forks the ranks of all worlds, which load
+what dcp_tool saved and save their own. Its answers are a file, of which each test looks at its part.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import random
+import subprocess
+import sys
+import traceback
+import uuid
+from pathlib import Path
+
+import numpy
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed as dist
+
+from test_dcp import STEP, counting, same, tool
+
+WORLDS = (1, 2, 3, 4)
+LAYERS = 3
+
+
+def weights():
+    """By torch_dist's keys, stacks whole; dcp_tool's save_dist has the same."""
+    tensors = {
+        "embed.weight": counting(torch.float32, (8, 3), 0),
+        "few.weight": counting(torch.float16, (5, 2), 1),  # of four ranks the last has none
+        "head.weight": counting(torch.float8_e4m3fn, (5, 4), 0),
+        "ids": counting(torch.int64, (6,), 3),
+        "decoder.layers.mlp.weight": torch.stack([counting(torch.bfloat16, (12, 2), 100 * i) for i in range(LAYERS)]),
+        "decoder.layers.norm.weight": torch.stack([counting(torch.float32, (4,), 10 * i) for i in range(LAYERS)]),
+        "blocks.layers.0.weight": counting(torch.float32, (2, 3), 0),  # another size than the next: not stacked
+        "blocks.layers.1.weight": counting(torch.float32, (3, 3), 0),
+    }
+    for number, buffer in enumerate(("exp_avg", "exp_avg_sq", "fp32_param")):
+        tensors[f"optimizer.state.{buffer}.decoder.layers.mlp.weight"] = torch.stack(
+            [counting(torch.float32, (12, 2), 1000 * number + 100 * i) for i in range(LAYERS)])
+    return tensors
+
+
+def is_stack(key):
+    return "decoder.layers." in key
+
+
+def our_common():
+    return {
+        "args": argparse.Namespace(hidden_size=8, params_dtype=torch.bfloat16, name="größe"),
+        "iteration": 10,
+        "checkpoint_version": 3.0,
+        "optimizer": {"param_groups": [{"lr": 0.001, "betas": (0.9, 0.95)}], "state": {"common_step": torch.tensor(7.0)}},
+        "large": 1 << 40,
+        "nothing": None,
+        "param_group_names": [["a.weight", "b.bias"]],
+        "content_metadata": {"singleton_local_shards": False, "chained_optim_avoid_prefix": True},
+    }
+
+
+# Megatron-core's side, in processes of their own.
+
+
+def rows_of(length, rank, world):
+    size = -(-length // world)
+    return min(rank * size, length), min((rank + 1) * size, length)
+
+
+def sharded(rank, world, fill):
+    """As Megatron's FSDP2 declares weights whose rows divide evenly; others as chunks without a grid, which its own models
+    never make. `fill`: with the data, otherwise with zeros."""
+    from megatron.core.dist_checkpointing import ShardedTensor
+
+    state = {}
+    for key, whole in weights().items():
+        whole = whole if fill else torch.zeros_like(whole)
+        for layer in range(LAYERS) if is_stack(key) else [None]:
+            data = whole if layer is None else whole[layer]
+            begin, end = rows_of(len(data), rank, world)
+            local, name = data[begin:end].clone(), key if layer is None else f"{key}.{layer}"
+            if len(data) % world == 0 and layer is not None:
+                state[name] = ShardedTensor.from_rank_offsets(key, local, (0, layer, LAYERS), (1, rank, world), prepend_axis_num=1)
+            elif len(data) % world == 0:
+                state[name] = ShardedTensor.from_rank_offsets(key, local, (0, rank, world))
+            else:
+                first = () if layer is None else (layer,)
+                local = local if layer is None else local[None]
+                offset = first + (begin,) + (0,) * (data.dim() - 1)
+                state[name] = ShardedTensor(key, local, local.dtype, tuple(local.shape), tuple(whole.shape), offset, None)
+    return state
+
+
+def load_ours(folder, rank, world, saved):
+    """What differs, as text; nothing when megatron-core gets everything."""
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing import ShardedObject
+
+    step = str(folder / f"ours_{saved}" / STEP)
+    expected = sharded(rank, world, fill=True)
+    mine = range(rank, saved, world)
+    state = {"model": sharded(rank, world, fill=False),
+             "rng_state": {each: ShardedObject("rng_state", None, (saved,), (each,)) for each in mine}}
+    loaded = dist_checkpointing.load(state, step)
+    for name, tensor in expected.items():
+        assert same(loaded["model"][name], tensor.data), name
+    assert loaded.get("rng_state", {}) == {each: {"torch": b"\x00\x80\xff" + str(each).encode()} for each in mine}
+    common = {key: loaded[key] for key in our_common()}
+    assert same(common, our_common()), common
+    if world == 1:
+        plain = dist_checkpointing.load_plain_tensors(step)
+        assert all(same(plain[key], tensor) for key, tensor in weights().items())
+
+
+def random_states(rank):
+    random.seed(rank)
+    numpy.random.seed(rank)
+    torch.manual_seed(rank)
+    return {"random_rng_state": random.getstate(), "np_rng_state": numpy.random.get_state(),
+            "torch_rng_state": torch.get_rng_state(), "cuda_rng_state": torch.arange(16, dtype=torch.uint8),
+            "rng_tracker_states": {"model-parallel-rng": torch.arange(16, dtype=torch.uint8)}}
+
+
+def their_common():
+    return {  # an enum as Megatron's attention_backend is, of a module that is light to import
+        "args": argparse.Namespace(hidden_size=8, params_dtype=torch.bfloat16, attention_backend=uuid.SafeUUID.unknown,
+                                   data_path=["a", "b"], world_size=4, consumed_train_samples=160),
+        "iteration": 10,
+        "checkpoint_version": 3.0,
+        "opt_param_scheduler": {"max_lr": 0.001, "num_steps": 160},
+        "num_floating_point_operations_so_far": 2.5e15,
+    }
+
+
+def save_theirs(folder, rank, world):
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing import ShardedObject
+
+    step = folder / f"theirs_{world}"
+    step.mkdir(exist_ok=True)
+    dist.barrier()
+    state = {
+        **their_common(), "model": sharded(rank, world, fill=True),
+        # as Float16OptimizerWithFloat16Params nests it, with the tensor that torch's AdamW counts in
+        "optimizer": {"optimizer": {"state": {"common_step": torch.tensor(7.0)}, "param_groups": [{"lr": 0.001, "betas": (0.9, 0.95)}]}},
+        "rng_state": ShardedObject("rng_state", [random_states(r) for r in range(2)], (1, 1), (0, 0), replica_id=rank),
+        "extra": ShardedObject("decoder.layers.mlp._extra_state", None, (1,), (0,), replica_id=rank),
+    }
+    dist_checkpointing.save(state, str(step), content_metadata={"singleton_local_shards": False})
+
+
+def run_rank(folder, rank, world, answers):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / f"store_{world}"), world), rank=rank, world_size=world,
+                            timeout=datetime.timedelta(seconds=60))
+    tasks = {f"save_{world}": lambda: save_theirs(folder, rank, world)}
+    tasks.update({f"load_{saved}_{world}": lambda saved=saved: load_ours(folder, rank, world, saved) for saved in WORLDS})
+    for name, task in tasks.items():
+        try:
+            task()
+        except Exception:
+            answers.put((name, f"rank {rank}: {traceback.format_exc()}"))
+        dist.barrier()
+
+
+def megatron(folder):
+    import multiprocessing
+    import queue
+
+    torch.set_num_threads(1)
+    torch.cuda.synchronize = lambda *_: None
+    torch.cuda.current_device = lambda: "cpu"
+    from megatron.core import dist_checkpointing  # noqa: F401: the long import
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    filesystem_async._results_queue = queue.Queue()  # its own would import all of this again, in another process
+    failures = {}
+    for world in WORLDS:
+        ranks = [context.Process(target=run_rank, args=(folder, rank, world, answers)) for rank in range(world)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(120)
+        if any(process.exitcode != 0 for process in ranks):
+            failures[f"save_{world}"] = f"exit codes {[process.exitcode for process in ranks]}"
+        while not answers.empty():
+            name, text = answers.get()
+            failures.setdefault(name, text)
+    (folder / "answers.json").write_text(json.dumps(failures))
+
+
+# Ours.
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("torch_dist")
+    for world in WORLDS:
+        tool("save_dist", folder / f"ours_{world}", world, 1)
+    done = subprocess.run([sys.executable, __file__, folder], capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(folder):
+    return json.loads((folder / "answers.json").read_text())
+
+
+@pytest.mark.parametrize("loaded", WORLDS)
+@pytest.mark.parametrize("saved", WORLDS)
+def test_megatron_loads_ours(answers, saved, loaded):
+    assert answers.get(f"load_{saved}_{loaded}") is None
+
+
+def by_layer():
+    """The weights by torch_dcp's keys."""
+    tensors = {}
+    for key, whole in weights().items():
+        for layer in range(LAYERS) if is_stack(key) else [None]:
+            name, tensor = key, whole
+            if layer is not None:
+                name, tensor = key.replace("layers.", f"layers.{layer}."), whole[layer]
+            if name.startswith("optimizer.state."):
+                buffer, name = name[len("optimizer.state."):].split(".", 1)
+                tensors[f"optimizer.state.{name}.{buffer}"] = tensor
+                tensors[f"optimizer.state.{name}.step"] = torch.tensor(7.0)
+            else:
+                tensors[f"model.{name}"] = tensor
+    return tensors
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("saved", ["ours", "theirs"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_we_load(folder, answers, saved, world, ranks):
+    assert answers.get(f"save_{world}") is None
+    out = folder / f"out_{saved}_{world}_{ranks}"
+    out.mkdir()
+    tool("load", folder / f"ours_{world}" / STEP if saved == "ours" else folder / f"theirs_{world}", ranks, out)
+    shards = [safetensors.torch.load_file(out / f"rank{rank}.safetensors") for rank in range(ranks)]
+    expected = by_layer()
+    assert shards[0].keys() == expected.keys()
+    for key, tensor in expected.items():
+        parts = [shard[key] for shard in shards]
+        whole = torch.cat([part.view(torch.uint8) for part in parts]).view(tensor.dtype) if tensor.dim() else parts[0]
+        assert same(whole, tensor), key
+    values = torch.load(out / "values.pt", weights_only=False)
+    if saved == "ours":
+        generators = {str(rank): {"torch": b"\x00\x80\xff" + str(rank).encode()} for rank in range(world)}
+        wanted = {**our_common(), "rng_state": generators}
+        wanted["optimizer"] = {"param_groups": [{"lr": 0.001, "betas": (0.9, 0.95), "params": ["a.weight", "b.bias"]}]}
+        del wanted["param_group_names"]
+        assert same(values, wanted)
+        return
+    states = values.pop("rng_state")
+    assert values.pop("decoder.layers.mlp._extra_state/shard_0_1") is None
+    wanted = {**their_common(), "optimizer": {"param_groups": [{"lr": 0.001, "betas": (0.9, 0.95)}]},
+              "content_metadata": {"singleton_local_shards": False}}
+    assert same(values, wanted)
+    for rank in range(2):
+        expected_state, state = random_states(rank), states[str(rank)]
+        for mine, theirs in zip(expected_state.pop("np_rng_state"), state.pop("np_rng_state"), strict=True):
+            assert numpy.array_equal(mine, theirs) and type(mine) is type(theirs)
+        assert same(state, expected_state), rank
+
+
+if __name__ == "__main__":
+    megatron(Path(sys.argv[1]))
