@@ -9,20 +9,6 @@
 namespace megashard {
 namespace {
 
-template <class Function>
-void with_format(FloatFormat format, Function function) {
-  switch (format) {
-    case FloatFormat::kFloat:
-      return function(float{});
-    case FloatFormat::kDouble:
-      return function(double{});
-    case FloatFormat::kBFloat16:
-      return function(BFloat16Bits{});
-    case FloatFormat::kHalf:
-      return function(HalfBits{});
-  }
-}
-
 bool aligned_to(const at::Tensor& tensor, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % bytes == 0;
 }

@@ -102,4 +102,19 @@ constexpr void round_to(Float8Bits& to, float value) {
 /// dtypes that kernels convert.
 enum class FloatFormat : uint8_t { kFloat, kDouble, kBFloat16, kHalf };
 
+/// function(a zero of the format's type). On the host: it chooses the kernel.
+template <class Function>
+void with_format(FloatFormat format, Function function) {
+  switch (format) {
+    case FloatFormat::kFloat:
+      return function(float{});
+    case FloatFormat::kDouble:
+      return function(double{});
+    case FloatFormat::kBFloat16:
+      return function(BFloat16Bits{});
+    case FloatFormat::kHalf:
+      return function(HalfBits{});
+  }
+}
+
 }  // namespace megashard

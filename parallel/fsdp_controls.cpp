@@ -41,14 +41,18 @@ FsdpContext& context_of(Module& module) {
   return *state.context();
 }
 
-/// Changes how the module's own group communicates.
+/// Changes how a group communicates.
+template <class F>
+void change_communication(FsdpGroup& group, F f) {
+  GroupCommunication communication = group.communication();
+  f(communication);
+  group.set_communication(std::move(communication));
+}
+/// The same for the module's own group, if it has one.
 template <class F>
 void change_communication(Module& module, F f) {
   FsdpGroup* group = state_of(module).group();
-  if (group == nullptr) return;
-  GroupCommunication communication = group->communication();
-  f(communication);
-  group->set_communication(std::move(communication));
+  if (group != nullptr) change_communication(*group, f);
 }
 
 FsdpParam& param_of(const at::Tensor& parameter, const char* operation) {
@@ -84,9 +88,7 @@ void set_unshard_in_backward(Module& module, bool unshard) {
 
 void set_unshard_async_op(Module& module, bool async_op) {
   for_each_group(module, /*recurse=*/true, [=](FsdpGroup& group) {
-    GroupCommunication communication = group.communication();
-    communication.async_op = async_op;
-    group.set_communication(std::move(communication));
+    change_communication(group, [=](auto& communication) { communication.async_op = async_op; });
   });
 }
 

@@ -39,12 +39,7 @@ struct Gradients {
 
 Bucket& bucket_of(std::vector<Bucket>& buckets, const at::Tensor& parameter) {
   const ShardedTensor view = sharded_view(parameter);
-  std::vector<ProcessGroupPtr> groups;
-  for (size_t dim = 0; dim < view.placements.size(); ++dim) {
-    if (view.placements[dim].kind == Placement::Kind::kReplicate) continue;
-    const auto& group = view.mesh->group(static_cast<int>(dim));
-    if (group->size() > 1) groups.push_back(group);
-  }
+  auto groups = sharding_groups(view);
   for (auto& bucket : buckets) {
     if (bucket.groups == groups) return bucket;
   }
@@ -169,8 +164,8 @@ at::Tensor local_power(const Bucket& bucket, c10::Device device, double norm_typ
   return take_max ? norm : norm.pow(norm_type);
 }
 
-/// The buckets' values (0-d, on `device`) over all ranks. One all-reduce for each group, of the values
-/// of all buckets that it shards.
+/// The buckets' values (0-d, on `device`) over all ranks. One all-reduce for each group, of the
+/// values of all buckets that it shards.
 void reduce_values(std::vector<at::Tensor>& values, const std::vector<Bucket>& buckets,
                    c10::Device device, ReduceOp op) {
   std::vector<ProcessGroupPtr> groups;

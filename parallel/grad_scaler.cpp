@@ -32,11 +32,8 @@ void GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {
   for (const auto& parameter : parameters) {
     if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     const ShardedTensor view = sharded_view(parameter);
-    for (size_t dim = 0; dim < view.placements.size(); ++dim) {
-      if (view.placements[dim].kind == Placement::Kind::kReplicate) continue;
-      const auto& group = view.mesh->group(static_cast<int>(dim));
-      if (group->size() == 1 || std::find(groups.begin(), groups.end(), group) != groups.end())
-        continue;
+    for (const auto& group : sharding_groups(view)) {
+      if (std::find(groups.begin(), groups.end(), group) != groups.end()) continue;
       groups.push_back(group);
       group_device = view.mesh->device();
     }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "parallel/device_mesh.h"
+
 namespace megashard {
 
 ChunkRange chunk_range(int64_t length, int64_t parts, int64_t index) {
@@ -20,6 +22,16 @@ ShardedTensor ShardedTensor::replicated(at::Tensor whole) {
   tensor.offsets.assign(static_cast<size_t>(whole.dim()), 0);
   tensor.local = std::move(whole);
   return tensor;
+}
+
+std::vector<ProcessGroupPtr> sharding_groups(const ShardedTensor& tensor) {
+  std::vector<ProcessGroupPtr> groups;
+  for (size_t dim = 0; dim < tensor.placements.size(); ++dim) {
+    if (tensor.placements[dim].kind == Placement::Kind::kReplicate) continue;
+    const auto& group = tensor.mesh->group(static_cast<int>(dim));
+    if (group->size() > 1) groups.push_back(group);
+  }
+  return groups;
 }
 
 }  // namespace megashard

@@ -11,6 +11,7 @@
 namespace megashard {
 
 class DeviceMesh;
+class ProcessGroup;
 
 /// Rows [offset, offset + size) of one dimension.
 struct ChunkRange {
@@ -54,6 +55,9 @@ struct ShardedTensor {
   static ShardedTensor replicated(at::Tensor whole);
   bool is_replicated() const { return mesh == nullptr; }
 };
+
+/// The groups of more than one rank over which a tensor is cut, one per mesh dimension that cuts it.
+std::vector<std::shared_ptr<ProcessGroup>> sharding_groups(const ShardedTensor& tensor);
 
 /// Ordered by first insertion; keys are fully qualified names.
 using ShardedTensors = std::vector<std::pair<std::string, ShardedTensor>>;

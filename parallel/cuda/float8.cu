@@ -45,20 +45,6 @@ unsigned blocks_for(int64_t numel) {
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks < kMostBlocks ? blocks : kMostBlocks);
 }
 
-template <class Function>
-void with_format(FloatFormat format, Function function) {
-  switch (format) {
-    case FloatFormat::kFloat:
-      return function(float{});
-    case FloatFormat::kDouble:
-      return function(double{});
-    case FloatFormat::kBFloat16:
-      return function(BFloat16Bits{});
-    case FloatFormat::kHalf:
-      return function(HalfBits{});
-  }
-}
-
 }  // namespace
 
 void launch_quantise(const Float8Quantise& quantise, cudaStream_t stream) {

@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include "tests/differential/tree_model.h"
+#include "tests/support/parity.h"
 
 namespace megashard::testing {
 namespace {
@@ -11,15 +12,6 @@ namespace {
 /// Of a tensor's largest value, where additions come in another order: a few units in the last
 /// place of fp32, over two steps of SGD.
 constexpr double kTolerance = 1e-6;
-
-at::Tensor rows_of(const at::Tensor& whole, const ShardedTensor& view) {
-  at::Tensor rows = whole;
-  for (int64_t dim = 0; dim < whole.dim(); ++dim) {
-    const int64_t begin = std::min(view.offsets[dim], whole.size(dim));
-    rows = rows.narrow(dim, begin, view.local.size(dim));
-  }
-  return rows;
-}
 
 /// Empty if equal, else what is wrong.
 std::string difference(const at::Tensor& got, const at::Tensor& expected, const at::Tensor& whole,
@@ -87,13 +79,13 @@ class TreeRun {
       TORCH_CHECK(gradient.defined() == expected.gradients[i].defined(), where, "gradient is ",
                   gradient.defined() ? "there" : "missing");
       if (gradient.defined()) {
-        const auto wrong = difference(gradient, rows_of(expected.gradients[i], view),
+        const auto wrong = difference(gradient, part_like(expected.gradients[i], parameter),
                                       expected.gradients[i], tree_.exact());
         TORCH_CHECK(wrong.empty(), where, "gradient ", wrong);
         view.local.sub_(gradient, kLearningRate);
         parameter.mutable_grad() = at::Tensor();
       }
-      const auto wrong = difference(view.local, rows_of(expected.weights[i], view),
+      const auto wrong = difference(view.local, part_like(expected.weights[i], parameter),
                                     expected.weights[i], tree_.exact());
       TORCH_CHECK(wrong.empty(), where, "weight ", wrong);
     }

@@ -39,7 +39,6 @@ class Generator {
     spec_.root = node(/*depth=*/0);
     spec_.root.unit = true;
     join_siblings(spec_.root);
-    units_ = 0;
     count_units(spec_.root);
     draw_prefetch(spec_.root);
     if (!spec_.exact()) spec_.steps = 1;  // a second step would amplify what the first rounds

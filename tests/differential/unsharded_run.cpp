@@ -108,8 +108,9 @@ ExpectedRun run_unsharded(const TreeSpec& tree) {
       expected.losses.emplace_back();
       for (int rank = 0; rank < tree.world; ++rank) {
         ranks[rank]->set_weights(values, trainable);
-        run.inputs.push_back(tree_input(tree, step, microbatch, rank).detach());
-        const auto loss = tree_loss(ranks[rank]->forward(tree_input(tree, step, microbatch, rank)));
+        const at::Tensor input = tree_input(tree, step, microbatch, rank);
+        run.inputs.push_back(input.detach());
+        const auto loss = tree_loss(ranks[rank]->forward(input));
         expected.losses.back().push_back(loss.item<float>());
         if (loss.requires_grad()) loss.backward();
       }

@@ -20,7 +20,7 @@ LaunchEnvironment read(const Variables& variables) {
   });
 }
 
-std::string error_of(const Variables& variables) {
+std::string message_of(const Variables& variables) {
   try {
     read(variables);
   } catch (const UsageError& error) {
@@ -142,27 +142,27 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(EnvironmentErrors, NameTheVariableAndTheRemedy) {
   using testing::AllOf;
   using testing::HasSubstr;
-  EXPECT_THAT(error_of({{"RANK", "0"}}),
+  EXPECT_THAT(message_of({{"RANK", "0"}}),
               AllOf(HasSubstr("RANK is set but WORLD_SIZE is not"), HasSubstr("unset RANK")));
-  EXPECT_THAT(error_of({{"WORLD_SIZE", "4"}}), HasSubstr("WORLD_SIZE is set but RANK is not"));
+  EXPECT_THAT(message_of({{"WORLD_SIZE", "4"}}), HasSubstr("WORLD_SIZE is set but RANK is not"));
   for (const char* name : {"LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}) {
-    EXPECT_THAT(error_of(without(kTorchrun, name)),
+    EXPECT_THAT(message_of(without(kTorchrun, name)),
                 HasSubstr(std::string("RANK is set but ") + name + " is not"));
   }
-  EXPECT_THAT(error_of(with(kTorchrun, "RANK", "8")), HasSubstr("RANK is 8 but WORLD_SIZE is 8"));
-  EXPECT_THAT(error_of(with(kTorchrun, "RANK", "-1")),
+  EXPECT_THAT(message_of(with(kTorchrun, "RANK", "8")), HasSubstr("RANK is 8 but WORLD_SIZE is 8"));
+  EXPECT_THAT(message_of(with(kTorchrun, "RANK", "-1")),
               HasSubstr("RANK is '-1', which is no whole number"));
-  EXPECT_THAT(error_of(with(kTorchrun, "RANK", "1x")), HasSubstr("RANK is '1x'"));
-  EXPECT_THAT(error_of(with(kTorchrun, "LOCAL_RANK", "4")),
+  EXPECT_THAT(message_of(with(kTorchrun, "RANK", "1x")), HasSubstr("RANK is '1x'"));
+  EXPECT_THAT(message_of(with(kTorchrun, "LOCAL_RANK", "4")),
               HasSubstr("LOCAL_RANK is 4 but LOCAL_WORLD_SIZE is 4"));
-  EXPECT_THAT(error_of(with(kTorchrun, "LOCAL_WORLD_SIZE", "9")),
+  EXPECT_THAT(message_of(with(kTorchrun, "LOCAL_WORLD_SIZE", "9")),
               HasSubstr("LOCAL_WORLD_SIZE is 9 but WORLD_SIZE is 8"));
-  EXPECT_THAT(error_of(with(kTorchrun, "MASTER_PORT", "70000")), HasSubstr("MASTER_PORT is 70000"));
-  EXPECT_THAT(error_of(with(kOpenMpi, "OMPI_COMM_WORLD_SIZE", "4")),
+  EXPECT_THAT(message_of(with(kTorchrun, "MASTER_PORT", "70000")), HasSubstr("MASTER_PORT is 70000"));
+  EXPECT_THAT(message_of(with(kOpenMpi, "OMPI_COMM_WORLD_SIZE", "4")),
               HasSubstr("MASTER_ADDR is not set"));
-  EXPECT_THAT(error_of(without(kSlurm, "SLURM_JOB_NODELIST")),
+  EXPECT_THAT(message_of(without(kSlurm, "SLURM_JOB_NODELIST")),
               HasSubstr("SLURM_JOB_NODELIST is not"));
-  EXPECT_THAT(error_of({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}),
+  EXPECT_THAT(message_of({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}),
               HasSubstr("MPI_LOCALRANKID is not"));
 }
 

@@ -152,7 +152,7 @@ TEST(FullyShardExtensions, test_all_gather_extensions_end_to_end) {
       unit.zero_grad();
       for (size_t i = 0; i < whole.size(); ++i) {
         whole[i].add_(seen[i].grad().to(at::kFloat), -0.1);
-        EXPECT_TRUE(at::equal(sharded_view(unit.w[i]).local, rows_like(whole[i], unit.w[i])));
+        EXPECT_TRUE(at::equal(sharded_view(unit.w[i]).local, part_like(whole[i], unit.w[i])));
       }
     }
   });
@@ -178,7 +178,7 @@ TEST(FullyShardExtensions, test_all_gather_extensions_monkey_patch) {
     gives(through_float8(whole, 2, at::kFloat));
     set_all_gather_extension(unit.w[0], nullptr);
     gives(whole);
-    contains(error_of([&] { set_all_gather_extension(x, nullptr); }), "fully_shard");
+    contains(message_of([&] { set_all_gather_extension(x, nullptr); }), "fully_shard");
   });
 }
 
@@ -283,7 +283,7 @@ TEST(FullyShardInit, test_mixed_dtypes_no_grad_param) {
     const at::Tensor x = fixed({4, 6}, 3);
     plain.forward(x).pow(2).sum().backward();
     unit.forward(x).pow(2).sum().backward();
-    EXPECT_TRUE(at::equal(unit.w[0].grad(), rows_like(plain.w[0].grad(), unit.w[0])));
+    EXPECT_TRUE(at::equal(unit.w[0].grad(), part_like(plain.w[0].grad(), unit.w[0])));
     EXPECT_FALSE(unit.w[1].grad().defined());
     EXPECT_EQ(unit.w[1].scalar_type(), at::kFloat8_e4m3fn);
     EXPECT_EQ(calls[0].numel, 80 + 32);  // 3 x 6 of 4 bytes and of 1, by sixteens

@@ -57,16 +57,16 @@ TEST(FullyShardBlockShard, test_init) {
     fully_shard(many, by_blocks(flat_mesh(world)));
     EXPECT_EQ(many.w[0].sizes(), (std::vector<int64_t>{3, 5, 3}));
     Formula odd({{3, 4, 2}}, linear);
-    contains(error_of([&] { fully_shard(odd, by_blocks(flat_mesh(world))); }),
+    contains(message_of([&] { fully_shard(odd, by_blocks(flat_mesh(world))); }),
              "parameter 'w0' of sizes [3, 4, 2] cannot be sharded along its first 2 dimensions "
              "over 2 ranks");
     auto options = by_blocks(flat_mesh(world));
     options.shard_leading_dims = [](const at::Tensor&) { return 4; };
-    contains(error_of([&] { fully_shard(odd, options); }),
+    contains(message_of([&] { fully_shard(odd, options); }),
              "shard_leading_dims is 4 for parameter 'w0', which has 3 dimension(s)");
     options.shard_leading_dims = merge_experts;
     options.shard_dim = [](const at::Tensor&) { return 1; };
-    contains(error_of([&] { fully_shard(odd, options); }), "shard_dim must give 0");
+    contains(message_of([&] { fully_shard(odd, options); }), "shard_dim must give 0");
   });
 }
 

@@ -143,8 +143,8 @@ TEST(FullyShardTraining, test_share_comm_context) {
     EXPECT_EQ(fsdp_state(*first.units[0])->context()->comm,
               fsdp_state(*second.units[0])->context()->comm);
     torch::nn::Module* const wrong[] = {&plain_first.root, &first.root};
-    contains(error_of([&] { share_comm_context(wrong); }), "is not under fully_shard");
-    contains(error_of([&] { share_comm_context(roots); }), "before the first forward");
+    contains(message_of([&] { share_comm_context(wrong); }), "is not under fully_shard");
+    contains(message_of([&] { share_comm_context(roots); }), "before the first forward");
   });
 }
 
@@ -197,7 +197,7 @@ TEST(FullyShardComm, test_set_reduce_scatter_divide_factor) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
     Formula unit({{4, 4}}, linear);
     fully_shard(unit, {.mesh = flat_mesh(world)});
-    contains(error_of([&] { set_gradient_divide_factor(unit, 0); }), "must be positive");
+    contains(message_of([&] { set_gradient_divide_factor(unit, 0); }), "must be positive");
   });
 }
 
@@ -335,12 +335,12 @@ TEST(FullyShardComm, test_set_reduce_scatter_max_input_buffers_validation) {
     Chain chain;
     chain.shard({.mesh = flat_mesh(world)});
     for (const int wrong : {0, -1}) {
-      contains(error_of([&] { set_reduce_scatter_max_input_buffers(chain.root, wrong); }),
+      contains(message_of([&] { set_reduce_scatter_max_input_buffers(chain.root, wrong); }),
                "at least one reduce-scatter input must be allowed in flight, got " +
                    std::to_string(wrong));
     }
     FormulaImpl plain({{4, 4}}, linear);
-    contains(error_of([&] { set_reduce_scatter_max_input_buffers(plain, 2); }),
+    contains(message_of([&] { set_reduce_scatter_max_input_buffers(plain, 2); }),
              "is not under fully_shard");
   });
 }
@@ -354,13 +354,13 @@ TEST(FullyShardComm, test_exception_when_used_together_with_comm_hooks) {
     };
     auto unit = fresh();
     set_custom_all_gather(*unit, std::make_shared<NotingAllGather>());
-    contains(error_of([&] { set_allocate_memory_from_process_group(*unit, true); }), "custom");
+    contains(message_of([&] { set_allocate_memory_from_process_group(*unit, true); }), "custom");
     unit = fresh();
     set_custom_reduce_scatter(*unit, std::make_shared<NotingReduceScatter>());
-    contains(error_of([&] { set_allocate_memory_from_process_group(*unit, true); }), "custom");
+    contains(message_of([&] { set_allocate_memory_from_process_group(*unit, true); }), "custom");
     unit = fresh();
     set_allocate_memory_from_process_group(*unit, true);
-    contains(error_of([&] { set_custom_all_gather(*unit, std::make_shared<NotingAllGather>()); }),
+    contains(message_of([&] { set_custom_all_gather(*unit, std::make_shared<NotingAllGather>()); }),
              "custom");
   });
 }

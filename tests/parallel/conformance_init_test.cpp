@@ -63,14 +63,14 @@ TEST(FullyShardInit, test_invalid_mesh_ndim) {
     const auto mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{1, 1, 1},
                                                    Names{"replicate", "shard", "more"});
     Mlp model(5);
-    contains(error_of([&] { fully_shard(model, {.mesh = mesh}); }),
+    contains(message_of([&] { fully_shard(model, {.mesh = mesh}); }),
              "fully_shard expects a 1-D or 2-D DeviceMesh, got 3-D");
   });
 }
 
 TEST(FullyShardInit, test_2d_mesh_without_mesh_dim_names) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
-    contains(error_of([&] { DeviceMesh(world, {1, 2}); }), "2 dimensions need as many names");
+    contains(message_of([&] { DeviceMesh(world, {1, 2}); }), "2 dimensions need as many names");
   });
 }
 
@@ -277,7 +277,7 @@ TEST(FullyShardInit, test_shard_tensor_parameters) {
 TEST(FullyShardInit, test_raise_scalar_parameter) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
     Formula model({{4, 4}, {}}, linear);
-    contains(error_of([&] { fully_shard(model, {.mesh = flat_mesh(world)}); }),
+    contains(message_of([&] { fully_shard(model, {.mesh = flat_mesh(world)}); }),
              "Change 'w1' to a 1-D tensor with numel equal to 1");
   });
 }
@@ -293,7 +293,7 @@ TEST(FullyShardInit, test_raise_noncontiguous_parameter) {
     Hooked<ConvImpl> model;
     at::Tensor& weight = model.conv->weight;
     weight.set_data(weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
-    contains(error_of([&] { fully_shard(model, {.mesh = flat_mesh(world)}); }),
+    contains(message_of([&] { fully_shard(model, {.mesh = flat_mesh(world)}); }),
              "parameter 'conv.weight' is not contiguous");
   });
 }
@@ -335,7 +335,7 @@ TEST(FullyShardInit, test_fully_shard_double_lazy_init) {
     fully_shard(*model.mlps[0], {.mesh = flat_mesh(world)});
     fully_shard(model, {.mesh = flat_mesh(world)});
     model.mlps[0]->forward(fixed({4, 5}, 1));
-    contains(error_of([&] {
+    contains(message_of([&] {
                model.forward(fixed({4, 5}, 1));
              }),
              "module '0' ran forward on its own before its root did: run forward through the root "
@@ -348,7 +348,7 @@ TEST(FullyShardInit, test_fully_shard_multi_module_root) {
     Mlps model(2);
     torch::nn::Module* const list[] = {model.mlps[0].get(), model.mlps[1].get()};
     fully_shard(list, {.mesh = flat_mesh(world)});
-    contains(error_of([&] {
+    contains(message_of([&] {
                model.forward(fixed({4, 5}, 1));
              }),
              "the root of fully_shard must be one module");
@@ -425,7 +425,7 @@ TEST(FullyShardInit, test_invalid_meta_device_init) {
     Mlps model(1, 5, at::kMeta);
     fully_shard(model, {.mesh = flat_mesh(world)});
     materialise_empty_parameter(model.mlps[0]->in_proj->w[0], at::kCPU);
-    contains(error_of([&] {
+    contains(message_of([&] {
                model.forward(fixed({4, 5}, 1));
              }),
              "still on the meta device: 0.in_proj.w1, 0.out_proj.w0, 0.out_proj.w1");

@@ -430,7 +430,7 @@ TEST(FullyShardGradDtype, test_invalid_dtype) {
     FullyShardOptions options{.mesh = flat_mesh(world)};
     options.mixed_precision.grad_dtype = at::kLong;
     Formula unit(kSizes, two_layers);
-    contains(error_of([&] { fully_shard(unit, options); }),
+    contains(message_of([&] { fully_shard(unit, options); }),
              "MixedPrecisionPolicy.grad_dtype is Long, which is not a floating dtype");
   });
 }

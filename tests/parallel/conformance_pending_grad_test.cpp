@@ -63,7 +63,7 @@ TEST(FullyShardPendingGrad, test_native_accumulation_dtypes) {
       world->all_reduce(sum, ReduceOp::kAvg).wait();
       const at::Tensor mine = twins.unit.w[0].grad();
       EXPECT_EQ(mine.scalar_type(), at::kFloat);
-      EXPECT_TRUE(at::equal(mine, rows_like(sum.to(at::kFloat), twins.unit.w[0])));
+      EXPECT_TRUE(at::equal(mine, part_like(sum.to(at::kFloat), twins.unit.w[0])));
       EXPECT_TRUE(pending_gradients(twins.unit).empty());
     });
   }
@@ -224,7 +224,7 @@ void expect_conversion_requires_clear(const std::function<void(Chain& chain)>& c
     convert(models.chain);
     for (int time = 0; time < 2; ++time) {
       for (const auto& w : models.chain.root.parameters()) sharded_view(w);  // changes nothing
-      contains(error_of([&] {
+      contains(message_of([&] {
                  models.chain.root.forward(fixed({4, 6}, 2).to(at::kDouble));
                }),
                "gradients wait for their reduction: call synchronize_gradients or "
@@ -257,7 +257,7 @@ TEST(FullyShardConversion, test_device_only_conversion_requires_clear) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Accumulating models({.mesh = flat_mesh(world)});
     models.backward(1);
-    contains(error_of([&] { models.chain.root.to(at::kMeta); }), "incompatible tensor type");
+    contains(message_of([&] { models.chain.root.to(at::kMeta); }), "incompatible tensor type");
     EXPECT_EQ(pending_gradients(models.chain.root).size(), 4);
     models.backward(2);
     synchronize_gradients(models.chain.root);
@@ -276,7 +276,7 @@ TEST(FullyShardConversion, test_shared_parameter_conversion_requires_clear) {
     tied.forward(fixed({4, 6}, 1)).sum().backward();
     tied.to(at::kDouble);
     const auto forward = [&] { return tied.forward(fixed({4, 6}, 1).to(at::kDouble)); };
-    contains(error_of(forward), "clear_pending_gradients before Module::to");
+    contains(message_of(forward), "clear_pending_gradients before Module::to");
     clear_pending_gradients(tied);
     EXPECT_EQ(forward().scalar_type(), at::kDouble);
   });

@@ -90,7 +90,7 @@ TEST(FullyShardInit, test_init_1d_transformer_shard_dim_neg1) {
 TEST(FullyShardInit, test_init_1d_uneven_shard_largest_dim) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
     Formula unit({{3, 6}}, linear);
-    contains(error_of([&] { fully_shard(unit, on_largest_dim(flat_mesh(world))); }),
+    contains(message_of([&] { fully_shard(unit, on_largest_dim(flat_mesh(world))); }),
              "parameter 'w0' of sizes [3, 6] cannot be sharded on dimension 1 over 4 ranks");
     Formula even({{3, 8}}, linear);
     fully_shard(even, on_largest_dim(flat_mesh(world)));
@@ -103,7 +103,7 @@ TEST(FullyShardInit, test_invalid_shard_dim) {
       FullyShardOptions options{.mesh = flat_mesh(world)};
       options.shard_dim = [=](const at::Tensor&) { return dim; };
       Formula unit({{6}}, linear);
-      contains(error_of([&] { fully_shard(unit, options); }),
+      contains(message_of([&] { fully_shard(unit, options); }),
                "shard dimension " + std::to_string(dim) + " of parameter 'w0' is invalid");
     }
   });

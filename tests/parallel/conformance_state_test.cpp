@@ -35,7 +35,7 @@ TEST(FullyShardStateClass, test_fully_shard_reapply) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
     Formula model({{4, 4}}, linear);
     fully_shard(model, {.mesh = flat_mesh(world)});
-    contains(error_of([&] { fully_shard(model, {.mesh = flat_mesh(world)}); }),
+    contains(message_of([&] { fully_shard(model, {.mesh = flat_mesh(world)}); }),
              "fully_shard was applied twice to a Formula");
   });
 }
@@ -44,12 +44,12 @@ TEST(FullyShardStateClass, test_fully_shard_unsupported_module_cls) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
     torch::nn::ModuleList list;
     torch::nn::ModuleDict dict;
-    contains(error_of([&] { fully_shard(*list, {.mesh = flat_mesh(world)}); }),
+    contains(message_of([&] { fully_shard(*list, {.mesh = flat_mesh(world)}); }),
              "fully_shard does not take containers without a forward (ModuleList)");
-    contains(error_of([&] { fully_shard(*dict, {.mesh = flat_mesh(world)}); }),
+    contains(message_of([&] { fully_shard(*dict, {.mesh = flat_mesh(world)}); }),
              "fully_shard does not take containers without a forward (ModuleDict)");
     StackImpl unhooked(1, 5, 7);  // ours alone: the seam around forward has to be asked for
-    contains(error_of([&] { fully_shard(unhooked, {.mesh = flat_mesh(world)}); }),
+    contains(message_of([&] { fully_shard(unhooked, {.mesh = flat_mesh(world)}); }),
              "make it a Hooked<StackImpl>");
   });
 }
@@ -58,7 +58,7 @@ TEST(FullyShardStateClass, test_fully_shard_deepcopy) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
     Formula model({{4, 4}}, linear);
     fully_shard(model, {.mesh = flat_mesh(world)});
-    contains(error_of([&] { model.clone(); }), "build a second model instead of cloning");
+    contains(message_of([&] { model.clone(); }), "build a second model instead of cloning");
   });
 }
 
@@ -170,7 +170,7 @@ TEST(FullyShardStateDict, test_dp_state_dict_cpu_offload) {
       fully_shard(deferred, options);
       // A part of the weights was loaded: the first forward says which are missing.
       assign_full_parameter(deferred.w[0], plain.w[0]);
-      contains(error_of([&] {
+      contains(message_of([&] {
                  deferred.forward(fixed({4, 6}, 1));
                }),
                "still on the meta device: w1");

@@ -19,7 +19,7 @@ DeviceMeshPtr mesh_2d(const ProcessGroupPtr& world) {
 std::string error_of_sharding(const DeviceMeshPtr& tp, const DeviceMeshPtr& fsdp) {
   Formula unit({{4, 6}}, linear);
   set_tensor_parallel(unit.w[0], tp, Placement::shard(0));
-  return error_of([&] { fully_shard(unit, {.mesh = fsdp}); });
+  return message_of([&] { fully_shard(unit, {.mesh = fsdp}); });
 }
 
 TEST(FullyShardInit, test_shard_dtensor_parameters) {
@@ -77,7 +77,7 @@ TEST(FullyShardInit, test_meta_device_2d_init) {
       const auto model = build(mesh->submesh({"tp"}), tape);
       fully_shard(*model, {.mesh = mesh->submesh({"dp"}), .reshard_after_forward = true});
       EXPECT_TRUE(model->up->weight.is_meta());
-      contains(error_of([&] { model->forward(fixed({2, 6}, 1)); }), "still on the meta device");
+      contains(message_of([&] { model->forward(fixed({2, 6}, 1)); }), "still on the meta device");
       tape.materialise(*model, [](const std::string&, at::Tensor& target, const at::Tensor& full) {
         assign_full_parameter(target, full);  // the tensor-parallel piece
       });
@@ -218,13 +218,13 @@ TEST(FullyShardDtensor, test_validation_non_replicate_dp_placement) {
 
 TEST(FullyShardDtensor, test_validation_invalid_dim_names) {
   const auto mesh = mesh_2d(make_fake_group({.rank = 0, .world_size = 4}));
-  contains(error_of([&] { mesh->submesh({"dp", "cp"}); }), "(dp=2, tp=2) has no dimension 'cp'");
-  contains(error_of([&] { mesh->submesh({"dp", "dp"}); }), "two dimensions are named 'dp'");
+  contains(message_of([&] { mesh->submesh({"dp", "cp"}); }), "(dp=2, tp=2) has no dimension 'cp'");
+  contains(message_of([&] { mesh->submesh({"dp", "dp"}); }), "two dimensions are named 'dp'");
 }
 
 TEST(FullyShardDtensor, test_validation_at_least_one_required) {
   const auto mesh = mesh_2d(make_fake_group({.rank = 0, .world_size = 4}));
-  contains(error_of([&] { mesh->submesh({}); }), "needs the name of at least one dimension");
+  contains(message_of([&] { mesh->submesh({}); }), "needs the name of at least one dimension");
 }
 
 }  // namespace

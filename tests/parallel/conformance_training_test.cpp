@@ -365,7 +365,7 @@ TEST(FullyShardTraining, test_reset_iter_state_after_exception) {
     shard_as_list(chain, {.mesh = flat_mesh(world)});
     for (int step = 0; step < 2; ++step) {
       fail = true;
-      contains(error_of([&] { chain.forward(); }), "forward failed on purpose");
+      contains(message_of([&] { chain.forward(); }), "forward failed on purpose");
       expect_sharded(chain.root);
       fail = false;
       plain.root.zero_grad();
@@ -440,7 +440,7 @@ TEST(FullyShardTraining, test_shared_params_separate_fsdp_groups_error) {
     chain.root.register_parameter("head", chain.units[0]->w[0]);
     fully_shard(*chain.units[0], {.mesh = flat_mesh(world)});
     const std::string sentence =
-        error_of([&] { fully_shard(chain.root, {.mesh = flat_mesh(world)}); });
+        message_of([&] { fully_shard(chain.root, {.mesh = flat_mesh(world)}); });
     contains(sentence, "'w0' and 'head' are one tensor in two groups");
     contains(sentence, "untied");
   });

@@ -44,7 +44,7 @@ struct Fragile {
     for (const auto& item : root.named_parameters()) {
       ASSERT_TRUE(item.value().grad().defined()) << item.key();
       EXPECT_TRUE(
-          at::equal(item.value().grad(), rows_like(reference[item.key()].grad(), item.value())))
+          at::equal(item.value().grad(), part_like(reference[item.key()].grad(), item.value())))
           << item.key();
     }
   }
@@ -102,7 +102,7 @@ TEST(FsdpFailures, AnExceptionInBackwardKeepsGradientsThatWaitForSync) {
     plain.loss().backward();
     plain.loss().backward();
     const at::Tensor& w = model.units[0]->w[0];
-    EXPECT_TRUE(at::equal(w.grad(), rows_like(plain.units[0]->w[0].grad(), w)));
+    EXPECT_TRUE(at::equal(w.grad(), part_like(plain.units[0]->w[0].grad(), w)));
   });
 }
 

@@ -43,7 +43,7 @@ TEST_P(StockOptimizers, StepLocalRowsAsTheWhole) {
       sharded->step();
       for (size_t i = 0; i < 2; ++i) {
         const auto local = sharded_view(twins.unit.w[i]).local;
-        EXPECT_TRUE(at::equal(local, rows_like(twins.plain.w[i], twins.unit.w[i])))
+        EXPECT_TRUE(at::equal(local, part_like(twins.plain.w[i], twins.unit.w[i])))
             << "step " << step;
       }
     }
@@ -100,7 +100,7 @@ TEST(ParameterIdentity, Case09_TiedParametersInStockOptimizersStepAsInPlainTorch
     expected
         .step();  // C++ lists a tied parameter twice, and steps it twice: our own Optimizer once
     optimizer.step();
-    EXPECT_TRUE(at::equal(sharded_view(unit.w[0]).local, rows_like(plain.w[0], unit.w[0])));
+    EXPECT_TRUE(at::equal(sharded_view(unit.w[0]).local, part_like(plain.w[0], unit.w[0])));
   });
 }
 

@@ -38,7 +38,7 @@ TEST(FsdpReduction, WithoutAllReducePartialSumsWaitForABackwardWithIt) {
       EXPECT_EQ(twins.unit.w[0].grad().defined(), micro == 2);
     }
     average(twins.plain, *world);
-    expect_close(twins.unit.w[0].grad(), rows_like(twins.plain.w[0].grad(), twins.unit.w[0]));
+    expect_close(twins.unit.w[0].grad(), part_like(twins.plain.w[0].grad(), twins.unit.w[0]));
   });
 }
 
@@ -76,7 +76,7 @@ TEST(FsdpReduction, AccumulationWithoutSyncReducesOnceAndKeepsEarlierGradients) 
         twins.unit.forward(x).sum().backward();
       }
     }
-    const at::Tensor expected = rows_like(twins.plain.w[0].grad(), twins.unit.w[0]);
+    const at::Tensor expected = part_like(twins.plain.w[0].grad(), twins.unit.w[0]);
     expect_close(twins.unit.w[0].grad(), expected);
     twins.expect_sharded();
   });
@@ -167,7 +167,7 @@ TEST(FsdpReduction, IgnoredParametersStayWholeAndLocal) {
     unit.forward(x).sum().backward();
     EXPECT_TRUE(at::equal(unit.w[1].grad(), plain.w[1].grad()));  // this rank's own, not reduced
     average(plain, *world);
-    expect_close(unit.w[0].grad(), rows_like(plain.w[0].grad(), unit.w[0]));
+    expect_close(unit.w[0].grad(), part_like(plain.w[0].grad(), unit.w[0]));
   });
 }
 
@@ -193,7 +193,7 @@ TEST(FsdpReduction, ParametersUsedOnSomeRanksOnlyAreAnErrorWhereAskedFor) {
       backward();  // used on none
       EXPECT_FALSE(twins.unit.w[1].grad().defined());
       use_second = world->rank() == 1 || world->rank() == 2;
-      const std::string sentence = error_of(backward);
+      const std::string sentence = message_of(backward);
       contains(sentence,
                "parameter 'w1' got a gradient on rank(s) 1, 2 of its mesh but none on "
                "rank(s) 0, 3");
@@ -230,7 +230,7 @@ TEST(FsdpReduction, WeightsThatBackwardDoesNotNeedAreNotGatheredForIt) {
                           "post_backward Formula"}));
         for (size_t i = 0; i < 2; ++i) {
           const at::Tensor& w = chain.units[i]->w[0];
-          EXPECT_TRUE(at::equal(w.grad(), rows_like(plain.units[i]->w[0].grad(), w))) << i;
+          EXPECT_TRUE(at::equal(w.grad(), part_like(plain.units[i]->w[0].grad(), w))) << i;
         }
       }
     });

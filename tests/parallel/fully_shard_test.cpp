@@ -1,6 +1,7 @@
 #include "parallel/fully_shard.h"
 
 #include "tests/support/formula.h"
+#include "tests/support/parity.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/small_model.h"
 
@@ -32,7 +33,7 @@ TEST_P(FullyShardTest, LossAndGradientsAreBitEqualToThePlainModel) {
     StackImpl plain(3, 5, 7);
     fill(plain, 1);
     Stack model(3, 5, 7);
-    copy_parameters(plain, model);
+    copy_weights(plain, model);
     const auto mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{world->size()});
     shard_stack(model, {.mesh = mesh, .reshard_after_forward = GetParam().reshard});
     for (int step = 0; step < 3; ++step) {
@@ -50,7 +51,7 @@ TEST_P(FullyShardTest, LossAndGradientsAreBitEqualToThePlainModel) {
         const auto view = sharded_view(item.value());
         ASSERT_TRUE(item.value().grad().defined()) << item.key();
         ASSERT_TRUE(
-            at::equal(item.value().grad(), rows_like(reference[item.key()].grad(), item.value())))
+            at::equal(item.value().grad(), part_like(reference[item.key()].grad(), item.value())))
             << item.key();
         ASSERT_EQ(item.value().sizes(), view.local.sizes());
         view.local.sub_(item.value().grad(), 0.01);

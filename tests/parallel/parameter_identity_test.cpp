@@ -49,7 +49,7 @@ TEST(ParameterIdentity, Case01_AccumulatorMadeElsewhereStaysAlive) {
       contains(sharded, "parameter 'w0' is sharded here (local rows [1, 6] of [2, 6])");
       plain.forward(fixed({4, 6}, 3)).sum().backward();
       unit.forward(fixed({4, 6}, 3)).sum().backward();
-      EXPECT_TRUE(at::equal(unit.w[0].grad(), rows_like(plain.w[0].grad(), unit.w[0])));
+      EXPECT_TRUE(at::equal(unit.w[0].grad(), part_like(plain.w[0].grad(), unit.w[0])));
     }
   });
 }
@@ -174,7 +174,7 @@ TEST(ParameterIdentity, Case07_RebindingRaisesOrIsAdopted) {
     train_equally(twins);
     twins.plain.w[0].set_data(fixed({5, 6}, 71));
     w.set_data(
-        rows_like(fixed({5, 6}, 71), w).clone());  // local rows, as vector_to_parameters does
+        part_like(fixed({5, 6}, 71), w).clone());  // local rows, as vector_to_parameters does
     train_equally(twins);
     w.set_data(fixed({4, 6}, 1));
     contains(message_of([&] {
@@ -215,7 +215,7 @@ TEST(ParameterIdentity, Case09_TiedParametersAreOneAndOrphansStayWithoutGradient
     fully_shard(unit, resharding(world));
     plain.forward(fixed({4, 6}, 3)).sum().backward();
     unit.forward(fixed({4, 6}, 3)).sum().backward();
-    EXPECT_TRUE(at::equal(unit.w[0].grad(), rows_like(plain.w[0].grad(), unit.w[0])));
+    EXPECT_TRUE(at::equal(unit.w[0].grad(), part_like(plain.w[0].grad(), unit.w[0])));
     EXPECT_FALSE(unit.named_parameters()["w1"].grad().defined());
   });
 }

@@ -96,7 +96,7 @@ TEST(ScheduleTrace, ChromesBarsOpenAndClose) {
       EXPECT_EQ(marks["reduce " + unit], 2) << unit;
     }
     std::filesystem::remove(path);
-    contains(error_of([&] { trace.write_chrome_trace(folder / "absent" / "x.json", 0); }),
+    contains(message_of([&] { trace.write_chrome_trace(folder / "absent" / "x.json", 0); }),
              "could not be written");
   });
 }

@@ -55,7 +55,7 @@ TEST(TensorParallelRegions, ScatterAndGatherAreCounterparts) {
     EXPECT_TRUE(at::equal(gathered, whole));
     gathered.backward(fixed({2, 2, 6}, 3));
     EXPECT_TRUE(at::equal(y.grad(), fixed({2, 2, 6}, 3).narrow(-1, 2 * rank, 2)));
-    contains(error_of([&] {
+    contains(message_of([&] {
                scatter_to_tensor_parallel_region(fixed({2, 4}, 1), group);
              }),
              "must be a multiple of their number");
@@ -130,7 +130,7 @@ TEST(TensorParallelLinear, ComputeWhatALinearDoes) {
     const at::Tensor x = leaf({3, 6}, 9), z = leaf({3, 6}, 9);
     check(*column, column(x), x);
     check(*row, row(z), z);
-    contains(error_of([&] {
+    contains(message_of([&] {
                RowParallelLinear(RowParallelLinearOptions{
                    .in_features = 6, .out_features = 4, .mesh = tp})(fixed({3, 6}, 9));
              }),
@@ -141,17 +141,17 @@ TEST(TensorParallelLinear, ComputeWhatALinearDoes) {
 TEST(TensorParallelLinear, UnevenDivisionsAreRefused) {
   const auto tp = std::make_shared<DeviceMesh>(make_fake_group({.rank = 0, .world_size = 2}),
                                                std::vector<int>{2}, std::vector<std::string>{"tp"});
-  contains(error_of([&] {
+  contains(message_of([&] {
              ColumnParallelLinear(
                  ColumnParallelLinearOptions{.in_features = 6, .out_features = 7, .mesh = tp});
            }),
            "7 output features cannot be cut evenly over the 2 ranks of mesh (tp=2): pad them");
-  contains(error_of([&] {
+  contains(message_of([&] {
              RowParallelLinear(
                  RowParallelLinearOptions{.in_features = 5, .out_features = 4, .mesh = tp});
            }),
            "5 input features cannot be cut evenly");
-  contains(error_of([&] {
+  contains(message_of([&] {
              ColumnParallelLinear(ColumnParallelLinearOptions{.in_features = 6, .out_features = 4});
            }),
            "needs options.mesh, a 1-D mesh");
@@ -182,27 +182,27 @@ TEST(TensorParallelLayout, WrongUsesAreNamed) {
   const auto mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2},
                                                  std::vector<std::string>{"dp", "tp"});
   at::Tensor weight = fixed({4, 6}, 1);
-  contains(error_of([&] { set_tensor_parallel(weight, mesh, Placement::shard(0)); }),
+  contains(message_of([&] { set_tensor_parallel(weight, mesh, Placement::shard(0)); }),
            "needs a 1-D mesh (mesh->submesh({\"tp\"})), got (dp=2, tp=2)");
   contains(
-      error_of([&] { set_tensor_parallel(weight, mesh->submesh({"tp"}), Placement::shard(2)); }),
+      message_of([&] { set_tensor_parallel(weight, mesh->submesh({"tp"}), Placement::shard(2)); }),
       "cannot be sharded on dimension 2");
-  contains(error_of([&] {
+  contains(message_of([&] {
              set_tensor_parallel(weight, mesh->submesh({"tp"}), Placement::strided_shard(0, 2));
            }),
            "the strided placement over the FSDP mesh follows from that");
   Formula unit({{4, 6}}, linear);
   fully_shard(unit, {.mesh = mesh->submesh({"dp"})});
-  contains(error_of([&] { set_tensor_parallel(unit.w[0], mesh->submesh({"tp"}), {}); }),
+  contains(message_of([&] { set_tensor_parallel(unit.w[0], mesh->submesh({"tp"}), {}); }),
            "'w0' is under fully_shard already");
   set_tensor_parallel(weight, mesh->submesh({"tp"}), Placement::shard(1));
-  contains(error_of([&] {
+  contains(message_of([&] {
              assign_full_parameter(weight, fixed({4, 5}, 1));
            }),
            "has sizes [4, 12] in the whole model and [4, 6] on each rank of 'tp'");
   const at::Tensor orphan = fixed({2}, 1);
   set_tensor_parallel(orphan, mesh_of_one(), Placement::shard(0));
-  contains(error_of([&] { sharded_view(orphan); }), "keep the mesh while the model lives");
+  contains(message_of([&] { sharded_view(orphan); }), "keep the mesh while the model lives");
 }
 
 }  // namespace

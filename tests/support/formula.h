@@ -33,16 +33,15 @@ inline FullyShardOptions resharding(const ProcessGroupPtr& world) {
   return {.mesh = flat_mesh(world), .reshard_after_forward = true};
 }
 
-/// This rank's rows of a whole tensor, cut as the parameter is.
-inline at::Tensor rows_like(const at::Tensor& whole, const at::Tensor& parameter) {
+/// This rank's part of a whole tensor, cut as the parameter is, along whatever dimensions.
+inline at::Tensor part_like(const at::Tensor& whole, const at::Tensor& parameter) {
   const auto view = sharded_view(parameter);
-  return whole.detach().narrow(0, std::min(view.offsets[0], whole.size(0)), view.local.size(0));
-}
-
-/// Another name for message_of.
-template <class F>
-std::string error_of(F&& call) {
-  return message_of(call);
+  at::Tensor part = whole.detach();
+  for (int64_t dim = 0; dim < part.dim(); ++dim) {
+    const int64_t begin = std::min(view.offsets[static_cast<size_t>(dim)], whole.size(dim));
+    part = part.narrow(dim, begin, view.local.size(dim));
+  }
+  return part;
 }
 
 inline bool contains(const std::string& text, const std::string& part) {
@@ -88,7 +87,7 @@ struct Twins {
     for (size_t i = 0; i < plain.w.size(); ++i) {
       ASSERT_EQ(unit.w[i].grad().defined(), plain.w[i].grad().defined()) << "w" << i;
       if (!plain.w[i].grad().defined()) continue;
-      const at::Tensor expected = rows_like(plain.w[i].grad(), unit.w[i]);
+      const at::Tensor expected = part_like(plain.w[i].grad(), unit.w[i]);
       EXPECT_EQ(unit.w[i].grad().scalar_type(), unit.w[i].scalar_type());
       EXPECT_TRUE(at::equal(unit.w[i].grad(), expected.to(unit.w[i].scalar_type()))) << "w" << i;
     }

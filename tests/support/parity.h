@@ -2,24 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <unordered_set>
 #include <vector>
 
 #include "tests/support/formula.h"
 
 namespace megashard::testing {
-
-/// This rank's part of a whole tensor, cut as the parameter is, along whatever dimensions.
-inline at::Tensor part_like(const at::Tensor& whole, const at::Tensor& parameter) {
-  const auto view = sharded_view(parameter);
-  at::Tensor part = whole.detach();
-  for (int64_t dim = 0; dim < part.dim(); ++dim) {
-    const int64_t begin = std::min(view.offsets[static_cast<size_t>(dim)], whole.size(dim));
-    part = part.narrow(dim, begin, view.local.size(dim));
-  }
-  return part;
-}
 
 /// The gradients of a plain model on this rank's data become their average over all ranks, as
 /// DistributedDataParallel makes it; each tensor once.
@@ -38,6 +26,7 @@ inline void fill_weights(const torch::nn::Module& module, uint64_t seed = 1) {
     item.value().set_data(fixed(item.value().sizes(), seed++) * 0.3);
 }
 
+/// Copies all parameters of a model that is not sharded yet.
 inline void copy_weights(const torch::nn::Module& from, const torch::nn::Module& to) {
   const auto source = from.named_parameters();
   for (const auto& item : to.named_parameters())

@@ -46,13 +46,6 @@ struct StackImpl : torch::nn::Module {
 };
 using Stack = Hooked<StackImpl>;
 
-/// Copies all parameters of a model that is not sharded yet.
-inline void copy_parameters(const torch::nn::Module& from, torch::nn::Module& to) {
-  auto source = from.named_parameters();
-  for (auto& item : to.named_parameters())
-    item.value().set_data(source[item.key()].detach().clone());
-}
-
 /// fully_shard on every block, then on the root.
 inline void shard_stack(Stack& model, const FullyShardOptions& options) {
   for (auto& block : model.blocks) fully_shard(*block, options);
