@@ -59,7 +59,7 @@ struct FsdpContext {
 
   std::shared_ptr<CommContext> comm;
   std::vector<FsdpState*> states;  // in pre-order of the module tree
-  std::vector<FsdpGroup*>
+  std::vector<FsdpState*>
       post_forward_order;         // with repetitions; backward prefetch walks it from the end
   int forward_depth = 0;          // hooked modules on the call stack, except in backward
   bool backward_running = false;  // the final callback is queued

@@ -23,7 +23,8 @@ void for_each_group(Module& module, bool recurse, F f) {
   std::unordered_set<const FsdpState*> seen;
   auto visit = [&](const Module& each) {
     const auto state = fsdp_state(each);
-    if (state && seen.insert(state.get()).second && state->group() != nullptr) f(*state->group());
+    if (state == nullptr || !seen.insert(state.get()).second) return;
+    for (const auto& group : state->groups()) f(*group);
   };
   visit(module);
   if (!recurse) return;
@@ -48,11 +49,10 @@ void change_communication(FsdpGroup& group, F f) {
   f(communication);
   group.set_communication(std::move(communication));
 }
-/// The same for the module's own group, if it has one.
+/// The same for the module's own groups.
 template <class F>
 void change_communication(Module& module, F f) {
-  FsdpGroup* group = state_of(module).group();
-  if (group != nullptr) change_communication(*group, f);
+  for (const auto& group : state_of(module).groups()) change_communication(*group, f);
 }
 
 FsdpParam& param_of(const at::Tensor& parameter, const char* operation) {
@@ -144,8 +144,12 @@ void set_force_sum_reduction(Module& module, bool force) {
   change_communication(module, [=](auto& communication) { communication.force_sum = force; });
 }
 
-void set_all_reduce_hook(Module& module, std::function<void(at::Tensor& reduced)> hook) {
-  change_communication(module, [&](auto& communication) { communication.all_reduce_hook = hook; });
+void set_all_reduce_hook(Module& module, std::function<void(at::Tensor& reduced)> hook,
+                         std::optional<c10::Stream> stream) {
+  change_communication(module, [&](auto& communication) {
+    communication.all_reduce_hook = hook;
+    communication.all_reduce_hook_stream = stream;
+  });
 }
 
 void set_custom_all_gather(Module& module, std::shared_ptr<AllGather> all_gather) {

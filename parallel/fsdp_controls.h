@@ -71,9 +71,11 @@ void set_gradient_divide_factor(torch::nn::Module& module, double factor);
 /// Reductions sum and divide afterwards, where a backend's average is not wanted.
 void set_force_sum_reduction(torch::nn::Module& module, bool force);
 /// Called with the reduced buffers, 1-D in the reduce dtype, before they become gradients, on the
-/// stream of the reduction: for a replication that the mesh does not know (DiLoCo, hierarchical
-/// all-reduce). Without hook: null.
-void set_all_reduce_hook(torch::nn::Module& module, std::function<void(at::Tensor& reduced)> hook);
+/// stream of the reduction, or on `stream`: for a replication that the mesh does not know (DiLoCo,
+/// hierarchical all-reduce); a stream is refused on an HSDP mesh, which has its own. Without hook:
+/// null.
+void set_all_reduce_hook(torch::nn::Module& module, std::function<void(at::Tensor& reduced)> hook,
+                         std::optional<c10::Stream> stream = std::nullopt);
 /// Other collectives than the group's; null: the group's again. See group_collectives.h.
 void set_custom_all_gather(torch::nn::Module& module, std::shared_ptr<AllGather> all_gather);
 void set_custom_reduce_scatter(torch::nn::Module& module,

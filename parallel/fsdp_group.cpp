@@ -53,6 +53,9 @@ void FsdpGroup::set_communication(GroupCommunication communication) {
   TORCH_CHECK(!communication.from_process_group || (communication.all_gather == nullptr &&
               communication.reduce_scatter == nullptr), "buffers from the process group's memory and custom collectives, "
               "which allocate by themselves, exclude each other: take one of them");
+  TORCH_CHECK(!communication.all_reduce_hook_stream || layout_.replicate_group == nullptr, "the all-reduce hook of '", name_,
+              "' cannot have a stream of its own: its mesh has replicas, whose all-reduce runs on a stream already. Leave the "
+              "stream out, or shard over a 1-D mesh");
   communication_ = std::move(communication);
   change_plans();
 }

@@ -22,6 +22,7 @@ struct GroupCommunication {
   bool from_process_group = false;  // buffers
   bool async_op = false;            // gathers are packed on the compute stream
   std::function<void(at::Tensor&)> all_reduce_hook{};
+  std::optional<c10::Stream> all_reduce_hook_stream{};  // none: that of the reduction
   std::optional<double> divide_factor{};
   bool force_sum = false;
 };
@@ -102,6 +103,7 @@ class FsdpGroup {
   void pack_gradients(GradientReduction& reduction);
   void scatter(GradientReduction& reduction);
   void assign_gradients();
+  void assign_gradients_on(const c10::Stream& stream);
   std::string unused_parameters(const GradientReduction& reduction) const;
 
   std::string name_;

@@ -169,7 +169,17 @@ void FsdpParam::prepare(std::optional<at::ScalarType> param_dtype) {
   set_name(info_->name);
 }
 
+/// Its dtype is the policy's affair: what the user sets afterwards would not reach the reduction.
+void FsdpParam::check_grad_dtype() const {
+  if (!parameter_.requires_grad() || !at::isFloatingType(parameter_.scalar_type())) return;
+  const auto expected = policy_.grad_dtype.value_or(parameter_.scalar_type());
+  const auto actual = parameter_.grad_dtype();
+  TORCH_CHECK(actual == expected, "parameter '", name(), "' was given gradients in ", actual ? c10::toString(*actual) :
+              "any dtype", " after fully_shard, which expects ", expected, ": set MixedPrecisionPolicy.grad_dtype instead");
+}
+
 bool FsdpParam::adopt_rebound_data() {
+  check_grad_dtype();
   if (parameter_.storage().unsafeGetStorageImpl() == shard_.storage().unsafeGetStorageImpl())
     return prepared_dtype_ != stored_dtype();
   const c10::InferenceMode no_inference(false);

@@ -104,6 +104,7 @@ class FsdpParam {
 
  private:
   void bind_shard(const at::Tensor& local);
+  void check_grad_dtype() const;
   at::Tensor part_of(const at::Tensor& whole) const;
   at::Tensor rows_of(const at::Tensor& whole) const;
   c10::Device shard_device() const;

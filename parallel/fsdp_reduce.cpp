@@ -235,7 +235,10 @@ void FsdpGroup::finish_reduce() {
   for (auto& buffer : reduction_->buffers) buffer.input = at::Tensor();
 
   const StreamScope scope(streams.reduce_scatter);
-  if (layout_.replicate_group == nullptr) return assign_gradients();
+  if (layout_.replicate_group == nullptr) {
+    const auto& own = communication_.all_reduce_hook_stream;
+    return streams.enabled() && own ? assign_gradients_on(*own) : assign_gradients();
+  }
   for (size_t i = 0; i < partial_.size(); ++i) reduction_->buffers.at(i).output.add_(partial_[i]);
   partial_.clear();
   if (!all_reduce_gradients) {
@@ -260,6 +263,17 @@ void FsdpGroup::finish_all_reduce() {
   for (auto& buffer : reduction_->buffers) buffer.work.wait();
   const StreamScope scope(context_->streams().all_reduce);
   assign_gradients();
+}
+
+/// On a stream of the user's; the end of backward waits for it as for an all-reduce.
+void FsdpGroup::assign_gradients_on(const c10::Stream& stream) {
+  const CommStreams& streams = context_->streams();
+  order_streams(*streams.reduce_scatter, stream);
+  {
+    const StreamScope scope(stream);
+    assign_gradients();
+  }
+  order_streams(stream, *streams.all_reduce);
 }
 
 void FsdpGroup::assign_gradients() {
@@ -291,10 +305,12 @@ void FsdpGroup::assign_gradients() {
     }
   }
   CommContext& comm = *context_->comm;
-  if (comm.streams.enabled() && layout_.replicate_group != nullptr) {
-    // The outputs were made on the reduce-scatter stream and read on another: they wait for the
+  const bool elsewhere =
+      layout_.replicate_group != nullptr || communication_.all_reduce_hook_stream;
+  if (comm.streams.enabled() && elsewhere) {
+    // The outputs were made on the reduce-scatter stream and read on this one: they wait for the
     // next reduction.
-    comm.held_reduction = {std::move(reduction), StreamEvent::record(*comm.streams.all_reduce)};
+    comm.held_reduction = {std::move(reduction), StreamEvent::record(comm.streams.current())};
   }
   TORCH_CHECK(unused.empty(), unused);
 }

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -50,11 +51,11 @@ void FsdpState::ensure_root() {
     adopt(item.key(), *item.value());
   for (auto* state : context->states) {
     state->context_ = context;
-    if (std::exchange(state->provisional_, false) && state->group_)
-      state->group_->prepare(*context);
+    if (!std::exchange(state->provisional_, false)) continue;
+    for (const auto& group : state->groups_) group->prepare(*context);
   }
   name_parameters(root);
-  if (group_) group_->set_of_root();
+  for (const auto& group : groups_) group->set_of_root();
 }
 
 void FsdpState::name_parameters(const torch::nn::Module& root) {
@@ -62,11 +63,13 @@ void FsdpState::name_parameters(const torch::nn::Module& root) {
   for (const auto& item : root.named_parameters())
     names.emplace(item.value().unsafeGetTensorImpl(), item.key());
   for (auto* state : context_->states) {
-    if (state->group_ == nullptr) continue;
-    state->group_->set_name(state->name_);
-    for (const auto& param : state->group_->params()) {
-      const auto found = names.find(param->parameter().unsafeGetTensorImpl());
-      if (found != names.end()) param->set_name(found->second);
+    for (size_t i = 0; i < state->groups_.size(); ++i) {
+      FsdpGroup& group = *state->groups_[i];
+      group.set_name(i == 0 ? state->name_ : c10::str(state->name_, "#", i));
+      for (const auto& param : group.params()) {
+        const auto found = names.find(param->parameter().unsafeGetTensorImpl());
+        if (found != names.end()) param->set_name(found->second);
+      }
     }
   }
 }
@@ -96,18 +99,15 @@ void FsdpState::start_forward(TensorRefs inputs) {
     // A reentrant recompute around the root: the end of the outer backward is the one to wait for.
     scope->before_inner_backward([self = shared_from_this()] { self->queue_final_callback(); });
   }
-  if (group_) {
-    group_->prepare(*context_);
-    group_->gather();
-    group_->wait(/*in_forward=*/!recompute);
-  }
+  gather();
+  for (const auto& group : groups_) group->wait(/*in_forward=*/!recompute);
   if (!recompute) prefetch(forward_prefetch);
   if (!c10::GradMode::is_enabled()) return;
   inputs_.clear();
   for (const auto* input : inputs) {
     if (input->defined() && input->requires_grad()) inputs_.push_back({*input, input->_version()});
   }
-  if (group_) {
+  if (!groups_.empty()) {
     pass_through_node("FsdpPostBackward", inputs,
                       [self = shared_from_this()] { self->post_backward(); });
   }
@@ -122,8 +122,9 @@ void FsdpState::begin_iteration() {
     written.make_wait(*streams.all_gather);
   }
   for (auto* state : context_->states) {  // weights may have changed since slices were kept
-    if (state->group_ && state->group_->state() == FsdpGroup::State::kPostForward)
-      state->group_->release();
+    for (const auto& group : state->groups_) {
+      if (group->state() == FsdpGroup::State::kPostForward) group->release();
+    }
   }
   // Autocast would keep casts of gathered weights beyond their release.
   context_->autocast_cache = at::autocast::is_autocast_cache_enabled();
@@ -145,9 +146,14 @@ void FsdpState::end_iteration() {
 void FsdpState::prefetch(const std::vector<std::weak_ptr<FsdpState>>& targets) {
   for (const auto& target : targets) {
     const auto state = target.lock();
-    if (state == nullptr || state->group_ == nullptr) continue;
-    state->group_->prepare(*context_);
-    state->group_->gather();
+    if (state != nullptr) state->gather();
+  }
+}
+
+void FsdpState::gather() {
+  for (const auto& group : groups_) {
+    group->prepare(*context_);
+    group->gather();
   }
 }
 
@@ -176,11 +182,11 @@ void FsdpState::finish_forward() {
   if (!started_) return;  // a recompute: backward still needs the parameters
   started_ = false;
   phase_ = Phase::kIdle;
-  if (group_ == nullptr) return;
-  group_->release_after_forward();
+  if (groups_.empty()) return;
+  for (const auto& group : groups_) group->release_after_forward();
   if (backward_may_follow()) {
     post_forward_indices_.push_back(context_->post_forward_order.size());
-    context_->post_forward_order.push_back(group_.get());
+    context_->post_forward_order.push_back(this);
   }
 }
 
@@ -207,7 +213,7 @@ void FsdpState::give_up_forward(bool parameters_too) noexcept {
   started_ = false;
   phase_ = Phase::kIdle;
   try {
-    if (group_) group_->release();
+    for (const auto& group : groups_) group->release();
   } catch (const std::exception&) {
     // The exception that left forward is the one to report.
   }
@@ -229,12 +235,14 @@ void FsdpState::cast_floating(TensorRefs tensors, at::ScalarType dtype) const {
 }
 
 void FsdpState::check_outputs(TensorRefs outputs) const {
-  TORCH_CHECK(!outputs.empty() || group_ == nullptr || !c10::GradMode::is_enabled(), "'", name_, "' returns no tensors "
+  TORCH_CHECK(!outputs.empty() || groups_.empty() || !c10::GradMode::is_enabled(), "'", name_, "' returns no tensors "
               "that fully_shard can see, so its backward would go unnoticed: give the returned struct a visit_tensors "
               "member (parallel/tensor_visitor.h)");
   for (const auto* output : outputs) {
     if (!output->defined() || !output->has_storage()) continue;
-    const bool own = group_ && group_->owns_full(output->storage().unsafeGetStorageImpl());
+    const auto* storage = output->storage().unsafeGetStorageImpl();
+    const bool own = std::any_of(groups_.begin(), groups_.end(),
+                                 [=](const auto& group) { return group->owns_full(storage); });
     TORCH_CHECK(!own && find_fsdp_param(*output) == nullptr, "'", name_, "' returns a parameter or a view of it, which "
                 "is freed after forward: return a clone, or use the parameter inside");
   }
@@ -244,15 +252,19 @@ void FsdpState::pre_backward() {
   queue_final_callback();
   if (phase_ == Phase::kPreBackward) return;
   phase_ = Phase::kPreBackward;
-  if (group_ == nullptr) return;
+  if (groups_.empty()) return;
   context_->note("pre_backward", name_);
-  if (group_->unshard_in_backward) {
-    group_->gather();
-    group_->wait(/*in_forward=*/false);
-  } else {
-    group_->show_shapes();  // autograd lays gradients out like their parameters
+  for (const auto& group : groups_) {
+    if (group->unshard_in_backward) group->gather();
   }
-  group_->stash_gradients();
+  for (const auto& group : groups_) {
+    if (group->unshard_in_backward) {
+      group->wait(/*in_forward=*/false);
+    } else {
+      group->show_shapes();  // autograd lays gradients out like their parameters
+    }
+    group->stash_gradients();
+  }
   prefetch_backward();
 }
 
@@ -262,20 +274,29 @@ void FsdpState::prefetch_backward() {
   const size_t index = post_forward_indices_.back();
   post_forward_indices_.pop_back();
   if (index == 0 || index > context_->post_forward_order.size()) return;
-  FsdpGroup* previous = context_->post_forward_order[index - 1];
-  if (previous->unshard_in_backward) previous->gather();
+  for (const auto& group : context_->post_forward_order[index - 1]->groups_) {
+    if (group->unshard_in_backward) group->gather();
+  }
 }
 
 void FsdpState::post_backward() {
   phase_ = Phase::kPostBackward;
-  if (group_ == nullptr) return;
+  if (groups_.empty()) return;
   context_->note("post_backward", name_);
-  if (group_->reshard_after_backward || group_->state() == FsdpGroup::State::kShapeOnly)
-    group_->release();
-  if (!group_->reduce_gradients) return group_->accumulate_gradients();
+  for (const auto& group : groups_) {
+    if (group->reshard_after_backward || group->state() == FsdpGroup::State::kShapeOnly)
+      group->release();
+  }
   CommContext& comm = *context_->comm;
-  while (comm.reducing.size() >= comm.max_reducing) comm.reducing.front()->finish_reduce();
-  group_->start_reduce();
+  const size_t most = std::max(comm.max_reducing, groups_.size());  // a unit's own may overlap
+  while (comm.reducing.size() + groups_.size() > most) comm.reducing.front()->finish_reduce();
+  for (const auto& group : groups_) {
+    if (group->reduce_gradients) {
+      group->start_reduce();
+    } else {
+      group->accumulate_gradients();
+    }
+  }
 }
 
 /// Ends backward, or, if the engine drops it because backward threw, undoes what backward left half
@@ -301,9 +322,10 @@ void FsdpState::queue_final_callback() {
 
 void FsdpState::finish_backward(FsdpContext& context) {
   for (auto* state : context.states) {
-    if (state->group_ == nullptr) continue;
-    if (state->phase_ == Phase::kPreBackward ||
-        (state->phase_ == Phase::kIdle && state->group_->owes_reduction()))
+    const auto& groups = state->groups_;
+    const bool owes = std::any_of(groups.begin(), groups.end(),
+                                  [](const auto& group) { return group->owes_reduction(); });
+    if (state->phase_ == Phase::kPreBackward || (state->phase_ == Phase::kIdle && owes))
       state->post_backward();
   }
   for (auto* state : context.states) state->phase_ = Phase::kIdle;
@@ -318,10 +340,11 @@ void FsdpState::finish_backward(FsdpContext& context) {
     }
     for (auto* state : context.states) {
       state->post_forward_indices_.clear();
-      if (state->group_) state->group_->wait_for_offloaded_gradients();
-      // Prefetched for nothing, or gathered by an evaluation that ran inside this backward.
-      if (state->group_ && state->group_->reshard_after_backward && !state->started_)
-        state->group_->release();
+      for (const auto& group : state->groups_) {
+        group->wait_for_offloaded_gradients();
+        // Prefetched for nothing, or gathered by an evaluation that ran inside this backward.
+        if (group->reshard_after_backward && !state->started_) group->release();
+      }
     }
     context.post_forward_order.clear();
   }
@@ -330,7 +353,7 @@ void FsdpState::finish_backward(FsdpContext& context) {
 
 void FsdpState::abandon_backward(FsdpContext& context) noexcept {
   for (auto* state : context.states) {
-    if (state->group_) state->group_->abandon_backward();
+    for (const auto& group : state->groups_) group->abandon_backward();
     state->phase_ = Phase::kIdle;
     state->post_forward_indices_.clear();
   }
@@ -346,19 +369,20 @@ void FsdpState::start_unshard() {
     context_->states.push_back(this);
     provisional_ = true;
   }
-  if (group_ == nullptr) return;
-  group_->prepare(*context_);
   const CommStreams& streams = context_->streams();
   if (streams.enabled()) order_streams(streams.current(), *streams.copy_in);
-  group_->gather();
+  gather();
 }
 
 void FsdpState::finish_unshard() {
-  if (group_ && group_->state() == FsdpGroup::State::kGathering) group_->wait(/*in_forward=*/false);
+  for (const auto& group : groups_) {
+    if (group->state() == FsdpGroup::State::kGathering) group->wait(/*in_forward=*/false);
+  }
 }
 
 void FsdpState::reshard_now() {
-  if (group_ && context_) group_->release();
+  if (context_ == nullptr) return;
+  for (const auto& group : groups_) group->release();
 }
 
 void FsdpState::share_comm(std::shared_ptr<CommContext> comm) {

@@ -13,16 +13,17 @@
 
 namespace megashard {
 
-/// What one fully_shard call made of its module, or of its list of modules: the group, and when it
-/// is gathered, freed and reduced (FSDPState). Owned by the modules' hooks and by the autograd
-/// nodes of graphs that are alive.
+/// What one fully_shard call made of its module, or of its list of modules: its groups, one for
+/// each mesh, and when they are gathered, freed and reduced (FSDPState). Owned by the modules'
+/// hooks and by the autograd nodes of graphs that are alive.
 class FsdpState : public std::enable_shared_from_this<FsdpState> {
  public:
   FsdpState(std::vector<torch::nn::Module*> modules, const FullyShardOptions& options);
   ~FsdpState();
 
-  FsdpGroup* group() { return group_.get(); }  ///< null for a module without parameters of its own
-  void set_group(std::unique_ptr<FsdpGroup> group) { group_ = std::move(group); }
+  /// None for a module without parameters of its own; several where parameters have other meshes.
+  const std::vector<std::unique_ptr<FsdpGroup>>& groups() const { return groups_; }
+  void add_group(std::unique_ptr<FsdpGroup> group) { groups_.push_back(std::move(group)); }
   FsdpContext* context() { return context_.get(); }
   const std::string& name() const { return name_; }
 
@@ -61,6 +62,7 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   static void restore_outside_forward(FsdpContext& context);
   void give_up_forward(bool parameters_too) noexcept;
   void prefetch(const std::vector<std::weak_ptr<FsdpState>>& targets);
+  void gather();
   void move_to_device(TensorRefs tensors) const;
   void cast_floating(TensorRefs tensors, at::ScalarType dtype) const;
   void check_outputs(TensorRefs outputs) const;
@@ -74,7 +76,7 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   std::vector<torch::nn::Module*> modules_;
   MixedPrecisionPolicy policy_;
   c10::Device mesh_device_;
-  std::unique_ptr<FsdpGroup> group_;
+  std::vector<std::unique_ptr<FsdpGroup>> groups_;
   std::shared_ptr<CommContext> comm_;  // of a root
   std::shared_ptr<FsdpContext> context_;
   bool provisional_ =

@@ -127,14 +127,46 @@ void check_dtypes(const MixedPrecisionPolicy& policy) {
   }
 }
 
-ShardLayout layout_of(const FullyShardOptions& options) {
-  TORCH_CHECK(options.mesh != nullptr, "fully_shard needs options.mesh, a 1-D or 2-D DeviceMesh");
-  const DeviceMesh& mesh = *options.mesh;
+ShardLayout layout_of(const DeviceMeshPtr& shared) {
+  const DeviceMesh& mesh = *shared;
   TORCH_CHECK(mesh.ndim() == 1 || mesh.ndim() == 2, "fully_shard expects a 1-D or 2-D DeviceMesh, got ", mesh.ndim(),
               "-D");
   TORCH_CHECK(mesh.ndim() == 1 || mesh.dim_names().size() == 2, "HSDP needs a 2-D mesh with dimension names");
-  if (mesh.ndim() == 1) return {options.mesh, mesh.group(0), nullptr};
-  return {options.mesh, mesh.group(1), mesh.size(0) > 1 ? mesh.group(0) : nullptr};
+  if (mesh.ndim() == 1) return {shared, mesh.group(0), nullptr};
+  return {shared, mesh.group(1), mesh.size(0) > 1 ? mesh.group(0) : nullptr};
+}
+
+/// What becomes a group: parameters of one mesh.
+struct MeshPart {
+  FullyShardOptions options;
+  ShardLayout layout;
+  std::vector<std::pair<std::string, at::Tensor>> parameters;
+};
+
+MeshPart part_of(const DeviceMeshPtr& mesh, FullyShardOptions options) {
+  ShardLayout layout = layout_of(mesh);
+  options.mesh = mesh;
+  check_reshard(options.reshard_after_forward, layout.shard_group->size());
+  return {std::move(options), std::move(layout), {}};
+}
+
+std::vector<MeshPart> split_by_mesh(
+    const std::vector<std::pair<std::string, at::Tensor>>& parameters,
+    const FullyShardOptions& options) {
+  std::vector<MeshPart> parts{part_of(options.mesh, options)};
+  for (const auto& entry : parameters) {
+    DeviceMeshPtr mesh = options.parameter_mesh ? options.parameter_mesh(entry.second) : nullptr;
+    if (mesh == nullptr) mesh = options.mesh;
+    TORCH_CHECK(mesh->device() == options.mesh->device(), "parameter '", entry.first, "' has a mesh of ", mesh->device(),
+                ", its module one of ", options.mesh->device(), ": they must be of one device");
+    auto found = std::find_if(parts.begin(), parts.end(),
+                              [&](const MeshPart& part) { return part.layout.mesh == mesh; });
+    if (found == parts.end()) found = parts.insert(parts.end(), part_of(mesh, options));
+    check_tensor_parallel(entry.first, entry.second, *mesh);
+    found->parameters.push_back(entry);
+  }
+  std::erase_if(parts, [](const MeshPart& part) { return part.parameters.empty(); });
+  return parts;
 }
 
 }  // namespace
@@ -146,30 +178,25 @@ void fully_shard(Module& module, const FullyShardOptions& options) {
 
 void fully_shard(std::span<Module* const> modules, const FullyShardOptions& options) {
   TORCH_CHECK(!modules.empty(), "fully_shard needs at least one module");
-  const ShardLayout layout = layout_of(options);
-  FullyShardOptions checked = options;
-  check_reshard(checked.reshard_after_forward, layout.shard_group->size());
-  check_dtypes(checked.mixed_precision);
+  TORCH_CHECK(options.mesh != nullptr, "fully_shard needs options.mesh, a 1-D or 2-D DeviceMesh");
+  check_dtypes(options.mixed_precision);
   Managed managed;
   std::unordered_set<const Module*> visited;
   std::unordered_set<const c10::TensorImpl*> seen;
   for (size_t i = 0; i < modules.size(); ++i) {
     TORCH_CHECK(seam_of(*modules[i]).forward_hooks() == nullptr, "fully_shard was applied twice to a ",
                 seam_of(*modules[i]).class_name());
-    collect(modules.size() == 1 ? "" : std::to_string(i), *modules[i], checked, visited, seen,
+    collect(modules.size() == 1 ? "" : std::to_string(i), *modules[i], options, visited, seen,
             managed);
   }
-  for (const auto& [name, parameter] : managed.parameters) {
-    check_parameter(name, parameter);
-    check_tensor_parallel(name, parameter, *checked.mesh);
-  }
+  for (const auto& [name, parameter] : managed.parameters) check_parameter(name, parameter);
+  const auto parts = split_by_mesh(managed.parameters, options);  // throws before anything changes
 
   const auto state =
-      std::make_shared<FsdpState>(std::vector<Module*>(modules.begin(), modules.end()), checked);
-  if (!managed.parameters.empty()) {
-    state->set_group(std::make_unique<FsdpGroup>(managed.parameters, layout, checked));
-  }
-  for (const auto& [name, buffer] : managed.buffers) place_buffer(name, buffer, checked);
+      std::make_shared<FsdpState>(std::vector<Module*>(modules.begin(), modules.end()), options);
+  for (const auto& part : parts)
+    state->add_group(std::make_unique<FsdpGroup>(part.parameters, part.layout, part.options));
+  for (const auto& [name, buffer] : managed.buffers) place_buffer(name, buffer, options);
   for (size_t i = 0; i < modules.size(); ++i) {
     seam_of(*modules[i]).set_forward_hooks(std::make_shared<ModuleHooks>(state, i));
   }

@@ -74,6 +74,10 @@ struct FullyShardOptions {
   /// in] of fewer experts than ranks with 2, each rank getting rows of one expert; a gather is as
   /// cheap as along dimension 0. Every rank's part must be a box of the whole. Unset: 1.
   std::function<int64_t(const at::Tensor& parameter)> shard_leading_dims{};
+  /// The mesh of a parameter that is sharded over other ranks than the module's
+  /// (ShardPlacementResult): experts over what expert parallelism leaves. Of the same device; 1-D
+  /// or 2-D. Null: `mesh`. Parameters of one mesh are gathered and reduced together.
+  std::function<DeviceMeshPtr(const at::Tensor& parameter)> parameter_mesh{};
   UnusedParameters unused_parameters = UnusedParameters::kZeroFill;
   std::vector<at::Tensor> ignored_parameters{};  ///< neither sharded nor moved nor reduced
 };

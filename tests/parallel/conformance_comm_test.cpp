@@ -408,7 +408,7 @@ TEST(FullyShardComm, test_unshard_no_param_group) {
     root.register_module("inner", inner);
     fully_shard(*inner, {.mesh = flat_mesh(world)});
     fully_shard(root, {.mesh = flat_mesh(world)});
-    EXPECT_EQ(fsdp_state(root)->group(), nullptr);
+    EXPECT_TRUE(fsdp_state(root)->groups().empty());
     unshard(root);
     reshard(root);
     EXPECT_EQ(inner->w[0].size(0), 3);

@@ -395,6 +395,23 @@ TEST(FullyShardInit, test_custom_hsdp_all_reduce_hook) {
   });
 }
 
+// What the stream does, conformance_cuda_test.cpp sees.
+TEST(FullyShardInit, test_custom_hook_custom_stream) {
+  run_ranks(4, [](const ProcessGroupPtr& world) {
+    const c10::Stream stream(c10::Stream::DEFAULT, c10::Device(c10::kCPU));
+    const auto hook = [](at::Tensor&) {};
+    Chain replicated, sharded;
+    replicated.shard({.mesh = two_by_two(world)});
+    contains(
+        message_of([&] { set_all_reduce_hook(replicated.root, hook, stream); }),
+        "the all-reduce hook of 'Formula' cannot have a stream of its own: its mesh has replicas");
+    set_all_reduce_hook(replicated.root, hook);
+    sharded.shard({.mesh = flat_mesh(world)});
+    set_all_reduce_hook(sharded.root, hook, stream);
+    sharded.forward().backward();
+  });
+}
+
 TEST(CustomCommunication, GathersThroughTheUsersCollective) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     const auto gather = std::make_shared<NotingAllGather>();

@@ -187,6 +187,43 @@ TEST(FullyShardMemory, test_fully_shard_training_memory_no_gc) {
   allocator->stop();
 }
 
+/// Units of two weights on two meshes.
+TEST(FullyShardMemory, test_per_param_mesh_training_memory_no_gc) {
+  auto* allocator = new CountingAllocator;
+  {
+    BufferCounts counts;
+    FullyShardOptions options{.mesh = fake_mesh(), .reshard_after_forward = true};
+    options.parameter_mesh = [other = fake_mesh({4})](const at::Tensor& parameter) {
+      return parameter.size(0) == 8 ? other : nullptr;
+    };
+    Formula root({}, Body());
+    std::vector<std::shared_ptr<Formula>> units;
+    for (int i = 0; i < 2; ++i) {
+      units.push_back(std::make_shared<Formula>(
+          Sizes{{8, 7}, {7, 8}},
+          [](const Weights& w, at::Tensor x) { return at::linear(at::linear(x, w[0]), w[1]); }));
+      root.register_module("unit" + std::to_string(i), units.back());
+      fully_shard(*units.back(), options);
+    }
+    root.body = [&](const Weights&, at::Tensor x) {
+      for (auto& unit : units) x = unit->forward(x);
+      return x;
+    };
+    fully_shard(root, options);
+    size_t live = 0;
+    int64_t buffers = 0;
+    for (int step = 0; step < 1000; ++step) {
+      root.zero_grad();
+      root.forward(fixed({4, 7}, 1)).sum().backward();
+      if (step == 1) live = allocator->live(), buffers = counts.bytes().now;
+      if (step < 1) continue;
+      ASSERT_EQ(allocator->live(), live) << "step " << step;
+      ASSERT_EQ(counts.bytes().now, buffers) << "step " << step;
+    }
+  }
+  allocator->stop();
+}
+
 TEST(FullyShardMemory, test_fully_shard_del_memory) {
   auto* allocator = new CountingAllocator;
   BufferCounts counts;

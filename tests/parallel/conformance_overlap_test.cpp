@@ -71,19 +71,28 @@ class SlowReduceScatter final : public ReduceScatter {
   std::shared_ptr<Pause> pause_;
 };
 
-/// Units whose gather, forward, backward and reduction each take one pause.
+DeviceMeshPtr fake_gpus() {
+  return flat_mesh(make_fake_group({.world_size = 2, .device_type = at::kCUDA}));
+}
+
+/// Units whose forward and backward each take one pause, and so does every gather and reduction of
+/// a mesh; the units' parameters lie on one mesh or on two.
 struct PausingUnits {
   static constexpr int kUnits = 8;
 
-  PausingUnits() : root(Sizes{}, Body()) {
-    const auto group = make_fake_group({.world_size = 2, .device_type = at::kCUDA});
-    const FullyShardOptions options{.mesh = flat_mesh(group), .reshard_after_forward = true};
+  explicit PausingUnits(bool two_meshes = false) : root(Sizes{}, Body()) {
+    FullyShardOptions options{.mesh = fake_gpus(), .reshard_after_forward = true};
+    if (two_meshes) {
+      options.parameter_mesh = [other = fake_gpus()](const at::Tensor& parameter) {
+        return parameter.dim() == 1 ? other : nullptr;
+      };
+    }
     for (int i = 0; i < kUnits; ++i) {
       units.push_back(std::make_shared<Formula>(
-          Sizes{{8, 8}},
+          Sizes{{8, 8}, {8}},
           [this](const Weights& w, at::Tensor x) {
             pause->enqueue();
-            const at::Tensor y = at::linear(x, w[0]);
+            const at::Tensor y = at::linear(x, w[0], w[1]);
             y.register_hook([this](const at::Tensor& gradient) {
               pause->enqueue();
               return gradient;
@@ -123,8 +132,9 @@ class FullyShardOverlap : public ::testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(Cuda, FullyShardOverlap, ::testing::Values(0));
 
-TEST_P(FullyShardOverlap, test_fully_shard_training_overlap) {
-  PausingUnits model;
+/// Forward and backward in units of what they would take one after the other: computation, and for
+/// each of `meshes` a gather, in backward a reduction too.
+void expect_shares(PausingUnits& model, int meshes, double forward_share, double backward_share) {
   for (int step = 0; step < 2; ++step) model.forward().backward();  // allocates all there is
   const double pause = milliseconds_of([&] {
                          for (int i = 0; i < 8; ++i) model.pause->enqueue();
@@ -134,12 +144,29 @@ TEST_P(FullyShardOverlap, test_fully_shard_training_overlap) {
   at::Tensor loss;
   const double forward = milliseconds_of([&] { loss = model.forward(); });
   const double backward = milliseconds_of([&] { loss.backward(); });
-  // One after the other: gather and compute; gather, compute and reduction. Side by side: as long
-  // as the computation, and what cannot be hidden of the first gather and the last reduction.
-  const double serial_forward = 2 * PausingUnits::kUnits * pause;
-  const double serial_backward = 3 * PausingUnits::kUnits * pause;
-  EXPECT_LT(forward, 0.75 * serial_forward);
-  EXPECT_LT(backward, 0.6 * serial_backward);
+  EXPECT_LT(forward, forward_share * (1 + meshes) * PausingUnits::kUnits * pause);
+  EXPECT_LT(backward, backward_share * (1 + 2 * meshes) * PausingUnits::kUnits * pause);
+}
+
+/// Side by side: as long as the computation, and what cannot be hidden of the first gather and the
+/// last reduction.
+TEST_P(FullyShardOverlap, test_fully_shard_training_overlap) {
+  PausingUnits model;
+  expect_shares(model, 1, 0.75, 0.6);
+}
+
+/// As long as the communication of one kind, which here is twice the computation.
+TEST_P(FullyShardOverlap, test_fully_shard_per_param_mesh_training_overlap) {
+  PausingUnits model(/*two_meshes=*/true);
+  model.x.requires_grad_();
+  expect_shares(model, 2, 0.8, 0.6);
+}
+
+/// Inputs that need no gradient: the first unit's backward ends with the whole backward.
+TEST_P(FullyShardOverlap, test_fully_shard_per_param_mesh_no_grad_input_overlap) {
+  PausingUnits model(/*two_meshes=*/true);
+  ASSERT_FALSE(model.x.requires_grad());
+  expect_shares(model, 2, 0.8, 0.6);
 }
 
 /// Work after the optimizer's step that no gather needs: with an event recorded before it, the

@@ -302,6 +302,25 @@ TEST(FullyShardConversion, test_grad_dtype_policy_preserved_after_conversion_and
   });
 }
 
+TEST(FullyShardConversion, test_grad_dtype_change_after_fully_shard_rejected) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    for (const bool by_policy : {false, true}) {
+      FullyShardOptions options{.mesh = flat_mesh(world), .reshard_after_forward = true};
+      if (by_policy) options.mixed_precision.grad_dtype = at::kFloat;
+      Formula unit({{7, 6}}, linear, at::kBFloat16);
+      fully_shard(unit, options);
+      const at::Tensor x = fixed({4, 6}, 1).to(at::kBFloat16);
+      unit.forward(x).sum().backward();
+      unit.zero_grad();
+      unit.w[0].set_grad_dtype(at::kDouble);
+      contains(message_of([&] { unit.forward(x); }),
+               "parameter 'w0' was given gradients in Double after fully_shard");
+      unit.w[0].set_grad_dtype(by_policy ? at::kFloat : at::kBFloat16);
+      unit.forward(x).sum().backward();
+    }
+  });
+}
+
 /// A conversion counts although something else looked at the rows first, as optimizers do.
 TEST(FullyShardConversion, IsNotForgottenWhenTheRowsAreLookedAtFirst) {
   run_ranks(2, [](const ProcessGroupPtr& world) {

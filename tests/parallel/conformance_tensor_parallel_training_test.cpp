@@ -1,11 +1,14 @@
 // Training with FSDP over tensor-parallel layers, against the same model on one rank. Names are
 // those of PyTorch's tests.
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/nn/utils/clip_grad.h>
 
 #include <limits>
 
 #include "parallel/grad_norm.h"
+#include "parallel/tensor_parallel_regions.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/tensor_parallel_model.h"
@@ -106,6 +109,60 @@ TEST(FullyShardTraining, test_2d_mlp_with_nd_mesh) {
 
 TEST(FullyShardTraining, test_3d_mlp_with_nd_mesh) {
   train_and_compare<ParallelMlp>({{2, 2, 2}, {"replicate", "shard", "tp"}, {"replicate", "shard"}});
+}
+
+/// A tensor-parallel MLP, then four experts, which the same ranks share out whole (expert
+/// parallelism): token t belongs to expert t % 4.
+struct ExpertBlockImpl : torch::nn::Module {
+  static constexpr int64_t kExperts = 4;
+
+  ExpertBlockImpl(int64_t width, int64_t hidden, const DeviceMeshPtr& tp)
+      : group(tp->group(0)),
+        mlp(register_module("mlp", std::make_shared<ParallelMlpImpl>(width, hidden, tp))),
+        experts(
+            register_parameter("experts", at::zeros({kExperts / group->size(), width, width}))) {
+    set_tensor_parallel(experts, tp, Placement::shard(0));
+  }
+  at::Tensor forward(at::Tensor x) {
+    const at::Tensor y = mlp->forward(x);
+    const at::Tensor tokens = copy_to_tensor_parallel_region(y.flatten(0, 1), group);
+    at::Tensor out = at::zeros_like(tokens);
+    const int64_t mine = experts.size(0);
+    for (int64_t i = 0; i < mine; ++i) {
+      const at::Tensor rows =
+          at::arange(group->rank() * mine + i, tokens.size(0), kExperts, at::kLong);
+      out = out.index_add(0, rows, at::linear(tokens.index_select(0, rows), experts.select(0, i)));
+    }
+    return y + reduce_from_tensor_parallel_region(out, group).view_as(y);
+  }
+
+  ProcessGroupPtr group;
+  std::shared_ptr<ParallelMlpImpl> mlp;
+  at::Tensor experts;
+};
+using ExpertBlock = Hooked<ExpertBlockImpl>;
+
+TEST(FullyShardTraining, test_shard_placement_fn_tp_ep) {
+  for (const bool reshard : {true, false}) {
+    run_ranks(4, [&](const ProcessGroupPtr& world) {
+      const std::vector<int> shape{2, 2};
+      const auto mesh = std::make_shared<DeviceMesh>(world, shape, Names{"dp", "tp"});
+      const auto experts =
+          std::make_shared<DeviceMesh>(world, shape, Names{"efsdp", "ep"})->submesh({"efsdp"});
+      auto options = resharded(reshard);
+      options.parameter_mesh = [&](const at::Tensor& parameter) {
+        return parameter.dim() == 3 ? experts : nullptr;
+      };
+      options.shard_dim = [](const at::Tensor& parameter) { return parameter.dim() == 3 ? 1 : 0; };
+      ParallelTwins<ExpertBlock> twins(mesh, {"dp"}, options);
+      for (const auto& unit : twins.model.units)
+        EXPECT_EQ(sharded_view(unit->experts).mesh->dim_names(), (Names{"efsdp", "tp"}));
+      for (int step = 0; step < 3; ++step) {
+        twins.step_and_compare(step);
+        twins.descend();
+      }
+    });
+  }
 }
 
 TEST(FullyShardComposability, test_train_parity_2d_mlp) {

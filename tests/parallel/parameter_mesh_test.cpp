@@ -1,0 +1,108 @@
+// Parameters of one unit on several meshes: fully_shard's parameter_mesh.
+
+#include "parallel/fsdp_state.h"
+#include "tests/support/chain.h"
+#include "tests/support/parity.h"
+#include "tests/support/run_ranks.h"
+
+namespace megashard::testing {
+namespace {
+
+const Sizes kTwoWeights{{6, 6}, {5, 6}};
+
+at::Tensor two_linears(const Weights& w, at::Tensor x) {
+  return at::linear(at::linear(x, w[0]), w[1]);
+}
+
+/// The first weight replicated over two pairs, the second sharded over all four ranks.
+FullyShardOptions two_meshes(const ProcessGroupPtr& world) {
+  const auto pairs = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2},
+                                                  std::vector<std::string>{"replicate", "shard"});
+  FullyShardOptions options{.mesh = pairs, .reshard_after_forward = true};
+  options.parameter_mesh = [flat = flat_mesh(world)](const at::Tensor& parameter) {
+    return parameter.size(0) == 5 ? flat : nullptr;
+  };
+  return options;
+}
+
+TEST(ParameterMesh, EachIsShardedOverItsOwn) {
+  run_ranks(4, [](const ProcessGroupPtr& world) {
+    Twins twins(kTwoWeights, two_linears, two_meshes(world));
+    EXPECT_EQ(fsdp_state(twins.unit)->groups().size(), 2);
+    EXPECT_EQ(sharded_view(twins.unit.w[0]).local.size(0), 3);
+    EXPECT_EQ(sharded_view(twins.unit.w[1]).local.size(0), world->rank() == 3   ? 0
+                                                           : world->rank() == 2 ? 1
+                                                                                : 2);
+    for (uint64_t step = 0; step < 3; ++step) {
+      const at::Tensor x = fixed({4, 6}, step);
+      const at::Tensor expected = twins.plain.forward(x), actual = twins.unit.forward(x);
+      EXPECT_TRUE(at::equal(actual, expected));
+      twins.zero_grad();
+      expected.sum().backward();
+      actual.sum().backward();
+      twins.expect_equal_gradients();
+      twins.expect_sharded();
+      descend(twins.plain);
+      descend(twins.unit);
+    }
+  });
+}
+
+TEST(ParameterMesh, AllGathersStartBeforeTheFirstIsWaitedFor) {
+  run_ranks(4, [](const ProcessGroupPtr& world) {
+    Formula unit(kTwoWeights, two_linears);
+    fully_shard(unit, two_meshes(world));
+    Events events;
+    set_schedule_observer(unit, [&](const char* event, const std::string& group) {
+      events.push_back(event + (" " + group));
+    });
+    const at::Tensor loss = unit.forward(fixed({4, 6}, 1).requires_grad_()).sum();
+    EXPECT_EQ(events, (Events{"gather Formula", "gather Formula#1", "release Formula",
+                              "release Formula#1"}));
+    events.clear();
+    loss.backward();
+    EXPECT_EQ(events, (Events{"pre_backward Formula", "gather Formula", "gather Formula#1",
+                              "post_backward Formula", "release Formula", "release Formula#1",
+                              "reduce Formula", "reduce Formula#1"}));
+  });
+}
+
+TEST(ParameterMesh, ControlsReachEveryGroup) {
+  run_ranks(4, [](const ProcessGroupPtr& world) {
+    Twins twins(kTwoWeights, two_linears, two_meshes(world));
+    for (uint64_t microbatch = 0; microbatch < 2; ++microbatch) {
+      const at::Tensor x = fixed({4, 6}, microbatch);
+      set_requires_gradient_sync(twins.unit, microbatch == 1);
+      twins.plain.forward(x).sum().backward();
+      twins.unit.forward(x).sum().backward();
+      EXPECT_EQ(pending_gradients(twins.unit).size(), microbatch == 1 ? 0 : 2);
+    }
+    twins.expect_equal_gradients();
+    unshard(twins.unit);
+    for (const auto& w : twins.unit.w) EXPECT_EQ(w.size(1), 6);
+    EXPECT_EQ(twins.unit.w[1].size(0), 5);
+    reshard(twins.unit);
+    twins.expect_sharded();
+  });
+}
+
+TEST(ParameterMesh, AWrongOneIsRefusedBeforeAnythingIsSharded) {
+  run_ranks(4, [](const ProcessGroupPtr& world) {
+    const auto cube = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2, 1},
+                                                   std::vector<std::string>{"a", "b", "c"});
+    Formula unit(kTwoWeights, two_linears);
+    FullyShardOptions options{.mesh = flat_mesh(world)};
+    options.parameter_mesh = [&](const at::Tensor& parameter) -> DeviceMeshPtr {
+      return parameter.size(0) == 5 ? cube : nullptr;
+    };
+    contains(message_of([&] { fully_shard(unit, options); }),
+             "fully_shard expects a 1-D or 2-D DeviceMesh, got 3-D");
+    EXPECT_EQ(find_fsdp_param(unit.w[0]), nullptr);
+    options.parameter_mesh = nullptr;
+    fully_shard(unit, options);
+    EXPECT_EQ(fsdp_state(unit)->groups().size(), 1);
+  });
+}
+
+}  // namespace
+}  // namespace megashard::testing
