@@ -42,8 +42,8 @@ void warn_of_keys_without_effect(const Fsdp2Config& config, const DiagnosticSink
   warn(!config.moe_modules.empty(), "moe_modules", no_experts);
   warn(config.reshard_local_experts != defaults.reshard_local_experts, "reshard_local_experts",
        no_experts);
-  warn(config.pin_memory != defaults.pin_memory, "pin_memory",
-       "it belongs to offload_to_cpu with GPUs, which is not available yet");
+  warn(config.pin_memory != defaults.pin_memory && !config.offload_to_cpu, "pin_memory",
+       "it belongs to offload_to_cpu, which is false");
 }
 
 HookedModule& hooked_module(const NamedModule& named, const char* key) {
@@ -76,8 +76,6 @@ void FSDP2Mixin::_pre_fully_shard(ShardingRequest request) {
   const Fsdp2Config& config = request_.config;
   warn_of_keys_without_effect(config, request_.sink);
   const auto& group = request_.process_group;
-  TORCH_CHECK(!(config.offload_to_cpu && group->device_type() != c10::kCPU), "offload_to_cpu: true in the FSDP2 file is "
-              "not available with GPUs yet: set it to false");
   const int shard = shard_group_size(config, group->size());
   const int replicas = group->size() / shard;
   options_ = {};
@@ -88,6 +86,7 @@ void FSDP2Mixin::_pre_fully_shard(ShardingRequest request) {
                                                    std::vector<std::string>{"Replicate", "Shard"});
   options_.reshard_after_forward = config.reshard_after_forward;
   options_.mixed_precision = config.mixed_precision;
+  if (config.offload_to_cpu) options_.cpu_offload = CpuOffloadPolicy{.pin_memory = config.pin_memory};
   if (request_.sink) {
     request_.sink(Severity::kNotice,
                   "FSDP2: parameters are sharded over " + std::to_string(shard) + " ranks" +
