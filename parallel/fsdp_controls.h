@@ -62,7 +62,8 @@ std::vector<std::pair<at::Tensor, at::Tensor>> pending_gradients(torch::nn::Modu
                                                                  bool recurse = true);
 /// Drops them, and HSDP's partial sums too.
 void clear_pending_gradients(torch::nn::Module& module, bool recurse = true);
-/// Reduces them now, outside backward, into the parameters' sharded gradients. Collective.
+/// Reduces them now, outside backward, into the parameters' sharded gradients. Collective: every
+/// rank has some waiting, or none has.
 void synchronize_gradients(torch::nn::Module& module, bool recurse = true);
 
 /// Gradients are summed over the ranks and divided by `factor` instead of the number of ranks. This

@@ -1,6 +1,7 @@
 #include "parallel/grad_norm.h"
 
 #include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
@@ -116,8 +117,8 @@ double sum_of_squares(const T* values, int64_t n) {
   return sum_over(values, n, [](double x) { return x * x; });
 }
 
-template <class T>
-void multiply(T* values, int64_t n, float factor) {
+template <class T, class Factor>
+void multiply(T* values, int64_t n, Factor factor) {
   for (int64_t i = 0; i < n; ++i) values[i] = static_cast<T>(values[i] * factor);
 }
 
@@ -215,14 +216,16 @@ at::Tensor norm_of(const Gradients& gradients, double norm_type) {
   return total;
 }
 
-void scale_cpu(const at::Tensor& gradient, float factor) {
+void scale_cpu(const at::Tensor& gradient, double factor) {
   if (!gradient.is_non_overlapping_and_dense()) {
     gradient.mul_(factor);
     return;
   }
   AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, gradient.scalar_type(), "clip_grad_norm_",
-      [&] { multiply(gradient.mutable_data_ptr<scalar_t>(), gradient.numel(), factor); });
+      at::kHalf, at::kBFloat16, gradient.scalar_type(), "clip_grad_norm_", [&] {
+        multiply(gradient.mutable_data_ptr<scalar_t>(), gradient.numel(),
+                 static_cast<at::opmath_type<scalar_t>>(factor));
+      });
   if (!gradient.is_inference()) gradient.unsafeGetTensorImpl()->bump_version();
 }
 
@@ -263,7 +266,7 @@ void clip_grads_with_norm_(const std::vector<at::Tensor>& gradients, double max_
   if (norm.is_cpu()) {
     const double factor = max_norm / (norm.to(at::kDouble).const_data_ptr<double>()[0] + kEpsilon);
     if (!(factor < 1)) return;
-    for (const auto& gradient : gradients) scale_cpu(gradient, static_cast<float>(factor));
+    for (const auto& gradient : gradients) scale_cpu(gradient, factor);
   } else {
     at::_foreach_mul_(gradients, (max_norm / (norm + kEpsilon)).clamp_max(1.0));
   }

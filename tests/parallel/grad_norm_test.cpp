@@ -50,16 +50,20 @@ TEST(GradNormTest, EqualsTheNormOfOneVector) {
 }
 
 TEST(GradNormTest, ClipsAsTorchDoes) {
-  for (const double norm_type : {1.0, 2.0, 3.0}) {
-    for (const double max_norm : {0.25, 1e6}) {
-      const auto ours = with_gradients(), theirs = with_gradients();
-      const double norm = clip_grad_norm_(ours, max_norm, norm_type).item<double>();
-      const double expected = torch::nn::utils::clip_grad_norm_(theirs, max_norm, norm_type);
-      EXPECT_NEAR(norm, expected, 1e-5 * expected);
-      const auto ours_clipped = all_gradients(ours), theirs_clipped = all_gradients(theirs);
-      EXPECT_LT((ours_clipped - theirs_clipped).abs().max().item<double>(), 1e-6);
-      if (max_norm > norm) {
-        EXPECT_TRUE(ours_clipped.equal(all_gradients(with_gradients())));
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    // Half a unit in the last place of the largest value, and a little for the order of the sum.
+    const double tolerance = dtype == at::kFloat ? 1e-6 : 1e-14;
+    for (const double norm_type : {1.0, 2.0, 3.0}) {
+      for (const double max_norm : {0.25, 1e6}) {
+        const auto ours = with_gradients(dtype), theirs = with_gradients(dtype);
+        const double norm = clip_grad_norm_(ours, max_norm, norm_type).item<double>();
+        const double expected = torch::nn::utils::clip_grad_norm_(theirs, max_norm, norm_type);
+        EXPECT_NEAR(norm, expected, 1e-5 * expected);
+        const auto ours_clipped = all_gradients(ours), theirs_clipped = all_gradients(theirs);
+        EXPECT_LT((ours_clipped - theirs_clipped).abs().max().item<double>(), tolerance) << dtype;
+        if (max_norm > norm) {
+          EXPECT_TRUE(ours_clipped.equal(all_gradients(with_gradients(dtype))));
+        }
       }
     }
   }
