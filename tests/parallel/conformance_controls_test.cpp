@@ -395,6 +395,23 @@ TEST(FullyShardInit, test_custom_hsdp_all_reduce_hook) {
   });
 }
 
+/// What NCCL makes of it, registered memory, only a machine with several GPUs could show.
+TEST(FullyShardComm, test_fully_shard_alloc_from_pg) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    std::vector<CollectiveCall> calls;
+    Chain plain, chain;
+    chain.shard({.mesh = recording_mesh(world, {2}, {"shard"}, calls), .reshard_after_forward = true});
+    for (auto& unit : chain.units) set_allocate_memory_from_process_group(*unit, true);
+    set_allocate_memory_from_process_group(chain.root, true);
+    expect_chain_parity(plain, chain, *world);
+    std::map<std::string, int> counts;
+    for (const auto& call : calls) ++counts[call.operation];
+    EXPECT_EQ(counts["reduce_scatter"], 3 * 4);  // steps, groups
+    // A gather's output holds its input; a reduction's are two.
+    EXPECT_EQ(counts["allocate"], counts["all_gather"] + 2 * counts["reduce_scatter"]);
+  });
+}
+
 // What the stream does, conformance_cuda_test.cpp sees.
 TEST(FullyShardInit, test_custom_hook_custom_stream) {
   run_ranks(4, [](const ProcessGroupPtr& world) {

@@ -12,7 +12,7 @@
 namespace megashard::testing {
 
 struct CollectiveCall {
-  std::string operation;  ///< "all_gather", "reduce_scatter", "all_reduce"
+  std::string operation;  ///< "all_gather", "reduce_scatter", "all_reduce", "allocate"
   at::ScalarType dtype;
   int64_t numel;                 ///< of the input
   ReduceOp op = ReduceOp::kSum;  ///< of reductions
@@ -44,6 +44,10 @@ class RecordingGroup final : public ProcessGroup {
     return inner_->all_to_all_into(output, input);
   }
   void barrier() override { inner_->barrier(); }
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype, c10::Device device) override {
+    log_.push_back({"allocate", dtype, numel});
+    return inner_->allocate(numel, dtype, device);
+  }
   std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
                                          const std::string& name) override {
     return std::make_shared<RecordingGroup>(inner_->subgroup(members, name), log_);
