@@ -2,9 +2,14 @@
 // peaks (test_fully_shard_memory.py). One GPU is enough: the other ranks are those of a fake group.
 // Skipped on a machine without one; tests/gpu runs them.
 
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <dlfcn.h>
 #include <torch/optim/adam.h>
+
+#include <filesystem>
 
 #include "parallel/cuda_module.h"
 #include "parallel/fake_process_group.h"
@@ -88,6 +93,80 @@ TEST_P(FullyShardTraining, test_post_optim_event) {
   }
   for (size_t step = 0; step < 5; ++step)
     EXPECT_TRUE(at::equal(losses[0][step], losses[1][step])) << step;
+}
+
+/// A graph of what a function enqueued (cuda_graph.cpp).
+class CapturedGraph {
+ public:
+  explicit CapturedGraph(std::function<void()> work)
+      : module_(dlopen((std::filesystem::read_symlink("/proc/self/exe").parent_path() /
+                        "libtest_cuda_graph.so")
+                           .c_str(),
+                       RTLD_NOW)) {
+    TORCH_CHECK(module_ != nullptr, dlerror());
+    using Capture = void* (*)(void (*)(void*), void*);
+    const auto capture = reinterpret_cast<Capture>(dlsym(module_, "capture_cuda_graph"));
+    graph_ = capture([](void* run) { (*static_cast<std::function<void()>*>(run))(); }, &work);
+  }
+  ~CapturedGraph() { call("free_cuda_graph"); }
+  CapturedGraph(const CapturedGraph&) = delete;
+  void replay() { call("replay_cuda_graph"); }
+
+ private:
+  void call(const char* name) { reinterpret_cast<void (*)(void*)>(dlsym(module_, name))(graph_); }
+
+  void* module_;
+  void* graph_;
+};
+
+TEST_P(FullyShardTraining, test_two_layer_fully_shard_cudagraph) {
+  Chain captured(2), eager(2);
+  captured.shard({.mesh = mesh()});
+  eager.shard({.mesh = mesh()});
+  at::Tensor x = fixed({4, 6}, 1).to(kGpu);
+  const auto step = [&x](Chain& chain) { chain.root.forward(x).sum().backward(); };
+  for (int i = 0; i < 3; ++i) {  // allocates what stays
+    step(captured);
+    captured.root.zero_grad();
+  }
+  CapturedGraph graph([&] { step(captured); });
+  for (uint64_t seed = 2; seed < 5; ++seed) {
+    x.copy_(fixed({4, 6}, seed));
+    graph.replay();
+    eager.root.zero_grad();
+    step(eager);
+    const auto expected = eager.root.named_parameters();
+    for (const auto& item : captured.root.named_parameters())
+      EXPECT_TRUE(at::equal(item.value().grad(), expected[item.key()].grad())) << item.key();
+  }
+}
+
+/// The hook runs on its own stream, after the reduction, and what follows backward waits for it.
+TEST_P(FullyShardInit, test_custom_hook_custom_stream) {
+  const c10::Stream own = c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(kGpu);
+  Chain plain, hooked;
+  plain.shard({.mesh = mesh()});
+  hooked.shard({.mesh = mesh()});
+  const CommStreams streams(kGpu);
+  int calls = 0;
+  const auto hook = [&](at::Tensor& reduced) {
+    EXPECT_EQ(streams.current(), own);
+    for (int i = 0; i < 1000; ++i) reduced.add_(1).sub_(1);  // long enough to be overtaken
+    reduced.mul_(2);
+    ++calls;
+  };
+  set_all_reduce_hook(hooked.root, hook, own);
+  for (auto& unit : hooked.units) set_all_reduce_hook(*unit, hook, own);
+  const at::Tensor x = at::ones({4, 6}, kGpu);
+  plain.root.forward(x).sum().backward();
+  hooked.root.forward(x).sum().backward();
+  EXPECT_EQ(calls, 4);
+  const auto expected = plain.root.named_parameters();
+  for (const auto& item : hooked.root.named_parameters()) {
+    // What is added and taken away again rounds.
+    EXPECT_TRUE(at::allclose(item.value().grad(), expected[item.key()].grad() * 2, 1e-3, 1e-3))
+        << item.key();
+  }
 }
 
 // Peaks. Two ranks, fp32: `block` is one unit's weights, of which there are six and as much in the

@@ -1,0 +1,23 @@
+// CUDA graphs for conformance_cuda_test.cpp: a module of its own, because tests do not link
+// libtorch_cuda.
+
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <memory>
+
+/// What `work` enqueues, as a graph to be replayed.
+extern "C" void* capture_cuda_graph(void (*work)(void*), void* argument) {
+  auto graph = std::make_unique<at::cuda::CUDAGraph>();
+  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+  graph->capture_begin();
+  work(argument);
+  graph->capture_end();
+  return graph.release();
+}
+
+extern "C" void replay_cuda_graph(void* graph) {
+  static_cast<at::cuda::CUDAGraph*>(graph)->replay();
+}
+
+extern "C" void free_cuda_graph(void* graph) { delete static_cast<at::cuda::CUDAGraph*>(graph); }
