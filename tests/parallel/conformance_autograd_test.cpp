@@ -272,7 +272,7 @@ TEST(FullyShardIgnoreParams, test_ddp_A_fsdp_B_ddp_C) {
     const auto a = chain.units[0], c = chain.units[2];
     fully_shard(*chain.units[1], {.mesh = flat_mesh(world)});
     fully_shard(chain.root, {.mesh = flat_mesh(world), .ignored_parameters = {a->w[0], c->w[0]}});
-    EXPECT_EQ(fsdp_state(chain.root)->group()->params().size(), 1U);
+    EXPECT_EQ(fsdp_state(chain.root)->groups().at(0)->params().size(), 1U);
     for (uint64_t step = 0; step < 4; ++step) {
       const uint64_t seed = 10 * step + static_cast<uint64_t>(world->rank());
       plain.root.zero_grad();

@@ -16,7 +16,9 @@ using Names = std::vector<std::string>;
 /// Names of a unit's own parameters; relative to the unit until its root has run.
 Names managed_by(const torch::nn::Module& module) {
   Names names;
-  for (const auto& param : fsdp_state(module)->group()->params()) names.push_back(param->name());
+  for (const auto& group : fsdp_state(module)->groups()) {
+    for (const auto& param : group->params()) names.push_back(param->name());
+  }
   return names;
 }
 
