@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "parallel/grad_norm.h"
+#include "parallel/tensor_parallel.h"
 #include "parallel/tensor_parallel_regions.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
