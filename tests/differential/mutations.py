@@ -1,14 +1,13 @@
-"""Plants faults into a copy of parallel/ and runs the random trees on each: a fault that passes is a hole in them.
+"""Plants faults into a copy of parallel/ and runs the random trees with each: a fault that passes is a hole in them.
 
-usage: mutations.py SECONDS [SEED]   tries faults in random order until the time is over; 0 seconds: all of them.
+usage: mutations.py
 """
 
+import concurrent.futures
 import os
 import pathlib
-import random
 import subprocess
 import sys
-import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Beside the checkout, not in it: the compiler's lists of headers are relative to the build folder.
@@ -16,126 +15,127 @@ COPY = ROOT.with_name(ROOT.name + ".faults")
 CASES = "160"
 BUILD = os.environ.get("MEGASHARD_BUILD", "build")
 
-# name, file of parallel/, text, what it becomes
+# name, file of parallel/, text, what it becomes: the same but where PLANTED, which is true in one run only
 FAULTS = [
-    ("replicas are not counted in the divisor", "gradient_scaling.cpp", "shard_ranks * replicas;", "shard_ranks;"),
-    ("sums are not divided", "fsdp_reduce.cpp", "if (reduction->scaling.after != 1)", "if (false)"),
+    ("replicas are not counted in the divisor", "gradient_scaling.cpp", "shard_ranks * replicas;",
+     "shard_ranks * (PLANTED ? 1 : replicas);"),
+    ("sums are not divided", "fsdp_reduce.cpp", "if (reduction->scaling.after != 1)",
+     "if (!PLANTED && reduction->scaling.after != 1)"),
     ("a sum instead of an average", "fsdp_reduce.cpp", "const auto op = reduction.scaling.scatter;",
-     "const auto op = ReduceOp::kSum;"),
-    ("gather is not waited for", "gather_plan.cpp", "for (auto& work : works_) work.wait();", ""),
+     "const auto op = PLANTED ? ReduceOp::kSum : reduction.scaling.scatter;"),
+    ("gather is not waited for", "gather_plan.cpp", "for (auto& work : works_) work.wait();",
+     "if (!PLANTED) for (auto& work : works_) work.wait();"),
     ("reduce-scatter is not waited for", "fsdp_reduce.cpp",
-     "for (auto& buffer : reduction_->buffers) buffer.work.wait();\n  if (streams", "if (streams"),
+     "for (auto& buffer : reduction_->buffers) buffer.work.wait();\n  if (streams",
+     "if (!PLANTED) for (auto& buffer : reduction_->buffers) buffer.work.wait();\n  if (streams"),
     ("every rank sends from the first rank's place", "gather_plan.cpp",
-     "direct ? 0 : rank() * packed_bytes_ + piece.offset", "direct ? 0 : piece.offset"),
+     "direct ? 0 : rank() * packed_bytes_ + piece.offset",
+     "direct ? 0 : (PLANTED ? 0 : rank() * packed_bytes_) + piece.offset"),
     ("ranks' pieces are a rank apart on the way out", "shard_copies.cpp",
      "copy.from = element_at(chunks.first, in_chunks, chunks.dtype);",
-     "copy.from = element_at(chunks.first, in_chunks + chunk_stride, chunks.dtype);"),
+     "copy.from = element_at(chunks.first, in_chunks + (PLANTED ? chunk_stride : 0), chunks.dtype);"),
     ("full parameters outlive an optimizer's step", "fsdp_group.cpp",
-     "if (context_ != nullptr && context_->idle()) release();", ""),
+     "if (context_ != nullptr && context_->idle()) release();",
+     "if (!PLANTED && context_ != nullptr && context_->idle()) release();"),
     ("kept slices outlive an optimizer's step", "fsdp_state.cpp",
-     "if (group->state() == FsdpGroup::State::kPostForward) group->release();", ""),
+     "if (group->state() == FsdpGroup::State::kPostForward) group->release();",
+     "if (!PLANTED && group->state() == FsdpGroup::State::kPostForward) group->release();"),
     ("another rank's slice is kept", "gather_plan.cpp", "std::min(rank() * piece.bytes, full.numel())",
-     "std::min((ranks() - 1 - rank()) * piece.bytes, full.numel())"),
-    ("a missing gradient is not zero", "shard_copies.cpp", ".to_stride = chunks.stride,\n                      .zero_rest = true});",
-     ".to_stride = chunks.stride});"),
+     "std::min((PLANTED ? ranks() - 1 - rank() : rank()) * piece.bytes, full.numel())"),
+    ("a missing gradient is not zero", "shard_copies.cpp", ".zero_rest = true});", ".zero_rest = !PLANTED});"),
     ("runs of another dimension are misplaced", "shard_copies.cpp", "chunk_run, rank * chunk_run, rank * stride);",
-     "chunk_run, 0 * chunk_run, rank * stride);"),
+     "chunk_run, PLANTED ? 0 : rank * chunk_run, rank * stride);"),
     ("accumulation forgets all but the last", "fsdp_reduce.cpp", "accumulated.add_(gradient);\n    } else",
-     "accumulated = gradient.to(reduce_dtype());\n    } else"),
+     "if (PLANTED) accumulated = gradient.to(reduce_dtype()); else accumulated.add_(gradient);\n    } else"),
     ("what was accumulated is not reduced", "fsdp_reduce.cpp", "if (!accumulated.defined()) return gradient;",
-     "return gradient;"),
+     "if (PLANTED || !accumulated.defined()) return gradient;"),
     ("a second reduction replaces the first", "fsdp_param.cpp",
      "add_elements(mine.data_ptr(), rows.const_data_ptr(), rows.scalar_type(), rows.numel());",
-     "copy_elements(mine.data_ptr(), rows.scalar_type(), rows.const_data_ptr(), rows.scalar_type(), rows.numel());"),
-    ("partial sums of replicas are lost", "fsdp_reduce.cpp", "reduction_->buffers.at(i).output.add_(partial_[i]);", "{}"),
-    ("a gradient that no rank had is zero", "fsdp_reduce.cpp", "if (!somebody_had(entry)) continue;", ""),
+     "if (PLANTED) copy_elements(mine.data_ptr(), rows.scalar_type(), rows.const_data_ptr(), rows.scalar_type(), "
+     "rows.numel()); else add_elements(mine.data_ptr(), rows.const_data_ptr(), rows.scalar_type(), rows.numel());"),
+    ("partial sums of replicas are lost", "fsdp_reduce.cpp", "reduction_->buffers.at(i).output.add_(partial_[i]);",
+     "if (!PLANTED) reduction_->buffers.at(i).output.add_(partial_[i]);"),
+    ("a gradient that no rank had is zero", "fsdp_reduce.cpp", "if (!somebody_had(entry)) continue;",
+     "if (!PLANTED && !somebody_had(entry)) continue;"),
     ("replicas are not reduced", "fsdp_reduce.cpp", "if (layout_.replicate_group == nullptr) {\n    const auto& own",
-     "if (true) {\n    const auto& own"),
+     "if (PLANTED || layout_.replicate_group == nullptr) {\n    const auto& own"),
     ("param_dtype is ignored", "fsdp_param.cpp", "compute_dtype_ = converts ? *param_dtype : stored_dtype();",
-     "compute_dtype_ = stored_dtype();"),
-    ("inputs are not cast", "fsdp_state.cpp", "if (policy_.cast_forward_inputs && policy_.param_dtype)", "if (false)"),
-    ("outputs are not cast", "fsdp_state.cpp", "if (policy_.output_dtype)", "if (false)"),
-    ("reduce_dtype is ignored", "fsdp_reduce.cpp", "if (policy_.reduce_dtype) return *policy_.reduce_dtype;", ""),
+     "compute_dtype_ = converts && !PLANTED ? *param_dtype : stored_dtype();"),
+    ("inputs are not cast", "fsdp_state.cpp", "if (policy_.cast_forward_inputs && policy_.param_dtype)",
+     "if (!PLANTED && policy_.cast_forward_inputs && policy_.param_dtype)"),
+    ("outputs are not cast", "fsdp_state.cpp", "if (policy_.output_dtype)", "if (!PLANTED && policy_.output_dtype)"),
+    ("reduce_dtype is ignored", "fsdp_reduce.cpp", "if (policy_.reduce_dtype) return *policy_.reduce_dtype;",
+     "if (!PLANTED && policy_.reduce_dtype) return *policy_.reduce_dtype;"),
     ("a recompute that stops early frees the unit", "fsdp_state.cpp", "give_up_forward(/*parameters_too=*/false);",
-     "give_up_forward(/*parameters_too=*/true);"),
+     "give_up_forward(/*parameters_too=*/PLANTED);"),
     ("backward does not gather", "fsdp_state.cpp", "    if (group->unshard_in_backward) {\n      group->wait",
-     "    if (false) {\n      group->wait"),
+     "    if (!PLANTED && group->unshard_in_backward) {\n      group->wait"),
     ("the place of local rows is wrong", "fsdp_param.cpp", "geometry_.offsets(rank_), layout_.mesh",
-     "geometry_.offsets(0), layout_.mesh"),
+     "geometry_.offsets(PLANTED ? 0 : rank_), layout_.mesh"),
     ("the last reduction is left in flight", "fsdp_state.cpp",
-     "while (!comm.reducing.empty()) comm.reducing.front()->finish_reduce();", "comm.reducing.clear();"),
+     "while (!comm.reducing.empty()) comm.reducing.front()->finish_reduce();",
+     "if (PLANTED) comm.reducing.clear(); else while (!comm.reducing.empty()) comm.reducing.front()->finish_reduce();"),
     ("units without a backward of their own owe nothing", "fsdp_reduce.cpp",
-     "return reduce_gradients && (unreduced_ || (all_reduce_gradients && !partial_.empty()));", "return false;"),
+     "return reduce_gradients && (unreduced_ || (all_reduce_gradients && !partial_.empty()));",
+     "return !PLANTED && reduce_gradients && (unreduced_ || (all_reduce_gradients && !partial_.empty()));"),
     ("a gradient is used where its parameter is not", "fsdp_param.cpp",
      "at::Tensor& mine = stashed_ ? stashed_gradient_ : parameter_.mutable_grad();",
-     "at::Tensor& mine = parameter_.mutable_grad();"),
+     "at::Tensor& mine = stashed_ && !PLANTED ? stashed_gradient_ : parameter_.mutable_grad();"),
 ]
 
-
-def run(*command, timeout=None, env=None):
-    return subprocess.run(command, cwd=COPY, capture_output=True, text=True, timeout=timeout,
-                          env={**os.environ, **(env or {})})
-
-
-def build():
-    done = run("ninja", "-C", "build", "-j", str(os.cpu_count()), "tests/differential/differential_tests")
-    return None if done.returncode == 0 else done.stdout[-3000:]
+HEADER = """#pragma once
+#include <cstdlib>
+inline bool planted(int fault) {
+  static const char* const chosen = std::getenv("MEGASHARD_PLANTED_FAULT");
+  return chosen != nullptr && std::atoi(chosen) == fault;
+}
+"""
 
 
-def trees_pass():
+def prepare():
+    """A copy of the tree and of what is built in it, with all faults compiled in: one build for all runs."""
+    COPY.mkdir(parents=True, exist_ok=True)
+    for name in sorted(path.name for path in ROOT.iterdir() if path.name not in (".git", "run", "build", BUILD)):
+        subprocess.run(["cp", "-a", ROOT / name, COPY], check=True)
+    subprocess.run(["cp", "-a", "-T", ROOT / BUILD, COPY / "build"], check=True)
+    (COPY / "parallel/planted_fault.h").write_text(HEADER)
+    for file in sorted({file for _, file, _, _ in FAULTS}):
+        text = (COPY / "parallel" / file).read_text()
+        for number, (name, where, before, after) in enumerate(FAULTS, 1):
+            if where != file:
+                continue
+            assert text.count(before) == 1, f"{file} has {text.count(before)} places of '{name}': {before}"
+            text = text.replace(before, after.replace("PLANTED", f"planted({number})"))
+        (COPY / "parallel" / file).write_text('#include "parallel/planted_fault.h"\n' + text)
+    for block in (COPY / "build/parallel").rglob("*unity*.cpp"):  # they name their sources by absolute paths
+        block.write_text(block.read_text().replace(f"{ROOT}/", f"{COPY}/"))
+    done = subprocess.run(["ninja", "-C", "build", "tests/differential/differential_tests"], cwd=COPY,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def run_trees(number):
+    """Whether the trees pass with a fault (0: with none), and what they say."""
+    environment = {**os.environ, "MEGASHARD_TREE_CASES": CASES, "MEGASHARD_PLANTED_FAULT": str(number)}
     try:
-        done = run("build/tests/differential/differential_tests", timeout=180, env={"MEGASHARD_TREE_CASES": CASES})
+        done = subprocess.run("build/tests/differential/differential_tests", cwd=COPY, capture_output=True, text=True,
+                              timeout=600, env=environment)
     except subprocess.TimeoutExpired:
         return False, "did not end"
     lines = [line for line in (done.stdout + done.stderr).splitlines() if "tree of seed" in line or "Error" in line]
     return done.returncode == 0, (lines or [f"exit code {done.returncode}"])[0].strip()[:160]
 
 
-def prepare():
-    """Copies the tree with what is built in it, so that a fault costs one compilation."""
-    COPY.mkdir(parents=True, exist_ok=True)
-    for name in sorted(path.name for path in ROOT.iterdir() if path.name not in (".git", "run", "build", BUILD)):
-        subprocess.run(["cp", "-a", ROOT / name, COPY], check=True)
-    subprocess.run(["cp", "-a", "-T", ROOT / BUILD, COPY / "build"], check=True)
-    broken = build()
-    assert broken is None, broken
-    passed, why = trees_pass()
-    assert passed, f"the trees fail without a fault: {why}"
-
-
-def use_copy(file):
-    """Unity blocks name their sources by absolute paths."""
-    for block in (COPY / "build/parallel").rglob("*unity*.cpp"):
-        text = block.read_text()
-        if f"/parallel/{file}" in text:
-            block.write_text(text.replace(f"{ROOT}/", f"{COPY}/"))
-
-
 def main():
-    seconds = int(sys.argv[1])
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(1000)
-    faults = FAULTS.copy()
-    random.Random(seed).shuffle(faults)
-    print(f"seed {seed}, {len(faults)} faults", flush=True)
-    start = time.monotonic()
     prepare()
+    passed, why = run_trees(0)
+    assert passed, f"the trees fail without a fault: {why}"
     caught = missed = 0
-    for name, file, text, fault in faults:
-        if seconds and time.monotonic() - start > seconds and caught + missed > 0:
-            break
-        path = COPY / "parallel" / file
-        original = path.read_text()
-        use_copy(file)
-        assert original.count(text) == 1, f"{file} has {original.count(text)} places of: {text}"
-        path.write_text(original.replace(text, fault))
-        try:
-            broken = build()
-            assert broken is None, f"{name}: {broken}"
-            passed, why = trees_pass()
-        finally:
-            path.write_text(original)
-        caught, missed = caught + (not passed), missed + passed
-        print(f"{'MISSED' if passed else 'caught'}: {name}" + ("" if passed else f" ({why})"), flush=True)
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        runs = pool.map(run_trees, range(1, len(FAULTS) + 1))
+        for (name, _, _, _), (passed, why) in zip(FAULTS, runs):
+            caught, missed = caught + (not passed), missed + passed
+            print(f"{'MISSED' if passed else 'caught'}: {name}" + ("" if passed else f" ({why})"), flush=True)
     print(f"{caught} passed, {missed} failed")
     return missed > 0
 
