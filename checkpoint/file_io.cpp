@@ -22,6 +22,11 @@ constexpr int64_t kMostPerCall = 1 << 30;  // Linux moves at most 2 GiB - 4 KiB 
 
 std::string reason() { return std::strerror(errno); }
 
+std::string parent_of(const std::string& path) {
+  const auto parent = std::filesystem::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
 int open_to_read(const std::string& path, int64_t& size) {
   // A pipe of that name would otherwise make open() wait for a writer.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -149,6 +154,7 @@ void make_directories(const std::string& path) {
     const bool made = ::mkdir(part.c_str(), 0750) == 0;
     const auto why = reason();
     TORCH_CHECK(made || is_directory(part), "cannot create the folder ", part, ": ", why);
+    if (made) sync_directory(parent_of(part));
     if (end == std::string::npos) break;
   }
 }
@@ -165,8 +171,7 @@ void sync_directory(const std::string& path) {
 void rename_durably(const std::string& from, const std::string& to) {
   TORCH_CHECK(::rename(from.c_str(), to.c_str()) == 0, "cannot rename ", from, " to ", to, ": ",
               reason());
-  const auto parent = std::filesystem::path(to).parent_path().string();
-  sync_directory(parent.empty() ? "." : parent);
+  sync_directory(parent_of(to));
 }
 
 void remove_directory(const std::string& path) {

@@ -207,7 +207,7 @@ int renameat2(int from_folder, const char* from, int to_folder, const char* to,
 
 int mkdir(const char* path, mode_t mode) noexcept {
   const std::lock_guard lock(mutex);
-  const bool ours = is_ours(path) && path != disk->folder;
+  const bool ours = is_ours(path) && ::syscall(SYS_faccessat, AT_FDCWD, path, F_OK) != 0;
   if (ours && fails()) return -1;
   const auto result = static_cast<int>(::syscall(SYS_mkdirat, AT_FDCWD, path, mode));
   if (ours && result == 0) disk->changes.push_back({Change::Kind::kCreated, path});

@@ -24,8 +24,8 @@ class FailingDisk {
   void recover();  ///< nothing fails any more
   /// As a file system without RENAME_EXCHANGE.
   void refuse_exchange();
-  /// What a power cut takes: files lose what was not synced, folders the entries that were made,
-  /// renamed or removed since they were synced. Only while all later calls fail.
+  /// What a power cut takes: files lose what was not synced, folders the entries that were made or
+  /// renamed since they were synced. (Removals stay, which is the worse case.)
   void lose_power();
 };
 

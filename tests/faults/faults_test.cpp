@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 #include "checkpoint/manifest.h"
 #include "tests/checkpoint/temporary_folder.h"
@@ -80,7 +82,7 @@ class FaultTest : public ::testing::TestWithParam<std::tuple<Scenario, Trouble>>
     const auto failure =
         failure_of([&] { save_known_step(directory, scenario().now, nullptr, options); });
     const bool failed = disk.has_failed();
-    if (trouble().power_cut && failed) disk.lose_power();
+    if (trouble().power_cut) disk.lose_power();  // also when all went well
     disk.recover();
 
     const auto found = load_known_step(directory, nullptr, {.depth = VerifyDepth::kBytes});
@@ -88,7 +90,7 @@ class FaultTest : public ::testing::TestWithParam<std::tuple<Scenario, Trouble>>
       EXPECT_EQ(found, scenario().now);
     } else {
       EXPECT_TRUE(found == before || found == scenario().now) << failure;
-      EXPECT_THAT(failure, HasSubstr(directory));
+      EXPECT_THAT(failure, HasSubstr(directory.substr(0, directory.rfind("/runs/"))));
       EXPECT_THAT(failure, HasSubstr(std::strerror(trouble().error)));
     }
     if (std::filesystem::exists(directory)) {
@@ -113,8 +115,8 @@ TEST_P(FaultTest, AWholeStepIsAlwaysThere) {
   for (bool failed = true; failed && !HasFailure(); ++calls) {
     SCOPED_TRACE("the call after " + std::to_string(calls));
     TemporaryFolder folder;
-    const auto directory = folder.file("save");
-    FailingDisk disk(directory);
+    const auto directory = folder.file("runs/save");
+    FailingDisk disk(folder.path());
     failed = save_with_failure(disk, directory, calls);
     expect_next_save_cleans(directory);
   }
@@ -152,6 +154,21 @@ TEST(Faults, AllRanksGiveUpTogetherInTheSameWords) {
         << failures[0];
     ASSERT_TRUE(load_known_step(directory, nullptr).has_value());
   }
+}
+
+TEST(Faults, ARankThatHangsEndsTheSaveOfTheOthers) {
+  TemporaryFolder folder;
+  save_known_step(folder.path(), {1, 0}, nullptr);
+  constexpr auto kDeadline = std::chrono::milliseconds(500);
+  const auto save_late = [&](const ProcessGroupPtr& group) {
+    if (group->rank() == 1) std::this_thread::sleep_for(3 * kDeadline);
+    const auto begin = std::chrono::steady_clock::now();
+    const auto failure = failure_of([&] { save_known_step(folder.path(), {2, 0}, group); });
+    TORCH_CHECK(!failure.empty(), "rank ", group->rank(), " has saved without the others");
+    TORCH_CHECK(std::chrono::steady_clock::now() - begin < 20 * kDeadline, failure);
+  };
+  run_ranks(3, save_late, kDeadline);
+  EXPECT_EQ(load_known_step(folder.path(), nullptr), (Mark{1, 0}));
 }
 
 }  // namespace

@@ -1,0 +1,95 @@
+"""`megashard pretrain` with damaged checkpoints: it goes on from a whole one and names the damage, in one line."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = os.environ.get("MEGASHARD", str(ROOT / "build/launch/megashard"))
+FLAGS = (
+    "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --max-position-embeddings 16 --seq-length 16 --mock-data "
+    "--tokenizer-type NullTokenizer --vocab-size 60 --micro-batch-size 2 --global-batch-size 4 --lr 1e-3 --eval-iters 0 "
+    "--ckpt-format torch_dcp --use-torch-fsdp2 --train-iters 5 --save-interval 1 --most-recent-k 3"
+).split()
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def pretrain(folder, *flags):
+    metrics = folder / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    result = subprocess.run(
+        [PROGRAM, "launch", "-n", "2", "--", "pretrain", *FLAGS, "--metrics-file", metrics, *flags],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    steps = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    return result, steps
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Steps 2, 3 and 4 of 5; the first was removed."""
+    folder = tmp_path_factory.mktemp("damaged")
+    result, _ = pretrain(folder, "--exit-interval", "4", "--save", folder / "save")
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    names = sorted(path.name for path in (folder / "save").iterdir())
+    assert names == ["iter_0000002", "iter_0000003", "iter_0000004", TRACKER]
+    return folder / "save"
+
+
+def truncate(save):
+    os.truncate(save / "iter_0000004/__1_0.distcp", 1000)
+
+
+def flip_a_bit(save):
+    path = save / "iter_0000004/__0_0.distcp"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 16
+    path.write_bytes(data)
+
+
+def remove_a_shard(save):
+    (save / "iter_0000004/__0_0.distcp").unlink()
+
+
+def tear_the_tracker(save):
+    (save / TRACKER).write_text("")
+
+
+@pytest.mark.parametrize(
+    "damage, flags, said, goes_on_from",
+    [
+        (truncate, [], "iter_0000004/__1_0.distcp has 1000 bytes instead of", 3),
+        (flip_a_bit, ["--verify-checkpoint"], "iter_0000004/__0_0.distcp has the checksum", 3),
+        (remove_a_shard, [], "iter_0000004/__0_0.distcp is missing", 3),
+        (tear_the_tracker, [], f"{TRACKER} should hold an iteration", 4),
+    ],
+)
+def test_training_goes_on_from_a_whole_step(saved, tmp_path, damage, flags, said, goes_on_from):
+    save = tmp_path / "save"
+    shutil.copytree(saved, save)
+    damage(save)
+    result, steps = pretrain(tmp_path, "--load", save, "--save", save, *flags)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    warnings = [line for line in result.stdout.splitlines() if said in line]
+    assert len(warnings) == 1 and warnings[0].startswith("WARNING: ")
+    assert warnings[0].endswith(f"{save}/iter_000000{goes_on_from} is used instead")
+    assert [step["step"] for step in steps] == list(range(goes_on_from + 1, 6))
+    again, _ = pretrain(tmp_path, "--load", save, "--verify-checkpoint")
+    assert again.returncode == 0 and "is used instead" not in again.stdout  # the damaged one was saved again
+
+
+def test_a_step_that_was_asked_for_is_refused(saved, tmp_path):
+    save = tmp_path / "save"
+    shutil.copytree(saved, save)
+    remove_a_shard(save)
+    result, steps = pretrain(tmp_path, "--load", save, "--ckpt-step", "4")
+    assert result.returncode != 0 and not steps
+    assert "--ckpt-step 4: " in result.stderr and "__0_0.distcp is missing" in result.stderr
