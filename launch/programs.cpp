@@ -11,6 +11,7 @@
 #include "framework/diagnostics.h"
 #include "launch/convert.h"
 #include "launch/failure.h"
+#include "launch/inspect.h"
 #include "launch/pretrain.h"
 
 // Of c10, which declares it in no header: 2 shows errors, 3 fatal ones only.
@@ -30,6 +31,7 @@ struct Subcommand {
 const std::vector<Subcommand>& subcommands() {
   static const std::vector<Subcommand> all = {
       {"convert", "converts checkpoints and Hugging Face directories", run_convert},
+      {"inspect", "shows, checks and compares checkpoints", run_inspect},
       {"pretrain", "trains a model", run_pretrain},
   };
   return all;
