@@ -5,6 +5,7 @@
 // - save_tp FOLDER RANKS TP: three tensors, by FSDP over pieces that TP ranks share.
 // - load FOLDER RANKS OUT: every tensor's shards to OUT/rank<r>.safetensors, values to
 //   OUT/values.pt.
+// - copy FOLDER RANKS OUT: the same, saved again as OUT/iter_0000010.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -130,7 +131,7 @@ ShardedTensors tensor_parallel_tensors(Hooked<PiecesImpl>& pieces, const DeviceM
   return tensors;
 }
 
-void load(const std::string& folder, const std::string& out, const ProcessGroupPtr& group) {
+ShardedTensors load_all(const std::string& folder, Dict& values, const ProcessGroupPtr& group) {
   ShardedTensors tensors;
   {
     const DcpReader reader(folder);
@@ -141,8 +142,13 @@ void load(const std::string& folder, const std::string& out, const ProcessGroupP
                               group->rank()));
     }
   }
-  Dict values;
   load_dcp(folder, tensors, &values, group);
+  return tensors;
+}
+
+void load(const std::string& folder, const std::string& out, const ProcessGroupPtr& group) {
+  Dict values;
+  const auto tensors = load_all(folder, values, group);
   std::vector<TensorInfo> infos;
   std::map<std::string, at::Tensor> shards;
   for (const auto& [key, tensor] : tensors) {
@@ -162,6 +168,11 @@ void run(const std::string& command, const std::string& folder, int ranks,
          const std::string& last) {
   testing::run_ranks(ranks, [&](const ProcessGroupPtr& group) {
     if (command == "load") return load(folder, last, group);
+    if (command == "copy") {
+      Dict values;
+      const auto tensors = load_all(folder, values, group);
+      return save_checkpoint(last, 10, tensors, values, group);
+    }
     const int shards = ranks / std::stoi(last);
     if (command == "save_dist") {
       return save_checkpoint(folder, 10, known_layers(shards, group->rank()),
