@@ -8,6 +8,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "framework/argument_table.h"
+#include "framework/save_contract.h"
 
 namespace megashard {
 namespace {
@@ -87,7 +88,7 @@ void reseed(const TrainingState& state, int rank) {
 
 ShardedTensors tensors_of(const TrainingState& state, bool with_optimizer) {
   ShardedTensors tensors;
-  for (auto& [name, tensor] : state.model.state_dict_for_save_checkpoint()) {
+  for (auto& [name, tensor] : checked_state_dict(state.model)) {
     tensors.emplace_back("model." + name, std::move(tensor));
   }
   if (with_optimizer && state.optimizer != nullptr) {
