@@ -106,7 +106,9 @@ void IndexedDataset::read_index() {
   std::memcpy(lengths_.data(), at, 4 * sequences);
   pointers_ = at + 4 * sequences;
   documents_.resize(documents);
-  std::memcpy(documents_.data(), pointers_ + 8 * sequences, 8 * documents);
+  if (documents > 0) {  // else refused by check_sequences
+    std::memcpy(documents_.data(), pointers_ + 8 * sequences, 8 * documents);
+  }
   if (with_modes) {
     modes_.resize(sequences);
     std::memcpy(modes_.data(), pointers_ + 8 * sequences + 8 * documents, sequences);

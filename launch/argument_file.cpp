@@ -28,6 +28,8 @@ YAML::Node load(const std::string& path) {
   } catch (const YAML::ParserException& error) {
     throw UsageError(path + ":" + std::to_string(error.mark.line + 1) +
                      ": this is not YAML: " + error.msg + ".");
+  } catch (const std::ios_base::failure&) {  // a folder opens as a stream, and then fails
+    throw UsageError("the argument file " + path + " cannot be read; it is no regular file.");
   }
 }
 
