@@ -1,0 +1,136 @@
+"""Writes the seeds of tests/fuzz/corpus: small files as torch, numpy and Megatron's tools write them.
+
+usage: tests/fuzz/make_corpus.py    (the environment of the tests; the files are committed)
+"""
+
+import argparse
+import collections
+import io
+import json
+import pathlib
+import pickle
+import random
+import shutil
+import struct
+import tempfile
+import uuid
+import zlib
+
+import numpy as np
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+
+CORPUS = pathlib.Path(__file__).parent / "corpus"
+
+
+def seed(target, name, content):
+    folder = CORPUS / target
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def values():
+    np.random.seed(1)
+    state = np.random.get_state()
+    return {
+        "args": argparse.Namespace(hidden_size=8, params_dtype=torch.bfloat16, betas=(0.9, 0.95), path=pathlib.PurePosixPath("a/b")),
+        "iteration": 10,
+        "large": [1 << 40, -1, 1 << 70, 1.5, float("nan"), None, True],
+        "ordered": collections.OrderedDict(a=b"x\xff", b=bytearray(b"y")),
+        "size": torch.Size([2, 3]),
+        "set": {1, 2},
+        "numpy": (state[0], state[1][:3], np.float64(0.5), np.asfortranarray(np.ones((2, 2), np.int16))),
+        "rng": random.Random(1).getstate()[1][:4],
+        "text": "größe",
+        "safe": uuid.SafeUUID.unknown,
+    }
+
+
+def pickles():
+    for protocol in range(6):
+        seed("pickle", f"protocol{protocol}", pickle.dumps(values(), protocol))
+
+
+def torch_files():
+    layer = torch.nn.Linear(2, 3)
+    for name, value in {
+        "tensor": torch.arange(6, dtype=torch.bfloat16).view(2, 3).t(),
+        "parameter": layer.weight,
+        "state": {"model": layer.state_dict(), "args": argparse.Namespace(a=1), "step": torch.tensor(1.0)},
+        "untyped": torch.ones(3, dtype=torch.uint16),
+    }.items():
+        stream = io.BytesIO()
+        torch.save(value, stream)
+        seed("archive", name, stream.getvalue())
+
+
+def metadata():
+    state = {"model": {"weight": torch.ones(4, 2), "bias": torch.zeros(3, dtype=torch.bfloat16)},
+             "optimizer": {"param_groups": [{"lr": 0.1}], "state": {"weight": {"step": torch.tensor(1.0)}}}, "iteration": 3}
+    with tempfile.TemporaryDirectory() as folder:
+        dcp.save(state, checkpoint_id=folder, no_dist=True)
+        written = (pathlib.Path(folder) / ".metadata").read_bytes()
+    loaded = pickle.loads(written)
+    loaded.storage_meta = None
+    for protocol in (2, 4, 5):
+        seed("metadata", f"protocol{protocol}", pickle.dumps(loaded, protocol))
+
+
+def hugging_face():
+    tensors = {"a": torch.ones(2, 3), "b": torch.zeros(4, dtype=torch.bfloat16), "none": torch.zeros(0, 2)}
+    seed("safetensors", "three", safetensors.torch.save(tensors, {"format": "pt"}))
+    seed("safetensors", "fp8", safetensors.torch.save({"f": torch.ones(3).to(torch.float8_e4m3fn)}))
+    names = {"model.a.weight": "model-00001-of-00002.safetensors", "lm_head.weight": "model-00002-of-00002.safetensors"}
+    seed("index", "two", json.dumps({"metadata": {"total_size": 48}, "weight_map": names}))
+    seed("index", "elsewhere", json.dumps({"weight_map": {"a": "../model.safetensors"}}))
+    common = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "max_position_embeddings": 32, "rms_norm_eps": 1e-6, "eos_token_id": 2, "tie_word_embeddings": True}
+    for family, more in {
+        "llama": {"num_key_value_heads": 2, "hidden_act": "silu",
+                  "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                   "original_max_position_embeddings": 16}},
+        "qwen3": {"num_key_value_heads": 2, "head_dim": 8, "hidden_act": "silu", "rope_theta": 1e6},
+        "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32, "activation_function": "gelu_new"},
+    }.items():
+        seed("hf_config", family, json.dumps({"model_type": family, **common, **more}))
+
+
+def tokens():
+    lengths, pointers, documents = [3, 2], [0, 6], [0, 1, 2]
+    header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, len(lengths), len(documents))
+    arrays = struct.pack("<2i2q3q", *lengths, *pointers, *documents)
+    seed("token_index", "uint16", header + arrays)
+    seed("token_index", "modes", header + arrays + b"\x00\x01")
+    seed("token_index", "no_documents", b"MMIDIDX\x00\x00" + struct.pack("<QBQQiq", 1, 8, 1, 0, 3, 0))
+
+
+def manifests():
+    files = {"__0_0.distcp": {"bytes": 4096, "crc32": "0123abcd"}, ".metadata": {"bytes": 12, "crc32": "00000000"}}
+    root = {"files": files, "format_version": 1, "iteration": 10}
+    compact = json.dumps(root, sort_keys=True, separators=(",", ":"))
+    seed("manifest", "two", json.dumps({**root, "crc32": f"{zlib.crc32(compact.encode()):08x}"}))
+
+
+def texts():
+    for name, text in {"iteration": "10\n", "release": "release", "zeros": "0000007\r\n", "beyond": "99999999999999999999"}.items():
+        seed("tracker", name, text)
+    seed("fsdp2_yaml", "sample", (CORPUS.parents[2] / "fsdp2_config.yaml").read_bytes())
+    seed("fsdp2_yaml", "lists", "sharding_size: auto\nsub_modules_to_wrap: [model.layers.{*}, 'a.{0-3}']\nparam_dtype: bf16\n"
+         "reshard_after_forward: 2\nignored_modules: &x [a]\nrecompute_modules: *x\n")
+    seed("argument_file", "flat", "hidden_size: 64\nnum_layers: 2\nswiglu: true\nlr: 1e-3\ndata_path: [0.3, a, 0.7, b]\n")
+    seed("argument_file", "section", "gpt_args:\n  seq_length: 128\n  untie_embeddings_and_output_weights: false\n")
+    seed("command_line", "flags", "--num-layers\n2\n--hidden-size=64\n--swiglu\n--data-path\n0.5\na\n0.5\nb\n--adam-beta1\n0.9\n")
+    seed("command_line", "underscores", "--micro_batch_size\n4\n--no-load-optim\n--split\n98,1,1\n--lr\n1e-4\n")
+
+
+def main():
+    shutil.rmtree(CORPUS, ignore_errors=True)
+    for write in (pickles, torch_files, metadata, manifests, hugging_face, tokens, texts):
+        write()
+    sizes = [path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()]
+    print(f"{len(sizes)} files, {sum(sizes)} bytes")
+
+
+if __name__ == "__main__":
+    main()
