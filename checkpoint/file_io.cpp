@@ -17,7 +17,6 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kGatherBytes = 1 << 20;
 constexpr int64_t kMostPerCall = 1 << 30;  // Linux moves at most 2 GiB - 4 KiB a call
 
 std::string reason() { return std::strerror(errno); }
@@ -70,44 +69,70 @@ void InputFile::read_at(void* into, int64_t bytes, int64_t offset) const {
   }
 }
 
-OutputFile::OutputFile(std::string path) : path_(std::move(path)) {
+OutputFile::OutputFile(std::string path, int64_t expected_bytes)
+    : path_(std::move(path)), block_(BlockWriter::make_block()) {
   descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0640);
   TORCH_CHECK(descriptor_ >= 0, "cannot create ", path_, ": ", reason());
+  if (expected_bytes <= BlockWriter::kBlockBytes) return;
+  has_reserved_ = ::fallocate(descriptor_, 0, 0, expected_bytes) == 0;
+  const bool full = !has_reserved_ && (errno == ENOSPC || errno == EDQUOT);
+  const auto why = reason();
+  if (full) ::close(std::exchange(descriptor_, -1));
+  TORCH_CHECK(!full, "there is no room for the ", expected_bytes, " bytes of ", path_, ": ", why);
 }
 
 OutputFile::~OutputFile() {
+  writer_.reset();
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-void OutputFile::write(const void* data, int64_t bytes) {
+uint32_t OutputFile::write(const void* data, int64_t bytes) {
   const auto* from = static_cast<const char*>(data);
-  if (static_cast<int64_t>(pending_.size()) + bytes > kGatherBytes) flush();
-  if (bytes >= kGatherBytes) {
-    write_now(from, bytes);
-  } else {
-    pending_.insert(pending_.end(), from, from + bytes);
+  uint32_t crc = 0;
+  for (int64_t left = bytes; left > 0;) {
+    if (position_ - block_begin_ == BlockWriter::kBlockBytes) {
+      if (writer_ == nullptr) writer_ = std::make_unique<BlockWriter>(descriptor_, path_);
+      writer_->submit(std::move(block_), BlockWriter::kBlockBytes, block_begin_);
+      block_ = writer_->take();
+      block_begin_ = position_;
+    }
+    const auto filled = position_ - block_begin_;
+    const auto part = std::min(left, BlockWriter::kBlockBytes - filled);
+    crc = copy_with_crc32(block_.get() + filled, from, part, crc);
+    from += part;
+    position_ += part;
+    left -= part;
   }
-  position_ += bytes;
-  crc32_ = megashard::crc32(crc32_, data, bytes);
+  crc32_ = crc32_combine(crc32_, crc, bytes);
+  return crc;
 }
 
-void OutputFile::flush() {
-  write_now(pending_.data(), static_cast<int64_t>(pending_.size()));
-  pending_.clear();
-}
-
-void OutputFile::write_now(const char* data, int64_t bytes) {
-  while (bytes > 0) {
-    const auto put = ::write(descriptor_, data, std::min(bytes, kMostPerCall));
+void OutputFile::write_small() {
+  const char* from = block_.get();
+  for (int64_t left = position_; left > 0;) {
+    const auto put = ::write(descriptor_, from, static_cast<size_t>(left));
     if (put < 0 && errno == EINTR) continue;
     TORCH_CHECK(put > 0, "writing ", path_, " failed: ", reason());
-    data += put;
-    bytes -= put;
+    from += put;
+    left -= put;
   }
+}
+
+void OutputFile::write_rest() {
+  const auto rest = position_ - block_begin_;
+  const auto unused = std::min(BlockWriter::kBlockBytes - rest, BlockWriter::kSectorBytes);
+  std::memset(block_.get() + rest, 0, static_cast<size_t>(unused));
+  writer_->submit(std::move(block_), rest, block_begin_);
+  writer_->drain();
 }
 
 void OutputFile::sync_and_close() {
-  flush();
+  writer_ == nullptr ? write_small() : write_rest();
+  if (writer_ != nullptr || has_reserved_) {  // whole sectors, or more room than was needed
+    TORCH_CHECK(::ftruncate(descriptor_, position_) == 0, "giving ", path_, " its length of ", position_,
+                " bytes failed: ", reason());
+  }
+  writer_.reset();
   const bool synced = ::fsync(descriptor_) == 0;
   const auto why = synced ? std::string() : reason();
   const bool closed = ::close(std::exchange(descriptor_, -1)) == 0;

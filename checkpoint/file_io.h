@@ -2,9 +2,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
+
+#include "checkpoint/block_writer.h"
 
 namespace megashard {
 
@@ -29,33 +31,41 @@ class InputFile {
   int64_t size_ = 0;
 };
 
-/// A new file (an old one of that name is replaced), written from front to back. Small writes are
-/// gathered, large ones go straight from the caller's memory.
+/// A new file (an old one of that name is replaced), written from front to back. Data is gathered
+/// into blocks and checksummed on the way; beyond the first block, threads write (block_writer.h).
 class OutputFile {
  public:
-  explicit OutputFile(std::string path);  ///< mode 0640
+  /// Mode 0640. `expected_bytes` reserves room on the disk, so that a full one is noticed before
+  /// anything is written; the file may become larger or smaller.
+  explicit OutputFile(std::string path, int64_t expected_bytes = 0);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
   const std::string& path() const { return path_; }
   int64_t position() const { return position_; }  ///< bytes written so far
-  uint32_t crc32() const { return crc32_; }       ///< of them
-  void write(const void* data, int64_t bytes);
-  void write(std::string_view text) { write(text.data(), static_cast<int64_t>(text.size())); }
+  uint32_t crc32() const { return crc32_; }       ///< of these bytes
+  /// Returns the CRC-32 of the bytes given.
+  uint32_t write(const void* data, int64_t bytes);
+  uint32_t write(std::string_view text) {
+    return write(text.data(), static_cast<int64_t>(text.size()));
+  }
   /// Data on the disk (fsync), then closed. Without it the file's content is undefined after a
   /// crash.
   void sync_and_close();
 
  private:
-  void flush();
-  void write_now(const char* data, int64_t bytes);
+  void write_small();
+  void write_rest();
 
   std::string path_;
   int descriptor_ = -1;
   int64_t position_ = 0;
+  int64_t block_begin_ = 0;  // of the block being filled, in the file
   uint32_t crc32_ = 0;
-  std::vector<char> pending_;
+  bool has_reserved_ = false;
+  BlockWriter::Block block_;
+  std::unique_ptr<BlockWriter> writer_;  // from the second block on
 };
 
 /// A whole file in memory, paged in as it is touched. Writing to it changes this process's copy

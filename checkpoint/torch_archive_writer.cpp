@@ -21,7 +21,7 @@ class ArchiveWriter {
   explicit ArchiveWriter(OutputFile& file) : file_(file), start_(file.position()) {}
 
   void add(const std::string& short_name, const void* data, int64_t bytes) {
-    Entry entry{"archive/" + short_name, position(), bytes, crc32(0, data, bytes)};
+    Entry entry{"archive/" + short_name, position(), bytes, 0};
     const auto unpadded =
         position() + kLocalHeaderBytes + static_cast<int64_t>(entry.name.size()) + 4;
     const auto padding = (kAlignment - unpadded % kAlignment) % kAlignment;
@@ -37,7 +37,7 @@ class ArchiveWriter {
     header.add(static_cast<int64_t>(entry.name.size()), 2).add(padding + 4, 2).add(entry.name);
     header.add("FB").add(padding, 2).add(std::string(static_cast<size_t>(padding), 'Z'));
     file_.write(header.bytes);
-    file_.write(data, bytes);
+    entry.crc = file_.write(data, bytes);
     const int width = bytes > kMost32 ? 8 : 4;
     file_.write(
         Record().add(0x08074b50, 4).add(entry.crc, 4).add(bytes, width).add(bytes, width).bytes);

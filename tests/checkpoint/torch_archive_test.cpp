@@ -12,7 +12,6 @@
 #include <functional>
 #include <iterator>
 
-#include "checkpoint/crc32.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 
@@ -48,8 +47,6 @@ TEST(TorchArchive, EveryDtypeComesBackBitForBitAndByRows) {
         << dtype;
   }
 }
-
-TEST(TorchArchive, CrcIsZips) { EXPECT_EQ(crc32(crc32(0, "1234", 4), "56789", 5), 0xcbf43926U); }
 
 TEST(TorchArchive, EveryTruncationAndEveryFlippedByteIsReadOrRefused) {
   TemporaryFolder folder;

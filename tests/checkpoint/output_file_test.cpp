@@ -1,0 +1,100 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <numeric>
+#include <string>
+
+#include "checkpoint/crc32.h"
+#include "checkpoint/file_io.h"
+#include "tests/checkpoint/temporary_folder.h"
+#include "tests/support/message_of.h"
+
+namespace megashard {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::message_of;
+
+constexpr int64_t kBlock = BlockWriter::kBlockBytes;
+
+std::string content(int64_t bytes) {
+  std::string text(static_cast<size_t>(bytes), '\0');
+  uint32_t state = 1;
+  for (auto& c : text) c = static_cast<char>((state = state * 1664525 + 1013904223) >> 24);
+  return text;
+}
+
+uint32_t crc_of(const std::string& text) {
+  return crc32_by_tables(0, text.data(), static_cast<int64_t>(text.size()));
+}
+
+std::string read_back(const std::string& path) { return read_small_file(path, 1 << 30); }
+
+TEST(Crc32, EveryWayToComputeItAgrees) {
+  EXPECT_EQ(crc32(crc32(0, "1234", 4), "56789", 5), 0xcbf43926U);
+  const auto text = content(700);
+  for (int64_t begin = 0; begin < 20; ++begin) {
+    for (int64_t bytes = 0; begin + bytes <= 700; bytes += 1 + bytes / 40) {
+      const auto* from = text.data() + begin;
+      const auto expected = crc32_by_tables(5, from, bytes);
+      ASSERT_EQ(crc32(5, from, bytes), expected) << begin << " " << bytes;
+      std::string copy(static_cast<size_t>(bytes), '\0');
+      ASSERT_EQ(copy_with_crc32(copy.data(), from, bytes, 5), expected);
+      ASSERT_EQ(copy, text.substr(static_cast<size_t>(begin), static_cast<size_t>(bytes)));
+      const auto first = crc32(0, text.data(), begin);
+      ASSERT_EQ(crc32_combine(first, crc32(0, from, bytes), bytes), crc32(first, from, bytes));
+    }
+  }
+}
+
+TEST(OutputFile, HoldsWhatWasWrittenWhateverThePiecesAndTheReservation) {
+  TemporaryFolder folder;
+  const auto text = content(5 * kBlock);
+  for (const int64_t length : {int64_t{0}, int64_t{100}, kBlock, kBlock + 1, 5 * kBlock - 3}) {
+    for (const int64_t reserved : {int64_t{0}, 3 * kBlock}) {
+      const auto expected = text.substr(0, static_cast<size_t>(length));
+      OutputFile file(folder.file("f"), reserved);
+      int64_t piece = 1;
+      for (int64_t at = 0; at < length; at += piece) {
+        piece = std::min(3 * piece, length - at);
+        const auto part = expected.substr(static_cast<size_t>(at), static_cast<size_t>(piece));
+        EXPECT_EQ(file.write(part), crc_of(part));
+      }
+      file.sync_and_close();
+      EXPECT_EQ(file.position(), length);
+      EXPECT_EQ(file.crc32(), crc_of(expected));
+      EXPECT_TRUE(read_back(folder.file("f")) == expected) << length << " " << reserved;
+    }
+  }
+}
+
+TEST(OutputFile, AFailureOfABlockIsTheCallers) {
+  TemporaryFolder folder;
+  const auto text = content(kBlock);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const auto ignored = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{static_cast<rlim_t>(2 * kBlock), before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  const auto failed = message_of([&] {
+    OutputFile file(folder.file("f"));
+    for (int i = 0; i < 10; ++i) file.write(text);
+  });
+  const auto failed_at_the_end = message_of([&] {
+    OutputFile file(folder.file("g"));
+    file.write(text);
+    file.write(text);
+    file.write("one more byte");
+    file.sync_and_close();
+  });
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, ignored);
+  EXPECT_THAT(failed, HasSubstr(folder.file("f") + " at byte " + std::to_string(2 * kBlock) +
+                                " failed: File too large"));
+  EXPECT_THAT(failed_at_the_end, HasSubstr("File too large"));
+}
+
+}  // namespace
+}  // namespace megashard
