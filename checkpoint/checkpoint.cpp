@@ -16,9 +16,10 @@ void save_checkpoint(const std::string& directory, int64_t iteration, const Shar
     all_or_throw(group, [&] {
       if (first_rank) step.begin();
     });
-    const auto files = options.format == CheckpointFormat::kTorchDist
-                           ? save_torch_dist(step.folder(), tensors, values, group)
-                           : save_dcp(step.folder(), tensors, values, group);
+    const auto files =
+        options.format == CheckpointFormat::kTorchDist
+            ? save_torch_dist(step.folder(), tensors, values, group, options.plans.get())
+            : save_dcp(step.folder(), tensors, values, group, options.plans.get());
     all_or_throw(group, [&] {
       if (first_rank) step.commit(files);
     });

@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "checkpoint/checkpoint_directory.h"
+#include "checkpoint/dcp_plan.h"
 #include "checkpoint/dcp_reader.h"
 #include "checkpoint/find_step.h"
 #include "checkpoint/retention.h"
@@ -19,6 +21,7 @@ struct SaveOptions {
   RetentionPolicy retention{};
   /// On the first rank, for what goes wrong without harm to the step: old ones that stay.
   std::function<void(const std::string& line)> notice{};
+  std::shared_ptr<SavePlanCache> plans{};  ///< of this rank's earlier saves; null: none are kept
 };
 
 /// Saves a step in Megatron's layout: DIRECTORY/iter_0000010/{.metadata, __{rank}_0.distcp}, and
@@ -33,7 +36,7 @@ struct SaveOptions {
 ///   hold equal values.
 /// A failure on any rank is thrown on all of them, and leaves what was there, or when it comes
 /// after the step's rename, the new step. The first rank then removes what `options` no longer
-/// keeps.
+/// keeps. For saves beside the training, see async_saver.h.
 void save_checkpoint(const std::string& directory, int64_t iteration, const ShardedTensors& tensors,
                      const Dict& values, const ProcessGroupPtr& group,
                      const SaveOptions& options = {});

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct WriteItem {
   std::vector<int64_t> sizes;
 
   int64_t bytes() const;  ///< of its data; 1 for plain values
+  bool operator==(const WriteItem&) const = default;
 };
 
 using RankPlan = std::vector<WriteItem>;
@@ -43,6 +45,13 @@ struct SavePlan {
 /// Throws when the chunks of a tensor do not tile it: inside it, apart from each other, and its
 /// volume in all.
 void check_tiling(const DcpEntry& entry);
+
+/// The plan of the last save, kept for the next one (torch's enable_plan_caching): it is the same
+/// while every rank has the same items as before.
+struct SavePlanCache {
+  RankPlan mine;
+  std::shared_ptr<const SavePlan> plan;
+};
 
 /// Merges the ranks' plans: what several ranks hold (replicas, values, empty shards) is written
 /// once, by the one with the least to write. Throws when ranks disagree on a tensor, or its chunks

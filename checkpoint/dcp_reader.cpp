@@ -98,7 +98,7 @@ const InputFile& DcpReader::open(const DcpLocation& location, const DcpEntry& en
 }
 
 int64_t DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk,
-                              const ShardedTensor& into) {
+                              const ShardedTensor& into, ReadQueue& reads) {
   const auto box = intersect(chunk, into);
   if (box.numel == 0) return 0;
   const auto& file = open(chunk.location, entry);
@@ -117,7 +117,8 @@ int64_t DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk,
           : *checked_numel({stored.sizes.begin() + 1, stored.sizes.end()}, element_bytes);
   const auto row_bytes = row_elements * element_bytes;
   if (can_read_into(target, stored, box)) {
-    file.read_at(target.data_ptr(), rows * row_bytes, stored.data_offset + first_row * row_bytes);
+    reads.add(file, target.data_ptr(), rows * row_bytes,
+              stored.data_offset + first_row * row_bytes);
     return box.numel;
   }
   const auto step = std::max<int64_t>(1, kBytesAtOnce / row_bytes);
@@ -132,6 +133,12 @@ int64_t DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk,
 }
 
 void DcpReader::read_tensor(const DcpEntry& entry, const ShardedTensor& into) {
+  ReadQueue reads;
+  read_tensor(entry, into, reads);
+  reads.run();
+}
+
+void DcpReader::read_tensor(const DcpEntry& entry, const ShardedTensor& into, ReadQueue& reads) {
   const at::NoGradGuard no_grad;
   if (!entry.is_tensor || entry.value) {  // optimizers differ in whether `step` is a tensor or a number
     TORCH_CHECK(into.local.numel() == 1, entry.key, " is a plain value in ", folder_, ", not a tensor");
@@ -141,7 +148,7 @@ void DcpReader::read_tensor(const DcpEntry& entry, const ShardedTensor& into) {
   TORCH_CHECK(entry.sizes == into.global_sizes, entry.key, " has sizes ", describe_sizes(entry.sizes), " in ", folder_,
               ", and ", describe_sizes(into.global_sizes), " here");
   int64_t filled = 0;
-  for (const auto& chunk : entry.chunks) filled += read_chunk(entry, chunk, into);
+  for (const auto& chunk : entry.chunks) filled += read_chunk(entry, chunk, into, reads);
   TORCH_CHECK(filled == into.local.numel(), "the chunks of ", entry.key, " in ", folder_, " cover ", filled, " of the ",
               into.local.numel(), " elements needed here");
 }
@@ -229,11 +236,13 @@ LoadReport load_dcp(const std::string& folder, const ShardedTensors& tensors, Di
       return !options.wanted || options.wanted(key);
     };
     std::unordered_set<std::string> asked;
+    ReadQueue reads;
     for (const auto& [key, tensor] : tensors) {
       asked.insert(key);
       const auto* entry = reader->find(key);
-      if (entry != nullptr && is_wanted(key)) reader->read_tensor(*entry, tensor);
+      if (entry != nullptr && is_wanted(key)) reader->read_tensor(*entry, tensor, reads);
     }
+    reads.run();
     if (values == nullptr) return;
     for (const auto& entry : reader->entries()) {
       const bool load = !entry.is_tensor && asked.count(entry.key) == 0 && is_wanted(entry.key);

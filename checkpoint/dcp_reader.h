@@ -9,6 +9,7 @@
 #include "checkpoint/checkpoint_format.h"
 #include "checkpoint/dcp_metadata.h"
 #include "checkpoint/file_io.h"
+#include "checkpoint/read_queue.h"
 #include "checkpoint/value.h"
 #include "parallel/process_group.h"
 #include "parallel/sharded_tensor.h"
@@ -29,13 +30,17 @@ class DcpReader {
   /// Copies the saved rows that overlap with `into.local` into it, converting the dtype; reads no
   /// others.
   void read_tensor(const DcpEntry& entry, const ShardedTensor& into);
+  /// The same for many: what can go straight to its place is read by reads.run(), while this reader
+  /// lives.
+  void read_tensor(const DcpEntry& entry, const ShardedTensor& into, ReadQueue& reads);
   /// The whole tensor, on the CPU.
   at::Tensor read_tensor(const DcpEntry& entry);
   Value read_value(const DcpEntry& entry);
 
  private:
   const InputFile& open(const DcpLocation& location, const DcpEntry& entry);
-  int64_t read_chunk(const DcpEntry& entry, const DcpChunk& chunk, const ShardedTensor& into);
+  int64_t read_chunk(const DcpEntry& entry, const DcpChunk& chunk, const ShardedTensor& into,
+                     ReadQueue& reads);
 
   std::string folder_;
   CheckpointFormat format_;

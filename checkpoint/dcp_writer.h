@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/dcp_plan.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/value.h"
 #include "checkpoint/value_paths.h"
@@ -16,11 +17,13 @@ namespace megashard {
 /// this process alone). Values are nested; each rank may give others: what several ranks give under
 /// one key must be equal, and is written once. Files are on the disk on return. A failure on one
 /// rank is an error on all, and leaves no .metadata. Returns on rank 0 all files that were written.
+/// `plans`, one a rank, saves the exchange and the merging of plans while nothing has changed.
 std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
-                                   const Dict& values, const ProcessGroupPtr& group);
+                                   const Dict& values, const ProcessGroupPtr& group,
+                                   SavePlanCache* plans = nullptr);
 /// The same with values under keys of their own, each stored as it is.
 std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
                                    const std::vector<FlatValue>& values,
-                                   const ProcessGroupPtr& group);
+                                   const ProcessGroupPtr& group, SavePlanCache* plans = nullptr);
 
 }  // namespace megashard

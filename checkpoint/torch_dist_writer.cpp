@@ -121,7 +121,8 @@ TorchDistState to_torch_dist(const ShardedTensors& tensors, const Dict& values, 
 }
 
 std::vector<ManifestFile> save_torch_dist(const std::string& folder, const ShardedTensors& tensors,
-                                          const Dict& values, const ProcessGroupPtr& group) {
+                                          const Dict& values, const ProcessGroupPtr& group,
+                                          SavePlanCache* plans) {
   TorchDistState state;
   std::vector<ManifestFile> own;
   const bool is_first = rank_in(group) == 0;
@@ -130,7 +131,7 @@ std::vector<ManifestFile> save_torch_dist(const std::string& folder, const Shard
     state = to_torch_dist(tensors, values, group == nullptr ? 1 : group->size());
     if (is_first) own.push_back(write_torch_dist_common(folder, state.common));
   });
-  auto files = save_dcp(folder, state.tensors, state.objects, group);
+  auto files = save_dcp(folder, state.tensors, state.objects, group, plans);
   all_or_throw(group, [&] {
     if (is_first) own.push_back(write_torch_dist_config(folder));
   });

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/dcp_plan.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/value.h"
 #include "checkpoint/value_paths.h"
@@ -32,7 +33,8 @@ TorchDistState to_torch_dist(const ShardedTensors& tensors, const Dict& values, 
 /// process alone); a failure on one rank is an error on all, and leaves no metadata.json.
 /// Returns on rank 0 all files that were written.
 std::vector<ManifestFile> save_torch_dist(const std::string& folder, const ShardedTensors& tensors,
-                                          const Dict& values, const ProcessGroupPtr& group);
+                                          const Dict& values, const ProcessGroupPtr& group,
+                                          SavePlanCache* plans = nullptr);
 
 /// The two small files, for writers of their own.
 ManifestFile write_torch_dist_common(const std::string& folder, const Dict& common);

@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
+#include <numeric>
+
 namespace megashard {
 
 namespace {
@@ -42,6 +44,8 @@ class RoutedProcessGroup final : public ProcessGroup {
                                                 on_accelerator_->subgroup(members, name));
   }
 
+  ProcessGroup& on_cpu() const { return *on_cpu_; }
+
  private:
   ProcessGroup& group_of(const at::Tensor& tensor) const {
     return tensor.defined() && tensor.is_cpu() ? *on_cpu_ : *on_accelerator_;
@@ -57,6 +61,16 @@ ProcessGroupPtr make_routed_group(ProcessGroupPtr on_cpu, ProcessGroupPtr on_acc
   TORCH_CHECK(on_cpu->device_type() == c10::kCPU && on_cpu->ranks() == on_accelerator->ranks(),
               "a routed group takes a group on the CPU and one on an accelerator, of the same ranks");
   return std::make_shared<RoutedProcessGroup>(std::move(on_cpu), std::move(on_accelerator));
+}
+
+ProcessGroupPtr make_host_group(const ProcessGroupPtr& group, const std::string& name) {
+  std::vector<int> all(static_cast<size_t>(group->size()));
+  std::iota(all.begin(), all.end(), 0);
+  if (group->device_type() == c10::kCPU) return group->subgroup(all, name);
+  const auto* routed = dynamic_cast<const RoutedProcessGroup*>(group.get());
+  TORCH_CHECK(routed != nullptr, "group '", group->name(), "' has no backend for the CPU, which ", name,
+              " need: take --distributed-backend cpu:gloo,cuda:nccl");
+  return routed->on_cpu().subgroup(all, name);
 }
 
 }  // namespace megashard

@@ -9,4 +9,8 @@ namespace megashard {
 /// the accelerator's.
 ProcessGroupPtr make_routed_group(ProcessGroupPtr on_cpu, ProcessGroupPtr on_accelerator);
 
+/// A new group of the same ranks on the CPU, for threads beside the training. Collective. Throws
+/// when `group` has no backend for the CPU.
+ProcessGroupPtr make_host_group(const ProcessGroupPtr& group, const std::string& name);
+
 }  // namespace megashard
