@@ -13,16 +13,16 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kHugePage = 2 << 20;
-constexpr int kThreads = 2;  // the disk has the next block while one is acknowledged
-constexpr int kBlocks = kThreads + 2;
+constexpr int64_t kBlockAlignment = 2 << 20;
+constexpr int kWriterThreads = 2;  // the disk has the next block while one is acknowledged
+constexpr int kMostBlocks = kWriterThreads + 2;
 
 }  // namespace
 
 void BlockWriter::Release::operator()(char* block) const { std::free(block); }
 
 BlockWriter::Block BlockWriter::make_block() {
-  void* memory = std::aligned_alloc(kHugePage, kBlockBytes);
+  void* memory = std::aligned_alloc(kBlockAlignment, kBlockBytes);
   TORCH_CHECK(memory != nullptr, "no memory for a block of ", kBlockBytes, " bytes to write from");
   ::madvise(memory, kBlockBytes, MADV_HUGEPAGE);
   return Block(static_cast<char*>(memory));
@@ -31,7 +31,7 @@ BlockWriter::Block BlockWriter::make_block() {
 BlockWriter::BlockWriter(int descriptor, std::string path)
     : descriptor_(descriptor), path_(std::move(path)), made_(1) {
   leave_page_cache_alone(true);
-  for (int i = 0; i < kThreads; ++i) threads_.emplace_back([this] { work(); });
+  for (int i = 0; i < kWriterThreads; ++i) threads_.emplace_back([this] { work(); });
 }
 
 BlockWriter::~BlockWriter() {
@@ -59,7 +59,7 @@ void BlockWriter::submit(Block full, int64_t bytes, int64_t offset) {
 
 BlockWriter::Block BlockWriter::take() {
   std::unique_lock lock(mutex_);
-  if (free_.empty() && made_ < kBlocks) {
+  if (free_.empty() && made_ < kMostBlocks) {
     ++made_;
     lock.unlock();
     return make_block();

@@ -11,8 +11,8 @@ namespace megashard {
 namespace {
 
 constexpr int64_t kMostBytesARead = 8 << 20;
-constexpr int64_t kLeastBytesAThread = 2 << 20;
-constexpr int64_t kMostThreads = 4;
+constexpr int64_t kLeastBytesAReader = 2 << 20;
+constexpr int64_t kMostReaders = 4;
 
 }  // namespace
 
@@ -43,7 +43,7 @@ void ReadQueue::run() {
   int64_t bytes = 0;
   for (const auto& read : reads) bytes += read.bytes;
   std::vector<std::thread> others;
-  for (int64_t i = 1; i < std::min(kMostThreads, bytes / kLeastBytesAThread); ++i)
+  for (int64_t i = 1; i < std::min(kMostReaders, bytes / kLeastBytesAReader); ++i)
     others.emplace_back(work);
   work();
   for (auto& thread : others) thread.join();

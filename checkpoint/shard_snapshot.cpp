@@ -16,9 +16,8 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kShardAlignment = 64;  // a cache line
-constexpr int64_t kLeastBytesAThread = 8
-                                       << 20;  // a thread takes as long to start as 0.5 MiB to copy
+constexpr int64_t kShardAlignment = 64;        // a cache line
+constexpr int64_t kLeastBytesACopy = 8 << 20;  // a thread takes as long to start as 0.5 MiB to copy
 
 struct Piece {
   char* to;
@@ -41,7 +40,7 @@ void copy_range(const std::vector<Piece>& pieces, int64_t begin, int64_t end) {
 void copy_pieces(const std::vector<Piece>& pieces) {
   int64_t total = 0;
   for (const auto& piece : pieces) total += piece.bytes;
-  const auto threads = std::clamp<int64_t>(total / kLeastBytesAThread, 1, at::get_num_threads());
+  const auto threads = std::clamp<int64_t>(total / kLeastBytesACopy, 1, at::get_num_threads());
   std::vector<std::thread> others;
   for (int64_t i = 1; i < threads; ++i) {
     others.emplace_back(copy_range, std::cref(pieces), total * i / threads,

@@ -151,7 +151,6 @@ constexpr Refused kRefused[] = {
     {"--calculate-token-loss", 0, "use --calculate-per-token-loss"},
     {"--calculate-square-loss", 0,
      "use --calculate-per-token-loss, or neither for the mean of microbatches"},
-    {"--async-save", 0, "checkpoints are written before training goes on; leave it out"},
     {"--ckpt-convert-format", 1, "use the program `megashard convert`"},
     {"--ckpt-convert-save", 1, "use the program `megashard convert`"},
     {"--ckpt-convert-update-legacy-dist-opt-format", 0, "use the program `megashard convert`"},

@@ -47,6 +47,10 @@ void add_checkpoint(std::vector<Option>& rows) {
   group.add("--save-interval", &A::save_interval, "steps between checkpoints")
       .alias("--persistent-save-interval");
   group
+      .add("--async-save", &A::async_save,
+           "training waits only until its state is copied to host memory; a thread writes it")
+      .alias("--async-save-ckpt");
+  group
       .add("--most-recent-k", &A::most_recent_k,
            "keep the newest so many checkpoints of --save; unset: all")
       .alias("--keep-last-checkpoints");

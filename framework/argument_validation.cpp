@@ -152,7 +152,10 @@ bool derive_device(Arguments& arguments, const RunEnvironment& environment) {
           "use --device cpu.");
   const bool on_gpu =
       arguments.device == "cuda" || (arguments.device == "auto" && environment.has_gpu);
-  if (!arguments.distributed_backend) arguments.distributed_backend = on_gpu ? "nccl" : "gloo";
+  if (!arguments.distributed_backend) {
+    const char* on_gpus = arguments.async_save ? "cpu:gloo,cuda:nccl" : "nccl";
+    arguments.distributed_backend = on_gpu ? on_gpus : "gloo";
+  }
   const auto& backend = *arguments.distributed_backend;
   require(backend.find("hccl") == backend.npos,
           "--distributed-backend " + backend +
@@ -164,6 +167,9 @@ bool derive_device(Arguments& arguments, const RunEnvironment& environment) {
   require(on_gpu || backend == "gloo",
           "--distributed-backend " + backend +
               " needs GPUs, but this run is on CPUs; use gloo or leave the flag out.");
+  require(backend != "nccl" || !arguments.async_save,
+          "--async-save needs a backend for the CPU, over which its threads agree; use "
+          "--distributed-backend cpu:gloo,cuda:nccl or leave the flag out.");
   return on_gpu;
 }
 

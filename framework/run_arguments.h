@@ -33,6 +33,7 @@ struct DistributedArguments {
 struct CheckpointArguments {
   std::optional<std::string> save;
   std::optional<int64_t> save_interval;
+  bool async_save = false;
   std::optional<int64_t> most_recent_k;         // steps that stay
   std::optional<int64_t> save_retain_interval;  // multiples that stay
   std::optional<std::string> load;

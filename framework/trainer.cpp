@@ -135,10 +135,14 @@ std::vector<Batch> Trainer::next_batches(DataLoader& loader, int64_t count) {
 }
 
 Trainer::StepSummary Trainer::summarise(const LossSums& loss, double data_wait_seconds) {
-  constexpr int64_t kFields = 5;
-  const double mine[kFields] = {loss.weighted_loss, loss.tokens, data_wait_seconds,
+  constexpr int64_t kFields = 6;
+  const bool save_failed = saver_ != nullptr && saver_->state() == AsyncSaver::State::kFailed;
+  const double mine[kFields] = {loss.weighted_loss,
+                                loss.tokens,
+                                data_wait_seconds,
                                 static_cast<double>(outside_.peak_memory_bytes()),
-                                outside_.stop_signal() ? 1.0 : 0.0};
+                                outside_.stop_signal() ? 1.0 : 0.0,
+                                save_failed ? 1.0 : 0.0};
   at::Tensor all = at::empty({group_->size() * kFields}, at::kDouble);
   std::copy_n(mine, kFields, all.mutable_data_ptr<double>() + group_->rank() * kFields);
   if (group_->size() > 1) {
@@ -158,6 +162,7 @@ Trainer::StepSummary Trainer::summarise(const LossSums& loss, double data_wait_s
     summary.data_wait_seconds = std::max(summary.data_wait_seconds, values[2]);
     summary.peak_memory_bytes = std::max(summary.peak_memory_bytes, values[3]);
     summary.stop = summary.stop || values[4] != 0;
+    summary.save_failed = summary.save_failed || values[5] != 0;
   }
   summary.tokens = tokens;
   summary.loss = tokens == 0 ? 0 : loss_sum / tokens;
@@ -231,13 +236,27 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
 }
 
 void Trainer::save() {
+  finish_save();
   outside_.print_on_first_rank(
       saving_line(state_.iteration, *arguments_.save, arguments_.ckpt_format));
-  save_training_checkpoint(state_, group_, [this](const std::string& line) {
+  const auto warn = [this](const std::string& line) {
     outside_.print_on_first_rank("WARNING: " + line);
-  });
-  outside_.print_on_first_rank(saved_line(state_.iteration, *arguments_.save));
-  last_saved_ = state_.iteration;
+  };
+  save_training_checkpoint(state_, group_, warn, saver_.get());
+  last_saved_ = being_saved_ = state_.iteration;
+  if (saver_ == nullptr) finish_save();
+}
+
+void Trainer::follow_save(const StepSummary& summary) {
+  const bool written = saver_ != nullptr && saver_->state() == AsyncSaver::State::kWritten;
+  if (written || summary.save_failed) finish_save();
+}
+
+void Trainer::finish_save() {
+  if (!being_saved_) return;
+  if (saver_ != nullptr) saver_->wait();
+  outside_.print_on_first_rank(saved_line(*being_saved_, *arguments_.save));
+  being_saved_.reset();
 }
 
 double Trainer::seconds_since_start() const {
@@ -256,6 +275,10 @@ void Trainer::train() {
   if (arguments_.metrics_file && group_->rank() == 0) {
     const auto mode = state_.iteration > 0 ? MetricsFile::Mode::kAppend : MetricsFile::Mode::kNew;
     metrics_ = std::make_unique<MetricsFile>(*arguments_.metrics_file, mode);
+  }
+  if (arguments_.save && arguments_.async_save) {
+    saver_ = std::make_unique<AsyncSaver>(group_,
+                                          AsyncSaverOptions{.say = outside_.print_on_first_rank});
   }
   outside_.print_on_first_rank("training ...");
   outside_.print_on_first_rank(datetime_line("before the start of training step", now()));
@@ -276,6 +299,7 @@ void Trainer::train() {
     arguments_.consumed_train_samples += microbatches_.global_batch_size();
     schedule_.advance(microbatches_.global_batch_size());
     report(summary, grad_norm, lr, seconds_between(begin, Clock::now()));
+    follow_save(summary);
 
     if (arguments_.eval_iters > 0 && state_.iteration % arguments_.eval_interval == 0 &&
         evaluate(splits_.valid, "iteration " + std::to_string(state_.iteration),
@@ -296,7 +320,9 @@ void Trainer::train() {
     const bool due = arguments_.save && arguments_.save_interval &&
                      state_.iteration % *arguments_.save_interval == 0;
     if (arguments_.save && (due || stopped)) save();
-    if (stopped) outside_.print_on_first_rank(exit_line(state_.iteration, now()));
+    if (!stopped) continue;
+    finish_save();
+    outside_.print_on_first_rank(exit_line(state_.iteration, now()));
   }
   outside_.print_on_first_rank(datetime_line("after training is done", now()));
   if (stopped) return;
@@ -304,6 +330,7 @@ void Trainer::train() {
   const std::string where = "iteration " + std::to_string(state_.iteration);
   evaluate(splits_.valid, where + " on validation set", arguments_.consumed_valid_samples);
   evaluate(splits_.test, where + " on test set", 0);
+  finish_save();
 }
 
 }  // namespace megashard

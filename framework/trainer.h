@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "checkpoint/async_saver.h"
 #include "framework/arguments.h"
 #include "framework/build_datasets.h"
 #include "framework/lr_schedule.h"
@@ -50,6 +51,7 @@ class Trainer {
     double loss = 0;
     double tokens = 0;  // whose mask is not 0
     bool stop = false;
+    bool save_failed = false;  // the one under way
     double peak_memory_bytes = 0;
     double data_wait_seconds = 0;
   };
@@ -63,6 +65,10 @@ class Trainer {
   std::optional<double> evaluate(const std::shared_ptr<const SampleDataset>& dataset,
                                  const std::string& where, int64_t consumed);
   void save();
+  /// After a step: ends a save that is written, or has failed on a rank.
+  void follow_save(const StepSummary& summary);
+  /// Waits for the save under way, if there is one.
+  void finish_save();
   /// Whether training ends after this step, and why.
   std::optional<std::string> exit_reason(const StepSummary& summary) const;
   double seconds_since_start() const;
@@ -84,6 +90,8 @@ class Trainer {
   std::unique_ptr<MetricsFile> metrics_;
   Interval interval_;
   std::optional<int64_t> last_saved_;
+  std::optional<int64_t> being_saved_;
+  std::unique_ptr<AsyncSaver> saver_;  // null: training waits for each save
 };
 
 }  // namespace megashard

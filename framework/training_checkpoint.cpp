@@ -100,7 +100,8 @@ ShardedTensors tensors_of(const TrainingState& state, bool with_optimizer) {
 }  // namespace
 
 void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr& group,
-                              const std::function<void(const std::string& line)>& notice) {
+                              const std::function<void(const std::string& line)>& notice,
+                              AsyncSaver* saver) {
   const Arguments& arguments = state.arguments;
   Dict values;
   values.set("args", make_namespace(to_dict(argument_values(arguments))));
@@ -120,11 +121,19 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
     ranks.set(std::to_string(group->rank()), std::move(mine));
     values.set("rng_state", std::move(ranks));
   }
-  save_checkpoint(*arguments.save, state.iteration, tensors_of(state, !arguments.no_save_optim),
-                  values, group,
-                  {.retention = {.most_recent = arguments.most_recent_k,
-                                 .interval = arguments.save_retain_interval},
-                   .notice = notice});
+  const SaveOptions options{.format = format_of_name(arguments.ckpt_format),
+                            .retention = {.most_recent = arguments.most_recent_k,
+                                          .interval = arguments.save_retain_interval},
+                            .notice = notice,
+                            .plans = state.save_plans};
+  const auto tensors = tensors_of(state, !arguments.no_save_optim);
+  const AsyncSaver::Write write = [directory = *arguments.save, iteration = state.iteration,
+                                   values = std::move(values), options](
+                                      const ShardedTensors& shards, const ProcessGroupPtr& ranks) {
+    save_checkpoint(directory, iteration, shards, values, ranks, options);
+  };
+  if (saver == nullptr) return write(tensors, group);
+  saver->start("iteration " + std::to_string(state.iteration), tensors, write);
 }
 
 LoadedTraining load_training_checkpoint(TrainingState& state, const CheckpointStep& step,

@@ -76,7 +76,7 @@ class Bench {
 
  private:
   void save(const std::string& folder, const ShardedTensors& tensors) {
-    save_checkpoint(folder, 1, tensors, values_, nullptr, &plans_);
+    save_checkpoint(folder, 1, tensors, values_, nullptr, {.plans = plans_});
   }
 
   std::string async_save(const std::string& folder) {

@@ -165,14 +165,14 @@ TEST(SavePlanCache, IsUsedWhileNothingChangesOnAnyRank) {
   testing::run_ranks(2, [&](const ProcessGroupPtr& group) {
     const auto plans = std::make_shared<SavePlanCache>();
     auto tensors = shards_of(group);
-    save_checkpoint(folder.path(), 1, tensors, some_values(), group, &plans);
+    save_checkpoint(folder.path(), 1, tensors, some_values(), group, {.plans = plans});
     const auto first = plans->plan;
     tensors[2].second.local.fill_(5);
-    save_checkpoint(folder.path(), 2, tensors, some_values(), group, &plans);
+    save_checkpoint(folder.path(), 2, tensors, some_values(), group, {.plans = plans});
     EXPECT_EQ(plans->plan, first);
     if (group->rank() == 1)
       tensors.emplace_back("model.more", ShardedTensor::replicated(numbers(1)));
-    save_checkpoint(folder.path(), 3, tensors, some_values(), group, &plans);
+    save_checkpoint(folder.path(), 3, tensors, some_values(), group, {.plans = plans});
     EXPECT_NE(plans->plan, first);
   });
   const auto step = at::full({}, 0.0);

@@ -26,7 +26,7 @@ def pretrain(folder, name, *flags, ranks=2, config=None, expect=0):
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
                             env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert result.returncode == expect, result.stdout[-2000:] + result.stderr[-4000:]
-    return [json.loads(line) for line in metrics.read_text().splitlines()], result.stdout
+    return [json.loads(line) for line in metrics.read_text().splitlines()], result.stdout + result.stderr
 
 
 def losses(metrics):
@@ -70,6 +70,25 @@ def test_a_stopped_and_resumed_run_has_the_straight_runs_losses(folder, reentran
     assert losses(first + second) == losses(whole)
     assert [step["lr"] for step in first + second] == [step["lr"] for step in whole]
     assert [step["grad_norm"] for step in first + second] == [step["grad_norm"] for step in whole]
+
+
+def test_saves_beside_the_training_change_nothing_and_resume_alike(folder, straight):
+    save = folder / "save_async"
+    flags = ["--train-iters", "20", "--save", str(save), "--save-interval", "4", "--async-save"]
+    first, out = pretrain(folder, "first", *flags, "--exit-interval", "10")
+    assert (save / "latest_checkpointed_iteration.txt").read_text() == "10"
+    assert [line.split()[5] for line in out.splitlines() if "successfully saved" in line] == ["4", "8", "10"]
+    second, _ = pretrain(folder, "second", *flags, "--load", str(save))
+    assert losses(first + second) == losses(straight)
+    assert (save / "latest_checkpointed_iteration.txt").read_text() == "20"
+
+
+def test_a_save_that_fails_beside_the_training_ends_it(folder):
+    (folder / "no_folder").write_text("")
+    _, out = pretrain(folder, "fails", "--train-iters", "20", "--save", str(folder / "no_folder" / "save"),
+                      "--save-interval", "2", "--async-save", expect=1)
+    assert "the checkpoint of iteration 2 was not saved: rank 0: cannot create the folder" in out
+    assert "successfully saved" not in out
 
 
 def test_recompute_changes_nothing(folder, straight):

@@ -77,7 +77,7 @@ TEST(CommandLine, MistakesAreSentences) {
       {"--lr 1 2", "unexpected word \"2\""},
       {"--swiglu yes", "unexpected word \"yes\""},
       {"--fp16", "--fp16 is refused"},
-      {"--async-save", "--async-save is refused"},
+      {"--calculate-token-loss", "--calculate-token-loss is refused"},
       {"--ckpt-format dcp",
        "--ckpt-format takes one of torch_dist, torch_dcp, torch, zarr, got \"dcp\""},
       {"--data-args-path /nowhere", "--data-args-path /nowhere cannot be read"},
