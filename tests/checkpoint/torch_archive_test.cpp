@@ -12,6 +12,7 @@
 #include <functional>
 #include <iterator>
 
+#include "checkpoint/crc32.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 
