@@ -23,7 +23,7 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kBytesAtOnce = 32 << 20;
+constexpr int64_t kDiffBytesAtOnce = 32 << 20;
 constexpr size_t kMostText = 60;
 
 using Wanted = std::function<bool(const std::string&)>;
@@ -79,7 +79,7 @@ TensorDifference compare(CheckpointSource& a, size_t in_a, CheckpointSource& b, 
   const auto rows = info_a.sizes.empty() ? 1 : info_a.sizes[0];
   const auto row_bytes =
       std::max(tensor_bytes(info_a), tensor_bytes(info_b)) / std::max<int64_t>(rows, 1);
-  const auto step = std::max<int64_t>(1, kBytesAtOnce / std::max<int64_t>(row_bytes, 1));
+  const auto step = std::max<int64_t>(1, kDiffBytesAtOnce / std::max<int64_t>(row_bytes, 1));
   for (int64_t row = 0; row < rows; row += step) {
     const auto count = std::min(step, rows - row);
     compare_rows(a.rows(in_a, row, count), b.rows(in_b, row, count), difference);

@@ -37,7 +37,7 @@ bool is_numpy_call(const Object& object, std::string_view function) {
 }
 
 /// numpy.dtype("f8", False, True) with the state (3, "<", ...).
-std::optional<at::ScalarType> dtype_of(const Value& value) {
+std::optional<at::ScalarType> numpy_dtype_of(const Value& value) {
   const auto* object = value.object();
   if (object == nullptr || object->class_name != "numpy.dtype") return std::nullopt;
   const auto& arguments = object->arguments.as_items();
@@ -116,7 +116,7 @@ std::optional<at::Tensor> numpy_tensor(const Value& record) {
     data = &state->items[4];
   }
   if (dtype == nullptr || !sizes) return std::nullopt;
-  const auto known = dtype_of(*dtype);
+  const auto known = numpy_dtype_of(*dtype);
   const auto* bytes = bytes_of(*data);
   if (!known || bytes == nullptr) return std::nullopt;
   return tensor_of(*known, std::move(*sizes), fortran, *bytes);

@@ -15,7 +15,7 @@ using nlohmann::json;
 
 constexpr char kDigits[] = "0123456789abcdef";
 
-std::string hexadecimal(const std::string& bytes) {
+std::string hex_text(const std::string& bytes) {
   std::string text;
   for (const char c : bytes) {
     const auto byte = static_cast<unsigned char>(c);
@@ -145,10 +145,10 @@ struct JsonWriter {
   json operator()(double value) const { return value; }
   json operator()(const std::string& value) const { return value; }
   json operator()(const Bytes& value) const {
-    return {{"class", "bytes"}, {"hex", hexadecimal(value.data)}};
+    return {{"class", "bytes"}, {"hex", hex_text(value.data)}};
   }
   json operator()(const BigInt& value) const {
-    return {{"class", "int"}, {"little_endian_hex", hexadecimal(value.little_endian)}};
+    return {{"class", "int"}, {"little_endian_hex", hex_text(value.little_endian)}};
   }
   json operator()(const List& value) const { return array(value.items); }
   json operator()(const Tuple& value) const { return array(value.items); }
