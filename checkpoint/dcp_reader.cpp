@@ -64,6 +64,8 @@ bool can_read_into(const at::Tensor& target, const StoredTensor& stored, const O
           std::equal(box.sizes.begin() + 1, box.sizes.end(), stored.sizes.begin() + 1));
 }
 
+}  // namespace
+
 std::string listed(const std::vector<std::string>& names) {
   std::string text;
   for (size_t i = 0; i < std::min(names.size(), kMostListed); ++i)
@@ -72,8 +74,6 @@ std::string listed(const std::vector<std::string>& names) {
              ? text
              : text + ", and " + std::to_string(names.size() - kMostListed) + " more";
 }
-
-}  // namespace
 
 DcpReader::DcpReader(std::string folder)
     : folder_(std::move(folder)),
@@ -178,23 +178,15 @@ Value DcpReader::read_value(const DcpEntry& entry) {
 
 namespace {
 
+using Wanted = std::function<bool(const std::string& key)>;
+
 LoadReport compare_names(const DcpReader& reader, const ShardedTensors& tensors,
-                         const LoadOptions& options) {
-  const auto is_wanted = [&](const std::string& key) {
-    return !options.wanted || options.wanted(key);
-  };
+                         const Wanted& is_wanted) {
   LoadReport report;
   std::unordered_set<std::string> asked;
   for (const auto& [key, tensor] : tensors) {
     asked.insert(key);
-    const auto* entry = reader.find(key);
-    if (!is_wanted(key)) continue;
-    if (entry == nullptr) {
-      report.missing.push_back(key);
-    } else if (entry->is_tensor) {
-      TORCH_CHECK(entry->sizes == tensor.global_sizes, key, " has sizes ", describe_sizes(entry->sizes), " in ",
-                  reader.folder(), ", and ", describe_sizes(tensor.global_sizes), " here: another model was saved");
-    }
+    if (is_wanted(key) && reader.find(key) == nullptr) report.missing.push_back(key);
   }
   for (const auto& entry : reader.entries()) {
     const bool extra_state =
@@ -204,6 +196,16 @@ LoadReport compare_names(const DcpReader& reader, const ShardedTensors& tensors,
     }
   }
   return report;
+}
+
+void check_sizes(const DcpReader& reader, const ShardedTensors& tensors, const Wanted& is_wanted) {
+  for (const auto& [key, tensor] : tensors) {
+    const auto* entry = is_wanted(key) ? reader.find(key) : nullptr;
+    if (entry == nullptr || !entry->is_tensor) continue;
+    TORCH_CHECK(entry->sizes == tensor.global_sizes, key, " has sizes ", describe_sizes(entry->sizes), " in ",
+                reader.folder(), ", and ", describe_sizes(tensor.global_sizes),
+                " here: another model was saved; give the flags of the run that wrote it");
+  }
 }
 
 void check_names(const LoadReport& report, const std::string& folder) {
@@ -223,32 +225,36 @@ void check_names(const LoadReport& report, const std::string& folder) {
 
 LoadReport load_dcp(const std::string& folder, const ShardedTensors& tensors, Dict* values,
                     const ProcessGroupPtr& group, const LoadOptions& options) {
+  const Wanted is_wanted = [&](const std::string& key) {
+    return !options.wanted || options.wanted(key);
+  };
   std::unique_ptr<DcpReader> reader;
   LoadReport report;
+  Dict read;
   all_or_throw(group, [&] {
     if (options.format) expect_format(folder, *options.format);
     reader = std::make_unique<DcpReader>(folder);
-    report = compare_names(*reader, tensors, options);
+    report = compare_names(*reader, tensors, is_wanted);
     if (options.strict) check_names(report, folder);
-  });
-  all_or_throw(group, [&] {
-    const auto is_wanted = [&](const std::string& key) {
-      return !options.wanted || options.wanted(key);
-    };
+    if (values == nullptr && !options.accept) return;
     std::unordered_set<std::string> asked;
-    ReadQueue reads;
-    for (const auto& [key, tensor] : tensors) {
-      asked.insert(key);
-      const auto* entry = reader->find(key);
-      if (entry != nullptr && is_wanted(key)) reader->read_tensor(*entry, tensor, reads);
-    }
-    reads.run();
-    if (values == nullptr) return;
+    for (const auto& [key, tensor] : tensors) asked.insert(key);
     for (const auto& entry : reader->entries()) {
       const bool load = !entry.is_tensor && asked.count(entry.key) == 0 && is_wanted(entry.key);
-      if (load) insert_value(*values, entry.path, reader->read_value(entry));
+      if (load) insert_value(read, entry.path, reader->read_value(entry));
     }
   });
+  if (options.accept) options.accept(read, report);
+  all_or_throw(group, [&] {
+    check_sizes(*reader, tensors, is_wanted);
+    ReadQueue reads;
+    for (const auto& [key, tensor] : tensors) {
+      const auto* entry = is_wanted(key) ? reader->find(key) : nullptr;
+      if (entry != nullptr) reader->read_tensor(*entry, tensor, reads);
+    }
+    reads.run();
+  });
+  if (values != nullptr) *values = std::move(read);
   return report;
 }
 

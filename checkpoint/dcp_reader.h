@@ -49,24 +49,30 @@ class DcpReader {
   std::unordered_map<std::string, InputFile> files_;
 };
 
-struct LoadOptions {
-  /// Missing and unexpected tensors are an error that lists them; otherwise they are only reported.
-  bool strict = true;
-  /// Keys to load; the others are left alone and are not unexpected. Null: all.
-  std::function<bool(const std::string& key)> wanted;
-  /// A folder of another format is an error that names --ckpt-format. Unset: it is detected.
-  std::optional<CheckpointFormat> format = {};
-};
-
 struct LoadReport {
   std::vector<std::string> missing;     ///< asked for, not in the checkpoint
   std::vector<std::string> unexpected;  ///< tensors of the checkpoint that were not asked for
 };
 
+struct LoadOptions {
+  /// Missing and unexpected tensors are an error that lists them; otherwise they are only reported.
+  bool strict = true;
+  /// Keys to load; the others are left alone and are not unexpected. Null: all.
+  std::function<bool(const std::string& key)> wanted;
+  /// Looks at the plain values (nested) and at the names before any tensor is changed, and throws
+  /// to refuse them. Ranks see the same and so must decide alike.
+  std::function<void(const Dict& values, const LoadReport& report)> accept{};
+  /// A folder of another format is an error that names --ckpt-format. Unset: it is detected.
+  std::optional<CheckpointFormat> format{};
+};
+
+/// At most twenty names, separated by commas, and how many more there are.
+std::string listed(const std::vector<std::string>& names);
+
 /// Loads the tensors, in place, and the plain values (nested again; null: not wanted) of a
 /// folder that DcpReader reads, at any world size. Collective over `group` (null: this process
-/// alone). Names and sizes are checked before anything is changed; an error on one rank is one on
-/// all.
+/// alone). Values are read first; names and sizes are checked before any tensor is changed; an
+/// error on one rank is one on all.
 LoadReport load_dcp(const std::string& folder, const ShardedTensors& tensors, Dict* values,
                     const ProcessGroupPtr& group, const LoadOptions& options = {});
 
