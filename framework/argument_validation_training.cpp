@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "framework/argument_table.h"
 #include "framework/argument_validation.h"
 #include "framework/microbatches.h"
@@ -52,7 +54,9 @@ void check_batches(Arguments& arguments) {
     arguments.global_batch_size = *arguments.micro_batch_size * arguments.data_parallel_size;
   }
   const auto options = microbatch_options(arguments);
-  const Microbatches first(options);  // checks the divisibility
+  // A checkpoint may be beyond its ramp, or beyond the part that these ranks cannot share.
+  const bool ramp_may_be_over = arguments.load && !arguments.rampup_batch_size.empty();
+  const Microbatches divided(options, ramp_may_be_over ? std::numeric_limits<int64_t>::max() : 0);
   if (arguments.train_samples)
     arguments.train_iters = iterations_for_samples(options, *arguments.train_samples);
   require(*arguments.train_iters > 0,

@@ -1,5 +1,6 @@
 #include "framework/microbatches.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -41,6 +42,20 @@ int64_t wanted_batch(const MicrobatchOptions& options, int64_t consumed_samples)
              ramp[1];
 }
 
+int64_t samples_of_microbatch(const MicrobatchOptions& options) {
+  return options.micro_batch_size * options.data_parallel_size;
+}
+
+/// The wanted batch, rounded down to what can be divided, though never to nothing.
+int64_t batch_after(const MicrobatchOptions& options, int64_t consumed_samples) {
+  const int64_t each = samples_of_microbatch(options);
+  return std::max<int64_t>(1, wanted_batch(options, consumed_samples) / each) * each;
+}
+
+bool in_ramp(const MicrobatchOptions& options, int64_t consumed_samples) {
+  return !options.rampup.empty() && consumed_samples <= options.rampup[2];
+}
+
 }  // namespace
 
 MicrobatchOptions microbatch_options(const Arguments& arguments) {
@@ -51,37 +66,45 @@ MicrobatchOptions microbatch_options(const Arguments& arguments) {
           .decrease_if_needed = arguments.decrease_batch_size_if_needed};
 }
 
-Microbatches::Microbatches(MicrobatchOptions options) : options_(std::move(options)) {
+Microbatches::Microbatches(MicrobatchOptions options, int64_t consumed_samples)
+    : options_(std::move(options)) {
   check_ramp(options_);
-  update(0);
-}
-
-void Microbatches::update(int64_t consumed_samples) {
-  const int64_t wanted = wanted_batch(options_, consumed_samples);
-  const int64_t each = options_.micro_batch_size * options_.data_parallel_size;
-  const bool divides = wanted % each == 0;
-  if ((!divides && !options_.decrease_if_needed) || wanted < each) {
-    throw UsageError("global batch size " + to_string(wanted) + " is not divisible by " +
+  const auto divides = [this](int64_t batch) {
+    const int64_t each = samples_of_microbatch(options_);
+    if (batch >= each && (batch % each == 0 || options_.decrease_if_needed)) return;
+    throw UsageError("global batch size " + to_string(batch) + " is not divisible by " +
                      to_string(each) + " (micro batch size " +
                      to_string(options_.micro_batch_size) + " * data parallel size " +
                      to_string(options_.data_parallel_size) +
                      "); change --global-batch-size, --micro-batch-size or the number of ranks.");
+  };
+  divides(options_.global_batch_size);
+  for (int64_t seen = consumed_samples; in_ramp(options_, seen);) {
+    divides(wanted_batch(options_, seen));
+    seen += batch_after(options_, seen);
   }
-  count_ = wanted / each;
-  current_ = count_ * each;
+  update(consumed_samples);
 }
 
-int64_t iterations_for_samples(const MicrobatchOptions& options, int64_t samples) {
-  Microbatches batches(options);
-  int64_t iterations = 0, consumed = 0;
-  const int64_t ramp_samples = options.rampup.empty() ? 0 : options.rampup[2];
-  while (!options.rampup.empty() && consumed <= ramp_samples &&
-         consumed + batches.global_batch_size() <= samples) {
-    consumed += batches.global_batch_size();
-    ++iterations;
-    batches.update(consumed);
+void Microbatches::update(int64_t consumed_samples) {
+  current_ = batch_after(options_, consumed_samples);
+  count_ = current_ / samples_of_microbatch(options_);
+}
+
+int64_t iterations_for_samples(const MicrobatchOptions& options, int64_t samples, int64_t iteration,
+                               int64_t consumed_samples) {
+  int64_t seen = consumed_samples;
+  while (in_ramp(options, seen) && seen + batch_after(options, seen) <= samples) {
+    seen += batch_after(options, seen);
+    ++iteration;
   }
-  return iterations + (samples - consumed) / batches.global_batch_size();
+  return iteration + std::max<int64_t>(0, samples - seen) / batch_after(options, seen);
+}
+
+int64_t samples_of_iterations(const MicrobatchOptions& options, int64_t iterations) {
+  int64_t seen = 0;
+  for (; iterations > 0 && in_ramp(options, seen); --iterations) seen += batch_after(options, seen);
+  return seen + iterations * batch_after(options, seen);
 }
 
 }  // namespace megashard

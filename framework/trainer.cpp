@@ -67,29 +67,19 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr 
       outside_(std::move(surroundings)),
       optimizer_(make_optimizer(named_parameters(model), optimizer_options(arguments))),
       schedule_(lr_schedule_options(arguments)),
-      microbatches_(microbatch_options(arguments)),
       step_(model, *optimizer_, group_, device_,
             {.clip_grad = arguments.clip_grad,
              .calculate_per_token_loss = arguments.calculate_per_token_loss,
              .has_replicas = has_replicas(model),
              .empty_unused_memory_level = arguments.empty_unused_memory_level}),
-      state_{arguments, model, optimizer_.get(), &schedule_} {
-  train_iters_ = arguments.train_iters
-                     ? *arguments.train_iters
-                     : iterations_for_samples(microbatch_options(arguments),
-                                              arguments.train_samples.value_or(0));
-}
+      state_{arguments, model, optimizer_.get(), &schedule_, device_} {}
 
 void Trainer::load(const CheckpointStep& step) {
   outside_.print_on_first_rank(loading_line(
       *arguments_.load, step.is_release ? std::nullopt : std::optional(step.iteration)));
-  const LoadedTraining loaded = load_training_checkpoint(state_, step, group_);
+  const auto lines = load_training_checkpoint(state_, step, group_);
   outside_.print_on_first_rank(loaded_line(*arguments_.load, state_.iteration));
-  if (loaded.reseeded) {
-    outside_.print_on_first_rank(
-        "the checkpoint has no random state for this number of ranks: dropout goes on from seed, "
-        "iteration and rank");
-  }
+  for (const auto& line : lines) outside_.print_on_first_rank(line);
 }
 
 std::unique_ptr<DataLoader> Trainer::make_loader(
@@ -170,7 +160,7 @@ Trainer::StepSummary Trainer::summarise(const LossSums& loss, double data_wait_s
 }
 
 void Trainer::report(const StepSummary& summary, double grad_norm, double lr_used, double seconds) {
-  const int64_t batch = microbatches_.global_batch_size();
+  const int64_t batch = microbatches_->global_batch_size();
   const double flops = model_.training_flops(batch, data_options_.seq_length);
   state_.flops_so_far += flops;
   interval_.loss_sum += summary.loss;
@@ -224,7 +214,7 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
   const auto loader = make_loader(dataset, consumed);
   model_.eval();
   LossSums sums;
-  for (int64_t i = 0; i < arguments_.eval_iters * microbatches_.count(); ++i) {
+  for (int64_t i = 0; i < arguments_.eval_iters * microbatches_->count(); ++i) {
     const LossSums one = step_.evaluate(loader->next());
     sums.weighted_loss += one.weighted_loss;
     sums.tokens += one.tokens;
@@ -271,6 +261,12 @@ std::optional<std::string> Trainer::exit_reason(const StepSummary& summary) cons
 }
 
 void Trainer::train() {
+  const auto batches = microbatch_options(arguments_);
+  microbatches_.emplace(batches, arguments_.consumed_train_samples);
+  train_iters_ = arguments_.train_samples
+                     ? iterations_for_samples(batches, *arguments_.train_samples, state_.iteration,
+                                              arguments_.consumed_train_samples)
+                     : arguments_.train_iters.value_or(0);
   build_data();
   if (arguments_.metrics_file && group_->rank() == 0) {
     const auto mode = state_.iteration > 0 ? MetricsFile::Mode::kAppend : MetricsFile::Mode::kNew;
@@ -286,8 +282,12 @@ void Trainer::train() {
   bool stopped = false;
   while (!arguments_.skip_train && state_.iteration < train_iters_ && !stopped) {
     const auto begin = Clock::now();
-    microbatches_.update(arguments_.consumed_train_samples);
-    const auto batches = next_batches(*train_loader_, microbatches_.count());
+    const int64_t before = microbatches_->count();
+    microbatches_->update(arguments_.consumed_train_samples);
+    // A larger batch can be shared by more ranks: a step to start them from, as Megatron.
+    if (arguments_.save && microbatches_->count() != before && last_saved_ != state_.iteration)
+      save();
+    const auto batches = next_batches(*train_loader_, microbatches_->count());
     const double lr = schedule_.lr();
     optimizer_->set_lr(lr);
     optimizer_->set_weight_decay(schedule_.weight_decay());
@@ -296,8 +296,8 @@ void Trainer::train() {
     const auto grad_norm = result.grad_norm.item<double>();
     if (outside_.after_step) outside_.after_step();
     ++state_.iteration;
-    arguments_.consumed_train_samples += microbatches_.global_batch_size();
-    schedule_.advance(microbatches_.global_batch_size());
+    arguments_.consumed_train_samples += microbatches_->global_batch_size();
+    schedule_.advance(microbatches_->global_batch_size());
     report(summary, grad_norm, lr, seconds_between(begin, Clock::now()));
     follow_save(summary);
 
@@ -305,7 +305,7 @@ void Trainer::train() {
         evaluate(splits_.valid, "iteration " + std::to_string(state_.iteration),
                  arguments_.consumed_valid_samples)) {
       arguments_.consumed_valid_samples +=
-          arguments_.eval_iters * microbatches_.global_batch_size();
+          arguments_.eval_iters * microbatches_->global_batch_size();
     }
     auto reason = exit_reason(summary);
     if (arguments_.exit_duration_in_mins) {

@@ -81,7 +81,7 @@ class Trainer {
   TrainerSurroundings outside_;
   std::unique_ptr<Optimizer> optimizer_;
   OptimizerParamScheduler schedule_;
-  Microbatches microbatches_;
+  std::optional<Microbatches> microbatches_;  // from the first step of this run on
   TrainStep step_;
   TrainingState state_;
   int64_t train_iters_ = 0;

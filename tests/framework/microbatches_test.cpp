@@ -60,9 +60,16 @@ TEST(Microbatches, RefuseARampThatDoesNotFit) {
         usage_error([&] { Microbatches batches({.global_batch_size = 32, .rampup = ramp}); }),
         HasSubstr(message));
   }
-  Microbatches batches({.global_batch_size = 32, .micro_batch_size = 8, .rampup = {8, 4, 600}});
-  EXPECT_THAT(usage_error([&] { batches.update(100); }),
+}
+
+TEST(Microbatches, RefuseBatchesOfTheRampThatAreStillToCome) {
+  const MicrobatchOptions options{
+      .global_batch_size = 32, .micro_batch_size = 8, .rampup = {8, 4, 600}};
+  EXPECT_THAT(usage_error([&] { Microbatches batches(options); }),
               HasSubstr("global batch size 12 is not divisible by 8"));
+  EXPECT_THAT(usage_error([&] { Microbatches batches(options, 500); }),
+              HasSubstr("global batch size 28 is not divisible by 8"));
+  EXPECT_EQ(Microbatches(options, 600).count(), 4);
 }
 
 TEST(IterationsForSamples, CountWholeBatches) {
@@ -71,6 +78,17 @@ TEST(IterationsForSamples, CountWholeBatches) {
   // 25 of 8 (200), 13 of 16 (408), 8 of 24 (600), one of 32 while 600 <= 600, then 11 of 32 (984).
   EXPECT_EQ(iterations_for_samples({.global_batch_size = 32, .rampup = {8, 8, 600}}, 1000),
             25 + 13 + 8 + 12);
+  // The same from the middle of it, and with another batch.
+  const MicrobatchOptions ramp{.global_batch_size = 32, .rampup = {8, 8, 600}};
+  EXPECT_EQ(iterations_for_samples(ramp, 1000, 26, 216), 25 + 13 + 8 + 12);
+  EXPECT_EQ(iterations_for_samples({.global_batch_size = 16}, 1000, 100, 600), 100 + 25);
+}
+
+TEST(SamplesOfIterations, AreThoseThatTheStepsTook) {
+  const MicrobatchOptions ramp{.global_batch_size = 32, .rampup = {8, 8, 600}};
+  EXPECT_EQ(samples_of_iterations(ramp, 0), 0);
+  EXPECT_EQ(samples_of_iterations(ramp, 26), 216);
+  EXPECT_EQ(samples_of_iterations(ramp, 25 + 13 + 8 + 2), 600 + 2 * 32);
 }
 
 }  // namespace
