@@ -167,7 +167,7 @@ TEST(OptimizerTest, Bf16ParametersAreSteppedInFp32) {
     const at::NoGradGuard no_grad;
     model[0].second.fill_(2);
   }
-  optimizer->reload_model_parameters();
+  optimizer->reload_model_parameters([](const std::string&) { return true; });
   EXPECT_TRUE(main.eq(2).all().item<bool>());
 }
 

@@ -1,0 +1,32 @@
+#include "framework/random_states.h"
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/rand.h>
+#include <gtest/gtest.h>
+
+namespace megashard {
+namespace {
+
+TEST(RandomStates, GoOnWhereTheyWere) {
+  seed_random_states(3, c10::kCPU);
+  at::rand({5});
+  const Dict states = random_states(c10::kCPU);
+  const auto drawn = at::rand({1000});
+  seed_random_states(4, c10::kCPU);
+  EXPECT_FALSE(at::equal(at::rand({1000}), drawn));
+  ASSERT_TRUE(restore_random_states(states, c10::kCPU));
+  EXPECT_TRUE(at::equal(at::rand({1000}), drawn));
+}
+
+TEST(RandomStates, OfOtherDevicesChangeNothing) {
+  seed_random_states(3, c10::kCPU);
+  Dict other;
+  other.set("cuda_rng_state", Bytes{std::string(16, 'x')});
+  EXPECT_FALSE(restore_random_states(other, c10::kCPU));
+  const auto drawn = at::rand({10});
+  seed_random_states(3, c10::kCPU);
+  EXPECT_TRUE(at::equal(at::rand({10}), drawn));
+}
+
+}  // namespace
+}  // namespace megashard
