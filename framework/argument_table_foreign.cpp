@@ -72,7 +72,6 @@ constexpr Foreign kWithoutEffect[] = {
     {"--no-ckpt-fully-parallel-save", 0, kTorchDist},
     {"--ckpt-fully-parallel-load", 0, kTorchDist},
     {"--ckpt-assume-constant-structure", 0, kTorchDist},
-    {"--dist-ckpt-strictness", 1, kTorchDist},
     {"--no-create-attention-mask-in-dataloader", 0, "a causal mask is never stored"},
     {"--num-dataset-builder-threads", 1, "index files are built by one thread"},
     {"--variable-seq-lengths", 0, "it only matters between pipeline stages"},

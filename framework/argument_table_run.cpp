@@ -68,10 +68,13 @@ void add_checkpoint(std::vector<Option>& rows) {
   group.add(
       "--verify-checkpoint", &A::verify_checkpoint,
       "read the whole checkpoint and compare checksums before loading it; without it, lengths");
-  group.add("--use-checkpoint-args", &A::use_checkpoint_args, "")
-      .refuse(
-          "the model's sizes are not taken from a checkpoint; give the flags of the run that wrote "
-          "it, or its --hf-model");
+  group.add("--use-checkpoint-args", &A::use_checkpoint_args,
+            "network, dropouts, sequence length and tokenizer of the checkpoint, where not given");
+  group
+      .add("--dist-ckpt-strictness", &A::dist_ckpt_strictness,
+           "names that only the checkpoint or only the run has; unset: raise_all")
+      .one_of({"assume_ok_unexpected", "log_unexpected", "log_all", "raise_unexpected", "raise_all",
+               "return_unexpected", "return_all", "ignore_all"});
   group.add("--exit-on-missing-checkpoint", &A::exit_on_missing_checkpoint,
             "an error when --load has no checkpoint");
   group.add("--auto-detect-ckpt-format", &A::auto_detect_ckpt_format, "")

@@ -128,7 +128,7 @@ void take_checkpoint_arguments(Arguments& arguments, const DiagnosticSink& sink)
     throw UsageError("--use-checkpoint-args and --hf-model " + *arguments.hf_model +
                      " both say what the model is; leave one out.");
   }
-  const auto step = find_step(*arguments.load, nullptr, arguments.ckpt_step);
+  const auto step = find_step(*arguments.load, nullptr, {.ckpt_step = arguments.ckpt_step});
   if (!step) {
     sink(Severity::kNotice, "--use-checkpoint-args: " + *arguments.load +
                                 " holds no checkpoint yet, so the flags count.");

@@ -196,10 +196,11 @@ ShardedTensors Optimizer::sharded_state_dict() {
   return state;
 }
 
-void Optimizer::reload_model_parameters() {
+void Optimizer::reload_model_parameters(
+    const std::function<bool(const std::string& name)>& is_stale) {
   const at::NoGradGuard no_grad;
   for (const auto& slot : slots_) {
-    if (slot.has_copy()) slot.main.copy_(slot.parameter);
+    if (slot.has_copy() && is_stale(slot.name)) slot.main.copy_(slot.parameter);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -62,9 +63,9 @@ class Optimizer {
   /// reading a checkpoint into them loads it. Names are those of torch's get_optimizer_state_dict.
   ShardedTensors sharded_state_dict();
 
-  /// Takes the fp32 copies anew from the parameters, after those were loaded without optimizer
-  /// state.
-  void reload_model_parameters();
+  /// Takes the fp32 copies of the parameters of those names anew from them, after they were loaded
+  /// without such copies.
+  void reload_model_parameters(const std::function<bool(const std::string& name)>& is_stale);
 
  protected:
   /// What is kept for one parameter; undefined tensors are not used by this optimizer.

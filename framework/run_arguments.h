@@ -46,6 +46,7 @@ struct CheckpointArguments {
   std::optional<int64_t> ckpt_step;
   bool verify_checkpoint = false;  // read every byte before loading
   bool use_checkpoint_args = false;
+  std::optional<std::string> dist_ckpt_strictness;  // Megatron's values; unset: all must fit
   bool exit_on_missing_checkpoint = false;
   bool auto_detect_ckpt_format = false;
   std::string ckpt_format = "torch_dist";  // torch_dist, torch_dcp

@@ -1,49 +1,19 @@
 #include "framework/training_checkpoint.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
-#include <cstring>
+#include <algorithm>
+#include <unordered_set>
 
 #include "checkpoint/checkpoint.h"
-#include "framework/argument_table.h"
+#include "framework/checkpoint_arguments.h"
+#include "framework/load_strictness.h"
+#include "framework/microbatches.h"
+#include "framework/random_states.h"
 #include "framework/save_contract.h"
 
 namespace megashard {
 namespace {
-
-Value to_value(const ArgumentValue& value) {
-  return std::visit(
-      [](const auto& each) -> Value {
-        using T = std::decay_t<decltype(each)>;
-        if constexpr (std::is_same_v<T, std::monostate>) {
-          return {};
-        } else if constexpr (std::is_same_v<T, std::vector<int64_t>> ||
-                             std::is_same_v<T, std::vector<std::string>>) {
-          List list;
-          for (const auto& item : each) list.items.emplace_back(item);
-          return list;
-        } else {
-          return each;
-        }
-      },
-      value);
-}
-
-ArgumentValue to_argument(const Value& value) {
-  if (const auto* flag = value.get_if<bool>()) return *flag;
-  if (const auto* number = value.get_if<int64_t>()) return *number;
-  if (const auto* number = value.get_if<double>()) return *number;
-  if (const auto* text = value.get_if<std::string>()) return *text;
-  return std::monostate{};
-}
-
-Dict to_dict(const std::vector<std::pair<std::string, ArgumentValue>>& values) {
-  Dict dict;
-  for (const auto& [name, value] : values) dict.set(name, to_value(value));
-  return dict;
-}
 
 Value param_groups(const Optimizer& optimizer) {
   List groups;
@@ -66,26 +36,6 @@ Value param_groups(const Optimizer& optimizer) {
   return groups;
 }
 
-Bytes generator_state() {
-  const at::Tensor state = at::detail::getDefaultCPUGenerator().get_state();
-  return {std::string(static_cast<const char*>(state.const_data_ptr()), state.nbytes())};
-}
-
-void restore_generator(const Bytes& bytes) {
-  at::Tensor state = at::empty({static_cast<int64_t>(bytes.data.size())}, at::kByte);
-  std::memcpy(state.data_ptr(), bytes.data.data(), bytes.data.size());
-  auto generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state);
-}
-
-void reseed(const TrainingState& state, int rank) {
-  auto generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard lock(generator.mutex());
-  generator.set_current_seed(
-      static_cast<uint64_t>(state.arguments.seed + 1000003 * state.iteration + 10007 * rank));
-}
-
 ShardedTensors tensors_of(const TrainingState& state, bool with_optimizer) {
   ShardedTensors tensors;
   for (auto& [name, tensor] : checked_state_dict(state.model)) {
@@ -95,6 +45,108 @@ ShardedTensors tensors_of(const TrainingState& state, bool with_optimizer) {
     for (auto& entry : state.optimizer->sharded_state_dict()) tensors.push_back(std::move(entry));
   }
   return tensors;
+}
+
+/// What of a step is loaded besides the weights.
+struct Parts {
+  bool progress;  ///< iteration, samples, flops
+  bool optimizer;
+  bool random;
+};
+
+Parts parts_to_load(const TrainingState& state, const CheckpointStep& step) {
+  const Arguments& arguments = state.arguments;
+  const bool goes_on = !step.is_release && !arguments.finetune;
+  return {.progress = goes_on,
+          .optimizer = goes_on && !arguments.no_load_optim && state.optimizer != nullptr,
+          .random = goes_on && !arguments.no_load_rng};
+}
+
+ArgumentRecord saved_arguments(const Dict& values) {
+  const Value* args = values.find("args");
+  const Dict* fields = args == nullptr ? nullptr : namespace_fields(*args);
+  return fields == nullptr ? ArgumentRecord{} : to_record(*fields);
+}
+
+/// Where the training stood.
+struct Position {
+  int64_t iteration = 0;
+  int64_t train_samples = 0;
+  int64_t valid_samples = 0;
+  int64_t world_size = 0;  ///< of the ranks that saved; 0: not said
+  double flops = 0;
+  std::vector<std::string> lines{};  ///< what had to be derived
+};
+
+std::optional<int64_t> saved_count(const ArgumentRecord& saved, const char* name) {
+  const auto* value = find_known(saved, name);
+  const auto* count = value == nullptr ? nullptr : std::get_if<int64_t>(value);
+  return count == nullptr ? std::nullopt : std::optional(*count);
+}
+
+Position saved_position(const Dict& values, const ArgumentRecord& saved, const CheckpointStep& step,
+                        const Arguments& arguments) {
+  Position position;
+  const Value* iteration = values.find("iteration");
+  position.iteration = iteration == nullptr ? step.iteration : iteration->as_int();
+  if (const Value* flops = values.find("num_floating_point_operations_so_far"))
+    position.flops = flops->as_double();
+  position.world_size = saved_count(saved, "world_size").value_or(0);
+  if (const auto samples = saved_count(saved, "consumed_train_samples")) {
+    position.train_samples = *samples;
+    position.valid_samples = saved_count(saved, "consumed_valid_samples").value_or(0);
+    return position;
+  }
+  position.train_samples = samples_of_iterations(microbatch_options(arguments), position.iteration);
+  position.valid_samples = position.iteration / arguments.eval_interval * arguments.eval_iters *
+                           arguments.global_batch_size.value_or(1);
+  position.lines.push_back("the checkpoint does not say how many samples it has seen: " +
+                           std::to_string(position.iteration) +
+                           " steps of these flags' batch are " +
+                           std::to_string(position.train_samples));
+  return position;
+}
+
+/// Takes the fp32 copies out of the missing names and returns whose they are: the weights, which
+/// are there, hold all that is known of them.
+std::unordered_set<std::string> take_missing_copies(LoadReport& report) {
+  const std::string prefix = "optimizer.state.", suffix = ".fp32_param";
+  std::unordered_set<std::string> names;
+  std::erase_if(report.missing, [&](const std::string& key) {
+    if (!key.starts_with(prefix) || !key.ends_with(suffix)) return false;
+    names.insert(key.substr(prefix.size(), key.size() - prefix.size() - suffix.size()));
+    return true;
+  });
+  return names;
+}
+
+void set_schedule(OptimizerParamScheduler& schedule, const Dict& values, const Position& position,
+                  std::vector<std::string>& lines) {
+  if (const Value* saved = values.find("opt_param_scheduler")) {
+    schedule.load_state_dict(to_record(saved->as_dict()));
+    return;
+  }
+  schedule.advance(position.train_samples);
+  lines.push_back("the checkpoint has no schedule: it goes on from " +
+                  std::to_string(position.train_samples) + " samples");
+}
+
+void restore_random(const TrainingState& state, const Dict& values, const Position& position,
+                    const ProcessGroupPtr& group, std::vector<std::string>& lines) {
+  const Value* ranks = values.find("rng_state");
+  const Value* mine =
+      ranks == nullptr ? nullptr : ranks->as_dict().find(std::to_string(group->rank()));
+  const bool same_world = position.world_size == group->size();
+  if (same_world && mine != nullptr && restore_random_states(mine->as_dict(), state.device)) return;
+  seed_random_states(static_cast<uint64_t>(state.arguments.seed + 1000003 * state.iteration +
+                                           10007 * group->rank()),
+                     state.device);
+  const std::string why = same_world || position.world_size == 0
+                              ? "the checkpoint has no random states for these devices"
+                              : "the checkpoint was saved by " +
+                                    std::to_string(position.world_size) + " ranks, and there are " +
+                                    std::to_string(group->size());
+  lines.push_back(why + ": dropout goes on from seed, iteration and rank");
 }
 
 }  // namespace
@@ -115,10 +167,8 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
     values.set("opt_param_scheduler", to_dict(state.schedule->state_dict()));
   }
   if (!arguments.no_save_rng) {
-    Dict mine;
-    mine.set("torch_rng_state", generator_state());
     Dict ranks;
-    ranks.set(std::to_string(group->rank()), std::move(mine));
+    ranks.set(std::to_string(group->rank()), random_states(state.device));
     values.set("rng_state", std::move(ranks));
   }
   const SaveOptions options{.format = format_of_name(arguments.ckpt_format),
@@ -136,57 +186,61 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
   saver->start("iteration " + std::to_string(state.iteration), tensors, write);
 }
 
-LoadedTraining load_training_checkpoint(TrainingState& state, const CheckpointStep& step,
-                                        const ProcessGroupPtr& group) {
+std::vector<std::string> load_training_checkpoint(TrainingState& state, const CheckpointStep& step,
+                                                  const ProcessGroupPtr& group) {
   Arguments& arguments = state.arguments;
-  const bool weights_only = step.is_release || arguments.finetune;
-  const bool with_optimizer =
-      !weights_only && !arguments.no_load_optim && state.optimizer != nullptr;
-  const bool with_rng = !weights_only && !arguments.no_load_rng;
+  const Parts parts = parts_to_load(state, step);
+  const std::string my_random_states = "rng_state." + std::to_string(group->rank()) + ".";
+  std::vector<std::string> lines;
+  std::unordered_set<std::string> stale_copies;
+  Position position;
+  OptimizerParamScheduler schedule = *state.schedule;
+
   LoadOptions options;
-  options.wanted = [=](const std::string& key) {
-    if (key.starts_with("optimizer.")) return with_optimizer;
-    if (key.starts_with("rng_state.")) return with_rng;
-    return !weights_only || key.starts_with("model.");
+  options.strict = false;
+  options.wanted = [&](const std::string& key) {
+    if (key.starts_with("model.") || key == "args") return true;
+    if (key.starts_with("optimizer.") || key.starts_with("opt_param_scheduler."))
+      return parts.optimizer;
+    if (key.starts_with("rng_state")) return parts.random && key.starts_with(my_random_states);
+    return parts.progress;
+  };
+  options.accept = [&](const Dict& values, LoadReport report) {
+    const ArgumentRecord saved = saved_arguments(values);
+    if (parts.progress) {
+      check_checkpoint_arguments(arguments, saved, step.folder);
+      position = saved_position(values, saved, step, arguments);
+      const Microbatches batches(microbatch_options(arguments), position.train_samples);
+      lines.insert(lines.end(), position.lines.begin(), position.lines.end());
+    }
+    if (parts.optimizer) set_schedule(schedule, values, position, lines);
+    if (const auto changed = changed_arguments(arguments, saved); !changed.empty())
+      lines.push_back("the flags of this run count where the checkpoint's differ: " + changed);
+    stale_copies = take_missing_copies(report);
+    const auto differences =
+        judge_differences(report, load_strictness(arguments.dist_ckpt_strictness), step.folder);
+    lines.insert(lines.end(), differences.begin(), differences.end());
   };
   const c10::NoGradGuard no_grad;
-  const auto loaded = load_checkpoint(step, tensors_of(state, with_optimizer), group, options);
-  if (state.optimizer != nullptr && !with_optimizer) state.optimizer->reload_model_parameters();
+  const auto loaded = load_checkpoint(step, tensors_of(state, parts.optimizer), group, options);
+  if (state.optimizer != nullptr) {
+    state.optimizer->reload_model_parameters(
+        [&](const std::string& name) { return !parts.optimizer || stale_copies.count(name) != 0; });
+  }
+  if (!parts.progress) return lines;
 
-  LoadedTraining result;
-  if (weights_only) return result;
-  state.iteration = loaded.values.at("iteration").as_int();
-  if (const Value* flops = loaded.values.find("num_floating_point_operations_so_far")) {
-    state.flops_so_far = flops->as_double();
-  }
-  if (const Value* saved = loaded.values.find("args")) {
-    if (const Dict* fields = namespace_fields(*saved)) {
-      if (const Value* samples = fields->find("consumed_train_samples"))
-        arguments.consumed_train_samples = samples->as_int();
-      if (const Value* samples = fields->find("consumed_valid_samples"))
-        arguments.consumed_valid_samples = samples->as_int();
-    }
-  }
-  if (const Value* schedule = loaded.values.find("opt_param_scheduler");
-      with_optimizer && schedule != nullptr) {
-    std::vector<std::pair<std::string, ArgumentValue>> entries;
-    for (const auto& [name, value] : schedule->as_dict().entries)
-      entries.emplace_back(name.as_string(), to_argument(value));
-    state.schedule->load_state_dict(entries);
-  }
-  if (!with_rng) return result;
-  const Value* ranks = loaded.values.find("rng_state");
-  const Dict* by_rank = ranks == nullptr ? nullptr : ranks->get_if<Dict>();
-  const Value* mine = by_rank == nullptr ? nullptr : by_rank->find(std::to_string(group->rank()));
-  const bool same_world =
-      by_rank != nullptr && by_rank->entries.size() == static_cast<size_t>(group->size());
-  if (mine != nullptr && same_world) {
-    restore_generator(*mine->as_dict().at("torch_rng_state").get_if<Bytes>());
-  } else {
-    reseed(state, group->rank());
-    result.reseeded = true;
-  }
-  return result;
+  state.iteration = position.iteration;
+  state.flops_so_far = position.flops;
+  arguments.consumed_train_samples = position.train_samples;
+  arguments.consumed_valid_samples = position.valid_samples;
+  if (parts.optimizer) *state.schedule = schedule;
+  if (parts.random) restore_random(state, loaded.values, position, group, lines);
+  return lines;
+}
+
+bool may_lack_weights(const Arguments& arguments) {
+  return load_strictness(arguments.dist_ckpt_strictness).missing !=
+         LoadStrictness::Handling::kRefuse;
 }
 
 }  // namespace megashard

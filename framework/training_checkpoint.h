@@ -1,9 +1,12 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "checkpoint/async_saver.h"
 #include "checkpoint/checkpoint_directory.h"
@@ -22,6 +25,7 @@ struct TrainingState {
   MegatronModule& model;
   Optimizer* optimizer;  ///< null: weights only
   OptimizerParamScheduler* schedule;
+  c10::Device device = c10::kCPU;  ///< whose random states count besides the CPU's
   int64_t iteration = 0;
   double flops_so_far = 0;
   std::shared_ptr<SavePlanCache> save_plans = std::make_shared<SavePlanCache>();
@@ -36,14 +40,17 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
                               const std::function<void(const std::string& line)>& notice,
                               AsyncSaver* saver = nullptr);
 
-struct LoadedTraining {
-  bool reseeded = false;  ///< other world size: random numbers go on from (seed, iteration, rank)
-};
+/// Loads a step (find_step's, of checkpoint/checkpoint.h) by --finetune, --no-load-optim,
+/// --no-load-rng and --dist-ckpt-strictness; sets state.iteration, the arguments' consumed samples,
+/// the schedule and the generators, and returns lines for the log. Another world size is fine:
+/// random numbers then go on from (seed, iteration, rank). Arguments, batch sizes, names and sizes
+/// are checked before anything is changed; a PyTorch step, without args, iteration or schedule,
+/// goes on from the step's number. Collective.
+std::vector<std::string> load_training_checkpoint(TrainingState& state, const CheckpointStep& step,
+                                                  const ProcessGroupPtr& group);
 
-/// Loads a step (find_step's, of checkpoint/checkpoint.h) by --finetune, --no-load-optim and
-/// --no-load-rng; sets state.iteration, the arguments' consumed samples, the schedule and the
-/// generators. Collective; throws when names or sizes do not fit.
-LoadedTraining load_training_checkpoint(TrainingState& state, const CheckpointStep& step,
-                                        const ProcessGroupPtr& group);
+/// Whether a load may leave weights at their first values (--dist-ckpt-strictness), which must
+/// then be there.
+bool may_lack_weights(const Arguments& arguments);
 
 }  // namespace megashard

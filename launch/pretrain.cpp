@@ -1,6 +1,5 @@
 #include "launch/pretrain.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <malloc.h>
@@ -14,9 +13,11 @@
 
 #include "checkpoint/checkpoint.h"
 #include "framework/argument_validation.h"
+#include "framework/checkpoint_arguments.h"
 #include "framework/deferred_init.h"
 #include "framework/flops.h"
 #include "framework/fsdp2_mixin.h"
+#include "framework/random_states.h"
 #include "framework/trainer.h"
 #include "framework/training_log.h"
 #include "framework/weight_init_mixin.h"
@@ -63,10 +64,9 @@ ProcessGroupPtr join_world(const Arguments& arguments, RendezvousOptions options
   return init_process_group(options);
 }
 
-void seed_generators(const Arguments& arguments, int rank) {
+void seed_generators(const Arguments& arguments, int rank, c10::Device device) {
   const int64_t seed = arguments.seed + (arguments.data_parallel_random_init ? 10 * rank : 0);
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  generator.set_current_seed(static_cast<uint64_t>(seed));
+  seed_random_states(static_cast<uint64_t>(seed), device);
 }
 
 Fsdp2Config sharding_config(const Arguments& arguments, Strictness strictness,
@@ -83,7 +83,8 @@ enum class WeightSource { kCheckpoint, kHuggingFace, kInitialisation };
 
 struct Start {
   WeightSource source;
-  CheckpointStep step{};  ///< of kCheckpoint
+  CheckpointStep step{};     ///< of kCheckpoint
+  bool initialises = false;  ///< the layers' first values count
 };
 
 /// Collective; --pretrained-checkpoint becomes --load and --finetune.
@@ -94,7 +95,7 @@ Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const Diagn
       .notice = [&sink](const std::string& line) { sink(Severity::kWarning, line); }};
   if (arguments.load) {
     if (const auto step = find_step(*arguments.load, group, find))
-      return {WeightSource::kCheckpoint, *step};
+      return {WeightSource::kCheckpoint, *step, may_lack_weights(arguments)};
     const auto tracker =
         (std::filesystem::path(*arguments.load) / "latest_checkpointed_iteration.txt").string();
     if (arguments.exit_on_missing_checkpoint) {
@@ -113,7 +114,7 @@ Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const Diagn
     }
     arguments.load = folder;
     arguments.finetune = true;
-    return {WeightSource::kCheckpoint, *step};
+    return {WeightSource::kCheckpoint, *step, may_lack_weights(arguments)};
   }
   if (arguments.hf_model && !arguments.from_scratch) return {WeightSource::kHuggingFace};
   if (!arguments.perform_initialization) {
@@ -121,7 +122,7 @@ Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const Diagn
          "--no-initialization: no weights are loaded either, so training starts from whatever the "
          "layers' constructors left; give --load or --hf-model, or leave it out");
   }
-  return {WeightSource::kInitialisation};
+  return {WeightSource::kInitialisation, {}, true};
 }
 
 struct BuiltModel {
@@ -129,16 +130,13 @@ struct BuiltModel {
   std::unique_ptr<InitTape> tape;
 };
 
-BuiltModel build_model(const Arguments& arguments, WeightSource source) {
+BuiltModel build_model(const Arguments& arguments, bool initialises) {
   ModelRegistry registry;
   register_models(registry);
   const auto make = [&] {
     auto model = registry.create(arguments);
     auto* init = dynamic_cast<WeightInitMixin*>(model.get());
-    if (source == WeightSource::kInitialisation && arguments.perform_initialization &&
-        init != nullptr) {
-      init->init_weights();
-    }
+    if (initialises && arguments.perform_initialization && init != nullptr) init->init_weights();
     if (arguments.bf16) model->to(at::kBFloat16);
     return model;
   };
@@ -154,7 +152,7 @@ BuiltModel build_model(const Arguments& arguments, WeightSource source) {
 }
 
 void shard_model(const Arguments& arguments, const BuiltModel& built, const ProcessGroupPtr& group,
-                 WeightSource source, const DiagnosticSink& sink) {
+                 bool initialises, const DiagnosticSink& sink) {
   auto* mixin = dynamic_cast<FSDP2Mixin*>(built.model.get());
   TORCH_CHECK(mixin != nullptr, "the model ", built.model->class_name(), " does not derive from FSDP2Mixin, so it cannot be sharded");
   const auto strictness = arguments.fsdp2_config_strict ? Strictness::kStrict : Strictness::kWarn;
@@ -165,7 +163,7 @@ void shard_model(const Arguments& arguments, const BuiltModel& built, const Proc
                       .sink = sink,
                       .activations = activation_plan(arguments),
                       .init_tape = built.tape.get(),
-                      .weights_follow = source != WeightSource::kInitialisation});
+                      .weights_follow = !initialises});
 }
 
 DataOptions data_options(const Arguments& arguments, int64_t vocab_size) {
@@ -253,6 +251,7 @@ int run_pretrain(int argc, char** argv) {
   }
   const RendezvousOptions environment = read_environment().rendezvous;
   const DiagnosticSink sink = sink_for(environment.rank);
+  if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
   validate_arguments(arguments,
                      {.world_size = environment.world_size,
                       .rank = environment.rank,
@@ -273,11 +272,11 @@ int run_pretrain(int argc, char** argv) {
           ? c10::Device(c10::kCPU)
           : c10::Device(group->device_type(),
                         static_cast<c10::DeviceIndex>(environment.local_rank));
-  seed_generators(arguments, group->rank());
+  seed_generators(arguments, group->rank(), device);
   at::globalContext().setDeterministicAlgorithms(arguments.deterministic_mode, /*warn_only=*/false);
   const Start from = find_start(arguments, group, sink);
-  const BuiltModel built = build_model(arguments, from.source);
-  shard_model(arguments, built, group, from.source, sink);
+  const BuiltModel built = build_model(arguments, from.initialises);
+  shard_model(arguments, built, group, from.initialises, sink);
   if (from.source == WeightSource::kHuggingFace) load_hf_weights(*built.model, *arguments.hf_model);
 
   TrainerSurroundings outside = surroundings(arguments, group, device, start);
