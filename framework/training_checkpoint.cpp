@@ -200,6 +200,8 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   options.strict = false;
   options.wanted = [&](const std::string& key) {
     if (key.starts_with("model.") || key == "args") return true;
+    if (key.starts_with("optimizer.param_groups"))
+      return false;  // the flags and the schedule set them
     if (key.starts_with("optimizer.") || key.starts_with("opt_param_scheduler."))
       return parts.optimizer;
     if (key.starts_with("rng_state")) return parts.random && key.starts_with(my_random_states);

@@ -95,6 +95,39 @@ TEST(Dcp, WhatDoesNotFitIsNamedBeforeAnythingChanges) {
   EXPECT_THAT(message_of([&] { load_checkpoint(step, wrong, nullptr); }), HasSubstr("[5, 3]"));
 }
 
+TEST(Dcp, ALoadIsAcceptedBeforeAnythingChanges) {
+  TemporaryFolder folder;
+  save(folder.path(), 2);
+  testing::run_ranks(3, [&](const ProcessGroupPtr& group) {
+    auto shard = shard_of(at::zeros({5, 3}), group);
+    LoadOptions options{.strict = false, .wanted = [](const std::string& key) {
+                          return !key.starts_with("optimizer.") && key != "rng_state.1";
+                        }};
+    Dict seen;
+    options.accept = [&](const Dict& values, const LoadReport& report) {
+      seen = values;
+      TORCH_CHECK(report.missing == std::vector<std::string>{"model.new"});
+      TORCH_CHECK(report.unexpected == std::vector<std::string>{"model.few"});
+      throw std::domain_error("not this one");
+    };
+    const ShardedTensors tensors{{"model.w", shard},
+                                 {"model.new", ShardedTensor::replicated(at::zeros({1}))}};
+    const auto step = *find_step(folder.path(), group);
+    bool refused = false;
+    try {
+      load_checkpoint(step, tensors, group, options);
+    } catch (const std::domain_error&) {  // as it was thrown
+      refused = true;
+    }
+    TORCH_CHECK(refused && shard.local.sum().item<float>() == 0);
+    TORCH_CHECK(seen.at("iteration") == Value(3));
+    TORCH_CHECK(seen.at("rng_state").as_dict().entries.size() == 1);
+    options.accept = {};
+    load_checkpoint(step, tensors, group, options);
+    TORCH_CHECK(at::equal(shard.local, shard_of(counting({5, 3}), group).local));
+  });
+}
+
 TEST(Dcp, OneRanksFailureIsEveryRanksAndLeavesNoStep) {
   TemporaryFolder folder;
   testing::run_ranks(3, [&](const ProcessGroupPtr& group) {
