@@ -174,8 +174,8 @@ def test_the_schedule(folder, saved):
 
 def test_a_batch_that_does_not_divide_is_refused_before_loading(folder, saved):
     save, _ = saved
-    _, out = pretrain(folder, "--train-iters", 8, "--load", save, "--micro-batch-size", "4", ranks=4, expect=USAGE)
-    assert "global batch size 12 is not divisible by 16" in out and "number of ranks" in out and "loading" not in out
+    _, out = pretrain(folder, "--train-iters", 8, "--load", save, ranks=5, expect=USAGE)
+    assert "global batch size 12 is not divisible by 5" in out and "number of ranks" in out and "loading" not in out
 
 
 def test_a_ramp_goes_on_at_more_ranks(folder):
