@@ -235,7 +235,10 @@ LoadReport load_dcp(const std::string& folder, const ShardedTensors& tensors, Di
     if (options.format) expect_format(folder, *options.format);
     reader = std::make_unique<DcpReader>(folder);
     report = compare_names(*reader, tensors, is_wanted);
-    if (options.strict) check_names(report, folder);
+    if (options.strict) {
+      check_sizes(*reader, tensors, is_wanted);
+      check_names(report, folder);
+    }
     if (values == nullptr && !options.accept) return;
     std::unordered_set<std::string> asked;
     for (const auto& [key, tensor] : tensors) asked.insert(key);
