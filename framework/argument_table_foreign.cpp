@@ -150,8 +150,6 @@ constexpr Refused kRefused[] = {
     {"--calculate-token-loss", 0, "use --calculate-per-token-loss"},
     {"--calculate-square-loss", 0,
      "use --calculate-per-token-loss, or neither for the mean of microbatches"},
-    {"--ckpt-convert-format", 1, "use the program `megashard convert`"},
-    {"--ckpt-convert-save", 1, "use the program `megashard convert`"},
     {"--ckpt-convert-update-legacy-dist-opt-format", 0, "use the program `megashard convert`"},
     {"--non-persistent-save-interval", 1, kNonPersistent},
     {"--non-persistent-ckpt-type", 1, kNonPersistent},

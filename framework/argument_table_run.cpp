@@ -77,10 +77,16 @@ void add_checkpoint(std::vector<Option>& rows) {
                "return_unexpected", "return_all", "ignore_all"});
   group.add("--exit-on-missing-checkpoint", &A::exit_on_missing_checkpoint,
             "an error when --load has no checkpoint");
-  group.add("--auto-detect-ckpt-format", &A::auto_detect_ckpt_format, "")
-      .in_vain("only torch_dcp checkpoints are read");
-  group.add("--ckpt-format", &A::ckpt_format, "format of saved checkpoints")
+  group.add("--auto-detect-ckpt-format", &A::auto_detect_ckpt_format,
+            "load a checkpoint of either format; without it, of --ckpt-format only");
+  group.add("--ckpt-format", &A::ckpt_format, "format of checkpoints, saved and loaded")
       .one_of({"torch_dist", "torch_dcp", "torch", "zarr"});
+  group
+      .add("--ckpt-convert-format", &A::ckpt_convert_format,
+           "save the checkpoint of --load again in this format, and exit")
+      .one_of({"torch_dist", "torch_dcp", "torch", "zarr"});
+  group.add("--ckpt-convert-save", &A::ckpt_convert_save,
+            "with it: written to FOLDER/torch_dist or FOLDER/torch_dcp");
 }
 
 void add_data(std::vector<Option>& rows) {

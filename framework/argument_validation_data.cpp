@@ -72,6 +72,25 @@ void derive_vocabulary(Arguments& arguments) {
       arguments.make_vocab_size_divisible_by, arguments.tensor_model_parallel_size);
 }
 
+void check_format(const std::string& flag, const std::string& format) {
+  require(format != "zarr", flag +
+                                " zarr is not part of this program, and Megatron gave it up; use "
+                                "torch_dist or torch_dcp.");
+  require(
+      format != "torch",
+      flag + " torch keeps whole tensors, which FSDP2 does not have; use torch_dist or torch_dcp.");
+}
+
+void check_conversion(const Arguments& arguments) {
+  require(arguments.ckpt_convert_format || !arguments.ckpt_convert_save,
+          "--ckpt-convert-save needs --ckpt-convert-format, the format to write.");
+  if (!arguments.ckpt_convert_format) return;
+  check_format("--ckpt-convert-format", *arguments.ckpt_convert_format);
+  require(arguments.load && arguments.ckpt_convert_save,
+          "--ckpt-convert-format needs --load, the checkpoint, and --ckpt-convert-save, the folder "
+          "to write to.");
+}
+
 }  // namespace
 
 void validate_data(Arguments& arguments, const DiagnosticSink& sink) {
@@ -96,15 +115,8 @@ void validate_checkpoint(const Arguments& arguments) {
               retain % *arguments.save_interval == 0,
           "--save-retain-interval " + to_string(retain) + " is no multiple of --save-interval " +
               to_string(arguments.save_interval.value_or(0)) + ", so nothing would be retained.");
-  const auto& format = arguments.ckpt_format;
-  require(
-      format != "zarr",
-      "--ckpt-format zarr is not part of this program, and Megatron gave it up; use torch_dcp.");
-  require(format != "torch",
-          "--ckpt-format torch keeps whole tensors, which FSDP2 does not have; use torch_dcp.");
-  require(format != "torch_dist" || !arguments.save,
-          "--ckpt-format torch_dist (Megatron's default) is not written in this version; add "
-          "--ckpt-format torch_dcp.");
+  check_format("--ckpt-format", arguments.ckpt_format);
+  check_conversion(arguments);
   const bool loads = arguments.load || arguments.pretrained_checkpoint;
   require(!arguments.ckpt_step || arguments.load,
           "--ckpt-step " + to_string(arguments.ckpt_step.value_or(0)) +

@@ -2,11 +2,12 @@
 
 #include <unordered_set>
 
+#include "checkpoint/torch_dist_keys.h"
 #include "parallel/fully_shard.h"
 
 namespace megashard {
 
-ShardedTensors MegatronModule::sharded_state_dict() {
+ShardedTensors MegatronModule::state_dict() {
   ShardedTensors entries;
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& item : named_parameters(/*recurse=*/true)) {
@@ -18,6 +19,13 @@ ShardedTensors MegatronModule::sharded_state_dict() {
     entries.emplace_back(item.key(), ShardedTensor::replicated(item.value()));
   }
   return entries;
+}
+
+ShardedTensors MegatronModule::sharded_state_dict() {
+  ShardedTensors tensors;
+  for (auto& [name, piece] : state_dict_for_save_checkpoint())
+    tensors.emplace_back("model." + name, std::move(piece));
+  return stack_layers(tensors);
 }
 
 }  // namespace megashard

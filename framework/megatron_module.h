@@ -14,9 +14,12 @@ class MegatronModule : public torch::nn::Module {
 
   /// This rank's pieces of all parameters and persistent buffers by fully qualified name, without
   /// communication. The tensors alias the model: reading a checkpoint into them loads it.
-  virtual ShardedTensors sharded_state_dict();
-  /// What a torch_dcp checkpoint stores; must name the same tensors as sharded_state_dict().
-  virtual ShardedTensors state_dict_for_save_checkpoint() { return sharded_state_dict(); }
+  virtual ShardedTensors state_dict();
+  /// What a checkpoint stores; must name the same tensors as state_dict().
+  virtual ShardedTensors state_dict_for_save_checkpoint() { return state_dict(); }
+  /// The same as torch_dist lays it out (stack_layers of checkpoint/torch_dist_keys.h): the layers
+  /// of a list that are alike share a key, sizes [layers, ...] and offsets [layer, ...].
+  ShardedTensors sharded_state_dict();
 };
 
 }  // namespace megashard

@@ -50,6 +50,8 @@ struct CheckpointArguments {
   bool exit_on_missing_checkpoint = false;
   bool auto_detect_ckpt_format = false;
   std::string ckpt_format = "torch_dist";  // torch_dist, torch_dcp
+  std::optional<std::string> ckpt_convert_format;  // load, save in this one, exit
+  std::optional<std::string> ckpt_convert_save;    // folder for it
 };
 
 /// The model's source besides Megatron's flags.

@@ -249,6 +249,22 @@ void Trainer::finish_save() {
   being_saved_.reset();
 }
 
+void Trainer::convert_checkpoint() {
+  const auto loaded = arguments_.auto_detect_ckpt_format ? "checkpoint" : arguments_.ckpt_format;
+  arguments_.ckpt_format = *arguments_.ckpt_convert_format;
+  arguments_.save = *arguments_.ckpt_convert_save + "/" + arguments_.ckpt_format;
+  check_saves();
+  save();
+  outside_.print_on_first_rank("> converted checkpoint: " + loaded + " -> " +
+                               arguments_.ckpt_format + ".");
+}
+
+void Trainer::check_saves() {
+  if (!arguments_.save) return;
+  const auto warning = check_save_format(state_);
+  if (!warning.empty()) outside_.print_on_first_rank("WARNING: " + warning);
+}
+
 double Trainer::seconds_since_start() const {
   return seconds_between(outside_.program_start, Clock::now());
 }
@@ -261,6 +277,7 @@ std::optional<std::string> Trainer::exit_reason(const StepSummary& summary) cons
 }
 
 void Trainer::train() {
+  check_saves();
   const auto batches = microbatch_options(arguments_);
   microbatches_.emplace(batches, arguments_.consumed_train_samples);
   train_iters_ = arguments_.train_samples

@@ -38,6 +38,8 @@ class Trainer {
 
   /// A step of arguments.load. Collective.
   void load(const CheckpointStep& step);
+  /// Saves what was loaded in --ckpt-convert-format to --ckpt-convert-save. Collective.
+  void convert_checkpoint();
   void train();
 
  private:
@@ -69,6 +71,7 @@ class Trainer {
   void follow_save(const StepSummary& summary);
   /// Waits for the save under way, if there is one.
   void finish_save();
+  void check_saves();  ///< that --ckpt-format can hold the state, before time is spent on it
   /// Whether training ends after this step, and why.
   std::optional<std::string> exit_reason(const StepSummary& summary) const;
   double seconds_since_start() const;

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/torch_dist_writer.h"
 #include "framework/checkpoint_arguments.h"
 #include "framework/load_strictness.h"
 #include "framework/microbatches.h"
@@ -24,7 +25,10 @@ Value param_groups(const Optimizer& optimizer) {
     entry.set("params", std::move(names));
     entry.set("lr", group.lr);
     entry.set("weight_decay", group.weight_decay);
-    entry.set("wd_mult", group.wd_mult);
+    entry.set("wd_mult", group.wd_mult);  // by this and the next three Megatron finds its group
+    entry.set("lr_mult", 1.0);
+    entry.set("is_expert_parallel", false);
+    entry.set("is_decoupled_lr", false);
     if (optimizer.options().kind == OptimizerKind::kAdam) {
       entry.set("betas", Tuple{{optimizer.options().beta1, optimizer.options().beta2}});
       entry.set("eps", optimizer.options().eps);
@@ -151,6 +155,11 @@ void restore_random(const TrainingState& state, const Dict& values, const Positi
 
 }  // namespace
 
+std::string check_save_format(const TrainingState& state) {
+  if (format_of_name(state.arguments.ckpt_format) != CheckpointFormat::kTorchDist) return {};
+  return check_torch_dist_shards(tensors_of(state, /*with_optimizer=*/false));
+}
+
 void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr& group,
                               const std::function<void(const std::string& line)>& notice,
                               AsyncSaver* saver) {
@@ -197,6 +206,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   OptimizerParamScheduler schedule = *state.schedule;
 
   LoadOptions options;
+  if (!arguments.auto_detect_ckpt_format) options.format = format_of_name(arguments.ckpt_format);
   options.strict = false;
   options.wanted = [&](const std::string& key) {
     if (key.starts_with("model.") || key == "args") return true;
@@ -204,7 +214,8 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
       return false;  // the flags and the schedule set them
     if (key.starts_with("optimizer.") || key.starts_with("opt_param_scheduler."))
       return parts.optimizer;
-    if (key.starts_with("rng_state")) return parts.random && key.starts_with(my_random_states);
+    if (key.starts_with("rng_state"))  // one value in torch_dist, one for each state in torch_dcp
+      return parts.random && (key + ".").starts_with(my_random_states);
     return parts.progress;
   };
   options.accept = [&](const Dict& values, LoadReport report) {

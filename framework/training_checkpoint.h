@@ -31,7 +31,11 @@ struct TrainingState {
   std::shared_ptr<SavePlanCache> save_plans = std::make_shared<SavePlanCache>();
 };
 
-/// Saves to arguments.save as the entries of Megatron's torch_dcp checkpoints: model, optimizer,
+/// Whether --ckpt-format can hold the state: throws a sentence for what it cannot, returns one to be
+/// shown for what is unusual (check_torch_dist_shards), or nothing.
+std::string check_save_format(const TrainingState& state);
+
+/// Saves to arguments.save in --ckpt-format, as the entries of Megatron's checkpoints: model, optimizer,
 /// opt_param_scheduler, args, iteration, checkpoint_version, num_floating_point_operations_so_far,
 /// rng_state (by rank); then removes what --most-recent-k and --save-retain-interval do not keep.
 /// Collective. `notice` gets a line, on the first rank, when old checkpoints could not be removed.

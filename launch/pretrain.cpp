@@ -98,9 +98,10 @@ Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const Diagn
       return {WeightSource::kCheckpoint, *step, may_lack_weights(arguments)};
     const auto tracker =
         (std::filesystem::path(*arguments.load) / "latest_checkpointed_iteration.txt").string();
-    if (arguments.exit_on_missing_checkpoint) {
-      throw UsageError("--exit-on-missing-checkpoint: " + tracker +
-                       " does not exist, so there is nothing to load");
+    if (arguments.exit_on_missing_checkpoint || arguments.ckpt_convert_format) {
+      throw UsageError((arguments.ckpt_convert_format ? "--ckpt-convert-format: "
+                                                      : "--exit-on-missing-checkpoint: ") +
+                       tracker + " does not exist, so there is nothing to load");
     }
     sink(Severity::kNotice, missing_checkpoint_lines(tracker));
   }
@@ -286,6 +287,11 @@ int run_pretrain(int argc, char** argv) {
   Trainer trainer(arguments, *built.model, group, device,
                   data_options(arguments, built.model->vocab_size()), std::move(outside));
   if (from.source == WeightSource::kCheckpoint) trainer.load(from.step);
+  if (arguments.ckpt_convert_format) {
+    trainer.convert_checkpoint();
+    group->barrier();
+    return 0;
+  }
   keep_freed_memory();
   trainer.train();
   group->barrier();

@@ -203,14 +203,17 @@ TEST(ValidateArguments, EachRuleSaysBothValuesAndTheReason) {
       // checkpoints
       {"--save out", "--save out needs --save-interval"},
       {"--save out --save-interval 0", "--save-interval is 0"},
-      {"--save out --save-interval 5",
-       "--ckpt-format torch_dist (Megatron's default) is not written"},
+      {"--ckpt-convert-format torch_dcp", "--ckpt-convert-format needs --load"},
+      {"--load in --ckpt-convert-format torch --ckpt-convert-save out",
+       "--ckpt-convert-format torch keeps whole tensors"},
+      {"--ckpt-convert-save out", "--ckpt-convert-save needs --ckpt-convert-format"},
       {"--ckpt-format zarr", "--ckpt-format zarr is not part"},
       {"--ckpt-format torch", "keeps whole tensors"},
       {"--ckpt-step 5", "--ckpt-step 5 needs --load"},
       {"--most-recent-k 0", "--most-recent-k is 0; at least the newest"},
       {"--save-retain-interval 0", "--save-retain-interval is 0"},
-      {"--save out --save-interval 5 --save-retain-interval 12", "no multiple of --save-interval 5"},
+      {"--save out --save-interval 5 --save-retain-interval 12",
+       "no multiple of --save-interval 5"},
       {"--finetune", "--finetune needs"},
       {"--exit-on-missing-checkpoint", "--exit-on-missing-checkpoint needs --load"},
       // data
@@ -301,8 +304,9 @@ TEST(ValidateArguments, RecomputeAndOffloadFlagsMakeAPlan) {
   EXPECT_FALSE(plan(full + "--recompute-method uniform").recompute_layers.has_value());
   EXPECT_EQ(plan(full + "--recompute-method block").recompute_layers, 1);
   EXPECT_EQ(plan("--cpu-offloading-num-layers 1").offload_layers, 1);
-  const auto fine = plan("--fine-grained-activation-offloading --offload-modules core_attn attn_proj "
-                         "--min-offloaded-tensor-size 7");
+  const auto fine = plan(
+      "--fine-grained-activation-offloading --offload-modules core_attn attn_proj "
+      "--min-offloaded-tensor-size 7");
   EXPECT_THAT(fine.offload, ElementsAre("core_attn", "attn_proj"));
   EXPECT_EQ(fine.min_offloaded_elements, 7);
 }

@@ -26,7 +26,8 @@ def pretrain(folder, name, *flags, ranks=2, config=None, expect=0):
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
                             env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert result.returncode == expect, result.stdout[-2000:] + result.stderr[-4000:]
-    return [json.loads(line) for line in metrics.read_text().splitlines()], result.stdout + result.stderr
+    lines = metrics.read_text().splitlines() if metrics.exists() else []  # none: it did not train
+    return [json.loads(line) for line in lines], result.stdout + result.stderr
 
 
 def losses(metrics):
@@ -115,6 +116,22 @@ def test_prefetch_and_resharding_change_nothing(folder, straight):
               "num_to_forward_prefetch: 1\nnum_to_backward_prefetch: 1\n")
     other, _ = pretrain(folder, "prefetch", "--train-iters", "5", "--lr-decay-iters", "20", config=config)
     assert losses(other) == losses(straight)[:5]
+
+
+def test_megatrons_format_and_a_conversion_change_nothing(folder, straight):
+    save, converted = folder / "save_dist", folder / "converted"
+    flags = ["--train-iters", "6", "--lr-decay-iters", "20"]
+    dist = ["--ckpt-format", "torch_dist"]
+    first, _ = pretrain(folder, "first", *flags, *dist, "--exit-interval", "3", "--save", str(save), "--save-interval", "100")
+    assert (save / "iter_0000003" / "metadata.json").exists()
+    second, _ = pretrain(folder, "second", *flags, *dist, "--load", str(save))
+    assert losses(first + second) == losses(straight)[:6]
+    pretrain(folder, "wrong", *flags, "--load", str(save), expect=1)  # its --ckpt-format is torch_dcp
+    none, out = pretrain(folder, "convert", *flags, "--load", str(save), "--auto-detect-ckpt-format", "--ckpt-convert-format",
+                         "torch_dcp", "--ckpt-convert-save", str(converted))
+    assert not none and "-> torch_dcp." in out
+    third, _ = pretrain(folder, "third", *flags, "--load", str(converted / "torch_dcp"))
+    assert losses(third) == losses(second)
 
 
 def test_a_checkpoint_goes_on_at_another_number_of_ranks(folder):
