@@ -23,7 +23,7 @@ std::map<std::string, std::string> kinds_of(const ShardedTensors& tensors) {
 
 ShardedTensors checked_state_dict(MegatronModule& model) {
   auto saved = model.state_dict_for_save_checkpoint();
-  const auto loaded = kinds_of(model.sharded_state_dict());
+  const auto loaded = kinds_of(model.state_dict());
   const auto kinds = kinds_of(saved);
   std::string differences;
   for (const auto& [name, kind] : kinds) {
@@ -38,7 +38,7 @@ ShardedTensors checked_state_dict(MegatronModule& model) {
     if (kinds.count(name) == 0) differences += "; " + name + " " + kind + " is not saved";
   }
   TORCH_CHECK(differences.empty(),
-              "the model's state_dict_for_save_checkpoint() and sharded_state_dict() must hold the "
+              "the model's state_dict_for_save_checkpoint() and state_dict() must hold the "
               "same tensors, or the checkpoint could not be loaded",
               differences);
   return saved;
