@@ -16,14 +16,33 @@ std::vector<int64_t> archived_sizes(const Value& value) {
   return sizes;
 }
 
+constexpr std::string_view kRebuild = "torch._utils._rebuild_";
+constexpr std::string_view kRebuildTyped = "torch._tensor._rebuild_from_type_v2";
+
+/// Of a tensor with attributes, (function, class, arguments, state); null when the class is one
+/// that stores its data in another way.
+const std::vector<Value>* typed_arguments(const std::vector<Value>& items) {
+  if (items.size() < 3 || items[2].get_if<Tuple>() == nullptr) return nullptr;
+  const auto* function = items[0].get_if<Global>();
+  const auto* type = items[1].get_if<Global>();
+  const bool plain = function != nullptr && type != nullptr &&
+                     (function->name == "torch._utils._rebuild_tensor_v2" ||
+                      function->name == "torch._utils._rebuild_tensor_v3") &&
+                     (type->name == "torch.Tensor" || type->name == "torch._tensor.Tensor" ||
+                      type->name == "torch.nn.parameter.Buffer");
+  return plain && items[2].as_items().size() >= 4 ? &items[2].as_items() : nullptr;
+}
+
 /// The arguments (storage, offset, sizes, strides, ..) of the tensor that a record makes, inside a
 /// Parameter too; null for other records.
 const std::vector<Value>* rebuild_arguments(const Value& record, int depth = 0) {
-  constexpr std::string_view kPrefix = "torch._utils._rebuild_";
   const auto* object = record.object();
-  if (object == nullptr || depth > 2 || !object->class_name.starts_with(kPrefix)) return nullptr;
-  const auto how = std::string_view(object->class_name).substr(kPrefix.size());
+  if (object == nullptr || depth > 2 || object->arguments.get_if<Tuple>() == nullptr)
+    return nullptr;
   const auto& arguments = object->arguments.as_items();
+  if (object->class_name == kRebuildTyped) return typed_arguments(arguments);
+  if (!object->class_name.starts_with(kRebuild)) return nullptr;
+  const auto how = std::string_view(object->class_name).substr(kRebuild.size());
   if (how == "parameter" || how == "parameter_with_state")
     return arguments.empty() ? nullptr : rebuild_arguments(arguments[0], depth + 1);
   const bool plain = how == "tensor" || how == "tensor_v2" || how == "tensor_v3";
@@ -72,11 +91,22 @@ bool StoredTensor::is_contiguous() const {
   return true;
 }
 
+bool is_tensor_record(const Value& value) {
+  const auto* object = value.object();
+  return object != nullptr && (object->class_name.starts_with(kRebuild) ||
+                               object->class_name.starts_with("torch._tensor._rebuild_"));
+}
+
 std::optional<StoredTensor> stored_tensor(const TorchArchive& archive, const Value& record) {
   const auto* found = rebuild_arguments(record);
   if (found == nullptr) return std::nullopt;
   const auto& arguments = *found;
   const auto& where = archive.where();
+  for (size_t i = 6; i < arguments.size(); ++i) {  // conjugated and negated views say so in a dict
+    const auto* marks = arguments[i].get_if<Dict>();
+    TORCH_CHECK(marks == nullptr || marks->entries.empty(), where,
+                ": a conjugated or negated view is not read here; save it after resolve_conj() and resolve_neg()");
+  }
   const auto* storage = arguments[0].object();
   TORCH_CHECK(storage != nullptr && storage->making == Object::Making::kPersistent, where,
               ": the tensor has no storage");

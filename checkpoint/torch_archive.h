@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -78,6 +79,9 @@ Value read_root(const TorchArchive& archive);
 /// The same of a range; small tensors come with their bytes (value_tensors.h).
 Value read_stored_value(const InputFile& file, FileRange range);
 
+/// Whether a value is what torch.save makes of a tensor, of whatever kind; stored_tensor() reads
+/// the plain ones.
+bool is_tensor_record(const Value& value);
 /// The record of a contiguous tensor whose storage is the archive's entry data/STORAGE.
 Value tensor_record(at::ScalarType dtype, const std::vector<int64_t>& sizes,
                     const std::string& storage);
@@ -86,5 +90,9 @@ Value tensor_record(at::ScalarType dtype, const std::vector<int64_t>& sizes,
 /// another copy when it is contiguous on the CPU.
 FileRange write_stored_tensor(OutputFile& file, const at::Tensor& tensor);
 FileRange write_stored_value(OutputFile& file, const Value& value);
+/// The same for a value with tensor records, whose storages are numbered from 0: `storage` is asked
+/// for the bytes of one after the other, as contiguous CPU tensors of any dtype.
+FileRange write_stored_tree(OutputFile& file, const Value& root, size_t storages,
+                            const std::function<at::Tensor(size_t number)>& storage);
 
 }  // namespace megashard

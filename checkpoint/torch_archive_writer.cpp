@@ -14,6 +14,7 @@ namespace megashard {
 namespace {
 
 constexpr int64_t kAlignment = 64;   // of every entry's data, from the start of the archive
+constexpr int64_t kMost16 = 0xffff;  // in a 16-bit field: the value stands in the Zip64 record
 constexpr uint16_t kFlags = 0x0808;  // sizes follow the data; names are UTF-8
 
 class ArchiveWriter {
@@ -59,7 +60,10 @@ class ArchiveWriter {
     record.add(0x06064b50, 4).add(44, 8).add(0x031e, 2).add(45, 2).add(0, 4).add(0, 4);
     record.add(count, 8).add(count, 8).add(directory_bytes, 8).add(directory, 8);
     record.add(0x07064b50, 4).add(0, 4).add(end, 8).add(1, 4);
-    record.add(0x06054b50, 4).add(0, 4).add(count, 2).add(count, 2);
+    record.add(0x06054b50, 4)
+        .add(0, 4)
+        .add(std::min(count, kMost16), 2)
+        .add(std::min(count, kMost16), 2);
     record.add(std::min(directory_bytes, kMost32), 4)
         .add(std::min(directory, kMost32), 4)
         .add(0, 2);
@@ -200,6 +204,18 @@ FileRange write_stored_value(OutputFile& file, const Value& value) {
   add_preamble(archive, root);
   for (size_t i = 0; i < storages.size(); ++i)
     archive.add("data/" + std::to_string(i), storages[i]);
+  return archive.finish();
+}
+
+FileRange write_stored_tree(OutputFile& file, const Value& root, size_t storages,
+                            const std::function<at::Tensor(size_t number)>& storage) {
+  ArchiveWriter archive(file);
+  add_preamble(archive, root);
+  for (size_t number = 0; number < storages; ++number) {
+    const auto data = storage(number);
+    archive.add("data/" + std::to_string(number), data.const_data_ptr(),
+                static_cast<int64_t>(data.nbytes()));
+  }
   return archive.finish();
 }
 
