@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace megashard {
+
+// What the converters share.
+
+/// Takes one line about how far a conversion is.
+using ConvertProgress = std::function<void(const std::string& line)>;
+
+/// Counts tensors and their bytes, and says so after each GiB, each 1000 tensors and the last one.
+class TensorCounter {
+ public:
+  TensorCounter(const ConvertProgress& progress, size_t total)
+      : progress_(progress), total_(total) {}
+  void add(int64_t bytes);
+
+ private:
+  const ConvertProgress& progress_;
+  size_t total_;
+  size_t count_ = 0;
+  int64_t bytes_ = 0;
+  int64_t said_bytes_ = 0;
+};
+
+/// The folder of one step, as it was given to `flag`; throws for one that is not there, and for a
+/// directory of steps, of which it names the one to give.
+std::string checked_step_folder(const std::string& folder, const std::string& flag);
+
+/// Throws when something is at `path`, which a converter would have to replace.
+void refuse_existing(const std::string& path, const std::string& flag);
+
+}  // namespace megashard
