@@ -157,6 +157,13 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(data_, static_cast<size_t>(size_));
 }
 
+void MappedFile::forget(int64_t offset, int64_t bytes) {
+  static const int64_t page = ::sysconf(_SC_PAGESIZE);
+  const auto begin = (offset + page - 1) / page * page;  // of whole pages: neighbours keep theirs
+  const auto end = (offset + bytes) / page * page;
+  if (begin < end) ::madvise(data_ + begin, static_cast<size_t>(end - begin), MADV_DONTNEED);
+}
+
 bool path_exists(const std::string& path) {
   struct stat status {};
   return ::stat(path.c_str(), &status) == 0;

@@ -80,6 +80,9 @@ class MappedFile {
   const std::string& path() const { return path_; }
   int64_t size() const { return size_; }
   char* data() const { return data_; }
+  /// Takes these bytes' pages out of memory; they are read again when touched, and what was written
+  /// to them is gone.
+  void forget(int64_t offset, int64_t bytes);
 
  private:
   std::string path_;

@@ -153,34 +153,53 @@ at::Tensor SafetensorsFile::tensor(const std::string& name) const {
   return bytes.clone().view(info.dtype).view(info.sizes);
 }
 
-SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<TensorInfo> tensors,
-                                     const std::map<std::string, std::string>& metadata)
-    : path_(std::move(path)), tensors_(std::move(tensors)) {
-  std::stable_sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
-    return c10::elementSize(a.dtype) > c10::elementSize(b.dtype);
-  });
+void SafetensorsFile::forget(const std::string& name) const {
+  const auto position = position_of(name);
+  file_->forget(offsets_[position], tensor_bytes(tensors_[position]));
+}
+
+SafetensorsLayout layout_safetensors(const std::string& path, std::vector<TensorInfo> tensors,
+                                     const std::map<std::string, std::string>& metadata) {
+  SafetensorsLayout layout{std::move(tensors), {}, {}, 0};
+  std::stable_sort(layout.tensors.begin(), layout.tensors.end(),
+                   [](const TensorInfo& a, const TensorInfo& b) {
+                     return c10::elementSize(a.dtype) > c10::elementSize(b.dtype);
+                   });
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   int64_t position = 0;
-  for (const auto& info : tensors_) {
+  for (const auto& info : layout.tensors) {
     const auto* names = find_dtype(info.dtype);
     TORCH_CHECK(names != nullptr && names->safetensors != nullptr, "tensor \"", info.name,
-                "\" has the dtype ", info.dtype, ", which safetensors cannot hold");
+                "\" has the dtype ", info.dtype, ", which safetensors cannot hold; convert it first");
     TORCH_CHECK(!header.contains(info.name) && info.name != "__metadata__", "tensor \"", info.name,
-                "\" is declared twice for ", path_);
+                "\" is declared twice for ", path);
     const auto end = position + tensor_bytes(info);
     header[info.name] = {
         {"dtype", names->safetensors}, {"shape", info.sizes}, {"data_offsets", {position, end}}};
+    layout.offsets.push_back(position);
     position = end;
   }
   auto text = header.dump();
   text.append((8 - text.size() % 8) % 8, ' ');
-  TORCH_CHECK(static_cast<int64_t>(text.size()) <= kMostHeaderBytes, path_, ": a header of ",
+  TORCH_CHECK(static_cast<int64_t>(text.size()) <= kMostHeaderBytes, path, ": a header of ",
               text.size(), " bytes is more than safetensors readers take; split the file");
-  std::string length(kLengthBytes, '\0');
-  for (int i = 0; i < kLengthBytes; ++i) length[i] = static_cast<char>(text.size() >> (8 * i));
+  layout.head.resize(kLengthBytes);
+  for (int i = 0; i < kLengthBytes; ++i) layout.head[i] = static_cast<char>(text.size() >> (8 * i));
+  layout.head += text;
+  const auto data_begin = static_cast<int64_t>(layout.head.size());
+  for (auto& offset : layout.offsets) offset += data_begin;
+  layout.file_bytes = data_begin + position;
+  return layout;
+}
+
+SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<TensorInfo> tensors,
+                                     const std::map<std::string, std::string>& metadata)
+    : path_(std::move(path)) {
+  auto layout = layout_safetensors(path_, std::move(tensors), metadata);
+  tensors_ = std::move(layout.tensors);
   file_ = std::make_unique<OutputFile>(path_ + ".tmp");
-  file_->write(length + text);
+  file_->write(layout.head);
 }
 
 SafetensorsWriter::~SafetensorsWriter() {

@@ -34,6 +34,8 @@ class SafetensorsFile {
   /// CPU tensor; its rows are read from the disk when touched (so narrow first). Writing to it
   /// leaves the file alone.
   at::Tensor tensor(const std::string& name) const;
+  /// Gives back the memory that reading the tensor took; a view of it reads the file again.
+  void forget(const std::string& name) const;
 
  private:
   size_t position_of(const std::string& name) const;
@@ -46,16 +48,29 @@ class SafetensorsFile {
   std::unordered_map<std::string, size_t> index_;
 };
 
+/// How a file of these tensors begins, and where the data of each lies in it.
+struct SafetensorsLayout {
+  std::vector<TensorInfo> tensors;  ///< widest dtypes first, so that every one is aligned
+  std::vector<int64_t> offsets;     ///< of each one's data, from the start of the file
+  std::string head;                 ///< everything before the data
+  int64_t file_bytes = 0;
+};
+
+/// `path` is for messages. Metadata defaults to {"format": "pt"}, which transformers asks for.
+/// Throws for dtypes that the format lacks (complex128), and names that come twice.
+SafetensorsLayout layout_safetensors(const std::string& path, std::vector<TensorInfo> tensors,
+                                     const std::map<std::string, std::string>& metadata = {
+                                         {"format", "pt"}});
+
 /// Writes one file tensor by tensor: the header comes from what is declared, the data follows in
 /// the order of tensors(). The file appears under its name when finish() has returned.
 class SafetensorsWriter {
  public:
-  /// Metadata defaults to {"format": "pt"}, which transformers asks for.
   SafetensorsWriter(std::string path, std::vector<TensorInfo> tensors,
                     const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
   ~SafetensorsWriter();
 
-  /// As declared, widest dtypes first, so that every tensor is aligned in the file.
+  /// As declared, in the layout's order.
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
   /// The data of the next of tensors(): of its dtype and sizes, on any device.
   void write(const at::Tensor& data);
