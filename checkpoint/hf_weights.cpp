@@ -1,13 +1,11 @@
 #include "checkpoint/hf_weights.h"
 
 #include <c10/util/Exception.h>
-#include <unistd.h>
 
-#include <cstdio>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "checkpoint/hf_files.h"
 #include "checkpoint/strict_json.h"
 
 namespace megashard {
@@ -16,37 +14,6 @@ namespace {
 constexpr const char* kSingleName = "model.safetensors";
 constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr int64_t kMostIndexBytes = 256 << 20;
-
-std::string shard_name(size_t index, size_t count) {
-  char text[64];
-  std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", index + 1, count);
-  return text;
-}
-
-std::vector<std::vector<TensorInfo>> split_into_shards(const std::vector<TensorInfo>& tensors,
-                                                       int64_t most_shard_bytes) {
-  std::vector<std::vector<TensorInfo>> shards(1);
-  int64_t shard_bytes = 0;
-  for (const auto& info : tensors) {
-    const auto bytes = tensor_bytes(info);
-    if (!shards.back().empty() && bytes > most_shard_bytes - shard_bytes) {
-      shards.emplace_back();
-      shard_bytes = 0;
-    }
-    shards.back().push_back(info);
-    shard_bytes += bytes;
-  }
-  return shards;
-}
-
-void remove_earlier_weights(const std::string& directory, const std::set<std::string>& keep) {
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-    const auto name = entry.path().filename().string();
-    const bool weights = name == kSingleName || name == kIndexName ||
-                         (name.starts_with("model-") && name.ends_with(".safetensors"));
-    if (weights && keep.count(name) == 0) std::filesystem::remove(entry.path());
-  }
-}
 
 }  // namespace
 
@@ -108,34 +75,19 @@ at::Tensor HfWeights::tensor(const std::string& name) const {
   return files_[file_of(name)]->tensor(name);
 }
 
+void HfWeights::forget(const std::string& name) const { files_[file_of(name)]->forget(name); }
+
 void save_hf_weights(const std::string& directory, const std::vector<TensorInfo>& tensors,
                      const std::function<at::Tensor(const TensorInfo&)>& data,
                      int64_t most_shard_bytes) {
-  TORCH_CHECK(most_shard_bytes > 0, "the largest size of a safetensors file must be positive, got ",
-              most_shard_bytes);
   make_directories(directory);
-  const auto shards = split_into_shards(tensors, most_shard_bytes);
-  nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
-  std::set<std::string> written;
-  int64_t total_bytes = 0;
-  for (size_t i = 0; i < shards.size(); ++i) {
-    const auto name = shards.size() == 1 ? kSingleName : shard_name(i, shards.size());
-    SafetensorsWriter writer(directory + "/" + name, shards[i]);
-    for (const auto& info : writer.tensors()) {
-      writer.write(data(info));
-      weight_map[info.name] = name;
-      total_bytes += tensor_bytes(info);
-    }
+  const auto plan = plan_hf_files(tensors, most_shard_bytes);
+  for (const auto& file : plan.files) {
+    SafetensorsWriter writer(directory + "/" + file.name, file.tensors);
+    for (const auto& info : writer.tensors()) writer.write(data(info));
     writer.finish();
-    written.insert(name);
   }
-  if (shards.size() > 1) {
-    const nlohmann::ordered_json index = {{"metadata", {{"total_size", total_bytes}}},
-                                          {"weight_map", weight_map}};
-    write_file_atomically(directory + "/" + kIndexName, index.dump(2) + "\n");
-    written.insert(kIndexName);
-  }
-  remove_earlier_weights(directory, written);
+  finish_hf_files(directory, plan);
 }
 
 }  // namespace megashard

@@ -25,6 +25,7 @@ class HfWeights {
   bool contains(const std::string& name) const { return file_of_.count(name) != 0; }
   const TensorInfo& info(const std::string& name) const;
   at::Tensor tensor(const std::string& name) const;  ///< as SafetensorsFile::tensor
+  void forget(const std::string& name) const;        ///< as SafetensorsFile::forget
 
   int file_count() const { return static_cast<int>(files_.size()); }
   const SafetensorsFile& file(int index) const { return *files_[index]; }
