@@ -1,0 +1,135 @@
+#include "checkpoint/tensor_stream.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "tests/support/message_of.h"
+
+namespace megashard {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::message_of;
+
+/// Two interleaved heads of one row each, and a vocabulary of 3 padded to 4.
+WeightLayout small_layout() {
+  WeightLayout layout;
+  layout.weights.push_back(
+      {"qk", {4, 2}, {"q", "k"}, {{0, 0, 0, 1}, {1, 0, 1, 1}, {0, 1, 2, 1}, {1, 1, 3, 1}}, false});
+  layout.weights.push_back({"words", {4, 2}, {"embed"}, {{0, 0, 0, 3}}, true});
+  return layout;
+}
+
+TensorStream stream_of(std::map<std::string, at::Tensor> tensors) {
+  TensorStream stream;
+  stream.where = "HERE";
+  for (const auto& [key, tensor] : tensors)
+    stream.tensors.push_back({key, tensor.scalar_type(), tensor.sizes().vec()});
+  stream.read = [tensors](const std::string& key) { return tensors.at(key); };
+  return stream;
+}
+
+at::Tensor counting(int64_t first, std::vector<int64_t> sizes) {
+  return at::arange(first, first + sizes[0] * sizes[1], at::TensorOptions(at::kFloat)).view(sizes);
+}
+
+std::map<std::string, at::Tensor> training() {
+  std::map<std::string, at::Tensor> tensors = {{"model.q", counting(0, {2, 2})},
+                                               {"model.k", counting(10, {2, 2})},
+                                               {"model.embed", counting(20, {3, 2})}};
+  for (const char* name : {"q", "k"}) {
+    tensors[std::string("optimizer.state.") + name + ".exp_avg"] =
+        tensors.at(std::string("model.") + name) + 100;
+    tensors[std::string("optimizer.state.") + name + ".step"] = at::full({}, 7.0);
+  }
+  return tensors;
+}
+
+TEST(TensorStream, MegatronsRowsAndBuffers) {
+  const auto layout = small_layout();
+  const auto megatron = as_megatron(stream_of(training()), layout);
+  std::map<std::string, at::Tensor> read;
+  for (const auto& info : megatron.tensors) {
+    read[info.name] = megatron.read(info.name);
+    EXPECT_EQ(read[info.name].sizes().vec(), info.sizes) << info.name;
+  }
+  const auto rows = at::tensor({0, 1, 10, 11, 2, 3, 12, 13}, at::kFloat).view({4, 2});
+  const auto words = at::tensor({20, 21, 22, 23, 24, 25, 0, 0}, at::kFloat).view({4, 2});
+  ASSERT_EQ(read.size(), 4U);  // nothing of the embedding, which has no state
+  EXPECT_TRUE(at::equal(read.at("model.qk"), rows));
+  EXPECT_TRUE(at::equal(read.at("model.words"), words));
+  EXPECT_TRUE(at::equal(read.at("optimizer.state.qk.exp_avg"), rows + 100));
+  EXPECT_EQ(read.at("optimizer.state.qk.step").item<float>(), 7.0F);
+
+  const auto back = as_hugging_face(stream_of(read), layout);
+  const auto expected = training();
+  ASSERT_EQ(back.tensors.size(), expected.size());
+  for (const auto& info : back.tensors) {
+    const auto tensor = back.read(info.name);
+    EXPECT_EQ(tensor.sizes().vec(), info.sizes) << info.name;
+    EXPECT_TRUE(at::equal(tensor, expected.at(info.name))) << info.name;
+  }
+}
+
+TEST(TensorStream, AnyPaddingIsTakenOff) {
+  auto tensors = std::map<std::string, at::Tensor>{{"model.qk", counting(0, {4, 2})},
+                                                   {"model.words", counting(20, {9, 2})}};
+  const auto back = as_hugging_face(stream_of(tensors), small_layout());
+  EXPECT_TRUE(at::equal(back.read("model.embed"), counting(20, {3, 2})));
+  tensors["model.words"] = counting(20, {2, 2});
+  EXPECT_THAT(message_of([&] { as_hugging_face(stream_of(tensors), small_layout()); }),
+              HasSubstr("[3, 2] or more rows"));
+}
+
+TEST(TensorStream, WhatIsMissingOrLeftIsNamed) {
+  auto tensors = training();
+  tensors.erase("model.k");
+  EXPECT_THAT(message_of([&] { as_megatron(stream_of(tensors), small_layout()); }),
+              HasSubstr("HERE lacks weights that config.json asks for: model.k;"));
+  tensors = training();
+  tensors["model.head"] = counting(0, {1, 1});
+  EXPECT_THAT(message_of([&] { as_megatron(stream_of(tensors), small_layout()); }),
+              HasSubstr("no place in this model's Megatron layout: model.head;"));
+  tensors = training();
+  tensors["model.k"] = counting(0, {2, 2}).to(at::kBFloat16);
+  EXPECT_THAT(message_of([&] { as_megatron(stream_of(tensors), small_layout()).read("model.qk"); }),
+              HasSubstr("give --to-bf16"));
+  tensors["model.k"] = counting(0, {3, 2});
+  EXPECT_THAT(message_of([&] { as_megatron(stream_of(tensors), small_layout()).read("model.qk"); }),
+              HasSubstr("config.json makes them [2, 2]"));
+}
+
+TEST(TensorStream, GroupsNameTheirWeights) {
+  const auto names = [](const Dict& values) {
+    std::vector<std::string> names;
+    for (const auto& name : values.at("optimizer")
+                                .as_dict()
+                                .at("param_groups")
+                                .as_items()[0]
+                                .as_dict()
+                                .at("params")
+                                .as_items())
+      names.push_back(name.as_string());
+    return names;
+  };
+  Dict group;
+  group.set("params", List{{"q", "k", "other"}});
+  Dict optimizer;
+  optimizer.set("param_groups", List{{group}});
+  Dict values;
+  values.set("optimizer", optimizer);
+  rename_groups(values, small_layout(), /*to_megatron=*/true);
+  EXPECT_THAT(names(values), ElementsAre("qk", "other"));
+  rename_groups(values, small_layout(), /*to_megatron=*/false);
+  EXPECT_THAT(names(values), ElementsAre("q", "k", "other"));
+}
+
+}  // namespace
+}  // namespace megashard
