@@ -13,8 +13,9 @@ namespace {
 constexpr const char* kFlagsModel = "gpt";
 
 /// The registered name that config.json asks for; its first choice if none is registered.
+template <class Entry>
 std::string name_in_config(const std::filesystem::path& hf_dir,
-                           const std::map<std::string, ModelRegistry::Factory>& known) {
+                           const std::map<std::string, Entry>& known) {
   const auto path = hf_dir / "config.json";
   std::ifstream file(path);
   TORCH_CHECK(file.good(), "cannot read ", path.string(),
@@ -35,6 +36,13 @@ std::string name_in_config(const std::filesystem::path& hf_dir,
   return wanted.front();
 }
 
+template <class Entry>
+std::vector<std::string> names_of(const std::map<std::string, Entry>& entries) {
+  std::vector<std::string> names;
+  for (const auto& [name, entry] : entries) names.push_back(name);
+  return names;
+}
+
 }  // namespace
 
 void ModelRegistry::add(std::string name, Factory factory) {
@@ -42,10 +50,22 @@ void ModelRegistry::add(std::string name, Factory factory) {
   TORCH_CHECK(inserted, "a model named ", position->first, " is registered already");
 }
 
-std::vector<std::string> ModelRegistry::names() const {
-  std::vector<std::string> names;
-  for (const auto& [name, factory] : factories_) names.push_back(name);
-  return names;
+std::vector<std::string> ModelRegistry::names() const { return names_of(factories_); }
+
+void ModelRegistry::add_layout(std::string name, LayoutFactory factory) {
+  const auto [position, inserted] = layouts_.emplace(std::move(name), std::move(factory));
+  TORCH_CHECK(inserted, "a Megatron layout for ", position->first, " is registered already");
+}
+
+WeightLayout ModelRegistry::layout(const std::filesystem::path& hf_dir,
+                                   int64_t vocab_divisor) const {
+  TORCH_CHECK(std::filesystem::exists(hf_dir / "config.json"), "there is no ", (hf_dir / "config.json").string(),
+              ", which says how the weights lie in Megatron's model");
+  const auto name = name_in_config(hf_dir, layouts_);
+  const auto found = layouts_.find(name);
+  TORCH_CHECK(found != layouts_.end(), "there is no Megatron layout for architecture ", name,
+              "; there are ones for: ", c10::Join(", ", names_of(layouts_)));
+  return found->second(hf_dir, vocab_divisor);
 }
 
 std::shared_ptr<MultiModalModule> ModelRegistry::create(const Arguments& arguments,

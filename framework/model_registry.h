@@ -1,11 +1,13 @@
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "checkpoint/weight_layout.h"
 #include "framework/arguments.h"
 #include "framework/multi_modal_module.h"
 
@@ -26,8 +28,19 @@ class ModelRegistry {
   std::shared_ptr<MultiModalModule> create(const Arguments& arguments, std::string name = "") const;
   std::vector<std::string> names() const;
 
+  /// Where the weights that a Hugging Face directory's config.json describes lie in Megatron's
+  /// model, its vocabulary padded until `vocab_divisor` divides it.
+  using LayoutFactory =
+      std::function<WeightLayout(const std::filesystem::path& hf_dir, int64_t vocab_divisor)>;
+
+  /// For a family of that name, registered or not; throws if it has a layout already.
+  void add_layout(std::string name, LayoutFactory factory);
+  /// Chosen as by create(); an architecture without a layout is an error that lists those with one.
+  WeightLayout layout(const std::filesystem::path& hf_dir, int64_t vocab_divisor) const;
+
  private:
   std::map<std::string, Factory> factories_;
+  std::map<std::string, LayoutFactory> layouts_;
 };
 
 }  // namespace megashard

@@ -282,6 +282,19 @@ std::optional<std::string> contradiction(const DecoderConfig& config, const Argu
   return std::nullopt;
 }
 
+Dict network_arguments(const DecoderConfig& config) {
+  Dict arguments;
+  for (const auto& [name, value] : network_values(config)) {
+    if (const auto* flag = std::get_if<bool>(&value)) arguments.set(name, *flag);
+    if (const auto* whole = std::get_if<int64_t>(&value)) arguments.set(name, *whole);
+    if (const auto* real = std::get_if<double>(&value)) arguments.set(name, *real);
+    if (const auto* text = std::get_if<std::string>(&value)) arguments.set(name, *text);
+  }
+  arguments.set("rotary_base", static_cast<int64_t>(std::llround(config.rotary.theta)));
+  arguments.set("untie_embeddings_and_output_weights", !config.tie_word_embeddings);
+  return arguments;
+}
+
 void take_network_from_hf_model(Arguments& arguments) {
   if (!arguments.hf_model) return;
   const DecoderConfig config = decoder_config(arguments);

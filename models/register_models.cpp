@@ -1,6 +1,7 @@
 #include "models/register_models.h"
 
 #include "models/decoder_model.h"
+#include "models/megatron_layout.h"
 
 namespace megashard {
 
@@ -11,6 +12,12 @@ void register_models(ModelRegistry& registry) {
   for (const char* name : {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "llama",
                            "qwen2", "qwen3", "gpt"}) {
     registry.add(name, decoder);
+  }
+  for (const char* name :
+       {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "llama", "qwen2", "qwen3"}) {
+    registry.add_layout(name, [](const std::filesystem::path& hf_dir, int64_t vocab_divisor) {
+      return megatron_layout(decoder_config_from_hf(hf_dir), vocab_divisor);
+    });
   }
 }
 

@@ -1,0 +1,134 @@
+#include "models/megatron_layout.h"
+
+#include <c10/util/Exception.h>
+
+#include <string>
+#include <utility>
+
+#include "framework/argument_validation.h"
+
+namespace megashard {
+namespace {
+
+class LayoutBuilder {
+ public:
+  LayoutBuilder(const DecoderConfig& config, int64_t vocab_divisor)
+      : config_(config), padded_vocab_(padded_vocab_size(config.vocab_size, vocab_divisor, 1)) {}
+
+  WeightLayout build() {
+    add_vocabulary("embedding.word_embeddings.weight", "model.embed_tokens.weight");
+    for (int64_t layer = 0; layer < config_.num_layers; ++layer) add_layer(layer);
+    add("decoder.final_layernorm.weight", "model.norm.weight", {config_.hidden_size});
+    if (!config_.tie_word_embeddings) add_vocabulary("output_layer.weight", "lm_head.weight");
+    layout_.stateful_modules.push_back("decoder.final_layernorm");
+    layout_.arguments = network_arguments(config_);
+    layout_.arguments.set("padded_vocab_size", padded_vocab_);
+    return std::move(layout_);
+  }
+
+ private:
+  /// One weight for one.
+  void add(const std::string& name, const std::string& source, std::vector<int64_t> sizes) {
+    const auto rows = sizes[0];
+    layout_.weights.push_back({name, std::move(sizes), {source}, {{0, 0, 0, rows}}, false});
+  }
+
+  void add_vocabulary(const std::string& name, const std::string& source) {
+    layout_.weights.push_back({name,
+                               {padded_vocab_, config_.hidden_size},
+                               {source},
+                               {{0, 0, 0, config_.vocab_size}},
+                               true});
+  }
+
+  void add_layer(int64_t layer) {
+    const auto ours = "model.layers." + std::to_string(layer) + ".";
+    const auto theirs = "decoder.layers." + std::to_string(layer) + ".";
+    const auto hidden = config_.hidden_size;
+    const auto heads = config_.num_heads * config_.head_dim;
+    const auto attention = theirs + "self_attention.";
+    add(attention + "linear_qkv.layer_norm_weight", ours + "input_layernorm.weight", {hidden});
+    add_qkv(attention + "linear_qkv.", ours + "self_attn.");
+    if (config_.qk_norm) {
+      add(attention + "q_layernorm.weight", ours + "self_attn.q_norm.weight", {config_.head_dim});
+      add(attention + "k_layernorm.weight", ours + "self_attn.k_norm.weight", {config_.head_dim});
+    }
+    add(attention + "linear_proj.weight", ours + "self_attn.o_proj.weight", {hidden, heads});
+    if (config_.attention_out_bias)
+      add(attention + "linear_proj.bias", ours + "self_attn.o_proj.bias", {hidden});
+    add(theirs + "mlp.linear_fc1.layer_norm_weight", ours + "post_attention_layernorm.weight",
+        {hidden});
+    add_gate_and_up(theirs + "mlp.linear_fc1.", ours + "mlp.");
+    add(theirs + "mlp.linear_fc2.weight", ours + "mlp.down_proj.weight",
+        {hidden, config_.intermediate_size});
+    if (config_.mlp_bias)
+      add(theirs + "mlp.linear_fc2.bias", ours + "mlp.down_proj.bias", {hidden});
+    for (const char* module : {"self_attention.linear_proj", "self_attention.linear_qkv",
+                               "self_attention.core_attention", "mlp.linear_fc1", "mlp.linear_fc2"})
+      layout_.stateful_modules.push_back(theirs + module);
+    if (!config_.qk_norm) return;
+    layout_.stateful_modules.push_back(attention + "q_layernorm");
+    layout_.stateful_modules.push_back(attention + "k_layernorm");
+  }
+
+  void add_qkv(const std::string& name, const std::string& prefix) {
+    MegatronWeight weight{name + "weight", {}, {}, {}, false};
+    for (const char* part : {"q_proj.weight", "k_proj.weight", "v_proj.weight"})
+      weight.sources.push_back(prefix + part);
+    const auto groups = config_.num_kv_heads;
+    const auto key_rows = config_.head_dim;
+    const auto query_rows = config_.num_heads / groups * key_rows;
+    int64_t row = 0;
+    for (int64_t group = 0; group < groups; ++group) {
+      weight.runs.push_back({0, group * query_rows, row, query_rows});
+      weight.runs.push_back({1, group * key_rows, row + query_rows, key_rows});
+      weight.runs.push_back({2, group * key_rows, row + query_rows + key_rows, key_rows});
+      row += query_rows + 2 * key_rows;
+    }
+    weight.sizes = {row, config_.hidden_size};
+    add_with_bias(std::move(weight), config_.qkv_bias);
+  }
+
+  void add_gate_and_up(const std::string& name, const std::string& prefix) {
+    const auto rows = config_.intermediate_size;
+    add_with_bias({name + "weight",
+                   {2 * rows, config_.hidden_size},
+                   {prefix + "gate_proj.weight", prefix + "up_proj.weight"},
+                   {{0, 0, 0, rows}, {1, 0, rows, rows}},
+                   false},
+                  config_.mlp_bias);
+  }
+
+  /// The bias of a linear has the rows of its weight.
+  void add_with_bias(MegatronWeight weight, bool has_bias) {
+    auto bias = weight;
+    layout_.weights.push_back(std::move(weight));
+    if (!has_bias) return;
+    const auto rename = [](std::string& name) {
+      name.replace(name.size() - std::string("weight").size(), std::string::npos, "bias");
+    };
+    rename(bias.name);
+    for (auto& source : bias.sources) rename(source);
+    bias.sizes.pop_back();
+    layout_.weights.push_back(std::move(bias));
+  }
+
+  const DecoderConfig& config_;
+  int64_t padded_vocab_;
+  WeightLayout layout_;
+};
+
+}  // namespace
+
+WeightLayout megatron_layout(const DecoderConfig& config, int64_t vocab_divisor) {
+  TORCH_CHECK(vocab_divisor > 0, "--make-vocab-size-divisible-by must be positive, got ", vocab_divisor);
+  TORCH_CHECK(config.gated_mlp && config.norm == NormKind::kRmsNorm && config.positions == PositionKind::kRotary,
+              "--megatron-layout knows networks with RMSNorm, rotary positions and a gated MLP");
+  TORCH_CHECK(config.attention_out_bias == config.mlp_bias,
+              "Megatron has one switch, --add-bias-linear, for the biases of o_proj and of the MLP: a model with only one "
+              "of them (attention_bias ", config.attention_out_bias, ", mlp_bias ", config.mlp_bias,
+              " in config.json) has no Megatron layout");
+  return LayoutBuilder(config, vocab_divisor).build();
+}
+
+}  // namespace megashard
