@@ -79,6 +79,11 @@ void FolderWriter::close_file() {
   written_.push_back(manifest_entry(*file_));
 }
 
+void FolderWriter::write_object(const std::string& key, const Value& object) {
+  const auto range = write_stored_value(*file_, List{{object}});
+  metadata_.entries.push_back({key, {key}, false, at::kFloat, {}, {}, {file_name(), range}});
+}
+
 void FolderWriter::next_file() {
   close_file();
   ++files_;

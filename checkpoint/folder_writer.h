@@ -27,6 +27,8 @@ class FolderWriter {
 
   /// Each of `tensors` once, whole, in any order; throws for others, and for other sizes or dtypes.
   void write(const std::string& key, const at::Tensor& whole);
+  /// A ShardedObject of torch_dist, under its whole key ("<name>/shard_<at>_<of>").
+  void write_object(const std::string& key, const Value& object);
   /// Further tensors go into a file of their own (__1_0.distcp, ...); there is one from the start.
   void next_file();
   /// The plain values, nested as save_checkpoint takes them; then the metadata. Throws when a
