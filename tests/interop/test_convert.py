@@ -1,13 +1,17 @@
-"""megashard convert: a Hugging Face model to torch_dcp and back."""
+"""megashard convert: Hugging Face models, torch_dcp folders and files of torch.save, into each other."""
 
+import collections
 import json
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,14 +75,186 @@ def test_tied_weights(tmp_path):
         assert torch.equal(back.lm_head.weight, model.lm_head.weight)
 
 
+# Of the largest process below it, in KiB, beginning in a small process of its own (test_start_memory.py).
+PEAK = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[1:], stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+sys.exit(code)
+"""
+
+
+def convert_peak(*words):
+    """Of the converter, in bytes."""
+    done = subprocess.run([sys.executable, "-S", "-c", PEAK, BUILD / "launch" / "megashard", "convert", *map(str, words)],
+                          capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout) * 1024
+
+
+def ok(*words):
+    done = convert(*words)
+    assert done.returncode == 0, done.stderr
+
+
+SAFETENSORS_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
+                      torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2,
+                      torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.uint16, torch.uint32, torch.uint64,
+                      torch.complex64)
+
+
+def random_bits(dtype, *sizes):
+    """Every bit pattern may occur, NaNs included; of bool only 0 and 1."""
+    numel = torch.Size(sizes).numel()
+    if dtype == torch.bool:
+        return (torch.randint(0, 2, (numel,)) == 1).view(sizes)
+    return torch.randint(0, 256, (numel * dtype.itemsize,), dtype=torch.uint8).view(dtype).view(sizes)
+
+
+def same_bits(a, b):
+    bits = (lambda t: t.contiguous().view(-1).view(torch.uint8))
+    return a.dtype == b.dtype and a.shape == b.shape and (a.numel() == 0 or torch.equal(bits(a), bits(b)))
+
+
+def assert_same(a, b):
+    """Nested dicts, lists and tuples; tensors bit by bit."""
+    if isinstance(a, torch.Tensor):
+        assert isinstance(b, torch.Tensor) and same_bits(a.detach(), b.detach())
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, (list, tuple)):
+        assert type(a) is type(b) and len(a) == len(b)
+        for x, y in zip(a, b):
+            assert_same(x, y)
+    else:
+        assert type(a) is type(b) and a == b
+
+
+def test_every_dtype_of_safetensors_there_and_back(tmp_path):
+    torch.manual_seed(3)
+    weights = {f"w.{dtype}": random_bits(dtype, 3, 5) for dtype in SAFETENSORS_DTYPES}
+    weights |= {f"scalar.{dtype}": random_bits(dtype) for dtype in SAFETENSORS_DTYPES}
+    weights |= {f"empty.{dtype}": random_bits(dtype, 0, 4) for dtype in SAFETENSORS_DTYPES}
+    (tmp_path / "hf").mkdir()
+    save_file(weights, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
+    ok("hf_to_dcp", "--hf-dir", tmp_path / "hf", "--dcp-dir", tmp_path / "dcp")
+    dcp_to_torch_save(str(tmp_path / "dcp" / "release"), str(tmp_path / "whole.pt"))
+    stored = torch.load(tmp_path / "whole.pt", weights_only=False)["model"]
+    assert all(same_bits(stored[name], weight) for name, weight in weights.items())
+    for size in ("5GB", "200B"):
+        save = tmp_path / f"back_{size}"
+        ok("dcp_to_hf", "--load-dir", tmp_path / "dcp" / "release", "--save-dir", save, "--model-assets-dir", tmp_path / "hf",
+           "--max-shard-size", size)
+        files = sorted(save.glob("*.safetensors"))
+        assert (len(files) == 1) == (size == "5GB")
+        back = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        assert back.keys() == weights.keys()
+        assert all(same_bits(back[name], weight) for name, weight in weights.items())
+
+
+def test_prefixes_and_stacked_experts(tmp_path):
+    """What MindSpeed-MM's GenericDCPConverter makes of the names and sizes, under its own arguments."""
+    weights = {"thinker.model.layers.0.mlp.experts.gate_up_proj": torch.randn(4, 6, 5),
+               "thinker.model.layers.0.mlp.down_proj.weight": torch.randn(8, 5), "talker.w": torch.randn(3)}
+    (tmp_path / "hf").mkdir()
+    save_file(weights, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "hf" / "config.json").write_text('{"thinker_config": {"text_config": {"num_experts": 4}}}')
+    names = ("--dcp_prefix", "inner.", "--hf_prefix", "thinker.", "--fused_linear_names", '["gate_up_proj", "down_proj"]')
+    ok("GenericDCPConverter", "hf_to_dcp", "--hf_dir", tmp_path / "hf", "--dcp_dir", tmp_path / "dcp", *names,
+       "--tie_weight_mapping", '{"thinker.head": "talker.w"}', "--to_bf16", "false")
+    dcp_to_torch_save(str(tmp_path / "dcp" / "release"), str(tmp_path / "whole.pt"))
+    stored = torch.load(tmp_path / "whole.pt", weights_only=False)["model"]
+    expected = {"inner.model.layers.0.mlp.experts.gate_up_proj": torch.Size((24, 5)), "talker.w": torch.Size((3,)),
+                "inner.model.layers.0.mlp.down_proj.weight": torch.Size((8, 5)), "inner.head": torch.Size((3,))}
+    assert {name: tensor.shape for name, tensor in stored.items()} == expected
+    ok("dcp_to_hf", "--load_dir", tmp_path / "dcp" / "release", "--save_dir", tmp_path / "back", "--model_assets_dir",
+       tmp_path / "hf", *names, "--trust_remote_code", "True")
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert torch.equal(back.pop("thinker.head"), weights["talker.w"])
+    assert back.keys() == weights.keys() and all(torch.equal(back[name], weight) for name, weight in weights.items())
+
+
+def training_state():
+    torch.manual_seed(4)
+    base = torch.randn(6, 4)
+    dtypes = {str(dtype): random_bits(dtype, 2, 3) for dtype in (*SAFETENSORS_DTYPES, torch.complex128, torch.float8_e8m0fnu)}
+    return {"model": collections.OrderedDict(whole=base, tied=base, column=base.t(), part=base[1:5:2, ::3], scalar=torch.tensor(7),
+                                             empty=torch.empty(0, 3), parameter=torch.nn.Parameter(torch.ones(2)), **dtypes),
+            "optimizer": {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.randn(2)}},
+                          "param_groups": [{"lr": 0.1, "betas": (0.9, 0.95), "params": [0]}]},
+            "list": [torch.arange(3), base[0]], "tuple": (torch.ones(2), "x"), "iteration": 12, "none": None, "text": "gr\u00f6\u00dfe"}
+
+
+def test_torch_file_there_and_back(tmp_path):
+    """As torch's own torch_save_to_dcp and dcp_to_torch_save, tensors inside values and views included."""
+    torch.save(training_state(), tmp_path / "state.pt")
+    torch_save_to_dcp(tmp_path / "state.pt", tmp_path / "theirs")
+    ok("torch_to_dcp", "--torch-save-path", tmp_path / "state.pt", "--dcp-checkpoint-dir", tmp_path / "ours")
+    assert sorted(os.listdir(tmp_path / "ours")) == [".metadata", "__0_0.distcp"]
+    for name in ("theirs", "ours"):
+        dcp_to_torch_save(tmp_path / name, tmp_path / f"{name}.pt")
+    expected = torch.load(tmp_path / "theirs.pt", weights_only=False)
+    assert_same(torch.load(tmp_path / "ours.pt", weights_only=False), expected)
+    target = {"model": {"whole": torch.zeros(6, 4), "column": torch.zeros(4, 6)}}
+    dcp.load(target, checkpoint_id=tmp_path / "ours")
+    assert_same(target["model"], {key: expected["model"][key] for key in ("whole", "column")})
+
+    for name in ("theirs", "ours"):
+        ok("dcp_to_torch", "--dcp_checkpoint_dir", tmp_path / name, "--torch_save_path", tmp_path / f"{name}_back.pt")
+        for weights_only in (False, True):
+            assert_same(torch.load(tmp_path / f"{name}_back.pt", weights_only=weights_only), expected)
+    mapped = torch.load(tmp_path / "ours_back.pt", mmap=True)
+    assert_same(mapped["model"], expected["model"])
+
+
+def test_memory_is_that_of_one_tensor(tmp_path):
+    """Of 24 tensors of 8 MiB, each converter holds less than 10 more than for a model of nothing: one, what it is read
+    from, and the writer's buffers."""
+    tensor = 8 << 20
+    for name, count, rows in (("small", 2, 1), ("large", 24, tensor // 4096)):
+        (tmp_path / name).mkdir()
+        weights = {f"w{i}": torch.full((rows, 1024), float(i)) for i in range(count)}
+        save_file(weights, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
+    peaks = {}
+    for name in ("small", "large"):
+        hf, release, file = tmp_path / name, tmp_path / f"{name}_dcp" / "release", tmp_path / f"{name}.pt"
+        peaks[name] = (
+            convert_peak("hf_to_dcp", "--hf-dir", hf, "--dcp-dir", release.parent),
+            convert_peak("dcp_to_hf", "--load-dir", release, "--save-dir", tmp_path / f"{name}_back", "--model-assets-dir", hf),
+            convert_peak("dcp_to_torch", "--dcp-dir", release, "--torch-save-path", file),
+            convert_peak("torch_to_dcp", "--torch-save-path", file, "--dcp-dir", tmp_path / f"{name}_again"))
+    growth = [(large - small) / tensor for small, large in zip(peaks["small"], peaks["large"])]
+    assert max(growth) < 10, growth
+
+
 def test_wrong_use_is_one_sentence(tmp_path):
     small_model(tmp_path / "hf", tie_word_embeddings=False)
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "module.pt")
+    torch.save({"w": torch.ones(2)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    torch.save({"w": torch.ones(2).to_sparse()}, tmp_path / "sparse.pt")
+    torch.save({"w": torch.ones(2)}, tmp_path / "good.pt")
+    (tmp_path / "steps").mkdir()
+    (tmp_path / "steps" / "iter_0000007").mkdir()
+    (tmp_path / "steps" / "latest_checkpointed_iteration.txt").write_text("7")
     for words, part in (
+            (("torch_to_dcp", "--torch-save-path", tmp_path / "none.pt", "--dcp-dir", tmp_path / "x"), "cannot read"),
+            (("torch_to_dcp", "--torch-save-path", tmp_path / "module.pt", "--dcp-dir", tmp_path / "x"), "not a state dict"),
+            (("torch_to_dcp", "--torch-save-path", tmp_path / "old.pt", "--dcp-dir", tmp_path / "x"), "written anew by torch.save"),
+            (("torch_to_dcp", "--torch-save-path", tmp_path / "sparse.pt", "--dcp-dir", tmp_path / "x"), "make it dense"),
+            (("torch_to_dcp", "--torch-save-path", tmp_path / "good.pt", "--dcp-dir", tmp_path / "hf"), "exists already"),
+            (("dcp_to_torch", "--dcp-dir", tmp_path / "steps", "--torch-save-path", tmp_path / "y.pt"), "iter_0000007, the latest"),
+            (("dcp_to_torch", "--dcp-dir", tmp_path / "none", "--torch-save-path", tmp_path / "y.pt"), "there is no directory"),
+            (("dcp_to_torch", "--dcp-dir", tmp_path / "steps", "--torch-save-path", tmp_path / "good.pt"), "exists already"),
+            (("hf_to_dcp", "--hf-dir", tmp_path / "hf", "--dcp-dir", tmp_path / "x", "--tie-weight-mapping", "a=b"), "has no weight b"),
             (("hf_to_dcp",), "--hf-dir is required"),
             (("hf_to_dcp", "--hf-dir", tmp_path, "--dcp-dir", tmp_path / "x"), "neither model.safetensors nor"),
             (("hf_to_dcp", "--hf-dir", tmp_path / "hf", "--dcp-dir", tmp_path / "x", "--hf-prefix", "zz"), "begins with --hf-prefix"),
             (("hf_to_dcp", "--hf-dir", tmp_path / "hf", "--dcp-dir", tmp_path / "x", "--tie-weight-mapping", "a"), "target=source"),
-            (("dcp_to_hf", "--load-dir", tmp_path, "--save-dir", tmp_path / "y", "--model-assets-dir", tmp_path / "hf"), "no .metadata"),
+            (("dcp_to_hf", "--load-dir", tmp_path / "hf", "--save-dir", tmp_path / "y", "--model-assets-dir", tmp_path / "hf"), "nor .metadata"),
             (("hf_to_dpc",), "convert")):
         done = convert(*words)
-        assert done.returncode != 0 and part in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+        assert done.returncode != 0 and part in done.stderr and len(done.stderr.splitlines()) == 1, (words, done.stderr)
+    left = [name for name in ("x", "y.pt", "y.pt.tmp", ".x.tmp") if (tmp_path / name).exists()]
+    assert not left, left
