@@ -46,7 +46,7 @@ std::map<std::string, at::Tensor> training() {
                                                {"model.embed", counting(20, {3, 2})}};
   for (const char* name : {"q", "k"}) {
     tensors[std::string("optimizer.state.") + name + ".exp_avg"] =
-        tensors.at(std::string("model.") + name) + 100;
+        tensors.at(std::string("model.") + name).add(100);
     tensors[std::string("optimizer.state.") + name + ".step"] = at::full({}, 7.0);
   }
   return tensors;
@@ -65,7 +65,7 @@ TEST(TensorStream, MegatronsRowsAndBuffers) {
   ASSERT_EQ(read.size(), 4U);  // nothing of the embedding, which has no state
   EXPECT_TRUE(at::equal(read.at("model.qk"), rows));
   EXPECT_TRUE(at::equal(read.at("model.words"), words));
-  EXPECT_TRUE(at::equal(read.at("optimizer.state.qk.exp_avg"), rows + 100));
+  EXPECT_TRUE(at::equal(read.at("optimizer.state.qk.exp_avg"), rows.add(100)));
   EXPECT_EQ(read.at("optimizer.state.qk.step").item<float>(), 7.0F);
 
   const auto back = as_hugging_face(stream_of(read), layout);
