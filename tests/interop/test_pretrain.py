@@ -11,7 +11,7 @@ PROGRAM = os.environ.get("MEGASHARD", str(ROOT / "build" / "launch" / "megashard
 NETWORK = (
     "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --max-position-embeddings 16 --seq-length 16 "
     "--mock-data --tokenizer-type NullTokenizer --vocab-size 60 --micro-batch-size 2 --global-batch-size 8 "
-    "--lr 1e-3 --weight-decay 0.1 --log-interval 5 --ckpt-format torch_dcp --use-torch-fsdp2"
+    "--lr 1e-3 --weight-decay 0.1 --log-interval 5 --use-torch-fsdp2"
 ).split()
 
 
@@ -22,7 +22,8 @@ def pretrain(folder, name, *flags, ranks=2, config=None, expect=0):
     metrics = folder / f"{name}.jsonl"
     metrics.unlink(missing_ok=True)  # a resumed run appends
     command = [PROGRAM, "launch", "-n", str(ranks), "--", "pretrain", *NETWORK, "--fsdp2-config-path", str(file),
-               "--metrics-file", str(metrics), *([] if "--eval-iters" in flags else ["--eval-iters", "0"]), *flags]
+               "--metrics-file", str(metrics), *([] if "--eval-iters" in flags else ["--eval-iters", "0"]),
+               *([] if "--ckpt-format" in flags else ["--ckpt-format", "torch_dcp"]), *flags]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
                             env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert result.returncode == expect, result.stdout[-2000:] + result.stderr[-4000:]
