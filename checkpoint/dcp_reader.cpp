@@ -159,7 +159,7 @@ at::Tensor DcpReader::read_tensor(const DcpEntry& entry) {
   for (const auto& chunk : entry.chunks)
     stored_bytes += std::min(chunk.location.range.length, open(chunk.location, entry).size());
   const auto bytes = tensor_bytes({entry.key, entry.dtype, entry.sizes});
-  TORCH_CHECK(stored_bytes >= bytes, entry.key, " should have ", bytes, " bytes, and ", folder_,
+  TORCH_CHECK(entry.value || stored_bytes >= bytes, entry.key, " should have ", bytes, " bytes, and ", folder_,
               " stores ", stored_bytes, " for it: the checkpoint is damaged");
   auto whole = at::empty(entry.sizes, at::TensorOptions(entry.dtype));
   read_tensor(entry, ShardedTensor::replicated(whole));
