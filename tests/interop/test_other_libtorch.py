@@ -48,9 +48,8 @@ def test_a_libtorch_without_cuda():
         run("meson", "setup", str(build), f"-Dlibtorch={libtorch}", f"-Dpython={sys.executable}", f"-Dunity={unity}",
             timeout=120)
     assert "CUDA    : False" in (build / "meson-logs" / "meson-log.txt").read_text()
-    run("ninja", "-C", str(build), "launch/megashard", "tests/parallel/parallel_tests", timeout=1200)
+    run("ninja", "-C", str(build), "launch/megashard", timeout=1200)
     needed = run("ldd", str(build / "launch" / "libmegashard_programs.so"), timeout=30)
     assert "libtorch_cpu.so" in needed and "libtorch_cuda" not in needed and "libc10_cuda" not in needed
     assert not list(build.glob("libmegashard_cuda*"))
     assert "launch" in run(str(build / "launch" / "megashard"), "--help", timeout=60)
-    run(str(build / "tests" / "parallel" / "parallel_tests"), timeout=300)
