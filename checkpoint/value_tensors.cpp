@@ -11,7 +11,7 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kMostBytes = 64 << 20;
+constexpr int64_t kMostStorageBytes = 64 << 20;
 constexpr size_t kStorageParts = 5;  // "storage", class, key, device, elements
 
 using StorageChange = std::function<Object(Object storage)>;
@@ -52,7 +52,7 @@ const std::vector<Value>* identity_of(const Object& storage) {
   return known ? &identity->items : nullptr;
 }
 
-std::vector<int64_t> sizes_of(const Value& value) {
+std::vector<int64_t> ints_of(const Value& value) {
   if (const auto* size = value.get_if<TorchSize>()) return size->sizes;
   std::vector<int64_t> sizes;
   for (const auto& item : value.as_items()) sizes.push_back(item.as_int());
@@ -86,7 +86,7 @@ std::optional<at::Tensor> tensor_in(const Value& value) {
   const auto* named = arguments.size() > 6 ? arguments[6].get_if<at::ScalarType>() : nullptr;
   if (known == nullptr && named == nullptr) return std::nullopt;
   const auto dtype = known != nullptr ? known->dtype : *named;
-  const auto sizes = sizes_of(arguments[2]);
+  const auto sizes = ints_of(arguments[2]);
   const auto numel = checked_numel(sizes, static_cast<int64_t>(c10::elementSize(dtype)));
   const bool is_whole = arguments[1] == Value(0) && numel &&
                         static_cast<size_t>(*numel) * c10::elementSize(dtype) == bytes->data.size();
@@ -104,7 +104,7 @@ std::optional<std::string> bytes_in(const Value& value) {
 }
 
 Value with_storages(const TorchArchive& archive, Value root) {
-  auto left = kMostBytes;
+  auto left = kMostStorageBytes;
   return change_storages(root, [&](Object storage) {
     const auto* identity = identity_of(storage);
     if (identity == nullptr) return storage;
