@@ -2,9 +2,9 @@
 
 #include <c10/util/Exception.h>
 
-#include "checkpoint/agreement.h"
-#include "checkpoint/dcp_writer.h"
-#include "checkpoint/torch_dist_writer.h"
+#include "checkpoint/dcp/dcp_writer.h"
+#include "checkpoint/steps/agreement.h"
+#include "checkpoint/torch_dist/torch_dist_writer.h"
 
 namespace megashard {
 

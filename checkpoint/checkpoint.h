@@ -5,14 +5,14 @@
 #include <memory>
 #include <string>
 
-#include "checkpoint/checkpoint_directory.h"
-#include "checkpoint/dcp_plan.h"
-#include "checkpoint/dcp_reader.h"
-#include "checkpoint/find_step.h"
-#include "checkpoint/retention.h"
-#include "checkpoint/value.h"
-#include "parallel/process_group.h"
-#include "parallel/sharded_tensor.h"
+#include "checkpoint/dcp/dcp_plan.h"
+#include "checkpoint/dcp/dcp_reader.h"
+#include "checkpoint/steps/checkpoint_directory.h"
+#include "checkpoint/steps/find_step.h"
+#include "checkpoint/steps/retention.h"
+#include "checkpoint/values/value.h"
+#include "parallel/collectives/process_group.h"
+#include "parallel/fsdp/sharded_tensor.h"
 
 namespace megashard {
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "framework/arguments.h"
+#include "framework/arguments/arguments.h"
 
 namespace megashard {
 

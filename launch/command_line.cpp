@@ -6,9 +6,9 @@
 #include <set>
 #include <vector>
 
-#include "framework/argument_table.h"
-#include "framework/diagnostics.h"
-#include "framework/nearest_name.h"
+#include "framework/arguments/argument_table.h"
+#include "framework/arguments/nearest_name.h"
+#include "framework/training/diagnostics.h"
 #include "launch/argument_file.h"
 
 namespace megashard {

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "framework/arguments.h"
+#include "framework/arguments/arguments.h"
 
 namespace megashard {
 

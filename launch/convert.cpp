@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "framework/diagnostics.h"
+#include "framework/training/diagnostics.h"
 #include "launch/converters.h"
 
 namespace megashard {
@@ -62,8 +62,8 @@ std::vector<std::string> words_of(int argc, char** argv) {
 void print_line(const std::string& line) { std::cout << line << std::endl; }
 
 int run_convert(int argc, char** argv) {
-  // Tensors get memory of their own, which goes back when they do. glibc would move this limit up to
-  // the largest tensor seen, and the small things kept between tensors would pin their memory.
+  // Tensors get memory of their own, which goes back when they do. glibc would move this limit up
+  // to the largest tensor seen, and the small things kept between tensors would pin their memory.
   ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
   CLI::App app("converts checkpoints and model directories", "megashard convert");
   app.require_subcommand(1);

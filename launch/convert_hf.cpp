@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/convert_hf_to_step.h"
-#include "checkpoint/convert_step_to_hf.h"
-#include "framework/diagnostics.h"
+#include "checkpoint/convert/convert_hf_to_step.h"
+#include "checkpoint/convert/convert_step_to_hf.h"
+#include "framework/training/diagnostics.h"
 #include "launch/converters.h"
 #include "launch/megatron_layout_flags.h"
 

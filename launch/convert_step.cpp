@@ -1,7 +1,7 @@
 #include <memory>
 #include <string>
 
-#include "checkpoint/step_conversion.h"
+#include "checkpoint/convert/step_conversion.h"
 #include "launch/converters.h"
 #include "launch/megatron_layout_flags.h"
 

@@ -1,8 +1,8 @@
 #include <memory>
 #include <string>
 
-#include "checkpoint/convert_dcp_to_torch.h"
-#include "checkpoint/convert_torch_to_dcp.h"
+#include "checkpoint/convert/convert_dcp_to_torch.h"
+#include "checkpoint/convert/convert_torch_to_dcp.h"
 #include "launch/converters.h"
 
 namespace megashard {

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "framework/arguments.h"
+#include "framework/arguments/arguments.h"
 
 namespace megashard {
 

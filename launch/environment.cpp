@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "framework/diagnostics.h"
+#include "framework/training/diagnostics.h"
 
 namespace megashard {
 namespace {

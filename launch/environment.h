@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "parallel/rendezvous.h"
+#include "parallel/collectives/rendezvous.h"
 
 namespace megashard {
 

@@ -8,7 +8,7 @@
 #include <new>
 #include <utility>
 
-#include "framework/diagnostics.h"
+#include "framework/training/diagnostics.h"
 
 namespace megashard {
 namespace {

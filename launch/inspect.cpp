@@ -10,10 +10,10 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "checkpoint/checkpoint_diff.h"
-#include "checkpoint/checkpoint_source.h"
-#include "checkpoint/value_text.h"
-#include "framework/diagnostics.h"
+#include "checkpoint/inspect/checkpoint_diff.h"
+#include "checkpoint/inspect/checkpoint_source.h"
+#include "checkpoint/values/value_text.h"
+#include "framework/training/diagnostics.h"
 
 namespace megashard {
 namespace {

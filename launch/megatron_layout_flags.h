@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/weight_layout.h"
+#include "checkpoint/convert/weight_layout.h"
 
 namespace megashard {
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "framework/diagnostics.h"
+#include "framework/training/diagnostics.h"
 #include "launch/convert.h"
 #include "launch/failure.h"
 #include "launch/inspect.h"

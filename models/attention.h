@@ -9,7 +9,7 @@
 #include "models/linear.h"
 #include "models/norm.h"
 #include "models/rotary.h"
-#include "parallel/hooked_module.h"
+#include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {
 

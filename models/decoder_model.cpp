@@ -5,8 +5,8 @@
 #include <ATen/ops/dropout.h>
 #include <torch/nn/modules/container/modulelist.h>
 
-#include "framework/flops.h"
-#include "framework/tie.h"
+#include "framework/modules/tie.h"
+#include "framework/training/flops.h"
 #include "models/fused_ops.h"
 
 namespace megashard {

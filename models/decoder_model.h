@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "framework/fsdp2_mixin.h"
-#include "framework/multi_modal_module.h"
-#include "framework/weight_init_mixin.h"
+#include "framework/modules/fsdp2_mixin.h"
+#include "framework/modules/multi_modal_module.h"
+#include "framework/modules/weight_init_mixin.h"
 #include "models/decoder_layer.h"
 
 namespace megashard {

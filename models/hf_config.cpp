@@ -8,7 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "framework/argument_table.h"
+#include "framework/arguments/argument_table.h"
 #include "models/model_config.h"
 
 namespace megashard {

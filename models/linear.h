@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "framework/weight_init_mixin.h"
+#include "framework/modules/weight_init_mixin.h"
 
 namespace megashard {
 

@@ -9,8 +9,8 @@
 #include <unordered_set>
 #include <vector>
 
-#include "checkpoint/hf_weights.h"
-#include "parallel/fully_shard.h"
+#include "checkpoint/hugging_face/hf_weights.h"
+#include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
 namespace {

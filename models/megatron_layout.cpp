@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "framework/argument_validation.h"
+#include "framework/arguments/argument_validation.h"
 
 namespace megashard {
 namespace {

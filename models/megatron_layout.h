@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "checkpoint/weight_layout.h"
+#include "checkpoint/convert/weight_layout.h"
 #include "models/model_config.h"
 
 namespace megashard {

@@ -8,7 +8,7 @@
 
 #include "models/linear.h"
 #include "models/model_config.h"
-#include "parallel/hooked_module.h"
+#include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {
 

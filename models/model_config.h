@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/value.h"
-#include "framework/arguments.h"
+#include "checkpoint/values/value.h"
+#include "framework/arguments/arguments.h"
 
 namespace megashard {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "framework/model_registry.h"
+#include "framework/modules/model_registry.h"
 
 namespace megashard {
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "parallel/float_formats.h"
+#include "parallel/copies/float_formats.h"
 
 /// One launch of the batched copy, and what each of its threads does. Compiled by nvcc for the
 /// kernel and by the host's compiler for its test, which runs the threads one after the other.

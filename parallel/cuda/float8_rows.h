@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "parallel/float_formats.h"
+#include "parallel/copies/float_formats.h"
 
 /// The two kernels of an fp8 gather, and what each of their threads does; see copy_table.h.
 namespace megashard {

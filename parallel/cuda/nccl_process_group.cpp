@@ -4,10 +4,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include "parallel/collectives/group_store.h"
+#include "parallel/collectives/wait_error.h"
+#include "parallel/cuda/cuda_module.h"
 #include "parallel/cuda/kernels.h"
-#include "parallel/cuda_module.h"
-#include "parallel/group_store.h"
-#include "parallel/wait_error.h"
 
 namespace megashard {
 

@@ -11,8 +11,8 @@
 #include <iostream>
 #include <sstream>
 
-#include "checkpoint/async_saver.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/steps/async_saver.h"
 
 namespace megashard {
 namespace {

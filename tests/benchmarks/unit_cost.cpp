@@ -10,9 +10,9 @@
 #include <iostream>
 #include <limits>
 
-#include "framework/optimizer.h"
-#include "parallel/fake_process_group.h"
-#include "parallel/fully_shard.h"
+#include "framework/training/optimizer.h"
+#include "parallel/collectives/fake_process_group.h"
+#include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
 namespace {

@@ -1,4 +1,4 @@
-#include "checkpoint/async_saver.h"
+#include "checkpoint/steps/async_saver.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -10,9 +10,9 @@
 #include <filesystem>
 #include <future>
 
-#include "checkpoint/agreement.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/file_io.h"
+#include "checkpoint/files/file_io.h"
+#include "checkpoint/steps/agreement.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"

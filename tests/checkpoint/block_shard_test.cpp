@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/checkpoint.h"
-#include "parallel/tensor_parallel.h"
+#include "parallel/tensor_parallel/tensor_parallel.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/parity.h"
 #include "tests/support/run_ranks.h"

@@ -1,4 +1,4 @@
-#include "checkpoint/checkpoint_source.h"
+#include "checkpoint/inspect/checkpoint_source.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -11,10 +11,10 @@
 #include <fstream>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/checkpoint_diff.h"
-#include "checkpoint/file_io.h"
-#include "checkpoint/safetensors.h"
-#include "checkpoint/value_text.h"
+#include "checkpoint/files/file_io.h"
+#include "checkpoint/hugging_face/safetensors.h"
+#include "checkpoint/inspect/checkpoint_diff.h"
+#include "checkpoint/values/value_text.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 

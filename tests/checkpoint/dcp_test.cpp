@@ -8,8 +8,8 @@
 #include <fstream>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/dcp_plan.h"
-#include "checkpoint/file_io.h"
+#include "checkpoint/dcp/dcp_plan.h"
+#include "checkpoint/files/file_io.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"

@@ -1,4 +1,4 @@
-#include "checkpoint/find_step.h"
+#include "checkpoint/steps/find_step.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "checkpoint/checkpoint_directory.h"
-#include "checkpoint/file_io.h"
+#include "checkpoint/files/file_io.h"
+#include "checkpoint/steps/checkpoint_directory.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"

@@ -1,4 +1,4 @@
-#include "checkpoint/manifest.h"
+#include "checkpoint/steps/manifest.h"
 
 #include <ATen/ops/arange.h>
 #include <gmock/gmock.h>
@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/file_io.h"
+#include "checkpoint/files/file_io.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"

@@ -1,4 +1,4 @@
-#include "checkpoint/numpy_value.h"
+#include "checkpoint/values/numpy_value.h"
 
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>

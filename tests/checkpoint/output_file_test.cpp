@@ -6,8 +6,8 @@
 #include <numeric>
 #include <string>
 
-#include "checkpoint/crc32.h"
-#include "checkpoint/file_io.h"
+#include "checkpoint/files/crc32.h"
+#include "checkpoint/files/file_io.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 

@@ -1,9 +1,9 @@
-#include "checkpoint/pickle_reader.h"
+#include "checkpoint/values/pickle_reader.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/pickle_writer.h"
+#include "checkpoint/values/pickle_writer.h"
 #include "tests/support/message_of.h"
 
 namespace megashard {

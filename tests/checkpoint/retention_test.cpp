@@ -1,11 +1,11 @@
-#include "checkpoint/retention.h"
+#include "checkpoint/steps/retention.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
-#include "checkpoint/checkpoint_directory.h"
+#include "checkpoint/steps/checkpoint_directory.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 

@@ -1,4 +1,4 @@
-#include "checkpoint/safetensors.h"
+#include "checkpoint/hugging_face/safetensors.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "checkpoint/hf_weights.h"
+#include "checkpoint/hugging_face/hf_weights.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 

@@ -1,4 +1,4 @@
-#include "checkpoint/save_hf_sharded.h"
+#include "checkpoint/hugging_face/save_hf_sharded.h"
 
 #include <ATen/ops/arange.h>
 #include <gmock/gmock.h>
@@ -10,7 +10,7 @@
 #include <map>
 #include <set>
 
-#include "checkpoint/hf_weights.h"
+#include "checkpoint/hugging_face/hf_weights.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"

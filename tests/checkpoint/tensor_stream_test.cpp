@@ -1,4 +1,4 @@
-#include "checkpoint/tensor_stream.h"
+#include "checkpoint/convert/tensor_stream.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>

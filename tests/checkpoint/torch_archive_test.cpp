@@ -1,4 +1,4 @@
-#include "checkpoint/torch_archive.h"
+#include "checkpoint/values/torch_archive.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -12,7 +12,7 @@
 #include <functional>
 #include <iterator>
 
-#include "checkpoint/crc32.h"
+#include "checkpoint/files/crc32.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 

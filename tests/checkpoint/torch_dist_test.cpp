@@ -11,10 +11,10 @@
 #include <fstream>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/folder_writer.h"
-#include "checkpoint/torch_dist_keys.h"
-#include "checkpoint/torch_dist_writer.h"
-#include "parallel/device_mesh.h"
+#include "checkpoint/convert/folder_writer.h"
+#include "checkpoint/torch_dist/torch_dist_keys.h"
+#include "checkpoint/torch_dist/torch_dist_writer.h"
+#include "parallel/collectives/device_mesh.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"

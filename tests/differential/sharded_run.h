@@ -1,6 +1,6 @@
 #pragma once
 
-#include "parallel/device_mesh.h"
+#include "parallel/collectives/device_mesh.h"
 #include "tests/differential/unsharded_run.h"
 
 namespace megashard::testing {

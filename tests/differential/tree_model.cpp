@@ -5,7 +5,7 @@
 
 #include <unordered_set>
 
-#include "framework/recompute.h"
+#include "framework/recompute/recompute.h"
 #include "tests/support/formula.h"
 
 namespace megashard::testing {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/fully_shard.h"
+#include "parallel/fsdp/fully_shard.h"
 #include "tests/differential/tree_spec.h"
 
 namespace megashard::testing {

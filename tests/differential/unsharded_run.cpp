@@ -3,7 +3,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
-#include "parallel/rank_order_reduce.h"
+#include "parallel/collectives/rank_order_reduce.h"
 #include "tests/differential/tree_model.h"
 
 namespace megashard::testing {

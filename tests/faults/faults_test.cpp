@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <thread>
 
-#include "checkpoint/manifest.h"
+#include "checkpoint/steps/manifest.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/faults/failing_io.h"
 #include "tests/faults/known_step.h"

@@ -5,8 +5,8 @@
 #include <ATen/ops/equal.h>
 #include <c10/util/Exception.h>
 
-#include "checkpoint/agreement.h"
-#include "parallel/fully_shard.h"
+#include "checkpoint/steps/agreement.h"
+#include "parallel/fsdp/fully_shard.h"
 
 namespace megashard::testing {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <cstdio>
 
-#include "parallel/rendezvous.h"
+#include "parallel/collectives/rendezvous.h"
 #include "tests/faults/known_step.h"
 
 namespace megashard::testing {

@@ -1,4 +1,4 @@
-#include "framework/activation_offload.h"
+#include "framework/recompute/activation_offload.h"
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
@@ -6,7 +6,7 @@
 
 #include <functional>
 
-#include "framework/recompute.h"
+#include "framework/recompute/recompute.h"
 #include "tests/support/formula.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"

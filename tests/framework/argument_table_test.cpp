@@ -1,4 +1,4 @@
-#include "framework/argument_table.h"
+#include "framework/arguments/argument_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "framework/argument_validation.h"
+#include "framework/arguments/argument_validation.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,8 +6,8 @@
 #include <functional>
 #include <sstream>
 
-#include "framework/activation_plan.h"
-#include "framework/argument_table.h"
+#include "framework/arguments/argument_table.h"
+#include "framework/recompute/activation_plan.h"
 #include "tests/support/diagnostics.h"
 
 namespace megashard {

@@ -1,9 +1,9 @@
-#include "framework/build_datasets.h"
+#include "framework/data/build_datasets.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "framework/blended_dataset.h"
+#include "framework/data/blended_dataset.h"
 #include "tests/framework/token_files.h"
 
 namespace megashard {

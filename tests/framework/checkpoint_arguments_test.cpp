@@ -1,4 +1,4 @@
-#include "framework/checkpoint_arguments.h"
+#include "framework/arguments/checkpoint_arguments.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

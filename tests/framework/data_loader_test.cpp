@@ -1,4 +1,4 @@
-#include "framework/data_loader.h"
+#include "framework/data/data_loader.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

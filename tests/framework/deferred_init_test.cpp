@@ -1,4 +1,4 @@
-#include "framework/deferred_init.h"
+#include "framework/modules/deferred_init.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
@@ -19,7 +19,7 @@
 #include <cmath>
 #include <thread>
 
-#include "framework/generator_state.h"
+#include "framework/recompute/generator_state.h"
 #include "tests/support/counting_allocator.h"
 #include "tests/support/message_of.h"
 

@@ -1,4 +1,4 @@
-#include "framework/flops.h"
+#include "framework/training/flops.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "framework/fsdp2_config.h"
+#include "framework/modules/fsdp2_config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

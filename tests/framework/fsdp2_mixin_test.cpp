@@ -1,13 +1,13 @@
 // What the FSDP2 file and Megatron's flags make of recompute and offload.
 
-#include "framework/fsdp2_mixin.h"
+#include "framework/modules/fsdp2_mixin.h"
 
 #include <ATen/ops/randn.h>
 #include <gmock/gmock.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 
-#include "framework/multi_modal_module.h"
+#include "framework/modules/multi_modal_module.h"
 #include "tests/support/diagnostics.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"

@@ -14,8 +14,8 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/optim/adam.h>
 
-#include "framework/recompute.h"
-#include "framework/tie.h"
+#include "framework/modules/tie.h"
+#include "framework/recompute/recompute.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/small_model.h"

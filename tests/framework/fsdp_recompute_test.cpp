@@ -1,7 +1,7 @@
 // Recompute and fully_shard together: a unit that recomputes, a recompute around a whole sharded
 // model, and one around a list of units. Case 18 of docs/parameter_identity.md.
 
-#include "framework/recompute.h"
+#include "framework/recompute/recompute.h"
 #include "tests/support/formula.h"
 #include "tests/support/parity.h"
 #include "tests/support/run_ranks.h"

@@ -1,9 +1,9 @@
-#include "framework/gpt_dataset.h"
+#include "framework/data/gpt_dataset.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "framework/mock_tokens.h"
+#include "framework/data/mock_tokens.h"
 #include "tests/framework/token_files.h"
 
 namespace megashard {

@@ -1,4 +1,4 @@
-#include "framework/indexed_dataset.h"
+#include "framework/data/indexed_dataset.h"
 
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-#include "framework/load_strictness.h"
+#include "framework/training/load_strictness.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "framework/lr_schedule.h"
+#include "framework/training/lr_schedule.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

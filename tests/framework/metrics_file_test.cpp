@@ -1,4 +1,4 @@
-#include "framework/metrics_file.h"
+#include "framework/training/metrics_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

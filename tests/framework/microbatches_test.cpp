@@ -1,4 +1,4 @@
-#include "framework/microbatches.h"
+#include "framework/data/microbatches.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "framework/module_patterns.h"
+#include "framework/modules/module_patterns.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

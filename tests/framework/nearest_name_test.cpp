@@ -1,4 +1,4 @@
-#include "framework/nearest_name.h"
+#include "framework/arguments/nearest_name.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "framework/numpy_random.h"
+#include "framework/data/numpy_random.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "framework/optimizer.h"
+#include "framework/training/optimizer.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "parallel/fully_shard.h"
+#include "parallel/fsdp/fully_shard.h"
 #include "tests/support/run_ranks.h"
 
 namespace megashard {

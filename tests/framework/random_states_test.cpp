@@ -1,4 +1,4 @@
-#include "framework/random_states.h"
+#include "framework/training/random_states.h"
 
 #include <ATen/ops/equal.h>
 #include <ATen/ops/rand.h>

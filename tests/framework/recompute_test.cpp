@@ -1,4 +1,4 @@
-#include "framework/recompute.h"
+#include "framework/recompute/recompute.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
@@ -11,8 +11,8 @@
 
 #include <thread>
 
-#include "framework/saved_tensor_hooks.h"
-#include "parallel/backward_scope.h"
+#include "framework/recompute/saved_tensor_hooks.h"
+#include "parallel/fsdp/backward_scope.h"
 
 namespace megashard {
 namespace {

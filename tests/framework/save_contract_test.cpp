@@ -1,4 +1,4 @@
-#include "framework/save_contract.h"
+#include "framework/training/save_contract.h"
 
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-#include "framework/saved_tensor_hooks.h"
+#include "framework/recompute/saved_tensor_hooks.h"
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>

@@ -7,8 +7,8 @@
 
 #include <functional>
 
-#include "framework/kept_outputs.h"
-#include "framework/recompute.h"
+#include "framework/recompute/kept_outputs.h"
+#include "framework/recompute/recompute.h"
 #include "tests/support/message_of.h"
 
 namespace megashard::testing {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "framework/indexed_dataset.h"
-#include "framework/indexed_dataset_writer.h"
-#include "framework/token_source.h"
+#include "framework/data/indexed_dataset.h"
+#include "framework/data/indexed_dataset_writer.h"
+#include "framework/data/token_source.h"
 #include "tests/support/message_of.h"
 
 namespace megashard {

@@ -1,4 +1,4 @@
-#include "framework/training_log.h"
+#include "framework/training/training_log.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

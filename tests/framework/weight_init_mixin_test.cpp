@@ -1,4 +1,4 @@
-#include "framework/weight_init_mixin.h"
+#include "framework/modules/weight_init_mixin.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
@@ -9,7 +9,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
-#include "framework/tie.h"
+#include "framework/modules/tie.h"
 
 namespace megashard {
 namespace {

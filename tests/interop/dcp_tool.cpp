@@ -14,13 +14,13 @@
 #include <exception>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/dcp_reader.h"
-#include "checkpoint/dcp_writer.h"
-#include "checkpoint/file_io.h"
-#include "checkpoint/safetensors.h"
-#include "checkpoint/torch_archive.h"
-#include "parallel/fully_shard.h"
-#include "parallel/tensor_parallel.h"
+#include "checkpoint/dcp/dcp_reader.h"
+#include "checkpoint/dcp/dcp_writer.h"
+#include "checkpoint/files/file_io.h"
+#include "checkpoint/hugging_face/safetensors.h"
+#include "checkpoint/values/torch_archive.h"
+#include "parallel/fsdp/fully_shard.h"
+#include "parallel/tensor_parallel/tensor_parallel.h"
 #include "tests/support/run_ranks.h"
 
 namespace megashard {

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "framework/build_datasets.h"
-#include "framework/data_loader.h"
-#include "framework/data_sampler.h"
+#include "framework/data/build_datasets.h"
+#include "framework/data/data_loader.h"
+#include "framework/data/data_sampler.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 
 #include <iostream>
 
-#include "checkpoint/safetensors.h"
+#include "checkpoint/hugging_face/safetensors.h"
 #include "models/decoder_model.h"
 #include "models/load_hf_weights.h"
 #include "models/register_models.h"

@@ -13,12 +13,12 @@
 #include <regex>
 #include <set>
 
-#include "checkpoint/safetensors.h"
-#include "framework/model_registry.h"
-#include "framework/optimizer.h"
+#include "checkpoint/hugging_face/safetensors.h"
+#include "framework/modules/model_registry.h"
+#include "framework/training/optimizer.h"
 #include "models/load_hf_weights.h"
 #include "models/register_models.h"
-#include "parallel/fully_shard.h"
+#include "parallel/fsdp/fully_shard.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
 

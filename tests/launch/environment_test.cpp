@@ -5,7 +5,7 @@
 
 #include <map>
 
-#include "framework/diagnostics.h"
+#include "framework/training/diagnostics.h"
 
 namespace megashard {
 namespace {
@@ -157,7 +157,8 @@ TEST(EnvironmentErrors, NameTheVariableAndTheRemedy) {
               HasSubstr("LOCAL_RANK is 4 but LOCAL_WORLD_SIZE is 4"));
   EXPECT_THAT(message_of(with(kTorchrun, "LOCAL_WORLD_SIZE", "9")),
               HasSubstr("LOCAL_WORLD_SIZE is 9 but WORLD_SIZE is 8"));
-  EXPECT_THAT(message_of(with(kTorchrun, "MASTER_PORT", "70000")), HasSubstr("MASTER_PORT is 70000"));
+  EXPECT_THAT(message_of(with(kTorchrun, "MASTER_PORT", "70000")),
+              HasSubstr("MASTER_PORT is 70000"));
   EXPECT_THAT(message_of(with(kOpenMpi, "OMPI_COMM_WORLD_SIZE", "4")),
               HasSubstr("MASTER_ADDR is not set"));
   EXPECT_THAT(message_of(without(kSlurm, "SLURM_JOB_NODELIST")),

@@ -6,7 +6,7 @@
 #include <new>
 #include <stdexcept>
 
-#include "framework/diagnostics.h"
+#include "framework/training/diagnostics.h"
 
 namespace megashard {
 namespace {

@@ -6,9 +6,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/hf_weights.h"
+#include "checkpoint/hugging_face/hf_weights.h"
 #include "models/decoder_model.h"
-#include "parallel/fully_shard.h"
+#include "parallel/fsdp/fully_shard.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/run_ranks.h"
 

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "framework/argument_table.h"
+#include "framework/arguments/argument_table.h"
 
 namespace megashard {
 namespace {

@@ -1,12 +1,12 @@
 // Parameters that choose what travels in their group's all-gather.
 
-#include "parallel/all_gather_extension.h"
+#include "parallel/fsdp/all_gather_extension.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <torch/optim/sgd.h>
 
-#include "parallel/float8_all_gather.h"
+#include "parallel/copies/float8_all_gather.h"
 #include "tests/support/formula.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"

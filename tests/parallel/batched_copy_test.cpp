@@ -1,4 +1,4 @@
-#include "parallel/batched_copy.h"
+#include "parallel/copies/batched_copy.h"
 
 #include <gtest/gtest.h>
 

@@ -6,8 +6,8 @@
 #include <limits>
 #include <map>
 
-#include "parallel/fsdp_state.h"
-#include "parallel/grad_norm.h"
+#include "parallel/fsdp/fsdp_state.h"
+#include "parallel/fsdp/grad_norm.h"
 #include "tests/support/chain.h"
 #include "tests/support/parity.h"
 #include "tests/support/recording_group.h"

@@ -6,9 +6,9 @@
 #include <ATen/ops/matmul.h>
 #include <torch/optim/adam.h>
 
-#include "parallel/float8_all_gather.h"
-#include "parallel/shard_copies.h"
-#include "parallel/tensor_parallel.h"
+#include "parallel/copies/float8_all_gather.h"
+#include "parallel/fsdp/shard_copies.h"
+#include "parallel/tensor_parallel/tensor_parallel.h"
 #include "tests/support/parity.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/tensor_parallel_model.h"

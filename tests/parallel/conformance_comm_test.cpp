@@ -3,7 +3,7 @@
 
 #include <ostream>
 
-#include "parallel/fsdp_state.h"
+#include "parallel/fsdp/fsdp_state.h"
 #include "tests/support/chain.h"
 #include "tests/support/parity.h"
 #include "tests/support/recording_group.h"

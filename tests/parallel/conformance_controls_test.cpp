@@ -10,7 +10,7 @@
 #include <map>
 #include <thread>
 
-#include "parallel/fsdp_state.h"
+#include "parallel/fsdp/fsdp_state.h"
 #include "tests/support/chain.h"
 #include "tests/support/parity.h"
 #include "tests/support/recording_group.h"
@@ -400,7 +400,8 @@ TEST(FullyShardComm, test_fully_shard_alloc_from_pg) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     std::vector<CollectiveCall> calls;
     Chain plain, chain;
-    chain.shard({.mesh = recording_mesh(world, {2}, {"shard"}, calls), .reshard_after_forward = true});
+    chain.shard(
+        {.mesh = recording_mesh(world, {2}, {"shard"}, calls), .reshard_after_forward = true});
     for (auto& unit : chain.units) set_allocate_memory_from_process_group(*unit, true);
     set_allocate_memory_from_process_group(chain.root, true);
     expect_chain_parity(plain, chain, *world);

@@ -11,7 +11,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "parallel/cuda/copy_table.h"
-#include "parallel/shard_copies.h"
+#include "parallel/fsdp/shard_copies.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
 

@@ -12,8 +12,8 @@
 
 #include <filesystem>
 
-#include "parallel/cuda_module.h"
-#include "parallel/fake_process_group.h"
+#include "parallel/collectives/fake_process_group.h"
+#include "parallel/cuda/cuda_module.h"
 #include "tests/support/chain.h"
 #include "tests/support/parity.h"
 

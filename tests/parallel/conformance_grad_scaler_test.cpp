@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "parallel/grad_scaler.h"
+#include "parallel/fsdp/grad_scaler.h"
 #include "tests/support/chain.h"
 #include "tests/support/parity.h"
 #include "tests/support/run_ranks.h"

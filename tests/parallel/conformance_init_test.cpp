@@ -4,7 +4,7 @@
 #include <ATen/ops/ones.h>
 #include <torch/nn/modules/conv.h>
 
-#include "parallel/fsdp_state.h"
+#include "parallel/fsdp/fsdp_state.h"
 #include "tests/support/parity.h"
 #include "tests/support/run_ranks.h"
 

@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <map>
 
-#include "parallel/buffer_pool.h"
-#include "parallel/fake_process_group.h"
+#include "parallel/collectives/fake_process_group.h"
+#include "parallel/fsdp/buffer_pool.h"
 #include "tests/support/chain.h"
 #include "tests/support/counting_allocator.h"
 #include "tests/support/parity.h"

@@ -7,8 +7,8 @@
 
 #include <chrono>
 
-#include "parallel/cuda_module.h"
-#include "parallel/fake_process_group.h"
+#include "parallel/collectives/fake_process_group.h"
+#include "parallel/cuda/cuda_module.h"
 #include "tests/support/formula.h"
 
 namespace megashard::testing {

@@ -9,7 +9,7 @@
 
 #include <set>
 
-#include "parallel/fsdp_state.h"
+#include "parallel/fsdp/fsdp_state.h"
 #include "tests/support/chain.h"
 #include "tests/support/parity.h"
 #include "tests/support/run_ranks.h"

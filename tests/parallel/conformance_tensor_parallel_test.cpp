@@ -1,7 +1,7 @@
 // FSDP over tensor-parallel layers: where the pieces lie. Names are those of PyTorch's tests.
 
-#include "framework/deferred_init.h"
-#include "parallel/tensor_parallel.h"
+#include "framework/modules/deferred_init.h"
+#include "parallel/tensor_parallel/tensor_parallel.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/tensor_parallel_model.h"
 

@@ -7,9 +7,9 @@
 
 #include <limits>
 
-#include "parallel/grad_norm.h"
-#include "parallel/tensor_parallel.h"
-#include "parallel/tensor_parallel_regions.h"
+#include "parallel/fsdp/grad_norm.h"
+#include "parallel/tensor_parallel/tensor_parallel.h"
+#include "parallel/tensor_parallel/tensor_parallel_regions.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/tensor_parallel_model.h"

@@ -6,7 +6,7 @@
 #include <ostream>
 #include <vector>
 
-#include "parallel/batched_copy.h"
+#include "parallel/copies/batched_copy.h"
 
 namespace megashard::testing {
 

@@ -1,10 +1,10 @@
-#include "parallel/cuda_module.h"
+#include "parallel/cuda/cuda_module.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "parallel/rendezvous.h"
+#include "parallel/collectives/rendezvous.h"
 #include "tests/support/message_of.h"
 
 namespace megashard {

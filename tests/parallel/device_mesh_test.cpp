@@ -1,4 +1,4 @@
-#include "parallel/device_mesh.h"
+#include "parallel/collectives/device_mesh.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "parallel/fake_process_group.h"
+#include "parallel/collectives/fake_process_group.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
 

@@ -1,4 +1,4 @@
-#include "parallel/fake_process_group.h"
+#include "parallel/collectives/fake_process_group.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
@@ -7,7 +7,7 @@
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
-#include "parallel/routed_process_group.h"
+#include "parallel/collectives/routed_process_group.h"
 #include "tests/support/run_ranks.h"
 
 namespace megashard {

@@ -1,4 +1,4 @@
-#include "parallel/float8_quantise.h"
+#include "parallel/copies/float8_quantise.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>

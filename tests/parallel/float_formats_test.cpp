@@ -1,4 +1,4 @@
-#include "parallel/float_formats.h"
+#include "parallel/copies/float_formats.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>

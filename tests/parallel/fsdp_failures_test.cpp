@@ -3,7 +3,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "parallel/guard_key.h"
+#include "parallel/collectives/guard_key.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
 

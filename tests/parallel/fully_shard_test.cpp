@@ -1,4 +1,4 @@
-#include "parallel/fully_shard.h"
+#include "parallel/fsdp/fully_shard.h"
 
 #include "tests/support/formula.h"
 #include "tests/support/parity.h"

@@ -1,6 +1,6 @@
 // The kernels on a GPU against their CPU twins.
 
-#include "parallel/cuda_kernels.h"
+#include "parallel/cuda/cuda_kernels.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
@@ -11,9 +11,9 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
-#include "parallel/batched_copy.h"
-#include "parallel/cuda_module.h"
-#include "parallel/float8_quantise.h"
+#include "parallel/copies/batched_copy.h"
+#include "parallel/copies/float8_quantise.h"
+#include "parallel/cuda/cuda_module.h"
 #include "tests/parallel/copies.h"
 
 namespace megashard::testing {

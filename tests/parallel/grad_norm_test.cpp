@@ -1,4 +1,4 @@
-#include "parallel/grad_norm.h"
+#include "parallel/fsdp/grad_norm.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-#include "parallel/fully_shard.h"
+#include "parallel/fsdp/fully_shard.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
 

@@ -1,4 +1,4 @@
-#include "parallel/hooked_module.h"
+#include "parallel/fsdp/hooked_module.h"
 
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/sequential.h>

@@ -11,7 +11,7 @@
 
 #include <thread>
 
-#include "parallel/unit_nodes.h"
+#include "parallel/fsdp/unit_nodes.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/small_model.h"

@@ -1,6 +1,6 @@
 // Parameters of one unit on several meshes: fully_shard's parameter_mesh.
 
-#include "parallel/fsdp_state.h"
+#include "parallel/fsdp/fsdp_state.h"
 #include "tests/support/chain.h"
 #include "tests/support/parity.h"
 #include "tests/support/run_ranks.h"

@@ -1,4 +1,4 @@
-#include "parallel/process_group.h"
+#include "parallel/collectives/process_group.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -15,8 +15,8 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "parallel/gloo_process_group.h"
-#include "parallel/group_store.h"
+#include "parallel/collectives/gloo_process_group.h"
+#include "parallel/collectives/group_store.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
 

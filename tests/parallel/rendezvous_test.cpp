@@ -1,4 +1,4 @@
-#include "parallel/rendezvous.h"
+#include "parallel/collectives/rendezvous.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>

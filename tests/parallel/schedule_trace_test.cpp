@@ -1,6 +1,6 @@
-// What a run under fully_shard did and when, for people: parallel/schedule_trace.h.
+// What a run under fully_shard did and when, for people: parallel/fsdp/schedule_trace.h.
 
-#include "parallel/schedule_trace.h"
+#include "parallel/fsdp/schedule_trace.h"
 
 #include <filesystem>
 #include <fstream>

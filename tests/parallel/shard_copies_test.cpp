@@ -1,4 +1,4 @@
-#include "parallel/shard_copies.h"
+#include "parallel/fsdp/shard_copies.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>

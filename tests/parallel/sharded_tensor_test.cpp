@@ -1,4 +1,4 @@
-#include "parallel/sharded_tensor.h"
+#include "parallel/fsdp/sharded_tensor.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/chunk.h>

@@ -1,6 +1,6 @@
 // The parts of tensor parallelism: regions, linears, and what a parameter's layout says.
 
-#include "parallel/tensor_parallel.h"
+#include "parallel/tensor_parallel/tensor_parallel.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/allclose.h>
@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/linear.h>
 
-#include "parallel/tensor_parallel_regions.h"
+#include "parallel/tensor_parallel/tensor_parallel_regions.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/tensor_parallel_model.h"
 

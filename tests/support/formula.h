@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "parallel/fully_shard.h"
+#include "parallel/fsdp/fully_shard.h"
 #include "tests/support/message_of.h"
 
 namespace megashard::testing {

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "parallel/device_mesh.h"
-#include "parallel/process_group.h"
+#include "parallel/collectives/device_mesh.h"
+#include "parallel/collectives/process_group.h"
 
 namespace megashard::testing {
 

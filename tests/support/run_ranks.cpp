@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "parallel/fake_process_group.h"
-#include "parallel/gloo_process_group.h"
+#include "parallel/collectives/fake_process_group.h"
+#include "parallel/collectives/gloo_process_group.h"
 
 namespace megashard::testing {
 

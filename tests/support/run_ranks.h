@@ -3,7 +3,7 @@
 #include <chrono>
 #include <functional>
 
-#include "parallel/process_group.h"
+#include "parallel/collectives/process_group.h"
 
 namespace megashard::testing {
 

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "parallel/fully_shard.h"
+#include "parallel/fsdp/fully_shard.h"
 
 namespace megashard::testing {
 

@@ -11,9 +11,9 @@
 #include <memory>
 #include <vector>
 
-#include "parallel/fake_process_group.h"
-#include "parallel/fully_shard.h"
-#include "parallel/tensor_parallel_linear.h"
+#include "parallel/collectives/fake_process_group.h"
+#include "parallel/fsdp/fully_shard.h"
+#include "parallel/tensor_parallel/tensor_parallel_linear.h"
 #include "tests/support/parity.h"
 
 namespace megashard::testing {

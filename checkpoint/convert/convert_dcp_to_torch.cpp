@@ -1,0 +1,97 @@
+#include "checkpoint/convert/convert_dcp_to_torch.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+#include <unistd.h>
+
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "checkpoint/dcp/dcp_reader.h"
+#include "checkpoint/values/archive_storages.h"
+#include "checkpoint/values/tensor_info.h"
+#include "checkpoint/values/torch_archive.h"
+#include "checkpoint/values/value_paths.h"
+
+namespace megashard {
+namespace {
+
+/// What an entry data/N of the new archive is copied from: a whole tensor, or bytes of a data file.
+struct StorageSource {
+  const DcpEntry* tensor = nullptr;
+  const InputFile* file = nullptr;
+  FileRange range;
+};
+
+class DcpToTorch {
+ public:
+  explicit DcpToTorch(const std::string& folder) : reader_(folder) {
+    TORCH_CHECK(reader_.format() == CheckpointFormat::kTorchDcp, folder,
+                " is a torch_dist checkpoint; make it torch_dcp first (megashard convert torch_dist_to_dcp)");
+    for (const auto& entry : reader_.entries())
+      insert_value(root_, entry.path, entry.is_tensor ? tensor_of(entry) : value_of(entry));
+  }
+
+  void write(OutputFile& file, const ConvertProgress& progress) {
+    TensorCounter counter(progress, sources_.size());
+    write_stored_tree(file, root_, sources_.size(), [&](size_t number) {
+      auto data = read(sources_[number]);
+      counter.add(static_cast<int64_t>(data.nbytes()));
+      return data;
+    });
+  }
+
+ private:
+  Value tensor_of(const DcpEntry& entry) {
+    sources_.push_back({&entry, nullptr, {}});
+    return tensor_record(entry.dtype, entry.sizes, std::to_string(sources_.size() - 1));
+  }
+
+  /// Its tensors' storages come along.
+  Value value_of(const DcpEntry& entry) {
+    TORCH_CHECK(!entry.location.file.empty(), reader_.folder(), "/.metadata does not say where ", entry.key,
+                " is stored");
+    const auto& file =
+        files_.try_emplace(entry.location.file, reader_.folder() + "/" + entry.location.file)
+            .first->second;
+    const TorchArchive archive(file, entry.location.range);
+    auto renamed = rename_storages(read_root(archive), sources_.size());
+    for (const auto& name : renamed.names)
+      sources_.push_back({nullptr, &file, archive.locate("data/" + name)});
+    return std::move(renamed.value);
+  }
+
+  at::Tensor read(const StorageSource& source) {
+    if (source.tensor != nullptr) return reader_.read_tensor(*source.tensor);
+    auto bytes = at::empty({source.range.length}, at::TensorOptions(at::kByte));
+    source.file->read_at(bytes.data_ptr(), source.range.length, source.range.offset);
+    return bytes;
+  }
+
+  DcpReader reader_;
+  std::map<std::string, InputFile> files_;
+  Dict root_;
+  std::vector<StorageSource> sources_;
+};
+
+}  // namespace
+
+void convert_dcp_to_torch(const std::string& dcp_folder, const std::string& torch_path,
+                          const ConvertProgress& progress) {
+  refuse_existing(torch_path, "--torch-save-path");
+  DcpToTorch conversion(checked_step_folder(dcp_folder, "--dcp-checkpoint-dir"));
+  const auto temporary = torch_path + ".tmp";
+  try {
+    OutputFile file(temporary);
+    conversion.write(file, progress);
+    file.sync_and_close();
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+  rename_durably(temporary, torch_path);
+}
+
+}  // namespace megashard

@@ -1,0 +1,190 @@
+#include "checkpoint/convert/convert_step_to_hf.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+
+#include "checkpoint/convert/tensor_stream.h"
+#include "checkpoint/dcp/dcp_reader.h"
+#include "checkpoint/files/file_io.h"
+#include "checkpoint/hugging_face/hf_weights.h"
+
+namespace megashard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMostConfigBytes = 64 << 20;
+constexpr std::string_view kModelKeys = "model.";
+constexpr const char* kHead = "lm_head.weight";
+constexpr const char* kEmbeddings = "embed_tokens.weight";
+
+/// Config, tokenizer, generation settings, ...: whatever is no weights.
+bool is_asset(const fs::path& path) {
+  const auto name = path.filename().string();
+  const auto extension = path.extension().string();
+  const bool weights = extension == ".safetensors" || extension == ".bin" || extension == ".pt" ||
+                       extension == ".pth" || extension == ".gguf" || name.ends_with(".index.json");
+  return !name.starts_with(".") && !weights;
+}
+
+void copy_assets(const std::string& from, const std::string& to) {
+  if (fs::weakly_canonical(from) == fs::weakly_canonical(to)) return;
+  for (const auto& entry : fs::directory_iterator(from)) {
+    if (!entry.is_regular_file() || !is_asset(entry.path())) continue;
+    std::error_code error;
+    fs::copy_file(entry.path(), fs::path(to) / entry.path().filename(),
+                  fs::copy_options::overwrite_existing, error);
+    TORCH_CHECK(!error, "cannot copy ", entry.path().string(), " to ", to, ": ", error.message());
+  }
+}
+
+std::optional<nlohmann::ordered_json> read_config(const std::string& directory) {
+  const auto path = directory + "/config.json";
+  if (directory.empty() || !path_exists(path)) return std::nullopt;
+  auto config =
+      nlohmann::ordered_json::parse(read_small_file(path, kMostConfigBytes), nullptr, false);
+  TORCH_CHECK(config.is_object(), path, " is not a JSON object");
+  return config;
+}
+
+/// num_experts, of the language model where there are several; 0 when there is none.
+int64_t expert_count(const nlohmann::ordered_json& config) {
+  for (const auto* part : {"thinker_config", "text_config"}) {
+    if (config.contains(part) && config[part].is_object()) return expert_count(config[part]);
+  }
+  const auto found = config.find("num_experts");
+  return found != config.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
+}
+
+class StepToHf {
+ public:
+  StepToHf(const StepToHfOptions& options, const ConvertProgress& progress)
+      : options_(options), progress_(progress), stream_(model_of(options)) {
+    TORCH_CHECK(options.model_assets_dir.empty() || is_directory(options.model_assets_dir),
+                "there is no directory ", options.model_assets_dir, " for --model-assets-dir");
+    config_ = read_config(options.model_assets_dir);
+  }
+
+  void run() {
+    collect();
+    settle_tied_weights();
+    TensorCounter counter(progress_, infos_.size());
+    save_hf_weights(
+        options_.save_dir, infos_,
+        [&](const TensorInfo& info) {
+          counter.add(tensor_bytes(info));
+          return read(info.name).to(info.dtype).view(info.sizes);
+        },
+        options_.most_shard_bytes);
+    if (options_.model_assets_dir.empty()) return;
+    copy_assets(options_.model_assets_dir, options_.save_dir);
+    if (untied_) write_file_atomically(options_.save_dir + "/config.json", config_->dump(2) + "\n");
+  }
+
+ private:
+  /// The step's weights, under Hugging Face's names where it has Megatron's.
+  static TensorStream model_of(const StepToHfOptions& options) {
+    const auto folder = checked_step_folder(options.load_dir, "--load-dir");
+    const auto reader = std::make_shared<DcpReader>(folder);
+    TORCH_CHECK(reader->format() == options.format, folder, " is a ", format_name(reader->format()),
+                " checkpoint; this converter reads ", format_name(options.format));
+    auto stream = stream_of_step(reader);
+    std::erase_if(stream.tensors, [](const TensorInfo& info) {
+      return !info.name.starts_with(kModelKeys) || info.name.ends_with("_extra_state");
+    });
+    if (options.megatron_layout == nullptr) return stream;
+    return as_hugging_face(std::move(stream), *options.megatron_layout);
+  }
+
+  void collect() {
+    const auto prefix = "model." + options_.dcp_prefix;
+    bool found = false;
+    for (const auto& stored : stream_.tensors) {
+      const bool renamed = stored.name.starts_with(prefix);
+      found = found || renamed;
+      auto info = stored;
+      info.name = renamed ? options_.hf_prefix + stored.name.substr(prefix.size())
+                          : stored.name.substr(kModelKeys.size());
+      if (options_.to_bf16 && c10::isFloatingType(info.dtype)) info.dtype = at::kBFloat16;
+      if (is_fused(stored)) info.sizes = split(stored);
+      const bool is_new = keys_.emplace(info.name, stored.name).second;
+      TORCH_CHECK(is_new, "with --dcp-prefix \"", options_.dcp_prefix, "\" and --hf-prefix \"", options_.hf_prefix,
+                  "\", two weights would both get the name ", info.name);
+      infos_.push_back(std::move(info));
+    }
+    TORCH_CHECK(found, options_.load_dir, " has no tensor whose key begins with \"", prefix, "\"",
+                infos_.empty() ? "" : "; its first is " + stream_.tensors[0].name);
+  }
+
+  at::Tensor read(const std::string& name) const { return stream_.read(keys_.at(name)); }
+
+  bool is_fused(const TensorInfo& stored) const {
+    if (stored.sizes.size() != 2) return false;
+    const auto& parts = options_.fused_linear_names;
+    return std::any_of(parts.begin(), parts.end(), [&](const std::string& part) {
+      return stored.name.find(part) != std::string::npos &&
+             (stored.name.ends_with(part) || stored.name.find("experts.") != std::string::npos);
+    });
+  }
+
+  std::vector<int64_t> split(const TensorInfo& stored) const {
+    const auto experts = config_ ? expert_count(*config_) : 0;
+    TORCH_CHECK(experts > 0, "--fused-linear-names: ", stored.name,
+                " cannot be split, because there is no num_experts in the config.json of --model-assets-dir");
+    TORCH_CHECK(stored.sizes[0] % experts == 0, "--fused-linear-names: ", stored.name, " has ", stored.sizes[0],
+                " rows, which ", experts, " experts do not divide");
+    return {experts, stored.sizes[0] / experts, stored.sizes[1]};
+  }
+
+  void settle_tied_weights() {
+    const bool tied = config_ && config_->contains("tie_word_embeddings") &&
+                      (*config_)["tie_word_embeddings"] == true;
+    if (!tied) return;
+    const TensorInfo* head = find_ending(kHead);
+    const TensorInfo* embeddings = find_ending(kEmbeddings);
+    if (head == nullptr || embeddings == nullptr) return;
+    const auto& head_name = head->name;
+    if (at::equal(read(head_name), read(embeddings->name))) {
+      std::erase_if(infos_,
+                    [name = head_name](const TensorInfo& info) { return info.name == name; });
+    } else {
+      progress_(
+          head_name +
+          " differs from the embeddings: config.json says tie_word_embeddings: false from now on");
+      (*config_)["tie_word_embeddings"] = false;
+      untied_ = true;
+    }
+  }
+
+  const TensorInfo* find_ending(const std::string& ending) const {
+    for (const auto& info : infos_) {
+      if (info.name.ends_with(ending)) return &info;
+    }
+    return nullptr;
+  }
+
+  const StepToHfOptions& options_;
+  const ConvertProgress& progress_;
+  TensorStream stream_;
+  std::optional<nlohmann::ordered_json> config_;
+  std::vector<TensorInfo> infos_;
+  std::unordered_map<std::string, std::string> keys_;  // by Hugging Face name
+  bool untied_ = false;
+};
+
+}  // namespace
+
+void convert_step_to_hf(const StepToHfOptions& options, const ConvertProgress& progress) {
+  StepToHf(options, progress).run();
+}
+
+}  // namespace megashard

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/convert/convert.h"
+#include "checkpoint/convert/weight_layout.h"
+#include "checkpoint/steps/checkpoint_format.h"
+
+namespace megashard {
+
+struct StepToHfOptions {
+  std::string load_dir;  ///< a step folder: .../iter_0000100 or .../release
+  CheckpointFormat format = CheckpointFormat::kTorchDcp;  ///< of the step
+  std::string save_dir;                                   ///< gets the safetensors and the assets
+  std::string model_assets_dir;  ///< its config and tokenizer files are copied; empty: none
+  /// A key that begins with "model." + dcp_prefix is named hf_prefix + the rest; any other one of
+  /// the model what stands behind "model.".
+  std::string dcp_prefix;
+  std::string hf_prefix;
+  /// Parts of names: matrices [E * I, O] of such names are written as stacked experts [E, I, O], E
+  /// being num_experts of the assets' config.json. The name ends so, or lies below "experts.".
+  std::vector<std::string> fused_linear_names;
+  bool to_bf16 = false;
+  const WeightLayout* megatron_layout = nullptr;  ///< that the step has; null: names stay
+  int64_t most_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;
+};
+
+/// Writes the model of a step as a Hugging Face model directory (MindSpeed-MM's
+/// dcp_to_hf). Optimizer state and values are left out. Where the assets' config.json ties lm_head
+/// to the embeddings and the step holds both: equal ones are written once, different ones make the
+/// written config.json say that they are not tied.
+void convert_step_to_hf(const StepToHfOptions& options, const ConvertProgress& progress);
+
+}  // namespace megashard

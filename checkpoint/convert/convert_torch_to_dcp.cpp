@@ -1,0 +1,112 @@
+#include "checkpoint/convert/convert_torch_to_dcp.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "checkpoint/dcp/dcp_metadata.h"
+#include "checkpoint/values/archive_storages.h"
+#include "checkpoint/values/tensor_info.h"
+#include "checkpoint/values/torch_archive.h"
+#include "checkpoint/values/value_paths.h"
+
+namespace megashard {
+namespace {
+
+constexpr const char* kDataFile = "__0_0.distcp";
+constexpr int64_t kMostExpansion = 32;  // of a view with stride 0 over the whole file
+
+const InputFile& checked_zip(const InputFile& file) {
+  std::string magic(4, '\0');
+  if (file.size() >= 4) file.read_at(magic.data(), 4, 0);
+  TORCH_CHECK(magic == "PK\x03\x04", file.path(),
+              " is no file of torch.save's zip format; an older one (before PyTorch 1.6) is read by torch.load and "
+              "written anew by torch.save");
+  return file;
+}
+
+class TorchToDcp {
+ public:
+  explicit TorchToDcp(const std::string& path)
+      : file_(path), archive_(checked_zip(file_), {0, file_.size()}) {
+    const auto root = read_root(archive_);
+    TORCH_CHECK(root.get_if<Dict>() != nullptr, path, " holds ", root.kind(),
+                ", not a state dict: save model.state_dict(), or a dict of such");
+    leaves_ = flatten_values(root.as_dict());
+  }
+
+  void write(const std::string& folder, const ConvertProgress& progress) {
+    const auto tensors = std::count_if(leaves_.begin(), leaves_.end(), [](const FlatValue& leaf) {
+      return is_tensor_record(leaf.value);
+    });
+    TensorCounter counter(progress, static_cast<size_t>(tensors));
+    OutputFile out(folder + "/" + kDataFile);
+    DcpMetadata metadata;
+    for (const auto& leaf : leaves_) {
+      const bool is_tensor = is_tensor_record(leaf.value);
+      metadata.entries.push_back(is_tensor ? write_tensor(leaf, out) : write_value(leaf, out));
+      if (is_tensor)
+        counter.add(
+            tensor_bytes({leaf.key, metadata.entries.back().dtype, metadata.entries.back().sizes}));
+    }
+    out.sync_and_close();
+    write_dcp_metadata(folder, metadata);
+  }
+
+ private:
+  DcpEntry write_tensor(const FlatValue& leaf, OutputFile& out) {
+    const auto found = stored_tensor(archive_, leaf.value);
+    TORCH_CHECK(found.has_value(), file_.path(), ": ", leaf.key, " is no plain tensor but ", leaf.value.kind(),
+                "; make it dense and plain before saving it");
+    const auto& stored = *found;
+    const auto bytes = tensor_bytes({leaf.key, stored.dtype, stored.sizes});
+    TORCH_CHECK(bytes / kMostExpansion <= file_.size(), file_.path(), ": tensor ", leaf.key, " of sizes ",
+                describe_sizes(stored.sizes), " repeats a few elements; save it after contiguous()");
+    const auto rows = stored.sizes.empty() ? 1 : stored.sizes[0];
+    const auto range = write_stored_tensor(out, read_rows(file_, stored, 0, rows));
+    const DcpChunk chunk{
+        std::vector<int64_t>(stored.sizes.size(), 0), stored.sizes, {kDataFile, range}};
+    return {leaf.key, leaf.path, true, stored.dtype, stored.sizes, {chunk}, {}};
+  }
+
+  DcpEntry write_value(const FlatValue& leaf, OutputFile& out) {
+    const auto renamed = rename_storages(leaf.value, 0);
+    const auto range = write_stored_tree(out, renamed.value, renamed.names.size(), [&](size_t i) {
+      const auto from = archive_.locate("data/" + renamed.names[i]);
+      auto bytes = at::empty({from.length}, at::TensorOptions(at::kByte));
+      file_.read_at(bytes.data_ptr(), from.length, from.offset);
+      return bytes;
+    });
+    return {leaf.key, leaf.path, false, at::kFloat, {}, {}, {kDataFile, range}};
+  }
+
+  InputFile file_;
+  TorchArchive archive_;
+  std::vector<FlatValue> leaves_;
+};
+
+}  // namespace
+
+void convert_torch_to_dcp(const std::string& torch_path, const std::string& dcp_folder,
+                          const ConvertProgress& progress) {
+  refuse_existing(dcp_folder, "--dcp-checkpoint-dir");
+  TorchToDcp conversion(torch_path);
+  const auto target = std::filesystem::absolute(dcp_folder).lexically_normal();
+  const auto named = target.has_filename() ? target : target.parent_path();
+  const auto hidden = (named.parent_path() / ("." + named.filename().string() + ".tmp")).string();
+  remove_directory(hidden);
+  make_directories(hidden);
+  try {
+    conversion.write(hidden, progress);
+    sync_directory(hidden);
+  } catch (...) {
+    remove_directory(hidden);
+    throw;
+  }
+  rename_durably(hidden, named.string());
+}
+
+}  // namespace megashard

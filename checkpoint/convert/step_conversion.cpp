@@ -1,0 +1,120 @@
+#include "checkpoint/convert/step_conversion.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <memory>
+#include <utility>
+
+#include "checkpoint/convert/folder_writer.h"
+#include "checkpoint/values/value_paths.h"
+
+namespace megashard {
+namespace {
+
+constexpr int64_t kMostFileBytes = int64_t{5} * 1000 * 1000 * 1000;
+
+/// "decoder.layers.3.mlp.linear_fc1" of 8: "decoder.layers.mlp.linear_fc1._extra_state/shard_3_8".
+std::string extra_state_key(const std::string& module, const std::vector<TensorInfo>& tensors) {
+  constexpr std::string_view kLayers = "layers.";
+  const auto at = module.find(kLayers);
+  if (at == std::string::npos) return module + "._extra_state/shard_0_1";
+  const auto number_at = at + kLayers.size();
+  const auto dot = module.find('.', number_at);
+  const auto layers = "model." + module.substr(0, number_at);
+  int64_t count = 0;
+  for (const auto& info : tensors) {
+    if (!info.name.starts_with(layers)) continue;
+    int64_t layer = 0;
+    std::from_chars(info.name.data() + layers.size(), info.name.data() + info.name.size(), layer);
+    count = std::max(count, layer + 1);
+  }
+  return module.substr(0, number_at) + module.substr(dot + 1) + "._extra_state/shard_" +
+         module.substr(number_at, dot - number_at) + "_" + std::to_string(count);
+}
+
+void write_content(FolderWriter& writer, CheckpointFormat format, const StepContent& content,
+                   const ConvertProgress& progress) {
+  TensorCounter counter(progress, content.tensors.tensors.size());
+  for (const auto& info : content.tensors.tensors) {
+    const bool full = writer.bytes_in_file() > kMostFileBytes;
+    if (full || content.file_starts.count(info.name) != 0) writer.next_file();
+    writer.write(info.name, content.tensors.read(info.name));
+    counter.add(tensor_bytes(info));
+  }
+  if (format != CheckpointFormat::kTorchDist || content.megatron_layout == nullptr) return;
+  for (const auto& module : content.megatron_layout->stateful_modules)
+    writer.write_object(extra_state_key(module, content.tensors.tensors), Value());
+}
+
+/// Which step a folder holds, by its name.
+StepWriter same_step(const std::string& save_dir, const std::string& folder) {
+  constexpr std::string_view kIteration = "iter_";
+  auto path = std::filesystem::absolute(folder).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  const auto name = path.filename().string();
+  if (name == "release") return StepWriter::release(save_dir);
+  int64_t iteration = -1;
+  if (name.starts_with(kIteration)) {
+    std::from_chars(name.data() + kIteration.size(), name.data() + name.size(), iteration);
+  }
+  TORCH_CHECK(iteration >= 0, folder, " is no step by its name: give a folder iter_0000100, or release");
+  return StepWriter(save_dir, iteration);
+}
+
+Dict values_of(DcpReader& reader) {
+  Dict values;
+  for (const auto& entry : reader.entries()) {
+    const bool of_format = entry.key.find("_extra_state/shard_") != std::string::npos ||
+                           entry.key.starts_with("content_metadata");
+    if (entry.is_tensor || of_format) continue;
+    insert_value(values, entry.path, reader.read_value(entry));
+  }
+  return values;
+}
+
+/// What the layout knows of the network, in the step's args.
+void complete_arguments(Dict& values, const WeightLayout& layout) {
+  const auto* args = values.find("args");
+  const auto* fields = args == nullptr ? nullptr : namespace_fields(*args);
+  if (fields == nullptr) return;
+  Dict complete = *fields;
+  for (const auto& [name, value] : layout.arguments.entries) complete.set(name.as_string(), value);
+  values.set("args", make_namespace(std::move(complete)));
+}
+
+}  // namespace
+
+void write_step(StepWriter step, CheckpointFormat format, const StepContent& content,
+                const ConvertProgress& progress) {
+  step.begin();
+  try {
+    FolderWriter writer(step.folder(), format, content.tensors.tensors);
+    write_content(writer, format, content, progress);
+    step.commit(writer.finish(content.values));
+  } catch (...) {
+    step.abandon();
+    throw;
+  }
+}
+
+void convert_step(const StepConversion& options, const ConvertProgress& progress) {
+  const auto folder = checked_step_folder(options.load_dir, "--load-dir");
+  const auto reader = std::make_shared<DcpReader>(folder);
+  TORCH_CHECK(reader->format() == options.from, folder, " is a ", format_name(reader->format()), " checkpoint; this "
+              "converter reads ", format_name(options.from));
+  const auto* layout = options.megatron_layout;
+  const bool to_megatron = options.to == CheckpointFormat::kTorchDist;
+  StepContent content{stream_of_step(reader), values_of(*reader), layout, {}};
+  if (layout != nullptr) {
+    content.tensors = to_megatron ? as_megatron(std::move(content.tensors), *layout)
+                                  : as_hugging_face(std::move(content.tensors), *layout);
+    rename_groups(content.values, *layout, to_megatron);
+    if (to_megatron) complete_arguments(content.values, *layout);
+  }
+  write_step(same_step(options.save_dir, folder), options.to, content, progress);
+}
+
+}  // namespace megashard

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <string>
+#include <unordered_set>
+
+#include "checkpoint/convert/convert.h"
+#include "checkpoint/convert/tensor_stream.h"
+#include "checkpoint/convert/weight_layout.h"
+#include "checkpoint/steps/checkpoint_directory.h"
+#include "checkpoint/steps/checkpoint_format.h"
+#include "checkpoint/values/value.h"
+
+namespace megashard {
+
+/// A step as a converter writes it.
+struct StepContent {
+  TensorStream tensors;
+  Dict values;                                    ///< nested, as save_checkpoint takes them
+  const WeightLayout* megatron_layout = nullptr;  ///< that the tensors have
+  std::unordered_set<std::string> file_starts;    ///< keys before which a new data file begins
+};
+
+/// Writes and commits the step. One tensor at a time is in memory, and what is read to make it. The
+/// step appears whole, or not at all.
+void write_step(StepWriter step, CheckpointFormat format, const StepContent& content,
+                const ConvertProgress& progress);
+
+struct StepConversion {
+  std::string load_dir;  ///< a step's folder: .../iter_0000100 or .../release
+  std::string save_dir;  ///< gets the step of the same name, and the tracker
+  CheckpointFormat from = CheckpointFormat::kTorchDcp;
+  CheckpointFormat to = CheckpointFormat::kTorchDist;
+  const WeightLayout* megatron_layout = nullptr;  ///< of the torch_dist side; null: names stay
+};
+
+/// A whole step, optimizer and values included, in the other format.
+void convert_step(const StepConversion& options, const ConvertProgress& progress);
+
+}  // namespace megashard

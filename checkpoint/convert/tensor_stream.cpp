@@ -1,0 +1,233 @@
+#include "checkpoint/convert/tensor_stream.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+namespace megashard {
+namespace {
+
+constexpr size_t kMostNamed = 8;
+
+std::string first_names(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kMostNamed); ++i)
+    text += (i == 0 ? "" : ", ") + names[i];
+  return names.size() <= kMostNamed
+             ? text
+             : text + " and " + std::to_string(names.size() - kMostNamed) + " more";
+}
+
+/// What stands around a weight's name in the keys of one kind of tensors.
+struct KeyFamily {
+  std::string prefix;
+  std::string suffix;
+  std::string key(const std::string& name) const { return prefix + name + suffix; }
+  bool is_model() const { return suffix.empty(); }
+};
+
+/// The weights themselves, then each of the optimizer's buffers.
+std::vector<KeyFamily> families_of(const std::vector<TensorInfo>& tensors) {
+  constexpr std::string_view kState = "optimizer.state.";
+  std::set<std::string> buffers;
+  for (const auto& info : tensors) {
+    if (info.name.starts_with(kState)) buffers.insert(info.name.substr(info.name.rfind('.')));
+  }
+  std::vector<KeyFamily> families = {{"model.", ""}};
+  for (const auto& buffer : buffers) families.push_back({std::string(kState), buffer});
+  return families;
+}
+
+/// What a changed stream is made of.
+class StreamChange {
+ public:
+  explicit StreamChange(TensorStream stream) : from_(std::move(stream)) {
+    for (const auto& info : from_.tensors) infos_.emplace(info.name, &info);
+  }
+
+  using Read = std::function<at::Tensor(const TensorStream& from)>;
+
+  const TensorStream& from() const { return from_; }
+  std::vector<KeyFamily> families() const { return families_of(from_.tensors); }
+  /// The tensor of that key, which has its place then; null: there is none.
+  const TensorInfo* take(const std::string& key) {
+    const auto found = infos_.find(key);
+    if (found == infos_.end()) return nullptr;
+    taken_.insert(key);
+    return found->second;
+  }
+  void add(TensorInfo info, Read read) {
+    reads_.emplace(info.name, std::move(read));
+    tensors_.push_back(std::move(info));
+  }
+  void miss(const std::string& key) { missing_.push_back(key); }
+
+  TensorStream finish() && {
+    TORCH_CHECK(missing_.empty(), from_.where, " lacks weights that config.json asks for: ", first_names(missing_),
+                "; give the config.json that belongs to it (its tie_word_embeddings says whether there is a head)");
+    std::vector<std::string> left;
+    for (const auto& info : from_.tensors) {
+      const bool derived =
+          info.name.ends_with("_extra_state") || info.name.ends_with(".rotary_emb.inv_freq");
+      if (taken_.count(info.name) == 0 && !derived) left.push_back(info.name);
+    }
+    TORCH_CHECK(left.empty(), from_.where, " holds tensors that have no place in this model's Megatron layout: ",
+                first_names(left), "; give the config.json that belongs to it, or convert without --megatron-layout");
+    TensorStream changed{std::move(tensors_), {}, from_.where};
+    auto shared = std::make_shared<StreamChange>(std::move(*this));
+    changed.read = [shared](const std::string& key) {
+      return shared->reads_.at(key)(shared->from_);
+    };
+    return changed;
+  }
+
+ private:
+  TensorStream from_;
+  std::unordered_map<std::string, const TensorInfo*> infos_;
+  std::unordered_set<std::string> taken_;
+  std::unordered_map<std::string, Read> reads_;
+  std::vector<TensorInfo> tensors_;
+  std::vector<std::string> missing_;
+};
+
+void add_megatron_weight(StreamChange& change, const KeyFamily& family,
+                         const MegatronWeight& weight) {
+  std::vector<std::string> keys;
+  std::vector<std::string> absent;
+  const TensorInfo* first = nullptr;
+  for (const auto& source : weight.sources) {
+    keys.push_back(family.key(source));
+    const auto* info = change.take(keys.back());
+    if (info == nullptr) {
+      absent.push_back(keys.back());
+    } else if (first == nullptr) {
+      first = info;
+    }
+  }
+  if (first == nullptr && !family.is_model()) return;  // the optimizer does not train it
+  for (const auto& key : absent) change.miss(key);
+  if (!absent.empty()) return;
+  const bool is_scalar = first->sizes.empty();  // the optimizer's step
+  change.add({family.key(weight.name), first->dtype, is_scalar ? first->sizes : weight.sizes},
+             [weight, keys, is_scalar](const TensorStream& from) {
+               if (is_scalar) return from.read(keys[0]);
+               return gather_sources(weight, [&](size_t i) { return from.read(keys[i]); });
+             });
+}
+
+void check_stored_sizes(const TensorInfo& stored, const MegatronWeight& weight,
+                        const std::string& where) {
+  auto expected = weight.sizes;
+  const bool is_padded = weight.padded && !stored.sizes.empty();
+  if (is_padded) expected[0] = std::max(stored.sizes[0], source_sizes(weight, 0)[0]);
+  TORCH_CHECK(stored.sizes == expected, where, " holds ", stored.name, " of sizes ", describe_sizes(stored.sizes),
+              ", and config.json makes them ", describe_sizes(expected), is_padded ? " or more rows" : "",
+              ": give the config.json that belongs to it");
+}
+
+/// The Megatron weight that was read last.
+struct LastRead {
+  std::string key;
+  at::Tensor tensor;
+};
+
+at::Tensor split_source(const MegatronWeight& weight, size_t source, const at::Tensor& stored) {
+  const at::NoGradGuard no_grad;
+  auto part = at::empty(source_sizes(weight, source), stored.options());
+  for (const auto& run : weight.runs) {
+    if (run.source != source) continue;
+    part.narrow(0, run.from_row, run.rows).copy_(stored.narrow(0, run.to_row, run.rows));
+  }
+  return part;
+}
+
+void add_sources(StreamChange& change, const KeyFamily& family, const MegatronWeight& weight,
+                 const std::shared_ptr<LastRead>& last) {
+  const auto key = family.key(weight.name);
+  const auto* stored = change.take(key);
+  if (stored == nullptr) {
+    if (family.is_model()) change.miss(key);
+    return;
+  }
+  const bool is_scalar = stored->sizes.empty();
+  if (!is_scalar) check_stored_sizes(*stored, weight, change.from().where);
+  for (size_t i = 0; i < weight.sources.size(); ++i) {
+    change.add({family.key(weight.sources[i]), stored->dtype,
+                is_scalar ? stored->sizes : source_sizes(weight, i)},
+               [weight, key, i, is_scalar, last](const TensorStream& from) {
+                 if (is_scalar) return from.read(key);
+                 if (last->key != key) *last = {};  // let go of it before the next is read
+                 if (last->key != key) *last = {key, from.read(key)};
+                 return split_source(weight, i, last->tensor);
+               });
+  }
+}
+
+}  // namespace
+
+TensorStream stream_of_step(const std::shared_ptr<DcpReader>& reader) {
+  TensorStream stream;
+  stream.where = reader->folder();
+  for (const auto& entry : reader->entries()) {
+    if (entry.is_tensor) stream.tensors.push_back({entry.key, entry.dtype, entry.sizes});
+  }
+  stream.read = [reader](const std::string& key) {
+    return reader->read_tensor(*reader->find(key));
+  };
+  return stream;
+}
+
+TensorStream as_megatron(TensorStream stream, const WeightLayout& layout) {
+  StreamChange change(std::move(stream));
+  for (const auto& family : change.families()) {
+    for (const auto& weight : layout.weights) add_megatron_weight(change, family, weight);
+  }
+  return std::move(change).finish();
+}
+
+TensorStream as_hugging_face(TensorStream stream, const WeightLayout& layout) {
+  StreamChange change(std::move(stream));
+  const auto last = std::make_shared<LastRead>();
+  for (const auto& family : change.families()) {
+    for (const auto& weight : layout.weights) add_sources(change, family, weight, last);
+  }
+  return std::move(change).finish();
+}
+
+void rename_groups(Dict& values, const WeightLayout& layout, bool to_megatron) {
+  std::map<std::string, std::vector<std::string>> renamed;
+  for (const auto& weight : layout.weights) {
+    if (!to_megatron) renamed[weight.name] = weight.sources;
+    for (size_t i = 0; to_megatron && i < weight.sources.size(); ++i)
+      renamed[weight.sources[i]] = i == 0 ? std::vector{weight.name} : std::vector<std::string>();
+  }
+  auto* optimizer = values.find("optimizer");
+  auto* fields = optimizer == nullptr ? nullptr : optimizer->get_if<Dict>();
+  auto* groups = fields == nullptr ? nullptr : fields->find("param_groups");
+  auto* list = groups == nullptr ? nullptr : groups->get_if<List>();
+  if (list == nullptr) return;
+  for (auto& group : list->items) {
+    auto* entries = group.get_if<Dict>();
+    auto* params = entries == nullptr ? nullptr : entries->find("params");
+    if (params == nullptr || params->get_if<List>() == nullptr) continue;
+    List names;
+    for (const auto& name : params->as_items()) {
+      const auto* text = name.get_if<std::string>();
+      const auto found = text == nullptr ? renamed.end() : renamed.find(*text);
+      if (found == renamed.end()) names.items.push_back(name);
+      if (found == renamed.end()) continue;
+      for (const auto& other : found->second) names.items.emplace_back(other);
+    }
+    *params = std::move(names);
+  }
+}
+
+}  // namespace megashard

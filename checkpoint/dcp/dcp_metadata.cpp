@@ -1,0 +1,258 @@
+#include "checkpoint/dcp/dcp_metadata.h"
+
+#include <c10/util/Exception.h>
+
+#include <map>
+#include <unordered_map>
+
+#include "checkpoint/values/pickle_reader.h"
+#include "checkpoint/values/pickle_writer.h"
+#include "checkpoint/values/tensor_info.h"
+
+namespace megashard {
+namespace {
+
+constexpr const char* kModule = "torch.distributed.checkpoint.metadata.";
+constexpr const char* kStorageInfo = "torch.distributed.checkpoint.filesystem._StorageInfo";
+constexpr int64_t kMostBytes = int64_t{4} << 30;
+
+// Writing.
+
+Value made(const std::string& class_name, Value state) {
+  return Object{class_name, Object::Making::kNew, Tuple(), std::move(state), {}, {}};
+}
+
+Value called(const std::string& name, Value argument) {
+  return Object{name, Object::Making::kCalled, Tuple{{std::move(argument)}}, {}, {}, {}};
+}
+
+Dict dict_of(std::vector<std::pair<const char*, Value>> fields) {
+  Dict dict;
+  for (auto& [key, value] : fields) dict.entries.emplace_back(key, std::move(value));
+  return dict;
+}
+
+Value tensor_properties(at::ScalarType dtype) {
+  const auto layout = called("torch.serialization._get_layout", "torch.strided");
+  const auto contiguous = called(std::string(kModule) + "_MEM_FORMAT_ENCODING", 0);
+  return Object{std::string(kModule) + "TensorProperties",
+                Object::Making::kNew,
+                Tuple(),
+                Tuple{{dtype, layout, false, contiguous, false}},
+                {},
+                {}};
+}
+
+Value storage_metadata(const DcpEntry& entry) {
+  if (!entry.is_tensor) return made(std::string(kModule) + "BytesStorageMetadata", Value());
+  List chunks;
+  for (const auto& chunk : entry.chunks) {
+    chunks.items.push_back(
+        made(std::string(kModule) + "ChunkStorageMetadata",
+             dict_of({{"offsets", TorchSize{chunk.offsets}}, {"sizes", TorchSize{chunk.sizes}}})));
+  }
+  return made(std::string(kModule) + "TensorStorageMetadata",
+              dict_of({{"properties", tensor_properties(entry.dtype)},
+                       {"size", TorchSize{entry.sizes}},
+                       {"chunks", std::move(chunks)}}));
+}
+
+void add_location(Dict& storage, Dict index, const DcpLocation& location) {
+  storage.entries.emplace_back(made(std::string(kModule) + "MetadataIndex", std::move(index)),
+                               made(kStorageInfo, dict_of({{"relative_path", location.file},
+                                                           {"offset", location.range.offset},
+                                                           {"length", location.range.length}})));
+}
+
+void add_locations(Dict& storage, const DcpEntry& entry) {
+  if (!entry.is_tensor)
+    return add_location(storage, dict_of({{"fqn", entry.key}, {"index", Value()}}), entry.location);
+  int64_t index = 0;
+  for (const auto& chunk : entry.chunks) {
+    add_location(
+        storage,
+        dict_of({{"fqn", entry.key}, {"index", index++}, {"offset", TorchSize{chunk.offsets}}}),
+        chunk.location);
+  }
+}
+
+// Reading.
+
+/// The fields of an object of that class.
+const Value& state_of(const Value& value, const std::string& class_name) {
+  const auto* object = value.object();
+  TORCH_CHECK(object != nullptr && object->class_name == class_name, "expected ", class_name, ", got ", value.kind());
+  return object->state;
+}
+
+std::vector<int64_t> sizes_of(const Value& value) {
+  const auto* size = value.get_if<TorchSize>();
+  TORCH_CHECK(size != nullptr && checked_numel(size->sizes).has_value(), "expected sizes, got ", value.kind());
+  return size->sizes;
+}
+
+std::vector<int64_t> offsets_of(const Value& value) {
+  const auto* offsets = value.get_if<TorchSize>();
+  TORCH_CHECK(offsets != nullptr, "expected offsets, got ", value.kind());
+  return offsets->sizes;
+}
+
+void check_chunk(const DcpChunk& chunk, const DcpEntry& entry) {
+  bool inside =
+      chunk.offsets.size() == entry.sizes.size() && chunk.sizes.size() == entry.sizes.size();
+  for (size_t i = 0; inside && i < entry.sizes.size(); ++i) {
+    inside = chunk.offsets[i] >= 0 && chunk.offsets[i] <= entry.sizes[i] &&
+             chunk.sizes[i] <= entry.sizes[i] - chunk.offsets[i];
+  }
+  TORCH_CHECK(inside, "tensor ", entry.key, " of sizes ", describe_sizes(entry.sizes), " has a chunk at ",
+              describe_sizes(chunk.offsets), " of sizes ", describe_sizes(chunk.sizes));
+}
+
+void read_tensor(DcpEntry& entry, const Dict& fields) {
+  entry.is_tensor = true;
+  const auto& properties =
+      state_of(fields.at("properties"), std::string(kModule) + "TensorProperties").as_items();
+  const auto* dtype = properties.empty() ? nullptr : properties[0].get_if<at::ScalarType>();
+  TORCH_CHECK(dtype != nullptr, "tensor ", entry.key, " has ",
+              properties.empty() ? "no properties" : properties[0].kind() + " for a dtype");
+  entry.dtype = *dtype;
+  entry.sizes = sizes_of(fields.at("size"));
+  TORCH_CHECK(checked_numel(entry.sizes, static_cast<int64_t>(c10::elementSize(entry.dtype))),
+              "tensor ", entry.key, " has impossible sizes ", describe_sizes(entry.sizes));
+  for (const auto& item : fields.at("chunks").as_items()) {
+    const auto& chunk = state_of(item, std::string(kModule) + "ChunkStorageMetadata").as_dict();
+    entry.chunks.push_back({offsets_of(chunk.at("offsets")), sizes_of(chunk.at("sizes")), {}});
+    check_chunk(entry.chunks.back(), entry);
+  }
+}
+
+DcpLocation location_of(const Value& info) {
+  const auto& fields = state_of(info, kStorageInfo).as_dict();
+  const auto* transforms = fields.find("transform_descriptors");
+  TORCH_CHECK(transforms == nullptr || transforms->is_none() || transforms->as_items().empty(),
+              "items are compressed (transform_descriptors); save without stream extensions");
+  DcpLocation location{fields.at("relative_path").as_string(),
+                       {fields.at("offset").as_int(), fields.at("length").as_int()}};
+  TORCH_CHECK(is_plain_file_name(location.file), "\"", location.file,
+              "\" is not a file of the checkpoint's own folder");
+  TORCH_CHECK(location.range.offset >= 0 && location.range.length >= 0 &&
+                  location.range.length <= INT64_MAX - location.range.offset, "an item lies at byte ",
+              location.range.offset, " of ", location.file, " with ", location.range.length,
+              " bytes");
+  return location;
+}
+
+class MetadataReader {
+ public:
+  DcpMetadata read(const Value& root) {
+    const auto& fields = state_of(root, std::string(kModule) + "Metadata").as_dict();
+    for (const auto& [key, value] : fields.at("state_dict_metadata").as_dict().entries)
+      add_entry(key, value);
+    if (const auto* paths = fields.find("planner_data");
+        paths != nullptr && paths->get_if<Dict>() != nullptr) {
+      for (const auto& [key, path] : paths->as_dict().entries) set_path(key, path);
+    }
+    if (const auto* storage = fields.find("storage_data");
+        storage != nullptr && !storage->is_none()) {
+      for (const auto& [index, info] : storage->as_dict().entries) {
+        set_location(state_of(index, std::string(kModule) + "MetadataIndex").as_dict(),
+                     location_of(info));
+      }
+    }
+    return std::move(metadata_);
+  }
+
+ private:
+  void add_entry(const Value& key, const Value& value) {
+    DcpEntry entry;
+    entry.key = key.as_string();
+    entry.path = {entry.key};
+    const auto* object = value.object();
+    TORCH_CHECK(object != nullptr, "key ", entry.key, " is ", value.kind());
+    if (object->class_name == std::string(kModule) + "TensorStorageMetadata") {
+      read_tensor(entry, object->state.as_dict());
+    } else {
+      TORCH_CHECK(object->class_name == std::string(kModule) + "BytesStorageMetadata", "key ", entry.key, " is ",
+                  value.kind());
+    }
+    const bool is_new = entries_.emplace(entry.key, metadata_.entries.size()).second;
+    TORCH_CHECK(is_new, "key ", entry.key, " is there twice");
+    const auto number = metadata_.entries.size();
+    for (size_t i = 0; i < entry.chunks.size(); ++i)
+      chunks_[number].emplace(entry.chunks[i].offsets, i);
+    metadata_.entries.push_back(std::move(entry));
+  }
+
+  DcpEntry* find(const Value& key) {
+    const auto found = entries_.find(key.as_string());
+    return found == entries_.end() ? nullptr : &metadata_.entries[found->second];
+  }
+
+  void set_path(const Value& key, const Value& path) {
+    auto* entry = find(key);
+    if (entry != nullptr && !path.as_items().empty()) entry->path = path.as_items();
+  }
+
+  void set_location(const Dict& index, DcpLocation location) {
+    auto* entry = find(index.at("fqn"));
+    if (entry == nullptr) return;
+    if (!entry->is_tensor) {
+      entry->location = std::move(location);
+      return;
+    }
+    const auto* offset = index.find("offset");
+    const auto offsets = offset == nullptr || offset->is_none()
+                             ? std::vector<int64_t>(entry->sizes.size(), 0)
+                             : offsets_of(*offset);
+    const auto& chunks = chunks_[static_cast<size_t>(entry - metadata_.entries.data())];
+    const auto found = chunks.find(offsets);
+    TORCH_CHECK(found != chunks.end(), "there is data of ", entry->key, " at ", describe_sizes(offsets),
+                ", where it has no chunk");
+    entry->chunks[found->second].location = std::move(location);
+  }
+
+  DcpMetadata metadata_;
+  std::unordered_map<std::string, size_t> entries_;
+  std::unordered_map<size_t, std::map<std::vector<int64_t>, size_t>>
+      chunks_;  // by entry, by offsets
+};
+
+}  // namespace
+
+DcpMetadata read_dcp_metadata(const std::string& folder) {
+  const auto path = folder + "/.metadata";
+  TORCH_CHECK(is_directory(folder), "there is no checkpoint folder ", folder);
+  TORCH_CHECK(path_exists(path), folder, " has no .metadata: it is no torch_dcp checkpoint, or its save was cut short");
+  return parse_dcp_metadata(read_small_file(path, kMostBytes), path);
+}
+
+DcpMetadata parse_dcp_metadata(std::string_view pickle, const std::string& path) {
+  const auto root = read_pickle(pickle, path);
+  try {
+    return MetadataReader().read(root);
+  } catch (const c10::Error& error) {
+    TORCH_CHECK(false, path, ": ", error.what_without_backtrace());
+  }
+}
+
+ManifestFile write_dcp_metadata(const std::string& folder, const DcpMetadata& metadata) {
+  Dict tensors;
+  Dict paths;
+  Dict storage;
+  for (const auto& entry : metadata.entries) {
+    tensors.entries.emplace_back(entry.key, storage_metadata(entry));
+    paths.entries.emplace_back(entry.key, Tuple{entry.path});
+    add_locations(storage, entry);
+  }
+  const auto root =
+      made(std::string(kModule) + "Metadata", dict_of({{"state_dict_metadata", std::move(tensors)},
+                                                       {"planner_data", std::move(paths)},
+                                                       {"storage_data", std::move(storage)},
+                                                       {"storage_meta", Value()},
+                                                       {"version", "1.0.0"}}));
+  const auto content = write_pickle(root);
+  write_file_atomically(folder + "/.metadata", content);
+  return manifest_entry(".metadata", content);
+}
+
+}  // namespace megashard

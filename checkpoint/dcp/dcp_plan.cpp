@@ -1,0 +1,197 @@
+#include "checkpoint/dcp/dcp_plan.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+#include "checkpoint/values/pickle_reader.h"
+#include "checkpoint/values/pickle_writer.h"
+#include "checkpoint/values/tensor_info.h"
+
+namespace megashard {
+namespace {
+
+bool overlap(const DcpChunk& a, const DcpChunk& b) {
+  for (size_t i = 0; i < a.sizes.size(); ++i) {
+    if (a.offsets[i] >= b.offsets[i] + b.sizes[i] || b.offsets[i] >= a.offsets[i] + a.sizes[i])
+      return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void check_tiling(const DcpEntry& entry) {
+  std::vector<const DcpChunk*> chunks;
+  int64_t volume = 0;
+  for (const auto& chunk : entry.chunks) {
+    const auto numel = checked_numel(chunk.sizes).value_or(0);
+    for (size_t i = 0; i < entry.sizes.size(); ++i) {
+      TORCH_CHECK(chunk.offsets[i] >= 0 && chunk.offsets[i] + chunk.sizes[i] <= entry.sizes[i], "tensor ", entry.key,
+                  " of sizes ", describe_sizes(entry.sizes), " has a shard at ", describe_sizes(chunk.offsets),
+                  " of sizes ", describe_sizes(chunk.sizes), ", which lies outside it");
+    }
+    TORCH_CHECK(!__builtin_add_overflow(volume, numel, &volume), "the shards of tensor ", entry.key,
+                " hold more than it has");
+    if (numel > 0) chunks.push_back(&chunk);
+  }
+  std::sort(chunks.begin(), chunks.end(),
+            [](const auto* a, const auto* b) { return a->offsets < b->offsets; });
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    for (size_t j = i + 1; j < chunks.size(); ++j) {
+      const bool past = !entry.sizes.empty() &&
+                        chunks[j]->offsets[0] >= chunks[i]->offsets[0] + chunks[i]->sizes[0];
+      if (past) break;
+      TORCH_CHECK(!overlap(*chunks[i], *chunks[j]), "tensor ", entry.key, " has shards that overlap, at ",
+                  describe_sizes(chunks[i]->offsets), " and ", describe_sizes(chunks[j]->offsets));
+    }
+  }
+  const auto whole = checked_numel(entry.sizes).value_or(-1);
+  TORCH_CHECK(volume == whole, "the shards of tensor ", entry.key, " hold ", volume, " of its ", whole, " elements");
+}
+
+namespace {
+
+class PlanMerger {
+ public:
+  explicit PlanMerger(const std::vector<RankPlan>& plans) : plans_(plans), bytes_(plans.size()) {
+    plan_.writes.resize(plans.size());
+  }
+
+  SavePlan merge() {
+    for (size_t rank = 0; rank < plans_.size(); ++rank) {
+      for (size_t item = 0; item < plans_[rank].size(); ++item) collect(rank, item);
+    }
+    for (const auto& entry : plan_.metadata.entries) {
+      if (entry.is_tensor) check_tiling(entry);
+    }
+    assign();
+    return std::move(plan_);
+  }
+
+ private:
+  struct Holders {
+    size_t entry;
+    size_t chunk;
+    std::vector<std::pair<size_t, size_t>> places;  // rank, item
+  };
+
+  void collect(size_t rank, size_t number) {
+    const auto& item = plans_[rank][number];
+    auto& entries = plan_.metadata.entries;
+    const auto [found, is_new] = entry_of_.emplace(item.key, entries.size());
+    if (is_new) {
+      entries.push_back(
+          {item.key, item.path, item.is_tensor, item.dtype, item.global_sizes, {}, {}});
+      chunk_of_.emplace_back();
+    }
+    auto& entry = entries[found->second];
+    TORCH_CHECK(entry.is_tensor == item.is_tensor && entry.dtype == item.dtype && entry.sizes == item.global_sizes,
+                "ranks disagree on ", item.key, ": ", torch_dtype_name(entry.dtype), describe_sizes(entry.sizes),
+                " and, on rank ", rank, ", ", torch_dtype_name(item.dtype), describe_sizes(item.global_sizes));
+    const auto [holder, first] = chunk_of_[found->second].emplace(item.offsets, holders_.size());
+    if (first) {
+      holders_.push_back({found->second, entry.chunks.size(), {}});
+      if (item.is_tensor) entry.chunks.push_back({item.offsets, item.sizes, {}});
+    } else if (item.is_tensor) {
+      auto& chunk = entry.chunks[holders_[holder->second].chunk];
+      TORCH_CHECK(chunk.sizes == item.sizes, "ranks hold ", describe_sizes(chunk.sizes), " and ",
+                  describe_sizes(item.sizes), " elements of ", item.key, " at ", describe_sizes(item.offsets));
+    }
+    holders_[holder->second].places.emplace_back(rank, number);
+  }
+
+  /// What one rank alone holds is settled first; the rest goes where the least is planned so far.
+  void assign() {
+    std::vector<size_t> owner(holders_.size(), SIZE_MAX);
+    for (size_t i = 0; i < holders_.size(); ++i) {
+      if (holders_[i].places.size() == 1) owner[i] = claim(holders_[i], 0);
+    }
+    for (size_t i = 0; i < holders_.size(); ++i) {
+      if (owner[i] != SIZE_MAX) continue;
+      const auto& places = holders_[i].places;
+      size_t best = 0;
+      for (size_t p = 1; p < places.size(); ++p) {
+        if (bytes_[places[p].first] < bytes_[places[best].first]) best = p;
+      }
+      owner[i] = claim(holders_[i], best);
+    }
+    for (size_t i = 0; i < holders_.size(); ++i) {
+      const auto& holder = holders_[i];
+      const auto [rank, item] = holder.places[owner[i]];
+      plan_.writes[rank].push_back({item, holder.entry, holder.chunk});
+    }
+    for (auto& writes : plan_.writes) {
+      std::sort(writes.begin(), writes.end(),
+                [](const auto& a, const auto& b) { return a.item < b.item; });
+    }
+  }
+
+  size_t claim(const Holders& holders, size_t place) {
+    const auto [rank, item] = holders.places[place];
+    bytes_[rank] += plans_[rank][item].bytes();
+    return place;
+  }
+
+  const std::vector<RankPlan>& plans_;
+  std::vector<int64_t> bytes_;
+  SavePlan plan_;
+  std::unordered_map<std::string, size_t> entry_of_;
+  std::vector<std::map<std::vector<int64_t>, size_t>> chunk_of_;  // by entry: offsets -> holders
+  std::vector<Holders> holders_;
+};
+
+std::vector<int64_t> sizes_in(const Value& value) {
+  const auto* size = value.get_if<TorchSize>();
+  TORCH_CHECK(size != nullptr, "expected sizes, got ", value.kind());
+  return size->sizes;
+}
+
+}  // namespace
+
+int64_t WriteItem::bytes() const { return is_tensor ? tensor_bytes({key, dtype, sizes}) : 1; }
+
+RankPlan make_rank_plan(const ShardedTensors& tensors, const std::vector<FlatValue>& values) {
+  RankPlan plan;
+  for (const auto& value : values)
+    plan.push_back({value.key, value.path, false, at::kFloat, {}, {}, {}});
+  for (const auto& [key, tensor] : tensors) {
+    const auto dimensions = static_cast<size_t>(tensor.local.dim());
+    TORCH_CHECK(tensor.global_sizes.size() == dimensions && tensor.offsets.size() == dimensions, "tensor ", key,
+                ": the local shard has ", dimensions, " dimensions, its global sizes ", tensor.global_sizes.size(),
+                ", its offsets ", tensor.offsets.size());
+    plan.push_back({key, tensor_path(key), true, tensor.local.scalar_type(), tensor.global_sizes,
+                    tensor.offsets, tensor.local.sizes().vec()});
+  }
+  return plan;
+}
+
+std::string encode_plan(const RankPlan& plan) {
+  List items;
+  for (const auto& item : plan) {
+    items.items.emplace_back(
+        Tuple{{item.key, Tuple{item.path}, item.is_tensor, item.dtype, TorchSize{item.global_sizes},
+               TorchSize{item.offsets}, TorchSize{item.sizes}}});
+  }
+  return write_pickle(items);
+}
+
+RankPlan decode_plan(const std::string& text) {
+  RankPlan plan;
+  const auto root = read_pickle(text, "the plan of a rank");
+  for (const auto& encoded : root.as_items()) {
+    const auto& fields = encoded.as_items();
+    const auto* dtype = fields.at(3).get_if<at::ScalarType>();
+    TORCH_CHECK(dtype != nullptr, "the plan of a rank has no dtype");
+    plan.push_back({fields.at(0).as_string(), fields.at(1).as_items(), fields.at(2).as_bool(),
+                    *dtype, sizes_in(fields.at(4)), sizes_in(fields.at(5)),
+                    sizes_in(fields.at(6))});
+  }
+  return plan;
+}
+
+SavePlan make_save_plan(const std::vector<RankPlan>& plans) { return PlanMerger(plans).merge(); }
+
+}  // namespace megashard

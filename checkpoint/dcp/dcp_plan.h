@@ -1,0 +1,61 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/dcp/dcp_metadata.h"
+#include "checkpoint/values/value_paths.h"
+#include "parallel/fsdp/sharded_tensor.h"
+
+namespace megashard {
+
+/// What one rank could write: a shard of a tensor, or a plain value.
+struct WriteItem {
+  std::string key;
+  std::vector<Value> path;
+  bool is_tensor = false;
+  at::ScalarType dtype = at::ScalarType::Float;
+  std::vector<int64_t> global_sizes;
+  std::vector<int64_t> offsets;
+  std::vector<int64_t> sizes;
+
+  int64_t bytes() const;  ///< of its data; 1 for plain values
+  bool operator==(const WriteItem&) const = default;
+};
+
+using RankPlan = std::vector<WriteItem>;
+
+/// Values first, then tensors, in the order given.
+RankPlan make_rank_plan(const ShardedTensors& tensors, const std::vector<FlatValue>& values);
+std::string encode_plan(const RankPlan& plan);
+RankPlan decode_plan(const std::string& text);
+
+/// Who writes what, the same on every rank.
+struct SavePlan {
+  struct Write {
+    size_t item;   ///< in the rank's own plan
+    size_t entry;  ///< in the metadata
+    size_t chunk;  ///< of that entry, if it is a tensor
+  };
+  std::vector<std::vector<Write>> writes;  ///< one list a rank
+  DcpMetadata metadata;                    ///< complete but for the locations
+};
+
+/// Throws when the chunks of a tensor do not tile it: inside it, apart from each other, and its
+/// volume in all.
+void check_tiling(const DcpEntry& entry);
+
+/// The plan of the last save, kept for the next one (torch's enable_plan_caching): it is the same
+/// while every rank has the same items as before.
+struct SavePlanCache {
+  RankPlan mine;
+  std::shared_ptr<const SavePlan> plan;
+};
+
+/// Merges the ranks' plans: what several ranks hold (replicas, values, empty shards) is written
+/// once, by the one with the least to write. Throws when ranks disagree on a tensor, or its chunks
+/// do not cover it exactly.
+SavePlan make_save_plan(const std::vector<RankPlan>& plans);
+
+}  // namespace megashard

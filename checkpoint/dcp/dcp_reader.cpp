@@ -1,0 +1,265 @@
+#include "checkpoint/dcp/dcp_reader.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "checkpoint/steps/agreement.h"
+#include "checkpoint/torch_dist/torch_dist_reader.h"
+#include "checkpoint/values/tensor_info.h"
+#include "checkpoint/values/torch_archive.h"
+#include "checkpoint/values/value_paths.h"
+
+namespace megashard {
+namespace {
+
+constexpr int64_t kBytesAtOnce = 64 << 20;
+constexpr size_t kMostListed = 20;
+
+/// A box that a chunk and a shard share, from the start of each.
+struct Overlap {
+  std::vector<int64_t> in_chunk;
+  std::vector<int64_t> in_local;
+  std::vector<int64_t> sizes;
+  int64_t numel = 1;
+};
+
+Overlap intersect(const DcpChunk& chunk, const ShardedTensor& into) {
+  Overlap box;
+  for (size_t i = 0; i < chunk.sizes.size(); ++i) {
+    const auto begin = std::max(chunk.offsets[i], into.offsets[i]);
+    const auto local_end = into.offsets[i] + into.local.size(static_cast<int64_t>(i));
+    const auto size =
+        std::max<int64_t>(0, std::min(chunk.offsets[i] + chunk.sizes[i], local_end) - begin);
+    box.in_chunk.push_back(begin - chunk.offsets[i]);
+    box.in_local.push_back(begin - into.offsets[i]);
+    box.sizes.push_back(size);
+    box.numel *= size;
+  }
+  return box;
+}
+
+at::Tensor narrow_to(at::Tensor tensor, const std::vector<int64_t>& offsets,
+                     const std::vector<int64_t>& sizes, size_t from) {
+  for (size_t i = from; i < sizes.size(); ++i)
+    tensor = tensor.narrow(static_cast<int64_t>(i), offsets[i], sizes[i]);
+  return tensor;
+}
+
+void drop_leading_ones(StoredTensor& stored, int count) {
+  for (; count > 0 && !stored.sizes.empty() && stored.sizes[0] == 1; --count) {
+    stored.sizes.erase(stored.sizes.begin());
+    stored.strides.erase(stored.strides.begin());
+  }
+}
+
+/// The box is whole rows of the chunk, and `target` is plain memory for them.
+bool can_read_into(const at::Tensor& target, const StoredTensor& stored, const Overlap& box) {
+  return target.device().is_cpu() && target.is_contiguous() &&
+         target.scalar_type() == stored.dtype && stored.is_contiguous() &&
+         (box.sizes.empty() ||
+          std::equal(box.sizes.begin() + 1, box.sizes.end(), stored.sizes.begin() + 1));
+}
+
+}  // namespace
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kMostListed); ++i)
+    text += (i == 0 ? "" : ", ") + names[i];
+  return names.size() <= kMostListed
+             ? text
+             : text + ", and " + std::to_string(names.size() - kMostListed) + " more";
+}
+
+DcpReader::DcpReader(std::string folder)
+    : folder_(std::move(folder)),
+      format_(detect_format(folder_)),
+      metadata_(format_ == CheckpointFormat::kTorchDist ? read_torch_dist_metadata(folder_)
+                                                        : read_dcp_metadata(folder_)) {
+  for (size_t i = 0; i < metadata_.entries.size(); ++i) index_.emplace(metadata_.entries[i].key, i);
+}
+
+const DcpEntry* DcpReader::find(const std::string& key) const {
+  const auto found = index_.find(key);
+  return found == index_.end() ? nullptr : &metadata_.entries[found->second];
+}
+
+const InputFile& DcpReader::open(const DcpLocation& location, const DcpEntry& entry) {
+  TORCH_CHECK(!location.file.empty(), folder_, "/.metadata does not say where ", entry.key, " is stored");
+  auto found = files_.find(location.file);
+  if (found == files_.end()) {
+    found = files_.emplace(location.file, InputFile(folder_ + "/" + location.file)).first;
+  }
+  return found->second;
+}
+
+int64_t DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk,
+                              const ShardedTensor& into, ReadQueue& reads) {
+  const auto box = intersect(chunk, into);
+  if (box.numel == 0) return 0;
+  const auto& file = open(chunk.location, entry);
+  auto stored = find_stored_tensor(file, chunk.location.range);
+  drop_leading_ones(stored, chunk.leading_ones);
+  TORCH_CHECK(stored.dtype == entry.dtype && stored.sizes == chunk.sizes, file.path(), " at byte ",
+              chunk.location.range.offset, ": found ", torch_dtype_name(stored.dtype), describe_sizes(stored.sizes),
+              " instead of ", torch_dtype_name(entry.dtype), describe_sizes(chunk.sizes), " of ", entry.key);
+  auto target = narrow_to(into.local.detach(), box.in_local, box.sizes, 0);
+  const auto element_bytes = static_cast<int64_t>(c10::elementSize(stored.dtype));
+  const auto rows = box.sizes.empty() ? 1 : box.sizes[0];
+  const auto first_row = box.sizes.empty() ? 0 : box.in_chunk[0];
+  const auto row_elements =
+      box.sizes.empty()
+          ? 1
+          : *checked_numel({stored.sizes.begin() + 1, stored.sizes.end()}, element_bytes);
+  const auto row_bytes = row_elements * element_bytes;
+  if (can_read_into(target, stored, box)) {
+    reads.add(file, target.data_ptr(), rows * row_bytes,
+              stored.data_offset + first_row * row_bytes);
+    return box.numel;
+  }
+  const auto step = std::max<int64_t>(1, kBytesAtOnce / row_bytes);
+  for (int64_t row = 0; row < rows; row += step) {
+    const auto count = std::min(step, rows - row);
+    const auto part =
+        narrow_to(read_rows(file, stored, first_row + row, count), box.in_chunk, box.sizes, 1);
+    auto place = box.sizes.empty() ? target : target.narrow(0, row, count);
+    place.copy_(part);
+  }
+  return box.numel;
+}
+
+void DcpReader::read_tensor(const DcpEntry& entry, const ShardedTensor& into) {
+  ReadQueue reads;
+  read_tensor(entry, into, reads);
+  reads.run();
+}
+
+void DcpReader::read_tensor(const DcpEntry& entry, const ShardedTensor& into, ReadQueue& reads) {
+  const at::NoGradGuard no_grad;
+  if (!entry.is_tensor ||
+      entry.value) {  // optimizers differ in whether `step` is a tensor or a number
+    TORCH_CHECK(into.local.numel() == 1, entry.key, " is a plain value in ", folder_, ", not a tensor");
+    into.local.detach().fill_((entry.value ? *entry.value : read_value(entry)).as_double());
+    return;
+  }
+  TORCH_CHECK(entry.sizes == into.global_sizes, entry.key, " has sizes ", describe_sizes(entry.sizes), " in ", folder_,
+              ", and ", describe_sizes(into.global_sizes), " here");
+  int64_t filled = 0;
+  for (const auto& chunk : entry.chunks) filled += read_chunk(entry, chunk, into, reads);
+  TORCH_CHECK(filled == into.local.numel(), "the chunks of ", entry.key, " in ", folder_, " cover ", filled, " of the ",
+              into.local.numel(), " elements needed here");
+}
+
+at::Tensor DcpReader::read_tensor(const DcpEntry& entry) {
+  TORCH_CHECK(entry.is_tensor, entry.key, " is a plain value in ", folder_, ", not a tensor");
+  int64_t stored_bytes = 0;  // before memory is asked for: sizes alone prove nothing
+  for (const auto& chunk : entry.chunks)
+    stored_bytes += std::min(chunk.location.range.length, open(chunk.location, entry).size());
+  const auto bytes = tensor_bytes({entry.key, entry.dtype, entry.sizes});
+  TORCH_CHECK(entry.value || stored_bytes >= bytes, entry.key, " should have ", bytes, " bytes, and ", folder_,
+              " stores ", stored_bytes, " for it: the checkpoint is damaged");
+  auto whole = at::empty(entry.sizes, at::TensorOptions(entry.dtype));
+  read_tensor(entry, ShardedTensor::replicated(whole));
+  return whole;
+}
+
+Value DcpReader::read_value(const DcpEntry& entry) {
+  TORCH_CHECK(!entry.is_tensor, entry.key, " is a tensor in ", folder_, ", not a plain value");
+  if (entry.value) return *entry.value;
+  auto stored = read_stored_value(open(entry.location, entry), entry.location.range);
+  if (!entry.is_sharded_object) return stored;
+  TORCH_CHECK(stored.as_items().size() == 1, entry.key, " in ", folder_, " is ", stored.as_items().size(),
+              " objects instead of one");
+  return stored.as_items()[0];
+}
+
+namespace {
+
+using Wanted = std::function<bool(const std::string& key)>;
+
+LoadReport compare_names(const DcpReader& reader, const ShardedTensors& tensors,
+                         const Wanted& is_wanted) {
+  LoadReport report;
+  std::unordered_set<std::string> asked;
+  for (const auto& [key, tensor] : tensors) {
+    asked.insert(key);
+    if (is_wanted(key) && reader.find(key) == nullptr) report.missing.push_back(key);
+  }
+  for (const auto& entry : reader.entries()) {
+    const bool extra_state =
+        entry.key.ends_with("_extra_state");  // Megatron's and TransformerEngine's by-product
+    if (entry.is_tensor && !extra_state && is_wanted(entry.key) && asked.count(entry.key) == 0) {
+      report.unexpected.push_back(entry.key);
+    }
+  }
+  return report;
+}
+
+void check_sizes(const DcpReader& reader, const ShardedTensors& tensors, const Wanted& is_wanted) {
+  for (const auto& [key, tensor] : tensors) {
+    const auto* entry = is_wanted(key) ? reader.find(key) : nullptr;
+    if (entry == nullptr || !entry->is_tensor) continue;
+    TORCH_CHECK(entry->sizes == tensor.global_sizes, key, " has sizes ", describe_sizes(entry->sizes), " in ",
+                reader.folder(), ", and ", describe_sizes(tensor.global_sizes),
+                " here: another model was saved; give the flags of the run that wrote it");
+  }
+}
+
+void check_names(const LoadReport& report, const std::string& folder) {
+  std::string text;
+  if (!report.missing.empty()) {
+    text +=
+        "; missing keys (" + std::to_string(report.missing.size()) + "): " + listed(report.missing);
+  }
+  if (!report.unexpected.empty()) {
+    text += "; unexpected keys (" + std::to_string(report.unexpected.size()) +
+            "): " + listed(report.unexpected);
+  }
+  TORCH_CHECK(text.empty(), "the checkpoint ", folder, " does not fit this model", text);
+}
+
+}  // namespace
+
+LoadReport load_dcp(const std::string& folder, const ShardedTensors& tensors, Dict* values,
+                    const ProcessGroupPtr& group, const LoadOptions& options) {
+  const Wanted is_wanted = [&](const std::string& key) {
+    return !options.wanted || options.wanted(key);
+  };
+  std::unique_ptr<DcpReader> reader;
+  LoadReport report;
+  Dict read;
+  all_or_throw(group, [&] {
+    if (options.format) expect_format(folder, *options.format);
+    reader = std::make_unique<DcpReader>(folder);
+    report = compare_names(*reader, tensors, is_wanted);
+    if (options.strict) {
+      check_sizes(*reader, tensors, is_wanted);
+      check_names(report, folder);
+    }
+    if (values == nullptr && !options.accept) return;
+    std::unordered_set<std::string> asked;
+    for (const auto& [key, tensor] : tensors) asked.insert(key);
+    for (const auto& entry : reader->entries()) {
+      const bool load = !entry.is_tensor && asked.count(entry.key) == 0 && is_wanted(entry.key);
+      if (load) insert_value(read, entry.path, reader->read_value(entry));
+    }
+  });
+  if (options.accept) options.accept(read, report);
+  all_or_throw(group, [&] {
+    check_sizes(*reader, tensors, is_wanted);
+    ReadQueue reads;
+    for (const auto& [key, tensor] : tensors) {
+      const auto* entry = is_wanted(key) ? reader->find(key) : nullptr;
+      if (entry != nullptr) reader->read_tensor(*entry, tensor, reads);
+    }
+    reads.run();
+  });
+  if (values != nullptr) *values = std::move(read);
+  return report;
+}
+
+}  // namespace megashard

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/dcp/dcp_metadata.h"
+#include "checkpoint/files/file_io.h"
+#include "checkpoint/files/read_queue.h"
+#include "checkpoint/steps/checkpoint_format.h"
+#include "checkpoint/values/value.h"
+#include "parallel/collectives/process_group.h"
+#include "parallel/fsdp/sharded_tensor.h"
+
+namespace megashard {
+
+/// A step's folder open for reading, by one process, without communication: torch_dcp, or
+/// torch_dist told as torch_dcp (see torch_dist_reader.h).
+class DcpReader {
+ public:
+  explicit DcpReader(std::string folder);
+
+  const std::string& folder() const { return folder_; }
+  CheckpointFormat format() const { return format_; }
+  const std::vector<DcpEntry>& entries() const { return metadata_.entries; }
+  const DcpEntry* find(const std::string& key) const;  ///< null when absent
+
+  /// Copies the saved rows that overlap with `into.local` into it, converting the dtype; reads no
+  /// others.
+  void read_tensor(const DcpEntry& entry, const ShardedTensor& into);
+  /// The same for many: what can go straight to its place is read by reads.run(), while this reader
+  /// lives.
+  void read_tensor(const DcpEntry& entry, const ShardedTensor& into, ReadQueue& reads);
+  /// The whole tensor, on the CPU.
+  at::Tensor read_tensor(const DcpEntry& entry);
+  Value read_value(const DcpEntry& entry);
+
+ private:
+  const InputFile& open(const DcpLocation& location, const DcpEntry& entry);
+  int64_t read_chunk(const DcpEntry& entry, const DcpChunk& chunk, const ShardedTensor& into,
+                     ReadQueue& reads);
+
+  std::string folder_;
+  CheckpointFormat format_;
+  DcpMetadata metadata_;
+  std::unordered_map<std::string, size_t> index_;
+  std::unordered_map<std::string, InputFile> files_;
+};
+
+struct LoadReport {
+  std::vector<std::string> missing;     ///< asked for, not in the checkpoint
+  std::vector<std::string> unexpected;  ///< tensors of the checkpoint that were not asked for
+};
+
+struct LoadOptions {
+  /// Missing and unexpected tensors are an error that lists them; otherwise they are only reported.
+  bool strict = true;
+  /// Keys to load; the others are left alone and are not unexpected. Null: all.
+  std::function<bool(const std::string& key)> wanted;
+  /// Looks at the plain values (nested) and at the names before any tensor is changed, and throws
+  /// to refuse them. Ranks see the same and so must decide alike.
+  std::function<void(const Dict& values, const LoadReport& report)> accept{};
+  /// A folder of another format is an error that names --ckpt-format. Unset: it is detected.
+  std::optional<CheckpointFormat> format{};
+};
+
+/// At most twenty names, separated by commas, and how many more there are.
+std::string listed(const std::vector<std::string>& names);
+
+/// Loads the tensors, in place, and the plain values (nested again; null: not wanted) of a
+/// folder that DcpReader reads, at any world size. Collective over `group` (null: this process
+/// alone). Values are read first; names and sizes are checked before any tensor is changed; an
+/// error on one rank is one on all.
+LoadReport load_dcp(const std::string& folder, const ShardedTensors& tensors, Dict* values,
+                    const ProcessGroupPtr& group, const LoadOptions& options = {});
+
+}  // namespace megashard

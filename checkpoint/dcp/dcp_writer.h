@@ -1,0 +1,29 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/dcp/dcp_plan.h"
+#include "checkpoint/steps/manifest.h"
+#include "checkpoint/values/value.h"
+#include "checkpoint/values/value_paths.h"
+#include "parallel/collectives/process_group.h"
+#include "parallel/fsdp/sharded_tensor.h"
+
+namespace megashard {
+
+/// Saves tensors and plain values into an existing folder as torch.distributed.checkpoint does:
+/// __{rank}_0.distcp from every rank, then .metadata from rank 0. Collective over `group` (null:
+/// this process alone). Values are nested; each rank may give others: what several ranks give under
+/// one key must be equal, and is written once. Files are on the disk on return. A failure on one
+/// rank is an error on all, and leaves no .metadata. Returns on rank 0 all files that were written.
+/// `plans`, one a rank, saves the exchange and the merging of plans while nothing has changed.
+std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
+                                   const Dict& values, const ProcessGroupPtr& group,
+                                   SavePlanCache* plans = nullptr);
+/// The same with values under keys of their own, each stored as it is.
+std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
+                                   const std::vector<FlatValue>& values,
+                                   const ProcessGroupPtr& group, SavePlanCache* plans = nullptr);
+
+}  // namespace megashard

@@ -1,0 +1,126 @@
+#include "checkpoint/files/block_writer.h"
+
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace megashard {
+namespace {
+
+constexpr int64_t kBlockAlignment = 2 << 20;
+constexpr int kWriterThreads = 2;  // the disk has the next block while one is acknowledged
+constexpr int kMostBlocks = kWriterThreads + 2;
+
+}  // namespace
+
+void BlockWriter::Release::operator()(char* block) const { std::free(block); }
+
+BlockWriter::Block BlockWriter::make_block() {
+  void* memory = std::aligned_alloc(kBlockAlignment, kBlockBytes);
+  TORCH_CHECK(memory != nullptr, "no memory for a block of ", kBlockBytes, " bytes to write from");
+  ::madvise(memory, kBlockBytes, MADV_HUGEPAGE);
+  return Block(static_cast<char*>(memory));
+}
+
+BlockWriter::BlockWriter(int descriptor, std::string path)
+    : descriptor_(descriptor), path_(std::move(path)), made_(1) {
+  leave_page_cache_alone(true);
+  for (int i = 0; i < kWriterThreads; ++i) threads_.emplace_back([this] { work(); });
+}
+
+BlockWriter::~BlockWriter() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+    queue_.clear();
+  }
+  changed_.notify_all();
+  for (auto& thread : threads_) thread.join();
+}
+
+/// Where the file system cannot, nothing changes.
+void BlockWriter::leave_page_cache_alone(bool alone) {
+  const int flags = ::fcntl(descriptor_, F_GETFL);
+  if (flags >= 0) ::fcntl(descriptor_, F_SETFL, alone ? flags | O_DIRECT : flags & ~O_DIRECT);
+}
+
+void BlockWriter::submit(Block full, int64_t bytes, int64_t offset) {
+  const std::lock_guard lock(mutex_);
+  rethrow();
+  queue_.push_back({std::move(full), bytes, offset});
+  changed_.notify_all();
+}
+
+BlockWriter::Block BlockWriter::take() {
+  std::unique_lock lock(mutex_);
+  if (free_.empty() && made_ < kMostBlocks) {
+    ++made_;
+    lock.unlock();
+    return make_block();
+  }
+  changed_.wait(lock, [this] { return !free_.empty() || failure_ != nullptr; });
+  rethrow();
+  auto block = std::move(free_.back());
+  free_.pop_back();
+  return block;
+}
+
+void BlockWriter::drain() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return (queue_.empty() && writing_ == 0) || failure_ != nullptr; });
+  rethrow();
+}
+
+void BlockWriter::rethrow() const {
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
+}
+
+void BlockWriter::work() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return closing_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    Job job = std::move(queue_.front());
+    queue_.pop_front();
+    ++writing_;
+    lock.unlock();
+    std::exception_ptr failure;
+    try {
+      write(job.block.get(), (job.bytes + kSectorBytes - 1) / kSectorBytes * kSectorBytes,
+            job.offset);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    lock.lock();
+    --writing_;
+    if (failure_ == nullptr) failure_ = failure;
+    free_.push_back(std::move(job.block));
+    changed_.notify_all();
+  }
+}
+
+void BlockWriter::write(const char* from, int64_t bytes, int64_t offset) {
+  bool direct = true;
+  while (bytes > 0) {
+    const auto put = ::pwrite(descriptor_, from, static_cast<size_t>(bytes), offset);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0 && errno == EINVAL && std::exchange(direct, false)) {
+      leave_page_cache_alone(false);  // the flag was taken, but not meant
+      continue;
+    }
+    TORCH_CHECK(put > 0, "writing ", path_, " at byte ", offset, " failed: ", std::strerror(errno));
+    // Where the page cache took it: on its way to the disk now, not all at once in the end.
+    ::sync_file_range(descriptor_, offset, put, SYNC_FILE_RANGE_WRITE);
+    from += put;
+    offset += put;
+    bytes -= put;
+  }
+}
+
+}  // namespace megashard

@@ -1,0 +1,232 @@
+#include "checkpoint/files/file_io.h"
+
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "checkpoint/files/crc32.h"
+
+namespace megashard {
+namespace {
+
+constexpr int64_t kMostPerCall = 1 << 30;  // Linux moves at most 2 GiB - 4 KiB a call
+
+std::string reason() { return std::strerror(errno); }
+
+std::string parent_of(const std::string& path) {
+  const auto parent = std::filesystem::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
+int open_to_read(const std::string& path, int64_t& size) {
+  // A pipe of that name would otherwise make open() wait for a writer.
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  TORCH_CHECK(descriptor >= 0, "cannot read ", path, ": ", reason());
+  struct stat status {};
+  const bool regular = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
+  if (!regular) ::close(descriptor);
+  TORCH_CHECK(regular, "cannot read ", path, ": it is not a regular file");
+  size = status.st_size;
+  return descriptor;
+}
+
+}  // namespace
+
+InputFile::InputFile(std::string path) : path_(std::move(path)) {
+  descriptor_ = open_to_read(path_, size_);
+}
+
+InputFile::InputFile(InputFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      size_(other.size_) {}
+
+InputFile::~InputFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void InputFile::read_at(void* into, int64_t bytes, int64_t offset) const {
+  TORCH_CHECK(bytes >= 0 && offset >= 0 && offset <= size_ && bytes <= size_ - offset, path_,
+              " has ", size_, " bytes, but bytes ", offset, " to ", offset, " + ", bytes,
+              " are needed: the file is truncated or belongs to another checkpoint");
+  auto* target = static_cast<char*>(into);
+  while (bytes > 0) {
+    const auto got = ::pread(descriptor_, target, std::min(bytes, kMostPerCall), offset);
+    if (got < 0 && errno == EINTR) continue;
+    TORCH_CHECK(got >= 0, "reading ", path_, " at byte ", offset, " failed: ", reason());
+    TORCH_CHECK(got > 0, path_, " ends at byte ", offset, ": it was cut while it was read");
+    target += got;
+    offset += got;
+    bytes -= got;
+  }
+}
+
+OutputFile::OutputFile(std::string path, int64_t expected_bytes)
+    : path_(std::move(path)), block_(BlockWriter::make_block()) {
+  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0640);
+  TORCH_CHECK(descriptor_ >= 0, "cannot create ", path_, ": ", reason());
+  if (expected_bytes <= BlockWriter::kBlockBytes) return;
+  has_reserved_ = ::fallocate(descriptor_, 0, 0, expected_bytes) == 0;
+  const bool full = !has_reserved_ && (errno == ENOSPC || errno == EDQUOT);
+  const auto why = reason();
+  if (full) ::close(std::exchange(descriptor_, -1));
+  TORCH_CHECK(!full, "there is no room for the ", expected_bytes, " bytes of ", path_, ": ", why);
+}
+
+OutputFile::~OutputFile() {
+  writer_.reset();
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+uint32_t OutputFile::write(const void* data, int64_t bytes) {
+  const auto* from = static_cast<const char*>(data);
+  uint32_t crc = 0;
+  for (int64_t left = bytes; left > 0;) {
+    if (position_ - block_begin_ == BlockWriter::kBlockBytes) {
+      if (writer_ == nullptr) writer_ = std::make_unique<BlockWriter>(descriptor_, path_);
+      writer_->submit(std::move(block_), BlockWriter::kBlockBytes, block_begin_);
+      block_ = writer_->take();
+      block_begin_ = position_;
+    }
+    const auto filled = position_ - block_begin_;
+    const auto part = std::min(left, BlockWriter::kBlockBytes - filled);
+    crc = copy_with_crc32(block_.get() + filled, from, part, crc);
+    from += part;
+    position_ += part;
+    left -= part;
+  }
+  crc32_ = crc32_combine(crc32_, crc, bytes);
+  return crc;
+}
+
+void OutputFile::write_small() {
+  const char* from = block_.get();
+  for (int64_t left = position_; left > 0;) {
+    const auto put = ::write(descriptor_, from, static_cast<size_t>(left));
+    if (put < 0 && errno == EINTR) continue;
+    TORCH_CHECK(put > 0, "writing ", path_, " failed: ", reason());
+    from += put;
+    left -= put;
+  }
+}
+
+void OutputFile::write_rest() {
+  const auto rest = position_ - block_begin_;
+  const auto unused = std::min(BlockWriter::kBlockBytes - rest, BlockWriter::kSectorBytes);
+  std::memset(block_.get() + rest, 0, static_cast<size_t>(unused));
+  writer_->submit(std::move(block_), rest, block_begin_);
+  writer_->drain();
+}
+
+void OutputFile::sync_and_close() {
+  writer_ == nullptr ? write_small() : write_rest();
+  if (writer_ != nullptr || has_reserved_) {  // whole sectors, or more room than was needed
+    TORCH_CHECK(::ftruncate(descriptor_, position_) == 0, "giving ", path_, " its length of ", position_,
+                " bytes failed: ", reason());
+  }
+  writer_.reset();
+  const bool synced = ::fsync(descriptor_) == 0;
+  const auto why = synced ? std::string() : reason();
+  const bool closed = ::close(std::exchange(descriptor_, -1)) == 0;
+  TORCH_CHECK(synced, "fsync of ", path_, " failed: ", why);
+  TORCH_CHECK(closed, "closing ", path_, " failed: ", reason());
+}
+
+MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
+  const int descriptor = open_to_read(path_, size_);
+  void* mapped = nullptr;
+  if (size_ > 0) {
+    mapped = ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_NORESERVE, descriptor, 0);
+  }
+  const auto why = reason();
+  ::close(descriptor);
+  TORCH_CHECK(mapped != MAP_FAILED, "cannot map ", path_, " into memory: ", why);
+  data_ = static_cast<char*>(mapped);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(data_, static_cast<size_t>(size_));
+}
+
+void MappedFile::forget(int64_t offset, int64_t bytes) {
+  static const int64_t page = ::sysconf(_SC_PAGESIZE);
+  const auto begin = (offset + page - 1) / page * page;  // of whole pages: neighbours keep theirs
+  const auto end = (offset + bytes) / page * page;
+  if (begin < end) ::madvise(data_ + begin, static_cast<size_t>(end - begin), MADV_DONTNEED);
+}
+
+bool path_exists(const std::string& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0;
+}
+
+bool is_plain_file_name(std::string_view name) {
+  return !name.empty() && name[0] != '.' &&
+         name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
+}
+
+bool is_directory(const std::string& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+}
+
+void make_directories(const std::string& path) {
+  TORCH_CHECK(!path.empty(), "cannot create a folder with an empty name");
+  for (size_t end = path.find('/', 1); !path.empty(); end = path.find('/', end + 1)) {
+    const auto part = path.substr(0, end);
+    const bool made = ::mkdir(part.c_str(), 0750) == 0;
+    const auto why = reason();
+    TORCH_CHECK(made || is_directory(part), "cannot create the folder ", part, ": ", why);
+    if (made) sync_directory(parent_of(part));
+    if (end == std::string::npos) break;
+  }
+}
+
+void sync_directory(const std::string& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  TORCH_CHECK(descriptor >= 0, "cannot open the folder ", path, ": ", reason());
+  const bool synced = ::fsync(descriptor) == 0 || errno == EINVAL;  // EINVAL: no such need there
+  const auto why = reason();
+  ::close(descriptor);
+  TORCH_CHECK(synced, "fsync of the folder ", path, " failed: ", why);
+}
+
+void rename_durably(const std::string& from, const std::string& to) {
+  TORCH_CHECK(::rename(from.c_str(), to.c_str()) == 0, "cannot rename ", from, " to ", to, ": ",
+              reason());
+  sync_directory(parent_of(to));
+}
+
+void remove_directory(const std::string& path) {
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  TORCH_CHECK(!error, "cannot remove ", path, ": ", error.message());
+}
+
+void write_file_atomically(const std::string& path, std::string_view content) {
+  const auto temporary = path + ".tmp";
+  OutputFile file(temporary);
+  file.write(content);
+  file.sync_and_close();
+  rename_durably(temporary, path);
+}
+
+std::string read_small_file(const std::string& path, int64_t most_bytes) {
+  const InputFile file(path);
+  TORCH_CHECK(file.size() <= most_bytes, path, " has ", file.size(), " bytes; at most ", most_bytes,
+              " are expected here");
+  std::string content(static_cast<size_t>(file.size()), '\0');
+  file.read_at(content.data(), file.size(), 0);
+  return content;
+}
+
+}  // namespace megashard

@@ -1,0 +1,34 @@
+#include "checkpoint/files/strict_json.h"
+
+#include <c10/util/Exception.h>
+
+#include <nlohmann/json.hpp>
+#include <unordered_set>
+#include <vector>
+
+namespace megashard {
+
+nlohmann::json parse_strict_json(std::string_view text, const std::string& where) {
+  using Event = nlohmann::json::parse_event_t;
+  constexpr int kMostDepth = 32;
+  std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
+  std::string twice;
+  bool too_deep = false;
+  const auto look = [&](int depth, Event event, const nlohmann::json& parsed) {
+    too_deep = too_deep || depth > kMostDepth;
+    if (event == Event::object_start) keys.emplace_back();
+    if (event == Event::object_end) keys.pop_back();
+    if (event == Event::key && twice.empty()) {
+      const auto& key = parsed.get_ref<const std::string&>();
+      if (!keys.back().insert(key).second) twice = key;
+    }
+    return !too_deep;
+  };
+  auto root = nlohmann::json::parse(text, look, /*allow_exceptions=*/false);
+  TORCH_CHECK(!too_deep, where, " is nested deeper than ", kMostDepth);
+  TORCH_CHECK(twice.empty(), where, " has the key \"", twice, "\" twice");
+  TORCH_CHECK(!root.is_discarded(), where, " is no JSON, or was cut short");
+  return root;
+}
+
+}  // namespace megashard

@@ -1,0 +1,93 @@
+#include "checkpoint/hugging_face/hf_weights.h"
+
+#include <c10/util/Exception.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "checkpoint/files/strict_json.h"
+#include "checkpoint/hugging_face/hf_files.h"
+
+namespace megashard {
+namespace {
+
+constexpr const char* kSingleName = "model.safetensors";
+constexpr const char* kIndexName = "model.safetensors.index.json";
+constexpr int64_t kMostIndexBytes = 256 << 20;
+
+}  // namespace
+
+HfWeights::HfWeights(const std::string& directory) : directory_(directory) {
+  TORCH_CHECK(is_directory(directory), "there is no Hugging Face directory ", directory);
+  const auto single = directory + "/" + kSingleName;
+  const auto index = directory + "/" + kIndexName;
+  if (path_exists(index)) {
+    read_index(directory, index);
+  } else {
+    TORCH_CHECK(path_exists(single), directory, " has neither ", kSingleName, " nor ", kIndexName,
+                "; save the model with transformers' save_pretrained first");
+    add_file(single);
+  }
+}
+
+void HfWeights::read_index(const std::string& directory, const std::string& index_path) {
+  const auto index = parse_strict_json(read_small_file(index_path, kMostIndexBytes), index_path);
+  TORCH_CHECK(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(),
+              index_path, " is no index: it has no weight_map");
+  std::set<std::string> files;
+  for (const auto& [name, file] : index["weight_map"].items()) {
+    TORCH_CHECK(file.is_string() && is_plain_file_name(file.get_ref<const std::string&>()),
+                index_path, ": tensor \"", name, "\" is not in a file of this folder");
+    files.insert(file.get<std::string>());
+  }
+  for (const auto& file : files) add_file(directory + "/" + file);
+  for (const auto& [name, file] : index["weight_map"].items()) {
+    const auto found = file_of_.find(name);
+    const auto path = directory + "/" + file.get_ref<const std::string&>();
+    TORCH_CHECK(found != file_of_.end() && files_[found->second]->path() == path, index_path,
+                " says that tensor \"", name, "\" is in ", path, ", but it is not there");
+  }
+}
+
+void HfWeights::add_file(const std::string& path) {
+  files_.push_back(std::make_unique<SafetensorsFile>(path));
+  const auto number = static_cast<int>(files_.size()) - 1;
+  for (const auto& info : files_.back()->tensors()) {
+    const auto [found, is_new] = file_of_.emplace(info.name, number);
+    TORCH_CHECK(is_new, "tensor \"", info.name, "\" is in ", files_[found->second]->path(),
+                " and again in ", path);
+    tensors_.push_back(info);
+  }
+}
+
+int HfWeights::file_of(const std::string& name) const {
+  const auto found = file_of_.find(name);
+  TORCH_CHECK(found != file_of_.end(), "the weights in ", directory_, " have no tensor \"", name,
+              "\"");
+  return found->second;
+}
+
+const TensorInfo& HfWeights::info(const std::string& name) const {
+  return files_[file_of(name)]->info(name);
+}
+
+at::Tensor HfWeights::tensor(const std::string& name) const {
+  return files_[file_of(name)]->tensor(name);
+}
+
+void HfWeights::forget(const std::string& name) const { files_[file_of(name)]->forget(name); }
+
+void save_hf_weights(const std::string& directory, const std::vector<TensorInfo>& tensors,
+                     const std::function<at::Tensor(const TensorInfo&)>& data,
+                     int64_t most_shard_bytes) {
+  make_directories(directory);
+  const auto plan = plan_hf_files(tensors, most_shard_bytes);
+  for (const auto& file : plan.files) {
+    SafetensorsWriter writer(directory + "/" + file.name, file.tensors);
+    for (const auto& info : writer.tensors()) writer.write(data(info));
+    writer.finish();
+  }
+  finish_hf_files(directory, plan);
+}
+
+}  // namespace megashard

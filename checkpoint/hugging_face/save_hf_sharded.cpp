@@ -1,0 +1,147 @@
+#include "checkpoint/hugging_face/save_hf_sharded.h"
+
+#include <ATen/core/Tensor.h>
+#include <unistd.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "checkpoint/dcp/dcp_plan.h"
+#include "checkpoint/files/file_io.h"
+#include "checkpoint/files/placed_file.h"
+#include "checkpoint/hugging_face/hf_files.h"
+#include "checkpoint/hugging_face/safetensors.h"
+#include "checkpoint/steps/agreement.h"
+#include "checkpoint/values/tensor_info.h"
+
+namespace megashard {
+namespace {
+
+/// Calls visit(first element in the whole, first in the box, elements) for each run of a box's
+/// elements that lie side by side in the whole tensor.
+void for_each_run(const std::vector<int64_t>& whole, const DcpChunk& box,
+                  const std::function<void(int64_t, int64_t, int64_t)>& visit) {
+  if (checked_numel(box.sizes).value_or(0) == 0) return;
+  int64_t run = 1;
+  size_t outer = whole.size();  // dimensions before it are walked over
+  while (outer > 0) {
+    run *= box.sizes[--outer];
+    if (box.sizes[outer] != whole[outer]) break;
+  }
+  std::vector<int64_t> at(outer, 0);
+  int64_t in_box = 0;
+  while (true) {
+    int64_t in_whole = 0;
+    for (size_t i = 0; i < whole.size(); ++i)
+      in_whole = in_whole * whole[i] + box.offsets[i] + (i < outer ? at[i] : 0);
+    visit(in_whole, in_box, run);
+    in_box += run;
+    size_t axis = outer;
+    while (axis > 0 && ++at[axis - 1] == box.sizes[axis - 1]) at[--axis] = 0;
+    if (axis == 0) return;
+  }
+}
+
+class ShardedSave {
+ public:
+  ShardedSave(std::string directory, const ShardedTensors& tensors)
+      : directory_(std::move(directory)), tensors_(tensors) {}
+
+  void make_plan(const std::vector<std::string>& plans, int64_t most_shard_bytes) {
+    std::vector<RankPlan> decoded;
+    for (const auto& text : plans) decoded.push_back(decode_plan(text));
+    plan_ = make_save_plan(decoded);
+    std::vector<TensorInfo> infos;
+    for (const auto& entry : plan_.metadata.entries)
+      infos.push_back({entry.key, entry.dtype, entry.sizes});
+    files_ = plan_hf_files(infos, most_shard_bytes);
+    for (size_t i = 0; i < files_.files.size(); ++i) {
+      layouts_.push_back(layout_safetensors(files_.files[i].name, files_.files[i].tensors));
+      const auto& layout = layouts_.back();
+      for (size_t j = 0; j < layout.tensors.size(); ++j)
+        places_[layout.tensors[j].name] = {i, layout.offsets[j]};
+    }
+  }
+
+  void create_files() const {
+    make_directories(directory_);
+    for (size_t i = 0; i < layouts_.size(); ++i) {
+      PlacedFile::create(temporary(i), layouts_[i].file_bytes);
+      PlacedFile(temporary(i))
+          .write_at(layouts_[i].head.data(), static_cast<int64_t>(layouts_[i].head.size()), 0);
+    }
+  }
+
+  void write(size_t rank) {
+    std::map<size_t, std::unique_ptr<PlacedFile>> open;
+    for (const auto& write : plan_.writes[rank]) {
+      const auto& entry = plan_.metadata.entries[write.entry];
+      const auto& place = places_.at(entry.key);
+      auto& file = open[place.file];
+      if (file == nullptr) file = std::make_unique<PlacedFile>(temporary(place.file));
+      const auto local = tensors_[write.item].second.local.detach().cpu().contiguous();
+      const auto* data = static_cast<const char*>(local.const_data_ptr());
+      const auto bytes = static_cast<int64_t>(local.element_size());
+      for_each_run(entry.sizes, entry.chunks[write.chunk],
+                   [&](int64_t in_whole, int64_t in_box, int64_t count) {
+                     file->write_at(data + in_box * bytes, count * bytes,
+                                    place.offset + in_whole * bytes);
+                   });
+    }
+    for (auto& [number, file] : open) file->sync();
+  }
+
+  /// With the header on the disk too: this rank wrote it.
+  void publish() const {
+    for (size_t i = 0; i < layouts_.size(); ++i) PlacedFile(temporary(i)).sync();
+    for (size_t i = 0; i < layouts_.size(); ++i)
+      rename_durably(temporary(i), directory_ + "/" + files_.files[i].name);
+    finish_hf_files(directory_, files_);
+  }
+
+  void abandon() const {
+    for (size_t i = 0; i < layouts_.size(); ++i) ::unlink(temporary(i).c_str());
+  }
+
+ private:
+  struct DataPlace {
+    size_t file;
+    int64_t offset;
+  };
+  std::string temporary(size_t file) const {
+    return directory_ + "/" + files_.files[file].name + ".tmp";
+  }
+
+  std::string directory_;
+  const ShardedTensors& tensors_;
+  SavePlan plan_;
+  HfFilePlan files_;
+  std::vector<SafetensorsLayout> layouts_;
+  std::map<std::string, DataPlace> places_;
+};
+
+}  // namespace
+
+void save_hf_sharded(const std::string& directory, const ShardedTensors& tensors,
+                     const ProcessGroupPtr& group, int64_t most_shard_bytes) {
+  const auto rank = static_cast<size_t>(rank_in(group));
+  ShardedSave save(directory, tensors);
+  const auto plans =
+      gather_or_throw(group, [&] { return encode_plan(make_rank_plan(tensors, {})); });
+  try {
+    all_or_throw(group, [&] {
+      save.make_plan(plans, most_shard_bytes);
+      if (rank == 0) save.create_files();
+    });
+    all_or_throw(group, [&] { save.write(rank); });
+    all_or_throw(group, [&] {
+      if (rank == 0) save.publish();
+    });
+  } catch (...) {
+    if (rank == 0) save.abandon();
+    throw;
+  }
+}
+
+}  // namespace megashard

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "parallel/collectives/process_group.h"
+
+namespace megashard {
+
+/// Runs `work` on every rank and gathers what it returns, in rank order. When it throws anywhere,
+/// all ranks throw the same sentence, which names the rank: none waits for one that has given up. A
+/// null group is a single rank.
+std::vector<std::string> gather_or_throw(const ProcessGroupPtr& group,
+                                         const std::function<std::string()>& work);
+
+/// The same without a result.
+void all_or_throw(const ProcessGroupPtr& group, const std::function<void()>& work);
+
+inline int rank_in(const ProcessGroupPtr& group) { return group == nullptr ? 0 : group->rank(); }
+
+}  // namespace megashard

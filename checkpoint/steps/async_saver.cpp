@@ -1,0 +1,116 @@
+#include "checkpoint/steps/async_saver.h"
+
+#include <c10/util/Exception.h>
+#include <sys/resource.h>
+
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <utility>
+
+#include "checkpoint/steps/agreement.h"
+#include "parallel/collectives/routed_process_group.h"
+
+namespace megashard {
+namespace {
+
+constexpr int kNiceness = 10;  // the thread gets what training leaves, and all when training waits
+
+}  // namespace
+
+struct AsyncSaver::Save {
+  std::string name;
+  std::shared_ptr<ShardSnapshot> snapshot;
+  ShardedTensors copies;
+  std::exception_ptr not_copied;  // this rank's, which the others hear of from the thread
+  Write write;
+  ProcessGroupPtr group;
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool has_ended = false;
+  std::string failure;  // empty: none
+
+  void run() noexcept {
+    ::setpriority(PRIO_PROCESS, 0, kNiceness);  // Linux: of this thread, and those that it starts
+    std::string why;
+    try {
+      all_or_throw(group, [this] {
+        if (not_copied != nullptr) std::rethrow_exception(not_copied);
+        snapshot->wait();
+      });
+      write(copies, group);
+    } catch (const c10::Error& error) {
+      why = error.what_without_backtrace();
+    } catch (const std::exception& error) {
+      why = error.what();
+    }
+    copies.clear();
+    write = nullptr;
+    const std::lock_guard lock(mutex);
+    failure = std::move(why);
+    has_ended = true;
+    changed.notify_all();
+  }
+};
+
+AsyncSaver::AsyncSaver(const ProcessGroupPtr& training, AsyncSaverOptions options)
+    : group_(training == nullptr || training->size() == 1
+                 ? nullptr
+                 : make_host_group(training, "asynchronous saves")),
+      options_(std::move(options)),
+      snapshot_(std::make_shared<ShardSnapshot>()) {}
+
+AsyncSaver::~AsyncSaver() {
+  try {
+    wait();
+  } catch (const std::exception&) {  // who wants to know has called wait()
+  }
+}
+
+void AsyncSaver::start(const std::string& name, const ShardedTensors& tensors, Write write) {
+  wait();
+  auto save = std::make_shared<Save>();
+  save->name = name;
+  save->snapshot = snapshot_;
+  save->write = std::move(write);
+  save->group = group_;
+  try {
+    save->copies = snapshot_->take(tensors);
+  } catch (...) {
+    save->not_copied = std::current_exception();
+  }
+  save_ = save;
+  thread_ = std::thread([save] { save->run(); });
+}
+
+AsyncSaver::State AsyncSaver::state() const {
+  if (save_ == nullptr) return State::kIdle;
+  const std::lock_guard lock(save_->mutex);
+  if (!save_->has_ended) return State::kWriting;
+  return save_->failure.empty() ? State::kWritten : State::kFailed;
+}
+
+void AsyncSaver::wait() {
+  if (save_ == nullptr) return;
+  if (state() == State::kWriting && options_.say) {
+    options_.say("the checkpoint of " + save_->name + " is still being written: training waits");
+  }
+  const auto save = std::exchange(save_, nullptr);
+  std::unique_lock lock(save->mutex);
+  const bool ended =
+      save->changed.wait_for(lock, options_.deadline, [&save] { return save->has_ended; });
+  lock.unlock();
+  if (ended) {
+    thread_.join();
+  } else {  // the thread keeps what it needs
+    thread_.detach();
+    snapshot_ = std::make_shared<ShardSnapshot>();
+  }
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options_.deadline).count();
+  TORCH_CHECK(ended, "the checkpoint of ", save->name, " is not written ", seconds,
+              " s after training began to wait for it: is its disk full, gone or very slow? It does not count");
+  TORCH_CHECK(save->failure.empty(), "the checkpoint of ", save->name, " was not saved: ", save->failure);
+}
+
+}  // namespace megashard

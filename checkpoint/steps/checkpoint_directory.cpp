@@ -1,0 +1,217 @@
+#include "checkpoint/steps/checkpoint_directory.h"
+
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <stdio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <vector>
+
+#include "checkpoint/files/file_io.h"
+
+namespace megashard {
+namespace {
+
+constexpr const char* kTracker = "latest_checkpointed_iteration.txt";
+constexpr const char* kRelease = "release";
+constexpr const char* kPrefix = "iter_";
+// Hidden folders are .NAME and one of these.
+constexpr const char* kUnfinished = ".tmp";
+constexpr const char* kAside =
+    ".old";  // replaced by a new one of its name, which may not be there yet
+constexpr const char* kRemoved = ".removed";
+
+std::string hidden_name(const std::string& name, const char* suffix) { return "." + name + suffix; }
+
+/// The name of the step whose hidden folder has this name; empty: another thing.
+std::string step_of_hidden(const std::string& name, const char* suffix) {
+  if (!name.starts_with(".") || !name.ends_with(suffix)) return "";
+  const auto step = name.substr(1, name.size() - 1 - std::strlen(suffix));
+  return step == kRelease || step.starts_with(kPrefix) ? step : "";
+}
+
+std::string step_name(int64_t iteration) {
+  TORCH_CHECK(iteration >= 0, "a checkpoint's iteration cannot be ", iteration);
+  auto digits = std::to_string(iteration);
+  if (digits.size() < 7) digits.insert(0, 7 - digits.size(), '0');
+  return kPrefix + digits;
+}
+
+std::vector<std::string> names_in(const std::string& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error))
+    names.push_back(entry.path().filename().string());
+  TORCH_CHECK(!error, "cannot list ", directory, ": ", error.message());
+  return names;
+}
+
+/// The step of a folder's name; nothing for another thing. iter_0000010 and iter_10 are the same.
+std::optional<CheckpointStep> step_named(const std::string& name, const std::string& folder) {
+  if (name == kRelease) return CheckpointStep{folder, 0, true};
+  const std::string_view prefix = kPrefix;
+  if (!name.starts_with(prefix)) return std::nullopt;
+  CheckpointStep step{folder, -1, false};
+  const auto* end = name.data() + name.size();
+  const auto result = std::from_chars(name.data() + prefix.size(), end, step.iteration);
+  const bool whole = result.ec == std::errc() && result.ptr == end && step.iteration >= 0;
+  return whole ? std::optional(step) : std::nullopt;
+}
+
+std::string steps_there(const std::string& directory) {
+  std::string text;
+  for (const auto& step : list_steps(directory)) {
+    text =
+        std::filesystem::path(step.folder).filename().string() + (text.empty() ? "" : ", ") + text;
+  }
+  return text.empty() ? "there are no steps in it" : "it has " + text;
+}
+
+/// The step, or what is left of it while a new one takes its place.
+std::optional<CheckpointStep> find_in(const std::string& directory, const CheckpointStep& step) {
+  for (const auto& there : list_steps(directory)) {
+    if (there.is_release == step.is_release && there.iteration == step.iteration) return there;
+  }
+  return std::nullopt;
+}
+
+CheckpointStep existing(const CheckpointStep& step, const std::string& directory,
+                        const std::string& asked_by) {
+  const auto found = is_directory(directory) ? find_in(directory, step) : std::nullopt;
+  TORCH_CHECK(found, asked_by, " asks for ", step.folder, ", which is not there: ",
+              is_directory(directory) ? steps_there(directory) : "nor is its parent");
+  return *found;
+}
+
+void remove_leftovers(const std::string& directory) {
+  for (const auto& name : names_in(directory)) {
+    const auto path = directory + "/" + name;
+    const auto aside = step_of_hidden(name, kAside);
+    if (!aside.empty() && !path_exists(directory + "/" + aside)) {
+      rename_durably(path, directory + "/" + aside);
+    } else if (!aside.empty() || !step_of_hidden(name, kUnfinished).empty() ||
+               !step_of_hidden(name, kRemoved).empty()) {
+      remove_directory(path);
+    }
+  }
+}
+
+/// The two folders change places at once; false where the file system cannot do that.
+bool swap_folders(const std::string& one, const std::string& other) {
+  if (::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE) == 0)
+    return true;
+  const bool cannot = errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP;
+  TORCH_CHECK(cannot, "cannot exchange ", one, " with ", other, ": ", std::strerror(errno));
+  return false;
+}
+
+}  // namespace
+
+std::optional<CheckpointStep> read_tracker(const std::string& directory) {
+  const auto path = directory + "/" + kTracker;
+  if (!path_exists(path)) return std::nullopt;
+  auto text = read_small_file(path, 1024);
+  const auto is_space = [](char c) { return c == '\n' || c == '\r' || c == ' ' || c == '\t'; };
+  while (!text.empty() && is_space(text.back())) text.pop_back();
+  if (text == kRelease) return CheckpointStep{directory + "/" + kRelease, 0, true};
+  int64_t iteration = -1;
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), iteration);
+  const bool whole =
+      result.ec == std::errc() && result.ptr == text.data() + text.size() && iteration >= 0;
+  TORCH_CHECK(whole, path, " should hold an iteration or the word release; it holds \"", text.substr(0, 40), "\"");
+  return CheckpointStep{directory + "/" + step_name(iteration), iteration, false};
+}
+
+std::optional<CheckpointStep> latest_step(const std::string& directory) {
+  const auto named = read_tracker(directory);
+  if (!named) return std::nullopt;
+  return existing(*named, directory, directory + "/" + kTracker);
+}
+
+std::vector<CheckpointStep> list_steps(const std::string& directory) {
+  std::vector<CheckpointStep> steps;
+  for (const auto& name : names_in(directory)) {
+    const auto path = directory + "/" + name;
+    const auto aside = step_of_hidden(name, kAside);
+    const bool replaced = !aside.empty() && path_exists(directory + "/" + aside);
+    const auto step = step_named(aside.empty() ? name : aside, path);
+    if (step && !replaced && is_directory(path)) steps.push_back(*step);
+  }
+  std::sort(steps.begin(), steps.end(), [](const auto& one, const auto& other) {
+    return one.is_release != other.is_release ? other.is_release : one.iteration > other.iteration;
+  });
+  return steps;
+}
+
+CheckpointStep step_at(const std::string& directory, int64_t iteration) {
+  return existing({directory + "/" + step_name(iteration), iteration, false}, directory,
+                  "--ckpt-step");
+}
+
+void remove_step(const std::string& directory, const CheckpointStep& step) {
+  const auto hidden = directory + "/" +
+                      hidden_name(std::filesystem::path(step.folder).filename().string(), kRemoved);
+  remove_directory(hidden);
+  rename_durably(step.folder, hidden);
+  remove_directory(hidden);
+}
+
+StepWriter::StepWriter(std::string directory, std::string name, int64_t iteration,
+                       std::string tracker)
+    : directory_(std::move(directory)),
+      name_(std::move(name)),
+      iteration_(iteration),
+      tracker_(std::move(tracker)),
+      hidden_(directory_ + "/" + hidden_name(name_, kUnfinished)),
+      final_(directory_ + "/" + name_) {}
+
+StepWriter::StepWriter(std::string directory, int64_t iteration)
+    : StepWriter(std::move(directory), step_name(iteration), iteration, std::to_string(iteration)) {
+}
+
+StepWriter StepWriter::release(std::string directory) {
+  return {std::move(directory), kRelease, 0, kRelease};
+}
+
+void StepWriter::begin() {
+  make_directories(directory_);
+  remove_leftovers(directory_);
+  make_directories(hidden_);
+}
+
+void StepWriter::commit(const std::vector<ManifestFile>& files) {
+  write_manifest(hidden_, {iteration_, files});  // syncs the folder too
+  const auto damage = step_damage(hidden_, VerifyDepth::kSizes);
+  TORCH_CHECK(damage.empty(), damage, ": something else writes to this folder; save again");
+  if (path_exists(final_)) {
+    replace();
+  } else {
+    rename_durably(hidden_, final_);
+  }
+  write_file_atomically(directory_ + "/" + kTracker, tracker_);
+}
+
+void StepWriter::replace() {
+  if (swap_folders(hidden_, final_)) {
+    sync_directory(directory_);
+    remove_directory(hidden_);
+    return;
+  }
+  const auto aside = directory_ + "/" + hidden_name(name_, kAside);
+  rename_durably(final_, aside);
+  rename_durably(hidden_, final_);
+  remove_directory(aside);
+}
+
+void StepWriter::abandon() noexcept {
+  try {
+    remove_leftovers(directory_);
+  } catch (const std::exception&) {  // the next save tries again, and tells
+  }
+}
+
+}  // namespace megashard

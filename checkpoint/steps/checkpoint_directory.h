@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/steps/manifest.h"
+
+namespace megashard {
+
+/// One step of a training's checkpoints: DIRECTORY/iter_0000010, or DIRECTORY/release as converters
+/// write it.
+struct CheckpointStep {
+  std::string folder;
+  int64_t iteration = 0;  ///< 0 for release
+  bool is_release = false;
+};
+
+/// What DIRECTORY/latest_checkpointed_iteration.txt names, whether it is there or not; nothing when
+/// there is no such file. Throws a sentence when the file holds something else.
+std::optional<CheckpointStep> read_tracker(const std::string& directory);
+/// The same; throws when the step's folder is not there.
+std::optional<CheckpointStep> latest_step(const std::string& directory);
+/// All steps, damaged ones too, the newest first, `release` last. One whose replacement was cut
+/// short (see StepWriter::commit) is found under its hidden name.
+std::vector<CheckpointStep> list_steps(const std::string& directory);
+/// The step of that iteration (--ckpt-step); throws when it is not there.
+CheckpointStep step_at(const std::string& directory, int64_t iteration);
+/// Renames the step to a hidden name, then deletes it: readers never see half of it.
+void remove_step(const std::string& directory, const CheckpointStep& step);
+
+/// A step being written. The files go into a hidden folder; commit() makes it a step at once, and
+/// then the latest. Until then readers see what was there before, and a crash leaves only hidden
+/// folders, which the next save removes. To be used by one rank; the others write into folder().
+class StepWriter {
+ public:
+  StepWriter(std::string directory, int64_t iteration);
+  static StepWriter release(std::string directory);  ///< DIRECTORY/release
+
+  const std::string& folder() const { return hidden_; }
+  /// Creates the folder, empty, after removing what saves that were cut short have left.
+  void begin();
+  /// `files`: all that is in the folder, synced. Writes the manifest, renames the folder, moves the
+  /// tracker, each of them durably. A step of that name is replaced: the two change places at once,
+  /// or where the file system cannot do that, the old one counts under its hidden name until the
+  /// new one is there.
+  void commit(const std::vector<ManifestFile>& files);
+  /// After a failure: frees the disk, as far as that goes. Does not throw.
+  void abandon() noexcept;
+
+ private:
+  StepWriter(std::string directory, std::string name, int64_t iteration, std::string tracker);
+
+  void replace();
+
+  std::string directory_;
+  std::string name_;
+  int64_t iteration_;
+  std::string tracker_;
+  std::string hidden_;
+  std::string final_;
+};
+
+}  // namespace megashard

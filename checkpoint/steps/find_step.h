@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "checkpoint/steps/checkpoint_directory.h"
+#include "checkpoint/steps/manifest.h"
+#include "parallel/collectives/process_group.h"
+
+namespace megashard {
+
+struct FindOptions {
+  std::optional<int64_t> ckpt_step{};  ///< this one or none
+  VerifyDepth depth = VerifyDepth::kSizes;
+  /// Gets one line, on every rank, when another step than the tracker's is found: which was passed
+  /// over, which file is damaged, what is used instead. Null: nobody is told.
+  std::function<void(const std::string& line)> notice{};
+};
+
+/// The step that a run loads: the tracker's, or the newest whole one before it; without a legible
+/// tracker, the newest whole one that is there. Steps after the tracker's are never taken: whoever
+/// sets the tracker back means it, and so does one that says `release`. Nothing when there are
+/// neither tracker nor steps, as in a first start. Throws when there are steps and none will do,
+/// and when `ckpt_step` is damaged. Collective: the first rank looks, all check their part of the
+/// files, and all return the same.
+std::optional<CheckpointStep> find_step(const std::string& directory, const ProcessGroupPtr& group,
+                                        const FindOptions& options = {});
+
+}  // namespace megashard

@@ -1,0 +1,179 @@
+#include "checkpoint/steps/manifest.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/dcp/dcp_metadata.h"
+#include "checkpoint/files/crc32.h"
+#include "checkpoint/files/file_io.h"
+
+namespace megashard {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kManifest = "manifest.json";
+constexpr int64_t kFormatVersion = 1;
+constexpr int64_t kMostManifestBytes = 64 << 20;  // of some 500,000 files
+constexpr int kDeepest = 3;
+constexpr int64_t kReadBytes = 4 << 20;
+
+std::string hex(uint32_t crc) {
+  char digits[9];
+  std::snprintf(digits, sizeof digits, "%08x", crc);
+  return digits;
+}
+
+uint32_t from_hex(const json& text, const std::string& where) {
+  uint32_t crc = 0;
+  if (text.is_string()) {
+    const auto& digits = text.get_ref<const std::string&>();
+    const auto* end = digits.data() + digits.size();
+    const auto result = std::from_chars(digits.data(), end, crc, 16);
+    if (digits.size() == 8 && result.ec == std::errc() && result.ptr == end) return crc;
+  }
+  TORCH_CHECK(false, where, ": a crc32 is not 8 hexadecimal digits");
+}
+
+int64_t count_of(const json& object, const char* key, const std::string& where) {
+  const auto found = object.find(key);
+  const bool valid = found != object.end() && found->is_number_unsigned() &&
+                     found->get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX);
+  TORCH_CHECK(valid, where, ": \"", key, "\" is not there or no count");
+  return found->get<int64_t>();
+}
+
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." && name != kManifest &&
+         name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+}
+
+void check_length(const std::string& path, int64_t expected, bool at_least) {
+  TORCH_CHECK(path_exists(path), path, " is missing");
+  const int64_t bytes = InputFile(path).size();
+  TORCH_CHECK(at_least ? bytes >= expected : bytes == expected, path, " has ", bytes, " bytes instead of ",
+              at_least ? "at least " : "", expected, ": it was cut short or replaced");
+}
+
+void check_bytes(const std::string& path, uint32_t expected) {
+  const InputFile file(path);
+  std::vector<char> buffer(static_cast<size_t>(std::min(file.size(), kReadBytes)));
+  uint32_t crc = 0;
+  for (int64_t offset = 0; offset < file.size(); offset += kReadBytes) {
+    const int64_t bytes = std::min(kReadBytes, file.size() - offset);
+    file.read_at(buffer.data(), bytes, offset);
+    crc = crc32(crc, buffer.data(), bytes);
+  }
+  TORCH_CHECK(crc == expected, path, " has the checksum ", hex(crc), " instead of ", hex(expected),
+              ": its bytes have changed since it was written");
+}
+
+void check_foreign_step(const std::string& folder) {
+  TORCH_CHECK(!path_exists(folder + "/common.pt") || path_exists(folder + "/metadata.json"), folder,
+              " has no metadata.json, which is written last: its save was cut short");
+  std::map<std::string, int64_t> reach;  // where the last item of each file ends
+  const auto add = [&reach](const DcpLocation& location) {
+    if (location.file.empty()) return;
+    auto& end = reach[location.file];
+    end = std::max(end, location.range.offset + location.range.length);
+  };
+  for (const auto& entry : read_dcp_metadata(folder).entries) {
+    if (!entry.is_tensor) add(entry.location);
+    for (const auto& chunk : entry.chunks) add(chunk.location);
+  }
+  for (const auto& [name, bytes] : reach) check_length(folder + "/" + name, bytes, true);
+}
+
+}  // namespace
+
+ManifestFile manifest_entry(const OutputFile& file) {
+  return {std::filesystem::path(file.path()).filename().string(), file.position(), file.crc32()};
+}
+
+ManifestFile manifest_entry(std::string name, std::string_view content) {
+  const auto bytes = static_cast<int64_t>(content.size());
+  return {std::move(name), bytes, crc32(0, content.data(), bytes)};
+}
+
+bool has_manifest(const std::string& folder) { return path_exists(folder + "/" + kManifest); }
+
+void write_manifest(const std::string& folder, const Manifest& manifest) {
+  json files = json::object();
+  for (const auto& file : manifest.files) {
+    TORCH_INTERNAL_ASSERT(is_plain_name(file.name), file.name);
+    files[file.name] = {{"bytes", file.bytes}, {"crc32", hex(file.crc32)}};
+  }
+  json root{{"format_version", kFormatVersion},
+            {"iteration", manifest.iteration},
+            {"files", std::move(files)}};
+  root["crc32"] = hex(manifest_entry(kManifest, root.dump()).crc32);
+  write_file_atomically(folder + "/" + kManifest, root.dump(1) + "\n");
+}
+
+Manifest read_manifest(const std::string& folder) {
+  const auto path = folder + "/" + kManifest;
+  return parse_manifest(read_small_file(path, kMostManifestBytes), path);
+}
+
+Manifest parse_manifest(std::string_view text, const std::string& where) {
+  bool too_deep = false;
+  auto root = json::parse(
+      text,
+      [&too_deep](int depth, json::parse_event_t, const json&) {
+        too_deep = too_deep || depth > kDeepest;
+        return !too_deep;
+      },
+      /*allow_exceptions=*/false);
+  TORCH_CHECK(!too_deep && root.is_object() && root.contains("crc32") && root.contains("files"), where,
+              " is damaged, or no manifest of a step");
+  const auto version = count_of(root, "format_version", where);
+  TORCH_CHECK(version == kFormatVersion, where, " has format_version ", version, "; this program reads ", kFormatVersion,
+              ": load it with the newer program that wrote it");
+  const auto expected = from_hex(root["crc32"], where);
+  root.erase("crc32");
+  TORCH_CHECK(manifest_entry(kManifest, root.dump()).crc32 == expected, where,
+              " does not have its own checksum: its bytes have changed since it was written");
+  Manifest manifest;
+  manifest.iteration = count_of(root, "iteration", where);
+  TORCH_CHECK(root["files"].is_object(), where, ": \"files\" is not an object");
+  for (const auto& [name, file] : root["files"].items()) {
+    TORCH_CHECK(is_plain_name(name), where, " names the file ", json(name).dump(),
+                ", which is not one of its folder");
+    TORCH_CHECK(file.is_object() && file.contains("crc32"), where, ": ", name, " has no crc32");
+    manifest.files.push_back(
+        {name, count_of(file, "bytes", where), from_hex(file["crc32"], where)});
+  }
+  return manifest;
+}
+
+std::string step_damage(const std::string& folder, VerifyDepth depth, size_t part, size_t parts) {
+  try {
+    TORCH_CHECK(is_directory(folder), "there is no checkpoint folder ", folder);
+    if (!has_manifest(folder)) {
+      if (part == 0) check_foreign_step(folder);
+      return "";
+    }
+    const auto files = read_manifest(folder).files;
+    for (size_t i = part; i < files.size(); i += parts) {
+      const auto path = folder + "/" + files[i].name;
+      check_length(path, files[i].bytes, false);
+      if (depth == VerifyDepth::kBytes) check_bytes(path, files[i].crc32);
+    }
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+void verify_step(const std::string& folder, VerifyDepth depth) {
+  const auto damage = step_damage(folder, depth);
+  TORCH_CHECK(damage.empty(), damage, ": put back what is damaged from a copy, or load another step (--ckpt-step)");
+}
+
+}  // namespace megashard

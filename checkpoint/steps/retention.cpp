@@ -1,0 +1,24 @@
+#include "checkpoint/steps/retention.h"
+
+#include "checkpoint/steps/checkpoint_directory.h"
+#include "checkpoint/steps/manifest.h"
+
+namespace megashard {
+
+void remove_old_steps(const std::string& directory, int64_t newest, const RetentionPolicy& policy) {
+  if (!policy.most_recent && !policy.interval) return;
+  verify_step(step_at(directory, newest).folder, VerifyDepth::kSizes);
+  int64_t kept = 1;
+  for (const auto& step : list_steps(directory)) {
+    if (step.is_release || step.iteration >= newest) continue;
+    const bool recent = kept < policy.most_recent.value_or(1) &&
+                        step_damage(step.folder, VerifyDepth::kSizes).empty();
+    if (recent) {
+      ++kept;
+    } else if (!policy.interval || step.iteration % *policy.interval != 0) {
+      remove_step(directory, step);
+    }
+  }
+}
+
+}  // namespace megashard

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "parallel/fsdp/sharded_tensor.h"
+
+namespace megashard {
+
+/// A copy of a rank's shards in host memory, so that training may change them while they are
+/// written (torch's DefaultStager). The memory is kept from one copy to the next: its pages are
+/// touched, and for a GPU pinned, only once.
+class ShardSnapshot {
+ public:
+  /// The same tensors with `local` on the CPU, contiguous; valid until the next take(). Shards on
+  /// the CPU are copied on return, by as many threads as ATen has. Those on a GPU are copied by its
+  /// current stream: what follows on that stream may change them, the host does not wait, and
+  /// wait() tells when the copies are there.
+  ShardedTensors take(const ShardedTensors& tensors);
+  void wait() const;  ///< from any thread
+
+  int64_t bytes() const { return buffer_.defined() ? buffer_.numel() : 0; }  ///< that are kept
+
+ private:
+  void make_room(int64_t bytes, bool for_device);
+
+  at::Tensor buffer_;
+  std::optional<c10::Event> copied_;
+};
+
+}  // namespace megashard

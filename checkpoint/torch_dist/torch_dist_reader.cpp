@@ -1,0 +1,231 @@
+#include "checkpoint/torch_dist/torch_dist_reader.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "checkpoint/files/file_io.h"
+#include "checkpoint/torch_dist/torch_dist_keys.h"
+#include "checkpoint/values/value_paths.h"
+#include "checkpoint/values/value_tensors.h"
+
+namespace megashard {
+namespace {
+
+constexpr const char* kCommonState = "common_state/shard_";
+constexpr std::string_view kRngState = "rng_state/shard_";
+
+Value read_at(const std::string& folder, const DcpLocation& location) {
+  const InputFile file(folder + "/" + location.file);
+  return read_stored_value(file, location.range);
+}
+
+/// A stored ShardedObject is a list of one object.
+const Value& only_item(const Value& list, const std::string& key) {
+  TORCH_CHECK(list.as_items().size() == 1, key, " holds ", list.as_items().size(), " objects instead of one");
+  return list.as_items()[0];
+}
+
+/// Megatron's writer cuts stacks into single layers.
+bool is_stack(const DcpEntry& entry) {
+  return !entry.chunks.empty() && !entry.sizes.empty() && key_of_layer(entry.key, 0).has_value() &&
+         std::all_of(entry.chunks.begin(), entry.chunks.end(),
+                     [](const DcpChunk& chunk) { return chunk.sizes[0] == 1; });
+}
+
+class TorchDistView {
+ public:
+  explicit TorchDistView(const std::string& folder) : folder_(folder) {}
+
+  DcpMetadata read() {
+    auto stored = read_dcp_metadata(folder_);
+    read_common(stored);
+    for (auto& entry : stored.entries) {
+      if (!entry.is_tensor) {
+        add_object(std::move(entry));
+      } else if (is_stack(entry)) {
+        add_layers(entry);
+      } else {
+        add_tensor(std::move(entry));
+      }
+    }
+    add_common();
+    return std::move(view_);
+  }
+
+ private:
+  void read_common(const DcpMetadata& stored) {
+    const auto path = folder_ + "/common.pt";
+    if (path_exists(path)) {
+      const InputFile file(path);
+      common_ = read_stored_value(file, {0, file.size()}).as_dict();
+      return;
+    }
+    const auto found =
+        std::find_if(stored.entries.begin(), stored.entries.end(), [](const DcpEntry& entry) {
+          return !entry.is_tensor && entry.key.starts_with(kCommonState);
+        });
+    TORCH_CHECK(found != stored.entries.end(), folder_,
+                " has neither common.pt nor a common_state: a torch_dist checkpoint has one of them");
+    common_ = only_item(read_at(folder_, found->location), found->key).as_dict();
+  }
+
+  void add_tensor(DcpEntry entry) {
+    entry.key = torch_dcp_key(entry.key);
+    add_tensor_as_is(std::move(entry));
+  }
+
+  void add_tensor_as_is(DcpEntry entry) {
+    entry.path = tensor_path(entry.key);
+    const bool is_new = keys_.insert(entry.key).second;
+    TORCH_CHECK(is_new, folder_, " holds ", entry.key, " twice, stacked and with its number");
+    view_.entries.push_back(std::move(entry));
+  }
+
+  void add_layers(const DcpEntry& stack) {
+    std::vector<DcpEntry> layers;
+    TORCH_CHECK(stack.sizes[0] <= static_cast<int64_t>(stack.chunks.size()), folder_, ": the layers of ", stack.key,
+                " are not all there: ", stack.chunks.size(), " chunks for ", stack.sizes[0], " layers");
+    for (int64_t i = 0; i < stack.sizes[0]; ++i) {
+      DcpEntry layer{*key_of_layer(stack.key, i),
+                     {},
+                     true,
+                     stack.dtype,
+                     {stack.sizes.begin() + 1, stack.sizes.end()},
+                     {},
+                     {}};
+      layers.push_back(std::move(layer));
+    }
+    for (const auto& chunk : stack.chunks) {
+      layers[static_cast<size_t>(chunk.offsets[0])].chunks.push_back(
+          {{chunk.offsets.begin() + 1, chunk.offsets.end()},
+           {chunk.sizes.begin() + 1, chunk.sizes.end()},
+           chunk.location,
+           /*leading_ones=*/1});
+    }
+    for (auto& layer : layers) add_tensor(std::move(layer));
+  }
+
+  void add_value(std::vector<Value> path, Value value) {
+    DcpEntry entry;
+    for (const auto& part : path) {
+      const auto* index = part.get_if<int64_t>();
+      entry.key += (entry.key.empty() ? "" : ".") +
+                   (index != nullptr ? std::to_string(*index) : part.as_string());
+    }
+    entry.path = std::move(path);
+    entry.value = std::move(value);
+    view_.entries.push_back(std::move(entry));
+  }
+
+  void add_object(DcpEntry entry) {
+    if (entry.key.starts_with(kCommonState)) return;
+    if (!entry.key.starts_with(kRngState)) {
+      entry.is_sharded_object = true;
+      view_.entries.push_back(std::move(entry));
+      return;
+    }
+    const auto at = entry.key.substr(kRngState.size());  // "<offsets>_<shape>"
+    if (at == "0.0_1.1") {                               // all data parallel ranks in one list
+      const auto object = only_item(read_at(folder_, entry.location), entry.key);
+      const auto& ranks = object.as_items();
+      for (size_t rank = 0; rank < ranks.size(); ++rank)
+        add_value({"rng_state", std::to_string(rank)}, ranks[rank]);
+      return;
+    }
+    // Ours is "<rank>_<world>"; ranks of Megatron's pipeline and tensor groups keep their numbers.
+    const bool is_ours = at.find('.') == std::string::npos;
+    entry.path = {"rng_state", is_ours ? at.substr(0, at.find('_')) : at};
+    entry.key = "rng_state." + entry.path[1].as_string();
+    entry.is_sharded_object = true;
+    view_.entries.push_back(std::move(entry));
+  }
+
+  void add_common() {
+    lift_optimizer();
+    restore_group_names();
+    const auto step = take_step();
+    for (auto& leaf : flatten_values(common_))
+      add_value(std::move(leaf.path), std::move(leaf.value));
+    if (!step) return;
+    constexpr std::string_view kFirst = ".exp_avg";
+    const auto count = view_.entries.size();
+    for (size_t i = 0; i < count; ++i) {
+      const auto& key = view_.entries[i].key;
+      if (!view_.entries[i].is_tensor || !key.ends_with(kFirst)) continue;
+      DcpEntry entry{
+          key.substr(0, key.size() - kFirst.size()) + ".step", {}, true, at::kFloat, {}, {}, {}};
+      if (keys_.count(entry.key) != 0) continue;
+      entry.value = *step;
+      add_tensor_as_is(std::move(entry));
+    }
+  }
+
+  void restore_group_names() {
+    const auto* names = common_.find(kTorchDistGroupNames);
+    const auto* optimizer = common_.find("optimizer");
+    if (names == nullptr || optimizer == nullptr) return;
+    Value lists = *names;
+    Dict with_names = optimizer->as_dict();
+    auto groups = with_names.at("param_groups").as_items();
+    TORCH_CHECK(lists.as_items().size() == groups.size(), folder_, ": common.pt names the parameters of ",
+                lists.as_items().size(), " groups of ", groups.size());
+    for (size_t i = 0; i < groups.size(); ++i) {
+      auto group = groups[i].as_dict();
+      group.set("params", lists.as_items()[i]);
+      groups[i] = std::move(group);
+    }
+    with_names.set("param_groups", List{std::move(groups)});
+    common_.set("optimizer", std::move(with_names));
+    std::erase_if(common_.entries,
+                  [](const auto& entry) { return entry.first == Value(kTorchDistGroupNames); });
+  }
+
+  /// {"optimizer": {"optimizer": {..}, "grad_scaler": {..}}} of mixed precision: one level less.
+  void lift_optimizer() {
+    auto* outer = common_.find("optimizer");
+    if (outer == nullptr || outer->get_if<Dict>() == nullptr) return;
+    auto* inner = outer->get_if<Dict>()->find("optimizer");
+    if (inner == nullptr || inner->get_if<Dict>() == nullptr) return;
+    Dict lifted = *inner->get_if<Dict>();
+    for (auto& [key, value] : outer->get_if<Dict>()->entries) {
+      const bool is_rest = key != Value("optimizer") && key != Value("fp32_from_fp16_params");
+      if (is_rest) lifted.set(key.as_string(), value);
+    }
+    common_.set("optimizer", std::move(lifted));
+  }
+
+  /// common_step, or the step that TransformerEngine's optimizer keeps in the first param_group.
+  std::optional<Value> take_step() {
+    auto* optimizer = common_.find("optimizer");
+    auto* fields = optimizer == nullptr ? nullptr : optimizer->get_if<Dict>();
+    if (fields == nullptr) return std::nullopt;
+    auto* state = fields->find("state");
+    auto* of_state = state == nullptr ? nullptr : state->get_if<Dict>();
+    if (of_state != nullptr && of_state->find("common_step") != nullptr) {
+      auto step = of_state->at("common_step");
+      of_state->entries.clear();
+      const auto tensor = tensor_in(step);
+      return tensor ? Value(tensor->item().toDouble()) : step;
+    }
+    const auto* groups = fields->find("param_groups");
+    if (groups == nullptr || groups->as_items().empty()) return std::nullopt;
+    const auto* first = groups->as_items()[0].get_if<Dict>();
+    const auto* step = first == nullptr ? nullptr : first->find("step");
+    return step == nullptr ? std::nullopt : std::optional(*step);
+  }
+
+  std::string folder_;
+  Dict common_;
+  DcpMetadata view_;
+  std::unordered_set<std::string> keys_;
+};
+
+}  // namespace
+
+DcpMetadata read_torch_dist_metadata(const std::string& folder) {
+  return TorchDistView(folder).read();
+}
+
+}  // namespace megashard

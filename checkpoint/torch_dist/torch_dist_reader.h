@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+
+#include "checkpoint/dcp/dcp_metadata.h"
+
+namespace megashard {
+
+/// What is in a torch_dist folder (of megatron-core or of us), told as torch_dcp tells it, so that
+/// DcpReader and load_dcp read both:
+/// - stacked layers are tensors of their own: "decoder.layers.mlp.w" [L, 8, 4] is
+///   "model.decoder.layers.0.mlp.w" [8, 4], ..., and optimizer buffers stand behind the weight;
+/// - common.pt (or the ShardedObject "common_state" of newer ones) is plain values, in
+///   DcpEntry::value; the optimizer's common_step is "optimizer.state.<weight>.step" of each
+///   weight, and param_groups lie at "optimizer.param_groups" also for Megatron's mixed precision
+///   optimizer, which nests them once more;
+/// - the ShardedObject rng_state, which Megatron keeps as a list over data parallel ranks and we as
+///   one object a rank, is "rng_state.<rank>"; other ShardedObjects keep their key.
+/// Reads .metadata, common.pt and common_state, no tensors. Throws a sentence for damaged ones.
+DcpMetadata read_torch_dist_metadata(const std::string& folder);
+
+}  // namespace megashard

@@ -1,0 +1,155 @@
+#include "checkpoint/torch_dist/torch_dist_writer.h"
+
+#include <ATen/ops/full.h>
+#include <c10/util/Exception.h>
+
+#include <optional>
+
+#include "checkpoint/dcp/dcp_writer.h"
+#include "checkpoint/files/file_io.h"
+#include "checkpoint/steps/agreement.h"
+#include "checkpoint/torch_dist/torch_dist_keys.h"
+#include "checkpoint/values/tensor_info.h"
+#include "checkpoint/values/torch_archive.h"
+#include "checkpoint/values/value_tensors.h"
+#include "parallel/collectives/device_mesh.h"
+
+namespace megashard {
+namespace {
+
+constexpr const char* kConfig =
+    R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1, )"
+    R"("common_backend": "torch", "common_backend_version": 1})";
+
+/// Ranks among which dimension 0 is cut.
+int64_t sharding_size(const ShardedTensor& tensor) {
+  int64_t ranks = 1;
+  for (size_t i = 0; i < tensor.placements.size(); ++i) {
+    const auto& placement = tensor.placements[i];
+    const bool cuts = placement.kind != Placement::Kind::kReplicate && placement.dim == 0;
+    if (cuts) ranks *= tensor.mesh->size(static_cast<int>(i));
+  }
+  return ranks;
+}
+
+/// The step that all parameters share; nothing when there is none, or they differ.
+std::optional<double> common_step(const ShardedTensors& tensors) {
+  std::optional<double> step;
+  for (const auto& [key, tensor] : tensors) {
+    if (!is_optimizer_step(key)) continue;
+    const auto mine = tensor.local.item().toDouble();
+    if (step && *step != mine) return std::nullopt;
+    step = mine;
+  }
+  return step;
+}
+
+/// Megatron puts its own parameters into the groups: what it finds there must not be names. They
+/// are kept beside, for the way back.
+void take_group_names(Dict& optimizer, Dict& common) {
+  auto* groups = optimizer.find("param_groups");
+  auto* list = groups == nullptr ? nullptr : groups->get_if<List>();
+  if (list == nullptr) return;
+  List names;
+  for (auto& item : list->items) {
+    auto* group = item.get_if<Dict>();
+    const auto* params = group == nullptr ? nullptr : group->find("params");
+    if (params == nullptr) return;
+    names.items.push_back(*params);
+    std::erase_if(group->entries, [](const auto& entry) { return entry.first == Value("params"); });
+  }
+  common.set(kTorchDistGroupNames, std::move(names));
+}
+
+}  // namespace
+
+std::string check_torch_dist_shards(const ShardedTensors& tensors) {
+  std::string uneven;
+  size_t count = 0;
+  for (const auto& [key, tensor] : tensors) {
+    const auto ranks = sharding_size(tensor);
+    if (ranks == 1 || tensor.global_sizes.empty()) continue;
+    const auto rows = tensor.global_sizes[0];
+    TORCH_CHECK(rows >= ranks, "weight ", key, " of sizes ", describe_sizes(tensor.global_sizes), " is shared by ", ranks,
+                " ranks, more than its first dimension has rows, which --ckpt-format torch_dist cannot hold; use "
+                "--ckpt-format torch_dcp, or a smaller sharding_size");
+    if (rows % ranks == 0) continue;
+    if (count++ == 0)
+      uneven = key + " " + describe_sizes(tensor.global_sizes) + " over " + std::to_string(ranks) +
+               " ranks";
+  }
+  if (count == 0) return {};
+  return std::to_string(count) + " tensors are cut unevenly (" + uneven +
+         (count > 1 ? ", ...)" : ")") +
+         ": megatron-core loads such a torch_dist checkpoint, but its own FSDP2 writer could not "
+         "have produced it";
+}
+
+TorchDistState to_torch_dist(const ShardedTensors& tensors, const Dict& values, int world) {
+  TorchDistState state;
+  state.common = values;
+  const auto step = common_step(tensors);
+  ShardedTensors stored;
+  for (const auto& entry : tensors) {
+    if (!step || !is_optimizer_step(entry.first)) stored.push_back(entry);
+  }
+  state.tensors = stack_layers(stored);
+
+  Dict optimizer;
+  if (const auto* given = values.find("optimizer")) optimizer = given->as_dict();
+  take_group_names(optimizer, state.common);
+  if (step) {
+    Dict of_state;
+    // a tensor, as torch's AdamW counts in
+    of_state.set("common_step", tensor_value(at::full({}, *step, at::TensorOptions(at::kFloat))));
+    optimizer.set("state", std::move(of_state));
+  }
+  if (!optimizer.entries.empty()) state.common.set("optimizer", std::move(optimizer));
+  if (const auto* ranks = values.find("rng_state")) {
+    for (const auto& [rank, random] : ranks->as_dict().entries) {
+      const auto key = "rng_state/shard_" + rank.as_string() + "_" + std::to_string(world);
+      state.objects.push_back({key, {key}, List{{random}}});
+    }
+    std::erase_if(state.common.entries,
+                  [](const auto& entry) { return entry.first == Value("rng_state"); });
+  }
+  Dict content;
+  content.set("singleton_local_shards", false);
+  content.set("chained_optim_avoid_prefix", true);
+  state.common.set("content_metadata", std::move(content));
+  return state;
+}
+
+std::vector<ManifestFile> save_torch_dist(const std::string& folder, const ShardedTensors& tensors,
+                                          const Dict& values, const ProcessGroupPtr& group,
+                                          SavePlanCache* plans) {
+  TorchDistState state;
+  std::vector<ManifestFile> own;
+  const bool is_first = rank_in(group) == 0;
+  all_or_throw(group, [&] {
+    check_torch_dist_shards(tensors);
+    state = to_torch_dist(tensors, values, group == nullptr ? 1 : group->size());
+    if (is_first) own.push_back(write_torch_dist_common(folder, state.common));
+  });
+  auto files = save_dcp(folder, state.tensors, state.objects, group, plans);
+  all_or_throw(group, [&] {
+    if (is_first) own.push_back(write_torch_dist_config(folder));
+  });
+  files.insert(files.end(), own.begin(), own.end());
+  return files;
+}
+
+ManifestFile write_torch_dist_common(const std::string& folder, const Dict& common) {
+  OutputFile file(folder + "/common.pt");
+  write_stored_value(file, common);
+  file.sync_and_close();
+  return manifest_entry(file);
+}
+
+ManifestFile write_torch_dist_config(const std::string& folder) {
+  constexpr const char* kName = "metadata.json";
+  write_file_atomically(folder + "/" + kName, kConfig);
+  return manifest_entry(kName, kConfig);
+}
+
+}  // namespace megashard

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "checkpoint/values/value.h"
+
+namespace megashard {
+
+/// The bytes of a pickle, read from front to back. Every error is a c10::Error that names the file
+/// and the byte at which the current opcode stands; lengths are compared with what is left before
+/// anything is made of them.
+class PickleInput {
+ public:
+  PickleInput(std::string_view bytes, const std::string& where) : bytes_(bytes), where_(where) {}
+
+  size_t size() const { return bytes_.size(); }
+  unsigned char opcode();
+  [[noreturn]] void fail(const std::string& what) const;
+
+  std::string_view take(uint64_t bytes);
+  uint64_t number(int bytes);  ///< little-endian
+  std::string line();          ///< up to the next newline, without it
+
+  // Operands, by how they are written.
+  double big_endian_double();
+  Value long_int(std::string_view little_endian) const;  ///< two's complement
+  Value text_int(std::string text) const;                ///< "12", "12L"; "00" and "01" are bools
+  double text_double(const std::string& text) const;
+  uint64_t text_index(const std::string& text) const;
+  /// Protocol 0: latin1 with \uXXXX and \UXXXXXXXX in it, as UTF-8.
+  std::string escaped_text(const std::string& text) const;
+
+ private:
+  std::string_view bytes_;
+  const std::string& where_;
+  size_t at_ = 0;
+  size_t opcode_at_ = 0;
+};
+
+}  // namespace megashard

@@ -1,0 +1,62 @@
+#include "checkpoint/values/torch_file.h"
+
+#include <algorithm>
+
+namespace megashard {
+namespace {
+
+/// What makes a list worth entering.
+bool holds_more(const TorchArchive& archive, const Value& value) {
+  if (value.get_if<Dict>() != nullptr || stored_tensor(archive, value)) return true;
+  if (value.get_if<List>() == nullptr && value.get_if<Tuple>() == nullptr) return false;
+  const auto& items = value.as_items();
+  return std::any_of(items.begin(), items.end(),
+                     [&](const Value& item) { return holds_more(archive, item); });
+}
+
+std::string joined(const std::vector<Value>& path) {
+  std::string key;
+  for (const auto& part : path) {
+    const auto* text = part.get_if<std::string>();
+    key += (key.empty() ? "" : ".") + (text != nullptr ? *text : std::to_string(part.as_int()));
+  }
+  return key;
+}
+
+/// A dict's key as part of a path; keys that are neither are named by their kind.
+Value part_of(const Value& key) {
+  const bool plain = key.get_if<std::string>() != nullptr || key.get_if<int64_t>() != nullptr;
+  return plain ? key : Value("<" + key.kind() + ">");
+}
+
+}  // namespace
+
+TorchFile::TorchFile(const std::string& path)
+    : file_(path), archive_(file_, {0, file_.size()}), root_(read_root(archive_)) {
+  std::vector<Value> parts;
+  collect(parts, root_);
+}
+
+void TorchFile::collect(std::vector<Value>& path, const Value& value) {
+  const auto enter = [&](Value part, const Value& inner) {
+    path.push_back(std::move(part));
+    collect(path, inner);
+    path.pop_back();
+  };
+  if (const auto stored = stored_tensor(archive_, value)) {
+    tensors_.push_back({joined(path), *stored});
+  } else if (const auto* dict = value.get_if<Dict>()) {
+    for (const auto& [key, inner] : dict->entries) enter(part_of(key), inner);
+  } else if (holds_more(archive_, value)) {
+    const auto& items = value.as_items();
+    for (size_t i = 0; i < items.size(); ++i) enter(static_cast<int64_t>(i), items[i]);
+  } else {
+    values_.push_back({joined(path), path, value});
+  }
+}
+
+at::Tensor TorchFile::rows(const TorchFileTensor& tensor, int64_t begin, int64_t count) const {
+  return read_rows(file_, tensor.stored, begin, count);
+}
+
+}  // namespace megashard

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/values/value.h"
+
+namespace megashard {
+
+/// One leaf of a nested state dict.
+struct FlatValue {
+  std::string key;          ///< the path joined by dots
+  std::vector<Value> path;  ///< strings and list indices
+  Value value;
+};
+
+/// Flattens as torch.distributed.checkpoint does (since 2.4): dicts always, lists when they hold
+/// dicts, tuples never. Throws when two leaves get one key.
+std::vector<FlatValue> flatten_values(const Dict& nested);
+
+/// Puts `value` at `path` into the nested dict: strings lead into dicts, indices into lists (gaps
+/// are None).
+void insert_value(Dict& nested, const std::vector<Value>& path, Value value);
+
+/// Where a tensor's key belongs in the nested state dict: model.<name>,
+/// optimizer.state.<name>.<buffer>, or itself.
+std::vector<Value> tensor_path(const std::string& key);
+
+}  // namespace megashard

@@ -1,0 +1,215 @@
+#include "framework/arguments/argument_table.h"
+
+#include <algorithm>
+#include <charconv>
+#include <unordered_map>
+
+#include "framework/arguments/nearest_name.h"
+#include "framework/training/diagnostics.h"
+
+namespace megashard {
+
+namespace {
+
+std::string snake_case(std::string spelling) {
+  spelling.erase(0, spelling.find_first_not_of('-'));
+  std::replace(spelling.begin(), spelling.end(), '-', '_');
+  return spelling;
+}
+
+std::vector<Option> build_table() {
+  std::vector<Option> rows;
+  detail::add_model_options(rows);
+  detail::add_training_options(rows);
+  detail::add_run_options(rows);
+  detail::add_foreign_options(rows);
+  return rows;
+}
+
+std::unordered_map<std::string, const Option*> build_index() {
+  std::unordered_map<std::string, const Option*> index;
+  for (const auto& option : option_table()) {
+    if (option.flag.empty()) continue;
+    index.emplace(snake_case(option.flag), &option);
+    for (const auto& other : option.aliases) index.emplace(snake_case(other), &option);
+  }
+  return index;
+}
+
+[[noreturn]] void wrong_type(const Option& option, const std::string& expected,
+                             const std::string& word) {
+  throw UsageError(option.flag + " takes " + expected + ", got \"" + word + "\".");
+}
+
+template <class T>
+T parse_number(const Option& option, const std::string& word, const std::string& expected) {
+  T value{};
+  const char* begin = word.data() + (word.starts_with('+') ? 1 : 0);
+  const char* end = word.data() + word.size();
+  const auto result = std::from_chars(begin, end, value);
+  if (result.ec == std::errc::result_out_of_range)
+    wrong_type(option, expected + " within range", word);
+  if (result.ec != std::errc() || result.ptr != end) wrong_type(option, expected, word);
+  return value;
+}
+
+struct StoreWords {
+  const Option& option;
+  const std::vector<std::string>& words;
+  Arguments& arguments;
+
+  void operator()(std::monostate) const {}
+  void operator()(bool Arguments::*member) const {
+    const std::string& word = words.front();
+    if (word != "true" && word != "false") wrong_type(option, "no value (or true / false)", word);
+    // A switch that is spelt out as false leaves the field at its default.
+    arguments.*member = (word == "true") == option.switch_value;
+  }
+  void operator()(int64_t Arguments::*member) const { arguments.*member = integer(words.front()); }
+  void operator()(double Arguments::*member) const { arguments.*member = number(words.front()); }
+  void operator()(std::string Arguments::*member) const { arguments.*member = words.front(); }
+  void operator()(std::optional<int64_t> Arguments::*member) const {
+    arguments.*member = integer(words.front());
+  }
+  void operator()(std::optional<double> Arguments::*member) const {
+    arguments.*member = number(words.front());
+  }
+  void operator()(std::optional<std::string> Arguments::*member) const {
+    arguments.*member = words.front();
+  }
+  void operator()(std::vector<int64_t> Arguments::*member) const {
+    std::vector<int64_t> values;
+    for (const auto& word : words) values.push_back(integer(word));
+    arguments.*member = std::move(values);
+  }
+  void operator()(std::vector<std::string> Arguments::*member) const { arguments.*member = words; }
+
+  int64_t integer(const std::string& word) const {
+    return parse_number<int64_t>(option, word, "a whole number");
+  }
+  double number(const std::string& word) const {
+    return parse_number<double>(option, word, "a number");
+  }
+};
+
+void check_words(const Option& option, const std::vector<std::string>& words) {
+  const auto count = static_cast<int>(words.size());
+  const bool any = option.words == Option::kAnyNumber;
+  if (any ? count == 0 : count != option.words) {
+    const std::string expected = any                 ? "at least one value"
+                                 : option.words == 1 ? "one value"
+                                                     : std::to_string(option.words) + " values";
+    throw UsageError(option.flag + " takes " + expected + ", got " + std::to_string(count) + ".");
+  }
+  if (option.choices.empty()) return;
+  for (const auto& word : words) {
+    if (std::find(option.choices.begin(), option.choices.end(), word) != option.choices.end())
+      continue;
+    std::string allowed;
+    for (const auto& choice : option.choices) allowed += (allowed.empty() ? "" : ", ") + choice;
+    const std::string suggestion = did_you_mean(word, option.choices);
+    throw UsageError(option.flag + " takes one of " + allowed + ", got \"" + word + "\"" +
+                     suggestion + (suggestion.empty() ? "." : ""));
+  }
+}
+
+}  // namespace
+
+const std::vector<Option>& option_table() {
+  static const std::vector<Option> rows = build_table();
+  return rows;
+}
+
+const Option* find_option(const std::string& spelling) {
+  static const auto index = build_index();
+  const auto key = snake_case(spelling);
+  const auto found = index.find(key);
+  return found == index.end() ? nullptr : found->second;
+}
+
+const Option* find_argument(const std::string& name) {
+  for (const auto& option : option_table()) {
+    if (option.name == name) return &option;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> option_spellings() {
+  std::vector<std::string> spellings;
+  for (const auto& option : option_table()) {
+    if (option.flag.empty()) continue;
+    spellings.push_back(option.flag);
+    spellings.insert(spellings.end(), option.aliases.begin(), option.aliases.end());
+  }
+  return spellings;
+}
+
+void set_option(const Option& option, const std::vector<std::string>& words, Arguments& arguments) {
+  const bool neutral =
+      !option.neutral.empty() && words.size() == 1 && words.front() == option.neutral;
+  const bool off = option.is_switch() && words.size() == 1 && words.front() == "false";
+  if (option.status == OptionStatus::kRefused) {
+    if (neutral || off) return;
+    throw UsageError(option.flag + " is refused: " + option.reason + ".");
+  }
+  if (!option.is_switch()) {
+    check_words(option, words);
+    std::visit(StoreWords{option, words, arguments}, option.field);
+  } else {
+    const std::vector<std::string> on = words.empty() ? std::vector<std::string>{"true"} : words;
+    std::visit(StoreWords{option, on, arguments}, option.field);
+  }
+  if (option.status == OptionStatus::kUsed) arguments.given.insert(option.name);
+  if (option.status == OptionStatus::kWithoutEffect && !off)
+    arguments.given_without_effect.insert(option.flag);
+}
+
+namespace detail {
+
+Option& OptionGroup::row(std::string flag, int words) {
+  Option option;
+  option.group = title_;
+  option.name = snake_case(flag);
+  option.flag = std::move(flag);
+  option.words = words;
+  return rows_.emplace_back(std::move(option));
+}
+
+Option& OptionGroup::add(std::string flag, ArgumentField field, std::string help) {
+  int words = 1;
+  if (std::holds_alternative<bool Arguments::*>(field)) words = 0;
+  if (std::holds_alternative<std::vector<int64_t> Arguments::*>(field) ||
+      std::holds_alternative<std::vector<std::string> Arguments::*>(field)) {
+    words = Option::kAnyNumber;
+  }
+  Option& option = row(std::move(flag), words);
+  option.field = field;
+  option.help = std::move(help);
+  return option;
+}
+
+Option& OptionGroup::computed(std::string name, ArgumentField field) {
+  Option& option = row("", 1);
+  option.name = std::move(name);
+  option.field = field;
+  option.status = OptionStatus::kComputed;
+  return option;
+}
+
+Option& OptionGroup::without_effect(std::string flag, int words, std::string reason) {
+  Option& option = row(std::move(flag), words);
+  option.status = OptionStatus::kWithoutEffect;
+  option.reason = std::move(reason);
+  return option;
+}
+
+Option& OptionGroup::refused(std::string flag, int words, std::string reason) {
+  Option& option = row(std::move(flag), words);
+  option.status = OptionStatus::kRefused;
+  option.reason = std::move(reason);
+  return option;
+}
+
+}  // namespace detail
+
+}  // namespace megashard

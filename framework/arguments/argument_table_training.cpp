@@ -1,0 +1,149 @@
+#include "framework/arguments/argument_table.h"
+
+namespace megashard::detail {
+
+namespace {
+
+using A = Arguments;
+
+void add_loop(std::vector<Option>& rows) {
+  OptionGroup group("training", rows);
+  group.add("--micro-batch-size", &A::micro_batch_size, "sequences of one forward on one rank");
+  group.add("--global-batch-size", &A::global_batch_size,
+            "sequences of one step; unset: micro batch size * data parallel size");
+  group
+      .add("--rampup-batch-size", &A::rampup_batch_size,
+           "START INCREMENT SAMPLES of a growing global batch")
+      .count(3);
+  group.add("--decrease-batch-size-if-needed", &A::decrease_batch_size_if_needed,
+            "shrink the global batch to a multiple of micro batch * data parallel size");
+  group.add("--train-iters", &A::train_iters, "steps of the whole training");
+  group.add("--train-samples", &A::train_samples,
+            "sequences of the whole training, instead of --train-iters");
+  group.add("--exit-interval", &A::exit_interval,
+            "save and exit when the step is a multiple of it");
+  group.add("--exit-duration-in-mins", &A::exit_duration_in_mins,
+            "save and exit after so many minutes");
+  group.add("--exit-signal-handler", &A::exit_signal_handler, "on SIGTERM save and exit");
+  group
+      .add("--no-check-for-nan-in-loss-and-grad", &A::check_for_nan_in_loss_and_grad,
+           "go on when the loss or a gradient is not a number")
+      .turns_off()
+      .named("check_for_nan_in_loss_and_grad");
+  group.add("--calculate-per-token-loss", &A::calculate_per_token_loss,
+            "average over all tokens of the global batch, not over microbatches");
+  group.add("--empty-unused-memory-level", &A::empty_unused_memory_level,
+            "return cached GPU memory: 0 never, 1 before, 2 also after the optimizer");
+  group.add("--deterministic-mode", &A::deterministic_mode,
+            "only deterministic kernels; an operator that has none is an error");
+  group.add("--skip-train", &A::skip_train, "evaluate only");
+  group.computed("consumed_train_samples", &A::consumed_train_samples);
+  group.computed("consumed_valid_samples", &A::consumed_valid_samples);
+}
+
+void add_activations(std::vector<Option>& rows) {
+  OptionGroup group("activations", rows);
+  group.add("--recompute-activations", &A::recompute_activations,
+            "the same as --recompute-granularity selective");
+  group
+      .add("--recompute-granularity", &A::recompute_granularity,
+           "full: whole layers are computed again in backward; selective: --recompute-modules")
+      .one_of({"full", "selective"});
+  group
+      .add("--recompute-method", &A::recompute_method,
+           "of full: uniform recomputes all layers, block the first --recompute-num-layers")
+      .one_of({"uniform", "block"});
+  group.add("--recompute-num-layers", &A::recompute_num_layers, "see --recompute-method");
+  group.add("--recompute-modules", &A::recompute_modules,
+            "of selective: core_attn, mlp; unset: core_attn");
+  group.add("--cpu-offloading-num-layers", &A::cpu_offloading_num_layers,
+            "keep the activations of the first so many layers in host memory until backward");
+  group.add("--fine-grained-activation-offloading", &A::fine_grained_activation_offloading,
+            "keep the activations of --offload-modules in host memory until backward");
+  group.add("--offload-modules", &A::offload_modules,
+            "attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm");
+  group.add("--min-offloaded-tensor-size", &A::min_offloaded_tensor_size,
+            "tensors of fewer elements are not offloaded");
+}
+
+void add_optimizer(std::vector<Option>& rows) {
+  OptionGroup group("optimizer", rows);
+  group.add("--optimizer", &A::optimizer, "adam is AdamW").one_of({"adam", "sgd", "muon"});
+  group
+      .add("--optimizer-selection", &A::optimizer_selection,
+           "MindSpeed-MM's choice of AdamW; all that are accepted mean the fused one of LibTorch")
+      .one_of({"fused_adamw", "fused_torch_adamw"})
+      .in_vain("both mean the fused AdamW of LibTorch, which is always used");
+  group.add("--weight-decay", &A::weight_decay, "decoupled; biases and 1-D parameters have none");
+  group.add("--start-weight-decay", &A::start_weight_decay,
+            "first value of an increasing weight decay");
+  group.add("--end-weight-decay", &A::end_weight_decay, "last value of an increasing weight decay");
+  group
+      .add("--weight-decay-incr-style", &A::weight_decay_incr_style,
+           "how the weight decay increases")
+      .one_of({"constant", "linear", "cosine"});
+  group.add("--clip-grad", &A::clip_grad, "largest gradient norm; 0 does not clip");
+  group.add("--adam-beta1", &A::adam_beta1, "decay of the first moment");
+  group.add("--adam-beta2", &A::adam_beta2, "decay of the second moment");
+  group.add("--adam-eps", &A::adam_eps, "added to the denominator");
+  group.add("--sgd-momentum", &A::sgd_momentum, "momentum of --optimizer sgd");
+}
+
+void add_learning_rate(std::vector<Option>& rows) {
+  OptionGroup group("learning rate", rows);
+  group.add("--lr", &A::lr, "largest learning rate");
+  group.add("--lr-decay-style", &A::lr_decay_style, "from the largest to --min-lr")
+      .one_of({"constant", "linear", "cosine", "inverse-square-root", "WSD"});
+  group.add("--lr-wsd-decay-style", &A::lr_wsd_decay_style, "the anneal of WSD")
+      .one_of({"exponential", "linear", "cosine"});
+  group.add("--lr-decay-iters", &A::lr_decay_iters, "steps of the decay; unset: --train-iters");
+  group.add("--lr-decay-samples", &A::lr_decay_samples,
+            "sequences of the decay; unset: --train-samples");
+  group.add("--lr-wsd-decay-iters", &A::lr_wsd_decay_iters, "steps of the anneal of WSD");
+  group.add("--lr-wsd-decay-samples", &A::lr_wsd_decay_samples, "sequences of the anneal of WSD");
+  group.add("--lr-warmup-fraction", &A::lr_warmup_fraction, "part of the decay that is warm-up");
+  group.add("--lr-warmup-iters", &A::lr_warmup_iters, "steps of warm-up");
+  group.add("--lr-warmup-samples", &A::lr_warmup_samples, "sequences of warm-up");
+  group.add("--lr-warmup-init", &A::lr_warmup_init, "learning rate at the start of warm-up");
+  group.add("--min-lr", &A::min_lr, "smallest learning rate");
+  group.add("--override-opt_param-scheduler", &A::override_opt_param_scheduler,
+            "the flags beat the schedule of a loaded checkpoint");
+  group.add("--use-checkpoint-opt_param-scheduler", &A::use_checkpoint_opt_param_scheduler,
+            "the schedule of a loaded checkpoint beats the flags");
+}
+
+void add_validation(std::vector<Option>& rows) {
+  OptionGroup group("validation", rows);
+  group.add("--eval-iters", &A::eval_iters, "global batches of one evaluation; 0: none");
+  group.add("--eval-interval", &A::eval_interval, "steps between evaluations");
+  group.add("--test-mode", &A::test_mode, "").in_vain("it belongs to Megatron's own tests");
+}
+
+void add_logging(std::vector<Option>& rows) {
+  OptionGroup group("logging", rows);
+  group.add("--log-interval", &A::log_interval, "steps between log lines");
+  group.add("--log-params-norm", &A::log_params_norm, "norm of the parameters in the log line");
+  group.add("--log-num-zeros-in-grad", &A::log_num_zeros_in_grad,
+            "zeros among the gradients in the log line");
+  group.add("--log-throughput", &A::log_throughput, "TFLOP/s per device in the log line");
+  group.add("--log-progress", &A::log_progress, "")
+      .in_vain("there is no progress.txt; --metrics-file has a line for every step");
+  group.add("--log-tps", &A::log_tps, "tokens per sample in the log line, as MindSpeed-MM");
+  group.add("--metrics-file", &A::metrics_file,
+            "one JSON object a step, in full precision, by rank 0");
+  group.add("--peak-tflops", &A::peak_tflops,
+            "peak of one device, for mfu; unset: the device's, on a CPU a measured matrix product");
+}
+
+}  // namespace
+
+void add_training_options(std::vector<Option>& rows) {
+  add_loop(rows);
+  add_activations(rows);
+  add_optimizer(rows);
+  add_learning_rate(rows);
+  add_validation(rows);
+  add_logging(rows);
+}
+
+}  // namespace megashard::detail

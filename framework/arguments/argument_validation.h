@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "framework/arguments/arguments.h"
+#include "framework/training/diagnostics.h"
+
+namespace megashard {
+
+/// What validation needs to know of the machine and the launcher.
+struct RunEnvironment {
+  int world_size = 1;
+  int rank = 0;
+  bool has_gpu = false;
+  std::optional<std::string>
+      cuda_device_max_connections{};  ///< environment variables of these names
+  std::optional<std::string> nccl_algo{};
+};
+
+/// Fills derived values (marked so in the headers) and checks every rule between arguments
+/// (validate_args of Megatron). Throws UsageError with both values, the reason and the remedy.
+/// docs/arguments.md lists Megatron's rules that are not needed here.
+void validate_arguments(Arguments& arguments, const RunEnvironment& environment,
+                        const DiagnosticSink& sink);
+
+/// The next multiple of divisible_by * tensor_parallel_size. Never used for Hugging Face models.
+int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tensor_parallel_size);
+
+namespace detail {
+
+/// Throws UsageError unless the condition holds.
+void require(bool condition, const std::string& sentence);
+
+void validate_schedule(
+    Arguments& arguments);  // argument_validation_training.cpp: batches, optimizer, learning rate
+void validate_data(Arguments& arguments,
+                   const DiagnosticSink& sink);  // argument_validation_data.cpp
+void validate_checkpoint(const Arguments& arguments);
+
+}  // namespace detail
+
+}  // namespace megashard

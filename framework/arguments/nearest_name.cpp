@@ -1,0 +1,63 @@
+#include "framework/arguments/nearest_name.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace megashard {
+
+namespace {
+
+std::string bare_name(std::string_view name) {
+  std::string text(name.substr(std::min(name.find_first_not_of('-'), name.size())));
+  std::replace(text.begin(), text.end(), '-', '_');
+  return text;
+}
+
+}  // namespace
+
+int64_t edit_distance(std::string_view from, std::string_view to) {
+  const size_t columns = to.size() + 1;
+  std::vector<int64_t> before(columns), above(columns), row(columns);
+  for (size_t j = 0; j < columns; ++j) above[j] = static_cast<int64_t>(j);
+  for (size_t i = 1; i <= from.size(); ++i) {
+    row[0] = static_cast<int64_t>(i);
+    for (size_t j = 1; j < columns; ++j) {
+      const int64_t substitution = above[j - 1] + (from[i - 1] == to[j - 1] ? 0 : 1);
+      row[j] = std::min({above[j] + 1, row[j - 1] + 1, substitution});
+      const bool swapped = i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1];
+      if (swapped) row[j] = std::min(row[j], before[j - 2] + 1);
+    }
+    std::swap(before, above);
+    std::swap(above, row);
+  }
+  return above[to.size()];
+}
+
+std::optional<std::string> nearest_name(std::string_view name,
+                                        const std::vector<std::string>& known) {
+  constexpr size_t kShortestPart = 4;
+  const std::string wanted = bare_name(name);
+  const std::string* nearest = nullptr;
+  int64_t smallest = std::numeric_limits<int64_t>::max();
+  for (const auto& candidate : known) {
+    const std::string text = bare_name(candidate);
+    int64_t distance = edit_distance(wanted, text);
+    const bool contained = (wanted.size() >= kShortestPart && text.find(wanted) != text.npos) ||
+                           (text.size() >= kShortestPart && wanted.find(text) != wanted.npos);
+    if (contained) distance = (distance + 2) / 3;  // a forgotten prefix is a small slip
+    if (distance < smallest) {
+      smallest = distance;
+      nearest = &candidate;
+    }
+  }
+  const auto allowed = std::max<int64_t>(1, static_cast<int64_t>(wanted.size()) / 3);
+  if (nearest == nullptr || smallest > allowed) return std::nullopt;
+  return *nearest;
+}
+
+std::string did_you_mean(std::string_view name, const std::vector<std::string>& known) {
+  const auto nearest = nearest_name(name, known);
+  return nearest ? "; did you mean " + *nearest + "?" : "";
+}
+
+}  // namespace megashard

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "framework/data/sample_dataset.h"
+
+namespace megashard {
+
+// Several datasets drawn from in proportion to weights, as megatron.core's BlendedDataset: at every
+// position the one that lags most behind its share; ties go to the first.
+class BlendedDataset : public SampleDataset {
+ public:
+  // `size` samples by `weights` (normalised here), or, when `size` is nullopt, each dataset
+  // completely: a spent one drops out. `split_name` is for messages.
+  BlendedDataset(std::vector<std::shared_ptr<const SampleDataset>> datasets,
+                 std::vector<double> weights, std::optional<int64_t> size,
+                 const std::string& split_name);
+
+  int64_t size() const override { return static_cast<int64_t>(dataset_index_.size()); }
+  void read(int64_t index, std::span<int64_t> out) const override;
+  const std::string& source_of(int64_t index) const override;
+
+ private:
+  void build_by_weight(const std::vector<double>& weights, int64_t size);
+  void build_exhaustive();
+  void check_not_oversampled(const std::string& split_name) const;
+
+  std::vector<std::shared_ptr<const SampleDataset>> datasets_;
+  std::vector<int64_t> counts_;         // samples taken from each dataset
+  std::vector<int16_t> dataset_index_;  // [size]
+  std::vector<int64_t> sample_index_;   // [size], sample of that dataset
+};
+
+// Weights divided by numpy's sum of them (megatron.core.datasets.utils.normalize).
+std::vector<double> normalized(std::vector<double> weights);
+
+}  // namespace megashard

@@ -1,0 +1,241 @@
+#include "framework/data/build_datasets.h"
+
+#include <c10/util/Exception.h>
+
+#include <charconv>
+#include <cmath>
+#include <utility>
+
+#include "framework/data/blended_dataset.h"
+#include "framework/data/gpt_dataset.h"
+#include "framework/data/indexed_dataset.h"
+#include "framework/data/mock_tokens.h"
+
+namespace megashard {
+namespace {
+
+constexpr size_t kSplits = 3;
+constexpr std::array<const char*, kSplits> kSplitNames = {"train", "valid", "test"};
+// Spare samples that Megatron builds for each member of a weighted blend.
+constexpr double kSurplus = 0.005;
+
+using Sizes = std::array<std::optional<int64_t>, kSplits>;
+using Datasets = std::array<std::shared_ptr<const SampleDataset>, kSplits>;
+
+bool wanted(const std::optional<int64_t>& size) { return !size.has_value() || *size != 0; }
+
+std::string stripped(const std::string& text) {
+  const char* spaces = " \t\n\r";
+  const size_t begin = text.find_first_not_of(spaces);
+  return begin == std::string::npos ? ""
+                                    : text.substr(begin, text.find_last_not_of(spaces) - begin + 1);
+}
+
+std::optional<double> parse_number(const std::string& text) {
+  std::string word = stripped(text);
+  if (word.starts_with('+')) {
+    word.erase(0, 1);
+  }
+  double value = 0;
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+  const bool whole = error == std::errc() && end == word.data() + word.size();
+  return whole && !word.empty() ? std::optional(value) : std::nullopt;
+}
+
+// Python's round: half to even, the default rounding mode of nearbyint.
+int64_t split_bound(double fraction, size_t sequences) {
+  return static_cast<int64_t>(std::nearbyint(fraction * static_cast<double>(sequences)));
+}
+
+Datasets build_from_source(const std::shared_ptr<const TokenSource>& source,
+                           const SplitShares& shares, const Sizes& sizes,
+                           const DataOptions& options) {
+  Datasets built;
+  const size_t sequences = source->sequence_lengths().size();
+  for (size_t i = 0; i < kSplits; ++i) {
+    if (!shares[i].has_value() || !wanted(sizes[i])) {
+      continue;
+    }
+    built[i] = std::make_shared<GPTDataset>(
+        source, GPTDatasetOptions{.split_name = kSplitNames[i],
+                                  .first_sequence = split_bound(shares[i]->begin, sequences),
+                                  .last_sequence = split_bound(shares[i]->end, sequences),
+                                  .seq_length = options.seq_length,
+                                  .seed = options.seed,
+                                  .num_samples = sizes[i]});
+  }
+  return built;
+}
+
+int64_t share_of(int64_t size, double weight) {
+  return static_cast<int64_t>(std::ceil(static_cast<double>(size) * weight));
+}
+
+// What one member of a blend has to hold: one epoch without weights, else its share and the spare.
+Sizes member_sizes(const Sizes& sizes, const std::vector<double>& weights, size_t member) {
+  Sizes result;
+  for (size_t i = 0; i < kSplits; ++i) {
+    if (!wanted(sizes[i])) {
+      result[i] = 0;
+    } else if (!weights.empty()) {
+      TORCH_CHECK(sizes[i].has_value(), "a blend with weights needs a number of ", kSplitNames[i],
+                  " samples; leave the weights out to use every document once");
+      const auto share = static_cast<double>(share_of(*sizes[i], weights[member]));
+      result[i] = static_cast<int64_t>(std::ceil(share * (1 + kSurplus)));
+    }
+  }
+  return result;
+}
+
+std::shared_ptr<const SampleDataset> blend_split(
+    std::vector<std::shared_ptr<const SampleDataset>> members, std::vector<double> weights,
+    std::optional<int64_t> size, const char* split_name) {
+  if (!weights.empty()) {
+    int64_t total = 0;
+    for (double weight : weights) {
+      total += share_of(*size, weight);
+    }
+    size = total;
+  } else {
+    int64_t total = 0;
+    for (const auto& member : members) {
+      total += member->size();
+      weights.push_back(static_cast<double>(member->size()));
+    }
+    if (size.has_value()) {
+      size = std::min(*size, total);
+    }
+  }
+  return std::make_shared<BlendedDataset>(std::move(members), std::move(weights), size, split_name);
+}
+
+Datasets build_blend(const Blend& blend, const SplitShares& shares, const Sizes& sizes,
+                     const DataOptions& options) {
+  const auto weights = blend.weights.empty() ? blend.weights : normalized(blend.weights);
+  std::array<std::vector<std::shared_ptr<const SampleDataset>>, kSplits> members;
+  for (size_t k = 0; k < blend.prefixes.size(); ++k) {
+    const auto source = std::make_shared<IndexedDataset>(blend.prefixes[k]);
+    auto built = build_from_source(source, shares, member_sizes(sizes, weights, k), options);
+    for (size_t i = 0; i < kSplits; ++i) {
+      if (built[i] != nullptr) {
+        members[i].push_back(std::move(built[i]));
+      }
+    }
+  }
+  Datasets blended;
+  for (size_t i = 0; i < kSplits; ++i) {
+    if (!members[i].empty()) {
+      blended[i] = blend_split(std::move(members[i]), weights, sizes[i], kSplitNames[i]);
+    }
+  }
+  return blended;
+}
+
+Datasets build_from_one_path(const SplitShares& shares, const Sizes& sizes,
+                             const DataOptions& options) {
+  const Blend blend = parse_blend(options.data_path);
+  if (blend.prefixes.size() == 1 && blend.weights.empty()) {
+    const auto source = std::make_shared<IndexedDataset>(blend.prefixes[0]);
+    return build_from_source(source, shares, sizes, options);
+  }
+  return build_blend(blend, shares, sizes, options);
+}
+
+Datasets build_per_split(const Sizes& sizes, const DataOptions& options) {
+  const std::array<const std::vector<std::string>*, kSplits> paths = {
+      &options.train_data_path, &options.valid_data_path, &options.test_data_path};
+  Datasets built;
+  for (size_t i = 0; i < kSplits; ++i) {
+    if (paths[i]->empty()) {
+      continue;
+    }
+    const Blend blend = parse_blend(*paths[i]);
+    SplitShares shares;
+    shares[i] = SplitShare{};
+    if (blend.prefixes.size() == 1) {
+      const auto source = std::make_shared<IndexedDataset>(blend.prefixes[0]);
+      built[i] = build_from_source(source, shares, sizes, options)[i];
+    } else {
+      built[i] = build_blend(blend, shares, sizes, options)[i];
+    }
+  }
+  return built;
+}
+
+}  // namespace
+
+SplitShares parse_split(const std::string& split) {
+  std::vector<double> weights;
+  for (size_t begin = 0; begin <= split.size();) {
+    const size_t end = std::min(split.find_first_of(",/", begin), split.size());
+    const auto weight = parse_number(split.substr(begin, end - begin));
+    TORCH_CHECK(weight.has_value() && *weight >= 0 && std::isfinite(*weight), "--split \"", split,
+                "\" is not a list of weights; give three numbers for train, validation and test, as "
+                "in 969,30,1");
+    weights.push_back(*weight);
+    begin = end + 1;
+  }
+  TORCH_CHECK(weights.size() <= kSplits, "--split \"", split, "\" has ", weights.size(),
+              " weights; there are three splits: train, validation and test");
+  weights.resize(kSplits, 0.0);
+  TORCH_CHECK(weights[0] + weights[1] + weights[2] > 0, "--split \"", split,
+              "\" leaves nothing to any split; at least one weight must be positive");
+  weights = normalized(std::move(weights));
+  SplitShares shares;
+  double begin = 0;
+  for (size_t i = 0; i < kSplits; ++i) {
+    const double end = begin + weights[i];
+    if (end > begin) {
+      shares[i] = SplitShare{.begin = begin, .end = end};
+    }
+    begin = end;
+  }
+  return shares;
+}
+
+Blend parse_blend(const std::vector<std::string>& words) {
+  Blend blend;
+  size_t numbers = 0;
+  for (size_t i = 0; words.size() % 2 == 0 && i < words.size(); i += 2) {
+    numbers += parse_number(words[i]).has_value() ? 1 : 0;
+  }
+  TORCH_CHECK(numbers == 0 || numbers == words.size() / 2, "the data path has weights for ", numbers,
+              " of ", words.size() / 2, " data sets; give WEIGHT PREFIX pairs, or prefixes alone");
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (numbers > 0 && i % 2 == 0) {
+      const double weight = *parse_number(words[i]);
+      TORCH_CHECK(weight > 0 && std::isfinite(weight), "the weight ", words[i], " of data set \"",
+                  words[i + 1], "\" is not positive; leave a data set out instead");
+      blend.weights.push_back(weight);
+    } else {
+      blend.prefixes.push_back(stripped(words[i]));
+    }
+  }
+  return blend;
+}
+
+DataSplits build_datasets(const DataOptions& options) {
+  const bool per_split = !options.train_data_path.empty() || !options.valid_data_path.empty() ||
+                         !options.test_data_path.empty();
+  const int sources =
+      (options.data_path.empty() ? 0 : 1) + (per_split ? 1 : 0) + (options.mock_data ? 1 : 0);
+  TORCH_CHECK(sources == 1, "training data must come from one of --data-path, --train-data-path (with "
+              "--valid-data-path, --test-data-path) and --mock-data, got ", sources, " of them");
+  const Sizes sizes = {options.train_samples, options.valid_samples, options.test_samples};
+  Datasets built;
+  if (options.mock_data) {
+    const auto source = std::make_shared<MockTokens>(options.vocab_size, options.eod_id);
+    built = build_from_source(source, parse_split("1,1,1"), sizes, options);
+  } else if (per_split) {
+    built = build_per_split(sizes, options);
+  } else {
+    built = build_from_one_path(parse_split(options.split), sizes, options);
+  }
+  TORCH_CHECK(built[0] != nullptr || !wanted(sizes[0]), "there is no training data: ",
+              per_split ? "--train-data-path is missing; give it"
+                        : "--split gives the train split a weight of 0; give it a share, as in "
+                          "969,30,1");
+  return {.train = built[0], .valid = built[1], .test = built[2]};
+}
+
+}  // namespace megashard

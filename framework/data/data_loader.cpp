@@ -1,0 +1,182 @@
+#include "framework/data/data_loader.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace megashard {
+namespace {
+
+// One row of a batch: seq_length + 1 tokens to tokens, labels, mask and positions.
+class RowWriter {
+ public:
+  RowWriter(Batch& batch, const BatchOptions& options) : batch_(batch), options_(options) {}
+
+  void write(int64_t row, const std::vector<int64_t>& sample) {
+    const int64_t length = options_.seq_length;
+    int64_t* tokens = batch_.tokens.mutable_data_ptr<int64_t>() + row * length;
+    int64_t* labels = batch_.labels.mutable_data_ptr<int64_t>() + row * length;
+    int64_t* positions = batch_.position_ids.mutable_data_ptr<int64_t>() + row * length;
+    float* loss_mask = batch_.loss_mask.mutable_data_ptr<float>() + row * length;
+    const int64_t pad = options_.pad_id;
+    int64_t restart = 0;
+    for (int64_t i = 0; i < length; ++i) {
+      const int64_t token = sample[static_cast<size_t>(i)];
+      const int64_t label = sample[static_cast<size_t>(i) + 1];
+      const bool eod = token == options_.eod_id;
+      loss_mask[i] = label == pad || (eod && options_.eod_mask_loss) ? 0.0F : 1.0F;
+      tokens[i] = token == pad ? 0 : token;
+      labels[i] = label == pad ? 0 : label;
+      positions[i] = i - restart;
+      if (eod && options_.reset_position_ids) {
+        restart = i + 1;
+      }
+    }
+    if (options_.reset_attention_mask) {
+      write_attention_mask(row, sample);
+    }
+  }
+
+ private:
+  void write_attention_mask(int64_t row, const std::vector<int64_t>& sample) {
+    const int64_t length = options_.seq_length;
+    bool* mask = batch_.attention_mask.mutable_data_ptr<bool>() + row * length * length;
+    int64_t begin = 0;  // first token of the document that token i belongs to
+    for (int64_t i = 0; i < length; ++i, mask += length) {
+      std::fill_n(mask, length, true);
+      std::fill(mask + begin, mask + i + 1, false);
+      if (sample[static_cast<size_t>(i)] == options_.eod_id) {
+        begin = i + 1;
+      }
+    }
+  }
+
+  Batch& batch_;
+  const BatchOptions& options_;
+};
+
+void check_tokens(const std::vector<int64_t>& sample, const SampleDataset& dataset, int64_t index,
+                  const BatchOptions& options) {
+  for (const int64_t token : sample) {
+    TORCH_CHECK(static_cast<uint64_t>(token) < static_cast<uint64_t>(options.vocab_size) ||
+                    token == options.pad_id,
+                "data set \"", dataset.source_of(index), "\" holds token ", token, " (in sample ",
+                index, "), which is not in the model's vocabulary of ", options.vocab_size,
+                "; tokenise the text with the model's own tokenizer, or use a model with the "
+                "vocabulary of the data");
+  }
+}
+
+}  // namespace
+
+Batch make_batch(const SampleDataset& dataset, const std::vector<int64_t>& indices,
+                 const BatchOptions& options) {
+  const auto rows = static_cast<int64_t>(indices.size());
+  const int64_t length = options.seq_length;
+  const auto empty = [&](at::IntArrayRef shape, at::ScalarType type) {
+    return at::empty(shape, at::TensorOptions(type).pinned_memory(options.pin_memory));
+  };
+  Batch batch{.tokens = empty({rows, length}, at::kLong),
+              .labels = empty({rows, length}, at::kLong),
+              .loss_mask = empty({rows, length}, at::kFloat),
+              .position_ids = empty({rows, length}, at::kLong),
+              .attention_mask = {}};
+  if (options.reset_attention_mask) {
+    batch.attention_mask = empty({rows, 1, length, length}, at::kBool);
+  }
+  RowWriter writer(batch, options);
+  std::vector<int64_t> sample(static_cast<size_t>(length) + 1);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t index = indices[static_cast<size_t>(row)];
+    dataset.read(index, sample);
+    check_tokens(sample, dataset, index, options);
+    writer.write(row, sample);
+  }
+  return batch;
+}
+
+DataLoader::DataLoader(std::shared_ptr<const SampleDataset> dataset,
+                       std::unique_ptr<DataSampler> sampler, const BatchOptions& batch,
+                       const DataLoaderOptions& options)
+    : dataset_(std::move(dataset)), sampler_(std::move(sampler)), batch_(batch), options_(options) {
+  TORCH_CHECK(options_.prefetch > 0, "the data loader reads at least one batch ahead, got 0");
+  TORCH_CHECK(batch_.vocab_size > 0, "batches are checked against the vocabulary, got a size of ",
+              batch_.vocab_size, "; set --vocab-size");
+  const bool needs_eod =
+      batch_.eod_mask_loss || batch_.reset_position_ids || batch_.reset_attention_mask;
+  TORCH_CHECK(!needs_eod || batch_.eod_id >= 0, "--eod-mask-loss, --reset-position-ids and "
+              "--reset-attention-mask need the end-of-document token, which is unknown; give a "
+              "tokenizer or model directory that names its eos token");
+  thread_ = std::thread([this] { read_ahead(); });
+}
+
+DataLoader::~DataLoader() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void DataLoader::read_ahead() {
+  std::vector<int64_t> indices;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stop_ || ready_.size() < options_.prefetch; });
+    if (stop_) {
+      return;
+    }
+    lock.unlock();
+    Batch batch;
+    std::exception_ptr error;
+    bool ended = false;
+    try {
+      ended = !sampler_->next(indices);
+      if (!ended) {
+        batch = make_batch(*dataset_, indices, batch_);
+      }
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    if (ended || error != nullptr) {
+      ended_ = ended;
+      error_ = error;
+      changed_.notify_all();
+      return;
+    }
+    ready_.push_back(std::move(batch));
+    changed_.notify_all();
+  }
+}
+
+Batch DataLoader::next() {
+  const auto start = std::chrono::steady_clock::now();
+  std::unique_lock lock(mutex_);
+  const bool in_time =
+      changed_.wait_for(lock, std::chrono::duration<double>(options_.timeout_seconds),
+                        [this] { return !ready_.empty() || error_ != nullptr || ended_; });
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
+  wait_seconds_ += waited.count();
+  TORCH_CHECK(in_time, "no batch arrived within ", options_.timeout_seconds,
+              " s; the file system that holds the data does not answer");
+  if (ready_.empty()) {
+    if (error_ != nullptr) {
+      std::rethrow_exception(error_);
+    }
+    TORCH_CHECK(false, "the data set of ", dataset_->size(), " samples is used up; the run asks for "
+                "more samples than it was built for");
+  }
+  Batch batch = std::move(ready_.front());
+  ready_.pop_front();
+  changed_.notify_all();
+  return batch;
+}
+
+double DataLoader::take_wait_seconds() { return std::exchange(wait_seconds_, 0.0); }
+
+}  // namespace megashard

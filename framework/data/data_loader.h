@@ -1,0 +1,84 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "framework/data/data_sampler.h"
+#include "framework/data/sample_dataset.h"
+
+namespace megashard {
+
+struct BatchOptions {
+  int64_t seq_length = 0;
+  int64_t vocab_size = 0;  // a token outside [0, vocab_size) is an error
+  int64_t eod_id = -1;     // end-of-document token; needed by the three flags
+  int64_t pad_id = -1;     // labels with this id are masked, and it is replaced by 0
+  bool eod_mask_loss = false;
+  bool reset_position_ids = false;
+  bool reset_attention_mask = false;
+  bool pin_memory = false;  // page-locked tensors, for copies to a GPU beside compute
+};
+
+// One microbatch on the CPU; B samples of T = seq_length tokens.
+struct Batch {
+  at::Tensor tokens;          // [B, T] int64
+  at::Tensor labels;          // [B, T] int64
+  at::Tensor loss_mask;       // [B, T] float32, 0 or 1
+  at::Tensor position_ids;    // [B, T] int64
+  at::Tensor attention_mask;  // [B, 1, T, T] bool, true where masked; only if reset_attention_mask
+};
+
+// Reads the samples and builds what megatron.core's GPTDataset returns for them. A token outside
+// the vocabulary throws a sentence with the data set, the sample and the token.
+Batch make_batch(const SampleDataset& dataset, const std::vector<int64_t>& indices,
+                 const BatchOptions& options);
+
+struct DataLoaderOptions {
+  size_t prefetch = 2;             // batches read ahead by a thread
+  double timeout_seconds = 600.0;  // next() gives up after so long without a batch
+};
+
+// Batches in the sampler's order, read ahead in a thread so that reading hides behind compute. An
+// error in the thread is thrown by the next() that would have returned its batch. One caller
+// thread.
+class DataLoader {
+ public:
+  DataLoader(std::shared_ptr<const SampleDataset> dataset, std::unique_ptr<DataSampler> sampler,
+             const BatchOptions& batch, const DataLoaderOptions& options = {});
+  ~DataLoader();
+  DataLoader(const DataLoader&) = delete;
+  DataLoader& operator=(const DataLoader&) = delete;
+
+  // Throws when the sampler has come to its end.
+  Batch next();
+
+  // Seconds that next() has waited for data since the last call of this function.
+  double take_wait_seconds();
+
+ private:
+  void read_ahead();
+
+  std::shared_ptr<const SampleDataset> dataset_;
+  std::unique_ptr<DataSampler> sampler_;
+  BatchOptions batch_;
+  DataLoaderOptions options_;
+  double wait_seconds_ = 0;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<Batch> ready_;
+  std::exception_ptr error_;
+  bool ended_ = false;
+  bool stop_ = false;
+  std::thread thread_;  // last: starts when all else exists
+};
+
+}  // namespace megashard

@@ -1,0 +1,153 @@
+#include "framework/data/gpt_dataset.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "framework/data/numpy_random.h"
+
+namespace megashard {
+namespace {
+
+// A last epoch that gives less than this share of its samples is shuffled apart.
+constexpr double kLastEpochThreshold = 0.80;
+
+constexpr int64_t kMaxEntries = std::numeric_limits<uint32_t>::max() - 1;
+
+}  // namespace
+
+GPTDataset::GPTDataset(std::shared_ptr<const TokenSource> source, GPTDatasetOptions options)
+    : source_(std::move(source)), options_(std::move(options)) {
+  TORCH_CHECK(options_.seq_length > 0, "the sequence length must be positive, got ",
+              options_.seq_length, "; set --seq-length");
+  const auto sequences = static_cast<int64_t>(source_->sequence_lengths().size());
+  TORCH_CHECK(0 <= options_.first_sequence && options_.first_sequence <= options_.last_sequence &&
+                  options_.last_sequence <= sequences && sequences <= kMaxEntries,
+              "sequences [", options_.first_sequence, ", ", options_.last_sequence,
+              ") do not lie in \"", source_->name(), "\", which has ", sequences);
+  TORCH_CHECK(options_.first_sequence < options_.last_sequence, "the ", options_.split_name,
+              " split of \"", source_->name(), "\" is empty: none of its ", sequences,
+              " documents falls into it; give it a larger share with --split, add documents, or "
+              "ask for no samples of it (--eval-iters 0)");
+  const int64_t epoch_tokens = tokens_per_epoch();
+  plan_epochs(epoch_tokens);
+  const int64_t samples = (num_epochs_ * epoch_tokens - 1) / options_.seq_length;
+  TORCH_CHECK(samples <= kMaxEntries, "the ", options_.split_name, " split of \"", source_->name(),
+              "\" would have ", samples, " samples, the limit is ", kMaxEntries,
+              "; use a longer --seq-length or fewer iterations");
+
+  NumpyRandomState random(options_.seed);
+  build_document_index(random);
+  build_sample_index(samples);
+  build_shuffle_index(samples, random);
+}
+
+int64_t GPTDataset::tokens_per_epoch() const {
+  const auto lengths = source_->sequence_lengths();
+  const int64_t tokens = std::accumulate(lengths.begin() + options_.first_sequence,
+                                         lengths.begin() + options_.last_sequence, int64_t{0});
+  // One epoch without a whole sample is fine as long as epochs can be added up.
+  const int64_t least = options_.num_samples.has_value() ? 1 : options_.seq_length + 1;
+  TORCH_CHECK(tokens >= least, "the ", options_.split_name, " split of \"", source_->name(),
+              "\" is empty: its ", options_.last_sequence - options_.first_sequence,
+              " documents hold ", tokens, " tokens, one sample takes ", options_.seq_length + 1,
+              "; give it a larger share with --split, add documents, or shorten --seq-length");
+  return tokens;
+}
+
+void GPTDataset::plan_epochs(int64_t epoch_tokens) {
+  if (!options_.num_samples.has_value()) {
+    return;
+  }
+  const int64_t seq_length = options_.seq_length;
+  const int64_t samples = *options_.num_samples;
+  TORCH_CHECK(samples >= 0 && samples <= kMaxEntries, "the number of ", options_.split_name,
+              " samples must lie in [0, ", kMaxEntries, "], got ", samples,
+              "; check the number of iterations and the global batch size");
+  const int64_t wanted_tokens = samples * seq_length + 1;
+  num_epochs_ = std::max<int64_t>(1, (wanted_tokens + epoch_tokens - 1) / epoch_tokens);
+  if (num_epochs_ == 1) {
+    return;
+  }
+  samples_before_last_epoch_ = ((num_epochs_ - 1) * epoch_tokens - 1) / seq_length;
+  const int64_t samples_per_epoch = (epoch_tokens - 1) / seq_length;
+  const int64_t from_last_epoch = samples - samples_before_last_epoch_;
+  separate_last_epoch_ =
+      from_last_epoch <
+      static_cast<int64_t>(kLastEpochThreshold * static_cast<double>(samples_per_epoch));
+}
+
+void GPTDataset::build_document_index(NumpyRandomState& random) {
+  const int64_t documents = options_.last_sequence - options_.first_sequence;
+  TORCH_CHECK(documents <= kMaxEntries / num_epochs_, "the ", options_.split_name, " split of \"",
+              source_->name(), "\" would repeat ", documents, " documents ", num_epochs_,
+              " times, more than ", kMaxEntries, " in all; ask for fewer samples or add data");
+  document_index_.resize(static_cast<size_t>(num_epochs_ * documents));
+  for (int64_t epoch = 0; epoch < num_epochs_; ++epoch) {
+    const auto begin = document_index_.begin() + epoch * documents;
+    std::iota(begin, begin + documents, static_cast<int32_t>(options_.first_sequence));
+  }
+  const int64_t together = separate_last_epoch_ ? num_epochs_ - 1 : num_epochs_;
+  const std::span<int32_t> all(document_index_);
+  random.shuffle(all.first(static_cast<size_t>(together * documents)));
+  if (separate_last_epoch_) {
+    random.shuffle(all.last(static_cast<size_t>(documents)));
+  }
+}
+
+void GPTDataset::build_sample_index(int64_t samples) {
+  const auto lengths = source_->sequence_lengths();
+  sample_index_.reserve(static_cast<size_t>(samples + 1));
+  sample_index_.push_back({.document = 0, .offset = 0});
+  uint32_t document = 0;
+  int64_t offset = 0;
+  for (int64_t sample = 0; sample < samples; ++sample) {
+    // A sample that ends with a document's last token leaves the next one to start on that token:
+    // samples overlap by one.
+    int64_t missing = options_.seq_length + 1;
+    while (true) {
+      const int64_t here = lengths[static_cast<size_t>(document_index_[document])] - offset;
+      if (here >= missing) {
+        offset += missing - 1;
+        break;
+      }
+      missing -= here;
+      ++document;
+      offset = 0;
+    }
+    sample_index_.push_back({.document = document, .offset = static_cast<int32_t>(offset)});
+  }
+}
+
+void GPTDataset::build_shuffle_index(int64_t samples, NumpyRandomState& random) {
+  shuffle_index_.resize(static_cast<size_t>(samples));
+  std::iota(shuffle_index_.begin(), shuffle_index_.end(), 0U);
+  const auto first =
+      static_cast<size_t>(separate_last_epoch_ ? samples_before_last_epoch_ : samples);
+  const std::span<uint32_t> all(shuffle_index_);
+  random.shuffle(all.first(first));
+  random.shuffle(all.subspan(first));
+}
+
+void GPTDataset::read(int64_t index, std::span<int64_t> out) const {
+  TORCH_CHECK(index >= 0 && index < size(), "the ", options_.split_name, " split of \"",
+              source_->name(), "\" has samples 0 to ", size() - 1, ", got ", index);
+  TORCH_CHECK(static_cast<int64_t>(out.size()) == options_.seq_length + 1, "a sample has ",
+              options_.seq_length + 1, " tokens, got room for ", out.size());
+  const auto lengths = source_->sequence_lengths();
+  const SampleStart start = sample_index_[shuffle_index_[static_cast<size_t>(index)]];
+  size_t document = start.document;
+  int64_t offset = start.offset;
+  for (size_t filled = 0; filled < out.size(); ++document, offset = 0) {
+    const int32_t sequence = document_index_[document];
+    const auto here = static_cast<size_t>(lengths[static_cast<size_t>(sequence)] - offset);
+    const size_t count = std::min(here, out.size() - filled);
+    source_->copy_tokens(sequence, offset, out.subspan(filled, count));
+    filled += count;
+  }
+}
+
+}  // namespace megashard

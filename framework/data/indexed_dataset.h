@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/files/file_io.h"
+#include "framework/data/token_source.h"
+
+namespace megashard {
+
+inline constexpr char kIndexMagic[9] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', '\0', '\0'};
+inline constexpr uint64_t kIndexVersion = 1;
+inline constexpr size_t kIndexHeaderBytes = 34;
+
+// The dtype codes of a .idx file (megatron.core.datasets.indexed_dataset.DType).
+enum class TokenType : uint8_t {
+  kUInt8 = 1,
+  kInt8 = 2,
+  kInt16 = 3,
+  kInt32 = 4,
+  kInt64 = 5,
+  kFloat64 = 6,
+  kFloat32 = 7,
+  kUInt16 = 8,
+};
+
+// Bytes of one token; 0 for a code that does not exist.
+int64_t token_bytes(TokenType type);
+
+// uint16 below 65500 tokens, else int32: what Megatron's tools write.
+TokenType token_type_for_vocabulary(int64_t vocab_size);
+
+// PREFIX.bin and PREFIX.idx, mapped. The constructor checks all of the index (magic, version,
+// counts, file sizes, every sequence inside .bin) and throws a sentence with the file and the
+// remedy.
+class IndexedDataset : public TokenSource {
+ public:
+  explicit IndexedDataset(const std::string& prefix);
+
+  TokenType token_type() const { return type_; }
+  std::span<const int32_t> sequence_lengths() const override { return lengths_; }
+  // Sequence numbers at which documents start, then the number of sequences: [documents + 1].
+  std::span<const int64_t> document_indices() const { return documents_; }
+  // One mode a sequence in multimodal sets, else empty.
+  std::span<const int8_t> sequence_modes() const { return modes_; }
+
+  // Throws for float sets: those hold no token ids.
+  void copy_tokens(int64_t sequence, int64_t offset, std::span<int64_t> out) const override;
+  // The stored bytes of one sequence.
+  std::span<const std::byte> raw_sequence(int64_t sequence) const;
+  const std::string& name() const override { return prefix_; }
+
+ private:
+  void read_index();
+  void check_sequences() const;
+  int64_t pointer(int64_t sequence) const;
+
+  std::string prefix_;
+  MappedFile index_;
+  MappedFile bin_;
+  TokenType type_ = TokenType::kInt32;
+  // The arrays of .idx start at odd offsets, so they are copied to be aligned.
+  std::vector<int32_t> lengths_;
+  std::vector<int64_t> documents_;
+  std::vector<int8_t> modes_;
+  const std::byte* pointers_ = nullptr;  // [sequences] i64, unaligned, inside index_
+};
+
+}  // namespace megashard

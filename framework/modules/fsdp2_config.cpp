@@ -1,0 +1,227 @@
+#include "framework/modules/fsdp2_config.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <fstream>
+#include <functional>
+#include <map>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include "framework/arguments/nearest_name.h"
+
+namespace megashard {
+
+namespace {
+
+constexpr const char* kDtypeNames = "fp16, bf16, fp32, fp64, int8, int16, int32, int64";
+
+/// One `key: value` of the file, with what a message needs.
+struct Entry {
+  const std::string& source;
+  std::string key;
+  YAML::Node value;
+
+  [[noreturn]] void fail(const std::string& expected) const {
+    std::string shown = value.IsScalar()     ? "\"" + value.Scalar() + "\""
+                        : value.IsSequence() ? "a list"
+                                             : "a map";
+    throw UsageError(source + ":" + std::to_string(value.Mark().line + 1) + ": " + key + " takes " +
+                     expected + ", got " + shown + ".");
+  }
+
+  bool boolean() const {
+    bool result = false;
+    if (!value.IsScalar() || !YAML::convert<bool>::decode(value, result)) fail("true or false");
+    return result;
+  }
+  int integer(int smallest) const {
+    int result = 0;
+    const std::string expected = "a whole number of at least " + std::to_string(smallest);
+    if (!value.IsScalar() || !YAML::convert<int>::decode(value, result) || result < smallest)
+      fail(expected);
+    return result;
+  }
+  at::ScalarType dtype() const {
+    if (!value.IsScalar()) fail(std::string("one of ") + kDtypeNames);
+    const auto dtype = dtype_from_name(value.Scalar());
+    if (!dtype) {
+      throw UsageError(source + ":" + std::to_string(value.Mark().line + 1) +
+                       ": Unsupported dtype \"" + value.Scalar() + "\" for " + key +
+                       "; use one of " + kDtypeNames + ".");
+    }
+    return *dtype;
+  }
+  std::vector<std::string> words(const char* expected) const {
+    if (!value.IsSequence()) fail(expected);
+    std::vector<std::string> list;
+    for (const auto& item : value) {
+      if (!item.IsScalar()) fail(expected);
+      list.push_back(item.Scalar());
+    }
+    return list;
+  }
+  std::vector<std::string> patterns() const {
+    return words("a list of module paths, one a line as in `- model.layers.{*}`");
+  }
+  std::optional<int> sharding_size() const {
+    if (value.IsScalar() && value.Scalar() == "auto") return std::nullopt;
+    int ranks = 0;
+    if (!value.IsScalar() || !YAML::convert<int>::decode(value, ranks) || ranks < 1) {
+      fail("\"auto\", a number of ranks, or null");
+    }
+    return ranks;
+  }
+  ReshardAfterForward reshard() const {
+    int ranks = 0;
+    if (value.IsScalar() && YAML::convert<int>::decode(value, ranks)) {
+      if (ranks < 1) fail("true, false or a number of ranks");
+      return ReshardAfterForward::to(ranks);
+    }
+    bool always = true;
+    if (!value.IsScalar() || !YAML::convert<bool>::decode(value, always))
+      fail("true, false or a number of ranks");
+    return always;
+  }
+};
+
+using Reader = std::function<void(const Entry&, Fsdp2Config&)>;
+
+const std::map<std::string, Reader>& readers() {
+  static const std::map<std::string, Reader> table = {
+      {"sharding_size",
+       [](auto& entry, auto& config) { config.sharding_size = entry.sharding_size(); }},
+      {"sub_modules_to_wrap",
+       [](auto& entry, auto& config) { config.sub_modules_to_wrap = entry.patterns(); }},
+      {"reshard_after_forward",
+       [](auto& entry, auto& config) { config.reshard_after_forward = entry.reshard(); }},
+      {"param_dtype",
+       [](auto& entry, auto& config) { config.mixed_precision.param_dtype = entry.dtype(); }},
+      {"reduce_dtype",
+       [](auto& entry, auto& config) { config.mixed_precision.reduce_dtype = entry.dtype(); }},
+      {"output_dtype",
+       [](auto& entry, auto& config) { config.mixed_precision.output_dtype = entry.dtype(); }},
+      {"cast_forward_inputs",
+       [](auto& entry, auto& config) {
+         config.mixed_precision.cast_forward_inputs = entry.boolean();
+       }},
+      {"offload_to_cpu",
+       [](auto& entry, auto& config) { config.offload_to_cpu = entry.boolean(); }},
+      {"pin_memory", [](auto& entry, auto& config) { config.pin_memory = entry.boolean(); }},
+      {"num_to_forward_prefetch",
+       [](auto& entry, auto& config) { config.num_to_forward_prefetch = entry.integer(0); }},
+      {"num_to_backward_prefetch",
+       [](auto& entry, auto& config) { config.num_to_backward_prefetch = entry.integer(0); }},
+      {"ignored_modules",
+       [](auto& entry, auto& config) { config.ignored_modules = entry.patterns(); }},
+      {"recompute_modules",
+       [](auto& entry, auto& config) { config.recompute_modules = entry.patterns(); }},
+      {"use_reentrant", [](auto& entry, auto& config) { config.use_reentrant = entry.boolean(); }},
+      {"recompute_save_ops",
+       [](auto& entry, auto& config) {
+         config.recompute_save_ops = entry.words("a list of operators, as in [\"aten::mm\"]");
+       }},
+      {"offload_modules",
+       [](auto& entry, auto& config) { config.offload_modules = entry.patterns(); }},
+      {"min_offloaded_tensor_size",
+       [](auto& entry, auto& config) { config.min_offloaded_tensor_size = entry.integer(0); }},
+      {"align_fsdp_param_groups",
+       [](auto& entry, auto& config) { config.align_fsdp_param_groups = entry.boolean(); }},
+      {"expert_parallel_size",
+       [](auto& entry, auto& config) { config.expert_parallel_size = entry.integer(1); }},
+      {"reshard_local_experts",
+       [](auto& entry, auto& config) { config.reshard_local_experts = entry.boolean(); }},
+      {"moe_modules", [](auto& entry, auto& config) { config.moe_modules = entry.patterns(); }},
+  };
+  return table;
+}
+
+void unknown_key(const Entry& entry, int line, Strictness strictness, const DiagnosticSink& sink) {
+  std::vector<std::string> known;
+  for (const auto& [key, reader] : readers()) known.push_back(key);
+  const std::string sentence = entry.source + ":" + std::to_string(line) + ": unknown key \"" +
+                               entry.key + "\"" + did_you_mean(entry.key, known);
+  if (strictness == Strictness::kStrict)
+    throw UsageError(sentence + (sentence.ends_with('?') ? "" : "."));
+  sink(Severity::kWarning,
+       sentence + (sentence.ends_with('?') ? " It is ignored." : "; it is ignored."));
+}
+
+YAML::Node parse_yaml(const std::string& text, const std::string& source) {
+  try {
+    return YAML::Load(text);
+  } catch (const YAML::ParserException& error) {
+    throw UsageError(source + ":" + std::to_string(error.mark.line + 1) +
+                     ": this is not YAML: " + error.msg + ".");
+  }
+}
+
+}  // namespace
+
+std::optional<at::ScalarType> dtype_from_name(const std::string& name) {
+  static const std::map<std::string, at::ScalarType> names = {
+      {"fp16", at::kHalf}, {"bf16", at::kBFloat16}, {"fp32", at::kFloat}, {"fp64", at::kDouble},
+      {"int8", at::kChar}, {"int16", at::kShort},   {"int32", at::kInt},  {"int64", at::kLong}};
+  const auto found = names.find(name);
+  return found == names.end() ? std::nullopt : std::optional(found->second);
+}
+
+Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& source,
+                               Strictness strictness, const DiagnosticSink& sink) {
+  const YAML::Node root = parse_yaml(text, source);
+  if (!root.IsMap() && !root.IsNull())
+    throw UsageError(source + ": the file must hold `key: value` lines.");
+  Fsdp2Config config;
+  std::set<std::string> seen;
+  bool reentrant_written = false;
+  for (const auto& item : root) {
+    const Entry entry{source, item.first.Scalar(), item.second};
+    const int line = item.first.Mark().line + 1;
+    if (!seen.insert(entry.key).second) {
+      throw UsageError(source + ":" + std::to_string(line) + ": " + entry.key +
+                       " is given twice; keep one.");
+    }
+    const auto reader = readers().find(entry.key);
+    if (reader == readers().end()) {
+      unknown_key(entry, line, strictness, sink);
+      continue;
+    }
+    if (entry.value.IsNull()) continue;  // null: the default
+    reader->second(entry, config);
+    if (entry.key == "use_reentrant") reentrant_written = true;
+  }
+  if (!config.recompute_save_ops.empty()) {
+    if (config.use_reentrant && reentrant_written) {
+      throw UsageError(
+          source + ": recompute_save_ops needs use_reentrant: false; change it, or leave it out.");
+    }
+    config.use_reentrant = false;
+  }
+  return config;
+}
+
+Fsdp2Config load_fsdp2_config(const std::string& path, Strictness strictness,
+                              const DiagnosticSink& sink) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) {
+    throw UsageError("--fsdp2-config-path " + path +
+                     ": the file cannot be read or is empty; check the path.");
+  }
+  return parse_fsdp2_config(text.str(), path, strictness, sink);
+}
+
+int shard_group_size(const Fsdp2Config& config, int world_size) {
+  if (!config.sharding_size) return world_size;
+  const int ranks = *config.sharding_size;
+  if (world_size % ranks != 0) {
+    throw UsageError("World size " + std::to_string(world_size) +
+                     " must be divisible by sharding_size " + std::to_string(ranks) +
+                     "; change sharding_size in the FSDP2 file (auto: all ranks) or the " +
+                     "number of ranks.");
+  }
+  return ranks;
+}
+
+}  // namespace megashard

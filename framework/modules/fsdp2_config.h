@@ -1,0 +1,56 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "framework/training/diagnostics.h"
+#include "parallel/fsdp/fully_shard.h"
+
+namespace megashard {
+
+/// The file of --fsdp2-config-path (MindSpeed-MM's Fsdp2Config), with its defaults. The lists hold
+/// path patterns; see framework/modules/module_patterns.h.
+struct Fsdp2Config {
+  std::optional<int> sharding_size;  ///< ranks that share one copy; unset ("auto" or null): all
+                                     ///< data parallel ranks
+  std::optional<std::vector<std::string>> sub_modules_to_wrap;  ///< unset: the model's own choice
+  ReshardAfterForward reshard_after_forward = true;
+  MixedPrecisionPolicy
+      mixed_precision;  ///< param_dtype, reduce_dtype, output_dtype, cast_forward_inputs
+  bool offload_to_cpu = false;
+  bool pin_memory = true;  ///< only with offload_to_cpu
+  int num_to_forward_prefetch = 0;
+  int num_to_backward_prefetch = 0;
+  std::vector<std::string> ignored_modules;
+  std::vector<std::string> recompute_modules;
+  bool use_reentrant = true;  ///< false with recompute_save_ops
+  /// Operators whose outputs recompute_modules keep: ["aten::mm"]; see RecomputeOptions.
+  std::vector<std::string> recompute_save_ops;
+  std::vector<std::string> offload_modules;  ///< whose saved activations wait in host memory
+  int64_t min_offloaded_tensor_size = int64_t{1} << 20;  ///< elements; smaller ones stay
+  bool align_fsdp_param_groups = false;
+  int expert_parallel_size = 1;
+  bool reshard_local_experts = true;
+  std::vector<std::string> moe_modules;
+};
+
+/// Whether an unknown key, or a pattern that matches nothing, is an error.
+enum class Strictness { kWarn, kStrict };
+
+/// Reads the file. Throws UsageError naming file, line, key and value; unknown keys are told to
+/// `sink` unless strict.
+Fsdp2Config load_fsdp2_config(const std::string& path, Strictness strictness,
+                              const DiagnosticSink& sink);
+/// The same from text; `source` stands in messages.
+Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& source,
+                               Strictness strictness, const DiagnosticSink& sink);
+
+/// Ranks of one shard group for a data parallel world (context parallel ranks included). Throws
+/// UsageError when they do not divide the world.
+int shard_group_size(const Fsdp2Config& config, int world_size);
+
+/// "bf16" -> at::kBFloat16: fp16, bf16, fp32, fp64, int8, int16, int32, int64; others: none.
+std::optional<at::ScalarType> dtype_from_name(const std::string& name);
+
+}  // namespace megashard

@@ -1,0 +1,245 @@
+#include "framework/modules/fsdp2_mixin.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "framework/recompute/activation_offload.h"
+#include "framework/recompute/recompute.h"
+#include "parallel/collectives/device_mesh.h"
+#include "parallel/fsdp/fsdp_param.h"
+
+namespace megashard {
+namespace {
+
+bool is_sharded(const at::Tensor& parameter) { return find_fsdp_param(parameter) != nullptr; }
+
+/// Modules under `root` in pre-order with their paths.
+std::vector<NamedModule> in_tree_order(const torch::nn::Module& root,
+                                       const std::vector<NamedModule>& some) {
+  std::vector<NamedModule> ordered;
+  for (const auto& item : root.named_modules("", /*include_self=*/false)) {
+    const auto found = std::find_if(some.begin(), some.end(), [&](const NamedModule& each) {
+      return each.module == item.value().get();
+    });
+    if (found != some.end()) ordered.push_back(*found);
+  }
+  return ordered;
+}
+
+/// Keys that are known and were changed from their default, but change nothing here.
+void warn_of_keys_without_effect(const Fsdp2Config& config, const DiagnosticSink& sink) {
+  if (!sink) return;
+  const Fsdp2Config defaults;
+  const auto warn = [&sink](bool changed, const std::string& key, const std::string& why) {
+    if (changed)
+      sink(Severity::kWarning, "FSDP2: " + key + " has no effect: " + why + "; leave it out");
+  };
+  const std::string no_experts = "expert parallel layers are not available yet";
+  warn(config.align_fsdp_param_groups, "align_fsdp_param_groups",
+       "every parameter keeps its own place in the buffers");
+  warn(!config.moe_modules.empty(), "moe_modules", no_experts);
+  warn(config.reshard_local_experts != defaults.reshard_local_experts, "reshard_local_experts",
+       no_experts);
+  warn(config.pin_memory != defaults.pin_memory && !config.offload_to_cpu, "pin_memory",
+       "it belongs to offload_to_cpu, which is false");
+}
+
+HookedModule& hooked_module(const NamedModule& named, const char* key) {
+  auto* hooked = dynamic_cast<HookedModule*>(named.module);
+  TORCH_CHECK(hooked != nullptr, key, " names '", named.path, "', which runs no hooks: make it a Hooked<M>");
+  return *hooked;
+}
+
+void require_usage(bool condition, const std::string& sentence) {
+  if (!condition) throw UsageError(sentence);
+}
+
+}  // namespace
+
+torch::nn::Module& FSDP2Mixin::module() {
+  auto* self = dynamic_cast<torch::nn::Module*>(this);
+  TORCH_CHECK(self != nullptr, "FSDP2Mixin is mixed into a class that is no torch::nn::Module: derive from MultiModalModule");
+  return *self;
+}
+
+void FSDP2Mixin::fully_shard(ShardingRequest request) {
+  _pre_fully_shard(std::move(request));
+  _init_ep_model();
+  _fully_shard();
+  _post_fully_shard();
+}
+
+void FSDP2Mixin::_pre_fully_shard(ShardingRequest request) {
+  request_ = std::move(request);
+  const Fsdp2Config& config = request_.config;
+  warn_of_keys_without_effect(config, request_.sink);
+  const auto& group = request_.process_group;
+  const int shard = shard_group_size(config, group->size());
+  const int replicas = group->size() / shard;
+  options_ = {};
+  options_.mesh =
+      replicas == 1 ? std::make_shared<DeviceMesh>(group, std::vector<int>{shard},
+                                                   std::vector<std::string>{"Shard"})
+                    : std::make_shared<DeviceMesh>(group, std::vector<int>{replicas, shard},
+                                                   std::vector<std::string>{"Replicate", "Shard"});
+  options_.reshard_after_forward = config.reshard_after_forward;
+  options_.mixed_precision = config.mixed_precision;
+  if (config.offload_to_cpu)
+    options_.cpu_offload = CpuOffloadPolicy{.pin_memory = config.pin_memory};
+  if (request_.sink) {
+    request_.sink(Severity::kNotice,
+                  "FSDP2: parameters are sharded over " + std::to_string(shard) + " ranks" +
+                      (replicas > 1 ? ", " + std::to_string(replicas) + " replicas" : "") +
+                      (config.sharding_size ? ""
+                                            : " (all of them: sharding_size is auto, null or "
+                                              "absent; 1 would replicate)"));
+  }
+  for (const auto& ignored : select(config.ignored_modules, "ignored_modules")) {
+    for (const auto& parameter : ignored.module->parameters())
+      options_.ignored_parameters.push_back(parameter);
+  }
+}
+
+void FSDP2Mixin::_init_ep_model() {
+  TORCH_CHECK(request_.config.expert_parallel_size == 1, "expert_parallel_size is ",
+              request_.config.expert_parallel_size, " in the FSDP2 file: expert parallel layers are not available yet; set it to 1");
+}
+
+void FSDP2Mixin::_fully_shard() {
+  set_recompute_modules_to_wrap();
+  set_activation_offload();
+  set_fullyshard_modules_to_wrap();
+  megashard::fully_shard(module(), options_);
+  set_modules_to_prefetch(request_.config.num_to_forward_prefetch,
+                          request_.config.num_to_backward_prefetch);
+}
+
+void FSDP2Mixin::_post_fully_shard() {
+  if (request_.init_tape == nullptr) return;
+  const c10::Device device = options_.mesh->device();
+  const auto assign = [device](const std::string&, at::Tensor& target, const at::Tensor& full) {
+    if (is_sharded(target)) {
+      assign_full_parameter(target, full);
+    } else {
+      become(target, full.to(device));
+    }
+  };
+  InitTape::Options replay;
+  replay.parameters = !request_.weights_follow;
+  request_.init_tape->materialise(module(), assign, replay);
+  if (request_.weights_follow) to_empty_if_needed(device);
+  post_meta_init();
+}
+
+void FSDP2Mixin::to_empty_if_needed(c10::Device device) {
+  for (auto& parameter : module().parameters()) {
+    if (!parameter.is_meta()) continue;
+    if (is_sharded(parameter)) {
+      materialise_empty_parameter(parameter, device);
+    } else {
+      become(parameter,
+             at::empty(parameter.sizes(), parameter.options().device(device).requires_grad(false)));
+    }
+  }
+}
+
+std::vector<NamedModule> FSDP2Mixin::select(const std::vector<std::string>& patterns,
+                                            const std::string& key) {
+  if (patterns.empty()) return {};
+  const auto selection =
+      select_modules(module(), patterns, key, request_.strictness, request_.sink);
+  for (const auto& match : selection.matches) {
+    if (request_.sink)
+      request_.sink(Severity::kNotice, "FSDP2: " + key + ": " + describe_match(match));
+  }
+  return selection.modules;
+}
+
+std::vector<NamedModule> FSDP2Mixin::select_parts(const std::vector<std::string>& parts,
+                                                  std::optional<int64_t> layers,
+                                                  const std::string& flag) {
+  std::vector<NamedModule> modules;
+  for (const auto& part : parts) {
+    const auto patterns = patterns_of_part(part);
+    const std::string name = dynamic_cast<const HookedModule&>(module()).class_name();
+    require_usage(!patterns.empty(), flag + ": " + name + " has no " + part + ".");
+    for (auto& each : select(patterns, flag + " " + part)) modules.push_back(std::move(each));
+  }
+  const auto count = static_cast<int64_t>(modules.size());
+  require_usage(!layers || *layers <= count, flag + " wants " + std::to_string(layers.value_or(0)) +
+                                                 " layers of " + std::to_string(count) +
+                                                 "; give less.");
+  if (layers) modules.resize(static_cast<size_t>(*layers));
+  return modules;
+}
+
+void FSDP2Mixin::set_recompute_modules_to_wrap() {
+  const auto& plan = request_.activations;
+  const auto& in_file = request_.config.recompute_modules;
+  require_usage(plan.recompute.empty() || in_file.empty(),
+                "--recompute-granularity and recompute_modules in the FSDP2 file exclude each "
+                "other; keep one.");
+  require_usage(request_.config.recompute_save_ops.empty() || !in_file.empty(),
+                "recompute_save_ops in the FSDP2 file needs recompute_modules there.");
+  set_recompute_modules_to_wrap(in_file);
+  const auto parts = select_parts(plan.recompute, plan.recompute_layers, "--recompute-granularity");
+  for (const auto& part : parts) recompute(hooked_module(part, "--recompute-granularity"), {});
+}
+
+void FSDP2Mixin::set_recompute_modules_to_wrap(const std::vector<std::string>& patterns) {
+  RecomputeOptions options;
+  options.use_reentrant = request_.config.use_reentrant;
+  options.save_outputs_of = request_.config.recompute_save_ops;
+  for (const auto& each : select(patterns, "recompute_modules"))
+    recompute(hooked_module(each, "recompute_modules"), options);
+}
+
+void FSDP2Mixin::set_activation_offload() {
+  const auto& plan = request_.activations;
+  const auto& in_file = request_.config.offload_modules;
+  require_usage(
+      plan.offload.empty() || in_file.empty(),
+      "offload flags and offload_modules in the FSDP2 file exclude each other; keep one.");
+  auto modules = select_parts(plan.offload, plan.offload_layers, "activation offload");
+  for (auto& each : select(in_file, "offload_modules")) modules.push_back(std::move(each));
+  if (modules.empty()) return;
+  if (options_.mesh->device().is_cpu() && request_.sink) {
+    request_.sink(Severity::kWarning,
+                  "activations are offloaded to the memory where they are: on CPUs this costs time "
+                  "and memory, and is good for tests only");
+  }
+  ActivationOffload offload({.min_elements = in_file.empty()
+                                                 ? plan.min_offloaded_elements
+                                                 : request_.config.min_offloaded_tensor_size});
+  for (const auto& each : modules) offload.add(hooked_module(each, "activation offload"));
+}
+
+void FSDP2Mixin::set_fullyshard_modules_to_wrap() {
+  set_fullyshard_modules_to_wrap(
+      request_.config.sub_modules_to_wrap.value_or(default_modules_to_wrap()));
+}
+
+void FSDP2Mixin::set_fullyshard_modules_to_wrap(const std::vector<std::string>& patterns) {
+  wrapped_ = in_tree_order(module(), select(patterns, "sub_modules_to_wrap"));
+  // Pre-order backwards has children before their parents.
+  for (auto each = wrapped_.rbegin(); each != wrapped_.rend(); ++each) {
+    megashard::fully_shard(*each->module, options_);
+  }
+}
+
+void FSDP2Mixin::set_modules_to_prefetch(int forward, int backward) {
+  const auto count = static_cast<int>(wrapped_.size());
+  for (int i = 0; i < count; ++i) {
+    std::vector<torch::nn::Module*> next, previous;
+    for (int step = 1; step <= forward && i + step < count; ++step)
+      next.push_back(wrapped_[i + step].module);
+    for (int step = 1; step <= backward && i - step >= 0; ++step)
+      previous.push_back(wrapped_[i - step].module);
+    if (!next.empty()) set_modules_to_forward_prefetch(*wrapped_[i].module, next);
+    if (!previous.empty()) set_modules_to_backward_prefetch(*wrapped_[i].module, previous);
+  }
+}
+
+}  // namespace megashard

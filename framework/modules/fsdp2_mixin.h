@@ -1,0 +1,94 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "framework/modules/deferred_init.h"
+#include "framework/modules/fsdp2_config.h"
+#include "framework/modules/module_patterns.h"
+#include "framework/recompute/activation_plan.h"
+#include "parallel/fsdp/fully_shard.h"
+
+namespace megashard {
+
+/// What a program gives FSDP2Mixin::fully_shard besides the file.
+struct ShardingRequest {
+  ProcessGroupPtr process_group{};  ///< the data parallel ranks
+  Fsdp2Config config{};
+  Strictness strictness = Strictness::kWarn;  ///< of patterns that match nothing
+  DiagnosticSink sink{};                      ///< what each pattern matched, warnings
+  ActivationPlan activations{};               ///< by flags; the file has its own keys
+  /// Not null: the model was constructed under this tape and captured, and is on meta.
+  InitTape* init_tape = nullptr;
+  /// With init_tape: parameters get memory only, because a checkpoint or weights are loaded next;
+  /// buffers are computed in any case.
+  bool weights_follow = false;
+};
+
+/// How a model is sharded (mindspeed_mm's FSDP2Mixin), as steps that a model may override. The
+/// mixing class must be a module and a HookedModule:
+///   class MyModel : public MultiModalModule, public FSDP2Mixin, public WeightInitMixin
+class FSDP2Mixin {
+ public:
+  virtual ~FSDP2Mixin() = default;
+
+  /// Turns requires_grad off where the model's configuration says so. Called by the model's
+  /// constructor or by the program, before fully_shard.
+  virtual void freeze() {}
+  /// _pre_fully_shard, _init_ep_model, _fully_shard, _post_fully_shard, in this order.
+  void fully_shard(ShardingRequest request);
+
+ protected:
+  /// Takes the request and lays the ranks out: sharding_size consecutive ranks share one copy.
+  virtual void _pre_fully_shard(ShardingRequest request);
+  /// Expert parallel layers; throws if the file asks for them.
+  virtual void _init_ep_model();
+  /// Recompute, wrapped modules bottom-up, the root, prefetch. A model with other ideas overrides
+  /// it and calls the three steps below with its own choice, and fully_shard(model, options()).
+  virtual void _fully_shard();
+  /// Models constructed under a tape: materialises each rank's rows, then post_meta_init().
+  virtual void _post_fully_shard();
+  virtual void post_meta_init() {}
+  /// Gives parameters on meta memory of undefined contents.
+  virtual void to_empty_if_needed(c10::Device device);
+
+  /// Recompute of the modules that the patterns name; without patterns, the file's
+  /// recompute_modules or those of the recompute flags.
+  void set_recompute_modules_to_wrap();
+  void set_recompute_modules_to_wrap(const std::vector<std::string>& patterns);
+  /// Activation offload of the file's offload_modules and of the flags'. After recompute: around
+  /// it.
+  void set_activation_offload();
+  /// fully_shard of each match, children before parents; without patterns, the file's
+  /// sub_modules_to_wrap, or where it has none default_modules_to_wrap().
+  void set_fullyshard_modules_to_wrap();
+  void set_fullyshard_modules_to_wrap(const std::vector<std::string>& patterns);
+  /// Each wrapped module gathers the next `forward` ones ahead, in backward the previous
+  /// `backward`.
+  void set_modules_to_prefetch(int forward, int backward);
+  /// Patterns used where the file has no sub_modules_to_wrap (_no_split_modules in transformers).
+  virtual std::vector<std::string> default_modules_to_wrap() const { return {}; }
+
+  /// Patterns of the model's parts by Megatron's names for recompute and offload flags (see
+  /// ActivationPlan); none: the model does not have it.
+  virtual std::vector<std::string> patterns_of_part(const std::string& part) const {
+    return part == "layer" ? default_modules_to_wrap() : std::vector<std::string>{};
+  }
+
+  const ShardingRequest& request() const { return request_; }
+  const FullyShardOptions& options() const { return options_; }  ///< for calls of fully_shard
+
+ private:
+  torch::nn::Module& module();
+  std::vector<NamedModule> select(const std::vector<std::string>& patterns, const std::string& key);
+  /// The modules that flags name: of "layer" the first `layers`.
+  std::vector<NamedModule> select_parts(const std::vector<std::string>& parts,
+                                        std::optional<int64_t> layers, const std::string& flag);
+
+  ShardingRequest request_;
+  FullyShardOptions options_;
+  std::vector<NamedModule> wrapped_;  // in the order of the model
+};
+
+}  // namespace megashard

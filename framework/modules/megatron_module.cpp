@@ -1,0 +1,31 @@
+#include "framework/modules/megatron_module.h"
+
+#include <unordered_set>
+
+#include "checkpoint/torch_dist/torch_dist_keys.h"
+#include "parallel/fsdp/fully_shard.h"
+
+namespace megashard {
+
+ShardedTensors MegatronModule::state_dict() {
+  ShardedTensors entries;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& item : named_parameters(/*recurse=*/true)) {
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) {
+      entries.emplace_back(item.key(), sharded_view(item.value()));
+    }
+  }
+  for (const auto& item : named_buffers(/*recurse=*/true)) {
+    entries.emplace_back(item.key(), ShardedTensor::replicated(item.value()));
+  }
+  return entries;
+}
+
+ShardedTensors MegatronModule::sharded_state_dict() {
+  ShardedTensors tensors;
+  for (auto& [name, piece] : state_dict_for_save_checkpoint())
+    tensors.emplace_back("model." + name, std::move(piece));
+  return stack_layers(tensors);
+}
+
+}  // namespace megashard

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include "parallel/fsdp/sharded_tensor.h"
+
+namespace megashard {
+
+/// Base of every model (megatron.core.transformer.MegatronModule): a module that says how it is
+/// checkpointed.
+class MegatronModule : public torch::nn::Module {
+ public:
+  using torch::nn::Module::Module;
+
+  /// This rank's pieces of all parameters and persistent buffers by fully qualified name, without
+  /// communication. The tensors alias the model: reading a checkpoint into them loads it.
+  virtual ShardedTensors state_dict();
+  /// What a checkpoint stores; must name the same tensors as state_dict().
+  virtual ShardedTensors state_dict_for_save_checkpoint() { return state_dict(); }
+  /// The same as torch_dist lays it out (stack_layers of checkpoint/torch_dist/torch_dist_keys.h):
+  /// the layers of a list that are alike share a key, sizes [layers, ...] and offsets [layer, ...].
+  ShardedTensors sharded_state_dict();
+};
+
+}  // namespace megashard

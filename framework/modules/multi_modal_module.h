@@ -1,0 +1,56 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+
+#include "framework/modules/megatron_module.h"
+#include "parallel/fsdp/hooked_module.h"
+
+namespace megashard {
+
+/// One microbatch as a model takes it. Undefined tensors are absent.
+struct ModelInput {
+  at::Tensor tokens;          // [B, T] int64
+  at::Tensor position_ids;    // [B, T] int64; absent: 0 .. T-1
+  at::Tensor labels;          // [B, T] int64; absent: the model returns logits
+  at::Tensor attention_mask;  // [B, 1, T, T] bool, true where attention is allowed; absent: causal
+  std::map<std::string, at::Tensor> extra;  // further modalities by name (pixel_values, ...)
+
+  template <class F>
+  void visit_tensors(F&& f) {
+    f(tokens);
+    f(position_ids);
+    f(labels);
+    f(attention_mask);
+    f(extra);
+  }
+};
+
+/// Base of a trainable model (mindspeed_mm.models.common.MultiModalModule):
+///   class MyModel : public MultiModalModule, public FSDP2Mixin, public WeightInitMixin
+/// Callers use operator(), which runs the hooks of fully_shard and recompute; models implement
+/// forward.
+class MultiModalModule : public MegatronModule, public HookedModule {
+ public:
+  using MegatronModule::MegatronModule;
+
+  /// With labels: the loss of each token, [B, T] fp32. Without: logits [B, T, V].
+  virtual at::Tensor forward(ModelInput input) = 0;
+  at::Tensor operator()(ModelInput input) {
+    return run_hooked([this](ModelInput& each) { return forward(each); }, std::move(input));
+  }
+
+  /// Tokens are from [0, vocab_size()).
+  virtual int64_t vocab_size() const = 0;
+  /// Floating-point operations of forward and backward of `sequences` sequences; 6 per parameter
+  /// and token unless a model knows better.
+  virtual double training_flops(int64_t sequences, int64_t sequence_length) const;
+
+  std::string class_name() const override {
+    return detail::demangled_class_name(typeid(*this).name());
+  }
+};
+
+}  // namespace megashard

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "framework/arguments/arguments.h"
+#include "framework/training/diagnostics.h"
+
+namespace megashard {
+
+/// What Megatron's flags want recomputed and offloaded, by Megatron's names of a model's parts:
+/// "layer" (a whole one), "core_attn", "mlp", "attn_norm", "qkv_linear", "attn_proj", "mlp_norm".
+struct ActivationPlan {
+  std::vector<std::string> recompute{};
+  std::optional<int64_t> recompute_layers{};  ///< of "layer", the first so many; unset: all
+  std::vector<std::string> offload{};
+  std::optional<int64_t> offload_layers{};  ///< of "layer"; less than there are
+  int64_t min_offloaded_elements = int64_t{1} << 20;
+};
+
+/// The plan of validated arguments.
+ActivationPlan activation_plan(const Arguments& arguments);
+
+namespace detail {
+
+/// Checks and derives the recompute and offload flags, as Megatron's TransformerConfig does.
+void validate_activations(Arguments& arguments, const DiagnosticSink& sink);
+
+}  // namespace detail
+
+}  // namespace megashard

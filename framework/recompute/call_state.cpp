@@ -1,0 +1,58 @@
+#include "framework/recompute/call_state.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+
+#include <algorithm>
+
+#include "framework/recompute/generator_state.h"
+
+namespace megashard {
+namespace {
+
+at::ThreadLocalState thread_state_with_grad() {
+  at::ThreadLocalState state;
+  state.set_grad_mode(true);
+  return state;
+}
+
+bool autocast_is_on() {
+  return at::autocast::is_autocast_enabled(at::kCPU) ||
+         at::autocast::is_autocast_enabled(at::kCUDA);
+}
+
+}  // namespace
+
+CallState::CallState(const std::vector<at::Tensor>& inputs, bool rng,
+                     const std::vector<at::Generator>& generators)
+    : thread_state_(thread_state_with_grad()) {
+  if (!rng) return;
+  std::vector<at::Generator> used = generators;
+  const auto use = [&used](const at::Generator& generator) {
+    if (std::find(used.begin(), used.end(), generator) == used.end()) used.push_back(generator);
+  };
+  use(at::detail::getDefaultCPUGenerator());
+  for (const auto& input : inputs) {
+    if (input.defined() && (input.is_cuda() || input.is_xpu())) {
+      use(at::globalContext().defaultGenerator(input.device()));
+    }
+  }
+  for (const auto& generator : used)
+    generators_.emplace_back(generator, generator_state(generator));
+}
+
+CallState::Replayed::Replayed(const CallState& state) : thread_state_(state.thread_state_) {
+  for (auto [generator, before_call] : state.generators_) {
+    before_.emplace_back(generator, generator_state(generator));
+    set_generator_state(generator, before_call);
+  }
+}
+
+CallState::Replayed::~Replayed() {
+  for (auto& [generator, before] : before_) set_generator_state(generator, before);
+  // Weights cast in this run must not be found by a later step, when they have changed.
+  if (autocast_is_on()) at::autocast::clear_cache();
+}
+
+}  // namespace megashard

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "parallel/fsdp/comm_streams.h"
+
+namespace megashard::detail {
+
+/// The streams of one device's offload; none on a CPU, where copies are done when they return.
+struct OffloadStreams {
+  explicit OffloadStreams(c10::Device device);
+
+  c10::Device device;
+  std::optional<c10::Stream> out;   // device to host
+  std::optional<c10::Stream> back;  // host to device
+  bool enabled() const { return out.has_value(); }
+  c10::Stream current() const;
+};
+
+struct OffloadCounts {
+  std::atomic<int64_t> out_bytes = 0;
+  std::atomic<int64_t> back_bytes = 0;
+  std::atomic<int64_t> host_bytes = 0;
+};
+
+/// What a saved tensor was, over its storage.
+struct TensorGeometry {
+  explicit TensorGeometry(const at::Tensor& tensor);
+  at::Tensor over(const c10::Storage& storage) const;
+
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  int64_t offset;
+  caffe2::TypeMeta dtype;
+};
+
+/// A storage as it was when autograd saved a tensor over it, in host memory; and, around the times
+/// when it is needed, on the device. One thread at a time.
+class OffloadedStorage {
+ public:
+  /// Starts the copy to the host.
+  OffloadedStorage(const at::Tensor& saved, OffloadStreams& streams, OffloadCounts& counts);
+  ~OffloadedStorage();
+  OffloadedStorage(const OffloadedStorage&) = delete;
+  OffloadedStorage& operator=(const OffloadedStorage&) = delete;
+
+  void add_reader() { ++readers_; }  ///< one more saved tensor
+  /// Gives the device memory back to its allocator: what the current stream does from now on runs
+  /// after the copy.
+  void let_go();
+  /// Starts the copy to the device, unless the tensor is still there and unchanged.
+  void fetch();
+  /// A saved tensor for the current stream. After the last reader's, the device copy is dropped.
+  at::Tensor take(const TensorGeometry& geometry);
+
+ private:
+  bool source_is_good() const;
+  void drop_device_copy();
+
+  OffloadStreams& streams_;
+  OffloadCounts& counts_;
+  at::Tensor source_;  // until let_go
+  int64_t version_;
+  at::Tensor host_;  // uint8 [bytes]
+  StreamEvent copied_;
+  at::Tensor device_;  // uint8 [bytes], from fetch to the last take
+  StreamEvent fetched_;
+  int64_t readers_ = 0;
+  int64_t taken_ = 0;
+};
+
+}  // namespace megashard::detail

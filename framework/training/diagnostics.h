@@ -1,0 +1,21 @@
+#pragma once
+
+#include <functional>
+#include <stdexcept>
+#include <string>
+
+namespace megashard {
+
+enum class Severity { kNotice, kWarning };
+
+/// Takes what a user should read; the caller decides where it goes. Library code never prints.
+using DiagnosticSink = std::function<void(Severity severity, const std::string& sentence)>;
+
+/// A mistake in flags or configuration files: one sentence with the remedy. The program exits with
+/// code 2.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace megashard

@@ -1,0 +1,82 @@
+#include "framework/training/flops.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace megashard {
+
+namespace {
+
+constexpr double kTera = 1e12;
+
+struct GpuPeak {
+  const char* name;  // part of the device's name; more special ones first
+  double half;       // bf16 and fp16, dense
+  double single;     // fp32
+};
+
+// From the vendor's data sheets.
+constexpr GpuPeak kGpuPeaks[] = {
+    {"GB200", 2500.0, 80.0},    {"B200", 2250.0, 75.0},    {"H200", 989.4, 66.9},
+    {"H100 PCIe", 756.0, 51.2}, {"H100 NVL", 835.5, 60.0}, {"H100", 989.4, 66.9},
+    {"GH200", 989.4, 66.9},     {"H800", 989.4, 66.9},     {"H20", 148.0, 44.0},
+    {"A100", 312.0, 19.5},      {"A800", 312.0, 19.5},     {"A40", 149.7, 37.4},
+    {"A30", 165.0, 10.3},       {"A10", 125.0, 31.2},      {"L40S", 362.1, 91.6},
+    {"L40", 181.1, 90.5},       {"L4", 121.0, 30.3},       {"RTX 4090", 165.2, 82.6},
+    {"RTX 3090", 71.0, 35.6},
+};
+
+}  // namespace
+
+double training_flops(const TransformerShape& shape, int64_t sequences, int64_t sequence_length) {
+  const auto tokens = static_cast<double>(sequences) * static_cast<double>(sequence_length);
+  const auto layers = static_cast<double>(shape.num_layers),
+             hidden = static_cast<double>(shape.hidden_size);
+  const auto heads = static_cast<double>(shape.num_heads),
+             groups = static_cast<double>(shape.num_key_value_heads);
+  const auto ffn = static_cast<double>(shape.ffn_hidden_size) * (shape.gated_mlp ? 1.5 : 1.0);
+  const double query_width = static_cast<double>(shape.head_size) * heads;
+  const double attention_per_width =
+      hidden + hidden * groups / heads +
+      static_cast<double>(sequence_length) / 2.0;  // projections, then scores
+  const double layer = 12.0 * hidden * ffn + 12.0 * query_width * attention_per_width;
+  return tokens * (layers * layer + 6.0 * hidden * static_cast<double>(shape.vocab_size));
+}
+
+double tflops_per_device(double flops, double seconds, int64_t world_size) {
+  return flops / (seconds * kTera * static_cast<double>(world_size));
+}
+
+std::optional<double> gpu_peak_tflops(const std::string& gpu_name, at::ScalarType dtype) {
+  const bool half = dtype == at::kBFloat16 || dtype == at::kHalf;
+  if (!half && dtype != at::kFloat) return std::nullopt;
+  for (const auto& peak : kGpuPeaks) {
+    if (gpu_name.find(peak.name) != gpu_name.npos) return half ? peak.half : peak.single;
+  }
+  return std::nullopt;
+}
+
+double measured_cpu_tflops(at::ScalarType dtype) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int64_t kSize = 768;
+  constexpr double kProductFlops = 2.0 * kSize * kSize * kSize;
+  constexpr auto kDuration = std::chrono::milliseconds(100);
+  constexpr int kFewest = 2;
+  const auto a = at::ones({kSize, kSize}, dtype), b = at::ones({kSize, kSize}, dtype);
+  at::mm(a, b);  // threads and code generation
+  double best = 0.0;
+  const auto begin = Clock::now();
+  for (int run = 0; run < kFewest || Clock::now() - begin < kDuration; ++run) {
+    const auto start = Clock::now();
+    at::mm(a, b);
+    const std::chrono::duration<double> seconds = Clock::now() - start;
+    best = std::max(best, kProductFlops / (seconds.count() * kTera));
+  }
+  return best;
+}
+
+}  // namespace megashard

@@ -1,0 +1,78 @@
+#include "framework/training/train_step.h"
+
+#include <ATen/Functions.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/GradMode.h>
+
+#include "parallel/fsdp/fully_shard.h"
+
+namespace megashard {
+
+TrainStep::TrainStep(MultiModalModule& model, Optimizer& optimizer, ProcessGroupPtr group,
+                     c10::Device device, const TrainStepOptions& options)
+    : model_(model),
+      optimizer_(optimizer),
+      group_(std::move(group)),
+      device_(device),
+      options_(options) {}
+
+void TrainStep::empty_unused_memory(int64_t from_level) {
+  if (device_.is_cpu() || options_.empty_unused_memory_level < from_level) return;
+  c10::getDeviceAllocator(device_.type())->emptyCache();
+}
+
+at::Tensor TrainStep::token_losses(const Batch& batch) {
+  const auto here = [&](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.to(device_, /*non_blocking=*/true) : tensor;
+  };
+  ModelInput input;
+  input.tokens = here(batch.tokens);
+  input.position_ids = here(batch.position_ids);
+  input.labels = here(batch.labels);
+  if (batch.attention_mask.defined())
+    input.attention_mask = here(batch.attention_mask).logical_not();
+  return model_(std::move(input));
+}
+
+TrainStepResult TrainStep::run(const std::vector<Batch>& microbatches) {
+  const auto count = static_cast<double>(microbatches.size());
+  double token_scale = 0;
+  if (options_.calculate_per_token_loss) {
+    at::Tensor tokens = at::zeros({1}, at::kDouble);
+    for (const auto& batch : microbatches) tokens += batch.loss_mask.sum(at::kDouble);
+    tokens = tokens.to(device_);
+    group_->all_reduce(tokens, ReduceOp::kSum).wait();
+    // fully_shard averages over the ranks; the mean over all tokens needs the sum.
+    token_scale = group_->size() / std::max(tokens.item<double>(), 1.0);
+  }
+  optimizer_.zero_grad();
+  std::vector<at::Tensor> sums;  // read after all work is queued: no wait on the device in between
+  for (size_t i = 0; i < microbatches.size(); ++i) {
+    if (options_.has_replicas) set_requires_all_reduce(model_, i + 1 == microbatches.size());
+    const at::Tensor mask = microbatches[i].loss_mask.to(device_, /*non_blocking=*/true);
+    const at::Tensor losses = token_losses(microbatches[i]);
+    const at::Tensor tokens = mask.sum();
+    const at::Tensor sum = (losses * mask).sum();
+    const at::Tensor loss =
+        options_.calculate_per_token_loss ? sum * token_scale : sum / tokens.clamp_min(1) / count;
+    loss.backward();
+    sums.push_back(at::stack({sum.detach().to(at::kDouble), tokens.to(at::kDouble)}));
+  }
+  empty_unused_memory(1);
+  TrainStepResult result;
+  result.grad_norm = optimizer_.clip_grad_norm(options_.clip_grad);
+  optimizer_.step();
+  empty_unused_memory(2);
+  const at::Tensor total = at::stack(sums).sum(0).cpu();
+  result.loss = {total[0].item<double>(), total[1].item<double>()};
+  return result;
+}
+
+LossSums TrainStep::evaluate(const Batch& batch) {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor mask = batch.loss_mask.to(device_, /*non_blocking=*/true);
+  const at::Tensor losses = token_losses(batch);
+  return {(losses * mask).sum().item<double>(), mask.sum().item<double>()};
+}
+
+}  // namespace megashard

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "framework/data/data_loader.h"
+#include "framework/modules/multi_modal_module.h"
+#include "framework/training/optimizer.h"
+#include "parallel/collectives/process_group.h"
+
+namespace megashard {
+
+struct TrainStepOptions {
+  double clip_grad = 1.0;  ///< 0: the norm is computed, nothing is clipped
+  bool calculate_per_token_loss =
+      false;                  ///< one mean over the global batch, not a mean of microbatches' means
+  bool has_replicas = false;  ///< HSDP: all-reduce in the last microbatch's backward only
+  int64_t empty_unused_memory_level = 0;  ///< of a GPU: 1 before, 2 also after the optimizer
+};
+
+/// Sums over this rank's share of a global batch.
+struct LossSums {
+  double weighted_loss = 0;  ///< of tokens whose mask is not 0
+  double tokens = 0;
+};
+
+struct TrainStepResult {
+  LossSums loss;
+  at::Tensor grad_norm;  ///< 0-d, before clipping; on the device
+};
+
+/// Forward and backward of one global batch in microbatches, then the optimizer (train_step of
+/// Megatron).
+class TrainStep {
+ public:
+  TrainStep(MultiModalModule& model, Optimizer& optimizer, ProcessGroupPtr group,
+            c10::Device device, const TrainStepOptions& options);
+
+  /// Collective. The learning rate is the optimizer's.
+  TrainStepResult run(const std::vector<Batch>& microbatches);
+  /// Loss without gradients.
+  LossSums evaluate(const Batch& batch);
+
+ private:
+  void empty_unused_memory(int64_t from_level);
+  at::Tensor token_losses(const Batch& batch);
+
+  MultiModalModule& model_;
+  Optimizer& optimizer_;
+  ProcessGroupPtr group_;
+  c10::Device device_;
+  TrainStepOptions options_;
+};
+
+}  // namespace megashard

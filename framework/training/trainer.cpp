@@ -1,0 +1,353 @@
+#include "framework/training/trainer.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+
+#include "framework/training/flops.h"
+#include "framework/training/training_log.h"
+#include "parallel/fsdp/fully_shard.h"
+#include "parallel/fsdp/grad_norm.h"
+
+namespace megashard {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+std::string now() {
+  const std::time_t seconds = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&seconds, &local);
+  return log_time(local);
+}
+
+NamedTensors named_parameters(const torch::nn::Module& model) {
+  NamedTensors named;
+  for (const auto& item : model.named_parameters()) named.emplace_back(item.key(), item.value());
+  return named;
+}
+
+OptimizerOptions optimizer_options(const Arguments& arguments) {
+  OptimizerOptions options;
+  options.kind = arguments.optimizer == "sgd" ? OptimizerKind::kSgd : OptimizerKind::kAdam;
+  options.lr = arguments.lr.value_or(0);
+  options.weight_decay = arguments.weight_decay;
+  options.beta1 = arguments.adam_beta1;
+  options.beta2 = arguments.adam_beta2;
+  options.eps = arguments.adam_eps;
+  options.momentum = arguments.sgd_momentum;
+  return options;
+}
+
+bool has_replicas(const torch::nn::Module& model) {
+  for (const auto& parameter : model.parameters()) {
+    const auto view = sharded_view(parameter);
+    const bool has_several_dims = !view.is_replicated() && view.mesh->ndim() > 1;
+    if (has_several_dims && view.placements[0] == Placement::replicate() && view.mesh->size(0) > 1)
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr group,
+                 c10::Device device, const DataOptions& data, TrainerSurroundings surroundings)
+    : arguments_(arguments),
+      model_(model),
+      group_(std::move(group)),
+      device_(device),
+      data_options_(data),
+      outside_(std::move(surroundings)),
+      optimizer_(make_optimizer(named_parameters(model), optimizer_options(arguments))),
+      schedule_(lr_schedule_options(arguments)),
+      step_(model, *optimizer_, group_, device_,
+            {.clip_grad = arguments.clip_grad,
+             .calculate_per_token_loss = arguments.calculate_per_token_loss,
+             .has_replicas = has_replicas(model),
+             .empty_unused_memory_level = arguments.empty_unused_memory_level}),
+      state_{arguments, model, optimizer_.get(), &schedule_, device_} {}
+
+void Trainer::load(const CheckpointStep& step) {
+  outside_.print_on_first_rank(loading_line(
+      *arguments_.load, step.is_release ? std::nullopt : std::optional(step.iteration)));
+  const auto lines = load_training_checkpoint(state_, step, group_);
+  outside_.print_on_first_rank(loaded_line(*arguments_.load, state_.iteration));
+  for (const auto& line : lines) outside_.print_on_first_rank(line);
+}
+
+std::unique_ptr<DataLoader> Trainer::make_loader(
+    const std::shared_ptr<const SampleDataset>& dataset, int64_t consumed) {
+  SamplerOptions sampler;
+  sampler.type =
+      arguments_.dataloader_type == "cyclic" ? SamplerType::kCyclic : SamplerType::kSingle;
+  sampler.total_samples = dataset->size();
+  sampler.consumed_samples = consumed;
+  sampler.micro_batch_size = *arguments_.micro_batch_size;
+  sampler.data_parallel_rank = group_->rank();
+  sampler.data_parallel_size = group_->size();
+  BatchOptions batch;
+  batch.seq_length = data_options_.seq_length;
+  batch.vocab_size = data_options_.vocab_size;
+  batch.eod_id = data_options_.eod_id;
+  batch.eod_mask_loss = arguments_.eod_mask_loss;
+  batch.reset_position_ids = arguments_.reset_position_ids;
+  batch.reset_attention_mask = arguments_.reset_attention_mask;
+  batch.pin_memory = !device_.is_cpu();
+  DataLoaderOptions reading;
+  reading.prefetch = static_cast<size_t>(std::max<int64_t>(1, arguments_.num_workers));
+  return std::make_unique<DataLoader>(dataset, make_data_sampler(sampler), batch, reading);
+}
+
+void Trainer::build_data() {
+  const int64_t batch = *arguments_.global_batch_size;
+  const int64_t evaluations = train_iters_ / arguments_.eval_interval + 1;
+  data_options_.train_samples = arguments_.train_samples.value_or(train_iters_ * batch);
+  if (arguments_.skip_train) data_options_.train_samples = 0;
+  data_options_.valid_samples = evaluations * arguments_.eval_iters * batch;
+  data_options_.test_samples = arguments_.eval_iters * batch;
+  outside_.print_on_first_rank("> building train, validation, and test datasets ...");
+  splits_ = build_datasets(data_options_);
+  if (splits_.train) train_loader_ = make_loader(splits_.train, arguments_.consumed_train_samples);
+  outside_.print_on_first_rank(datetime_line("after dataloaders are built", now()));
+}
+
+std::vector<Batch> Trainer::next_batches(DataLoader& loader, int64_t count) {
+  std::vector<Batch> batches;
+  for (int64_t i = 0; i < count; ++i) batches.push_back(loader.next());
+  return batches;
+}
+
+Trainer::StepSummary Trainer::summarise(const LossSums& loss, double data_wait_seconds) {
+  constexpr int64_t kFields = 6;
+  const bool save_failed = saver_ != nullptr && saver_->state() == AsyncSaver::State::kFailed;
+  const double mine[kFields] = {loss.weighted_loss,
+                                loss.tokens,
+                                data_wait_seconds,
+                                static_cast<double>(outside_.peak_memory_bytes()),
+                                outside_.stop_signal() ? 1.0 : 0.0,
+                                save_failed ? 1.0 : 0.0};
+  at::Tensor all = at::empty({group_->size() * kFields}, at::kDouble);
+  std::copy_n(mine, kFields, all.mutable_data_ptr<double>() + group_->rank() * kFields);
+  if (group_->size() > 1) {
+    all = all.to(device_);
+    group_->all_gather_into(all, all.narrow(0, group_->rank() * kFields, kFields)).wait();
+    all = all.cpu();
+  }
+  const auto* values = all.const_data_ptr<double>();
+  StepSummary summary;
+  double loss_sum = 0, tokens = 0;
+  for (int rank = 0; rank < group_->size(); ++rank, values += kFields) {
+    loss_sum += values[0];
+    tokens += values[1];
+    TORCH_CHECK(!arguments_.check_for_nan_in_loss_and_grad || std::isfinite(values[0]), "the loss of rank ", rank,
+                " is ", values[0], " at iteration ", state_.iteration + 1,
+                ": lower the learning rate, or look at the batch; --no-check-for-nan-in-loss-and-grad goes on regardless");
+    summary.data_wait_seconds = std::max(summary.data_wait_seconds, values[2]);
+    summary.peak_memory_bytes = std::max(summary.peak_memory_bytes, values[3]);
+    summary.stop = summary.stop || values[4] != 0;
+    summary.save_failed = summary.save_failed || values[5] != 0;
+  }
+  summary.tokens = tokens;
+  summary.loss = tokens == 0 ? 0 : loss_sum / tokens;
+  return summary;
+}
+
+void Trainer::report(const StepSummary& summary, double grad_norm, double lr_used, double seconds) {
+  const int64_t batch = microbatches_->global_batch_size();
+  const double flops = model_.training_flops(batch, data_options_.seq_length);
+  state_.flops_so_far += flops;
+  interval_.loss_sum += summary.loss;
+  interval_.seconds += seconds;
+  interval_.tokens_per_sample += summary.tokens / static_cast<double>(batch);
+  ++interval_.steps;
+  if (metrics_) {
+    StepMetrics metrics;
+    metrics.step = state_.iteration;
+    metrics.loss = summary.loss;
+    metrics.grad_norm = grad_norm;
+    metrics.lr = lr_used;
+    metrics.tokens_per_s = static_cast<double>(batch * data_options_.seq_length) / seconds;
+    if (outside_.peak_tflops)
+      metrics.mfu = tflops_per_device(flops, seconds, group_->size()) / *outside_.peak_tflops;
+    metrics.peak_memory_bytes = static_cast<int64_t>(summary.peak_memory_bytes);
+    metrics.data_wait_s = summary.data_wait_seconds;
+    metrics.step_s = seconds;
+    metrics.consumed_samples = arguments_.consumed_train_samples;
+    metrics.global_batch_size = batch;
+    metrics_->write(metrics);
+  }
+  if (state_.iteration % arguments_.log_interval != 0) return;
+  TrainingLogLine line;
+  line.time = now();
+  line.iteration = state_.iteration;
+  line.train_iters = train_iters_;
+  line.consumed_samples = arguments_.consumed_train_samples;
+  line.milliseconds_per_iteration = interval_.seconds * 1000 / static_cast<double>(interval_.steps);
+  if (arguments_.log_throughput) {
+    line.tflops_per_device = tflops_per_device(flops * static_cast<double>(interval_.steps),
+                                               interval_.seconds, group_->size());
+  }
+  line.learning_rate = schedule_.lr();
+  line.global_batch_size = batch;
+  line.losses = {{"lm loss", interval_.loss_sum / static_cast<double>(interval_.steps)}};
+  line.grad_norm = grad_norm;
+  if (arguments_.log_tps)
+    line.tokens_per_sample = interval_.tokens_per_sample / static_cast<double>(interval_.steps);
+  if (arguments_.log_num_zeros_in_grad)
+    line.zeros_in_grad = count_zero_gradients(optimizer_->parameters()).item<double>();
+  if (arguments_.log_params_norm)
+    line.params_norm = total_parameter_norm(model_.parameters()).item<double>();
+  outside_.print_on_last_rank(training_log_line(line));
+  interval_ = {};
+}
+
+std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDataset>& dataset,
+                                        const std::string& where, int64_t consumed) {
+  if (dataset == nullptr || arguments_.eval_iters == 0) return std::nullopt;
+  const auto loader = make_loader(dataset, consumed);
+  model_.eval();
+  LossSums sums;
+  for (int64_t i = 0; i < arguments_.eval_iters * microbatches_->count(); ++i) {
+    const LossSums one = step_.evaluate(loader->next());
+    sums.weighted_loss += one.weighted_loss;
+    sums.tokens += one.tokens;
+  }
+  model_.train();
+  const double loss = summarise(sums, 0).loss;
+  outside_.print_on_last_rank(evaluation_log_lines(where, {{"lm loss", loss}}));
+  return loss;
+}
+
+void Trainer::save() {
+  finish_save();
+  outside_.print_on_first_rank(
+      saving_line(state_.iteration, *arguments_.save, arguments_.ckpt_format));
+  const auto warn = [this](const std::string& line) {
+    outside_.print_on_first_rank("WARNING: " + line);
+  };
+  save_training_checkpoint(state_, group_, warn, saver_.get());
+  last_saved_ = being_saved_ = state_.iteration;
+  if (saver_ == nullptr) finish_save();
+}
+
+void Trainer::follow_save(const StepSummary& summary) {
+  const bool written = saver_ != nullptr && saver_->state() == AsyncSaver::State::kWritten;
+  if (written || summary.save_failed) finish_save();
+}
+
+void Trainer::finish_save() {
+  if (!being_saved_) return;
+  if (saver_ != nullptr) saver_->wait();
+  outside_.print_on_first_rank(saved_line(*being_saved_, *arguments_.save));
+  being_saved_.reset();
+}
+
+void Trainer::convert_checkpoint() {
+  const auto loaded = arguments_.auto_detect_ckpt_format ? "checkpoint" : arguments_.ckpt_format;
+  arguments_.ckpt_format = *arguments_.ckpt_convert_format;
+  arguments_.save = *arguments_.ckpt_convert_save + "/" + arguments_.ckpt_format;
+  check_saves();
+  save();
+  outside_.print_on_first_rank("> converted checkpoint: " + loaded + " -> " +
+                               arguments_.ckpt_format + ".");
+}
+
+void Trainer::check_saves() {
+  if (!arguments_.save) return;
+  const auto warning = check_save_format(state_);
+  if (!warning.empty()) outside_.print_on_first_rank("WARNING: " + warning);
+}
+
+double Trainer::seconds_since_start() const {
+  return seconds_between(outside_.program_start, Clock::now());
+}
+
+std::optional<std::string> Trainer::exit_reason(const StepSummary& summary) const {
+  if (summary.stop && arguments_.exit_signal_handler) return "a signal asked for it";
+  if (arguments_.exit_interval && state_.iteration % *arguments_.exit_interval == 0)
+    return "--exit-interval";
+  return std::nullopt;
+}
+
+void Trainer::train() {
+  check_saves();
+  const auto batches = microbatch_options(arguments_);
+  microbatches_.emplace(batches, arguments_.consumed_train_samples);
+  train_iters_ = arguments_.train_samples
+                     ? iterations_for_samples(batches, *arguments_.train_samples, state_.iteration,
+                                              arguments_.consumed_train_samples)
+                     : arguments_.train_iters.value_or(0);
+  build_data();
+  if (arguments_.metrics_file && group_->rank() == 0) {
+    const auto mode = state_.iteration > 0 ? MetricsFile::Mode::kAppend : MetricsFile::Mode::kNew;
+    metrics_ = std::make_unique<MetricsFile>(*arguments_.metrics_file, mode);
+  }
+  if (arguments_.save && arguments_.async_save) {
+    saver_ = std::make_unique<AsyncSaver>(group_,
+                                          AsyncSaverOptions{.say = outside_.print_on_first_rank});
+  }
+  outside_.print_on_first_rank("training ...");
+  outside_.print_on_first_rank(datetime_line("before the start of training step", now()));
+  model_.train();
+  bool stopped = false;
+  while (!arguments_.skip_train && state_.iteration < train_iters_ && !stopped) {
+    const auto begin = Clock::now();
+    const int64_t before = microbatches_->count();
+    microbatches_->update(arguments_.consumed_train_samples);
+    // A larger batch can be shared by more ranks: a step to start them from, as Megatron.
+    if (arguments_.save && microbatches_->count() != before && last_saved_ != state_.iteration)
+      save();
+    const auto batches = next_batches(*train_loader_, microbatches_->count());
+    const double lr = schedule_.lr();
+    optimizer_->set_lr(lr);
+    optimizer_->set_weight_decay(schedule_.weight_decay());
+    const TrainStepResult result = step_.run(batches);
+    StepSummary summary = summarise(result.loss, train_loader_->take_wait_seconds());
+    const auto grad_norm = result.grad_norm.item<double>();
+    if (outside_.after_step) outside_.after_step();
+    ++state_.iteration;
+    arguments_.consumed_train_samples += microbatches_->global_batch_size();
+    schedule_.advance(microbatches_->global_batch_size());
+    report(summary, grad_norm, lr, seconds_between(begin, Clock::now()));
+    follow_save(summary);
+
+    if (arguments_.eval_iters > 0 && state_.iteration % arguments_.eval_interval == 0 &&
+        evaluate(splits_.valid, "iteration " + std::to_string(state_.iteration),
+                 arguments_.consumed_valid_samples)) {
+      arguments_.consumed_valid_samples +=
+          arguments_.eval_iters * microbatches_->global_batch_size();
+    }
+    auto reason = exit_reason(summary);
+    if (arguments_.exit_duration_in_mins) {
+      // Clocks differ from rank to rank: the first rank's counts.
+      at::Tensor minutes =
+          at::empty({1}, at::kDouble).fill_(seconds_since_start() / 60).to(device_);
+      group_->broadcast(minutes, 0).wait();
+      if (minutes.item<double>() > static_cast<double>(*arguments_.exit_duration_in_mins))
+        reason = "--exit-duration-in-mins";
+    }
+    stopped = reason.has_value();
+    const bool due = arguments_.save && arguments_.save_interval &&
+                     state_.iteration % *arguments_.save_interval == 0;
+    if (arguments_.save && (due || stopped)) save();
+    if (!stopped) continue;
+    finish_save();
+    outside_.print_on_first_rank(exit_line(state_.iteration, now()));
+  }
+  outside_.print_on_first_rank(datetime_line("after training is done", now()));
+  if (stopped) return;
+  if (arguments_.save && !arguments_.skip_train && last_saved_ != state_.iteration) save();
+  const std::string where = "iteration " + std::to_string(state_.iteration);
+  evaluate(splits_.valid, where + " on validation set", arguments_.consumed_valid_samples);
+  evaluate(splits_.test, where + " on test set", 0);
+  finish_save();
+}
+
+}  // namespace megashard

@@ -1,0 +1,259 @@
+#include "framework/training/training_checkpoint.h"
+
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/torch_dist/torch_dist_writer.h"
+#include "framework/arguments/checkpoint_arguments.h"
+#include "framework/data/microbatches.h"
+#include "framework/training/load_strictness.h"
+#include "framework/training/random_states.h"
+#include "framework/training/save_contract.h"
+
+namespace megashard {
+namespace {
+
+Value param_groups(const Optimizer& optimizer) {
+  List groups;
+  for (const auto& group : optimizer.param_groups()) {
+    List names;
+    for (const auto& name : group.params) names.items.emplace_back(name);
+    Dict entry;
+    entry.set("params", std::move(names));
+    entry.set("lr", group.lr);
+    entry.set("weight_decay", group.weight_decay);
+    entry.set("wd_mult", group.wd_mult);  // by this and the next three Megatron finds its group
+    entry.set("lr_mult", 1.0);
+    entry.set("is_expert_parallel", false);
+    entry.set("is_decoupled_lr", false);
+    if (optimizer.options().kind == OptimizerKind::kAdam) {
+      entry.set("betas", Tuple{{optimizer.options().beta1, optimizer.options().beta2}});
+      entry.set("eps", optimizer.options().eps);
+    } else {
+      entry.set("momentum", optimizer.options().momentum);
+    }
+    groups.items.emplace_back(std::move(entry));
+  }
+  return groups;
+}
+
+ShardedTensors tensors_of(const TrainingState& state, bool with_optimizer) {
+  ShardedTensors tensors;
+  for (auto& [name, tensor] : checked_state_dict(state.model)) {
+    tensors.emplace_back("model." + name, std::move(tensor));
+  }
+  if (with_optimizer && state.optimizer != nullptr) {
+    for (auto& entry : state.optimizer->sharded_state_dict()) tensors.push_back(std::move(entry));
+  }
+  return tensors;
+}
+
+/// What of a step is loaded besides the weights.
+struct Parts {
+  bool progress;  ///< iteration, samples, flops
+  bool optimizer;
+  bool random;
+};
+
+Parts parts_to_load(const TrainingState& state, const CheckpointStep& step) {
+  const Arguments& arguments = state.arguments;
+  const bool goes_on = !step.is_release && !arguments.finetune;
+  return {.progress = goes_on,
+          .optimizer = goes_on && !arguments.no_load_optim && state.optimizer != nullptr,
+          .random = goes_on && !arguments.no_load_rng};
+}
+
+ArgumentRecord saved_arguments(const Dict& values) {
+  const Value* args = values.find("args");
+  const Dict* fields = args == nullptr ? nullptr : namespace_fields(*args);
+  return fields == nullptr ? ArgumentRecord{} : to_record(*fields);
+}
+
+/// Where the training stood.
+struct Position {
+  int64_t iteration = 0;
+  int64_t train_samples = 0;
+  int64_t valid_samples = 0;
+  int64_t world_size = 0;  ///< of the ranks that saved; 0: not said
+  double flops = 0;
+  std::vector<std::string> lines{};  ///< what had to be derived
+};
+
+std::optional<int64_t> saved_count(const ArgumentRecord& saved, const char* name) {
+  const auto* value = find_known(saved, name);
+  const auto* count = value == nullptr ? nullptr : std::get_if<int64_t>(value);
+  return count == nullptr ? std::nullopt : std::optional(*count);
+}
+
+Position saved_position(const Dict& values, const ArgumentRecord& saved, const CheckpointStep& step,
+                        const Arguments& arguments) {
+  Position position;
+  const Value* iteration = values.find("iteration");
+  position.iteration = iteration == nullptr ? step.iteration : iteration->as_int();
+  if (const Value* flops = values.find("num_floating_point_operations_so_far"))
+    position.flops = flops->as_double();
+  position.world_size = saved_count(saved, "world_size").value_or(0);
+  if (const auto samples = saved_count(saved, "consumed_train_samples")) {
+    position.train_samples = *samples;
+    position.valid_samples = saved_count(saved, "consumed_valid_samples").value_or(0);
+    return position;
+  }
+  position.train_samples = samples_of_iterations(microbatch_options(arguments), position.iteration);
+  position.valid_samples = position.iteration / arguments.eval_interval * arguments.eval_iters *
+                           arguments.global_batch_size.value_or(1);
+  position.lines.push_back("the checkpoint does not say how many samples it has seen: " +
+                           std::to_string(position.iteration) +
+                           " steps of these flags' batch are " +
+                           std::to_string(position.train_samples));
+  return position;
+}
+
+/// Takes the fp32 copies out of the missing names and returns whose they are: the weights, which
+/// are there, hold all that is known of them.
+std::unordered_set<std::string> take_missing_copies(LoadReport& report) {
+  const std::string prefix = "optimizer.state.", suffix = ".fp32_param";
+  std::unordered_set<std::string> names;
+  std::erase_if(report.missing, [&](const std::string& key) {
+    if (!key.starts_with(prefix) || !key.ends_with(suffix)) return false;
+    names.insert(key.substr(prefix.size(), key.size() - prefix.size() - suffix.size()));
+    return true;
+  });
+  return names;
+}
+
+void set_schedule(OptimizerParamScheduler& schedule, const Dict& values, const Position& position,
+                  std::vector<std::string>& lines) {
+  if (const Value* saved = values.find("opt_param_scheduler")) {
+    schedule.load_state_dict(to_record(saved->as_dict()));
+    return;
+  }
+  schedule.advance(position.train_samples);
+  lines.push_back("the checkpoint has no schedule: it goes on from " +
+                  std::to_string(position.train_samples) + " samples");
+}
+
+void restore_random(const TrainingState& state, const Dict& values, const Position& position,
+                    const ProcessGroupPtr& group, std::vector<std::string>& lines) {
+  const Value* ranks = values.find("rng_state");
+  const Value* mine =
+      ranks == nullptr ? nullptr : ranks->as_dict().find(std::to_string(group->rank()));
+  const bool same_world = position.world_size == group->size();
+  if (same_world && mine != nullptr && restore_random_states(mine->as_dict(), state.device)) return;
+  seed_random_states(static_cast<uint64_t>(state.arguments.seed + 1000003 * state.iteration +
+                                           10007 * group->rank()),
+                     state.device);
+  const std::string why = same_world || position.world_size == 0
+                              ? "the checkpoint has no random states for these devices"
+                              : "the checkpoint was saved by " +
+                                    std::to_string(position.world_size) + " ranks, and there are " +
+                                    std::to_string(group->size());
+  lines.push_back(why + ": dropout goes on from seed, iteration and rank");
+}
+
+}  // namespace
+
+std::string check_save_format(const TrainingState& state) {
+  if (format_of_name(state.arguments.ckpt_format) != CheckpointFormat::kTorchDist) return {};
+  return check_torch_dist_shards(tensors_of(state, /*with_optimizer=*/false));
+}
+
+void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr& group,
+                              const std::function<void(const std::string& line)>& notice,
+                              AsyncSaver* saver) {
+  const Arguments& arguments = state.arguments;
+  Dict values;
+  values.set("args", make_namespace(to_dict(argument_values(arguments))));
+  values.set("checkpoint_version", 3.0);
+  values.set("iteration", state.iteration);
+  values.set("num_floating_point_operations_so_far", state.flops_so_far);
+  if (!arguments.no_save_optim && state.optimizer != nullptr) {
+    Dict optimizer;
+    optimizer.set("param_groups", param_groups(*state.optimizer));
+    values.set("optimizer", std::move(optimizer));
+    values.set("opt_param_scheduler", to_dict(state.schedule->state_dict()));
+  }
+  if (!arguments.no_save_rng) {
+    Dict ranks;
+    ranks.set(std::to_string(group->rank()), random_states(state.device));
+    values.set("rng_state", std::move(ranks));
+  }
+  const SaveOptions options{.format = format_of_name(arguments.ckpt_format),
+                            .retention = {.most_recent = arguments.most_recent_k,
+                                          .interval = arguments.save_retain_interval},
+                            .notice = notice,
+                            .plans = state.save_plans};
+  const auto tensors = tensors_of(state, !arguments.no_save_optim);
+  const AsyncSaver::Write write = [directory = *arguments.save, iteration = state.iteration,
+                                   values = std::move(values), options](
+                                      const ShardedTensors& shards, const ProcessGroupPtr& ranks) {
+    save_checkpoint(directory, iteration, shards, values, ranks, options);
+  };
+  if (saver == nullptr) return write(tensors, group);
+  saver->start("iteration " + std::to_string(state.iteration), tensors, write);
+}
+
+std::vector<std::string> load_training_checkpoint(TrainingState& state, const CheckpointStep& step,
+                                                  const ProcessGroupPtr& group) {
+  Arguments& arguments = state.arguments;
+  const Parts parts = parts_to_load(state, step);
+  const std::string my_random_states = "rng_state." + std::to_string(group->rank()) + ".";
+  std::vector<std::string> lines;
+  std::unordered_set<std::string> stale_copies;
+  Position position;
+  OptimizerParamScheduler schedule = *state.schedule;
+
+  LoadOptions options;
+  if (!arguments.auto_detect_ckpt_format) options.format = format_of_name(arguments.ckpt_format);
+  options.strict = false;
+  options.wanted = [&](const std::string& key) {
+    if (key.starts_with("model.") || key == "args") return true;
+    if (key.starts_with("optimizer.param_groups"))
+      return false;  // the flags and the schedule set them
+    if (key.starts_with("optimizer.") || key.starts_with("opt_param_scheduler."))
+      return parts.optimizer;
+    if (key.starts_with("rng_state"))  // one value in torch_dist, one for each state in torch_dcp
+      return parts.random && (key + ".").starts_with(my_random_states);
+    return parts.progress;
+  };
+  options.accept = [&](const Dict& values, LoadReport report) {
+    const ArgumentRecord saved = saved_arguments(values);
+    if (parts.progress) {
+      check_checkpoint_arguments(arguments, saved, step.folder);
+      position = saved_position(values, saved, step, arguments);
+      const Microbatches batches(microbatch_options(arguments), position.train_samples);
+      lines.insert(lines.end(), position.lines.begin(), position.lines.end());
+    }
+    if (parts.optimizer) set_schedule(schedule, values, position, lines);
+    if (const auto changed = changed_arguments(arguments, saved); !changed.empty())
+      lines.push_back("the flags of this run count where the checkpoint's differ: " + changed);
+    stale_copies = take_missing_copies(report);
+    const auto differences =
+        judge_differences(report, load_strictness(arguments.dist_ckpt_strictness), step.folder);
+    lines.insert(lines.end(), differences.begin(), differences.end());
+  };
+  const c10::NoGradGuard no_grad;
+  const auto loaded = load_checkpoint(step, tensors_of(state, parts.optimizer), group, options);
+  if (state.optimizer != nullptr) {
+    state.optimizer->reload_model_parameters(
+        [&](const std::string& name) { return !parts.optimizer || stale_copies.count(name) != 0; });
+  }
+  if (!parts.progress) return lines;
+
+  state.iteration = position.iteration;
+  state.flops_so_far = position.flops;
+  arguments.consumed_train_samples = position.train_samples;
+  arguments.consumed_valid_samples = position.valid_samples;
+  if (parts.optimizer) *state.schedule = schedule;
+  if (parts.random) restore_random(state, loaded.values, position, group, lines);
+  return lines;
+}
+
+bool may_lack_weights(const Arguments& arguments) {
+  return load_strictness(arguments.dist_ckpt_strictness).missing !=
+         LoadStrictness::Handling::kRefuse;
+}
+
+}  // namespace megashard

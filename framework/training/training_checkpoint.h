@@ -1,0 +1,61 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/dcp/dcp_plan.h"
+#include "checkpoint/steps/async_saver.h"
+#include "checkpoint/steps/checkpoint_directory.h"
+#include "framework/arguments/arguments.h"
+#include "framework/modules/megatron_module.h"
+#include "framework/training/lr_schedule.h"
+#include "framework/training/optimizer.h"
+#include "parallel/collectives/process_group.h"
+
+namespace megashard {
+
+/// What a checkpoint of a training run holds, by reference.
+struct TrainingState {
+  Arguments& arguments;  ///< consumed samples live here, as in Megatron
+  MegatronModule& model;
+  Optimizer* optimizer;  ///< null: weights only
+  OptimizerParamScheduler* schedule;
+  c10::Device device = c10::kCPU;  ///< whose random states count besides the CPU's
+  int64_t iteration = 0;
+  double flops_so_far = 0;
+  std::shared_ptr<SavePlanCache> save_plans = std::make_shared<SavePlanCache>();
+};
+
+/// Whether --ckpt-format can hold the state: throws a sentence for what it cannot, returns one to
+/// be shown for what is unusual (check_torch_dist_shards), or nothing.
+std::string check_save_format(const TrainingState& state);
+
+/// Saves to arguments.save in --ckpt-format, as the entries of Megatron's checkpoints: model,
+/// optimizer, opt_param_scheduler, args, iteration, checkpoint_version,
+/// num_floating_point_operations_so_far, rng_state (by rank); then removes what --most-recent-k and
+/// --save-retain-interval do not keep. Collective. `notice` gets a line, on the first rank, when
+/// old checkpoints could not be removed. With a saver, returns when the state is copied; the saver
+/// tells how the save ended.
+void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr& group,
+                              const std::function<void(const std::string& line)>& notice,
+                              AsyncSaver* saver = nullptr);
+
+/// Loads a step (find_step's, of checkpoint/checkpoint.h) by --finetune, --no-load-optim,
+/// --no-load-rng and --dist-ckpt-strictness; sets state.iteration, the arguments' consumed samples,
+/// the schedule and the generators, and returns lines for the log. Another world size is fine:
+/// random numbers then go on from (seed, iteration, rank). Arguments, batch sizes, names and sizes
+/// are checked before anything is changed; a PyTorch step, without args, iteration or schedule,
+/// goes on from the step's number. Collective.
+std::vector<std::string> load_training_checkpoint(TrainingState& state, const CheckpointStep& step,
+                                                  const ProcessGroupPtr& group);
+
+/// Whether a load may leave weights at their first values (--dist-ckpt-strictness), which must
+/// then be there.
+bool may_lack_weights(const Arguments& arguments);
+
+}  // namespace megashard

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <ctime>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "framework/arguments/arguments.h"
+
+namespace megashard {
+
+/// The texts that Megatron 0.12.1 prints, as pure functions: scripts cut them at ':' and '|', so
+/// the order of fields is a contract.
+
+/// "2026-01-31 08:05:09"
+std::string log_time(const std::tm& local_time);
+
+/// What the training line shows, printed by the last rank every log_interval steps.
+struct TrainingLogLine {
+  std::string time{};  ///< log_time()
+  int64_t iteration = 0;
+  int64_t train_iters = 0;
+  int64_t consumed_samples = 0;               ///< after the step
+  int64_t skipped_samples = 0;                ///< shown when positive
+  double milliseconds_per_iteration = 0.0;    ///< mean since the last line
+  std::optional<double> tflops_per_device{};  ///< --log-throughput
+  double learning_rate = 0.0;                 ///< after the scheduler's step
+  int64_t global_batch_size = 0;
+  /// Means since the last line by name ("lm loss"); those that are not positive are left out, as in
+  /// Megatron.
+  std::vector<std::pair<std::string, double>> losses{};
+  std::optional<double> tokens_per_sample{};  ///< --log-tps
+  double loss_scale = 1.0;
+  std::optional<double> grad_norm{};  ///< before clipping
+  std::optional<double> zeros_in_grad{};
+  std::optional<double> params_norm{};
+  int64_t skipped_iterations = 0;
+  int64_t nan_iterations = 0;
+};
+std::string training_log_line(const TrainingLogLine& line);
+
+/// Three lines: dashes, the losses with their perplexities, dashes. `where`: "iteration 10",
+/// "iteration 10 on validation set", "iteration 10 on test set".
+std::string evaluation_log_lines(const std::string& where,
+                                 const std::vector<std::pair<std::string, double>>& losses);
+
+/// "using world size: 2, data-parallel size: 2, ..."
+std::string sizes_line(const Arguments& arguments);
+/// All arguments between dashes, sorted without regard to case.
+std::string arguments_banner(const Arguments& arguments);
+/// " > padded vocab (size: 100) with 28 dummy tokens (new size: 128)"
+std::string padded_vocab_line(int64_t vocab_size, int64_t padded_size);
+/// "[after dataloaders are built] datetime: ..."
+std::string datetime_line(const std::string& after_what, const std::string& time);
+/// " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 123"
+std::string parameter_count_line(int64_t parameters);
+/// "[exiting program at iteration 10] datetime: ..."
+std::string exit_line(int64_t iteration, const std::string& time);
+
+// Checkpoints.
+std::string saving_line(int64_t iteration, const std::string& directory, const std::string& format);
+std::string saved_line(int64_t iteration, const std::string& directory);
+/// Without an iteration: a "release" checkpoint, which has none.
+std::string loading_line(const std::string& directory, std::optional<int64_t> iteration);
+std::string loaded_line(const std::string& directory, int64_t iteration);
+/// Two lines, for a folder without a tracker file.
+std::string missing_checkpoint_lines(const std::string& tracker_file);
+
+}  // namespace megashard

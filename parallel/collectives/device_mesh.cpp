@@ -1,0 +1,94 @@
+#include "parallel/collectives/device_mesh.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+namespace megashard {
+
+namespace {
+
+void check_names(const std::vector<std::string>& dim_names, size_t ndim) {
+  TORCH_CHECK(dim_names.size() == ndim || (dim_names.empty() && ndim == 1), "device mesh: ", ndim,
+              " dimensions need as many names, got ", dim_names.size());
+  for (auto name = dim_names.begin(); name != dim_names.end(); ++name) {
+    TORCH_CHECK(std::find(dim_names.begin(), name, *name) == name, "device mesh: two dimensions are named '", *name,
+                "'");
+  }
+}
+
+}  // namespace
+
+DeviceMesh::DeviceMesh(ProcessGroupPtr world, std::vector<int> shape,
+                       std::vector<std::string> dim_names)
+    : dim_names_(std::move(dim_names)) {
+  TORCH_CHECK(!shape.empty(), "device mesh: the shape has no dimension");
+  check_names(dim_names_, shape.size());
+  const bool positive =
+      std::all_of(shape.begin(), shape.end(), [](int extent) { return extent > 0; });
+  const int ranks = std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<>());
+  TORCH_CHECK(positive && ranks == world->size(), "device mesh: shape ", c10::ArrayRef<int>(shape), " has no place for each of the ",
+              world->size(), " ranks of group '", world->name(), "'; the product must be ", world->size());
+  int stride = ranks;
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    const int extent = shape[dim];
+    stride /= extent;
+    if (extent == world->size()) {
+      groups_.push_back(world);
+      continue;
+    }
+    const int first = world->rank() - (world->rank() / stride) % extent * stride;
+    std::vector<int> members;
+    for (int i = 0; i < extent; ++i) members.push_back(first + i * stride);
+    groups_.push_back(world->subgroup(
+        members, dim_names_.empty() ? "dim " + std::to_string(dim) : dim_names_[dim]));
+  }
+}
+
+DeviceMesh::DeviceMesh(std::vector<ProcessGroupPtr> groups, std::vector<std::string> dim_names)
+    : groups_(std::move(groups)), dim_names_(std::move(dim_names)) {
+  TORCH_CHECK(!groups_.empty(), "device mesh: no groups were given");
+  check_names(dim_names_, groups_.size());
+}
+
+int DeviceMesh::size() const {
+  int product = 1;
+  for (const ProcessGroupPtr& group : groups_) product *= group->size();
+  return product;
+}
+
+const ProcessGroupPtr& DeviceMesh::group(const std::string& dim_name) const {
+  const auto found = std::find(dim_names_.begin(), dim_names_.end(), dim_name);
+  TORCH_CHECK(found != dim_names_.end(), "device mesh ", describe(), " has no dimension '", dim_name, "'");
+  return groups_[static_cast<size_t>(found - dim_names_.begin())];
+}
+
+std::shared_ptr<const DeviceMesh> DeviceMesh::submesh(
+    const std::vector<std::string>& dim_names) const {
+  TORCH_CHECK(!dim_names.empty(), "device mesh ", describe(), ": a submesh needs the name of at least one dimension");
+  std::vector<ProcessGroupPtr> groups;
+  for (const auto& name : dim_names) groups.push_back(group(name));
+  return std::make_shared<const DeviceMesh>(std::move(groups), dim_names);
+}
+
+c10::Device DeviceMesh::device() const {
+  const c10::DeviceType type = device_type();
+  if (type == c10::kCPU || type == c10::kMeta) return c10::Device(type);
+  return c10::impl::VirtualGuardImpl(type).getDevice();
+}
+
+std::string DeviceMesh::describe() const {
+  std::string text = "(";
+  for (size_t dim = 0; dim < groups_.size(); ++dim) {
+    if (dim > 0) text += ", ";
+    if (!dim_names_.empty()) text += dim_names_[dim] + "=";
+    text += std::to_string(groups_[dim]->size());
+  }
+  return text + ")";
+}
+
+}  // namespace megashard

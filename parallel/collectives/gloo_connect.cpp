@@ -1,0 +1,86 @@
+#include "parallel/collectives/gloo_connect.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "parallel/collectives/wait_error.h"
+
+namespace megashard {
+
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+using GlooPtr = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+constexpr int kAttempts = 3;
+
+/// A member whose peer gave up may wait for it as long as it is allowed to: a twentieth of the
+/// group's deadline at first, four times as long then, and at last what is left but for the time
+/// to tell the others.
+Milliseconds time_for(int attempt, const ProcessGroup& group, Milliseconds left) {
+  if (attempt == kAttempts - 1) return left - left / 8;
+  return std::clamp(group.timeout() / 20 * (1 << (2 * attempt)), Milliseconds(1), left);
+}
+
+GlooPtr connect_once(const ProcessGroup& group, StorePtr store, GlooNetwork network,
+                     Milliseconds timeout) {
+  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+  // Threads would run collectives of c10d's; messages need only the device's own thread.
+  options->threads = 0;
+  options->devices = network == GlooNetwork::kLoopback
+                         ? std::vector{c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")}
+                         : c10d::ProcessGroupGloo::Options::create_default(timeout)->devices;
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(std::move(store), group.rank(), group.size(),
+                                                     std::move(options));
+}
+
+std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+
+}  // namespace
+
+GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& store, GlooNetwork network) {
+  const auto started = std::chrono::steady_clock::now();
+  const auto waited = [&] { return std::chrono::steady_clock::now() - started; };
+  const auto left = [&] {
+    const auto rest = group.timeout() - std::chrono::duration_cast<Milliseconds>(waited());
+    return std::max(rest, Milliseconds(1));
+  };
+  const auto meet = [&](const std::string& place) {
+    if (store->add(place + "/members", 1) == group.size())
+      store->set(place + "/complete", bytes_of("1"));
+    store->wait({place + "/complete"}, left());
+  };
+  std::string failure;
+  try {
+    store->setTimeout(group.timeout());
+    meet("start");  // members may start minutes apart; connecting is quick once they are there
+    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+      const std::string place = "attempt_" + std::to_string(attempt);
+      const std::string failure_key = place + "/failure";
+      GlooPtr gloo;
+      try {
+        gloo = connect_once(group, c10::make_intrusive<c10d::PrefixStore>(place, store), network,
+                            time_for(attempt, group, left()));
+      } catch (const std::exception& error) {
+        const std::string cause = "rank " + std::to_string(group.rank()) + ": " + first_line(error);
+        store->compareSet(failure_key, {}, bytes_of(cause));  // the first to fail is told
+      }
+      meet(place);  // after it everyone knows of every failure
+      if (!store->check({failure_key})) {
+        gloo->setTimeout(group.timeout());
+        return gloo;
+      }
+      const auto bytes = store->get(failure_key);
+      failure.assign(bytes.begin(), bytes.end());
+    }
+  } catch (const std::exception& error) {
+    throw_wait_error("connecting to the other ranks", group, -1, waited(), error);
+  }
+  throw_wait_error("connecting to the other ranks", group, -1, waited(),
+                   std::runtime_error(failure));
+}
+
+}  // namespace megashard

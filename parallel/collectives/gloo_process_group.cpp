@@ -1,0 +1,366 @@
+#include "parallel/collectives/gloo_process_group.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <limits>
+
+#include "parallel/collectives/gloo_connect.h"
+#include "parallel/collectives/group_store.h"
+#include "parallel/collectives/rank_order_reduce.h"
+#include "parallel/collectives/wait_error.h"
+#include "parallel/fsdp/sharded_tensor.h"
+
+namespace megashard {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Below this an all-reduce sends whole tensors to everyone: one exchange instead of two.
+constexpr int64_t kSmallBytes = 64 * 1024;
+
+/// Byte buffers that are handed out and given back; after a few steps nothing is allocated any
+/// more.
+class ScratchPool {
+ public:
+  at::Tensor take(int64_t bytes) {
+    const auto fits = std::find_if(free_.begin(), free_.end(),
+                                   [&](const at::Tensor& t) { return t.numel() >= bytes; });
+    if (fits == free_.end()) {
+      if (!free_.empty()) free_.pop_front();  // too small for what is asked now
+      return at::empty({bytes}, at::kByte);
+    }
+    at::Tensor found = std::move(*fits);
+    free_.erase(fits);
+    return found;
+  }
+  void give_back(at::Tensor buffer) { free_.push_back(std::move(buffer)); }
+
+ private:
+  std::deque<at::Tensor> free_;
+};
+
+at::Tensor piece(const at::Tensor& tensor, int64_t begin, int64_t count) {
+  return tensor.view({-1}).narrow(0, begin, count);
+}
+
+const char* bytes_at(const at::Tensor& tensor, int64_t element) {
+  return static_cast<const char*>(tensor.const_data_ptr()) +
+         element * static_cast<int64_t>(tensor.element_size());
+}
+
+class GlooProcessGroup;
+
+/// Messages under way between this rank and its peers, all with the tag of one collective; may be
+/// used again after wait(), since messages between two ranks with one tag keep their order.
+class Exchange {
+ public:
+  Exchange(GlooProcessGroup& group, const char* operation);
+  void send(at::Tensor bytes, int peer);
+  void receive(at::Tensor bytes, int peer);
+  /// Blocks until all messages are through, receives first: they name the rank that is missing.
+  void wait();
+
+ private:
+  struct Message {
+    c10::intrusive_ptr<c10d::Work> work;
+    int peer;
+  };
+  void wait_for(const Message& message, Clock::time_point started);
+
+  GlooProcessGroup& group_;
+  const char* operation_;
+  int tag_;
+  std::vector<Message> sends_;
+  std::vector<Message> receives_;
+};
+
+/// The collective of one call: an exchange, and what remains to be done once it is through.
+class ExchangeTask final : public Work::Task {
+ public:
+  ExchangeTask(std::shared_ptr<GlooProcessGroup> group, Exchange exchange,
+               std::function<void(Exchange&)> then)
+      : group_(std::move(group)), exchange_(std::move(exchange)), then_(std::move(then)) {}
+  void finish() override {
+    exchange_.wait();
+    if (then_) then_(exchange_);
+  }
+
+ private:
+  std::shared_ptr<GlooProcessGroup> group_;  // outlives its last collective
+  Exchange exchange_;
+  std::function<void(Exchange&)> then_;
+};
+
+class GlooProcessGroup final : public ProcessGroup,
+                               public std::enable_shared_from_this<GlooProcessGroup> {
+ public:
+  explicit GlooProcessGroup(const GlooGroupOptions& options)
+      : ProcessGroup(options.rank, options.ranks, options.name, options.timeout),
+        options_(options) {
+    if (size() > 1) gloo_ = connect_gloo(*this, options_.store->store, options_.network);
+  }
+
+  c10::DeviceType device_type() const override { return c10::kCPU; }
+
+  Work all_gather_into(at::Tensor output, at::Tensor input) override {
+    check_tensors("all_gather", Shapes::kGather, output, input);
+    const at::AutoDispatchBelowADInplaceOrView raw;
+    const int64_t n = input.numel();
+    if (n == 0) return Work();
+    at::Tensor own = piece(output, rank() * n, n);
+    if (own.const_data_ptr() != input.const_data_ptr()) {
+      std::memcpy(own.mutable_data_ptr(), input.const_data_ptr(), input.nbytes());
+    }
+    if (size() == 1) return Work();
+    Exchange exchange(*this, "all_gather");
+    for (const int peer : peers()) exchange.receive(piece(output, peer * n, n), peer);
+    for (const int peer : peers()) exchange.send(own, peer);
+    return start(std::move(exchange), nullptr);
+  }
+
+  Work reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op) override {
+    check_tensors("reduce_scatter", Shapes::kScatter, output, input);
+    check_reduction("reduce_scatter", input, op);
+    const at::AutoDispatchBelowADInplaceOrView raw;
+    const int64_t n = output.numel();
+    if (n == 0) return Work();
+    if (size() == 1) {
+      if (output.const_data_ptr() != input.const_data_ptr()) {
+        std::memcpy(output.mutable_data_ptr(), input.const_data_ptr(), input.nbytes());
+      }
+      return Work();
+    }
+    Exchange exchange(*this, "reduce_scatter");
+    at::Tensor scratch = receive_from_peers(exchange, output.nbytes());
+    for (const int peer : peers()) exchange.send(piece(input, peer * n, n), peer);
+    return start(std::move(exchange), [this, output, input, scratch, op, n](Exchange&) {
+      const void* own = bytes_at(input, rank() * n);
+      reduce(output.mutable_data_ptr(), own, scratch, n, output.scalar_type(), op);
+    });
+  }
+
+  Work all_reduce(at::Tensor tensor, ReduceOp op) override {
+    check_tensor("all_reduce", tensor);
+    check_reduction("all_reduce", tensor, op);
+    const at::AutoDispatchBelowADInplaceOrView raw;
+    if (size() == 1 || tensor.numel() == 0) return Work();
+    return static_cast<int64_t>(tensor.nbytes()) <= kSmallBytes ? all_reduce_whole(tensor, op)
+                                                                : all_reduce_by_pieces(tensor, op);
+  }
+
+  Work broadcast(at::Tensor tensor, int root) override {
+    check_tensor("broadcast", tensor);
+    check_root(root);
+    if (size() == 1 || tensor.numel() == 0) return Work();
+    // A binomial tree: counted from the root, rank r hears from r without its lowest set bit and
+    // sends to r + 2^k for every 2^k below that bit.
+    const int place = (rank() - root + size()) % size();
+    const int lowest_bit = place == 0 ? std::numeric_limits<int>::max() : (place & -place);
+    std::vector<int> children;
+    for (int step = 1; step < lowest_bit && place + step < size(); step *= 2) {
+      children.insert(children.begin(), (place + step + root) % size());
+    }
+    Exchange exchange(*this, "broadcast");
+    if (place == 0) {
+      for (const int child : children) exchange.send(tensor, child);
+      return start(std::move(exchange), nullptr);
+    }
+    exchange.receive(tensor, ((place - lowest_bit) + root) % size());
+    return start(std::move(exchange), [tensor, children](Exchange& onward) {
+      for (const int child : children) onward.send(tensor, child);
+      onward.wait();
+    });
+  }
+
+  Work all_to_all_into(at::Tensor output, at::Tensor input) override {
+    check_tensors("all_to_all", Shapes::kEqual, output, input);
+    const at::AutoDispatchBelowADInplaceOrView raw;
+    const int64_t n = input.numel() / size();
+    if (n == 0) return Work();
+    TORCH_CHECK(output.const_data_ptr() != input.const_data_ptr(), "all_to_all of group '", name(),
+                "' cannot work in place; give it an output of its own");
+    at::Tensor own = piece(output, rank() * n, n);
+    std::memcpy(own.mutable_data_ptr(), bytes_at(input, rank() * n), own.nbytes());
+    if (size() == 1) return Work();
+    Exchange exchange(*this, "all_to_all");
+    for (const int peer : peers()) exchange.receive(piece(output, peer * n, n), peer);
+    for (const int peer : peers()) exchange.send(piece(input, peer * n, n), peer);
+    return start(std::move(exchange), nullptr);
+  }
+
+  void barrier() override {
+    at::Tensor token = at::empty({2}, at::kByte);
+    std::memset(token.mutable_data_ptr(), 0, token.nbytes());
+    // After the round with step 2^k a rank has heard, at second hand, of the 2^(k+1) ranks up to
+    // its own.
+    for (int step = 1; step < size(); step *= 2) {
+      Exchange round(*this, "barrier");
+      round.receive(token.narrow(0, 0, 1), (rank() - step + size()) % size());
+      round.send(token.narrow(0, 1, 1), (rank() + step) % size());
+      round.wait();
+    }
+  }
+
+  std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
+                                         const std::string& name) override {
+    GlooGroupOptions options = options_;
+    options.ranks = members_in_world(members, name);
+    options.rank = place_in(members);
+    options.name = name;
+    const std::string prefix = next_store_prefix(name, options.ranks);
+    options.store = std::make_shared<GroupStore>();
+    options.store->store = c10::make_intrusive<c10d::PrefixStore>(prefix, options_.store->store);
+    return std::make_shared<GlooProcessGroup>(options);
+  }
+
+ private:
+  friend class Exchange;
+
+  /// The other ranks, starting after this one: not everyone talks to rank 0 first.
+  std::vector<int> peers() const {
+    std::vector<int> others;
+    for (int k = 1; k < size(); ++k) others.push_back((rank() + k) % size());
+    return others;
+  }
+
+  Work start(Exchange exchange, std::function<void(Exchange&)> then) {
+    return Work(
+        std::make_shared<ExchangeTask>(shared_from_this(), std::move(exchange), std::move(then)));
+  }
+
+  /// Scratch of size() - 1 slices, in the order of the peers' ranks; every peer's message goes to
+  /// its slice.
+  at::Tensor receive_from_peers(Exchange& exchange, size_t slice_bytes) {
+    const auto bytes = static_cast<int64_t>(slice_bytes);
+    at::Tensor scratch = scratch_.take(bytes * (size() - 1));
+    for (const int peer : peers()) {
+      const int slice = peer < rank() ? peer : peer - 1;
+      exchange.receive(scratch.narrow(0, slice * bytes, bytes), peer);
+    }
+    return scratch;
+  }
+
+  void reduce(void* out, const void* own, const at::Tensor& scratch, int64_t count,
+              at::ScalarType dtype, ReduceOp op) {
+    const int64_t slice_bytes = count * static_cast<int64_t>(c10::elementSize(dtype));
+    const char* next = static_cast<const char*>(scratch.const_data_ptr());
+    std::vector<const void*> sources;
+    for (int source = 0; source < size(); ++source) {
+      sources.push_back(source == rank() ? own : next);
+      if (source != rank()) next += slice_bytes;
+    }
+    reduce_in_rank_order(out, sources, count, dtype, op);
+    scratch_.give_back(scratch);
+  }
+
+  Work all_reduce_whole(const at::Tensor& tensor, ReduceOp op) {
+    Exchange exchange(*this, "all_reduce");
+    at::Tensor scratch = receive_from_peers(exchange, tensor.nbytes());
+    for (const int peer : peers()) exchange.send(tensor, peer);
+    return start(std::move(exchange), [this, tensor, scratch, op](Exchange&) {
+      void* own = tensor.mutable_data_ptr();
+      reduce(own, own, scratch, tensor.numel(), tensor.scalar_type(), op);
+    });
+  }
+
+  /// Reduce-scatter in place, then all-gather in place: what moves over the wire is the least there
+  /// is.
+  Work all_reduce_by_pieces(const at::Tensor& tensor, ReduceOp op) {
+    const auto range_of = [this, n = tensor.numel()](int peer) {
+      return chunk_range(n, size(), peer);
+    };
+    const ChunkRange own = range_of(rank());
+    Exchange exchange(*this, "all_reduce");
+    at::Tensor scratch =
+        receive_from_peers(exchange, static_cast<size_t>(own.size) * tensor.element_size());
+    for (const int peer : peers())
+      exchange.send(piece(tensor, range_of(peer).offset, range_of(peer).size), peer);
+    return start(std::move(exchange), [this, tensor, scratch, op, own, range_of](Exchange& onward) {
+      const at::AutoDispatchBelowADInplaceOrView raw;
+      at::Tensor reduced = piece(tensor, own.offset, own.size);
+      void* data = reduced.mutable_data_ptr();
+      reduce(data, data, scratch, own.size, tensor.scalar_type(), op);
+      for (const int peer : peers())
+        onward.receive(piece(tensor, range_of(peer).offset, range_of(peer).size), peer);
+      for (const int peer : peers()) onward.send(reduced, peer);
+      onward.wait();
+    });
+  }
+
+  int next_tag() {
+    tag_ = tag_ == std::numeric_limits<int>::max() ? 0 : tag_ + 1;
+    return tag_;
+  }
+
+  GlooGroupOptions options_;
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;  // null in a group of one
+  ScratchPool scratch_;
+  int tag_ = 0;
+};
+
+Exchange::Exchange(GlooProcessGroup& group, const char* operation)
+    : group_(group), operation_(operation), tag_(group.next_tag()) {}
+
+void Exchange::send(at::Tensor bytes, int peer) {
+  if (bytes.numel() == 0) return;
+  std::vector<at::Tensor> tensors{std::move(bytes)};
+  const auto started = Clock::now();
+  try {
+    sends_.push_back({group_.gloo_->send(tensors, peer, tag_), peer});
+  } catch (const std::exception& error) {
+    throw_wait_error(operation_, group_, peer, Clock::now() - started, error);
+  }
+}
+
+void Exchange::receive(at::Tensor bytes, int peer) {
+  if (bytes.numel() == 0) return;
+  std::vector<at::Tensor> tensors{std::move(bytes)};
+  const auto started = Clock::now();
+  try {
+    receives_.push_back({group_.gloo_->recv(tensors, peer, tag_), peer});
+  } catch (const std::exception& error) {
+    throw_wait_error(operation_, group_, peer, Clock::now() - started, error);
+  }
+}
+
+void Exchange::wait() {
+  const auto started = Clock::now();
+  for (const Message& message : receives_) wait_for(message, started);
+  for (const Message& message : sends_) wait_for(message, started);
+  receives_.clear();
+  sends_.clear();
+}
+
+void Exchange::wait_for(const Message& message, Clock::time_point started) {
+  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - started);
+  const auto left = std::max(group_.timeout() - waited, std::chrono::milliseconds(1));
+  try {
+    message.work->wait(left);
+  } catch (const std::exception& error) {
+    throw_wait_error(operation_, group_, message.peer, Clock::now() - started, error);
+  }
+}
+
+}  // namespace
+
+GroupStorePtr make_in_process_store() {
+  auto store = std::make_shared<GroupStore>();
+  store->store = c10::make_intrusive<c10d::HashStore>();
+  return store;
+}
+
+ProcessGroupPtr make_gloo_group(const GlooGroupOptions& options) {
+  TORCH_CHECK(options.store != nullptr, "group '", options.name, "' has no store to meet in");
+  return std::make_shared<GlooProcessGroup>(options);
+}
+
+}  // namespace megashard

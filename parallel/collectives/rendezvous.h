@@ -1,0 +1,36 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "parallel/collectives/process_group.h"
+
+namespace megashard {
+
+struct RendezvousOptions {
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;
+  int local_world_size =
+      0;  ///< ranks on this machine; 0: unknown. Equal to world_size: sockets stay on loopback
+  /// Where the ranks meet: "tcp://HOST:PORT" (rank 0 listens there), "file:///PATH" (a new file in
+  /// a folder that all ranks see), or "env://" (tcp:// with master_addr and master_port, which
+  /// launch/ took from the environment).
+  std::string init_method = "env://";
+  std::string master_addr{};
+  int master_port = 0;
+  /// Not empty: somebody already listens at the address (torchrun's agent,
+  /// TORCHELASTIC_USE_AGENT_STORE), no rank does; keys get this prefix, which differs from restart
+  /// to restart ("/worker/attempt_0").
+  std::string agent_store_prefix{};
+  std::string backend = "gloo";  ///< "gloo", "nccl" or "cpu:gloo,cuda:nccl"
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+};
+
+/// The group of all ranks (torch.distributed.init_process_group). With NCCL, loads CUDA and makes
+/// GPU `local_rank` the current device of the calling thread. Collective; checks that the ranks
+/// agree on the world size and that no two have the same rank. Throws one sentence with the remedy
+/// for what a user can get wrong.
+ProcessGroupPtr init_process_group(const RendezvousOptions& options);
+
+}  // namespace megashard

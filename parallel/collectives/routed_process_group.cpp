@@ -1,0 +1,76 @@
+#include "parallel/collectives/routed_process_group.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include <numeric>
+
+namespace megashard {
+
+namespace {
+
+class RoutedProcessGroup final : public ProcessGroup {
+ public:
+  RoutedProcessGroup(ProcessGroupPtr on_cpu, ProcessGroupPtr on_accelerator)
+      : ProcessGroup(on_cpu->rank(), on_cpu->ranks(), on_cpu->name(), on_cpu->timeout()),
+        on_cpu_(std::move(on_cpu)),
+        on_accelerator_(std::move(on_accelerator)) {}
+
+  c10::DeviceType device_type() const override { return on_accelerator_->device_type(); }
+
+  Work all_gather_into(at::Tensor output, at::Tensor input) override {
+    return group_of(output).all_gather_into(output, input);
+  }
+  Work reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op) override {
+    return group_of(output).reduce_scatter_into(output, input, op);
+  }
+  Work all_reduce(at::Tensor tensor, ReduceOp op) override {
+    return group_of(tensor).all_reduce(tensor, op);
+  }
+  Work broadcast(at::Tensor tensor, int root) override {
+    return group_of(tensor).broadcast(tensor, root);
+  }
+  Work all_to_all_into(at::Tensor output, at::Tensor input) override {
+    return group_of(output).all_to_all_into(output, input);
+  }
+  void barrier() override { on_cpu_->barrier(); }
+  std::vector<std::string> all_gather_strings(const std::string& mine) override {
+    return on_cpu_->all_gather_strings(mine);
+  }
+
+  std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
+                                         const std::string& name) override {
+    return std::make_shared<RoutedProcessGroup>(on_cpu_->subgroup(members, name),
+                                                on_accelerator_->subgroup(members, name));
+  }
+
+  ProcessGroup& on_cpu() const { return *on_cpu_; }
+
+ private:
+  ProcessGroup& group_of(const at::Tensor& tensor) const {
+    return tensor.defined() && tensor.is_cpu() ? *on_cpu_ : *on_accelerator_;
+  }
+
+  ProcessGroupPtr on_cpu_;
+  ProcessGroupPtr on_accelerator_;
+};
+
+}  // namespace
+
+ProcessGroupPtr make_routed_group(ProcessGroupPtr on_cpu, ProcessGroupPtr on_accelerator) {
+  TORCH_CHECK(on_cpu->device_type() == c10::kCPU && on_cpu->ranks() == on_accelerator->ranks(),
+              "a routed group takes a group on the CPU and one on an accelerator, of the same ranks");
+  return std::make_shared<RoutedProcessGroup>(std::move(on_cpu), std::move(on_accelerator));
+}
+
+ProcessGroupPtr make_host_group(const ProcessGroupPtr& group, const std::string& name) {
+  std::vector<int> all(static_cast<size_t>(group->size()));
+  std::iota(all.begin(), all.end(), 0);
+  if (group->device_type() == c10::kCPU) return group->subgroup(all, name);
+  const auto* routed = dynamic_cast<const RoutedProcessGroup*>(group.get());
+  TORCH_CHECK(routed != nullptr, "group '", group->name(), "' has no backend for the CPU, which ", name,
+              " need: take --distributed-backend cpu:gloo,cuda:nccl");
+  return routed->on_cpu().subgroup(all, name);
+}
+
+}  // namespace megashard

@@ -1,0 +1,201 @@
+#include "parallel/fsdp/fsdp_controls.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "parallel/fsdp/fsdp_state.h"
+#include "parallel/fsdp/fully_shard.h"
+
+namespace megashard {
+namespace {
+
+using torch::nn::Module;
+
+FsdpState& state_of(const Module& module) {
+  const auto state = fsdp_state(module);
+  TORCH_CHECK(state != nullptr, "module ", detail::demangled_class_name(typeid(module).name()),
+              " is not under fully_shard");
+  return *state;
+}
+
+template <class F>
+void for_each_group(Module& module, bool recurse, F f) {
+  std::unordered_set<const FsdpState*> seen;
+  auto visit = [&](const Module& each) {
+    const auto state = fsdp_state(each);
+    if (state == nullptr || !seen.insert(state.get()).second) return;
+    for (const auto& group : state->groups()) f(*group);
+  };
+  visit(module);
+  if (!recurse) return;
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) visit(*item.value());
+}
+
+void set_prefetch(std::vector<std::weak_ptr<FsdpState>>& list, std::span<Module* const> next) {
+  list.clear();
+  for (auto* module : next) list.push_back(state_of(*module).weak_from_this());
+}
+
+FsdpContext& context_of(Module& module) {
+  FsdpState& state = state_of(module);
+  state.ensure_root();
+  return *state.context();
+}
+
+/// Changes how a group communicates.
+template <class F>
+void change_communication(FsdpGroup& group, F f) {
+  GroupCommunication communication = group.communication();
+  f(communication);
+  group.set_communication(std::move(communication));
+}
+/// The same for the module's own groups.
+template <class F>
+void change_communication(Module& module, F f) {
+  for (const auto& group : state_of(module).groups()) change_communication(*group, f);
+}
+
+FsdpParam& param_of(const at::Tensor& parameter, const char* operation) {
+  FsdpParam* param = find_fsdp_param(parameter);
+  TORCH_CHECK(param != nullptr, operation, " needs a parameter under fully_shard, and got a tensor of sizes ",
+              parameter.defined() ? parameter.sizes() : at::IntArrayRef{}, " that is not");
+  return *param;
+}
+
+}  // namespace
+
+void set_modules_to_forward_prefetch(Module& module, std::span<Module* const> next) {
+  set_prefetch(state_of(module).forward_prefetch, next);
+}
+
+void set_modules_to_backward_prefetch(Module& module, std::span<Module* const> next) {
+  set_prefetch(state_of(module).backward_prefetch, next);
+}
+
+void set_reshard_after_forward(Module& module, bool reshard, bool recurse) {
+  for_each_group(module, recurse, [=](FsdpGroup& group) { group.reshard_after_forward = reshard; });
+}
+
+void set_reshard_after_backward(Module& module, bool reshard, bool recurse) {
+  for_each_group(module, recurse,
+                 [=](FsdpGroup& group) { group.reshard_after_backward = reshard; });
+}
+
+void set_unshard_in_backward(Module& module, bool unshard) {
+  for_each_group(module, /*recurse=*/false,
+                 [=](FsdpGroup& group) { group.unshard_in_backward = unshard; });
+}
+
+void set_unshard_async_op(Module& module, bool async_op) {
+  for_each_group(module, /*recurse=*/true, [=](FsdpGroup& group) {
+    change_communication(group, [=](auto& communication) { communication.async_op = async_op; });
+  });
+}
+
+UnshardHandle unshard(Module& module, bool async_op) {
+  FsdpState& state = state_of(module);
+  state.start_unshard();
+  if (async_op) return UnshardHandle([self = state.shared_from_this()] { self->finish_unshard(); });
+  state.finish_unshard();
+  return UnshardHandle();
+}
+
+void reshard(Module& module) { state_of(module).reshard_now(); }
+
+void set_requires_gradient_sync(Module& module, bool sync, bool recurse) {
+  for_each_group(module, recurse, [sync](FsdpGroup& group) {
+    group.reduce_gradients = sync;
+    group.all_reduce_gradients = sync;
+  });
+}
+
+void set_requires_all_reduce(Module& module, bool all_reduce, bool recurse) {
+  for_each_group(module, recurse,
+                 [=](FsdpGroup& group) { group.all_reduce_gradients = all_reduce; });
+}
+
+void set_is_last_backward(Module& module, bool last) { context_of(module).is_last_backward = last; }
+
+std::vector<std::pair<at::Tensor, at::Tensor>> pending_gradients(Module& module, bool recurse) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> pending;
+  for_each_group(module, recurse, [&](FsdpGroup& group) {
+    for (const auto& param : group.params()) {
+      if (param->accumulated_gradient().defined())
+        pending.emplace_back(param->parameter(), param->accumulated_gradient());
+    }
+  });
+  return pending;
+}
+
+void clear_pending_gradients(Module& module, bool recurse) {
+  for_each_group(module, recurse, [](FsdpGroup& group) { group.clear_pending_gradients(); });
+}
+
+void synchronize_gradients(Module& module, bool recurse) {
+  for_each_group(module, recurse, [](FsdpGroup& group) { group.synchronize_gradients(); });
+}
+
+void set_gradient_divide_factor(Module& module, double factor) {
+  TORCH_CHECK(factor > 0, "the gradient divide factor must be positive, got ", factor);
+  change_communication(module, [=](auto& communication) { communication.divide_factor = factor; });
+}
+
+void set_force_sum_reduction(Module& module, bool force) {
+  change_communication(module, [=](auto& communication) { communication.force_sum = force; });
+}
+
+void set_all_reduce_hook(Module& module, std::function<void(at::Tensor& reduced)> hook,
+                         std::optional<c10::Stream> stream) {
+  change_communication(module, [&](auto& communication) {
+    communication.all_reduce_hook = hook;
+    communication.all_reduce_hook_stream = stream;
+  });
+}
+
+void set_custom_all_gather(Module& module, std::shared_ptr<AllGather> all_gather) {
+  change_communication(module, [&](auto& communication) { communication.all_gather = all_gather; });
+}
+
+void set_custom_reduce_scatter(Module& module, std::shared_ptr<ReduceScatter> reduce_scatter) {
+  change_communication(module,
+                       [&](auto& communication) { communication.reduce_scatter = reduce_scatter; });
+}
+
+void set_allocate_memory_from_process_group(Module& module, bool allocate) {
+  change_communication(module,
+                       [=](auto& communication) { communication.from_process_group = allocate; });
+}
+
+void set_reduce_scatter_max_input_buffers(Module& module, int buffers) {
+  TORCH_CHECK(buffers >= 1, "at least one reduce-scatter input must be allowed in flight, got ", buffers);
+  size_t& most = context_of(module).comm->max_reducing;
+  most = std::max(most, static_cast<size_t>(buffers));
+}
+
+void set_post_optim_event(Module& module, StreamEvent event) {
+  context_of(module).post_optim_event = std::move(event);
+}
+
+void share_comm_context(std::span<Module* const> roots) {
+  TORCH_CHECK(!roots.empty(), "share_comm_context needs at least one module");
+  const auto comm = std::make_shared<CommContext>(state_of(*roots[0]).device());
+  for (auto* root : roots) state_of(*root).share_comm(comm);
+}
+
+void register_post_accumulate_grad_hook(const at::Tensor& parameter,
+                                        std::function<void(const at::Tensor& parameter)> hook) {
+  param_of(parameter, "register_post_accumulate_grad_hook").add_gradient_hook(std::move(hook));
+}
+
+void set_all_gather_extension(const at::Tensor& parameter,
+                              std::shared_ptr<AllGatherExtension> extension) {
+  FsdpParam& param = param_of(parameter, "set_all_gather_extension");
+  param.group()->set_extension(param, std::move(extension));
+}
+
+void set_schedule_observer(Module& module,
+                           std::function<void(const char*, const std::string&)> observer) {
+  context_of(module).observer = std::move(observer);
+}
+
+}  // namespace megashard

@@ -1,0 +1,243 @@
+#include "parallel/fsdp/fully_shard.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "parallel/fsdp/fsdp_state.h"
+
+namespace megashard {
+namespace {
+
+using torch::nn::Module;
+
+/// Connects one module of a fully_shard call with the call's state.
+class ModuleHooks final : public ForwardHooks {
+ public:
+  ModuleHooks(std::shared_ptr<FsdpState> state, size_t index)
+      : state_(std::move(state)), index_(index) {}
+  void pre_forward(TensorRefs inputs) override { state_->pre_forward(inputs); }
+  void post_forward(TensorRefs outputs) override { state_->post_forward(index_, outputs); }
+  void forward_failed() noexcept override { state_->forward_failed(); }
+  void before_conversion() override { state_->reshard_now(); }
+  void before_rebind(const char* operation) override {
+    TORCH_CHECK(false, "Module::", operation, " on module '", state_->name(), "', which is under fully_shard, would see "
+                "local rows only. Save and load through save_checkpoint and load_checkpoint; build a second model instead of "
+                "cloning");
+  }
+  const std::shared_ptr<FsdpState>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<FsdpState> state_;
+  size_t index_;
+};
+
+HookedModule& seam_of(Module& module) {
+  auto* hooked = dynamic_cast<HookedModule*>(&module);
+  const auto name = detail::demangled_class_name(typeid(module).name());
+  TORCH_CHECK(name.find("ModuleList") == std::string::npos && name.find("ModuleDict") == std::string::npos,
+              "fully_shard does not take containers without a forward (", name, "): pass their modules");
+  TORCH_CHECK(hooked != nullptr, "fully_shard needs a module that runs hooks, and ", name, " has none: make it a "
+              "Hooked<", name, "Impl> (parallel/fsdp/hooked_module.h), or derive a model from MultiModalModule");
+  return *hooked;
+}
+
+struct Managed {
+  std::vector<std::pair<std::string, at::Tensor>>
+      parameters;  // by path from the passed module; each tensor once
+  std::vector<std::pair<std::string, at::Tensor>> buffers;
+};
+
+/// States of a module and of its submodules that no earlier call manages.
+void collect(const std::string& path, const Module& module, const FullyShardOptions& options,
+             std::unordered_set<const Module*>& visited,
+             std::unordered_set<const c10::TensorImpl*>& seen, Managed& managed) {
+  if (!visited.insert(&module).second) return;
+  const std::string prefix = path.empty() ? "" : path + ".";
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    const at::Tensor& parameter = item.value();
+    const bool ignored =
+        std::any_of(options.ignored_parameters.begin(), options.ignored_parameters.end(),
+                    [&](const at::Tensor& each) { return each.is_same(parameter); });
+    if (!parameter.defined() || ignored || !seen.insert(parameter.unsafeGetTensorImpl()).second)
+      continue;
+    managed.parameters.emplace_back(prefix + item.key(), parameter);
+  }
+  for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+    if (item.value().defined()) managed.buffers.emplace_back(item.key(), item.value());
+  }
+  for (const auto& item : module.named_children()) {
+    if (fsdp_state(*item.value()) == nullptr) {
+      collect(prefix + item.key(), *item.value(), options, visited, seen, managed);
+    }
+  }
+}
+
+void check_parameter(const std::string& name, const at::Tensor& parameter) {
+  if (const auto* owner = find_fsdp_param(parameter)) {
+    TORCH_CHECK(false, "parameters '", owner->name(), "' and '", name, "' are one tensor in two groups: tied weights "
+                "must lie in one group (leave both ends to the root, or pass both modules to one fully_shard call), or "
+                "be untied (--untie-embeddings-and-output-weights)");
+  }
+  TORCH_CHECK(parameter.dim() > 0, "parameter '", name, "' is a scalar: fully_shard needs a dimension to shard. Change '",
+              name, "' to a 1-D tensor with numel equal to 1");
+  TORCH_CHECK(parameter.is_contiguous(), "parameter '", name, "' is not contiguous (sizes ", parameter.sizes(),
+              ", strides ", parameter.strides(), "): fully_shard needs contiguous parameters; assign a contiguous copy");
+  TORCH_CHECK(parameter.is_meta() || parameter.storage().use_count() == 1, "parameter '", name, "' shares its memory "
+              "with another tensor (a view kept since construction, or a weight tied by set_data), which would go on "
+              "using the unsharded values: drop the view, or tie by registering one tensor in both modules");
+  TORCH_CHECK(!parameter.grad().defined(), "parameter '", name, "' has a gradient already: call fully_shard before the "
+              "first backward, and make the optimizer afterwards");
+}
+
+/// On the mesh's device and, if asked for, in the buffers' dtype.
+void place_buffer(const std::string& name, const at::Tensor& buffer,
+                  const FullyShardOptions& options) {
+  if (buffer.is_meta()) return;
+  const bool casts = options.mixed_precision.buffer_dtype && buffer.is_floating_point() &&
+                     name != "running_mean" && name != "running_var";
+  const auto dtype = casts ? *options.mixed_precision.buffer_dtype : buffer.scalar_type();
+  const auto device = options.mesh->device();
+  if (buffer.device() != device || buffer.scalar_type() != dtype)
+    buffer.set_data(buffer.detach().to(device, dtype));
+}
+
+void check_reshard(ReshardAfterForward& reshard, int ranks) {
+  if (reshard.kind != ReshardAfterForward::Kind::kTo) return;
+  TORCH_CHECK(reshard.ranks >= 1 && reshard.ranks <= ranks && ranks % reshard.ranks == 0, "reshard_after_forward is ",
+              reshard.ranks, ", which does not divide the ", ranks, " ranks that shard the parameters");
+  if (reshard.ranks == 1) {
+    TORCH_WARN("reshard_after_forward=1 keeps the parameters gathered: the same as false");
+    reshard = false;
+  } else if (reshard.ranks == ranks) {
+    reshard = true;
+  }
+}
+
+void check_dtypes(const MixedPrecisionPolicy& policy) {
+  const std::pair<const char*, std::optional<at::ScalarType>> fields[] = {
+      {"param_dtype", policy.param_dtype},
+      {"reduce_dtype", policy.reduce_dtype},
+      {"output_dtype", policy.output_dtype},
+      {"grad_dtype", policy.grad_dtype},
+      {"buffer_dtype", policy.buffer_dtype}};
+  for (const auto& [name, dtype] : fields) {
+    TORCH_CHECK(!dtype || at::isFloatingType(*dtype), "MixedPrecisionPolicy.", name, " is ", *dtype, ", which is not a "
+                "floating dtype: take bfloat16, float16 or float32");
+  }
+}
+
+ShardLayout layout_of(const DeviceMeshPtr& shared) {
+  const DeviceMesh& mesh = *shared;
+  TORCH_CHECK(mesh.ndim() == 1 || mesh.ndim() == 2, "fully_shard expects a 1-D or 2-D DeviceMesh, got ", mesh.ndim(),
+              "-D");
+  TORCH_CHECK(mesh.ndim() == 1 || mesh.dim_names().size() == 2, "HSDP needs a 2-D mesh with dimension names");
+  if (mesh.ndim() == 1) return {shared, mesh.group(0), nullptr};
+  return {shared, mesh.group(1), mesh.size(0) > 1 ? mesh.group(0) : nullptr};
+}
+
+/// What becomes a group: parameters of one mesh.
+struct MeshPart {
+  FullyShardOptions options;
+  ShardLayout layout;
+  std::vector<std::pair<std::string, at::Tensor>> parameters;
+};
+
+MeshPart part_of(const DeviceMeshPtr& mesh, FullyShardOptions options) {
+  ShardLayout layout = layout_of(mesh);
+  options.mesh = mesh;
+  check_reshard(options.reshard_after_forward, layout.shard_group->size());
+  return {std::move(options), std::move(layout), {}};
+}
+
+std::vector<MeshPart> split_by_mesh(
+    const std::vector<std::pair<std::string, at::Tensor>>& parameters,
+    const FullyShardOptions& options) {
+  std::vector<MeshPart> parts{part_of(options.mesh, options)};
+  for (const auto& entry : parameters) {
+    DeviceMeshPtr mesh = options.parameter_mesh ? options.parameter_mesh(entry.second) : nullptr;
+    if (mesh == nullptr) mesh = options.mesh;
+    TORCH_CHECK(mesh->device() == options.mesh->device(), "parameter '", entry.first, "' has a mesh of ", mesh->device(),
+                ", its module one of ", options.mesh->device(), ": they must be of one device");
+    auto found = std::find_if(parts.begin(), parts.end(),
+                              [&](const MeshPart& part) { return part.layout.mesh == mesh; });
+    if (found == parts.end()) found = parts.insert(parts.end(), part_of(mesh, options));
+    check_tensor_parallel(entry.first, entry.second, *mesh);
+    found->parameters.push_back(entry);
+  }
+  std::erase_if(parts, [](const MeshPart& part) { return part.parameters.empty(); });
+  return parts;
+}
+
+}  // namespace
+
+void fully_shard(Module& module, const FullyShardOptions& options) {
+  Module* const one[] = {&module};
+  fully_shard(std::span<Module* const>(one), options);
+}
+
+void fully_shard(std::span<Module* const> modules, const FullyShardOptions& options) {
+  TORCH_CHECK(!modules.empty(), "fully_shard needs at least one module");
+  TORCH_CHECK(options.mesh != nullptr, "fully_shard needs options.mesh, a 1-D or 2-D DeviceMesh");
+  check_dtypes(options.mixed_precision);
+  Managed managed;
+  std::unordered_set<const Module*> visited;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (size_t i = 0; i < modules.size(); ++i) {
+    TORCH_CHECK(seam_of(*modules[i]).forward_hooks() == nullptr, "fully_shard was applied twice to a ",
+                seam_of(*modules[i]).class_name());
+    collect(modules.size() == 1 ? "" : std::to_string(i), *modules[i], options, visited, seen,
+            managed);
+  }
+  for (const auto& [name, parameter] : managed.parameters) check_parameter(name, parameter);
+  const auto parts = split_by_mesh(managed.parameters, options);  // throws before anything changes
+
+  const auto state =
+      std::make_shared<FsdpState>(std::vector<Module*>(modules.begin(), modules.end()), options);
+  for (const auto& part : parts)
+    state->add_group(std::make_unique<FsdpGroup>(part.parameters, part.layout, part.options));
+  for (const auto& [name, buffer] : managed.buffers) place_buffer(name, buffer, options);
+  for (size_t i = 0; i < modules.size(); ++i) {
+    seam_of(*modules[i]).set_forward_hooks(std::make_shared<ModuleHooks>(state, i));
+  }
+}
+
+std::shared_ptr<FsdpState> fsdp_state(const Module& module) {
+  const auto* hooked = dynamic_cast<const HookedModule*>(&module);
+  if (hooked == nullptr) return nullptr;
+  const auto* hooks = dynamic_cast<const ModuleHooks*>(hooked->forward_hooks().get());
+  return hooks == nullptr ? nullptr : hooks->state();
+}
+
+ShardedTensor sharded_view(const at::Tensor& parameter) {
+  auto* param = find_fsdp_param(parameter);
+  if (param == nullptr) return unsharded_view(parameter);
+  param->group()->release_if_idle();  // writes to the rows must be seen by the next gather
+  if (!param->is_full()) param->adopt_rebound_data();
+  return param->view();
+}
+
+std::vector<int64_t> global_sizes(const at::Tensor& parameter) {
+  const auto* param = find_fsdp_param(parameter);
+  return (param == nullptr ? unsharded_view(parameter) : param->view()).global_sizes;
+}
+
+void assign_full_parameter(const at::Tensor& parameter, const at::Tensor& whole) {
+  auto* param = find_fsdp_param(parameter);
+  if (const auto layout = tensor_parallel_layout(parameter); param == nullptr && layout) {
+    const c10::NoGradGuard no_grad;
+    parameter.detach().copy_(tensor_parallel_slice(whole.detach(), parameter.sizes(), *layout));
+    return;
+  }
+  TORCH_CHECK(param != nullptr, "assign_full_parameter needs a parameter under fully_shard, or a tensor-parallel one");
+  param->group()->release_if_idle();
+  param->assign_full(whole);
+}
+
+void materialise_empty_parameter(const at::Tensor& parameter, c10::Device device) {
+  auto* param = find_fsdp_param(parameter);
+  TORCH_CHECK(param != nullptr, "materialise_empty_parameter needs a parameter under fully_shard");
+  if (param->is_meta()) param->materialise_empty(device);
+}
+
+}  // namespace megashard

@@ -1,0 +1,286 @@
+#include "parallel/fsdp/grad_norm.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/count_nonzero.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <unordered_set>
+
+#include "parallel/collectives/device_mesh.h"
+#include "parallel/fsdp/fully_shard.h"
+
+namespace megashard {
+namespace {
+
+constexpr double kEpsilon = 1e-6;
+
+/// Gradients whose norms are summed over the same groups.
+struct Bucket {
+  std::vector<ProcessGroupPtr> groups;  // of the mesh dimensions that shard them
+  c10::Device group_device = c10::kCPU;
+  std::vector<at::Tensor> gradients;
+};
+
+struct Gradients {
+  std::vector<Bucket> buckets;  // in the order of the parameters: the same on every rank
+  c10::Device device = c10::kCPU;
+};
+
+Bucket& bucket_of(std::vector<Bucket>& buckets, const at::Tensor& parameter) {
+  const ShardedTensor view = sharded_view(parameter);
+  auto groups = sharding_groups(view);
+  for (auto& bucket : buckets) {
+    if (bucket.groups == groups) return bucket;
+  }
+  const auto device = groups.empty() ? parameter.device() : view.mesh->device();
+  return buckets.emplace_back(Bucket{std::move(groups), device, {}});
+}
+
+enum class Part { kGradient, kParameter };
+
+Gradients collect_gradients(const std::vector<at::Tensor>& parameters,
+                            Part part = Part::kGradient) {
+  Gradients found;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& parameter : parameters) {
+    if (!parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    if (seen.size() == 1) found.device = parameter.device();
+    auto& bucket =
+        bucket_of(found.buckets, parameter);  // also without a gradient: all ranks reduce alike
+    const at::Tensor gradient =
+        part == Part::kGradient ? parameter.grad() : sharded_view(parameter).local.detach();
+    if (!gradient.defined()) continue;
+    TORCH_CHECK(gradient.layout() == at::kStrided, "the norm of a sparse gradient of sizes ",
+                gradient.sizes(), " was asked for: build the embedding with sparse=false");
+    TORCH_CHECK(gradient.device() == found.device, "gradients lie on ", found.device, " and ",
+                gradient.device(), ": the norm takes parameters of one device");
+    bucket.gradients.push_back(gradient);
+  }
+  return found;
+}
+
+/// Sum of f(|x|) over n values, in an order of additions that is the same on every machine.
+template <class T, class F>
+double sum_over(const T* values, int64_t n, F f) {
+  double total = 0;
+  for (int64_t i = 0; i < n; ++i) total += f(static_cast<double>(values[i]));
+  return total;
+}
+
+// The two loops that a training step runs over every gradient: sixteen values a turn, as GCC's
+// vector types, because -O2 leaves loops over floats scalar.
+using Floats = float __attribute__((vector_size(16)));
+using Doubles = double __attribute__((vector_size(32)));
+constexpr int64_t kWidth = 4, kTurn = 4 * kWidth;
+
+double sum_of_squares(const float* values, int64_t n) {
+  Doubles sums[4] = {};
+  int64_t i = 0;
+  for (; i + kTurn <= n; i += kTurn) {
+    Floats some[4];
+    std::memcpy(some, values + i, sizeof(some));
+    for (int part = 0; part < 4; ++part) {
+      const Doubles wide = __builtin_convertvector(some[part], Doubles);
+      sums[part] += wide * wide;
+    }
+  }
+  const Doubles sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]) +
+         sum_over(values + i, n - i, [](double x) { return x * x; });
+}
+
+void multiply(float* values, int64_t n, float factor) {
+  int64_t i = 0;
+  for (; i + kTurn <= n; i += kTurn) {
+    Floats some[4];
+    std::memcpy(some, values + i, sizeof(some));
+    for (auto& part : some) part *= factor;
+    std::memcpy(values + i, some, sizeof(some));
+  }
+  for (; i < n; ++i) values[i] *= factor;
+}
+
+template <class T>
+double sum_of_squares(const T* values, int64_t n) {
+  return sum_over(values, n, [](double x) { return x * x; });
+}
+
+template <class T, class Factor>
+void multiply(T* values, int64_t n, Factor factor) {
+  for (int64_t i = 0; i < n; ++i) values[i] = static_cast<T>(values[i] * factor);
+}
+
+template <class T>
+double largest(const T* values, int64_t n) {
+  double best = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const double value = std::abs(static_cast<double>(values[i]));
+    if (!(value <= best)) best = value;  // also true for NaN
+    if (std::isnan(value)) break;
+  }
+  return best;
+}
+
+/// Of one gradient on the CPU: the largest |g|, or the sum of |g|^norm_type.
+double local_power_cpu(const at::Tensor& gradient, double norm_type) {
+  const at::Tensor dense = gradient.contiguous();
+  return AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, dense.scalar_type(), "total_grad_norm", [&]() -> double {
+        const auto* values = dense.const_data_ptr<scalar_t>();
+        const int64_t n = dense.numel();
+        if (std::isinf(norm_type)) return largest(values, n);
+        if (norm_type == 2.0) return sum_of_squares(values, n);
+        if (norm_type == 1.0) return sum_over(values, n, [](double x) { return std::abs(x); });
+        return sum_over(values, n, [&](double x) { return std::pow(std::abs(x), norm_type); });
+      });
+}
+
+at::Tensor local_power(const Bucket& bucket, c10::Device device, double norm_type) {
+  const auto& gradients = bucket.gradients;
+  const bool take_max = std::isinf(norm_type);
+  if (device.is_cpu()) {
+    double total = 0;
+    for (const auto& gradient : gradients) {
+      const double power = local_power_cpu(gradient, norm_type);
+      if (!take_max) total += power;
+      if (take_max && !(power <= total) && !std::isnan(total)) total = power;
+    }
+    return at::scalar_tensor(total, at::dtype(at::kDouble));
+  }
+  if (gradients.empty()) return at::zeros({}, at::dtype(at::kFloat).device(device));
+  const auto norms = at::_foreach_norm(gradients, norm_type, at::kFloat);
+  const auto norm = at::linalg_vector_norm(at::stack(norms), norm_type);
+  return take_max ? norm : norm.pow(norm_type);
+}
+
+/// The buckets' values (0-d, on `device`) over all ranks. One all-reduce for each group, of the
+/// values of all buckets that it shards.
+void reduce_values(std::vector<at::Tensor>& values, const std::vector<Bucket>& buckets,
+                   c10::Device device, ReduceOp op) {
+  std::vector<ProcessGroupPtr> groups;
+  for (const auto& bucket : buckets) {
+    for (const auto& group : bucket.groups) {
+      if (std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
+    }
+  }
+  for (const auto& group : groups) {
+    std::vector<size_t> concerned;
+    std::vector<at::Tensor> parts;
+    for (size_t i = 0; i < buckets.size(); ++i) {
+      const auto& among = buckets[i].groups;
+      if (std::find(among.begin(), among.end(), group) == among.end()) continue;
+      concerned.push_back(i);
+      parts.push_back(values[i]);
+    }
+    // Offloaded gradients lie on the CPU, their group may not.
+    const at::Tensor shared = at::stack(parts).to(buckets[concerned.front()].group_device);
+    group->all_reduce(shared, op).wait();
+    const at::Tensor back = shared.to(device);
+    for (size_t i = 0; i < concerned.size(); ++i)
+      values[concerned[i]] = back.select(0, static_cast<int64_t>(i));
+  }
+}
+
+at::Tensor norm_of(const Gradients& gradients, double norm_type) {
+  TORCH_CHECK(norm_type > 0, "the norm type of gradients must be positive, got ", norm_type);
+  std::vector<at::Tensor> powers;
+  for (const auto& bucket : gradients.buckets)
+    powers.push_back(local_power(bucket, gradients.device, norm_type));
+  reduce_values(powers, gradients.buckets, gradients.device,
+                std::isinf(norm_type) ? ReduceOp::kMax : ReduceOp::kSum);
+  at::Tensor total;
+  for (const auto& power : powers) {
+    if (!total.defined()) {
+      total = power;
+    } else {
+      total = std::isinf(norm_type) ? at::maximum(total, power) : total + power;
+    }
+  }
+  if (!total.defined()) return at::zeros({}, at::dtype(at::kFloat));
+  if (norm_type == 2.0)
+    total = total.sqrt();
+  else if (!std::isinf(norm_type))
+    total = total.pow(1.0 / norm_type);
+  return total;
+}
+
+void scale_cpu(const at::Tensor& gradient, double factor) {
+  if (!gradient.is_non_overlapping_and_dense()) {
+    gradient.mul_(factor);
+    return;
+  }
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, gradient.scalar_type(), "clip_grad_norm_", [&] {
+        multiply(gradient.mutable_data_ptr<scalar_t>(), gradient.numel(),
+                 static_cast<at::opmath_type<scalar_t>>(factor));
+      });
+  if (!gradient.is_inference()) gradient.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace
+
+at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
+  const at::NoGradGuard no_grad;
+  return norm_of(collect_gradients(parameters), norm_type).to(at::kFloat);
+}
+
+at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters) {
+  const at::NoGradGuard no_grad;
+  return norm_of(collect_gradients(parameters, Part::kParameter), 2.0).to(at::kFloat);
+}
+
+at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters) {
+  const at::NoGradGuard no_grad;
+  const auto buckets = collect_gradients(parameters).buckets;
+  std::vector<at::Tensor> counts;
+  for (const auto& bucket : buckets) {
+    int64_t zeros = 0;
+    for (const auto& gradient : bucket.gradients)
+      zeros += gradient.numel() - at::count_nonzero(gradient).item<int64_t>();
+    counts.push_back(at::scalar_tensor(zeros, at::dtype(at::kDouble)));
+  }
+  reduce_values(counts, buckets, c10::kCPU, ReduceOp::kSum);
+  at::Tensor total = at::zeros({}, at::dtype(at::kDouble));
+  for (const auto& count : counts) total += count;
+  return total;
+}
+
+void clip_grads_with_norm_(const std::vector<at::Tensor>& gradients, double max_norm,
+                           const at::Tensor& norm) {
+  TORCH_CHECK(max_norm > 0, "gradients are clipped to a positive norm, got ", max_norm,
+              ": call total_grad_norm to measure without clipping");
+  const at::NoGradGuard no_grad;
+  if (gradients.empty()) return;
+  if (norm.is_cpu()) {
+    const double factor = max_norm / (norm.to(at::kDouble).const_data_ptr<double>()[0] + kEpsilon);
+    if (!(factor < 1)) return;
+    for (const auto& gradient : gradients) scale_cpu(gradient, factor);
+  } else {
+    at::_foreach_mul_(gradients, (max_norm / (norm + kEpsilon)).clamp_max(1.0));
+  }
+}
+
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
+                           double norm_type) {
+  const at::NoGradGuard no_grad;
+  const Gradients gradients = collect_gradients(parameters);
+  const at::Tensor norm = norm_of(gradients, norm_type);
+  for (const auto& bucket : gradients.buckets) {
+    clip_grads_with_norm_(bucket.gradients, max_norm, norm);
+  }
+  return norm.to(at::kFloat);
+}
+
+}  // namespace megashard

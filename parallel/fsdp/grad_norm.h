@@ -1,0 +1,36 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace megashard {
+
+/// Norm of the gradients of all parameters as if they were one vector, over all ranks; a 0-d fp32
+/// tensor on the parameters' device. Collective: one all-reduce for each group that shards some of
+/// the parameters (FSDP's, and the tensor-parallel one); values that replicas share are counted
+/// once, and so is a tied parameter that is listed twice. Every rank passes the same parameters;
+/// those without a gradient count as zero. CPU: squares are summed in fp64. Other devices: fp32,
+/// and the host does not wait for the device. norm_type: any positive number, or infinity for the
+/// largest absolute value.
+at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0);
+
+/// The same norm of the parameters themselves (megatron's calc_params_l2_norm, over all
+/// parameters). Collective.
+at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters);
+
+/// How many elements of the gradients are exactly 0, over all ranks and counted as above; a 0-d
+/// fp64 tensor on the CPU (megatron's count_zeros_fp32). Collective; the host waits for the device.
+at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters);
+
+/// Multiplies gradients by max_norm / (norm + 1e-6) where that is below 1 (torch's
+/// clip_grads_with_norm_).
+void clip_grads_with_norm_(const std::vector<at::Tensor>& gradients, double max_norm,
+                           const at::Tensor& norm);
+
+/// Both: clips the gradients of all parameters to max_norm, and returns the norm before
+/// (torch.nn.utils.clip_grad_norm_ over DTensors, megatron's clip_grad_by_total_norm).
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
+                           double norm_type = 2.0);
+
+}  // namespace megashard

@@ -1,0 +1,98 @@
+#include "parallel/tensor_parallel/tensor_parallel_regions.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace megashard {
+namespace {
+
+using Region = at::Tensor (*)(const at::Tensor&, const ProcessGroupPtr&);
+
+/// Backward is the counterpart itself, recorded when a second derivative is asked for.
+class RegionNode final : public torch::autograd::Node {
+ public:
+  RegionNode(const char* name, torch::autograd::edge_list next, Region counterpart,
+             ProcessGroupPtr group)
+      : Node(std::move(next)), name_(name), counterpart_(counterpart), group_(std::move(group)) {}
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    if (!gradients[0].defined()) return {at::Tensor()};
+    return {counterpart_(gradients[0], group_)};
+  }
+  std::string name() const override { return name_; }
+
+ private:
+  const char* name_;
+  Region counterpart_;
+  ProcessGroupPtr group_;
+};
+
+at::Tensor recorded(const char* name, const at::Tensor& input, const at::Tensor& output,
+                    Region counterpart, const ProcessGroupPtr& group) {
+  if (!c10::GradMode::is_enabled() || !input.requires_grad()) return output;
+  torch::autograd::edge_list edges{torch::autograd::impl::gradient_edge(input)};
+  const auto node = std::make_shared<RegionNode>(name, std::move(edges), counterpart, group);
+  at::Tensor result = output.detach();
+  torch::autograd::impl::set_gradient_edge(result, {node, node->add_input_metadata(result)});
+  return result;
+}
+
+at::Tensor summed(const at::Tensor& input, ProcessGroup& group) {
+  const at::Tensor sum = input.detach().clone(at::MemoryFormat::Contiguous);
+  group.all_reduce(sum, ReduceOp::kSum).wait();
+  return sum;
+}
+
+at::Tensor piece_of(const at::Tensor& input, const ProcessGroup& group) {
+  TORCH_CHECK(input.dim() > 0 && input.size(-1) % group.size() == 0, "a tensor of sizes ", input.sizes(),
+              " cannot be scattered over the ", group.size(), " ranks of group '", group.name(),
+              "': its last dimension must be a multiple of their number");
+  const int64_t length = input.size(-1) / group.size();
+  return input.detach().narrow(-1, group.rank() * length, length);
+}
+
+at::Tensor pieces_together(const at::Tensor& input, ProcessGroup& group) {
+  TORCH_CHECK(input.dim() > 0, "a 0-d tensor has no last dimension to gather on");
+  const at::Tensor mine = input.detach().contiguous();
+  const int64_t length = mine.size(-1), ranks = group.size();
+  const int64_t rows = length == 0 ? 0 : mine.numel() / length;
+  const at::Tensor pieces = at::empty({ranks, rows, length}, mine.options());
+  group.all_gather_into(pieces.view({-1}), mine.view({-1})).wait();
+  auto sizes = mine.sizes().vec();
+  sizes.back() = ranks * length;
+  return pieces.transpose(0, 1).reshape(sizes);
+}
+
+}  // namespace
+
+at::Tensor copy_to_tensor_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group) {
+  if (group->size() == 1) return input;
+  return recorded("CopyToTensorParallelRegion", input, input, &reduce_from_tensor_parallel_region,
+                  group);
+}
+
+at::Tensor reduce_from_tensor_parallel_region(const at::Tensor& input,
+                                              const ProcessGroupPtr& group) {
+  if (group->size() == 1) return input;
+  return recorded("ReduceFromTensorParallelRegion", input, summed(input, *group),
+                  &copy_to_tensor_parallel_region, group);
+}
+
+at::Tensor scatter_to_tensor_parallel_region(const at::Tensor& input,
+                                             const ProcessGroupPtr& group) {
+  if (group->size() == 1) return input;
+  return recorded("ScatterToTensorParallelRegion", input, piece_of(input, *group),
+                  &gather_from_tensor_parallel_region, group);
+}
+
+at::Tensor gather_from_tensor_parallel_region(const at::Tensor& input,
+                                              const ProcessGroupPtr& group) {
+  if (group->size() == 1) return input;
+  return recorded("GatherFromTensorParallelRegion", input, pieces_together(input, *group),
+                  &scatter_to_tensor_parallel_region, group);
+}
+
+}  // namespace megashard
