@@ -138,7 +138,7 @@ def random_case(number, chance, prefixes):
             # An even number of prefixes is fine: none of them reads as a number.
             return names
         return [word for name in names
-                for word in (str(round(chance.uniform(0.01, 5), chance.randint(1, 6))), name)]
+                for word in (str(round(chance.uniform(0.1, 5), chance.randint(1, 6))), name)]
 
     tokens = sum(os.path.getsize(name + ".bin") for name in chosen) / 4  # about
     epochs = chance.uniform(0.3, 4.5 if size < 3 else 1.2)
