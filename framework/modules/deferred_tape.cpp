@@ -51,8 +51,8 @@ bool changes_autograd_only(const c10::OperatorHandle& op) {
   return name_is_one_of(op, {"aten::requires_grad_", "aten::detach_", "aten::retain_grad"});
 }
 
-void for_each_tensor(const c10::IValue& value,
-                     const std::function<void(const at::Tensor&)>& visit) {
+void visit_ivalue_tensors(const c10::IValue& value,
+                          const std::function<void(const at::Tensor&)>& visit) {
   if (value.isTensor()) {
     if (value.toTensor().defined()) visit(value.toTensor());
   } else if (value.isList()) {
@@ -161,7 +161,7 @@ struct Tape::Call {
       if (parameter.name() == "generator") generator = static_cast<int>(i);
       const bool written = parameter.alias_info() != nullptr && parameter.alias_info()->isWrite();
       if (written && first_written < 0) first_written = static_cast<int>(i);
-      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      visit_ivalue_tensors(arguments[i], [&](const at::Tensor& tensor) {
         has_meta |= tensor.is_meta();
         has_real |= !tensor.is_meta();
         writes_real |= written && !tensor.is_meta();
