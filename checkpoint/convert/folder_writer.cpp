@@ -107,7 +107,8 @@ void FolderWriter::write_values(const Dict& values) {
   std::vector<FlatValue> flat;
   if (format_ == CheckpointFormat::kTorchDist) {
     const auto* ranks = values.find("rng_state");
-    const auto world = ranks == nullptr ? 0 : ranks->as_dict().entries.size();
+    const auto* by_rank = ranks == nullptr ? nullptr : ranks->get_if<Dict>();
+    const auto world = by_rank == nullptr ? 0 : by_rank->entries.size();
     auto state = to_torch_dist(steps_, values, static_cast<int>(world));
     write_steps(state.tensors);
     written_.push_back(write_torch_dist_common(folder_, state.common));

@@ -69,8 +69,8 @@ Dict values_of(DcpReader& reader) {
   for (const auto& entry : reader.entries()) {
     const bool of_format = entry.key.find("_extra_state/shard_") != std::string::npos ||
                            entry.key.starts_with("content_metadata");
-    if (entry.is_tensor || of_format) continue;
-    insert_value(values, entry.path, reader.read_value(entry));
+    const bool is_value = !entry.is_tensor || is_in_value(entry);
+    if (is_value && !of_format) insert_value(values, entry.path, reader.read_value(entry));
   }
   return values;
 }

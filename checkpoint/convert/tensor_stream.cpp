@@ -177,7 +177,8 @@ TensorStream stream_of_step(const std::shared_ptr<DcpReader>& reader) {
   TensorStream stream;
   stream.where = reader->folder();
   for (const auto& entry : reader->entries()) {
-    if (entry.is_tensor) stream.tensors.push_back({entry.key, entry.dtype, entry.sizes});
+    if (entry.is_tensor && !is_in_value(entry))
+      stream.tensors.push_back({entry.key, entry.dtype, entry.sizes});
   }
   stream.read = [reader](const std::string& key) {
     return reader->read_tensor(*reader->find(key));

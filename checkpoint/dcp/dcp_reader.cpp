@@ -12,6 +12,7 @@
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"
 #include "checkpoint/values/value_paths.h"
+#include "checkpoint/values/value_tensors.h"
 
 namespace megashard {
 namespace {
@@ -73,6 +74,14 @@ std::string listed(const std::vector<std::string>& names) {
   return names.size() <= kMostListed
              ? text
              : text + ", and " + std::to_string(names.size() - kMostListed) + " more";
+}
+
+bool is_in_value(const DcpEntry& entry) {
+  if (!entry.is_tensor || entry.path.empty()) return false;
+  if (entry.key.starts_with("model.") || entry.key.starts_with("optimizer.state.")) return false;
+  return entry.path[0] == Value("rng_state") ||
+         std::any_of(entry.path.begin(), entry.path.end(),
+                     [](const Value& part) { return part.get_if<int64_t>() != nullptr; });
 }
 
 DcpReader::DcpReader(std::string folder)
@@ -168,6 +177,7 @@ at::Tensor DcpReader::read_tensor(const DcpEntry& entry) {
 }
 
 Value DcpReader::read_value(const DcpEntry& entry) {
+  if (is_in_value(entry)) return tensor_value(read_tensor(entry));
   TORCH_CHECK(!entry.is_tensor, entry.key, " is a tensor in ", folder_, ", not a plain value");
   if (entry.value) return *entry.value;
   auto stored = read_stored_value(open(entry.location, entry), entry.location.range);
@@ -192,9 +202,8 @@ LoadReport compare_names(const DcpReader& reader, const ShardedTensors& tensors,
   for (const auto& entry : reader.entries()) {
     const bool extra_state =
         entry.key.ends_with("_extra_state");  // Megatron's and TransformerEngine's by-product
-    if (entry.is_tensor && !extra_state && is_wanted(entry.key) && asked.count(entry.key) == 0) {
-      report.unexpected.push_back(entry.key);
-    }
+    if (!entry.is_tensor || extra_state || is_in_value(entry)) continue;
+    if (is_wanted(entry.key) && asked.count(entry.key) == 0) report.unexpected.push_back(entry.key);
   }
   return report;
 }
@@ -244,8 +253,9 @@ LoadReport load_dcp(const std::string& folder, const ShardedTensors& tensors, Di
     std::unordered_set<std::string> asked;
     for (const auto& [key, tensor] : tensors) asked.insert(key);
     for (const auto& entry : reader->entries()) {
-      const bool load = !entry.is_tensor && asked.count(entry.key) == 0 && is_wanted(entry.key);
-      if (load) insert_value(read, entry.path, reader->read_value(entry));
+      const bool is_value = !entry.is_tensor || is_in_value(entry);
+      if (is_value && asked.count(entry.key) == 0 && is_wanted(entry.key))
+        insert_value(read, entry.path, reader->read_value(entry));
     }
   });
   if (options.accept) options.accept(read, report);

@@ -16,6 +16,11 @@
 
 namespace megashard {
 
+/// Whether a tensor is a part of a plain value: torch_dcp keeps the tensors in lists of dicts (and
+/// in rng_state, of any shape) apart from what is around them. False for weights and optimizer
+/// state.
+bool is_in_value(const DcpEntry& entry);
+
 /// A step's folder open for reading, by one process, without communication: torch_dcp, or
 /// torch_dist told as torch_dcp (see torch_dist_reader.h).
 class DcpReader {
@@ -35,6 +40,7 @@ class DcpReader {
   void read_tensor(const DcpEntry& entry, const ShardedTensor& into, ReadQueue& reads);
   /// The whole tensor, on the CPU.
   at::Tensor read_tensor(const DcpEntry& entry);
+  /// Of a tensor in a value, its record (value_tensors.h).
   Value read_value(const DcpEntry& entry);
 
  private:

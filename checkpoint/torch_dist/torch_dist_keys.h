@@ -23,6 +23,11 @@ bool is_optimizer_step(const std::string& torch_dcp_key);
 /// they are kept under this key of common.pt, a list of names for each group.
 inline constexpr const char* kTorchDistGroupNames = "param_group_names";
 
+/// The ShardedObject rng_state: "rng_state/shard_<rank>_<world>" of each rank, or the list over
+/// ranks that Megatron keeps, which is one object.
+inline constexpr const char* kRngStateKey = "rng_state/shard_";
+inline constexpr const char* kAllRanks = "0.0_1.1";
+
 /// Where a tensor lies in a torch_dist folder: under a key of its own, or as one row of a stack.
 struct TorchDistPlace {
   std::string key;

@@ -14,7 +14,7 @@ namespace megashard {
 namespace {
 
 constexpr const char* kCommonState = "common_state/shard_";
-constexpr std::string_view kRngState = "rng_state/shard_";
+constexpr std::string_view kRngState = kRngStateKey;
 
 Value read_at(const std::string& folder, const DcpLocation& location) {
   const InputFile file(folder + "/" + location.file);
@@ -127,11 +127,11 @@ class TorchDistView {
       return;
     }
     const auto at = entry.key.substr(kRngState.size());  // "<offsets>_<shape>"
-    if (at == "0.0_1.1") {                               // all data parallel ranks in one list
+    if (at == kAllRanks) {
       const auto object = only_item(read_at(folder_, entry.location), entry.key);
       const auto& ranks = object.as_items();
       for (size_t rank = 0; rank < ranks.size(); ++rank)
-        add_value({"rng_state", std::to_string(rank)}, ranks[rank]);
+        add_value({"rng_state", static_cast<int64_t>(rank)}, ranks[rank]);
       return;
     }
     // Ours is "<rank>_<world>"; ranks of Megatron's pipeline and tensor groups keep their numbers.

@@ -15,7 +15,8 @@ namespace megashard {
 ///   weight, and param_groups lie at "optimizer.param_groups" also for Megatron's mixed precision
 ///   optimizer, which nests them once more;
 /// - the ShardedObject rng_state, which Megatron keeps as a list over data parallel ranks and we as
-///   one object a rank, is "rng_state.<rank>"; other ShardedObjects keep their key.
+///   one object a rank, is "rng_state.<rank>", in a list or a dict; other ShardedObjects keep their
+///   key.
 /// Reads .metadata, common.pt and common_state, no tensors. Throws a sentence for damaged ones.
 DcpMetadata read_torch_dist_metadata(const std::string& folder);
 

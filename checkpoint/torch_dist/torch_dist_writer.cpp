@@ -61,6 +61,25 @@ void take_group_names(Dict& optimizer, Dict& common) {
   common.set(kTorchDistGroupNames, std::move(names));
 }
 
+/// Out of the common values, into objects: of each rank, or Megatron's list over ranks as one.
+void take_random_states(TorchDistState& state, int world) {
+  const auto* found = state.common.find("rng_state");
+  const auto* by_rank = found == nullptr ? nullptr : found->get_if<Dict>();
+  if (by_rank == nullptr && (found == nullptr || found->get_if<List>() == nullptr)) return;
+  const auto add = [&](const std::string& shard, const Value& object) {
+    const auto key = std::string(kRngStateKey) + shard;
+    state.objects.push_back({key, {key}, List{{object}}});
+  };
+  if (by_rank == nullptr) {
+    add(kAllRanks, *found);
+  } else {
+    for (const auto& [rank, random] : by_rank->entries)
+      add(rank.as_string() + "_" + std::to_string(world), random);
+  }
+  std::erase_if(state.common.entries,
+                [](const auto& entry) { return entry.first == Value("rng_state"); });
+}
+
 }  // namespace
 
 std::string check_torch_dist_shards(const ShardedTensors& tensors) {
@@ -105,14 +124,7 @@ TorchDistState to_torch_dist(const ShardedTensors& tensors, const Dict& values, 
     optimizer.set("state", std::move(of_state));
   }
   if (!optimizer.entries.empty()) state.common.set("optimizer", std::move(optimizer));
-  if (const auto* ranks = values.find("rng_state")) {
-    for (const auto& [rank, random] : ranks->as_dict().entries) {
-      const auto key = "rng_state/shard_" + rank.as_string() + "_" + std::to_string(world);
-      state.objects.push_back({key, {key}, List{{random}}});
-    }
-    std::erase_if(state.common.entries,
-                  [](const auto& entry) { return entry.first == Value("rng_state"); });
-  }
+  take_random_states(state, world);
   Dict content;
   content.set("singleton_local_shards", false);
   content.set("chained_optim_avoid_prefix", true);

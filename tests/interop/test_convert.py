@@ -1,13 +1,17 @@
 """megashard convert: Hugging Face models, torch_dcp folders and files of torch.save, into each other."""
 
+import argparse
 import collections
 import json
 import os
+import random
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy
+import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
@@ -117,9 +121,14 @@ def same_bits(a, b):
 
 
 def assert_same(a, b):
-    """Nested dicts, lists and tuples; tensors bit by bit."""
+    """Nested dicts, lists, tuples and Namespaces; tensors bit by bit, numpy's arrays with their layout."""
     if isinstance(a, torch.Tensor):
         assert isinstance(b, torch.Tensor) and same_bits(a.detach(), b.detach())
+    elif isinstance(a, numpy.ndarray):
+        assert a.dtype == b.dtype and a.strides == b.strides and numpy.array_equal(a, b)
+    elif isinstance(a, argparse.Namespace):
+        assert type(b) is argparse.Namespace
+        assert_same(vars(a), vars(b))
     elif isinstance(a, dict):
         assert list(a) == list(b)
         for key in a:
@@ -207,6 +216,52 @@ def test_torch_file_there_and_back(tmp_path):
             assert_same(torch.load(tmp_path / f"{name}_back.pt", weights_only=weights_only), expected)
     mapped = torch.load(tmp_path / "ours_back.pt", mmap=True)
     assert_same(mapped["model"], expected["model"])
+
+
+def random_states(seed):
+    """What Megatron keeps of a rank's."""
+    torch.manual_seed(seed)
+    numpy.random.seed(seed)
+    random.seed(seed)
+    return {"random_rng_state": random.getstate(), "np_rng_state": numpy.random.get_state(),
+            "torch_rng_state": torch.get_rng_state(), "cuda_rng_state": torch.arange(16, dtype=torch.uint8),
+            "rng_tracker_states": {"model-parallel-rng": torch.arange(16, dtype=torch.uint8)}}
+
+
+def ordered(value):
+    """With the keys of all dicts sorted: they come in the order of the files."""
+    if isinstance(value, dict):
+        return {key: ordered(value[key]) for key in sorted(value)}
+    return [ordered(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("form", ["list", "dict"])
+def test_values_of_a_step_stay_as_they_are(tmp_path, form):
+    """Through a torch file, and through torch_dist: numpy arrays, an args Namespace, random states as Megatron keeps them (a
+    list over ranks, whose tensors torch_dcp stores apart) and by rank."""
+    states = [random_states(seed) for seed in range(2)]
+    model = {"a.weight": torch.randn(4, 3), "b.bias": torch.randn(4)}
+    state = {
+        "model": model, "iteration": 7, "checkpoint_version": 3.0,
+        "rng_state": states if form == "list" else {str(rank): each for rank, each in enumerate(states)},
+        "args": argparse.Namespace(params_dtype=torch.bfloat16, data_path=["a", "b"], consumed_train_samples=160, lr=1e-4,
+                                   name="gr\u00f6\u00dfe", table=numpy.arange(6.0).reshape(2, 3)),
+        "array": numpy.arange(5, dtype=numpy.int16), "number": numpy.float64(0.5), "big": 1 << 70,
+        "fortran": numpy.asfortranarray(numpy.arange(6).reshape(2, 3)), "size": torch.Size([2, 3]),
+        "optimizer": {"state": {name: {"exp_avg": torch.randn_like(tensor), "step": torch.tensor(7.0)} for name, tensor in model.items()},
+                      "param_groups": [{"lr": torch.tensor(0.1), "params": list(model)}]}}
+    step = tmp_path / "dcp" / "iter_0000007"
+    dcp.save(state, checkpoint_id=step, no_dist=True)
+    ok("dcp_to_torch", "--dcp-checkpoint-dir", step, "--torch-save-path", tmp_path / "whole.pt")
+    ok("torch_to_dcp", "--torch-save-path", tmp_path / "whole.pt", "--dcp-checkpoint-dir", tmp_path / "from_torch")
+    ok("dcp_to_torch_dist", "--load-dir", step, "--save-dir", tmp_path / "dist")
+    ok("torch_dist_to_dcp", "--load-dir", tmp_path / "dist" / step.name, "--save-dir", tmp_path / "back")
+    kept = {"rng_state/shard_0.0_1.1"} if form == "list" else {"rng_state/shard_0_2", "rng_state/shard_1_2"}
+    stored = dcp.FileSystemReader(tmp_path / "dist" / step.name).read_metadata().state_dict_metadata
+    assert {key for key in stored if key.startswith("rng_state")} == kept
+    for name in ("from_torch", f"back/{step.name}"):
+        dcp_to_torch_save(tmp_path / name, tmp_path / "back.pt")
+        assert_same(ordered(torch.load(tmp_path / "back.pt", weights_only=False)), ordered(state))
 
 
 def test_memory_is_that_of_one_tensor(tmp_path):

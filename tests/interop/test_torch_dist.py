@@ -265,7 +265,7 @@ def test_we_load(folder, answers, saved, world, ranks):
               "content_metadata": {"singleton_local_shards": False}}
     assert same(values, wanted)
     for rank in range(2):
-        expected_state, state = random_states(rank), states[str(rank)]
+        expected_state, state = random_states(rank), states[rank]
         for mine, theirs in zip(expected_state.pop("np_rng_state"), state.pop("np_rng_state"), strict=True):
             assert numpy.array_equal(mine, theirs) and type(mine) is type(theirs)
         assert same(state, expected_state), rank
