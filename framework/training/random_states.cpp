@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/values/value_tensors.h"
 #include "framework/recompute/generator_state.h"
 
 namespace megashard {
@@ -38,10 +39,10 @@ bool restore_random_states(const Dict& states, c10::Device device) {
   std::vector<std::pair<at::Generator, at::Tensor>> restored;
   for (const auto& [name, generator] : generators(device)) {
     const Value* saved = states.find(name);
-    const auto* bytes = saved == nullptr ? nullptr : saved->get_if<Bytes>();
-    if (bytes == nullptr) return false;
-    at::Tensor state = at::empty({static_cast<int64_t>(bytes->data.size())}, at::kByte);
-    std::memcpy(state.mutable_data_ptr(), bytes->data.data(), bytes->data.size());
+    const auto bytes = saved == nullptr ? std::nullopt : bytes_in(*saved);
+    if (!bytes || bytes->size() != generator_state(generator).nbytes()) return false;
+    at::Tensor state = at::empty({static_cast<int64_t>(bytes->size())}, at::kByte);
+    std::memcpy(state.mutable_data_ptr(), bytes->data(), bytes->size());
     restored.emplace_back(generator, state);
   }
   for (auto& [generator, state] : restored) set_generator_state(generator, state);

@@ -135,21 +135,37 @@ void set_schedule(OptimizerParamScheduler& schedule, const Dict& values, const P
                   std::to_string(position.train_samples) + " samples");
 }
 
+/// The random states of `rank`. Ours are by rank; Megatron's are a list over ranks, or, where all
+/// ranks draw alike, of one entry.
+const Dict* states_of(const Dict& values, int rank) {
+  const Value* ranks = values.find("rng_state");
+  if (ranks == nullptr) return nullptr;
+  const auto of = [&](size_t number) -> const Dict* {
+    const auto* list = ranks->get_if<List>();
+    const auto* by_name = ranks->get_if<Dict>();
+    const Value* found = by_name == nullptr ? nullptr : by_name->find(std::to_string(number));
+    if (list != nullptr && number < list->items.size()) found = &list->items[number];
+    return found == nullptr ? nullptr : found->get_if<Dict>();
+  };
+  const Dict* mine = of(static_cast<size_t>(rank));
+  return mine == nullptr ? of(0) : mine;
+}
+
 void restore_random(const TrainingState& state, const Dict& values, const Position& position,
                     const ProcessGroupPtr& group, std::vector<std::string>& lines) {
-  const Value* ranks = values.find("rng_state");
-  const Value* mine =
-      ranks == nullptr ? nullptr : ranks->as_dict().find(std::to_string(group->rank()));
+  const Dict* mine = states_of(values, group->rank());
   const bool same_world = position.world_size == group->size();
-  if (same_world && mine != nullptr && restore_random_states(mine->as_dict(), state.device)) return;
+  if (same_world && mine != nullptr && restore_random_states(*mine, state.device)) return;
   seed_random_states(static_cast<uint64_t>(state.arguments.seed + 1000003 * state.iteration +
                                            10007 * group->rank()),
                      state.device);
-  const std::string why = same_world || position.world_size == 0
-                              ? "the checkpoint has no random states for these devices"
-                              : "the checkpoint was saved by " +
-                                    std::to_string(position.world_size) + " ranks, and there are " +
-                                    std::to_string(group->size());
+  std::string why = "the checkpoint has no random states for these devices";
+  if (mine != nullptr && position.world_size == 0) {
+    why = "the checkpoint does not say how many ranks saved its random states";
+  } else if (!same_world && position.world_size != 0) {
+    why = "the checkpoint was saved by " + std::to_string(position.world_size) +
+          " ranks, and there are " + std::to_string(group->size());
+  }
   lines.push_back(why + ": dropout goes on from seed, iteration and rank");
 }
 
@@ -199,7 +215,8 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
                                                   const ProcessGroupPtr& group) {
   Arguments& arguments = state.arguments;
   const Parts parts = parts_to_load(state, step);
-  const std::string my_random_states = "rng_state." + std::to_string(group->rank()) + ".";
+  const std::string random_states = "rng_state.";
+  const std::string my_random_states = random_states + std::to_string(group->rank()) + ".";
   std::vector<std::string> lines;
   std::unordered_set<std::string> stale_copies;
   Position position;
@@ -214,8 +231,11 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
       return false;  // the flags and the schedule set them
     if (key.starts_with("optimizer.") || key.starts_with("opt_param_scheduler."))
       return parts.optimizer;
-    if (key.starts_with("rng_state"))  // one value in torch_dist, one for each state in torch_dcp
-      return parts.random && (key + ".").starts_with(my_random_states);
+    if (key.starts_with(random_states)) {  // a value a rank, or one for each of its states
+      const auto rank = key + ".";
+      return parts.random &&
+             (rank.starts_with(my_random_states) || rank.starts_with(random_states + "0."));
+    }
     return parts.progress;
   };
   options.accept = [&](const Dict& values, LoadReport report) {
