@@ -190,10 +190,11 @@ void check_determinism(const Arguments& arguments, bool on_gpu, const RunEnviron
 void derive_precision(Arguments& arguments, const DiagnosticSink& sink) {
   if (!arguments.bf16) return;
   arguments.params_dtype = "bf16";
-  sink(Severity::kNotice,
-       "--bf16 stores the parameters, and so the optimizer's state, in bf16; to store them in fp32 "
-       "and compute in "
-       "bf16, leave it out and set param_dtype: bf16 in the FSDP2 file.");
+  sink(
+      Severity::kNotice,
+      "--bf16 stores the parameters in bf16, and the optimizer steps fp32 copies of them; to store "
+      "them in fp32 only and compute in bf16, leave it out and set param_dtype: bf16 in the FSDP2 "
+      "file.");
 }
 
 void list_without_effect(const Arguments& arguments, const DiagnosticSink& sink) {
