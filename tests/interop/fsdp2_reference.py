@@ -13,6 +13,7 @@ JOB.json is a list of cases; train_dump (the C++ twin) reads the same file. Fiel
   param_dtype, reduce_dtype   "float32", "bfloat16" or null
   reshard      reshard_after_forward: true, false or null
   wrapper      "fsdp2", "ddp" or "fsdp1" (only here; the last two take a 1-D mesh and fp32)
+  save, save_after   folder for a DCP step of model and optimizer after so many steps (optional, only here)
 Written: loss [steps] (mean over ranks), grad_norm [steps] (before clipping), grad.NAME (step 1, whole, before
 clipping), weight.NAME (after the last step, whole).
 
@@ -29,7 +30,9 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -129,6 +132,9 @@ def train(case):
         dist.all_reduce(mean)
         losses.append(mean / world)
         norms.append(whole(norm).double())
+        if step + 1 == case.get("save_after"):
+            state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+            dcp.save(state, checkpoint_id=case["save"])
     results |= {f"weight.{name}": weight for name, weight, _ in names_and_tensors(model)}
     results["loss"] = torch.stack(losses)
     results["grad_norm"] = torch.stack(norms)

@@ -1,35 +1,43 @@
 """A training that stops and goes on: at the same ranks, at others, from others' checkpoints, and with every option."""
+import array
 import json
 import os
 import pathlib
+import random
 import subprocess
+import sys
 
+import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = os.environ.get("MEGASHARD", str(ROOT / "build" / "launch" / "megashard"))
+HERE = pathlib.Path(__file__).resolve().parent
+BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", HERE.parents[1] / "build"))
+PROGRAM = os.environ.get("MEGASHARD", str(BUILD / "launch" / "megashard"))
 NETWORK = ("--num-layers 2 --hidden-size 16 --num-attention-heads 2 --max-position-embeddings 8 --seq-length 8 "
            "--tokenizer-type NullTokenizer --vocab-size 60").split()
-LOOP = ("--mock-data --micro-batch-size 1 --global-batch-size 12 --lr 1e-2 --weight-decay 0.1 --log-interval 1 "
-        "--eval-iters 0 --ckpt-format torch_dcp --use-torch-fsdp2").split()
+LOOP = ("--mock-data --micro-batch-size 1 --weight-decay 0.1 --log-interval 1 "
+        "--eval-iters 0 --use-torch-fsdp2").split()
 SCHEDULE = "--lr-decay-iters 20 --lr-warmup-iters 2".split()
 NO_DROPOUT = "--attention-dropout 0 --hidden-dropout 0".split()
+DCP, DIST = "torch_dcp", "torch_dist"
 UNITS = "sub_modules_to_wrap: ['model.layers.{*}']\n"
 USAGE = 2
 
 
-def pretrain(folder, *flags, ranks=1, sharding=None, network=NETWORK, schedule=SCHEDULE, expect=0):
+def pretrain(folder, *flags, ranks=1, sharding=None, network=NETWORK, schedule=SCHEDULE, form=DCP, batch=12, lr="1e-2",
+             expect=0):
     """Runs it; the metrics, one dict a step, and what it printed."""
     config = folder / f"fsdp2_{sharding}.yaml"
     config.write_text(UNITS + (f"sharding_size: {sharding}\n" if sharding else ""))
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     launcher = ["launch", "-n", str(ranks), "--"] if ranks > 1 else []
-    command = [PROGRAM, *launcher, "pretrain", *network, *LOOP, *schedule, "--fsdp2-config-path", str(config),
-               "--peak-tflops", "1", "--metrics-file", str(metrics), *map(str, flags)]
+    command = [PROGRAM, *launcher, "pretrain", *map(str, network), *LOOP, *schedule, "--fsdp2-config-path", str(config),
+               "--ckpt-format", form, "--global-batch-size", str(batch), "--lr", lr, "--peak-tflops", "1",
+               "--metrics-file", str(metrics), *map(str, flags)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == expect, done.stdout[-2000:] + done.stderr[-4000:]
@@ -59,9 +67,9 @@ def saved(folder):
 
 @pytest.fixture(scope="module")
 def plain(folder):
-    """Twelve steps without dropout at two ranks, saved after 2 and more."""
+    """Fourteen steps without dropout at two ranks, saved after 2 and more."""
     save = folder / "plain"
-    return save, pretrain(folder, *NO_DROPOUT, "--train-iters", 12, "--save", save, "--save-interval", 2, ranks=2)[0]
+    return save, pretrain(folder, *NO_DROPOUT, "--train-iters", 14, "--save", save, "--save-interval", 2, ranks=2)[0]
 
 
 @pytest.mark.parametrize("ranks, sharding, flags", [(3, None, ["--optimizer", "sgd"]), (4, 2, ["--bf16"])])
@@ -77,21 +85,60 @@ def test_the_same_ranks_go_on_bit_for_bit(folder, ranks, sharding, flags):
 
 
 def test_other_ranks_and_shapes_go_on_within_rounding(folder, plain):
-    """2 ranks, 1, 3, 2x2, 4 and 2 again: two steps each, from the step that the shape before saved."""
+    """2 ranks, 1, 3, 2x2, 4, 2x2 again and 2: two steps each, from the step that the shape before saved."""
     load, straight = plain
-    steps, step = straight[:2], 2
-    for ranks, sharding in [(1, None), (3, None), (4, 2), (4, None), (2, None)]:
+    steps, step, before = straight[:2], 2, 2
+    for ranks, sharding in [(1, None), (3, None), (4, 2), (4, None), (4, 2), (2, None)]:
         save = folder / f"elastic_{step}"
-        more, out = pretrain(folder, *NO_DROPOUT, "--train-iters", 12, "--load", load, "--ckpt-step", step, "--save",
+        more, out = pretrain(folder, *NO_DROPOUT, "--train-iters", 14, "--load", load, "--ckpt-step", step, "--save",
                              save, "--save-interval", 2, "--exit-interval", 2, ranks=ranks, sharding=sharding)
-        from_two_by_two = (ranks, sharding) == (4, None)
-        assert ("ranks, and there are" in out) == (not from_two_by_two), out
+        assert ("ranks, and there are" in out) == (ranks != before), out
         steps += more
-        load, step = save, step + 2
+        load, step, before = save, step + 2, ranks
     assert [step["consumed_samples"] for step in steps] == [step["consumed_samples"] for step in straight]
     assert [step["lr"] for step in steps] == [step["lr"] for step in straight]
     for here, there in zip(steps, straight, strict=True):
         assert here["loss"] == pytest.approx(there["loss"], rel=1e-6)  # sums run over other shares
+
+
+def test_replicas_are_written_once(folder, plain):
+    """2x2: every element lies in one place, as many bytes as two ranks without replicas write, shared by four."""
+    save = folder / "replicas"
+    pretrain(folder, "--train-iters", 1, "--save", save, "--save-interval", 1, ranks=4, sharding=2)
+
+    def written(step):
+        """Of each file its size; of the tensors in them their bytes."""
+        metadata = dcp.FileSystemReader(step).read_metadata()
+        tensors = {key: entry for key, entry in metadata.state_dict_metadata.items() if hasattr(entry, "chunks")}
+        for key, entry in tensors.items():
+            assert sum(chunk.sizes.numel() for chunk in entry.chunks) == entry.size.numel(), key
+        assert len(metadata.storage_data) == len(metadata.state_dict_metadata) + sum(
+            len(entry.chunks) - 1 for entry in tensors.values())
+        files = {path.name: path.stat().st_size for path in step.glob("*.distcp")}
+        assert sum(place.length for place in metadata.storage_data.values()) == sum(files.values())
+        return files, sum(place.length for index, place in metadata.storage_data.items() if index.fqn in tensors)
+
+    files, tensor_bytes = written(save / "iter_0000001")
+    assert tensor_bytes == written(plain[0] / "iter_0000002")[1]
+    assert len(files) == 4 and min(files.values()) > 0.6 * max(files.values()), files
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_megatrons_format_goes_on_at_other_ranks(folder, plain, ranks):
+    """torch_dist, saved by two ranks."""
+    _, straight = plain
+    save = folder / "dist"
+    if not save.exists():
+        first, _ = pretrain(folder, *NO_DROPOUT, "--train-iters", 14, "--exit-interval", 3, "--save", save,
+                            "--save-interval", 3, ranks=2, form=DIST)
+        assert numbers(first) == numbers(straight[:3])
+        assert (save / "iter_0000003" / "metadata.json").exists()
+    more, out = pretrain(folder, *NO_DROPOUT, "--train-iters", 14, "--exit-interval", 6, "--load", save, ranks=ranks,
+                         form=DIST)
+    assert f"saved by 2 ranks, and there are {ranks}" in out
+    assert [(step["step"], step["lr"], step["consumed_samples"]) for step in more] == [
+        (step["step"], step["lr"], step["consumed_samples"]) for step in straight[3:6]]
+    assert losses(more) == pytest.approx(losses(straight[3:6]), rel=1e-6)  # sums run over other shares
 
 
 def test_fresh_parts(folder, saved):
@@ -204,6 +251,117 @@ def test_steps_of_others(folder, plain):
     assert numbers(first) == numbers(tuned) and "loading release checkpoint from" in out
 
 
+STEPS, STOP, WORDS = 8, 4, 100
+
+
+def test_a_step_that_pytorch_trained(folder):
+    """Two FSDP2 ranks of PyTorch train, save model and optimizer by DCP and train on; we go on from their step, at 1, 2 and
+    4 ranks, with their losses."""
+    import transformers
+
+    model, theirs = folder / "llama", folder / "fsdp2"
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS + 1, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32, initializer_range=0.2, bos_token_id=None, eos_token_id=WORDS)
+    torch.manual_seed(5)
+    transformers.LlamaForCausalLM(config).save_pretrained(model)
+    data = dict(mock_data=True, seq_length=16, seed=1234, vocab_size=WORDS + 1, eod_id=WORDS, samples=[STEPS * 4, 0, 0])
+    (folder / "data.json").write_text(json.dumps([data]))
+    subprocess.run([BUILD / "tests/interop/dump_samples", folder / "data.json", folder / "data"], check=True, timeout=60)
+    dumped = array.array("q", (folder / "data").read_bytes())
+    tokens = torch.tensor(dumped[1:1 + STEPS * 4 * 17]).view(STEPS, 4, 17)
+    from safetensors.torch import load_file, save_file
+
+    save_file({"tokens": tokens}, folder / "batches.safetensors")
+    case = dict(output=str(folder / "theirs.safetensors"), model=str(model), batches=str(folder / "batches.safetensors"),
+                mesh=[2], steps=STEPS, optimizer="adam", lr=1e-3, weight_decay=0.1, clip=1.0, wrapper="fsdp2",
+                save=str(theirs / f"iter_{STOP:07d}"), save_after=STOP)
+    (folder / "case.json").write_text(json.dumps([case]))
+    subprocess.run([sys.executable, HERE / "fsdp2_reference.py", folder / "case.json"], check=True, timeout=120,
+                   env={**os.environ, "OMP_NUM_THREADS": "1"})
+    (theirs / "latest_checkpointed_iteration.txt").write_text(str(STOP))
+    expected = load_file(folder / "theirs.safetensors")
+    network = ["--hf-model", model, "--seq-length", 16]
+    for ranks in (1, 2, 4):
+        more, out = pretrain(folder, "--train-iters", STEPS, "--load", theirs, ranks=ranks, network=network,
+                             schedule=["--lr-decay-style", "constant"], batch=4, lr="1e-3")
+        assert [step["step"] for step in more] == list(range(STOP + 1, STEPS + 1)), out
+        assert losses(more) == pytest.approx(expected["loss"][STOP:].tolist(), rel=1e-6)  # other kernels
+        norms = [step["grad_norm"] for step in more]
+        assert norms == pytest.approx(expected["grad_norm"][STOP:].tolist(), rel=1e-5)
+
+
+def as_torch_keeps_them(states):
+    """Megatron's entry for a rank, with the generator state that torch itself gives back."""
+    generator = torch.get_rng_state()
+    torch.set_rng_state(torch.frombuffer(bytearray(states["torch_rng_state"]), dtype=torch.uint8))
+    entry = {"random_rng_state": random.getstate(), "np_rng_state": numpy.random.get_state(),
+             "torch_rng_state": torch.get_rng_state(), "cuda_rng_state": torch.arange(16, dtype=torch.uint8),
+             "rng_tracker_states": {"model-parallel-rng": torch.arange(16, dtype=torch.uint8)}}
+    torch.set_rng_state(generator)
+    return entry
+
+
+def save_as_megatron(whole, step):
+    """A state dict of ours as a torch_dist step by megatron-core; layers keep their numbers."""
+    torch.cuda.synchronize = lambda *_: None
+    torch.cuda.current_device = lambda: "cpu"
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
+
+    state = torch.load(whole, weights_only=False)
+    sharded = {key: ShardedTensor.from_rank_offsets(key, tensor) for key, tensor in state.pop("model").items()}
+    optimizer = state.pop("optimizer")
+    for name, buffers in optimizer["state"].items():
+        for buffer in ("exp_avg", "exp_avg_sq"):
+            key = f"optimizer.state.{buffer}.{name}"
+            sharded[key] = ShardedTensor.from_rank_offsets(key, buffers[buffer])
+    steps = {float(buffers["step"]) for buffers in optimizer["state"].values()}
+    assert len(steps) == 1
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer["param_groups"]]
+    state["optimizer"] = {"state": {"common_step": torch.tensor(steps.pop())}, "param_groups": groups}
+    state["rng_state"] = ShardedObject("rng_state", state["rng_state"], (1, 1), (0, 0), replica_id=0)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    dist_checkpointing.save({**state, "model": sharded}, step, content_metadata={"singleton_local_shards": False})
+
+
+def test_random_states_of_megatron(folder):
+    """As torch.get_rng_state() has them: a list over ranks in torch_dcp and in torch_dist, or one entry for all ranks."""
+    save = folder / "drawn"
+    flags = ["--train-iters", 4, "--data-parallel-random-init"]  # ranks draw apart
+    straight, _ = pretrain(folder, *flags, "--save", save, "--save-interval", 2, ranks=2)
+    dcp_to_torch_save(str(save / "iter_0000002"), str(folder / "drawn.pt"))
+    state = torch.load(folder / "drawn.pt", weights_only=False)
+    ours = state["rng_state"]
+    each = [as_torch_keeps_them(ours[str(rank)]) for rank in range(2)]
+
+    def save_step(name, states, form=DCP):
+        step = folder / name / "iter_0000002"
+        if form == DCP:
+            dcp.save({**state, "rng_state": states}, checkpoint_id=step, no_dist=True)
+        else:
+            step.mkdir(parents=True)
+            torch.save({**state, "rng_state": states}, folder / "whole.pt")
+            done = subprocess.run([sys.executable, __file__, folder / "whole.pt", step], capture_output=True, text=True,
+                                  timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            assert done.returncode == 0, done.stderr[-3000:]
+        (step.parent / "latest_checkpointed_iteration.txt").write_text("2")
+        return step.parent
+
+    for form in (DCP, DIST):
+        by_rank = save_step(f"by_rank_{form}", each, form)
+        more, out = pretrain(folder, *flags, "--load", by_rank, ranks=2, form=form)
+        assert numbers(more) == numbers(straight[2:]) and "dropout goes on" not in out
+    other, out = pretrain(folder, *flags, "--load", by_rank, ranks=4, form=form)
+    assert "saved by 2 ranks, and there are 4: dropout goes on from seed, iteration and rank" in out
+    shared, _ = pretrain(folder, *flags, "--load", save_step("shared", each[:1]), ranks=2)
+    twice, _ = pretrain(folder, *flags, "--load", save_step("twice", [each[0], each[0]]), ranks=2)
+    assert numbers(shared) == numbers(twice) != numbers(straight[2:])
+    del state["args"]
+    _, out = pretrain(folder, *flags, "--load", save_step("unsaid", each), ranks=2)
+    assert "does not say how many ranks saved its random states: dropout goes on" in out
+
+
 def test_a_missing_checkpoint(folder):
     empty = folder / "empty"
     empty.mkdir()
@@ -211,3 +369,7 @@ def test_a_missing_checkpoint(folder):
     assert "will not load any checkpoints and will start from random" in out
     _, out = pretrain(folder, "--train-iters", 1, "--load", empty, "--exit-on-missing-checkpoint", expect=USAGE)
     assert "--exit-on-missing-checkpoint" in out and "nothing to load" in out
+
+
+if __name__ == "__main__":
+    save_as_megatron(*sys.argv[1:])
