@@ -5,7 +5,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -15,46 +14,15 @@
 #include "checkpoint/convert/tensor_stream.h"
 #include "checkpoint/dcp/dcp_reader.h"
 #include "checkpoint/files/file_io.h"
+#include "checkpoint/hugging_face/hf_assets.h"
 #include "checkpoint/hugging_face/hf_weights.h"
 
 namespace megashard {
 namespace {
 
-namespace fs = std::filesystem;
-
-constexpr int64_t kMostConfigBytes = 64 << 20;
 constexpr std::string_view kModelKeys = "model.";
 constexpr const char* kHead = "lm_head.weight";
 constexpr const char* kEmbeddings = "embed_tokens.weight";
-
-/// Config, tokenizer, generation settings, ...: whatever is no weights.
-bool is_asset(const fs::path& path) {
-  const auto name = path.filename().string();
-  const auto extension = path.extension().string();
-  const bool weights = extension == ".safetensors" || extension == ".bin" || extension == ".pt" ||
-                       extension == ".pth" || extension == ".gguf" || name.ends_with(".index.json");
-  return !name.starts_with(".") && !weights;
-}
-
-void copy_assets(const std::string& from, const std::string& to) {
-  if (fs::weakly_canonical(from) == fs::weakly_canonical(to)) return;
-  for (const auto& entry : fs::directory_iterator(from)) {
-    if (!entry.is_regular_file() || !is_asset(entry.path())) continue;
-    std::error_code error;
-    fs::copy_file(entry.path(), fs::path(to) / entry.path().filename(),
-                  fs::copy_options::overwrite_existing, error);
-    TORCH_CHECK(!error, "cannot copy ", entry.path().string(), " to ", to, ": ", error.message());
-  }
-}
-
-std::optional<nlohmann::ordered_json> read_config(const std::string& directory) {
-  const auto path = directory + "/config.json";
-  if (directory.empty() || !path_exists(path)) return std::nullopt;
-  auto config =
-      nlohmann::ordered_json::parse(read_small_file(path, kMostConfigBytes), nullptr, false);
-  TORCH_CHECK(config.is_object(), path, " is not a JSON object");
-  return config;
-}
 
 /// num_experts, of the language model where there are several; 0 when there is none.
 int64_t expert_count(const nlohmann::ordered_json& config) {
@@ -71,7 +39,7 @@ class StepToHf {
       : options_(options), progress_(progress), stream_(model_of(options)) {
     TORCH_CHECK(options.model_assets_dir.empty() || is_directory(options.model_assets_dir),
                 "there is no directory ", options.model_assets_dir, " for --model-assets-dir");
-    config_ = read_config(options.model_assets_dir);
+    config_ = read_hf_config(options.model_assets_dir);
   }
 
   void run() {
@@ -86,8 +54,8 @@ class StepToHf {
         },
         options_.most_shard_bytes);
     if (options_.model_assets_dir.empty()) return;
-    copy_assets(options_.model_assets_dir, options_.save_dir);
-    if (untied_) write_file_atomically(options_.save_dir + "/config.json", config_->dump(2) + "\n");
+    copy_hf_assets(options_.model_assets_dir, options_.save_dir);
+    if (untied_) write_hf_config(options_.save_dir, *config_);
   }
 
  private:

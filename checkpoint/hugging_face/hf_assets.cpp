@@ -1,0 +1,54 @@
+#include "checkpoint/hugging_face/hf_assets.h"
+
+#include <c10/util/Exception.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/files/file_io.h"
+
+namespace megashard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMostConfigBytes = 64 << 20;
+
+std::string config_path(const std::string& directory) { return directory + "/config.json"; }
+
+/// Whatever is no weights.
+bool is_asset(const fs::path& path) {
+  const auto name = path.filename().string();
+  const auto extension = path.extension().string();
+  const bool weights = extension == ".safetensors" || extension == ".bin" || extension == ".pt" ||
+                       extension == ".pth" || extension == ".gguf" || name.ends_with(".index.json");
+  return !name.starts_with(".") && !weights;
+}
+
+}  // namespace
+
+void copy_hf_assets(const std::string& from, const std::string& to) {
+  if (fs::weakly_canonical(from) == fs::weakly_canonical(to)) return;
+  for (const auto& entry : fs::directory_iterator(from)) {
+    if (!entry.is_regular_file() || !is_asset(entry.path())) continue;
+    std::error_code error;
+    fs::copy_file(entry.path(), fs::path(to) / entry.path().filename(),
+                  fs::copy_options::overwrite_existing, error);
+    TORCH_CHECK(!error, "cannot copy ", entry.path().string(), " to ", to, ": ", error.message());
+  }
+}
+
+std::optional<nlohmann::ordered_json> read_hf_config(const std::string& directory) {
+  const auto path = config_path(directory);
+  if (directory.empty() || !path_exists(path)) return std::nullopt;
+  auto config =
+      nlohmann::ordered_json::parse(read_small_file(path, kMostConfigBytes), nullptr, false);
+  TORCH_CHECK(config.is_object(), path, " is not a JSON object");
+  return config;
+}
+
+void write_hf_config(const std::string& directory, const nlohmann::ordered_json& config) {
+  write_file_atomically(config_path(directory), config.dump(2) + "\n");
+}
+
+}  // namespace megashard

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+namespace megashard {
+
+/// What lies beside the weights in a Hugging Face model directory: config.json, tokenizer,
+/// generation settings, ...
+
+/// Copies all of it; what is there already is replaced. Nothing when both are the same directory.
+/// Throws naming the file.
+void copy_hf_assets(const std::string& from, const std::string& to);
+
+/// config.json; nothing when there is none, or the directory is empty text. Throws when it is no
+/// JSON object.
+std::optional<nlohmann::ordered_json> read_hf_config(const std::string& directory);
+void write_hf_config(const std::string& directory, const nlohmann::ordered_json& config);
+
+}  // namespace megashard
