@@ -27,6 +27,7 @@
 #include "models/load_hf_weights.h"
 #include "models/model_config.h"
 #include "models/register_models.h"
+#include "models/save_hf_model.h"
 #include "parallel/collectives/rendezvous.h"
 #include "parallel/cuda/cuda_module.h"
 #include "parallel/fsdp/schedule_trace.h"
@@ -275,6 +276,7 @@ int run_pretrain(int argc, char** argv) {
                         static_cast<c10::DeviceIndex>(environment.local_rank));
   seed_generators(arguments, group->rank(), device);
   at::globalContext().setDeterministicAlgorithms(arguments.deterministic_mode, /*warn_only=*/false);
+  if (arguments.save_hf) prepare_hf_model(arguments, group);
   const Start from = find_start(arguments, group, sink);
   const BuiltModel built = build_model(arguments, from.initialises);
   shard_model(arguments, built, group, from.initialises, sink);
@@ -289,11 +291,15 @@ int run_pretrain(int argc, char** argv) {
   if (from.source == WeightSource::kCheckpoint) trainer.load(from.step);
   if (arguments.ckpt_convert_format) {
     trainer.convert_checkpoint();
-    group->barrier();
-    return 0;
+  } else {
+    keep_freed_memory();
+    trainer.train();
   }
-  keep_freed_memory();
-  trainer.train();
+  if (arguments.save_hf) {
+    sink(Severity::kNotice, "saving the weights as Hugging Face files to " + *arguments.save_hf);
+    save_hf_model(*built.model, arguments, group);
+    sink(Severity::kNotice, "  successfully saved Hugging Face files to " + *arguments.save_hf);
+  }
   group->barrier();
   return 0;
 }

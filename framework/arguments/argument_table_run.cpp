@@ -87,6 +87,9 @@ void add_checkpoint(std::vector<Option>& rows) {
       .one_of({"torch_dist", "torch_dcp", "torch", "zarr"});
   group.add("--ckpt-convert-save", &A::ckpt_convert_save,
             "with it: written to FOLDER/torch_dist or FOLDER/torch_dcp");
+  group.add(
+      "--save-hf", &A::save_hf,
+      "folder for the weights as Hugging Face files, which all ranks write when training ends");
 }
 
 void add_data(std::vector<Option>& rows) {

@@ -52,6 +52,7 @@ struct CheckpointArguments {
   std::string ckpt_format = "torch_dist";          // torch_dist, torch_dcp
   std::optional<std::string> ckpt_convert_format;  // load, save in this one, exit
   std::optional<std::string> ckpt_convert_save;    // folder for it
+  std::optional<std::string> save_hf;              // folder for Hugging Face files, at the end
 };
 
 /// The model's source besides Megatron's flags.

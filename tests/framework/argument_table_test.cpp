@@ -47,6 +47,7 @@ TEST(ArgumentTable, StoresEachKindOfValue) {
   set(arguments, "--seed", {"7"});
   set(arguments, "--adam_eps", {"1E-6"});
   set(arguments, "--save", {"out"});
+  set(arguments, "--save-hf", {"hf"});
   set(arguments, "--lr-decay-style", {"WSD"});
   set(arguments, "--swiglu");
   set(arguments, "--disable-bias-linear");
@@ -58,6 +59,7 @@ TEST(ArgumentTable, StoresEachKindOfValue) {
   EXPECT_EQ(arguments.seed, 7);
   EXPECT_EQ(arguments.adam_eps, 1e-6);
   EXPECT_EQ(arguments.save, "out");
+  EXPECT_EQ(arguments.save_hf, "hf");
   EXPECT_EQ(arguments.lr_decay_style, "WSD");
   EXPECT_TRUE(arguments.swiglu);
   EXPECT_FALSE(arguments.add_bias_linear);

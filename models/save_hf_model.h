@@ -1,0 +1,21 @@
+#pragma once
+
+#include "framework/arguments/arguments.h"
+#include "framework/modules/megatron_module.h"
+#include "parallel/collectives/process_group.h"
+
+namespace megashard {
+
+/// --save-hf: a directory that transformers' from_pretrained loads. Both are collective over
+/// `group`.
+
+/// Before training, so that its end does not fail: makes the folder. Throws a UsageError when it is
+/// --hf-model's own, or when transformers has no architecture for the network of the flags.
+void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group);
+
+/// All ranks write the model's weights (save_hf_sharded: in their dtype, tied ones once); then come
+/// the files beside the weights of --hf-model, and config.json: --hf-model's, or that of the Llama,
+/// Qwen2 or Qwen3 which the flags describe, with the tying and dtype of this run.
+void save_hf_model(MegatronModule& model, const Arguments& arguments, const ProcessGroupPtr& group);
+
+}  // namespace megashard

@@ -1,0 +1,120 @@
+"""--save-hf: what all ranks write when training ends, transformers loads, and it computes what we compute."""
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from test_models import BUILD
+
+PROGRAM = os.environ.get("MEGASHARD", str(BUILD / "launch" / "megashard"))
+LOOP = ("--mock-data --seq-length 16 --micro-batch-size 1 --global-batch-size 4 --lr 1e-2 --eval-iters 1 --eval-interval 2 "
+        "--use-torch-fsdp2 --attention-dropout 0 --hidden-dropout 0 --save-interval 100 --ckpt-format torch_dcp").split()
+FLAGS = ("--num-layers 2 --hidden-size 48 --num-attention-heads 6 --max-position-embeddings 32 --normalization RMSNorm "
+         "--swiglu --position-embedding-type rope --rotary-base 500 --tokenizer-type NullTokenizer --vocab-size 60").split()
+SMALL = dict(vocab_size=131, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
+             num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2, eos_token_id=2)
+USAGE = 2
+
+
+def pretrain(folder, *flags, expect=0):
+    """At two ranks; the losses and what it printed."""
+    config = folder / "fsdp2_config.yaml"
+    config.write_text("sub_modules_to_wrap: ['model.layers.{*}']\n")
+    metrics = folder / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    command = [PROGRAM, "launch", "-n", "2", "--", "pretrain", *LOOP, "--fsdp2-config-path", config, "--metrics-file", metrics,
+               "--peak-tflops", "1", *flags]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120,
+                          stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == expect, done.stdout[-2000:] + done.stderr[-4000:]
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    return [json.loads(line)["loss"] for line in lines], done.stdout + done.stderr
+
+
+def step_weights(save):
+    """The model of the latest step, as PyTorch reads it."""
+    step = save / f"iter_{int((save / 'latest_checkpointed_iteration.txt').read_text()):07d}"
+    dcp_to_torch_save(str(step), str(save / "whole.pt"))
+    return torch.load(save / "whole.pt", weights_only=False)["model"]
+
+
+def check_weights(written, save):
+    ours, step = load_file(written / "model.safetensors"), step_weights(save)
+    assert sorted(ours) == sorted(step)
+    for name, tensor in step.items():
+        assert ours[name].dtype == tensor.dtype and torch.equal(ours[name], tensor), name
+
+
+def check_logits(written, dtype):
+    """transformers' against ours; both read config.json and the weights."""
+    model, notes = AutoModelForCausalLM.from_pretrained(written, output_loading_info=True)
+    assert not any(notes.values()), notes
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    torch.manual_seed(1)
+    tokens = torch.randint(0, 60, (2, 13))
+    save_file({"tokens": tokens, "labels": tokens}, written / "input.bin")
+    done = subprocess.run([BUILD / "tests" / "interop" / "model_logits", written], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    ours = load_file(written / "output.bin")["logits"]
+    with torch.no_grad():
+        wanted = model.float()(tokens).logits
+    assert (ours - wanted).abs().max() <= 1e-5 * wanted.abs().max()  # as in test_models.py: other kernels
+    return type(model).__name__
+
+
+@pytest.mark.parametrize("family, config, flags, dtype", [
+    (Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True), [], torch.float32),
+    (LlamaForCausalLM, LlamaConfig(**SMALL), ["--bf16"], torch.bfloat16),
+    (LlamaForCausalLM, LlamaConfig(**SMALL, tie_word_embeddings=True), ["--untie-embeddings-and-output-weights"],
+     torch.float32),
+], ids=["tied", "bf16", "untied"])
+def test_a_model_of_transformers(tmp_path, family, config, flags, dtype):
+    """Trained and written; the training is stopped by --exit-interval. The model was stored in the other dtype."""
+    source, written, save = tmp_path / "source", tmp_path / "written", tmp_path / "save"
+    torch.manual_seed(0)
+    family(config).to(torch.bfloat16 if dtype == torch.float32 else torch.float32).save_pretrained(source)
+    (source / "tokenizer.json").write_text("{}")
+    _, out = pretrain(tmp_path, "--hf-model", source, "--train-iters", 9, "--exit-interval", 3, "--save", save, "--save-hf",
+                      written, *flags)
+    assert f"successfully saved Hugging Face files to {written}" in out
+    assert sorted(path.name for path in written.iterdir()) == [
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
+    check_weights(written, save)
+    tied = config.tie_word_embeddings and not flags
+    assert ("lm_head.weight" in load_file(written / "model.safetensors")) == (not tied)
+    assert check_logits(written, dtype) == family.__name__
+    _, out = pretrain(tmp_path, "--hf-model", source, "--train-iters", 1, "--save-hf", source / "../source", expect=USAGE)
+    assert "is --hf-model's directory, whose weights it would replace" in out
+
+
+@pytest.mark.parametrize("name, flags", [
+    ("LlamaForCausalLM", ["--disable-bias-linear", "--use-rope-scaling", "--untie-embeddings-and-output-weights"]),
+    ("LlamaForCausalLM", ["--rotary-seq-len-interpolation-factor", "2"]),
+    ("Qwen2ForCausalLM", ["--disable-bias-linear", "--add-qkv-bias", "--group-query-attention", "--num-query-groups", "2"]),
+    ("Qwen3ForCausalLM", ["--disable-bias-linear", "--qk-layernorm", "--kv-channels", "16"]),
+])
+def test_a_network_of_flags(tmp_path, name, flags):
+    """config.json is written from the flags, and read back it is the same network: the next step's loss is the same bits."""
+    written, save = tmp_path / "written", tmp_path / "save"
+    pretrain(tmp_path, *FLAGS, *flags, "--train-iters", 3, "--save", save, "--save-hf", written)
+    assert sorted(path.name for path in written.iterdir()) == ["config.json", "model.safetensors"]
+    check_weights(written, save)
+    goes_on, _ = pretrain(tmp_path, *FLAGS, *flags, "--train-iters", 1, "--load", save, "--finetune")
+    (tmp_path / "config.json").write_text('{"eos_token_id": 60}')  # NullTokenizer's end of a document
+    from_files, _ = pretrain(tmp_path, "--hf-model", written, "--tokenizer-model", tmp_path, "--train-iters", 1)
+    assert from_files == goes_on
+    assert check_logits(written, torch.float32) == name
+
+
+def test_a_network_that_transformers_lacks_is_refused_before_training(tmp_path):
+    gpt = [flag for flag in FLAGS if flag != "--swiglu"]
+    losses, out = pretrain(tmp_path, *gpt, "--train-iters", 1, "--save-hf", tmp_path / "written", expect=USAGE)
+    assert "--save-hf: transformers' Llama, Qwen2 and Qwen3 do not compute the network of these flags" in out
+    assert not losses and not pathlib.Path(tmp_path / "written").exists()
