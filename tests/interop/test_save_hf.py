@@ -58,7 +58,7 @@ def check_logits(written, dtype):
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     torch.manual_seed(1)
     tokens = torch.randint(0, 60, (2, 13))
-    save_file({"tokens": tokens, "labels": tokens}, written / "input.bin")
+    save_file({"tokens": tokens, "labels": tokens.clone()}, written / "input.bin")
     done = subprocess.run([BUILD / "tests" / "interop" / "model_logits", written], capture_output=True, text=True, timeout=60,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
