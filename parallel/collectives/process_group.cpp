@@ -9,7 +9,7 @@
 #include <cstring>
 #include <functional>
 
-#include "parallel/fsdp/buffer_pool.h"
+#include "parallel/collectives/buffer_pool.h"
 
 namespace megashard {
 
@@ -25,7 +25,8 @@ ProcessGroup::ProcessGroup(int rank, std::vector<int> ranks, std::string name,
   TORCH_CHECK(0 <= rank_ && rank_ < size(), "group '", name_, "': rank ", rank_, " is not below its size, ", size());
 }
 
-at::Tensor ProcessGroup::allocate(int64_t numel, c10::ScalarType dtype, c10::Device device) {
+at::Tensor ProcessGroup::allocate(int64_t numel, c10::ScalarType dtype, c10::Device device,
+                                  GroupMemory) {
   return pooled_empty(numel, dtype, device);
 }
 

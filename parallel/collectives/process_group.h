@@ -18,6 +18,11 @@ namespace megashard {
 
 enum class ReduceOp { kSum, kAvg, kMax, kMin };
 
+/// Memory of a group's own for communication buffers. kRegistered: known to the network (NCCL:
+/// registered user buffers). kSymmetric: the same on every rank and mapped by all of them (NCCL:
+/// windows), so that copy engines and switches move and add it; needs NVLink between all ranks.
+enum class GroupMemory { kRegistered, kSymmetric };
+
 /// Handle of a collective that may still run; empty handles are complete. A handle that is dropped
 /// without wait() abandons its collective: the group is of no use after that.
 class Work {
@@ -75,9 +80,10 @@ class ProcessGroup {
   virtual Work all_to_all_into(at::Tensor output, at::Tensor input) = 0;
   virtual void barrier() = 0;
 
-  /// Memory for communication buffers, uninitialised: what the backend moves fastest (NCCL:
-  /// registered memory).
-  virtual at::Tensor allocate(int64_t numel, c10::ScalarType dtype, c10::Device device);
+  /// Uninitialised, for communication buffers; ordinary memory where the backend has no other.
+  /// kSymmetric: every rank asks for the same sizes in the same order.
+  virtual at::Tensor allocate(int64_t numel, c10::ScalarType dtype, c10::Device device,
+                              GroupMemory memory);
 
   /// Every member's string, in rank order. For plans and errors, not for tensors. Works on every
   /// backend.

@@ -34,6 +34,10 @@ class RoutedProcessGroup final : public ProcessGroup {
     return group_of(output).all_to_all_into(output, input);
   }
   void barrier() override { on_cpu_->barrier(); }
+  at::Tensor allocate(int64_t numel, c10::ScalarType dtype, c10::Device device,
+                      GroupMemory memory) override {
+    return (device.is_cpu() ? on_cpu_ : on_accelerator_)->allocate(numel, dtype, device, memory);
+  }
   std::vector<std::string> all_gather_strings(const std::string& mine) override {
     return on_cpu_->all_gather_strings(mine);
   }

@@ -1,8 +1,13 @@
 #include <ATen/core/Tensor.h>
+#include <ATen/cuda/MemPool.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include <thread>
 
 #include "parallel/collectives/group_store.h"
 #include "parallel/collectives/wait_error.h"
@@ -48,10 +53,14 @@ class NcclProcessGroup final : public ProcessGroup {
 
   c10::DeviceType device_type() const override { return c10::kCUDA; }
 
-  at::Tensor allocate(int64_t numel, c10::ScalarType dtype, c10::Device device) override {
+  at::Tensor allocate(int64_t numel, c10::ScalarType dtype, c10::Device device,
+                      GroupMemory memory) override {
     if (nccl_ == nullptr || !nccl_->supportsTensorAlloc(device.index()))
-      return ProcessGroup::allocate(numel, dtype, device);
-    return nccl_->allocateTensor(numel, at::TensorOptions().dtype(dtype).device(device));
+      return ProcessGroup::allocate(numel, dtype, device, memory);
+    const auto options = at::TensorOptions().dtype(dtype).device(device);
+    if (memory == GroupMemory::kRegistered) return nccl_->allocateTensor(numel, options);
+    const FromPool scope(symmetric_pool(device), device.index());
+    return at::empty({numel}, options);
   }
 
   Work all_gather_into(at::Tensor output, at::Tensor input) override {
@@ -139,6 +148,36 @@ class NcclProcessGroup final : public ProcessGroup {
     return Work();
   }
 
+  /// While it lives, what this thread allocates on the device comes from the pool.
+  class FromPool {
+   public:
+    FromPool(at::cuda::MemPool& pool, c10::DeviceIndex device) : pool_(pool), device_(device) {
+      c10::cuda::CUDACachingAllocator::beginAllocateToPool(
+          device_, pool_.id(), [thread = std::this_thread::get_id()](cudaStream_t) {
+            return std::this_thread::get_id() == thread;
+          });
+    }
+    ~FromPool() { c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, pool_.id()); }
+    FromPool(const FromPool&) = delete;
+    FromPool& operator=(const FromPool&) = delete;
+
+   private:
+    at::cuda::MemPool& pool_;
+    c10::DeviceIndex device_;
+  };
+
+  /// Of ncclMemAlloc's memory; every segment that it grows by becomes a window of the communicator.
+  at::cuda::MemPool& symmetric_pool(c10::Device device) {
+    if (symmetric_pool_ == nullptr) {
+      const c10::cuda::CUDAGuard guard(device);
+      symmetric_pool_ = std::make_unique<at::cuda::MemPool>(
+          std::dynamic_pointer_cast<c10::cuda::CUDACachingAllocator::CUDAAllocator>(
+              nccl_->getMemAllocator()));
+      nccl_->registerMemPool(symmetric_pool_.get(), /*symm=*/true);
+    }
+    return *symmetric_pool_;
+  }
+
   static Work copy(const at::Tensor& output, const at::Tensor& input) {
     if (output.const_data_ptr() != input.const_data_ptr())
       output.view({-1}).copy_(input.view({-1}), true);
@@ -146,7 +185,8 @@ class NcclProcessGroup final : public ProcessGroup {
   }
 
   NcclGroupOptions options_;
-  c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl_;  // null in a group of one
+  std::unique_ptr<at::cuda::MemPool> symmetric_pool_;  // null: nobody asked
+  c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl_;    // null in a group of one
 };
 
 int device_count() { return c10::cuda::device_count(); }

@@ -55,6 +55,14 @@ void change_communication(Module& module, F f) {
   for (const auto& group : state_of(module).groups()) change_communication(*group, f);
 }
 
+/// Buffers are of this memory from now on, or, if they were and `on` is false, no longer.
+void change_memory(Module& module, bool on, GroupMemory memory) {
+  change_communication(module, [=](auto& communication) {
+    if (on) communication.memory = memory;
+    if (!on && communication.memory == memory) communication.memory.reset();
+  });
+}
+
 FsdpParam& param_of(const at::Tensor& parameter, const char* operation) {
   FsdpParam* param = find_fsdp_param(parameter);
   TORCH_CHECK(param != nullptr, operation, " needs a parameter under fully_shard, and got a tensor of sizes ",
@@ -162,8 +170,11 @@ void set_custom_reduce_scatter(Module& module, std::shared_ptr<ReduceScatter> re
 }
 
 void set_allocate_memory_from_process_group(Module& module, bool allocate) {
-  change_communication(module,
-                       [=](auto& communication) { communication.from_process_group = allocate; });
+  change_memory(module, allocate, GroupMemory::kRegistered);
+}
+
+void set_symm_mem_for_comm(Module& module, bool symmetric) {
+  change_memory(module, symmetric, GroupMemory::kSymmetric);
 }
 
 void set_reduce_scatter_max_input_buffers(Module& module, int buffers) {

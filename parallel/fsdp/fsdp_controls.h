@@ -82,8 +82,11 @@ void set_custom_all_gather(torch::nn::Module& module, std::shared_ptr<AllGather>
 void set_custom_reduce_scatter(torch::nn::Module& module,
                                std::shared_ptr<ReduceScatter> reduce_scatter);
 /// Communication buffers come from the backend (NCCL: registered memory). Not with custom
-/// collectives, which allocate by themselves.
+/// collectives, which allocate by themselves. The last of this and the next call counts.
 void set_allocate_memory_from_process_group(torch::nn::Module& module, bool allocate);
+/// Communication buffers are of symmetric memory (GroupMemory::kSymmetric). Not with custom
+/// collectives. Mirrors FSDPModule.set_symm_mem_for_comm.
+void set_symm_mem_for_comm(torch::nn::Module& module, bool symmetric);
 /// How many reduce-scatter inputs may be in flight under this root, 1 by default: more overlap for
 /// more memory, and never another result. The largest value that was asked for counts.
 void set_reduce_scatter_max_input_buffers(torch::nn::Module& module, int buffers);

@@ -41,7 +41,7 @@ void FsdpGroup::make_plans() {
 }
 
 GatherPlan::Options FsdpGroup::plan_options() const {
-  return {communication_.all_gather, communication_.from_process_group, communication_.async_op};
+  return {communication_.all_gather, communication_.memory, communication_.async_op};
 }
 
 void FsdpGroup::change_plans() {
@@ -50,7 +50,7 @@ void FsdpGroup::change_plans() {
 }
 
 void FsdpGroup::set_communication(GroupCommunication communication) {
-  TORCH_CHECK(!communication.from_process_group || (communication.all_gather == nullptr &&
+  TORCH_CHECK(!communication.memory || (communication.all_gather == nullptr &&
               communication.reduce_scatter == nullptr), "buffers from the process group's memory and custom collectives, "
               "which allocate by themselves, exclude each other: take one of them");
   TORCH_CHECK(!communication.all_reduce_hook_stream || layout_.replicate_group == nullptr, "the all-reduce hook of '", name_,

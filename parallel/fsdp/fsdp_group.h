@@ -19,8 +19,8 @@ struct GradientReduction;
 struct GroupCommunication {
   std::shared_ptr<AllGather> all_gather{};
   std::shared_ptr<ReduceScatter> reduce_scatter{};
-  bool from_process_group = false;  // buffers
-  bool async_op = false;            // gathers are packed on the compute stream
+  std::optional<GroupMemory> memory{};  // of buffers; none: the allocator's
+  bool async_op = false;                // gathers are packed on the compute stream
   std::function<void(at::Tensor&)> all_reduce_hook{};
   std::optional<c10::Stream> all_reduce_hook_stream{};  // none: that of the reduction
   std::optional<double> divide_factor{};

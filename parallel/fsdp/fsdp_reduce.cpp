@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "parallel/collectives/buffer_pool.h"
 #include "parallel/copies/element_copy.h"
-#include "parallel/fsdp/buffer_pool.h"
 #include "parallel/fsdp/flat_view.h"
 #include "parallel/fsdp/fsdp_group.h"
 #include "parallel/fsdp/gradient_reduction.h"
@@ -134,7 +134,8 @@ at::Tensor FsdpGroup::new_buffer(int64_t numel, at::ScalarType dtype) const {
   const auto device = context_->streams().device;
   if (communication_.reduce_scatter)
     return communication_.reduce_scatter->allocate(numel, dtype, device);
-  if (communication_.from_process_group) return layout_.shard_group->allocate(numel, dtype, device);
+  if (communication_.memory)
+    return layout_.shard_group->allocate(numel, dtype, device, *communication_.memory);
   return pooled_empty(numel, dtype, device);
 }
 
@@ -144,8 +145,7 @@ void FsdpGroup::pack_gradients(GradientReduction& reduction) {
   const at::ScalarType dtype = reduce_dtype();
   reduction.scaling = scaling();
   const bool may_stay = reduction.scaling.before == 1 && communication_.reduce_scatter == nullptr &&
-                        !communication_.from_process_group &&
-                        (alone || context_->streams().device.is_cpu());
+                        !communication_.memory && (alone || context_->streams().device.is_cpu());
   struct Part {
     FsdpParam* param;
     at::Tensor gradient;

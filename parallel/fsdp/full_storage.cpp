@@ -4,7 +4,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StorageImpl.h>
 
-#include "parallel/fsdp/buffer_pool.h"
+#include "parallel/collectives/buffer_pool.h"
 
 namespace megashard {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "parallel/fsdp/buffer_pool.h"
+#include "parallel/collectives/buffer_pool.h"
 #include "parallel/fsdp/flat_view.h"
 
 namespace megashard {
@@ -46,10 +46,9 @@ GatherPlan GatherPlan::of_slices(ProcessGroupPtr group, const Params& params, Op
 }
 
 void GatherPlan::place(Piece piece, bool contiguous) {
-  const bool direct =
-      piece.payloads.empty() && options_.custom == nullptr && !options_.from_process_group &&
-      (ranks() == 1 ||
-       (contiguous && piece.param->full().tensor().is_cpu() && piece.bytes >= kDirectBytes));
+  const bool direct = piece.payloads.empty() && options_.custom == nullptr && !options_.memory &&
+                      (ranks() == 1 || (contiguous && piece.param->full().tensor().is_cpu() &&
+                                        piece.bytes >= kDirectBytes));
   if (direct) {
     piece.own_part = flat_view(piece.param->full().bytes(), {piece.bytes}, rank() * piece.bytes);
   } else {
@@ -81,7 +80,7 @@ void GatherPlan::add_extension(Piece& piece) const {
 at::Tensor GatherPlan::new_buffer(c10::Device device) const {
   const int64_t bytes = ranks() * packed_bytes_;
   if (options_.custom) return options_.custom->allocate(bytes, at::kByte, device);
-  if (options_.from_process_group) return group_->allocate(bytes, at::kByte, device);
+  if (options_.memory) return group_->allocate(bytes, at::kByte, device, *options_.memory);
   return pooled_empty(bytes, at::kByte, device);
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "parallel/fsdp/all_gather_extension.h"
@@ -20,7 +21,7 @@ class GatherPlan {
   using Params = std::vector<std::unique_ptr<FsdpParam>>;
   struct Options {
     std::shared_ptr<AllGather> custom{};  ///< all parameters travel in its buffer
-    bool from_process_group = false;      ///< all travel in a buffer of the group's own memory
+    std::optional<GroupMemory> memory{};  ///< all travel in a buffer of the group's own memory
     bool on_current_stream = false;       ///< pack where the caller computes
   };
 

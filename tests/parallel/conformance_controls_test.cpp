@@ -355,6 +355,7 @@ TEST(FullyShardComm, test_exception_when_used_together_with_comm_hooks) {
     auto unit = fresh();
     set_custom_all_gather(*unit, std::make_shared<NotingAllGather>());
     contains(message_of([&] { set_allocate_memory_from_process_group(*unit, true); }), "custom");
+    contains(message_of([&] { set_symm_mem_for_comm(*unit, true); }), "custom");
     unit = fresh();
     set_custom_reduce_scatter(*unit, std::make_shared<NotingReduceScatter>());
     contains(message_of([&] { set_allocate_memory_from_process_group(*unit, true); }), "custom");
@@ -410,6 +411,37 @@ TEST(FullyShardComm, test_fully_shard_alloc_from_pg) {
     EXPECT_EQ(counts["reduce_scatter"], 3 * 4);  // steps, groups
     // A gather's output holds its input; a reduction's are two.
     EXPECT_EQ(counts["allocate"], counts["all_gather"] + 2 * counts["reduce_scatter"]);
+  });
+}
+
+/// As above; NCCL's windows take several GPUs that see each other's memory.
+TEST(FullyShardComm, test_fully_shard_symm_mem) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    std::vector<CollectiveCall> calls;
+    Chain plain, chain;
+    chain.shard(
+        {.mesh = recording_mesh(world, {2}, {"shard"}, calls), .reshard_after_forward = true});
+    for (auto& unit : chain.units) set_symm_mem_for_comm(*unit, true);
+    set_symm_mem_for_comm(chain.root, true);
+    expect_chain_parity(plain, chain, *world);
+    std::map<std::string, int> counts;
+    std::vector<int64_t> sizes;  // windows are made by all ranks together
+    for (const auto& call : calls) {
+      ++counts[call.operation];
+      if (call.operation == "allocate_symmetric") sizes.push_back(call.numel);
+    }
+    EXPECT_EQ(counts["allocate_symmetric"], counts["all_gather"] + 2 * counts["reduce_scatter"]);
+    EXPECT_EQ(counts["allocate"], 0);
+    std::string mine;
+    for (const int64_t size : sizes) mine += std::to_string(size) + ' ';
+    for (const auto& other : world->all_gather_strings(mine)) EXPECT_EQ(other, mine);
+
+    const size_t before = calls.size();
+    for (auto& unit : chain.units) set_symm_mem_for_comm(*unit, false);
+    set_symm_mem_for_comm(chain.root, false);
+    chain.forward(7).backward();
+    for (size_t i = before; i < calls.size(); ++i)
+      EXPECT_NE(calls[i].operation, "allocate_symmetric");
   });
 }
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/quantize_per_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -465,6 +466,62 @@ TEST(FullyShardGradDtype, test_parameter_dtype_conversion_preserves_gradient) {
       models.chain.root.to(dtype);
       models.expect_equal();
     }
+  });
+}
+
+/// A sharded chain with fp32 gradients of bf16 arithmetic, and those gradients after one backward.
+struct WithGradients {
+  explicit WithGradients(const ProcessGroupPtr& world) {
+    FullyShardOptions options{.mesh = flat_mesh(world), .reshard_after_forward = true};
+    options.mixed_precision.param_dtype = at::kBFloat16;
+    options.mixed_precision.grad_dtype = at::kFloat;
+    chain.shard(options);
+    chain.forward().backward();
+    for (const auto& w : chain.root.parameters()) gradients.push_back(w.grad().clone());
+  }
+  void expect_gradients(double factor) {
+    const auto parameters = chain.root.parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      ASSERT_TRUE(parameters[i].grad().defined());
+      EXPECT_EQ(parameters[i].grad().scalar_type(), at::kFloat);
+      EXPECT_TRUE(at::equal(parameters[i].grad(), gradients[i] * factor));
+    }
+  }
+  Chain chain;
+  std::vector<at::Tensor> gradients;
+};
+
+TEST(FullyShardGradDtype, test_parameter_conversion_with_gradient) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    WithGradients model(world);
+    const at::Tensor gradient = model.chain.root.w[0].grad();
+    EXPECT_THROW(model.chain.root.to(at::kXPU), c10::Error);  // a device that no build here knows
+    EXPECT_TRUE(model.chain.root.w[0].grad().is_same(gradient));
+    model.chain.root.to(at::kCPU);
+    model.chain.root.to(at::kDouble);
+    model.chain.root.to(at::kFloat);
+    expect_weights_of(Chain().root, model.chain.root);
+    model.expect_gradients(1);
+    model.chain.forward().backward();  // adds to what was there
+    model.expect_gradients(2);
+  });
+}
+
+TEST(FullyShardGradDtype, test_partial_parameter_conversion_failure) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    WithGradients model(world);
+    auto& first = *model.chain.units[0];
+    // Quantised values do not become doubles by to(): the conversion ends behind this unit's
+    // weight.
+    first.register_buffer("stop", at::quantize_per_tensor(at::ones({1}), 1.0, 0, at::kQInt8));
+    EXPECT_THROW(model.chain.root.to(at::kDouble), c10::Error);
+    EXPECT_EQ(first.w[0].scalar_type(), at::kDouble);
+    EXPECT_EQ(model.chain.units[1]->w[0].scalar_type(), at::kFloat);
+    model.expect_gradients(1);
+    EXPECT_THROW(model.chain.root.to(at::kFloat), c10::Error);
+    EXPECT_EQ(first.w[0].scalar_type(), at::kFloat);
+    model.chain.forward().backward();
+    model.expect_gradients(2);
   });
 }
 

@@ -44,9 +44,11 @@ class RecordingGroup final : public ProcessGroup {
     return inner_->all_to_all_into(output, input);
   }
   void barrier() override { inner_->barrier(); }
-  at::Tensor allocate(int64_t numel, at::ScalarType dtype, c10::Device device) override {
-    log_.push_back({"allocate", dtype, numel});
-    return inner_->allocate(numel, dtype, device);
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype, c10::Device device,
+                      GroupMemory memory) override {
+    const bool symmetric = memory == GroupMemory::kSymmetric;
+    log_.push_back({symmetric ? "allocate_symmetric" : "allocate", dtype, numel});
+    return inner_->allocate(numel, dtype, device, memory);
   }
   std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
                                          const std::string& name) override {

@@ -1,4 +1,4 @@
-#include "parallel/fsdp/buffer_pool.h"
+#include "parallel/collectives/buffer_pool.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
