@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/util/StringUtil.h>
+#include <c10/util/Exception.h>
 
 #include <string>
 #include <unordered_map>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "checkpoint/hugging_face/hf_weights.h"
+#include "checkpoint/values/tensor_info.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
@@ -48,14 +49,6 @@ std::string source_of(const Target& target, const HfWeights& files) {
 /// Old Llama files carry the rotary frequencies, which follow from config.json.
 bool is_derived(const std::string& name) { return name.ends_with(".rotary_emb.inv_freq"); }
 
-std::string list_of(std::vector<std::string> names) {
-  constexpr size_t kMost = 8;
-  const size_t count = names.size();
-  if (count > kMost) names.resize(kMost);
-  return c10::str(c10::Join(", ", names),
-                  count > kMost ? c10::str(" and ", count - kMost, " more") : "");
-}
-
 void check_names(std::vector<Target>& targets, const HfWeights& files, const std::string& folder) {
   std::vector<std::string> missing;
   std::vector<std::string> sizes;
@@ -79,9 +72,9 @@ void check_names(std::vector<Target>& targets, const HfWeights& files, const std
     if (!known.contains(info.name) && !is_derived(info.name)) unexpected.push_back(info.name);
   }
   std::string problem;
-  if (!missing.empty()) problem += c10::str("; missing: ", list_of(missing));
-  if (!unexpected.empty()) problem += c10::str("; unexpected: ", list_of(unexpected));
-  if (!sizes.empty()) problem += c10::str("; of other sizes: ", list_of(sizes));
+  if (!missing.empty()) problem += c10::str("; missing: ", listed(missing));
+  if (!unexpected.empty()) problem += c10::str("; unexpected: ", listed(unexpected));
+  if (!sizes.empty()) problem += c10::str("; of other sizes: ", listed(sizes));
   TORCH_CHECK(problem.empty(), "the weights in ", folder, " are not those of the model", problem,
               ". Give the directory that the model's config.json comes from");
 }

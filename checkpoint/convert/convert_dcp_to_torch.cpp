@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "checkpoint/dcp/dcp_reader.h"
-#include "checkpoint/values/archive_storages.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"
 #include "checkpoint/values/value_paths.h"
+#include "checkpoint/values/value_tensors.h"
 
 namespace megashard {
 namespace {

@@ -15,17 +15,6 @@
 namespace megashard {
 namespace {
 
-constexpr size_t kMostNamed = 8;
-
-std::string first_names(const std::vector<std::string>& names) {
-  std::string text;
-  for (size_t i = 0; i < std::min(names.size(), kMostNamed); ++i)
-    text += (i == 0 ? "" : ", ") + names[i];
-  return names.size() <= kMostNamed
-             ? text
-             : text + " and " + std::to_string(names.size() - kMostNamed) + " more";
-}
-
 /// What stands around a weight's name in the keys of one kind of tensors.
 struct KeyFamily {
   std::string prefix;
@@ -71,7 +60,7 @@ class StreamChange {
   void miss(const std::string& key) { missing_.push_back(key); }
 
   TensorStream finish() && {
-    TORCH_CHECK(missing_.empty(), from_.where, " lacks weights that config.json asks for: ", first_names(missing_),
+    TORCH_CHECK(missing_.empty(), from_.where, " lacks weights that config.json asks for: ", listed(missing_),
                 "; give the config.json that belongs to it (its tie_word_embeddings says whether there is a head)");
     std::vector<std::string> left;
     for (const auto& info : from_.tensors) {
@@ -80,7 +69,7 @@ class StreamChange {
       if (taken_.count(info.name) == 0 && !derived) left.push_back(info.name);
     }
     TORCH_CHECK(left.empty(), from_.where, " holds tensors that have no place in this model's Megatron layout: ",
-                first_names(left), "; give the config.json that belongs to it, or convert without --megatron-layout");
+                listed(left), "; give the config.json that belongs to it, or convert without --megatron-layout");
     TensorStream changed{std::move(tensors_), {}, from_.where};
     auto shared = std::make_shared<StreamChange>(std::move(*this));
     changed.read = [shared](const std::string& key) {

@@ -18,7 +18,6 @@ namespace megashard {
 namespace {
 
 constexpr int64_t kBytesAtOnce = 64 << 20;
-constexpr size_t kMostListed = 20;
 
 /// A box that a chunk and a shard share, from the start of each.
 struct Overlap {
@@ -50,13 +49,6 @@ at::Tensor narrow_to(at::Tensor tensor, const std::vector<int64_t>& offsets,
   return tensor;
 }
 
-void drop_leading_ones(StoredTensor& stored, int count) {
-  for (; count > 0 && !stored.sizes.empty() && stored.sizes[0] == 1; --count) {
-    stored.sizes.erase(stored.sizes.begin());
-    stored.strides.erase(stored.strides.begin());
-  }
-}
-
 /// The box is whole rows of the chunk, and `target` is plain memory for them.
 bool can_read_into(const at::Tensor& target, const StoredTensor& stored, const Overlap& box) {
   return target.device().is_cpu() && target.is_contiguous() &&
@@ -67,13 +59,18 @@ bool can_read_into(const at::Tensor& target, const StoredTensor& stored, const O
 
 }  // namespace
 
-std::string listed(const std::vector<std::string>& names) {
-  std::string text;
-  for (size_t i = 0; i < std::min(names.size(), kMostListed); ++i)
-    text += (i == 0 ? "" : ", ") + names[i];
-  return names.size() <= kMostListed
-             ? text
-             : text + ", and " + std::to_string(names.size() - kMostListed) + " more";
+StoredTensor find_stored_chunk(const InputFile& file, const DcpEntry& entry,
+                               const DcpChunk& chunk) {
+  auto stored = find_stored_tensor(file, chunk.location.range);
+  for (int left = chunk.leading_ones; left > 0 && !stored.sizes.empty() && stored.sizes[0] == 1;
+       --left) {
+    stored.sizes.erase(stored.sizes.begin());
+    stored.strides.erase(stored.strides.begin());
+  }
+  TORCH_CHECK(stored.dtype == entry.dtype && stored.sizes == chunk.sizes, file.path(), " at byte ",
+              chunk.location.range.offset, ": found ", torch_dtype_name(stored.dtype), describe_sizes(stored.sizes),
+              " instead of ", torch_dtype_name(entry.dtype), describe_sizes(chunk.sizes), " of ", entry.key);
+  return stored;
 }
 
 bool is_in_value(const DcpEntry& entry) {
@@ -111,11 +108,7 @@ int64_t DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk,
   const auto box = intersect(chunk, into);
   if (box.numel == 0) return 0;
   const auto& file = open(chunk.location, entry);
-  auto stored = find_stored_tensor(file, chunk.location.range);
-  drop_leading_ones(stored, chunk.leading_ones);
-  TORCH_CHECK(stored.dtype == entry.dtype && stored.sizes == chunk.sizes, file.path(), " at byte ",
-              chunk.location.range.offset, ": found ", torch_dtype_name(stored.dtype), describe_sizes(stored.sizes),
-              " instead of ", torch_dtype_name(entry.dtype), describe_sizes(chunk.sizes), " of ", entry.key);
+  const auto stored = find_stored_chunk(file, entry, chunk);
   auto target = narrow_to(into.local.detach(), box.in_local, box.sizes, 0);
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(stored.dtype));
   const auto rows = box.sizes.empty() ? 1 : box.sizes[0];

@@ -72,8 +72,8 @@ struct LoadOptions {
   std::optional<CheckpointFormat> format{};
 };
 
-/// At most twenty names, separated by commas, and how many more there are.
-std::string listed(const std::vector<std::string>& names);
+/// The tensor that a chunk's bytes hold; throws when it is not what the metadata says.
+StoredTensor find_stored_chunk(const InputFile& file, const DcpEntry& entry, const DcpChunk& chunk);
 
 /// Loads the tensors, in place, and the plain values (nested again; null: not wanted) of a
 /// folder that DcpReader reads, at any world size. Collective over `group` (null: this process

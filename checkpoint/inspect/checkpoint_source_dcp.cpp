@@ -126,14 +126,7 @@ class DcpSource : public CheckpointSource {
         read_stored_value(file, location.range);
         return;
       }
-      auto stored = find_stored_tensor(file, location.range);
-      const auto front =
-          std::min<size_t>(static_cast<size_t>(chunk->leading_ones), stored.sizes.size());
-      stored.sizes.erase(stored.sizes.begin(), stored.sizes.begin() + static_cast<int64_t>(front));
-      TORCH_CHECK(stored.dtype == entry.dtype && stored.sizes == chunk->sizes, file.path(),
-                  " at byte ", location.range.offset, ": found ", torch_dtype_name(stored.dtype),
-                  describe_sizes(stored.sizes), " instead of ", torch_dtype_name(entry.dtype),
-                  describe_sizes(chunk->sizes));
+      find_stored_chunk(file, entry, *chunk);
     });
     return checked;
   }

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -96,6 +97,16 @@ std::string describe_sizes(const std::vector<int64_t>& sizes) {
     text += (i == 0 ? "" : ", ") + std::to_string(sizes[i]);
   }
   return text + "]";
+}
+
+std::string listed(const std::vector<std::string>& names) {
+  constexpr size_t kMostListed = 20;
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kMostListed); ++i)
+    text += (i == 0 ? "" : ", ") + names[i];
+  return names.size() <= kMostListed
+             ? text
+             : text + ", and " + std::to_string(names.size() - kMostListed) + " more";
 }
 
 }  // namespace megashard

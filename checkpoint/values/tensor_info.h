@@ -41,4 +41,7 @@ int64_t tensor_bytes(const TensorInfo& info);
 
 std::string describe_sizes(const std::vector<int64_t>& sizes);  ///< "[2, 3]"
 
+/// At most twenty names, separated by commas, and how many more there are.
+std::string listed(const std::vector<std::string>& names);
+
 }  // namespace megashard

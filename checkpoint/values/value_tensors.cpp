@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 
@@ -24,7 +25,10 @@ std::vector<Value> change_all(std::vector<Value> items, const StorageChange& cha
 }
 
 Dict change_entries(Dict dict, const StorageChange& change) {
-  for (auto& [key, item] : dict.entries) item = change_storages(item, change);
+  for (auto& [key, item] : dict.entries) {
+    key = change_storages(key, change);
+    item = change_storages(item, change);
+  }
   return dict;
 }
 
@@ -131,6 +135,24 @@ NumberedStorages number_storages(const Value& value) {
     return storage;
   });
   return numbered;
+}
+
+RenamedStorages rename_storages(const Value& value, size_t first) {
+  RenamedStorages renamed;
+  auto& names = renamed.names;
+  renamed.value = change_storages(value, [&](Object storage) {
+    const auto* identity = identity_of(storage);
+    TORCH_CHECK(identity != nullptr, "a tensor's storage is unknown");
+    auto parts = *identity;
+    const auto found = std::find(names.begin(), names.end(), parts[2].as_string());
+    const auto number = first + static_cast<size_t>(found - names.begin());
+    if (found == names.end()) names.push_back(parts[2].as_string());
+    parts[2] = std::to_string(number);
+    parts[3] = "cpu";
+    storage.arguments = Tuple{std::move(parts)};
+    return storage;
+  });
+  return renamed;
 }
 
 }  // namespace megashard

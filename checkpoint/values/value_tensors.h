@@ -34,4 +34,12 @@ struct NumberedStorages {
 };
 NumberedStorages number_storages(const Value& value);
 
+/// A value on its way from one torch archive to another: each storage that its records name (entry
+/// data/NAME), once, and the value naming them by numbers instead, on the CPU.
+struct RenamedStorages {
+  Value value;
+  std::vector<std::string> names;  ///< in the old archive; number first + i stands for names[i]
+};
+RenamedStorages rename_storages(const Value& value, size_t first);
+
 }  // namespace megashard

@@ -4,7 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "parallel/fsdp/buffer_pool.h"
+#include "parallel/collectives/buffer_pool.h"
 
 namespace megashard::detail {
 namespace {

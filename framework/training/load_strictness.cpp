@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/values/tensor_info.h"
 #include "framework/training/diagnostics.h"
 
 namespace megashard {

@@ -188,16 +188,20 @@ def trained(mesh, with_tp):
     return model, optimizer
 
 
+def save_whole(model, optimizer, path):
+    options = StateDictOptions(full_state_dict=True)
+    whole = {"model": get_model_state_dict(model, options=options),
+             "optimizer": get_optimizer_state_dict(model, optimizer, options=options), "iteration": 10}
+    if dist.get_rank() == 0:
+        torch.save(whole, path)
+
+
 def save_strided(folder):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     model, optimizer = trained(mesh, with_tp=True)
     state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer), "iteration": 10}
     dcp.save(state, checkpoint_id=str(Path(folder) / "theirs"))
-    options = StateDictOptions(full_state_dict=True)
-    whole = {"model": get_model_state_dict(model, options=options),
-             "optimizer": get_optimizer_state_dict(model, optimizer, options=options), "iteration": 10}
-    if dist.get_rank() == 0:
-        torch.save(whole, Path(folder) / "whole.pt")
+    save_whole(model, optimizer, Path(folder) / "whole.pt")
 
 
 def load_strictly(folder):
@@ -211,11 +215,7 @@ def load_strictly(folder):
     dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=str(Path(folder) / "ours" / "iter_0000010"))
     set_model_state_dict(model, model_state, options=StateDictOptions(strict=True))
     set_optimizer_state_dict(model, optimizer, optimizer_state, options=StateDictOptions(strict=True))
-    options = StateDictOptions(full_state_dict=True)
-    whole = {"model": get_model_state_dict(model, options=options),
-             "optimizer": get_optimizer_state_dict(model, optimizer, options=options), "iteration": 10}
-    if dist.get_rank() == 0:
-        torch.save(whole, Path(folder) / "loaded.pt")
+    save_whole(model, optimizer, Path(folder) / "loaded.pt")
 
 
 def test_two_dimensional_shards_with_optimizer_state_go_both_ways(tmp_path):
