@@ -7,28 +7,40 @@
 #include <vector>
 
 namespace megashard {
+namespace {
 
-nlohmann::json parse_strict_json(std::string_view text, const std::string& where) {
-  using Event = nlohmann::json::parse_event_t;
+template <class Json>
+Json parse_checked(std::string_view text, const std::string& where) {
+  using Event = typename Json::parse_event_t;
   constexpr int kMostDepth = 32;
   std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
   std::string twice;
   bool too_deep = false;
-  const auto look = [&](int depth, Event event, const nlohmann::json& parsed) {
+  const auto look = [&](int depth, Event event, const Json& parsed) {
     too_deep = too_deep || depth > kMostDepth;
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
     if (event == Event::key && twice.empty()) {
-      const auto& key = parsed.get_ref<const std::string&>();
+      const auto& key = parsed.template get_ref<const std::string&>();
       if (!keys.back().insert(key).second) twice = key;
     }
     return !too_deep;
   };
-  auto root = nlohmann::json::parse(text, look, /*allow_exceptions=*/false);
+  auto root = Json::parse(text, look, /*allow_exceptions=*/false);
   TORCH_CHECK(!too_deep, where, " is nested deeper than ", kMostDepth);
   TORCH_CHECK(twice.empty(), where, " has the key \"", twice, "\" twice");
   TORCH_CHECK(!root.is_discarded(), where, " is no JSON, or was cut short");
   return root;
+}
+
+}  // namespace
+
+nlohmann::json parse_strict_json(std::string_view text, const std::string& where) {
+  return parse_checked<nlohmann::json>(text, where);
+}
+
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& where) {
+  return parse_checked<nlohmann::ordered_json>(text, where);
 }
 
 }  // namespace megashard

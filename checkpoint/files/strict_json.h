@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -10,5 +11,10 @@ namespace megashard {
 /// with one key twice (readers differ in which they take, so that two tools would see two files),
 /// and for nesting deeper than 32.
 nlohmann::json parse_strict_json(std::string_view text, const std::string& where);
+/// The same, with the keys in the text's order.
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& where);
+
+/// What a file that says how something is set up has at most: config.json, metadata.json.
+inline constexpr int64_t kMostConfigBytes = 16 << 20;
 
 }  // namespace megashard

@@ -6,13 +6,12 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/files/file_io.h"
+#include "checkpoint/files/strict_json.h"
 
 namespace megashard {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr int64_t kMostConfigBytes = 64 << 20;
 
 std::string config_path(const std::string& directory) { return directory + "/config.json"; }
 
@@ -41,10 +40,16 @@ void copy_hf_assets(const std::string& from, const std::string& to) {
 std::optional<nlohmann::ordered_json> read_hf_config(const std::string& directory) {
   const auto path = config_path(directory);
   if (directory.empty() || !path_exists(path)) return std::nullopt;
-  auto config =
-      nlohmann::ordered_json::parse(read_small_file(path, kMostConfigBytes), nullptr, false);
+  auto config = parse_ordered_json(read_small_file(path, kMostConfigBytes), path);
   TORCH_CHECK(config.is_object(), path, " is not a JSON object");
   return config;
+}
+
+nlohmann::ordered_json need_hf_config(const std::string& directory) {
+  auto config = read_hf_config(directory);
+  TORCH_CHECK(config, "cannot read ", config_path(directory),
+              ": --hf-model must be a Hugging Face model directory with a config.json in it");
+  return *std::move(config);
 }
 
 void write_hf_config(const std::string& directory, const nlohmann::ordered_json& config) {
