@@ -6,23 +6,10 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/files/file_io.h"
+#include "checkpoint/files/strict_json.h"
 
 namespace megashard {
 namespace {
-
-constexpr int64_t kMostJsonBytes = 1 << 20;
-
-/// The sharded_backend that metadata.json names.
-std::string backend_of(const std::string& path) {
-  const auto json =
-      nlohmann::json::parse(read_small_file(path, kMostJsonBytes), nullptr, /*exceptions=*/false);
-  const bool has_name =
-      json.is_object() && json.contains("sharded_backend") && json["sharded_backend"].is_string();
-  TORCH_CHECK(has_name, path, " is no JSON object with a \"sharded_backend\": it is damaged");
-  const auto version = json.value("sharded_backend_version", nlohmann::json(1));
-  TORCH_CHECK(version == 1, path, ": version ", version.dump(), " of the format is not known here; 1 is");
-  return json["sharded_backend"];
-}
 
 bool has_legacy_ranks(const std::string& folder) {
   std::error_code error;
@@ -44,11 +31,21 @@ CheckpointFormat format_of_name(const std::string& name) {
   return CheckpointFormat::kTorchDcp;
 }
 
+std::string parse_sharded_backend(std::string_view text, const std::string& where) {
+  const auto json = parse_strict_json(text, where);
+  const bool has_name =
+      json.is_object() && json.contains("sharded_backend") && json["sharded_backend"].is_string();
+  TORCH_CHECK(has_name, where, " is no JSON object with a \"sharded_backend\": it is damaged");
+  const auto version = json.value("sharded_backend_version", nlohmann::json(1));
+  TORCH_CHECK(version == 1, where, ": version ", version.dump(), " of the format is not known here; 1 is");
+  return json["sharded_backend"];
+}
+
 CheckpointFormat detect_format(const std::string& folder) {
   TORCH_CHECK(is_directory(folder), "there is no checkpoint folder ", folder);
   const auto config = folder + "/metadata.json";
   if (path_exists(config)) {
-    const auto backend = backend_of(config);
+    const auto backend = parse_sharded_backend(read_small_file(config, kMostConfigBytes), config);
     TORCH_CHECK(backend == "torch_dist", folder, " is of Megatron's format ", backend,
                 ", which is not read here; let Megatron convert it (--ckpt-convert-format torch_dist)");
     return CheckpointFormat::kTorchDist;

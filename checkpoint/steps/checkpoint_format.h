@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace megashard {
 
@@ -13,6 +14,10 @@ enum class CheckpointFormat {
 
 const char* format_name(CheckpointFormat format);          ///< "torch_dcp", "torch_dist"
 CheckpointFormat format_of_name(const std::string& name);  ///< throws for other names
+
+/// The sharded_backend that the content of a metadata.json names. `where`, its path, begins the
+/// sentences that are thrown for damaged ones and for versions that are not known.
+std::string parse_sharded_backend(std::string_view text, const std::string& where);
 
 /// The format of a step's folder, as Megatron tells them apart: metadata.json names its backend;
 /// mp_rank_00* is the legacy `torch`, which throws a sentence (as zarr and fsdp_dtensor do);

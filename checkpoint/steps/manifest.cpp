@@ -12,6 +12,7 @@
 #include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/files/crc32.h"
 #include "checkpoint/files/file_io.h"
+#include "checkpoint/files/strict_json.h"
 
 namespace megashard {
 namespace {
@@ -21,7 +22,6 @@ using nlohmann::json;
 constexpr const char* kManifest = "manifest.json";
 constexpr int64_t kFormatVersion = 1;
 constexpr int64_t kMostManifestBytes = 64 << 20;  // of some 500,000 files
-constexpr int kDeepest = 3;
 constexpr int64_t kReadBytes = 4 << 20;
 
 std::string hex(uint32_t crc) {
@@ -122,15 +122,8 @@ Manifest read_manifest(const std::string& folder) {
 }
 
 Manifest parse_manifest(std::string_view text, const std::string& where) {
-  bool too_deep = false;
-  auto root = json::parse(
-      text,
-      [&too_deep](int depth, json::parse_event_t, const json&) {
-        too_deep = too_deep || depth > kDeepest;
-        return !too_deep;
-      },
-      /*allow_exceptions=*/false);
-  TORCH_CHECK(!too_deep && root.is_object() && root.contains("crc32") && root.contains("files"), where,
+  auto root = parse_strict_json(text, where);
+  TORCH_CHECK(root.is_object() && root.contains("crc32") && root.contains("files"), where,
               " is damaged, or no manifest of a step");
   const auto version = count_of(root, "format_version", where);
   TORCH_CHECK(version == kFormatVersion, where, " has format_version ", version, "; this program reads ", kFormatVersion,

@@ -113,8 +113,11 @@ TEST(Manifest, WhatIsNoneIsRefused) {
     return message_of([&] { parse_manifest(json, "m"); });
   };
   for (size_t end = 0; end + 2 < text.size(); ++end)
-    EXPECT_THAT(refused(text.substr(0, end)), HasSubstr("m is damaged, or no manifest"));
-  EXPECT_THAT(refused(std::string(1 << 16, '[')), HasSubstr("m is damaged"));
+    EXPECT_THAT(refused(text.substr(0, end)), HasSubstr("m is no JSON, or was cut short"));
+  EXPECT_THAT(refused(std::string(1 << 16, '[')), HasSubstr("m is nested deeper than 32"));
+  EXPECT_THAT(refused("[1]"), HasSubstr("m is damaged, or no manifest"));
+  text.insert(1, R"("iteration":4,)");
+  EXPECT_THAT(refused(text), HasSubstr("m has the key \"iteration\" twice"));
   const auto named = [](const std::string& name) {
     const std::string body =
         R"({"files":{")" + name +

@@ -218,6 +218,8 @@ TEST(TorchDist, FoldersOfOtherFormatsSayWhatToDo) {
   };
   EXPECT_THAT(say(R"({"sharded_backend": "zarr"})"), HasSubstr("of Megatron's format zarr"));
   EXPECT_THAT(say("[1]"), HasSubstr("metadata.json is no JSON object"));
+  EXPECT_THAT(say(R"({"sharded_backend": "zarr", "sharded_backend": "torch_dist"})"),
+              HasSubstr("metadata.json has the key \"sharded_backend\" twice"));
   std::filesystem::remove(step->folder + "/metadata.json");
   EXPECT_THAT(message_of([&] { detect_format(step->folder); }),
               HasSubstr("the save was cut short"));
