@@ -17,6 +17,20 @@ constexpr int64_t kMostIndexBytes = 256 << 20;
 
 }  // namespace
 
+std::map<std::string, std::string> parse_weight_map(std::string_view text,
+                                                    const std::string& where) {
+  const auto index = parse_strict_json(text, where);
+  TORCH_CHECK(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(),
+              where, " is no index: it has no weight_map");
+  std::map<std::string, std::string> files;
+  for (const auto& [name, file] : index["weight_map"].items()) {
+    TORCH_CHECK(file.is_string() && is_plain_file_name(file.get_ref<const std::string&>()), where,
+                ": tensor \"", name, "\" is not in a file of this folder");
+    files.emplace(name, file.get<std::string>());
+  }
+  return files;
+}
+
 HfWeights::HfWeights(const std::string& directory) : directory_(directory) {
   TORCH_CHECK(is_directory(directory), "there is no Hugging Face directory ", directory);
   const auto single = directory + "/" + kSingleName;
@@ -31,19 +45,14 @@ HfWeights::HfWeights(const std::string& directory) : directory_(directory) {
 }
 
 void HfWeights::read_index(const std::string& directory, const std::string& index_path) {
-  const auto index = parse_strict_json(read_small_file(index_path, kMostIndexBytes), index_path);
-  TORCH_CHECK(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(),
-              index_path, " is no index: it has no weight_map");
+  const auto file_names =
+      parse_weight_map(read_small_file(index_path, kMostIndexBytes), index_path);
   std::set<std::string> files;
-  for (const auto& [name, file] : index["weight_map"].items()) {
-    TORCH_CHECK(file.is_string() && is_plain_file_name(file.get_ref<const std::string&>()),
-                index_path, ": tensor \"", name, "\" is not in a file of this folder");
-    files.insert(file.get<std::string>());
-  }
+  for (const auto& [name, file] : file_names) files.insert(file);
   for (const auto& file : files) add_file(directory + "/" + file);
-  for (const auto& [name, file] : index["weight_map"].items()) {
+  for (const auto& [name, file] : file_names) {
     const auto found = file_of_.find(name);
-    const auto path = directory + "/" + file.get_ref<const std::string&>();
+    const auto path = directory + "/" + file;
     TORCH_CHECK(found != file_of_.end() && files_[found->second]->path() == path, index_path,
                 " says that tensor \"", name, "\" is in ", path, ", but it is not there");
   }

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -40,6 +42,12 @@ class HfWeights {
   std::vector<TensorInfo> tensors_;
   std::unordered_map<std::string, int> file_of_;
 };
+
+/// The weight_map of a model.safetensors.index.json's content: the file of each tensor. `where`,
+/// its path, begins the sentences that are thrown for what is none or names a file of another
+/// folder.
+std::map<std::string, std::string> parse_weight_map(std::string_view text,
+                                                    const std::string& where);
 
 /// Writes model.safetensors, or model-0000i-of-0000n.safetensors with their index when
 /// `most_shard_bytes` is exceeded (a larger tensor gets a file of its own). `data` is asked for one

@@ -18,6 +18,7 @@ namespace {
 
 constexpr const char* kTracker = "latest_checkpointed_iteration.txt";
 constexpr const char* kRelease = "release";
+constexpr int64_t kMostTrackerBytes = 1024;
 constexpr const char* kPrefix = "iter_";
 // Hidden folders are .NAME and one of these.
 constexpr const char* kUnfinished = ".tmp";
@@ -114,15 +115,17 @@ bool swap_folders(const std::string& one, const std::string& other) {
 std::optional<CheckpointStep> read_tracker(const std::string& directory) {
   const auto path = directory + "/" + kTracker;
   if (!path_exists(path)) return std::nullopt;
-  auto text = read_small_file(path, 1024);
-  const auto is_space = [](char c) { return c == '\n' || c == '\r' || c == ' ' || c == '\t'; };
-  while (!text.empty() && is_space(text.back())) text.pop_back();
+  return parse_tracker(read_small_file(path, kMostTrackerBytes), directory);
+}
+
+CheckpointStep parse_tracker(std::string_view text, const std::string& directory) {
+  text = text.substr(0, text.find_last_not_of("\n\r \t") + 1);
   if (text == kRelease) return CheckpointStep{directory + "/" + kRelease, 0, true};
   int64_t iteration = -1;
   const auto result = std::from_chars(text.data(), text.data() + text.size(), iteration);
   const bool whole =
       result.ec == std::errc() && result.ptr == text.data() + text.size() && iteration >= 0;
-  TORCH_CHECK(whole, path, " should hold an iteration or the word release; it holds \"", text.substr(0, 40), "\"");
+  TORCH_CHECK(whole, directory, "/", kTracker, " should hold an iteration or the word release; it holds \"", text.substr(0, 40), "\"");
   return CheckpointStep{directory + "/" + step_name(iteration), iteration, false};
 }
 

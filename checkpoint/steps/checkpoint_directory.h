@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/steps/manifest.h"
@@ -20,7 +21,9 @@ struct CheckpointStep {
 /// What DIRECTORY/latest_checkpointed_iteration.txt names, whether it is there or not; nothing when
 /// there is no such file. Throws a sentence when the file holds something else.
 std::optional<CheckpointStep> read_tracker(const std::string& directory);
-/// The same; throws when the step's folder is not there.
+/// The same of that file's content.
+CheckpointStep parse_tracker(std::string_view text, const std::string& directory);
+/// As read_tracker; throws when the step's folder is not there.
 std::optional<CheckpointStep> latest_step(const std::string& directory);
 /// All steps, damaged ones too, the newest first, `release` last. One whose replacement was cut
 /// short (see StepWriter::commit) is found under its hidden name.
