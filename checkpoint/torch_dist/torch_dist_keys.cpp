@@ -111,7 +111,9 @@ std::vector<TorchDistPlace> torch_dist_places(const std::vector<TensorInfo>& ten
     if (layer_keys.back()) lists[layer_keys.back()->list].add(*layer_keys.back(), info);
   }
   std::unordered_set<std::string> stacked;
-  for (const auto& [name, list] : lists) {
+  for (const auto& item : lists) {
+    const std::string& name = item.first;
+    const auto& list = item.second;
     const bool is_free = std::none_of(list.slots.begin(), list.slots.end(), [&](const auto& slot) {
       return keys.count(name + slot.first) != 0;  // a tensor of the list itself
     });

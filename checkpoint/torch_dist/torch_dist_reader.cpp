@@ -38,9 +38,8 @@ class TorchDistView {
  public:
   explicit TorchDistView(const std::string& folder) : folder_(folder) {}
 
-  DcpMetadata read() {
-    auto stored = read_dcp_metadata(folder_);
-    read_common(stored);
+  DcpMetadata of(DcpMetadata stored, std::optional<Dict> common) {
+    common_ = common ? std::move(*common) : stored_common(stored);
     for (auto& entry : stored.entries) {
       if (!entry.is_tensor) {
         add_object(std::move(entry));
@@ -55,20 +54,14 @@ class TorchDistView {
   }
 
  private:
-  void read_common(const DcpMetadata& stored) {
-    const auto path = folder_ + "/common.pt";
-    if (path_exists(path)) {
-      const InputFile file(path);
-      common_ = read_stored_value(file, {0, file.size()}).as_dict();
-      return;
-    }
+  Dict stored_common(const DcpMetadata& stored) const {
     const auto found =
         std::find_if(stored.entries.begin(), stored.entries.end(), [](const DcpEntry& entry) {
           return !entry.is_tensor && entry.key.starts_with(kCommonState);
         });
     TORCH_CHECK(found != stored.entries.end(), folder_,
                 " has neither common.pt nor a common_state: a torch_dist checkpoint has one of them");
-    common_ = only_item(read_at(folder_, found->location), found->key).as_dict();
+    return only_item(read_at(folder_, found->location), found->key).as_dict();
   }
 
   void add_tensor(DcpEntry entry) {
@@ -225,7 +218,19 @@ class TorchDistView {
 }  // namespace
 
 DcpMetadata read_torch_dist_metadata(const std::string& folder) {
-  return TorchDistView(folder).read();
+  auto stored = read_dcp_metadata(folder);
+  const auto path = folder + "/common.pt";
+  std::optional<Dict> common;
+  if (path_exists(path)) {
+    const InputFile file(path);
+    common = read_stored_value(file, {0, file.size()}).as_dict();
+  }
+  return view_torch_dist(std::move(stored), std::move(common), folder);
+}
+
+DcpMetadata view_torch_dist(DcpMetadata stored, std::optional<Dict> common,
+                            const std::string& folder) {
+  return TorchDistView(folder).of(std::move(stored), std::move(common));
 }
 
 }  // namespace megashard

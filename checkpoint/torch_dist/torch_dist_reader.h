@@ -1,8 +1,10 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "checkpoint/dcp/dcp_metadata.h"
+#include "checkpoint/values/value.h"
 
 namespace megashard {
 
@@ -19,5 +21,9 @@ namespace megashard {
 ///   key.
 /// Reads .metadata, common.pt and common_state, no tensors. Throws a sentence for damaged ones.
 DcpMetadata read_torch_dist_metadata(const std::string& folder);
+/// The same of .metadata and common.pt (nothing: there is none) that have been read; only what
+/// `stored` names is read from the folder.
+DcpMetadata view_torch_dist(DcpMetadata stored, std::optional<Dict> common,
+                            const std::string& folder);
 
 }  // namespace megashard
