@@ -4,29 +4,23 @@
 #include <c10/util/StringUtil.h>
 
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/hugging_face/hf_assets.h"
 #include "framework/arguments/argument_table.h"
 #include "models/model_config.h"
 
 namespace megashard {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 /// config.json with sentences for what it lacks. A field that is null counts as absent, as in
 /// transformers.
 class HfConfig {
  public:
-  explicit HfConfig(std::filesystem::path path) : path_(std::move(path)) {
-    std::ifstream file(path_);
-    TORCH_CHECK(file.good(), "cannot read ", path_.string(),
-                ": --hf-model must be a Hugging Face model directory with a config.json in it");
-    json_ = Json::parse(file, nullptr, /*allow_exceptions=*/false);
-    TORCH_CHECK(json_.is_object(), path_.string(), " is no JSON object");
-  }
+  HfConfig(const Json& json, const std::string& path) : json_(json), path_(path) {}
 
   const Json* find(const char* key) const { return find(json_, key); }
   static const Json* find(const Json& object, const char* key) {
@@ -54,7 +48,7 @@ class HfConfig {
     return need<T>(json_, key);
   }
 
-  std::string path() const { return path_.string(); }
+  const std::string& path() const { return path_; }
 
  private:
   template <class T>
@@ -67,8 +61,8 @@ class HfConfig {
     return value.get<T>();
   }
 
-  std::filesystem::path path_;
-  Json json_;
+  const Json& json_;
+  const std::string& path_;
 };
 
 struct Family {
@@ -160,7 +154,11 @@ void refuse_windows(const HfConfig& config, int64_t layers, int64_t max_position
 }  // namespace
 
 DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir) {
-  const HfConfig hf(hf_dir / "config.json");
+  return decoder_config_from_hf(need_hf_config(hf_dir.string()), (hf_dir / "config.json").string());
+}
+
+DecoderConfig decoder_config_from_hf(const Json& config_json, const std::string& path) {
+  const HfConfig hf(config_json, path);
   const auto& family = family_of(hf);
   const std::string prefix = family.prefix;
   const auto hidden = hf.need<int64_t>("hidden_size");

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
@@ -63,6 +64,9 @@ struct DecoderConfig {
 /// From a Hugging Face directory's config.json: llama, qwen2, qwen3. Throws for other
 /// architectures, listing these, and for settings that this code does not compute.
 DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir);
+/// The same of that file's object; `path` stands in messages.
+DecoderConfig decoder_config_from_hf(const nlohmann::ordered_json& config_json,
+                                     const std::string& path);
 /// From Megatron's flags, validated. Parameters get Hugging Face's names all the same.
 DecoderConfig decoder_config_from_flags(const Arguments& arguments);
 /// The one that the arguments ask for: of --hf-model, with contradicting flags refused and what may

@@ -82,7 +82,7 @@ OrderedJson config_of_network(const DecoderConfig& network) {
 OrderedJson config_of_run(const Arguments& arguments) {
   const auto network = decoder_config(arguments);
   auto config =
-      arguments.hf_model ? *read_hf_config(*arguments.hf_model) : config_of_network(network);
+      arguments.hf_model ? need_hf_config(*arguments.hf_model) : config_of_network(network);
   config["tie_word_embeddings"] = network.tie_word_embeddings;
   const bool new_name = config.contains("dtype");  // transformers 5 reads both
   config[new_name ? "dtype" : "torch_dtype"] = arguments.bf16 ? "bfloat16" : "float32";

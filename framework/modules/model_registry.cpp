@@ -4,8 +4,9 @@
 #include <c10/util/StringUtil.h>
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
+
+#include "checkpoint/hugging_face/hf_assets.h"
 
 namespace megashard {
 namespace {
@@ -16,12 +17,7 @@ constexpr const char* kFlagsModel = "gpt";
 template <class Entry>
 std::string name_in_config(const std::filesystem::path& hf_dir,
                            const std::map<std::string, Entry>& known) {
-  const auto path = hf_dir / "config.json";
-  std::ifstream file(path);
-  TORCH_CHECK(file.good(), "cannot read ", path.string(),
-              ": --hf-model must be a Hugging Face model directory with a config.json in it");
-  const auto config = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  TORCH_CHECK(config.is_object(), path.string(), " is no JSON object");
+  const auto config = need_hf_config(hf_dir.string());
   std::vector<std::string> wanted;
   if (const auto found = config.find("architectures");
       found != config.end() && found->is_array() && !found->empty()) {
@@ -29,7 +25,7 @@ std::string name_in_config(const std::filesystem::path& hf_dir,
   }
   if (const auto found = config.find("model_type"); found != config.end() && found->is_string())
     wanted.push_back(*found);
-  TORCH_CHECK(!wanted.empty(), path.string(), " has neither architectures nor model_type: the model cannot be chosen");
+  TORCH_CHECK(!wanted.empty(), (hf_dir / "config.json").string(), " has neither architectures nor model_type: the model cannot be chosen");
   for (const auto& name : wanted) {
     if (known.contains(name)) return name;
   }

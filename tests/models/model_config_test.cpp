@@ -83,6 +83,7 @@ TEST(HfConfig, WhatIsNotComputedIsRefused) {
           "rope_type yarn is not supported");
   refused("llama", R"(, "hidden_act": "mish")", "hidden_act mish is not supported");
   refused("llama", R"(, "num_hidden_layers": "four")", "num_hidden_layers has an unexpected type");
+  refused("llama", R"(, "model_type": "qwen2")", "has the key \"model_type\" twice");
   const std::string windows =
       R"(, "use_sliding_window": true, "sliding_window": 1024, "max_window_layers": )";
   refused("qwen2", (windows + "2").c_str(), "sliding-window attention is not supported");
