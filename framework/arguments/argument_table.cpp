@@ -134,14 +134,28 @@ const Option* find_argument(const std::string& name) {
   return nullptr;
 }
 
-std::vector<std::string> option_spellings() {
-  std::vector<std::string> spellings;
-  for (const auto& option : option_table()) {
-    if (option.flag.empty()) continue;
-    spellings.push_back(option.flag);
-    spellings.insert(spellings.end(), option.aliases.begin(), option.aliases.end());
-  }
-  return spellings;
+const std::vector<std::string>& option_spellings() {
+  static const auto all = [] {
+    std::vector<std::string> spellings;
+    for (const auto& option : option_table()) {
+      if (option.flag.empty()) continue;
+      spellings.push_back(option.flag);
+      spellings.insert(spellings.end(), option.aliases.begin(), option.aliases.end());
+    }
+    return spellings;
+  }();
+  return all;
+}
+
+const std::vector<std::string>& argument_names() {
+  static const auto all = [] {
+    std::vector<std::string> names;
+    for (const auto& option : option_table()) {
+      if (option.status != OptionStatus::kComputed) names.push_back(option.name);
+    }
+    return names;
+  }();
+  return all;
 }
 
 void set_option(const Option& option, const std::vector<std::string>& words, Arguments& arguments) {

@@ -77,7 +77,9 @@ const Option* find_option(const std::string& spelling);
 /// something off.
 const Option* find_argument(const std::string& name);
 /// All flags and aliases, for suggestions.
-std::vector<std::string> option_spellings();
+const std::vector<std::string>& option_spellings();
+/// The names of all that a YAML file may hold, for suggestions.
+const std::vector<std::string>& argument_names();
 
 /// Stores the words that followed a flag (or stand in a YAML file) and marks the option as given. A
 /// switch takes no word, or "true" / "false". Throws UsageError for refused options, wrong types,

@@ -1,7 +1,6 @@
 #include "framework/arguments/nearest_name.h"
 
 #include <algorithm>
-#include <limits>
 
 namespace megashard {
 
@@ -13,9 +12,19 @@ std::string bare_name(std::string_view name) {
   return text;
 }
 
+int64_t length_difference(std::string_view one, std::string_view other) {
+  return static_cast<int64_t>(std::max(one.size(), other.size()) -
+                              std::min(one.size(), other.size()));
+}
+
+int64_t smallest_of(const std::vector<int64_t>& row) {
+  return *std::min_element(row.begin(), row.end());
+}
+
 }  // namespace
 
-int64_t edit_distance(std::string_view from, std::string_view to) {
+int64_t edit_distance(std::string_view from, std::string_view to, int64_t most) {
+  if (length_difference(from, to) > most) return most + 1;
   const size_t columns = to.size() + 1;
   std::vector<int64_t> before(columns), above(columns), row(columns);
   for (size_t j = 0; j < columns; ++j) above[j] = static_cast<int64_t>(j);
@@ -29,6 +38,8 @@ int64_t edit_distance(std::string_view from, std::string_view to) {
     }
     std::swap(before, above);
     std::swap(above, row);
+    // Later rows come from these two.
+    if (smallest_of(above) > most && smallest_of(before) > most) return most + 1;
   }
   return above[to.size()];
 }
@@ -38,21 +49,19 @@ std::optional<std::string> nearest_name(std::string_view name,
   constexpr size_t kShortestPart = 4;
   const std::string wanted = bare_name(name);
   const std::string* nearest = nullptr;
-  int64_t smallest = std::numeric_limits<int64_t>::max();
+  int64_t allowed = std::max<int64_t>(1, static_cast<int64_t>(wanted.size()) / 3);
   for (const auto& candidate : known) {
     const std::string text = bare_name(candidate);
-    int64_t distance = edit_distance(wanted, text);
     const bool contained = (wanted.size() >= kShortestPart && text.find(wanted) != text.npos) ||
                            (text.size() >= kShortestPart && wanted.find(text) != wanted.npos);
-    if (contained) distance = (distance + 2) / 3;  // a forgotten prefix is a small slip
-    if (distance < smallest) {
-      smallest = distance;
-      nearest = &candidate;
-    }
+    // A forgotten prefix is a small slip.
+    const auto distance = contained ? (length_difference(wanted, text) + 2) / 3
+                                    : edit_distance(wanted, text, allowed);
+    if (distance > allowed) continue;
+    allowed = distance - 1;  // the next one must be nearer
+    nearest = &candidate;
   }
-  const auto allowed = std::max<int64_t>(1, static_cast<int64_t>(wanted.size()) / 3);
-  if (nearest == nullptr || smallest > allowed) return std::nullopt;
-  return *nearest;
+  return nearest == nullptr ? std::nullopt : std::optional(*nearest);
 }
 
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& known) {

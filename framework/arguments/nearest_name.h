@@ -8,8 +8,9 @@
 
 namespace megashard {
 
-/// Insertions, deletions, substitutions and swaps of neighbours that turn one word into the other.
-int64_t edit_distance(std::string_view from, std::string_view to);
+/// Insertions, deletions, substitutions and swaps of neighbours that turn one word into the other;
+/// any larger number when there are more than `most`.
+int64_t edit_distance(std::string_view from, std::string_view to, int64_t most);
 
 /// The known name that a misspelt one most likely means; none when all are too far (more than a
 /// third of its length, and neither a part of the other). `-` and `_` count as equal.

@@ -6,10 +6,17 @@ namespace megashard {
 namespace {
 
 TEST(EditDistance, CountsSlips) {
-  EXPECT_EQ(edit_distance("lr", "lr"), 0);
-  EXPECT_EQ(edit_distance("", "abc"), 3);
-  EXPECT_EQ(edit_distance("kitten", "sitting"), 3);
-  EXPECT_EQ(edit_distance("trian", "train"), 1) << "a swap of neighbours is one slip";
+  EXPECT_EQ(edit_distance("lr", "lr", 0), 0);
+  EXPECT_EQ(edit_distance("", "abc", 3), 3);
+  EXPECT_EQ(edit_distance("kitten", "sitting", 3), 3);
+  EXPECT_EQ(edit_distance("trian", "train", 1), 1) << "a swap of neighbours is one slip";
+  EXPECT_EQ(edit_distance("abdc", "abcd", 1), 1) << "also when the row before it has none left";
+}
+
+TEST(EditDistance, StopsWhenThereAreTooMany) {
+  EXPECT_GT(edit_distance("kitten", "sitting", 2), 2);
+  EXPECT_GT(edit_distance("lr", "learning_rate", 10), 10);
+  EXPECT_GT(edit_distance("abcdefgh", "stuvwxyz", 3), 3);
 }
 
 TEST(NearestName, FindsWhatWasMeant) {
