@@ -2,6 +2,7 @@
 
 #include <yaml-cpp/yaml.h>
 
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <set>
@@ -20,16 +21,12 @@ std::string where(const std::string& path, const YAML::Node& node) {
   return path + ":" + std::to_string(node.Mark().line + 1) + ": ";
 }
 
-YAML::Node load(const std::string& path) {
+YAML::Node load(const std::string& text, const std::string& path) {
   try {
-    return YAML::LoadFile(path);
-  } catch (const YAML::BadFile&) {
-    throw UsageError("the argument file " + path + " cannot be read; check the path.");
+    return YAML::Load(text);
   } catch (const YAML::ParserException& error) {
     throw UsageError(path + ":" + std::to_string(error.mark.line + 1) +
                      ": this is not YAML: " + error.msg + ".");
-  } catch (const std::ios_base::failure&) {  // a folder opens as a stream, and then fails
-    throw UsageError("the argument file " + path + " cannot be read; it is no regular file.");
   }
 }
 
@@ -53,11 +50,7 @@ void store(const std::string& path, const YAML::Node& key, const YAML::Node& val
   const bool by_name = option == nullptr;
   if (by_name) option = find_argument(name);
   if (option == nullptr || option->status == OptionStatus::kComputed) {
-    std::vector<std::string> known;
-    for (const auto& each : option_table()) {
-      if (each.status != OptionStatus::kComputed) known.push_back(each.name);
-    }
-    const auto suggestion = did_you_mean(name, known);
+    const auto suggestion = did_you_mean(name, argument_names());
     throw UsageError(where(path, key) + "unknown key \"" + name + "\"" +
                      (suggestion.empty() ? "." : suggestion));
   }
@@ -78,7 +71,15 @@ void store(const std::string& path, const YAML::Node& key, const YAML::Node& val
 }  // namespace
 
 void read_argument_file(const std::string& path, Arguments& arguments) {
-  const YAML::Node root = load(path);
+  std::ifstream file(path);
+  if (!file) throw UsageError("the argument file " + path + " cannot be read; check the path.");
+  if (std::filesystem::is_directory(path))
+    throw UsageError("the argument file " + path + " cannot be read; it is a folder.");
+  parse_argument_file({std::istreambuf_iterator<char>(file), {}}, path, arguments);
+}
+
+void parse_argument_file(const std::string& text, const std::string& path, Arguments& arguments) {
+  const YAML::Node root = load(text, path);
   const auto fail = [&path] {
     throw UsageError(path + ": the file must hold `key: value` lines, at the top or under " +
                      kSection + ":.");

@@ -11,8 +11,11 @@ namespace megashard {
 /// `gpt_args:`, as MindSpeed-MM's samples have them. Throws UsageError naming file, line and key;
 /// an unknown key is an error.
 void read_argument_file(const std::string& path, Arguments& arguments);
+/// The same of that file's content.
+void parse_argument_file(const std::string& text, const std::string& path, Arguments& arguments);
 
-/// The words of a file, for --data-args-path. Throws UsageError when it cannot be read or is empty.
+/// The words of a file, as white space separates them, for --data-args-path. Throws UsageError when
+/// it cannot be read or is empty.
 std::vector<std::string> read_words(const std::string& path, const std::string& flag);
 
 }  // namespace megashard

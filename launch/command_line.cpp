@@ -34,14 +34,19 @@ std::string canonical_flag(const std::string& spelling) {
                    (suggestion.empty() ? "; `megashard pretrain --help` lists all." : suggestion));
 }
 
+struct CanonicalWords {
+  std::vector<std::string> words;
+  std::vector<const Option*> given;  // the options that stand in them
+};
+
 /// Each flag in the spelling of the table, each only once, and those that need a value with one.
-std::vector<std::string> canonical_words(const std::vector<std::string>& words) {
+CanonicalWords canonical_words(const std::vector<std::string>& words) {
   std::set<std::string> seen;
-  std::vector<std::string> canonical;
+  CanonicalWords canonical;
   for (size_t i = 0; i < words.size(); ++i) {
     const auto& word = words[i];
     if (!is_flag(word)) {
-      canonical.push_back(word);
+      canonical.words.push_back(word);
       continue;
     }
     const auto equals = word.find('=');
@@ -53,25 +58,25 @@ std::vector<std::string> canonical_words(const std::vector<std::string>& words) 
     if (takes_value && (equals == word.npos ? !followed : equals + 1 == word.size())) {
       throw UsageError(flag + " has no value; `megashard pretrain --help` shows what it takes.");
     }
-    canonical.push_back(equals == word.npos ? flag : flag + word.substr(equals));
+    canonical.words.push_back(equals == word.npos ? flag : flag + word.substr(equals));
+    if (option != nullptr) canonical.given.push_back(option);
   }
   return canonical;
 }
 
-void add_options(CLI::App& app) {
+void add_options(const std::vector<const Option*>& options, CLI::App& app) {
   app.set_help_flag();
   app.add_option(kConfig)->type_name("FILE");
-  for (const auto& option : option_table()) {
-    if (option.status == OptionStatus::kComputed) continue;
-    if (option.is_switch()) {
-      app.add_flag(option.flag);
+  for (const auto* option : options) {
+    if (option->is_switch()) {
+      app.add_flag(option->flag);
       continue;
     }
-    auto* row = app.add_option(option.flag)->type_name("VALUE");
-    if (option.words == Option::kAnyNumber) {
+    auto* row = app.add_option(option->flag)->type_name("VALUE");
+    if (option->words == Option::kAnyNumber) {
       row->expected(1, -1)->allow_extra_args();
     } else {
-      row->expected(option.words);
+      row->expected(option->words);
     }
   }
 }
@@ -102,9 +107,10 @@ Arguments parse_arguments(int argc, const char* const* argv) {
     file = words.front();
     words.erase(words.begin());
   }
+  auto canonical = canonical_words(words);
   CLI::App app;
-  add_options(app);
-  parse(app, canonical_words(words));
+  add_options(canonical.given, app);
+  parse(app, std::move(canonical.words));
   if (app.count(kConfig) > 0) {
     if (file)
       throw UsageError("--config " + app[kConfig]->as<std::string>() + " and " + *file +
@@ -114,10 +120,8 @@ Arguments parse_arguments(int argc, const char* const* argv) {
 
   Arguments arguments;
   if (file) read_argument_file(*file, arguments);
-  for (const auto& option : option_table()) {
-    if (option.status == OptionStatus::kComputed || app.count(option.flag) == 0) continue;
-    set_option(option, app[option.flag]->results(), arguments);
-  }
+  for (const auto* option : canonical.given)
+    set_option(*option, app[option->flag]->results(), arguments);
   if (arguments.data_args_path && arguments.data_path.empty()) {
     arguments.data_path = read_words(*arguments.data_args_path, "--data-args-path");
     arguments.data_args_path.reset();

@@ -83,7 +83,7 @@ TEST(CommandLine, MistakesAreSentences) {
       {"--data-args-path /nowhere", "--data-args-path /nowhere cannot be read"},
       {"/nowhere.yaml", "the argument file /nowhere.yaml cannot be read"},
       {"--config /nowhere.yaml", "the argument file /nowhere.yaml cannot be read"},
-      {"--config /", "the argument file / cannot be read; it is no regular file"},
+      {"--config /", "the argument file / cannot be read; it is a folder"},
       {"a.yaml --config b.yaml", "are both YAML files"},
   };
   for (const auto& [line, message] : rows) EXPECT_THAT(refusal(line), HasSubstr(message)) << line;
