@@ -1,5 +1,7 @@
 """Writes the seeds of tests/fuzz/corpus: small files as torch, numpy and Megatron's tools write them.
 
+The other files there, which have numbers for names, are those that `tests/fuzz/run --merge` adds.
+
 usage: tests/fuzz/make_corpus.py    (the environment of the tests; the files are committed)
 """
 
@@ -10,10 +12,11 @@ import json
 import pathlib
 import pickle
 import random
-import shutil
+import re
 import struct
 import tempfile
 import uuid
+import zipfile
 import zlib
 
 import numpy as np
@@ -48,33 +51,59 @@ def values():
 
 
 def pickles():
-    for protocol in range(6):
-        seed("pickle", f"protocol{protocol}", pickle.dumps(values(), protocol))
+    for protocol in (0, 2, 4, 5):
+        for name, value in values().items():
+            seed("pickle", f"{name}{protocol}", pickle.dumps(value, protocol))
 
 
 def torch_files():
-    layer = torch.nn.Linear(2, 3)
     for name, value in {
         "tensor": torch.arange(6, dtype=torch.bfloat16).view(2, 3).t(),
-        "parameter": layer.weight,
-        "state": {"model": layer.state_dict(), "args": argparse.Namespace(a=1), "step": torch.tensor(1.0)},
+        "parameter": torch.nn.Linear(2, 3).weight,
+        "state": {"model": {"a": torch.ones(2)}, "args": argparse.Namespace(a=1), "step": torch.tensor(1.0)},
         "untyped": torch.ones(3, dtype=torch.uint16),
     }.items():
         stream = io.BytesIO()
         torch.save(value, stream)
-        seed("archive", name, stream.getvalue())
+        for target in ("torch_file", "stored_value"):
+            seed(target, name, small_archive(stream.getvalue()))
+
+
+def small_archive(archive):
+    """Without the records about the writer, and without the padding in front of tensors."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(archive)) as source, zipfile.ZipFile(stream, "w") as target:
+        for entry in source.infolist():
+            name = entry.filename.partition("/")[2]
+            if name == "data.pkl" or name.startswith("data/"):
+                target.writestr(zipfile.ZipInfo("a/" + name), source.read(entry))
+    return stream.getvalue()
 
 
 def metadata():
-    state = {"model": {"weight": torch.ones(4, 2), "bias": torch.zeros(3, dtype=torch.bfloat16)},
-             "optimizer": {"param_groups": [{"lr": 0.1}], "state": {"weight": {"step": torch.tensor(1.0)}}}, "iteration": 3}
-    with tempfile.TemporaryDirectory() as folder:
-        dcp.save(state, checkpoint_id=folder, no_dist=True)
-        written = (pathlib.Path(folder) / ".metadata").read_bytes()
-    loaded = pickle.loads(written)
-    loaded.storage_meta = None
-    for protocol in (2, 4, 5):
-        seed("metadata", f"protocol{protocol}", pickle.dumps(loaded, protocol))
+    nested = {"model": {"weight": torch.ones(4, 2)}, "optimizer": {"param_groups": [{"lr": 0.1}]}, "iteration": 3}
+    layers = {"decoder.layers.w": torch.ones(2, 4), "optimizer.state.exp_avg.decoder.layers.w": torch.zeros(2, 4)}
+    objects = {"rng_state/shard_0_2": io.BytesIO(b"x"), "decoder.layers.0.core/shard_0_1": io.BytesIO(b"y"), "a": torch.ones(3)}
+    for target, states in {"metadata": (nested,), "torch_dist": (layers, objects)}.items():
+        for number, state in enumerate(states):
+            with tempfile.TemporaryDirectory() as folder:
+                dcp.save(state, checkpoint_id=folder, no_dist=True)
+                loaded = pickle.loads((pathlib.Path(folder) / ".metadata").read_bytes())
+            loaded.storage_meta = None
+            for protocol in (2, 4):
+                seed(target, f"state{number}_{protocol}", pickle.dumps(loaded, protocol))
+    group = {"lr": 0.1, "step": 3, "params": [0]}
+    for name, common in {
+        "plain": {"iteration": 3, "args": argparse.Namespace(a=1), "optimizer": {"param_groups": [group], "state": {}}},
+        "nested": {"optimizer": {"optimizer": {"state": {"common_step": 3}, "param_groups": [group]}, "grad_scaler": {"scale": 1.0}}},
+        "names": {"optimizer": {"param_groups": [group]}, "param_group_names": [["decoder.layers.0.mlp.weight"]]},
+    }.items():
+        seed("torch_dist_common", name, pickle.dumps(common, 2))
+    for name, config in {
+        "torch_dist": {"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch"},
+        "zarr": {"sharded_backend": "zarr", "sharded_backend_version": 2},
+    }.items():
+        seed("torch_dist_config", name, json.dumps(config))
 
 
 def hugging_face():
@@ -115,7 +144,8 @@ def manifests():
 def texts():
     for name, text in {"iteration": "10\n", "release": "release", "zeros": "0000007\r\n", "beyond": "99999999999999999999"}.items():
         seed("tracker", name, text)
-    seed("fsdp2_yaml", "sample", (CORPUS.parents[2] / "fsdp2_config.yaml").read_bytes())
+    seed("data_args", "blend", "0.3 a\n0.7\tb\n")
+    seed("fsdp2_yaml", "sample", re.sub(r"\s*(#.*)?\n+", "\n", (CORPUS.parents[2] / "fsdp2_config.yaml").read_text()))
     seed("fsdp2_yaml", "lists", "sharding_size: auto\nsub_modules_to_wrap: [model.layers.{*}, 'a.{0-3}']\nparam_dtype: bf16\n"
          "reshard_after_forward: 2\nignored_modules: &x [a]\nrecompute_modules: *x\n")
     seed("argument_file", "flat", "hidden_size: 64\nnum_layers: 2\nswiglu: true\nlr: 1e-3\ndata_path: [0.3, a, 0.7, b]\n")
@@ -125,7 +155,6 @@ def texts():
 
 
 def main():
-    shutil.rmtree(CORPUS, ignore_errors=True)
     for write in (pickles, torch_files, metadata, manifests, hugging_face, tokens, texts):
         write()
     sizes = [path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()]
