@@ -15,8 +15,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kMostHeaderBytes = 100'000'000;  // the limit of Hugging Face's reader
-constexpr int64_t kLengthBytes = 8;
+constexpr uint64_t kMostHeaderBytes = 100'000'000;  // the limit of Hugging Face's reader
+constexpr size_t kLengthBytes = 8;
 constexpr size_t kMostDimensions = 64;
 
 struct Entry {
@@ -67,63 +67,62 @@ Entry parse_entry(const std::string& path, const std::string& name, const json& 
   return entry;
 }
 
-int64_t read_header_length(const MappedFile& file) {
-  TORCH_CHECK(file.size() >= kLengthBytes, file.path(), " has ", file.size(),
+std::string_view header_text(std::string_view file, const std::string& path) {
+  TORCH_CHECK(file.size() >= kLengthBytes, path, " has ", file.size(),
               " bytes: too short for a safetensors file");
   uint64_t length = 0;
-  for (int i = kLengthBytes - 1; i >= 0; --i) {
-    length = length << 8 | static_cast<unsigned char>(file.data()[i]);
-  }
-  TORCH_CHECK(length <= static_cast<uint64_t>(kMostHeaderBytes), file.path(),
-              " is no safetensors file: its header would have ", length, " bytes");
-  TORCH_CHECK(static_cast<int64_t>(length) <= file.size() - kLengthBytes, file.path(),
-              " is truncated: a header of ", length, " bytes is announced, and the file has ",
-              file.size());
-  return static_cast<int64_t>(length);
+  for (size_t i = kLengthBytes; i-- > 0;)
+    length = length << 8 | static_cast<unsigned char>(file[i]);
+  TORCH_CHECK(length <= kMostHeaderBytes, path, " is no safetensors file: its header would have ",
+              length, " bytes");
+  TORCH_CHECK(length <= file.size() - kLengthBytes, path, " is truncated: a header of ", length,
+              " bytes is announced, and the file has ", file.size());
+  return file.substr(kLengthBytes, length);
 }
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const std::string& path)
-    : file_(std::make_shared<MappedFile>(path)) {
-  const auto header_bytes = read_header_length(*file_);
-  const std::string header(file_->data() + kLengthBytes, static_cast<size_t>(header_bytes));
-  const auto data_begin = kLengthBytes + header_bytes;
-  parse_header(header, file_->size() - data_begin);
-  for (auto& offset : offsets_) offset += data_begin;
-}
-
-void SafetensorsFile::parse_header(const std::string& text, int64_t data_bytes) {
-  const auto header = parse_strict_json(text, path() + ": the header");
-  TORCH_CHECK(header.is_object(), path(), " is no safetensors file: its header is not a JSON object");
+SafetensorsContent parse_safetensors(std::string_view file, const std::string& path) {
+  const auto text = header_text(file, path);
+  const auto header = parse_strict_json(text, path + ": the header");
+  TORCH_CHECK(header.is_object(), path, " is no safetensors file: its header is not a JSON object");
+  SafetensorsContent content;
   std::vector<Entry> entries;
   for (const auto& [name, fields] : header.items()) {
     if (name != "__metadata__") {
-      entries.push_back(parse_entry(path(), name, fields));
+      entries.push_back(parse_entry(path, name, fields));
       continue;
     }
-    TORCH_CHECK(fields.is_object(), path(), ": __metadata__ is not an object of strings");
+    TORCH_CHECK(fields.is_object(), path, ": __metadata__ is not an object of strings");
     for (const auto& [key, value] : fields.items()) {
-      TORCH_CHECK(value.is_string(), path(), ": __metadata__ is not an object of strings");
-      metadata_.emplace(key, value.get<std::string>());
+      TORCH_CHECK(value.is_string(), path, ": __metadata__ is not an object of strings");
+      content.metadata.emplace(key, value.get<std::string>());
     }
   }
   std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
     return std::tie(a.begin, a.end) < std::tie(b.begin, b.end);
   });
+  const auto data_begin = static_cast<int64_t>(kLengthBytes + text.size());
+  const auto data_bytes = static_cast<int64_t>(file.size()) - data_begin;
   int64_t position = 0;
   for (auto& entry : entries) {
-    TORCH_CHECK(entry.begin == position, path(), ": the data of tensor \"", entry.info.name,
+    TORCH_CHECK(entry.begin == position, path, ": the data of tensor \"", entry.info.name,
                 "\" begins at ", entry.begin, " instead of ", position,
                 ": tensors overlap or leave a hole");
     position = entry.end;
-    index_.emplace(entry.info.name, tensors_.size());
-    tensors_.push_back(std::move(entry.info));
-    offsets_.push_back(entry.begin);
+    content.tensors.push_back(std::move(entry.info));
+    content.offsets.push_back(data_begin + entry.begin);
   }
-  TORCH_CHECK(position == data_bytes, path(), " holds ", data_bytes,
+  TORCH_CHECK(position == data_bytes, path, " holds ", data_bytes,
               " bytes of data, but its header describes ", position,
               ": the file is truncated or damaged; fetch it again");
+  return content;
+}
+
+SafetensorsFile::SafetensorsFile(const std::string& path)
+    : file_(std::make_shared<MappedFile>(path)),
+      content_(parse_safetensors({file_->data(), static_cast<size_t>(file_->size())}, path)) {
+  for (size_t i = 0; i < tensors().size(); ++i) index_.emplace(tensors()[i].name, i);
 }
 
 size_t SafetensorsFile::position_of(const std::string& name) const {
@@ -133,17 +132,17 @@ size_t SafetensorsFile::position_of(const std::string& name) const {
 }
 
 const TensorInfo& SafetensorsFile::info(const std::string& name) const {
-  return tensors_[position_of(name)];
+  return tensors()[position_of(name)];
 }
 
 int64_t SafetensorsFile::data_offset(const std::string& name) const {
-  return offsets_[position_of(name)];
+  return content_.offsets[position_of(name)];
 }
 
 at::Tensor SafetensorsFile::tensor(const std::string& name) const {
   const auto position = position_of(name);
-  const auto& info = tensors_[position];
-  char* data = file_->data() + offsets_[position];
+  const auto& info = tensors()[position];
+  char* data = file_->data() + content_.offsets[position];
   const auto keep_alive = [file = file_](void*) {};
   const auto alignment = c10::elementSize(info.dtype);
   if (reinterpret_cast<uintptr_t>(data) % alignment == 0) {
@@ -155,7 +154,7 @@ at::Tensor SafetensorsFile::tensor(const std::string& name) const {
 
 void SafetensorsFile::forget(const std::string& name) const {
   const auto position = position_of(name);
-  file_->forget(offsets_[position], tensor_bytes(tensors_[position]));
+  file_->forget(content_.offsets[position], tensor_bytes(tensors()[position]));
 }
 
 SafetensorsLayout layout_safetensors(const std::string& path, std::vector<TensorInfo> tensors,
@@ -182,10 +181,11 @@ SafetensorsLayout layout_safetensors(const std::string& path, std::vector<Tensor
   }
   auto text = header.dump();
   text.append((8 - text.size() % 8) % 8, ' ');
-  TORCH_CHECK(static_cast<int64_t>(text.size()) <= kMostHeaderBytes, path, ": a header of ",
+  TORCH_CHECK(text.size() <= kMostHeaderBytes, path, ": a header of ",
               text.size(), " bytes is more than safetensors readers take; split the file");
   layout.head.resize(kLengthBytes);
-  for (int i = 0; i < kLengthBytes; ++i) layout.head[i] = static_cast<char>(text.size() >> (8 * i));
+  for (size_t i = 0; i < kLengthBytes; ++i)
+    layout.head[i] = static_cast<char>(text.size() >> (8 * i));
   layout.head += text;
   const auto data_begin = static_cast<int64_t>(layout.head.size());
   for (auto& offset : layout.offsets) offset += data_begin;

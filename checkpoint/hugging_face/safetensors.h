@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -13,6 +14,17 @@
 #include "checkpoint/values/tensor_info.h"
 
 namespace megashard {
+
+/// What a .safetensors file holds.
+struct SafetensorsContent {
+  std::vector<TensorInfo> tensors;  ///< in the order of their data
+  std::vector<int64_t> offsets;     ///< of each tensor's bytes in the file
+  std::map<std::string, std::string> metadata;
+};
+
+/// Reads the header of a whole file, and no data. Throws a sentence naming `path` and entry for
+/// anything out of order.
+SafetensorsContent parse_safetensors(std::string_view file, const std::string& path);
 
 /// One .safetensors file, mapped into memory; tensors are views of the mapping and keep it alive.
 /// The whole header is validated by the constructor, which throws a sentence naming file and entry
@@ -22,10 +34,8 @@ class SafetensorsFile {
   explicit SafetensorsFile(const std::string& path);
 
   const std::string& path() const { return file_->path(); }
-  const std::vector<TensorInfo>& tensors() const {
-    return tensors_;
-  }  ///< in the order of their data
-  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  const std::vector<TensorInfo>& tensors() const { return content_.tensors; }
+  const std::map<std::string, std::string>& metadata() const { return content_.metadata; }
 
   bool contains(const std::string& name) const { return index_.count(name) != 0; }
   const TensorInfo& info(
@@ -39,12 +49,9 @@ class SafetensorsFile {
 
  private:
   size_t position_of(const std::string& name) const;
-  void parse_header(const std::string& text, int64_t data_bytes);
 
   std::shared_ptr<MappedFile> file_;
-  std::vector<TensorInfo> tensors_;
-  std::vector<int64_t> offsets_;  // of each tensor's bytes in the file
-  std::map<std::string, std::string> metadata_;
+  SafetensorsContent content_;
   std::unordered_map<std::string, size_t> index_;
 };
 
