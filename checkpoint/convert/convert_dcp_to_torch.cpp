@@ -30,8 +30,12 @@ class DcpToTorch {
   explicit DcpToTorch(const std::string& folder) : reader_(folder) {
     TORCH_CHECK(reader_.format() == CheckpointFormat::kTorchDcp, folder,
                 " is a torch_dist checkpoint; make it torch_dcp first (megashard convert torch_dist_to_dcp)");
+    std::vector<FlatValue> leaves;
     for (const auto& entry : reader_.entries())
-      insert_value(root_, entry.path, entry.is_tensor ? tensor_of(entry) : value_of(entry));
+      leaves.push_back(
+          {entry.key, entry.path, entry.is_tensor ? tensor_of(entry) : value_of(entry)});
+    const auto keys = leaves.size();
+    root_ = nest_values(std::move(leaves), keys);
   }
 
   void write(OutputFile& file, const ConvertProgress& progress) {

@@ -65,14 +65,15 @@ StepWriter same_step(const std::string& save_dir, const std::string& folder) {
 }
 
 Dict values_of(DcpReader& reader) {
-  Dict values;
+  std::vector<FlatValue> leaves;
   for (const auto& entry : reader.entries()) {
     const bool of_format = entry.key.find("_extra_state/shard_") != std::string::npos ||
                            entry.key.starts_with("content_metadata");
     const bool is_value = !entry.is_tensor || is_in_value(entry);
-    if (is_value && !of_format) insert_value(values, entry.path, reader.read_value(entry));
+    if (is_value && !of_format)
+      leaves.push_back({entry.key, entry.path, reader.read_value(entry)});
   }
-  return values;
+  return nest_values(std::move(leaves), reader.entries().size());
 }
 
 /// What the layout knows of the network, in the step's args.

@@ -245,11 +245,13 @@ LoadReport load_dcp(const std::string& folder, const ShardedTensors& tensors, Di
     if (values == nullptr && !options.accept) return;
     std::unordered_set<std::string> asked;
     for (const auto& [key, tensor] : tensors) asked.insert(key);
+    std::vector<FlatValue> leaves;
     for (const auto& entry : reader->entries()) {
       const bool is_value = !entry.is_tensor || is_in_value(entry);
       if (is_value && asked.count(entry.key) == 0 && is_wanted(entry.key))
-        insert_value(read, entry.path, reader->read_value(entry));
+        leaves.push_back({entry.key, entry.path, reader->read_value(entry)});
     }
+    read = nest_values(std::move(leaves), reader->entries().size());
   });
   if (options.accept) options.accept(read, report);
   all_or_throw(group, [&] {

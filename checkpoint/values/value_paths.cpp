@@ -3,12 +3,12 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <unordered_map>
 #include <unordered_set>
 
 namespace megashard {
 namespace {
 
-constexpr int64_t kMostIndex = 1 << 20;
 constexpr size_t kMostPathParts = 100;
 
 std::string part_text(const Value& part) {
@@ -44,28 +44,69 @@ void flatten_into(std::vector<FlatValue>& flat, std::vector<Value>& path, const 
   }
 }
 
-void insert_into(Value& node, const std::vector<Value>& path, size_t depth, Value value) {
-  if (depth == path.size()) {
-    node = std::move(value);
-    return;
+/// Leaves whose paths agree down to `part`.
+struct Branch {
+  const Value* part;
+  std::vector<FlatValue*> leaves;
+};
+
+class Nesting {
+ public:
+  explicit Nesting(size_t keys) : most_gaps_(static_cast<int64_t>(keys)) {}
+
+  /// Of leaves whose paths agree in their first `depth` parts.
+  Value nest(const std::vector<FlatValue*>& leaves, size_t depth) {
+    Value ended;
+    std::vector<Branch> branches;
+    std::unordered_map<std::string, size_t> places;
+    for (auto* leaf : leaves) {
+      if (leaf->path.size() == depth) {
+        ended = std::move(leaf->value);
+        continue;
+      }
+      const auto& part = leaf->path[depth];
+      const auto [place, is_new] = places.emplace(part_text(part), branches.size());
+      if (is_new) branches.push_back({&part, {}});
+      branches[place->second].leaves.push_back(leaf);
+    }
+    if (branches.empty()) return ended;
+    TORCH_CHECK(ended.is_none(), "the checkpoint's key ", branches[0].leaves[0]->key,
+                " lies inside another one, which is ", ended.kind());
+    return is_index(*branches[0].part) ? Value(list_of(branches, depth))
+                                       : Value(dict_of(branches, depth));
   }
-  if (const auto* index = path[depth].get_if<int64_t>()) {
-    TORCH_CHECK(*index >= 0 && *index < kMostIndex, "a list index of ", *index, " in a checkpoint's key");
-    if (node.is_none()) node = List();
-    auto* list = node.get_if<List>();
-    TORCH_CHECK(list != nullptr, "a key of the checkpoint indexes ", node.kind());
-    if (list->items.size() <= static_cast<size_t>(*index))
-      list->items.resize(static_cast<size_t>(*index) + 1);
-    insert_into(list->items[static_cast<size_t>(*index)], path, depth + 1, std::move(value));
-    return;
+
+ private:
+  static bool is_index(const Value& part) { return part.get_if<int64_t>() != nullptr; }
+
+  Dict dict_of(const std::vector<Branch>& branches, size_t depth) {
+    Dict dict;
+    for (const auto& [part, leaves] : branches)
+      dict.entries.emplace_back(part->as_string(), nest(leaves, depth + 1));
+    return dict;
   }
-  if (node.is_none()) node = Dict();
-  auto* dict = node.get_if<Dict>();
-  TORCH_CHECK(dict != nullptr, "a key of the checkpoint lies inside ", node.kind());
-  const auto& name = path[depth].as_string();
-  if (dict->find(name) == nullptr) dict->entries.emplace_back(name, Value());
-  insert_into(*dict->find(name), path, depth + 1, std::move(value));
-}
+
+  List list_of(const std::vector<Branch>& branches, size_t depth) {
+    int64_t length = 0;
+    for (const auto& [part, leaves] : branches) {
+      const auto index = part->as_int();
+      TORCH_CHECK(index >= 0 && index <= most_gaps_, "the checkpoint's key ", leaves[0]->key, " has the list index ",
+                  index, ", and the checkpoint has ", most_gaps_, " keys: its metadata is damaged");
+      length = std::max(length, index + 1);
+    }
+    gaps_ += length - static_cast<int64_t>(branches.size());
+    TORCH_CHECK(gaps_ <= most_gaps_, "the lists of the checkpoint, up to that of its key ", branches[0].leaves[0]->key,
+                ", lack ", gaps_, " items, and it has ", most_gaps_, " keys: its metadata is damaged");
+    List list;
+    list.items.resize(static_cast<size_t>(length));
+    for (const auto& [part, leaves] : branches)
+      list.items[static_cast<size_t>(part->as_int())] = nest(leaves, depth + 1);
+    return list;
+  }
+
+  int64_t most_gaps_;  // in all lists together
+  int64_t gaps_ = 0;
+};
 
 }  // namespace
 
@@ -80,11 +121,18 @@ std::vector<FlatValue> flatten_values(const Dict& nested) {
   return flat;
 }
 
-void insert_value(Dict& nested, const std::vector<Value>& path, Value value) {
-  TORCH_CHECK(path.size() < kMostPathParts, "a key of the checkpoint is nested ", path.size(), " deep");
-  Value root(std::move(nested));
-  insert_into(root, path, 0, std::move(value));
-  nested = std::move(*root.get_if<Dict>());
+Dict nest_values(std::vector<FlatValue> leaves, size_t keys) {
+  std::vector<FlatValue*> all;
+  for (auto& leaf : leaves) {
+    TORCH_CHECK(!leaf.path.empty() && leaf.path.size() < kMostPathParts, "the checkpoint's key ", leaf.key,
+                " is nested ", leaf.path.size(), " deep");
+    TORCH_CHECK(leaf.path[0].get_if<std::string>() != nullptr, "the checkpoint's key ", leaf.key,
+                " begins with ", leaf.path[0].kind(), ", not with a name");
+    all.push_back(&leaf);
+  }
+  if (all.empty()) return {};
+  auto nested = Nesting(keys).nest(all, 0);
+  return std::move(*nested.get_if<Dict>());
 }
 
 std::vector<Value> tensor_path(const std::string& key) {

@@ -18,9 +18,10 @@ struct FlatValue {
 /// dicts, tuples never. Throws when two leaves get one key.
 std::vector<FlatValue> flatten_values(const Dict& nested);
 
-/// Puts `value` at `path` into the nested dict: strings lead into dicts, indices into lists (gaps
-/// are None).
-void insert_value(Dict& nested, const std::vector<Value>& path, Value value);
+/// The other way: strings lead into dicts, indices into lists, whose gaps are None. Of equal paths
+/// the last one counts. `keys`: how many the checkpoint has, asked for or not; throws when a list
+/// index is larger, or the lists have more gaps than that, and when a leaf lies inside another one.
+Dict nest_values(std::vector<FlatValue> leaves, size_t keys);
 
 /// Where a tensor's key belongs in the nested state dict: model.<name>,
 /// optimizer.state.<name>.<buffer>, or itself.
