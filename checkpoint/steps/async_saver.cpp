@@ -24,6 +24,7 @@ struct AsyncSaver::Save {
   ShardedTensors copies;
   std::exception_ptr not_copied;  // this rank's, which the others hear of from the thread
   Write write;
+  std::function<void()> afterwards;
   ProcessGroupPtr group;
 
   std::mutex mutex;
@@ -68,12 +69,14 @@ AsyncSaver::~AsyncSaver() {
   }
 }
 
-void AsyncSaver::start(const std::string& name, const ShardedTensors& tensors, Write write) {
+void AsyncSaver::start(const std::string& name, const ShardedTensors& tensors, Write write,
+                       std::function<void()> afterwards) {
   wait();
   auto save = std::make_shared<Save>();
   save->name = name;
   save->snapshot = snapshot_;
   save->write = std::move(write);
+  save->afterwards = std::move(afterwards);
   save->group = group_;
   try {
     save->copies = snapshot_->take(tensors);
@@ -103,6 +106,7 @@ void AsyncSaver::wait() {
   lock.unlock();
   if (ended) {
     thread_.join();
+    if (save->afterwards) save->afterwards();
   } else {  // the thread keeps what it needs
     thread_.detach();
     snapshot_ = std::make_shared<ShardSnapshot>();

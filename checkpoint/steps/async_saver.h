@@ -36,8 +36,10 @@ class AsyncSaver {
 
   /// Waits for the previous save, copies the tensors and returns. `name` is for messages:
   /// "iteration 10". What goes wrong from here on is thrown by the next start() or wait(), on every
-  /// rank.
-  void start(const std::string& name, const ShardedTensors& tensors, Write write);
+  /// rank. Before that throws or returns it calls `afterwards`, on its own thread, once the save
+  /// has ended, well or not: to say what `write` has noticed.
+  void start(const std::string& name, const ShardedTensors& tensors, Write write,
+             std::function<void()> afterwards = {});
   /// Returns when no save is under way. Throws what it failed with, once: the same sentence on
   /// every rank.
   void wait();

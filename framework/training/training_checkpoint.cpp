@@ -196,11 +196,14 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
     ranks.set(std::to_string(group->rank()), random_states(state.device));
     values.set("rng_state", std::move(ranks));
   }
-  const SaveOptions options{.format = format_of_name(arguments.ckpt_format),
-                            .retention = {.most_recent = arguments.most_recent_k,
-                                          .interval = arguments.save_retain_interval},
-                            .notice = notice,
-                            .plans = state.save_plans};
+  SaveOptions options{.format = format_of_name(arguments.ckpt_format),
+                      .retention = {.most_recent = arguments.most_recent_k,
+                                    .interval = arguments.save_retain_interval},
+                      .notice = notice,
+                      .plans = state.save_plans};
+  const auto noticed = std::make_shared<std::vector<std::string>>();
+  if (saver != nullptr)
+    options.notice = [noticed](const std::string& line) { noticed->push_back(line); };
   const auto tensors = tensors_of(state, !arguments.no_save_optim);
   const AsyncSaver::Write write = [directory = *arguments.save, iteration = state.iteration,
                                    values = std::move(values), options](
@@ -208,7 +211,9 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
     save_checkpoint(directory, iteration, shards, values, ranks, options);
   };
   if (saver == nullptr) return write(tensors, group);
-  saver->start("iteration " + std::to_string(state.iteration), tensors, write);
+  saver->start("iteration " + std::to_string(state.iteration), tensors, write, [noticed, notice] {
+    for (const auto& line : *noticed) notice(line);
+  });
 }
 
 std::vector<std::string> load_training_checkpoint(TrainingState& state, const CheckpointStep& step,

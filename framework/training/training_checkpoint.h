@@ -40,7 +40,7 @@ std::string check_save_format(const TrainingState& state);
 /// num_floating_point_operations_so_far, rng_state (by rank); then removes what --most-recent-k and
 /// --save-retain-interval do not keep. Collective. `notice` gets a line, on the first rank, when
 /// old checkpoints could not be removed. With a saver, returns when the state is copied; the saver
-/// tells how the save ended.
+/// tells how the save ended, and `notice` is called from its start() or wait(), on their thread.
 void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr& group,
                               const std::function<void(const std::string& line)>& notice,
                               AsyncSaver* saver = nullptr);

@@ -90,13 +90,18 @@ TEST(AsyncSaver, AFailureIsTheSameSentenceOnEveryRankAndLeavesNoStep) {
   testing::run_ranks(3, [&](const ProcessGroupPtr& group) {
     AsyncSaver saver(group);
     auto tensors = shards_of(group);
+    std::vector<std::thread::id> told;
     EXPECT_EQ(saver.state(), AsyncSaver::State::kIdle);
-    saver.start("iteration 3", tensors, [&](const auto&, const auto& writers) {
-      all_or_throw(writers, [&] { TORCH_CHECK(writers->rank() != 1, "the disk is full"); });
-    });
+    saver.start(
+        "iteration 3", tensors,
+        [&](const auto&, const auto& writers) {
+          all_or_throw(writers, [&] { TORCH_CHECK(writers->rank() != 1, "the disk is full"); });
+        },
+        [&told] { told.push_back(std::this_thread::get_id()); });
     const auto failed =
         message_of([&] { saver.start("iteration 4", tensors, save_into(folder.path())); });
     EXPECT_EQ(failed, "the checkpoint of iteration 3 was not saved: rank 1: the disk is full");
+    EXPECT_EQ(told, std::vector{std::this_thread::get_id()});
     EXPECT_EQ(saver.state(), AsyncSaver::State::kIdle);
 
     if (group->rank() == 2) tensors[1].second.local = at::Tensor();  // cannot be copied
