@@ -196,12 +196,16 @@ void print_summary(CheckpointSource& source, const InspectFlags& flags) {
   if (flags.filter.empty()) files.print();
 }
 
-int verify(CheckpointSource& source, const InspectFlags& flags) {
+/// `passed_over`: steps that came before this one, and why they were not taken.
+int verify(CheckpointSource& source, const std::vector<std::string>& passed_over,
+           const InspectFlags& flags) {
   std::vector<std::string> faults;
-  const auto checked = source.verify([&](const std::string& fault) {
+  const auto add = [&](const std::string& fault) {
     faults.push_back(fault);
     if (!flags.json) std::cout << "damaged: " << printable(fault) << std::endl;
-  });
+  };
+  for (const auto& line : passed_over) add(line);
+  const auto checked = source.verify(add);
   if (flags.json) {
     print_json({{"path", source.path()},
                 {"format", source.format()},
@@ -259,9 +263,11 @@ ordered_json difference_json(const CheckpointDifference& difference, const Inspe
   return json;
 }
 
+void warn(const std::string& line) { std::cerr << "WARNING: " << printable(line) << std::endl; }
+
 int diff(const InspectFlags& flags) {
-  const auto a = open_checkpoint(flags.diff[0], flags.ckpt_step);
-  const auto b = open_checkpoint(flags.diff[1], flags.ckpt_step);
+  const auto a = open_checkpoint(flags.diff[0], flags.ckpt_step, warn);
+  const auto b = open_checkpoint(flags.diff[1], flags.ckpt_step, warn);
   const auto difference =
       diff_checkpoints(*a, *b, [&](const std::string& name) { return flags.wants(name); });
   if (flags.json) {
@@ -275,8 +281,11 @@ int diff(const InspectFlags& flags) {
 int inspect(const InspectFlags& flags) {
   if (!flags.diff.empty()) return diff(flags);
   if (flags.path.empty()) throw UsageError("inspect takes a PATH, or --diff A B");
-  const auto source = open_checkpoint(flags.path, flags.ckpt_step);
-  if (flags.verify) return verify(*source, flags);
+  std::vector<std::string> passed_over;
+  const auto source = open_checkpoint(
+      flags.path, flags.ckpt_step, [&](const std::string& line) { passed_over.push_back(line); });
+  if (flags.verify) return verify(*source, passed_over, flags);
+  for (const auto& line : passed_over) warn(line);
   if (flags.json) {
     print_json(summary_json(*source, flags));
   } else {
@@ -290,9 +299,10 @@ int inspect(const InspectFlags& flags) {
 int run_inspect(int argc, char** argv) {
   InspectFlags flags;
   CLI::App app("shows, checks and compares checkpoints", "megashard inspect");
-  app.add_option("path", flags.path,
-                 "step folder, directory of a training (its latest step), Hugging Face directory, "
-                 ".safetensors or torch.save file");
+  app.add_option(
+      "path", flags.path,
+      "step folder, directory of a training (its latest whole step), Hugging Face directory, "
+      ".safetensors or torch.save file");
   app.add_option("--ckpt-step", flags.ckpt_step, "the step of this iteration");
   app.add_option("--filter", flags.filter, "only names that fit this pattern (* and ?)");
   app.add_flag("--chunks", flags.chunks, "a line for each chunk of a tensor");

@@ -9,6 +9,7 @@
 #include "checkpoint/files/crc32.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/steps/checkpoint_directory.h"
+#include "checkpoint/steps/find_step.h"
 
 namespace megashard {
 namespace {
@@ -50,8 +51,9 @@ void CheckpointSource::add_file(const std::string& name) {
   files_.emplace_back(shown, error ? int64_t{-1} : static_cast<int64_t>(bytes));
 }
 
-std::unique_ptr<CheckpointSource> open_checkpoint(const std::string& path,
-                                                  std::optional<int64_t> ckpt_step) {
+std::unique_ptr<CheckpointSource> open_checkpoint(
+    const std::string& path, std::optional<int64_t> ckpt_step,
+    const std::function<void(const std::string& line)>& notice) {
   TORCH_CHECK(path_exists(path), "there is no file or folder ", path);
   if (!is_directory(path)) {
     TORCH_CHECK(!ckpt_step, "--ckpt-step goes with the directory of a training, and ", path,
@@ -66,7 +68,8 @@ std::unique_ptr<CheckpointSource> open_checkpoint(const std::string& path,
                               path_exists(path + "/model.safetensors.index.json");
     if (hugging_face) return open_safetensors_source(path);
   }
-  const auto step = ckpt_step ? std::optional(step_at(path, *ckpt_step)) : latest_step(path);
+  const auto step = ckpt_step ? std::optional(step_at(path, *ckpt_step))
+                              : find_step(path, nullptr, {.notice = notice});
   TORCH_CHECK(step.has_value(), path,
               " is no checkpoint: it has no .metadata, no model.safetensors and no "
               "latest_checkpointed_iteration.txt");

@@ -71,10 +71,13 @@ class CheckpointSource {
   std::vector<std::pair<std::string, int64_t>> files_;
 };
 
-/// A step's folder, a training's directory (its latest step, or that of `ckpt_step`), a Hugging
-/// Face directory, a .safetensors file or a torch.save file. Throws a sentence for anything else.
-std::unique_ptr<CheckpointSource> open_checkpoint(const std::string& path,
-                                                  std::optional<int64_t> ckpt_step = std::nullopt);
+/// A step's folder, a training's directory, a Hugging Face directory, a .safetensors file or a
+/// torch.save file. Throws a sentence for anything else. Of a training's directory it is the step
+/// that a run would load (find_step.h): `notice` gets a line when that is not the tracker's. A
+/// folder and `ckpt_step` are taken as they are, damaged or not.
+std::unique_ptr<CheckpointSource> open_checkpoint(
+    const std::string& path, std::optional<int64_t> ckpt_step = std::nullopt,
+    const std::function<void(const std::string& line)>& notice = {});
 
 // One format each; files checkpoint_source_*.cpp.
 std::unique_ptr<CheckpointSource> open_dcp_source(const std::string& folder);

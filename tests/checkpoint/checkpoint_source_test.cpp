@@ -106,6 +106,24 @@ TEST(CheckpointSource, TheManifestNamesEveryDamagedFile) {
   EXPECT_THAT(faults_of(step), ::testing::Contains(HasSubstr("__0_0.distcp")));
 }
 
+TEST(CheckpointSource, OfATrainingItIsTheStepThatARunWouldLoad) {
+  TemporaryFolder folder;
+  for (const int iteration : {10, 20})
+    save_checkpoint(folder.path(), iteration, two_tensors(), some_values(8), nullptr);
+  const auto damaged = folder.file("iter_0000020/__0_0.distcp");
+  std::filesystem::resize_file(damaged, 100);
+  std::vector<std::string> lines;
+  const auto note = [&](const std::string& line) { lines.push_back(line); };
+  EXPECT_EQ(open_checkpoint(folder.path(), std::nullopt, note)->iteration(), 10);
+  EXPECT_THAT(lines, ElementsAre(AllOf(HasSubstr(damaged + " has 100 bytes instead of"),
+                                       HasSubstr(folder.file("iter_0000010") + " is used"))));
+  // A step that is asked for by name is shown as it is.
+  lines.clear();
+  EXPECT_EQ(open_checkpoint(folder.path(), 20, note)->iteration(), 20);
+  EXPECT_EQ(open_checkpoint(folder.file("iter_0000020"), std::nullopt, note)->iteration(), 20);
+  EXPECT_THAT(lines, IsEmpty());
+}
+
 TEST(CheckpointDiff, FormatsAreComparedByNames) {
   TemporaryFolder folder;
   save_checkpoint(folder.file("run"), 10, two_tensors(), some_values(8), nullptr);
