@@ -58,12 +58,18 @@ bool is_ours(const std::string& path) {
   return disk != nullptr && (path == disk->folder || path.rfind(disk->folder + "/", 0) == 0);
 }
 
-/// Whether this call fails, with errno.
-bool fails() {
+/// Whether it is this call's turn.
+bool is_hit() {
   if (disk->calls_left < 0 || (disk->failed && !disk->all_later)) return false;
   if (!disk->failed && disk->calls_left-- > 0) return false;
   disk->calls_left = 0;
   disk->failed = true;
+  return true;
+}
+
+/// Whether this call fails, with errno.
+bool fails() {
+  if (!is_hit() || disk->error == 0) return false;
   errno = disk->error;
   return true;
 }
@@ -144,6 +150,67 @@ int removed(int folder, const char* name, int flags) {
   return result;
 }
 
+/// write and pwrite: `put` is the real one, of so many bytes.
+template <class Put>
+ssize_t written(int descriptor, size_t bytes, const Put& put) {
+  {
+    const std::lock_guard lock(mutex);
+    const auto path = disk == nullptr ? "" : path_of(descriptor);
+    if (is_ours(path)) {
+      disk->unsynced.insert(path);
+      const bool before = disk->failed;
+      if (is_hit()) {
+        const int error = disk->error;
+        if (error == 0) return put((bytes + 1) / 2);
+        if (!before) put(bytes / 2);
+        errno = error;
+        return -1;
+      }
+    }
+  }
+  return put(bytes);
+}
+
+ssize_t written_at(int descriptor, const void* data, size_t bytes, off64_t offset) {
+  return written(descriptor, bytes, [=](size_t count) {
+    return ::syscall(SYS_pwrite64, descriptor, data, count, offset);
+  });
+}
+
+/// fallocate and ftruncate; `call` is the real one.
+template <class Call>
+int resized_by(int descriptor, const Call& call) {
+  const std::lock_guard lock(mutex);
+  const auto path = disk == nullptr ? "" : path_of(descriptor);
+  if (is_ours(path)) {
+    if (fails()) return -1;
+    disk->unsynced.insert(path);
+  }
+  return static_cast<int>(call());
+}
+
+int allocated(int descriptor, int mode, off64_t offset, off64_t bytes) {
+  return resized_by(descriptor,
+                    [=] { return ::syscall(SYS_fallocate, descriptor, mode, offset, bytes); });
+}
+
+int resized(int descriptor, off64_t bytes) {
+  return resized_by(descriptor, [=] { return ::syscall(SYS_ftruncate, descriptor, bytes); });
+}
+
+/// A close that fails has closed all the same, as on Linux.
+int closed(int descriptor) {
+  const std::lock_guard lock(mutex);
+  const auto flags = disk == nullptr ? O_RDONLY : ::fcntl(descriptor, F_GETFL);
+  const bool writes = flags >= 0 && (flags & O_ACCMODE) != O_RDONLY;
+  const bool failed = writes && is_ours(path_of(descriptor)) && fails();
+  const int error = errno;
+  const auto result = static_cast<int>(::syscall(SYS_close, descriptor));
+  if (!failed) return result;
+  errno = error;
+  return -1;
+}
+
 }  // namespace
 
 extern "C" {
@@ -165,24 +232,28 @@ int open64(const char* path, int flags, ...) {
 }
 
 ssize_t write(int descriptor, const void* data, size_t bytes) {
-  {
-    const std::lock_guard lock(mutex);
-    if (disk != nullptr) {
-      const auto path = path_of(descriptor);
-      if (is_ours(path)) {
-        disk->unsynced.insert(path);
-        const bool before = disk->failed;
-        if (fails()) {
-          const int error = errno;
-          if (!before) ::syscall(SYS_write, descriptor, data, bytes / 2);
-          errno = error;
-          return -1;
-        }
-      }
-    }
-  }
-  return ::syscall(SYS_write, descriptor, data, bytes);
+  return written(descriptor, bytes,
+                 [=](size_t count) { return ::syscall(SYS_write, descriptor, data, count); });
 }
+
+ssize_t pwrite(int descriptor, const void* data, size_t bytes, off_t offset) {
+  return written_at(descriptor, data, bytes, offset);
+}
+ssize_t pwrite64(int descriptor, const void* data, size_t bytes, off64_t offset) {
+  return written_at(descriptor, data, bytes, offset);
+}
+
+int fallocate(int descriptor, int mode, off_t offset, off_t bytes) {
+  return allocated(descriptor, mode, offset, bytes);
+}
+int fallocate64(int descriptor, int mode, off64_t offset, off64_t bytes) {
+  return allocated(descriptor, mode, offset, bytes);
+}
+
+int ftruncate(int descriptor, off_t bytes) noexcept { return resized(descriptor, bytes); }
+int ftruncate64(int descriptor, off64_t bytes) noexcept { return resized(descriptor, bytes); }
+
+int close(int descriptor) { return closed(descriptor); }
 
 int fsync(int descriptor) {
   const std::lock_guard lock(mutex);

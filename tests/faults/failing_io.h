@@ -6,9 +6,9 @@
 namespace megashard::testing {
 
 /// The disk under one folder, for the time that this lives: calls that change it (open for writing,
-/// write, fsync, rename, mkdir, unlink, rmdir) are counted, fail where a test says so, and can be
-/// taken back. The program's own definitions of these functions stand before the C library's, for
-/// libmegashard too. One at a time.
+/// write, pwrite, fallocate, ftruncate, fsync, close, rename, mkdir, unlink, rmdir) are counted,
+/// fail where a test says so, and can be taken back. The program's own definitions of these
+/// functions stand before the C library's, for libmegashard too. One at a time.
 class FailingDisk {
  public:
   explicit FailingDisk(const std::string& folder);
@@ -18,7 +18,7 @@ class FailingDisk {
 
   /// From now on, the call after `calls` others fails with `error` (ENOSPC, EIO; a write has put
   /// half of its bytes); with `and_all_later` the rest too: the disk stays as if the program had
-  /// been killed there.
+  /// been killed there. Error 0: a write puts half of its bytes and says so, other calls go well.
   void fail_after(int64_t calls, int error, bool and_all_later);
   bool has_failed() const;
   void recover();  ///< nothing fails any more
