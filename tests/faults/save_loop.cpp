@@ -1,8 +1,8 @@
 // Saves known steps without end, one process a rank, for test_kills.py to kill.
-// save_loop FOLDER RANK WORLD FILE: the ranks meet in FILE. They read every byte of what a reader
-// finds in FOLDER, and go on from there; the first rank writes "found ITERATION GENERATION" (0 0:
-// nothing) and after each save "saved ITERATION GENERATION". It ends with a sentence when a step
-// that can be seen is damaged.
+// save_loop FOLDER RANK WORLD FILE FORMAT sync|async: the ranks meet in FILE. They read every byte
+// of what a reader finds in FOLDER, and go on from there, saving in FORMAT; the first rank writes
+// "found ITERATION GENERATION" (0 0: nothing) and after each save "saved ITERATION GENERATION". It
+// ends with a sentence when a step that can be seen is damaged.
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
@@ -19,7 +19,8 @@ void print_line(const std::string& text) {  // at once, whatever comes next
   TORCH_CHECK(::write(STDOUT_FILENO, line.data(), line.size()) == static_cast<ssize_t>(line.size()));
 }
 
-void run(const std::string& folder, int rank, int world, const std::string& meeting) {
+void run(const std::string& folder, int rank, int world, const std::string& meeting,
+         CheckpointFormat format, bool beside_training) {
   RendezvousOptions options;
   options.rank = rank;
   options.world_size = options.local_world_size = world;
@@ -36,12 +37,15 @@ void run(const std::string& folder, int rank, int world, const std::string& meet
     for (const auto& step : list_steps(folder)) verify_step(step.folder, VerifyDepth::kBytes);
   }
   print("found", mark);
-  const SaveOptions saving{.retention = {.most_recent = 2}};
+  const SaveOptions saving{.format = format,
+                           .retention = {.most_recent = 2},
+                           .plans = std::make_shared<SavePlanCache>()};
+  AsyncSaver saver(group);
   while (true) {
     // Some steps are saved again, as when a run was set back.
     const bool again = mark.iteration % 3 == 1 && mark.generation < 2;
     mark = again ? Mark{mark.iteration, mark.generation + 1} : Mark{mark.iteration + 1, 0};
-    save_known_step(folder, mark, group, saving);
+    save_known_step(folder, mark, group, saving, beside_training ? &saver : nullptr);
     print("saved", mark);
   }
 }
@@ -50,9 +54,10 @@ void run(const std::string& folder, int rank, int world, const std::string& meet
 }  // namespace megashard::testing
 
 int main(int argc, char** argv) {
-  if (argc != 5) return 2;
+  if (argc != 7) return 2;
   try {
-    megashard::testing::run(argv[1], std::stoi(argv[2]), std::stoi(argv[3]), argv[4]);
+    megashard::testing::run(argv[1], std::stoi(argv[2]), std::stoi(argv[3]), argv[4],
+                            megashard::format_of_name(argv[5]), std::string(argv[6]) == "async");
   } catch (const c10::Error& error) {
     std::fprintf(stderr, "%s\n", error.what_without_backtrace());
   }

@@ -1,7 +1,7 @@
 """Saves of real processes that are killed at random moments: what had been saved is still there, whole.
 
-save_loop.cpp saves without end; each start reads every byte of every step that can be seen, and goes on from there. By
-hand: tests/long/kill_saves SECONDS [SEED].
+save_loop.cpp saves without end, in either format, with training waiting or going on; each start reads every byte of every
+step that can be seen, and goes on from there. By hand: tests/long/kill_saves SECONDS [SEED].
 """
 
 import os
@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
 SAVE_LOOP = BUILD / "tests/faults/save_loop"
+MANNERS = [(form, how) for form in ("torch_dcp", "torch_dist") for how in ("sync", "async")]
 DEADLINE = 60  # seconds; save_loop's ranks give up after 30
 
 
@@ -28,13 +29,13 @@ class Directory:
         self.rounds = 0
         self.saved = (0, 0)  # iteration, generation
 
-    def start(self, world):
+    def start(self, world, manner):
         meeting = self.path / f"meeting{self.rounds}"
         self.rounds += 1
         with open(self.path / "out", "w") as out:
             return [
                 subprocess.Popen(
-                    [SAVE_LOOP, self.save, str(rank), str(world), meeting],
+                    [SAVE_LOOP, self.save, str(rank), str(world), meeting, *manner],
                     stdout=out,
                     stderr=subprocess.PIPE,
                     text=True,
@@ -65,9 +66,9 @@ class Directory:
         return len(lines) - 1
 
 
-def kill_once(directory, dice, world=2):
+def kill_once(directory, dice, manner, world=2):
     """One round; returns how many saves went well."""
-    ranks = directory.start(world)
+    ranks = directory.start(world, manner)
     try:
         directory.wait_for_a_save(ranks)
         time.sleep(dice.uniform(0, 0.3))
@@ -88,8 +89,8 @@ def kill_once(directory, dice, world=2):
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_saved_is_lost_to_kills(tmp_path, seed):
     directory, dice = Directory(tmp_path), random.Random(seed)
-    for _ in range(5):
-        kill_once(directory, dice)
+    for manner in dice.sample(MANNERS, len(MANNERS)):
+        kill_once(directory, dice, manner)
 
 
 def main():
@@ -99,19 +100,23 @@ def main():
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(1 << 30)
     dice = random.Random(seed)
     end = time.monotonic() + seconds
-    passed = saves = 0
+    saves = {manner: [] for manner in MANNERS}  # of each round
     with tempfile.TemporaryDirectory() as folder:
         directory = Directory(Path(folder))
         try:
             while time.monotonic() < end:
-                saves += kill_once(directory, dice, world=dice.choice([1, 2, 3]))
-                passed += 1
+                manner = dice.choice(MANNERS)
+                saves[manner].append(kill_once(directory, dice, manner, world=dice.choice([1, 2, 3])))
         except AssertionError as error:
-            print(f"round {passed + 1} of seed {seed}: {error}")
+            passed = sum(map(len, saves.values()))
+            print(f"round {passed + 1} of seed {seed}, {' '.join(manner)}: {error}")
             print(f"repeat: tests/long/kill_saves {seconds:g} {seed}")
             print(f"{passed} passed, 1 failed")
             sys.exit(1)
-    print(f"{passed} rounds of kills, {saves} saves between them, seed {seed}")
+    for manner, counts in saves.items():
+        print(f"{' '.join(manner)}: {len(counts)} rounds of kills, {sum(counts)} saves between them")
+    passed = sum(map(len, saves.values()))
+    print(f"{passed} rounds of kills, {sum(map(sum, saves.values()))} saves between them, seed {seed}")
     print(f"{passed} passed, 0 failed")
 
 
