@@ -82,7 +82,7 @@ TEST(HfConfig, WhatIsNotComputedIsRefused) {
   refused("llama", R"(, "rope_scaling": {"rope_type": "yarn", "factor": 2})",
           "rope_type yarn is not supported");
   refused("llama", R"(, "hidden_act": "mish")", "hidden_act mish is not supported");
-  refused("llama", R"(, "num_hidden_layers": "four")", "num_hidden_layers has an unexpected type");
+  refused("llama", R"(, "head_dim": "four")", "head_dim has an unexpected type");
   refused("llama", R"(, "model_type": "qwen2")", "has the key \"model_type\" twice");
   const std::string windows =
       R"(, "use_sliding_window": true, "sliding_window": 1024, "max_window_layers": )";
