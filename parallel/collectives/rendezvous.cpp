@@ -1,6 +1,7 @@
 #include "parallel/collectives/rendezvous.h"
 
 #include <c10/util/Exception.h>
+#include <signal.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -149,6 +150,15 @@ CudaModule load_cuda(const RendezvousOptions& options) {
   return cuda;
 }
 
+/// A write to a rank that has died is an error of that write, to be told in a sentence; the signal
+/// would end this process without one. A handler of the user's stays.
+void ignore_broken_connections() {
+  struct sigaction action {};
+  if (::sigaction(SIGPIPE, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;
+  action.sa_handler = SIG_IGN;
+  ::sigaction(SIGPIPE, &action, nullptr);
+}
+
 }  // namespace
 
 ProcessGroupPtr init_process_group(const RendezvousOptions& options) {
@@ -162,6 +172,7 @@ ProcessGroupPtr init_process_group(const RendezvousOptions& options) {
               "'; take gloo, nccl or cpu:gloo,cuda:nccl (--distributed-backend)");
   const CudaModule cuda = nccl ? load_cuda(options) : CudaModule{};
 
+  ignore_broken_connections();
   const GroupStorePtr store = make_store(options);
   std::vector<int> ranks(static_cast<size_t>(options.world_size));
   std::iota(ranks.begin(), ranks.end(), 0);

@@ -30,7 +30,7 @@ struct RendezvousOptions {
 /// The group of all ranks (torch.distributed.init_process_group). With NCCL, loads CUDA and makes
 /// GPU `local_rank` the current device of the calling thread. Collective; checks that the ranks
 /// agree on the world size and that no two have the same rank. Throws one sentence with the remedy
-/// for what a user can get wrong.
+/// for what a user can get wrong. SIGPIPE is ignored from then on, unless the program handles it.
 ProcessGroupPtr init_process_group(const RendezvousOptions& options);
 
 }  // namespace megashard

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -104,6 +105,18 @@ TEST(Rendezvous, OneRankNeedsNobody) {
   const ProcessGroupPtr world = init_process_group({.init_method = "env://"});
   EXPECT_EQ(world->size(), 1);
   world->barrier();
+}
+
+void handle_nothing(int) {}
+
+TEST(Rendezvous, AConnectionThatBreaksIsNoSignal) {
+  const auto handler_after = [](sighandler_t before) {
+    ::signal(SIGPIPE, before);
+    init_process_group({.init_method = "env://"});
+    return ::signal(SIGPIPE, SIG_IGN);
+  };
+  EXPECT_EQ(handler_after(SIG_DFL), SIG_IGN);
+  EXPECT_EQ(handler_after(handle_nothing), handle_nothing);
 }
 
 TEST(Rendezvous, PortInUse) {
