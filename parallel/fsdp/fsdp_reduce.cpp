@@ -132,8 +132,10 @@ int64_t FsdpGroup::flags_per_param() const {
 
 at::Tensor FsdpGroup::new_buffer(int64_t numel, at::ScalarType dtype) const {
   const auto device = context_->streams().device;
-  if (communication_.reduce_scatter)
-    return communication_.reduce_scatter->allocate(numel, dtype, device);
+  if (communication_.reduce_scatter) {
+    return checked_buffer(communication_.reduce_scatter->allocate(numel, dtype, device),
+                          "the custom reduce-scatter", numel, dtype, device);
+  }
   if (communication_.memory)
     return layout_.shard_group->allocate(numel, dtype, device, *communication_.memory);
   return pooled_empty(numel, dtype, device);

@@ -79,7 +79,10 @@ void GatherPlan::add_extension(Piece& piece) const {
 
 at::Tensor GatherPlan::new_buffer(c10::Device device) const {
   const int64_t bytes = ranks() * packed_bytes_;
-  if (options_.custom) return options_.custom->allocate(bytes, at::kByte, device);
+  if (options_.custom) {
+    return checked_buffer(options_.custom->allocate(bytes, at::kByte, device),
+                          "the custom all-gather", bytes, at::kByte, device);
+  }
   if (options_.memory) return group_->allocate(bytes, at::kByte, device, *options_.memory);
   return pooled_empty(bytes, at::kByte, device);
 }

@@ -11,6 +11,7 @@ namespace megashard {
 class AllGather {
  public:
   virtual ~AllGather() = default;
+  /// Contiguous, of exactly that size; something else is refused.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype, c10::Device device) = 0;
   /// As ProcessGroup::all_gather_into, on the current stream.
   virtual Work run(at::Tensor output, at::Tensor input, ProcessGroup& group) = 0;
@@ -23,5 +24,10 @@ class ReduceScatter {
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype, c10::Device device) = 0;
   virtual Work run(at::Tensor output, at::Tensor input, ReduceOp op, ProcessGroup& group) = 0;
 };
+
+/// `buffer`, which `allocator` returned, if it is contiguous, of `numel` elements of `dtype` and on
+/// `device`; throws a sentence otherwise: copies into it go by address.
+at::Tensor checked_buffer(at::Tensor buffer, const char* allocator, int64_t numel,
+                          at::ScalarType dtype, c10::Device device);
 
 }  // namespace megashard

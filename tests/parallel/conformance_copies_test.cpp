@@ -219,6 +219,51 @@ TEST(FullyShardPrefixCopy, test_all_gather_input_padding) {
   });
 }
 
+/// Communication by the user's own buffers, as large as the test says.
+class OwnBuffers final : public AllGather, public ReduceScatter {
+ public:
+  int64_t too_many = 0;
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype, c10::Device device) override {
+    return at::empty({numel + too_many}, at::TensorOptions(dtype).device(device));
+  }
+  Work run(at::Tensor output, at::Tensor input, ProcessGroup& group) override {
+    return group.all_gather_into(output, input);
+  }
+  Work run(at::Tensor output, at::Tensor input, ReduceOp op, ProcessGroup& group) override {
+    return group.reduce_scatter_into(output, input, op);
+  }
+};
+
+TEST(FullyShardPrefixCopy, test_legacy_all_gather_input_size) {
+  for (const int ranks : {1, 2}) {
+    run_ranks(ranks, [](const ProcessGroupPtr& world) {
+      const auto buffers = std::make_shared<OwnBuffers>();
+      Formula unit({{4, 6}}, linear);
+      fully_shard(unit, {.mesh = flat_mesh(world), .reshard_after_forward = true});
+      set_custom_all_gather(unit, buffers);
+      set_custom_reduce_scatter(unit, buffers);
+      const at::Tensor x = fixed({2, 6}, 1);
+      unit.forward(x).sum().backward();
+      for (const int wrong : {-1, 1}) {
+        buffers->too_many = wrong;
+        contains(message_of([&] { unit.forward(x); }),
+                 "the custom all-gather allocated Byte[" +
+                     std::to_string(world->size() * (96 / world->size()) + wrong) +
+                     "] on cpu where");
+        buffers->too_many = 0;
+        const at::Tensor loss = unit.forward(x).sum();
+        set_custom_all_gather(unit, nullptr);
+        buffers->too_many = wrong;
+        contains(message_of([&] { loss.backward(); }),
+                 "the custom reduce-scatter allocated Float[");
+        set_custom_all_gather(unit, buffers);
+        buffers->too_many = 0;
+        unit.zero_grad();
+      }
+    });
+  }
+}
+
 TEST(FullyShardPrefixCopy, test_empty_all_gather_inputs) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
     Watched watched({{1, 3}}, world);
