@@ -4,7 +4,6 @@ import argparse
 import collections
 import json
 import os
-import random
 import stat
 import subprocess
 import sys
@@ -17,6 +16,8 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from test_torch_dist import random_states
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
@@ -216,16 +217,6 @@ def test_torch_file_there_and_back(tmp_path):
             assert_same(torch.load(tmp_path / f"{name}_back.pt", weights_only=weights_only), expected)
     mapped = torch.load(tmp_path / "ours_back.pt", mmap=True)
     assert_same(mapped["model"], expected["model"])
-
-
-def random_states(seed):
-    """What Megatron keeps of a rank's."""
-    torch.manual_seed(seed)
-    numpy.random.seed(seed)
-    random.seed(seed)
-    return {"random_rng_state": random.getstate(), "np_rng_state": numpy.random.get_state(),
-            "torch_rng_state": torch.get_rng_state(), "cuda_rng_state": torch.arange(16, dtype=torch.uint8),
-            "rng_tracker_states": {"model-parallel-rng": torch.arange(16, dtype=torch.uint8)}}
 
 
 def ordered(value):

@@ -116,6 +116,7 @@ def load_ours(folder, rank, world, saved):
 
 
 def random_states(rank):
+    """What Megatron keeps of a rank's."""
     random.seed(rank)
     numpy.random.seed(rank)
     torch.manual_seed(rank)
