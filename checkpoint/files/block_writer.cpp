@@ -21,15 +21,16 @@ constexpr int kMostBlocks = kWriterThreads + 2;
 
 void BlockWriter::Release::operator()(char* block) const { std::free(block); }
 
-BlockWriter::Block BlockWriter::make_block() {
-  void* memory = std::aligned_alloc(kBlockAlignment, kBlockBytes);
-  TORCH_CHECK(memory != nullptr, "no memory for a block of ", kBlockBytes, " bytes to write from");
-  ::madvise(memory, kBlockBytes, MADV_HUGEPAGE);
+BlockWriter::Block BlockWriter::make_block(int64_t bytes) {
+  const auto size = static_cast<size_t>(bytes);
+  void* memory = std::aligned_alloc(kBlockAlignment, size);
+  TORCH_CHECK(memory != nullptr, "no memory for a block of ", bytes, " bytes to write from");
+  ::madvise(memory, size, MADV_HUGEPAGE);
   return Block(static_cast<char*>(memory));
 }
 
-BlockWriter::BlockWriter(int descriptor, std::string path)
-    : descriptor_(descriptor), path_(std::move(path)), made_(1) {
+BlockWriter::BlockWriter(int descriptor, std::string path, int64_t block_bytes)
+    : descriptor_(descriptor), path_(std::move(path)), block_bytes_(block_bytes), made_(1) {
   leave_page_cache_alone(true);
   for (int i = 0; i < kWriterThreads; ++i) threads_.emplace_back([this] { work(); });
 }
@@ -62,7 +63,7 @@ BlockWriter::Block BlockWriter::take() {
   if (free_.empty() && made_ < kMostBlocks) {
     ++made_;
     lock.unlock();
-    return make_block();
+    return make_block(block_bytes_);
   }
   changed_.wait(lock, [this] { return !free_.empty() || failure_ != nullptr; });
   rethrow();

@@ -18,16 +18,18 @@ namespace megashard {
 class BlockWriter {
  public:
   static constexpr int64_t kBlockBytes = 8 << 20;
+  /// Of large files: the fewer writes, the less whoever computes meanwhile is disturbed.
+  static constexpr int64_t kLargeBlockBytes = 32 << 20;
   static constexpr int64_t kSectorBytes = 4096;  ///< O_DIRECT's unit on every disk of today
 
   struct Release {
     void operator()(char* block) const;
   };
-  using Block = std::unique_ptr<char, Release>;  ///< kBlockBytes, aligned for O_DIRECT
-  static Block make_block();
+  using Block = std::unique_ptr<char, Release>;  ///< aligned for O_DIRECT
+  static Block make_block(int64_t bytes);
 
-  /// The descriptor stays the caller's; `path` is for messages.
-  BlockWriter(int descriptor, std::string path);
+  /// The descriptor stays the caller's; `path` is for messages, take() gives `block_bytes`.
+  BlockWriter(int descriptor, std::string path, int64_t block_bytes);
   ~BlockWriter();  ///< abandons what is not written yet
   BlockWriter(const BlockWriter&) = delete;
   BlockWriter& operator=(const BlockWriter&) = delete;
@@ -53,6 +55,7 @@ class BlockWriter {
 
   int descriptor_;
   std::string path_;
+  int64_t block_bytes_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Job> queue_;

@@ -38,6 +38,12 @@ int open_to_read(const std::string& path, int64_t& size) {
   return descriptor;
 }
 
+/// Four are under way at a time: at most half of the file.
+int64_t block_bytes_of(int64_t file_bytes) {
+  const bool large = file_bytes >= 8 * BlockWriter::kLargeBlockBytes;
+  return large ? BlockWriter::kLargeBlockBytes : BlockWriter::kBlockBytes;
+}
+
 }  // namespace
 
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
@@ -70,10 +76,12 @@ void InputFile::read_at(void* into, int64_t bytes, int64_t offset) const {
 }
 
 OutputFile::OutputFile(std::string path, int64_t expected_bytes)
-    : path_(std::move(path)), block_(BlockWriter::make_block()) {
+    : path_(std::move(path)),
+      block_bytes_(block_bytes_of(expected_bytes)),
+      block_(BlockWriter::make_block(block_bytes_)) {
   descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0640);
   TORCH_CHECK(descriptor_ >= 0, "cannot create ", path_, ": ", reason());
-  if (expected_bytes <= BlockWriter::kBlockBytes) return;
+  if (expected_bytes <= block_bytes_) return;
   has_reserved_ = ::fallocate(descriptor_, 0, 0, expected_bytes) == 0;
   const bool full = !has_reserved_ && (errno == ENOSPC || errno == EDQUOT);
   const auto why = reason();
@@ -90,14 +98,14 @@ uint32_t OutputFile::write(const void* data, int64_t bytes) {
   const auto* from = static_cast<const char*>(data);
   uint32_t crc = 0;
   for (int64_t left = bytes; left > 0;) {
-    if (position_ - block_begin_ == BlockWriter::kBlockBytes) {
-      if (writer_ == nullptr) writer_ = std::make_unique<BlockWriter>(descriptor_, path_);
-      writer_->submit(std::move(block_), BlockWriter::kBlockBytes, block_begin_);
+    if (position_ - block_begin_ == block_bytes_) {
+      if (writer_ == nullptr) writer_ = std::make_unique<BlockWriter>(descriptor_, path_, block_bytes_);
+      writer_->submit(std::move(block_), block_bytes_, block_begin_);
       block_ = writer_->take();
       block_begin_ = position_;
     }
     const auto filled = position_ - block_begin_;
-    const auto part = std::min(left, BlockWriter::kBlockBytes - filled);
+    const auto part = std::min(left, block_bytes_ - filled);
     crc = copy_with_crc32(block_.get() + filled, from, part, crc);
     from += part;
     position_ += part;
@@ -120,7 +128,7 @@ void OutputFile::write_small() {
 
 void OutputFile::write_rest() {
   const auto rest = position_ - block_begin_;
-  const auto unused = std::min(BlockWriter::kBlockBytes - rest, BlockWriter::kSectorBytes);
+  const auto unused = std::min(block_bytes_ - rest, BlockWriter::kSectorBytes);
   std::memset(block_.get() + rest, 0, static_cast<size_t>(unused));
   writer_->submit(std::move(block_), rest, block_begin_);
   writer_->drain();

@@ -61,6 +61,7 @@ class OutputFile {
   std::string path_;
   int descriptor_ = -1;
   int64_t position_ = 0;
+  const int64_t block_bytes_;
   int64_t block_begin_ = 0;  // of the block being filled, in the file
   uint32_t crc32_ = 0;
   bool has_reserved_ = false;

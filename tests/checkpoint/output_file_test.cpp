@@ -53,7 +53,7 @@ TEST(OutputFile, HoldsWhatWasWrittenWhateverThePiecesAndTheReservation) {
   TemporaryFolder folder;
   const auto text = content(5 * kBlock);
   for (const int64_t length : {int64_t{0}, int64_t{100}, kBlock, kBlock + 1, 5 * kBlock - 3}) {
-    for (const int64_t reserved : {int64_t{0}, 3 * kBlock}) {
+    for (const int64_t reserved : {int64_t{0}, 3 * kBlock, 8 * BlockWriter::kLargeBlockBytes}) {
       const auto expected = text.substr(0, static_cast<size_t>(length));
       OutputFile file(folder.file("f"), reserved);
       int64_t piece = 1;
