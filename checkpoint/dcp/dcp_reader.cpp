@@ -142,8 +142,8 @@ void DcpReader::read_tensor(const DcpEntry& entry, const ShardedTensor& into) {
 
 void DcpReader::read_tensor(const DcpEntry& entry, const ShardedTensor& into, ReadQueue& reads) {
   const at::NoGradGuard no_grad;
-  if (!entry.is_tensor ||
-      entry.value) {  // optimizers differ in whether `step` is a tensor or a number
+  // Optimizers differ in whether `step` is a tensor or a number.
+  if (!entry.is_tensor || entry.value) {
     TORCH_CHECK(into.local.numel() == 1, entry.key, " is a plain value in ", folder_, ", not a tensor");
     into.local.detach().fill_((entry.value ? *entry.value : read_value(entry)).as_double());
     return;

@@ -14,7 +14,6 @@ namespace megashard {
 namespace {
 
 constexpr const char* kCommonState = "common_state/shard_";
-constexpr std::string_view kRngState = kRngStateKey;
 
 Value read_at(const std::string& folder, const DcpLocation& location) {
   const InputFile file(folder + "/" + location.file);
@@ -114,12 +113,12 @@ class TorchDistView {
 
   void add_object(DcpEntry entry) {
     if (entry.key.starts_with(kCommonState)) return;
-    if (!entry.key.starts_with(kRngState)) {
+    if (!entry.key.starts_with(kRngStateKey)) {
       entry.is_sharded_object = true;
       view_.entries.push_back(std::move(entry));
       return;
     }
-    const auto at = entry.key.substr(kRngState.size());  // "<offsets>_<shape>"
+    const auto at = entry.key.substr(std::string_view(kRngStateKey).size());  // "<offsets>_<shape>"
     if (at == kAllRanks) {
       const auto object = only_item(read_at(folder_, entry.location), entry.key);
       const auto& ranks = object.as_items();
