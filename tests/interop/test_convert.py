@@ -163,6 +163,18 @@ def test_every_dtype_of_safetensors_there_and_back(tmp_path):
         assert back.keys() == weights.keys()
         assert all(same_bits(back[name], weight) for name, weight in weights.items())
 
+    # and by way of torch_dist, straight and through torch_dcp
+    ok("hf_to_torch_dist", "--hf-dir", tmp_path / "hf", "--save-dir", tmp_path / "dist")
+    ok("torch_dist_to_dcp", "--load-dir", tmp_path / "dist" / "release", "--save-dir", tmp_path / "dcp_of_dist")
+    ok("dcp_to_torch_dist", "--load-dir", tmp_path / "dcp_of_dist" / "release", "--save-dir", tmp_path / "dist_of_dcp")
+    for name in ("dist", "dist_of_dcp"):
+        save = tmp_path / f"back_of_{name}"
+        ok("torch_dist_to_hf", "--load-dir", tmp_path / name / "release", "--save-dir", save, "--model-assets-dir",
+           tmp_path / "hf")
+        back = load_file(save / "model.safetensors")
+        assert back.keys() == weights.keys()
+        assert all(same_bits(back[name], weight) for name, weight in weights.items())
+
 
 def test_prefixes_and_stacked_experts(tmp_path):
     """What MindSpeed-MM's GenericDCPConverter makes of the names and sizes, under its own arguments."""

@@ -3,15 +3,15 @@ import array
 import json
 import os
 import pathlib
-import random
 import subprocess
 import sys
 
-import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from test_torch_dist import random_states
 
 HERE = pathlib.Path(__file__).resolve().parent
 BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", HERE.parents[1] / "build"))
@@ -293,13 +293,9 @@ def test_a_step_that_pytorch_trained(folder):
 
 def as_torch_keeps_them(states):
     """Megatron's entry for a rank, with the generator state that torch itself gives back."""
-    generator = torch.get_rng_state()
     torch.set_rng_state(torch.frombuffer(bytearray(states["torch_rng_state"]), dtype=torch.uint8))
-    entry = {"random_rng_state": random.getstate(), "np_rng_state": numpy.random.get_state(),
-             "torch_rng_state": torch.get_rng_state(), "cuda_rng_state": torch.arange(16, dtype=torch.uint8),
-             "rng_tracker_states": {"model-parallel-rng": torch.arange(16, dtype=torch.uint8)}}
-    torch.set_rng_state(generator)
-    return entry
+    kept = torch.get_rng_state()
+    return random_states(rank=0) | {"torch_rng_state": kept}
 
 
 def save_as_megatron(whole, step):
