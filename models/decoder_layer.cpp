@@ -5,11 +5,14 @@
 
 namespace megashard {
 
-DecoderLayer::DecoderLayer(const DecoderConfig& config)
-    : class_name_(config.names.layer),
-      dropout_(config.hidden_dropout) {
+DecoderLayer::DecoderLayer(const DecoderConfig& config, int64_t index)
+    : class_name_(config.names.layer), dropout_(config.hidden_dropout) {
   self_attn_ = register_module("self_attn", std::make_shared<Hooked<Attention>>(config));
-  mlp_ = register_module("mlp", std::make_shared<Hooked<Mlp>>(config));
+  if (config.moe.is_sparse(index)) {
+    moe_ = register_module("mlp", std::make_shared<Hooked<SparseMoeBlock>>(config));
+  } else {
+    mlp_ = register_module("mlp", std::make_shared<Hooked<Mlp>>(config));
+  }
   input_layernorm_ = register_module("input_layernorm",
                                      std::make_shared<Hooked<Norm>>(config, config.hidden_size));
   post_attention_layernorm_ = register_module(
@@ -22,10 +25,13 @@ at::Tensor DecoderLayer::add_branch(const at::Tensor& residual, const at::Tensor
   return residual + branch;
 }
 
-at::Tensor DecoderLayer::forward(const at::Tensor& hidden, const LayerContext& context) {
+RoutedStates DecoderLayer::forward(const at::Tensor& hidden, const LayerContext& context) {
   const auto attended =
       add_branch(hidden, self_attn_->forward(input_layernorm_->forward(hidden), context));
-  return add_branch(attended, mlp_->forward(post_attention_layernorm_->forward(attended)));
+  const auto normed = post_attention_layernorm_->forward(attended);
+  if (mlp_) return {add_branch(attended, mlp_->forward(normed)), {}};
+  const auto routed = moe_->forward(normed);
+  return {add_branch(attended, routed.hidden), routed.balance};
 }
 
 }  // namespace megashard

@@ -8,6 +8,7 @@
 
 #include "models/attention.h"
 #include "models/mlp.h"
+#include "models/moe.h"
 #include "models/norm.h"
 
 namespace megashard {
@@ -15,10 +16,9 @@ namespace megashard {
 /// x + attention(norm(x)), then x + mlp(norm(x)), with dropout on both branches.
 class DecoderLayer : public torch::nn::Module {
  public:
-  explicit DecoderLayer(const DecoderConfig& config);
+  DecoderLayer(const DecoderConfig& config, int64_t index);
 
-  at::Tensor forward(const at::Tensor& hidden,
-                     const LayerContext& context);  // [B, T, C] -> [B, T, C]
+  RoutedStates forward(const at::Tensor& hidden, const LayerContext& context);  // [B, T, C]
   std::string class_name() const { return class_name_; }
 
  private:
@@ -27,7 +27,8 @@ class DecoderLayer : public torch::nn::Module {
   std::string class_name_;
   double dropout_;
   std::shared_ptr<Hooked<Attention>> self_attn_;
-  std::shared_ptr<Hooked<Mlp>> mlp_;
+  std::shared_ptr<Hooked<Mlp>> mlp_;             // one of the two,
+  std::shared_ptr<Hooked<SparseMoeBlock>> moe_;  // which is `mlp` in names
   std::shared_ptr<Hooked<Norm>> input_layernorm_, post_attention_layernorm_;
 };
 

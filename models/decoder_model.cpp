@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/dropout.h>
+#include <c10/util/StringUtil.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include "framework/modules/tie.h"
@@ -23,7 +24,7 @@ DecoderStack::DecoderStack(const DecoderConfig& config)
   }
   const auto layers = register_module("layers", std::make_shared<torch::nn::ModuleListImpl>());
   for (int64_t i = 0; i < config.num_layers; ++i) {
-    layers_.push_back(std::make_shared<Hooked<DecoderLayer>>(config));
+    layers_.push_back(std::make_shared<Hooked<DecoderLayer>>(config, i));
     layers->push_back(layers_.back());
   }
   norm_ = register_module("norm", std::make_shared<Hooked<Norm>>(config, config.hidden_size));
@@ -44,15 +45,21 @@ at::Tensor DecoderStack::embed(const ModelInput& input) {
   return is_training() && dropout_ > 0 ? at::dropout(hidden, dropout_, /*train=*/true) : hidden;
 }
 
-at::Tensor DecoderStack::forward(const ModelInput& input) {
+RoutedStates DecoderStack::forward(const ModelInput& input) {
   TORCH_CHECK(input.tokens.dim() == 2 && input.tokens.scalar_type() == at::kLong,
               "tokens must be int64 of sizes [batch, length], got ", input.tokens.scalar_type(), " ",
               input.tokens.sizes());
   auto hidden = embed(input);
   LayerContext context{.rotary = {}, .attention_mask = input.attention_mask};
   if (rotary_emb_) context.rotary = rotary_emb_->forward(hidden, input.position_ids);
-  for (const auto& layer : layers_) hidden = layer->forward(hidden, context);
-  return norm_->forward(hidden);
+  at::Tensor balance;
+  for (const auto& layer : layers_) {
+    auto states = layer->forward(hidden, context);
+    hidden = std::move(states.hidden);
+    if (states.balance.defined())
+      balance = balance.defined() ? balance + states.balance : std::move(states.balance);
+  }
+  return {norm_->forward(hidden), balance};
 }
 
 DecoderModel::DecoderModel(DecoderConfig config) : config_(std::move(config)) {
@@ -66,8 +73,21 @@ DecoderModel::DecoderModel(DecoderConfig config) : config_(std::move(config)) {
 
 at::Tensor DecoderModel::forward(ModelInput input) {
   const auto labels = std::exchange(input.labels, at::Tensor());
-  const auto logits = lm_head_->forward(model_->forward(input));
-  return labels.defined() ? token_cross_entropy(logits, labels) : logits;
+  const auto states = model_->forward(input);
+  const auto logits = lm_head_->forward(states.hidden);
+  if (!labels.defined()) return logits;
+  const auto losses = token_cross_entropy(logits, labels);
+  if (!states.balance.defined()) return losses;
+  const auto rows = labels.numel() * static_cast<int64_t>(layers_with_experts(true).size());
+  return losses + load_balancing_loss(states.balance, rows) * config_.moe.aux_loss_coef;
+}
+
+std::vector<int64_t> DecoderModel::layers_with_experts(bool with) const {
+  std::vector<int64_t> layers;
+  for (int64_t i = 0; i < config_.num_layers; ++i) {
+    if (config_.moe.is_sparse(i) == with) layers.push_back(i);
+  }
+  return layers;
 }
 
 std::vector<std::string> DecoderModel::patterns_of_part(const std::string& part) const {
@@ -79,13 +99,15 @@ std::vector<std::string> DecoderModel::patterns_of_part(const std::string& part)
   if (part == "attn_proj") return {attention + ".o_proj"};
   if (part == "attn_norm") return {layer + ".input_layernorm"};
   if (part == "mlp_norm") return {layer + ".post_attention_layernorm"};
-  if (part == "mlp") return {layer + ".mlp"};
-  return {};
+  if (part != "mlp" && part != "moe") return {};
+  const auto layers = layers_with_experts(part == "moe");
+  if (layers.empty()) return {};
+  return {"model.layers.{" + c10::Join(",", layers) + "}.mlp"};
 }
 
 double DecoderModel::training_flops(int64_t sequences, int64_t sequence_length) const {
   TransformerShape shape;
-  shape.num_layers = config_.num_layers;
+  shape.num_layers = static_cast<int64_t>(layers_with_experts(false).size());
   shape.hidden_size = config_.hidden_size;
   shape.ffn_hidden_size = config_.intermediate_size;
   shape.gated_mlp = config_.gated_mlp;
@@ -93,7 +115,12 @@ double DecoderModel::training_flops(int64_t sequences, int64_t sequence_length) 
   shape.num_key_value_heads = config_.num_kv_heads;
   shape.head_size = config_.head_dim;
   shape.vocab_size = config_.vocab_size;
-  return megashard::training_flops(shape, sequences, sequence_length);
+  const double dense = megashard::training_flops(shape, sequences, sequence_length);
+  shape.num_layers = config_.num_layers - shape.num_layers;  // the others, of which a token
+  shape.ffn_hidden_size =
+      config_.moe.intermediate_size * config_.moe.experts_per_token;  // meets these
+  shape.vocab_size = 0;
+  return dense + megashard::training_flops(shape, sequences, sequence_length);
 }
 
 }  // namespace megashard

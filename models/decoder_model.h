@@ -18,7 +18,7 @@ class DecoderStack : public torch::nn::Module {
   explicit DecoderStack(const DecoderConfig& config);
 
   /// tokens, position_ids and attention_mask of a ModelInput -> [B, T, C].
-  at::Tensor forward(const ModelInput& input);
+  RoutedStates forward(const ModelInput& input);
   std::string class_name() const { return class_name_; }
   const std::shared_ptr<Hooked<Embedding>>& embed_tokens() const { return embed_tokens_; }
 
@@ -51,6 +51,8 @@ class DecoderModel : public MultiModalModule, public FSDP2Mixin, public WeightIn
   std::vector<std::string> patterns_of_part(const std::string& part) const override;
 
  private:
+  std::vector<int64_t> layers_with_experts(bool with) const;
+
   DecoderConfig config_;
   std::shared_ptr<Hooked<DecoderStack>> model_;
   std::shared_ptr<Hooked<Linear>> lm_head_;

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -57,6 +58,10 @@ class HfConfig {
     if constexpr (std::is_same_v<T, bool>) fits = value.is_boolean();
     if constexpr (std::is_same_v<T, double>) fits = value.is_number();
     if constexpr (std::is_same_v<T, int64_t>) fits = value.is_number_integer();
+    if constexpr (std::is_same_v<T, std::vector<int64_t>>)
+      fits = value.is_array() && std::all_of(value.begin(), value.end(), [](const Json& each) {
+               return each.is_number_integer();
+             });
     TORCH_CHECK(fits, path(), ": ", key, " has an unexpected type: ", value.dump());
     return value.get<T>();
   }
@@ -73,13 +78,15 @@ struct Family {
   bool qk_norm;
   bool mlp_bias;  // config.json has mlp_bias
   bool windows;   // config.json has sliding_window
+  bool experts;
 };
 
 const std::map<std::string, Family>& families() {
   static const std::map<std::string, Family> known = {
-      {"llama", {"Llama", 0, std::nullopt, false, false, true, false}},
-      {"qwen2", {"Qwen2", 32, std::nullopt, true, false, false, true}},
-      {"qwen3", {"Qwen3", 32, 128, false, true, false, true}},
+      {"llama", {"Llama", 0, std::nullopt, false, false, true, false, false}},
+      {"qwen2", {"Qwen2", 32, std::nullopt, true, false, false, true, false}},
+      {"qwen3", {"Qwen3", 32, 128, false, true, false, true, false}},
+      {"qwen3_moe", {"Qwen3Moe", 4, std::nullopt, false, true, false, true, true}},
   };
   return known;
 }
@@ -137,18 +144,35 @@ RotaryConfig rotary_of(const HfConfig& config, int64_t max_positions) {
 }
 
 /// Sliding-window attention is not computed here; it is refused where a token of the longest
-/// sequence would miss one.
-void refuse_windows(const HfConfig& config, int64_t layers, int64_t max_positions) {
+/// sequence would miss one. `first`: the first layer with a window, unless the file says it.
+void refuse_windows(const HfConfig& config, int64_t first, int64_t layers, int64_t max_positions) {
   const bool windows = config.get("use_sliding_window", false);
   const auto window = config.get<int64_t>("sliding_window", 4096);
   if (!windows || config.find("sliding_window") == nullptr || window >= max_positions) return;
-  const auto first = config.get<int64_t>("max_window_layers", 28);
   const auto* types = config.find("layer_types");
   const bool used = types == nullptr ? first < layers
                                      : types->dump().find("sliding_attention") != std::string::npos;
   TORCH_CHECK(!used, config.path(), ": sliding_window ", window, " is shorter than max_position_embeddings ",
               max_positions, ", and sliding-window attention is not supported: set use_sliding_window to false to train "
               "with full attention");
+}
+
+MoeConfig moe_of(const HfConfig& config) {
+  MoeConfig moe{
+      .num_experts = config.get("num_experts", config.get<int64_t>("num_local_experts", 128)),
+      .experts_per_token = config.get<int64_t>("num_experts_per_tok", 8),
+      .intermediate_size = config.get<int64_t>("moe_intermediate_size", 768),
+      .normalise_weights = config.get("norm_topk_prob", false),
+      .sparse_step = config.get<int64_t>("decoder_sparse_step", 1),
+      .dense_layers = config.get("mlp_only_layers", std::vector<int64_t>{})};
+  if (config.get("output_router_logits", false))
+    moe.aux_loss_coef = config.get("router_aux_loss_coef", 0.001);
+  TORCH_CHECK(moe.num_experts > 0 && moe.experts_per_token > 0 && moe.experts_per_token <= moe.num_experts &&
+                  moe.intermediate_size > 0 && moe.sparse_step > 0,
+              config.path(), ": num_experts ", moe.num_experts, ", num_experts_per_tok ", moe.experts_per_token,
+              ", moe_intermediate_size ", moe.intermediate_size, " and decoder_sparse_step ", moe.sparse_step,
+              " must be positive, and a token cannot have more experts than there are");
+  return moe;
 }
 
 }  // namespace
@@ -173,7 +197,10 @@ DecoderConfig decoder_config_from_hf(const Json& config_json, const std::string&
   TORCH_CHECK(kv_heads > 0 && heads % kv_heads == 0, hf.path(), ": num_attention_heads ", heads,
               " is not divisible by num_key_value_heads ", kv_heads);
   const bool attention_bias = !family.always_qkv_bias && hf.get("attention_bias", false);
-  if (family.windows) refuse_windows(hf, layers, max_positions);
+  if (family.windows) {
+    const auto first = family.experts ? 0 : hf.get<int64_t>("max_window_layers", 28);
+    refuse_windows(hf, first, layers, max_positions);
+  }
 
   DecoderConfig config{
       .names = {.norm = prefix + "RMSNorm",
@@ -182,7 +209,9 @@ DecoderConfig decoder_config_from_hf(const Json& config_json, const std::string&
                 .mlp = prefix + "MLP",
                 .layer = prefix + "DecoderLayer",
                 .decoder = prefix + "Model",
-                .model = prefix + "ForCausalLM"},
+                .model = prefix + "ForCausalLM",
+                .moe = prefix + "SparseMoeBlock",
+                .router = prefix + "TopKRouter"},
       .vocab_size = hf.need<int64_t>("vocab_size"),
       .hidden_size = hidden,
       .intermediate_size = hf.need<int64_t>("intermediate_size"),
@@ -202,6 +231,7 @@ DecoderConfig decoder_config_from_hf(const Json& config_json, const std::string&
       .attention_dropout = hf.get("attention_dropout", 0.0),
       .init_std = hf.get("initializer_range", 0.02),
   };
+  if (family.experts) config.moe = moe_of(hf);
   const auto pad = hf.get<int64_t>("pad_token_id", -1);
   if (pad >= 0 && pad < config.vocab_size) config.pad_token_id = pad;
   TORCH_CHECK(config.vocab_size > 0 && config.intermediate_size > 0 && config.head_dim > 0 && config.head_dim % 2 == 0,

@@ -4,6 +4,9 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <map>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -11,6 +14,7 @@
 
 #include "checkpoint/hugging_face/hf_weights.h"
 #include "checkpoint/values/tensor_info.h"
+#include "models/stacked_experts.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
@@ -21,8 +25,9 @@ constexpr const char* kEmbedding = "model.embed_tokens.weight";
 
 struct Target {
   at::Tensor parameter;
-  std::vector<std::string> names;  // more than one: tied
-  std::string source;              // its name in the files
+  std::vector<std::string> names;        // more than one: tied
+  std::string source;                    // its name in the files
+  std::optional<StackedWeight> stacked;  // where in it
 };
 
 /// The module's parameters, each once.
@@ -32,18 +37,30 @@ std::vector<Target> targets_of(const torch::nn::Module& module) {
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
     const auto [found, is_new] =
         position.emplace(item.value().unsafeGetTensorImpl(), targets.size());
-    if (is_new) targets.push_back({.parameter = item.value(), .names = {}, .source = {}});
+    if (is_new)
+      targets.push_back({.parameter = item.value(), .names = {}, .source = {}, .stacked = {}});
     targets[found->second].names.push_back(item.key());
   }
   return targets;
 }
 
-std::string source_of(const Target& target, const HfWeights& files) {
+void find_source(Target& target, const HfWeights& files) {
   for (const auto& name : target.names) {
-    if (files.contains(name)) return name;
+    if (!files.contains(name)) continue;
+    target.source = name;
+    return;
   }
-  const bool head = target.names.front() == kHead;
-  return head && files.contains(kEmbedding) ? kEmbedding : "";
+  const auto& name = target.names.front();
+  if (name == kHead && files.contains(kEmbedding)) target.source = kEmbedding;
+  auto stacked = StackedWeight::of(name);
+  if (!stacked || !files.contains(stacked->source())) return;
+  target.source = stacked->source();
+  target.stacked = std::move(stacked);
+}
+
+/// What the files have for it; undefined: nothing of its number of dimensions.
+at::Tensor stored_tensor(const Target& target, const HfWeights& files) {
+  return target.stacked ? target.stacked->view(files) : files.tensor(target.source);
 }
 
 /// Old Llama files carry the rotary frequencies, which follow from config.json.
@@ -53,19 +70,30 @@ void check_names(std::vector<Target>& targets, const HfWeights& files, const std
   std::vector<std::string> missing;
   std::vector<std::string> sizes;
   std::unordered_set<std::string> known;
+  std::map<std::string, int64_t> experts_in;  // of the model, in a stacked tensor
   for (auto& target : targets) {
     known.insert(target.names.begin(), target.names.end());
-    target.source = source_of(target, files);
+    find_source(target, files);
     if (target.source.empty()) {
       missing.push_back(target.names.front());
       continue;
     }
     const auto wanted = global_sizes(target.parameter);
-    const auto& stored = files.info(target.source).sizes;
-    if (stored != wanted) {
-      sizes.push_back(
-          c10::str(target.source, " ", at::IntArrayRef(stored), " for ", at::IntArrayRef(wanted)));
+    if (target.stacked) {
+      known.insert(target.source);
+      auto& experts = experts_in[target.source];
+      experts = std::max(experts, target.stacked->expert + 1);
     }
+    const auto stored = stored_tensor(target, files);
+    if (stored.defined() && stored.sizes() == wanted) continue;
+    const at::IntArrayRef whole = files.info(target.source).sizes;
+    sizes.push_back(c10::str(target.source, " ", whole, " for ", target.names.front(), " ",
+                             at::IntArrayRef(wanted)));
+  }
+  for (const auto& [source, experts] : experts_in) {
+    const auto stored = files.info(source).sizes.front();
+    if (stored > experts)
+      sizes.push_back(c10::str(source, " of ", stored, " experts for ", experts));
   }
   std::vector<std::string> unexpected;
   for (const auto& info : files.tensors()) {
@@ -88,7 +116,7 @@ void load_hf_weights(torch::nn::Module& module, const std::filesystem::path& hf_
   const at::NoGradGuard no_grad;
   for (const auto& target : targets) {
     auto piece = sharded_view(target.parameter);
-    auto stored = files.tensor(target.source);
+    auto stored = stored_tensor(target, files);
     for (int64_t dim = 0; dim < stored.dim(); ++dim) {
       if (piece.local.size(dim) == stored.size(dim)) continue;
       const int64_t rows = piece.local.size(dim);

@@ -28,15 +28,15 @@ at::Tensor activate(const at::Tensor& x, Activation activation) {
 
 }  // namespace
 
-Mlp::Mlp(const DecoderConfig& config)
+Mlp::Mlp(const DecoderConfig& config, int64_t intermediate_size)
     : class_name_(config.names.mlp), activation_(config.activation) {
   const Linear::Options widen{
-      .in = config.hidden_size, .out = config.intermediate_size, .bias = config.mlp_bias};
+      .in = config.hidden_size, .out = intermediate_size, .bias = config.mlp_bias};
   if (config.gated_mlp)
     gate_proj_ = register_module("gate_proj", std::make_shared<Hooked<Linear>>(widen));
   up_proj_ = register_module("up_proj", std::make_shared<Hooked<Linear>>(widen));
   down_proj_ = register_module("down_proj", std::make_shared<Hooked<Linear>>(Linear::Options{
-                                                .in = config.intermediate_size,
+                                                .in = intermediate_size,
                                                 .out = config.hidden_size,
                                                 .bias = config.mlp_bias,
                                                 .init_scale = config.output_init_scale}));

@@ -16,9 +16,10 @@ namespace megashard {
 /// down_proj.
 class Mlp : public torch::nn::Module {
  public:
-  explicit Mlp(const DecoderConfig& config);
+  explicit Mlp(const DecoderConfig& config) : Mlp(config, config.intermediate_size) {}
+  Mlp(const DecoderConfig& config, int64_t intermediate_size);
 
-  at::Tensor forward(const at::Tensor& hidden);  // [B, T, C] -> [B, T, C]
+  at::Tensor forward(const at::Tensor& hidden);  // [..., C] -> [..., C]
   std::string class_name() const { return class_name_; }
 
  private:

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -56,6 +57,12 @@ RotaryConfig rotary_of(const Arguments& arguments) {
 }
 
 }  // namespace
+
+bool MoeConfig::is_sparse(int64_t layer) const {
+  const bool dense =
+      std::find(dense_layers.begin(), dense_layers.end(), layer) != dense_layers.end();
+  return num_experts > 0 && !dense && (layer + 1) % sparse_step == 0;
+}
 
 DecoderConfig decoder_config_from_flags(const Arguments& arguments) {
   const int64_t layers = positive(arguments.num_layers, "--num-layers");

@@ -5,6 +5,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "checkpoint/values/value.h"
 #include "framework/arguments/arguments.h"
@@ -30,6 +31,20 @@ struct RotaryConfig {
 /// Class names that the modules of a family answer, for wrap policies.
 struct ModuleNames {
   std::string norm, rotary, attention, mlp, layer, decoder, model;
+  std::string moe{}, router{};
+};
+
+/// Layers whose MLP is a choice of experts.
+struct MoeConfig {
+  int64_t num_experts = 0;  ///< 0: a dense network
+  int64_t experts_per_token = 0;
+  int64_t intermediate_size = 0;   ///< of one expert
+  bool normalise_weights = false;  ///< a token's weights are made to sum to 1
+  double aux_loss_coef = 0;        ///< of the load-balancing loss; 0: without
+  int64_t sparse_step = 1;         ///< every how many layers one has experts
+  std::vector<int64_t> dense_layers{};
+
+  bool is_sparse(int64_t layer) const;
 };
 
 /// A decoder-only network, whatever described it.
@@ -59,10 +74,11 @@ struct DecoderConfig {
   double init_std = 0.02;
   double output_init_scale = 1;  ///< on init_std of the projections that end a residual branch
   std::optional<int64_t> pad_token_id{};
+  MoeConfig moe{};
 };
 
-/// From a Hugging Face directory's config.json: llama, qwen2, qwen3. Throws for other
-/// architectures, listing these, and for settings that this code does not compute.
+/// From a Hugging Face directory's config.json: llama, qwen2, qwen3, qwen3_moe. Throws for
+/// other architectures, listing these, and for settings that this code does not compute.
 DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir);
 /// The same of that file's object; `path` stands in messages.
 DecoderConfig decoder_config_from_hf(const nlohmann::ordered_json& config_json,

@@ -9,8 +9,8 @@ void register_models(ModelRegistry& registry) {
   const auto decoder = [](const Arguments& arguments) -> std::shared_ptr<MultiModalModule> {
     return std::make_shared<DecoderModel>(decoder_config(arguments));
   };
-  for (const char* name : {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "llama",
-                           "qwen2", "qwen3", "gpt"}) {
+  for (const char* name : {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
+                           "Qwen3MoeForCausalLM", "llama", "qwen2", "qwen3", "qwen3_moe", "gpt"}) {
     registry.add(name, decoder);
   }
   for (const char* name :

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
+                          Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
@@ -16,6 +17,7 @@ SMALL = dict(vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_
              max_position_embeddings=128, initializer_range=0.2)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16, rope_theta=500.0)
+MOE = dict(num_key_value_heads=2, head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20)
 CASES = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SMALL)),
     "llama_gqa_llama3_rope": (LlamaForCausalLM, LlamaConfig(**SMALL, num_key_value_heads=2, rope_parameters=LLAMA3)),
@@ -25,9 +27,24 @@ CASES = {
     "llama_tied_pad": (LlamaForCausalLM, LlamaConfig(**SMALL, tie_word_embeddings=True, pad_token_id=7, head_dim=10)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SMALL, num_key_value_heads=2)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SMALL, num_key_value_heads=2, head_dim=16)),
+    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SMALL, **MOE)),
+    "qwen3_moe_balanced": (Qwen3MoeForCausalLM, Qwen3MoeConfig(  # and a dense layer
+        **SMALL, **MOE, norm_topk_prob=True, mlp_only_layers=[1], output_router_logits=True, router_aux_loss_coef=0.3)),
     "qwen3_tied": (Qwen3ForCausalLM, Qwen3Config(**SMALL, num_key_value_heads=6, head_dim=8, tie_word_embeddings=True)),
 }
 POSITIONS = {"qwen3": torch.arange(17).flip(0).repeat(2, 1) * 5}  # only where positions are given, not counted
+
+
+def by_expert(gradients):
+    """By the names in published files: transformers has the experts of a layer in one tensor."""
+    for name, gradient in gradients:
+        prefix, _, part = name.rpartition("experts.")
+        parts = {"": [], "gate_up_proj": ["gate_proj", "up_proj"], "down_proj": ["down_proj"]}[part if prefix else ""]
+        if not prefix:
+            yield name, gradient
+        for expert, whole in enumerate(gradient if prefix else []):
+            for each, rows in zip(parts, whole.chunk(len(parts))):
+                yield f"{prefix}experts.{expert}.{each}.weight", rows
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +66,15 @@ def compared(tmp_path_factory):
         if name in POSITIONS:
             inputs["position_ids"] = POSITIONS[name]
         save_file(inputs, folder / name / "input.bin")
-        logits = model(tokens, position_ids=inputs.get("position_ids")).logits
+        out = model(tokens, position_ids=inputs.get("position_ids"))
+        logits = out.logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        if out.get("aux_loss") is not None:  # transformers adds it to the mean
+            loss = loss + config.router_aux_loss_coef * out.aux_loss
         loss.mean().backward()
         wanted[name] = {"logits": logits.detach(), "loss": loss.detach().view_as(labels)} | {
-            f"grad.{key}": parameter.grad for key, parameter in model.named_parameters(remove_duplicate=False)}
+            f"grad.{key}": gradient for key, gradient in by_expert(
+                (key, parameter.grad) for key, parameter in model.named_parameters(remove_duplicate=False))}
     program = BUILD / "tests" / "interop" / "model_logits"
     done = subprocess.run([program, *(folder / name for name in CASES)], capture_output=True, text=True, timeout=120,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -70,11 +91,41 @@ def test_same_as_transformers(compared, name):
         assert error <= 1e-5, f"{key}: {error:.1e} of the largest value"
 
 
+def model_logits(*folders):
+    return subprocess.run([BUILD / "tests" / "interop" / "model_logits", *folders], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_stacked_experts_are_the_same_weights(compared, tmp_path):
+    """As transformers has them in memory, and as in Qwen3-VL-MoE's files; sizes that a glance cannot tell apart."""
+    config = Qwen3MoeConfig(**SMALL | dict(num_hidden_layers=1), **MOE | dict(moe_intermediate_size=SMALL["hidden_size"] // 2))
+    folders = [tmp_path / name for name in ("by_expert", "stacked", "transposed", "lacking")]
+    torch.manual_seed(0)
+    model = Qwen3MoeForCausalLM(config)
+    stacked = model.state_dict()
+    transposed = {key: value.mT.contiguous() if ".experts." in key else value for key, value in stacked.items()}
+    lacking = {key: value[:5].clone() if key.endswith("experts.down_proj") else value for key, value in stacked.items()}
+    model.save_pretrained(folders[0])
+    tokens = torch.randint(0, VOCAB, (2, 9))
+    for folder, weights in zip(folders, (None, stacked, transposed, lacking)):
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text((folders[0] / "config.json").read_text())
+        save_file({"tokens": tokens, "labels": tokens.clone()}, folder / "input.bin")
+        if weights:
+            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    done = model_logits(*folders[:3])
+    assert done.returncode == 0, done.stderr
+    wanted, *others = (load_file(folder / "output.bin") for folder in folders[:3])
+    assert all(torch.equal(other[key], value) for other in others for key, value in wanted.items())
+    done = model_logits(folders[3])
+    assert "of other sizes: model.layers.0.mlp.experts.down_proj [5, 48, 24] for model.layers.0.mlp.experts.5" in done.stderr
+
+
 def test_weights_of_another_model_are_refused(compared, tmp_path):
     _, config = CASES["llama"]
     model = LlamaForCausalLM(config)
     model.save_pretrained(tmp_path, state_dict={
         key.replace("layers.2.mlp.up_proj", "layers.2.mlp.other"): value for key, value in model.state_dict().items()})
-    done = subprocess.run([BUILD / "tests" / "interop" / "model_logits", tmp_path], capture_output=True, text=True, timeout=60)
+    done = model_logits(tmp_path)
     assert done.returncode == 1
     assert "missing: model.layers.2.mlp.up_proj.weight; unexpected: model.layers.2.mlp.other.weight" in done.stderr

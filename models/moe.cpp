@@ -1,0 +1,131 @@
+#include "models/moe.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/topk.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include "models/fused_ops.h"
+
+namespace megashard {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+/// Row i of the result is row index[i] of x, where each row of x is taken as often as any other.
+/// `back` [rows, times] says where. Unlike index_select's, the gradient is a gather too: the same
+/// bits in each run on a GPU.
+struct TakeRows : torch::autograd::Function<TakeRows> {
+  static Variable forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& index,
+                          const at::Tensor& back) {
+    context->save_for_backward({back});
+    return x.index_select(0, index);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto back = context->get_saved_variables()[0];
+    const auto rows =
+        grads[0].index_select(0, back.flatten()).view({back.size(0), back.size(1), -1});
+    return {rows.sum(1), Variable(), Variable()};
+  }
+};
+
+/// The rows of `experts` [N, K], one for each token and choice, sorted by expert.
+struct RowOrder {
+  at::Tensor token;             // [N * K], of each sorted row
+  at::Tensor place;             // [N, K]: the sorted row
+  std::vector<int64_t> counts;  // of each expert's rows, which lie side by side
+
+  RowOrder(const at::Tensor& experts, int64_t num_experts) {
+    const auto flat = experts.flatten();
+    const auto [sorted, order] = at::sort(flat, /*stable=*/std::optional<bool>(true), /*dim=*/0);
+    token = order.div(experts.size(1), "floor");
+    place = at::empty_like(order);
+    place.scatter_(0, order, at::arange(order.size(0), order.options()));
+    place = place.view(experts.sizes());
+    const auto ends = at::searchsorted(sorted, at::arange(num_experts, order.options()),
+                                       /*out_int32=*/false, /*right=*/true)
+                          .cpu();
+    int64_t begin = 0;
+    for (int64_t i = 0; i < num_experts; ++i) {
+      const int64_t end = ends.const_data_ptr<int64_t>()[i];
+      counts.push_back(end - begin);
+      begin = end;
+    }
+  }
+};
+
+/// `probabilities` and `experts` are the router's; transformers' loss has its own softmax in the
+/// dtype of the logits, which in fp32 is the same.
+at::Tensor balance_of(const at::Tensor& logits, at::Tensor probabilities, at::Tensor experts) {
+  if (logits.scalar_type() != at::kFloat) {
+    const auto own = at::softmax(logits, -1);
+    experts = std::get<1>(at::topk(own, experts.size(1), -1));
+    probabilities = own.to(at::kFloat);
+  }
+  const auto chosen = experts.flatten();
+  auto counts = at::zeros({logits.size(1)}, logits.options().dtype(at::kFloat));
+  counts.scatter_add_(0, chosen, at::ones_like(chosen, counts.options()));
+  return at::stack({counts, probabilities.sum(0)});
+}
+
+}  // namespace
+
+TopKRouter::TopKRouter(const DecoderConfig& config)
+    : class_name_(config.names.router), config_(config.moe) {
+  weight = register_parameter("weight", at::empty({config_.num_experts, config.hidden_size}));
+}
+
+Routing TopKRouter::forward(const at::Tensor& tokens) {
+  const auto logits = linear(tokens, weight, at::Tensor());
+  const auto probabilities = at::softmax(logits, -1, at::kFloat);
+  auto [weights, experts] = at::topk(probabilities, config_.experts_per_token, -1);
+  if (config_.normalise_weights) weights = weights / weights.sum(-1, /*keepdim=*/true);
+  const bool balanced = config_.aux_loss_coef != 0;
+  return {weights.to(logits.scalar_type()), experts,
+          balanced ? balance_of(logits, probabilities, experts) : at::Tensor()};
+}
+
+void TopKRouter::init_own_weights(const WeightInit& init) {
+  weight.normal_(0, init.std, init.generator);
+}
+
+SparseMoeBlock::SparseMoeBlock(const DecoderConfig& config) : class_name_(config.names.moe) {
+  gate_ = register_module("gate", std::make_shared<Hooked<TopKRouter>>(config));
+  const auto list = register_module("experts", std::make_shared<torch::nn::ModuleListImpl>());
+  for (int64_t i = 0; i < config.moe.num_experts; ++i) {
+    experts_.push_back(std::make_shared<Hooked<Mlp>>(config, config.moe.intermediate_size));
+    list->push_back(experts_.back());
+  }
+}
+
+RoutedStates SparseMoeBlock::forward(const at::Tensor& hidden) {
+  const auto tokens = hidden.reshape({-1, hidden.size(-1)});
+  const auto routing = gate_->forward(tokens);
+  const RowOrder order(routing.experts, static_cast<int64_t>(experts_.size()));
+  const auto rows = TakeRows::apply(tokens, order.token, order.place);
+  auto pieces = rows.split_with_sizes(order.counts);
+  for (size_t i = 0; i < experts_.size(); ++i) pieces[i] = experts_[i]->forward(pieces[i]);
+  const auto results = at::cat(pieces).index_select(0, order.place.flatten());
+  const auto weighted =
+      results.view({tokens.size(0), -1, tokens.size(1)}) * routing.weights.unsqueeze(-1);
+  return {weighted.sum(1).view(hidden.sizes()), routing.balance};
+}
+
+at::Tensor load_balancing_loss(const at::Tensor& balance, int64_t rows) {
+  const auto shares = balance / static_cast<double>(rows);
+  return (shares[0] * shares[1]).sum() * static_cast<double>(balance.size(1));
+}
+
+}  // namespace megashard

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "framework/modules/weight_init_mixin.h"
+#include "models/mlp.h"
+#include "models/model_config.h"
+#include "parallel/fsdp/hooked_module.h"
+
+namespace megashard {
+
+/// Hidden states, and what the routers on their way did.
+struct RoutedStates {
+  at::Tensor hidden;
+  /// [2, experts] fp32: how many tokens each expert was given, and the sum over the tokens of its
+  /// probability, which has a gradient. Undefined where no load-balancing loss is asked for.
+  at::Tensor balance;
+
+  template <class F>
+  void visit_tensors(F&& f) {
+    f(hidden);
+    f(balance);
+  }
+};
+
+/// The experts of each token and their weights.
+struct Routing {
+  at::Tensor weights;  // [N, K], of the hidden states' dtype
+  at::Tensor experts;  // [N, K] int64
+  at::Tensor balance;  // as in RoutedStates
+
+  template <class F>
+  void visit_tensors(F&& f) {
+    f(weights);
+    f(experts);
+    f(balance);
+  }
+};
+
+/// Softmax in fp32 over the experts' logits, then the K largest (transformers' Qwen3MoeTopKRouter).
+class TopKRouter : public torch::nn::Module, public SelfInitializing {
+ public:
+  explicit TopKRouter(const DecoderConfig& config);
+
+  Routing forward(const at::Tensor& tokens);  // [N, C]
+  void init_own_weights(const WeightInit& init) override;
+  std::string class_name() const { return class_name_; }
+
+  at::Tensor weight;  // [experts, C]
+
+ private:
+  std::string class_name_;
+  MoeConfig config_;
+};
+
+/// Router `gate` and the list `experts`. Rows are sorted by expert once; each expert works on its
+/// own, and the weighted sum of a token's results takes its place. On a GPU the host waits once a
+/// forward, for the numbers of rows. Every expert runs, also on no rows: its gradients are zeros
+/// then, and as a unit of fully_shard it joins the collectives of the ranks that have rows for it.
+class SparseMoeBlock : public torch::nn::Module {
+ public:
+  explicit SparseMoeBlock(const DecoderConfig& config);
+
+  RoutedStates forward(const at::Tensor& hidden);  // [B, T, C]
+  std::string class_name() const { return class_name_; }
+
+ private:
+  std::string class_name_;
+  std::shared_ptr<Hooked<TopKRouter>> gate_;
+  std::vector<std::shared_ptr<Hooked<Mlp>>> experts_;
+};
+
+/// transformers' load_balancing_loss_func: `balance` summed over the layers, `rows` the tokens of
+/// all of them. A scalar; `experts_per_token` where all experts are used alike.
+at::Tensor load_balancing_loss(const at::Tensor& balance, int64_t rows);
+
+}  // namespace megashard

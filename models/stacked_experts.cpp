@@ -1,0 +1,74 @@
+#include "models/stacked_experts.h"
+
+#include <charconv>
+
+namespace megashard {
+namespace {
+
+constexpr const char* kList = ".experts.";
+
+/// Whether the two tensors are stored [in, out]. Sizes [a, b] and [c, d] of an expert tell: only
+/// one of the two layouts can be theirs.
+bool is_transposed(const HfWeights& files, const std::string& experts) {
+  const auto& gate_up = files.info(experts + ".gate_up_proj").sizes;
+  const auto& down = files.info(experts + ".down_proj").sizes;
+  return gate_up.size() == 3 && down.size() == 3 && gate_up[1] == down[2] &&
+         gate_up[2] == 2 * down[1];
+}
+
+}  // namespace
+
+std::optional<StackedWeight> StackedWeight::of(const std::string& name) {
+  const auto list = name.find(kList);
+  if (list == name.npos) return std::nullopt;
+  StackedWeight weight{.experts = name.substr(0, list + std::string(kList).size() - 1)};
+  const char* end = name.data() + name.size();
+  const auto number = std::from_chars(name.data() + weight.experts.size() + 1, end, weight.expert);
+  const std::string rest(number.ptr, end);
+  if (number.ec != std::errc()) return std::nullopt;
+  if (rest == ".up_proj.weight") weight.part = Part::kUp;
+  if (rest == ".down_proj.weight") weight.part = Part::kDown;
+  if (weight.part == Part::kGate && rest != ".gate_proj.weight") return std::nullopt;
+  return weight;
+}
+
+std::string StackedWeight::source() const {
+  return experts + (part == Part::kDown ? ".down_proj" : ".gate_up_proj");
+}
+
+at::Tensor StackedWeight::view(const HfWeights& files) const {
+  const auto whole = files.tensor(source());
+  const auto other = experts + (part == Part::kDown ? ".gate_up_proj" : ".down_proj");
+  if (whole.dim() != 3 || expert >= whole.size(0) || !files.contains(other)) return {};
+  auto weight = whole.select(0, expert);
+  if (is_transposed(files, experts)) weight = weight.t();
+  if (part == Part::kDown) return weight;
+  const int64_t rows = weight.size(0) / 2;
+  return weight.narrow(0, part == Part::kUp ? rows : 0, rows);
+}
+
+ShardedTensors stack_experts(const ShardedTensors& tensors, int64_t num_experts) {
+  ShardedTensors stacked;
+  for (const auto& [name, tensor] : tensors) {
+    const auto weight = StackedWeight::of(name);
+    if (!weight) {
+      stacked.emplace_back(name, tensor);
+      continue;
+    }
+    if (tensor.local.numel() == 0) continue;  // it would begin where another's rows do
+    const bool halves = weight->part != StackedWeight::Part::kDown;
+    const int64_t rows = tensor.global_sizes[0];
+    const int64_t begin = weight->part == StackedWeight::Part::kUp ? rows : 0;
+    stacked.emplace_back(
+        weight->source(),
+        ShardedTensor{
+            .local = tensor.local.unsqueeze(0),
+            .global_sizes = {num_experts, halves ? 2 * rows : rows, tensor.global_sizes[1]},
+            .offsets = {weight->expert, begin + tensor.offsets[0], tensor.offsets[1]},
+            .mesh = tensor.mesh,
+            .placements = tensor.placements});
+  }
+  return stacked;
+}
+
+}  // namespace megashard
