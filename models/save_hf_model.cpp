@@ -14,6 +14,7 @@
 #include "framework/training/diagnostics.h"
 #include "framework/training/save_contract.h"
 #include "models/model_config.h"
+#include "models/stacked_experts.h"
 
 namespace megashard {
 namespace {
@@ -107,7 +108,10 @@ void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group) 
 void save_hf_model(MegatronModule& model, const Arguments& arguments,
                    const ProcessGroupPtr& group) {
   const auto& folder = *arguments.save_hf;
-  save_hf_sharded(folder, checked_state_dict(model), group);
+  auto tensors = checked_state_dict(model);
+  if (arguments.save_hf_stacked_experts)
+    tensors = stack_experts(tensors, decoder_config(arguments).moe.num_experts);
+  save_hf_sharded(folder, tensors, group);
   all_or_throw(group, [&] {
     if (rank_in(group) != 0) return;
     if (arguments.hf_model) copy_hf_assets(*arguments.hf_model, folder);

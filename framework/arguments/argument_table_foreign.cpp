@@ -108,7 +108,7 @@ struct Refused {
 constexpr Refused kRefused[] = {
     {"--distribute-saved-activations", 0,
      "it spreads them over tensor parallel ranks, of which there are none; leave it out"},
-    {"--moe-layer-recompute", 0, "no model here has experts; leave it out"},
+    {"--moe-layer-recompute", 0, "give --recompute-activations --recompute-modules moe instead"},
     {"--recompute-activation-function", 0, kNormsAndActivations},
     {"--recompute-norm", 0, kNormsAndActivations},
     {"--swap-attention", 0, kSwap},

@@ -90,6 +90,9 @@ void add_checkpoint(std::vector<Option>& rows) {
   group.add(
       "--save-hf", &A::save_hf,
       "folder for the weights as Hugging Face files, which all ranks write when training ends");
+  group.add("--save-hf-stacked-experts", &A::save_hf_stacked_experts,
+            "with it: the experts of a layer in gate_up_proj and down_proj, as transformers has "
+            "them in memory");
 }
 
 void add_data(std::vector<Option>& rows) {

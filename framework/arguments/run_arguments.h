@@ -53,6 +53,7 @@ struct CheckpointArguments {
   std::optional<std::string> ckpt_convert_format;  // load, save in this one, exit
   std::optional<std::string> ckpt_convert_save;    // folder for it
   std::optional<std::string> save_hf;              // folder for Hugging Face files, at the end
+  bool save_hf_stacked_experts = false;            // a layer's experts in two tensors there
 };
 
 /// The model's source besides Megatron's flags.

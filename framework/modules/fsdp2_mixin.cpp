@@ -36,12 +36,12 @@ void warn_of_keys_without_effect(const Fsdp2Config& config, const DiagnosticSink
     if (changed)
       sink(Severity::kWarning, "FSDP2: " + key + " has no effect: " + why + "; leave it out");
   };
-  const std::string no_experts = "expert parallel layers are not available yet";
+  const std::string no_ranks = "it is about experts on other ranks, and expert_parallel_size is 1";
   warn(config.align_fsdp_param_groups, "align_fsdp_param_groups",
        "every parameter keeps its own place in the buffers");
-  warn(!config.moe_modules.empty(), "moe_modules", no_experts);
+  warn(!config.moe_modules.empty(), "moe_modules", no_ranks);
   warn(config.reshard_local_experts != defaults.reshard_local_experts, "reshard_local_experts",
-       no_experts);
+       no_ranks);
   warn(config.pin_memory != defaults.pin_memory && !config.offload_to_cpu, "pin_memory",
        "it belongs to offload_to_cpu, which is false");
 }

@@ -16,13 +16,16 @@ namespace {
 
 using Indices = std::vector<std::pair<int64_t, int64_t>>;  // inclusive ranges
 
-/// "a.b.{0-3,7}.c" in three parts; without braces all is `prefix`.
+/// One word of a path: a name, or braces.
+struct PathWord {
+  std::string name;
+  bool braces = false;
+  std::optional<Indices> indices{};  // of braces; unset: {*}
+};
+
 struct Pattern {
   std::string text;
-  std::vector<std::string> prefix;
-  std::vector<std::string> suffix;
-  bool braces = false;
-  std::optional<Indices> indices;  // unset: {*}
+  std::vector<PathWord> words;
 };
 
 [[noreturn]] void malformed(const std::string& key, const std::string& pattern,
@@ -68,29 +71,20 @@ Indices parse_indices(const std::string& key, const std::string& pattern, std::s
 }
 
 Pattern parse_pattern(const std::string& key, const std::string& text) {
-  Pattern pattern{
-      .text = text, .prefix = {}, .suffix = {}, .braces = false, .indices = std::nullopt};
-  const auto opening = std::count(text.begin(), text.end(), '{'),
-             closing = std::count(text.begin(), text.end(), '}');
-  if (opening > 1 || closing > 1) malformed(key, text, "has more than one pair of braces");
-  const auto open = text.find('{'), close = text.find('}');
-  if (opening != closing || (opening == 1 && close < open))
-    malformed(key, text, "has braces that do not match");
-  if (opening == 0) {
-    pattern.prefix = split(text, '.');
-  } else {
-    pattern.braces = true;
-    const bool whole = (open == 0 || text[open - 1] == '.') &&
-                       (close + 1 == text.size() || text[close + 1] == '.');
-    if (!whole) malformed(key, text, "has braces that are only part of a name");
-    if (open > 0) pattern.prefix = split(text.substr(0, open - 1), '.');
-    if (close + 1 < text.size()) pattern.suffix = split(text.substr(close + 2), '.');
-    const auto inside = text.substr(open + 1, close - open - 1);
-    if (inside != "*") pattern.indices = parse_indices(key, text, inside);
-  }
-  for (const auto* names : {&pattern.prefix, &pattern.suffix}) {
-    if (std::find(names->begin(), names->end(), "") != names->end())
-      malformed(key, text, "has an empty name");
+  Pattern pattern{.text = text, .words = {}};
+  for (const auto& name : split(text, '.')) {
+    if (name.empty()) malformed(key, text, "has an empty name");
+    const auto open = name.find('{'), close = name.find('}');
+    const auto opening = std::count(name.begin(), name.end(), '{'),
+               closing = std::count(name.begin(), name.end(), '}');
+    if (opening != closing || opening > 1 || (opening == 1 && close < open))
+      malformed(key, text, "has braces that do not match");
+    PathWord word{.name = name, .braces = opening == 1};
+    if (word.braces && (open > 0 || close + 1 < name.size()))
+      malformed(key, text, "has braces that are only part of a name");
+    if (word.braces && name != "{*}")
+      word.indices = parse_indices(key, text, name.substr(1, name.size() - 2));
+    pattern.words.push_back(std::move(word));
   }
   return pattern;
 }
@@ -139,12 +133,7 @@ class Selector {
 
   void select(const std::string& text) {
     selection_.matches.push_back({text, {}});
-    const auto pattern = parse_pattern(key_, text);
-    if (pattern.braces) {
-      expand(pattern);
-    } else {
-      take(text, walk(model_, {}, pattern.prefix));
-    }
+    expand(parse_pattern(key_, text), 0, {});
     const bool nothing = selection_.matches.back().paths.empty();
     if (nothing && !complained_) complain(text, "matches no module");
     complained_ = false;
@@ -153,41 +142,48 @@ class Selector {
   ModuleSelection result() && { return std::move(selection_); }
 
  private:
-  void expand(const Pattern& pattern) {
-    const auto container = walk(model_, {}, pattern.prefix);
-    const torch::nn::Module* list = pattern.prefix.empty() ? &model_ : container.reached.module;
+  /// The words from `next` on, seen from `from` (without module: the model).
+  void expand(const Pattern& pattern, size_t next, const NamedModule& from) {
+    std::vector<std::string> names;
+    while (next < pattern.words.size() && !pattern.words[next].braces)
+      names.push_back(pattern.words[next++].name);
+    const auto container = walk(model_, from, names);
+    if (next == pattern.words.size()) return take(pattern.text, container);
+    const auto& wanted = pattern.words[next].indices;
+    const bool whole_model = from.module == nullptr && names.empty();
+    const torch::nn::Module* list = whole_model ? &model_ : container.reached.module;
     const auto length = list == nullptr ? std::nullopt : list_length(*list);
     if (!length) {
       const std::string why = list == nullptr
                                   ? container.problem
                                   : container.reached.path + " is not a list of modules";
-      if (!pattern.indices) {
+      if (!wanted && from.module == nullptr) {
         throw UsageError(key_ + ": {*} in \"" + pattern.text + "\" needs a list of modules, but " +
                          sentence(why));
       }
       complain(pattern.text, why);
       return;
     }
-    for (const int64_t index : indices(pattern, *length)) {
-      auto names = pattern.suffix;
-      names.insert(names.begin(), std::to_string(index));
-      take(pattern.text, walk(model_, container.reached, names));
+    for (const int64_t index : indices(pattern.text, wanted, *length)) {
+      const auto each = walk(model_, container.reached, {std::to_string(index)});
+      expand(pattern, next + 1, each.reached);
     }
   }
 
   /// Existing ones, ascending, each once; the others are told.
-  std::vector<int64_t> indices(const Pattern& pattern, int64_t length) {
+  std::vector<int64_t> indices(const std::string& text, const std::optional<Indices>& wanted,
+                               int64_t length) {
     const Indices all = {{0, length - 1}};
     std::set<int64_t> existing;
     int64_t largest = -1;
-    for (const auto& [first, last] : pattern.indices ? *pattern.indices : all) {
+    for (const auto& [first, last] : wanted ? *wanted : all) {
       for (int64_t index = first; index <= std::min(last, length - 1); ++index)
         existing.insert(index);
       largest = std::max(largest, last);
     }
-    if (pattern.indices && largest >= length) {
-      complain(pattern.text, "goes up to index " + std::to_string(largest) + ", but the list has " +
-                                 std::to_string(length) + " modules");
+    if (wanted && largest >= length) {
+      complain(text, "goes up to index " + std::to_string(largest) + ", but the list has " +
+                         std::to_string(length) + " modules");
     }
     return {existing.begin(), existing.end()};
   }

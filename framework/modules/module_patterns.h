@@ -27,10 +27,11 @@ struct ModuleSelection {
 };
 
 /// Finds the modules that path patterns of the FSDP2 file name. A pattern is a dotted path from the
-/// model's children; one component may be {*} (every index) or {0-20,25} (inclusive ranges, sorted,
-/// once). `key` is the file's key, for messages. Throws UsageError for malformed patterns and for
-/// {*} on a path that does not exist or is not a list; a path that matches nothing is told to
-/// `sink` with the nearest name, or thrown when strict.
+/// model's children; its words may be {*} (every index) or {0-20,25} (inclusive ranges, sorted,
+/// once): model.layers.{*}.mlp.experts.{*}. `key` is the file's key, for messages. Throws
+/// UsageError for malformed patterns and where the first {*} is on a path that does not exist or is
+/// not a list; a path that matches nothing is told to `sink` with the nearest name, or thrown when
+/// strict.
 ModuleSelection select_modules(const torch::nn::Module& model,
                                const std::vector<std::string>& patterns, const std::string& key,
                                Strictness strictness, const DiagnosticSink& sink);

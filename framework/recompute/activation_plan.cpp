@@ -16,7 +16,10 @@ struct Part {
   const char* why_not;  // null: it can be
 };
 
-constexpr const char* kNoExperts = "no model here has experts";
+constexpr const char* kPartOfExpert =
+    "experts are recomputed whole, by --recompute-modules moe, or one by one by modules in the "
+    "FSDP2 file";
+constexpr const char* kNoSharedExperts = "no model here has shared experts";
 
 constexpr Part kRecomputable[] = {
     {"core_attn", nullptr},
@@ -24,16 +27,16 @@ constexpr Part kRecomputable[] = {
     {"layernorm",
      "the next projection keeps its output anyway; recompute_modules with recompute_save_ops "
      "[aten::mm] in the FSDP2 file recomputes norms and activations, and keeps products"},
-    {"moe_act", kNoExperts},
-    {"moe", kNoExperts},
-    {"shared_experts", kNoExperts},
+    {"moe", nullptr},
+    {"moe_act", kPartOfExpert},
+    {"shared_experts", kNoSharedExperts},
     {"mla_up_proj", "no model here has multi-latent attention"},
 };
 
 constexpr Part kOffloadable[] = {
-    {"attn_norm", nullptr},  {"qkv_linear", nullptr}, {"core_attn", nullptr},
-    {"attn_proj", nullptr},  {"mlp_norm", nullptr},   {"expert_fc1", kNoExperts},
-    {"moe_act", kNoExperts},
+    {"attn_norm", nullptr},     {"qkv_linear", nullptr}, {"core_attn", nullptr},
+    {"attn_proj", nullptr},     {"mlp_norm", nullptr},   {"expert_fc1", kPartOfExpert},
+    {"moe_act", kPartOfExpert},
 };
 
 template <size_t N>

@@ -11,7 +11,8 @@
 namespace megashard {
 
 /// What Megatron's flags want recomputed and offloaded, by Megatron's names of a model's parts:
-/// "layer" (a whole one), "core_attn", "mlp", "attn_norm", "qkv_linear", "attn_proj", "mlp_norm".
+/// "layer" (a whole one), "core_attn", "mlp", "moe" (the experts of a layer and their router),
+/// "attn_norm", "qkv_linear", "attn_proj", "mlp_norm".
 struct ActivationPlan {
   std::vector<std::string> recompute{};
   std::optional<int64_t> recompute_layers{};  ///< of "layer", the first so many; unset: all

@@ -326,8 +326,8 @@ TEST(ValidateArguments, RecomputeAndOffloadFlagsThatDoNotGoTogether) {
       {"--recompute-activations --recompute-method block", "does not go with"},
       {"--recompute-activations --recompute-num-layers 1", "does not go with"},
       {"--recompute-activations --recompute-modules layernorm", "recompute_save_ops"},
-      {"--recompute-activations --recompute-modules moe", "no model here has experts"},
-      {"--recompute-activations --recompute-modules attention", "choose of core_attn, mlp"},
+      {"--recompute-activations --recompute-modules moe_act", "experts are recomputed whole"},
+      {"--recompute-activations --recompute-modules attention", "choose of core_attn, mlp, moe"},
       {"--recompute-method block", "need --recompute-granularity"},
       {"--cpu-offloading-num-layers 2", "less than the 2 layers"},
       {"--cpu-offloading-num-layers 1 --recompute-activations", "does not go with recompute"},
@@ -337,7 +337,7 @@ TEST(ValidateArguments, RecomputeAndOffloadFlagsThatDoNotGoTogether) {
       {"--fine-grained-activation-offloading", "needs --offload-modules"},
       {"--offload-modules mlp_norm", "needs --fine-grained-activation-offloading"},
       {"--fine-grained-activation-offloading --offload-modules attn_proj", "needs core_attn too"},
-      {"--fine-grained-activation-offloading --offload-modules expert_fc1", "no model here has"},
+      {"--fine-grained-activation-offloading --offload-modules expert_fc1", "experts are"},
   };
   for (const auto& [flags, part] : wrong)
     EXPECT_THAT(usage_error([&] { validated(flags); }), HasSubstr(part)) << flags;

@@ -69,6 +69,21 @@ TEST_F(ModulePatterns, GoOnBehindBraces) {
   EXPECT_THAT(told.text(), HasSubstr("model.layers.3 has no submodule \"mlp\""));
 }
 
+TEST_F(ModulePatterns, ListsInLists) {
+  const auto layers =
+      model->named_children()["model"]->named_children()["layers"]->named_children();
+  for (const char* layer : {"1", "4"}) {
+    const auto list = std::dynamic_pointer_cast<Node>(layers[layer]->named_children()["mlp"]);
+    for (int i = 0; i < 3; ++i) list->child(std::to_string(i));
+  }
+  EXPECT_THAT(paths({"model.layers.{0-3}.mlp.{0,2}", "model.layers.{4}.mlp.{*}"}),
+              ElementsAre("model.layers.1.mlp.0", "model.layers.1.mlp.2", "model.layers.4.mlp.0",
+                          "model.layers.4.mlp.1", "model.layers.4.mlp.2"));
+  EXPECT_THAT(told.text(), HasSubstr("model.layers.3 has no submodule \"mlp\""));
+  EXPECT_THAT(refused("model.layers.{2-3}.mlp.{*}", Strictness::kStrict),
+              HasSubstr("model.layers.3 has no submodule \"mlp\""));
+}
+
 TEST_F(ModulePatterns, MissingPathsAreToldOrRefused) {
   EXPECT_THAT(paths({"model.nrm", "lm_head"}), ElementsAre("lm_head"));
   EXPECT_EQ(told.text(),
@@ -97,7 +112,7 @@ TEST_F(ModulePatterns, AnEmptyListMatchesNothing) {
 
 TEST_F(ModulePatterns, MalformedPatternsAreRefused) {
   const std::pair<const char*, const char*> rows[] = {
-      {"model.{*}.x.{*}", "more than one pair of braces"},
+      {"model.layers.{*}{*}", "braces that do not match"},
       {"model.layers.{*", "braces that do not match"},
       {"model.layers.}0{", "braces that do not match"},
       {"model.layers{*}", "braces that are only part of a name"},

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM,
+                          Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
 from test_models import BUILD
 
@@ -92,6 +93,29 @@ def test_a_model_of_transformers(tmp_path, family, config, flags, dtype):
     assert check_logits(written, dtype) == family.__name__
     _, out = pretrain(tmp_path, "--hf-model", source, "--train-iters", 1, "--save-hf", source / "../source", expect=USAGE)
     assert "is --hf-model's directory, whose weights it would replace" in out
+
+
+def test_experts_by_themselves_and_stacked(tmp_path):
+    """Two ranks read either form and write either; transformers reads both."""
+    config = Qwen3MoeConfig(**SMALL | dict(num_hidden_layers=2), head_dim=16, num_experts=5, num_experts_per_tok=2,
+                            moe_intermediate_size=20, output_router_logits=True)
+    torch.manual_seed(0)
+    model = Qwen3MoeForCausalLM(config)
+    written = {}
+    for stacked in (False, True):
+        source, target, save = (tmp_path / f"{name}_{stacked}" for name in ("source", "written", "save"))
+        model.save_pretrained(source, save_original_format=not stacked)
+        pretrain(tmp_path, "--hf-model", source, "--train-iters", 2, "--save", save, "--save-hf", target,
+                 *["--save-hf-stacked-experts"][:stacked])
+        if not stacked:
+            check_weights(target, save)
+        assert check_logits(target, torch.float32) == "Qwen3MoeForCausalLM"
+        written[stacked] = load_file(target / "model.safetensors")
+    one = "model.layers.1.mlp.experts."
+    for expert in range(5):
+        gate, up, down = (written[False][f"{one}{expert}.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        assert torch.equal(written[True][one + "gate_up_proj"][expert], torch.cat([gate, up]))
+        assert torch.equal(written[True][one + "down_proj"][expert], down)
 
 
 @pytest.mark.parametrize("name, flags", [
