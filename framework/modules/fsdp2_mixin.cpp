@@ -36,12 +36,14 @@ void warn_of_keys_without_effect(const Fsdp2Config& config, const DiagnosticSink
     if (changed)
       sink(Severity::kWarning, "FSDP2: " + key + " has no effect: " + why + "; leave it out");
   };
-  const std::string no_ranks = "it is about experts on other ranks, and expert_parallel_size is 1";
+  const std::string all_experts = "experts are sharded over all ranks that have them";
   warn(config.align_fsdp_param_groups, "align_fsdp_param_groups",
        "every parameter keeps its own place in the buffers");
-  warn(!config.moe_modules.empty(), "moe_modules", no_ranks);
+  warn(!config.moe_modules.empty(), "moe_modules",
+       "the experts of a model are known; to make units of them, list them under "
+       "sub_modules_to_wrap");
   warn(config.reshard_local_experts != defaults.reshard_local_experts, "reshard_local_experts",
-       no_ranks);
+       all_experts);
   warn(config.pin_memory != defaults.pin_memory && !config.offload_to_cpu, "pin_memory",
        "it belongs to offload_to_cpu, which is false");
 }
@@ -104,7 +106,15 @@ void FSDP2Mixin::_pre_fully_shard(ShardingRequest request) {
 
 void FSDP2Mixin::_init_ep_model() {
   TORCH_CHECK(request_.config.expert_parallel_size == 1, "expert_parallel_size is ",
-              request_.config.expert_parallel_size, " in the FSDP2 file: expert parallel layers are not available yet; set it to 1");
+              request_.config.expert_parallel_size, " in the FSDP2 file, but this model has no experts to spread; set it to 1");
+}
+
+void FSDP2Mixin::shard_over(DeviceMeshPtr mesh,
+                            std::function<bool(const at::Tensor& parameter)> which) {
+  options_.parameter_mesh = [mesh = std::move(mesh),
+                             which = std::move(which)](const at::Tensor& parameter) {
+    return which(parameter) ? mesh : nullptr;
+  };
 }
 
 void FSDP2Mixin::_fully_shard() {
@@ -222,7 +232,11 @@ void FSDP2Mixin::set_fullyshard_modules_to_wrap() {
 }
 
 void FSDP2Mixin::set_fullyshard_modules_to_wrap(const std::vector<std::string>& patterns) {
-  wrapped_ = in_tree_order(module(), select(patterns, "sub_modules_to_wrap"));
+  auto selected = select(patterns, "sub_modules_to_wrap");
+  std::erase_if(selected, [](const NamedModule& each) {  // an expert that another rank has
+    return dynamic_cast<HookedModule*>(each.module) == nullptr && each.module->parameters().empty();
+  });
+  wrapped_ = in_tree_order(module(), selected);
   // Pre-order backwards has children before their parents.
   for (auto each = wrapped_.rbegin(); each != wrapped_.rend(); ++each) {
     megashard::fully_shard(*each->module, options_);

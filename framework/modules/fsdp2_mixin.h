@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -42,7 +43,7 @@ class FSDP2Mixin {
  protected:
   /// Takes the request and lays the ranks out: sharding_size consecutive ranks share one copy.
   virtual void _pre_fully_shard(ShardingRequest request);
-  /// Expert parallel layers; throws if the file asks for them.
+  /// Experts on several ranks; throws if the file asks for them, unless the model has its own.
   virtual void _init_ep_model();
   /// Recompute, wrapped modules bottom-up, the root, prefetch. A model with other ideas overrides
   /// it and calls the three steps below with its own choice, and fully_shard(model, options()).
@@ -75,6 +76,9 @@ class FSDP2Mixin {
   virtual std::vector<std::string> patterns_of_part(const std::string& part) const {
     return part == "layer" ? default_modules_to_wrap() : std::vector<std::string>{};
   }
+
+  /// For _init_ep_model: these parameters are sharded over `mesh` and not over the model's.
+  void shard_over(DeviceMeshPtr mesh, std::function<bool(const at::Tensor& parameter)> which);
 
   const ShardingRequest& request() const { return request_; }
   const FullyShardOptions& options() const { return options_; }  ///< for calls of fully_shard

@@ -48,6 +48,10 @@ class Optimizer {
   /// Collective. Call it once between backward and step: gradients of fp16 and bf16 parameters are
   /// scaled in fp32, as Megatron's main grads.
   at::Tensor clip_grad_norm(double max_norm);
+  /// The ranks over which the norm also sums the parameters that `is_part` names: each of them has
+  /// others.
+  void set_ranks_of_parts(std::shared_ptr<ProcessGroup> ranks,
+                          const std::function<bool(const std::string& name)>& is_part);
   void zero_grad();
 
   void set_lr(double lr);
@@ -101,6 +105,10 @@ class Optimizer {
   std::vector<ParamGroup> param_groups_;
   OptimizerOptions options_;
   std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> whole_, parts_;  // of them, where ranks have different ones
+  std::shared_ptr<ProcessGroup> ranks_of_parts_;
+
+  at::Tensor total_norm() const;
 };
 
 /// Over the parameters that require a gradient, each once (tied ones under their first name).

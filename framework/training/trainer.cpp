@@ -72,7 +72,12 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr 
              .calculate_per_token_loss = arguments.calculate_per_token_loss,
              .has_replicas = has_replicas(model),
              .empty_unused_memory_level = arguments.empty_unused_memory_level}),
-      state_{arguments, model, optimizer_.get(), &schedule_, device_} {}
+      state_{arguments, model, optimizer_.get(), &schedule_, device_} {
+  if (const auto ranks = model.ranks_of_parts()) {
+    optimizer_->set_ranks_of_parts(
+        ranks, [&model](const std::string& name) { return model.is_part(name); });
+  }
+}
 
 void Trainer::load(const CheckpointStep& step) {
   outside_.print_on_first_rank(loading_line(

@@ -231,6 +231,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   if (!arguments.auto_detect_ckpt_format) options.format = format_of_name(arguments.ckpt_format);
   options.strict = false;
   options.wanted = [&](const std::string& key) {
+    if (state.model.is_elsewhere(key)) return false;
     if (key.starts_with("model.") || key == "args") return true;
     if (key.starts_with("optimizer.param_groups"))
       return false;  // the flags and the schedule set them
