@@ -20,6 +20,7 @@ class DecoderLayer : public torch::nn::Module {
 
   RoutedStates forward(const at::Tensor& hidden, const LayerContext& context);  // [B, T, C]
   std::string class_name() const { return class_name_; }
+  const std::shared_ptr<Hooked<SparseMoeBlock>>& experts() const { return moe_; }  ///< or null
 
  private:
   at::Tensor add_branch(const at::Tensor& residual, const at::Tensor& branch) const;

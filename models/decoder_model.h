@@ -21,6 +21,7 @@ class DecoderStack : public torch::nn::Module {
   RoutedStates forward(const ModelInput& input);
   std::string class_name() const { return class_name_; }
   const std::shared_ptr<Hooked<Embedding>>& embed_tokens() const { return embed_tokens_; }
+  const std::vector<std::shared_ptr<Hooked<DecoderLayer>>>& layers() const { return layers_; }
 
  private:
   at::Tensor embed(const ModelInput& input);
@@ -45,8 +46,12 @@ class DecoderModel : public MultiModalModule, public FSDP2Mixin, public WeightIn
   int64_t vocab_size() const override { return config_.vocab_size; }
   double training_flops(int64_t sequences, int64_t sequence_length) const override;
   const DecoderConfig& config() const { return config_; }
+  bool is_elsewhere(const std::string& key) const override;
+  bool is_part(const std::string& name) const override;
+  ProcessGroupPtr ranks_of_parts() const override { return expert_ranks_; }
 
  protected:
+  void _init_ep_model() override;
   std::vector<std::string> default_modules_to_wrap() const override { return {"model.layers.{*}"}; }
   std::vector<std::string> patterns_of_part(const std::string& part) const override;
 
@@ -56,6 +61,7 @@ class DecoderModel : public MultiModalModule, public FSDP2Mixin, public WeightIn
   DecoderConfig config_;
   std::shared_ptr<Hooked<DecoderStack>> model_;
   std::shared_ptr<Hooked<Linear>> lm_head_;
+  ProcessGroupPtr expert_ranks_;
 };
 
 }  // namespace megashard

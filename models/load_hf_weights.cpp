@@ -14,6 +14,7 @@
 
 #include "checkpoint/hugging_face/hf_weights.h"
 #include "checkpoint/values/tensor_info.h"
+#include "framework/modules/megatron_module.h"
 #include "models/stacked_experts.h"
 #include "parallel/fsdp/fully_shard.h"
 
@@ -66,7 +67,12 @@ at::Tensor stored_tensor(const Target& target, const HfWeights& files) {
 /// Old Llama files carry the rotary frequencies, which follow from config.json.
 bool is_derived(const std::string& name) { return name.ends_with(".rotary_emb.inv_freq"); }
 
-void check_names(std::vector<Target>& targets, const HfWeights& files, const std::string& folder) {
+void check_names(std::vector<Target>& targets, const HfWeights& files, const std::string& folder,
+                 const torch::nn::Module& module) {
+  const auto* megatron = dynamic_cast<const MegatronModule*>(&module);
+  const auto is_elsewhere = [&](const std::string& name) {
+    return megatron != nullptr && megatron->is_elsewhere(name);
+  };
   std::vector<std::string> missing;
   std::vector<std::string> sizes;
   std::unordered_set<std::string> known;
@@ -92,12 +98,15 @@ void check_names(std::vector<Target>& targets, const HfWeights& files, const std
   }
   for (const auto& [source, experts] : experts_in) {
     const auto stored = files.info(source).sizes.front();
-    if (stored > experts)
+    const bool more_elsewhere =
+        is_elsewhere(source.substr(0, source.rfind('.')) + "." + std::to_string(stored - 1) + ".");
+    if (stored > experts && !more_elsewhere)
       sizes.push_back(c10::str(source, " of ", stored, " experts for ", experts));
   }
   std::vector<std::string> unexpected;
   for (const auto& info : files.tensors()) {
-    if (!known.contains(info.name) && !is_derived(info.name)) unexpected.push_back(info.name);
+    const bool needed_here = !is_derived(info.name) && !is_elsewhere(info.name);
+    if (needed_here && !known.contains(info.name)) unexpected.push_back(info.name);
   }
   std::string problem;
   if (!missing.empty()) problem += c10::str("; missing: ", listed(missing));
@@ -112,7 +121,7 @@ void check_names(std::vector<Target>& targets, const HfWeights& files, const std
 void load_hf_weights(torch::nn::Module& module, const std::filesystem::path& hf_dir) {
   const HfWeights files(hf_dir.string());
   auto targets = targets_of(module);
-  check_names(targets, files, hf_dir.string());
+  check_names(targets, files, hf_dir.string(), module);
   const at::NoGradGuard no_grad;
   for (const auto& target : targets) {
     auto piece = sharded_view(target.parameter);

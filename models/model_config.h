@@ -43,8 +43,11 @@ struct MoeConfig {
   double aux_loss_coef = 0;        ///< of the load-balancing loss; 0: without
   int64_t sparse_step = 1;         ///< every how many layers one has experts
   std::vector<int64_t> dense_layers{};
+  int64_t parts = 1;  ///< ranks that have different experts (--expert-model-parallel-size)
+  int64_t part = 0;   ///< of these, this rank
 
   bool is_sparse(int64_t layer) const;
+  bool has_expert(int64_t expert) const { return expert / (num_experts / parts) == part; }
 };
 
 /// A decoder-only network, whatever described it.

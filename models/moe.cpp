@@ -43,9 +43,9 @@ struct TakeRows : torch::autograd::Function<TakeRows> {
 
 /// The rows of `experts` [N, K], one for each token and choice, sorted by expert.
 struct RowOrder {
-  at::Tensor token;             // [N * K], of each sorted row
-  at::Tensor place;             // [N, K]: the sorted row
-  std::vector<int64_t> counts;  // of each expert's rows, which lie side by side
+  at::Tensor token;   // [N * K], of each sorted row
+  at::Tensor place;   // [N, K]: the sorted row
+  at::Tensor counts;  // [experts] of rows, which lie side by side
 
   RowOrder(const at::Tensor& experts, int64_t num_experts) {
     const auto flat = experts.flatten();
@@ -54,15 +54,15 @@ struct RowOrder {
     place = at::empty_like(order);
     place.scatter_(0, order, at::arange(order.size(0), order.options()));
     place = place.view(experts.sizes());
-    const auto ends = at::searchsorted(sorted, at::arange(num_experts, order.options()),
-                                       /*out_int32=*/false, /*right=*/true)
-                          .cpu();
-    int64_t begin = 0;
-    for (int64_t i = 0; i < num_experts; ++i) {
-      const int64_t end = ends.const_data_ptr<int64_t>()[i];
-      counts.push_back(end - begin);
-      begin = end;
-    }
+    const auto bounds =
+        at::searchsorted(sorted, at::arange(num_experts + 1, order.options()));  // first rows
+    counts = bounds.slice(0, 1) - bounds.slice(0, 0, num_experts);
+  }
+
+  std::vector<int64_t> host_counts() const {
+    const auto host = counts.cpu();
+    const auto* first = host.const_data_ptr<int64_t>();
+    return {first, first + host.numel()};
   }
 };
 
@@ -101,11 +101,22 @@ void TopKRouter::init_own_weights(const WeightInit& init) {
   weight.normal_(0, init.std, init.generator);
 }
 
-SparseMoeBlock::SparseMoeBlock(const DecoderConfig& config) : class_name_(config.names.moe) {
+void ExpertElsewhere::init_own_weights(const WeightInit& init) {
+  Mlp expert(config_, config_.moe.intermediate_size);
+  for (const auto& projection : expert.children())
+    dynamic_cast<SelfInitializing&>(*projection).init_own_weights(init);
+}
+
+SparseMoeBlock::SparseMoeBlock(const DecoderConfig& config)
+    : class_name_(config.names.moe), config_(config.moe) {
   gate_ = register_module("gate", std::make_shared<Hooked<TopKRouter>>(config));
   const auto list = register_module("experts", std::make_shared<torch::nn::ModuleListImpl>());
-  for (int64_t i = 0; i < config.moe.num_experts; ++i) {
-    experts_.push_back(std::make_shared<Hooked<Mlp>>(config, config.moe.intermediate_size));
+  for (int64_t i = 0; i < config_.num_experts; ++i) {
+    if (!config_.has_expert(i)) {
+      list->push_back(std::make_shared<ExpertElsewhere>(config));
+      continue;
+    }
+    experts_.push_back(std::make_shared<Hooked<Mlp>>(config, config_.intermediate_size));
     list->push_back(experts_.back());
   }
 }
@@ -113,14 +124,28 @@ SparseMoeBlock::SparseMoeBlock(const DecoderConfig& config) : class_name_(config
 RoutedStates SparseMoeBlock::forward(const at::Tensor& hidden) {
   const auto tokens = hidden.reshape({-1, hidden.size(-1)});
   const auto routing = gate_->forward(tokens);
-  const RowOrder order(routing.experts, static_cast<int64_t>(experts_.size()));
+  const RowOrder order(routing.experts, config_.num_experts);
   const auto rows = TakeRows::apply(tokens, order.token, order.place);
-  auto pieces = rows.split_with_sizes(order.counts);
-  for (size_t i = 0; i < experts_.size(); ++i) pieces[i] = experts_[i]->forward(pieces[i]);
-  const auto results = at::cat(pieces).index_select(0, order.place.flatten());
+  at::Tensor sorted;
+  if (config_.parts == 1) {
+    sorted = run_experts(rows, order.host_counts());
+  } else {
+    TORCH_CHECK(ranks_ != nullptr, "the other experts of ", class_name_, " are on ranks that it does not know: "
+                "shard the model by FSDP2Mixin::fully_shard first");
+    const auto exchange = c10::make_intrusive<ExpertExchange>(ranks_, order.counts);
+    const auto own = ExpertExchange::send(exchange, rows);
+    sorted = ExpertExchange::send_back(exchange, run_experts(own, exchange->own_counts()));
+  }
+  const auto results = sorted.index_select(0, order.place.flatten());
   const auto weighted =
       results.view({tokens.size(0), -1, tokens.size(1)}) * routing.weights.unsqueeze(-1);
   return {weighted.sum(1).view(hidden.sizes()), routing.balance};
+}
+
+at::Tensor SparseMoeBlock::run_experts(const at::Tensor& rows, const std::vector<int64_t>& counts) {
+  auto pieces = rows.split_with_sizes(counts);
+  for (size_t i = 0; i < experts_.size(); ++i) pieces[i] = experts_[i]->forward(pieces[i]);
+  return at::cat(pieces);
 }
 
 at::Tensor load_balancing_loss(const at::Tensor& balance, int64_t rows) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "framework/modules/weight_init_mixin.h"
+#include "models/expert_exchange.h"
 #include "models/mlp.h"
 #include "models/model_config.h"
 #include "parallel/fsdp/hooked_module.h"
@@ -58,10 +59,22 @@ class TopKRouter : public torch::nn::Module, public SelfInitializing {
   MoeConfig config_;
 };
 
+/// Stands in the list of experts for one that another rank has. It draws the numbers that the
+/// expert would start with, so that all experts start as on one rank.
+class ExpertElsewhere : public torch::nn::Module, public SelfInitializing {
+ public:
+  explicit ExpertElsewhere(const DecoderConfig& config) : config_(config) {}
+  void init_own_weights(const WeightInit& init) override;
+
+ private:
+  DecoderConfig config_;
+};
+
 /// Router `gate` and the list `experts`. Rows are sorted by expert once; each expert works on its
 /// own, and the weighted sum of a token's results takes its place. On a GPU the host waits once a
 /// forward, for the numbers of rows. Every expert runs, also on no rows: its gradients are zeros
 /// then, and as a unit of fully_shard it joins the collectives of the ranks that have rows for it.
+/// With experts on several ranks, rows go to those that have theirs, and results come back.
 class SparseMoeBlock : public torch::nn::Module {
  public:
   explicit SparseMoeBlock(const DecoderConfig& config);
@@ -69,10 +82,19 @@ class SparseMoeBlock : public torch::nn::Module {
   RoutedStates forward(const at::Tensor& hidden);  // [B, T, C]
   std::string class_name() const { return class_name_; }
 
+  /// The ranks that share the experts, in the order of their parts; before the first forward.
+  void set_ranks(ProcessGroupPtr ranks) { ranks_ = std::move(ranks); }
+  const std::vector<std::shared_ptr<Hooked<Mlp>>>& experts() const { return experts_; }
+
  private:
+  /// Rows of each expert, side by side -> their results.
+  at::Tensor run_experts(const at::Tensor& rows, const std::vector<int64_t>& counts);
+
   std::string class_name_;
+  MoeConfig config_;
+  ProcessGroupPtr ranks_;
   std::shared_ptr<Hooked<TopKRouter>> gate_;
-  std::vector<std::shared_ptr<Hooked<Mlp>>> experts_;
+  std::vector<std::shared_ptr<Hooked<Mlp>>> experts_;  // this rank's
 };
 
 /// transformers' load_balancing_loss_func: `balance` summed over the layers, `rows` the tokens of

@@ -32,6 +32,15 @@ std::optional<StackedWeight> StackedWeight::of(const std::string& name) {
   return weight;
 }
 
+std::optional<int64_t> expert_of(const std::string& key) {
+  const auto list = key.find(kList);
+  if (list == key.npos) return std::nullopt;
+  int64_t expert = 0;
+  const char* const first = key.data() + list + std::string(kList).size();
+  const auto number = std::from_chars(first, key.data() + key.size(), expert);
+  return number.ec == std::errc() ? std::optional(expert) : std::nullopt;
+}
+
 std::string StackedWeight::source() const {
   return experts + (part == Part::kDown ? ".down_proj" : ".gate_up_proj");
 }

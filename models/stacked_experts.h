@@ -30,6 +30,9 @@ struct StackedWeight {
   at::Tensor view(const HfWeights& files) const;
 };
 
+/// The expert in any key that names one: "optimizer.state.model.layers.3.mlp.experts.7....exp_avg".
+std::optional<int64_t> expert_of(const std::string& key);
+
 /// The tensors of a model with the experts' weights as pieces of stacked ones ([E, 2 I, C] and
 /// [E, C, I]), for save_hf_sharded. `num_experts` is E.
 ShardedTensors stack_experts(const ShardedTensors& tensors, int64_t num_experts);

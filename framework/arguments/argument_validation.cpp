@@ -99,9 +99,10 @@ void check_parallel_sizes(const Arguments& arguments) {
           "--pipeline-model-parallel-size is " + to_string(pipeline) +
               ", but FSDP2 needs 1: pipeline parallelism is not part of this program, which shards "
               "over all ranks instead.");
-  require(arguments.expert_model_parallel_size == 1,
-          "--expert-model-parallel-size is " + to_string(arguments.expert_model_parallel_size) +
-              ", but FSDP2 needs 1: set expert_parallel_size in the FSDP2 file instead.");
+  require(arguments.world_size % arguments.expert_model_parallel_size == 0,
+          "world size " + to_string(arguments.world_size) +
+              " is not divisible by --expert-model-parallel-size " +
+              to_string(arguments.expert_model_parallel_size) + "; change one of them.");
   const int64_t seq = arguments.seq_length.value_or(0);
   require(context == 1 || seq % (2 * context) == 0,
           "--seq-length " + to_string(seq) + " is not divisible by " + to_string(2 * context) +

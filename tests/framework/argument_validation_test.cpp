@@ -154,7 +154,7 @@ TEST(ValidateArguments, EachRuleSaysBothValuesAndTheReason) {
       {"--tensor-model-parallel-size 4",
        "world size 6 is not divisible by 4 (tensor 4 * pipeline 1 * context"},
       {"--pipeline-model-parallel-size 2", "pipeline parallelism is not part of this program"},
-      {"--expert-model-parallel-size 2", "set expert_parallel_size in the FSDP2 file"},
+      {"--expert-model-parallel-size 4", "is not divisible by --expert-model-parallel-size 4"},
       {"--context-parallel-size 3", "--seq-length 64 is not divisible by 6"},
       {"--tensor-model-parallel-size 2", "must be 1 in this version"},
       {"--context-parallel-size 2 --seq-length 60", "must be 1 in this version"},

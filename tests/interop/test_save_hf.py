@@ -118,6 +118,27 @@ def test_experts_by_themselves_and_stacked(tmp_path):
         assert torch.equal(written[True][one + "down_proj"][expert], down)
 
 
+def test_experts_on_two_ranks(tmp_path):
+    """The same training, gradients clipped by the norm of all; each goes on from the other's checkpoint."""
+    config = Qwen3MoeConfig(**SMALL | dict(num_hidden_layers=2), head_dim=16, num_experts=6, num_experts_per_tok=2,
+                            moe_intermediate_size=20)
+    torch.manual_seed(0)
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "source", save_original_format=False)
+    parts = ("--expert-model-parallel-size", 2)
+    flags = ("--hf-model", tmp_path / "source", "--train-iters", 4)
+    wanted = {}
+    for name, mine, other in (("whole", (), parts), ("parts", parts, ())):
+        save = tmp_path / name
+        losses, _ = pretrain(tmp_path, *flags, *mine, "--exit-interval", 2, "--save", save)
+        rest, _ = pretrain(tmp_path, *flags, *other, "--load", save, "--save-hf", tmp_path / f"{name}_hf")
+        wanted[name] = losses + rest, load_file(tmp_path / f"{name}_hf" / "model.safetensors")
+    assert wanted["parts"][0] == pytest.approx(wanted["whole"][0], rel=2e-6)  # sums in another order
+    assert wanted["parts"][1].keys() == wanted["whole"][1].keys()
+    _, out = pretrain(tmp_path, "--hf-model", tmp_path / "source", "--train-iters", 1, "--expert-model-parallel-size", 2,
+                      "--save-hf", tmp_path / "stacked", "--save-hf-stacked-experts")
+    assert load_file(tmp_path / "stacked" / "model.safetensors")["model.layers.1.mlp.experts.down_proj"].shape[0] == 6
+
+
 @pytest.mark.parametrize("name, flags", [
     ("LlamaForCausalLM", ["--disable-bias-linear", "--use-rope-scaling", "--untie-embeddings-and-output-weights"]),
     ("LlamaForCausalLM", ["--rotary-seq-len-interpolation-factor", "2"]),

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "parallel/collectives/process_group.h"
+
+namespace megashard {
+
+/// How the rows of one forward travel to the ranks that have their experts, and back: expert
+/// parallelism's dispatch. Experts lie on `ranks` in order, as many on each. All ranks make one and
+/// call its functions together, in forward and in backward. Each slice of the all-to-all has the
+/// rows of the largest, so the wire carries more the less the experts are balanced.
+class ExpertExchange : public torch::CustomClassHolder {
+ public:
+  /// `counts` [experts] int64: this rank's rows for each expert. Collective, and the host waits.
+  ExpertExchange(ProcessGroupPtr ranks, const at::Tensor& counts);
+
+  /// Rows of each of this rank's experts, from all ranks.
+  const std::vector<int64_t>& own_counts() const { return own_counts_; }
+
+  /// Rows sorted by expert [n, C] -> the rows for this rank's experts [m, C], sorted by expert.
+  /// Differentiable, as is the way back.
+  static at::Tensor send(const c10::intrusive_ptr<ExpertExchange>& exchange,
+                         const at::Tensor& rows);
+  /// Results in the order of send's -> those of this rank's rows, in the order of send's argument.
+  /// Gradients of losses that are averaged over all ranks come from all of `ranks` to one expert:
+  /// they are divided by their number between send and send_back.
+  static at::Tensor send_back(const c10::intrusive_ptr<ExpertExchange>& exchange,
+                              const at::Tensor& results);
+
+  int ranks() const { return ranks_->size(); }
+  at::Tensor there(const at::Tensor& rows) const;
+  at::Tensor back(const at::Tensor& results) const;
+
+ private:
+  at::Tensor swap(const at::Tensor& rows, const at::Tensor& sent, const at::Tensor& taken) const;
+
+  ProcessGroupPtr ranks_;
+  std::vector<int64_t> own_counts_;
+  at::Tensor row_of_slot_, slot_of_row_;        // slots: [ranks * rows of the largest slice]
+  at::Tensor result_of_slot_, slot_of_result_;  // on the side of the experts
+};
+
+}  // namespace megashard

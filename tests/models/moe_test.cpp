@@ -1,0 +1,222 @@
+#include "models/moe.h"
+
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "models/decoder_model.h"
+#include "parallel/fsdp/fully_shard.h"
+#include "tests/support/diagnostics.h"
+#include "tests/support/run_ranks.h"
+
+namespace megashard::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kExperts = 10, kPerToken = 2, kLength = 2;
+
+DecoderConfig moe_config(const nlohmann::ordered_json& changes = {}) {
+  nlohmann::ordered_json json = {{"model_type", "qwen3_moe"},
+                                 {"vocab_size", 40},
+                                 {"hidden_size", 16},
+                                 {"intermediate_size", 24},
+                                 {"num_hidden_layers", 3},
+                                 {"num_attention_heads", 2},
+                                 {"num_key_value_heads", 1},
+                                 {"head_dim", 8},
+                                 {"moe_intermediate_size", 7},
+                                 {"num_experts", kExperts},
+                                 {"num_experts_per_tok", kPerToken},
+                                 {"mlp_only_layers", {1}},
+                                 {"initializer_range", 0.1}};
+  if (!changes.is_null()) json.update(changes);
+  return decoder_config_from_hf(json, "config.json");
+}
+
+std::shared_ptr<DecoderModel> make_moe(const nlohmann::ordered_json& changes = {}, int parts = 1,
+                                       int part = 0) {
+  auto config = moe_config(changes);
+  config.moe.parts = parts;
+  config.moe.part = part;
+  auto model = std::make_shared<DecoderModel>(config);
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  static std::mutex one_at_a_time;  // ranks share the generator
+  const std::scoped_lock lock(one_at_a_time);
+  generator.set_current_seed(3);
+  model->init_weights();
+  return model;
+}
+
+/// A sequence for each rank. Of two tokens with two experts each, so that a rank leaves at least
+/// six of ten experts without a row.
+at::Tensor tokens_of(int64_t first, int64_t sequences) {
+  const auto all = at::arange(4 * kLength, at::kLong).view({4, kLength}) * 11;
+  return all.narrow(0, first, sequences).remainder(40);
+}
+
+struct Trained {
+  std::vector<double> losses;
+  std::map<std::string, at::Tensor> gradients, weights;  // whole ones, or this rank's rows
+  std::map<std::string, int64_t> offsets;                // of the rows
+};
+
+/// On one rank without `world`, for as many sequences as the world to compare with has ranks.
+Trained train(const ProcessGroupPtr& world, int ranks, const Fsdp2Config* config = nullptr,
+              const ActivationPlan& plan = {}, int parts = 1) {
+  const auto model = make_moe({}, parts, world ? world->rank() % parts : 0);
+  CollectedDiagnostics told;
+  const bool sharded = config != nullptr;
+  if (sharded) {
+    model->FSDP2Mixin::fully_shard({.process_group = world,
+                                    .config = *config,
+                                    .strictness = Strictness::kStrict,
+                                    .sink = told.sink(),
+                                    .activations = plan});
+  }
+  ModelInput input;
+  input.tokens = sharded ? tokens_of(world->rank(), 1) : tokens_of(0, ranks);
+  input.labels = (input.tokens + 1).remainder(40);
+  Trained trained;
+  for (int step = 0; step < 2; ++step) {
+    auto loss = (*model)(input).mean();
+    loss.backward();
+    auto shared = loss.detach().to(at::kDouble);
+    if (sharded) world->all_reduce(shared, ReduceOp::kSum).wait();
+    trained.losses.push_back(shared.item<double>() / (sharded ? world->size() : 1));
+    for (const auto& item : model->named_parameters()) {
+      auto& parameter = item.value();
+      EXPECT_TRUE(parameter.grad().defined()) << item.key();
+      const auto piece = sharded_view(parameter);
+      trained.offsets[item.key()] = piece.offsets[0];
+      trained.gradients[item.key()] = parameter.grad().clone();
+      const at::NoGradGuard no_grad;
+      auto local = piece.local;
+      local.sub_(parameter.grad(), 0.05);
+      trained.weights[item.key()] = local.clone();
+      parameter.mutable_grad().reset();
+    }
+  }
+  return trained;
+}
+
+void expect_rows_of(const std::map<std::string, at::Tensor>& rows,
+                    const std::map<std::string, at::Tensor>& wholes,
+                    const std::map<std::string, int64_t>& offsets, const std::string& what) {
+  // fp32 sums over tokens and ranks in another order, of values of about 1, and a step in between.
+  // Experts' gradients are 1e-3 to 1e-2: a wrong factor shows.
+  constexpr double kMost = 2e-6;
+  for (const auto& [name, mine] : rows) {
+    const auto& whole = wholes.at(name);
+    if (mine.numel() == 0) continue;
+    const auto error = (mine - whole.narrow(0, offsets.at(name), mine.size(0))).abs().max();
+    EXPECT_LE(error.item<double>(), kMost) << what << " " << name;
+  }
+}
+
+TEST(Moe, TwoRanksTrainAsOneWhateverIsAUnit) {
+  const Trained whole = train(nullptr, 2);
+  struct Case {
+    std::vector<std::string> units;
+    int prefetch;
+    ActivationPlan plan;
+  };
+  const std::string layers = "model.layers.{*}", experts = "model.layers.{0,2}.mlp.experts.{*}";
+  const std::vector<Case> cases = {{{layers}, 0, {}},
+                                   {{experts}, 0, {}},
+                                   {{layers, experts}, 2, {}},
+                                   {{layers, experts}, 0, {.recompute = {"moe"}}},
+                                   {{experts, layers}, 0, {.recompute = {"layer"}}}};
+  for (size_t i = 0; i < cases.size(); ++i) {
+    run_ranks(2, [&](const ProcessGroupPtr& world) {
+      Fsdp2Config config;
+      config.sub_modules_to_wrap = cases[i].units;
+      config.num_to_forward_prefetch = config.num_to_backward_prefetch = cases[i].prefetch;
+      const Trained ours = train(world, 2, &config, cases[i].plan);
+      for (size_t step = 0; step < whole.losses.size(); ++step)
+        EXPECT_NEAR(ours.losses[step], whole.losses[step], 2e-6 * whole.losses[step]) << i;
+      expect_rows_of(ours.gradients, whole.gradients, ours.offsets, c10::str("case ", i));
+      expect_rows_of(ours.weights, whole.weights, ours.offsets, c10::str("case ", i));
+    });
+  }
+}
+
+TEST(Moe, RanksWithDifferentExpertsTrainAsOne) {
+  const std::string layers = "model.layers.{*}", experts = "model.layers.{0,2}.mlp.experts.{*}";
+  for (const int ranks : {2, 4}) {
+    const Trained whole = train(nullptr, ranks);
+    for (const bool units : {false, true}) {
+      std::map<std::string, int> holders;
+      std::mutex mutex;
+      run_ranks(ranks, [&](const ProcessGroupPtr& world) {
+        Fsdp2Config config;
+        config.sub_modules_to_wrap = {layers};
+        if (units) config.sub_modules_to_wrap->push_back(experts);
+        config.num_to_forward_prefetch = units;
+        const ActivationPlan plan{.recompute = std::vector<std::string>(units, "layer")};
+        const Trained ours = train(world, ranks, &config, plan, /*parts=*/2);
+        const auto what = c10::str(ranks, " ranks ", units);
+        for (size_t step = 0; step < whole.losses.size(); ++step)
+          EXPECT_NEAR(ours.losses[step], whole.losses[step], 2e-6 * whole.losses[step]) << what;
+        expect_rows_of(ours.gradients, whole.gradients, ours.offsets, what);
+        expect_rows_of(ours.weights, whole.weights, ours.offsets, what);
+        const std::scoped_lock lock(mutex);
+        for (const auto& [name, rows] : ours.weights) ++holders[name];
+      });
+      EXPECT_EQ(holders.size(), whole.weights.size());
+      EXPECT_EQ(holders.at("model.layers.0.mlp.experts.4.up_proj.weight"), ranks / 2);
+      EXPECT_EQ(holders.at("model.layers.0.mlp.gate.weight"), ranks);
+    }
+  }
+}
+
+TEST(Moe, ExpertsWithoutRowsHaveGradientsOfZeros) {
+  const auto model = make_moe();
+  ModelInput input;
+  input.tokens = tokens_of(0, 1);
+  input.labels = input.tokens;
+  (*model)(input).sum().backward();
+  int64_t without = 0;
+  for (const auto& item : model->named_parameters()) {
+    ASSERT_TRUE(item.value().grad().defined()) << item.key();
+    without += item.value().grad().abs().max().item<double>() == 0;
+  }
+  const int64_t most_used = kLength * kPerToken;  // of each of the two layers with experts
+  EXPECT_GE(without, 2 * 3 * (kExperts - most_used));
+  EXPECT_LT(without, 2 * 3 * kExperts);
+}
+
+TEST(Moe, NamesClassesAndArithmetic) {
+  const auto model = make_moe();
+  std::map<std::string, std::string> classes;
+  for (const auto& item : model->named_modules("", /*include_self=*/false)) {
+    const auto* hooked = dynamic_cast<HookedModule*>(item.value().get());
+    const bool list = item.key().ends_with("layers") || item.key().ends_with("experts");
+    ASSERT_EQ(hooked == nullptr, list) << item.key();
+    if (hooked != nullptr) classes[item.key()] = hooked->class_name();
+  }
+  EXPECT_EQ(classes.at("model.layers.0.mlp"), "Qwen3MoeSparseMoeBlock");
+  EXPECT_EQ(classes.at("model.layers.0.mlp.gate"), "Qwen3MoeTopKRouter");
+  EXPECT_EQ(classes.at("model.layers.2.mlp.experts.8"), "Qwen3MoeMLP");
+  EXPECT_EQ(classes.at("model.layers.1.mlp"), "Qwen3MoeMLP");
+
+  // A token's two experts count, whatever their number: three products, forward and twice backward.
+  const double flops = model->training_flops(1, 5);
+  EXPECT_EQ(make_moe({{"num_experts", 20}})->training_flops(1, 5), flops);
+  EXPECT_DOUBLE_EQ(make_moe({{"num_experts_per_tok", 3}})->training_flops(1, 5) - flops,
+                   2 * 5 * (3 * 2.0 * 16 * 7) * 3);
+
+  EXPECT_THAT(
+      [] {
+        moe_config({{"num_experts_per_tok", 11}});
+      },
+      ::testing::ThrowsMessage<c10::Error>(HasSubstr("more experts than there are")));
+}
+
+}  // namespace
+}  // namespace megashard::testing
