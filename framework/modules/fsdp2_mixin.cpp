@@ -239,7 +239,10 @@ void FSDP2Mixin::set_fullyshard_modules_to_wrap(const std::vector<std::string>& 
   wrapped_ = in_tree_order(module(), selected);
   // Pre-order backwards has children before their parents.
   for (auto each = wrapped_.rbegin(); each != wrapped_.rend(); ++each) {
-    megashard::fully_shard(*each->module, options_);
+    auto options = options_;
+    auto& cast = options.mixed_precision.cast_forward_inputs;
+    cast = cast_forward_inputs(*each).value_or(cast);
+    megashard::fully_shard(*each->module, options);
   }
 }
 

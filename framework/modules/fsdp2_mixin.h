@@ -71,6 +71,12 @@ class FSDP2Mixin {
   /// Patterns used where the file has no sub_modules_to_wrap (_no_split_modules in transformers).
   virtual std::vector<std::string> default_modules_to_wrap() const { return {}; }
 
+  /// Whether inputs of a wrapped module are cast to param_dtype (ROLL's
+  /// _fsdp2_cast_forward_inputs); unset: as the file says.
+  virtual std::optional<bool> cast_forward_inputs(const NamedModule& /*each*/) const {
+    return std::nullopt;
+  }
+
   /// Patterns of the model's parts by Megatron's names for recompute and offload flags (see
   /// ActivationPlan); none: the model does not have it.
   virtual std::vector<std::string> patterns_of_part(const std::string& part) const {

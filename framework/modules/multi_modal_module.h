@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
+#include <memory>
 #include <string>
 
 #include "framework/modules/megatron_module.h"
@@ -10,13 +11,20 @@
 
 namespace megashard {
 
+/// What a model worked out on the host from a microbatch; models derive theirs. Hooks pass it on
+/// and see none of its tensors.
+struct InputPlan {
+  virtual ~InputPlan() = default;
+};
+
 /// One microbatch as a model takes it. Undefined tensors are absent.
 struct ModelInput {
   at::Tensor tokens;          // [B, T] int64
-  at::Tensor position_ids;    // [B, T] int64; absent: 0 .. T-1
+  at::Tensor position_ids;    // [B, T] int64, or [3, B, T] with M-RoPE; absent: the model's own
   at::Tensor labels;          // [B, T] int64; absent: the model returns logits
   at::Tensor attention_mask;  // [B, 1, T, T] bool, true where attention is allowed; absent: causal
   std::map<std::string, at::Tensor> extra;  // further modalities by name (pixel_values, ...)
+  std::shared_ptr<const InputPlan> plan{};  // of MultiModalModule::prepare
 
   template <class F>
   void visit_tensors(F&& f) {
@@ -39,8 +47,14 @@ class MultiModalModule : public MegatronModule, public HookedModule {
   /// With labels: the loss of each token, [B, T] fp32. Without: logits [B, T, V].
   virtual at::Tensor forward(ModelInput input) = 0;
   at::Tensor operator()(ModelInput input) {
+    if (input.plan == nullptr) prepare(input);
     return run_hooked([this](ModelInput& each) { return forward(each); }, std::move(input));
   }
+
+  /// What needs the values of the input on the host (position ids, places of images), before they
+  /// move to a device; sets input.plan. Runs before forward unless it did already: a program that
+  /// moves the input itself calls it before, or the device is waited for.
+  virtual void prepare(ModelInput& /*input*/) const {}
 
   /// Tokens are from [0, vocab_size()).
   virtual int64_t vocab_size() const = 0;

@@ -26,8 +26,11 @@ at::Tensor TrainStep::token_losses(const Batch& batch) {
     return tensor.defined() ? tensor.to(device_, /*non_blocking=*/true) : tensor;
   };
   ModelInput input;
-  input.tokens = here(batch.tokens);
-  input.position_ids = here(batch.position_ids);
+  input.tokens = batch.tokens;
+  input.position_ids = batch.position_ids;
+  model_.prepare(input);
+  input.tokens = here(input.tokens);
+  input.position_ids = here(input.position_ids);
   input.labels = here(batch.labels);
   if (batch.attention_mask.defined())
     input.attention_mask = here(batch.attention_mask).logical_not();
