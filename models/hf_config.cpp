@@ -1,5 +1,6 @@
 // decoder_config_from_hf, contradiction and take_network_from_hf_model of model_config.h: what
 // Hugging Face's config.json says.
+#include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -7,68 +8,17 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "checkpoint/hugging_face/hf_assets.h"
 #include "framework/arguments/argument_table.h"
+#include "models/hf_json.h"
 #include "models/model_config.h"
 
 namespace megashard {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-/// config.json with sentences for what it lacks. A field that is null counts as absent, as in
-/// transformers.
-class HfConfig {
- public:
-  HfConfig(const Json& json, const std::string& path) : json_(json), path_(path) {}
-
-  const Json* find(const char* key) const { return find(json_, key); }
-  static const Json* find(const Json& object, const char* key) {
-    const auto found = object.find(key);
-    return found == object.end() || found->is_null() ? nullptr : &*found;
-  }
-
-  template <class T>
-  T get(const char* key, T fallback) const {
-    return get(json_, key, fallback);
-  }
-  template <class T>
-  T get(const Json& object, const char* key, T fallback) const {
-    const auto* value = find(object, key);
-    return value == nullptr ? fallback : convert<T>(*value, key);
-  }
-  template <class T>
-  T need(const Json& object, const char* key) const {
-    const auto* value = find(object, key);
-    TORCH_CHECK(value != nullptr, path(), ": ", key, " is missing");
-    return convert<T>(*value, key);
-  }
-  template <class T>
-  T need(const char* key) const {
-    return need<T>(json_, key);
-  }
-
-  const std::string& path() const { return path_; }
-
- private:
-  template <class T>
-  T convert(const Json& value, const char* key) const {
-    bool fits = value.is_string();
-    if constexpr (std::is_same_v<T, bool>) fits = value.is_boolean();
-    if constexpr (std::is_same_v<T, double>) fits = value.is_number();
-    if constexpr (std::is_same_v<T, int64_t>) fits = value.is_number_integer();
-    if constexpr (std::is_same_v<T, std::vector<int64_t>>)
-      fits = value.is_array() && std::all_of(value.begin(), value.end(), [](const Json& each) {
-               return each.is_number_integer();
-             });
-    TORCH_CHECK(fits, path(), ": ", key, " has an unexpected type: ", value.dump());
-    return value.get<T>();
-  }
-
-  const Json& json_;
-  const std::string& path_;
-};
 
 struct Family {
   const char* prefix;        // of class names
@@ -79,6 +29,10 @@ struct Family {
   bool mlp_bias;  // config.json has mlp_bias
   bool windows;   // config.json has sliding_window
   bool experts;
+  // Of vision-language models, whose text part may lie in text_config:
+  std::vector<int64_t> mrope_section{};  // the default
+  double default_theta = 10000;
+  double default_norm_eps = 1e-6;
 };
 
 const std::map<std::string, Family>& families() {
@@ -87,6 +41,10 @@ const std::map<std::string, Family>& families() {
       {"qwen2", {"Qwen2", 32, std::nullopt, true, false, false, true, false}},
       {"qwen3", {"Qwen3", 32, 128, false, true, false, true, false}},
       {"qwen3_moe", {"Qwen3Moe", 4, std::nullopt, false, true, false, true, true}},
+      {"qwen2_5_vl",
+       {"Qwen2_5_VL", 8, std::nullopt, true, false, false, true, false, {16, 24, 24}, 1e6, 1e-5}},
+      {"qwen3_vl",
+       {"Qwen3VLText", 32, 128, false, true, false, false, false, {24, 20, 20}, 500000, 1e-6}},
   };
   return known;
 }
@@ -117,9 +75,11 @@ Activation activation_of(const HfConfig& config) {
 }
 
 /// rope_theta and rope_scaling, or the rope_parameters that transformers 5 writes in their place.
-RotaryConfig rotary_of(const HfConfig& config, int64_t max_positions) {
-  RotaryConfig rotary{.theta = config.get("rope_theta", 10000.0)};
+RotaryConfig rotary_of(const HfConfig& config, const Family& family, int64_t max_positions) {
+  RotaryConfig rotary{.theta = config.get("rope_theta", family.default_theta)};
   rotary.original_max_positions = static_cast<double>(max_positions);
+  rotary.mrope_section = family.mrope_section;
+  rotary.mrope_interleaved = family.qk_norm;
   const auto* scaling = config.find("rope_parameters");
   if (scaling == nullptr) scaling = config.find("rope_scaling");
   if (scaling == nullptr) return rotary;
@@ -129,7 +89,16 @@ RotaryConfig rotary_of(const HfConfig& config, int64_t max_positions) {
       config.get(*scaling, "partial_rotary_factor", config.get("partial_rotary_factor", 1.0));
   const auto type = config.get<std::string>(*scaling, "rope_type",
                                             config.get<std::string>(*scaling, "type", "default"));
-  if (type == "default") return rotary;
+  if (!family.mrope_section.empty() && config.find(*scaling, "mrope_section") != nullptr) {
+    const auto& section = scaling->at("mrope_section");
+    const bool fits = section.is_array() && section.size() == 3 &&
+                      std::all_of(section.begin(), section.end(), [](const Json& each) {
+                        return each.is_number_integer() && each.get<int64_t>() >= 0;
+                      });
+    TORCH_CHECK(fits, config.path(), ": mrope_section must be three counts of channel pairs, got ", section.dump());
+    rotary.mrope_section = section.get<std::vector<int64_t>>();
+  }
+  if (type == "default" || (type == "mrope" && !family.mrope_section.empty())) return rotary;
   TORCH_CHECK(type == "linear" || type == "llama3", config.path(), ": rope_type ", type,
               " is not supported; known are default, linear and llama3");
   rotary.factor = config.need<double>(*scaling, "factor");
@@ -175,6 +144,26 @@ MoeConfig moe_of(const HfConfig& config) {
   return moe;
 }
 
+/// Where the classes of a text part do not follow the pattern of the text models.
+void name_text_part(const std::string& model_type, ModuleNames& names) {
+  if (model_type == "qwen2_5_vl") {
+    names.mlp = "Qwen2MLP";
+    names.decoder = "Qwen2_5_VLTextModel";
+    names.model = "Qwen2_5_VLForConditionalGeneration";
+  } else {
+    names.model = "Qwen3VLForConditionalGeneration";
+  }
+}
+
+void check_sections(const HfConfig& config, const DecoderConfig& network) {
+  const auto& rotary = network.rotary;
+  if (rotary.mrope_section.empty() || rotary.mrope_interleaved) return;
+  const auto sum =
+      std::accumulate(rotary.mrope_section.begin(), rotary.mrope_section.end(), int64_t{0});
+  TORCH_CHECK(2 * sum == network.head_dim, config.path(), ": mrope_section ", c10::IntArrayRef(rotary.mrope_section),
+              " must add up to half of the head dimension ", network.head_dim);
+}
+
 }  // namespace
 
 DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir) {
@@ -182,8 +171,11 @@ DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir) {
 }
 
 DecoderConfig decoder_config_from_hf(const Json& config_json, const std::string& path) {
-  const HfConfig hf(config_json, path);
-  const auto& family = family_of(hf);
+  const HfConfig root(config_json, path);
+  const auto& family = family_of(root);
+  const bool sees = !family.mrope_section.empty();
+  const auto* text = sees ? root.find("text_config") : nullptr;
+  const HfConfig hf(text == nullptr ? config_json : *text, path);
   const std::string prefix = family.prefix;
   const auto hidden = hf.need<int64_t>("hidden_size");
   const auto heads = hf.need<int64_t>("num_attention_heads");
@@ -220,18 +212,21 @@ DecoderConfig decoder_config_from_hf(const Json& config_json, const std::string&
       .num_kv_heads = kv_heads,
       .head_dim = hf.get<int64_t>("head_dim", family.default_head_dim.value_or(hidden / heads)),
       .max_positions = max_positions,
-      .norm_eps = hf.get("rms_norm_eps", 1e-6),
+      .norm_eps = hf.get("rms_norm_eps", family.default_norm_eps),
       .activation = activation_of(hf),
-      .rotary = rotary_of(hf, max_positions),
+      .rotary = rotary_of(hf, family, max_positions),
       .qkv_bias = family.always_qkv_bias || attention_bias,
       .attention_out_bias = attention_bias,
       .mlp_bias = family.mlp_bias && hf.get("mlp_bias", false),
       .qk_norm = family.qk_norm,
-      .tie_word_embeddings = hf.get("tie_word_embeddings", false),
+      .tie_word_embeddings =
+          root.get("tie_word_embeddings", false) || hf.get("tie_word_embeddings", false),
       .attention_dropout = hf.get("attention_dropout", 0.0),
       .init_std = hf.get("initializer_range", 0.02),
   };
   if (family.experts) config.moe = moe_of(hf);
+  if (sees) name_text_part(config_json.at("model_type"), config.names);
+  check_sections(hf, config);
   const auto pad = hf.get<int64_t>("pad_token_id", -1);
   if (pad >= 0 && pad < config.vocab_size) config.pad_token_id = pad;
   TORCH_CHECK(config.vocab_size > 0 && config.intermediate_size > 0 && config.head_dim > 0 && config.head_dim % 2 == 0,
@@ -247,6 +242,7 @@ namespace {
 std::map<std::string, ArgumentValue> network_values(const DecoderConfig& config) {
   const bool rotary = config.positions == PositionKind::kRotary;
   const bool scaled = config.rotary.kind == RotaryConfig::Kind::kLlama3;
+  const auto& sections = config.rotary.mrope_section;
   std::map<std::string, ArgumentValue> values = {
       {"num_layers", config.num_layers},
       {"hidden_size", config.hidden_size},
@@ -258,7 +254,9 @@ std::map<std::string, ArgumentValue> network_values(const DecoderConfig& config)
       {"vocab_size", config.vocab_size},
       {"padded_vocab_size", config.vocab_size},
       {"group_query_attention", config.num_kv_heads != config.num_heads},
-      {"position_embedding_type", std::string(rotary ? "rope" : "learned_absolute")},
+      {"position_embedding_type", std::string(!rotary            ? "learned_absolute"
+                                              : sections.empty() ? "rope"
+                                                                 : "mrope")},
       {"use_rotary_position_embeddings", rotary},
       {"rotary_base", config.rotary.theta},
       {"rotary_percent", config.rotary.fraction},

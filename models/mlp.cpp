@@ -8,7 +8,6 @@
 #include "models/fused_ops.h"
 
 namespace megashard {
-namespace {
 
 at::Tensor activate(const at::Tensor& x, Activation activation) {
   switch (activation) {
@@ -25,8 +24,6 @@ at::Tensor activate(const at::Tensor& x, Activation activation) {
   }
   TORCH_INTERNAL_ASSERT(false, "activation without a body");
 }
-
-}  // namespace
 
 Mlp::Mlp(const DecoderConfig& config, int64_t intermediate_size)
     : class_name_(config.names.mlp), activation_(config.activation) {

@@ -12,6 +12,8 @@
 
 namespace megashard {
 
+at::Tensor activate(const at::Tensor& x, Activation activation);
+
 /// down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate. Projections gate_proj, up_proj,
 /// down_proj.
 class Mlp : public torch::nn::Module {

@@ -26,6 +26,10 @@ struct RotaryConfig {
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
   double original_max_positions = 8192;
+  /// M-RoPE: how many channel pairs turn by each of three position ids (time, height, width), one
+  /// section behind the other or, interleaved, in turns (T H W T H W ... T T). Empty: one id.
+  std::vector<int64_t> mrope_section{};
+  bool mrope_interleaved = false;
 };
 
 /// Class names that the modules of a family answer, for wrap policies.
@@ -80,8 +84,9 @@ struct DecoderConfig {
   MoeConfig moe{};
 };
 
-/// From a Hugging Face directory's config.json: llama, qwen2, qwen3, qwen3_moe. Throws for
-/// other architectures, listing these, and for settings that this code does not compute.
+/// From a Hugging Face directory's config.json: llama, qwen2, qwen3, qwen3_moe, and the text part
+/// of qwen2_5_vl and qwen3_vl. Throws for other architectures, listing these, and for settings that
+/// this code does not compute.
 DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir);
 /// The same of that file's object; `path` stands in messages.
 DecoderConfig decoder_config_from_hf(const nlohmann::ordered_json& config_json,

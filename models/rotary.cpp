@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/pow.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <c10/core/InferenceMode.h>
 
@@ -30,15 +31,43 @@ at::Tensor inverse_frequencies(const RotaryConfig& config, int64_t rotary_dim) {
   return at::where(between, blended, stretched);
 }
 
+namespace {
+
+std::vector<int64_t> axes_of_pairs(const RotaryConfig& config, int64_t pairs) {
+  std::vector<int64_t> axes;
+  const auto& section = config.mrope_section;
+  if (section.empty()) return axes;
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    int64_t axis = pair % 3;
+    if (config.mrope_interleaved) {
+      if (pair >= 3 * section[static_cast<size_t>(axis)]) axis = 0;
+    } else {
+      axis = pair < section[0] ? 0 : pair < section[0] + section[1] ? 1 : 2;
+    }
+    axes.push_back(axis);
+  }
+  return axes;
+}
+
+}  // namespace
+
 RotaryEmbedding::RotaryEmbedding(const DecoderConfig& config)
     : class_name_(config.names.rotary),
       config_(config.rotary),
       rotary_dim_(
-          static_cast<int64_t>(static_cast<double>(config.head_dim) * config.rotary.fraction)) {}
+          static_cast<int64_t>(static_cast<double>(config.head_dim) * config.rotary.fraction)),
+      axis_of_pair_(axes_of_pairs(config.rotary, rotary_dim_ / 2)) {}
 
 RotaryTables RotaryEmbedding::tables(const at::Tensor& positions, const at::Tensor& hidden) const {
   const auto frequencies = inverse_frequencies(config_, rotary_dim_).to(hidden.device());
-  const auto angles = positions.to(at::kFloat).unsqueeze(-1) * frequencies;
+  auto by_pair = positions.unsqueeze(-1);  // [B, T, 1]
+  if (positions.dim() == 3) {
+    TORCH_CHECK(!axis_of_pair_.empty() && positions.size(0) == 3, "position ids ", positions.sizes(),
+                " must be [B, T], or [3, B, T] for a model with M-RoPE");
+    const auto axes = at::tensor(axis_of_pair_, at::kLong).to(positions.device());
+    by_pair = positions.index_select(0, axes).permute({1, 2, 0});  // [B, T, R/2]
+  }
+  const auto angles = by_pair.to(at::kFloat) * frequencies;
   return {angles.cos().to(hidden.scalar_type()), angles.sin().to(hidden.scalar_type())};
 }
 

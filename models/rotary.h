@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include <string>
+#include <vector>
 
 #include "models/model_config.h"
 
@@ -29,8 +30,8 @@ class RotaryEmbedding : public torch::nn::Module {
  public:
   explicit RotaryEmbedding(const DecoderConfig& config);
 
-  /// For hidden [B, T, C], whose dtype and device the tables take; position_ids [B, T], or
-  /// undefined for 0 .. T-1.
+  /// For hidden [B, T, C], whose dtype and device the tables take; position_ids [B, T], with
+  /// M-RoPE also [3, B, T] (time, height, width), or undefined for 0 .. T-1.
   RotaryTables forward(const at::Tensor& hidden, const at::Tensor& position_ids);
   std::string class_name() const { return class_name_; }
 
@@ -40,6 +41,7 @@ class RotaryEmbedding : public torch::nn::Module {
   std::string class_name_;
   RotaryConfig config_;
   int64_t rotary_dim_;
+  std::vector<int64_t> axis_of_pair_;  // M-RoPE: the position id that turns each channel pair
   RotaryTables cached_;
 };
 

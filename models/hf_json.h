@@ -1,0 +1,69 @@
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace megashard {
+
+/// config.json with sentences for what it lacks. A field that is null counts as absent, as in
+/// transformers.
+class HfConfig {
+ public:
+  /// Both must outlive it.
+  HfConfig(const nlohmann::ordered_json& json, const std::string& path)
+      : json_(json), path_(path) {}
+
+  const nlohmann::ordered_json* find(const char* key) const { return find(json_, key); }
+  static const nlohmann::ordered_json* find(const nlohmann::ordered_json& object, const char* key) {
+    const auto found = object.find(key);
+    return found == object.end() || found->is_null() ? nullptr : &*found;
+  }
+
+  template <class T>
+  T get(const char* key, T fallback) const {
+    return get(json_, key, fallback);
+  }
+  template <class T>
+  T get(const nlohmann::ordered_json& object, const char* key, T fallback) const {
+    const auto* value = find(object, key);
+    return value == nullptr ? fallback : convert<T>(*value, key);
+  }
+  template <class T>
+  T need(const nlohmann::ordered_json& object, const char* key) const {
+    const auto* value = find(object, key);
+    TORCH_CHECK(value != nullptr, path(), ": ", key, " is missing");
+    return convert<T>(*value, key);
+  }
+  template <class T>
+  T need(const char* key) const {
+    return need<T>(json_, key);
+  }
+
+  const std::string& path() const { return path_; }
+
+ private:
+  template <class T>
+  T convert(const nlohmann::ordered_json& value, const char* key) const {
+    bool fits = value.is_string();
+    if constexpr (std::is_same_v<T, bool>) fits = value.is_boolean();
+    if constexpr (std::is_same_v<T, double>) fits = value.is_number();
+    if constexpr (std::is_same_v<T, int64_t>) fits = value.is_number_integer();
+    if constexpr (std::is_same_v<T, std::vector<int64_t>>)
+      fits = value.is_array() && std::all_of(value.begin(), value.end(), [](const auto& each) {
+               return each.is_number_integer();
+             });
+    TORCH_CHECK(fits, path(), ": ", key, " has an unexpected type: ", value.dump());
+    return value.get<T>();
+  }
+
+  const nlohmann::ordered_json& json_;
+  const std::string& path_;
+};
+
+}  // namespace megashard
