@@ -37,8 +37,13 @@ DecoderStack::DecoderStack(const DecoderConfig& config)
   }
 }
 
-at::Tensor DecoderStack::embed(const ModelInput& input) {
+at::Tensor DecoderStack::embed(const ModelInput& input, const VisualInput& visual) {
   auto hidden = embed_tokens_->forward(input.tokens);
+  if (visual.features.defined()) {
+    hidden = hidden.flatten(0, 1)
+                 .index_copy(0, visual.places, visual.features.to(hidden.scalar_type()))
+                 .view(hidden.sizes());
+  }
   if (embed_positions_) {
     const auto positions =
         input.position_ids.defined()
@@ -49,19 +54,23 @@ at::Tensor DecoderStack::embed(const ModelInput& input) {
   return is_training() && dropout_ > 0 ? at::dropout(hidden, dropout_, /*train=*/true) : hidden;
 }
 
-RoutedStates DecoderStack::forward(const ModelInput& input) {
+RoutedStates DecoderStack::forward(const ModelInput& input, const VisualInput& visual) {
   TORCH_CHECK(input.tokens.dim() == 2 && input.tokens.scalar_type() == at::kLong,
               "tokens must be int64 of sizes [batch, length], got ", input.tokens.scalar_type(), " ",
               input.tokens.sizes());
-  auto hidden = embed(input);
+  auto hidden = embed(input, visual);
   LayerContext context{.rotary = {}, .attention_mask = input.attention_mask};
   if (rotary_emb_) context.rotary = rotary_emb_->forward(hidden, input.position_ids);
   at::Tensor balance;
-  for (const auto& layer : layers_) {
-    auto states = layer->forward(hidden, context);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    auto states = layers_[i]->forward(hidden, context);
     hidden = std::move(states.hidden);
     if (states.balance.defined())
       balance = balance.defined() ? balance + states.balance : std::move(states.balance);
+    if (i >= visual.deepstack.size()) continue;
+    hidden = hidden.flatten(0, 1)
+                 .index_add(0, visual.places, visual.deepstack[i].to(hidden.scalar_type()))
+                 .view(hidden.sizes());
   }
   return {norm_->forward(hidden), balance};
 }
@@ -77,25 +86,35 @@ DecoderModel::DecoderModel(DecoderConfig config) : config_(std::move(config)) {
 
 at::Tensor DecoderModel::forward(ModelInput input) {
   const auto labels = std::exchange(input.labels, at::Tensor());
-  const auto states = model_->forward(input);
-  const auto logits = lm_head_->forward(states.hidden);
-  if (!labels.defined()) return logits;
-  const auto losses = token_cross_entropy(logits, labels);
-  if (!states.balance.defined()) return losses;
-  const auto rows = labels.numel() * static_cast<int64_t>(layers_with_experts(true).size());
-  return losses + load_balancing_loss(states.balance, rows) * config_.moe.aux_loss_coef;
+  return logits_or_losses(config_, model_->forward(input, {}), *lm_head_, labels);
 }
 
-std::vector<int64_t> DecoderModel::layers_with_experts(bool with) const {
+namespace {
+
+std::vector<int64_t> layers_with_experts(const DecoderConfig& config, bool with) {
   std::vector<int64_t> layers;
-  for (int64_t i = 0; i < config_.num_layers; ++i) {
-    if (config_.moe.is_sparse(i) == with) layers.push_back(i);
+  for (int64_t i = 0; i < config.num_layers; ++i) {
+    if (config.moe.is_sparse(i) == with) layers.push_back(i);
   }
   return layers;
 }
 
-std::vector<std::string> DecoderModel::patterns_of_part(const std::string& part) const {
-  const std::string layer = "model.layers.{*}", attention = layer + ".self_attn";
+}  // namespace
+
+at::Tensor logits_or_losses(const DecoderConfig& config, const RoutedStates& states,
+                            Hooked<Linear>& head, const at::Tensor& labels) {
+  const auto logits = head.forward(states.hidden);
+  if (!labels.defined()) return logits;
+  const auto losses = token_cross_entropy(logits, labels);
+  if (!states.balance.defined()) return losses;
+  const auto rows = labels.numel() * static_cast<int64_t>(layers_with_experts(config, true).size());
+  return losses + load_balancing_loss(states.balance, rows) * config.moe.aux_loss_coef;
+}
+
+std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config,
+                                                  const std::string& list,
+                                                  const std::string& part) {
+  const std::string layer = list + ".{*}", attention = layer + ".self_attn";
   if (part == "layer") return {layer};
   if (part == "core_attn") return {attention + ".core_attention"};
   if (part == "qkv_linear")
@@ -104,9 +123,13 @@ std::vector<std::string> DecoderModel::patterns_of_part(const std::string& part)
   if (part == "attn_norm") return {layer + ".input_layernorm"};
   if (part == "mlp_norm") return {layer + ".post_attention_layernorm"};
   if (part != "mlp" && part != "moe") return {};
-  const auto layers = layers_with_experts(part == "moe");
+  const auto layers = layers_with_experts(config, part == "moe");
   if (layers.empty()) return {};
-  return {"model.layers.{" + c10::Join(",", layers) + "}.mlp"};
+  return {list + ".{" + c10::Join(",", layers) + "}.mlp"};
+}
+
+std::vector<std::string> DecoderModel::patterns_of_part(const std::string& part) const {
+  return decoder_patterns_of_part(config_, "model.layers", part);
 }
 
 bool DecoderModel::is_elsewhere(const std::string& key) const {
@@ -147,19 +170,24 @@ void DecoderModel::_init_ep_model() {
 }
 
 double DecoderModel::training_flops(int64_t sequences, int64_t sequence_length) const {
+  return decoder_training_flops(config_, sequences, sequence_length);
+}
+
+double decoder_training_flops(const DecoderConfig& config, int64_t sequences,
+                              int64_t sequence_length) {
   TransformerShape shape;
-  shape.num_layers = static_cast<int64_t>(layers_with_experts(false).size());
-  shape.hidden_size = config_.hidden_size;
-  shape.ffn_hidden_size = config_.intermediate_size;
-  shape.gated_mlp = config_.gated_mlp;
-  shape.num_heads = config_.num_heads;
-  shape.num_key_value_heads = config_.num_kv_heads;
-  shape.head_size = config_.head_dim;
-  shape.vocab_size = config_.vocab_size;
+  shape.num_layers = static_cast<int64_t>(layers_with_experts(config, false).size());
+  shape.hidden_size = config.hidden_size;
+  shape.ffn_hidden_size = config.intermediate_size;
+  shape.gated_mlp = config.gated_mlp;
+  shape.num_heads = config.num_heads;
+  shape.num_key_value_heads = config.num_kv_heads;
+  shape.head_size = config.head_dim;
+  shape.vocab_size = config.vocab_size;
   const double dense = megashard::training_flops(shape, sequences, sequence_length);
-  shape.num_layers = config_.num_layers - shape.num_layers;  // the others, of which a token
+  shape.num_layers = config.num_layers - shape.num_layers;  // the others, of which a token
   shape.ffn_hidden_size =
-      config_.moe.intermediate_size * config_.moe.experts_per_token;  // meets these
+      config.moe.intermediate_size * config.moe.experts_per_token;  // meets these
   shape.vocab_size = 0;
   return dense + megashard::training_flops(shape, sequences, sequence_length);
 }

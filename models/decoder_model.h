@@ -11,6 +11,20 @@
 
 namespace megashard {
 
+/// Features of images for a DecoderStack; undefined: none.
+struct VisualInput {
+  at::Tensor places;    ///< [N] int64: of the B * T tokens, which the features replace
+  at::Tensor features;  ///< [N, C]
+  std::vector<at::Tensor> deepstack;  ///< each [N, C]: added there behind layer 0, 1, ...
+
+  template <class F>
+  void visit_tensors(F&& f) {
+    f(places);
+    f(features);
+    f(deepstack);
+  }
+};
+
 /// Token ids to normed hidden states: embed_tokens (and embed_positions), layers, norm, rotary_emb.
 /// `model` in the names of a DecoderModel's parameters.
 class DecoderStack : public torch::nn::Module {
@@ -18,13 +32,13 @@ class DecoderStack : public torch::nn::Module {
   explicit DecoderStack(const DecoderConfig& config);
 
   /// tokens, position_ids and attention_mask of a ModelInput -> [B, T, C].
-  RoutedStates forward(const ModelInput& input);
+  RoutedStates forward(const ModelInput& input, const VisualInput& visual);
   std::string class_name() const { return class_name_; }
   const std::shared_ptr<Hooked<Embedding>>& embed_tokens() const { return embed_tokens_; }
   const std::vector<std::shared_ptr<Hooked<DecoderLayer>>>& layers() const { return layers_; }
 
  private:
-  at::Tensor embed(const ModelInput& input);
+  at::Tensor embed(const ModelInput& input, const VisualInput& visual);
 
   std::string class_name_;
   double dropout_;
@@ -33,6 +47,17 @@ class DecoderStack : public torch::nn::Module {
   std::shared_ptr<Hooked<Norm>> norm_;
   std::shared_ptr<Hooked<RotaryEmbedding>> rotary_emb_;
 };
+
+/// Without labels [B, T] the head's logits; with them the loss of each token, and a share of the
+/// load-balancing loss where one is asked for.
+at::Tensor logits_or_losses(const DecoderConfig& config, const RoutedStates& states,
+                            Hooked<Linear>& head, const at::Tensor& labels);
+/// Patterns of a decoder's parts by Megatron's names (FSDP2Mixin::patterns_of_part); `list` is the
+/// path of its layers.
+std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config,
+                                                  const std::string& list, const std::string& part);
+double decoder_training_flops(const DecoderConfig& config, int64_t sequences,
+                              int64_t sequence_length);
 
 /// A causal language model: `model` and `lm_head`, which share one tensor where the configuration
 /// ties them. Parameters start without values: load_hf_weights(), a checkpoint or init_weights()
@@ -56,8 +81,6 @@ class DecoderModel : public MultiModalModule, public FSDP2Mixin, public WeightIn
   std::vector<std::string> patterns_of_part(const std::string& part) const override;
 
  private:
-  std::vector<int64_t> layers_with_experts(bool with) const;
-
   DecoderConfig config_;
   std::shared_ptr<Hooked<DecoderStack>> model_;
   std::shared_ptr<Hooked<Linear>> lm_head_;

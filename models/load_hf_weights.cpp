@@ -16,13 +16,15 @@
 #include "checkpoint/values/tensor_info.h"
 #include "framework/modules/megatron_module.h"
 #include "models/stacked_experts.h"
+#include "models/weight_names.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
 namespace {
 
 constexpr const char* kHead = "lm_head.weight";
-constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr const char* kEmbeddings[] = {"model.embed_tokens.weight",
+                                       "model.language_model.embed_tokens.weight"};
 
 struct Target {
   at::Tensor parameter;
@@ -31,8 +33,9 @@ struct Target {
   std::optional<StackedWeight> stacked;  // where in it
 };
 
-/// The module's parameters, each once.
+/// The module's parameters, each once, with the names that they may have in files.
 std::vector<Target> targets_of(const torch::nn::Module& module) {
+  const auto* published = dynamic_cast<const PublishedNames*>(&module);
   std::vector<Target> targets;
   std::unordered_map<const c10::TensorImpl*, size_t> position;
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
@@ -40,7 +43,11 @@ std::vector<Target> targets_of(const torch::nn::Module& module) {
         position.emplace(item.value().unsafeGetTensorImpl(), targets.size());
     if (is_new)
       targets.push_back({.parameter = item.value(), .names = {}, .source = {}, .stacked = {}});
-    targets[found->second].names.push_back(item.key());
+    auto& names = targets[found->second].names;
+    names.push_back(item.key());
+    if (published == nullptr) continue;
+    const auto other = published->published_name(item.key());
+    if (other != item.key()) names.push_back(other);
   }
   return targets;
 }
@@ -52,7 +59,9 @@ void find_source(Target& target, const HfWeights& files) {
     return;
   }
   const auto& name = target.names.front();
-  if (name == kHead && files.contains(kEmbedding)) target.source = kEmbedding;
+  for (const char* embedding : kEmbeddings) {
+    if (name == kHead && files.contains(embedding)) target.source = embedding;
+  }
   auto stacked = StackedWeight::of(name);
   if (!stacked || !files.contains(stacked->source())) return;
   target.source = stacked->source();

@@ -2,6 +2,7 @@
 
 #include "models/decoder_model.h"
 #include "models/megatron_layout.h"
+#include "models/qwen_vl_model.h"
 
 namespace megashard {
 
@@ -12,6 +13,12 @@ void register_models(ModelRegistry& registry) {
   for (const char* name : {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
                            "Qwen3MoeForCausalLM", "llama", "qwen2", "qwen3", "qwen3_moe", "gpt"}) {
     registry.add(name, decoder);
+  }
+  for (const char* name : {"Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration",
+                           "qwen2_5_vl", "qwen3_vl"}) {
+    registry.add(name, [](const Arguments& arguments) -> std::shared_ptr<MultiModalModule> {
+      return std::make_shared<QwenVlModel>(vision_language_config_from_hf(arguments));
+    });
   }
   for (const char* name :
        {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "llama", "qwen2", "qwen3"}) {

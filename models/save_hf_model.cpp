@@ -15,6 +15,7 @@
 #include "framework/training/save_contract.h"
 #include "models/model_config.h"
 #include "models/stacked_experts.h"
+#include "models/weight_names.h"
 
 namespace megashard {
 namespace {
@@ -109,6 +110,9 @@ void save_hf_model(MegatronModule& model, const Arguments& arguments,
                    const ProcessGroupPtr& group) {
   const auto& folder = *arguments.save_hf;
   auto tensors = checked_state_dict(model);
+  if (const auto* published = dynamic_cast<const PublishedNames*>(&model)) {
+    for (auto& [name, tensor] : tensors) name = published->published_name(name);
+  }
   if (arguments.save_hf_stacked_experts)
     tensors = stack_experts(tensors, decoder_config(arguments).moe.num_experts);
   save_hf_sharded(folder, tensors, group);
