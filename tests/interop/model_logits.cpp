@@ -40,6 +40,9 @@ void run(const std::string& dir) {
   megashard::ModelInput input;
   input.tokens = file.tensor("tokens");
   if (file.contains("position_ids")) input.position_ids = file.tensor("position_ids");
+  for (const auto& info : file.tensors()) {
+    if (info.name.starts_with("extra.")) input.extra[info.name.substr(6)] = file.tensor(info.name);
+  }
   Entries outputs;
   {
     const at::NoGradGuard no_grad;

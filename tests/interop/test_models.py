@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
-                          Qwen3MoeConfig, Qwen3MoeForCausalLM)
+from transformers import (LlamaConfig, LlamaForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Config,
+                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3VLConfig,
+                          Qwen3VLForConditionalGeneration)
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
@@ -18,6 +19,15 @@ SMALL = dict(vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16, rope_theta=500.0)
 MOE = dict(num_key_value_heads=2, head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20)
+IMAGE, VIDEO, LENGTH = 200, 201, 34
+SEES = dict(image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=202, vision_end_token_id=203)
+VISION = dict(depth=3, hidden_size=32, intermediate_size=40, num_heads=2, patch_size=4, out_hidden_size=48)
+
+
+def sections(*sizes):
+    return dict(rope_type="default", rope_theta=500.0, mrope_section=list(sizes))
+
+
 CASES = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SMALL)),
     "llama_gqa_llama3_rope": (LlamaForCausalLM, LlamaConfig(**SMALL, num_key_value_heads=2, rope_parameters=LLAMA3)),
@@ -31,6 +41,14 @@ CASES = {
     "qwen3_moe_balanced": (Qwen3MoeForCausalLM, Qwen3MoeConfig(  # and a dense layer
         **SMALL, **MOE, norm_topk_prob=True, mlp_only_layers=[1], output_router_logits=True, router_aux_loss_coef=0.3)),
     "qwen3_tied": (Qwen3ForCausalLM, Qwen3Config(**SMALL, num_key_value_heads=6, head_dim=8, tie_word_embeddings=True)),
+    # Windows of 2 x 2 features, some cut at the edges; one block sees whole frames.
+    "qwen2_5_vl": (Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig(
+        **SEES, text_config=dict(**SMALL, num_key_value_heads=2, rope_parameters=sections(1, 2, 1)),
+        vision_config=dict(**VISION, window_size=16, fullatt_block_indexes=[1], tokens_per_second=3))),
+    "qwen3_vl": (Qwen3VLForConditionalGeneration, Qwen3VLConfig(
+        **SEES, tie_word_embeddings=True,
+        text_config=dict(**SMALL, num_key_value_heads=2, head_dim=16, rope_parameters=sections(4, 2, 2)),
+        vision_config=dict(**VISION, num_position_embeddings=25, deepstack_visual_indexes=[0, 2]))),
 }
 POSITIONS = {"qwen3": torch.arange(17).flip(0).repeat(2, 1) * 5}  # only where positions are given, not counted
 
@@ -47,6 +65,20 @@ def by_expert(gradients):
                 yield f"{prefix}experts.{expert}.{each}.weight", rows
 
 
+def pictures(tokens, timestamps):
+    """Puts two images into the first row, a video and an image into the second, nothing into the third."""
+    image_grids, video_grids = torch.tensor([[1, 6, 4], [1, 4, 10], [1, 4, 4]]), torch.tensor([[3, 4, 6]])
+    tokens[0, 2:8], tokens[0, 10:20] = IMAGE, IMAGE
+    for frame in range(3):  # a timestamp stands between the frames of Qwen3
+        start = 1 + frame * (8 if timestamps else 6)
+        tokens[1, start:start + 6] = VIDEO
+    tokens[1, 28:32] = IMAGE
+    patches = lambda grids: torch.randn(int(grids.prod(1).sum()), 3 * 2 * 4 * 4)
+    inputs = dict(pixel_values=patches(image_grids), image_grid_thw=image_grids,
+                  pixel_values_videos=patches(video_grids), video_grid_thw=video_grids)
+    return inputs if timestamps else inputs | dict(second_per_grid_ts=torch.tensor([0.7]))
+
+
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     """Of each case: transformers' results and ours. One process on each side."""
@@ -59,14 +91,18 @@ def compared(tmp_path_factory):
             for parameter in model.parameters():  # norms and biases too, or their gradients prove little
                 parameter.add_(torch.randn_like(parameter) * 0.1)
         model.save_pretrained(folder / name)
-        tokens = torch.randint(0, VOCAB, (2, 17))
+        sees = name.endswith("_vl")
+        tokens = torch.randint(0, IMAGE if sees else VOCAB, (3, LENGTH) if sees else (2, 17))
         tokens[0, 3] = 7
-        labels = torch.randint(0, VOCAB, (2, 17))
+        labels = torch.randint(0, VOCAB, tokens.shape)
         inputs = {"tokens": tokens, "labels": labels}
         if name in POSITIONS:
             inputs["position_ids"] = POSITIONS[name]
-        save_file(inputs, folder / name / "input.bin")
-        out = model(tokens, position_ids=inputs.get("position_ids"))
+        extra = pictures(tokens, name.startswith("qwen3_vl")) if sees else {}
+        save_file(inputs | {f"extra.{key}": value for key, value in extra.items()}, folder / name / "input.bin")
+        if sees:  # transformers asks for what the tokens say already
+            extra["mm_token_type_ids"] = (tokens == IMAGE) + 2 * (tokens == VIDEO)
+        out = model(tokens, position_ids=inputs.get("position_ids"), **extra)
         logits = out.logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
         if out.get("aux_loss") is not None:  # transformers adds it to the mean

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import (AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM,
                           Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
-from test_models import BUILD
+from test_models import BUILD, CASES
 
 PROGRAM = os.environ.get("MEGASHARD", str(BUILD / "launch" / "megashard"))
 LOOP = ("--mock-data --seq-length 16 --micro-batch-size 1 --global-batch-size 4 --lr 1e-2 --eval-iters 1 --eval-interval 2 "
@@ -23,10 +23,10 @@ SMALL = dict(vocab_size=131, hidden_size=48, intermediate_size=80, num_hidden_la
 USAGE = 2
 
 
-def pretrain(folder, *flags, expect=0):
+def pretrain(folder, *flags, expect=0, wrap="sub_modules_to_wrap: ['model.layers.{*}']"):
     """At two ranks; the losses and what it printed."""
     config = folder / "fsdp2_config.yaml"
-    config.write_text("sub_modules_to_wrap: ['model.layers.{*}']\n")
+    config.write_text(wrap + "\n")
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     command = [PROGRAM, "launch", "-n", "2", "--", "pretrain", *LOOP, "--fsdp2-config-path", config, "--metrics-file", metrics,
@@ -52,9 +52,9 @@ def check_weights(written, save):
         assert ours[name].dtype == tensor.dtype and torch.equal(ours[name], tensor), name
 
 
-def check_logits(written, dtype):
+def check_logits(written, dtype, family=AutoModelForCausalLM):
     """transformers' against ours; both read config.json and the weights."""
-    model, notes = AutoModelForCausalLM.from_pretrained(written, output_loading_info=True)
+    model, notes = family.from_pretrained(written, output_loading_info=True)
     assert not any(notes.values()), notes
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     torch.manual_seed(1)
@@ -163,3 +163,26 @@ def test_a_network_that_transformers_lacks_is_refused_before_training(tmp_path):
     losses, out = pretrain(tmp_path, *gpt, "--train-iters", 1, "--save-hf", tmp_path / "written", expect=USAGE)
     assert "--save-hf: transformers' Llama, Qwen2 and Qwen3 do not compute the network of these flags" in out
     assert not losses and not pathlib.Path(tmp_path / "written").exists()
+
+
+def test_published_names_of_a_vision_language_model(tmp_path):
+    """Qwen2.5-VL is published as visual.* and model.*, transformers names it model.visual.* and model.language_model.*:
+    both are read, the first is written. Text alone: the tower's gradients are zeros, and its weights only decay."""
+    family, config = CASES["qwen2_5_vl"]
+    source, renamed, written = tmp_path / "source", tmp_path / "renamed", tmp_path / "written"
+    torch.manual_seed(0)
+    family(config).save_pretrained(source)
+    names = load_file(source / "model.safetensors")
+    assert "visual.merger.ln_q.weight" in names and "model.norm.weight" in names
+    renamed.mkdir()
+    (renamed / "config.json").write_text((source / "config.json").read_text())
+    save_file({("model." if name.startswith("visual.") else "") + name.replace("model.", "model.language_model."): value
+               for name, value in names.items()}, renamed / "model.safetensors")
+    losses, said = pretrain(tmp_path, "--train-iters", "2", "--hf-model", renamed, "--save-hf", written, "--weight-decay", "0",
+                            wrap="num_to_forward_prefetch: 1")
+    assert len(losses) == 2 and "model.visual.blocks.{*} -> 3 modules" in said
+    ours = load_file(written / "model.safetensors")
+    assert sorted(ours) == sorted(names)
+    for name, value in names.items():
+        assert torch.equal(ours[name], value) == name.startswith("visual."), name
+    check_logits(written, torch.float32, family)

@@ -1,0 +1,171 @@
+#include "models/qwen_vl_model.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "models/mrope_positions.h"
+#include "tests/support/run_ranks.h"
+
+namespace megashard {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+constexpr int64_t kImage = 50;
+
+VisionLanguageConfig small_vl(const std::string& type) {
+  const auto json = nlohmann::ordered_json::parse(R"({
+    "image_token_id": 50, "video_token_id": 51,
+    "text_config": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+      "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 60,
+      "max_position_embeddings": 64,
+      "rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}},
+    "vision_config": {"depth": 2, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2,
+      "patch_size": 2, "out_hidden_size": 16, "window_size": 8, "fullatt_block_indexes": [1],
+      "num_position_embeddings": 9, "deepstack_visual_indexes": [0]}})");
+  auto typed = json;
+  typed["model_type"] = type;
+  return vision_language_config(typed, "config.json", decoder_config_from_hf(typed, "config.json"));
+}
+
+std::shared_ptr<QwenVlModel> make_vl(const std::string& type) {
+  auto model = std::make_shared<QwenVlModel>(small_vl(type));
+  model->weight_init().std = 0.3;
+  model->weight_init().generator = at::detail::createCPUGenerator(3);
+  model->init_weights();
+  return model;
+}
+
+/// Two rows, an image of 3 x 1 features in the first only.
+ModelInput picture_and_text() {
+  ModelInput input;
+  auto generator = at::detail::createCPUGenerator(5);
+  input.tokens = at::randint(0, 50, {2, 9}, generator, at::kLong);
+  input.labels = at::randint(0, 60, {2, 9}, generator, at::kLong);
+  input.tokens[0].narrow(0, 2, 3).fill_(kImage);
+  input.extra["image_grid_thw"] = at::tensor({int64_t{1}, int64_t{6}, int64_t{2}}).view({1, 3});
+  input.extra["pixel_values"] = at::randn({12, 3 * 2 * 2 * 2}, generator, at::kFloat);
+  return input;
+}
+
+using Gradients = std::map<std::string, at::Tensor>;
+
+Gradients gradients_of(const torch::nn::Module& model) {
+  Gradients gradients;
+  for (const auto& item : model.named_parameters()) gradients[item.key()] = item.value().grad();
+  return gradients;
+}
+
+class QwenVlFamilies : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(All, QwenVlFamilies, ::testing::Values("qwen2_5_vl", "qwen3_vl"));
+
+TEST_P(QwenVlFamilies, ARankWithoutPicturesJoinsTheTower) {
+  const auto whole = make_vl(GetParam());
+  const auto all = picture_and_text();
+  const auto losses = (*whole)(all).detach();
+  (*whole)(all).mean().backward();
+  const auto wanted = gradients_of(*whole);
+  testing::run_ranks(2, [&](const ProcessGroupPtr& world) {
+    const auto model = make_vl(GetParam());
+    model->fully_shard({.process_group = world});
+    ModelInput own = world->rank() == 0 ? all : ModelInput{};
+    own.tokens = all.tokens.narrow(0, world->rank(), 1);
+    own.labels = all.labels.narrow(0, world->rank(), 1);
+    const auto loss = (*model)(own);
+    EXPECT_LT((loss - losses.narrow(0, world->rank(), 1)).abs().max().item<double>(), 2e-6);
+    loss.mean().backward();
+    for (const auto& item : model->named_parameters()) {
+      const auto piece = sharded_view(item.value());
+      const auto& grad = item.value().grad();
+      ASSERT_TRUE(grad.defined()) << item.key();
+      const auto want =
+          wanted.at(item.key())
+              .narrow(0, piece.local.numel() == 0 ? 0 : piece.offsets[0], grad.size(0));
+      if (grad.numel() == 0) continue;
+      // Sums of two ranks round in another order than one batch's.
+      EXPECT_LE((grad - want).abs().max().item<double>(),
+                2e-6 * std::max(1.0, want.abs().max().item<double>()))
+          << item.key();
+    }
+  });
+}
+
+TEST_P(QwenVlFamilies, EveryNamedSubmoduleCanBeWrapped) {
+  const auto model = make_vl(GetParam());
+  for (const auto& item : model->named_modules(/*name_prefix=*/"", /*include_self=*/false)) {
+    const auto last = item.key().substr(item.key().rfind('.') + 1);
+    if (last == "layers" || last == "blocks" || last == "deepstack_merger_list" ||
+        item.key() == "model.visual.merger.mlp")
+      continue;
+    EXPECT_NE(dynamic_cast<HookedModule*>(item.value().get()), nullptr) << item.key();
+  }
+}
+
+TEST(QwenVlModel, PublishedNamesOfTheFirstFamilyOnly) {
+  const auto old = make_vl("qwen2_5_vl"), later = make_vl("qwen3_vl");
+  EXPECT_EQ(old->published_name("model.visual.merger.ln_q.weight"), "visual.merger.ln_q.weight");
+  EXPECT_EQ(old->published_name("model.language_model.norm.weight"), "model.norm.weight");
+  EXPECT_EQ(old->published_name("lm_head.weight"), "lm_head.weight");
+  EXPECT_EQ(later->published_name("model.visual.merger.norm.weight"),
+            "model.visual.merger.norm.weight");
+}
+
+TEST(QwenVlModel, WrongPicturesAreASentence) {
+  const auto model = make_vl("qwen2_5_vl");
+  const auto refuses = [&](const std::string& sentence,
+                           const std::function<void(ModelInput&)>& spoil) {
+    auto input = picture_and_text();
+    spoil(input);
+    EXPECT_THAT([&] { (*model)(input); }, ThrowsMessage<c10::Error>(HasSubstr(sentence)));
+  };
+  refuses(
+      "image 0 of image_grid_thw has 3 features, but only 2 tokens 50 stand for it in row 0 at 2",
+      [](ModelInput& input) { input.tokens[0][4] = 1; });
+  refuses(
+      "row 0 has a place for a further image (token 50) at 5, but image_grid_thw describes no more",
+      [](ModelInput& input) { input.tokens[0][5] = kImage; });
+  refuses("image_grid_thw describes 1 image parts, but the tokens have places (50) for 0",
+          [](ModelInput& input) { input.tokens.fill_(1); });
+  refuses(
+      "image_grid_thw[0] is [1, 4, 3]: all must be positive, and rows and columns of patches "
+      "multiples of the model's merge size 2",
+      [](ModelInput& input) {
+        input.extra["image_grid_thw"] =
+            at::tensor({int64_t{1}, int64_t{4}, int64_t{3}}).view({1, 3});
+      });
+  refuses("pixel_values [12, 24] must be [16, 24]", [](ModelInput& input) {
+    input.extra["image_grid_thw"] = at::tensor({int64_t{1}, int64_t{8}, int64_t{2}}).view({1, 3});
+  });
+  refuses("the input has pixel_values without image_grid_thw",
+          [](ModelInput& input) { input.extra.erase("image_grid_thw"); });
+}
+
+TEST(VisionPlan, SegmentsOfALengthLieTogether) {
+  const auto config = small_vl("qwen2_5_vl").vision;  // windows of 2 x 2 units
+  // 3 x 2 units: windows of 4 and 2; two frames of 1 x 3: windows of 2 and 1 each.
+  const auto plan = plan_vision(
+      config, at::tensor({int64_t{1}, int64_t{6}, int64_t{4}, int64_t{2}, int64_t{2}, int64_t{6}})
+                  .view({2, 3}));
+  ASSERT_EQ(plan.windows.runs.size(), 3U);
+  EXPECT_EQ(plan.windows.runs[0].length, 4);
+  EXPECT_EQ(plan.windows.runs[0].count, 2);
+  EXPECT_EQ(plan.windows.runs[1].count, 3);
+  EXPECT_EQ(plan.windows.runs[2].length, 16);
+  ASSERT_EQ(plan.frames.runs.size(), 2U);
+  EXPECT_EQ(plan.frames.runs[0].length, 12);
+  EXPECT_EQ(plan.frames.runs[0].count, 2);
+  EXPECT_EQ(plan.patches, 48);
+  EXPECT_TRUE(plan.frames.order.defined());
+}
+
+}  // namespace
+}  // namespace megashard
