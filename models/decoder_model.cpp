@@ -85,6 +85,8 @@ DecoderModel::DecoderModel(DecoderConfig config) : config_(std::move(config)) {
 }
 
 at::Tensor DecoderModel::forward(ModelInput input) {
+  TORCH_CHECK(input.extra.empty(), class_name(), " sees no pictures, but the input has ", input.extra.begin()->first,
+              ": train a vision-language model, or give text");
   const auto labels = std::exchange(input.labels, at::Tensor());
   return logits_or_losses(config_, model_->forward(input, {}), *lm_head_, labels);
 }

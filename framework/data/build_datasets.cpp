@@ -10,6 +10,7 @@
 #include "framework/data/gpt_dataset.h"
 #include "framework/data/indexed_dataset.h"
 #include "framework/data/mock_tokens.h"
+#include "framework/data/picture_dataset.h"
 
 namespace megashard {
 namespace {
@@ -67,6 +68,35 @@ Datasets build_from_source(const std::shared_ptr<const TokenSource>& source,
   return built;
 }
 
+Datasets build_from_pictures(const std::string& prefix, const SplitShares& shares,
+                             const Sizes& sizes, const DataOptions& options) {
+  const auto set = std::make_shared<PictureSet>(prefix);
+  Datasets built;
+  for (size_t i = 0; i < kSplits; ++i) {
+    if (!shares[i].has_value() || !wanted(sizes[i])) {
+      continue;
+    }
+    const auto samples = static_cast<size_t>(set->size());
+    built[i] = std::make_shared<PictureDataset>(
+        set, PictureDatasetOptions{.split_name = kSplitNames[i],
+                                   .first_sample = split_bound(shares[i]->begin, samples),
+                                   .last_sample = split_bound(shares[i]->end, samples),
+                                   .seq_length = options.seq_length,
+                                   .seed = options.seed,
+                                   .num_samples = sizes[i]});
+  }
+  return built;
+}
+
+// Token files, or conversations with pictures, whichever has that prefix.
+Datasets build_from_prefix(const std::string& prefix, const SplitShares& shares, const Sizes& sizes,
+                           const DataOptions& options) {
+  if (PictureSet::exists(prefix)) {
+    return build_from_pictures(prefix, shares, sizes, options);
+  }
+  return build_from_source(std::make_shared<IndexedDataset>(prefix), shares, sizes, options);
+}
+
 int64_t share_of(int64_t size, double weight) {
   return static_cast<int64_t>(std::ceil(static_cast<double>(size) * weight));
 }
@@ -114,6 +144,8 @@ Datasets build_blend(const Blend& blend, const SplitShares& shares, const Sizes&
   const auto weights = blend.weights.empty() ? blend.weights : normalized(blend.weights);
   std::array<std::vector<std::shared_ptr<const SampleDataset>>, kSplits> members;
   for (size_t k = 0; k < blend.prefixes.size(); ++k) {
+    TORCH_CHECK(!PictureSet::exists(blend.prefixes[k]), "\"", blend.prefixes[k],
+                "\" holds conversations with pictures, which cannot be blended; give it alone");
     const auto source = std::make_shared<IndexedDataset>(blend.prefixes[k]);
     auto built = build_from_source(source, shares, member_sizes(sizes, weights, k), options);
     for (size_t i = 0; i < kSplits; ++i) {
@@ -135,8 +167,7 @@ Datasets build_from_one_path(const SplitShares& shares, const Sizes& sizes,
                              const DataOptions& options) {
   const Blend blend = parse_blend(options.data_path);
   if (blend.prefixes.size() == 1 && blend.weights.empty()) {
-    const auto source = std::make_shared<IndexedDataset>(blend.prefixes[0]);
-    return build_from_source(source, shares, sizes, options);
+    return build_from_prefix(blend.prefixes[0], shares, sizes, options);
   }
   return build_blend(blend, shares, sizes, options);
 }
@@ -153,8 +184,7 @@ Datasets build_per_split(const Sizes& sizes, const DataOptions& options) {
     SplitShares shares;
     shares[i] = SplitShare{};
     if (blend.prefixes.size() == 1) {
-      const auto source = std::make_shared<IndexedDataset>(blend.prefixes[0]);
-      built[i] = build_from_source(source, shares, sizes, options)[i];
+      built[i] = build_from_prefix(blend.prefixes[0], shares, sizes, options)[i];
     } else {
       built[i] = build_blend(blend, shares, sizes, options)[i];
     }

@@ -1,11 +1,14 @@
 #include "framework/data/data_loader.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <chrono>
 #include <utility>
+
+#include "framework/data/picture_dataset.h"
 
 namespace megashard {
 namespace {
@@ -70,10 +73,61 @@ void check_tokens(const std::vector<int64_t>& sample, const SampleDataset& datas
   }
 }
 
+Batch make_picture_batch(const PictureDataset& dataset, const std::vector<int64_t>& indices,
+                         const BatchOptions& options) {
+  std::vector<PictureSet::Sample> samples;
+  int64_t length = 0, images = 0, patches = 0;
+  for (const int64_t index : indices) {
+    samples.push_back(dataset.picture_sample(index));
+    const auto& sample = samples.back();
+    check_tokens({sample.tokens.begin(), sample.tokens.end()}, dataset, index, options);
+    length = std::max(length, static_cast<int64_t>(sample.tokens.size()) - 1);
+    images += sample.image_grids.size(0);
+    patches += sample.pixel_values.size(0);
+  }
+  const auto rows = static_cast<int64_t>(samples.size());
+  const auto zeros = [&](at::IntArrayRef shape, at::ScalarType type) {
+    return at::zeros(shape, at::TensorOptions(type).pinned_memory(options.pin_memory));
+  };
+  Batch batch{.tokens = zeros({rows, length}, at::kLong),
+              .labels = zeros({rows, length}, at::kLong),
+              .loss_mask = zeros({rows, length}, at::kFloat),
+              .position_ids = {},
+              .attention_mask = {}};
+  auto* tokens = batch.tokens.mutable_data_ptr<int64_t>();
+  auto* labels = batch.labels.mutable_data_ptr<int64_t>();
+  auto* mask = batch.loss_mask.mutable_data_ptr<float>();
+  for (const auto& sample : samples) {
+    for (size_t i = 0; i + 1 < sample.tokens.size(); ++i) {
+      tokens[i] = sample.tokens[i];
+      labels[i] = sample.tokens[i + 1];
+      mask[i] = sample.loss_mask[i + 1] == 0 ? 0.0F : 1.0F;
+    }
+    tokens += length;
+    labels += length;
+    mask += length;
+  }
+  if (images == 0) return batch;
+  auto grids = at::empty({images, 3}, at::kLong);  // read on the host
+  auto pixels = at::empty({patches, samples[0].pixel_values.size(1)},
+                          at::TensorOptions(at::kFloat).pinned_memory(options.pin_memory));
+  int64_t image = 0, patch = 0;
+  for (const auto& sample : samples) {
+    grids.narrow(0, image, sample.image_grids.size(0)).copy_(sample.image_grids);
+    pixels.narrow(0, patch, sample.pixel_values.size(0)).copy_(sample.pixel_values);
+    image += sample.image_grids.size(0);
+    patch += sample.pixel_values.size(0);
+  }
+  batch.extra = {{"image_grid_thw", grids}, {"pixel_values", pixels}};
+  return batch;
+}
+
 }  // namespace
 
 Batch make_batch(const SampleDataset& dataset, const std::vector<int64_t>& indices,
                  const BatchOptions& options) {
+  if (const auto* pictures = dynamic_cast<const PictureDataset*>(&dataset))
+    return make_picture_batch(*pictures, indices, options);
   const auto rows = static_cast<int64_t>(indices.size());
   const int64_t length = options.seq_length;
   const auto empty = [&](at::IntArrayRef shape, at::ScalarType type) {

@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -27,17 +29,20 @@ struct BatchOptions {
   bool pin_memory = false;  // page-locked tensors, for copies to a GPU beside compute
 };
 
-// One microbatch on the CPU; B samples of T = seq_length tokens.
+// One microbatch on the CPU; B samples of T = seq_length tokens. Of conversations with pictures, T
+// is the longest one's, the rest is filled with token 0 of mask 0, and position_ids is undefined.
 struct Batch {
   at::Tensor tokens;          // [B, T] int64
   at::Tensor labels;          // [B, T] int64
   at::Tensor loss_mask;       // [B, T] float32, 0 or 1
   at::Tensor position_ids;    // [B, T] int64
   at::Tensor attention_mask;  // [B, 1, T, T] bool, true where masked; only if reset_attention_mask
+  std::map<std::string, at::Tensor> extra{};  // of ModelInput: pixel_values, image_grid_thw
 };
 
 // Reads the samples and builds what megatron.core's GPTDataset returns for them. A token outside
-// the vocabulary throws a sentence with the data set, the sample and the token.
+// the vocabulary throws a sentence with the data set, the sample and the token. Conversations learn
+// what their loss_mask marks; the flags about documents do not concern them.
 Batch make_batch(const SampleDataset& dataset, const std::vector<int64_t>& indices,
                  const BatchOptions& options);
 

@@ -28,7 +28,9 @@ at::Tensor TrainStep::token_losses(const Batch& batch) {
   ModelInput input;
   input.tokens = batch.tokens;
   input.position_ids = batch.position_ids;
+  input.extra = batch.extra;
   model_.prepare(input);
+  for (auto& [name, tensor] : input.extra) tensor = here(tensor);
   input.tokens = here(input.tokens);
   input.position_ids = here(input.position_ids);
   input.labels = here(batch.labels);

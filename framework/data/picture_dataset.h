@@ -1,0 +1,75 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/hugging_face/safetensors.h"
+#include "framework/data/sample_dataset.h"
+
+namespace megashard {
+
+// Conversations with pictures as launch/preprocess_data.py --input-format conversations writes
+// them: PREFIX.vision.safetensors, mapped. The constructor checks names, dtypes, sizes and bounds,
+// and throws a sentence with the file and the remedy.
+//   tokens int32 [S], loss_mask uint8 [S]: of all samples, one behind the other
+//   sample_ends, image_ends int64 [N]: tokens and images up to the end of each sample
+//   image_grid_thw int64 [M, 3]; pixel_values float32 [patches, pixels of a patch]
+class PictureSet {
+ public:
+  explicit PictureSet(const std::string& prefix);
+  static bool exists(const std::string& prefix);
+
+  struct Sample {
+    std::span<const int32_t> tokens;
+    std::span<const uint8_t> loss_mask;  // of each token: 1 where it is to be learnt
+    at::Tensor image_grids;              // [images, 3] int64
+    at::Tensor pixel_values;             // [patches, width], inside the mapping
+  };
+  int64_t size() const { return static_cast<int64_t>(sample_ends_.size()); }
+  int64_t tokens_of(int64_t sample) const;
+  Sample sample(int64_t sample) const;
+  const std::string& prefix() const { return prefix_; }
+
+ private:
+  std::vector<int64_t> read_ends(const char* name, int64_t last) const;
+
+  std::string prefix_;
+  SafetensorsFile file_;
+  at::Tensor tokens_, loss_mask_, grids_, pixels_;
+  std::vector<int64_t> sample_ends_, image_ends_;
+  std::vector<int64_t> patch_ends_;  // of each image
+};
+
+struct PictureDatasetOptions {
+  std::string split_name;
+  int64_t first_sample = 0;
+  int64_t last_sample = 0;  // the one behind it
+  int64_t seq_length = 0;
+  int64_t seed = 1234;
+  std::optional<int64_t> num_samples{};  // unset: each once
+};
+
+// Samples of a set in a shuffled order, epoch after epoch. A sample is a whole conversation of at
+// most seq_length + 1 tokens; longer ones are an error that names the first.
+class PictureDataset : public SampleDataset {
+ public:
+  PictureDataset(std::shared_ptr<const PictureSet> set, const PictureDatasetOptions& options);
+
+  int64_t size() const override { return static_cast<int64_t>(order_.size()); }
+  // Of fixed length: refused, samples differ (make_batch asks for picture_sample).
+  void read(int64_t index, std::span<int64_t> out) const override;
+  const std::string& source_of(int64_t /*index*/) const override { return set_->prefix(); }
+  PictureSet::Sample picture_sample(int64_t index) const;
+
+ private:
+  std::shared_ptr<const PictureSet> set_;
+  std::vector<int64_t> order_;
+};
+
+}  // namespace megashard
