@@ -1,34 +1,36 @@
 #!/usr/bin/env python3
 """Text to tokens: JSON lines or plain text in, PREFIX_KEY_document.bin and .idx in Megatron's format out.
 
-The flags are those of Megatron's tools/preprocess_data.py. Needs the Hugging Face `tokenizers` package only.
+The flags are those of Megatron's tools/preprocess_data.py. Needs the Hugging Face `tokenizers` package only; conversations
+with pictures (--input-format conversations, preprocess_conversations.py) need `transformers` and `Pillow`.
 """
 
 import argparse
 import array
-import glob
 import json
 import multiprocessing
 import os
 import struct
 import sys
-import time
 from pathlib import Path
+
+from preprocess_input import InputError, Progress, input_files, lines_of
 
 DTYPE_CODES = {"H": 8, "i": 4}  # array type codes of uint16 and int32 -> the codes in an .idx file
 CHUNK_DOCUMENTS = 64  # documents that a worker takes at a time
-
-
-class InputError(Exception):
-    """What the user gave is wrong; the message is all that is shown."""
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--input", required=True, nargs="+", metavar="FILE",
                         help="input files; patterns such as 'part*.jsonl' are expanded")
-    parser.add_argument("--input-format", choices=("jsonl", "text"), default="jsonl",
-                        help="jsonl: one JSON object a line; text: documents divided by blank lines")
+    parser.add_argument("--input-format", choices=("jsonl", "text", "conversations"), default="jsonl",
+                        help="jsonl: one JSON object a line; text: documents divided by blank lines; conversations: "
+                             "{\"messages\": [...]} a line, with pictures, into PREFIX.vision.safetensors")
+    parser.add_argument("--image-folder", metavar="DIR",
+                        help="conversations only: where relative image paths begin (default: the input file's folder)")
+    parser.add_argument("--max-length", type=int, metavar="N",
+                        help="conversations only: leave out longer ones, in tokens with pictures")
     parser.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY",
                         help="keys to tokenise, each into files of its own (default: text)")
     parser.add_argument("--lines-per-document", type=int, metavar="N",
@@ -57,21 +59,15 @@ def parse_arguments():
                          "HuggingFaceTokenizer with a tokenizer.json")
     if arguments.workers < 1 or arguments.log_interval < 1:
         raise InputError("--workers and --log-interval must be at least 1")
+    conversations = arguments.input_format == "conversations"
+    if not conversations and (arguments.image_folder is not None or arguments.max_length is not None):
+        raise InputError("--image-folder and --max-length belong to --input-format conversations")
+    if conversations and (arguments.append_eod or arguments.eod_token):
+        raise InputError("--append-eod and --eod-token have no place in conversations: the chat template ends the turns")
     if arguments.lines_per_document is not None and (arguments.input_format != "text" or
                                                      arguments.lines_per_document < 1):
         raise InputError("--lines-per-document takes a number of at least 1 and --input-format text")
     return arguments
-
-
-def input_files(patterns):
-    files = []
-    for pattern in patterns:
-        found = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern))
-        found = [name for name in found if os.path.isfile(name)]
-        if not found:
-            raise InputError(f"there is no input file {pattern}; check --input")
-        files += found
-    return files
 
 
 def tokenizer_file(model):
@@ -124,20 +120,6 @@ def eod_id(tokenizer, file, token):
             return number
     raise InputError(f"nothing beside {file} names an end-of-document token for --append-eod; "
                      "give one with --eod-token")
-
-
-def lines_of(file):
-    """(line number, text) of a UTF-8 file."""
-    number = 0
-    try:
-        with open(file, encoding="utf-8") as stream:
-            for number, line in enumerate(stream, 1):
-                yield number, line
-    except UnicodeDecodeError:
-        raise InputError(f"{file}, after line {number}, is not UTF-8; convert it, for example with "
-                         "`iconv -t utf-8`") from None
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}") from None
 
 
 def json_documents(file, keys):
@@ -277,33 +259,6 @@ class Writer:
                 os.remove(self.prefix + suffix)
 
 
-class Progress:
-    """One rewritten line on a terminal, else a line every log_interval documents."""
-
-    def __init__(self, interval):
-        self.interval, self.start = interval, time.monotonic()
-        self.documents, self.shown, self.terminal = 0, 0.0, sys.stderr.isatty()
-
-    def add(self, documents, tokens):
-        before, now = self.documents, time.monotonic()
-        self.documents += documents
-        if self.terminal:
-            if now - self.shown >= 0.2:
-                self.shown = now
-                print(f"\r{self.text(tokens)}", end="", file=sys.stderr, flush=True)
-        elif before // self.interval != self.documents // self.interval:
-            print(self.text(tokens), file=sys.stderr, flush=True)
-
-    def text(self, tokens):
-        seconds = max(time.monotonic() - self.start, 1e-9)
-        return (f"{self.documents} documents, {tokens} tokens in {seconds:.1f} s "
-                f"({self.documents / seconds:.0f} documents/s)")
-
-    def end(self):
-        if self.terminal:
-            print("\r\x1b[K", end="", file=sys.stderr)
-
-
 def encode_all(arguments, encoder_arguments, chunks):
     if arguments.workers == 1:
         encoder = Encoder(*encoder_arguments)
@@ -352,7 +307,12 @@ def preprocess(arguments):
 
 def main():
     try:
-        preprocess(parse_arguments())
+        arguments = parse_arguments()
+        if arguments.input_format == "conversations":
+            import preprocess_conversations
+            preprocess_conversations.preprocess(arguments)
+        else:
+            preprocess(arguments)
     except InputError as error:
         sys.exit(f"preprocess_data: {error}")
     except OSError as error:

@@ -1,0 +1,118 @@
+#include "framework/data/picture_dataset.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/tensor.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "framework/data/build_datasets.h"
+#include "framework/data/data_loader.h"
+#include "tests/checkpoint/temporary_folder.h"
+
+namespace megashard {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+at::Tensor whole_numbers(std::vector<int64_t> values, at::ScalarType dtype = at::kLong) {
+  return at::tensor(values, at::kLong).to(dtype);
+}
+
+/// Three conversations: 4 tokens with an image of 4 patches, 3 tokens, 2 tokens with an image of 2.
+class PictureSets : public ::testing::Test {
+ protected:
+  PictureSets() {
+    entries_["tokens"] = whole_numbers({1, 9, 2, 3, 4, 5, 6, 9, 7}, at::kInt);
+    entries_["loss_mask"] = whole_numbers({0, 0, 1, 1, 0, 0, 1, 0, 1}, at::kByte);
+    entries_["sample_ends"] = whole_numbers({4, 7, 9});
+    entries_["image_ends"] = whole_numbers({1, 1, 2});
+    entries_["image_grid_thw"] = whole_numbers({1, 2, 2, 1, 1, 2}).view({2, 3});
+    entries_["pixel_values"] = at::arange(18, at::kFloat).view({6, 3});
+  }
+  std::string write() {
+    const auto prefix = folder_.path() + "/set";
+    std::vector<TensorInfo> infos;
+    for (const auto& [name, tensor] : entries_)
+      infos.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
+    SafetensorsWriter writer(prefix + ".vision.safetensors", infos);
+    for (const auto& info : writer.tensors()) writer.write(entries_.at(info.name));
+    writer.finish();
+    return prefix;
+  }
+  std::shared_ptr<PictureDataset> dataset(int64_t seq_length, std::optional<int64_t> samples) {
+    return std::make_shared<PictureDataset>(std::make_shared<PictureSet>(write()),
+                                            PictureDatasetOptions{.split_name = "train",
+                                                                  .first_sample = 0,
+                                                                  .last_sample = 3,
+                                                                  .seq_length = seq_length,
+                                                                  .num_samples = samples});
+  }
+
+  TemporaryFolder folder_;
+  std::map<std::string, at::Tensor> entries_;
+};
+
+TEST_F(PictureSets, BatchesOfTheLongestWithTheAnswersMask) {
+  const auto set = dataset(8, 3);
+  std::vector<int64_t> by_size(3);  // index of the samples of 4, 3 and 2 tokens
+  for (int64_t i = 0; i < 3; ++i) by_size[4 - set->picture_sample(i).tokens.size()] = i;
+  const auto batch =
+      make_batch(*set, {by_size[0], by_size[2]}, {.seq_length = 8, .vocab_size = 10});
+  EXPECT_TRUE(at::equal(batch.tokens, whole_numbers({1, 9, 2, 9, 0, 0}).view({2, 3})));
+  EXPECT_TRUE(at::equal(batch.labels, whole_numbers({9, 2, 3, 7, 0, 0}).view({2, 3})));
+  EXPECT_TRUE(
+      at::equal(batch.loss_mask, whole_numbers({0, 1, 1, 1, 0, 0}, at::kFloat).view({2, 3})));
+  EXPECT_FALSE(batch.position_ids.defined());
+  EXPECT_TRUE(at::equal(batch.extra.at("image_grid_thw"), entries_["image_grid_thw"]));
+  EXPECT_TRUE(at::equal(batch.extra.at("pixel_values"), entries_["pixel_values"]));
+  const auto text = make_batch(*set, {by_size[1]}, {.seq_length = 8, .vocab_size = 10});
+  EXPECT_TRUE(text.extra.empty());
+  EXPECT_THAT([&] { make_batch(*set, {by_size[0]}, {.seq_length = 8, .vocab_size = 9}); },
+              ThrowsMessage<c10::Error>(HasSubstr("holds token 9")));
+}
+
+TEST_F(PictureSets, EachOnceAnEpoch) {
+  const auto set = dataset(8, 6);
+  ASSERT_EQ(set->size(), 6);
+  for (const int64_t first : {0, 3}) {
+    std::set<size_t> sizes;
+    for (int64_t i = 0; i < 3; ++i) sizes.insert(set->picture_sample(first + i).tokens.size());
+    EXPECT_EQ(sizes.size(), 3U);
+  }
+}
+
+TEST_F(PictureSets, AreFoundByTheirPrefixAndNotBlended) {
+  DataOptions options{
+      .data_path = {write()}, .split = "1,0,0", .seq_length = 8, .train_samples = 5};
+  EXPECT_EQ(build_datasets(options).train->size(), 5);
+  options.data_path = {"0.5", options.data_path[0], "0.5", options.data_path[0]};
+  EXPECT_THAT([&] { build_datasets(options); },
+              ThrowsMessage<c10::Error>(HasSubstr("cannot be blended; give it alone")));
+}
+
+TEST_F(PictureSets, DamageIsNamed) {
+  const auto refuses = [&](const char* name, const at::Tensor& value, const std::string& sentence) {
+    const auto before = std::exchange(entries_[name], value);
+    EXPECT_THAT([&] { PictureSet set(write()); }, ThrowsMessage<c10::Error>(HasSubstr(sentence)));
+    entries_[name] = before;
+  };
+  refuses("sample_ends", whole_numbers({4, 3, 9}), "sample_ends goes back from 4 to 3");
+  refuses("sample_ends", whole_numbers({4, 7, 8}), "sample_ends ends at 8 instead of 9");
+  refuses("image_ends", whole_numbers({1, 2}), "must be of one size");
+  refuses("image_grid_thw", whole_numbers({1, 2, 2, 1, 1, 3}).view({2, 3}),
+          "more patches than the 6");
+  refuses("image_grid_thw", whole_numbers({1, 2, 2, 1, 1, -2}).view({2, 3}), "has a grid with -2");
+  refuses("image_grid_thw", whole_numbers({1, 2, 2, 1, 1, 1}).view({2, 3}),
+          "describes 5 patches, pixel_values has 6");
+  refuses("tokens", whole_numbers({1, 2}), "tokens must be Int with 1 dimensions, got Long [2]");
+  EXPECT_THAT([&] { dataset(2, 3); }, ThrowsMessage<c10::Error>(HasSubstr("conversation 0 of ")));
+}
+
+}  // namespace
+}  // namespace megashard
