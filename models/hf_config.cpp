@@ -45,6 +45,18 @@ const std::map<std::string, Family>& families() {
        {"Qwen2_5_VL", 8, std::nullopt, true, false, false, true, false, {16, 24, 24}, 1e6, 1e-5}},
       {"qwen3_vl",
        {"Qwen3VLText", 32, 128, false, true, false, false, false, {24, 20, 20}, 500000, 1e-6}},
+      {"qwen3_vl_moe",
+       {"Qwen3VLMoeText",
+        16,
+        std::nullopt,
+        false,
+        true,
+        false,
+        false,
+        true,
+        {24, 20, 20},
+        500000,
+        1e-6}},
   };
   return known;
 }
@@ -151,7 +163,8 @@ void name_text_part(const std::string& model_type, ModuleNames& names) {
     names.decoder = "Qwen2_5_VLTextModel";
     names.model = "Qwen2_5_VLForConditionalGeneration";
   } else {
-    names.model = "Qwen3VLForConditionalGeneration";
+    names.model = model_type == "qwen3_vl" ? "Qwen3VLForConditionalGeneration"
+                                           : "Qwen3VLMoeForConditionalGeneration";
   }
 }
 
@@ -219,12 +232,14 @@ DecoderConfig decoder_config_from_hf(const Json& config_json, const std::string&
       .attention_out_bias = attention_bias,
       .mlp_bias = family.mlp_bias && hf.get("mlp_bias", false),
       .qk_norm = family.qk_norm,
-      .tie_word_embeddings =
-          root.get("tie_word_embeddings", false) || hf.get("tie_word_embeddings", false),
+      .tie_word_embeddings = root.get("tie_word_embeddings", false) ||
+                             // where transformers 4 wrote it
+                             (family.always_qkv_bias && hf.get("tie_word_embeddings", false)),
       .attention_dropout = hf.get("attention_dropout", 0.0),
       .init_std = hf.get("initializer_range", 0.02),
   };
   if (family.experts) config.moe = moe_of(hf);
+  if (sees) config.moe.normalise_weights = true;  // config.json does not say
   if (sees) name_text_part(config_json.at("model_type"), config.names);
   check_sections(hf, config);
   const auto pad = hf.get<int64_t>("pad_token_id", -1);

@@ -85,8 +85,8 @@ struct DecoderConfig {
 };
 
 /// From a Hugging Face directory's config.json: llama, qwen2, qwen3, qwen3_moe, and the text part
-/// of qwen2_5_vl and qwen3_vl. Throws for other architectures, listing these, and for settings that
-/// this code does not compute.
+/// of qwen2_5_vl, qwen3_vl and qwen3_vl_moe. Throws for other architectures, listing these, and for
+/// settings that this code does not compute.
 DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir);
 /// The same of that file's object; `path` stands in messages.
 DecoderConfig decoder_config_from_hf(const nlohmann::ordered_json& config_json,

@@ -38,11 +38,11 @@ class QwenVlStack : public torch::nn::Module {
   std::shared_ptr<Hooked<DecoderStack>> language_model_;
 };
 
-/// Qwen2.5-VL and Qwen3-VL: `model.visual`, `model.language_model` and `lm_head`. ModelInput::extra
-/// holds pixel_values and pixel_values_videos [patches, C * T * S * S], image_grid_thw and
-/// video_grid_thw [pictures, 3] int64, and second_per_grid_ts [videos], as Hugging Face's
-/// processors give them, in the order of the batch; any may be absent. Position ids follow from
-/// them and the tokens unless they are given.
+/// Qwen2.5-VL, Qwen3-VL and Qwen3-VL-MoE: `model.visual`, `model.language_model` and `lm_head`.
+/// ModelInput::extra holds pixel_values and pixel_values_videos [patches, C * T * S * S],
+/// image_grid_thw and video_grid_thw [pictures, 3] int64, and second_per_grid_ts [videos], as
+/// Hugging Face's processors give them, in the order of the batch; any may be absent. Position ids
+/// follow from them and the tokens unless they are given.
 class QwenVlModel : public MultiModalModule,
                     public FSDP2Mixin,
                     public WeightInitMixin,

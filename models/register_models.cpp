@@ -14,8 +14,9 @@ void register_models(ModelRegistry& registry) {
                            "Qwen3MoeForCausalLM", "llama", "qwen2", "qwen3", "qwen3_moe", "gpt"}) {
     registry.add(name, decoder);
   }
-  for (const char* name : {"Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration",
-                           "qwen2_5_vl", "qwen3_vl"}) {
+  for (const char* name :
+       {"Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"}) {
     registry.add(name, [](const Arguments& arguments) -> std::shared_ptr<MultiModalModule> {
       return std::make_shared<QwenVlModel>(vision_language_config_from_hf(arguments));
     });

@@ -101,7 +101,8 @@ VisionConfig vision_of(const HfConfig& config, const std::string& type) {
 
 bool is_vision_language(const Json& config_json) {
   const auto type = config_json.find("model_type");
-  return type != config_json.end() && (*type == "qwen2_5_vl" || *type == "qwen3_vl");
+  return type != config_json.end() &&
+         (*type == "qwen2_5_vl" || *type == "qwen3_vl" || *type == "qwen3_vl_moe");
 }
 
 VisionLanguageConfig vision_language_config(const Json& config_json, const std::string& path,
@@ -110,11 +111,13 @@ VisionLanguageConfig vision_language_config(const Json& config_json, const std::
   const auto type = root.need<std::string>("model_type");
   const auto* vision = root.find("vision_config");
   TORCH_CHECK(is_vision_language(config_json) && vision != nullptr && vision->is_object(), path,
-              ": a vision-language model needs model_type qwen2_5_vl or qwen3_vl, and a vision_config");
+              ": a vision-language model needs model_type qwen2_5_vl, qwen3_vl or qwen3_vl_moe, and a vision_config");
   VisionLanguageConfig config;
   config.text = std::move(text);
   config.vision = vision_of(HfConfig(*vision, path), type);
-  config.model_name = type == "qwen2_5_vl" ? "Qwen2_5_VLModel" : "Qwen3VLModel";
+  config.model_name = type == "qwen2_5_vl" ? "Qwen2_5_VLModel"
+                      : type == "qwen3_vl" ? "Qwen3VLModel"
+                                           : "Qwen3VLMoeModel";
   config.image_token_id = root.get<int64_t>("image_token_id", 151655);
   config.video_token_id = root.get<int64_t>("video_token_id", 151656);
   if (config.vision.kind == VisionKind::kQwen2_5)

@@ -62,8 +62,9 @@ struct VisionLanguageConfig {
 /// Whether a config.json's model_type is one of these families.
 bool is_vision_language(const nlohmann::ordered_json& config_json);
 
-/// Of a Hugging Face config.json (`path` stands in messages): qwen2_5_vl, qwen3_vl, as published
-/// and as transformers 5 writes them. Throws a sentence for what is missing or not computed here.
+/// Of a Hugging Face config.json (`path` stands in messages): qwen2_5_vl, qwen3_vl, qwen3_vl_moe,
+/// as published and as transformers 5 writes them. Throws a sentence for what is missing or not
+/// computed here.
 VisionLanguageConfig vision_language_config(const nlohmann::ordered_json& config_json,
                                             const std::string& path, DecoderConfig text);
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (LlamaConfig, LlamaForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Config,
                           Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3VLConfig,
-                          Qwen3VLForConditionalGeneration)
+                          Qwen3VLForConditionalGeneration, Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration)
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
@@ -49,6 +49,9 @@ CASES = {
         **SEES, tie_word_embeddings=True,
         text_config=dict(**SMALL, num_key_value_heads=2, head_dim=16, rope_parameters=sections(4, 2, 2)),
         vision_config=dict(**VISION, num_position_embeddings=25, deepstack_visual_indexes=[0, 2]))),
+    "qwen3_vl_moe": (Qwen3VLMoeForConditionalGeneration, Qwen3VLMoeConfig(
+        **SEES, text_config=dict(**SMALL, **MOE, mlp_only_layers=[1], rope_parameters=sections(3, 4, 1)),
+        vision_config=dict(**VISION, num_position_embeddings=16, deepstack_visual_indexes=[1]))),
 }
 POSITIONS = {"qwen3": torch.arange(17).flip(0).repeat(2, 1) * 5}  # only where positions are given, not counted
 
@@ -91,7 +94,7 @@ def compared(tmp_path_factory):
             for parameter in model.parameters():  # norms and biases too, or their gradients prove little
                 parameter.add_(torch.randn_like(parameter) * 0.1)
         model.save_pretrained(folder / name)
-        sees = name.endswith("_vl")
+        sees = "_vl" in name
         tokens = torch.randint(0, IMAGE if sees else VOCAB, (3, LENGTH) if sees else (2, 17))
         tokens[0, 3] = 7
         labels = torch.randint(0, VOCAB, tokens.shape)
