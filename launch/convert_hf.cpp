@@ -6,9 +6,11 @@
 
 #include "checkpoint/convert/convert_hf_to_step.h"
 #include "checkpoint/convert/convert_step_to_hf.h"
+#include "checkpoint/hugging_face/hf_assets.h"
 #include "framework/training/diagnostics.h"
 #include "launch/converters.h"
 #include "launch/megatron_layout_flags.h"
+#include "models/weight_names.h"
 
 namespace megashard {
 namespace {
@@ -47,6 +49,14 @@ Pairs parse_mapping(const std::vector<std::string>& words) {
     for (size_t i = 0; i < parts.size(); i += 2) pairs.emplace_back(parts[i], parts[i + 1]);
   }
   return pairs;
+}
+
+/// The model_type of a directory's config.json; empty: it says none.
+std::string model_type_of(const std::string& directory) {
+  const auto config = read_hf_config(directory);
+  const bool known =
+      config && config->contains("model_type") && config->at("model_type").is_string();
+  return known ? config->at("model_type").get<std::string>() : "";
 }
 
 /// Names between commas, or MindSpeed-MM's list: [a, b] with or without quotes.
@@ -92,6 +102,8 @@ void add_hf_to_step(CLI::App& app, CheckpointFormat format, const char* save_fla
     flags->options.megatron_layout = layout ? &*layout : nullptr;
     flags->options.tie_weight_mapping = parse_mapping(flags->ties);
     flags->options.fused_linear_names = parse_names(flags->fused);
+    if (flags->options.dcp_prefix.empty() && flags->options.hf_prefix.empty())
+      flags->options.rename = to_parameter_names(model_type_of(flags->options.hf_dir));
     convert_hf_to_step(flags->options, print_line);
     print_line("written: " + flags->options.save_dir + "/release");
   });
@@ -130,6 +142,8 @@ void add_step_to_hf(CLI::App& app, CheckpointFormat format) {
     const auto layout = flags->layout.layout(flags->options.model_assets_dir, "--model-assets-dir");
     flags->options.megatron_layout = layout ? &*layout : nullptr;
     flags->options.fused_linear_names = parse_names(flags->fused);
+    if (flags->options.dcp_prefix.empty() && flags->options.hf_prefix.empty())
+      flags->options.rename = to_published_names(model_type_of(flags->options.model_assets_dir));
     convert_step_to_hf(flags->options, print_line);
     print_line("written: " + flags->options.save_dir);
   });

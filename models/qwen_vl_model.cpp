@@ -17,7 +17,6 @@ namespace megashard {
 namespace {
 
 constexpr const char* kTower = "model.visual.";
-constexpr const char* kText = "model.language_model.";
 constexpr const char* kTextLayers = "model.language_model.layers";
 
 at::Tensor find_extra(const ModelInput& input, const std::string& name) {
@@ -134,10 +133,8 @@ double QwenVlModel::training_flops(int64_t sequences, int64_t sequence_length) c
 }
 
 std::string QwenVlModel::published_name(const std::string& name) const {
-  if (config_.vision.kind != VisionKind::kQwen2_5) return name;
-  if (name.starts_with(kTower)) return name.substr(std::string("model.").size());
-  if (name.starts_with(kText)) return "model." + name.substr(std::string(kText).size());
-  return name;
+  static const auto rename = to_published_names("qwen2_5_vl");
+  return config_.vision.kind == VisionKind::kQwen2_5 ? rename(name) : name;
 }
 
 std::vector<std::string> QwenVlModel::default_modules_to_wrap() const {

@@ -112,6 +112,8 @@ void save_hf_model(MegatronModule& model, const Arguments& arguments,
   auto tensors = checked_state_dict(model);
   if (const auto* published = dynamic_cast<const PublishedNames*>(&model)) {
     for (auto& [name, tensor] : tensors) name = published->published_name(name);
+    if (const auto experts = published->stacked_experts(); experts > 0)
+      tensors = stack_experts(tensors, experts);
   }
   if (arguments.save_hf_stacked_experts)
     tensors = stack_experts(tensors, decoder_config(arguments).moe.num_experts);

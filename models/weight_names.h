@@ -1,16 +1,27 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <string>
 
 namespace megashard {
 
-/// A model whose parameters have other names in the files that Hugging Face publishes. Both are
-/// read; the published ones are written.
+using WeightRenaming = std::function<std::string(const std::string& name)>;
+
+/// Of a config.json's model_type: parameters' names ("model.visual.merger.ln_q.weight") to those
+/// in the files that Hugging Face publishes ("visual.merger.ln_q.weight"), and back; names that are
+/// of the other kind already stay. Null where both are the same. Today: qwen2_5_vl.
+WeightRenaming to_published_names(const std::string& model_type);
+WeightRenaming to_parameter_names(const std::string& model_type);
+
+/// A model whose parameters have other names or shapes in the files that Hugging Face publishes.
+/// Both are read; the published ones are written.
 class PublishedNames {
  public:
   virtual ~PublishedNames() = default;
-  /// Of the parameter `name` ("model.visual.merger.ln_q.weight"): "visual.merger.ln_q.weight".
   virtual std::string published_name(const std::string& name) const = 0;
+  /// Experts of a layer that the files stack (stacked_experts.h); 0: they do not.
+  virtual int64_t stacked_experts() const { return 0; }
 };
 
 }  // namespace megashard

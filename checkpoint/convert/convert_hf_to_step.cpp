@@ -15,7 +15,8 @@ namespace {
 
 constexpr double kCheckpointVersion = 3.0;
 
-std::string key_of(const HfToStepOptions& options, const std::string& name) {
+std::string key_of(const HfToStepOptions& options, const std::string& weight) {
+  const auto name = options.rename ? options.rename(weight) : weight;
   if (!name.starts_with(options.hf_prefix)) return "model." + name;
   return "model." + options.dcp_prefix + name.substr(options.hf_prefix.size());
 }

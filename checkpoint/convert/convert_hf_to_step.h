@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,8 @@ struct HfToStepOptions {
   /// other one "model." + its name.
   std::string dcp_prefix;
   std::string hf_prefix;
+  /// Before that: a weight's name to the one in the model; null: the same.
+  std::function<std::string(const std::string&)> rename{};
   /// (target, source): the weight `source` is stored as `target` too, for models that train tied
   /// weights apart.
   std::vector<std::pair<std::string, std::string>> tie_weight_mapping;

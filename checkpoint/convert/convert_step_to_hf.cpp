@@ -82,6 +82,7 @@ class StepToHf {
       auto info = stored;
       info.name = renamed ? options_.hf_prefix + stored.name.substr(prefix.size())
                           : stored.name.substr(kModelKeys.size());
+      if (options_.rename) info.name = options_.rename(info.name);
       if (options_.to_bf16 && c10::isFloatingType(info.dtype)) info.dtype = at::kBFloat16;
       if (is_fused(stored)) info.sizes = split(stored);
       const bool is_new = keys_.emplace(info.name, stored.name).second;

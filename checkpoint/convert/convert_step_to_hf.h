@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,8 @@ struct StepToHfOptions {
   /// the model what stands behind "model.".
   std::string dcp_prefix;
   std::string hf_prefix;
+  /// After that: a name in the model to the weight's; null: the same.
+  std::function<std::string(const std::string&)> rename{};
   /// Parts of names: matrices [E * I, O] of such names are written as stacked experts [E, I, O], E
   /// being num_experts of the assets' config.json. The name ends so, or lies below "experts.".
   std::vector<std::string> fused_linear_names;

@@ -186,3 +186,15 @@ def test_published_names_of_a_vision_language_model(tmp_path):
     for name, value in names.items():
         assert torch.equal(ours[name], value) == name.startswith("visual."), name
     check_logits(written, torch.float32, family)
+
+    def convert(*words):
+        done = subprocess.run([PROGRAM, "convert", *map(str, words)], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+    convert("hf_to_dcp", "--hf-dir", source, "--dcp-dir", tmp_path / "dcp")
+    convert("dcp_to_hf", "--load-dir", tmp_path / "dcp" / "release", "--save-dir", tmp_path / "back", "--model-assets-dir", source)
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert sorted(back) == sorted(names) and all(torch.equal(back[name], value) for name, value in names.items())
+    losses_of_step, _ = pretrain(tmp_path, "--train-iters", "2", "--hf-model", source, "--load", tmp_path / "dcp", "--finetune",
+                                 "--weight-decay", "0", wrap="num_to_forward_prefetch: 1")
+    assert losses_of_step == losses  # its keys are the model's
