@@ -58,7 +58,7 @@ class QwenVlModel : public MultiModalModule,
   /// The decoder's; the tower's depend on the pictures and are left out.
   double training_flops(int64_t sequences, int64_t sequence_length) const override;
   std::string published_name(const std::string& name) const override;
-  int64_t stacked_experts() const override { return config_.text.moe.num_experts; }
+  bool stacks_experts() const override { return config_.text.moe.num_experts > 0; }
   const VisionLanguageConfig& config() const { return config_; }
 
  protected:

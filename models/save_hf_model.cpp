@@ -110,13 +110,12 @@ void save_hf_model(MegatronModule& model, const Arguments& arguments,
                    const ProcessGroupPtr& group) {
   const auto& folder = *arguments.save_hf;
   auto tensors = checked_state_dict(model);
+  bool stacks = arguments.save_hf_stacked_experts;
   if (const auto* published = dynamic_cast<const PublishedNames*>(&model)) {
     for (auto& [name, tensor] : tensors) name = published->published_name(name);
-    if (const auto experts = published->stacked_experts(); experts > 0)
-      tensors = stack_experts(tensors, experts);
+    stacks = stacks || published->stacks_experts();
   }
-  if (arguments.save_hf_stacked_experts)
-    tensors = stack_experts(tensors, decoder_config(arguments).moe.num_experts);
+  if (stacks) tensors = stack_experts(tensors, decoder_config(arguments).moe.num_experts);
   save_hf_sharded(folder, tensors, group);
   all_or_throw(group, [&] {
     if (rank_in(group) != 0) return;

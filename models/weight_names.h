@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -20,8 +19,8 @@ class PublishedNames {
  public:
   virtual ~PublishedNames() = default;
   virtual std::string published_name(const std::string& name) const = 0;
-  /// Experts of a layer that the files stack (stacked_experts.h); 0: they do not.
-  virtual int64_t stacked_experts() const { return 0; }
+  /// Whether the files stack the experts of a layer (stacked_experts.h).
+  virtual bool stacks_experts() const { return false; }
 };
 
 }  // namespace megashard
