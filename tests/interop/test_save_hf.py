@@ -176,6 +176,8 @@ def test_published_names_of_a_vision_language_model(tmp_path):
     assert "visual.merger.ln_q.weight" in names and "model.norm.weight" in names
     renamed.mkdir()
     (renamed / "config.json").write_text((source / "config.json").read_text())
+    for folder in (source, renamed):
+        (folder / "generation_config.json").write_text('{"eos_token_id": 2}')  # mock data ends with it
     save_file({("model." if name.startswith("visual.") else "") + name.replace("model.", "model.language_model."): value
                for name, value in names.items()}, renamed / "model.safetensors")
     losses, said = pretrain(tmp_path, "--train-iters", "2", "--hf-model", renamed, "--save-hf", written, "--weight-decay", "0",
