@@ -9,8 +9,11 @@ namespace {
 
 int64_t eos_in(const std::string& directory) {
   const auto config = read_hf_config(directory);
-  if (!config || !config->contains("eos_token_id")) return -1;
-  const auto& eos = config->at("eos_token_id");
+  if (!config) return -1;
+  const bool nested = !config->contains("eos_token_id") && config->contains("text_config");
+  const auto& text = nested ? config->at("text_config") : *config;  // of vision-language models
+  if (!text.contains("eos_token_id")) return -1;
+  const auto& eos = text.at("eos_token_id");
   if (eos.is_array() && !eos.empty() && eos[0].is_number_integer()) return eos[0].get<int64_t>();
   return eos.is_number_integer() ? eos.get<int64_t>() : -1;
 }

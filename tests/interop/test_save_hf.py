@@ -1,4 +1,5 @@
 """--save-hf: what all ranks write when training ends, transformers loads, and it computes what we compute."""
+import copy
 import json
 import os
 import pathlib
@@ -169,6 +170,8 @@ def test_published_names_of_a_vision_language_model(tmp_path):
     """Qwen2.5-VL is published as visual.* and model.*, transformers names it model.visual.* and model.language_model.*:
     both are read, the first is written. Text alone: the tower's gradients are zeros, and its weights only decay."""
     family, config = CASES["qwen2_5_vl"]
+    config = copy.deepcopy(config)
+    config.text_config.eos_token_id = 2  # ends the documents of mock data
     source, renamed, written = tmp_path / "source", tmp_path / "renamed", tmp_path / "written"
     torch.manual_seed(0)
     family(config).save_pretrained(source)
@@ -176,8 +179,6 @@ def test_published_names_of_a_vision_language_model(tmp_path):
     assert "visual.merger.ln_q.weight" in names and "model.norm.weight" in names
     renamed.mkdir()
     (renamed / "config.json").write_text((source / "config.json").read_text())
-    for folder in (source, renamed):
-        (folder / "generation_config.json").write_text('{"eos_token_id": 2}')  # mock data ends with it
     save_file({("model." if name.startswith("visual.") else "") + name.replace("model.", "model.language_model."): value
                for name, value in names.items()}, renamed / "model.safetensors")
     losses, said = pretrain(tmp_path, "--train-iters", "2", "--hf-model", renamed, "--save-hf", written, "--weight-decay", "0",
