@@ -75,7 +75,6 @@ constexpr Foreign kWithoutEffect[] = {
     {"--no-create-attention-mask-in-dataloader", 0, "a causal mask is never stored"},
     {"--num-dataset-builder-threads", 1, "index files are built by one thread"},
     {"--variable-seq-lengths", 0, "it only matters between pipeline stages"},
-    {"--context-parallel-algo", 1, "there is no context parallelism to choose an algorithm for"},
     {"--distributed-timeout-seconds-after-init", 1,
      "--distributed-timeout-minutes holds throughout"},
 };
@@ -86,7 +85,6 @@ constexpr const char* kSwap =
 constexpr const char* kNormsAndActivations =
     "list the layers under recompute_modules and aten::mm under recompute_save_ops in the FSDP2 "
     "file: norms and activations are recomputed, products are kept";
-constexpr const char* kLora = "LoRA is not part of this program; train the full model";
 constexpr const char* kMindSpeedJson =
     "MindSpeed-MM's JSON files are not read; describe the model by --hf-model and the data by "
     "--data-path";
@@ -156,11 +154,7 @@ constexpr Refused kRefused[] = {
     {"--non-persistent-global-ckpt-dir", 1, kNonPersistent},
     {"--per-split-data-args-path", 1,
      "use --train-data-path, --valid-data-path and --test-data-path instead"},
-    {"--load-base-model", 1, kLora},
-    {"--lora-r", 1, kLora},
-    {"--lora-alpha", 1, kLora},
-    {"--lora-dropout", 1, kLora},
-    {"--lora-target-modules", kAny, kLora},
+    {"--load-base-model", 1, "the weights that LoRA adapts come from --hf-model"},
     {"--mm-data", 1, kMindSpeedJson},
     {"--mm-model", 1, kMindSpeedJson},
     {"--mm-tool", 1, kMindSpeedJson},

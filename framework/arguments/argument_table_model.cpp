@@ -51,6 +51,14 @@ void add_network(std::vector<Option>& rows) {
   group.add("--openai-gelu", &A::openai_gelu, "GELU by tanh");
   group.add("--squared-relu", &A::squared_relu, "squared ReLU in the MLP");
   group.add("--swiglu", &A::swiglu, "gated SiLU in the MLP");
+  group.add("--apply-tiled-mlp", &A::apply_tiled_mlp,
+            "compute each MLP in pieces of the sequence, again in backward (ROLL)");
+  group.add("--tiled-num-shards", &A::tiled_num_shards, "how many, with --apply-tiled-mlp");
+  group.add("--lora-r", &A::lora_r, "rank of LoRA adapters, which alone are trained and saved");
+  group.add("--lora-alpha", &A::lora_alpha, "their sum counts alpha / rank");
+  group.add("--lora-dropout", &A::lora_dropout, "on their input");
+  group.add("--lora-target-modules", &A::lora_target_modules,
+            "linear layers that get them, by last name: q_proj v_proj ...");
   group.add("--untie-embeddings-and-output-weights", &A::untie_embeddings_and_output_weights,
             "the output layer has weights of its own");
   group.add("--disable-bias-linear", &A::add_bias_linear, "no biases in linear layers")

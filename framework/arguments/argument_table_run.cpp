@@ -29,6 +29,8 @@ void add_distributed(std::vector<Option>& rows) {
             "ranks that share each layer");
   group.add("--pipeline-model-parallel-size", &A::pipeline_model_parallel_size, "pipeline stages");
   group.add("--context-parallel-size", &A::context_parallel_size, "ranks that share each sequence");
+  group.add("--context-parallel-algo", &A::context_parallel_algo,
+            "how: ulysses_cp_algo, by all-to-all exchanges around attention");
   group.add("--expert-model-parallel-size", &A::expert_model_parallel_size,
             "ranks that share the experts");
   group.add("--sequence-parallel", &A::sequence_parallel, "with tensor parallelism");

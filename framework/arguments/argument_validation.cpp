@@ -68,6 +68,9 @@ void check_network(const Arguments& arguments) {
           "--hf-model, or use rope.");
   require(int{arguments.swiglu} + int{arguments.squared_relu} + int{arguments.openai_gelu} <= 1,
           "--swiglu, --squared-relu and --openai-gelu exclude each other; give one.");
+  require(arguments.tiled_num_shards > 0,
+          "--tiled-num-shards is " + to_string(arguments.tiled_num_shards) +
+              "; it is the number of pieces of a sequence, so at least 1.");
   require(arguments.rotary_percent > 0 && arguments.rotary_percent <= 1,
           "--rotary-percent is " + text(arguments.rotary_percent) +
               "; it must be above 0 and at most 1.");
@@ -81,6 +84,22 @@ void check_network(const Arguments& arguments) {
   require(groups > 0 && heads % groups == 0,
           "--num-attention-heads " + to_string(heads) + " is not divisible by --num-query-groups " +
               to_string(groups) + "; each group serves the same number of heads.");
+}
+
+void check_lora(const Arguments& arguments) {
+  if (!arguments.lora_r) {
+    require(arguments.lora_target_modules.empty(),
+            "--lora-target-modules needs --lora-r, the rank of the adapters.");
+    return;
+  }
+  require(*arguments.lora_r > 0 && arguments.lora_dropout >= 0 && arguments.lora_dropout < 1,
+          "--lora-r must be positive, and --lora-dropout from 0 to below 1.");
+  require(
+      !arguments.lora_target_modules.empty(),
+      "--lora-r needs --lora-target-modules, the linear layers that get adapters; for Llama and "
+      "Qwen q_proj k_proj v_proj o_proj gate_proj up_proj down_proj.");
+  require(arguments.hf_model && !arguments.from_scratch,
+          "--lora-r needs --hf-model, whose weights the adapters change, without --from-scratch.");
 }
 
 void check_parallel_sizes(const Arguments& arguments) {
@@ -103,14 +122,11 @@ void check_parallel_sizes(const Arguments& arguments) {
           "world size " + to_string(arguments.world_size) +
               " is not divisible by --expert-model-parallel-size " +
               to_string(arguments.expert_model_parallel_size) + "; change one of them.");
-  const int64_t seq = arguments.seq_length.value_or(0);
-  require(context == 1 || seq % (2 * context) == 0,
-          "--seq-length " + to_string(seq) + " is not divisible by " + to_string(2 * context) +
-              " (2 * context parallel size), as the balanced split of a causal sequence needs.");
-  require(tensor == 1 && context == 1,
-          "--tensor-model-parallel-size " + to_string(tensor) + " and --context-parallel-size " +
-              to_string(context) +
-              " must be 1 in this version; leave them out and let FSDP2 shard.");
+  require(tensor == 1, "--tensor-model-parallel-size " + to_string(tensor) +
+                           " must be 1 in this version; leave it out and let FSDP2 shard.");
+  require(arguments.context_parallel_algo == "ulysses_cp_algo",
+          "--context-parallel-algo " + arguments.context_parallel_algo +
+              " is not in this version; ulysses_cp_algo is, which shares out attention heads.");
 }
 
 void derive_parallel(Arguments& arguments, const RunEnvironment& environment,
@@ -137,8 +153,8 @@ void check_fsdp2(const Arguments& arguments, bool on_gpu, const RunEnvironment& 
               " needs --use-torch-fsdp2; add it.");
   require(!arguments.fsdp2_config_strict || arguments.fsdp2_config_path,
           "--fsdp2-config-strict needs --fsdp2-config-path, the file that it checks.");
-  require(arguments.use_torch_fsdp2 || arguments.data_parallel_size == 1,
-          "data parallel size is " + to_string(arguments.data_parallel_size) +
+  require(arguments.use_torch_fsdp2 || arguments.world_size == 1,
+          "world size is " + to_string(arguments.world_size) +
               ", which needs --use-torch-fsdp2; sharding_size: 1 in the FSDP2 file replicates the "
               "model instead.");
   const bool one_connection = environment.cuda_device_max_connections == "1";
@@ -226,6 +242,7 @@ void validate_arguments(Arguments& arguments, const RunEnvironment& environment,
   check_model_source(arguments);
   derive_sizes(arguments);
   check_network(arguments);
+  check_lora(arguments);
   require(!arguments.seq_length || !arguments.encoder_seq_length,
           "--seq-length and --encoder-seq-length mean the same; give only --seq-length.");
   if (arguments.encoder_seq_length) arguments.seq_length = arguments.encoder_seq_length;

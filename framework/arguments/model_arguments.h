@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace megashard {
 
@@ -35,6 +36,12 @@ struct NetworkArguments {
   bool openai_gelu = false;
   bool squared_relu = false;
   bool swiglu = false;
+  bool apply_tiled_mlp = false;
+  int64_t tiled_num_shards = 4;
+  std::optional<int64_t> lora_r;  // unset: no adapters
+  double lora_alpha = 16;
+  double lora_dropout = 0;
+  std::vector<std::string> lora_target_modules;
   bool untie_embeddings_and_output_weights = false;
   bool add_bias_linear = true;
   bool add_qkv_bias = false;

@@ -12,6 +12,7 @@ struct DistributedArguments {
   int64_t tensor_model_parallel_size = 1;
   int64_t pipeline_model_parallel_size = 1;
   int64_t context_parallel_size = 1;
+  std::string context_parallel_algo = "ulysses_cp_algo";
   int64_t expert_model_parallel_size = 1;
   bool sequence_parallel = false;
   std::optional<std::string> distributed_backend;  // (derived) nccl with GPUs, gloo without

@@ -138,6 +138,7 @@ void FSDP2Mixin::_post_fully_shard() {
   };
   InitTape::Options replay;
   replay.parameters = !request_.weights_follow;
+  replay.allow_unset = request_.unset_weights_follow;
   request_.init_tape->materialise(module(), assign, replay);
   if (request_.weights_follow) to_empty_if_needed(device);
   post_meta_init();

@@ -25,6 +25,8 @@ struct ShardingRequest {
   /// With init_tape: parameters get memory only, because a checkpoint or weights are loaded next;
   /// buffers are computed in any case.
   bool weights_follow = false;
+  /// With init_tape: what the construction has left unset is loaded next; the rest counts.
+  bool unset_weights_follow = false;
 };
 
 /// How a model is sharded (mindspeed_mm's FSDP2Mixin), as steps that a model may override. The

@@ -8,6 +8,15 @@
 namespace megashard {
 
 ShardedTensors MegatronModule::state_dict() {
+  if (!trained_only_) return whole_state_dict();
+  ShardedTensors trained;
+  for (const auto& item : named_parameters(/*recurse=*/true)) {
+    if (item.value().requires_grad()) trained.emplace_back(item.key(), sharded_view(item.value()));
+  }
+  return trained;
+}
+
+ShardedTensors MegatronModule::whole_state_dict() {
   ShardedTensors entries;
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& item : named_parameters(/*recurse=*/true)) {

@@ -18,6 +18,11 @@ class MegatronModule : public torch::nn::Module {
   /// This rank's pieces of all parameters and persistent buffers by fully qualified name, without
   /// communication. The tensors alias the model: reading a checkpoint into them loads it.
   virtual ShardedTensors state_dict();
+  /// From now on state_dict() leaves out what is not trained: it comes from where it came before.
+  void keep_trained_only() { trained_only_ = true; }
+  bool keeps_trained_only() const { return trained_only_; }
+  /// All parameters and persistent buffers, whatever state_dict() keeps.
+  ShardedTensors whole_state_dict();
   /// What a checkpoint stores; must name the same tensors as state_dict().
   virtual ShardedTensors state_dict_for_save_checkpoint() { return state_dict(); }
   /// Whether a checkpoint's key names a weight, or optimizer state of one, that only other ranks
@@ -29,6 +34,9 @@ class MegatronModule : public torch::nn::Module {
   /// The same as torch_dist lays it out (stack_layers of checkpoint/torch_dist/torch_dist_keys.h):
   /// the layers of a list that are alike share a key, sizes [layers, ...] and offsets [layer, ...].
   ShardedTensors sharded_state_dict();
+
+ private:
+  bool trained_only_ = false;
 };
 
 }  // namespace megashard

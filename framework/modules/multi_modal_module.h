@@ -8,6 +8,7 @@
 
 #include "framework/modules/megatron_module.h"
 #include "parallel/fsdp/hooked_module.h"
+#include "parallel/sequence_parallel/ulysses.h"
 
 namespace megashard {
 
@@ -23,6 +24,7 @@ struct ModelInput {
   at::Tensor position_ids;    // [B, T] int64, or [3, B, T] with M-RoPE; absent: the model's own
   at::Tensor labels;          // [B, T] int64; absent: the model returns logits
   at::Tensor attention_mask;  // [B, 1, T, T] bool, true where attention is allowed; absent: causal
+  SequenceShard sequence{};   // sharded: the above but the mask are this rank's T rows of it
   std::map<std::string, at::Tensor> extra;  // further modalities by name (pixel_values, ...)
   std::shared_ptr<const InputPlan> plan{};  // of MultiModalModule::prepare
 
@@ -58,6 +60,9 @@ class MultiModalModule : public MegatronModule, public HookedModule {
 
   /// Tokens are from [0, vocab_size()).
   virtual int64_t vocab_size() const = 0;
+  /// Throws where forward cannot take a sequence whose rows are spread over so many ranks; the
+  /// default cannot (ModelInput::sequence).
+  virtual void check_sequence_ranks(int64_t ranks) const;
   /// Floating-point operations of forward and backward of `sequences` sequences; 6 per parameter
   /// and token unless a model knows better.
   virtual double training_flops(int64_t sequences, int64_t sequence_length) const;

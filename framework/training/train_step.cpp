@@ -21,7 +21,8 @@ void TrainStep::empty_unused_memory(int64_t from_level) {
   c10::getDeviceAllocator(device_.type())->emptyCache();
 }
 
-at::Tensor TrainStep::token_losses(const Batch& batch) {
+TrainStep::TokenLosses TrainStep::token_losses(const Batch& batch) {
+  const SequenceShard shard{options_.sequence_group, batch.tokens.size(1)};
   const auto here = [&](const at::Tensor& tensor) {
     return tensor.defined() ? tensor.to(device_, /*non_blocking=*/true) : tensor;
   };
@@ -31,37 +32,40 @@ at::Tensor TrainStep::token_losses(const Batch& batch) {
   input.extra = batch.extra;
   model_.prepare(input);
   for (auto& [name, tensor] : input.extra) tensor = here(tensor);
-  input.tokens = here(input.tokens);
-  input.position_ids = here(input.position_ids);
-  input.labels = here(batch.labels);
+  input.tokens = shard.rows_of(here(input.tokens), 1);
+  input.position_ids = shard.rows_of(here(input.position_ids), -1);
+  input.labels = shard.rows_of(here(batch.labels), 1);
   if (batch.attention_mask.defined())
     input.attention_mask = here(batch.attention_mask).logical_not();
-  return model_(std::move(input));
+  input.sequence = shard;
+  const at::Tensor mask = here(batch.loss_mask);
+  return {model_(std::move(input)), shard.rows_of(mask, 1), mask};
 }
 
 TrainStepResult TrainStep::run(const std::vector<Batch>& microbatches) {
   const auto count = static_cast<double>(microbatches.size());
+  const double sequence_ranks = options_.sequence_group ? options_.sequence_group->size() : 1;
   double token_scale = 0;
   if (options_.calculate_per_token_loss) {
     at::Tensor tokens = at::zeros({1}, at::kDouble);
     for (const auto& batch : microbatches) tokens += batch.loss_mask.sum(at::kDouble);
     tokens = tokens.to(device_);
     group_->all_reduce(tokens, ReduceOp::kSum).wait();
-    // fully_shard averages over the ranks; the mean over all tokens needs the sum.
-    token_scale = group_->size() / std::max(tokens.item<double>(), 1.0);
+    // fully_shard averages over the ranks; the mean over all tokens needs the sum. Every rank of a
+    // sequence has counted its tokens.
+    token_scale = group_->size() * sequence_ranks / std::max(tokens.item<double>(), 1.0);
   }
   optimizer_.zero_grad();
   std::vector<at::Tensor> sums;  // read after all work is queued: no wait on the device in between
   for (size_t i = 0; i < microbatches.size(); ++i) {
     if (options_.has_replicas) set_requires_all_reduce(model_, i + 1 == microbatches.size());
-    const at::Tensor mask = microbatches[i].loss_mask.to(device_, /*non_blocking=*/true);
-    const at::Tensor losses = token_losses(microbatches[i]);
-    const at::Tensor tokens = mask.sum();
+    const auto [losses, mask, whole_mask] = token_losses(microbatches[i]);
     const at::Tensor sum = (losses * mask).sum();
-    const at::Tensor loss =
-        options_.calculate_per_token_loss ? sum * token_scale : sum / tokens.clamp_min(1) / count;
+    const at::Tensor loss = options_.calculate_per_token_loss
+                                ? sum * token_scale
+                                : sum * (sequence_ranks / count) / whole_mask.sum().clamp_min(1);
     loss.backward();
-    sums.push_back(at::stack({sum.detach().to(at::kDouble), tokens.to(at::kDouble)}));
+    sums.push_back(at::stack({sum.detach().to(at::kDouble), mask.sum().to(at::kDouble)}));
   }
   empty_unused_memory(1);
   TrainStepResult result;
@@ -75,8 +79,7 @@ TrainStepResult TrainStep::run(const std::vector<Batch>& microbatches) {
 
 LossSums TrainStep::evaluate(const Batch& batch) {
   const c10::NoGradGuard no_grad;
-  const at::Tensor mask = batch.loss_mask.to(device_, /*non_blocking=*/true);
-  const at::Tensor losses = token_losses(batch);
+  const auto [losses, mask, whole_mask] = token_losses(batch);
   return {(losses * mask).sum().item<double>(), mask.sum().item<double>()};
 }
 

@@ -19,13 +19,14 @@ struct TrainStepOptions {
       false;                  ///< one mean over the global batch, not a mean of microbatches' means
   bool has_replicas = false;  ///< HSDP: all-reduce in the last microbatch's backward only
   int64_t empty_unused_memory_level = 0;  ///< of a GPU: 1 before, 2 also after the optimizer
+  ProcessGroupPtr sequence_group{};  ///< ranks that get the same batches and share each sequence
 };
 
 /// Sums over this rank's share of a global batch.
 struct LossSums {
   double weighted_loss = 0;  ///< of tokens whose mask is not 0
   double tokens = 0;
-};
+};  // with a sequence group: over this rank's rows of it
 
 struct TrainStepResult {
   LossSums loss;
@@ -46,7 +47,11 @@ class TrainStep {
 
  private:
   void empty_unused_memory(int64_t from_level);
-  at::Tensor token_losses(const Batch& batch);
+  /// What this rank's tokens lose, and their mask; `whole_mask` is that of the whole sequences.
+  struct TokenLosses {
+    at::Tensor losses, mask, whole_mask;
+  };
+  TokenLosses token_losses(const Batch& batch);
 
   MultiModalModule& model_;
   Optimizer& optimizer_;

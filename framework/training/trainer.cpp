@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <ctime>
+#include <numeric>
 
 #include "framework/training/flops.h"
 #include "framework/training/training_log.h"
@@ -55,6 +56,18 @@ bool has_replicas(const torch::nn::Module& model) {
   return false;
 }
 
+/// The ranks that share this one's sequences: neighbours, so that their exchanges stay within a
+/// node. Null: it has them alone.
+ProcessGroupPtr sequence_group(const Arguments& arguments, const MultiModalModule& model,
+                               const ProcessGroupPtr& group) {
+  const auto ranks = static_cast<int>(arguments.context_parallel_size);
+  if (ranks == 1) return nullptr;
+  model.check_sequence_ranks(ranks);
+  std::vector<int> members(static_cast<size_t>(ranks));
+  std::iota(members.begin(), members.end(), group->rank() / ranks * ranks);
+  return group->subgroup(members, "context_parallel");
+}
+
 }  // namespace
 
 Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr group,
@@ -71,7 +84,8 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr 
             {.clip_grad = arguments.clip_grad,
              .calculate_per_token_loss = arguments.calculate_per_token_loss,
              .has_replicas = has_replicas(model),
-             .empty_unused_memory_level = arguments.empty_unused_memory_level}),
+             .empty_unused_memory_level = arguments.empty_unused_memory_level,
+             .sequence_group = sequence_group(arguments, model, group_)}),
       state_{arguments, model, optimizer_.get(), &schedule_, device_} {
   if (const auto ranks = model.ranks_of_parts()) {
     optimizer_->set_ranks_of_parts(
@@ -95,8 +109,8 @@ std::unique_ptr<DataLoader> Trainer::make_loader(
   sampler.total_samples = dataset->size();
   sampler.consumed_samples = consumed;
   sampler.micro_batch_size = *arguments_.micro_batch_size;
-  sampler.data_parallel_rank = group_->rank();
-  sampler.data_parallel_size = group_->size();
+  sampler.data_parallel_rank = group_->rank() / arguments_.context_parallel_size;
+  sampler.data_parallel_size = arguments_.data_parallel_size;
   BatchOptions batch;
   batch.seq_length = data_options_.seq_length;
   batch.vocab_size = data_options_.vocab_size;
