@@ -25,6 +25,7 @@
 #include "launch/end_of_document.h"
 #include "launch/environment.h"
 #include "models/load_hf_weights.h"
+#include "models/lora.h"
 #include "models/model_config.h"
 #include "models/register_models.h"
 #include "models/save_hf_model.h"
@@ -139,6 +140,12 @@ BuiltModel build_model(const Arguments& arguments, bool initialises) {
     auto model = registry.create(arguments);
     auto* init = dynamic_cast<WeightInitMixin*>(model.get());
     if (initialises && arguments.perform_initialization && init != nullptr) init->init_weights();
+    if (arguments.lora_r) {
+      add_lora(*model, {.rank = *arguments.lora_r,
+                        .alpha = arguments.lora_alpha,
+                        .dropout = arguments.lora_dropout,
+                        .target_modules = arguments.lora_target_modules});
+    }
     if (arguments.bf16) model->to(at::kBFloat16);
     return model;
   };
@@ -165,7 +172,8 @@ void shard_model(const Arguments& arguments, const BuiltModel& built, const Proc
                       .sink = sink,
                       .activations = activation_plan(arguments),
                       .init_tape = built.tape.get(),
-                      .weights_follow = !initialises});
+                      .weights_follow = !initialises && !arguments.lora_r,
+                      .unset_weights_follow = arguments.lora_r.has_value()});
 }
 
 DataOptions data_options(const Arguments& arguments, int64_t vocab_size) {
@@ -280,7 +288,8 @@ int run_pretrain(int argc, char** argv) {
   const Start from = find_start(arguments, group, sink);
   const BuiltModel built = build_model(arguments, from.initialises);
   shard_model(arguments, built, group, from.initialises, sink);
-  if (from.source == WeightSource::kHuggingFace) load_hf_weights(*built.model, *arguments.hf_model);
+  if (from.source == WeightSource::kHuggingFace || arguments.lora_r)
+    load_hf_weights(*built.model, *arguments.hf_model);
 
   TrainerSurroundings outside = surroundings(arguments, group, device, start);
   if (arguments.fsdp_schedule_trace)

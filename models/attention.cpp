@@ -59,6 +59,14 @@ at::Tensor Attention::forward(const at::Tensor& hidden, const LayerContext& cont
     q = rotate(q, context.rotary.cos, context.rotary.sin);
     k = rotate(k, context.rotary.cos, context.rotary.sin);
   }
+  const auto& shard = context.sequence;
+  if (!shard.is_whole()) {
+    const int64_t ranks = shard.group->size();
+    auto whole = gather_sequence({q, spread_heads(k, ranks), spread_heads(v, ranks)}, shard);
+    const auto mixed =
+        core_attention_->forward(whole[0], whole[1], whole[2], context.attention_mask);
+    return o_proj_->forward(scatter_sequence(mixed, shard).flatten(2));
+  }
   const auto mixed = core_attention_->forward(q, k, v, context.attention_mask);
   return o_proj_->forward(mixed.reshape({batch, length, num_heads_ * head_dim_}));
 }

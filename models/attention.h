@@ -10,6 +10,7 @@
 #include "models/norm.h"
 #include "models/rotary.h"
 #include "parallel/fsdp/hooked_module.h"
+#include "parallel/sequence_parallel/ulysses.h"
 
 namespace megashard {
 
@@ -18,6 +19,7 @@ struct LayerContext {
   RotaryTables rotary;
   at::Tensor
       attention_mask;  // [B, 1, T, T] bool, true where attention is allowed; undefined: causal
+  SequenceShard sequence{};  // where the rows of [B, T] are; the mask is that of the whole sequence
 
   template <class F>
   void visit_tensors(F&& f) {

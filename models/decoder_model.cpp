@@ -37,19 +37,19 @@ DecoderStack::DecoderStack(const DecoderConfig& config)
   }
 }
 
-at::Tensor DecoderStack::embed(const ModelInput& input, const VisualInput& visual) {
-  auto hidden = embed_tokens_->forward(input.tokens);
+at::Tensor DecoderStack::embed(const at::Tensor& tokens, const at::Tensor& positions,
+                               const VisualInput& visual) {
+  auto hidden = embed_tokens_->forward(tokens);
   if (visual.features.defined()) {
     hidden = hidden.flatten(0, 1)
                  .index_copy(0, visual.places, visual.features.to(hidden.scalar_type()))
                  .view(hidden.sizes());
   }
   if (embed_positions_) {
-    const auto positions =
-        input.position_ids.defined()
-            ? input.position_ids
-            : at::arange(input.tokens.size(1), input.tokens.options()).unsqueeze(0);
-    hidden = hidden + embed_positions_->forward(positions);
+    hidden = hidden + embed_positions_->forward(
+                          positions.defined()
+                              ? positions
+                              : at::arange(tokens.size(1), tokens.options()).unsqueeze(0));
   }
   return is_training() && dropout_ > 0 ? at::dropout(hidden, dropout_, /*train=*/true) : hidden;
 }
@@ -58,9 +58,15 @@ RoutedStates DecoderStack::forward(const ModelInput& input, const VisualInput& v
   TORCH_CHECK(input.tokens.dim() == 2 && input.tokens.scalar_type() == at::kLong,
               "tokens must be int64 of sizes [batch, length], got ", input.tokens.scalar_type(), " ",
               input.tokens.sizes());
-  auto hidden = embed(input, visual);
-  LayerContext context{.rotary = {}, .attention_mask = input.attention_mask};
-  if (rotary_emb_) context.rotary = rotary_emb_->forward(hidden, input.position_ids);
+  auto positions = input.position_ids;
+  if (!positions.defined() && !input.sequence.is_whole()) {
+    positions = input.sequence.rows_of(
+        at::arange(input.sequence.length, input.tokens.options()).unsqueeze(0), 1);
+  }
+  auto hidden = embed(input.tokens, positions, visual);
+  LayerContext context{
+      .rotary = {}, .attention_mask = input.attention_mask, .sequence = input.sequence};
+  if (rotary_emb_) context.rotary = rotary_emb_->forward(hidden, positions);
   at::Tensor balance;
   for (size_t i = 0; i < layers_.size(); ++i) {
     auto states = layers_[i]->forward(hidden, context);
@@ -88,7 +94,7 @@ at::Tensor DecoderModel::forward(ModelInput input) {
   TORCH_CHECK(input.extra.empty(), class_name(), " sees no pictures, but the input has ", input.extra.begin()->first,
               ": train a vision-language model, or give text");
   const auto labels = std::exchange(input.labels, at::Tensor());
-  return logits_or_losses(config_, model_->forward(input, {}), *lm_head_, labels);
+  return logits_or_losses(config_, model_->forward(input, {}), *lm_head_, labels, input.sequence);
 }
 
 namespace {
@@ -104,13 +110,16 @@ std::vector<int64_t> layers_with_experts(const DecoderConfig& config, bool with)
 }  // namespace
 
 at::Tensor logits_or_losses(const DecoderConfig& config, const RoutedStates& states,
-                            Hooked<Linear>& head, const at::Tensor& labels) {
+                            Hooked<Linear>& head, const at::Tensor& labels,
+                            const SequenceShard& shard) {
   const auto logits = head.forward(states.hidden);
   if (!labels.defined()) return logits;
   const auto losses = token_cross_entropy(logits, labels);
   if (!states.balance.defined()) return losses;
-  const auto rows = labels.numel() * static_cast<int64_t>(layers_with_experts(config, true).size());
-  return losses + load_balancing_loss(states.balance, rows) * config.moe.aux_loss_coef;
+  const auto rows = labels.size(0) * (shard.is_whole() ? labels.size(1) : shard.length) *
+                    static_cast<int64_t>(layers_with_experts(config, true).size());
+  const auto balance = sum_over_sequence(states.balance, shard);
+  return losses + load_balancing_loss(balance, rows) * config.moe.aux_loss_coef;
 }
 
 std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config,
@@ -169,6 +178,10 @@ void DecoderModel::_init_ep_model() {
   shard_over(ranks.submesh({"EP_Replicate"}), [parameters](const at::Tensor& parameter) {
     return parameters.contains(parameter.unsafeGetTensorImpl());
   });
+}
+
+void DecoderModel::check_sequence_ranks(int64_t ranks) const {
+  check_ulysses_heads(class_name(), config_.num_heads, config_.num_kv_heads, ranks);
 }
 
 double DecoderModel::training_flops(int64_t sequences, int64_t sequence_length) const {

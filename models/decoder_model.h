@@ -38,7 +38,8 @@ class DecoderStack : public torch::nn::Module {
   const std::vector<std::shared_ptr<Hooked<DecoderLayer>>>& layers() const { return layers_; }
 
  private:
-  at::Tensor embed(const ModelInput& input, const VisualInput& visual);
+  at::Tensor embed(const at::Tensor& tokens, const at::Tensor& positions,
+                   const VisualInput& visual);
 
   std::string class_name_;
   double dropout_;
@@ -51,7 +52,8 @@ class DecoderStack : public torch::nn::Module {
 /// Without labels [B, T] the head's logits; with them the loss of each token, and a share of the
 /// load-balancing loss where one is asked for.
 at::Tensor logits_or_losses(const DecoderConfig& config, const RoutedStates& states,
-                            Hooked<Linear>& head, const at::Tensor& labels);
+                            Hooked<Linear>& head, const at::Tensor& labels,
+                            const SequenceShard& shard = {});
 /// Patterns of a decoder's parts by Megatron's names (FSDP2Mixin::patterns_of_part); `list` is the
 /// path of its layers.
 std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config,
@@ -69,6 +71,7 @@ class DecoderModel : public MultiModalModule, public FSDP2Mixin, public WeightIn
   at::Tensor forward(ModelInput input) override;
   std::string class_name() const override { return config_.names.model; }
   int64_t vocab_size() const override { return config_.vocab_size; }
+  void check_sequence_ranks(int64_t ranks) const override;
   double training_flops(int64_t sequences, int64_t sequence_length) const override;
   const DecoderConfig& config() const { return config_; }
   bool is_elsewhere(const std::string& key) const override;

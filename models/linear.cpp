@@ -1,7 +1,13 @@
 #include "models/linear.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
+
+#include <cmath>
 
 #include "models/fused_ops.h"
 
@@ -12,7 +18,27 @@ Linear::Linear(const Options& options) : init_scale_(options.init_scale) {
   if (options.bias) bias = register_parameter("bias", at::empty({options.out}));
 }
 
-at::Tensor Linear::forward(const at::Tensor& x) { return linear(x, weight, bias); }
+at::Tensor Linear::forward(const at::Tensor& x) {
+  auto y = linear(x, weight, bias);
+  if (!has_adapter()) return y;
+  const bool drops = is_training() && adapter_dropout_ > 0;
+  const auto narrow = lora_a_->forward(drops ? at::dropout(x, adapter_dropout_, true) : x);
+  return at::add(y, lora_b_->forward(narrow), adapter_scale_);
+}
+
+void Linear::add_adapter(int64_t rank, double scale, double dropout) {
+  const int64_t in = weight.size(1);
+  adapter_scale_ = scale;
+  adapter_dropout_ = dropout;
+  lora_a_ =
+      register_module("lora_A", std::make_shared<Hooked<Linear>>(Options{.in = in, .out = rank}));
+  lora_b_ = register_module(
+      "lora_B", std::make_shared<Hooked<Linear>>(Options{.in = rank, .out = weight.size(0)}));
+  const at::NoGradGuard no_grad;
+  const double bound = 1 / std::sqrt(static_cast<double>(in));  // Kaiming's, a = sqrt(5)
+  lora_a_->weight.uniform_(-bound, bound);
+  lora_b_->weight.zero_();
+}
 
 void Linear::init_own_weights(const WeightInit& init) {
   weight.normal_(0, init.std * init_scale_, init.generator);

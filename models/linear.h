@@ -3,10 +3,12 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "framework/modules/weight_init_mixin.h"
+#include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {
 
@@ -23,6 +25,14 @@ class Linear : public torch::nn::Module, public SelfInitializing {
   explicit Linear(const Options& options);
 
   at::Tensor forward(const at::Tensor& x);  // [..., in] -> [..., out]
+
+  /// Low-rank adapters: y + scale * lora_B(lora_A(dropout(x))), with lora_A [rank, in] as torch
+  /// starts a linear layer and lora_B [out, rank] zero (PEFT's LoraLayer).
+  void add_adapter(int64_t rank, double scale, double dropout);
+  bool has_adapter() const { return lora_a_ != nullptr; }
+  double adapter_scale() const { return adapter_scale_; }
+  const at::Tensor& lora_a() const { return lora_a_->weight; }
+  const at::Tensor& lora_b() const { return lora_b_->weight; }
   void init_own_weights(const WeightInit& init) override;
   std::string class_name() const { return "Linear"; }
 
@@ -31,6 +41,8 @@ class Linear : public torch::nn::Module, public SelfInitializing {
 
  private:
   double init_scale_;
+  double adapter_scale_ = 0, adapter_dropout_ = 0;
+  std::shared_ptr<Hooked<Linear>> lora_a_, lora_b_;
 };
 
 /// Rows of a table; starts without values, as Linear. A padding row gets no gradient and starts at

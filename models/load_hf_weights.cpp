@@ -15,6 +15,7 @@
 #include "checkpoint/hugging_face/hf_weights.h"
 #include "checkpoint/values/tensor_info.h"
 #include "framework/modules/megatron_module.h"
+#include "models/lora.h"
 #include "models/stacked_experts.h"
 #include "models/weight_names.h"
 #include "parallel/fsdp/fully_shard.h"
@@ -39,6 +40,7 @@ std::vector<Target> targets_of(const torch::nn::Module& module) {
   std::vector<Target> targets;
   std::unordered_map<const c10::TensorImpl*, size_t> position;
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
+    if (is_lora_parameter(item.key())) continue;  // trained here
     const auto [found, is_new] =
         position.emplace(item.value().unsafeGetTensorImpl(), targets.size());
     if (is_new)

@@ -6,6 +6,7 @@
 #include <ATen/ops/silu.h>
 
 #include "models/fused_ops.h"
+#include "models/tiled_mlp.h"
 
 namespace megashard {
 
@@ -26,7 +27,7 @@ at::Tensor activate(const at::Tensor& x, Activation activation) {
 }
 
 Mlp::Mlp(const DecoderConfig& config, int64_t intermediate_size)
-    : class_name_(config.names.mlp), activation_(config.activation) {
+    : class_name_(config.names.mlp), activation_(config.activation), tiles_(config.mlp_tiles) {
   const Linear::Options widen{
       .in = config.hidden_size, .out = intermediate_size, .bias = config.mlp_bias};
   if (config.gated_mlp)
@@ -40,6 +41,16 @@ Mlp::Mlp(const DecoderConfig& config, int64_t intermediate_size)
 }
 
 at::Tensor Mlp::forward(const at::Tensor& hidden) {
+  const bool is_expert = hidden.dim() == 2;  // its rows are few already, and no sequence
+  if (tiles_ == 1 || is_expert) return of_rows(hidden);
+  auto self = shared_from_this();  // a graph may outlive the model
+  const auto body = [this, self = std::move(self)](const at::Tensor& rows) {
+    return of_rows(rows);
+  };
+  return tiled_rows(body, hidden, parameters(), tiles_);
+}
+
+at::Tensor Mlp::of_rows(const at::Tensor& hidden) {
   if (!gate_proj_) return down_proj_->forward(activate(up_proj_->forward(hidden), activation_));
   const auto gate = gate_proj_->forward(hidden);
   const auto up = up_proj_->forward(hidden);

@@ -25,8 +25,11 @@ class Mlp : public torch::nn::Module {
   std::string class_name() const { return class_name_; }
 
  private:
+  at::Tensor of_rows(const at::Tensor& hidden);
+
   std::string class_name_;
   Activation activation_;
+  int64_t tiles_;
   std::shared_ptr<Hooked<Linear>> gate_proj_, up_proj_, down_proj_;
 };
 

@@ -124,8 +124,10 @@ DecoderConfig decoder_config(const Arguments& arguments) {
   const int64_t parts = arguments.expert_model_parallel_size;
   TORCH_CHECK(parts == 1 || arguments.hf_model, "--expert-model-parallel-size ", parts,
               " needs a model with experts, which --hf-model gives; leave it out");
-  if (!arguments.hf_model) return decoder_config_from_flags(arguments);
-  auto config = decoder_config_from_hf(*arguments.hf_model);
+  auto config = arguments.hf_model ? decoder_config_from_hf(*arguments.hf_model)
+                                   : decoder_config_from_flags(arguments);
+  if (arguments.apply_tiled_mlp) config.mlp_tiles = arguments.tiled_num_shards;
+  if (!arguments.hf_model) return config;
   TORCH_CHECK(parts == 1 || (config.moe.num_experts > 0 && config.moe.num_experts % parts == 0),
               "--expert-model-parallel-size ", parts, " does not divide the ", config.moe.num_experts,
               " experts of the model; choose a number that does, or leave it out");

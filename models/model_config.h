@@ -69,6 +69,7 @@ struct DecoderConfig {
   double norm_eps = 1e-6;
   Activation activation = Activation::kSilu;
   bool gated_mlp = true;
+  int64_t mlp_tiles = 1;  ///< pieces of a sequence that an MLP computes one by one
   PositionKind positions = PositionKind::kRotary;
   RotaryConfig rotary;
   bool qkv_bias = false;

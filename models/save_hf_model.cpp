@@ -13,6 +13,7 @@
 #include "checkpoint/steps/agreement.h"
 #include "framework/training/diagnostics.h"
 #include "framework/training/save_contract.h"
+#include "models/lora.h"
 #include "models/model_config.h"
 #include "models/stacked_experts.h"
 #include "models/weight_names.h"
@@ -109,7 +110,7 @@ void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group) 
 void save_hf_model(MegatronModule& model, const Arguments& arguments,
                    const ProcessGroupPtr& group) {
   const auto& folder = *arguments.save_hf;
-  auto tensors = checked_state_dict(model);
+  auto tensors = model.keeps_trained_only() ? merged_state_dict(model) : checked_state_dict(model);
   bool stacks = arguments.save_hf_stacked_experts;
   if (const auto* published = dynamic_cast<const PublishedNames*>(&model)) {
     for (auto& [name, tensor] : tensors) name = published->published_name(name);

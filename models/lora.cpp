@@ -1,0 +1,104 @@
+#include "models/lora.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+
+#include "checkpoint/values/tensor_info.h"
+#include "models/linear.h"
+#include "parallel/collectives/device_mesh.h"
+#include "parallel/fsdp/fully_shard.h"
+
+namespace megashard {
+namespace {
+
+std::string last_name(const std::string& path) { return path.substr(path.rfind('.') + 1); }
+
+/// Linear layers by path, but adapters themselves.
+std::vector<std::pair<std::string, Linear*>> linear_layers(torch::nn::Module& model) {
+  std::vector<std::pair<std::string, Linear*>> layers;
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    auto* layer = dynamic_cast<Linear*>(item.value().get());
+    if (layer != nullptr && !is_lora_parameter(item.key() + "."))
+      layers.emplace_back(item.key(), layer);
+  }
+  return layers;
+}
+
+/// All rows of a parameter that is cut along dimension 0, on every rank.
+at::Tensor all_rows(const at::Tensor& parameter) {
+  const auto piece = sharded_view(parameter);
+  const auto groups = sharding_groups(piece);
+  if (groups.empty()) return piece.local.detach();
+  TORCH_CHECK(groups.size() == 1 && piece.offsets[1] == 0 && piece.local.size(1) == piece.global_sizes[1],
+              "adapters that are cut along another dimension than 0 cannot be merged");
+  const int64_t ranks = groups[0]->size(), rows = piece.global_sizes[0];
+  const int64_t each = (rows + ranks - 1) / ranks;
+  const auto mine =
+      at::zeros({each, piece.global_sizes[1]}, piece.local.options().requires_grad(false));
+  mine.narrow(0, 0, piece.local.size(0)).copy_(piece.local.detach());
+  const auto all = at::empty({ranks * each, piece.global_sizes[1]}, mine.options());
+  groups[0]->all_gather_into(all.view({-1}), mine.view({-1})).wait();
+  return all.narrow(0, 0, rows);
+}
+
+/// This rank's rows of weight + scale * lora_B lora_A.
+ShardedTensor merged(const std::string& name, const Linear& layer) {
+  auto piece = sharded_view(layer.weight);
+  const auto narrow = sharded_view(layer.lora_b());
+  TORCH_CHECK(piece.offsets[0] == narrow.offsets[0] && piece.local.size(0) == narrow.local.size(0), name,
+              " and its adapter are cut into other rows, so they cannot be merged: make them one unit of fully_shard");
+  const auto wide = all_rows(layer.lora_a()).to(at::kFloat);
+  const auto product = at::mm(narrow.local.detach().to(at::kFloat), wide) * layer.adapter_scale();
+  piece.local = (piece.local.detach().to(at::kFloat) + product).to(piece.local.scalar_type());
+  return piece;
+}
+
+}  // namespace
+
+bool is_lora_parameter(const std::string& name) {
+  return name.find(".lora_A.") != std::string::npos || name.find(".lora_B.") != std::string::npos;
+}
+
+int64_t add_lora(MegatronModule& model, const LoraOptions& options) {
+  std::set<std::string> wanted(options.target_modules.begin(), options.target_modules.end());
+  std::set<std::string> missing = wanted, known;
+  for (auto& parameter : model.parameters()) parameter.requires_grad_(false);
+  int64_t count = 0;
+  for (const auto& [path, layer] : linear_layers(model)) {
+    known.insert(last_name(path));
+    if (!wanted.contains(last_name(path))) continue;
+    missing.erase(last_name(path));
+    layer->add_adapter(options.rank, options.alpha / static_cast<double>(options.rank),
+                       options.dropout);
+    ++count;
+  }
+  TORCH_CHECK(missing.empty(), "--lora-target-modules: the model has no linear layer ",
+              listed({missing.begin(), missing.end()}), "; it has ", listed({known.begin(), known.end()}));
+  model.keep_trained_only();
+  return count;
+}
+
+ShardedTensors merged_state_dict(MegatronModule& model) {
+  const at::NoGradGuard no_grad;
+  std::unordered_map<std::string, Linear*> adapted;
+  for (const auto& [path, layer] : linear_layers(model)) {
+    if (layer->has_adapter()) adapted[path + ".weight"] = layer;
+  }
+  ShardedTensors tensors;
+  for (auto& [name, piece] : model.whole_state_dict()) {
+    if (is_lora_parameter(name)) continue;
+    const auto found = adapted.find(name);
+    tensors.emplace_back(name, found == adapted.end() ? piece : merged(name, *found->second));
+  }
+  return tensors;
+}
+
+}  // namespace megashard
