@@ -176,3 +176,21 @@ def test_replicas_have_the_losses_of_shards(folder):
                              config="sharding_size: 2\nsub_modules_to_wrap: ['model.layers.{*}']\n")
     for here, there in zip(losses(replicated), losses(sharded), strict=True):
         assert here == pytest.approx(there, rel=1e-6)  # sums of sums, in another order
+
+
+def test_ranks_that_share_a_sequence_have_the_losses_of_one(folder):
+    flags = ["--train-iters", "10", "--attention-dropout", "0", "--hidden-dropout", "0", "--reset-attention-mask", "--eval-iters",
+             "1", "--eval-interval", "10", "--calculate-per-token-loss"]
+    alone = pretrain(folder, "alone", *flags, ranks=1)
+    ulysses = ["--context-parallel-size", "2"]
+    for ranks, config in ((2, None), (4, None), (4, "sub_modules_to_wrap: ['model.layers.{*}']\nsharding_size: 2\n")):
+        shared = pretrain(folder, "shared", *flags, *ulysses, ranks=ranks, config=config)
+        assert losses(shared[0]) == pytest.approx(losses(alone[0]), abs=2e-6)
+        norms = [[step["grad_norm"] for step in run[0]] for run in (shared, alone)]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+        values = [float(run[1].split("lm loss value: ")[1].split()[0]) for run in (shared, alone)]
+        assert values[0] == pytest.approx(values[1], abs=3e-6)  # printed with six places
+    means = [losses(pretrain(folder, "means", *flags[:-1], *more, ranks=2)[0]) for more in (ulysses, [])]
+    assert means[0] == pytest.approx(means[1], abs=2e-6)  # means of microbatches
+    _, out = pretrain(folder, "refused", *flags, "--context-parallel-size", "3", ranks=3, expect=1)
+    assert "GPTModel has 4 attention heads, which 3 ranks of a sequence cannot share evenly" in out

@@ -201,3 +201,62 @@ def test_published_names_of_a_vision_language_model(tmp_path):
     losses_of_step, _ = pretrain(tmp_path, "--train-iters", "2", "--hf-model", source, "--load", tmp_path / "dcp", "--finetune",
                                  "--weight-decay", "0", wrap="num_to_forward_prefetch: 1")
     assert losses_of_step == losses  # its keys are the model's
+
+
+def with_adapters(model, weights, scale):
+    """The same model of transformers, whose linear layers have the adapters that are in `weights`, alone trained."""
+    model.requires_grad_(False)
+    trained = {}
+    for path, layer in list(model.named_modules()):
+        if f"{path}.lora_A.weight" not in weights:
+            continue
+        pair = [torch.nn.Parameter(weights[f"{path}.lora_{letter}.weight"].clone()) for letter in "AB"]
+        trained |= {f"{path}.lora_{letter}.weight": parameter for letter, parameter in zip("AB", pair)}
+        layer.register_forward_hook(lambda _, x, y, a=pair[0], b=pair[1]: y + scale * (x[0] @ a.T @ b.T))
+    return trained
+
+
+@pytest.mark.parametrize("recompute", [[], ["--recompute-granularity", "full", "--recompute-method", "uniform",
+                                            "--recompute-num-layers", 1, "--init-model-with-meta-device"]], ids=["plain", "recompute"])
+def test_adapters_alone_are_trained_and_saved_and_merged_on_export(tmp_path, recompute):
+    source, written, save = tmp_path / "source", tmp_path / "written", tmp_path / "save"
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**SMALL)).save_pretrained(source)
+    flags = ["--hf-model", source, "--lora-r", 4, "--lora-alpha", 8, "--lora-target-modules", "q_proj", "down_proj", "--weight-decay",
+             0, "--lr-decay-style", "constant", "--train-iters", 4, *recompute]
+    straight, _ = pretrain(tmp_path, *flags)
+    pretrain(tmp_path, *flags, "--exit-interval", 2, "--save", save)
+    stored = step_weights(save)
+    assert {name.split(".", 3)[3] for name in stored} == {
+        f"{layer}.lora_{letter}.weight" for layer in ("self_attn.q_proj", "mlp.down_proj") for letter in "AB"}
+    resumed, _ = pretrain(tmp_path, *flags, "--load", save, "--save", save, "--save-hf", written)
+    assert resumed == straight[2:]
+
+    final = step_weights(save)
+    before, after = load_file(source / "model.safetensors"), load_file(written / "model.safetensors")
+    assert before.keys() == after.keys()
+    for name, weight in before.items():
+        adapter = name.removesuffix("weight")
+        if adapter + "lora_A.weight" in final:
+            product = final[adapter + "lora_B.weight"] @ final[adapter + "lora_A.weight"]
+            assert product.abs().max() > 1e-3
+            weight = weight + 8 / 4 * product
+        torch.testing.assert_close(after[name], weight)
+    model = LlamaForCausalLM.from_pretrained(source)
+    with_adapters(model, final, 8 / 4)
+    tokens = torch.randint(0, 60, (2, 13))
+    with torch.no_grad():
+        merged, adapted = LlamaForCausalLM.from_pretrained(written)(tokens).logits, model(tokens).logits
+    assert (merged - adapted).abs().max() <= 1e-5 * adapted.abs().max()  # other products, rounded otherwise
+    assert check_logits(written, torch.float32) == "LlamaForCausalLM"
+
+
+def test_adapters_that_cannot_be_are_refused(tmp_path):
+    source = tmp_path / "source"
+    LlamaForCausalLM(LlamaConfig(**SMALL)).save_pretrained(source)
+    flags = ["--train-iters", 1, "--lora-r", 4]
+    for more, sentence in ((["--hf-model", source], "--lora-r needs --lora-target-modules"),
+                           ([*FLAGS, "--lora-target-modules", "q_proj"], "--lora-r needs --hf-model")):
+        assert sentence in pretrain(tmp_path, *flags, *more, expect=USAGE)[1]
+    _, out = pretrain(tmp_path, *flags, "--hf-model", source, "--lora-target-modules", "q_proj", "query", expect=1)
+    assert "the model has no linear layer query; it has down_proj, gate_proj" in out

@@ -1,6 +1,7 @@
 // Trains Hugging Face models with megashard and writes what fsdp2_reference.py writes for PyTorch
-// FSDP2; the job file and its fields are described there. Ranks are threads on the real Gloo
-// backend.
+// FSDP2; the job file and its fields are described there, and two more are read here:
+// `fsdp2_config`, the text of an FSDP2 file, which the model's own mixin follows instead of `mesh`,
+// and `sequence_ranks`, that share each row (Ulysses). Ranks are threads on the real Gloo backend.
 //   train_dump JOB.json
 
 #include <ATen/Functions.h>
@@ -10,10 +11,12 @@
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <regex>
 #include <set>
 
 #include "checkpoint/hugging_face/safetensors.h"
+#include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/model_registry.h"
 #include "framework/training/optimizer.h"
 #include "models/load_hf_weights.h"
@@ -95,6 +98,13 @@ std::vector<torch::nn::Module*> layers_of(const MultiModalModule& model) {
   return layers;
 }
 
+void shard_by_file(MultiModalModule& model, const json& job, const ProcessGroupPtr& world) {
+  const auto config = parse_fsdp2_config(job.at("fsdp2_config"), "the job", Strictness::kStrict,
+                                         [](Severity, const std::string&) {});
+  dynamic_cast<FSDP2Mixin&>(model).fully_shard(
+      {.process_group = world, .config = config, .strictness = Strictness::kStrict});
+}
+
 void shard(MultiModalModule& model, const json& job, DeviceMeshPtr mesh) {
   FullyShardOptions options;
   options.mesh = std::move(mesh);
@@ -116,13 +126,26 @@ NamedTensors parameters_of(const torch::nn::Module& model) {
   return found;
 }
 
+/// Neighbours that share each row; null: no rank shares.
+ProcessGroupPtr sequence_group(const json& job, const ProcessGroupPtr& world) {
+  const int ranks = job.value("sequence_ranks", 1);
+  if (ranks == 1) return nullptr;
+  std::vector<int> members(static_cast<size_t>(ranks));
+  std::iota(members.begin(), members.end(), world->rank() / ranks * ranks);
+  return world->subgroup(members, "sequence");
+}
+
 void train(const json& job, const ProcessGroupPtr& world, Results& results) {
   std::vector<testing::CollectiveCall> calls;
   const auto shape = job.at("mesh").get<std::vector<int>>();
   const std::vector<std::string> names = {"replicate", "shard"};
   const auto model = make_model(job.at("model"));
-  shard(*model, job,
-        testing::recording_mesh(world, shape, {names.end() - shape.size(), names.end()}, calls));
+  if (job.contains("fsdp2_config")) {
+    shard_by_file(*model, job, world);
+  } else {
+    shard(*model, job,
+          testing::recording_mesh(world, shape, {names.end() - shape.size(), names.end()}, calls));
+  }
   load_hf_weights(*model, job.at("model").get<std::string>());
   model->train();
   const NamedTensors parameters = parameters_of(*model);
@@ -133,18 +156,24 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
        .weight_decay = job.at("weight_decay")});
 
   const at::Tensor batches = SafetensorsFile(job.at("batches")).tensor("tokens");
-  const int64_t rows = batches.size(1) / world->size();
+  const auto sequence = sequence_group(job, world);
+  const int64_t sequence_ranks = sequence == nullptr ? 1 : sequence->size();
+  const int64_t rows = batches.size(1) * sequence_ranks / world->size();
   const int64_t steps = job.at("steps");
   at::Tensor losses = at::empty({steps}, at::kDouble), norms = at::empty({steps}, at::kDouble);
   for (int64_t step = 0; step < steps; ++step) {
-    const at::Tensor batch = batches[step].narrow(0, world->rank() * rows, rows);
+    const at::Tensor batch = batches[step].narrow(0, world->rank() / sequence_ranks * rows, rows);
     const int64_t length = batch.size(1) - 1;
+    const SequenceShard shard{sequence, length};
     ModelInput input;
-    input.tokens = batch.narrow(1, 0, length).contiguous();
-    input.labels = batch.narrow(1, 1, length).contiguous();
-    const at::Tensor loss = (*model)(std::move(input)).mean();
+    input.tokens = shard.rows_of(batch.narrow(1, 0, length), 1).contiguous();
+    input.labels = shard.rows_of(batch.narrow(1, 1, length), 1).contiguous();
+    input.sequence = shard;
+    const at::Tensor loss =
+        (*model)(std::move(input)).sum() * (static_cast<double>(sequence_ranks) / (rows * length));
     loss.backward();
     for (const auto& [name, parameter] : parameters) {
+      if (!parameter.grad().defined()) continue;  // never on the way from tokens to logits
       results.saw_dtype("gradient", parameter.grad().scalar_type());
       if (step == 0) results.put_piece("grad." + name, sharded_view(parameter), parameter.grad());
     }

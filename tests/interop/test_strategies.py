@@ -1,0 +1,83 @@
+"""Every family under every strategy: ten steps, losses against one rank and against transformers.
+
+strategies_table.py writes docs/strategies.md from the results: a cell is test_cell[FAMILY-STRATEGY].
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+HERE = pathlib.Path(__file__).resolve().parent
+BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", HERE.parents[1] / "build"))
+STEPS, ROWS, LENGTH, VOCABULARY = 10, 4, 24, 101
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+LAYERS = "sub_modules_to_wrap: ['model.layers.{*}']\n"
+# Adam's first steps are as long for small gradients as for large ones, so it would make steps out of bf16's roundings.
+BF16 = dict(param_dtype="bfloat16", reduce_dtype="float32", optimizer="sgd", lr=0.02)
+STRATEGIES = {
+    "FSDP2": dict(world=2, fsdp2_config=LAYERS),
+    "HSDP": dict(world=4, fsdp2_config=LAYERS + "sharding_size: 2\n"),
+    "Ulysses 2": dict(world=4, fsdp2_config=LAYERS, sequence_ranks=2),
+    "offload": dict(world=2, fsdp2_config=LAYERS + "offload_to_cpu: true\npin_memory: false\n"),
+    "recompute": dict(world=2, fsdp2_config=LAYERS + "recompute_modules: ['model.layers.{*}']\nuse_reentrant: false\n"),
+    "bf16": dict(world=2, fsdp2_config=LAYERS + "param_dtype: bf16\nreduce_dtype: fp32\n", **BF16),
+}
+BARS = {"float32": 2e-6, "bfloat16": 1e-3}
+
+
+def make_model(family, folder):
+    import transformers
+
+    sizes = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, head_dim=8, max_position_embeddings=64, initializer_range=0.1,
+                 tie_word_embeddings=False, bos_token_id=None, eos_token_id=None)
+    if family == "qwen3_moe":
+        sizes |= dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True)
+    config = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config,
+              "qwen3_moe": transformers.Qwen3MoeConfig}[family](**sizes)
+    torch.manual_seed(len(family))
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory):
+    """By (family, name): a strategy's, "one rank" or "transformers", the last two also with " in bf16"."""
+    folder = tmp_path_factory.mktemp("strategies")
+    start = torch.randint(0, VOCABULARY, (STEPS, ROWS, 1), generator=torch.Generator().manual_seed(1))
+    save_file({"tokens": (start + 3 * torch.arange(LENGTH + 1)) % VOCABULARY}, folder / "batches")
+    jobs, outputs = {"theirs": [], "ours": []}, {}
+    common = dict(batches=str(folder / "batches"), steps=STEPS, optimizer="adam", lr=1e-3, weight_decay=0.1, clip=1.0,
+                  param_dtype=None, reduce_dtype=None, reshard=None, wrapper="fsdp2")
+    for family in FAMILIES:
+        make_model(family, folder / family)
+        runs = {name: ("ours", strategy | {"mesh": [strategy["world"]]}) for name, strategy in STRATEGIES.items()}
+        for suffix, dtypes in (("", {}), (" in bf16", BF16)):
+            runs["one rank" + suffix] = "ours", {"mesh": [1]} | dtypes
+            runs["transformers" + suffix] = "theirs", {"mesh": [1]} | dtypes
+        for name, (side, fields) in runs.items():
+            outputs[family, name] = folder / f"{family}.{name}"
+            jobs[side].append(common | fields | {"model": str(folder / family), "output": str(outputs[family, name])})
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    for side, command in (("theirs", [sys.executable, HERE / "fsdp2_reference.py"]), ("ours", [BUILD / "tests/interop/train_dump"])):
+        (folder / f"{side}.json").write_text(json.dumps(jobs[side]))
+        subprocess.run([*command, folder / f"{side}.json"], check=True, env=environment)
+    return {key: load_file(file)["loss"] for key, file in outputs.items()}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cell(losses, family, strategy):
+    dtype = STRATEGIES[strategy].get("param_dtype", "float32")
+    suffix = " in bf16" if dtype == "bfloat16" else ""
+    mine = losses[family, strategy]
+    assert len(mine) == STEPS and mine[-1] < mine[0]
+    for reference in ("one rank", "transformers"):
+        expected = losses[family, reference + suffix]
+        distance = ((mine - expected) / expected).abs().max().item()
+        assert distance <= BARS[dtype], f"{reference}: {distance:.2e}"

@@ -1,0 +1,91 @@
+#include "models/tiled_mlp.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/randn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "models/mlp.h"
+#include "tests/support/counting_allocator.h"
+#include "tests/support/message_of.h"
+
+namespace megashard {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::message_of;
+
+std::shared_ptr<Hooked<Mlp>> mlp_of(int64_t tiles) {
+  DecoderConfig config;
+  config.hidden_size = 32;
+  config.intermediate_size = 1024;
+  config.mlp_tiles = tiles;
+  auto mlp = std::make_shared<Hooked<Mlp>>(config);
+  const at::NoGradGuard no_grad;
+  int64_t seed = 0;
+  for (auto& parameter : mlp->parameters()) {
+    const auto values = at::arange(parameter.numel(), at::kDouble).add(++seed).sin() * 0.1;
+    parameter.copy_(values.view(parameter.sizes()));
+  }
+  return mlp;
+}
+
+TEST(TiledMlp, OutputsAndGradientsAreThoseOfOnePiece) {
+  for (const int64_t rows : {8, 7, 1}) {  // of 3 tiles: 3 3 2, 3 3 1, 1
+    const auto x = at::randn({2, rows, 32}), weight = at::randn({2, rows, 32});
+    std::map<std::string, at::Tensor> expected;
+    for (const int64_t tiles : {1, 3, 100}) {
+      const auto mlp = mlp_of(tiles);
+      mlp->named_parameters()["up_proj.weight"].requires_grad_(rows != 7);  // a frozen one
+      auto input = x.clone().requires_grad_();
+      const auto out = mlp->forward(input);
+      for (int pass = 0; pass < 2; ++pass)  // the second adds to the first's
+        (mlp->forward(input) * weight).sum().backward();
+      std::map<std::string, at::Tensor> got{{"out", out.detach()}, {"x", input.grad()}};
+      for (const auto& item : mlp->named_parameters()) {
+        EXPECT_EQ(item.value().grad().defined(), item.value().requires_grad()) << item.key();
+        if (item.value().requires_grad()) got[item.key()] = item.value().grad();
+      }
+      if (tiles == 1) expected = got;
+      for (const auto& [name, value] : expected) {
+        // Kernels of other shapes add 1,024 products in another order: sqrt(1024) roundings.
+        const double largest = value.abs().max().item<double>();
+        EXPECT_TRUE(got.at(name).allclose(value, 0, 4e-6 * largest)) << name << " " << tiles;
+      }
+    }
+  }
+}
+
+TEST(TiledMlp, OnlyOnePiecesActivationsExist) {
+  auto& allocator = *new testing::CountingAllocator;
+  std::map<int64_t, double> peaks;
+  for (const int64_t tiles : {1, 4}) {
+    const auto mlp = mlp_of(tiles);
+    for (auto& parameter : mlp->parameters()) parameter.mutable_grad() = at::ones_like(parameter);
+    auto input = at::randn({1, 2048, 32}).requires_grad_();
+    input.mutable_grad() = at::ones_like(input);
+    const auto before = allocator.live();
+    allocator.reset_peak();
+    mlp->forward(input).sum().backward();
+    peaks[tiles] = static_cast<double>(allocator.peak() - before);
+  }
+  allocator.stop();
+  EXPECT_LT(peaks[4], 1.3 / 4 * peaks[1]);
+}
+
+TEST(TiledMlp, ASecondDerivativeIsRefused) {
+  const auto mlp = mlp_of(2);
+  auto input = at::randn({1, 4, 32}).requires_grad_();
+  const auto out = mlp->forward(input).sum();
+  EXPECT_THAT(message_of([&] {
+                out.backward(/*gradient=*/{}, /*retain_graph=*/true, /*create_graph=*/true);
+              }),
+              HasSubstr("a tiled MLP has no second derivative"));
+}
+
+}  // namespace
+}  // namespace megashard

@@ -1,0 +1,132 @@
+#include "parallel/sequence_parallel/ulysses.h"
+
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+
+#include "models/decoder_model.h"
+#include "tests/support/message_of.h"
+#include "tests/support/run_ranks.h"
+
+namespace megashard {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::message_of;
+using testing::run_ranks;
+
+TEST(Ulysses, SomeHeadsOfAllRowsAndBack) {
+  for (const int64_t length : {8, 7, 5}) {  // of 4 ranks: 2 2 2 2, 2 2 2 1, 2 2 1 0
+    run_ranks(4, [length](const ProcessGroupPtr& world) {
+      const SequenceShard shard{world, length};
+      const auto numbers = [length](int64_t heads) {
+        return at::arange(3 * length * heads * 2, at::kFloat).view({3, length, heads, 2});
+      };
+      const auto q = numbers(8), k = numbers(4) + 0.5;
+      const auto mine = [&](const at::Tensor& whole) {
+        return shard.rows_of(whole, 1).detach().clone().requires_grad_();
+      };
+      const auto q_rows = mine(q), k_rows = mine(k);
+      ASSERT_EQ(q_rows.size(1), shard.rows());
+      const auto heads = gather_sequence({q_rows, k_rows}, shard);
+      EXPECT_TRUE(heads[0].equal(q.narrow(2, 2 * world->rank(), 2)));
+      EXPECT_TRUE(heads[1].equal(k.narrow(2, world->rank(), 1)));
+      const auto back = scatter_sequence(heads[0] * 2, shard);
+      EXPECT_TRUE(back.equal(q_rows * 2));
+      (back * q_rows.detach()).sum().backward();  // k takes part without a gradient of its own
+      EXPECT_TRUE(q_rows.grad().equal(2 * q_rows));
+      EXPECT_TRUE(k_rows.grad().eq(0).all().item<bool>());
+    });
+  }
+}
+
+DecoderConfig grouped_network(int64_t kv_heads) {
+  DecoderConfig config;
+  config.names.model = "GPTModel";
+  config.vocab_size = 40;
+  config.hidden_size = 32;
+  config.intermediate_size = 48;
+  config.num_layers = 2;
+  config.num_heads = 4;
+  config.num_kv_heads = kv_heads;
+  config.head_dim = 8;
+  config.max_positions = 16;
+  config.qk_norm = true;
+  return config;
+}
+
+struct LossAndGradients {
+  at::Tensor losses;
+  std::map<std::string, at::Tensor> gradients;
+};
+
+LossAndGradients of_model(int64_t kv_heads, ModelInput input) {
+  DecoderModel model(grouped_network(kv_heads));
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  static std::mutex one_at_a_time;  // ranks are threads, and draw from one generator
+  {
+    const std::lock_guard lock(one_at_a_time);
+    generator.set_current_seed(1);
+    model.init_weights();
+  }
+  LossAndGradients result;
+  result.losses = model(std::move(input));
+  result.losses.sum().backward();
+  for (const auto& item : model.named_parameters())
+    result.gradients[item.key()] = item.value().grad();
+  return result;
+}
+
+TEST(Ulysses, LossesAndGradientsAreThoseOfOneRank) {
+  for (const auto& [ranks, kv_heads, length, masked] :
+       {std::tuple{2, 4, 12, false}, {2, 2, 11, true}, {4, 2, 12, false}, {4, 1, 9, true}}) {
+    SCOPED_TRACE(c10::str(ranks, " ranks, ", kv_heads, " key heads, length ", length));
+    ModelInput whole;
+    whole.tokens = at::randint(0, 40, {2, length}, at::kLong);
+    whole.labels = whole.tokens.roll(1, 1);
+    if (masked) {  // documents of 5 tokens
+      const auto at = at::arange(length);
+      const auto causal = at.unsqueeze(1).ge(at.unsqueeze(0));
+      const auto document = at.div(5, "floor");
+      whole.attention_mask = causal.logical_and(document.unsqueeze(1).eq(document.unsqueeze(0)))
+                                 .view({1, 1, length, length});
+    }
+    const auto expected = of_model(kv_heads, whole);
+    run_ranks(ranks, [&, kv_heads = kv_heads](const ProcessGroupPtr& world) {
+      const SequenceShard shard{world, whole.tokens.size(1)};
+      ModelInput mine = whole;
+      mine.tokens = shard.rows_of(whole.tokens, 1);
+      mine.labels = shard.rows_of(whole.labels, 1);
+      mine.sequence = shard;
+      const auto got = of_model(kv_heads, mine);
+      // Other shapes take other kernels: as PyTorch's own fp32 tests, 1.3e-6 relative.
+      EXPECT_TRUE(got.losses.allclose(shard.rows_of(expected.losses, 1), 1.3e-6, 1e-6));
+      for (const auto& [name, gradient] : expected.gradients) {
+        const auto sum = got.gradients.at(name).clone();
+        world->all_reduce(sum, ReduceOp::kSum).wait();
+        const double largest = gradient.abs().max().item<double>();
+        EXPECT_TRUE(sum.allclose(gradient, 0, 2e-6 * largest)) << name;
+      }
+    });
+  }
+}
+
+TEST(Ulysses, HeadsThatRanksCannotShareAreNamed) {
+  DecoderModel model(grouped_network(4));
+  EXPECT_THAT(
+      message_of([&] { model.check_sequence_ranks(3); }),
+      HasSubstr("GPTModel has 4 attention heads, which 3 ranks of a sequence cannot share evenly"));
+  EXPECT_THAT(message_of([] { check_ulysses_heads("M", 12, 3, 2); }),
+              HasSubstr("M has 3 key and value heads, and 2 ranks share a sequence"));
+}
+
+}  // namespace
+}  // namespace megashard
