@@ -52,8 +52,10 @@ void run(const std::string& dir) {
   const auto loss = (*model)(input);
   loss.mean().backward();
   outputs.emplace_back("loss", loss.detach());
-  for (const auto& item : model->named_parameters())
-    outputs.emplace_back("grad." + item.key(), item.value().grad());
+  for (const auto& item : model->named_parameters()) {
+    if (item.value().grad().defined())  // text alone leaves a vision tower without
+      outputs.emplace_back("grad." + item.key(), item.value().grad());
+  }
   write(dir + "/output.bin", outputs);
 }
 
