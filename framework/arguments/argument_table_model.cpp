@@ -13,6 +13,8 @@ void add_source(std::vector<Option>& rows) {
             "an error");
   group.add("--from-scratch", &A::from_scratch, "with --hf-model: its architecture, fresh weights");
   group.add("--model-plugin", &A::model_plugin, "shared library that registers models of your own");
+  group.add("--model", &A::model,
+            "registered model; unset: what --hf-model's config.json names, or the flags' network");
 }
 
 void add_network(std::vector<Option>& rows) {

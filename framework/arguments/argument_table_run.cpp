@@ -16,6 +16,14 @@ void add_distributed(std::vector<Option>& rows) {
   group.add(
       "--fsdp-schedule-trace", &A::fsdp_schedule_trace,
       "folder for rank_N.json: when the first steps gathered and reduced, for chrome://tracing");
+  group
+      .add("--no-reduce-scatter-during-grad-accumulation",
+           &A::reduce_scatter_during_grad_accumulation,
+           "gradients stay whole until the last microbatch: less communication, more memory")
+      .turns_off()
+      .named("reduce_scatter_during_grad_accumulation");
+  group.add("--freeze-module-prefix", &A::freeze_module_prefix,
+            "parameters whose names begin so are not trained: model.embed_tokens model.layers.0.");
   group.add("--device", &A::device, "auto: cuda when there is a GPU")
       .one_of({"auto", "cpu", "cuda"});
   group.add("--distributed-backend", &A::distributed_backend,

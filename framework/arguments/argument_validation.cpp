@@ -19,9 +19,12 @@ void check_model_source(const Arguments& arguments) {
   require(!arguments.from_scratch || arguments.hf_model,
           "--from-scratch needs --hf-model, whose config.json describes the model; without it "
           "weights are fresh anyway.");
-  require(!arguments.model_plugin,
-          "--model-plugin is not available in this version; build your model into a program of "
-          "your own instead.");
+  require(!arguments.model_plugin || arguments.model || arguments.hf_model,
+          "--model-plugin " + arguments.model_plugin.value_or("") +
+              " needs --model, the name under which it registers the model.");
+  require(!arguments.is_own_model() || !arguments.save_hf || arguments.hf_model,
+          "--save-hf needs --hf-model here: only it has the config.json of a model of "
+          "--model-plugin.");
 }
 
 void derive_sizes(Arguments& arguments) {
@@ -30,7 +33,8 @@ void derive_sizes(Arguments& arguments) {
   if (arguments.encoder_num_layers) arguments.num_layers = arguments.encoder_num_layers;
   if (arguments.use_rotary_position_embeddings) arguments.position_embedding_type = "rope";
   if (arguments.add_bias_linear) arguments.add_qkv_bias = true;
-  if (arguments.hf_model) return;  // sizes come from config.json
+  // Sizes come from config.json, or are the model's own business.
+  if (arguments.hf_model || arguments.is_own_model()) return;
 
   const std::pair<const char*, const std::optional<int64_t>*> required[] = {
       {"--num-layers", &arguments.num_layers},
@@ -220,6 +224,14 @@ void list_without_effect(const Arguments& arguments, const DiagnosticSink& sink)
     list += (list.empty() ? "" : "; ") + flag + " (" + find_option(flag)->reason + ")";
   }
   if (!list.empty()) sink(Severity::kNotice, "Accepted without effect: " + list + ".");
+  std::string sections;
+  for (const auto& name : arguments.unread_sections)
+    sections += (sections.empty() ? "" : ", ") + name;
+  if (!sections.empty()) {
+    sink(Severity::kWarning, "Not read: " + sections +
+                                 ", which stand beside gpt_args; data and "
+                                 "model come from flags here.");
+  }
 }
 
 }  // namespace

@@ -60,6 +60,7 @@ void derive_vocabulary(Arguments& arguments) {
       !arguments.vocab_size || *arguments.vocab_size > 0,
       "--vocab-size is " + to_string(arguments.vocab_size.value_or(0)) + "; it must be positive.");
   if (arguments.hf_model) return;  // config.json has the vocabulary, which is never padded
+  if (arguments.is_own_model() && !arguments.vocab_size) return;  // the model has it
   require(
       arguments.vocab_size.has_value(),
       "--vocab-size is missing; give the number of tokens, or --hf-model DIR with a config.json.");

@@ -29,6 +29,7 @@ struct Arguments : NetworkArguments,
                    TokenizerArguments {
   std::set<std::string> given;                 ///< names that the user set: "num_layers"
   std::set<std::string> given_without_effect;  ///< flags that were accepted but change nothing here
+  std::set<std::string> unread_sections;       ///< of the YAML file, beside gpt_args
 
   bool is_given(const std::string& name) const { return given.count(name) != 0; }
 };

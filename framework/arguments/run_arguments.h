@@ -25,10 +25,12 @@ struct DistributedArguments {
   std::optional<std::string> fsdp2_config_path;
   bool fsdp2_config_strict = false;
   std::optional<std::string> fsdp_schedule_trace;  // a folder for rank_N.json
-  bool gradient_accumulation_fusion = true;        // as Megatron's default; has no meaning here
-  int64_t world_size = 1;                          // (derived)
-  int64_t rank = 0;                                // (derived)
-  int64_t data_parallel_size = 1;                  // (derived)
+  bool reduce_scatter_during_grad_accumulation = true;
+  std::vector<std::string> freeze_module_prefix;  // of parameter names
+  bool gradient_accumulation_fusion = true;       // as Megatron's default; has no meaning here
+  int64_t world_size = 1;                         // (derived)
+  int64_t rank = 0;                               // (derived)
+  int64_t data_parallel_size = 1;                 // (derived)
 };
 
 struct CheckpointArguments {
@@ -57,11 +59,18 @@ struct CheckpointArguments {
   bool save_hf_stacked_experts = false;            // a layer's experts in two tensors there
 };
 
+/// The model that Megatron's flags of the network describe.
+inline constexpr const char* kModelOfFlags = "gpt";
+
 /// The model's source besides Megatron's flags.
 struct ModelSourceArguments {
   std::optional<std::string> hf_model;  // Hugging Face directory
   bool from_scratch = false;  // with hf_model: its config, but freshly initialised weights
-  std::optional<std::string> model_plugin;
+  std::optional<std::string> model_plugin;  // a library that registers models
+  std::optional<std::string> model;         // a registered name; unset: by hf_model or the flags
+
+  /// A model of a plugin takes what it likes from the flags.
+  bool is_own_model() const { return model_plugin && model != kModelOfFlags; }
 };
 
 struct DataArguments {

@@ -10,82 +10,13 @@
 #include <utility>
 
 #include "framework/arguments/nearest_name.h"
+#include "framework/modules/fsdp2_config_entry.h"
 
 namespace megashard {
 
 namespace {
 
-constexpr const char* kDtypeNames = "fp16, bf16, fp32, fp64, int8, int16, int32, int64";
-
-/// One `key: value` of the file, with what a message needs.
-struct Entry {
-  const std::string& source;
-  std::string key;
-  YAML::Node value;
-
-  [[noreturn]] void fail(const std::string& expected) const {
-    std::string shown = value.IsScalar()     ? "\"" + value.Scalar() + "\""
-                        : value.IsSequence() ? "a list"
-                                             : "a map";
-    throw UsageError(source + ":" + std::to_string(value.Mark().line + 1) + ": " + key + " takes " +
-                     expected + ", got " + shown + ".");
-  }
-
-  bool boolean() const {
-    bool result = false;
-    if (!value.IsScalar() || !YAML::convert<bool>::decode(value, result)) fail("true or false");
-    return result;
-  }
-  int integer(int smallest) const {
-    int result = 0;
-    const std::string expected = "a whole number of at least " + std::to_string(smallest);
-    if (!value.IsScalar() || !YAML::convert<int>::decode(value, result) || result < smallest)
-      fail(expected);
-    return result;
-  }
-  at::ScalarType dtype() const {
-    if (!value.IsScalar()) fail(std::string("one of ") + kDtypeNames);
-    const auto dtype = dtype_from_name(value.Scalar());
-    if (!dtype) {
-      throw UsageError(source + ":" + std::to_string(value.Mark().line + 1) +
-                       ": Unsupported dtype \"" + value.Scalar() + "\" for " + key +
-                       "; use one of " + kDtypeNames + ".");
-    }
-    return *dtype;
-  }
-  std::vector<std::string> words(const char* expected) const {
-    if (!value.IsSequence()) fail(expected);
-    std::vector<std::string> list;
-    for (const auto& item : value) {
-      if (!item.IsScalar()) fail(expected);
-      list.push_back(item.Scalar());
-    }
-    return list;
-  }
-  std::vector<std::string> patterns() const {
-    return words("a list of module paths, one a line as in `- model.layers.{*}`");
-  }
-  std::optional<int> sharding_size() const {
-    if (value.IsScalar() && value.Scalar() == "auto") return std::nullopt;
-    int ranks = 0;
-    if (!value.IsScalar() || !YAML::convert<int>::decode(value, ranks) || ranks < 1) {
-      fail("\"auto\", a number of ranks, or null");
-    }
-    return ranks;
-  }
-  ReshardAfterForward reshard() const {
-    int ranks = 0;
-    if (value.IsScalar() && YAML::convert<int>::decode(value, ranks)) {
-      if (ranks < 1) fail("true, false or a number of ranks");
-      return ReshardAfterForward::to(ranks);
-    }
-    bool always = true;
-    if (!value.IsScalar() || !YAML::convert<bool>::decode(value, always))
-      fail("true, false or a number of ranks");
-    return always;
-  }
-};
-
+using Entry = detail::ConfigEntry;
 using Reader = std::function<void(const Entry&, Fsdp2Config&)>;
 
 const std::map<std::string, Reader>& readers() {
@@ -172,6 +103,7 @@ Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& sourc
   const YAML::Node root = parse_yaml(text, source);
   if (!root.IsMap() && !root.IsNull())
     throw UsageError(source + ": the file must hold `key: value` lines.");
+  if (detail::is_native_config(root)) return detail::parse_native_config(root, source);
   Fsdp2Config config;
   std::set<std::string> seen;
   bool reentrant_written = false;

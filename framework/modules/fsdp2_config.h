@@ -9,12 +9,23 @@
 
 namespace megashard {
 
+/// Groups by class instead of by path (wrap_policy of ROLL's strategy_config). Embeddings whose
+/// weight nothing else holds are always groups of their own.
+struct WrapPolicy {
+  /// Class names of layers; unset: the model's own choice. Of nested matches the inner ones count.
+  std::optional<std::vector<std::string>> layer_classes;
+  bool embeddings = false;  ///< asked for: a tied embedding, which stays in the root, is told
+  bool lm_output = false;   ///< lm_head or output_layer, unless tied
+};
+
 /// The file of --fsdp2-config-path (MindSpeed-MM's Fsdp2Config), with its defaults. The lists hold
 /// path patterns; see framework/modules/module_patterns.h.
 struct Fsdp2Config {
   std::optional<int> sharding_size;  ///< ranks that share one copy; unset ("auto" or null): all
                                      ///< data parallel ranks
   std::optional<std::vector<std::string>> sub_modules_to_wrap;  ///< unset: the model's own choice
+  std::optional<WrapPolicy> wrap_policy;                        ///< set: instead of the patterns
+  bool native_patterns = false;  ///< as MindSpeed's native route writes them; fsdp_plan
   ReshardAfterForward reshard_after_forward = true;
   MixedPrecisionPolicy
       mixed_precision;  ///< param_dtype, reduce_dtype, output_dtype, cast_forward_inputs
@@ -38,8 +49,9 @@ struct Fsdp2Config {
 /// Whether an unknown key, or a pattern that matches nothing, is an error.
 enum class Strictness { kWarn, kStrict };
 
-/// Reads the file. Throws UsageError naming file, line, key and value; unknown keys are told to
-/// `sink` unless strict.
+/// Reads the file: keys of MindSpeed-MM's fsdp2_config.yaml, or fsdp_plan, recompute_plan and
+/// ep_plan of MindSpeed's native route, at the top or under parallel. Throws UsageError naming
+/// file, line, key and value; unknown keys are told to `sink` unless strict.
 Fsdp2Config load_fsdp2_config(const std::string& path, Strictness strictness,
                               const DiagnosticSink& sink);
 /// The same from text; `source` stands in messages.

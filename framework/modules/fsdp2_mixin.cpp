@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "framework/modules/wrap_policy.h"
 #include "framework/recompute/activation_offload.h"
 #include "framework/recompute/recompute.h"
 #include "parallel/collectives/device_mesh.h"
@@ -160,7 +161,9 @@ std::vector<NamedModule> FSDP2Mixin::select(const std::vector<std::string>& patt
                                             const std::string& key) {
   if (patterns.empty()) return {};
   const auto selection =
-      select_modules(module(), patterns, key, request_.strictness, request_.sink);
+      request_.config.native_patterns
+          ? select_modules_natively(module(), patterns, key)
+          : select_modules(module(), patterns, key, request_.strictness, request_.sink);
   for (const auto& match : selection.matches) {
     if (request_.sink)
       request_.sink(Severity::kNotice, "FSDP2: " + key + ": " + describe_match(match));
@@ -196,7 +199,9 @@ void FSDP2Mixin::set_recompute_modules_to_wrap() {
                 "recompute_save_ops in the FSDP2 file needs recompute_modules there.");
   set_recompute_modules_to_wrap(in_file);
   const auto parts = select_parts(plan.recompute, plan.recompute_layers, "--recompute-granularity");
-  for (const auto& part : parts) recompute(hooked_module(part, "--recompute-granularity"), {});
+  RecomputeOptions options;
+  options.use_reentrant = plan.recompute_reentrant;
+  for (const auto& part : parts) recompute(hooked_module(part, "--recompute-granularity"), options);
 }
 
 void FSDP2Mixin::set_recompute_modules_to_wrap(const std::vector<std::string>& patterns) {
@@ -228,8 +233,17 @@ void FSDP2Mixin::set_activation_offload() {
 }
 
 void FSDP2Mixin::set_fullyshard_modules_to_wrap() {
-  set_fullyshard_modules_to_wrap(
-      request_.config.sub_modules_to_wrap.value_or(default_modules_to_wrap()));
+  const auto& policy = request_.config.wrap_policy;
+  if (!policy) {
+    set_fullyshard_modules_to_wrap(
+        request_.config.sub_modules_to_wrap.value_or(default_modules_to_wrap()));
+    return;
+  }
+  const auto layers =
+      policy->layer_classes
+          ? select_classes(module(), *policy->layer_classes, "transformer_layer_cls_to_wrap")
+          : select(default_modules_to_wrap(), "the model's layers");
+  set_fullyshard_modules_to_wrap(modules_of_policy(module(), *policy, layers, request_.sink));
 }
 
 void FSDP2Mixin::set_fullyshard_modules_to_wrap(const std::vector<std::string>& patterns) {
@@ -237,7 +251,11 @@ void FSDP2Mixin::set_fullyshard_modules_to_wrap(const std::vector<std::string>& 
   std::erase_if(selected, [](const NamedModule& each) {  // an expert that another rank has
     return dynamic_cast<HookedModule*>(each.module) == nullptr && each.module->parameters().empty();
   });
-  wrapped_ = in_tree_order(module(), selected);
+  set_fullyshard_modules_to_wrap(selected);
+}
+
+void FSDP2Mixin::set_fullyshard_modules_to_wrap(const std::vector<NamedModule>& modules) {
+  wrapped_ = in_tree_order(module(), modules);
   // Pre-order backwards has children before their parents.
   for (auto each = wrapped_.rbegin(); each != wrapped_.rend(); ++each) {
     auto options = options_;

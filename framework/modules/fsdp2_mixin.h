@@ -67,6 +67,8 @@ class FSDP2Mixin {
   /// sub_modules_to_wrap, or where it has none default_modules_to_wrap().
   void set_fullyshard_modules_to_wrap();
   void set_fullyshard_modules_to_wrap(const std::vector<std::string>& patterns);
+  /// fully_shard of these, children before parents.
+  void set_fullyshard_modules_to_wrap(const std::vector<NamedModule>& modules);
   /// Each wrapped module gathers the next `forward` ones ahead, in backward the previous
   /// `backward`.
   void set_modules_to_prefetch(int forward, int backward);

@@ -11,8 +11,6 @@
 namespace megashard {
 namespace {
 
-constexpr const char* kFlagsModel = "gpt";
-
 /// The registered name that config.json asks for; its first choice if none is registered.
 template <class Entry>
 std::string name_in_config(const std::filesystem::path& hf_dir,
@@ -67,7 +65,7 @@ WeightLayout ModelRegistry::layout(const std::filesystem::path& hf_dir,
 std::shared_ptr<MultiModalModule> ModelRegistry::create(const Arguments& arguments,
                                                         std::string name) const {
   if (name.empty())
-    name = arguments.hf_model ? name_in_config(*arguments.hf_model, factories_) : kFlagsModel;
+    name = arguments.hf_model ? name_in_config(*arguments.hf_model, factories_) : kModelOfFlags;
   const auto found = factories_.find(name);
   TORCH_CHECK(found != factories_.end(), "no model is registered for architecture ", name,
               "; known are: ", c10::Join(", ", names()));

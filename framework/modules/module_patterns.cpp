@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <limits>
 #include <optional>
 #include <set>
 #include <unordered_set>
 #include <utility>
 
 #include "framework/arguments/nearest_name.h"
+#include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {
 
@@ -190,19 +192,36 @@ class Selector {
 
   void take(const std::string& text, const Walk& found) {
     if (found.reached.module == nullptr) {
-      complain(text, found.problem + class_hint(text));
+      if (!take_class(text)) complain(text, found.problem + class_hint(text));
       return;
     }
     selection_.matches.back().paths.push_back(found.reached.path);
     if (seen_.insert(found.reached.module).second) selection_.modules.push_back(found.reached);
   }
 
-  /// Other frameworks take class names under the same keys.
-  static std::string class_hint(const std::string& text) {
+  /// MindSpeed's core takes class paths under the same keys.
+  bool take_class(const std::string& text) {
+    const auto name = class_name(text);
+    if (name.empty()) return false;
+    bool found = false;
+    for (const auto& item : model_.named_modules("", /*include_self=*/false)) {
+      const auto* hooked = dynamic_cast<const HookedModule*>(item.value().get());
+      if (hooked == nullptr || hooked->class_name() != name) continue;
+      take(text, {{item.key(), item.value().get()}, ""});
+      found = true;
+    }
+    return found;
+  }
+
+  static std::string class_name(const std::string& text) {
     const auto last = text.substr(text.rfind('.') + 1);
     const bool capital =
         !last.empty() && std::isupper(static_cast<unsigned char>(last.front())) != 0;
-    return capital ? "; it looks like a class, but this key takes paths of modules" : "";
+    return capital ? last : "";
+  }
+  static std::string class_hint(const std::string& text) {
+    const auto name = class_name(text);
+    return name.empty() ? "" : ", nor a module of class " + name;
   }
 
   static std::string sentence(const std::string& text) {
@@ -227,6 +246,56 @@ class Selector {
 };
 
 }  // namespace
+
+bool matches_native_pattern(std::string_view pattern, std::string_view path) {
+  if (pattern.empty()) return path.empty();
+  if (pattern.front() == '*') {
+    for (size_t taken = 0; taken <= path.size(); ++taken) {
+      if (matches_native_pattern(pattern.substr(1), path.substr(taken))) return true;
+    }
+    return false;
+  }
+  if (path.empty()) return false;
+  if (pattern.front() != '{') {
+    const bool one = pattern.front() == '?' || pattern.front() == path.front();
+    return one && matches_native_pattern(pattern.substr(1), path.substr(1));
+  }
+  const auto close = pattern.find('}');
+  const auto digits = std::min(path.find_first_not_of("0123456789"), path.size());
+  if (close == pattern.npos || digits == 0) return false;
+  int64_t index = 0;
+  std::from_chars(path.data(), path.data() + digits, index);
+  const std::string inside(pattern.substr(1, close - 1));
+  const Indices all = {{0, std::numeric_limits<int64_t>::max()}};
+  const auto ranges = inside == "*" ? all : parse_indices("pattern", std::string(pattern), inside);
+  const bool in = std::any_of(ranges.begin(), ranges.end(), [index](const auto& range) {
+    return range.first <= index && index <= range.second;
+  });
+  return in && matches_native_pattern(pattern.substr(close + 1), path.substr(digits));
+}
+
+ModuleSelection select_modules_natively(const torch::nn::Module& model,
+                                        const std::vector<std::string>& patterns,
+                                        const std::string& key) {
+  ModuleSelection selection;
+  for (const auto& pattern : patterns) selection.matches.push_back({pattern, {}});
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    bool selected = false;
+    for (auto& match : selection.matches) {
+      if (!matches_native_pattern(match.pattern, item.key())) continue;
+      match.paths.push_back(item.key());
+      if (!selected) selection.modules.push_back({item.key(), item.value().get()});
+      selected = true;
+    }
+  }
+  for (const auto& match : selection.matches) {
+    if (match.paths.empty()) {
+      throw UsageError(key + ": \"" + match.pattern +
+                       "\" matches no module; the patterns of fsdp_plan must all match.");
+    }
+  }
+  return selection;
+}
 
 ModuleSelection select_modules(const torch::nn::Module& model,
                                const std::vector<std::string>& patterns, const std::string& key,

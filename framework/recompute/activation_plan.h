@@ -16,6 +16,7 @@ namespace megashard {
 struct ActivationPlan {
   std::vector<std::string> recompute{};
   std::optional<int64_t> recompute_layers{};  ///< of "layer", the first so many; unset: all
+  bool recompute_reentrant = false;
   std::vector<std::string> offload{};
   std::optional<int64_t> offload_layers{};  ///< of "layer"; less than there are
   int64_t min_offloaded_elements = int64_t{1} << 20;

@@ -58,6 +58,8 @@ TrainStepResult TrainStep::run(const std::vector<Batch>& microbatches) {
   optimizer_.zero_grad();
   std::vector<at::Tensor> sums;  // read after all work is queued: no wait on the device in between
   for (size_t i = 0; i < microbatches.size(); ++i) {
+    if (!options_.reduces_each_microbatch)
+      set_requires_gradient_sync(model_, i + 1 == microbatches.size());
     if (options_.has_replicas) set_requires_all_reduce(model_, i + 1 == microbatches.size());
     const auto [losses, mask, whole_mask] = token_losses(microbatches[i]);
     const at::Tensor sum = (losses * mask).sum();

@@ -18,6 +18,9 @@ struct TrainStepOptions {
   bool calculate_per_token_loss =
       false;                  ///< one mean over the global batch, not a mean of microbatches' means
   bool has_replicas = false;  ///< HSDP: all-reduce in the last microbatch's backward only
+  /// false: gradients stay whole until the last microbatch's backward reduces them: less
+  /// communication, more memory.
+  bool reduces_each_microbatch = true;
   int64_t empty_unused_memory_level = 0;  ///< of a GPU: 1 before, 2 also after the optimizer
   ProcessGroupPtr sequence_group{};  ///< ranks that get the same batches and share each sequence
 };

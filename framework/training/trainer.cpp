@@ -84,6 +84,7 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr 
             {.clip_grad = arguments.clip_grad,
              .calculate_per_token_loss = arguments.calculate_per_token_loss,
              .has_replicas = has_replicas(model),
+             .reduces_each_microbatch = arguments.reduce_scatter_during_grad_accumulation,
              .empty_unused_memory_level = arguments.empty_unused_memory_level,
              .sequence_group = sequence_group(arguments, model, group_)}),
       state_{arguments, model, optimizer_.get(), &schedule_, device_} {

@@ -136,7 +136,8 @@ TEST(ValidateArguments, EachRuleSaysBothValuesAndTheReason) {
   const Rule rules[] = {
       // sizes
       {"--from-scratch", "--from-scratch needs --hf-model"},
-      {"--model-plugin x.so", "--model-plugin is not available"},
+      {"--model-plugin x.so", "--model-plugin x.so needs --model"},
+      {"--model-plugin x.so --model mine --save-hf there", "--save-hf needs --hf-model here"},
       {"--encoder-num-layers 2", "--num-layers and --encoder-num-layers mean the same"},
       {"--encoder-seq-length 2", "--seq-length and --encoder-seq-length mean the same"},
       {"--num-layers 0", "--num-layers is 0; it must be positive"},

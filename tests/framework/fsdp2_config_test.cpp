@@ -188,5 +188,50 @@ TEST(Fsdp2Config, ShardGroupsDivideTheWorld) {
               HasSubstr("World size 6 must be divisible by sharding_size 4"));
 }
 
+TEST(Fsdp2Config, ReadsMindSpeedsNativePlans) {
+  const char* plans = R"(
+fsdp_plan:
+  apply_modules: ["model.layers.{*}"]
+  ignored_modules: []
+  param_dtype: bf16
+  reduce_dtype: fp32
+  cast_forward_inputs: False
+  num_to_forward_prefetch: 2
+  pregather: false
+  hook_modules: null
+  cpu_offload: true
+recompute_plan:
+  apply_modules: ["model.layers.{0-3}"]
+)";
+  const auto config = parse_quietly(plans);
+  EXPECT_TRUE(config.native_patterns);
+  EXPECT_THAT(*config.sub_modules_to_wrap, ElementsAre("model.layers.{*}"));
+  EXPECT_THAT(config.recompute_modules, ElementsAre("model.layers.{0-3}"));
+  EXPECT_FALSE(config.use_reentrant);
+  EXPECT_TRUE(config.offload_to_cpu);
+  EXPECT_EQ(config.num_to_forward_prefetch, 2);
+  EXPECT_FALSE(config.mixed_precision.cast_forward_inputs);
+
+  std::string inside = "parallel:\n  fully_shard_parallel_size: 4\n  recompute: false\n";
+  std::istringstream lines(plans);
+  for (std::string line; std::getline(lines, line);) inside += "  " + line + "\n";
+  const auto parallel = parse_quietly(inside + "training: {lr: 1}\n");
+  EXPECT_EQ(parallel.sharding_size, 4);
+  EXPECT_THAT(parallel.recompute_modules, IsEmpty()) << "recompute: false";
+  EXPECT_THAT(*parallel.sub_modules_to_wrap, ElementsAre("model.layers.{*}"));
+
+  const std::pair<const char*, const char*> rows[] = {
+      {"fsdp_plan: {apply_module: [a]}",
+       "unknown key \"fsdp_plan.apply_module\"; did you mean apply_modules?"},
+      {"parallel: {ulysses_parallel_size: 2}", "ulysses_parallel_size must be 1 here"},
+      {"fsdp_plan: {pregather: true}", "pregather is not in this version"},
+      {"fsdp_plan: {hook_modules: [a]}", "hook_modules names modules of MindSpeed's own"},
+      {"fsdp_plan: 3", "fsdp_plan takes a map"},
+      {"recompute_plan: {use_reentrant: 3}", "recompute_plan.use_reentrant takes true or false"},
+  };
+  for (const auto& [text, message] : rows)
+    EXPECT_THAT(usage_error([&] { parse_quietly(text); }), HasSubstr(message)) << text;
+}
+
 }  // namespace
 }  // namespace megashard

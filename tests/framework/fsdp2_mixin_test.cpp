@@ -7,7 +7,9 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 
+#include "framework/modules/freeze.h"
 #include "framework/modules/multi_modal_module.h"
+#include "framework/modules/tie.h"
 #include "tests/support/diagnostics.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
@@ -129,6 +131,107 @@ TEST(Fsdp2Mixin, FlagsAndFileChooseWhatIsRecomputedAndOffloaded) {
     Fsdp2Config alone;
     alone.recompute_save_ops = {"aten::mm"};
     EXPECT_THAT(usage_error([&] { run(world, alone, {}); }), HasSubstr("needs recompute_modules"));
+  });
+}
+
+/// A model of named classes with the group of each module that is one.
+struct EmbeddingImpl : torch::nn::Module {
+  EmbeddingImpl() : weight(register_parameter("weight", fixed({8, 6}, 3))) {}
+  at::Tensor forward(const at::Tensor& x) { return x + weight.select(0, 0); }
+  at::Tensor weight;
+};
+struct HeadImpl : torch::nn::Module {
+  HeadImpl() : weight(register_parameter("weight", fixed({8, 6}, 4))) {}
+  at::Tensor forward(const at::Tensor& x) { return x.matmul(weight.t()); }
+  at::Tensor weight;
+};
+
+class ClassedModel : public PlannedModel {
+ public:
+  explicit ClassedModel(bool tied) {
+    embedding = register_module("embed_tokens", std::make_shared<Hooked<EmbeddingImpl>>());
+    head = register_module("lm_head", std::make_shared<Hooked<HeadImpl>>());
+    if (tied) tie_parameter(*head, head->weight, embedding->weight);
+  }
+  at::Tensor forward(ModelInput input) override {
+    input.tokens = embedding->forward(input.tokens);
+    return head->forward(PlannedModel::forward(std::move(input)));
+  }
+  std::vector<std::string> groups() const {
+    std::vector<std::string> found;
+    for (const auto& item : named_modules("", /*include_self=*/false)) {
+      if (fsdp_state(*item.value()) != nullptr) found.push_back(item.key());
+    }
+    return found;
+  }
+  std::shared_ptr<Hooked<EmbeddingImpl>> embedding;
+  std::shared_ptr<Hooked<HeadImpl>> head;
+};
+
+TEST(Fsdp2Mixin, WrapsByClass) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    std::string told;
+    const auto groups = [&](bool tied, const WrapPolicy& policy) {
+      ClassedModel model(tied);
+      CollectedDiagnostics diagnostics;
+      Fsdp2Config config;
+      config.wrap_policy = policy;
+      model.FSDP2Mixin::fully_shard(
+          {.process_group = world, .config = config, .sink = diagnostics.sink()});
+      ModelInput input;
+      input.tokens = fixed({4, 6}, 9);
+      model(input).sum().backward();
+      told = diagnostics.text();
+      return model.groups();
+    };
+    const std::vector<std::string> layers = {"layers.0", "layers.1", "layers.2"};
+    const auto with = [&](std::vector<std::string> others) {
+      others.insert(others.begin(), layers.begin(), layers.end());
+      return others;
+    };
+    EXPECT_EQ(groups(false, {}), with({"embed_tokens"}));
+    EXPECT_EQ(groups(false, {.layer_classes = {}, .lm_output = true}),
+              with({"embed_tokens", "lm_head"}));
+    EXPECT_EQ(groups(true, {.layer_classes = {}, .embeddings = true, .lm_output = true}), layers);
+    EXPECT_THAT(told,
+                HasSubstr("embed_tokens stays in the root group, because its weight is tied"));
+    EXPECT_EQ(groups(true, {.layer_classes = {{"Part", "PlannedLayer"}}}),
+              (std::vector<std::string>{"layers.0.mlp", "layers.1.mlp", "layers.2.mlp"}))
+        << "of nested matches the inner ones";
+    EXPECT_THAT(told, HasSubstr("wrap_policy: Part -> 3 modules (layers.0.mlp .. layers.2.mlp)"));
+    EXPECT_THAT(usage_error([&] { groups(true, {.layer_classes = {{"PlannedLayr"}}}); }),
+                HasSubstr("no module of class PlannedLayr; did you mean PlannedLayer?"));
+  });
+}
+
+TEST(Fsdp2Mixin, FrozenParametersGetNothing) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    const auto gradients = [&](const std::vector<std::string>& prefixes, int64_t* frozen) {
+      PlannedModel model;
+      *frozen = freeze_parameters(model, prefixes);
+      model.FSDP2Mixin::fully_shard({.process_group = world, .config = {}, .sink = {}});
+      ModelInput input;
+      input.tokens = fixed({4, 6}, 9);
+      model(input).pow(2).sum().backward();
+      std::vector<at::Tensor> result;
+      for (const auto& parameter : model.parameters()) result.push_back(parameter.grad());
+      return result;
+    };
+    int64_t frozen = 0;
+    const auto all = gradients({}, &frozen);
+    // A whole group, and half of another.
+    const auto some = gradients({"layers.0", "layers.1.mlp.linear.b"}, &frozen);
+    EXPECT_EQ(frozen, 42 + 6);
+    for (size_t i = 0; i < all.size(); ++i) {
+      const bool trained = i == 2 || i > 3;
+      ASSERT_EQ(some[i].defined(), trained) << i;
+      if (!trained) continue;
+      EXPECT_TRUE(at::equal(some[i], all[i])) << i;
+    }
+    EXPECT_THAT(usage_error([&] { gradients({"layer.0"}, &frozen); }),
+                HasSubstr("begins with \"layer.0\"; did you mean layers.0?"));
+    EXPECT_THAT(usage_error([&] { gradients({"layers."}, &frozen); }),
+                HasSubstr("freezes every parameter"));
   });
 }
 

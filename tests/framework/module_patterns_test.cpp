@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <sstream>
 
+#include "parallel/fsdp/hooked_module.h"
 #include "tests/support/diagnostics.h"
 
 namespace megashard {
@@ -128,7 +130,147 @@ TEST_F(ModulePatterns, MalformedPatternsAreRefused) {
 
 TEST_F(ModulePatterns, ClassPathsAreRecognised) {
   paths({"transformers.models.LlamaDecoderLayer"});
-  EXPECT_THAT(told.text(), HasSubstr("it looks like a class, but this key takes paths of modules"));
+  EXPECT_THAT(told.text(), HasSubstr("nor a module of class LlamaDecoderLayer."));
+}
+
+/// The trees that MindSpeed-MM's samples are written for, three modules a list.
+struct Sample {
+  const char* name;
+  const char* sharding_size;
+  const char* reduce_dtype;
+  std::vector<std::string> wrap, recompute, ignored;
+  size_t wrapped;  // modules
+};
+
+void grow(Node& root, const std::string& pattern) {
+  std::vector<Node*> at = {&root};
+  std::stringstream parts(pattern);
+  for (std::string part; std::getline(parts, part, '.');) {
+    std::vector<Node*> next;
+    for (auto* node : at) {
+      for (const auto& name : part == "{*}" ? std::vector<std::string>{"0", "1", "2"}
+                                            : std::vector<std::string>{part}) {
+        const auto children = node->named_children();
+        const auto* child = children.find(name);
+        next.push_back(child != nullptr ? static_cast<Node*>(child->get())
+                                        : node->child(name).get());
+      }
+    }
+    at = next;
+  }
+}
+
+TEST(Fsdp2Samples, ResolveOnTheirTrees) {
+  const std::vector<std::string> wan = {"predictor.blocks.{*}", "predictor.head"};
+  const std::vector<std::string> video = {"ae", "text_encoder"}, blocks = {"predictor.blocks.{*}"};
+  const std::vector<std::string> hunyuan = {"predictor.double_blocks.{*}"};
+  const std::vector<std::string> intern = {"vision_model.embeddings",
+                                           "vision_model.encoder.layers.{*}",
+                                           "language_model.model.layers.{*}"};
+  const std::vector<std::string> magistral = {
+      "language_model.embed_tokens",         "language_model.layers.{*}",
+      "vision_tower.transformer.layers.{*}", "multi_modal_projector.linear_1",
+      "multi_modal_projector.linear_2",      "lm_head"};
+  const Sample samples[] = {
+      {"wan2.1", "auto", "\"fp32\"", wan, blocks, {}, 4},
+      {"wan2.2/5B", "8", "\"fp32\"", wan, blocks, video, 4},
+      {"wan2.2/A14B", "auto", "\"fp32\"", wan, blocks, video, 4},
+      {"hunyuanvideo_1.5", "8", "\"fp32\"", hunyuan, hunyuan, video, 3},
+      {"vace",
+       "8",
+       "fp32",
+       {"predictor.wan_dit.blocks.{*}", "predictor.wan_dit.head",
+        "predictor.vace_dit.vace_blocks.{*}"},
+       {"predictor.wan_dit.blocks.{*}", "predictor.vace_dit.vace_blocks.{*}"},
+       {},
+       7},
+      {"qwen2.5vl",
+       "auto",
+       "fp32",
+       {"text_decoder.output_layer", "text_decoder.embedding", "text_decoder.rotary_pos_emb",
+        "text_decoder.decoder.layers.{*}"},
+       {"text_decoder.decoder.layers.{*}"},
+       {"image_encoder"},
+       6},
+      {"internvl3.5", "auto", "fp32", intern, intern, {}, 7},
+      {"magistral-2509",
+       "auto",
+       "\"bf16\"",
+       magistral,
+       {"language_model.layers.{*}", "vision_tower.transformer.layers.{*}"},
+       {},
+       10},
+      {"qwen3vl", "auto", "\"fp32\"", {}, {}, {}, 0},
+      {"qwen3omni", "auto", "fp32", {}, {}, {}, 0},
+  };
+  for (const auto& sample : samples) {
+    SCOPED_TRACE(sample.name);
+    auto root = std::make_shared<Node>();
+    std::string text = "sharding_size: " + std::string(sample.sharding_size) +
+                       "\nreshard_after_forward: True\nparam_dtype: bf16\ncast_forward_inputs: True"
+                       "\nnum_to_forward_prefetch: 1\noffload_to_cpu: False\nreduce_dtype: " +
+                       sample.reduce_dtype + "\n";
+    const auto list = [&](const char* key, const std::vector<std::string>& patterns) {
+      if (!patterns.empty()) text += std::string(key) + ":\n";
+      for (const auto& pattern : patterns) {
+        text += "  - " + pattern + "\n";
+        grow(*root, pattern);
+      }
+    };
+    list("sub_modules_to_wrap", sample.wrap);
+    list("recompute_modules", sample.recompute);
+    list("ignored_modules", sample.ignored);
+    CollectedDiagnostics told;
+    const auto config = parse_fsdp2_config(text, sample.name, Strictness::kStrict, told.sink());
+    EXPECT_EQ(config.sharding_size,
+              std::string(sample.sharding_size) == "8" ? std::optional(8) : std::nullopt);
+    EXPECT_EQ(config.mixed_precision.param_dtype, at::kBFloat16);
+    const auto count = [&](const std::vector<std::string>& patterns) {
+      return select_modules(*root, patterns, "key", Strictness::kStrict, told.sink())
+          .modules.size();
+    };
+    EXPECT_EQ(count(config.sub_modules_to_wrap.value_or(std::vector<std::string>{})),
+              sample.wrapped);
+    EXPECT_EQ(count(config.recompute_modules), count(sample.recompute));
+    EXPECT_EQ(count(config.ignored_modules), sample.ignored.size());
+    EXPECT_EQ(told.text(), "");
+  }
+}
+
+struct LayerImpl : torch::nn::Module {
+  std::string class_name() const { return "Qwen2MoTDecoderLayer"; }
+  at::Tensor forward(const at::Tensor& x) { return x.clone(); }
+};
+
+// The eleventh sample, Bagel's, names a class.
+TEST_F(ModulePatterns, TakeClassPathsWhereNoPathExists) {
+  const char* pattern = "mindspeed_mm.models.omni.mllms.bagel_qwen2_mot.Qwen2MoTDecoderLayer";
+  auto layers = model->child("mot");
+  for (const auto* name : {"0", "1"})
+    layers->register_module(name, std::make_shared<Hooked<LayerImpl>>());
+  EXPECT_THAT(paths({pattern}), ElementsAre("mot.0", "mot.1"));
+  EXPECT_EQ(told.text(), "");
+}
+
+TEST_F(ModulePatterns, OfTheNativeRoute) {
+  const auto natively = [&](const std::vector<std::string>& patterns) {
+    std::vector<std::string> found;
+    for (const auto& each : select_modules_natively(*model, patterns, "fsdp_plan").modules)
+      found.push_back(each.path);
+    return found;
+  };
+  EXPECT_THAT(natively({"model.layers.{1-2,4}"}),
+              ElementsAre("model.layers.1", "model.layers.2", "model.layers.4"));
+  EXPECT_THAT(natively({"*.norm", "lm_hea?", "model.layers.{*}.mlp"}), testing::SizeIs(6));
+  EXPECT_THAT(natively({"*layers.{0}.*"}),
+              ElementsAre("model.layers.0.attn", "model.layers.0.mlp"));
+  EXPECT_THAT(usage_error([&] {
+                natively({"lm_head", "model.layer.{*}"});
+              }),
+              HasSubstr("fsdp_plan: \"model.layer.{*}\" matches no module"));
+  EXPECT_TRUE(matches_native_pattern("a.{*}.b.{0-3}", "a.17.b.2"));
+  EXPECT_FALSE(matches_native_pattern("a.{*}.b.{0-3}", "a.17.b.4"));
+  EXPECT_FALSE(matches_native_pattern("a.{*}", "a.x"));
 }
 
 TEST(DescribeMatch, SaysWhatMatched) {

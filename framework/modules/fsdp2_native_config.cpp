@@ -1,0 +1,159 @@
+#include <map>
+#include <set>
+
+#include "framework/arguments/nearest_name.h"
+#include "framework/modules/fsdp2_config_entry.h"
+
+namespace megashard::detail {
+namespace {
+
+constexpr const char* kParallel = "parallel";
+constexpr const char* kFsdpPlan = "fsdp_plan";
+constexpr const char* kRecomputePlan = "recompute_plan";
+constexpr const char* kExpertPlan = "ep_plan";
+
+/// What the file holds besides the configuration itself.
+struct NativeFile {
+  Fsdp2Config config;
+  std::vector<std::string> recompute_modules;
+  bool recompute = true;  // `recompute` of parallel; absent: a recompute_plan is meant
+};
+
+using NativeReader = void (*)(const ConfigEntry&, NativeFile&);
+using NativeReaders = std::map<std::string, NativeReader>;
+
+[[noreturn]] void refuse(const ConfigEntry& entry, const std::string& why) {
+  throw UsageError(entry.source + ":" + std::to_string(entry.value.Mark().line + 1) + ": " +
+                   entry.key + " " + why + ".");
+}
+
+/// Of parallel sizes that this file cannot set.
+void take_one(const ConfigEntry& entry, NativeFile&) {
+  if (entry.integer(1) != 1) refuse(entry, "must be 1 here; the flags of the program decide");
+}
+
+void leave(const ConfigEntry&, NativeFile&) {}
+
+void take_no_gather(const ConfigEntry& entry, NativeFile&) {
+  if (entry.boolean())
+    refuse(entry, "is not in this version: give num_to_forward_prefetch, which gathers ahead");
+}
+
+void take_no_hooks(const ConfigEntry& entry, NativeFile&) {
+  refuse(entry, "names modules of MindSpeed's own; remove it");
+}
+
+const NativeReaders& parallel_readers() {
+  static const NativeReaders table = {
+      {"fully_shard_parallel_size",
+       [](auto& entry, auto& file) { file.config.sharding_size = entry.sharding_size(); }},
+      {"data_parallel_size", leave},  // follows from the others
+      {"tensor_parallel_size", take_one},
+      {"ring_attention_size", take_one},
+      {"ulysses_parallel_size", take_one},
+      {"expert_parallel_size",
+       [](auto& entry, auto& file) { file.config.expert_parallel_size = entry.integer(1); }},
+      {"expert_fully_shard_parallel_size", leave},  // follows from expert_parallel_size
+      {"recompute", [](auto& entry, auto& file) { file.recompute = entry.boolean(); }},
+  };
+  return table;
+}
+
+const NativeReaders& fsdp_readers() {
+  static const NativeReaders table = {
+      {"apply_modules",
+       [](auto& entry, auto& file) { file.config.sub_modules_to_wrap = entry.patterns(); }},
+      {"ignored_modules",
+       [](auto& entry, auto& file) { file.config.ignored_modules = entry.patterns(); }},
+      {"param_dtype",
+       [](auto& entry, auto& file) { file.config.mixed_precision.param_dtype = entry.dtype(); }},
+      {"reduce_dtype",
+       [](auto& entry, auto& file) { file.config.mixed_precision.reduce_dtype = entry.dtype(); }},
+      {"output_dtype",
+       [](auto& entry, auto& file) { file.config.mixed_precision.output_dtype = entry.dtype(); }},
+      {"cast_forward_inputs",
+       [](auto& entry, auto& file) {
+         file.config.mixed_precision.cast_forward_inputs = entry.boolean();
+       }},
+      {"reshard_after_forward",
+       [](auto& entry, auto& file) { file.config.reshard_after_forward = entry.reshard(); }},
+      {"num_to_forward_prefetch",
+       [](auto& entry, auto& file) { file.config.num_to_forward_prefetch = entry.integer(0); }},
+      {"num_to_backward_prefetch",
+       [](auto& entry, auto& file) { file.config.num_to_backward_prefetch = entry.integer(0); }},
+      {"cpu_offload",
+       [](auto& entry, auto& file) { file.config.offload_to_cpu = entry.boolean(); }},
+      {"pregather", take_no_gather},
+      {"hook_modules", take_no_hooks},
+  };
+  return table;
+}
+
+const NativeReaders& recompute_readers() {
+  static const NativeReaders table = {
+      {"apply_modules", [](auto& entry, auto& file) { file.recompute_modules = entry.patterns(); }},
+      {"use_reentrant",
+       [](auto& entry, auto& file) { file.config.use_reentrant = entry.boolean(); }},
+  };
+  return table;
+}
+
+const NativeReaders& expert_readers() {
+  static const NativeReaders table = {
+      {"apply_modules",
+       [](auto& entry, auto& file) { file.config.moe_modules = entry.patterns(); }},
+      {"apply_efsdp_modules", leave},
+      {"dispatcher", leave},
+  };
+  return table;
+}
+
+bool is_empty(const YAML::Node& value) {
+  return value.IsNull() || (value.IsSequence() && value.size() == 0);
+}
+
+void read_section(const std::string& source, const std::string& name, const YAML::Node& section,
+                  const NativeReaders& readers, const std::set<std::string>& inner,
+                  NativeFile& file) {
+  if (!section.IsDefined() || section.IsNull()) return;
+  if (!section.IsMap()) ConfigEntry{source, name, section}.fail("a map");
+  for (const auto& item : section) {
+    const auto key = item.first.Scalar();
+    if (inner.contains(key)) continue;
+    const ConfigEntry entry{source, name + "." + key, item.second};
+    const auto reader = readers.find(key);
+    if (reader == readers.end()) {
+      std::vector<std::string> known(inner.begin(), inner.end());
+      for (const auto& [other, function] : readers) known.push_back(other);
+      const auto hint = did_you_mean(key, known);
+      throw UsageError(source + ":" + std::to_string(item.first.Mark().line + 1) +
+                       ": unknown key \"" + entry.key + "\"" + (hint.empty() ? "." : hint));
+    }
+    if (!is_empty(entry.value)) reader->second(entry, file);
+  }
+}
+
+}  // namespace
+
+bool is_native_config(const YAML::Node& root) {
+  if (!root.IsMap()) return false;
+  return root[kParallel].IsDefined() || root[kFsdpPlan].IsDefined() ||
+         root[kRecomputePlan].IsDefined();
+}
+
+Fsdp2Config parse_native_config(const YAML::Node& root, const std::string& source) {
+  const YAML::Node parallel = root[kParallel];
+  const std::set<std::string> plans = {kFsdpPlan, kRecomputePlan, kExpertPlan};
+  NativeFile file;
+  file.config.native_patterns = true;
+  file.config.use_reentrant = false;
+  read_section(source, kParallel, parallel, parallel_readers(), plans, file);
+  const YAML::Node& outer = parallel.IsDefined() ? parallel : root;
+  read_section(source, kFsdpPlan, outer[kFsdpPlan], fsdp_readers(), {}, file);
+  read_section(source, kRecomputePlan, outer[kRecomputePlan], recompute_readers(), {}, file);
+  read_section(source, kExpertPlan, outer[kExpertPlan], expert_readers(), {}, file);
+  if (file.recompute) file.config.recompute_modules = file.recompute_modules;
+  return file.config;
+}
+
+}  // namespace megashard::detail

@@ -1,0 +1,113 @@
+#include "framework/modules/wrap_policy.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "framework/arguments/nearest_name.h"
+#include "parallel/fsdp/hooked_module.h"
+
+namespace megashard {
+namespace {
+
+/// The class that a wrap policy knows a module by; empty for modules without hooks.
+std::string class_of(const torch::nn::Module& module) {
+  const auto* hooked = dynamic_cast<const HookedModule*>(&module);
+  return hooked == nullptr ? "" : hooked->class_name();
+}
+
+bool contains(const NamedModule& outer, const NamedModule& inner) {
+  return inner.path.starts_with(outer.path + ".");
+}
+
+std::vector<NamedModule> without_outer(const std::vector<NamedModule>& modules) {
+  std::vector<NamedModule> inner;
+  for (const auto& each : modules) {
+    const bool outer = std::any_of(modules.begin(), modules.end(),
+                                   [&](const auto& other) { return contains(each, other); });
+    if (!outer) inner.push_back(each);
+  }
+  return inner;
+}
+
+/// How many modules hold each parameter.
+std::map<const c10::TensorImpl*, int> count_holders(const torch::nn::Module& model) {
+  std::map<const c10::TensorImpl*, int> holders;
+  const auto count = [&holders](const torch::nn::Module& module) {
+    for (const auto& parameter : module.parameters(/*recurse=*/false))
+      ++holders[parameter.unsafeGetTensorImpl()];
+  };
+  count(model);
+  for (const auto& each : model.modules(/*include_self=*/false)) count(*each);
+  return holders;
+}
+
+bool is_output_projection(const std::string& path) {
+  const auto last = path.substr(path.rfind('.') + 1);
+  return last == "lm_head" || last == "output_layer";
+}
+
+void tell(const std::vector<NamedModule>& modules, const DiagnosticSink& sink) {
+  if (!sink || modules.empty()) return;
+  std::map<std::string, PatternMatch> by_class;
+  for (const auto& each : modules) {
+    auto& match = by_class[class_of(*each.module)];
+    match.pattern = class_of(*each.module);
+    match.paths.push_back(each.path);
+  }
+  for (const auto& [name, match] : by_class)
+    sink(Severity::kNotice, "FSDP2: wrap_policy: " + describe_match(match));
+}
+
+}  // namespace
+
+std::vector<NamedModule> select_classes(const torch::nn::Module& model,
+                                        const std::vector<std::string>& classes,
+                                        const std::string& key) {
+  std::vector<NamedModule> selected;
+  std::set<std::string> known, missing(classes.begin(), classes.end());
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    const auto name = class_of(*item.value());
+    if (name.empty()) continue;
+    known.insert(name);
+    if (std::find(classes.begin(), classes.end(), name) == classes.end()) continue;
+    missing.erase(name);
+    selected.push_back({item.key(), item.value().get()});
+  }
+  if (missing.empty()) return selected;
+  std::string list;
+  for (const auto& name : known) list += (list.empty() ? "" : ", ") + name;
+  const auto hint = did_you_mean(*missing.begin(), {known.begin(), known.end()});
+  throw UsageError(key + ": the model has no module of class " + *missing.begin() +
+                   (hint.empty() ? "; its classes are " + list + "." : hint));
+}
+
+std::vector<NamedModule> modules_of_policy(const torch::nn::Module& model, const WrapPolicy& policy,
+                                           const std::vector<NamedModule>& layers,
+                                           const DiagnosticSink& sink) {
+  auto groups = without_outer(layers);
+  const auto holders = count_holders(model);
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    const NamedModule each{item.key(), item.value().get()};
+    const bool embedding = class_of(*each.module) == "Embedding";
+    const bool output = policy.lm_output && is_output_projection(each.path);
+    const bool chosen = std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
+      return group.module == each.module || contains(group, each);
+    });
+    if (chosen || (!embedding && !output)) continue;
+    const auto parameters = each.module->parameters();
+    const bool tied = std::any_of(parameters.begin(), parameters.end(), [&](const auto& parameter) {
+      return holders.at(parameter.unsafeGetTensorImpl()) > 1;
+    });
+    if (!tied) {
+      groups.push_back(each);
+    } else if (sink && (output || policy.embeddings)) {
+      sink(Severity::kNotice, "FSDP2: wrap_policy: " + each.path +
+                                  " stays in the root group, because its weight is tied");
+    }
+  }
+  tell(groups, sink);
+  return groups;
+}
+
+}  // namespace megashard
