@@ -10,6 +10,7 @@
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/nearest_name.h"
 #include "framework/training/diagnostics.h"
+#include "launch/roll_keys.h"
 
 namespace megashard {
 
@@ -85,14 +86,21 @@ void parse_argument_file(const std::string& text, const std::string& path, Argum
                      kSection + ":.");
   };
   if (!root.IsMap()) fail();
+  if (is_roll_configuration(root)) {
+    throw UsageError(path + " is a configuration of ROLL; name the worker to run by --role.");
+  }
   const bool has_section = root[kSection].IsDefined();
   const YAML::Node options = has_section ? root[kSection] : root;
   if (!options.IsMap()) fail();
   if (has_section && root.size() > 1) {
     for (const auto& item : root) {
-      if (item.first.Scalar() == kSection) continue;
-      throw UsageError(where(path, item.first) + "\"" + item.first.Scalar() + "\" stands beside " +
-                       kSection + ":, which holds all options; move it there or remove it.");
+      const auto name = item.first.Scalar();
+      if (name == kSection) continue;
+      // data, model and anchors of MindSpeed-MM's files.
+      arguments.unread_sections.insert(name);
+      if (find_option(name) == nullptr && find_argument(name) == nullptr) continue;
+      throw UsageError(where(path, item.first) + "\"" + name + "\" stands beside " + kSection +
+                       ":, which holds all options; move it there or remove it.");
     }
   }
   std::set<std::string> seen;

@@ -16,18 +16,20 @@ namespace megashard {
 namespace {
 
 constexpr const char* kConfig = "--config";
+constexpr const char* kRole = "--role";
 constexpr const char* kHelp =
     "megashard pretrain [FILE.yaml] [options]\n\n"
     "Trains a model. Options may also stand in a YAML file as snake_case keys, at the top or under "
     "gpt_args:; flags\n"
     "beat the file. Defaults are shown in [].\n\n"
-    "  --config FILE\n      the YAML file, if it is not the first word\n";
+    "  --config FILE\n      the YAML file, if it is not the first word\n"
+    "  --role NAME\n      the worker to run, when the file is a configuration of ROLL\n";
 
 bool is_flag(const std::string& word) { return word.starts_with("--") && word != "--"; }
 
 /// The table's spelling of a flag that may be followed by "=VALUE".
 std::string canonical_flag(const std::string& spelling) {
-  if (spelling == kConfig) return kConfig;
+  if (spelling == kConfig || spelling == kRole) return spelling;
   if (const Option* option = find_option(spelling)) return option->flag;
   const auto suggestion = did_you_mean(spelling, option_spellings());
   throw UsageError("unknown flag " + spelling +
@@ -67,6 +69,7 @@ CanonicalWords canonical_words(const std::vector<std::string>& words) {
 void add_options(const std::vector<const Option*>& options, CLI::App& app) {
   app.set_help_flag();
   app.add_option(kConfig)->type_name("FILE");
+  app.add_option(kRole)->type_name("NAME");
   for (const auto* option : options) {
     if (option->is_switch()) {
       app.add_flag(option->flag);
@@ -97,7 +100,7 @@ void parse(CLI::App& app, std::vector<std::string> words) {
 
 }  // namespace
 
-Arguments parse_arguments(int argc, const char* const* argv) {
+CommandLine parse_arguments(int argc, const char* const* argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
   for (const auto& word : words) {
     if (word == "--help" || word == "-h") throw HelpRequested(kHelp + options_help());
@@ -118,15 +121,22 @@ Arguments parse_arguments(int argc, const char* const* argv) {
     file = app[kConfig]->as<std::string>();
   }
 
-  Arguments arguments;
-  if (file) read_argument_file(*file, arguments);
+  CommandLine line;
+  Arguments& arguments = line.arguments;
+  if (app.count(kRole) > 0) {
+    const auto role = app[kRole]->as<std::string>();
+    if (!file) throw UsageError("--role " + role + " needs --config, a configuration of ROLL.");
+    line.worker = read_roll_worker(*file, role, arguments);
+  } else if (file) {
+    read_argument_file(*file, arguments);
+  }
   for (const auto* option : canonical.given)
     set_option(*option, app[option->flag]->results(), arguments);
   if (arguments.data_args_path && arguments.data_path.empty()) {
     arguments.data_path = read_words(*arguments.data_args_path, "--data-args-path");
     arguments.data_args_path.reset();
   }
-  return arguments;
+  return line;
 }
 
 }  // namespace megashard

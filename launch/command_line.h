@@ -1,10 +1,12 @@
 #pragma once
 
 #include <exception>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "framework/arguments/arguments.h"
+#include "launch/roll_worker.h"
 
 namespace megashard {
 
@@ -18,10 +20,15 @@ class HelpRequested : public std::exception {
   std::string text_;
 };
 
+struct CommandLine {
+  Arguments arguments;
+  std::optional<RollWorker> worker;  ///< of --role
+};
+
 /// The options of `megashard pretrain [FILE.yaml] [flags]`; argv[0] is the subcommand. Flags beat
-/// the YAML file (the first word, or --config FILE). Abbreviations are refused; `_` counts as `-`.
-/// Only single flags are checked here; validate_arguments checks them together. Throws UsageError
-/// and HelpRequested.
-Arguments parse_arguments(int argc, const char* const* argv);
+/// the YAML file (the first word, or --config FILE), which with --role is ROLL's. Abbreviations are
+/// refused; `_` counts as `-`. Only single flags are checked here; validate_arguments checks them
+/// together. Throws UsageError and HelpRequested.
+CommandLine parse_arguments(int argc, const char* const* argv);
 
 }  // namespace megashard

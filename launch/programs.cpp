@@ -11,6 +11,7 @@
 #include "framework/training/diagnostics.h"
 #include "launch/convert.h"
 #include "launch/failure.h"
+#include "launch/infer.h"
 #include "launch/inspect.h"
 #include "launch/pretrain.h"
 
@@ -31,6 +32,7 @@ struct Subcommand {
 const std::vector<Subcommand>& subcommands() {
   static const std::vector<Subcommand> all = {
       {"convert", "converts checkpoints and Hugging Face directories", run_convert},
+      {"infer", "log-probabilities and continuations of a data set", run_infer},
       {"inspect", "shows, checks and compares checkpoints", run_inspect},
       {"pretrain", "trains a model", run_pretrain},
   };

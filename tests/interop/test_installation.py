@@ -1,32 +1,46 @@
-"""The program of README.md, built outside the tree by pkg-config against an installed megashard, trains on two ranks."""
+"""What is built outside the tree against an installed megashard: the program of README.md, and models for --model-plugin."""
+import json
 import os
 import pathlib
 import re
 import socket
+import shutil
 import subprocess
+
+import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
 
 
-def test_the_readmes_program_builds_and_trains(tmp_path):
-    def run(*command, **environment):
-        done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True,
-                              timeout=300)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
-    run("meson", "install", "-C", str(BUILD), "--no-rebuild", "--destdir", str(tmp_path / "staged"))
-    packages = next((tmp_path / "staged").rglob("megashard.pc")).parent
-    prefix = tmp_path / "staged" / run("pkg-config", "--variable=prefix", str(packages / "megashard.pc")).strip()[1:]
-    program = next((prefix / "bin").glob("megashard"))
-    assert run(str(program), "--version").startswith("megashard ")
 
+def run(*command, cwd, expect=0, **environment):
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+                          capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """An installation in a folder of its own, and its megashard.pc."""
+    folder = tmp_path_factory.mktemp("installed")
+    run("meson", "install", "-C", BUILD, "--no-rebuild", "--destdir", folder, cwd=folder)
+    packages = next(folder.rglob("megashard.pc")).parent
+    text = (packages / "megashard.pc").read_text()
+    prefix = re.search("^prefix=(.*)$", text, re.MULTILINE)[1]
+    (packages / "megashard.pc").write_text(text.replace(f"prefix={prefix}", f"prefix={folder}{prefix}", 1))
+    return pathlib.Path(f"{folder}{prefix}"), packages
+
+
+def test_the_readmes_program_builds_and_trains(tmp_path, installed):
+    prefix, packages = installed
+    assert run(prefix / "bin" / "megashard", "--version", cwd=tmp_path).startswith("megashard ")
     readme = (ROOT / "README.md").read_text()
     (tmp_path / "train.cpp").write_text("".join(re.findall(r"^```cpp\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)))
-    flags = run("pkg-config", "--define-variable=prefix=" + str(prefix), "--cflags", "--libs", "megashard",
-                PKG_CONFIG_PATH=str(packages)).split()
-    run("g++", "train.cpp", "-o", "train", *flags)
+    flags = run("pkg-config", "--cflags", "--libs", "megashard", cwd=tmp_path, PKG_CONFIG_PATH=str(packages)).split()
+    run("g++", "train.cpp", "-o", "train", *flags, cwd=tmp_path)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
@@ -41,3 +55,81 @@ def test_the_readmes_program_builds_and_trains(tmp_path):
     losses = [float(line.split()[-1]) for line in printed[0].splitlines()]
     assert len(losses) == 10 and losses[-1] < losses[0] - 0.05, printed[0]
     assert printed[1] == printed[0]  # both were given the same text
+
+
+@pytest.fixture(scope="module")
+def plugins(tmp_path_factory, installed):
+    """The example model, built by each of its build files."""
+    folder = tmp_path_factory.mktemp("plugins")
+    shutil.copytree(ROOT / "launch" / "examples" / "user_model", folder, dirs_exist_ok=True)
+    found = {"PKG_CONFIG_PATH": str(installed[1]), "CXXFLAGS": "-O0"}
+    flags = run("pkg-config", "--cflags", "--libs", "megashard", cwd=folder, **found).split()
+    run("g++", "-shared", "-fPIC", "-O0", "my_model.cpp", "-o", "libmymodel.so", *flags, cwd=folder)
+    built = {"pkg-config": folder / "libmymodel.so"}
+    run("meson", "setup", "meson", cwd=folder, **found)
+    run("ninja", "-C", "meson", cwd=folder)
+    built["meson"] = folder / "meson" / "libmymodel.so"
+    if shutil.which("cmake"):
+        run("cmake", "-B", "cmake", cwd=folder, **found)
+        run("cmake", "--build", "cmake", cwd=folder)
+        built["cmake"] = folder / "cmake" / "libmymodel.so"
+    return built
+
+
+TRAIN = ("--num-layers 3 --hidden-size 32 --vocab-size 60 --tokenizer-type NullTokenizer --seq-length 16 "
+         "--mock-data --micro-batch-size 2 --global-batch-size 8 --train-iters 12 --lr 1e-2 --use-torch-fsdp2 "
+         "--eval-iters 0 --ckpt-format torch_dcp").split()
+
+
+def train(program, ranks, plugin, folder, *flags, expect=0):
+    metrics = folder / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    out = run(program, "launch", "-n", ranks, "--", "pretrain", "--model-plugin", plugin, *TRAIN, "--metrics-file", metrics,
+              *([] if "--model" in flags else ["--model", "my_model"]), *flags, cwd=folder, expect=expect)
+    return [json.loads(line)["loss"] for line in metrics.read_text().splitlines()] if not expect else [], out
+
+
+def test_a_model_of_a_plugin_trains(tmp_path, installed, plugins):
+    program = installed[0] / "bin" / "megashard"
+    losses, out = train(program, 2, plugins["pkg-config"], tmp_path, "--save", "a", "--save-interval", "6")
+    assert "recompute_modules: blocks.2 -> 1 module" in out  # its own choice
+    assert losses[-1] < losses[0] - 0.3
+    for built in list(plugins.values())[1:]:
+        assert train(program, 2, built, tmp_path)[0] == losses
+    from_meta, _ = train(program, 2, plugins["pkg-config"], tmp_path,
+                         "--init-model-with-meta-device")
+    assert from_meta == losses
+    (tmp_path / "a" / "latest_checkpointed_iteration.txt").write_text("6")
+    resumed, _ = train(program, 1, plugins["pkg-config"], tmp_path, "--load", "a")  # on other ranks
+    assert resumed == pytest.approx(losses[6:], abs=1e-6)  # one rank adds gradients in another order
+
+
+def test_what_is_no_plugin_says_so(tmp_path, installed, plugins):
+    program = installed[0] / "bin" / "megashard"
+
+    def refused(plugin, *flags):
+        return train(program, 2, plugin, tmp_path, *flags, expect=2)[1].splitlines()[-1]
+
+    assert "is no file; give the path of a shared library" in refused("there.so")
+    (tmp_path / "text.so").write_text("no library")
+    assert "cannot be loaded: " in refused(tmp_path / "text.so")
+    (tmp_path / "plain.c").write_text("int answer(void) { return 42; }")
+    run("gcc", "-shared", "-fPIC", "plain.c", "-o", "plain.so", cwd=tmp_path)
+    assert "is no plugin: it does not export megashard_model_plugin()" in refused(tmp_path / "plain.so")
+
+    # As megashard::ModelPlugin lies in memory, with other versions.
+    def other(name, version, libtorch, size):
+        (tmp_path / f"{name}.c").write_text(
+            "#include <stddef.h>\nstruct { unsigned version; const char* libtorch; size_t sizes[4]; void* add; } plugin = "
+            f"{{{version}, {libtorch}, {{{size}}}, 0}};\nvoid* megashard_model_plugin(void) {{ return &plugin; }}")
+        run("gcc", "-shared", "-fPIC", f"{name}.c", "-o", f"{name}.so", cwd=tmp_path)
+        return refused(tmp_path / f"{name}.so")
+
+    assert "its interface is 7, this program's 1; build it again" in other("interface", 7, '"2.11.0"', 1)
+    assert "was built against LibTorch 1.0, this program runs on 2." in other("torch", 1, '"1.0"', 1)
+    (tmp_path / "throws.cpp").write_text(
+        "#include <stdexcept>\nextern \"C\" void* megashard_model_plugin() { throw std::runtime_error(\"out of luck\"); }")
+    run("g++", "-shared", "-fPIC", "throws.cpp", "-o", "throws.so", cwd=tmp_path)
+    assert "failed to register its models: out of luck" in refused(tmp_path / "throws.so")
+    unknown = train(program, 2, plugins["meson"], tmp_path, "--model", "mine", expect=1)[1]
+    assert "no model is registered for architecture mine; known are: " in unknown and "my_model" in unknown

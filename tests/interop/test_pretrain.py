@@ -2,9 +2,12 @@
 import json
 import os
 import pathlib
+import struct
 import subprocess
 
 import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = os.environ.get("MEGASHARD", str(ROOT / "build" / "launch" / "megashard"))
@@ -194,3 +197,81 @@ def test_ranks_that_share_a_sequence_have_the_losses_of_one(folder):
     assert means[0] == pytest.approx(means[1], abs=2e-6)  # means of microbatches
     _, out = pretrain(folder, "refused", *flags, "--context-parallel-size", "3", ranks=3, expect=1)
     assert "GPTModel has 4 attention heads, which 3 ranks of a sequence cannot share evenly" in out
+
+ROLL = """
+exp_name: tiny
+pretrain: ${folder}/tiny
+folder: FOLDER
+sequence_length: 16
+save_steps: 2
+logging_steps: 5
+actor_train:
+  model_args: {disable_gradient_checkpointing: false, dtype: bf16, freeze_module_prefix: "model.embed_tokens,model.layers.0."}
+  training_args: {learning_rate: 1.0e-2, weight_decay: 0.1, per_device_train_batch_size: 1, gradient_accumulation_steps: 2,
+                  warmup_steps: 1, num_train_epochs: 1.5, lr_scheduler_type: cosine}
+  data_args: {template: qwen3}
+  strategy_args:
+    strategy_name: fsdp2_train
+    strategy_config: {fsdp_size: 1, param_dtype: float32, reduce_dtype: float32, async_save_ckpt: false, SYNC
+                      wrap_policy: {transformer_layer_cls_to_wrap: [Qwen3Attention, Qwen3MLP], wrap_lm_output: true}}
+  device_mapping: list(range(0,2))
+"""
+TINY = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 64, "hidden_size": 32, "head_dim": 8,
+        "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "hidden_act": "silu", "eos_token_id": 1,
+        "tie_word_embeddings": False}
+
+
+def test_a_configuration_of_roll_is_a_run_of_flags(folder):
+    (folder / "tiny").mkdir()
+    (folder / "tiny" / "config.json").write_text(json.dumps(TINY))
+    tokens = [[(7 * i + j * j) % 64 for j in range(40)] for i in range(10)]  # a .bin/.idx pair of 400 tokens
+    (folder / "data.bin").write_bytes(b"".join(struct.pack("<40H", *each) for each in tokens))
+    (folder / "data.idx").write_bytes(
+        b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 10, 11) + struct.pack("<10i", *[40] * 10) +
+        struct.pack("<10q", *[80 * i for i in range(10)]) + struct.pack("<11q", *range(11)))
+    metrics = folder / "roll.jsonl"
+
+    def run(*flags):
+        metrics.unlink(missing_ok=True)
+        done = subprocess.run([PROGRAM, "launch", "-n", "2", "--", "pretrain", "--metrics-file", metrics, "--from-scratch",
+                               "--data-path", folder / "data", "--split", "1,0,0", "--eval-iters", "0", *flags],
+                              capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return [json.loads(line)["loss"] for line in metrics.read_text().splitlines()], done.stdout
+
+    config = folder / "roll.yaml"
+    config.write_text(ROLL.replace("FOLDER", str(folder)).replace("SYNC", ""))
+    by_roll, out = run("--config", config, "--role", "actor_train", "--save", folder / "roll")
+    assert "num_train_epochs 1.5 of 24 sequences, 4 an iteration, are 9 iterations" in out
+    assert "* 2 ranks are a global batch of 4" in out
+    assert "wrap_policy: Qwen3Attention -> 2 modules" in out and "wrap_policy: Linear -> 1 module (lm_head)" in out
+    assert "ROLL: not used here: actor_train.data_args, exp_name, folder" in out
+    assert len(by_roll) == 9 and by_roll[-1] < by_roll[0] - 0.1
+
+    file = folder / "flags.yaml"
+    file.write_text("sub_modules_to_wrap: ['model.layers.{*}']\nreduce_dtype: fp32\n")
+    by_flags, _ = run("--hf-model", folder / "tiny", "--seq-length", "16", "--micro-batch-size", "1", "--global-batch-size", "4",
+                      "--lr", "1e-2", "--weight-decay", "0.1", "--lr-warmup-iters", "1", "--lr-decay-style", "cosine",
+                      "--train-iters", "9", "--seed", "42", "--use-torch-fsdp2", "--fsdp2-config-path", file,
+                      "--attention-dropout", "0", "--hidden-dropout", "0",
+                      "--freeze-module-prefix", "model.embed_tokens", "model.layers.0.")
+    # Only the order of sums may differ: groups lie elsewhere in the buffers that are reduced, and the norm's parts too.
+    assert by_roll == pytest.approx(by_flags, abs=1e-6)
+
+    config.write_text(ROLL.replace("FOLDER", str(folder)).replace("SYNC", "reduce_scatter_during_grad_accumulation: false,"))
+    late, _ = run("--config", config, "--role", "actor_train")
+    assert late == pytest.approx(by_roll, abs=1e-6)  # gradients are summed before they are reduced, not after
+    meta, _ = run("--config", config, "--role", "actor_train", "--init-model-with-meta-device")
+    assert meta == late
+
+    def saved(step):
+        whole = folder / "roll.pt"
+        dcp_to_torch_save(str(folder / "roll" / f"iter_{step:07d}"), str(whole))
+        return torch.load(whole, weights_only=False)
+
+    first, last = saved(2), saved(9)
+    for name, value in first["model"].items():
+        frozen = name.startswith(("model.embed_tokens", "model.layers.0."))
+        assert torch.equal(value, last["model"][name]) == frozen, name
+        assert (name in last["optimizer"]["state"]) == (not frozen), name

@@ -6,7 +6,10 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
 PROGRAM = os.environ.get("MEGASHARD", str(ROOT / "build" / "launch" / "megashard"))
 TORCHRUN = str(pathlib.Path(sys.executable).parent / "torchrun")
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -17,16 +20,20 @@ PRETRAIN = (
 ).split()
 
 
-def torchrun(*arguments):
+def torchrun(*arguments, ranks=2, python=False):
     clean = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
-    return subprocess.run([TORCHRUN, "--no-python", "--nproc-per-node", "2", *arguments], capture_output=True, text=True,
+    command = [TORCHRUN, *([] if python else ["--no-python"]), "--nproc-per-node", str(ranks), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True,
                           env={**clean, "OMP_NUM_THREADS": "1"}, timeout=120)
 
 
-def test_it_trains(tmp_path):
+def free_port():
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
-    done = torchrun("--master-port", port, PROGRAM, *PRETRAIN, "--mock-data", "--metrics-file", str(tmp_path / "m.jsonl"))
+        return str(listener.getsockname()[1])
+
+
+def test_it_trains(tmp_path):
+    done = torchrun("--master-port", free_port(), PROGRAM, *PRETRAIN, "--mock-data", "--metrics-file", str(tmp_path / "m.jsonl"))
     assert done.returncode == 0, done.stderr
     assert "over 2 ranks" in done.stdout
     assert [json.loads(line)["step"] for line in (tmp_path / "m.jsonl").read_text().splitlines()] == [1, 2, 3]
@@ -38,3 +45,25 @@ def test_it_fails():
     assert len(sentences) == 1 and "give --data-path PREFIX of .bin/.idx files" in sentences[0], done.stderr
     assert "Traceback" not in done.stdout
     assert done.returncode != 0
+
+
+@pytest.fixture(scope="module")
+def twin():
+    """What the example prints, from PyTorch: samples by epoch, losses by epoch."""
+    return printed(torchrun("--master-port", free_port(), ROOT / "tests" / "interop" / "linear_twin.py", ranks=4, python=True))
+
+
+def printed(done):
+    assert done.returncode == 0, done.stdout + done.stderr
+    words = [line.split() for line in done.stdout.splitlines()]
+    return [line[3:] for line in words if line[2] == "samples"], [float(line[3]) for line in words if line[2] == "loss"]
+
+
+@pytest.mark.parametrize("method", ["env", "tcp", "file"])
+def test_the_first_example_has_its_twins_losses(tmp_path, twin, method):
+    ways = {"env": "env://", "tcp": f"tcp://127.0.0.1:{free_port()}", "file": f"file://{tmp_path}/store"}
+    samples, losses = printed(torchrun("--master-port", free_port(), BUILD / "tests" / "interop" / "linear_example",
+                                       ways[method], ranks=4))
+    assert samples == twin[0] and len(samples) == 3
+    assert losses == pytest.approx(twin[1], abs=1e-6)  # fp32: Gloo's order of sums may differ
+    assert losses[2] < losses[0] - 0.2

@@ -20,7 +20,7 @@ Arguments parse(const std::string& line) {
   std::vector<std::string> words{std::istream_iterator<std::string>(stream), {}};
   std::vector<const char*> argv;
   for (const auto& word : words) argv.push_back(word.c_str());
-  return parse_arguments(static_cast<int>(argv.size()), argv.data());
+  return parse_arguments(static_cast<int>(argv.size()), argv.data()).arguments;
 }
 
 std::string refusal(const std::string& line) {
@@ -134,6 +134,52 @@ gpt_args:
               ElementsAre("--no-gradient-accumulation-fusion", "--use-flash-attn"));
 }
 
+// As MindSpeed-MM's qwen3vl_full_sft_8B.yaml is written.
+TEST(ArgumentFile, ReadsMindSpeedsFile) {
+  const TemporaryFile file(R"(
+HF_MODEL_LOAD_PATH: &HF_MODEL_LOAD_PATH ./ckpt/tiny
+FSDP2_PATH: &FSDP2_PATH ./fsdp2_config.yaml
+gpt_args:
+  context_parallel_size: 1
+  context_parallel_algo: ulysses_cp_algo
+  use_torch_fsdp2: true
+  fsdp2_config_path: *FSDP2_PATH
+  ckpt_format: torch_dcp
+  clip_grad: 0.0
+  micro_batch_size: 1
+  optimizer_selection: fused_torch_adamw
+  lr: 1.0e-5
+  lr_warmup_fraction: 0.1
+  no_load_optim: true  # a comment
+  log_tps: true
+  use_cpu_initialization: true
+  init_model_with_meta_device: true
+  normalization: RMSNorm
+  use_fused_rmsnorm: true
+  swiglu: true
+  use_fused_swiglu: true
+  use_flash_attn: true
+  tokenizer_type: NullTokenizer
+  no_gradient_accumulation_fusion: true
+  untie_embeddings_and_output_weights: true
+  no_masked_softmax_fusion: true
+data:
+  dataset_param: {dataset_type: huggingface}
+model:
+  model_id: qwen3_vl
+  init_from_hf_path: *HF_MODEL_LOAD_PATH
+)");
+  const auto arguments = parse(file.path);
+  EXPECT_EQ(arguments.fsdp2_config_path, "./fsdp2_config.yaml");
+  EXPECT_EQ(arguments.lr_warmup_fraction, 0.1);
+  EXPECT_TRUE(arguments.untie_embeddings_and_output_weights);
+  EXPECT_THAT(arguments.unread_sections,
+              ElementsAre("FSDP2_PATH", "HF_MODEL_LOAD_PATH", "data", "model"));
+  const TemporaryFile roll("actor_train: {strategy_args: {strategy_name: fsdp2_train}}");
+  EXPECT_THAT(refusal(roll.path), HasSubstr("is a configuration of ROLL; name the worker to run"));
+  EXPECT_THAT(refusal("--role actor_train"), HasSubstr("--role actor_train needs --config"));
+}
+
 TEST(ArgumentFile, MayBeFlatAndNamedByConfig) {
   const TemporaryFile file("num_layers: 4\ndisable_bias_linear: false\n");
   const auto arguments = parse("--seed 5 --config " + file.path);
@@ -152,7 +198,7 @@ TEST(ArgumentFile, MistakesNameLineAndKey) {
       {"data_path: [[a]]", "data_path takes a list of plain values"},
       {"num_layers: [1, 2]", "--num-layers takes one value, got 2"},
       {"num_layers: 2\nnum_layers: 2", ":2: num_layers is given twice"},
-      {"gpt_args: {seed: 1}\nother: 2", ":2: \"other\" stands beside gpt_args"},
+      {"gpt_args: {seed: 1}\nlr: 2", ":2: \"lr\" stands beside gpt_args"},
       {"gpt_args: 3", "the file must hold `key: value` lines"},
       {"- a", "the file must hold `key: value` lines"},
       {"a: [", "this is not YAML"},

@@ -1,0 +1,87 @@
+// A model of one's own for `megashard pretrain --model-plugin ./libmymodel.so --model my_model`.
+// docs/user_models.md explains it step by step.
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/cumsum.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include "framework/modules/fsdp2_mixin.h"
+#include "framework/modules/model_plugin.h"
+#include "framework/modules/multi_modal_module.h"
+#include "framework/modules/weight_init_mixin.h"
+
+namespace {
+
+/// Each token sees the mean of those before it.
+struct MixBlockImpl : torch::nn::Module {
+  explicit MixBlockImpl(int64_t width)
+      : mix(register_module("mix", torch::nn::Linear(width, width))),
+        out(register_module("out", torch::nn::Linear(width, width))) {}
+  at::Tensor forward(at::Tensor x) {  // [B, T, C]
+    const auto counts = at::arange(1, x.size(1) + 1, x.options()).view({1, -1, 1});
+    return x + out(mix(at::cumsum(x, 1) / counts).tanh());
+  }
+  torch::nn::Linear mix, out;
+};
+using MixBlock = megashard::Hooked<MixBlockImpl>;  // hooked: a group, or recomputed, of its own
+using Head = megashard::Hooked<torch::nn::LinearImpl>;
+
+class MyModel : public megashard::MultiModalModule,
+                public megashard::FSDP2Mixin,
+                public megashard::WeightInitMixin {
+ public:
+  explicit MyModel(const megashard::Arguments& arguments)
+      : vocab_size_(arguments.vocab_size.value_or(256)) {
+    const int64_t width = arguments.hidden_size.value_or(64);
+    embed_ = register_module("embed", torch::nn::Embedding(vocab_size_, width));
+    blocks_ = register_module("blocks", torch::nn::ModuleList());
+    for (int64_t i = 0; i < arguments.num_layers.value_or(2); ++i)
+      blocks_->push_back(std::make_shared<MixBlock>(width));
+    head_ = register_module("head", std::make_shared<Head>(width, vocab_size_));
+  }
+
+  at::Tensor forward(megashard::ModelInput input) override {
+    at::Tensor x = embed_(input.tokens);
+    for (const auto& block : *blocks_) x = block->as<MixBlock>()->operator()(x);
+    const at::Tensor logits = (*head_)(x);  // [B, T, V]
+    if (!input.labels.defined()) return logits;
+    return at::cross_entropy_loss(logits.transpose(1, 2), input.labels, {}, at::Reduction::None);
+  }
+  int64_t vocab_size() const override { return vocab_size_; }
+
+ protected:
+  /// Its own choices, where the FSDP2 file says nothing: every second block is recomputed, each
+  /// block and the head are groups, the head's weights stay between forward and backward, and each
+  /// group gathers the next one ahead.
+  void _fully_shard() override {
+    if (request().config.sub_modules_to_wrap) return FSDP2Mixin::_fully_shard();
+    for (size_t i = 0; i < blocks_->size(); i += 2)
+      set_recompute_modules_to_wrap({"blocks." + std::to_string(i)});
+    auto head_options = options();
+    head_options.reshard_after_forward = false;
+    megashard::fully_shard(*head_, head_options);
+    set_fullyshard_modules_to_wrap({"blocks.{*}"});
+    megashard::fully_shard(*this, options());
+    set_modules_to_prefetch(/*forward=*/1, /*backward=*/1);
+  }
+
+ private:
+  int64_t vocab_size_;
+  torch::nn::Embedding embed_{nullptr};
+  torch::nn::ModuleList blocks_{nullptr};
+  std::shared_ptr<Head> head_;
+};
+
+}  // namespace
+
+extern "C" const megashard::ModelPlugin* megashard_model_plugin() {
+  static const megashard::ModelPlugin plugin{.add_models = [](megashard::ModelRegistry& models) {
+    models.add("my_model", [](const megashard::Arguments& arguments) {
+      return std::make_shared<MyModel>(arguments);
+    });
+  }};
+  return &plugin;
+}

@@ -1,0 +1,223 @@
+#include "launch/infer.h"
+
+#include <iostream>
+
+#include "framework/data/indexed_dataset.h"
+#include "framework/training/inference.h"
+#include "framework/training/lr_schedule.h"
+#include "framework/training/training_checkpoint.h"
+#include "launch/command_line.h"
+#include "launch/end_of_document.h"
+#include "launch/npy_file.h"
+#include "launch/run_setup.h"
+#include "models/load_hf_weights.h"
+#include "models/model_config.h"
+
+namespace megashard {
+namespace {
+
+constexpr const char* kInferHelp =
+    "megashard infer [--config FILE.yaml --role NAME] --data-path PREFIX [flags]\n\n"
+    "Runs a model over each document of a .bin/.idx pair, without training it. Flags of the model, "
+    "of FSDP2 and of\n"
+    "checkpoints are those of `megashard pretrain --help`; --micro-batch-size is the documents of "
+    "one forward.\n\n"
+    "  --log-probs FILE.npy\n      log-probability of each token given those before it: "
+    "[documents, seq-length]\n"
+    "  --generate N\n      continue each document by its N likeliest tokens, one by one\n"
+    "  --generated FILE.npy\n      where to: [documents, N]\n";
+
+struct Wishes {
+  std::optional<std::string> log_probs, generated;
+  int64_t generate = 0;
+};
+
+/// Takes infer's own flags out of the words.
+Wishes take_wishes(std::vector<const char*>& words) {
+  Wishes wishes;
+  std::vector<const char*> rest;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string word = words[i];
+    if (word == "--help" || word == "-h") throw HelpRequested(kInferHelp);
+    if (word != "--log-probs" && word != "--generate" && word != "--generated") {
+      rest.push_back(words[i]);
+      continue;
+    }
+    if (++i == words.size()) throw UsageError(word + " has no value.");
+    const std::string value = words[i];
+    if (word == "--log-probs") wishes.log_probs = value;
+    if (word == "--generated") wishes.generated = value;
+    if (word != "--generate") continue;
+    char* end = nullptr;
+    wishes.generate = std::strtoll(value.c_str(), &end, 10);
+    if (*end != '\0' || wishes.generate < 1)
+      throw UsageError("--generate takes a number of tokens, got \"" + value + "\".");
+  }
+  if ((wishes.generate > 0) != wishes.generated.has_value())
+    throw UsageError("--generate N and --generated FILE.npy belong together; give both.");
+  if (!wishes.log_probs && !wishes.generated)
+    throw UsageError("there is nothing to do; give --log-probs FILE.npy or --generate N.");
+  words = rest;
+  return wishes;
+}
+
+/// The flags of training that validation asks for and nothing here uses.
+void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker) {
+  arguments.skip_train = true;
+  arguments.train_iters = 1;
+  arguments.train_samples.reset();
+  arguments.save.reset();
+  arguments.async_save = false;
+  arguments.finetune = arguments.load || arguments.pretrained_checkpoint;  // weights only
+  if (!worker) {
+    if (!arguments.micro_batch_size) arguments.micro_batch_size = 1;
+    return;
+  }
+  if (!arguments.is_given("micro_batch_size"))
+    arguments.micro_batch_size = worker->infer_batch_size;
+  // As ROLL loads a model that is not trained; a worker of fsdp2_train keeps fp32.
+  const bool half = worker->sharding.mixed_precision.param_dtype == at::kBFloat16;
+  arguments.bf16 = arguments.bf16 || (half && !worker->trains);
+  worker->trains = false;
+}
+
+TokenLists documents_of(const IndexedDataset& data, int64_t first, int64_t last) {
+  const auto bounds = data.document_indices();
+  TokenLists documents;
+  for (int64_t i = first; i < last; ++i) {
+    std::vector<int64_t> tokens;
+    for (int64_t sequence = bounds[i]; sequence < bounds[i + 1]; ++sequence) {
+      const auto start = tokens.size();
+      tokens.resize(start + static_cast<size_t>(data.sequence_lengths()[sequence]));
+      data.copy_tokens(sequence, 0, std::span(tokens).subspan(start));
+    }
+    documents.push_back(std::move(tokens));
+  }
+  return documents;
+}
+
+void check_documents(const TokenLists& documents, int64_t first, const Arguments& arguments,
+                     int64_t vocab_size) {
+  const int64_t most = *arguments.seq_length + 1;
+  for (size_t i = 0; i < documents.size(); ++i) {
+    const auto size = static_cast<int64_t>(documents[i].size());
+    const std::string name = "document " + std::to_string(first + static_cast<int64_t>(i)) +
+                             " of " + arguments.data_path.front();
+    if (size < 1 || size > most) {
+      throw UsageError(name + " has " + std::to_string(size) + " tokens; it must have 1 to " +
+                       std::to_string(most) + ", which is --seq-length and one.");
+    }
+    for (const int64_t token : documents[i]) {
+      if (token < 0 || token >= vocab_size) {
+        throw UsageError(name + " has the token " + std::to_string(token) +
+                         ", but the model's vocabulary has " + std::to_string(vocab_size) +
+                         "; use the data of its tokenizer.");
+      }
+    }
+  }
+}
+
+/// All ranks' rows on rank 0, in the order of the ranks; others get them too.
+at::Tensor gather_rows(const at::Tensor& mine, int64_t rows, const ProcessGroupPtr& group,
+                       c10::Device device) {
+  at::Tensor all = at::zeros({group->size() * rows, mine.size(1)}, mine.options().device(device));
+  const at::Tensor own = all.narrow(0, group->rank() * rows, rows);
+  own.narrow(0, 0, mine.size(0)).copy_(mine);
+  if (group->size() > 1) group->all_gather_into(all, own).wait();
+  return all.cpu();
+}
+
+void infer(MultiModalModule& model, const Arguments& arguments, const Wishes& wishes,
+           const ProcessGroupPtr& group, c10::Device device, const DiagnosticSink& sink) {
+  const IndexedDataset data(arguments.data_path.front());
+  const auto documents = static_cast<int64_t>(data.document_indices().size()) - 1;
+  const int64_t batch = *arguments.micro_batch_size, length = *arguments.seq_length;
+  const int64_t end = end_of_document_id(arguments);
+  std::optional<NpyFile> log_probs, generated;
+  if (group->rank() == 0 && wishes.log_probs)
+    log_probs.emplace(*wishes.log_probs, at::kFloat, length);
+  if (group->rank() == 0 && wishes.generated)
+    generated.emplace(*wishes.generated, at::kLong, wishes.generate);
+  double sum = 0;
+  int64_t tokens = 0;
+  model.eval();
+  for (int64_t start = 0; start < documents; start += batch * group->size()) {
+    const int64_t first = std::min(start + group->rank() * batch, documents);
+    const int64_t last = std::min(first + batch, documents);
+    const auto texts = documents_of(data, first, last);
+    check_documents(texts, first, arguments, model.vocab_size());
+    const int64_t rows = std::min(documents - start, batch * group->size());
+    if (wishes.log_probs) {
+      const auto mine = log_probabilities(model, texts, length, device);
+      const auto all = gather_rows(mine, batch, group, device).narrow(0, 0, rows);
+      if (log_probs) log_probs->append(all);
+      sum += all.sum(at::kDouble).item<double>();
+    }
+    if (wishes.generated) {
+      const auto mine = greedy_continuations(model, texts, wishes.generate, end, device);
+      const auto all = gather_rows(mine, batch, group, device).narrow(0, 0, rows);
+      if (generated) generated->append(all);
+    }
+  }
+  for (const int32_t each : data.sequence_lengths()) tokens += each;
+  if (log_probs) {
+    log_probs->finish();
+    sink(Severity::kNotice, c10::str("log-probabilities of ", documents, " documents: mean ",
+                                     sum / static_cast<double>(tokens - documents), " a token, in ",
+                                     *wishes.log_probs));
+  }
+  if (generated) {
+    generated->finish();
+    sink(Severity::kNotice, c10::str(wishes.generate, " tokens after each of ", documents,
+                                     " documents, in ", *wishes.generated));
+  }
+}
+
+void load_weights(Arguments& arguments, const Start& from, MultiModalModule& model,
+                  const ProcessGroupPtr& group, c10::Device device) {
+  if (from.source == WeightSource::kHuggingFace || arguments.lora_r)
+    load_hf_weights(model, *arguments.hf_model);
+  if (from.source != WeightSource::kCheckpoint) return;
+  OptimizerParamScheduler schedule(lr_schedule_options(arguments));
+  TrainingState state{arguments, model, nullptr, &schedule, device};
+  load_training_checkpoint(state, from.step, group);
+}
+
+}  // namespace
+
+int run_infer(int argc, char** argv) {
+  std::vector<const char*> words(argv, argv + argc);
+  Wishes wishes;
+  CommandLine line;
+  try {
+    wishes = take_wishes(words);
+    line = parse_arguments(static_cast<int>(words.size()), words.data());
+  } catch (const HelpRequested& help) {
+    std::cout << help.what();
+    return 0;
+  }
+  Arguments& arguments = line.arguments;
+  const RendezvousOptions environment = read_environment().rendezvous;
+  const DiagnosticSink sink = sink_for(environment.rank);
+  leave_training_out(arguments, line.worker);
+  if (line.worker)
+    apply_roll_worker(
+        *line.worker, arguments, environment.world_size, [] { return 0; }, sink);
+  if (arguments.data_path.size() != 1)
+    throw UsageError("infer reads one data set; give --data-path PREFIX of a .bin/.idx pair.");
+  validate_for_machine(arguments, environment, sink);
+  take_network_from_hf_model(arguments);
+
+  const ProcessGroupPtr group = join_world(arguments, environment);
+  const c10::Device device = device_of(group, environment.local_rank);
+  seed_generators(arguments, group->rank(), device);
+  const Start from = find_start(arguments, group, sink);
+  const BuiltModel built = build_model(arguments, from.initialises);
+  shard_model(arguments, line.worker, built, group, from.initialises, sink);
+  load_weights(arguments, from, *built.model, group, device);
+  infer(*built.model, arguments, wishes, group, device, sink);
+  group->barrier();
+  return 0;
+}
+
+}  // namespace megashard

@@ -1,0 +1,247 @@
+#include "launch/roll_worker.h"
+
+#include <gmock/gmock.h>
+
+#include "tests/support/diagnostics.h"
+
+namespace megashard {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+/// As the examples of ROLL are written, with every section.
+constexpr const char* kPipeline = R"(
+hydra: {run: {dir: .}}
+exp_name: "tiny"
+seed: 7
+checkpoint_config:
+  output_dir: /data/${exp_name}
+max_steps: 500
+save_steps: 100
+logging_steps: 1
+eval_steps: 10
+resume_from_checkpoint: false
+sequence_length: ${response_length}
+response_length: 16
+root: /models
+pretrain: ${root}/tiny
+actor_train:
+  model_args:
+    disable_gradient_checkpointing: false
+    attn_implementation: fa2
+    dtype: bf16
+    model_type: ~
+    freeze_module_prefix: model.embed_tokens, model.layers.0.
+    ulysses_size: 1
+  training_args:
+    learning_rate: 1.0e-6
+    weight_decay: 0
+    per_device_train_batch_size: 2
+    gradient_accumulation_steps: 32
+    warmup_steps: 20
+    num_train_epochs: 1.5
+    lr_scheduler_type: cosine
+  data_args:
+    template: qwen3
+  strategy_args:
+    strategy_name: fsdp2_train
+    strategy_config:
+      fsdp_size: 8
+      param_dtype: bf16
+      reduce_dtype: float32
+      reshard_after_forward: true
+      offload_policy: true
+      async_save_ckpt: true
+      save_only_model: true
+      reduce_scatter_during_grad_accumulation: false
+      apply_tiled_mlp: False
+      use_batched_model_update: false
+      wrap_policy:
+        wrap_lm_output: true
+        transformer_layer_cls_to_wrap:
+          - Qwen3Attention
+          - Qwen3MLP
+  use_remove_padding: true
+  device_mapping: list(range(0,16))
+  infer_batch_size: 4
+reference:
+  model_args: {disable_gradient_checkpointing: true}
+  strategy_args:
+    strategy_name: fsdp2_infer
+    strategy_config: ~
+  device_mapping: "[0, 1]"
+actor_infer:
+  strategy_args: {strategy_name: vllm}
+)";
+
+struct Parsed {
+  RollWorker worker;
+  Arguments arguments;
+  std::string told;
+};
+
+Parsed parse_and_apply(const std::string& text, const std::string& role, int64_t ranks,
+                       const std::function<void(Arguments&)>& flags = {}) {
+  Parsed parsed;
+  CollectedDiagnostics told;
+  parsed.worker = parse_roll_worker(text, "x.yaml", role, parsed.arguments);
+  if (flags) flags(parsed.arguments);
+  apply_roll_worker(
+      parsed.worker, parsed.arguments, ranks, [] { return 5000; }, told.sink());
+  parsed.told = told.text();
+  return parsed;
+}
+
+TEST(RollWorker, BecomesArgumentsAndSharding) {
+  const auto [worker, arguments, told] = parse_and_apply(kPipeline, "actor_train", 16);
+  EXPECT_TRUE(worker.trains);
+  EXPECT_EQ(arguments.hf_model, "/models/tiny");
+  EXPECT_EQ(arguments.seq_length, 16);
+  EXPECT_EQ(arguments.seed, 7);
+  EXPECT_EQ(arguments.lr, 1e-6);
+  EXPECT_EQ(arguments.weight_decay, 0);
+  EXPECT_EQ(arguments.lr_decay_style, "cosine");
+  EXPECT_EQ(arguments.micro_batch_size, 2);
+  EXPECT_EQ(arguments.global_batch_size, 2 * 32 * 16);
+  EXPECT_EQ(arguments.train_iters, 6) << "ceil(1.5 * (5000 / 1024))";
+  EXPECT_EQ(arguments.lr_warmup_iters, 20);
+  EXPECT_EQ(arguments.save_interval, 100);
+  EXPECT_EQ(arguments.log_interval, 1);
+  EXPECT_FALSE(arguments.load);
+  EXPECT_FALSE(arguments.async_save) << "nothing is saved";
+  EXPECT_TRUE(arguments.no_save_optim);
+  EXPECT_TRUE(arguments.use_torch_fsdp2);
+  EXPECT_FALSE(arguments.reduce_scatter_during_grad_accumulation);
+  EXPECT_EQ(arguments.recompute_granularity, "full");
+  EXPECT_THAT(arguments.freeze_module_prefix, ElementsAre("model.embed_tokens", "model.layers.0."));
+  const auto& sharding = worker.sharding;
+  EXPECT_EQ(sharding.sharding_size, 8);
+  EXPECT_EQ(sharding.mixed_precision.param_dtype, at::kBFloat16);
+  EXPECT_EQ(sharding.mixed_precision.reduce_dtype, at::kFloat);
+  EXPECT_EQ(sharding.reshard_after_forward.kind, ReshardAfterForward::Kind::kAlways);
+  EXPECT_TRUE(sharding.offload_to_cpu);
+  ASSERT_TRUE(sharding.wrap_policy);
+  EXPECT_THAT(*sharding.wrap_policy->layer_classes, ElementsAre("Qwen3Attention", "Qwen3MLP"));
+  EXPECT_TRUE(sharding.wrap_policy->lm_output);
+  EXPECT_FALSE(sharding.wrap_policy->embeddings);
+  EXPECT_THAT(told, HasSubstr("2 * gradient_accumulation_steps 32 * 16 ranks are a global batch of "
+                              "1024"));
+  EXPECT_THAT(told, HasSubstr("num_train_epochs 1.5 of 5000 sequences, 1024 an iteration, are 6 "));
+  EXPECT_THAT(told, HasSubstr("not used here: "));
+  for (const auto* unused : {"actor_train.data_args", "actor_train.use_remove_padding", "exp_name",
+                             "actor_infer", "max_steps"})
+    EXPECT_THAT(worker.unused, testing::Contains(unused));
+}
+
+TEST(RollWorker, HasRollsDefaults) {
+  const auto [worker, arguments, told] =
+      parse_and_apply("sft: {strategy_args: {strategy_config: {}}, model_args: ~}", "sft", 4,
+                      [](Arguments& flags) { flags.save = "there"; });
+  EXPECT_EQ(arguments.lr, 5e-5);
+  EXPECT_EQ(arguments.seed, 42);
+  EXPECT_EQ(arguments.global_batch_size, 8 * 4);
+  EXPECT_EQ(arguments.train_iters, 5000 / 32);
+  EXPECT_EQ(arguments.lr_decay_style, "linear");
+  EXPECT_TRUE(arguments.async_save);
+  EXPECT_TRUE(arguments.reduce_scatter_during_grad_accumulation);
+  EXPECT_EQ(worker.sharding.sharding_size, std::nullopt) << "fsdp_size 1 is the whole world";
+  EXPECT_EQ(worker.sharding.reshard_after_forward.kind, ReshardAfterForward::Kind::kDefault);
+  EXPECT_EQ(worker.sharding.mixed_precision.param_dtype, at::kBFloat16);
+  EXPECT_FALSE(worker.sharding.wrap_policy->layer_classes);
+  EXPECT_FALSE(worker.recompute_reentrant);
+}
+
+TEST(RollWorker, FlagsOfTheCommandLineWin) {
+  const auto parsed = parse_and_apply(kPipeline, "actor_train", 16, [](Arguments& flags) {
+    flags.train_iters = 3;
+    flags.global_batch_size = 64;
+    flags.lr_warmup_iters = 1;
+    flags.recompute_granularity = "selective";
+  });
+  EXPECT_EQ(parsed.arguments.train_iters, 3);
+  EXPECT_EQ(parsed.arguments.global_batch_size, 64);
+  EXPECT_EQ(parsed.arguments.lr_warmup_iters, 1);
+  EXPECT_EQ(parsed.arguments.recompute_method, std::nullopt);
+  EXPECT_THAT(parsed.told, testing::Not(HasSubstr("epochs")));
+}
+
+TEST(RollWorker, InferenceTrainsNothing) {
+  const auto parsed = parse_and_apply(kPipeline, "reference", 2);
+  EXPECT_FALSE(parsed.worker.trains);
+  EXPECT_EQ(parsed.arguments.train_iters, std::nullopt);
+  EXPECT_EQ(parsed.worker.infer_batch_size, 16);
+}
+
+/// kPipeline with one line instead of another.
+std::string with(const std::string& line, const std::string& other) {
+  std::string text = kPipeline;
+  const auto place = text.find(line);
+  EXPECT_NE(place, text.npos) << line;
+  return text.replace(place, line.size(), other);
+}
+
+TEST(RollWorker, MistakesAreSentences) {
+  struct Row {
+    const char *line, *other, *sentence;
+  };
+  const Row rows[] = {
+      {"fsdp_size: 8", "fsdp_siz: 8",
+       "x.yaml:44: unknown key actor_train.strategy_args.strategy_config.fsdp_siz; did you mean "
+       "fsdp_size?"},
+      {"warmup_steps: 20", "warm_steps: 20", "did you mean warmup_steps?"},
+      {"wrap_lm_output: true", "wrap_lm: true", "did you mean wrap_lm_output?"},
+      {"device_mapping: list", "device_map: list", "did you mean device_mapping?"},
+      {"strategy_name: fsdp2_train", "strategy_nam: fsdp2_train", "did you mean strategy_name?"},
+      {"ulysses_size: 1", "ulysses_size: 2",
+       "ulysses_size is 2, but sequence parallelism is not in this version; write 1."},
+      {"apply_tiled_mlp: False", "apply_tiled_mlp: true", "tiled MLPs are not in this version"},
+      {"fsdp_size: 8", "ep_size: 2", "ep_size is 2, but mixtures of experts are not"},
+      {"wrap_lm_output: true", "moe_experts: [Qwen3MoeMLP]", "moe_experts is given, but mixtures"},
+      {"ulysses_size: 1", "lora_target: all", "LoRA is not in this version; remove it."},
+      {"model_type: ~", "model_type: trl", "reward and value models"},
+      {"param_dtype: bf16", "param_dtype: fp16", "needs loss scaling"},
+      {"param_dtype: bf16", "param_dtype: int8", "param_dtype takes bf16, float32 or fp16, got"},
+      {"fsdp_size: 8", "fsdp_size: many", "takes a whole number of at least -1, got \"many\"."},
+      {"reshard_after_forward: true", "reshard_after_forward: 2", "takes true or false"},
+      {"fsdp2_train", "megatron_train", "is megatron_train; this program runs workers of fsdp2_tr"},
+      {"learning_rate: 1.0e-6", "learning_rate: quick",
+       "x.yaml:31: actor_train.training_args.learning_rate: --lr takes a number, got \"quick\"."},
+      {"lr_scheduler_type: cosine", "lr_scheduler_type: polynomial", "takes linear, cosine, "},
+      {"pretrain: ${root}/tiny", "pretrain: ${rot}/tiny", "${rot} is no plain value of this file"},
+      {"root: /models", "root: ${root}", "is no plain value"},
+      {"list(range(0,16))", "__import__('os')", "it is read, not evaluated"},
+      {"list(range(0,16))", "list(range(0,8))",
+       "device_mapping is for 8 devices, but the run has 16"},
+      {"fsdp_size: 8", "fsdp_size: 6", "fsdp_size 6 must divide the number of ranks, 16"},
+      {"resume_from_checkpoint: false", "resume_from_checkpoint: true", "the folder of a checkpoi"},
+      {"dtype: bf16", "dtype: bf16\n    dtype: bf16", "dtype is given twice"},
+  };
+  for (const auto& [line, other, sentence] : rows) {
+    const auto text = with(line, other);
+    EXPECT_THAT(usage_error([&] { parse_and_apply(text, "actor_train", 16); }), HasSubstr(sentence))
+        << other;
+  }
+  EXPECT_THAT(usage_error([] { parse_and_apply(kPipeline, "actor", 16); }),
+              HasSubstr("has no such worker; it has actor_train, reference, actor_infer."));
+}
+
+TEST(RollWorker, DeviceMappingsAreParsed) {
+  const auto size = [](const std::string& text) {
+    const auto devices = parse_device_mapping(text);
+    return devices ? static_cast<int64_t>(devices->size()) : -1;
+  };
+  EXPECT_THAT(*parse_device_mapping("list(range(2, 5))"), ElementsAre(2, 3, 4));
+  EXPECT_THAT(*parse_device_mapping(" [ 0,1 ] + list(range(4,8,2))"), ElementsAre(0, 1, 4, 6));
+  EXPECT_EQ(size("list(range(16))"), 16);
+  EXPECT_EQ(size("range(0, 16)"), 16);
+  EXPECT_EQ(size("list([3])"), 1);
+  for (const auto* wrong :
+       {"", "16", "list(range(0,16)", "list(range())", "range(1,2,3,4)", "[0,0]", "[0,]", "[-1]",
+        "range(0,4,0)", "list(range(0,4)) or 1", "[0] +", "range(0,99999999999)", "[1e3]"}) {
+    EXPECT_EQ(size(wrong), -1) << wrong;
+  }
+}
+
+}  // namespace
+}  // namespace megashard
