@@ -219,7 +219,8 @@ const RollKey kWrap[] = {
     {"moe_experts"},
 };
 
-constexpr const char* kNoExperts = "mixtures of experts are not in this version";
+constexpr const char* kNoExpertParallel = "expert parallelism is not in this version";
+constexpr const char* kNoExpertGroups = "experts are gathered with their layer in this version";
 constexpr const char* kNoLora = "LoRA is not in this version";
 
 }  // namespace
@@ -236,16 +237,15 @@ const std::vector<MissingFunction>& missing_functions() {
       {"model_args", "ulysses_size", {"1"}, "sequence parallelism is not in this version"},
       {"model_args", "lora_target", {}, kNoLora},
       {"model_args", "adapter_name_or_path", {}, kNoLora},
-      {"model_args", "moe_aux_loss_coef", {}, kNoExperts},
+      {"model_args", "moe_aux_loss_coef", {}, "router_aux_loss_coef of config.json decides"},
       {"model_args", "model_type", {}, "reward and value models are not in this version"},
       {"model_args", "model_config_kwargs", {}, "config.json of the model decides"},
       {"training_args", "fp16", {"false"}, "there is no loss scaling here; use bf16"},
-      {"strategy_config", "ep_size", {"1"}, kNoExperts},
-      {"strategy_config", "efsdp_size", {"1"}, kNoExperts},
-      {"strategy_config", "moe_use_grouped_mm", {"false"}, kNoExperts},
-      {"strategy_config", "apply_expert_patch", {"false"}, kNoExperts},
+      {"strategy_config", "ep_size", {"1"}, kNoExpertParallel},
+      {"strategy_config", "efsdp_size", {"1"}, kNoExpertParallel},
+      {"strategy_config", "apply_expert_patch", {"false"}, kNoExpertGroups},
       {"strategy_config", "apply_tiled_mlp", {"false"}, "tiled MLPs are not in this version"},
-      {"wrap_policy", "moe_experts", {}, kNoExperts},
+      {"wrap_policy", "moe_experts", {}, kNoExpertGroups},
   };
   return all;
 }
