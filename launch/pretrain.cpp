@@ -14,6 +14,7 @@
 #include "framework/arguments/checkpoint_arguments.h"
 #include "framework/training/flops.h"
 #include "framework/training/trainer.h"
+#include "framework/training/training_log.h"
 #include "launch/command_line.h"
 #include "launch/end_of_document.h"
 #include "launch/environment.h"
