@@ -98,7 +98,8 @@ void parse_argument_file(const std::string& text, const std::string& path, Argum
       if (name == kSection) continue;
       // data, model and anchors of MindSpeed-MM's files.
       arguments.unread_sections.insert(name);
-      if (find_option(name) == nullptr && find_argument(name) == nullptr) continue;
+      const bool known = find_option(name) != nullptr || find_argument(name) != nullptr;
+      if (!known || item.second.IsMap()) continue;
       throw UsageError(where(path, item.first) + "\"" + name + "\" stands beside " + kSection +
                        ":, which holds all options; move it there or remove it.");
     }

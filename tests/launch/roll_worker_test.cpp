@@ -187,10 +187,10 @@ TEST(RollWorker, MistakesAreSentences) {
   };
   const Row rows[] = {
       {"fsdp_size: 8", "fsdp_siz: 8",
-       "x.yaml:44: unknown key actor_train.strategy_args.strategy_config.fsdp_siz; did you mean "
+       "x.yaml:37: unknown key actor_train.strategy_args.strategy_config.fsdp_siz; did you mean "
        "fsdp_size?"},
       {"warmup_steps: 20", "warm_steps: 20", "did you mean warmup_steps?"},
-      {"wrap_lm_output: true", "wrap_lm: true", "did you mean wrap_lm_output?"},
+      {"wrap_lm_output: true", "wrap_lm_outpt: true", "did you mean wrap_lm_output?"},
       {"device_mapping: list", "device_map: list", "did you mean device_mapping?"},
       {"strategy_name: fsdp2_train", "strategy_nam: fsdp2_train", "did you mean strategy_name?"},
       {"ulysses_size: 1", "ulysses_size: 2",
@@ -207,7 +207,7 @@ TEST(RollWorker, MistakesAreSentences) {
       {"reshard_after_forward: true", "reshard_after_forward: 2", "takes true or false"},
       {"fsdp2_train", "megatron_train", "is megatron_train; this program runs workers of fsdp2_tr"},
       {"learning_rate: 1.0e-6", "learning_rate: quick",
-       "x.yaml:31: actor_train.training_args.learning_rate: --lr takes a number, got \"quick\"."},
+       "x.yaml:25: actor_train.training_args.learning_rate: --lr takes a number, got \"quick\"."},
       {"lr_scheduler_type: cosine", "lr_scheduler_type: polynomial", "takes linear, cosine, "},
       {"pretrain: ${root}/tiny", "pretrain: ${rot}/tiny", "${rot} is no plain value of this file"},
       {"root: /models", "root: ${root}", "is no plain value"},
