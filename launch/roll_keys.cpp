@@ -19,7 +19,8 @@ constexpr char kSeed[] = "--seed", kHfModel[] = "--hf-model", kSeqLength[] = "--
                kClip[] = "--clip-grad", kTimeout[] = "--distributed-timeout-minutes",
                kLr[] = "--lr", kDecay[] = "--weight-decay", kBeta1[] = "--adam-beta1",
                kBeta2[] = "--adam-beta2", kMicroBatch[] = "--micro-batch-size",
-               kWorkers[] = "--num-workers";
+               kWorkers[] = "--num-workers", kContext[] = "--context-parallel-size",
+               kTiles[] = "--tiled-num-shards";
 
 void take_resume(const V& value, W&, A& arguments) {
   bool flag = false;
@@ -129,7 +130,7 @@ const RollKey kModel[] = {
     {"gradient_checkpointing_use_reentrant",
      [](const V& value, W& worker, A&) { worker.recompute_reentrant = value.boolean(); }},
     {"dtype", [](const V& value, W&, A&) { value.dtype(); }},  // param_dtype is what is computed in
-    {"ulysses_size"},
+    {"ulysses_size", to_flag<kContext>},
     {"model_type"},
     {"model_config_kwargs"},
     {"moe_aux_loss_coef"},
@@ -203,8 +204,9 @@ const RollKey kStrategy[] = {
     {"efsdp_size"},
     {"moe_use_grouped_mm"},
     {"apply_expert_patch"},
-    {"apply_tiled_mlp"},
-    {"tiled_num_shards"},
+    {"apply_tiled_mlp",
+     [](const V& value, W&, A& arguments) { arguments.apply_tiled_mlp = value.boolean(); }},
+    {"tiled_num_shards", to_flag<kTiles>},
     {"model_type"},
     {"use_batched_model_update"},
 };
@@ -221,7 +223,7 @@ const RollKey kWrap[] = {
 
 constexpr const char* kNoExpertParallel = "expert parallelism is not in this version";
 constexpr const char* kNoExpertGroups = "experts are gathered with their layer in this version";
-constexpr const char* kNoLora = "LoRA is not in this version";
+constexpr const char* kNoLora = "LoRA is asked for by the --lora-* flags here";
 
 }  // namespace
 
@@ -234,7 +236,6 @@ std::span<const RollKey> roll_wrap_keys() { return kWrap; }
 
 const std::vector<MissingFunction>& missing_functions() {
   static const std::vector<MissingFunction> all = {
-      {"model_args", "ulysses_size", {"1"}, "sequence parallelism is not in this version"},
       {"model_args", "lora_target", {}, kNoLora},
       {"model_args", "adapter_name_or_path", {}, kNoLora},
       {"model_args", "moe_aux_loss_coef", {}, "router_aux_loss_coef of config.json decides"},
@@ -244,7 +245,6 @@ const std::vector<MissingFunction>& missing_functions() {
       {"strategy_config", "ep_size", {"1"}, kNoExpertParallel},
       {"strategy_config", "efsdp_size", {"1"}, kNoExpertParallel},
       {"strategy_config", "apply_expert_patch", {"false"}, kNoExpertGroups},
-      {"strategy_config", "apply_tiled_mlp", {"false"}, "tiled MLPs are not in this version"},
       {"wrap_policy", "moe_experts", {}, kNoExpertGroups},
   };
   return all;

@@ -113,6 +113,8 @@ TEST(RollWorker, BecomesArgumentsAndSharding) {
   EXPECT_TRUE(arguments.no_save_optim);
   EXPECT_TRUE(arguments.use_torch_fsdp2);
   EXPECT_FALSE(arguments.reduce_scatter_during_grad_accumulation);
+  EXPECT_EQ(arguments.context_parallel_size, 1);
+  EXPECT_FALSE(arguments.apply_tiled_mlp);
   EXPECT_EQ(arguments.recompute_granularity, "full");
   EXPECT_THAT(arguments.freeze_module_prefix, ElementsAre("model.embed_tokens", "model.layers.0."));
   const auto& sharding = worker.sharding;
@@ -193,13 +195,11 @@ TEST(RollWorker, MistakesAreSentences) {
       {"wrap_lm_output: true", "wrap_lm_outpt: true", "did you mean wrap_lm_output?"},
       {"device_mapping: list", "device_map: list", "did you mean device_mapping?"},
       {"strategy_name: fsdp2_train", "strategy_nam: fsdp2_train", "did you mean strategy_name?"},
-      {"ulysses_size: 1", "ulysses_size: 2",
-       "ulysses_size is 2, but sequence parallelism is not in this version; write 1."},
-      {"apply_tiled_mlp: False", "apply_tiled_mlp: true", "tiled MLPs are not in this version"},
       {"fsdp_size: 8", "ep_size: 2", "ep_size is 2, but expert parallelism is not"},
       {"wrap_lm_output: true", "moe_experts: [Qwen3MoeMLP]",
        "moe_experts is given, but experts are gathered"},
-      {"ulysses_size: 1", "lora_target: all", "LoRA is not in this version; remove it."},
+      {"ulysses_size: 1", "lora_target: all",
+       "LoRA is asked for by the --lora-* flags here; remove it."},
       {"model_type: ~", "model_type: trl", "reward and value models"},
       {"param_dtype: bf16", "param_dtype: fp16", "needs loss scaling"},
       {"param_dtype: bf16", "param_dtype: int8", "param_dtype takes bf16, float32 or fp16, got"},
