@@ -33,24 +33,24 @@ std::string variable(const char* name, const char* otherwise) {
 }
 
 /// What torchrun tells each rank.
-megashard::RendezvousOptions from_torchrun() {
+megashard::RendezvousOptions from_torchrun(const std::string& init_method) {
   megashard::RendezvousOptions options;
+  options.init_method = init_method;
   options.rank = std::stoi(variable("RANK", "0"));
   options.world_size = std::stoi(variable("WORLD_SIZE", "1"));
   options.local_rank = std::stoi(variable("LOCAL_RANK", "0"));
   options.local_world_size = std::stoi(variable("LOCAL_WORLD_SIZE", "1"));
   options.master_addr = variable("MASTER_ADDR", "127.0.0.1");
   options.master_port = std::stoi(variable("MASTER_PORT", "29500"));
-  if (variable("TORCHELASTIC_USE_AGENT_STORE", "") == "True") {
+  // Torchrun's agent listens at MASTER_ADDR:MASTER_PORT, and at no other address.
+  if (init_method == "env://" && variable("TORCHELASTIC_USE_AGENT_STORE", "") == "True") {
     options.agent_store_prefix = "/worker/attempt_" + variable("TORCHELASTIC_RESTART_COUNT", "0");
   }
   return options;
 }
 
 void train(const std::string& init_method) {
-  auto options = from_torchrun();
-  options.init_method = init_method;
-  const auto world = megashard::init_process_group(options);
+  const auto world = megashard::init_process_group(from_torchrun(init_method));
 
   at::manual_seed(0);  // the same weights and data on every rank
   auto model = std::make_shared<megashard::Hooked<torch::nn::LinearImpl>>(kFeatures, kClasses);
