@@ -34,7 +34,8 @@ class MyModel : public megashard::MultiModalModule,
                 public megashard::WeightInitMixin {
  public:
   explicit MyModel(const megashard::Arguments& arguments)
-      : vocab_size_(arguments.vocab_size.value_or(256)) {
+      : vocab_size_(arguments.padded_vocab_size.value_or(
+            256)) {  // of --vocab-size and the end of documents
     const int64_t width = arguments.hidden_size.value_or(64);
     embed_ = register_module("embed", torch::nn::Embedding(vocab_size_, width));
     blocks_ = register_module("blocks", torch::nn::ModuleList());
