@@ -218,6 +218,7 @@ def load_strictly(folder):
     save_whole(model, optimizer, Path(folder) / "loaded.pt")
 
 
+@pytest.mark.slow
 def test_two_dimensional_shards_with_optimizer_state_go_both_ways(tmp_path):
     in_python(4, save_strided, tmp_path)
     inspect("--verify", tmp_path / "theirs")

@@ -321,6 +321,7 @@ def save_as_megatron(whole, step):
     dist_checkpointing.save({**state, "model": sharded}, step, content_metadata={"singleton_local_shards": False})
 
 
+@pytest.mark.slow  # imports megatron-core again and again
 def test_random_states_of_megatron(folder):
     """As torch.get_rng_state() has them: a list over ranks in torch_dcp and in torch_dist, or one entry for all ranks."""
     save = folder / "drawn"
