@@ -10,6 +10,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
 CACHE = {"CCACHE_NOHASHDIR": "1", "CCACHE_BASEDIR": str(ROOT)}  # as in launch/setup
@@ -38,6 +40,7 @@ def link_wheel(copy):
     return copy / "torch"
 
 
+@pytest.mark.slow  # builds everything once more
 def test_a_libtorch_without_cuda():
     libtorch = link_wheel(ROOT / "run" / "libtorch_without_cuda")
     assert not (libtorch / "lib" / "libtorch_cuda.so").exists()
