@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iterator>
 #include <set>
+#include <utility>
 
 #include "framework/arguments/nearest_name.h"
 #include "launch/roll_keys.h"
@@ -18,12 +19,13 @@ constexpr const char* kStrategyArgs = "strategy_args";
 
 bool is_worker(const YAML::Node& node) { return node.IsMap() && node[kStrategyArgs].IsDefined(); }
 
-std::vector<std::string> workers_of(const YAML::Node& root) {
-  std::vector<std::string> names;
+/// Name and section. Not looked up by name, which finds a namesake that is none.
+std::vector<std::pair<std::string, YAML::Node>> workers_of(const YAML::Node& root) {
+  std::vector<std::pair<std::string, YAML::Node>> workers;
   for (const auto& item : root) {
-    if (is_worker(item.second)) names.push_back(item.first.Scalar());
+    if (is_worker(item.second)) workers.emplace_back(item.first.Scalar(), item.second);
   }
-  return names;
+  return workers;
 }
 
 /// What an unknown key means in a section.
@@ -165,10 +167,12 @@ RollWorker parse_roll_worker(const std::string& text, const std::string& path,
     throw UsageError(path + ":" + to_string(error.mark.line + 1) +
                      ": this is not YAML: " + error.msg + ".");
   }
-  const auto workers = root.IsMap() ? workers_of(root) : std::vector<std::string>{};
-  if (std::find(workers.begin(), workers.end(), role) == workers.end()) {
+  const auto workers = root.IsMap() ? workers_of(root) : decltype(workers_of(root)){};
+  const auto found = std::find_if(workers.begin(), workers.end(),
+                                  [&](const auto& worker) { return worker.first == role; });
+  if (found == workers.end()) {
     std::string list;
-    for (const auto& name : workers) list += (list.empty() ? "" : ", ") + name;
+    for (const auto& [name, node] : workers) list += (list.empty() ? "" : ", ") + name;
     throw UsageError("--role " + role + ": " + path + " has no such worker; " +
                      (list.empty() ? "it has none with strategy_args." : "it has " + list + "."));
   }
@@ -176,7 +180,7 @@ RollWorker parse_roll_worker(const std::string& text, const std::string& path,
   worker.role = role;
   set_defaults(worker, arguments);
   Reader reader(path, root, worker, arguments);
-  const YAML::Node own = root[role];
+  const YAML::Node own = found->second;
   read_strategy(reader, role + "." + kStrategyArgs, own[kStrategyArgs], worker);
   reader.section(role, own, roll_worker_keys(), {"model_args", "training_args", kStrategyArgs},
                  Unknown::kErrorIfMisspelt);

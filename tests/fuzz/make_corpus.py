@@ -92,6 +92,22 @@ def metadata():
             loaded.storage_meta = None
             for protocol in (2, 4):
                 seed(target, f"state{number}_{protocol}", pickle.dumps(loaded, protocol))
+    for name, state in {
+        "nested": {**nested, "rng": [{"state": torch.arange(3, dtype=torch.uint8)}]},
+        "chunks": {"a": torch.ones(2, 3, dtype=torch.bfloat16), "b": torch.tensor(1.5)},
+    }.items():
+        with tempfile.TemporaryDirectory() as folder:
+            dcp.save(state, checkpoint_id=folder, no_dist=True)
+            data, stored = bytearray(), pickle.loads((pathlib.Path(folder) / ".metadata").read_bytes())
+            written = (pathlib.Path(folder) / "__0_0.distcp").read_bytes()
+            for info in stored.storage_data.values():
+                item = written[info.offset : info.offset + info.length]
+                if zipfile.is_zipfile(io.BytesIO(item)):
+                    item = small_archive(item)
+                info.offset, info.length = len(data), len(item)
+                data += item
+        described = pickle.dumps(stored, 4)
+        seed("dcp_reader", name, bytes(data) + described + struct.pack("<I", len(described)))
     group = {"lr": 0.1, "step": 3, "params": [0]}
     for name, common in {
         "plain": {"iteration": 3, "args": argparse.Namespace(a=1), "optimizer": {"param_groups": [group], "state": {}}},
@@ -110,6 +126,10 @@ def hugging_face():
     tensors = {"a": torch.ones(2, 3), "b": torch.zeros(4, dtype=torch.bfloat16), "none": torch.zeros(0, 2)}
     seed("safetensors", "three", safetensors.torch.save(tensors, {"format": "pt"}))
     seed("safetensors", "fp8", safetensors.torch.save({"f": torch.ones(3).to(torch.float8_e4m3fn)}))
+    pictures = {"tokens": torch.arange(5, dtype=torch.int32), "loss_mask": torch.ones(5, dtype=torch.uint8),
+                "sample_ends": torch.tensor([2, 5]), "image_ends": torch.tensor([0, 1]),
+                "image_grid_thw": torch.tensor([[1, 2, 2]]), "pixel_values": torch.ones(4, 3)}
+    seed("picture_set", "two", safetensors.torch.save(pictures))
     names = {"model.a.weight": "model-00001-of-00002.safetensors", "lm_head.weight": "model-00002-of-00002.safetensors"}
     seed("index", "two", json.dumps({"metadata": {"total_size": 48}, "weight_map": names}))
     seed("index", "elsewhere", json.dumps({"weight_map": {"a": "../model.safetensors"}}))
@@ -150,6 +170,11 @@ def texts():
          "reshard_after_forward: 2\nignored_modules: &x [a]\nrecompute_modules: *x\n")
     seed("argument_file", "flat", "hidden_size: 64\nnum_layers: 2\nswiglu: true\nlr: 1e-3\ndata_path: [0.3, a, 0.7, b]\n")
     seed("argument_file", "section", "gpt_args:\n  seq_length: 128\n  untie_embeddings_and_output_weights: false\n")
+    seed("roll_yaml", "train", "pretrain: /m\nrollout_batch_size: 4\nactor_train:\n  model_args: {dtype: bf16, ulysses_size: 2}\n"
+         "  training_args:\n    learning_rate: 1.0e-6\n    per_device_train_batch_size: 1\n    max_steps: 4\n"
+         "  data_args:\n    file_name: ${pretrain}\n  strategy_args:\n    strategy_name: fsdp2_train\n"
+         "    strategy_config: {fsdp_size: 2, param_dtype: bf16, offload_policy: false}\n  device_mapping: list(range(0,2))\n")
+    seed("roll_yaml", "twice", "actor_train: {}\nactor_train:\n  strategy_args: {strategy_name: fsdp2_train}\n")
     seed("command_line", "flags", "--num-layers\n2\n--hidden-size=64\n--swiglu\n--data-path\n0.5\na\n0.5\nb\n--adam-beta1\n0.9\n")
     seed("command_line", "underscores", "--micro_batch_size\n4\n--no-load-optim\n--split\n98,1,1\n--lr\n1e-4\n")
 

@@ -8,12 +8,15 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
 #include "checkpoint/dcp/dcp_metadata.h"
+#include "checkpoint/dcp/dcp_reader.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/files/strict_json.h"
 #include "checkpoint/hugging_face/hf_weights.h"
@@ -28,9 +31,11 @@
 #include "checkpoint/values/torch_file.h"
 #include "framework/arguments/nearest_name.h"
 #include "framework/data/indexed_dataset.h"
+#include "framework/data/picture_dataset.h"
 #include "framework/modules/fsdp2_config.h"
 #include "launch/argument_file.h"
 #include "launch/command_line.h"
+#include "launch/roll_worker.h"
 #include "models/model_config.h"
 
 namespace megashard {
@@ -52,7 +57,6 @@ class ChangingFile {
   }
   const std::string& path() const { return path_; }
 
- private:
   static const std::string& folder() {
     static const std::string folder = [] {
       auto pattern = (std::filesystem::temp_directory_path() / "fuzz_XXXXXX").string();
@@ -62,6 +66,7 @@ class ChangingFile {
     return folder;
   }
 
+ private:
   std::string path_;
   int descriptor_ = -1;
 };
@@ -89,6 +94,32 @@ void fuzz_manifest(std::string_view bytes) {
 
 void fuzz_torch_dist(std::string_view bytes) {
   view_torch_dist(parse_dcp_metadata(bytes, "fuzz"), Dict{}, "/nowhere");
+}
+
+/// .metadata beside a file with two tensors and a value, as torch.distributed.checkpoint wrote them
+/// (make_corpus.py): what it says about places in that file is followed. The data come first, then
+/// .metadata, whose length stands in the last four bytes.
+void fuzz_dcp_reader(std::string_view bytes) {
+  constexpr size_t kLength = 4;
+  if (bytes.size() < kLength) return;
+  uint32_t length = 0;
+  std::memcpy(&length, bytes.data() + bytes.size() - kLength, kLength);
+  bytes.remove_suffix(kLength);
+  length = std::min<uint32_t>(length, static_cast<uint32_t>(bytes.size()));
+  static const ChangingFile data("__0_0.distcp"), metadata(".metadata");
+  data.write(bytes.substr(0, bytes.size() - length));
+  metadata.write(bytes.substr(bytes.size() - length));
+  DcpReader reader(ChangingFile::folder());
+  for (const auto& entry : reader.entries()) {
+    try {
+      if (!entry.is_tensor || is_in_value(entry)) {
+        reader.read_value(entry);
+      } else if (reader.read_tensor(entry).sizes() != entry.sizes) {
+        std::abort();
+      }
+    } catch (const c10::Error&) {  // the others may be whole
+    }
+  }
 }
 
 /// common.pt beside the buffers of a weight of two layers.
@@ -157,6 +188,24 @@ void fuzz_token_index(std::string_view bytes) {
   }
 }
 
+void fuzz_picture_set(std::string_view bytes) {
+  static const ChangingFile file("set.vision.safetensors");
+  file.write(bytes);
+  const auto set =
+      std::make_shared<PictureSet>(file.path().substr(0, file.path().find(".vision.")));
+  int64_t seen = 0;
+  for (int64_t i = 0; i < set->size(); ++i) {
+    const auto sample = set->sample(i);
+    for (const auto token : sample.tokens) seen += token;
+    for (const auto learnt : sample.loss_mask) seen += learnt;
+    const auto grids = sample.image_grids.sum(), pixels = sample.pixel_values.sum();
+    seen += grids.item<int64_t>();
+  }
+  const PictureDataset samples(
+      set, {.split_name = "train", .last_sample = set->size(), .seq_length = 64});
+  static_cast<void>(seen + samples.size());
+}
+
 void fuzz_data_args(std::string_view bytes) {
   static const ChangingFile file("data_args.txt");
   file.write(bytes);
@@ -171,6 +220,11 @@ void fuzz_fsdp2_yaml(std::string_view bytes) {
 void fuzz_argument_file(std::string_view bytes) {
   Arguments arguments;
   parse_argument_file(std::string(bytes), "fuzz", arguments);
+}
+
+void fuzz_roll_yaml(std::string_view bytes) {
+  Arguments arguments;
+  parse_roll_worker(std::string(bytes), "fuzz", "actor_train", arguments);
 }
 
 void fuzz_command_line(std::string_view bytes) {
@@ -196,6 +250,7 @@ struct Target {
 constexpr Target kTargets[] = {
     {"pickle", fuzz_pickle},
     {"metadata", fuzz_metadata},
+    {"dcp_reader", fuzz_dcp_reader},
     {"torch_dist", fuzz_torch_dist},
     {"torch_dist_common", fuzz_torch_dist_common},
     {"torch_dist_config", fuzz_torch_dist_config},
@@ -207,9 +262,11 @@ constexpr Target kTargets[] = {
     {"index", fuzz_index},
     {"hf_config", fuzz_hf_config},
     {"token_index", fuzz_token_index},
+    {"picture_set", fuzz_picture_set},
     {"data_args", fuzz_data_args},
     {"fsdp2_yaml", fuzz_fsdp2_yaml},
     {"argument_file", fuzz_argument_file},
+    {"roll_yaml", fuzz_roll_yaml},
     {"command_line", fuzz_command_line},
 };
 
