@@ -1,6 +1,8 @@
 #include "models/mrope_positions.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -62,6 +64,12 @@ class Pictures {
   size_t next_ = 0;
 };
 
+at::Tensor index_of(const std::vector<int64_t>& values) {
+  auto index = at::empty({static_cast<int64_t>(values.size())}, at::kLong);
+  std::copy(values.begin(), values.end(), index.mutable_data_ptr<int64_t>());
+  return index;
+}
+
 }  // namespace
 
 PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tensor& tokens,
@@ -117,9 +125,34 @@ PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tenso
   videos.check_all_taken();
   auto places = images.places();
   places.insert(places.end(), videos.places().begin(), videos.places().end());
-  result.places = at::empty({static_cast<int64_t>(places.size())}, at::kLong);
-  std::copy(places.begin(), places.end(), result.places.mutable_data_ptr<int64_t>());
+  result.places = index_of(places);
   return result;
+}
+
+OwnPictures pictures_in_rows(const at::Tensor& places, const at::Tensor& features_of,
+                             const SequenceShard& shard) {
+  const auto row_of = at::full({shard.length}, -1, at::kLong);  // of a column; -1: another rank's
+  shard.rows_of(row_of, 0).copy_(at::arange(shard.rows()));
+  const auto* const row = row_of.const_data_ptr<int64_t>();
+  const auto* place = places.const_data_ptr<int64_t>();
+  const auto* const count = features_of.const_data_ptr<int64_t>();
+  OwnPictures own;
+  std::vector<int64_t> features, own_places;
+  int64_t taken = 0;  // features of the pictures before
+  for (int64_t picture = 0; picture < features_of.size(0); ++picture) {
+    const auto before = features.size();
+    for (int64_t i = 0; i < count[picture]; ++i, ++place) {
+      const int64_t own_row = row[*place % shard.length];
+      if (own_row < 0) continue;
+      features.push_back(taken + i);
+      own_places.push_back(*place / shard.length * shard.rows() + own_row);
+    }
+    own.pictures.push_back(features.size() > before);
+    if (own.pictures.back()) taken += count[picture];
+  }
+  own.features = index_of(features);
+  own.places = index_of(own_places);
+  return own;
 }
 
 }  // namespace megashard

@@ -1,6 +1,7 @@
 #include "models/qwen_vl_model.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
@@ -48,6 +49,52 @@ at::Tensor joined(const at::Tensor& images, const at::Tensor& videos) {
   return at::cat({images, videos.to(images.scalar_type())});
 }
 
+/// Of pictures that follow each other in `rows`, as many rows each as `counts` says, those that are
+/// marked; the marks are of [first, first + pictures).
+at::Tensor rows_of_pictures(const at::Tensor& rows, const at::Tensor& counts,
+                            const std::vector<bool>& marks, int64_t first) {
+  const auto* const count = counts.const_data_ptr<int64_t>();
+  std::vector<at::Tensor> runs;  // of pictures that are marked: views
+  int64_t begin = 0, end = 0;
+  const auto take = [&] {
+    if (end > begin) runs.push_back(rows.narrow(0, begin, end - begin));
+  };
+  for (int64_t i = 0; i < counts.size(0); ++i) {
+    if (marks[static_cast<size_t>(first + i)]) {
+      end += count[i];
+      continue;
+    }
+    take();
+    end += count[i];
+    begin = end;
+  }
+  take();
+  if (runs.empty()) return {};
+  return runs.size() == 1 ? runs[0] : at::cat(runs);
+}
+
+/// Leaves in the input and the grids what reaches into this rank's rows. A picture on the border of
+/// two ranks is seen by both; each gives gradients to the features of its own rows.
+void keep_own_pictures(PicturePlan& plan, ModelInput& input, PictureGrids& grids, int64_t merge) {
+  const auto features = joined(grids.images, grids.videos).prod(1).div(merge * merge, "floor");
+  auto own = pictures_in_rows(plan.places, features, input.sequence);
+  int64_t first = 0;
+  const auto keep = [&](at::Tensor& of_kind, const char* pixels_name) {
+    if (!of_kind.defined()) return;
+    const int64_t pictures = of_kind.size(0);
+    const auto patches = of_kind.prod(1);
+    auto& pixels = input.extra.at(pixels_name);
+    pixels = rows_of_pictures(pixels, patches, own.pictures, first);
+    if (!pixels.defined()) input.extra.erase(pixels_name);
+    of_kind = rows_of_pictures(of_kind, at::ones_like(patches), own.pictures, first);
+    first += pictures;
+  };
+  keep(grids.images, "pixel_values");
+  keep(grids.videos, "pixel_values_videos");
+  plan.places = own.places;
+  plan.own_features = own.features;
+}
+
 bool is_sharded(const torch::nn::Module& module) {
   const auto parameters = module.parameters();
   return std::any_of(parameters.begin(), parameters.end(),
@@ -76,7 +123,12 @@ VisualInput QwenVlStack::look(const ModelInput& input) {
   }
   auto seen = visual_->forward(patches.to(device, /*non_blocking=*/true), plan->vision);
   const auto places = plan->places.to(device, /*non_blocking=*/true);
-  const auto placed = [&](const at::Tensor& x) { return x.narrow(0, 0, places.size(0)); };
+  const auto own = plan->own_features.defined()
+                       ? plan->own_features.to(device, /*non_blocking=*/true)
+                       : at::Tensor();
+  const auto placed = [&](const at::Tensor& x) {
+    return own.defined() ? x.index_select(0, own) : x.narrow(0, 0, places.size(0));
+  };
   VisualInput visual{.places = places, .features = placed(seen.features), .deepstack = {}};
   for (const auto& each : seen.deepstack) visual.deepstack.push_back(placed(each));
   return visual;
@@ -100,20 +152,26 @@ QwenVlModel::QwenVlModel(VisionLanguageConfig config) : config_(std::move(config
 void QwenVlModel::prepare(ModelInput& input) const {
   const auto plan = std::make_shared<PicturePlan>();
   const auto& vision = config_.vision;
-  const PictureGrids grids{.images = take_grids(vision, input, "image", "pixel_values"),
-                           .videos = take_grids(vision, input, "video", "pixel_values_videos"),
-                           .seconds_per_frame = find_extra(input, "second_per_grid_ts").defined()
-                                                    ? find_extra(input, "second_per_grid_ts").cpu()
-                                                    : at::Tensor()};
+  PictureGrids grids{.images = take_grids(vision, input, "image", "pixel_values"),
+                     .videos = take_grids(vision, input, "video", "pixel_values_videos"),
+                     .seconds_per_frame = find_extra(input, "second_per_grid_ts").defined()
+                                              ? find_extra(input, "second_per_grid_ts").cpu()
+                                              : at::Tensor()};
   input.extra.erase("second_per_grid_ts");
   if (grids.images.defined() || grids.videos.defined()) {
     const auto& seconds = grids.seconds_per_frame;
     TORCH_CHECK(!seconds.defined() || (grids.videos.defined() && seconds.dim() == 1 && seconds.size(0) == grids.videos.size(0)),
                 "second_per_grid_ts must hold one number for each video of video_grid_thw");
-    plan->vision = plan_vision(vision, joined(grids.images, grids.videos));
+    const auto& shard = input.sequence;
+    TORCH_CHECK(shard.is_whole() || input.tokens.size(1) == shard.length, "pictures are placed in whole sequences, of ",
+                shard.length, " tokens here, and got ", input.tokens.size(1), ": call prepare() before taking this rank's rows");
     const auto placed = place_pictures(config_, input.tokens.cpu(), grids);
     plan->places = placed.places;
     if (!input.position_ids.defined()) input.position_ids = placed.position_ids;
+    if (!shard.is_whole()) keep_own_pictures(*plan, input, grids, vision.merge_size);
+  }
+  if (grids.images.defined() || grids.videos.defined()) {
+    plan->vision = plan_vision(vision, joined(grids.images, grids.videos));
   } else if (is_sharded(*model_->visual())) {
     plan->stand_in = true;
     plan->vision = plan_vision(
@@ -125,7 +183,12 @@ void QwenVlModel::prepare(ModelInput& input) const {
 
 at::Tensor QwenVlModel::forward(ModelInput input) {
   const auto labels = std::exchange(input.labels, at::Tensor());
-  return logits_or_losses(config_.text, model_->forward(input), *lm_head_, labels);
+  return logits_or_losses(config_.text, model_->forward(input), *lm_head_, labels, input.sequence);
+}
+
+/// The tower is on no sequence: its heads may be any number.
+void QwenVlModel::check_sequence_ranks(int64_t ranks) const {
+  check_ulysses_heads(class_name(), config_.text.num_heads, config_.text.num_kv_heads, ranks);
 }
 
 double QwenVlModel::training_flops(int64_t sequences, int64_t sequence_length) const {

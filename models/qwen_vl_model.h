@@ -10,10 +10,14 @@
 
 namespace megashard {
 
-/// What QwenVlModel::prepare works out: the pictures of a batch and their places.
+/// What QwenVlModel::prepare works out: the pictures of a batch and their places. Of a sequence on
+/// several ranks: those that reach into this rank's rows.
 struct PicturePlan : InputPlan {
   VisionPlan vision{};  ///< of all images, then all videos
-  at::Tensor places{};  ///< as PicturePlaces; on the CPU
+  at::Tensor places{};  ///< of features in this rank's tokens, as PicturePlaces; on the CPU
+  /// [features] int64, on the CPU: which of the tower's features these are, where other ranks have
+  /// places of some. Undefined: the first ones.
+  at::Tensor own_features{};
   /// No pictures, but other ranks may have some: the tower runs on one empty unit whose features
   /// are left out, so that its collectives happen and its gradients are zeros.
   bool stand_in = false;
@@ -51,10 +55,12 @@ class QwenVlModel : public MultiModalModule,
   explicit QwenVlModel(VisionLanguageConfig config);
 
   at::Tensor forward(ModelInput input) override;
-  /// Throws one sentence for pictures that do not fit the tokens or each other.
+  /// Throws one sentence for pictures that do not fit the tokens or each other. Of a sequence on
+  /// several ranks every rank gives all tokens and pictures, and keeps the pictures of its rows.
   void prepare(ModelInput& input) const override;
   std::string class_name() const override { return config_.text.names.model; }
   int64_t vocab_size() const override { return config_.text.vocab_size; }
+  void check_sequence_ranks(int64_t ranks) const override;
   /// The decoder's; the tower's depend on the pictures and are left out.
   double training_flops(int64_t sequences, int64_t sequence_length) const override;
   std::string published_name(const std::string& name) const override;

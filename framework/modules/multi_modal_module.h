@@ -53,9 +53,9 @@ class MultiModalModule : public MegatronModule, public HookedModule {
     return run_hooked([this](ModelInput& each) { return forward(each); }, std::move(input));
   }
 
-  /// What needs the values of the input on the host (position ids, places of images), before they
-  /// move to a device; sets input.plan. Runs before forward unless it did already: a program that
-  /// moves the input itself calls it before, or the device is waited for.
+  /// What needs values on the host (position ids, places of images); sets input.plan. Runs before
+  /// forward unless it did already: a program calls it before the input moves to a device (which
+  /// is waited for otherwise), and with whole sequences, before it takes the rows of a shard.
   virtual void prepare(ModelInput& /*input*/) const {}
 
   /// Tokens are from [0, vocab_size()).

@@ -30,6 +30,7 @@ TrainStep::TokenLosses TrainStep::token_losses(const Batch& batch) {
   input.tokens = batch.tokens;
   input.position_ids = batch.position_ids;
   input.extra = batch.extra;
+  input.sequence = shard;
   model_.prepare(input);
   for (auto& [name, tensor] : input.extra) tensor = here(tensor);
   input.tokens = shard.rows_of(here(input.tokens), 1);
@@ -37,7 +38,6 @@ TrainStep::TokenLosses TrainStep::token_losses(const Batch& batch) {
   input.labels = shard.rows_of(here(batch.labels), 1);
   if (batch.attention_mask.defined())
     input.attention_mask = here(batch.attention_mask).logical_not();
-  input.sequence = shard;
   const at::Tensor mask = here(batch.loss_mask);
   return {model_(std::move(input)), shard.rows_of(mask, 1), mask};
 }

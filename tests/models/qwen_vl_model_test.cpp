@@ -9,9 +9,9 @@
 #include <gtest/gtest.h>
 
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "models/mrope_positions.h"
+#include "tests/models/small_vl.h"
 #include "tests/support/run_ranks.h"
 
 namespace megashard {
@@ -20,30 +20,9 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-constexpr int64_t kImage = 50;
-
-VisionLanguageConfig small_vl(const std::string& type) {
-  const auto json = nlohmann::ordered_json::parse(R"({
-    "image_token_id": 50, "video_token_id": 51,
-    "text_config": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
-      "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 60,
-      "max_position_embeddings": 64,
-      "rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}},
-    "vision_config": {"depth": 2, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2,
-      "patch_size": 2, "out_hidden_size": 16, "window_size": 8, "fullatt_block_indexes": [1],
-      "num_position_embeddings": 9, "deepstack_visual_indexes": [0]}})");
-  auto typed = json;
-  typed["model_type"] = type;
-  return vision_language_config(typed, "config.json", decoder_config_from_hf(typed, "config.json"));
-}
-
-std::shared_ptr<QwenVlModel> make_vl(const std::string& type) {
-  auto model = std::make_shared<QwenVlModel>(small_vl(type));
-  model->weight_init().std = 0.3;
-  model->weight_init().generator = at::detail::createCPUGenerator(3);
-  model->init_weights();
-  return model;
-}
+using testing::kImage;
+using testing::make_vl;
+using testing::small_vl;
 
 /// Two rows, an image of 3 x 1 features in the first only.
 ModelInput picture_and_text() {

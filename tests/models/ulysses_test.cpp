@@ -6,6 +6,8 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros_like.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +15,7 @@
 #include <mutex>
 
 #include "models/decoder_model.h"
+#include "tests/models/small_vl.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
 
@@ -68,7 +71,18 @@ struct LossAndGradients {
   std::map<std::string, at::Tensor> gradients;
 };
 
-LossAndGradients of_model(int64_t kv_heads, ModelInput input) {
+LossAndGradients of_model(MultiModalModule& model, ModelInput input) {
+  LossAndGradients result;
+  result.losses = model(std::move(input));
+  result.losses.sum().backward();
+  for (const auto& item : model.named_parameters()) {
+    const auto& gradient = item.value().grad();
+    result.gradients[item.key()] = gradient.defined() ? gradient : at::zeros_like(item.value());
+  }
+  return result;
+}
+
+LossAndGradients of_decoder(int64_t kv_heads, ModelInput input) {
   DecoderModel model(grouped_network(kv_heads));
   auto generator = at::globalContext().defaultGenerator(at::kCPU);
   static std::mutex one_at_a_time;  // ranks are threads, and draw from one generator
@@ -77,12 +91,20 @@ LossAndGradients of_model(int64_t kv_heads, ModelInput input) {
     generator.set_current_seed(1);
     model.init_weights();
   }
-  LossAndGradients result;
-  result.losses = model(std::move(input));
-  result.losses.sum().backward();
-  for (const auto& item : model.named_parameters())
-    result.gradients[item.key()] = item.value().grad();
-  return result;
+  return of_model(model, std::move(input));
+}
+
+/// `got` on each rank of a sequence against one rank's. Collective.
+void expect_same(const LossAndGradients& got, const LossAndGradients& expected,
+                 const SequenceShard& shard) {
+  // Other shapes take other kernels: as PyTorch's own fp32 tests, 1.3e-6 relative.
+  EXPECT_TRUE(got.losses.allclose(shard.rows_of(expected.losses, 1), 1.3e-6, 1e-6));
+  for (const auto& [name, gradient] : expected.gradients) {
+    const auto sum = got.gradients.at(name).clone();
+    shard.group->all_reduce(sum, ReduceOp::kSum).wait();
+    const double largest = gradient.abs().max().item<double>();
+    EXPECT_TRUE(sum.allclose(gradient, 0, 2e-6 * largest)) << name;
+  }
 }
 
 TEST(Ulysses, LossesAndGradientsAreThoseOfOneRank) {
@@ -99,24 +121,76 @@ TEST(Ulysses, LossesAndGradientsAreThoseOfOneRank) {
       whole.attention_mask = causal.logical_and(document.unsqueeze(1).eq(document.unsqueeze(0)))
                                  .view({1, 1, length, length});
     }
-    const auto expected = of_model(kv_heads, whole);
+    const auto expected = of_decoder(kv_heads, whole);
     run_ranks(ranks, [&, kv_heads = kv_heads](const ProcessGroupPtr& world) {
       const SequenceShard shard{world, whole.tokens.size(1)};
       ModelInput mine = whole;
       mine.tokens = shard.rows_of(whole.tokens, 1);
       mine.labels = shard.rows_of(whole.labels, 1);
       mine.sequence = shard;
-      const auto got = of_model(kv_heads, mine);
-      // Other shapes take other kernels: as PyTorch's own fp32 tests, 1.3e-6 relative.
-      EXPECT_TRUE(got.losses.allclose(shard.rows_of(expected.losses, 1), 1.3e-6, 1e-6));
-      for (const auto& [name, gradient] : expected.gradients) {
-        const auto sum = got.gradients.at(name).clone();
-        world->all_reduce(sum, ReduceOp::kSum).wait();
-        const double largest = gradient.abs().max().item<double>();
-        EXPECT_TRUE(sum.allclose(gradient, 0, 2e-6 * largest)) << name;
-      }
+      expect_same(of_decoder(kv_heads, mine), expected, shard);
     });
   }
+}
+
+at::Tensor grids(std::initializer_list<int64_t> values) {
+  return at::tensor(at::ArrayRef<int64_t>(values)).view({-1, 3});
+}
+
+/// 13 tokens: of 4 ranks 4 4 4 1, of 2 ranks 7 6. An image over the first border, a video over the
+/// second, an image behind the first; none in the last row.
+ModelInput pictures_over_borders() {
+  auto generator = at::detail::createCPUGenerator(5);
+  ModelInput input;
+  input.tokens = at::randint(0, 50, {4, 13}, generator, at::kLong);
+  input.labels = at::randint(0, 60, {4, 13}, generator, at::kLong);
+  input.tokens[0].narrow(0, 2, 3).fill_(testing::kImage);
+  input.tokens[1].narrow(0, 5, 4).fill_(testing::kVideo);
+  input.tokens[2].narrow(0, 6, 2).fill_(testing::kImage);
+  input.extra["image_grid_thw"] = grids({1, 6, 2, 1, 2, 4});
+  input.extra["video_grid_thw"] = grids({2, 2, 4});
+  input.extra["pixel_values"] = at::randn({20, 3 * 2 * 2 * 2}, generator, at::kFloat);
+  input.extra["pixel_values_videos"] = at::randn({16, 3 * 2 * 2 * 2}, generator, at::kFloat);
+  return input;
+}
+
+class UlyssesOfPictures : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(All, UlyssesOfPictures,
+                         ::testing::Values("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"));
+
+TEST_P(UlyssesOfPictures, LossesAndGradientsAreThoseOfOneRank) {
+  const auto whole = pictures_over_borders();
+  const auto expected = of_model(*testing::make_vl(GetParam()), whole);
+  for (const int ranks : {2, 4}) {
+    run_ranks(ranks, [&](const ProcessGroupPtr& world) {
+      const SequenceShard shard{world, whole.tokens.size(1)};
+      const auto model = testing::make_vl(GetParam());
+      model->check_sequence_ranks(world->size());
+      ModelInput mine = whole;
+      mine.sequence = shard;
+      model->prepare(mine);
+      const auto* plan = dynamic_cast<const PicturePlan*>(mine.plan.get());
+      ASSERT_NE(plan, nullptr);
+      const std::vector<int64_t> patches =
+          world->size() == 2 ? std::vector<int64_t>{36, 24} : std::vector<int64_t>{12, 36, 16, 0};
+      EXPECT_EQ(plan->vision.patches, patches[static_cast<size_t>(world->rank())]);
+      mine.tokens = shard.rows_of(mine.tokens, 1);
+      mine.labels = shard.rows_of(mine.labels, 1);
+      mine.position_ids = shard.rows_of(mine.position_ids, -1);
+      expect_same(of_model(*model, mine), expected, shard);
+    });
+  }
+}
+
+TEST(Ulysses, PicturesArePlacedInWholeSequences) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    auto input = pictures_over_borders();
+    input.sequence = {world, input.tokens.size(1)};
+    input.tokens = input.sequence.rows_of(input.tokens, 1);
+    const auto model = testing::make_vl("qwen3_vl");
+    EXPECT_THAT(message_of([&] { model->prepare(input); }),
+                HasSubstr("of 13 tokens here, and got"));
+  });
 }
 
 TEST(Ulysses, HeadsThatRanksCannotShareAreNamed) {
@@ -124,6 +198,8 @@ TEST(Ulysses, HeadsThatRanksCannotShareAreNamed) {
   EXPECT_THAT(
       message_of([&] { model.check_sequence_ranks(3); }),
       HasSubstr("GPTModel has 4 attention heads, which 3 ranks of a sequence cannot share evenly"));
+  EXPECT_THAT(message_of([] { testing::make_vl("qwen2_5_vl")->check_sequence_ranks(3); }),
+              HasSubstr("Qwen2_5_VLForConditionalGeneration has 4 attention heads, which 3 ranks"));
   EXPECT_THAT(message_of([] { check_ulysses_heads("M", 12, 3, 2); }),
               HasSubstr("M has 3 key and value heads, and 2 ranks share a sequence"));
 }

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "models/qwen_vl_model.h"
+
+namespace megashard::testing {
+
+constexpr int64_t kImage = 50, kVideo = 51;
+
+/// qwen2_5_vl, qwen3_vl or qwen3_vl_moe; only the last has experts.
+inline VisionLanguageConfig small_vl(const std::string& type) {
+  const auto json = nlohmann::ordered_json::parse(R"({
+    "image_token_id": 50, "video_token_id": 51,
+    "text_config": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+      "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 60,
+      "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+      "output_router_logits": true, "router_aux_loss_coef": 0.3,
+      "max_position_embeddings": 64,
+      "rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}},
+    "vision_config": {"depth": 2, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2,
+      "patch_size": 2, "out_hidden_size": 16, "window_size": 8, "fullatt_block_indexes": [1],
+      "num_position_embeddings": 9, "deepstack_visual_indexes": [0]}})");
+  auto typed = json;
+  typed["model_type"] = type;
+  return vision_language_config(typed, "config.json", decoder_config_from_hf(typed, "config.json"));
+}
+
+/// Random weights, the same each time.
+inline std::shared_ptr<QwenVlModel> make_vl(const std::string& type) {
+  auto model = std::make_shared<QwenVlModel>(small_vl(type));
+  model->weight_init().std = 0.3;
+  model->weight_init().generator = at::detail::createCPUGenerator(3);
+  model->init_weights();
+  return model;
+}
+
+}  // namespace megashard::testing
