@@ -40,6 +40,18 @@ Fsdp2Config sharding_config(const Arguments& arguments, const std::optional<Roll
   return config;
 }
 
+/// MindSpeed says in the FSDP2 file what is a flag in Megatron.
+void take_expert_ranks_of_file(Arguments& arguments, const DiagnosticSink& sink) {
+  if (!arguments.fsdp2_config_path || arguments.is_given("expert_model_parallel_size")) return;
+  const auto quiet = [](Severity, const std::string&) {};
+  const int ranks = load_fsdp2_config(*arguments.fsdp2_config_path, Strictness::kWarn, quiet)
+                        .expert_parallel_size;
+  if (ranks == 1) return;
+  arguments.expert_model_parallel_size = ranks;
+  sink(Severity::kNotice,
+       c10::str("FSDP2: expert_parallel_size: as --expert-model-parallel-size ", ranks));
+}
+
 }  // namespace
 
 void print_flushed(const std::string& line) {
@@ -54,6 +66,7 @@ DiagnosticSink sink_for(int rank) {
 
 void validate_for_machine(Arguments& arguments, const RendezvousOptions& environment,
                           const DiagnosticSink& sink) {
+  take_expert_ranks_of_file(arguments, sink);
   validate_arguments(arguments,
                      {.world_size = environment.world_size,
                       .rank = environment.rank,

@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "checkpoint/values/tensor_info.h"
+#include "framework/modules/wrap_policy.h"
 #include "models/linear.h"
 #include "parallel/collectives/device_mesh.h"
 #include "parallel/fsdp/fully_shard.h"
@@ -69,12 +70,13 @@ bool is_lora_parameter(const std::string& name) {
 
 int64_t add_lora(MegatronModule& model, const LoraOptions& options) {
   std::set<std::string> wanted(options.target_modules.begin(), options.target_modules.end());
+  const bool all = wanted.erase("all-linear") > 0;
   std::set<std::string> missing = wanted, known;
   for (auto& parameter : model.parameters()) parameter.requires_grad_(false);
   int64_t count = 0;
   for (const auto& [path, layer] : linear_layers(model)) {
     known.insert(last_name(path));
-    if (!wanted.contains(last_name(path))) continue;
+    if (!wanted.contains(last_name(path)) && (!all || is_output_projection(path))) continue;
     missing.erase(last_name(path));
     layer->add_adapter(options.rank, options.alpha / static_cast<double>(options.rank),
                        options.dropout);

@@ -14,7 +14,8 @@ struct LoraOptions {
   int64_t rank = 8;
   double alpha = 16;  ///< the adapters' sum counts alpha / rank
   double dropout = 0;
-  std::vector<std::string> target_modules{};  ///< last names of linear layers: q_proj, down_proj
+  /// Last names of linear layers (q_proj, down_proj), or "all-linear": all but the output's.
+  std::vector<std::string> target_modules{};
 };
 
 /// Gives every linear layer of these names adapters with first values, freezes all else, and lets

@@ -101,7 +101,7 @@ void check_lora(const Arguments& arguments) {
   require(
       !arguments.lora_target_modules.empty(),
       "--lora-r needs --lora-target-modules, the linear layers that get adapters; for Llama and "
-      "Qwen q_proj k_proj v_proj o_proj gate_proj up_proj down_proj.");
+      "Qwen q_proj k_proj v_proj o_proj gate_proj up_proj down_proj, or all-linear.");
   require(arguments.hf_model && !arguments.from_scratch,
           "--lora-r needs --hf-model, whose weights the adapters change, without --from-scratch.");
 }

@@ -16,6 +16,9 @@ struct WrapPolicy {
   std::optional<std::vector<std::string>> layer_classes;
   bool embeddings = false;  ///< asked for: a tied embedding, which stays in the root, is told
   bool lm_output = false;   ///< lm_head or output_layer, unless tied
+  /// Classes of experts ("Qwen3MoeMLP"), or of what holds all of a block ("Qwen3MoeExperts"), which
+  /// are groups inside their layers.
+  std::vector<std::string> expert_classes{};
 };
 
 /// The file of --fsdp2-config-path (MindSpeed-MM's Fsdp2Config), with its defaults. The lists hold
@@ -43,7 +46,7 @@ struct Fsdp2Config {
   bool align_fsdp_param_groups = false;
   int expert_parallel_size = 1;
   bool reshard_local_experts = true;
-  std::vector<std::string> moe_modules;
+  std::vector<std::string> moe_modules;  ///< the experts that are spread, which must be all
 };
 
 /// Whether an unknown key, or a pattern that matches nothing, is an error.

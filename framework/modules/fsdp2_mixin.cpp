@@ -40,9 +40,6 @@ void warn_of_keys_without_effect(const Fsdp2Config& config, const DiagnosticSink
   const std::string all_experts = "experts are sharded over all ranks that have them";
   warn(config.align_fsdp_param_groups, "align_fsdp_param_groups",
        "every parameter keeps its own place in the buffers");
-  warn(!config.moe_modules.empty(), "moe_modules",
-       "the experts of a model are known; to make units of them, list them under "
-       "sub_modules_to_wrap");
   warn(config.reshard_local_experts != defaults.reshard_local_experts, "reshard_local_experts",
        all_experts);
   warn(config.pin_memory != defaults.pin_memory && !config.offload_to_cpu, "pin_memory",
@@ -70,6 +67,7 @@ torch::nn::Module& FSDP2Mixin::module() {
 void FSDP2Mixin::fully_shard(ShardingRequest request) {
   _pre_fully_shard(std::move(request));
   _init_ep_model();
+  check_moe_modules();
   _fully_shard();
   _post_fully_shard();
 }
@@ -116,6 +114,36 @@ void FSDP2Mixin::shard_over(DeviceMeshPtr mesh,
                              which = std::move(which)](const at::Tensor& parameter) {
     return which(parameter) ? mesh : nullptr;
   };
+}
+
+void FSDP2Mixin::check_moe_modules() {
+  const auto& patterns = request_.config.moe_modules;
+  if (patterns.empty()) return;
+  if (!options_.parameter_mesh) {
+    if (request_.sink) {
+      request_.sink(Severity::kWarning,
+                    "FSDP2: moe_modules has no effect: it names the experts that are spread over "
+                    "ranks, and expert_parallel_size is 1");
+    }
+    return;
+  }
+  std::unordered_set<const c10::TensorImpl*> named;
+  for (const auto& each : select(patterns, "moe_modules")) {
+    for (const auto& parameter : each.module->parameters()) {
+      require_usage(options_.parameter_mesh(parameter) != nullptr,
+                    "moe_modules names " + each.path +
+                        ", which is more than experts; name their list, as in "
+                        "model.layers.{*}.mlp.experts.");
+      named.insert(parameter.unsafeGetTensorImpl());
+    }
+  }
+  for (const auto& item : module().named_parameters()) {
+    require_usage(named.contains(item.value().unsafeGetTensorImpl()) ||
+                      options_.parameter_mesh(item.value()) == nullptr,
+                  "moe_modules leaves out " + item.key() +
+                      ", but all experts of the model are spread over the ranks; name all lists of "
+                      "experts, or leave moe_modules out.");
+  }
 }
 
 void FSDP2Mixin::_fully_shard() {
@@ -243,7 +271,14 @@ void FSDP2Mixin::set_fullyshard_modules_to_wrap() {
       policy->layer_classes
           ? select_classes(module(), *policy->layer_classes, "transformer_layer_cls_to_wrap")
           : select(default_modules_to_wrap(), "the model's layers");
-  set_fullyshard_modules_to_wrap(modules_of_policy(module(), *policy, layers, request_.sink));
+  auto groups = modules_of_policy(module(), *policy, layers, request_.sink);
+  std::unordered_set<const torch::nn::Module*> experts;
+  for (const auto& group : expert_groups(module(), policy->expert_classes, request_.sink)) {
+    megashard::fully_shard(group, options_);
+    experts.insert(group.begin(), group.end());
+  }
+  std::erase_if(groups, [&](const NamedModule& each) { return experts.contains(each.module); });
+  set_fullyshard_modules_to_wrap(groups);
 }
 
 void FSDP2Mixin::set_fullyshard_modules_to_wrap(const std::vector<std::string>& patterns) {

@@ -95,6 +95,7 @@ class FSDP2Mixin {
 
  private:
   torch::nn::Module& module();
+  void check_moe_modules();
   std::vector<NamedModule> select(const std::vector<std::string>& patterns, const std::string& key);
   /// The modules that flags name: of "layer" the first `layers`.
   std::vector<NamedModule> select_parts(const std::vector<std::string>& parts,

@@ -42,11 +42,6 @@ std::map<const c10::TensorImpl*, int> count_holders(const torch::nn::Module& mod
   return holders;
 }
 
-bool is_output_projection(const std::string& path) {
-  const auto last = path.substr(path.rfind('.') + 1);
-  return last == "lm_head" || last == "output_layer";
-}
-
 void tell(const std::vector<NamedModule>& modules, const DiagnosticSink& sink) {
   if (!sink || modules.empty()) return;
   std::map<std::string, PatternMatch> by_class;
@@ -59,7 +54,63 @@ void tell(const std::vector<NamedModule>& modules, const DiagnosticSink& sink) {
     sink(Severity::kNotice, "FSDP2: wrap_policy: " + describe_match(match));
 }
 
+/// The experts of one block and what transformers calls the class that holds them.
+struct ExpertList {
+  std::string held_by;
+  std::vector<NamedModule> experts;
+};
+
+std::vector<ExpertList> expert_lists(const torch::nn::Module& model) {
+  constexpr std::string_view kBlock = "SparseMoeBlock";
+  std::vector<ExpertList> lists;
+  for (const auto& block : model.named_modules("", /*include_self=*/false)) {
+    const auto name = class_of(*block.value());
+    const auto children = block.value()->named_children();
+    const auto* experts = children.find("experts");
+    if (!name.ends_with(kBlock) || experts == nullptr) continue;
+    auto& list = lists.emplace_back();
+    list.held_by = name.substr(0, name.size() - kBlock.size()) + "Experts";
+    for (const auto& item : (*experts)->named_children()) {
+      if (class_of(*item.value()).empty()) continue;  // another rank's
+      list.experts.push_back({block.key() + ".experts." + item.key(), item.value().get()});
+    }
+  }
+  return lists;
+}
+
 }  // namespace
+
+bool is_output_projection(const std::string& path) {
+  const auto last = path.substr(path.rfind('.') + 1);
+  return last == "lm_head" || last == "output_layer";
+}
+
+std::vector<std::vector<torch::nn::Module*>> expert_groups(const torch::nn::Module& model,
+                                                           const std::vector<std::string>& classes,
+                                                           const DiagnosticSink& sink) {
+  std::vector<std::vector<torch::nn::Module*>> groups;
+  std::set<std::string> modules(classes.begin(), classes.end());
+  std::map<std::string, PatternMatch> stacked;
+  for (const auto& list : expert_lists(model)) {
+    if (std::find(classes.begin(), classes.end(), list.held_by) == classes.end()) continue;
+    modules.erase(list.held_by);
+    auto& match = stacked[list.held_by];
+    match.pattern = "the experts of each " + list.held_by;
+    auto& group = groups.emplace_back();
+    for (const auto& expert : list.experts) {
+      group.push_back(expert.module);
+      match.paths.push_back(expert.path);
+    }
+  }
+  for (const auto& [name, match] : stacked) {
+    if (sink) sink(Severity::kNotice, "FSDP2: moe_experts: " + describe_match(match));
+  }
+  if (modules.empty()) return groups;
+  const auto selected = select_classes(model, {modules.begin(), modules.end()}, "moe_experts");
+  for (const auto& each : selected) groups.push_back({each.module});
+  tell(selected, sink);
+  return groups;
+}
 
 std::vector<NamedModule> select_classes(const torch::nn::Module& model,
                                         const std::vector<std::string>& classes,

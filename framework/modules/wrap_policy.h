@@ -17,6 +17,16 @@ std::vector<NamedModule> select_classes(const torch::nn::Module& model,
                                         const std::vector<std::string>& classes,
                                         const std::string& key);
 
+/// The groups that `classes` of experts make, in the order of the model: each module of a class;
+/// for the class that transformers stacks experts in ("PExperts" inside "PSparseMoeBlock"), all
+/// experts of a block together. Of experts on several ranks this rank's. `sink` is told.
+std::vector<std::vector<torch::nn::Module*>> expert_groups(const torch::nn::Module& model,
+                                                           const std::vector<std::string>& classes,
+                                                           const DiagnosticSink& sink);
+
+/// Whether a path ends in the name of the projection to the vocabulary.
+bool is_output_projection(const std::string& path);
+
 /// What becomes a group of its own under ROLL's rules: of `layers` those that contain no other of
 /// them, embeddings that are not tied, and on request the output projection. `sink` is told.
 std::vector<NamedModule> modules_of_policy(const torch::nn::Module& model, const WrapPolicy& policy,

@@ -9,7 +9,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "framework/modules/wrap_policy.h"
 #include "models/decoder_model.h"
+#include "models/lora.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "tests/support/diagnostics.h"
 #include "tests/support/run_ranks.h"
@@ -125,17 +127,26 @@ TEST(Moe, TwoRanksTrainAsOneWhateverIsAUnit) {
     std::vector<std::string> units;
     int prefetch;
     ActivationPlan plan;
+    std::optional<WrapPolicy> policy{};
+  };
+  // As ROLL's files name them: each expert, which a dense layer's MLP is too, or those of a block.
+  const auto by_class = [](const std::string& experts) {
+    return WrapPolicy{.layer_classes = {{"Qwen3MoeAttention", "Qwen3MoeSparseMoeBlock"}},
+                      .expert_classes = {experts}};
   };
   const std::string layers = "model.layers.{*}", experts = "model.layers.{0,2}.mlp.experts.{*}";
   const std::vector<Case> cases = {{{layers}, 0, {}},
                                    {{experts}, 0, {}},
                                    {{layers, experts}, 2, {}},
                                    {{layers, experts}, 0, {.recompute = {"moe"}}},
-                                   {{experts, layers}, 0, {.recompute = {"layer"}}}};
+                                   {{experts, layers}, 0, {.recompute = {"layer"}}},
+                                   {{}, 0, {}, by_class("Qwen3MoeMLP")},
+                                   {{}, 0, {.recompute = {"layer"}}, by_class("Qwen3MoeExperts")}};
   for (size_t i = 0; i < cases.size(); ++i) {
     run_ranks(2, [&](const ProcessGroupPtr& world) {
       Fsdp2Config config;
       config.sub_modules_to_wrap = cases[i].units;
+      config.wrap_policy = cases[i].policy;
       config.num_to_forward_prefetch = config.num_to_backward_prefetch = cases[i].prefetch;
       const Trained ours = train(world, 2, &config, cases[i].plan);
       for (size_t step = 0; step < whole.losses.size(); ++step)
@@ -150,15 +161,19 @@ TEST(Moe, RanksWithDifferentExpertsTrainAsOne) {
   const std::string layers = "model.layers.{*}", experts = "model.layers.{0,2}.mlp.experts.{*}";
   for (const int ranks : {2, 4}) {
     const Trained whole = train(nullptr, ranks);
-    for (const bool units : {false, true}) {
+    for (const int units : {0, 1, 2}) {
       std::map<std::string, int> holders;
       std::mutex mutex;
       run_ranks(ranks, [&](const ProcessGroupPtr& world) {
         Fsdp2Config config;
         config.sub_modules_to_wrap = {layers};
-        if (units) config.sub_modules_to_wrap->push_back(experts);
-        config.num_to_forward_prefetch = units;
-        const ActivationPlan plan{.recompute = std::vector<std::string>(units, "layer")};
+        config.moe_modules = {"model.layers.{0,2}.mlp.experts"};
+        if (units == 1) config.sub_modules_to_wrap->push_back(experts);
+        if (units == 2)
+          config.wrap_policy = {.layer_classes = {{"Qwen3MoeSparseMoeBlock"}},
+                                .expert_classes = {"Qwen3MoeExperts"}};
+        config.num_to_forward_prefetch = units == 1;
+        const ActivationPlan plan{.recompute = std::vector<std::string>(units == 1, "layer")};
         const Trained ours = train(world, ranks, &config, plan, /*parts=*/2);
         const auto what = c10::str(ranks, " ranks ", units);
         for (size_t step = 0; step < whole.losses.size(); ++step)
@@ -175,6 +190,34 @@ TEST(Moe, RanksWithDifferentExpertsTrainAsOne) {
   }
 }
 
+TEST(Moe, ModulesOfExpertsAreAllOfThem) {
+  run_ranks(2, [&](const ProcessGroupPtr& world) {
+    const auto shard = [&](const std::string& name, int parts) {
+      Fsdp2Config config;
+      config.sub_modules_to_wrap.emplace();
+      config.moe_modules = {name};
+      CollectedDiagnostics told;
+      make_moe({}, parts, world->rank() % parts)
+          ->FSDP2Mixin::fully_shard(
+              {.process_group = world, .config = config, .sink = told.sink()});
+      return told.text();
+    };
+    EXPECT_THAT(usage_error([&] { shard("model.layers.{0}.mlp.experts", 2); }),
+                HasSubstr("moe_modules leaves out model.layers.2.mlp.experts."));
+    EXPECT_THAT(usage_error([&] { shard("model.layers.{0,2}.mlp", 2); }),
+                HasSubstr("moe_modules names model.layers.0.mlp, which is more than experts"));
+    EXPECT_THAT(shard("model.layers.{0}.mlp.experts", 1), HasSubstr("expert_parallel_size is 1"));
+  });
+}
+
+TEST(Moe, ClassesOfExpertsThatNoBlockHas) {
+  const auto model = make_moe();
+  EXPECT_THAT(usage_error([&] { expert_groups(*model, {"Qwen3MoeExpert"}, {}); }),
+              HasSubstr("moe_experts: the model has no module of class Qwen3MoeExpert"));
+  EXPECT_EQ(expert_groups(*model, {"Qwen3MoeExperts"}, {}).size(), 2u);
+  EXPECT_EQ(expert_groups(*model, {"Qwen3MoeMLP"}, {}).size(), 2 * kExperts + 1);
+}
+
 TEST(Moe, ExpertsWithoutRowsHaveGradientsOfZeros) {
   const auto model = make_moe();
   ModelInput input;
@@ -189,6 +232,14 @@ TEST(Moe, ExpertsWithoutRowsHaveGradientsOfZeros) {
   const int64_t most_used = kLength * kPerToken;  // of each of the two layers with experts
   EXPECT_GE(without, 2 * 3 * (kExperts - most_used));
   EXPECT_LT(without, 2 * 3 * kExperts);
+}
+
+TEST(Moe, AllLinearLayersButTheOutputsGetAdapters) {
+  const auto model = make_moe();
+  const int64_t count = add_lora(*model, {.rank = 2, .target_modules = {"all-linear"}});
+  EXPECT_EQ(count, 3 * 4 + 3 + 2 * 3 * kExperts) << "attention, a dense MLP, experts";
+  for (const auto& item : model->named_parameters())
+    EXPECT_EQ(item.value().requires_grad(), is_lora_parameter(item.key())) << item.key();
 }
 
 TEST(Moe, NamesClassesAndArithmetic) {
