@@ -20,7 +20,8 @@ constexpr char kSeed[] = "--seed", kHfModel[] = "--hf-model", kSeqLength[] = "--
                kLr[] = "--lr", kDecay[] = "--weight-decay", kBeta1[] = "--adam-beta1",
                kBeta2[] = "--adam-beta2", kMicroBatch[] = "--micro-batch-size",
                kWorkers[] = "--num-workers", kContext[] = "--context-parallel-size",
-               kTiles[] = "--tiled-num-shards";
+               kTiles[] = "--tiled-num-shards", kLoraDropout[] = "--lora-dropout",
+               kExpertRanks[] = "--expert-model-parallel-size";
 
 void take_resume(const V& value, W&, A& arguments) {
   bool flag = false;
@@ -56,17 +57,36 @@ void take_scheduler(const V& value, W&, A& arguments) {
     value.expected("linear, cosine, constant or constant_with_warmup");
 }
 
-void take_freeze(const V& value, W&, A& arguments) {
-  arguments.freeze_module_prefix.clear();
+/// "a, b" and lists of such -> words.
+std::vector<std::string> comma_words(const V& value) {
+  std::vector<std::string> parts;
   for (const auto& word : value.words()) {
     for (size_t begin = 0; begin <= word.size();) {
       const auto end = std::min(word.find(',', begin), word.size());
-      auto prefix = word.substr(begin, end - begin);
-      prefix.erase(0, prefix.find_first_not_of(' '));
-      prefix.erase(prefix.find_last_not_of(' ') + 1);
-      if (!prefix.empty()) arguments.freeze_module_prefix.push_back(prefix);
+      auto part = word.substr(begin, end - begin);
+      part.erase(0, part.find_first_not_of(' '));
+      part.erase(part.find_last_not_of(' ') + 1);
+      if (!part.empty()) parts.push_back(part);
       begin = end + 1;
     }
+  }
+  return parts;
+}
+
+void take_freeze(const V& value, W&, A& arguments) {
+  arguments.freeze_module_prefix = comma_words(value);
+}
+
+void take_lora_target(const V& value, W&, A& arguments) {
+  auto& targets = arguments.lora_target_modules;
+  targets = comma_words(value);
+  if (targets.empty()) value.expected("names of linear layers");
+  for (auto& name : targets) {
+    if (name.find_first_of("*$|(") != name.npos)
+      value.fail("is a pattern, " + name + "; list the names of linear layers, or all-linear");
+    if (name == "all-embedding" || name == "all-router")
+      value.fail("is " + name + ", but adapters are of linear layers only; list their names");
+    if (name == "all") name = "all-linear";
   }
 }
 
@@ -141,10 +161,13 @@ const RollKey kModel[] = {
     {"adapter_name_or_path"},
     {"additional_target"},
     {"autocast_adapter_dtype"},
-    {"lora_target"},
-    {"lora_rank"},
-    {"lora_alpha"},
-    {"lora_dropout"},
+    {"lora_target", take_lora_target},
+    {"lora_rank", [](const V& value, W& worker, A&) { worker.lora_rank = value.integer(1); }},
+    {"lora_alpha",
+     [](const V& value, W& worker, A&) {
+       if (value.number() != 0) worker.lora_alpha = value.number();
+     }},
+    {"lora_dropout", to_flag<kLoraDropout>},
 };
 
 const RollKey kTraining[] = {
@@ -200,10 +223,11 @@ const RollKey kStrategy[] = {
      [](const V& value, W&, A& arguments) {
        arguments.reduce_scatter_during_grad_accumulation = value.boolean();
      }},
-    {"ep_size"},
-    {"efsdp_size"},
+    {"ep_size", to_flag<kExpertRanks>},
+    {"efsdp_size", [](const V& value, W& worker, A&) { worker.efsdp_size = value.integer(1); }},
     {"moe_use_grouped_mm"},
-    {"apply_expert_patch"},
+    {"apply_expert_patch",
+     [](const V& value, W& worker, A&) { worker.apply_expert_patch = value.boolean(); }},
     {"apply_tiled_mlp",
      [](const V& value, W&, A& arguments) { arguments.apply_tiled_mlp = value.boolean(); }},
     {"tiled_num_shards", to_flag<kTiles>},
@@ -218,12 +242,9 @@ const RollKey kWrap[] = {
      [](const V& value, W& worker, A&) { policy(worker).embeddings = value.boolean(); }},
     {"wrap_lm_output",
      [](const V& value, W& worker, A&) { policy(worker).lm_output = value.boolean(); }},
-    {"moe_experts"},
+    {"moe_experts",
+     [](const V& value, W& worker, A&) { policy(worker).expert_classes = value.words(); }},
 };
-
-constexpr const char* kNoExpertParallel = "expert parallelism is not in this version";
-constexpr const char* kNoExpertGroups = "experts are gathered with their layer in this version";
-constexpr const char* kNoLora = "LoRA is asked for by the --lora-* flags here";
 
 }  // namespace
 
@@ -236,16 +257,12 @@ std::span<const RollKey> roll_wrap_keys() { return kWrap; }
 
 const std::vector<MissingFunction>& missing_functions() {
   static const std::vector<MissingFunction> all = {
-      {"model_args", "lora_target", {}, kNoLora},
-      {"model_args", "adapter_name_or_path", {}, kNoLora},
+      {"model_args", "adapter_name_or_path", {}, "adapters come from --load here"},
+      {"model_args", "additional_target", {}, "nothing but adapters is trained beside them here"},
       {"model_args", "moe_aux_loss_coef", {}, "router_aux_loss_coef of config.json decides"},
       {"model_args", "model_type", {}, "reward and value models are not in this version"},
       {"model_args", "model_config_kwargs", {}, "config.json of the model decides"},
       {"training_args", "fp16", {"false"}, "there is no loss scaling here; use bf16"},
-      {"strategy_config", "ep_size", {"1"}, kNoExpertParallel},
-      {"strategy_config", "efsdp_size", {"1"}, kNoExpertParallel},
-      {"strategy_config", "apply_expert_patch", {"false"}, kNoExpertGroups},
-      {"wrap_policy", "moe_experts", {}, kNoExpertGroups},
   };
   return all;
 }

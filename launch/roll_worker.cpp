@@ -145,6 +145,20 @@ void read_strategy(Reader& reader, const std::string& path, const YAML::Node& no
   }
 }
 
+/// lora_target stands for LoRA in ROLL: nothing is frozen by name then, and only what trains has
+/// it.
+void apply_lora(RollWorker& worker, Arguments& arguments) {
+  if (arguments.lora_target_modules.empty()) return;
+  const auto drop = [&](std::vector<std::string>& words, const char* key) {
+    if (!words.empty()) worker.unused.push_back(worker.role + ".model_args." + key);
+    words.clear();
+  };
+  if (!worker.trains) return drop(arguments.lora_target_modules, "lora_target");
+  drop(arguments.freeze_module_prefix, "freeze_module_prefix");
+  arguments.lora_r = worker.lora_rank;
+  arguments.lora_alpha = worker.lora_alpha.value_or(2.0 * static_cast<double>(worker.lora_rank));
+}
+
 }  // namespace
 
 bool is_roll_configuration(const YAML::Node& root) {
@@ -187,6 +201,7 @@ RollWorker parse_roll_worker(const std::string& text, const std::string& path,
   reader.section(role + ".model_args", own["model_args"], roll_model_keys(), {}, Unknown::kError);
   reader.section(role + ".training_args", own["training_args"], roll_training_keys(), {},
                  Unknown::kError);
+  apply_lora(worker, arguments);
   std::set<std::string> others;  // sections and settings of the pipeline
   for (const auto& item : root) {
     const auto keys = roll_pipeline_keys();

@@ -28,7 +28,11 @@ struct RollWorker {
   bool recompute = true;    ///< every layer
   bool recompute_reentrant = false;
   int64_t infer_batch_size = 16;
-  std::vector<std::string> unused;  ///< "exp_name", "actor_train.data_args": read by nothing here
+  int64_t efsdp_size = 1;            ///< ranks that share one of the experts that ep_size spreads
+  bool apply_expert_patch = false;   ///< moe_experts counts without ep_size too
+  int64_t lora_rank = 8;             ///< count where there are --lora-target-modules
+  std::optional<double> lora_alpha;  ///< unset: twice the rank
+  std::vector<std::string> unused;   ///< "exp_name", "actor_train.data_args": read by nothing here
 };
 
 /// Reads the worker `role`: what has a flag of ours goes to `arguments`, together with ROLL's

@@ -195,11 +195,17 @@ TEST(RollWorker, MistakesAreSentences) {
       {"wrap_lm_output: true", "wrap_lm_outpt: true", "did you mean wrap_lm_output?"},
       {"device_mapping: list", "device_map: list", "did you mean device_mapping?"},
       {"strategy_name: fsdp2_train", "strategy_nam: fsdp2_train", "did you mean strategy_name?"},
-      {"fsdp_size: 8", "ep_size: 2", "ep_size is 2, but expert parallelism is not"},
-      {"wrap_lm_output: true", "moe_experts: [Qwen3MoeMLP]",
-       "moe_experts is given, but experts are gathered"},
-      {"ulysses_size: 1", "lora_target: all",
-       "LoRA is asked for by the --lora-* flags here; remove it."},
+      {"fsdp_size: 8", "ep_size: 3", "ep_size 3 must divide the number of ranks, 16"},
+      {"fsdp_size: 8", "fsdp_size: 8\n      ep_size: 2",
+       "goes with one copy of the other parameters"},
+      {"fsdp_size: 8", "ep_size: 2\n      efsdp_size: 4",
+       "ep_size 2 on 16 ranks leaves 8 with the same experts, which share them; efsdp_size is 4; "
+       "write 8."},
+      {"ulysses_size: 1", "lora_target: '.*_proj'", "is a pattern, .*_proj; list the names"},
+      {"ulysses_size: 1", "lora_target: [q_proj, all-router]",
+       "adapters are of linear layers only"},
+      {"ulysses_size: 1", "lora_rank: 0", "takes a whole number of at least 1"},
+      {"ulysses_size: 1", "additional_target: embed_tokens", "nothing but adapters is trained"},
       {"model_type: ~", "model_type: trl", "reward and value models"},
       {"param_dtype: bf16", "param_dtype: fp16", "needs loss scaling"},
       {"param_dtype: bf16", "param_dtype: int8", "param_dtype takes bf16, float32 or fp16, got"},
@@ -225,6 +231,65 @@ TEST(RollWorker, MistakesAreSentences) {
   }
   EXPECT_THAT(usage_error([] { parse_and_apply(kPipeline, "actor", 16); }),
               HasSubstr("has no such worker; it has actor_train, reference, actor_infer."));
+}
+
+/// What the files of ROLL's examples have in strategy_config, as far as it is about experts.
+Parsed with_experts(const std::string& keys, int64_t ranks) {
+  return parse_and_apply(
+      "sft_train:\n  model_args: {ulysses_size: 2}\n  strategy_args:\n"
+      "    strategy_config: {param_dtype: bf16, reduce_dtype: bf16, "
+      "moe_use_grouped_mm: false, " +
+          keys + "}\n",
+      "sft_train", ranks);
+}
+
+TEST(RollWorker, ExpertsOnRanksAndInGroupsOfTheirOwn) {
+  const std::string stacked = "wrap_policy: {moe_experts: [Qwen3MoeExperts]}";
+  const std::string each = "wrap_policy: {moe_experts: [Qwen3MoeMLP]}";
+  const auto eight = with_experts("fsdp_size: 8, efsdp_size: 1, ep_size: 8, " + stacked, 8);
+  EXPECT_EQ(eight.arguments.expert_model_parallel_size, 8);
+  EXPECT_EQ(eight.worker.sharding.sharding_size, std::nullopt);
+  EXPECT_THAT(eight.worker.sharding.wrap_policy->expert_classes, ElementsAre("Qwen3MoeExperts"));
+  const auto shared = with_experts("fsdp_size: 32, efsdp_size: 4, ep_size: 8, " + stacked, 32);
+  EXPECT_EQ(shared.arguments.expert_model_parallel_size, 8);
+  EXPECT_THAT(shared.told, testing::Not(HasSubstr("keeps copies")));
+  EXPECT_THAT(with_experts("ep_size: 4, " + stacked, 8).told,
+              HasSubstr("an expert is sharded over the 2 ranks that have it; efsdp_size 1 keeps"));
+
+  const auto patched = with_experts("apply_expert_patch: true, apply_tiled_mlp: true, " + each, 8);
+  EXPECT_THAT(patched.worker.sharding.wrap_policy->expert_classes, ElementsAre("Qwen3MoeMLP"));
+  EXPECT_EQ(patched.arguments.expert_model_parallel_size, 1);
+  const auto plain = with_experts("efsdp_size: 2, " + each, 8);
+  EXPECT_TRUE(plain.worker.sharding.wrap_policy->expert_classes.empty());
+  EXPECT_THAT(plain.told, HasSubstr("moe_experts, which needs apply_expert_patch or ep_size"));
+  EXPECT_THAT(plain.told, HasSubstr("efsdp_size, for ep_size is 1"));
+}
+
+TEST(RollWorker, AdaptersComeFromTheModelArguments) {
+  const auto lora = [](const std::string& keys, const std::string& strategy = "fsdp2_train") {
+    return parse_and_apply(
+        "lora_target: o_proj,q_proj\nlora_rank: 32\n"
+        "actor: {model_args: {freeze_module_prefix: model, " +
+            keys + "}, strategy_args: {strategy_name: " + strategy + "}}",
+        "actor", 2);
+  };
+  const auto named =
+      lora("lora_target: '${lora_target}', lora_rank: '${lora_rank}', lora_alpha: 32");
+  EXPECT_EQ(named.arguments.lora_r, 32);
+  EXPECT_EQ(named.arguments.lora_alpha, 32);
+  EXPECT_THAT(named.arguments.lora_target_modules, ElementsAre("o_proj", "q_proj"));
+  EXPECT_TRUE(named.arguments.freeze_module_prefix.empty());
+  EXPECT_THAT(named.told, HasSubstr("actor.model_args.freeze_module_prefix"));
+  const auto all = lora("lora_target: all, lora_dropout: 0.1");
+  EXPECT_EQ(all.arguments.lora_r, 8);
+  EXPECT_EQ(all.arguments.lora_alpha, 16);
+  EXPECT_EQ(all.arguments.lora_dropout, 0.1);
+  EXPECT_THAT(all.arguments.lora_target_modules, ElementsAre("all-linear"));
+  const auto infer = lora("lora_target: all", "fsdp2_infer");
+  EXPECT_EQ(infer.arguments.lora_r, std::nullopt);
+  EXPECT_TRUE(infer.arguments.lora_target_modules.empty());
+  EXPECT_FALSE(infer.arguments.freeze_module_prefix.empty());
+  EXPECT_EQ(lora("lora_rank: 4").arguments.lora_r, std::nullopt) << "no lora_target";
 }
 
 TEST(RollWorker, DeviceMappingsAreParsed) {
