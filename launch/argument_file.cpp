@@ -2,10 +2,12 @@
 
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <set>
+#include <sstream>
 
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/nearest_name.h"
@@ -17,6 +19,7 @@ namespace megashard {
 namespace {
 
 constexpr const char* kSection = "gpt_args";
+constexpr const char* kLoraSection = "lora_args";
 
 std::string where(const std::string& path, const YAML::Node& node) {
   return path + ":" + std::to_string(node.Mark().line + 1) + ": ";
@@ -69,6 +72,28 @@ void store(const std::string& path, const YAML::Node& key, const YAML::Node& val
   }
 }
 
+/// MindSpeed-MM's section beside gpt_args.
+void store_lora(const std::string& path, const YAML::Node& section, Arguments& arguments) {
+  const std::vector<std::string> keys = {"lora_r", "lora_alpha", "lora_dropout",
+                                         "lora_target_modules",
+                                         "lora_register_forward_hook"};  // frozen inputs need none
+  for (const auto& item : section) {
+    const auto name = item.first.Scalar();
+    if (std::find(keys.begin(), keys.end(), name) == keys.end()) {
+      const auto hint = did_you_mean(name, keys);
+      throw UsageError(where(path, item.first) + "unknown key " + kLoraSection + "." + name +
+                       (hint.empty() ? "; remove it." : hint));
+    }
+    if (name != keys.back()) store(path, item.first, item.second, arguments);
+  }
+  std::vector<std::string> names;  // "q_proj,v_proj" in one word
+  for (const auto& word : arguments.lora_target_modules) {
+    std::istringstream parts(word);
+    for (std::string name; std::getline(parts, name, ',');) names.push_back(name);
+  }
+  arguments.lora_target_modules = std::move(names);
+}
+
 }  // namespace
 
 void read_argument_file(const std::string& path, Arguments& arguments) {
@@ -96,6 +121,10 @@ void parse_argument_file(const std::string& text, const std::string& path, Argum
     for (const auto& item : root) {
       const auto name = item.first.Scalar();
       if (name == kSection) continue;
+      if (name == kLoraSection && item.second.IsMap()) {
+        store_lora(path, item.second, arguments);
+        continue;
+      }
       // data, model and anchors of MindSpeed-MM's files.
       arguments.unread_sections.insert(name);
       const bool known = find_option(name) != nullptr || find_argument(name) != nullptr;

@@ -8,8 +8,8 @@
 namespace megashard {
 
 /// Stores the options of a YAML file: `snake_case_flag: value` lines at the top or under
-/// `gpt_args:`, as MindSpeed-MM's samples have them. Throws UsageError naming file, line and key;
-/// an unknown key is an error.
+/// `gpt_args:`, as MindSpeed-MM's samples have them, and `lora_args:` beside it. Throws UsageError
+/// naming file, line and key; an unknown key is an error.
 void read_argument_file(const std::string& path, Arguments& arguments);
 /// The same of that file's content.
 void parse_argument_file(const std::string& text, const std::string& path, Arguments& arguments);

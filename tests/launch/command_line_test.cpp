@@ -180,6 +180,28 @@ model:
   EXPECT_THAT(refusal("--role actor_train"), HasSubstr("--role actor_train needs --config"));
 }
 
+// As qwen3vl_lora_sft_30B.yaml has it.
+TEST(ArgumentFile, ReadsTheSectionOfAdapters) {
+  const TemporaryFile file(R"(
+gpt_args:
+  lr: 1.0e-5
+lora_args:
+  lora_r: 4
+  lora_alpha: 32
+  lora_dropout: 0.0
+  lora_target_modules: v_proj,o_proj
+  lora_register_forward_hook: embed_tokens
+)");
+  const auto arguments = parse(file.path + " --lora-alpha 8");
+  EXPECT_EQ(arguments.lora_r, 4);
+  EXPECT_EQ(arguments.lora_alpha, 8);
+  EXPECT_THAT(arguments.lora_target_modules, ElementsAre("v_proj", "o_proj"));
+  EXPECT_TRUE(arguments.unread_sections.empty());
+  const TemporaryFile wrong("gpt_args: {lr: 1}\nlora_args: {lora_rr: 4}");
+  EXPECT_THAT(refusal(wrong.path),
+              HasSubstr(":2: unknown key lora_args.lora_rr; did you mean lora_r?"));
+}
+
 TEST(ArgumentFile, MayBeFlatAndNamedByConfig) {
   const TemporaryFile file("num_layers: 4\ndisable_bias_linear: false\n");
   const auto arguments = parse("--seed 5 --config " + file.path);
