@@ -140,6 +140,8 @@ struct Sample {
   const char* reduce_dtype;
   std::vector<std::string> wrap, recompute, ignored;
   size_t wrapped;  // modules
+  int prefetch = 0;
+  const char* more = "";  // other keys
 };
 
 void grow(Node& root, const std::string& pattern) {
@@ -199,17 +201,40 @@ TEST(Fsdp2Samples, ResolveOnTheirTrees) {
        magistral,
        {"language_model.layers.{*}", "vision_tower.transformer.layers.{*}"},
        {},
-       10},
-      {"qwen3vl", "auto", "\"fp32\"", {}, {}, {}, 0},
-      {"qwen3omni", "auto", "fp32", {}, {}, {}, 0},
+       10,
+       1},
+      {"magistral-2509 with adapters",
+       "auto",
+       "\"bf16\"",
+       magistral,
+       {"language_model.layers.{*}", "vision_tower.transformer.layers.{*}"},
+       {},
+       10,
+       1,
+       "use_reentrant: False\n"},
+      {"qwen3vl",
+       "auto",
+       "\"fp32\"",
+       {},
+       {},
+       {},
+       0,
+       1,
+       "align_fsdp_param_groups: True\nexpert_parallel_size: 1\nreshard_local_experts: True\n"
+       "moe_modules:\n  - model.language_model.layers.{*}.mlp.experts\n"},
+      {"qwen3omni", "auto", "fp32", {}, {}, {}, 0, 1},
+      {"glm4.5v", "auto", "\"fp32\"", {}, {}, {}, 0, 0, "align_fsdp_param_groups: False\n"},
   };
   for (const auto& sample : samples) {
     SCOPED_TRACE(sample.name);
     auto root = std::make_shared<Node>();
     std::string text = "sharding_size: " + std::string(sample.sharding_size) +
                        "\nreshard_after_forward: True\nparam_dtype: bf16\ncast_forward_inputs: True"
-                       "\nnum_to_forward_prefetch: 1\noffload_to_cpu: False\nreduce_dtype: " +
-                       sample.reduce_dtype + "\n";
+                       "\nnum_to_forward_prefetch: " +
+                       std::to_string(sample.prefetch) +
+                       "\nnum_to_backward_prefetch: " + std::to_string(sample.prefetch) +
+                       "\noffload_to_cpu: False\nreduce_dtype: " + sample.reduce_dtype + "\n" +
+                       sample.more;
     const auto list = [&](const char* key, const std::vector<std::string>& patterns) {
       if (!patterns.empty()) text += std::string(key) + ":\n";
       for (const auto& pattern : patterns) {
@@ -225,6 +250,7 @@ TEST(Fsdp2Samples, ResolveOnTheirTrees) {
     EXPECT_EQ(config.sharding_size,
               std::string(sample.sharding_size) == "8" ? std::optional(8) : std::nullopt);
     EXPECT_EQ(config.mixed_precision.param_dtype, at::kBFloat16);
+    EXPECT_EQ(config.sub_modules_to_wrap.has_value(), !sample.wrap.empty());
     const auto count = [&](const std::vector<std::string>& patterns) {
       return select_modules(*root, patterns, "key", Strictness::kStrict, told.sink())
           .modules.size();
@@ -233,6 +259,13 @@ TEST(Fsdp2Samples, ResolveOnTheirTrees) {
               sample.wrapped);
     EXPECT_EQ(count(config.recompute_modules), count(sample.recompute));
     EXPECT_EQ(count(config.ignored_modules), sample.ignored.size());
+    EXPECT_EQ(config.num_to_forward_prefetch, sample.prefetch);
+    EXPECT_EQ(config.num_to_backward_prefetch, sample.prefetch);
+    EXPECT_EQ(config.use_reentrant, std::string(sample.more).empty() || sample.wrap.empty());
+    if (!config.moe_modules.empty()) {
+      grow(*root, config.moe_modules.front());
+      EXPECT_EQ(count(config.moe_modules), 3u);
+    }
     EXPECT_EQ(told.text(), "");
   }
 }
@@ -242,7 +275,7 @@ struct LayerImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return x.clone(); }
 };
 
-// The eleventh sample, Bagel's, names a class.
+// The last sample, Bagel's, names a class.
 TEST_F(ModulePatterns, TakeClassPathsWhereNoPathExists) {
   const char* pattern = "mindspeed_mm.models.omni.mllms.bagel_qwen2_mot.Qwen2MoTDecoderLayer";
   auto layers = model->child("mot");
