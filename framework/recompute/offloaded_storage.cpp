@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "parallel/collectives/buffer_pool.h"
+#include "parallel/fsdp/storage_memory.h"
 
 namespace megashard::detail {
 namespace {
@@ -17,12 +18,6 @@ at::Tensor tensor_over(const c10::Storage& storage, caffe2::TypeMeta dtype, at::
                                                          c10::DispatchKeySet(key), dtype);
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
   return tensor;
-}
-
-at::Tensor bytes_of(const at::Tensor& tensor) {
-  const auto& storage = tensor.storage();
-  return tensor_over(storage, caffe2::TypeMeta::Make<uint8_t>(),
-                     {static_cast<int64_t>(storage.nbytes())}, {1}, 0);
 }
 
 at::Tensor host_buffer(int64_t bytes, bool for_device) {
@@ -56,7 +51,7 @@ at::Tensor TensorGeometry::over(const c10::Storage& storage) const {
 OffloadedStorage::OffloadedStorage(const at::Tensor& saved, OffloadStreams& streams,
                                    OffloadCounts& counts)
     : streams_(streams), counts_(counts), source_(saved.detach()), version_(saved._version()) {
-  const at::Tensor bytes = bytes_of(source_);
+  const at::Tensor bytes = bytes_of(source_.storage());
   host_ = host_buffer(bytes.numel(), streams_.enabled());
   if (streams_.enabled()) order_streams(streams_.current(), *streams_.out);
   {

@@ -5,19 +5,10 @@
 #include <c10/core/StorageImpl.h>
 
 #include "parallel/collectives/buffer_pool.h"
+#include "parallel/fsdp/storage_memory.h"
 
 namespace megashard {
 namespace {
-
-// StorageImpl can start to refuse reads but offers no way back. Explicit instantiation may name a
-// private member: this takes the flag's address, and a LibTorch that renames it fails to compile
-// here.
-template <bool c10::StorageImpl::*Flag>
-struct RefusesReads {
-  friend bool c10::StorageImpl::*refuses_reads_flag() { return Flag; }
-};
-bool c10::StorageImpl::*refuses_reads_flag();
-template struct RefusesReads<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
 /// Known by its type, so that a saved tensor can be recognised without looking for its group.
 struct GatheredStorageImpl final : c10::StorageImpl {
@@ -48,7 +39,7 @@ FullStorage::FullStorage(at::IntArrayRef sizes, at::ScalarType dtype, c10::Devic
   const auto storage = empty_storage(nbytes_, device);
   storage_ = storage.unsafeGetStorageImpl();
   tensor_ = over_storage(storage, sizes, dtype);
-  bytes_ = over_storage(storage, {static_cast<int64_t>(nbytes_)}, at::kByte);
+  bytes_ = bytes_of(storage);
   set_name("?");
   release();
 }
@@ -58,23 +49,21 @@ bool FullStorage::is_one(const c10::StorageImpl* storage) {
 }
 
 void FullStorage::set_name(const std::string& name) {
-  storage_->get_extra_meta().custom_data_ptr_error_msg_ =
+  set_gone_sentence(
+      *storage_,
       "parameter '" + name +
-      "' was resharded: its full tensor is not available here. Use the parameter inside its unit's "
-      "forward only, and do "
-      "not keep views of it";
+          "' was resharded: its full tensor is not available here. Use the parameter inside its "
+          "unit's forward only, and do not keep views of it");
 }
 
 void FullStorage::allocate() {
   if (allocated_) return;
-  storage_->*refuses_reads_flag() = false;
-  storage_->set_data_ptr_noswap(storage_->allocator()->allocate(nbytes_));
+  give_memory(*storage_, storage_->allocator()->allocate(nbytes_));
   allocated_ = true;
 }
 
 void FullStorage::release() {
-  storage_->*refuses_reads_flag() = true;
-  storage_->set_data_ptr_noswap(c10::DataPtr(nullptr, storage_->device()));
+  take_memory(*storage_);
   allocated_ = false;
 }
 
