@@ -63,7 +63,8 @@ class Encoder:
             try:
                 seen = self.images(images=pictures, return_tensors="np")
             except ValueError as error:
-                raise InputError(f"{where}: the image processor refuses a picture: {error}") from None
+                raise InputError(f"{where}: the image processor refuses a picture: {error}; give another form of it, or delete the "
+                                 "line") from None
             grids = seen["image_grid_thw"].tolist()
             width = seen["pixel_values"].shape[1]
             pixels = seen["pixel_values"].astype("<f4").tobytes()
@@ -101,8 +102,10 @@ class Encoder:
         try:
             with Image.open(path) as image:
                 return image.convert("RGB")
-        except OSError as error:
-            raise InputError(f"{where}: cannot read the image {path}: {error.strerror or error}") from None
+        except Exception as error:  # Pillow's decoders raise many kinds for a damaged file
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"{where}: cannot read the image {path}: {reason}; correct the path or the file, or delete the "
+                             "line") from None
 
     def render(self, messages, generate=False):
         return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)

@@ -6,6 +6,8 @@ JOB.json is a list of cases; train_dump (the C++ twin) reads the same file. Fiel
   output       safetensors file to write
   model        Hugging Face directory (config.json, model.safetensors)
   batches      safetensors file with `tokens` [steps, world * micro_batch, T + 1] int64
+  conversations, rows   instead: PREFIX of PREFIX.vision.safetensors, and how many of it a step takes, in the order of
+               framework/data/picture_dataset.h; for a vision-language model (here on one rank)
   mesh         [shard ranks] or [replicas, shard ranks]
   steps        optimizer steps
   optimizer    "adam" (AdamW) or "sgd" (momentum 0.9)
@@ -14,7 +16,7 @@ JOB.json is a list of cases; train_dump (the C++ twin) reads the same file. Fiel
   reshard      reshard_after_forward: true, false or null
   wrapper      "fsdp2", "ddp" or "fsdp1" (only here; the last two take a 1-D mesh and fp32)
   save, save_after   folder for a DCP step of model and optimizer after so many steps (optional, only here)
-Written: loss [steps] (mean over ranks), grad_norm [steps] (before clipping), grad.NAME (step 1, whole, before
+Written: loss [steps] (mean over ranks; of conversations over the tokens to learn), grad_norm [steps] (before clipping), grad.NAME (step 1, whole, before
 clipping), weight.NAME (after the last step, whole).
 
 Ranks are forks of one process that has imported torch and transformers: many cases cost one import.
@@ -28,6 +30,7 @@ import tempfile
 import traceback
 from contextlib import nullcontext
 
+import numpy
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -38,7 +41,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 
 def whole(tensor):
@@ -75,7 +78,7 @@ def shard(model, case):
     }
     if case.get("reshard") is not None:
         options["reshard_after_forward"] = case["reshard"]
-    for layer in model.model.layers:
+    for layer in getattr(model.model, "language_model", model.model).layers:
         fully_shard(layer, **options)
     fully_shard(model, **options)
 
@@ -107,21 +110,66 @@ def clip(wrapped, limit):
     return torch.nn.utils.clip_grad_norm_(wrapped.parameters(), limit)
 
 
+class Batches:
+    """Rows of one file."""
+
+    def __init__(self, case):
+        self.tokens = load_file(case["batches"])["tokens"]
+
+    def loss(self, model, step, rank, world):
+        micro_batch = self.tokens.shape[1] // world
+        rows = self.tokens[step, rank * micro_batch:(rank + 1) * micro_batch]
+        logits = model(input_ids=rows[:, :-1].contiguous(), use_cache=False).logits.float()
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+
+
+class Conversations:
+    """With their pictures, all of a step on one rank."""
+
+    def __init__(self, case):
+        self.set, self.rows = load_file(f"{case['conversations']}.vision.safetensors"), case["rows"]
+        count, random, order = len(self.set["sample_ends"]), numpy.random.RandomState(1234), []
+        while len(order) < self.rows * case["steps"]:
+            epoch = numpy.arange(count)
+            random.shuffle(epoch)
+            order += epoch.tolist()
+        self.order = order
+
+    def sample(self, number):
+        def between(name, ends, index):
+            return self.set[name][0 if index == 0 else int(ends[index - 1]):int(ends[index])]
+
+        patch_ends = self.set["image_grid_thw"].prod(1).cumsum(0)
+        images = between("image_grid_thw", self.set["image_ends"], number)
+        last = int(self.set["image_ends"][number])
+        pixels = [between("pixel_values", patch_ends, image) for image in range(last - len(images), last)]
+        ends = self.set["sample_ends"]
+        return between("tokens", ends, number).long(), between("loss_mask", ends, number).bool(), images, pixels
+
+    def loss(self, model, step, rank, world):
+        samples = [self.sample(number) for number in self.order[step * self.rows:(step + 1) * self.rows]]
+        tokens, masks = (torch.nn.utils.rnn.pad_sequence(each, batch_first=True) for each in list(zip(*samples))[:2])
+        inputs, labels = tokens[:, :-1], tokens[:, 1:].where(masks[:, 1:], -100)
+        logits = model(input_ids=inputs, mm_token_type_ids=(inputs == model.config.image_token_id).int(), use_cache=False,
+                       pixel_values=torch.cat([pixels for each in samples for pixels in each[3]]),
+                       image_grid_thw=torch.cat([each[2] for each in samples])).logits.float()
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
 def train(case):
     rank, world = dist.get_rank(), dist.get_world_size()
-    model = AutoModelForCausalLM.from_pretrained(case["model"], dtype=torch.float32, attn_implementation="sdpa")
+    sees = "conversations" in case
+    family = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    model = family.from_pretrained(case["model"], dtype=torch.float32, attn_implementation="sdpa")
     model.train()
     undecayed = undecayed_names(model)
     model = wrap(model, case)
     optimizer = make_optimizer(model, undecayed, case)
-    tokens = load_file(case["batches"])["tokens"]
-    micro_batch = tokens.shape[1] // world
+    data = Conversations(case) if sees else Batches(case)
     results = {}
     losses, norms = [], []
     for step in range(case["steps"]):
-        rows = tokens[step, rank * micro_batch:(rank + 1) * micro_batch]
-        logits = model(input_ids=rows[:, :-1].contiguous(), use_cache=False).logits.float()
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        loss = data.loss(model, step, rank, world)
         loss.backward()
         if step == 0:
             results |= {f"grad.{name}": grad for name, _, grad in names_and_tensors(model)}

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import numpy
 import pytest
+from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+
+from tiny_vision import AGAIN, ASKED, IMAGE, WORDS, make_processors, make_vision_model, said
 
 BUILD = Path(os.environ.get("MEGASHARD_BUILD", Path(__file__).resolve().parents[2] / "build"))
 PRETRAIN = os.environ.get("MEGASHARD", str(BUILD / "launch" / "megashard"))
@@ -125,56 +128,14 @@ def test_end_of_document_must_be_known(tmp_path):
     assert read(tmp_path)[0] == [[7, 4]]
 
 
-MARKS = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}{% else %}"
-            "{% for c in m['content'] %}{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}"
-            "{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-ASKED = {"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "the cat"}]}
-AGAIN = {"role": "user", "content": [{"type": "text", "text": "on"}, {"type": "image", "image": "b.png"}]}
-
-
-def said(text):
-    return {"role": "assistant", "content": text}
-
-
-def make_vision_model(folder):
-    """A tiny Qwen2.5-VL of random weights with its tokenizer, template and image processor, and two pictures."""
-    import torch
-    from PIL import Image
-    from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-    words = ["<unk>", *MARKS, "user", "assistant", "the", "cat", "sat", "on", "mat"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens(MARKS)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<|im_end|>",
-                            chat_template=TEMPLATE).save_pretrained(folder)
-    Qwen2VLImageProcessorPil(patch_size=4, min_pixels=64, max_pixels=1024).save_pretrained(folder)
-    torch.manual_seed(0)
-    config = Qwen2_5_VLConfig(
-        image_token_id=words.index("<|image_pad|>"), video_token_id=words.index("<|video_pad|>"),
-        text_config=dict(vocab_size=len(words), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-                         num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.3, bos_token_id=1, eos_token_id=2,
-                         rope_parameters=dict(rope_type="default", rope_theta=100.0, mrope_section=[2, 1, 1])),
-        vision_config=dict(depth=2, hidden_size=16, intermediate_size=20, num_heads=2, patch_size=4, out_hidden_size=16,
-                           window_size=16, fullatt_block_indexes=[1]))
-    model = Qwen2_5_VLForConditionalGeneration(config)
-    model.save_pretrained(folder)
-    random = numpy.random.RandomState(0)
-    for name, size in (("a.png", (20, 13, 3)), ("b.png", (9, 30, 3))):
-        Image.fromarray(random.randint(0, 256, size).astype("uint8")).save(folder / name)
-    return model, words
-
-
 def test_conversations_with_pictures_are_prepared_and_trained(tmp_path):
     """Tokens, mask, grids and pixels as the model's own processors give them, and the first loss of a run on two ranks, one
     of which has no picture, is transformers'."""
     import torch
-    from PIL import Image
     from safetensors.torch import load_file
     from transformers import AutoImageProcessor
-    model, words = make_vision_model(tmp_path)
+    make_processors(tmp_path)
+    model = make_vision_model(tmp_path)
     conversations = [[ASKED, said("sat"), AGAIN, said("the mat")], [{"role": "user", "content": "on"}, said("the cat")]]
     done = run(tmp_path, "--input-format", "conversations", "--workers", "2", tokenizer=False,
                lines=[json.dumps({"messages": messages}) for messages in conversations])
@@ -189,7 +150,7 @@ def test_conversations_with_pictures_are_prepared_and_trained(tmp_path):
              "<|im_start|> user on <|im_end|> <|im_start|> assistant the! cat! <|im_end|>!")
     counts = wanted["image_grid_thw"].prod(1) // 4
     text = turns.format(*(" ".join(["<|image_pad|>"] * int(count)) for count in counts)).split()
-    assert ours["tokens"].tolist() == [words.index(word.rstrip("!")) for word in text]
+    assert ours["tokens"].tolist() == [WORDS.index(word.rstrip("!")) for word in text]
     assert ours["loss_mask"].tolist() == [int(word.endswith("!")) for word in text]
 
     losses = []
@@ -198,7 +159,7 @@ def test_conversations_with_pictures_are_prepared_and_trained(tmp_path):
         tokens, mask = ours["tokens"][ends[i]:ends[i + 1]].long()[None], ours["loss_mask"][ends[i]:ends[i + 1]].bool()
         pictures = dict(pixel_values=ours["pixel_values"], image_grid_thw=ours["image_grid_thw"]) if i == 0 else {}
         with torch.no_grad():
-            logits = model(tokens, mm_token_type_ids=(tokens == words.index("<|image_pad|>")).int(), **pictures).logits
+            logits = model(tokens, mm_token_type_ids=(tokens == IMAGE).int(), **pictures).logits
         losses.append(torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:].where(mask[1:], -100), reduction="sum"))
     metrics = tmp_path / "metrics.jsonl"
     done = subprocess.run([str(word) for word in [
@@ -216,7 +177,12 @@ def test_conversations_with_pictures_are_prepared_and_trained(tmp_path):
 def encoder(tmp_path_factory):
     """In this process: one import of transformers for all that is wrong."""
     folder = tmp_path_factory.mktemp("vision")
-    make_vision_model(folder)
+    make_processors(folder)
+    (folder / "cut.png").write_bytes((folder / "a.png").read_bytes()[:300])
+    damaged = bytearray((folder / "a.png").read_bytes())
+    damaged[60:80] = bytes(20)
+    (folder / "damaged.png").write_bytes(damaged)
+    Image.new("RGB", (1, 300)).save(folder / "thin.png")
     sys.path.insert(0, str(PROGRAM.parent))
     from preprocess_conversations import Encoder
     yield Encoder(folder), folder
@@ -224,14 +190,18 @@ def encoder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("messages, sentence", [
-    ([{"role": "user", "content": [{"type": "image", "image": "none.png"}]}, said("sat")], "cannot read the image"),
+    ([{"role": "user", "content": [{"type": "image", "image": "none.png"}]}, said("sat")],
+     "none.png: No such file or directory; correct the path or the file, or delete the line"),
     ([{"role": "user", "content": [{"type": "image", "image": "tokenizer.json"}]}, said("sat")], "cannot read the image"),
+    ([{"role": "user", "content": [{"type": "image", "image": "cut.png"}]}, said("sat")], "cut.png: image file is truncated"),
+    ([{"role": "user", "content": [{"type": "image", "image": "damaged.png"}]}, said("sat")], "cannot read the image"),
+    ([{"role": "user", "content": [{"type": "image", "image": "thin.png"}]}, said("sat")], "the image processor refuses a picture"),
     ([{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}, said("sat")], "content of type 'video' is not supported"),
     ([{"role": "user", "content": "<|image_pad|>"}, said("sat")], "the text contains <|image_pad|>"),
     ([ASKED], "must begin with a question and end with an answer"),
     ([], "has no list \"messages\""),
     ([{"role": "robot", "content": "the"}], "a message must have a role of system, user, assistant, tool"),
-], ids=["missing", "not an image", "video", "placeholder", "unanswered", "empty", "role"])
+], ids=["missing", "not an image", "cut", "damaged", "thin", "video", "placeholder", "unanswered", "empty", "role"])
 def test_wrong_conversations_are_named(encoder, messages, sentence):
     encode, folder = encoder[0].encode, encoder[1]
     from preprocess_input import InputError

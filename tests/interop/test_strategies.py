@@ -12,27 +12,42 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tiny_vision import AGAIN, ASKED, asked, make_processors, make_vision_model, said, write_conversations
+
 HERE = pathlib.Path(__file__).resolve().parent
 BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", HERE.parents[1] / "build"))
 STEPS, ROWS, LENGTH, VOCABULARY = 10, 4, 24, 101
-FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
-LAYERS = "sub_modules_to_wrap: ['model.layers.{*}']\n"
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+# As many as ROWS, so that a step has all of them: two pictures, none, one and a long answer, a long question and one.
+LONG = "the cat sat on the mat the mat sat on the cat the cat sat"
+CONVERSATIONS = [[ASKED, said("sat on the mat"), AGAIN, said(LONG)], [asked("on the mat"), said(LONG)], [AGAIN, said(f"{LONG} {LONG}")],
+                 [asked(LONG), said("on"), ASKED, said(LONG)]]
+LAYERS = {False: "['model.layers.{*}']", True: "['model.visual.blocks.{*}', 'model.language_model.layers.{*}']"}  # by vision
+UNITS = "sub_modules_to_wrap: LAYERS\n"
 # Adam's first steps are as long for small gradients as for large ones, so it would make steps out of bf16's roundings.
-BF16 = dict(param_dtype="bfloat16", reduce_dtype="float32", optimizer="sgd", lr=0.02)
+BF16 = dict(param_dtype="bfloat16", reduce_dtype="float32", optimizer="sgd", lr=0.01)
+HALF = "param_dtype: bf16\nreduce_dtype: fp32\n"
 STRATEGIES = {
-    "FSDP2": dict(world=2, fsdp2_config=LAYERS),
-    "HSDP": dict(world=4, fsdp2_config=LAYERS + "sharding_size: 2\n"),
-    "Ulysses 2": dict(world=4, fsdp2_config=LAYERS, sequence_ranks=2),
-    "offload": dict(world=2, fsdp2_config=LAYERS + "offload_to_cpu: true\npin_memory: false\n"),
-    "recompute": dict(world=2, fsdp2_config=LAYERS + "recompute_modules: ['model.layers.{*}']\nuse_reentrant: false\n"),
-    "bf16": dict(world=2, fsdp2_config=LAYERS + "param_dtype: bf16\nreduce_dtype: fp32\n", **BF16),
+    "FSDP2": dict(world=2, fsdp2_config=UNITS),
+    "HSDP": dict(world=4, fsdp2_config=UNITS + "sharding_size: 2\n"),
+    "Ulysses 2": dict(world=4, fsdp2_config=UNITS, sequence_ranks=2),
+    "offload": dict(world=2, fsdp2_config=UNITS + "offload_to_cpu: true\npin_memory: false\n"),
+    "recompute": dict(world=2, fsdp2_config=UNITS + "recompute_modules: LAYERS\nuse_reentrant: false\n"),
+    "bf16": dict(world=2, fsdp2_config=UNITS + HALF, **BF16),
 }
 BARS = {"float32": 2e-6, "bfloat16": 1e-3}
+
+
+def sees(family):
+    return "_vl" in family
 
 
 def make_model(family, folder):
     import transformers
 
+    if sees(family):
+        make_vision_model(folder, family)
+        return
     sizes = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
                  num_key_value_heads=2, head_dim=8, max_position_embeddings=64, initializer_range=0.1,
                  tie_word_embeddings=False, bos_token_id=None, eos_token_id=None)
@@ -51,18 +66,24 @@ def losses(tmp_path_factory):
     folder = tmp_path_factory.mktemp("strategies")
     start = torch.randint(0, VOCABULARY, (STEPS, ROWS, 1), generator=torch.Generator().manual_seed(1))
     save_file({"tokens": (start + 3 * torch.arange(LENGTH + 1)) % VOCABULARY}, folder / "batches")
+    make_processors(folder)
+    write_conversations(folder, CONVERSATIONS, folder / "conversations")
+    data = {False: dict(batches=str(folder / "batches")), True: dict(conversations=str(folder / "conversations"), rows=ROWS)}
     jobs, outputs = {"theirs": [], "ours": []}, {}
-    common = dict(batches=str(folder / "batches"), steps=STEPS, optimizer="adam", lr=1e-3, weight_decay=0.1, clip=1.0,
-                  param_dtype=None, reduce_dtype=None, reshard=None, wrapper="fsdp2")
+    common = dict(steps=STEPS, optimizer="adam", lr=1e-3, weight_decay=0.1, clip=1.0, param_dtype=None, reduce_dtype=None,
+                  reshard=None, wrapper="fsdp2")
     for family in FAMILIES:
         make_model(family, folder / family)
         runs = {name: ("ours", strategy | {"mesh": [strategy["world"]]}) for name, strategy in STRATEGIES.items()}
-        for suffix, dtypes in (("", {}), (" in bf16", BF16)):
-            runs["one rank" + suffix] = "ours", {"mesh": [1]} | dtypes
+        for suffix, dtypes, more in (("", {}, ""), (" in bf16", BF16, HALF)):
+            runs["one rank" + suffix] = "ours", {"mesh": [1], "fsdp2_config": UNITS + more} | dtypes
             runs["transformers" + suffix] = "theirs", {"mesh": [1]} | dtypes
         for name, (side, fields) in runs.items():
             outputs[family, name] = folder / f"{family}.{name}"
-            jobs[side].append(common | fields | {"model": str(folder / family), "output": str(outputs[family, name])})
+            job = common | data[sees(family)] | fields | {"model": str(folder / family), "output": str(outputs[family, name])}
+            if side == "ours":
+                job["fsdp2_config"] = job["fsdp2_config"].replace("LAYERS", LAYERS[sees(family)])
+            jobs[side].append(job)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for side, command in (("theirs", [sys.executable, HERE / "fsdp2_reference.py"]), ("ours", [BUILD / "tests/interop/train_dump"])):
         (folder / f"{side}.json").write_text(json.dumps(jobs[side]))

@@ -2,6 +2,7 @@
 // FSDP2; the job file and its fields are described there, and two more are read here:
 // `fsdp2_config`, the text of an FSDP2 file, which the model's own mixin follows instead of `mesh`,
 // and `sequence_ranks`, that share each row (Ulysses). Ranks are threads on the real Gloo backend.
+// Conversations come by the loader's own functions.
 //   train_dump JOB.json
 
 #include <ATen/Functions.h>
@@ -16,6 +17,8 @@
 #include <set>
 
 #include "checkpoint/hugging_face/safetensors.h"
+#include "framework/data/data_loader.h"
+#include "framework/data/picture_dataset.h"
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/model_registry.h"
 #include "framework/training/optimizer.h"
@@ -90,7 +93,7 @@ std::shared_ptr<MultiModalModule> make_model(const std::string& directory) {
 }
 
 std::vector<torch::nn::Module*> layers_of(const MultiModalModule& model) {
-  const std::regex layer("model\\.layers\\.[0-9]+");
+  const std::regex layer("model\\.(layers|language_model\\.layers|visual\\.blocks)\\.[0-9]+");
   std::vector<torch::nn::Module*> layers;
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
     if (std::regex_match(item.key(), layer)) layers.push_back(item.value().get());
@@ -135,6 +138,59 @@ ProcessGroupPtr sequence_group(const json& job, const ProcessGroupPtr& world) {
   return world->subgroup(members, "sequence");
 }
 
+/// Rows of `batches`, or as many conversations a step.
+class JobData {
+ public:
+  explicit JobData(const json& job) {
+    if (!job.contains("conversations")) {
+      batches_ = SafetensorsFile(job.at("batches")).tensor("tokens");
+      rows_ = batches_.size(1);
+      return;
+    }
+    rows_ = job.at("rows");
+    const auto set = std::make_shared<PictureSet>(job.at("conversations").get<std::string>());
+    conversations_ = std::make_unique<PictureDataset>(
+        set, PictureDatasetOptions{.split_name = "train",
+                                   .last_sample = set->size(),
+                                   .seq_length = 1024,
+                                   .num_samples = rows_ * job.at("steps").get<int64_t>()});
+  }
+  int64_t rows() const { return rows_; }
+
+  Batch read(int64_t step, int64_t first, int64_t count) const {
+    if (!conversations_) {
+      const at::Tensor whole = batches_[step].narrow(0, first, count);
+      const int64_t length = whole.size(1) - 1;
+      return {.tokens = whole.narrow(1, 0, length),
+              .labels = whole.narrow(1, 1, length),
+              .loss_mask = at::ones({count, length}),
+              .position_ids = {},
+              .attention_mask = {}};
+    }
+    std::vector<int64_t> indices(static_cast<size_t>(count));
+    std::iota(indices.begin(), indices.end(), step * rows_ + first);
+    return make_batch(*conversations_, indices, {.vocab_size = int64_t{1} << 20});
+  }
+
+ private:
+  at::Tensor batches_;
+  int64_t rows_ = 0;
+  std::unique_ptr<PictureDataset> conversations_;
+};
+
+/// This rank's rows of the sequences, as TrainStep takes them.
+ModelInput input_of(MultiModalModule& model, const Batch& batch, const SequenceShard& shard) {
+  ModelInput input;
+  input.tokens = batch.tokens;
+  input.extra = batch.extra;
+  input.sequence = shard;
+  model.prepare(input);
+  input.tokens = shard.rows_of(input.tokens, 1).contiguous();
+  input.labels = shard.rows_of(batch.labels, 1).contiguous();
+  input.position_ids = shard.rows_of(input.position_ids, -1);
+  return input;
+}
+
 void train(const json& job, const ProcessGroupPtr& world, Results& results) {
   std::vector<testing::CollectiveCall> calls;
   const auto shape = job.at("mesh").get<std::vector<int>>();
@@ -155,22 +211,19 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
        .lr = job.at("lr"),
        .weight_decay = job.at("weight_decay")});
 
-  const at::Tensor batches = SafetensorsFile(job.at("batches")).tensor("tokens");
+  const JobData data(job);
   const auto sequence = sequence_group(job, world);
   const int64_t sequence_ranks = sequence == nullptr ? 1 : sequence->size();
-  const int64_t rows = batches.size(1) * sequence_ranks / world->size();
+  const int64_t rows = data.rows() * sequence_ranks / world->size();
   const int64_t steps = job.at("steps");
   at::Tensor losses = at::empty({steps}, at::kDouble), norms = at::empty({steps}, at::kDouble);
   for (int64_t step = 0; step < steps; ++step) {
-    const at::Tensor batch = batches[step].narrow(0, world->rank() / sequence_ranks * rows, rows);
-    const int64_t length = batch.size(1) - 1;
-    const SequenceShard shard{sequence, length};
-    ModelInput input;
-    input.tokens = shard.rows_of(batch.narrow(1, 0, length), 1).contiguous();
-    input.labels = shard.rows_of(batch.narrow(1, 1, length), 1).contiguous();
-    input.sequence = shard;
+    const Batch batch = data.read(step, world->rank() / sequence_ranks * rows, rows);
+    const SequenceShard shard{sequence, batch.tokens.size(1)};
+    const double tokens = data.read(step, 0, data.rows()).loss_mask.sum(at::kDouble).item<double>();
+    const at::Tensor mask = shard.rows_of(batch.loss_mask, 1);
     const at::Tensor loss =
-        (*model)(std::move(input)).sum() * (static_cast<double>(sequence_ranks) / (rows * length));
+        ((*model)(input_of(*model, batch, shard)) * mask).sum() * (world->size() / tokens);
     loss.backward();
     for (const auto& [name, parameter] : parameters) {
       if (!parameter.grad().defined()) continue;  // never on the way from tokens to logits

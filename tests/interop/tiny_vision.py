@@ -1,0 +1,82 @@
+"""Tiny vision-language models of random weights with their processors, two pictures, and conversations about them."""
+import argparse
+import json
+import pathlib
+import sys
+
+import numpy
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+LAUNCH = pathlib.Path(__file__).resolve().parents[2] / "launch"
+MARKS = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+WORDS = ["<unk>", *MARKS, "user", "assistant", "the", "cat", "sat", "on", "mat"]
+IMAGE, VIDEO = WORDS.index("<|image_pad|>"), WORDS.index("<|video_pad|>")
+TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+            "{% for c in m['content'] %}{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}"
+            "{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+ASKED = {"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "the cat"}]}
+AGAIN = {"role": "user", "content": [{"type": "text", "text": "on"}, {"type": "image", "image": "b.png"}]}
+
+
+def asked(text):
+    return {"role": "user", "content": text}
+
+
+def said(text):
+    return {"role": "assistant", "content": text}
+
+
+def make_processors(folder):
+    """Tokenizer, chat template and image processor of all the families, and the two pictures."""
+    from transformers import PreTrainedTokenizerFast
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(MARKS)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<|im_end|>",
+                            chat_template=TEMPLATE).save_pretrained(folder)
+    Qwen2VLImageProcessorPil(patch_size=4, min_pixels=64, max_pixels=1024).save_pretrained(folder)
+    random = numpy.random.RandomState(0)
+    for name, size in (("a.png", (20, 13, 3)), ("b.png", (9, 30, 3))):
+        Image.fromarray(random.randint(0, 256, size).astype("uint8")).save(folder / name)
+
+
+def make_vision_model(folder, family="qwen2_5_vl"):
+    """qwen2_5_vl, qwen3_vl or qwen3_vl_moe for that vocabulary, saved there."""
+    import transformers
+
+    text = dict(vocab_size=len(WORDS), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, head_dim=8,
+                num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.1, bos_token_id=1, eos_token_id=2,
+                rope_parameters=dict(rope_type="default", rope_theta=100.0, mrope_section=[2, 1, 1]))
+    vision = dict(depth=2, hidden_size=16, intermediate_size=20, num_heads=2, patch_size=4, out_hidden_size=16, initializer_range=0.1)
+    if family == "qwen2_5_vl":
+        vision |= dict(window_size=16, fullatt_block_indexes=[1])
+    else:
+        vision |= dict(num_position_embeddings=16, deepstack_visual_indexes=[0])
+    if family == "qwen3_vl_moe":
+        text |= dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+    config, model = {"qwen2_5_vl": (transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
+                     "qwen3_vl": (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),
+                     "qwen3_vl_moe": (transformers.Qwen3VLMoeConfig, transformers.Qwen3VLMoeForConditionalGeneration)}[family]
+    torch.manual_seed(0)
+    made = model(config(image_token_id=IMAGE, video_token_id=VIDEO, text_config=text, vision_config=vision,
+                        tie_word_embeddings=False))
+    made.save_pretrained(folder)
+    return made
+
+
+def write_conversations(folder, conversations, prefix):
+    """PREFIX.vision.safetensors by launch/preprocess_conversations.py in this process; the processors are in `folder`."""
+    file = folder / "conversations.jsonl"
+    file.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in conversations))
+    sys.path.insert(0, str(LAUNCH))
+    try:
+        from preprocess_conversations import preprocess
+        preprocess(argparse.Namespace(input=[str(file)], image_folder=None, tokenizer_model=str(folder), output_prefix=str(prefix),
+                                      workers=1, max_length=None, log_interval=1000))
+    finally:
+        sys.path.remove(str(LAUNCH))
