@@ -2,24 +2,24 @@
 
 #include <iostream>
 
-#include "framework/data/indexed_dataset.h"
-#include "framework/training/inference.h"
 #include "framework/training/lr_schedule.h"
 #include "framework/training/training_checkpoint.h"
 #include "launch/command_line.h"
 #include "launch/end_of_document.h"
+#include "launch/infer_documents.h"
 #include "launch/npy_file.h"
 #include "launch/run_setup.h"
 #include "models/load_hf_weights.h"
 #include "models/model_config.h"
+#include "models/qwen_vl_model.h"
 
 namespace megashard {
 namespace {
 
 constexpr const char* kInferHelp =
     "megashard infer [--config FILE.yaml --role NAME] --data-path PREFIX [flags]\n\n"
-    "Runs a model over each document of a .bin/.idx pair, without training it. Flags of the model, "
-    "of FSDP2 and of\n"
+    "Runs a model over each document of a .bin/.idx pair, or each conversation with pictures of\n"
+    "PREFIX.vision.safetensors, without training it. Flags of the model, of FSDP2 and of\n"
     "checkpoints are those of `megashard pretrain --help`; --micro-batch-size is the documents of "
     "one forward.\n\n"
     "  --log-probs FILE.npy\n      log-probability of each token given those before it: "
@@ -81,40 +81,16 @@ void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker)
   worker->trains = false;
 }
 
-TokenLists documents_of(const IndexedDataset& data, int64_t first, int64_t last) {
-  const auto bounds = data.document_indices();
-  TokenLists documents;
-  for (int64_t i = first; i < last; ++i) {
-    std::vector<int64_t> tokens;
-    for (int64_t sequence = bounds[i]; sequence < bounds[i + 1]; ++sequence) {
-      const auto start = tokens.size();
-      tokens.resize(start + static_cast<size_t>(data.sequence_lengths()[sequence]));
-      data.copy_tokens(sequence, 0, std::span(tokens).subspan(start));
-    }
-    documents.push_back(std::move(tokens));
-  }
-  return documents;
-}
-
-void check_documents(const TokenLists& documents, int64_t first, const Arguments& arguments,
-                     int64_t vocab_size) {
-  const int64_t most = *arguments.seq_length + 1;
-  for (size_t i = 0; i < documents.size(); ++i) {
-    const auto size = static_cast<int64_t>(documents[i].size());
-    const std::string name = "document " + std::to_string(first + static_cast<int64_t>(i)) +
-                             " of " + arguments.data_path.front();
-    if (size < 1 || size > most) {
-      throw UsageError(name + " has " + std::to_string(size) + " tokens; it must have 1 to " +
-                       std::to_string(most) + ", which is --seq-length and one.");
-    }
-    for (const int64_t token : documents[i]) {
-      if (token < 0 || token >= vocab_size) {
-        throw UsageError(name + " has the token " + std::to_string(token) +
-                         ", but the model's vocabulary has " + std::to_string(vocab_size) +
-                         "; use the data of its tokenizer.");
-      }
-    }
-  }
+/// The loss that such a model gives for a token is no log-probability.
+void refuse_balance_loss(const MultiModalModule& model) {
+  const auto* text = dynamic_cast<const DecoderModel*>(&model);
+  const auto* sees = dynamic_cast<const QwenVlModel*>(&model);
+  if (text == nullptr && sees == nullptr) return;
+  const auto& moe = (text != nullptr ? text->config() : sees->config().text).moe;
+  if (moe.num_experts == 0 || moe.aux_loss_coef == 0) return;
+  throw UsageError(
+      "--log-probs does not go with output_router_logits in config.json, which adds the "
+      "load-balancing loss to each token's; set it to false there.");
 }
 
 /// All ranks' rows on rank 0, in the order of the ranks; others get them too.
@@ -129,8 +105,14 @@ at::Tensor gather_rows(const at::Tensor& mine, int64_t rows, const ProcessGroupP
 
 void infer(MultiModalModule& model, const Arguments& arguments, const Wishes& wishes,
            const ProcessGroupPtr& group, c10::Device device, const DiagnosticSink& sink) {
-  const IndexedDataset data(arguments.data_path.front());
-  const auto documents = static_cast<int64_t>(data.document_indices().size()) - 1;
+  const InferDocuments data(arguments.data_path.front(), *arguments.seq_length, model.vocab_size());
+  const int64_t documents = data.size();
+  if (wishes.log_probs) refuse_balance_loss(model);
+  if (wishes.generated && data.are_conversations()) {
+    throw UsageError(arguments.data_path.front() +
+                     " holds conversations, which end with their answers: --generate continues "
+                     "the documents of a .bin/.idx pair; leave it out, or give one.");
+  }
   const int64_t batch = *arguments.micro_batch_size, length = *arguments.seq_length;
   const int64_t end = end_of_document_id(arguments);
   std::optional<NpyFile> log_probs, generated;
@@ -139,16 +121,14 @@ void infer(MultiModalModule& model, const Arguments& arguments, const Wishes& wi
   if (group->rank() == 0 && wishes.generated)
     generated.emplace(*wishes.generated, at::kLong, wishes.generate);
   double sum = 0;
-  int64_t tokens = 0;
   model.eval();
   for (int64_t start = 0; start < documents; start += batch * group->size()) {
     const int64_t first = std::min(start + group->rank() * batch, documents);
     const int64_t last = std::min(first + batch, documents);
-    const auto texts = documents_of(data, first, last);
-    check_documents(texts, first, arguments, model.vocab_size());
+    auto [texts, pictures] = data.read(first, last);
     const int64_t rows = std::min(documents - start, batch * group->size());
     if (wishes.log_probs) {
-      const auto mine = log_probabilities(model, texts, length, device);
+      const auto mine = log_probabilities(model, texts, length, device, std::move(pictures));
       const auto all = gather_rows(mine, batch, group, device).narrow(0, 0, rows);
       if (log_probs) log_probs->append(all);
       sum += all.sum(at::kDouble).item<double>();
@@ -159,12 +139,11 @@ void infer(MultiModalModule& model, const Arguments& arguments, const Wishes& wi
       if (generated) generated->append(all);
     }
   }
-  for (const int32_t each : data.sequence_lengths()) tokens += each;
   if (log_probs) {
     log_probs->finish();
     sink(Severity::kNotice, c10::str("log-probabilities of ", documents, " documents: mean ",
-                                     sum / static_cast<double>(tokens - documents), " a token, in ",
-                                     *wishes.log_probs));
+                                     sum / static_cast<double>(data.tokens() - documents),
+                                     " a token, in ", *wishes.log_probs));
   }
   if (generated) {
     generated->finish();
@@ -204,7 +183,9 @@ int run_infer(int argc, char** argv) {
     apply_roll_worker(
         *line.worker, arguments, environment.world_size, [] { return 0; }, sink);
   if (arguments.data_path.size() != 1)
-    throw UsageError("infer reads one data set; give --data-path PREFIX of a .bin/.idx pair.");
+    throw UsageError(
+        "infer reads one data set; give --data-path PREFIX of a .bin/.idx pair or of "
+        "conversations.");
   validate_for_machine(arguments, environment, sink);
   take_network_from_hf_model(arguments);
 

@@ -32,15 +32,26 @@ at::Tensor lengths_of(const TokenLists& texts) {
   return at::tensor(lengths, at::kLong);
 }
 
+void move_to(at::Tensor& tensor, c10::Device device) {
+  if (tensor.defined()) tensor = tensor.to(device);
+}
+
+void move_to(std::map<std::string, at::Tensor>& tensors, c10::Device device) {
+  for (auto& [name, tensor] : tensors) move_to(tensor, device);
+}
+
 }  // namespace
 
 at::Tensor log_probabilities(MultiModalModule& model, const TokenLists& texts, int64_t length,
-                             c10::Device device) {
+                             c10::Device device, std::map<std::string, at::Tensor> extra) {
   const c10::NoGradGuard no_grad;
-  const at::Tensor rows = padded(texts, length + 1).to(device);
+  const at::Tensor rows = padded(texts, length + 1);
   ModelInput input;
   input.tokens = rows.narrow(1, 0, length).contiguous();
   input.labels = rows.narrow(1, 1, length).contiguous();
+  input.extra = std::move(extra);
+  model.prepare(input);
+  input.visit_tensors([&](auto& part) { move_to(part, device); });
   const at::Tensor losses = model(std::move(input)).cpu();
   const at::Tensor wanted = at::arange(1, length + 1).unsqueeze(0) < lengths_of(texts).unsqueeze(1);
   return at::where(wanted, losses.neg(), at::zeros({}, losses.options()))

@@ -1,4 +1,5 @@
 """`megashard infer`: log-probabilities and greedy continuations of transformers, on one rank and sharded."""
+import json
 import os
 import struct
 import subprocess
@@ -6,9 +7,11 @@ import subprocess
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from test_models import BUILD
+from tiny_vision import AGAIN, ASKED, IMAGE, asked, make_processors, make_vision_model, said, write_conversations
 
 PROGRAM = os.environ.get("MEGASHARD", str(BUILD / "launch" / "megashard"))
 LENGTHS = (9, 1, 24, 13, 2, 17, 24)  # documents; not a multiple of the ranks' batches
@@ -55,7 +58,8 @@ def wanted(tmp_path_factory):
 def infer(folder, ranks, *flags, expect=0):
     for name in ("log_probs.npy", "generated.npy"):
         (folder / name).unlink(missing_ok=True)
-    command = [PROGRAM, "launch", "-n", ranks, "--", "infer", "--data-path", folder / "data", *flags]
+    command = [PROGRAM, "launch", "-n", ranks, "--", "infer", *([] if "--data-path" in flags else ["--data-path", folder / "data"]),
+               *flags]
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120, cwd=folder,
                           stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == expect, done.stdout + done.stderr
@@ -97,5 +101,36 @@ def test_mistakes_are_sentences(wanted):
     flags = ["--hf-model", folder / "model", "--seq-length", "23"]
     assert "there is nothing to do" in infer(folder, 1, *flags, expect=2)
     assert "belong together" in infer(folder, 1, *flags, "--generate", "3", expect=2)
-    assert "document 2 of" in infer(folder, 1, "--hf-model", folder / "model", "--seq-length", "22", *BOTH[:2], expect=2)
+    assert "document 2 of" in infer(folder, 1, "--hf-model", folder / "model", "--seq-length", "22", *BOTH[:2], expect=1)
     assert "Runs a model over each document" in infer(folder, 1, "--help")
+
+
+@pytest.mark.parametrize("family, flags", [("qwen2_5_vl", [1, "--micro-batch-size", "2"]), ("qwen3_vl_moe", [2, "--use-torch-fsdp2"])])
+def test_conversations_with_pictures(tmp_path, family, flags):
+    """The second has a rank without a conversation in its last forward, and one without pictures before."""
+    make_processors(tmp_path)
+    model = make_vision_model(tmp_path, family).eval()
+    write_conversations(tmp_path, [[asked("the mat"), said("sat on the mat")], [ASKED, said("sat"), AGAIN, said("the mat")],
+                                   [AGAIN, said("cat")]], tmp_path / "chats")
+    data = load_file(tmp_path / "chats.vision.safetensors")
+    ends, images, patches = ([0, *each.tolist()] for each in (
+        data["sample_ends"], data["image_ends"], data["image_grid_thw"].prod(1).cumsum(0)))
+    wanted = torch.zeros(3, 40)
+    with torch.no_grad():
+        for i in range(3):
+            tokens, grids = data["tokens"][None, ends[i]:ends[i + 1]].long(), data["image_grid_thw"][images[i]:images[i + 1]]
+            pixels = data["pixel_values"][patches[images[i]]:patches[images[i + 1]]]
+            seen = dict(pixel_values=pixels, image_grid_thw=grids) if len(grids) else {}
+            each = model(tokens, mm_token_type_ids=(tokens == IMAGE).int(), **seen).logits[0].log_softmax(-1)
+            wanted[i, :tokens.shape[1] - 1] = each[:-1].gather(1, tokens[0, 1:, None])[:, 0]
+    given = [*flags, "--hf-model", tmp_path, "--data-path", tmp_path / "chats", "--seq-length", "40"]
+    assert "log-probabilities of 3 documents" in infer(tmp_path, *given, "--log-probs", "log_probs.npy")
+    assert np.abs(np.load(tmp_path / "log_probs.npy") - wanted.numpy()).max() < 1e-5 * wanted.abs().max()
+    if family == "qwen2_5_vl":
+        out = infer(tmp_path, *given, "--generate", "2", "--generated", "generated.npy", expect=2)
+        assert "chats holds conversations, which end with their answers" in out
+        return
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"]["output_router_logits"] = True
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "output_router_logits in config.json" in infer(tmp_path, *given, "--log-probs", "log_probs.npy", expect=2)
