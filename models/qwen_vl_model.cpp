@@ -39,7 +39,7 @@ at::Tensor take_grids(const VisionConfig& config, ModelInput& input, const std::
   const int64_t patches = grids.prod(1).sum().item<int64_t>();
   TORCH_CHECK(pixels.dim() == 2 && pixels.size(0) == patches && pixels.size(1) == config.pixels_of_patch(), pixels_name,
               " ", pixels.sizes(), " must be [", patches, ", ", config.pixels_of_patch(), "]: the patches that ", name,
-              " describes, and their channels, frames and pixels as this model's processor lays them out");
+              " describes, and their channels, frames and pixels as this model's processor lays them out: prepare the pictures by it");
   input.extra.erase(name);
   return grids.size(0) == 0 ? at::Tensor() : grids;
 }

@@ -2,8 +2,10 @@
 
 import json
 import os
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy
@@ -162,15 +164,21 @@ def test_conversations_with_pictures_are_prepared_and_trained(tmp_path):
             logits = model(tokens, mm_token_type_ids=(tokens == IMAGE).int(), **pictures).logits
         losses.append(torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:].where(mask[1:], -100), reduction="sum"))
     metrics = tmp_path / "metrics.jsonl"
-    done = subprocess.run([str(word) for word in [
-        PRETRAIN, "launch", "-n", "2", "--", "pretrain", "--hf-model", tmp_path, "--data-path", tmp_path / "out", "--split", "1,0,0",
-        "--seq-length", 48, "--micro-batch-size", 1, "--global-batch-size", 2, "--train-iters", 3, "--lr", "1e-2", "--eval-iters", 0,
-        "--use-torch-fsdp2", "--metrics-file", metrics, "--peak-tflops", 1]], capture_output=True, text=True, timeout=120,
-        stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[-3000:]
-    seen = [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
+
+    def train(*flags):
+        metrics.unlink(missing_ok=True)
+        done = subprocess.run([str(word) for word in [
+            PRETRAIN, "launch", "-n", "2", "--", "pretrain", "--hf-model", tmp_path, "--data-path", tmp_path / "out", "--split", "1,0,0",
+            "--seq-length", 48, "--micro-batch-size", 1, "--global-batch-size", 2, "--train-iters", 3, "--lr", "1e-2", "--eval-iters",
+            0, "--use-torch-fsdp2", "--metrics-file", metrics, "--peak-tflops", 1, *flags]], capture_output=True, text=True,
+            timeout=120, stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stderr[-3000:]
+        return [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
+
+    seen = train()
     # The log has the mean over all tokens; 2e-6: sums over two ranks.
     assert seen[0] == pytest.approx(float(sum(losses)) / int(ours["loss_mask"].sum()), rel=2e-6) and seen[2] < seen[0]
+    assert train("--context-parallel-size", 2) == pytest.approx(seen, rel=2e-6)  # each conversation on both ranks
 
 
 @pytest.fixture(scope="module")
@@ -179,9 +187,10 @@ def encoder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vision")
     make_processors(folder)
     (folder / "cut.png").write_bytes((folder / "a.png").read_bytes()[:300])
-    damaged = bytearray((folder / "a.png").read_bytes())
-    damaged[60:80] = bytes(20)
-    (folder / "damaged.png").write_bytes(damaged)
+    header = bytearray((folder / "a.png").read_bytes())
+    header[16:24] = struct.pack(">II", 60000, 60000)  # no OSError in Pillow
+    header[29:33] = struct.pack(">I", zlib.crc32(header[12:29]))
+    (folder / "huge.png").write_bytes(header)
     Image.new("RGB", (1, 300)).save(folder / "thin.png")
     sys.path.insert(0, str(PROGRAM.parent))
     from preprocess_conversations import Encoder
@@ -194,14 +203,14 @@ def encoder(tmp_path_factory):
      "none.png: No such file or directory; correct the path or the file, or delete the line"),
     ([{"role": "user", "content": [{"type": "image", "image": "tokenizer.json"}]}, said("sat")], "cannot read the image"),
     ([{"role": "user", "content": [{"type": "image", "image": "cut.png"}]}, said("sat")], "cut.png: image file is truncated"),
-    ([{"role": "user", "content": [{"type": "image", "image": "damaged.png"}]}, said("sat")], "cannot read the image"),
+    ([{"role": "user", "content": [{"type": "image", "image": "huge.png"}]}, said("sat")], "huge.png: Image size (3600000000 pixels) exceeds"),
     ([{"role": "user", "content": [{"type": "image", "image": "thin.png"}]}, said("sat")], "the image processor refuses a picture"),
     ([{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}, said("sat")], "content of type 'video' is not supported"),
     ([{"role": "user", "content": "<|image_pad|>"}, said("sat")], "the text contains <|image_pad|>"),
     ([ASKED], "must begin with a question and end with an answer"),
     ([], "has no list \"messages\""),
     ([{"role": "robot", "content": "the"}], "a message must have a role of system, user, assistant, tool"),
-], ids=["missing", "not an image", "cut", "damaged", "thin", "video", "placeholder", "unanswered", "empty", "role"])
+], ids=["missing", "not an image", "cut", "huge", "thin", "video", "placeholder", "unanswered", "empty", "role"])
 def test_wrong_conversations_are_named(encoder, messages, sentence):
     encode, folder = encoder[0].encode, encoder[1]
     from preprocess_input import InputError

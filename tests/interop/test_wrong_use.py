@@ -7,6 +7,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -90,6 +91,26 @@ def write_tokens(prefix, token, documents=10):
     pathlib.Path(f"{prefix}.idx").write_bytes(head + lengths.tobytes() + pointers.tobytes() + bounds.tobytes())
 
 
+def write_conversations(prefix, tokens=(3, 50, 50, 4, 1, 2), grid=(1, 2, 4), width=24):
+    """A set of two alike: a question with places (50) for a picture of zeros, and an answer."""
+    sys.path.insert(0, str(ROOT / "launch"))
+    from preprocess_conversations import Writer
+    sys.path.pop(0)
+    writer = Writer(str(prefix))
+    for _ in range(2):
+        writer.add(tokens, bytes([0, 0, 0, 0, 1, 1]), [grid], bytes(4 * width * int(np.prod(grid))), width)
+    writer.finish()
+
+
+VISION = {
+    "model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"], "image_token_id": 50, "video_token_id": 51,
+    "text_config": {"hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "vocab_size": 60,
+                    "num_key_value_heads": 3, "max_position_embeddings": 64,
+                    "rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}},
+    "vision_config": {"depth": 1, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 2, "out_hidden_size": 24,
+                      "window_size": 8, "fullatt_block_indexes": [0]}}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Data, FSDP2 files and a model to get wrong."""
@@ -105,6 +126,16 @@ def folder(tmp_path_factory):
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16, "intermediate_size": 32,
         "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64,
         "max_position_embeddings": 16, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False}))
+    (path / "sees").mkdir()
+    (path / "sees" / "config.json").write_text(json.dumps(VISION))
+    write_conversations(path / "chats")
+    write_conversations(path / "beyond", tokens=(3, 50, 50, 4, 60, 2))
+    write_conversations(path / "places", tokens=(3, 50, 50, 4, 50, 2))
+    write_conversations(path / "larger", grid=(1, 4, 4))
+    write_conversations(path / "uneven", grid=(1, 3, 4))
+    write_conversations(path / "pixels", width=96)
+    whole = (path / "chats.vision.safetensors").read_bytes()
+    (path / "cut.vision.safetensors").write_bytes(whole[:-100])
     return path
 
 
@@ -134,6 +165,22 @@ PRETRAIN_CASES = {
     "a flag against config.json": ([*FROM_MODEL, "{folder}/model", "--from-scratch", "--num-layers", "3"], FAILURE,
                                    "--num-layers 3 contradicts the model's config.json, which says 1: leave the flag"),
     "a loss that is no number": ([*PRETRAIN, *MOCK, "--lr", "1e30"], FAILURE, "lower the learning rate"),
+}
+
+
+SEES = ["launch", "-n", "2", "--", "pretrain", "--hf-model", "{folder}/sees", "--from-scratch", "--seq-length", "16", *LOOP, *RATE,
+        *ALL_TRAINING, "--data-path"]
+PRETRAIN_CASES |= {
+    "a conversation's token beyond the vocabulary": ([*SEES, "{folder}/beyond"], FAILURE,
+                                                     'beyond" holds token 60 (in sample'),
+    "a picture that the model cannot merge": ([*SEES, "{folder}/uneven"], FAILURE, "image_grid_thw[0] is [1, 3, 4]: all must be"),
+    "pictures of another model": ([*SEES, "{folder}/pixels"], FAILURE, "pixel_values [8, 96] must be [8, 24]"),
+    "more places than pictures": ([*SEES, "{folder}/places"], FAILURE, "has a place for a further image (token 50) at 4"),
+    "a picture larger than its place": ([*SEES, "{folder}/larger"], FAILURE,
+                                        "image 0 of image_grid_thw has 4 features, but only 2 tokens 50 stand for it"),
+    "a set of pictures that is cut off": ([*SEES, "{folder}/cut"], FAILURE, "cut.vision.safetensors"),
+    "heads that two ranks cannot share": ([*SEES, "{folder}/chats", "--context-parallel-size", "2"], FAILURE,
+                                          "Qwen2_5_VLForConditionalGeneration has 3 attention heads, which 2 ranks of a sequence"),
 }
 
 
