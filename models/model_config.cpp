@@ -128,7 +128,9 @@ DecoderConfig decoder_config(const Arguments& arguments) {
                                    : decoder_config_from_flags(arguments);
   if (arguments.apply_tiled_mlp) config.mlp_tiles = arguments.tiled_num_shards;
   if (!arguments.hf_model) return config;
-  TORCH_CHECK(parts == 1 || (config.moe.num_experts > 0 && config.moe.num_experts % parts == 0),
+  TORCH_CHECK(parts == 1 || config.moe.num_experts > 0, "--expert-model-parallel-size ", parts,
+              " needs a model with experts, and this one has none; leave it out");
+  TORCH_CHECK(config.moe.num_experts % parts == 0,
               "--expert-model-parallel-size ", parts, " does not divide the ", config.moe.num_experts,
               " experts of the model; choose a number that does, or leave it out");
   config.moe.parts = parts;

@@ -117,15 +117,26 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("wrong")
     (path / "bad.yaml").write_text("sharding_size: [1\n a: b: c")
     (path / "thirds.yaml").write_text("sharding_size: 3\n")
+    (path / "misspelt.yaml").write_text("sharding_size: auto\nparm_dtype: bf16\n")
+    (path / "arguments.yaml").write_text("gpt_args:\n  num_layer: 2\n")
+    worker = "strategy_args: {{strategy_name: fsdp2_train, strategy_config: {{{}}}}}, device_mapping: 'list(range(0,{}))'"
+    (path / "roll.yaml").write_text(
+        "pretrain: model\nsequence_length: 16\n" + f"actor: {{{worker.format('fsdp_siz: 2', 2)}}}\n" +
+        f"student: {{{worker.format('ep_size: 2, efsdp_size: 2', 2)}}}\n" + f"large: {{{worker.format('', 16)}}}\n")
     write_tokens(path / "good", 1)
     write_tokens(path / "large", 999)
     write_tokens(path / "short", 1)
     (path / "short.idx").write_bytes((path / "good.idx").read_bytes()[:60])
     (path / "model").mkdir()
-    (path / "model" / "config.json").write_text(json.dumps({
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16, "intermediate_size": 32,
-        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64,
-        "max_position_embeddings": 16, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False}))
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 16, "rms_norm_eps": 1e-5,
+             "hidden_act": "silu", "tie_word_embeddings": False}
+    (path / "model" / "config.json").write_text(json.dumps(
+        sizes | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    (path / "experts").mkdir()
+    (path / "experts" / "config.json").write_text(json.dumps(
+        sizes | {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 3, "num_experts_per_tok": 2,
+                 "moe_intermediate_size": 8, "head_dim": 8}))
     (path / "sees").mkdir()
     (path / "sees" / "config.json").write_text(json.dumps(VISION))
     write_conversations(path / "chats")
@@ -140,6 +151,8 @@ def folder(tmp_path_factory):
 
 
 FROM_MODEL = ["pretrain", *LOOP, *RATE, *MOCK, "--seq-length", "16", "--hf-model"]
+EXPERT_RANKS = ["--expert-model-parallel-size"]
+ROLL = ["pretrain", "--config", "{folder}/roll.yaml", *MOCK, "--role"]
 # {folder} stands for the fixture's.
 PRETRAIN_CASES = {
     "no data": ([*PRETRAIN, *RATE], USAGE, "give --data-path PREFIX of .bin/.idx files, or --mock-data"),
@@ -164,6 +177,27 @@ PRETRAIN_CASES = {
     "a model without weights": ([*FROM_MODEL, "{folder}/model"], FAILURE, "has neither model.safetensors nor"),
     "a flag against config.json": ([*FROM_MODEL, "{folder}/model", "--from-scratch", "--num-layers", "3"], FAILURE,
                                    "--num-layers 3 contradicts the model's config.json, which says 1: leave the flag"),
+    "experts and ranks that do not fit": (
+        ["launch", "-n", "4", "--", *FROM_MODEL, "{folder}/experts", "--from-scratch", *EXPERT_RANKS, "3"], USAGE,
+        "world size 4 is not divisible by --expert-model-parallel-size 3; change one of them"),
+    "experts that cannot be shared out": (
+        ["launch", "-n", "2", "--", *FROM_MODEL, "{folder}/experts", "--from-scratch", *EXPERT_RANKS, "2"], FAILURE,
+        "--expert-model-parallel-size 2 does not divide the 3 experts of the model; choose a number that does"),
+    "a model without experts": (
+        ["launch", "-n", "2", "--", *FROM_MODEL, "{folder}/model", "--from-scratch", *EXPERT_RANKS, "2"], FAILURE,
+        "--expert-model-parallel-size 2 needs a model with experts, and this one has none; leave it out"),
+    "a misspelt key of the FSDP2 file": (
+        [*PRETRAIN, *MOCK, *RATE, "--fsdp2-config-path", "{folder}/misspelt.yaml", "--fsdp2-config-strict"], USAGE,
+        'misspelt.yaml:2: unknown key "parm_dtype"; did you mean param_dtype?'),
+    "a misspelt key of the arguments": (["pretrain", "{folder}/arguments.yaml"], USAGE,
+                                        'arguments.yaml:2: unknown key "num_layer"; did you mean num_layers?'),
+    "a misspelt key of ROLL's": ([*ROLL, "actor"], USAGE,
+                                 "unknown key actor.strategy_args.strategy_config.fsdp_siz; did you mean fsdp_size?"),
+    "experts of ROLL that do not fit": (["launch", "-n", "2", "--", *ROLL, "student"], USAGE,
+                                        "efsdp_size is 2; write 1"),
+    "devices that are not there": (["launch", "-n", "2", "--", *ROLL, "large"], USAGE,
+                                   "large.device_mapping is for 16 devices, but the run has 2 ranks; start as many"),
+    "a role that is not there": ([*ROLL, "critic"], USAGE, "has no such worker; it has actor, student, large."),
     "a loss that is no number": ([*PRETRAIN, *MOCK, "--lr", "1e30"], FAILURE, "lower the learning rate"),
 }
 
