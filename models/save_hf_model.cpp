@@ -15,6 +15,7 @@
 #include "framework/training/save_contract.h"
 #include "models/lora.h"
 #include "models/model_config.h"
+#include "models/save_adapters.h"
 #include "models/stacked_experts.h"
 #include "models/weight_names.h"
 
@@ -118,6 +119,7 @@ void save_hf_model(MegatronModule& model, const Arguments& arguments,
   }
   if (stacks) tensors = stack_experts(tensors, decoder_config(arguments).moe.num_experts);
   save_hf_sharded(folder, tensors, group);
+  if (model.keeps_trained_only()) save_adapters(model, arguments, folder + "/adapter", group);
   all_or_throw(group, [&] {
     if (rank_in(group) != 0) return;
     if (arguments.hf_model) copy_hf_assets(*arguments.hf_model, folder);

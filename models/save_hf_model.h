@@ -16,7 +16,8 @@ void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group);
 /// All ranks write the model's weights (save_hf_sharded: in their dtype, tied ones once, experts
 /// each by itself or, by --save-hf-stacked-experts, as stacked_experts.h describes); then come the
 /// files beside the weights of --hf-model, and config.json: --hf-model's, or that of the Llama,
-/// Qwen2 or Qwen3 which the flags describe, with the tying and dtype of this run.
+/// Qwen2 or Qwen3 which the flags describe, with the tying and dtype of this run. Adapters are
+/// merged into the weights, and by themselves in the folder's adapter/ (save_adapters.h).
 void save_hf_model(MegatronModule& model, const Arguments& arguments, const ProcessGroupPtr& group);
 
 }  // namespace megashard

@@ -1,5 +1,6 @@
 """--save-hf: what all ranks write when training ends, transformers loads, and it computes what we compute."""
 import copy
+import importlib.util
 import json
 import os
 import pathlib
@@ -248,6 +249,18 @@ def test_adapters_alone_are_trained_and_saved_and_merged_on_export(tmp_path, rec
     with torch.no_grad():
         merged, adapted = LlamaForCausalLM.from_pretrained(written)(tokens).logits, model(tokens).logits
     assert (merged - adapted).abs().max() <= 1e-5 * adapted.abs().max()  # other products, rounded otherwise
+    config = json.loads((written / "adapter" / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 8)
+    assert config["target_modules"] == ["down_proj", "q_proj"]
+    alone = load_file(written / "adapter" / "adapter_model.safetensors")
+    assert alone.keys() == {f"base_model.model.{name}" for name in final}
+    assert all(torch.equal(alone[f"base_model.model.{name}"], weight) for name, weight in final.items())
+    if importlib.util.find_spec("peft") is not None:
+        from peft import PeftModel
+
+        with torch.no_grad():
+            by_peft = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(source), written / "adapter")(tokens).logits
+        assert (by_peft - adapted).abs().max() <= 1e-6 * adapted.abs().max()  # scale times what, or what times scale
     assert check_logits(written, torch.float32) == "LlamaForCausalLM"
 
 
