@@ -265,6 +265,91 @@ TEST(RollWorker, ExpertsOnRanksAndInGroupsOfTheirOwn) {
   EXPECT_THAT(plain.told, HasSubstr("efsdp_size, for ep_size is 1"));
 }
 
+/// The workers of ROLL's examples for these strategies, by what differs between them.
+TEST(RollWorker, ExamplesOfRollAreReadAsTheyAre) {
+  struct Example {
+    const char* name;
+    const char* model_args;
+    const char* config;
+    const char* wrap;
+    int64_t ranks;
+    int64_t tiles = 0, expert_ranks = 1, sequence_ranks = 1;
+    std::vector<std::string> experts{};
+  };
+  const char* moe =
+      "transformer_layer_cls_to_wrap: [Qwen3MoeAttention, Qwen3MoeSparseMoeBlock], "
+      "moe_experts: [Qwen3MoeMLP]";
+  const char* stacked =
+      "transformer_layer_cls_to_wrap: [Qwen3MoeAttention, "
+      "Qwen3MoeSparseMoeBlock], moe_experts: [Qwen3MoeExperts]";
+  const Example examples[] = {
+      {"qwen3-8B-rlvr", "", "apply_tiled_mlp: true, tiled_num_shards: 8",
+       "transformer_layer_cls_to_wrap: [Qwen3Attention, Qwen3MLP]", 16, 8},
+      {"qwen2_5-vl-3B-rlvr", "freeze_module_prefix: model.visual", "offload_policy: false", "", 8},
+      {"qwen2.5-7B on two ranks a sequence", "ulysses_size: 2", "offload_policy: false", "", 8, 0,
+       1, 2},
+      {"qwen3-30BA3B-rlvr", "ulysses_size: 4", "fsdp_size: 32", moe, 32, 0, 1, 4},
+      {"qwen3-30BA3B-rlvr with ep",
+       "ulysses_size: 4",
+       "fsdp_size: 32, efsdp_size: 4, ep_size: 8, moe_use_grouped_mm: false",
+       stacked,
+       32,
+       0,
+       8,
+       4,
+       {"Qwen3MoeExperts"}},
+      {"qwen3-30BA3B-agentic",
+       "ulysses_size: 2",
+       "offload_policy: true, apply_expert_patch: true, apply_tiled_mlp: true, tiled_num_shards: 4",
+       moe,
+       32,
+       4,
+       1,
+       2,
+       {"Qwen3MoeMLP"}},
+      {"ascend 30B",
+       "",
+       "offload_policy: true, apply_expert_patch: true, apply_tiled_mlp: true, "
+       "tiled_num_shards: 8",
+       moe,
+       16,
+       8,
+       1,
+       1,
+       {"Qwen3MoeMLP"}},
+      {"qwen3.5-35BA3-sft with ep",
+       "ulysses_size: 1",
+       "fsdp_size: 8, efsdp_size: 1, ep_size: 8, moe_use_grouped_mm: true, "
+       "apply_expert_patch: false, apply_tiled_mlp: false",
+       "transformer_layer_cls_to_wrap: [Qwen3_5MoeAttention, Qwen3_5MoeSparseMoeBlock], "
+       "moe_experts: [Qwen3_5MoeExperts]",
+       8,
+       0,
+       8,
+       1,
+       {"Qwen3_5MoeExperts"}},
+  };
+  for (const auto& each : examples) {
+    for (const char* strategy : {"fsdp2_train", "fsdp2_infer"}) {
+      SCOPED_TRACE(std::string(each.name) + " " + strategy);
+      const std::string text =
+          std::string("worker:\n  model_args: {dtype: bf16, model_type: ~, ") + each.model_args +
+          "}\n  strategy_args:\n    strategy_name: " + strategy +
+          "\n    strategy_config: {param_dtype: bf16, reduce_dtype: bf16, reshard_after_forward: "
+          "true, wrap_policy: {wrap_embeddings: true, wrap_lm_output: true, " +
+          each.wrap + "}, " + each.config + "}\n  device_mapping: list(range(0," +
+          std::to_string(each.ranks) + "))\n  infer_batch_size: 2\n";
+      const auto [worker, arguments, told] = parse_and_apply(text, "worker", each.ranks);
+      EXPECT_EQ(arguments.apply_tiled_mlp, each.tiles > 0);
+      EXPECT_EQ(arguments.tiled_num_shards, each.tiles > 0 ? each.tiles : 4);
+      EXPECT_EQ(arguments.expert_model_parallel_size, each.expert_ranks);
+      EXPECT_EQ(arguments.context_parallel_size, each.sequence_ranks);
+      EXPECT_EQ(worker.sharding.wrap_policy->expert_classes, each.experts);
+      EXPECT_EQ(worker.sharding.sharding_size, std::nullopt);
+    }
+  }
+}
+
 TEST(RollWorker, AdaptersComeFromTheModelArguments) {
   const auto lora = [](const std::string& keys, const std::string& strategy = "fsdp2_train") {
     return parse_and_apply(
