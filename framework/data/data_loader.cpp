@@ -1,5 +1,6 @@
 #include "framework/data/data_loader.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -73,17 +74,33 @@ void check_tokens(const std::vector<int64_t>& sample, const SampleDataset& datas
   }
 }
 
+/// Rows of all samples one behind the other; nothing where there are none.
+void add_extra(Batch& batch, const char* name, const std::vector<PictureSet::Sample>& samples,
+               at::Tensor PictureSet::Sample::*part, bool pin_memory) {
+  std::vector<at::Tensor> parts;
+  int64_t rows = 0;
+  for (const auto& sample : samples) {
+    if ((sample.*part).size(0) == 0) continue;
+    parts.push_back(sample.*part);
+    rows += parts.back().size(0);
+  }
+  if (parts.empty()) return;
+  auto sizes = parts[0].sizes().vec();
+  sizes[0] = rows;
+  auto joined = at::empty(sizes, parts[0].options().pinned_memory(pin_memory));
+  at::cat_out(joined, parts);
+  batch.extra[name] = joined;
+}
+
 Batch make_picture_batch(const PictureDataset& dataset, const std::vector<int64_t>& indices,
                          const BatchOptions& options) {
   std::vector<PictureSet::Sample> samples;
-  int64_t length = 0, images = 0, patches = 0;
+  int64_t length = 0;
   for (const int64_t index : indices) {
     samples.push_back(dataset.picture_sample(index));
     const auto& sample = samples.back();
     check_tokens({sample.tokens.begin(), sample.tokens.end()}, dataset, index, options);
     length = std::max(length, static_cast<int64_t>(sample.tokens.size()) - 1);
-    images += sample.image_grids.size(0);
-    patches += sample.pixel_values.size(0);
   }
   const auto rows = static_cast<int64_t>(samples.size());
   const auto zeros = [&](at::IntArrayRef shape, at::ScalarType type) {
@@ -107,18 +124,13 @@ Batch make_picture_batch(const PictureDataset& dataset, const std::vector<int64_
     labels += length;
     mask += length;
   }
-  if (images == 0) return batch;
-  auto grids = at::empty({images, 3}, at::kLong);  // read on the host
-  auto pixels = at::empty({patches, samples[0].pixel_values.size(1)},
-                          at::TensorOptions(at::kFloat).pinned_memory(options.pin_memory));
-  int64_t image = 0, patch = 0;
-  for (const auto& sample : samples) {
-    grids.narrow(0, image, sample.image_grids.size(0)).copy_(sample.image_grids);
-    pixels.narrow(0, patch, sample.pixel_values.size(0)).copy_(sample.pixel_values);
-    image += sample.image_grids.size(0);
-    patch += sample.pixel_values.size(0);
-  }
-  batch.extra = {{"image_grid_thw", grids}, {"pixel_values", pixels}};
+  using Sample = PictureSet::Sample;
+  add_extra(batch, "image_grid_thw", samples, &Sample::image_grids, false);  // read on the host
+  add_extra(batch, "video_grid_thw", samples, &Sample::video_grids, false);
+  add_extra(batch, "second_per_grid_ts", samples, &Sample::second_per_grid, false);
+  add_extra(batch, "pixel_values", samples, &Sample::pixel_values, options.pin_memory);
+  add_extra(batch, "pixel_values_videos", samples, &Sample::pixel_values_videos,
+            options.pin_memory);
   return batch;
 }
 

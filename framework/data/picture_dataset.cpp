@@ -1,5 +1,6 @@
 #include "framework/data/picture_dataset.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace {
 
 std::string file_of(const std::string& prefix) { return prefix + ".vision.safetensors"; }
 
-at::Tensor need_tensor(const SafetensorsFile& file, const char* name, at::ScalarType dtype,
+at::Tensor need_tensor(const SafetensorsFile& file, const std::string& name, at::ScalarType dtype,
                        int64_t dims) {
   TORCH_CHECK(file.contains(name), file.path(), " has no ", name,
               ": it is no set of conversations; write it by preprocess_data.py --input-format conversations");
@@ -33,32 +34,54 @@ bool PictureSet::exists(const std::string& prefix) {
 PictureSet::PictureSet(const std::string& prefix) : prefix_(prefix), file_(file_of(prefix)) {
   tokens_ = need_tensor(file_, "tokens", at::kInt, 1);
   loss_mask_ = need_tensor(file_, "loss_mask", at::kByte, 1);
-  grids_ = need_tensor(file_, "image_grid_thw", at::kLong, 2);
-  pixels_ = need_tensor(file_, "pixel_values", at::kFloat, 2);
-  TORCH_CHECK(loss_mask_.size(0) == tokens_.size(0) && grids_.size(1) == 3, file_.path(),
-              ": loss_mask must have the size of tokens, and image_grid_thw three columns");
+  TORCH_CHECK(loss_mask_.size(0) == tokens_.size(0), file_.path(), ": loss_mask must have the size of tokens");
   sample_ends_ = read_ends("sample_ends", tokens_.size(0));
-  image_ends_ = read_ends("image_ends", grids_.size(0));
-  TORCH_CHECK(sample_ends_.size() == image_ends_.size() && !sample_ends_.empty(), file_.path(),
-              ": sample_ends and image_ends must be of one size, and not empty");
-  const auto* grid = grids_.const_data_ptr<int64_t>();
+  TORCH_CHECK(!sample_ends_.empty(), file_.path(), ": sample_ends must not be empty");
+  images_ = read_pictures("image", "pixel_values");
+  if (file_.contains("video_ends") || file_.contains("video_grid_thw")) {
+    videos_ = read_pictures("video", "pixel_values_videos");
+    second_per_grid_ = need_tensor(file_, "second_per_grid_ts", at::kFloat, 1);
+    TORCH_CHECK(second_per_grid_.size(0) == videos_.grids.size(0), file_.path(), ": second_per_grid_ts must have one value "
+                "for each of the ", videos_.grids.size(0), " videos, not ", second_per_grid_.size(0),
+                "; the file is damaged, write it again");
+  } else {
+    videos_ = {.grids = at::empty({0, 3}, at::kLong),
+               .pixels = at::empty({0, images_.pixels.size(1)}, at::kFloat),
+               .ends = std::vector<int64_t>(sample_ends_.size()),
+               .patch_ends = {}};
+    second_per_grid_ = at::empty({0}, at::kFloat);
+  }
+}
+
+PictureSet::Pictures PictureSet::read_pictures(const std::string& kind,
+                                               const std::string& pixels_name) const {
+  const auto grid_name = kind + "_grid_thw";
+  Pictures pictures{.grids = need_tensor(file_, grid_name, at::kLong, 2),
+                    .pixels = need_tensor(file_, pixels_name, at::kFloat, 2),
+                    .ends = {},
+                    .patch_ends = {}};
+  TORCH_CHECK(pictures.grids.size(1) == 3, file_.path(), ": ", grid_name, " must have three columns");
+  pictures.ends = read_ends(kind + "_ends", pictures.grids.size(0));
+  TORCH_CHECK(pictures.ends.size() == sample_ends_.size(), file_.path(), ": sample_ends and ", kind, "_ends must be of one size");
+  const auto* grid = pictures.grids.const_data_ptr<int64_t>();
   int64_t patches = 0;
-  for (int64_t image = 0; image < grids_.size(0); ++image, grid += 3) {
+  for (int64_t picture = 0; picture < pictures.grids.size(0); ++picture, grid += 3) {
     constexpr int64_t kMost = int64_t{1} << 20;  // no product of three overflows
     for (int i = 0; i < 3; ++i) {
-      TORCH_CHECK(grid[i] > 0 && grid[i] < kMost, file_.path(), ": image ", image, " has a grid with ", grid[i],
+      TORCH_CHECK(grid[i] > 0 && grid[i] < kMost, file_.path(), ": ", kind, " ", picture, " has a grid with ", grid[i],
                   "; the file is damaged, write it again");
     }
     patches += grid[0] * grid[1] * grid[2];
-    TORCH_CHECK(patches <= pixels_.size(0), file_.path(), ": image_grid_thw describes more patches than the ",
-                pixels_.size(0), " of pixel_values; the file is damaged, write it again");
-    patch_ends_.push_back(patches);
+    TORCH_CHECK(patches <= pictures.pixels.size(0), file_.path(), ": ", grid_name, " describes more patches than the ",
+                pictures.pixels.size(0), " of ", pixels_name, "; the file is damaged, write it again");
+    pictures.patch_ends.push_back(patches);
   }
-  TORCH_CHECK(patches == pixels_.size(0), file_.path(), ": image_grid_thw describes ", patches, " patches, pixel_values has ",
-              pixels_.size(0), "; the file is damaged, write it again");
+  TORCH_CHECK(patches == pictures.pixels.size(0), file_.path(), ": ", grid_name, " describes ", patches, " patches, ", pixels_name,
+              " has ", pictures.pixels.size(0), "; the file is damaged, write it again");
+  return pictures;
 }
 
-std::vector<int64_t> PictureSet::read_ends(const char* name, int64_t last) const {
+std::vector<int64_t> PictureSet::read_ends(const std::string& name, int64_t last) const {
   const auto tensor = need_tensor(file_, name, at::kLong, 1);
   const auto* value = tensor.const_data_ptr<int64_t>();
   std::vector<int64_t> ends(value, value + tensor.size(0));
@@ -80,16 +103,28 @@ int64_t PictureSet::tokens_of(int64_t sample) const {
 
 PictureSet::Sample PictureSet::sample(int64_t sample) const {
   const auto at = static_cast<size_t>(sample);
-  const int64_t count = tokens_of(sample), first = sample_ends_[at] - count;
-  const int64_t image = at == 0 ? 0 : image_ends_[at - 1], images = image_ends_[at] - image;
-  const auto patch_end = [&](int64_t number) {
-    return number == 0 ? 0 : patch_ends_[static_cast<size_t>(number) - 1];
+  const int64_t count = tokens_of(sample), first_token = sample_ends_[at] - count;
+  Sample result{
+      .tokens = {tokens_.const_data_ptr<int32_t>() + first_token, static_cast<size_t>(count)},
+      .loss_mask = {loss_mask_.const_data_ptr<uint8_t>() + first_token, static_cast<size_t>(count)},
+      .image_grids = {},
+      .pixel_values = {},
+      .video_grids = {},
+      .pixel_values_videos = {},
+      .second_per_grid = {}};
+  const auto take = [at](const Pictures& of, at::Tensor& grids, at::Tensor& pixels) {
+    const auto patch_end = [&](int64_t number) {
+      return number == 0 ? 0 : of.patch_ends[static_cast<size_t>(number) - 1];
+    };
+    const int64_t first = at == 0 ? 0 : of.ends[at - 1], end = of.ends[at];
+    grids = of.grids.narrow(0, first, end - first);
+    pixels = of.pixels.narrow(0, patch_end(first), patch_end(end) - patch_end(first));
+    return first;
   };
-  const int64_t patch = patch_end(image), patches = patch_end(image + images) - patch;
-  return {.tokens = {tokens_.const_data_ptr<int32_t>() + first, static_cast<size_t>(count)},
-          .loss_mask = {loss_mask_.const_data_ptr<uint8_t>() + first, static_cast<size_t>(count)},
-          .image_grids = grids_.narrow(0, image, images),
-          .pixel_values = pixels_.narrow(0, patch, patches)};
+  take(images_, result.image_grids, result.pixel_values);
+  const int64_t video = take(videos_, result.video_grids, result.pixel_values_videos);
+  result.second_per_grid = second_per_grid_.narrow(0, video, result.video_grids.size(0));
+  return result;
 }
 
 PictureDataset::PictureDataset(std::shared_ptr<const PictureSet> set,

@@ -14,12 +14,15 @@
 
 namespace megashard {
 
-// Conversations with pictures as launch/preprocess_data.py --input-format conversations writes
-// them: PREFIX.vision.safetensors, mapped. The constructor checks names, dtypes, sizes and bounds,
-// and throws a sentence with the file and the remedy.
+// Conversations with images and videos as launch/preprocess_data.py --input-format conversations
+// writes them: PREFIX.vision.safetensors, mapped. The constructor checks names, dtypes, sizes and
+// bounds, and throws a sentence with the file and the remedy.
 //   tokens int32 [S], loss_mask uint8 [S]: of all samples, one behind the other
 //   sample_ends, image_ends int64 [N]: tokens and images up to the end of each sample
 //   image_grid_thw int64 [M, 3]; pixel_values float32 [patches, pixels of a patch]
+// and, where there are videos, which a set may be without:
+//   video_ends int64 [N]; video_grid_thw int64 [V, 3]; second_per_grid_ts float32 [V]
+//   pixel_values_videos float32 [patches, pixels of a patch]
 class PictureSet {
  public:
   explicit PictureSet(const std::string& prefix);
@@ -30,6 +33,9 @@ class PictureSet {
     std::span<const uint8_t> loss_mask;  // of each token: 1 where it is to be learnt
     at::Tensor image_grids;              // [images, 3] int64
     at::Tensor pixel_values;             // [patches, width], inside the mapping
+    at::Tensor video_grids;              // [videos, 3] int64
+    at::Tensor pixel_values_videos;      // [patches, width]
+    at::Tensor second_per_grid;          // [videos] float
   };
   int64_t size() const { return static_cast<int64_t>(sample_ends_.size()); }
   int64_t tokens_of(int64_t sample) const;
@@ -37,13 +43,19 @@ class PictureSet {
   const std::string& prefix() const { return prefix_; }
 
  private:
-  std::vector<int64_t> read_ends(const char* name, int64_t last) const;
+  struct Pictures {  // images or videos
+    at::Tensor grids, pixels;
+    std::vector<int64_t> ends;        // of each sample, in pictures
+    std::vector<int64_t> patch_ends;  // of each picture
+  };
+  std::vector<int64_t> read_ends(const std::string& name, int64_t last) const;
+  Pictures read_pictures(const std::string& kind, const std::string& pixels_name) const;
 
   std::string prefix_;
   SafetensorsFile file_;
-  at::Tensor tokens_, loss_mask_, grids_, pixels_;
-  std::vector<int64_t> sample_ends_, image_ends_;
-  std::vector<int64_t> patch_ends_;  // of each image
+  at::Tensor tokens_, loss_mask_, second_per_grid_;
+  std::vector<int64_t> sample_ends_;
+  Pictures images_, videos_;
 };
 
 struct PictureDatasetOptions {

@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -34,6 +35,13 @@ class PictureSets : public ::testing::Test {
     entries_["image_ends"] = whole_numbers({1, 1, 2});
     entries_["image_grid_thw"] = whole_numbers({1, 2, 2, 1, 1, 2}).view({2, 3});
     entries_["pixel_values"] = at::arange(18, at::kFloat).view({6, 3});
+  }
+  /// A video of 4 patches for the second conversation, one of 2 for the third.
+  void with_videos() {
+    entries_["video_ends"] = whole_numbers({0, 1, 2});
+    entries_["video_grid_thw"] = whole_numbers({2, 1, 2, 1, 2, 1}).view({2, 3});
+    entries_["pixel_values_videos"] = at::arange(18, at::kFloat).view({6, 3}).neg();
+    entries_["second_per_grid_ts"] = at::tensor({0.5F, 1.0F});
   }
   std::string write() {
     const auto prefix = folder_.path() + "/set";
@@ -77,6 +85,21 @@ TEST_F(PictureSets, BatchesOfTheLongestWithTheAnswersMask) {
               ThrowsMessage<c10::Error>(HasSubstr("holds token 9")));
 }
 
+TEST_F(PictureSets, BatchesOfVideos) {
+  with_videos();
+  const auto set = dataset(8, 3);
+  std::vector<int64_t> by_size(3);
+  for (int64_t i = 0; i < 3; ++i) by_size[4 - set->picture_sample(i).tokens.size()] = i;
+  const auto batch = make_batch(*set, by_size, {.seq_length = 8, .vocab_size = 10});
+  for (const auto* name : {"video_grid_thw", "pixel_values_videos", "second_per_grid_ts"})
+    EXPECT_TRUE(at::equal(batch.extra.at(name), entries_[name])) << name;
+  const auto one = make_batch(*set, {by_size[1]}, {.seq_length = 8, .vocab_size = 10});
+  EXPECT_EQ(one.extra.size(), 3U);  // no images
+  EXPECT_TRUE(at::equal(one.extra.at("pixel_values_videos"),
+                        entries_["pixel_values_videos"].narrow(0, 0, 4)));
+  EXPECT_TRUE(at::equal(one.extra.at("second_per_grid_ts"), at::full({1}, 0.5F)));
+}
+
 TEST_F(PictureSets, EachOnceAnEpoch) {
   const auto set = dataset(8, 6);
   ASSERT_EQ(set->size(), 6);
@@ -111,6 +134,15 @@ TEST_F(PictureSets, DamageIsNamed) {
   refuses("image_grid_thw", whole_numbers({1, 2, 2, 1, 1, 1}).view({2, 3}),
           "describes 5 patches, pixel_values has 6");
   refuses("tokens", whole_numbers({1, 2}), "tokens must be Int with 1 dimensions, got Long [2]");
+  with_videos();
+  refuses("video_ends", whole_numbers({0, 1, 1}), "video_ends ends at 1 instead of 2");
+  refuses("video_grid_thw", whole_numbers({2, 1, 2, 1, 2, 2}).view({2, 3}),
+          "more patches than the 6 of pixel_values_videos");
+  refuses("second_per_grid_ts", at::full({3}, 0.5F), "for each of the 2 videos, not 3");
+  entries_.erase("second_per_grid_ts");
+  EXPECT_THAT([&] { PictureSet set(write()); },
+              ThrowsMessage<c10::Error>(HasSubstr("has no second_per_grid_ts")));
+  with_videos();
   EXPECT_THAT([&] { dataset(2, 3); }, ThrowsMessage<c10::Error>(HasSubstr("conversation 0 of ")));
 }
 

@@ -130,6 +130,9 @@ def hugging_face():
                 "sample_ends": torch.tensor([2, 5]), "image_ends": torch.tensor([0, 1]),
                 "image_grid_thw": torch.tensor([[1, 2, 2]]), "pixel_values": torch.ones(4, 3)}
     seed("picture_set", "two", safetensors.torch.save(pictures))
+    videos = {"video_ends": torch.tensor([1, 1]), "video_grid_thw": torch.tensor([[2, 1, 2]]),
+              "pixel_values_videos": torch.ones(4, 3), "second_per_grid_ts": torch.tensor([0.5])}
+    seed("picture_set", "videos", safetensors.torch.save({**pictures, **videos}))
     names = {"model.a.weight": "model-00001-of-00002.safetensors", "lm_head.weight": "model-00002-of-00002.safetensors"}
     seed("index", "two", json.dumps({"metadata": {"total_size": 48}, "weight_map": names}))
     seed("index", "elsewhere", json.dumps({"weight_map": {"a": "../model.safetensors"}}))

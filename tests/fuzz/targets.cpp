@@ -198,8 +198,9 @@ void fuzz_picture_set(std::string_view bytes) {
     const auto sample = set->sample(i);
     for (const auto token : sample.tokens) seen += token;
     for (const auto learnt : sample.loss_mask) seen += learnt;
-    const auto grids = sample.image_grids.sum(), pixels = sample.pixel_values.sum();
-    seen += grids.item<int64_t>();
+    for (const auto& pictures : {sample.image_grids, sample.pixel_values, sample.video_grids,
+                                 sample.pixel_values_videos, sample.second_per_grid})
+      seen += pictures.sum().isnan().item<bool>() ? 1 : 0;
   }
   const PictureDataset samples(
       set, {.split_name = "train", .last_sample = set->size(), .seq_length = 64});
