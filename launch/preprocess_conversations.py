@@ -1,20 +1,24 @@
-"""Conversations with pictures to PREFIX.vision.safetensors, which the runtime maps (framework/data/picture_dataset.h).
+"""Conversations with images and videos to PREFIX.vision.safetensors, which the runtime maps (framework/data/picture_dataset.h).
 
 One JSON object a line, as transformers' chat templates take them:
     {"messages": [{"role": "user", "content": [{"type": "image", "image": "cat.png"}, {"type": "text", "text": "What is it?"}]},
                   {"role": "assistant", "content": "A cat."}]}
-Images go through the model's own image processor (its Pillow form), text through its chat template and tokenizer; a
-placeholder becomes one token for each merge_size^2 patches, as the model's processor does it. Only what the assistant
-says is learnt, from behind the generation prompt to the mark that ends the turn.
+Images go through the model's own image processor (its Pillow form, resized as torchvision does it), videos ({"type": "video",
+"video": "cat.mp4"}) through preprocess_videos.py, text through its chat template and tokenizer; a placeholder becomes one
+token for each merge_size^2 patches, as the model's processor does it. Only what the assistant says is learnt, from behind
+the generation prompt to the mark that ends the turn.
 """
 
 import array
 import json
+import math
 import multiprocessing
 import os
+import re
 import shutil
 import struct
 from pathlib import Path
+from typing import NamedTuple
 
 from preprocess_input import InputError, Progress, input_files, lines_of
 
@@ -41,35 +45,84 @@ def load_processors(model):
     return tokenizer, images
 
 
+class Pictures(NamedTuple):
+    grids: list = []
+    pixels: bytes = b""
+    width: int = 0  # values of a patch
+
+
+class Sample(NamedTuple):
+    tokens: list
+    mask: bytes
+    images: Pictures
+    videos: Pictures
+    seconds: list  # per step of the grid, of each video
+
+
 class Encoder:
     """Makes samples of lines; each worker process has one."""
 
     current = None
 
-    def __init__(self, model):
+    def __init__(self, model, video_fps=None, video_num_frames=None):
+        self.model, self.sampling = model, (video_fps, video_num_frames)
         self.tokenizer, self.images = load_processors(model)
-        self.placeholder = getattr(self.tokenizer, "image_token", None) or "<|image_pad|>"
-        if self.tokenizer.convert_tokens_to_ids(self.placeholder) in (None, self.tokenizer.unk_token_id):
-            raise InputError(f"the tokenizer of {model} has no {self.placeholder}; give the model's own directory")
+        self.videos = None  # until there is one
+        self.placeholders = {kind: getattr(self.tokenizer, f"{kind}_token", None) or f"<|{kind}_pad|>" for kind in ("image", "video")}
+        self.need_token(self.placeholders["image"])
+
+    def need_token(self, token):
+        if self.tokenizer.convert_tokens_to_ids(token) in (None, self.tokenizer.unk_token_id):
+            raise InputError(f"the tokenizer of {self.model} has no {token}; give the model's own directory")
 
     def encode(self, job):
-        """tokens, loss mask, grids, pixels as bytes, width of a patch."""
         where, line, folder = job
         messages = self.messages_of(where, line)
-        pictures = [self.open_image(where, folder, part) for message in messages if isinstance(message["content"], list)
-                    for part in message["content"] if part["type"] == "image"]
-        grids, pixels, width = [], b"", 0
-        if pictures:
-            try:
-                seen = self.images(images=pictures, return_tensors="np")
-            except ValueError as error:
-                raise InputError(f"{where}: the image processor refuses a picture: {error}; give another form of it, or delete the "
-                                 "line") from None
-            grids = seen["image_grid_thw"].tolist()
-            width = seen["pixel_values"].shape[1]
-            pixels = seen["pixel_values"].astype("<f4").tobytes()
-        tokens, mask = self.tokenise(where, messages, grids)
-        return tokens, mask, grids, pixels, width
+        parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
+        images = self.see_images(where, [self.open_image(where, folder, part) for part in parts if part["type"] == "image"])
+        watched = [self.watch(where, folder, part) for part in parts if part["type"] == "video"]
+        videos = Pictures()
+        if watched:
+            videos = Pictures([video.grid for video in watched], b"".join(video.pixels.astype("<f4").tobytes() for video in watched),
+                              watched[0].pixels.shape[1])
+        texts = {"image": [self.placeholders["image"] * (math.prod(grid) // self.images.merge_size**2) for grid in images.grids],
+                 "video": [self.text_of(video) for video in watched]}
+        tokens, mask = self.tokenise(where, messages, texts)
+        return Sample(tokens, mask, images, videos, [video.seconds_per_grid for video in watched])
+
+    def see_images(self, where, images):
+        if not images:
+            return Pictures()
+        from preprocess_videos import resize
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+        of = self.images
+        try:
+            if of.do_resize:
+                images = [resize(image, *smart_resize(image.height, image.width, of.patch_size * of.merge_size, of.size.shortest_edge,
+                                                      of.size.longest_edge), of.resample) for image in images]
+            seen = of(images=images, do_resize=False, return_tensors="np")
+        except ValueError as error:
+            raise InputError(f"{where}: the image processor refuses a picture: {error}; give another form of it, or delete the "
+                             "line") from None
+        return Pictures(seen["image_grid_thw"].tolist(), seen["pixel_values"].astype("<f4").tobytes(), seen["pixel_values"].shape[1])
+
+    def watch(self, where, folder, part):
+        from preprocess_videos import VideoProcessor
+        try:
+            if self.videos is None:
+                self.need_token(self.placeholders["video"])
+                self.videos = VideoProcessor(self.model, *self.sampling)
+            return self.videos.process(os.path.join(folder, part["video"]), part.get("sample_fps"))
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+
+    def text_of(self, video):
+        count = math.prod(video.grid) // self.videos.parameters["merge_size"]**2
+        if not self.videos.says_times:
+            return self.placeholders["video"] * count
+        start, end = (getattr(self.tokenizer, f"vision_{at}_token", None) or f"<|vision_{at}|>" for at in ("start", "end"))
+        step = start + self.placeholders["video"] * (count // video.grid[0]) + end
+        return "".join(f"<{time:.1f} seconds>{step}" for time in video.times)
 
     def messages_of(self, where, line):
         try:
@@ -86,12 +139,13 @@ class Encoder:
             parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
             for part in parts:
                 kind = part.get("type") if isinstance(part, dict) else None
-                if kind not in ("text", "image"):
-                    raise InputError(f"{where}: content of type {kind!r} is not supported; known are text and image")
+                if kind not in ("text", "image", "video"):
+                    raise InputError(f"{where}: content of type {kind!r} is not supported; known are text, image and video")
                 if not isinstance(part.get(kind), str):
                     raise InputError(f"{where}: content of type {kind} needs a string {kind!r}")
-                if kind == "text" and self.placeholder in part["text"]:
-                    raise InputError(f"{where}: the text contains {self.placeholder}; say {{\"type\": \"image\", \"image\": PATH}} instead")
+                for what, mark in self.placeholders.items():
+                    if kind == "text" and mark in part["text"]:
+                        raise InputError(f"{where}: the text contains {mark}; say {{\"type\": \"{what}\", \"{what}\": PATH}} instead")
         if messages[0]["role"] == "assistant" or messages[-1]["role"] != "assistant":
             raise InputError(f"{where} must begin with a question and end with an answer of the assistant; complete or delete it")
         return messages
@@ -110,7 +164,8 @@ class Encoder:
     def render(self, messages, generate=False):
         return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
 
-    def tokenise(self, where, messages, grids):
+    def tokenise(self, where, messages, texts):
+        """Tokens and loss mask; `texts` are what the places of each kind become, in their order."""
         text = self.render(messages)
         answers = []
         for i, message in enumerate(messages):
@@ -121,16 +176,20 @@ class Encoder:
                 raise InputError(f"{where}: the chat template changes earlier turns when later ones come, so answers cannot be "
                                  "told apart; give one answer a line")
             answers.append((len(before), len(upto.rstrip())))
-        pieces = text.split(self.placeholder)
-        if len(pieces) != len(grids) + 1:
-            raise InputError(f"{where}: the chat template makes {len(pieces) - 1} places for {len(grids)} images; use the model's own")
-        expanded, shifts = pieces[0], []
-        for (frames, rows, columns), piece in zip(grids, pieces[1:]):
-            count = frames * rows * columns // self.images.merge_size**2
-            shifts.append((len(expanded), (count - 1) * len(self.placeholder)))
-            expanded += self.placeholder * count + piece
-        for at, shift in shifts:  # in the order of the text, so every place is in the expanded text already
-            answers = [tuple(place + shift if place > at else place for place in answer) for answer in answers]
+        for kind, mark in self.placeholders.items():
+            if text.count(mark) != len(texts[kind]):
+                raise InputError(f"{where}: the chat template makes {text.count(mark)} places for {len(texts[kind])} {kind}s; use "
+                                 "the model's own")
+        expanded, done = "", 0
+        for place in re.finditer("|".join(map(re.escape, self.placeholders.values())), text):
+            expanded += text[done:place.start()]
+            done = place.end()
+            instead = texts["image" if place.group() == self.placeholders["image"] else "video"].pop(0)
+            shift = len(instead) - len(place.group())
+            # In the order of the text, so that every answer's place is in the expanded text already.
+            answers = [tuple(at + shift if at > len(expanded) else at for at in answer) for answer in answers]
+            expanded += instead
+        expanded += text[done:]
         encoded = self.tokenizer(expanded, return_offsets_mapping=True, add_special_tokens=False)
         mask = bytes(any(start <= first < end for start, end in answers) for first, _ in encoded["offset_mapping"])
         return encoded["input_ids"], mask
@@ -145,38 +204,58 @@ class Encoder:
         return cls.current.encode(job)
 
 
+class PictureWriter:
+    """Grids of images or of videos, and their pixels in a file of their own until all are there."""
+
+    def __init__(self, path):
+        self.grids, self.ends, self.patches, self.width = array.array("q"), array.array("q"), 0, 0
+        self.path = path
+        self.pixels = open(path, "w+b")
+
+    def add(self, pictures):
+        for grid in pictures.grids:
+            self.grids.extend(grid)
+        self.ends.append(len(self.grids) // 3)
+        if pictures.grids:
+            self.width = pictures.width
+            self.patches += len(pictures.pixels) // (4 * self.width)
+            self.pixels.write(pictures.pixels)
+
+    @property
+    def count(self):
+        return len(self.grids) // 3
+
+
 class Writer:
     """The set; it gets its name in finish(), so that half a set never looks whole."""
 
     def __init__(self, prefix):
         self.path = prefix + ".vision.safetensors"
-        self.tokens, self.mask, self.grids = array.array("i"), bytearray(), array.array("q")
-        self.sample_ends, self.image_ends = array.array("q"), array.array("q")
-        self.patches, self.width = 0, 0
-        self.pixels = open(self.path + ".pixels.partial", "w+b")
+        self.tokens, self.mask, self.sample_ends, self.seconds = array.array("i"), bytearray(), array.array("q"), array.array("f")
+        self.images = PictureWriter(self.path + ".images.partial")
+        self.videos = PictureWriter(self.path + ".videos.partial")
 
-    def add(self, tokens, mask, grids, pixels, width):
-        self.tokens.extend(tokens)
-        self.mask += mask
-        for grid in grids:
-            self.grids.extend(grid)
+    def add(self, sample):
+        self.tokens.extend(sample.tokens)
+        self.mask += sample.mask
         self.sample_ends.append(len(self.tokens))
-        self.image_ends.append(len(self.grids) // 3)
-        if grids:
-            self.width = width
-            self.patches += len(pixels) // (4 * width)
-            self.pixels.write(pixels)
+        self.images.add(sample.images)
+        self.videos.add(sample.videos)
+        self.seconds.extend(sample.seconds)
 
     def finish(self):
-        arrays = [("sample_ends", "I64", [len(self.sample_ends)], self.sample_ends.tobytes()),
-                  ("image_ends", "I64", [len(self.image_ends)], self.image_ends.tobytes()),
-                  ("image_grid_thw", "I64", [len(self.grids) // 3, 3], self.grids.tobytes()),
-                  ("pixel_values", "F32", [self.patches, self.width], None),
-                  ("tokens", "I32", [len(self.tokens)], self.tokens.tobytes()),
-                  ("loss_mask", "U8", [len(self.mask)], bytes(self.mask))]
+        kinds = [("image", "pixel_values", self.images)]
+        if self.videos.count:
+            kinds.append(("video", "pixel_values_videos", self.videos))
+        arrays = [("sample_ends", "I64", [len(self.sample_ends)], self.sample_ends)]  # widest first: all are aligned
+        arrays += [(f"{kind}_ends", "I64", [len(of.ends)], of.ends) for kind, _, of in kinds]
+        arrays += [(f"{kind}_grid_thw", "I64", [of.count, 3], of.grids) for kind, _, of in kinds]
+        arrays += [(name, "F32", [of.patches, of.width], of) for _, name, of in kinds]
+        arrays += [("second_per_grid_ts", "F32", [self.videos.count], self.seconds)] if self.videos.count else []
+        arrays += [("tokens", "I32", [len(self.tokens)], self.tokens), ("loss_mask", "U8", [len(self.mask)], self.mask)]
         header, offset = {"__metadata__": {"format": "pt"}}, 0
         for name, dtype, shape, data in arrays:
-            size = 4 * self.patches * self.width if data is None else len(data)
+            size = 4 * data.patches * data.width if isinstance(data, PictureWriter) else memoryview(data).nbytes
             header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
             offset += size
         text = json.dumps(header).encode()
@@ -184,19 +263,20 @@ class Writer:
         with open(self.path + ".partial", "wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
             for _, _, _, data in arrays:
-                if data is None:
-                    self.pixels.seek(0)
-                    shutil.copyfileobj(self.pixels, file, 1 << 20)
+                if isinstance(data, PictureWriter):
+                    data.pixels.seek(0)
+                    shutil.copyfileobj(data.pixels, file, 1 << 20)
                 else:
                     file.write(data)
         os.replace(self.path + ".partial", self.path)
         self.discard()
 
     def discard(self):
-        self.pixels.close()
-        for suffix in (".partial", ".pixels.partial"):
-            if os.path.exists(self.path + suffix):
-                os.remove(self.path + suffix)
+        for pictures in (self.images, self.videos):
+            pictures.pixels.close()
+        for path in (self.path + ".partial", self.images.path, self.videos.path):
+            if os.path.exists(path):
+                os.remove(path)
 
 
 def jobs_of(arguments):
@@ -208,10 +288,11 @@ def jobs_of(arguments):
 
 
 def encode_all(arguments, jobs):
+    encoder = (arguments.tokenizer_model, arguments.video_fps, arguments.video_num_frames)
     if arguments.workers == 1:
-        yield from map(Encoder(arguments.tokenizer_model).encode, jobs)
+        yield from map(Encoder(*encoder).encode, jobs)
         return
-    with multiprocessing.Pool(arguments.workers, Encoder.start_worker, (arguments.tokenizer_model,)) as pool:
+    with multiprocessing.Pool(arguments.workers, Encoder.start_worker, encoder) as pool:
         yield from pool.imap(Encoder.encode_in_worker, jobs)
 
 
@@ -223,10 +304,10 @@ def preprocess(arguments):
     writer, progress, left_out = Writer(arguments.output_prefix), Progress(arguments.log_interval), 0
     try:
         for sample in encode_all(arguments, jobs_of(arguments)):
-            if arguments.max_length is not None and len(sample[0]) > arguments.max_length:
+            if arguments.max_length is not None and len(sample.tokens) > arguments.max_length:
                 left_out += 1
                 continue
-            writer.add(*sample)
+            writer.add(sample)
             progress.add(1, len(writer.tokens))
         if not writer.sample_ends:
             raise InputError("the input holds no conversation (of at most --max-length tokens); check --input")
@@ -237,4 +318,5 @@ def preprocess(arguments):
     finally:
         progress.end()
     print(f"wrote {writer.path}: {progress.documents} conversations ({left_out} longer ones left out), {len(writer.tokens)} tokens, "
-          f"{sum(writer.mask)} of them to learn, {len(writer.grids) // 3} images; train with --data-path {arguments.output_prefix}")
+          f"{sum(writer.mask)} of them to learn, {writer.images.count} images, {writer.videos.count} videos; train with "
+          f"--data-path {arguments.output_prefix}")

@@ -2,7 +2,7 @@
 """Text to tokens: JSON lines or plain text in, PREFIX_KEY_document.bin and .idx in Megatron's format out.
 
 The flags are those of Megatron's tools/preprocess_data.py. Needs the Hugging Face `tokenizers` package only; conversations
-with pictures (--input-format conversations, preprocess_conversations.py) need `transformers` and `Pillow`.
+with pictures (--input-format conversations, preprocess_conversations.py) need `transformers` and `Pillow`, videos `av` too.
 """
 
 import argparse
@@ -26,9 +26,12 @@ def parse_arguments():
                         help="input files; patterns such as 'part*.jsonl' are expanded")
     parser.add_argument("--input-format", choices=("jsonl", "text", "conversations"), default="jsonl",
                         help="jsonl: one JSON object a line; text: documents divided by blank lines; conversations: "
-                             "{\"messages\": [...]} a line, with pictures, into PREFIX.vision.safetensors")
+                             "{\"messages\": [...]} a line, with images and videos, into PREFIX.vision.safetensors")
     parser.add_argument("--image-folder", metavar="DIR",
-                        help="conversations only: where relative image paths begin (default: the input file's folder)")
+                        help="conversations only: where relative paths of images and videos begin (default: the input file's folder)")
+    parser.add_argument("--video-fps", type=float, metavar="F",
+                        help="conversations only: take so many frames of a second of video (default: what the model's processor says)")
+    parser.add_argument("--video-num-frames", type=int, metavar="N", help="conversations only: take so many frames of every video")
     parser.add_argument("--max-length", type=int, metavar="N",
                         help="conversations only: leave out longer ones, in tokens with pictures")
     parser.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY",
@@ -60,8 +63,13 @@ def parse_arguments():
     if arguments.workers < 1 or arguments.log_interval < 1:
         raise InputError("--workers and --log-interval must be at least 1")
     conversations = arguments.input_format == "conversations"
-    if not conversations and (arguments.image_folder is not None or arguments.max_length is not None):
-        raise InputError("--image-folder and --max-length belong to --input-format conversations")
+    theirs = ("image_folder", "max_length", "video_fps", "video_num_frames")
+    if not conversations and any(getattr(arguments, name) is not None for name in theirs):
+        raise InputError("--image-folder, --max-length, --video-fps and --video-num-frames belong to --input-format conversations")
+    if arguments.video_fps is not None and arguments.video_num_frames is not None:
+        raise InputError("--video-fps and --video-num-frames exclude each other; give one of them")
+    if any(value is not None and not 0 < value < float("inf") for value in (arguments.video_fps, arguments.video_num_frames)):
+        raise InputError("--video-fps and --video-num-frames must be above 0")
     if conversations and (arguments.append_eod or arguments.eod_token):
         raise InputError("--append-eod and --eod-token have no place in conversations: the chat template ends the turns")
     if arguments.lines_per_document is not None and (arguments.input_format != "text" or

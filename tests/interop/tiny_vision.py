@@ -1,4 +1,4 @@
-"""Tiny vision-language models of random weights with their processors, two pictures, and conversations about them."""
+"""Tiny vision-language models of random weights with their processors, two pictures, two videos, and conversations about them."""
 import argparse
 import json
 import pathlib
@@ -11,14 +11,18 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 LAUNCH = pathlib.Path(__file__).resolve().parents[2] / "launch"
 MARKS = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-WORDS = ["<unk>", *MARKS, "user", "assistant", "the", "cat", "sat", "on", "mat"]
+WORDS = ["<unk>", *MARKS, "user", "assistant", "the", "cat", "sat", "on", "mat", "<", ">", ".", "seconds", *"0123456789"]
 IMAGE, VIDEO = WORDS.index("<|image_pad|>"), WORDS.index("<|video_pad|>")
 TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}{% else %}"
-            "{% for c in m['content'] %}{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}"
-            "{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+            "{% for c in m['content'] %}{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+            "{% elif c['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}"
+            "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 ASKED = {"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "the cat"}]}
 AGAIN = {"role": "user", "content": [{"type": "text", "text": "on"}, {"type": "image", "image": "b.png"}]}
+SHOWN = {"role": "user", "content": [{"type": "text", "text": "the mat"}, {"type": "video", "video": "a.mp4"}]}
+MIXED = {"role": "user", "content": [{"type": "video", "video": "b.mp4"}, {"type": "image", "image": "a.png"},
+                                     {"type": "text", "text": "on"}, {"type": "video", "video": "a.mp4"}]}
 
 
 def asked(text):
@@ -45,12 +49,44 @@ def make_processors(folder):
         Image.fromarray(random.randint(0, 256, size).astype("uint8")).save(folder / name)
 
 
+def write_video(path, frames, fps, size):
+    """Smooth moving pictures: `size` is (rows, columns)."""
+    import av
+    down, across = numpy.mgrid[:size[0], :size[1]]
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("mpeg4", rate=fps)
+        stream.height, stream.width = size
+        for number in range(frames):
+            waves = [127 + 120 * numpy.sin((across + 3 * number) / 5 + channel) * numpy.cos(down / 4) for channel in range(3)]
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(numpy.stack(waves, -1).astype("uint8"), format="rgb24")))
+        file.mux(stream.encode())
+
+
+def make_videos(folder, family):
+    """The video processor beside what make_processors() made, and two videos; transformers' processor of the whole."""
+    import transformers
+    from transformers import AutoTokenizer, Qwen2VLImageProcessor
+
+    images, tokenizer = Qwen2VLImageProcessor.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    if family == "qwen2_5_vl":  # in a file of its own
+        videos = transformers.Qwen2VLVideoProcessor(patch_size=4, min_pixels=64, max_pixels=320, do_sample_frames=True, fps=2)
+        processor = transformers.Qwen2_5_VLProcessor(images, tokenizer, videos)
+        videos.save_pretrained(folder)
+    else:  # with the others
+        videos = transformers.Qwen3VLVideoProcessor(patch_size=4, size={"shortest_edge": 256, "longest_edge": 1200})
+        processor = transformers.Qwen3VLProcessor(images, tokenizer, videos)
+        processor.save_pretrained(folder)
+    write_video(folder / "a.mp4", 9, 4, (20, 24))
+    write_video(folder / "b.mp4", 5, 2, (34, 18))
+    return processor
+
+
 def make_vision_model(folder, family="qwen2_5_vl"):
     """qwen2_5_vl, qwen3_vl or qwen3_vl_moe for that vocabulary, saved there."""
     import transformers
 
     text = dict(vocab_size=len(WORDS), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, head_dim=8,
-                num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.1, bos_token_id=1, eos_token_id=2,
+                num_key_value_heads=1, max_position_embeddings=128, initializer_range=0.1, bos_token_id=1, eos_token_id=2,
                 rope_parameters=dict(rope_type="default", rope_theta=100.0, mrope_section=[2, 1, 1]))
     vision = dict(depth=2, hidden_size=16, intermediate_size=20, num_heads=2, patch_size=4, out_hidden_size=16, initializer_range=0.1)
     if family == "qwen2_5_vl":
@@ -77,6 +113,7 @@ def write_conversations(folder, conversations, prefix):
     try:
         from preprocess_conversations import preprocess
         preprocess(argparse.Namespace(input=[str(file)], image_folder=None, tokenizer_model=str(folder), output_prefix=str(prefix),
-                                      workers=1, max_length=None, log_interval=1000))
+                                      workers=1, max_length=None, log_interval=1000,
+                                      video_fps=None, video_num_frames=None))
     finally:
         sys.path.remove(str(LAUNCH))
