@@ -210,6 +210,24 @@ TEST(Moe, ModulesOfExpertsAreAllOfThem) {
   });
 }
 
+TEST(Moe, ExpertsOfABlockAreOneGroup) {
+  run_ranks(2, [&](const ProcessGroupPtr& world) {
+    Fsdp2Config config;
+    config.wrap_policy.emplace().expert_classes = {"Qwen3MoeExperts"};
+    const auto model = make_moe();
+    model->FSDP2Mixin::fully_shard({.process_group = world, .config = config});
+    std::map<std::string, const FsdpState*> groups;
+    for (const auto& item : model->named_modules("", /*include_self=*/false))
+      groups[item.key()] = fsdp_state(*item.value()).get();
+    const auto* first = groups.at("model.layers.0.mlp.experts.0");
+    ASSERT_NE(first, nullptr);
+    EXPECT_EQ(groups.at("model.layers.0.mlp.experts.9"), first);
+    EXPECT_NE(groups.at("model.layers.2.mlp.experts.0"), first);
+    EXPECT_NE(groups.at("model.layers.0"), first);
+    EXPECT_EQ(groups.at("model.layers.0.mlp"), nullptr);
+  });
+}
+
 TEST(Moe, ClassesOfExpertsThatNoBlockHas) {
   const auto model = make_moe();
   EXPECT_THAT(usage_error([&] { expert_groups(*model, {"Qwen3MoeExpert"}, {}); }),
