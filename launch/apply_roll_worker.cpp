@@ -23,8 +23,7 @@ void check_devices(const RollWorker& worker, int64_t world_size) {
 
 /// Experts on ranks of their own, and as groups of their own: only with the patch that runs all of
 /// them, or with ep_size, as in ROLL.
-void apply_experts(RollWorker& worker, const Arguments& arguments, int64_t world_size,
-                   const DiagnosticSink& sink) {
+void apply_experts(RollWorker& worker, const Arguments& arguments, int64_t world_size) {
   const int64_t spread = arguments.expert_model_parallel_size;
   if (spread == 1) {
     if (worker.efsdp_size > 1)
@@ -38,20 +37,12 @@ void apply_experts(RollWorker& worker, const Arguments& arguments, int64_t world
   const std::string sizes = worker.role + ": ep_size " + to_string(spread);
   require(world_size % spread == 0, sizes + " must divide the number of ranks, " +
                                         to_string(world_size) + "; change one of them.");
-  require(worker.fsdp_size <= 1 || worker.fsdp_size >= world_size,
-          sizes +
-              " goes with one copy of the other parameters; write fsdp_size: 1, which shards "
-              "over all ranks.");
   const int64_t holders = world_size / spread;
-  require(worker.efsdp_size == 1 || worker.efsdp_size == holders,
+  require(holders % worker.efsdp_size == 0,
           sizes + " on " + to_string(world_size) + " ranks leaves " + to_string(holders) +
-              " with the same experts, which share them; efsdp_size is " +
-              to_string(worker.efsdp_size) + "; write " + to_string(holders) + ".");
-  if (worker.efsdp_size != holders) {
-    sink(Severity::kNotice, "ROLL: " + sizes + ": an expert is sharded over the " +
-                                to_string(holders) +
-                                " ranks that have it; efsdp_size 1 keeps copies in ROLL");
-  }
+              " with the same experts; efsdp_size, which is " + to_string(worker.efsdp_size) +
+              ", must divide that.");
+  worker.sharding.expert_shard_size = static_cast<int>(worker.efsdp_size);
 }
 
 void apply_length(const RollWorker& worker, Arguments& arguments,
@@ -115,7 +106,7 @@ void apply_roll_worker(RollWorker& worker, Arguments& arguments, int64_t world_s
               " must divide the number of ranks, " + to_string(world_size) +
               "; change it, or write 1 to shard over all of them.");
   if (!all) worker.sharding.sharding_size = static_cast<int>(worker.fsdp_size);
-  apply_experts(worker, arguments, world_size, sink);
+  apply_experts(worker, arguments, world_size);
   if (worker.trains) {
     apply_batches(worker, arguments, world_size, sink);
     apply_length(worker, arguments, samples_of_epoch, sink);

@@ -6,13 +6,9 @@
 #include <c10/util/StringUtil.h>
 #include <torch/nn/modules/container/modulelist.h>
 
-#include <unordered_set>
-
 #include "framework/modules/tie.h"
 #include "framework/training/flops.h"
 #include "models/fused_ops.h"
-#include "models/stacked_experts.h"
-#include "parallel/collectives/device_mesh.h"
 
 namespace megashard {
 
@@ -141,43 +137,6 @@ std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config,
 
 std::vector<std::string> DecoderModel::patterns_of_part(const std::string& part) const {
   return decoder_patterns_of_part(config_, "model.layers", part);
-}
-
-bool DecoderModel::is_elsewhere(const std::string& key) const {
-  const auto expert = expert_of(key);
-  return expert && *expert < config_.moe.num_experts && !config_.moe.has_expert(*expert);
-}
-
-bool DecoderModel::is_part(const std::string& name) const {
-  return config_.moe.parts > 1 && expert_of(name).has_value();
-}
-
-void DecoderModel::_init_ep_model() {
-  const auto parts = static_cast<int>(config_.moe.parts);
-  const int in_file = request().config.expert_parallel_size;
-  TORCH_CHECK(in_file == 1 || in_file == parts, "expert_parallel_size is ", in_file, " in the FSDP2 file, and --expert-model-parallel-size ",
-              parts, ": give the flag, and the same number or none in the file");
-  if (parts == 1) return;
-  const auto& world = request().process_group;
-  TORCH_CHECK(options().mesh->ndim() == 1 && options().mesh->size() == world->size(),
-              "experts on several ranks go with one copy of the other parameters: set sharding_size to auto");
-  TORCH_CHECK(world->size() % parts == 0 && world->rank() % parts == config_.moe.part,
-              "the model has part ", config_.moe.part, " of ", parts, " of the experts, which is not that of rank ",
-              world->rank(), " of ", world->size(), ": make it on this rank, with a number of ranks that --expert-model-parallel-size divides");
-  const DeviceMesh ranks(world, {world->size() / parts, parts}, {"EP_Replicate", "EP"});
-  expert_ranks_ = ranks.group("EP");
-  std::unordered_set<const c10::TensorImpl*> parameters;
-  for (const auto& layer : model_->layers()) {
-    if (!layer->experts()) continue;
-    layer->experts()->set_ranks(expert_ranks_);
-    for (const auto& expert : layer->experts()->experts()) {
-      for (const auto& parameter : expert->parameters())
-        parameters.insert(parameter.unsafeGetTensorImpl());
-    }
-  }
-  shard_over(ranks.submesh({"EP_Replicate"}), [parameters](const at::Tensor& parameter) {
-    return parameters.contains(parameter.unsafeGetTensorImpl());
-  });
 }
 
 void DecoderModel::check_sequence_ranks(int64_t ranks) const {

@@ -4,10 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "framework/modules/fsdp2_mixin.h"
-#include "framework/modules/multi_modal_module.h"
-#include "framework/modules/weight_init_mixin.h"
 #include "models/decoder_layer.h"
+#include "models/expert_parallel.h"
 
 namespace megashard {
 
@@ -64,7 +62,7 @@ double decoder_training_flops(const DecoderConfig& config, int64_t sequences,
 /// A causal language model: `model` and `lm_head`, which share one tensor where the configuration
 /// ties them. Parameters start without values: load_hf_weights(), a checkpoint or init_weights()
 /// gives them.
-class DecoderModel : public MultiModalModule, public FSDP2Mixin, public WeightInitMixin {
+class DecoderModel : public ExpertParallelModule {
  public:
   explicit DecoderModel(DecoderConfig config);
 
@@ -74,12 +72,12 @@ class DecoderModel : public MultiModalModule, public FSDP2Mixin, public WeightIn
   void check_sequence_ranks(int64_t ranks) const override;
   double training_flops(int64_t sequences, int64_t sequence_length) const override;
   const DecoderConfig& config() const { return config_; }
-  bool is_elsewhere(const std::string& key) const override;
-  bool is_part(const std::string& name) const override;
-  ProcessGroupPtr ranks_of_parts() const override { return expert_ranks_; }
 
  protected:
-  void _init_ep_model() override;
+  const MoeConfig& moe_config() const override { return config_.moe; }
+  const std::vector<std::shared_ptr<Hooked<DecoderLayer>>>& decoder_layers() const override {
+    return model_->layers();
+  }
   std::vector<std::string> default_modules_to_wrap() const override { return {"model.layers.{*}"}; }
   std::vector<std::string> patterns_of_part(const std::string& part) const override;
 
@@ -87,7 +85,6 @@ class DecoderModel : public MultiModalModule, public FSDP2Mixin, public WeightIn
   DecoderConfig config_;
   std::shared_ptr<Hooked<DecoderStack>> model_;
   std::shared_ptr<Hooked<Linear>> lm_head_;
-  ProcessGroupPtr expert_ranks_;
 };
 
 }  // namespace megashard

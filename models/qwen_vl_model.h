@@ -47,10 +47,7 @@ class QwenVlStack : public torch::nn::Module {
 /// image_grid_thw and video_grid_thw [pictures, 3] int64, and second_per_grid_ts [videos], as
 /// Hugging Face's processors give them, in the order of the batch; any may be absent. Position ids
 /// follow from them and the tokens unless they are given.
-class QwenVlModel : public MultiModalModule,
-                    public FSDP2Mixin,
-                    public WeightInitMixin,
-                    public PublishedNames {
+class QwenVlModel : public ExpertParallelModule, public PublishedNames {
  public:
   explicit QwenVlModel(VisionLanguageConfig config);
 
@@ -68,6 +65,10 @@ class QwenVlModel : public MultiModalModule,
   const VisionLanguageConfig& config() const { return config_; }
 
  protected:
+  const MoeConfig& moe_config() const override { return config_.text.moe; }
+  const std::vector<std::shared_ptr<Hooked<DecoderLayer>>>& decoder_layers() const override {
+    return model_->language_model()->layers();
+  }
   std::vector<std::string> default_modules_to_wrap() const override;
   std::vector<std::string> patterns_of_part(const std::string& part) const override;
   std::optional<bool> cast_forward_inputs(const NamedModule& each) const override;

@@ -61,6 +61,8 @@ const std::map<std::string, Reader>& readers() {
        [](auto& entry, auto& config) { config.align_fsdp_param_groups = entry.boolean(); }},
       {"expert_parallel_size",
        [](auto& entry, auto& config) { config.expert_parallel_size = entry.integer(1); }},
+      {"expert_fully_shard_parallel_size",
+       [](auto& entry, auto& config) { config.expert_shard_size = entry.integer(1); }},
       {"reshard_local_experts",
        [](auto& entry, auto& config) { config.reshard_local_experts = entry.boolean(); }},
       {"moe_modules", [](auto& entry, auto& config) { config.moe_modules = entry.patterns(); }},

@@ -45,6 +45,8 @@ struct Fsdp2Config {
   int64_t min_offloaded_tensor_size = int64_t{1} << 20;  ///< elements; smaller ones stay
   bool align_fsdp_param_groups = false;
   int expert_parallel_size = 1;
+  /// Ranks that share an expert's rows, with expert parallelism; unset: follows sharding_size.
+  std::optional<int> expert_shard_size;
   bool reshard_local_experts = true;
   std::vector<std::string> moe_modules;  ///< the experts that are spread, which must be all
 };

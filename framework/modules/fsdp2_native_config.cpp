@@ -53,7 +53,8 @@ const NativeReaders& parallel_readers() {
       {"ulysses_parallel_size", take_one},
       {"expert_parallel_size",
        [](auto& entry, auto& file) { file.config.expert_parallel_size = entry.integer(1); }},
-      {"expert_fully_shard_parallel_size", leave},  // follows from expert_parallel_size
+      {"expert_fully_shard_parallel_size",
+       [](auto& entry, auto& file) { file.config.expert_shard_size = entry.integer(1); }},
       {"recompute", [](auto& entry, auto& file) { file.recompute = entry.boolean(); }},
   };
   return table;

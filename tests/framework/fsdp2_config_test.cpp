@@ -62,6 +62,7 @@ recompute_modules:
 use_reentrant: false
 align_fsdp_param_groups: True
 expert_parallel_size: 2
+expert_fully_shard_parallel_size: 4
 reshard_local_experts: false
 moe_modules: 
   - a.{*}.experts
@@ -83,6 +84,7 @@ moe_modules:
   EXPECT_FALSE(config.use_reentrant);
   EXPECT_TRUE(config.align_fsdp_param_groups);
   EXPECT_EQ(config.expert_parallel_size, 2);
+  EXPECT_EQ(config.expert_shard_size, 4);
   EXPECT_FALSE(config.reshard_local_experts);
   EXPECT_THAT(config.moe_modules, ElementsAre("a.{*}.experts"));
 }

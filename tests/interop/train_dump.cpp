@@ -1,7 +1,8 @@
 // Trains Hugging Face models with megashard and writes what fsdp2_reference.py writes for PyTorch
-// FSDP2; the job file and its fields are described there, and two more are read here:
+// FSDP2; the job file and its fields are described there, and three more are read here:
 // `fsdp2_config`, the text of an FSDP2 file, which the model's own mixin follows instead of `mesh`,
-// and `sequence_ranks`, that share each row (Ulysses). Ranks are threads on the real Gloo backend.
+// `sequence_ranks`, that share each row (Ulysses), and `expert_ranks`, that share the experts.
+// Ranks are threads on the real Gloo backend.
 // Conversations come by the loader's own functions.
 //   train_dump JOB.json
 
@@ -84,11 +85,13 @@ std::optional<at::ScalarType> dtype_of(const json& name) {
   return find_dtype_by_torch_name(name.get<std::string>())->dtype;
 }
 
-std::shared_ptr<MultiModalModule> make_model(const std::string& directory) {
+std::shared_ptr<MultiModalModule> make_model(const json& job, int rank) {
   ModelRegistry registry;
   register_models(registry);
   Arguments arguments;
-  arguments.hf_model = directory;
+  arguments.hf_model = job.at("model");
+  arguments.expert_model_parallel_size = job.value("expert_ranks", 1);
+  arguments.rank = rank;
   return registry.create(arguments);
 }
 
@@ -195,7 +198,7 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
   std::vector<testing::CollectiveCall> calls;
   const auto shape = job.at("mesh").get<std::vector<int>>();
   const std::vector<std::string> names = {"replicate", "shard"};
-  const auto model = make_model(job.at("model"));
+  const auto model = make_model(job, world->rank());
   if (job.contains("fsdp2_config")) {
     shard_by_file(*model, job, world);
   } else {
@@ -210,6 +213,10 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
       {.kind = job.at("optimizer") == "sgd" ? OptimizerKind::kSgd : OptimizerKind::kAdam,
        .lr = job.at("lr"),
        .weight_decay = job.at("weight_decay")});
+  if (const auto ranks = model->ranks_of_parts()) {
+    optimizer->set_ranks_of_parts(ranks,
+                                  [&](const std::string& name) { return model->is_part(name); });
+  }
 
   const JobData data(job);
   const auto sequence = sequence_group(job, world);

@@ -14,6 +14,7 @@
 #include "models/lora.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "tests/support/diagnostics.h"
+#include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
 
 namespace megashard::testing {
@@ -159,13 +160,20 @@ TEST(Moe, TwoRanksTrainAsOneWhateverIsAUnit) {
 
 TEST(Moe, RanksWithDifferentExpertsTrainAsOne) {
   const std::string layers = "model.layers.{*}", experts = "model.layers.{0,2}.mlp.experts.{*}";
-  for (const int ranks : {2, 4}) {
+  struct Case {
+    int ranks;
+    std::optional<int> shard, expert_shard;  // ranks that share the rows of others, of experts
+  };
+  const std::vector<Case> cases = {{2, {}, {}}, {4, {}, {}}, {4, 2, {}}, {4, {}, 1}, {4, 2, 2}};
+  for (const auto& [ranks, shard, expert_shard] : cases) {
     const Trained whole = train(nullptr, ranks);
     for (const int units : {0, 1, 2}) {
       std::map<std::string, int> holders;
       std::mutex mutex;
       run_ranks(ranks, [&](const ProcessGroupPtr& world) {
         Fsdp2Config config;
+        config.sharding_size = shard;
+        config.expert_shard_size = expert_shard;
         config.sub_modules_to_wrap = {layers};
         config.moe_modules = {"model.layers.{0,2}.mlp.experts"};
         if (units == 1) config.sub_modules_to_wrap->push_back(experts);
@@ -175,7 +183,7 @@ TEST(Moe, RanksWithDifferentExpertsTrainAsOne) {
         config.num_to_forward_prefetch = units == 1;
         const ActivationPlan plan{.recompute = std::vector<std::string>(units == 1, "layer")};
         const Trained ours = train(world, ranks, &config, plan, /*parts=*/2);
-        const auto what = c10::str(ranks, " ranks ", units);
+        const auto what = c10::str(ranks, " ranks ", shard.value_or(0), " ", units);
         for (size_t step = 0; step < whole.losses.size(); ++step)
           EXPECT_NEAR(ours.losses[step], whole.losses[step], 2e-6 * whole.losses[step]) << what;
         expect_rows_of(ours.gradients, whole.gradients, ours.offsets, what);
@@ -234,6 +242,19 @@ TEST(Moe, ClassesOfExpertsThatNoBlockHas) {
               HasSubstr("moe_experts: the model has no module of class Qwen3MoeExpert"));
   EXPECT_EQ(expert_groups(*model, {"Qwen3MoeExperts"}, {}).size(), 2u);
   EXPECT_EQ(expert_groups(*model, {"Qwen3MoeMLP"}, {}).size(), 2 * kExperts + 1);
+}
+
+TEST(Moe, RanksThatShareAnExpert) {
+  EXPECT_EQ(expert_shard_size(8, 8, 2, {}), 4);  // one copy, as of the others
+  EXPECT_EQ(expert_shard_size(8, 4, 2, {}), 2);
+  EXPECT_EQ(expert_shard_size(8, 2, 4, {}), 1);
+  EXPECT_EQ(expert_shard_size(8, 8, 2, 2), 2);
+  const auto message = [](int shard, int parts, std::optional<int> wanted) {
+    return message_of([&] { expert_shard_size(12, shard, parts, wanted); });
+  };
+  EXPECT_THAT(message(12, 5, {}), HasSubstr("does not divide the 12 ranks; change one"));
+  EXPECT_THAT(message(12, 2, 4), HasSubstr("is 4, which does not divide the 6 ranks"));
+  EXPECT_THAT(message(4, 6, {}), HasSubstr("one must divide the other, or give expert_fully"));
 }
 
 TEST(Moe, ExpertsWithoutRowsHaveGradientsOfZeros) {

@@ -1,0 +1,102 @@
+"""Expert parallelism beside everything else: the same training as with all experts on every rank."""
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from test_save_hf import pretrain
+
+HERE = pathlib.Path(__file__).resolve().parent
+BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", HERE.parents[1] / "build"))
+STEPS, ROWS, LENGTH, VOCABULARY = 4, 4, 24, 101
+EXPERTS = 8
+LAYERS = "sub_modules_to_wrap: ['model.layers.{*}']\n"
+UNITS = "sub_modules_to_wrap: ['model.layers.{*}', 'model.layers.{*}.mlp.experts.{*}']\nnum_to_forward_prefetch: 1\n"
+HSDP, ULYSSES = LAYERS + "sharding_size: 2\n", dict(sequence_ranks=2)
+# Adam's first steps are as long for small gradients as for large ones, so it would make steps out of bf16's roundings.
+BF16 = dict(param_dtype="bfloat16", reduce_dtype="float32", optimizer="sgd", lr=0.02)
+IN_BF16 = LAYERS + "param_dtype: bf16\nreduce_dtype: fp32\n"
+# by name: what it is compared with, the FSDP2 file, more
+WITHOUT = {"plain": (LAYERS, {}), "Ulysses": (LAYERS, ULYSSES), "bf16": (IN_BF16, BF16)}
+CASES = {
+    "2 ranks": ("plain", LAYERS, dict(expert_ranks=2)),
+    "4 ranks": ("plain", LAYERS, dict(expert_ranks=4)),
+    "units": ("plain", UNITS, dict(expert_ranks=2)),
+    "replicas of experts": ("plain", LAYERS + "expert_fully_shard_parallel_size: 1\n", dict(expert_ranks=2)),
+    "HSDP": ("plain", HSDP, dict(expert_ranks=2)),
+    "HSDP, 4 ranks": ("plain", HSDP, dict(expert_ranks=4)),
+    "offload": ("plain", LAYERS + "offload_to_cpu: true\npin_memory: false\n", dict(expert_ranks=2)),
+    "recompute": ("plain", UNITS + "recompute_modules: ['model.layers.{*}']\nuse_reentrant: false\n", dict(expert_ranks=2)),
+    "reentrant": ("plain", LAYERS + "recompute_modules: ['model.layers.{*}']\nuse_reentrant: true\n", dict(expert_ranks=2)),
+    "Ulysses": ("Ulysses", LAYERS, ULYSSES | dict(expert_ranks=2)),
+    "Ulysses and HSDP": ("Ulysses", HSDP, ULYSSES | dict(expert_ranks=4)),
+    "bf16": ("bf16", IN_BF16, BF16 | dict(expert_ranks=2)),
+}
+
+
+def make_model(folder):
+    """With a load-balancing loss, which is that of a rank's own tokens."""
+    config = Qwen3MoeConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, initializer_range=0.1, tie_word_embeddings=False,
+        num_experts=EXPERTS, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True, output_router_logits=True,
+        router_aux_loss_coef=0.1, eos_token_id=2)
+    torch.manual_seed(0)
+    Qwen3MoeForCausalLM(config).save_pretrained(folder, save_original_format=False)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("experts")
+    make_model(folder / "model")
+    start = torch.randint(0, VOCABULARY, (STEPS, ROWS, 1), generator=torch.Generator().manual_seed(1))
+    save_file({"tokens": (start + 3 * torch.arange(LENGTH + 1)) % VOCABULARY}, folder / "batches")
+    common = dict(batches=str(folder / "batches"), steps=STEPS, optimizer="adam", lr=1e-3, weight_decay=0.1, clip=0.5,
+                  param_dtype=None, reduce_dtype=None, reshard=None, mesh=[4], model=str(folder / "model"))
+    runs = {("without", name): run for name, run in WITHOUT.items()} | {("with", name): run[1:] for name, run in CASES.items()}
+    jobs = [common | more | dict(fsdp2_config=text, output=str(folder / "-".join(key))) for key, (text, more) in runs.items()]
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    subprocess.run([BUILD / "tests/interop/train_dump", folder / "jobs.json"], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return {key: load_file(folder / "-".join(key)) for key in runs}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trains_as_with_all_experts_everywhere(trained, name):
+    mine, other = trained["with", name], trained["without", CASES[name][0]]
+    assert mine.keys() == other.keys()
+    bar = 1e-3 if "bf16" in name else 2e-6  # of the largest: sums in another order, and roundings of bf16
+    assert other["grad_norm"].min() > 0.5  # clipped in every step
+    for key in ("loss", "grad_norm"):
+        assert ((mine[key] - other[key]) / other[key]).abs().max() <= bar * (1 if key == "loss" else 10), key
+    assert any(".experts.7." in key for key in mine)
+    for key, value in other.items():
+        if key.startswith("grad."):
+            assert (mine[key] - value).abs().max() <= 10 * bar * value.abs().max(), key
+
+
+def test_adapters_meta_start_and_torch_dist(tmp_path):
+    """Runs with parts go on from each other's checkpoints, and from those with all experts everywhere."""
+    make_model(tmp_path / "model")
+    parts = ("--expert-model-parallel-size", 2)
+    base = ("--hf-model", tmp_path / "model", "--train-iters", 4)
+    ways = {"torch_dist": ("--ckpt-format", "torch_dist"), "meta": ("--init-model-with-meta-device", ),
+            "adapters": ("--lora-r", 4, "--lora-alpha", 8, "--lora-target-modules", "gate_proj", "down_proj", "q_proj")}
+    for way, flags in ways.items():
+        weights, losses = [], []
+        for first, second in (((), ()), (parts, ()), ((), parts)):
+            save = tmp_path / f"{way}{len(losses)}"
+            begun, _ = pretrain(tmp_path, *base, *flags, *first, "--exit-interval", 2, "--save", save)
+            rest, _ = pretrain(tmp_path, *base, *flags, *second, "--load", save, "--save-hf", save / "hf")
+            losses.append(begun + rest)
+            weights.append(load_file(save / "hf" / "model.safetensors"))
+        for mine, theirs in zip(losses[1:], weights[1:]):
+            assert mine == pytest.approx(losses[0], rel=2e-6), way  # sums in another order
+            assert theirs.keys() == weights[0].keys()
+            for key, value in weights[0].items():
+                # Adam's first steps turn roundings of tiny gradients into differences of a step, 1e-2.
+                assert (theirs[key] - value).abs().mean() <= 1e-5 * value.abs().max(), (way, key)
