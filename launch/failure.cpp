@@ -62,6 +62,13 @@ int fail(const std::string& sentence, int exit_code) {
   return exit_code;
 }
 
+std::string out_of_memory(const std::string& detail) {
+  return "out of memory" + (detail.empty() ? "" : " " + detail) +
+         ": take a smaller --micro-batch-size or --seq-length, share sequences by "
+         "--context-parallel-size, recompute by --recompute-granularity, or use fewer ranks on "
+         "this machine";
+}
+
 }  // namespace
 
 bool show_stack() { return variable(kStackVariable) == "1"; }
@@ -70,7 +77,11 @@ std::string error_sentence(const std::exception& error) {
   std::string text = error.what();
   if (!show_stack()) text.resize(std::min(text.size(), text.find("\nException raised from ")));
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
-  return text.empty() ? "failed without a message" : text;
+  if (text.empty()) return "failed without a message";
+  // as LibTorch's allocators say it
+  const bool full = text.find("can't allocate memory") != text.npos ||
+                    text.find("CUDA out of memory") != text.npos;
+  return full ? out_of_memory("(" + text + ")") : text;
 }
 
 int run_program(const std::function<int()>& program) {
@@ -79,9 +90,7 @@ int run_program(const std::function<int()>& program) {
   } catch (const UsageError& error) {
     return fail(error_sentence(error), kExitUsage);
   } catch (const std::bad_alloc&) {
-    return fail(
-        "out of memory: use fewer ranks on this machine, a smaller micro batch or a smaller model",
-        kExitFailure);
+    return fail(out_of_memory(""), kExitFailure);
   } catch (const std::exception& error) {
     return fail(error_sentence(error), kExitFailure);
   }

@@ -14,6 +14,7 @@
 #include "checkpoint/values/tensor_info.h"
 #include "framework/modules/wrap_policy.h"
 #include "models/linear.h"
+#include "models/moe.h"
 #include "parallel/collectives/device_mesh.h"
 #include "parallel/fsdp/fully_shard.h"
 
@@ -23,14 +24,19 @@ namespace {
 std::string last_name(const std::string& path) { return path.substr(path.rfind('.') + 1); }
 
 /// Linear layers by path, but adapters themselves.
-std::vector<std::pair<std::string, Linear*>> linear_layers(torch::nn::Module& model) {
-  std::vector<std::pair<std::string, Linear*>> layers;
+/// Calls `visit(path, layer, whether it is of this rank)` for all of the model's, those of other
+/// ranks' experts too, which live for the call.
+template <class Visit>
+void visit_linear_layers(torch::nn::Module& model, const Visit& visit) {
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
-    auto* layer = dynamic_cast<Linear*>(item.value().get());
-    if (layer != nullptr && !is_lora_parameter(item.key() + "."))
-      layers.emplace_back(item.key(), layer);
+    if (auto* layer = dynamic_cast<Linear*>(item.value().get())) {
+      if (!is_lora_parameter(item.key() + ".")) visit(item.key(), *layer, true);
+    } else if (const auto* other = dynamic_cast<ExpertElsewhere*>(item.value().get())) {
+      const auto expert = other->expert();
+      for (const auto& child : expert->named_children())
+        visit(item.key() + "." + child.key(), dynamic_cast<Linear&>(*child.value()), false);
+    }
   }
-  return layers;
 }
 
 /// All rows of a parameter that is cut along dimension 0, on every rank.
@@ -74,14 +80,15 @@ int64_t add_lora(MegatronModule& model, const LoraOptions& options) {
   std::set<std::string> missing = wanted, known;
   for (auto& parameter : model.parameters()) parameter.requires_grad_(false);
   int64_t count = 0;
-  for (const auto& [path, layer] : linear_layers(model)) {
+  visit_linear_layers(model, [&](const std::string& path, Linear& layer, bool own) {
     known.insert(last_name(path));
-    if (!wanted.contains(last_name(path)) && (!all || is_output_projection(path))) continue;
+    if (!wanted.contains(last_name(path)) && (!all || is_output_projection(path))) return;
     missing.erase(last_name(path));
-    layer->add_adapter(options.rank, options.alpha / static_cast<double>(options.rank),
-                       options.dropout);
-    ++count;
-  }
+    // Drawn for other ranks' experts too: all adapters start as on one rank.
+    layer.add_adapter(options.rank, options.alpha / static_cast<double>(options.rank),
+                      options.dropout);
+    count += own;
+  });
   TORCH_CHECK(missing.empty(), "--lora-target-modules: the model has no linear layer ",
               listed({missing.begin(), missing.end()}), "; it has ", listed({known.begin(), known.end()}));
   model.keep_trained_only();
@@ -91,9 +98,9 @@ int64_t add_lora(MegatronModule& model, const LoraOptions& options) {
 ShardedTensors merged_state_dict(MegatronModule& model) {
   const at::NoGradGuard no_grad;
   std::unordered_map<std::string, Linear*> adapted;
-  for (const auto& [path, layer] : linear_layers(model)) {
-    if (layer->has_adapter()) adapted[path + ".weight"] = layer;
-  }
+  visit_linear_layers(model, [&](const std::string& path, Linear& layer, bool own) {
+    if (own && layer.has_adapter()) adapted[path + ".weight"] = &layer;
+  });
   ShardedTensors tensors;
   for (auto& [name, piece] : model.whole_state_dict()) {
     if (is_lora_parameter(name)) continue;

@@ -101,9 +101,12 @@ void TopKRouter::init_own_weights(const WeightInit& init) {
   weight.normal_(0, init.std, init.generator);
 }
 
+std::shared_ptr<Mlp> ExpertElsewhere::expert() const {
+  return std::make_shared<Mlp>(config_, config_.moe.intermediate_size);
+}
+
 void ExpertElsewhere::init_own_weights(const WeightInit& init) {
-  Mlp expert(config_, config_.moe.intermediate_size);
-  for (const auto& projection : expert.children())
+  for (const auto& projection : expert()->children())
     dynamic_cast<SelfInitializing&>(*projection).init_own_weights(init);
 }
 

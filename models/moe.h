@@ -64,6 +64,8 @@ class TopKRouter : public torch::nn::Module, public SelfInitializing {
 class ExpertElsewhere : public torch::nn::Module, public SelfInitializing {
  public:
   explicit ExpertElsewhere(const DecoderConfig& config) : config_(config) {}
+  /// A new expert without values, for what is drawn for it.
+  std::shared_ptr<Mlp> expert() const;
   void init_own_weights(const WeightInit& init) override;
 
  private:

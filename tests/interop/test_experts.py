@@ -79,24 +79,33 @@ def test_trains_as_with_all_experts_everywhere(trained, name):
             assert (mine[key] - value).abs().max() <= 10 * bar * value.abs().max(), key
 
 
-def test_adapters_meta_start_and_torch_dist(tmp_path):
-    """Runs with parts go on from each other's checkpoints, and from those with all experts everywhere."""
+@pytest.mark.parametrize("ckpt_format, flags", [
+    ("torch_dcp", []),
+    ("torch_dist", []),
+    ("torch_dcp", ["--lora-r", "4", "--lora-alpha", "8", "--lora-target-modules", "gate_proj", "down_proj", "q_proj"]),
+], ids=["torch_dcp", "torch_dist", "adapters"])
+def test_goes_on_from_either_kind_of_checkpoint(tmp_path, ckpt_format, flags):
+    """Two ranks with parts, made on meta, and two with all experts; gradients clipped by the norm of all."""
     make_model(tmp_path / "model")
-    parts = ("--expert-model-parallel-size", 2)
-    base = ("--hf-model", tmp_path / "model", "--train-iters", 4)
-    ways = {"torch_dist": ("--ckpt-format", "torch_dist"), "meta": ("--init-model-with-meta-device", ),
-            "adapters": ("--lora-r", 4, "--lora-alpha", 8, "--lora-target-modules", "gate_proj", "down_proj", "q_proj")}
-    for way, flags in ways.items():
-        weights, losses = [], []
-        for first, second in (((), ()), (parts, ()), ((), parts)):
-            save = tmp_path / f"{way}{len(losses)}"
-            begun, _ = pretrain(tmp_path, *base, *flags, *first, "--exit-interval", 2, "--save", save)
-            rest, _ = pretrain(tmp_path, *base, *flags, *second, "--load", save, "--save-hf", save / "hf")
-            losses.append(begun + rest)
-            weights.append(load_file(save / "hf" / "model.safetensors"))
-        for mine, theirs in zip(losses[1:], weights[1:]):
-            assert mine == pytest.approx(losses[0], rel=2e-6), way  # sums in another order
-            assert theirs.keys() == weights[0].keys()
-            for key, value in weights[0].items():
-                # Adam's first steps turn roundings of tiny gradients into differences of a step, 1e-2.
-                assert (theirs[key] - value).abs().mean() <= 1e-5 * value.abs().max(), (way, key)
+    parts = ["--expert-model-parallel-size", "2", "--init-model-with-meta-device"]
+    base = ["--hf-model", tmp_path / "model", "--train-iters", 4, *flags]
+    wanted, _ = pretrain(tmp_path, *base, "--save-hf", tmp_path / "whole", ckpt_format=ckpt_format)
+    whole = load_file(tmp_path / "whole" / "model.safetensors")
+    for number, (first, second) in enumerate([(parts, []), ([], parts)]):
+        save, written = tmp_path / f"save{number}", tmp_path / f"written{number}"
+        begun, _ = pretrain(tmp_path, *base, *first, "--exit-interval", 2, "--save", save, ckpt_format=ckpt_format)
+        rest, _ = pretrain(tmp_path, *base, *second, "--load", save, "--save-hf", written, ckpt_format=ckpt_format)
+        assert begun + rest == pytest.approx(wanted, rel=2e-6)  # sums in another order
+        mine = load_file(written / "model.safetensors")
+        assert mine.keys() == whole.keys()
+        for key, value in whole.items():
+            # Adam's first steps turn roundings of tiny gradients into differences of a step, which is 1e-2.
+            assert (mine[key] - value).abs().mean() <= 1e-5 * value.abs().max(), key
+
+
+def test_stacked_experts_are_written_by_all_ranks(tmp_path):
+    make_model(tmp_path / "model")
+    pretrain(tmp_path, "--hf-model", tmp_path / "model", "--train-iters", 1, "--expert-model-parallel-size", 2, "--save-hf",
+             tmp_path / "stacked", "--save-hf-stacked-experts")
+    stacked = load_file(tmp_path / "stacked" / "model.safetensors")["model.layers.1.mlp.experts.down_proj"]
+    assert stacked.shape == (EXPERTS, 32, 24)

@@ -1,6 +1,8 @@
-"""Resident memory of a start: constructed on meta, each of 4 ranks needs at most 0.4 of what the whole model takes."""
+"""Memory of processes: of a start, constructed on meta, where each of 4 ranks needs at most 0.4 of what the whole model
+takes; and of a long sequence, which two ranks that share it can hold."""
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 
@@ -45,3 +47,24 @@ def test_deferred_start(tmp_path):
     assert ordinary > 0.95, "an ordinary start holds the whole model: the measurement does not see it"
     assert deferred <= 0.4, f"{deferred:.2f} of the model"
     assert deferred > 0.2, f"{deferred:.2f} of the model: less than a rank's part"
+
+
+def test_a_sequence_that_fits_two_ranks(tmp_path):
+    """2048 tokens and their 32768 logits each. A rank alone needs 440 to 500 MiB, one of two 270 to 320."""
+    limit = 384 << 20  # bytes of data that a process may have
+    (tmp_path / "fsdp2.yaml").write_text("sub_modules_to_wrap: ['model.layers.{*}']\n")
+    command = (f"{PROGRAM} launch -n 2 -- pretrain --num-layers 8 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 "
+               "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear --attention-dropout 0 "
+               "--hidden-dropout 0 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 32767 --tokenizer-type "
+               "NullTokenizer --mock-data --micro-batch-size 1 --train-iters 1 --eval-iters 0 --lr 1e-3 --use-torch-fsdp2 "
+               f"--fsdp2-config-path {tmp_path / 'fsdp2.yaml'} --ckpt-format torch_dcp").split()
+
+    def run(*flags):
+        return subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)))
+
+    alone = run()
+    assert alone.returncode == 1 and "out of memory" in alone.stderr and "--context-parallel-size" in alone.stderr
+    together = run("--context-parallel-size", "2")
+    assert together.returncode == 0, together.stderr
+    assert "iteration        1/       1" in together.stdout

@@ -67,7 +67,11 @@ TEST_F(Failure, StackOnlyWhenAskedFor) {
 
 TEST_F(Failure, OutOfMemoryNamesRemedies) {
   EXPECT_EQ(run(std::bad_alloc()), 1);
-  EXPECT_NE(printed_.find("out of memory: use fewer ranks"), std::string::npos);
+  EXPECT_NE(printed_.find("out of memory: take a smaller --micro-batch"), std::string::npos);
+  run(std::runtime_error("DefaultCPUAllocator: can't allocate memory: 8 bytes"));
+  EXPECT_NE(printed_.find("out of memory (DefaultCPUAllocator: can't allocate memory: 8 bytes): "
+                          "take a smaller --micro-batch"),
+            std::string::npos);
 }
 
 }  // namespace
