@@ -56,7 +56,7 @@ def test_a_sequence_that_fits_two_ranks(tmp_path):
     command = (f"{PROGRAM} launch -n 2 -- pretrain --num-layers 8 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 "
                "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear --attention-dropout 0 "
                "--hidden-dropout 0 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 32767 --tokenizer-type "
-               "NullTokenizer --mock-data --micro-batch-size 1 --train-iters 1 --eval-iters 0 --lr 1e-3 --use-torch-fsdp2 "
+               "NullTokenizer --mock-data --micro-batch-size 1 --train-iters 1 --log-interval 1 --eval-iters 0 --lr 1e-3 --use-torch-fsdp2 "
                f"--fsdp2-config-path {tmp_path / 'fsdp2.yaml'} --ckpt-format torch_dcp").split()
 
     def run(*flags):
