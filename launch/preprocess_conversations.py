@@ -54,9 +54,9 @@ class Pictures(NamedTuple):
 class Sample(NamedTuple):
     tokens: list
     mask: bytes
-    images: Pictures
-    videos: Pictures
-    seconds: list  # per step of the grid, of each video
+    images: Pictures = Pictures()
+    videos: Pictures = Pictures()
+    seconds: list = []  # per step of the grid, of each video
 
 
 class Encoder:
