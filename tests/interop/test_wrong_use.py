@@ -194,7 +194,7 @@ PRETRAIN_CASES = {
     "a misspelt key of ROLL's": ([*ROLL, "actor"], USAGE,
                                  "unknown key actor.strategy_args.strategy_config.fsdp_siz; did you mean fsdp_size?"),
     "experts of ROLL that do not fit": (["launch", "-n", "2", "--", *ROLL, "student"], USAGE,
-                                        "efsdp_size is 2; write 1"),
+                                        "leaves 1 with the same experts; efsdp_size, which is 2, must divide that"),
     "devices that are not there": (["launch", "-n", "2", "--", *ROLL, "large"], USAGE,
                                    "large.device_mapping is for 16 devices, but the run has 2 ranks; start as many"),
     "a role that is not there": ([*ROLL, "critic"], USAGE, "has no such worker; it has actor, student, large."),
