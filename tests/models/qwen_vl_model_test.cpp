@@ -47,6 +47,21 @@ Gradients gradients_of(const torch::nn::Module& model) {
 class QwenVlFamilies : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(All, QwenVlFamilies, ::testing::Values("qwen2_5_vl", "qwen3_vl"));
 
+/// This rank's rows of gradients that are those of one rank.
+void expect_rows_of(const torch::nn::Module& model, const Gradients& wanted) {
+  for (const auto& item : model.named_parameters()) {
+    const auto piece = sharded_view(item.value());
+    const auto& grad = item.value().grad();
+    ASSERT_TRUE(grad.defined()) << item.key();
+    if (grad.numel() == 0) continue;
+    const auto want = wanted.at(item.key()).narrow(0, piece.offsets[0], grad.size(0));
+    // Sums of two ranks round in another order than one batch's.
+    EXPECT_LE((grad - want).abs().max().item<double>(),
+              2e-6 * std::max(1.0, want.abs().max().item<double>()))
+        << item.key();
+  }
+}
+
 TEST_P(QwenVlFamilies, ARankWithoutPicturesJoinsTheTower) {
   const auto whole = make_vl(GetParam());
   const auto all = picture_and_text();
@@ -62,19 +77,21 @@ TEST_P(QwenVlFamilies, ARankWithoutPicturesJoinsTheTower) {
     const auto loss = (*model)(own);
     EXPECT_LT((loss - losses.narrow(0, world->rank(), 1)).abs().max().item<double>(), 2e-6);
     loss.mean().backward();
-    for (const auto& item : model->named_parameters()) {
-      const auto piece = sharded_view(item.value());
-      const auto& grad = item.value().grad();
-      ASSERT_TRUE(grad.defined()) << item.key();
-      const auto want =
-          wanted.at(item.key())
-              .narrow(0, piece.local.numel() == 0 ? 0 : piece.offsets[0], grad.size(0));
-      if (grad.numel() == 0) continue;
-      // Sums of two ranks round in another order than one batch's.
-      EXPECT_LE((grad - want).abs().max().item<double>(),
-                2e-6 * std::max(1.0, want.abs().max().item<double>()))
-          << item.key();
-    }
+    expect_rows_of(*model, wanted);
+  });
+}
+
+TEST(QwenVlModel, RanksWithDifferentExpertsTrainAsOne) {
+  const auto whole = make_vl("qwen3_vl_moe");
+  const auto all = picture_and_text();
+  (*whole)(all).mean().backward();
+  const auto wanted = gradients_of(*whole);
+  testing::run_ranks(2, [&](const ProcessGroupPtr& world) {  // both have the whole batch
+    const auto model = make_vl("qwen3_vl_moe", 2, world->rank());
+    model->fully_shard({.process_group = world});
+    (*model)(all).mean().backward();
+    EXPECT_LT(gradients_of(*model).size(), wanted.size());
+    expect_rows_of(*model, wanted);
   });
 }
 

@@ -28,9 +28,12 @@ inline VisionLanguageConfig small_vl(const std::string& type) {
   return vision_language_config(typed, "config.json", decoder_config_from_hf(typed, "config.json"));
 }
 
-/// Random weights, the same each time.
-inline std::shared_ptr<QwenVlModel> make_vl(const std::string& type) {
-  auto model = std::make_shared<QwenVlModel>(small_vl(type));
+/// Random weights, the same each time; with experts of a part only, if there are several.
+inline std::shared_ptr<QwenVlModel> make_vl(const std::string& type, int parts = 1, int part = 0) {
+  auto config = small_vl(type);
+  config.text.moe.parts = parts;
+  config.text.moe.part = part;
+  auto model = std::make_shared<QwenVlModel>(config);
   model->weight_init().std = 0.3;
   model->weight_init().generator = at::detail::createCPUGenerator(3);
   model->init_weights();
