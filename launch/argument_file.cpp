@@ -96,12 +96,16 @@ void store_lora(const std::string& path, const YAML::Node& section, Arguments& a
 
 }  // namespace
 
-void read_argument_file(const std::string& path, Arguments& arguments) {
+std::string read_named_file(const std::string& path, const std::string& name) {
   std::ifstream file(path);
-  if (!file) throw UsageError("the argument file " + path + " cannot be read; check the path.");
+  if (!file) throw UsageError(name + " " + path + " cannot be read; check the path.");
   if (std::filesystem::is_directory(path))
-    throw UsageError("the argument file " + path + " cannot be read; it is a folder.");
-  parse_argument_file({std::istreambuf_iterator<char>(file), {}}, path, arguments);
+    throw UsageError(name + " " + path + " cannot be read; it is a folder.");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void read_argument_file(const std::string& path, Arguments& arguments) {
+  parse_argument_file(read_named_file(path, "the argument file"), path, arguments);
 }
 
 void parse_argument_file(const std::string& text, const std::string& path, Arguments& arguments) {

@@ -14,6 +14,10 @@ void read_argument_file(const std::string& path, Arguments& arguments);
 /// The same of that file's content.
 void parse_argument_file(const std::string& text, const std::string& path, Arguments& arguments);
 
+/// The content of a file that the command line names; `name` stands in messages: "the argument
+/// file". Throws UsageError when it cannot be read.
+std::string read_named_file(const std::string& path, const std::string& name);
+
 /// The words of a file, as white space separates them, for --data-args-path. Throws UsageError when
 /// it cannot be read or is empty.
 std::vector<std::string> read_words(const std::string& path, const std::string& flag);

@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 #include <set>
 #include <utility>
 
 #include "framework/arguments/nearest_name.h"
+#include "launch/argument_file.h"
 #include "launch/roll_keys.h"
 
 namespace megashard {
@@ -167,9 +166,7 @@ bool is_roll_configuration(const YAML::Node& root) {
 
 RollWorker read_roll_worker(const std::string& path, const std::string& role,
                             Arguments& arguments) {
-  std::ifstream file(path);
-  if (!file) throw UsageError("--config " + path + " cannot be read; check the path.");
-  return parse_roll_worker({std::istreambuf_iterator<char>(file), {}}, path, role, arguments);
+  return parse_roll_worker(read_named_file(path, "--config"), path, role, arguments);
 }
 
 RollWorker parse_roll_worker(const std::string& text, const std::string& path,

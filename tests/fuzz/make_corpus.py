@@ -179,6 +179,7 @@ def texts():
          "    strategy_config: {fsdp_size: 2, param_dtype: bf16, offload_policy: false}\n  device_mapping: list(range(0,2))\n")
     seed("roll_yaml", "twice", "actor_train: {}\nactor_train:\n  strategy_args: {strategy_name: fsdp2_train}\n")
     seed("command_line", "flags", "--num-layers\n2\n--hidden-size=64\n--swiglu\n--data-path\n0.5\na\n0.5\nb\n--adam-beta1\n0.9\n")
+    seed("command_line", "folder", ".\n--role\nn")
     seed("command_line", "underscores", "--micro_batch_size\n4\n--no-load-optim\n--split\n98,1,1\n--lr\n1e-4\n")
 
 

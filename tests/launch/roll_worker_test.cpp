@@ -228,6 +228,9 @@ TEST(RollWorker, MistakesAreSentences) {
   }
   EXPECT_THAT(usage_error([] { parse_and_apply(kPipeline, "actor", 16); }),
               HasSubstr("has no such worker; it has actor_train, reference, actor_infer."));
+  Arguments arguments;
+  EXPECT_THAT(usage_error([&] { read_roll_worker("/", "actor", arguments); }),
+              HasSubstr("--config / cannot be read; it is a folder."));
 }
 
 /// What the files of ROLL's examples have in strategy_config, as far as it is about experts.
