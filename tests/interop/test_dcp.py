@@ -4,7 +4,7 @@ The tensors are known to both sides (dcp_tool.cpp): uneven rows, shards without 
 """
 
 import argparse
-import datetime
+import json
 import os
 import subprocess
 import sys
@@ -20,9 +20,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from forked_ranks import failure_in_ranks
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
 STEP = "iter_0000010"
+WORLDS = (1, 2, 3, 4)
+SAVED = {"w1": (1, 1), "w2": (2, 1), "w3": (3, 1), "h4": (4, 2)}  # ranks, replicas
 
 
 def counting(dtype, sizes, first):
@@ -82,17 +86,6 @@ def tool(*arguments):
     assert done.returncode == 0, done.stderr[:2000]
 
 
-def in_python(world, task, *arguments):
-    """Runs this file's task(rank, ...) in `world` processes with a Gloo group."""
-    store = arguments[0] / f"store_{task.__name__}_{world}"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    processes = [subprocess.Popen([sys.executable, __file__, task.__name__, str(rank), str(world), str(store),
-                                   *map(str, arguments)], env=environment, stderr=subprocess.PIPE, text=True)
-                 for rank in range(world)]
-    errors = [process.communicate(timeout=120)[1] for process in processes]
-    assert all(process.returncode == 0 for process in processes), "\n".join(errors)[-3000:]
-
-
 def placed(tensor, mesh):
     if tensor.dim() == 0:
         return tensor
@@ -111,7 +104,7 @@ def load_ours(folder):
     values = known_values(0)
     state = nested_state(loaded, {**values, "iteration": 0, "args": None})
     del state["rng_state"]
-    for saved in ("w1", "w3", "h4"):
+    for saved in SAVED:
         dcp.load(state, checkpoint_id=str(Path(folder) / saved / STEP))
         for key, tensor in expected.items():
             local, wanted = loaded[key], placed(tensor, mesh)
@@ -152,16 +145,34 @@ def strided_there_and_back(folder):
     dcp.save(state, checkpoint_id=str(Path(folder) / "theirs_tp"))
 
 
+def pytorch(folder):
+    """PyTorch's side of all tests, in a process of its own: what its ranks threw, by task."""
+    failures = {}
+    for world in WORLDS:
+        failures[f"load_{world}"] = failure_in_ranks(world, folder, load_ours, folder)
+        failures[f"save_{world}"] = failure_in_ranks(world, folder, save_theirs, folder)
+    failures["tp"] = failure_in_ranks(4, folder, strided_there_and_back, folder)
+    (Path(folder) / "failures.json").write_text(json.dumps(failures))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dcp")
-    tool("save", folder / "w1", 1, 1)
-    tool("save", folder / "w3", 3, 1)
-    tool("save", folder / "h4", 4, 2)
+    for name, (ranks, replicas) in SAVED.items():
+        tool("save", folder / name, ranks, replicas)
+    tool("save_tp", folder / "tp", 8, 2)  # four ranks of FSDP: 5 rows are cut into 2, 2, 1 and none
+    done = subprocess.run([sys.executable, __file__, folder], capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
 
-@pytest.mark.parametrize("saved, ranks", [("w1", 1), ("w3", 3), ("h4", 4)])
+@pytest.fixture(scope="module")
+def failures(folder):
+    return json.loads((folder / "failures.json").read_text())
+
+
+@pytest.mark.parametrize("saved, ranks", [(name, ranks) for name, (ranks, _) in SAVED.items()])
 def test_pytorch_turns_ours_into_one_file(folder, saved, ranks):
     dcp_to_torch_save(str(folder / saved / STEP), str(folder / "whole.pt"))
     state = torch.load(folder / "whole.pt", weights_only=False)
@@ -173,18 +184,15 @@ def test_replicas_are_written_once_and_spread(folder):
     assert min(sizes) > 4000, sizes
 
 
-@pytest.mark.parametrize("world", [2])
-def test_pytorch_loads_ours_at_another_world_size(folder, world):
-    in_python(world, load_ours, folder)
+@pytest.mark.parametrize("world", WORLDS)
+def test_pytorch_loads_ours_at_another_world_size(failures, world):
+    assert not failures[f"load_{world}"]
 
 
-@pytest.mark.parametrize("world", [1, 3, 4])
-def test_we_load_what_pytorch_saved(folder, world):
-    if world == 1:
-        dcp.save(nested_state(known_tensors(), known_values(2)), checkpoint_id=str(folder / "theirs_1"), no_dist=True)
-    else:
-        in_python(world, save_theirs, folder)
-    for ranks in (1, 2, 4):
+@pytest.mark.parametrize("world", WORLDS)
+def test_we_load_what_pytorch_saved(folder, failures, world):
+    assert not failures[f"save_{world}"]
+    for ranks in (each for each in WORLDS if each != world):
         out = folder / f"out_{world}_{ranks}"
         out.mkdir()
         tool("load", folder / f"theirs_{world}", ranks, out)
@@ -197,13 +205,12 @@ def test_we_load_what_pytorch_saved(folder, world):
         assert same(values, known_values(2))
 
 
-def test_shards_of_fsdp_over_tensor_parallelism_go_both_ways(folder):
-    tool("save_tp", folder / "tp", 8, 2)  # four ranks of FSDP: 5 rows are cut into 2, 2, 1 and none
+def test_shards_of_fsdp_over_tensor_parallelism_go_both_ways(folder, failures):
     dcp_to_torch_save(str(folder / "tp" / STEP), str(folder / "whole_tp.pt"))
     state = torch.load(folder / "whole_tp.pt", weights_only=False)
     expected = tensor_parallel_tensors()
     assert same(state["model"], {key[6:]: tensor for key, tensor in expected.items()})
-    in_python(4, strided_there_and_back, folder)
+    assert not failures["tp"]
     out = folder / "out_tp"
     out.mkdir()
     tool("load", folder / "theirs_tp", 2, out)
@@ -212,8 +219,5 @@ def test_shards_of_fsdp_over_tensor_parallelism_go_both_ways(folder):
 
 
 if __name__ == "__main__":
-    name, rank, world, store, *arguments = sys.argv[1:]
-    dist.init_process_group("gloo", store=dist.FileStore(store, int(world)), rank=int(rank), world_size=int(world),
-                            timeout=datetime.timedelta(seconds=60))
-    {"load_ours": load_ours, "save_theirs": save_theirs, "strided_there_and_back": strided_there_and_back}[name](*arguments)
-    dist.destroy_process_group()
+    torch.set_num_threads(1)
+    pytorch(sys.argv[1])

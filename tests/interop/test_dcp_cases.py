@@ -6,7 +6,6 @@ The comparing is `megashard inspect --diff` with one file of torch.save that hol
 
 import argparse
 import collections
-import datetime
 import enum
 import json
 import os
@@ -35,6 +34,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from forked_ranks import failure_in_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
@@ -93,15 +94,6 @@ def copy_by_us(source, ranks, target):
     done = subprocess.run([program, "copy", str(source), str(ranks), str(target)], capture_output=True, text=True, timeout=120,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-def in_python(world, task, folder):
-    store = folder / f"store_{task.__name__}"
-    processes = [subprocess.Popen([sys.executable, __file__, task.__name__, str(rank), str(world), str(store), str(folder)],
-                                  env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
-                 for rank in range(world)]
-    errors = [process.communicate(timeout=240)[1] for process in processes]
-    assert all(process.returncode == 0 for process in processes), "\n".join(errors)[-3000:]
 
 
 def test_many_threads_and_unusual_tensors(tmp_path):
@@ -218,20 +210,24 @@ def load_strictly(folder):
     save_whole(model, optimizer, Path(folder) / "loaded.pt")
 
 
-@pytest.mark.slow
+def there_and_back(folder):
+    """In a process of its own."""
+    failure = failure_in_ranks(4, folder, save_strided, folder)
+    assert not failure, failure
+    copy_by_us(folder / "theirs", 3, folder / "ours")
+    failure = failure_in_ranks(2, folder, load_strictly, folder)
+    assert not failure, failure
+
+
 def test_two_dimensional_shards_with_optimizer_state_go_both_ways(tmp_path):
-    in_python(4, save_strided, tmp_path)
+    done = subprocess.run([sys.executable, __file__, tmp_path], capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
     inspect("--verify", tmp_path / "theirs")
-    inspect("--diff", tmp_path / "theirs", tmp_path / "whole.pt")
-    copy_by_us(tmp_path / "theirs", 3, tmp_path / "ours")
-    inspect("--diff", tmp_path / "ours", tmp_path / "whole.pt")
-    in_python(2, load_strictly, tmp_path)
-    inspect("--diff", tmp_path / "loaded.pt", tmp_path / "whole.pt")
+    for name in ("theirs", "ours", "loaded.pt"):
+        inspect("--diff", tmp_path / name, tmp_path / "whole.pt")
 
 
 if __name__ == "__main__":
-    name, rank, world, store, folder = sys.argv[1:]
-    dist.init_process_group("gloo", store=dist.FileStore(store, int(world)), rank=int(rank), world_size=int(world),
-                            timeout=datetime.timedelta(seconds=120))
-    {"save_strided": save_strided, "load_strictly": load_strictly}[name](folder)
-    dist.destroy_process_group()
+    torch.set_num_threads(1)
+    there_and_back(Path(sys.argv[1]))
