@@ -1,18 +1,19 @@
-"""Conversations with images and videos to PREFIX.vision.safetensors, which the runtime maps (framework/data/picture_dataset.h).
+"""Conversations, with images and videos or without, to PREFIX.vision.safetensors, which the runtime maps
+(framework/data/picture_dataset.h).
 
 One JSON object a line, as transformers' chat templates take them:
     {"messages": [{"role": "user", "content": [{"type": "image", "image": "cat.png"}, {"type": "text", "text": "What is it?"}]},
                   {"role": "assistant", "content": "A cat."}]}
 Images go through the model's own image processor (its Pillow form, resized as torchvision does it), videos ({"type": "video",
 "video": "cat.mp4"}) through preprocess_videos.py, text through its chat template and tokenizer; a placeholder becomes one
-token for each merge_size^2 patches, as the model's processor does it. Only what the assistant says is learnt, from behind
-the generation prompt to the mark that ends the turn.
+token for each merge_size^2 patches, as the model's processor does it. Only what the assistant says is learnt: what the chat
+template has between {% generation %} and {% endgeneration %}, else from behind the generation prompt to the mark that ends
+the turn.
 """
 
 import array
 import json
 import math
-import multiprocessing
 import os
 import re
 import shutil
@@ -20,29 +21,42 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from preprocess_input import InputError, Progress, input_files, lines_of
+from preprocess_input import InputError, Progress, in_workers, input_files, lines_of
 
 ROLES = ("system", "user", "assistant", "tool")
 
 
-def load_processors(model):
+def load_tokenizer(model):
     if not Path(model).is_dir():
-        raise InputError(f"--tokenizer-model {model} is no model directory; conversations need its chat template and image processor")
+        raise InputError(f"--tokenizer-model {model} is no model directory; conversations need its chat template")
     try:
-        from transformers import AutoImageProcessor, AutoTokenizer
+        from transformers import AutoTokenizer
     except ImportError:
-        raise InputError("conversations need the packages transformers and Pillow; install them, or run this with the Python of "
-                         "the venv that launch/setup made") from None
+        raise InputError("conversations need the package transformers; install it, or run this with the Python of the venv that "
+                         "launch/setup made") from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
-        images = AutoImageProcessor.from_pretrained(model, backend="pil")
     except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"{model} has no tokenizer and image processor that transformers reads: {error}") from None
+        raise InputError(f"{model} has no tokenizer that transformers reads: {error}") from None
     if not tokenizer.chat_template:
         raise InputError(f"{model} has no chat template; put its chat_template.jinja or tokenizer_config.json there")
-    if not tokenizer.is_fast or not hasattr(images, "merge_size"):
-        raise InputError(f"the processors of {model} are not those of a Qwen-VL model")
-    return tokenizer, images
+    if not tokenizer.is_fast:
+        raise InputError(f"{model} has no tokenizer.json, which tells where in the text a token begins; put it there")
+    return tokenizer
+
+
+def load_image_processor(model):
+    if not any((Path(model) / f"{name}_config.json").exists() for name in ("preprocessor", "processor")):
+        raise InputError(f"{model} has no image processor (preprocessor_config.json); images need the directory of a vision-language "
+                         "model")
+    try:
+        from transformers import AutoImageProcessor
+        images = AutoImageProcessor.from_pretrained(model, backend="pil")
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(f"{model} has no image processor that transformers reads with the package Pillow: {error}") from None
+    if not hasattr(images, "merge_size"):
+        raise InputError(f"the image processor of {model} is not that of a Qwen-VL model")
+    return images
 
 
 class Pictures(NamedTuple):
@@ -62,23 +76,22 @@ class Sample(NamedTuple):
 class Encoder:
     """Makes samples of lines; each worker process has one."""
 
-    current = None
+    def __init__(self, model, video_fps=None, video_num_frames=None, mask_history=False):
+        self.model, self.sampling, self.mask_history = model, (video_fps, video_num_frames), mask_history
+        self.tokenizer = load_tokenizer(model)
+        self.images, self.videos = None, None  # their processors, until there is one
+        marks = {kind: getattr(self.tokenizer, f"{kind}_token", None) or f"<|{kind}_pad|>" for kind in ("image", "video")}
+        self.placeholders = {kind: mark for kind, mark in marks.items()
+                             if self.tokenizer.convert_tokens_to_ids(mark) not in (None, self.tokenizer.unk_token_id)}
 
-    def __init__(self, model, video_fps=None, video_num_frames=None):
-        self.model, self.sampling = model, (video_fps, video_num_frames)
-        self.tokenizer, self.images = load_processors(model)
-        self.videos = None  # until there is one
-        self.placeholders = {kind: getattr(self.tokenizer, f"{kind}_token", None) or f"<|{kind}_pad|>" for kind in ("image", "video")}
-        self.need_token(self.placeholders["image"])
-
-    def need_token(self, token):
-        if self.tokenizer.convert_tokens_to_ids(token) in (None, self.tokenizer.unk_token_id):
-            raise InputError(f"the tokenizer of {self.model} has no {token}; give the model's own directory")
+    def need_placeholder(self, kind):
+        if kind not in self.placeholders:
+            raise InputError(f"the tokenizer of {self.model} has no <|{kind}_pad|>; give the directory of a vision-language model")
 
     def encode(self, job):
         where, line, folder = job
-        messages = self.messages_of(where, line)
-        parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
+        messages, tools = self.messages_of(where, line)
+        parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
         images = self.see_images(where, [self.open_image(where, folder, part) for part in parts if part["type"] == "image"])
         watched = [self.watch(where, folder, part) for part in parts if part["type"] == "video"]
         videos = Pictures()
@@ -87,7 +100,7 @@ class Encoder:
                               watched[0].pixels.shape[1])
         texts = {"image": [self.placeholders["image"] * (math.prod(grid) // self.images.merge_size**2) for grid in images.grids],
                  "video": [self.text_of(video) for video in watched]}
-        tokens, mask = self.tokenise(where, messages, texts)
+        tokens, mask = self.tokenise(where, messages, tools, texts)
         return Sample(tokens, mask, images, videos, [video.seconds_per_grid for video in watched])
 
     def see_images(self, where, images):
@@ -110,7 +123,7 @@ class Encoder:
         from preprocess_videos import VideoProcessor
         try:
             if self.videos is None:
-                self.need_token(self.placeholders["video"])
+                self.need_placeholder("video")
                 self.videos = VideoProcessor(self.model, *self.sampling)
             return self.videos.process(os.path.join(folder, part["video"]), part.get("sample_fps"))
         except InputError as error:
@@ -136,6 +149,8 @@ class Encoder:
             if not isinstance(message, dict) or message.get("role") not in ROLES:
                 raise InputError(f"{where}: a message must have a role of {', '.join(ROLES)}")
             content = message.get("content")
+            if content is None and message.get("tool_calls"):
+                continue
             parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
             for part in parts:
                 kind = part.get("type") if isinstance(part, dict) else None
@@ -148,60 +163,86 @@ class Encoder:
                         raise InputError(f"{where}: the text contains {mark}; say {{\"type\": \"{what}\", \"{what}\": PATH}} instead")
         if messages[0]["role"] == "assistant" or messages[-1]["role"] != "assistant":
             raise InputError(f"{where} must begin with a question and end with an answer of the assistant; complete or delete it")
-        return messages
+        return [self.joined(message) for message in messages], item.get("tools")
+
+    @staticmethod
+    def joined(message):
+        """Parts of text alone as one string: the templates of text models know no parts."""
+        content = message.get("content")
+        if isinstance(content, list) and all(part["type"] == "text" for part in content):
+            return {**message, "content": "".join(part["text"] for part in content)}
+        return message
 
     def open_image(self, where, folder, part):
-        from PIL import Image
+        if self.images is None:
+            try:
+                self.need_placeholder("image")
+                self.images = load_image_processor(self.model)
+            except InputError as error:
+                raise InputError(f"{where}: {error}") from None
+        from preprocess_videos import read_image
         path = os.path.join(folder, part["image"])
         try:
-            with Image.open(path) as image:
-                return image.convert("RGB")
+            return read_image(path)
         except Exception as error:  # Pillow's decoders raise many kinds for a damaged file
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"{where}: cannot read the image {path}: {reason}; correct the path or the file, or delete the "
                              "line") from None
 
-    def render(self, messages, generate=False):
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
+    def render(self, where, messages, tools, generate=False, **more):
+        try:
+            return self.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=generate, **more or {"tokenize": False})
+        except Exception as error:  # templates raise what they like
+            raise InputError(f"{where}: the chat template refuses the messages: {error}; correct or delete the line") from None
 
-    def tokenise(self, where, messages, texts):
+    def learnt(self, where, messages, tools):
+        """The text of the conversation, and for each character whether it is learnt."""
+        text = self.render(where, messages, tools)
+        learnt = bytearray(len(text))
+        tagged = re.search(r"{%-?\s*generation\s*-?%}", self.tokenizer.get_chat_template(tools=tools))
+        if tagged:
+            marked = self.render(where, messages, tools, return_assistant_tokens_mask=True,
+                                 tokenizer_kwargs={"return_offsets_mapping": True})
+            for (start, end), is_answer in zip(marked["offset_mapping"], marked["assistant_masks"]):
+                learnt[start:end] = bytes([is_answer]) * (end - start)
+        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if self.mask_history:
+            answers = answers[-1:]
+        elif tagged:
+            answers = []
+        for i in answers:
+            before, upto = self.render(where, messages[:i], tools, True), self.render(where, messages[:i + 1], tools)
+            if not text.startswith(upto):
+                raise InputError(f"{where}: the chat template writes an earlier answer in another way when later turns come, so it "
+                                 "is not what the model would have said; give each answer to learn a line that ends with it, and "
+                                 "--mask-history, or mark what is learnt in the template by {% generation %}")
+            if not upto.startswith(before):
+                raise InputError(f"{where}: an answer does not begin with the chat template's generation prompt; give it as the "
+                                 "template expects it, with its reasoning for example, or correct the template")
+            if tagged:
+                learnt[:len(before)] = bytes(len(before))
+            else:
+                end = len(upto.rstrip())
+                learnt[len(before):end] = b"\1" * (end - len(before))
+        return text, learnt
+
+    def tokenise(self, where, messages, tools, texts):
         """Tokens and loss mask; `texts` are what the places of each kind become, in their order."""
-        text = self.render(messages)
-        answers = []
-        for i, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before, upto = self.render(messages[:i], True), self.render(messages[:i + 1])
-            if not text.startswith(upto) or not upto.startswith(before):
-                raise InputError(f"{where}: the chat template changes earlier turns when later ones come, so answers cannot be "
-                                 "told apart; give one answer a line")
-            answers.append((len(before), len(upto.rstrip())))
+        text, learnt = self.learnt(where, messages, tools)
         for kind, mark in self.placeholders.items():
             if text.count(mark) != len(texts[kind]):
                 raise InputError(f"{where}: the chat template makes {text.count(mark)} places for {len(texts[kind])} {kind}s; use "
                                  "the model's own")
-        expanded, done = "", 0
-        for place in re.finditer("|".join(map(re.escape, self.placeholders.values())), text):
-            expanded += text[done:place.start()]
+        expanded, mask, done = "", bytearray(), 0
+        for place in re.finditer("|".join(map(re.escape, self.placeholders.values())) or "$^", text):
+            instead = texts["image" if place.group() == self.placeholders.get("image") else "video"].pop(0)
+            expanded += text[done:place.start()] + instead
+            mask += learnt[done:place.start()] + learnt[place.start():place.start() + 1] * len(instead)
             done = place.end()
-            instead = texts["image" if place.group() == self.placeholders["image"] else "video"].pop(0)
-            shift = len(instead) - len(place.group())
-            # In the order of the text, so that every answer's place is in the expanded text already.
-            answers = [tuple(at + shift if at > len(expanded) else at for at in answer) for answer in answers]
-            expanded += instead
         expanded += text[done:]
+        mask += learnt[done:]
         encoded = self.tokenizer(expanded, return_offsets_mapping=True, add_special_tokens=False)
-        mask = bytes(any(start <= first < end for start, end in answers) for first, _ in encoded["offset_mapping"])
-        return encoded["input_ids"], mask
-
-    @classmethod
-    def start_worker(cls, *arguments):
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        cls.current = cls(*arguments)
-
-    @classmethod
-    def encode_in_worker(cls, job):
-        return cls.current.encode(job)
+        return encoded["input_ids"], bytes(mask[first] for first, _ in encoded["offset_mapping"])
 
 
 class PictureWriter:
@@ -287,23 +328,16 @@ def jobs_of(arguments):
                 yield f"{file}, line {number},", line, folder
 
 
-def encode_all(arguments, jobs):
-    encoder = (arguments.tokenizer_model, arguments.video_fps, arguments.video_num_frames)
-    if arguments.workers == 1:
-        yield from map(Encoder(*encoder).encode, jobs)
-        return
-    with multiprocessing.Pool(arguments.workers, Encoder.start_worker, encoder) as pool:
-        yield from pool.imap(Encoder.encode_in_worker, jobs)
-
-
 def preprocess(arguments):
     folder = os.path.dirname(arguments.output_prefix) or "."
     if not os.path.isdir(folder):
         raise InputError(f"the folder {folder} of --output-prefix does not exist; create it first")
-    load_processors(arguments.tokenizer_model)  # its errors here, not in a worker
+    encoder = (arguments.tokenizer_model, arguments.video_fps, arguments.video_num_frames, arguments.mask_history)
+    if arguments.workers > 1:
+        Encoder(*encoder)  # its errors here, not in a worker
     writer, progress, left_out = Writer(arguments.output_prefix), Progress(arguments.log_interval), 0
     try:
-        for sample in encode_all(arguments, jobs_of(arguments)):
+        for sample in in_workers(arguments.workers, Encoder, encoder, jobs_of(arguments)):
             if arguments.max_length is not None and len(sample.tokens) > arguments.max_length:
                 left_out += 1
                 continue

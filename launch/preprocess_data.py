@@ -2,19 +2,18 @@
 """Text to tokens: JSON lines or plain text in, PREFIX_KEY_document.bin and .idx in Megatron's format out.
 
 The flags are those of Megatron's tools/preprocess_data.py. Needs the Hugging Face `tokenizers` package only; conversations
-with pictures (--input-format conversations, preprocess_conversations.py) need `transformers` and `Pillow`, videos `av` too.
+(--input-format conversations, preprocess_conversations.py) need `transformers`, images `Pillow`, videos `av` too.
 """
 
 import argparse
 import array
 import json
-import multiprocessing
 import os
 import struct
 import sys
 from pathlib import Path
 
-from preprocess_input import InputError, Progress, input_files, lines_of
+from preprocess_input import InputError, Progress, in_workers, input_files, lines_of
 
 DTYPE_CODES = {"H": 8, "i": 4}  # array type codes of uint16 and int32 -> the codes in an .idx file
 CHUNK_DOCUMENTS = 64  # documents that a worker takes at a time
@@ -26,7 +25,7 @@ def parse_arguments():
                         help="input files; patterns such as 'part*.jsonl' are expanded")
     parser.add_argument("--input-format", choices=("jsonl", "text", "conversations"), default="jsonl",
                         help="jsonl: one JSON object a line; text: documents divided by blank lines; conversations: "
-                             "{\"messages\": [...]} a line, with images and videos, into PREFIX.vision.safetensors")
+                             "{\"messages\": [...]} a line, with images and videos or without, into PREFIX.vision.safetensors")
     parser.add_argument("--image-folder", metavar="DIR",
                         help="conversations only: where relative paths of images and videos begin (default: the input file's folder)")
     parser.add_argument("--video-fps", type=float, metavar="F",
@@ -34,6 +33,8 @@ def parse_arguments():
     parser.add_argument("--video-num-frames", type=int, metavar="N", help="conversations only: take so many frames of every video")
     parser.add_argument("--max-length", type=int, metavar="N",
                         help="conversations only: leave out longer ones, in tokens with pictures")
+    parser.add_argument("--mask-history", action="store_true", default=None,
+                        help="conversations only: learn the last answer alone")
     parser.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY",
                         help="keys to tokenise, each into files of its own (default: text)")
     parser.add_argument("--lines-per-document", type=int, metavar="N",
@@ -63,9 +64,10 @@ def parse_arguments():
     if arguments.workers < 1 or arguments.log_interval < 1:
         raise InputError("--workers and --log-interval must be at least 1")
     conversations = arguments.input_format == "conversations"
-    theirs = ("image_folder", "max_length", "video_fps", "video_num_frames")
+    theirs = ("image_folder", "max_length", "video_fps", "video_num_frames", "mask_history")
     if not conversations and any(getattr(arguments, name) is not None for name in theirs):
-        raise InputError("--image-folder, --max-length, --video-fps and --video-num-frames belong to --input-format conversations")
+        raise InputError("--image-folder, --max-length, --mask-history, --video-fps and --video-num-frames belong to --input-format "
+                         "conversations")
     if arguments.video_fps is not None and arguments.video_num_frames is not None:
         raise InputError("--video-fps and --video-num-frames exclude each other; give one of them")
     if any(value is not None and not 0 < value < float("inf") for value in (arguments.video_fps, arguments.video_num_frames)):
@@ -193,8 +195,6 @@ def chunks_of(documents):
 class Encoder:
     """Tokenises chunks of documents; each worker process has one."""
 
-    current = None
-
     def __init__(self, file, type_code, eod):
         self.tokenizer = load_tokenizer(file)
         self.type_code = type_code
@@ -217,16 +217,6 @@ class Encoder:
                 lengths.append([len(sequence) for sequence in ids])
             result[key] = (tokens.tobytes(), lengths)
         return result, len(chunk)
-
-    @classmethod
-    def start_worker(cls, *arguments):
-        # One process a worker is enough: the package would start threads in each.
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        cls.current = cls(*arguments)
-
-    @classmethod
-    def encode_in_worker(cls, chunk):
-        return cls.current.encode(chunk)
 
 
 class Writer:
@@ -267,15 +257,6 @@ class Writer:
                 os.remove(self.prefix + suffix)
 
 
-def encode_all(arguments, encoder_arguments, chunks):
-    if arguments.workers == 1:
-        encoder = Encoder(*encoder_arguments)
-        yield from map(encoder.encode, chunks)
-        return
-    with multiprocessing.Pool(arguments.workers, Encoder.start_worker, encoder_arguments) as pool:
-        yield from pool.imap(Encoder.encode_in_worker, chunks)
-
-
 def preprocess(arguments):
     files = input_files(arguments.input)
     file = tokenizer_file(arguments.tokenizer_model)
@@ -293,7 +274,7 @@ def preprocess(arguments):
         for key in keys:
             writers[key] = Writer(f"{arguments.output_prefix}_{key}_document", type_code)
         chunks = chunks_of(documents_of(arguments, files))
-        for encoded, documents in encode_all(arguments, (file, type_code, eod), chunks):
+        for encoded, documents in in_workers(arguments.workers, Encoder, (file, type_code, eod), chunks):
             for key, (data, lengths) in encoded.items():
                 writers[key].add(data, lengths)
             progress.add(documents, sum(writer.tokens for writer in writers.values()))

@@ -1,9 +1,14 @@
-"""What the preprocessing of text and of conversations share: input files, their lines, progress."""
+"""What the preprocessing of text and of conversations share: input files, their lines, worker processes, progress."""
 
+import collections
 import glob
 import os
+import signal
 import sys
+import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 
 class InputError(Exception):
@@ -33,6 +38,46 @@ def lines_of(file):
                          "`iconv -t utf-8`") from None
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
+
+
+def in_workers(count, encoder, arguments, jobs):
+    """What encoder(*arguments).encode makes of each job, in their order, by `count` processes with an encoder each."""
+    if count == 1:
+        yield from map(encoder(*arguments).encode, jobs)
+        return
+    pool = ProcessPoolExecutor(count, initializer=start_worker, initargs=(os.getpid(), encoder, arguments))
+    waiting = collections.deque()
+    try:
+        for job in jobs:
+            waiting.append(pool.submit(encode_in_worker, job))
+            if len(waiting) > 8 * count:  # what is read ahead and not yet written stays in memory
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool:
+        raise InputError("a worker process has ended before its work; if the system killed it for memory, give a smaller "
+                         "--workers, else --workers 1 shows what is wrong") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def start_worker(parent, encoder, arguments):
+    global encoder_of_worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    threading.Thread(target=leave_with, args=(parent,), daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process a worker is enough: the package would start threads in each
+    encoder_of_worker = encoder(*arguments)
+
+
+def leave_with(parent):
+    """A killed parent tells nobody, and its workers would wait for jobs for ever."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def encode_in_worker(job):
+    return encoder_of_worker.encode(job)
 
 
 class Progress:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy
-from PIL import Image
+from PIL import Image, ImageOps
 
 from preprocess_input import InputError
 
@@ -38,6 +38,12 @@ class Patches(NamedTuple):
 def resize(image, rows, columns, resample):
     """Across first, then down, with whole grey levels between, as torchvision does it; Pillow by itself chooses the order."""
     return image.resize((columns, image.height), Image.Resampling(resample)).resize((columns, rows), Image.Resampling(resample))
+
+
+def read_image(file):
+    """Upright, as transformers' load_image() gives it: EXIF says how the camera was held."""
+    with Image.open(file) as image:
+        return ImageOps.exif_transpose(image).convert("RGB")
 
 
 def read_json(path):
@@ -192,8 +198,7 @@ class FrameFolder:
     def frames(self, numbers):
         for number in numbers:
             try:
-                with Image.open(self.files[number]) as image:
-                    frame = image.convert("RGB")
+                frame = read_image(self.files[number])
             except Exception as error:  # Pillow's decoders raise many kinds for a damaged file
                 reason = getattr(error, "strerror", None) or error
                 raise ValueError(f"has the frame {self.files[number].name}, which cannot be read: {reason}") from None

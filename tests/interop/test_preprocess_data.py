@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
+import time
 import wave
 import zlib
 from pathlib import Path
@@ -134,14 +136,45 @@ def test_end_of_document_must_be_known(tmp_path):
 
 def prepared_by_theirs(processor, folder, messages):
     """What transformers' own processor (torchvision) makes of a conversation."""
+    from transformers.image_utils import load_image
     from transformers.video_utils import load_video
     parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
     videos = [load_video(str(folder / part["video"]), sample_indices_fn=lambda metadata, **_: numpy.arange(metadata.total_num_frames))
               for part in parts if part["type"] == "video"]
     text = processor.tokenizer.apply_chat_template(messages, tokenize=False)
-    return processor(text=[text], images=[Image.open(folder / part["image"]) for part in parts if part["type"] == "image"] or None,
+    return processor(text=[text], images=[load_image(str(folder / part["image"])) for part in parts if part["type"] == "image"] or None,
                      videos=[frames for frames, _ in videos] or None, video_metadata=[data for _, data in videos] or None,
                      return_tensors="pt")
+
+
+def losses_by_pytorch(model, samples):
+    """Of three steps of SGD, each on all the samples: (tokens [1, T], labels [T - 1], what else the model takes)."""
+    import torch
+    losses, optimizer = [], torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        each = [torch.nn.functional.cross_entropy(model(tokens, **more).logits[0, :-1], labels, reduction="sum")
+                for tokens, labels, more in samples]
+        loss = sum(each) / sum(int((labels >= 0).sum()) for _, labels, _ in samples)
+        losses.append(float(loss.detach()))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return losses
+
+
+def train(folder, *flags):
+    """The same steps by two ranks, on a set of four samples."""
+    metrics = folder / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    done = subprocess.run([str(word) for word in [
+        PRETRAIN, "launch", "-n", "2", "--", "pretrain", "--hf-model", folder, "--data-path", folder / "out", "--split", "1,0,0",
+        "--seq-length", 128, "--micro-batch-size", 2, "--global-batch-size", 4, "--train-iters", 3, "--lr", "0.1", "--eval-iters", 0,
+        "--optimizer", "sgd", "--sgd-momentum", 0, "--weight-decay", 0, "--lr-decay-style", "constant", "--calculate-per-token-loss",
+        "--use-torch-fsdp2", "--metrics-file", metrics, "--peak-tflops", 1, *flags]], capture_output=True, text=True, timeout=120,
+        stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
@@ -193,35 +226,149 @@ def test_conversations_with_pictures_are_prepared_and_trained(tmp_path, family):
             assert torch.equal(pictures["second_per_grid_ts"], torch.tensor(wanted["second_per_grid_ts"]))
         if family == "qwen3_vl":
             pictures.pop("second_per_grid_ts", None)
-        samples.append((tokens[None], tokens[1:].where(mask[1:], -100), wanted["mm_token_type_ids"], pictures))
+        samples.append((tokens[None], tokens[1:].where(mask[1:], -100), pictures | {"mm_token_type_ids": wanted["mm_token_type_ids"]}))
 
-    losses, optimizer = [], torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        each = [torch.nn.functional.cross_entropy(model(tokens, mm_token_type_ids=kinds, **pictures).logits[0, :-1], labels,
-                                                  reduction="sum") for tokens, labels, kinds, pictures in samples]
-        losses.append(sum(each) / int(ours["loss_mask"].sum()))
-        losses[-1].backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    metrics = tmp_path / "metrics.jsonl"
-
-    def train(*flags):
-        metrics.unlink(missing_ok=True)
-        done = subprocess.run([str(word) for word in [
-            PRETRAIN, "launch", "-n", "2", "--", "pretrain", "--hf-model", tmp_path, "--data-path", tmp_path / "out", "--split", "1,0,0",
-            "--seq-length", 128, "--micro-batch-size", 2, "--global-batch-size", 4, "--train-iters", 3, "--lr", "0.1", "--eval-iters", 0,
-            "--optimizer", "sgd", "--sgd-momentum", 0, "--weight-decay", 0, "--lr-decay-style", "constant", "--calculate-per-token-loss",
-            "--use-torch-fsdp2", "--metrics-file", metrics, "--peak-tflops", 1, *flags]], capture_output=True, text=True, timeout=120,
-            stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        assert done.returncode == 0, done.stderr[-3000:]
-        return [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
-
-    seen = train()
-    assert seen == pytest.approx([float(loss.detach()) for loss in losses], rel=2e-6)  # fp32, sums over two ranks
+    seen = train(tmp_path)
+    assert seen == pytest.approx(losses_by_pytorch(model, samples), rel=2e-6)  # fp32, sums over two ranks
     assert seen[2] < seen[0]
     if family == "qwen2_5_vl":  # each conversation on both ranks
-        assert train("--context-parallel-size", 2) == pytest.approx(seen, rel=2e-6)
+        assert train(tmp_path, "--context-parallel-size", 2) == pytest.approx(seen, rel=2e-6)
+
+
+# As the published ones are written; {% generation %} is for transformers, to say which tokens are the assistant's.
+TURN = ("{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+        "{% else %}{{ m.content }}<|im_end|>{% endif %}")
+QWEN = ("{% if messages[0].role != 'system' %}{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}"
+        "{% if tools %}{{ tools }}{% endif %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+        + TURN + "{{ '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+LLAMA = ("{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' + m.role + '<|im_start|>\n\n' }}"
+         + TURN + "{% endfor %}"
+         "{% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_start|>\n\n' }}{% endif %}")
+CHATS = [[asked("Which one?"), said("The caf\u00e9 \u2603 on the mat.\n\nYes.")],
+         [{"role": "system", "content": "Be brief."}, asked([{"type": "text", "text": "Who "}, {"type": "text", "text": "sat?"}]),
+          said("The cat."), asked("Where?"), said("On the mat, where it sat.")],
+         [asked("Sing."), said(" la la " * 9)], [asked(""), said("the")]]
+
+
+def untagged(template):
+    return template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+
+
+def make_chat_tokenizer(folder, template):
+    from tokenizers import decoders, trainers
+    from transformers import PreTrainedTokenizerFast
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.train_from_iterator(["the cat sat on the mat, where it sat. la la la user assistant system"] * 9, trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|begin|>", "<|im_start|>", "<|im_end|>"], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|begin|>", eos_token="<|im_end|>",
+                                        chat_template=template)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+@pytest.mark.parametrize("family, template", [("Qwen3", QWEN), ("Llama", LLAMA)], ids=["qwen3", "llama"])
+def test_conversations_of_text_are_prepared_and_trained(tmp_path, family, template):
+    """Tokens, and which of them are learnt, as transformers' chat template gives them, and transformers' losses; no picture anywhere."""
+    import torch
+    import transformers
+    from safetensors.torch import load_file
+    tokenizer = make_chat_tokenizer(tmp_path, untagged(template))
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(
+        vocab_size=300, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        max_position_embeddings=128, initializer_range=0.1, bos_token_id=0, eos_token_id=2))
+    model.save_pretrained(tmp_path)
+    write_conversations(tmp_path, CHATS, tmp_path / "out")
+    ours, samples, first = load_file(tmp_path / "out.vision.safetensors"), [], 0
+    for messages, end in zip(CHATS, ours["sample_ends"].tolist()):
+        whole = [{**message, "content": message["content"] if isinstance(message["content"], str) else
+                  "".join(part["text"] for part in message["content"])} for message in messages]
+        theirs = tokenizer.apply_chat_template(whole, chat_template=template, return_assistant_tokens_mask=True)
+        assert ours["tokens"][first:end].tolist() == theirs["input_ids"]
+        assert ours["loss_mask"][first:end].tolist() == theirs["assistant_masks"] and 0 < sum(theirs["assistant_masks"])
+        tokens, learnt = torch.tensor(theirs["input_ids"]), torch.tensor(theirs["assistant_masks"]).bool()
+        samples.append((tokens[None], tokens[1:].where(learnt[1:], -100), {}))
+        first = end
+    assert len(ours["tokens"]) == first and ours["image_grid_thw"].shape == (0, 3) and ours["pixel_values"].shape[0] == 0
+    seen = train(tmp_path)
+    if family == "Llama":
+        subprocess.run([PRETRAIN, "infer", "--hf-model", tmp_path, "--data-path", tmp_path / "out", "--seq-length", "128", "--log-probs",
+                        tmp_path / "log_probs.npy"], check=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        for ours, (tokens, _, _) in zip(numpy.load(tmp_path / "log_probs.npy"), samples):
+            wanted = model(tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0].detach().numpy()
+            assert abs(ours[:len(wanted)] - wanted).max() < 1e-5 * abs(wanted).max()
+    assert seen == pytest.approx(losses_by_pytorch(model, samples), rel=2e-6)  # fp32, sums over two ranks
+    assert seen[2] < seen[0]
+
+
+THINKING = ("{% set last = namespace(question=0) %}"  # drops the reasoning of answers before the last question, as Qwen3's
+            "{% for m in messages %}{% if m.role == 'user' %}{% set last.question = loop.index0 %}{% endif %}{% endfor %}"
+            "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}"
+            "{% if loop.index0 > last.question %}{{ '<think>\n' + m.get('reasoning_content', '') + '\n</think>\n' }}{% endif %}"
+            "{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+THOUGHT = [asked("Who sat?"), {**said("The cat."), "reasoning_content": "Cats sit."}, asked("Where?"), said("On the mat.")]
+
+
+def test_answers_are_learnt_as_the_template_writes_them(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(PROGRAM.parent))
+    from preprocess_conversations import Encoder
+    from preprocess_input import InputError
+
+    def encode(template, line, **options):
+        tokenizer = make_chat_tokenizer(tmp_path, template)
+        sample = Encoder(tmp_path, **options).encode(("in.jsonl, line 2,", json.dumps(line), str(tmp_path)))
+        return tokenizer, sample, tokenizer.decode([token for token, learnt in zip(sample.tokens, sample.mask) if learnt])
+
+    def refused(template, line):
+        with pytest.raises(InputError) as error:
+            encode(template, line)
+        assert str(error.value).startswith("in.jsonl, line 2")
+        return str(error.value)
+
+    thought = {"messages": THOUGHT}
+    assert "writes an earlier answer in another way when later turns come" in refused(untagged(THINKING), thought)
+    tokenizer, sample, learnt = encode(untagged(THINKING), thought, mask_history=True)
+    assert sample.tokens == tokenizer.apply_chat_template(THOUGHT)["input_ids"]
+    assert learnt == "<think>\n\n</think>\nOn the mat.<|im_end|>"
+    assert encode(untagged(THINKING), {"messages": THOUGHT[:2]})[2] == "<think>\nCats sit.\n</think>\nThe cat.<|im_end|>"
+    tokenizer, sample, learnt = encode(THINKING, thought)
+    assert list(sample.mask) == tokenizer.apply_chat_template(THOUGHT, return_assistant_tokens_mask=True)["assistant_masks"]
+    assert learnt == "The cat.<|im_end|><think>\n\n</think>\nOn the mat.<|im_end|>"
+    assert encode(THINKING, thought, mask_history=True)[2] == "<think>\n\n</think>\nOn the mat.<|im_end|>"
+    assert "does not begin with the chat template's generation prompt" in refused(
+        untagged(QWEN).replace("assistant\n", "assistant\n<think>"), {"messages": CHATS[0]})
+    assert "the chat template refuses the messages: no system" in refused(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + QWEN, {"messages": CHATS[1]})
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    called = [asked("Look."), {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look"}}]},
+              {"role": "tool", "content": "A mat."}, said("A mat.")]
+    _, sample, learnt = encode(untagged(QWEN), {"messages": called, "tools": tools})
+    assert learnt == "<|im_end|>A mat.<|im_end|>" and "'look'" in tokenizer.decode(sample.tokens)
+    assert "has no <|image_pad|>; give the directory of a vision-language model" in refused(QWEN, {"messages": [ASKED, said("sat")]})
+
+
+@pytest.mark.parametrize("victim", ["worker", "parent"])
+def test_a_killed_process_leaves_none_waiting(tmp_path, victim):
+    make_tokenizer(tmp_path)
+    (tmp_path / "in.jsonl").write_text((json.dumps({"text": TEXTS[0] * 20}) + "\n") * 40000)
+    program = subprocess.Popen([sys.executable, PROGRAM, "--output-prefix", tmp_path / "out", "--input", tmp_path / "in.jsonl",
+                                "--tokenizer-model", tmp_path, "--workers", "2"], stderr=subprocess.PIPE, text=True)
+    children, end = Path(f"/proc/{program.pid}/task/{program.pid}/children"), time.monotonic() + 30
+    try:
+        while len(workers := children.read_text().split()) < 2 or (tmp_path / "out_text_document.bin.partial").stat().st_size == 0:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        os.kill(int(workers[0]) if victim == "worker" else program.pid, signal.SIGKILL)
+        said = program.communicate(timeout=30)[1]  # until the last of them has closed it
+    finally:
+        program.kill()
+    if victim == "worker":
+        assert said.startswith("preprocess_data: a worker process has ended before its work") and program.returncode == 1
+        assert not list(tmp_path.glob("out*"))
 
 
 @pytest.fixture(scope="module")

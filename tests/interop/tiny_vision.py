@@ -6,7 +6,7 @@ import sys
 
 import numpy
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 LAUNCH = pathlib.Path(__file__).resolve().parents[2] / "launch"
@@ -19,7 +19,7 @@ TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['conten
             "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 ASKED = {"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "the cat"}]}
-AGAIN = {"role": "user", "content": [{"type": "text", "text": "on"}, {"type": "image", "image": "b.png"}]}
+AGAIN = {"role": "user", "content": [{"type": "text", "text": "on"}, {"type": "image", "image": "b.jpg"}]}
 SHOWN = {"role": "user", "content": [{"type": "text", "text": "the mat"}, {"type": "video", "video": "a.mp4"}]}
 MIXED = {"role": "user", "content": [{"type": "video", "video": "b.mp4"}, {"type": "image", "image": "a.png"},
                                      {"type": "text", "text": "on"}, {"type": "video", "video": "a.mp4"}]}
@@ -34,7 +34,7 @@ def said(text):
 
 
 def make_processors(folder):
-    """Tokenizer, chat template and image processor of all the families, and the two pictures."""
+    """Tokenizer, chat template and image processor of all the families, and the two pictures; one lies on its side."""
     from transformers import PreTrainedTokenizerFast
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -45,8 +45,10 @@ def make_processors(folder):
                             chat_template=TEMPLATE).save_pretrained(folder)
     Qwen2VLImageProcessorPil(patch_size=4, min_pixels=64, max_pixels=1024).save_pretrained(folder)
     random = numpy.random.RandomState(0)
-    for name, size in (("a.png", (20, 13, 3)), ("b.png", (9, 30, 3))):
-        Image.fromarray(random.randint(0, 256, size).astype("uint8")).save(folder / name)
+    sideways = Image.Exif()
+    sideways[ExifTags.Base.Orientation] = 6
+    for name, size, more in (("a.png", (20, 13, 3), {}), ("b.jpg", (9, 30, 3), {"exif": sideways})):
+        Image.fromarray(random.randint(0, 256, size).astype("uint8")).save(folder / name, **more)
 
 
 def write_video(path, frames, fps, size):
@@ -114,6 +116,6 @@ def write_conversations(folder, conversations, prefix):
         from preprocess_conversations import preprocess
         preprocess(argparse.Namespace(input=[str(file)], image_folder=None, tokenizer_model=str(folder), output_prefix=str(prefix),
                                       workers=1, max_length=None, log_interval=1000,
-                                      video_fps=None, video_num_frames=None))
+                                      video_fps=None, video_num_frames=None, mask_history=None))
     finally:
         sys.path.remove(str(LAUNCH))
