@@ -1,8 +1,11 @@
 #include "launch/infer.h"
 
+#include <charconv>
 #include <iostream>
+#include <map>
 
 #include "framework/training/lr_schedule.h"
+#include "framework/training/sequence_group.h"
 #include "framework/training/training_checkpoint.h"
 #include "launch/command_line.h"
 #include "launch/end_of_document.h"
@@ -24,41 +27,51 @@ constexpr const char* kInferHelp =
     "one forward.\n\n"
     "  --log-probs FILE.npy\n      log-probability of each token given those before it: "
     "[documents, seq-length]\n"
-    "  --generate N\n      continue each document by its N likeliest tokens, one by one\n"
+    "  --generate N\n      continue each document by its N likeliest tokens, one by one;\n"
+    "      of a conversation what comes before its last answer\n"
     "  --generated FILE.npy\n      where to: [documents, N]\n";
 
-struct Wishes {
-  std::optional<std::string> log_probs, generated;
-  int64_t generate = 0;
+struct InferFlags {
+  std::optional<std::string> log_probs, generate, generated;
+  int64_t new_tokens = 0;  // of --generate
 };
 
 /// Takes infer's own flags out of the words.
-Wishes take_wishes(std::vector<const char*>& words) {
-  Wishes wishes;
+InferFlags take_infer_flags(std::vector<const char*>& words) {
+  InferFlags flags;
+  const std::map<std::string, std::optional<std::string>*> known = {
+      {"--log-probs", &flags.log_probs},
+      {"--generate", &flags.generate},
+      {"--generated", &flags.generated}};
   std::vector<const char*> rest;
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string word = words[i];
     if (word == "--help" || word == "-h") throw HelpRequested(kInferHelp);
-    if (word != "--log-probs" && word != "--generate" && word != "--generated") {
+    const auto equals = word.find('=');
+    const std::string name = word.substr(0, equals);
+    const auto found = known.find(name);
+    if (found == known.end()) {
       rest.push_back(words[i]);
       continue;
     }
-    if (++i == words.size()) throw UsageError(word + " has no value.");
-    const std::string value = words[i];
-    if (word == "--log-probs") wishes.log_probs = value;
-    if (word == "--generated") wishes.generated = value;
-    if (word != "--generate") continue;
-    char* end = nullptr;
-    wishes.generate = std::strtoll(value.c_str(), &end, 10);
-    if (*end != '\0' || wishes.generate < 1)
-      throw UsageError("--generate takes a number of tokens, got \"" + value + "\".");
+    if (found->second->has_value()) throw UsageError(name + " is given twice; give it once.");
+    if (equals == std::string::npos && i + 1 == words.size())
+      throw UsageError(name + " has no value.");
+    *found->second = equals == std::string::npos ? words[++i] : word.substr(equals + 1);
   }
-  if ((wishes.generate > 0) != wishes.generated.has_value())
+  if (flags.generate.has_value() != flags.generated.has_value())
     throw UsageError("--generate N and --generated FILE.npy belong together; give both.");
-  if (!wishes.log_probs && !wishes.generated)
+  if (!flags.log_probs && !flags.generated)
     throw UsageError("there is nothing to do; give --log-probs FILE.npy or --generate N.");
+  if (flags.generate) {
+    const auto& text = *flags.generate;
+    const auto [end, error] =
+        std::from_chars(text.data(), text.data() + text.size(), flags.new_tokens);
+    if (error != std::errc() || end != text.data() + text.size() || flags.new_tokens < 1)
+      throw UsageError("--generate takes a number of tokens, got \"" + text + "\".");
+  }
   words = rest;
-  return wishes;
+  return flags;
 }
 
 /// The flags of training that validation asks for and nothing here uses.
@@ -103,39 +116,38 @@ at::Tensor gather_rows(const at::Tensor& mine, int64_t rows, const ProcessGroupP
   return all.cpu();
 }
 
-void infer(MultiModalModule& model, const Arguments& arguments, const Wishes& wishes,
+void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags& flags,
            const ProcessGroupPtr& group, c10::Device device, const DiagnosticSink& sink) {
   const InferDocuments data(arguments.data_path.front(), *arguments.seq_length, model.vocab_size());
   const int64_t documents = data.size();
-  if (wishes.log_probs) refuse_balance_loss(model);
-  if (wishes.generated && data.are_conversations()) {
-    throw UsageError(arguments.data_path.front() +
-                     " holds conversations, which end with their answers: --generate continues "
-                     "the documents of a .bin/.idx pair; leave it out, or give one.");
-  }
+  if (flags.log_probs) refuse_balance_loss(model);
+  const InferenceRanks ranks{.device = device,
+                             .sequence_group = sequence_group(arguments, model, group)};
+  const ProcessGroupPtr readers = data_parallel_group(arguments, group);
   const int64_t batch = *arguments.micro_batch_size, length = *arguments.seq_length;
-  const int64_t end = end_of_document_id(arguments);
+  const std::vector<int64_t> ends = end_of_text_ids(arguments);
   std::optional<NpyFile> log_probs, generated;
-  if (group->rank() == 0 && wishes.log_probs)
-    log_probs.emplace(*wishes.log_probs, at::kFloat, length);
-  if (group->rank() == 0 && wishes.generated)
-    generated.emplace(*wishes.generated, at::kLong, wishes.generate);
+  if (group->rank() == 0 && flags.log_probs)
+    log_probs.emplace(*flags.log_probs, at::kFloat, length);
+  if (group->rank() == 0 && flags.generated)
+    generated.emplace(*flags.generated, at::kLong, flags.new_tokens);
   double sum = 0;
   model.eval();
-  for (int64_t start = 0; start < documents; start += batch * group->size()) {
-    const int64_t first = std::min(start + group->rank() * batch, documents);
+  for (int64_t start = 0; start < documents; start += batch * readers->size()) {
+    const int64_t first = std::min(start + readers->rank() * batch, documents);
     const int64_t last = std::min(first + batch, documents);
-    auto [texts, pictures] = data.read(first, last);
-    const int64_t rows = std::min(documents - start, batch * group->size());
-    if (wishes.log_probs) {
-      const auto mine = log_probabilities(model, texts, length, device, std::move(pictures));
-      const auto all = gather_rows(mine, batch, group, device).narrow(0, 0, rows);
+    InferenceBatch mine = data.read(first, last);
+    const int64_t rows = std::min(documents - start, batch * readers->size());
+    if (flags.log_probs) {
+      const auto own = log_probabilities(model, mine, length, ranks);
+      const auto all = gather_rows(own, batch, readers, device).narrow(0, 0, rows);
       if (log_probs) log_probs->append(all);
       sum += all.sum(at::kDouble).item<double>();
     }
-    if (wishes.generated) {
-      const auto mine = greedy_continuations(model, texts, wishes.generate, end, device);
-      const auto all = gather_rows(mine, batch, group, device).narrow(0, 0, rows);
+    if (flags.generated) {
+      const auto own = greedy_continuations(model, data.prompts(std::move(mine), first),
+                                            flags.new_tokens, ends, ranks);
+      const auto all = gather_rows(own, batch, readers, device).narrow(0, 0, rows);
       if (generated) generated->append(all);
     }
   }
@@ -143,12 +155,12 @@ void infer(MultiModalModule& model, const Arguments& arguments, const Wishes& wi
     log_probs->finish();
     sink(Severity::kNotice, c10::str("log-probabilities of ", documents, " documents: mean ",
                                      sum / static_cast<double>(data.tokens() - documents),
-                                     " a token, in ", *wishes.log_probs));
+                                     " a token, in ", *flags.log_probs));
   }
   if (generated) {
     generated->finish();
-    sink(Severity::kNotice, c10::str(wishes.generate, " tokens after each of ", documents,
-                                     " documents, in ", *wishes.generated));
+    sink(Severity::kNotice, c10::str(flags.new_tokens, " tokens after each of ", documents,
+                                     " documents, in ", *flags.generated));
   }
 }
 
@@ -166,10 +178,10 @@ void load_weights(Arguments& arguments, const Start& from, MultiModalModule& mod
 
 int run_infer(int argc, char** argv) {
   std::vector<const char*> words(argv, argv + argc);
-  Wishes wishes;
+  InferFlags flags;
   CommandLine line;
   try {
-    wishes = take_wishes(words);
+    flags = take_infer_flags(words);
     line = parse_arguments(static_cast<int>(words.size()), words.data());
   } catch (const HelpRequested& help) {
     std::cout << help.what();
@@ -196,7 +208,7 @@ int run_infer(int argc, char** argv) {
   const BuiltModel built = build_model(arguments, from.initialises);
   shard_model(arguments, line.worker, built, group, from.initialises, sink);
   load_weights(arguments, from, *built.model, group, device);
-  infer(*built.model, arguments, wishes, group, device, sink);
+  infer(*built.model, arguments, flags, group, device, sink);
   group->barrier();
   return 0;
 }

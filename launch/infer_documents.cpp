@@ -1,6 +1,5 @@
 #include "launch/infer_documents.h"
 
-#include <ATen/ops/cat.h>
 #include <c10/util/Exception.h>
 
 #include <span>
@@ -59,21 +58,30 @@ void InferDocuments::check(const std::vector<int64_t>& text, int64_t number) con
   }
 }
 
-InferDocuments::Some InferDocuments::read(int64_t first, int64_t last) const {
-  Some some;
-  std::vector<at::Tensor> grids, pixels;
+InferenceBatch InferDocuments::read(int64_t first, int64_t last) const {
+  InferenceBatch batch;
+  std::vector<PictureSet::Sample> samples;
   for (int64_t i = first; i < last; ++i) {
-    some.texts.push_back(text_of(i));
-    check(some.texts.back(), i);
-    if (!conversations_) continue;
-    const auto sample = conversations_->sample(i);
-    if (sample.image_grids.size(0) == 0) continue;
-    grids.push_back(sample.image_grids);
-    pixels.push_back(sample.pixel_values);
+    batch.texts.push_back(text_of(i));
+    check(batch.texts.back(), i);
+    if (conversations_) samples.push_back(conversations_->sample(i));
   }
-  if (!grids.empty())
-    some.pictures = {{"image_grid_thw", at::cat(grids)}, {"pixel_values", at::cat(pixels)}};
-  return some;
+  batch.extra = picture_inputs(samples, /*pin_memory=*/false);
+  return batch;
+}
+
+InferenceBatch InferDocuments::prompts(InferenceBatch batch, int64_t first) const {
+  if (!conversations_) return batch;
+  for (auto& text : batch.texts) {
+    const auto learnt = conversations_->sample(first).loss_mask;
+    size_t end = text.size();
+    while (end > 0 && learnt[end - 1] == 0) --end;  // behind the answer
+    while (end > 0 && learnt[end - 1] != 0) --end;
+    TORCH_CHECK(end > 0, "conversation ", first, " of ", prefix_, " is an answer without a question, so there is nothing to go on from");
+    text.resize(end);
+    ++first;
+  }
+  return batch;
 }
 
 }  // namespace megashard

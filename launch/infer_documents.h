@@ -1,9 +1,6 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 
@@ -20,16 +17,13 @@ class InferDocuments {
   /// Texts of at most `seq_length` + 1 tokens from [0, vocab_size).
   InferDocuments(const std::string& prefix, int64_t seq_length, int64_t vocab_size);
 
-  struct Some {
-    TokenLists texts;
-    std::map<std::string, at::Tensor> pictures;  ///< of ModelInput::extra; empty: they have none
-  };
-  /// Documents [first, last). Throws a sentence for one that is too long or empty, or has a
-  /// token of another vocabulary.
-  Some read(int64_t first, int64_t last) const;
+  /// Documents [first, last), conversations with their pictures. Throws a sentence for one that is
+  /// too long or empty, or has a token of another vocabulary.
+  InferenceBatch read(int64_t first, int64_t last) const;
+  /// What read() gave of them, each conversation up to its last answer.
+  InferenceBatch prompts(InferenceBatch batch, int64_t first) const;
   int64_t size() const;
   int64_t tokens() const;  ///< of all
-  bool are_conversations() const { return conversations_ != nullptr; }
 
  private:
   std::vector<int64_t> text_of(int64_t number) const;

@@ -151,12 +151,12 @@ class LaunchGroup {
     while (
         std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.running; })) {
       wait_for_news();
+      pass_signals();  // before reap(): a SIGCHLD taken behind it would be its rank's only news
       read_errors();
       read_failures();
       reap();
       end_when_due();
       show_errors(/*all=*/false);
-      pass_signals();
     }
     read_errors();
     show_errors(/*all=*/true);

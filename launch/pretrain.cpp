@@ -22,6 +22,7 @@
 #include "models/load_hf_weights.h"
 #include "models/model_config.h"
 #include "models/save_hf_model.h"
+#include "parallel/cuda/cuda_module.h"
 #include "parallel/fsdp/schedule_trace.h"
 
 namespace megashard {
@@ -94,7 +95,8 @@ std::function<void()> schedule_tracer(const std::string& folder, torch::nn::Modu
 }
 
 TrainerSurroundings surroundings(const Arguments& arguments, const ProcessGroupPtr& group,
-                                 c10::Device device, std::chrono::steady_clock::time_point start) {
+                                 c10::Device device, at::ScalarType computed_in,
+                                 std::chrono::steady_clock::time_point start) {
   const int rank = group->rank(), last = group->size() - 1;
   TrainerSurroundings outside;
   outside.print_on_first_rank = [rank](const std::string& line) {
@@ -107,10 +109,19 @@ TrainerSurroundings surroundings(const Arguments& arguments, const ProcessGroupP
   outside.peak_memory_bytes = [device] { return peak_memory_bytes(device); };
   outside.program_start = start;
   outside.peak_tflops = arguments.peak_tflops;
-  if (!outside.peak_tflops && arguments.metrics_file && rank == 0 && device.is_cpu()) {
-    outside.peak_tflops = measured_cpu_tflops(at::kFloat);
+  if (!outside.peak_tflops && arguments.metrics_file && rank == 0) {
+    outside.peak_tflops =
+        device.is_cpu()
+            ? measured_cpu_tflops(at::kFloat)
+            : gpu_peak_tflops(load_cuda_module().device_name(device.index()), computed_in);
   }
   return outside;
+}
+
+int64_t parameter_count(const torch::nn::Module& model) {
+  int64_t elements = 0;
+  for (const auto& parameter : model.parameters()) elements += parameter.numel();
+  return elements;
 }
 
 /// While a model is made, whole tensors come and go between the rows that stay. On the C library's
@@ -149,6 +160,9 @@ int run_pretrain(int argc, char** argv) {
   if (environment.rank == 0) {
     print_flushed(sizes_line(arguments));
     print_flushed(arguments_banner(arguments));
+    if (!arguments.hf_model && arguments.padded_vocab_size)
+      print_flushed(
+          padded_vocab_line(unpadded_vocab_size(arguments), *arguments.padded_vocab_size));
   }
   if (arguments.exit_signal_handler) std::signal(SIGTERM, note_signal);
 
@@ -159,11 +173,13 @@ int run_pretrain(int argc, char** argv) {
   if (arguments.save_hf) prepare_hf_model(arguments, group);
   const Start from = find_start(arguments, group, sink);
   const BuiltModel built = build_model(arguments, from.initialises);
-  shard_model(arguments, worker, built, group, from.initialises, sink);
+  if (environment.rank == 0) print_flushed(parameter_count_line(parameter_count(*built.model)));
+  const at::ScalarType computed_in =
+      shard_model(arguments, worker, built, group, from.initialises, sink);
   if (from.source == WeightSource::kHuggingFace || arguments.lora_r)
     load_hf_weights(*built.model, *arguments.hf_model);
 
-  TrainerSurroundings outside = surroundings(arguments, group, device, start);
+  TrainerSurroundings outside = surroundings(arguments, group, device, computed_in, start);
   if (arguments.fsdp_schedule_trace)
     outside.after_step =
         schedule_tracer(*arguments.fsdp_schedule_trace, *built.model, group->rank());

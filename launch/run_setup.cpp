@@ -159,12 +159,19 @@ BuiltModel build_model(const Arguments& arguments, bool initialises) {
   return built;
 }
 
-void shard_model(const Arguments& arguments, const std::optional<RollWorker>& worker,
-                 const BuiltModel& built, const ProcessGroupPtr& group, bool initialises,
-                 const DiagnosticSink& sink) {
+at::ScalarType shard_model(const Arguments& arguments, const std::optional<RollWorker>& worker,
+                           const BuiltModel& built, const ProcessGroupPtr& group, bool initialises,
+                           const DiagnosticSink& sink) {
   auto* mixin = dynamic_cast<FSDP2Mixin*>(built.model.get());
   TORCH_CHECK(mixin != nullptr, "the model ", built.model->class_name(), " does not derive from FSDP2Mixin, so it cannot be sharded");
   const auto strictness = arguments.fsdp2_config_strict ? Strictness::kStrict : Strictness::kWarn;
+  const Fsdp2Config config = sharding_config(arguments, worker, strictness, sink);
+  const at::ScalarType stored = arguments.bf16 ? at::kBFloat16 : at::kFloat;
+  const at::ScalarType computed = config.mixed_precision.param_dtype.value_or(stored);
+  if (computed == at::kHalf && !arguments.skip_train) {
+    throw UsageError(
+        "param_dtype: fp16 needs loss scaling, which training here does not have; take bf16.");
+  }
   mixin->freeze();
   const auto& prefixes = arguments.freeze_module_prefix;
   if (const int64_t frozen = freeze_parameters(*built.model, prefixes); frozen > 0)
@@ -172,13 +179,14 @@ void shard_model(const Arguments& arguments, const std::optional<RollWorker>& wo
   ActivationPlan activations = activation_plan(arguments);
   activations.recompute_reentrant = worker && worker->recompute_reentrant;
   mixin->fully_shard({.process_group = group,
-                      .config = sharding_config(arguments, worker, strictness, sink),
+                      .config = config,
                       .strictness = strictness,
                       .sink = sink,
                       .activations = activations,
                       .init_tape = built.tape.get(),
                       .weights_follow = !initialises && !arguments.lora_r,
                       .unset_weights_follow = arguments.lora_r.has_value()});
+  return computed;
 }
 
 }  // namespace megashard

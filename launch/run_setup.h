@@ -50,9 +50,10 @@ struct BuiltModel {
 
 /// A model of models/ or of --model-plugin; its parameters have values if `initialises`.
 BuiltModel build_model(const Arguments& arguments, bool initialises);
-/// Freezes, recomputes, shards. Collective.
-void shard_model(const Arguments& arguments, const std::optional<RollWorker>& worker,
-                 const BuiltModel& built, const ProcessGroupPtr& group, bool initialises,
-                 const DiagnosticSink& sink);
+/// Freezes, recomputes, shards; the dtype that the model computes in. Throws UsageError for a
+/// training in fp16. Collective.
+at::ScalarType shard_model(const Arguments& arguments, const std::optional<RollWorker>& worker,
+                           const BuiltModel& built, const ProcessGroupPtr& group, bool initialises,
+                           const DiagnosticSink& sink);
 
 }  // namespace megashard

@@ -24,6 +24,13 @@ bool is_asset(const fs::path& path) {
   return !name.starts_with(".") && !weights;
 }
 
+std::optional<nlohmann::ordered_json> read_object(const std::string& path) {
+  if (!path_exists(path)) return std::nullopt;
+  auto object = parse_ordered_json(read_small_file(path, kMostConfigBytes), path);
+  TORCH_CHECK(object.is_object(), path, " is not a JSON object");
+  return object;
+}
+
 }  // namespace
 
 void copy_hf_assets(const std::string& from, const std::string& to) {
@@ -38,11 +45,13 @@ void copy_hf_assets(const std::string& from, const std::string& to) {
 }
 
 std::optional<nlohmann::ordered_json> read_hf_config(const std::string& directory) {
-  const auto path = config_path(directory);
-  if (directory.empty() || !path_exists(path)) return std::nullopt;
-  auto config = parse_ordered_json(read_small_file(path, kMostConfigBytes), path);
-  TORCH_CHECK(config.is_object(), path, " is not a JSON object");
-  return config;
+  if (directory.empty()) return std::nullopt;
+  return read_object(config_path(directory));
+}
+
+std::optional<nlohmann::ordered_json> read_generation_config(const std::string& directory) {
+  if (directory.empty()) return std::nullopt;
+  return read_object(directory + "/generation_config.json");
 }
 
 nlohmann::ordered_json need_hf_config(const std::string& directory) {

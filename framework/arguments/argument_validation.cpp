@@ -244,6 +244,11 @@ void require(bool condition, const std::string& sentence) {
 
 }  // namespace detail
 
+int64_t unpadded_vocab_size(const Arguments& arguments) {
+  const int64_t end_of_document = arguments.tokenizer_type == "NullTokenizer" ? 1 : 0;
+  return arguments.vocab_size.value() + end_of_document + arguments.vocab_extra_ids;
+}
+
 int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tensor_parallel_size) {
   const int64_t multiple = divisible_by * tensor_parallel_size;
   return (vocab_size + multiple - 1) / multiple * multiple;

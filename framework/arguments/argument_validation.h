@@ -27,6 +27,8 @@ void validate_arguments(Arguments& arguments, const RunEnvironment& environment,
 
 /// The next multiple of divisible_by * tensor_parallel_size. Never used for Hugging Face models.
 int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tensor_parallel_size);
+/// --vocab-size with NullTokenizer's end of document and --vocab-extra-ids: what is padded.
+int64_t unpadded_vocab_size(const Arguments& arguments);
 
 namespace detail {
 

@@ -67,10 +67,9 @@ void derive_vocabulary(Arguments& arguments) {
   require(arguments.make_vocab_size_divisible_by > 0,
           "--make-vocab-size-divisible-by is " + to_string(arguments.make_vocab_size_divisible_by) +
               "; it must be positive (1: no padding).");
-  const int64_t end_of_document = type == "NullTokenizer" ? 1 : 0;
-  arguments.padded_vocab_size = padded_vocab_size(
-      *arguments.vocab_size + end_of_document + arguments.vocab_extra_ids,
-      arguments.make_vocab_size_divisible_by, arguments.tensor_model_parallel_size);
+  arguments.padded_vocab_size =
+      padded_vocab_size(unpadded_vocab_size(arguments), arguments.make_vocab_size_divisible_by,
+                        arguments.tensor_model_parallel_size);
 }
 
 void check_format(const std::string& flag, const std::string& format) {

@@ -1,6 +1,5 @@
 #include "framework/data/data_loader.h"
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -74,24 +73,6 @@ void check_tokens(const std::vector<int64_t>& sample, const SampleDataset& datas
   }
 }
 
-/// Rows of all samples one behind the other; nothing where there are none.
-void add_extra(Batch& batch, const char* name, const std::vector<PictureSet::Sample>& samples,
-               at::Tensor PictureSet::Sample::*part, bool pin_memory) {
-  std::vector<at::Tensor> parts;
-  int64_t rows = 0;
-  for (const auto& sample : samples) {
-    if ((sample.*part).size(0) == 0) continue;
-    parts.push_back(sample.*part);
-    rows += parts.back().size(0);
-  }
-  if (parts.empty()) return;
-  auto sizes = parts[0].sizes().vec();
-  sizes[0] = rows;
-  auto joined = at::empty(sizes, parts[0].options().pinned_memory(pin_memory));
-  at::cat_out(joined, parts);
-  batch.extra[name] = joined;
-}
-
 Batch make_picture_batch(const PictureDataset& dataset, const std::vector<int64_t>& indices,
                          const BatchOptions& options) {
   std::vector<PictureSet::Sample> samples;
@@ -124,13 +105,7 @@ Batch make_picture_batch(const PictureDataset& dataset, const std::vector<int64_
     labels += length;
     mask += length;
   }
-  using Sample = PictureSet::Sample;
-  add_extra(batch, "image_grid_thw", samples, &Sample::image_grids, false);  // read on the host
-  add_extra(batch, "video_grid_thw", samples, &Sample::video_grids, false);
-  add_extra(batch, "second_per_grid_ts", samples, &Sample::second_per_grid, false);
-  add_extra(batch, "pixel_values", samples, &Sample::pixel_values, options.pin_memory);
-  add_extra(batch, "pixel_values_videos", samples, &Sample::pixel_values_videos,
-            options.pin_memory);
+  batch.extra = picture_inputs(samples, options.pin_memory);
   return batch;
 }
 

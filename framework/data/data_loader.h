@@ -37,7 +37,7 @@ struct Batch {
   at::Tensor loss_mask;       // [B, T] float32, 0 or 1
   at::Tensor position_ids;    // [B, T] int64
   at::Tensor attention_mask;  // [B, 1, T, T] bool, true where masked; only if reset_attention_mask
-  std::map<std::string, at::Tensor> extra{};  // of ModelInput: pixel_values, image_grid_thw
+  std::map<std::string, at::Tensor> extra{};  // of ModelInput: picture_inputs()
 };
 
 // Reads the samples and builds what megatron.core's GPTDataset returns for them. A token outside

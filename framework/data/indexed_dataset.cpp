@@ -63,10 +63,6 @@ int64_t token_bytes(TokenType type) {
   return 0;
 }
 
-TokenType token_type_for_vocabulary(int64_t vocab_size) {
-  return vocab_size < 65500 ? TokenType::kUInt16 : TokenType::kInt32;
-}
-
 IndexedDataset::IndexedDataset(const std::string& prefix)
     : prefix_(prefix),
       index_(path_of_prefix(prefix, ".idx")),
@@ -94,7 +90,7 @@ void IndexedDataset::read_index() {
   const uint64_t room = bytes.size() - kIndexHeaderBytes;
   const bool fits = sequences <= room / 12 && documents <= room / 8;
   const uint64_t expected = kIndexHeaderBytes + (fits ? 12 * sequences + 8 * documents : 0);
-  const bool with_modes = bytes.size() == expected + sequences;
+  const bool with_modes = bytes.size() == expected + sequences;  // one a sequence, not used here
   TORCH_CHECK(fits && (bytes.size() == expected || with_modes), path,
               " is truncated or corrupt: it announces ", sequences, " sequences and ", documents,
               " document bounds, which do not make its ", bytes.size(), " bytes", kRebuild);
@@ -108,10 +104,6 @@ void IndexedDataset::read_index() {
   documents_.resize(documents);
   if (documents > 0) {  // else refused by check_sequences
     std::memcpy(documents_.data(), pointers_ + 8 * sequences, 8 * documents);
-  }
-  if (with_modes) {
-    modes_.resize(sequences);
-    std::memcpy(modes_.data(), pointers_ + 8 * sequences + 8 * documents, sequences);
   }
 }
 

@@ -30,9 +30,6 @@ enum class TokenType : uint8_t {
 // Bytes of one token; 0 for a code that does not exist.
 int64_t token_bytes(TokenType type);
 
-// uint16 below 65500 tokens, else int32: what Megatron's tools write.
-TokenType token_type_for_vocabulary(int64_t vocab_size);
-
 // PREFIX.bin and PREFIX.idx, mapped. The constructor checks all of the index (magic, version,
 // counts, file sizes, every sequence inside .bin) and throws a sentence with the file and the
 // remedy.
@@ -44,8 +41,6 @@ class IndexedDataset : public TokenSource {
   std::span<const int32_t> sequence_lengths() const override { return lengths_; }
   // Sequence numbers at which documents start, then the number of sequences: [documents + 1].
   std::span<const int64_t> document_indices() const { return documents_; }
-  // One mode a sequence in multimodal sets, else empty.
-  std::span<const int8_t> sequence_modes() const { return modes_; }
 
   // Throws for float sets: those hold no token ids.
   void copy_tokens(int64_t sequence, int64_t offset, std::span<int64_t> out) const override;
@@ -65,7 +60,6 @@ class IndexedDataset : public TokenSource {
   // The arrays of .idx start at odd offsets, so they are copied to be aligned.
   std::vector<int32_t> lengths_;
   std::vector<int64_t> documents_;
-  std::vector<int8_t> modes_;
   const std::byte* pointers_ = nullptr;  // [sequences] i64, unaligned, inside index_
 };
 

@@ -1,5 +1,6 @@
 #include "framework/data/picture_dataset.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
@@ -23,6 +24,23 @@ at::Tensor need_tensor(const SafetensorsFile& file, const std::string& name, at:
               dtype, " with ", dims, " dimensions, got ", info.dtype, " ", c10::IntArrayRef(info.sizes),
               "; write it by preprocess_data.py --input-format conversations");
   return file.tensor(name);
+}
+
+/// Rows of all samples one behind the other; undefined where there are none.
+at::Tensor joined(std::span<const PictureSet::Sample> samples, at::Tensor PictureSet::Sample::*part,
+                  bool pin_memory) {
+  std::vector<at::Tensor> parts;
+  int64_t rows = 0;
+  for (const auto& sample : samples) {
+    if ((sample.*part).size(0) == 0) continue;
+    parts.push_back(sample.*part);
+    rows += parts.back().size(0);
+  }
+  if (parts.empty()) return {};
+  auto sizes = parts[0].sizes().vec();
+  sizes[0] = rows;
+  auto all = at::empty(sizes, parts[0].options().pinned_memory(pin_memory));
+  return at::cat_out(all, parts);
 }
 
 }  // namespace
@@ -125,6 +143,22 @@ PictureSet::Sample PictureSet::sample(int64_t sample) const {
   const int64_t video = take(videos_, result.video_grids, result.pixel_values_videos);
   result.second_per_grid = second_per_grid_.narrow(0, video, result.video_grids.size(0));
   return result;
+}
+
+std::map<std::string, at::Tensor> picture_inputs(std::span<const PictureSet::Sample> samples,
+                                                 bool pin_memory) {
+  using Sample = PictureSet::Sample;
+  std::map<std::string, at::Tensor> inputs;
+  const auto add = [&](const char* name, at::Tensor Sample::*part, bool pinned) {
+    if (auto tensor = joined(samples, part, pinned); tensor.defined())
+      inputs.emplace(name, std::move(tensor));
+  };
+  add("image_grid_thw", &Sample::image_grids, false);
+  add("video_grid_thw", &Sample::video_grids, false);
+  add("second_per_grid_ts", &Sample::second_per_grid, false);
+  add("pixel_values", &Sample::pixel_values, pin_memory);
+  add("pixel_values_videos", &Sample::pixel_values_videos, pin_memory);
+  return inputs;
 }
 
 PictureDataset::PictureDataset(std::shared_ptr<const PictureSet> set,

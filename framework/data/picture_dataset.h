@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -57,6 +58,12 @@ class PictureSet {
   std::vector<int64_t> sample_ends_;
   Pictures images_, videos_;
 };
+
+// ModelInput::extra of some samples, whose pictures follow each other: pixel_values,
+// image_grid_thw, pixel_values_videos, video_grid_thw, second_per_grid_ts; of a kind that none has,
+// nothing. Pixels in page-locked memory if asked for; grids are read on the host.
+std::map<std::string, at::Tensor> picture_inputs(std::span<const PictureSet::Sample> samples,
+                                                 bool pin_memory);
 
 struct PictureDatasetOptions {
   std::string split_name;

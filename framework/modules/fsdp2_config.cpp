@@ -71,10 +71,8 @@ const std::map<std::string, Reader>& readers() {
 }
 
 void unknown_key(const Entry& entry, int line, Strictness strictness, const DiagnosticSink& sink) {
-  std::vector<std::string> known;
-  for (const auto& [key, reader] : readers()) known.push_back(key);
   const std::string sentence = entry.source + ":" + std::to_string(line) + ": unknown key \"" +
-                               entry.key + "\"" + did_you_mean(entry.key, known);
+                               entry.key + "\"" + did_you_mean(entry.key, fsdp2_config_keys());
   if (strictness == Strictness::kStrict)
     throw UsageError(sentence + (sentence.ends_with('?') ? "" : "."));
   sink(Severity::kWarning,
@@ -91,6 +89,12 @@ YAML::Node parse_yaml(const std::string& text, const std::string& source) {
 }
 
 }  // namespace
+
+std::vector<std::string> fsdp2_config_keys() {
+  std::vector<std::string> keys;
+  for (const auto& [key, reader] : readers()) keys.push_back(key);
+  return keys;
+}
 
 std::optional<at::ScalarType> dtype_from_name(const std::string& name) {
   static const std::map<std::string, at::ScalarType> names = {

@@ -67,6 +67,9 @@ Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& sourc
 /// UsageError when they do not divide the world.
 int shard_group_size(const Fsdp2Config& config, int world_size);
 
+/// The keys of MindSpeed-MM's form that are known, sorted.
+std::vector<std::string> fsdp2_config_keys();
+
 /// "bf16" -> at::kBFloat16: fp16, bf16, fp32, fp64, int8, int16, int32, int64; others: none.
 std::optional<at::ScalarType> dtype_from_name(const std::string& name);
 

@@ -1,10 +1,13 @@
 #include "framework/training/inference.h"
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/isin.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
@@ -32,57 +35,98 @@ at::Tensor lengths_of(const TokenLists& texts) {
   return at::tensor(lengths, at::kLong);
 }
 
-void move_to(at::Tensor& tensor, c10::Device device) {
-  if (tensor.defined()) tensor = tensor.to(device);
+/// What the model takes of these rows: all tokens, and this rank's part of them.
+ModelInput prepared(const MultiModalModule& model, const at::Tensor& rows,
+                    std::map<std::string, at::Tensor> extra, const InferenceRanks& ranks) {
+  ModelInput input;
+  input.tokens = rows;
+  input.extra = std::move(extra);
+  input.sequence = {ranks.sequence_group, rows.size(1)};
+  model.prepare(input);
+  const auto to_device = [&](at::Tensor& tensor) {
+    if (tensor.defined()) tensor = tensor.to(ranks.device);
+  };
+  for (auto& [name, tensor] : input.extra) to_device(tensor);
+  to_device(input.tokens);
+  to_device(input.position_ids);
+  input.tokens = input.sequence.rows_of(input.tokens, 1);
+  input.position_ids = input.sequence.rows_of(input.position_ids, -1);
+  return input;
 }
 
-void move_to(std::map<std::string, at::Tensor>& tensors, c10::Device device) {
-  for (auto& [name, tensor] : tensors) move_to(tensor, device);
+/// [B, rows()] of each rank of a shard -> [B, length] on all of them.
+at::Tensor whole_rows(const at::Tensor& mine, const SequenceShard& shard) {
+  if (shard.is_whole()) return mine;
+  const int64_t batch = mine.size(0), most = shard.most_rows(), ranks = shard.group->size();
+  at::Tensor part = at::zeros({batch, most}, mine.options());
+  part.narrow(1, 0, mine.size(1)).copy_(mine);
+  at::Tensor all = at::empty({ranks, batch, most}, mine.options());
+  shard.group->all_gather_into(all.view({-1}), part.view({-1})).wait();
+  return all.transpose(0, 1).reshape({batch, ranks * most}).narrow(1, 0, shard.length);
+}
+
+/// The likeliest token at `place` [B] of each sequence, from logits [B, rows(), V].
+at::Tensor likeliest_at(const at::Tensor& logits, const at::Tensor& place,
+                        const SequenceShard& shard) {
+  const at::Tensor row_numbers = at::arange(logits.size(0), place.options());
+  if (shard.is_whole()) return logits.index({row_numbers, place}).argmax(-1);
+  // The rank that has the place gives its token, the others 0.
+  const at::Tensor local = place - shard.group->rank() * shard.most_rows();
+  const at::Tensor is_here = (local >= 0).logical_and(local < logits.size(1));
+  at::Tensor token = at::zeros_like(place);
+  if (logits.size(1) > 0) {
+    const at::Tensor row = local.clamp(0, logits.size(1) - 1);
+    token = logits.index({row_numbers, row}).argmax(-1) * is_here;
+  }
+  shard.group->all_reduce(token, ReduceOp::kSum).wait();
+  return token;
 }
 
 }  // namespace
 
-at::Tensor log_probabilities(MultiModalModule& model, const TokenLists& texts, int64_t length,
-                             c10::Device device, std::map<std::string, at::Tensor> extra) {
+at::Tensor log_probabilities(MultiModalModule& model, InferenceBatch batch, int64_t length,
+                             const InferenceRanks& ranks) {
   const c10::NoGradGuard no_grad;
-  const at::Tensor rows = padded(texts, length + 1);
-  ModelInput input;
-  input.tokens = rows.narrow(1, 0, length).contiguous();
-  input.labels = rows.narrow(1, 1, length).contiguous();
-  input.extra = std::move(extra);
-  model.prepare(input);
-  input.visit_tensors([&](auto& part) { move_to(part, device); });
-  const at::Tensor losses = model(std::move(input)).cpu();
-  const at::Tensor wanted = at::arange(1, length + 1).unsqueeze(0) < lengths_of(texts).unsqueeze(1);
+  const at::Tensor rows = padded(batch.texts, length + 1);
+  ModelInput input =
+      prepared(model, rows.narrow(1, 0, length).contiguous(), std::move(batch.extra), ranks);
+  const SequenceShard shard = input.sequence;
+  input.labels = shard.rows_of(rows.narrow(1, 1, length).to(ranks.device), 1).contiguous();
+  const at::Tensor losses = whole_rows(model(std::move(input)), shard).cpu();
+  const at::Tensor wanted =
+      at::arange(1, length + 1).unsqueeze(0) < lengths_of(batch.texts).unsqueeze(1);
   return at::where(wanted, losses.neg(), at::zeros({}, losses.options()))
-      .narrow(0, 0, static_cast<int64_t>(texts.size()));
+      .narrow(0, 0, static_cast<int64_t>(batch.texts.size()));
 }
 
-at::Tensor greedy_continuations(MultiModalModule& model, const TokenLists& texts, int64_t count,
-                                int64_t end, c10::Device device) {
+at::Tensor greedy_continuations(MultiModalModule& model, const InferenceBatch& batch, int64_t count,
+                                const std::vector<int64_t>& ends, const InferenceRanks& ranks) {
   const c10::NoGradGuard no_grad;
-  at::Tensor at_end = lengths_of(texts).to(device);  // where each row goes on
+  const auto texts = static_cast<int64_t>(batch.texts.size());
+  if (count == 0) return at::zeros({texts, 0}, at::kLong);
+  at::Tensor at_end = lengths_of(batch.texts).to(ranks.device);  // where each row goes on
   const int64_t longest = at_end.max().item<int64_t>();
-  const at::Tensor rows = padded(texts, longest + count).to(device);
+  const at::Tensor given = padded(batch.texts, longest + count);
+  const at::Tensor rows = given.to(ranks.device, given.scalar_type(), false, /*copy=*/true);
   const at::Tensor row_numbers = at::arange(rows.size(0), at_end.options());
+  const at::Tensor marks = at::tensor(ends, at::kLong).to(ranks.device);
   at::Tensor ended = at::zeros({rows.size(0)}, at_end.options().dtype(at::kBool));
   std::vector<at::Tensor> chosen;
   for (int64_t step = 0; step < count; ++step) {
-    // Tokens behind a row's end are seen by no token before them.
-    ModelInput input;
-    input.tokens = rows.narrow(1, 0, longest + step).contiguous();
-    const at::Tensor logits = model(std::move(input));  // [B, T, V]
-    at::Tensor next = logits.index({row_numbers, at_end - 1}).argmax(-1);
-    if (end >= 0) {
-      next = at::where(ended, at::full({}, end, next.options()), next);
-      ended = ended.logical_or(next == end);
-    }
+    // Tokens behind a row's end are seen by no token before them. Pictures have their places in
+    // what was given, whatever the model says.
+    ModelInput input =
+        prepared(model, given.narrow(1, 0, longest + step).contiguous(), batch.extra, ranks);
+    const SequenceShard shard = input.sequence;
+    input.tokens = shard.rows_of(rows.narrow(1, 0, longest + step), 1).contiguous();
+    at::Tensor next = likeliest_at(model(std::move(input)), at_end - 1, shard);
+    if (step > 0) next = at::where(ended, chosen.back(), next);
+    ended = ended.logical_or(at::isin(next, marks));
     rows.index_put_({row_numbers, at_end}, next);
     at_end = at_end + 1;
     chosen.push_back(next);
   }
-  if (chosen.empty()) return at::zeros({static_cast<int64_t>(texts.size()), 0}, at::kLong);
-  return at::stack(chosen, 1).cpu().narrow(0, 0, static_cast<int64_t>(texts.size()));
+  return at::stack(chosen, 1).cpu().narrow(0, 0, texts);
 }
 
 }  // namespace megashard

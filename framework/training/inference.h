@@ -13,18 +13,29 @@ namespace megashard {
 
 using TokenLists = std::vector<std::vector<int64_t>>;
 
+/// Texts that a model is run over, of 1 token at least each.
+struct InferenceBatch {
+  TokenLists texts;
+  std::map<std::string, at::Tensor> extra{};  ///< of ModelInput, on the host: their pictures
+};
+
+/// Where it runs. Both functions call the model equally often on every rank, with an empty batch
+/// too, as a sharded model needs it.
+struct InferenceRanks {
+  c10::Device device{c10::kCPU};
+  ProcessGroupPtr sequence_group{};  ///< of ranks that share the sequences; null: none does
+};
+
 /// Log-probability of each token given those before it: [texts, length] fp32 on the CPU, row i
-/// holding those of texts[i][1], texts[i][2], ... and then zeros. Each text has 1 to length + 1
-/// tokens; an empty list gives no rows. One forward, without gradients: of a sharded model every
-/// rank calls it equally often, an empty one too. `extra` is ModelInput's, on the host: the texts'
-/// pictures, in their order.
-at::Tensor log_probabilities(MultiModalModule& model, const TokenLists& texts, int64_t length,
-                             c10::Device device, std::map<std::string, at::Tensor> extra = {});
+/// holding those of texts[i][1], texts[i][2], ... and then zeros. Texts have at most length + 1
+/// tokens; an empty batch gives no rows. One forward, without gradients.
+at::Tensor log_probabilities(MultiModalModule& model, InferenceBatch batch, int64_t length,
+                             const InferenceRanks& ranks);
 
 /// The `count` tokens that follow each text, the likeliest one each time: [texts, count] int64 on
-/// the CPU. Behind `end` (not below 0) a row repeats it. Exactly `count` forwards, for texts of any
-/// length: of a sharded model every rank calls it with the same count, an empty list too.
-at::Tensor greedy_continuations(MultiModalModule& model, const TokenLists& texts, int64_t count,
-                                int64_t end, c10::Device device);
+/// the CPU. Behind one of `ends` a row repeats it. Exactly `count` forwards, for texts of any
+/// length. Pictures are those of the texts; what is added is text.
+at::Tensor greedy_continuations(MultiModalModule& model, const InferenceBatch& batch, int64_t count,
+                                const std::vector<int64_t>& ends, const InferenceRanks& ranks);
 
 }  // namespace megashard

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <ctime>
-#include <numeric>
 
 #include "framework/training/flops.h"
+#include "framework/training/sequence_group.h"
 #include "framework/training/training_log.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/fsdp/grad_norm.h"
@@ -54,18 +54,6 @@ bool has_replicas(const torch::nn::Module& model) {
       return true;
   }
   return false;
-}
-
-/// The ranks that share this one's sequences: neighbours, so that their exchanges stay within a
-/// node. Null: it has them alone.
-ProcessGroupPtr sequence_group(const Arguments& arguments, const MultiModalModule& model,
-                               const ProcessGroupPtr& group) {
-  const auto ranks = static_cast<int>(arguments.context_parallel_size);
-  if (ranks == 1) return nullptr;
-  model.check_sequence_ranks(ranks);
-  std::vector<int> members(static_cast<size_t>(ranks));
-  std::iota(members.begin(), members.end(), group->rank() / ranks * ranks);
-  return group->subgroup(members, "context_parallel");
 }
 
 }  // namespace

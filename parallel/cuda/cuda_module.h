@@ -21,6 +21,7 @@ struct NcclGroupOptions {
 struct CudaModule {
   int (*device_count)();          ///< 0 without a driver or a GPU
   void (*set_device)(int index);  ///< current device of the calling thread
+  std::string (*device_name)(int index);  ///< "NVIDIA H200"
   ProcessGroupPtr (*make_nccl_group)(const NcclGroupOptions& options);
   CudaKernels kernels;
 };

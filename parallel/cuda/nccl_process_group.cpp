@@ -191,6 +191,11 @@ class NcclProcessGroup final : public ProcessGroup {
 
 int device_count() { return c10::cuda::device_count(); }
 void set_device(int index) { c10::cuda::set_device(static_cast<c10::DeviceIndex>(index)); }
+std::string device_name(int index) {
+  cudaDeviceProp properties{};
+  C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
+  return properties.name;
+}
 ProcessGroupPtr make_nccl_group(const NcclGroupOptions& options) {
   return std::make_shared<NcclProcessGroup>(options);
 }
@@ -203,6 +208,7 @@ ProcessGroupPtr make_nccl_group(const NcclGroupOptions& options) {
 extern "C" void megashard_cuda_module(megashard::CudaModule* module) {
   *module = {.device_count = megashard::device_count,
              .set_device = megashard::set_device,
+             .device_name = megashard::device_name,
              .make_nccl_group = megashard::make_nccl_group,
              .kernels = megashard::kernels_of_module()};
 }

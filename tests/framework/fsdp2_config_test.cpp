@@ -60,6 +60,9 @@ ignored_modules: [ae]
 recompute_modules: 
   - a.{0-3}
 use_reentrant: false
+recompute_save_ops: ["aten::mm"]
+offload_modules: [a.1]
+min_offloaded_tensor_size: 7
 align_fsdp_param_groups: True
 expert_parallel_size: 2
 expert_fully_shard_parallel_size: 4
@@ -82,6 +85,9 @@ moe_modules:
   EXPECT_THAT(config.ignored_modules, ElementsAre("ae"));
   EXPECT_THAT(config.recompute_modules, ElementsAre("a.{0-3}"));
   EXPECT_FALSE(config.use_reentrant);
+  EXPECT_THAT(config.recompute_save_ops, ElementsAre("aten::mm"));
+  EXPECT_THAT(config.offload_modules, ElementsAre("a.1"));
+  EXPECT_EQ(config.min_offloaded_tensor_size, 7);
   EXPECT_TRUE(config.align_fsdp_param_groups);
   EXPECT_EQ(config.expert_parallel_size, 2);
   EXPECT_EQ(config.expert_shard_size, 4);
@@ -133,6 +139,10 @@ TEST(Fsdp2Config, TheSampleOfThisProjectIsValid) {
   EXPECT_THAT(told.all, IsEmpty());
   EXPECT_THAT(*config.sub_modules_to_wrap, ElementsAre("model.layers.{*}"));
   EXPECT_FALSE(config.mixed_precision.param_dtype.has_value());
+  std::stringstream text;  // and shows every key
+  text << std::ifstream(path).rdbuf();
+  for (const auto& key : fsdp2_config_keys())
+    EXPECT_THAT(text.str(), testing::ContainsRegex("\n(# )?" + key + ":"));
 }
 
 TEST(Fsdp2Config, UnknownKeysAreToldOrRefused) {

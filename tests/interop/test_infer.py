@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from test_models import BUILD
-from tiny_vision import AGAIN, ASKED, IMAGE, asked, make_processors, make_vision_model, said, write_conversations
+from tiny_vision import (AGAIN, ASKED, IMAGE, SHOWN, VIDEO, asked, make_processors, make_videos, make_vision_model, said,
+                         write_conversations)
 
 PROGRAM = os.environ.get("MEGASHARD", str(BUILD / "launch" / "megashard"))
 LENGTHS = (9, 1, 24, 13, 2, 17, 24)  # documents; not a multiple of the ranks' batches
@@ -44,23 +45,30 @@ def write_tokens(prefix, texts):
 
 
 @torch.no_grad()
-def by_transformers(model, texts, length, tokens, end):
+def continuation(model, text, tokens, **seen):
+    """[tokens]: behind a token that ends the text, that token again."""
+    new = model.generate(text[None], max_new_tokens=tokens, do_sample=False, pad_token_id=0, **seen)[0, len(text):]
+    return torch.cat([new, new[-1].expand(tokens - len(new))])
+
+
+@torch.no_grad()
+def by_transformers(model, texts, length, tokens):
     """Log-probabilities [texts, length] and the greedy continuations [texts, tokens]."""
-    log_probs, generated = torch.zeros(len(texts), length), torch.full((len(texts), tokens), end)
+    log_probs = torch.zeros(len(texts), length)
     for i, text in enumerate(texts):
         each = model(text[None]).logits[0].log_softmax(-1)
         log_probs[i, :len(text) - 1] = each[:-1].gather(1, text[1:, None])[:, 0]
-        new = model.generate(text[None], max_new_tokens=tokens, do_sample=False, pad_token_id=end)[0, len(text):]
-        generated[i, :len(new)] = new
-    return log_probs.numpy(), generated.numpy()
+    return log_probs.numpy(), torch.stack([continuation(model, text, tokens) for text in texts]).numpy()
 
 
 def make_wanted(folder, model):
-    """Writes a model and a data set; the folder, and what transformers makes of them."""
-    model.save_pretrained(folder / "model")
+    """Writes a model and a data set; the folder, and what transformers makes of them. Two tokens end a text, one of which comes
+    third behind the first one."""
     texts = [torch.randint(0, 96, (length,)) for length in LENGTHS]
+    model.generation_config.eos_token_id = [96, int(continuation(model, texts[0], 3)[2])]
+    model.save_pretrained(folder / "model")
     write_tokens(folder / "data", texts)
-    return folder, *by_transformers(model, texts, 23, 8, 96)
+    return folder, *by_transformers(model, texts, 23, 8)
 
 
 SIZES = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, head_dim=8,
@@ -110,6 +118,9 @@ def test_a_worker_of_fsdp2_infer(wanted):
     out = infer(folder, 2, "--config", config, "--role", "reference", *BOTH)
     assert "parameters are sharded over 2 ranks" in out
     check(wanted)
+    config.write_text(ROLL.replace("FOLDER", str(folder)).replace("DTYPE", "float32").replace("true, dtype", "true, ulysses_size: 2, dtype"))
+    infer(folder, 2, "--config", config, "--role", "reference", *BOTH)  # a rank with fewer rows than another, or with none
+    check(wanted)
     config.write_text(ROLL.replace("FOLDER", str(folder)).replace("DTYPE", "bf16"))
     infer(folder, 2, "--config", config, "--role", "reference", *BOTH[:2])
     assert np.abs(np.load(folder / "log_probs.npy") - wanted[1]).max() < 0.3  # three digits, over logits of about 10
@@ -145,7 +156,7 @@ def test_smollm2_goes_on_as_by_transformers(tmp_path):
     texts = [torch.tensor(tokenizer(prompt).input_ids) for prompt in PROMPTS]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
     write_tokens(tmp_path / "data", texts)
-    wanted = tmp_path, *by_transformers(model, texts, 23, 32, model.generation_config.eos_token_id)
+    wanted = tmp_path, *by_transformers(model, texts, 23, 32)
     long = ("--log-probs", "log_probs.npy", "--generate", "32", "--generated", "generated.npy")
     infer(tmp_path, 1, "--hf-model", tmp_path / "model", "--seq-length", "23", "--micro-batch-size", "3", *long)
     check(wanted)
@@ -158,35 +169,53 @@ def test_mistakes_are_sentences(wanted):
     folder = wanted[0]
     flags = ["--hf-model", folder / "model", "--seq-length", "23"]
     assert "there is nothing to do" in infer(folder, 1, *flags, expect=2)
-    assert "belong together" in infer(folder, 1, *flags, "--generate", "3", expect=2)
+    assert "belong together" in infer(folder, 1, *flags, "--generate=3", expect=2)
+    assert "--generate takes a number of tokens" in infer(folder, 1, *flags, "--generate=0", "--generated=x.npy", expect=2)
+    assert "--log-probs is given twice" in infer(folder, 1, *flags, "--log-probs=x.npy", *BOTH[:2], expect=2)
     assert "document 2 of" in infer(folder, 1, "--hf-model", folder / "model", "--seq-length", "22", *BOTH[:2], expect=1)
     assert "Runs a model over each document" in infer(folder, 1, "--help")
 
 
-@pytest.mark.parametrize("family, flags", [("qwen2_5_vl", [1, "--micro-batch-size", "2"]), ("qwen3_vl_moe", [2, "--use-torch-fsdp2"])])
+def conversations_by_transformers(model, data, length, tokens):
+    """As by_transformers, of a set of conversations; continuations of what comes before each one's last answer."""
+    names = {"image_grid_thw": "image", "video_grid_thw": "video"}
+    ends = [0, *data["sample_ends"].tolist()]
+    log_probs, generated = torch.zeros(len(ends) - 1, length), []
+    for i, (first, last) in enumerate(zip(ends, ends[1:])):
+        text, learnt = data["tokens"][first:last].long(), data["loss_mask"][first:last].tolist()
+        seen = {}
+        for grids, kind in names.items():
+            if grids not in data:
+                continue
+            (start, end), patches = ([0, *data[kind + "_ends"].tolist()][i:i + 2], [0, *data[grids].prod(1).cumsum(0).tolist()])
+            if start < end:
+                pixels = "pixel_values" if kind == "image" else "pixel_values_videos"
+                seen |= {grids: data[grids][start:end], pixels: data[pixels][patches[start]:patches[end]]}
+                if kind == "video" and model.config.model_type == "qwen2_5_vl":
+                    seen["second_per_grid_ts"] = data["second_per_grid_ts"][start:end]
+        kinds = lambda tokens: {"mm_token_type_ids": (tokens[None] == IMAGE).int() + 2 * (tokens[None] == VIDEO).int()}
+        with torch.no_grad():
+            each = model(text[None], **kinds(text), **seen).logits[0].log_softmax(-1)
+        log_probs[i, :len(text) - 1] = each[:-1].gather(1, text[1:, None])[:, 0]
+        answer = max(at for at in range(len(text)) if learnt[at] and not learnt[at - 1])
+        generated.append(continuation(model, text[:answer], tokens, **kinds(text[:answer]), **seen))
+    return log_probs.numpy(), torch.stack(generated).numpy()
+
+
+@pytest.mark.parametrize("family, flags", [("qwen2_5_vl", [1, "--micro-batch-size", "2"]), ("qwen3_vl_moe", [2, "--use-torch-fsdp2"]),
+                                           ("qwen3_vl", [2, "--use-torch-fsdp2", "--context-parallel-size", "2"])])
 def test_conversations_with_pictures(tmp_path, family, flags):
     """The second has a rank without a conversation in its last forward, and one without pictures before."""
     make_processors(tmp_path)
+    make_videos(tmp_path, family)
     model = make_vision_model(tmp_path, family).eval()
     write_conversations(tmp_path, [[asked("the mat"), said("sat on the mat")], [ASKED, said("sat"), AGAIN, said("the mat")],
-                                   [AGAIN, said("cat")]], tmp_path / "chats")
-    data = load_file(tmp_path / "chats.vision.safetensors")
-    ends, images, patches = ([0, *each.tolist()] for each in (
-        data["sample_ends"], data["image_ends"], data["image_grid_thw"].prod(1).cumsum(0)))
-    wanted = torch.zeros(3, 40)
-    with torch.no_grad():
-        for i in range(3):
-            tokens, grids = data["tokens"][None, ends[i]:ends[i + 1]].long(), data["image_grid_thw"][images[i]:images[i + 1]]
-            pixels = data["pixel_values"][patches[images[i]]:patches[images[i + 1]]]
-            seen = dict(pixel_values=pixels, image_grid_thw=grids) if len(grids) else {}
-            each = model(tokens, mm_token_type_ids=(tokens == IMAGE).int(), **seen).logits[0].log_softmax(-1)
-            wanted[i, :tokens.shape[1] - 1] = each[:-1].gather(1, tokens[0, 1:, None])[:, 0]
-    given = [*flags, "--hf-model", tmp_path, "--data-path", tmp_path / "chats", "--seq-length", "40"]
-    assert "log-probabilities of 3 documents" in infer(tmp_path, *given, "--log-probs", "log_probs.npy")
-    assert np.abs(np.load(tmp_path / "log_probs.npy") - wanted.numpy()).max() < 1e-5 * wanted.abs().max()
-    if family == "qwen2_5_vl":
-        out = infer(tmp_path, *given, "--generate", "2", "--generated", "generated.npy", expect=2)
-        assert "chats holds conversations, which end with their answers" in out
+                                   [SHOWN, said("cat")]], tmp_path / "chats")
+    wanted = tmp_path, *conversations_by_transformers(model, load_file(tmp_path / "chats.vision.safetensors"), 96, 8)
+    given = [*flags, "--hf-model", tmp_path, "--data-path", tmp_path / "chats", "--seq-length", "96"]
+    assert "log-probabilities of 3 documents" in infer(tmp_path, *given, *BOTH)
+    check(wanted)
+    if family != "qwen3_vl_moe":
         return
     config = json.loads((tmp_path / "config.json").read_text())
     config["text_config"]["output_router_logits"] = True

@@ -121,6 +121,11 @@ TEST_F(LaunchGroup, RankThatTellsFirstIsTheCauseEvenIfItExitsLast) {
   EXPECT_THAT(errors_, Not(HasSubstr("consequence")));
 }
 
+/// Ranks that end in the middle of each other's end: each one's is noticed.
+TEST_F(LaunchGroup, EndsHoweverItsRanksEnd) {
+  for (int i = 0; i < 100; ++i) ASSERT_EQ(run(8, "exit 0"), 0);
+}
+
 TEST_F(LaunchGroup, SilentFailureGetsASentence) {
   EXPECT_EQ(run(2, "test $RANK = 0 || exit 5"), 5);
   EXPECT_EQ(errors_, "megashard: error: launch: rank 1 ended with exit code 5\n");
