@@ -1,7 +1,6 @@
 #include "models/expert_parallel.h"
 
 #include <algorithm>
-#include <unordered_set>
 
 #include "models/stacked_experts.h"
 #include "parallel/collectives/device_mesh.h"
@@ -27,8 +26,21 @@ bool ExpertParallelModule::is_elsewhere(const std::string& key) const {
   return expert && *expert < moe_config().num_experts && !moe_config().has_expert(*expert);
 }
 
-bool ExpertParallelModule::is_part(const std::string& name) const {
-  return moe_config().parts > 1 && expert_of(name).has_value();
+std::unordered_set<const c10::TensorImpl*> ExpertParallelModule::expert_parameters() const {
+  std::unordered_set<const c10::TensorImpl*> parameters;
+  for (const auto& layer : decoder_layers()) {
+    if (!layer->experts()) continue;
+    for (const auto& expert : layer->experts()->experts()) {
+      for (const auto& parameter : expert->parameters())
+        parameters.insert(parameter.unsafeGetTensorImpl());
+    }
+  }
+  return parameters;
+}
+
+PartsOfRanks ExpertParallelModule::parts_of_ranks() const {
+  if (ranks_of_parts_ == nullptr) return {};
+  return {.ranks = ranks_of_parts_, .parameters = expert_parameters()};
 }
 
 void ExpertParallelModule::_init_ep_model() {
@@ -48,18 +60,12 @@ void ExpertParallelModule::_init_ep_model() {
   const DeviceMesh ranks(world, {replicas, shard, parts},
                          {"Expert_Replicate", "Expert_Shard", "EP"});
   if (parts > 1) ranks_of_parts_ = ranks.group("EP");
-  std::unordered_set<const c10::TensorImpl*> parameters;
   for (const auto& layer : decoder_layers()) {
-    if (!layer->experts()) continue;
-    layer->experts()->set_ranks(ranks.group("EP"));
-    for (const auto& expert : layer->experts()->experts()) {
-      for (const auto& parameter : expert->parameters())
-        parameters.insert(parameter.unsafeGetTensorImpl());
-    }
+    if (layer->experts()) layer->experts()->set_ranks(ranks.group("EP"));
   }
   const auto mesh = replicas == 1 ? ranks.submesh({"Expert_Shard"})
                                   : ranks.submesh({"Expert_Replicate", "Expert_Shard"});
-  shard_over(mesh, [parameters](const at::Tensor& parameter) {
+  shard_over(mesh, [parameters = expert_parameters()](const at::Tensor& parameter) {
     return parameters.contains(parameter.unsafeGetTensorImpl());
   });
 }

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "framework/modules/fsdp2_mixin.h"
@@ -19,8 +20,7 @@ namespace megashard {
 class ExpertParallelModule : public MultiModalModule, public FSDP2Mixin, public WeightInitMixin {
  public:
   bool is_elsewhere(const std::string& key) const override;
-  bool is_part(const std::string& name) const override;
-  ProcessGroupPtr ranks_of_parts() const override { return ranks_of_parts_; }
+  PartsOfRanks parts_of_ranks() const override;
 
  protected:
   void _init_ep_model() override;
@@ -28,6 +28,9 @@ class ExpertParallelModule : public MultiModalModule, public FSDP2Mixin, public 
   virtual const std::vector<std::shared_ptr<Hooked<DecoderLayer>>>& decoder_layers() const = 0;
 
  private:
+  /// Of this rank's experts.
+  std::unordered_set<const c10::TensorImpl*> expert_parameters() const;
+
   ProcessGroupPtr ranks_of_parts_;
 };
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "parallel/fsdp/grad_norm.h"
 #include "parallel/fsdp/sharded_tensor.h"
 
 namespace megashard {
@@ -26,11 +27,10 @@ class MegatronModule : public torch::nn::Module {
   /// What a checkpoint stores; must name the same tensors as state_dict().
   virtual ShardedTensors state_dict_for_save_checkpoint() { return state_dict(); }
   /// Whether a checkpoint's key names a weight, or optimizer state of one, that only other ranks
-  /// have: experts. A model that says so of any names the ranks which have them all together.
+  /// have: experts.
   virtual bool is_elsewhere(const std::string& /*key*/) const { return false; }
-  virtual std::shared_ptr<ProcessGroup> ranks_of_parts() const { return nullptr; }
-  /// Whether a parameter is one of which these ranks have others.
-  virtual bool is_part(const std::string& /*name*/) const { return false; }
+  /// A model that says so of any names the ranks which have them all together, and its own.
+  virtual PartsOfRanks parts_of_ranks() const { return {}; }
   /// The same as torch_dist lays it out (stack_layers of checkpoint/torch_dist/torch_dist_keys.h):
   /// the layers of a list that are alike share a key, sizes [layers, ...] and offsets [layer, ...].
   ShardedTensors sharded_state_dict();

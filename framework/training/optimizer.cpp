@@ -10,9 +10,7 @@
 
 #include <unordered_set>
 
-#include "parallel/collectives/process_group.h"
 #include "parallel/fsdp/fully_shard.h"
-#include "parallel/fsdp/grad_norm.h"
 
 namespace megashard {
 namespace {
@@ -118,21 +116,8 @@ void Optimizer::set_weight_decay(double weight_decay) {
   for (auto& group : param_groups_) group.weight_decay = weight_decay * group.wd_mult;
 }
 
-void Optimizer::set_ranks_of_parts(std::shared_ptr<ProcessGroup> ranks,
-                                   const std::function<bool(const std::string& name)>& is_part) {
-  ranks_of_parts_ = std::move(ranks);
-  for (const auto& slot : slots_) (is_part(slot.name) ? parts_ : whole_).push_back(slot.parameter);
-}
-
-at::Tensor Optimizer::total_norm() const {
-  if (ranks_of_parts_ == nullptr) return total_grad_norm(parameters_);
-  at::Tensor squares = total_grad_norm(parts_).square();
-  ranks_of_parts_->all_reduce(squares, ReduceOp::kSum).wait();
-  return (total_grad_norm(whole_).square() + squares).sqrt();
-}
-
 at::Tensor Optimizer::clip_grad_norm(double max_norm) {
-  const at::Tensor norm = total_norm();
+  const at::Tensor norm = total_grad_norm(parameters_, 2.0, parts_);
   if (max_norm == 0) return norm;
   std::vector<at::Tensor> gradients;
   for (auto& slot : slots_) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "parallel/fsdp/grad_norm.h"
 #include "parallel/fsdp/sharded_tensor.h"
 
 namespace megashard {
@@ -48,10 +49,8 @@ class Optimizer {
   /// Collective. Call it once between backward and step: gradients of fp16 and bf16 parameters are
   /// scaled in fp32, as Megatron's main grads.
   at::Tensor clip_grad_norm(double max_norm);
-  /// The ranks over which the norm also sums the parameters that `is_part` names: each of them has
-  /// others.
-  void set_ranks_of_parts(std::shared_ptr<ProcessGroup> ranks,
-                          const std::function<bool(const std::string& name)>& is_part);
+  /// For the norm: of these parameters other ranks have others.
+  void set_parts(PartsOfRanks parts) { parts_ = std::move(parts); }
   void zero_grad();
 
   void set_lr(double lr);
@@ -105,10 +104,7 @@ class Optimizer {
   std::vector<ParamGroup> param_groups_;
   OptimizerOptions options_;
   std::vector<at::Tensor> parameters_;
-  std::vector<at::Tensor> whole_, parts_;  // of them, where ranks have different ones
-  std::shared_ptr<ProcessGroup> ranks_of_parts_;
-
-  at::Tensor total_norm() const;
+  PartsOfRanks parts_;
 };
 
 /// Over the parameters that require a gradient, each once (tied ones under their first name).

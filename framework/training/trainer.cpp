@@ -76,10 +76,7 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr 
              .empty_unused_memory_level = arguments.empty_unused_memory_level,
              .sequence_group = sequence_group(arguments, model, group_)}),
       state_{arguments, model, optimizer_.get(), &schedule_, device_} {
-  if (const auto ranks = model.ranks_of_parts()) {
-    optimizer_->set_ranks_of_parts(
-        ranks, [&model](const std::string& name) { return model.is_part(name); });
-  }
+  optimizer_->set_parts(model.parts_of_ranks());
 }
 
 void Trainer::load(const CheckpointStep& step) {
@@ -209,9 +206,11 @@ void Trainer::report(const StepSummary& summary, double grad_norm, double lr_use
   if (arguments_.log_tps)
     line.tokens_per_sample = interval_.tokens_per_sample / static_cast<double>(interval_.steps);
   if (arguments_.log_num_zeros_in_grad)
-    line.zeros_in_grad = count_zero_gradients(optimizer_->parameters()).item<double>();
+    line.zeros_in_grad =
+        count_zero_gradients(optimizer_->parameters(), model_.parts_of_ranks()).item<double>();
   if (arguments_.log_params_norm)
-    line.params_norm = total_parameter_norm(model_.parameters()).item<double>();
+    line.params_norm =
+        total_parameter_norm(model_.parameters(), model_.parts_of_ranks()).item<double>();
   outside_.print_on_last_rank(training_log_line(line));
   interval_ = {};
 }

@@ -28,7 +28,7 @@ constexpr double kEpsilon = 1e-6;
 
 /// Gradients whose norms are summed over the same groups.
 struct Bucket {
-  std::vector<ProcessGroupPtr> groups;  // of the mesh dimensions that shard them
+  std::vector<ProcessGroupPtr> groups;  // that shard them, or have other parts
   c10::Device group_device = c10::kCPU;
   std::vector<at::Tensor> gradients;
 };
@@ -38,19 +38,23 @@ struct Gradients {
   c10::Device device = c10::kCPU;
 };
 
-Bucket& bucket_of(std::vector<Bucket>& buckets, const at::Tensor& parameter) {
+Bucket& bucket_of(std::vector<Bucket>& buckets, const at::Tensor& parameter,
+                  const PartsOfRanks& parts) {
   const ShardedTensor view = sharded_view(parameter);
   auto groups = sharding_groups(view);
+  if (parts.ranks != nullptr && parts.parameters.contains(parameter.unsafeGetTensorImpl()))
+    groups.push_back(parts.ranks);
   for (auto& bucket : buckets) {
     if (bucket.groups == groups) return bucket;
   }
-  const auto device = groups.empty() ? parameter.device() : view.mesh->device();
+  const bool on_mesh = !groups.empty() && view.mesh != nullptr;
+  const auto device = on_mesh ? view.mesh->device() : parameter.device();
   return buckets.emplace_back(Bucket{std::move(groups), device, {}});
 }
 
 enum class Part { kGradient, kParameter };
 
-Gradients collect_gradients(const std::vector<at::Tensor>& parameters,
+Gradients collect_gradients(const std::vector<at::Tensor>& parameters, const PartsOfRanks& parts,
                             Part part = Part::kGradient) {
   Gradients found;
   std::unordered_set<const c10::TensorImpl*> seen;
@@ -58,7 +62,7 @@ Gradients collect_gradients(const std::vector<at::Tensor>& parameters,
     if (!parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     if (seen.size() == 1) found.device = parameter.device();
     auto& bucket =
-        bucket_of(found.buckets, parameter);  // also without a gradient: all ranks reduce alike
+        bucket_of(found.buckets, parameter, parts);  // also without a gradient: ranks reduce alike
     const at::Tensor gradient =
         part == Part::kGradient ? parameter.grad() : sharded_view(parameter).local.detach();
     if (!gradient.defined()) continue;
@@ -231,19 +235,22 @@ void scale_cpu(const at::Tensor& gradient, double factor) {
 
 }  // namespace
 
-at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
+at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type,
+                           const PartsOfRanks& parts) {
   const at::NoGradGuard no_grad;
-  return norm_of(collect_gradients(parameters), norm_type).to(at::kFloat);
+  return norm_of(collect_gradients(parameters, parts), norm_type).to(at::kFloat);
 }
 
-at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters) {
+at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters,
+                                const PartsOfRanks& parts) {
   const at::NoGradGuard no_grad;
-  return norm_of(collect_gradients(parameters, Part::kParameter), 2.0).to(at::kFloat);
+  return norm_of(collect_gradients(parameters, parts, Part::kParameter), 2.0).to(at::kFloat);
 }
 
-at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters) {
+at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters,
+                                const PartsOfRanks& parts) {
   const at::NoGradGuard no_grad;
-  const auto buckets = collect_gradients(parameters).buckets;
+  const auto buckets = collect_gradients(parameters, parts).buckets;
   std::vector<at::Tensor> counts;
   for (const auto& bucket : buckets) {
     int64_t zeros = 0;
@@ -275,7 +282,7 @@ void clip_grads_with_norm_(const std::vector<at::Tensor>& gradients, double max_
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
                            double norm_type) {
   const at::NoGradGuard no_grad;
-  const Gradients gradients = collect_gradients(parameters);
+  const Gradients gradients = collect_gradients(parameters, {});
   const at::Tensor norm = norm_of(gradients, norm_type);
   for (const auto& bucket : gradients.buckets) {
     clip_grads_with_norm_(bucket.gradients, max_norm, norm);

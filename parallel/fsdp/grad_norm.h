@@ -2,9 +2,19 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <unordered_set>
 #include <vector>
 
+#include "parallel/collectives/process_group.h"
+
 namespace megashard {
+
+/// Parameters of which each of `ranks` has others (experts): what follows is summed over these
+/// ranks, too.
+struct PartsOfRanks {
+  ProcessGroupPtr ranks{};  ///< null: there are none
+  std::unordered_set<const c10::TensorImpl*> parameters{};
+};
 
 /// Norm of the gradients of all parameters as if they were one vector, over all ranks; a 0-d fp32
 /// tensor on the parameters' device. Collective: one all-reduce for each group that shards some of
@@ -13,15 +23,18 @@ namespace megashard {
 /// those without a gradient count as zero. CPU: squares are summed in fp64. Other devices: fp32,
 /// and the host does not wait for the device. norm_type: any positive number, or infinity for the
 /// largest absolute value.
-at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0);
+at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0,
+                           const PartsOfRanks& parts = {});
 
 /// The same norm of the parameters themselves (megatron's calc_params_l2_norm, over all
 /// parameters). Collective.
-at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters);
+at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters,
+                                const PartsOfRanks& parts = {});
 
 /// How many elements of the gradients are exactly 0, over all ranks and counted as above; a 0-d
 /// fp64 tensor on the CPU (megatron's count_zeros_fp32). Collective; the host waits for the device.
-at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters);
+at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters,
+                                const PartsOfRanks& parts = {});
 
 /// Multiplies gradients by max_norm / (norm + 1e-6) where that is below 1 (torch's
 /// clip_grads_with_norm_).

@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 
 import pytest
@@ -88,14 +89,19 @@ def test_goes_on_from_either_kind_of_checkpoint(tmp_path, ckpt_format, flags):
     """Two ranks with parts, made on meta, and two with all experts; gradients clipped by the norm of all."""
     make_model(tmp_path / "model")
     parts = ["--expert-model-parallel-size", "2", "--init-model-with-meta-device"]
-    base = ["--hf-model", tmp_path / "model", "--train-iters", 4, *flags]
-    wanted, _ = pretrain(tmp_path, *base, "--save-hf", tmp_path / "whole", ckpt_format=ckpt_format)
+    base = ["--hf-model", tmp_path / "model", "--train-iters", 4, "--log-params-norm", "--log-num-zeros-in-grad", "--log-interval", 1,
+            *flags]
+    norms = lambda said: [float(value) for field in ("num zeros", "params norm") for value in re.findall(field + r": +([\d.]+)", said)]
+    wanted, said = pretrain(tmp_path, *base, "--save-hf", tmp_path / "whole", ckpt_format=ckpt_format)
     whole = load_file(tmp_path / "whole" / "model.safetensors")
     for number, (first, second) in enumerate([(parts, []), ([], parts)]):
         save, written = tmp_path / f"save{number}", tmp_path / f"written{number}"
-        begun, _ = pretrain(tmp_path, *base, *first, "--exit-interval", 2, "--save", save, ckpt_format=ckpt_format)
-        rest, _ = pretrain(tmp_path, *base, *second, "--load", save, "--save-hf", written, ckpt_format=ckpt_format)
+        begun, said_first = pretrain(tmp_path, *base, *first, "--exit-interval", 2, "--save", save, ckpt_format=ckpt_format)
+        rest, said_rest = pretrain(tmp_path, *base, *second, "--load", save, "--save-hf", written, ckpt_format=ckpt_format)
         assert begun + rest == pytest.approx(wanted, rel=2e-6)  # sums in another order
+        mine, all_of_them = norms(said_first) + norms(said_rest), norms(said)
+        assert len(mine) == len(all_of_them) == 8
+        assert sorted(mine) == pytest.approx(sorted(all_of_them), rel=1e-5)  # printed with three digits behind the point
         mine = load_file(written / "model.safetensors")
         assert mine.keys() == whole.keys()
         for key, value in whole.items():

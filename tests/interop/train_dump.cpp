@@ -213,10 +213,7 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
       {.kind = job.at("optimizer") == "sgd" ? OptimizerKind::kSgd : OptimizerKind::kAdam,
        .lr = job.at("lr"),
        .weight_decay = job.at("weight_decay")});
-  if (const auto ranks = model->ranks_of_parts()) {
-    optimizer->set_ranks_of_parts(ranks,
-                                  [&](const std::string& name) { return model->is_part(name); });
-  }
+  optimizer->set_parts(model->parts_of_ranks());
 
   const JobData data(job);
   const auto sequence = sequence_group(job, world);

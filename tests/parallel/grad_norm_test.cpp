@@ -160,6 +160,32 @@ TEST(GradNormTest, ParametersOnSeveralMeshes) {
   });
 }
 
+TEST(GradNormTest, PartsOfSeveralRanks) {
+  testing::run_ranks(4, [&](const ProcessGroupPtr& world) {  // ranks 0 and 2 share a part
+    const DeviceMesh grid(world, {2, 2}, {"shard", "part"});
+    std::vector<testing::CollectiveCall> calls;
+    Hooked<Rows> part(std::vector<std::vector<int64_t>>{{5, 3}, {2}});
+    Hooked<Rows> common(std::vector<std::vector<int64_t>>{{9}});
+    fully_shard(part, on(grid.submesh({"shard"})));
+    fully_shard(common, on(testing::recording_mesh(world, {4}, {}, calls)));
+    const auto of_part = give_gradients(part), of_all = give_gradients(common);
+    auto parameters = part.parameters();
+    PartsOfRanks parts{.ranks = grid.group("part"), .parameters = {}};
+    for (auto& parameter : parameters) {
+      parameter.mutable_grad().mul_(1 + world->rank() % 2);
+      parts.parameters.insert(parameter.unsafeGetTensorImpl());
+    }
+    parameters.push_back(common.parameters()[0]);
+    const at::NoGradGuard no_grad;
+    for (const auto& parameter : parameters) sharded_view(parameter).local.copy_(parameter.grad());
+    const double expected = at::cat({of_part, of_part * 2, of_all}).norm().item<double>();
+    EXPECT_NEAR(total_grad_norm(parameters, 2.0, parts).item<double>(), expected, 1e-6 * expected);
+    EXPECT_NEAR(total_parameter_norm(parameters, parts).item<double>(), expected, 1e-6 * expected);
+    parameters[1].mutable_grad().zero_();
+    EXPECT_EQ(count_zero_gradients(parameters, parts).item<double>(), 2 * 2);
+  });
+}
+
 TEST(GradNormTest, StridedGradientsAndTiedParameters) {
   auto parameter = at::zeros({3, 4}).requires_grad_();
   parameter.mutable_grad() = at::arange(12, at::kFloat).view({4, 3}).t();
