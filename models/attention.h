@@ -18,13 +18,15 @@ namespace megashard {
 struct LayerContext {
   RotaryTables rotary;
   at::Tensor
-      attention_mask;  // [B, 1, T, T] bool, true where attention is allowed; undefined: causal
-  SequenceShard sequence{};  // where the rows of [B, T] are; the mask is that of the whole sequence
+      attention_mask;       // [B, 1, T, T] bool, true where attention is allowed; undefined: causal
+  at::Tensor token_mask{};  // as ModelInput's
+  SequenceShard sequence{};  // where the rows of [B, T] are; attention_mask is the whole sequence's
 
   template <class F>
   void visit_tensors(F&& f) {
     rotary.visit_tensors(f);
     f(attention_mask);
+    f(token_mask);
   }
 };
 

@@ -30,7 +30,7 @@ RoutedStates DecoderLayer::forward(const at::Tensor& hidden, const LayerContext&
       add_branch(hidden, self_attn_->forward(input_layernorm_->forward(hidden), context));
   const auto normed = post_attention_layernorm_->forward(attended);
   if (mlp_) return {add_branch(attended, mlp_->forward(normed)), {}};
-  const auto routed = moe_->forward(normed);
+  const auto routed = moe_->forward(normed, context.token_mask);
   return {add_branch(attended, routed.hidden), routed.balance};
 }
 

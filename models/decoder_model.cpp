@@ -60,8 +60,10 @@ RoutedStates DecoderStack::forward(const ModelInput& input, const VisualInput& v
         at::arange(input.sequence.length, input.tokens.options()).unsqueeze(0), 1);
   }
   auto hidden = embed(input.tokens, positions, visual);
-  LayerContext context{
-      .rotary = {}, .attention_mask = input.attention_mask, .sequence = input.sequence};
+  LayerContext context{.rotary = {},
+                       .attention_mask = input.attention_mask,
+                       .token_mask = input.token_mask,
+                       .sequence = input.sequence};
   if (rotary_emb_) context.rotary = rotary_emb_->forward(hidden, positions);
   at::Tensor balance;
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -112,10 +114,9 @@ at::Tensor logits_or_losses(const DecoderConfig& config, const RoutedStates& sta
   if (!labels.defined()) return logits;
   const auto losses = token_cross_entropy(logits, labels);
   if (!states.balance.defined()) return losses;
-  const auto rows = labels.size(0) * (shard.is_whole() ? labels.size(1) : shard.length) *
-                    static_cast<int64_t>(layers_with_experts(config, true).size());
   const auto balance = sum_over_sequence(states.balance, shard);
-  return losses + load_balancing_loss(balance, rows) * config.moe.aux_loss_coef;
+  return losses +
+         load_balancing_loss(balance, config.moe.experts_per_token) * config.moe.aux_loss_coef;
 }
 
 std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config,

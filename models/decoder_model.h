@@ -29,7 +29,7 @@ class DecoderStack : public torch::nn::Module {
  public:
   explicit DecoderStack(const DecoderConfig& config);
 
-  /// tokens, position_ids and attention_mask of a ModelInput -> [B, T, C].
+  /// tokens, position_ids and masks of a ModelInput -> [B, T, C].
   RoutedStates forward(const ModelInput& input, const VisualInput& visual);
   std::string class_name() const { return class_name_; }
   const std::shared_ptr<Hooked<Embedding>>& embed_tokens() const { return embed_tokens_; }

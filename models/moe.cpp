@@ -35,8 +35,9 @@ struct TakeRows : torch::autograd::Function<TakeRows> {
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto back = context->get_saved_variables()[0];
-    const auto rows =
-        grads[0].index_select(0, back.flatten()).view({back.size(0), back.size(1), -1});
+    const auto rows = grads[0]
+                          .index_select(0, back.flatten())
+                          .view({back.size(0), back.size(1), grads[0].size(1)});
     return {rows.sum(1), Variable(), Variable()};
   }
 };
@@ -67,16 +68,21 @@ struct RowOrder {
 };
 
 /// `probabilities` and `experts` are the router's; transformers' loss has its own softmax in the
-/// dtype of the logits, which in fp32 is the same.
-at::Tensor balance_of(const at::Tensor& logits, at::Tensor probabilities, at::Tensor experts) {
+/// dtype of the logits, which in fp32 is the same. `mask` [N]: as Routing's.
+at::Tensor balance_of(const at::Tensor& logits, at::Tensor probabilities, at::Tensor experts,
+                      const at::Tensor& mask) {
   if (logits.scalar_type() != at::kFloat) {
     const auto own = at::softmax(logits, -1);
     experts = std::get<1>(at::topk(own, experts.size(1), -1));
     probabilities = own.to(at::kFloat);
   }
-  const auto chosen = experts.flatten();
   auto counts = at::zeros({logits.size(1)}, logits.options().dtype(at::kFloat));
-  counts.scatter_add_(0, chosen, at::ones_like(chosen, counts.options()));
+  auto each = at::ones_like(experts, counts.options());
+  if (mask.defined()) {
+    each = each * mask.unsqueeze(1);
+    probabilities = probabilities * mask.unsqueeze(1);
+  }
+  counts.scatter_add_(0, experts.flatten(), each.flatten());
   return at::stack({counts, probabilities.sum(0)});
 }
 
@@ -87,14 +93,14 @@ TopKRouter::TopKRouter(const DecoderConfig& config)
   weight = register_parameter("weight", at::empty({config_.num_experts, config.hidden_size}));
 }
 
-Routing TopKRouter::forward(const at::Tensor& tokens) {
+Routing TopKRouter::forward(const at::Tensor& tokens, const at::Tensor& mask) {
   const auto logits = linear(tokens, weight, at::Tensor());
   const auto probabilities = at::softmax(logits, -1, at::kFloat);
   auto [weights, experts] = at::topk(probabilities, config_.experts_per_token, -1);
   if (config_.normalise_weights) weights = weights / weights.sum(-1, /*keepdim=*/true);
   const bool balanced = config_.aux_loss_coef != 0;
   return {weights.to(logits.scalar_type()), experts,
-          balanced ? balance_of(logits, probabilities, experts) : at::Tensor()};
+          balanced ? balance_of(logits, probabilities, experts, mask) : at::Tensor()};
 }
 
 void TopKRouter::init_own_weights(const WeightInit& init) {
@@ -124,9 +130,10 @@ SparseMoeBlock::SparseMoeBlock(const DecoderConfig& config)
   }
 }
 
-RoutedStates SparseMoeBlock::forward(const at::Tensor& hidden) {
+RoutedStates SparseMoeBlock::forward(const at::Tensor& hidden, const at::Tensor& token_mask) {
   const auto tokens = hidden.reshape({-1, hidden.size(-1)});
-  const auto routing = gate_->forward(tokens);
+  const auto routing =
+      gate_->forward(tokens, token_mask.defined() ? token_mask.flatten() : at::Tensor());
   const RowOrder order(routing.experts, config_.num_experts);
   const auto rows = TakeRows::apply(tokens, order.token, order.place);
   at::Tensor sorted;
@@ -140,8 +147,8 @@ RoutedStates SparseMoeBlock::forward(const at::Tensor& hidden) {
     sorted = ExpertExchange::send_back(exchange, run_experts(own, exchange->own_counts()));
   }
   const auto results = sorted.index_select(0, order.place.flatten());
-  const auto weighted =
-      results.view({tokens.size(0), -1, tokens.size(1)}) * routing.weights.unsqueeze(-1);
+  const auto weighted = results.view({tokens.size(0), config_.experts_per_token, tokens.size(1)}) *
+                        routing.weights.unsqueeze(-1);
   return {weighted.sum(1).view(hidden.sizes()), routing.balance};
 }
 
@@ -151,8 +158,9 @@ at::Tensor SparseMoeBlock::run_experts(const at::Tensor& rows, const std::vector
   return at::cat(pieces);
 }
 
-at::Tensor load_balancing_loss(const at::Tensor& balance, int64_t rows) {
-  const auto shares = balance / static_cast<double>(rows);
+at::Tensor load_balancing_loss(const at::Tensor& balance, int64_t experts_per_token) {
+  const auto tokens = balance[0].sum() / static_cast<double>(experts_per_token);
+  const auto shares = balance / tokens.clamp_min(1);
   return (shares[0] * shares[1]).sum() * static_cast<double>(balance.size(1));
 }
 

@@ -19,7 +19,8 @@ namespace megashard {
 struct RoutedStates {
   at::Tensor hidden;
   /// [2, experts] fp32: how many tokens each expert was given, and the sum over the tokens of its
-  /// probability, which has a gradient. Undefined where no load-balancing loss is asked for.
+  /// probability, which has a gradient; tokens that a mask leaves out count for neither. Undefined
+  /// where no load-balancing loss is asked for.
   at::Tensor balance;
 
   template <class F>
@@ -48,7 +49,8 @@ class TopKRouter : public torch::nn::Module, public SelfInitializing {
  public:
   explicit TopKRouter(const DecoderConfig& config);
 
-  Routing forward(const at::Tensor& tokens);  // [N, C]
+  /// [N, C]; `mask` [N] bool: the tokens that count for `balance`; undefined: all.
+  Routing forward(const at::Tensor& tokens, const at::Tensor& mask);
   void init_own_weights(const WeightInit& init) override;
   std::string class_name() const { return class_name_; }
 
@@ -81,7 +83,8 @@ class SparseMoeBlock : public torch::nn::Module {
  public:
   explicit SparseMoeBlock(const DecoderConfig& config);
 
-  RoutedStates forward(const at::Tensor& hidden);  // [B, T, C]
+  /// [B, T, C]; `token_mask` as ModelInput's.
+  RoutedStates forward(const at::Tensor& hidden, const at::Tensor& token_mask);
   std::string class_name() const { return class_name_; }
 
   /// The ranks that share the experts, in the order of their parts; before the first forward.
@@ -99,8 +102,9 @@ class SparseMoeBlock : public torch::nn::Module {
   std::vector<std::shared_ptr<Hooked<Mlp>>> experts_;  // this rank's
 };
 
-/// transformers' load_balancing_loss_func: `balance` summed over the layers, `rows` the tokens of
-/// all of them. A scalar; `experts_per_token` where all experts are used alike.
-at::Tensor load_balancing_loss(const at::Tensor& balance, int64_t rows);
+/// transformers' load_balancing_loss_func: `balance` summed over the layers (and ranks), each token
+/// of which was given `experts_per_token` experts. A scalar; that number where all experts are used
+/// alike, 0 without tokens.
+at::Tensor load_balancing_loss(const at::Tensor& balance, int64_t experts_per_token);
 
 }  // namespace megashard

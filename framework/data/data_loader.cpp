@@ -91,11 +91,15 @@ Batch make_picture_batch(const PictureDataset& dataset, const std::vector<int64_
               .labels = zeros({rows, length}, at::kLong),
               .loss_mask = zeros({rows, length}, at::kFloat),
               .position_ids = {},
-              .attention_mask = {}};
+              .attention_mask = {},
+              .token_mask = zeros({rows, length}, at::kBool)};
   auto* tokens = batch.tokens.mutable_data_ptr<int64_t>();
   auto* labels = batch.labels.mutable_data_ptr<int64_t>();
   auto* mask = batch.loss_mask.mutable_data_ptr<float>();
+  auto* real = batch.token_mask.mutable_data_ptr<bool>();
   for (const auto& sample : samples) {
+    std::fill_n(real, sample.tokens.size() - 1, true);
+    real += length;
     for (size_t i = 0; i + 1 < sample.tokens.size(); ++i) {
       tokens[i] = sample.tokens[i];
       labels[i] = sample.tokens[i + 1];

@@ -24,7 +24,8 @@ struct ModelInput {
   at::Tensor position_ids;    // [B, T] int64, or [3, B, T] with M-RoPE; absent: the model's own
   at::Tensor labels;          // [B, T] int64; absent: the model returns logits
   at::Tensor attention_mask;  // [B, 1, T, T] bool, true where attention is allowed; absent: causal
-  SequenceShard sequence{};   // sharded: the above but the mask are this rank's T rows of it
+  at::Tensor token_mask{};    // [B, T] bool, false where a row was only filled up; absent: none was
+  SequenceShard sequence{};   // sharded: the above but attention_mask are this rank's T rows of it
   std::map<std::string, at::Tensor> extra;  // further modalities by name (pixel_values, ...)
   std::shared_ptr<const InputPlan> plan{};  // of MultiModalModule::prepare
 
@@ -34,6 +35,7 @@ struct ModelInput {
     f(position_ids);
     f(labels);
     f(attention_mask);
+    f(token_mask);
     f(extra);
   }
 };

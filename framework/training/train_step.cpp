@@ -36,6 +36,7 @@ TrainStep::TokenLosses TrainStep::token_losses(const Batch& batch) {
   input.tokens = shard.rows_of(here(input.tokens), 1);
   input.position_ids = shard.rows_of(here(input.position_ids), -1);
   input.labels = shard.rows_of(here(batch.labels), 1);
+  input.token_mask = shard.rows_of(here(batch.token_mask), 1);
   if (batch.attention_mask.defined())
     input.attention_mask = here(batch.attention_mask).logical_not();
   const at::Tensor mask = here(batch.loss_mask);

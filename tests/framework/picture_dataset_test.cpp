@@ -76,6 +76,8 @@ TEST_F(PictureSets, BatchesOfTheLongestWithTheAnswersMask) {
   EXPECT_TRUE(at::equal(batch.labels, whole_numbers({9, 2, 3, 7, 0, 0}).view({2, 3})));
   EXPECT_TRUE(
       at::equal(batch.loss_mask, whole_numbers({0, 1, 1, 1, 0, 0}, at::kFloat).view({2, 3})));
+  EXPECT_TRUE(
+      at::equal(batch.token_mask, whole_numbers({1, 1, 1, 1, 0, 0}).view({2, 3}).to(at::kBool)));
   EXPECT_FALSE(batch.position_ids.defined());
   EXPECT_TRUE(at::equal(batch.extra.at("image_grid_thw"), entries_["image_grid_thw"]));
   EXPECT_TRUE(at::equal(batch.extra.at("pixel_values"), entries_["pixel_values"]));

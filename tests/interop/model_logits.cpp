@@ -1,7 +1,7 @@
 // For each DIR of the command line: builds the model of DIR/config.json, loads DIR/*.safetensors,
-// runs DIR/input.bin (safetensors: tokens, labels [B, T] int64, and position_ids if wanted) and
-// writes DIR/output.bin (safetensors): logits, loss [B, T], and grad.NAME of the mean loss for
-// every parameter.
+// runs DIR/input.bin (safetensors: tokens, labels [B, T] int64, and position_ids and token_mask if
+// wanted) and writes DIR/output.bin (safetensors): logits, loss [B, T], zeros where the mask is,
+// and grad.NAME of the loss's mean for every parameter.
 #include <ATen/core/grad_mode.h>
 
 #include <iostream>
@@ -40,6 +40,11 @@ void run(const std::string& dir) {
   megashard::ModelInput input;
   input.tokens = file.tensor("tokens");
   if (file.contains("position_ids")) input.position_ids = file.tensor("position_ids");
+  if (file.contains("token_mask")) input.token_mask = file.tensor("token_mask");
+  const auto masked = [&](const at::Tensor& x) {
+    const auto& mask = input.token_mask;
+    return mask.defined() ? x * mask : x;
+  };
   for (const auto& info : file.tensors()) {
     if (info.name.starts_with("extra.")) input.extra[info.name.substr(6)] = file.tensor(info.name);
   }
@@ -49,7 +54,7 @@ void run(const std::string& dir) {
     outputs.emplace_back("logits", (*model)(input).contiguous());
   }
   input.labels = file.tensor("labels");
-  const auto loss = (*model)(input);
+  const auto loss = masked((*model)(input));
   loss.mean().backward();
   outputs.emplace_back("loss", loss.detach());
   for (const auto& item : model->named_parameters()) {

@@ -50,9 +50,11 @@ CASES = {
         text_config=dict(**SMALL, num_key_value_heads=2, head_dim=16, rope_parameters=sections(4, 2, 2)),
         vision_config=dict(**VISION, num_position_embeddings=25, deepstack_visual_indexes=[0, 2]))),
     "qwen3_vl_moe": (Qwen3VLMoeForConditionalGeneration, Qwen3VLMoeConfig(
-        **SEES, text_config=dict(**SMALL, **MOE, mlp_only_layers=[1], rope_parameters=sections(3, 4, 1)),
+        **SEES, text_config=dict(**SMALL, **MOE, mlp_only_layers=[1], rope_parameters=sections(3, 4, 1),
+                                 output_router_logits=True, router_aux_loss_coef=0.3),
         vision_config=dict(**VISION, num_position_embeddings=16, deepstack_visual_indexes=[1]))),
 }
+TOKENS = {"qwen3_vl_moe": (34, 33, 11)}  # of each row; the rest is filled up
 POSITIONS = {"qwen3": torch.arange(17).flip(0).repeat(2, 1) * 5}  # only where positions are given, not counted
 
 
@@ -101,24 +103,32 @@ def compared(tmp_path_factory):
         inputs = {"tokens": tokens, "labels": labels}
         if name in POSITIONS:
             inputs["position_ids"] = POSITIONS[name]
+        mask = torch.arange(tokens.shape[1]) < torch.tensor(TOKENS.get(name, [tokens.shape[1]] * len(tokens)))[:, None]
+        if name in TOKENS:
+            inputs["token_mask"] = mask
         extra = pictures(tokens, name.startswith("qwen3_vl")) if sees else {}
         save_file(inputs | {f"extra.{key}": value for key, value in extra.items()}, folder / name / "input.bin")
         if sees:  # transformers asks for what the tokens say already
             extra["mm_token_type_ids"] = (tokens == IMAGE) + 2 * (tokens == VIDEO)
-        out = model(tokens, position_ids=inputs.get("position_ids"), **extra)
+        out = model(tokens, position_ids=inputs.get("position_ids"), attention_mask=mask if name in TOKENS else None, **extra)
         logits = out.logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
         if out.get("aux_loss") is not None:  # transformers adds it to the mean
-            loss = loss + config.router_aux_loss_coef * out.aux_loss
+            loss = loss + config.get_text_config().router_aux_loss_coef * out.aux_loss
+        loss = loss.view_as(labels) * mask
         loss.mean().backward()
-        wanted[name] = {"logits": logits.detach(), "loss": loss.detach().view_as(labels)} | {
+        wanted[name] = {"logits": logits.detach() * mask[..., None], "loss": loss.detach()} | {
             f"grad.{key}": gradient for key, gradient in by_expert(
                 (key, parameter.grad) for key, parameter in model.named_parameters(remove_duplicate=False))}
     program = BUILD / "tests" / "interop" / "model_logits"
     done = subprocess.run([program, *(folder / name for name in CASES)], capture_output=True, text=True, timeout=120,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[:2000]
-    return {name: (wanted[name], load_file(folder / name / "output.bin")) for name in CASES}
+    ours = {name: load_file(folder / name / "output.bin") for name in CASES}
+    for name, rows in TOKENS.items():  # what stands behind a row's tokens sees others here
+        for row, count in zip(ours[name]["logits"], rows):
+            row[count:] = 0
+    return {name: (wanted[name], ours[name]) for name in CASES}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
@@ -137,13 +138,16 @@ at::Tensor grids(std::initializer_list<int64_t> values) {
   return at::tensor(at::ArrayRef<int64_t>(values)).view({-1, 3});
 }
 
-/// 13 tokens: of 4 ranks 4 4 4 1, of 2 ranks 7 6. An image over the first border, a video over the
-/// second, an image behind the first; none in the last row.
-ModelInput pictures_over_borders() {
+/// 13 tokens: of 4 ranks 4 4 4 1, of 2 ranks 7 6; 9: 3 3 3 0, and 5 4. An image over the first
+/// border, a video over the second, an image behind the first; none in the last row, which ends
+/// before the others.
+ModelInput pictures_over_borders(int64_t length = 13) {
   auto generator = at::detail::createCPUGenerator(5);
   ModelInput input;
-  input.tokens = at::randint(0, 50, {4, 13}, generator, at::kLong);
-  input.labels = at::randint(0, 60, {4, 13}, generator, at::kLong);
+  input.tokens = at::randint(0, 50, {4, length}, generator, at::kLong);
+  input.labels = at::randint(0, 60, {4, length}, generator, at::kLong);
+  input.token_mask = at::ones({4, length}, at::kBool);
+  input.token_mask[3].narrow(0, 4, length - 4).fill_(false);
   input.tokens[0].narrow(0, 2, 3).fill_(testing::kImage);
   input.tokens[1].narrow(0, 5, 4).fill_(testing::kVideo);
   input.tokens[2].narrow(0, 6, 2).fill_(testing::kImage);
@@ -159,10 +163,14 @@ INSTANTIATE_TEST_SUITE_P(All, UlyssesOfPictures,
                          ::testing::Values("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"));
 
 TEST_P(UlyssesOfPictures, LossesAndGradientsAreThoseOfOneRank) {
-  const auto whole = pictures_over_borders();
-  const auto expected = of_model(*testing::make_vl(GetParam()), whole);
-  for (const int ranks : {2, 4}) {
-    run_ranks(ranks, [&](const ProcessGroupPtr& world) {
+  using Patches = std::vector<int64_t>;
+  for (const auto& [length, ranks, patches] : {std::tuple{13, 2, Patches{36, 24}},
+                                               {13, 4, Patches{12, 36, 16, 0}},
+                                               {9, 4, Patches{12, 28, 24, 0}}}) {
+    SCOPED_TRACE(c10::str(length, " tokens on ", ranks, " ranks"));
+    const auto whole = pictures_over_borders(length);
+    const auto expected = of_model(*testing::make_vl(GetParam()), whole);
+    run_ranks(ranks, [&, patches = patches](const ProcessGroupPtr& world) {
       const SequenceShard shard{world, whole.tokens.size(1)};
       const auto model = testing::make_vl(GetParam());
       model->check_sequence_ranks(world->size());
@@ -171,11 +179,10 @@ TEST_P(UlyssesOfPictures, LossesAndGradientsAreThoseOfOneRank) {
       model->prepare(mine);
       const auto* plan = dynamic_cast<const PicturePlan*>(mine.plan.get());
       ASSERT_NE(plan, nullptr);
-      const std::vector<int64_t> patches =
-          world->size() == 2 ? std::vector<int64_t>{36, 24} : std::vector<int64_t>{12, 36, 16, 0};
       EXPECT_EQ(plan->vision.patches, patches[static_cast<size_t>(world->rank())]);
       mine.tokens = shard.rows_of(mine.tokens, 1);
       mine.labels = shard.rows_of(mine.labels, 1);
+      mine.token_mask = shard.rows_of(mine.token_mask, 1);
       mine.position_ids = shard.rows_of(mine.position_ids, -1);
       expect_same(of_model(*model, mine), expected, shard);
     });
