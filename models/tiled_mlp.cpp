@@ -12,6 +12,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "framework/recompute/call_state.h"
+
 namespace megashard {
 namespace {
 
@@ -28,13 +30,15 @@ void for_each_piece(int64_t rows, int64_t pieces, const F& work) {
 /// Inputs: x, then the parameters.
 class TiledRowsNode final : public torch::autograd::Node {
  public:
+  /// `states`: of each piece, before it ran.
   TiledRowsNode(torch::autograd::edge_list next, RowsBody body, const at::Tensor& x,
-                std::vector<at::Tensor> parameters, int64_t pieces)
+                std::vector<at::Tensor> parameters, int64_t pieces, std::vector<CallState> states)
       : Node(std::move(next)),
         body_(std::move(body)),
         x_(x, /*is_output=*/false),
         parameters_(std::move(parameters)),
-        pieces_(pieces) {}
+        pieces_(pieces),
+        states_(std::move(states)) {}
 
   variable_list apply(variable_list&& gradients) override {
     TORCH_CHECK(!at::GradMode::is_enabled(), "a tiled MLP has no second derivative: turn tiling off to compute one");
@@ -42,22 +46,25 @@ class TiledRowsNode final : public torch::autograd::Node {
     if (!gradients[0].defined()) return results;
     const at::Tensor x = x_.unpack();
     results[0] = at::empty_like(x);
+    auto state = states_.begin();
     for_each_piece(x.size(1), pieces_, [&](int64_t begin, int64_t rows) {
-      add_piece(results, x.narrow(1, begin, rows), gradients[0].narrow(1, begin, rows), begin);
+      add_piece(results, x.narrow(1, begin, rows), gradients[0].narrow(1, begin, rows), begin,
+                *state++);
     });
     return results;
   }
   void release_variables() override {
     x_.reset_data();
     parameters_.clear();
+    states_.clear();
     body_ = nullptr;
   }
   std::string name() const override { return "TiledRows"; }
 
  private:
   void add_piece(variable_list& results, const at::Tensor& x, const at::Tensor& gradient,
-                 int64_t begin) const {
-    const at::AutoGradMode with_gradients(true);
+                 int64_t begin, const CallState& state) const {
+    const CallState::Replayed replayed(state);  // with gradients
     variable_list inputs{x.detach().requires_grad_()};
     inputs.insert(inputs.end(), parameters_.begin(), parameters_.end());
     const auto of_piece =
@@ -79,12 +86,17 @@ class TiledRowsNode final : public torch::autograd::Node {
   torch::autograd::SavedVariable x_;
   std::vector<at::Tensor> parameters_;  // leaves, which outlive the graph
   int64_t pieces_;
+  std::vector<CallState> states_;
 };
 
-at::Tensor forward_by_pieces(const RowsBody& body, const at::Tensor& x, int64_t pieces) {
+/// `states` gets one for each piece; null: none is needed.
+at::Tensor forward_by_pieces(const RowsBody& body, const at::Tensor& x, int64_t pieces,
+                             std::vector<CallState>* states) {
   const at::NoGradGuard no_grad;
   at::Tensor out;
   for_each_piece(x.size(1), pieces, [&](int64_t begin, int64_t rows) {
+    if (states != nullptr)
+      states->emplace_back(std::vector<at::Tensor>{x}, /*rng=*/true, std::vector<at::Generator>{});
     const at::Tensor piece = body(x.narrow(1, begin, rows));
     if (!out.defined()) out = at::empty({x.size(0), x.size(1), piece.size(2)}, piece.options());
     out.narrow(1, begin, rows).copy_(piece);
@@ -99,18 +111,20 @@ at::Tensor tiled_rows(const RowsBody& body, const at::Tensor& x,
   TORCH_CHECK(pieces > 0 && x.dim() == 3, "tiling needs [batch, rows, channels] and a positive number of pieces, got ",
               x.sizes(), " and ", pieces);
   if (pieces == 1 || x.size(1) <= 1) return body(x);
-  const at::Tensor out = forward_by_pieces(body, x, pieces);
   std::vector<at::Tensor> trained;
   for (const auto& parameter : parameters) {
     if (parameter.requires_grad()) trained.push_back(parameter);
   }
-  if (!at::GradMode::is_enabled() || (trained.empty() && !x.requires_grad())) return out;
+  const bool has_graph = at::GradMode::is_enabled() && (!trained.empty() || x.requires_grad());
+  std::vector<CallState> states;
+  const at::Tensor out = forward_by_pieces(body, x, pieces, has_graph ? &states : nullptr);
+  if (!has_graph) return out;
   torch::autograd::edge_list edges{x.requires_grad() ? torch::autograd::impl::gradient_edge(x)
                                                      : torch::autograd::Edge()};
   for (const auto& parameter : trained)
     edges.push_back(torch::autograd::impl::gradient_edge(parameter));
-  const auto node =
-      std::make_shared<TiledRowsNode>(std::move(edges), body, x, std::move(trained), pieces);
+  const auto node = std::make_shared<TiledRowsNode>(std::move(edges), body, x, std::move(trained),
+                                                    pieces, std::move(states));
   torch::autograd::impl::set_gradient_edge(out, {node, node->add_input_metadata(out)});
   return out;
 }

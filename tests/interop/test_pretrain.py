@@ -172,13 +172,16 @@ def test_optional_fields_of_the_log_line_do_not_depend_on_sharding(folder):
     assert found[1] == found[0] and found[2] == found[0]
 
 
-def test_replicas_have_the_losses_of_shards(folder):
+def test_replicas_and_tiled_mlps_have_the_losses_of_shards(folder):
     flags = ["--train-iters", "5", "--attention-dropout", "0", "--hidden-dropout", "0"]
     sharded, _ = pretrain(folder, "sharded", *flags, ranks=4)
     replicated, _ = pretrain(folder, "replicated", *flags, ranks=4,
                              config="sharding_size: 2\nsub_modules_to_wrap: ['model.layers.{*}']\n")
-    for here, there in zip(losses(replicated), losses(sharded), strict=True):
-        assert here == pytest.approx(there, rel=1e-6)  # sums of sums, in another order
+    tiled, _ = pretrain(folder, "tiled", *flags, "--apply-tiled-mlp", "--tiled-num-shards", "3", ranks=4,
+                        config="sharding_size: 2\nsub_modules_to_wrap: ['model.layers.{*}', 'model.layers.{*}.mlp']\n")
+    for other in (replicated, tiled):
+        for here, there in zip(losses(other), losses(sharded), strict=True):
+            assert here == pytest.approx(there, rel=1e-6)  # sums of sums, in another order
 
 
 def test_ranks_that_share_a_sequence_have_the_losses_of_one(folder):

@@ -1,8 +1,11 @@
 #include "models/tiled_mlp.h"
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,12 +22,17 @@ namespace {
 using ::testing::HasSubstr;
 using testing::message_of;
 
-std::shared_ptr<Hooked<Mlp>> mlp_of(int64_t tiles) {
+constexpr int64_t kSeed = 11;
+
+std::shared_ptr<Hooked<Mlp>> mlp_of(int64_t tiles, bool adapted = false) {
   DecoderConfig config;
   config.hidden_size = 32;
   config.intermediate_size = 1024;
   config.mlp_tiles = tiles;
   auto mlp = std::make_shared<Hooked<Mlp>>(config);
+  for (const auto& each : mlp->children()) {
+    if (adapted) dynamic_cast<Linear&>(*each).add_adapter(/*rank=*/4, /*scale=*/2, /*dropout=*/0.5);
+  }
   const at::NoGradGuard no_grad;
   int64_t seed = 0;
   for (auto& parameter : mlp->parameters()) {
@@ -56,6 +64,38 @@ TEST(TiledMlp, OutputsAndGradientsAreThoseOfOnePiece) {
         const double largest = value.abs().max().item<double>();
         EXPECT_TRUE(got.at(name).allclose(value, 0, 4e-6 * largest)) << name << " " << tiles;
       }
+    }
+  }
+}
+
+TEST(TiledMlp, DropsInBackwardWhatItDroppedInForward) {
+  const auto x = at::randn({2, 7, 32}), weight = at::randn({2, 7, 32});
+  std::map<std::string, at::Tensor> expected;
+  for (const int64_t tiles : {1, 3}) {  // one draws as the other: by pieces of 3 3 1 rows
+    const auto mlp = mlp_of(tiles, /*adapted=*/true);
+    auto input = x.clone().requires_grad_();
+    auto generator = at::globalContext().defaultGenerator(at::kCPU);
+    generator.set_current_seed(kSeed);
+    at::Tensor out;
+    if (tiles == 3) {
+      out = mlp->forward(input);
+    } else {
+      out = at::cat({mlp->forward(input.narrow(1, 0, 3)), mlp->forward(input.narrow(1, 3, 3)),
+                     mlp->forward(input.narrow(1, 6, 1))},
+                    1);
+    }
+    const auto drawn_next = at::rand({1});
+    (out * weight).sum().backward();
+    std::map<std::string, at::Tensor> got{{"out", out.detach()},
+                                          {"x", input.grad()},
+                                          {"the next number", drawn_next},
+                                          {"that behind backward", at::rand({1})}};
+    for (const auto& item : mlp->named_parameters()) got[item.key()] = item.value().grad();
+    if (tiles == 1) expected = got;
+    EXPECT_EQ(got.size(), expected.size());
+    for (const auto& [name, value] : expected) {
+      const double largest = value.abs().max().item<double>();  // sums in another order, as above
+      EXPECT_TRUE(got.at(name).allclose(value, 0, 4e-6 * largest)) << name;
     }
   }
 }
