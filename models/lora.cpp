@@ -2,20 +2,19 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <set>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "checkpoint/values/tensor_info.h"
 #include "framework/modules/wrap_policy.h"
+#include "models/gather_rows.h"
 #include "models/linear.h"
 #include "models/moe.h"
-#include "parallel/collectives/device_mesh.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
@@ -23,9 +22,8 @@ namespace {
 
 std::string last_name(const std::string& path) { return path.substr(path.rfind('.') + 1); }
 
-/// Linear layers by path, but adapters themselves.
-/// Calls `visit(path, layer, whether it is of this rank)` for all of the model's, those of other
-/// ranks' experts too, which live for the call.
+/// Calls `visit(path, layer, whether it is of this rank)` for all of the model's linear layers but
+/// adapters, those of other ranks' experts too, which live for the call.
 template <class Visit>
 void visit_linear_layers(torch::nn::Module& model, const Visit& visit) {
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
@@ -39,21 +37,14 @@ void visit_linear_layers(torch::nn::Module& model, const Visit& visit) {
   }
 }
 
-/// All rows of a parameter that is cut along dimension 0, on every rank.
-at::Tensor all_rows(const at::Tensor& parameter) {
-  const auto piece = sharded_view(parameter);
-  const auto groups = sharding_groups(piece);
-  if (groups.empty()) return piece.local.detach();
-  TORCH_CHECK(groups.size() == 1 && piece.offsets[1] == 0 && piece.local.size(1) == piece.global_sizes[1],
-              "adapters that are cut along another dimension than 0 cannot be merged");
-  const int64_t ranks = groups[0]->size(), rows = piece.global_sizes[0];
-  const int64_t each = (rows + ranks - 1) / ranks;
-  const auto mine =
-      at::zeros({each, piece.global_sizes[1]}, piece.local.options().requires_grad(false));
-  mine.narrow(0, 0, piece.local.size(0)).copy_(piece.local.detach());
-  const auto all = at::empty({ranks * each, piece.global_sizes[1]}, mine.options());
-  groups[0]->all_gather_into(all.view({-1}), mine.view({-1})).wait();
-  return all.narrow(0, 0, rows);
+/// Of the weights that several modules have.
+std::unordered_set<const c10::TensorImpl*> tied_weights(const torch::nn::Module& model) {
+  std::unordered_set<const c10::TensorImpl*> seen, tied;
+  for (const auto& item : model.named_parameters()) {
+    const auto* weight = item.value().unsafeGetTensorImpl();
+    if (!seen.insert(weight).second) tied.insert(weight);
+  }
+  return tied;
 }
 
 /// This rank's rows of weight + scale * lora_B lora_A.
@@ -62,7 +53,7 @@ ShardedTensor merged(const std::string& name, const Linear& layer) {
   const auto narrow = sharded_view(layer.lora_b());
   TORCH_CHECK(piece.offsets[0] == narrow.offsets[0] && piece.local.size(0) == narrow.local.size(0), name,
               " and its adapter are cut into other rows, so they cannot be merged: make them one unit of fully_shard");
-  const auto wide = all_rows(layer.lora_a()).to(at::kFloat);
+  const auto wide = gather_rows(sharded_view(layer.lora_a())).to(at::kFloat);
   const auto product = at::mm(narrow.local.detach().to(at::kFloat), wide) * layer.adapter_scale();
   piece.local = (piece.local.detach().to(at::kFloat) + product).to(piece.local.scalar_type());
   return piece;
@@ -79,11 +70,14 @@ int64_t add_lora(MegatronModule& model, const LoraOptions& options) {
   const bool all = wanted.erase("all-linear") > 0;
   std::set<std::string> missing = wanted, known;
   for (auto& parameter : model.parameters()) parameter.requires_grad_(false);
+  const auto tied = tied_weights(model);
   int64_t count = 0;
   visit_linear_layers(model, [&](const std::string& path, Linear& layer, bool own) {
     known.insert(last_name(path));
     if (!wanted.contains(last_name(path)) && (!all || is_output_projection(path))) return;
     missing.erase(last_name(path));
+    TORCH_CHECK(!tied.contains(layer.weight.unsafeGetTensorImpl()), "--lora-target-modules: ", path, " shares its weight with the embeddings, "
+                "which an adapter would not change: leave ", last_name(path), " out, or give --untie-embeddings-and-output-weights");
     // Drawn for other ranks' experts too: all adapters start as on one rank.
     layer.add_adapter(options.rank, options.alpha / static_cast<double>(options.rank),
                       options.dropout);

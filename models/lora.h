@@ -20,7 +20,8 @@ struct LoraOptions {
 
 /// Gives every linear layer of these names adapters with first values, freezes all else, and lets
 /// the model's state_dict() hold what is trained alone. Before fully_shard. A name without a layer
-/// is an error that lists those there are. Returns the number of layers.
+/// is an error that lists those there are; so is a layer whose weight another module shares, with
+/// which it could not be merged. Returns the number of layers.
 int64_t add_lora(MegatronModule& model, const LoraOptions& options);
 
 /// Whether a parameter's name is an adapter's ("...q_proj.lora_A.weight").

@@ -69,10 +69,15 @@ struct Trained {
   std::map<std::string, int64_t> offsets;                // of the rows
 };
 
-/// On one rank without `world`, for as many sequences as the world to compare with has ranks.
+const nlohmann::ordered_json kBalanced = {
+    {"output_router_logits", true}, {"router_aux_loss_coef", 0.3}, {"num_attention_heads", 4}};
+
+/// On one rank without `world`, for as many sequences as the world to compare with has ranks; with
+/// `length` for one sequence of it, which the ranks share.
 Trained train(const ProcessGroupPtr& world, int ranks, const Fsdp2Config* config = nullptr,
-              const ActivationPlan& plan = {}, int parts = 1) {
-  const auto model = make_moe({}, parts, world ? world->rank() % parts : 0);
+              const ActivationPlan& plan = {}, int parts = 1, int64_t length = 0) {
+  const auto model = make_moe(length > 0 ? kBalanced : nlohmann::ordered_json(), parts,
+                              world ? world->rank() % parts : 0);
   CollectedDiagnostics told;
   const bool sharded = config != nullptr;
   if (sharded) {
@@ -84,10 +89,17 @@ Trained train(const ProcessGroupPtr& world, int ranks, const Fsdp2Config* config
   }
   ModelInput input;
   input.tokens = sharded ? tokens_of(world->rank(), 1) : tokens_of(0, ranks);
+  double scale = 1.0 / static_cast<double>(input.tokens.numel());
+  if (length > 0) {
+    scale = (sharded ? world->size() : 1) / static_cast<double>(length);
+    input.tokens = (at::arange(length, at::kLong) * 7).remainder(40).view({1, length});
+    if (sharded) input.sequence = {world, length};
+    input.tokens = input.sequence.rows_of(input.tokens, 1);
+  }
   input.labels = (input.tokens + 1).remainder(40);
   Trained trained;
   for (int step = 0; step < 2; ++step) {
-    auto loss = (*model)(input).mean();
+    auto loss = (*model)(input).sum() * scale;
     loss.backward();
     auto shared = loss.detach().to(at::kDouble);
     if (sharded) world->all_reduce(shared, ReduceOp::kSum).wait();
@@ -198,6 +210,21 @@ TEST(Moe, RanksWithDifferentExpertsTrainAsOne) {
   }
 }
 
+TEST(Moe, RanksWithoutRowsOfASequenceTrainAsOne) {
+  constexpr int64_t kRows = 9;  // of 4 ranks: 3 3 3 0
+  const Trained whole = train(nullptr, 1, nullptr, {}, /*parts=*/1, kRows);
+  for (const int parts : {1, 2}) {
+    run_ranks(4, [&](const ProcessGroupPtr& world) {
+      Fsdp2Config config;
+      config.sub_modules_to_wrap = {"model.layers.{*}"};
+      const Trained ours = train(world, 4, &config, {}, parts, kRows);
+      for (size_t step = 0; step < whole.losses.size(); ++step)
+        EXPECT_NEAR(ours.losses[step], whole.losses[step], 2e-6 * whole.losses[step]) << parts;
+      expect_rows_of(ours.gradients, whole.gradients, ours.offsets, c10::str(parts, " parts"));
+    });
+  }
+}
+
 TEST(Moe, ModulesOfExpertsAreAllOfThem) {
   run_ranks(2, [&](const ProcessGroupPtr& world) {
     const auto shard = [&](const std::string& name, int parts) {
@@ -279,6 +306,15 @@ TEST(Moe, AllLinearLayersButTheOutputsGetAdapters) {
   EXPECT_EQ(count, 3 * 4 + 3 + 2 * 3 * kExperts) << "attention, a dense MLP, experts";
   for (const auto& item : model->named_parameters())
     EXPECT_EQ(item.value().requires_grad(), is_lora_parameter(item.key())) << item.key();
+}
+
+TEST(Moe, AnAdapterOfATiedHeadIsRefused) {
+  const LoraOptions options{.rank = 2, .target_modules = {"q_proj", "lm_head"}};
+  EXPECT_THAT(message_of([&] {
+                add_lora(*make_moe({{"tie_word_embeddings", true}}), options);
+              }),
+              HasSubstr("lm_head shares its weight with the embeddings"));
+  EXPECT_EQ(add_lora(*make_moe(), options), 3 + 1);
 }
 
 TEST(Moe, NamesClassesAndArithmetic) {
