@@ -10,6 +10,7 @@
 
 #include <map>
 
+#include "framework/modules/freeze.h"
 #include "models/mrope_positions.h"
 #include "tests/models/small_vl.h"
 #include "tests/support/run_ranks.h"
@@ -52,8 +53,8 @@ void expect_rows_of(const torch::nn::Module& model, const Gradients& wanted) {
   for (const auto& item : model.named_parameters()) {
     const auto piece = sharded_view(item.value());
     const auto& grad = item.value().grad();
-    ASSERT_TRUE(grad.defined()) << item.key();
-    if (grad.numel() == 0) continue;
+    ASSERT_EQ(grad.defined(), item.value().requires_grad()) << item.key();
+    if (!grad.defined() || grad.numel() == 0) continue;
     const auto want = wanted.at(item.key()).narrow(0, piece.offsets[0], grad.size(0));
     // Sums of two ranks round in another order than one batch's.
     EXPECT_LE((grad - want).abs().max().item<double>(),
@@ -68,16 +69,47 @@ TEST_P(QwenVlFamilies, ARankWithoutPicturesJoinsTheTower) {
   const auto losses = (*whole)(all).detach();
   (*whole)(all).mean().backward();
   const auto wanted = gradients_of(*whole);
+  for (const auto* frozen : {"", "model.visual", "model.visual.blocks"}) {
+    SCOPED_TRACE(frozen);
+    testing::run_ranks(2, [&](const ProcessGroupPtr& world) {
+      const auto model = make_vl(GetParam());
+      if (*frozen != 0) freeze_parameters(*model, {frozen});
+      model->fully_shard({.process_group = world});
+      ModelInput own = world->rank() == 0 ? all : ModelInput{};
+      own.tokens = all.tokens.narrow(0, world->rank(), 1);
+      own.labels = all.labels.narrow(0, world->rank(), 1);
+      const auto loss = (*model)(own);
+      EXPECT_LT((loss - losses.narrow(0, world->rank(), 1)).abs().max().item<double>(), 2e-6);
+      loss.mean().backward();
+      expect_rows_of(*model, wanted);
+    });
+  }
+}
+
+/// Calls as they come, and what they are given.
+struct InputTypes : ForwardRunner {
+  std::vector<at::ScalarType> types;
+  std::vector<at::Tensor> run(const Body& body, const std::vector<at::Tensor>& inputs) override {
+    for (const auto& input : inputs) types.push_back(input.scalar_type());
+    return body(inputs);
+  }
+};
+
+TEST_P(QwenVlFamilies, TablesOfTheTowerStayFp32InABf16Unit) {
   testing::run_ranks(2, [&](const ProcessGroupPtr& world) {
     const auto model = make_vl(GetParam());
-    model->fully_shard({.process_group = world});
-    ModelInput own = world->rank() == 0 ? all : ModelInput{};
-    own.tokens = all.tokens.narrow(0, world->rank(), 1);
-    own.labels = all.labels.narrow(0, world->rank(), 1);
-    const auto loss = (*model)(own);
-    EXPECT_LT((loss - losses.narrow(0, world->rank(), 1)).abs().max().item<double>(), 2e-6);
-    loss.mean().backward();
-    expect_rows_of(*model, wanted);
+    const auto seen = std::make_shared<InputTypes>();
+    const auto modules = model->named_modules("", /*include_self=*/false);
+    auto& attention = dynamic_cast<HookedModule&>(*modules["model.visual.blocks.1.attn"]);
+    attention.set_forward_runner(seen);
+    Fsdp2Config config;
+    config.mixed_precision.param_dtype = at::kBFloat16;
+    model->fully_shard({.process_group = world, .config = config});
+    (*model)(picture_and_text());
+    ASSERT_GE(seen->types.size(), 3u);
+    EXPECT_EQ(seen->types[0], at::kBFloat16) << "hidden states";
+    EXPECT_EQ(seen->types[1], at::kFloat) << "cosines";
+    EXPECT_EQ(seen->types[2], at::kFloat) << "sines";
   });
 }
 
