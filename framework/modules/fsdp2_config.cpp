@@ -109,7 +109,7 @@ Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& sourc
   const YAML::Node root = parse_yaml(text, source);
   if (!root.IsMap() && !root.IsNull())
     throw UsageError(source + ": the file must hold `key: value` lines.");
-  if (detail::is_native_config(root)) return detail::parse_native_config(root, source);
+  if (detail::is_native_config(root)) return detail::parse_native_config(root, source, sink);
   Fsdp2Config config;
   std::set<std::string> seen;
   bool reentrant_written = false;

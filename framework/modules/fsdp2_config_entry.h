@@ -30,6 +30,8 @@ struct ConfigEntry {
 /// Whether the file is one of MindSpeed's native route: fsdp_plan and recompute_plan, at the top or
 /// under parallel.
 bool is_native_config(const YAML::Node& root);
-Fsdp2Config parse_native_config(const YAML::Node& root, const std::string& source);
+/// Keys that change nothing here are told to `sink`.
+Fsdp2Config parse_native_config(const YAML::Node& root, const std::string& source,
+                                const DiagnosticSink& sink);
 
 }  // namespace megashard::detail

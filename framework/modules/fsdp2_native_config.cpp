@@ -17,6 +17,7 @@ struct NativeFile {
   Fsdp2Config config;
   std::vector<std::string> recompute_modules;
   bool recompute = true;  // `recompute` of parallel; absent: a recompute_plan is meant
+  std::vector<std::string> without_effect;  // sentences
 };
 
 using NativeReader = void (*)(const ConfigEntry&, NativeFile&);
@@ -33,6 +34,11 @@ void take_one(const ConfigEntry& entry, NativeFile&) {
 }
 
 void leave(const ConfigEntry&, NativeFile&) {}
+
+void no_effect(const ConfigEntry& entry, const char* why, NativeFile& file) {
+  file.without_effect.push_back("FSDP2: " + entry.key + " has no effect: " + why +
+                                "; leave it out");
+}
 
 void take_no_gather(const ConfigEntry& entry, NativeFile&) {
   if (entry.boolean())
@@ -103,8 +109,17 @@ const NativeReaders& expert_readers() {
   static const NativeReaders table = {
       {"apply_modules",
        [](auto& entry, auto& file) { file.config.moe_modules = entry.patterns(); }},
-      {"apply_efsdp_modules", leave},
-      {"dispatcher", leave},
+      {"apply_efsdp_modules",
+       [](auto& entry, auto& file) {
+         no_effect(entry,
+                   "experts are sharded in the units that fsdp_plan.apply_modules names, over the "
+                   "ranks of expert_fully_shard_parallel_size",
+                   file);
+       }},
+      {"dispatcher",
+       [](auto& entry, auto& file) {
+         no_effect(entry, "rows go to their experts by all-to-all exchanges", file);
+       }},
   };
   return table;
 }
@@ -142,7 +157,8 @@ bool is_native_config(const YAML::Node& root) {
          root[kRecomputePlan].IsDefined();
 }
 
-Fsdp2Config parse_native_config(const YAML::Node& root, const std::string& source) {
+Fsdp2Config parse_native_config(const YAML::Node& root, const std::string& source,
+                                const DiagnosticSink& sink) {
   const YAML::Node parallel = root[kParallel];
   const std::set<std::string> plans = {kFsdpPlan, kRecomputePlan, kExpertPlan};
   NativeFile file;
@@ -153,6 +169,7 @@ Fsdp2Config parse_native_config(const YAML::Node& root, const std::string& sourc
   read_section(source, kFsdpPlan, outer[kFsdpPlan], fsdp_readers(), {}, file);
   read_section(source, kRecomputePlan, outer[kRecomputePlan], recompute_readers(), {}, file);
   read_section(source, kExpertPlan, outer[kExpertPlan], expert_readers(), {}, file);
+  for (const auto& sentence : file.without_effect) sink(Severity::kWarning, sentence);
   if (file.recompute) file.config.recompute_modules = file.recompute_modules;
   return file.config;
 }

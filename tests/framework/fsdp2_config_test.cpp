@@ -232,6 +232,12 @@ recompute_plan:
   EXPECT_THAT(parallel.recompute_modules, IsEmpty()) << "recompute: false";
   EXPECT_THAT(*parallel.sub_modules_to_wrap, ElementsAre("model.layers.{*}"));
 
+  CollectedDiagnostics told;
+  parse(plans + "ep_plan: {apply_modules: [e], dispatcher: fused, apply_efsdp_modules: [e]}", told);
+  EXPECT_EQ(told.all.size(), 2u);
+  EXPECT_THAT(told.text(), HasSubstr("ep_plan.dispatcher has no effect: rows go to their experts"));
+  EXPECT_THAT(told.text(), HasSubstr("ep_plan.apply_efsdp_modules has no effect"));
+
   const std::pair<const char*, const char*> rows[] = {
       {"fsdp_plan: {apply_module: [a]}",
        "unknown key \"fsdp_plan.apply_module\"; did you mean apply_modules?"},
