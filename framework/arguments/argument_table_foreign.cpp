@@ -30,7 +30,7 @@ constexpr Foreign kWithoutEffect[] = {
     {"--use-fused-swiglu", 0, kEager},
     {"--moe-grouped-gemm", 0, kEager},
     {"--moe-permute-fusion", 0, kEager},
-    {"--moe-token-dispatcher-type", 1, "the FSDP2 file decides how experts are shared"},
+    {"--moe-token-dispatcher-type", 1, "rows go to their experts by all-to-all exchanges"},
     {"--no-bias-gelu-fusion", 0, kEager},
     {"--no-bias-swiglu-fusion", 0, kEager},
     {"--no-bias-dropout-fusion", 0, kEager},

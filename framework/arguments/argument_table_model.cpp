@@ -60,7 +60,8 @@ void add_network(std::vector<Option>& rows) {
   group.add("--lora-alpha", &A::lora_alpha, "their sum counts alpha / rank");
   group.add("--lora-dropout", &A::lora_dropout, "on their input");
   group.add("--lora-target-modules", &A::lora_target_modules,
-            "linear layers that get them, by last name: q_proj v_proj ...");
+            "linear layers that get them, by last name (q_proj v_proj ...); all-linear: all but "
+            "the output's");
   group.add("--untie-embeddings-and-output-weights", &A::untie_embeddings_and_output_weights,
             "the output layer has weights of its own");
   group.add("--disable-bias-linear", &A::add_bias_linear, "no biases in linear layers")

@@ -55,7 +55,7 @@ void add_activations(std::vector<Option>& rows) {
       .one_of({"uniform", "block"});
   group.add("--recompute-num-layers", &A::recompute_num_layers, "see --recompute-method");
   group.add("--recompute-modules", &A::recompute_modules,
-            "of selective: core_attn, mlp; unset: core_attn");
+            "of selective: core_attn, mlp, moe; unset: core_attn");
   group.add("--cpu-offloading-num-layers", &A::cpu_offloading_num_layers,
             "keep the activations of the first so many layers in host memory until backward");
   group.add("--fine-grained-activation-offloading", &A::fine_grained_activation_offloading,

@@ -67,9 +67,8 @@ struct RegularizationArguments {
 };
 
 struct PrecisionArguments {
-  bool bf16 = false;  // parameters are STORED in bf16; see docs/arguments.md
-  bool downcast_to_bf16 =
-      false;  // weights of a torch_dcp checkpoint are rounded to bf16 values on loading
+  bool bf16 = false;                  // parameters are STORED in bf16; see docs/arguments.md
+  bool downcast_to_bf16 = false;      // refused, with the reason
   std::string params_dtype = "fp32";  // (derived) fp32 or bf16
 };
 

@@ -83,7 +83,7 @@ struct LoggingArguments {
   bool log_params_norm = false;
   bool log_num_zeros_in_grad = false;
   bool log_throughput = false;
-  bool log_progress = false;                // progress.txt in the checkpoint folder
+  bool log_progress = false;                // in vain: metrics_file says more
   bool log_tps = false;                     // "tokens per sample" in the log line
   std::optional<std::string> metrics_file;  // JSON lines, one object a step
   std::optional<double> peak_tflops;  // of one device, for mfu; unset: the device's, or measured
