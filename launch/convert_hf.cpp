@@ -10,6 +10,7 @@
 #include "framework/training/diagnostics.h"
 #include "launch/converters.h"
 #include "launch/megatron_layout_flags.h"
+#include "models/expert_streams.h"
 #include "models/weight_names.h"
 
 namespace megashard {
@@ -102,8 +103,11 @@ void add_hf_to_step(CLI::App& app, CheckpointFormat format, const char* save_fla
     flags->options.megatron_layout = layout ? &*layout : nullptr;
     flags->options.tie_weight_mapping = parse_mapping(flags->ties);
     flags->options.fused_linear_names = parse_names(flags->fused);
-    if (flags->options.dcp_prefix.empty() && flags->options.hf_prefix.empty())
-      flags->options.rename = to_parameter_names(model_type_of(flags->options.hf_dir));
+    if (flags->options.dcp_prefix.empty() && flags->options.hf_prefix.empty()) {
+      const auto type = model_type_of(flags->options.hf_dir);
+      flags->options.rename = to_parameter_names(type);
+      if (flags->fused.empty()) flags->options.reshape = to_parameter_experts(type);
+    }
     convert_hf_to_step(flags->options, print_line);
     print_line("written: " + flags->options.save_dir + "/release");
   });
@@ -142,8 +146,11 @@ void add_step_to_hf(CLI::App& app, CheckpointFormat format) {
     const auto layout = flags->layout.layout(flags->options.model_assets_dir, "--model-assets-dir");
     flags->options.megatron_layout = layout ? &*layout : nullptr;
     flags->options.fused_linear_names = parse_names(flags->fused);
-    if (flags->options.dcp_prefix.empty() && flags->options.hf_prefix.empty())
-      flags->options.rename = to_published_names(model_type_of(flags->options.model_assets_dir));
+    if (flags->options.dcp_prefix.empty() && flags->options.hf_prefix.empty()) {
+      const auto type = model_type_of(flags->options.model_assets_dir);
+      flags->options.rename = to_published_names(type);
+      if (flags->fused.empty()) flags->options.reshape = to_published_experts(type);
+    }
     convert_step_to_hf(flags->options, print_line);
     print_line("written: " + flags->options.save_dir);
   });

@@ -112,12 +112,18 @@ void save_hf_model(MegatronModule& model, const Arguments& arguments,
                    const ProcessGroupPtr& group) {
   const auto& folder = *arguments.save_hf;
   auto tensors = model.keeps_trained_only() ? merged_state_dict(model) : checked_state_dict(model);
-  bool stacks = arguments.save_hf_stacked_experts;
+  bool transposes = false;
   if (const auto* published = dynamic_cast<const PublishedNames*>(&model)) {
     for (auto& [name, tensor] : tensors) name = published->published_name(name);
-    stacks = stacks || published->stacks_experts();
+    transposes = published->stacks_experts();
   }
-  if (stacks) tensors = stack_experts(tensors, decoder_config(arguments).moe.num_experts);
+  if (transposes || arguments.save_hf_stacked_experts) {
+    const auto network = decoder_config(arguments);
+    const auto& moe = network.moe;
+    transposes = transposes && stacks_transposed(network.hidden_size, moe.intermediate_size);
+    tensors = transposes ? stack_experts_transposed(tensors, moe.num_experts)
+                         : stack_experts(tensors, moe.num_experts);
+  }
   save_hf_sharded(folder, tensors, group);
   if (model.keeps_trained_only()) save_adapters(model, arguments, folder + "/adapter", group);
   all_or_throw(group, [&] {

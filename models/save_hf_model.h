@@ -13,8 +13,8 @@ namespace megashard {
 /// --hf-model's own, or when transformers has no architecture for the network of the flags.
 void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group);
 
-/// All ranks write the model's weights (save_hf_sharded: in their dtype, tied ones once, experts
-/// each by itself or, by --save-hf-stacked-experts, as stacked_experts.h describes); then come the
+/// All ranks write the model's weights (save_hf_sharded: in their dtype, tied ones once, experts as
+/// their family publishes them or, by --save-hf-stacked-experts, as stack_experts()); then come the
 /// files beside the weights of --hf-model, and config.json: --hf-model's, or that of the Llama,
 /// Qwen2 or Qwen3 which the flags describe, with the tying and dtype of this run. Adapters are
 /// merged into the weights, and by themselves in the folder's adapter/ (save_adapters.h).

@@ -28,6 +28,8 @@ struct StackedWeight {
   /// A view of it, [out, in] whichever way it is stored; undefined where it has no such expert or
   /// other dimensions.
   at::Tensor view(const HfWeights& files) const;
+  /// The same of the tensor, where the other one of the layer has `other_sizes`.
+  at::Tensor view(const at::Tensor& whole, at::IntArrayRef other_sizes) const;
 };
 
 /// The expert in any key that names one: "optimizer.state.model.layers.3.mlp.experts.7....exp_avg".
@@ -36,5 +38,14 @@ std::optional<int64_t> expert_of(const std::string& key);
 /// The tensors of a model with the experts' weights as pieces of stacked ones ([E, 2 I, C] and
 /// [E, C, I]), for save_hf_sharded. `num_experts` is E.
 ShardedTensors stack_experts(const ShardedTensors& tensors, int64_t num_experts);
+/// The same as Qwen3-VL-MoE publishes them (stacks_transposed). A shard of rows would be columns of
+/// the files, a few bytes at a time: so the ranks that share an expert gather it, and one of them
+/// has it whole. Collective.
+ShardedTensors stack_experts_transposed(const ShardedTensors& tensors, int64_t num_experts);
+
+/// Whether stacks of experts [2 I, C] and [C, I] are written as [E, C, 2 I] and [E, I, C], as
+/// published. transformers takes a tensor of the sizes of its own for its own, so it would not turn
+/// square ones: models that have some get transformers' form.
+bool stacks_transposed(int64_t hidden_size, int64_t intermediate_size);
 
 }  // namespace megashard

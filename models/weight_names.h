@@ -19,7 +19,7 @@ class PublishedNames {
  public:
   virtual ~PublishedNames() = default;
   virtual std::string published_name(const std::string& name) const = 0;
-  /// Whether the files stack the experts of a layer (stacked_experts.h).
+  /// Whether the files stack the experts of a layer (stack_experts_transposed).
   virtual bool stacks_experts() const { return false; }
 };
 

@@ -110,6 +110,7 @@ Value release_arguments(const WeightLayout& layout) {
 
 void convert_hf_to_step(const HfToStepOptions& options, const ConvertProgress& progress) {
   auto content = HfSource::content(std::make_shared<HfSource>(options));
+  if (options.reshape) content.tensors = options.reshape(std::move(content.tensors));
   if (options.megatron_layout != nullptr) {
     content.tensors = as_megatron(std::move(content.tensors), *options.megatron_layout);
     content.megatron_layout = options.megatron_layout;

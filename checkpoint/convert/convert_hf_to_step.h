@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "checkpoint/convert/convert.h"
+#include "checkpoint/convert/tensor_stream.h"
 #include "checkpoint/convert/weight_layout.h"
 #include "checkpoint/steps/checkpoint_format.h"
 
@@ -21,6 +22,8 @@ struct HfToStepOptions {
   std::string hf_prefix;
   /// Before that: a weight's name to the one in the model; null: the same.
   std::function<std::string(const std::string&)> rename{};
+  /// Then: the step's weights, by their keys, in the shapes that the model has; null: as they are.
+  std::function<TensorStream(TensorStream)> reshape{};
   /// (target, source): the weight `source` is stored as `target` too, for models that train tied
   /// weights apart.
   std::vector<std::pair<std::string, std::string>> tie_weight_mapping;

@@ -69,8 +69,9 @@ class StepToHf {
     std::erase_if(stream.tensors, [](const TensorInfo& info) {
       return !info.name.starts_with(kModelKeys) || info.name.ends_with("_extra_state");
     });
-    if (options.megatron_layout == nullptr) return stream;
-    return as_hugging_face(std::move(stream), *options.megatron_layout);
+    if (options.megatron_layout != nullptr)
+      stream = as_hugging_face(std::move(stream), *options.megatron_layout);
+    return options.reshape ? options.reshape(std::move(stream)) : stream;
   }
 
   void collect() {

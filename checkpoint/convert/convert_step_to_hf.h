@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "checkpoint/convert/convert.h"
+#include "checkpoint/convert/tensor_stream.h"
 #include "checkpoint/convert/weight_layout.h"
 #include "checkpoint/steps/checkpoint_format.h"
 
@@ -22,6 +23,9 @@ struct StepToHfOptions {
   std::string hf_prefix;
   /// After that: a name in the model to the weight's; null: the same.
   std::function<std::string(const std::string&)> rename{};
+  /// Before all that: the step's weights, by their keys, in the shapes of the files; null: as they
+  /// are.
+  std::function<TensorStream(TensorStream)> reshape{};
   /// Parts of names: matrices [E * I, O] of such names are written as stacked experts [E, I, O], E
   /// being num_experts of the assets' config.json. The name ends so, or lies below "experts.".
   std::vector<std::string> fused_linear_names;

@@ -113,6 +113,12 @@ def test_experts_by_themselves_and_stacked(tmp_path):
             check_weights(target, save)
         assert check_logits(target, torch.float32) == "Qwen3MoeForCausalLM"
         written[stacked] = load_file(target / "model.safetensors")
+    convert("hf_to_dcp", "--hf-dir", tmp_path / "written_True", "--dcp-dir", tmp_path / "dcp")
+    convert("dcp_to_hf", "--load-dir", tmp_path / "dcp" / "release", "--save-dir", tmp_path / "back", "--model-assets-dir",
+            tmp_path / "source_True")
+    by_themselves = read_weights(tmp_path / "back")
+    assert sorted(by_themselves) == sorted(written[False])
+    assert all(torch.equal(by_themselves[name], value) for name, value in written[False].items())
     one = "model.layers.1.mlp.experts."
     for expert in range(5):
         gate, up, down = (written[False][f"{one}{expert}.{name}_proj.weight"] for name in ("gate", "up", "down"))
@@ -170,10 +176,6 @@ def test_published_names_of_a_vision_language_model(tmp_path):
         assert torch.equal(ours[name], value) == name.startswith("visual."), name
     check_logits(written, torch.float32, family)
 
-    def convert(*words):
-        done = subprocess.run([PROGRAM, "convert", *map(str, words)], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-
     convert("hf_to_dcp", "--hf-dir", source, "--dcp-dir", tmp_path / "dcp")
     convert("dcp_to_hf", "--load-dir", tmp_path / "dcp" / "release", "--save-dir", tmp_path / "back", "--model-assets-dir", source)
     back = load_file(tmp_path / "back" / "model.safetensors")
@@ -181,6 +183,44 @@ def test_published_names_of_a_vision_language_model(tmp_path):
     losses_of_step, _ = pretrain(tmp_path, "--train-iters", "2", "--hf-model", source, "--load", tmp_path / "dcp", "--finetune",
                                  "--weight-decay", "0", wrap="num_to_forward_prefetch: 1")
     assert losses_of_step == losses  # its keys are the model's
+
+
+def read_weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def convert(*words):
+    done = subprocess.run([PROGRAM, "convert", *map(str, words)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("size, published", [(20, True), (24, False)], ids=["published", "square"])
+def test_stacked_experts_of_a_vision_language_model(tmp_path, size, published):
+    """transformers 5 writes what it has in memory, [E, 2 I, C] and [E, C, I]; published files are transposed, and we write these
+    unless a square stack would not let transformers tell. Two ranks with an expert's rows each, then the converters."""
+    family, config = CASES["qwen3_vl_moe"]
+    config = copy.deepcopy(config)
+    config.text_config.eos_token_id, config.text_config.moe_intermediate_size = 2, size
+    source, written, back = tmp_path / "source", tmp_path / "written", tmp_path / "back"
+    torch.manual_seed(0)
+    family(config).save_pretrained(source)
+    flags = ["--train-iters", "2", "--weight-decay", "0", "--hf-model"]
+    trained, _ = pretrain(tmp_path, *flags, source, "--save-hf", written, wrap="num_to_forward_prefetch: 1")
+    before, ours = read_weights(source), read_weights(written)
+    assert sorted(ours) == sorted(before)
+    stacks = [name for name in ours if ".experts." in name]
+    assert len(stacks) == 4
+    for name in stacks:
+        assert ours[name].shape == (before[name].mT if published else before[name]).shape
+    check_logits(written, torch.float32, family)
+
+    convert("hf_to_dcp", "--hf-dir", written, "--dcp-dir", tmp_path / "dcp")
+    convert("dcp_to_hf", "--load-dir", tmp_path / "dcp" / "release", "--save-dir", back, "--model-assets-dir", source)
+    again = read_weights(back)
+    assert sorted(again) == sorted(ours) and all(torch.equal(again[name], value) for name, value in ours.items())
+    convert("hf_to_dcp", "--hf-dir", source, "--dcp-dir", tmp_path / "start")
+    from_step, _ = pretrain(tmp_path, *flags, source, "--load", tmp_path / "start", "--finetune", wrap="num_to_forward_prefetch: 1")
+    assert from_step == trained  # its keys are the model's
 
 
 def mock_batches(folder, steps):
