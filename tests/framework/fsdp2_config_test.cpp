@@ -233,7 +233,9 @@ recompute_plan:
   EXPECT_THAT(*parallel.sub_modules_to_wrap, ElementsAre("model.layers.{*}"));
 
   CollectedDiagnostics told;
-  parse(plans + "ep_plan: {apply_modules: [e], dispatcher: fused, apply_efsdp_modules: [e]}", told);
+  parse(std::string(plans) +
+            "ep_plan: {apply_modules: [e], dispatcher: fused, apply_efsdp_modules: [e]}",
+        told);
   EXPECT_EQ(told.all.size(), 2u);
   EXPECT_THAT(told.text(), HasSubstr("ep_plan.dispatcher has no effect: rows go to their experts"));
   EXPECT_THAT(told.text(), HasSubstr("ep_plan.apply_efsdp_modules has no effect"));
