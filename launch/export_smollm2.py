@@ -19,26 +19,33 @@ def find_gguf():
     return found[0]
 
 
+def load_model(gguf):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    # A fresh model: the loaded one refuses to be saved, because it remembers that it was quantised.
+    config = type(loaded.config)(**{k: v for k, v in loaded.config.to_dict().items() if k != "quantization_config"})
+    config.dtype = "float32"
+    fresh = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    fresh.load_state_dict(loaded.state_dict())
+    return fresh
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=pathlib.Path)
     output = parser.parse_args().output
 
     gguf = find_gguf()
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    # A fresh model: the loaded one refuses to be saved, because it remembers that it was quantised.
-    config = type(loaded.config)(**{k: v for k, v in loaded.config.to_dict().items() if k != "quantization_config"})
-    config.dtype = "float32"
-    fresh = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    fresh.load_state_dict(loaded.state_dict())
+    model = load_model(gguf)
     output.mkdir(parents=True, exist_ok=True)
-    fresh.save_pretrained(output)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(output)
-    print(f"wrote {sum(p.numel() for p in fresh.parameters()):,} parameters to {output}")
+    model.save_pretrained(output)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(output)
+    print(f"wrote {sum(p.numel() for p in model.parameters()):,} parameters to {output}")
 
 
-main()
+if __name__ == "__main__":
+    main()
