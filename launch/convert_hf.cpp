@@ -86,7 +86,9 @@ void add_hf_to_step(CLI::App& app, CheckpointFormat format, const char* save_fla
   options.format = format;
   app.add_option("--hf-dir", options.hf_dir, "Hugging Face model directory (safetensors)")
       ->required();
-  app.add_option(save_flag, options.save_dir, "gets release/ and latest_checkpointed_iteration.txt")
+  app.add_option(
+         save_flag, options.save_dir,
+         "gets release/, and latest_checkpointed_iteration.txt unless it names an iteration")
       ->required();
   app.add_option("--dcp-prefix", options.dcp_prefix,
                  "stands behind \"model.\" in the key, in the place of --hf-prefix");

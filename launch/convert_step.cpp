@@ -21,7 +21,8 @@ void add_step_conversion(CLI::App& app, CheckpointFormat from, CheckpointFormat 
                  "step folder: .../iter_0000100 or .../release")
       ->required();
   app.add_option("--save-dir", flags->options.save_dir,
-                 "gets the step under the same name, and latest_checkpointed_iteration.txt")
+                 "gets the step under the same name, and latest_checkpointed_iteration.txt if it "
+                 "is the newest")
       ->required();
   app.add_option("--model-assets-dir", flags->model_assets_dir,
                  "with --megatron-layout: whose config.json describes the model");

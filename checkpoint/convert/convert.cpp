@@ -7,6 +7,7 @@
 
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/steps/checkpoint_directory.h"
+#include "checkpoint/steps/manifest.h"
 
 namespace megashard {
 namespace {
@@ -42,6 +43,13 @@ std::string checked_step_folder(const std::string& folder, const std::string& fl
   TORCH_CHECK(!latest.has_value(), folder, " holds steps, and ", flag, " takes one of them: give ",
               latest->folder, ", the latest");
   return folder;
+}
+
+void check_source_bytes(const std::string& folder, const ConvertProgress& progress) {
+  if (!has_manifest(folder)) return;
+  progress("checking the bytes of " + folder);
+  const auto damage = step_damage(folder, VerifyDepth::kBytes);
+  TORCH_CHECK(damage.empty(), damage, ": put back what is damaged from a copy, or convert another step");
 }
 
 void refuse_existing(const std::string& path, const std::string& flag) {

@@ -31,6 +31,11 @@ class TensorCounter {
 /// directory of steps, of which it names the one to give.
 std::string checked_step_folder(const std::string& folder, const std::string& flag);
 
+/// Reads every byte of a step and compares it with manifest.json; throws a sentence that names the
+/// damaged file. A step without one, from PyTorch or Megatron, has no checksums: files that are too
+/// short are found when they are read.
+void check_source_bytes(const std::string& folder, const ConvertProgress& progress);
+
 /// Throws when something is at `path`, which a converter would have to replace.
 void refuse_existing(const std::string& path, const std::string& flag);
 

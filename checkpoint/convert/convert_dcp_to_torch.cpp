@@ -85,7 +85,9 @@ class DcpToTorch {
 void convert_dcp_to_torch(const std::string& dcp_folder, const std::string& torch_path,
                           const ConvertProgress& progress) {
   refuse_existing(torch_path, "--torch-save-path");
-  DcpToTorch conversion(checked_step_folder(dcp_folder, "--dcp-checkpoint-dir"));
+  const auto folder = checked_step_folder(dcp_folder, "--dcp-checkpoint-dir");
+  check_source_bytes(folder, progress);
+  DcpToTorch conversion(folder);
   const auto temporary = torch_path + ".tmp";
   try {
     OutputFile file(temporary);

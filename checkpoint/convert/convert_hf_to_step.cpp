@@ -109,6 +109,8 @@ Value release_arguments(const WeightLayout& layout) {
 }  // namespace
 
 void convert_hf_to_step(const HfToStepOptions& options, const ConvertProgress& progress) {
+  const auto step = StepWriter::release(options.save_dir);
+  step.refuse_existing();
   auto content = HfSource::content(std::make_shared<HfSource>(options));
   if (options.reshape) content.tensors = options.reshape(std::move(content.tensors));
   if (options.megatron_layout != nullptr) {
@@ -119,7 +121,7 @@ void convert_hf_to_step(const HfToStepOptions& options, const ConvertProgress& p
   }
   content.values.set("checkpoint_version", kCheckpointVersion);
   if (options.format == CheckpointFormat::kTorchDist) content.values.set("iteration", 0);
-  write_step(StepWriter::release(options.save_dir), options.format, content, progress);
+  write_step(step, options.format, content, progress);
 }
 
 }  // namespace megashard

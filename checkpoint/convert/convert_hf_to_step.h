@@ -14,7 +14,7 @@ namespace megashard {
 
 struct HfToStepOptions {
   std::string hf_dir;    ///< a Hugging Face model directory with safetensors
-  std::string save_dir;  ///< gets release/ and the tracker
+  std::string save_dir;  ///< gets release/, and the tracker unless that names an iteration
   CheckpointFormat format = CheckpointFormat::kTorchDcp;
   /// A weight whose name begins with hf_prefix gets the key "model." + dcp_prefix + the rest; any
   /// other one "model." + its name.
@@ -35,7 +35,7 @@ struct HfToStepOptions {
 
 /// Writes SAVE_DIR/release as MindSpeed-MM's hf_to_dcp does: one .distcp file for each safetensors
 /// file, and checkpoint_version 3.0; with a layout also Megatron's args. One tensor at a time is in
-/// memory. The step appears whole, or not at all.
+/// memory. The step appears whole, or not at all; one that is there already is refused.
 void convert_hf_to_step(const HfToStepOptions& options, const ConvertProgress& progress);
 
 }  // namespace megashard

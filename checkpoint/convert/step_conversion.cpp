@@ -91,18 +91,23 @@ void complete_arguments(Dict& values, const WeightLayout& layout) {
 void write_step(StepWriter step, CheckpointFormat format, const StepContent& content,
                 const ConvertProgress& progress) {
   step.begin();
+  std::string notice;
   try {
     FolderWriter writer(step.folder(), format, content.tensors.tensors);
     write_content(writer, format, content, progress);
-    step.commit(writer.finish(content.values));
+    notice = step.commit_beside_others(writer.finish(content.values));
   } catch (...) {
     step.abandon();
     throw;
   }
+  if (!notice.empty()) progress(notice);
 }
 
 void convert_step(const StepConversion& options, const ConvertProgress& progress) {
   const auto folder = checked_step_folder(options.load_dir, "--load-dir");
+  const auto step = same_step(options.save_dir, folder);
+  step.refuse_existing();
+  check_source_bytes(folder, progress);
   const auto reader = std::make_shared<DcpReader>(folder);
   TORCH_CHECK(reader->format() == options.from, folder, " is a ", format_name(reader->format()), " checkpoint; this "
               "converter reads ", format_name(options.from));
@@ -115,7 +120,7 @@ void convert_step(const StepConversion& options, const ConvertProgress& progress
     rename_groups(content.values, *layout, to_megatron);
     if (to_megatron) complete_arguments(content.values, *layout);
   }
-  write_step(same_step(options.save_dir, folder), options.to, content, progress);
+  write_step(step, options.to, content, progress);
 }
 
 }  // namespace megashard

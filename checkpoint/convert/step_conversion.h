@@ -20,20 +20,22 @@ struct StepContent {
   std::unordered_set<std::string> file_starts;    ///< keys before which a new data file begins
 };
 
-/// Writes and commits the step. One tensor at a time is in memory, and what is read to make it. The
-/// step appears whole, or not at all.
+/// Writes and commits the step, beside others that may be there (StepWriter::commit_beside_others:
+/// none is replaced, the tracker never goes back). One tensor at a time is in memory, and what is
+/// read to make it. The step appears whole, or not at all.
 void write_step(StepWriter step, CheckpointFormat format, const StepContent& content,
                 const ConvertProgress& progress);
 
 struct StepConversion {
   std::string load_dir;  ///< a step's folder: .../iter_0000100 or .../release
-  std::string save_dir;  ///< gets the step of the same name, and the tracker
+  std::string save_dir;  ///< gets the step of the same name, and the tracker if it is the newest
   CheckpointFormat from = CheckpointFormat::kTorchDcp;
   CheckpointFormat to = CheckpointFormat::kTorchDist;
   const WeightLayout* megatron_layout = nullptr;  ///< of the torch_dist side; null: names stay
 };
 
-/// A whole step, optimizer and values included, in the other format.
+/// A whole step, optimizer and values included, in the other format. Every byte of the source is
+/// checked first. A step of that name in save_dir is refused: it may be the source.
 void convert_step(const StepConversion& options, const ConvertProgress& progress);
 
 }  // namespace megashard

@@ -72,6 +72,10 @@ std::string steps_there(const std::string& directory) {
   return text.empty() ? "there are no steps in it" : "it has " + text;
 }
 
+bool is_newer(const CheckpointStep& one, const CheckpointStep& other) {
+  return one.is_release != other.is_release ? other.is_release : one.iteration > other.iteration;
+}
+
 /// The step, or what is left of it while a new one takes its place.
 std::optional<CheckpointStep> find_in(const std::string& directory, const CheckpointStep& step) {
   for (const auto& there : list_steps(directory)) {
@@ -144,9 +148,7 @@ std::vector<CheckpointStep> list_steps(const std::string& directory) {
     const auto step = step_named(aside.empty() ? name : aside, path);
     if (step && !replaced && is_directory(path)) steps.push_back(*step);
   }
-  std::sort(steps.begin(), steps.end(), [](const auto& one, const auto& other) {
-    return one.is_release != other.is_release ? other.is_release : one.iteration > other.iteration;
-  });
+  std::sort(steps.begin(), steps.end(), is_newer);
   return steps;
 }
 
@@ -186,16 +188,46 @@ void StepWriter::begin() {
   make_directories(hidden_);
 }
 
-void StepWriter::commit(const std::vector<ManifestFile>& files) {
+void StepWriter::finish_folder(const std::vector<ManifestFile>& files) {
   write_manifest(hidden_, {iteration_, files});  // syncs the folder too
   const auto damage = step_damage(hidden_, VerifyDepth::kSizes);
   TORCH_CHECK(damage.empty(), damage, ": something else writes to this folder; save again");
+}
+
+void StepWriter::commit(const std::vector<ManifestFile>& files) {
+  finish_folder(files);
   if (path_exists(final_)) {
     replace();
   } else {
     rename_durably(hidden_, final_);
   }
   write_file_atomically(directory_ + "/" + kTracker, tracker_);
+}
+
+CheckpointStep StepWriter::step() const { return {final_, iteration_, name_ == kRelease}; }
+
+void StepWriter::refuse_existing() const {
+  const auto there = is_directory(directory_) ? find_in(directory_, step()) : std::nullopt;
+  TORCH_CHECK(!there, there->folder, " exists already, and a converter replaces no step: remove it, or give another folder");
+}
+
+std::string StepWriter::commit_beside_others(const std::vector<ManifestFile>& files) {
+  finish_folder(files);
+  refuse_existing();
+  const auto others = list_steps(directory_);
+  std::optional<CheckpointStep> latest;
+  try {
+    latest = read_tracker(directory_);
+  } catch (const c10::Error&) {  // illegible, as if it were not there
+  }
+  if (!latest && !others.empty()) latest = others[0];
+  rename_durably(hidden_, final_);
+  const auto tracker = directory_ + "/" + kTracker;
+  if (latest && is_newer(*latest, step()))
+    return latest->folder + " is newer and stays the step that a run loads; write " + tracker_ +
+           " into " + tracker + " to load " + name_;
+  write_file_atomically(tracker, tracker_);
+  return "";
 }
 
 void StepWriter::replace() {

@@ -49,13 +49,22 @@ class StepWriter {
   /// or where the file system cannot do that, the old one counts under its hidden name until the
   /// new one is there.
   void commit(const std::vector<ManifestFile>& files);
+  /// Throws when a step of that name or iteration is there, as converters replace none.
+  void refuse_existing() const;
+  /// As commit(), for a step that is no training's next one: none is replaced, and a tracker never
+  /// goes back. Where it names a newer step (any iteration is newer than `release`), or is not
+  /// there or illegible and there is a newer step, it stays as it is. Returns a line that says so;
+  /// empty: the tracker names the new step.
+  std::string commit_beside_others(const std::vector<ManifestFile>& files);
   /// After a failure: frees the disk, as far as that goes. Does not throw.
   void abandon() noexcept;
 
  private:
   StepWriter(std::string directory, std::string name, int64_t iteration, std::string tracker);
 
+  void finish_folder(const std::vector<ManifestFile>& files);
   void replace();
+  CheckpointStep step() const;
 
   std::string directory_;
   std::string name_;

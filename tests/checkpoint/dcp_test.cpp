@@ -212,5 +212,42 @@ TEST(CheckpointDirectory, StepsAppearWholeAndTheTrackerLast) {
   EXPECT_TRUE(latest_step(folder.path())->is_release);
 }
 
+TEST(CheckpointDirectory, AConvertedStepReplacesNoneAndSetsNoTrackerBack) {
+  TemporaryFolder folder;
+  const auto convert = [&](StepWriter step) {
+    step.refuse_existing();
+    step.begin();
+    return step.commit_beside_others({});
+  };
+  const auto tracker = [&] { return read_tracker(folder.path()); };
+  EXPECT_EQ(convert(StepWriter::release(folder.path())), "");
+  EXPECT_TRUE(tracker()->is_release);
+  EXPECT_EQ(convert({folder.path(), 20}), "");  // an iteration is newer than any release
+  EXPECT_EQ(tracker()->iteration, 20);
+  EXPECT_EQ(convert({folder.path(), 10}),
+            folder.file("iter_0000020") +
+                " is newer and stays the step that a run loads; write 10 into " +
+                folder.file("latest_checkpointed_iteration.txt") + " to load iter_0000010");
+  std::filesystem::remove(folder.file("release/manifest.json"));
+  std::filesystem::remove(folder.file("release"));
+  EXPECT_THAT(convert(StepWriter::release(folder.path())), HasSubstr("write release into"));
+  EXPECT_EQ(tracker()->iteration, 20);
+  EXPECT_THAT(message_of([&] {
+                convert({folder.path(), 20});
+              }),
+              HasSubstr("iter_0000020 exists already, and a converter replaces no step"));
+  std::filesystem::rename(folder.file("iter_0000020"), folder.file("iter_20"));  // the same step
+  EXPECT_THAT(message_of([&] {
+                convert({folder.path(), 20});
+              }),
+              HasSubstr("iter_20 exists already"));
+  std::ofstream(folder.file("latest_checkpointed_iteration.txt")) << "twelve";
+  EXPECT_THAT(convert({folder.path(), 15}), HasSubstr("iter_20 is newer"));
+  EXPECT_THAT(message_of(tracker), HasSubstr("it holds \"twelve\""));
+  EXPECT_EQ(convert({folder.path(), 30}), "");
+  EXPECT_EQ(tracker()->iteration, 30);
+  EXPECT_EQ(list_steps(folder.path()).size(), 5U);
+}
+
 }  // namespace
 }  // namespace megashard

@@ -267,24 +267,125 @@ def test_values_of_a_step_stay_as_they_are(tmp_path, form):
         assert_same(ordered(torch.load(tmp_path / "back.pt", weights_only=False)), ordered(state))
 
 
+MIB = 1 << 20
+BUFFERS = 4 * 8 * MIB  # of a file being written: blocks under way and the one that is filled (kMostBlocks of block_writer.cpp)
+
+
+def llama_of(folder, layers, hidden):
+    """Weights by hand, the largest of them [2 hidden, hidden], with a config.json; the bytes of that one."""
+    sizes = {"embed_tokens": (2 * hidden, hidden), "norm": (hidden,)}
+    for i in range(layers):
+        sizes |= {f"layers.{i}.self_attn.{name}_proj": (hidden, hidden) for name in "qkvo"}
+        sizes |= {f"layers.{i}.mlp.{name}_proj": (2 * hidden, hidden) for name in ("gate", "up")}
+        sizes |= {f"layers.{i}.mlp.down_proj": (hidden, 2 * hidden)}
+        sizes |= {f"layers.{i}.{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
+    folder.mkdir()
+    save_file({f"model.{name}.weight": torch.full(size, 1.0) for name, size in sizes.items()}, folder / "model.safetensors",
+              metadata={"format": "pt"})
+    LlamaConfig(vocab_size=2 * hidden, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
+                num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=True,
+                architectures=["LlamaForCausalLM"]).save_pretrained(folder)
+    return 2 * hidden * hidden * 4
+
+
 def test_memory_is_that_of_one_tensor(tmp_path):
-    """Of 24 tensors of 8 MiB, each converter holds less than 10 more than for a model of nothing: one, what it is read
-    from, and the writer's buffers."""
-    tensor = 8 << 20
-    for name, count, rows in (("small", 2, 1), ("large", 24, tensor // 4096)):
-        (tmp_path / name).mkdir()
-        weights = {f"w{i}": torch.full((rows, 1024), float(i)) for i in range(count)}
-        save_file(weights, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
+    """Of 128 MiB in weights of 8 MiB at most, each converter holds, beyond one of nothing and the buffers of a file, a
+    weight as it is read, a weight as it is written, and one more; in Megatron's layout a written weight is two read ones."""
+    llama_of(tmp_path / "small", 1, 8)
+    weight = llama_of(tmp_path / "hf", 3, 1024)
+    nothing = convert_peak("hf_to_dcp", "--hf-dir", tmp_path / "small", "--dcp-dir", tmp_path / "small_dcp")
     peaks = {}
-    for name in ("small", "large"):
-        hf, release, file = tmp_path / name, tmp_path / f"{name}_dcp" / "release", tmp_path / f"{name}.pt"
-        peaks[name] = (
-            convert_peak("hf_to_dcp", "--hf-dir", hf, "--dcp-dir", release.parent),
-            convert_peak("dcp_to_hf", "--load-dir", release, "--save-dir", tmp_path / f"{name}_back", "--model-assets-dir", hf),
-            convert_peak("dcp_to_torch", "--dcp-dir", release, "--torch-save-path", file),
-            convert_peak("torch_to_dcp", "--torch-save-path", file, "--dcp-dir", tmp_path / f"{name}_again"))
-    growth = [(large - small) / tensor for small, large in zip(peaks["small"], peaks["large"])]
-    assert max(growth) < 10, growth
+
+    def run(name, *words, kind=""):
+        peaks[name + kind] = convert_peak(name, *words) - nothing
+
+    hf, dcp, file = tmp_path / "hf", tmp_path / "dcp" / "release", tmp_path / "whole.pt"
+    assets = ("--model-assets-dir", hf)
+    run("hf_to_dcp", "--hf-dir", hf, "--dcp-dir", dcp.parent)
+    run("dcp_to_hf", "--load-dir", dcp, "--save-dir", tmp_path / "back", *assets)
+    run("dcp_to_torch", "--dcp-dir", dcp, "--torch-save-path", file)
+    run("torch_to_dcp", "--torch-save-path", file, "--dcp-dir", tmp_path / "again")
+    for kind, layout in (("", ()), (", layout", ("--megatron-layout",))):
+        dist, of_dcp = tmp_path / f"dist{kind}" / "release", tmp_path / f"of_dcp{kind}"
+        run("hf_to_torch_dist", "--hf-dir", hf, "--save-dir", dist.parent, *layout, kind=kind)
+        run("torch_dist_to_hf", "--load-dir", dist, "--save-dir", tmp_path / "back", *assets, *layout, kind=kind)
+        run("torch_dist_to_dcp", "--load-dir", dist, "--save-dir", tmp_path / f"dcp{kind} again", *assets, *layout, kind=kind)
+        run("dcp_to_torch_dist", "--load-dir", dcp, "--save-dir", of_dcp, *assets, *layout, kind=kind)
+    most = {name: BUFFERS + weight * (5 if "layout" in name else 3) for name in peaks}
+    assert all(peak < most[name] for name, peak in peaks.items()), {name: peak // MIB for name, peak in peaks.items()}
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+
+
+def test_a_flipped_bit_is_not_converted(tmp_path):
+    """By any converter that reads a step: the sentence names the file, and nothing is written."""
+    small_model(tmp_path / "hf", tie_word_embeddings=False)
+    ok("hf_to_dcp", "--hf-dir", tmp_path / "hf", "--dcp-dir", tmp_path / "dcp")
+    ok("hf_to_torch_dist", "--hf-dir", tmp_path / "hf", "--save-dir", tmp_path / "dist")
+    assets = ("--model-assets-dir", tmp_path / "hf")
+    for kind, words in (("dcp", ("dcp_to_hf", "--save-dir", tmp_path / "x", *assets, "--load-dir")),
+                        ("dcp", ("dcp_to_torch", "--torch-save-path", tmp_path / "x", "--dcp-checkpoint-dir")),
+                        ("dcp", ("dcp_to_torch_dist", "--save-dir", tmp_path / "x", "--load-dir")),
+                        ("dist", ("torch_dist_to_hf", "--save-dir", tmp_path / "x", *assets, "--load-dir")),
+                        ("dist", ("torch_dist_to_dcp", "--save-dir", tmp_path / "x", "--load-dir"))):
+        release = tmp_path / kind / "release"
+        damaged = sorted(release.glob("*.distcp"))[-1]
+        flip_a_bit(damaged)
+        done = convert(*words, release)
+        flip_a_bit(damaged)
+        assert done.returncode != 0 and len(done.stderr.splitlines()) == 1, (words, done.stderr)
+        assert f"{damaged} has the checksum" in done.stderr and "convert another step" in done.stderr
+        assert not (tmp_path / "x").exists(), words
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_no_step_is_replaced_and_no_tracker_set_back(tmp_path):
+    steps, tracker = tmp_path / "steps", tmp_path / "dist" / "latest_checkpointed_iteration.txt"
+    for iteration in (7, 20):
+        dcp.save({"model": {"w": torch.full((3,), float(iteration))}, "iteration": iteration}, no_dist=True,
+                 checkpoint_id=steps / f"iter_{iteration:07d}")
+    before = contents(steps)
+    done = convert("dcp_to_torch_dist", "--load-dir", steps / "iter_0000007", "--save-dir", steps)
+    assert done.returncode != 0 and "iter_0000007 exists already" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert contents(steps) == before
+    ok("dcp_to_torch_dist", "--load-dir", steps / "iter_0000020", "--save-dir", tmp_path / "dist")
+    done = convert("dcp_to_torch_dist", "--load-dir", steps / "iter_0000007", "--save-dir", tmp_path / "dist")
+    assert done.returncode == 0 and f"iter_0000020 is newer and stays the step that a run loads; write 7 into {tracker}" in done.stdout
+    assert tracker.read_text() == "20"
+    small_model(tmp_path / "hf", tie_word_embeddings=False)
+    to_release = ("hf_to_torch_dist", "--hf-dir", tmp_path / "hf", "--save-dir", tmp_path / "dist")
+    done = convert(*to_release)
+    assert done.returncode == 0 and "write release into" in done.stdout and tracker.read_text() == "20"
+    done = convert(*to_release)
+    assert done.returncode != 0 and "release exists already" in done.stderr
+    assert sorted(os.listdir(tmp_path / "dist")) == ["iter_0000007", "iter_0000020", tracker.name, "release"]
+
+
+def test_bf16_and_progress(tmp_path):
+    """Floating weights become bfloat16, the others stay; the lines count the tensors and their bytes."""
+    weights = {f"w{i}": torch.randn(3) for i in range(1001)} | {"ids": torch.arange(4)}
+    (tmp_path / "hf").mkdir()
+    save_file(weights, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
+    expected = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+    back = ("dcp_to_hf", "--save-dir", tmp_path / "back", "--model-assets-dir", tmp_path / "hf", "--load-dir")
+    for name, flag in (("half", "true"), ("whole", "false")):
+        done = convert("hf_to_dcp", "--hf_dir", tmp_path / "hf", "--dcp_dir", tmp_path / name, "--to_bf16", flag)
+        assert done.returncode == 0, done.stderr
+        release = tmp_path / name / "release"
+        assert done.stdout.splitlines() == ["1000 of 1002 tensors, 0.00 GiB", "1002 of 1002 tensors, 0.00 GiB", f"written: {release}"]
+        done = convert(*back, release, *(("--to_bf16", "true") if name == "whole" else ()))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == [f"checking the bytes of {release}", "1000 of 1002 tensors, 0.00 GiB",
+                                            "1002 of 1002 tensors, 0.00 GiB", f"written: {tmp_path / 'back'}"]
+        written = load_file(tmp_path / "back" / "model.safetensors")
+        assert written.keys() == expected.keys() and all(same_bits(written[key], tensor) for key, tensor in expected.items())
 
 
 def test_wrong_use_is_one_sentence(tmp_path):
