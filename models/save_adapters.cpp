@@ -8,7 +8,6 @@
 
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/hugging_face/save_hf_sharded.h"
-#include "checkpoint/steps/agreement.h"
 #include "framework/training/save_contract.h"
 #include "models/lora.h"
 
@@ -39,11 +38,7 @@ void save_adapters(MegatronModule& model, const Arguments& arguments, const std:
     targets.insert(target_of(name));
     tensors.emplace_back("base_model.model." + name, piece);
   }
-  // PEFT reads one file.
-  save_hf_sharded(folder, tensors, group, std::numeric_limits<int64_t>::max());
-  all_or_throw(group, [&] {
-    if (rank_in(group) != 0) return;
-    rename_durably(folder + "/model.safetensors", folder + "/adapter_model.safetensors");
+  const auto write_config = [&](const std::string& beside) {
     const nlohmann::ordered_json config = {{"peft_type", "LORA"},
                                            {"task_type", "CAUSAL_LM"},
                                            {"base_model_name_or_path", *arguments.hf_model},
@@ -55,8 +50,12 @@ void save_adapters(MegatronModule& model, const Arguments& arguments, const std:
                                            {"fan_in_fan_out", false},
                                            {"modules_to_save", nullptr},
                                            {"inference_mode", true}};
-    write_file_atomically(folder + "/adapter_config.json", config.dump(2) + "\n");
-  });
+    write_file_atomically(beside + "/adapter_config.json", config.dump(2) + "\n");
+  };
+  save_hf_sharded(folder, tensors, group,
+                  {.most_shard_bytes = std::numeric_limits<int64_t>::max(),  // PEFT reads one file
+                   .stem = "adapter_model",
+                   .beside = write_config});
 }
 
 }  // namespace megashard

@@ -124,13 +124,12 @@ void save_hf_model(MegatronModule& model, const Arguments& arguments,
     tensors = transposes ? stack_experts_transposed(tensors, moe.num_experts)
                          : stack_experts(tensors, moe.num_experts);
   }
-  save_hf_sharded(folder, tensors, group);
+  const auto write_beside = [&](const std::string& beside) {
+    if (arguments.hf_model) copy_hf_assets(*arguments.hf_model, beside);
+    write_hf_config(beside, config_of_run(arguments));
+  };
+  save_hf_sharded(folder, tensors, group, {.beside = write_beside});
   if (model.keeps_trained_only()) save_adapters(model, arguments, folder + "/adapter", group);
-  all_or_throw(group, [&] {
-    if (rank_in(group) != 0) return;
-    if (arguments.hf_model) copy_hf_assets(*arguments.hf_model, folder);
-    write_hf_config(folder, config_of_run(arguments));
-  });
 }
 
 }  // namespace megashard

@@ -36,32 +36,38 @@ int64_t expert_count(const nlohmann::ordered_json& config) {
 class StepToHf {
  public:
   StepToHf(const StepToHfOptions& options, const ConvertProgress& progress)
-      : options_(options), progress_(progress), stream_(model_of(options)) {
-    TORCH_CHECK(options.model_assets_dir.empty() || is_directory(options.model_assets_dir),
-                "there is no directory ", options.model_assets_dir, " for --model-assets-dir");
-    config_ = read_hf_config(options.model_assets_dir);
-  }
+      : options_(options),
+        progress_(progress),
+        config_(config_of(options.model_assets_dir)),
+        stream_(model_of(options, progress)) {}
 
   void run() {
     collect();
     settle_tied_weights();
     TensorCounter counter(progress_, infos_.size());
+    HfSaveOptions saving{.most_shard_bytes = options_.most_shard_bytes};
+    if (!options_.model_assets_dir.empty())
+      saving.beside = [this](const std::string& folder) { write_assets(folder); };
     save_hf_weights(
         options_.save_dir, infos_,
         [&](const TensorInfo& info) {
           counter.add(tensor_bytes(info));
           return read(info.name).to(info.dtype).view(info.sizes);
         },
-        options_.most_shard_bytes);
-    if (options_.model_assets_dir.empty()) return;
-    copy_hf_assets(options_.model_assets_dir, options_.save_dir);
-    if (untied_) write_hf_config(options_.save_dir, *config_);
+        saving);
   }
 
  private:
+  static std::optional<nlohmann::ordered_json> config_of(const std::string& assets) {
+    TORCH_CHECK(assets.empty() || is_directory(assets), "there is no directory ", assets,
+                " for --model-assets-dir");
+    return read_hf_config(assets);
+  }
+
   /// The step's weights, under Hugging Face's names where it has Megatron's.
-  static TensorStream model_of(const StepToHfOptions& options) {
+  static TensorStream model_of(const StepToHfOptions& options, const ConvertProgress& progress) {
     const auto folder = checked_step_folder(options.load_dir, "--load-dir");
+    check_source_bytes(folder, progress);
     const auto reader = std::make_shared<DcpReader>(folder);
     TORCH_CHECK(reader->format() == options.format, folder, " is a ", format_name(reader->format()),
                 " checkpoint; this converter reads ", format_name(options.format));
@@ -72,6 +78,11 @@ class StepToHf {
     if (options.megatron_layout != nullptr)
       stream = as_hugging_face(std::move(stream), *options.megatron_layout);
     return options.reshape ? options.reshape(std::move(stream)) : stream;
+  }
+
+  void write_assets(const std::string& folder) const {
+    copy_hf_assets(options_.model_assets_dir, folder);
+    if (untied_) write_hf_config(folder, *config_);
   }
 
   void collect() {
@@ -144,8 +155,8 @@ class StepToHf {
 
   const StepToHfOptions& options_;
   const ConvertProgress& progress_;
-  TensorStream stream_;
   std::optional<nlohmann::ordered_json> config_;
+  TensorStream stream_;
   std::vector<TensorInfo> infos_;
   std::unordered_map<std::string, std::string> keys_;  // by Hugging Face name
   bool untied_ = false;

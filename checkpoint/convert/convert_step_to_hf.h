@@ -37,7 +37,8 @@ struct StepToHfOptions {
 /// Writes the model of a step as a Hugging Face model directory (MindSpeed-MM's
 /// dcp_to_hf). Optimizer state and values are left out. Where the assets' config.json ties lm_head
 /// to the embeddings and the step holds both: equal ones are written once, different ones make the
-/// written config.json say that they are not tied.
+/// written config.json say that they are not tied. Every byte of the step is checked first. What
+/// is in save_dir is replaced as save_hf_weights does, weights and assets together.
 void convert_step_to_hf(const StepToHfOptions& options, const ConvertProgress& progress);
 
 }  // namespace megashard

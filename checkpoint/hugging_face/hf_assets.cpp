@@ -34,13 +34,12 @@ std::optional<nlohmann::ordered_json> read_object(const std::string& path) {
 }  // namespace
 
 void copy_hf_assets(const std::string& from, const std::string& to) {
-  if (fs::weakly_canonical(from) == fs::weakly_canonical(to)) return;
   for (const auto& entry : fs::directory_iterator(from)) {
     if (!entry.is_regular_file() || !is_asset(entry.path())) continue;
-    std::error_code error;
-    fs::copy_file(entry.path(), fs::path(to) / entry.path().filename(),
-                  fs::copy_options::overwrite_existing, error);
-    TORCH_CHECK(!error, "cannot copy ", entry.path().string(), " to ", to, ": ", error.message());
+    const MappedFile source(entry.path().string());
+    OutputFile copy(to + "/" + entry.path().filename().string(), source.size());
+    copy.write(source.data(), source.size());
+    copy.sync_and_close();
   }
 }
 

@@ -9,8 +9,7 @@ namespace megashard {
 /// What lies beside the weights in a Hugging Face model directory: config.json, tokenizer,
 /// generation settings, ...
 
-/// Copies all of it; what is there already is replaced. Nothing when both are the same directory.
-/// Throws naming the file.
+/// Copies all of it, synced; for HfSaveOptions::beside. Throws naming the file.
 void copy_hf_assets(const std::string& from, const std::string& to);
 
 /// config.json; nothing when there is none, or the directory is empty text. Throws when it is no

@@ -1,39 +1,55 @@
 #include "checkpoint/hugging_face/hf_files.h"
 
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "checkpoint/files/file_io.h"
 
 namespace megashard {
 namespace {
 
-constexpr const char* kSingleFile = "model.safetensors";
-constexpr const char* kIndexFile = "model.safetensors.index.json";
+constexpr const char* kWeightsEnd = ".safetensors";
+constexpr const char* kIndexEnd = ".safetensors.index.json";
 
-std::string file_name(size_t index, size_t count) {
-  if (count == 1) return kSingleFile;
+std::string file_name(const std::string& stem, size_t index, size_t count) {
+  if (count == 1) return stem + kWeightsEnd;
   char text[64];
-  std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", index + 1, count);
-  return text;
+  std::snprintf(text, sizeof text, "-%05zu-of-%05zu", index + 1, count);
+  return stem + text + kWeightsEnd;
 }
 
-void remove_earlier_weights(const std::string& directory, const std::set<std::string>& keep) {
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-    const auto name = entry.path().filename().string();
-    const bool weights = name == kSingleFile || name == kIndexFile ||
-                         (name.starts_with("model-") && name.ends_with(".safetensors"));
-    if (weights && keep.count(name) == 0) std::filesystem::remove(entry.path());
-  }
+std::string hidden_folder(const std::string& directory, const std::string& stem) {
+  return directory + "/." + stem + ".tmp";
+}
+
+std::set<std::string> names_in_folder(const std::string& folder) {
+  std::set<std::string> names;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error))
+    names.insert(entry.path().filename().string());
+  TORCH_CHECK(!error, "cannot list ", folder, ": ", error.message());
+  return names;
+}
+
+/// False: there is no such file.
+bool remove_file(const std::string& path) {
+  const bool removed = ::unlink(path.c_str()) == 0;
+  TORCH_CHECK(removed || errno == ENOENT, "cannot remove ", path, ": ", std::strerror(errno));
+  return removed;
 }
 
 }  // namespace
 
-HfFilePlan plan_hf_files(const std::vector<TensorInfo>& tensors, int64_t most_bytes) {
+HfFilePlan plan_hf_files(const std::vector<TensorInfo>& tensors, const HfSaveOptions& options) {
+  const auto most_bytes = options.most_shard_bytes;
   TORCH_CHECK(most_bytes > 0, "the largest size of a safetensors file must be positive, got ", most_bytes);
   HfFilePlan plan;
   plan.files.emplace_back();
@@ -48,28 +64,70 @@ HfFilePlan plan_hf_files(const std::vector<TensorInfo>& tensors, int64_t most_by
     file_bytes += bytes;
   }
   for (size_t i = 0; i < plan.files.size(); ++i)
-    plan.files[i].name = file_name(i, plan.files.size());
+    plan.files[i].name = file_name(options.stem, i, plan.files.size());
   return plan;
 }
 
-void finish_hf_files(const std::string& directory, const HfFilePlan& plan) {
-  std::set<std::string> written;
+HfFolderWriter::HfFolderWriter(std::string directory, HfFilePlan plan, HfSaveOptions options)
+    : directory_(std::move(directory)),
+      plan_(std::move(plan)),
+      options_(std::move(options)),
+      hidden_(hidden_folder(directory_, options_.stem)) {}
+
+std::string HfFolderWriter::index_name() const { return options_.stem + kIndexEnd; }
+
+void HfFolderWriter::begin() {
+  remove_directory(hidden_);
+  make_directories(hidden_);
+}
+
+void HfFolderWriter::write_index() const {
   nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
   int64_t total_bytes = 0;
-  for (const auto& file : plan.files) {
-    written.insert(file.name);
+  for (const auto& file : plan_.files) {
     for (const auto& info : file.tensors) {
       weight_map[info.name] = file.name;
       total_bytes += tensor_bytes(info);
     }
   }
-  if (plan.files.size() > 1) {
-    const nlohmann::ordered_json index = {{"metadata", {{"total_size", total_bytes}}},
-                                          {"weight_map", weight_map}};
-    write_file_atomically(directory + "/" + kIndexFile, index.dump(2) + "\n");
-    written.insert(kIndexFile);
+  const nlohmann::ordered_json index = {{"metadata", {{"total_size", total_bytes}}},
+                                        {"weight_map", weight_map}};
+  write_file_atomically(path(index_name()), index.dump(2) + "\n");
+}
+
+void HfFolderWriter::remove_earlier_weights() {
+  for (const auto& first : {index_name(), options_.stem + kWeightsEnd})
+    has_removed_ = remove_file(directory_ + "/" + first) || has_removed_;
+  if (has_removed_) sync_directory(directory_);  // before anything new can be seen
+  for (const auto& name : names_in_folder(directory_)) {
+    if (name.starts_with(options_.stem + "-") && name.ends_with(kWeightsEnd))
+      remove_file(directory_ + "/" + name);
   }
-  remove_earlier_weights(directory, written);
+}
+
+void HfFolderWriter::publish() {
+  if (options_.beside) options_.beside(hidden_);
+  const bool is_single = plan_.files.size() == 1;
+  if (!is_single) write_index();
+  sync_directory(hidden_);
+  const auto last = is_single ? plan_.files[0].name : index_name();
+  auto names = names_in_folder(hidden_);
+  names.erase(last);
+  remove_earlier_weights();
+  for (const auto& name : names) rename_durably(path(name), directory_ + "/" + name);
+  rename_durably(path(last), directory_ + "/" + last);
+  remove_directory(hidden_);
+}
+
+void HfFolderWriter::abandon() noexcept {
+  try {
+    if (!has_removed_) remove_directory(hidden_);
+  } catch (const std::exception&) {  // the next save tries again, and tells
+  }
+}
+
+bool hf_save_was_cut_short(const std::string& directory) {
+  return is_directory(hidden_folder(directory, HfSaveOptions().stem));
 }
 
 }  // namespace megashard

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -8,9 +9,18 @@
 
 namespace megashard {
 
-/// The files that a model's weights go to: model.safetensors, or model-0000i-of-0000n.safetensors
-/// in the order of the weights when `most_bytes` of data are exceeded (a larger tensor has a file
-/// of its own).
+/// How a model is saved in Hugging Face's format.
+struct HfSaveOptions {
+  int64_t most_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;  ///< of data in a file
+  std::string stem = "model";  ///< of the weights' file names; PEFT's adapters have another
+  /// Writes what lies beside the weights (config.json, tokenizer, ...) into the folder given,
+  /// synced: these files get their places together with the weights. Null: nothing.
+  std::function<void(const std::string& folder)> beside{};
+};
+
+/// The files that a model's weights go to: STEM.safetensors, or STEM-0000i-of-0000n.safetensors in
+/// the order of the weights when most_shard_bytes are exceeded (a larger tensor has a file of its
+/// own).
 struct HfFilePlan {
   struct File {
     std::string name;
@@ -19,10 +29,42 @@ struct HfFilePlan {
   std::vector<File> files;
 };
 
-HfFilePlan plan_hf_files(const std::vector<TensorInfo>& tensors, int64_t most_bytes);
+HfFilePlan plan_hf_files(const std::vector<TensorInfo>& tensors, const HfSaveOptions& options);
 
-/// Once these files are there: writes model.safetensors.index.json where there are several, and
-/// removes the weights of an earlier save.
-void finish_hf_files(const std::string& directory, const HfFilePlan& plan);
+/// A model's folder being written, maybe over an earlier save. New files go into a hidden folder
+/// (DIRECTORY/.STEM.tmp) and get their places when all of them are on the disk: the earlier
+/// weights are removed, beginning with the file that readers open first (the index, or the only
+/// file), the new ones are renamed, and that file comes last. After a failure, a kill or a power
+/// cut at any point the folder holds the earlier model, or the new one, or cannot be opened until
+/// it is saved again; never some of each. To be used by one process; others write to path().
+class HfFolderWriter {
+ public:
+  HfFolderWriter(std::string directory, HfFilePlan plan, HfSaveOptions options);
+
+  const HfFilePlan& plan() const { return plan_; }
+  /// Where a file of the plan is written.
+  std::string path(const std::string& name) const { return hidden_ + "/" + name; }
+  /// Makes the folders, after removing what a save that was cut short has left.
+  void begin();
+  /// With all files of the plan written and synced.
+  void publish();
+  /// After a failure: frees the disk, unless the earlier weights are gone already: then what was
+  /// written stays in the hidden folder until the next save. Does not throw.
+  void abandon() noexcept;
+
+ private:
+  std::string index_name() const;
+  void write_index() const;
+  void remove_earlier_weights();
+
+  std::string directory_;
+  HfFilePlan plan_;
+  HfSaveOptions options_;
+  std::string hidden_;
+  bool has_removed_ = false;  // the earlier weights
+};
+
+/// Whether a save into this folder has not come to its end.
+bool hf_save_was_cut_short(const std::string& directory);
 
 }  // namespace megashard

@@ -6,7 +6,6 @@
 #include <set>
 
 #include "checkpoint/files/strict_json.h"
-#include "checkpoint/hugging_face/hf_files.h"
 
 namespace megashard {
 namespace {
@@ -39,7 +38,9 @@ HfWeights::HfWeights(const std::string& directory) : directory_(directory) {
     read_index(directory, index);
   } else {
     TORCH_CHECK(path_exists(single), directory, " has neither ", kSingleName, " nor ", kIndexName,
-                "; save the model with transformers' save_pretrained first");
+                hf_save_was_cut_short(directory)
+                    ? ": a save into it was cut short; save the model into it again"
+                    : "; save the model with transformers' save_pretrained first");
     add_file(single);
   }
 }
@@ -88,15 +89,20 @@ void HfWeights::forget(const std::string& name) const { files_[file_of(name)]->f
 
 void save_hf_weights(const std::string& directory, const std::vector<TensorInfo>& tensors,
                      const std::function<at::Tensor(const TensorInfo&)>& data,
-                     int64_t most_shard_bytes) {
-  make_directories(directory);
-  const auto plan = plan_hf_files(tensors, most_shard_bytes);
-  for (const auto& file : plan.files) {
-    SafetensorsWriter writer(directory + "/" + file.name, file.tensors);
-    for (const auto& info : writer.tensors()) writer.write(data(info));
-    writer.finish();
+                     const HfSaveOptions& options) {
+  HfFolderWriter folder(directory, plan_hf_files(tensors, options), options);
+  try {
+    folder.begin();
+    for (const auto& file : folder.plan().files) {
+      SafetensorsWriter writer(folder.path(file.name), file.tensors);
+      for (const auto& info : writer.tensors()) writer.write(data(info));
+      writer.finish();
+    }
+    folder.publish();
+  } catch (...) {
+    folder.abandon();
+    throw;
   }
-  finish_hf_files(directory, plan);
 }
 
 }  // namespace megashard

@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -11,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "checkpoint/hugging_face/hf_files.h"
 #include "checkpoint/hugging_face/safetensors.h"
 
 namespace megashard {
@@ -19,8 +19,8 @@ namespace megashard {
 /// model.safetensors.index.json names. Opening maps the files and reads their headers only.
 class HfWeights {
  public:
-  /// Throws a sentence when the directory has no weights, an index that is not one, or a file it
-  /// names is missing.
+  /// Throws a sentence when the directory has no weights (or a save into it was cut short while it
+  /// replaced them), an index that is not one, or a file it names is missing.
   explicit HfWeights(const std::string& directory);
 
   const std::vector<TensorInfo>& tensors() const { return tensors_; }  ///< file by file
@@ -49,12 +49,12 @@ class HfWeights {
 std::map<std::string, std::string> parse_weight_map(std::string_view text,
                                                     const std::string& where);
 
-/// Writes model.safetensors, or model-0000i-of-0000n.safetensors with their index when
-/// `most_shard_bytes` is exceeded (a larger tensor gets a file of its own). `data` is asked for one
-/// tensor at a time, so memory stays at the largest. The directory is created; weights of an
-/// earlier save there are replaced.
+/// Writes the files of plan_hf_files, their index where there are several, and what
+/// `options.beside` writes. `data` is asked for one tensor at a time, so memory stays at the
+/// largest. The directory is created; weights of an earlier save there are replaced, and never
+/// mixed with the new ones (HfFolderWriter says what a failure leaves).
 void save_hf_weights(const std::string& directory, const std::vector<TensorInfo>& tensors,
                      const std::function<at::Tensor(const TensorInfo&)>& data,
-                     int64_t most_shard_bytes = int64_t{5} * 1000 * 1000 * 1000);
+                     const HfSaveOptions& options = {});
 
 }  // namespace megashard

@@ -1,16 +1,14 @@
 #include "checkpoint/hugging_face/save_hf_sharded.h"
 
 #include <ATen/core/Tensor.h>
-#include <unistd.h>
 
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "checkpoint/dcp/dcp_plan.h"
-#include "checkpoint/files/file_io.h"
 #include "checkpoint/files/placed_file.h"
-#include "checkpoint/hugging_face/hf_files.h"
 #include "checkpoint/hugging_face/safetensors.h"
 #include "checkpoint/steps/agreement.h"
 #include "checkpoint/values/tensor_info.h"
@@ -45,31 +43,32 @@ void for_each_run(const std::vector<int64_t>& whole, const DcpChunk& box,
 
 class ShardedSave {
  public:
-  ShardedSave(std::string directory, const ShardedTensors& tensors)
-      : directory_(std::move(directory)), tensors_(tensors) {}
+  explicit ShardedSave(const ShardedTensors& tensors) : tensors_(tensors) {}
 
-  void make_plan(const std::vector<std::string>& plans, int64_t most_shard_bytes) {
+  void make_plan(const std::string& directory, const std::vector<std::string>& plans,
+                 const HfSaveOptions& options) {
     std::vector<RankPlan> decoded;
     for (const auto& text : plans) decoded.push_back(decode_plan(text));
     plan_ = make_save_plan(decoded);
     std::vector<TensorInfo> infos;
     for (const auto& entry : plan_.metadata.entries)
       infos.push_back({entry.key, entry.dtype, entry.sizes});
-    files_ = plan_hf_files(infos, most_shard_bytes);
-    for (size_t i = 0; i < files_.files.size(); ++i) {
-      layouts_.push_back(layout_safetensors(files_.files[i].name, files_.files[i].tensors));
+    folder_.emplace(directory, plan_hf_files(infos, options), options);
+    const auto& files = folder_->plan().files;
+    for (size_t i = 0; i < files.size(); ++i) {
+      layouts_.push_back(layout_safetensors(files[i].name, files[i].tensors));
       const auto& layout = layouts_.back();
       for (size_t j = 0; j < layout.tensors.size(); ++j)
         places_[layout.tensors[j].name] = {i, layout.offsets[j]};
     }
   }
 
-  void create_files() const {
-    make_directories(directory_);
+  void create_files() {
+    folder_->begin();
     for (size_t i = 0; i < layouts_.size(); ++i) {
-      PlacedFile::create(temporary(i), layouts_[i].file_bytes);
-      PlacedFile(temporary(i))
-          .write_at(layouts_[i].head.data(), static_cast<int64_t>(layouts_[i].head.size()), 0);
+      PlacedFile::create(path(i), layouts_[i].file_bytes);
+      PlacedFile(path(i)).write_at(layouts_[i].head.data(),
+                                   static_cast<int64_t>(layouts_[i].head.size()), 0);
     }
   }
 
@@ -79,7 +78,7 @@ class ShardedSave {
       const auto& entry = plan_.metadata.entries[write.entry];
       const auto& place = places_.at(entry.key);
       auto& file = open[place.file];
-      if (file == nullptr) file = std::make_unique<PlacedFile>(temporary(place.file));
+      if (file == nullptr) file = std::make_unique<PlacedFile>(path(place.file));
       const auto local = tensors_[write.item].second.local.detach().cpu().contiguous();
       const auto* data = static_cast<const char*>(local.const_data_ptr());
       const auto bytes = static_cast<int64_t>(local.element_size());
@@ -93,15 +92,13 @@ class ShardedSave {
   }
 
   /// With the header on the disk too: this rank wrote it.
-  void publish() const {
-    for (size_t i = 0; i < layouts_.size(); ++i) PlacedFile(temporary(i)).sync();
-    for (size_t i = 0; i < layouts_.size(); ++i)
-      rename_durably(temporary(i), directory_ + "/" + files_.files[i].name);
-    finish_hf_files(directory_, files_);
+  void publish() {
+    for (size_t i = 0; i < layouts_.size(); ++i) PlacedFile(path(i)).sync();
+    folder_->publish();
   }
 
-  void abandon() const {
-    for (size_t i = 0; i < layouts_.size(); ++i) ::unlink(temporary(i).c_str());
+  void abandon() {
+    if (folder_) folder_->abandon();
   }
 
  private:
@@ -109,14 +106,11 @@ class ShardedSave {
     size_t file;
     int64_t offset;
   };
-  std::string temporary(size_t file) const {
-    return directory_ + "/" + files_.files[file].name + ".tmp";
-  }
+  std::string path(size_t file) const { return folder_->path(folder_->plan().files[file].name); }
 
-  std::string directory_;
   const ShardedTensors& tensors_;
   SavePlan plan_;
-  HfFilePlan files_;
+  std::optional<HfFolderWriter> folder_;
   std::vector<SafetensorsLayout> layouts_;
   std::map<std::string, DataPlace> places_;
 };
@@ -124,14 +118,14 @@ class ShardedSave {
 }  // namespace
 
 void save_hf_sharded(const std::string& directory, const ShardedTensors& tensors,
-                     const ProcessGroupPtr& group, int64_t most_shard_bytes) {
+                     const ProcessGroupPtr& group, const HfSaveOptions& options) {
   const auto rank = static_cast<size_t>(rank_in(group));
-  ShardedSave save(directory, tensors);
+  ShardedSave save(tensors);
   const auto plans =
       gather_or_throw(group, [&] { return encode_plan(make_rank_plan(tensors, {})); });
   try {
     all_or_throw(group, [&] {
-      save.make_plan(plans, most_shard_bytes);
+      save.make_plan(directory, plans, options);
       if (rank == 0) save.create_files();
     });
     all_or_throw(group, [&] { save.write(rank); });

@@ -124,7 +124,7 @@ TEST(HfWeights, ShardsAreWrittenAndFoundThroughTheIndex) {
   const auto data = [](const TensorInfo& info) {
     return at::arange(4, at::TensorOptions(at::kFloat)).add_(info.name.back() - '0');
   };
-  save_hf_weights(folder.path(), infos, data, 32);
+  save_hf_weights(folder.path(), infos, data, {.most_shard_bytes = 32});
   EXPECT_TRUE(std::filesystem::exists(folder.file("model-00003-of-00003.safetensors")));
   {
     const HfWeights weights(folder.path());

@@ -21,7 +21,7 @@ namespace {
 using ::testing::HasSubstr;
 using testing::message_of;
 
-constexpr int64_t kShardBytes = 300;
+const HfSaveOptions kSmallFiles{.most_shard_bytes = 300};
 
 std::map<std::string, at::Tensor> whole_weights() {
   const auto counting = [](at::ScalarType dtype, std::vector<int64_t> sizes) {
@@ -75,7 +75,7 @@ TEST(SaveHfSharded, AnyNumberOfRanksWritesTheFilesOfOne) {
     infos.push_back({name, whole.scalar_type(), whole.sizes().vec()});
   save_hf_weights(
       folder.file("one"), infos, [&](const TensorInfo& info) { return weights.at(info.name); },
-      kShardBytes);
+      kSmallFiles);
   const auto expected = files_in(folder.file("one"));
   ASSERT_GT(expected.size(), 2U);
   for (const int ranks : {1, 2, 3, 4}) {
@@ -83,7 +83,7 @@ TEST(SaveHfSharded, AnyNumberOfRanksWritesTheFilesOfOne) {
     std::filesystem::create_directory(path);
     std::ofstream(path + "/model.safetensors") << "of an earlier save";
     testing::run_ranks(ranks, [&](const ProcessGroupPtr& group) {
-      save_hf_sharded(path, pieces(group), group, kShardBytes);
+      save_hf_sharded(path, pieces(group), group, kSmallFiles);
     });
     EXPECT_EQ(files_in(path), expected) << ranks;
   }

@@ -20,10 +20,10 @@ namespace {
 
 /// A change of a folder's entries that is not on the disk yet.
 struct Change {
-  enum class Kind { kCreated, kRenamed, kExchanged } kind;
+  enum class Kind { kCreated, kRenamed, kExchanged, kRemoved } kind;
   std::string path;
-  std::string from{};      ///< of a rename
-  std::string replaced{};  ///< where what a rename has replaced is kept; empty: it replaced nothing
+  std::string from{};  ///< of a rename
+  std::string kept{};  ///< where the file that a rename replaced, or that was removed, is kept
 };
 
 struct Disk {
@@ -35,7 +35,7 @@ struct Disk {
   bool no_exchange = false;
   std::vector<Change> changes;
   std::set<std::string> unsynced;  ///< files
-  int kept = 0;
+  int number_kept = 0;
 };
 
 std::mutex mutex;
@@ -98,6 +98,17 @@ void exchange_notes(const std::string& one, const std::string& other) {
   move_notes(one + "\n", other);
 }
 
+/// Another name for the file, beside the folder, so that nobody lists it; empty: it is no file.
+std::string keep(const std::string& path) {
+  auto kept = disk->folder + ".kept" + std::to_string(disk->number_kept++);
+  const bool linked = ::syscall(SYS_linkat, AT_FDCWD, path.c_str(), AT_FDCWD, kept.c_str(), 0) == 0;
+  return linked ? kept : "";
+}
+
+void forget(const Change& change) {
+  if (!change.kept.empty()) ::syscall(SYS_unlinkat, AT_FDCWD, change.kept.c_str(), 0);
+}
+
 long rename_now(const std::string& from, const std::string& to, unsigned flags) {
   return ::syscall(SYS_renameat2, AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags);
 }
@@ -127,10 +138,7 @@ int renamed(const char* from, const char* to, unsigned flags) {
   Change change{flags == 0 ? Change::Kind::kRenamed : Change::Kind::kExchanged, to, from};
   struct stat status {};
   const bool replaces = flags == 0 && ::stat(to, &status) == 0 && S_ISREG(status.st_mode);
-  if (replaces) {  // beside the folder, so that nobody lists it
-    change.replaced = disk->folder + ".kept" + std::to_string(disk->kept++);
-    ::syscall(SYS_linkat, AT_FDCWD, to, AT_FDCWD, change.replaced.c_str(), 0);
-  }
+  if (replaces) change.kept = keep(to);
   const auto result = static_cast<int>(rename_now(from, to, flags));
   if (result != 0) return result;
   flags == 0 ? move_notes(from, to) : exchange_notes(from, to);
@@ -142,11 +150,18 @@ int removed(int folder, const char* name, int flags) {
   const std::lock_guard lock(mutex);
   const auto path = path_at(folder, name);
   if (is_ours(path) && fails()) return -1;
+  const Change removal{Change::Kind::kRemoved, path, {}, is_ours(path) ? keep(path) : ""};
   const auto result = static_cast<int>(::syscall(SYS_unlinkat, folder, name, flags));
-  if (result == 0 && is_ours(path)) {  // a removal is taken to be on the disk: the worse case
-    std::erase_if(disk->changes, [&](const Change& change) { return change.path == path; });
+  bool was_there = !removal.kept.empty();  // when the folder was synced
+  if (result == 0 && is_ours(path)) {
+    const auto since = std::erase_if(disk->changes, [&](const Change& change) {
+      if (change.path == path) forget(change);
+      return change.path == path;
+    });
+    was_there = was_there && since == 0;
     disk->unsynced.erase(path);
   }
+  result == 0 && was_there ? disk->changes.push_back(removal) : forget(removal);
   return result;
 }
 
@@ -263,7 +278,7 @@ int fsync(int descriptor) {
   disk->unsynced.erase(path);  // not on the disk in truth, which would take its time
   std::erase_if(disk->changes, [&](const Change& change) {
     if (parent_of(change.path) != path) return false;
-    if (!change.replaced.empty()) ::syscall(SYS_unlinkat, AT_FDCWD, change.replaced.c_str(), 0);
+    forget(change);
     return true;
   });
   return 0;
@@ -303,9 +318,7 @@ FailingDisk::FailingDisk(const std::string& folder) {
 
 FailingDisk::~FailingDisk() {
   const std::lock_guard lock(mutex);
-  for (const auto& change : disk->changes) {
-    if (!change.replaced.empty()) ::syscall(SYS_unlinkat, AT_FDCWD, change.replaced.c_str(), 0);
-  }
+  for (const auto& change : disk->changes) forget(change);
   delete disk;
   disk = nullptr;
 }
@@ -333,13 +346,24 @@ void FailingDisk::refuse_exchange() {
   disk->no_exchange = true;
 }
 
-void FailingDisk::lose_power() {
+void FailingDisk::lose_power(Loss loss) {
   const std::lock_guard lock(mutex);
   for (const auto& path : disk->unsynced) ::truncate(path.c_str(), 0);
   disk->unsynced.clear();
   while (!disk->changes.empty()) {
     const auto change = disk->changes.back();
     disk->changes.pop_back();
+    const bool is_removal = change.kind == Change::Kind::kRemoved;
+    if (is_removal != (loss == Loss::kRemovals)) {
+      forget(change);
+      continue;
+    }
+    if (is_removal) {
+      if (::syscall(SYS_faccessat, AT_FDCWD, change.path.c_str(), F_OK) != 0)
+        rename_now(change.kept, change.path, 0);
+      forget(change);  // when its folder is gone too
+      continue;
+    }
     if (change.kind == Change::Kind::kCreated) {
       if (::syscall(SYS_unlinkat, AT_FDCWD, change.path.c_str(), 0) != 0)
         ::syscall(SYS_unlinkat, AT_FDCWD, change.path.c_str(), AT_REMOVEDIR);
@@ -348,7 +372,7 @@ void FailingDisk::lose_power() {
     const bool exchanged = change.kind == Change::Kind::kExchanged;
     rename_now(change.path, change.from, exchanged ? 2U : 0U);
     exchanged ? exchange_notes(change.path, change.from) : move_notes(change.path, change.from);
-    if (!change.replaced.empty()) rename_now(change.replaced, change.path, 0);
+    if (!change.kept.empty()) rename_now(change.kept, change.path, 0);
   }
 }
 

@@ -24,9 +24,10 @@ class FailingDisk {
   void recover();  ///< nothing fails any more
   /// As a file system without RENAME_EXCHANGE.
   void refuse_exchange();
-  /// What a power cut takes: files lose what was not synced, folders the entries that were made or
-  /// renamed since they were synced. (Removals stay, which is the worse case.)
-  void lose_power();
+  /// What a power cut takes: files lose what was not synced; folders lose the entries that were
+  /// made or renamed since they were synced, while removals stay, or the other way round.
+  enum class Loss { kEntries, kRemovals };
+  void lose_power(Loss loss = Loss::kEntries);
 };
 
 }  // namespace megashard::testing

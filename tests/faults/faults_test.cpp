@@ -1,7 +1,6 @@
 // Saves whose every single change of the disk fails, or is the last: an error, a kill, a power cut.
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/full_like.h>
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,8 +9,10 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <thread>
 
+#include "checkpoint/hugging_face/hf_assets.h"
 #include "checkpoint/hugging_face/hf_weights.h"
 #include "checkpoint/hugging_face/save_hf_sharded.h"
 #include "checkpoint/steps/agreement.h"
@@ -24,6 +25,7 @@
 namespace megashard::testing {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 /// Empty: it went well.
@@ -56,6 +58,7 @@ struct Trouble {
   int error;
   bool for_good = false;
   bool power_cut = false;
+  FailingDisk::Loss loss = FailingDisk::Loss::kEntries;
 };
 
 std::ostream& operator<<(std::ostream& out, const Scenario& scenario) {
@@ -214,44 +217,163 @@ TEST_P(LargeRanksFaultTest, AllGiveUpTogetherInTheSameWords) { expect_the_same_w
 INSTANTIATE_TEST_SUITE_P(Faults, LargeRanksFaultTest, Values(kTorchDcp, kTorchDistBesideTraining),
                          [](const auto& info) { return info.param.name; });
 
-/// A weight full of `value`, cut by rows.
-ShardedTensors weight_of(double value, const ProcessGroupPtr& group) {
-  const auto whole = at::full({7, 3}, value);
-  auto tensor = ShardedTensor::replicated(whole);
-  const auto range = chunk_range(7, group == nullptr ? 1 : group->size(), rank_in(group));
-  tensor.local = whole.narrow(0, range.offset, range.size);
-  tensor.offsets[0] = range.offset;
-  return {{"w", tensor}};
+/// A save of a Hugging Face model over an earlier one, each in files of so many bytes of data.
+struct HfScenario {
+  const char* name;
+  int64_t bytes_before;  ///< 0: there is no earlier one
+  int64_t bytes_now;
+};
+struct HfWriter {
+  const char* name;
+  bool sharded;  ///< save_hf_sharded; otherwise save_hf_weights
+};
+std::ostream& operator<<(std::ostream& out, const HfScenario& scenario) {
+  return out << scenario.name;
+}
+std::ostream& operator<<(std::ostream& out, const HfWriter& writer) { return out << writer.name; }
+
+constexpr int64_t kHfWeightBytes = 7 * 3 * 4;
+const HfScenario kHfScenarios[] = {
+    {"FirstFiles", 0, kHfWeightBytes},
+    {"SameFiles", kHfWeightBytes, kHfWeightBytes},
+    {"OneFileForMany", kHfWeightBytes, 3 * kHfWeightBytes},
+    {"ManyFilesForOne", 3 * kHfWeightBytes, kHfWeightBytes},
+    {"OneFile", 3 * kHfWeightBytes, 3 * kHfWeightBytes},
+};
+const HfWriter kHfSharded{"Sharded", true};
+const HfWriter kHfWhole{"Whole", false};
+
+/// Three weights full of the generation's number, and a config.json that says it too.
+void save_hf_generation(const std::string& directory, int generation, int64_t file_bytes,
+                        const HfWriter& writer, const ProcessGroupPtr& group = nullptr) {
+  const auto whole = at::full({7, 3}, static_cast<double>(generation));
+  const HfSaveOptions options{.most_shard_bytes = file_bytes,
+                              .beside = [generation](const std::string& folder) {
+                                nlohmann::ordered_json config;
+                                config["generation"] = generation;
+                                write_hf_config(folder, config);
+                              }};
+  ShardedTensors tensors;
+  std::vector<TensorInfo> infos;
+  for (const char* name : {"a", "b", "c"}) {
+    auto tensor = ShardedTensor::replicated(whole);
+    const auto range = chunk_range(7, group == nullptr ? 1 : group->size(), rank_in(group));
+    tensor.local = whole.narrow(0, range.offset, range.size);
+    tensor.offsets[0] = range.offset;
+    tensors.emplace_back(name, tensor);
+    infos.push_back({name, at::kFloat, {7, 3}});
+  }
+  if (writer.sharded) return save_hf_sharded(directory, tensors, group, options);
+  save_hf_weights(
+      directory, infos, [&](const TensorInfo&) { return whole; }, options);
 }
 
-TEST(Faults, HuggingFaceFilesOfAllRanksAreTheOldOrTheNewOnes) {
+/// Of all that readers find in the folder; nothing when it is refused, which must be for lack of
+/// the file that readers open first.
+std::optional<int> find_hf_generation(const std::string& directory) {
+  const auto refusal = failure_of([&] { HfWeights weights(directory); });
+  if (!refusal.empty()) {
+    EXPECT_THAT(refusal, AnyOf(HasSubstr("has neither model.safetensors nor"),
+                               HasSubstr("there is no Hugging Face directory")));
+    return std::nullopt;
+  }
+  const bool both = std::filesystem::exists(directory + "/model.safetensors") &&
+                    std::filesystem::exists(directory + "/model.safetensors.index.json");
+  EXPECT_FALSE(both) << "transformers takes the one, and others the other";
+  const int generation = need_hf_config(directory).at("generation").get<int>();
+  const HfWeights weights(directory);
+  EXPECT_EQ(weights.tensors().size(), 3U);
+  for (const auto& info : weights.tensors()) {
+    const auto whole = at::full({7, 3}, static_cast<double>(generation));
+    EXPECT_TRUE(at::equal(weights.tensor(info.name), whole)) << info.name << " is of another save";
+  }
+  return generation;
+}
+
+int64_t count_names(const std::string& directory) {
+  return std::distance(std::filesystem::directory_iterator(directory), {});
+}
+
+class HfFaultTest : public ::testing::TestWithParam<std::tuple<HfScenario, Trouble, HfWriter>> {};
+
+TEST_P(HfFaultTest, TheFolderHoldsOneModelOrNone) {
+  const auto& [scenario, trouble, writer] = GetParam();
+  bool failed = true;
+  int64_t calls = 0;
+  for (; failed && !HasFailure(); ++calls) {
+    SCOPED_TRACE("the call after " + std::to_string(calls));
+    TemporaryFolder folder;
+    const auto directory = folder.file("weights");
+    FailingDisk disk(directory);
+    if (scenario.bytes_before > 0) save_hf_generation(directory, 1, scenario.bytes_before, writer);
+    disk.fail_after(calls, trouble.error, trouble.for_good);
+    const auto failure =
+        failure_of([&] { save_hf_generation(directory, 2, scenario.bytes_now, writer); });
+    failed = disk.has_failed();
+    if (trouble.power_cut) disk.lose_power(trouble.loss);
+    disk.recover();
+
+    const auto found = find_hf_generation(directory);
+    if (!found && scenario.bytes_before > 0) {  // the new model is all there, out of sight
+      EXPECT_TRUE(hf_save_was_cut_short(directory));
+    }
+    if (failure.empty()) {
+      EXPECT_EQ(found, 2);
+    } else {
+      EXPECT_THAT(failure, HasSubstr(directory));
+      EXPECT_THAT(failure, HasSubstr(std::strerror(trouble.error)));
+      EXPECT_NE(trouble.error, 0) << "a short write is no failure: " << failure;
+    }
+    save_hf_generation(directory, 3, scenario.bytes_now, writer);
+    EXPECT_EQ(find_hf_generation(directory), 3);
+    const auto files = (3 * kHfWeightBytes + scenario.bytes_now - 1) / scenario.bytes_now;
+    EXPECT_EQ(count_names(directory), 1 + files + (files > 1 ? 1 : 0));  // config.json, the index
+  }
+  EXPECT_GT(calls, 15);
+}
+
+const Trouble kEndsOfASave[] = {
+    kTroubles[4],
+    kTroubles[5],
+    {"PowerCutBringsBack", EIO, true, true, FailingDisk::Loss::kRemovals}};
+INSTANTIATE_TEST_SUITE_P(KindsOfSave, HfFaultTest,
+                         Combine(ValuesIn(kHfScenarios), ValuesIn(kEndsOfASave),
+                                 Values(kHfSharded)),
+                         kNameOfFault);
+INSTANTIATE_TEST_SUITE_P(Whole, HfFaultTest,
+                         Combine(Values(kHfScenarios[1]), ValuesIn(kTroubles), Values(kHfWhole)),
+                         kNameOfFault);
+
+TEST(Faults, RanksThatWriteHuggingFaceFilesFailTogether) {
   for (const int error : {ENOSPC, EIO, 0}) {
     bool failed = true;
     for (int64_t calls = 0; failed; ++calls) {
       TemporaryFolder folder;
       const auto directory = folder.file("weights");
       FailingDisk disk(directory);
-      save_hf_sharded(directory, weight_of(1, nullptr), nullptr);
+      save_hf_generation(directory, 1, kHfWeightBytes, kHfSharded);
       disk.fail_after(calls, error, false);
       std::vector<std::string> failures(2);
       run_ranks(2, [&](const ProcessGroupPtr& group) {
-        failures[static_cast<size_t>(group->rank())] =
-            failure_of([&] { save_hf_sharded(directory, weight_of(2, group), group); });
+        failures[static_cast<size_t>(group->rank())] = failure_of(
+            [&] { save_hf_generation(directory, 2, kHfWeightBytes, kHfSharded, group); });
       });
       failed = disk.has_failed();
       disk.recover();
       ASSERT_EQ(failures[0], failures[1]) << calls;
-      const auto found = HfWeights(directory).tensor("w");
+      const auto found = find_hf_generation(directory);
+      ASSERT_FALSE(HasFailure()) << failures[0];
       if (failures[0].empty()) {
-        ASSERT_TRUE(at::equal(found, at::full({7, 3}, 2.0))) << calls;
+        ASSERT_EQ(found, 2) << calls;
       } else {
         ASSERT_NE(error, 0) << failures[0];
         ASSERT_THAT(failures[0], HasSubstr(directory));
         ASSERT_THAT(failures[0], HasSubstr(std::strerror(error)));
-        ASSERT_TRUE(at::equal(found, at::full_like(found, found[0][0].item()))) << failures[0];
       }
-      for (const auto& entry : std::filesystem::directory_iterator(directory))
-        ASSERT_NE(entry.path().extension(), ".tmp") << failures[0];
+      // What was written is kept where nothing else is left, and only there.
+      if (found != 2) {
+        ASSERT_EQ(hf_save_was_cut_short(directory), !found) << failures[0];
+      }
     }
   }
 }
