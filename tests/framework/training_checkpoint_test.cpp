@@ -3,11 +3,19 @@
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <map>
+#include <set>
 #include <thread>
 
+#include "checkpoint/dcp/dcp_metadata.h"
+#include "parallel/fsdp/fully_shard.h"
+#include "parallel/fsdp/hooked_module.h"
 #include "tests/checkpoint/temporary_folder.h"
+#include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
 
 namespace megashard {
@@ -49,6 +57,50 @@ TEST(TrainingCheckpoint, WhatASaveBesideTheTrainingNoticesIsSaidByTheTrainingThr
     EXPECT_EQ(threads[0], std::this_thread::get_id());
     save_training_checkpoint(state, group, note);  // the training itself says it at once
     EXPECT_EQ(lines.size(), 2U);
+  });
+}
+
+/// Two layers that are alike, and a weight beside them.
+struct LayersImpl : MegatronModule {
+  LayersImpl() {
+    auto layers = register_module("layers", std::make_shared<torch::nn::Module>());
+    for (const char* number : {"0", "1"})
+      layers->register_module(number, std::make_shared<torch::nn::LinearImpl>(3, 5));
+    register_parameter("head", at::zeros({7, 3}));
+  }
+  at::Tensor forward(at::Tensor x) { return x; }
+};
+
+TEST(TrainingCheckpoint, TorchDistHoldsTheShardedStateDict) {
+  TemporaryFolder folder;
+  Arguments arguments;
+  arguments.save = folder.path();
+  arguments.ckpt_format = "torch_dist";
+  arguments.no_save_rng = true;
+  testing::run_ranks(2, [&](const ProcessGroupPtr& group) {
+    Hooked<LayersImpl> model;
+    fully_shard(model, {.mesh = testing::flat_mesh(group)});
+    TrainingState state{arguments, model, nullptr, nullptr};
+    state.iteration = 1;
+    save_training_checkpoint(state, group, [](const std::string&) {});
+    std::map<std::string, DcpEntry> stored;
+    for (auto& entry : read_dcp_metadata(folder.file("iter_0000001")).entries)
+      if (entry.is_tensor) stored.emplace(entry.key, std::move(entry));
+    std::set<std::string> keys;
+    for (const auto& [key, piece] : model.sharded_state_dict()) {
+      keys.insert(key);
+      TORCH_CHECK(stored.count(key) == 1, key, " is not stored");
+      const auto& entry = stored.at(key);
+      const auto chunk =
+          std::find_if(entry.chunks.begin(), entry.chunks.end(), [&](const auto& chunk) {
+            return chunk.offsets == piece.offsets &&
+                   piece.local.sizes() == at::IntArrayRef(chunk.sizes);
+          });
+      TORCH_CHECK(entry.sizes == piece.global_sizes && chunk != entry.chunks.end(), key,
+                  " is stored with other sizes or chunks");
+    }
+    TORCH_CHECK(keys == (std::set<std::string>{"head", "layers.weight", "layers.bias"}));
+    TORCH_CHECK(stored.size() == keys.size());
   });
 }
 
