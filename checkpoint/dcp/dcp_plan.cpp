@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 #include <unordered_map>
 
 #include "checkpoint/values/pickle_reader.h"
@@ -19,6 +20,35 @@ bool overlap(const DcpChunk& a, const DcpChunk& b) {
       return false;
   }
   return true;
+}
+
+using Boxes = std::span<const DcpChunk*>;
+constexpr int kMostPartings = 16;  // shards of shards need as many as a tensor has dimensions
+
+/// Throws when two of the boxes overlap. Those on two sides of a plane do not; groups that no plane
+/// parts are compared pair by pair.
+void check_apart(const std::string& key, Boxes boxes, int partings = 0) {
+  const auto axes = boxes.size() < 2 || partings == kMostPartings ? 0 : boxes[0]->sizes.size();
+  for (size_t axis = 0; axis < axes; ++axis) {
+    std::sort(boxes.begin(), boxes.end(),
+              [axis](const auto* a, const auto* b) { return a->offsets[axis] < b->offsets[axis]; });
+    size_t first = 0;
+    int64_t end = 0;
+    for (size_t i = 0; i < boxes.size(); ++i) {
+      if (i > first && boxes[i]->offsets[axis] >= end) {
+        check_apart(key, boxes.subspan(first, i - first), partings + 1);
+        first = i;
+      }
+      end = std::max(end, boxes[i]->offsets[axis] + boxes[i]->sizes[axis]);
+    }
+    if (first > 0) return check_apart(key, boxes.subspan(first), partings + 1);
+  }
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    for (size_t j = i + 1; j < boxes.size(); ++j) {
+      TORCH_CHECK(!overlap(*boxes[i], *boxes[j]), "tensor ", key, " has shards that overlap, at ",
+                  describe_sizes(boxes[i]->offsets), " and ", describe_sizes(boxes[j]->offsets));
+    }
+  }
 }
 
 }  // namespace
@@ -37,17 +67,7 @@ void check_tiling(const DcpEntry& entry) {
                 " hold more than it has");
     if (numel > 0) chunks.push_back(&chunk);
   }
-  std::sort(chunks.begin(), chunks.end(),
-            [](const auto* a, const auto* b) { return a->offsets < b->offsets; });
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    for (size_t j = i + 1; j < chunks.size(); ++j) {
-      const bool past = !entry.sizes.empty() &&
-                        chunks[j]->offsets[0] >= chunks[i]->offsets[0] + chunks[i]->sizes[0];
-      if (past) break;
-      TORCH_CHECK(!overlap(*chunks[i], *chunks[j]), "tensor ", entry.key, " has shards that overlap, at ",
-                  describe_sizes(chunks[i]->offsets), " and ", describe_sizes(chunks[j]->offsets));
-    }
-  }
+  check_apart(entry.key, chunks);
   const auto whole = checked_numel(entry.sizes).value_or(-1);
   TORCH_CHECK(volume == whole, "the shards of tensor ", entry.key, " hold ", volume, " of its ", whole, " elements");
 }

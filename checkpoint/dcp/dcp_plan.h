@@ -43,7 +43,7 @@ struct SavePlan {
 };
 
 /// Throws when the chunks of a tensor do not tile it: inside it, apart from each other, and its
-/// volume in all.
+/// volume in all. As many steps as sorting takes, for shards of shards.
 void check_tiling(const DcpEntry& entry);
 
 /// The plan of the last save, kept for the next one (torch's enable_plan_caching): it is the same

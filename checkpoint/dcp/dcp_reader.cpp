@@ -5,10 +5,12 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <unordered_set>
-
+#include <set>
+#include "checkpoint/dcp/dcp_plan.h"
 #include "checkpoint/steps/agreement.h"
 #include "checkpoint/torch_dist/torch_dist_reader.h"
+#include "checkpoint/values/pickle_reader.h"
+#include "checkpoint/values/pickle_writer.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"
 #include "checkpoint/values/value_paths.h"
@@ -94,6 +96,16 @@ const DcpEntry* DcpReader::find(const std::string& key) const {
   return found == index_.end() ? nullptr : &metadata_.entries[found->second];
 }
 
+void DcpReader::check_chunks(const DcpEntry& entry) {
+  if (checked_.count(entry.key) != 0) return;
+  try {
+    check_tiling(entry);
+  } catch (const c10::Error& error) {
+    TORCH_CHECK(false, folder_, "/.metadata: ", error.what_without_backtrace(), ": the checkpoint is damaged");
+  }
+  checked_.insert(entry.key);
+}
+
 const InputFile& DcpReader::open(const DcpLocation& location, const DcpEntry& entry) {
   TORCH_CHECK(!location.file.empty(), folder_, "/.metadata does not say where ", entry.key, " is stored");
   auto found = files_.find(location.file);
@@ -103,10 +115,10 @@ const InputFile& DcpReader::open(const DcpLocation& location, const DcpEntry& en
   return found->second;
 }
 
-int64_t DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk,
-                              const ShardedTensor& into, ReadQueue& reads) {
+void DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk, const ShardedTensor& into,
+                           ReadQueue& reads) {
   const auto box = intersect(chunk, into);
-  if (box.numel == 0) return 0;
+  if (box.numel == 0) return;
   const auto& file = open(chunk.location, entry);
   const auto stored = find_stored_chunk(file, entry, chunk);
   auto target = narrow_to(into.local.detach(), box.in_local, box.sizes, 0);
@@ -121,7 +133,7 @@ int64_t DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk,
   if (can_read_into(target, stored, box)) {
     reads.add(file, target.data_ptr(), rows * row_bytes,
               stored.data_offset + first_row * row_bytes);
-    return box.numel;
+    return;
   }
   const auto step = std::max<int64_t>(1, kBytesAtOnce / row_bytes);
   for (int64_t row = 0; row < rows; row += step) {
@@ -131,7 +143,6 @@ int64_t DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk,
     auto place = box.sizes.empty() ? target : target.narrow(0, row, count);
     place.copy_(part);
   }
-  return box.numel;
 }
 
 void DcpReader::read_tensor(const DcpEntry& entry, const ShardedTensor& into) {
@@ -150,10 +161,8 @@ void DcpReader::read_tensor(const DcpEntry& entry, const ShardedTensor& into, Re
   }
   TORCH_CHECK(entry.sizes == into.global_sizes, entry.key, " has sizes ", describe_sizes(entry.sizes), " in ", folder_,
               ", and ", describe_sizes(into.global_sizes), " here");
-  int64_t filled = 0;
-  for (const auto& chunk : entry.chunks) filled += read_chunk(entry, chunk, into, reads);
-  TORCH_CHECK(filled == into.local.numel(), "the chunks of ", entry.key, " in ", folder_, " cover ", filled, " of the ",
-              into.local.numel(), " elements needed here");
+  check_chunks(entry);
+  for (const auto& chunk : entry.chunks) read_chunk(entry, chunk, into, reads);
 }
 
 at::Tensor DcpReader::read_tensor(const DcpEntry& entry) {
@@ -201,13 +210,32 @@ LoadReport compare_names(const DcpReader& reader, const ShardedTensors& tensors,
   return report;
 }
 
-void check_sizes(const DcpReader& reader, const ShardedTensors& tensors, const Wanted& is_wanted) {
+std::string encode_report(const LoadReport& report) {
+  const auto list_of = [](const std::vector<std::string>& names) {
+    return List{std::vector<Value>(names.begin(), names.end())};
+  };
+  return write_pickle(Tuple{{list_of(report.missing), list_of(report.unexpected)}});
+}
+
+/// Of all ranks: one may miss what is another's.
+LoadReport merge_reports(const std::vector<std::string>& encoded) {
+  std::set<std::string> missing, unexpected;
+  for (const auto& text : encoded) {
+    const auto report = read_pickle(text, "the ranks' names");
+    for (const auto& name : report.as_items()[0].as_items()) missing.insert(name.as_string());
+    for (const auto& name : report.as_items()[1].as_items()) unexpected.insert(name.as_string());
+  }
+  return {{missing.begin(), missing.end()}, {unexpected.begin(), unexpected.end()}};
+}
+
+void check_fit(DcpReader& reader, const ShardedTensors& tensors, const Wanted& is_wanted) {
   for (const auto& [key, tensor] : tensors) {
     const auto* entry = is_wanted(key) ? reader.find(key) : nullptr;
     if (entry == nullptr || !entry->is_tensor) continue;
     TORCH_CHECK(entry->sizes == tensor.global_sizes, key, " has sizes ", describe_sizes(entry->sizes), " in ",
                 reader.folder(), ", and ", describe_sizes(tensor.global_sizes),
                 " here: another model was saved; give the flags of the run that wrote it");
+    if (!entry->value) reader.check_chunks(*entry);
   }
 }
 
@@ -232,14 +260,15 @@ LoadReport load_dcp(const std::string& folder, const ShardedTensors& tensors, Di
     return !options.wanted || options.wanted(key);
   };
   std::unique_ptr<DcpReader> reader;
-  LoadReport report;
   Dict read;
-  all_or_throw(group, [&] {
+  const auto report = merge_reports(gather_or_throw(group, [&] {
     if (options.format) expect_format(folder, *options.format);
     reader = std::make_unique<DcpReader>(folder);
-    report = compare_names(*reader, tensors, is_wanted);
+    return encode_report(compare_names(*reader, tensors, is_wanted));
+  }));
+  all_or_throw(group, [&] {
     if (options.strict) {
-      check_sizes(*reader, tensors, is_wanted);
+      check_fit(*reader, tensors, is_wanted);
       check_names(report, folder);
     }
     if (values == nullptr && !options.accept) return;
@@ -253,9 +282,9 @@ LoadReport load_dcp(const std::string& folder, const ShardedTensors& tensors, Di
     }
     read = nest_values(std::move(leaves), reader->entries().size());
   });
-  if (options.accept) options.accept(read, report);
+  if (options.accept) all_or_rethrow(group, [&] { options.accept(read, report); });
   all_or_throw(group, [&] {
-    check_sizes(*reader, tensors, is_wanted);
+    check_fit(*reader, tensors, is_wanted);
     ReadQueue reads;
     for (const auto& [key, tensor] : tensors) {
       const auto* entry = is_wanted(key) ? reader->find(key) : nullptr;

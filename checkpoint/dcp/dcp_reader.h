@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "checkpoint/dcp/dcp_metadata.h"
@@ -32,8 +33,10 @@ class DcpReader {
   const std::vector<DcpEntry>& entries() const { return metadata_.entries; }
   const DcpEntry* find(const std::string& key) const;  ///< null when absent
 
+  /// Throws when the entry's chunks leave a part of it out or lie over each other. Looked at once.
+  void check_chunks(const DcpEntry& entry);
   /// Copies the saved rows that overlap with `into.local` into it, converting the dtype; reads no
-  /// others.
+  /// others. Checks the chunks first.
   void read_tensor(const DcpEntry& entry, const ShardedTensor& into);
   /// The same for many: what can go straight to its place is read by reads.run(), while this reader
   /// lives.
@@ -45,16 +48,18 @@ class DcpReader {
 
  private:
   const InputFile& open(const DcpLocation& location, const DcpEntry& entry);
-  int64_t read_chunk(const DcpEntry& entry, const DcpChunk& chunk, const ShardedTensor& into,
-                     ReadQueue& reads);
+  void read_chunk(const DcpEntry& entry, const DcpChunk& chunk, const ShardedTensor& into,
+                  ReadQueue& reads);
 
   std::string folder_;
   CheckpointFormat format_;
   DcpMetadata metadata_;
   std::unordered_map<std::string, size_t> index_;
   std::unordered_map<std::string, InputFile> files_;
+  std::unordered_set<std::string> checked_;
 };
 
+/// Names in order, of all ranks together: each may ask for others.
 struct LoadReport {
   std::vector<std::string> missing;     ///< asked for, not in the checkpoint
   std::vector<std::string> unexpected;  ///< tensors of the checkpoint that were not asked for
@@ -66,7 +71,7 @@ struct LoadOptions {
   /// Keys to load; the others are left alone and are not unexpected. Null: all.
   std::function<bool(const std::string& key)> wanted;
   /// Looks at the plain values (nested) and at the names before any tensor is changed, and throws
-  /// to refuse them. Ranks see the same and so must decide alike.
+  /// to refuse them: that is thrown as it is, and where it was not thrown, with the rank's number.
   std::function<void(const Dict& values, const LoadReport& report)> accept{};
   /// A folder of another format is an error that names --ckpt-format. Unset: it is detected.
   std::optional<CheckpointFormat> format{};

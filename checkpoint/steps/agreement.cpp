@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <exception>
+
 namespace megashard {
 namespace {
 
@@ -43,6 +45,23 @@ void all_or_throw(const ProcessGroupPtr& group, const std::function<void()>& wor
     work();
     return std::string();
   });
+}
+
+void all_or_rethrow(const ProcessGroupPtr& group, const std::function<void()>& work) {
+  std::exception_ptr mine;
+  try {
+    all_or_throw(group, [&] {
+      try {
+        work();
+      } catch (...) {
+        mine = std::current_exception();
+        throw;
+      }
+    });
+  } catch (...) {
+    if (mine != nullptr) std::rethrow_exception(mine);
+    throw;
+  }
 }
 
 }  // namespace megashard

@@ -16,6 +16,8 @@ std::vector<std::string> gather_or_throw(const ProcessGroupPtr& group,
 
 /// The same without a result.
 void all_or_throw(const ProcessGroupPtr& group, const std::function<void()>& work);
+/// The same, but what `work` throws on this rank is thrown here as it is.
+void all_or_rethrow(const ProcessGroupPtr& group, const std::function<void()>& work);
 
 inline int rank_in(const ProcessGroupPtr& group) { return group == nullptr ? 0 : group->rank(); }
 

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <filesystem>
 #include <fstream>
 
@@ -126,6 +127,117 @@ TEST(Dcp, ALoadIsAcceptedBeforeAnythingChanges) {
     load_checkpoint(step, tensors, group, options);
     TORCH_CHECK(at::equal(shard.local, shard_of(counting({5, 3}), group).local));
   });
+}
+
+TEST(Dcp, WhatOneRankMissesIsJudgedByAll) {
+  TemporaryFolder folder;
+  save_checkpoint(folder.path(), 1, {{"model.e.0", ShardedTensor::replicated(counting({2}))}}, {},
+                  nullptr);
+  const auto step = *latest_step(folder.path());
+  testing::run_ranks(2, [&](const ProcessGroupPtr& group) {
+    const auto mine = "model.e." + std::to_string(group->rank());  // parts of the experts
+    const ShardedTensors tensors{{mine, ShardedTensor::replicated(at::zeros({2}))}};
+    LoadOptions options{.strict = false,
+                        .wanted = [&](const std::string& key) { return key == mine; }};
+    options.accept = [&](const Dict&, const LoadReport& report) {
+      TORCH_CHECK(report.missing == std::vector<std::string>{"model.e.1"}, group->rank());
+    };
+    load_checkpoint(step, tensors, group, options);
+    options.accept = [&](const Dict&, const LoadReport&) {
+      if (group->rank() == 1) throw std::domain_error("not here");
+    };
+    std::string refused;
+    try {
+      load_checkpoint(step, tensors, group, options);
+    } catch (const c10::Error& error) {
+      refused = error.what_without_backtrace();
+    } catch (const std::domain_error& error) {
+      refused = error.what();
+    }
+    TORCH_CHECK(refused == (group->rank() == 1 ? "not here" : "rank 1: not here"), refused);
+    options.strict = true;
+    const auto strict = message_of([&] { load_checkpoint(step, tensors, group, options); });
+    TORCH_CHECK(strict.find("missing keys (1): model.e.1") != std::string::npos, strict);
+  });
+}
+
+TEST(Dcp, ChunksThatLeaveAHoleAreRefusedBeforeAnythingChanges) {
+  TemporaryFolder folder;
+  save(folder.path(), 2);
+  const auto step = *latest_step(folder.path());
+  auto metadata = read_dcp_metadata(step.folder);
+  for (auto& entry : metadata.entries) {
+    if (entry.key == "model.w") entry.chunks.at(1).offsets[0] = 1;  // of rows 0 to 2 and 3 to 4
+  }
+  write_dcp_metadata(step.folder, metadata);
+  auto kept = at::zeros({5, 3});
+  auto few = at::zeros({2});
+  const ShardedTensors tensors{{"model.few", ShardedTensor::replicated(few)},
+                               {"model.w", ShardedTensor::replicated(kept)}};
+  const auto refused =
+      message_of([&] { load_checkpoint(step, tensors, nullptr, {.strict = false, .wanted = {}}); });
+  EXPECT_THAT(refused, HasSubstr("tensor model.w has shards that overlap, at [0, 0] and [1, 0]"));
+  EXPECT_THAT(refused, HasSubstr(step.folder + "/.metadata"));
+  EXPECT_EQ(kept.sum().item<float>() + few.sum().item<float>(), 0);
+  DcpReader reader(step.folder);
+  EXPECT_THAT(message_of([&] { reader.read_tensor(*reader.find("model.w")); }),
+              HasSubstr("overlap"));
+}
+
+DcpEntry tiled(std::vector<int64_t> sizes, const std::vector<std::array<int64_t, 4>>& boxes) {
+  DcpEntry entry{"w", {}, true, at::kFloat, std::move(sizes), {}, {}};
+  for (const auto& [row, column, rows, columns] : boxes)
+    entry.chunks.push_back({{row, column}, {rows, columns}, {}});
+  return entry;
+}
+
+TEST(Dcp, ChunksTileATensor) {
+  std::vector<std::array<int64_t, 4>> grid;
+  for (int64_t row = 0; row < 300; ++row) {
+    for (int64_t column = 299; column >= 0; --column) grid.push_back({2 * row, column, 2, 1});
+  }
+  check_tiling(tiled({600, 300}, grid));  // in time: not pair by pair
+  grid[7][1] = grid[8][1];
+  EXPECT_THAT(message_of([&] { check_tiling(tiled({600, 300}, grid)); }), HasSubstr("overlap"));
+  std::vector<std::array<int64_t, 4>> wheel{
+      {0, 0, 1, 2}, {0, 2, 2, 1}, {2, 1, 1, 2}, {1, 0, 2, 1}, {1, 1, 1, 1}};
+  check_tiling(tiled({3, 3}, wheel));  // which no plane parts
+  wheel[4] = {1, 0, 1, 1};
+  EXPECT_THAT(message_of([&] { check_tiling(tiled({3, 3}, wheel)); }), HasSubstr("overlap"));
+  wheel.pop_back();
+  EXPECT_THAT(message_of([&] {
+                check_tiling(tiled({3, 3}, wheel));
+              }),
+              HasSubstr("hold 8 of its 9"));
+  check_tiling(tiled({0, 3}, {}));
+}
+
+/// What the process has read so far, from files and caches.
+int64_t bytes_read() {
+  std::ifstream counts("/proc/self/io");
+  std::string name;
+  int64_t bytes = 0;
+  counts >> name >> bytes;
+  EXPECT_EQ(name, "rchar:");
+  return bytes;
+}
+
+TEST(Dcp, ALoadReadsOnlyTheRowsThatItNeeds) {
+  TemporaryFolder folder;
+  const auto whole = counting({400, 1000});
+  save_checkpoint(folder.path(), 1, {{"model.w", ShardedTensor::replicated(whole)}}, {}, nullptr);
+  const auto step = *latest_step(folder.path());
+  for (const auto dtype : {at::kFloat, at::kDouble}) {  // into its place, and through a buffer
+    auto mine = ShardedTensor::replicated(whole);
+    mine.local = at::zeros({100, 1000}, at::TensorOptions(dtype));
+    mine.offsets = {300, 0};
+    const auto before = bytes_read();
+    load_checkpoint(step, {{"model.w", mine}}, nullptr);
+    const auto share = whole.nbytes() / 4;
+    EXPECT_GE(bytes_read() - before, static_cast<int64_t>(share));
+    EXPECT_LT(bytes_read() - before, static_cast<int64_t>(share + share / 10));  // and metadata
+    EXPECT_TRUE(at::equal(mine.local, whole.narrow(0, 300, 100).to(dtype)));
+  }
 }
 
 TEST(Dcp, OneRanksFailureIsEveryRanksAndLeavesNoStep) {
