@@ -28,11 +28,15 @@ void save_checkpoint(const std::string& directory, int64_t iteration, const Shar
     throw;
   }
   if (!first_rank) return;
+  const auto say_why = [&](const std::string& why) {  // the step is saved all the same
+    if (options.notice) options.notice("old checkpoints are kept: " + why);
+  };
   try {
     remove_old_steps(directory, iteration, options.retention);
-  } catch (const c10::Error& error) {  // the step is saved all the same
-    if (options.notice)
-      options.notice(std::string("old checkpoints are kept: ") + error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    say_why(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    say_why(error.what());
   }
 }
 

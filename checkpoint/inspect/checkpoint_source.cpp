@@ -68,8 +68,9 @@ std::unique_ptr<CheckpointSource> open_checkpoint(
                               path_exists(path + "/model.safetensors.index.json");
     if (hugging_face) return open_safetensors_source(path);
   }
-  const auto step = ckpt_step ? std::optional(step_at(path, *ckpt_step))
-                              : find_step(path, nullptr, {.notice = notice});
+  const auto step =
+      ckpt_step ? std::optional(step_at(path, *ckpt_step))
+                : find_step(path, nullptr, {.depth = VerifyDepth::kSizes, .notice = notice});
   TORCH_CHECK(step.has_value(), path,
               " is no checkpoint: it has no .metadata, no model.safetensors and no "
               "latest_checkpointed_iteration.txt");

@@ -45,18 +45,19 @@ std::string step_name(int64_t iteration) {
 std::vector<std::string> names_in(const std::string& directory) {
   std::vector<std::string> names;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(directory, error))
-    names.push_back(entry.path().filename().string());
+  std::filesystem::directory_iterator entry(directory, error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error))
+    names.push_back(entry->path().filename().string());
   TORCH_CHECK(!error, "cannot list ", directory, ": ", error.message());
   return names;
 }
 
 /// The step of a folder's name; nothing for another thing. iter_0000010 and iter_10 are the same.
 std::optional<CheckpointStep> step_named(const std::string& name, const std::string& folder) {
-  if (name == kRelease) return CheckpointStep{folder, 0, true};
+  if (name == kRelease) return CheckpointStep{folder, 0, true, {}};
   const std::string_view prefix = kPrefix;
   if (!name.starts_with(prefix)) return std::nullopt;
-  CheckpointStep step{folder, -1, false};
+  CheckpointStep step{folder, -1, false, {}};
   const auto* end = name.data() + name.size();
   const auto result = std::from_chars(name.data() + prefix.size(), end, step.iteration);
   const bool whole = result.ec == std::errc() && result.ptr == end && step.iteration >= 0;
@@ -124,13 +125,13 @@ std::optional<CheckpointStep> read_tracker(const std::string& directory) {
 
 CheckpointStep parse_tracker(std::string_view text, const std::string& directory) {
   text = text.substr(0, text.find_last_not_of("\n\r \t") + 1);
-  if (text == kRelease) return CheckpointStep{directory + "/" + kRelease, 0, true};
+  if (text == kRelease) return CheckpointStep{directory + "/" + kRelease, 0, true, {}};
   int64_t iteration = -1;
   const auto result = std::from_chars(text.data(), text.data() + text.size(), iteration);
   const bool whole =
       result.ec == std::errc() && result.ptr == text.data() + text.size() && iteration >= 0;
   TORCH_CHECK(whole, directory, "/", kTracker, " should hold an iteration or the word release; it holds \"", text.substr(0, 40), "\"");
-  return CheckpointStep{directory + "/" + step_name(iteration), iteration, false};
+  return CheckpointStep{directory + "/" + step_name(iteration), iteration, false, {}};
 }
 
 std::optional<CheckpointStep> latest_step(const std::string& directory) {
@@ -153,7 +154,7 @@ std::vector<CheckpointStep> list_steps(const std::string& directory) {
 }
 
 CheckpointStep step_at(const std::string& directory, int64_t iteration) {
-  return existing({directory + "/" + step_name(iteration), iteration, false}, directory,
+  return existing({directory + "/" + step_name(iteration), iteration, false, {}}, directory,
                   "--ckpt-step");
 }
 

@@ -16,6 +16,7 @@ struct CheckpointStep {
   std::string folder;
   int64_t iteration = 0;  ///< 0 for release
   bool is_release = false;
+  std::vector<int64_t> passed_over{};  ///< iterations of newer ones that find_step found damaged
 };
 
 /// What DIRECTORY/latest_checkpointed_iteration.txt names, whether it is there or not; nothing when

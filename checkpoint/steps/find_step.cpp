@@ -7,6 +7,8 @@
 #include <sstream>
 #include <vector>
 
+#include "checkpoint/files/crc32.h"
+#include "checkpoint/files/file_crc32.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/steps/agreement.h"
 
@@ -69,18 +71,71 @@ Search decode_search(const std::string& encoded) {
   return found;
 }
 
+constexpr char kDamage = '!';  // begins an answer that is no list of sums
+
+/// Reads this rank's stretch of the files' bytes, all of them behind each other, and returns what
+/// it adds (xor) to the checksum of each file that it touches: its number and that.
+std::string sums_of_stretch(const std::string& folder, const std::vector<ManifestFile>& files,
+                            int64_t rank, int64_t ranks) {
+  int64_t total = 0;
+  for (const auto& file : files) total += file.bytes;
+  const auto share = total / ranks + 1;
+  const auto begin = std::min(total, share * rank);
+  const auto end = std::min(total, begin + share);
+  std::ostringstream sums;
+  int64_t at = 0;  // where the file begins
+  for (size_t i = 0; i < files.size(); at += files[i++].bytes) {
+    const auto from = std::max(begin - at, int64_t{0});
+    const auto to = std::min(end - at, files[i].bytes);
+    if (from >= to) continue;
+    const auto crc = crc32_of(InputFile(folder + "/" + files[i].name), from, to - from);
+    sums << i << ' ' << crc32_combine(crc, 0, files[i].bytes - to) << '\n';
+  }
+  return sums.str();
+}
+
+/// The first file whose bytes have changed, the same on all ranks.
+std::string changed_file(const std::string& folder, const ProcessGroupPtr& group) {
+  std::vector<ManifestFile> files;
+  const auto answers = gather_or_throw(group, [&]() -> std::string {
+    try {
+      if (!has_manifest(folder)) return "";
+      files = read_manifest(folder).files;
+      return sums_of_stretch(folder, files, rank_in(group), group == nullptr ? 1 : group->size());
+    } catch (const c10::Error& error) {
+      return kDamage + std::string(error.what_without_backtrace());
+    }
+  });
+  std::vector<uint32_t> sums(files.size());
+  for (const auto& answer : answers) {
+    if (!answer.empty() && answer[0] == kDamage) return answer.substr(1);
+    std::istringstream text(answer);
+    size_t file = 0;
+    for (uint32_t sum = 0; text >> file >> sum;) {
+      if (file < sums.size()) sums[file] ^= sum;
+    }
+  }
+  for (size_t i = 0; i < files.size(); ++i) {
+    const auto damage = checksum_damage(folder, files[i], sums[i]);
+    if (!damage.empty()) return damage;
+  }
+  return "";
+}
+
 /// The first damage that a rank has found, on all ranks.
-std::string damage_on_any_rank(const std::string& folder, VerifyDepth depth,
+std::string damage_on_any_rank(const std::string& folder, const FindOptions& options,
                                const ProcessGroupPtr& group) {
   const auto ranks = group == nullptr ? 1 : group->size();
   const auto found = gather_or_throw(group, [&] {
-    return step_damage(folder, depth, static_cast<size_t>(rank_in(group)),
-                       static_cast<size_t>(ranks));
+    const auto damage =
+        step_damage(folder, VerifyDepth::kSizes, static_cast<size_t>(rank_in(group)),
+                    static_cast<size_t>(ranks));
+    return damage.empty() && options.also ? options.also(folder) : damage;
   });
   for (const auto& damage : found) {
     if (!damage.empty()) return damage;
   }
-  return "";
+  return options.depth == VerifyDepth::kBytes ? changed_file(folder, group) : "";
 }
 
 }  // namespace
@@ -93,13 +148,16 @@ std::optional<CheckpointStep> find_step(const std::string& directory, const Proc
   const auto [candidates, tracker_trouble] = decode_search(answers[0]);
   if (candidates.empty()) return std::nullopt;
   std::string trouble = tracker_trouble;
-  for (const auto& step : candidates) {
-    const auto damage = damage_on_any_rank(step.folder, options.depth, group);
+  std::vector<int64_t> passed_over;
+  for (auto step : candidates) {
+    const auto damage = damage_on_any_rank(step.folder, options, group);
     if (damage.empty()) {
       if (!trouble.empty() && options.notice)
         options.notice(trouble + "; " + step.folder + " is used instead");
+      step.passed_over = std::move(passed_over);
       return step;
     }
+    passed_over.push_back(step.iteration);
     trouble += (trouble.empty() ? "" : "; ") + damage;
   }
   TORCH_CHECK(!options.ckpt_step, "--ckpt-step ", *options.ckpt_step, ": ", trouble,

@@ -13,7 +13,9 @@ namespace megashard {
 
 struct FindOptions {
   std::optional<int64_t> ckpt_step{};  ///< this one or none
-  VerifyDepth depth = VerifyDepth::kSizes;
+  VerifyDepth depth = VerifyDepth::kBytes;
+  /// What else is wrong with a step's folder; empty: nothing. Null: nothing else matters.
+  std::function<std::string(const std::string& folder)> also{};
   /// Gets one line, on every rank, when another step than the tracker's is found: which was passed
   /// over, which file is damaged, what is used instead. Null: nobody is told.
   std::function<void(const std::string& line)> notice{};
@@ -24,7 +26,7 @@ struct FindOptions {
 /// sets the tracker back means it, and so does one that says `release`. Nothing when there are
 /// neither tracker nor steps, as in a first start. Throws when there are steps and none will do,
 /// and when `ckpt_step` is damaged. Collective: the first rank looks, all check their part of the
-/// files, and all return the same.
+/// files and read as many bytes as the others, and all return the same.
 std::optional<CheckpointStep> find_step(const std::string& directory, const ProcessGroupPtr& group,
                                         const FindOptions& options = {});
 

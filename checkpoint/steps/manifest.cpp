@@ -11,6 +11,7 @@
 
 #include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/files/crc32.h"
+#include "checkpoint/files/file_crc32.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/files/strict_json.h"
 
@@ -22,7 +23,6 @@ using nlohmann::json;
 constexpr const char* kManifest = "manifest.json";
 constexpr int64_t kFormatVersion = 1;
 constexpr int64_t kMostManifestBytes = 64 << 20;  // of some 500,000 files
-constexpr int64_t kReadBytes = 4 << 20;
 
 std::string hex(uint32_t crc) {
   char digits[9];
@@ -59,19 +59,6 @@ void check_length(const std::string& path, int64_t expected, bool at_least) {
   const int64_t bytes = InputFile(path).size();
   TORCH_CHECK(at_least ? bytes >= expected : bytes == expected, path, " has ", bytes, " bytes instead of ",
               at_least ? "at least " : "", expected, ": it was cut short or replaced");
-}
-
-void check_bytes(const std::string& path, uint32_t expected) {
-  const InputFile file(path);
-  std::vector<char> buffer(static_cast<size_t>(std::min(file.size(), kReadBytes)));
-  uint32_t crc = 0;
-  for (int64_t offset = 0; offset < file.size(); offset += kReadBytes) {
-    const int64_t bytes = std::min(kReadBytes, file.size() - offset);
-    file.read_at(buffer.data(), bytes, offset);
-    crc = crc32(crc, buffer.data(), bytes);
-  }
-  TORCH_CHECK(crc == expected, path, " has the checksum ", hex(crc), " instead of ", hex(expected),
-              ": its bytes have changed since it was written");
 }
 
 void check_foreign_step(const std::string& folder) {
@@ -145,6 +132,12 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   return manifest;
 }
 
+std::string checksum_damage(const std::string& folder, const ManifestFile& file, uint32_t found) {
+  if (found == file.crc32) return "";
+  return folder + "/" + file.name + " has the checksum " + hex(found) + " instead of " +
+         hex(file.crc32) + ": its bytes have changed since it was written";
+}
+
 std::string step_damage(const std::string& folder, VerifyDepth depth, size_t part, size_t parts) {
   try {
     TORCH_CHECK(is_directory(folder), "there is no checkpoint folder ", folder);
@@ -156,7 +149,10 @@ std::string step_damage(const std::string& folder, VerifyDepth depth, size_t par
     for (size_t i = part; i < files.size(); i += parts) {
       const auto path = folder + "/" + files[i].name;
       check_length(path, files[i].bytes, false);
-      if (depth == VerifyDepth::kBytes) check_bytes(path, files[i].crc32);
+      if (depth == VerifyDepth::kSizes) continue;
+      const InputFile file(path);
+      const auto damage = checksum_damage(folder, files[i], crc32_of(file, 0, file.size()));
+      if (!damage.empty()) return damage;
     }
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();

@@ -35,6 +35,9 @@ void write_manifest(const std::string& folder, const Manifest& manifest);
 Manifest read_manifest(const std::string& folder);
 Manifest parse_manifest(std::string_view json, const std::string& where);
 
+/// What is wrong with a file of the folder whose bytes have the checksum `found`; empty: nothing.
+std::string checksum_damage(const std::string& folder, const ManifestFile& file, uint32_t found);
+
 enum class VerifyDepth {
   kSizes,  ///< every file is there, with its length
   kBytes,  ///< and has its checksum: everything is read

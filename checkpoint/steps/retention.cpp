@@ -1,5 +1,7 @@
 #include "checkpoint/steps/retention.h"
 
+#include <algorithm>
+
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/manifest.h"
 
@@ -11,7 +13,10 @@ void remove_old_steps(const std::string& directory, int64_t newest, const Retent
   int64_t kept = 1;
   for (const auto& step : list_steps(directory)) {
     if (step.is_release || step.iteration >= newest) continue;
-    const bool recent = kept < policy.most_recent.value_or(1) &&
+    const auto& damaged = policy.damaged;
+    const bool is_known =
+        std::find(damaged.begin(), damaged.end(), step.iteration) != damaged.end();
+    const bool recent = kept < policy.most_recent.value_or(1) && !is_known &&
                         step_damage(step.folder, VerifyDepth::kSizes).empty();
     if (recent) {
       ++kept;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace megashard {
 
@@ -12,6 +13,7 @@ struct RetentionPolicy {
       most_recent{};                  ///< --most-recent-k: the newest so many; unset: see interval
   std::optional<int64_t> interval{};  ///< --save-retain-interval: also every multiple of it, as in
                                       ///< Megatron; alone, the newest step and these
+  std::vector<int64_t> damaged{};     ///< known to be, whatever their lengths: see below
 };
 
 /// Removes the other steps before `newest`, which must be whole: throws otherwise, and removes

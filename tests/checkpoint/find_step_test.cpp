@@ -15,6 +15,8 @@
 namespace megashard {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using testing::message_of;
 using ::testing::StartsWith;
@@ -81,11 +83,34 @@ TEST_F(FindStepTest, DamagedStepsAreNamedAndPassedOver) {
   EXPECT_THAT(message_of([&] { find(); }), HasSubstr("has no whole step to use instead"));
 }
 
-TEST_F(FindStepTest, ChangedBytesAreFoundWhenAskedFor) {
+TEST_F(FindStepTest, ChangedBytesAreFound) {
   std::ofstream(file("iter_0000030/__1_0.distcp")) << std::string(2000, 'x');
-  EXPECT_EQ(find(), 30);
-  EXPECT_EQ(find({.depth = VerifyDepth::kBytes}), 20);
+  EXPECT_EQ(find({.depth = VerifyDepth::kSizes}), 30);
+  EXPECT_EQ(find(), 20);
   EXPECT_THAT(line_, StartsWith(file("iter_0000030/__1_0.distcp") + " has the checksum"));
+  EXPECT_THAT(line_, EndsWith(file("iter_0000020") + " is used instead"));
+  EXPECT_THAT(find_step(directory_.path(), nullptr)->passed_over, ElementsAre(30));
+}
+
+TEST_F(FindStepTest, EveryByteIsReadByOneOfTheRanks) {
+  const auto path = file("iter_0000030/__0_0.distcp");
+  for (const int ranks : {1, 3, 4}) {
+    testing::run_ranks(ranks, [&](const ProcessGroupPtr& group) {
+      TORCH_CHECK(find_step(directory_.path(), group)->iteration == 30);
+    });
+    for (const int64_t byte : {0, 999, 1000, 1333, 1334, 1999}) {
+      std::string content(2000, static_cast<char>(30));
+      content[static_cast<size_t>(byte)] = 'x';
+      std::ofstream(path) << content;
+      testing::run_ranks(ranks, [&](const ProcessGroupPtr& group) {
+        std::string line;
+        const auto step = find_step(directory_.path(), group,
+                                    {.notice = [&](const std::string& said) { line = said; }});
+        TORCH_CHECK(step->iteration == 20 && line.find(path + " has the checksum") == 0, byte, " ", line);
+      });
+      std::ofstream(path) << std::string(2000, static_cast<char>(30));
+    }
+  }
 }
 
 TEST_F(FindStepTest, ATrackerThatIsTornOrAwayIsSaid) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "checkpoint/files/crc32.h"
+#include "checkpoint/files/file_crc32.h"
 #include "checkpoint/files/file_io.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
@@ -66,6 +67,11 @@ TEST(OutputFile, HoldsWhatWasWrittenWhateverThePiecesAndTheReservation) {
       EXPECT_EQ(file.position(), length);
       EXPECT_EQ(file.crc32(), crc_of(expected));
       EXPECT_TRUE(read_back(folder.file("f")) == expected) << length << " " << reserved;
+      const InputFile written(folder.file("f"));
+      const auto from = length / 3;
+      EXPECT_EQ(crc32_of(written, from, length - from),
+                crc_of(expected.substr(static_cast<size_t>(from))));
+      EXPECT_THAT(message_of([&] { crc32_of(written, 0, length + 1); }), HasSubstr(written.path()));
     }
   }
 }

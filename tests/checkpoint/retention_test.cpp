@@ -60,6 +60,11 @@ TEST_F(RetentionTest, StepsAfterTheNewOneAreNotOurs) {
   EXPECT_THAT(left(), ElementsAre(60, 50, 40, 30, -1));
 }
 
+TEST_F(RetentionTest, StepsThatAreKnownToBeDamagedDoNotCount) {
+  remove_old_steps(directory_.path(), 60, {.most_recent = 2, .damaged = {50, 40}});
+  EXPECT_THAT(left(), ElementsAre(60, 30, -1));  // 30 is what the run has gone on from
+}
+
 TEST_F(RetentionTest, DamagedStepsDoNotCountAndNothingGoesForTheSakeOfOne) {
   damage("iter_0000050");
   remove_old_steps(directory_.path(), 60, {.most_recent = 2});

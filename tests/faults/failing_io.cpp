@@ -3,6 +3,8 @@
 
 #include "tests/faults/failing_io.h"
 
+#include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -33,6 +35,7 @@ struct Disk {
   bool all_later = false;
   bool failed = false;
   bool no_exchange = false;
+  int listings_left = -1;  ///< -1: all go well
   std::vector<Change> changes;
   std::set<std::string> unsynced;  ///< files
   int number_kept = 0;
@@ -213,6 +216,17 @@ int resized(int descriptor, off64_t bytes) {
   return resized_by(descriptor, [=] { return ::syscall(SYS_ftruncate, descriptor, bytes); });
 }
 
+/// Whether the folder's entries cannot be read; an `end` of theirs that was reached is counted.
+bool listing_fails(DIR* listed, bool end) {
+  const std::lock_guard lock(mutex);
+  if (disk == nullptr || disk->listings_left < 0 || path_of(::dirfd(listed)) != disk->folder)
+    return false;
+  if (end && disk->listings_left > 0) --disk->listings_left;
+  if (end || disk->listings_left > 0) return false;
+  disk->failed = true;
+  return true;
+}
+
 /// A close that fails has closed all the same, as on Linux.
 int closed(int descriptor) {
   const std::lock_guard lock(mutex);
@@ -267,6 +281,17 @@ int fallocate64(int descriptor, int mode, off64_t offset, off64_t bytes) {
 
 int ftruncate(int descriptor, off_t bytes) noexcept { return resized(descriptor, bytes); }
 int ftruncate64(int descriptor, off64_t bytes) noexcept { return resized(descriptor, bytes); }
+
+dirent* readdir(DIR* folder) {
+  static const auto real = reinterpret_cast<dirent* (*)(DIR*)>(::dlsym(RTLD_NEXT, "readdir"));
+  if (listing_fails(folder, /*end=*/false)) {
+    errno = EIO;
+    return nullptr;
+  }
+  dirent* entry = real(folder);
+  if (entry == nullptr) listing_fails(folder, /*end=*/true);
+  return entry;
+}
 
 int close(int descriptor) { return closed(descriptor); }
 
@@ -336,8 +361,15 @@ bool FailingDisk::has_failed() const {
   return disk->failed;
 }
 
+void FailingDisk::fail_listing_after(int times) {
+  const std::lock_guard lock(mutex);
+  disk->listings_left = times;
+  disk->failed = false;
+}
+
 void FailingDisk::recover() {
   const std::lock_guard lock(mutex);
+  disk->listings_left = -1;
   disk->calls_left = -1;
 }
 

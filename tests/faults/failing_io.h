@@ -21,6 +21,8 @@ class FailingDisk {
   /// been killed there. Error 0: a write puts half of its bytes and says so, other calls go well.
   void fail_after(int64_t calls, int error, bool and_all_later);
   bool has_failed() const;
+  /// The folder can be listed so many times more; then reading its entries fails with EIO.
+  void fail_listing_after(int times);
   void recover();  ///< nothing fails any more
   /// As a file system without RENAME_EXCHANGE.
   void refuse_exchange();

@@ -378,6 +378,33 @@ TEST(Faults, RanksThatWriteHuggingFaceFilesFailTogether) {
   }
 }
 
+TEST(Faults, AFolderThatCannotBeListedIsOnlyNoticedOnceTheStepIsThere) {
+  bool failed = true;
+  int noticed = 0;
+  for (int listings = 0; failed; ++listings) {
+    TemporaryFolder folder;
+    const auto directory = folder.file("save");
+    FailingDisk disk(directory);
+    save_known_step(directory, {1, 0}, nullptr);
+    disk.fail_listing_after(listings);
+    std::vector<std::string> lines;
+    const SaveOptions options{.retention = {.most_recent = 1},
+                              .notice = [&](const std::string& line) { lines.push_back(line); }};
+    const auto failure = failure_of([&] { save_known_step(directory, {2, 0}, nullptr, options); });
+    failed = disk.has_failed();
+    disk.recover();
+    EXPECT_EQ(load_known_step(directory, nullptr), (failure.empty() ? Mark{2, 0} : Mark{1, 0}));
+    if (!failure.empty()) {
+      EXPECT_THAT(failure, HasSubstr("cannot list " + directory));
+    } else if (failed) {
+      ++noticed;
+      ASSERT_EQ(lines.size(), 1U);
+      EXPECT_THAT(lines[0], HasSubstr("old checkpoints are kept: cannot list " + directory));
+    }
+  }
+  EXPECT_GE(noticed, 2);
+}
+
 TEST(Faults, ARankThatHangsEndsTheSaveOfTheOthers) {
   TemporaryFolder folder;
   save_known_step(folder.path(), {1, 0}, nullptr);
