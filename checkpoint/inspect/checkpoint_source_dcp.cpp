@@ -53,15 +53,17 @@ class DcpSource : public CheckpointSource {
     check_manifest(fault);
     CheckedBytes checked;
     for (const auto& entry : reader_.entries()) {
-      if (entry.value) continue;  // of common.pt
-      attempt(fault, entry.key, [&] {
-        if (entry.is_tensor) check_tiling(entry);
-      });
+      if (!entry.is_tensor || entry.value) continue;
+      attempt(fault, entry.key, [&] { check_tiling(entry); });
       for (const auto& chunk : entry.chunks)
         add(checked, check_item(entry, chunk.location, &chunk, fault));
+    }
+    // Values as they are stored: torch_dist's reader has made others of some of them.
+    const auto stored = read_dcp_metadata(path());
+    for (const auto& entry : stored.entries) {
       if (!entry.is_tensor) add(checked, check_item(entry, entry.location, nullptr, fault));
     }
-    check_overlaps(fault);
+    check_overlaps(stored, fault);
     attempt(fault, kCommon, [&] {
       const auto common = path() + "/" + kCommon;
       if (!path_exists(common)) return;
@@ -132,12 +134,12 @@ class DcpSource : public CheckpointSource {
   }
 
   /// No byte belongs to two items.
-  void check_overlaps(const FaultSink& fault) const {
+  void check_overlaps(const DcpMetadata& stored, const FaultSink& fault) const {
     std::map<std::string, std::vector<std::pair<FileRange, const DcpEntry*>>> items;
     const auto add_item = [&](const DcpEntry& entry, const DcpLocation& location) {
       if (!location.file.empty()) items[location.file].emplace_back(location.range, &entry);
     };
-    for (const auto& entry : reader_.entries()) {
+    for (const auto& entry : stored.entries) {
       for (const auto& chunk : entry.chunks) add_item(entry, chunk.location);
       if (!entry.is_tensor) add_item(entry, entry.location);
     }

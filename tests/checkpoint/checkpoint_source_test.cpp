@@ -98,6 +98,23 @@ TEST(CheckpointSource, EveryFlippedByteOfTheDataIsFoundAndNamed) {
               ::testing::Contains(AllOf(HasSubstr("truncated"), HasSubstr("model.b"))));
 }
 
+TEST(CheckpointSource, ValuesThatTorchDistKeepsForAllRanksAreVerifiedWhereTheyLie) {
+  TemporaryFolder folder;
+  auto values = some_values(8);
+  values.set("rng_state", List{{Bytes{"of rank 0"}, Bytes{"of rank 1"}}});  // Megatron's one object
+  save_checkpoint(folder.file("run"), 10, {}, values, nullptr,
+                  {.format = CheckpointFormat::kTorchDist});
+  const auto step = folder.file("run") + "/iter_0000010";
+  std::filesystem::remove(step + "/manifest.json");
+  EXPECT_THAT(open_checkpoint(step)->value_keys(), ::testing::Contains("rng_state.1"));
+  EXPECT_THAT(faults_of(step), IsEmpty());
+  const auto data = step + "/__0_0.distcp";
+  const auto text = read_small_file(data, 1 << 20);
+  flip_byte(data, static_cast<int64_t>(text.find("of rank 1")));
+  EXPECT_THAT(faults_of(step), ElementsAre(AllOf(HasSubstr(data + " at byte 0: entry data.pkl"),
+                                                 HasSubstr("rng_state/shard_0.0_1.1"))));
+}
+
 TEST(CheckpointSource, TheManifestNamesEveryDamagedFile) {
   TemporaryFolder folder;
   save_checkpoint(folder.file("run"), 10, two_tensors(), some_values(8), nullptr);
