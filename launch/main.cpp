@@ -1,4 +1,5 @@
 #include <dlfcn.h>
+#include <sys/resource.h>
 
 #include <cstdio>
 #include <stdexcept>
@@ -20,9 +21,19 @@ decltype(&megashard_run) load_programs() {
   return reinterpret_cast<decltype(&megashard_run)>(dlsym(library, "megashard_run"));
 }
 
+/// A checkpoint of many ranks has more files than a process may usually have open (1024), and a
+/// reader keeps those that it needs open.
+void allow_many_files() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  allow_many_files();
   const std::string_view subcommand = argc > 1 ? argv[1] : "--help";
   return megashard::run_program([&] {
     if (subcommand == "launch") return megashard::run_launch(argc - 1, argv + 1);

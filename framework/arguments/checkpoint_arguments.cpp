@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/inspect/checkpoint_source.h"
 
 namespace megashard {
 namespace {
@@ -87,6 +88,24 @@ std::string remedy(const Option& option, const ArgumentValue& theirs, const Argu
          ", or --use-checkpoint-args";
 }
 
+/// What is wrong with the bytes of a step's args; empty: nothing.
+std::string damage_of_args(const std::string& folder) {
+  std::string damage;
+  try {
+    const DcpReader reader(folder);
+    const auto* args = reader.find("args");
+    const auto common = folder + "/common.pt";
+    if (args == nullptr || (args->value && !path_exists(common))) return "";
+    const InputFile file(args->value ? common : folder + "/" + args->location.file);
+    const auto range = args->value ? FileRange{0, file.size()} : args->location.range;
+    verify_archive(TorchArchive(file, range), "args",
+                   [&damage](const std::string& fault) { damage = fault; });
+  } catch (const c10::Error& error) {
+    damage = error.what_without_backtrace();
+  }
+  return damage;
+}
+
 }  // namespace
 
 void check_checkpoint_arguments(const Arguments& arguments, const ArgumentRecord& saved,
@@ -128,7 +147,10 @@ void take_checkpoint_arguments(Arguments& arguments, const DiagnosticSink& sink)
     throw UsageError("--use-checkpoint-args and --hf-model " + *arguments.hf_model +
                      " both say what the model is; leave one out.");
   }
-  const auto step = find_step(*arguments.load, nullptr, {.ckpt_step = arguments.ckpt_step});
+  const auto step = find_step(*arguments.load, nullptr,
+                              {.ckpt_step = arguments.ckpt_step,
+                               .depth = VerifyDepth::kSizes,  // the ranks read the rest together
+                               .also = damage_of_args});
   if (!step) {
     sink(Severity::kNotice, "--use-checkpoint-args: " + *arguments.load +
                                 " holds no checkpoint yet, so the flags count.");

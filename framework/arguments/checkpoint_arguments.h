@@ -19,7 +19,8 @@ std::string changed_arguments(const Arguments& arguments, const ArgumentRecord& 
 
 /// --use-checkpoint-args: network, dropouts, sequence length and tokenizer of the step that --load
 /// would take, where the flags are not given (load_args_from_checkpoint of Megatron). Before
-/// validate_arguments; every process for itself. Without a checkpoint the flags count.
+/// validate_arguments; every process for itself, which compares the lengths of the step's files and
+/// the checksums of its args alone. Without a checkpoint the flags count.
 void take_checkpoint_arguments(Arguments& arguments, const DiagnosticSink& sink);
 
 }  // namespace megashard

@@ -239,6 +239,7 @@ void Trainer::save() {
   const auto warn = [this](const std::string& line) {
     outside_.print_on_first_rank("WARNING: " + line);
   };
+  std::erase(state_.damaged_steps, state_.iteration);  // it is replaced
   save_training_checkpoint(state_, group_, warn, saver_.get());
   last_saved_ = being_saved_ = state_.iteration;
   if (saver_ == nullptr) finish_save();

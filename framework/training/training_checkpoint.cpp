@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/steps/agreement.h"
 #include "checkpoint/torch_dist/torch_dist_writer.h"
 #include "framework/arguments/checkpoint_arguments.h"
 #include "framework/data/microbatches.h"
@@ -15,6 +16,26 @@
 
 namespace megashard {
 namespace {
+
+/// The keys of torch's Adam, AdamW and SGD, with their defaults where Megatron has no such option:
+/// PyTorch loads a group only when none of them is missing.
+void set_torch_fields(Dict& group, const OptimizerOptions& options) {
+  if (options.kind == OptimizerKind::kAdam) {
+    group.set("betas", Tuple{{options.beta1, options.beta2}});
+    group.set("eps", options.eps);
+    group.set("amsgrad", false);
+    group.set("capturable", false);
+    group.set("decoupled_weight_decay", true);  // AdamW
+  } else {
+    group.set("momentum", options.momentum);
+    group.set("dampening", 0);
+    group.set("nesterov", false);
+  }
+  group.set("maximize", false);
+  group.set("foreach", Value());
+  group.set("differentiable", false);
+  group.set("fused", Value());
+}
 
 Value param_groups(const Optimizer& optimizer) {
   List groups;
@@ -29,12 +50,7 @@ Value param_groups(const Optimizer& optimizer) {
     entry.set("lr_mult", 1.0);
     entry.set("is_expert_parallel", false);
     entry.set("is_decoupled_lr", false);
-    if (optimizer.options().kind == OptimizerKind::kAdam) {
-      entry.set("betas", Tuple{{optimizer.options().beta1, optimizer.options().beta2}});
-      entry.set("eps", optimizer.options().eps);
-    } else {
-      entry.set("momentum", optimizer.options().momentum);
-    }
+    set_torch_fields(entry, optimizer.options());
     groups.items.emplace_back(std::move(entry));
   }
   return groups;
@@ -198,7 +214,8 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
   }
   SaveOptions options{.format = format_of_name(arguments.ckpt_format),
                       .retention = {.most_recent = arguments.most_recent_k,
-                                    .interval = arguments.save_retain_interval},
+                                    .interval = arguments.save_retain_interval,
+                                    .damaged = state.damaged_steps},
                       .notice = notice,
                       .plans = state.save_plans};
   const auto noticed = std::make_shared<std::vector<std::string>>();
@@ -266,6 +283,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
     state.optimizer->reload_model_parameters(
         [&](const std::string& name) { return !parts.optimizer || stale_copies.count(name) != 0; });
   }
+  if (arguments.save == arguments.load) state.damaged_steps = step.passed_over;
   if (!parts.progress) return lines;
 
   state.iteration = position.iteration;
@@ -273,7 +291,9 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   arguments.consumed_train_samples = position.train_samples;
   arguments.consumed_valid_samples = position.valid_samples;
   if (parts.optimizer) *state.schedule = schedule;
-  if (parts.random) restore_random(state, loaded.values, position, group, lines);
+  if (parts.random) {
+    all_or_throw(group, [&] { restore_random(state, loaded.values, position, group, lines); });
+  }
   return lines;
 }
 

@@ -28,6 +28,7 @@ struct TrainingState {
   c10::Device device = c10::kCPU;  ///< whose random states count besides the CPU's
   int64_t iteration = 0;
   double flops_so_far = 0;
+  std::vector<int64_t> damaged_steps{};  ///< of arguments.save, passed over by the load
   std::shared_ptr<SavePlanCache> save_plans = std::make_shared<SavePlanCache>();
 };
 

@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/files/file_io.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/diagnostics.h"
 
@@ -97,6 +100,20 @@ TEST(CheckpointArguments, AreTakenWhereNoFlagIsGiven) {
   EXPECT_EQ(run.hidden_dropout, 0.25);
   EXPECT_FALSE(run.lr.has_value());
   EXPECT_THAT(said.text(), HasSubstr("num_layers 2, hidden_size 8"));
+  // A changed byte of the args: those of the step before, like everything else of it.
+  written.num_layers = 3;
+  Dict newer;
+  newer.set("args", make_namespace(to_dict(argument_values(written))));
+  save_checkpoint(folder.path(), 2, {}, newer, nullptr);
+  run.given = {};
+  take_checkpoint_arguments(run, said.sink());
+  EXPECT_EQ(run.num_layers, 3);
+  const auto file = folder.file("iter_0000002/__0_0.distcp");
+  auto bytes = read_small_file(file, 1 << 20);
+  bytes[bytes.find("hidden_size")] ^= 1;
+  std::ofstream(file) << bytes;
+  take_checkpoint_arguments(run, said.sink());
+  EXPECT_EQ(run.num_layers, 2);
   run.hf_model = "M";
   EXPECT_THAT(usage_error([&] { take_checkpoint_arguments(run, {}); }), HasSubstr("leave one out"));
 }

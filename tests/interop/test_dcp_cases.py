@@ -12,6 +12,7 @@ import os
 import pathlib
 import pickle
 import random
+import resource
 import subprocess
 import sys
 import types
@@ -82,9 +83,12 @@ def tensors(count=9):
     return state
 
 
-def inspect(*arguments, code=0):
+def inspect(*arguments, code=0, open_files=None):
+    def limit():  # which the program may raise
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
     done = subprocess.run([BUILD / "launch" / "megashard", "inspect", *map(str, arguments)], capture_output=True, text=True,
-                          timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                          timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}, preexec_fn=limit if open_files else None)
     assert done.returncode == code, done.stdout[-3000:] + done.stderr[-2000:]
     return done.stdout
 
@@ -97,12 +101,12 @@ def copy_by_us(source, ranks, target):
 
 
 def test_many_threads_and_unusual_tensors(tmp_path):
-    state = {"model": tensors()}
-    writer = dcp.FileSystemWriter(tmp_path / "dcp", thread_count=3, sync_files=False)
+    state = {"model": tensors(60)}
+    writer = dcp.FileSystemWriter(tmp_path / "dcp", thread_count=50, sync_files=False)
     dcp.save(state, storage_writer=writer, no_dist=True)
-    assert len(list((tmp_path / "dcp").glob("*.distcp"))) == 3
+    assert len(list((tmp_path / "dcp").glob("*.distcp"))) == 50
     torch.save(state, tmp_path / "whole.pt")
-    inspect("--diff", tmp_path / "dcp", tmp_path / "whole.pt")
+    inspect("--diff", tmp_path / "dcp", tmp_path / "whole.pt", open_files=40)  # fewer than are needed
     inspect("--verify", tmp_path / "dcp")
 
 
@@ -210,8 +214,14 @@ def load_strictly(folder):
     save_whole(model, optimizer, Path(folder) / "loaded.pt")
 
 
-def there_and_back(folder):
+def in_python(task, folder):
     """In a process of its own."""
+    done = subprocess.run([sys.executable, __file__, task.__name__, folder], capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def there_and_back(folder):
     failure = failure_in_ranks(4, folder, save_strided, folder)
     assert not failure, failure
     copy_by_us(folder / "theirs", 3, folder / "ours")
@@ -220,14 +230,81 @@ def there_and_back(folder):
 
 
 def test_two_dimensional_shards_with_optimizer_state_go_both_ways(tmp_path):
-    done = subprocess.run([sys.executable, __file__, tmp_path], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[-3000:]
+    in_python(there_and_back, tmp_path)
     inspect("--verify", tmp_path / "theirs")
     for name in ("theirs", "ours", "loaded.pt"):
         inspect("--diff", tmp_path / name, tmp_path / "whole.pt")
 
 
+def load_what_was_trained(folder):
+    """Steps of `megashard pretrain` into FSDP2 models and optimizers of the same names."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for name, kind in OPTIMIZERS.items():
+        step = Path(folder) / name / "iter_0000002"
+        shapes = {key[6:]: entry.size for key, entry in dcp.FileSystemReader(step).read_metadata().state_dict_metadata.items()
+                  if key.startswith("model.")}
+        model = torch.nn.Module()
+        for path, shape in shapes.items():
+            module = model
+            *parents, last = path.split(".")
+            for parent in parents:
+                if not hasattr(module, parent):
+                    module.add_module(parent, torch.nn.Module())
+                module = getattr(module, parent)
+            module.register_parameter(last, torch.nn.Parameter(torch.zeros(shape)))
+        fully_shard(model, mesh=mesh)
+        parameters = dict(model.named_parameters())
+        decayed = [parameter for parameter in parameters.values() if parameter.dim() > 1]
+        plain = [parameter for parameter in parameters.values() if parameter.dim() <= 1]
+        optimizer = kind([{"params": decayed}, {"params": plain}])
+        model_state, optimizer_state = get_model_state_dict(model), get_optimizer_state_dict(model, optimizer)
+        dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=str(step))
+        set_model_state_dict(model, model_state, options=StateDictOptions(strict=True))
+        set_optimizer_state_dict(model, optimizer, optimizer_state, options=StateDictOptions(strict=True))
+        save_whole(model, optimizer, Path(folder) / f"{name}.pt")
+
+
+def into_pytorch(folder):
+    failure = failure_in_ranks(2, folder, load_what_was_trained, folder)
+    assert not failure, failure
+
+
+OPTIMIZERS = {"adam": torch.optim.AdamW, "sgd": lambda groups: torch.optim.SGD(groups, momentum=0.5)}
+NETWORK = ("--num-layers 2 --hidden-size 16 --num-attention-heads 2 --max-position-embeddings 8 --seq-length 8 "
+           "--tokenizer-type NullTokenizer --vocab-size 60 --mock-data --micro-batch-size 1 --global-batch-size 6 "
+           "--eval-iters 0 --use-torch-fsdp2 --ckpt-format torch_dcp --train-iters 2 --save-interval 2").split()
+
+
+def test_pytorch_takes_model_and_optimizer_of_a_training(tmp_path):
+    """Strictly, and its optimizer then is as one that PyTorch made with these options."""
+    flags = ["--lr", "0.01", "--lr-decay-style", "constant", "--weight-decay", "0.1", "--adam-beta2", "0.95", "--sgd-momentum", "0.8"]
+    for name in OPTIMIZERS:
+        done = subprocess.run([BUILD / "launch" / "megashard", "launch", "-n", "3", "--", "pretrain", *NETWORK, *flags,
+                               "--optimizer", name, "--save", tmp_path / name], capture_output=True, text=True, timeout=120,
+                              stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    in_python(into_pytorch, tmp_path)
+    weights = [torch.nn.Parameter(torch.zeros(1))]
+    options = {"adam": torch.optim.AdamW(weights, lr=0.01, betas=(0.9, 0.95), weight_decay=0.1),
+               "sgd": torch.optim.SGD(weights, lr=0.01, momentum=0.8, weight_decay=0.1)}
+    for name, theirs in options.items():
+        dcp_to_torch_save(str(tmp_path / name / "iter_0000002"), str(tmp_path / "ours.pt"))
+        ours = torch.load(tmp_path / "ours.pt", weights_only=False)
+        loaded = torch.load(tmp_path / f"{name}.pt", weights_only=False)
+        assert loaded["model"].keys() == ours["model"].keys()
+        assert all(loaded["model"][key].equal(tensor) for key, tensor in ours["model"].items())
+        assert loaded["optimizer"]["state"].keys() == ours["optimizer"]["state"].keys()
+        for key, state in ours["optimizer"]["state"].items():
+            assert loaded["optimizer"]["state"][key].keys() == state.keys()
+            assert all(loaded["optimizer"]["state"][key][buffer].equal(tensor) for buffer, tensor in state.items()), key
+        wanted = {key: value for key, value in theirs.param_groups[0].items() if key != "params"}
+        groups = loaded["optimizer"]["param_groups"]
+        assert [len(group["params"]) for group in groups] == [len(group["params"]) for group in ours["optimizer"]["param_groups"]]
+        for group, decay in zip(groups, (0.1, 0.0), strict=True):
+            assert {key: group[key] for key in wanted} == wanted | {"weight_decay": decay}
+            assert {key: type(group[key]) for key in wanted} == {key: type(value) for key, value in wanted.items()}
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    there_and_back(Path(sys.argv[1]))
+    {"there_and_back": there_and_back, "into_pytorch": into_pytorch}[sys.argv[1]](Path(sys.argv[2]))

@@ -90,10 +90,11 @@ def test_saves_beside_the_training_change_nothing_and_resume_alike(folder, strai
 
 def test_a_save_that_fails_beside_the_training_ends_it(folder):
     (folder / "no_folder").write_text("")
-    _, out = pretrain(folder, "fails", "--train-iters", "20", "--save", str(folder / "no_folder" / "save"),
-                      "--save-interval", "2", "--async-save", expect=1)
-    assert "the checkpoint of iteration 2 was not saved: rank 0: cannot create the folder" in out
+    steps, out = pretrain(folder, "fails", "--train-iters", "400", "--save", str(folder / "no_folder" / "save"),
+                          "--save-interval", "201", "--async-save", expect=1)
+    assert "the checkpoint of iteration 201 was not saved: rank 0: cannot create the folder" in out
     assert "successfully saved" not in out
+    assert 201 <= len(steps) < 400  # at a next step: no other save is due
 
 
 def test_recompute_changes_nothing(folder, straight):
