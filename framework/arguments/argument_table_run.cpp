@@ -75,9 +75,12 @@ void add_checkpoint(std::vector<Option>& rows) {
   group.add("--pretrained-checkpoint", &A::pretrained_checkpoint,
             "loaded as with --finetune when --load has no checkpoint");
   group.add("--ckpt-step", &A::ckpt_step, "load this iteration instead of the latest");
-  group.add(
-      "--verify-checkpoint", &A::verify_checkpoint,
-      "read the whole checkpoint and compare checksums before loading it; without it, lengths");
+  group
+      .add("--no-verify-checkpoint", &A::verify_checkpoint,
+           "compare only lengths before loading a checkpoint, and not the checksums of all its "
+           "bytes")
+      .turns_off()
+      .named("verify_checkpoint");
   group.add("--use-checkpoint-args", &A::use_checkpoint_args,
             "network, dropouts, sequence length and tokenizer of the checkpoint, where not given");
   group

@@ -47,7 +47,7 @@ struct CheckpointArguments {
   bool finetune = false;  // weights only, from iteration 0
   std::optional<std::string> pretrained_checkpoint;
   std::optional<int64_t> ckpt_step;
-  bool verify_checkpoint = false;  // read every byte before loading
+  bool verify_checkpoint = true;  // read every byte before loading
   bool use_checkpoint_args = false;
   std::optional<std::string> dist_ckpt_strictness;  // Megatron's values; unset: all must fit
   bool exit_on_missing_checkpoint = false;

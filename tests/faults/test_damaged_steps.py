@@ -92,7 +92,7 @@ def tear_the_tracker(save):
     "damage, flags, said, goes_on_from",
     [
         (truncate, [], "iter_0000004/__1_0.distcp has 1000 bytes instead of", 3),
-        (flip_a_bit, ["--verify-checkpoint"], "iter_0000004/__0_0.distcp has the checksum", 3),
+        (flip_a_bit, [], "iter_0000004/__0_0.distcp has the checksum", 3),
         (remove_a_shard, [], "iter_0000004/__0_0.distcp is missing", 3),
         (truncate_the_arguments, [], "iter_0000004/common.pt has 100 bytes instead of", 3),
         (remove_what_is_written_last, [], "iter_0000004/metadata.json is missing", 3),
@@ -111,7 +111,7 @@ def test_training_goes_on_from_a_whole_step(saved, form, tmp_path, damage, flags
     assert len(warnings) == 1 and warnings[0].startswith("WARNING: ")
     assert warnings[0].endswith(f"{save}/iter_000000{goes_on_from} is used instead")
     assert [step["step"] for step in steps] == list(range(goes_on_from + 1, 6))
-    again, _ = pretrain(tmp_path, "--ckpt-format", form, "--load", save, "--verify-checkpoint")
+    again, _ = pretrain(tmp_path, "--ckpt-format", form, "--load", save)
     assert again.returncode == 0 and "is used instead" not in again.stdout  # the damaged one was saved again
 
 
