@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "framework/modules/deferred_tape.h"
+#include "framework/modules/deferred_replay.h"
 #include "framework/recompute/generator_state.h"
 
 namespace megashard {

@@ -1,3 +1,5 @@
+#include "framework/modules/deferred_replay.h"
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -6,7 +8,6 @@
 #include <algorithm>
 #include <mutex>
 
-#include "framework/modules/deferred_tape.h"
 #include "framework/recompute/generator_state.h"
 
 namespace megashard::detail {

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "framework/modules/deferred_tape.h"
+
+namespace megashard::detail {
+
+/// Executes records on real CPU tensors.
+class Replay {
+ public:
+  explicit Replay(const Tape& tape);
+
+  void run(const Record& record);
+  /// The real tensor for a recorded one, whose storage must be live.
+  at::Tensor tensor(const TapeTensor& recorded) const;
+  c10::IValue value(const TapeValue& recorded) const;
+  void drop(StorageKey storage);
+  /// Calls `op`, which draws from generator `track`, by its argument or as the default generator.
+  void call_drawing(const c10::OperatorHandle& op, int track, int generator_argument,
+                    torch::jit::Stack& stack);
+
+  at::Generator& generator(int track) { return generators_[track]; }
+  int64_t peak_bytes() const { return peak_bytes_; }
+  int64_t operations() const { return operations_; }
+
+ private:
+  void bind(StorageKey recorded, const c10::Storage& real);
+  void bind_results(const Record& record, const torch::jit::Stack& stack);
+
+  std::unordered_map<StorageKey, c10::Storage> live_;
+  std::vector<at::Generator> generators_;  // clones, by track
+  int64_t live_bytes_ = 0;
+  int64_t peak_bytes_ = 0;
+  int64_t operations_ = 0;
+};
+
+}  // namespace megashard::detail
