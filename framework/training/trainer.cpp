@@ -277,14 +277,17 @@ double Trainer::seconds_since_start() const {
   return seconds_between(outside_.program_start, Clock::now());
 }
 
-std::optional<std::string> Trainer::exit_reason(const StepSummary& summary) const {
-  if (summary.stop && arguments_.exit_signal_handler) return "a signal asked for it";
-  if (arguments_.exit_interval && state_.iteration % *arguments_.exit_interval == 0)
-    return "--exit-interval";
-  return std::nullopt;
+bool Trainer::must_exit(const StepSummary& summary) {
+  if (summary.stop && arguments_.exit_signal_handler) return true;
+  if (arguments_.exit_interval && state_.iteration % *arguments_.exit_interval == 0) return true;
+  if (!arguments_.exit_duration_in_mins) return false;
+  // Clocks differ from rank to rank: the first rank's counts.
+  at::Tensor minutes = at::empty({1}, at::kDouble).fill_(seconds_since_start() / 60).to(device_);
+  group_->broadcast(minutes, 0).wait();
+  return minutes.item<double>() > static_cast<double>(*arguments_.exit_duration_in_mins);
 }
 
-void Trainer::train() {
+void Trainer::prepare_training() {
   check_saves();
   const auto batches = microbatch_options(arguments_);
   microbatches_.emplace(batches, arguments_.consumed_train_samples);
@@ -304,48 +307,51 @@ void Trainer::train() {
   outside_.print_on_first_rank("training ...");
   outside_.print_on_first_rank(datetime_line("before the start of training step", now()));
   model_.train();
+}
+
+Trainer::StepSummary Trainer::run_step() {
+  const auto begin = Clock::now();
+  const int64_t before = microbatches_->count();
+  microbatches_->update(arguments_.consumed_train_samples);
+  // A larger batch can be shared by more ranks: a step to start them from, as Megatron.
+  if (arguments_.save && microbatches_->count() != before && last_saved_ != state_.iteration)
+    save();
+  const auto batches = next_batches(*train_loader_, microbatches_->count());
+  const double lr = schedule_.lr();
+  optimizer_->set_lr(lr);
+  optimizer_->set_weight_decay(schedule_.weight_decay());
+  const TrainStepResult result = step_.run(batches);
+  StepSummary summary = summarise(result.loss, train_loader_->take_wait_seconds());
+  const auto grad_norm = result.grad_norm.item<double>();
+  if (outside_.after_step) outside_.after_step();
+  ++state_.iteration;
+  arguments_.consumed_train_samples += microbatches_->global_batch_size();
+  schedule_.advance(microbatches_->global_batch_size());
+  report(summary, grad_norm, lr, seconds_between(begin, Clock::now()));
+  return summary;
+}
+
+void Trainer::evaluate_if_due() {
+  if (arguments_.eval_iters <= 0 || state_.iteration % arguments_.eval_interval != 0) return;
+  if (!evaluate(splits_.valid, "iteration " + std::to_string(state_.iteration),
+                arguments_.consumed_valid_samples))
+    return;
+  arguments_.consumed_valid_samples += arguments_.eval_iters * microbatches_->global_batch_size();
+}
+
+void Trainer::train() {
+  prepare_training();
   bool stopped = false;
   while (!arguments_.skip_train && state_.iteration < train_iters_ && !stopped) {
-    const auto begin = Clock::now();
-    const int64_t before = microbatches_->count();
-    microbatches_->update(arguments_.consumed_train_samples);
-    // A larger batch can be shared by more ranks: a step to start them from, as Megatron.
-    if (arguments_.save && microbatches_->count() != before && last_saved_ != state_.iteration)
-      save();
-    const auto batches = next_batches(*train_loader_, microbatches_->count());
-    const double lr = schedule_.lr();
-    optimizer_->set_lr(lr);
-    optimizer_->set_weight_decay(schedule_.weight_decay());
-    const TrainStepResult result = step_.run(batches);
-    StepSummary summary = summarise(result.loss, train_loader_->take_wait_seconds());
-    const auto grad_norm = result.grad_norm.item<double>();
-    if (outside_.after_step) outside_.after_step();
-    ++state_.iteration;
-    arguments_.consumed_train_samples += microbatches_->global_batch_size();
-    schedule_.advance(microbatches_->global_batch_size());
-    report(summary, grad_norm, lr, seconds_between(begin, Clock::now()));
+    const StepSummary summary = run_step();
     follow_save(summary);
-
-    if (arguments_.eval_iters > 0 && state_.iteration % arguments_.eval_interval == 0 &&
-        evaluate(splits_.valid, "iteration " + std::to_string(state_.iteration),
-                 arguments_.consumed_valid_samples)) {
-      arguments_.consumed_valid_samples +=
-          arguments_.eval_iters * microbatches_->global_batch_size();
-    }
-    auto reason = exit_reason(summary);
-    if (arguments_.exit_duration_in_mins) {
-      // Clocks differ from rank to rank: the first rank's counts.
-      at::Tensor minutes =
-          at::empty({1}, at::kDouble).fill_(seconds_since_start() / 60).to(device_);
-      group_->broadcast(minutes, 0).wait();
-      if (minutes.item<double>() > static_cast<double>(*arguments_.exit_duration_in_mins))
-        reason = "--exit-duration-in-mins";
-    }
-    stopped = reason.has_value();
+    evaluate_if_due();
+    stopped = must_exit(summary);
     const bool due = arguments_.save && arguments_.save_interval &&
                      state_.iteration % *arguments_.save_interval == 0;
     if (arguments_.save && (due || stopped)) save();
-    if (!stopped) continue;
+  }
+  if (stopped) {
     finish_save();
     outside_.print_on_first_rank(exit_line(state_.iteration, now()));
   }

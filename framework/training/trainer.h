@@ -72,8 +72,12 @@ class Trainer {
   /// Waits for the save under way, if there is one.
   void finish_save();
   void check_saves();  ///< that --ckpt-format can hold the state, before time is spent on it
-  /// Whether training ends after this step, and why.
-  std::optional<std::string> exit_reason(const StepSummary& summary) const;
+  void prepare_training();
+  /// One iteration: batches, forward, backward, optimizer, log.
+  StepSummary run_step();
+  void evaluate_if_due();
+  /// Whether an --exit flag or a signal ends training after this step. Collective.
+  bool must_exit(const StepSummary& summary);
   double seconds_since_start() const;
 
   Arguments& arguments_;
