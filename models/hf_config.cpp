@@ -20,43 +20,61 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+/// What the classes of a family do, and their defaults for what config.json leaves out.
 struct Family {
-  const char* prefix;        // of class names
-  int64_t default_kv_heads;  // 0: as many as heads
-  std::optional<int64_t> default_head_dim;
-  bool always_qkv_bias;  // and no bias on o_proj
-  bool qk_norm;
-  bool mlp_bias;  // config.json has mlp_bias
-  bool windows;   // config.json has sliding_window
-  bool experts;
+  const char* prefix;            // of class names
+  int64_t default_kv_heads = 0;  // 0: as many as heads
+  std::optional<int64_t> default_head_dim{};
+  bool always_qkv_bias = false;  // and no bias on o_proj
+  bool qk_norm = false;
+  bool mlp_bias = false;  // config.json has mlp_bias
+  bool windows = false;   // config.json has sliding_window
+  bool experts = false;
   // Of vision-language models, whose text part may lie in text_config:
-  std::vector<int64_t> mrope_section{};  // the default
+  std::vector<int64_t> mrope_section{};
   double default_theta = 10000;
   double default_norm_eps = 1e-6;
 };
 
 const std::map<std::string, Family>& families() {
   static const std::map<std::string, Family> known = {
-      {"llama", {"Llama", 0, std::nullopt, false, false, true, false, false}},
-      {"qwen2", {"Qwen2", 32, std::nullopt, true, false, false, true, false}},
-      {"qwen3", {"Qwen3", 32, 128, false, true, false, true, false}},
-      {"qwen3_moe", {"Qwen3Moe", 4, std::nullopt, false, true, false, true, true}},
+      {"llama", {.prefix = "Llama", .mlp_bias = true}},
+      {"qwen2",
+       {.prefix = "Qwen2", .default_kv_heads = 32, .always_qkv_bias = true, .windows = true}},
+      {"qwen3",
+       {.prefix = "Qwen3",
+        .default_kv_heads = 32,
+        .default_head_dim = 128,
+        .qk_norm = true,
+        .windows = true}},
+      {"qwen3_moe",
+       {.prefix = "Qwen3Moe",
+        .default_kv_heads = 4,
+        .qk_norm = true,
+        .windows = true,
+        .experts = true}},
       {"qwen2_5_vl",
-       {"Qwen2_5_VL", 8, std::nullopt, true, false, false, true, false, {16, 24, 24}, 1e6, 1e-5}},
+       {.prefix = "Qwen2_5_VL",
+        .default_kv_heads = 8,
+        .always_qkv_bias = true,
+        .windows = true,
+        .mrope_section = {16, 24, 24},
+        .default_theta = 1e6,
+        .default_norm_eps = 1e-5}},
       {"qwen3_vl",
-       {"Qwen3VLText", 32, 128, false, true, false, false, false, {24, 20, 20}, 500000, 1e-6}},
+       {.prefix = "Qwen3VLText",
+        .default_kv_heads = 32,
+        .default_head_dim = 128,
+        .qk_norm = true,
+        .mrope_section = {24, 20, 20},
+        .default_theta = 500000}},
       {"qwen3_vl_moe",
-       {"Qwen3VLMoeText",
-        16,
-        std::nullopt,
-        false,
-        true,
-        false,
-        false,
-        true,
-        {24, 20, 20},
-        500000,
-        1e-6}},
+       {.prefix = "Qwen3VLMoeText",
+        .default_kv_heads = 16,
+        .qk_norm = true,
+        .experts = true,
+        .mrope_section = {24, 20, 20},
+        .default_theta = 500000}},
   };
   return known;
 }
