@@ -12,6 +12,7 @@
 
 #include "checkpoint/hugging_face/hf_assets.h"
 #include "framework/arguments/argument_table.h"
+#include "models/hf_families.h"
 #include "models/hf_json.h"
 #include "models/model_config.h"
 
@@ -20,71 +21,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// What the classes of a family do, and their defaults for what config.json leaves out.
-struct Family {
-  const char* prefix;            // of class names
-  int64_t default_kv_heads = 0;  // 0: as many as heads
-  std::optional<int64_t> default_head_dim{};
-  bool always_qkv_bias = false;  // and no bias on o_proj
-  bool qk_norm = false;
-  bool mlp_bias = false;  // config.json has mlp_bias
-  bool windows = false;   // config.json has sliding_window
-  bool experts = false;
-  // Of vision-language models, whose text part may lie in text_config:
-  std::vector<int64_t> mrope_section{};
-  double default_theta = 10000;
-  double default_norm_eps = 1e-6;
-};
-
-const std::map<std::string, Family>& families() {
-  static const std::map<std::string, Family> known = {
-      {"llama", {.prefix = "Llama", .mlp_bias = true}},
-      {"qwen2",
-       {.prefix = "Qwen2", .default_kv_heads = 32, .always_qkv_bias = true, .windows = true}},
-      {"qwen3",
-       {.prefix = "Qwen3",
-        .default_kv_heads = 32,
-        .default_head_dim = 128,
-        .qk_norm = true,
-        .windows = true}},
-      {"qwen3_moe",
-       {.prefix = "Qwen3Moe",
-        .default_kv_heads = 4,
-        .qk_norm = true,
-        .windows = true,
-        .experts = true}},
-      {"qwen2_5_vl",
-       {.prefix = "Qwen2_5_VL",
-        .default_kv_heads = 8,
-        .always_qkv_bias = true,
-        .windows = true,
-        .mrope_section = {16, 24, 24},
-        .default_theta = 1e6,
-        .default_norm_eps = 1e-5}},
-      {"qwen3_vl",
-       {.prefix = "Qwen3VLText",
-        .default_kv_heads = 32,
-        .default_head_dim = 128,
-        .qk_norm = true,
-        .mrope_section = {24, 20, 20},
-        .default_theta = 500000}},
-      {"qwen3_vl_moe",
-       {.prefix = "Qwen3VLMoeText",
-        .default_kv_heads = 16,
-        .qk_norm = true,
-        .experts = true,
-        .mrope_section = {24, 20, 20},
-        .default_theta = 500000}},
-  };
-  return known;
-}
-
-const Family& family_of(const HfConfig& config) {
+const HfFamily& family_of(const HfConfig& config) {
   const auto type = config.need<std::string>("model_type");
-  const auto found = families().find(type);
-  if (found != families().end()) return found->second;
+  const auto found = hf_families().find(type);
+  if (found != hf_families().end()) return found->second;
   std::vector<std::string> names;
-  for (const auto& [name, family] : families()) names.push_back(name);
+  for (const auto& [name, family] : hf_families()) names.push_back(name);
   TORCH_CHECK(false, config.path(), ": model_type ", type, " is not supported; known are: ", c10::Join(", ", names));
 }
 
@@ -105,7 +47,7 @@ Activation activation_of(const HfConfig& config) {
 }
 
 /// rope_theta and rope_scaling, or the rope_parameters that transformers 5 writes in their place.
-RotaryConfig rotary_of(const HfConfig& config, const Family& family, int64_t max_positions) {
+RotaryConfig rotary_of(const HfConfig& config, const HfFamily& family, int64_t max_positions) {
   RotaryConfig rotary{.theta = config.get("rope_theta", family.default_theta)};
   rotary.original_max_positions = static_cast<double>(max_positions);
   rotary.mrope_section = family.mrope_section;
