@@ -79,7 +79,7 @@ OutputFile::OutputFile(std::string path, int64_t expected_bytes)
     : path_(std::move(path)),
       block_bytes_(block_bytes_of(expected_bytes)),
       block_(BlockWriter::make_block(block_bytes_)) {
-  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0640);
+  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   TORCH_CHECK(descriptor_ >= 0, "cannot create ", path_, ": ", reason());
   if (expected_bytes <= block_bytes_) return;
   has_reserved_ = ::fallocate(descriptor_, 0, 0, expected_bytes) == 0;

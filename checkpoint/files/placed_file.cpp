@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kMostPlacedPerCall = 1 << 30;
 
 int open_placed(const std::string& path, int flags) {
-  const int descriptor = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | flags, 0640);
+  const int descriptor = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666);
   TORCH_CHECK(descriptor >= 0, "cannot write ", path, ": ", std::strerror(errno));
   return descriptor;
 }
