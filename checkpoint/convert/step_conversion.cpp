@@ -70,8 +70,7 @@ Dict values_of(DcpReader& reader) {
     const bool of_format = entry.key.find("_extra_state/shard_") != std::string::npos ||
                            entry.key.starts_with("content_metadata");
     const bool is_value = !entry.is_tensor || is_in_value(entry);
-    if (is_value && !of_format)
-      leaves.push_back({entry.key, entry.path, reader.read_value(entry)});
+    if (is_value && !of_format) leaves.push_back({entry.key, entry.path, reader.read_value(entry)});
   }
   return nest_values(std::move(leaves), reader.entries().size());
 }

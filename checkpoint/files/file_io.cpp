@@ -99,7 +99,8 @@ uint32_t OutputFile::write(const void* data, int64_t bytes) {
   uint32_t crc = 0;
   for (int64_t left = bytes; left > 0;) {
     if (position_ - block_begin_ == block_bytes_) {
-      if (writer_ == nullptr) writer_ = std::make_unique<BlockWriter>(descriptor_, path_, block_bytes_);
+      if (writer_ == nullptr)
+        writer_ = std::make_unique<BlockWriter>(descriptor_, path_, block_bytes_);
       writer_->submit(std::move(block_), block_bytes_, block_begin_);
       block_ = writer_->take();
       block_begin_ = position_;

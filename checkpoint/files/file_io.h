@@ -35,8 +35,8 @@ class InputFile {
 /// into blocks and checksummed on the way; beyond the first block, threads write (block_writer.h).
 class OutputFile {
  public:
-  /// As the umask allows. `expected_bytes` reserves room on the disk, so that a full one is noticed before
-  /// anything is written; the file may become larger or smaller.
+  /// As the umask allows. `expected_bytes` reserves room on the disk, so that a full one is noticed
+  /// before anything is written; the file may become larger or smaller.
   explicit OutputFile(std::string path, int64_t expected_bytes = 0);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;

@@ -41,9 +41,9 @@ ModuleSelection select_modules_natively(const torch::nn::Module& model,
 /// model's children; its words may be {*} (every index) or {0-20,25} (inclusive ranges, sorted,
 /// once): model.layers.{*}.mlp.experts.{*}. A path that does not exist and ends in a capital name
 /// stands for the modules of that class (package.module.ClassName). `key` is the file's key, for
-/// messages. Throws UsageError for malformed patterns and where the first {*} is on a path that does
-/// not exist or is not a list; a path that matches nothing is told to `sink` with the nearest name,
-/// or thrown when strict.
+/// messages. Throws UsageError for malformed patterns and where the first {*} is on a path that
+/// does not exist or is not a list; a path that matches nothing is told to `sink` with the nearest
+/// name, or thrown when strict.
 ModuleSelection select_modules(const torch::nn::Module& model,
                                const std::vector<std::string>& patterns, const std::string& key,
                                Strictness strictness, const DiagnosticSink& sink);

@@ -19,8 +19,8 @@ struct NcclGroupOptions {
 /// What libmegashard_cuda.so offers. It is a module of its own because linking libtorch_cuda costs
 /// 350 MB of resident memory, and start-up time, also where there is no GPU.
 struct CudaModule {
-  int (*device_count)();          ///< 0 without a driver or a GPU
-  void (*set_device)(int index);  ///< current device of the calling thread
+  int (*device_count)();                  ///< 0 without a driver or a GPU
+  void (*set_device)(int index);          ///< current device of the calling thread
   std::string (*device_name)(int index);  ///< "NVIDIA H200"
   ProcessGroupPtr (*make_nccl_group)(const NcclGroupOptions& options);
   CudaKernels kernels;

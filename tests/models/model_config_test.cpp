@@ -78,7 +78,9 @@ TEST(HfConfig, WhatIsNotComputedIsRefused) {
     EXPECT_THAT([&] { HfFolder(type, fields).config(); },
                 ThrowsMessage<c10::Error>(HasSubstr(sentence)));
   };
-  refused("mamba", "", "model_type mamba is not supported; known are: llama, qwen2, qwen2_5_vl, qwen3, qwen3_moe");
+  refused(
+      "mamba", "",
+      "model_type mamba is not supported; known are: llama, qwen2, qwen2_5_vl, qwen3, qwen3_moe");
   refused("llama", R"(, "rope_scaling": {"rope_type": "yarn", "factor": 2})",
           "rope_type yarn is not supported");
   refused("llama", R"(, "hidden_act": "mish")", "hidden_act mish is not supported");

@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <map>
 
-#include "parallel/collectives/fake_process_group.h"
 #include "parallel/collectives/buffer_pool.h"
+#include "parallel/collectives/fake_process_group.h"
 #include "tests/support/chain.h"
 #include "tests/support/counting_allocator.h"
 #include "tests/support/parity.h"
