@@ -6,4 +6,3 @@
 
 #include "models/decoder_model.h"
 #include "parallel/fsdp/fully_shard.h"
-#include "tests/support/run_ranks.h"
