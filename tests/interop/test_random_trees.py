@@ -4,15 +4,17 @@ import json
 import os
 import pathlib
 import subprocess
+import sys
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
+
+from forked_ranks import failure_in_ranks
 
 BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", "build"))
 CASES = 60
@@ -156,10 +158,10 @@ def compare(case, steps, rank):
     return wrong
 
 
-def run_rank(rank, world, folder):
+def train_trees(world, folder):
+    """A rank's part of all trees of that world."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store{world}", rank=rank, world_size=world)
-    meshes, failures, count = {}, [], 0
+    rank, meshes, failures, count = dist.get_rank(), {}, [], 0
     for case in json.loads((pathlib.Path(folder) / "trees.json").read_text()):
         tree = case["tree"]
         if tree["world"] != world:
@@ -171,7 +173,6 @@ def run_rank(rank, world, folder):
         failures += [f"tree {tree['seed']}: {text}" for text in compare(case, train(case, meshes[replicas], rank), rank)]
         count += 1
     (pathlib.Path(folder) / f"result{world}-{rank}.json").write_text(json.dumps([count, failures]))
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +184,14 @@ def trees(tmp_path_factory):
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_pytorch_trains_the_same(trees, world):
-    mp.spawn(run_rank, args=(world, str(trees)), nprocs=world)
+    done = subprocess.run([sys.executable, __file__, str(world), trees], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
     for rank in range(world):
         count, failures = json.loads((trees / f"result{world}-{rank}.json").read_text())
         assert count >= 5
         assert not failures, failures[:10]
+
+
+if __name__ == "__main__":
+    world, folder = int(sys.argv[1]), sys.argv[2]
+    sys.exit(failure_in_ranks(world, folder, train_trees, world, folder) or 0)
