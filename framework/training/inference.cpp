@@ -11,6 +11,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include "framework/training/sequence_group.h"
+
 namespace megashard {
 namespace {
 
@@ -35,23 +37,13 @@ at::Tensor lengths_of(const TokenLists& texts) {
   return at::tensor(lengths, at::kLong);
 }
 
-/// What the model takes of these rows: all tokens, and this rank's part of them.
-ModelInput prepared(const MultiModalModule& model, const at::Tensor& rows,
-                    std::map<std::string, at::Tensor> extra, const InferenceRanks& ranks) {
-  ModelInput input;
-  input.tokens = rows;
-  input.extra = std::move(extra);
-  input.sequence = {ranks.sequence_group, rows.size(1)};
-  model.prepare(input);
-  const auto to_device = [&](at::Tensor& tensor) {
-    if (tensor.defined()) tensor = tensor.to(ranks.device);
-  };
-  for (auto& [name, tensor] : input.extra) to_device(tensor);
-  to_device(input.tokens);
-  to_device(input.position_ids);
-  input.tokens = input.sequence.rows_of(input.tokens, 1);
-  input.position_ids = input.sequence.rows_of(input.position_ids, -1);
-  return input;
+ModelInput input_of_rows(const MultiModalModule& model, const at::Tensor& rows,
+                         std::map<std::string, at::Tensor> extra, const InferenceRanks& ranks) {
+  ModelInput whole;
+  whole.tokens = rows;
+  whole.sequence = {ranks.sequence_group, rows.size(1)};
+  whole.extra = std::move(extra);
+  return input_of_rank(model, std::move(whole), ranks.device);
 }
 
 /// [B, rows()] of each rank of a shard -> [B, length] on all of them.
@@ -89,7 +81,7 @@ at::Tensor log_probabilities(MultiModalModule& model, InferenceBatch batch, int6
   const c10::NoGradGuard no_grad;
   const at::Tensor rows = padded(batch.texts, length + 1);
   ModelInput input =
-      prepared(model, rows.narrow(1, 0, length).contiguous(), std::move(batch.extra), ranks);
+      input_of_rows(model, rows.narrow(1, 0, length).contiguous(), std::move(batch.extra), ranks);
   const SequenceShard shard = input.sequence;
   input.labels = shard.rows_of(rows.narrow(1, 1, length).to(ranks.device), 1).contiguous();
   const at::Tensor losses = whole_rows(model(std::move(input)), shard).cpu();
@@ -116,7 +108,7 @@ at::Tensor greedy_continuations(MultiModalModule& model, const InferenceBatch& b
     // Tokens behind a row's end are seen by no token before them. Pictures have their places in
     // what was given, whatever the model says.
     ModelInput input =
-        prepared(model, given.narrow(1, 0, longest + step).contiguous(), batch.extra, ranks);
+        input_of_rows(model, given.narrow(1, 0, longest + step).contiguous(), batch.extra, ranks);
     const SequenceShard shard = input.sequence;
     input.tokens = shard.rows_of(rows.narrow(1, 0, longest + step), 1).contiguous();
     at::Tensor next = likeliest_at(model(std::move(input)), at_end - 1, shard);

@@ -23,4 +23,18 @@ ProcessGroupPtr data_parallel_group(const Arguments& arguments, const ProcessGro
   return group->subgroup(members, "data_parallel");
 }
 
+ModelInput input_of_rank(const MultiModalModule& model, ModelInput whole, c10::Device device) {
+  model.prepare(whole);
+  const auto move = [&](at::Tensor& tensor) {
+    if (tensor.defined()) tensor = tensor.to(device, /*non_blocking=*/true);
+  };
+  for (auto& [name, tensor] : whole.extra) move(tensor);
+  move(whole.attention_mask);
+  for (at::Tensor* each : {&whole.tokens, &whole.position_ids, &whole.labels, &whole.token_mask}) {
+    move(*each);
+    *each = whole.sequence.rows_of(*each, -1);
+  }
+  return whole;
+}
+
 }  // namespace megashard

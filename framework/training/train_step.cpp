@@ -4,6 +4,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/GradMode.h>
 
+#include "framework/training/sequence_group.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
@@ -23,23 +24,17 @@ void TrainStep::empty_unused_memory(int64_t from_level) {
 
 TrainStep::TokenLosses TrainStep::token_losses(const Batch& batch) {
   const SequenceShard shard{options_.sequence_group, batch.tokens.size(1)};
-  const auto here = [&](const at::Tensor& tensor) {
-    return tensor.defined() ? tensor.to(device_, /*non_blocking=*/true) : tensor;
-  };
-  ModelInput input;
-  input.tokens = batch.tokens;
-  input.position_ids = batch.position_ids;
-  input.extra = batch.extra;
-  input.sequence = shard;
-  model_.prepare(input);
-  for (auto& [name, tensor] : input.extra) tensor = here(tensor);
-  input.tokens = shard.rows_of(here(input.tokens), 1);
-  input.position_ids = shard.rows_of(here(input.position_ids), -1);
-  input.labels = shard.rows_of(here(batch.labels), 1);
-  input.token_mask = shard.rows_of(here(batch.token_mask), 1);
+  ModelInput whole;
+  whole.tokens = batch.tokens;
+  whole.position_ids = batch.position_ids;
+  whole.labels = batch.labels;
+  whole.token_mask = batch.token_mask;
+  whole.sequence = shard;
+  whole.extra = batch.extra;
+  ModelInput input = input_of_rank(model_, std::move(whole), device_);
   if (batch.attention_mask.defined())
-    input.attention_mask = here(batch.attention_mask).logical_not();
-  const at::Tensor mask = here(batch.loss_mask);
+    input.attention_mask = batch.attention_mask.to(device_, /*non_blocking=*/true).logical_not();
+  const at::Tensor mask = batch.loss_mask.to(device_, /*non_blocking=*/true);
   return {model_(std::move(input)), shard.rows_of(mask, 1), mask};
 }
 
