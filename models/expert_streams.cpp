@@ -53,10 +53,17 @@ class SplitExperts {
     }
   }
 
-  static TensorStream stream(const std::shared_ptr<SplitExperts>& experts) {
-    return {.tensors = experts->tensors_,
-            .read = [experts](const std::string& key) { return experts->read(key); },
-            .where = experts->stream_.where};
+  const std::vector<TensorInfo>& tensors() const { return tensors_; }
+  const std::string& where() const { return stream_.where; }
+  at::Tensor read(const std::string& key) {
+    const auto found = pieces_.find(key);
+    if (found == pieces_.end()) return stream_.read(key);
+    const auto& piece = found->second;
+    if (last_ != piece.source) {
+      last_stack_ = stream_.read(piece.source);
+      last_ = piece.source;
+    }
+    return piece.weight.view(last_stack_, piece.other_sizes).contiguous();
   }
 
  private:
@@ -79,17 +86,6 @@ class SplitExperts {
     }
   }
 
-  at::Tensor read(const std::string& key) {
-    const auto found = pieces_.find(key);
-    if (found == pieces_.end()) return stream_.read(key);
-    const auto& piece = found->second;
-    if (last_ != piece.source) {
-      last_stack_ = stream_.read(piece.source);
-      last_ = piece.source;
-    }
-    return piece.weight.view(last_stack_, piece.other_sizes).contiguous();
-  }
-
   TensorStream stream_;
   std::vector<TensorInfo> tensors_;
   std::unordered_map<std::string, Piece> pieces_;
@@ -108,10 +104,21 @@ class StackExperts {
     }
   }
 
-  static TensorStream stream(const std::shared_ptr<StackExperts>& experts) {
-    return {.tensors = experts->tensors_,
-            .read = [experts](const std::string& key) { return experts->read(key); },
-            .where = experts->stream_.where};
+  const std::vector<TensorInfo>& tensors() const { return tensors_; }
+  const std::string& where() const { return stream_.where; }
+  at::Tensor read(const std::string& key) const {
+    const auto found = stacks_.find(key);
+    if (found == stacks_.end()) return stream_.read(key);
+    const auto& stack = found->second;
+    const bool down = key.ends_with(kDown);
+    const auto rows = stack.sizes[0];
+    const auto whole =
+        at::empty({stack.experts, rows * (down ? 1 : 2), stack.sizes[1]}, stack.dtype);
+    for (const auto& [weight, source] : stack.keys) {
+      const int64_t begin = weight.part == StackedWeight::Part::kUp ? rows : 0;
+      whole.select(0, weight.expert).narrow(0, begin, rows).copy_(stream_.read(source));
+    }
+    return stack.transposed ? whole.transpose(1, 2).contiguous() : whole;
   }
 
  private:
@@ -153,40 +160,29 @@ class StackExperts {
     return {stack.experts, rows, columns};
   }
 
-  at::Tensor read(const std::string& key) const {
-    const auto found = stacks_.find(key);
-    if (found == stacks_.end()) return stream_.read(key);
-    const auto& stack = found->second;
-    const bool down = key.ends_with(kDown);
-    const auto rows = stack.sizes[0];
-    const auto whole =
-        at::empty({stack.experts, rows * (down ? 1 : 2), stack.sizes[1]}, stack.dtype);
-    for (const auto& [weight, source] : stack.keys) {
-      const int64_t begin = weight.part == StackedWeight::Part::kUp ? rows : 0;
-      whole.select(0, weight.expert).narrow(0, begin, rows).copy_(stream_.read(source));
-    }
-    return stack.transposed ? whole.transpose(1, 2).contiguous() : whole;
-  }
-
   TensorStream stream_;
   std::vector<TensorInfo> tensors_;
   std::unordered_map<std::string, Pieces> stacks_;
 };
 
+template <class Experts>
+TensorStream stream_of(TensorStream stream) {
+  const auto experts = std::make_shared<Experts>(std::move(stream));
+  return {.tensors = experts->tensors(),
+          .read = [experts](const std::string& key) { return experts->read(key); },
+          .where = experts->where()};
+}
+
 }  // namespace
 
 StreamChange to_parameter_experts(const std::string& model_type) {
   if (model_type != "qwen3_moe" && model_type != "qwen3_vl_moe") return {};
-  return [](TensorStream stream) {
-    return SplitExperts::stream(std::make_shared<SplitExperts>(std::move(stream)));
-  };
+  return stream_of<SplitExperts>;
 }
 
 StreamChange to_published_experts(const std::string& model_type) {
   if (model_type != "qwen3_vl_moe") return {};
-  return [](TensorStream stream) {
-    return StackExperts::stream(std::make_shared<StackExperts>(std::move(stream)));
-  };
+  return stream_of<StackExperts>;
 }
 
 }  // namespace megashard
