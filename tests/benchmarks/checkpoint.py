@@ -4,7 +4,8 @@
 
 One process each, with one thread of ATen, takes turns with the other on one disk (of DIR; unset: beside the build), and
 with `dd bs=16M oflag=direct conv=fsync` of the same size. Every save is synced. Loads are of the folder that DCP
-wrote, cold (evicted from the page cache) and cached. Figures are medians of the repeats, ratios are those of the pairs, as
+wrote, cold (evicted from the page cache) and cached; resuming is from the step that megashard wrote, whose checksums it
+compares first, while DCP, which has none, only loads it. Figures are medians of the repeats, ratios are those of the pairs, as
 their median with the smallest and the largest. Exits with 1 when a bar is missed.
 """
 
@@ -69,12 +70,16 @@ def rested(work, folder):
 def measure(args, work):
     sides = {"ours": Side([args.build_dir / "tests/benchmarks/checkpoint_speed", args.mebibytes]),
              "theirs": Side([sys.executable, HERE / "dcp_speed.py", args.mebibytes])}
-    kept = work / "dcp"
+    kept, step = work / "dcp", work / "steps" / "iter_0000001"
     sides["theirs"]("save", kept)
-    for side in sides.values():  # the first of each pays for memory and modules
+    sides["ours"]("save", step.parent)
+    resume = {"ours": lambda: sides["ours"]("resume", step.parent), "theirs": lambda: sides["theirs"]("load", step)}
+    for name, side in sides.items():  # the first of each pays for memory and modules
         rested(lambda folder: side("async", folder), work / "warm_up")
-        side("load", kept)
-        assert side("check", kept)["equal"]
+        for load in (lambda: side("load", kept), resume[name]):
+            side("clear", kept)
+            load()
+            assert side("check", kept)["equal"]
     rows = []
     for repeat in range(args.repeats):
         row = {"dd": rested(lambda path: dd(path, args.mebibytes), work / "zeros")}
@@ -84,6 +89,9 @@ def measure(args, work):
             evict(kept)
             row["load, cold", name] = side("load", kept)["seconds"]
             row["load, cached", name] = side("load", kept)["seconds"]
+            evict(step)
+            row["resume, cold", name] = resume[name]()["seconds"]
+            row["resume, cached", name] = resume[name]()["seconds"]
             row["async", name] = rested(lambda folder: side("async", folder), work / "saved")
         rows.append(row)
     for side in sides.values():
@@ -119,8 +127,8 @@ def report(rows, mebibytes):
     print("| measure | beside | megashard | ratio (spread) | bar |\n|---|---|---|---|---|")
     speeds("save", "save", "dd", "dd", 0.9)
     speeds("save", "save", "theirs", "DCP", 1.0)
-    speeds("load, cold", "load, cold", "theirs", "DCP", 1.0)
-    speeds("load, cached", "load, cached", "theirs", "DCP", 1.0)
+    for measure in ("load, cold", "load, cached", "resume, cold", "resume, cached"):
+        speeds(measure, measure, "theirs", "DCP", 1.0)
     shown = lambda name, key: f"{statistics.median(stalls(name, key)) * 1e3:.0f} ms"
     line("stall of an asynchronous save", f"memcpy {shown('ours', 'memcpy')}; DCP {shown('theirs', 'stall')}",
          shown("ours", "stall"), ratios(rows, lambda row: row["async", "ours"]["stall"],

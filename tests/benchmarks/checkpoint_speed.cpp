@@ -63,6 +63,11 @@ class Bench {
     } else if (command == "load") {
       out << "{\"seconds\": " << seconds_of([&] { load_dcp(folder, state_, nullptr, nullptr); })
           << "}";
+    } else if (command == "resume") {
+      out << "{\"seconds\": " << seconds_of([&] { resume(folder); }) << "}";
+    } else if (command == "clear") {
+      for (const auto& [key, tensor] : state_) at::Tensor(tensor.local).zero_();
+      out << "{}";
     } else if (command == "check") {
       bool equal = true;
       for (size_t i = 0; i < state_.size(); ++i)
@@ -77,6 +82,11 @@ class Bench {
  private:
   void save(const std::string& folder, const ShardedTensors& tensors) {
     save_checkpoint(folder, 1, tensors, values_, nullptr, {.plans = plans_});
+  }
+
+  /// As a training starts: every byte of the step is compared with its checksum, then loaded.
+  void resume(const std::string& directory) {
+    load_checkpoint(find_step(directory, nullptr).value(), state_, nullptr);
   }
 
   std::string async_save(const std::string& folder) {

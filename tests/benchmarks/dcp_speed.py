@@ -3,8 +3,8 @@
     dcp_speed.py MEBIBYTES      commands line by line on stdin, each answered by one JSON line
 
 save FOLDER: seconds until the state is on the disk. load FOLDER: seconds until it is back in place.
-check FOLDER: whether the state is what was saved. async FOLDER: stall, the seconds until the save has returned; the
-median step before and while it writes; and beside them, how long a plain copy of the state takes.
+clear FOLDER: forgets the state. check FOLDER: whether it is what was saved. async FOLDER: stall, the seconds until the
+save has returned; the median step before and while it writes; and beside them, how long a plain copy of the state takes.
 """
 
 import json
@@ -68,6 +68,10 @@ def main():
             answer = {"seconds": seconds_of(lambda: dcp.save(state, checkpoint_id=folder))}
         elif command == "load":
             answer = {"seconds": seconds_of(lambda: dcp.load(tensors, checkpoint_id=folder))}
+        elif command == "clear":
+            for each in state["model"].values():
+                each.zero_()
+            answer = {}
         elif command == "check":
             answer = {"equal": all(bool((each == i).all()) for i, each in enumerate(state["model"].values()))}
         else:
