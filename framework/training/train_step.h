@@ -15,6 +15,7 @@ namespace megashard {
 
 struct TrainStepOptions {
   double clip_grad = 1.0;  ///< 0: the norm is computed, nothing is clipped
+  bool needs_finite_gradients = false;  ///< else weights stay as they are
   bool calculate_per_token_loss =
       false;                  ///< one mean over the global batch, not a mean of microbatches' means
   bool has_replicas = false;  ///< HSDP: all-reduce in the last microbatch's backward only
@@ -33,7 +34,8 @@ struct LossSums {
 
 struct TrainStepResult {
   LossSums loss;
-  at::Tensor grad_norm;  ///< 0-d, before clipping; on the device
+  double grad_norm = 0;  ///< before clipping; the same on all ranks
+  bool updated = true;   ///< false: the norm is not finite, and the options ask for a finite one
 };
 
 /// Forward and backward of one global batch in microbatches, then the optimizer (train_step of

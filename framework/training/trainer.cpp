@@ -70,6 +70,7 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr 
       schedule_(lr_schedule_options(arguments)),
       step_(model, *optimizer_, group_, device_,
             {.clip_grad = arguments.clip_grad,
+             .needs_finite_gradients = arguments.check_for_nan_in_loss_and_grad,
              .calculate_per_token_loss = arguments.calculate_per_token_loss,
              .has_replicas = has_replicas(model),
              .reduces_each_microbatch = arguments.reduce_scatter_during_grad_accumulation,
@@ -83,6 +84,7 @@ void Trainer::load(const CheckpointStep& step) {
   outside_.print_on_first_rank(loading_line(
       *arguments_.load, step.is_release ? std::nullopt : std::optional(step.iteration)));
   const auto lines = load_training_checkpoint(state_, step, group_);
+  if (!step.is_release && !arguments_.finetune) loaded_ = state_.iteration;
   outside_.print_on_first_rank(loaded_line(*arguments_.load, state_.iteration));
   for (const auto& line : lines) outside_.print_on_first_rank(line);
 }
@@ -112,10 +114,18 @@ std::unique_ptr<DataLoader> Trainer::make_loader(
 
 void Trainer::build_data() {
   const int64_t batch = *arguments_.global_batch_size;
-  const int64_t evaluations = train_iters_ / arguments_.eval_interval + 1;
+  const int64_t interval = arguments_.eval_interval;
+  const int64_t evaluations = train_iters_ / interval + 1;
+  const int64_t to_come =
+      evaluations - std::min(state_.iteration, train_iters_) / interval;  // the last one included
   data_options_.train_samples = arguments_.train_samples.value_or(train_iters_ * batch);
-  if (arguments_.skip_train) data_options_.train_samples = 0;
-  data_options_.valid_samples = evaluations * arguments_.eval_iters * batch;
+  if (!steps_to_come()) data_options_.train_samples = 0;
+  // As Megatron sizes it; an earlier run may have evaluated more often than this one.
+  const int64_t evaluation = arguments_.eval_iters * batch;
+  data_options_.valid_samples =
+      evaluation == 0 ? 0
+                      : std::max(evaluations * evaluation,
+                                 arguments_.consumed_valid_samples + to_come * evaluation);
   data_options_.test_samples = arguments_.eval_iters * batch;
   outside_.print_on_first_rank("> building train, validation, and test datasets ...");
   splits_ = build_datasets(data_options_);
@@ -273,6 +283,16 @@ void Trainer::check_saves() {
   if (!warning.empty()) outside_.print_on_first_rank("WARNING: " + warning);
 }
 
+bool Trainer::steps_to_come() const {
+  return !arguments_.skip_train && state_.iteration < train_iters_;
+}
+
+bool Trainer::is_saved() const {
+  if (last_saved_ == state_.iteration) return true;
+  return loaded_ == state_.iteration && arguments_.load == arguments_.save &&
+         !arguments_.auto_detect_ckpt_format;  // else the format may be another one
+}
+
 double Trainer::seconds_since_start() const {
   return seconds_between(outside_.program_start, Clock::now());
 }
@@ -322,12 +342,14 @@ Trainer::StepSummary Trainer::run_step() {
   optimizer_->set_weight_decay(schedule_.weight_decay());
   const TrainStepResult result = step_.run(batches);
   StepSummary summary = summarise(result.loss, train_loader_->take_wait_seconds());
-  const auto grad_norm = result.grad_norm.item<double>();
+  TORCH_CHECK(result.updated, "the norm of the gradients is ", result.grad_norm, " at iteration ", state_.iteration + 1,
+              ", and the loss is finite: lower the learning rate, or look at the batch and the layers' backward; "
+              "--no-check-for-nan-in-loss-and-grad goes on regardless");
   if (outside_.after_step) outside_.after_step();
   ++state_.iteration;
   arguments_.consumed_train_samples += microbatches_->global_batch_size();
   schedule_.advance(microbatches_->global_batch_size());
-  report(summary, grad_norm, lr, seconds_between(begin, Clock::now()));
+  report(summary, result.grad_norm, lr, seconds_between(begin, Clock::now()));
   return summary;
 }
 
@@ -342,7 +364,7 @@ void Trainer::evaluate_if_due() {
 void Trainer::train() {
   prepare_training();
   bool stopped = false;
-  while (!arguments_.skip_train && state_.iteration < train_iters_ && !stopped) {
+  while (steps_to_come() && !stopped) {
     const StepSummary summary = run_step();
     follow_save(summary);
     evaluate_if_due();
@@ -357,7 +379,7 @@ void Trainer::train() {
   }
   outside_.print_on_first_rank(datetime_line("after training is done", now()));
   if (stopped) return;
-  if (arguments_.save && !arguments_.skip_train && last_saved_ != state_.iteration) save();
+  if (arguments_.save && !arguments_.skip_train && !is_saved()) save();
   const std::string where = "iteration " + std::to_string(state_.iteration);
   evaluate(splits_.valid, where + " on validation set", arguments_.consumed_valid_samples);
   evaluate(splits_.test, where + " on test set", 0);

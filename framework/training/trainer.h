@@ -79,6 +79,9 @@ class Trainer {
   /// Whether an --exit flag or a signal ends training after this step. Collective.
   bool must_exit(const StepSummary& summary);
   double seconds_since_start() const;
+  bool steps_to_come() const;
+  /// The weights as they are now are a step of --save.
+  bool is_saved() const;
 
   Arguments& arguments_;
   MultiModalModule& model_;
@@ -93,10 +96,10 @@ class Trainer {
   TrainingState state_;
   int64_t train_iters_ = 0;
   DataSplits splits_;
-  std::unique_ptr<DataLoader> train_loader_;
+  std::unique_ptr<DataLoader> train_loader_;  // null: no step is to come
   std::unique_ptr<MetricsFile> metrics_;
   Interval interval_;
-  std::optional<int64_t> last_saved_;
+  std::optional<int64_t> last_saved_, loaded_;
   std::optional<int64_t> being_saved_;
   std::unique_ptr<AsyncSaver> saver_;  // null: training waits for each save
 };
