@@ -12,14 +12,16 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from test_torch_dist import random_states
+from test_wrong_use import write_tokens
 
 HERE = pathlib.Path(__file__).resolve().parent
 BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", HERE.parents[1] / "build"))
 PROGRAM = os.environ.get("MEGASHARD", str(BUILD / "launch" / "megashard"))
 NETWORK = ("--num-layers 2 --hidden-size 16 --num-attention-heads 2 --max-position-embeddings 8 --seq-length 8 "
            "--tokenizer-type NullTokenizer --vocab-size 60").split()
-LOOP = ("--mock-data --micro-batch-size 1 --weight-decay 0.1 --log-interval 1 "
-        "--eval-iters 0 --use-torch-fsdp2").split()
+LOOP = ("--micro-batch-size 1 --weight-decay 0.1 --log-interval 1 "
+        "--use-torch-fsdp2").split()
+MOCK = "--mock-data --eval-iters 0".split()
 SCHEDULE = "--lr-decay-iters 20 --lr-warmup-iters 2".split()
 NO_DROPOUT = "--attention-dropout 0 --hidden-dropout 0".split()
 DCP, DIST = "torch_dcp", "torch_dist"
@@ -28,14 +30,14 @@ USAGE = 2
 
 
 def pretrain(folder, *flags, ranks=1, sharding=None, network=NETWORK, schedule=SCHEDULE, form=DCP, batch=12, lr="1e-2",
-             expect=0):
+             data=MOCK, expect=0):
     """Runs it; the metrics, one dict a step, and what it printed."""
     config = folder / f"fsdp2_{sharding}.yaml"
     config.write_text(UNITS + (f"sharding_size: {sharding}\n" if sharding else ""))
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     launcher = ["launch", "-n", str(ranks), "--"] if ranks > 1 else []
-    command = [PROGRAM, *launcher, "pretrain", *map(str, network), *LOOP, *schedule, "--fsdp2-config-path", str(config),
+    command = [PROGRAM, *launcher, "pretrain", *map(str, network), *LOOP, *map(str, data), *schedule, "--fsdp2-config-path", str(config),
                "--ckpt-format", form, "--global-batch-size", str(batch), "--lr", lr, "--peak-tflops", "1",
                "--metrics-file", str(metrics), *map(str, flags)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
@@ -227,6 +229,25 @@ def test_a_ramp_goes_on_at_more_ranks(folder):
     resumed, _ = pretrain(folder, *load, 4, ranks=4, schedule=samples)
     assert [step["consumed_samples"] for step in resumed] == [step["consumed_samples"] for step in straight[4:]]
     assert losses(resumed) == pytest.approx(losses(straight[4:]), rel=1e-6)  # sums run over other shares
+
+
+def test_a_finished_run_starts_and_ends(folder):
+    """Its data has no sample left, nor has that of evaluations which an earlier run made more often."""
+    for name in ("one", "two"):
+        write_tokens(folder / name, 1, documents=20)
+    blend = ["--data-path", "0.5", folder / "one", "0.5", folder / "two", "--split", "60,40,0", "--eval-iters", 1]
+    save = folder / "finished"
+    flags = [*NO_DROPOUT, "--train-iters", 4, "--save", save, "--load", save, "--save-interval", 4]
+    pretrain(folder, *flags, "--exit-interval", 3, "--eval-interval", 1, data=blend)
+    last, out = pretrain(folder, *flags, "--eval-interval", 4, data=blend)
+    assert [step["step"] for step in last] == [4] and "validation loss at iteration 4 on validation set" in out
+    before = (save / "iter_0000004" / "__0_0.distcp").stat().st_mtime_ns
+    none, out = pretrain(folder, *flags, "--eval-interval", 4, data=blend)
+    assert not none and "validation loss at iteration 4 on validation set" in out
+    assert (save / "iter_0000004" / "__0_0.distcp").stat().st_mtime_ns == before  # and is not saved again
+    pretrain(folder, *NO_DROPOUT, "--train-iters", 4, "--load", save, "--save", folder / "elsewhere",
+             "--save-interval", 4, data=blend)
+    assert (folder / "elsewhere" / "iter_0000004").exists()
 
 
 def test_steps_of_others(folder, plain):
