@@ -13,6 +13,9 @@ namespace megashard {
 namespace {
 
 constexpr const char* kModule = "torch.distributed.checkpoint.metadata.";
+// megatron-core 0.15 pickles this one, which has one field more.
+constexpr const char* kMegatronRoot =
+    "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata";
 constexpr const char* kStorageInfo = "torch.distributed.checkpoint.filesystem._StorageInfo";
 constexpr int64_t kMostBytes = int64_t{4} << 30;
 
@@ -145,7 +148,11 @@ DcpLocation location_of(const Value& info) {
 class MetadataReader {
  public:
   DcpMetadata read(const Value& root) {
-    const auto& fields = state_of(root, std::string(kModule) + "Metadata").as_dict();
+    const auto* object = root.object();
+    const bool is_megatrons = object != nullptr && object->class_name == kMegatronRoot;
+    const auto& fields =
+        is_megatrons ? object->state.as_dict()
+                     : state_of(root, std::string(kModule) + "Metadata").as_dict();
     for (const auto& [key, value] : fields.at("state_dict_metadata").as_dict().entries)
       add_entry(key, value);
     if (const auto* paths = fields.find("planner_data");

@@ -14,7 +14,9 @@ import pickle
 import random
 import re
 import struct
+import sys
 import tempfile
+import types
 import uuid
 import zipfile
 import zlib
@@ -80,6 +82,19 @@ def small_archive(archive):
     return stream.getvalue()
 
 
+def as_megatron_0_15(metadata):
+    """Of a class that Megatron's environment has."""
+    name = "megatron.core.dist_checkpointing.strategies.torch"
+    root = type("MCoreMetadata", (), {"__module__": name})
+    sys.modules[name] = types.SimpleNamespace(MCoreMetadata=root)
+    pickled = root()
+    pickled.__dict__.update(metadata.__dict__, mcore_data={"a": {"nd_reformulated_orig_global_shape": (2, 2)}})
+    try:
+        return pickle.dumps(pickled, 4)
+    finally:
+        del sys.modules[name]
+
+
 def metadata():
     nested = {"model": {"weight": torch.ones(4, 2)}, "optimizer": {"param_groups": [{"lr": 0.1}]}, "iteration": 3}
     layers = {"decoder.layers.w": torch.ones(2, 4), "optimizer.state.exp_avg.decoder.layers.w": torch.zeros(2, 4)}
@@ -92,6 +107,8 @@ def metadata():
             loaded.storage_meta = None
             for protocol in (2, 4):
                 seed(target, f"state{number}_{protocol}", pickle.dumps(loaded, protocol))
+            if target == "metadata":
+                seed(target, "megatron_0_15", as_megatron_0_15(loaded))
     for name, state in {
         "nested": {**nested, "rng": [{"state": torch.arange(3, dtype=torch.uint8)}]},
         "chunks": {"a": torch.ones(2, 3, dtype=torch.bfloat16), "b": torch.tensor(1.5)},
