@@ -9,10 +9,20 @@ namespace megashard {
 namespace {
 
 constexpr std::string_view kModel = "model.";
+constexpr std::string_view kOptimizer = "optimizer.";
 constexpr std::string_view kState = "optimizer.state.";
+constexpr std::string_view kChained = "chained_";
 constexpr std::string_view kLayers = "layers.";
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+/// "chained_<n>." that text begins with; empty when it begins otherwise.
+std::string_view chained_prefix(std::string_view text) {
+  if (!text.starts_with(kChained)) return {};
+  const auto end = text.find_first_not_of("0123456789", kChained.size());
+  const bool is_prefix = end != std::string_view::npos && end > kChained.size() && text[end] == '.';
+  return is_prefix ? text.substr(0, end + 1) : std::string_view();
+}
 
 /// Just behind the first component "layers."; npos without one.
 size_t behind_layers(const std::string& key) {
@@ -81,14 +91,26 @@ ShardedTensor as_layer(ShardedTensor piece, const TorchDistPlace& place) {
 
 std::string torch_dist_key(const std::string& key) {
   if (key.starts_with(kModel)) return key.substr(kModel.size());
+  if (key.starts_with(kOptimizer)) {
+    const auto rest = std::string_view(key).substr(kOptimizer.size());
+    const auto chained = chained_prefix(rest);
+    if (!chained.empty()) {
+      return std::string(chained) + std::string(kOptimizer) +
+             std::string(rest.substr(chained.size()));
+    }
+  }
   const auto last = key.rfind('.');
   if (!key.starts_with(kState) || last < kState.size()) return key;
   const auto name = key.substr(kState.size(), last - kState.size());
   return std::string(kState) + key.substr(last + 1) + "." + name;
 }
 
-std::string torch_dcp_key(const std::string& key) {
-  if (!key.starts_with(kState)) return std::string(kModel) + key;
+std::string torch_dcp_key(const std::string& dist_key) {
+  const auto chained = chained_prefix(dist_key);
+  const auto key = dist_key.substr(chained.size());
+  if (!key.starts_with(kOptimizer)) return std::string(kModel) + dist_key;
+  if (!key.starts_with(kState))
+    return std::string(kOptimizer) + std::string(chained) + key.substr(kOptimizer.size());
   const auto dot = key.find('.', kState.size());
   if (dot == std::string::npos) return key;
   const auto buffer = key.substr(kState.size(), dot - kState.size());
@@ -97,6 +119,11 @@ std::string torch_dcp_key(const std::string& key) {
 
 bool is_optimizer_step(const std::string& key) {
   return key.starts_with(kState) && key.ends_with(".step");
+}
+
+bool is_optimizer_bucket(const std::string& key) {
+  return key.starts_with(kOptimizer) && !key.starts_with(kState) &&
+         key.find(".gbuf_idx_") != std::string::npos;
 }
 
 std::vector<TorchDistPlace> torch_dist_places(const std::vector<TensorInfo>& tensors) {

@@ -12,12 +12,20 @@ namespace megashard {
 
 /// Megatron's names. In torch_dist a weight has no "model." before it, and the optimizer's buffers
 /// come before the weight: "model.<name>" is "<name>", "optimizer.state.<name>.exp_avg" is
-/// "optimizer.state.exp_avg.<name>". Other keys are the same in both formats.
+/// "optimizer.state.exp_avg.<name>". Of several optimizers in a chain Megatron's begin with
+/// "chained_<n>.": that is left out where it holds the buffers of weights, as no weight is in two;
+/// "chained_<n>.optimizer.<rest>" of other kinds is "optimizer.chained_<n>.<rest>". Other keys of
+/// an optimizer are the same in both formats.
 std::string torch_dist_key(const std::string& torch_dcp_key);
 std::string torch_dcp_key(const std::string& torch_dist_key);
 
 /// "optimizer.state.<name>.step", which torch_dist keeps once, as common_step, when all are equal.
 bool is_optimizer_step(const std::string& torch_dcp_key);
+
+/// A tensor of Megatron's DistributedOptimizer over the weights of a bucket, flattened, one behind
+/// the other as its ranks had them: nothing here reads it ("optimizer.distributed.dp_group_idx_0.
+/// gbuf_idx_0.dtype_<..>.bucket_idx_0.exp_avg").
+bool is_optimizer_bucket(const std::string& torch_dcp_key);
 
 /// Megatron puts its own parameters into optimizer.param_groups, so that names would be in the way:
 /// they are kept under this key of common.pt, a list of names for each group.

@@ -71,7 +71,8 @@ class TorchDistView {
   void add_tensor_as_is(DcpEntry entry) {
     entry.path = tensor_path(entry.key);
     const bool is_new = keys_.insert(entry.key).second;
-    TORCH_CHECK(is_new, folder_, " holds ", entry.key, " twice, stacked and with its number");
+    TORCH_CHECK(is_new, folder_, " holds ", entry.key,
+                " twice: stacked and with its number, or in two optimizers of a chain");
     view_.entries.push_back(std::move(entry));
   }
 
@@ -114,6 +115,11 @@ class TorchDistView {
   void add_object(DcpEntry entry) {
     if (entry.key.starts_with(kCommonState)) return;
     if (!entry.key.starts_with(kRngStateKey)) {
+      const auto key = torch_dcp_key(entry.key);
+      if (key.starts_with("optimizer.") && key != entry.key) {
+        entry.key = key;
+        entry.path = {key};
+      }
       entry.is_sharded_object = true;
       view_.entries.push_back(std::move(entry));
       return;
@@ -135,6 +141,7 @@ class TorchDistView {
   }
 
   void add_common() {
+    join_chained();
     lift_optimizer();
     restore_group_names();
     const auto step = take_step();
@@ -175,17 +182,43 @@ class TorchDistView {
   }
 
   /// {"optimizer": {"optimizer": {..}, "grad_scaler": {..}}} of mixed precision: one level less.
-  void lift_optimizer() {
-    auto* outer = common_.find("optimizer");
-    if (outer == nullptr || outer->get_if<Dict>() == nullptr) return;
-    auto* inner = outer->get_if<Dict>()->find("optimizer");
-    if (inner == nullptr || inner->get_if<Dict>() == nullptr) return;
-    Dict lifted = *inner->get_if<Dict>();
-    for (auto& [key, value] : outer->get_if<Dict>()->entries) {
+  static Dict lifted(const Dict& outer) {
+    const auto* inner = outer.find("optimizer");
+    if (inner == nullptr || inner->get_if<Dict>() == nullptr) return outer;
+    Dict fields = *inner->get_if<Dict>();
+    for (const auto& [key, value] : outer.entries) {
       const bool is_rest = key != Value("optimizer") && key != Value("fp32_from_fp16_params");
-      if (is_rest) lifted.set(key.as_string(), value);
+      if (is_rest) fields.set(key.as_string(), value);
     }
-    common_.set("optimizer", std::move(lifted));
+    return fields;
+  }
+
+  void lift_optimizer() {
+    auto* optimizer = common_.find("optimizer");
+    if (optimizer == nullptr || optimizer->get_if<Dict>() == nullptr) return;
+    common_.set("optimizer", lifted(optimizer->as_dict()));
+  }
+
+  /// {"optimizer": {0: {..}, 1: {..}}} of a chain: one optimizer with the groups of all, and what
+  /// they have in common as the first says it, the step too.
+  void join_chained() {
+    const auto* optimizer = common_.find("optimizer");
+    const auto* chain = optimizer == nullptr ? nullptr : optimizer->get_if<Dict>();
+    if (chain == nullptr || chain->entries.empty()) return;
+    Dict joined;
+    List groups;
+    for (const auto& [number, part] : chain->entries) {
+      if (number.get_if<int64_t>() == nullptr || part.get_if<Dict>() == nullptr) return;
+      for (auto& [key, value] : lifted(part.as_dict()).entries) {
+        if (key == Value("param_groups") && value.get_if<List>() != nullptr) {
+          for (const auto& group : value.as_items()) groups.items.push_back(group);
+        } else if (joined.find(key.as_string()) == nullptr) {
+          joined.set(key.as_string(), std::move(value));
+        }
+      }
+    }
+    joined.set("param_groups", std::move(groups));
+    common_.set("optimizer", std::move(joined));
   }
 
   /// common_step, or the step that TransformerEngine's optimizer keeps in the first param_group.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/torch_dist/torch_dist_keys.h"
 #include "checkpoint/values/tensor_info.h"
 #include "framework/training/diagnostics.h"
 
@@ -54,6 +55,14 @@ std::vector<std::string> judge_differences(const LoadReport& report,
   if (refused.empty()) return lines;
   const bool only_optimizer =
       all_of_optimizer(report.missing) && all_of_optimizer(report.unexpected);
+  const bool in_buckets = std::any_of(report.unexpected.begin(), report.unexpected.end(),
+                                      is_optimizer_bucket);
+  if (only_optimizer && in_buckets) {
+    throw UsageError("the checkpoint " + folder +
+                     " keeps the optimizer in buckets of Megatron's DistributedOptimizer, which "
+                     "cannot be read here. --no-load-optim starts with a fresh optimizer; "
+                     "Megatron's --dist-ckpt-optim-fully-reshardable saves one that can be read.");
+  }
   throw UsageError("the checkpoint " + folder + " does not fit this run" + refused + ". " +
                    (only_optimizer ? "--no-load-optim starts with a fresh optimizer."
                                    : "Give the flags of the run that wrote it, or "
