@@ -11,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from test_torch_dist import random_states
+from test_torch_dist import as_torch_keeps_them, save_as_megatron, without_gpu
 from test_wrong_use import write_tokens
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -312,36 +312,6 @@ def test_a_step_that_pytorch_trained(folder):
         assert norms == pytest.approx(expected["grad_norm"][STOP:].tolist(), rel=1e-5)
 
 
-def as_torch_keeps_them(states):
-    """Megatron's entry for a rank, with the generator state that torch itself gives back."""
-    torch.set_rng_state(torch.frombuffer(bytearray(states["torch_rng_state"]), dtype=torch.uint8))
-    kept = torch.get_rng_state()
-    return random_states(rank=0) | {"torch_rng_state": kept}
-
-
-def save_as_megatron(whole, step):
-    """A state dict of ours as a torch_dist step by megatron-core; layers keep their numbers."""
-    torch.cuda.synchronize = lambda *_: None
-    torch.cuda.current_device = lambda: "cpu"
-    from megatron.core import dist_checkpointing
-    from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
-
-    state = torch.load(whole, weights_only=False)
-    sharded = {key: ShardedTensor.from_rank_offsets(key, tensor) for key, tensor in state.pop("model").items()}
-    optimizer = state.pop("optimizer")
-    for name, buffers in optimizer["state"].items():
-        for buffer in ("exp_avg", "exp_avg_sq"):
-            key = f"optimizer.state.{buffer}.{name}"
-            sharded[key] = ShardedTensor.from_rank_offsets(key, buffers[buffer])
-    steps = {float(buffers["step"]) for buffers in optimizer["state"].values()}
-    assert len(steps) == 1
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer["param_groups"]]
-    state["optimizer"] = {"state": {"common_step": torch.tensor(steps.pop())}, "param_groups": groups}
-    state["rng_state"] = ShardedObject("rng_state", state["rng_state"], (1, 1), (0, 0), replica_id=0)
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    dist_checkpointing.save({**state, "model": sharded}, step, content_metadata={"singleton_local_shards": False})
-
-
 @pytest.mark.slow  # imports megatron-core again and again
 def test_random_states_of_megatron(folder):
     """As torch.get_rng_state() has them: a list over ranks in torch_dcp and in torch_dist, or one entry for all ranks."""
@@ -390,4 +360,6 @@ def test_a_missing_checkpoint(folder):
 
 
 if __name__ == "__main__":
+    without_gpu()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     save_as_megatron(*sys.argv[1:])

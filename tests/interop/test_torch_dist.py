@@ -1,14 +1,17 @@
 """torch_dist checkpoints: megatron-core reads ours and we read megatron-core's, at 1 to 4 ranks each.
 
 megatron-core takes long to import: one process of this file does it once and forks the ranks of all worlds, which load
-what dcp_tool saved and save their own. Its answers are a file, of which each test looks at its part.
+what dcp_tool saved and save their own. Its answers are a file, of which each test looks at its part. It also saves what a
+training of ours has reached, with the keys of Megatron's several optimizers, for a training to go on from.
 """
 
 import argparse
 import datetime
 import json
 import os
+import pickle
 import random
+import shutil
 import subprocess
 import sys
 import traceback
@@ -20,11 +23,14 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from test_dcp import STEP, counting, same, tool
 
 WORLDS = (1, 2, 3, 4)
 LAYERS = 3
+TRAINED = ("plain", "chained", "buckets")  # optimizer_parts
 
 
 def weights():
@@ -111,8 +117,7 @@ def load_ours(folder, rank, world, saved):
     common = {key: loaded[key] for key in our_common()}
     assert same(common, our_common()), common
     if world == 1:
-        plain = dist_checkpointing.load_plain_tensors(step)
-        assert all(same(plain[key], tensor) for key, tensor in weights().items())
+        load_plain_tensors(step)
 
 
 def random_states(rank):
@@ -153,12 +158,92 @@ def save_theirs(folder, rank, world):
     dist_checkpointing.save(state, str(step), content_metadata={"singleton_local_shards": False})
 
 
+def as_torch_keeps_them(states):
+    """Megatron's entry for a rank, with the generator state that torch itself gives back."""
+    torch.set_rng_state(torch.frombuffer(bytearray(states["torch_rng_state"]), dtype=torch.uint8))
+    kept = torch.get_rng_state()
+    return random_states(rank=0) | {"torch_rng_state": kept}
+
+
+def optimizer_parts(optimizer, kind):
+    """What goes under "optimizer" of Megatron's state dict, and what is sharded, of torch's state by names. "plain": as
+    FP32Optimizer has it; "chained": as two of a ChainedOptimizer, with half of the weights each; "buckets": as
+    DistributedOptimizer does without --dist-ckpt-optim-fully-reshardable, alone and in a chain."""
+    from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
+
+    sharded = {}
+
+    def add(key, tensor):
+        sharded[key] = ShardedTensor.from_rank_offsets(key, tensor)
+
+    if kind == "buckets":
+        for prefix in ("", "chained_1."):
+            group = f"{prefix}optimizer.distributed.dp_group_idx_0"
+            for buffer in ("param", "exp_avg", "exp_avg_sq"):
+                add(f"{group}.gbuf_idx_0.dtype_(torch.float32, torch.float32).bucket_idx_0.{buffer}", torch.arange(64.0))
+            for key, value in (("per_bucket_numel", [{"float32": [64]}]), ("optimizer", {"param_groups": [{"step": 2}]})):
+                sharded[f"{group}.{key}"] = ShardedObject(f"{group}.{key}", value, (1,), (0,))
+        return None, sharded
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer["param_groups"]]
+    steps = {float(buffers["step"]) for buffers in optimizer["state"].values()}
+    assert len(steps) == 1
+    common = {"state": {"common_step": torch.tensor(steps.pop())}, "param_groups": groups}
+    for number, (name, buffers) in enumerate(optimizer["state"].items()):
+        for buffer in ("exp_avg", "exp_avg_sq"):
+            prefix = f"chained_{number % 2}." if kind == "chained" else ""
+            add(f"{prefix}optimizer.state.{buffer}.{name}", buffers[buffer])
+    return {0: common, 1: common} if kind == "chained" else common, sharded
+
+
+def save_as_megatron(whole, step, kind="plain"):
+    """A state dict of ours as a torch_dist step by megatron-core; layers keep their numbers."""
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
+
+    state = torch.load(whole, weights_only=False)
+    common, sharded = optimizer_parts(state.pop("optimizer"), kind)
+    sharded.update((key, ShardedTensor.from_rank_offsets(key, tensor)) for key, tensor in state.pop("model").items())
+    if common is not None:
+        state["optimizer"] = common
+    state["rng_state"] = ShardedObject("rng_state", state["rng_state"], (1, 1), (0, 0), replica_id=0)
+    dist_checkpointing.save({**state, "model": sharded}, str(step), content_metadata={"singleton_local_shards": False})
+
+
+def save_trained(folder, kind):
+    step = folder / kind / "iter_0000002"
+    step.mkdir(parents=True)
+    save_as_megatron(folder / "trained.pt", step, kind)
+    (step.parent / "latest_checkpointed_iteration.txt").write_text("2")
+
+
+def as_of_0_15(step, copy):
+    """The step with the .metadata that megatron-core 0.15 writes: of a class of its own, which has one field more."""
+    from megatron.core.dist_checkpointing.strategies.torch import MCoreMetadata
+
+    shutil.copytree(step, copy)
+    stored = dcp.FileSystemReader(step).read_metadata()
+    metadata = MCoreMetadata()
+    metadata.__dict__.update(stored.__dict__, mcore_data={"embed.weight": {"nd_reformulated_orig_global_shape": (8, 3)}})
+    (copy / ".metadata").write_bytes(pickle.dumps(metadata))
+    load_plain_tensors(copy)
+
+
+def load_plain_tensors(step):
+    from megatron.core import dist_checkpointing
+
+    plain = dist_checkpointing.load_plain_tensors(str(step))
+    assert all(same(plain[key], tensor) for key, tensor in weights().items())
+
+
 def run_rank(folder, rank, world, answers):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / f"store_{world}"), world), rank=rank, world_size=world,
                             timeout=datetime.timedelta(seconds=60))
     tasks = {f"save_{world}": lambda: save_theirs(folder, rank, world)}
     tasks.update({f"load_{saved}_{world}": lambda saved=saved: load_ours(folder, rank, world, saved) for saved in WORLDS})
+    if world == 1:
+        tasks["as_of_0_15"] = lambda: as_of_0_15(folder / "ours_1" / STEP, folder / "ours_0_15")
+        tasks.update({f"save_{kind}": lambda kind=kind: save_trained(folder, kind) for kind in TRAINED})
     for name, task in tasks.items():
         try:
             task()
@@ -167,13 +252,17 @@ def run_rank(folder, rank, world, answers):
         dist.barrier()
 
 
+def without_gpu():
+    torch.cuda.synchronize = lambda *_: None
+    torch.cuda.current_device = lambda: "cpu"
+
+
 def megatron(folder):
     import multiprocessing
     import queue
 
     torch.set_num_threads(1)
-    torch.cuda.synchronize = lambda *_: None
-    torch.cuda.current_device = lambda: "cpu"
+    without_gpu()
     from megatron.core import dist_checkpointing  # noqa: F401: the long import
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
@@ -198,11 +287,25 @@ def megatron(folder):
 # Ours.
 
 
+def train(folder):
+    """Four steps with dropout: their numbers, and the state after the second with Megatron's random states."""
+    from test_resume import numbers, pretrain  # which takes the other side from here
+
+    straight, _ = pretrain(folder, "--train-iters", 4, "--save", folder / "trained", "--save-interval", 2)
+    (folder / "straight.json").write_text(json.dumps(numbers(straight)))
+    dcp_to_torch_save(folder / "trained" / "iter_0000002", folder / "whole.pt")
+    state = torch.load(folder / "whole.pt", weights_only=False)
+    state["rng_state"] = [as_torch_keeps_them(state["rng_state"]["0"])]
+    state["args"].attention_backend = uuid.SafeUUID.unknown
+    torch.save(state, folder / "trained.pt")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("torch_dist")
     for world in WORLDS:
         tool("save_dist", folder / f"ours_{world}", world, 1)
+    train(folder)
     done = subprocess.run([sys.executable, __file__, folder], capture_output=True, text=True, timeout=300,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-3000:]
@@ -270,6 +373,53 @@ def test_we_load(folder, answers, saved, world, ranks):
         for mine, theirs in zip(expected_state.pop("np_rng_state"), state.pop("np_rng_state"), strict=True):
             assert numpy.array_equal(mine, theirs) and type(mine) is type(theirs)
         assert same(state, expected_state), rank
+
+
+def test_metadata_of_0_15(folder, answers):
+    assert answers.get("as_of_0_15") is None
+    out = folder / "out_0_15"
+    out.mkdir()
+    tool("load", folder / "ours_0_15", 1, out)
+    loaded = safetensors.torch.load_file(out / "rank0.safetensors")
+    assert loaded.keys() == by_layer().keys()
+    assert all(same(loaded[key].view(tensor.dtype), tensor) for key, tensor in by_layer().items())
+
+
+@pytest.mark.parametrize("kind", ["plain", "chained"])
+def test_a_training_goes_on_from_megatrons_step(folder, answers, kind):
+    """Bit for bit: weights, optimizer, schedule, samples and dropout, its args with an enum and numpy's random state beside."""
+    from test_resume import numbers, pretrain
+
+    assert answers.get(f"save_{kind}") is None
+    resumed, out = pretrain(folder, "--train-iters", 4, "--load", folder / kind, form="torch_dist")
+    assert json.loads(json.dumps(numbers(resumed))) == json.loads((folder / "straight.json").read_text())[2:]
+    assert "dropout goes on" not in out
+
+
+def test_state_of_distributed_optimizer(folder, answers, tmp_path):
+    """Buckets are no weights: they are told apart, left out of a model, and kept by a copy."""
+    from test_convert import ok
+    from test_resume import numbers, pretrain
+
+    assert answers.get("save_buckets") is None
+    load = ("--train-iters", 4, "--load", folder / "buckets")
+    _, out = pretrain(folder, *load, form="torch_dist", expect=2)
+    assert "keeps the optimizer in buckets of Megatron's DistributedOptimizer" in out and "--no-load-optim" in out
+    fresh, _ = pretrain(folder, *load, "--no-load-optim", form="torch_dist")
+    plain, _ = pretrain(folder, "--train-iters", 4, "--load", folder / "plain", "--no-load-optim", form="torch_dist")
+    assert numbers(fresh) == numbers(plain)
+    pretrain(folder, "--train-iters", 1, "--load", folder / "buckets", "--finetune", form="torch_dist")
+
+    step = folder / "buckets" / "iter_0000002"
+    (tmp_path / "assets").mkdir()
+    ok("torch_dist_to_hf", "--load-dir", step, "--save-dir", tmp_path / "hf", "--model-assets-dir", tmp_path / "assets")
+    model = torch.load(folder / "trained.pt", weights_only=False)["model"]
+    assert safetensors.torch.load_file(tmp_path / "hf" / "model.safetensors").keys() == model.keys()
+    ok("torch_dist_to_dcp", "--load-dir", step, "--save-dir", tmp_path / "dcp")
+    ok("dcp_to_torch_dist", "--load-dir", tmp_path / "dcp" / step.name, "--save-dir", tmp_path / "dist")
+    kept, back = (dcp.FileSystemReader(path).read_metadata().state_dict_metadata for path in (step, tmp_path / "dist" / step.name))
+    buckets = {key for key in kept if "gbuf_idx_0" in key}
+    assert len(buckets) == 6 and buckets <= back.keys()
 
 
 if __name__ == "__main__":
