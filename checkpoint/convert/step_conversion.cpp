@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "checkpoint/convert/folder_writer.h"
+#include "checkpoint/torch_dist/torch_dist_keys.h"
 #include "checkpoint/values/value_paths.h"
 
 namespace megashard {
@@ -75,6 +76,20 @@ Dict values_of(DcpReader& reader) {
   return nest_values(std::move(leaves), reader.entries().size());
 }
 
+/// Leaves out the optimizer's state when it is in buckets, which belong to Megatron's own weights.
+void drop_buckets(StepContent& content, const ConvertProgress& progress) {
+  constexpr const char* kDistributed = ".distributed.";
+  auto& tensors = content.tensors.tensors;
+  const auto in_buckets = [](const TensorInfo& info) { return is_optimizer_bucket(info.name); };
+  if (std::erase_if(tensors, in_buckets) == 0) return;
+  std::erase_if(content.values.entries, [&](const auto& entry) {
+    const auto& key = entry.first.as_string();
+    return key.starts_with("optimizer.") && key.find(kDistributed) != std::string::npos;
+  });
+  progress("the optimizer's state is left out: buckets of Megatron's DistributedOptimizer have no "
+           "place in another layout");
+}
+
 /// What the layout knows of the network, in the step's args.
 void complete_arguments(Dict& values, const WeightLayout& layout) {
   const auto* args = values.find("args");
@@ -114,6 +129,7 @@ void convert_step(const StepConversion& options, const ConvertProgress& progress
   const bool to_megatron = options.to == CheckpointFormat::kTorchDist;
   StepContent content{stream_of_step(reader), values_of(*reader), layout, {}};
   if (layout != nullptr) {
+    drop_buckets(content, progress);
     content.tensors = to_megatron ? as_megatron(std::move(content.tensors), *layout)
                                   : as_hugging_face(std::move(content.tensors), *layout);
     rename_groups(content.values, *layout, to_megatron);

@@ -38,6 +38,16 @@ def gpt_model(config):
                     share_embeddings_and_output_weights=config["tie_word_embeddings"])
 
 
+def buckets():
+    """As DistributedOptimizer saves its state without --dist-ckpt-optim-fully-reshardable."""
+    from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
+
+    group = "optimizer.distributed.dp_group_idx_0"
+    bucket = f"{group}.gbuf_idx_0.dtype_(torch.float32, torch.float32).bucket_idx_0.exp_avg"
+    return {"bucket": ShardedTensor.from_rank_offsets(bucket, torch.arange(64.0)),
+            "numel": ShardedObject(f"{group}.per_bucket_numel", [64], (1,), (0,))}
+
+
 def run(case):
     from megatron.core import dist_checkpointing
 
@@ -53,7 +63,7 @@ def run(case):
     torch.save({"logits": logits[..., :config["vocab_size"]], "args": args, "iteration": loaded["iteration"]},
                case / "logits.pt")
     (case / "theirs" / "iter_0000005").mkdir(parents=True)
-    state = {"model": model.sharded_state_dict(), "iteration": 5, "args": argparse.Namespace(**args)}
+    state = {"model": model.sharded_state_dict(), "iteration": 5, "args": argparse.Namespace(**args), **buckets()}
     dist_checkpointing.save(state, str(case / "theirs" / "iter_0000005"))
 
 
