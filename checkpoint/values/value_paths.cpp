@@ -6,6 +6,9 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "checkpoint/values/torch_archive.h"
+#include "checkpoint/values/value_text.h"
+
 namespace megashard {
 namespace {
 
@@ -16,17 +19,45 @@ std::string part_text(const Value& part) {
   return index != nullptr ? std::to_string(*index) : part.as_string();
 }
 
-/// torch's _is_terminal: a list that holds a dict, at whatever depth of lists, is split.
+/// str(key), as torch names what lies under it.
+std::string key_text(const Value& key) {
+  const bool is_text = key.get_if<std::string>() != nullptr;
+  if (is_text || key.get_if<int64_t>() != nullptr) return part_text(key);
+  TORCH_CHECK(key.is_none() || key.get_if<bool>() != nullptr || key.get_if<double>() != nullptr,
+              "a dict of the checkpoint has a key that is ", key.kind(), ", which gives no name");
+  return value_text(key);
+}
+
+/// The entries of a dict, of collections.Counter, defaultdict and other classes made of dict; null
+/// for other values.
+const Dict* mapping_of(const Value& value) {
+  if (const auto* dict = value.get_if<Dict>()) return dict;
+  const auto* object = value.object();
+  if (object == nullptr) return nullptr;
+  if (object->class_name == "collections.Counter") {
+    const auto* arguments = object->arguments.get_if<Tuple>();
+    const bool is_whole = arguments != nullptr && arguments->items.size() == 1;
+    return is_whole ? arguments->items[0].get_if<Dict>() : nullptr;
+  }
+  const bool is_dict =
+      object->class_name == "collections.defaultdict" || !object->entries.entries.empty();
+  return is_dict ? &object->entries : nullptr;
+}
+
+/// torch's _is_terminal: a list that holds a mapping or a tensor, at whatever depth of lists, is
+/// split.
 bool is_leaf(const Value& value) {
-  if (value.get_if<Dict>() != nullptr) return false;
+  if (mapping_of(value) != nullptr) return false;
   const auto* list = value.get_if<List>();
-  return list == nullptr || std::all_of(list->items.begin(), list->items.end(), is_leaf);
+  return list == nullptr ||
+         std::all_of(list->items.begin(), list->items.end(),
+                     [](const Value& item) { return !is_tensor_record(item) && is_leaf(item); });
 }
 
 void flatten_into(std::vector<FlatValue>& flat, std::vector<Value>& path, const Value& value) {
-  if (const auto* dict = value.get_if<Dict>()) {
-    for (const auto& [key, entry] : dict->entries) {
-      path.emplace_back(part_text(key));
+  if (const auto* mapping = mapping_of(value)) {
+    for (const auto& [key, entry] : mapping->entries) {
+      path.emplace_back(key_text(key));
       flatten_into(flat, path, entry);
       path.pop_back();
     }

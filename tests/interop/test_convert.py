@@ -206,7 +206,11 @@ def training_state():
                                              empty=torch.empty(0, 3), parameter=torch.nn.Parameter(torch.ones(2)), **dtypes),
             "optimizer": {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.randn(2)}},
                           "param_groups": [{"lr": 0.1, "betas": (0.9, 0.95), "params": [0]}]},
-            "list": [torch.arange(3), base[0]], "tuple": (torch.ones(2), "x"), "iteration": 12, "none": None, "text": "gr\u00f6\u00dfe"}
+            "list": [torch.arange(3), base[0]], "deep": {"cuda": [[torch.arange(2)], torch.ones(1)], "plain": [[1], "x"]},
+            "scheduler": {"milestones": collections.Counter({3: 1, 6: 2}), "none": collections.Counter(),
+                          "groups": collections.defaultdict(list, {0: [1], 1: [{"lr": 0.1}]}), "empty": collections.defaultdict(int)},
+            "keys": {True: 1, None: 2, 0.5: 3, 1e-7: 4, 1e16: 5, 123456.75: 6, float("inf"): 7, -1: torch.ones(2)},
+             "tuple": (torch.ones(2), "x"), "iteration": 12, "none": None, "text": "gr\u00f6\u00dfe"}
 
 
 def test_torch_file_there_and_back(tmp_path):
@@ -219,9 +223,17 @@ def test_torch_file_there_and_back(tmp_path):
         dcp_to_torch_save(tmp_path / name, tmp_path / f"{name}.pt")
     expected = torch.load(tmp_path / "theirs.pt", weights_only=False)
     assert_same(torch.load(tmp_path / "ours.pt", weights_only=False), expected)
-    target = {"model": {"whole": torch.zeros(6, 4), "column": torch.zeros(4, 6)}}
-    dcp.load(target, checkpoint_id=tmp_path / "ours")
-    assert_same(target["model"], {key: expected["model"][key] for key in ("whole", "column")})
+    ours, theirs = (dcp.FileSystemReader(tmp_path / name).read_metadata() for name in ("ours", "theirs"))
+    assert ours.state_dict_metadata.keys() == theirs.state_dict_metadata.keys()
+    assert ours.planner_data == theirs.planner_data
+    targets = {}
+    for name in ("theirs", "ours"):
+        target = targets[name] = training_state()
+        target["model"].update({key: torch.zeros_like(target["model"][key]) for key in ("whole", "column", "part")})
+        target["deep"]["cuda"][0][0], target["keys"][-1] = torch.zeros(2, dtype=torch.int64), torch.zeros(2)
+        dcp.load(target, checkpoint_id=tmp_path / name)
+    assert_same(targets["ours"], targets["theirs"])
+    assert_same(targets["ours"]["deep"], training_state()["deep"])
 
     for name in ("theirs", "ours"):
         ok("dcp_to_torch", "--dcp_checkpoint_dir", tmp_path / name, "--torch_save_path", tmp_path / f"{name}_back.pt")
