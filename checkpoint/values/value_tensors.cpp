@@ -130,6 +130,7 @@ NumberedStorages number_storages(const Value& value) {
                 "that it came from: it cannot be written again");
     auto parts = *identity;
     parts[2] = std::to_string(numbered.bytes.size());
+    parts[3] = "cpu";
     numbered.bytes.push_back(bytes->data);
     storage.arguments = Tuple{std::move(parts)};
     return storage;

@@ -27,7 +27,8 @@ std::optional<std::string> bytes_in(const Value& value);
 /// beyond that stay without.
 Value with_storages(const TorchArchive& archive, Value root);
 
-/// The value with its storages numbered from 0, as one archive keeps them, and their bytes.
+/// The value with its storages on the CPU and numbered from 0, as one archive keeps them, and their
+/// bytes.
 struct NumberedStorages {
   Value root;
   std::vector<std::string> bytes;

@@ -279,6 +279,23 @@ def test_values_of_a_step_stay_as_they_are(tmp_path, form):
         assert_same(ordered(torch.load(tmp_path / "back.pt", weights_only=False)), ordered(state))
 
 
+def test_values_of_a_gpu_are_read_without_one(tmp_path, monkeypatch):
+    """Megatron keeps random states of CUDA in common.pt, on whatever device they were."""
+    dcp.save({"model": {"w": torch.ones(2)}, "iteration": 7}, checkpoint_id=tmp_path / "dcp" / "iter_0000007", no_dist=True)
+    ok("dcp_to_torch_dist", "--load-dir", tmp_path / "dcp" / "iter_0000007", "--save-dir", tmp_path / "dist")
+    step = tmp_path / "dist" / "iter_0000007"
+    state = {"iteration": 7, "of_gpu": (torch.arange(3), "x"), "alone": torch.ones(2)}
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+    torch.save(state, step / "common.pt")
+    monkeypatch.undo()
+    (step / "manifest.json").unlink()
+    ok("torch_dist_to_dcp", "--load-dir", step, "--save-dir", tmp_path / "back")
+    dcp_to_torch_save(tmp_path / "back" / step.name, tmp_path / "whole.pt")
+    back = torch.load(tmp_path / "whole.pt", weights_only=False)
+    assert_same(back, {key: (state | {"model": {"w": torch.ones(2)}})[key] for key in back})
+    assert back.keys() >= state.keys()
+
+
 MIB = 1 << 20
 BUFFERS = 4 * 8 * MIB  # of a file being written: blocks under way and the one that is filled (kMostBlocks of block_writer.cpp)
 
