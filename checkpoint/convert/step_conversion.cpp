@@ -52,17 +52,11 @@ void write_content(FolderWriter& writer, CheckpointFormat format, const StepCont
 
 /// Which step a folder holds, by its name.
 StepWriter same_step(const std::string& save_dir, const std::string& folder) {
-  constexpr std::string_view kIteration = "iter_";
   auto path = std::filesystem::absolute(folder).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();
-  const auto name = path.filename().string();
-  if (name == "release") return StepWriter::release(save_dir);
-  int64_t iteration = -1;
-  if (name.starts_with(kIteration)) {
-    std::from_chars(name.data() + kIteration.size(), name.data() + name.size(), iteration);
-  }
-  TORCH_CHECK(iteration >= 0, folder, " is no step by its name: give a folder iter_0000100, or release");
-  return StepWriter(save_dir, iteration);
+  const auto step = step_named(path.filename().string(), folder);
+  TORCH_CHECK(step, folder, " is no step by its name: give a folder iter_0000100, or release");
+  return step->is_release ? StepWriter::release(save_dir) : StepWriter(save_dir, step->iteration);
 }
 
 Dict values_of(DcpReader& reader) {
@@ -104,7 +98,7 @@ void complete_arguments(Dict& values, const WeightLayout& layout) {
 
 void write_step(StepWriter step, CheckpointFormat format, const StepContent& content,
                 const ConvertProgress& progress) {
-  step.begin();
+  step.begin_beside_others();
   std::string notice;
   try {
     FolderWriter writer(step.folder(), format, content.tensors.tensors);

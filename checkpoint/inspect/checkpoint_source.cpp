@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 
 #include "checkpoint/files/crc32.h"
@@ -17,13 +16,8 @@ namespace {
 constexpr int64_t kReadAtOnce = 8 << 20;
 
 std::optional<int64_t> iteration_of(const std::string& path) {
-  constexpr std::string_view kPrefix = "iter_";
-  const auto name = std::filesystem::path(path).filename().string();
-  int64_t iteration = 0;
-  const auto* end = name.data() + name.size();
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  const auto result = std::from_chars(name.data() + kPrefix.size(), end, iteration);
-  return result.ec == std::errc() && result.ptr == end ? std::optional(iteration) : std::nullopt;
+  const auto step = step_named(std::filesystem::path(path).filename().string(), path);
+  return step && !step->is_release ? std::optional(step->iteration) : std::nullopt;
 }
 
 std::string without_slash(std::string path) {

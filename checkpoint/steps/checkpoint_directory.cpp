@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -52,18 +54,6 @@ std::vector<std::string> names_in(const std::string& directory) {
   return names;
 }
 
-/// The step of a folder's name; nothing for another thing. iter_0000010 and iter_10 are the same.
-std::optional<CheckpointStep> step_named(const std::string& name, const std::string& folder) {
-  if (name == kRelease) return CheckpointStep{folder, 0, true, {}};
-  const std::string_view prefix = kPrefix;
-  if (!name.starts_with(prefix)) return std::nullopt;
-  CheckpointStep step{folder, -1, false, {}};
-  const auto* end = name.data() + name.size();
-  const auto result = std::from_chars(name.data() + prefix.size(), end, step.iteration);
-  const bool whole = result.ec == std::errc() && result.ptr == end && step.iteration >= 0;
-  return whole ? std::optional(step) : std::nullopt;
-}
-
 std::string steps_there(const std::string& directory) {
   std::string text;
   for (const auto& step : list_steps(directory)) {
@@ -93,14 +83,45 @@ CheckpointStep existing(const CheckpointStep& step, const std::string& directory
   return *found;
 }
 
+/// False when somebody else has it. Where the file system has no such locks, they keep nobody out.
+bool take_lock(int descriptor) {
+  return ::flock(descriptor, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
+
+bool is_being_written(const std::string& folder) {
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) return false;
+  const bool is_free = take_lock(descriptor);
+  ::close(descriptor);
+  return !is_free;
+}
+
+void refuse_second_writer(bool is_free, const std::string& folder) {
+  TORCH_CHECK(is_free, folder, " is being written by another process: two runs save to one directory");
+}
+
+/// The folder's lock, until the last of the pointers is gone or this process ends.
+std::shared_ptr<void> lock_folder(const std::string& folder) {
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  TORCH_CHECK(descriptor >= 0, "cannot open the folder ", folder, ": ", std::strerror(errno));
+  std::shared_ptr<void> lock(new int(descriptor), [](int* held) {
+    ::close(*held);
+    delete held;
+  });
+  refuse_second_writer(take_lock(descriptor), folder);
+  return lock;
+}
+
+/// Of saves that were cut short. What another process is writing is none.
 void remove_leftovers(const std::string& directory) {
   for (const auto& name : names_in(directory)) {
     const auto path = directory + "/" + name;
     const auto aside = step_of_hidden(name, kAside);
     if (!aside.empty() && !path_exists(directory + "/" + aside)) {
       rename_durably(path, directory + "/" + aside);
-    } else if (!aside.empty() || !step_of_hidden(name, kUnfinished).empty() ||
-               !step_of_hidden(name, kRemoved).empty()) {
+    } else if (!aside.empty() || !step_of_hidden(name, kRemoved).empty()) {
+      remove_directory(path);
+    } else if (!step_of_hidden(name, kUnfinished).empty() && !is_being_written(path)) {
       remove_directory(path);
     }
   }
@@ -116,6 +137,17 @@ bool swap_folders(const std::string& one, const std::string& other) {
 }
 
 }  // namespace
+
+std::optional<CheckpointStep> step_named(const std::string& name, const std::string& folder) {
+  if (name == kRelease) return CheckpointStep{folder, 0, true, {}};
+  const std::string_view prefix = kPrefix;
+  if (!name.starts_with(prefix)) return std::nullopt;
+  CheckpointStep step{folder, -1, false, {}};
+  const auto* end = name.data() + name.size();
+  const auto result = std::from_chars(name.data() + prefix.size(), end, step.iteration);
+  const bool whole = result.ec == std::errc() && result.ptr == end && step.iteration >= 0;
+  return whole ? std::optional(step) : std::nullopt;
+}
 
 std::optional<CheckpointStep> read_tracker(const std::string& directory) {
   const auto path = directory + "/" + kTracker;
@@ -186,7 +218,14 @@ StepWriter StepWriter::release(std::string directory) {
 void StepWriter::begin() {
   make_directories(directory_);
   remove_leftovers(directory_);
+  begin_beside_others();
+}
+
+void StepWriter::begin_beside_others() {
+  refuse_second_writer(!is_being_written(hidden_), hidden_);
+  remove_directory(hidden_);
   make_directories(hidden_);
+  writing_ = lock_folder(hidden_);
 }
 
 void StepWriter::finish_folder(const std::vector<ManifestFile>& files) {
@@ -202,6 +241,7 @@ void StepWriter::commit(const std::vector<ManifestFile>& files) {
   } else {
     rename_durably(hidden_, final_);
   }
+  writing_ = nullptr;
   write_file_atomically(directory_ + "/" + kTracker, tracker_);
 }
 
@@ -223,6 +263,7 @@ std::string StepWriter::commit_beside_others(const std::vector<ManifestFile>& fi
   }
   if (!latest && !others.empty()) latest = others[0];
   rename_durably(hidden_, final_);
+  writing_ = nullptr;
   const auto tracker = directory_ + "/" + kTracker;
   if (latest && is_newer(*latest, step()))
     return latest->folder + " is newer and stays the step that a run loads; write " + tracker_ +
@@ -244,8 +285,16 @@ void StepWriter::replace() {
 }
 
 void StepWriter::abandon() noexcept {
+  if (!writing_) return;  // not begun, or done
   try {
-    remove_leftovers(directory_);
+    const auto aside = directory_ + "/" + hidden_name(name_, kAside);
+    remove_directory(hidden_);
+    if (path_exists(final_)) {
+      remove_directory(aside);
+    } else if (path_exists(aside)) {
+      rename_durably(aside, final_);
+    }
+    writing_ = nullptr;
   } catch (const std::exception&) {  // the next save tries again, and tells
   }
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,6 +20,9 @@ struct CheckpointStep {
   std::vector<int64_t> passed_over{};  ///< iterations of newer ones that find_step found damaged
 };
 
+/// The step of that name, iter_0000010 (iter_10 is the same) or release, in `folder`; nothing for
+/// another name.
+std::optional<CheckpointStep> step_named(const std::string& name, const std::string& folder);
 /// What DIRECTORY/latest_checkpointed_iteration.txt names, whether it is there or not; nothing when
 /// there is no such file. Throws a sentence when the file holds something else.
 std::optional<CheckpointStep> read_tracker(const std::string& directory);
@@ -36,7 +40,9 @@ void remove_step(const std::string& directory, const CheckpointStep& step);
 
 /// A step being written. The files go into a hidden folder; commit() makes it a step at once, and
 /// then the latest. Until then readers see what was there before, and a crash leaves only hidden
-/// folders, which the next save removes. To be used by one rank; the others write into folder().
+/// folders, which the next save removes. A hidden folder is locked (flock) while it is written, so
+/// that nobody else takes it for such a rest. To be used by one rank; the others write into
+/// folder().
 class StepWriter {
  public:
   StepWriter(std::string directory, int64_t iteration);
@@ -45,6 +51,9 @@ class StepWriter {
   const std::string& folder() const { return hidden_; }
   /// Creates the folder, empty, after removing what saves that were cut short have left.
   void begin();
+  /// The same without looking at other steps' hidden folders: for converters, which may write beside
+  /// a running training.
+  void begin_beside_others();
   /// `files`: all that is in the folder, synced. Writes the manifest, renames the folder, moves the
   /// tracker, each of them durably. A step of that name is replaced: the two change places at once,
   /// or where the file system cannot do that, the old one counts under its hidden name until the
@@ -72,6 +81,7 @@ class StepWriter {
   int64_t iteration_;
   std::string tracker_;
   std::string hidden_;
+  std::shared_ptr<void> writing_{};  // the hidden folder's lock
   std::string final_;
 };
 

@@ -324,11 +324,40 @@ TEST(CheckpointDirectory, StepsAppearWholeAndTheTrackerLast) {
   EXPECT_TRUE(latest_step(folder.path())->is_release);
 }
 
+TEST(CheckpointDirectory, WhatIsBeingWrittenIsLeftAlone) {
+  TemporaryFolder folder;
+  const auto dead = folder.file(".iter_0000005.tmp");
+  std::filesystem::create_directory(dead);
+  StepWriter training(folder.path(), 12);
+  training.begin();
+  EXPECT_FALSE(path_exists(dead));
+  std::filesystem::create_directory(dead);
+  StepWriter converter(folder.path(), 7);
+  for (int round = 0; round < 2; ++round) {  // the second begins where the first was cut short
+    converter.begin_beside_others();
+    EXPECT_TRUE(path_exists(converter.folder()));
+    if (round == 0) converter.abandon();
+    EXPECT_EQ(path_exists(converter.folder()), round == 1);
+    EXPECT_TRUE(path_exists(dead) && path_exists(training.folder()));
+  }
+  StepWriter next(folder.path(), 13);
+  next.begin();
+  EXPECT_FALSE(path_exists(dead));
+  EXPECT_TRUE(path_exists(converter.folder()) && path_exists(training.folder()));
+  StepWriter twin(folder.path(), 12);
+  EXPECT_THAT(message_of([&] { twin.begin(); }),
+              HasSubstr(training.folder() + " is being written by another process"));
+  twin.abandon();
+  EXPECT_TRUE(path_exists(training.folder()));
+  training.commit({});
+  EXPECT_EQ(latest_step(folder.path())->iteration, 12);
+}
+
 TEST(CheckpointDirectory, AConvertedStepReplacesNoneAndSetsNoTrackerBack) {
   TemporaryFolder folder;
   const auto convert = [&](StepWriter step) {
     step.refuse_existing();
-    step.begin();
+    step.begin_beside_others();
     return step.commit_beside_others({});
   };
   const auto tracker = [&] { return read_tracker(folder.path()); };

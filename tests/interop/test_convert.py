@@ -426,7 +426,9 @@ def test_wrong_use_is_one_sentence(tmp_path):
     (tmp_path / "steps").mkdir()
     (tmp_path / "steps" / "iter_0000007").mkdir()
     (tmp_path / "steps" / "latest_checkpointed_iteration.txt").write_text("7")
+    dcp.save({"model": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / "iter_0000100.bak", no_dist=True)
     for words, part in (
+            (("dcp_to_torch_dist", "--load-dir", tmp_path / "iter_0000100.bak", "--save-dir", tmp_path / "x"), "is no step by its name"),
             (("torch_to_dcp", "--torch-save-path", tmp_path / "none.pt", "--dcp-dir", tmp_path / "x"), "cannot read"),
             (("torch_to_dcp", "--torch-save-path", tmp_path / "module.pt", "--dcp-dir", tmp_path / "x"), "not a state dict"),
             (("torch_to_dcp", "--torch-save-path", tmp_path / "old.pt", "--dcp-dir", tmp_path / "x"), "written anew by torch.save"),
