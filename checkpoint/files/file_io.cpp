@@ -192,7 +192,7 @@ void make_directories(const std::string& path) {
   TORCH_CHECK(!path.empty(), "cannot create a folder with an empty name");
   for (size_t end = path.find('/', 1); !path.empty(); end = path.find('/', end + 1)) {
     const auto part = path.substr(0, end);
-    const bool made = ::mkdir(part.c_str(), 0750) == 0;
+    const bool made = ::mkdir(part.c_str(), 0777) == 0;
     const auto why = reason();
     TORCH_CHECK(made || is_directory(part), "cannot create the folder ", part, ": ", why);
     if (made) sync_directory(parent_of(part));

@@ -45,7 +45,9 @@ def test_there_and_back(tmp_path):
     release = tmp_path / "dcp" / "release"
     assert (tmp_path / "dcp" / "latest_checkpointed_iteration.txt").read_text() == "release"
     assert len(list(release.glob("*.distcp"))) == len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
-    assert stat.S_IMODE(release.stat().st_mode) & 0o750 == stat.S_IMODE(release.stat().st_mode)
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(release.stat().st_mode) == stat.S_IMODE(release.parent.stat().st_mode) == 0o777 & ~umask
     dcp_to_torch_save(str(release), str(tmp_path / "whole.pt"))
     state = torch.load(tmp_path / "whole.pt", weights_only=False)
     assert state["checkpoint_version"] == 3.0
