@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -58,7 +59,8 @@ struct AsyncSaver::Save {
 AsyncSaver::AsyncSaver(const ProcessGroupPtr& training, AsyncSaverOptions options)
     : group_(training == nullptr || training->size() == 1
                  ? nullptr
-                 : make_host_group(training, "asynchronous saves")),
+                 : make_host_group(training, "asynchronous saves",
+                                   std::max(options.deadline, training->timeout()))),
       options_(std::move(options)),
       snapshot_(std::make_shared<ShardSnapshot>()) {}
 

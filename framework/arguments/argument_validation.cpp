@@ -174,7 +174,7 @@ bool derive_device(Arguments& arguments, const RunEnvironment& environment) {
   const bool on_gpu =
       arguments.device == "cuda" || (arguments.device == "auto" && environment.has_gpu);
   if (!arguments.distributed_backend) {
-    const char* on_gpus = arguments.async_save ? "cpu:gloo,cuda:nccl" : "nccl";
+    const char* on_gpus = arguments.save || arguments.async_save ? "cpu:gloo,cuda:nccl" : "nccl";
     arguments.distributed_backend = on_gpu ? on_gpus : "gloo";
   }
   const auto& backend = *arguments.distributed_backend;

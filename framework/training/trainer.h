@@ -101,6 +101,7 @@ class Trainer {
   Interval interval_;
   std::optional<int64_t> last_saved_, loaded_;
   std::optional<int64_t> being_saved_;
+  ProcessGroupPtr saving_group_;  // whose ranks may wait long for each other's disks
   std::unique_ptr<AsyncSaver> saver_;  // null: training waits for each save
 };
 

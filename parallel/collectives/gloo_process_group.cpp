@@ -11,6 +11,7 @@
 #include <deque>
 #include <functional>
 #include <limits>
+#include <numeric>
 
 #include "parallel/collectives/gloo_connect.h"
 #include "parallel/collectives/group_store.h"
@@ -212,6 +213,23 @@ class GlooProcessGroup final : public ProcessGroup,
 
   std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
                                          const std::string& name) override {
+    return gloo_subgroup(members, name);
+  }
+
+  std::shared_ptr<GlooProcessGroup> patient(const std::string& name,
+                                            std::chrono::milliseconds patience) {
+    std::vector<int> all(static_cast<size_t>(size()));
+    std::iota(all.begin(), all.end(), 0);
+    auto group = gloo_subgroup(all, name);
+    group->patience_ = patience;
+    return group;
+  }
+
+ private:
+  friend class Exchange;
+
+  std::shared_ptr<GlooProcessGroup> gloo_subgroup(const std::vector<int>& members,
+                                                  const std::string& name) {
     GlooGroupOptions options = options_;
     options.ranks = members_in_world(members, name);
     options.rank = place_in(members);
@@ -221,9 +239,6 @@ class GlooProcessGroup final : public ProcessGroup,
     options.store->store = c10::make_intrusive<c10d::PrefixStore>(prefix, options_.store->store);
     return std::make_shared<GlooProcessGroup>(options);
   }
-
- private:
-  friend class Exchange;
 
   /// The other ranks, starting after this one: not everyone talks to rank 0 first.
   std::vector<int> peers() const {
@@ -305,6 +320,7 @@ class GlooProcessGroup final : public ProcessGroup,
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;  // null in a group of one
   ScratchPool scratch_;
   int tag_ = 0;
+  std::chrono::milliseconds patience_ = timeout();  // of a wait
 };
 
 Exchange::Exchange(GlooProcessGroup& group, const char* operation)
@@ -342,7 +358,7 @@ void Exchange::wait() {
 
 void Exchange::wait_for(const Message& message, Clock::time_point started) {
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - started);
-  const auto left = std::max(group_.timeout() - waited, std::chrono::milliseconds(1));
+  const auto left = std::max(group_.patience_ - waited, std::chrono::milliseconds(1));
   try {
     message.work->wait(left);
   } catch (const std::exception& error) {
@@ -361,6 +377,13 @@ GroupStorePtr make_in_process_store() {
 ProcessGroupPtr make_gloo_group(const GlooGroupOptions& options) {
   TORCH_CHECK(options.store != nullptr, "group '", options.name, "' has no store to meet in");
   return std::make_shared<GlooProcessGroup>(options);
+}
+
+ProcessGroupPtr make_patient_group(const ProcessGroupPtr& group, const std::string& name,
+                                   std::chrono::milliseconds patience) {
+  auto* gloo = dynamic_cast<GlooProcessGroup*>(group.get());
+  TORCH_CHECK(gloo != nullptr, "group '", group->name(), "' is not one over Gloo");
+  return gloo->patient(name, patience);
 }
 
 }  // namespace megashard

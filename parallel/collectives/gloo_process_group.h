@@ -36,4 +36,10 @@ struct GlooGroupOptions {
 /// throws one sentence at the deadline.
 ProcessGroupPtr make_gloo_group(const GlooGroupOptions& options);
 
+/// A group of all ranks of `group`, which is one of the above or of their subgroups, whose
+/// collectives wait for so long instead of timeout(): for ranks that come at different times.
+/// Collective.
+ProcessGroupPtr make_patient_group(const ProcessGroupPtr& group, const std::string& name,
+                                   std::chrono::milliseconds patience);
+
 }  // namespace megashard

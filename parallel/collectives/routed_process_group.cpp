@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
-#include <numeric>
+#include "parallel/collectives/gloo_process_group.h"
 
 namespace megashard {
 
@@ -48,7 +48,7 @@ class RoutedProcessGroup final : public ProcessGroup {
                                                 on_accelerator_->subgroup(members, name));
   }
 
-  ProcessGroup& on_cpu() const { return *on_cpu_; }
+  const ProcessGroupPtr& on_cpu() const { return on_cpu_; }
 
  private:
   ProcessGroup& group_of(const at::Tensor& tensor) const {
@@ -67,14 +67,18 @@ ProcessGroupPtr make_routed_group(ProcessGroupPtr on_cpu, ProcessGroupPtr on_acc
   return std::make_shared<RoutedProcessGroup>(std::move(on_cpu), std::move(on_accelerator));
 }
 
-ProcessGroupPtr make_host_group(const ProcessGroupPtr& group, const std::string& name) {
-  std::vector<int> all(static_cast<size_t>(group->size()));
-  std::iota(all.begin(), all.end(), 0);
-  if (group->device_type() == c10::kCPU) return group->subgroup(all, name);
+ProcessGroupPtr make_host_group(const ProcessGroupPtr& group, const std::string& name,
+                                std::chrono::milliseconds patience) {
+  if (group->device_type() == c10::kCPU) return make_patient_group(group, name, patience);
   const auto* routed = dynamic_cast<const RoutedProcessGroup*>(group.get());
   TORCH_CHECK(routed != nullptr, "group '", group->name(), "' has no backend for the CPU, which ", name,
               " need: take --distributed-backend cpu:gloo,cuda:nccl");
-  return routed->on_cpu().subgroup(all, name);
+  return make_patient_group(routed->on_cpu(), name, patience);
+}
+
+bool has_host_backend(const ProcessGroupPtr& group) {
+  return group->device_type() == c10::kCPU ||
+         dynamic_cast<const RoutedProcessGroup*>(group.get()) != nullptr;
 }
 
 }  // namespace megashard

@@ -9,8 +9,10 @@ namespace megashard {
 /// the accelerator's.
 ProcessGroupPtr make_routed_group(ProcessGroupPtr on_cpu, ProcessGroupPtr on_accelerator);
 
-/// A new group of the same ranks on the CPU, for threads beside the training. Collective. Throws
-/// when `group` has no backend for the CPU.
-ProcessGroupPtr make_host_group(const ProcessGroupPtr& group, const std::string& name);
+/// A new group of the same ranks on the CPU, for threads beside the training; its collectives wait
+/// for so long (make_patient_group). Collective. Throws when `group` has no backend for the CPU.
+ProcessGroupPtr make_host_group(const ProcessGroupPtr& group, const std::string& name,
+                                std::chrono::milliseconds patience);
+bool has_host_backend(const ProcessGroupPtr& group);
 
 }  // namespace megashard

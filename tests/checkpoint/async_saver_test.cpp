@@ -165,6 +165,24 @@ TEST(AsyncSaver, ASaveThatHangsIsGivenUpAtTheDeadline) {
   gone.get_future().wait();
 }
 
+TEST(AsyncSaver, RanksMayWriteLongerApartThanTheTrainingsDeadline) {
+  TemporaryFolder folder;
+  const auto deadline = std::chrono::milliseconds(500);
+  testing::run_ranks(
+      2,
+      [&](const ProcessGroupPtr& group) {
+        AsyncSaver saver(group);
+        const auto save = save_into(folder.path());
+        saver.start("iteration 3", shards_of(group), [&](const auto& copies, const auto& writers) {
+          if (group->rank() == 1) std::this_thread::sleep_for(3 * deadline);
+          save(copies, writers);
+        });
+        saver.wait();
+      },
+      deadline);
+  EXPECT_TRUE(find_step(folder.path(), nullptr).has_value());
+}
+
 TEST(SavePlanCache, IsUsedWhileNothingChangesOnAnyRank) {
   TemporaryFolder folder;
   testing::run_ranks(2, [&](const ProcessGroupPtr& group) {
