@@ -7,6 +7,7 @@
 
 #include "checkpoint/dcp/dcp_plan.h"
 #include "checkpoint/dcp/dcp_reader.h"
+#include "checkpoint/dcp/dcp_writer.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/find_step.h"
 #include "checkpoint/steps/retention.h"
@@ -21,6 +22,7 @@ struct SaveOptions {
   RetentionPolicy retention{};
   /// On the first rank, for what goes wrong without harm to the step: old ones that stay.
   std::function<void(const std::string& line)> notice{};
+  TiedKeys tied{};  ///< of torch_dcp; Megatron stores a shared weight under one key
   std::shared_ptr<SavePlanCache> plans{};  ///< of this rank's earlier saves; null: none are kept
 };
 
@@ -35,8 +37,8 @@ struct SaveOptions {
 ///   {..}}, ...}. Ranks may give different keys (as in rng_state: each its own); equal keys must
 ///   hold equal values.
 /// A failure on any rank is thrown on all of them, and leaves what was there, or when it comes
-/// after the step's rename, the new step. The first rank then removes what `options` no longer
-/// keeps. For saves beside the training, see async_saver.h.
+/// after the step's rename, the new step. Where `options` keeps few steps, all ranks then read the
+/// new one again, and the first removes what is too old, unless a byte differs. For saves beside the training, see async_saver.h.
 void save_checkpoint(const std::string& directory, int64_t iteration, const ShardedTensors& tensors,
                      const Dict& values, const ProcessGroupPtr& group,
                      const SaveOptions& options = {});

@@ -160,14 +160,26 @@ void add_sources(StreamChange& change, const KeyFamily& family, const MegatronWe
   }
 }
 
+/// Whether its bytes are those of a tensor before it, of which it is a further key.
+bool is_tied(const DcpEntry& entry, std::set<std::pair<std::string, int64_t>>& seen) {
+  bool is_new = entry.value.has_value();
+  for (const auto& [offsets, sizes, location, leading_ones] : entry.chunks) {
+    const bool is_empty = location.file.empty() || location.range.length == 0;
+    if (is_empty || seen.emplace(location.file, location.range.offset).second) is_new = true;
+  }
+  return !is_new && !entry.chunks.empty();
+}
+
 }  // namespace
 
 TensorStream stream_of_step(const std::shared_ptr<DcpReader>& reader) {
   TensorStream stream;
   stream.where = reader->folder();
+  std::set<std::pair<std::string, int64_t>> seen;
   for (const auto& entry : reader->entries()) {
-    if (entry.is_tensor && !is_in_value(entry))
-      stream.tensors.push_back({entry.key, entry.dtype, entry.sizes});
+    if (!entry.is_tensor || is_in_value(entry)) continue;
+    if (is_tied(entry, seen)) continue;
+    stream.tensors.push_back({entry.key, entry.dtype, entry.sizes});
   }
   stream.read = [reader](const std::string& key) {
     return reader->read_tensor(*reader->find(key));

@@ -62,6 +62,18 @@ std::vector<ManifestFile> collect(const SavePlan& plan, DcpMetadata& metadata,
   return files;
 }
 
+void add_tied_keys(DcpMetadata& metadata, const TiedKeys& tied) {
+  for (const auto& [key, first] : tied) {
+    const auto found = std::find_if(metadata.entries.begin(), metadata.entries.end(),
+                                    [&](const DcpEntry& entry) { return entry.key == first; });
+    TORCH_CHECK(found != metadata.entries.end(), key, " is to share the bytes of ", first, ", which is not saved");
+    DcpEntry entry = *found;
+    entry.key = key;
+    entry.path = tensor_path(key);
+    metadata.entries.push_back(std::move(entry));
+  }
+}
+
 /// Every rank's items, merged; the plan of `cache` where all have said, in one exchange, that
 /// theirs are the same.
 std::shared_ptr<const SavePlan> plan_save(const ShardedTensors& tensors,
@@ -95,15 +107,16 @@ int64_t bytes_to_write(const SavePlan& plan, const RankPlan& mine, size_t rank) 
 
 std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
                                    const Dict& values, const ProcessGroupPtr& group,
-                                   SavePlanCache* plans) {
+                                   SavePlanCache* plans, const TiedKeys& tied) {
   std::vector<FlatValue> flat;
   all_or_throw(group, [&] { flat = flatten_values(values); });
-  return save_dcp(folder, tensors, flat, group, plans);
+  return save_dcp(folder, tensors, flat, group, plans, tied);
 }
 
 std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
                                    const std::vector<FlatValue>& values,
-                                   const ProcessGroupPtr& group, SavePlanCache* plans) {
+                                   const ProcessGroupPtr& group, SavePlanCache* plans,
+                                   const TiedKeys& tied) {
   const auto rank = static_cast<size_t>(rank_in(group));
   SavePlanCache only_now;
   SavePlanCache& cache = plans == nullptr ? only_now : *plans;
@@ -125,6 +138,7 @@ std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTenso
     if (rank != 0) return;
     DcpMetadata metadata = plan->metadata;
     files = collect(*plan, metadata, results);
+    add_tied_keys(metadata, tied);
     files.push_back(write_dcp_metadata(folder, metadata));
   });
   return files;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/dcp/dcp_plan.h"
@@ -12,18 +13,23 @@
 
 namespace megashard {
 
+/// Further keys of tensors that are saved under another: {key, that one}.
+using TiedKeys = std::vector<std::pair<std::string, std::string>>;
+
 /// Saves tensors and plain values into an existing folder as torch.distributed.checkpoint does:
 /// __{rank}_0.distcp from every rank, then .metadata from rank 0. Collective over `group` (null:
 /// this process alone). Values are nested; each rank may give others: what several ranks give under
 /// one key must be equal, and is written once. Files are on the disk on return. A failure on one
 /// rank is an error on all, and leaves no .metadata. Returns on rank 0 all files that were written.
 /// `plans`, one a rank, saves the exchange and the merging of plans while nothing has changed.
+/// `tied` tensors are written once: PyTorch finds them under each of their keys.
 std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
                                    const Dict& values, const ProcessGroupPtr& group,
-                                   SavePlanCache* plans = nullptr);
+                                   SavePlanCache* plans = nullptr, const TiedKeys& tied = {});
 /// The same with values under keys of their own, each stored as it is.
 std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
                                    const std::vector<FlatValue>& values,
-                                   const ProcessGroupPtr& group, SavePlanCache* plans = nullptr);
+                                   const ProcessGroupPtr& group, SavePlanCache* plans = nullptr,
+                                   const TiedKeys& tied = {});
 
 }  // namespace megashard

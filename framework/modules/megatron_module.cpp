@@ -1,5 +1,6 @@
 #include "framework/modules/megatron_module.h"
 
+#include <unordered_map>
 #include <unordered_set>
 
 #include "checkpoint/torch_dist/torch_dist_keys.h"
@@ -28,6 +29,17 @@ ShardedTensors MegatronModule::whole_state_dict() {
     entries.emplace_back(item.key(), ShardedTensor::replicated(item.value()));
   }
   return entries;
+}
+
+std::vector<std::pair<std::string, std::string>> MegatronModule::tied_names() const {
+  std::vector<std::pair<std::string, std::string>> tied;
+  if (trained_only_) return tied;
+  std::unordered_map<const c10::TensorImpl*, std::string> first;
+  for (const auto& item : named_parameters(/*recurse=*/true)) {
+    const auto [found, is_new] = first.emplace(item.value().unsafeGetTensorImpl(), item.key());
+    if (!is_new) tied.emplace_back(item.key(), found->second);
+  }
+  return tied;
 }
 
 ShardedTensors MegatronModule::sharded_state_dict() {

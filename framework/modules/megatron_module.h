@@ -4,6 +4,8 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "parallel/fsdp/grad_norm.h"
 #include "parallel/fsdp/sharded_tensor.h"
@@ -24,6 +26,9 @@ class MegatronModule : public torch::nn::Module {
   bool keeps_trained_only() const { return trained_only_; }
   /// All parameters and persistent buffers, whatever state_dict() keeps.
   ShardedTensors whole_state_dict();
+  /// The further names of shared parameters, each with the name that state_dict() has:
+  /// {"lm_head.weight", "model.embed_tokens.weight"}. PyTorch's state_dict() has all of them.
+  std::vector<std::pair<std::string, std::string>> tied_names() const;
   /// What a checkpoint stores; must name the same tensors as state_dict().
   virtual ShardedTensors state_dict_for_save_checkpoint() { return state_dict(); }
   /// Whether a checkpoint's key names a weight, or optimizer state of one, that only other ranks

@@ -6,9 +6,11 @@
 #include <cmath>
 #include <ctime>
 
+#include "checkpoint/steps/agreement.h"
 #include "framework/training/flops.h"
 #include "framework/training/sequence_group.h"
 #include "framework/training/training_log.h"
+#include "parallel/collectives/routed_process_group.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/fsdp/grad_norm.h"
 
@@ -250,7 +252,7 @@ void Trainer::save() {
     outside_.print_on_first_rank("WARNING: " + line);
   };
   std::erase(state_.damaged_steps, state_.iteration);  // it is replaced
-  save_training_checkpoint(state_, group_, warn, saver_.get());
+  save_training_checkpoint(state_, saving_group_, warn, saver_.get());
   last_saved_ = being_saved_ = state_.iteration;
   if (saver_ == nullptr) finish_save();
 }
@@ -279,8 +281,12 @@ void Trainer::convert_checkpoint() {
 
 void Trainer::check_saves() {
   if (!arguments_.save) return;
-  const auto warning = check_save_format(state_);
+  std::string warning;
+  all_or_throw(group_, [&] { warning = check_save_format(state_); });
   if (!warning.empty()) outside_.print_on_first_rank("WARNING: " + warning);
+  const auto patience = std::max(AsyncSaverOptions().deadline, group_->timeout());
+  const bool has_others = group_->size() > 1 && has_host_backend(group_);
+  saving_group_ = has_others ? make_host_group(group_, "saves", patience) : group_;
 }
 
 bool Trainer::steps_to_come() const {

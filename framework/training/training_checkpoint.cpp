@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <unordered_set>
 
 #include "checkpoint/checkpoint.h"
@@ -65,6 +66,41 @@ ShardedTensors tensors_of(const TrainingState& state, bool with_optimizer) {
     for (auto& entry : state.optimizer->sharded_state_dict()) tensors.push_back(std::move(entry));
   }
   return tensors;
+}
+
+TiedKeys tied_keys(const MegatronModule& model) {
+  TiedKeys keys;
+  for (const auto& [name, first] : model.tied_names())
+    keys.emplace_back("model." + name, "model." + first);
+  return keys;
+}
+
+/// Throws where the step has other values under a further name of a weight: an untied model's.
+void check_tied(const CheckpointStep& step, const ShardedTensors& loaded, const TiedKeys& tied,
+                const ProcessGroupPtr& group) {
+  if (tied.empty()) return;
+  ShardedTensors under_further_names;
+  std::vector<at::Tensor> shared;
+  for (const auto& [key, first] : tied) {
+    const auto found = std::find_if(loaded.begin(), loaded.end(),
+                                    [&](const auto& entry) { return entry.first == first; });
+    if (found == loaded.end()) continue;
+    ShardedTensor again = found->second;
+    shared.push_back(again.local);
+    again.local = again.local.clone();
+    under_further_names.emplace_back(key, std::move(again));
+  }
+  std::unordered_set<std::string> wanted;
+  for (const auto& [key, tensor] : under_further_names) wanted.insert(key);
+  load_dcp(step.folder, under_further_names, nullptr, group,
+           {.strict = false, .wanted = [&](const std::string& key) { return wanted.count(key) != 0; }});
+  all_or_throw(group, [&] {
+    for (size_t i = 0; i < shared.size(); ++i) {
+      TORCH_CHECK(under_further_names[i].second.local.equal(shared[i]), step.folder, " holds other values for ",
+                  under_further_names[i].first, " than for the weight that it shares here: its model was "
+                  "not tied; give --untie-embeddings-and-output-weights, or tie_word_embeddings false in config.json");
+    }
+  });
 }
 
 /// What of a step is loaded besides the weights.
@@ -185,11 +221,17 @@ void restore_random(const TrainingState& state, const Dict& values, const Positi
   lines.push_back(why + ": dropout goes on from seed, iteration and rank");
 }
 
+bool is_same_folder(const std::optional<std::string>& one, const std::optional<std::string>& other) {
+  std::error_code error;
+  return one && other && std::filesystem::equivalent(*one, *other, error);
+}
+
 }  // namespace
 
 std::string check_save_format(const TrainingState& state) {
+  const auto tensors = tensors_of(state, /*with_optimizer=*/false);
   if (format_of_name(state.arguments.ckpt_format) != CheckpointFormat::kTorchDist) return {};
-  return check_torch_dist_shards(tensors_of(state, /*with_optimizer=*/false));
+  return check_torch_dist_shards(tensors);
 }
 
 void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr& group,
@@ -217,11 +259,13 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
                                     .interval = arguments.save_retain_interval,
                                     .damaged = state.damaged_steps},
                       .notice = notice,
+                      .tied = tied_keys(state.model),
                       .plans = state.save_plans};
   const auto noticed = std::make_shared<std::vector<std::string>>();
   if (saver != nullptr)
     options.notice = [noticed](const std::string& line) { noticed->push_back(line); };
-  const auto tensors = tensors_of(state, !arguments.no_save_optim);
+  ShardedTensors tensors;
+  all_or_throw(group, [&] { tensors = tensors_of(state, !arguments.no_save_optim); });
   const AsyncSaver::Write write = [directory = *arguments.save, iteration = state.iteration,
                                    values = std::move(values), options](
                                       const ShardedTensors& shards, const ProcessGroupPtr& ranks) {
@@ -247,8 +291,12 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   LoadOptions options;
   if (!arguments.auto_detect_ckpt_format) options.format = format_of_name(arguments.ckpt_format);
   options.strict = false;
+  const TiedKeys tied = tied_keys(state.model);
+  const auto is_further_name = [&](const std::string& key) {
+    return std::any_of(tied.begin(), tied.end(), [&](const auto& each) { return each.first == key; });
+  };
   options.wanted = [&](const std::string& key) {
-    if (state.model.is_elsewhere(key)) return false;
+    if (state.model.is_elsewhere(key) || is_further_name(key)) return false;
     if (key.starts_with("model.") || key == "args") return true;
     if (key.starts_with("optimizer.param_groups"))
       return false;  // the flags and the schedule set them
@@ -278,12 +326,14 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
     lines.insert(lines.end(), differences.begin(), differences.end());
   };
   const c10::NoGradGuard no_grad;
-  const auto loaded = load_checkpoint(step, tensors_of(state, parts.optimizer), group, options);
+  const auto tensors = tensors_of(state, parts.optimizer);
+  const auto loaded = load_checkpoint(step, tensors, group, options);
+  check_tied(step, tensors, tied, group);
   if (state.optimizer != nullptr) {
     state.optimizer->reload_model_parameters(
         [&](const std::string& name) { return !parts.optimizer || stale_copies.count(name) != 0; });
   }
-  if (arguments.save == arguments.load) state.damaged_steps = step.passed_over;
+  if (is_same_folder(arguments.save, arguments.load)) state.damaged_steps = step.passed_over;
   if (!parts.progress) return lines;
 
   state.iteration = position.iteration;

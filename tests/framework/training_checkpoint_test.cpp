@@ -104,5 +104,63 @@ TEST(TrainingCheckpoint, TorchDistHoldsTheShardedStateDict) {
   });
 }
 
+struct TwoEndsImpl : MegatronModule {
+  explicit TwoEndsImpl(bool tied) {
+    const auto rows = at::arange(21, at::kFloat).view({7, 3});
+    const auto shared = register_parameter("embedding", rows.clone());
+    register_parameter("head", tied ? shared : rows + 1);
+  }
+  at::Tensor forward(at::Tensor x) { return x; }
+};
+
+TEST(TrainingCheckpoint, ASharedWeightIsStoredOnceUnderAllItsNames) {
+  TemporaryFolder folder;
+  Arguments arguments;
+  arguments.save = folder.path();
+  arguments.load = folder.path() + "/";
+  arguments.ckpt_format = "torch_dcp";
+  arguments.no_save_rng = true;
+  OptimizerParamScheduler schedule({.decay_steps = 1});
+  const auto save = [&](const ProcessGroupPtr& group, bool tied, int64_t iteration) {
+    Hooked<TwoEndsImpl> model(tied);
+    fully_shard(model, {.mesh = testing::flat_mesh(group)});
+    TrainingState state{arguments, model, nullptr, &schedule};
+    state.iteration = iteration;
+    save_training_checkpoint(state, group, [](const std::string&) {});
+  };
+  const auto load_tied = [&](const ProcessGroupPtr& group, int64_t iteration) {
+    Hooked<TwoEndsImpl> model(true);
+    {
+      const at::NoGradGuard no_grad;
+      for (auto& parameter : model.parameters()) parameter.zero_();
+    }
+    fully_shard(model, {.mesh = testing::flat_mesh(group)});
+    TrainingState state{arguments, model, nullptr, &schedule};
+    load_training_checkpoint(state, step_at(folder.path(), iteration), group);
+    const auto loaded = model.state_dict();
+    TORCH_CHECK(loaded.size() == 1 && loaded[0].first == "embedding");
+    const auto first = loaded[0].second.offsets[0] * 3;
+    const auto& local = loaded[0].second.local;
+    TORCH_CHECK(local.equal(at::arange(first, first + local.numel(), at::kFloat).view_as(local)));
+  };
+  testing::run_ranks(2, [&](const ProcessGroupPtr& group) {
+    save(group, true, 1);
+    save(group, false, 2);
+    load_tied(group, 1);
+    EXPECT_THAT([&] { load_tied(group, 2); },
+                ::testing::ThrowsMessage<c10::Error>(HasSubstr("other values for model.head than")));
+  });
+  std::map<std::string, DcpEntry> stored;
+  for (auto& entry : read_dcp_metadata(folder.file("iter_0000001")).entries)
+    stored.emplace(entry.key, std::move(entry));
+  const auto& head = stored.at("model.head");
+  const auto& embedding = stored.at("model.embedding");
+  ASSERT_EQ(head.chunks.size(), 2U);
+  for (size_t i = 0; i < head.chunks.size(); ++i) {
+    EXPECT_EQ(head.chunks[i].location.file, embedding.chunks[i].location.file);
+    EXPECT_EQ(head.chunks[i].location.range.offset, embedding.chunks[i].location.range.offset);
+  }
+}
+
 }  // namespace
 }  // namespace megashard

@@ -252,6 +252,8 @@ def load_what_was_trained(folder):
                     module.add_module(parent, torch.nn.Module())
                 module = getattr(module, parent)
             module.register_parameter(last, torch.nn.Parameter(torch.zeros(shape)))
+        assert "lm_head.weight" in shapes  # tied: PyTorch asks for it by both names
+        model.lm_head.weight = model.model.embed_tokens.weight
         fully_shard(model, mesh=mesh)
         parameters = dict(model.named_parameters())
         decayed = [parameter for parameter in parameters.values() if parameter.dim() > 1]
@@ -276,7 +278,7 @@ NETWORK = ("--num-layers 2 --hidden-size 16 --num-attention-heads 2 --max-positi
 
 
 def test_pytorch_takes_model_and_optimizer_of_a_training(tmp_path):
-    """Strictly, and its optimizer then is as one that PyTorch made with these options."""
+    """Strictly, tied weights by each of their names, and its optimizer then is as one that PyTorch made with these options."""
     flags = ["--lr", "0.01", "--lr-decay-style", "constant", "--weight-decay", "0.1", "--adam-beta2", "0.95", "--sgd-momentum", "0.8"]
     for name in OPTIMIZERS:
         done = subprocess.run([BUILD / "launch" / "megashard", "launch", "-n", "3", "--", "pretrain", *NETWORK, *flags,

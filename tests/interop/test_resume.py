@@ -276,14 +276,15 @@ STEPS, STOP, WORDS = 8, 4, 100
 
 
 def test_a_step_that_pytorch_trained(folder):
-    """Two FSDP2 ranks of PyTorch train, save model and optimizer by DCP and train on; we go on from their step, at 1, 2 and
-    4 ranks, with their losses."""
+    """Two FSDP2 ranks of PyTorch train a model with tied weights, save model and optimizer by DCP and train on; we go on from
+    their step, at 1, 2 and 4 ranks, with their losses."""
     import transformers
 
     model, theirs = folder / "llama", folder / "fsdp2"
     config = transformers.LlamaConfig(
         vocab_size=WORDS + 1, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=32, initializer_range=0.2, bos_token_id=None, eos_token_id=WORDS)
+        num_key_value_heads=2, max_position_embeddings=32, initializer_range=0.2, bos_token_id=None, eos_token_id=WORDS,
+        tie_word_embeddings=True)
     torch.manual_seed(5)
     transformers.LlamaForCausalLM(config).save_pretrained(model)
     data = dict(mock_data=True, seq_length=16, seed=1234, vocab_size=WORDS + 1, eod_id=WORDS, samples=[STEPS * 4, 0, 0])
