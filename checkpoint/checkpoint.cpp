@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include "checkpoint/dcp/dcp_writer.h"
 #include "checkpoint/steps/agreement.h"
 #include "checkpoint/torch_dist/torch_dist_writer.h"
 
@@ -19,7 +18,7 @@ void save_checkpoint(const std::string& directory, int64_t iteration, const Shar
     const auto files =
         options.format == CheckpointFormat::kTorchDist
             ? save_torch_dist(step.folder(), tensors, values, group, options.plans.get())
-            : save_dcp(step.folder(), tensors, values, group, options.plans.get());
+            : save_dcp(step.folder(), tensors, values, group, options.plans.get(), options.tied);
     all_or_throw(group, [&] {
       if (first_rank) step.commit(files);
     });
@@ -27,12 +26,13 @@ void save_checkpoint(const std::string& directory, int64_t iteration, const Shar
     if (first_rank) step.abandon();
     throw;
   }
-  if (!first_rank) return;
+  if (!options.retention.most_recent && !options.retention.interval) return;
   const auto say_why = [&](const std::string& why) {  // the step is saved all the same
-    if (options.notice) options.notice("old checkpoints are kept: " + why);
+    if (first_rank && options.notice) options.notice("old checkpoints are kept: " + why);
   };
   try {
-    remove_old_steps(directory, iteration, options.retention);
+    find_step(directory, group, {.ckpt_step = iteration});  // throws unless its bytes are right
+    if (first_rank) remove_old_steps(directory, iteration, options.retention);
   } catch (const c10::Error& error) {
     say_why(error.what_without_backtrace());
   } catch (const std::exception& error) {

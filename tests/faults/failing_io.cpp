@@ -14,6 +14,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <vector>
@@ -36,6 +39,7 @@ struct Disk {
   bool failed = false;
   bool no_exchange = false;
   int listings_left = -1;  ///< -1: all go well
+  std::string spoilt_ending;  ///< empty: no file is
   std::vector<Change> changes;
   std::set<std::string> unsynced;  ///< files
   int number_kept = 0;
@@ -189,7 +193,23 @@ ssize_t written(int descriptor, size_t bytes, const Put& put) {
   return put(bytes);
 }
 
+/// The bytes with one bit changed, where a file is to be spoilt; as aligned as O_DIRECT asks.
+std::shared_ptr<char> spoilt(int descriptor, const void* data, size_t bytes) {
+  const std::lock_guard lock(mutex);
+  if (disk == nullptr || disk->spoilt_ending.empty() || bytes == 0) return nullptr;
+  const auto path = path_of(descriptor);
+  if (!is_ours(path) || !path.ends_with(disk->spoilt_ending)) return nullptr;
+  constexpr size_t kAligned = 4096;
+  const auto room = (bytes + kAligned - 1) / kAligned * kAligned;
+  std::shared_ptr<char> copy(static_cast<char*>(std::aligned_alloc(kAligned, room)), std::free);
+  std::memcpy(copy.get(), data, bytes);
+  copy.get()[bytes / 2] ^= 1;
+  return copy;
+}
+
 ssize_t written_at(int descriptor, const void* data, size_t bytes, off64_t offset) {
+  const auto changed = spoilt(descriptor, data, bytes);
+  if (changed != nullptr) data = changed.get();
   return written(descriptor, bytes, [=](size_t count) {
     return ::syscall(SYS_pwrite64, descriptor, data, count, offset);
   });
@@ -261,6 +281,8 @@ int open64(const char* path, int flags, ...) {
 }
 
 ssize_t write(int descriptor, const void* data, size_t bytes) {
+  const auto changed = spoilt(descriptor, data, bytes);
+  if (changed != nullptr) data = changed.get();
   return written(descriptor, bytes,
                  [=](size_t count) { return ::syscall(SYS_write, descriptor, data, count); });
 }
@@ -371,6 +393,12 @@ void FailingDisk::recover() {
   const std::lock_guard lock(mutex);
   disk->listings_left = -1;
   disk->calls_left = -1;
+  disk->spoilt_ending.clear();
+}
+
+void FailingDisk::spoil_writes(const std::string& ending) {
+  const std::lock_guard lock(mutex);
+  disk->spoilt_ending = ending;
 }
 
 void FailingDisk::refuse_exchange() {

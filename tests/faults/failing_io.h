@@ -23,6 +23,8 @@ class FailingDisk {
   bool has_failed() const;
   /// The folder can be listed so many times more; then reading its entries fails with EIO.
   void fail_listing_after(int times);
+  /// One bit of every write to files of this ending changes, and nobody is told.
+  void spoil_writes(const std::string& ending);
   void recover();  ///< nothing fails any more
   /// As a file system without RENAME_EXCHANGE.
   void refuse_exchange();

@@ -405,6 +405,25 @@ TEST(Faults, AFolderThatCannotBeListedIsOnlyNoticedOnceTheStepIsThere) {
   EXPECT_GE(noticed, 2);
 }
 
+TEST(Faults, AStepThatIsNotAsItWasWrittenReplacesNone) {
+  TemporaryFolder folder;
+  const auto directory = folder.file("save");
+  FailingDisk disk(directory);
+  run_ranks(2, [&](const ProcessGroupPtr& group) {
+    save_known_step(directory, {1, 0}, group);
+    group->barrier();
+    if (group->rank() == 0) disk.spoil_writes("__1_0.distcp");
+    group->barrier();
+    std::vector<std::string> lines;
+    const SaveOptions options{.retention = {.most_recent = 1},
+                              .notice = [&](const std::string& line) { lines.push_back(line); }};
+    save_known_step(directory, {2, 0}, group, options);
+    EXPECT_EQ(lines.size(), group->rank() == 0 ? 1U : 0U);
+    for (const auto& line : lines) EXPECT_THAT(line, HasSubstr("__1_0.distcp has the checksum"));
+    EXPECT_EQ(load_known_step(directory, group), (Mark{1, 0}));
+  });
+}
+
 TEST(Faults, ARankThatHangsEndsTheSaveOfTheOthers) {
   TemporaryFolder folder;
   save_known_step(folder.path(), {1, 0}, nullptr);
