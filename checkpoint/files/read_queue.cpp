@@ -12,9 +12,34 @@ namespace {
 
 constexpr int64_t kMostBytesARead = 8 << 20;
 constexpr int64_t kLeastBytesAReader = 2 << 20;
-constexpr int64_t kMostReaders = 4;
+constexpr int64_t kMostThreads = 4;  // requests in flight
 
 }  // namespace
+
+void run_in_threads(int64_t threads, int64_t items,
+                    const std::function<void(const NextItem& next)>& work) {
+  std::atomic<int64_t> following = 0;
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const NextItem next = [&]() -> std::optional<int64_t> {
+    const auto item = following++;
+    return item < items ? std::optional(item) : std::nullopt;
+  };
+  const auto guarded = [&] {
+    try {
+      work(next);
+    } catch (...) {
+      following = items;
+      const std::lock_guard lock(mutex);
+      if (failure == nullptr) failure = std::current_exception();
+    }
+  };
+  std::vector<std::thread> others;
+  for (int64_t i = 1; i < std::min(threads, kMostThreads); ++i) others.emplace_back(guarded);
+  guarded();
+  for (auto& thread : others) thread.join();
+  if (failure != nullptr) std::rethrow_exception(failure);
+}
 
 void ReadQueue::add(const InputFile& file, void* into, int64_t bytes, int64_t offset) {
   auto* target = static_cast<char*>(into);
@@ -26,28 +51,15 @@ void ReadQueue::add(const InputFile& file, void* into, int64_t bytes, int64_t of
 
 void ReadQueue::run() {
   const auto reads = std::exchange(reads_, {});
-  std::atomic<size_t> next = 0;
-  std::mutex mutex;
-  std::exception_ptr failure;
-  const auto work = [&] {
-    try {
-      for (size_t i = next++; i < reads.size(); i = next++) {
-        reads[i].file->read_at(reads[i].into, reads[i].bytes, reads[i].offset);
-      }
-    } catch (...) {
-      next = reads.size();
-      const std::lock_guard lock(mutex);
-      if (failure == nullptr) failure = std::current_exception();
-    }
-  };
   int64_t bytes = 0;
   for (const auto& read : reads) bytes += read.bytes;
-  std::vector<std::thread> others;
-  for (int64_t i = 1; i < std::min(kMostReaders, bytes / kLeastBytesAReader); ++i)
-    others.emplace_back(work);
-  work();
-  for (auto& thread : others) thread.join();
-  if (failure != nullptr) std::rethrow_exception(failure);
+  const auto items = static_cast<int64_t>(reads.size());
+  run_in_threads(bytes / kLeastBytesAReader, items, [&](const NextItem& next) {
+    while (const auto number = next()) {
+      const auto& read = reads[static_cast<size_t>(*number)];
+      read.file->read_at(read.into, read.bytes, read.offset);
+    }
+  });
 }
 
 }  // namespace megashard
