@@ -5,16 +5,10 @@
 
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"
+#include "checkpoint/values/value_tensors.h"
 
 namespace megashard {
 namespace {
-
-std::vector<int64_t> archived_sizes(const Value& value) {
-  if (const auto* size = value.get_if<TorchSize>()) return size->sizes;
-  std::vector<int64_t> sizes;
-  for (const auto& item : value.as_items()) sizes.push_back(item.as_int());
-  return sizes;
-}
 
 constexpr std::string_view kRebuild = "torch._utils._rebuild_";
 constexpr std::string_view kRebuildTyped = "torch._tensor._rebuild_from_type_v2";
@@ -112,8 +106,8 @@ std::optional<StoredTensor> stored_tensor(const TorchArchive& archive, const Val
               ": the tensor has no storage");
   const auto& identity = storage->arguments.as_items();
   TORCH_CHECK(identity.size() >= 5 && identity[0] == Value("storage"), where, ": the tensor's storage is unknown");
-  StoredTensor stored{dtype_of(arguments, identity[1], where), archived_sizes(arguments[2]),
-                      archived_sizes(arguments[3]), 0};
+  StoredTensor stored{dtype_of(arguments, identity[1], where), ints_of(arguments[2]),
+                      ints_of(arguments[3]), 0};
   const auto first = arguments[1].as_int();
   const auto bytes = archive.locate("data/" + identity[2].as_string());
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(stored.dtype));

@@ -56,14 +56,14 @@ const std::vector<Value>* identity_of(const Object& storage) {
   return known ? &identity->items : nullptr;
 }
 
+}  // namespace
+
 std::vector<int64_t> ints_of(const Value& value) {
   if (const auto* size = value.get_if<TorchSize>()) return size->sizes;
   std::vector<int64_t> sizes;
   for (const auto& item : value.as_items()) sizes.push_back(item.as_int());
   return sizes;
 }
-
-}  // namespace
 
 Value tensor_value(const at::Tensor& tensor) {
   const auto data = tensor.detach().cpu().contiguous();

@@ -15,6 +15,8 @@ namespace megashard {
 /// Megatron's checkpoints. The tensor is the record that torch.save makes of it; its storage, an
 /// Object of kind kPersistent, has the bytes as its state, so that a value is whole on its own.
 
+/// Sizes and strides as records hold them: torch.Size, a tuple or a list.
+std::vector<int64_t> ints_of(const Value& value);
 /// The record of a contiguous CPU tensor, with its bytes.
 Value tensor_value(const at::Tensor& tensor);
 /// The tensor of such a record, a copy; nothing for other values, for records without bytes, and
