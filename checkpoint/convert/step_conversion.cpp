@@ -80,8 +80,9 @@ void drop_buckets(StepContent& content, const ConvertProgress& progress) {
     const auto& key = entry.first.as_string();
     return key.starts_with("optimizer.") && key.find(kDistributed) != std::string::npos;
   });
-  progress("the optimizer's state is left out: buckets of Megatron's DistributedOptimizer have no "
-           "place in another layout");
+  progress(
+      "the optimizer's state is left out: buckets of Megatron's DistributedOptimizer have no "
+      "place in another layout");
 }
 
 /// What the layout knows of the network, in the step's args.

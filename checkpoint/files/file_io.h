@@ -97,8 +97,8 @@ class MappedFile {
 bool is_plain_file_name(std::string_view name);
 bool path_exists(const std::string& path);
 bool is_directory(const std::string& path);
-/// Creates the folder and those above it, as the umask allows, durably; one that is there already is
-/// fine.
+/// Creates the folder and those above it, as the umask allows, durably; one that is there already
+/// is fine.
 void make_directories(const std::string& path);
 /// `to` holds the new content after this, or what it held before: the folder's entry is synced too.
 void rename_durably(const std::string& from, const std::string& to);

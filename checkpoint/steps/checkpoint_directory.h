@@ -51,8 +51,8 @@ class StepWriter {
   const std::string& folder() const { return hidden_; }
   /// Creates the folder, empty, after removing what saves that were cut short have left.
   void begin();
-  /// The same without looking at other steps' hidden folders: for converters, which may write beside
-  /// a running training.
+  /// The same without looking at other steps' hidden folders: for converters, which may write
+  /// beside a running training.
   void begin_beside_others();
   /// `files`: all that is in the folder, synced. Writes the manifest, renames the folder, moves the
   /// tracker, each of them durably. A step of that name is replaced: the two change places at once,

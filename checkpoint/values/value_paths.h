@@ -14,9 +14,9 @@ struct FlatValue {
   Value value;
 };
 
-/// Flattens as torch.distributed.checkpoint does (since 2.4): dicts and classes made of dict always,
-/// lists when they hold such or tensors, tuples never. Throws when two leaves get one key, and when
-/// a dict's key is none of text, number, bool and None.
+/// Flattens as torch.distributed.checkpoint does (since 2.4): dicts and classes made of dict
+/// always, lists when they hold such or tensors, tuples never. Throws when two leaves get one key,
+/// and when a dict's key is none of text, number, bool and None.
 std::vector<FlatValue> flatten_values(const Dict& nested);
 
 /// The other way: strings lead into dicts, indices into lists, whose gaps are None. Of equal paths

@@ -55,8 +55,8 @@ std::vector<std::string> judge_differences(const LoadReport& report,
   if (refused.empty()) return lines;
   const bool only_optimizer =
       all_of_optimizer(report.missing) && all_of_optimizer(report.unexpected);
-  const bool in_buckets = std::any_of(report.unexpected.begin(), report.unexpected.end(),
-                                      is_optimizer_bucket);
+  const bool in_buckets =
+      std::any_of(report.unexpected.begin(), report.unexpected.end(), is_optimizer_bucket);
   if (only_optimizer && in_buckets) {
     throw UsageError("the checkpoint " + folder +
                      " keeps the optimizer in buckets of Megatron's DistributedOptimizer, which "
