@@ -8,6 +8,7 @@
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/manifest.h"
+#include "checkpoint/steps/step_files.h"
 
 namespace megashard {
 namespace {
@@ -38,7 +39,7 @@ void TensorCounter::add(int64_t bytes) {
 std::string checked_step_folder(const std::string& folder, const std::string& flag) {
   TORCH_CHECK(is_directory(folder), "there is no directory ", folder, " for ", flag,
               "; give the folder of a step, such as .../iter_0000100 or .../release");
-  if (path_exists(folder + "/.metadata")) return folder;
+  if (path_exists(folder + "/" + kDcpMetadataFile)) return folder;
   const auto latest = latest_step(folder);
   TORCH_CHECK(!latest.has_value(), folder, " holds steps, and ", flag, " takes one of them: give ",
               latest->folder, ", the latest");

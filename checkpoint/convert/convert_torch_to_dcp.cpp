@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "checkpoint/dcp/dcp_metadata.h"
+#include "checkpoint/steps/step_files.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"
 #include "checkpoint/values/value_paths.h"
@@ -16,7 +17,6 @@
 namespace megashard {
 namespace {
 
-constexpr const char* kDataFile = "__0_0.distcp";
 constexpr int64_t kMostExpansion = 32;  // of a view with stride 0 over the whole file
 
 const InputFile& checked_zip(const InputFile& file) {
@@ -43,7 +43,7 @@ class TorchToDcp {
       return is_tensor_record(leaf.value);
     });
     TensorCounter counter(progress, static_cast<size_t>(tensors));
-    OutputFile out(folder + "/" + kDataFile);
+    OutputFile out(folder + "/" + data_file_);
     DcpMetadata metadata;
     for (const auto& leaf : leaves_) {
       const bool is_tensor = is_tensor_record(leaf.value);
@@ -68,7 +68,7 @@ class TorchToDcp {
     const auto rows = stored.sizes.empty() ? 1 : stored.sizes[0];
     const auto range = write_stored_tensor(out, read_rows(file_, stored, 0, rows));
     const DcpChunk chunk{
-        std::vector<int64_t>(stored.sizes.size(), 0), stored.sizes, {kDataFile, range}};
+        std::vector<int64_t>(stored.sizes.size(), 0), stored.sizes, {data_file_, range}};
     return {leaf.key, leaf.path, true, stored.dtype, stored.sizes, {chunk}, {}};
   }
 
@@ -80,9 +80,10 @@ class TorchToDcp {
       file_.read_at(bytes.data_ptr(), from.length, from.offset);
       return bytes;
     });
-    return {leaf.key, leaf.path, false, at::kFloat, {}, {}, {kDataFile, range}};
+    return {leaf.key, leaf.path, false, at::kFloat, {}, {}, {data_file_, range}};
   }
 
+  const std::string data_file_ = data_file_name(0);
   InputFile file_;
   TorchArchive archive_;
   std::vector<FlatValue> leaves_;

@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "checkpoint/steps/step_files.h"
 #include "checkpoint/torch_dist/torch_dist_keys.h"
 #include "checkpoint/torch_dist/torch_dist_writer.h"
 #include "checkpoint/values/torch_archive.h"
@@ -53,7 +54,7 @@ void FolderWriter::announce(const std::vector<TensorInfo>& tensors) {
   }
 }
 
-std::string FolderWriter::file_name() const { return "__" + std::to_string(files_) + "_0.distcp"; }
+std::string FolderWriter::file_name() const { return data_file_name(files_); }
 
 void FolderWriter::write(const std::string& key, const at::Tensor& whole) {
   if (format_ == CheckpointFormat::kTorchDist && is_optimizer_step(key)) {

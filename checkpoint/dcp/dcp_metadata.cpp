@@ -5,6 +5,7 @@
 #include <map>
 #include <unordered_map>
 
+#include "checkpoint/steps/step_files.h"
 #include "checkpoint/values/pickle_reader.h"
 #include "checkpoint/values/pickle_writer.h"
 #include "checkpoint/values/tensor_info.h"
@@ -150,9 +151,8 @@ class MetadataReader {
   DcpMetadata read(const Value& root) {
     const auto* object = root.object();
     const bool is_megatrons = object != nullptr && object->class_name == kMegatronRoot;
-    const auto& fields =
-        is_megatrons ? object->state.as_dict()
-                     : state_of(root, std::string(kModule) + "Metadata").as_dict();
+    const auto& fields = is_megatrons ? object->state.as_dict()
+                                      : state_of(root, std::string(kModule) + "Metadata").as_dict();
     for (const auto& [key, value] : fields.at("state_dict_metadata").as_dict().entries)
       add_entry(key, value);
     if (const auto* paths = fields.find("planner_data");
@@ -227,7 +227,7 @@ class MetadataReader {
 }  // namespace
 
 DcpMetadata read_dcp_metadata(const std::string& folder) {
-  const auto path = folder + "/.metadata";
+  const auto path = folder + "/" + kDcpMetadataFile;
   TORCH_CHECK(is_directory(folder), "there is no checkpoint folder ", folder);
   TORCH_CHECK(path_exists(path), folder, " has no .metadata: it is no torch_dcp checkpoint, or its save was cut short");
   return parse_dcp_metadata(read_small_file(path, kMostBytes), path);
@@ -258,8 +258,8 @@ ManifestFile write_dcp_metadata(const std::string& folder, const DcpMetadata& me
                                                        {"storage_meta", Value()},
                                                        {"version", "1.0.0"}}));
   const auto content = write_pickle(root);
-  write_file_atomically(folder + "/.metadata", content);
-  return manifest_entry(".metadata", content);
+  write_file_atomically(folder + "/" + kDcpMetadataFile, content);
+  return manifest_entry(kDcpMetadataFile, content);
 }
 
 }  // namespace megashard

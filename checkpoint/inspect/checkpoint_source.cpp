@@ -9,6 +9,7 @@
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/find_step.h"
+#include "checkpoint/steps/step_files.h"
 
 namespace megashard {
 namespace {
@@ -56,7 +57,8 @@ std::unique_ptr<CheckpointSource> open_checkpoint(
     return open_safetensors_source(path);
   }
   if (!ckpt_step) {
-    const bool step = path_exists(path + "/.metadata") || path_exists(path + "/metadata.json");
+    const bool step =
+        path_exists(path + "/" + kDcpMetadataFile) || path_exists(path + "/" + kFormatFile);
     if (step) return open_dcp_source(path);
     const bool hugging_face = path_exists(path + "/model.safetensors") ||
                               path_exists(path + "/model.safetensors.index.json");

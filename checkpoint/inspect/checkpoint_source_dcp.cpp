@@ -10,12 +10,11 @@
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/inspect/checkpoint_source.h"
 #include "checkpoint/steps/manifest.h"
+#include "checkpoint/steps/step_files.h"
 #include "checkpoint/values/torch_archive.h"
 
 namespace megashard {
 namespace {
-
-constexpr const char* kCommon = "common.pt";  // what Megatron's torch_dist keeps beside the shards
 
 /// torch_dcp, and torch_dist by torch_dcp's names.
 class DcpSource : public CheckpointSource {
@@ -64,11 +63,11 @@ class DcpSource : public CheckpointSource {
       if (!entry.is_tensor) add(checked, check_item(entry, entry.location, nullptr, fault));
     }
     check_overlaps(stored, fault);
-    attempt(fault, kCommon, [&] {
-      const auto common = path() + "/" + kCommon;
+    attempt(fault, kCommonFile, [&] {
+      const auto common = path() + "/" + kCommonFile;
       if (!path_exists(common)) return;
       const InputFile file(common);
-      add(checked, verify_archive(TorchArchive(file, {0, file.size()}), kCommon, fault));
+      add(checked, verify_archive(TorchArchive(file, {0, file.size()}), kCommonFile, fault));
     });
     return checked;
   }

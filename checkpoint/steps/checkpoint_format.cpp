@@ -7,6 +7,7 @@
 
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/files/strict_json.h"
+#include "checkpoint/steps/step_files.h"
 
 namespace megashard {
 namespace {
@@ -43,7 +44,7 @@ std::string parse_sharded_backend(std::string_view text, const std::string& wher
 
 CheckpointFormat detect_format(const std::string& folder) {
   TORCH_CHECK(is_directory(folder), "there is no checkpoint folder ", folder);
-  const auto config = folder + "/metadata.json";
+  const auto config = folder + "/" + kFormatFile;
   if (path_exists(config)) {
     const auto backend = parse_sharded_backend(read_small_file(config, kMostConfigBytes), config);
     TORCH_CHECK(backend == "torch_dist", folder, " is of Megatron's format ", backend,
@@ -53,10 +54,10 @@ CheckpointFormat detect_format(const std::string& folder) {
   TORCH_CHECK(!has_legacy_ranks(folder), folder,
               " is of Megatron's legacy format torch (mp_rank_00*), which is not read here; let Megatron convert it "
               "(--ckpt-convert-format torch_dist)");
-  const bool has_common = path_exists(folder + "/common.pt");
+  const bool has_common = path_exists(folder + "/" + kCommonFile);
   TORCH_CHECK(!has_common, folder, " has a common.pt, but no metadata.json, which a torch_dist save writes last: the save "
               "was cut short");
-  TORCH_CHECK(path_exists(folder + "/.metadata"), folder,
+  TORCH_CHECK(path_exists(folder + "/" + kDcpMetadataFile), folder,
               " has neither metadata.json nor .metadata: it is no checkpoint, or its save was cut short");
   return CheckpointFormat::kTorchDcp;
 }

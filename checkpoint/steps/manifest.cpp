@@ -14,6 +14,7 @@
 #include "checkpoint/files/file_crc32.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/files/strict_json.h"
+#include "checkpoint/steps/step_files.h"
 
 namespace megashard {
 namespace {
@@ -62,7 +63,8 @@ void check_length(const std::string& path, int64_t expected, bool at_least) {
 }
 
 void check_foreign_step(const std::string& folder) {
-  TORCH_CHECK(!path_exists(folder + "/common.pt") || path_exists(folder + "/metadata.json"), folder,
+  TORCH_CHECK(!path_exists(folder + "/" + kCommonFile) ||
+                  path_exists(folder + "/" + kFormatFile), folder,
               " has no metadata.json, which is written last: its save was cut short");
   std::map<std::string, int64_t> reach;  // where the last item of each file ends
   const auto add = [&reach](const DcpLocation& location) {

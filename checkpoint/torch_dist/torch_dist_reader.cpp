@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "checkpoint/files/file_io.h"
+#include "checkpoint/steps/step_files.h"
 #include "checkpoint/torch_dist/torch_dist_keys.h"
 #include "checkpoint/values/value_paths.h"
 #include "checkpoint/values/value_tensors.h"
@@ -251,7 +252,7 @@ class TorchDistView {
 
 DcpMetadata read_torch_dist_metadata(const std::string& folder) {
   auto stored = read_dcp_metadata(folder);
-  const auto path = folder + "/common.pt";
+  const auto path = folder + "/" + kCommonFile;
   std::optional<Dict> common;
   if (path_exists(path)) {
     const InputFile file(path);

@@ -8,6 +8,7 @@
 #include "checkpoint/dcp/dcp_writer.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/steps/agreement.h"
+#include "checkpoint/steps/step_files.h"
 #include "checkpoint/torch_dist/torch_dist_keys.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"
@@ -152,16 +153,15 @@ std::vector<ManifestFile> save_torch_dist(const std::string& folder, const Shard
 }
 
 ManifestFile write_torch_dist_common(const std::string& folder, const Dict& common) {
-  OutputFile file(folder + "/common.pt");
+  OutputFile file(folder + "/" + kCommonFile);
   write_stored_value(file, common);
   file.sync_and_close();
   return manifest_entry(file);
 }
 
 ManifestFile write_torch_dist_config(const std::string& folder) {
-  constexpr const char* kName = "metadata.json";
-  write_file_atomically(folder + "/" + kName, kConfig);
-  return manifest_entry(kName, kConfig);
+  write_file_atomically(folder + "/" + kFormatFile, kConfig);
+  return manifest_entry(kFormatFile, kConfig);
 }
 
 }  // namespace megashard
