@@ -69,6 +69,8 @@ TrainStepResult TrainStep::run(const std::vector<Batch>& microbatches) {
   }
   empty_unused_memory(1);
   const at::Tensor norm = optimizer_.clip_grad_norm(options_.clip_grad);
+  const bool asks_first = options_.needs_finite_gradients;
+  if (!asks_first) optimizer_.step();
   // All that the host reads of a step, in one copy: the only wait on the device.
   at::Tensor numbers = at::stack(sums).sum(0);
   numbers = at::cat({numbers, norm.to(numbers.device(), at::kDouble).reshape({1})}).cpu();
@@ -76,8 +78,8 @@ TrainStepResult TrainStep::run(const std::vector<Batch>& microbatches) {
   TrainStepResult result;
   result.loss = {values[0], values[1]};
   result.grad_norm = values[2];
-  result.updated = !options_.needs_finite_gradients || std::isfinite(result.grad_norm);
-  if (result.updated) optimizer_.step();
+  result.updated = !asks_first || std::isfinite(result.grad_norm);
+  if (asks_first && result.updated) optimizer_.step();
   empty_unused_memory(2);
   return result;
 }
