@@ -21,8 +21,8 @@ struct StepMetrics {
   double step_s = 0.0;
   int64_t consumed_samples = 0;  ///< after the step
   int64_t global_batch_size = 0;
-  std::optional<double> zeros_in_grad{};
-  std::optional<double> params_norm{};
+  std::optional<double> zeros_in_grad{};    ///< --log-num-zeros-in-grad, of steps with a log line
+  std::optional<double> params_norm{};      ///< --log-params-norm, of steps with a log line
   std::optional<double> validation_loss{};  ///< of an evaluation after this step
 };
 

@@ -180,7 +180,11 @@ void Trainer::report(const StepSummary& summary, double grad_norm, double lr_use
   const int64_t batch = microbatches_->global_batch_size();
   const double flops = model_.training_flops(batch, data_options_.seq_length);
   state_.flops_so_far += flops;
-  interval_.loss_sum += summary.loss;
+  if (std::isfinite(summary.loss)) {
+    interval_.loss_sum += summary.loss;
+  } else {
+    ++interval_.nan_steps;
+  }
   interval_.seconds += seconds;
   interval_.tokens_per_sample += summary.tokens / static_cast<double>(batch);
   ++interval_.steps;
@@ -198,7 +202,7 @@ void Trainer::report(const StepSummary& summary, double grad_norm, double lr_use
     metrics.step_s = seconds;
     metrics.consumed_samples = arguments_.consumed_train_samples;
     metrics.global_batch_size = batch;
-    metrics_->write(metrics);
+    step_metrics_ = metrics;
   }
   if (state_.iteration % arguments_.log_interval != 0) return;
   TrainingLogLine line;
@@ -213,7 +217,10 @@ void Trainer::report(const StepSummary& summary, double grad_norm, double lr_use
   }
   line.learning_rate = schedule_.lr();
   line.global_batch_size = batch;
-  line.losses = {{"lm loss", interval_.loss_sum / static_cast<double>(interval_.steps)}};
+  const int64_t counted = interval_.steps - interval_.nan_steps;
+  const double mean = interval_.loss_sum / static_cast<double>(counted);
+  line.losses = {{"lm loss", counted > 0 ? mean : std::nan("")}};
+  line.nan_iterations = interval_.nan_steps;
   line.grad_norm = grad_norm;
   if (arguments_.log_tps)
     line.tokens_per_sample = interval_.tokens_per_sample / static_cast<double>(interval_.steps);
@@ -223,6 +230,8 @@ void Trainer::report(const StepSummary& summary, double grad_norm, double lr_use
   if (arguments_.log_params_norm)
     line.params_norm =
         total_parameter_norm(model_.parameters(), model_.parts_of_ranks()).item<double>();
+  step_metrics_.zeros_in_grad = line.zeros_in_grad;
+  step_metrics_.params_norm = line.params_norm;
   outside_.print_on_last_rank(training_log_line(line));
   interval_ = {};
 }
@@ -361,9 +370,10 @@ Trainer::StepSummary Trainer::run_step() {
 
 void Trainer::evaluate_if_due() {
   if (arguments_.eval_iters <= 0 || state_.iteration % arguments_.eval_interval != 0) return;
-  if (!evaluate(splits_.valid, "iteration " + std::to_string(state_.iteration),
-                arguments_.consumed_valid_samples))
-    return;
+  step_metrics_.validation_loss =
+      evaluate(splits_.valid, "iteration " + std::to_string(state_.iteration),
+               arguments_.consumed_valid_samples);
+  if (!step_metrics_.validation_loss) return;
   arguments_.consumed_valid_samples += arguments_.eval_iters * microbatches_->global_batch_size();
 }
 
@@ -372,8 +382,9 @@ void Trainer::train() {
   bool stopped = false;
   while (steps_to_come() && !stopped) {
     const StepSummary summary = run_step();
-    follow_save(summary);
     evaluate_if_due();
+    if (metrics_) metrics_->write(step_metrics_);
+    follow_save(summary);
     stopped = must_exit(summary);
     const bool due = arguments_.save && arguments_.save_interval &&
                      state_.iteration % *arguments_.save_interval == 0;

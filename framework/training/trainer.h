@@ -44,9 +44,10 @@ class Trainer {
 
  private:
   struct Interval {  // since the last log line
-    double loss_sum = 0;
+    double loss_sum = 0;  // of the steps whose loss is a number
     double tokens_per_sample = 0;  // summed over the steps
     int64_t steps = 0;
+    int64_t nan_steps = 0;
     double seconds = 0;
   };
   struct StepSummary {  // over all ranks
@@ -63,6 +64,7 @@ class Trainer {
                                           int64_t consumed);
   std::vector<Batch> next_batches(DataLoader& loader, int64_t count);
   StepSummary summarise(const LossSums& loss, double data_wait_seconds);
+  /// The log line if it is due; the step's metrics are written after its evaluation.
   void report(const StepSummary& summary, double grad_norm, double lr_used, double seconds);
   std::optional<double> evaluate(const std::shared_ptr<const SampleDataset>& dataset,
                                  const std::string& where, int64_t consumed);
@@ -98,6 +100,7 @@ class Trainer {
   DataSplits splits_;
   std::unique_ptr<DataLoader> train_loader_;  // null: no step is to come
   std::unique_ptr<MetricsFile> metrics_;
+  StepMetrics step_metrics_;  // of the last step, on the rank that writes them
   Interval interval_;
   std::optional<int64_t> last_saved_, loaded_;
   std::optional<int64_t> being_saved_;

@@ -50,7 +50,7 @@ std::string training_log_line(const TrainingLogLine& line) {
   text += formatted(" learning rate: %.6E |", line.learning_rate);
   text += formatted(" global batch size: %5lld |", wide(line.global_batch_size));
   for (const auto& [name, loss] : line.losses) {
-    if (loss > 0.0) text += " " + name + formatted(": %.6E |", loss);
+    if (!(loss <= 0.0)) text += " " + name + formatted(": %.6E |", loss);
   }
   if (line.tokens_per_sample)
     text += formatted(" tokens per sample: %.6E |", *line.tokens_per_sample);

@@ -2,6 +2,10 @@
 
 #include <gmock/gmock.h>
 
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
 #include "framework/arguments/argument_validation.h"
 #include "tests/framework/token_files.h"
 #include "tests/support/diagnostics.h"
@@ -21,7 +25,7 @@ class OneWeight : public MultiModalModule {
   at::Tensor forward(ModelInput input) override {
     return loss_(weight, ++forwards).expand(input.tokens.sizes());
   }
-  int64_t vocab_size() const override { return 50; }
+  int64_t vocab_size() const override { return 200; }
 
   at::Tensor weight;
   int forwards = 0;
@@ -42,8 +46,8 @@ Arguments small_run() {
   arguments.eval_iters = 0;
   arguments.log_interval = 1;
   arguments.lr = 1e-2;
-  arguments.vocab_size = 50;
-  arguments.data_path = {write_documents(fresh_prefix("tokens"), {40})};
+  arguments.vocab_size = 200;
+  arguments.data_path = {write_documents(fresh_prefix("tokens"), {40, 40, 40, 40})};
   arguments.split = "100,0,0";
   return arguments;
 }
@@ -95,6 +99,40 @@ TEST(Trainer, AGradientThatIsNoNumberEndsItBeforeTheWeightsMove) {
   arguments.check_for_nan_in_loss_and_grad = false;
   train(arguments, model);
   EXPECT_EQ(model.forwards, 6);
+}
+
+TEST(Trainer, LossesThatAreNoNumberAreCountedApart) {
+  auto arguments = small_run();
+  arguments.check_for_nan_in_loss_and_grad = false;
+  const auto second_is_none = [](const at::Tensor& weight, int forwards) {
+    return (forwards + 1) / 2 == 2 ? weight * 0 + NAN : weight * 0 + 2;
+  };
+  OneWeight each_line(1, second_is_none), one_line(1, second_is_none);
+  const auto shown = train(arguments, each_line);
+  EXPECT_THAT(shown, HasSubstr("lm loss: NAN | loss scale: 1.0 | grad norm: 0.000 | number of "
+                               "skipped iterations:   0 | number of nan iterations:   1 |"));
+  arguments.log_interval = 3;
+  EXPECT_THAT(train(arguments, one_line), HasSubstr("lm loss: 2.000000E+00"));
+}
+
+TEST(Trainer, MetricsHoldWhatIsMeasuredAfterTheStep) {
+  auto arguments = small_run();
+  arguments.split = "50,50,0";
+  arguments.eval_iters = 1;
+  arguments.eval_interval = 2;
+  arguments.log_interval = 3;
+  arguments.log_params_norm = arguments.log_num_zeros_in_grad = true;
+  arguments.metrics_file = ::testing::TempDir() + "trainer_metrics.jsonl";
+  OneWeight model(1, [](const at::Tensor& weight, int) { return weight * 2; });
+  train(arguments, model);
+  std::ifstream file(*arguments.metrics_file);
+  std::vector<nlohmann::json> steps;
+  for (std::string line; std::getline(file, line);) steps.push_back(nlohmann::json::parse(line));
+  ASSERT_EQ(steps.size(), 3u);
+  EXPECT_FALSE(steps[0].contains("validation_loss") || steps[0].contains("params_norm"));
+  EXPECT_LT(steps[1].at("validation_loss"), steps[1].at("loss"));
+  EXPECT_NEAR(steps[2].at("params_norm").get<double>(), model.weight.item<double>(), 1e-6);
+  EXPECT_EQ(steps[2].at("zeros_in_grad"), 0);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace megashard {
 namespace {
@@ -51,6 +52,12 @@ TEST(TrainingLogLine, ShowsEveryOptionalPieceInItsPlace) {
             "sample: 2.048000E+03 | loss scale: 1.0 | grad norm: 1.235 | num zeros: 12.0 | params "
             "norm: 100.000 | number "
             "of skipped iterations:   0 | number of nan iterations:   1 |");
+}
+
+TEST(TrainingLogLine, ShowsALossThatIsNoNumber) {
+  auto line = plain_line();
+  line.losses = {{"lm loss", std::nan("")}};
+  EXPECT_THAT(training_log_line(line), HasSubstr("| lm loss: NAN |"));
 }
 
 // Scripts take the step time by position: field 5 at ':', up to '|'.
