@@ -46,8 +46,7 @@ struct NetworkArguments {
   bool add_bias_linear = true;
   bool add_qkv_bias = false;
   bool qk_layernorm = false;
-  bool add_position_embedding =
-      true;  // (derived) learned_absolute or rope; checked when a checkpoint is loaded
+  bool add_position_embedding = true;  // as Megatron's, which compares it when it loads our args
 };
 
 struct InitializationArguments {

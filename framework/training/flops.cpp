@@ -14,7 +14,7 @@ namespace {
 constexpr double kTera = 1e12;
 
 struct GpuPeak {
-  const char* name;  // part of the device's name; more special ones first
+  const char* name;  // words of the device's name; more special ones first
   double half;       // bf16 and fp16, dense
   double single;     // fp32
 };
@@ -54,8 +54,14 @@ double tflops_per_device(double flops, double seconds, int64_t world_size) {
 std::optional<double> gpu_peak_tflops(const std::string& gpu_name, at::ScalarType dtype) {
   const bool half = dtype == at::kBFloat16 || dtype == at::kHalf;
   if (!half && dtype != at::kFloat) return std::nullopt;
+  std::string words = " " + gpu_name + " ";
+  std::replace(words.begin(), words.end(), '-', ' ');
+  const auto has = [&words](const std::string& name) {
+    return words.find(" " + name + " ") != words.npos;
+  };
+  if (has("Laptop")) return std::nullopt;  // slower than the card of that name
   for (const auto& peak : kGpuPeaks) {
-    if (gpu_name.find(peak.name) != gpu_name.npos) return half ? peak.half : peak.single;
+    if (has(peak.name)) return half ? peak.half : peak.single;
   }
   return std::nullopt;
 }

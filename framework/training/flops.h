@@ -21,7 +21,7 @@ struct TransformerShape {
 };
 
 /// Floating-point operations of forward and backward of `sequences` sequences, as Megatron counts
-/// them: recompute is not counted, attention is counted whole.
+/// them: recompute is not counted, and of attention's scores the half that is causal.
 double training_flops(const TransformerShape& shape, int64_t sequences, int64_t sequence_length);
 
 /// TFLOP/s of each device.

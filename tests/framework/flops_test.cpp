@@ -39,6 +39,11 @@ TEST(GpuPeakTflops, KnowsCommonGpus) {
   EXPECT_EQ(gpu_peak_tflops("NVIDIA H100 PCIe", at::kBFloat16), 756.0);
   EXPECT_EQ(gpu_peak_tflops("NVIDIA A100-SXM4-80GB", at::kFloat), 19.5);
   EXPECT_EQ(gpu_peak_tflops("NVIDIA H20", at::kBFloat16), 148.0);
+  EXPECT_EQ(gpu_peak_tflops("NVIDIA GH200 480GB", at::kFloat), 66.9);
+  EXPECT_EQ(gpu_peak_tflops("NVIDIA GeForce RTX 4090", at::kBFloat16), 165.2);
+  EXPECT_EQ(gpu_peak_tflops("NVIDIA GeForce RTX 4090 Laptop GPU", at::kBFloat16), std::nullopt);
+  EXPECT_EQ(gpu_peak_tflops("NVIDIA RTX A4000", at::kBFloat16), std::nullopt);  // is no A40
+  EXPECT_EQ(gpu_peak_tflops("NVIDIA A10G", at::kBFloat16), std::nullopt);
   EXPECT_EQ(gpu_peak_tflops("NVIDIA H200", at::kDouble), std::nullopt);
   EXPECT_EQ(gpu_peak_tflops("a GPU of the future", at::kBFloat16), std::nullopt);
 }
