@@ -9,6 +9,7 @@
 #include "framework/modules/freeze.h"
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/weight_init_mixin.h"
+#include "framework/training/gpu_device.h"
 #include "framework/training/random_states.h"
 #include "framework/training/training_checkpoint.h"
 #include "framework/training/training_log.h"
@@ -16,7 +17,6 @@
 #include "models/lora.h"
 #include "models/register_models.h"
 #include "parallel/collectives/rendezvous.h"
-#include "parallel/cuda/cuda_module.h"
 
 namespace megashard {
 namespace {
@@ -24,10 +24,6 @@ namespace {
 std::optional<std::string> variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-}
-
-bool gpu_present() {
-  return std::filesystem::exists("/dev/nvidia0") && load_cuda_module().device_count() > 0;
 }
 
 Fsdp2Config sharding_config(const Arguments& arguments, const std::optional<RollWorker>& worker,

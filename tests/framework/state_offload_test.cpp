@@ -5,11 +5,12 @@
 #include <gmock/gmock.h>
 
 #include <filesystem>
+#include <fstream>
 #include <map>
 
+#include "framework/training/gpu_device.h"
 #include "parallel/collectives/device_mesh.h"
 #include "parallel/collectives/fake_process_group.h"
-#include "parallel/cuda/cuda_module.h"
 #include "tests/support/formula.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
@@ -187,9 +188,23 @@ TEST(StateOffload, WithAnOffloadPolicyTheOptimizersStatesMoveAlone) {
   });
 }
 
+TEST(GpuDevice, AnyGpusFilesAreADriver) {
+  const std::filesystem::path empty = ::testing::TempDir() + "devices";
+  const auto with = [&](const std::string& name) {
+    std::filesystem::remove_all(empty);
+    std::filesystem::create_directories(empty);
+    std::ofstream(empty / name);
+    return has_gpu_files(empty);
+  };
+  for (const char* name : {"nvidia0", "nvidia3", "nvidia12", "nvidiactl", "dxg"})
+    EXPECT_TRUE(with(name)) << name;
+  for (const char* name : {"nvidia", "nvidia-uvm", "nvidia-modeset", "null"})
+    EXPECT_FALSE(with(name)) << name;
+  EXPECT_FALSE(has_gpu_files(empty / "none"));
+}
+
 TEST(StateOffload, CudaMemoryFalls) {
-  if (!std::filesystem::exists("/dev/nvidia0") || load_cuda_module().device_count() == 0)
-    GTEST_SKIP() << "no GPU on this machine";
+  if (!gpu_present()) GTEST_SKIP() << "no GPU on this machine";
   const auto world = make_fake_group({.rank = 0, .world_size = 2, .device_type = at::kCUDA});
   const auto allocated = [] {
     const auto stats = c10::getDeviceAllocator(c10::kCUDA)->getDeviceStats(0);
