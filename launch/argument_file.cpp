@@ -6,11 +6,11 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <set>
 #include <sstream>
 
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/nearest_name.h"
+#include "framework/arguments/yaml_text.h"
 #include "framework/training/diagnostics.h"
 #include "launch/roll_keys.h"
 
@@ -23,15 +23,6 @@ constexpr const char* kLoraSection = "lora_args";
 
 std::string where(const std::string& path, const YAML::Node& node) {
   return path + ":" + std::to_string(node.Mark().line + 1) + ": ";
-}
-
-YAML::Node load(const std::string& text, const std::string& path) {
-  try {
-    return YAML::Load(text);
-  } catch (const YAML::ParserException& error) {
-    throw UsageError(path + ":" + std::to_string(error.mark.line + 1) +
-                     ": this is not YAML: " + error.msg + ".");
-  }
 }
 
 std::vector<std::string> yaml_words(const YAML::Node& value, const std::string& place) {
@@ -109,7 +100,7 @@ void read_argument_file(const std::string& path, Arguments& arguments) {
 }
 
 void parse_argument_file(const std::string& text, const std::string& path, Arguments& arguments) {
-  const YAML::Node root = load(text, path);
+  const YAML::Node root = load_yaml(text, path);
   const auto fail = [&path] {
     throw UsageError(path + ": the file must hold `key: value` lines, at the top or under " +
                      kSection + ":.");
@@ -137,14 +128,7 @@ void parse_argument_file(const std::string& text, const std::string& path, Argum
                        ":, which holds all options; move it there or remove it.");
     }
   }
-  std::set<std::string> seen;
-  for (const auto& item : options) {
-    if (!seen.insert(item.first.Scalar()).second) {
-      throw UsageError(where(path, item.first) + item.first.Scalar() +
-                       " is given twice; keep one.");
-    }
-    store(path, item.first, item.second, arguments);
-  }
+  for (const auto& item : options) store(path, item.first, item.second, arguments);
 }
 
 std::vector<std::string> read_words(const std::string& path, const std::string& flag) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "framework/arguments/nearest_name.h"
+#include "framework/arguments/yaml_text.h"
 #include "launch/argument_file.h"
 #include "launch/roll_keys.h"
 
@@ -171,13 +172,7 @@ RollWorker read_roll_worker(const std::string& path, const std::string& role,
 
 RollWorker parse_roll_worker(const std::string& text, const std::string& path,
                              const std::string& role, Arguments& arguments) {
-  YAML::Node root;
-  try {
-    root = YAML::Load(text);
-  } catch (const YAML::ParserException& error) {
-    throw UsageError(path + ":" + to_string(error.mark.line + 1) +
-                     ": this is not YAML: " + error.msg + ".");
-  }
+  const YAML::Node root = load_yaml(text, path);
   const auto workers = root.IsMap() ? workers_of(root) : decltype(workers_of(root)){};
   const auto found = std::find_if(workers.begin(), workers.end(),
                                   [&](const auto& worker) { return worker.first == role; });

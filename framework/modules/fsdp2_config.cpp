@@ -5,11 +5,11 @@
 #include <fstream>
 #include <functional>
 #include <map>
-#include <set>
 #include <sstream>
 #include <utility>
 
 #include "framework/arguments/nearest_name.h"
+#include "framework/arguments/yaml_text.h"
 #include "framework/modules/fsdp2_config_entry.h"
 
 namespace megashard {
@@ -79,15 +79,6 @@ void unknown_key(const Entry& entry, int line, Strictness strictness, const Diag
        sentence + (sentence.ends_with('?') ? " It is ignored." : "; it is ignored."));
 }
 
-YAML::Node parse_yaml(const std::string& text, const std::string& source) {
-  try {
-    return YAML::Load(text);
-  } catch (const YAML::ParserException& error) {
-    throw UsageError(source + ":" + std::to_string(error.mark.line + 1) +
-                     ": this is not YAML: " + error.msg + ".");
-  }
-}
-
 }  // namespace
 
 std::vector<std::string> fsdp2_config_keys() {
@@ -106,20 +97,15 @@ std::optional<at::ScalarType> dtype_from_name(const std::string& name) {
 
 Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& source,
                                Strictness strictness, const DiagnosticSink& sink) {
-  const YAML::Node root = parse_yaml(text, source);
+  const YAML::Node root = load_yaml(text, source);
   if (!root.IsMap() && !root.IsNull())
     throw UsageError(source + ": the file must hold `key: value` lines.");
   if (detail::is_native_config(root)) return detail::parse_native_config(root, source, sink);
   Fsdp2Config config;
-  std::set<std::string> seen;
   bool reentrant_written = false;
   for (const auto& item : root) {
     const Entry entry{source, item.first.Scalar(), item.second};
     const int line = item.first.Mark().line + 1;
-    if (!seen.insert(entry.key).second) {
-      throw UsageError(source + ":" + std::to_string(line) + ": " + entry.key +
-                       " is given twice; keep one.");
-    }
     const auto reader = readers().find(entry.key);
     if (reader == readers().end()) {
       unknown_key(entry, line, strictness, sink);

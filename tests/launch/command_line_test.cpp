@@ -220,6 +220,8 @@ TEST(ArgumentFile, MistakesNameLineAndKey) {
       {"data_path: [[a]]", "data_path takes a list of plain values"},
       {"num_layers: [1, 2]", "--num-layers takes one value, got 2"},
       {"num_layers: 2\nnum_layers: 2", ":2: num_layers is given twice"},
+      {"gpt_args: {seed: 1}\ngpt_args: {lr: 2}", ":2: gpt_args is given twice; keep one."},
+      {"gpt_args: {}\nlora_args:\n  lora_r: 8\n  lora_r: 4", ":4: lora_r is given twice"},
       {"gpt_args: {seed: 1}\nlr: 2", ":2: \"lr\" stands beside gpt_args"},
       {"gpt_args: 3", "the file must hold `key: value` lines"},
       {"- a", "the file must hold `key: value` lines"},
