@@ -124,6 +124,16 @@ const NativeReaders& expert_readers() {
   return table;
 }
 
+/// At the top or under `parallel`.
+YAML::Node plan_of(const YAML::Node& root, const std::string& source, const char* name) {
+  const YAML::Node parallel = root[kParallel];
+  const YAML::Node inner = parallel.IsDefined() ? parallel[name] : parallel;
+  const YAML::Node outer = root[name];
+  if (inner.IsDefined() && outer.IsDefined())
+    refuse({source, name, outer}, "stands under parallel too; keep one");
+  return inner.IsDefined() ? inner : outer;
+}
+
 bool is_empty(const YAML::Node& value) {
   return value.IsNull() || (value.IsSequence() && value.size() == 0);
 }
@@ -154,21 +164,22 @@ void read_section(const std::string& source, const std::string& name, const YAML
 bool is_native_config(const YAML::Node& root) {
   if (!root.IsMap()) return false;
   return root[kParallel].IsDefined() || root[kFsdpPlan].IsDefined() ||
-         root[kRecomputePlan].IsDefined();
+         root[kRecomputePlan].IsDefined() || root[kExpertPlan].IsDefined();
 }
 
 Fsdp2Config parse_native_config(const YAML::Node& root, const std::string& source,
                                 const DiagnosticSink& sink) {
-  const YAML::Node parallel = root[kParallel];
   const std::set<std::string> plans = {kFsdpPlan, kRecomputePlan, kExpertPlan};
   NativeFile file;
   file.config.native_patterns = true;
   file.config.use_reentrant = false;
-  read_section(source, kParallel, parallel, parallel_readers(), plans, file);
-  const YAML::Node& outer = parallel.IsDefined() ? parallel : root;
-  read_section(source, kFsdpPlan, outer[kFsdpPlan], fsdp_readers(), {}, file);
-  read_section(source, kRecomputePlan, outer[kRecomputePlan], recompute_readers(), {}, file);
-  read_section(source, kExpertPlan, outer[kExpertPlan], expert_readers(), {}, file);
+  read_section(source, kParallel, root[kParallel], parallel_readers(), plans, file);
+  const auto read_plan = [&](const char* name, const NativeReaders& readers) {
+    read_section(source, name, plan_of(root, source, name), readers, {}, file);
+  };
+  read_plan(kFsdpPlan, fsdp_readers());
+  read_plan(kRecomputePlan, recompute_readers());
+  read_plan(kExpertPlan, expert_readers());
   for (const auto& sentence : file.without_effect) sink(Severity::kWarning, sentence);
   if (file.recompute) file.config.recompute_modules = file.recompute_modules;
   return file.config;

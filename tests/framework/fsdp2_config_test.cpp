@@ -232,6 +232,13 @@ recompute_plan:
   EXPECT_THAT(parallel.recompute_modules, IsEmpty()) << "recompute: false";
   EXPECT_THAT(*parallel.sub_modules_to_wrap, ElementsAre("model.layers.{*}"));
 
+  const auto outside = parse_quietly("parallel: {fully_shard_parallel_size: 4}\n" + std::string(plans));
+  EXPECT_EQ(outside.sharding_size, 4);
+  EXPECT_THAT(*outside.sub_modules_to_wrap, ElementsAre("model.layers.{*}"));
+  EXPECT_THAT(outside.recompute_modules, ElementsAre("model.layers.{0-3}"));
+  EXPECT_THAT(usage_error([&] { parse_quietly(inside + "fsdp_plan: {}\n"); }),
+              HasSubstr("fsdp_plan stands under parallel too; keep one."));
+
   CollectedDiagnostics told;
   parse(std::string(plans) +
             "ep_plan: {apply_modules: [e], dispatcher: fused, apply_efsdp_modules: [e]}",
