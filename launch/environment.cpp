@@ -241,7 +241,9 @@ std::string first_slurm_host(const std::string& node_list) {
   return host;
 }
 
-LaunchEnvironment read_environment(const GetVariable& get) {
+namespace {
+
+LaunchEnvironment read_variables(const GetVariable& get) {
   const Reader reader(get);
   for (const RankVariables& names : launchers()) {
     if (!reader.first_text(names.signs)) continue;
@@ -257,12 +259,38 @@ LaunchEnvironment read_environment(const GetVariable& get) {
   return {alone, "none"};
 }
 
-LaunchEnvironment read_environment() {
-  return read_environment([](const std::string& name) -> std::optional<std::string> {
+LaunchEnvironment read_with_flag(const GetVariable& get, int local_rank) {
+  const std::string text = std::to_string(local_rank);
+  require(local_rank >= 0, "--local-rank is " + text + ", which is no whole number >= 0");
+  auto result = read_variables([&](const std::string& name) {
+    const auto value = get(name);
+    const bool unsaid = name == "LOCAL_RANK" && value.value_or("").empty();
+    return unsaid ? text : value;
+  });
+  int& read = result.rendezvous.local_rank;
+  if (result.launcher == "none") read = local_rank;
+  require(read == local_rank, "--local-rank is " + text + ", but the launcher's variables say " +
+                                  std::to_string(read) + "; leave the flag out");
+  return result;
+}
+
+}  // namespace
+
+LaunchEnvironment read_environment(const GetVariable& get, std::optional<int> local_rank) {
+  try {
+    return local_rank ? read_with_flag(get, *local_rank) : read_variables(get);
+  } catch (const UsageError& error) {
+    throw OwnUsageError(error.what());
+  }
+}
+
+LaunchEnvironment read_environment(std::optional<int> local_rank) {
+  const auto get = [](const std::string& name) -> std::optional<std::string> {
     const char* value = std::getenv(name.c_str());
     if (value == nullptr) return std::nullopt;
     return value;
-  });
+  };
+  return read_environment(get, local_rank);
 }
 
 }  // namespace megashard

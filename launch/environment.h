@@ -23,9 +23,10 @@ struct LaunchEnvironment {
 /// of Open MPI, MPICH (PMI) or Slurm, in this order: a launcher that runs inside another's
 /// allocation sees the outer variables too. MASTER_ADDR and MASTER_PORT win over what the others
 /// derive (first host of the job, port from the job's id). No variables at all: one process. Throws
-/// UsageError, one sentence, for partial or contradicting ones.
-LaunchEnvironment read_environment(const GetVariable& get);
-LaunchEnvironment read_environment();  ///< of this process
+/// OwnUsageError, one sentence, for partial or contradicting ones. `local_rank` (--local-rank) is
+/// LOCAL_RANK where that is not set, and the GPU of one process without a launcher.
+LaunchEnvironment read_environment(const GetVariable& get, std::optional<int> local_rank = {});
+LaunchEnvironment read_environment(std::optional<int> local_rank);  ///< of this process
 
 /// First host of a Slurm node list: "gpu[003-007,9],login" -> "gpu003". Throws
 /// UsageError.

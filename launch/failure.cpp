@@ -46,14 +46,17 @@ void tell_launcher(const std::string& rank) {
   if (write(std::atoi(variable(kFailureDescriptor).c_str()), line.data(), line.size()) < 0) return;
 }
 
-int fail(const std::string& sentence, int exit_code) {
+/// Failures of all ranks alike are said once.
+enum class Whose { kOwn, kAllRanks };
+
+int fail(const std::string& sentence, int exit_code, Whose whose) {
   const std::string rank = rank_in_world();
   const bool launched = !variable(kFailureDescriptor).empty();
   if (launched) tell_launcher(rank);
-  if (exit_code != kExitUsage || launched || first_of_host()) {
+  if (whose == Whose::kOwn || launched || first_of_host()) {
     // Ranks that compare their failures name the rank themselves.
     const bool of_one_rank =
-        exit_code != kExitUsage && !rank.empty() && !sentence.starts_with("rank ");
+        whose == Whose::kOwn && !rank.empty() && !sentence.starts_with("rank ");
     const std::string line =
         kErrorPrefix + (of_one_rank ? "rank " + rank + ": " : "") + sentence + "\n";
     std::fflush(stdout);
@@ -87,12 +90,14 @@ std::string error_sentence(const std::exception& error) {
 int run_program(const std::function<int()>& program) {
   try {
     return program();
+  } catch (const OwnUsageError& error) {
+    return fail(error_sentence(error), kExitUsage, Whose::kOwn);
   } catch (const UsageError& error) {
-    return fail(error_sentence(error), kExitUsage);
+    return fail(error_sentence(error), kExitUsage, Whose::kAllRanks);
   } catch (const std::bad_alloc&) {
-    return fail(out_of_memory(""), kExitFailure);
+    return fail(out_of_memory(""), kExitFailure, Whose::kOwn);
   } catch (const std::exception& error) {
-    return fail(error_sentence(error), kExitFailure);
+    return fail(error_sentence(error), kExitFailure, Whose::kOwn);
   }
 }
 

@@ -22,7 +22,7 @@ bool show_stack();
 /// Runs `program` and returns its exit code. An exception ends in one sentence on stderr, with the
 /// rank before it in a world of several, and kExitUsage for UsageError, kExitFailure otherwise. A
 /// UsageError, which all ranks of a host make alike, is printed by the host's first rank only,
-/// unless `megashard launch` sorts out who failed first.
+/// unless it is an OwnUsageError, or `megashard launch` sorts out who failed first.
 int run_program(const std::function<int()>& program);
 
 /// The sentence that run_program prints, without prefix: what() without the stack that LibTorch

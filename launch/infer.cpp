@@ -1,9 +1,11 @@
 #include "launch/infer.h"
 
+#include <algorithm>
 #include <charconv>
 #include <iostream>
 #include <map>
 
+#include "framework/arguments/checkpoint_arguments.h"
 #include "framework/training/lr_schedule.h"
 #include "framework/training/sequence_group.h"
 #include "framework/training/training_checkpoint.h"
@@ -48,7 +50,8 @@ InferFlags take_infer_flags(std::vector<const char*>& words) {
     const std::string word = words[i];
     if (word == "--help" || word == "-h") throw HelpRequested(kInferHelp);
     const auto equals = word.find('=');
-    const std::string name = word.substr(0, equals);
+    std::string name = word.substr(0, equals);
+    if (name.starts_with("--")) std::replace(name.begin(), name.end(), '_', '-');
     const auto found = known.find(name);
     if (found == known.end()) {
       rest.push_back(words[i]);
@@ -79,6 +82,17 @@ void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker)
   arguments.skip_train = true;
   arguments.train_iters = 1;
   arguments.train_samples.reset();
+  // What a batch and the schedule of one step cannot be.
+  const Arguments defaults;
+  arguments.global_batch_size.reset();
+  arguments.rampup_batch_size.clear();
+  arguments.lr_decay_style = defaults.lr_decay_style;
+  arguments.lr_decay_iters.reset();
+  arguments.lr_decay_samples.reset();
+  arguments.lr_wsd_decay_iters.reset();
+  arguments.lr_wsd_decay_samples.reset();
+  arguments.lr_warmup_fraction.reset();
+  arguments.lr_warmup_iters = arguments.lr_warmup_samples = 0;
   arguments.save.reset();
   arguments.async_save = false;
   arguments.finetune = arguments.load || arguments.pretrained_checkpoint;  // weights only
@@ -188,12 +202,13 @@ int run_infer(int argc, char** argv) {
     return 0;
   }
   Arguments& arguments = line.arguments;
-  const RendezvousOptions environment = read_environment().rendezvous;
+  const RendezvousOptions environment = read_environment(arguments.local_rank).rendezvous;
   const DiagnosticSink sink = sink_for(environment.rank);
   leave_training_out(arguments, line.worker);
   if (line.worker)
     apply_roll_worker(
         *line.worker, arguments, environment.world_size, [] { return 0; }, sink);
+  if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
   if (arguments.data_path.size() != 1)
     throw UsageError(
         "infer reads one data set; give --data-path PREFIX of a .bin/.idx pair or of "

@@ -151,7 +151,7 @@ int run_pretrain(int argc, char** argv) {
     std::cout << help.what();
     return 0;
   }
-  const RendezvousOptions environment = read_environment().rendezvous;
+  const RendezvousOptions environment = read_environment(arguments.local_rank).rendezvous;
   const DiagnosticSink sink = sink_for(environment.rank);
   if (worker) apply_worker(*worker, arguments, environment.world_size, sink);
   if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);

@@ -18,4 +18,10 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// A mistake that other ranks may not have made: of the process's own environment.
+class OwnUsageError : public UsageError {
+ public:
+  using UsageError::UsageError;
+};
+
 }  // namespace megashard

@@ -165,6 +165,30 @@ def test_smollm2_goes_on_as_by_transformers(tmp_path):
     check(wanted)
 
 
+def test_a_file_of_a_training_describes_the_model(wanted):
+    folder = wanted[0]
+    config = folder / "training.yaml"
+    config.write_text("seq_length: 23\ntrain_iters: 40\nmicro_batch_size: 3\nglobal_batch_size: 16\nlr: 1.0e-3\nlr_warmup_iters: 5\n"
+                      f"lr_decay_style: WSD\nlr_wsd_decay_iters: 10\nlr_decay_iters: 40\nhf_model: {folder / 'model'}\n")
+    infer(folder, 1, "--config", config, *[word.replace("--log-probs", "--log_probs") for word in BOTH])
+    check(wanted)
+
+
+def test_a_checkpoint_describes_the_model(wanted):
+    folder = wanted[0]
+    network = ("--num-layers 1 --hidden-size 16 --num-attention-heads 2 --max-position-embeddings 32 --seq-length 23 --vocab-size 100 "
+               "--tokenizer-type NullTokenizer").split()
+    training = ("--mock-data --micro-batch-size 1 --train-iters 1 --lr 1e-3 --eval-iters 0 --save-interval 1 --ckpt-format torch_dcp "
+                "--save").split()
+    done = subprocess.run([PROGRAM, "pretrain", *network, *training, folder / "step"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    load = ["--load", folder / "step", "--ckpt-format", "torch_dcp"]
+    infer(folder, 1, *network, *load, *BOTH[:2])
+    by_flags = np.load(folder / "log_probs.npy")
+    out = infer(folder, 1, "--use-checkpoint-args", *load, *BOTH[:2])
+    assert "num_layers 1" in out and np.array_equal(np.load(folder / "log_probs.npy"), by_flags)
+
+
 def test_mistakes_are_sentences(wanted):
     folder = wanted[0]
     flags = ["--hf-model", folder / "model", "--seq-length", "23"]

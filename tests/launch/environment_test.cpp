@@ -12,13 +12,15 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-LaunchEnvironment read(const Variables& variables) {
-  return read_environment([&variables](const std::string& name) -> std::optional<std::string> {
+GetVariable getter(const Variables& variables) {
+  return [&variables](const std::string& name) -> std::optional<std::string> {
     const auto found = variables.find(name);
     if (found == variables.end()) return std::nullopt;
     return found->second;
-  });
+  };
 }
+
+LaunchEnvironment read(const Variables& variables) { return read_environment(getter(variables)); }
 
 std::string message_of(const Variables& variables) {
   try {
@@ -165,6 +167,19 @@ TEST(EnvironmentErrors, NameTheVariableAndTheRemedy) {
               HasSubstr("SLURM_JOB_NODELIST is not"));
   EXPECT_THAT(message_of({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}),
               HasSubstr("MPI_LOCALRANKID is not"));
+}
+
+TEST(EnvironmentLocalRank, IsTheFlagsWhereTheLauncherIsSilent) {
+  const auto read = [](const Variables& variables, int local_rank) {
+    return read_environment(getter(variables), local_rank).rendezvous.local_rank;
+  };
+  EXPECT_EQ(read({}, 3), 3);
+  const int said = read_environment(getter(kTorchrun)).rendezvous.local_rank;
+  EXPECT_EQ(read(without(kTorchrun, "LOCAL_RANK"), said), said);
+  EXPECT_EQ(read(kTorchrun, said), said);
+  for (const int wrong : {-1, said + 1}) {
+    EXPECT_THROW(read(kTorchrun, wrong), UsageError);
+  }
 }
 
 TEST(EnvironmentPort, IsOneOfTheJob) {

@@ -57,6 +57,12 @@ TEST_F(Failure, UsageErrorIsSaidByTheFirstRankOfAHost) {
   EXPECT_EQ(printed_, "");
 }
 
+TEST_F(Failure, UsageErrorOfOneRankIsSaidByIt) {
+  set_rank("1", "2");
+  EXPECT_EQ(run(OwnUsageError("MASTER_PORT is 0")), 2);
+  EXPECT_EQ(printed_, "megashard: error: rank 1: MASTER_PORT is 0\n");
+}
+
 TEST_F(Failure, StackOnlyWhenAskedFor) {
   const std::runtime_error error(
       "bad shape\nException raised from f at g.cpp:1 (most recent call first):\nframe #0");
