@@ -134,6 +134,26 @@ def test_end_of_document_must_be_known(tmp_path):
     assert read(tmp_path)[0] == [[7, 4]]
 
 
+def test_training_knows_the_end_of_document_that_was_written(tmp_path):
+    """The tokenizer's eos, where the model's config.json has another one first."""
+    make_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"eos_token_id": [4, 5]}')
+    lines = ['{"text": "a a a"}'] * 40  # [7, 7, 7, 1] each
+    assert run(tmp_path, "--append-eod", lines=lines).returncode == 0
+    flags = ("--num-layers 1 --hidden-size 16 --num-attention-heads 2 --seq-length 16 --max-position-embeddings 16 --micro-batch-size 1 "
+             "--train-iters 1 --lr 1e-3 --eval-iters 0 --split 100,0,0 --log-interval 1 --log-tps --vocab-size 9 "
+             "--tokenizer-type HuggingFaceTokenizer --eod-mask-loss").split()
+
+    def train():
+        return subprocess.run([PRETRAIN, "pretrain", *flags, "--tokenizer-model", tmp_path, "--data-path",
+                               tmp_path / "out_text_document"], capture_output=True, text=True, timeout=60)
+    assert "tokens per sample: 1.200000E+01" in train().stdout  # three of four inputs
+    for name in ("tokenizer_config.json", "config.json"):
+        (tmp_path / name).unlink()
+    done = train()
+    assert done.returncode == 2 and "nothing names it; give a --tokenizer-model folder" in done.stderr
+
+
 def prepared_by_theirs(processor, folder, messages):
     """What transformers' own processor (torchvision) makes of a conversation."""
     from transformers.image_utils import load_image
