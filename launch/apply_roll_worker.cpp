@@ -25,6 +25,8 @@ void check_devices(const RollWorker& worker, int64_t world_size) {
 /// them, or with ep_size, as in ROLL.
 void apply_experts(RollWorker& worker, const Arguments& arguments, int64_t world_size) {
   const int64_t spread = arguments.expert_model_parallel_size;
+  require(spread >= 1, worker.role + ": ep_size is " + to_string(spread) +
+                           "; it is a number of ranks, so at least 1.");
   if (spread == 1) {
     if (worker.efsdp_size > 1)
       worker.unused.push_back(worker.role + ": efsdp_size, for ep_size is 1");
@@ -48,6 +50,8 @@ void apply_experts(RollWorker& worker, const Arguments& arguments, int64_t world
 void apply_length(const RollWorker& worker, Arguments& arguments,
                   const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink) {
   const int64_t batch = *arguments.global_batch_size;
+  require(batch >= 1, worker.role + ": the global batch has " + to_string(batch) +
+                          " sequences; it must have at least 1.");
   if (arguments.train_iters || arguments.train_samples) return;
   if (worker.max_steps > 0) {
     arguments.train_iters = worker.max_steps;
@@ -66,8 +70,15 @@ void apply_length(const RollWorker& worker, Arguments& arguments,
 void apply_batches(const RollWorker& worker, Arguments& arguments, int64_t world_size,
                    const DiagnosticSink& sink) {
   if (arguments.global_batch_size) return;
-  const int64_t ranks = world_size / std::max<int64_t>(1, arguments.context_parallel_size);
+  const int64_t shared = arguments.context_parallel_size;
+  require(shared >= 1 && world_size % shared == 0,
+          worker.role + ": ulysses_size " + to_string(shared) +
+              " must divide the number of ranks, " + to_string(world_size) +
+              "; change one of them.");
+  const int64_t ranks = world_size / shared;
   const int64_t micro = *arguments.micro_batch_size, steps = worker.gradient_accumulation_steps;
+  require(micro >= 1, worker.role + ": per_device_train_batch_size is " + to_string(micro) +
+                          "; it must be at least 1.");
   arguments.global_batch_size = micro * steps * ranks;
   sink(Severity::kNotice,
        "ROLL: " + worker.role + ": per_device_train_batch_size " + to_string(micro) +

@@ -219,6 +219,11 @@ TEST(RollWorker, MistakesAreSentences) {
        "device_mapping is for 8 devices, but the run has 16"},
       {"fsdp_size: 8", "fsdp_size: 6", "fsdp_size 6 must divide the number of ranks, 16"},
       {"resume_from_checkpoint: false", "resume_from_checkpoint: true", "the folder of a checkpoi"},
+      {"ulysses_size: 1", "ulysses_size: 32",
+       "actor_train: ulysses_size 32 must divide the number of ranks, 16"},
+      {"per_device_train_batch_size: 2", "per_device_train_batch_size: 0",
+       "per_device_train_batch_size is 0; it must be at least 1."},
+      {"fsdp_size: 8", "ep_size: 0", "ep_size is 0; it is a number of ranks, so at least 1."},
       {"dtype: bf16", "dtype: bf16\n    dtype: bf16", "dtype is given twice"},
   };
   for (const auto& [line, other, sentence] : rows) {
