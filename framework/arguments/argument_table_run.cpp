@@ -32,7 +32,8 @@ void add_distributed(std::vector<Option>& rows) {
             "deadline of every collective");
   group.add("--distributed-init-method", &A::distributed_init_method,
             "tcp://HOST:PORT or file://PATH; unset: env:// (MASTER_ADDR, MASTER_PORT)");
-  group.add("--local-rank", &A::local_rank, "rank on this machine, and its GPU, where the launcher does not say it");
+  group.add("--local-rank", &A::local_rank,
+            "rank on this machine, and its GPU, where the launcher does not say it");
   group.add("--tensor-model-parallel-size", &A::tensor_model_parallel_size,
             "ranks that share each layer");
   group.add("--pipeline-model-parallel-size", &A::pipeline_model_parallel_size, "pipeline stages");

@@ -232,7 +232,8 @@ recompute_plan:
   EXPECT_THAT(parallel.recompute_modules, IsEmpty()) << "recompute: false";
   EXPECT_THAT(*parallel.sub_modules_to_wrap, ElementsAre("model.layers.{*}"));
 
-  const auto outside = parse_quietly("parallel: {fully_shard_parallel_size: 4}\n" + std::string(plans));
+  const std::string size_alone = "parallel: {fully_shard_parallel_size: 4}\n";
+  const auto outside = parse_quietly(size_alone + plans);
   EXPECT_EQ(outside.sharding_size, 4);
   EXPECT_THAT(*outside.sub_modules_to_wrap, ElementsAre("model.layers.{*}"));
   EXPECT_THAT(outside.recompute_modules, ElementsAre("model.layers.{0-3}"));
