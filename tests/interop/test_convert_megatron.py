@@ -165,7 +165,7 @@ def test_wrong_use(cases, tmp_path):
              "there is no"),
             (("dcp_to_hf", "--load-dir", ours, "--save-dir", tmp_path / "x", "--model-assets-dir", hf), "is a torch_dist checkpoint"),
             (("hf_to_torch_dist", "--hf-dir", hf, "--save-dir", tmp_path / "x", "--megatron-layout",
-              "--make-vocab-size-divisible-by", "0"), "must be positive")):
+              "--make-vocab-size-divisible-by", "0"), "must be at least 1")):
         done = convert(*words)
         assert done.returncode != 0 and part in done.stderr and len(done.stderr.splitlines()) == 1, (words, done.stderr)
     assert not (tmp_path / "x").exists()
