@@ -7,14 +7,13 @@
 
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/steps/agreement.h"
+#include "checkpoint/steps/step_files.h"
 #include "checkpoint/values/pickle_reader.h"
 #include "checkpoint/values/pickle_writer.h"
 #include "checkpoint/values/torch_archive.h"
 
 namespace megashard {
 namespace {
-
-std::string data_file(size_t rank) { return "__" + std::to_string(rank) + "_0.distcp"; }
 
 /// A rank's data file as it is on the disk.
 struct Written {
@@ -39,7 +38,7 @@ Written decode_written(const std::string& text, size_t rank) {
     written.ranges.push_back({item.as_items().at(0).as_int(), item.as_items().at(1).as_int()});
   }
   const auto first = written.ranges.at(0);
-  written.file = {data_file(rank), first.offset, static_cast<uint32_t>(first.length)};
+  written.file = {data_file_name(rank), first.offset, static_cast<uint32_t>(first.length)};
   written.ranges.erase(written.ranges.begin());
   return written;
 }
@@ -122,7 +121,7 @@ std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTenso
   SavePlanCache& cache = plans == nullptr ? only_now : *plans;
   const auto plan = plan_save(tensors, values, group, cache);
   const auto results = gather_or_throw(group, [&] {
-    OutputFile file(folder + "/" + data_file(rank), bytes_to_write(*plan, cache.mine, rank));
+    OutputFile file(folder + "/" + data_file_name(rank), bytes_to_write(*plan, cache.mine, rank));
     std::vector<FileRange> ranges;
     for (const auto& write : plan->writes[rank]) {
       const bool is_value = write.item < values.size();

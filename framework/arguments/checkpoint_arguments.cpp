@@ -6,6 +6,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/inspect/checkpoint_source.h"
+#include "checkpoint/steps/step_files.h"
 
 namespace megashard {
 namespace {
@@ -94,7 +95,7 @@ std::string damage_of_args(const std::string& folder) {
   try {
     const DcpReader reader(folder);
     const auto* args = reader.find("args");
-    const auto common = folder + "/common.pt";
+    const auto common = folder + "/" + kCommonFile;
     if (args == nullptr || (args->value && !path_exists(common))) return "";
     const InputFile file(args->value ? common : folder + "/" + args->location.file);
     const auto range = args->value ? FileRange{0, file.size()} : args->location.range;
