@@ -38,7 +38,8 @@ struct SaveOptions {
 ///   hold equal values.
 /// A failure on any rank is thrown on all of them, and leaves what was there, or when it comes
 /// after the step's rename, the new step. Where `options` keeps few steps, all ranks then read the
-/// new one again, and the first removes what is too old, unless a byte differs. For saves beside the training, see async_saver.h.
+/// new one again, and the first removes what is too old, unless a byte differs. For saves beside
+/// the training, see async_saver.h.
 void save_checkpoint(const std::string& directory, int64_t iteration, const ShardedTensors& tensors,
                      const Dict& values, const ProcessGroupPtr& group,
                      const SaveOptions& options = {});

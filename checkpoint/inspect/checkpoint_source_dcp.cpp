@@ -132,13 +132,13 @@ class DcpSource : public CheckpointSource {
     return checked;
   }
 
-  /// No byte belongs to two items.
   /// Two keys of one tensor.
   static bool are_tied(const DcpEntry& one, const DcpEntry& other) {
     return one.is_tensor && other.is_tensor && one.key != other.key && one.dtype == other.dtype &&
            one.sizes == other.sizes;
   }
 
+  /// No byte belongs to two items, but for keys of one tensor.
   void check_overlaps(const DcpMetadata& stored, const FaultSink& fault) const {
     std::map<std::string, std::vector<std::pair<FileRange, const DcpEntry*>>> items;
     const auto add_item = [&](const DcpEntry& entry, const DcpLocation& location) {
