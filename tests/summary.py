@@ -35,8 +35,9 @@ def main():
                 name = suite_of(suite, case)
                 seconds[name] += float(case.get("time") or 0)
                 full_name = f"{name}: {case.get('classname', '')}.{case.get('name')}"
-                if case.find("failure") is not None or case.find("error") is not None:
-                    failed.append(full_name)
+                why = next((found for kind in ("failure", "error") if (found := case.find(kind)) is not None), None)
+                if why is not None:
+                    failed.append(f"{full_name}: {' '.join((why.get('message') or why.text or '').split())[:300]}")
                     counts[name]["failed"] += 1
                 elif case.find("skipped") is not None or case.get("status") == "notrun":
                     skip = case.find("skipped")

@@ -1,4 +1,6 @@
 """launch/examples/linear in PyTorch: the same seeds, FSDP2 on Gloo. Started by torchrun."""
+import os
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -29,3 +31,4 @@ for epoch in range(3):
     if rank == 0:
         print(f"epoch {epoch} loss {total.item() / (len(samples) * world):.9f}", flush=True)
 dist.destroy_process_group()
+os._exit(0)  # a thread of Gloo that still drops a tensor while Python ends would abort the process
