@@ -7,7 +7,6 @@ same weights as megatron-core saves them. megatron-core asks for a GPU in places
 import argparse
 import contextlib
 import json
-import os
 import sys
 import types
 from pathlib import Path
@@ -84,4 +83,3 @@ def main():
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # see linear_twin.py

@@ -54,7 +54,7 @@ def twin():
 
 
 def printed(done):
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr + done.stdout
     words = [line.split() for line in done.stdout.splitlines()]
     return [line[3:] for line in words if line[2] == "samples"], [float(line[3]) for line in words if line[2] == "loss"]
 
