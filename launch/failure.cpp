@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "framework/training/diagnostics.h"
@@ -46,23 +47,22 @@ void tell_launcher(const std::string& rank) {
   if (write(std::atoi(variable(kFailureDescriptor).c_str()), line.data(), line.size()) < 0) return;
 }
 
-/// Failures of all ranks alike are said once.
-enum class Whose { kOwn, kAllRanks };
-
-int fail(const std::string& sentence, int exit_code, Whose whose) {
+int fail(const std::string& sentence, int exit_code, bool of_one_rank) {
   const std::string rank = rank_in_world();
-  const bool launched = !variable(kFailureDescriptor).empty();
-  if (launched) tell_launcher(rank);
-  if (whose == Whose::kOwn || launched || first_of_host()) {
-    // Ranks that compare their failures name the rank themselves.
-    const bool of_one_rank =
-        whose == Whose::kOwn && !rank.empty() && !sentence.starts_with("rank ");
-    const std::string line =
-        kErrorPrefix + (of_one_rank ? "rank " + rank + ": " : "") + sentence + "\n";
-    std::fflush(stdout);
-    std::fwrite(line.data(), 1, line.size(), stderr);
-  }
+  if (!variable(kFailureDescriptor).empty()) tell_launcher(rank);
+  // Ranks that compare their failures name the rank themselves.
+  const bool name_rank = of_one_rank && !rank.empty() && !sentence.starts_with("rank ");
+  const std::string line =
+      kErrorPrefix + (name_rank ? "rank " + rank + ": " : "") + sentence + "\n";
+  std::fflush(stdout);
+  std::fwrite(line.data(), 1, line.size(), stderr);
   return exit_code;
+}
+
+int fail_as_all_ranks(const std::string& sentence, std::chrono::milliseconds patience) {
+  const bool is_said_elsewhere = variable(kFailureDescriptor).empty() && !first_of_host();
+  if (is_said_elsewhere) std::this_thread::sleep_for(patience);
+  return fail(sentence, kExitUsage, is_said_elsewhere);
 }
 
 std::string out_of_memory(const std::string& detail) {
@@ -87,17 +87,17 @@ std::string error_sentence(const std::exception& error) {
   return full ? out_of_memory("(" + text + ")") : text;
 }
 
-int run_program(const std::function<int()>& program) {
+int run_program(const std::function<int()>& program, std::chrono::milliseconds patience) {
   try {
     return program();
   } catch (const OwnUsageError& error) {
-    return fail(error_sentence(error), kExitUsage, Whose::kOwn);
+    return fail(error_sentence(error), kExitUsage, true);
   } catch (const UsageError& error) {
-    return fail(error_sentence(error), kExitUsage, Whose::kAllRanks);
+    return fail_as_all_ranks(error_sentence(error), patience);
   } catch (const std::bad_alloc&) {
-    return fail(out_of_memory(""), kExitFailure, Whose::kOwn);
+    return fail(out_of_memory(""), kExitFailure, true);
   } catch (const std::exception& error) {
-    return fail(error_sentence(error), kExitFailure, Whose::kOwn);
+    return fail(error_sentence(error), kExitFailure, true);
   }
 }
 

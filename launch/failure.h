@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <string>
@@ -22,8 +23,11 @@ bool show_stack();
 /// Runs `program` and returns its exit code. An exception ends in one sentence on stderr, with the
 /// rank before it in a world of several, and kExitUsage for UsageError, kExitFailure otherwise. A
 /// UsageError, which all ranks of a host make alike, is printed by the host's first rank only,
-/// unless it is an OwnUsageError, or `megashard launch` sorts out who failed first.
-int run_program(const std::function<int()>& program);
+/// unless it is an OwnUsageError, or `megashard launch` sorts out who failed first. The other ranks
+/// wait for their launcher to end them then: had they left first, torchrun and mpirun would have
+/// ended the first rank before its sentence. One that is still there after `patience` prints too.
+int run_program(const std::function<int()>& program,
+                std::chrono::milliseconds patience = std::chrono::seconds(10));
 
 /// The sentence that run_program prints, without prefix: what() without the stack that LibTorch
 /// appends.

@@ -40,7 +40,9 @@ def test_it_trains(tmp_path):
 
 
 def test_it_fails():
-    done = torchrun("--standalone", PROGRAM, *PRETRAIN)
+    """Whoever comes last: torchrun ends all ranks as soon as one has left."""
+    first_rank_comes_last = ("sh", "-c", '[ "$LOCAL_RANK" = 1 ] || sleep 1; exec "$@"', "sh")
+    done = torchrun("--standalone", *first_rank_comes_last, PROGRAM, *PRETRAIN)
     sentences = [line for line in done.stderr.splitlines() if line.startswith("megashard: error: ")]
     assert len(sentences) == 1 and "give --data-path PREFIX of .bin/.idx files" in sentences[0], done.stderr
     assert "Traceback" not in done.stdout

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
@@ -24,11 +25,12 @@ class Failure : public testing::Test {
   template <class Error>
   int run(const Error& error) {
     testing::internal::CaptureStderr();
-    const int code = run_program([&error]() -> int { throw error; });
+    const int code = run_program([&error]() -> int { throw error; }, patience_);
     printed_ = testing::internal::GetCapturedStderr();
     return code;
   }
   std::string printed_;
+  std::chrono::milliseconds patience_ = std::chrono::minutes(1);
 };
 
 TEST_F(Failure, SuccessPrintsNothing) {
@@ -52,9 +54,16 @@ TEST_F(Failure, RankStandsBeforeItInAWorldOfSeveral) {
 TEST_F(Failure, UsageErrorIsSaidByTheFirstRankOfAHost) {
   EXPECT_EQ(run(UsageError("unknown flag")), 2);
   EXPECT_EQ(printed_, "megashard: error: unknown flag\n");
-  set_rank("1", "2");
+  set_rank("0", "2");
   EXPECT_EQ(run(UsageError("unknown flag")), 2);
-  EXPECT_EQ(printed_, "");
+  EXPECT_EQ(printed_, "megashard: error: unknown flag\n");
+}
+
+TEST_F(Failure, UsageErrorIsSaidByAnotherRankThatNobodyEnds) {
+  set_rank("1", "2");
+  patience_ = std::chrono::milliseconds(1);
+  EXPECT_EQ(run(UsageError("unknown flag")), 2);
+  EXPECT_EQ(printed_, "megashard: error: rank 1: unknown flag\n");
 }
 
 TEST_F(Failure, UsageErrorOfOneRankIsSaidByIt) {
