@@ -73,6 +73,8 @@ class Bench {
       for (size_t i = 0; i < state_.size(); ++i)
         equal = equal && state_[i].second.local.eq(static_cast<double>(i)).all().item<bool>();
       out << "{\"equal\": " << (equal ? "true" : "false") << "}";
+    } else if (command == "steps") {
+      out << "{\"step\": " << median(seconds_of_steps(10)) << "}";
     } else {
       out << async_save(folder);
     }
@@ -82,6 +84,12 @@ class Bench {
  private:
   void save(const std::string& folder, const ShardedTensors& tensors) {
     save_checkpoint(folder, 1, tensors, values_, nullptr, {.plans = plans_});
+  }
+
+  std::vector<double> seconds_of_steps(int steps) {
+    std::vector<double> seconds;
+    for (int i = 0; i < steps; ++i) seconds.push_back(seconds_of([&] { step_(); }));
+    return seconds;
   }
 
   /// As a training starts: every byte of the step is compared with its checksum, then loaded.
@@ -96,8 +104,8 @@ class Bench {
         std::memcpy(memory_[i].mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
       }
     });
-    std::vector<double> before, during;
-    for (int i = 0; i < 15; ++i) before.push_back(seconds_of([&] { step_(); }));
+    const auto before = seconds_of_steps(15);
+    std::vector<double> during;
     const double stall = seconds_of([&] {
       saver_.start("iteration 1", state_,
                    [&](const auto& copies, const auto&) { save(folder, copies); });
