@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
-#include <cstdlib>
 #include <vector>
 
 #include "framework/training/diagnostics.h"
@@ -77,54 +76,6 @@ class Reader {
   const GetVariable& get_;
 };
 
-/// Names of one launcher's variables.
-struct RankVariables {
-  const char* launcher;
-  std::vector<const char*> signs;  // one of them set: this launcher started the process
-  const char* rank;
-  const char* world_size;
-  const char* local_rank;
-  const char* local_world_size;
-  std::vector<const char*> job;  // where the job's identity stands, best first
-};
-
-const std::vector<RankVariables>& launchers() {
-  static const RankVariables mpich{"MPICH",         {"MPI_LOCALRANKID"}, "PMI_RANK",
-                                   "PMI_SIZE",      "MPI_LOCALRANKID",   "MPI_LOCALNRANKS",
-                                   {"SLURM_JOB_ID"}};
-  static const auto all = [] {
-    RankVariables pmi =
-        mpich;  // srun sets PMI_RANK too, but none of the local ones: Slurm's come first then
-    pmi.signs = {"PMI_RANK", "PMI_SIZE"};
-    return std::vector<RankVariables>{
-        {"environment",
-         {"RANK", "WORLD_SIZE"},
-         "RANK",
-         "WORLD_SIZE",
-         "LOCAL_RANK",
-         "LOCAL_WORLD_SIZE",
-         {}},
-        {"Open MPI",
-         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-         "OMPI_COMM_WORLD_RANK",
-         "OMPI_COMM_WORLD_SIZE",
-         "OMPI_COMM_WORLD_LOCAL_RANK",
-         "OMPI_COMM_WORLD_LOCAL_SIZE",
-         {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID"}},
-        mpich,
-        // A shell inside an allocation has SLURM_NTASKS and no SLURM_PROCID: it is one process.
-        {"Slurm",
-         {"SLURM_PROCID"},
-         "SLURM_PROCID",
-         "SLURM_NTASKS",
-         "SLURM_LOCALID",
-         "SLURM_NTASKS_PER_NODE",
-         {"SLURM_JOB_ID"}},
-        pmi};
-  }();
-  return all;
-}
-
 /// Slurm says tasks per node as "2(x3),1": known when every node has the same number.
 int slurm_tasks_per_node(const Reader& reader, int world_size) {
   const auto per_node = reader.first_text(
@@ -133,9 +84,9 @@ int slurm_tasks_per_node(const Reader& reader, int world_size) {
   return std::min(world_size, parse_int(per_node->substr(0, per_node->find('('))).value_or(0));
 }
 
-bool is_slurm(const RankVariables& names) { return names.launcher == std::string("Slurm"); }
+bool is_slurm(const LauncherVariables& names) { return names.launcher == std::string("Slurm"); }
 
-RendezvousOptions read_ranks(const Reader& reader, const RankVariables& names) {
+RendezvousOptions read_ranks(const Reader& reader, const LauncherVariables& names) {
   RendezvousOptions result;
   result.rank = reader.needed(names.rank, names.world_size);
   result.world_size = reader.needed(names.world_size, names.rank);
@@ -156,7 +107,7 @@ void require(bool condition, const std::string& sentence) {
   if (!condition) throw UsageError(sentence);
 }
 
-void check(const RendezvousOptions& options, const RankVariables& names) {
+void check(const RendezvousOptions& options, const LauncherVariables& names) {
   const auto number = [](int value) { return std::to_string(value); };
   require(options.world_size >= 1,
           std::string(names.world_size) + " is 0: a world has at least one rank");
@@ -182,7 +133,7 @@ void check(const RendezvousOptions& options, const RankVariables& names) {
 }
 
 /// Where rank 0 listens: MASTER_ADDR and MASTER_PORT if set, else what the launcher derived.
-void read_master(const Reader& reader, const RankVariables& names, RendezvousOptions* options) {
+void read_master(const Reader& reader, const LauncherVariables& names, RendezvousOptions* options) {
   const auto addr = reader.text("MASTER_ADDR");
   const auto port = reader.number("MASTER_PORT");
   if (addr) options->master_addr = *addr;
@@ -245,12 +196,11 @@ namespace {
 
 LaunchEnvironment read_variables(const GetVariable& get) {
   const Reader reader(get);
-  for (const RankVariables& names : launchers()) {
-    if (!reader.first_text(names.signs)) continue;
-    RendezvousOptions options = read_ranks(reader, names);
-    check(options, names);
-    read_master(reader, names, &options);
-    return {options, names.launcher};
+  if (const LauncherVariables* names = find_launcher(get)) {
+    RendezvousOptions options = read_ranks(reader, *names);
+    check(options, *names);
+    read_master(reader, *names, &options);
+    return {options, names->launcher};
   }
   RendezvousOptions alone;
   alone.local_world_size = 1;
@@ -285,12 +235,7 @@ LaunchEnvironment read_environment(const GetVariable& get, std::optional<int> lo
 }
 
 LaunchEnvironment read_environment(std::optional<int> local_rank) {
-  const auto get = [](const std::string& name) -> std::optional<std::string> {
-    const char* value = std::getenv(name.c_str());
-    if (value == nullptr) return std::nullopt;
-    return value;
-  };
-  return read_environment(get, local_rank);
+  return read_environment(own_variable, local_rank);
 }
 
 }  // namespace megashard

@@ -7,38 +7,27 @@
 #include <cstdlib>
 #include <new>
 #include <thread>
-#include <utility>
 
 #include "framework/training/diagnostics.h"
+#include "launch/launcher_variables.h"
 
 namespace megashard {
 namespace {
 
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
+std::string variable(const char* name) { return own_variable(name).value_or(""); }
 
 /// "3" in a world of several ranks, else empty. Read without checks: this runs when checks may have
 /// failed.
 std::string rank_in_world() {
-  const std::pair<const char*, const char*> launchers[] = {
-      {"RANK", "WORLD_SIZE"},
-      {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-      {"PMI_RANK", "PMI_SIZE"},
-      {"SLURM_PROCID", "SLURM_NTASKS"}};
-  for (const auto& [rank, world] : launchers) {
-    if (!variable(rank).empty()) return variable(world) == "1" ? "" : variable(rank);
-  }
-  return "";
+  const auto* names = find_launcher(own_variable);
+  if (names == nullptr || variable(names->world_size) == "1") return "";
+  return variable(names->rank);
 }
 
 bool first_of_host() {
-  for (const char* name :
-       {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}) {
-    if (!variable(name).empty()) return variable(name) == "0";
-  }
-  return true;
+  const auto* names = find_launcher(own_variable);
+  const auto local_rank = names == nullptr ? "" : variable(names->local_rank);
+  return local_rank.empty() || local_rank == "0";
 }
 
 void tell_launcher(const std::string& rank) {

@@ -1,6 +1,5 @@
 #include "launch/run_setup.h"
 
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 
@@ -13,6 +12,7 @@
 #include "framework/training/random_states.h"
 #include "framework/training/training_checkpoint.h"
 #include "framework/training/training_log.h"
+#include "launch/launcher_variables.h"
 #include "launch/model_plugin.h"
 #include "models/lora.h"
 #include "models/register_models.h"
@@ -20,11 +20,6 @@
 
 namespace megashard {
 namespace {
-
-std::optional<std::string> variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-}
 
 Fsdp2Config sharding_config(const Arguments& arguments, const std::optional<RollWorker>& worker,
                             Strictness strictness, const DiagnosticSink& sink) {
@@ -67,8 +62,8 @@ void validate_for_machine(Arguments& arguments, const RendezvousOptions& environ
                      {.world_size = environment.world_size,
                       .rank = environment.rank,
                       .has_gpu = arguments.device != "cpu" && gpu_present(),
-                      .cuda_device_max_connections = variable("CUDA_DEVICE_MAX_CONNECTIONS"),
-                      .nccl_algo = variable("NCCL_ALGO")},
+                      .cuda_device_max_connections = own_variable("CUDA_DEVICE_MAX_CONNECTIONS"),
+                      .nccl_algo = own_variable("NCCL_ALGO")},
                      sink);
 }
 

@@ -15,7 +15,10 @@ namespace {
 class Failure : public testing::Test {
  protected:
   void TearDown() override {
-    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", kStackVariable}) unsetenv(name);
+    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS",
+                             "SLURM_LOCALID", "PMI_RANK", "PMI_SIZE", kStackVariable}) {
+      unsetenv(name);
+    }
   }
   void set_rank(const char* rank, const char* world) {
     setenv("RANK", rank, 1);
@@ -49,6 +52,16 @@ TEST_F(Failure, RankStandsBeforeItInAWorldOfSeveral) {
   set_rank("0", "1");
   run(std::runtime_error("no data"));
   EXPECT_EQ(printed_, "megashard: error: no data\n");
+}
+
+TEST_F(Failure, RankIsThatOfReadEnvironment) {
+  setenv("SLURM_PROCID", "1", 1);  // srun sets PMI's variables too
+  setenv("SLURM_NTASKS", "2", 1);
+  setenv("SLURM_LOCALID", "0", 1);
+  setenv("PMI_RANK", "0", 1);
+  setenv("PMI_SIZE", "1", 1);
+  run(std::runtime_error("no data"));
+  EXPECT_EQ(printed_, "megashard: error: rank 1: no data\n");
 }
 
 TEST_F(Failure, UsageErrorIsSaidByTheFirstRankOfAHost) {
