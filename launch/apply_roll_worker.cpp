@@ -7,7 +7,6 @@
 namespace megashard {
 namespace {
 
-using detail::require;
 using std::to_string;
 
 void check_devices(const RollWorker& worker, int64_t world_size) {

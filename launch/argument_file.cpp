@@ -6,12 +6,12 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <sstream>
 
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/nearest_name.h"
 #include "framework/arguments/yaml_text.h"
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
+#include "launch/comma_words.h"
 #include "launch/roll_keys.h"
 
 namespace megashard {
@@ -77,12 +77,7 @@ void store_lora(const std::string& path, const YAML::Node& section, Arguments& a
     }
     if (name != keys.back()) store(path, item.first, item.second, arguments);
   }
-  std::vector<std::string> names;  // "q_proj,v_proj" in one word
-  for (const auto& word : arguments.lora_target_modules) {
-    std::istringstream parts(word);
-    for (std::string name; std::getline(parts, name, ',');) names.push_back(name);
-  }
-  arguments.lora_target_modules = std::move(names);
+  arguments.lora_target_modules = comma_words(arguments.lora_target_modules);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/nearest_name.h"
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 #include "launch/argument_file.h"
 
 namespace megashard {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 #include "launch/converters.h"
 
 namespace megashard {
@@ -58,8 +58,6 @@ std::vector<std::string> words_of(int argc, char** argv) {
 }
 
 }  // namespace
-
-void print_line(const std::string& line) { std::cout << line << std::endl; }
 
 int run_convert(int argc, char** argv) {
   // Tensors get memory of their own, which goes back when they do. glibc would move this limit up

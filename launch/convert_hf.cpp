@@ -1,15 +1,16 @@
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "checkpoint/convert/convert_hf_to_step.h"
 #include "checkpoint/convert/convert_step_to_hf.h"
 #include "checkpoint/hugging_face/hf_assets.h"
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
+#include "launch/comma_words.h"
 #include "launch/converters.h"
 #include "launch/megatron_layout_flags.h"
+#include "launch/print_line.h"
 #include "models/expert_streams.h"
 #include "models/weight_names.h"
 
@@ -17,13 +18,6 @@ namespace megashard {
 namespace {
 
 using Pairs = std::vector<std::pair<std::string, std::string>>;
-
-std::vector<std::string> split_at_commas(const std::string& text) {
-  std::vector<std::string> parts;
-  std::istringstream in(text);
-  for (std::string part; std::getline(in, part, ',');) parts.push_back(part);
-  return parts;
-}
 
 /// MindSpeed-MM's two forms of a mapping, a JSON object and "target,source,...", and target=source.
 Pairs parse_mapping(const std::vector<std::string>& words) {
@@ -45,7 +39,7 @@ Pairs parse_mapping(const std::vector<std::string>& words) {
       pairs.emplace_back(word.substr(0, equals), word.substr(equals + 1));
       continue;
     }
-    const auto parts = split_at_commas(word);
+    const auto parts = comma_words({word});
     if (parts.empty() || parts.size() % 2 != 0) throw UsageError(kForms + word + "'");
     for (size_t i = 0; i < parts.size(); i += 2) pairs.emplace_back(parts[i], parts[i + 1]);
   }
@@ -62,14 +56,12 @@ std::string model_type_of(const std::string& directory) {
 
 /// Names between commas, or MindSpeed-MM's list: [a, b] with or without quotes.
 std::vector<std::string> parse_names(const std::vector<std::string>& words) {
-  std::vector<std::string> names;
-  for (const auto& word : words) {
-    for (auto name : split_at_commas(word)) {
-      std::erase_if(
-          name, [](char c) { return c == '[' || c == ']' || c == '"' || c == '\'' || c == ' '; });
-      if (!name.empty()) names.push_back(name);
-    }
+  auto names = comma_words(words);
+  for (auto& name : names) {
+    std::erase_if(name,
+                  [](char c) { return c == '[' || c == ']' || c == '"' || c == '\'' || c == ' '; });
   }
+  std::erase(names, "");
   return names;
 }
 

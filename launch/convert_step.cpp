@@ -4,6 +4,7 @@
 #include "checkpoint/convert/step_conversion.h"
 #include "launch/converters.h"
 #include "launch/megatron_layout_flags.h"
+#include "launch/print_line.h"
 
 namespace megashard {
 namespace {

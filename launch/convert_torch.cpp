@@ -4,6 +4,7 @@
 #include "checkpoint/convert/convert_dcp_to_torch.h"
 #include "checkpoint/convert/convert_torch_to_dcp.h"
 #include "launch/converters.h"
+#include "launch/print_line.h"
 
 namespace megashard {
 namespace {

@@ -2,8 +2,6 @@
 
 #include <CLI/CLI.hpp>
 
-#include <string>
-
 namespace megashard {
 
 // Each declares a converter's flags; the callback that it sets converts.
@@ -16,7 +14,5 @@ void add_dcp_to_torch_dist(CLI::App& app);
 void add_torch_dist_to_dcp(CLI::App& app);
 void add_dcp_to_torch(CLI::App& app);
 void add_torch_to_dcp(CLI::App& app);
-
-void print_line(const std::string& line);  ///< on standard output, at once
 
 }  // namespace megashard

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 namespace {
@@ -101,10 +101,6 @@ RendezvousOptions read_ranks(const Reader& reader, const LauncherVariables& name
   result.master_addr = kThisHost;
   result.master_port = job ? port_from_job(*job) : kDefaultPort;
   return result;
-}
-
-void require(bool condition, const std::string& sentence) {
-  if (!condition) throw UsageError(sentence);
 }
 
 void check(const RendezvousOptions& options, const LauncherVariables& names) {

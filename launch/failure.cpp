@@ -8,7 +8,7 @@
 #include <new>
 #include <thread>
 
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 #include "launch/launcher_variables.h"
 
 namespace megashard {

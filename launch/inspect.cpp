@@ -13,7 +13,7 @@
 #include "checkpoint/inspect/checkpoint_diff.h"
 #include "checkpoint/inspect/checkpoint_source.h"
 #include "checkpoint/values/value_text.h"
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 namespace {

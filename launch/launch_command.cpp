@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <iostream>
 
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 #include "launch/launch_group.h"
 
 namespace megashard {

@@ -1,7 +1,7 @@
 #include "launch/megatron_layout_flags.h"
 
+#include "framework/diagnostics.h"
 #include "framework/modules/model_registry.h"
-#include "framework/training/diagnostics.h"
 #include "models/register_models.h"
 
 namespace megashard {

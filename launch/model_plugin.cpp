@@ -5,8 +5,8 @@
 
 #include <filesystem>
 
+#include "framework/diagnostics.h"
 #include "framework/modules/model_plugin.h"
-#include "framework/training/diagnostics.h"
 
 namespace megashard {
 namespace {

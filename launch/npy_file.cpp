@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 namespace {

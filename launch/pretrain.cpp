@@ -18,6 +18,7 @@
 #include "launch/command_line.h"
 #include "launch/end_of_document.h"
 #include "launch/environment.h"
+#include "launch/print_line.h"
 #include "launch/run_setup.h"
 #include "models/load_hf_weights.h"
 #include "models/model_config.h"
@@ -100,10 +101,10 @@ TrainerSurroundings surroundings(const Arguments& arguments, const ProcessGroupP
   const int rank = group->rank(), last = group->size() - 1;
   TrainerSurroundings outside;
   outside.print_on_first_rank = [rank](const std::string& line) {
-    if (rank == 0) print_flushed(line);
+    if (rank == 0) print_line(line);
   };
   outside.print_on_last_rank = [rank, last](const std::string& line) {
-    if (rank == last) print_flushed(line);
+    if (rank == last) print_line(line);
   };
   outside.stop_signal = [] { return terminated.load(); };
   outside.peak_memory_bytes = [device] { return peak_memory_bytes(device); };
@@ -158,11 +159,10 @@ int run_pretrain(int argc, char** argv) {
   validate_for_machine(arguments, environment, sink);
   take_network_from_hf_model(arguments);
   if (environment.rank == 0) {
-    print_flushed(sizes_line(arguments));
-    print_flushed(arguments_banner(arguments));
+    print_line(sizes_line(arguments));
+    print_line(arguments_banner(arguments));
     if (!arguments.hf_model && arguments.padded_vocab_size)
-      print_flushed(
-          padded_vocab_line(unpadded_vocab_size(arguments), *arguments.padded_vocab_size));
+      print_line(padded_vocab_line(unpadded_vocab_size(arguments), *arguments.padded_vocab_size));
   }
   if (arguments.exit_signal_handler) std::signal(SIGTERM, note_signal);
 
@@ -173,7 +173,7 @@ int run_pretrain(int argc, char** argv) {
   if (arguments.save_hf) prepare_hf_model(arguments, group);
   const Start from = find_start(arguments, group, sink);
   const BuiltModel built = build_model(arguments, from.initialises);
-  if (environment.rank == 0) print_flushed(parameter_count_line(parameter_count(*built.model)));
+  if (environment.rank == 0) print_line(parameter_count_line(parameter_count(*built.model)));
   const at::ScalarType computed_in =
       shard_model(arguments, worker, built, group, from.initialises, sink);
   if (from.source == WeightSource::kHuggingFace || arguments.lora_r)

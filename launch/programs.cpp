@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 #include "launch/convert.h"
 #include "launch/failure.h"
 #include "launch/infer.h"

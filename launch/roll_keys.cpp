@@ -1,5 +1,7 @@
 #include "launch/roll_keys.h"
 
+#include "launch/comma_words.h"
+
 namespace megashard {
 namespace {
 
@@ -57,29 +59,13 @@ void take_scheduler(const V& value, W&, A& arguments) {
     value.expected("linear, cosine, constant or constant_with_warmup");
 }
 
-/// "a, b" and lists of such -> words.
-std::vector<std::string> comma_words(const V& value) {
-  std::vector<std::string> parts;
-  for (const auto& word : value.words()) {
-    for (size_t begin = 0; begin <= word.size();) {
-      const auto end = std::min(word.find(',', begin), word.size());
-      auto part = word.substr(begin, end - begin);
-      part.erase(0, part.find_first_not_of(' '));
-      part.erase(part.find_last_not_of(' ') + 1);
-      if (!part.empty()) parts.push_back(part);
-      begin = end + 1;
-    }
-  }
-  return parts;
-}
-
 void take_freeze(const V& value, W&, A& arguments) {
-  arguments.freeze_module_prefix = comma_words(value);
+  arguments.freeze_module_prefix = comma_words(value.words());
 }
 
 void take_lora_target(const V& value, W&, A& arguments) {
   auto& targets = arguments.lora_target_modules;
-  targets = comma_words(value);
+  targets = comma_words(value.words());
   if (targets.empty()) value.expected("names of linear layers");
   for (auto& name : targets) {
     if (name.find_first_of("*$|(") != name.npos)

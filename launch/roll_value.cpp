@@ -5,7 +5,7 @@
 #include <map>
 
 #include "framework/arguments/argument_table.h"
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 namespace {

@@ -1,7 +1,6 @@
 #include "launch/run_setup.h"
 
 #include <filesystem>
-#include <iostream>
 
 #include "checkpoint/checkpoint.h"
 #include "framework/arguments/argument_validation.h"
@@ -14,6 +13,7 @@
 #include "framework/training/training_log.h"
 #include "launch/launcher_variables.h"
 #include "launch/model_plugin.h"
+#include "launch/print_line.h"
 #include "models/lora.h"
 #include "models/register_models.h"
 #include "parallel/collectives/rendezvous.h"
@@ -45,13 +45,9 @@ void take_expert_ranks_of_file(Arguments& arguments, const DiagnosticSink& sink)
 
 }  // namespace
 
-void print_flushed(const std::string& line) {
-  std::cout << line << std::endl;  // flushed: logs are followed while the run goes on
-}
-
 DiagnosticSink sink_for(int rank) {
   return [rank](Severity severity, const std::string& sentence) {
-    if (rank == 0) print_flushed((severity == Severity::kWarning ? "WARNING: " : "") + sentence);
+    if (rank == 0) print_line((severity == Severity::kWarning ? "WARNING: " : "") + sentence);
   };
 }
 

@@ -6,9 +6,9 @@
 
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "framework/arguments/arguments.h"
+#include "framework/diagnostics.h"
 #include "framework/modules/deferred_init.h"
 #include "framework/modules/multi_modal_module.h"
-#include "framework/training/diagnostics.h"
 #include "launch/environment.h"
 #include "launch/roll_worker.h"
 #include "parallel/collectives/process_group.h"
@@ -17,8 +17,6 @@ namespace megashard {
 
 /// What every program that runs a model does first.
 
-/// A line of the log, flushed: logs are followed while the run goes on.
-void print_flushed(const std::string& line);
 /// Prints on rank 0.
 DiagnosticSink sink_for(int rank);
 /// validate_arguments with this machine's GPUs and variables.

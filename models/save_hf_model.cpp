@@ -11,7 +11,7 @@
 #include "checkpoint/hugging_face/hf_assets.h"
 #include "checkpoint/hugging_face/save_hf_sharded.h"
 #include "checkpoint/steps/agreement.h"
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 #include "framework/training/save_contract.h"
 #include "models/lora.h"
 #include "models/model_config.h"

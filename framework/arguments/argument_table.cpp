@@ -5,7 +5,7 @@
 #include <unordered_map>
 
 #include "framework/arguments/nearest_name.h"
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 

@@ -4,13 +4,11 @@
 #include <array>
 
 #include "framework/arguments/argument_table.h"
-#include "framework/recompute/activation_plan.h"
 
 namespace megashard {
 
 namespace {
 
-using detail::require;
 using std::to_string;
 
 std::string text(double value) { return argument_text(value); }
@@ -27,15 +25,15 @@ void check_model_source(const Arguments& arguments) {
           "--model-plugin.");
 }
 
-void derive_sizes(Arguments& arguments) {
+void take_synonyms(Arguments& arguments) {
   require(!arguments.num_layers || !arguments.encoder_num_layers,
           "--num-layers and --encoder-num-layers mean the same; give only --num-layers.");
   if (arguments.encoder_num_layers) arguments.num_layers = arguments.encoder_num_layers;
   if (arguments.use_rotary_position_embeddings) arguments.position_embedding_type = "rope";
   if (arguments.add_bias_linear) arguments.add_qkv_bias = true;
-  // Sizes come from config.json, or are the model's own business.
-  if (arguments.hf_model || arguments.is_own_model()) return;
+}
 
+void derive_sizes(Arguments& arguments) {
   const std::pair<const char*, const std::optional<int64_t>*> required[] = {
       {"--num-layers", &arguments.num_layers},
       {"--hidden-size", &arguments.hidden_size},
@@ -236,13 +234,10 @@ void list_without_effect(const Arguments& arguments, const DiagnosticSink& sink)
 
 }  // namespace
 
-namespace detail {
-
-void require(bool condition, const std::string& sentence) {
-  if (!condition) throw UsageError(sentence);
+void derive_network(Arguments& arguments) {
+  derive_sizes(arguments);
+  check_network(arguments);
 }
-
-}  // namespace detail
 
 int64_t unpadded_vocab_size(const Arguments& arguments) {
   const int64_t end_of_document = arguments.tokenizer_type == "NullTokenizer" ? 1 : 0;
@@ -257,8 +252,12 @@ int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tens
 void validate_arguments(Arguments& arguments, const RunEnvironment& environment,
                         const DiagnosticSink& sink) {
   check_model_source(arguments);
-  derive_sizes(arguments);
-  check_network(arguments);
+  take_synonyms(arguments);
+  if (arguments.hf_model || arguments.is_own_model()) {
+    check_network(arguments);  // sizes come from config.json, or are the model's own business
+  } else {
+    derive_network(arguments);
+  }
   check_lora(arguments);
   require(!arguments.seq_length || !arguments.encoder_seq_length,
           "--seq-length and --encoder-seq-length mean the same; give only --seq-length.");

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "framework/arguments/arguments.h"
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 
@@ -25,6 +25,10 @@ struct RunEnvironment {
 void validate_arguments(Arguments& arguments, const RunEnvironment& environment,
                         const DiagnosticSink& sink);
 
+/// The step of it for a network that flags describe (--num-layers ..., not --hf-model): fills the
+/// sizes that follow from others and checks the rules between them. Twice is as once.
+void derive_network(Arguments& arguments);
+
 /// The next multiple of divisible_by * tensor_parallel_size. Never used for Hugging Face models.
 int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tensor_parallel_size);
 /// --vocab-size with NullTokenizer's end of document and --vocab-extra-ids: what is padded.
@@ -32,13 +36,13 @@ int64_t unpadded_vocab_size(const Arguments& arguments);
 
 namespace detail {
 
-/// Throws UsageError unless the condition holds.
-void require(bool condition, const std::string& sentence);
+// Its steps, in the files argument_validation_*.cpp.
 
-void validate_schedule(
-    Arguments& arguments);  // argument_validation_training.cpp: batches, optimizer, learning rate
-void validate_data(Arguments& arguments,
-                   const DiagnosticSink& sink);  // argument_validation_data.cpp
+/// Batches, optimizer, learning rate.
+void validate_schedule(Arguments& arguments);
+/// Recompute and offload flags, as Megatron's TransformerConfig checks and derives them.
+void validate_activations(Arguments& arguments, const DiagnosticSink& sink);
+void validate_data(Arguments& arguments, const DiagnosticSink& sink);
 void validate_checkpoint(const Arguments& arguments);
 
 }  // namespace detail

@@ -4,7 +4,7 @@
 
 #include "framework/arguments/argument_record.h"
 #include "framework/arguments/arguments.h"
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 

@@ -2,7 +2,7 @@
 
 #include <set>
 
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 namespace {

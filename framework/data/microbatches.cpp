@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 

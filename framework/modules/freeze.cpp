@@ -4,7 +4,7 @@
 #include <set>
 
 #include "framework/arguments/nearest_name.h"
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 namespace {

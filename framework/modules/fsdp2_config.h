@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {

@@ -52,10 +52,6 @@ HookedModule& hooked_module(const NamedModule& named, const char* key) {
   return *hooked;
 }
 
-void require_usage(bool condition, const std::string& sentence) {
-  if (!condition) throw UsageError(sentence);
-}
-
 }  // namespace
 
 torch::nn::Module& FSDP2Mixin::module() {
@@ -130,19 +126,19 @@ void FSDP2Mixin::check_moe_modules() {
   std::unordered_set<const c10::TensorImpl*> named;
   for (const auto& each : select(patterns, "moe_modules")) {
     for (const auto& parameter : each.module->parameters()) {
-      require_usage(options_.parameter_mesh(parameter) != nullptr,
-                    "moe_modules names " + each.path +
-                        ", which is more than experts; name their list, as in "
-                        "model.layers.{*}.mlp.experts.");
+      require(options_.parameter_mesh(parameter) != nullptr,
+              "moe_modules names " + each.path +
+                  ", which is more than experts; name their list, as in "
+                  "model.layers.{*}.mlp.experts.");
       named.insert(parameter.unsafeGetTensorImpl());
     }
   }
   for (const auto& item : module().named_parameters()) {
-    require_usage(named.contains(item.value().unsafeGetTensorImpl()) ||
-                      options_.parameter_mesh(item.value()) == nullptr,
-                  "moe_modules leaves out " + item.key() +
-                      ", but all experts of the model are spread over the ranks; name all lists of "
-                      "experts, or leave moe_modules out.");
+    require(named.contains(item.value().unsafeGetTensorImpl()) ||
+                options_.parameter_mesh(item.value()) == nullptr,
+            "moe_modules leaves out " + item.key() +
+                ", but all experts of the model are spread over the ranks; name all lists of "
+                "experts, or leave moe_modules out.");
   }
 }
 
@@ -206,13 +202,12 @@ std::vector<NamedModule> FSDP2Mixin::select_parts(const std::vector<std::string>
   for (const auto& part : parts) {
     const auto patterns = patterns_of_part(part);
     const std::string name = dynamic_cast<const HookedModule&>(module()).class_name();
-    require_usage(!patterns.empty(), flag + ": " + name + " has no " + part + ".");
+    require(!patterns.empty(), flag + ": " + name + " has no " + part + ".");
     for (auto& each : select(patterns, flag + " " + part)) modules.push_back(std::move(each));
   }
   const auto count = static_cast<int64_t>(modules.size());
-  require_usage(!layers || *layers <= count, flag + " wants " + std::to_string(layers.value_or(0)) +
-                                                 " layers of " + std::to_string(count) +
-                                                 "; give less.");
+  require(!layers || *layers <= count, flag + " wants " + std::to_string(layers.value_or(0)) +
+                                           " layers of " + std::to_string(count) + "; give less.");
   if (layers) modules.resize(static_cast<size_t>(*layers));
   return modules;
 }
@@ -220,11 +215,11 @@ std::vector<NamedModule> FSDP2Mixin::select_parts(const std::vector<std::string>
 void FSDP2Mixin::set_recompute_modules_to_wrap() {
   const auto& plan = request_.activations;
   const auto& in_file = request_.config.recompute_modules;
-  require_usage(plan.recompute.empty() || in_file.empty(),
-                "--recompute-granularity and recompute_modules in the FSDP2 file exclude each "
-                "other; keep one.");
-  require_usage(request_.config.recompute_save_ops.empty() || !in_file.empty(),
-                "recompute_save_ops in the FSDP2 file needs recompute_modules there.");
+  require(plan.recompute.empty() || in_file.empty(),
+          "--recompute-granularity and recompute_modules in the FSDP2 file exclude each "
+          "other; keep one.");
+  require(request_.config.recompute_save_ops.empty() || !in_file.empty(),
+          "recompute_save_ops in the FSDP2 file needs recompute_modules there.");
   set_recompute_modules_to_wrap(in_file);
   const auto parts = select_parts(plan.recompute, plan.recompute_layers, "--recompute-granularity");
   RecomputeOptions options;
@@ -243,9 +238,8 @@ void FSDP2Mixin::set_recompute_modules_to_wrap(const std::vector<std::string>& p
 void FSDP2Mixin::set_activation_offload() {
   const auto& plan = request_.activations;
   const auto& in_file = request_.config.offload_modules;
-  require_usage(
-      plan.offload.empty() || in_file.empty(),
-      "offload flags and offload_modules in the FSDP2 file exclude each other; keep one.");
+  require(plan.offload.empty() || in_file.empty(),
+          "offload flags and offload_modules in the FSDP2 file exclude each other; keep one.");
   auto modules = select_parts(plan.offload, plan.offload_layers, "activation offload");
   for (auto& each : select(in_file, "offload_modules")) modules.push_back(std::move(each));
   if (modules.empty()) return;

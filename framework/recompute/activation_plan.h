@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "framework/arguments/arguments.h"
-#include "framework/training/diagnostics.h"
 
 namespace megashard {
 
@@ -24,12 +23,5 @@ struct ActivationPlan {
 
 /// The plan of validated arguments.
 ActivationPlan activation_plan(const Arguments& arguments);
-
-namespace detail {
-
-/// Checks and derives the recompute and offload flags, as Megatron's TransformerConfig does.
-void validate_activations(Arguments& arguments, const DiagnosticSink& sink);
-
-}  // namespace detail
 
 }  // namespace megashard

@@ -4,7 +4,7 @@
 
 #include "checkpoint/torch_dist/torch_dist_keys.h"
 #include "checkpoint/values/tensor_info.h"
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 namespace {

@@ -5,7 +5,7 @@
 #include <numbers>
 #include <type_traits>
 
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 

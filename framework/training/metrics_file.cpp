@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 

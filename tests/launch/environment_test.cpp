@@ -5,7 +5,7 @@
 
 #include <map>
 
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 namespace {

@@ -7,7 +7,7 @@
 #include <new>
 #include <stdexcept>
 
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 namespace {

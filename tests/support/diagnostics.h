@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "framework/training/diagnostics.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 

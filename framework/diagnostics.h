@@ -24,4 +24,9 @@ class OwnUsageError : public UsageError {
   using UsageError::UsageError;
 };
 
+/// Throws UsageError unless the condition holds.
+inline void require(bool condition, const std::string& sentence) {
+  if (!condition) throw UsageError(sentence);
+}
+
 }  // namespace megashard
