@@ -6,18 +6,12 @@
 #include <cmath>
 #include <string>
 
+#include "framework/arguments/argument_validation.h"
+
 namespace megashard {
 namespace {
 
-int64_t positive(const std::optional<int64_t>& value, const char* flag) {
-  TORCH_CHECK(value.value_or(0) > 0, flag, " must be given and positive, got ",
-              value ? std::to_string(*value) : "nothing", " (or take the network from a Hugging Face directory by --hf-model)");
-  return *value;
-}
-
 Activation activation_of(const Arguments& arguments) {
-  TORCH_CHECK(arguments.swiglu + arguments.openai_gelu + arguments.squared_relu <= 1,
-              "--swiglu, --openai-gelu and --squared-relu exclude each other: give one of them at most");
   if (arguments.swiglu) return Activation::kSilu;
   if (arguments.squared_relu) return Activation::kSquaredRelu;
   return arguments.openai_gelu ? Activation::kGeluTanh : Activation::kGelu;
@@ -64,19 +58,14 @@ bool MoeConfig::is_sparse(int64_t layer) const {
   return num_experts > 0 && !dense && (layer + 1) % sparse_step == 0;
 }
 
-DecoderConfig decoder_config_from_flags(const Arguments& arguments) {
-  const int64_t layers = positive(arguments.num_layers, "--num-layers");
-  const int64_t hidden = positive(arguments.hidden_size, "--hidden-size");
-  const int64_t heads = positive(arguments.num_attention_heads, "--num-attention-heads");
-  TORCH_CHECK(arguments.kv_channels || hidden % heads == 0, "--hidden-size ", hidden,
-              " is not divisible by --num-attention-heads ", heads, ": change one of them, or give --kv-channels");
-  const int64_t groups = arguments.group_query_attention ? arguments.num_query_groups : heads;
-  TORCH_CHECK(groups > 0 && heads % groups == 0, "--num-attention-heads ", heads,
-              " is not divisible by --num-query-groups ", groups);
+DecoderConfig decoder_config_from_flags(const Arguments& given) {
+  Arguments arguments = given;
+  derive_network(arguments);
+  TORCH_CHECK(arguments.padded_vocab_size.value_or(0) > 0, "the vocabulary size (--vocab-size, or the tokenizer's) "
+              "must be given and positive (or take the network from a Hugging Face directory by --hf-model)");
+  const int64_t layers = *arguments.num_layers;
+  const int64_t heads = *arguments.num_attention_heads;
 
-  const int64_t default_ffn =
-      arguments.swiglu ? static_cast<int64_t>(static_cast<double>(hidden) * 4 * 2 / 3 / 64) * 64
-                       : 4 * hidden;
   DecoderConfig config{
       .names = {.norm = arguments.normalization,
                 .rotary = "RotaryEmbedding",
@@ -85,15 +74,14 @@ DecoderConfig decoder_config_from_flags(const Arguments& arguments) {
                 .layer = "TransformerLayer",
                 .decoder = "TransformerBlock",
                 .model = "GPTModel"},
-      .vocab_size = positive(arguments.padded_vocab_size,
-                             "the vocabulary size (--vocab-size, or the tokenizer's)"),
-      .hidden_size = hidden,
-      .intermediate_size = arguments.ffn_hidden_size.value_or(default_ffn),
+      .vocab_size = *arguments.padded_vocab_size,
+      .hidden_size = *arguments.hidden_size,
+      .intermediate_size = *arguments.ffn_hidden_size,
       .num_layers = layers,
       .num_heads = heads,
-      .num_kv_heads = groups,
-      .head_dim = arguments.kv_channels.value_or(hidden / heads),
-      .max_positions = positive(arguments.max_position_embeddings, "--max-position-embeddings"),
+      .num_kv_heads = arguments.group_query_attention ? arguments.num_query_groups : heads,
+      .head_dim = *arguments.kv_channels,
+      .max_positions = *arguments.max_position_embeddings,
       .norm = norm_of(arguments),
       .norm_eps = arguments.norm_epsilon,
       .activation = activation_of(arguments),

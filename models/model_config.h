@@ -92,7 +92,8 @@ DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir);
 /// The same of that file's object; `path` stands in messages.
 DecoderConfig decoder_config_from_hf(const nlohmann::ordered_json& config_json,
                                      const std::string& path);
-/// From Megatron's flags, validated. Parameters get Hugging Face's names all the same.
+/// From Megatron's flags, by the rules of derive_network. Parameters get Hugging Face's names all
+/// the same.
 DecoderConfig decoder_config_from_flags(const Arguments& arguments);
 /// The one that the arguments ask for: of --hf-model, with contradicting flags refused and what may
 /// be overridden taken from the flags, or of the flags.

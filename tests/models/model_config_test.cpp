@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "framework/arguments/argument_table.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 namespace {
@@ -173,11 +174,11 @@ TEST(DecoderConfig, MegatronsDefaults) {
   EXPECT_FALSE(decoder_config_from_flags(arguments).qkv_bias);
   arguments.num_attention_heads = 7;
   EXPECT_THAT([&] { decoder_config_from_flags(arguments); },
-              ThrowsMessage<c10::Error>(
+              ThrowsMessage<UsageError>(
                   HasSubstr("--hidden-size 768 is not divisible by --num-attention-heads 7")));
   arguments.hidden_size = std::nullopt;
   EXPECT_THAT([&] { decoder_config_from_flags(arguments); },
-              ThrowsMessage<c10::Error>(HasSubstr("--hidden-size must be given")));
+              ThrowsMessage<UsageError>(HasSubstr("--hidden-size is missing")));
 }
 
 }  // namespace
