@@ -67,8 +67,7 @@ std::optional<int64_t> named_eos(const std::filesystem::path& folder) {
 }
 
 bool needs_ends(const Arguments& arguments) {
-  return arguments.eod_mask_loss || arguments.reset_position_ids ||
-         arguments.reset_attention_mask;
+  return arguments.eod_mask_loss || arguments.reset_position_ids || arguments.reset_attention_mask;
 }
 
 }  // namespace

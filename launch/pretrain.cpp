@@ -36,7 +36,7 @@ void note_signal(int) { terminated = true; }
 DataOptions data_options(const Arguments& arguments, int64_t vocab_size, int64_t eod_id) {
   DataOptions options;
   options.data_path = arguments.data_path;
-  options.split = arguments.split.value_or("969,30,1");
+  options.split = arguments.split.value_or(kDefaultSplit);
   options.train_data_path = arguments.train_data_path;
   options.valid_data_path = arguments.valid_data_path;
   options.test_data_path = arguments.test_data_path;

@@ -25,11 +25,10 @@ void check_sources(Arguments& arguments, const DiagnosticSink& sink) {
           "--split " + arguments.split.value_or("") +
               " does not go with --train-/--valid-/--test-data-path, which are "
               "split already; leave it out.");
-  constexpr const char* kMegatronSplit = "969, 30, 1";
   if (!arguments.split && !by_split) {
-    arguments.split = kMegatronSplit;
+    arguments.split = kDefaultSplit;
     sink(Severity::kNotice, std::string("--split is not given; the data is split ") +
-                                kMegatronSplit +
+                                kDefaultSplit +
                                 " into training, validation and test, as in Megatron.");
   }
 }

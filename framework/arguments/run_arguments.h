@@ -73,9 +73,12 @@ struct ModelSourceArguments {
   bool is_own_model() const { return model_plugin && model != kModelOfFlags; }
 };
 
+/// Megatron's shares of training, validation and test.
+inline constexpr const char* kDefaultSplit = "969, 30, 1";
+
 struct DataArguments {
   std::vector<std::string> data_path;  // [weight] prefix ...
-  std::optional<std::string> split;    // (derived) "969, 30, 1" with data_path
+  std::optional<std::string> split;    // (derived) kDefaultSplit with data_path
   std::vector<std::string> train_data_path, valid_data_path, test_data_path;
   std::optional<std::string> data_args_path;  // a file with the words of data_path
   std::optional<std::string> data_cache_path;

@@ -28,6 +28,9 @@ struct TrainingArguments {
   int64_t consumed_valid_samples = 0;
 };
 
+/// Saved tensors of fewer elements stay on the device (Megatron's --min-offloaded-tensor-size).
+inline constexpr int64_t kMinOffloadedElements = int64_t{1} << 20;
+
 /// What is kept between forward and backward, and where.
 struct ActivationArguments {
   bool recompute_activations = false;                // recompute_granularity selective
@@ -38,7 +41,7 @@ struct ActivationArguments {
   int64_t cpu_offloading_num_layers = 0;
   bool fine_grained_activation_offloading = false;
   std::vector<std::string> offload_modules;
-  int64_t min_offloaded_tensor_size = int64_t{1024} * 1024;  // elements
+  int64_t min_offloaded_tensor_size = kMinOffloadedElements;
 };
 
 struct OptimizerArguments {

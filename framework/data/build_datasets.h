@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "framework/arguments/run_arguments.h"
 #include "framework/data/sample_dataset.h"
 
 namespace megashard {
@@ -14,7 +15,7 @@ namespace megashard {
 struct DataOptions {
   // Prefixes, or alternating weights and prefixes (--data-path). Divided by `split`.
   std::vector<std::string> data_path{};
-  std::string split = "969,30,1";
+  std::string split = kDefaultSplit;
   // Instead of data_path: a blend of its own for each split (--train-data-path ...).
   std::vector<std::string> train_data_path{};
   std::vector<std::string> valid_data_path{};

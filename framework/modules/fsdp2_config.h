@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "framework/arguments/training_arguments.h"
 #include "framework/diagnostics.h"
 #include "parallel/fsdp/fully_shard.h"
 
@@ -42,7 +43,7 @@ struct Fsdp2Config {
   /// Operators whose outputs recompute_modules keep: ["aten::mm"]; see RecomputeOptions.
   std::vector<std::string> recompute_save_ops;
   std::vector<std::string> offload_modules;  ///< whose saved activations wait in host memory
-  int64_t min_offloaded_tensor_size = int64_t{1} << 20;  ///< elements; smaller ones stay
+  int64_t min_offloaded_tensor_size = kMinOffloadedElements;  ///< elements; smaller ones stay
   bool align_fsdp_param_groups = false;
   int expert_parallel_size = 1;
   /// Ranks that share an expert's rows, with expert parallelism; unset: follows sharding_size.

@@ -3,13 +3,13 @@
 #include <cstdint>
 #include <memory>
 
+#include "framework/arguments/training_arguments.h"
 #include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {
 
 struct ActivationOffloadOptions {
-  /// Saved tensors of fewer elements stay (Megatron's --min-offloaded-tensor-size).
-  int64_t min_elements = int64_t{1} << 20;
+  int64_t min_elements = kMinOffloadedElements;  ///< saved tensors of fewer stay
 };
 
 /// Keeps what autograd saves in the forward of some modules in host memory until backward

@@ -18,7 +18,7 @@ struct ActivationPlan {
   bool recompute_reentrant = false;
   std::vector<std::string> offload{};
   std::optional<int64_t> offload_layers{};  ///< of "layer"; less than there are
-  int64_t min_offloaded_elements = int64_t{1} << 20;
+  int64_t min_offloaded_elements = kMinOffloadedElements;
 };
 
 /// The plan of validated arguments.
