@@ -24,15 +24,13 @@ class RowWriter {
     int64_t* labels = batch_.labels.mutable_data_ptr<int64_t>() + row * length;
     int64_t* positions = batch_.position_ids.mutable_data_ptr<int64_t>() + row * length;
     float* loss_mask = batch_.loss_mask.mutable_data_ptr<float>() + row * length;
-    const int64_t pad = options_.pad_id;
     int64_t restart = 0;
     for (int64_t i = 0; i < length; ++i) {
       const int64_t token = sample[static_cast<size_t>(i)];
-      const int64_t label = sample[static_cast<size_t>(i) + 1];
       const bool eod = token == options_.eod_id;
-      loss_mask[i] = label == pad || (eod && options_.eod_mask_loss) ? 0.0F : 1.0F;
-      tokens[i] = token == pad ? 0 : token;
-      labels[i] = label == pad ? 0 : label;
+      loss_mask[i] = eod && options_.eod_mask_loss ? 0.0F : 1.0F;
+      tokens[i] = token;
+      labels[i] = sample[static_cast<size_t>(i) + 1];
       positions[i] = i - restart;
       if (eod && options_.reset_position_ids) {
         restart = i + 1;
@@ -64,8 +62,7 @@ class RowWriter {
 void check_tokens(const std::vector<int64_t>& sample, const SampleDataset& dataset, int64_t index,
                   const BatchOptions& options) {
   for (const int64_t token : sample) {
-    TORCH_CHECK(static_cast<uint64_t>(token) < static_cast<uint64_t>(options.vocab_size) ||
-                    token == options.pad_id,
+    TORCH_CHECK(static_cast<uint64_t>(token) < static_cast<uint64_t>(options.vocab_size),
                 "data set \"", dataset.source_of(index), "\" holds token ", token, " (in sample ",
                 index, "), which is not in the model's vocabulary of ", options.vocab_size,
                 "; tokenise the text with the model's own tokenizer, or use a model with the "

@@ -22,7 +22,6 @@ struct BatchOptions {
   int64_t seq_length = 0;
   int64_t vocab_size = 0;  // a token outside [0, vocab_size) is an error
   int64_t eod_id = -1;     // end-of-document token; needed by the three flags
-  int64_t pad_id = -1;     // labels with this id are masked, and it is replaced by 0
   bool eod_mask_loss = false;
   bool reset_position_ids = false;
   bool reset_attention_mask = false;

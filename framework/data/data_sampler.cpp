@@ -4,7 +4,6 @@
 #include <ATen/ops/randperm.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <numeric>
 
 namespace megashard {
@@ -22,15 +21,11 @@ class SingleSampler : public DataSampler {
 
   bool next(std::vector<int64_t>& indices) override {
     const int64_t stride = options_.micro_batch_size * options_.data_parallel_size;
-    const int64_t end = std::min(position_ + stride, options_.total_samples);
-    if (position_ >= end || (options_.drop_last && end - position_ < stride)) {
-      return false;
-    }
+    if (position_ + stride > options_.total_samples) return false;
     const int64_t first = position_ + options_.data_parallel_rank * options_.micro_batch_size;
-    indices.resize(
-        static_cast<size_t>(std::clamp<int64_t>(end - first, 0, options_.micro_batch_size)));
+    indices.resize(static_cast<size_t>(options_.micro_batch_size));
     std::iota(indices.begin(), indices.end(), first);
-    position_ = end;
+    position_ += stride;
     return true;
   }
 
@@ -68,28 +63,16 @@ class CyclicSampler : public DataSampler {
     const int64_t active = options_.total_samples - options_.total_samples % stride_;
     const int64_t epoch = options_.consumed_samples / active;
     const int64_t consumed = options_.consumed_samples % active;
-    const int64_t rank = options_.data_parallel_rank;
-    const int64_t ranks = options_.data_parallel_size;
-    epoch_indices_.clear();
-    if (options_.data_sharding) {
-      const int64_t range = options_.total_samples / stride_ * options_.micro_batch_size;
-      keep(range, epoch, /*first=*/consumed / ranks, /*step=*/1, /*base=*/rank * range);
-    } else {
-      const int64_t size = options_.micro_batch_size;
-      keep(options_.total_samples / size * size, epoch, consumed + rank, ranks, /*base=*/0);
-    }
-    position_ = 0;
-  }
-
-  // Appends base + permutation[first], base + permutation[first + step], ...
-  void keep(int64_t length, int64_t epoch, int64_t first, int64_t step, int64_t base) {
+    const int64_t range = options_.total_samples / stride_ * options_.micro_batch_size;
+    const int64_t base = options_.data_parallel_rank * range;
     const at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(epoch));
-    const at::Tensor permutation = at::randperm(length, generator, at::TensorOptions(at::kLong));
+    const at::Tensor permutation = at::randperm(range, generator, at::TensorOptions(at::kLong));
     const int64_t* values = permutation.const_data_ptr<int64_t>();
-    epoch_indices_.reserve(static_cast<size_t>((length - first) / step + 1));
-    for (int64_t i = first; i < length; i += step) {
+    epoch_indices_.clear();
+    for (int64_t i = consumed / options_.data_parallel_size; i < range; ++i) {
       epoch_indices_.push_back(base + values[i]);
     }
+    position_ = 0;
   }
 
   SamplerOptions options_;

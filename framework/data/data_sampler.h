@@ -7,8 +7,8 @@
 namespace megashard {
 
 enum class SamplerType {
-  kSingle,  // once through the dataset, in order
-  kCyclic,  // endless; each epoch a new permutation, seeded with its number
+  kSingle,  // once through the dataset, in order; a last, incomplete microbatch is left out
+  kCyclic,  // endless; each epoch a new permutation of each rank's range, seeded with its number
 };
 
 struct SamplerOptions {
@@ -19,11 +19,6 @@ struct SamplerOptions {
   int64_t micro_batch_size = 1;
   int64_t data_parallel_rank = 0;
   int64_t data_parallel_size = 1;
-  // kSingle: whether a last, incomplete global microbatch is left out. If not, it is cut like the
-  // others, so that some ranks get fewer samples, or none.
-  bool drop_last = true;
-  // kCyclic: each rank permutes a range of its own (Megatron's default), or all share one.
-  bool data_sharding = true;
 };
 
 // Which samples this rank takes, microbatch by microbatch, in the order of Megatron's

@@ -64,16 +64,6 @@ TEST(DataSampler, SingleHandsEachRankItsSlice) {
   EXPECT_FALSE(single->next(indices));  // three samples are left
 }
 
-TEST(DataSampler, SingleCutsALastMicrobatchIfAsked) {
-  SamplerOptions options = sampler(11, 8);
-  options.drop_last = false;
-  std::vector<int64_t> indices;
-  const auto single = make_data_sampler(options);
-  ASSERT_TRUE(single->next(indices));
-  EXPECT_THAT(indices, ElementsAre(10));
-  EXPECT_FALSE(single->next(indices));
-}
-
 TEST(DataSampler, CyclicResumesWhereItStopped) {
   SamplerOptions options = sampler(18, 0);
   options.type = SamplerType::kCyclic;
@@ -123,15 +113,6 @@ TEST(MakeBatch, RestartsAfterTheEndOfADocument) {
   EXPECT_THAT(values<int64_t>(batch.position_ids), ElementsAre(0, 1, 0));
   EXPECT_THAT(values<bool>(batch.attention_mask),
               ElementsAre(false, true, true, false, false, true, true, true, false));
-}
-
-TEST(MakeBatch, MasksPadding) {
-  BatchOptions options = kBatch;
-  options.pad_id = 7;
-  const Batch batch = make_batch(Counting(9), {5}, options);
-  EXPECT_THAT(values<int64_t>(batch.tokens), ElementsAre(5, 6, 0));
-  EXPECT_THAT(values<int64_t>(batch.labels), ElementsAre(6, 0, 8));
-  EXPECT_THAT(values<float>(batch.loss_mask), ElementsAre(1, 0, 1));
 }
 
 TEST(DataLoader, YieldsTheSamplersOrderAndItsErrors) {

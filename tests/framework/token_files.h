@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "framework/data/indexed_dataset.h"
-#include "framework/data/indexed_dataset_writer.h"
 #include "framework/data/token_source.h"
+#include "tests/framework/indexed_dataset_writer.h"
 #include "tests/support/message_of.h"
 
 namespace megashard {

@@ -103,9 +103,7 @@ void dump_sampler(const json& item, Output& out) {
        .consumed_samples = item.at("consumed"),
        .micro_batch_size = item.at("micro_batch_size"),
        .data_parallel_rank = item.at("rank"),
-       .data_parallel_size = item.at("ranks"),
-       .drop_last = item.at("drop_last"),
-       .data_sharding = item.at("data_sharding")});
+       .data_parallel_size = item.at("ranks")});
   std::vector<int64_t> indices;
   for (int64_t i = 0; i < item.at("batches").get<int64_t>(); ++i) {
     if (!sampler->next(indices)) {

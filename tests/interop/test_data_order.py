@@ -246,19 +246,15 @@ def expected_batches(case):
     stride, total, consumed = size * ranks, case["total"], case["consumed"]
     if case["sampler"] == "single":
         for start in range(consumed, total, stride):
-            whole = list(range(start, min(start + stride, total)))
-            if len(whole) == stride or not case["drop_last"]:
-                yield whole[rank * size:(rank + 1) * size]
+            if start + stride <= total:
+                yield list(range(start + rank * size, start + (rank + 1) * size))
         return
     active = total - total % stride
     while True:
         epoch, offset = divmod(consumed, active)
         generator = torch.Generator().manual_seed(epoch)
-        if case["data_sharding"]:
-            share = total // stride * size
-            order = torch.randperm(share, generator=generator)[offset // ranks:] + rank * share
-        else:
-            order = torch.randperm(total // size * size, generator=generator)[offset:][rank::ranks]
+        share = total // stride * size
+        order = torch.randperm(share, generator=generator)[offset // ranks:] + rank * share
         for batch in order[:len(order) // size * size].reshape(-1, size).tolist():
             consumed += stride
             yield batch
@@ -275,7 +271,6 @@ def test_sampler_order(tmp_path):
         cases.append({"sampler": "cyclic" if cyclic else "single", "total": total,
                       "consumed": consumed * (chance.randint(1, 4) if cyclic else 1),
                       "micro_batch_size": size, "rank": chance.randrange(ranks), "ranks": ranks,
-                      "drop_last": chance.random() < 0.5, "data_sharding": chance.random() < 0.5,
                       "batches": chance.choice([3, 150])})
     expected = []
     for case in cases:

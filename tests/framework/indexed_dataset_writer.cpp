@@ -1,4 +1,4 @@
-#include "framework/data/indexed_dataset_writer.h"
+#include "tests/framework/indexed_dataset_writer.h"
 
 #include <c10/util/Exception.h>
 
