@@ -45,12 +45,9 @@ class Reader {
                const std::set<std::string>& inner, Unknown unknown) {
     if (!node.IsDefined() || node.IsNull()) return;
     if (!node.IsMap()) value(path, node).expected("a map");
-    std::set<std::string> seen;
     for (const auto& item : node) {
       const auto name = item.first.Scalar();
       const auto each = value(path.empty() ? name : path + "." + name, item.second);
-      if (!seen.insert(name).second)
-        throw UsageError(line(item.first) + each.path + " is given twice; keep one.");
       if (inner.contains(name)) continue;
       key(each, name, item.first, keys, inner, unknown);
     }
