@@ -106,7 +106,7 @@ class Encoder:
     def see_images(self, where, images):
         if not images:
             return Pictures()
-        from preprocess_videos import resize
+        from preprocess_images import resize
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
         of = self.images
         try:
@@ -180,7 +180,7 @@ class Encoder:
                 self.images = load_image_processor(self.model)
             except InputError as error:
                 raise InputError(f"{where}: {error}") from None
-        from preprocess_videos import read_image
+        from preprocess_images import read_image
         path = os.path.join(folder, part["image"])
         try:
             return read_image(path)

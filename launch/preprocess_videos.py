@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy
-from PIL import Image, ImageOps
+from PIL import Image
 
+from preprocess_images import read_image, resize
 from preprocess_input import InputError
 
 CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
@@ -33,17 +34,6 @@ class Patches(NamedTuple):
     pixels: numpy.ndarray  # [patches, channels * frames * rows * columns] float32
     times: list  # of each step of the grid, in seconds
     seconds_per_grid: float
-
-
-def resize(image, rows, columns, resample):
-    """Across first, then down, with whole grey levels between, as torchvision does it; Pillow by itself chooses the order."""
-    return image.resize((columns, image.height), Image.Resampling(resample)).resize((columns, rows), Image.Resampling(resample))
-
-
-def read_image(file):
-    """Upright, as transformers' load_image() gives it: EXIF says how the camera was held."""
-    with Image.open(file) as image:
-        return ImageOps.exif_transpose(image).convert("RGB")
 
 
 def read_json(path):
