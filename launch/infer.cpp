@@ -15,7 +15,7 @@
 #include "launch/npy_file.h"
 #include "launch/run_setup.h"
 #include "models/load_hf_weights.h"
-#include "models/model_config.h"
+#include "models/network_arguments.h"
 #include "models/qwen_vl_model.h"
 
 namespace megashard {

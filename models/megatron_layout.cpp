@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "framework/arguments/argument_validation.h"
+#include "models/network_arguments.h"
 
 namespace megashard {
 namespace {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "framework/arguments/argument_validation.h"
+#include "models/network_arguments.h"
 
 namespace megashard {
 namespace {

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/values/value.h"
 #include "framework/arguments/arguments.h"
 
 namespace megashard {
@@ -98,16 +97,5 @@ DecoderConfig decoder_config_from_flags(const Arguments& arguments);
 /// The one that the arguments ask for: of --hf-model, with contradicting flags refused and what may
 /// be overridden taken from the flags, or of the flags.
 DecoderConfig decoder_config(const Arguments& arguments);
-
-/// The sentence about the first flag given that says something else than config.json (naming both),
-/// or nothing. --untie-embeddings-and-output-weights and --init-method-std override instead.
-std::optional<std::string> contradiction(const DecoderConfig& config, const Arguments& arguments);
-
-/// Megatron's arguments that describe the network, by their names in a checkpoint's `args`.
-Dict network_arguments(const DecoderConfig& config);
-
-/// Writes the network that --hf-model describes into the arguments, in Megatron's terms: what the
-/// banner shows and checkpoints keep. Contradictions are refused; without --hf-model, nothing.
-void take_network_from_hf_model(Arguments& arguments);
 
 }  // namespace megashard

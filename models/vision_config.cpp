@@ -5,7 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "models/hf_json.h"
+#include "models/hf_config.h"
 
 namespace megashard {
 namespace {

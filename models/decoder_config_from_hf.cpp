@@ -1,5 +1,4 @@
-// decoder_config_from_hf, contradiction and take_network_from_hf_model of model_config.h: what
-// Hugging Face's config.json says.
+// decoder_config_from_hf of model_config.h.
 #include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -11,9 +10,8 @@
 #include <numeric>
 
 #include "checkpoint/hugging_face/hf_assets.h"
-#include "framework/arguments/argument_table.h"
+#include "models/hf_config.h"
 #include "models/hf_families.h"
-#include "models/hf_json.h"
 #include "models/model_config.h"
 
 namespace megashard {
@@ -208,105 +206,6 @@ DecoderConfig decoder_config_from_hf(const Json& config_json, const std::string&
               hf.path(), ": vocab_size and intermediate_size must be positive, and the head dimension (",
               config.head_dim, ") even");
   return config;
-}
-
-namespace {
-
-/// The network in Megatron's terms: what its arguments would be. Names that are missing here cannot
-/// be contradicted.
-std::map<std::string, ArgumentValue> network_values(const DecoderConfig& config) {
-  const bool rotary = config.positions == PositionKind::kRotary;
-  const bool scaled = config.rotary.kind == RotaryConfig::Kind::kLlama3;
-  const auto& sections = config.rotary.mrope_section;
-  std::map<std::string, ArgumentValue> values = {
-      {"num_layers", config.num_layers},
-      {"hidden_size", config.hidden_size},
-      {"ffn_hidden_size", config.intermediate_size},
-      {"num_attention_heads", config.num_heads},
-      {"num_query_groups", config.num_kv_heads},
-      {"kv_channels", config.head_dim},
-      {"max_position_embeddings", config.max_positions},
-      {"vocab_size", config.vocab_size},
-      {"padded_vocab_size", config.vocab_size},
-      {"group_query_attention", config.num_kv_heads != config.num_heads},
-      {"position_embedding_type", std::string(!rotary            ? "learned_absolute"
-                                              : sections.empty() ? "rope"
-                                                                 : "mrope")},
-      {"use_rotary_position_embeddings", rotary},
-      {"rotary_base", config.rotary.theta},
-      {"rotary_percent", config.rotary.fraction},
-      {"rotary_interleaved", false},
-      {"use_rope_scaling", scaled},
-      {"normalization", std::string(config.norm == NormKind::kRmsNorm ? "RMSNorm" : "LayerNorm")},
-      {"norm_epsilon", config.norm_eps},
-      {"apply_layernorm_1p", false},
-      {"openai_gelu", config.activation == Activation::kGeluTanh},
-      {"squared_relu", config.activation == Activation::kSquaredRelu},
-      {"swiglu", config.gated_mlp && config.activation == Activation::kSilu},
-      {"add_bias_linear", config.mlp_bias || config.attention_out_bias},
-      {"add_qkv_bias", config.qkv_bias},
-      {"qk_layernorm", config.qk_norm},
-      {"attention_dropout", config.attention_dropout},
-      {"hidden_dropout", config.hidden_dropout},
-  };
-  if (scaled) values["rope_scaling_factor"] = config.rotary.factor;
-  if (config.rotary.kind == RotaryConfig::Kind::kLinear)
-    values["rotary_seq_len_interpolation_factor"] = config.rotary.factor;
-  return values;
-}
-
-bool same(const ArgumentValue& a, const ArgumentValue& b) {
-  const auto number = [](const ArgumentValue& value) -> std::optional<double> {
-    if (const auto* whole = std::get_if<int64_t>(&value)) return static_cast<double>(*whole);
-    if (const auto* real = std::get_if<double>(&value)) return *real;
-    return std::nullopt;
-  };
-  const auto x = number(a);
-  const auto y = number(b);
-  if (x && y) return std::abs(*x - *y) <= 1e-9 * std::max(std::abs(*x), std::abs(*y));
-  return a == b;
-}
-
-}  // namespace
-
-std::optional<std::string> contradiction(const DecoderConfig& config, const Arguments& arguments) {
-  const auto values = network_values(config);
-  for (const auto& [name, value] : argument_values(arguments)) {
-    const auto found = values.find(name);
-    if (!arguments.is_given(name) || found == values.end() || same(found->second, value)) continue;
-    const Option& option = *find_argument(name);
-    const std::string given = argument_text(value);
-    return option.flag + (option.is_switch() ? " (" + name + " = " + given + ")" : " " + given) +
-           " contradicts the model's config.json, which says " + argument_text(found->second) +
-           ": leave the flag out, or edit config.json";
-  }
-  return std::nullopt;
-}
-
-Dict network_arguments(const DecoderConfig& config) {
-  Dict arguments;
-  for (const auto& [name, value] : network_values(config)) {
-    if (const auto* flag = std::get_if<bool>(&value)) arguments.set(name, *flag);
-    if (const auto* whole = std::get_if<int64_t>(&value)) arguments.set(name, *whole);
-    if (const auto* real = std::get_if<double>(&value)) arguments.set(name, *real);
-    if (const auto* text = std::get_if<std::string>(&value)) arguments.set(name, *text);
-  }
-  arguments.set("rotary_base", static_cast<int64_t>(std::llround(config.rotary.theta)));
-  arguments.set("untie_embeddings_and_output_weights", !config.tie_word_embeddings);
-  return arguments;
-}
-
-void take_network_from_hf_model(Arguments& arguments) {
-  if (!arguments.hf_model) return;
-  const DecoderConfig config = decoder_config(arguments);
-  auto values = network_values(config);
-  values.erase("vocab_size");  // NullTokenizer's: the text's, not the model's
-  values["untie_embeddings_and_output_weights"] = !config.tie_word_embeddings;
-  values["init_method_std"] = config.init_std;
-  for (const auto& [name, value] : values) {
-    if (set_argument_value(name, value, arguments)) continue;
-    set_argument_value(name, std::llround(std::get<double>(value)), arguments);  // rotary_base
-  }
 }
 
 }  // namespace megashard

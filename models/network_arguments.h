@@ -1,0 +1,23 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "checkpoint/values/value.h"
+#include "framework/arguments/arguments.h"
+#include "models/model_config.h"
+
+namespace megashard {
+
+/// The sentence about the first flag given that says something else than config.json (naming both),
+/// or nothing. --untie-embeddings-and-output-weights and --init-method-std override instead.
+std::optional<std::string> contradiction(const DecoderConfig& config, const Arguments& arguments);
+
+/// Megatron's arguments that describe the network, by their names in a checkpoint's `args`.
+Dict network_arguments(const DecoderConfig& config);
+
+/// Writes the network that --hf-model describes into the arguments, in Megatron's terms: what the
+/// banner shows and checkpoints keep. Contradictions are refused; without --hf-model, nothing.
+void take_network_from_hf_model(Arguments& arguments);
+
+}  // namespace megashard
