@@ -11,8 +11,8 @@
 #include "launch/converters.h"
 #include "launch/megatron_layout_flags.h"
 #include "launch/print_line.h"
-#include "models/expert_streams.h"
-#include "models/weight_names.h"
+#include "models/hugging_face/weight_names.h"
+#include "models/moe/expert_streams.h"
 
 namespace megashard {
 namespace {

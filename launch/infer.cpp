@@ -14,9 +14,9 @@
 #include "launch/infer_documents.h"
 #include "launch/npy_file.h"
 #include "launch/run_setup.h"
-#include "models/load_hf_weights.h"
+#include "models/hugging_face/load_hf_weights.h"
 #include "models/network_arguments.h"
-#include "models/qwen_vl_model.h"
+#include "models/vision/qwen_vl_model.h"
 
 namespace megashard {
 namespace {

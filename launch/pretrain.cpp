@@ -20,9 +20,9 @@
 #include "launch/environment.h"
 #include "launch/print_line.h"
 #include "launch/run_setup.h"
-#include "models/load_hf_weights.h"
+#include "models/hugging_face/load_hf_weights.h"
+#include "models/hugging_face/save_hf_model.h"
 #include "models/network_arguments.h"
-#include "models/save_hf_model.h"
 #include "parallel/cuda/cuda_module.h"
 #include "parallel/fsdp/schedule_trace.h"
 

@@ -14,7 +14,7 @@
 #include "launch/launcher_variables.h"
 #include "launch/model_plugin.h"
 #include "launch/print_line.h"
-#include "models/lora.h"
+#include "models/layers/lora.h"
 #include "models/register_models.h"
 #include "parallel/collectives/rendezvous.h"
 

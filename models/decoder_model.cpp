@@ -8,7 +8,7 @@
 
 #include "framework/modules/tie.h"
 #include "framework/training/flops.h"
-#include "models/fused_ops.h"
+#include "models/kernels/fused_ops.h"
 
 namespace megashard {
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "models/decoder_layer.h"
-#include "models/expert_parallel.h"
+#include "models/layers/decoder_layer.h"
+#include "models/moe/expert_parallel.h"
 
 namespace megashard {
 

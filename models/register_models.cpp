@@ -2,7 +2,7 @@
 
 #include "models/decoder_model.h"
 #include "models/megatron_layout.h"
-#include "models/qwen_vl_model.h"
+#include "models/vision/qwen_vl_model.h"
 
 namespace megashard {
 

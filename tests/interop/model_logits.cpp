@@ -8,7 +8,7 @@
 
 #include "checkpoint/hugging_face/safetensors.h"
 #include "models/decoder_model.h"
-#include "models/load_hf_weights.h"
+#include "models/hugging_face/load_hf_weights.h"
 #include "models/register_models.h"
 
 namespace {

@@ -23,7 +23,7 @@
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/model_registry.h"
 #include "framework/training/optimizer.h"
-#include "models/load_hf_weights.h"
+#include "models/hugging_face/load_hf_weights.h"
 #include "models/register_models.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "tests/support/recording_group.h"

@@ -1,4 +1,4 @@
-#include "models/fused_ops.h"
+#include "models/kernels/fused_ops.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>

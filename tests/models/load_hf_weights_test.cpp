@@ -1,4 +1,4 @@
-#include "models/load_hf_weights.h"
+#include "models/hugging_face/load_hf_weights.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>

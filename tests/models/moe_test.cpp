@@ -1,4 +1,4 @@
-#include "models/moe.h"
+#include "models/moe/moe.h"
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
@@ -11,7 +11,7 @@
 
 #include "framework/modules/wrap_policy.h"
 #include "models/decoder_model.h"
-#include "models/lora.h"
+#include "models/layers/lora.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "tests/support/diagnostics.h"
 #include "tests/support/message_of.h"

@@ -1,4 +1,4 @@
-#include "models/qwen_vl_model.h"
+#include "models/vision/qwen_vl_model.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
@@ -11,7 +11,7 @@
 #include <map>
 
 #include "framework/modules/freeze.h"
-#include "models/mrope_positions.h"
+#include "models/vision/mrope_positions.h"
 #include "tests/models/small_vl.h"
 #include "tests/support/run_ranks.h"
 

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "models/qwen_vl_model.h"
+#include "models/vision/qwen_vl_model.h"
 
 namespace megashard::testing {
 

@@ -1,4 +1,4 @@
-#include "models/tiled_mlp.h"
+#include "models/layers/tiled_mlp.h"
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
@@ -12,7 +12,7 @@
 
 #include <map>
 
-#include "models/mlp.h"
+#include "models/layers/mlp.h"
 #include "tests/support/counting_allocator.h"
 #include "tests/support/message_of.h"
 

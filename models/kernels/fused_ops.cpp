@@ -1,0 +1,322 @@
+#include "models/kernels/fused_ops.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/sub.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include "models/kernels/cpu_kernels.h"
+
+namespace megashard {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+bool has_kernel(const at::Tensor& x) {
+  return x.device().is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
+}
+bool alike(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.device() == b.device();
+}
+
+/// Calls body with a null pointer of the element type.
+template <class Body>
+void with_type(const at::Tensor& x, const Body& body) {
+  if (x.scalar_type() == at::kFloat) {
+    body(static_cast<float*>(nullptr));
+  } else {
+    body(static_cast<c10::BFloat16*>(nullptr));
+  }
+}
+template <class T>
+T* data(T* /*type*/, const at::Tensor& x) {
+  return x.mutable_data_ptr<T>();
+}
+
+void refuse_second_derivative(const char* name) {
+  TORCH_CHECK(!at::GradMode::is_enabled(), name,
+              " has no second derivative: call backward without create_graph, or compute it with plain operators");
+}
+
+struct LinearByFp32 : Function<LinearByFp32> {
+  static Variable forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
+    context->save_for_backward({x, weight});
+    return at::linear(x.to(at::kFloat), weight.to(at::kFloat)).to(x.scalar_type());
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    refuse_second_derivative("linear");
+    const auto saved = context->get_saved_variables();
+    const auto& x = saved[0];
+    const auto& weight = saved[1];
+    const auto grad = grads[0].reshape({-1, weight.size(0)}).to(at::kFloat);
+    Variable grad_x;
+    Variable grad_weight;
+    if (context->needs_input_grad(0)) {
+      grad_x = at::mm(grad, weight.to(at::kFloat)).to(x.scalar_type()).view(x.sizes());
+    }
+    if (context->needs_input_grad(1)) {
+      const auto rows = x.reshape({-1, weight.size(1)}).to(at::kFloat);
+      grad_weight = at::mm(grad.t(), rows).to(weight.scalar_type());
+    }
+    return {grad_x, grad_weight};
+  }
+};
+
+struct RmsNormFunction : Function<RmsNormFunction> {
+  static Variable forward(AutogradContext* context, const at::Tensor& input,
+                          const at::Tensor& weight, double eps) {
+    const auto x = input.contiguous();
+    const int64_t width = x.size(-1);
+    const int64_t rows = width == 0 ? 0 : x.numel() / width;
+    auto y = at::empty_like(x);
+    auto inverse_rms = at::empty({rows}, x.options().dtype(at::kFloat));
+    with_type(x, [&](auto* type) {
+      kernels::rms_norm(data(type, x), data(type, weight), data(type, y),
+                        inverse_rms.mutable_data_ptr<float>(), rows, width,
+                        static_cast<float>(eps));
+    });
+    context->save_for_backward({x, weight, inverse_rms});
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    refuse_second_derivative("rms_norm");
+    const auto saved = context->get_saved_variables();
+    const auto& x = saved[0];
+    const auto grad_y = grads[0].contiguous();
+    auto grad_x = at::empty_like(x);
+    auto grad_weight = context->needs_input_grad(1)
+                           ? at::empty({x.size(-1)}, x.options().dtype(at::kFloat))
+                           : Variable();
+    with_type(x, [&](auto* type) {
+      kernels::rms_norm_backward(
+          data(type, grad_y), data(type, x), data(type, saved[1]), saved[2].const_data_ptr<float>(),
+          data(type, grad_x),
+          grad_weight.defined() ? grad_weight.mutable_data_ptr<float>() : nullptr, saved[2].numel(),
+          x.size(-1));
+    });
+    if (grad_weight.defined()) grad_weight = grad_weight.to(saved[1].scalar_type());
+    return {grad_x, grad_weight, Variable()};
+  }
+};
+
+at::Tensor run_rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                      bool back) {
+  const auto dense = x.stride(-1) == 1 ? x : x.contiguous();
+  auto y = at::empty(x.sizes(), x.options());
+  const kernels::RotaryShape shape{.batch = x.size(0),
+                                   .length = x.size(1),
+                                   .heads = x.size(2),
+                                   .head_dim = x.size(3),
+                                   .rotary_dim = 2 * cos.size(-1),
+                                   .stride_batch = dense.stride(0),
+                                   .stride_time = dense.stride(1),
+                                   .stride_head = dense.stride(2),
+                                   .table_per_batch = cos.dim() == 3 && cos.size(0) > 1};
+  with_type(x, [&](auto* type) {
+    kernels::rotate(data(type, dense), data(type, cos), data(type, sin), data(type, y), shape,
+                    back);
+  });
+  return y;
+}
+
+struct RotateFunction : Function<RotateFunction> {
+  static Variable forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos,
+                          const at::Tensor& sin) {
+    context->save_for_backward({cos, sin});
+    return run_rotate(x, cos, sin, /*back=*/false);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    refuse_second_derivative("rotate");
+    const auto saved = context->get_saved_variables();
+    return {run_rotate(grads[0], saved[0], saved[1], /*back=*/true), Variable(), Variable()};
+  }
+};
+
+struct SwigluFunction : Function<SwigluFunction> {
+  static Variable forward(AutogradContext* context, const at::Tensor& gate_in,
+                          const at::Tensor& up_in) {
+    const auto gate = gate_in.contiguous();
+    const auto up = up_in.contiguous();
+    auto y = at::empty_like(gate);
+    with_type(gate, [&](auto* type) {
+      kernels::swiglu(data(type, gate), data(type, up), data(type, y), gate.numel());
+    });
+    context->save_for_backward({gate, up});
+    return y;
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    refuse_second_derivative("swiglu");
+    const auto saved = context->get_saved_variables();
+    const auto grad_y = grads[0].contiguous();
+    auto grad_gate = at::empty_like(saved[0]);
+    auto grad_up = at::empty_like(saved[1]);
+    with_type(saved[0], [&](auto* type) {
+      kernels::swiglu_backward(data(type, grad_y), data(type, saved[0]), data(type, saved[1]),
+                               data(type, grad_gate), data(type, grad_up), grad_y.numel());
+    });
+    return {grad_gate, grad_up};
+  }
+};
+
+/// Rows of logits that the operator path turns to fp32 at a time.
+int64_t rows_at_a_time(const at::Tensor& logits) {
+  return std::max<int64_t>(1, (int64_t{1} << 25) / std::max<int64_t>(1, logits.size(1)));
+}
+
+void cross_entropy_by_operators(const at::Tensor& logits, const at::Tensor& labels,
+                                at::Tensor& loss, at::Tensor& stats) {
+  const int64_t step = rows_at_a_time(logits);
+  for (int64_t row = 0; row < logits.size(0); row += step) {
+    const int64_t count = std::min(step, logits.size(0) - row);
+    const auto chunk = logits.narrow(0, row, count).to(at::kFloat);
+    const auto label = labels.narrow(0, row, count);
+    const auto valid = label.ne(kIgnoredLabel);
+    const auto sum = at::logsumexp(chunk, 1);
+    const auto at_label = chunk.gather(1, label.clamp_min(0).unsqueeze(1)).squeeze(1);
+    loss.narrow(0, row, count).copy_((sum - at_label) * valid);
+    stats.narrow(0, row, count).copy_(sum);
+  }
+}
+
+void cross_entropy_backward_by_operators_(at::Tensor& logits, const at::Tensor& labels,
+                                          const at::Tensor& stats, const at::Tensor& grad_loss) {
+  const int64_t step = rows_at_a_time(logits);
+  for (int64_t row = 0; row < logits.size(0); row += step) {
+    const int64_t count = std::min(step, logits.size(0) - row);
+    auto target = logits.narrow(0, row, count);
+    const auto label = labels.narrow(0, row, count).unsqueeze(1);
+    const auto scale = (grad_loss.narrow(0, row, count).unsqueeze(1)) * label.ne(kIgnoredLabel);
+    auto grad =
+        at::sub(target.to(at::kFloat), stats.narrow(0, row, count).unsqueeze(1)).exp_().mul_(scale);
+    grad.scatter_add_(1, label.clamp_min(0), scale.neg());
+    target.copy_(grad);
+  }
+}
+
+struct CrossEntropyFunction : Function<CrossEntropyFunction> {
+  static Variable forward(AutogradContext* context, const at::Tensor& input,
+                          const at::Tensor& labels) {
+    const auto logits = input.contiguous();
+    const int64_t rows = logits.size(0);
+    auto loss = at::empty({rows}, logits.options().dtype(at::kFloat));
+    const bool kernel = has_kernel(logits);
+    auto stats = kernel ? at::empty({rows, 2}, loss.options()) : at::empty({rows}, loss.options());
+    if (kernel) {
+      with_type(logits, [&](auto* type) {
+        kernels::cross_entropy(data(type, logits), labels.const_data_ptr<int64_t>(),
+                               loss.mutable_data_ptr<float>(), stats.mutable_data_ptr<float>(),
+                               rows, logits.size(1), kIgnoredLabel);
+      });
+    } else {
+      cross_entropy_by_operators(logits, labels, loss, stats);
+    }
+    context->save_for_backward({logits, labels, stats});
+    return loss;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    refuse_second_derivative("token_cross_entropy");
+    TORCH_CHECK(context->saved_data.count("consumed") == 0,
+                "the loss was already differentiated, and its logits are overwritten by their gradient: "
+                "call backward once, without retain_graph");
+    context->saved_data["consumed"] = true;
+    const auto saved = context->get_saved_variables();
+    auto logits = saved[0].detach();  // its gradient from here on
+    const auto grad_loss = grads[0].contiguous();
+    if (has_kernel(logits)) {
+      with_type(logits, [&](auto* type) {
+        kernels::cross_entropy_backward_(data(type, logits), saved[1].const_data_ptr<int64_t>(),
+                                         saved[2].const_data_ptr<float>(),
+                                         grad_loss.const_data_ptr<float>(), logits.size(0),
+                                         logits.size(1), kIgnoredLabel);
+      });
+    } else {
+      cross_entropy_backward_by_operators_(logits, saved[1], saved[2], grad_loss);
+    }
+    return {logits, Variable()};
+  }
+};
+
+}  // namespace
+
+bool by_way_of_fp32(const at::Tensor& x) {
+#if defined(__x86_64__)
+  static const bool slow = __builtin_cpu_supports("avx512bw") == 0;
+#else
+  constexpr bool slow = false;
+#endif
+  return slow && x.device().is_cpu() && x.scalar_type() == at::kBFloat16;
+}
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  if (by_way_of_fp32(x) && alike(x, weight)) {
+    const auto product = LinearByFp32::apply(x, weight);
+    return bias.defined() ? product + bias : product;
+  }
+  return at::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
+}
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  TORCH_CHECK(x.dim() >= 1 && weight.dim() == 1 && x.size(-1) == weight.size(0), "rms_norm: the last dimension of x ",
+              x.sizes(), " must be that of the weight ", weight.sizes());
+  if (has_kernel(x) && alike(x, weight)) return RmsNormFunction::apply(x, weight, eps);
+  return at::rms_norm(x, {x.size(-1)}, weight, eps);
+}
+
+at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  const bool fits = x.dim() == 4 && cos.sizes() == sin.sizes() && cos.size(-2) == x.size(1) &&
+                    2 * cos.size(-1) <= x.size(3) &&
+                    (cos.dim() == 2 || cos.size(0) == 1 || cos.size(0) == x.size(0));
+  TORCH_CHECK(fits, "rotate: x ", x.sizes(), " must be [B, T, H, D], and cos ", cos.sizes(), " and sin ", sin.sizes(),
+              " [T, R/2] or [B, T, R/2] with R <= D: do the position ids have the sizes of the tokens?");
+  if (has_kernel(x) && alike(x, cos))
+    return RotateFunction::apply(x, cos.contiguous(), sin.contiguous());
+  const int64_t half = cos.size(-1);
+  const auto c = cos.unsqueeze(-2);
+  const auto s = sin.unsqueeze(-2);
+  const auto first = x.narrow(3, 0, half);
+  const auto second = x.narrow(3, half, half);
+  const auto rest = x.narrow(3, 2 * half, x.size(3) - 2 * half);
+  return at::cat({first * c - second * s, second * c + first * s, rest}, 3);
+}
+
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  TORCH_CHECK(gate.sizes() == up.sizes(), "swiglu: gate ", gate.sizes(), " and up ", up.sizes(), " must be alike");
+  if (has_kernel(gate) && alike(gate, up)) return SwigluFunction::apply(gate, up);
+  return at::silu(gate) * up;
+}
+
+at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& labels) {
+  TORCH_CHECK(logits.dim() >= 1 && logits.sizes().slice(0, logits.dim() - 1) == labels.sizes(), "logits ",
+              logits.sizes(), " must be the sizes of the labels ", labels.sizes(), " and the vocabulary");
+  TORCH_CHECK(labels.scalar_type() == at::kLong, "labels must be int64, got ", labels.scalar_type());
+  const int64_t vocabulary = logits.size(-1);
+  const auto flat = labels.reshape({-1}).contiguous();
+  if (flat.device()
+          .is_cpu()) {  // on a GPU the check would stall the stream; the gather asserts there
+    const auto* label = flat.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < flat.numel(); ++i) {
+      TORCH_CHECK(label[i] == kIgnoredLabel || (label[i] >= 0 && label[i] < vocabulary), "label ", label[i],
+                  " lies outside the model's vocabulary of ", vocabulary,
+                  ": the data were tokenised with another tokenizer than the model's");
+    }
+  }
+  return CrossEntropyFunction::apply(logits.reshape({-1, vocabulary}), flat).view(labels.sizes());
+}
+
+}  // namespace megashard

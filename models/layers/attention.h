@@ -1,0 +1,68 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+
+#include "models/layers/linear.h"
+#include "models/layers/norm.h"
+#include "models/layers/rotary.h"
+#include "parallel/fsdp/hooked_module.h"
+#include "parallel/sequence_parallel/ulysses.h"
+
+namespace megashard {
+
+/// What all layers of a forward share.
+struct LayerContext {
+  RotaryTables rotary;
+  at::Tensor
+      attention_mask;       // [B, 1, T, T] bool, true where attention is allowed; undefined: causal
+  at::Tensor token_mask{};  // as ModelInput's
+  SequenceShard sequence{};  // where the rows of [B, T] are; attention_mask is the whole sequence's
+
+  template <class F>
+  void visit_tensors(F&& f) {
+    rotary.visit_tensors(f);
+    f(attention_mask);
+    f(token_mask);
+  }
+};
+
+/// The part of attention without parameters, a module so that it can be recomputed or offloaded by
+/// itself (Megatron's core_attention).
+class CoreAttention : public torch::nn::Module {
+ public:
+  explicit CoreAttention(double dropout) : dropout_(dropout) {}
+
+  /// q [B, T, H, D], k and v [B, T, G, D], mask as in LayerContext -> [B, T, H, D].
+  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const at::Tensor& mask);
+
+ private:
+  double dropout_;
+};
+
+/// Causal self-attention with grouped queries: q_proj, k_proj, v_proj, o_proj, and q_norm, k_norm
+/// over each head where the family has them, and core_attention: one scaled_dot_product_attention;
+/// key and value heads are not expanded.
+class Attention : public torch::nn::Module {
+ public:
+  explicit Attention(const DecoderConfig& config);
+
+  at::Tensor forward(const at::Tensor& hidden,
+                     const LayerContext& context);  // [B, T, C] -> [B, T, C]
+  std::string class_name() const { return class_name_; }
+
+ private:
+  std::string class_name_;
+  int64_t num_heads_;
+  int64_t num_kv_heads_;
+  int64_t head_dim_;
+  std::shared_ptr<Hooked<Linear>> q_proj_, k_proj_, v_proj_, o_proj_;
+  std::shared_ptr<Hooked<Norm>> q_norm_, k_norm_;
+  std::shared_ptr<Hooked<CoreAttention>> core_attention_;
+};
+
+}  // namespace megashard

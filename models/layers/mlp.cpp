@@ -1,0 +1,61 @@
+#include "models/layers/mlp.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/silu.h>
+
+#include "models/kernels/fused_ops.h"
+#include "models/layers/tiled_mlp.h"
+
+namespace megashard {
+
+at::Tensor activate(const at::Tensor& x, Activation activation) {
+  switch (activation) {
+    case Activation::kSilu:
+      return at::silu(x);
+    case Activation::kGelu:
+      return at::gelu(x);
+    case Activation::kGeluTanh:
+      return at::gelu(x, "tanh");
+    case Activation::kRelu:
+      return at::relu(x);
+    case Activation::kSquaredRelu:
+      return at::relu(x).square();
+  }
+  TORCH_INTERNAL_ASSERT(false, "activation without a body");
+}
+
+Mlp::Mlp(const DecoderConfig& config, int64_t intermediate_size)
+    : class_name_(config.names.mlp), activation_(config.activation), tiles_(config.mlp_tiles) {
+  const Linear::Options widen{
+      .in = config.hidden_size, .out = intermediate_size, .bias = config.mlp_bias};
+  if (config.gated_mlp)
+    gate_proj_ = register_module("gate_proj", std::make_shared<Hooked<Linear>>(widen));
+  up_proj_ = register_module("up_proj", std::make_shared<Hooked<Linear>>(widen));
+  down_proj_ = register_module("down_proj", std::make_shared<Hooked<Linear>>(Linear::Options{
+                                                .in = intermediate_size,
+                                                .out = config.hidden_size,
+                                                .bias = config.mlp_bias,
+                                                .init_scale = config.output_init_scale}));
+}
+
+at::Tensor Mlp::forward(const at::Tensor& hidden) {
+  const bool is_expert = hidden.dim() == 2;  // its rows are few already, and no sequence
+  if (tiles_ == 1 || is_expert) return of_rows(hidden);
+  auto self = shared_from_this();  // a graph may outlive the model
+  const auto body = [this, self = std::move(self)](const at::Tensor& rows) {
+    return of_rows(rows);
+  };
+  return tiled_rows(body, hidden, parameters(), tiles_);
+}
+
+at::Tensor Mlp::of_rows(const at::Tensor& hidden) {
+  if (!gate_proj_) return down_proj_->forward(activate(up_proj_->forward(hidden), activation_));
+  const auto gate = gate_proj_->forward(hidden);
+  const auto up = up_proj_->forward(hidden);
+  if (activation_ == Activation::kSilu) return down_proj_->forward(swiglu(gate, up));
+  return down_proj_->forward(activate(gate, activation_) * up);
+}
+
+}  // namespace megashard

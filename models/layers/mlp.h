@@ -1,0 +1,36 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+
+#include "models/layers/linear.h"
+#include "models/model_config.h"
+#include "parallel/fsdp/hooked_module.h"
+
+namespace megashard {
+
+at::Tensor activate(const at::Tensor& x, Activation activation);
+
+/// down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate. Projections gate_proj, up_proj,
+/// down_proj.
+class Mlp : public torch::nn::Module {
+ public:
+  explicit Mlp(const DecoderConfig& config) : Mlp(config, config.intermediate_size) {}
+  Mlp(const DecoderConfig& config, int64_t intermediate_size);
+
+  at::Tensor forward(const at::Tensor& hidden);  // [..., C] -> [..., C]
+  std::string class_name() const { return class_name_; }
+
+ private:
+  at::Tensor of_rows(const at::Tensor& hidden);
+
+  std::string class_name_;
+  Activation activation_;
+  int64_t tiles_;
+  std::shared_ptr<Hooked<Linear>> gate_proj_, up_proj_, down_proj_;
+};
+
+}  // namespace megashard

@@ -1,0 +1,110 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "framework/modules/weight_init_mixin.h"
+#include "models/layers/mlp.h"
+#include "models/model_config.h"
+#include "models/moe/expert_exchange.h"
+#include "parallel/fsdp/hooked_module.h"
+
+namespace megashard {
+
+/// Hidden states, and what the routers on their way did.
+struct RoutedStates {
+  at::Tensor hidden;
+  /// [2, experts] fp32: how many tokens each expert was given, and the sum over the tokens of its
+  /// probability, which has a gradient; tokens that a mask leaves out count for neither. Undefined
+  /// where no load-balancing loss is asked for.
+  at::Tensor balance;
+
+  template <class F>
+  void visit_tensors(F&& f) {
+    f(hidden);
+    f(balance);
+  }
+};
+
+/// The experts of each token and their weights.
+struct Routing {
+  at::Tensor weights;  // [N, K], of the hidden states' dtype
+  at::Tensor experts;  // [N, K] int64
+  at::Tensor balance;  // as in RoutedStates
+
+  template <class F>
+  void visit_tensors(F&& f) {
+    f(weights);
+    f(experts);
+    f(balance);
+  }
+};
+
+/// Softmax in fp32 over the experts' logits, then the K largest (transformers' Qwen3MoeTopKRouter).
+class TopKRouter : public torch::nn::Module, public SelfInitializing {
+ public:
+  explicit TopKRouter(const DecoderConfig& config);
+
+  /// [N, C]; `mask` [N] bool: the tokens that count for `balance`; undefined: all.
+  Routing forward(const at::Tensor& tokens, const at::Tensor& mask);
+  void init_own_weights(const WeightInit& init) override;
+  std::string class_name() const { return class_name_; }
+
+  at::Tensor weight;  // [experts, C]
+
+ private:
+  std::string class_name_;
+  MoeConfig config_;
+};
+
+/// Stands in the list of experts for one that another rank has. It draws the numbers that the
+/// expert would start with, so that all experts start as on one rank.
+class ExpertElsewhere : public torch::nn::Module, public SelfInitializing {
+ public:
+  explicit ExpertElsewhere(const DecoderConfig& config) : config_(config) {}
+  /// A new expert without values, for what is drawn for it.
+  std::shared_ptr<Mlp> expert() const;
+  void init_own_weights(const WeightInit& init) override;
+
+ private:
+  DecoderConfig config_;
+};
+
+/// Router `gate` and the list `experts`. Rows are sorted by expert once; each expert works on its
+/// own, and the weighted sum of a token's results takes its place. On a GPU the host waits once a
+/// forward, for the numbers of rows. Every expert runs, also on no rows: its gradients are zeros
+/// then, and as a unit of fully_shard it joins the collectives of the ranks that have rows for it.
+/// With experts on several ranks, rows go to those that have theirs, and results come back.
+class SparseMoeBlock : public torch::nn::Module {
+ public:
+  explicit SparseMoeBlock(const DecoderConfig& config);
+
+  /// [B, T, C]; `token_mask` as ModelInput's.
+  RoutedStates forward(const at::Tensor& hidden, const at::Tensor& token_mask);
+  std::string class_name() const { return class_name_; }
+
+  /// The ranks that share the experts, in the order of their parts; before the first forward.
+  void set_ranks(ProcessGroupPtr ranks) { ranks_ = std::move(ranks); }
+  const std::vector<std::shared_ptr<Hooked<Mlp>>>& experts() const { return experts_; }
+
+ private:
+  /// Rows of each expert, side by side -> their results.
+  at::Tensor run_experts(const at::Tensor& rows, const std::vector<int64_t>& counts);
+
+  std::string class_name_;
+  MoeConfig config_;
+  ProcessGroupPtr ranks_;
+  std::shared_ptr<Hooked<TopKRouter>> gate_;
+  std::vector<std::shared_ptr<Hooked<Mlp>>> experts_;  // this rank's
+};
+
+/// transformers' load_balancing_loss_func: `balance` summed over the layers (and ranks), each token
+/// of which was given `experts_per_token` experts. A scalar; that number where all experts are used
+/// alike, 0 without tokens.
+at::Tensor load_balancing_loss(const at::Tensor& balance, int64_t experts_per_token);
+
+}  // namespace megashard

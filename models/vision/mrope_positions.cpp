@@ -1,0 +1,158 @@
+#include "models/vision/mrope_positions.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace megashard {
+namespace {
+
+/// Takes the pictures of one kind one after the other.
+class Pictures {
+ public:
+  Pictures(const at::Tensor& grids, std::string kind, int64_t token, int64_t merge,
+           bool frames_apart)
+      : kind_(std::move(kind)), token_(token) {
+    if (!grids.defined()) return;
+    const auto dense = grids.contiguous();
+    const auto* value = dense.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < dense.size(0); ++i, value += 3) {
+      const int64_t parts = frames_apart ? value[0] : 1;
+      for (int64_t part = 0; part < parts; ++part)
+        items_.push_back({i, value[0] / parts, value[1] / merge, value[2] / merge});
+    }
+  }
+
+  struct Item {
+    int64_t number;                 // of the picture
+    int64_t frames, rows, columns;  // of features
+    int64_t size() const { return frames * rows * columns; }
+  };
+
+  bool is_place(int64_t token) const { return token == token_; }
+  /// The next one, for `room` placeholders that begin at the given token.
+  const Item& take(int64_t room, int64_t row, int64_t column) {
+    TORCH_CHECK(next_ < items_.size(), "row ", row, " has a place for a further ", kind_, " (token ", token_, ") at ", column,
+                ", but ", grid_name(), " describes no more: give one grid for each ", kind_, " of the text, in its order");
+    const Item& item = items_[next_++];
+    TORCH_CHECK(item.size() <= room, kind_, " ", item.number, " of ", grid_name(), " has ", item.size(), " features, but only ",
+                room, " tokens ", token_, " stand for it in row ", row, " at ", column,
+                ": tokenise the text by the model's own processor, and do not cut it inside a picture");
+    return item;
+  }
+  void check_all_taken() const {
+    TORCH_CHECK(next_ == items_.size(), grid_name(), " describes ", items_.size(), " ", kind_, " parts, but the tokens have places (",
+                token_, ") for ", next_, ": give the pictures of the text and no others");
+  }
+  void add_places(int64_t first, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) places_.push_back(first + i);
+  }
+  const std::vector<int64_t>& places() const { return places_; }
+
+ private:
+  std::string grid_name() const { return kind_ + "_grid_thw"; }
+
+  std::string kind_;
+  int64_t token_;
+  std::vector<Item> items_;
+  std::vector<int64_t> places_;
+  size_t next_ = 0;
+};
+
+at::Tensor index_of(const std::vector<int64_t>& values) {
+  auto index = at::empty({static_cast<int64_t>(values.size())}, at::kLong);
+  std::copy(values.begin(), values.end(), index.mutable_data_ptr<int64_t>());
+  return index;
+}
+
+}  // namespace
+
+PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tensor& tokens,
+                             const PictureGrids& grids) {
+  const int64_t merge = config.vision.merge_size;
+  Pictures images(grids.images, "image", config.image_token_id, merge, /*frames_apart=*/false);
+  Pictures videos(grids.videos, "video", config.video_token_id, merge,
+                  /*frames_apart=*/!config.tokens_per_second);
+  const auto dense = tokens.contiguous();
+  const auto* token = dense.const_data_ptr<int64_t>();
+  const int64_t rows = tokens.size(0), length = tokens.size(1);
+  PicturePlaces result;
+  result.position_ids = at::empty({3, rows, length}, at::kLong);
+  auto* const time = result.position_ids.mutable_data_ptr<int64_t>();
+  auto* const height = time + rows * length;
+  auto* const width = height + rows * length;
+  const auto seconds = grids.seconds_per_frame.defined()
+                           ? grids.seconds_per_frame.to(at::kFloat).contiguous()
+                           : at::Tensor();
+
+  for (int64_t row = 0; row < rows; ++row) {
+    int64_t next_position = 0;
+    for (int64_t column = 0; column < length;) {
+      const int64_t first = row * length + column;
+      const bool image = images.is_place(token[first]);
+      if (!image && !videos.is_place(token[first])) {
+        time[first] = height[first] = width[first] = next_position++;
+        ++column;
+        continue;
+      }
+      auto& pictures = image ? images : videos;
+      int64_t room = 1;
+      while (column + room < length && token[first + room] == token[first]) ++room;
+      const auto& item = pictures.take(room, row, column);
+      float interval = 1;  // as transformers computes it, in fp32
+      if (!image && config.tokens_per_second) {
+        interval = static_cast<float>(*config.tokens_per_second);
+        if (seconds.defined()) interval *= seconds.const_data_ptr<float>()[item.number];
+      }
+      for (int64_t i = 0; i < item.size(); ++i) {
+        const int64_t frame = i / (item.rows * item.columns);
+        time[first + i] =
+            next_position + static_cast<int64_t>(static_cast<float>(frame) * interval);
+        height[first + i] = next_position + i / item.columns % item.rows;
+        width[first + i] = next_position + i % item.columns;
+      }
+      pictures.add_places(first, item.size());
+      next_position += std::max(item.rows, item.columns);
+      column += item.size();
+    }
+  }
+  images.check_all_taken();
+  videos.check_all_taken();
+  auto places = images.places();
+  places.insert(places.end(), videos.places().begin(), videos.places().end());
+  result.places = index_of(places);
+  return result;
+}
+
+OwnPictures pictures_in_rows(const at::Tensor& places, const at::Tensor& features_of,
+                             const SequenceShard& shard) {
+  const auto row_of = at::full({shard.length}, -1, at::kLong);  // of a column; -1: another rank's
+  shard.rows_of(row_of, 0).copy_(at::arange(shard.rows()));
+  const auto* const row = row_of.const_data_ptr<int64_t>();
+  const auto* place = places.const_data_ptr<int64_t>();
+  const auto* const count = features_of.const_data_ptr<int64_t>();
+  OwnPictures own;
+  std::vector<int64_t> features, own_places;
+  int64_t taken = 0;  // features of the pictures before
+  for (int64_t picture = 0; picture < features_of.size(0); ++picture) {
+    const auto before = features.size();
+    for (int64_t i = 0; i < count[picture]; ++i, ++place) {
+      const int64_t own_row = row[*place % shard.length];
+      if (own_row < 0) continue;
+      features.push_back(taken + i);
+      own_places.push_back(*place / shard.length * shard.rows() + own_row);
+    }
+    own.pictures.push_back(features.size() > before);
+    if (own.pictures.back()) taken += count[picture];
+  }
+  own.features = index_of(features);
+  own.places = index_of(own_places);
+  return own;
+}
+
+}  // namespace megashard

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "models/vision/vision_config.h"
+#include "parallel/sequence_parallel/ulysses.h"
+
+namespace megashard {
+
+/// Pictures of a batch, in the order in which their places come in the tokens. Undefined: none.
+struct PictureGrids {
+  at::Tensor images;             ///< [N, 3] int64: frames, rows and columns of patches
+  at::Tensor videos;             ///< [M, 3]
+  at::Tensor seconds_per_frame;  ///< [M] fp32, of the videos; undefined: 1
+};
+
+/// Where pictures stand in a batch.
+struct PicturePlaces {
+  at::Tensor position_ids;  ///< [3, B, T] int64: time, height, width (transformers' get_rope_index)
+  /// [features] int64: place in the B * T tokens of each feature, images first, then videos.
+  at::Tensor places;
+};
+
+/// From values on the host. A picture takes as many placeholder tokens as it has features; text
+/// behind it goes on from its larger side. Throws one sentence when the tokens' placeholders are
+/// not those of the grids.
+PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tensor& tokens,
+                             const PictureGrids& grids);
+
+/// What a rank that has some rows of each sequence needs of its pictures.
+struct OwnPictures {
+  std::vector<bool> pictures;  ///< of each: whether one of its features lies in these rows
+  at::Tensor features;  ///< [N] int64: which features of those pictures lie there, in their order
+  at::Tensor places;    ///< [N] int64: where in the B * rows tokens
+};
+
+/// `features_of` [pictures] int64: how many of `places`, which are in the B * T whole tokens, each
+/// picture has.
+OwnPictures pictures_in_rows(const at::Tensor& places, const at::Tensor& features_of,
+                             const SequenceShard& shard);
+
+}  // namespace megashard

@@ -1,0 +1,223 @@
+#include "models/vision/qwen_vl_model.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "checkpoint/hugging_face/hf_assets.h"
+#include "framework/modules/tie.h"
+#include "models/vision/mrope_positions.h"
+#include "parallel/fsdp/fsdp_param.h"
+
+namespace megashard {
+namespace {
+
+constexpr const char* kTower = "model.visual.";
+constexpr const char* kTextLayers = "model.language_model.layers";
+
+at::Tensor find_extra(const ModelInput& input, const std::string& name) {
+  const auto found = input.extra.find(name);
+  return found == input.extra.end() ? at::Tensor() : found->second;
+}
+
+/// Takes the grids of one kind to the host, and checks that its pixels are there.
+at::Tensor take_grids(const VisionConfig& config, ModelInput& input, const std::string& kind,
+                      const std::string& pixels_name) {
+  const std::string name = kind + "_grid_thw";
+  auto grids = find_extra(input, name);
+  const auto pixels = find_extra(input, pixels_name);
+  if (!grids.defined() && !pixels.defined()) return grids;
+  TORCH_CHECK(grids.defined() && pixels.defined(), "the input has ", grids.defined() ? name : pixels_name, " without ",
+              grids.defined() ? pixels_name : name, ": give both, or none");
+  grids = grids.cpu();
+  check_grids(config, grids, name);
+  const int64_t patches = grids.prod(1).sum().item<int64_t>();
+  TORCH_CHECK(pixels.dim() == 2 && pixels.size(0) == patches && pixels.size(1) == config.pixels_of_patch(), pixels_name,
+              " ", pixels.sizes(), " must be [", patches, ", ", config.pixels_of_patch(), "]: the patches that ", name,
+              " describes, and their channels, frames and pixels as this model's processor lays them out: prepare the pictures by it");
+  input.extra.erase(name);
+  return grids.size(0) == 0 ? at::Tensor() : grids;
+}
+
+at::Tensor joined(const at::Tensor& images, const at::Tensor& videos) {
+  if (!images.defined() || !videos.defined()) return images.defined() ? images : videos;
+  return at::cat({images, videos.to(images.scalar_type())});
+}
+
+/// Of pictures that follow each other in `rows`, as many rows each as `counts` says, those that are
+/// marked; the marks are of [first, first + pictures).
+at::Tensor rows_of_pictures(const at::Tensor& rows, const at::Tensor& counts,
+                            const std::vector<bool>& marks, int64_t first) {
+  const auto* const count = counts.const_data_ptr<int64_t>();
+  std::vector<at::Tensor> runs;  // of pictures that are marked: views
+  int64_t begin = 0, end = 0;
+  const auto take = [&] {
+    if (end > begin) runs.push_back(rows.narrow(0, begin, end - begin));
+  };
+  for (int64_t i = 0; i < counts.size(0); ++i) {
+    if (marks[static_cast<size_t>(first + i)]) {
+      end += count[i];
+      continue;
+    }
+    take();
+    end += count[i];
+    begin = end;
+  }
+  take();
+  if (runs.empty()) return {};
+  return runs.size() == 1 ? runs[0] : at::cat(runs);
+}
+
+/// Leaves in the input and the grids what reaches into this rank's rows. A picture on the border of
+/// two ranks is seen by both; each gives gradients to the features of its own rows.
+void keep_own_pictures(PicturePlan& plan, ModelInput& input, PictureGrids& grids, int64_t merge) {
+  const auto features = joined(grids.images, grids.videos).prod(1).div(merge * merge, "floor");
+  auto own = pictures_in_rows(plan.places, features, input.sequence);
+  int64_t first = 0;
+  const auto keep = [&](at::Tensor& of_kind, const char* pixels_name) {
+    if (!of_kind.defined()) return;
+    const int64_t pictures = of_kind.size(0);
+    const auto patches = of_kind.prod(1);
+    auto& pixels = input.extra.at(pixels_name);
+    pixels = rows_of_pictures(pixels, patches, own.pictures, first);
+    if (!pixels.defined()) input.extra.erase(pixels_name);
+    of_kind = rows_of_pictures(of_kind, at::ones_like(patches), own.pictures, first);
+    first += pictures;
+  };
+  keep(grids.images, "pixel_values");
+  keep(grids.videos, "pixel_values_videos");
+  plan.places = own.places;
+  plan.own_features = own.features;
+}
+
+bool is_sharded(const torch::nn::Module& module) {
+  const auto parameters = module.parameters();
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [](const at::Tensor& each) { return find_fsdp_param(each) != nullptr; });
+}
+
+}  // namespace
+
+QwenVlStack::QwenVlStack(const VisionLanguageConfig& config)
+    : class_name_(config.model_name), vision_(config.vision) {
+  visual_ = register_module("visual", std::make_shared<Hooked<VisionTower>>(config.vision));
+  language_model_ =
+      register_module("language_model", std::make_shared<Hooked<DecoderStack>>(config.text));
+}
+
+VisualInput QwenVlStack::look(const ModelInput& input) {
+  const auto* plan = dynamic_cast<const PicturePlan*>(input.plan.get());
+  TORCH_CHECK(plan != nullptr, class_name_, " got an input that was not prepared: call the model, not its parts");
+  if (plan->vision.patches == 0) return {};
+  const auto device = input.tokens.device();
+  auto patches =
+      joined(find_extra(input, "pixel_values"), find_extra(input, "pixel_values_videos"));
+  if (plan->stand_in) {
+    patches = at::zeros({plan->vision.patches, vision_.pixels_of_patch()},
+                        at::TensorOptions().device(device));
+  }
+  auto seen = visual_->forward(patches.to(device, /*non_blocking=*/true), plan->vision);
+  const auto places = plan->places.to(device, /*non_blocking=*/true);
+  const auto own = plan->own_features.defined()
+                       ? plan->own_features.to(device, /*non_blocking=*/true)
+                       : at::Tensor();
+  const auto placed = [&](const at::Tensor& x) {
+    return own.defined() ? x.index_select(0, own) : x.narrow(0, 0, places.size(0));
+  };
+  VisualInput visual{.places = places, .features = placed(seen.features), .deepstack = {}};
+  for (const auto& each : seen.deepstack) visual.deepstack.push_back(placed(each));
+  return visual;
+}
+
+RoutedStates QwenVlStack::forward(const ModelInput& input) {
+  return language_model_->forward(input, look(input));
+}
+
+QwenVlModel::QwenVlModel(VisionLanguageConfig config) : config_(std::move(config)) {
+  const auto& text = config_.text;
+  weight_init().std = text.init_std;
+  model_ = register_module("model", std::make_shared<Hooked<QwenVlStack>>(config_));
+  lm_head_ = register_module("lm_head", std::make_shared<Hooked<Linear>>(Linear::Options{
+                                            .in = text.hidden_size, .out = text.vocab_size}));
+  if (text.tie_word_embeddings) {
+    tie_parameter(*lm_head_, lm_head_->weight, model_->language_model()->embed_tokens()->weight);
+  }
+}
+
+void QwenVlModel::prepare(ModelInput& input) const {
+  const auto plan = std::make_shared<PicturePlan>();
+  const auto& vision = config_.vision;
+  PictureGrids grids{.images = take_grids(vision, input, "image", "pixel_values"),
+                     .videos = take_grids(vision, input, "video", "pixel_values_videos"),
+                     .seconds_per_frame = find_extra(input, "second_per_grid_ts").defined()
+                                              ? find_extra(input, "second_per_grid_ts").cpu()
+                                              : at::Tensor()};
+  input.extra.erase("second_per_grid_ts");
+  if (grids.images.defined() || grids.videos.defined()) {
+    const auto& seconds = grids.seconds_per_frame;
+    TORCH_CHECK(!seconds.defined() || (grids.videos.defined() && seconds.dim() == 1 && seconds.size(0) == grids.videos.size(0)),
+                "second_per_grid_ts must hold one number for each video of video_grid_thw");
+    const auto& shard = input.sequence;
+    TORCH_CHECK(shard.is_whole() || input.tokens.size(1) == shard.length, "pictures are placed in whole sequences, of ",
+                shard.length, " tokens here, and got ", input.tokens.size(1), ": call prepare() before taking this rank's rows");
+    const auto placed = place_pictures(config_, input.tokens.cpu(), grids);
+    plan->places = placed.places;
+    if (!input.position_ids.defined()) input.position_ids = placed.position_ids;
+    if (!shard.is_whole()) keep_own_pictures(*plan, input, grids, vision.merge_size);
+  }
+  if (grids.images.defined() || grids.videos.defined()) {
+    plan->vision = plan_vision(vision, joined(grids.images, grids.videos));
+  } else if (is_sharded(*model_->visual())) {
+    plan->stand_in = true;
+    plan->vision = plan_vision(
+        vision, at::tensor({int64_t{1}, vision.merge_size, vision.merge_size}).view({1, 3}));
+    plan->places = at::zeros({0}, at::kLong);
+  }
+  input.plan = plan;
+}
+
+at::Tensor QwenVlModel::forward(ModelInput input) {
+  const auto labels = std::exchange(input.labels, at::Tensor());
+  return logits_or_losses(config_.text, model_->forward(input), *lm_head_, labels, input.sequence);
+}
+
+/// The tower is on no sequence: its heads may be any number.
+void QwenVlModel::check_sequence_ranks(int64_t ranks) const {
+  check_ulysses_heads(class_name(), config_.text.num_heads, config_.text.num_kv_heads, ranks);
+}
+
+double QwenVlModel::training_flops(int64_t sequences, int64_t sequence_length) const {
+  return decoder_training_flops(config_.text, sequences, sequence_length);
+}
+
+std::string QwenVlModel::published_name(const std::string& name) const {
+  static const auto rename = to_published_names("qwen2_5_vl");
+  return config_.vision.kind == VisionKind::kQwen2_5 ? rename(name) : name;
+}
+
+std::vector<std::string> QwenVlModel::default_modules_to_wrap() const {
+  return {std::string(kTower) + "blocks.{*}", std::string(kTextLayers) + ".{*}"};
+}
+
+std::vector<std::string> QwenVlModel::patterns_of_part(const std::string& part) const {
+  return decoder_patterns_of_part(config_.text, kTextLayers, part);
+}
+
+/// The tower computes its rotation in fp32: tables must not be cast on the way into its blocks.
+std::optional<bool> QwenVlModel::cast_forward_inputs(const NamedModule& each) const {
+  return each.path.starts_with(kTower) ? std::optional<bool>(false) : std::nullopt;
+}
+
+VisionLanguageConfig vision_language_config_from_hf(const Arguments& arguments) {
+  TORCH_CHECK(arguments.hf_model, "a vision-language model is described by a Hugging Face directory: give --hf-model");
+  const auto& folder = *arguments.hf_model;
+  return vision_language_config(need_hf_config(folder), folder + "/config.json",
+                                decoder_config(arguments));
+}
+
+}  // namespace megashard

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/decoder_model.h"
+#include "models/hugging_face/weight_names.h"
+#include "models/vision/vision_tower.h"
+
+namespace megashard {
+
+/// What QwenVlModel::prepare works out: the pictures of a batch and their places. Of a sequence on
+/// several ranks: those that reach into this rank's rows.
+struct PicturePlan : InputPlan {
+  VisionPlan vision{};  ///< of all images, then all videos
+  at::Tensor places{};  ///< of features in this rank's tokens, as PicturePlaces; on the CPU
+  /// [features] int64, on the CPU: which of the tower's features these are, where other ranks have
+  /// places of some. Undefined: the first ones.
+  at::Tensor own_features{};
+  /// No pictures, but other ranks may have some: the tower runs on one empty unit whose features
+  /// are left out, so that its collectives happen and its gradients are zeros.
+  bool stand_in = false;
+};
+
+/// `model`: the tower's features take the places of their tokens in the decoder.
+class QwenVlStack : public torch::nn::Module {
+ public:
+  explicit QwenVlStack(const VisionLanguageConfig& config);
+
+  RoutedStates forward(const ModelInput& input);  // [B, T, C]
+  std::string class_name() const { return class_name_; }
+  const std::shared_ptr<Hooked<VisionTower>>& visual() const { return visual_; }
+  const std::shared_ptr<Hooked<DecoderStack>>& language_model() const { return language_model_; }
+
+ private:
+  VisualInput look(const ModelInput& input);
+
+  std::string class_name_;
+  VisionConfig vision_;
+  std::shared_ptr<Hooked<VisionTower>> visual_;
+  std::shared_ptr<Hooked<DecoderStack>> language_model_;
+};
+
+/// Qwen2.5-VL, Qwen3-VL and Qwen3-VL-MoE: `model.visual`, `model.language_model` and `lm_head`.
+/// ModelInput::extra holds pixel_values and pixel_values_videos [patches, C * T * S * S],
+/// image_grid_thw and video_grid_thw [pictures, 3] int64, and second_per_grid_ts [videos], as
+/// Hugging Face's processors give them, in the order of the batch; any may be absent. Position ids
+/// follow from them and the tokens unless they are given.
+class QwenVlModel : public ExpertParallelModule, public PublishedNames {
+ public:
+  explicit QwenVlModel(VisionLanguageConfig config);
+
+  at::Tensor forward(ModelInput input) override;
+  /// Throws one sentence for pictures that do not fit the tokens or each other. Of a sequence on
+  /// several ranks every rank gives all tokens and pictures, and keeps the pictures of its rows.
+  void prepare(ModelInput& input) const override;
+  std::string class_name() const override { return config_.text.names.model; }
+  int64_t vocab_size() const override { return config_.text.vocab_size; }
+  void check_sequence_ranks(int64_t ranks) const override;
+  /// The decoder's; the tower's depend on the pictures and are left out.
+  double training_flops(int64_t sequences, int64_t sequence_length) const override;
+  std::string published_name(const std::string& name) const override;
+  bool stacks_experts() const override { return config_.text.moe.num_experts > 0; }
+  const VisionLanguageConfig& config() const { return config_; }
+
+ protected:
+  const MoeConfig& moe_config() const override { return config_.text.moe; }
+  const std::vector<std::shared_ptr<Hooked<DecoderLayer>>>& decoder_layers() const override {
+    return model_->language_model()->layers();
+  }
+  std::vector<std::string> default_modules_to_wrap() const override;
+  std::vector<std::string> patterns_of_part(const std::string& part) const override;
+  std::optional<bool> cast_forward_inputs(const NamedModule& each) const override;
+
+ private:
+  VisionLanguageConfig config_;
+  std::shared_ptr<Hooked<QwenVlStack>> model_;
+  std::shared_ptr<Hooked<Linear>> lm_head_;
+};
+
+/// From a Hugging Face directory.
+VisionLanguageConfig vision_language_config_from_hf(const Arguments& arguments);
+
+}  // namespace megashard
