@@ -6,9 +6,9 @@
 #include <string>
 #include <string_view>
 
-#include "launch/failure.h"
-#include "launch/launch_command.h"
 #include "launch/programs.h"
+#include "launch/ranks/failure.h"
+#include "launch/ranks/launch_command.h"
 
 namespace {
 

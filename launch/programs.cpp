@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "framework/diagnostics.h"
-#include "launch/convert.h"
-#include "launch/failure.h"
-#include "launch/infer.h"
-#include "launch/inspect.h"
-#include "launch/pretrain.h"
+#include "launch/checkpoints/convert.h"
+#include "launch/checkpoints/inspect.h"
+#include "launch/infer/infer.h"
+#include "launch/ranks/failure.h"
+#include "launch/train/pretrain.h"
 
 // Of c10, which declares it in no header: 2 shows errors, 3 fatal ones only.
 extern int FLAGS_caffe2_log_level;

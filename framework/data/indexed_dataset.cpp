@@ -11,7 +11,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, ".idx and .bin are little endian");
 
 constexpr const char* kRebuild =
-    "; write the set again with launch/preprocess_data.py, or copy both files again";
+    "; write the set again with launch/preprocess/preprocess_data.py, or copy both files again";
 
 template <typename T>
 T load(const std::byte* at) {
@@ -40,7 +40,7 @@ std::string path_of_prefix(const std::string& prefix, const char* suffix) {
   TORCH_CHECK(false, "data set \"", prefix, "\": there is no file ", path,
               has_suffix ? "; give the path without .bin or .idx"
                          : "; --data-path takes the common prefix of a .bin and a .idx file, as "
-                           "launch/preprocess_data.py writes them (PREFIX_text_document)");
+                           "launch/preprocess/preprocess_data.py writes them (PREFIX_text_document)");
 }
 
 }  // namespace
@@ -169,7 +169,7 @@ void IndexedDataset::copy_tokens(int64_t sequence, int64_t offset, std::span<int
   }
   TORCH_CHECK(false, "data set \"", prefix_, "\" stores floating-point values (dtype code ",
               static_cast<int>(type_), "), which are no token ids; tokenise the text again with ",
-              "launch/preprocess_data.py");
+              "launch/preprocess/preprocess_data.py");
 }
 
 }  // namespace megashard

@@ -33,9 +33,9 @@
 #include "framework/data/indexed_dataset.h"
 #include "framework/data/picture_dataset.h"
 #include "framework/modules/fsdp2_config.h"
-#include "launch/argument_file.h"
-#include "launch/command_line.h"
-#include "launch/roll_worker.h"
+#include "launch/arguments/argument_file.h"
+#include "launch/arguments/command_line.h"
+#include "launch/roll/roll_worker.h"
 #include "models/model_config.h"
 
 namespace megashard {

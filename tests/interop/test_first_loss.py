@@ -1,4 +1,4 @@
-"""The batch that launch/check_first_loss.py rebuilds is the first one that megatron-core's GPTDataset gives."""
+"""The batch that launch/first_run/check_first_loss.py rebuilds is the first one that megatron-core's GPTDataset gives."""
 import importlib.util
 import logging
 import pathlib
@@ -14,7 +14,7 @@ SEQ_LENGTH, BATCH, STEPS, SEED = 16, 4, 5, 1234
 
 
 def load_script():
-    spec = importlib.util.spec_from_file_location("check_first_loss", ROOT / "launch" / "check_first_loss.py")
+    spec = importlib.util.spec_from_file_location("check_first_loss", ROOT / "launch" / "first_run" / "check_first_loss.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

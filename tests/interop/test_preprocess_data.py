@@ -1,4 +1,4 @@
-"""launch/preprocess_data.py: what megatron-core reads of it, and what it says about wrong input."""
+"""launch/preprocess/preprocess_data.py: what megatron-core reads of it, and what it says about wrong input."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tiny_vision import (AGAIN, ASKED, MIXED, SHOWN, asked, make_processors, mak
 
 BUILD = Path(os.environ.get("MEGASHARD_BUILD", Path(__file__).resolve().parents[2] / "build"))
 PRETRAIN = os.environ.get("MEGASHARD", str(BUILD / "launch" / "megashard"))
-PROGRAM = Path(__file__).resolve().parents[2] / "launch" / "preprocess_data.py"
+PROGRAM = Path(__file__).resolve().parents[2] / "launch" / "preprocess" / "preprocess_data.py"
 TEXTS = ["the cat sat on the mat", "", "a dog", "the dog sat"] * 50
 
 

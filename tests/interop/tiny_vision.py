@@ -9,7 +9,7 @@ import torch
 from PIL import ExifTags, Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-LAUNCH = pathlib.Path(__file__).resolve().parents[2] / "launch"
+PREPROCESS = pathlib.Path(__file__).resolve().parents[2] / "launch" / "preprocess"
 MARKS = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 WORDS = ["<unk>", *MARKS, "user", "assistant", "the", "cat", "sat", "on", "mat", "<", ">", ".", "seconds", *"0123456789"]
 IMAGE, VIDEO = WORDS.index("<|image_pad|>"), WORDS.index("<|video_pad|>")
@@ -108,14 +108,14 @@ def make_vision_model(folder, family="qwen2_5_vl"):
 
 
 def write_conversations(folder, conversations, prefix):
-    """PREFIX.vision.safetensors by launch/preprocess_conversations.py in this process; the processors are in `folder`."""
+    """PREFIX.vision.safetensors by launch/preprocess/preprocess_conversations.py in this process; the processors are in `folder`."""
     file = folder / "conversations.jsonl"
     file.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in conversations))
-    sys.path.insert(0, str(LAUNCH))
+    sys.path.insert(0, str(PREPROCESS))
     try:
         from preprocess_conversations import preprocess
         preprocess(argparse.Namespace(input=[str(file)], image_folder=None, tokenizer_model=str(folder), output_prefix=str(prefix),
                                       workers=1, max_length=None, log_interval=1000,
                                       video_fps=None, video_num_frames=None, mask_history=None))
     finally:
-        sys.path.remove(str(LAUNCH))
+        sys.path.remove(str(PREPROCESS))

@@ -1,4 +1,4 @@
-#include "launch/command_line.h"
+#include "launch/arguments/command_line.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "launch/environment.h"
+#include "launch/ranks/environment.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

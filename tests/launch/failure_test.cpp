@@ -1,4 +1,4 @@
-#include "launch/failure.h"
+#include "launch/ranks/failure.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "launch/launch_group.h"
+#include "launch/ranks/launch_group.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

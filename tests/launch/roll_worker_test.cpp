@@ -1,4 +1,4 @@
-#include "launch/roll_worker.h"
+#include "launch/roll/roll_worker.h"
 
 #include <gmock/gmock.h>
 

@@ -1,0 +1,84 @@
+#include "launch/checkpoints/convert.h"
+
+#include <malloc.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "framework/diagnostics.h"
+#include "launch/checkpoints/converters.h"
+
+namespace megashard {
+namespace {
+
+struct Converter {
+  const char* name;
+  const char* purpose;
+  void (*add)(CLI::App& app);  // declares the flags; its callback converts
+};
+
+constexpr Converter kConverters[] = {
+    {"hf_to_dcp", "Hugging Face safetensors to a torch_dcp release", add_hf_to_dcp},
+    {"dcp_to_hf", "a torch_dcp step to a Hugging Face directory", add_dcp_to_hf},
+    {"hf_to_torch_dist", "Hugging Face safetensors to a torch_dist release", add_hf_to_torch_dist},
+    {"torch_dist_to_hf", "a torch_dist step to a Hugging Face directory", add_torch_dist_to_hf},
+    {"dcp_to_torch_dist", "a torch_dcp step to torch_dist", add_dcp_to_torch_dist},
+    {"torch_dist_to_dcp", "a torch_dist step to torch_dcp", add_torch_dist_to_dcp},
+    {"dcp_to_torch", "a torch_dcp step to one file for torch.load", add_dcp_to_torch},
+    {"torch_to_dcp", "a file of torch.save to a torch_dcp folder", add_torch_to_dcp},
+};
+
+/// --hf_dir as --hf-dir; values stay as they are.
+std::string with_dashes(std::string word) {
+  if (!word.starts_with("--")) return word;
+  const auto end = std::min(word.find('='), word.size());
+  std::replace(word.begin(), word.begin() + static_cast<std::ptrdiff_t>(end), '_', '-');
+  return word;
+}
+
+/// The arguments as CLI11 takes them, from the back: flags with dashes, `--flag true` as one word,
+/// and without the class that stands before the converter in MindSpeed-MM's mm-convert.
+std::vector<std::string> words_of(int argc, char** argv) {
+  std::vector<std::string> words;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const bool is_switch_value =
+        word == "true" || word == "True" || word == "false" || word == "False";
+    if (is_switch_value && !words.empty() && words.back().starts_with("--")) {
+      words.back() += word[0] == 't' || word[0] == 'T' ? "=true" : "=false";
+    } else if (i > 1 || word != "GenericDCPConverter") {
+      words.push_back(with_dashes(word));
+    }
+  }
+  std::reverse(words.begin(), words.end());
+  return words;
+}
+
+}  // namespace
+
+int run_convert(int argc, char** argv) {
+  // Tensors get memory of their own, which goes back when they do. glibc would move this limit up
+  // to the largest tensor seen, and the small things kept between tensors would pin their memory.
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
+  CLI::App app("converts checkpoints and model directories", "megashard convert");
+  app.require_subcommand(1);
+  for (const auto& converter : kConverters) {
+    auto* subcommand = app.add_subcommand(converter.name, converter.purpose);
+    converter.add(*subcommand);
+  }
+  auto words = words_of(argc, argv);
+  try {
+    app.parse(words);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app.help();
+  } catch (const CLI::ParseError& error) {
+    throw UsageError("convert: " + std::string(error.what()) +
+                     "; megashard convert CONVERTER --help lists the flags");
+  }
+  return 0;
+}
+
+}  // namespace megashard

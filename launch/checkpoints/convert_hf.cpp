@@ -1,0 +1,162 @@
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint/convert/convert_hf_to_step.h"
+#include "checkpoint/convert/convert_step_to_hf.h"
+#include "checkpoint/hugging_face/hf_assets.h"
+#include "framework/diagnostics.h"
+#include "launch/arguments/comma_words.h"
+#include "launch/checkpoints/converters.h"
+#include "launch/checkpoints/megatron_layout_flags.h"
+#include "launch/print_line.h"
+#include "models/hugging_face/weight_names.h"
+#include "models/moe/expert_streams.h"
+
+namespace megashard {
+namespace {
+
+using Pairs = std::vector<std::pair<std::string, std::string>>;
+
+/// MindSpeed-MM's two forms of a mapping, a JSON object and "target,source,...", and target=source.
+Pairs parse_mapping(const std::vector<std::string>& words) {
+  constexpr const char* kForms =
+      "--tie-weight-mapping takes target=source, or target1,source1,..., or "
+      "{\"target\": \"source\"}; got '";
+  Pairs pairs;
+  for (const auto& word : words) {
+    const auto object = nlohmann::json::parse(word, nullptr, /*allow_exceptions=*/false);
+    if (object.is_object()) {
+      for (const auto& [target, source] : object.items()) {
+        if (!source.is_string()) throw UsageError(kForms + word + "'");
+        pairs.emplace_back(target, source.get<std::string>());
+      }
+      continue;
+    }
+    const auto equals = word.find('=');
+    if (equals != std::string::npos) {
+      pairs.emplace_back(word.substr(0, equals), word.substr(equals + 1));
+      continue;
+    }
+    const auto parts = comma_words({word});
+    if (parts.empty() || parts.size() % 2 != 0) throw UsageError(kForms + word + "'");
+    for (size_t i = 0; i < parts.size(); i += 2) pairs.emplace_back(parts[i], parts[i + 1]);
+  }
+  return pairs;
+}
+
+/// The model_type of a directory's config.json; empty: it says none.
+std::string model_type_of(const std::string& directory) {
+  const auto config = read_hf_config(directory);
+  const bool known =
+      config && config->contains("model_type") && config->at("model_type").is_string();
+  return known ? config->at("model_type").get<std::string>() : "";
+}
+
+/// Names between commas, or MindSpeed-MM's list: [a, b] with or without quotes.
+std::vector<std::string> parse_names(const std::vector<std::string>& words) {
+  auto names = comma_words(words);
+  for (auto& name : names) {
+    std::erase_if(name,
+                  [](char c) { return c == '[' || c == ']' || c == '"' || c == '\'' || c == ' '; });
+  }
+  std::erase(names, "");
+  return names;
+}
+
+/// `save_flag`: where the step goes.
+void add_hf_to_step(CLI::App& app, CheckpointFormat format, const char* save_flag) {
+  struct Flags {
+    HfToStepOptions options;
+    MegatronLayoutFlags layout;
+    std::vector<std::string> ties;
+    std::vector<std::string> fused;
+  };
+  const auto flags = std::make_shared<Flags>();
+  auto& options = flags->options;
+  options.format = format;
+  app.add_option("--hf-dir", options.hf_dir, "Hugging Face model directory (safetensors)")
+      ->required();
+  app.add_option(
+         save_flag, options.save_dir,
+         "gets release/, and latest_checkpointed_iteration.txt unless it names an iteration")
+      ->required();
+  app.add_option("--dcp-prefix", options.dcp_prefix,
+                 "stands behind \"model.\" in the key, in the place of --hf-prefix");
+  app.add_option("--hf-prefix", options.hf_prefix,
+                 "the beginning of names that --dcp-prefix replaces; other names stay");
+  app.add_option("--tie-weight-mapping", flags->ties,
+                 "target=source: store the weight source as target too");
+  app.add_option("--fused-linear-names", flags->fused,
+                 "parts of names of stacked experts [E, I, O], stored as [E * I, O]");
+  app.add_flag("--to-bf16", options.to_bf16, "floating weights as bfloat16 (default: as stored)");
+  if (format == CheckpointFormat::kTorchDist) flags->layout.add(app);
+  app.callback([flags] {
+    const auto layout = flags->layout.layout(flags->options.hf_dir, "--hf-dir");
+    flags->options.megatron_layout = layout ? &*layout : nullptr;
+    flags->options.tie_weight_mapping = parse_mapping(flags->ties);
+    flags->options.fused_linear_names = parse_names(flags->fused);
+    if (flags->options.dcp_prefix.empty() && flags->options.hf_prefix.empty()) {
+      const auto type = model_type_of(flags->options.hf_dir);
+      flags->options.rename = to_parameter_names(type);
+      if (flags->fused.empty()) flags->options.reshape = to_parameter_experts(type);
+    }
+    convert_hf_to_step(flags->options, print_line);
+    print_line("written: " + flags->options.save_dir + "/release");
+  });
+}
+
+void add_step_to_hf(CLI::App& app, CheckpointFormat format) {
+  struct Flags {
+    StepToHfOptions options;
+    MegatronLayoutFlags layout;
+    std::vector<std::string> fused;
+    bool trust_remote_code = false;
+  };
+  const auto flags = std::make_shared<Flags>();
+  auto& options = flags->options;
+  options.format = format;
+  app.add_option("--load-dir", options.load_dir, "step folder: .../iter_0000100 or .../release")
+      ->required();
+  app.add_option("--save-dir", options.save_dir, "gets the Hugging Face model directory")
+      ->required();
+  app.add_option("--model-assets-dir", options.model_assets_dir,
+                 "config and tokenizer files to copy")
+      ->required();
+  app.add_option(
+      "--dcp-prefix", options.dcp_prefix,
+      "the beginning of keys, behind \"model.\", that --hf-prefix replaces; others stay");
+  app.add_option("--hf-prefix", options.hf_prefix, "stands in its place");
+  app.add_option("--fused-linear-names", flags->fused,
+                 "parts of names of matrices [E * I, O] that are stacked experts [E, I, O]");
+  app.add_flag("--to-bf16", options.to_bf16, "floating weights as bfloat16 (default: as stored)");
+  app.add_flag("--trust-remote-code", flags->trust_remote_code,
+               "taken for MindSpeed-MM's sake: no code of the assets is ever run");
+  app.add_option("--max-shard-size", options.most_shard_bytes, "of a safetensors file [5GB]")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
+  if (format == CheckpointFormat::kTorchDist) flags->layout.add(app);
+  app.callback([flags] {
+    const auto layout = flags->layout.layout(flags->options.model_assets_dir, "--model-assets-dir");
+    flags->options.megatron_layout = layout ? &*layout : nullptr;
+    flags->options.fused_linear_names = parse_names(flags->fused);
+    if (flags->options.dcp_prefix.empty() && flags->options.hf_prefix.empty()) {
+      const auto type = model_type_of(flags->options.model_assets_dir);
+      flags->options.rename = to_published_names(type);
+      if (flags->fused.empty()) flags->options.reshape = to_published_experts(type);
+    }
+    convert_step_to_hf(flags->options, print_line);
+    print_line("written: " + flags->options.save_dir);
+  });
+}
+
+}  // namespace
+
+void add_hf_to_dcp(CLI::App& app) { add_hf_to_step(app, CheckpointFormat::kTorchDcp, "--dcp-dir"); }
+void add_hf_to_torch_dist(CLI::App& app) {
+  add_hf_to_step(app, CheckpointFormat::kTorchDist, "--save-dir");
+}
+void add_dcp_to_hf(CLI::App& app) { add_step_to_hf(app, CheckpointFormat::kTorchDcp); }
+void add_torch_dist_to_hf(CLI::App& app) { add_step_to_hf(app, CheckpointFormat::kTorchDist); }
+
+}  // namespace megashard

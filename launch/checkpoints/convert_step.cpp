@@ -1,0 +1,49 @@
+#include <memory>
+#include <string>
+
+#include "checkpoint/convert/step_conversion.h"
+#include "launch/checkpoints/converters.h"
+#include "launch/checkpoints/megatron_layout_flags.h"
+#include "launch/print_line.h"
+
+namespace megashard {
+namespace {
+
+void add_step_conversion(CLI::App& app, CheckpointFormat from, CheckpointFormat to) {
+  struct Flags {
+    StepConversion options;
+    MegatronLayoutFlags layout;
+    std::string model_assets_dir;
+  };
+  const auto flags = std::make_shared<Flags>();
+  flags->options.from = from;
+  flags->options.to = to;
+  app.add_option("--load-dir", flags->options.load_dir,
+                 "step folder: .../iter_0000100 or .../release")
+      ->required();
+  app.add_option("--save-dir", flags->options.save_dir,
+                 "gets the step under the same name, and latest_checkpointed_iteration.txt if it "
+                 "is the newest")
+      ->required();
+  app.add_option("--model-assets-dir", flags->model_assets_dir,
+                 "with --megatron-layout: whose config.json describes the model");
+  flags->layout.add(app);
+  app.callback([flags] {
+    const auto layout = flags->layout.layout(flags->model_assets_dir, "--model-assets-dir");
+    flags->options.megatron_layout = layout ? &*layout : nullptr;
+    convert_step(flags->options, print_line);
+    print_line("written: " + flags->options.save_dir);
+  });
+}
+
+}  // namespace
+
+void add_dcp_to_torch_dist(CLI::App& app) {
+  add_step_conversion(app, CheckpointFormat::kTorchDcp, CheckpointFormat::kTorchDist);
+}
+
+void add_torch_dist_to_dcp(CLI::App& app) {
+  add_step_conversion(app, CheckpointFormat::kTorchDist, CheckpointFormat::kTorchDcp);
+}
+
+}  // namespace megashard

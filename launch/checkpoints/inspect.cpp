@@ -1,0 +1,325 @@
+#include "launch/checkpoints/inspect.h"
+
+#include <fnmatch.h>
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "checkpoint/inspect/checkpoint_diff.h"
+#include "checkpoint/inspect/checkpoint_source.h"
+#include "checkpoint/values/value_text.h"
+#include "framework/diagnostics.h"
+
+namespace megashard {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct InspectFlags {
+  std::string path;
+  std::vector<std::string> diff;
+  std::optional<int64_t> ckpt_step;
+  std::string filter;
+  bool json = false;
+  bool chunks = false;
+  bool verify = false;
+
+  bool wants(const std::string& name) const {
+    return filter.empty() || ::fnmatch(filter.c_str(), name.c_str(), 0) == 0;
+  }
+};
+
+std::string mebibytes(int64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f", static_cast<double>(bytes) / (1 << 20));
+  return text;
+}
+
+/// Columns as wide as their widest cell; numbers stand to the right.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> titles, std::set<size_t> right = {})
+      : right_(std::move(right)) {
+    add(std::move(titles));
+  }
+  void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+
+  void print() const {
+    if (rows_.size() == 1) return;
+    std::vector<size_t> widths(rows_[0].size(), 0);
+    for (const auto& row : rows_) {
+      for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    }
+    std::cout << "\n";
+    for (const auto& row : rows_) {
+      std::string line;
+      for (size_t i = 0; i < row.size(); ++i) {
+        const std::string space(widths[i] - row[i].size(), ' ');
+        line += (i == 0 ? "" : "  ") + (right_.count(i) != 0 ? space + row[i] : row[i] + space);
+      }
+      line.erase(line.find_last_not_of(' ') + 1);
+      std::cout << line << "\n";
+    }
+  }
+
+ private:
+  std::set<size_t> right_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+void print_json(const ordered_json& json) {
+  // Names need not be UTF-8.
+  std::cout << json.dump(2, ' ', false, ordered_json::error_handler_t::replace) << "\n";
+}
+
+/// "2: __0_0.distcp, __1_0.distcp"
+std::string chunk_text(const SourceTensor& tensor) {
+  std::set<std::string> files;
+  for (const auto& chunk : tensor.chunks) files.insert(chunk.file);
+  std::string text = std::to_string(tensor.chunks.size());
+  size_t shown = 0;
+  for (const auto& file : files) {
+    if (++shown > 3) return text + ", ... (" + std::to_string(files.size()) + " files)";
+    text += (shown == 1 ? ": " : ", ") + printable(file);
+  }
+  return text;
+}
+
+struct Totals {
+  int64_t tensors = 0;
+  int64_t elements = 0;
+  int64_t bytes = 0;
+};
+
+Totals totals_of(const CheckpointSource& source, const InspectFlags& flags) {
+  Totals totals;
+  for (const auto& tensor : source.tensors()) {
+    if (!flags.wants(tensor.info.name)) continue;
+    ++totals.tensors;
+    totals.elements += checked_numel(tensor.info.sizes).value_or(0);
+    totals.bytes += tensor_bytes(tensor.info);
+  }
+  return totals;
+}
+
+ordered_json summary_json(CheckpointSource& source, const InspectFlags& flags) {
+  ordered_json json = {{"path", source.path()}, {"format", source.format()}};
+  if (source.iteration()) json["iteration"] = *source.iteration();
+  const auto totals = totals_of(source, flags);
+  json["totals"] = {
+      {"tensors", totals.tensors}, {"elements", totals.elements}, {"bytes", totals.bytes}};
+  json["files"] = ordered_json::array();
+  for (const auto& [name, bytes] : source.files())
+    json["files"].push_back({{"name", name}, {"bytes", bytes}});
+  json["tensors"] = ordered_json::array();
+  for (const auto& tensor : source.tensors()) {
+    if (!flags.wants(tensor.info.name)) continue;
+    auto chunks = ordered_json::array();
+    for (const auto& chunk : tensor.chunks) {
+      chunks.push_back({{"offsets", chunk.offsets},
+                        {"shape", chunk.sizes},
+                        {"file", chunk.file},
+                        {"offset", chunk.range.offset},
+                        {"bytes", chunk.range.length}});
+    }
+    json["tensors"].push_back({{"name", tensor.info.name},
+                               {"dtype", torch_dtype_name(tensor.info.dtype)},
+                               {"shape", tensor.info.sizes},
+                               {"bytes", tensor_bytes(tensor.info)},
+                               {"chunks", std::move(chunks)}});
+  }
+  json["values"] = ordered_json::array();
+  for (size_t i = 0; i < source.value_keys().size(); ++i) {
+    const auto& key = source.value_keys()[i];
+    if (flags.wants(key))
+      json["values"].push_back({{"name", key}, {"value", value_json(source.value(i))}});
+  }
+  return json;
+}
+
+void print_tensors(const CheckpointSource& source, const InspectFlags& flags) {
+  Table table({"tensor", "dtype", "shape", "MiB", "chunks"}, {3});
+  for (const auto& tensor : source.tensors()) {
+    const auto& info = tensor.info;
+    if (!flags.wants(info.name)) continue;
+    table.add({printable(info.name), torch_dtype_name(info.dtype), describe_sizes(info.sizes),
+               mebibytes(tensor_bytes(info)), chunk_text(tensor)});
+    if (!flags.chunks) continue;
+    for (const auto& chunk : tensor.chunks) {
+      table.add({"  at " + describe_sizes(chunk.offsets), "", describe_sizes(chunk.sizes),
+                 mebibytes(chunk.range.length),
+                 printable(chunk.file) + " at byte " + std::to_string(chunk.range.offset) + ", " +
+                     std::to_string(chunk.range.length) + " bytes"});
+    }
+  }
+  table.print();
+}
+
+void print_values(CheckpointSource& source, const InspectFlags& flags) {
+  Table table({"value", ""});
+  for (size_t i = 0; i < source.value_keys().size(); ++i) {
+    const auto& key = source.value_keys()[i];
+    if (!flags.wants(key)) continue;
+    const auto value = source.value(i);
+    const auto* fields = namespace_fields(value);
+    table.add({printable(key), fields == nullptr ? value_text(value) : value.kind()});
+    if (fields == nullptr) continue;
+    for (const auto& [name, field] : fields->entries) {
+      const auto* text = name.get_if<std::string>();
+      table.add(
+          {"  " + (text == nullptr ? value_text(name) : printable(*text)), value_text(field)});
+    }
+  }
+  table.print();
+}
+
+void print_summary(CheckpointSource& source, const InspectFlags& flags) {
+  std::cout << source.format() << " " << printable(source.path());
+  if (source.iteration()) std::cout << ", iteration " << *source.iteration();
+  int64_t bytes = 0;
+  for (const auto& file : source.files()) bytes += std::max<int64_t>(file.second, 0);
+  const auto totals = totals_of(source, flags);
+  std::cout << "\n"
+            << source.files().size() << " files, " << mebibytes(bytes) << " MiB; " << totals.tensors
+            << " tensors, " << totals.elements << " elements, " << mebibytes(totals.bytes)
+            << " MiB\n";
+  print_tensors(source, flags);
+  print_values(source, flags);
+  Table files({"file", "MiB"}, {1});
+  for (const auto& [name, size] : source.files())
+    files.add({printable(name), size < 0 ? "missing" : mebibytes(size)});
+  if (flags.filter.empty()) files.print();
+}
+
+/// `passed_over`: steps that came before this one, and why they were not taken.
+int verify(CheckpointSource& source, const std::vector<std::string>& passed_over,
+           const InspectFlags& flags) {
+  std::vector<std::string> faults;
+  const auto add = [&](const std::string& fault) {
+    faults.push_back(fault);
+    if (!flags.json) std::cout << "damaged: " << printable(fault) << std::endl;
+  };
+  for (const auto& line : passed_over) add(line);
+  const auto checked = source.verify(add);
+  if (flags.json) {
+    print_json({{"path", source.path()},
+                {"format", source.format()},
+                {"bytes", checked.bytes},
+                {"bytes_without_checksum", checked.without_checksum},
+                {"faults", faults}});
+  } else {
+    std::cout << printable(source.path()) << ": " << mebibytes(checked.bytes) << " MiB read";
+    if (checked.without_checksum > 0)
+      std::cout << ", of which " << mebibytes(checked.without_checksum) << " MiB have no checksum";
+    std::cout << "; " << (faults.empty() ? "whole" : std::to_string(faults.size()) + " faults")
+              << "\n";
+  }
+  return faults.empty() ? 0 : 1;
+}
+
+std::string or_dash(const std::string& text) { return text.empty() ? "-" : printable(text); }
+
+void print_difference(const CheckpointDifference& difference, const InspectFlags& flags) {
+  std::cout << "A " << printable(flags.diff[0]) << "\nB " << printable(flags.diff[1]) << "\n"
+            << difference.equal_tensors << " tensors and " << difference.equal_values
+            << " values are equal; " << difference.tensors.size() << " tensors and "
+            << difference.values.size() << " values differ\n";
+  Table tensors({"tensor", "A", "B", "elements", "largest |A - B|"}, {3, 4});
+  for (const auto& each : difference.tensors) {
+    char largest[32];
+    std::snprintf(largest, sizeof largest, "%.6g", each.largest);
+    const bool compared = each.differing > 0;
+    tensors.add({printable(each.name), or_dash(each.a), or_dash(each.b),
+                 compared ? std::to_string(each.differing) : "-", compared ? largest : "-"});
+  }
+  tensors.print();
+  Table values({"value", "A", "B"});
+  for (const auto& each : difference.values)
+    values.add({printable(each.key), each.a.empty() ? "-" : each.a, each.b.empty() ? "-" : each.b});
+  values.print();
+}
+
+ordered_json difference_json(const CheckpointDifference& difference, const InspectFlags& flags) {
+  ordered_json json = {{"a", flags.diff[0]},
+                       {"b", flags.diff[1]},
+                       {"equal_tensors", difference.equal_tensors},
+                       {"equal_values", difference.equal_values},
+                       {"tensors", ordered_json::array()},
+                       {"values", ordered_json::array()}};
+  for (const auto& each : difference.tensors) {
+    json["tensors"].push_back({{"name", each.name},
+                               {"a", each.a},
+                               {"b", each.b},
+                               {"differing", each.differing},
+                               {"largest", each.largest}});
+  }
+  for (const auto& each : difference.values)
+    json["values"].push_back({{"name", each.key}, {"a", each.a}, {"b", each.b}});
+  return json;
+}
+
+void warn(const std::string& line) { std::cerr << "WARNING: " << printable(line) << std::endl; }
+
+int diff(const InspectFlags& flags) {
+  const auto a = open_checkpoint(flags.diff[0], flags.ckpt_step, warn);
+  const auto b = open_checkpoint(flags.diff[1], flags.ckpt_step, warn);
+  const auto difference =
+      diff_checkpoints(*a, *b, [&](const std::string& name) { return flags.wants(name); });
+  if (flags.json) {
+    print_json(difference_json(difference, flags));
+  } else {
+    print_difference(difference, flags);
+  }
+  return difference.any() ? 1 : 0;
+}
+
+int inspect(const InspectFlags& flags) {
+  if (!flags.diff.empty()) return diff(flags);
+  if (flags.path.empty()) throw UsageError("inspect takes a PATH, or --diff A B");
+  std::vector<std::string> passed_over;
+  const auto source = open_checkpoint(
+      flags.path, flags.ckpt_step, [&](const std::string& line) { passed_over.push_back(line); });
+  if (flags.verify) return verify(*source, passed_over, flags);
+  for (const auto& line : passed_over) warn(line);
+  if (flags.json) {
+    print_json(summary_json(*source, flags));
+  } else {
+    print_summary(*source, flags);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int run_inspect(int argc, char** argv) {
+  InspectFlags flags;
+  CLI::App app("shows, checks and compares checkpoints", "megashard inspect");
+  app.add_option(
+      "path", flags.path,
+      "step folder, directory of a training (its latest whole step), Hugging Face directory, "
+      ".safetensors or torch.save file");
+  app.add_option("--ckpt-step", flags.ckpt_step, "the step of this iteration");
+  app.add_option("--filter", flags.filter, "only names that fit this pattern (* and ?)");
+  app.add_flag("--chunks", flags.chunks, "a line for each chunk of a tensor");
+  app.add_flag("--json", flags.json, "everything, as JSON");
+  app.add_flag("--verify", flags.verify, "read every byte and name what is damaged (exit code 1)");
+  app.add_option("--diff", flags.diff, "compare A with B by names (exit code 1 when they differ)")
+      ->expected(2);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app.help();
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError("inspect: " + std::string(error.what()) +
+                     "; megashard inspect --help lists the flags");
+  }
+  return inspect(flags);
+}
+
+}  // namespace megashard

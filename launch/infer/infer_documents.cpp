@@ -1,0 +1,87 @@
+#include "launch/infer/infer_documents.h"
+
+#include <c10/util/Exception.h>
+
+#include <span>
+#include <vector>
+
+namespace megashard {
+
+InferDocuments::InferDocuments(const std::string& prefix, int64_t seq_length, int64_t vocab_size)
+    : prefix_(prefix), seq_length_(seq_length), vocab_size_(vocab_size) {
+  if (PictureSet::exists(prefix)) {
+    conversations_ = std::make_unique<PictureSet>(prefix);
+  } else {
+    documents_ = std::make_unique<IndexedDataset>(prefix);
+  }
+}
+
+int64_t InferDocuments::size() const {
+  return conversations_ ? conversations_->size()
+                        : static_cast<int64_t>(documents_->document_indices().size()) - 1;
+}
+
+int64_t InferDocuments::tokens() const {
+  int64_t tokens = 0;
+  if (conversations_) {
+    for (int64_t i = 0; i < conversations_->size(); ++i) tokens += conversations_->tokens_of(i);
+  } else {
+    for (const int32_t each : documents_->sequence_lengths()) tokens += each;
+  }
+  return tokens;
+}
+
+std::vector<int64_t> InferDocuments::text_of(int64_t number) const {
+  if (conversations_) {
+    const auto tokens = conversations_->sample(number).tokens;
+    return {tokens.begin(), tokens.end()};
+  }
+  const auto bounds = documents_->document_indices();
+  std::vector<int64_t> tokens;
+  for (int64_t sequence = bounds[number]; sequence < bounds[number + 1]; ++sequence) {
+    const auto start = tokens.size();
+    tokens.resize(start + static_cast<size_t>(documents_->sequence_lengths()[sequence]));
+    documents_->copy_tokens(sequence, 0, std::span(tokens).subspan(start));
+  }
+  return tokens;
+}
+
+void InferDocuments::check(const std::vector<int64_t>& text, int64_t number) const {
+  const int64_t most = seq_length_ + 1;
+  const auto size = static_cast<int64_t>(text.size());
+  const std::string name =
+      c10::str(conversations_ ? "conversation " : "document ", number, " of ", prefix_);
+  TORCH_CHECK(size >= 1 && size <= most, name, " has ", size, " tokens; it must have 1 to ", most, ", which is --seq-length and one");
+  for (const int64_t token : text) {
+    TORCH_CHECK(token >= 0 && token < vocab_size_, name, " has the token ", token, ", but the model's vocabulary has ", vocab_size_,
+                "; use the data of its tokenizer");
+  }
+}
+
+InferenceBatch InferDocuments::read(int64_t first, int64_t last) const {
+  InferenceBatch batch;
+  std::vector<PictureSet::Sample> samples;
+  for (int64_t i = first; i < last; ++i) {
+    batch.texts.push_back(text_of(i));
+    check(batch.texts.back(), i);
+    if (conversations_) samples.push_back(conversations_->sample(i));
+  }
+  batch.extra = picture_inputs(samples, /*pin_memory=*/false);
+  return batch;
+}
+
+InferenceBatch InferDocuments::prompts(InferenceBatch batch, int64_t first) const {
+  if (!conversations_) return batch;
+  for (auto& text : batch.texts) {
+    const auto learnt = conversations_->sample(first).loss_mask;
+    size_t end = text.size();
+    while (end > 0 && learnt[end - 1] == 0) --end;  // behind the answer
+    while (end > 0 && learnt[end - 1] != 0) --end;
+    TORCH_CHECK(end > 0, "conversation ", first, " of ", prefix_, " is an answer without a question, so there is nothing to go on from");
+    text.resize(end);
+    ++first;
+  }
+  return batch;
+}
+
+}  // namespace megashard

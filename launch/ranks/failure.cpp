@@ -1,0 +1,93 @@
+#include "launch/ranks/failure.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <thread>
+
+#include "framework/diagnostics.h"
+#include "launch/ranks/launcher_variables.h"
+
+namespace megashard {
+namespace {
+
+std::string variable(const char* name) { return own_variable(name).value_or(""); }
+
+/// "3" in a world of several ranks, else empty. Read without checks: this runs when checks may have
+/// failed.
+std::string rank_in_world() {
+  const auto* names = find_launcher(own_variable);
+  if (names == nullptr || variable(names->world_size) == "1") return "";
+  return variable(names->rank);
+}
+
+bool first_of_host() {
+  const auto* names = find_launcher(own_variable);
+  const auto local_rank = names == nullptr ? "" : variable(names->local_rank);
+  return local_rank.empty() || local_rank == "0";
+}
+
+void tell_launcher(const std::string& rank) {
+  const std::string line = (rank.empty() ? "0" : rank) + "\n";
+  // A launcher that is gone ended this process already: nobody is left to tell.
+  if (write(std::atoi(variable(kFailureDescriptor).c_str()), line.data(), line.size()) < 0) return;
+}
+
+int fail(const std::string& sentence, int exit_code, bool of_one_rank) {
+  const std::string rank = rank_in_world();
+  if (!variable(kFailureDescriptor).empty()) tell_launcher(rank);
+  // Ranks that compare their failures name the rank themselves.
+  const bool name_rank = of_one_rank && !rank.empty() && !sentence.starts_with("rank ");
+  const std::string line =
+      kErrorPrefix + (name_rank ? "rank " + rank + ": " : "") + sentence + "\n";
+  std::fflush(stdout);
+  std::fwrite(line.data(), 1, line.size(), stderr);
+  return exit_code;
+}
+
+int fail_as_all_ranks(const std::string& sentence, std::chrono::milliseconds patience) {
+  const bool is_said_elsewhere = variable(kFailureDescriptor).empty() && !first_of_host();
+  if (is_said_elsewhere) std::this_thread::sleep_for(patience);
+  return fail(sentence, kExitUsage, is_said_elsewhere);
+}
+
+std::string out_of_memory(const std::string& detail) {
+  return "out of memory" + (detail.empty() ? "" : " " + detail) +
+         ": take a smaller --micro-batch-size or --seq-length, share sequences by "
+         "--context-parallel-size, recompute by --recompute-granularity, or use fewer ranks on "
+         "this machine";
+}
+
+}  // namespace
+
+bool show_stack() { return variable(kStackVariable) == "1"; }
+
+std::string error_sentence(const std::exception& error) {
+  std::string text = error.what();
+  if (!show_stack()) text.resize(std::min(text.size(), text.find("\nException raised from ")));
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  if (text.empty()) return "failed without a message";
+  // as LibTorch's allocators say it
+  const bool full = text.find("can't allocate memory") != text.npos ||
+                    text.find("CUDA out of memory") != text.npos;
+  return full ? out_of_memory("(" + text + ")") : text;
+}
+
+int run_program(const std::function<int()>& program, std::chrono::milliseconds patience) {
+  try {
+    return program();
+  } catch (const OwnUsageError& error) {
+    return fail(error_sentence(error), kExitUsage, true);
+  } catch (const UsageError& error) {
+    return fail_as_all_ranks(error_sentence(error), patience);
+  } catch (const std::bad_alloc&) {
+    return fail(out_of_memory(""), kExitFailure, true);
+  } catch (const std::exception& error) {
+    return fail(error_sentence(error), kExitFailure, true);
+  }
+}
+
+}  // namespace megashard

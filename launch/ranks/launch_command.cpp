@@ -1,0 +1,57 @@
+#include "launch/ranks/launch_command.h"
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <iostream>
+
+#include "framework/diagnostics.h"
+#include "launch/ranks/launch_group.h"
+
+namespace megashard {
+namespace {
+
+constexpr const char* kUsage = "usage: megashard launch -n N [--master-port P] -- SUBCOMMAND ...";
+
+/// Where a subcommand is expected, a flag is one that launch does not know.
+void refuse_flag(const std::vector<std::string>& subcommand) {
+  if (subcommand.empty() || subcommand.front().rfind("-", 0) != 0 || subcommand.front() == "--") {
+    return;
+  }
+  throw UsageError("launch: unknown flag " + subcommand.front() + "; " + kUsage);
+}
+
+}  // namespace
+
+int run_launch(int argc, char** argv) {
+  CLI::App app("Starts N ranks of this program on this host and ends with the first failure.",
+               "megashard launch");
+  LaunchGroupOptions options;
+  app.add_option("-n,--processes", options.processes, "number of ranks")
+      ->required()
+      ->check(CLI::Range(1, 4096))
+      ->multi_option_policy(CLI::MultiOptionPolicy::Throw);
+  app.add_option("--master-port", options.master_port,
+                 "port of rank 0's store; default: a free one")
+      ->check(CLI::Range(1, 65535));
+  app.prefix_command();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << kUsage << "\n" << app.help();
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    refuse_flag(app.remaining());
+    throw UsageError("launch: " + std::string(error.what()) + "; " + kUsage);
+  }
+  std::vector<std::string> subcommand = app.remaining();
+  if (!subcommand.empty() && subcommand.front() == "--") subcommand.erase(subcommand.begin());
+  if (subcommand.empty()) {
+    throw UsageError("launch: no subcommand to start: megashard launch -n 2 -- pretrain ...");
+  }
+  refuse_flag(subcommand);
+  options.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
+  options.command.insert(options.command.end(), subcommand.begin(), subcommand.end());
+  return run_launch_group(options);
+}
+
+}  // namespace megashard

@@ -1,0 +1,364 @@
+#include "launch/ranks/launch_group.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include "launch/ranks/failure.h"
+
+extern char** environ;
+
+namespace megashard {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
+constexpr int kCannotExecute = 127;
+// A rank that says it failed waits this long for news of one that was killed: its end is the
+// likelier cause.
+constexpr std::chrono::milliseconds kSettle{100};
+
+[[noreturn]] void throw_errno(const std::string& what) {
+  throw std::runtime_error("launch: " + what + ": " + std::strerror(errno));
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Descriptor() { reset(); }
+  void reset() {
+    if (fd_ >= 0) close(fd_);
+    fd_ = -1;
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+struct Pipe {
+  Descriptor read, write;
+};
+
+Pipe make_pipe() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) throw_errno("cannot make a pipe");
+  fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+/// Signals arrive on a descriptor while this lives.
+class SignalWatch {
+ public:
+  SignalWatch() {
+    sigset_t watched;
+    sigemptyset(&watched);
+    for (const int signal : kPassedOn) sigaddset(&watched, signal);
+    sigaddset(&watched, SIGCHLD);
+    std::signal(SIGCHLD, SIG_DFL);  // a caller that ignores it would make the kernel reap the ranks
+    sigprocmask(SIG_BLOCK, &watched, &before_);
+    fd_ = Descriptor(signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (fd_.get() < 0) throw_errno("cannot watch signals");
+  }
+  ~SignalWatch() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  int fd() const { return fd_.get(); }
+  const sigset_t& mask_before() const { return before_; }
+
+  std::optional<int> next() {
+    signalfd_siginfo info;
+    if (read(fd_.get(), &info, sizeof info) != sizeof info) return std::nullopt;
+    return static_cast<int>(info.ssi_signo);
+  }
+
+ private:
+  sigset_t before_;
+  Descriptor fd_;
+};
+
+int usable_cores() {
+  cpu_set_t cores;
+  return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+}
+
+/// This process's environment with `changes` ("NAME=value") put in.
+std::vector<std::string> environment_with(const std::vector<std::string>& changes) {
+  std::vector<std::string> result = changes;
+  for (char** each = environ; *each != nullptr; ++each) {
+    const std::string entry = *each;
+    const std::string name = entry.substr(0, entry.find('=') + 1);
+    const bool changed = std::any_of(
+        changes.begin(), changes.end(),
+        [&](const std::string& change) { return change.compare(0, name.size(), name) == 0; });
+    if (!changed) result.push_back(entry);
+  }
+  return result;
+}
+
+std::vector<char*> c_strings(std::vector<std::string>& words) {
+  std::vector<char*> result;
+  for (std::string& word : words) result.push_back(word.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+struct Rank {
+  pid_t pid = 0;
+  Descriptor errors;    // reads the rank's stderr
+  std::string pending;  // read from it, not yet shown
+  bool running = true;
+};
+
+class LaunchGroup {
+ public:
+  explicit LaunchGroup(const LaunchGroupOptions& options)
+      : options_(options), failures_(make_pipe()) {}
+
+  ~LaunchGroup() {
+    for (Rank& rank : ranks_) {
+      if (!rank.running) continue;
+      kill(-rank.pid, SIGKILL);
+      waitpid(rank.pid, nullptr, 0);
+    }
+  }
+
+  int run() {
+    const int port = free_port(options_.master_port);
+    for (int rank = 0; rank < options_.processes; ++rank) start(rank, port);
+    failures_.write.reset();
+    while (
+        std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.running; })) {
+      wait_for_news();
+      pass_signals();  // before reap(): a SIGCHLD taken behind it would be its rank's only news
+      read_errors();
+      read_failures();
+      reap();
+      end_when_due();
+      show_errors(/*all=*/false);
+    }
+    read_errors();
+    show_errors(/*all=*/true);
+    return culprit_ ? exit_code_ : 0;
+  }
+
+ private:
+  void start(int rank, int port) {
+    const auto number = [](int value) { return std::to_string(value); };
+    std::vector<std::string> changes = {
+        "RANK=" + number(rank),
+        "LOCAL_RANK=" + number(rank),
+        "WORLD_SIZE=" + number(options_.processes),
+        "LOCAL_WORLD_SIZE=" + number(options_.processes),
+        "MASTER_ADDR=127.0.0.1",
+        "TORCHELASTIC_USE_AGENT_STORE=False",  // rank 0 listens, whatever started this launcher
+        "MASTER_PORT=" + number(port),
+        std::string(kFailureDescriptor) + "=" + number(failures_.write.get())};
+    if (std::getenv("OMP_NUM_THREADS") == nullptr) {
+      changes.push_back("OMP_NUM_THREADS=" +
+                        number(std::max(1, usable_cores() / options_.processes)));
+    }
+    std::vector<std::string> variables = environment_with(changes);
+    std::vector<std::string> command = options_.command;
+    const std::vector<char*> envp = c_strings(variables);
+    const std::vector<char*> argv = c_strings(command);
+    Pipe errors = make_pipe();
+    const pid_t parent = getpid();
+    const pid_t pid = fork();
+    if (pid < 0) throw_errno("cannot start rank " + number(rank));
+    if (pid == 0) {
+      // A group of its own: Ctrl-C reaches the launcher only, which passes it on once.
+      setpgid(0, 0);
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (getppid() != parent) _exit(kCannotExecute);
+      dup2(errors.write.get(), STDERR_FILENO);
+      fcntl(failures_.write.get(), F_SETFD, 0);
+      sigprocmask(SIG_SETMASK, &signals_.mask_before(), nullptr);
+      execvpe(argv[0], argv.data(), envp.data());
+      dprintf(STDERR_FILENO, "%slaunch: cannot run %s: %s\n", kErrorPrefix, argv[0],
+              std::strerror(errno));
+      _exit(kCannotExecute);
+    }
+    setpgid(pid, pid);  // here too: whoever comes first
+    ranks_.push_back({pid, std::move(errors.read), "", true});
+  }
+
+  void wait_for_news() {
+    std::vector<pollfd> watched = {{signals_.fd(), POLLIN, 0}, {failures_.read.get(), POLLIN, 0}};
+    for (const Rank& rank : ranks_) watched.push_back({rank.errors.get(), POLLIN, 0});
+    int timeout = -1;  // a healthy group runs as long as it likes
+    if (deadline_) {
+      const auto left =
+          std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now()).count();
+      timeout = static_cast<int>(std::max<int64_t>(0, left));
+    }
+    poll(watched.data(), watched.size(), timeout);
+  }
+
+  /// Descriptor -1, which poll skips, once the other end is closed.
+  static void drain(Descriptor& from, std::string* into) {
+    char buffer[4096];
+    while (from.get() >= 0) {
+      const ssize_t got = read(from.get(), buffer, sizeof buffer);
+      if (got > 0) {
+        into->append(buffer, static_cast<size_t>(got));
+      } else if (got == 0 || errno != EAGAIN) {
+        from.reset();
+      } else {
+        return;
+      }
+    }
+  }
+
+  void read_errors() {
+    for (Rank& rank : ranks_) drain(rank.errors, &rank.pending);
+  }
+
+  void read_failures() {
+    std::string lines;
+    drain(failures_.read, &lines);
+    int rank = -1;
+    std::from_chars(lines.data(), lines.data() + lines.size(), rank);
+    if (culprit_ || rank < 0 || rank >= options_.processes) return;
+    culprit_ = rank;
+    exit_code_ = kExitFailure;
+    deadline_ = Clock::now() + kSettle;
+  }
+
+  void reap() {
+    for (size_t index = 0; index < ranks_.size(); ++index) {
+      Rank& rank = ranks_[index];
+      int status = 0;
+      if (!rank.running || waitpid(rank.pid, &status, WNOHANG) != rank.pid) continue;
+      rank.running = false;
+      if (status != 0) note_end(static_cast<int>(index), status);
+    }
+  }
+
+  void note_end(int rank, int status) {
+    const bool killed = WIFSIGNALED(status);
+    if (culprit_ == rank && !ending_) deadline_ = Clock::now();
+    if (culprit_ == rank && !killed) exit_code_ = WEXITSTATUS(status);
+    if (ending_ || (culprit_ && (!killed || culprit_was_killed_))) return;
+    culprit_ = rank;
+    culprit_was_killed_ = killed;
+    deadline_ = Clock::now();
+    exit_code_ = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    if (killed && interrupted_ != WTERMSIG(status)) {
+      say("rank " + std::to_string(rank) + " was ended by signal " +
+          std::to_string(WTERMSIG(status)) + " (" + strsignal(WTERMSIG(status)) + ")" +
+          (WTERMSIG(status) == SIGKILL
+               ? ": if nobody sent it, the kernel ran out of memory: use fewer ranks or a "
+                 "smaller model"
+               : ""));
+    } else if (!killed && ranks_[static_cast<size_t>(rank)].pending.empty()) {
+      say("rank " + std::to_string(rank) + " ended with exit code " + std::to_string(exit_code_));
+    }
+  }
+
+  static void say(const std::string& sentence) {
+    const std::string line = kErrorPrefix + ("launch: " + sentence) + "\n";
+    std::fwrite(line.data(), 1, line.size(), stderr);
+  }
+
+  /// After a failure: SIGTERM to the others, and SIGKILL to all when the time of grace is over.
+  void end_when_due() {
+    if (!deadline_ || Clock::now() < *deadline_) return;
+    for (size_t index = 0; index < ranks_.size(); ++index) {
+      if (!ranks_[index].running) continue;
+      if (ending_) {
+        kill(-ranks_[index].pid, SIGKILL);
+      } else if (culprit_ != static_cast<int>(index)) {
+        kill(-ranks_[index].pid, SIGTERM);
+      }
+    }
+    deadline_ = Clock::now() + options_.grace;
+    ending_ = true;
+  }
+
+  /// Whole lines; of all ranks while none failed, of the first that failed afterwards.
+  void show_errors(bool all) {
+    if (culprit_ && !ending_ && !all) return;  // who failed first is not settled yet
+    for (size_t index = 0; index < ranks_.size(); ++index) {
+      std::string& pending = ranks_[index].pending;
+      const size_t end = all || !ranks_[index].running ? pending.size() : pending.rfind('\n') + 1;
+      const bool shown = !culprit_ || *culprit_ == static_cast<int>(index) || show_stack();
+      if (shown) std::fwrite(pending.data(), 1, end, stderr);
+      pending.erase(0, end);
+    }
+  }
+
+  void pass_signals() {
+    while (const auto signal = signals_.next()) {
+      if (*signal == SIGCHLD) continue;
+      const bool stop = *signal == SIGINT || *signal == SIGTERM;
+      if (stop && interrupted_ && !ending_) {
+        culprit_ = culprit_.value_or(options_.processes);  // none of the ranks: the user
+        exit_code_ = 128 + *signal;
+        deadline_ = Clock::now();
+      }
+      if (stop) interrupted_ = *signal;
+      for (const Rank& rank : ranks_) {
+        if (rank.running) kill(-rank.pid, *signal);
+      }
+    }
+  }
+
+  const LaunchGroupOptions& options_;
+  SignalWatch signals_;
+  Pipe failures_;
+  std::vector<Rank> ranks_;
+  std::optional<int> culprit_;  // the rank that failed first
+  bool culprit_was_killed_ = false;
+  int exit_code_ = 0;                          // of the culprit
+  std::optional<int> interrupted_;             // the SIGINT or SIGTERM that the user sent last
+  bool ending_ = false;                        // the others have been told to stop
+  std::optional<Clock::time_point> deadline_;  // of the next step towards the end
+};
+
+}  // namespace
+
+int free_port(int wanted) {
+  const Descriptor socket_fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(wanted));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int reuse = 1;  // a port of a run that has just ended is free
+  setsockopt(socket_fd.get(), SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse);
+  socklen_t size = sizeof address;
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  if (bind(socket_fd.get(), generic, size) != 0) {
+    const std::string remedy =
+        errno == EADDRINUSE ? "; choose another, or leave --master-port out for a free one" : "";
+    throw std::runtime_error("launch: port " + std::to_string(wanted) +
+                             " cannot be used: " + std::strerror(errno) + remedy);
+  }
+  getsockname(socket_fd.get(), generic, &size);
+  return ntohs(address.sin_port);
+}
+
+int run_launch_group(const LaunchGroupOptions& options) { return LaunchGroup(options).run(); }
+
+}  // namespace megashard

@@ -1,0 +1,256 @@
+#include "launch/roll/roll_keys.h"
+
+#include "launch/arguments/comma_words.h"
+
+namespace megashard {
+namespace {
+
+using V = RollValue;
+using W = RollWorker;
+using A = Arguments;
+
+/// The value of a flag of ours.
+template <const char* flag>
+void to_flag(const V& value, W&, A& arguments) {
+  value.store(arguments, flag);
+}
+
+constexpr char kSeed[] = "--seed", kHfModel[] = "--hf-model", kSeqLength[] = "--seq-length",
+               kSaveInterval[] = "--save-interval", kLogInterval[] = "--log-interval",
+               kEvalInterval[] = "--eval-interval", kMostRecent[] = "--most-recent-k",
+               kClip[] = "--clip-grad", kTimeout[] = "--distributed-timeout-minutes",
+               kLr[] = "--lr", kDecay[] = "--weight-decay", kBeta1[] = "--adam-beta1",
+               kBeta2[] = "--adam-beta2", kMicroBatch[] = "--micro-batch-size",
+               kWorkers[] = "--num-workers", kContext[] = "--context-parallel-size",
+               kTiles[] = "--tiled-num-shards", kLoraDropout[] = "--lora-dropout",
+               kExpertRanks[] = "--expert-model-parallel-size";
+
+void take_resume(const V& value, W&, A& arguments) {
+  bool flag = false;
+  if (!YAML::convert<bool>::decode(YAML::Node(value.text()), flag))
+    arguments.load = value.text();
+  else if (flag)
+    value.expected("false, or the folder of a checkpoint");
+}
+
+/// A name of the pipeline's model counts where the worker has none of its own.
+void take_pretrain(const V& value, W& worker, A& arguments) {
+  if (!arguments.hf_model) to_flag<kHfModel>(value, worker, arguments);
+}
+
+void take_devices(const V& value, W& worker, A&) {
+  std::string text;
+  for (const auto& word : value.words()) text += (text.empty() ? "" : ",") + word;
+  if (value.node.IsSequence()) text = "[" + text + "]";
+  const auto devices = parse_device_mapping(text);
+  if (!devices || devices->empty()) {
+    value.fail(
+        "takes distinct devices, as in list(range(0,16)) or [0, 1]; it is read, not "
+        "evaluated, and \"" +
+        text + "\" is neither");
+  }
+  worker.devices = static_cast<int64_t>(devices->size());
+}
+
+void take_scheduler(const V& value, W&, A& arguments) {
+  const auto name = value.text();
+  arguments.lr_decay_style = name == "constant_with_warmup" ? "constant" : name;
+  if (name != "linear" && name != "cosine" && arguments.lr_decay_style != "constant")
+    value.expected("linear, cosine, constant or constant_with_warmup");
+}
+
+void take_freeze(const V& value, W&, A& arguments) {
+  arguments.freeze_module_prefix = comma_words(value.words());
+}
+
+void take_lora_target(const V& value, W&, A& arguments) {
+  auto& targets = arguments.lora_target_modules;
+  targets = comma_words(value.words());
+  if (targets.empty()) value.expected("names of linear layers");
+  for (auto& name : targets) {
+    if (name.find_first_of("*$|(") != name.npos)
+      value.fail("is a pattern, " + name + "; list the names of linear layers, or all-linear");
+    if (name == "all-embedding" || name == "all-router")
+      value.fail("is " + name + ", but adapters are of linear layers only; list their names");
+    if (name == "all") name = "all-linear";
+  }
+}
+
+void take_reshard(const V& value, W& worker, A&) {
+  worker.sharding.reshard_after_forward = value.boolean();
+}
+
+WrapPolicy& policy(W& worker) { return *worker.sharding.wrap_policy; }
+
+const RollKey kPipeline[] = {
+    {"seed", to_flag<kSeed>},
+    {"pretrain", take_pretrain},
+    {"sequence_length", to_flag<kSeqLength>},
+    {"save_steps", to_flag<kSaveInterval>},
+    {"logging_steps", to_flag<kLogInterval>},
+    {"eval_steps", to_flag<kEvalInterval>},
+    {"max_ckpt_to_keep",
+     [](const V& value, W& worker, A& arguments) {
+       if (value.integer(0) > 0) to_flag<kMostRecent>(value, worker, arguments);
+     }},
+    {"max_grad_norm", to_flag<kClip>},
+    {"resume_from_checkpoint", take_resume},
+};
+
+const RollKey kWorker[] = {
+    {"device_mapping", take_devices},
+    {"world_size", [](const V& value, W& worker, A&) { worker.world_size = value.integer(1); }},
+    {"infer_batch_size",
+     [](const V& value, W& worker, A&) { worker.infer_batch_size = value.integer(1); }},
+    {"backend_timeout", to_flag<kTimeout>},
+    {"name"},
+    {"worker_cls"},
+    {"pg_variant"},
+    {"data_args"},
+    {"generating_args"},
+    {"num_gpus_per_worker"},
+    {"model_update_frequency"},
+    {"system_envs"},
+    {"max_concurrency"},
+    {"offload_nccl"},
+    {"use_dynamic_batching_in_train"},
+    {"max_tokens_per_microbatch_in_train"},
+    {"sequence_length_round_in_train"},
+    {"use_dynamic_batching_in_infer"},
+    {"max_tokens_per_microbatch_in_infer"},
+    {"sequence_length_round_in_infer"},
+    {"use_sequence_packing"},
+    {"sequence_packing_args"},
+    {"use_remove_padding"},
+    {"logits_in_fp32"},
+    {"router_replay"},
+    {"apply_loss_scale"},
+    {"tag_included"},
+};
+
+const RollKey kModel[] = {
+    {"model_name_or_path", to_flag<kHfModel>},
+    {"freeze_module_prefix", take_freeze},
+    {"disable_gradient_checkpointing",
+     [](const V& value, W& worker, A&) { worker.recompute = !value.boolean(); }},
+    {"gradient_checkpointing_use_reentrant",
+     [](const V& value, W& worker, A&) { worker.recompute_reentrant = value.boolean(); }},
+    {"dtype", [](const V& value, W&, A&) { value.dtype(); }},  // param_dtype is what is computed in
+    {"ulysses_size", to_flag<kContext>},
+    {"model_type"},
+    {"model_config_kwargs"},
+    {"moe_aux_loss_coef"},
+    {"attn_implementation"},
+    {"flash_attn"},
+    {"device_map"},
+    {"num_labels"},
+    {"adapter_name_or_path"},
+    {"additional_target"},
+    {"autocast_adapter_dtype"},
+    {"lora_target", take_lora_target},
+    {"lora_rank", [](const V& value, W& worker, A&) { worker.lora_rank = value.integer(1); }},
+    {"lora_alpha",
+     [](const V& value, W& worker, A&) {
+       if (value.number() != 0) worker.lora_alpha = value.number();
+     }},
+    {"lora_dropout", to_flag<kLoraDropout>},
+};
+
+const RollKey kTraining[] = {
+    {"learning_rate", to_flag<kLr>},
+    {"weight_decay", to_flag<kDecay>},
+    {"adam_beta1", to_flag<kBeta1>},
+    {"adam_beta2", to_flag<kBeta2>},
+    {"per_device_train_batch_size", to_flag<kMicroBatch>},
+    {"gradient_accumulation_steps",
+     [](const V& value, W& worker, A&) { worker.gradient_accumulation_steps = value.integer(1); }},
+    {"num_train_epochs",
+     [](const V& value, W& worker, A&) {
+       worker.epochs = value.number();
+       if (!(worker.epochs > 0)) value.expected("a number above 0");
+     }},
+    {"max_steps", [](const V& value, W& worker, A&) { worker.max_steps = value.integer(-1); }},
+    {"warmup_steps", [](const V& value, W& worker, A&) { worker.warmup_steps = value.integer(0); }},
+    {"warmup_ratio",
+     [](const V& value, W& worker, A&) {
+       worker.warmup_ratio = value.number();
+       if (!(worker.warmup_ratio >= 0 && worker.warmup_ratio < 1))
+         value.expected("a number from 0 to below 1");
+     }},
+    {"lr_scheduler_type", take_scheduler},
+    {"dataloader_num_workers", to_flag<kWorkers>},
+    {"seed", to_flag<kSeed>},
+    {"data_seed"},
+    {"output_dir"},
+    {"bf16"},
+    {"tf32"},
+    {"fp16"},
+    {"save_hf_model"},
+};
+
+const RollKey kStrategy[] = {
+    {"fsdp_size", [](const V& value, W& worker, A&) { worker.fsdp_size = value.integer(-1); }},
+    {"param_dtype",
+     [](const V& value, W& worker, A&) {
+       worker.sharding.mixed_precision.param_dtype = value.dtype();
+       if (value.dtype() == at::kHalf)
+         value.fail("is fp16, which needs loss scaling; this program has none, so use bf16");
+     }},
+    {"reduce_dtype", [](const V& value, W& worker,
+                        A&) { worker.sharding.mixed_precision.reduce_dtype = value.dtype(); }},
+    {"reshard_after_forward", take_reshard},
+    {"offload_policy",
+     [](const V& value, W& worker, A&) { worker.sharding.offload_to_cpu = value.boolean(); }},
+    {"async_save_ckpt",
+     [](const V& value, W&, A& arguments) { arguments.async_save = value.boolean(); }},
+    {"save_only_model",
+     [](const V& value, W&, A& arguments) { arguments.no_save_optim = value.boolean(); }},
+    {"reduce_scatter_during_grad_accumulation",
+     [](const V& value, W&, A& arguments) {
+       arguments.reduce_scatter_during_grad_accumulation = value.boolean();
+     }},
+    {"ep_size", to_flag<kExpertRanks>},
+    {"efsdp_size", [](const V& value, W& worker, A&) { worker.efsdp_size = value.integer(1); }},
+    {"moe_use_grouped_mm"},
+    {"apply_expert_patch",
+     [](const V& value, W& worker, A&) { worker.apply_expert_patch = value.boolean(); }},
+    {"apply_tiled_mlp",
+     [](const V& value, W&, A& arguments) { arguments.apply_tiled_mlp = value.boolean(); }},
+    {"tiled_num_shards", to_flag<kTiles>},
+    {"model_type"},
+    {"use_batched_model_update"},
+};
+
+const RollKey kWrap[] = {
+    {"transformer_layer_cls_to_wrap",
+     [](const V& value, W& worker, A&) { policy(worker).layer_classes = value.words(); }},
+    {"wrap_embeddings",
+     [](const V& value, W& worker, A&) { policy(worker).embeddings = value.boolean(); }},
+    {"wrap_lm_output",
+     [](const V& value, W& worker, A&) { policy(worker).lm_output = value.boolean(); }},
+    {"moe_experts",
+     [](const V& value, W& worker, A&) { policy(worker).expert_classes = value.words(); }},
+};
+
+}  // namespace
+
+std::span<const RollKey> roll_pipeline_keys() { return kPipeline; }
+std::span<const RollKey> roll_worker_keys() { return kWorker; }
+std::span<const RollKey> roll_model_keys() { return kModel; }
+std::span<const RollKey> roll_training_keys() { return kTraining; }
+std::span<const RollKey> roll_strategy_keys() { return kStrategy; }
+std::span<const RollKey> roll_wrap_keys() { return kWrap; }
+
+const std::vector<MissingFunction>& missing_functions() {
+  static const std::vector<MissingFunction> all = {
+      {"model_args", "adapter_name_or_path", {}, "adapters come from --load here"},
+      {"model_args", "additional_target", {}, "nothing but adapters is trained beside them here"},
+      {"model_args", "moe_aux_loss_coef", {}, "router_aux_loss_coef of config.json decides"},
+      {"model_args", "model_type", {}, "reward and value models are not in this version"},
+      {"model_args", "model_config_kwargs", {}, "config.json of the model decides"},
+      {"training_args", "fp16", {"false"}, "there is no loss scaling here; use bf16"},
+  };
+  return all;
+}
+
+}  // namespace megashard

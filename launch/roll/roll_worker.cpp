@@ -1,0 +1,207 @@
+#include "launch/roll/roll_worker.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "framework/arguments/nearest_name.h"
+#include "framework/arguments/yaml_text.h"
+#include "launch/arguments/argument_file.h"
+#include "launch/roll/roll_keys.h"
+
+namespace megashard {
+namespace {
+
+using std::to_string;
+
+constexpr const char* kStrategyArgs = "strategy_args";
+
+bool is_worker(const YAML::Node& node) { return node.IsMap() && node[kStrategyArgs].IsDefined(); }
+
+/// Name and section. Not looked up by name, which finds a namesake that is none.
+std::vector<std::pair<std::string, YAML::Node>> workers_of(const YAML::Node& root) {
+  std::vector<std::pair<std::string, YAML::Node>> workers;
+  for (const auto& item : root) {
+    if (is_worker(item.second)) workers.emplace_back(item.first.Scalar(), item.second);
+  }
+  return workers;
+}
+
+/// What an unknown key means in a section.
+enum class Unknown { kError, kErrorIfMisspelt };
+
+class Reader {
+ public:
+  Reader(const std::string& file, const YAML::Node& root, RollWorker& worker, Arguments& arguments)
+      : file_(file), root_(root), worker_(worker), arguments_(arguments) {}
+
+  RollValue value(const std::string& path, const YAML::Node& node) const {
+    return {file_, root_, path, node};
+  }
+
+  /// Reads a map; `inner` are keys that stand for sections of their own.
+  void section(const std::string& path, const YAML::Node& node, std::span<const RollKey> keys,
+               const std::set<std::string>& inner, Unknown unknown) {
+    if (!node.IsDefined() || node.IsNull()) return;
+    if (!node.IsMap()) value(path, node).expected("a map");
+    for (const auto& item : node) {
+      const auto name = item.first.Scalar();
+      const auto each = value(path.empty() ? name : path + "." + name, item.second);
+      if (inner.contains(name)) continue;
+      key(each, name, item.first, keys, inner, unknown);
+    }
+  }
+
+ private:
+  std::string line(const YAML::Node& node) const {
+    return file_ + ":" + to_string(node.Mark().line + 1) + ": ";
+  }
+
+  void key(const RollValue& each, const std::string& name, const YAML::Node& written,
+           std::span<const RollKey> keys, const std::set<std::string>& inner, Unknown unknown) {
+    const auto found =
+        std::find_if(keys.begin(), keys.end(), [&](const auto& key) { return name == key.name; });
+    if (found == keys.end()) {
+      std::vector<std::string> known(inner.begin(), inner.end());
+      for (const auto& key : keys) known.emplace_back(key.name);
+      const auto hint = did_you_mean(name, known);
+      if (unknown == Unknown::kError || !hint.empty()) {
+        throw UsageError(line(written) + "unknown key " + each.path +
+                         (hint.empty() ? "; remove it." : hint));
+      }
+      worker_.unused.push_back(each.path);
+      return;
+    }
+    if (each.is_null()) return;
+    refuse_missing(each, name);
+    if (found->take == nullptr) {
+      worker_.unused.push_back(each.path);
+    } else {
+      found->take(each, worker_, arguments_);
+    }
+  }
+
+  /// The section is the last name but one of the path.
+  void refuse_missing(const RollValue& each, const std::string& name) const {
+    const std::string outer = each.path.substr(0, each.path.size() - name.size() - 1);
+    const std::string section = outer.substr(outer.rfind('.') + 1);
+    for (const auto& missing : missing_functions()) {
+      if (section != missing.section || name != missing.name) continue;
+      if (each.node.IsMap() && each.node.size() == 0) return;
+      auto text = each.node.IsScalar() ? each.text() : "";
+      std::transform(text.begin(), text.end(), text.begin(),
+                     [](char c) { return std::tolower(c); });
+      const auto& harmless = missing.harmless;
+      if (std::find(harmless.begin(), harmless.end(), text) != harmless.end()) return;
+      each.fail((each.node.IsScalar() ? "is " + each.text() : "is given") + ", but " + missing.why +
+                (harmless.empty() ? "; remove it" : "; write " + harmless.front()));
+    }
+  }
+
+  const std::string& file_;
+  const YAML::Node& root_;
+  RollWorker& worker_;
+  Arguments& arguments_;
+};
+
+/// What ROLL takes where the file says nothing.
+void set_defaults(RollWorker& worker, Arguments& arguments) {
+  arguments.seed = 42;
+  arguments.lr = 5e-5;
+  arguments.weight_decay = 0;
+  arguments.micro_batch_size = 8;
+  arguments.lr_decay_style = "linear";
+  arguments.attention_dropout = arguments.hidden_dropout = 0;  // config.json decides in ROLL
+  arguments.distributed_timeout_minutes = 30;
+  arguments.ckpt_format = "torch_dcp";
+  arguments.async_save = true;
+  arguments.use_torch_fsdp2 = true;
+  worker.sharding.mixed_precision.param_dtype = at::kBFloat16;
+  worker.sharding.mixed_precision.reduce_dtype = at::kFloat;
+  worker.sharding.reshard_after_forward = ReshardAfterForward{};  // not the root
+  worker.sharding.wrap_policy.emplace();
+}
+
+void read_strategy(Reader& reader, const std::string& path, const YAML::Node& node,
+                   RollWorker& worker) {
+  reader.section(path, node, {}, {"strategy_name", "strategy_config"}, Unknown::kError);
+  const auto name = node["strategy_name"];
+  const auto strategy = reader.value(path + ".strategy_name", name.IsDefined() ? name : node);
+  const std::string text = name.IsDefined() ? strategy.text() : "fsdp2_train";
+  if (text != "fsdp2_train" && text != "fsdp2_infer") {
+    strategy.fail("is " + text + "; this program runs workers of fsdp2_train and fsdp2_infer");
+  }
+  worker.trains = text == "fsdp2_train";
+  const auto config = node["strategy_config"];
+  const std::string inside = path + ".strategy_config";
+  reader.section(inside, config, roll_strategy_keys(), {"wrap_policy"}, Unknown::kError);
+  if (config.IsDefined() && config.IsMap()) {
+    reader.section(inside + ".wrap_policy", config["wrap_policy"], roll_wrap_keys(), {},
+                   Unknown::kError);
+  }
+}
+
+/// lora_target stands for LoRA in ROLL: nothing is frozen by name then, and only what trains has
+/// it.
+void apply_lora(RollWorker& worker, Arguments& arguments) {
+  if (arguments.lora_target_modules.empty()) return;
+  const auto drop = [&](std::vector<std::string>& words, const char* key) {
+    if (!words.empty()) worker.unused.push_back(worker.role + ".model_args." + key);
+    words.clear();
+  };
+  if (!worker.trains) return drop(arguments.lora_target_modules, "lora_target");
+  drop(arguments.freeze_module_prefix, "freeze_module_prefix");
+  arguments.lora_r = worker.lora_rank;
+  arguments.lora_alpha = worker.lora_alpha.value_or(2.0 * static_cast<double>(worker.lora_rank));
+}
+
+}  // namespace
+
+bool is_roll_configuration(const YAML::Node& root) {
+  return root.IsMap() && !workers_of(root).empty();
+}
+
+RollWorker read_roll_worker(const std::string& path, const std::string& role,
+                            Arguments& arguments) {
+  return parse_roll_worker(read_named_file(path, "--config"), path, role, arguments);
+}
+
+RollWorker parse_roll_worker(const std::string& text, const std::string& path,
+                             const std::string& role, Arguments& arguments) {
+  const YAML::Node root = load_yaml(text, path);
+  const auto workers = root.IsMap() ? workers_of(root) : decltype(workers_of(root)){};
+  const auto found = std::find_if(workers.begin(), workers.end(),
+                                  [&](const auto& worker) { return worker.first == role; });
+  if (found == workers.end()) {
+    std::string list;
+    for (const auto& [name, node] : workers) list += (list.empty() ? "" : ", ") + name;
+    throw UsageError("--role " + role + ": " + path + " has no such worker; " +
+                     (list.empty() ? "it has none with strategy_args." : "it has " + list + "."));
+  }
+  RollWorker worker;
+  worker.role = role;
+  set_defaults(worker, arguments);
+  Reader reader(path, root, worker, arguments);
+  const YAML::Node own = found->second;
+  read_strategy(reader, role + "." + kStrategyArgs, own[kStrategyArgs], worker);
+  reader.section(role, own, roll_worker_keys(), {"model_args", "training_args", kStrategyArgs},
+                 Unknown::kErrorIfMisspelt);
+  reader.section(role + ".model_args", own["model_args"], roll_model_keys(), {}, Unknown::kError);
+  reader.section(role + ".training_args", own["training_args"], roll_training_keys(), {},
+                 Unknown::kError);
+  apply_lora(worker, arguments);
+  std::set<std::string> others;  // sections and settings of the pipeline
+  for (const auto& item : root) {
+    const auto keys = roll_pipeline_keys();
+    const auto name = item.first.Scalar();
+    if (std::none_of(keys.begin(), keys.end(), [&](const auto& key) { return name == key.name; }))
+      others.insert(name);
+  }
+  reader.section("", root, roll_pipeline_keys(), others, Unknown::kError);
+  others.erase(role);
+  worker.unused.insert(worker.unused.end(), others.begin(), others.end());
+  return worker;
+}
+
+}  // namespace megashard

@@ -1,0 +1,205 @@
+#include "launch/train/pretrain.h"
+
+#include <ATen/Context.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <malloc.h>
+#include <sys/resource.h>
+
+#include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <iostream>
+
+#include "framework/arguments/argument_validation.h"
+#include "framework/arguments/checkpoint_arguments.h"
+#include "framework/training/flops.h"
+#include "framework/training/trainer.h"
+#include "framework/training/training_log.h"
+#include "launch/arguments/command_line.h"
+#include "launch/print_line.h"
+#include "launch/ranks/environment.h"
+#include "launch/train/end_of_document.h"
+#include "launch/train/run_setup.h"
+#include "models/hugging_face/load_hf_weights.h"
+#include "models/hugging_face/save_hf_model.h"
+#include "models/network_arguments.h"
+#include "parallel/cuda/cuda_module.h"
+#include "parallel/fsdp/schedule_trace.h"
+
+namespace megashard {
+namespace {
+
+std::atomic<bool> terminated = false;  // written by the signal handler
+
+void note_signal(int) { terminated = true; }
+
+DataOptions data_options(const Arguments& arguments, int64_t vocab_size, int64_t eod_id) {
+  DataOptions options;
+  options.data_path = arguments.data_path;
+  options.split = arguments.split.value_or(kDefaultSplit);
+  options.train_data_path = arguments.train_data_path;
+  options.valid_data_path = arguments.valid_data_path;
+  options.test_data_path = arguments.test_data_path;
+  options.mock_data = arguments.mock_data;
+  options.seq_length = *arguments.seq_length;
+  options.seed = arguments.seed;
+  options.vocab_size = vocab_size;
+  options.eod_id = eod_id;
+  return options;
+}
+
+int64_t samples_of_epoch(const Arguments& arguments) {
+  if (!arguments.seq_length) {
+    throw UsageError(
+        "num_train_epochs needs the length of a sequence; give sequence_length in the file, "
+        "--seq-length, or the length of the training by --train-iters.");
+  }
+  // Tokens do not matter for their number.
+  auto options = data_options(arguments, /*vocab_size=*/1, /*eod_id=*/0);
+  options.valid_samples = options.test_samples = 0;
+  return build_datasets(options).train->size();
+}
+
+void apply_worker(RollWorker& worker, Arguments& arguments, int world_size,
+                  const DiagnosticSink& sink) {
+  if (!worker.trains) {
+    throw UsageError(worker.role +
+                     " is a worker of fsdp2_infer, which trains nothing; choose one "
+                     "of fsdp2_train.");
+  }
+  apply_roll_worker(
+      worker, arguments, world_size, [&] { return samples_of_epoch(arguments); }, sink);
+}
+
+int64_t peak_memory_bytes(c10::Device device) {
+  if (!device.is_cpu()) {
+    const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+    return stats.allocated_bytes[0].peak;
+  }
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss * 1024;
+}
+
+/// Traces the first steps for --fsdp-schedule-trace; called after each step.
+std::function<void()> schedule_tracer(const std::string& folder, torch::nn::Module& model,
+                                      int rank) {
+  constexpr int kTracedSteps = 3;
+  std::filesystem::create_directories(folder);
+  const auto path = std::filesystem::path(folder) / c10::str("rank_", rank, ".json");
+  auto trace = std::make_shared<ScheduleTrace>(model);
+  return [trace, path, rank, steps = 0]() mutable {
+    if (trace == nullptr) return;
+    trace->write_chrome_trace(path, rank);
+    if (++steps == kTracedSteps) trace.reset();
+  };
+}
+
+TrainerSurroundings surroundings(const Arguments& arguments, const ProcessGroupPtr& group,
+                                 c10::Device device, at::ScalarType computed_in,
+                                 std::chrono::steady_clock::time_point start) {
+  const int rank = group->rank(), last = group->size() - 1;
+  TrainerSurroundings outside;
+  outside.print_on_first_rank = [rank](const std::string& line) {
+    if (rank == 0) print_line(line);
+  };
+  outside.print_on_last_rank = [rank, last](const std::string& line) {
+    if (rank == last) print_line(line);
+  };
+  outside.stop_signal = [] { return terminated.load(); };
+  outside.peak_memory_bytes = [device] { return peak_memory_bytes(device); };
+  outside.program_start = start;
+  outside.peak_tflops = arguments.peak_tflops;
+  if (!outside.peak_tflops && arguments.metrics_file && rank == 0) {
+    outside.peak_tflops =
+        device.is_cpu()
+            ? measured_cpu_tflops(at::kFloat)
+            : gpu_peak_tflops(load_cuda_module().device_name(device.index()), computed_in);
+  }
+  return outside;
+}
+
+int64_t parameter_count(const torch::nn::Module& model) {
+  int64_t elements = 0;
+  for (const auto& parameter : model.parameters()) elements += parameter.numel();
+  return elements;
+}
+
+/// While a model is made, whole tensors come and go between the rows that stay. On the C library's
+/// heap each would leave a hole in which an aligned block of the same size finds no room, and a
+/// rank would end with the memory of the whole model.
+void give_freed_memory_back() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
+
+/// Gradients and activations come and go every step; memory that the C library hands back to the
+/// kernel each time costs a page fault for every 4 KiB when it is taken again.
+void keep_freed_memory() {
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 512 << 20);
+}
+
+}  // namespace
+
+int run_pretrain(int argc, char** argv) {
+  const auto start = std::chrono::steady_clock::now();
+  give_freed_memory_back();
+  Arguments arguments;
+  std::optional<RollWorker> worker;
+  try {
+    auto line = parse_arguments(argc, argv);
+    arguments = std::move(line.arguments);
+    worker = std::move(line.worker);
+  } catch (const HelpRequested& help) {
+    std::cout << help.what();
+    return 0;
+  }
+  const RendezvousOptions environment = read_environment(arguments.local_rank).rendezvous;
+  const DiagnosticSink sink = sink_for(environment.rank);
+  if (worker) apply_worker(*worker, arguments, environment.world_size, sink);
+  if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
+  validate_for_machine(arguments, environment, sink);
+  take_network_from_hf_model(arguments);
+  if (environment.rank == 0) {
+    print_line(sizes_line(arguments));
+    print_line(arguments_banner(arguments));
+    if (!arguments.hf_model && arguments.padded_vocab_size)
+      print_line(padded_vocab_line(unpadded_vocab_size(arguments), *arguments.padded_vocab_size));
+  }
+  if (arguments.exit_signal_handler) std::signal(SIGTERM, note_signal);
+
+  const ProcessGroupPtr group = join_world(arguments, environment);
+  const c10::Device device = device_of(group, environment.local_rank);
+  seed_generators(arguments, group->rank(), device);
+  at::globalContext().setDeterministicAlgorithms(arguments.deterministic_mode, /*warn_only=*/false);
+  if (arguments.save_hf) prepare_hf_model(arguments, group);
+  const Start from = find_start(arguments, group, sink);
+  const BuiltModel built = build_model(arguments, from.initialises);
+  if (environment.rank == 0) print_line(parameter_count_line(parameter_count(*built.model)));
+  const at::ScalarType computed_in =
+      shard_model(arguments, worker, built, group, from.initialises, sink);
+  if (from.source == WeightSource::kHuggingFace || arguments.lora_r)
+    load_hf_weights(*built.model, *arguments.hf_model);
+
+  TrainerSurroundings outside = surroundings(arguments, group, device, computed_in, start);
+  if (arguments.fsdp_schedule_trace)
+    outside.after_step =
+        schedule_tracer(*arguments.fsdp_schedule_trace, *built.model, group->rank());
+  Trainer trainer(arguments, *built.model, group, device,
+                  data_options(arguments, built.model->vocab_size(), end_of_document_id(arguments)),
+                  std::move(outside));
+  if (from.source == WeightSource::kCheckpoint) trainer.load(from.step);
+  if (arguments.ckpt_convert_format) {
+    trainer.convert_checkpoint();
+  } else {
+    keep_freed_memory();
+    trainer.train();
+  }
+  if (arguments.save_hf) {
+    sink(Severity::kNotice, "saving the weights as Hugging Face files to " + *arguments.save_hf);
+    save_hf_model(*built.model, arguments, group);
+    sink(Severity::kNotice, "  successfully saved Hugging Face files to " + *arguments.save_hf);
+  }
+  group->barrier();
+  return 0;
+}
+
+}  // namespace megashard

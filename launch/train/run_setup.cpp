@@ -1,0 +1,179 @@
+#include "launch/train/run_setup.h"
+
+#include <filesystem>
+
+#include "checkpoint/checkpoint.h"
+#include "framework/arguments/argument_validation.h"
+#include "framework/modules/freeze.h"
+#include "framework/modules/fsdp2_mixin.h"
+#include "framework/modules/weight_init_mixin.h"
+#include "framework/training/gpu_device.h"
+#include "framework/training/random_states.h"
+#include "framework/training/training_checkpoint.h"
+#include "framework/training/training_log.h"
+#include "launch/print_line.h"
+#include "launch/ranks/launcher_variables.h"
+#include "launch/train/model_plugin.h"
+#include "models/layers/lora.h"
+#include "models/register_models.h"
+#include "parallel/collectives/rendezvous.h"
+
+namespace megashard {
+namespace {
+
+Fsdp2Config sharding_config(const Arguments& arguments, const std::optional<RollWorker>& worker,
+                            Strictness strictness, const DiagnosticSink& sink) {
+  if (arguments.fsdp2_config_path)
+    return load_fsdp2_config(*arguments.fsdp2_config_path, strictness, sink);
+  if (worker) return worker->sharding;
+  Fsdp2Config config;
+  if (!arguments.use_torch_fsdp2) config.sharding_size = 1;
+  return config;
+}
+
+/// MindSpeed says in the FSDP2 file what is a flag in Megatron.
+void take_expert_ranks_of_file(Arguments& arguments, const DiagnosticSink& sink) {
+  if (!arguments.fsdp2_config_path || arguments.is_given("expert_model_parallel_size")) return;
+  const auto quiet = [](Severity, const std::string&) {};
+  const int ranks = load_fsdp2_config(*arguments.fsdp2_config_path, Strictness::kWarn, quiet)
+                        .expert_parallel_size;
+  if (ranks == 1) return;
+  arguments.expert_model_parallel_size = ranks;
+  sink(Severity::kNotice,
+       c10::str("FSDP2: expert_parallel_size: as --expert-model-parallel-size ", ranks));
+}
+
+}  // namespace
+
+DiagnosticSink sink_for(int rank) {
+  return [rank](Severity severity, const std::string& sentence) {
+    if (rank == 0) print_line((severity == Severity::kWarning ? "WARNING: " : "") + sentence);
+  };
+}
+
+void validate_for_machine(Arguments& arguments, const RendezvousOptions& environment,
+                          const DiagnosticSink& sink) {
+  take_expert_ranks_of_file(arguments, sink);
+  validate_arguments(arguments,
+                     {.world_size = environment.world_size,
+                      .rank = environment.rank,
+                      .has_gpu = arguments.device != "cpu" && gpu_present(),
+                      .cuda_device_max_connections = own_variable("CUDA_DEVICE_MAX_CONNECTIONS"),
+                      .nccl_algo = own_variable("NCCL_ALGO")},
+                     sink);
+}
+
+ProcessGroupPtr join_world(const Arguments& arguments, RendezvousOptions options) {
+  if (arguments.distributed_init_method) options.init_method = *arguments.distributed_init_method;
+  options.backend = *arguments.distributed_backend;
+  options.timeout = std::chrono::minutes(arguments.distributed_timeout_minutes);
+  return init_process_group(options);
+}
+
+c10::Device device_of(const ProcessGroupPtr& group, int local_rank) {
+  if (group->device_type() == c10::kCPU) return c10::kCPU;
+  return {group->device_type(), static_cast<c10::DeviceIndex>(local_rank)};
+}
+
+void seed_generators(const Arguments& arguments, int rank, c10::Device device) {
+  const int64_t seed = arguments.seed + (arguments.data_parallel_random_init ? 10 * rank : 0);
+  seed_random_states(static_cast<uint64_t>(seed), device);
+}
+
+Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const DiagnosticSink& sink) {
+  const FindOptions find{
+      .ckpt_step = arguments.ckpt_step,
+      .depth = arguments.verify_checkpoint ? VerifyDepth::kBytes : VerifyDepth::kSizes,
+      .notice = [&sink](const std::string& line) { sink(Severity::kWarning, line); }};
+  if (arguments.load) {
+    if (const auto step = find_step(*arguments.load, group, find))
+      return {WeightSource::kCheckpoint, *step, may_lack_weights(arguments)};
+    const auto tracker =
+        (std::filesystem::path(*arguments.load) / "latest_checkpointed_iteration.txt").string();
+    if (arguments.exit_on_missing_checkpoint || arguments.ckpt_convert_format) {
+      throw UsageError((arguments.ckpt_convert_format ? "--ckpt-convert-format: "
+                                                      : "--exit-on-missing-checkpoint: ") +
+                       tracker + " does not exist, so there is nothing to load");
+    }
+    sink(Severity::kNotice, missing_checkpoint_lines(tracker));
+  }
+  if (arguments.pretrained_checkpoint) {
+    const std::string& folder = *arguments.pretrained_checkpoint;
+    const auto step = find_step(folder, group, find);
+    if (!step) {
+      throw UsageError("--pretrained-checkpoint " + folder +
+                       " holds no checkpoint (no latest_checkpointed_iteration.txt); check the "
+                       "path, or leave it out");
+    }
+    arguments.load = folder;
+    arguments.finetune = true;
+    return {WeightSource::kCheckpoint, *step, may_lack_weights(arguments)};
+  }
+  if (arguments.hf_model && !arguments.from_scratch) return {WeightSource::kHuggingFace};
+  if (!arguments.perform_initialization) {
+    sink(Severity::kWarning,
+         "--no-initialization: no weights are loaded either, so training starts from whatever the "
+         "layers' constructors left; give --load or --hf-model, or leave it out");
+  }
+  return {WeightSource::kInitialisation, {}, true};
+}
+
+BuiltModel build_model(const Arguments& arguments, bool initialises) {
+  ModelRegistry registry;
+  register_models(registry);
+  if (arguments.model_plugin) load_model_plugin(*arguments.model_plugin, registry);
+  const auto make = [&] {
+    auto model = registry.create(arguments, arguments.model.value_or(""));
+    auto* init = dynamic_cast<WeightInitMixin*>(model.get());
+    if (initialises && arguments.perform_initialization && init != nullptr) init->init_weights();
+    if (arguments.lora_r) {
+      add_lora(*model, {.rank = *arguments.lora_r,
+                        .alpha = arguments.lora_alpha,
+                        .dropout = arguments.lora_dropout,
+                        .target_modules = arguments.lora_target_modules});
+    }
+    if (arguments.bf16) model->to(at::kBFloat16);
+    return model;
+  };
+  BuiltModel built;
+  if (arguments.init_model_with_meta_device) {
+    built.tape = std::make_unique<InitTape>();
+    built.model = built.tape->construct(make);
+    built.tape->capture(*built.model);
+  } else {
+    built.model = make();
+  }
+  return built;
+}
+
+at::ScalarType shard_model(const Arguments& arguments, const std::optional<RollWorker>& worker,
+                           const BuiltModel& built, const ProcessGroupPtr& group, bool initialises,
+                           const DiagnosticSink& sink) {
+  auto* mixin = dynamic_cast<FSDP2Mixin*>(built.model.get());
+  TORCH_CHECK(mixin != nullptr, "the model ", built.model->class_name(), " does not derive from FSDP2Mixin, so it cannot be sharded");
+  const auto strictness = arguments.fsdp2_config_strict ? Strictness::kStrict : Strictness::kWarn;
+  const Fsdp2Config config = sharding_config(arguments, worker, strictness, sink);
+  const at::ScalarType stored = arguments.bf16 ? at::kBFloat16 : at::kFloat;
+  const at::ScalarType computed = config.mixed_precision.param_dtype.value_or(stored);
+  if (computed == at::kHalf && !arguments.skip_train) {
+    throw UsageError(
+        "param_dtype: fp16 needs loss scaling, which training here does not have; take bf16.");
+  }
+  mixin->freeze();
+  const auto& prefixes = arguments.freeze_module_prefix;
+  if (const int64_t frozen = freeze_parameters(*built.model, prefixes); frozen > 0)
+    sink(Severity::kNotice, c10::str("--freeze-module-prefix: ", frozen, " elements are frozen"));
+  ActivationPlan activations = activation_plan(arguments);
+  activations.recompute_reentrant = worker && worker->recompute_reentrant;
+  mixin->fully_shard({.process_group = group,
+                      .config = config,
+                      .strictness = strictness,
+                      .sink = sink,
+                      .activations = activations,
+                      .init_tape = built.tape.get(),
+                      .weights_follow = !initialises && !arguments.lora_r,
+                      .unset_weights_follow = arguments.lora_r.has_value()});
+  return computed;
+}
+
+}  // namespace megashard

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "checkpoint/steps/checkpoint_directory.h"
+#include "framework/arguments/arguments.h"
+#include "framework/diagnostics.h"
+#include "framework/modules/deferred_init.h"
+#include "framework/modules/multi_modal_module.h"
+#include "launch/ranks/environment.h"
+#include "launch/roll/roll_worker.h"
+#include "parallel/collectives/process_group.h"
+
+namespace megashard {
+
+/// What every program that runs a model does first.
+
+/// Prints on rank 0.
+DiagnosticSink sink_for(int rank);
+/// validate_arguments with this machine's GPUs and variables.
+void validate_for_machine(Arguments& arguments, const RendezvousOptions& environment,
+                          const DiagnosticSink& sink);
+
+/// Collective.
+ProcessGroupPtr join_world(const Arguments& arguments, RendezvousOptions options);
+/// The rank's own.
+c10::Device device_of(const ProcessGroupPtr& group, int local_rank);
+void seed_generators(const Arguments& arguments, int rank, c10::Device device);
+
+/// Where the first weights come from.
+enum class WeightSource { kCheckpoint, kHuggingFace, kInitialisation };
+
+struct Start {
+  WeightSource source;
+  CheckpointStep step{};     ///< of kCheckpoint
+  bool initialises = false;  ///< the layers' first values count
+};
+
+/// Collective; --pretrained-checkpoint becomes --load and --finetune.
+Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const DiagnosticSink& sink);
+
+struct BuiltModel {
+  std::shared_ptr<MultiModalModule> model;
+  std::unique_ptr<InitTape> tape;
+};
+
+/// A model of models/ or of --model-plugin; its parameters have values if `initialises`.
+BuiltModel build_model(const Arguments& arguments, bool initialises);
+/// Freezes, recomputes, shards; the dtype that the model computes in. Throws UsageError for a
+/// training in fp16. Collective.
+at::ScalarType shard_model(const Arguments& arguments, const std::optional<RollWorker>& worker,
+                           const BuiltModel& built, const ProcessGroupPtr& group, bool initialises,
+                           const DiagnosticSink& sink);
+
+}  // namespace megashard
