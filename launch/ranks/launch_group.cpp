@@ -1,10 +1,8 @@
 #include "launch/ranks/launch_group.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -21,9 +19,9 @@
 #include <stdexcept>
 #include <utility>
 
+#include "launch/ranks/descriptor.h"
 #include "launch/ranks/failure.h"
-
-extern char** environ;
+#include "launch/ranks/rank_process.h"
 
 namespace megashard {
 namespace {
@@ -31,44 +29,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
-constexpr int kCannotExecute = 127;
 // A rank that says it failed waits this long for news of one that was killed: its end is the
 // likelier cause.
 constexpr std::chrono::milliseconds kSettle{100};
-
-[[noreturn]] void throw_errno(const std::string& what) {
-  throw std::runtime_error("launch: " + what + ": " + std::strerror(errno));
-}
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Descriptor() { reset(); }
-  void reset() {
-    if (fd_ >= 0) close(fd_);
-    fd_ = -1;
-  }
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-struct Pipe {
-  Descriptor read, write;
-};
-
-Pipe make_pipe() {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) throw_errno("cannot make a pipe");
-  fcntl(ends[0], F_SETFL, O_NONBLOCK);
-  return {Descriptor(ends[0]), Descriptor(ends[1])};
-}
 
 /// Signals arrive on a descriptor while this lives.
 class SignalWatch {
@@ -103,41 +66,13 @@ int usable_cores() {
   return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
 }
 
-/// This process's environment with `changes` ("NAME=value") put in.
-std::vector<std::string> environment_with(const std::vector<std::string>& changes) {
-  std::vector<std::string> result = changes;
-  for (char** each = environ; *each != nullptr; ++each) {
-    const std::string entry = *each;
-    const std::string name = entry.substr(0, entry.find('=') + 1);
-    const bool changed = std::any_of(
-        changes.begin(), changes.end(),
-        [&](const std::string& change) { return change.compare(0, name.size(), name) == 0; });
-    if (!changed) result.push_back(entry);
-  }
-  return result;
-}
-
-std::vector<char*> c_strings(std::vector<std::string>& words) {
-  std::vector<char*> result;
-  for (std::string& word : words) result.push_back(word.data());
-  result.push_back(nullptr);
-  return result;
-}
-
-struct Rank {
-  pid_t pid = 0;
-  Descriptor errors;    // reads the rank's stderr
-  std::string pending;  // read from it, not yet shown
-  bool running = true;
-};
-
 class LaunchGroup {
  public:
   explicit LaunchGroup(const LaunchGroupOptions& options)
       : options_(options), failures_(make_pipe()) {}
 
   ~LaunchGroup() {
-    for (Rank& rank : ranks_) {
+    for (RankProcess& rank : ranks_) {
       if (!rank.running) continue;
       kill(-rank.pid, SIGKILL);
       waitpid(rank.pid, nullptr, 0);
@@ -148,8 +83,8 @@ class LaunchGroup {
     const int port = free_port(options_.master_port);
     for (int rank = 0; rank < options_.processes; ++rank) start(rank, port);
     failures_.write.reset();
-    while (
-        std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.running; })) {
+    while (std::any_of(ranks_.begin(), ranks_.end(),
+                       [](const RankProcess& rank) { return rank.running; })) {
       wait_for_news();
       pass_signals();  // before reap(): a SIGCHLD taken behind it would be its rank's only news
       read_errors();
@@ -179,34 +114,16 @@ class LaunchGroup {
       changes.push_back("OMP_NUM_THREADS=" +
                         number(std::max(1, usable_cores() / options_.processes)));
     }
-    std::vector<std::string> variables = environment_with(changes);
-    std::vector<std::string> command = options_.command;
-    const std::vector<char*> envp = c_strings(variables);
-    const std::vector<char*> argv = c_strings(command);
-    Pipe errors = make_pipe();
-    const pid_t parent = getpid();
-    const pid_t pid = fork();
-    if (pid < 0) throw_errno("cannot start rank " + number(rank));
-    if (pid == 0) {
-      // A group of its own: Ctrl-C reaches the launcher only, which passes it on once.
-      setpgid(0, 0);
-      prctl(PR_SET_PDEATHSIG, SIGKILL);
-      if (getppid() != parent) _exit(kCannotExecute);
-      dup2(errors.write.get(), STDERR_FILENO);
-      fcntl(failures_.write.get(), F_SETFD, 0);
-      sigprocmask(SIG_SETMASK, &signals_.mask_before(), nullptr);
-      execvpe(argv[0], argv.data(), envp.data());
-      dprintf(STDERR_FILENO, "%slaunch: cannot run %s: %s\n", kErrorPrefix, argv[0],
-              std::strerror(errno));
-      _exit(kCannotExecute);
-    }
-    setpgid(pid, pid);  // here too: whoever comes first
-    ranks_.push_back({pid, std::move(errors.read), "", true});
+    ranks_.push_back(start_rank({.rank = rank,
+                                 .command = options_.command,
+                                 .variables = std::move(changes),
+                                 .inherited = failures_.write.get(),
+                                 .signal_mask = signals_.mask_before()}));
   }
 
   void wait_for_news() {
     std::vector<pollfd> watched = {{signals_.fd(), POLLIN, 0}, {failures_.read.get(), POLLIN, 0}};
-    for (const Rank& rank : ranks_) watched.push_back({rank.errors.get(), POLLIN, 0});
+    for (const RankProcess& rank : ranks_) watched.push_back({rank.errors.get(), POLLIN, 0});
     int timeout = -1;  // a healthy group runs as long as it likes
     if (deadline_) {
       const auto left =
@@ -232,7 +149,7 @@ class LaunchGroup {
   }
 
   void read_errors() {
-    for (Rank& rank : ranks_) drain(rank.errors, &rank.pending);
+    for (RankProcess& rank : ranks_) drain(rank.errors, &rank.pending);
   }
 
   void read_failures() {
@@ -248,7 +165,7 @@ class LaunchGroup {
 
   void reap() {
     for (size_t index = 0; index < ranks_.size(); ++index) {
-      Rank& rank = ranks_[index];
+      RankProcess& rank = ranks_[index];
       int status = 0;
       if (!rank.running || waitpid(rank.pid, &status, WNOHANG) != rank.pid) continue;
       rank.running = false;
@@ -319,7 +236,7 @@ class LaunchGroup {
         deadline_ = Clock::now();
       }
       if (stop) interrupted_ = *signal;
-      for (const Rank& rank : ranks_) {
+      for (const RankProcess& rank : ranks_) {
         if (rank.running) kill(-rank.pid, *signal);
       }
     }
@@ -328,7 +245,7 @@ class LaunchGroup {
   const LaunchGroupOptions& options_;
   SignalWatch signals_;
   Pipe failures_;
-  std::vector<Rank> ranks_;
+  std::vector<RankProcess> ranks_;
   std::optional<int> culprit_;  // the rank that failed first
   bool culprit_was_killed_ = false;
   int exit_code_ = 0;                          // of the culprit

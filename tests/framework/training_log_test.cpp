@@ -35,7 +35,6 @@ TEST(TrainingLogLine, IsMegatrons) {
 
 TEST(TrainingLogLine, ShowsEveryOptionalPieceInItsPlace) {
   auto line = plain_line();
-  line.skipped_samples = 16;
   line.tflops_per_device = 45.67;
   line.losses = {{"lm loss", 4.25}, {"load_balancing_loss", 0.0}, {"mtp_1 loss", 1.5}};
   line.tokens_per_sample = 2048;
@@ -44,8 +43,7 @@ TEST(TrainingLogLine, ShowsEveryOptionalPieceInItsPlace) {
   line.nan_iterations = 1;
   EXPECT_EQ(training_log_line(line),
             " [2026-01-31 08:05:09] iteration       10/     100 | consumed samples:           80 | "
-            "skipped samples:     "
-            "      16 | elapsed time per iteration (ms): 1234.6 | throughput per GPU "
+            "elapsed time per iteration (ms): 1234.6 | throughput per GPU "
             "(TFLOP/s/GPU): 45.7 | learning rate: "
             "9.900000E-05 | global batch size:     8 | lm loss: 4.250000E+00 | mtp_1 loss: "
             "1.500000E+00 | tokens per "

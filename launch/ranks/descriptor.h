@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+
+namespace megashard {
+
+/// Owns a file descriptor; -1: none.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept;
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  ~Descriptor() { reset(); }
+  void reset();
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+/// Closed when a program is executed; reading never waits.
+struct Pipe {
+  Descriptor read, write;
+};
+
+Pipe make_pipe();
+
+/// Throws std::runtime_error: "launch: ", `what`, and the reason that errno has.
+[[noreturn]] void throw_errno(const std::string& what);
+
+}  // namespace megashard
