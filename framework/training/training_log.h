@@ -27,14 +27,14 @@ struct TrainingLogLine {
   std::optional<double> tflops_per_device{};  ///< --log-throughput
   double learning_rate = 0.0;                 ///< after the scheduler's step
   int64_t global_batch_size = 0;
-  /// Means since the last line by name ("lm loss"). Those of 0 or less are left out, as in Megatron;
-  /// one that is no number is shown.
+  /// Means since the last line by name ("lm loss"). Those of 0 or less are left out, as in
+  /// Megatron; one that is no number is shown.
   std::vector<std::pair<std::string, double>> losses{};
   std::optional<double> tokens_per_sample{};  ///< --log-tps
-  std::optional<double> grad_norm{};  ///< before clipping
+  std::optional<double> grad_norm{};          ///< before clipping
   std::optional<double> zeros_in_grad{};
   std::optional<double> params_norm{};
-  int64_t nan_iterations = 0;      ///< since the last line; their losses are not in the means
+  int64_t nan_iterations = 0;  ///< since the last line; their losses are not in the means
 };
 std::string training_log_line(const TrainingLogLine& line);
 
