@@ -1,14 +1,10 @@
 #include "framework/modules/deferred_tape.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/EmptyTensor.h>
 #include <ATen/core/enum_tag.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
-#include <array>
-#include <functional>
-#include <mutex>
+#include <utility>
 
 #include "framework/modules/deferred_operators.h"
 #include "framework/modules/deferred_replay.h"
@@ -17,64 +13,11 @@
 namespace megashard::detail {
 namespace {
 
-constexpr size_t kLargestConstantCopied = size_t{1}
-                                          << 20;  // bytes; larger real inputs are kept and watched
-
-TapeValue describe(const c10::IValue& value, const std::string& op_name) {
-  if (value.isTensor()) return TapeTensor::of(value.toTensor(), op_name.c_str());
-  if (!is_tensor_list(value)) return value;
-  TapeTensors list{.items = {}, .optional = value.isOptionalTensorList()};
-  for (const c10::IValue& item : value.toListRef()) {
-    list.items.push_back(
-        TapeTensor::of(item.isTensor() ? item.toTensor() : at::Tensor(), op_name.c_str()));
-  }
-  return list;
-}
-
-void for_each_meta(const TapeValue& value, const std::function<void(const TapeTensor&)>& visit) {
-  if (const auto* one = std::get_if<TapeTensor>(&value)) {
-    if (one->is_meta()) visit(*one);
-  } else if (const auto* many = std::get_if<TapeTensors>(&value)) {
-    for (const auto& item : many->items) {
-      if (item.is_meta()) visit(item);
-    }
-  }
-}
-
 bool contains(const std::vector<StorageKey>& keys, StorageKey key) {
   return std::find(keys.begin(), keys.end(), key) != keys.end();
 }
 
 }  // namespace
-
-bool TapeTensor::covers_storage() const {
-  int64_t numel = 1;
-  for (const auto size : sizes) numel *= size;
-  return offset == 0 && static_cast<size_t>(numel) * dtype.itemsize() == key()->nbytes() &&
-         at::detail::computeStorageNbytes(sizes, strides, dtype.itemsize()) == key()->nbytes();
-}
-
-TapeTensor TapeTensor::of(const at::Tensor& tensor, const char* op_name) {
-  TapeTensor result;
-  if (!tensor.defined()) return result;
-  TORCH_CHECK(tensor.layout() == c10::kStrided, op_name, " works on a ", tensor.layout(),
-              " tensor, which cannot be constructed deferred: build it outside DeferredInit");
-  if (!tensor.is_meta()) {
-    const bool copied = tensor.nbytes() <= kLargestConstantCopied &&
-                        !tensor.unsafeGetTensorImpl()->is_wrapped_number();
-    result.real = copied ? tensor.detach().clone() : tensor.detach();
-    result.real_version = result.real._version();
-    return result;
-  }
-  result.storage = tensor.storage();
-  result.sizes = tensor.sizes().vec();
-  result.strides = tensor.strides().vec();
-  result.offset = tensor.storage_offset();
-  result.dtype = tensor.dtype();
-  result.conjugate = tensor.is_conj();
-  result.negative = tensor.is_neg();
-  return result;
-}
 
 /// An operator call, looked at.
 struct Tape::Call {
@@ -116,9 +59,6 @@ struct Tape::Call {
   bool draws = false, has_meta = false, has_real = false, writes_real = false;
 };
 
-GeneratorTrack::GeneratorTrack(at::Generator generator)
-    : original(std::move(generator)), initial(generator_state(original)), known(initial) {}
-
 Tape::Tape(at::Generator default_generator) { tracks_.emplace_back(std::move(default_generator)); }
 
 std::string Tape::last_allocation() const {
@@ -131,11 +71,11 @@ std::string Tape::last_allocation() const {
   return "none";
 }
 
-void Tape::begin_recording() { observe(tracks_[0]); }
+void Tape::begin_recording() { tracks_[0].observe(); }
 
 void Tape::end_recording() noexcept {
   try {
-    for (auto& track : tracks_) observe(track);
+    for (auto& track : tracks_) track.observe();
   } catch (const std::exception& error) {
     disturbance_ = error.what();
   }
@@ -149,32 +89,6 @@ void Tape::leave_generators(Replay& replay, bool all_drawn) {
     if (!end.defined()) end = generator_state(replay.generator(static_cast<int>(t)));
     set_generator_state(track.original, all_drawn ? end : track.initial);
   }
-}
-
-/// Notices that the generator was re-seeded since it was last looked at.
-void Tape::observe(GeneratorTrack& track) {
-  auto now = generator_state(track.original);
-  if (same_generator_state(now, track.known)) return;
-  if (track.drawn) {
-    const auto fresh = at::make_generator<at::CPUGeneratorImpl>(track.original.current_seed());
-    TORCH_CHECK(same_generator_state(now, generator_state(fresh)),
-                "random numbers were drawn beside the recorded operations while a module was constructed deferred (by a "
-                "thread of its own, or by a C++ engine): an ordinary construction would have other weights; draw them "
-                "by tensor operations on the constructing thread");
-  }
-  track.known = track.pending = std::move(now);
-  track.drawn = false;
-}
-
-/// Moves the real generator a little, so that seeding it again is seen even when the seed is the
-/// same.
-void Tape::mark_drawn(GeneratorTrack& track) {
-  {
-    const std::lock_guard<std::mutex> lock(track.original.mutex());
-    track.original.get<at::CPUGeneratorImpl>()->random();
-  }
-  track.known = generator_state(track.original);
-  track.drawn = true;
 }
 
 int Tape::track_of(const c10::IValue& generator) {
@@ -290,9 +204,9 @@ void Tape::record(const Call& call, const torch::jit::Stack& results) {
     entry.generator_argument = call.generator;
     entry.track = track_of(call.generator >= 0 ? call.arguments[call.generator] : c10::IValue());
     auto& track = tracks_[entry.track];
-    observe(track);
+    track.observe();
     entry.state_before = std::exchange(track.pending, at::Tensor());
-    mark_drawn(track);
+    track.mark_drawn();
   }
   records_.push_back(std::move(entry));
 }
@@ -320,7 +234,7 @@ void Tape::run_now(const Call& call, torch::jit::Stack& stack) {
                  : -1;
   std::vector<bool> draws(tracks_.size(), false);
   if (track >= 0) {
-    observe(tracks_[track]);
+    tracks_[track].observe();
     draws[track] = !tracks_[track].pending.defined();
   }
   // What the values need of a generator is drawn to the tape's end, and the state noted: no later
@@ -356,7 +270,7 @@ void Tape::run_now(const Call& call, torch::jit::Stack& stack) {
   set_generator_state(replay.generator(track), tracks_[track].pending);
   replay.call_drawing(call.op, track, call.generator, stack);
   tracks_[track].pending = generator_state(replay.generator(track));
-  mark_drawn(tracks_[track]);
+  tracks_[track].mark_drawn();
 }
 
 std::vector<Step> Tape::plan(const std::unordered_set<StorageKey>& wanted,

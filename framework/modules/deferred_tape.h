@@ -1,45 +1,16 @@
 #pragma once
 
-#include <ATen/core/Generator.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
-#include <variant>
 #include <vector>
 
+#include "framework/modules/deferred_generator.h"
+#include "framework/modules/deferred_value.h"
+
 namespace megashard::detail {
-
-using StorageKey = const c10::StorageImpl*;  // of a meta storage that the tape keeps alive
-
-/// A tensor as an argument or result of a recorded operation: geometry over a meta storage, or a
-/// real tensor.
-struct TapeTensor {
-  c10::Storage storage;
-  std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;
-  int64_t offset = 0;
-  caffe2::TypeMeta dtype;
-  bool conjugate = false;
-  bool negative = false;
-  at::Tensor real;  // set: a constant with bytes of its own
-  uint32_t real_version = 0;
-
-  bool is_meta() const { return static_cast<bool>(storage); }
-  StorageKey key() const { return storage.unsafeGetStorageImpl(); }
-  bool covers_storage() const;  ///< every byte belongs to exactly one element
-
-  static TapeTensor of(const at::Tensor& tensor, const char* op_name);
-};
-
-struct TapeTensors {
-  std::vector<TapeTensor> items;
-  bool optional = false;  // List[Optional[Tensor]], as index() takes
-};
-
-using TapeValue = std::variant<c10::IValue, TapeTensor, TapeTensors>;
 
 /// One recorded operation. Pure views are not recorded: arguments carry their own geometry.
 struct Record {
@@ -53,18 +24,6 @@ struct Record {
   int track = -1;                      // which generator it draws from; -1: none
   int generator_argument = -1;         // -1: it has none, and draws from the default generator
   at::Tensor state_before;             // set: the generator was re-seeded just before
-};
-
-/// One generator of the construction. It is not advanced while recording; the replay advances a
-/// clone of it.
-struct GeneratorTrack {
-  explicit GeneratorTrack(at::Generator generator);
-
-  at::Generator original;
-  at::Tensor initial;  // state where the tape begins
-  at::Tensor known;    // state of `original` when last looked at
-  at::Tensor pending;  // set: the next draw starts from here, whatever the recorded ones leave
-  bool drawn = false;  // an ordinary construction would have advanced `original` by now
 };
 
 /// One operation to be replayed.
@@ -107,8 +66,6 @@ class Tape {
   void run_on_meta(Call& call, torch::jit::Stack& stack);
   void run_now(const Call& call, torch::jit::Stack& stack);
   int track_of(const c10::IValue& generator);
-  void observe(GeneratorTrack& track);
-  void mark_drawn(GeneratorTrack& track);
   void check_known(const TapeValue& value, const std::string& op_name) const;
 
   std::vector<Record> records_;
