@@ -6,11 +6,9 @@
 #include <cmath>
 #include <ctime>
 
-#include "checkpoint/steps/agreement.h"
 #include "framework/training/flops.h"
 #include "framework/training/sequence_group.h"
 #include "framework/training/training_log.h"
-#include "parallel/collectives/routed_process_group.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/fsdp/grad_norm.h"
 
@@ -78,7 +76,8 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr 
              .reduces_each_microbatch = arguments.reduce_scatter_during_grad_accumulation,
              .empty_unused_memory_level = arguments.empty_unused_memory_level,
              .sequence_group = sequence_group(arguments, model, group_)}),
-      state_{arguments, model, optimizer_.get(), &schedule_, device_} {
+      state_{arguments, model, optimizer_.get(), &schedule_, device_},
+      saves_(state_, group_, outside_.print_on_first_rank) {
   optimizer_->set_parts(model.parts_of_ranks());
 }
 
@@ -86,7 +85,7 @@ void Trainer::load(const CheckpointStep& step) {
   outside_.print_on_first_rank(loading_line(
       *arguments_.load, step.is_release ? std::nullopt : std::optional(step.iteration)));
   const auto lines = load_training_checkpoint(state_, step, group_);
-  if (!step.is_release && !arguments_.finetune) loaded_ = state_.iteration;
+  if (!step.is_release && !arguments_.finetune) saves_.note_loaded();
   outside_.print_on_first_rank(loaded_line(*arguments_.load, state_.iteration));
   for (const auto& line : lines) outside_.print_on_first_rank(line);
 }
@@ -143,13 +142,12 @@ std::vector<Batch> Trainer::next_batches(DataLoader& loader, int64_t count) {
 
 Trainer::StepSummary Trainer::summarise(const LossSums& loss, double data_wait_seconds) {
   constexpr int64_t kFields = 6;
-  const bool save_failed = saver_ != nullptr && saver_->state() == AsyncSaver::State::kFailed;
   const double mine[kFields] = {loss.weighted_loss,
                                 loss.tokens,
                                 data_wait_seconds,
                                 static_cast<double>(outside_.peak_memory_bytes()),
                                 outside_.stop_signal() ? 1.0 : 0.0,
-                                save_failed ? 1.0 : 0.0};
+                                saves_.has_failed() ? 1.0 : 0.0};
   at::Tensor all = at::empty({group_->size() * kFields}, at::kDouble);
   std::copy_n(mine, kFields, all.mutable_data_ptr<double>() + group_->rank() * kFields);
   if (group_->size() > 1) {
@@ -253,59 +251,18 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
   return loss;
 }
 
-void Trainer::save() {
-  finish_save();
-  outside_.print_on_first_rank(
-      saving_line(state_.iteration, *arguments_.save, arguments_.ckpt_format));
-  const auto warn = [this](const std::string& line) {
-    outside_.print_on_first_rank("WARNING: " + line);
-  };
-  std::erase(state_.damaged_steps, state_.iteration);  // it is replaced
-  save_training_checkpoint(state_, saving_group_, warn, saver_.get());
-  last_saved_ = being_saved_ = state_.iteration;
-  if (saver_ == nullptr) finish_save();
-}
-
-void Trainer::follow_save(const StepSummary& summary) {
-  const bool written = saver_ != nullptr && saver_->state() == AsyncSaver::State::kWritten;
-  if (written || summary.save_failed) finish_save();
-}
-
-void Trainer::finish_save() {
-  if (!being_saved_) return;
-  if (saver_ != nullptr) saver_->wait();
-  outside_.print_on_first_rank(saved_line(*being_saved_, *arguments_.save));
-  being_saved_.reset();
-}
-
 void Trainer::convert_checkpoint() {
   const auto loaded = arguments_.auto_detect_ckpt_format ? "checkpoint" : arguments_.ckpt_format;
   arguments_.ckpt_format = *arguments_.ckpt_convert_format;
   arguments_.save = *arguments_.ckpt_convert_save + "/" + arguments_.ckpt_format;
-  check_saves();
-  save();
+  saves_.check();
+  saves_.save();
   outside_.print_on_first_rank("> converted checkpoint: " + loaded + " -> " +
                                arguments_.ckpt_format + ".");
 }
 
-void Trainer::check_saves() {
-  if (!arguments_.save) return;
-  std::string warning;
-  all_or_throw(group_, [&] { warning = check_save_format(state_); });
-  if (!warning.empty()) outside_.print_on_first_rank("WARNING: " + warning);
-  const auto patience = std::max(AsyncSaverOptions().deadline, group_->timeout());
-  const bool has_others = group_->size() > 1 && has_host_backend(group_);
-  saving_group_ = has_others ? make_host_group(group_, "saves", patience) : group_;
-}
-
 bool Trainer::steps_to_come() const {
   return !arguments_.skip_train && state_.iteration < train_iters_;
-}
-
-bool Trainer::is_saved() const {
-  if (last_saved_ == state_.iteration) return true;
-  return loaded_ == state_.iteration && arguments_.load == arguments_.save &&
-         !arguments_.auto_detect_ckpt_format;  // else the format may be another one
 }
 
 double Trainer::seconds_since_start() const {
@@ -323,7 +280,7 @@ bool Trainer::must_exit(const StepSummary& summary) {
 }
 
 void Trainer::prepare_training() {
-  check_saves();
+  saves_.check();
   const auto batches = microbatch_options(arguments_);
   microbatches_.emplace(batches, arguments_.consumed_train_samples);
   train_iters_ = arguments_.train_samples
@@ -335,10 +292,7 @@ void Trainer::prepare_training() {
     const auto mode = state_.iteration > 0 ? MetricsFile::Mode::kAppend : MetricsFile::Mode::kNew;
     metrics_ = std::make_unique<MetricsFile>(*arguments_.metrics_file, mode);
   }
-  if (arguments_.save && arguments_.async_save) {
-    saver_ = std::make_unique<AsyncSaver>(group_,
-                                          AsyncSaverOptions{.say = outside_.print_on_first_rank});
-  }
+  if (arguments_.save && arguments_.async_save) saves_.go_beside_training();
   outside_.print_on_first_rank("training ...");
   outside_.print_on_first_rank(datetime_line("before the start of training step", now()));
   model_.train();
@@ -349,8 +303,8 @@ Trainer::StepSummary Trainer::run_step() {
   const int64_t before = microbatches_->count();
   microbatches_->update(arguments_.consumed_train_samples);
   // A larger batch can be shared by more ranks: a step to start them from, as Megatron.
-  if (arguments_.save && microbatches_->count() != before && last_saved_ != state_.iteration)
-    save();
+  if (arguments_.save && microbatches_->count() != before && !saves_.was_just_saved())
+    saves_.save();
   const auto batches = next_batches(*train_loader_, microbatches_->count());
   const double lr = schedule_.lr();
   optimizer_->set_lr(lr);
@@ -384,23 +338,23 @@ void Trainer::train() {
     const StepSummary summary = run_step();
     evaluate_if_due();
     if (metrics_) metrics_->write(step_metrics_);
-    follow_save(summary);
+    saves_.follow(summary.save_failed);
     stopped = must_exit(summary);
     const bool due = arguments_.save && arguments_.save_interval &&
                      state_.iteration % *arguments_.save_interval == 0;
-    if (arguments_.save && (due || stopped)) save();
+    if (arguments_.save && (due || stopped)) saves_.save();
   }
   if (stopped) {
-    finish_save();
+    saves_.finish();
     outside_.print_on_first_rank(exit_line(state_.iteration, now()));
   }
   outside_.print_on_first_rank(datetime_line("after training is done", now()));
   if (stopped) return;
-  if (arguments_.save && !arguments_.skip_train && !is_saved()) save();
+  if (arguments_.save && !arguments_.skip_train && !saves_.is_saved()) saves_.save();
   const std::string where = "iteration " + std::to_string(state_.iteration);
   evaluate(splits_.valid, where + " on validation set", arguments_.consumed_valid_samples);
   evaluate(splits_.test, where + " on test set", 0);
-  finish_save();
+  saves_.finish();
 }
 
 }  // namespace megashard

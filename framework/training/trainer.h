@@ -6,7 +6,6 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/steps/async_saver.h"
 #include "framework/arguments/arguments.h"
 #include "framework/data/build_datasets.h"
 #include "framework/data/microbatches.h"
@@ -14,6 +13,7 @@
 #include "framework/training/metrics_file.h"
 #include "framework/training/train_step.h"
 #include "framework/training/training_checkpoint.h"
+#include "framework/training/training_saves.h"
 
 namespace megashard {
 
@@ -68,12 +68,6 @@ class Trainer {
   void report(const StepSummary& summary, double grad_norm, double lr_used, double seconds);
   std::optional<double> evaluate(const std::shared_ptr<const SampleDataset>& dataset,
                                  const std::string& where, int64_t consumed);
-  void save();
-  /// After a step: ends a save that is written, or has failed on a rank.
-  void follow_save(const StepSummary& summary);
-  /// Waits for the save under way, if there is one.
-  void finish_save();
-  void check_saves();  ///< that --ckpt-format can hold the state, before time is spent on it
   void prepare_training();
   /// One iteration: batches, forward, backward, optimizer, log.
   StepSummary run_step();
@@ -82,8 +76,6 @@ class Trainer {
   bool must_exit(const StepSummary& summary);
   double seconds_since_start() const;
   bool steps_to_come() const;
-  /// The weights as they are now are a step of --save.
-  bool is_saved() const;
 
   Arguments& arguments_;
   MultiModalModule& model_;
@@ -102,10 +94,7 @@ class Trainer {
   std::unique_ptr<MetricsFile> metrics_;
   StepMetrics step_metrics_;  // of the last step, on the rank that writes them
   Interval interval_;
-  std::optional<int64_t> last_saved_, loaded_;
-  std::optional<int64_t> being_saved_;
-  ProcessGroupPtr saving_group_;  // whose ranks may wait long for each other's disks
-  std::unique_ptr<AsyncSaver> saver_;  // null: training waits for each save
+  TrainingSaves saves_;  // last: a save under way ends before what it may need
 };
 
 }  // namespace megashard

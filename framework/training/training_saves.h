@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "checkpoint/steps/async_saver.h"
+#include "framework/training/training_checkpoint.h"
+
+namespace megashard {
+
+/// The checkpoints that a training writes to --save, one at a time: training waits for each, or
+/// goes on beside it. All but has_failed(), was_just_saved() and is_saved() are collective.
+class TrainingSaves {
+ public:
+  /// `say` takes log lines, on every rank. `state` must outlive this.
+  TrainingSaves(TrainingState& state, ProcessGroupPtr group,
+                std::function<void(const std::string& line)> say);
+
+  /// That --ckpt-format can hold the state, before time is spent on it.
+  void check();
+  /// --async-save: from now on training does not wait.
+  void go_beside_training();
+
+  void save();
+  /// After a step: ends a save that is written, or has failed on a rank.
+  void follow(bool failed_on_a_rank);
+  /// Waits for the save under way, if there is one.
+  void finish();
+
+  bool has_failed() const;  ///< on this rank, the one under way
+  bool was_just_saved() const { return last_saved_ == state_.iteration; }
+  /// The state as it is now is that of the step in --load.
+  void note_loaded() { loaded_ = state_.iteration; }
+  /// The weights as they are now are a step of --save.
+  bool is_saved() const;
+
+ private:
+  TrainingState& state_;
+  ProcessGroupPtr group_;
+  std::function<void(const std::string& line)> say_;
+  std::optional<int64_t> last_saved_, loaded_;
+  std::optional<int64_t> being_saved_;
+  ProcessGroupPtr saving_group_;       // whose ranks may wait long for each other's disks
+  std::unique_ptr<AsyncSaver> saver_;  // null: training waits for each save
+};
+
+}  // namespace megashard
