@@ -12,6 +12,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "checkpoint/dcp/tied_keys.h"
+
 namespace megashard {
 namespace {
 
@@ -160,25 +162,15 @@ void add_sources(StreamChange& change, const KeyFamily& family, const MegatronWe
   }
 }
 
-/// Whether its bytes are those of a tensor before it, of which it is a further key.
-bool is_tied(const DcpEntry& entry, std::set<std::pair<std::string, int64_t>>& seen) {
-  bool is_new = entry.value.has_value();
-  for (const auto& [offsets, sizes, location, leading_ones] : entry.chunks) {
-    const bool is_empty = location.file.empty() || location.range.length == 0;
-    if (is_empty || seen.emplace(location.file, location.range.offset).second) is_new = true;
-  }
-  return !is_new && !entry.chunks.empty();
-}
-
 }  // namespace
 
 TensorStream stream_of_step(const std::shared_ptr<DcpReader>& reader) {
   TensorStream stream;
   stream.where = reader->folder();
-  std::set<std::pair<std::string, int64_t>> seen;
+  std::unordered_set<std::string> further;  // of tensors that the stream has
+  for (const auto& [key, first] : find_tied_keys(reader->entries())) further.insert(key);
   for (const auto& entry : reader->entries()) {
-    if (!entry.is_tensor || is_in_value(entry)) continue;
-    if (is_tied(entry, seen)) continue;
+    if (!entry.is_tensor || is_in_value(entry) || further.count(entry.key) != 0) continue;
     stream.tensors.push_back({entry.key, entry.dtype, entry.sizes});
   }
   stream.read = [reader](const std::string& key) {

@@ -61,18 +61,6 @@ std::vector<ManifestFile> collect(const SavePlan& plan, DcpMetadata& metadata,
   return files;
 }
 
-void add_tied_keys(DcpMetadata& metadata, const TiedKeys& tied) {
-  for (const auto& [key, first] : tied) {
-    const auto found = std::find_if(metadata.entries.begin(), metadata.entries.end(),
-                                    [&](const DcpEntry& entry) { return entry.key == first; });
-    TORCH_CHECK(found != metadata.entries.end(), key, " is to share the bytes of ", first, ", which is not saved");
-    DcpEntry entry = *found;
-    entry.key = key;
-    entry.path = tensor_path(key);
-    metadata.entries.push_back(std::move(entry));
-  }
-}
-
 /// Every rank's items, merged; the plan of `cache` where all have said, in one exchange, that
 /// theirs are the same.
 std::shared_ptr<const SavePlan> plan_save(const ShardedTensors& tensors,

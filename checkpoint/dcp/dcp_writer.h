@@ -1,10 +1,10 @@
 #pragma once
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "checkpoint/dcp/dcp_plan.h"
+#include "checkpoint/dcp/tied_keys.h"
 #include "checkpoint/steps/manifest.h"
 #include "checkpoint/values/value.h"
 #include "checkpoint/values/value_paths.h"
@@ -12,9 +12,6 @@
 #include "parallel/fsdp/sharded_tensor.h"
 
 namespace megashard {
-
-/// Further keys of tensors that are saved under another: {key, that one}.
-using TiedKeys = std::vector<std::pair<std::string, std::string>>;
 
 /// Saves tensors and plain values into an existing folder as torch.distributed.checkpoint does:
 /// __{rank}_0.distcp from every rank, then .metadata from rank 0. Collective over `group` (null:

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <set>
 
 #include "checkpoint/dcp/dcp_plan.h"
 #include "checkpoint/dcp/dcp_reader.h"
+#include "checkpoint/dcp/tied_keys.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/inspect/checkpoint_source.h"
 #include "checkpoint/steps/manifest.h"
@@ -132,19 +134,16 @@ class DcpSource : public CheckpointSource {
     return checked;
   }
 
-  /// Two keys of one tensor.
-  static bool are_tied(const DcpEntry& one, const DcpEntry& other) {
-    return one.is_tensor && other.is_tensor && one.key != other.key && one.dtype == other.dtype &&
-           one.sizes == other.sizes;
-  }
-
   /// No byte belongs to two items, but for keys of one tensor.
   void check_overlaps(const DcpMetadata& stored, const FaultSink& fault) const {
     std::map<std::string, std::vector<std::pair<FileRange, const DcpEntry*>>> items;
     const auto add_item = [&](const DcpEntry& entry, const DcpLocation& location) {
       if (!location.file.empty()) items[location.file].emplace_back(location.range, &entry);
     };
+    std::set<std::string> further;
+    for (const auto& [key, first] : find_tied_keys(stored.entries)) further.insert(key);
     for (const auto& entry : stored.entries) {
+      if (further.count(entry.key) != 0) continue;
       for (const auto& chunk : entry.chunks) add_item(entry, chunk.location);
       if (!entry.is_tensor) add_item(entry, entry.location);
     }
@@ -154,9 +153,6 @@ class DcpSource : public CheckpointSource {
       for (size_t i = 1; i < ranges.size(); ++i) {
         const auto& [before, owner] = ranges[i - 1];
         if (ranges[i].first.offset - before.offset >= before.length) continue;
-        const bool same = ranges[i].first.offset == before.offset &&
-                          ranges[i].first.length == before.length;
-        if (same && are_tied(*ranges[i].second, *owner)) continue;
         fault(path() + "/" + file + " at byte " + std::to_string(ranges[i].first.offset) + ": " +
               ranges[i].second->key + " and " + owner->key + " lie over each other");
       }
