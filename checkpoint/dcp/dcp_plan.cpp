@@ -24,6 +24,7 @@ bool overlap(const DcpChunk& a, const DcpChunk& b) {
 
 using Boxes = std::span<const DcpChunk*>;
 constexpr int kMostPartings = 16;  // shards of shards need as many as a tensor has dimensions
+constexpr size_t kMostPairedBoxes = 4096;
 
 /// Throws when two of the boxes overlap. Those on two sides of a plane do not; groups that no plane
 /// parts are compared pair by pair.
@@ -43,6 +44,8 @@ void check_apart(const std::string& key, Boxes boxes, int partings = 0) {
     }
     if (first > 0) return check_apart(key, boxes.subspan(first), partings + 1);
   }
+  TORCH_CHECK(boxes.size() <= kMostPairedBoxes, "tensor ", key, " has ", boxes.size(),
+              " shards that no plane parts, which no sharding makes");
   for (size_t i = 0; i < boxes.size(); ++i) {
     for (size_t j = i + 1; j < boxes.size(); ++j) {
       TORCH_CHECK(!overlap(*boxes[i], *boxes[j]), "tensor ", key, " has shards that overlap, at ",

@@ -43,7 +43,8 @@ struct SavePlan {
 };
 
 /// Throws when the chunks of a tensor do not tile it: inside it, apart from each other, and its
-/// volume in all. As many steps as sorting takes, for shards of shards.
+/// volume in all. As many steps as sorting takes, for shards of shards; of boxes in another order,
+/// which are compared pair by pair, it refuses too many.
 void check_tiling(const DcpEntry& entry);
 
 /// The plan of the last save, kept for the next one (torch's enable_plan_caching): it is the same

@@ -212,6 +212,18 @@ TEST(Dcp, ChunksTileATensor) {
   check_tiling(tiled({0, 3}, {}));
 }
 
+TEST(Dcp, ChunksThatNoPlaneReachesAreRefusedInTime) {
+  // A row off the top, a column off the left, and so on inwards: planes part one a step.
+  std::vector<std::array<int64_t, 4>> spiral;
+  constexpr int64_t kTurns = 20000;
+  for (int64_t i = 0; i < kTurns; ++i) {
+    spiral.push_back({i, i, 1, kTurns - i});
+    if (i + 1 < kTurns) spiral.push_back({i + 1, i, kTurns - i - 1, 1});
+  }
+  EXPECT_THAT(message_of([&] { check_tiling(tiled({kTurns, kTurns}, spiral)); }),
+              HasSubstr("shards that no plane parts"));
+}
+
 /// What the process has read so far, from files and caches.
 int64_t bytes_read() {
   std::ifstream counts("/proc/self/io");
