@@ -51,6 +51,9 @@ at::Tensor narrow_to(at::Tensor tensor, const std::vector<int64_t>& offsets,
   return tensor;
 }
 
+/// Optimizers differ in whether `step` is a tensor or a number.
+bool is_number(const DcpEntry& entry) { return !entry.is_tensor || entry.value.has_value(); }
+
 /// The box is whole rows of the chunk, and `target` is plain memory for them.
 bool can_read_into(const at::Tensor& target, const StoredTensor& stored, const Overlap& box) {
   return target.device().is_cpu() && target.is_contiguous() &&
@@ -139,7 +142,7 @@ void DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk, const S
   for (int64_t row = 0; row < rows; row += step) {
     const auto count = std::min(step, rows - row);
     const auto part =
-        narrow_to(read_rows(file, stored, first_row + row, count), box.in_chunk, box.sizes, 1);
+        narrow_to(megashard::read_rows(file, stored, first_row + row, count), box.in_chunk, box.sizes, 1);
     auto place = box.sizes.empty() ? target : target.narrow(0, row, count);
     place.copy_(part);
   }
@@ -153,29 +156,52 @@ void DcpReader::read_tensor(const DcpEntry& entry, const ShardedTensor& into) {
 
 void DcpReader::read_tensor(const DcpEntry& entry, const ShardedTensor& into, ReadQueue& reads) {
   const at::NoGradGuard no_grad;
-  // Optimizers differ in whether `step` is a tensor or a number.
-  if (!entry.is_tensor || entry.value) {
-    TORCH_CHECK(into.local.numel() == 1, entry.key, " is a plain value in ", folder_, ", not a tensor");
-    into.local.detach().fill_((entry.value ? *entry.value : read_value(entry)).as_double());
+  if (is_number(entry)) {
+    into.local.detach().fill_(read_number(entry, into));
     return;
   }
-  TORCH_CHECK(entry.sizes == into.global_sizes, entry.key, " has sizes ", describe_sizes(entry.sizes), " in ", folder_,
-              ", and ", describe_sizes(into.global_sizes), " here");
-  check_chunks(entry);
+  check_fit(entry, into);
   for (const auto& chunk : entry.chunks) read_chunk(entry, chunk, into, reads);
 }
 
+double DcpReader::read_number(const DcpEntry& entry, const ShardedTensor& into) {
+  TORCH_CHECK(into.local.numel() == 1, entry.key, " is a plain value in ", folder_, ", not a tensor");
+  return (entry.value ? *entry.value : read_value(entry)).as_double();
+}
+
+void DcpReader::check_fit(const DcpEntry& entry, const ShardedTensor& into) {
+  if (is_number(entry)) {
+    read_number(entry, into);
+    return;
+  }
+  TORCH_CHECK(entry.sizes == into.global_sizes, entry.key, " has sizes ", describe_sizes(entry.sizes), " in ", folder_,
+              ", and ", describe_sizes(into.global_sizes),
+              " here: another model was saved; give the flags of the run that wrote it");
+  check_chunks(entry);
+}
+
 at::Tensor DcpReader::read_tensor(const DcpEntry& entry) {
+  return read_rows(entry, 0, entry.sizes.empty() ? 1 : entry.sizes[0]);
+}
+
+at::Tensor DcpReader::read_rows(const DcpEntry& entry, int64_t begin, int64_t count) {
   TORCH_CHECK(entry.is_tensor, entry.key, " is a plain value in ", folder_, ", not a tensor");
+  const auto rows_there = entry.sizes.empty() ? 1 : entry.sizes[0];
+  TORCH_CHECK(begin >= 0 && count >= 0 && count <= rows_there - begin, entry.key, " has ", rows_there,
+              " rows, not ", begin, " to ", begin + count);
   int64_t stored_bytes = 0;  // before memory is asked for: sizes alone prove nothing
   for (const auto& chunk : entry.chunks)
     stored_bytes += std::min(chunk.location.range.length, open(chunk.location, entry).size());
   const auto bytes = tensor_bytes({entry.key, entry.dtype, entry.sizes});
   TORCH_CHECK(entry.value || stored_bytes >= bytes, entry.key, " should have ", bytes, " bytes, and ", folder_,
               " stores ", stored_bytes, " for it: the checkpoint is damaged");
-  auto whole = at::empty(entry.sizes, at::TensorOptions(entry.dtype));
-  read_tensor(entry, ShardedTensor::replicated(whole));
-  return whole;
+  auto sizes = entry.sizes;
+  if (!sizes.empty()) sizes[0] = count;
+  auto rows = ShardedTensor::replicated(at::empty(sizes, at::TensorOptions(entry.dtype)));
+  rows.global_sizes = entry.sizes;
+  if (!sizes.empty()) rows.offsets[0] = begin;
+  read_tensor(entry, rows);
+  return rows.local;
 }
 
 Value DcpReader::read_value(const DcpEntry& entry) {
@@ -231,11 +257,7 @@ LoadReport merge_reports(const std::vector<std::string>& encoded) {
 void check_fit(DcpReader& reader, const ShardedTensors& tensors, const Wanted& is_wanted) {
   for (const auto& [key, tensor] : tensors) {
     const auto* entry = is_wanted(key) ? reader.find(key) : nullptr;
-    if (entry == nullptr || !entry->is_tensor) continue;
-    TORCH_CHECK(entry->sizes == tensor.global_sizes, key, " has sizes ", describe_sizes(entry->sizes), " in ",
-                reader.folder(), ", and ", describe_sizes(tensor.global_sizes),
-                " here: another model was saved; give the flags of the run that wrote it");
-    if (!entry->value) reader.check_chunks(*entry);
+    if (entry != nullptr) reader.check_fit(*entry, tensor);
   }
 }
 
@@ -283,8 +305,8 @@ LoadReport load_dcp(const std::string& folder, const ShardedTensors& tensors, Di
     read = nest_values(std::move(leaves), reader->entries().size());
   });
   if (options.accept) all_or_rethrow(group, [&] { options.accept(read, report); });
+  all_or_throw(group, [&] { check_fit(*reader, tensors, is_wanted); });
   all_or_throw(group, [&] {
-    check_fit(*reader, tensors, is_wanted);
     ReadQueue reads;
     for (const auto& [key, tensor] : tensors) {
       const auto* entry = is_wanted(key) ? reader->find(key) : nullptr;

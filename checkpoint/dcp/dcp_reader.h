@@ -43,11 +43,18 @@ class DcpReader {
   void read_tensor(const DcpEntry& entry, const ShardedTensor& into, ReadQueue& reads);
   /// The whole tensor, on the CPU.
   at::Tensor read_tensor(const DcpEntry& entry);
+  /// Rows [begin, begin + count) of dimension 0; the whole tensor when it has no dimensions.
+  at::Tensor read_rows(const DcpEntry& entry, int64_t begin, int64_t count);
+  /// Throws when read_tensor could not fill the tensor: other sizes, chunks that do not tile it, a
+  /// plain value that is no number or stands against more than one element. Reads plain values, and
+  /// no tensor.
+  void check_fit(const DcpEntry& entry, const ShardedTensor& into);
   /// Of a tensor in a value, its record (value_tensors.h).
   Value read_value(const DcpEntry& entry);
 
  private:
   const InputFile& open(const DcpLocation& location, const DcpEntry& entry);
+  double read_number(const DcpEntry& entry, const ShardedTensor& into);
   void read_chunk(const DcpEntry& entry, const DcpChunk& chunk, const ShardedTensor& into,
                   ReadQueue& reads);
 

@@ -1,4 +1,3 @@
-#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -36,18 +35,7 @@ class DcpSource : public CheckpointSource {
   Value value(size_t index) override { return reader_.read_value(*values_[index]); }
 
   at::Tensor rows(size_t index, int64_t begin, int64_t count) override {
-    const auto& entry = *entries_[index];
-    auto sizes = entry.sizes;
-    std::vector<int64_t> offsets(sizes.size(), 0);
-    if (!sizes.empty()) {
-      sizes[0] = count;
-      offsets[0] = begin;
-    }
-    auto into = ShardedTensor::replicated(at::zeros(sizes, at::TensorOptions(entry.dtype)));
-    into.global_sizes = entry.sizes;
-    into.offsets = std::move(offsets);
-    reader_.read_tensor(entry, into);
-    return into.local;
+    return reader_.read_rows(*entries_[index], begin, count);
   }
 
   CheckedBytes verify(const FaultSink& fault) override {

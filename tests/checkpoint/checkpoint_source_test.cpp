@@ -78,6 +78,19 @@ TEST(CheckpointSource, AStepIsShownAndItsRowsAreRead) {
               HasSubstr("iter_0000011, which is not there"));
 }
 
+TEST(CheckpointSource, RowsThatNoBytesStandForTakeNoMemory) {
+  TemporaryFolder folder;
+  save_checkpoint(folder.path(), 10, two_tensors(), {}, nullptr);
+  const auto step = folder.file("iter_0000010");
+  auto metadata = read_dcp_metadata(step);
+  auto& entry = metadata.entries.at(0);
+  entry.sizes = entry.chunks.at(0).sizes = {1, int64_t{1} << 55};  // of 48 bytes
+  write_dcp_metadata(step, metadata);
+  const auto source = open_dcp_source(step);
+  EXPECT_THAT(testing::message_of([&] { source->rows(0, 0, 1); }),
+              HasSubstr("for it: the checkpoint is damaged"));
+}
+
 TEST(CheckpointSource, EveryFlippedByteOfTheDataIsFoundAndNamed) {
   TemporaryFolder folder;
   save_checkpoint(folder.file("run"), 10, two_tensors(), some_values(8), nullptr);

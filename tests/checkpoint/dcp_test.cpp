@@ -161,6 +161,35 @@ TEST(Dcp, WhatOneRankMissesIsJudgedByAll) {
   });
 }
 
+TEST(Dcp, WhatDoesNotFitOnOneRankChangesNothingOnTheOthers) {
+  TemporaryFolder folder;
+  Dict values;
+  values.set("note", "text");
+  save_checkpoint(folder.path(), 1,
+                  {{"model.e.0", ShardedTensor::replicated(counting({2}))},
+                   {"model.e.1", ShardedTensor::replicated(counting({2}))}},
+                  values, nullptr);
+  const auto step = *latest_step(folder.path());
+  testing::run_ranks(2, [&](const ProcessGroupPtr& group) {
+    const auto refused_with = [&](const ShardedTensors& odd) {
+      auto mine = at::zeros({2});
+      ShardedTensors tensors{
+          {"model.e." + std::to_string(group->rank()), ShardedTensor::replicated(mine)}};
+      if (group->rank() == 1) tensors.insert(tensors.end(), odd.begin(), odd.end());
+      const LoadOptions loose{.strict = false, .wanted = {}};
+      const auto refused = message_of([&] { load_checkpoint(step, tensors, group, loose); });
+      TORCH_CHECK(mine.sum().item<float>() == 0, "changed, and then refused: ", refused);
+      return refused;
+    };
+    const auto sizes = refused_with({{"model.e.0", ShardedTensor::replicated(at::zeros({3}))}});
+    TORCH_CHECK(sizes.find("model.e.0 has sizes [2] in") != std::string::npos, sizes);
+    for (const int64_t count : {1, 2}) {
+      const auto kind = refused_with({{"note", ShardedTensor::replicated(at::zeros({count}))}});
+      TORCH_CHECK(kind.find("rank 1: ") == 0, kind);
+    }
+  });
+}
+
 TEST(Dcp, ChunksThatLeaveAHoleAreRefusedBeforeAnythingChanges) {
   TemporaryFolder folder;
   save(folder.path(), 2);
