@@ -50,13 +50,16 @@ Search search(const std::string& directory, std::optional<int64_t> ckpt_step) {
 std::string encode_search(const Search& found) {
   std::ostringstream text;
   text << found.candidates.size() << '\n';
-  for (const auto& step : found.candidates)
-    text << step.folder << '\n' << step.iteration << ' ' << step.is_release << '\n';
+  for (const auto& step : found.candidates) {
+    text << std::filesystem::path(step.folder).filename().string() << '\n'
+         << step.iteration << ' ' << step.is_release << '\n';
+  }
   text << found.trouble;
   return text.str();
 }
 
-Search decode_search(const std::string& encoded) {
+/// Each rank has the steps in its own `directory`, which may be another's by another path.
+Search decode_search(const std::string& encoded, const std::string& directory) {
   std::istringstream text(encoded);
   std::string line;
   std::getline(text, line);
@@ -64,6 +67,7 @@ Search decode_search(const std::string& encoded) {
   found.candidates.resize(std::stoul(line));
   for (auto& step : found.candidates) {
     std::getline(text, step.folder);
+    step.folder.insert(0, directory + "/");
     text >> step.iteration >> step.is_release;
     std::getline(text, line);
   }
@@ -94,7 +98,14 @@ std::string sums_of_stretch(const std::string& folder, const std::vector<Manifes
   return sums.str();
 }
 
-/// The first file whose bytes have changed, the same on all ranks.
+/// The first that is not empty.
+std::string first_damage(const std::vector<std::string>& answers) {
+  const auto found = std::find_if(answers.begin(), answers.end(),
+                                  [](const std::string& answer) { return !answer.empty(); });
+  return found == answers.end() ? "" : *found;
+}
+
+/// The first file whose bytes have changed, as this rank's manifest says.
 std::string changed_file(const std::string& folder, const ProcessGroupPtr& group) {
   std::vector<ManifestFile> files;
   const auto answers = gather_or_throw(group, [&]() -> std::string {
@@ -132,10 +143,11 @@ std::string damage_on_any_rank(const std::string& folder, const FindOptions& opt
                     static_cast<size_t>(ranks));
     return damage.empty() && options.also ? options.also(folder) : damage;
   });
-  for (const auto& damage : found) {
-    if (!damage.empty()) return damage;
-  }
-  return options.depth == VerifyDepth::kBytes ? changed_file(folder, group) : "";
+  const auto damage = first_damage(found);
+  if (!damage.empty() || options.depth == VerifyDepth::kSizes) return damage;
+  const auto changed = changed_file(folder, group);
+  // Disks of the ranks' own, and caches of a network's, may show them different manifests.
+  return first_damage(gather_or_throw(group, [&] { return changed; }));
 }
 
 }  // namespace
@@ -145,7 +157,7 @@ std::optional<CheckpointStep> find_step(const std::string& directory, const Proc
   const auto answers = gather_or_throw(group, [&]() -> std::string {
     return rank_in(group) == 0 ? encode_search(search(directory, options.ckpt_step)) : "";
   });
-  const auto [candidates, tracker_trouble] = decode_search(answers[0]);
+  const auto [candidates, tracker_trouble] = decode_search(answers[0], directory);
   if (candidates.empty()) return std::nullopt;
   std::string trouble = tracker_trouble;
   std::vector<int64_t> passed_over;

@@ -177,5 +177,25 @@ TEST_F(FindStepTest, RanksShareTheWorkAndAgree) {
   });
 }
 
+TEST_F(FindStepTest, RanksWithADiskOfTheirOwnAgree) {
+  const TemporaryFolder other;  // the same steps, one of them with other bytes
+  std::filesystem::copy(directory_.path(), other.path(), std::filesystem::copy_options::recursive);
+  std::fstream(other.file("iter_0000030/__1_0.distcp"), std::ios::in | std::ios::out) << "changed";
+  testing::run_ranks(2, [&](const ProcessGroupPtr& group) {
+    const auto& mine = group->rank() == 0 ? directory_ : other;
+    const auto step = find_step(mine.path(), group);
+    TORCH_CHECK(step->iteration == 20 && step->folder == mine.file("iter_0000020"), step->folder);
+  });
+}
+
+TEST_F(FindStepTest, APathMayHoldLineBreaks) {
+  const auto odd = file("two\nlines");
+  std::filesystem::create_directory(odd);
+  for (const char* name : {"iter_0000020", "iter_0000030", "latest_checkpointed_iteration.txt"}) {
+    std::filesystem::copy(file(name), odd + "/" + name, std::filesystem::copy_options::recursive);
+  }
+  EXPECT_EQ(find_step(odd, nullptr)->folder, odd + "/iter_0000030");
+}
+
 }  // namespace
 }  // namespace megashard
