@@ -35,7 +35,6 @@ class TreeBuilder {
   Value build(const PickleNode* node, int depth) {
     TORCH_CHECK(depth < kMostDepth, where_, ": values are nested deeper than ", kMostDepth,
                 ", or contain themselves");
-    spend(sizeof(Value));
     switch (node->kind) {
       case Kind::kLeaf:
         if (const auto* text = node->leaf.get_if<std::string>()) spend(text->size());
@@ -55,6 +54,7 @@ class TreeBuilder {
       case Kind::kGlobal:
         return global(name_of(node, depth));
       case Kind::kPersistent:
+        spend(sizeof(Object));
         return Object{"", Object::Making::kPersistent, build(node->items[0], depth + 1), {}, {},
                       {}};
       case Kind::kCalled:
@@ -71,6 +71,7 @@ class TreeBuilder {
   }
 
   std::vector<Value> build_all(const std::vector<const PickleNode*>& nodes, int depth) {
+    spend(nodes.size() * sizeof(Value));  // before there is room for them: lists may be nested
     std::vector<Value> values;
     values.reserve(nodes.size());
     for (const auto* node : nodes) values.push_back(build(node, depth + 1));
@@ -78,6 +79,7 @@ class TreeBuilder {
   }
 
   Dict build_dict(const std::vector<const PickleNode*>& nodes, int depth) {
+    spend(nodes.size() * sizeof(Value));
     Dict dict;
     dict.entries.reserve(nodes.size() / 2);
     for (size_t i = 0; i + 1 < nodes.size(); i += 2) {
@@ -88,6 +90,7 @@ class TreeBuilder {
   }
 
   Value set_of(const char* class_name, const PickleNode* node, int depth) {
+    spend(sizeof(Object) + sizeof(Value));
     Tuple arguments;
     arguments.items.emplace_back(List{build_all(node->items, depth)});
     return Object{class_name, Object::Making::kCalled, std::move(arguments), {}, {}, {}};

@@ -139,6 +139,9 @@ TEST(Pickle, NestingAndGrowthAreBounded) {
   }
   EXPECT_THAT(message_of([&] { read_pickle(laughs + ".", "test"); }),
               HasSubstr("many times its size"));
+  // A long list that holds itself has its room counted before a hundred of it are made.
+  const auto own = std::string("]q\0(h\0", 6) + std::string(100000, 'N') + "e.";
+  EXPECT_THAT(message_of([&] { read_pickle(own, "test"); }), HasSubstr("many times its size"));
 }
 
 }  // namespace
