@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <unordered_map>
 
 #include "checkpoint/values/tensor_info.h"
 
@@ -140,15 +141,14 @@ NumberedStorages number_storages(const Value& value) {
 
 RenamedStorages rename_storages(const Value& value, size_t first) {
   RenamedStorages renamed;
-  auto& names = renamed.names;
+  std::unordered_map<std::string, size_t> numbers;
   renamed.value = change_storages(value, [&](Object storage) {
     const auto* identity = identity_of(storage);
     TORCH_CHECK(identity != nullptr, "a tensor's storage is unknown");
     auto parts = *identity;
-    const auto found = std::find(names.begin(), names.end(), parts[2].as_string());
-    const auto number = first + static_cast<size_t>(found - names.begin());
-    if (found == names.end()) names.push_back(parts[2].as_string());
-    parts[2] = std::to_string(number);
+    const auto [number, is_new] = numbers.emplace(parts[2].as_string(), first + numbers.size());
+    if (is_new) renamed.names.push_back(number->first);
+    parts[2] = std::to_string(number->second);
     parts[3] = "cpu";
     storage.arguments = Tuple{std::move(parts)};
     return storage;

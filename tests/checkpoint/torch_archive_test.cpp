@@ -7,12 +7,14 @@
 
 #include <sys/stat.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
 
 #include "checkpoint/files/crc32.h"
+#include "checkpoint/values/value_tensors.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 
@@ -150,6 +152,18 @@ TEST(TorchArchive, ATensorRecordWithoutArgumentsIsNoTensor) {
   const InputFile file(folder.file("t"));
   EXPECT_THAT(message_of([&] { find_stored_tensor(file, range); }),
               HasSubstr("expected a plain tensor"));
+}
+
+TEST(RenameStorages, ManyOfThemTakeNoTimeToSpeakOf) {
+  constexpr size_t kStorages = 100'000;  // half a minute, if each were looked for among the others
+  List records;
+  for (size_t i = 0; i < kStorages; ++i)
+    records.items.push_back(tensor_record(at::kFloat, {1}, "storage_" + std::to_string(i)));
+  const auto begin = std::chrono::steady_clock::now();
+  const auto renamed = rename_storages(records, 7);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  ASSERT_EQ(renamed.names.size(), kStorages);
+  EXPECT_EQ(renamed.names.back(), "storage_" + std::to_string(kStorages - 1));
 }
 
 TEST(FileIo, APipeIsRefusedInsteadOfWaitedFor) {
