@@ -84,7 +84,7 @@ class DcpToTorch {
 
 void convert_dcp_to_torch(const std::string& dcp_folder, const std::string& torch_path,
                           const ConvertProgress& progress) {
-  refuse_existing(torch_path, "--torch-save-path");
+  refuse_existing(torch_path, "--torch-save-path", Target::kFile);
   const auto folder = checked_step_folder(dcp_folder, "--dcp-checkpoint-dir");
   check_source_bytes(folder, progress);
   DcpToTorch conversion(folder);
@@ -93,11 +93,11 @@ void convert_dcp_to_torch(const std::string& dcp_folder, const std::string& torc
     OutputFile file(temporary);
     conversion.write(file, progress);
     file.sync_and_close();
+    rename_durably(temporary, torch_path);
   } catch (...) {
     ::unlink(temporary.c_str());
     throw;
   }
-  rename_durably(temporary, torch_path);
 }
 
 }  // namespace megashard

@@ -223,10 +223,15 @@ void remove_directory(const std::string& path) {
 
 void write_file_atomically(const std::string& path, std::string_view content) {
   const auto temporary = path + ".tmp";
-  OutputFile file(temporary);
-  file.write(content);
-  file.sync_and_close();
-  rename_durably(temporary, path);
+  try {
+    OutputFile file(temporary);
+    file.write(content);
+    file.sync_and_close();
+    rename_durably(temporary, path);
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
 }
 
 std::string read_small_file(const std::string& path, int64_t most_bytes) {

@@ -104,9 +104,10 @@ void make_directories(const std::string& path);
 void rename_durably(const std::string& from, const std::string& to);
 /// Entries of the folder are on the disk.
 void sync_directory(const std::string& path);
-/// The folder with all that is in it; one that is not there is fine.
+/// The folder with all that is in it, or a file; one that is not there is fine.
 void remove_directory(const std::string& path);
-/// Replaces a small file at once (temporary name, fsync, rename).
+/// Replaces a small file at once (temporary name, fsync, rename); a failure leaves neither the
+/// temporary file nor half of the new content.
 void write_file_atomically(const std::string& path, std::string_view content);
 /// The content of a small file; larger than `most_bytes` is an error.
 std::string read_small_file(const std::string& path, int64_t most_bytes);

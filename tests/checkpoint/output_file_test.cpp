@@ -76,6 +76,14 @@ TEST(OutputFile, HoldsWhatWasWrittenWhateverThePiecesAndTheReservation) {
   }
 }
 
+TEST(WriteFileAtomically, AFailureLeavesNoTemporaryFile) {
+  TemporaryFolder folder;
+  std::filesystem::create_directory(folder.file("taken"));
+  EXPECT_THAT(message_of([&] { write_file_atomically(folder.file("taken"), "text"); }),
+              HasSubstr("cannot rename"));
+  EXPECT_FALSE(path_exists(folder.file("taken.tmp")));
+}
+
 TEST(OutputFile, AFailureOfABlockIsTheCallers) {
   TemporaryFolder folder;
   const auto text = content(kBlock);
