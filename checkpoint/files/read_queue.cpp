@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -35,7 +36,10 @@ void run_in_threads(int64_t threads, int64_t items,
     }
   };
   std::vector<std::thread> others;
-  for (int64_t i = 1; i < std::min(threads, kMostThreads); ++i) others.emplace_back(guarded);
+  try {
+    for (int64_t i = 1; i < std::min(threads, kMostThreads); ++i) others.emplace_back(guarded);
+  } catch (const std::system_error&) {  // there can be no more: fewer do the work
+  }
   guarded();
   for (auto& thread : others) thread.join();
   if (failure != nullptr) std::rethrow_exception(failure);

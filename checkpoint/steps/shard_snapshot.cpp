@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -42,11 +43,16 @@ void copy_pieces(const std::vector<Piece>& pieces) {
   for (const auto& piece : pieces) total += piece.bytes;
   const auto threads = std::clamp<int64_t>(total / kLeastBytesACopy, 1, at::get_num_threads());
   std::vector<std::thread> others;
-  for (int64_t i = 1; i < threads; ++i) {
-    others.emplace_back(copy_range, std::cref(pieces), total * i / threads,
-                        total * (i + 1) / threads);
+  int64_t begun = 1;  // parts, of which this thread takes the first
+  try {
+    for (; begun < threads; ++begun) {
+      others.emplace_back(copy_range, std::cref(pieces), total * begun / threads,
+                          total * (begun + 1) / threads);
+    }
+  } catch (const std::system_error&) {  // there can be no more: the rest is this thread's too
   }
   copy_range(pieces, 0, total / threads);
+  copy_range(pieces, total * begun / threads, total);
   for (auto& thread : others) thread.join();
 }
 
