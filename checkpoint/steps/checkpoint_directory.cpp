@@ -96,10 +96,6 @@ bool is_being_written(const std::string& folder) {
   return !is_free;
 }
 
-void refuse_second_writer(bool is_free, const std::string& folder) {
-  TORCH_CHECK(is_free, folder, " is being written by another process: two runs save to one directory");
-}
-
 /// The folder's lock, until the last of the pointers is gone or this process ends.
 std::shared_ptr<void> lock_folder(const std::string& folder) {
   const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -108,7 +104,8 @@ std::shared_ptr<void> lock_folder(const std::string& folder) {
     ::close(*held);
     delete held;
   });
-  refuse_second_writer(take_lock(descriptor), folder);
+  TORCH_CHECK(take_lock(descriptor), folder,
+              " is being written by another process: two runs save to one directory");
   return lock;
 }
 
@@ -222,10 +219,9 @@ void StepWriter::begin() {
 }
 
 void StepWriter::begin_beside_others() {
-  refuse_second_writer(!is_being_written(hidden_), hidden_);
-  remove_directory(hidden_);
   make_directories(hidden_);
   writing_ = lock_folder(hidden_);
+  for (const auto& left : names_in(hidden_)) remove_directory(hidden_ + "/" + left);
 }
 
 void StepWriter::finish_folder(const std::vector<ManifestFile>& files) {
