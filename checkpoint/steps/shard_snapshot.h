@@ -22,8 +22,6 @@ class ShardSnapshot {
   ShardedTensors take(const ShardedTensors& tensors);
   void wait() const;  ///< from any thread
 
-  int64_t bytes() const { return buffer_.defined() ? buffer_.numel() : 0; }  ///< that are kept
-
  private:
   void make_room(int64_t bytes, bool for_device);
 

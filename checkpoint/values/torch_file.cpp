@@ -32,9 +32,9 @@ Value part_of(const Value& key) {
 }  // namespace
 
 TorchFile::TorchFile(const std::string& path)
-    : file_(path), archive_(file_, {0, file_.size()}), root_(read_root(archive_)) {
+    : file_(path), archive_(file_, {0, file_.size()}) {
   std::vector<Value> parts;
-  collect(parts, root_);
+  collect(parts, read_root(archive_));
 }
 
 void TorchFile::collect(std::vector<Value>& path, const Value& value) {

@@ -21,7 +21,6 @@ class TorchFile {
   explicit TorchFile(const std::string& path);
 
   const TorchArchive& archive() const { return archive_; }
-  const Value& root() const { return root_; }
   /// Dicts are entered always, lists and tuples when they hold tensors or dicts.
   const std::vector<TorchFileTensor>& tensors() const { return tensors_; }
   const std::vector<FlatValue>& values() const { return values_; }
@@ -32,7 +31,6 @@ class TorchFile {
 
   InputFile file_;
   TorchArchive archive_;
-  Value root_;
   std::vector<TorchFileTensor> tensors_;
   std::vector<FlatValue> values_;
 };
