@@ -55,8 +55,8 @@ void check_source_bytes(const std::string& folder, const ConvertProgress& progre
 
 void refuse_existing(const std::string& path, const std::string& flag, Target target) {
   std::error_code error;
-  const bool empty_folder = target == Target::kFolder && is_directory(path) &&
-                            std::filesystem::is_empty(path, error);
+  const bool empty_folder =
+      target == Target::kFolder && is_directory(path) && std::filesystem::is_empty(path, error);
   TORCH_CHECK(!path_exists(path) || empty_folder, path, " exists already, and ", flag,
               " replaces nothing: remove it, or give another name");
 }

@@ -8,17 +8,16 @@
 #include <unordered_map>
 
 #include "checkpoint/convert/step_conversion.h"
+#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/hugging_face/hf_weights.h"
 
 namespace megashard {
 namespace {
 
-constexpr double kCheckpointVersion = 3.0;
-
 std::string key_of(const HfToStepOptions& options, const std::string& weight) {
   const auto name = options.rename ? options.rename(weight) : weight;
-  if (!name.starts_with(options.hf_prefix)) return "model." + name;
-  return "model." + options.dcp_prefix + name.substr(options.hf_prefix.size());
+  if (!name.starts_with(options.hf_prefix)) return model_key(name);
+  return model_key(options.dcp_prefix + name.substr(options.hf_prefix.size()));
 }
 
 bool is_fused(const HfToStepOptions& options, const TensorInfo& info) {
@@ -99,7 +98,7 @@ Value release_arguments(const WeightLayout& layout) {
        {"tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
         "expert_model_parallel_size", "world_size", "data_parallel_size"})
     arguments.set(size, 1);
-  for (const char* count : {"iteration", "consumed_train_samples", "consumed_valid_samples"})
+  for (const char* count : {kIterationKey, "consumed_train_samples", "consumed_valid_samples"})
     arguments.set(count, 0);
   arguments.set("no_save_optim", true);
   arguments.set("no_save_rng", true);
@@ -117,10 +116,10 @@ void convert_hf_to_step(const HfToStepOptions& options, const ConvertProgress& p
     content.tensors = as_megatron(std::move(content.tensors), *options.megatron_layout);
     content.megatron_layout = options.megatron_layout;
     content.file_starts.clear();
-    content.values.set("args", release_arguments(*options.megatron_layout));
+    content.values.set(kArgsKey, release_arguments(*options.megatron_layout));
   }
-  content.values.set("checkpoint_version", kCheckpointVersion);
-  if (options.format == CheckpointFormat::kTorchDist) content.values.set("iteration", 0);
+  content.values.set(kCheckpointVersionKey, kCheckpointVersion);
+  if (options.format == CheckpointFormat::kTorchDist) content.values.set(kIterationKey, 0);
   write_step(step, options.format, content, progress);
 }
 

@@ -13,6 +13,7 @@
 
 #include "checkpoint/convert/tensor_stream.h"
 #include "checkpoint/dcp/dcp_reader.h"
+#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/hugging_face/hf_assets.h"
 #include "checkpoint/hugging_face/hf_weights.h"
@@ -20,7 +21,6 @@
 namespace megashard {
 namespace {
 
-constexpr std::string_view kModelKeys = "model.";
 constexpr const char* kHead = "lm_head.weight";
 constexpr const char* kEmbeddings = "embed_tokens.weight";
 
@@ -73,7 +73,7 @@ class StepToHf {
                 " checkpoint; this converter reads ", format_name(options.format));
     auto stream = stream_of_step(reader);
     std::erase_if(stream.tensors, [](const TensorInfo& info) {
-      return !info.name.starts_with(kModelKeys) || info.name.ends_with("_extra_state");
+      return !is_model_key(info.name) || is_extra_state(info.name);
     });
     if (options.megatron_layout != nullptr)
       stream = as_hugging_face(std::move(stream), *options.megatron_layout);
@@ -86,14 +86,14 @@ class StepToHf {
   }
 
   void collect() {
-    const auto prefix = "model." + options_.dcp_prefix;
+    const auto prefix = model_key(options_.dcp_prefix);
     bool found = false;
     for (const auto& stored : stream_.tensors) {
       const bool renamed = stored.name.starts_with(prefix);
       found = found || renamed;
       auto info = stored;
       info.name = renamed ? options_.hf_prefix + stored.name.substr(prefix.size())
-                          : stored.name.substr(kModelKeys.size());
+                          : stored.name.substr(kModelPrefix.size());
       if (options_.rename) info.name = options_.rename(info.name);
       if (options_.to_bf16 && c10::isFloatingType(info.dtype)) info.dtype = at::kBFloat16;
       if (is_fused(stored)) info.sizes = split(stored);

@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/steps/step_files.h"
 #include "checkpoint/torch_dist/torch_dist_keys.h"
 #include "checkpoint/torch_dist/torch_dist_writer.h"
@@ -107,7 +108,7 @@ void FolderWriter::write_steps(const ShardedTensors& steps) {
 void FolderWriter::write_values(const Dict& values) {
   std::vector<FlatValue> flat;
   if (format_ == CheckpointFormat::kTorchDist) {
-    const auto* ranks = values.find("rng_state");
+    const auto* ranks = values.find(kRngStateKey);
     const auto* by_rank = ranks == nullptr ? nullptr : ranks->get_if<Dict>();
     const auto world = by_rank == nullptr ? 0 : by_rank->entries.size();
     auto state = to_torch_dist(steps_, values, static_cast<int>(world));

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "checkpoint/convert/folder_writer.h"
+#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/torch_dist/torch_dist_keys.h"
 #include "checkpoint/values/value_paths.h"
 
@@ -21,10 +22,10 @@ constexpr int64_t kMostFileBytes = int64_t{5} * 1000 * 1000 * 1000;
 std::string extra_state_key(const std::string& module, const std::vector<TensorInfo>& tensors) {
   constexpr std::string_view kLayers = "layers.";
   const auto at = module.find(kLayers);
-  if (at == std::string::npos) return module + "._extra_state/shard_0_1";
+  if (at == std::string::npos) return module + "." + kExtraStateShard + "0_1";
   const auto number_at = at + kLayers.size();
   const auto dot = module.find('.', number_at);
-  const auto layers = "model." + module.substr(0, number_at);
+  const auto layers = model_key(module.substr(0, number_at));
   int64_t count = 0;
   for (const auto& info : tensors) {
     if (!info.name.starts_with(layers)) continue;
@@ -32,7 +33,7 @@ std::string extra_state_key(const std::string& module, const std::vector<TensorI
     std::from_chars(info.name.data() + layers.size(), info.name.data() + info.name.size(), layer);
     count = std::max(count, layer + 1);
   }
-  return module.substr(0, number_at) + module.substr(dot + 1) + "._extra_state/shard_" +
+  return module.substr(0, number_at) + module.substr(dot + 1) + "." + kExtraStateShard +
          module.substr(number_at, dot - number_at) + "_" + std::to_string(count);
 }
 
@@ -62,8 +63,8 @@ StepWriter same_step(const std::string& save_dir, const std::string& folder) {
 Dict values_of(DcpReader& reader) {
   std::vector<FlatValue> leaves;
   for (const auto& entry : reader.entries()) {
-    const bool of_format = entry.key.find("_extra_state/shard_") != std::string::npos ||
-                           entry.key.starts_with("content_metadata");
+    const bool of_format = entry.key.find(kExtraStateShard) != std::string::npos ||
+                           entry.key.starts_with(kContentMetadata);
     const bool is_value = !entry.is_tensor || is_in_value(entry);
     if (is_value && !of_format) leaves.push_back({entry.key, entry.path, reader.read_value(entry)});
   }
@@ -78,7 +79,7 @@ void drop_buckets(StepContent& content, const ConvertProgress& progress) {
   if (std::erase_if(tensors, in_buckets) == 0) return;
   std::erase_if(content.values.entries, [&](const auto& entry) {
     const auto& key = entry.first.as_string();
-    return key.starts_with("optimizer.") && key.find(kDistributed) != std::string::npos;
+    return is_optimizer_key(key) && key.find(kDistributed) != std::string::npos;
   });
   progress(
       "the optimizer's state is left out: buckets of Megatron's DistributedOptimizer have no "
@@ -87,12 +88,12 @@ void drop_buckets(StepContent& content, const ConvertProgress& progress) {
 
 /// What the layout knows of the network, in the step's args.
 void complete_arguments(Dict& values, const WeightLayout& layout) {
-  const auto* args = values.find("args");
+  const auto* args = values.find(kArgsKey);
   const auto* fields = args == nullptr ? nullptr : namespace_fields(*args);
   if (fields == nullptr) return;
   Dict complete = *fields;
   for (const auto& [name, value] : layout.arguments.entries) complete.set(name.as_string(), value);
-  values.set("args", make_namespace(std::move(complete)));
+  values.set(kArgsKey, make_namespace(std::move(complete)));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/dcp/tied_keys.h"
 
 namespace megashard {
@@ -19,21 +20,21 @@ namespace {
 
 /// What stands around a weight's name in the keys of one kind of tensors.
 struct KeyFamily {
-  std::string prefix;
-  std::string suffix;
-  std::string key(const std::string& name) const { return prefix + name + suffix; }
-  bool is_model() const { return suffix.empty(); }
+  std::string buffer;  // of the optimizer; empty: the weights themselves
+  std::string key(const std::string& name) const {
+    return is_model() ? model_key(name) : optimizer_state_key(name, buffer);
+  }
+  bool is_model() const { return buffer.empty(); }
 };
 
 /// The weights themselves, then each of the optimizer's buffers.
 std::vector<KeyFamily> families_of(const std::vector<TensorInfo>& tensors) {
-  constexpr std::string_view kState = "optimizer.state.";
   std::set<std::string> buffers;
   for (const auto& info : tensors) {
-    if (info.name.starts_with(kState)) buffers.insert(info.name.substr(info.name.rfind('.')));
+    if (auto parts = split_optimizer_state_key(info.name)) buffers.insert(std::move(parts->buffer));
   }
-  std::vector<KeyFamily> families = {{"model.", ""}};
-  for (const auto& buffer : buffers) families.push_back({std::string(kState), buffer});
+  std::vector<KeyFamily> families(1);
+  for (const auto& buffer : buffers) families.push_back({buffer});
   return families;
 }
 
@@ -66,8 +67,7 @@ class StreamChange {
                 "; give the config.json that belongs to it (its tie_word_embeddings says whether there is a head)");
     std::vector<std::string> left;
     for (const auto& info : from_.tensors) {
-      const bool derived =
-          info.name.ends_with("_extra_state") || info.name.ends_with(".rotary_emb.inv_freq");
+      const bool derived = is_extra_state(info.name) || info.name.ends_with(".rotary_emb.inv_freq");
       if (taken_.count(info.name) == 0 && !derived) left.push_back(info.name);
     }
     TORCH_CHECK(left.empty(), from_.where, " holds tensors that have no place in this model's Megatron layout: ",
@@ -203,14 +203,14 @@ void rename_groups(Dict& values, const WeightLayout& layout, bool to_megatron) {
     for (size_t i = 0; to_megatron && i < weight.sources.size(); ++i)
       renamed[weight.sources[i]] = i == 0 ? std::vector{weight.name} : std::vector<std::string>();
   }
-  auto* optimizer = values.find("optimizer");
+  auto* optimizer = values.find(kOptimizerKey);
   auto* fields = optimizer == nullptr ? nullptr : optimizer->get_if<Dict>();
-  auto* groups = fields == nullptr ? nullptr : fields->find("param_groups");
+  auto* groups = fields == nullptr ? nullptr : fields->find(kParamGroupsKey);
   auto* list = groups == nullptr ? nullptr : groups->get_if<List>();
   if (list == nullptr) return;
   for (auto& group : list->items) {
     auto* entries = group.get_if<Dict>();
-    auto* params = entries == nullptr ? nullptr : entries->find("params");
+    auto* params = entries == nullptr ? nullptr : entries->find(kParamsKey);
     if (params == nullptr || params->get_if<List>() == nullptr) continue;
     List names;
     for (const auto& name : params->as_items()) {

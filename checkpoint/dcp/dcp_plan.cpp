@@ -7,6 +7,7 @@
 #include <span>
 #include <unordered_map>
 
+#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/values/pickle_reader.h"
 #include "checkpoint/values/pickle_writer.h"
 #include "checkpoint/values/tensor_info.h"

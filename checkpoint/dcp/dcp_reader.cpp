@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <set>
+
 #include "checkpoint/dcp/dcp_plan.h"
+#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/steps/agreement.h"
 #include "checkpoint/torch_dist/torch_dist_reader.h"
 #include "checkpoint/values/pickle_reader.h"
@@ -80,8 +82,8 @@ StoredTensor find_stored_chunk(const InputFile& file, const DcpEntry& entry,
 
 bool is_in_value(const DcpEntry& entry) {
   if (!entry.is_tensor || entry.path.empty()) return false;
-  if (entry.key.starts_with("model.") || entry.key.starts_with("optimizer.state.")) return false;
-  return entry.path[0] == Value("rng_state") ||
+  if (is_model_key(entry.key) || entry.key.starts_with(kOptimizerStatePrefix)) return false;
+  return entry.path[0] == Value(kRngStateKey) ||
          std::any_of(entry.path.begin(), entry.path.end(),
                      [](const Value& part) { return part.get_if<int64_t>() != nullptr; });
 }
@@ -141,8 +143,8 @@ void DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk, const S
   const auto step = std::max<int64_t>(1, kBytesAtOnce / row_bytes);
   for (int64_t row = 0; row < rows; row += step) {
     const auto count = std::min(step, rows - row);
-    const auto part =
-        narrow_to(megashard::read_rows(file, stored, first_row + row, count), box.in_chunk, box.sizes, 1);
+    const auto part = narrow_to(megashard::read_rows(file, stored, first_row + row, count),
+                                box.in_chunk, box.sizes, 1);
     auto place = box.sizes.empty() ? target : target.narrow(0, row, count);
     place.copy_(part);
   }
@@ -228,9 +230,7 @@ LoadReport compare_names(const DcpReader& reader, const ShardedTensors& tensors,
     if (is_wanted(key) && reader.find(key) == nullptr) report.missing.push_back(key);
   }
   for (const auto& entry : reader.entries()) {
-    const bool extra_state =
-        entry.key.ends_with("_extra_state");  // Megatron's and TransformerEngine's by-product
-    if (!entry.is_tensor || extra_state || is_in_value(entry)) continue;
+    if (!entry.is_tensor || is_extra_state(entry.key) || is_in_value(entry)) continue;
     if (is_wanted(entry.key) && asked.count(entry.key) == 0) report.unexpected.push_back(entry.key);
   }
   return report;

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <map>
 
-#include "checkpoint/values/value_paths.h"
+#include "checkpoint/dcp/state_dict_keys.h"
 
 namespace megashard {
 namespace {
@@ -49,7 +49,8 @@ TiedKeys find_tied_keys(const std::vector<DcpEntry>& entries) {
     if (entry.value || chunks.empty() || !std::all_of(chunks.begin(), chunks.end(), is_stored))
       continue;
     const auto& location = chunks[0].location;
-    const auto [first, is_new] = firsts.emplace(std::pair(location.file, location.range.offset), &entry);
+    const auto [first, is_new] =
+        firsts.emplace(std::pair(location.file, location.range.offset), &entry);
     if (!is_new && is_same_tensor(entry, *first->second))
       tied.emplace_back(entry.key, first->second->key);
   }

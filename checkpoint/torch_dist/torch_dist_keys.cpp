@@ -5,12 +5,11 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "checkpoint/dcp/state_dict_keys.h"
+
 namespace megashard {
 namespace {
 
-constexpr std::string_view kModel = "model.";
-constexpr std::string_view kOptimizer = "optimizer.";
-constexpr std::string_view kState = "optimizer.state.";
 constexpr std::string_view kChained = "chained_";
 constexpr std::string_view kLayers = "layers.";
 
@@ -90,39 +89,41 @@ ShardedTensor as_layer(ShardedTensor piece, const TorchDistPlace& place) {
 }  // namespace
 
 std::string torch_dist_key(const std::string& key) {
-  if (key.starts_with(kModel)) return key.substr(kModel.size());
-  if (key.starts_with(kOptimizer)) {
-    const auto rest = std::string_view(key).substr(kOptimizer.size());
+  if (is_model_key(key)) return key.substr(kModelPrefix.size());
+  if (is_optimizer_key(key)) {
+    const auto rest = std::string_view(key).substr(kOptimizerPrefix.size());
     const auto chained = chained_prefix(rest);
     if (!chained.empty()) {
-      return std::string(chained) + std::string(kOptimizer) +
+      return std::string(chained) + std::string(kOptimizerPrefix) +
              std::string(rest.substr(chained.size()));
     }
   }
-  const auto last = key.rfind('.');
-  if (!key.starts_with(kState) || last < kState.size()) return key;
-  const auto name = key.substr(kState.size(), last - kState.size());
-  return std::string(kState) + key.substr(last + 1) + "." + name;
+  const auto parts = split_optimizer_state_key(key);
+  if (!parts) return key;
+  return std::string(kOptimizerStatePrefix) + parts->buffer + "." + parts->weight;
 }
 
 std::string torch_dcp_key(const std::string& dist_key) {
   const auto chained = chained_prefix(dist_key);
   const auto key = dist_key.substr(chained.size());
-  if (!key.starts_with(kOptimizer)) return std::string(kModel) + dist_key;
-  if (!key.starts_with(kState))
-    return std::string(kOptimizer) + std::string(chained) + key.substr(kOptimizer.size());
-  const auto dot = key.find('.', kState.size());
+  if (!is_optimizer_key(key)) return model_key(dist_key);
+  const auto prefix = kOptimizerStatePrefix.size();
+  if (!key.starts_with(kOptimizerStatePrefix)) {
+    return std::string(kOptimizerPrefix) + std::string(chained) +
+           key.substr(kOptimizerPrefix.size());
+  }
+  const auto dot = key.find('.', prefix);
   if (dot == std::string::npos) return key;
-  const auto buffer = key.substr(kState.size(), dot - kState.size());
-  return std::string(kState) + key.substr(dot + 1) + "." + buffer;
+  return optimizer_state_key(key.substr(dot + 1), key.substr(prefix, dot - prefix));
 }
 
 bool is_optimizer_step(const std::string& key) {
-  return key.starts_with(kState) && key.ends_with(".step");
+  const auto parts = split_optimizer_state_key(key);
+  return parts && parts->buffer == kStepBuffer;
 }
 
 bool is_optimizer_bucket(const std::string& key) {
-  return key.starts_with(kOptimizer) && !key.starts_with(kState) &&
+  return is_optimizer_key(key) && !key.starts_with(kOptimizerStatePrefix) &&
          key.find(".gbuf_idx_") != std::string::npos;
 }
 

@@ -19,7 +19,9 @@ namespace megashard {
 std::string torch_dist_key(const std::string& torch_dcp_key);
 std::string torch_dcp_key(const std::string& torch_dist_key);
 
-/// "optimizer.state.<name>.step", which torch_dist keeps once, as common_step, when all are equal.
+/// "optimizer.state.<name>.step", which torch_dist keeps once, as common_step of the optimizer's
+/// state in common.pt, when all are equal.
+inline constexpr const char* kCommonStep = "common_step";
 bool is_optimizer_step(const std::string& torch_dcp_key);
 
 /// A tensor of Megatron's DistributedOptimizer over the weights of a bucket, flattened, one behind
@@ -33,8 +35,12 @@ inline constexpr const char* kTorchDistGroupNames = "param_group_names";
 
 /// The ShardedObject rng_state: "rng_state/shard_<rank>_<world>" of each rank, or the list over
 /// ranks that Megatron keeps, which is one object.
-inline constexpr const char* kRngStateKey = "rng_state/shard_";
+inline constexpr const char* kRngStateShard = "rng_state/shard_";
 inline constexpr const char* kAllRanks = "0.0_1.1";
+/// Ends in the ShardedObject of a module's _extra_state, before "<layer>_<layers>".
+inline constexpr const char* kExtraStateShard = "_extra_state/shard_";
+/// Of common.pt: how Megatron is to read the rest.
+inline constexpr const char* kContentMetadata = "content_metadata";
 
 /// Where a tensor lies in a torch_dist folder: under a key of its own, or as one row of a stack.
 struct TorchDistPlace {

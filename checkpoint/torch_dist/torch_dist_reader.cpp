@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/steps/step_files.h"
 #include "checkpoint/torch_dist/torch_dist_keys.h"
@@ -115,9 +116,9 @@ class TorchDistView {
 
   void add_object(DcpEntry entry) {
     if (entry.key.starts_with(kCommonState)) return;
-    if (!entry.key.starts_with(kRngStateKey)) {
+    if (!entry.key.starts_with(kRngStateShard)) {
       const auto key = torch_dcp_key(entry.key);
-      if (key.starts_with("optimizer.") && key != entry.key) {
+      if (is_optimizer_key(key) && key != entry.key) {
         entry.key = key;
         entry.path = {key};
       }
@@ -125,18 +126,19 @@ class TorchDistView {
       view_.entries.push_back(std::move(entry));
       return;
     }
-    const auto at = entry.key.substr(std::string_view(kRngStateKey).size());  // "<offsets>_<shape>"
+    const auto at =
+        entry.key.substr(std::string_view(kRngStateShard).size());  // "<offsets>_<shape>"
     if (at == kAllRanks) {
       const auto object = only_item(read_at(folder_, entry.location), entry.key);
       const auto& ranks = object.as_items();
       for (size_t rank = 0; rank < ranks.size(); ++rank)
-        add_value({"rng_state", static_cast<int64_t>(rank)}, ranks[rank]);
+        add_value({kRngStateKey, static_cast<int64_t>(rank)}, ranks[rank]);
       return;
     }
     // Ours is "<rank>_<world>"; ranks of Megatron's pipeline and tensor groups keep their numbers.
     const bool is_ours = at.find('.') == std::string::npos;
-    entry.path = {"rng_state", is_ours ? at.substr(0, at.find('_')) : at};
-    entry.key = "rng_state." + entry.path[1].as_string();
+    entry.path = {kRngStateKey, is_ours ? at.substr(0, at.find('_')) : at};
+    entry.key = std::string(kRngStateKey) + "." + entry.path[1].as_string();
     entry.is_sharded_object = true;
     view_.entries.push_back(std::move(entry));
   }
@@ -149,13 +151,18 @@ class TorchDistView {
     for (auto& leaf : flatten_values(common_))
       add_value(std::move(leaf.path), std::move(leaf.value));
     if (!step) return;
-    constexpr std::string_view kFirst = ".exp_avg";
+    const auto first = std::string(".") + kExpAvgBuffer;  // of every weight that is trained
     const auto count = view_.entries.size();
     for (size_t i = 0; i < count; ++i) {
       const auto& key = view_.entries[i].key;
-      if (!view_.entries[i].is_tensor || !key.ends_with(kFirst)) continue;
-      DcpEntry entry{
-          key.substr(0, key.size() - kFirst.size()) + ".step", {}, true, at::kFloat, {}, {}, {}};
+      if (!view_.entries[i].is_tensor || !key.ends_with(first)) continue;
+      DcpEntry entry{key.substr(0, key.size() - first.size()) + "." + kStepBuffer,
+                     {},
+                     true,
+                     at::kFloat,
+                     {},
+                     {},
+                     {}};
       if (keys_.count(entry.key) != 0) continue;
       entry.value = *step;
       add_tensor_as_is(std::move(entry));
@@ -164,46 +171,46 @@ class TorchDistView {
 
   void restore_group_names() {
     const auto* names = common_.find(kTorchDistGroupNames);
-    const auto* optimizer = common_.find("optimizer");
+    const auto* optimizer = common_.find(kOptimizerKey);
     if (names == nullptr || optimizer == nullptr) return;
     Value lists = *names;
     Dict with_names = optimizer->as_dict();
-    auto groups = with_names.at("param_groups").as_items();
+    auto groups = with_names.at(kParamGroupsKey).as_items();
     TORCH_CHECK(lists.as_items().size() == groups.size(), folder_, ": common.pt names the parameters of ",
                 lists.as_items().size(), " groups of ", groups.size());
     for (size_t i = 0; i < groups.size(); ++i) {
       auto group = groups[i].as_dict();
-      group.set("params", lists.as_items()[i]);
+      group.set(kParamsKey, lists.as_items()[i]);
       groups[i] = std::move(group);
     }
-    with_names.set("param_groups", List{std::move(groups)});
-    common_.set("optimizer", std::move(with_names));
+    with_names.set(kParamGroupsKey, List{std::move(groups)});
+    common_.set(kOptimizerKey, std::move(with_names));
     std::erase_if(common_.entries,
                   [](const auto& entry) { return entry.first == Value(kTorchDistGroupNames); });
   }
 
   /// {"optimizer": {"optimizer": {..}, "grad_scaler": {..}}} of mixed precision: one level less.
   static Dict lifted(const Dict& outer) {
-    const auto* inner = outer.find("optimizer");
+    const auto* inner = outer.find(kOptimizerKey);
     if (inner == nullptr || inner->get_if<Dict>() == nullptr) return outer;
     Dict fields = *inner->get_if<Dict>();
     for (const auto& [key, value] : outer.entries) {
-      const bool is_rest = key != Value("optimizer") && key != Value("fp32_from_fp16_params");
+      const bool is_rest = key != Value(kOptimizerKey) && key != Value("fp32_from_fp16_params");
       if (is_rest) fields.set(key.as_string(), value);
     }
     return fields;
   }
 
   void lift_optimizer() {
-    auto* optimizer = common_.find("optimizer");
+    auto* optimizer = common_.find(kOptimizerKey);
     if (optimizer == nullptr || optimizer->get_if<Dict>() == nullptr) return;
-    common_.set("optimizer", lifted(optimizer->as_dict()));
+    common_.set(kOptimizerKey, lifted(optimizer->as_dict()));
   }
 
   /// {"optimizer": {0: {..}, 1: {..}}} of a chain: one optimizer with the groups of all, and what
   /// they have in common as the first says it, the step too.
   void join_chained() {
-    const auto* optimizer = common_.find("optimizer");
+    const auto* optimizer = common_.find(kOptimizerKey);
     const auto* chain = optimizer == nullptr ? nullptr : optimizer->get_if<Dict>();
     if (chain == nullptr || chain->entries.empty()) return;
     Dict joined;
@@ -211,34 +218,34 @@ class TorchDistView {
     for (const auto& [number, part] : chain->entries) {
       if (number.get_if<int64_t>() == nullptr || part.get_if<Dict>() == nullptr) return;
       for (auto& [key, value] : lifted(part.as_dict()).entries) {
-        if (key == Value("param_groups") && value.get_if<List>() != nullptr) {
+        if (key == Value(kParamGroupsKey) && value.get_if<List>() != nullptr) {
           for (const auto& group : value.as_items()) groups.items.push_back(group);
         } else if (joined.find(key.as_string()) == nullptr) {
           joined.set(key.as_string(), std::move(value));
         }
       }
     }
-    joined.set("param_groups", std::move(groups));
-    common_.set("optimizer", std::move(joined));
+    joined.set(kParamGroupsKey, std::move(groups));
+    common_.set(kOptimizerKey, std::move(joined));
   }
 
   /// common_step, or the step that TransformerEngine's optimizer keeps in the first param_group.
   std::optional<Value> take_step() {
-    auto* optimizer = common_.find("optimizer");
+    auto* optimizer = common_.find(kOptimizerKey);
     auto* fields = optimizer == nullptr ? nullptr : optimizer->get_if<Dict>();
     if (fields == nullptr) return std::nullopt;
-    auto* state = fields->find("state");
+    auto* state = fields->find(kStateKey);
     auto* of_state = state == nullptr ? nullptr : state->get_if<Dict>();
-    if (of_state != nullptr && of_state->find("common_step") != nullptr) {
-      auto step = of_state->at("common_step");
+    if (of_state != nullptr && of_state->find(kCommonStep) != nullptr) {
+      auto step = of_state->at(kCommonStep);
       of_state->entries.clear();
       const auto tensor = tensor_in(step);
       return tensor ? Value(tensor->item().toDouble()) : step;
     }
-    const auto* groups = fields->find("param_groups");
+    const auto* groups = fields->find(kParamGroupsKey);
     if (groups == nullptr || groups->as_items().empty()) return std::nullopt;
     const auto* first = groups->as_items()[0].get_if<Dict>();
-    const auto* step = first == nullptr ? nullptr : first->find("step");
+    const auto* step = first == nullptr ? nullptr : first->find(kStepBuffer);
     return step == nullptr ? std::nullopt : std::optional(*step);
   }
 

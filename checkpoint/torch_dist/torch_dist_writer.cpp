@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "checkpoint/dcp/dcp_writer.h"
+#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/steps/agreement.h"
 #include "checkpoint/steps/step_files.h"
@@ -48,27 +49,28 @@ std::optional<double> common_step(const ShardedTensors& tensors) {
 /// Megatron puts its own parameters into the groups: what it finds there must not be names. They
 /// are kept beside, for the way back.
 void take_group_names(Dict& optimizer, Dict& common) {
-  auto* groups = optimizer.find("param_groups");
+  auto* groups = optimizer.find(kParamGroupsKey);
   auto* list = groups == nullptr ? nullptr : groups->get_if<List>();
   if (list == nullptr) return;
   List names;
   for (auto& item : list->items) {
     auto* group = item.get_if<Dict>();
-    const auto* params = group == nullptr ? nullptr : group->find("params");
+    const auto* params = group == nullptr ? nullptr : group->find(kParamsKey);
     if (params == nullptr) return;
     names.items.push_back(*params);
-    std::erase_if(group->entries, [](const auto& entry) { return entry.first == Value("params"); });
+    std::erase_if(group->entries,
+                  [](const auto& entry) { return entry.first == Value(kParamsKey); });
   }
   common.set(kTorchDistGroupNames, std::move(names));
 }
 
 /// Out of the common values, into objects: of each rank, or Megatron's list over ranks as one.
 void take_random_states(TorchDistState& state, int world) {
-  const auto* found = state.common.find("rng_state");
+  const auto* found = state.common.find(kRngStateKey);
   const auto* by_rank = found == nullptr ? nullptr : found->get_if<Dict>();
   if (by_rank == nullptr && (found == nullptr || found->get_if<List>() == nullptr)) return;
   const auto add = [&](const std::string& shard, const Value& object) {
-    const auto key = std::string(kRngStateKey) + shard;
+    const auto key = std::string(kRngStateShard) + shard;
     state.objects.push_back({key, {key}, List{{object}}});
   };
   if (by_rank == nullptr) {
@@ -78,7 +80,7 @@ void take_random_states(TorchDistState& state, int world) {
       add(rank.as_string() + "_" + std::to_string(world), random);
   }
   std::erase_if(state.common.entries,
-                [](const auto& entry) { return entry.first == Value("rng_state"); });
+                [](const auto& entry) { return entry.first == Value(kRngStateKey); });
 }
 
 }  // namespace
@@ -116,20 +118,20 @@ TorchDistState to_torch_dist(const ShardedTensors& tensors, const Dict& values, 
   state.tensors = stack_layers(stored);
 
   Dict optimizer;
-  if (const auto* given = values.find("optimizer")) optimizer = given->as_dict();
+  if (const auto* given = values.find(kOptimizerKey)) optimizer = given->as_dict();
   take_group_names(optimizer, state.common);
   if (step) {
     Dict of_state;
     // a tensor, as torch's AdamW counts in
-    of_state.set("common_step", tensor_value(at::full({}, *step, at::TensorOptions(at::kFloat))));
-    optimizer.set("state", std::move(of_state));
+    of_state.set(kCommonStep, tensor_value(at::full({}, *step, at::TensorOptions(at::kFloat))));
+    optimizer.set(kStateKey, std::move(of_state));
   }
-  if (!optimizer.entries.empty()) state.common.set("optimizer", std::move(optimizer));
+  if (!optimizer.entries.empty()) state.common.set(kOptimizerKey, std::move(optimizer));
   take_random_states(state, world);
   Dict content;
   content.set("singleton_local_shards", false);
   content.set("chained_optim_avoid_prefix", true);
-  state.common.set("content_metadata", std::move(content));
+  state.common.set(kContentMetadata, std::move(content));
   return state;
 }
 

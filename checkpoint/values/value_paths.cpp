@@ -166,16 +166,4 @@ Dict nest_values(std::vector<FlatValue> leaves, size_t keys) {
   return std::move(*nested.get_if<Dict>());
 }
 
-std::vector<Value> tensor_path(const std::string& key) {
-  constexpr std::string_view kModel = "model.";
-  constexpr std::string_view kState = "optimizer.state.";
-  if (key.starts_with(kModel)) return {"model", key.substr(kModel.size())};
-  const auto last = key.rfind('.');
-  if (key.starts_with(kState) && last >= kState.size()) {
-    return {"optimizer", "state", key.substr(kState.size(), last - kState.size()),
-            key.substr(last + 1)};
-  }
-  return {key};
-}
-
 }  // namespace megashard

@@ -24,8 +24,4 @@ std::vector<FlatValue> flatten_values(const Dict& nested);
 /// index is larger, or the lists have more gaps than that, and when a leaf lies inside another one.
 Dict nest_values(std::vector<FlatValue> leaves, size_t keys);
 
-/// Where a tensor's key belongs in the nested state dict: model.<name>,
-/// optimizer.state.<name>.<buffer>, or itself.
-std::vector<Value> tensor_path(const std::string& key);
-
 }  // namespace megashard

@@ -249,7 +249,9 @@ TEST(Dcp, ChunksThatNoPlaneReachesAreRefusedInTime) {
     spiral.push_back({i, i, 1, kTurns - i});
     if (i + 1 < kTurns) spiral.push_back({i + 1, i, kTurns - i - 1, 1});
   }
-  EXPECT_THAT(message_of([&] { check_tiling(tiled({kTurns, kTurns}, spiral)); }),
+  EXPECT_THAT(message_of([&] {
+                check_tiling(tiled({kTurns, kTurns}, spiral));
+              }),
               HasSubstr("shards that no plane parts"));
 }
 
