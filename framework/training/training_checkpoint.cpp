@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/steps/agreement.h"
 #include "checkpoint/torch_dist/torch_dist_writer.h"
 #include "framework/arguments/checkpoint_arguments.h"
@@ -44,7 +45,7 @@ Value param_groups(const Optimizer& optimizer) {
     List names;
     for (const auto& name : group.params) names.items.emplace_back(name);
     Dict entry;
-    entry.set("params", std::move(names));
+    entry.set(kParamsKey, std::move(names));
     entry.set("lr", group.lr);
     entry.set("weight_decay", group.weight_decay);
     entry.set("wd_mult", group.wd_mult);  // by this and the next three Megatron finds its group
@@ -60,7 +61,7 @@ Value param_groups(const Optimizer& optimizer) {
 ShardedTensors tensors_of(const TrainingState& state, bool with_optimizer) {
   ShardedTensors tensors;
   for (auto& [name, tensor] : checked_state_dict(state.model)) {
-    tensors.emplace_back("model." + name, std::move(tensor));
+    tensors.emplace_back(model_key(name), std::move(tensor));
   }
   if (with_optimizer && state.optimizer != nullptr) {
     for (auto& entry : state.optimizer->sharded_state_dict()) tensors.push_back(std::move(entry));
@@ -71,36 +72,42 @@ ShardedTensors tensors_of(const TrainingState& state, bool with_optimizer) {
 TiedKeys tied_keys(const MegatronModule& model) {
   TiedKeys keys;
   for (const auto& [name, first] : model.tied_names())
-    keys.emplace_back("model." + name, "model." + first);
+    keys.emplace_back(model_key(name), model_key(first));
   return keys;
 }
 
-/// Throws where the step has other values under a further name of a weight: an untied model's.
-void check_tied(const CheckpointStep& step, const ShardedTensors& loaded, const TiedKeys& tied,
-                const ProcessGroupPtr& group) {
-  if (tied.empty()) return;
-  ShardedTensors under_further_names;
-  std::vector<at::Tensor> shared;
+/// A weight's shard, and room for what the step holds under a further key of it.
+struct FurtherKey {
+  std::string key;
+  at::Tensor shared;
+  at::Tensor found;
+};
+
+/// Adds those of the tensors to them, so that one load reads all.
+std::vector<FurtherKey> add_further_keys(ShardedTensors& tensors, const TiedKeys& tied) {
+  std::vector<FurtherKey> further;
   for (const auto& [key, first] : tied) {
-    const auto found = std::find_if(loaded.begin(), loaded.end(),
+    const auto found = std::find_if(tensors.begin(), tensors.end(),
                                     [&](const auto& entry) { return entry.first == first; });
-    if (found == loaded.end()) continue;
+    if (found == tensors.end()) continue;
     ShardedTensor again = found->second;
-    shared.push_back(again.local);
     again.local = again.local.clone();
-    under_further_names.emplace_back(key, std::move(again));
+    further.push_back({key, found->second.local, again.local});
+    tensors.emplace_back(key, std::move(again));
   }
-  std::unordered_set<std::string> wanted;
-  for (const auto& [key, tensor] : under_further_names) wanted.insert(key);
-  load_dcp(step.folder, under_further_names, nullptr, group,
-           {.strict = false, .wanted = [&](const std::string& key) { return wanted.count(key) != 0; }});
-  all_or_throw(group, [&] {
-    for (size_t i = 0; i < shared.size(); ++i) {
-      TORCH_CHECK(under_further_names[i].second.local.equal(shared[i]), step.folder, " holds other values for ",
-                  under_further_names[i].first, " than for the weight that it shares here: its model was "
-                  "not tied; give --untie-embeddings-and-output-weights, or tie_word_embeddings false in config.json");
-    }
-  });
+  return further;
+}
+
+/// Throws where the step has other values under a further key of a weight: an untied model's.
+/// `missing`: of all keys; what the step does not have counts as equal.
+void check_tied(const std::vector<FurtherKey>& further, const std::vector<std::string>& missing,
+                const std::string& folder) {
+  for (const auto& [key, shared, found] : further) {
+    const bool is_there = std::find(missing.begin(), missing.end(), key) == missing.end();
+    TORCH_CHECK(!is_there || found.equal(shared), folder, " holds other values for ",
+                key, " than for the weight that it shares here: its model was "
+                "not tied; give --untie-embeddings-and-output-weights, or tie_word_embeddings false in config.json");
+  }
 }
 
 /// What of a step is loaded besides the weights.
@@ -119,7 +126,7 @@ Parts parts_to_load(const TrainingState& state, const CheckpointStep& step) {
 }
 
 ArgumentRecord saved_arguments(const Dict& values) {
-  const Value* args = values.find("args");
+  const Value* args = values.find(kArgsKey);
   const Dict* fields = args == nullptr ? nullptr : namespace_fields(*args);
   return fields == nullptr ? ArgumentRecord{} : to_record(*fields);
 }
@@ -143,10 +150,9 @@ std::optional<int64_t> saved_count(const ArgumentRecord& saved, const char* name
 Position saved_position(const Dict& values, const ArgumentRecord& saved, const CheckpointStep& step,
                         const Arguments& arguments) {
   Position position;
-  const Value* iteration = values.find("iteration");
+  const Value* iteration = values.find(kIterationKey);
   position.iteration = iteration == nullptr ? step.iteration : iteration->as_int();
-  if (const Value* flops = values.find("num_floating_point_operations_so_far"))
-    position.flops = flops->as_double();
+  if (const Value* flops = values.find(kFlopsKey)) position.flops = flops->as_double();
   position.world_size = saved_count(saved, "world_size").value_or(0);
   if (const auto samples = saved_count(saved, "consumed_train_samples")) {
     position.train_samples = *samples;
@@ -166,11 +172,11 @@ Position saved_position(const Dict& values, const ArgumentRecord& saved, const C
 /// Takes the fp32 copies out of the missing names and returns whose they are: the weights, which
 /// are there, hold all that is known of them.
 std::unordered_set<std::string> take_missing_copies(LoadReport& report) {
-  const std::string prefix = "optimizer.state.", suffix = ".fp32_param";
   std::unordered_set<std::string> names;
   std::erase_if(report.missing, [&](const std::string& key) {
-    if (!key.starts_with(prefix) || !key.ends_with(suffix)) return false;
-    names.insert(key.substr(prefix.size(), key.size() - prefix.size() - suffix.size()));
+    auto parts = split_optimizer_state_key(key);
+    if (!parts || parts->buffer != kFp32Buffer) return false;
+    names.insert(std::move(parts->weight));
     return true;
   });
   return names;
@@ -178,7 +184,7 @@ std::unordered_set<std::string> take_missing_copies(LoadReport& report) {
 
 void set_schedule(OptimizerParamScheduler& schedule, const Dict& values, const Position& position,
                   std::vector<std::string>& lines) {
-  if (const Value* saved = values.find("opt_param_scheduler")) {
+  if (const Value* saved = values.find(kSchedulerKey)) {
     schedule.load_state_dict(to_record(saved->as_dict()));
     return;
   }
@@ -190,7 +196,7 @@ void set_schedule(OptimizerParamScheduler& schedule, const Dict& values, const P
 /// The random states of `rank`. Ours are by rank; Megatron's are a list over ranks, or, where all
 /// ranks draw alike, of one entry.
 const Dict* states_of(const Dict& values, int rank) {
-  const Value* ranks = values.find("rng_state");
+  const Value* ranks = values.find(kRngStateKey);
   if (ranks == nullptr) return nullptr;
   const auto of = [&](size_t number) -> const Dict* {
     const auto* list = ranks->get_if<List>();
@@ -221,12 +227,13 @@ void restore_random(const TrainingState& state, const Dict& values, const Positi
   lines.push_back(why + ": dropout goes on from seed, iteration and rank");
 }
 
-bool is_same_folder(const std::optional<std::string>& one, const std::optional<std::string>& other) {
-  std::error_code error;
-  return one && other && std::filesystem::equivalent(*one, *other, error);
-}
-
 }  // namespace
+
+bool saves_where_it_loads(const Arguments& arguments) {
+  std::error_code error;  // of a folder that is not there
+  return arguments.save && arguments.load &&
+         std::filesystem::equivalent(*arguments.save, *arguments.load, error);
+}
 
 std::string check_save_format(const TrainingState& state) {
   const auto tensors = tensors_of(state, /*with_optimizer=*/false);
@@ -239,20 +246,20 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
                               AsyncSaver* saver) {
   const Arguments& arguments = state.arguments;
   Dict values;
-  values.set("args", make_namespace(to_dict(argument_values(arguments))));
-  values.set("checkpoint_version", 3.0);
-  values.set("iteration", state.iteration);
-  values.set("num_floating_point_operations_so_far", state.flops_so_far);
+  values.set(kArgsKey, make_namespace(to_dict(argument_values(arguments))));
+  values.set(kCheckpointVersionKey, kCheckpointVersion);
+  values.set(kIterationKey, state.iteration);
+  values.set(kFlopsKey, state.flops_so_far);
   if (!arguments.no_save_optim && state.optimizer != nullptr) {
     Dict optimizer;
-    optimizer.set("param_groups", param_groups(*state.optimizer));
-    values.set("optimizer", std::move(optimizer));
-    values.set("opt_param_scheduler", to_dict(state.schedule->state_dict()));
+    optimizer.set(kParamGroupsKey, param_groups(*state.optimizer));
+    values.set(kOptimizerKey, std::move(optimizer));
+    values.set(kSchedulerKey, to_dict(state.schedule->state_dict()));
   }
   if (!arguments.no_save_rng) {
     Dict ranks;
     ranks.set(std::to_string(group->rank()), random_states(state.device));
-    values.set("rng_state", std::move(ranks));
+    values.set(kRngStateKey, std::move(ranks));
   }
   SaveOptions options{.format = format_of_name(arguments.ckpt_format),
                       .retention = {.most_recent = arguments.most_recent_k,
@@ -281,7 +288,9 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
                                                   const ProcessGroupPtr& group) {
   Arguments& arguments = state.arguments;
   const Parts parts = parts_to_load(state, step);
-  const std::string random_states = "rng_state.";
+  const std::string random_states = std::string(kRngStateKey) + ".";
+  const std::string param_groups_key = std::string(kOptimizerPrefix) + kParamGroupsKey;
+  const std::string schedule_key = std::string(kSchedulerKey) + ".";
   const std::string my_random_states = random_states + std::to_string(group->rank()) + ".";
   std::vector<std::string> lines;
   std::unordered_set<std::string> stale_copies;
@@ -291,17 +300,17 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   LoadOptions options;
   if (!arguments.auto_detect_ckpt_format) options.format = format_of_name(arguments.ckpt_format);
   options.strict = false;
-  const TiedKeys tied = tied_keys(state.model);
-  const auto is_further_name = [&](const std::string& key) {
-    return std::any_of(tied.begin(), tied.end(), [&](const auto& each) { return each.first == key; });
+  ShardedTensors tensors;
+  std::vector<FurtherKey> further;
+  const auto is_further = [&](const std::string& key) {
+    return std::any_of(further.begin(), further.end(),
+                       [&](const auto& each) { return each.key == key; });
   };
   options.wanted = [&](const std::string& key) {
-    if (state.model.is_elsewhere(key) || is_further_name(key)) return false;
-    if (key.starts_with("model.") || key == "args") return true;
-    if (key.starts_with("optimizer.param_groups"))
-      return false;  // the flags and the schedule set them
-    if (key.starts_with("optimizer.") || key.starts_with("opt_param_scheduler."))
-      return parts.optimizer;
+    if (state.model.is_elsewhere(key)) return false;
+    if (is_model_key(key) || key == kArgsKey) return true;
+    if (key.starts_with(param_groups_key)) return false;  // the flags and the schedule set them
+    if (is_optimizer_key(key) || key.starts_with(schedule_key)) return parts.optimizer;
     if (key.starts_with(random_states)) {  // a value a rank, or one for each of its states
       const auto rank = key + ".";
       return parts.random &&
@@ -321,19 +330,23 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
     if (const auto changed = changed_arguments(arguments, saved); !changed.empty())
       lines.push_back("the flags of this run count where the checkpoint's differ: " + changed);
     stale_copies = take_missing_copies(report);
+    std::erase_if(report.missing, is_further);
     const auto differences =
         judge_differences(report, load_strictness(arguments.dist_ckpt_strictness), step.folder);
     lines.insert(lines.end(), differences.begin(), differences.end());
   };
   const c10::NoGradGuard no_grad;
-  const auto tensors = tensors_of(state, parts.optimizer);
+  all_or_throw(group, [&] {
+    tensors = tensors_of(state, parts.optimizer);
+    further = add_further_keys(tensors, tied_keys(state.model));
+  });
   const auto loaded = load_checkpoint(step, tensors, group, options);
-  check_tied(step, tensors, tied, group);
+  all_or_throw(group, [&] { check_tied(further, loaded.report.missing, step.folder); });
   if (state.optimizer != nullptr) {
     state.optimizer->reload_model_parameters(
         [&](const std::string& name) { return !parts.optimizer || stale_copies.count(name) != 0; });
   }
-  if (is_same_folder(arguments.save, arguments.load)) state.damaged_steps = step.passed_over;
+  if (saves_where_it_loads(arguments)) state.damaged_steps = step.passed_over;
   if (!parts.progress) return lines;
 
   state.iteration = position.iteration;

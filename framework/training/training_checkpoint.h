@@ -55,6 +55,9 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
 std::vector<std::string> load_training_checkpoint(TrainingState& state, const CheckpointStep& step,
                                                   const ProcessGroupPtr& group);
 
+/// Whether --save and --load are one folder, however they are written.
+bool saves_where_it_loads(const Arguments& arguments);
+
 /// Whether a load may leave weights at their first values (--dist-ckpt-strictness), which must
 /// then be there.
 bool may_lack_weights(const Arguments& arguments);

@@ -56,7 +56,7 @@ bool TrainingSaves::has_failed() const {
 bool TrainingSaves::is_saved() const {
   if (was_just_saved()) return true;
   const Arguments& arguments = state_.arguments;
-  return loaded_ == state_.iteration && arguments.load == arguments.save &&
+  return loaded_ == state_.iteration && saves_where_it_loads(arguments) &&
          !arguments.auto_detect_ckpt_format;  // else the format may be another one
 }
 

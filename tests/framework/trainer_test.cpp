@@ -6,7 +6,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/steps/find_step.h"
 #include "framework/arguments/argument_validation.h"
+#include "tests/checkpoint/temporary_folder.h"
 #include "tests/framework/token_files.h"
 #include "tests/support/diagnostics.h"
 #include "tests/support/run_ranks.h"
@@ -71,6 +73,7 @@ std::string train(Arguments arguments, OneWeight& model, std::string* said = nul
                      .peak_memory_bytes = [] { return int64_t{1}; },
                      .program_start = std::chrono::steady_clock::now(),
                      .peak_tflops = {}});
+    if (arguments.load) trainer.load(*find_step(*arguments.load, world));
     if (said == nullptr) {
       trainer.train();
     } else {
@@ -113,6 +116,21 @@ TEST(Trainer, LossesThatAreNoNumberAreCountedApart) {
                                "skipped iterations:   0 | number of nan iterations:   1 |"));
   arguments.log_interval = 3;
   EXPECT_THAT(train(arguments, one_line), HasSubstr("lm loss: 2.000000E+00"));
+}
+
+TEST(Trainer, WhatWasLoadedFromTheFolderOfSavesIsNotSavedAgain) {
+  auto arguments = small_run();
+  TemporaryFolder folder;
+  arguments.save = folder.path();
+  arguments.save_interval = 2;
+  arguments.ckpt_format = "torch_dcp";
+  const auto twice = [](const at::Tensor& weight, int) { return weight * 2; };
+  OneWeight model(1, twice), again(1, twice);
+  EXPECT_THAT(train(arguments, model), HasSubstr("saving checkpoint at iteration       3"));
+  arguments.load = folder.path() + "/.";  // the same folder in other words
+  const auto shown = train(arguments, again);
+  EXPECT_THAT(shown, HasSubstr("loaded checkpoint"));
+  EXPECT_THAT(shown, ::testing::Not(HasSubstr("saving checkpoint")));
 }
 
 TEST(Trainer, MetricsHoldWhatIsMeasuredAfterTheStep) {

@@ -105,10 +105,10 @@ TEST(TrainingCheckpoint, TorchDistHoldsTheShardedStateDict) {
 }
 
 struct TwoEndsImpl : MegatronModule {
-  explicit TwoEndsImpl(bool tied) {
+  explicit TwoEndsImpl(bool tied, int64_t head_rows = 7) {
     const auto rows = at::arange(21, at::kFloat).view({7, 3});
     const auto shared = register_parameter("embedding", rows.clone());
-    register_parameter("head", tied ? shared : rows + 1);
+    register_parameter("head", tied ? shared : rows.narrow(0, 0, head_rows) + 1);
   }
   at::Tensor forward(at::Tensor x) { return x; }
 };
@@ -121,8 +121,9 @@ TEST(TrainingCheckpoint, ASharedWeightIsStoredOnceUnderAllItsNames) {
   arguments.ckpt_format = "torch_dcp";
   arguments.no_save_rng = true;
   OptimizerParamScheduler schedule({.decay_steps = 1});
-  const auto save = [&](const ProcessGroupPtr& group, bool tied, int64_t iteration) {
-    Hooked<TwoEndsImpl> model(tied);
+  const auto save = [&](const ProcessGroupPtr& group, bool tied, int64_t iteration,
+                        int64_t head_rows = 7) {
+    Hooked<TwoEndsImpl> model(tied, head_rows);
     fully_shard(model, {.mesh = testing::flat_mesh(group)});
     TrainingState state{arguments, model, nullptr, &schedule};
     state.iteration = iteration;
@@ -136,7 +137,12 @@ TEST(TrainingCheckpoint, ASharedWeightIsStoredOnceUnderAllItsNames) {
     }
     fully_shard(model, {.mesh = testing::flat_mesh(group)});
     TrainingState state{arguments, model, nullptr, &schedule};
-    load_training_checkpoint(state, step_at(folder.path(), iteration), group);
+    try {
+      load_training_checkpoint(state, step_at(folder.path(), iteration), group);
+    } catch (const c10::Error&) {
+      if (iteration == 3) TORCH_CHECK(model.state_dict()[0].second.local.sum().item<float>() == 0);
+      throw;
+    }
     const auto loaded = model.state_dict();
     TORCH_CHECK(loaded.size() == 1 && loaded[0].first == "embedding");
     const auto first = loaded[0].second.offsets[0] * 3;
@@ -146,9 +152,13 @@ TEST(TrainingCheckpoint, ASharedWeightIsStoredOnceUnderAllItsNames) {
   testing::run_ranks(2, [&](const ProcessGroupPtr& group) {
     save(group, true, 1);
     save(group, false, 2);
+    save(group, false, 3, /*head_rows=*/6);
     load_tied(group, 1);
-    EXPECT_THAT([&] { load_tied(group, 2); },
-                ::testing::ThrowsMessage<c10::Error>(HasSubstr("other values for model.head than")));
+    EXPECT_THAT([&] { load_tied(group, 2); }, ::testing::ThrowsMessage<c10::Error>(
+                                                  HasSubstr("other values for model.head than")));
+    // Other sizes are seen before anything changes.
+    EXPECT_THAT([&] { load_tied(group, 3); },
+                ::testing::ThrowsMessage<c10::Error>(HasSubstr("model.head has sizes [6, 3] in")));
   });
   std::map<std::string, DcpEntry> stored;
   for (auto& entry : read_dcp_metadata(folder.file("iter_0000001")).entries)
