@@ -53,10 +53,10 @@ void check_source_bytes(const std::string& folder, const ConvertProgress& progre
   TORCH_CHECK(damage.empty(), damage, ": put back what is damaged from a copy, or convert another step");
 }
 
-void refuse_existing(const std::string& path, const std::string& flag, Target target) {
+void refuse_existing(const std::string& path, const std::string& flag, ConvertTarget target) {
   std::error_code error;
-  const bool empty_folder =
-      target == Target::kFolder && is_directory(path) && std::filesystem::is_empty(path, error);
+  const bool empty_folder = target == ConvertTarget::kFolder && is_directory(path) &&
+                            std::filesystem::is_empty(path, error);
   TORCH_CHECK(!path_exists(path) || empty_folder, path, " exists already, and ", flag,
               " replaces nothing: remove it, or give another name");
 }

@@ -36,9 +36,9 @@ std::string checked_step_folder(const std::string& folder, const std::string& fl
 /// short are found when they are read.
 void check_source_bytes(const std::string& folder, const ConvertProgress& progress);
 
-enum class Target { kFile, kFolder };
+enum class ConvertTarget { kFile, kFolder };
 /// Throws when something is at `path`, which a converter would have to replace; an empty folder may
 /// be there for a folder.
-void refuse_existing(const std::string& path, const std::string& flag, Target target);
+void refuse_existing(const std::string& path, const std::string& flag, ConvertTarget target);
 
 }  // namespace megashard

@@ -84,7 +84,7 @@ class DcpToTorch {
 
 void convert_dcp_to_torch(const std::string& dcp_folder, const std::string& torch_path,
                           const ConvertProgress& progress) {
-  refuse_existing(torch_path, "--torch-save-path", Target::kFile);
+  refuse_existing(torch_path, "--torch-save-path", ConvertTarget::kFile);
   const auto folder = checked_step_folder(dcp_folder, "--dcp-checkpoint-dir");
   check_source_bytes(folder, progress);
   DcpToTorch conversion(folder);

@@ -93,7 +93,7 @@ class TorchToDcp {
 
 void convert_torch_to_dcp(const std::string& torch_path, const std::string& dcp_folder,
                           const ConvertProgress& progress) {
-  refuse_existing(dcp_folder, "--dcp-checkpoint-dir", Target::kFolder);
+  refuse_existing(dcp_folder, "--dcp-checkpoint-dir", ConvertTarget::kFolder);
   TorchToDcp conversion(torch_path);
   const auto target = std::filesystem::absolute(dcp_folder).lexically_normal();
   const auto named = target.has_filename() ? target : target.parent_path();
