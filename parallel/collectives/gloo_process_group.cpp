@@ -14,16 +14,14 @@
 #include <numeric>
 
 #include "parallel/collectives/gloo_connect.h"
+#include "parallel/collectives/gloo_exchange.h"
 #include "parallel/collectives/group_store.h"
 #include "parallel/collectives/rank_order_reduce.h"
-#include "parallel/collectives/wait_error.h"
 #include "parallel/fsdp/sharded_tensor.h"
 
 namespace megashard {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // Below this an all-reduce sends whole tensors to everyone: one exchange instead of two.
 constexpr int64_t kSmallBytes = 64 * 1024;
@@ -58,37 +56,11 @@ const char* bytes_at(const at::Tensor& tensor, int64_t element) {
          element * static_cast<int64_t>(tensor.element_size());
 }
 
-class GlooProcessGroup;
-
-/// Messages under way between this rank and its peers, all with the tag of one collective; may be
-/// used again after wait(), since messages between two ranks with one tag keep their order.
-class Exchange {
- public:
-  Exchange(GlooProcessGroup& group, const char* operation);
-  void send(at::Tensor bytes, int peer);
-  void receive(at::Tensor bytes, int peer);
-  /// Blocks until all messages are through, receives first: they name the rank that is missing.
-  void wait();
-
- private:
-  struct Message {
-    c10::intrusive_ptr<c10d::Work> work;
-    int peer;
-  };
-  void wait_for(const Message& message, Clock::time_point started);
-
-  GlooProcessGroup& group_;
-  const char* operation_;
-  int tag_;
-  std::vector<Message> sends_;
-  std::vector<Message> receives_;
-};
-
 /// The collective of one call: an exchange, and what remains to be done once it is through.
 class ExchangeTask final : public Work::Task {
  public:
-  ExchangeTask(std::shared_ptr<GlooProcessGroup> group, Exchange exchange,
-               std::function<void(Exchange&)> then)
+  ExchangeTask(ProcessGroupPtr group, GlooExchange exchange,
+               std::function<void(GlooExchange&)> then)
       : group_(std::move(group)), exchange_(std::move(exchange)), then_(std::move(then)) {}
   void finish() override {
     exchange_.wait();
@@ -96,9 +68,9 @@ class ExchangeTask final : public Work::Task {
   }
 
  private:
-  std::shared_ptr<GlooProcessGroup> group_;  // outlives its last collective
-  Exchange exchange_;
-  std::function<void(Exchange&)> then_;
+  ProcessGroupPtr group_;  // outlives its last collective
+  GlooExchange exchange_;
+  std::function<void(GlooExchange&)> then_;
 };
 
 class GlooProcessGroup final : public ProcessGroup,
@@ -122,7 +94,7 @@ class GlooProcessGroup final : public ProcessGroup,
       std::memcpy(own.mutable_data_ptr(), input.const_data_ptr(), input.nbytes());
     }
     if (size() == 1) return Work();
-    Exchange exchange(*this, "all_gather");
+    GlooExchange exchange = exchange_of("all_gather");
     for (const int peer : peers()) exchange.receive(piece(output, peer * n, n), peer);
     for (const int peer : peers()) exchange.send(own, peer);
     return start(std::move(exchange), nullptr);
@@ -140,10 +112,10 @@ class GlooProcessGroup final : public ProcessGroup,
       }
       return Work();
     }
-    Exchange exchange(*this, "reduce_scatter");
+    GlooExchange exchange = exchange_of("reduce_scatter");
     at::Tensor scratch = receive_from_peers(exchange, output.nbytes());
     for (const int peer : peers()) exchange.send(piece(input, peer * n, n), peer);
-    return start(std::move(exchange), [this, output, input, scratch, op, n](Exchange&) {
+    return start(std::move(exchange), [this, output, input, scratch, op, n](GlooExchange&) {
       const void* own = bytes_at(input, rank() * n);
       reduce(output.mutable_data_ptr(), own, scratch, n, output.scalar_type(), op);
     });
@@ -170,13 +142,13 @@ class GlooProcessGroup final : public ProcessGroup,
     for (int step = 1; step < lowest_bit && place + step < size(); step *= 2) {
       children.insert(children.begin(), (place + step + root) % size());
     }
-    Exchange exchange(*this, "broadcast");
+    GlooExchange exchange = exchange_of("broadcast");
     if (place == 0) {
       for (const int child : children) exchange.send(tensor, child);
       return start(std::move(exchange), nullptr);
     }
     exchange.receive(tensor, ((place - lowest_bit) + root) % size());
-    return start(std::move(exchange), [tensor, children](Exchange& onward) {
+    return start(std::move(exchange), [tensor, children](GlooExchange& onward) {
       for (const int child : children) onward.send(tensor, child);
       onward.wait();
     });
@@ -192,7 +164,7 @@ class GlooProcessGroup final : public ProcessGroup,
     at::Tensor own = piece(output, rank() * n, n);
     std::memcpy(own.mutable_data_ptr(), bytes_at(input, rank() * n), own.nbytes());
     if (size() == 1) return Work();
-    Exchange exchange(*this, "all_to_all");
+    GlooExchange exchange = exchange_of("all_to_all");
     for (const int peer : peers()) exchange.receive(piece(output, peer * n, n), peer);
     for (const int peer : peers()) exchange.send(piece(input, peer * n, n), peer);
     return start(std::move(exchange), nullptr);
@@ -204,7 +176,7 @@ class GlooProcessGroup final : public ProcessGroup,
     // After the round with step 2^k a rank has heard, at second hand, of the 2^(k+1) ranks up to
     // its own.
     for (int step = 1; step < size(); step *= 2) {
-      Exchange round(*this, "barrier");
+      GlooExchange round = exchange_of("barrier");
       round.receive(token.narrow(0, 0, 1), (rank() - step + size()) % size());
       round.send(token.narrow(0, 1, 1), (rank() + step) % size());
       round.wait();
@@ -226,8 +198,6 @@ class GlooProcessGroup final : public ProcessGroup,
   }
 
  private:
-  friend class Exchange;
-
   std::shared_ptr<GlooProcessGroup> gloo_subgroup(const std::vector<int>& members,
                                                   const std::string& name) {
     GlooGroupOptions options = options_;
@@ -247,14 +217,14 @@ class GlooProcessGroup final : public ProcessGroup,
     return others;
   }
 
-  Work start(Exchange exchange, std::function<void(Exchange&)> then) {
+  Work start(GlooExchange exchange, std::function<void(GlooExchange&)> then) {
     return Work(
         std::make_shared<ExchangeTask>(shared_from_this(), std::move(exchange), std::move(then)));
   }
 
   /// Scratch of size() - 1 slices, in the order of the peers' ranks; every peer's message goes to
   /// its slice.
-  at::Tensor receive_from_peers(Exchange& exchange, size_t slice_bytes) {
+  at::Tensor receive_from_peers(GlooExchange& exchange, size_t slice_bytes) {
     const auto bytes = static_cast<int64_t>(slice_bytes);
     at::Tensor scratch = scratch_.take(bytes * (size() - 1));
     for (const int peer : peers()) {
@@ -278,10 +248,10 @@ class GlooProcessGroup final : public ProcessGroup,
   }
 
   Work all_reduce_whole(const at::Tensor& tensor, ReduceOp op) {
-    Exchange exchange(*this, "all_reduce");
+    GlooExchange exchange = exchange_of("all_reduce");
     at::Tensor scratch = receive_from_peers(exchange, tensor.nbytes());
     for (const int peer : peers()) exchange.send(tensor, peer);
-    return start(std::move(exchange), [this, tensor, scratch, op](Exchange&) {
+    return start(std::move(exchange), [this, tensor, scratch, op](GlooExchange&) {
       void* own = tensor.mutable_data_ptr();
       reduce(own, own, scratch, tensor.numel(), tensor.scalar_type(), op);
     });
@@ -294,26 +264,27 @@ class GlooProcessGroup final : public ProcessGroup,
       return chunk_range(n, size(), peer);
     };
     const ChunkRange own = range_of(rank());
-    Exchange exchange(*this, "all_reduce");
+    GlooExchange exchange = exchange_of("all_reduce");
     at::Tensor scratch =
         receive_from_peers(exchange, static_cast<size_t>(own.size) * tensor.element_size());
     for (const int peer : peers())
       exchange.send(piece(tensor, range_of(peer).offset, range_of(peer).size), peer);
-    return start(std::move(exchange), [this, tensor, scratch, op, own, range_of](Exchange& onward) {
-      const at::AutoDispatchBelowADInplaceOrView raw;
-      at::Tensor reduced = piece(tensor, own.offset, own.size);
-      void* data = reduced.mutable_data_ptr();
-      reduce(data, data, scratch, own.size, tensor.scalar_type(), op);
-      for (const int peer : peers())
-        onward.receive(piece(tensor, range_of(peer).offset, range_of(peer).size), peer);
-      for (const int peer : peers()) onward.send(reduced, peer);
-      onward.wait();
-    });
+    return start(
+        std::move(exchange), [this, tensor, scratch, op, own, range_of](GlooExchange& onward) {
+          const at::AutoDispatchBelowADInplaceOrView raw;
+          at::Tensor reduced = piece(tensor, own.offset, own.size);
+          void* data = reduced.mutable_data_ptr();
+          reduce(data, data, scratch, own.size, tensor.scalar_type(), op);
+          for (const int peer : peers())
+            onward.receive(piece(tensor, range_of(peer).offset, range_of(peer).size), peer);
+          for (const int peer : peers()) onward.send(reduced, peer);
+          onward.wait();
+        });
   }
 
-  int next_tag() {
+  GlooExchange exchange_of(const char* operation) {
     tag_ = tag_ == std::numeric_limits<int>::max() ? 0 : tag_ + 1;
-    return tag_;
+    return {{*this, *gloo_, patience_}, operation, tag_};
   }
 
   GlooGroupOptions options_;
@@ -322,49 +293,6 @@ class GlooProcessGroup final : public ProcessGroup,
   int tag_ = 0;
   std::chrono::milliseconds patience_ = timeout();  // of a wait
 };
-
-Exchange::Exchange(GlooProcessGroup& group, const char* operation)
-    : group_(group), operation_(operation), tag_(group.next_tag()) {}
-
-void Exchange::send(at::Tensor bytes, int peer) {
-  if (bytes.numel() == 0) return;
-  std::vector<at::Tensor> tensors{std::move(bytes)};
-  const auto started = Clock::now();
-  try {
-    sends_.push_back({group_.gloo_->send(tensors, peer, tag_), peer});
-  } catch (const std::exception& error) {
-    throw_wait_error(operation_, group_, peer, Clock::now() - started, error);
-  }
-}
-
-void Exchange::receive(at::Tensor bytes, int peer) {
-  if (bytes.numel() == 0) return;
-  std::vector<at::Tensor> tensors{std::move(bytes)};
-  const auto started = Clock::now();
-  try {
-    receives_.push_back({group_.gloo_->recv(tensors, peer, tag_), peer});
-  } catch (const std::exception& error) {
-    throw_wait_error(operation_, group_, peer, Clock::now() - started, error);
-  }
-}
-
-void Exchange::wait() {
-  const auto started = Clock::now();
-  for (const Message& message : receives_) wait_for(message, started);
-  for (const Message& message : sends_) wait_for(message, started);
-  receives_.clear();
-  sends_.clear();
-}
-
-void Exchange::wait_for(const Message& message, Clock::time_point started) {
-  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - started);
-  const auto left = std::max(group_.patience_ - waited, std::chrono::milliseconds(1));
-  try {
-    message.work->wait(left);
-  } catch (const std::exception& error) {
-    throw_wait_error(operation_, group_, message.peer, Clock::now() - started, error);
-  }
-}
 
 }  // namespace
 

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <vector>
+
+#include "parallel/collectives/process_group.h"
+
+namespace c10d {
+class ProcessGroupGloo;
+class Work;
+}  // namespace c10d
+
+namespace megashard {
+
+/// Messages under way between this rank and its peers, all with the tag of one collective; may be
+/// used again after wait(), since messages between two ranks with one tag keep their order. Errors
+/// are the sentences of wait_error.h.
+class GlooExchange {
+ public:
+  /// How `group` sends, and how long it waits. Its ranks give one tag to one collective.
+  struct Link {
+    const ProcessGroup& group;
+    c10d::ProcessGroupGloo& gloo;
+    std::chrono::milliseconds patience;
+  };
+  GlooExchange(const Link& link, const char* operation, int tag);
+
+  void send(at::Tensor bytes, int peer);
+  void receive(at::Tensor bytes, int peer);
+  /// Blocks until all messages are through, receives first: they name the rank that is missing.
+  void wait();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Message {
+    c10::intrusive_ptr<c10d::Work> work;
+    int peer;
+  };
+  void wait_for(const Message& message, Clock::time_point started);
+
+  Link link_;
+  const char* operation_;
+  int tag_;
+  std::vector<Message> sends_;
+  std::vector<Message> receives_;
+};
+
+}  // namespace megashard
