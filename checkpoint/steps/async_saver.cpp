@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <utility>
 
 #include "checkpoint/steps/agreement.h"
@@ -34,7 +35,6 @@ struct AsyncSaver::Save {
   std::string failure;  // empty: none
 
   void run() noexcept {
-    ::setpriority(PRIO_PROCESS, 0, kNiceness);  // Linux: of this thread, and those that it starts
     std::string why;
     try {
       all_or_throw(group, [this] {
@@ -86,7 +86,14 @@ void AsyncSaver::start(const std::string& name, const ShardedTensors& tensors, W
     save->not_copied = std::current_exception();
   }
   save_ = save;
-  thread_ = std::thread([save] { save->run(); });
+  try {
+    thread_ = std::thread([save] {
+      ::setpriority(PRIO_PROCESS, 0, kNiceness);  // Linux: of this thread, and those that it starts
+      save->run();
+    });
+  } catch (const std::system_error&) {  // there can be no more: the other ranks do not wait in vain
+    save->run();
+  }
 }
 
 AsyncSaver::State AsyncSaver::state() const {
@@ -107,7 +114,7 @@ void AsyncSaver::wait() {
       save->changed.wait_for(lock, options_.deadline, [&save] { return save->has_ended; });
   lock.unlock();
   if (ended) {
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
     if (save->afterwards) save->afterwards();
   } else {  // the thread keeps what it needs
     thread_.detach();

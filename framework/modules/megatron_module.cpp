@@ -3,6 +3,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/torch_dist/torch_dist_keys.h"
 #include "parallel/fsdp/fully_shard.h"
 
@@ -45,7 +46,7 @@ std::vector<std::pair<std::string, std::string>> MegatronModule::tied_names() co
 ShardedTensors MegatronModule::sharded_state_dict() {
   ShardedTensors tensors;
   for (auto& [name, piece] : state_dict_for_save_checkpoint())
-    tensors.emplace_back("model." + name, std::move(piece));
+    tensors.emplace_back(model_key(name), std::move(piece));
   return stack_layers(tensors);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/torch_dist/torch_dist_keys.h"
 #include "checkpoint/values/tensor_info.h"
 #include "framework/diagnostics.h"
@@ -12,8 +13,7 @@ namespace {
 using Handling = LoadStrictness::Handling;
 
 bool all_of_optimizer(const std::vector<std::string>& names) {
-  return std::all_of(names.begin(), names.end(),
-                     [](const std::string& name) { return name.starts_with("optimizer."); });
+  return std::all_of(names.begin(), names.end(), is_optimizer_key);
 }
 
 std::string described(const char* kind, const std::vector<std::string>& names) {

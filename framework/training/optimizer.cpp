@@ -10,6 +10,7 @@
 
 #include <unordered_set>
 
+#include "checkpoint/dcp/state_dict_keys.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
@@ -178,19 +179,20 @@ at::Tensor Optimizer::take_gradient(Slot& slot) {
 ShardedTensors Optimizer::sharded_state_dict() {
   ShardedTensors state;
   for (const auto& slot : slots_) {
-    const std::string prefix = "optimizer.state." + slot.name + ".";
     ShardedTensor piece = sharded_view(slot.parameter);
     const auto add = [&](const char* key, const at::Tensor& tensor) {
       if (!tensor.defined()) return;
       piece.local = tensor;
-      state.emplace_back(prefix + key, piece);
+      state.emplace_back(optimizer_state_key(slot.name, key), piece);
     };
-    add("exp_avg", slot.exp_avg);
+    add(kExpAvgBuffer, slot.exp_avg);
     add("exp_avg_sq", slot.exp_avg_sq);
-    if (slot.step.defined())
-      state.emplace_back(prefix + "step", ShardedTensor::replicated(slot.step));
+    if (slot.step.defined()) {
+      state.emplace_back(optimizer_state_key(slot.name, kStepBuffer),
+                         ShardedTensor::replicated(slot.step));
+    }
     add("momentum_buffer", slot.momentum_buffer);
-    if (slot.has_copy()) add("fp32_param", slot.main);
+    if (slot.has_copy()) add(kFp32Buffer, slot.main);
   }
   return state;
 }

@@ -7,12 +7,14 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <filesystem>
 #include <future>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/steps/agreement.h"
+#include "tests/checkpoint/refuse_threads.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
@@ -181,6 +183,19 @@ TEST(AsyncSaver, RanksMayWriteLongerApartThanTheTrainingsDeadline) {
       },
       deadline);
   EXPECT_TRUE(find_step(folder.path(), nullptr).has_value());
+}
+
+TEST(AsyncSaver, SavesAtOnceWhereNoThreadCanBeHad) {
+  TemporaryFolder folder;
+  const auto save = [&] {
+    testing::refuse_threads();
+    AsyncSaver saver(nullptr);
+    saver.start("iteration 3", {{"model.a", ShardedTensor::replicated(numbers(7))}},
+                save_into(folder.path()));
+    saver.wait();
+    std::_Exit(find_step(folder.path(), nullptr).has_value() ? 0 : 1);
+  };
+  EXPECT_EXIT(save(), ::testing::ExitedWithCode(0), "");
 }
 
 TEST(SavePlanCache, IsUsedWhileNothingChangesOnAnyRank) {

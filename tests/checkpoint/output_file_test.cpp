@@ -3,12 +3,14 @@
 #include <sys/resource.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <numeric>
 #include <string>
 
 #include "checkpoint/files/crc32.h"
 #include "checkpoint/files/file_crc32.h"
 #include "checkpoint/files/file_io.h"
+#include "tests/checkpoint/refuse_threads.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 
@@ -109,6 +111,17 @@ TEST(OutputFile, AFailureOfABlockIsTheCallers) {
   EXPECT_THAT(failed, HasSubstr("writing " + folder.file("f") + " at byte "));
   EXPECT_THAT(failed, HasSubstr(" failed: File too large"));
   EXPECT_THAT(failed_at_the_end, HasSubstr("File too large"));
+}
+
+TEST(OutputFile, SaysThatNoThreadCanBeHad) {
+  TemporaryFolder folder;
+  const auto write = [&] {
+    testing::refuse_threads();
+    const auto message = message_of([&] { OutputFile(folder.file("f")).write(content(3 * kBlock)); });
+    const bool is_said = message.find("no thread can be had to write") != message.npos;
+    std::_Exit(is_said ? 0 : 1);
+  };
+  EXPECT_EXIT(write(), ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace
