@@ -1,10 +1,10 @@
 #include "parallel/collectives/gloo_exchange.h"
 
-#include <algorithm>
 #include <exception>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
 
+#include "parallel/collectives/peer_watch.h"
 #include "parallel/collectives/wait_error.h"
 
 namespace megashard {
@@ -43,10 +43,8 @@ void GlooExchange::wait() {
 }
 
 void GlooExchange::wait_for(const Message& message, Clock::time_point started) {
-  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - started);
-  const auto left = std::max(link_.patience - waited, std::chrono::milliseconds(1));
   try {
-    message.work->wait(left);
+    link_.watch.wait(*message.work, message.peer, started + link_.patience);
   } catch (const std::exception& error) {
     throw_wait_error(operation_, link_.group, message.peer, Clock::now() - started, error);
   }

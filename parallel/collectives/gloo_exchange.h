@@ -15,15 +15,19 @@ class Work;
 
 namespace megashard {
 
+class PeerWatch;
+
 /// Messages under way between this rank and its peers, all with the tag of one collective; may be
 /// used again after wait(), since messages between two ranks with one tag keep their order. Errors
 /// are the sentences of wait_error.h.
 class GlooExchange {
  public:
-  /// How `group` sends, and how long it waits. Its ranks give one tag to one collective.
+  /// How `group` sends, and how long it waits. Its ranks give one tag to one collective, and none
+  /// PeerWatch::kTag.
   struct Link {
     const ProcessGroup& group;
     c10d::ProcessGroupGloo& gloo;
+    PeerWatch& watch;
     std::chrono::milliseconds patience;
   };
   GlooExchange(const Link& link, const char* operation, int tag);

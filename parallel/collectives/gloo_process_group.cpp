@@ -12,10 +12,12 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 #include "parallel/collectives/gloo_connect.h"
 #include "parallel/collectives/gloo_exchange.h"
 #include "parallel/collectives/group_store.h"
+#include "parallel/collectives/peer_watch.h"
 #include "parallel/collectives/rank_order_reduce.h"
 #include "parallel/fsdp/sharded_tensor.h"
 
@@ -79,7 +81,9 @@ class GlooProcessGroup final : public ProcessGroup,
   explicit GlooProcessGroup(const GlooGroupOptions& options)
       : ProcessGroup(options.rank, options.ranks, options.name, options.timeout),
         options_(options) {
-    if (size() > 1) gloo_ = connect_gloo(*this, options_.store->store, options_.network);
+    if (size() == 1) return;
+    gloo_ = connect_gloo(*this, options_.store->store, options_.network);
+    watch_.emplace(gloo_);
   }
 
   c10::DeviceType device_type() const override { return c10::kCPU; }
@@ -283,14 +287,15 @@ class GlooProcessGroup final : public ProcessGroup,
   }
 
   GlooExchange exchange_of(const char* operation) {
-    tag_ = tag_ == std::numeric_limits<int>::max() ? 0 : tag_ + 1;
-    return {{*this, *gloo_, patience_}, operation, tag_};
+    tag_ = tag_ == std::numeric_limits<int>::max() ? PeerWatch::kTag + 1 : tag_ + 1;
+    return {{*this, *gloo_, *watch_, patience_}, operation, tag_};
   }
 
   GlooGroupOptions options_;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;  // null in a group of one
+  std::optional<PeerWatch> watch_;                   // nothing there, too
   ScratchPool scratch_;
-  int tag_ = 0;
+  int tag_ = PeerWatch::kTag;
   std::chrono::milliseconds patience_ = timeout();  // of a wait
 };
 

@@ -25,6 +25,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::message_of;
 using testing::run_ranks;
 
@@ -248,6 +249,19 @@ TEST(ProcessGroup, RankThatMakesNoCallEndsTheWaitAtTheDeadline) {
       HasSubstr("rank 0: all_gather in group 'world' failed on rank 0 of 2 after waiting 0.5 s for "
                 "rank 1: a rank died or ran a different number of collectives, or it needs longer "
                 "(raise --distributed-timeout-minutes)"));
+}
+
+TEST(ProcessGroup, RankThatDiesEndsMessagesThatHaveBegun) {
+  constexpr int64_t kBytes = 256 << 20;  // takes far longer than the other rank lives
+  std::string message;
+  run_ranks(2, [&](const ProcessGroupPtr& world) {
+    const at::Tensor whole = at::empty({2 * kBytes}, at::kByte);
+    Work work = world->all_gather_into(whole, at::empty({kBytes}, at::kByte));
+    if (world->rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    message = message_of([&] { work.wait(); });
+  });
+  EXPECT_THAT(message, AllOf(HasSubstr("all_gather in group 'world' failed on rank 0 of 2 after"),
+                             Not(HasSubstr("Timed out"))));
 }
 
 TEST(ProcessGroup, RankThatNeverComesEndsTheConnecting) {
