@@ -36,17 +36,32 @@ void GlooExchange::receive(at::Tensor bytes, int peer) {
 
 void GlooExchange::wait() {
   const auto started = Clock::now();
-  for (const Message& message : receives_) wait_for(message, started);
-  for (const Message& message : sends_) wait_for(message, started);
+  for (Message& message : receives_) wait_for(message, started);
+  for (Message& message : sends_) wait_for(message, started);
   receives_.clear();
   sends_.clear();
 }
 
-void GlooExchange::wait_for(const Message& message, Clock::time_point started) {
-  try {
-    link_.watch.wait(*message.work, message.peer, started + link_.patience);
-  } catch (const std::exception& error) {
-    throw_wait_error(operation_, link_.group, message.peer, Clock::now() - started, error);
+void GlooExchange::wait_for(Message& message, Clock::time_point started) {
+  while (message.work != nullptr) {
+    try {
+      if (link_.watch.wait(*message.work, started + link_.patience)) return message.work.reset();
+    } catch (const std::exception& error) {
+      throw_wait_error(operation_, link_.group, message.peer, Clock::now() - started, error);
+    }
+    look_at_peers(receives_, started);  // of all: the one that is waited for may live
+    look_at_peers(sends_, started);
+  }
+}
+
+void GlooExchange::look_at_peers(Messages& messages, Clock::time_point started) {
+  for (Message& message : messages) {
+    if (message.work == nullptr) continue;
+    try {
+      if (link_.watch.is_through(*message.work, message.peer)) message.work.reset();
+    } catch (const std::exception& error) {
+      throw_wait_error(operation_, link_.group, message.peer, Clock::now() - started, error);
+    }
   }
 }
 

@@ -40,16 +40,18 @@ class GlooExchange {
  private:
   using Clock = std::chrono::steady_clock;
   struct Message {
-    c10::intrusive_ptr<c10d::Work> work;
+    c10::intrusive_ptr<c10d::Work> work;  // null: is through
     int peer;
   };
-  void wait_for(const Message& message, Clock::time_point started);
+  using Messages = std::vector<Message>;
+  void wait_for(Message& message, Clock::time_point started);
+  void look_at_peers(Messages& messages, Clock::time_point started);
 
   Link link_;
   const char* operation_;
   int tag_;
-  std::vector<Message> sends_;
-  std::vector<Message> receives_;
+  Messages sends_;
+  Messages receives_;
 };
 
 }  // namespace megashard

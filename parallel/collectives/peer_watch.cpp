@@ -92,17 +92,20 @@ PeerWatch::PeerWatch(c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo)
       unanswered_(static_cast<size_t>(gloo_->getSize())),
       pulse_(Pulse::of_this_process()) {}
 
-void PeerWatch::wait(c10d::Work& message, int peer, Clock::time_point deadline) {
-  while (!pulse_->wait(message, until(deadline))) {
-    try {
-      throw_if_gone(peer);
+bool PeerWatch::wait(c10d::Work& message, Clock::time_point deadline) {
+  return pulse_->wait(message, until(deadline));
+}
+
+bool PeerWatch::is_through(c10d::Work& message, int peer) {
+  try {
+    throw_if_gone(peer);
+    return false;
+  } catch (const std::exception&) {
+    try {  // a wake that came late takes one wait
+      if (message.wait(kMoment) || message.wait(kMoment)) return true;
     } catch (const std::exception&) {
-      try {  // a peer may leave when the message is through; a wake that came late takes one wait
-        if (message.wait(kMoment) || message.wait(kMoment)) return;
-      } catch (const std::exception&) {
-      }
-      throw;
     }
+    throw;
   }
 }
 

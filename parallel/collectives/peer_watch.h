@@ -23,13 +23,16 @@ class PeerWatch {
   static constexpr int kTag = 0;
 
   explicit PeerWatch(c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo);
-  /// Waits for a message of the group's; throws what Gloo says when its peer is gone, or at the
-  /// deadline.
-  void wait(c10d::Work& message, int peer, std::chrono::steady_clock::time_point deadline);
+  /// Waits for a message of the group's; throws what Gloo says at the deadline. False after half a
+  /// second at most: it is time to look whether the peers live.
+  bool wait(c10d::Work& message, std::chrono::steady_clock::time_point deadline);
+  /// Throws when the connection to `peer` is closed, unless `message`, one to or from it, is
+  /// through all the same: then true, and nobody may wait for it any more.
+  bool is_through(c10d::Work& message, int peer);
+  void throw_if_gone(int peer);  ///< what Gloo says of a closed connection
 
  private:
   class Pulse;
-  void throw_if_gone(int peer);
 
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;
   std::vector<c10::intrusive_ptr<c10d::Work>> unanswered_;  // by peer; null: not posted yet
