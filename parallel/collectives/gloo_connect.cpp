@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <thread>
 
 #include "parallel/collectives/wait_error.h"
 
@@ -16,12 +17,14 @@ using GlooPtr = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 constexpr int kAttempts = 3;
+constexpr Milliseconds kLongestPause{256};
 
 /// A member whose peer gave up may wait for it as long as it is allowed to: a twentieth of the
 /// group's deadline at first, four times as long then, and at last what is left but for the time
 /// to tell the others.
 Milliseconds time_for(int attempt, const ProcessGroup& group, Milliseconds left) {
-  if (attempt == kAttempts - 1) return left - left / 8;
+  if (attempt == kAttempts - 1)
+    return left - std::min(left / 2, std::max(left / 8, Milliseconds(1000)));
   return std::clamp(group.timeout() / 20 * (1 << (2 * attempt)), Milliseconds(1), left);
 }
 
@@ -37,11 +40,30 @@ GlooPtr connect_once(const ProcessGroup& group, StorePtr store, GlooNetwork netw
                                                      std::move(options));
 }
 
+/// A wait of a store's that ends early warns on stderr; so keys are asked for, less and less often.
+void wait_for_key(c10d::Store& store, const std::string& key,
+                  const std::function<Milliseconds()>& left, const std::function<void()>& look) {
+  for (Milliseconds pause(1); look != nullptr && left() > pause;
+       pause = std::min(2 * pause, kLongestPause)) {
+    if (store.check({key})) return;
+    std::this_thread::sleep_for(pause);
+    if (pause < kLongestPause) continue;
+    try {
+      look();
+    } catch (const std::exception&) {  // who has met everybody may leave
+      if (store.check({key})) return;
+      throw;
+    }
+  }
+  store.wait({key}, left());
+}
+
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
 }  // namespace
 
-GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& store, GlooNetwork network) {
+GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& store, GlooNetwork network,
+                     const std::function<void()>& look) {
   const auto started = std::chrono::steady_clock::now();
   const auto waited = [&] { return std::chrono::steady_clock::now() - started; };
   const auto left = [&] {
@@ -51,7 +73,7 @@ GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& store, GlooNetwo
   const auto meet = [&](const std::string& place) {
     if (store->add(place + "/members", 1) == group.size())
       store->set(place + "/complete", bytes_of("1"));
-    store->wait({place + "/complete"}, left());
+    wait_for_key(*store, place + "/complete", left, look);
   };
   std::string failure;
   try {

@@ -78,11 +78,13 @@ class ExchangeTask final : public Work::Task {
 class GlooProcessGroup final : public ProcessGroup,
                                public std::enable_shared_from_this<GlooProcessGroup> {
  public:
-  explicit GlooProcessGroup(const GlooGroupOptions& options)
+  /// `look`: connect_gloo's.
+  explicit GlooProcessGroup(const GlooGroupOptions& options,
+                            const std::function<void()>& look = nullptr)
       : ProcessGroup(options.rank, options.ranks, options.name, options.timeout),
         options_(options) {
     if (size() == 1) return;
-    gloo_ = connect_gloo(*this, options_.store->store, options_.network);
+    gloo_ = connect_gloo(*this, options_.store->store, options_.network, look);
     watch_.emplace(gloo_);
   }
 
@@ -211,7 +213,10 @@ class GlooProcessGroup final : public ProcessGroup,
     const std::string prefix = next_store_prefix(name, options.ranks);
     options.store = std::make_shared<GroupStore>();
     options.store->store = c10::make_intrusive<c10d::PrefixStore>(prefix, options_.store->store);
-    return std::make_shared<GlooProcessGroup>(options);
+    return std::make_shared<GlooProcessGroup>(options, [&] {
+      for (const int member : members)
+        if (member != rank()) watch_->throw_if_gone(member);
+    });
   }
 
   /// The other ranks, starting after this one: not everyone talks to rank 0 first.

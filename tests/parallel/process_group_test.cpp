@@ -11,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <future>
 #include <stdexcept>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -25,8 +26,8 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 using testing::message_of;
+using ::testing::Not;
 using testing::run_ranks;
 
 constexpr at::ScalarType kDtypes[] = {at::kFloat,  at::kBFloat16, at::kHalf,
@@ -238,30 +239,62 @@ TEST(ProcessGroup, RankThatMakesNoCallEndsTheWaitAtTheDeadline) {
         2,
         [](const ProcessGroupPtr& world) {
           if (world->rank() == 1)
-            return std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+            return std::this_thread::sleep_for(std::chrono::milliseconds(3000));
           const at::Tensor tensor = at::empty({2}, at::kFloat);
           world->all_gather_into(tensor, at::empty({1}, at::kFloat)).wait();
         },
-        std::chrono::milliseconds(500));
+        std::chrono::milliseconds(1000));
   });
   EXPECT_THAT(
       message,
-      HasSubstr("rank 0: all_gather in group 'world' failed on rank 0 of 2 after waiting 0.5 s for "
-                "rank 1: a rank died or ran a different number of collectives, or it needs longer "
-                "(raise --distributed-timeout-minutes)"));
+      AllOf(HasSubstr("rank 0: all_gather in group 'world' failed on rank 0 of 2 after waiting 1."),
+            HasSubstr(" s for rank 1: a rank died or ran a different number of collectives, or it "
+                      "needs longer (raise --distributed-timeout-minutes)")));
 }
 
 TEST(ProcessGroup, RankThatDiesEndsMessagesThatHaveBegun) {
   constexpr int64_t kBytes = 256 << 20;  // takes far longer than the other rank lives
   std::string message;
+  std::promise<void> posted;
   run_ranks(2, [&](const ProcessGroupPtr& world) {
     const at::Tensor whole = at::empty({2 * kBytes}, at::kByte);
     Work work = world->all_gather_into(whole, at::empty({kBytes}, at::kByte));
-    if (world->rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (world->rank() == 1) {
+      posted.get_future().wait();
+      return std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    posted.set_value();
     message = message_of([&] { work.wait(); });
   });
   EXPECT_THAT(message, AllOf(HasSubstr("all_gather in group 'world' failed on rank 0 of 2 after"),
                              Not(HasSubstr("Timed out"))));
+}
+
+TEST(ProcessGroup, RankThatDiesEndsTheMakingOfAGroup) {
+  std::string message;
+  run_ranks(3, [&](const ProcessGroupPtr& world) {
+    if (world->rank() == 1) return;
+    if (world->rank() == 0) {
+      message = message_of([&] { world->subgroup({0, 1, 2}, "all"); });
+    } else {
+      EXPECT_THAT(message_of([&] { world->subgroup({0, 1, 2}, "all"); }), HasSubstr("group 'all'"));
+    }
+  });
+  EXPECT_THAT(message, AllOf(HasSubstr("connecting to the other ranks in group 'all' failed"),
+                             HasSubstr("by peer")));
+}
+
+TEST(ProcessGroup, ARankThatIsNotWaitedForYetEndsTheWaitToo) {
+  std::string message;
+  run_ranks(3, [&](const ProcessGroupPtr& world) {
+    if (world->rank() == 2) return std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    const at::Tensor whole = at::empty({3}, at::kByte);
+    const at::Tensor mine = at::empty({1}, at::kByte);
+    if (world->rank() == 1)
+      return std::this_thread::sleep_for(std::chrono::seconds(2));  // is first waited for
+    message = message_of([&] { world->all_gather_into(whole, mine).wait(); });
+  });
+  EXPECT_THAT(message, HasSubstr("s for rank 2: a rank died"));
 }
 
 TEST(ProcessGroup, RankThatNeverComesEndsTheConnecting) {
