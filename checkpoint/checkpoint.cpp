@@ -24,6 +24,7 @@ void save_checkpoint(const std::string& directory, int64_t iteration, const Shar
     });
   } catch (...) {
     if (first_rank) step.abandon();
+    meet_after_failure(group);
     throw;
   }
   if (!options.retention.most_recent && !options.retention.interval) return;
@@ -32,7 +33,9 @@ void save_checkpoint(const std::string& directory, int64_t iteration, const Shar
   };
   try {
     find_step(directory, group, {.ckpt_step = iteration});  // throws unless its bytes are right
-    if (first_rank) remove_old_steps(directory, iteration, options.retention);
+    all_or_rethrow(group, [&] {  // the others wait here, not in a collective of training's
+      if (first_rank) remove_old_steps(directory, iteration, options.retention);
+    });
   } catch (const c10::Error& error) {
     say_why(error.what_without_backtrace());
   } catch (const std::exception& error) {

@@ -134,6 +134,7 @@ void save_hf_sharded(const std::string& directory, const ShardedTensors& tensors
     });
   } catch (...) {
     if (rank == 0) save.abandon();
+    meet_after_failure(group);
     throw;
   }
 }

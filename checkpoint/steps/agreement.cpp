@@ -64,4 +64,11 @@ void all_or_rethrow(const ProcessGroupPtr& group, const std::function<void()>& w
   }
 }
 
+void meet_after_failure(const ProcessGroupPtr& group) noexcept {
+  try {
+    all_or_throw(group, [] { throw; });  // what is being handled
+  } catch (...) {  // the handler throws it
+  }
+}
+
 }  // namespace megashard

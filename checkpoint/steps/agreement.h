@@ -19,6 +19,10 @@ void all_or_throw(const ProcessGroupPtr& group, const std::function<void()>& wor
 /// The same, but what `work` throws on this rank is thrown here as it is.
 void all_or_rethrow(const ProcessGroupPtr& group, const std::function<void()>& work);
 
+/// In the handler of a failure that all ranks have: returns when each has come here or is gone, so
+/// that none ends, and has a launcher end the others, while another still cleans up.
+void meet_after_failure(const ProcessGroupPtr& group) noexcept;
+
 inline int rank_in(const ProcessGroupPtr& group) { return group == nullptr ? 0 : group->rank(); }
 
 }  // namespace megashard
