@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <system_error>
 #include <utility>
 
 namespace megashard {
@@ -33,9 +32,11 @@ BlockWriter::Block BlockWriter::make_block(int64_t bytes) {
 BlockWriter::BlockWriter(int descriptor, std::string path, int64_t block_bytes)
     : descriptor_(descriptor), path_(std::move(path)), block_bytes_(block_bytes), made_(1) {
   leave_page_cache_alone(true);
+  free_.reserve(kMostBlocks);
+  threads_.reserve(kWriterThreads);
   try {
     for (int i = 0; i < kWriterThreads; ++i) threads_.emplace_back([this] { work(); });
-  } catch (const std::system_error& error) {  // there can be no more: one is enough
+  } catch (const std::exception& error) {  // there can be no more: one is enough
     TORCH_CHECK(!threads_.empty(), "no thread can be had to write ", path_, " from: ", error.what());
   }
 }

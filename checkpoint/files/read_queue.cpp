@@ -4,7 +4,6 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -36,9 +35,10 @@ void run_in_threads(int64_t threads, int64_t items,
     }
   };
   std::vector<std::thread> others;
+  others.reserve(kMostThreads);
   try {
     for (int64_t i = 1; i < std::min(threads, kMostThreads); ++i) others.emplace_back(guarded);
-  } catch (const std::system_error&) {  // there can be no more: fewer do the work
+  } catch (const std::exception&) {  // there can be no more: fewer do the work
   }
   guarded();
   for (auto& thread : others) thread.join();

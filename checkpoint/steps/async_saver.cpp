@@ -7,7 +7,6 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <utility>
 
 #include "checkpoint/steps/agreement.h"
@@ -91,7 +90,7 @@ void AsyncSaver::start(const std::string& name, const ShardedTensors& tensors, W
       ::setpriority(PRIO_PROCESS, 0, kNiceness);  // Linux: of this thread, and those that it starts
       save->run();
     });
-  } catch (const std::system_error&) {  // there can be no more: the other ranks do not wait in vain
+  } catch (const std::exception&) {  // there can be no thread: the other ranks do not wait in vain
     save->run();
   }
 }
@@ -117,7 +116,7 @@ void AsyncSaver::wait() {
     if (thread_.joinable()) thread_.join();
     if (save->afterwards) save->afterwards();
   } else {  // the thread keeps what it needs
-    thread_.detach();
+    if (thread_.joinable()) thread_.detach();
     snapshot_ = std::make_shared<ShardSnapshot>();
   }
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options_.deadline).count();

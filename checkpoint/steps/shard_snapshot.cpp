@@ -10,7 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <system_error>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -43,13 +43,14 @@ void copy_pieces(const std::vector<Piece>& pieces) {
   for (const auto& piece : pieces) total += piece.bytes;
   const auto threads = std::clamp<int64_t>(total / kLeastBytesACopy, 1, at::get_num_threads());
   std::vector<std::thread> others;
+  others.reserve(static_cast<size_t>(threads));
   int64_t begun = 1;  // parts, of which this thread takes the first
   try {
     for (; begun < threads; ++begun) {
       others.emplace_back(copy_range, std::cref(pieces), total * begun / threads,
                           total * (begun + 1) / threads);
     }
-  } catch (const std::system_error&) {  // there can be no more: the rest is this thread's too
+  } catch (const std::exception&) {  // there can be no more: the rest is this thread's too
   }
   copy_range(pieces, 0, total / threads);
   copy_range(pieces, total * begun / threads, total);
