@@ -2,13 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
-#include <exception>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -53,7 +49,7 @@ struct DataLoaderOptions {
 
 // Batches in the sampler's order, read ahead in a thread so that reading hides behind compute. An
 // error in the thread is thrown by the next() that would have returned its batch. One caller
-// thread.
+// thread. The end does not wait for a read that next() has given up: its thread is left behind.
 class DataLoader {
  public:
   DataLoader(std::shared_ptr<const SampleDataset> dataset, std::unique_ptr<DataSampler> sampler,
@@ -69,21 +65,13 @@ class DataLoader {
   double take_wait_seconds();
 
  private:
-  void read_ahead();
+  struct Reader;
 
-  std::shared_ptr<const SampleDataset> dataset_;
-  std::unique_ptr<DataSampler> sampler_;
-  BatchOptions batch_;
-  DataLoaderOptions options_;
+  std::shared_ptr<Reader> reader_;  // the thread's, too
+  std::thread thread_;
+  double timeout_seconds_;
   double wait_seconds_ = 0;
-
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  std::deque<Batch> ready_;
-  std::exception_ptr error_;
-  bool ended_ = false;
-  bool stop_ = false;
-  std::thread thread_;  // last: starts when all else exists
+  bool has_given_up_ = false;
 };
 
 }  // namespace megashard

@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
-#include <thread>
+#include <future>
+#include <stdexcept>
 
 #include "tests/framework/token_files.h"
 
@@ -32,12 +34,21 @@ class Counting : public SampleDataset {
   std::string name_ = "counting";
 };
 
+// Answers when it is freed, or after a second.
 class Stuck : public Counting {
  public:
   Stuck() : Counting(8) {}
-  void read(int64_t, std::span<int64_t>) const override {
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  void read(int64_t, std::span<int64_t> out) const override {
+    freed_.get_future().wait_for(std::chrono::seconds(1));
+    Counting::read(0, out);
+    has_answered = true;
+    throw std::runtime_error("one answer is enough");
   }
+  void free() { freed_.set_value(); }
+  mutable std::atomic<bool> has_answered = false;
+
+ private:
+  mutable std::promise<void> freed_;
 };
 
 SamplerOptions sampler(int64_t total, int64_t consumed) {
@@ -132,11 +143,15 @@ TEST(DataLoader, SaysThatTheDataIsUsedUp) {
 }
 
 TEST(DataLoader, GivesUpOnDataThatDoesNotCome) {
-  DataLoader loader(std::make_shared<Stuck>(), make_data_sampler(sampler(8, 0)), kBatch,
-                    {.timeout_seconds = 0.01});
-  EXPECT_THAT(message_of([&] { loader.next(); }), HasSubstr("no batch arrived within 0.01 s"));
-  EXPECT_GE(loader.take_wait_seconds(), 0.01);
-  EXPECT_EQ(loader.take_wait_seconds(), 0.0);
+  const auto stuck = std::make_shared<Stuck>();
+  {
+    DataLoader loader(stuck, make_data_sampler(sampler(8, 0)), kBatch, {.timeout_seconds = 0.01});
+    EXPECT_THAT(message_of([&] { loader.next(); }), HasSubstr("no batch arrived within 0.01 s"));
+    EXPECT_GE(loader.take_wait_seconds(), 0.01);
+    EXPECT_EQ(loader.take_wait_seconds(), 0.0);
+  }
+  EXPECT_FALSE(stuck->has_answered) << "the end waits for a read that was given up";
+  stuck->free();
 }
 
 TEST(DataLoader, RefusesFlagsWithoutAnEndOfDocumentToken) {
