@@ -6,6 +6,7 @@
 #include <cmath>
 #include <ctime>
 
+#include "checkpoint/steps/agreement.h"
 #include "framework/training/flops.h"
 #include "framework/training/sequence_group.h"
 #include "framework/training/training_log.h"
@@ -287,7 +288,7 @@ void Trainer::prepare_training() {
                      ? iterations_for_samples(batches, *arguments_.train_samples, state_.iteration,
                                               arguments_.consumed_train_samples)
                      : arguments_.train_iters.value_or(0);
-  build_data();
+  all_or_rethrow(group_, [this] { build_data(); });
   if (arguments_.metrics_file && group_->rank() == 0) {
     const auto mode = state_.iteration > 0 ? MetricsFile::Mode::kAppend : MetricsFile::Mode::kNew;
     metrics_ = std::make_unique<MetricsFile>(*arguments_.metrics_file, mode);

@@ -9,6 +9,11 @@
 
 namespace megashard {
 
+ProcessGroupPtr make_saving_group(const ProcessGroupPtr& group, const std::string& name) {
+  if (group->size() == 1 || !has_host_backend(group)) return group;
+  return make_host_group(group, name, std::max(AsyncSaverOptions().deadline, group->timeout()));
+}
+
 TrainingSaves::TrainingSaves(TrainingState& state, ProcessGroupPtr group,
                              std::function<void(const std::string& line)> say)
     : state_(state), group_(std::move(group)), say_(std::move(say)) {}
@@ -18,9 +23,7 @@ void TrainingSaves::check() {
   std::string warning;
   all_or_throw(group_, [&] { warning = check_save_format(state_); });
   if (!warning.empty()) say_("WARNING: " + warning);
-  const auto patience = std::max(AsyncSaverOptions().deadline, group_->timeout());
-  const bool has_others = group_->size() > 1 && has_host_backend(group_);
-  saving_group_ = has_others ? make_host_group(group_, "saves", patience) : group_;
+  saving_group_ = make_saving_group(group_, "saves");
 }
 
 void TrainingSaves::go_beside_training() {
@@ -56,8 +59,12 @@ bool TrainingSaves::has_failed() const {
 bool TrainingSaves::is_saved() const {
   if (was_just_saved()) return true;
   const Arguments& arguments = state_.arguments;
-  return loaded_ == state_.iteration && saves_where_it_loads(arguments) &&
-         !arguments.auto_detect_ckpt_format;  // else the format may be another one
+  if (loaded_ != state_.iteration) return false;
+  if (arguments.auto_detect_ckpt_format) return false;  // the format may be another one
+  // Ranks may see the folders differently: the first rank's view counts.
+  const auto views = gather_or_throw(
+      group_, [&] { return std::string(saves_where_it_loads(arguments) ? "here" : ""); });
+  return !views.front().empty();
 }
 
 }  // namespace megashard

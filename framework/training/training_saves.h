@@ -11,8 +11,12 @@
 
 namespace megashard {
 
+/// A group of the same ranks, which may wait for each other's disks as long as an AsyncSaver does;
+/// `group` itself where there are no others, or no backend for the CPU. Collective.
+ProcessGroupPtr make_saving_group(const ProcessGroupPtr& group, const std::string& name);
+
 /// The checkpoints that a training writes to --save, one at a time: training waits for each, or
-/// goes on beside it. All but has_failed(), was_just_saved() and is_saved() are collective.
+/// goes on beside it. All but has_failed() and was_just_saved() are collective.
 class TrainingSaves {
  public:
   /// `say` takes log lines, on every rank. `state` must outlive this.
@@ -43,7 +47,7 @@ class TrainingSaves {
   std::function<void(const std::string& line)> say_;
   std::optional<int64_t> last_saved_, loaded_;
   std::optional<int64_t> being_saved_;
-  ProcessGroupPtr saving_group_;       // whose ranks may wait long for each other's disks
+  ProcessGroupPtr saving_group_;
   std::unique_ptr<AsyncSaver> saver_;  // null: training waits for each save
 };
 

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <iostream>
 
+#include "checkpoint/steps/agreement.h"
 #include "framework/arguments/argument_validation.h"
 #include "framework/arguments/checkpoint_arguments.h"
 #include "framework/training/flops.h"
@@ -177,7 +178,7 @@ int run_pretrain(int argc, char** argv) {
   const at::ScalarType computed_in =
       shard_model(arguments, worker, built, group, from.initialises, sink);
   if (from.source == WeightSource::kHuggingFace || arguments.lora_r)
-    load_hf_weights(*built.model, *arguments.hf_model);
+    all_or_rethrow(group, [&] { load_hf_weights(*built.model, *arguments.hf_model); });
 
   TrainerSurroundings outside = surroundings(arguments, group, device, computed_in, start);
   if (arguments.fsdp_schedule_trace)

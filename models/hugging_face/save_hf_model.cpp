@@ -13,6 +13,7 @@
 #include "checkpoint/steps/agreement.h"
 #include "framework/diagnostics.h"
 #include "framework/training/save_contract.h"
+#include "framework/training/training_saves.h"
 #include "models/hugging_face/save_adapters.h"
 #include "models/hugging_face/weight_names.h"
 #include "models/layers/lora.h"
@@ -128,8 +129,9 @@ void save_hf_model(MegatronModule& model, const Arguments& arguments,
     if (arguments.hf_model) copy_hf_assets(*arguments.hf_model, beside);
     write_hf_config(beside, config_of_run(arguments));
   };
-  save_hf_sharded(folder, tensors, group, {.beside = write_beside});
-  if (model.keeps_trained_only()) save_adapters(model, arguments, folder + "/adapter", group);
+  const auto ranks = make_saving_group(group, "Hugging Face saves");
+  save_hf_sharded(folder, tensors, ranks, {.beside = write_beside});
+  if (model.keeps_trained_only()) save_adapters(model, arguments, folder + "/adapter", ranks);
 }
 
 }  // namespace megashard
