@@ -10,6 +10,7 @@
 
 #include "framework/diagnostics.h"
 #include "launch/ranks/launcher_variables.h"
+#include "parallel/collectives/wait_error.h"
 
 namespace megashard {
 namespace {
@@ -30,15 +31,16 @@ bool first_of_host() {
   return local_rank.empty() || local_rank == "0";
 }
 
-void tell_launcher(const std::string& rank) {
-  const std::string line = (rank.empty() ? "0" : rank) + "\n";
+void tell_launcher(const std::string& rank, const std::string& sentence) {
+  const bool only_waited = sentence.find(kPeerIsMissing) != sentence.npos;
+  const std::string line = (rank.empty() ? "0" : rank) + (only_waited ? kOnlyWaited : "") + "\n";
   // A launcher that is gone ended this process already: nobody is left to tell.
   if (write(std::atoi(variable(kFailureDescriptor).c_str()), line.data(), line.size()) < 0) return;
 }
 
 int fail(const std::string& sentence, int exit_code, bool of_one_rank) {
   const std::string rank = rank_in_world();
-  if (!variable(kFailureDescriptor).empty()) tell_launcher(rank);
+  if (!variable(kFailureDescriptor).empty()) tell_launcher(rank, sentence);
   // Ranks that compare their failures name the rank themselves.
   const bool name_rank = of_one_rank && !rank.empty() && !sentence.starts_with("rank ");
   const std::string line =

@@ -17,6 +17,8 @@ inline constexpr const char* kStackVariable = "MEGASHARD_STACK";
 /// Set by `megashard launch`: a descriptor that takes a line with the rank of each process that
 /// fails, so that the order of failures is known.
 inline constexpr const char* kFailureDescriptor = "MEGASHARD_FAILURE_FD";
+/// Ends that line where the process only waited for others in vain.
+inline constexpr const char* kOnlyWaited = " waited";
 
 bool show_stack();
 

@@ -32,6 +32,8 @@ constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 // A rank that says it failed waits this long for news of one that was killed: its end is the
 // likelier cause.
 constexpr std::chrono::milliseconds kSettle{100};
+// One that only waited for others in vain gives them longer to say why.
+constexpr std::chrono::milliseconds kSettleAfterWait{1000};
 
 /// Signals arrive on a descriptor while this lives.
 class SignalWatch {
@@ -80,8 +82,8 @@ class LaunchGroup {
   }
 
   int run() {
-    const int port = free_port(options_.master_port);
-    for (int rank = 0; rank < options_.processes; ++rank) start(rank, port);
+    const ReservedPort reserved = reserve_port(options_.master_port);
+    for (int rank = 0; rank < options_.processes; ++rank) start(rank, reserved.port);
     failures_.write.reset();
     while (std::any_of(ranks_.begin(), ranks_.end(),
                        [](const RankProcess& rank) { return rank.running; })) {
@@ -153,14 +155,21 @@ class LaunchGroup {
   }
 
   void read_failures() {
-    std::string lines;
-    drain(failures_.read, &lines);
+    drain(failures_.read, &told_);
+    for (size_t end; (end = told_.find('\n')) != told_.npos; told_.erase(0, end + 1))
+      hear(told_.substr(0, end));
+  }
+
+  void hear(const std::string& line) {
     int rank = -1;
-    std::from_chars(lines.data(), lines.data() + lines.size(), rank);
-    if (culprit_ || rank < 0 || rank >= options_.processes) return;
+    std::from_chars(line.data(), line.data() + line.size(), rank);
+    const bool only_waited = line.ends_with(kOnlyWaited);
+    if (rank < 0 || rank >= options_.processes) return;
+    if (culprit_ && (ending_ || only_waited || !culprit_only_waited_)) return;
     culprit_ = rank;
+    culprit_only_waited_ = only_waited;
     exit_code_ = kExitFailure;
-    deadline_ = Clock::now() + kSettle;
+    deadline_ = Clock::now() + (only_waited ? kSettleAfterWait : kSettle);
   }
 
   void reap() {
@@ -175,11 +184,12 @@ class LaunchGroup {
 
   void note_end(int rank, int status) {
     const bool killed = WIFSIGNALED(status);
-    if (culprit_ == rank && !ending_) deadline_ = Clock::now();
+    if (culprit_ == rank && !ending_ && !culprit_only_waited_) deadline_ = Clock::now();
     if (culprit_ == rank && !killed) exit_code_ = WEXITSTATUS(status);
     if (ending_ || (culprit_ && (!killed || culprit_was_killed_))) return;
     culprit_ = rank;
     culprit_was_killed_ = killed;
+    culprit_only_waited_ = false;
     deadline_ = Clock::now();
     exit_code_ = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     if (killed && interrupted_ != WTERMSIG(status)) {
@@ -248,6 +258,8 @@ class LaunchGroup {
   std::vector<RankProcess> ranks_;
   std::optional<int> culprit_;  // the rank that failed first
   bool culprit_was_killed_ = false;
+  bool culprit_only_waited_ = false;           // and another one may say the cause yet
+  std::string told_;                           // what was read of a line of failures_
   int exit_code_ = 0;                          // of the culprit
   std::optional<int> interrupted_;             // the SIGINT or SIGTERM that the user sent last
   bool ending_ = false;                        // the others have been told to stop
@@ -256,8 +268,8 @@ class LaunchGroup {
 
 }  // namespace
 
-int free_port(int wanted) {
-  const Descriptor socket_fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+ReservedPort reserve_port(int wanted) {
+  Descriptor socket_fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(wanted));
@@ -273,7 +285,7 @@ int free_port(int wanted) {
                              " cannot be used: " + std::strerror(errno) + remedy);
   }
   getsockname(socket_fd.get(), generic, &size);
-  return ntohs(address.sin_port);
+  return {std::move(socket_fd), ntohs(address.sin_port)};
 }
 
 int run_launch_group(const LaunchGroupOptions& options) { return LaunchGroup(options).run(); }

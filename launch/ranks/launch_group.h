@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "launch/ranks/descriptor.h"
+
 namespace megashard {
 
 /// Processes of this host that form one world, as torchrun would start them.
@@ -25,7 +27,13 @@ struct LaunchGroupOptions {
 /// program).
 int run_launch_group(const LaunchGroupOptions& options);
 
-/// A TCP port of the loopback interface that nobody listens on: `wanted`, or any if it is 0.
-int free_port(int wanted);
+/// A TCP port of the loopback interface that nobody listens on: `wanted`, or any if it is 0. While
+/// it is held, the system gives it to nobody who asks for any port; who asks for this one and sets
+/// SO_REUSEADDR, as rank 0's store does, gets it.
+struct ReservedPort {
+  Descriptor held;
+  int port;
+};
+ReservedPort reserve_port(int wanted);
 
 }  // namespace megashard

@@ -4,6 +4,8 @@
 
 #include <cstdio>
 
+#include "parallel/collectives/process_group.h"
+
 namespace megashard {
 
 std::string first_line(const std::exception& error) {
@@ -24,8 +26,7 @@ void throw_wait_error(const char* operation, const ProcessGroup& group, int peer
   std::snprintf(seconds, sizeof(seconds), "%.1f", std::chrono::duration<double>(waited).count());
   const std::string whom = peer < 0 ? "" : " for rank " + std::to_string(peer);
   TORCH_CHECK(false, operation, " in group '", group.name(), "' failed on rank ", group.rank(), " of ", group.size(),
-              " after waiting ", seconds, " s", whom, ": a rank died or ran a different number of collectives, or it ",
-              "needs longer (raise --distributed-timeout-minutes) [", first_line(error), "]");
+              " after waiting ", seconds, " s", whom, ": ", kPeerIsMissing, ", or it needs longer (raise --distributed-timeout-minutes) [", first_line(error), "]");
 }
 
 }  // namespace megashard

@@ -4,9 +4,13 @@
 #include <exception>
 #include <string>
 
-#include "parallel/collectives/process_group.h"
-
 namespace megashard {
+
+class ProcessGroup;
+
+/// Is in every sentence of throw_wait_error: the cause may be another rank's.
+inline constexpr const char* kPeerIsMissing =
+    "a rank died or ran a different number of collectives";
 
 /// The cause in one line: no stack, no source position.
 std::string first_line(const std::exception& error);

@@ -73,7 +73,11 @@ class LaunchGroup : public testing::Test {
       std::this_thread::sleep_for(200ms);
     }
     int status = 0;
-    waitpid(launcher, &status, 0);
+    // Signals that wait for a busy launcher become one: the last is sent until it has its effect.
+    while (waitpid(launcher, &status, WNOHANG) == 0) {
+      if (signals.size() > 1) kill(launcher, signals.back());
+      std::this_thread::sleep_for(100ms);
+    }
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
   }
 
@@ -116,6 +120,17 @@ TEST_F(LaunchGroup, RankThatTellsFirstIsTheCauseEvenIfItExitsLast) {
                 "touch $DIR/told; "
                 "sleep 0.05; exit 3; fi; until [ -e $DIR/told ]; do sleep 0.01; done; "
                 "eval \"echo 0 >&$MEGASHARD_FAILURE_FD\"; echo consequence >&2; exit 4"),
+            3);
+  EXPECT_THAT(errors_, HasSubstr("cause\n"));
+  EXPECT_THAT(errors_, Not(HasSubstr("consequence")));
+}
+
+TEST_F(LaunchGroup, RankThatOnlyWaitedForOthersIsNotTheCauseOfTheirFailure) {
+  EXPECT_EQ(run(2,
+                "if [ $RANK = 0 ]; then eval \"echo 0 waited >&$MEGASHARD_FAILURE_FD\"; "
+                "echo consequence >&2; touch $DIR/told; exit 4; fi; "
+                "until [ -e $DIR/told ]; do sleep 0.01; done; sleep 0.2; "
+                "eval \"echo 1 >&$MEGASHARD_FAILURE_FD\"; echo cause >&2; exit 3"),
             3);
   EXPECT_THAT(errors_, HasSubstr("cause\n"));
   EXPECT_THAT(errors_, Not(HasSubstr("consequence")));
@@ -198,23 +213,26 @@ TEST_F(LaunchGroup, RanksDieWithTheLauncher) {
   EXPECT_TRUE(gone("pid1"));
 }
 
-TEST(FreePort, TakenPortIsASentence) {
+TEST(ReservePort, TakenPortIsASentence) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  const int port = free_port(0);
+  const int reuse = 1;
+  ASSERT_EQ(setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse), 0);
+  const ReservedPort reserved = reserve_port(0);
+  const int port = reserved.port;
   address.sin_port = htons(static_cast<uint16_t>(port));
   ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
   ASSERT_EQ(listen(listener, 1), 0);
   try {
-    free_port(port);
+    reserve_port(port);
     ADD_FAILURE() << "no error";
   } catch (const std::runtime_error& error) {
     EXPECT_THAT(error.what(), HasSubstr("port " + std::to_string(port)));
     EXPECT_THAT(error.what(), HasSubstr("choose another, or leave --master-port out"));
   }
   close(listener);
-  EXPECT_EQ(free_port(port), port);
+  EXPECT_EQ(reserve_port(port).port, port);
 }
 
 }  // namespace
