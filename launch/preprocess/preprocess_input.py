@@ -2,6 +2,7 @@
 
 import collections
 import glob
+import multiprocessing
 import os
 import signal
 import sys
@@ -45,7 +46,8 @@ def in_workers(count, encoder, arguments, jobs):
     if count == 1:
         yield from map(encoder(*arguments).encode, jobs)
         return
-    pool = ProcessPoolExecutor(count, initializer=start_worker, initargs=(os.getpid(), encoder, arguments))
+    children = multiprocessing.get_context("fork")  # of this process, which leave_with relies on
+    pool = ProcessPoolExecutor(count, children, start_worker, (os.getpid(), encoder, arguments))
     waiting = collections.deque()
     try:
         for job in jobs:
