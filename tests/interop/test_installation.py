@@ -42,8 +42,10 @@ def test_the_readmes_program_builds_and_trains(tmp_path, installed):
     flags = run("pkg-config", "--cflags", "--libs", "megashard", cwd=tmp_path, PKG_CONFIG_PATH=str(packages)).split()
     run("g++", "train.cpp", "-o", "train", *flags, cwd=tmp_path)
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+    held = socket.socket()  # nobody else is given its port; the first rank's store, which reuses addresses, may listen there
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    url = f"tcp://127.0.0.1:{held.getsockname()[1]}"
     ranks = [subprocess.Popen([tmp_path / "train", str(rank), "2", url], stdout=subprocess.PIPE, text=True,
                               env={**os.environ, "OMP_NUM_THREADS": "1"}) for rank in range(2)]
     try:
@@ -51,6 +53,7 @@ def test_the_readmes_program_builds_and_trains(tmp_path, installed):
     finally:
         for rank in ranks:
             rank.kill()
+        held.close()
     assert [rank.returncode for rank in ranks] == [0, 0]
     losses = [float(line.split()[-1]) for line in printed[0].splitlines()]
     assert len(losses) == 10 and losses[-1] < losses[0] - 0.05, printed[0]

@@ -376,7 +376,8 @@ def test_a_killed_process_leaves_none_waiting(tmp_path, victim):
     make_tokenizer(tmp_path)
     (tmp_path / "in.jsonl").write_text((json.dumps({"text": TEXTS[0] * 20}) + "\n") * 40000)
     program = subprocess.Popen([sys.executable, PROGRAM, "--output-prefix", tmp_path / "out", "--input", tmp_path / "in.jsonl",
-                                "--tokenizer-model", tmp_path, "--workers", "2"], stderr=subprocess.PIPE, text=True)
+                                "--tokenizer-model", tmp_path, "--workers", "2", "--log-interval", "1000000"],
+                               stderr=subprocess.PIPE, text=True)
     children, end = Path(f"/proc/{program.pid}/task/{program.pid}/children"), time.monotonic() + 30
     try:
         while len(workers := children.read_text().split()) < 2 or (tmp_path / "out_text_document.bin.partial").stat().st_size == 0:

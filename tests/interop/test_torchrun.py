@@ -27,9 +27,14 @@ def torchrun(*arguments, ranks=2, python=False):
                           env={**clean, "OMP_NUM_THREADS": "1"}, timeout=120)
 
 
+HELD = []  # sockets whose ports nobody else is given; who sets SO_REUSEADDR, as a TCPStore does, may still listen there
+
+
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
+    HELD.append(socket.socket())
+    HELD[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    HELD[-1].bind(("127.0.0.1", 0))
+    return str(HELD[-1].getsockname()[1])
 
 
 def test_it_trains(tmp_path):
