@@ -7,7 +7,7 @@
 
 #include <sys/stat.h>
 
-#include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -159,9 +159,9 @@ TEST(RenameStorages, ManyOfThemTakeNoTimeToSpeakOf) {
   List records;
   for (size_t i = 0; i < kStorages; ++i)
     records.items.push_back(tensor_record(at::kFloat, {1}, "storage_" + std::to_string(i)));
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = std::clock();  // of this process's work
   const auto renamed = rename_storages(records, 7);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  EXPECT_LT(std::clock() - begin, 5 * CLOCKS_PER_SEC);
   ASSERT_EQ(renamed.names.size(), kStorages);
   EXPECT_EQ(renamed.names.back(), "storage_" + std::to_string(kStorages - 1));
 }

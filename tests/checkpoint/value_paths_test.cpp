@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 
 #include "tests/support/message_of.h"
 
@@ -73,9 +73,9 @@ TEST(NestValues, ALargeDictTakesNoTimeToSpeakOf) {
   constexpr int64_t kNames = 200'000;  // a minute, if each name were looked for among the others
   std::vector<FlatValue> leaves;
   for (int64_t i = 0; i < kNames; ++i) leaves.push_back(leaf({"a", std::to_string(i)}, i));
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = std::clock();  // of this process's work
   const auto nested = nest_values(std::move(leaves), kNames);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
+  EXPECT_LT(std::clock() - begin, 15 * CLOCKS_PER_SEC);
   EXPECT_EQ(nested.at("a").as_dict().entries.size(), static_cast<size_t>(kNames));
 }
 

@@ -427,7 +427,7 @@ TEST(Faults, AStepThatIsNotAsItWasWrittenReplacesNone) {
 TEST(Faults, ARankThatHangsEndsTheSaveOfTheOthers) {
   TemporaryFolder folder;
   save_known_step(folder.path(), {1, 0}, nullptr);
-  constexpr auto kDeadline = std::chrono::milliseconds(500);
+  constexpr auto kDeadline = std::chrono::milliseconds(1000);
   const auto save_late = [&](const ProcessGroupPtr& group) {
     if (group->rank() == 1) std::this_thread::sleep_for(3 * kDeadline);
     const auto begin = std::chrono::steady_clock::now();
