@@ -96,6 +96,7 @@ class LaunchGroup {
       show_errors(/*all=*/false);
     }
     read_errors();
+    read_failures();  // of who has told and ended since
     show_errors(/*all=*/true);
     return culprit_ ? exit_code_ : 0;
   }
