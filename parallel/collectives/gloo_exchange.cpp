@@ -12,26 +12,27 @@ namespace megashard {
 GlooExchange::GlooExchange(const Link& link, const char* operation, int tag)
     : link_(link), operation_(operation), tag_(tag) {}
 
-void GlooExchange::send(at::Tensor bytes, int peer) {
-  if (bytes.numel() == 0) return;
-  std::vector<at::Tensor> tensors{std::move(bytes)};
-  const auto started = Clock::now();
+template <typename Call>
+auto GlooExchange::or_say_why(int peer, Clock::time_point started, const Call& call) const {
   try {
-    sends_.push_back({link_.gloo.send(tensors, peer, tag_), peer});
+    return call();
   } catch (const std::exception& error) {
     throw_wait_error(operation_, link_.group, peer, Clock::now() - started, error);
   }
 }
 
+void GlooExchange::send(at::Tensor bytes, int peer) {
+  if (bytes.numel() == 0) return;
+  std::vector<at::Tensor> tensors{std::move(bytes)};
+  sends_.push_back(
+      {or_say_why(peer, Clock::now(), [&] { return link_.gloo.send(tensors, peer, tag_); }), peer});
+}
+
 void GlooExchange::receive(at::Tensor bytes, int peer) {
   if (bytes.numel() == 0) return;
   std::vector<at::Tensor> tensors{std::move(bytes)};
-  const auto started = Clock::now();
-  try {
-    receives_.push_back({link_.gloo.recv(tensors, peer, tag_), peer});
-  } catch (const std::exception& error) {
-    throw_wait_error(operation_, link_.group, peer, Clock::now() - started, error);
-  }
+  receives_.push_back(
+      {or_say_why(peer, Clock::now(), [&] { return link_.gloo.recv(tensors, peer, tag_); }), peer});
 }
 
 void GlooExchange::wait() {
@@ -44,11 +45,10 @@ void GlooExchange::wait() {
 
 void GlooExchange::wait_for(Message& message, Clock::time_point started) {
   while (message.work != nullptr) {
-    try {
-      if (link_.watch.wait(*message.work, started + link_.patience)) return message.work.reset();
-    } catch (const std::exception& error) {
-      throw_wait_error(operation_, link_.group, message.peer, Clock::now() - started, error);
-    }
+    const bool is_through = or_say_why(message.peer, started, [&] {
+      return link_.watch.wait(*message.work, started + link_.patience);
+    });
+    if (is_through) return message.work.reset();
     look_at_peers(receives_, started);  // of all: the one that is waited for may live
     look_at_peers(sends_, started);
   }
@@ -57,11 +57,9 @@ void GlooExchange::wait_for(Message& message, Clock::time_point started) {
 void GlooExchange::look_at_peers(Messages& messages, Clock::time_point started) {
   for (Message& message : messages) {
     if (message.work == nullptr) continue;
-    try {
-      if (link_.watch.is_through(*message.work, message.peer)) message.work.reset();
-    } catch (const std::exception& error) {
-      throw_wait_error(operation_, link_.group, message.peer, Clock::now() - started, error);
-    }
+    const bool is_through = or_say_why(
+        message.peer, started, [&] { return link_.watch.is_through(*message.work, message.peer); });
+    if (is_through) message.work.reset();
   }
 }
 

@@ -44,6 +44,9 @@ class GlooExchange {
     int peer;
   };
   using Messages = std::vector<Message>;
+  /// What a call to Gloo returns, or the sentence for its failure.
+  template <typename Call>
+  auto or_say_why(int peer, Clock::time_point started, const Call& call) const;
   void wait_for(Message& message, Clock::time_point started);
   void look_at_peers(Messages& messages, Clock::time_point started);
 
