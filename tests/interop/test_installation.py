@@ -3,11 +3,11 @@ import json
 import os
 import pathlib
 import re
-import socket
 import shutil
 import subprocess
 
 import pytest
+from free_port import free_port
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
@@ -42,10 +42,7 @@ def test_the_readmes_program_builds_and_trains(tmp_path, installed):
     flags = run("pkg-config", "--cflags", "--libs", "megashard", cwd=tmp_path, PKG_CONFIG_PATH=str(packages)).split()
     run("g++", "train.cpp", "-o", "train", *flags, cwd=tmp_path)
 
-    held = socket.socket()  # nobody else is given its port; the first rank's store, which reuses addresses, may listen there
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
-    url = f"tcp://127.0.0.1:{held.getsockname()[1]}"
+    url = f"tcp://127.0.0.1:{free_port()}"
     ranks = [subprocess.Popen([tmp_path / "train", str(rank), "2", url], stdout=subprocess.PIPE, text=True,
                               env={**os.environ, "OMP_NUM_THREADS": "1"}) for rank in range(2)]
     try:
@@ -53,7 +50,6 @@ def test_the_readmes_program_builds_and_trains(tmp_path, installed):
     finally:
         for rank in ranks:
             rank.kill()
-        held.close()
     assert [rank.returncode for rank in ranks] == [0, 0]
     losses = [float(line.split()[-1]) for line in printed[0].splitlines()]
     assert len(losses) == 10 and losses[-1] < losses[0] - 0.05, printed[0]

@@ -2,11 +2,11 @@
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
 import pytest
+from free_port import free_port
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
@@ -25,16 +25,6 @@ def torchrun(*arguments, ranks=2, python=False):
     command = [TORCHRUN, *([] if python else ["--no-python"]), "--nproc-per-node", str(ranks), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True,
                           env={**clean, "OMP_NUM_THREADS": "1"}, timeout=120)
-
-
-HELD = []  # sockets whose ports nobody else is given; who sets SO_REUSEADDR, as a TCPStore does, may still listen there
-
-
-def free_port():
-    HELD.append(socket.socket())
-    HELD[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    HELD[-1].bind(("127.0.0.1", 0))
-    return str(HELD[-1].getsockname()[1])
 
 
 def test_it_trains(tmp_path):
