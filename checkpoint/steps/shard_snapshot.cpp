@@ -10,9 +10,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
-#include <thread>
 #include <vector>
+
+#include "checkpoint/files/run_in_threads.h"
 
 namespace megashard {
 namespace {
@@ -41,20 +41,11 @@ void copy_range(const std::vector<Piece>& pieces, int64_t begin, int64_t end) {
 void copy_pieces(const std::vector<Piece>& pieces) {
   int64_t total = 0;
   for (const auto& piece : pieces) total += piece.bytes;
-  const auto threads = std::clamp<int64_t>(total / kLeastBytesACopy, 1, at::get_num_threads());
-  std::vector<std::thread> others;
-  others.reserve(static_cast<size_t>(threads));
-  int64_t begun = 1;  // parts, of which this thread takes the first
-  try {
-    for (; begun < threads; ++begun) {
-      others.emplace_back(copy_range, std::cref(pieces), total * begun / threads,
-                          total * (begun + 1) / threads);
-    }
-  } catch (const std::exception&) {  // there can be no more: the rest is this thread's too
-  }
-  copy_range(pieces, 0, total / threads);
-  copy_range(pieces, total * begun / threads, total);
-  for (auto& thread : others) thread.join();
+  const auto parts = std::clamp<int64_t>(total / kLeastBytesACopy, 1, at::get_num_threads());
+  run_in_threads(parts, parts, [&](const NextItem& next) {
+    while (const auto part = next())
+      copy_range(pieces, total * *part / parts, total * (*part + 1) / parts);
+  });
 }
 
 /// Pages of 2 MiB where the system has them: fewer to touch, fewer to look up while copying.

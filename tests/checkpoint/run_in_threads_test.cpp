@@ -1,4 +1,4 @@
-#include "checkpoint/files/read_queue.h"
+#include "checkpoint/files/run_in_threads.h"
 
 #include <gtest/gtest.h>
 
