@@ -116,7 +116,7 @@ void AsyncSaver::wait() {
     if (thread_.joinable()) thread_.join();
     if (save->afterwards) save->afterwards();
   } else {  // the thread keeps what it needs
-    if (thread_.joinable()) thread_.detach();
+    thread_.detach();
     snapshot_ = std::make_shared<ShardSnapshot>();
   }
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options_.deadline).count();
