@@ -57,6 +57,8 @@ struct CheckpointArguments {
   std::optional<std::string> ckpt_convert_save;    // folder for it
   std::optional<std::string> save_hf;              // folder for Hugging Face files, at the end
   bool save_hf_stacked_experts = false;            // a layer's experts in two tensors there
+  bool overwrite = false;                          // --save-hf may replace what its folder holds
+  bool overwrite_run = false;                      // a new run may write among another's steps
 };
 
 /// The model that Megatron's flags of the network describe.

@@ -18,7 +18,8 @@ struct TrainingArguments {
   std::optional<int64_t> train_samples;
   std::optional<int64_t> exit_interval;
   std::optional<int64_t> exit_duration_in_mins;
-  bool exit_signal_handler = false;  // SIGTERM: save and exit
+  bool exit_signal_handler = false;  // at exit_signal: save and exit
+  std::string exit_signal = "SIGTERM";
   bool check_for_nan_in_loss_and_grad = true;
   bool calculate_per_token_loss = false;
   int64_t empty_unused_memory_level = 0;
@@ -86,6 +87,11 @@ struct LoggingArguments {
   bool log_params_norm = false;
   bool log_num_zeros_in_grad = false;
   bool log_throughput = false;
+  bool log_tokens_per_second = false;
+  bool log_memory = false;                   // peak of a rank
+  int64_t timing_log_level = 0;              // 0 to 2: how finely a step's time is told
+  std::string timing_log_option = "minmax";  // over ranks: max, minmax, all
+  bool print_all_arguments = false;          // also those at their defaults
   bool log_progress = false;                // in vain: metrics_file says more
   bool log_tps = false;                     // "tokens per sample" in the log line
   std::optional<std::string> metrics_file;  // JSON lines, one object a step

@@ -38,6 +38,7 @@ struct Fsdp2Config {
   int num_to_forward_prefetch = 0;
   int num_to_backward_prefetch = 0;
   std::vector<std::string> ignored_modules;
+  bool ignored_modules_replicated = false;  ///< their gradients are reduced over the ranks
   std::vector<std::string> recompute_modules;
   bool use_reentrant = true;  ///< false with recompute_save_ops
   /// Operators whose outputs recompute_modules keep: ["aten::mm"]; see RecomputeOptions.
