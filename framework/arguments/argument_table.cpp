@@ -113,6 +113,22 @@ void check_words(const Option& option, const std::vector<std::string>& words) {
   }
 }
 
+std::optional<double> number_in(const std::string& word) {
+  double value = 0;
+  const char* end = word.data() + word.size();
+  const auto result = std::from_chars(word.data(), end, value);
+  return result.ec == std::errc() && result.ptr == end ? std::optional(value) : std::nullopt;
+}
+
+/// Numbers count as such: 0 is 0.0.
+bool is_neutral(const Option& option, const std::vector<std::string>& words) {
+  const auto number = number_in(option.neutral);
+  return !option.neutral.empty() && !words.empty() &&
+         std::all_of(words.begin(), words.end(), [&](const std::string& word) {
+           return word == option.neutral || (number && number_in(word) == number);
+         });
+}
+
 }  // namespace
 
 const std::vector<Option>& option_table() {
@@ -159,8 +175,7 @@ const std::vector<std::string>& argument_names() {
 }
 
 void set_option(const Option& option, const std::vector<std::string>& words, Arguments& arguments) {
-  const bool neutral =
-      !option.neutral.empty() && words.size() == 1 && words.front() == option.neutral;
+  const bool neutral = is_neutral(option, words);
   const bool off = option.is_switch() && words.size() == 1 && words.front() == "false";
   if (option.status == OptionStatus::kRefused) {
     if (neutral || off) return;
