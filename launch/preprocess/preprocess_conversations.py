@@ -1,7 +1,7 @@
 """Conversations, with images and videos or without, to PREFIX.vision.safetensors, which the runtime maps
 (framework/data/picture_dataset.h).
 
-One JSON object a line, as transformers' chat templates take them:
+One JSON object a line, or an array of them, as transformers' chat templates take them (conversation_forms.py has the others):
     {"messages": [{"role": "user", "content": [{"type": "image", "image": "cat.png"}, {"type": "text", "text": "What is it?"}]},
                   {"role": "assistant", "content": "A cat."}]}
 Images go through the model's own image processor (its Pillow form, resized as torchvision does it), videos ({"type": "video",
@@ -12,6 +12,7 @@ the turn.
 """
 
 import array
+import itertools
 import json
 import math
 import os
@@ -21,14 +22,15 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from preprocess_input import InputError, Progress, in_workers, input_files, lines_of
+from conversation_forms import form_of, messages_in
+from preprocess_input import FlagError, InputError, Progress, in_workers, input_files, model_folder, records_of, whole_text
 
 ROLES = ("system", "user", "assistant", "tool")
 
 
 def load_tokenizer(model):
-    if not Path(model).is_dir():
-        raise InputError(f"--tokenizer-model {model} is no model directory; conversations need its chat template")
+    if not model_folder("--tokenizer-model", str(model)).is_dir():
+        raise FlagError(f"--tokenizer-model {model} is no model directory; conversations need its chat template")
     try:
         from transformers import AutoTokenizer
     except ImportError:
@@ -76,8 +78,9 @@ class Sample(NamedTuple):
 class Encoder:
     """Makes samples of lines; each worker process has one."""
 
-    def __init__(self, model, video_fps=None, video_num_frames=None, mask_history=False):
+    def __init__(self, model, video_fps=None, video_num_frames=None, mask_history=False, form="messages"):
         self.model, self.sampling, self.mask_history = model, (video_fps, video_num_frames), mask_history
+        self.form = form
         self.tokenizer = load_tokenizer(model)
         self.images, self.videos = None, None  # their processors, until there is one
         marks = {kind: getattr(self.tokenizer, f"{kind}_token", None) or f"<|{kind}_pad|>" for kind in ("image", "video")}
@@ -89,8 +92,8 @@ class Encoder:
             raise InputError(f"the tokenizer of {self.model} has no <|{kind}_pad|>; give the directory of a vision-language model")
 
     def encode(self, job):
-        where, line, folder = job
-        messages, tools = self.messages_of(where, line)
+        where, item, folder = job
+        messages, tools = self.messages_of(where, item)
         parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
         images = self.see_images(where, [self.open_image(where, folder, part) for part in parts if part["type"] == "image"])
         watched = [self.watch(where, folder, part) for part in parts if part["type"] == "video"]
@@ -137,12 +140,8 @@ class Encoder:
         step = start + self.placeholders["video"] * (count // video.grid[0]) + end
         return "".join(f"<{time:.1f} seconds>{step}" for time in video.times)
 
-    def messages_of(self, where, line):
-        try:
-            item = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{where} is not JSON ({error}); correct or delete it") from None
-        messages = item.get("messages") if isinstance(item, dict) else None
+    def messages_of(self, where, item):
+        messages, tools = messages_in(where, item, self.form)
         if not isinstance(messages, list) or not messages:
             raise InputError(f"{where} has no list \"messages\"; each line is {{\"messages\": [{{\"role\": ..., \"content\": ...}}]}}")
         for message in messages:
@@ -158,12 +157,13 @@ class Encoder:
                     raise InputError(f"{where}: content of type {kind!r} is not supported; known are text, image and video")
                 if not isinstance(part.get(kind), str):
                     raise InputError(f"{where}: content of type {kind} needs a string {kind!r}")
+                whole_text(where, part[kind])
                 for what, mark in self.placeholders.items():
                     if kind == "text" and mark in part["text"]:
                         raise InputError(f"{where}: the text contains {mark}; say {{\"type\": \"{what}\", \"{what}\": PATH}} instead")
         if messages[0]["role"] == "assistant" or messages[-1]["role"] != "assistant":
             raise InputError(f"{where} must begin with a question and end with an answer of the assistant; complete or delete it")
-        return [self.joined(message) for message in messages], item.get("tools")
+        return [self.joined(message) for message in messages], tools
 
     @staticmethod
     def joined(message):
@@ -323,21 +323,23 @@ class Writer:
 def jobs_of(arguments):
     for file in input_files(arguments.input):
         folder = arguments.image_folder or os.path.dirname(file)
-        for number, line in lines_of(file):
-            if line.strip():
-                yield f"{file}, line {number},", line, folder
+        for number, item in records_of(file):
+            yield f"{file}, line {number},", item, folder
 
 
 def preprocess(arguments):
-    folder = os.path.dirname(arguments.output_prefix) or "."
-    if not os.path.isdir(folder):
-        raise InputError(f"the folder {folder} of --output-prefix does not exist; create it first")
-    encoder = (arguments.tokenizer_model, arguments.video_fps, arguments.video_num_frames, arguments.mask_history)
+    jobs = jobs_of(arguments)
+    first = next(jobs, None)
+    if first is None:
+        raise InputError("the input holds no conversation; check --input")
+    form = arguments.conversation_form or form_of(*first[:2])
+    jobs = itertools.chain([first], jobs)
+    encoder = (arguments.tokenizer_model, arguments.video_fps, arguments.video_num_frames, arguments.mask_history, form)
     if arguments.workers > 1:
         Encoder(*encoder)  # its errors here, not in a worker
     writer, progress, left_out = Writer(arguments.output_prefix), Progress(arguments.log_interval), 0
     try:
-        for sample in in_workers(arguments.workers, Encoder, encoder, jobs_of(arguments)):
+        for sample in in_workers(arguments.workers, Encoder, encoder, jobs):
             if arguments.max_length is not None and len(sample.tokens) > arguments.max_length:
                 left_out += 1
                 continue

@@ -7,25 +7,43 @@ The flags are those of Megatron's tools/preprocess_data.py. Needs the Hugging Fa
 
 import argparse
 import array
+import difflib
 import json
 import os
 import struct
 import sys
 from pathlib import Path
 
-from preprocess_input import InputError, Progress, in_workers, input_files, lines_of
+from preprocess_input import (FlagError, InputError, Progress, in_workers, input_files, lines_of, model_folder, records_of,
+                              whole_text)
 
 DTYPE_CODES = {"H": 8, "i": 4}  # array type codes of uint16 and int32 -> the codes in an .idx file
 CHUNK_DOCUMENTS = 64  # documents that a worker takes at a time
+CONVERSATION_KEYS = {"messages", "conversations", "instruction"}  # of conversation_forms.py
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage."""
+
+    def error(self, message):
+        known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        for word in message.split() if message.startswith("unrecognized") else ():
+            for near in difflib.get_close_matches(word.split("=")[0], known, 1):
+                message += f"; did you mean {near}?"
+        raise FlagError(message + "; --help lists the flags")
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--input", required=True, nargs="+", metavar="FILE",
-                        help="input files; patterns such as 'part*.jsonl' are expanded")
+                        help="input files, packed by gzip or not; patterns such as 'part*.jsonl.gz' are expanded")
     parser.add_argument("--input-format", choices=("jsonl", "text", "conversations"), default="jsonl",
-                        help="jsonl: one JSON object a line; text: documents divided by blank lines; conversations: "
-                             "{\"messages\": [...]} a line, with images and videos or without, into PREFIX.vision.safetensors")
+                        help="jsonl: one JSON object a line, or an array of them; text: documents divided by blank lines; "
+                             "conversations: the same of conversations, with images and videos or without, into "
+                             "PREFIX.vision.safetensors")
+    parser.add_argument("--conversation-form", choices=("messages", "sharegpt", "alpaca"),
+                        help="conversations only: the records' form, {\"messages\": [...]}, {\"conversations\": [{\"from\": ...}]} or "
+                             "{\"instruction\": ...} (default: that of the first record)")
     parser.add_argument("--image-folder", metavar="DIR",
                         help="conversations only: where relative paths of images and videos begin (default: the input file's folder)")
     parser.add_argument("--video-fps", type=float, metavar="F",
@@ -57,36 +75,49 @@ def parse_arguments():
     parser.add_argument("--split-sentences", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.split_sentences:
-        raise InputError("--split-sentences is for BERT-like models and not supported; leave it out")
+        raise FlagError("--split-sentences is for BERT-like models and not supported; leave it out")
     if arguments.tokenizer_type != "HuggingFaceTokenizer":
-        raise InputError(f"--tokenizer-type {arguments.tokenizer_type} is not supported; use "
+        raise FlagError(f"--tokenizer-type {arguments.tokenizer_type} is not supported; use "
                          "HuggingFaceTokenizer with a tokenizer.json")
     if arguments.workers < 1 or arguments.log_interval < 1:
-        raise InputError("--workers and --log-interval must be at least 1")
+        raise FlagError("--workers and --log-interval must be at least 1")
     conversations = arguments.input_format == "conversations"
-    theirs = ("image_folder", "max_length", "video_fps", "video_num_frames", "mask_history")
-    if not conversations and any(getattr(arguments, name) is not None for name in theirs):
-        raise InputError("--image-folder, --max-length, --mask-history, --video-fps and --video-num-frames belong to --input-format "
-                         "conversations")
+    theirs = ("conversation_form", "image_folder", "max_length", "video_fps", "video_num_frames", "mask_history")
+    for name in theirs:
+        if not conversations and getattr(arguments, name) is not None:
+            raise FlagError(f"--{name.replace('_', '-')} belongs to --input-format conversations")
     if arguments.video_fps is not None and arguments.video_num_frames is not None:
-        raise InputError("--video-fps and --video-num-frames exclude each other; give one of them")
+        raise FlagError("--video-fps and --video-num-frames exclude each other; give one of them")
     if any(value is not None and not 0 < value < float("inf") for value in (arguments.video_fps, arguments.video_num_frames)):
-        raise InputError("--video-fps and --video-num-frames must be above 0")
+        raise FlagError("--video-fps and --video-num-frames must be above 0")
+    if arguments.max_length is not None and arguments.max_length < 2:
+        raise FlagError(f"--max-length is {arguments.max_length}; a conversation has at least 2 tokens")
     if conversations and (arguments.append_eod or arguments.eod_token):
-        raise InputError("--append-eod and --eod-token have no place in conversations: the chat template ends the turns")
+        raise FlagError("--append-eod and --eod-token have no place in conversations: the chat template ends the turns")
+    if arguments.eod_token and not arguments.append_eod:
+        raise FlagError("--eod-token needs --append-eod, which writes it")
+    folder, name = os.path.split(arguments.output_prefix)
+    if not name:
+        raise FlagError(f"--output-prefix {arguments.output_prefix} is a folder; give a name in it, such as "
+                        f"{os.path.join(folder, 'corpus')}")
+    if folder and not os.path.isdir(folder):
+        raise FlagError(f"the folder {folder} of --output-prefix does not exist; create it first")
     if arguments.lines_per_document is not None and (arguments.input_format != "text" or
                                                      arguments.lines_per_document < 1):
-        raise InputError("--lines-per-document takes a number of at least 1 and --input-format text")
+        raise FlagError("--lines-per-document takes a number of at least 1 and --input-format text")
     return arguments
 
 
 def tokenizer_file(model):
-    path = Path(model)
+    path = model_folder("--tokenizer-model", model)
     file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise InputError(f"there is no tokenizer at {file}; --tokenizer-model takes a tokenizer.json "
-                         "or a directory that has one")
-    return file
+    if file.is_file():
+        return file
+    if path.is_dir() and any((path / name).exists() for name in ("tokenizer.model", "vocab.json", "vocab.txt")):
+        raise FlagError(f"{path} has a tokenizer, but no tokenizer.json; write one with transformers: "
+                        f"AutoTokenizer.from_pretrained(\"{path}\").save_pretrained(\"{path}\")")
+    raise FlagError(f"there is no tokenizer at {file}; --tokenizer-model takes a tokenizer.json "
+                    "or a directory that has one")
 
 
 def load_tokenizer(file):
@@ -99,7 +130,8 @@ def load_tokenizer(file):
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises Exception itself
-        raise InputError(f"{file} is not a tokenizer that the package tokenizers reads: {error}") from None
+        raise InputError(f"{file} is not a tokenizer that the package tokenizers reads: {error}; give the tokenizer.json of a "
+                         "Hugging Face model") from None
     # Whole documents go into the files: a length limit for a model's input has no place here.
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -121,39 +153,35 @@ def eod_id(tokenizer, file, token):
     if token is not None:
         number = tokenizer.token_to_id(token)
         if number is None:
-            raise InputError(f"the tokenizer has no token {token!r}; choose another --eod-token")
+            raise FlagError(f"the tokenizer has no token {token!r}; choose another --eod-token")
         return number
     for name in ("generation_config.json", "config.json"):
         number = read_json(file.parent / name).get("eos_token_id")
         number = number[0] if isinstance(number, list) and number else number
         if isinstance(number, int):
             return number
-    raise InputError(f"nothing beside {file} names an end-of-document token for --append-eod; "
-                     "give one with --eod-token")
+    raise FlagError(f"nothing beside {file} names an end-of-document token for --append-eod; "
+                    "give one with --eod-token")
 
 
 def json_documents(file, keys):
     """A dict key -> list of texts for each line; a text becomes one sequence of the document."""
-    for number, line in lines_of(file):
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{file}, line {number}, is not JSON ({error}); correct or delete it, or "
-                             "use --input-format text for plain text") from None
+    for number, item in records_of(file):
         if not isinstance(item, dict):
             raise InputError(f"{file}, line {number}, is not a JSON object such as "
                              "{\"text\": \"...\"}; correct or delete it")
         document = {}
         for key in keys:
             if key not in item:
+                how = "give --input-format conversations" if CONVERSATION_KEYS & item.keys() else "set --json-keys"
                 raise InputError(f"{file}, line {number}, has no key {key!r} (it has "
-                                 f"{', '.join(sorted(item)) or 'none'}); set --json-keys")
+                                 f"{', '.join(sorted(item)) or 'none'}); {how}")
             texts = item[key] if isinstance(item[key], list) else [item[key]]
             if not all(isinstance(text, str) for text in texts):
-                raise InputError(f"{file}, line {number}: the value of {key!r} is no text; set "
-                                 "--json-keys to one that is")
+                how = "give --input-format conversations" if key in CONVERSATION_KEYS else "set --json-keys to one that is"
+                raise InputError(f"{file}, line {number}: the value of {key!r} is no text; {how}")
+            for text in texts:
+                whole_text(f"{file}, line {number}", text)
             document[key] = texts
         yield document
 
@@ -265,9 +293,6 @@ def preprocess(arguments):
     type_code = "H" if vocab_size < 65500 else "i"
     eod = eod_id(tokenizer, file, arguments.eod_token) if arguments.append_eod else None
     keys = arguments.json_keys if arguments.input_format == "jsonl" else arguments.json_keys[:1]
-    folder = os.path.dirname(arguments.output_prefix) or "."
-    if not os.path.isdir(folder):
-        raise InputError(f"the folder {folder} of --output-prefix does not exist; create it first")
     writers = {}
     progress = Progress(arguments.log_interval)
     try:
@@ -303,7 +328,8 @@ def main():
         else:
             preprocess(arguments)
     except InputError as error:
-        sys.exit(f"preprocess_data: {error}")
+        print(f"preprocess_data: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, FlagError) else 1)
     except OSError as error:
         sys.exit(f"preprocess_data: {error.filename or 'output'}: {error.strerror}")
     except KeyboardInterrupt:

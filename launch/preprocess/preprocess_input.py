@@ -1,19 +1,29 @@
-"""What the preprocessing of text and of conversations share: input files, their lines, worker processes, progress."""
+"""What the preprocessing of text and of conversations share: input files, their records, worker processes, progress."""
 
 import collections
+import contextlib
 import glob
+import gzip
+import json
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
 import time
+import zlib
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 
 
 class InputError(Exception):
     """What the user gave is wrong; the message is all that is shown."""
+
+
+class FlagError(InputError):
+    """A flag is wrong: exit code 2."""
 
 
 def input_files(patterns):
@@ -22,23 +32,119 @@ def input_files(patterns):
         found = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern))
         found = [name for name in found if os.path.isfile(name)]
         if not found:
-            raise InputError(f"there is no input file {pattern}; check --input")
+            folder = "; it is a folder: give the files in it, as in 'DIR/*.jsonl'" if os.path.isdir(pattern) else "; check --input"
+            raise FlagError(f"there is no input file {pattern}{folder}")
         files += found
     return files
+
+
+def model_folder(flag, model):
+    """The path; a name of the Hugging Face hub is told how to be downloaded, or where it lies in the hub's cache."""
+    path = Path(model)
+    if path.exists() or not re.fullmatch(r"[\w][\w.-]*/[\w.-]+", model):
+        return path
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    entry = Path(os.environ.get("HF_HUB_CACHE", home / "hub")) / f"models--{model.replace('/', '--')}"
+    revision = entry / "refs" / "main"
+    if revision.is_file() and (snapshot := entry / "snapshots" / revision.read_text().strip()).is_dir():
+        raise FlagError(f"{flag} {model} is a name of the Hugging Face hub, and its files lie in the hub's cache: give {flag} "
+                        f"{snapshot}")
+    name = model.split("/")[1]
+    raise FlagError(f"there is no {model}; if it is a name of the Hugging Face hub, run `hf download {model} --local-dir {name}` "
+                    f"(huggingface-cli of older versions), then give {flag} {name}")
+
+
+BINARY = {b"PAR1": "a Parquet file; write it as lines of JSON first: "
+                   "pandas.read_parquet(FILE).to_json(OUT, orient=\"records\", lines=True)",
+          b"ARROW1": "an Arrow file; write it as lines of JSON first: datasets.Dataset.from_file(FILE).to_json(OUT)",
+          b"\x28\xb5\x2f\xfd": "compressed by zstd; unpack it first, by `zstd -d`",
+          b"\xfd7zXZ": "compressed by xz; unpack it first, by `xz -d`",
+          b"BZh": "compressed by bzip2; unpack it first, by `bzip2 -d`",
+          b"PK\x03\x04": "a zip archive; unpack it first",
+          b"version https://git-lfs": "a Git LFS pointer, not the data; fetch it by `git lfs pull`"}
+
+
+def open_text(file):
+    """UTF-8, packed by gzip or not, whatever the file is called."""
+    with open(file, "rb") as stream:
+        start = stream.read(32)
+    for mark, what in BINARY.items():
+        if start.startswith(mark):
+            raise InputError(f"{file} is {what}")
+    opened = gzip.open if start.startswith(b"\x1f\x8b") else open
+    return opened(file, "rt", encoding="utf-8-sig")
+
+
+@contextlib.contextmanager
+def reading(file, line):
+    """Sentences for what goes wrong in reading; `line` says how far it came."""
+    try:
+        yield
+    except UnicodeDecodeError:
+        raise InputError(f"{file}, after line {line()}, is not UTF-8; convert it, for example with "
+                         "`iconv -t utf-8`") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{file} is a damaged gzip file ({error}); fetch it again") from None
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from None
 
 
 def lines_of(file):
     """(line number, text) of a UTF-8 file."""
     number = 0
+    with reading(file, lambda: number), open_text(file) as stream:
+        for number, line in enumerate(stream, 1):
+            yield number, line
+
+
+def records_of(file):
+    """(line number, JSON value) of a file of JSON lines or of one JSON array."""
+    with reading(file, lambda: 0), open_text(file) as stream:
+        while (first := stream.read(1)).isspace():
+            pass
+    if first == "[":
+        yield from array_of(file)
+        return
+    for number, line in lines_of(file):
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            several = line.strip() in ("{", "{}") or line.rstrip().endswith((",", "{", "["))
+            how = ("give each record a line of its own (`jq -c . FILE` does), or the file a JSON array" if several else
+                   "correct or delete it, or use --input-format text for plain text")
+            raise InputError(f"{file}, line {number}, is not JSON ({error}); {how}") from None
+
+
+def array_of(file):
+    with reading(file, lambda: 0), open_text(file) as stream:
+        text = stream.read()
+    decoder, spaces = json.JSONDecoder(), re.compile(r"\s*")
+    number, counted, at = 1, 0, spaces.match(text, text.index("[") + 1).end()
+    ended = text[at:at + 1] == "]"
+    while not ended:
+        number, counted = number + text.count("\n", counted, at), at
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{file}, the record at line {number}, is not JSON ({error}); correct or delete it") from None
+        yield number, value
+        at = spaces.match(text, at).end()
+        ended = text[at:at + 1] == "]"
+        if not ended and text[at:at + 1] != ",":
+            raise InputError(f"{file}: the JSON array breaks off or lacks a comma after the record at line {number}; fetch or correct "
+                             "it")
+        at = spaces.match(text, at + 1).end()
+
+
+def whole_text(where, text):
+    """JSON may hold half of a pair (\\ud83d), which is no character."""
     try:
-        with open(file, encoding="utf-8") as stream:
-            for number, line in enumerate(stream, 1):
-                yield number, line
-    except UnicodeDecodeError:
-        raise InputError(f"{file}, after line {number}, is not UTF-8; convert it, for example with "
-                         "`iconv -t utf-8`") from None
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}") from None
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: the text has half of a surrogate pair (such as \\ud83d), which is no character; correct or "
+                         "delete it") from None
 
 
 def in_workers(count, encoder, arguments, jobs):

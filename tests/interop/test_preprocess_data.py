@@ -1,5 +1,6 @@
 """launch/preprocess/preprocess_data.py: what megatron-core reads of it, and what it says about wrong input."""
 
+import gzip
 import json
 import os
 import signal
@@ -105,24 +106,24 @@ def test_plain_text(tmp_path):
     assert read(tmp_path)[0] == [[2, 3], [4], [7, 8]]
 
 
-@pytest.mark.parametrize("lines, flags, said", [
-    (['{"text": "a"}', '{"text": '], [], "line 2, is not JSON"),
-    (['{"text": "a"}', '["a"]'], [], "line 2, is not a JSON object"),
-    (['{"body": "a"}'], [], "line 1, has no key 'text' (it has body); set --json-keys"),
-    (['{"text": 3}'], [], "line 1: the value of 'text' is no text"),
-    ([""], [], "holds no text at all"),
-    (['{"text": "a"}'], ["--input", "missing.jsonl"], "there is no input file missing.jsonl"),
-    (['{"text": "a"}'], ["--tokenizer-model", "missing"], "there is no tokenizer at missing"),
-    (['{"text": "a"}'], ["--tokenizer-type", "GPT2BPETokenizer"], "is not supported; use Hugging"),
-    (['{"text": "a"}'], ["--append-eod", "--eod-token", "<no>"], "has no token '<no>'"),
-    (['{"text": "a"}'], ["--output-prefix", "/missing/out"], "/missing of --output-prefix does not"),
-])
-def test_wrong_input_is_one_sentence(tmp_path, lines, flags, said):
-    done = run(tmp_path, *flags, lines=lines)
-    assert done.returncode == 1
-    assert said in done.stderr and done.stderr.startswith("preprocess_data: ")
-    assert done.stderr.count("\n") == 1
-    assert not list(tmp_path.glob("out*"))
+def test_packed_files_and_arrays(tmp_path):
+    """What a file holds decides, not its name; blank lines, a byte order mark and pretty-printed arrays are read."""
+    texts = ["the cat", "sat", "a dog"]
+    lines = "".join(json.dumps({"text": text}) + "\n\n" for text in texts)
+    contents = {"in.jsonl.gz": gzip.compress(lines.encode()), "marked.jsonl": b"\xef\xbb\xbf" + lines.encode(),
+                "array.json": json.dumps([{"text": text} for text in texts], indent=2).encode(),
+                "array.json.gz": gzip.compress(json.dumps([{"text": text} for text in texts]).encode()), "empty.json": b"[ ]"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+        done = run(tmp_path, "--input", tmp_path / name)
+        if name == "empty.json":
+            assert "holds no text at all" in done.stderr
+            continue
+        assert done.returncode == 0, done.stderr
+        assert read(tmp_path)[0] == [[2, 3], [4], [7, 8]], name
+    (tmp_path / "in.txt.gz").write_bytes(gzip.compress("the cat\n\nsat\n\na dog\n".encode()))
+    assert run(tmp_path, "--input", tmp_path / "in.txt.gz", "--input-format", "text").returncode == 0
+    assert read(tmp_path)[0] == [[2, 3], [4], [7, 8]]
 
 
 def test_end_of_document_must_be_known(tmp_path):
@@ -324,6 +325,40 @@ def test_conversations_of_text_are_prepared_and_trained(tmp_path, family, templa
     assert seen[2] < seen[0]
 
 
+FORMS = {  # each the conversation of "messages"
+    "sharegpt": {"conversations": [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "Who sat?"},
+                                   {"from": "gpt", "value": "The cat."}, {"from": "user", "value": "Where?"},
+                                   {"from": "assistant", "value": "On the mat."}]},
+    "sharegpt with a system of its own": {"system": "Be brief.", "conversations": [
+        {"from": "human", "value": "Who sat?"}, {"from": "chatgpt", "value": "The cat."}, {"from": "human", "value": "Where?"},
+        {"from": "gpt", "value": "On the mat."}]},
+    "alpaca": {"system": "Be brief.", "history": [["Who sat?", "The cat."]], "instruction": "Where?", "input": "",
+               "output": "On the mat."}}
+SAID = [{"role": "system", "content": "Be brief."}, asked("Who sat?"), said("The cat."), asked("Where?"), said("On the mat.")]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_published_forms_are_the_same_conversation(tmp_path, monkeypatch, packed):
+    """ShareGPT and Alpaca give the tokens and the mask that transformers' chat template gives for the messages."""
+    from safetensors.torch import load_file
+    tokenizer = make_chat_tokenizer(tmp_path, untagged(QWEN))
+    theirs = tokenizer.apply_chat_template(SAID, chat_template=QWEN, return_assistant_tokens_mask=True)
+    monkeypatch.syspath_prepend(str(PROGRAM.parent))
+    import preprocess_data
+    for name, record in {**FORMS, "messages": {"messages": SAID}}.items():
+        text = json.dumps([record, record], indent=1) if packed else json.dumps(record) + "\n" + json.dumps(record)
+        (tmp_path / "in.json").write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+        monkeypatch.setattr(sys, "argv", ["preprocess_data.py", "--input", str(tmp_path / "in.json"), "--input-format", "conversations",
+                                          "--tokenizer-model", str(tmp_path), "--output-prefix", str(tmp_path / "out")])
+        preprocess_data.main()
+        ours = load_file(tmp_path / "out.vision.safetensors")
+        assert ours["tokens"].tolist() == theirs["input_ids"] * 2, name
+        assert ours["loss_mask"].tolist() == theirs["assistant_masks"] * 2, name
+    from conversation_forms import messages_in
+    given = {"instruction": "Say it in French.", "input": "a cat", "output": "un chat"}
+    assert messages_in("", given, "alpaca")[0] == [asked("Say it in French.\na cat"), said("un chat")]
+
+
 THINKING = ("{% set last = namespace(question=0) %}"  # drops the reasoning of answers before the last question, as Qwen3's
             "{% for m in messages %}{% if m.role == 'user' %}{% set last.question = loop.index0 %}{% endif %}{% endfor %}"
             "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}"
@@ -340,7 +375,7 @@ def test_answers_are_learnt_as_the_template_writes_them(tmp_path, monkeypatch):
 
     def encode(template, line, **options):
         tokenizer = make_chat_tokenizer(tmp_path, template)
-        sample = Encoder(tmp_path, **options).encode(("in.jsonl, line 2,", json.dumps(line), str(tmp_path)))
+        sample = Encoder(tmp_path, **options).encode(("in.jsonl, line 2,", line, str(tmp_path)))
         return tokenizer, sample, tokenizer.decode([token for token, learnt in zip(sample.tokens, sample.mask) if learnt])
 
     def refused(template, line):
@@ -453,7 +488,7 @@ def test_wrong_conversations_are_named(encoder, messages, sentence):
     encode, folder = encoder[0].encode, encoder[1]
     from preprocess_input import InputError
     with pytest.raises(InputError) as refused:
-        encode(("in.jsonl, line 2,", json.dumps({"messages": messages}), str(folder)))
+        encode(("in.jsonl, line 2,", {"messages": messages}, str(folder)))
     assert sentence in str(refused.value) and str(refused.value).startswith("in.jsonl, line 2,")
 
 

@@ -116,6 +116,6 @@ def write_conversations(folder, conversations, prefix):
         from preprocess_conversations import preprocess
         preprocess(argparse.Namespace(input=[str(file)], image_folder=None, tokenizer_model=str(folder), output_prefix=str(prefix),
                                       workers=1, max_length=None, log_interval=1000,
-                                      video_fps=None, video_num_frames=None, mask_history=None))
+                                      video_fps=None, video_num_frames=None, mask_history=None, conversation_form=None))
     finally:
         sys.path.remove(str(PREPROCESS))
