@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "framework/data/indexed_dataset.h"
 #include "framework/data/mock_tokens.h"
 #include "framework/data/picture_dataset.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 namespace {
@@ -48,11 +50,44 @@ int64_t split_bound(double fraction, size_t sequences) {
   return static_cast<int64_t>(std::nearbyint(fraction * static_cast<double>(sequences)));
 }
 
+bool has_documents(const SplitShare& share, size_t count) {
+  return split_bound(share.begin, count) < split_bound(share.end, count);
+}
+
+// What to give instead of a --split that leaves a split without any of so many documents.
+std::string better_split(size_t count) {
+  const std::string all = "--split 100,0,0 to train on all of them and evaluate on none";
+  for (const char* split : {"98,1,1", "90,5,5", "80,10,10", "34,33,33"}) {
+    const SplitShares shares = parse_split(split);
+    const bool each = std::all_of(shares.begin(), shares.end(), [count](const auto& share) {
+      return has_documents(*share, count);
+    });
+    if (each) {
+      return "--split " + std::string(split) + ", which leaves each split some, or " + all;
+    }
+  }
+  return all;
+}
+
+void check_shares(const std::string& name, size_t count, const SplitShares& shares,
+                  const Sizes& sizes, const DataOptions& options) {
+  std::string split = options.split;
+  std::erase(split, ' ');
+  for (size_t i = 0; i < kSplits; ++i) {
+    const bool lacks =
+        shares[i].has_value() && wanted(sizes[i]) && !has_documents(*shares[i], count);
+    require(!lacks, "--split " + split + " leaves the " + kSplitNames[i] +
+                        " split no document of \"" + name + "\", which has " +
+                        std::to_string(count) + "; give " + better_split(count));
+  }
+}
+
 Datasets build_from_source(const std::shared_ptr<const TokenSource>& source,
                            const SplitShares& shares, const Sizes& sizes,
                            const DataOptions& options) {
   Datasets built;
   const size_t sequences = source->sequence_lengths().size();
+  check_shares(source->name(), sequences, shares, sizes, options);
   for (size_t i = 0; i < kSplits; ++i) {
     if (!shares[i].has_value() || !wanted(sizes[i])) {
       continue;
@@ -71,12 +106,13 @@ Datasets build_from_source(const std::shared_ptr<const TokenSource>& source,
 Datasets build_from_pictures(const std::string& prefix, const SplitShares& shares,
                              const Sizes& sizes, const DataOptions& options) {
   const auto set = std::make_shared<PictureSet>(prefix);
+  const auto samples = static_cast<size_t>(set->size());
+  check_shares(prefix, samples, shares, sizes, options);
   Datasets built;
   for (size_t i = 0; i < kSplits; ++i) {
     if (!shares[i].has_value() || !wanted(sizes[i])) {
       continue;
     }
-    const auto samples = static_cast<size_t>(set->size());
     built[i] = std::make_shared<PictureDataset>(
         set, PictureDatasetOptions{.split_name = kSplitNames[i],
                                    .first_sample = split_bound(shares[i]->begin, samples),
@@ -88,13 +124,31 @@ Datasets build_from_pictures(const std::string& prefix, const SplitShares& share
   return built;
 }
 
+// A tokenizer of fewer tokens writes them in two bytes.
+constexpr int64_t kShortTokens = 65500;
+constexpr int64_t kMostPadded = 65536;  // what padding makes of its vocabulary
+
+std::shared_ptr<const IndexedDataset> open_tokens(const std::string& prefix,
+                                                  const DataOptions& options) {
+  auto set = std::make_shared<IndexedDataset>(prefix);
+  if (options.sink && options.vocab_size > kMostPadded && token_bytes(set->token_type()) <= 2) {
+    options.sink(Severity::kWarning,
+                 "data set \"" + prefix +
+                     "\" has tokens of two bytes, so its tokenizer has less than " +
+                     std::to_string(kShortTokens) + " of them, but the model has a vocabulary of " +
+                     std::to_string(options.vocab_size) +
+                     ": tokenise the text with the model's own tokenizer, unless this is it");
+  }
+  return set;
+}
+
 // Token files, or conversations with pictures, whichever has that prefix.
 Datasets build_from_prefix(const std::string& prefix, const SplitShares& shares, const Sizes& sizes,
                            const DataOptions& options) {
   if (PictureSet::exists(prefix)) {
     return build_from_pictures(prefix, shares, sizes, options);
   }
-  return build_from_source(std::make_shared<IndexedDataset>(prefix), shares, sizes, options);
+  return build_from_source(open_tokens(prefix, options), shares, sizes, options);
 }
 
 int64_t share_of(int64_t size, double weight) {
@@ -144,9 +198,10 @@ Datasets build_blend(const Blend& blend, const SplitShares& shares, const Sizes&
   const auto weights = blend.weights.empty() ? blend.weights : normalized(blend.weights);
   std::array<std::vector<std::shared_ptr<const SampleDataset>>, kSplits> members;
   for (size_t k = 0; k < blend.prefixes.size(); ++k) {
-    TORCH_CHECK(!PictureSet::exists(blend.prefixes[k]), "\"", blend.prefixes[k],
-                "\" holds conversations with pictures, which cannot be blended; give it alone");
-    const auto source = std::make_shared<IndexedDataset>(blend.prefixes[k]);
+    require(!PictureSet::exists(blend.prefixes[k]),
+            "\"" + blend.prefixes[k] +
+                "\" holds conversations, which cannot be blended; give it alone");
+    const auto source = open_tokens(blend.prefixes[k], options);
     auto built = build_from_source(source, shares, member_sizes(sizes, weights, k), options);
     for (size_t i = 0; i < kSplits; ++i) {
       if (built[i] != nullptr) {
@@ -199,16 +254,20 @@ SplitShares parse_split(const std::string& split) {
   for (size_t begin = 0; begin <= split.size();) {
     const size_t end = std::min(split.find_first_of(",/", begin), split.size());
     const auto weight = parse_number(split.substr(begin, end - begin));
-    TORCH_CHECK(weight.has_value() && *weight >= 0 && std::isfinite(*weight), "--split \"", split,
-                "\" is not a list of weights; give three numbers for train, validation and test, as "
-                "in 969,30,1");
+    require(
+        weight.has_value() && *weight >= 0 && std::isfinite(*weight),
+        "--split \"" + split +
+            "\" is not a list of weights; give three numbers for train, validation and test, as "
+            "in 969,30,1");
     weights.push_back(*weight);
     begin = end + 1;
   }
-  TORCH_CHECK(weights.size() <= kSplits, "--split \"", split, "\" has ", weights.size(),
+  require(weights.size() <= kSplits,
+          "--split \"" + split + "\" has " + std::to_string(weights.size()) +
               " weights; there are three splits: train, validation and test");
   weights.resize(kSplits, 0.0);
-  TORCH_CHECK(weights[0] + weights[1] + weights[2] > 0, "--split \"", split,
+  require(weights[0] + weights[1] + weights[2] > 0,
+          "--split \"" + split +
               "\" leaves nothing to any split; at least one weight must be positive");
   weights = normalized(std::move(weights));
   SplitShares shares;
@@ -229,13 +288,16 @@ Blend parse_blend(const std::vector<std::string>& words) {
   for (size_t i = 0; words.size() % 2 == 0 && i < words.size(); i += 2) {
     numbers += parse_number(words[i]).has_value() ? 1 : 0;
   }
-  TORCH_CHECK(numbers == 0 || numbers == words.size() / 2, "the data path has weights for ", numbers,
-              " of ", words.size() / 2, " data sets; give WEIGHT PREFIX pairs, or prefixes alone");
+  require(numbers == 0 || numbers == words.size() / 2,
+          "the data path has weights for " + std::to_string(numbers) + " of " +
+              std::to_string(words.size() / 2) +
+              " data sets; give WEIGHT PREFIX pairs, or prefixes alone");
   for (size_t i = 0; i < words.size(); ++i) {
     if (numbers > 0 && i % 2 == 0) {
       const double weight = *parse_number(words[i]);
-      TORCH_CHECK(weight > 0 && std::isfinite(weight), "the weight ", words[i], " of data set \"",
-                  words[i + 1], "\" is not positive; leave a data set out instead");
+      require(weight > 0 && std::isfinite(weight),
+              "the weight " + words[i] + " of data set \"" + words[i + 1] +
+                  "\" is not positive; leave a data set out instead");
       blend.weights.push_back(weight);
     } else {
       blend.prefixes.push_back(stripped(words[i]));
@@ -254,17 +316,19 @@ DataSplits build_datasets(const DataOptions& options) {
   const Sizes sizes = {options.train_samples, options.valid_samples, options.test_samples};
   Datasets built;
   if (options.mock_data) {
-    const auto source = std::make_shared<MockTokens>(options.vocab_size, options.eod_id);
+    const int64_t end = options.eod_id < 0 ? options.vocab_size - 1 : options.eod_id;
+    const auto source = std::make_shared<MockTokens>(options.vocab_size, end);
     built = build_from_source(source, parse_split("1,1,1"), sizes, options);
   } else if (per_split) {
     built = build_per_split(sizes, options);
   } else {
     built = build_from_one_path(parse_split(options.split), sizes, options);
   }
-  TORCH_CHECK(built[0] != nullptr || !wanted(sizes[0]), "there is no training data: ",
-              per_split ? "--train-data-path is missing; give it"
-                        : "--split gives the train split a weight of 0; give it a share, as in "
-                          "969,30,1");
+  require(built[0] != nullptr || !wanted(sizes[0]),
+          per_split ? "there is no training data: --train-data-path is missing; give it"
+                    : "there is no training data: --split " + options.split +
+                          " gives the train split a weight of 0; give it a share, as in "
+                          "--split 100,0,0");
   return {.train = built[0], .valid = built[1], .test = built[2]};
 }
 

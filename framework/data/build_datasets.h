@@ -9,6 +9,7 @@
 
 #include "framework/arguments/run_arguments.h"
 #include "framework/data/sample_dataset.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 
@@ -26,11 +27,13 @@ struct DataOptions {
   int64_t seq_length = 0;
   int64_t seed = 1234;
   int64_t vocab_size = 0;
-  int64_t eod_id = -1;
+  int64_t eod_id = -1;  // mock data without one: the last of the vocabulary
   // Samples wanted; 0: the split is not built; nullopt: each document once.
   std::optional<int64_t> train_samples{};
   std::optional<int64_t> valid_samples{};
   std::optional<int64_t> test_samples{};
+  // Warned of tokens that the model's tokenizer can hardly have written; null: nobody.
+  DiagnosticSink sink{};
 };
 
 // A split that was not asked for (no samples, no path, or weight 0 in `split`) is null; train is

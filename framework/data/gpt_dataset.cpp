@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <string>
 #include <utility>
 
 #include "framework/data/numpy_random.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 namespace {
@@ -51,10 +53,15 @@ int64_t GPTDataset::tokens_per_epoch() const {
                                          lengths.begin() + options_.last_sequence, int64_t{0});
   // One epoch without a whole sample is fine as long as epochs can be added up.
   const int64_t least = options_.num_samples.has_value() ? 1 : options_.seq_length + 1;
-  TORCH_CHECK(tokens >= least, "the ", options_.split_name, " split of \"", source_->name(),
-              "\" is empty: its ", options_.last_sequence - options_.first_sequence,
-              " documents hold ", tokens, " tokens, one sample takes ", options_.seq_length + 1,
-              "; give it a larger share with --split, add documents, or shorten --seq-length");
+  const std::string found =
+      c10::str("the ", options_.split_name, " split of \"", source_->name(), "\" has ", tokens,
+               " tokens in its ", options_.last_sequence - options_.first_sequence, " documents");
+  TORCH_CHECK(tokens > 0, found, "; give the split more documents by --split, or leave the set out");
+  require(tokens >= least, found + ", and a sample takes --seq-length + 1 = " +
+                               std::to_string(options_.seq_length + 1) + "; give --seq-length " +
+                               std::to_string(std::max<int64_t>(1, tokens - 1)) +
+                               " or less, or weights (--data-path WEIGHT PREFIX ...), by which "
+                               "small sets are repeated");
   return tokens;
 }
 

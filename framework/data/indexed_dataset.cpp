@@ -4,6 +4,10 @@
 
 #include <bit>
 #include <cstring>
+#include <string_view>
+
+#include "framework/data/missing_tokens.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 namespace {
@@ -32,15 +36,21 @@ std::span<const std::byte> bytes_of(const MappedFile& file) {
 }
 
 std::string path_of_prefix(const std::string& prefix, const char* suffix) {
-  const std::string path = prefix + suffix;
-  if (path_exists(path)) {
-    return path;
+  if (!path_exists(prefix + ".idx") || !path_exists(prefix + ".bin")) {
+    throw UsageError(why_no_tokens(prefix));
   }
-  const bool has_suffix = prefix.ends_with(".bin") || prefix.ends_with(".idx");
-  TORCH_CHECK(false, "data set \"", prefix, "\": there is no file ", path,
-              has_suffix ? "; give the path without .bin or .idx"
-                         : "; --data-path takes the common prefix of a .bin and a .idx file, as "
-                           "launch/preprocess/preprocess_data.py writes them (PREFIX_text_document)");
+  return prefix + suffix;
+}
+
+bool begins_with(std::span<const std::byte> bytes, const void* text, size_t size) {
+  return bytes.size() >= size && std::memcmp(bytes.data(), text, size) == 0;
+}
+
+// What stands in a repository in place of a large file that was not fetched.
+void refuse_pointer(std::span<const std::byte> bytes, const std::string& path) {
+  constexpr std::string_view kPointer = "version https://git-lfs";
+  TORCH_CHECK(!begins_with(bytes, kPointer.data(), kPointer.size()), path,
+              " is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`");
 }
 
 }  // namespace
@@ -74,9 +84,13 @@ IndexedDataset::IndexedDataset(const std::string& prefix)
 void IndexedDataset::read_index() {
   const std::string path = prefix_ + ".idx";
   const auto bytes = bytes_of(index_);
+  refuse_pointer(bytes, path);
+  refuse_pointer(bytes_of(bin_), prefix_ + ".bin");
+  TORCH_CHECK(!begins_with(bytes_of(bin_), kIndexMagic, sizeof(kIndexMagic)), prefix_,
+              ".bin is an index: the two files of the set are swapped; rename them");
   TORCH_CHECK(bytes.size() >= kIndexHeaderBytes, path, " is truncated: ", bytes.size(),
               " bytes, the header alone takes ", kIndexHeaderBytes, kRebuild);
-  TORCH_CHECK(std::memcmp(bytes.data(), kIndexMagic, sizeof(kIndexMagic)) == 0, path,
+  TORCH_CHECK(begins_with(bytes, kIndexMagic, sizeof(kIndexMagic)), path,
               " is not a Megatron index: it does not begin with MMIDIDX", kRebuild);
   const auto version = load<uint64_t>(bytes.data() + 9);
   TORCH_CHECK(version == kIndexVersion, path, " has index version ", version, ", this reads version ",
@@ -118,6 +132,7 @@ void IndexedDataset::check_sequences() const {
   }
   const auto size = bin_.size();
   const int64_t width = token_bytes(type_);
+  int64_t tokens = 0;
   for (int64_t i = 0; i < sequences; ++i) {
     const int64_t begin = pointer(i);
     const int64_t length = lengths_[static_cast<size_t>(i)];
@@ -126,6 +141,11 @@ void IndexedDataset::check_sequences() const {
     TORCH_CHECK(inside, "sequence ", i, " of ", path, " (", length, " tokens of ", width,
                 " bytes from byte ", begin, ") lies outside ", prefix_, ".bin, which has ", size,
                 " bytes: one of the two is truncated, corrupt or from another run", kRebuild);
+    tokens += length;
+  }
+  for (const int64_t other : {1, 2, 4, 8}) {
+    TORCH_CHECK(other == width || tokens == 0 || size != tokens * other, path, " says that a token has ", width,
+                " bytes, and ", prefix_, ".bin has ", other, " for each: they are of different runs", kRebuild);
   }
 }
 

@@ -54,7 +54,8 @@ MockTokens::MockTokens(int64_t vocab_size, int64_t eod_id)
     : vocab_size_(vocab_size), eod_id_(eod_id) {
   TORCH_CHECK(vocab_size > 0, "mock data needs a vocabulary; set --vocab-size");
   TORCH_CHECK(eod_id >= 0 && eod_id < vocab_size, "mock data ends documents with token ", eod_id,
-              ", which is outside the vocabulary of ", vocab_size);
+              ", which is outside the vocabulary of ", vocab_size, "; give --vocab-size ", vocab_size - 1,
+              ", to which NullTokenizer adds it");
   DefaultRngZero random;
   lengths_.resize(kSequences);
   for (int32_t& length : lengths_) {

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "framework/data/blended_dataset.h"
 #include "tests/framework/token_files.h"
 
@@ -111,7 +113,59 @@ TEST(BuildDatasets, NamesAnEmptySplitUnlessItIsNotAskedFor) {
   options.valid_samples = 0;
   EXPECT_EQ(build_datasets(options).test, nullptr);
   options.test_samples = 3;
-  EXPECT_THAT(message_of([&] { build_datasets(options); }), HasSubstr("the test split of"));
+  EXPECT_THAT(message_of([&] { build_datasets(options); }),
+              HasSubstr("--split 969,30,1 leaves the test split no document of"));
+}
+
+// One flag lets a first day's set go on.
+TEST(BuildDatasets, ASplitThatLeavesASmallSetNothingIsToldABetterOne) {
+  DataOptions options = ten_documents(kDefaultSplit);
+  options.test_samples = 1;
+  const std::string all = "--split 100,0,0 to train on all of them and evaluate on none";
+  EXPECT_THAT(
+      message_of([&] { build_datasets(options); }),
+      HasSubstr("which has 10; give --split 80,10,10, which leaves each split some, or " + all));
+  for (const auto& [count, split] :
+       std::map<int, std::string>{{76, "98,1,1"}, {20, "90,5,5"}, {3, "34,33,33"}}) {
+    options.split = kDefaultSplit;
+    options.data_path = {write_documents(fresh_prefix("set"), std::vector<int>(count, 9))};
+    EXPECT_THAT(message_of([&] { build_datasets(options); }), HasSubstr("give --split " + split));
+    options.split = split;
+    EXPECT_NE(build_datasets(options).test, nullptr);
+  }
+  options.data_path = {write_documents(fresh_prefix("set"), {9, 9})};
+  EXPECT_THAT(message_of([&] { build_datasets(options); }), HasSubstr("which has 2; give " + all));
+  options.split = "100,0,0";
+  EXPECT_EQ(build_datasets(options).test, nullptr);
+}
+
+TEST(BuildDatasets, SaysHowSmallASetMayBeWithoutWeights) {
+  DataOptions options = ten_documents("1");
+  options.train_samples = std::nullopt;
+  options.seq_length = 90;
+  EXPECT_THAT(
+      message_of([&] { build_datasets(options); }),
+      HasSubstr("has 90 tokens in its 10 documents, and a sample takes --seq-length + 1 = 91; "
+                "give --seq-length 89 or less"));
+  options.seq_length = 89;
+  EXPECT_EQ(build_datasets(options).train->size(), 1);
+}
+
+TEST(BuildDatasets, WarnsOfTokensThatTheTokenizerCannotHaveWritten) {
+  std::vector<std::string> warnings;
+  DataOptions options = ten_documents("1");
+  options.data_path = {fresh_prefix("short")};
+  IndexedDatasetWriter writer(options.data_path[0], TokenType::kUInt16);
+  writer.add_document(std::vector<int64_t>{1, 2, 3, 4, 5, 6});
+  writer.finish();
+  options.sink = [&](Severity, const std::string& sentence) { warnings.push_back(sentence); };
+  options.vocab_size = 65536;
+  build_datasets(options);
+  EXPECT_TRUE(warnings.empty());
+  options.vocab_size = 128256;
+  build_datasets(options);
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_THAT(warnings[0], HasSubstr("but the model has a vocabulary of 128256"));
 }
 
 TEST(BuildDatasets, WantsOneSource) {

@@ -63,8 +63,8 @@ TEST(GPTDataset, NamesAnEmptySplit) {
   EXPECT_THAT(error({.first_sequence = 3, .last_sequence = 3, .seq_length = 4, .num_samples = 1}),
               HasSubstr("the test split of"));
   EXPECT_THAT(error({.first_sequence = 1, .last_sequence = 2, .seq_length = 4, .num_samples = 1}),
-              HasSubstr("hold 0 tokens"));
-  EXPECT_THAT(error(options(1, 4, std::nullopt)), HasSubstr("--split"));
+              HasSubstr("has 0 tokens in its 1 documents"));
+  EXPECT_THAT(error(options(1, 4, std::nullopt)), HasSubstr("give --seq-length 3 or less"));
   EXPECT_THAT(error({.last_sequence = 4, .seq_length = 4}), HasSubstr("do not lie in"));
 }
 

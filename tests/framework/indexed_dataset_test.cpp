@@ -95,11 +95,20 @@ TEST(IndexedDataset, RefusesTokensThatDoNotFit) {
 
 TEST(IndexedDataset, NamesAMissingFile) {
   const std::string prefix = write_documents(fresh_prefix("set"), {3});
-  EXPECT_THAT(open_error(prefix + ".bin"), HasSubstr("without .bin or .idx"));
+  EXPECT_THAT(open_error(prefix + ".bin"), HasSubstr("give the prefix without .bin: " + prefix));
   std::filesystem::remove(prefix + ".bin");
   EXPECT_THAT(open_error(prefix), HasSubstr("there is no file " + prefix + ".bin"));
   std::filesystem::remove(prefix + ".idx");
   EXPECT_THAT(open_error(prefix), HasSubstr("there is no file " + prefix + ".idx"));
+}
+
+TEST(IndexedDataset, NamesFilesOfDifferentRuns) {
+  const std::string prefix = write_documents(fresh_prefix("set"), {3, 5});
+  std::string index = bytes_of(prefix + ".idx");
+  index[17] = static_cast<char>(TokenType::kUInt16);  // and .bin has tokens of four bytes
+  overwrite(prefix + ".idx", index);
+  EXPECT_THAT(open_error(prefix), HasSubstr("says that a token has 2 bytes, and " + prefix +
+                                            ".bin has 4 for each: they are of different runs"));
 }
 
 TEST(IndexedDataset, NamesEveryTruncation) {

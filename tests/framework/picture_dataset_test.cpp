@@ -118,7 +118,7 @@ TEST_F(PictureSets, AreFoundByTheirPrefixAndNotBlended) {
   EXPECT_EQ(build_datasets(options).train->size(), 5);
   options.data_path = {"0.5", options.data_path[0], "0.5", options.data_path[0]};
   EXPECT_THAT([&] { build_datasets(options); },
-              ThrowsMessage<c10::Error>(HasSubstr("cannot be blended; give it alone")));
+              ThrowsMessage<UsageError>(HasSubstr("cannot be blended; give it alone")));
 }
 
 TEST_F(PictureSets, DamageIsNamed) {
