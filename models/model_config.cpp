@@ -111,21 +111,22 @@ DecoderConfig decoder_config_from_flags(const Arguments& given) {
 
 DecoderConfig decoder_config(const Arguments& arguments) {
   const int64_t parts = arguments.expert_model_parallel_size;
-  TORCH_CHECK(parts == 1 || arguments.hf_model, "--expert-model-parallel-size ", parts,
-              " needs a model with experts, which --hf-model gives; leave it out");
+  const std::string flag = "--expert-model-parallel-size " + std::to_string(parts);
+  require(parts == 1 || arguments.hf_model,
+          flag + " needs a model with experts, which --hf-model gives; leave it out");
   auto config = arguments.hf_model ? decoder_config_from_hf(*arguments.hf_model)
                                    : decoder_config_from_flags(arguments);
   if (arguments.apply_tiled_mlp) config.mlp_tiles = arguments.tiled_num_shards;
   if (!arguments.hf_model) return config;
-  TORCH_CHECK(parts == 1 || config.moe.num_experts > 0, "--expert-model-parallel-size ", parts,
-              " needs a model with experts, and this one has none; leave it out");
-  TORCH_CHECK(config.moe.num_experts % parts == 0,
-              "--expert-model-parallel-size ", parts, " does not divide the ", config.moe.num_experts,
+  require(parts == 1 || config.moe.num_experts > 0,
+          flag + " needs a model with experts, and this one has none; leave it out");
+  require(config.moe.num_experts % parts == 0,
+          flag + " does not divide the " + std::to_string(config.moe.num_experts) +
               " experts of the model; choose a number that does, or leave it out");
   config.moe.parts = parts;
   config.moe.part = arguments.rank % parts;
   const auto problem = contradiction(config, arguments);
-  TORCH_CHECK(!problem, problem.value_or(""));
+  require(!problem, problem.value_or(""));
   if (arguments.untie_embeddings_and_output_weights) config.tie_word_embeddings = false;
   if (arguments.is_given("init_method_std")) config.init_std = arguments.init_method_std;
   return config;

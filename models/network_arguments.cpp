@@ -5,6 +5,7 @@
 #include <map>
 
 #include "framework/arguments/argument_table.h"
+#include "framework/arguments/argument_validation.h"
 
 namespace megashard {
 namespace {
@@ -64,6 +65,37 @@ bool same(const ArgumentValue& a, const ArgumentValue& b) {
   return a == b;
 }
 
+/// NullTokenizer's --vocab-size does not count the end of documents, and the model's vocabulary
+/// does.
+bool is_vocabulary(const DecoderConfig& config, const Arguments& arguments) {
+  return arguments.vocab_size && unpadded_vocab_size(arguments) == config.vocab_size;
+}
+
+/// Beyond it rotary positions turn by angles that training never saw.
+int64_t longest_sequence(const DecoderConfig& config) {
+  const auto& rotary = config.rotary;
+  if (rotary.kind == RotaryConfig::Kind::kDefault) return config.max_positions;
+  const auto scaled = static_cast<int64_t>(rotary.factor * rotary.original_max_positions);
+  return std::max(config.max_positions, scaled);
+}
+
+void warn_of_length(const DecoderConfig& config, const Arguments& arguments,
+                    const DiagnosticSink& sink) {
+  const int64_t longest = longest_sequence(config);
+  const int64_t length = arguments.seq_length.value_or(0);
+  if (length <= longest) return;
+  const auto factor = std::to_string((length + longest - 1) / longest);
+  const bool plain = config.rotary.kind == RotaryConfig::Kind::kDefault;
+  sink(Severity::kWarning,
+       "--seq-length " + std::to_string(length) + " is more than the " + std::to_string(longest) +
+           " positions (max_position_embeddings) of " + *arguments.hf_model +
+           ", which the model was not trained for: shorten it, or " +
+           (plain ? "scale the positions by \"rope_scaling\": {\"rope_type\": \"linear\", "
+                    "\"factor\": " +
+                        factor + ".0} in config.json"
+                  : "multiply the factor of its rope scaling in config.json by " + factor));
+}
+
 }  // namespace
 
 std::optional<std::string> contradiction(const DecoderConfig& config, const Arguments& arguments) {
@@ -71,6 +103,7 @@ std::optional<std::string> contradiction(const DecoderConfig& config, const Argu
   for (const auto& [name, value] : argument_values(arguments)) {
     const auto found = values.find(name);
     if (!arguments.is_given(name) || found == values.end() || same(found->second, value)) continue;
+    if (name == "vocab_size" && is_vocabulary(config, arguments)) continue;
     const Option& option = *find_argument(name);
     const std::string given = argument_text(value);
     return option.flag + (option.is_switch() ? " (" + name + " = " + given + ")" : " " + given) +
@@ -93,9 +126,10 @@ Dict network_arguments(const DecoderConfig& config) {
   return arguments;
 }
 
-void take_network_from_hf_model(Arguments& arguments) {
+void take_network_from_hf_model(Arguments& arguments, const DiagnosticSink& sink) {
   if (!arguments.hf_model) return;
   const DecoderConfig config = decoder_config(arguments);
+  warn_of_length(config, arguments, sink);
   auto values = network_values(config);
   values.erase("vocab_size");  // NullTokenizer's: the text's, not the model's
   values["untie_embeddings_and_output_weights"] = !config.tie_word_embeddings;

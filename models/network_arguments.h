@@ -5,6 +5,7 @@
 
 #include "checkpoint/values/value.h"
 #include "framework/arguments/arguments.h"
+#include "framework/diagnostics.h"
 #include "models/model_config.h"
 
 namespace megashard {
@@ -17,7 +18,8 @@ std::optional<std::string> contradiction(const DecoderConfig& config, const Argu
 Dict network_arguments(const DecoderConfig& config);
 
 /// Writes the network that --hf-model describes into the arguments, in Megatron's terms: what the
-/// banner shows and checkpoints keep. Contradictions are refused; without --hf-model, nothing.
-void take_network_from_hf_model(Arguments& arguments);
+/// banner shows and checkpoints keep. Contradictions are refused; a --seq-length beyond the
+/// positions that the model knows is warned of. Without --hf-model, nothing.
+void take_network_from_hf_model(Arguments& arguments, const DiagnosticSink& sink);
 
 }  // namespace megashard

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "checkpoint/files/strict_json.h"
+#include "checkpoint/hugging_face/missing_weights.h"
 
 namespace megashard {
 namespace {
@@ -37,10 +38,7 @@ HfWeights::HfWeights(const std::string& directory) : directory_(directory) {
   if (path_exists(index)) {
     read_index(directory, index);
   } else {
-    TORCH_CHECK(path_exists(single), directory, " has neither ", kSingleName, " nor ", kIndexName,
-                hf_save_was_cut_short(directory)
-                    ? ": a save into it was cut short; save the model into it again"
-                    : "; save the model with transformers' save_pretrained first");
+    if (!path_exists(single)) TORCH_CHECK(false, why_no_weights(directory));
     add_file(single);
   }
 }
@@ -50,6 +48,12 @@ void HfWeights::read_index(const std::string& directory, const std::string& inde
       parse_weight_map(read_small_file(index_path, kMostIndexBytes), index_path);
   std::set<std::string> files;
   for (const auto& [name, file] : file_names) files.insert(file);
+  std::vector<std::string> missing;
+  for (const auto& file : files) {
+    if (!path_exists(directory + "/" + file)) missing.push_back(file);
+  }
+  TORCH_CHECK(missing.empty(), index_path, " names ", files.size(), " files, of which ", listed(missing),
+              missing.size() == 1 ? " is" : " are", " missing; fetch the directory again, whole");
   for (const auto& file : files) add_file(directory + "/" + file);
   for (const auto& [name, file] : file_names) {
     const auto found = file_of_.find(name);

@@ -69,14 +69,16 @@ Entry parse_entry(const std::string& path, const std::string& name, const json& 
 
 std::string_view header_text(std::string_view file, const std::string& path) {
   TORCH_CHECK(file.size() >= kLengthBytes, path, " has ", file.size(),
-              " bytes: too short for a safetensors file");
+              " bytes: too short for a safetensors file; fetch it again");
+  TORCH_CHECK(!file.starts_with("version https://git-lfs"), path,
+              " is a Git LFS pointer, not the weights; fetch them with `git lfs pull` or `hf download`");
   uint64_t length = 0;
   for (size_t i = kLengthBytes; i-- > 0;)
     length = length << 8 | static_cast<unsigned char>(file[i]);
   TORCH_CHECK(length <= kMostHeaderBytes, path, " is no safetensors file: its header would have ",
               length, " bytes");
   TORCH_CHECK(length <= file.size() - kLengthBytes, path, " is truncated: a header of ", length,
-              " bytes is announced, and the file has ", file.size());
+              " bytes is announced, and the file has ", file.size(), "; fetch it again");
   return file.substr(kLengthBytes, length);
 }
 

@@ -214,7 +214,7 @@ int run_infer(int argc, char** argv) {
         "infer reads one data set; give --data-path PREFIX of a .bin/.idx pair or of "
         "conversations.");
   validate_for_machine(arguments, environment, sink);
-  take_network_from_hf_model(arguments);
+  take_network_from_hf_model(arguments, sink);
 
   const ProcessGroupPtr group = join_world(arguments, environment);
   const c10::Device device = device_of(group, environment.local_rank);

@@ -34,7 +34,8 @@ std::atomic<bool> terminated = false;  // written by the signal handler
 
 void note_signal(int) { terminated = true; }
 
-DataOptions data_options(const Arguments& arguments, int64_t vocab_size, int64_t eod_id) {
+DataOptions data_options(const Arguments& arguments, int64_t vocab_size, int64_t eod_id,
+                         const DiagnosticSink& sink = {}) {
   DataOptions options;
   options.data_path = arguments.data_path;
   options.split = arguments.split.value_or(kDefaultSplit);
@@ -46,6 +47,7 @@ DataOptions data_options(const Arguments& arguments, int64_t vocab_size, int64_t
   options.seed = arguments.seed;
   options.vocab_size = vocab_size;
   options.eod_id = eod_id;
+  options.sink = sink;
   return options;
 }
 
@@ -158,7 +160,7 @@ int run_pretrain(int argc, char** argv) {
   if (worker) apply_worker(*worker, arguments, environment.world_size, sink);
   if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
   validate_for_machine(arguments, environment, sink);
-  take_network_from_hf_model(arguments);
+  take_network_from_hf_model(arguments, sink);
   if (environment.rank == 0) {
     print_line(sizes_line(arguments));
     print_line(arguments_banner(arguments));
@@ -184,9 +186,10 @@ int run_pretrain(int argc, char** argv) {
   if (arguments.fsdp_schedule_trace)
     outside.after_step =
         schedule_tracer(*arguments.fsdp_schedule_trace, *built.model, group->rank());
-  Trainer trainer(arguments, *built.model, group, device,
-                  data_options(arguments, built.model->vocab_size(), end_of_document_id(arguments)),
-                  std::move(outside));
+  Trainer trainer(
+      arguments, *built.model, group, device,
+      data_options(arguments, built.model->vocab_size(), end_of_document_id(arguments), sink),
+      std::move(outside));
   if (from.source == WeightSource::kCheckpoint) trainer.load(from.step);
   if (arguments.ckpt_convert_format) {
     trainer.convert_checkpoint();

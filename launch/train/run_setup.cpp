@@ -11,6 +11,7 @@
 #include "framework/training/random_states.h"
 #include "framework/training/training_checkpoint.h"
 #include "framework/training/training_log.h"
+#include "launch/arguments/model_folder.h"
 #include "launch/print_line.h"
 #include "launch/ranks/launcher_variables.h"
 #include "launch/train/model_plugin.h"
@@ -61,6 +62,7 @@ void validate_for_machine(Arguments& arguments, const RendezvousOptions& environ
                       .cuda_device_max_connections = own_variable("CUDA_DEVICE_MAX_CONNECTIONS"),
                       .nccl_algo = own_variable("NCCL_ALGO")},
                      sink);
+  if (arguments.hf_model) require_model_folder("--hf-model", *arguments.hf_model);
 }
 
 ProcessGroupPtr join_world(const Arguments& arguments, RendezvousOptions options) {

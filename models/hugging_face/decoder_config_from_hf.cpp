@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "checkpoint/hugging_face/hf_assets.h"
 #include "models/hugging_face/hf_config.h"
+#include "models/hugging_face/hf_directory.h"
 #include "models/hugging_face/hf_families.h"
 #include "models/model_config.h"
 
@@ -138,7 +138,8 @@ void check_sections(const HfConfig& config, const DecoderConfig& network) {
 }  // namespace
 
 DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir) {
-  return decoder_config_from_hf(need_hf_config(hf_dir.string()), (hf_dir / "config.json").string());
+  return decoder_config_from_hf(need_model_config(hf_dir.string()),
+                                (hf_dir / "config.json").string());
 }
 
 DecoderConfig decoder_config_from_hf(const Json& config_json, const std::string& path) {

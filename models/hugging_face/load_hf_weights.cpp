@@ -86,6 +86,7 @@ void check_names(std::vector<Target>& targets, const HfWeights& files, const std
   };
   std::vector<std::string> missing;
   std::vector<std::string> sizes;
+  std::vector<std::string> integers;  // quantised
   std::unordered_set<std::string> known;
   std::map<std::string, int64_t> experts_in;  // of the model, in a stacked tensor
   for (auto& target : targets) {
@@ -95,6 +96,7 @@ void check_names(std::vector<Target>& targets, const HfWeights& files, const std
       missing.push_back(target.names.front());
       continue;
     }
+    if (!at::isFloatingType(files.info(target.source).dtype)) integers.push_back(target.source);
     const auto wanted = global_sizes(target.parameter);
     if (target.stacked) {
       known.insert(target.source);
@@ -123,6 +125,7 @@ void check_names(std::vector<Target>& targets, const HfWeights& files, const std
   if (!missing.empty()) problem += c10::str("; missing: ", listed(missing));
   if (!unexpected.empty()) problem += c10::str("; unexpected: ", listed(unexpected));
   if (!sizes.empty()) problem += c10::str("; of other sizes: ", listed(sizes));
+  if (!integers.empty()) problem += c10::str("; of integers, so quantised: ", listed(integers));
   TORCH_CHECK(problem.empty(), "the weights in ", folder, " are not those of the model", problem,
               ". Give the directory that the model's config.json comes from");
 }

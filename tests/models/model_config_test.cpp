@@ -87,6 +87,8 @@ TEST(HfConfig, WhatIsNotComputedIsRefused) {
           "rope_type yarn is not supported");
   refused("llama", R"(, "hidden_act": "mish")", "hidden_act mish is not supported");
   refused("llama", R"(, "head_dim": "four")", "head_dim has an unexpected type");
+  refused("llama", R"(, "quantization_config": {"quant_method": "gptq"})",
+          "the weights are quantised, which cannot be trained here");
   refused("llama", R"(, "model_type": "qwen2")", "has the key \"model_type\" twice");
   const std::string windows =
       R"(, "use_sliding_window": true, "sliding_window": 1024, "max_window_layers": )";
@@ -124,10 +126,44 @@ TEST(Contradiction, NamesFlagAndFile) {
   EXPECT_EQ(say("--lr", {"0.1"}), std::nullopt);
 }
 
+TEST(Contradiction, NullTokenizerAddsTheEndOfDocuments) {
+  const HfFolder folder("llama", "");  // of 1000 tokens
+  const auto say = [&](const char* tokenizer, const char* size) {
+    return contradiction(
+        folder.config(),
+        with_flags(folder.path(), {{"--tokenizer-type", {tokenizer}}, {"--vocab-size", {size}}}));
+  };
+  EXPECT_EQ(say("NullTokenizer", "999"), std::nullopt);
+  EXPECT_EQ(say("NullTokenizer", "1000"), std::nullopt);
+  EXPECT_THAT(say("NullTokenizer", "998"), Optional(HasSubstr("which says 1000")));
+  EXPECT_THAT(say("HuggingFaceTokenizer", "999"), Optional(HasSubstr("which says 1000")));
+}
+
+TEST(HfModel, SequencesBeyondItsPositionsAreWarnedOf) {
+  const auto warnings = [](const std::string& fields, const char* length) {
+    std::vector<std::string> said;
+    const HfFolder folder("llama", fields);
+    auto arguments = with_flags(folder.path(), {{"--seq-length", {length}}});
+    take_network_from_hf_model(arguments,
+                               [&](Severity, const std::string& text) { said.push_back(text); });
+    return said;
+  };
+  using testing::ElementsAre;
+  using testing::IsEmpty;
+  EXPECT_THAT(warnings("", "4096"), IsEmpty());
+  EXPECT_THAT(warnings("", "8193"),
+              ElementsAre(testing::AllOf(
+                  HasSubstr("--seq-length 8193 is more than the 4096 positions"),
+                  HasSubstr(R"("rope_scaling": {"rope_type": "linear", "factor": 3.0})"))));
+  const std::string linear = R"(, "rope_scaling": {"rope_type": "linear", "factor": 2.0})";
+  EXPECT_THAT(warnings(linear, "8192"), IsEmpty());
+  EXPECT_THAT(warnings(linear, "8193"), ElementsAre(HasSubstr("multiply the factor")));
+}
+
 TEST(HfModel, ArgumentsShowItsNetwork) {
   const HfFolder folder("qwen2", R"(, "rope_theta": 1e6, "initializer_range": 0.03)");
   auto arguments = with_flags(folder.path(), {{"--untie-embeddings-and-output-weights", {}}});
-  take_network_from_hf_model(arguments);
+  take_network_from_hf_model(arguments, [](auto, const auto&) {});
   EXPECT_EQ(arguments.num_layers, 4);
   EXPECT_EQ(arguments.hidden_size, 64);
   EXPECT_EQ(arguments.ffn_hidden_size, 96);
@@ -144,7 +180,7 @@ TEST(HfModel, ArgumentsShowItsNetwork) {
   EXPECT_TRUE(arguments.untie_embeddings_and_output_weights);  // the flag beats config.json
 
   auto tied = with_flags(folder.path(), {{"--init-method-std", {"0.5"}}});
-  take_network_from_hf_model(tied);
+  take_network_from_hf_model(tied, [](auto, const auto&) {});
   EXPECT_FALSE(tied.untie_embeddings_and_output_weights);
   EXPECT_EQ(tied.init_method_std, 0.5);
   const DecoderConfig built = decoder_config(tied);  // from what was taken: the same model
