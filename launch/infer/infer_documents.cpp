@@ -51,7 +51,8 @@ void InferDocuments::check(const std::vector<int64_t>& text, int64_t number) con
   const auto size = static_cast<int64_t>(text.size());
   const std::string name =
       c10::str(conversations_ ? "conversation " : "document ", number, " of ", prefix_);
-  TORCH_CHECK(size >= 1 && size <= most, name, " has ", size, " tokens; it must have 1 to ", most, ", which is --seq-length and one");
+  TORCH_CHECK(size >= 1 && size <= most, name, " has ", size, " tokens; it must have 1 to ", most, ", which is --seq-length and one",
+              size > most ? c10::str(": give --seq-length ", size - 1) : ": leave it out");
   for (const int64_t token : text) {
     TORCH_CHECK(token >= 0 && token < vocab_size_, name, " has the token ", token, ", but the model's vocabulary has ", vocab_size_,
                 "; use the data of its tokenizer");

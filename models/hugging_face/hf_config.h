@@ -37,7 +37,7 @@ class HfConfig {
   template <class T>
   T need(const nlohmann::ordered_json& object, const char* key) const {
     const auto* value = find(object, key);
-    TORCH_CHECK(value != nullptr, path(), ": ", key, " is missing");
+    TORCH_CHECK(value != nullptr, path(), ": ", key, " is missing; take the file that was published with the model");
     return convert<T>(*value, key);
   }
   template <class T>

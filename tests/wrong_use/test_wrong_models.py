@@ -27,7 +27,7 @@ ANOTHER = {  # a directory's files, and a part of the sentence; False: config.js
     "a config that is a list": ({"config.json": "[]"}, "config.json is not a JSON object"),
     "an unknown architecture": ({"config.json": {"model_type": "mixtral"}}, "model_type mixtral is not supported; known are: llama, qwen2"),
     "a config of no model": ({"config.json": {"model_type": None}}, "config.json: model_type is missing"),
-    "a config without a size": ({"config.json": {"hidden_size": None}}, "config.json: hidden_size is missing"),
+    "a config without a size": ({"config.json": {"hidden_size": None}}, "hidden_size is missing; take the file that was published with"),
     "a size in words": ({"config.json": {"hidden_size": "16"}}, 'hidden_size has an unexpected type: "16"'),
     "heads that do not divide": ({"config.json": {"num_key_value_heads": 3}}, "num_attention_heads 2 is not divisible by"),
     "an unknown activation": ({"config.json": {"hidden_act": "mish"}}, "hidden_act mish is not supported; known are silu"),
@@ -55,6 +55,7 @@ ANOTHER = {  # a directory's files, and a part of the sentence; False: config.js
     "weights of fewer layers": ({"config.json": {"num_hidden_layers": 2}, "model.safetensors": None}, "missing: model.layers.1."),
     "weights in integers": ({"model.safetensors": "I32"}, "of integers, so quantised: model.embed_tokens.weight"),
 }
+INFER = ["infer", "--hf-model", "{place}", "--log-probs", "{place}/out.npy", "--data-path", "{folder}/good", "--seq-length"]
 FLAGS = {
     "a name of the hub": (["Qwen/Qwen3-0.6B"], "run `hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B` (huggingface-cli of older "
                           "versions), then give --hf-model Qwen3-0.6B"),
@@ -78,6 +79,9 @@ CASES |= {
     "a picture larger than its place": ([*SEES, "{folder}/larger"], FAILURE,
                                         "image 0 of image_grid_thw has 4 features, but only 2 tokens 50 stand for it"),
     "a set of pictures that is cut off": ([*SEES, "{folder}/cut"], FAILURE, "cut.vision.safetensors"),
+    "a conversation that is too long": ([*[("4" if before == "--seq-length" else word) for before, word in zip(["", *SEES], SEES)],
+                                         "{folder}/chats"], FAILURE,
+                                        "it must have from 2 to --seq-length + 1 = 5: raise --seq-length, or write the set with"),
     "heads that two ranks cannot share": ([*SEES, "{folder}/chats", "--context-parallel-size", "2"], FAILURE,
                                           "Qwen2_5_VLForConditionalGeneration has 3 attention heads, which 2 ranks of a sequence"),
 }
@@ -155,3 +159,9 @@ def test_a_sequence_beyond_the_models_positions_is_warned_of(folder, tmp_path, p
     assert done.returncode == 0, done.stderr
     assert "WARNING: --seq-length 40 is more than the 16 positions (max_position_embeddings)" in done.stdout
     assert '"rope_scaling": {"rope_type": "linear", "factor": 3.0} in config.json' in done.stdout
+
+
+def test_documents_longer_than_a_sequence(folder, tmp_path):
+    make_model(folder, tmp_path, {"model.safetensors": None})
+    check(([*INFER, "16"], FAILURE, "has 40 tokens; it must have 1 to 17, which is --seq-length and one: give --seq-length 39"),
+          place=tmp_path, folder=folder)
