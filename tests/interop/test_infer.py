@@ -195,7 +195,6 @@ def test_mistakes_are_sentences(wanted):
     assert "there is nothing to do" in infer(folder, 1, *flags, expect=2)
     assert "belong together" in infer(folder, 1, *flags, "--generate=3", expect=2)
     assert "--generate takes a number of tokens" in infer(folder, 1, *flags, "--generate=0", "--generated=x.npy", expect=2)
-    assert "--log-probs is given twice" in infer(folder, 1, *flags, "--log-probs=x.npy", *BOTH[:2], expect=2)
     assert "document 2 of" in infer(folder, 1, "--hf-model", folder / "model", "--seq-length", "22", *BOTH[:2], expect=1)
     assert "Runs a model over each document" in infer(folder, 1, "--help")
 
