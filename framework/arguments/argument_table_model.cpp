@@ -12,7 +12,8 @@ void add_source(std::vector<Option>& rows) {
       .add("--hf-model", &A::hf_model,
            "Hugging Face directory: config.json and weights; a size flag that contradicts it is "
            "an error")
-      .of_kind("DIR");
+      .of_kind("DIR")
+      .alias("--init-from-hf-path");
   group.add("--from-scratch", &A::from_scratch, "with --hf-model: its architecture, fresh weights");
   group.add("--model-plugin", &A::model_plugin, "shared library that registers models of your own")
       .of_kind("FILE");
@@ -82,7 +83,11 @@ void add_network(std::vector<Option>& rows) {
       .named("add_bias_linear");
   group.add("--add-qkv-bias", &A::add_qkv_bias, "biases in the query/key/value projection");
   group.add("--qk-layernorm", &A::qk_layernorm, "norms on queries and keys");
-  group.computed("add_position_embedding", &A::add_position_embedding);
+  group
+      .add("--no-position-embedding", &A::add_position_embedding,
+           "no learned positions, which goes with rope and none")
+      .turns_off()
+      .named("add_position_embedding");
   group.refused("--apply-residual-connection-post-layernorm", 0,
                 "it belongs to BERT models, which are not part of this program; leave it out");
   group.refused("--multi-latent-attention", 0,

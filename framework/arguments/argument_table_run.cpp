@@ -200,11 +200,13 @@ void add_tokenizer(std::vector<Option>& rows) {
           "training reads tokens and loads no tokenizer; leave it out, or give "
           "HuggingFaceTokenizer, or NullTokenizer with --vocab-size");
   group.add("--tokenizer-model", &A::tokenizer_model, "folder of the Hugging Face tokenizer")
-      .of_kind("DIR");
+      .of_kind("DIR")
+      .alias("--tokenizer-name-or-path");
   group.add("--vocab-size", &A::vocab_size,
             "tokens, needed without --hf-model; NullTokenizer adds one for the end of a document");
   group.add("--vocab-extra-ids", &A::vocab_extra_ids, "further tokens");
-  group.computed("padded_vocab_size", &A::padded_vocab_size);
+  group.add("--padded-vocab-size", &A::padded_vocab_size,
+            "tokens with padding; unset: by --make-vocab-size-divisible-by");
   group.without_effect("--vocab-file", 1,
                        "training reads tokens; a vocabulary file is for preprocessing");
   group.without_effect("--merge-file", 1,

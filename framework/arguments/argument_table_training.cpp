@@ -41,8 +41,10 @@ void add_loop(std::vector<Option>& rows) {
             "average over all tokens of the global batch, not over microbatches");
   group.add("--empty-unused-memory-level", &A::empty_unused_memory_level,
             "return cached GPU memory: 0 never, 1 before, 2 also after the optimizer");
-  group.add("--deterministic-mode", &A::deterministic_mode,
-            "only deterministic kernels; an operator that has none is an error");
+  group
+      .add("--deterministic-mode", &A::deterministic_mode,
+           "only deterministic kernels; an operator that has none is an error")
+      .alias("--use-deter-comp");
   group.add("--skip-train", &A::skip_train, "evaluate only");
   group.computed("consumed_train_samples", &A::consumed_train_samples);
   group.computed("consumed_valid_samples", &A::consumed_valid_samples);

@@ -129,6 +129,9 @@ void check_network(const Arguments& arguments, Mistakes& rules) {
   rules.require(positions != "mrope" || arguments.hf_model,
                 "--position-embedding-type mrope belongs to vision-language models; give one by "
                 "--hf-model, or use rope.");
+  rules.require(arguments.add_position_embedding || positions != "learned_absolute",
+                "--no-position-embedding leaves learned positions out, and "
+                "--position-embedding-type is learned_absolute; say rope or none there.");
   rules.require(
       int{arguments.swiglu} + int{arguments.squared_relu} + int{arguments.openai_gelu} <= 1,
       "--swiglu, --squared-relu and --openai-gelu exclude each other; give one.");

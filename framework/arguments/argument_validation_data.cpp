@@ -64,9 +64,16 @@ void derive_vocabulary(Arguments& arguments, Mistakes& rules) {
                                         to_string(arguments.make_vocab_size_divisible_by) +
                                         "; it must be positive (1: no padding).");
   if (!given || !padded) return;
-  arguments.padded_vocab_size =
-      padded_vocab_size(unpadded_vocab_size(arguments), arguments.make_vocab_size_divisible_by,
-                        arguments.tensor_model_parallel_size);
+  const int64_t tokens = unpadded_vocab_size(arguments);
+  if (arguments.is_given("padded_vocab_size")) {
+    const int64_t with_padding = arguments.padded_vocab_size.value_or(0);
+    rules.require(with_padding >= tokens, "--padded-vocab-size is " + to_string(with_padding) +
+                                              ", but there are " + to_string(tokens) +
+                                              " tokens; give as many or more.");
+    return;
+  }
+  arguments.padded_vocab_size = padded_vocab_size(tokens, arguments.make_vocab_size_divisible_by,
+                                                  arguments.tensor_model_parallel_size);
 }
 
 void check_conversion(const Arguments& arguments, Mistakes& rules) {

@@ -14,15 +14,17 @@ namespace {
 constexpr const char* kNetworkGroup = "network size";
 
 /// Of the network, but free to be changed when a training goes on: no weight depends on them.
-constexpr std::array<std::string_view, 9> kNotOfWeights = {"max_position_embeddings",
-                                                           "encoder_num_layers",
-                                                           "use_rotary_position_embeddings",
-                                                           "rotary_base",
-                                                           "rotary_seq_len_interpolation_factor",
-                                                           "use_rope_scaling",
-                                                           "rope_scaling_factor",
-                                                           "make_vocab_size_divisible_by",
-                                                           "norm_epsilon"};
+constexpr std::array<std::string_view, 10> kNotOfWeights = {
+    "max_position_embeddings",
+    "add_position_embedding",  // the type says it
+    "encoder_num_layers",
+    "use_rotary_position_embeddings",
+    "rotary_base",
+    "rotary_seq_len_interpolation_factor",
+    "use_rope_scaling",
+    "rope_scaling_factor",
+    "make_vocab_size_divisible_by",
+    "norm_epsilon"};
 
 constexpr std::array<std::string_view, 7> kSteeringGroups = {
     "regularization", "mixed precision", "training", "optimizer", "learning rate",

@@ -57,6 +57,7 @@ TEST(CheckpointArguments, OfAnotherNetworkAreRefusedWithBothValues) {
   other = sized(2);
   other.num_query_groups = 2;  // without group_query_attention
   other.rotary_base = 500000;
+  other.add_position_embedding = false;  // as position_embedding_type says, too
   check_checkpoint_arguments(other, saved, "F");
   check_checkpoint_arguments(other, {}, "F");  // a checkpoint without args
 }

@@ -53,8 +53,10 @@ def main():
     lines = []
     for action in parser._actions:
         # Of BooleanOptionalAction the call has only the first spelling.
-        call = written.pop(tuple(action.option_strings), None) or written.pop(tuple(action.option_strings[:1]), None)
-        lines.append(line("written" if call else "generated", values_of(action), kind_of(action), action.option_strings, default_of(action)))
+        spellings = tuple(action.option_strings)
+        call = written.pop(spellings, None) or written.pop(spellings[:1], None)
+        origin = "written" if call else "generated"
+        lines.append(line(origin, values_of(action), kind_of(action), spellings, default_of(action)))
     for flags, call in written.items():  # registered only where a further package is installed
         kinds = [word.value.id for word in call.keywords if word.arg == "type"]
         lines.append(line("written", "1", {"int": "int", "float": "float"}.get(kinds[0], "text"), flags, "-"))

@@ -1,0 +1,78 @@
+"""Flags of Megatron-LM and MindSpeed-MM that would change what is trained, needed or written are refused, each with
+its reason."""
+import pytest
+
+from wrong_use import MOCK, PRETRAIN, RATE, USAGE, check, run
+
+CASES = {
+    "fp8": ("--fp8-format hybrid", "fp8 training is not part of this program; use param_dtype: bf16"),
+    "fp4": ("--fp4-format e2m1", "fp4 training is not part of this program"),
+    "precision by layer": ("--te-precision-config-file precision.yaml", "use param_dtype and reduce_dtype there"),
+    "experts by flags": ("--num-experts 8", "experts come with a model of experts by --hf-model"),
+    "experts a token": ("--moe-router-topk 2", "whose config.json describes them; leave it out"),
+    "a balance of experts": ("--moe-aux-loss-coeff 1e-2", "output_router_logits and router_aux_loss_coef"),
+    "a balance that is no number": ("--moe-aux-loss-coeff none", "--moe-aux-loss-coeff is refused"),
+    "two balances, one not nought": ("--moe-aux-loss-coeff 0 1e-2", "--moe-aux-loss-coeff is refused"),
+    "another way of balance": ("--moe-router-load-balancing-type sinkhorn",
+                               "the load-balancing loss is that of config.json"),
+    "a loss of routers": ("--moe-z-loss-coeff 1e-3", "routers take the largest softmax values"),
+    "a capacity": ("--moe-expert-capacity-factor 1.0", "every token reaches all the experts that it chose"),
+    "shared experts": ("--moe-shared-expert-intermediate-size 64",
+                       "no model family of this program has experts of that kind"),
+    "latent attention": ("--multi-latent-attention --kv-lora-rank 32",
+                         "no model family of this program has multi-latent attention"),
+    "a window": ("--window-size 127,0", "attention is causal and over the whole sequence; leave it out"),
+    "attention without a mask": ("--attention-mask-type general", "attention is causal and over the whole sequence"),
+    "another softmax": ("--softmax-type off-by-one",
+                        "no model family of this program has attention of that kind"),
+    "scaled positions": ("--rope-type yarn", "positions are scaled by --use-rope-scaling"),
+    "sections of positions": ("--mrope-section 2 1 1", "M-RoPE's sections come from the config.json of --hf-model"),
+    "another MLP": ("--quick-geglu", "the MLP is GELU, --openai-gelu, --squared-relu or --swiglu"),
+    "an embedding drawn otherwise": ("--embedding-init-method-std 0.01", "by --init-method-std"),
+    "layers of Mamba": ("--hybrid-override-pattern M*M-", "all layers of a network are alike"),
+    "an encoder beside": ("--decoder-num-layers 2",
+                          "networks here have no encoder beside the decoder; use --num-layers"),
+    "states below fp32": ("--exp-avg-dtype bf16", "the optimizer keeps its states and what it steps in fp32"),
+    "an offloaded optimizer": ("--optimizer-cpu-offload", "set offload_to_cpu: true in the FSDP2 file instead"),
+    "sums in fp32": ("--ddp-reduce-scatter-with-fp32-accumulation",
+                     "set reduce_dtype: fp32 in the FSDP2 file instead"),
+    "a rate of its own": ("--lr-mult 0.1", "parameter groups with settings of their own"),
+    "virtual stages": ("--num-virtual-stages-per-pipeline-rank 2",
+                       "pipeline parallelism is not part of this program"),
+    "split experts": ("--expert-tensor-parallel-size 2",
+                      "experts are shared out whole, by --expert-model-parallel-size"),
+    "MindSpeed's sharding": ("--layerzero", "this program shards by FSDP2; use --use-torch-fsdp2"),
+    "all of the validation": ("--full-validation",
+                              "an evaluation has --eval-iters batches of the one validation set"),
+    "another surplus": ("--mid-level-dataset-surplus 0.01", "it is always Megatron's default, 0.005"),
+    "conversations by a flag": ("--sft", "by launch/preprocess/preprocess_data.py"),
+    "moved samples": ("--use-data-balance", "sequences have --seq-length tokens and stay on their rank"),
+    "trained beside adapters": ("--lora-mixed-training True", "adapters alone are trained"),
+    "restarts inside": ("--inprocess-restart", "the launcher restarts a run, which goes on from the newest checkpoint"),
+    "planted errors": ("--error-injection-rate 5", "there is no rerun state machine here"),
+    "files of gradients": ("--save-wgrads-interval 5", "no such files are written here"),
+    "Megatron's YAML": ("--yaml-cfg model.yaml", "give the flags, or a file of them by --config"),
+    "a model in Python": ("--spec local", "a model of your own comes by --model-plugin"),
+    "torchrun's flags": ("--nproc_per_node 8", "it is a flag of torchrun; give it before the program's name"),
+    "another framework": ("--ai-framework mindspore", "the programs are LibTorch's"),
+    "no positions at all": ("--no-position-embedding", "say rope or none there"),
+    "a vocabulary that is too small": ("--padded-vocab-size 50", "but there are 61 tokens; give as many or more"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_is_refused(name):
+    flags, reason = CASES[name]
+    check(([*PRETRAIN, *MOCK, *RATE, *flags.split()], USAGE, reason))
+
+
+def test_defaults_and_flags_without_effect_are_let_through():
+    defaults = (
+        "--fp8-margin 0 --moe-aux-loss-coeff 0 --moe-router-load-balancing-type aux_loss --softmax-type vanilla "
+        "--rope-type rope --exp-avg-dtype fp32 --mid-level-dataset-surplus 0.005 --lr-mult 1 --kv-lora-rank 32 "
+        "--expert-tensor-parallel-size 1 --padded-vocab-size 64 --position-embedding-type rope --no-position-embedding "
+        "--use-dist-ckpt --tiktoken-pattern v2")
+    done = run(*PRETRAIN, *MOCK, *RATE, *defaults.split())
+    assert done.returncode == 0, done.stderr
+    assert "--fp8-margin (it only matters with --fp8-format, which is refused)" in done.stdout + done.stderr
+    assert "padded vocab (size: 61) with 3 dummy tokens (new size: 64)" in done.stdout
