@@ -61,6 +61,7 @@ torch::nn::Module& FSDP2Mixin::module() {
 }
 
 void FSDP2Mixin::fully_shard(ShardingRequest request) {
+  check_patterns(module(), request.config, request.strictness);
   _pre_fully_shard(std::move(request));
   _init_ep_model();
   check_moe_modules();

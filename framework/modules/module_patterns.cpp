@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "framework/arguments/nearest_name.h"
+#include "framework/mistakes.h"
 #include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {
@@ -303,6 +304,29 @@ ModuleSelection select_modules(const torch::nn::Module& model,
   Selector selector(model, key, strictness, sink);
   for (const auto& pattern : patterns) selector.select(pattern);
   return std::move(selector).result();
+}
+
+void check_patterns(const torch::nn::Module& model, const Fsdp2Config& config,
+                    Strictness strictness) {
+  Mistakes mistakes;
+  const auto quiet = [](Severity, const std::string&) {};
+  const auto check = [&](const std::vector<std::string>& patterns, const std::string& key) {
+    for (const auto& pattern : patterns) {
+      mistakes.attempt([&] {
+        if (config.native_patterns) {
+          select_modules_natively(model, {pattern}, key);
+        } else {
+          select_modules(model, {pattern}, key, strictness, quiet);
+        }
+      });
+    }
+  };
+  check(config.sub_modules_to_wrap.value_or(std::vector<std::string>{}), "sub_modules_to_wrap");
+  check(config.ignored_modules, "ignored_modules");
+  check(config.recompute_modules, "recompute_modules");
+  check(config.offload_modules, "offload_modules");
+  check(config.moe_modules, "moe_modules");
+  mistakes.tell();
 }
 
 std::string describe_match(const PatternMatch& match) {

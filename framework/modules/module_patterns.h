@@ -48,6 +48,11 @@ ModuleSelection select_modules(const torch::nn::Module& model,
                                const std::vector<std::string>& patterns, const std::string& key,
                                Strictness strictness, const DiagnosticSink& sink);
 
+/// Throws UsageErrors with all that select_modules would throw for the file's patterns, of all
+/// keys.
+void check_patterns(const torch::nn::Module& model, const Fsdp2Config& config,
+                    Strictness strictness);
+
 /// "model.layers.{*} -> 30 modules (model.layers.0 .. model.layers.29)"
 std::string describe_match(const PatternMatch& match);
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from wrong_use import ROOT, USAGE, run, write_conversations, write_tokens
+from wrong_use import FROM_MODEL, USAGE, run, write_tokens
 
 
 class Change(NamedTuple):
@@ -31,7 +31,8 @@ SCRIPTS = {
         "--save-interval 10000 --eval-interval 1000 --save {save} --load {save} --eval-iters 1 --tensorboard-dir "
         "{save}",
         [Change("--fp16 is refused: fp16 needs loss scaling", "--fp16"),
-         Change("--rampup-batch-size does not go with --train-iters", "--rampup-batch-size"), TOKENS, NO_TENSOR, NO_PIPELINE]),
+         Change("--rampup-batch-size does not go with --train-iters", "--rampup-batch-size"), TOKENS, NO_TENSOR,
+         NO_PIPELINE]),
     "Megatron-LM's llama/train_llama3_8b_h100_fp8.sh": (
         "--use-mcore-models --num-layers 2 --hidden-size 32 --ffn-hidden-size 64 --num-attention-heads 4 "
         "--group-query-attention --num-query-groups 2 --kv-channels 8 --seq-length 32 --max-position-embeddings "
@@ -146,8 +147,8 @@ def places(folder):
         made[f"{name}_fsdp2"] = folder / f"{name}.yaml"
         made[f"{name}_fsdp2"].write_text(FSDP2_FILE.format(stack))
         made[name] = folder / f"{name}_weights"
-        done = run("pretrain", "--hf-model", folder / name, "--from-scratch", "--micro-batch-size", "1", "--train-iters", "1",
-                   "--lr", "0", "--seq-length", "16", "--eval-iters", "0", "--split", "100,0,0", "--data-path", made[data],
+        loop = "--micro-batch-size 1 --train-iters 1 --lr 0 --seq-length 16 --eval-iters 0 --split 100,0,0".split()
+        done = run("pretrain", "--hf-model", folder / name, "--from-scratch", "--data-path", made[data], *loop,
                    "--save-hf", made[name])
         assert done.returncode == 0, done.stderr
     return made
@@ -181,3 +182,14 @@ def test_one_run_tells_all_that_must_change(places, tmp_path, name):
     done = run("pretrain", *words, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
     assert "successfully saved checkpoint from iteration       2" in done.stdout, done.stdout
+
+
+def test_one_run_tells_all_paths_that_a_model_lacks(places, tmp_path):
+    (tmp_path / "theirs.yaml").write_text(FSDP2_FILE.format("language_model"))
+    done = run(*FROM_MODEL, places["model"], "--tokenizer-type", "NullTokenizer", "--vocab-size", "63",
+               "--fsdp2-config-path", tmp_path / "theirs.yaml")
+    assert done.returncode == USAGE
+    head, *lines = done.stderr.splitlines()
+    assert head == "megashard: error: 2 things must change:", done.stderr
+    for key, line in zip(("recompute_modules", "sub_modules_to_wrap"), lines):
+        assert line.startswith(f'  {key}: {{*}} in "language_model.layers.{{*}}" needs a list of modules')
