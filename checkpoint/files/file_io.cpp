@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "checkpoint/files/crc32.h"
+#include "checkpoint/files/unreadable_error.h"
 
 namespace megashard {
 namespace {
@@ -29,13 +30,24 @@ std::string parent_of(const std::string& path) {
 int open_to_read(const std::string& path, int64_t& size) {
   // A pipe of that name would otherwise make open() wait for a writer.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  TORCH_CHECK(descriptor >= 0, "cannot read ", path, ": ", reason());
+  if (descriptor < 0) throw_read_failure("cannot read " + path + ": " + reason(), errno);
   struct stat status {};
-  const bool regular = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
+  const int error = ::fstat(descriptor, &status) == 0 ? 0 : errno;
+  const bool regular = error == 0 && S_ISREG(status.st_mode);
   if (!regular) ::close(descriptor);
+  if (error != 0) throw_read_failure("cannot read " + path + ": " + std::strerror(error), error);
   TORCH_CHECK(regular, "cannot read ", path, ": it is not a regular file");
   size = status.st_size;
   return descriptor;
+}
+
+/// False where nothing has that name.
+bool find_status(const std::string& path, struct stat& status) {
+  if (::stat(path.c_str(), &status) == 0) return true;
+  const int error = errno;
+  if (!is_not_there(error))
+    throw_read_failure("cannot read " + path + ": " + std::strerror(error), error);
+  return false;
 }
 
 /// Four are under way at a time: at most half of the file.
@@ -45,6 +57,15 @@ int64_t block_bytes_of(int64_t file_bytes) {
 }
 
 }  // namespace
+
+bool is_not_there(int error) {
+  return error == ENOENT || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG;
+}
+
+void throw_read_failure(const std::string& sentence, int error) {
+  TORCH_CHECK(!is_not_there(error), sentence);
+  throw UnreadableError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, sentence);
+}
 
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
   descriptor_ = open_to_read(path_, size_);
@@ -67,7 +88,10 @@ void InputFile::read_at(void* into, int64_t bytes, int64_t offset) const {
   while (bytes > 0) {
     const auto got = ::pread(descriptor_, target, std::min(bytes, kMostPerCall), offset);
     if (got < 0 && errno == EINTR) continue;
-    TORCH_CHECK(got >= 0, "reading ", path_, " at byte ", offset, " failed: ", reason());
+    if (got < 0) {
+      throw_read_failure(
+          "reading " + path_ + " at byte " + std::to_string(offset) + " failed: " + reason(), errno);
+    }
     TORCH_CHECK(got > 0, path_, " ends at byte ", offset, ": it was cut while it was read");
     target += got;
     offset += got;
@@ -175,7 +199,7 @@ void MappedFile::forget(int64_t offset, int64_t bytes) {
 
 bool path_exists(const std::string& path) {
   struct stat status {};
-  return ::stat(path.c_str(), &status) == 0;
+  return find_status(path, status);
 }
 
 bool is_plain_file_name(std::string_view name) {
@@ -185,7 +209,7 @@ bool is_plain_file_name(std::string_view name) {
 
 bool is_directory(const std::string& path) {
   struct stat status {};
-  return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+  return find_status(path, status) && S_ISDIR(status.st_mode);
 }
 
 void make_directories(const std::string& path) {

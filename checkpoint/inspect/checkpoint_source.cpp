@@ -7,6 +7,7 @@
 
 #include "checkpoint/files/crc32.h"
 #include "checkpoint/files/file_io.h"
+#include "checkpoint/files/unreadable_error.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/find_step.h"
 #include "checkpoint/steps/step_files.h"
@@ -96,6 +97,8 @@ CheckedBytes verify_archive(const TorchArchive& archive, const std::string& item
         fault(archive.where() + ": entry " + name + " of " + item + " is damaged (its CRC-32 is " +
               std::to_string(sum) + ", not " + std::to_string(entry.crc32) + ")");
       }
+    } catch (const UnreadableError&) {
+      throw;
     } catch (const c10::Error& error) {
       fault(std::string(error.what_without_backtrace()) + " (" + item + ")");
     }

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/files/unreadable_error.h"
 #include "checkpoint/inspect/checkpoint_source.h"
 #include "checkpoint/steps/step_files.h"
 
@@ -103,6 +104,8 @@ std::string damage_of_args(const std::string& folder) {
     const auto range = args->value ? FileRange{0, file.size()} : args->location.range;
     verify_archive(TorchArchive(file, range), "args",
                    [&damage](const std::string& fault) { damage = fault; });
+  } catch (const UnreadableError&) {
+    throw;
   } catch (const c10::Error& error) {
     damage = error.what_without_backtrace();
   }
