@@ -20,14 +20,14 @@ void save_checkpoint(const std::string& directory, int64_t iteration, const Shar
             ? save_torch_dist(step.folder(), tensors, values, group, options.plans.get())
             : save_dcp(step.folder(), tensors, values, group, options.plans.get(), options.tied);
     all_or_throw(group, [&] {
-      if (first_rank) step.commit(files);
+      if (first_rank) step.commit(files, options.run);
     });
   } catch (...) {
     if (first_rank) step.abandon();
     meet_after_failure(group);
     throw;
   }
-  if (!options.retention.most_recent && !options.retention.interval) return;
+  if (!options.retention.removes()) return;
   const auto say_why = [&](const std::string& why) {  // the step is saved all the same
     if (first_rank && options.notice) options.notice("old checkpoints are kept: " + why);
   };

@@ -11,6 +11,7 @@
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/find_step.h"
 #include "checkpoint/steps/retention.h"
+#include "checkpoint/steps/run_history.h"
 #include "checkpoint/values/value.h"
 #include "parallel/collectives/process_group.h"
 #include "parallel/fsdp/sharded_tensor.h"
@@ -20,6 +21,7 @@ namespace megashard {
 struct SaveOptions {
   CheckpointFormat format = CheckpointFormat::kTorchDcp;
   RetentionPolicy retention{};
+  RunHistory run{};  ///< whose step it is; the first rank's counts
   /// On the first rank, for what goes wrong without harm to the step: old ones that stay.
   std::function<void(const std::string& line)> notice{};
   TiedKeys tied{};  ///< of torch_dcp; Megatron stores a shared weight under one key

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "checkpoint/files/file_io.h"
+#include "checkpoint/files/unreadable_error.h"
 
 namespace megashard {
 namespace {
@@ -50,7 +51,7 @@ std::vector<std::string> names_in(const std::string& directory) {
   std::filesystem::directory_iterator entry(directory, error);
   for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error))
     names.push_back(entry->path().filename().string());
-  TORCH_CHECK(!error, "cannot list ", directory, ": ", error.message());
+  if (error) throw_read_failure("cannot list " + directory + ": " + error.message(), error.value());
   return names;
 }
 
@@ -146,6 +147,8 @@ std::optional<CheckpointStep> step_named(const std::string& name, const std::str
   return whole ? std::optional(step) : std::nullopt;
 }
 
+bool has_tracker(const std::string& directory) { return path_exists(directory + "/" + kTracker); }
+
 std::optional<CheckpointStep> read_tracker(const std::string& directory) {
   const auto path = directory + "/" + kTracker;
   if (!path_exists(path)) return std::nullopt;
@@ -224,14 +227,14 @@ void StepWriter::begin_beside_others() {
   for (const auto& left : names_in(hidden_)) remove_directory(hidden_ + "/" + left);
 }
 
-void StepWriter::finish_folder(const std::vector<ManifestFile>& files) {
-  write_manifest(hidden_, {iteration_, files});  // syncs the folder too
+void StepWriter::finish_folder(const std::vector<ManifestFile>& files, const RunHistory& run) {
+  write_manifest(hidden_, {iteration_, files, run});  // syncs the folder too
   const auto damage = step_damage(hidden_, VerifyDepth::kSizes);
   TORCH_CHECK(damage.empty(), damage, ": something else writes to this folder; save again");
 }
 
-void StepWriter::commit(const std::vector<ManifestFile>& files) {
-  finish_folder(files);
+void StepWriter::commit(const std::vector<ManifestFile>& files, const RunHistory& run) {
+  finish_folder(files, run);
   if (path_exists(final_)) {
     replace();
   } else {
@@ -249,12 +252,14 @@ void StepWriter::refuse_existing() const {
 }
 
 std::string StepWriter::commit_beside_others(const std::vector<ManifestFile>& files) {
-  finish_folder(files);
+  finish_folder(files, {});
   refuse_existing();
   const auto others = list_steps(directory_);
   std::optional<CheckpointStep> latest;
   try {
     latest = read_tracker(directory_);
+  } catch (const UnreadableError&) {
+    throw;
   } catch (const c10::Error&) {  // illegible, as if it were not there
   }
   if (!latest && !others.empty()) latest = others[0];

@@ -26,6 +26,7 @@ std::optional<CheckpointStep> step_named(const std::string& name, const std::str
 /// What DIRECTORY/latest_checkpointed_iteration.txt names, whether it is there or not; nothing when
 /// there is no such file. Throws a sentence when the file holds something else.
 std::optional<CheckpointStep> read_tracker(const std::string& directory);
+bool has_tracker(const std::string& directory);
 /// The same of that file's content.
 CheckpointStep parse_tracker(std::string_view text, const std::string& directory);
 /// As read_tracker; throws when the step's folder is not there.
@@ -54,11 +55,11 @@ class StepWriter {
   /// The same without looking at other steps' hidden folders: for converters, which may write
   /// beside a running training.
   void begin_beside_others();
-  /// `files`: all that is in the folder, synced. Writes the manifest, renames the folder, moves the
-  /// tracker, each of them durably. A step of that name is replaced: the two change places at once,
+  /// `files`: all that is in the folder, synced; `run`: whose step it is. Writes the manifest,
+  /// renames the folder, moves the tracker, each of them durably. A step of that name is replaced: the two change places at once,
   /// or where the file system cannot do that, the old one counts under its hidden name until the
   /// new one is there.
-  void commit(const std::vector<ManifestFile>& files);
+  void commit(const std::vector<ManifestFile>& files, const RunHistory& run = {});
   /// Throws when a step of that name or iteration is there, as converters replace none.
   void refuse_existing() const;
   /// As commit(), for a step that is no training's next one: none is replaced, and a tracker never
@@ -72,7 +73,7 @@ class StepWriter {
  private:
   StepWriter(std::string directory, std::string name, int64_t iteration, std::string tracker);
 
-  void finish_folder(const std::vector<ManifestFile>& files);
+  void finish_folder(const std::vector<ManifestFile>& files, const RunHistory& run);
   void replace();
   CheckpointStep step() const;
 

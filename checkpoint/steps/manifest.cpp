@@ -14,6 +14,7 @@
 #include "checkpoint/files/file_crc32.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/files/strict_json.h"
+#include "checkpoint/files/unreadable_error.h"
 #include "checkpoint/steps/step_files.h"
 
 namespace megashard {
@@ -53,6 +54,28 @@ int64_t count_of(const json& object, const char* key, const std::string& where) 
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name != kManifest &&
          name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+}
+
+json json_of(const RunHistory& run) {
+  json before = json::array();
+  for (const auto& part : run.before) before.push_back({part.id, part.last});
+  return {{"id", run.id}, {"before", std::move(before)}};
+}
+
+RunHistory run_from(const json& run, const std::string& where) {
+  const auto is_part = [](const json& part) {
+    return part.is_array() && part.size() == 2 && part[0].is_string() &&
+           part[1].is_number_unsigned() &&
+           part[1].get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX);
+  };
+  const bool valid = run.is_object() && run.contains("id") && run["id"].is_string() &&
+                     run.contains("before") && run["before"].is_array() &&
+                     std::all_of(run["before"].begin(), run["before"].end(), is_part);
+  TORCH_CHECK(valid, where, ": \"run\" is not what a run says of itself");
+  RunHistory history{run["id"], {}};
+  for (const auto& part : run["before"])
+    history.before.push_back({part[0].get<std::string>(), part[1].get<int64_t>()});
+  return history;
 }
 
 void check_length(const std::string& path, int64_t expected, bool at_least) {
@@ -101,6 +124,7 @@ void write_manifest(const std::string& folder, const Manifest& manifest) {
   json root{{"format_version", kFormatVersion},
             {"iteration", manifest.iteration},
             {"files", std::move(files)}};
+  if (!manifest.run.id.empty()) root["run"] = json_of(manifest.run);
   root["crc32"] = hex(manifest_entry(kManifest, root.dump()).crc32);
   write_file_atomically(folder + "/" + kManifest, root.dump(1) + "\n");
 }
@@ -131,7 +155,12 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
     manifest.files.push_back(
         {name, count_of(file, "bytes", where), from_hex(file["crc32"], where)});
   }
+  if (root.contains("run")) manifest.run = run_from(root["run"], where);
   return manifest;
+}
+
+RunHistory run_of_step(const std::string& folder) {
+  return has_manifest(folder) ? read_manifest(folder).run : RunHistory{};
 }
 
 std::string checksum_damage(const std::string& folder, const ManifestFile& file, uint32_t found) {
@@ -156,6 +185,8 @@ std::string step_damage(const std::string& folder, VerifyDepth depth, size_t par
       const auto damage = checksum_damage(folder, files[i], crc32_of(file, 0, file.size()));
       if (!damage.empty()) return damage;
     }
+  } catch (const UnreadableError&) {
+    throw;
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();
   }

@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/steps/run_history.h"
+
 namespace megashard {
 
 class OutputFile;
@@ -19,11 +21,14 @@ struct ManifestFile {
 /// STEP/manifest.json: every other file of the step, so that damage is found and named. PyTorch and
 /// Megatron write none and do not mind it.
 ///   {"format_version": 1, "iteration": 10, "files": {"__0_0.distcp": {"bytes": 4096, "crc32":
-///   "0123abcd"}, ...}, "crc32": "89abcdef"}
-/// The last one is of the rest, as compact JSON with sorted keys.
+///   "0123abcd"}, ...}, "run": {"id": "0123456789abcdef", "before": [["fedcba9876543210", 5]]},
+///   "crc32": "89abcdef"}
+/// The last one is of the rest, as compact JSON with sorted keys. "run" is left out where the run
+/// is not known.
 struct Manifest {
   int64_t iteration = 0;  ///< 0 for release
   std::vector<ManifestFile> files;
+  RunHistory run{};
 };
 
 ManifestFile manifest_entry(const OutputFile& file);  ///< that is written and closed
@@ -34,6 +39,8 @@ void write_manifest(const std::string& folder, const Manifest& manifest);
 /// Throws a sentence with the path for what is missing, damaged or leads out of the folder.
 Manifest read_manifest(const std::string& folder);
 Manifest parse_manifest(std::string_view json, const std::string& where);
+/// Of the manifest; without one the run is not known.
+RunHistory run_of_step(const std::string& folder);
 
 /// What is wrong with a file of the folder whose bytes have the checksum `found`; empty: nothing.
 std::string checksum_damage(const std::string& folder, const ManifestFile& file, uint32_t found);
@@ -46,7 +53,8 @@ enum class VerifyDepth {
 /// The damaged file and what is wrong with it; empty: nothing. A step without manifest is whole
 /// when its .metadata (and metadata.json, where there is a common.pt) is there, and the files that
 /// it names reach as far as it says; bytes cannot be checked then. Of `parts` processes that share
-/// the work, this one checks every parts-th file from `part` on.
+/// the work, this one checks every parts-th file from `part` on. Throws UnreadableError when that
+/// cannot be known now.
 std::string step_damage(const std::string& folder, VerifyDepth depth, size_t part = 0,
                         size_t parts = 1);
 /// Throws that, and what can be done.
