@@ -10,19 +10,71 @@
 #include "checkpoint/files/crc32.h"
 #include "checkpoint/files/file_crc32.h"
 #include "checkpoint/files/file_io.h"
+#include "checkpoint/files/unreadable_error.h"
 #include "checkpoint/steps/agreement.h"
+#include "checkpoint/steps/run_history.h"
+#include "checkpoint/steps/step_files.h"
 
 namespace megashard {
 namespace {
 
+/// What is in the way of a reader may go: nothing else is taken for it meanwhile.
+template <class Work>
+auto readable_or_stop(const Work& work) {
+  try {
+    return work();
+  } catch (const UnreadableError& error) {
+    TORCH_CHECK(false, error.what_without_backtrace(),
+                ": it may be whole, so nothing else is loaded instead; make it readable and start again, or name another "
+                "step with --ckpt-step");
+  }
+}
+
 /// What the first rank has found out.
 struct Search {
   std::vector<CheckpointStep> candidates;  ///< the best first
-  std::string trouble;                     ///< with the tracker; empty: none
+  std::string trouble{};                   ///< with the tracker; empty: none
+  bool is_asked_for = false;               ///< by its name: this one or none
 };
 
+/// The path of a folder that is a step, so that its last part is the step's name.
+std::string step_path(const std::string& folder) {
+  const auto whole = [](const std::filesystem::path& path) {
+    return path.has_filename() ? path : path.parent_path();
+  };
+  const auto given = whole(std::filesystem::path(folder).lexically_normal());
+  if (step_named(given.filename(), given)) return given.has_parent_path() ? given : std::filesystem::path(".") / given;
+  std::error_code error;  // of a path that is not there
+  return whole(std::filesystem::weakly_canonical(folder, error));
+}
+
+/// The step whose own folder it is, instead of the directory of a training.
+std::optional<CheckpointStep> as_step(const std::string& folder,
+                                      std::optional<int64_t> ckpt_step) {
+  const auto path = step_path(folder);
+  const auto step = step_named(std::filesystem::path(path).filename(), path);
+  const bool is_numbered = step && !step->is_release;
+  const bool is_there = is_directory(folder);
+  TORCH_CHECK(is_there || !is_numbered || path_exists(folder), "there is no step ", folder,
+              ": check the path, or give its parent by --load, for the latest step");
+  if (!is_there || has_tracker(folder)) return std::nullopt;
+  const auto has = [&](const char* name) { return path_exists(folder + "/" + name); };
+  const bool holds_one = has(kDcpMetadataFile) || has(kFormatFile) || has(kCommonFile);
+  if (!holds_one && !(is_numbered && list_steps(folder).empty())) return std::nullopt;
+  TORCH_CHECK(step, folder, " is a step, but its name does not say of which iteration: rename it as iter_0000010, and "
+              "give its parent by --load, with --ckpt-step");
+  TORCH_CHECK(!ckpt_step || (is_numbered && step->iteration == *ckpt_step), folder, " is itself the step ",
+              step->is_release ? "release" : std::to_string(step->iteration), ", and --ckpt-step asks for ", *ckpt_step,
+              ": leave it out, or give the parent by --load");
+  return step;
+}
+
 Search search(const std::string& directory, std::optional<int64_t> ckpt_step) {
-  if (ckpt_step) return {{step_at(directory, *ckpt_step)}, ""};
+  if (auto step = as_step(directory, ckpt_step)) {
+    step->folder.clear();  // what every rank was given
+    return {{*step}, "", true};
+  }
+  if (ckpt_step) return {{step_at(directory, *ckpt_step)}, "", true};
   Search found;
   if (!is_directory(directory)) return found;
   auto steps = list_steps(directory);
@@ -31,6 +83,8 @@ Search search(const std::string& directory, std::optional<int64_t> ckpt_step) {
     latest = read_tracker(directory);
     if (!latest && steps.empty()) return found;
     if (!latest) found.trouble = directory + " has steps, but no latest_checkpointed_iteration.txt";
+  } catch (const UnreadableError&) {
+    throw;
   } catch (const c10::Error& error) {
     found.trouble = error.what_without_backtrace();
   }
@@ -49,7 +103,7 @@ Search search(const std::string& directory, std::optional<int64_t> ckpt_step) {
 
 std::string encode_search(const Search& found) {
   std::ostringstream text;
-  text << found.candidates.size() << '\n';
+  text << found.candidates.size() << ' ' << found.is_asked_for << '\n';
   for (const auto& step : found.candidates) {
     text << std::filesystem::path(step.folder).filename().string() << '\n'
          << step.iteration << ' ' << step.is_release << '\n';
@@ -62,17 +116,70 @@ std::string encode_search(const Search& found) {
 Search decode_search(const std::string& encoded, const std::string& directory) {
   std::istringstream text(encoded);
   std::string line;
-  std::getline(text, line);
   Search found;
-  found.candidates.resize(std::stoul(line));
+  size_t count = 0;
+  text >> count >> found.is_asked_for;
+  std::getline(text, line);
+  found.candidates.resize(count);
   for (auto& step : found.candidates) {
     std::getline(text, step.folder);
-    step.folder.insert(0, directory + "/");
+    step.folder = step.folder.empty() ? step_path(directory) : directory + "/" + step.folder;
     text >> step.iteration >> step.is_release;
     std::getline(text, line);
   }
   found.trouble.assign(std::istreambuf_iterator<char>(text), {});
   return found;
+}
+
+/// Of a manifest that is there and legible.
+std::optional<RunHistory> known_run(const CheckpointStep& step) {
+  try {
+    if (has_manifest(step.folder)) return read_manifest(step.folder).run;
+  } catch (const UnreadableError&) {
+    throw;
+  } catch (const c10::Error&) {  // of a damaged step
+  }
+  return std::nullopt;
+}
+
+/// Takes out the steps of other runs than the one that is meant, and returns a sentence about them;
+/// empty: there are none. `meant`: the tracker's step; null: the tracker does not say it, and then
+/// there may be only one run.
+std::string take_out_other_runs(std::vector<CheckpointStep>& steps, const CheckpointStep* meant) {
+  auto run = meant == nullptr ? std::nullopt : known_run(*meant);
+  const bool is_sure = run.has_value();
+  for (size_t i = 0; i < steps.size() && !run; ++i) run = known_run(steps[i]);
+  if (!run) return "";
+  std::string others;
+  std::erase_if(steps, [&](const CheckpointStep& step) {
+    if (has_manifest(step.folder) && !known_run(step)) return false;  // it is damaged, and said so
+    const auto id = known_run(step).value_or(RunHistory{}).id;
+    if (kinship(*run, id, step.iteration) == Kinship::kOwn) return false;
+    others += (others.empty() ? "" : ", ") + step.folder;
+    return true;
+  });
+  TORCH_CHECK(others.empty() || is_sure, others, " and ", steps.empty() ? "others" : steps[0].folder,
+              " are steps of different runs, and nothing says which of them is meant: name a step with --ckpt-step");
+  return others.empty() ? "" : others + (others.find(", ") == others.npos ? " is" : " are") +
+                                   " of another run";
+}
+
+/// The same on all ranks. The first `tried` of the candidates are damaged.
+void keep_one_run(Search& found, size_t tried, const std::string& directory,
+                  const ProcessGroupPtr& group) {
+  const auto answers = gather_or_throw(group, [&]() -> std::string {
+    if (rank_in(group) != 0) return "";
+    return readable_or_stop([&] {
+      const auto first = found.candidates.begin();
+      Search rest{{first + static_cast<std::ptrdiff_t>(tried), found.candidates.end()}};
+      rest.trouble = take_out_other_runs(rest.candidates, tried == 0 ? nullptr : &*first);
+      return encode_search(rest);
+    });
+  });
+  const auto rest = decode_search(answers[0], directory);
+  found.candidates.resize(tried);
+  found.candidates.insert(found.candidates.end(), rest.candidates.begin(), rest.candidates.end());
+  if (!rest.trouble.empty()) found.trouble += (found.trouble.empty() ? "" : "; ") + rest.trouble;
 }
 
 constexpr char kDamage = '!';  // begins an answer that is no list of sums
@@ -108,15 +215,18 @@ std::string first_damage(const std::vector<std::string>& answers) {
 /// The first file whose bytes have changed, as this rank's manifest says.
 std::string changed_file(const std::string& folder, const ProcessGroupPtr& group) {
   std::vector<ManifestFile> files;
-  const auto answers = gather_or_throw(group, [&]() -> std::string {
+  const auto read = [&]() -> std::string {
     try {
       if (!has_manifest(folder)) return "";
       files = read_manifest(folder).files;
       return sums_of_stretch(folder, files, rank_in(group), group == nullptr ? 1 : group->size());
+    } catch (const UnreadableError&) {
+      throw;
     } catch (const c10::Error& error) {
       return kDamage + std::string(error.what_without_backtrace());
     }
-  });
+  };
+  const auto answers = gather_or_throw(group, [&] { return readable_or_stop(read); });
   std::vector<uint32_t> sums(files.size());
   for (const auto& answer : answers) {
     if (!answer.empty() && answer[0] == kDamage) return answer.substr(1);
@@ -137,12 +247,13 @@ std::string changed_file(const std::string& folder, const ProcessGroupPtr& group
 std::string damage_on_any_rank(const std::string& folder, const FindOptions& options,
                                const ProcessGroupPtr& group) {
   const auto ranks = group == nullptr ? 1 : group->size();
-  const auto found = gather_or_throw(group, [&] {
+  const auto look = [&] {
     const auto damage =
         step_damage(folder, VerifyDepth::kSizes, static_cast<size_t>(rank_in(group)),
                     static_cast<size_t>(ranks));
     return damage.empty() && options.also ? options.also(folder) : damage;
-  });
+  };
+  const auto found = gather_or_throw(group, [&] { return readable_or_stop(look); });
   const auto damage = first_damage(found);
   if (!damage.empty() || options.depth == VerifyDepth::kSizes) return damage;
   const auto changed = changed_file(folder, group);
@@ -155,13 +266,17 @@ std::string damage_on_any_rank(const std::string& folder, const FindOptions& opt
 std::optional<CheckpointStep> find_step(const std::string& directory, const ProcessGroupPtr& group,
                                         const FindOptions& options) {
   const auto answers = gather_or_throw(group, [&]() -> std::string {
-    return rank_in(group) == 0 ? encode_search(search(directory, options.ckpt_step)) : "";
+    if (rank_in(group) != 0) return "";
+    return readable_or_stop([&] { return encode_search(search(directory, options.ckpt_step)); });
   });
-  const auto [candidates, tracker_trouble] = decode_search(answers[0], directory);
-  if (candidates.empty()) return std::nullopt;
-  std::string trouble = tracker_trouble;
+  auto found = decode_search(answers[0], directory);
+  if (found.candidates.empty()) return std::nullopt;
   std::vector<int64_t> passed_over;
-  for (auto step : candidates) {
+  if (!found.trouble.empty()) keep_one_run(found, 0, directory, group);
+  const bool tracker_is_whole = found.trouble.empty();
+  auto& trouble = found.trouble;
+  for (size_t next = 0; next < found.candidates.size(); ++next) {
+    auto step = found.candidates[next];
     const auto damage = damage_on_any_rank(step.folder, options, group);
     if (damage.empty()) {
       if (!trouble.empty() && options.notice)
@@ -171,9 +286,11 @@ std::optional<CheckpointStep> find_step(const std::string& directory, const Proc
     }
     passed_over.push_back(step.iteration);
     trouble += (trouble.empty() ? "" : "; ") + damage;
+    if (next == 0 && tracker_is_whole && !found.is_asked_for) keep_one_run(found, 1, directory, group);
   }
-  TORCH_CHECK(!options.ckpt_step, "--ckpt-step ", *options.ckpt_step, ": ", trouble,
-              ": put back what is damaged from a copy, or name another step");
+  const auto asked =
+      options.ckpt_step ? "--ckpt-step " + std::to_string(*options.ckpt_step) + ": " : "";
+  TORCH_CHECK(!found.is_asked_for, asked, trouble, ": put back what is damaged from a copy, or name another step");
   TORCH_CHECK(false, trouble, "; ", directory, " has no whole step to use instead: put back what is damaged from a copy, or give an empty folder to start anew");
 }
 

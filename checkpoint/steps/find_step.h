@@ -21,11 +21,13 @@ struct FindOptions {
   std::function<void(const std::string& line)> notice{};
 };
 
-/// The step that a run loads: the tracker's, or the newest whole one before it; without a legible
-/// tracker, the newest whole one that is there. Steps after the tracker's are never taken: whoever
-/// sets the tracker back means it, and so does one that says `release`. Nothing when there are
-/// neither tracker nor steps, as in a first start. Throws when there are steps and none will do,
-/// and when `ckpt_step` is damaged. Collective: the first rank looks, all check their part of the
+/// The step that a run loads: the tracker's, or the newest whole one before it of the same run;
+/// without a legible tracker, the newest whole one that is there, where all are of one run. Steps
+/// after the tracker's are never taken: whoever sets the tracker back means it, and so does one
+/// that says `release`. `directory` may be the folder of a step, whose name says its iteration:
+/// that one. Nothing when there are neither tracker nor steps, as in a first start. Throws when
+/// there are steps and none will do, when `ckpt_step` is damaged, and when something cannot be
+/// read now: that may be whole. Collective: the first rank looks, all check their part of the
 /// files and read as many bytes as the others, and all return the same.
 std::optional<CheckpointStep> find_step(const std::string& directory, const ProcessGroupPtr& group,
                                         const FindOptions& options = {});

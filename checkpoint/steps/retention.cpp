@@ -2,25 +2,55 @@
 
 #include <algorithm>
 
+#include "checkpoint/files/unreadable_error.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/manifest.h"
 
 namespace megashard {
+namespace {
+
+/// A step that is known to be damaged does not count, and may not say whose it is; of others that
+/// do not say it legibly nobody knows.
+Kinship kinship_of(const RunHistory& run, const CheckpointStep& step, bool is_known) {
+  try {
+    const auto kin = kinship(run, run_of_step(step.folder).id, step.iteration);
+    return is_known && kin == Kinship::kOwn ? Kinship::kLeft : kin;
+  } catch (const UnreadableError&) {
+    throw;
+  } catch (const c10::Error&) {
+    return is_known ? Kinship::kLeft : Kinship::kOther;
+  }
+}
+
+}  // namespace
 
 void remove_old_steps(const std::string& directory, int64_t newest, const RetentionPolicy& policy) {
-  if (!policy.most_recent && !policy.interval) return;
-  verify_step(step_at(directory, newest).folder, VerifyDepth::kSizes);
+  if (!policy.removes()) return;
+  const auto latest = step_at(directory, newest);
+  verify_step(latest.folder, VerifyDepth::kSizes);
+  const auto run = run_of_step(latest.folder);
+  const int64_t most = policy.most_recent.value_or(1);
+  const bool keeps_all = !policy.most_recent && !policy.interval;
   int64_t kept = 1;
   for (const auto& step : list_steps(directory)) {
-    if (step.is_release || step.iteration >= newest) continue;
+    if (step.is_release || step.iteration == newest) continue;
+    if (step.iteration > newest && !policy.other_runs) continue;
+    const bool stays = policy.interval && step.iteration % *policy.interval == 0;
+    if (stays && kept >= most && !policy.other_runs) continue;
     const auto& damaged = policy.damaged;
     const bool is_known =
         std::find(damaged.begin(), damaged.end(), step.iteration) != damaged.end();
-    const bool recent = kept < policy.most_recent.value_or(1) && !is_known &&
+    const auto kin = kinship_of(run, step, is_known);
+    if (kin == Kinship::kOther) {
+      if (policy.other_runs) remove_step(directory, step);
+      continue;
+    }
+    if (step.iteration > newest || keeps_all) continue;
+    const bool recent = kept < most && kin == Kinship::kOwn &&
                         step_damage(step.folder, VerifyDepth::kSizes).empty();
     if (recent) {
       ++kept;
-    } else if (!policy.interval || step.iteration % *policy.interval != 0) {
+    } else if (!stays) {
       remove_step(directory, step);
     }
   }
