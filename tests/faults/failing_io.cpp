@@ -40,6 +40,9 @@ struct Disk {
   bool no_exchange = false;
   int listings_left = -1;  ///< -1: all go well
   std::string spoilt_ending;  ///< empty: no file is
+  std::string unreadable_ending;  ///< empty: all can be read
+  megashard::testing::FailingDisk::Reading failing_call{};
+  int read_error = 0;
   std::vector<Change> changes;
   std::set<std::string> unsynced;  ///< files
   int number_kept = 0;
@@ -120,8 +123,32 @@ long rename_now(const std::string& from, const std::string& to, unsigned flags) 
   return ::syscall(SYS_renameat2, AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags);
 }
 
+using Reading = megashard::testing::FailingDisk::Reading;
+
+/// Whether this call cannot be made, with errno. Under the mutex.
+bool reading_fails(const std::string& path, Reading call) {
+  if (disk == nullptr || disk->unreadable_ending.empty() || disk->failing_call != call) return false;
+  if (!is_ours(path) || !path.ends_with(disk->unreadable_ending)) return false;
+  errno = disk->read_error;
+  return true;
+}
+
+bool status_fails(const char* path) {
+  const std::lock_guard lock(mutex);
+  return reading_fails(path, Reading::kStatus);
+}
+
+ssize_t read_from(int descriptor, void* into, size_t bytes, off64_t offset) {
+  {
+    const std::lock_guard lock(mutex);
+    if (disk != nullptr && reading_fails(path_of(descriptor), Reading::kRead)) return -1;
+  }
+  return ::syscall(SYS_pread64, descriptor, into, bytes, offset);
+}
+
 int opened(const char* path, int flags, mode_t mode) {
   const std::lock_guard lock(mutex);
+  if ((flags & O_ACCMODE) == O_RDONLY && reading_fails(path, Reading::kOpen)) return -1;
   const bool writes = (flags & O_ACCMODE) != O_RDONLY && is_ours(path);
   if (writes && fails()) return -1;
   const bool is_new = writes && ::syscall(SYS_faccessat, AT_FDCWD, path, F_OK) != 0;
@@ -144,7 +171,8 @@ int renamed(const char* from, const char* to, unsigned flags) {
   }
   Change change{flags == 0 ? Change::Kind::kRenamed : Change::Kind::kExchanged, to, from};
   struct stat status {};
-  const bool replaces = flags == 0 && ::stat(to, &status) == 0 && S_ISREG(status.st_mode);
+  const bool is_there = ::syscall(SYS_newfstatat, AT_FDCWD, to, &status, 0) == 0;
+  const bool replaces = flags == 0 && is_there && S_ISREG(status.st_mode);
   if (replaces) change.kept = keep(to);
   const auto result = static_cast<int>(rename_now(from, to, flags));
   if (result != 0) return result;
@@ -294,6 +322,22 @@ ssize_t pwrite64(int descriptor, const void* data, size_t bytes, off64_t offset)
   return written_at(descriptor, data, bytes, offset);
 }
 
+ssize_t pread(int descriptor, void* into, size_t bytes, off_t offset) {
+  return read_from(descriptor, into, bytes, offset);
+}
+ssize_t pread64(int descriptor, void* into, size_t bytes, off64_t offset) {
+  return read_from(descriptor, into, bytes, offset);
+}
+
+int stat(const char* path, struct stat* status) noexcept {
+  if (status_fails(path)) return -1;
+  return static_cast<int>(::syscall(SYS_newfstatat, AT_FDCWD, path, status, 0));
+}
+int stat64(const char* path, struct stat64* status) noexcept {
+  if (status_fails(path)) return -1;
+  return static_cast<int>(::syscall(SYS_newfstatat, AT_FDCWD, path, status, 0));
+}
+
 int fallocate(int descriptor, int mode, off_t offset, off_t bytes) {
   return allocated(descriptor, mode, offset, bytes);
 }
@@ -399,6 +443,13 @@ void FailingDisk::recover() {
 void FailingDisk::spoil_writes(const std::string& ending) {
   const std::lock_guard lock(mutex);
   disk->spoilt_ending = ending;
+}
+
+void FailingDisk::fail_reading(const std::string& ending, Reading call, int error) {
+  const std::lock_guard lock(mutex);
+  disk->unreadable_ending = ending;
+  disk->failing_call = call;
+  disk->read_error = error;
 }
 
 void FailingDisk::refuse_exchange() {

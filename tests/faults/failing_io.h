@@ -23,6 +23,9 @@ class FailingDisk {
   bool has_failed() const;
   /// The folder can be listed so many times more; then reading its entries fails with EIO.
   void fail_listing_after(int times);
+  /// From now on files and folders of this ending cannot be looked at, opened to be read, or read.
+  enum class Reading { kStatus, kOpen, kRead };
+  void fail_reading(const std::string& ending, Reading call, int error);
   /// One bit of every write to files of this ending changes, and nobody is told.
   void spoil_writes(const std::string& ending);
   void recover();  ///< nothing fails any more

@@ -424,6 +424,44 @@ TEST(Faults, AStepThatIsNotAsItWasWrittenReplacesNone) {
   });
 }
 
+TEST(Faults, WhatCannotBeReadNowIsNoReasonToTakeAnOlderStep) {
+  using Reading = FailingDisk::Reading;
+  TemporaryFolder folder;
+  const auto directory = folder.file("save");
+  for (const int iteration : {1, 2}) save_known_step(directory, {iteration, 0}, nullptr);
+  int tried = 0;
+  for (const char* name : {"iter_0000002/__0_0.distcp", "iter_0000002/.metadata", "iter_0000002/manifest.json", "iter_0000002",
+                           "latest_checkpointed_iteration.txt", "save"}) {
+    for (const auto call : {Reading::kStatus, Reading::kOpen, Reading::kRead}) {
+      for (const int error : {EACCES, EIO, ESTALE, ENOMEM, EMFILE}) {
+        FailingDisk disk(directory);
+        disk.fail_reading(name, call, error);
+        std::vector<std::string> failures(2);
+        std::optional<Mark> found;
+        run_ranks(2, [&](const ProcessGroupPtr& group) {
+          const auto rank = static_cast<size_t>(group->rank());
+          failures[rank] = failure_of([&] {
+            const auto mark = load_known_step(directory, group);
+            if (rank == 0) found = mark;
+          });
+        });
+        SCOPED_TRACE(std::string(name) + ", " + std::strerror(error) + ", " +
+                     std::to_string(static_cast<int>(call)));
+        ASSERT_EQ(failures[0], failures[1]);
+        if (failures[0].empty()) {  // nobody needs that call
+          ASSERT_EQ(found, (Mark{2, 0}));
+          continue;
+        }
+        ++tried;
+        ASSERT_THAT(failures[0], HasSubstr(std::strerror(error)));
+        ASSERT_THAT(failures[0], HasSubstr("it may be whole, so nothing else is loaded instead"));
+      }
+    }
+  }
+  EXPECT_GE(tried, 5 * 9);
+  EXPECT_EQ(load_known_step(directory, nullptr), (Mark{2, 0}));
+}
+
 TEST(Faults, ARankThatHangsEndsTheSaveOfTheOthers) {
   TemporaryFolder folder;
   save_known_step(folder.path(), {1, 0}, nullptr);
