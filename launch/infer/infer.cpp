@@ -8,6 +8,7 @@
 
 #include "framework/arguments/checkpoint_arguments.h"
 #include "framework/training/lr_schedule.h"
+#include "framework/training/output_paths.h"
 #include "framework/training/sequence_group.h"
 #include "framework/training/training_checkpoint.h"
 #include "launch/arguments/command_line.h"
@@ -143,6 +144,12 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
   const InferDocuments data(arguments.data_path.front(), *arguments.seq_length, model.vocab_size());
   const int64_t documents = data.size();
   if (flags.log_probs) refuse_balance_loss(model);
+  std::vector<OutputPath> outputs;
+  if (flags.log_probs)
+    outputs.push_back({"--log-probs", *flags.log_probs, OutputPath::Kind::kFile});
+  if (flags.generated)
+    outputs.push_back({"--generated", *flags.generated, OutputPath::Kind::kFile});
+  try_output_paths(outputs, group);
   const InferenceRanks ranks{.device = device,
                              .sequence_group = sequence_group(arguments, model, group)};
   const ProcessGroupPtr readers = data_parallel_group(arguments, group);

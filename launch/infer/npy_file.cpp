@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <filesystem>
+
 #include "framework/diagnostics.h"
 
 namespace megashard {
@@ -14,6 +16,9 @@ constexpr size_t kHeaderBytes = 128;  // magic, version, length, description: a 
 NpyFile::NpyFile(std::string path, at::ScalarType dtype, int64_t columns)
     : path_(std::move(path)), dtype_(dtype), columns_(columns) {
   TORCH_INTERNAL_ASSERT(dtype == at::kFloat || dtype == at::kLong);
+  const auto folder = std::filesystem::path(path_).parent_path();
+  std::error_code ignored;  // a folder that cannot be made shows when the file is opened
+  if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
   file_.open(path_, std::ios::binary | std::ios::trunc);
   if (!file_) throw UsageError(path_ + " cannot be written; check the path.");
   write_header();

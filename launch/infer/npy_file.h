@@ -11,7 +11,7 @@ namespace megashard {
 /// A NumPy array file [rows, columns] of fp32 or int64 that grows row by row (numpy.load).
 class NpyFile {
  public:
-  /// Throws UsageError when the file cannot be written.
+  /// Creates missing folders. Throws UsageError when the file cannot be written.
   NpyFile(std::string path, at::ScalarType dtype, int64_t columns);
   /// [any, columns] of the dtype, on the CPU.
   void append(const at::Tensor& rows);

@@ -88,11 +88,11 @@ int64_t peak_memory_bytes(c10::Device device) {
 std::function<void()> schedule_tracer(const std::string& folder, torch::nn::Module& model,
                                       int rank) {
   constexpr int kTracedSteps = 3;
-  std::filesystem::create_directories(folder);
   const auto path = std::filesystem::path(folder) / c10::str("rank_", rank, ".json");
   auto trace = std::make_shared<ScheduleTrace>(model);
   return [trace, path, rank, steps = 0]() mutable {
     if (trace == nullptr) return;
+    std::filesystem::create_directories(path.parent_path());
     trace->write_chrome_trace(path, rank);
     if (++steps == kTracedSteps) trace.reset();
   };
@@ -175,7 +175,7 @@ int run_pretrain(int argc, char** argv) {
   const c10::Device device = device_of(group, environment.local_rank);
   seed_generators(arguments, group->rank(), device);
   at::globalContext().setDeterministicAlgorithms(arguments.deterministic_mode, /*warn_only=*/false);
-  if (arguments.save_hf) prepare_hf_model(arguments, group);
+  if (arguments.save_hf) prepare_hf_model(arguments);
   const Start from = find_start(arguments, group, sink);
   const BuiltModel built = build_model(arguments, from.initialises);
   if (environment.rank == 0) print_line(parameter_count_line(parameter_count(*built.model)));

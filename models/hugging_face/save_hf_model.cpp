@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "checkpoint/files/file_io.h"
 #include "checkpoint/hugging_face/hf_assets.h"
 #include "checkpoint/hugging_face/save_hf_sharded.h"
 #include "checkpoint/steps/agreement.h"
@@ -96,7 +95,7 @@ OrderedJson config_of_run(const Arguments& arguments) {
 
 }  // namespace
 
-void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group) {
+void prepare_hf_model(const Arguments& arguments) {
   config_of_run(arguments);
   const auto& folder = *arguments.save_hf;
   const auto real = [](const std::string& path) { return std::filesystem::weakly_canonical(path); };
@@ -104,9 +103,6 @@ void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group) 
     throw UsageError("--save-hf " + folder +
                      " is --hf-model's directory, whose weights it would replace; give another");
   }
-  all_or_throw(group, [&] {
-    if (rank_in(group) == 0) make_directories(folder);
-  });
 }
 
 void save_hf_model(MegatronModule& model, const Arguments& arguments,

@@ -6,18 +6,18 @@
 
 namespace megashard {
 
-/// --save-hf: a directory that transformers' from_pretrained loads. Both are collective over
-/// `group`.
+/// --save-hf: a directory that transformers' from_pretrained loads.
 
-/// Before training, so that its end does not fail: makes the folder. Throws a UsageError when it is
-/// --hf-model's own, or when transformers has no architecture for the network of the flags.
-void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group);
+/// Before training, so that its end does not fail. Throws a UsageError when it is --hf-model's own,
+/// or when transformers has no architecture for the network of the flags.
+void prepare_hf_model(const Arguments& arguments);
 
 /// All ranks write the model's weights (save_hf_sharded: in their dtype, tied ones once, experts as
 /// their family publishes them or, by --save-hf-stacked-experts, as stack_experts()); then come the
 /// files beside the weights of --hf-model, and config.json: --hf-model's, or that of the Llama,
 /// Qwen2 or Qwen3 which the flags describe, with the tying and dtype of this run. Adapters are
 /// merged into the weights, and by themselves in the folder's adapter/ (save_adapters.h).
+/// Collective.
 void save_hf_model(MegatronModule& model, const Arguments& arguments, const ProcessGroupPtr& group);
 
 }  // namespace megashard
