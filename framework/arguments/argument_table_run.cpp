@@ -90,7 +90,12 @@ void add_checkpoint(std::vector<Option>& rows) {
       .alias("--keep-last-checkpoints");
   group.add("--save-retain-interval", &A::save_retain_interval,
             "keep the multiples of it too; without --most-recent-k these and the newest");
-  group.add("--load", &A::load, "folder with a checkpoint; beats the weights of --hf-model")
+  group.add("--overwrite-run", &A::overwrite_run,
+            "--save may hold steps of another run: they are removed when this run's first step is "
+            "complete");
+  group
+      .add("--load", &A::load,
+           "folder with checkpoints, or one step's; beats the weights of --hf-model")
       .of_kind("DIR");
   group.add("--no-save-optim", &A::no_save_optim, "leave the optimizer out");
   group.add("--no-save-rng", &A::no_save_rng, "leave random states out");

@@ -2,12 +2,55 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <stdexcept>
 #include <system_error>
+#include <vector>
 
+#include "checkpoint/files/file_io.h"
 #include "framework/diagnostics.h"
 
 namespace megashard {
+namespace {
+
+/// 0: it is no line of a step.
+int64_t step_of(const std::string& line) {
+  const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const bool has_step = object.is_object() && object.contains("step") &&
+                        object["step"].is_number_integer();
+  return has_step ? object["step"].get<int64_t>() : 0;
+}
+
+/// Replaces the file at once, and not at all when nothing is to go.
+void cut(const std::string& path, int64_t step) {
+  if (!std::filesystem::is_regular_file(path)) return;
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  const auto kept = lines_until(text.str(), step);
+  // Through a link, which stays one.
+  if (kept != text.str()) write_file_atomically(std::filesystem::canonical(path), kept);
+}
+
+}  // namespace
+
+std::string lines_until(const std::string& text, int64_t step) {
+  struct Line {
+    int64_t step;
+    std::string_view text;
+  };
+  std::vector<Line> kept;
+  for (size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
+    end = text.find('\n', begin);
+    if (end == text.npos) break;  // a line that was cut short
+    const Line line{step_of(text.substr(begin, end - begin)),
+                    std::string_view(text).substr(begin, end + 1 - begin)};
+    if (line.step > 0) std::erase_if(kept, [&](const Line& each) { return each.step >= line.step; });
+    if (line.step <= step) kept.push_back(line);
+  }
+  std::string lines;
+  for (const auto& line : kept) lines += line.text;
+  return lines;
+}
 
 std::string metrics_line(const StepMetrics& metrics) {
   nlohmann::ordered_json object;
@@ -31,11 +74,12 @@ std::string metrics_line(const StepMetrics& metrics) {
   return object.dump();
 }
 
-MetricsFile::MetricsFile(const std::string& path, Mode mode) : path_(path) {
+MetricsFile::MetricsFile(const std::string& path, int64_t loaded_step) : path_(path) {
   const auto folder = std::filesystem::path(path).parent_path();
   std::error_code ignored;  // a folder that cannot be made shows when the file is opened
   if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
-  file_.open(path, mode == Mode::kAppend ? std::ios::app : std::ios::trunc);
+  if (loaded_step > 0) cut(path, loaded_step);
+  file_.open(path, loaded_step > 0 ? std::ios::app : std::ios::trunc);
   if (!file_)
     throw UsageError("--metrics-file " + path +
                      " cannot be written; check the folder and its permissions.");

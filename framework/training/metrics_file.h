@@ -30,12 +30,16 @@ struct StepMetrics {
 /// not finite.
 std::string metrics_line(const StepMetrics& metrics);
 
+/// The lines of a metrics file up to that step, of each step the last, as a run that goes on after
+/// it leaves them. Lines that are no step's stay, but for one that was cut short at the end.
+std::string lines_until(const std::string& text, int64_t step);
+
 /// Writes one line a step, flushed, so that a reader can follow it. For rank 0.
 class MetricsFile {
  public:
-  enum class Mode { kNew, kAppend };  ///< kAppend: a run that goes on from a checkpoint
-  /// Creates missing folders. Throws UsageError when the file cannot be written.
-  MetricsFile(const std::string& path, Mode mode);
+  /// A new file, or where a run goes on after `loaded_step`, the lines up to that one. Creates
+  /// missing folders. Throws UsageError when the file cannot be written.
+  MetricsFile(const std::string& path, int64_t loaded_step);
 
   /// Throws std::runtime_error when the line could not be written (a full disk).
   void write(const StepMetrics& metrics);

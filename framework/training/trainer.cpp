@@ -8,6 +8,7 @@
 
 #include "checkpoint/steps/agreement.h"
 #include "framework/training/flops.h"
+#include "framework/training/output_paths.h"
 #include "framework/training/sequence_group.h"
 #include "framework/training/training_log.h"
 #include "parallel/fsdp/fully_shard.h"
@@ -86,7 +87,7 @@ void Trainer::load(const CheckpointStep& step) {
   outside_.print_on_first_rank(loading_line(
       *arguments_.load, step.is_release ? std::nullopt : std::optional(step.iteration)));
   const auto lines = load_training_checkpoint(state_, step, group_);
-  if (!step.is_release && !arguments_.finetune) saves_.note_loaded();
+  if (!step.is_release && !arguments_.finetune) saves_.note_loaded(step);
   outside_.print_on_first_rank(loaded_line(*arguments_.load, state_.iteration));
   for (const auto& line : lines) outside_.print_on_first_rank(line);
 }
@@ -257,6 +258,8 @@ void Trainer::convert_checkpoint() {
   arguments_.ckpt_format = *arguments_.ckpt_convert_format;
   arguments_.save = *arguments_.ckpt_convert_save + "/" + arguments_.ckpt_format;
   saves_.check();
+  try_output_paths(output_paths(arguments_, /*saves=*/false), group_);
+  saves_.begin_run(/*converts=*/true);
   saves_.save();
   outside_.print_on_first_rank("> converted checkpoint: " + loaded + " -> " +
                                arguments_.ckpt_format + ".");
@@ -289,10 +292,12 @@ void Trainer::prepare_training() {
                                               arguments_.consumed_train_samples)
                      : arguments_.train_iters.value_or(0);
   all_or_rethrow(group_, [this] { build_data(); });
-  if (arguments_.metrics_file && group_->rank() == 0) {
-    const auto mode = state_.iteration > 0 ? MetricsFile::Mode::kAppend : MetricsFile::Mode::kNew;
-    metrics_ = std::make_unique<MetricsFile>(*arguments_.metrics_file, mode);
-  }
+  try_output_paths(output_paths(arguments_, /*saves=*/!arguments_.skip_train), group_);
+  if (!arguments_.skip_train) saves_.begin_run(/*converts=*/false);
+  all_or_rethrow(group_, [this] {
+    if (!arguments_.metrics_file || group_->rank() != 0) return;
+    metrics_ = std::make_unique<MetricsFile>(*arguments_.metrics_file, state_.iteration);
+  });
   if (arguments_.save && arguments_.async_save) saves_.go_beside_training();
   outside_.print_on_first_rank("training ...");
   outside_.print_on_first_rank(datetime_line("before the start of training step", now()));

@@ -1,6 +1,7 @@
 #include "framework/training/training_checkpoint.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -15,6 +16,7 @@
 #include "framework/training/load_strictness.h"
 #include "framework/training/random_states.h"
 #include "framework/training/save_contract.h"
+#include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
 namespace {
@@ -241,6 +243,20 @@ std::string check_save_format(const TrainingState& state) {
   return check_torch_dist_shards(tensors);
 }
 
+int64_t least_step_bytes(const TrainingState& state) {
+  int64_t bytes = 0;
+  for (const auto& [key, tensor] : tensors_of(state, /*with_optimizer=*/false)) {
+    bytes += c10::multiply_integers(tensor.global_sizes) *
+             static_cast<int64_t>(tensor.local.element_size());
+  }
+  if (state.arguments.no_save_optim || state.optimizer == nullptr) return bytes;
+  const auto& options = state.optimizer->options();
+  const int64_t moments = options.kind == OptimizerKind::kAdam ? 2 : options.momentum != 0 ? 1 : 0;
+  for (const auto& parameter : state.optimizer->parameters())
+    bytes += moments * int64_t{sizeof(float)} * c10::multiply_integers(sharded_view(parameter).global_sizes);
+  return bytes;
+}
+
 void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr& group,
                               const std::function<void(const std::string& line)>& notice,
                               AsyncSaver* saver) {
@@ -264,7 +280,9 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
   SaveOptions options{.format = format_of_name(arguments.ckpt_format),
                       .retention = {.most_recent = arguments.most_recent_k,
                                     .interval = arguments.save_retain_interval,
-                                    .damaged = state.damaged_steps},
+                                    .damaged = state.damaged_steps,
+                                    .other_runs = state.replaces_other_runs},
+                      .run = state.run,
                       .notice = notice,
                       .tied = tied_keys(state.model),
                       .plans = state.save_plans};
@@ -346,7 +364,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
     state.optimizer->reload_model_parameters(
         [&](const std::string& name) { return !parts.optimizer || stale_copies.count(name) != 0; });
   }
-  if (saves_where_it_loads(arguments)) state.damaged_steps = step.passed_over;
+  if (parts.progress && saves_where_it_loads(arguments)) state.damaged_steps = step.passed_over;
   if (!parts.progress) return lines;
 
   state.iteration = position.iteration;

@@ -11,6 +11,7 @@
 #include "checkpoint/dcp/dcp_plan.h"
 #include "checkpoint/steps/async_saver.h"
 #include "checkpoint/steps/checkpoint_directory.h"
+#include "checkpoint/steps/run_history.h"
 #include "framework/arguments/arguments.h"
 #include "framework/modules/megatron_module.h"
 #include "framework/training/lr_schedule.h"
@@ -29,12 +30,17 @@ struct TrainingState {
   int64_t iteration = 0;
   double flops_so_far = 0;
   std::vector<int64_t> damaged_steps{};  ///< of arguments.save, passed over by the load
+  RunHistory run{};                      ///< on the first rank: whose steps are saved
+  bool replaces_other_runs = false;      ///< the next save removes their steps
   std::shared_ptr<SavePlanCache> save_plans = std::make_shared<SavePlanCache>();
 };
 
 /// Whether --ckpt-format can hold the state: throws a sentence for what it cannot, returns one to
 /// be shown for what is unusual (check_torch_dist_shards), or nothing.
 std::string check_save_format(const TrainingState& state);
+
+/// A step has at least so many bytes, of what this rank knows.
+int64_t least_step_bytes(const TrainingState& state);
 
 /// Saves to arguments.save in --ckpt-format, as the entries of Megatron's checkpoints: model,
 /// optimizer, opt_param_scheduler, args, iteration, checkpoint_version,

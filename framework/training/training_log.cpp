@@ -137,9 +137,11 @@ std::string loaded_line(const std::string& directory, int64_t iteration) {
          std::to_string(iteration);
 }
 
-std::string missing_checkpoint_lines(const std::string& tracker_file) {
+std::string missing_checkpoint_lines(const std::string& tracker_file, const std::string& weights) {
   return "WARNING: could not find the metadata file " + tracker_file +
-         "\n    will not load any checkpoints and will start from random";
+         (weights.empty() ? "\n    will not load any checkpoints and will start from random"
+                          : "\n    will not load any checkpoints from there; the weights come from " +
+                                weights);
 }
 
 }  // namespace megashard

@@ -63,6 +63,6 @@ std::string saved_line(int64_t iteration, const std::string& directory);
 std::string loading_line(const std::string& directory, std::optional<int64_t> iteration);
 std::string loaded_line(const std::string& directory, int64_t iteration);
 /// Two lines, for a folder without a tracker file.
-std::string missing_checkpoint_lines(const std::string& tracker_file);
+std::string missing_checkpoint_lines(const std::string& tracker_file, const std::string& weights);
 
 }  // namespace megashard

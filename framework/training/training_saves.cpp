@@ -1,13 +1,25 @@
 #include "framework/training/training_saves.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "checkpoint/steps/agreement.h"
+#include "checkpoint/steps/manifest.h"
+#include "framework/diagnostics.h"
 #include "framework/training/training_log.h"
 #include "parallel/collectives/routed_process_group.h"
 
 namespace megashard {
+namespace {
+
+std::string size_text(uint64_t bytes) {
+  constexpr int kGiB = 30, kKiB = 10;
+  const bool is_large = bytes >> kGiB > 0;
+  return std::to_string(bytes >> (is_large ? kGiB : kKiB)) + (is_large ? " GiB" : " KiB");
+}
+
+}  // namespace
 
 ProcessGroupPtr make_saving_group(const ProcessGroupPtr& group, const std::string& name) {
   if (group->size() == 1 || !has_host_backend(group)) return group;
@@ -26,6 +38,73 @@ void TrainingSaves::check() {
   saving_group_ = make_saving_group(group_, "saves");
 }
 
+/// Empty, or why the folder is refused. Of the first rank.
+std::string TrainingSaves::settle_run(bool converts) {
+  const Arguments& arguments = state_.arguments;
+  const auto& folder = *arguments.save;
+  const auto steps = list_steps(folder);
+  const bool loads_here = saves_where_it_loads(arguments);
+  state_.run = new_run();
+  if (loaded_) {
+    const auto loaded = run_of_step(loaded_->folder);
+    const bool is_newest = std::none_of(steps.begin(), steps.end(), [this](const auto& step) {
+      return !step.is_release && step.iteration > loaded_->iteration;
+    });
+    const bool is_same = converts || (loads_here && is_newest && !loaded.id.empty());
+    state_.run = is_same ? loaded : gone_on_from(loaded, loaded_->iteration);
+  }
+  const auto is_other = [&](const CheckpointStep& step) {
+    return !converts ||
+           kinship(state_.run, run_of_step(step.folder).id, step.iteration) == Kinship::kOther;
+  };
+  if (loads_here || std::none_of(steps.begin(), steps.end(), is_other)) return "";
+  const auto name = [](const CheckpointStep& step) {
+    return std::filesystem::path(step.folder).filename().string();
+  };
+  const auto which =
+      " (" + name(steps.back()) + (steps.size() > 1 ? " to " + name(steps.front()) : "") + ")";
+  if (arguments.overwrite_run) {
+    state_.replaces_other_runs = true;
+    say_("--overwrite-run: the steps of the earlier run in " + folder + which +
+         " are removed when this run's first step is complete");
+    return "";
+  }
+  return "--save " + folder + " holds steps of an earlier run" + which +
+         ", and this run does not go on from them: give --load " + folder +
+         " to go on, an empty folder to start anew, or --overwrite-run to have them removed when "
+         "this run's first step is complete";
+}
+
+void TrainingSaves::warn_of_little_room() {
+  const auto& folder = *state_.arguments.save;
+  const auto needed = static_cast<uint64_t>(least_step_bytes(state_));
+  std::error_code error;
+  const auto room = std::filesystem::space(folder, error).available;
+  if (error || room >= needed) return;
+  say_("WARNING: the disk of --save " + folder + " has " + size_text(room) +
+       " left, and a checkpoint of this run takes more than " + size_text(needed) +
+       ": make room before the first one is due, or give another folder");
+}
+
+void TrainingSaves::begin_run(bool converts) {
+  if (!state_.arguments.save) return;
+  // Ranks may see the folder differently: the first rank's view counts.
+  const auto answers = gather_or_throw(group_, [&]() -> std::string {
+    if (rank_in(group_) != 0) return "";
+    lock_ = std::make_unique<RunLock>(*state_.arguments.save);
+    if (!lock_->is_held()) {
+      say_("WARNING: the file system of --save " + *state_.arguments.save +
+           " has no locks, so nothing keeps a second run out of it");
+    }
+    const auto refusal = settle_run(converts);
+    if (!refusal.empty()) return refusal;
+    warn_of_little_room();
+    return state_.replaces_other_runs ? "!" : "";
+  });
+  state_.replaces_other_runs = answers.front() == "!";
+  require(answers.front().empty() || state_.replaces_other_runs, answers.front());
+}
+
 void TrainingSaves::go_beside_training() {
   saver_ = std::make_unique<AsyncSaver>(group_, AsyncSaverOptions{.say = say_});
 }
@@ -36,6 +115,7 @@ void TrainingSaves::save() {
   const auto warn = [this](const std::string& line) { say_("WARNING: " + line); };
   std::erase(state_.damaged_steps, state_.iteration);  // it is replaced
   save_training_checkpoint(state_, saving_group_, warn, saver_.get());
+  state_.replaces_other_runs = false;  // this save does that
   last_saved_ = being_saved_ = state_.iteration;
   if (saver_ == nullptr) finish();
 }
@@ -59,7 +139,7 @@ bool TrainingSaves::has_failed() const {
 bool TrainingSaves::is_saved() const {
   if (was_just_saved()) return true;
   const Arguments& arguments = state_.arguments;
-  if (loaded_ != state_.iteration) return false;
+  if (loaded_at_ != state_.iteration) return false;
   if (arguments.auto_detect_ckpt_format) return false;  // the format may be another one
   // Ranks may see the folders differently: the first rank's view counts.
   const auto views = gather_or_throw(

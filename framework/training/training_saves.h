@@ -7,6 +7,7 @@
 #include <string>
 
 #include "checkpoint/steps/async_saver.h"
+#include "checkpoint/steps/run_lock.h"
 #include "framework/training/training_checkpoint.h"
 
 namespace megashard {
@@ -25,6 +26,11 @@ class TrainingSaves {
 
   /// That --ckpt-format can hold the state, before time is spent on it.
   void check();
+  /// Takes --save for this run, until this is gone, and settles whose steps are saved: those of the
+  /// run that was loaded from there, or of a new one, for which a folder with steps of another is
+  /// refused unless --overwrite-run or a load from there says that it is meant. `converts`: the
+  /// step that was loaded is saved again, as a step of its own run.
+  void begin_run(bool converts);
   /// --async-save: from now on training does not wait.
   void go_beside_training();
 
@@ -36,18 +42,26 @@ class TrainingSaves {
 
   bool has_failed() const;  ///< on this rank, the one under way
   bool was_just_saved() const { return last_saved_ == state_.iteration; }
-  /// The state as it is now is that of the step in --load.
-  void note_loaded() { loaded_ = state_.iteration; }
+  /// The state as it is now is that of the step, of --load.
+  void note_loaded(const CheckpointStep& step) {
+    loaded_ = step;
+    loaded_at_ = state_.iteration;
+  }
   /// The weights as they are now are a step of --save.
   bool is_saved() const;
 
  private:
+  std::string settle_run(bool converts);
+  void warn_of_little_room();
+
   TrainingState& state_;
   ProcessGroupPtr group_;
   std::function<void(const std::string& line)> say_;
-  std::optional<int64_t> last_saved_, loaded_;
+  std::optional<int64_t> last_saved_, loaded_at_;
+  std::optional<CheckpointStep> loaded_;
   std::optional<int64_t> being_saved_;
   ProcessGroupPtr saving_group_;
+  std::unique_ptr<RunLock> lock_;  // of the first rank
   std::unique_ptr<AsyncSaver> saver_;  // null: training waits for each save
 };
 

@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/diagnostics.h"
 
 namespace megashard {
@@ -42,16 +44,37 @@ TEST(MetricsFile, WritesALineAStepAndGoesOn) {
       EXPECT_TRUE(nlohmann::json::accept(line));
     return count;
   };
-  MetricsFile first(path, MetricsFile::Mode::kNew);
+  MetricsFile first(path, 0);
   first.write({.step = 1});
   EXPECT_EQ(lines(), 1) << "each line can be read at once";
-  MetricsFile(path, MetricsFile::Mode::kAppend).write({.step = 2});
+  MetricsFile(path, 1).write({.step = 2});
   EXPECT_EQ(lines(), 2);
-  MetricsFile(path, MetricsFile::Mode::kNew).write({.step = 1});
+  MetricsFile(path, 0).write({.step = 1});
   EXPECT_EQ(lines(), 1);
-  EXPECT_THAT(usage_error([&] { MetricsFile(path + "/under/a/file", MetricsFile::Mode::kNew); }),
+  EXPECT_THAT(usage_error([&] { MetricsFile(path + "/under/a/file", 0); }),
               testing::HasSubstr("cannot be written"));
   std::filesystem::remove_all(folder);
+}
+
+TEST(MetricsFile, IsCutToTheStepThatIsLoaded) {
+  const std::string one = "{\"step\":1}\n", two = "{\"step\":2}\n", note = "a note\n";
+  const std::string three = "{\"step\":3}\n";
+  EXPECT_EQ(lines_until(one + two + three, 2), one + two);
+  EXPECT_EQ(lines_until(one + two, 5), one + two);
+  EXPECT_EQ(lines_until(one + "{\"step\":2,\"lo", 2), one);
+  EXPECT_EQ(lines_until(note + one + three, 1), note + one);
+  const std::string again = "{\"step\":2,\"loss\":1}\n";  // as of a run that went on from 1
+  EXPECT_EQ(lines_until(one + two + three + again, 2), one + again);
+  EXPECT_EQ(lines_until("", 2), "");
+
+  const TemporaryFolder folder;
+  std::ofstream(folder.file("real")) << one + two + three;
+  std::filesystem::create_symlink(folder.file("real"), folder.file("link"));
+  MetricsFile(folder.file("link"), 2).write({.step = 3});
+  std::ifstream file(folder.file("real"));
+  std::string lines(std::istreambuf_iterator<char>(file), {});
+  EXPECT_TRUE(lines.starts_with(one + two + "{\"step\":3,\"loss\"")) << lines;
+  EXPECT_TRUE(std::filesystem::is_symlink(folder.file("link")));
 }
 
 }  // namespace

@@ -109,9 +109,12 @@ TEST(LogLines, AreMegatrons) {
   EXPECT_EQ(loading_line("out", std::nullopt), " loading release checkpoint from out");
   EXPECT_EQ(loaded_line("out", 10),
             "  successfully loaded checkpoint from out [ t 1/1, p 1/1 ] at iteration 10");
-  EXPECT_EQ(missing_checkpoint_lines("out/latest_checkpointed_iteration.txt"),
+  EXPECT_EQ(missing_checkpoint_lines("out/latest_checkpointed_iteration.txt", ""),
             "WARNING: could not find the metadata file out/latest_checkpointed_iteration.txt\n"
             "    will not load any checkpoints and will start from random");
+  EXPECT_THAT(missing_checkpoint_lines("out/latest_checkpointed_iteration.txt", "--hf-model M"),
+              testing::EndsWith("will not load any checkpoints from there; the weights come from "
+                                "--hf-model M"));
   EXPECT_EQ(exit_line(10, "T"), "[exiting program at iteration 10] datetime: T ");
   EXPECT_EQ(parameter_count_line(7),
             " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 7");
