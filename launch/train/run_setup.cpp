@@ -48,6 +48,29 @@ void take_expert_ranks_of_file(Arguments& arguments, const DiagnosticSink& sink)
        c10::str("FSDP2: expert_parallel_size: as --expert-model-parallel-size ", ranks));
 }
 
+/// --load without a checkpoint: refused where only its weights can be meant.
+void go_on_without_checkpoint(const Arguments& arguments, const DiagnosticSink& sink) {
+  const auto tracker =
+      (std::filesystem::path(*arguments.load) / "latest_checkpointed_iteration.txt").string();
+  const auto missing = tracker + " does not exist, so there is nothing to load";
+  require(!arguments.ckpt_convert_format, "--ckpt-convert-format: " + missing);
+  require(!arguments.exit_on_missing_checkpoint, "--exit-on-missing-checkpoint: " + missing);
+  require(!arguments.skip_train,
+          "--load " + *arguments.load + ": " + missing +
+              ", and nothing is trained: give the folder of the checkpoint, or leave --load out");
+  const bool has_files = arguments.hf_model && !arguments.from_scratch;
+  const auto weights =
+      arguments.pretrained_checkpoint
+          ? "--pretrained-checkpoint " + *arguments.pretrained_checkpoint
+          : (has_files ? "--hf-model " + *arguments.hf_model : std::string());
+  sink(Severity::kNotice, missing_checkpoint_lines(tracker, weights));
+}
+
+/// What --load means from here on: a step's own folder may have been given.
+std::string parent_of(const CheckpointStep& step) {
+  return std::filesystem::path(step.folder).parent_path().string();
+}
+
 }  // namespace
 
 DiagnosticSink sink_for(int rank) {
@@ -93,16 +116,11 @@ Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const Diagn
       .depth = arguments.verify_checkpoint ? VerifyDepth::kBytes : VerifyDepth::kSizes,
       .notice = [&sink](const std::string& line) { sink(Severity::kWarning, line); }};
   if (arguments.load) {
-    if (const auto step = find_step(*arguments.load, group, find))
+    if (const auto step = find_step(*arguments.load, group, find)) {
+      arguments.load = parent_of(*step);
       return {WeightSource::kCheckpoint, *step, may_lack_weights(arguments)};
-    const auto tracker =
-        (std::filesystem::path(*arguments.load) / "latest_checkpointed_iteration.txt").string();
-    if (arguments.exit_on_missing_checkpoint || arguments.ckpt_convert_format) {
-      throw UsageError((arguments.ckpt_convert_format ? "--ckpt-convert-format: "
-                                                      : "--exit-on-missing-checkpoint: ") +
-                       tracker + " does not exist, so there is nothing to load");
     }
-    sink(Severity::kNotice, missing_checkpoint_lines(tracker));
+    go_on_without_checkpoint(arguments, sink);
   }
   if (arguments.pretrained_checkpoint) {
     const std::string& folder = *arguments.pretrained_checkpoint;
@@ -112,7 +130,7 @@ Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const Diagn
                        " holds no checkpoint (no latest_checkpointed_iteration.txt); check the "
                        "path, or leave it out");
     }
-    arguments.load = folder;
+    arguments.load = parent_of(*step);
     arguments.finetune = true;
     return {WeightSource::kCheckpoint, *step, may_lack_weights(arguments)};
   }

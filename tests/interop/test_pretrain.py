@@ -89,10 +89,10 @@ def test_saves_beside_the_training_change_nothing_and_resume_alike(folder, strai
 
 
 def test_a_save_that_fails_beside_the_training_ends_it(folder):
-    (folder / "no_folder").write_text("")
-    steps, out = pretrain(folder, "fails", "--train-iters", "400", "--save", str(folder / "no_folder" / "save"),
+    (folder / "fails" / "latest_checkpointed_iteration.txt").mkdir(parents=True)  # where the tracker is to be
+    steps, out = pretrain(folder, "fails", "--train-iters", "400", "--save", str(folder / "fails"),
                           "--save-interval", "201", "--async-save", expect=1)
-    assert "the checkpoint of iteration 201 was not saved: rank 0: cannot create the folder" in out
+    assert "the checkpoint of iteration 201 was not saved: rank 0: cannot rename" in out
     assert "successfully saved" not in out
     assert 201 <= len(steps) < 400  # at a next step: no other save is due
 
