@@ -90,7 +90,8 @@ void InputFile::read_at(void* into, int64_t bytes, int64_t offset) const {
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
       throw_read_failure(
-          "reading " + path_ + " at byte " + std::to_string(offset) + " failed: " + reason(), errno);
+          "reading " + path_ + " at byte " + std::to_string(offset) + " failed: " + reason(),
+          errno);
     }
     TORCH_CHECK(got > 0, path_, " ends at byte ", offset, ": it was cut while it was read");
     target += got;

@@ -56,9 +56,9 @@ class StepWriter {
   /// beside a running training.
   void begin_beside_others();
   /// `files`: all that is in the folder, synced; `run`: whose step it is. Writes the manifest,
-  /// renames the folder, moves the tracker, each of them durably. A step of that name is replaced: the two change places at once,
-  /// or where the file system cannot do that, the old one counts under its hidden name until the
-  /// new one is there.
+  /// renames the folder, moves the tracker, each of them durably. A step of that name is replaced:
+  /// the two change places at once, or where the file system cannot do that, the old one counts
+  /// under its hidden name until the new one is there.
   void commit(const std::vector<ManifestFile>& files, const RunHistory& run = {});
   /// Throws when a step of that name or iteration is there, as converters replace none.
   void refuse_existing() const;

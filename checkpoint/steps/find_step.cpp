@@ -43,14 +43,14 @@ std::string step_path(const std::string& folder) {
     return path.has_filename() ? path : path.parent_path();
   };
   const auto given = whole(std::filesystem::path(folder).lexically_normal());
-  if (step_named(given.filename(), given)) return given.has_parent_path() ? given : std::filesystem::path(".") / given;
+  if (step_named(given.filename(), given))
+    return given.has_parent_path() ? given : std::filesystem::path(".") / given;
   std::error_code error;  // of a path that is not there
   return whole(std::filesystem::weakly_canonical(folder, error));
 }
 
 /// The step whose own folder it is, instead of the directory of a training.
-std::optional<CheckpointStep> as_step(const std::string& folder,
-                                      std::optional<int64_t> ckpt_step) {
+std::optional<CheckpointStep> as_step(const std::string& folder, std::optional<int64_t> ckpt_step) {
   const auto path = step_path(folder);
   const auto step = step_named(std::filesystem::path(path).filename(), path);
   const bool is_numbered = step && !step->is_release;
@@ -160,8 +160,9 @@ std::string take_out_other_runs(std::vector<CheckpointStep>& steps, const Checkp
   });
   TORCH_CHECK(others.empty() || is_sure, others, " and ", steps.empty() ? "others" : steps[0].folder,
               " are steps of different runs, and nothing says which of them is meant: name a step with --ckpt-step");
-  return others.empty() ? "" : others + (others.find(", ") == others.npos ? " is" : " are") +
-                                   " of another run";
+  return others.empty()
+             ? ""
+             : others + (others.find(", ") == others.npos ? " is" : " are") + " of another run";
 }
 
 /// The same on all ranks. The first `tried` of the candidates are damaged.
@@ -286,7 +287,8 @@ std::optional<CheckpointStep> find_step(const std::string& directory, const Proc
     }
     passed_over.push_back(step.iteration);
     trouble += (trouble.empty() ? "" : "; ") + damage;
-    if (next == 0 && tracker_is_whole && !found.is_asked_for) keep_one_run(found, 1, directory, group);
+    if (next == 0 && tracker_is_whole && !found.is_asked_for)
+      keep_one_run(found, 1, directory, group);
   }
   const auto asked =
       options.ckpt_step ? "--ckpt-step " + std::to_string(*options.ckpt_step) + ": " : "";

@@ -21,8 +21,9 @@ struct RetentionPolicy {
 
 /// Removes the other steps before `newest`, which must be whole: throws otherwise, and removes
 /// nothing. Damaged ones, and those that its run has left behind, do not count as recent. Never
-/// removes `newest`, those after it, or `release`, and those of other runs only when that is asked. Each vanishes by a rename to a hidden name and is then deleted, so a crash leaves
-/// nothing half there. To be called by one process, after a commit.
+/// removes `newest`, those after it, or `release`, and those of other runs only when that is asked.
+/// Each vanishes by a rename to a hidden name and is then deleted, so a crash leaves nothing half
+/// there. To be called by one process, after a commit.
 void remove_old_steps(const std::string& directory, int64_t newest, const RetentionPolicy& policy);
 
 }  // namespace megashard

@@ -13,7 +13,7 @@ struct RunHistory {
     std::string id;
     int64_t last = 0;  ///< iteration of the step that was gone on from
   };
-  std::string id{};  ///< empty: not said, as in steps of converters and of other programs
+  std::string id{};            ///< empty: not said, as in steps of converters and of other programs
   std::vector<Part> before{};  ///< what it went on from, the first run first
 };
 

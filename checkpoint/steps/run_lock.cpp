@@ -41,7 +41,8 @@ std::vector<std::string> missing_folders(const std::string& directory) {
 
 /// Whether the file that is open still has its name: its owner removes it when it ends.
 bool is_current(int descriptor, const std::string& path) {
-  struct stat open_one {}, named {};
+  struct stat open_one {};
+  struct stat named {};
   return ::fstat(descriptor, &open_one) == 0 && ::stat(path.c_str(), &named) == 0 &&
          open_one.st_ino == named.st_ino && open_one.st_dev == named.st_dev;
 }

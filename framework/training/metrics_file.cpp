@@ -16,8 +16,8 @@ namespace {
 /// 0: it is no line of a step.
 int64_t step_of(const std::string& line) {
   const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  const bool has_step = object.is_object() && object.contains("step") &&
-                        object["step"].is_number_integer();
+  const bool has_step =
+      object.is_object() && object.contains("step") && object["step"].is_number_integer();
   return has_step ? object["step"].get<int64_t>() : 0;
 }
 
@@ -44,7 +44,8 @@ std::string lines_until(const std::string& text, int64_t step) {
     if (end == text.npos) break;  // a line that was cut short
     const Line line{step_of(text.substr(begin, end - begin)),
                     std::string_view(text).substr(begin, end + 1 - begin)};
-    if (line.step > 0) std::erase_if(kept, [&](const Line& each) { return each.step >= line.step; });
+    if (line.step > 0)
+      std::erase_if(kept, [&](const Line& each) { return each.step >= line.step; });
     if (line.step <= step) kept.push_back(line);
   }
   std::string lines;

@@ -253,7 +253,8 @@ int64_t least_step_bytes(const TrainingState& state) {
   const auto& options = state.optimizer->options();
   const int64_t moments = options.kind == OptimizerKind::kAdam ? 2 : options.momentum != 0 ? 1 : 0;
   for (const auto& parameter : state.optimizer->parameters())
-    bytes += moments * int64_t{sizeof(float)} * c10::multiply_integers(sharded_view(parameter).global_sizes);
+    bytes += moments * int64_t{sizeof(float)} *
+             c10::multiply_integers(sharded_view(parameter).global_sizes);
   return bytes;
 }
 

@@ -139,9 +139,9 @@ std::string loaded_line(const std::string& directory, int64_t iteration) {
 
 std::string missing_checkpoint_lines(const std::string& tracker_file, const std::string& weights) {
   return "WARNING: could not find the metadata file " + tracker_file +
-         (weights.empty() ? "\n    will not load any checkpoints and will start from random"
-                          : "\n    will not load any checkpoints from there; the weights come from " +
-                                weights);
+         (weights.empty()
+              ? "\n    will not load any checkpoints and will start from random"
+              : "\n    will not load any checkpoints from there; the weights come from " + weights);
 }
 
 }  // namespace megashard

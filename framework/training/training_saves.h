@@ -61,7 +61,7 @@ class TrainingSaves {
   std::optional<CheckpointStep> loaded_;
   std::optional<int64_t> being_saved_;
   ProcessGroupPtr saving_group_;
-  std::unique_ptr<RunLock> lock_;  // of the first rank
+  std::unique_ptr<RunLock> lock_;      // of the first rank
   std::unique_ptr<AsyncSaver> saver_;  // null: training waits for each save
 };
 

@@ -59,10 +59,9 @@ void go_on_without_checkpoint(const Arguments& arguments, const DiagnosticSink& 
           "--load " + *arguments.load + ": " + missing +
               ", and nothing is trained: give the folder of the checkpoint, or leave --load out");
   const bool has_files = arguments.hf_model && !arguments.from_scratch;
-  const auto weights =
-      arguments.pretrained_checkpoint
-          ? "--pretrained-checkpoint " + *arguments.pretrained_checkpoint
-          : (has_files ? "--hf-model " + *arguments.hf_model : std::string());
+  const auto weights = arguments.pretrained_checkpoint
+                           ? "--pretrained-checkpoint " + *arguments.pretrained_checkpoint
+                           : (has_files ? "--hf-model " + *arguments.hf_model : std::string());
   sink(Severity::kNotice, missing_checkpoint_lines(tracker, weights));
 }
 

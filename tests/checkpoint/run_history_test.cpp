@@ -145,8 +145,8 @@ TEST_F(RunsInAFolder, AStepsOwnFolderIsThatStep) {
   for (const auto& path : {step(10), step(10) + "/", directory_.path() + "/./iter_0000010"}) {
     const auto found = find_step(path, nullptr);
     EXPECT_EQ(found->iteration, 10);
-    EXPECT_TRUE(std::filesystem::equivalent(
-        std::filesystem::path(found->folder).parent_path(), directory_.path()));
+    EXPECT_TRUE(std::filesystem::equivalent(std::filesystem::path(found->folder).parent_path(),
+                                            directory_.path()));
   }
   EXPECT_EQ(find_step(step(10), nullptr, {.ckpt_step = 10})->iteration, 10);
   EXPECT_THAT(message_of([&] { find_step(step(10), nullptr, {.ckpt_step = 20}); }),

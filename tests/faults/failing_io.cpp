@@ -127,7 +127,8 @@ using Reading = megashard::testing::FailingDisk::Reading;
 
 /// Whether this call cannot be made, with errno. Under the mutex.
 bool reading_fails(const std::string& path, Reading call) {
-  if (disk == nullptr || disk->unreadable_ending.empty() || disk->failing_call != call) return false;
+  if (disk == nullptr || disk->unreadable_ending.empty() || disk->failing_call != call)
+    return false;
   if (!is_ours(path) || !path.ends_with(disk->unreadable_ending)) return false;
   errno = disk->read_error;
   return true;

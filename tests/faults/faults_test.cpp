@@ -430,8 +430,9 @@ TEST(Faults, WhatCannotBeReadNowIsNoReasonToTakeAnOlderStep) {
   const auto directory = folder.file("save");
   for (const int iteration : {1, 2}) save_known_step(directory, {iteration, 0}, nullptr);
   int tried = 0;
-  for (const char* name : {"iter_0000002/__0_0.distcp", "iter_0000002/.metadata", "iter_0000002/manifest.json", "iter_0000002",
-                           "latest_checkpointed_iteration.txt", "save"}) {
+  for (const char* name :
+       {"iter_0000002/__0_0.distcp", "iter_0000002/.metadata", "iter_0000002/manifest.json",
+        "iter_0000002", "latest_checkpointed_iteration.txt", "save"}) {
     for (const auto call : {Reading::kStatus, Reading::kOpen, Reading::kRead}) {
       for (const int error : {EACCES, EIO, ESTALE, ENOMEM, EMFILE}) {
         FailingDisk disk(directory);
