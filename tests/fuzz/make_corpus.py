@@ -177,8 +177,10 @@ def tokens():
 def manifests():
     files = {"__0_0.distcp": {"bytes": 4096, "crc32": "0123abcd"}, ".metadata": {"bytes": 12, "crc32": "00000000"}}
     root = {"files": files, "format_version": 1, "iteration": 10}
-    compact = json.dumps(root, sort_keys=True, separators=(",", ":"))
-    seed("manifest", "two", json.dumps({**root, "crc32": f"{zlib.crc32(compact.encode()):08x}"}))
+    run = {"id": "0123456789abcdef", "before": [["", 5], ["fedcba9876543210", 7]]}
+    for name, content in {"two": root, "of_a_run": {**root, "run": run}}.items():
+        compact = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        seed("manifest", name, json.dumps({**content, "crc32": f"{zlib.crc32(compact.encode()):08x}"}))
 
 
 def texts():
