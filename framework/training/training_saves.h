@@ -47,6 +47,8 @@ class TrainingSaves {
     loaded_ = step;
     loaded_at_ = state_.iteration;
   }
+  /// The last whole step in --save that is of this run, or that it goes on from.
+  std::optional<int64_t> last_in_folder() const;
   /// The weights as they are now are a step of --save.
   bool is_saved() const;
 

@@ -7,8 +7,10 @@
 #include <set>
 
 #include "framework/arguments/checkpoint_arguments.h"
+#include "framework/training/finite_weights.h"
 #include "framework/training/lr_schedule.h"
 #include "framework/training/output_paths.h"
+#include "framework/training/progress_clock.h"
 #include "framework/training/sequence_group.h"
 #include "framework/training/training_checkpoint.h"
 #include "launch/arguments/command_line.h"
@@ -61,6 +63,8 @@ const Program& infer_program() {
   return program;
 }
 
+constexpr const char* kEveryDocument = "1,0,0";  // as a split
+
 struct InferFlags {
   std::optional<std::string> log_probs, generated;
   int64_t new_tokens = 0;  // of --generate
@@ -86,7 +90,8 @@ InferFlags infer_flags(const std::map<std::string, std::string>& own, Mistakes& 
 }
 
 /// The flags of training that validation asks for and nothing here uses.
-void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker) {
+void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker,
+                        const DiagnosticSink& sink) {
   arguments.skip_train = true;
   arguments.train_iters = 1;
   arguments.train_samples.reset();
@@ -104,6 +109,11 @@ void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker)
   arguments.save.reset();
   arguments.save_interval.reset();
   arguments.async_save = false;
+  if (arguments.split) {
+    sink(Severity::kWarning, "--split " + *arguments.split +
+                                 " is not used: infer reads every document of --data-path.");
+  }
+  arguments.split = kEveryDocument;
   arguments.finetune = arguments.load || arguments.pretrained_checkpoint;  // weights only
   if (!worker) {
     if (!arguments.micro_batch_size) arguments.micro_batch_size = 1;
@@ -162,9 +172,13 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
     generated.emplace(*flags.generated, at::kLong, flags.new_tokens);
   double sum = 0;
   model.eval();
+  sink(Severity::kNotice, c10::str("Inferring on ", documents, " documents"));
+  ProgressClock progress;
   for (int64_t start = 0; start < documents; start += batch * readers->size()) {
     const int64_t first = std::min(start + readers->rank() * batch, documents);
     const int64_t last = std::min(first + batch, documents);
+    if (progress.is_due())
+      sink(Severity::kNotice, c10::str("Inferring: document ", start, "/", documents));
     InferenceBatch mine = data.read(first, last);
     const int64_t rows = std::min(documents - start, batch * readers->size());
     if (flags.log_probs) {
@@ -203,6 +217,18 @@ void load_weights(Arguments& arguments, const Start& from, MultiModalModule& mod
   load_training_checkpoint(state, from.step, group);
 }
 
+/// What a model makes of weights that are no numbers looks like any other tokens.
+void check_weights(const MultiModalModule& model, const Arguments& arguments, const Start& from,
+                   const ProcessGroupPtr& group) {
+  if (from.source == WeightSource::kInitialisation) return;
+  const std::string found = weights_without_numbers(model, group);
+  const std::string step =
+      from.source == WeightSource::kCheckpoint ? from.step.folder : *arguments.hf_model;
+  const std::string base = arguments.lora_r ? " and " + *arguments.hf_model : "";
+  TORCH_CHECK(found.empty(), "of the weights loaded from ", step, base, ", ", found,
+              "; take other files, or convert these again");
+}
+
 }  // namespace
 
 int run_infer(int argc, char** argv) {
@@ -218,7 +244,7 @@ int run_infer(int argc, char** argv) {
   const DiagnosticSink sink = sink_for(environment.rank);
   for (const auto& notice : line.notices) sink(Severity::kNotice, notice);
   const InferFlags flags = infer_flags(line.own, line.mistakes);
-  leave_training_out(arguments, line.worker);
+  leave_training_out(arguments, line.worker, sink);
   line.mistakes.tell_with([&] {
     if (line.worker)
       apply_roll_worker(
@@ -239,8 +265,10 @@ int run_infer(int argc, char** argv) {
   seed_generators(arguments, group->rank(), device);
   const Start from = find_start(arguments, group, sink);
   const BuiltModel built = build_model(arguments, from.initialises);
+  freeze_model(arguments, built, sink);
   shard_model(arguments, line.worker, built, group, from.initialises, sink);
   load_weights(arguments, from, *built.model, group, device);
+  check_weights(*built.model, arguments, from, group);
   infer(*built.model, arguments, flags, group, device, sink);
   group->barrier();
   return 0;
