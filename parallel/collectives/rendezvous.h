@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <string>
 
 #include "parallel/collectives/process_group.h"
@@ -10,7 +11,7 @@ namespace megashard {
 struct RendezvousOptions {
   int rank = 0;
   int world_size = 1;
-  int local_rank = 0;
+  int local_rank = 0;  ///< -1: nobody said; the rank modulo the GPUs of this machine
   int local_world_size =
       0;  ///< ranks on this machine; 0: unknown. Equal to world_size: sockets stay on loopback
   /// Where the ranks meet: "tcp://HOST:PORT" (rank 0 listens there), "file:///PATH" (a new file in
@@ -25,12 +26,17 @@ struct RendezvousOptions {
   std::string agent_store_prefix{};
   std::string backend = "gloo";  ///< "gloo", "nccl" or "cpu:gloo,cuda:nccl"
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  /// Takes a line that says for whom this rank waits, when a wait lasts: after `first_notice`, then
+  /// after twice as long, and so on; from another thread. Null: nobody is told.
+  std::function<void(const std::string& line)> notice{};
+  std::chrono::milliseconds first_notice = std::chrono::seconds(3);
 };
 
 /// The group of all ranks (torch.distributed.init_process_group). With NCCL, loads CUDA and makes
 /// GPU `local_rank` the current device of the calling thread. Collective; checks that the ranks
 /// agree on the world size and that no two have the same rank. Throws one sentence with the remedy
-/// for what a user can get wrong. SIGPIPE is ignored from then on, unless the program handles it.
+/// for what a user can get wrong, at the deadline for ranks that do not come. SIGPIPE is ignored
+/// from then on, unless the program handles it.
 ProcessGroupPtr init_process_group(const RendezvousOptions& options);
 
 }  // namespace megashard

@@ -1,0 +1,97 @@
+#include "parallel/collectives/probe_address.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+namespace megashard {
+
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+
+constexpr Milliseconds kLongestConnect{5000};
+
+struct NumericAddress {
+  sockaddr_storage socket{};
+  socklen_t size = 0;
+  std::string text;
+};
+
+struct Lookup {
+  std::string failure;
+  std::vector<NumericAddress> addresses;
+};
+
+Lookup look_up(const std::string& host, int port) {
+  addrinfo wanted{}, *first = nullptr;
+  wanted.ai_socktype = SOCK_STREAM;
+  Lookup result;
+  const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &first);
+  if (error != 0) {
+    result.failure = error == EAI_SYSTEM ? std::strerror(errno) : ::gai_strerror(error);
+    return result;
+  }
+  for (const addrinfo* each = first; each != nullptr; each = each->ai_next) {
+    NumericAddress address;
+    std::memcpy(&address.socket, each->ai_addr, each->ai_addrlen);
+    address.size = each->ai_addrlen;
+    char text[NI_MAXHOST];
+    if (::getnameinfo(each->ai_addr, each->ai_addrlen, text, sizeof(text), nullptr, 0,
+                      NI_NUMERICHOST) == 0) {
+      address.text = text;
+      result.addresses.push_back(std::move(address));
+    }
+  }
+  ::freeaddrinfo(first);
+  return result;
+}
+
+/// 0, or why there is no connection.
+int connect_to(const NumericAddress& address, Milliseconds timeout) {
+  const int fd = ::socket(address.socket.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) return errno;
+  int error = 0;
+  if (::connect(fd, reinterpret_cast<const sockaddr*>(&address.socket), address.size) != 0) {
+    error = errno;
+    if (error == EINPROGRESS) {
+      pollfd wait{fd, POLLOUT, 0};
+      socklen_t size = sizeof(error);
+      const bool ready = ::poll(&wait, 1, static_cast<int>(timeout.count())) == 1;
+      if (!ready || ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = ETIMEDOUT;
+    }
+  }
+  ::close(fd);
+  return error;
+}
+
+}  // namespace
+
+AddressProbe probe_address(const std::string& host, int port, bool connects,
+                           const StartDeadline& deadline) {
+  const auto found = before<Lookup>(deadline, [host, port] { return look_up(host, port); });
+  if (!found) return {};
+  if (!found->failure.empty()) {
+    return {"", "the name " + host + " does not resolve (" + found->failure + ")",
+            "check the name"};
+  }
+  int error = 0;
+  for (const NumericAddress& address : found->addresses) {
+    if (connects) error = connect_to(address, std::min(deadline.left(), kLongestConnect));
+    if (error == 0) return {address.text, "", ""};
+  }
+  if (error == ECONNREFUSED)
+    return {"", "nobody listens there", "start rank 0, and check address and port"};
+  if (error == ETIMEDOUT)
+    return {"", "nothing there answers", "start rank 0, and check address, port and firewall"};
+  return {"", std::strerror(error), "check address and network"};
+}
+
+}  // namespace megashard

@@ -1,0 +1,126 @@
+#include "parallel/collectives/rendezvous_members.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "parallel/collectives/rendezvous_store.h"
+#include "parallel/collectives/wait_error.h"
+
+namespace megashard {
+
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+
+constexpr Milliseconds kLongestPoll{250};
+constexpr size_t kRanksNamed = 4;  // ranks in one line
+
+constexpr const char* kWorldSize = "megashard/world_size";
+constexpr const char* kMembers = "megashard/members";
+constexpr const char* kVerdict = "megashard/verdict";  // kAllCame, or the sentence of a failure
+constexpr const char* kAllCame = "all came";
+
+std::string rank_key(int rank) { return "megashard/rank/" + std::to_string(rank); }
+
+std::vector<uint8_t> text_bytes(const std::string& text) { return {text.begin(), text.end()}; }
+
+std::string read(c10d::Store& store, const std::string& key) {
+  const std::vector<uint8_t> bytes = store.get(key);
+  return std::string(bytes.begin(), bytes.end());
+}
+
+/// "rank 3" or "ranks 1, 2, 3, 4 and 60 more". Rank 0 asks for each; the others, which may be
+/// thousands, for their number only.
+std::string missing_ranks(c10d::Store& store, const RendezvousOptions& options) {
+  if (options.rank != 0) {
+    const int64_t count = options.world_size - store.add(kMembers, 0);
+    return std::to_string(count) + (count == 1 ? " other rank" : " other ranks");
+  }
+  std::string names;
+  size_t count = 0;
+  for (int rank = 1; rank < options.world_size; ++rank) {
+    if (store.check({rank_key(rank)})) continue;
+    if (++count <= kRanksNamed) names += (names.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  if (count > kRanksNamed) names += " and " + std::to_string(count - kRanksNamed) + " more";
+  return (count == 1 ? "rank " : "ranks ") + names;
+}
+
+/// Waits for `key`; false at the deadline. `look` is called less and less often.
+bool await_key(c10d::Store& store, const std::string& key, const StartDeadline& deadline,
+               const std::function<void()>& look) {
+  auto next_look = std::chrono::steady_clock::now() + Milliseconds(500);
+  auto between = Milliseconds(500);
+  for (Milliseconds pause(1);; pause = std::min(2 * pause, kLongestPoll)) {
+    if (store.check({key})) return true;
+    if (deadline.left() == Milliseconds(0)) return false;
+    if (std::chrono::steady_clock::now() >= next_look) {
+      look();
+      next_look += between *= 2;
+    }
+    std::this_thread::sleep_for(std::min(pause, deadline.left()));
+  }
+}
+
+[[noreturn]] void fail_for_all(c10d::Store& store, const std::string& sentence) {
+  store.compareSet(kVerdict, {}, text_bytes(sentence));
+  TORCH_CHECK(false, sentence);
+}
+
+/// This rank is there, and may be.
+void register_rank(c10d::Store& store, const RendezvousOptions& options,
+                   const StartDeadline& deadline, WaitTeller& teller) {
+  const std::string rank = std::to_string(options.rank);
+  const bool first = store.add(rank_key(options.rank), 1) == 1;
+  if (options.rank == 0 && first)
+    store.set(kWorldSize, text_bytes(std::to_string(options.world_size)));
+  const std::string place = meeting_place(options);
+  teller.wait_for("rank 0 at " + place);
+  TORCH_CHECK(await_key(store, kWorldSize, deadline, [] {}), "rank ", rank, " of ", options.world_size, " waited ",
+              deadline.waited(), " for rank 0 to come to ", place, ": start it, or raise --distributed-timeout-minutes");
+  if (!first) {
+    fail_for_all(store, options.init_method.starts_with("file://")
+                            ? "another process already was rank " + rank + " in " + place +
+                                  ": give each run a new file"
+                            : "two processes are rank " + rank +
+                                  ": give each its own RANK, and each job its own port");
+  }
+  const std::string world = read(store, kWorldSize);
+  if (world != std::to_string(options.world_size)) {
+    fail_for_all(store, "rank " + rank + " was started for a world of " +
+                            std::to_string(options.world_size) + ", rank 0 for one of " + world +
+                            ": give every rank the same WORLD_SIZE");
+  }
+}
+
+}  // namespace
+
+void meet_all_ranks(c10d::Store& store, const RendezvousOptions& options,
+                    const StartDeadline& deadline, WaitTeller& teller) {
+  std::string verdict;
+  try {
+    register_rank(store, options, deadline, teller);
+    if (store.add(kMembers, 1) == options.world_size)
+      store.compareSet(kVerdict, {}, text_bytes(kAllCame));
+    teller.wait_for("the other ranks");
+    const bool told = await_key(store, kVerdict, deadline, [&] {
+      const std::string of = " of " + std::to_string(options.world_size);
+      if (teller.tells()) teller.wait_for(missing_ranks(store, options) + of);
+    });
+    TORCH_CHECK(told, "rank ", options.rank, " of ", options.world_size, " waited ", deadline.waited(), " for ",
+                missing_ranks(store, options), ", which did not come to ", meeting_place(options), ": start every rank "
+                "with the same address and WORLD_SIZE, or raise --distributed-timeout-minutes");
+    verdict = read(store, kVerdict);
+  } catch (const c10::DistError& error) {
+    TORCH_CHECK(false, "rank ", options.rank, " of ", options.world_size, " lost ", meeting_place(options),
+                ", where the ranks meet: see why rank 0 ended [", first_line(error), "]");
+  }
+  if (verdict == kAllCame) return;
+  // The others read it from the store of rank 0, which ends with it.
+  if (options.rank == 0) std::this_thread::sleep_for(2 * kLongestPoll);
+  TORCH_CHECK(false, verdict);
+}
+
+}  // namespace megashard

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "parallel/collectives/rendezvous.h"
+#include "parallel/collectives/start_wait.h"
+
+namespace megashard {
+
+/// Returns when every rank is there once, all of them started for the same world. A rank that finds
+/// otherwise tells the others, which throw its sentence. At the deadline all throw who did not
+/// come. Collective; included by .cpp files only.
+void meet_all_ranks(c10d::Store& store, const RendezvousOptions& options,
+                    const StartDeadline& deadline, WaitTeller& teller);
+
+}  // namespace megashard

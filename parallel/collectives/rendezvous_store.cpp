@@ -1,0 +1,146 @@
+#include "parallel/collectives/rendezvous_store.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <optional>
+#include <thread>
+
+#include "parallel/collectives/probe_address.h"
+#include "parallel/collectives/wait_error.h"
+
+namespace megashard {
+
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+using Store = c10::intrusive_ptr<c10d::Store>;
+
+constexpr Milliseconds kFirstRetry{20}, kLongestRetry{500};
+
+struct Address {
+  std::string host;
+  int port = 0;
+};
+
+Address parse_address(const RendezvousOptions& options) {
+  Address address{options.master_addr, options.master_port};
+  if (options.init_method == "env://") {
+    TORCH_CHECK(!address.host.empty(), "init method env:// needs MASTER_ADDR and MASTER_PORT: start the ranks with ",
+                "`megashard launch` or torchrun, or give tcp://HOST:PORT");
+  } else {
+    const std::string rest = options.init_method.substr(std::string("tcp://").size());
+    const size_t colon = rest.rfind(':');
+    TORCH_CHECK(colon != std::string::npos && colon > 0, "init method '", options.init_method,
+                "' should read tcp://HOST:PORT");
+    address.host = rest.substr(0, colon);
+    const char* end = rest.data() + rest.size();
+    const auto parsed = std::from_chars(rest.data() + colon + 1, end, address.port);
+    TORCH_CHECK(parsed.ec == std::errc() && parsed.ptr == end, "init method '", options.init_method,
+                "' should read tcp://HOST:PORT, and '", rest.substr(colon + 1), "' is no port");
+    if (address.host.front() == '[')
+      address.host = address.host.substr(1, address.host.size() - 2);  // IPv6
+  }
+  TORCH_CHECK(0 < address.port && address.port < 65536, "port ", address.port,
+              " of the master is not between 1 and 65535 (--master-port or MASTER_PORT)");
+  return address;
+}
+
+std::string host_and_port(const Address& address) {
+  return address.host + ":" + std::to_string(address.port);
+}
+
+/// c10d's, which has no deadline while it waits for an answer, and several while it connects.
+std::optional<Store> open_store(const std::string& host, int port, bool serves,
+                                const StartDeadline& deadline) {
+  c10d::TCPStoreOptions tcp;
+  tcp.port = static_cast<uint16_t>(port);
+  tcp.isServer = serves;
+  // The ranks are counted when they meet, by a clearer sentence.
+  tcp.waitWorkers = false;
+  tcp.timeout = std::max(deadline.left(), Milliseconds(1));
+  return before<Store>(
+      deadline, [host, tcp]() -> Store { return c10::make_intrusive<c10d::TCPStore>(host, tcp); });
+}
+
+Store serve(const Address& address, const StartDeadline& deadline) {
+  std::string cause;
+  try {
+    if (const auto store = open_store(address.host, address.port, /*serves=*/true, deadline))
+      return *store;
+  } catch (const std::exception& error) {
+    cause = first_line(error);
+    const bool in_use = cause.find("EADDRINUSE") != std::string::npos;
+    TORCH_CHECK(!in_use, "rank 0 cannot listen on port ", address.port, ": it is in use by another program or by an ",
+                "earlier run that has not ended; take another one (--master-port or MASTER_PORT)");
+  }
+  TORCH_CHECK(false, "rank 0 listens on port ", address.port, " of this machine, but after ", deadline.waited(),
+              " it has not reached itself at ", host_and_port(address), ": the address must be that of rank 0's machine "
+              "(MASTER_ADDR)", cause.empty() ? "" : " [" + cause + "]");
+}
+
+}  // namespace
+
+std::string meeting_place(const RendezvousOptions& options) {
+  if (options.init_method.starts_with("file://")) return options.init_method;
+  return host_and_port(parse_address(options));
+}
+
+Store make_tcp_store(const RendezvousOptions& options, const StartDeadline& deadline,
+                     WaitTeller& teller) {
+  const Address address = parse_address(options);
+  const bool serves = options.rank == 0 && options.agent_store_prefix.empty();
+  const std::string whom = "rank 0 at " + host_and_port(address);
+  teller.wait_for(whom);
+  Store store;
+  std::string why = "the name service does not answer", remedy = "check the name and the service";
+  for (Milliseconds pause = kFirstRetry; store == nullptr;
+       pause = std::min(2 * pause, kLongestRetry)) {
+    const AddressProbe probe = probe_address(address.host, address.port, !serves, deadline);
+    if (!probe.reached.empty() && serves) {
+      teller.wait_for(whom, "it is this rank, which listens, but does not reach itself there");
+      store = serve(address, deadline);
+    } else if (!probe.reached.empty()) {
+      why = "something listens there, but does not answer as rank 0 does";
+      remedy = "check that the port is rank 0's and that rank 0 runs";
+      teller.wait_for(whom, why);
+      try {
+        store = open_store(probe.reached, address.port, false, deadline).value_or(Store());
+      } catch (const std::exception& error) {
+        why += " [" + first_line(error) + "]";
+      }
+    } else if (!probe.why.empty()) {
+      why = probe.why;
+      remedy = probe.remedy;
+      teller.wait_for(whom, why);
+    }
+    TORCH_CHECK(store != nullptr || deadline.left() > Milliseconds(0), "rank ", options.rank, " of ",
+                options.world_size, " cannot reach ", whom, " after ", deadline.waited(), ": ", why, "; ", remedy,
+                " (MASTER_ADDR, MASTER_PORT)");
+    if (store == nullptr) std::this_thread::sleep_for(std::min(pause, deadline.left()));
+  }
+  if (options.agent_store_prefix.empty()) return store;
+  return c10::make_intrusive<c10d::PrefixStore>(options.agent_store_prefix, store);
+}
+
+Store make_file_store(const RendezvousOptions& options) {
+  const std::string path = options.init_method.substr(std::string("file://").size());
+  TORCH_CHECK(path.size() > 1 && path.front() == '/', "init method '", options.init_method,
+              "' should read file:///PATH with an absolute path");
+  const auto folder = std::filesystem::path(path).parent_path();
+  TORCH_CHECK(std::filesystem::is_directory(folder), "init method '", options.init_method, "': folder ",
+              folder.string(), " does not exist; create it, in a place that every rank sees");
+  try {
+    return c10::make_intrusive<c10d::FileStore>(path, options.world_size);
+  } catch (const std::exception& error) {
+    TORCH_CHECK(false, "init method '", options.init_method, "': rank ", options.rank, " cannot use ", path, " [",
+                first_line(error), "]");
+  }
+}
+
+}  // namespace megashard
