@@ -1,6 +1,7 @@
 #include "launch/ranks/environment.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cstdint>
 #include <vector>
@@ -86,6 +87,9 @@ int slurm_tasks_per_node(const Reader& reader, int world_size) {
 
 bool is_slurm(const LauncherVariables& names) { return names.launcher == std::string("Slurm"); }
 
+/// RANK and WORLD_SIZE, which torchrun sets, or a user by hand.
+bool is_plain(const LauncherVariables& names) { return names.rank == std::string("RANK"); }
+
 RendezvousOptions read_ranks(const Reader& reader, const LauncherVariables& names) {
   RendezvousOptions result;
   result.rank = reader.needed(names.rank, names.world_size);
@@ -94,6 +98,11 @@ RendezvousOptions read_ranks(const Reader& reader, const LauncherVariables& name
                                             : reader.number(names.local_world_size).value_or(0);
   if (result.world_size == 1) {
     result.local_rank = reader.number(names.local_rank).value_or(0);
+  } else if (is_plain(names)) {
+    // Ranks of a host follow each other; without their number, its GPUs decide later.
+    const int local = result.local_world_size;
+    const int derived = local > 0 ? result.rank % local : -1;
+    result.local_rank = reader.number(names.local_rank).value_or(derived);
   } else {
     result.local_rank = reader.needed(names.local_rank, names.rank);
   }
@@ -128,17 +137,32 @@ void check(const RendezvousOptions& options, const LauncherVariables& names) {
               ": local ranks run from 0 to " + number(options.local_world_size - 1));
 }
 
+void check_host(const std::string& addr) {
+  const std::string said = "MASTER_ADDR is '" + addr + "', ";
+  const size_t colon = addr.find(':');
+  const bool has_port = colon != std::string::npos && colon == addr.rfind(':') &&
+                        parse_int(addr.substr(colon + 1)).has_value();
+  require(!has_port, said + "with a port: give the host alone, and the port in MASTER_PORT");
+  const bool fits = std::all_of(addr.begin(), addr.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '.' || c == '-' || c == '_' || c == ':' || c == '%';
+  });
+  require(fits, said + "which is no name or address of a host: give that of rank 0's, as in gpu1");
+}
+
 /// Where rank 0 listens: MASTER_ADDR and MASTER_PORT if set, else what the launcher derived.
 void read_master(const Reader& reader, const LauncherVariables& names, RendezvousOptions* options) {
   const auto addr = reader.text("MASTER_ADDR");
   const auto port = reader.number("MASTER_PORT");
-  if (addr) options->master_addr = *addr;
+  if (addr) {
+    check_host(*addr);
+    options->master_addr = *addr;
+  }
   if (port) {
     require(*port >= 1 && *port <= 65535,
             "MASTER_PORT is " + std::to_string(*port) + ": ports run from 1 to 65535");
     options->master_port = *port;
   }
-  if (names.rank == std::string("RANK") && options->world_size > 1) {
+  if (is_plain(names) && options->world_size > 1) {
     if (!addr) throw Reader::missing("MASTER_ADDR", names.rank);
     if (!port) throw Reader::missing("MASTER_PORT", names.rank);
     if (reader.text("TORCHELASTIC_USE_AGENT_STORE") == "True") {

@@ -49,6 +49,9 @@ int run_launch(int argc, char** argv) {
     throw UsageError("launch: no subcommand to start: megashard launch -n 2 -- pretrain ...");
   }
   refuse_flag(subcommand);
+  if (subcommand.front() == "launch")
+    throw UsageError("launch: launch cannot be started by launch; name it once. " +
+                     std::string(kUsage));
   options.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
   options.command.insert(options.command.end(), subcommand.begin(), subcommand.end());
   return run_launch_group(options);

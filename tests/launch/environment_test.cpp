@@ -102,6 +102,12 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"torchrun_without_local_world_size",
                          without(kTorchrun, "LOCAL_WORLD_SIZE"),
                          {5, 8, 1, 0, "gpu1", 29400, "environment"}},
+                    Case{"the_gpus_decide_without_local_rank",
+                         without(without(kTorchrun, "LOCAL_RANK"), "LOCAL_WORLD_SIZE"),
+                         {5, 8, -1, 0, "gpu1", 29400, "environment"}},
+                    Case{"ranks_of_a_host_follow_each_other",
+                         without(kTorchrun, "LOCAL_RANK"),
+                         {5, 8, 1, 4, "gpu1", 29400, "environment"}},
                     Case{"one_rank_needs_no_address",
                          {{"RANK", "0"}, {"WORLD_SIZE", "1"}},
                          {0, 1, 0, 0, "127.0.0.1", 29500, "environment"}},
@@ -147,7 +153,7 @@ TEST(EnvironmentErrors, NameTheVariableAndTheRemedy) {
   EXPECT_THAT(message_of({{"RANK", "0"}}),
               AllOf(HasSubstr("RANK is set but WORLD_SIZE is not"), HasSubstr("unset RANK")));
   EXPECT_THAT(message_of({{"WORLD_SIZE", "4"}}), HasSubstr("WORLD_SIZE is set but RANK is not"));
-  for (const char* name : {"LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}) {
+  for (const char* name : {"MASTER_ADDR", "MASTER_PORT"}) {
     EXPECT_THAT(message_of(without(kTorchrun, name)),
                 HasSubstr(std::string("RANK is set but ") + name + " is not"));
   }
@@ -161,6 +167,14 @@ TEST(EnvironmentErrors, NameTheVariableAndTheRemedy) {
               HasSubstr("LOCAL_WORLD_SIZE is 9 but WORLD_SIZE is 8"));
   EXPECT_THAT(message_of(with(kTorchrun, "MASTER_PORT", "70000")),
               HasSubstr("MASTER_PORT is 70000"));
+  EXPECT_THAT(
+      message_of(with(kTorchrun, "MASTER_ADDR", "gpu1:29400")),
+      AllOf(HasSubstr("MASTER_ADDR is 'gpu1:29400', with a port"), HasSubstr("MASTER_PORT")));
+  for (const char* no_host : {"tcp://gpu1", "gpu1/x", "gpu 1", "[::1]"}) {
+    EXPECT_THAT(message_of(with(kTorchrun, "MASTER_ADDR", no_host)),
+                HasSubstr("which is no name or address of a host"));
+  }
+  EXPECT_EQ(message_of(with(kTorchrun, "MASTER_ADDR", "fe80::1%eth0")), "no error");
   EXPECT_THAT(message_of(with(kOpenMpi, "OMPI_COMM_WORLD_SIZE", "4")),
               HasSubstr("MASTER_ADDR is not set"));
   EXPECT_THAT(message_of(without(kSlurm, "SLURM_JOB_NODELIST")),
