@@ -46,6 +46,8 @@ const std::map<std::string, Reader>& readers() {
        [](auto& entry, auto& config) { config.num_to_backward_prefetch = entry.integer(0); }},
       {"ignored_modules",
        [](auto& entry, auto& config) { config.ignored_modules = entry.patterns(); }},
+      {"ignored_modules_replicated",
+       [](auto& entry, auto& config) { config.ignored_modules_replicated = entry.boolean(); }},
       {"recompute_modules",
        [](auto& entry, auto& config) { config.recompute_modules = entry.patterns(); }},
       {"use_reentrant", [](auto& entry, auto& config) { config.use_reentrant = entry.boolean(); }},
@@ -79,6 +81,17 @@ void unknown_key(const Entry& entry, int line, Strictness strictness, const Diag
        sentence + (sentence.ends_with('?') ? " It is ignored." : "; it is ignored."));
 }
 
+/// With a remedy for `[model.layers.{*}]`, where * begins an alias.
+YAML::Node load_patterns(const std::string& text, const std::string& source) {
+  try {
+    return load_yaml(text, source);
+  } catch (const UsageError& error) {
+    const std::string sentence = error.what();
+    if (sentence.find("alias not found") == std::string::npos) throw;
+    throw UsageError(sentence + " Patterns inside [ ] need quotes, as in [\"model.layers.{*}\"].");
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> fsdp2_config_keys() {
@@ -97,7 +110,7 @@ std::optional<at::ScalarType> dtype_from_name(const std::string& name) {
 
 Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& source,
                                Strictness strictness, const DiagnosticSink& sink) {
-  const YAML::Node root = load_yaml(text, source);
+  const YAML::Node root = load_patterns(text, source);
   if (!root.IsMap() && !root.IsNull())
     throw UsageError(source + ": the file must hold `key: value` lines.");
   if (detail::is_native_config(root)) return detail::parse_native_config(root, source, sink);

@@ -3,7 +3,7 @@
 namespace megashard::detail {
 namespace {
 
-constexpr const char* kDtypeNames = "fp16, bf16, fp32, fp64, int8, int16, int32, int64";
+constexpr const char* kDtypeNames = "fp16, bf16, fp32, fp64";
 
 }  // namespace
 
@@ -32,7 +32,7 @@ int ConfigEntry::integer(int smallest) const {
 at::ScalarType ConfigEntry::dtype() const {
   if (!value.IsScalar()) fail(std::string("one of ") + kDtypeNames);
   const auto dtype = dtype_from_name(value.Scalar());
-  if (!dtype) {
+  if (!dtype || !at::isFloatingType(*dtype)) {
     throw UsageError(source + ":" + std::to_string(value.Mark().line + 1) +
                      ": Unsupported dtype \"" + value.Scalar() + "\" for " + key + "; use one of " +
                      kDtypeNames + ".");

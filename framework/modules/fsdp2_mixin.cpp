@@ -1,10 +1,12 @@
 #include "framework/modules/fsdp2_mixin.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <unordered_set>
 
+#include "framework/modules/sharding_checks.h"
 #include "framework/modules/wrap_policy.h"
 #include "framework/recompute/activation_offload.h"
 #include "framework/recompute/recompute.h"
@@ -29,23 +31,6 @@ std::vector<NamedModule> in_tree_order(const torch::nn::Module& root,
   return ordered;
 }
 
-/// Keys that are known and were changed from their default, but change nothing here.
-void warn_of_keys_without_effect(const Fsdp2Config& config, const DiagnosticSink& sink) {
-  if (!sink) return;
-  const Fsdp2Config defaults;
-  const auto warn = [&sink](bool changed, const std::string& key, const std::string& why) {
-    if (changed)
-      sink(Severity::kWarning, "FSDP2: " + key + " has no effect: " + why + "; leave it out");
-  };
-  const std::string all_experts = "experts are sharded over all ranks that have them";
-  warn(config.align_fsdp_param_groups, "align_fsdp_param_groups",
-       "every parameter keeps its own place in the buffers");
-  warn(config.reshard_local_experts != defaults.reshard_local_experts, "reshard_local_experts",
-       all_experts);
-  warn(config.pin_memory != defaults.pin_memory && !config.offload_to_cpu, "pin_memory",
-       "it belongs to offload_to_cpu, which is false");
-}
-
 HookedModule& hooked_module(const NamedModule& named, const char* key) {
   auto* hooked = dynamic_cast<HookedModule*>(named.module);
   TORCH_CHECK(hooked != nullptr, key, " names '", named.path, "', which runs no hooks: make it a Hooked<M>");
@@ -65,16 +50,19 @@ void FSDP2Mixin::fully_shard(ShardingRequest request) {
   _pre_fully_shard(std::move(request));
   _init_ep_model();
   check_moe_modules();
+  check_ignored_modules();
   _fully_shard();
   _post_fully_shard();
+  make_copies_equal();
 }
 
 void FSDP2Mixin::_pre_fully_shard(ShardingRequest request) {
   request_ = std::move(request);
   const Fsdp2Config& config = request_.config;
-  warn_of_keys_without_effect(config, request_.sink);
   const auto& group = request_.process_group;
+  detail::warn_of_keys_without_effect(config, group->device_type() == c10::kCPU, request_.sink);
   const int shard = shard_group_size(config, group->size());
+  detail::check_reshard(config, shard);
   const int replicas = group->size() / shard;
   options_ = {};
   options_.mesh =
@@ -95,8 +83,12 @@ void FSDP2Mixin::_pre_fully_shard(ShardingRequest request) {
                                               "absent; 1 would replicate)"));
   }
   for (const auto& ignored : select(config.ignored_modules, "ignored_modules")) {
-    for (const auto& parameter : ignored.module->parameters())
+    for (auto& parameter : ignored.module->parameters()) {
+      const auto device = options_.mesh->device();  // fully_shard will not move it
+      if (!parameter.is_meta() && parameter.device() != device)
+        parameter.set_data(parameter.detach().to(device));
       options_.ignored_parameters.push_back(parameter);
+    }
   }
 }
 
@@ -115,6 +107,16 @@ void FSDP2Mixin::shard_over(DeviceMeshPtr mesh,
 
 void FSDP2Mixin::check_moe_modules() {
   const auto& patterns = request_.config.moe_modules;
+  const auto parameters = module().parameters();
+  const bool has_experts =
+      std::any_of(parameters.begin(), parameters.end(), [this](const at::Tensor& parameter) {
+        return options_.parameter_mesh && options_.parameter_mesh(parameter) != nullptr;
+      });
+  if (request_.config.expert_shard_size && !has_experts && request_.sink) {
+    request_.sink(Severity::kWarning,
+                  "FSDP2: expert_fully_shard_parallel_size has no effect: this model has no "
+                  "experts; leave it out");
+  }
   if (patterns.empty()) return;
   if (!options_.parameter_mesh) {
     if (request_.sink) {
@@ -140,6 +142,40 @@ void FSDP2Mixin::check_moe_modules() {
             "moe_modules leaves out " + item.key() +
                 ", but all experts of the model are spread over the ranks; name all lists of "
                 "experts, or leave moe_modules out.");
+  }
+}
+
+void FSDP2Mixin::check_ignored_modules() {
+  std::unordered_set<const c10::TensorImpl*> left;
+  for (const auto& each : options_.ignored_parameters) left.insert(each.unsafeGetTensorImpl());
+  detail::NamedParameters ignored;
+  for (const auto& item : module().named_parameters()) {
+    if (left.erase(item.value().unsafeGetTensorImpl()) == 0) continue;  // tied ones come once
+    require(!options_.parameter_mesh || options_.parameter_mesh(item.value()) == nullptr,
+            "ignored_modules names " + item.key() +
+                " of an expert, but experts are spread over the ranks; leave them out of it.");
+    ignored.emplace_back(item.key(), item.value());
+  }
+  const int ranks = request_.trains ? request_.process_group->size() : 1;
+  detail::check_ignored_parameters(ignored, request_.config, ranks, request_.sink);
+}
+
+void FSDP2Mixin::make_copies_equal() {
+  if (request_.weights_follow) return;
+  const c10::NoGradGuard no_grad;
+  const auto take_first = [](const at::Tensor& values, ProcessGroup& group) {
+    if (values.is_meta()) return;
+    const at::Tensor first = values.contiguous();
+    group.broadcast(first, 0).wait();
+    if (!first.is_same(values)) values.copy_(first);
+  };
+  for (const at::Tensor& parameter : options_.ignored_parameters)
+    take_first(parameter.detach(), *request_.process_group);
+  for (const at::Tensor& parameter : module().parameters()) {
+    const ShardedTensor view = sharded_view(parameter);
+    const bool has_replicas = !view.is_replicated() && view.mesh->ndim() > 1 &&
+                              view.placements[0] == Placement::replicate();
+    if (has_replicas) take_first(view.local.detach(), *view.mesh->group(0));
   }
 }
 
@@ -286,6 +322,7 @@ void FSDP2Mixin::set_fullyshard_modules_to_wrap(const std::vector<std::string>& 
 
 void FSDP2Mixin::set_fullyshard_modules_to_wrap(const std::vector<NamedModule>& modules) {
   wrapped_ = in_tree_order(module(), modules);
+  detail::check_output_dtype(module(), wrapped_, options_.mixed_precision);
   // Pre-order backwards has children before their parents.
   for (auto each = wrapped_.rbegin(); each != wrapped_.rend(); ++each) {
     auto options = options_;

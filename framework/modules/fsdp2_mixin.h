@@ -27,6 +27,7 @@ struct ShardingRequest {
   bool weights_follow = false;
   /// With init_tape: what the construction has left unset is loaded next; the rest counts.
   bool unset_weights_follow = false;
+  bool trains = true;  ///< false: ignored_modules may hold what requires a gradient
 };
 
 /// How a model is sharded (mindspeed_mm's FSDP2Mixin), as steps that a model may override. The
@@ -96,6 +97,10 @@ class FSDP2Mixin {
  private:
   torch::nn::Module& module();
   void check_moe_modules();
+  void check_ignored_modules();
+  /// What several ranks hold becomes what the first of them has: each may have drawn its own
+  /// values.
+  void make_copies_equal();
   std::vector<NamedModule> select(const std::vector<std::string>& patterns, const std::string& key);
   /// The modules that flags name: of "layer" the first `layers`.
   std::vector<NamedModule> select_parts(const std::vector<std::string>& parts,

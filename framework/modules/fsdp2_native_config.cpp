@@ -72,6 +72,8 @@ const NativeReaders& fsdp_readers() {
        [](auto& entry, auto& file) { file.config.sub_modules_to_wrap = entry.patterns(); }},
       {"ignored_modules",
        [](auto& entry, auto& file) { file.config.ignored_modules = entry.patterns(); }},
+      {"ignored_modules_replicated",
+       [](auto& entry, auto& file) { file.config.ignored_modules_replicated = entry.boolean(); }},
       {"param_dtype",
        [](auto& entry, auto& file) { file.config.mixed_precision.param_dtype = entry.dtype(); }},
       {"reduce_dtype",

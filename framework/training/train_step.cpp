@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "framework/training/replicated_gradients.h"
 #include "framework/training/sequence_group.h"
 #include "parallel/fsdp/fully_shard.h"
 
@@ -15,6 +16,7 @@ TrainStep::TrainStep(MultiModalModule& model, Optimizer& optimizer, ProcessGroup
                      c10::Device device, const TrainStepOptions& options)
     : model_(model),
       optimizer_(optimizer),
+      replicated_(replicated_parameters(optimizer.parameters())),
       group_(std::move(group)),
       device_(device),
       options_(options) {}
@@ -72,6 +74,7 @@ at::Tensor TrainStep::forward_backward(const std::vector<Batch>& microbatches) {
     const TimedPart backward(options_.timers, StepPart::kBackward);
     loss.backward();
   }
+  reduce_replicated_gradients(replicated_, *group_);
   return at::stack(sums).sum(0);
 }
 

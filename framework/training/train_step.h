@@ -67,6 +67,7 @@ class TrainStep {
 
   MultiModalModule& model_;
   Optimizer& optimizer_;
+  std::vector<at::Tensor> replicated_;  // parameters that fully_shard does not reduce
   ProcessGroupPtr group_;
   c10::Device device_;
   TrainStepOptions options_;

@@ -261,7 +261,7 @@ int run_infer(int argc, char** argv) {
   take_network_from_hf_model(arguments, sink);
 
   const ProcessGroupPtr group = join_world(arguments, environment);
-  const c10::Device device = device_of(group, environment.local_rank);
+  const c10::Device device = device_of(group);
   seed_generators(arguments, group->rank(), device);
   const Start from = find_start(arguments, group, sink);
   const BuiltModel built = build_model(arguments, from.initialises);

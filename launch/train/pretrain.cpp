@@ -178,7 +178,7 @@ int run_pretrain(int argc, char** argv) {
                 environment.rank == 0, sink);
 
   const ProcessGroupPtr group = join_world(arguments, environment);
-  const c10::Device device = device_of(group, environment.local_rank);
+  const c10::Device device = device_of(group);
   seed_generators(arguments, group->rank(), device);
   at::globalContext().setDeterministicAlgorithms(arguments.deterministic_mode, /*warn_only=*/false);
   if (arguments.save_hf) prepare_hf_model(arguments);

@@ -17,6 +17,7 @@
 #include "launch/train/model_plugin.h"
 #include "models/layers/lora.h"
 #include "models/register_models.h"
+#include "parallel/collectives/device_mesh.h"
 #include "parallel/collectives/rendezvous.h"
 
 namespace megashard {
@@ -96,12 +97,13 @@ ProcessGroupPtr join_world(const Arguments& arguments, RendezvousOptions options
   if (arguments.distributed_init_method) options.init_method = *arguments.distributed_init_method;
   options.backend = *arguments.distributed_backend;
   options.timeout = std::chrono::minutes(arguments.distributed_timeout_minutes);
+  // The first rank of each host speaks for it.
+  if (options.local_rank <= 0 || options.local_world_size == 0) options.notice = print_line;
   return init_process_group(options);
 }
 
-c10::Device device_of(const ProcessGroupPtr& group, int local_rank) {
-  if (group->device_type() == c10::kCPU) return c10::kCPU;
-  return {group->device_type(), static_cast<c10::DeviceIndex>(local_rank)};
+c10::Device device_of(const ProcessGroupPtr& group) {
+  return DeviceMesh(std::vector<ProcessGroupPtr>{group}, {}).device();
 }
 
 void seed_generators(const Arguments& arguments, int rank, c10::Device device) {
@@ -199,7 +201,8 @@ at::ScalarType shard_model(const Arguments& arguments, const std::optional<RollW
                       .activations = activations,
                       .init_tape = built.tape.get(),
                       .weights_follow = !initialises && !arguments.lora_r,
-                      .unset_weights_follow = arguments.lora_r.has_value()});
+                      .unset_weights_follow = arguments.lora_r.has_value(),
+                      .trains = !arguments.skip_train});
   return computed;
 }
 

@@ -27,8 +27,8 @@ void validate_for_machine(Arguments& arguments, const RendezvousOptions& environ
 
 /// Collective.
 ProcessGroupPtr join_world(const Arguments& arguments, RendezvousOptions options);
-/// The rank's own.
-c10::Device device_of(const ProcessGroupPtr& group, int local_rank);
+/// The rank's own, which join_world chose.
+c10::Device device_of(const ProcessGroupPtr& group);
 void seed_generators(const Arguments& arguments, int rank, c10::Device device);
 
 /// Where the first weights come from.

@@ -57,6 +57,7 @@ pin_memory: no
 num_to_forward_prefetch: 1
 num_to_backward_prefetch: 2
 ignored_modules: [ae]
+ignored_modules_replicated: true
 recompute_modules: 
   - a.{0-3}
 use_reentrant: false
@@ -83,6 +84,7 @@ moe_modules:
   EXPECT_EQ(config.num_to_forward_prefetch, 1);
   EXPECT_EQ(config.num_to_backward_prefetch, 2);
   EXPECT_THAT(config.ignored_modules, ElementsAre("ae"));
+  EXPECT_TRUE(config.ignored_modules_replicated);
   EXPECT_THAT(config.recompute_modules, ElementsAre("a.{0-3}"));
   EXPECT_FALSE(config.use_reentrant);
   EXPECT_THAT(config.recompute_save_ops, ElementsAre("aten::mm"));
@@ -160,6 +162,8 @@ TEST(Fsdp2Config, WrongValuesNameLineKeyAndValue) {
   const std::pair<const char*, const char*> rows[] = {
       {"\nparam_dtype: bfloat",
        "f.yaml:2: Unsupported dtype \"bfloat\" for param_dtype; use one of fp16, bf16"},
+      {"output_dtype: int8",
+       "Unsupported dtype \"int8\" for output_dtype; use one of fp16, bf16, fp32, fp64."},
       {"sharding_size: all",
        "f.yaml:1: sharding_size takes \"auto\", a number of ranks, or null, got \"all\"."},
       {"sharding_size: 0", "sharding_size takes"},

@@ -2,6 +2,8 @@
 
 #include "framework/modules/fsdp2_mixin.h"
 
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <gmock/gmock.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -10,6 +12,7 @@
 #include "framework/modules/freeze.h"
 #include "framework/modules/multi_modal_module.h"
 #include "framework/modules/tie.h"
+#include "framework/training/replicated_gradients.h"
 #include "tests/support/diagnostics.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
@@ -232,6 +235,115 @@ TEST(Fsdp2Mixin, FrozenParametersGetNothing) {
                 HasSubstr("begins with \"layer.0\"; did you mean layers.0?"));
     EXPECT_THAT(usage_error([&] { gradients({"layers."}, &frozen); }),
                 HasSubstr("freezes every parameter"));
+  });
+}
+
+TEST(Fsdp2Mixin, IgnoredModulesAreNotTrainedApart) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    const auto shard = [&](PlannedModel& model, bool replicated, bool trains = true) {
+      Fsdp2Config config;
+      config.ignored_modules = {"layers.1.mlp", "layers.2"};
+      config.ignored_modules_replicated = replicated;
+      model.FSDP2Mixin::fully_shard({.process_group = world, .config = config, .trains = trains});
+    };
+    PlannedModel refused, frozen, evaluated;
+    EXPECT_THAT(usage_error([&] { shard(refused, false); }),
+                HasSubstr("leaves 4 trainable parameters out of every reduction "
+                          "(layers.1.mlp.linear.weight, layers.1.mlp.linear.bias, "
+                          "layers.2.mlp.linear.weight and 1 more), so each of the 2 ranks"));
+    freeze_parameters(frozen, {"layers.1", "layers.2"});
+    shard(frozen, false);
+    shard(evaluated, false, /*trains=*/false);
+
+    // The mean of both ranks' gradients, and rank 0's values to begin with.
+    PlannedModel model, whole;
+    const auto backward = [](PlannedModel& of, uint64_t seed) {
+      ModelInput input;
+      input.tokens = fixed({4, 6}, seed);
+      of(input).pow(2).sum().backward();
+    };
+    for (uint64_t seed : {7, 8}) backward(whole, seed);
+    for (const char* ignored : {"layers.1", "layers.2"}) {
+      for (const auto& item : model.named_parameters()) {
+        if (item.key().starts_with(ignored)) item.value().detach().add_(world->rank());
+      }
+    }
+    shard(model, true);
+    backward(model, 7 + static_cast<uint64_t>(world->rank()));
+    const auto replicated = replicated_parameters(model.parameters());
+    ASSERT_EQ(replicated.size(), 4u);
+    reduce_replicated_gradients(replicated, *world);
+    const auto expected = whole.parameters();
+    for (size_t i = 0; i < replicated.size(); ++i) {
+      EXPECT_TRUE(at::equal(replicated[i], expected[2 + i])) << i;
+      EXPECT_TRUE(at::allclose(replicated[i].grad(), expected[2 + i].grad() / 2)) << i;
+    }
+  });
+}
+
+TEST(Fsdp2Mixin, GradientsOfReplicatedParametersAreMeans) {
+  run_ranks(3, [](const ProcessGroupPtr& world) {
+    const float rank = static_cast<float>(world->rank());
+    std::vector<at::Tensor> parameters;
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kFloat})
+      parameters.push_back(at::ones({2, 2}, dtype).set_requires_grad(true));
+    parameters[0].mutable_grad() = at::full({2, 2}, 3 * rank);
+    if (world->rank() == 1) parameters[1].mutable_grad() = at::full({2, 2}, 6, at::kBFloat16);
+    reduce_replicated_gradients(parameters, *world);
+    EXPECT_TRUE(at::equal(parameters[0].grad(), at::full({2, 2}, 3.f)));
+    EXPECT_TRUE(at::equal(parameters[1].grad(), at::full({2, 2}, 2, at::kBFloat16)));
+    EXPECT_FALSE(parameters[2].grad().defined());
+  });
+}
+
+TEST(Fsdp2Mixin, ContradictionsOfTheFileAreRefused) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    const auto shard = [&](const Fsdp2Config& config) {
+      PlannedModel model;
+      model.FSDP2Mixin::fully_shard({.process_group = world, .config = config});
+      ModelInput input;
+      input.tokens = fixed({4, 6}, 9);
+      return model(input).scalar_type();
+    };
+    Fsdp2Config config;
+    config.mixed_precision.output_dtype = at::kBFloat16;
+    EXPECT_EQ(usage_error([&] { shard(config); }),
+              "output_dtype: bf16 in the FSDP2 file makes layers.0 return bf16, but "
+              "layers.1.mlp.linear behind it computes in fp32; set param_dtype: bf16 as well, or "
+              "leave output_dtype out.");
+    config.sub_modules_to_wrap.emplace();  // nothing is behind the root
+    EXPECT_EQ(shard(config), at::kBFloat16);
+    config.mixed_precision = {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat};
+    config.sub_modules_to_wrap = {"layers.{*}"};  // each casts what it gets
+    EXPECT_EQ(shard(config), at::kFloat);
+    config.sub_modules_to_wrap = {"layers.0"};
+    EXPECT_THAT(usage_error([&] { shard(config); }),
+                HasSubstr("behind it computes in bf16; wrap that too (sub_modules_to_wrap)"));
+    config = {};
+    config.reshard_after_forward = ReshardAfterForward::to(3);
+    EXPECT_THAT(
+        usage_error([&] { shard(config); }),
+        HasSubstr("reshard_after_forward: 3 in the FSDP2 file does not divide the 2 ranks"));
+  });
+}
+
+TEST(Fsdp2Mixin, KeysWithoutEffectAreTold) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    CollectedDiagnostics told;
+    Fsdp2Config config;
+    config.offload_to_cpu = true;
+    config.mixed_precision.cast_forward_inputs = false;
+    config.min_offloaded_tensor_size = 5;
+    config.use_reentrant = false;
+    config.ignored_modules_replicated = true;
+    config.expert_shard_size = 2;
+    PlannedModel model;
+    model.FSDP2Mixin::fully_shard({.process_group = world, .config = config, .sink = told.sink()});
+    for (const char* key :
+         {"offload_to_cpu", "cast_forward_inputs", "min_offloaded_tensor_size", "use_reentrant",
+          "ignored_modules_replicated", "expert_fully_shard_parallel_size"}) {
+      EXPECT_THAT(told.text(), HasSubstr(std::string("FSDP2: ") + key + " has no effect: "));
+    }
   });
 }
 
