@@ -7,6 +7,7 @@
 
 #include "framework/diagnostics.h"
 #include "framework/modules/model_plugin.h"
+#include "launch/train/shared_library.h"
 
 namespace megashard {
 namespace {
@@ -38,6 +39,8 @@ void load_model_plugin(const std::string& path, ModelRegistry& registry) {
   const std::string flag = "--model-plugin " + path;
   if (!std::filesystem::is_regular_file(path))
     throw UsageError(flag + " is no file; give the path of a shared library.");
+  if (const auto why = why_no_shared_library(path); !why.empty())
+    throw UsageError(flag + " cannot be loaded: " + why + ".");
   // A path without a slash would be looked for in the system's folders.
   void* library = dlopen(std::filesystem::absolute(path).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
