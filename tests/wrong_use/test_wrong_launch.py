@@ -4,10 +4,16 @@ import pathlib
 import signal
 import socket
 import subprocess
+import sys
 
 import pytest
 
-from wrong_use import BUILD, FAILURE, MOCK, ON_TWO_RANKS, RATE, ROOT, USAGE, check, clean_environment, run
+from wrong_use import BUILD, FAILURE, MOCK, ON_TWO_RANKS, PRETRAIN, RATE, ROOT, USAGE, check, clean_environment, only_line, run
+
+sys.path.append(str(ROOT / "tests" / "interop"))
+from free_port import free_port  # noqa: E402
+
+TRAIN = [*PRETRAIN, *RATE, *MOCK]
 
 CASES = {
     "unknown subcommand": (["train"], USAGE, "unknown subcommand 'train': known are"),
@@ -21,12 +27,120 @@ CASES = {
         USAGE, "--make-vocab-size-divisible-by is 0; it must be at least 1."),
     "launch with an unknown flag": (["launch", "--nodes", "2", "-n", "2", "--", "pretrain"], USAGE,
                                     "unknown flag --nodes"),
+    "launch with torchrun's flag": (["launch", "--nproc-per-node", "2", "--", "pretrain"], USAGE, "unknown flag --nproc-per-node"),
+    "launch of ranks in words": (["launch", "-n", "two", "--", "pretrain"], USAGE, "usage: megashard launch -n N"),
+    "launch of fewer than no ranks": (["launch", "-n", "-1", "--", "pretrain"], USAGE, "usage: megashard launch -n N"),
+    "launch of too many ranks": (["launch", "-n", "5000", "--", "pretrain"], USAGE, "5000 not in range 1 to 4096"),
+    "launch on a port beyond the last": (["launch", "-n", "2", "--master-port", "70000", "--", "pretrain"], USAGE,
+                                         "70000 not in range 1 to 65535"),
+    "launch on a port in words": (["launch", "-n", "2", "--master-port", "http", "--", "pretrain"], USAGE, "--master-port"),
+    "launch of launch": (["launch", "-n", "2", "--", "launch", "-n", "2", "--", "pretrain"], USAGE, "name it once"),
+    "launch of a script": (["launch", "-n", "1", "--", "./train.sh"], USAGE, "unknown subcommand './train.sh'"),
+}
+BY_HAND = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+# what is set beside or instead of these (None: it is not set), a part of the sentence
+ENVIRONMENTS = {
+    "a rank without a world": ({"WORLD_SIZE": None}, "RANK is set but WORLD_SIZE is not"),
+    "a world without ranks": ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0: a world has at least one rank"),
+    "a world in words": ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', which is no whole number"),
+    "a rank beyond the last": ({"RANK": "2"}, "RANK is 2 but WORLD_SIZE is 2: ranks run from 0 to 1"),
+    "a local rank beyond the world": ({"LOCAL_RANK": "2"}, "LOCAL_RANK is 2 but WORLD_SIZE is 2"),
+    "no address": ({"MASTER_ADDR": None}, "RANK is set but MASTER_ADDR is not"),
+    "no port": ({"MASTER_PORT": None}, "RANK is set but MASTER_PORT is not"),
+    "an address with its port": ({"MASTER_ADDR": "gpu1:29500"}, "give the host alone, and the port in MASTER_PORT"),
+    "an address as a browser has it": ({"MASTER_ADDR": "http://gpu1"}, "MASTER_ADDR is 'http://gpu1', which is no name or address"),
+    "a port that is none": ({"MASTER_PORT": "0"}, "MASTER_PORT is 0: ports run from 1 to 65535"),
+    "a port with its address": ({"MASTER_PORT": "gpu1:29500"}, "MASTER_PORT is 'gpu1:29500', which is no whole number"),
+}
+LIBRARY = next(path for path in map(pathlib.Path, ("/lib/x86_64-linux-gnu/libm.so.6", "/lib/aarch64-linux-gnu/libm.so.6",
+                                                   "/lib64/libm.so.6")) if path.exists())
+# what becomes of a library's bytes, a part of the sentence
+PLUGINS = {
+    "no plugin": (lambda data: data, "is no plugin: it does not export megashard_model_plugin()"),
+    "a plugin that is cut off": (lambda data: data[:20000], "it has 20000 bytes, fewer than its own head says, so it is cut off"),
+    "a plugin with half a head": (lambda data: data[:40], "it has 40 bytes, fewer than the head of a library"),
+    "an empty plugin": (lambda data: b"", "it is empty; build it again"),
+    "a plugin in C++": (lambda data: b"#include <megashard>\n", "it is no shared library (it does not begin as one)"),
+    "a plugin for another processor": (lambda data: data[:18] + b"\x08\x00" + data[20:], "it was built for another processor"),
+    "a plugin of 32 bits": (lambda data: data[:4] + b"\x01" + data[5:], "it was built for another processor"),
+    "an object file": (lambda data: data[:16] + b"\x01\x00" + data[18:], "it is an object file; link it with -shared"),
+    "a program that is no library": (lambda data: data[:16] + b"\x02\x00" + data[18:], "it is a program, not a shared library"),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_sentence(name):
     check(CASES[name])
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_a_rank_that_is_started_by_hand(name):
+    changes, sentence = ENVIRONMENTS[name]
+    done = run(*TRAIN, **{variable: value for variable, value in (BY_HAND | changes).items() if value is not None})
+    assert sentence in only_line(done)
+    assert done.returncode == USAGE
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_a_plugin_that_cannot_be_loaded(tmp_path, name):
+    change, sentence = PLUGINS[name]
+    (tmp_path / "plugin.so").write_bytes(change(LIBRARY.read_bytes()))
+    done = run(*TRAIN, "--model-plugin", tmp_path / "plugin.so", "--model", "mine")
+    assert sentence in only_line(done)
+    assert done.returncode == USAGE
+
+
+def start_by_hand(port, **variables):
+    flags = [*TRAIN]
+    flags[flags.index("--global-batch-size") + 1] = "6"  # for two ranks and for three
+    return subprocess.Popen([BUILD / "launch" / "megashard", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+                            env=clean_environment(**(BY_HAND | {"MASTER_PORT": port} | variables)))
+
+
+def ends_of(processes):
+    try:
+        return [(process.communicate(timeout=30)[1], process.returncode) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def test_ranks_by_hand_need_no_local_rank():
+    port = free_port()
+    assert ends_of([start_by_hand(port, RANK=str(rank)) for rank in range(2)]) == [("", 0), ("", 0)]
+
+
+def test_worlds_of_different_sizes():
+    port = free_port()
+    for errors, code in ends_of([start_by_hand(port), start_by_hand(port, RANK="1", WORLD_SIZE="3")]):
+        assert "rank 1 was started for a world of 3, rank 0 for one of 2: give every rank the same WORLD_SIZE" in errors
+        assert (len(errors.splitlines()), code) == (1, FAILURE)
+
+
+def test_two_processes_of_one_rank():
+    port = free_port()
+    for errors, code in ends_of([start_by_hand(port, RANK=rank, WORLD_SIZE="3") for rank in "011"]):
+        assert "two processes are rank 1: give each its own RANK" in errors
+        assert (len(errors.splitlines()), code) == (1, FAILURE)
+
+
+def test_rank_0s_port_is_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        (errors, code), = ends_of([start_by_hand(str(listener.getsockname()[1]))])
+    assert "it is in use by another program or by an earlier run that has not ended" in errors
+    assert (len(errors.splitlines()), code) == (1, FAILURE)
+
+
+def test_who_waits_says_so():
+    """After 3 s, and long before the deadline."""
+    port = free_port()
+    alone = start_by_hand(port, RANK="1")
+    try:
+        assert next(line for line in alone.stdout if line.startswith("Waiting")) == (
+            f"Waiting for rank 0 at 127.0.0.1:{port} (3 s): nobody listens there\n")
+    finally:
+        alone.kill()
+        alone.communicate()
 
 
 def test_port_in_use():

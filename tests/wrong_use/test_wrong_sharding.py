@@ -1,0 +1,113 @@
+"""FSDP2 files that are wrong, contradict themselves, or say what has no effect."""
+import pytest
+
+from wrong_use import FROM_MODEL, MOCK, PRETRAIN, RATE, USAGE, only_line, run
+
+TRAIN = [*PRETRAIN, *RATE, *MOCK]
+LAYERS = "recompute_modules:\n  - model.layers.{*}\n"
+# by name: the file, a part of the one sentence
+REFUSED = {
+    "a dtype by PyTorch's name": ("param_dtype: bfloat16", 'f.yaml:1: Unsupported dtype "bfloat16" for param_dtype; use one of fp16'),
+    "a dtype of whole numbers": ("reduce_dtype: int32", 'Unsupported dtype "int32" for reduce_dtype; use one of fp16, bf16'),
+    "a dtype that is a list": ("param_dtype: [bf16]", "param_dtype takes one of fp16, bf16, fp32, fp64, got a list"),
+    "a training in fp16": ("param_dtype: fp16", "fp16 needs loss scaling, which training here does not have; take bf16"),
+    "outputs in a dtype of their own": (
+        "output_dtype: bf16", "makes model.layers.0 return bf16, but model.norm behind it computes in fp32; set param_dtype: bf16"),
+    "outputs of more bits than what follows": (
+        "param_dtype: bf16\noutput_dtype: fp32", "model.norm behind it computes in bf16; wrap that too (sub_modules_to_wrap)"),
+    "outputs of another kind of 16 bits": ("param_dtype: bf16\noutput_dtype: fp16", "makes model.layers.0 return fp16"),
+    "no ranks to shard over": ("sharding_size: 0", 'sharding_size takes "auto", a number of ranks, or null, got "0"'),
+    "ranks below zero": ("sharding_size: -2", 'got "-2"'),
+    "ranks in a word": ("sharding_size: all", 'got "all"'),
+    "half a rank": ("sharding_size: 0.5", 'got "0.5"'),
+    "more ranks than there are": ("sharding_size: 4", "World size 1 must be divisible by sharding_size 4"),
+    "resharding to no rank": ("reshard_after_forward: 0", "reshard_after_forward takes true, false or a number of ranks"),
+    "resharding to more than share": ("reshard_after_forward: 4",
+                                      "reshard_after_forward: 4 in the FSDP2 file does not divide the 1 ranks"),
+    "a switch that is no switch": ("offload_to_cpu: maybe", 'offload_to_cpu takes true or false, got "maybe"'),
+    "a prefetch below zero": ("num_to_forward_prefetch: -1", "num_to_forward_prefetch takes a whole number of at least 0"),
+    "a prefetch in a word": ("num_to_backward_prefetch: all", 'num_to_backward_prefetch takes a whole number of at least 0, got "all"'),
+    "one pattern where a list belongs": ("sub_modules_to_wrap: model.layers.{*}", "takes a list of module paths, one a line"),
+    "patterns without quotes in a line": ("sub_modules_to_wrap: [model.layers.{*}]", 'need quotes, as in ["model.layers.{*}"]'),
+    "braces that do not match": ('sub_modules_to_wrap: ["model.layers.{0"]', "has braces that do not match"),
+    "indices of what is not there": ('sub_modules_to_wrap: ["layers.{*}"]', 'needs a list of modules, but the model has no submodule "layers"'),
+    "operators kept without recompute": ('recompute_save_ops: ["aten::mm"]', "recompute_save_ops in the FSDP2 file needs recompute_modules"),
+    "operators kept by reentrant recompute": (
+        LAYERS + 'use_reentrant: true\nrecompute_save_ops: ["aten::mm"]', "recompute_save_ops needs use_reentrant: false"),
+    "a key twice": ("sharding_size: 1\nsharding_size: 1", "f.yaml:2: sharding_size is given twice; keep one"),
+    "a list of keys": ("- sharding_size: 1", "the file must hold `key: value` lines"),
+    "a replication that is no switch": ("ignored_modules_replicated: often", "ignored_modules_replicated takes true or false"),
+    "no ranks for experts": ("expert_parallel_size: 0", "expert_parallel_size takes a whole number of at least 1"),
+    "a size that MindSpeed's plan cannot set": ("parallel:\n  tensor_parallel_size: 2", "the flags of the program decide"),
+    "a pattern of a plan that matches nothing": ("fsdp_plan:\n  apply_modules: [model.layer.0]", "model.layer.0"),
+    "a misspelt key of a plan": ("fsdp_plan:\n  aply_modules: [a]", 'unknown key "fsdp_plan.aply_modules"; did you mean apply_modules?'),
+}
+WITH_FLAGS = {
+    "recompute in the file and by flags": (
+        LAYERS, ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"],
+        "--recompute-granularity and recompute_modules in the FSDP2 file exclude each other; keep one"),
+    "a strict file with a path that is not there": (
+        "sub_modules_to_wrap: [model.layer]", ["--fsdp2-config-strict"], 'Module not found at path "model.layer"'),
+}
+TRAINED_APART = ("ignored_modules: [model.layers.0.mlp, model.norm]", " more), so each of the 2 ranks would train its own copy; give "
+                 "ignored_modules_replicated: true")
+# by name: the file, the key that is told to have no effect
+MUTE_NO_MORE = {
+    "offload without a GPU": ("offload_to_cpu: true", "offload_to_cpu"),
+    "pinned memory without offload": ("pin_memory: false", "pin_memory"),
+    "casts without a dtype": ("cast_forward_inputs: false", "cast_forward_inputs"),
+    "offloaded sizes without offload": ("min_offloaded_tensor_size: 10", "min_offloaded_tensor_size"),
+    "a kind of recompute without recompute": ("use_reentrant: false", "use_reentrant"),
+    "replication of nothing": ("ignored_modules_replicated: true", "ignored_modules_replicated"),
+    "rows of experts without experts": ("expert_fully_shard_parallel_size: 1", "expert_fully_shard_parallel_size"),
+    "experts without experts": ("moe_modules: [model.layers.0.mlp]", "moe_modules"),
+}
+
+
+def with_file(folder, text, *arguments):
+    (folder / "f.yaml").write_text(text + "\n")
+    return run(*arguments, "--fsdp2-config-path", folder / "f.yaml")
+
+
+def refused(done, sentence):
+    assert sentence in only_line(done)
+    assert done.returncode == USAGE
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_ends_in_one_sentence(tmp_path, name):
+    text, sentence = REFUSED[name]
+    refused(with_file(tmp_path, text, *TRAIN), sentence)
+
+
+@pytest.mark.parametrize("name", WITH_FLAGS)
+def test_a_flag_beside_it_does_not_fit(tmp_path, name):
+    text, flags, sentence = WITH_FLAGS[name]
+    refused(with_file(tmp_path, text, *TRAIN, *flags), sentence)
+
+
+def test_modules_that_each_rank_would_train_for_itself(tmp_path):
+    text, sentence = TRAINED_APART
+    refused(with_file(tmp_path, text, "launch", "-n", "2", "--", *TRAIN), sentence)
+    frozen = ["--freeze-module-prefix", "model.layers.0.mlp", "model.norm"]
+    assert with_file(tmp_path, text, "launch", "-n", "2", "--", *TRAIN, *frozen).returncode == 0
+    assert with_file(tmp_path, text, "launch", "-n", "2", "--", *PRETRAIN, *MOCK, "--skip-train").returncode == 0
+
+
+def test_experts_that_are_spread_are_not_ignored(folder, tmp_path):
+    text = "expert_fully_shard_parallel_size: 1\nignored_modules: [model.layers.0.mlp.experts.0]"
+    refused(with_file(tmp_path, text, *FROM_MODEL, folder / "experts", "--from-scratch"),
+            "ignored_modules names model.layers.0.mlp.experts.0")
+
+
+@pytest.mark.parametrize("name", MUTE_NO_MORE)
+def test_a_key_without_effect_is_told(tmp_path, name):
+    text, key = MUTE_NO_MORE[name]
+    done = with_file(tmp_path, text, *TRAIN)
+    assert done.returncode == 0, done.stderr
+    assert f"WARNING: FSDP2: {key} has no effect: " in done.stdout
+
+
+def test_ignored_modules_keep_their_dtype(tmp_path):
+    done = with_file(tmp_path, "param_dtype: bf16\nignored_modules: [lm_head]", *TRAIN)
+    assert "WARNING: FSDP2: ignored_modules keep the dtype of their parameters, which is not param_dtype" in done.stdout
