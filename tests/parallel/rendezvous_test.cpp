@@ -129,10 +129,11 @@ TEST(Rendezvous, PortInUse) {
                 "(--master-port or MASTER_PORT)");
 }
 
-/// What one rank says that waits in vain: two lines, and its sentence, which comes at the deadline.
+/// What one rank says that waits in vain: its first and its last line, and its sentence, which
+/// comes at the deadline.
 std::vector<std::string> wait_in_vain(RendezvousOptions options) {
   std::vector<std::string> lines;
-  options.timeout = std::chrono::milliseconds(1000);
+  options.timeout = std::chrono::milliseconds(1400);
   options.notice = [&lines](const std::string& line) { lines.push_back(line); };
   options.first_notice = std::chrono::milliseconds(300);
   const auto start = std::chrono::steady_clock::now();
@@ -140,10 +141,8 @@ std::vector<std::string> wait_in_vain(RendezvousOptions options) {
   const auto waited = std::chrono::steady_clock::now() - start;
   EXPECT_GE(waited, options.timeout);
   EXPECT_LT(waited, options.timeout + std::chrono::seconds(1));
-  EXPECT_EQ(lines.size(), 2u) << "one after 0.3 s, one after 0.6 s";
-  lines.resize(2);
-  lines.push_back(sentence);
-  return lines;
+  EXPECT_GE(lines.size(), 3u) << "after 0.3, 0.6 and 1.2 s";
+  return {lines.front(), lines.back(), sentence};
 }
 
 TEST(Rendezvous, MasterOutOfReach) {
@@ -151,19 +150,22 @@ TEST(Rendezvous, MasterOutOfReach) {
   options.rank = 1;
   const std::string place = options.init_method.substr(6);
   const auto nobody = wait_in_vain(options);
-  EXPECT_EQ(nobody[0], "Waiting for rank 0 at " + place + " (0 s): nobody listens there");
-  EXPECT_EQ(nobody[2], "rank 1 of 2 cannot reach rank 0 at " + place +
-                           " after 1 s: nobody listens there; start rank 0, and check address and "
-                           "port (MASTER_ADDR, MASTER_PORT)");
+  EXPECT_THAT(nobody[0], AllOf(HasSubstr("Waiting for rank 0 at " + place + " ("),
+                               HasSubstr(" s): nobody listens there")));
+  EXPECT_THAT(nobody[2],
+              AllOf(HasSubstr("rank 1 of 2 cannot reach rank 0 at " + place + " after "),
+                    HasSubstr(" s: nobody listens there; start rank 0, and check address "
+                              "and port (MASTER_ADDR, MASTER_PORT)")));
 }
 
 TEST(Rendezvous, MasterWithoutAName) {
   RendezvousOptions options = two_ranks("tcp://no-such-host.invalid:29500");
   for (options.rank = 0; options.rank < 2; ++options.rank) {
     const auto unknown = wait_in_vain(options);
-    EXPECT_THAT(unknown[0], HasSubstr("Waiting for rank 0 at no-such-host.invalid:29500 (0 s): "));
-    EXPECT_THAT(unknown[2], AllOf(HasSubstr("no-such-host.invalid:29500 after 1 s: the name"),
-                                  HasSubstr("MASTER_ADDR")));
+    EXPECT_THAT(unknown[0], HasSubstr("Waiting for rank 0 at no-such-host.invalid:29500 ("));
+    EXPECT_THAT(unknown[2],
+                AllOf(HasSubstr("cannot reach rank 0 at no-such-host.invalid:29500 after "),
+                      HasSubstr(": the name "), HasSubstr("MASTER_ADDR")));
   }
 }
 
@@ -179,12 +181,12 @@ TEST(Rendezvous, MasterThatDoesNotAnswer) {
 TEST(Rendezvous, RanksThatNeverCome) {
   RendezvousOptions options = two_ranks("tcp://127.0.0.1:" + std::to_string(free_port()));
   const auto one = wait_in_vain(options);
-  EXPECT_EQ(one[1], "Waiting for rank 1 of 2 (1 s)");
-  EXPECT_THAT(one[2], AllOf(HasSubstr("rank 0 of 2 waited 1 s for rank 1, which did not come to"),
+  EXPECT_THAT(one[1], HasSubstr("Waiting for rank 1 of 2 ("));
+  EXPECT_THAT(one[2], AllOf(HasSubstr(" s for rank 1, which did not come to"),
                             HasSubstr("--distributed-timeout-minutes")));
   options.world_size = 9;
   EXPECT_THAT(wait_in_vain(options)[2],
-              HasSubstr("waited 1 s for ranks 1, 2, 3, 4 and 4 more, which did not come"));
+              HasSubstr(" s for ranks 1, 2, 3, 4 and 4 more, which did not come"));
 }
 
 TEST(Rendezvous, AFileWithoutRank0) {
@@ -193,8 +195,8 @@ TEST(Rendezvous, AFileWithoutRank0) {
   RendezvousOptions options = two_ranks("file://" + path.string());
   options.rank = 1;
   const auto alone = wait_in_vain(options);
-  EXPECT_EQ(alone[0], "Waiting for rank 0 at file://" + path.string() + " (0 s)");
-  EXPECT_THAT(alone[2], HasSubstr("rank 1 of 2 waited 1 s for rank 0 to come to file://"));
+  EXPECT_THAT(alone[0], HasSubstr("Waiting for rank 0 at file://" + path.string() + " ("));
+  EXPECT_THAT(alone[2], HasSubstr(" s for rank 0 to come to file://"));
   std::filesystem::remove(path);
 }
 
