@@ -24,7 +24,9 @@ void add_loop(std::vector<Option>& rows) {
             "save and exit when the step is a multiple of it");
   group.add("--exit-duration-in-mins", &A::exit_duration_in_mins,
             "save and exit after so many minutes");
-  group.add("--exit-signal-handler", &A::exit_signal_handler, "on SIGTERM save and exit");
+  group.add("--exit-signal-handler", &A::exit_signal_handler, "on --exit-signal save and exit");
+  group.add("--exit-signal", &A::exit_signal, "the signal of --exit-signal-handler")
+      .one_of({"SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"});
   group
       .add("--no-check-for-nan-in-loss-and-grad", &A::check_for_nan_in_loss_and_grad,
            "go on when the loss or a gradient is not a number")
@@ -121,11 +123,27 @@ void add_validation(std::vector<Option>& rows) {
 
 void add_logging(std::vector<Option>& rows) {
   OptionGroup group("logging", rows);
-  group.add("--log-interval", &A::log_interval, "steps between log lines");
+  group.add("--log-interval", &A::log_interval,
+            "steps between log lines; the first and the last step have one, too");
   group.add("--log-params-norm", &A::log_params_norm, "norm of the parameters in the log line");
   group.add("--log-num-zeros-in-grad", &A::log_num_zeros_in_grad,
             "zeros among the gradients in the log line");
   group.add("--log-throughput", &A::log_throughput, "TFLOP/s per device in the log line");
+  group.add("--log-tokens-per-second", &A::log_tokens_per_second,
+            "tokens a second, of all ranks, at the end of the log line");
+  group.add("--log-memory", &A::log_memory,
+            "peak memory of the largest rank, in MiB, at the end of the log line");
+  group
+      .add("--timing-log-level", &A::timing_log_level,
+           "parts of a step below the log line: 1 those that a step has once, 2 those of each "
+           "microbatch, too; both wait for the GPU at each part")
+      .one_of({"0", "1", "2"});
+  group
+      .add("--timing-log-option", &A::timing_log_option,
+           "with it, of the ranks' times: the largest, least and largest, or all")
+      .one_of({"max", "minmax", "all"});
+  group.add("--print-all-arguments", &A::print_all_arguments,
+            "at the start also arguments that are at their defaults, as Megatron");
   group.add("--log-progress", &A::log_progress, "")
       .in_vain("there is no progress.txt; --metrics-file has a line for every step");
   group.add("--log-tps", &A::log_tps, "tokens per sample in the log line, as MindSpeed-MM");

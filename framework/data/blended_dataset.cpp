@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "framework/data/numpy_random.h"
@@ -104,6 +105,14 @@ void BlendedDataset::read(int64_t index, std::span<int64_t> out) const {
 const std::string& BlendedDataset::source_of(int64_t index) const {
   const auto dataset = static_cast<size_t>(dataset_index_.at(static_cast<size_t>(index)));
   return datasets_[dataset]->source_of(sample_index_[static_cast<size_t>(index)]);
+}
+
+void BlendedDataset::add_facts(int64_t samples, DatasetFacts& facts) const {
+  const double share = static_cast<double>(samples) / static_cast<double>(size());
+  for (size_t i = 0; i < datasets_.size(); ++i) {
+    const auto drawn = std::llround(static_cast<double>(counts_[i]) * share);
+    datasets_[i]->add_facts(drawn, facts);
+  }
 }
 
 }  // namespace megashard

@@ -23,6 +23,7 @@ class BlendedDataset : public SampleDataset {
   int64_t size() const override { return static_cast<int64_t>(dataset_index_.size()); }
   void read(int64_t index, std::span<int64_t> out) const override;
   const std::string& source_of(int64_t index) const override;
+  void add_facts(int64_t samples, DatasetFacts& facts) const override;
 
  private:
   void build_by_weight(const std::vector<double>& weights, int64_t size);

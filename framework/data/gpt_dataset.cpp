@@ -157,4 +157,12 @@ void GPTDataset::read(int64_t index, std::span<int64_t> out) const {
   }
 }
 
+void GPTDataset::add_facts(int64_t samples, DatasetFacts& facts) const {
+  const int64_t tokens = tokens_per_epoch();
+  facts.documents += options_.last_sequence - options_.first_sequence;
+  facts.tokens += tokens;
+  facts.add_epochs(static_cast<double>(samples * options_.seq_length) /
+                   static_cast<double>(tokens));
+}
+
 }  // namespace megashard

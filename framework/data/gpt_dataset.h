@@ -32,6 +32,7 @@ class GPTDataset : public SampleDataset {
   int64_t size() const override { return static_cast<int64_t>(shuffle_index_.size()); }
   void read(int64_t index, std::span<int64_t> out) const override;
   const std::string& source_of(int64_t) const override { return source_->name(); }
+  void add_facts(int64_t samples, DatasetFacts& facts) const override;
 
   int64_t num_epochs() const { return num_epochs_; }
   // Whether the last epoch was shuffled apart from the others (the 80% rule).

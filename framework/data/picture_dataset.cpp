@@ -163,7 +163,7 @@ std::map<std::string, at::Tensor> picture_inputs(std::span<const PictureSet::Sam
 
 PictureDataset::PictureDataset(std::shared_ptr<const PictureSet> set,
                                const PictureDatasetOptions& options)
-    : set_(std::move(set)) {
+    : set_(std::move(set)), first_(options.first_sample), last_(options.last_sample) {
   const int64_t count = options.last_sample - options.first_sample;
   TORCH_CHECK(count > 0, "the ", options.split_name, " split of \"", set_->prefix(), "\" has none of its ", set_->size(),
               " conversations; give it a larger share by --split");
@@ -192,6 +192,13 @@ void PictureDataset::read(int64_t /*index*/, std::span<int64_t> /*out*/) const {
 
 PictureSet::Sample PictureDataset::picture_sample(int64_t index) const {
   return set_->sample(order_.at(static_cast<size_t>(index)));
+}
+
+void PictureDataset::add_facts(int64_t samples, DatasetFacts& facts) const {
+  facts.unit = "conversation";
+  facts.documents += last_ - first_;
+  for (int64_t i = first_; i < last_; ++i) facts.tokens += set_->tokens_of(i);
+  facts.add_epochs(static_cast<double>(samples) / static_cast<double>(last_ - first_));
 }
 
 }  // namespace megashard

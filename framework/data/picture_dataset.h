@@ -84,10 +84,12 @@ class PictureDataset : public SampleDataset {
   // Of fixed length: refused, samples differ (make_batch asks for picture_sample).
   void read(int64_t index, std::span<int64_t> out) const override;
   const std::string& source_of(int64_t /*index*/) const override { return set_->prefix(); }
+  void add_facts(int64_t samples, DatasetFacts& facts) const override;
   PictureSet::Sample picture_sample(int64_t index) const;
 
  private:
   std::shared_ptr<const PictureSet> set_;
+  int64_t first_, last_;
   std::vector<int64_t> order_;
 };
 

@@ -1,5 +1,7 @@
 #include "framework/modules/multi_modal_module.h"
 
+#include <unordered_set>
+
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
@@ -11,7 +13,9 @@ void MultiModalModule::check_sequence_ranks(int64_t /*ranks*/) const {
 
 double MultiModalModule::training_flops(int64_t sequences, int64_t sequence_length) const {
   double parameters = 0;
+  std::unordered_set<const c10::TensorImpl*> counted;  // tied ones have several names
   for (const auto& parameter : this->parameters()) {
+    if (!counted.insert(parameter.unsafeGetTensorImpl()).second) continue;
     parameters += static_cast<double>(c10::multiply_integers(global_sizes(parameter)));
   }
   return 6 * parameters * static_cast<double>(sequences * sequence_length);

@@ -40,7 +40,8 @@ TrainStep::TokenLosses TrainStep::token_losses(const Batch& batch) {
   return {model_(std::move(input)), shard.rows_of(mask, 1), mask};
 }
 
-TrainStepResult TrainStep::run(const std::vector<Batch>& microbatches) {
+at::Tensor TrainStep::forward_backward(const std::vector<Batch>& microbatches) {
+  const TimedPart timed(options_.timers, StepPart::kForwardBackward);
   const auto count = static_cast<double>(microbatches.size());
   const double sequence_ranks = options_.sequence_group ? options_.sequence_group->size() : 1;
   double token_scale = 0;
@@ -53,33 +54,59 @@ TrainStepResult TrainStep::run(const std::vector<Batch>& microbatches) {
     // sequence has counted its tokens.
     token_scale = group_->size() * sequence_ranks / std::max(tokens.item<double>(), 1.0);
   }
-  optimizer_.zero_grad();
   std::vector<at::Tensor> sums;  // read after the last backward: no wait on the device in between
   for (size_t i = 0; i < microbatches.size(); ++i) {
     if (!options_.reduces_each_microbatch)
       set_requires_gradient_sync(model_, i + 1 == microbatches.size());
     if (options_.has_replicas) set_requires_all_reduce(model_, i + 1 == microbatches.size());
-    const auto [losses, mask, whole_mask] = token_losses(microbatches[i]);
-    const at::Tensor sum = (losses * mask).sum();
-    const at::Tensor loss = options_.calculate_per_token_loss
-                                ? sum * token_scale
-                                : sum * (sequence_ranks / count) / whole_mask.sum().clamp_min(1);
+    at::Tensor loss;
+    {
+      const TimedPart forward(options_.timers, StepPart::kForward);
+      const auto [losses, mask, whole_mask] = token_losses(microbatches[i]);
+      const at::Tensor sum = (losses * mask).sum();
+      loss = options_.calculate_per_token_loss
+                 ? sum * token_scale
+                 : sum * (sequence_ranks / count) / whole_mask.sum().clamp_min(1);
+      sums.push_back(at::stack({sum.detach().to(at::kDouble), mask.sum().to(at::kDouble)}));
+    }
+    const TimedPart backward(options_.timers, StepPart::kBackward);
     loss.backward();
-    sums.push_back(at::stack({sum.detach().to(at::kDouble), mask.sum().to(at::kDouble)}));
   }
-  empty_unused_memory(1);
-  const at::Tensor norm = optimizer_.clip_grad_norm(options_.clip_grad);
+  return at::stack(sums).sum(0);
+}
+
+at::Tensor TrainStep::clip() {
+  const TimedPart timed(options_.timers, StepPart::kClip);
+  return optimizer_.clip_grad_norm(options_.clip_grad);
+}
+
+void TrainStep::step_optimizer() {
+  const TimedPart timed(options_.timers, StepPart::kInnerStep);
+  optimizer_.step();
+}
+
+TrainStepResult TrainStep::update(const at::Tensor& sums) {
+  const TimedPart timed(options_.timers, StepPart::kOptimizer);
+  const at::Tensor norm = clip();
   const bool asks_first = options_.needs_finite_gradients;
-  if (!asks_first) optimizer_.step();
+  if (!asks_first) step_optimizer();
   // All that the host reads of a step, in one copy: the only wait on the device.
-  at::Tensor numbers = at::stack(sums).sum(0);
-  numbers = at::cat({numbers, norm.to(numbers.device(), at::kDouble).reshape({1})}).cpu();
+  const at::Tensor numbers =
+      at::cat({sums, norm.to(sums.device(), at::kDouble).reshape({1})}).cpu();
   const auto* values = numbers.const_data_ptr<double>();
   TrainStepResult result;
   result.loss = {values[0], values[1]};
   result.grad_norm = values[2];
   result.updated = !asks_first || std::isfinite(result.grad_norm);
-  if (asks_first && result.updated) optimizer_.step();
+  if (asks_first && result.updated) step_optimizer();
+  return result;
+}
+
+TrainStepResult TrainStep::run(const std::vector<Batch>& microbatches) {
+  optimizer_.zero_grad();
+  const at::Tensor sums = forward_backward(microbatches);
+  empty_unused_memory(1);
+  const TrainStepResult result = update(sums);
   empty_unused_memory(2);
   return result;
 }

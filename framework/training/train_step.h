@@ -9,12 +9,13 @@
 #include "framework/data/data_loader.h"
 #include "framework/modules/multi_modal_module.h"
 #include "framework/training/optimizer.h"
+#include "framework/training/step_timers.h"
 #include "parallel/collectives/process_group.h"
 
 namespace megashard {
 
 struct TrainStepOptions {
-  double clip_grad = 1.0;  ///< 0: the norm is computed, nothing is clipped
+  double clip_grad = 1.0;               ///< 0: the norm is computed, nothing is clipped
   bool needs_finite_gradients = false;  ///< else weights stay as they are
   bool calculate_per_token_loss =
       false;                  ///< one mean over the global batch, not a mean of microbatches' means
@@ -23,6 +24,7 @@ struct TrainStepOptions {
   /// communication, more memory.
   bool reduces_each_microbatch = true;
   int64_t empty_unused_memory_level = 0;  ///< of a GPU: 1 before, 2 also after the optimizer
+  StepTimers* timers = nullptr;           ///< null: nobody asks for times
   ProcessGroupPtr sequence_group{};  ///< ranks that get the same batches and share each sequence
 };
 
@@ -52,6 +54,11 @@ class TrainStep {
 
  private:
   void empty_unused_memory(int64_t from_level);
+  /// Sums of the loss and of the tokens, [2] fp64 on the device.
+  at::Tensor forward_backward(const std::vector<Batch>& microbatches);
+  at::Tensor clip();
+  void step_optimizer();
+  TrainStepResult update(const at::Tensor& sums);
   /// What this rank's tokens lose, and their mask; `whole_mask` is that of the whole sequences.
   struct TokenLosses {
     at::Tensor losses, mask, whole_mask;

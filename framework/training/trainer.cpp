@@ -3,15 +3,12 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cmath>
-#include <ctime>
 
 #include "checkpoint/steps/agreement.h"
-#include "framework/training/flops.h"
 #include "framework/training/sequence_group.h"
+#include "framework/training/start_log.h"
 #include "framework/training/training_log.h"
 #include "parallel/fsdp/fully_shard.h"
-#include "parallel/fsdp/grad_norm.h"
 
 namespace megashard {
 namespace {
@@ -20,13 +17,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
-}
-
-std::string now() {
-  const std::time_t seconds = std::time(nullptr);
-  std::tm local{};
-  localtime_r(&seconds, &local);
-  return log_time(local);
 }
 
 NamedTensors named_parameters(const torch::nn::Module& model) {
@@ -69,6 +59,10 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr 
       outside_(std::move(surroundings)),
       optimizer_(make_optimizer(named_parameters(model), optimizer_options(arguments))),
       schedule_(lr_schedule_options(arguments)),
+      timers_(arguments.timing_log_level == 0
+                  ? nullptr
+                  : std::make_unique<StepTimers>(arguments.timing_log_level,
+                                                 arguments.timing_log_option, group_, device_)),
       step_(model, *optimizer_, group_, device_,
             {.clip_grad = arguments.clip_grad,
              .needs_finite_gradients = arguments.check_for_nan_in_loss_and_grad,
@@ -76,16 +70,19 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr 
              .has_replicas = has_replicas(model),
              .reduces_each_microbatch = arguments.reduce_scatter_during_grad_accumulation,
              .empty_unused_memory_level = arguments.empty_unused_memory_level,
+             .timers = timers_.get(),
              .sequence_group = sequence_group(arguments, model, group_)}),
       state_{arguments, model, optimizer_.get(), &schedule_, device_},
       saves_(state_, group_, outside_.print_on_first_rank) {
   optimizer_->set_parts(model.parts_of_ranks());
+  if (arguments.hf_model && !arguments.from_scratch) weights_from_ = *arguments.hf_model;
 }
 
 void Trainer::load(const CheckpointStep& step) {
   outside_.print_on_first_rank(loading_line(
       *arguments_.load, step.is_release ? std::nullopt : std::optional(step.iteration)));
   const auto lines = load_training_checkpoint(state_, step, group_);
+  weights_from_ = step.folder + (arguments_.lora_r ? " and " + *arguments_.hf_model : "");
   if (!step.is_release && !arguments_.finetune) saves_.note_loaded();
   outside_.print_on_first_rank(loaded_line(*arguments_.load, state_.iteration));
   for (const auto& line : lines) outside_.print_on_first_rank(line);
@@ -132,124 +129,24 @@ void Trainer::build_data() {
   outside_.print_on_first_rank("> building train, validation, and test datasets ...");
   splits_ = build_datasets(data_options_);
   if (splits_.train) train_loader_ = make_loader(splits_.train, arguments_.consumed_train_samples);
-  outside_.print_on_first_rank(datetime_line("after dataloaders are built", now()));
+  print_data();
+  outside_.print_on_first_rank(datetime_line("after dataloaders are built", log_time_now()));
+}
+
+void Trainer::print_data() const {
+  const auto print = [this](const char* split, const auto& dataset, auto samples) {
+    outside_.print_on_first_rank(
+        data_line(split, dataset.get(), *samples, data_options_.seq_length));
+  };
+  print("training", splits_.train, data_options_.train_samples);
+  print("validation", splits_.valid, data_options_.valid_samples);
+  print("test", splits_.test, data_options_.test_samples);
 }
 
 std::vector<Batch> Trainer::next_batches(DataLoader& loader, int64_t count) {
   std::vector<Batch> batches;
   for (int64_t i = 0; i < count; ++i) batches.push_back(loader.next());
   return batches;
-}
-
-Trainer::StepSummary Trainer::summarise(const LossSums& loss, double data_wait_seconds) {
-  constexpr int64_t kFields = 6;
-  const double mine[kFields] = {loss.weighted_loss,
-                                loss.tokens,
-                                data_wait_seconds,
-                                static_cast<double>(outside_.peak_memory_bytes()),
-                                outside_.stop_signal() ? 1.0 : 0.0,
-                                saves_.has_failed() ? 1.0 : 0.0};
-  at::Tensor all = at::empty({group_->size() * kFields}, at::kDouble);
-  std::copy_n(mine, kFields, all.mutable_data_ptr<double>() + group_->rank() * kFields);
-  if (group_->size() > 1) {
-    all = all.to(device_);
-    group_->all_gather_into(all, all.narrow(0, group_->rank() * kFields, kFields)).wait();
-    all = all.cpu();
-  }
-  const auto* values = all.const_data_ptr<double>();
-  StepSummary summary;
-  double loss_sum = 0, tokens = 0;
-  for (int rank = 0; rank < group_->size(); ++rank, values += kFields) {
-    loss_sum += values[0];
-    tokens += values[1];
-    TORCH_CHECK(!arguments_.check_for_nan_in_loss_and_grad || std::isfinite(values[0]), "the loss of rank ", rank,
-                " is ", values[0], " at iteration ", state_.iteration + 1,
-                ": lower the learning rate, or look at the batch; --no-check-for-nan-in-loss-and-grad goes on regardless");
-    summary.data_wait_seconds = std::max(summary.data_wait_seconds, values[2]);
-    summary.peak_memory_bytes = std::max(summary.peak_memory_bytes, values[3]);
-    summary.stop = summary.stop || values[4] != 0;
-    summary.save_failed = summary.save_failed || values[5] != 0;
-  }
-  summary.tokens = tokens;
-  summary.loss = tokens == 0 ? 0 : loss_sum / tokens;
-  return summary;
-}
-
-void Trainer::report(const StepSummary& summary, double grad_norm, double lr_used, double seconds) {
-  const int64_t batch = microbatches_->global_batch_size();
-  const double flops = model_.training_flops(batch, data_options_.seq_length);
-  state_.flops_so_far += flops;
-  if (std::isfinite(summary.loss)) {
-    interval_.loss_sum += summary.loss;
-  } else {
-    ++interval_.nan_steps;
-  }
-  interval_.seconds += seconds;
-  interval_.tokens_per_sample += summary.tokens / static_cast<double>(batch);
-  ++interval_.steps;
-  if (metrics_) {
-    StepMetrics metrics;
-    metrics.step = state_.iteration;
-    metrics.loss = summary.loss;
-    metrics.grad_norm = grad_norm;
-    metrics.lr = lr_used;
-    metrics.tokens_per_s = static_cast<double>(batch * data_options_.seq_length) / seconds;
-    if (outside_.peak_tflops)
-      metrics.mfu = tflops_per_device(flops, seconds, group_->size()) / *outside_.peak_tflops;
-    metrics.peak_memory_bytes = static_cast<int64_t>(summary.peak_memory_bytes);
-    metrics.data_wait_s = summary.data_wait_seconds;
-    metrics.step_s = seconds;
-    metrics.consumed_samples = arguments_.consumed_train_samples;
-    metrics.global_batch_size = batch;
-    step_metrics_ = metrics;
-  }
-  if (state_.iteration % arguments_.log_interval != 0) return;
-  TrainingLogLine line;
-  line.time = now();
-  line.iteration = state_.iteration;
-  line.train_iters = train_iters_;
-  line.consumed_samples = arguments_.consumed_train_samples;
-  line.milliseconds_per_iteration = interval_.seconds * 1000 / static_cast<double>(interval_.steps);
-  if (arguments_.log_throughput) {
-    line.tflops_per_device = tflops_per_device(flops * static_cast<double>(interval_.steps),
-                                               interval_.seconds, group_->size());
-  }
-  line.learning_rate = schedule_.lr();
-  line.global_batch_size = batch;
-  const int64_t counted = interval_.steps - interval_.nan_steps;
-  const double mean = interval_.loss_sum / static_cast<double>(counted);
-  line.losses = {{"lm loss", counted > 0 ? mean : std::nan("")}};
-  line.nan_iterations = interval_.nan_steps;
-  line.grad_norm = grad_norm;
-  if (arguments_.log_tps)
-    line.tokens_per_sample = interval_.tokens_per_sample / static_cast<double>(interval_.steps);
-  if (arguments_.log_num_zeros_in_grad)
-    line.zeros_in_grad =
-        count_zero_gradients(optimizer_->parameters(), model_.parts_of_ranks()).item<double>();
-  if (arguments_.log_params_norm)
-    line.params_norm =
-        total_parameter_norm(model_.parameters(), model_.parts_of_ranks()).item<double>();
-  step_metrics_.zeros_in_grad = line.zeros_in_grad;
-  step_metrics_.params_norm = line.params_norm;
-  outside_.print_on_last_rank(training_log_line(line));
-  interval_ = {};
-}
-
-std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDataset>& dataset,
-                                        const std::string& where, int64_t consumed) {
-  if (dataset == nullptr || arguments_.eval_iters == 0) return std::nullopt;
-  const auto loader = make_loader(dataset, consumed);
-  model_.eval();
-  LossSums sums;
-  for (int64_t i = 0; i < arguments_.eval_iters * microbatches_->count(); ++i) {
-    const LossSums one = step_.evaluate(loader->next());
-    sums.weighted_loss += one.weighted_loss;
-    sums.tokens += one.tokens;
-  }
-  model_.train();
-  const double loss = summarise(sums, 0).loss;
-  outside_.print_on_last_rank(evaluation_log_lines(where, {{"lm loss", loss}}));
-  return loss;
 }
 
 void Trainer::convert_checkpoint() {
@@ -270,16 +167,6 @@ double Trainer::seconds_since_start() const {
   return seconds_between(outside_.program_start, Clock::now());
 }
 
-bool Trainer::must_exit(const StepSummary& summary) {
-  if (summary.stop && arguments_.exit_signal_handler) return true;
-  if (arguments_.exit_interval && state_.iteration % *arguments_.exit_interval == 0) return true;
-  if (!arguments_.exit_duration_in_mins) return false;
-  // Clocks differ from rank to rank: the first rank's counts.
-  at::Tensor minutes = at::empty({1}, at::kDouble).fill_(seconds_since_start() / 60).to(device_);
-  group_->broadcast(minutes, 0).wait();
-  return minutes.item<double>() > static_cast<double>(*arguments_.exit_duration_in_mins);
-}
-
 void Trainer::prepare_training() {
   saves_.check();
   const auto batches = microbatch_options(arguments_);
@@ -295,8 +182,18 @@ void Trainer::prepare_training() {
   }
   if (arguments_.save && arguments_.async_save) saves_.go_beside_training();
   outside_.print_on_first_rank("training ...");
-  outside_.print_on_first_rank(datetime_line("before the start of training step", now()));
+  outside_.print_on_first_rank(datetime_line("before the start of training step", log_time_now()));
   model_.train();
+  if (outside_.before_first_step) outside_.before_first_step();
+}
+
+bool Trainer::must_exit() {
+  if (arguments_.exit_interval && state_.iteration % *arguments_.exit_interval == 0) return true;
+  if (!arguments_.exit_duration_in_mins) return false;
+  // Clocks differ from rank to rank: the first rank's counts.
+  at::Tensor minutes = at::empty({1}, at::kDouble).fill_(seconds_since_start() / 60).to(device_);
+  group_->broadcast(minutes, 0).wait();
+  return minutes.item<double>() > static_cast<double>(*arguments_.exit_duration_in_mins);
 }
 
 Trainer::StepSummary Trainer::run_step() {
@@ -304,22 +201,30 @@ Trainer::StepSummary Trainer::run_step() {
   const int64_t before = microbatches_->count();
   microbatches_->update(arguments_.consumed_train_samples);
   // A larger batch can be shared by more ranks: a step to start them from, as Megatron.
-  if (arguments_.save && microbatches_->count() != before && !saves_.was_just_saved())
-    saves_.save();
-  const auto batches = next_batches(*train_loader_, microbatches_->count());
+  if (arguments_.save && microbatches_->count() != before && !saves_.was_just_saved()) save();
+  std::vector<Batch> batches;
+  {
+    const TimedPart timed(timers_.get(), StepPart::kBatch);
+    batches = next_batches(*train_loader_, microbatches_->count());
+  }
   const double lr = schedule_.lr();
   optimizer_->set_lr(lr);
   optimizer_->set_weight_decay(schedule_.weight_decay());
   const TrainStepResult result = step_.run(batches);
   StepSummary summary = summarise(result.loss, train_loader_->take_wait_seconds());
-  TORCH_CHECK(result.updated, "the norm of the gradients is ", result.grad_norm, " at iteration ", state_.iteration + 1,
-              ", and the loss is finite: lower the learning rate, or look at the batch and the layers' backward; "
-              "--no-check-for-nan-in-loss-and-grad goes on regardless");
+  if (!result.updated) {
+    refuse_number(c10::str("the norm of the gradients is ", result.grad_norm),
+                  ", and the loss is finite: lower the learning rate, or look at the batch and the "
+                  "layers' backward; --no-check-for-nan-in-loss-and-grad goes on regardless");
+  }
   if (outside_.after_step) outside_.after_step();
   ++state_.iteration;
   arguments_.consumed_train_samples += microbatches_->global_batch_size();
   schedule_.advance(microbatches_->global_batch_size());
-  report(summary, result.grad_norm, lr, seconds_between(begin, Clock::now()));
+  has_stepped_ = true;
+  summary.grad_norm = result.grad_norm;
+  summary.lr = lr;
+  summary.seconds = seconds_between(begin, Clock::now());
   return summary;
 }
 
@@ -327,35 +232,66 @@ void Trainer::evaluate_if_due() {
   if (arguments_.eval_iters <= 0 || state_.iteration % arguments_.eval_interval != 0) return;
   step_metrics_.validation_loss =
       evaluate(splits_.valid, "iteration " + std::to_string(state_.iteration),
-               arguments_.consumed_valid_samples);
+               arguments_.consumed_valid_samples, Announce::kNo);
   if (!step_metrics_.validation_loss) return;
   arguments_.consumed_valid_samples += arguments_.eval_iters * microbatches_->global_batch_size();
 }
 
-void Trainer::train() {
+void Trainer::save() {
+  let_last_rank_print();
+  {
+    const TimedPart timed(timers_.get(), StepPart::kSave);
+    saves_.save();
+  }
+  if (timers_) print_on_last_rank(timers_->tell(StepPart::kSave));
+}
+
+TrainingEnd Trainer::interrupted() {
+  saves_.finish();
+  let_last_rank_print();
+  outside_.print_on_first_rank(interruption_line({.iteration = state_.iteration,
+                                                  .train_iters = train_iters_,
+                                                  .in_evaluation = in_evaluation_,
+                                                  .save = arguments_.save,
+                                                  .saved_step = saves_.last_in_folder()}));
+  return TrainingEnd::kInterrupted;
+}
+
+void Trainer::finish_training() {
+  let_last_rank_print();
+  outside_.print_on_first_rank(datetime_line("after training is done", log_time_now()));
+  if (arguments_.save && !arguments_.skip_train && !saves_.is_saved()) save();
+  const std::string where = "iteration " + std::to_string(state_.iteration);
+  evaluate(splits_.valid, where + " on validation set", arguments_.consumed_valid_samples,
+           Announce::kYes);
+  if (stop_ == StopRequest::kNone)
+    evaluate(splits_.test, where + " on test set", 0, Announce::kYes);
+}
+
+TrainingEnd Trainer::train() {
   prepare_training();
-  bool stopped = false;
-  while (steps_to_come() && !stopped) {
+  bool exits = false;
+  while (steps_to_come() && !exits && stop_ == StopRequest::kNone) {
     const StepSummary summary = run_step();
-    evaluate_if_due();
+    stop_ = summary.stop;
+    exits = must_exit();
+    report(summary, exits || stop_ != StopRequest::kNone || !steps_to_come());
+    if (stop_ == StopRequest::kNone) evaluate_if_due();
     if (metrics_) metrics_->write(step_metrics_);
     saves_.follow(summary.save_failed);
-    stopped = must_exit(summary);
+    exits = exits || stop_ == StopRequest::kExit;
     const bool due = arguments_.save && arguments_.save_interval &&
                      state_.iteration % *arguments_.save_interval == 0;
-    if (arguments_.save && (due || stopped)) saves_.save();
+    if (arguments_.save && (due || exits)) save();
   }
-  if (stopped) {
-    saves_.finish();
-    outside_.print_on_first_rank(exit_line(state_.iteration, now()));
-  }
-  outside_.print_on_first_rank(datetime_line("after training is done", now()));
-  if (stopped) return;
-  if (arguments_.save && !arguments_.skip_train && !saves_.is_saved()) saves_.save();
-  const std::string where = "iteration " + std::to_string(state_.iteration);
-  evaluate(splits_.valid, where + " on validation set", arguments_.consumed_valid_samples);
-  evaluate(splits_.test, where + " on test set", 0);
+  if (!exits && stop_ == StopRequest::kNone) finish_training();
+  if (stop_ == StopRequest::kInterrupt) return interrupted();
   saves_.finish();
+  if (!exits && stop_ == StopRequest::kNone) return TrainingEnd::kDone;
+  let_last_rank_print();
+  outside_.print_on_first_rank(exit_line(state_.iteration, log_time_now()));
+  outside_.print_on_first_rank(datetime_line("after training is done", log_time_now()));
+  return TrainingEnd::kExited;
 }
 
 }  // namespace megashard

@@ -11,22 +11,34 @@
 #include "framework/data/microbatches.h"
 #include "framework/training/lr_schedule.h"
 #include "framework/training/metrics_file.h"
+#include "framework/training/step_timers.h"
 #include "framework/training/train_step.h"
 #include "framework/training/training_checkpoint.h"
 #include "framework/training/training_saves.h"
 
 namespace megashard {
 
+/// What the user has asked a running training for; the larger one counts.
+enum class StopRequest {
+  kNone,
+  kExit,       ///< --exit-signal: save, and end
+  kInterrupt,  ///< Ctrl-C: end
+};
+
+enum class TrainingEnd { kDone, kExited, kInterrupted };
+
 /// How a trainer reaches the world outside. Library code neither prints nor reads the process's
 /// state.
 struct TrainerSurroundings {
   std::function<void(const std::string& line)> print_on_first_rank;
   std::function<void(const std::string& line)> print_on_last_rank;
-  std::function<bool()> stop_signal;           ///< SIGTERM came (--exit-signal-handler)
+  std::function<StopRequest()> stop_request;   ///< of this rank
   std::function<int64_t()> peak_memory_bytes;  ///< of this rank
+  std::function<void()> before_first_step{};   ///< null: nothing
   std::function<void()> after_step{};          ///< null: nothing
   std::chrono::steady_clock::time_point program_start;
   std::optional<double> peak_tflops;  ///< of one device, for mfu; the first rank's counts
+  std::chrono::milliseconds progress_interval{5000};  ///< between lines of a long evaluation
 };
 
 /// The loop of Megatron's train(): steps, log lines, metrics, evaluation, checkpoints, exits. The
@@ -40,23 +52,29 @@ class Trainer {
   void load(const CheckpointStep& step);
   /// Saves what was loaded in --ckpt-convert-format to --ckpt-convert-save. Collective.
   void convert_checkpoint();
-  void train();
+  /// An interrupted one has ended after a step or within an evaluation, and said so. Collective.
+  TrainingEnd train();
 
  private:
-  struct Interval {  // since the last log line
-    double loss_sum = 0;  // of the steps whose loss is a number
+  struct Interval {                // since the last log line
+    double loss_sum = 0;           // of the steps whose loss is a number
     double tokens_per_sample = 0;  // summed over the steps
     int64_t steps = 0;
+    int64_t samples = 0;
     int64_t nan_steps = 0;
     double seconds = 0;
   };
   struct StepSummary {  // over all ranks
     double loss = 0;
     double tokens = 0;  // whose mask is not 0
-    bool stop = false;
+    StopRequest stop = StopRequest::kNone;
     bool save_failed = false;  // the one under way
     double peak_memory_bytes = 0;
     double data_wait_seconds = 0;
+    // The same on all ranks without a reduction:
+    double grad_norm = 0;
+    double lr = 0;  // that the step has used
+    double seconds = 0;
   };
 
   void build_data();
@@ -64,16 +82,34 @@ class Trainer {
                                           int64_t consumed);
   std::vector<Batch> next_batches(DataLoader& loader, int64_t count);
   StepSummary summarise(const LossSums& loss, double data_wait_seconds);
-  /// The log line if it is due; the step's metrics are written after its evaluation.
-  void report(const StepSummary& summary, double grad_norm, double lr_used, double seconds);
+  /// Throws what is to be done about `what`, which is no number. Collective.
+  [[noreturn]] void refuse_number(const std::string& what, const std::string& remedy);
+  /// The log line if it is due, as it is for the last step; the step's metrics are written after
+  /// its evaluation.
+  void report(const StepSummary& summary, bool is_last);
+  void fill_metrics(const StepSummary& summary, double flops);
+  TrainingLogLine log_line(const StepSummary& summary, double flops);
+  enum class Announce { kNo, kYes };
+  /// Of all ranks. None when stop_ has ended it.
   std::optional<double> evaluate(const std::shared_ptr<const SampleDataset>& dataset,
-                                 const std::string& where, int64_t consumed);
+                                 const std::string& where, int64_t consumed, Announce announce);
+  /// stop_ becomes what any rank was asked for. Collective.
+  void agree_on_stop();
+  void print_on_last_rank(const std::string& lines);
+  /// What the last rank has printed stands before what the first one prints from now on.
+  /// Collective.
+  void let_last_rank_print();
+  void save();
   void prepare_training();
-  /// One iteration: batches, forward, backward, optimizer, log.
+  void print_data() const;
+  /// One iteration: batches, forward, backward, optimizer.
   StepSummary run_step();
   void evaluate_if_due();
-  /// Whether an --exit flag or a signal ends training after this step. Collective.
-  bool must_exit(const StepSummary& summary);
+  /// The evaluations and the save behind the last step.
+  void finish_training();
+  TrainingEnd interrupted();
+  /// Whether an --exit flag ends training after this step. Collective.
+  bool must_exit();
   double seconds_since_start() const;
   bool steps_to_come() const;
 
@@ -86,6 +122,7 @@ class Trainer {
   std::unique_ptr<Optimizer> optimizer_;
   OptimizerParamScheduler schedule_;
   std::optional<Microbatches> microbatches_;  // from the first step of this run on
+  std::unique_ptr<StepTimers> timers_;        // null: --timing-log-level 0
   TrainStep step_;
   TrainingState state_;
   int64_t train_iters_ = 0;
@@ -94,7 +131,13 @@ class Trainer {
   std::unique_ptr<MetricsFile> metrics_;
   StepMetrics step_metrics_;  // of the last step, on the rank that writes them
   Interval interval_;
-  TrainingSaves saves_;  // last: a save under way ends before what it may need
+  std::string weights_from_;   // the folder that the first weights were loaded from; or empty
+  bool has_stepped_ = false;   // in this run
+  bool has_reported_ = false;  // a step of this run
+  StopRequest stop_ = StopRequest::kNone;
+  bool in_evaluation_ = false;      // where stop_ was heard of
+  bool last_rank_printed_ = false;  // since the first one waited for it
+  TrainingSaves saves_;             // last: a save under way ends before what it may need
 };
 
 }  // namespace megashard

@@ -1,11 +1,8 @@
 #include "framework/training/training_log.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <cstdio>
-
-#include "framework/arguments/argument_table.h"
 
 namespace megashard {
 
@@ -22,12 +19,6 @@ std::string formatted(const char* format, Values... values) {
 
 long long wide(int64_t value) { return value; }
 
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-
 constexpr const char* kRanks = "[ t 1/1, p 1/1 ]";
 
 }  // namespace
@@ -36,6 +27,13 @@ std::string log_time(const std::tm& local_time) {
   char buffer[32];
   const size_t length = std::strftime(buffer, sizeof buffer, "%Y-%m-%d %H:%M:%S", &local_time);
   return {buffer, length};
+}
+
+std::string log_time_now() {
+  const std::time_t seconds = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&seconds, &local);
+  return log_time(local);
 }
 
 std::string training_log_line(const TrainingLogLine& line) {
@@ -58,7 +56,35 @@ std::string training_log_line(const TrainingLogLine& line) {
   if (line.params_norm) text += formatted(" params norm: %.3f |", *line.params_norm);
   text += " number of skipped iterations:   0 |";
   text += formatted(" number of nan iterations: %3lld |", wide(line.nan_iterations));
+  if (line.tokens_per_second)
+    text += formatted(" tokens per second: %.1f |", *line.tokens_per_second);
+  if (line.peak_memory_mib) text += formatted(" peak memory (MiB): %.1f |", *line.peak_memory_mib);
   return text;
+}
+
+std::string timer_log_lines(const PartTimes& times, const std::string& option) {
+  std::string text;
+  for (const auto& [name, ranks] : times) {
+    const auto [least, most] = std::minmax_element(ranks.begin(), ranks.end());
+    if (*most <= 0) continue;
+    if (option == "all") {
+      text += "\n  " + name + ":";
+      for (size_t rank = 0; rank < ranks.size(); ++rank)
+        text += formatted("\n     rank %2zu: %.2f", rank, ranks[rank]);
+      continue;
+    }
+    constexpr size_t kWidth = 48;
+    std::string dotted = name + " ";
+    dotted.resize(std::max(kWidth, dotted.size()), '.');
+    text +=
+        "\n    " + dotted +
+        (option == "max" ? formatted(": %.2f", *most) : formatted(": (%.2f, %.2f)", *least, *most));
+  }
+  if (text.empty()) return text;
+  const std::string head = option == "all"   ? "times"
+                           : option == "max" ? "max time"
+                                             : "(min, max) time";
+  return head + " across ranks (ms):" + text;
 }
 
 std::string evaluation_log_lines(const std::string& where,
@@ -73,42 +99,27 @@ std::string evaluation_log_lines(const std::string& where,
   return dashes + "\n" + text + "\n" + dashes;
 }
 
-std::string sizes_line(const Arguments& arguments) {
-  return "using world size: " + std::to_string(arguments.world_size) +
-         ", data-parallel size: " + std::to_string(arguments.data_parallel_size) +
-         ", context-parallel size: " + std::to_string(arguments.context_parallel_size) +
-         ", tensor-model-parallel size: " + std::to_string(arguments.tensor_model_parallel_size) +
-         ", pipeline-model-parallel size: " +
-         std::to_string(arguments.pipeline_model_parallel_size);
-}
-
-std::string arguments_banner(const Arguments& arguments) {
-  constexpr size_t kNameWidth = 48;
-  std::vector<std::string> lines;
-  for (const auto& [name, value] : argument_values(arguments)) {
-    const std::string dots(kNameWidth - std::min(kNameWidth, name.size()), '.');
-    lines.push_back("  " + name + " " + dots + " " + argument_text(value));
-  }
-  std::sort(lines.begin(), lines.end(),
-            [](const auto& a, const auto& b) { return lower(a) < lower(b); });
-  std::string text = "------------------------ arguments ------------------------\n";
-  for (const auto& line : lines) text += line + "\n";
-  return text + "-------------------- end of arguments ---------------------";
-}
-
-std::string padded_vocab_line(int64_t vocab_size, int64_t padded_size) {
-  return " > padded vocab (size: " + std::to_string(vocab_size) + ") with " +
-         std::to_string(padded_size - vocab_size) +
-         " dummy tokens (new size: " + std::to_string(padded_size) + ")";
-}
-
 std::string datetime_line(const std::string& after_what, const std::string& time) {
   return "[" + after_what + "] datetime: " + time + " ";
 }
 
-std::string parameter_count_line(int64_t parameters) {
-  return " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): " +
-         std::to_string(parameters);
+std::string evaluating_line(int64_t samples) {
+  return "Evaluating on " + std::to_string(samples) + " samples";
+}
+
+std::string evaluation_progress_line(int64_t iteration, int64_t iterations) {
+  return "Evaluating iter " + std::to_string(iteration) + "/" + std::to_string(iterations);
+}
+
+std::string interruption_line(const Interruption& interruption) {
+  const auto& [iteration, train_iters, in_evaluation, save, saved_step] = interruption;
+  const std::string where = std::string("interrupted by SIGINT ") +
+                            (in_evaluation ? "in an evaluation " : "") + "after iteration " +
+                            std::to_string(iteration) + " of " + std::to_string(train_iters) + ": ";
+  if (!save) return where + "nothing is saved, since there is no --save";
+  if (!saved_step) return where + "nothing is saved in " + *save + " yet";
+  return where + "iteration " + std::to_string(*saved_step) + " is saved in " + *save +
+         "; go on with --load " + *save;
 }
 
 std::string exit_line(int64_t iteration, const std::string& time) {

@@ -7,8 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "framework/arguments/arguments.h"
-
 namespace megashard {
 
 /// The texts that Megatron 0.12.1 prints, as pure functions: scripts cut them at ':' and '|', so
@@ -16,6 +14,7 @@ namespace megashard {
 
 /// "2026-01-31 08:05:09"
 std::string log_time(const std::tm& local_time);
+std::string log_time_now();
 
 /// What the training line shows, printed by the last rank every log_interval steps.
 struct TrainingLogLine {
@@ -35,26 +34,41 @@ struct TrainingLogLine {
   std::optional<double> zeros_in_grad{};
   std::optional<double> params_norm{};
   int64_t nan_iterations = 0;  ///< since the last line; their losses are not in the means
+  // Behind all that Megatron shows:
+  std::optional<double> tokens_per_second{};  ///< --log-tokens-per-second
+  std::optional<double> peak_memory_mib{};    ///< --log-memory
 };
 std::string training_log_line(const TrainingLogLine& line);
+
+/// Times of the ranks by the name of a part, in milliseconds, as Megatron's timers show them.
+using PartTimes = std::vector<std::pair<std::string, std::vector<double>>>;
+/// `option`: of --timing-log-option. Parts that took no time on any rank are left out; empty when
+/// all are.
+std::string timer_log_lines(const PartTimes& times, const std::string& option);
 
 /// Three lines: dashes, the losses with their perplexities, dashes. `where`: "iteration 10",
 /// "iteration 10 on validation set", "iteration 10 on test set".
 std::string evaluation_log_lines(const std::string& where,
                                  const std::vector<std::pair<std::string, double>>& losses);
 
-/// "using world size: 2, data-parallel size: 2, ..."
-std::string sizes_line(const Arguments& arguments);
-/// All arguments between dashes, sorted without regard to case.
-std::string arguments_banner(const Arguments& arguments);
-/// " > padded vocab (size: 100) with 28 dummy tokens (new size: 128)"
-std::string padded_vocab_line(int64_t vocab_size, int64_t padded_size);
 /// "[after dataloaders are built] datetime: ..."
 std::string datetime_line(const std::string& after_what, const std::string& time);
-/// " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 123"
-std::string parameter_count_line(int64_t parameters);
+/// "Evaluating on 80 samples"
+std::string evaluating_line(int64_t samples);
+/// "Evaluating iter 3/10"
+std::string evaluation_progress_line(int64_t iteration, int64_t iterations);
 /// "[exiting program at iteration 10] datetime: ..."
 std::string exit_line(int64_t iteration, const std::string& time);
+
+/// Where Ctrl-C has stopped a run, and what of it can be gone on with.
+struct Interruption {
+  int64_t iteration = 0;
+  int64_t train_iters = 0;
+  bool in_evaluation = false;
+  std::optional<std::string> save{};    ///< --save
+  std::optional<int64_t> saved_step{};  ///< the last one in that folder
+};
+std::string interruption_line(const Interruption& interruption);
 
 // Checkpoints.
 std::string saving_line(int64_t iteration, const std::string& directory, const std::string& format);

@@ -56,6 +56,11 @@ bool TrainingSaves::has_failed() const {
   return saver_ != nullptr && saver_->state() == AsyncSaver::State::kFailed;
 }
 
+std::optional<int64_t> TrainingSaves::last_in_folder() const {
+  if (last_saved_) return last_saved_;
+  return saves_where_it_loads(state_.arguments) ? loaded_ : std::nullopt;
+}
+
 bool TrainingSaves::is_saved() const {
   if (was_just_saved()) return true;
   const Arguments& arguments = state_.arguments;

@@ -38,6 +38,8 @@ class TrainingSaves {
   bool was_just_saved() const { return last_saved_ == state_.iteration; }
   /// The state as it is now is that of the step in --load.
   void note_loaded() { loaded_ = state_.iteration; }
+  /// The last whole step in --save that is of this run, or that it goes on from.
+  std::optional<int64_t> last_in_folder() const;
   /// The weights as they are now are a step of --save.
   bool is_saved() const;
 

@@ -6,7 +6,9 @@
 #include <map>
 
 #include "framework/arguments/checkpoint_arguments.h"
+#include "framework/training/finite_weights.h"
 #include "framework/training/lr_schedule.h"
+#include "framework/training/progress_clock.h"
 #include "framework/training/sequence_group.h"
 #include "framework/training/training_checkpoint.h"
 #include "launch/arguments/command_line.h"
@@ -32,6 +34,8 @@ constexpr const char* kInferHelp =
     "  --generate N\n      continue each document by its N likeliest tokens, one by one;\n"
     "      of a conversation what comes before its last answer\n"
     "  --generated FILE.npy\n      where to: [documents, N]\n";
+
+constexpr const char* kEveryDocument = "1,0,0";  // as a split
 
 struct InferFlags {
   std::optional<std::string> log_probs, generate, generated;
@@ -78,7 +82,8 @@ InferFlags take_infer_flags(std::vector<const char*>& words) {
 }
 
 /// The flags of training that validation asks for and nothing here uses.
-void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker) {
+void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker,
+                        const DiagnosticSink& sink) {
   arguments.skip_train = true;
   arguments.train_iters = 1;
   arguments.train_samples.reset();
@@ -95,6 +100,11 @@ void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker)
   arguments.lr_warmup_iters = arguments.lr_warmup_samples = 0;
   arguments.save.reset();
   arguments.async_save = false;
+  if (arguments.split) {
+    sink(Severity::kWarning, "--split " + *arguments.split +
+                                 " is not used: infer reads every document of --data-path.");
+  }
+  arguments.split = kEveryDocument;
   arguments.finetune = arguments.load || arguments.pretrained_checkpoint;  // weights only
   if (!worker) {
     if (!arguments.micro_batch_size) arguments.micro_batch_size = 1;
@@ -147,9 +157,13 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
     generated.emplace(*flags.generated, at::kLong, flags.new_tokens);
   double sum = 0;
   model.eval();
+  sink(Severity::kNotice, c10::str("Inferring on ", documents, " documents"));
+  ProgressClock progress;
   for (int64_t start = 0; start < documents; start += batch * readers->size()) {
     const int64_t first = std::min(start + readers->rank() * batch, documents);
     const int64_t last = std::min(first + batch, documents);
+    if (progress.is_due())
+      sink(Severity::kNotice, c10::str("Inferring: document ", start, "/", documents));
     InferenceBatch mine = data.read(first, last);
     const int64_t rows = std::min(documents - start, batch * readers->size());
     if (flags.log_probs) {
@@ -188,6 +202,18 @@ void load_weights(Arguments& arguments, const Start& from, MultiModalModule& mod
   load_training_checkpoint(state, from.step, group);
 }
 
+/// What a model makes of weights that are no numbers looks like any other tokens.
+void check_weights(const MultiModalModule& model, const Arguments& arguments, const Start& from,
+                   const ProcessGroupPtr& group) {
+  if (from.source == WeightSource::kInitialisation) return;
+  const std::string found = weights_without_numbers(model, group);
+  const std::string step =
+      from.source == WeightSource::kCheckpoint ? from.step.folder : *arguments.hf_model;
+  const std::string base = arguments.lora_r ? " and " + *arguments.hf_model : "";
+  TORCH_CHECK(found.empty(), "of the weights loaded from ", step, base, ", ", found,
+              "; take other files, or convert these again");
+}
+
 }  // namespace
 
 int run_infer(int argc, char** argv) {
@@ -204,7 +230,7 @@ int run_infer(int argc, char** argv) {
   Arguments& arguments = line.arguments;
   const RendezvousOptions environment = read_environment(arguments.local_rank).rendezvous;
   const DiagnosticSink sink = sink_for(environment.rank);
-  leave_training_out(arguments, line.worker);
+  leave_training_out(arguments, line.worker, sink);
   if (line.worker)
     apply_roll_worker(
         *line.worker, arguments, environment.world_size, [] { return 0; }, sink);
@@ -221,8 +247,10 @@ int run_infer(int argc, char** argv) {
   seed_generators(arguments, group->rank(), device);
   const Start from = find_start(arguments, group, sink);
   const BuiltModel built = build_model(arguments, from.initialises);
+  freeze_model(arguments, built, sink);
   shard_model(arguments, line.worker, built, group, from.initialises, sink);
   load_weights(arguments, from, *built.model, group, device);
+  check_weights(*built.model, arguments, from, group);
   infer(*built.model, arguments, flags, group, device, sink);
   group->barrier();
   return 0;

@@ -98,7 +98,7 @@ class LaunchGroup {
     read_errors();
     read_failures();  // of who has told and ended since
     show_errors(/*all=*/true);
-    return culprit_ ? exit_code_ : 0;
+    return exit_code_;
   }
 
  private:
@@ -185,6 +185,12 @@ class LaunchGroup {
 
   void note_end(int rank, int status) {
     const bool killed = WIFSIGNALED(status);
+    const bool obeyed = !killed && interrupted_ && WEXITSTATUS(status) == 128 + *interrupted_;
+    if (obeyed && !culprit_) {  // as the user asked; the others were asked too
+      exit_code_ = WEXITSTATUS(status);
+      if (!deadline_) deadline_ = Clock::now() + options_.grace;
+      return;
+    }
     if (culprit_ == rank && !ending_ && !culprit_only_waited_) deadline_ = Clock::now();
     if (culprit_ == rank && !killed) exit_code_ = WEXITSTATUS(status);
     if (ending_ || (culprit_ && (!killed || culprit_was_killed_))) return;
@@ -245,6 +251,7 @@ class LaunchGroup {
         culprit_ = culprit_.value_or(options_.processes);  // none of the ranks: the user
         exit_code_ = 128 + *signal;
         deadline_ = Clock::now();
+        say("interrupted twice: the ranks end at once, and what was being saved does not count");
       }
       if (stop) interrupted_ = *signal;
       for (const RankProcess& rank : ranks_) {
@@ -261,7 +268,7 @@ class LaunchGroup {
   bool culprit_was_killed_ = false;
   bool culprit_only_waited_ = false;           // and another one may say the cause yet
   std::string told_;                           // what was read of a line of failures_
-  int exit_code_ = 0;                          // of the culprit
+  int exit_code_ = 0;                          // of the culprit, or of ranks that the user ended
   std::optional<int> interrupted_;             // the SIGINT or SIGTERM that the user sent last
   bool ending_ = false;                        // the others have been told to stop
   std::optional<Clock::time_point> deadline_;  // of the next step towards the end

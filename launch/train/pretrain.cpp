@@ -5,22 +5,22 @@
 #include <malloc.h>
 #include <sys/resource.h>
 
-#include <atomic>
-#include <csignal>
 #include <filesystem>
 #include <iostream>
+#include <unordered_set>
 
 #include "checkpoint/steps/agreement.h"
 #include "framework/arguments/argument_validation.h"
 #include "framework/arguments/checkpoint_arguments.h"
 #include "framework/training/flops.h"
+#include "framework/training/start_log.h"
 #include "framework/training/trainer.h"
-#include "framework/training/training_log.h"
 #include "launch/arguments/command_line.h"
 #include "launch/print_line.h"
 #include "launch/ranks/environment.h"
 #include "launch/train/end_of_document.h"
 #include "launch/train/run_setup.h"
+#include "launch/train/run_signals.h"
 #include "models/hugging_face/load_hf_weights.h"
 #include "models/hugging_face/save_hf_model.h"
 #include "models/network_arguments.h"
@@ -29,10 +29,6 @@
 
 namespace megashard {
 namespace {
-
-std::atomic<bool> terminated = false;  // written by the signal handler
-
-void note_signal(int) { terminated = true; }
 
 DataOptions data_options(const Arguments& arguments, int64_t vocab_size, int64_t eod_id,
                          const DiagnosticSink& sink = {}) {
@@ -109,7 +105,8 @@ TrainerSurroundings surroundings(const Arguments& arguments, const ProcessGroupP
   outside.print_on_last_rank = [rank, last](const std::string& line) {
     if (rank == last) print_line(line);
   };
-  outside.stop_signal = [] { return terminated.load(); };
+  outside.stop_request = stop_request;
+  outside.before_first_step = finish_step_at_interrupt;
   outside.peak_memory_bytes = [device] { return peak_memory_bytes(device); };
   outside.program_start = start;
   outside.peak_tflops = arguments.peak_tflops;
@@ -122,10 +119,17 @@ TrainerSurroundings surroundings(const Arguments& arguments, const ProcessGroupP
   return outside;
 }
 
-int64_t parameter_count(const torch::nn::Module& model) {
-  int64_t elements = 0;
-  for (const auto& parameter : model.parameters()) elements += parameter.numel();
-  return elements;
+/// Of a model that is not sharded yet.
+void print_parameter_counts(const torch::nn::Module& model) {
+  int64_t elements = 0, trainable = 0;
+  std::unordered_set<const c10::TensorImpl*> counted;  // tied ones have several names
+  for (const auto& parameter : model.parameters()) {
+    if (!counted.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    elements += parameter.numel();
+    if (parameter.requires_grad()) trainable += parameter.numel();
+  }
+  print_line(parameter_count_line(elements));
+  print_line(trainable_parameters_line(trainable, elements));
 }
 
 /// While a model is made, whole tensors come and go between the rows that stay. On the C library's
@@ -167,7 +171,9 @@ int run_pretrain(int argc, char** argv) {
     if (!arguments.hf_model && arguments.padded_vocab_size)
       print_line(padded_vocab_line(unpadded_vocab_size(arguments), *arguments.padded_vocab_size));
   }
-  if (arguments.exit_signal_handler) std::signal(SIGTERM, note_signal);
+  watch_signals(arguments,
+                "megashard: interrupted before the first step; nothing was trained or saved\n",
+                environment.rank == 0, sink);
 
   const ProcessGroupPtr group = join_world(arguments, environment);
   const c10::Device device = device_of(group, environment.local_rank);
@@ -176,7 +182,8 @@ int run_pretrain(int argc, char** argv) {
   if (arguments.save_hf) prepare_hf_model(arguments, group);
   const Start from = find_start(arguments, group, sink);
   const BuiltModel built = build_model(arguments, from.initialises);
-  if (environment.rank == 0) print_line(parameter_count_line(parameter_count(*built.model)));
+  freeze_model(arguments, built, sink);
+  if (environment.rank == 0) print_parameter_counts(*built.model);
   const at::ScalarType computed_in =
       shard_model(arguments, worker, built, group, from.initialises, sink);
   if (from.source == WeightSource::kHuggingFace || arguments.lora_r)
@@ -191,11 +198,22 @@ int run_pretrain(int argc, char** argv) {
       data_options(arguments, built.model->vocab_size(), end_of_document_id(arguments), sink),
       std::move(outside));
   if (from.source == WeightSource::kCheckpoint) trainer.load(from.step);
+  TrainingEnd end = TrainingEnd::kDone;
   if (arguments.ckpt_convert_format) {
+    end_at_interrupt(
+        "megashard: interrupted while the checkpoint was converted; it is not whole\n");
     trainer.convert_checkpoint();
   } else {
     keep_freed_memory();
-    trainer.train();
+    end = trainer.train();
+    end_at_interrupt(
+        "megashard: interrupted after training; what --save-hf was writing is not whole\n");
+  }
+  if (end == TrainingEnd::kInterrupted) {
+    if (arguments.save_hf)
+      sink(Severity::kNotice, "--save-hf " + *arguments.save_hf + " was not written");
+    group->barrier();
+    return kExitInterrupted;
   }
   if (arguments.save_hf) {
     sink(Severity::kNotice, "saving the weights as Hugging Face files to " + *arguments.save_hf);

@@ -148,6 +148,13 @@ BuiltModel build_model(const Arguments& arguments, bool initialises) {
   return built;
 }
 
+void freeze_model(const Arguments& arguments, const BuiltModel& built, const DiagnosticSink& sink) {
+  if (auto* mixin = dynamic_cast<FSDP2Mixin*>(built.model.get())) mixin->freeze();
+  const auto& prefixes = arguments.freeze_module_prefix;
+  if (const int64_t frozen = freeze_parameters(*built.model, prefixes); frozen > 0)
+    sink(Severity::kNotice, c10::str("--freeze-module-prefix: ", frozen, " elements are frozen"));
+}
+
 at::ScalarType shard_model(const Arguments& arguments, const std::optional<RollWorker>& worker,
                            const BuiltModel& built, const ProcessGroupPtr& group, bool initialises,
                            const DiagnosticSink& sink) {
@@ -161,10 +168,6 @@ at::ScalarType shard_model(const Arguments& arguments, const std::optional<RollW
     throw UsageError(
         "param_dtype: fp16 needs loss scaling, which training here does not have; take bf16.");
   }
-  mixin->freeze();
-  const auto& prefixes = arguments.freeze_module_prefix;
-  if (const int64_t frozen = freeze_parameters(*built.model, prefixes); frozen > 0)
-    sink(Severity::kNotice, c10::str("--freeze-module-prefix: ", frozen, " elements are frozen"));
   ActivationPlan activations = activation_plan(arguments);
   activations.recompute_reentrant = worker && worker->recompute_reentrant;
   mixin->fully_shard({.process_group = group,

@@ -48,7 +48,9 @@ struct BuiltModel {
 
 /// A model of models/ or of --model-plugin; its parameters have values if `initialises`.
 BuiltModel build_model(const Arguments& arguments, bool initialises);
-/// Freezes, recomputes, shards; the dtype that the model computes in. Throws UsageError for a
+/// By the model itself and by --freeze-module-prefix; before it is sharded.
+void freeze_model(const Arguments& arguments, const BuiltModel& built, const DiagnosticSink& sink);
+/// Recomputes, shards; the dtype that the model computes in. Throws UsageError for a
 /// training in fp16. Collective.
 at::ScalarType shard_model(const Arguments& arguments, const std::optional<RollWorker>& worker,
                            const BuiltModel& built, const ProcessGroupPtr& group, bool initialises,

@@ -21,6 +21,7 @@ class Numbered : public SampleDataset {
   int64_t size() const override { return size_; }
   void read(int64_t index, std::span<int64_t> out) const override { out[0] = 100 * id_ + index; }
   const std::string& source_of(int64_t) const override { return name_; }
+  void add_facts(int64_t /*samples*/, DatasetFacts& /*facts*/) const override {}
 
  private:
   int64_t size_;

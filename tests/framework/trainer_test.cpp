@@ -16,7 +16,9 @@
 namespace megashard::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// The loss of each token is a function of one weight and of how many forwards there were.
 class OneWeight : public MultiModalModule {
@@ -55,7 +57,9 @@ Arguments small_run() {
 }
 
 /// Trains on one rank; what it printed.
-std::string train(Arguments arguments, OneWeight& model, std::string* said = nullptr) {
+std::string train(
+    Arguments arguments, OneWeight& model, std::string* said = nullptr,
+    std::function<StopRequest()> stop = [] { return StopRequest::kNone; }) {
   std::string printed;
   const auto print = [&printed](const std::string& line) { printed += line + "\n"; };
   CollectedDiagnostics told;
@@ -69,10 +73,11 @@ std::string train(Arguments arguments, OneWeight& model, std::string* said = nul
     Trainer trainer(arguments, model, world, c10::kCPU, data,
                     {.print_on_first_rank = print,
                      .print_on_last_rank = print,
-                     .stop_signal = [] { return false; },
+                     .stop_request = stop,
                      .peak_memory_bytes = [] { return int64_t{1}; },
                      .program_start = std::chrono::steady_clock::now(),
-                     .peak_tflops = {}});
+                     .peak_tflops = {},
+                     .progress_interval = std::chrono::milliseconds(0)});
     if (arguments.load) trainer.load(*find_step(*arguments.load, world));
     if (said == nullptr) {
       trainer.train();
@@ -115,7 +120,8 @@ TEST(Trainer, LossesThatAreNoNumberAreCountedApart) {
   EXPECT_THAT(shown, HasSubstr("lm loss: NAN | loss scale: 1.0 | grad norm: 0.000 | number of "
                                "skipped iterations:   0 | number of nan iterations:   1 |"));
   arguments.log_interval = 3;
-  EXPECT_THAT(train(arguments, one_line), HasSubstr("lm loss: 2.000000E+00"));
+  EXPECT_THAT(train(arguments, one_line),
+              AllOf(HasSubstr("3/       3 | consumed"), Not(HasSubstr("lm loss: NAN"))));
 }
 
 TEST(Trainer, WhatWasLoadedFromTheFolderOfSavesIsNotSavedAgain) {
@@ -130,7 +136,7 @@ TEST(Trainer, WhatWasLoadedFromTheFolderOfSavesIsNotSavedAgain) {
   arguments.load = folder.path() + "/.";  // the same folder in other words
   const auto shown = train(arguments, again);
   EXPECT_THAT(shown, HasSubstr("loaded checkpoint"));
-  EXPECT_THAT(shown, ::testing::Not(HasSubstr("saving checkpoint")));
+  EXPECT_THAT(shown, Not(HasSubstr("saving checkpoint")));
 }
 
 TEST(Trainer, MetricsHoldWhatIsMeasuredAfterTheStep) {
@@ -147,10 +153,74 @@ TEST(Trainer, MetricsHoldWhatIsMeasuredAfterTheStep) {
   std::vector<nlohmann::json> steps;
   for (std::string line; std::getline(file, line);) steps.push_back(nlohmann::json::parse(line));
   ASSERT_EQ(steps.size(), 3u);
-  EXPECT_FALSE(steps[0].contains("validation_loss") || steps[0].contains("params_norm"));
+  EXPECT_FALSE(steps[0].contains("validation_loss") || steps[1].contains("params_norm"));
+  EXPECT_TRUE(steps[0].contains("params_norm"));  // the first step has a line
   EXPECT_LT(steps[1].at("validation_loss"), steps[1].at("loss"));
   EXPECT_NEAR(steps[2].at("params_norm").get<double>(), model.weight.item<double>(), 1e-6);
   EXPECT_EQ(steps[2].at("zeros_in_grad"), 0);
+}
+
+TEST(MultiModalModule, CountsTheFlopsOfTiedWeightsOnce) {
+  OneWeight model(1, [](const at::Tensor& weight, int) { return weight; });
+  EXPECT_EQ(model.training_flops(2, 8), 6 * 16);
+  model.register_parameter("again", model.weight);
+  EXPECT_EQ(model.training_flops(2, 8), 6 * 16);
+}
+
+TEST(Trainer, ALongEvaluationSaysHowFarItIs) {
+  auto arguments = small_run();
+  arguments.split = "50,25,25";
+  arguments.eval_iters = 3;
+  arguments.eval_interval = 2;
+  OneWeight model(1, [](const at::Tensor& weight, int) { return weight * 2; });
+  const auto shown = train(arguments, model);
+  const std::string progress = "Evaluating iter 1/3\nEvaluating iter 2/3\n---";
+  EXPECT_THAT(shown, HasSubstr("\nEvaluating on 6 samples\n" + progress));  // the last ones
+  EXPECT_THAT(shown, HasSubstr(" |\n" + progress));  // that of step 2, behind its line
+}
+
+TEST(Trainer, AnInterruptionEndsItAfterTheStepOrWithinAnEvaluation) {
+  auto arguments = small_run();
+  arguments.split = "50,50,0";
+  arguments.eval_iters = 4;
+  arguments.eval_interval = 1;
+  arguments.log_interval = 100;
+  const auto twice = [](const at::Tensor& weight, int) { return weight * 2; };
+  OneWeight after_step(1, twice), in_evaluation(1, twice);
+  const auto asks_after = [](const OneWeight& model, int forwards) {
+    return [&model, forwards] {
+      return model.forwards >= forwards ? StopRequest::kInterrupt : StopRequest::kNone;
+    };
+  };
+  const auto first = train(arguments, after_step, nullptr, asks_after(after_step, 1));
+  EXPECT_EQ(after_step.forwards, 2);
+  EXPECT_THAT(first, HasSubstr("lm loss: 2.000000E+00"));
+  EXPECT_TRUE(
+      first.ends_with("interrupted by SIGINT after iteration 1 of 3: nothing is saved, since "
+                      "there is no --save\n"))
+      << first;
+  const auto second = train(arguments, in_evaluation, nullptr, asks_after(in_evaluation, 4));
+  EXPECT_EQ(in_evaluation.forwards, 4);  // one of its iterations
+  EXPECT_THAT(second, HasSubstr("interrupted by SIGINT in an evaluation after iteration 1 of 3"));
+  EXPECT_THAT(second, Not(HasSubstr("validation loss")));
+}
+
+TEST(Trainer, AnExitThatIsAskedForInAnEvaluationSaves) {
+  auto arguments = small_run();
+  TemporaryFolder folder;
+  arguments.save = folder.path();
+  arguments.save_interval = 100;
+  arguments.ckpt_format = "torch_dcp";
+  arguments.split = "50,50,0";
+  arguments.eval_iters = 4;
+  arguments.eval_interval = 1;
+  OneWeight model(1, [](const at::Tensor& weight, int) { return weight * 2; });
+  const auto shown = train(arguments, model, nullptr, [&] {
+    return model.forwards >= 4 ? StopRequest::kExit : StopRequest::kNone;
+  });
+  EXPECT_EQ(model.forwards, 4);
+  EXPECT_THAT(shown, HasSubstr("successfully saved checkpoint from iteration       1"));
+  EXPECT_THAT(shown, HasSubstr("[exiting program at iteration 1]"));
 }
 
 }  // namespace

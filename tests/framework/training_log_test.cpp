@@ -58,6 +58,45 @@ TEST(TrainingLogLine, ShowsALossThatIsNoNumber) {
   EXPECT_THAT(training_log_line(line), HasSubstr("| lm loss: NAN |"));
 }
 
+TEST(TrainingLogLine, ShowsWhatMegatronHasNotBehindAllThatItHas) {
+  auto line = plain_line();
+  line.tokens_per_second = 1234.56;
+  line.peak_memory_mib = 812.34;
+  EXPECT_TRUE(training_log_line(line).ends_with(
+      "number of nan iterations:   0 | tokens per second: 1234.6 | peak memory (MiB): 812.3 |"));
+}
+
+TEST(TimerLogLines, AreMegatrons) {
+  const PartTimes times = {
+      {"forward-backward", {13.571, 12.344}}, {"optimizer", {0, 0}}, {"batch-generator", {1, 2}}};
+  EXPECT_EQ(timer_log_lines(times, "minmax"),
+            "(min, max) time across ranks (ms):\n"
+            "    forward-backward ...............................: (12.34, 13.57)\n"
+            "    batch-generator ................................: (1.00, 2.00)");
+  EXPECT_EQ(timer_log_lines({times[0]}, "max"),
+            "max time across ranks (ms):\n"
+            "    forward-backward ...............................: 13.57");
+  EXPECT_EQ(
+      timer_log_lines(times, "all"),
+      "times across ranks (ms):\n  forward-backward:\n     rank  0: 13.57\n     rank  1: 12.34\n"
+      "  batch-generator:\n     rank  0: 1.00\n     rank  1: 2.00");
+  EXPECT_EQ(timer_log_lines({times[1]}, "minmax"), "");
+}
+
+TEST(InterruptionLine, SaysWhereAndWhatIsSaved) {
+  Interruption at{.iteration = 7, .train_iters = 20};
+  EXPECT_EQ(interruption_line(at),
+            "interrupted by SIGINT after iteration 7 of 20: nothing is saved, since there is no "
+            "--save");
+  at.save = "out";
+  EXPECT_THAT(interruption_line(at), HasSubstr("7 of 20: nothing is saved in out yet"));
+  at.saved_step = 5;
+  at.in_evaluation = true;
+  EXPECT_EQ(interruption_line(at),
+            "interrupted by SIGINT in an evaluation after iteration 7 of 20: iteration 5 is saved "
+            "in out; go on with --load out");
+}
+
 // Scripts take the step time by position: field 5 at ':', up to '|'.
 TEST(TrainingLogLine, KeepsThePositionOfTheStepTime) {
   const auto line = training_log_line(plain_line());
@@ -79,28 +118,7 @@ TEST(EvaluationLogLines, StandBetweenDashes) {
       << "the exponent is at most 20";
 }
 
-TEST(ArgumentsBanner, ListsAllSorted) {
-  Arguments arguments;
-  arguments.num_layers = 12;
-  arguments.lr = 1e-5;
-  const auto banner = arguments_banner(arguments);
-  EXPECT_TRUE(banner.starts_with("------------------------ arguments ------------------------\n"));
-  EXPECT_TRUE(banner.ends_with("\n-------------------- end of arguments ---------------------"));
-  EXPECT_THAT(banner, HasSubstr("\n  num_layers ...................................... 12\n"));
-  EXPECT_THAT(banner, HasSubstr("\n  lr .............................................. 1e-05\n"));
-  EXPECT_THAT(banner, HasSubstr("\n  save ............................................ None\n"));
-  EXPECT_LT(banner.find("  adam_beta1 "), banner.find("  weight_decay "));
-}
-
 TEST(LogLines, AreMegatrons) {
-  Arguments arguments;
-  arguments.world_size = arguments.data_parallel_size = 2;
-  EXPECT_EQ(sizes_line(arguments),
-            "using world size: 2, data-parallel size: 2, context-parallel size: 1, "
-            "tensor-model-parallel size: 1, "
-            "pipeline-model-parallel size: 1");
-  EXPECT_EQ(padded_vocab_line(100, 128),
-            " > padded vocab (size: 100) with 28 dummy tokens (new size: 128)");
   EXPECT_EQ(saving_line(10, "out", "torch_dcp"),
             "saving checkpoint at iteration      10 to out in torch_dcp format");
   EXPECT_EQ(saved_line(10, "out"),
@@ -113,8 +131,8 @@ TEST(LogLines, AreMegatrons) {
             "WARNING: could not find the metadata file out/latest_checkpointed_iteration.txt\n"
             "    will not load any checkpoints and will start from random");
   EXPECT_EQ(exit_line(10, "T"), "[exiting program at iteration 10] datetime: T ");
-  EXPECT_EQ(parameter_count_line(7),
-            " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 7");
+  EXPECT_EQ(evaluating_line(80), "Evaluating on 80 samples");
+  EXPECT_EQ(evaluation_progress_line(3, 10), "Evaluating iter 3/10");
 }
 
 TEST(LogTime, IsIso) {

@@ -189,6 +189,15 @@ TEST_F(LaunchGroup, TerminationLeavesRanksTheirTime) {
   EXPECT_EQ(file("s1"), "saved\n");
 }
 
+TEST_F(LaunchGroup, RanksThatEndAsTheyAreAskedToAreNoFailure) {
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(run_and_signal("trap '[ $RANK = 0 ] || sleep 0.2; echo ended $RANK >&2; exit 130' INT; "
+                           "touch $DIR/ready$RANK; while :; do sleep 0.05; done",
+                           {SIGINT}),
+            128 + SIGINT);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "ended 0\nended 1\n");
+}
+
 TEST_F(LaunchGroup, SecondInterruptEndsTheGroup) {
   EXPECT_EQ(run_and_signal("trap '' INT TERM; touch $DIR/ready$RANK; while :; do sleep 0.05; done",
                            {SIGINT, SIGINT}),

@@ -1,0 +1,95 @@
+"""`megashard infer`: its own flags, its data, its files and its model, each got wrong."""
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from wrong_use import FAILURE, RATE, USAGE, check, run, write_tokens
+
+SHAPES = {
+    "model.embed_tokens.weight": (64, 16), "lm_head.weight": (64, 16), "model.norm.weight": (16,),
+    "model.layers.0.input_layernorm.weight": (16,), "model.layers.0.post_attention_layernorm.weight": (16,),
+    **{f"model.layers.0.self_attn.{name}_proj.weight": (16, 16) for name in "qkvo"},
+    **{f"model.layers.0.mlp.{name}_proj.weight": (32, 16) for name in ("gate", "up")}, "model.layers.0.mlp.down_proj.weight": (16, 32),
+}
+
+
+@pytest.fixture(scope="module")
+def places(folder):
+    """The model of the others with weights, and copies of it that are damaged."""
+    config = (folder / "model" / "config.json").read_text()
+
+    def make(name, weights, text=config):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(text)
+        save_file(weights, folder / name / "model.safetensors", metadata={"format": "pt"})
+
+    torch.manual_seed(0)
+    whole = {name: torch.randn(sizes) * 0.02 for name, sizes in SHAPES.items()}
+    make("whole", whole)
+    make("nan", whole | {"model.norm.weight": torch.full((16,), float("nan"))})
+    make("lacks", {name: each for name, each in whole.items() if "up_proj" not in name})
+    make("wider", whole | {"lm_head.weight": torch.zeros(64, 24)})
+    make("fewer", whole, json.dumps(json.loads(config) | {"num_hidden_layers": 2}))
+    (folder / "text.txt").write_text("In the beginning")
+    (folder / "empty").mkdir()
+    write_tokens(folder / "long", 1)
+    write_tokens(folder / "foreign", 64)
+    return folder
+
+
+def infer(*words, model="whole", data="long", length="39"):
+    return ["infer", *(["--hf-model", f"{{folder}}/{model}"] if model else []),
+            *(["--data-path", f"{{folder}}/{data}"] if data else []), *(["--seq-length", length] if length else []), *words]
+
+
+LOG_PROBS = ["--log-probs", "{folder}/out.npy"]
+CASES = {
+    "nothing to do": (infer(), USAGE, "there is nothing to do; give --log-probs FILE.npy or --generate N"),
+    "a number without a file": (infer("--generate", "3"), USAGE, "--generate N and --generated FILE.npy belong together"),
+    "a file without a number": (infer("--generated", "x.npy"), USAGE, "--generate N and --generated FILE.npy belong together"),
+    "no whole number of tokens": (infer("--generate", "2.5", "--generated", "x.npy"), USAGE, 'takes a number of tokens, got "2.5"'),
+    "fewer tokens than one": (infer("--generate", "-1", "--generated", "x.npy"), USAGE, 'takes a number of tokens, got "-1"'),
+    "a file name forgotten": (infer("--log-probs"), USAGE, "--log-probs has no value"),
+    "no model": (infer(*LOG_PROBS, model=None), USAGE, "--num-layers"),
+    "no data": (infer(*LOG_PROBS, data=None), USAGE, "give --data-path PREFIX"),
+    "two data sets": (infer(*LOG_PROBS, "--data-path", "{folder}/long", "{folder}/foreign", data=None), USAGE,
+                      "infer reads one data set"),
+    "a folder as data": (infer(*LOG_PROBS, data="empty"), FAILURE, "there is no file"),
+    "text as data": (infer(*LOG_PROBS, data="text.txt"), FAILURE, "there is no file"),
+    "documents that are longer": (infer(*LOG_PROBS, length="16"), FAILURE, "has 40 tokens; it must have 1 to 17, which is --seq-length and one"),
+    "tokens of another tokenizer": (infer(*LOG_PROBS, data="foreign"), FAILURE,
+                                    "has the token 64, but the model's vocabulary has 64; use the data of its tokenizer"),
+    "no length": (infer(*LOG_PROBS, length=None), USAGE, "--seq-length is missing"),
+    "a file into no folder": (infer("--log-probs", "{folder}/none/out.npy"), USAGE, "none/out.npy cannot be written"),
+    "a file that is a folder": (infer("--log-probs", "{folder}/empty"), USAGE, "empty cannot be written"),
+    "a model without weights": (infer(*LOG_PROBS, model="model"), FAILURE, "has neither model.safetensors nor"),
+    "no such model": (infer(*LOG_PROBS, model="nowhere"), FAILURE, "cannot read"),
+    "weights that are no numbers": (infer(*LOG_PROBS, model="nan"), FAILURE, "model.norm.weight holds NaN or infinity; take other files"),
+    "a weight that is missing": (infer(*LOG_PROBS, model="lacks"), FAILURE, "model.layers.0.mlp.up_proj.weight"),
+    "a weight of other sizes": (infer(*LOG_PROBS, model="wider"), FAILURE, "lm_head.weight"),
+    "fewer layers than the config says": (infer(*LOG_PROBS, model="fewer"), FAILURE, "model.layers.1."),
+    "no batch": (infer(*LOG_PROBS, "--micro-batch-size", "0"), USAGE, "--micro-batch-size"),
+    "a role without a file": (infer(*LOG_PROBS, "--role", "reference"), USAGE, "--role"),
+    "a misspelt flag": (infer("--log-prob", "x.npy", "--generate", "1", "--generated", "y.npy"), USAGE, "unknown flag --log-prob"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ends_in_one_sentence(places, name):
+    words, code, sentence = CASES[name]
+    check((words, code, sentence), folder=places)
+
+
+def test_flags_of_training_change_nothing(places):
+    """A launch script of training becomes one of inference by its subcommand: what it says of training is left out."""
+    out = []
+    for more in ([], [*RATE, "--train-iters", "7", "--global-batch-size", "24", "--lr-decay-style", "cosine", "--lr-warmup-iters", "99",
+                      "--save", str(places / "not_made"), "--save-interval", "2"]):
+        done = run(*[word.format(folder=places) for word in infer(*LOG_PROBS)], *more)
+        assert done.returncode == 0, done.stderr
+        out.append(np.load(places / "out.npy"))
+    assert np.array_equal(out[0], out[1]) and not pathlib.Path(places / "not_made").exists()
