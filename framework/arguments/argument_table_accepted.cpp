@@ -138,8 +138,6 @@ void accept_watching(ForeignFlags& flags) {
                 {"--straggler-minmax-count", 1},
                 {"--disable-straggler-on-startup"},
                 {"--run-workload-inspector-server"}});
-  flags.accept("the parts of a step are in --metrics-file",
-               {{"--timing-log-level", 1}, {"--timing-log-option", 1}});
   flags.accept("timers meet at no barrier here", {{"--no-barrier-with-level-1-timing"}});
   flags.accept("notices and warnings are always shown", {{"--logging-level", 1}});
 }
