@@ -9,8 +9,8 @@
 namespace megashard {
 namespace {
 
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(ArgumentsBanner, ListsAllSorted) {
   Arguments arguments;
