@@ -72,6 +72,7 @@ TEST(DataLine, SumsAndSpansTheMembersOfABlend) {
   options.split = "1,0,0";
   options.seq_length = 8;
   options.train_samples = 20;
+  options.valid_samples = options.test_samples = 0;
   EXPECT_EQ(data_line("training", build_datasets(options).train.get(), 20, 8),
             " > training data: 2 documents, 80 tokens; asked for: 20 samples of 8 tokens, 1.00 "
             "to 3.00 epochs");
