@@ -189,17 +189,6 @@ def test_a_checkpoint_describes_the_model(wanted):
     assert "num_layers 1" in out and np.array_equal(np.load(folder / "log_probs.npy"), by_flags)
 
 
-def test_mistakes_are_sentences(wanted):
-    folder = wanted[0]
-    flags = ["--hf-model", folder / "model", "--seq-length", "23"]
-    assert "there is nothing to do" in infer(folder, 1, *flags, expect=2)
-    assert "belong together" in infer(folder, 1, *flags, "--generate=3", expect=2)
-    assert "--generate takes a number of tokens" in infer(folder, 1, *flags, "--generate=0", "--generated=x.npy", expect=2)
-    assert "--log-probs is given twice" in infer(folder, 1, *flags, "--log-probs=x.npy", *BOTH[:2], expect=2)
-    assert "document 2 of" in infer(folder, 1, "--hf-model", folder / "model", "--seq-length", "22", *BOTH[:2], expect=1)
-    assert "Runs a model over each document" in infer(folder, 1, "--help")
-
-
 def conversations_by_transformers(model, data, length, tokens):
     """As by_transformers, of a set of conversations; continuations of what comes before each one's last answer."""
     names = {"image_grid_thw": "image", "video_grid_thw": "video"}

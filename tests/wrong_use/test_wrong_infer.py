@@ -1,5 +1,4 @@
 """`megashard infer`: its own flags, its data, its files and its model, each got wrong."""
-import json
 import pathlib
 
 import numpy as np
@@ -22,9 +21,9 @@ def places(folder):
     """The model of the others with weights, and copies of it that are damaged."""
     config = (folder / "model" / "config.json").read_text()
 
-    def make(name, weights, text=config):
+    def make(name, weights):
         (folder / name).mkdir()
-        (folder / name / "config.json").write_text(text)
+        (folder / name / "config.json").write_text(config)
         save_file(weights, folder / name / "model.safetensors", metadata={"format": "pt"})
 
     torch.manual_seed(0)
@@ -32,8 +31,6 @@ def places(folder):
     make("whole", whole)
     make("nan", whole | {"model.norm.weight": torch.full((16,), float("nan"))})
     make("lacks", {name: each for name, each in whole.items() if "up_proj" not in name})
-    make("wider", whole | {"lm_head.weight": torch.zeros(64, 24)})
-    make("fewer", whole, json.dumps(json.loads(config) | {"num_hidden_layers": 2}))
     (folder / "text.txt").write_text("In the beginning")
     (folder / "empty").mkdir()
     write_tokens(folder / "long", 1)
@@ -52,6 +49,8 @@ CASES = {
     "a number without a file": (infer("--generate", "3"), USAGE, "--generate N and --generated FILE.npy belong together"),
     "a file without a number": (infer("--generated", "x.npy"), USAGE, "--generate N and --generated FILE.npy belong together"),
     "no whole number of tokens": (infer("--generate", "2.5", "--generated", "x.npy"), USAGE, 'takes a number of tokens, got "2.5"'),
+    "no tokens": (infer("--generate=0", "--generated=x.npy"), USAGE, 'takes a number of tokens, got "0"'),
+    "a file twice": (infer("--log-probs=x.npy", *LOG_PROBS), USAGE, "--log-probs is given twice; give it once"),
     "fewer tokens than one": (infer("--generate", "-1", "--generated", "x.npy"), USAGE, 'takes a number of tokens, got "-1"'),
     "a file name forgotten": (infer("--log-probs"), USAGE, "--log-probs has no value"),
     "no model": (infer(*LOG_PROBS, model=None), USAGE, "--num-layers"),
@@ -60,18 +59,13 @@ CASES = {
                       "infer reads one data set"),
     "a folder as data": (infer(*LOG_PROBS, data="empty"), FAILURE, "there is no file"),
     "text as data": (infer(*LOG_PROBS, data="text.txt"), FAILURE, "there is no file"),
-    "documents that are longer": (infer(*LOG_PROBS, length="16"), FAILURE, "has 40 tokens; it must have 1 to 17, which is --seq-length and one"),
     "tokens of another tokenizer": (infer(*LOG_PROBS, data="foreign"), FAILURE,
                                     "has the token 64, but the model's vocabulary has 64; use the data of its tokenizer"),
     "no length": (infer(*LOG_PROBS, length=None), USAGE, "--seq-length is missing"),
     "a file into no folder": (infer("--log-probs", "{folder}/none/out.npy"), USAGE, "none/out.npy cannot be written"),
     "a file that is a folder": (infer("--log-probs", "{folder}/empty"), USAGE, "empty cannot be written"),
-    "a model without weights": (infer(*LOG_PROBS, model="model"), FAILURE, "has neither model.safetensors nor"),
-    "no such model": (infer(*LOG_PROBS, model="nowhere"), FAILURE, "cannot read"),
     "weights that are no numbers": (infer(*LOG_PROBS, model="nan"), FAILURE, "model.norm.weight holds NaN or infinity; take other files"),
     "a weight that is missing": (infer(*LOG_PROBS, model="lacks"), FAILURE, "model.layers.0.mlp.up_proj.weight"),
-    "a weight of other sizes": (infer(*LOG_PROBS, model="wider"), FAILURE, "lm_head.weight"),
-    "fewer layers than the config says": (infer(*LOG_PROBS, model="fewer"), FAILURE, "model.layers.1."),
     "no batch": (infer(*LOG_PROBS, "--micro-batch-size", "0"), USAGE, "--micro-batch-size"),
     "a role without a file": (infer(*LOG_PROBS, "--role", "reference"), USAGE, "--role"),
     "a misspelt flag": (infer("--log-prob", "x.npy", "--generate", "1", "--generated", "y.npy"), USAGE, "unknown flag --log-prob"),
@@ -82,6 +76,10 @@ CASES = {
 def test_ends_in_one_sentence(places, name):
     words, code, sentence = CASES[name]
     check((words, code, sentence), folder=places)
+
+
+def test_help_needs_neither_model_nor_data():
+    assert "Runs a model over each document" in run("infer", "--help").stdout
 
 
 def test_flags_of_training_change_nothing(places):
