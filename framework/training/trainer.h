@@ -71,10 +71,9 @@ class Trainer {
     bool save_failed = false;  // the one under way
     double peak_memory_bytes = 0;
     double data_wait_seconds = 0;
-    // The same on all ranks without a reduction:
     double grad_norm = 0;
-    double lr = 0;  // that the step has used
-    double seconds = 0;
+    double lr = 0;       // that the step has used
+    double seconds = 0;  // of this rank
   };
 
   void build_data();
