@@ -8,6 +8,7 @@
 #include "checkpoint/hugging_face/hf_assets.h"
 #include "framework/diagnostics.h"
 #include "launch/arguments/comma_words.h"
+#include "launch/arguments/model_folder.h"
 #include "launch/checkpoints/converters.h"
 #include "launch/checkpoints/megatron_layout_flags.h"
 #include "launch/print_line.h"
@@ -77,7 +78,8 @@ void add_hf_to_step(CLI::App& app, CheckpointFormat format, const char* save_fla
   auto& options = flags->options;
   options.format = format;
   app.add_option("--hf-dir", options.hf_dir, "Hugging Face model directory (safetensors)")
-      ->required();
+      ->required()
+      ->each([](const std::string& folder) { require_model_folder("--hf-dir", folder); });
   app.add_option(
          save_flag, options.save_dir,
          "gets release/, and latest_checkpointed_iteration.txt unless it names an iteration")
@@ -123,7 +125,8 @@ void add_step_to_hf(CLI::App& app, CheckpointFormat format) {
       ->required();
   app.add_option("--model-assets-dir", options.model_assets_dir,
                  "config and tokenizer files to copy")
-      ->required();
+      ->required()
+      ->each([](const std::string& folder) { require_model_folder("--model-assets-dir", folder); });
   app.add_option(
       "--dcp-prefix", options.dcp_prefix,
       "the beginning of keys, behind \"model.\", that --hf-prefix replaces; others stay");

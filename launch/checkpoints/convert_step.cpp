@@ -2,6 +2,7 @@
 #include <string>
 
 #include "checkpoint/convert/step_conversion.h"
+#include "launch/arguments/model_folder.h"
 #include "launch/checkpoints/converters.h"
 #include "launch/checkpoints/megatron_layout_flags.h"
 #include "launch/print_line.h"
@@ -26,7 +27,8 @@ void add_step_conversion(CLI::App& app, CheckpointFormat from, CheckpointFormat 
                  "is the newest")
       ->required();
   app.add_option("--model-assets-dir", flags->model_assets_dir,
-                 "with --megatron-layout: whose config.json describes the model");
+                 "with --megatron-layout: whose config.json describes the model")
+      ->each([](const std::string& folder) { require_model_folder("--model-assets-dir", folder); });
   flags->layout.add(app);
   app.callback([flags] {
     const auto layout = flags->layout.layout(flags->model_assets_dir, "--model-assets-dir");

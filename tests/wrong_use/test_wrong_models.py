@@ -143,6 +143,22 @@ def test_a_flag_that_names_no_model(folder, name, monkeypatch):
     check(([*FROM_MODEL, *words], USAGE, sentence.format(folder=folder)), folder=folder)
 
 
+HUB = "Qwen/Qwen3-0.6B"
+CONVERTED = {"hf_to_dcp": (["--hf-dir", HUB, "--dcp-dir", "{place}/out"], "--hf-dir"),
+             "hf_to_torch_dist": (["--hf-dir", HUB, "--save-dir", "{place}/out"], "--hf-dir"),
+             "dcp_to_hf": (["--load-dir", "x", "--save-dir", "{place}/out", "--model-assets-dir", HUB], "--model-assets-dir"),
+             "torch_dist_to_hf": (["--load-dir", "x", "--save-dir", "{place}/out", "--model-assets-dir", HUB], "--model-assets-dir"),
+             "dcp_to_torch_dist": (["--load-dir", "x", "--save-dir", "{place}/out", "--megatron-layout", "--model-assets-dir", HUB],
+                                   "--model-assets-dir")}
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_a_name_of_the_hub_for_a_converter(tmp_path, name):
+    words, flag = CONVERTED[name]
+    check((["convert", name, *words], USAGE, f"run `hf download {HUB} --local-dir Qwen3-0.6B` (huggingface-cli of older versions), "
+           f"then give {flag} Qwen3-0.6B"), place=tmp_path)
+
+
 def test_null_tokenizer_adds_one_token(folder, tmp_path):
     """--vocab-size 63 means the 64 tokens of config.json; without a tokenizer the last one ends mock documents."""
     make_model(folder, tmp_path, {"model.safetensors": None})
