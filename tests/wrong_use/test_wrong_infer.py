@@ -60,7 +60,6 @@ CASES = {
     "tokens of another tokenizer": (infer(*LOG_PROBS, data="foreign"), FAILURE,
                                     "has the token 64, but the model's vocabulary has 64; use the data of its tokenizer"),
     "no length": (infer(*LOG_PROBS, length=None), USAGE, "--seq-length is missing"),
-    "a file into no folder": (infer("--log-probs", "{folder}/none/out.npy"), USAGE, "none/out.npy cannot be written"),
     "a file that is a folder": (infer("--log-probs", "{folder}/empty"), USAGE, "empty cannot be written"),
     "weights that are no numbers": (infer(*LOG_PROBS, model="nan"), FAILURE, "model.norm.weight holds NaN or infinity; take other files"),
     "a weight that is missing": (infer(*LOG_PROBS, model="lacks"), FAILURE, "model.layers.0.mlp.up_proj.weight"),
