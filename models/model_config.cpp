@@ -19,7 +19,6 @@ Activation activation_of(const Arguments& arguments) {
 }
 
 NormKind norm_of(const Arguments& arguments) {
-  TORCH_CHECK(!arguments.apply_layernorm_1p, "--apply-layernorm-1p is not supported: leave it out");
   if (arguments.normalization == "RMSNorm") return NormKind::kRmsNorm;
   TORCH_CHECK(arguments.normalization == "LayerNorm", "--normalization must be LayerNorm or RMSNorm, got ",
               arguments.normalization);
@@ -27,7 +26,6 @@ NormKind norm_of(const Arguments& arguments) {
 }
 
 PositionKind positions_of(const Arguments& arguments) {
-  TORCH_CHECK(!arguments.rotary_interleaved, "--rotary-interleaved is not supported: leave it out");
   if (arguments.position_embedding_type == "rope") return PositionKind::kRotary;
   if (arguments.position_embedding_type == "none") return PositionKind::kNone;
   TORCH_CHECK(arguments.position_embedding_type == "learned_absolute",
@@ -38,10 +36,7 @@ PositionKind positions_of(const Arguments& arguments) {
 RotaryConfig rotary_of(const Arguments& arguments) {
   RotaryConfig rotary{.theta = static_cast<double>(arguments.rotary_base),
                       .fraction = arguments.rotary_percent};
-  const bool interpolated = arguments.rotary_seq_len_interpolation_factor.has_value();
-  TORCH_CHECK(!(interpolated && arguments.use_rope_scaling),
-              "--rotary-seq-len-interpolation-factor and --use-rope-scaling exclude each other: give one of them");
-  if (interpolated) {
+  if (arguments.rotary_seq_len_interpolation_factor) {
     rotary.kind = RotaryConfig::Kind::kLinear;
     rotary.factor = static_cast<double>(*arguments.rotary_seq_len_interpolation_factor);
   } else if (arguments.use_rope_scaling) {
@@ -99,13 +94,6 @@ DecoderConfig decoder_config_from_flags(const Arguments& given) {
       .init_std = arguments.init_method_std,
       .output_init_scale = 1.0 / std::sqrt(2.0 * static_cast<double>(layers)),
   };
-  TORCH_CHECK(config.intermediate_size > 0, "--ffn-hidden-size must be positive, got ", config.intermediate_size,
-              ": with --swiglu its default is int(4 h * 2 / 3 / 64) * 64");
-  const auto turning =
-      static_cast<int64_t>(static_cast<double>(config.head_dim) * config.rotary.fraction);
-  TORCH_CHECK(config.positions != PositionKind::kRotary || (turning > 0 && turning % 2 == 0 && turning <= config.head_dim),
-              "rotary positions need an even number of channels a head, got ", turning, " of ", config.head_dim,
-              ": change --kv-channels or --rotary-percent");
   return config;
 }
 
@@ -125,8 +113,9 @@ DecoderConfig decoder_config(const Arguments& arguments) {
               " experts of the model; choose a number that does, or leave it out");
   config.moe.parts = parts;
   config.moe.part = arguments.rank % parts;
-  const auto problem = contradiction(config, arguments);
-  require(!problem, problem.value_or(""));
+  Mistakes mistakes;
+  for (const auto& each : contradictions(config, arguments)) mistakes.add(each);
+  mistakes.tell();
   if (arguments.untie_embeddings_and_output_weights) config.tie_word_embeddings = false;
   if (arguments.is_given("init_method_std")) config.init_std = arguments.init_method_std;
   return config;

@@ -98,7 +98,8 @@ void warn_of_length(const DecoderConfig& config, const Arguments& arguments,
 
 }  // namespace
 
-std::optional<std::string> contradiction(const DecoderConfig& config, const Arguments& arguments) {
+std::vector<std::string> contradictions(const DecoderConfig& config, const Arguments& arguments) {
+  std::vector<std::string> sentences;
   const auto values = network_values(config);
   for (const auto& [name, value] : argument_values(arguments)) {
     const auto found = values.find(name);
@@ -106,11 +107,12 @@ std::optional<std::string> contradiction(const DecoderConfig& config, const Argu
     if (name == "vocab_size" && is_vocabulary(config, arguments)) continue;
     const Option& option = *find_argument(name);
     const std::string given = argument_text(value);
-    return option.flag + (option.is_switch() ? " (" + name + " = " + given + ")" : " " + given) +
-           " contradicts the model's config.json, which says " + argument_text(found->second) +
-           ": leave the flag out, or edit config.json";
+    sentences.push_back(option.flag +
+                        (option.is_switch() ? " (" + name + " = " + given + ")" : " " + given) +
+                        " contradicts the model's config.json, which says " +
+                        argument_text(found->second) + ": leave the flag out, or edit config.json");
   }
-  return std::nullopt;
+  return sentences;
 }
 
 Dict network_arguments(const DecoderConfig& config) {

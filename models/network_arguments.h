@@ -1,7 +1,7 @@
 #pragma once
 
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "checkpoint/values/value.h"
 #include "framework/arguments/arguments.h"
@@ -10,9 +10,9 @@
 
 namespace megashard {
 
-/// The sentence about the first flag given that says something else than config.json (naming both),
-/// or nothing. --untie-embeddings-and-output-weights and --init-method-std override instead.
-std::optional<std::string> contradiction(const DecoderConfig& config, const Arguments& arguments);
+/// A sentence about each flag given that says something else than config.json (naming both).
+/// --untie-embeddings-and-output-weights and --init-method-std override instead.
+std::vector<std::string> contradictions(const DecoderConfig& config, const Arguments& arguments);
 
 /// Megatron's arguments that describe the network, by their names in a checkpoint's `args`.
 Dict network_arguments(const DecoderConfig& config);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
+#include <type_traits>
 #include <unordered_map>
 
 #include "framework/arguments/nearest_name.h"
@@ -49,7 +51,9 @@ T parse_number(const Option& option, const std::string& word, const std::string&
   const auto result = std::from_chars(begin, end, value);
   if (result.ec == std::errc::result_out_of_range)
     wrong_type(option, expected + " within range", word);
-  if (result.ec != std::errc() || result.ptr != end) wrong_type(option, expected, word);
+  bool is_number = result.ec == std::errc() && result.ptr == end;
+  if constexpr (std::is_floating_point_v<T>) is_number &= !std::isnan(value);
+  if (!is_number) wrong_type(option, expected, word);
   return value;
 }
 
@@ -92,25 +96,41 @@ struct StoreWords {
   }
 };
 
-void check_words(const Option& option, const std::vector<std::string>& words) {
+std::string joined(const std::vector<std::string>& words, const char* between) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : between) + word;
+  return text;
+}
+
+void check_count(const Option& option, const std::vector<std::string>& words) {
   const auto count = static_cast<int>(words.size());
   const bool any = option.words == Option::kAnyNumber;
-  if (any ? count == 0 : count != option.words) {
-    const std::string expected = any                 ? "at least one value"
-                                 : option.words == 1 ? "one value"
-                                                     : std::to_string(option.words) + " values";
-    throw UsageError(option.flag + " takes " + expected + ", got " + std::to_string(count) + ".");
+  const bool foreign = option.status == OptionStatus::kWithoutEffect;
+  if (any && (count > 0 || foreign)) return;
+  if (count == 0)
+    throw UsageError(option.flag + " has no value; write " + option_usage(option) + ".");
+  if (count == option.words) return;
+  throw UsageError(option.flag + " takes " +
+                   (option.words == 1 ? "one value" : std::to_string(option.words) + " values") +
+                   ", got " + std::to_string(count) + ".");
+}
+
+void check_word(const Option& option, const std::string& word) {
+  if (word.empty() && option.status == OptionStatus::kUsed) {
+    throw UsageError(option.flag +
+                     " has an empty value; is a variable of the script unset? Write " +
+                     option_usage(option) + ".");
   }
-  if (option.choices.empty()) return;
-  for (const auto& word : words) {
-    if (std::find(option.choices.begin(), option.choices.end(), word) != option.choices.end())
-      continue;
-    std::string allowed;
-    for (const auto& choice : option.choices) allowed += (allowed.empty() ? "" : ", ") + choice;
-    const std::string suggestion = did_you_mean(word, option.choices);
-    throw UsageError(option.flag + " takes one of " + allowed + ", got \"" + word + "\"" +
-                     suggestion + (suggestion.empty() ? "." : ""));
+  for (const auto& refused : option.refused_values) {
+    if (refused.value == word)
+      throw UsageError(option.flag + " " + word + " is refused: " + refused.reason + ".");
   }
+  const auto& choices = option.choices;
+  if (choices.empty() || std::find(choices.begin(), choices.end(), word) != choices.end()) return;
+  const std::string suggestion = did_you_mean(word, choices);
+  throw UsageError(option.flag + " takes " + (choices.size() == 1 ? "only " : "one of ") +
+                   joined(choices, ", ") + ", got \"" + word + "\"" + suggestion +
+                   (suggestion.empty() ? "." : ""));
 }
 
 std::optional<double> number_in(const std::string& word) {
@@ -167,7 +187,10 @@ const std::vector<std::string>& argument_names() {
   static const auto all = [] {
     std::vector<std::string> names;
     for (const auto& option : option_table()) {
-      if (option.status != OptionStatus::kComputed) names.push_back(option.name);
+      if (option.status == OptionStatus::kComputed) continue;
+      names.push_back(option.name);
+      const auto of_flag = snake_case(option.flag);
+      if (of_flag != option.name) names.push_back(of_flag);
     }
     return names;
   }();
@@ -182,7 +205,8 @@ void set_option(const Option& option, const std::vector<std::string>& words, Arg
     throw UsageError(option.flag + " is refused: " + option.reason + ".");
   }
   if (!option.is_switch()) {
-    check_words(option, words);
+    check_count(option, words);
+    for (const auto& word : words) check_word(option, word);
     std::visit(StoreWords{option, words, arguments}, option.field);
   } else {
     const std::vector<std::string> on = words.empty() ? std::vector<std::string>{"true"} : words;
@@ -212,6 +236,12 @@ Option& OptionGroup::add(std::string flag, ArgumentField field, std::string help
     words = Option::kAnyNumber;
   }
   Option& option = row(std::move(flag), words);
+  const bool whole = std::holds_alternative<int64_t Arguments::*>(field) ||
+                     std::holds_alternative<std::optional<int64_t> Arguments::*>(field) ||
+                     std::holds_alternative<std::vector<int64_t> Arguments::*>(field);
+  const bool number = std::holds_alternative<double Arguments::*>(field) ||
+                      std::holds_alternative<std::optional<double> Arguments::*>(field);
+  option.kind = whole ? "INT" : number ? "FLOAT" : "";
   option.field = field;
   option.help = std::move(help);
   return option;

@@ -30,9 +30,16 @@ enum class OptionStatus {
   kComputed,       ///< no flag: computed by the program, printed and stored
 };
 
+/// A value that is known and an error, with the reason.
+struct RefusedValue {
+  std::string value;
+  std::string reason;
+};
+
 /// One row: everything that parsing, YAML, help, the banner and the checkpoint's args know about an
 /// option.
 struct Option {
+  /// At least one; of a foreign flag, none or more.
   static constexpr int kAnyNumber = -1;
 
   std::string group;
@@ -40,10 +47,11 @@ struct Option {
   std::vector<std::string> aliases;
   std::string name;  // Megatron's Namespace name, "num_layers"
   ArgumentField field;
-  bool switch_value = true;  // what a switch stores
-  int words =
-      1;  // values that follow the flag: 0 (a switch), a count, or kAnyNumber (at least one)
+  bool switch_value = true;          // what a switch stores
+  int words = 1;                     // values that follow: 0 (a switch), a count or kAnyNumber
+  std::string kind;                  // of its values, for the help: INT, FLOAT, DIR, FILE ...
   std::vector<std::string> choices;  // allowed values; empty: any
+  std::vector<RefusedValue> refused_values;  // Megatron's other choices
   std::string neutral;  // refused options only: a value that changes nothing and is let through
   std::string help;
   OptionStatus status = OptionStatus::kUsed;
@@ -52,6 +60,11 @@ struct Option {
   Option& alias(std::string other) { return aliases.push_back(std::move(other)), *this; }
   Option& named(std::string megatron_name) { return name = std::move(megatron_name), *this; }
   Option& one_of(std::vector<std::string> values) { return choices = std::move(values), *this; }
+  Option& refuse_values(const std::vector<std::string>& values, const std::string& why) {
+    for (const auto& value : values) refused_values.push_back({value, why});
+    return *this;
+  }
+  Option& of_kind(std::string values) { return kind = std::move(values), *this; }
   Option& except(std::string value) { return neutral = std::move(value), *this; }
   Option& turns_off() { return switch_value = false, *this; }
   /// Stored and printed, but changes nothing.
@@ -82,8 +95,8 @@ const std::vector<std::string>& option_spellings();
 const std::vector<std::string>& argument_names();
 
 /// Stores the words that followed a flag (or stand in a YAML file) and marks the option as given. A
-/// switch takes no word, or "true" / "false". Throws UsageError for refused options, wrong types,
-/// counts and choices.
+/// switch takes no word, or "true" / "false". Throws UsageError for refused options and values,
+/// wrong types, counts and choices.
 void set_option(const Option& option, const std::vector<std::string>& words, Arguments& arguments);
 
 /// (Megatron name, value) of every option with a field: the checkpoint's args.
@@ -94,8 +107,14 @@ bool set_argument_value(const std::string& name, const ArgumentValue& value, Arg
 /// As Python prints it: True, None, 0.1, 1e-05, ['a', 'b'].
 std::string argument_text(const ArgumentValue& value);
 
-/// The help of `megashard pretrain`: options by group with their defaults.
-std::string options_help();
+/// "--lr FLOAT": the flag with its choices or the kinds of its values.
+std::string option_usage(const Option& option);
+/// Lines of at most kHelpWidth columns.
+inline constexpr size_t kHelpWidth = 80;
+std::string help_lines(const std::string& text, size_t indent);
+/// Options that are `shown`, by group with their defaults; then all that are accepted without
+/// effect and all that are refused, by their reasons.
+std::string options_help(const std::function<bool(const Option&)>& shown);
 
 namespace detail {
 
@@ -104,7 +123,8 @@ class OptionGroup {
  public:
   OptionGroup(std::string title, std::vector<Option>& rows)
       : title_(std::move(title)), rows_(rows) {}
-  /// A row for a field; switches are those of bool fields, lists take one or more words.
+  /// A row for a field; switches are those of bool fields, lists take one or more words. Numbers
+  /// are of the kinds INT and FLOAT; other kinds need of_kind() or one_of().
   Option& add(std::string flag, ArgumentField field, std::string help);
   Option& computed(std::string name, ArgumentField field);
   Option& without_effect(std::string flag, int words, std::string reason);

@@ -8,13 +8,18 @@ using A = Arguments;
 
 void add_source(std::vector<Option>& rows) {
   OptionGroup group("model source", rows);
-  group.add("--hf-model", &A::hf_model,
-            "Hugging Face directory: config.json and weights; a size flag that contradicts it is "
-            "an error");
+  group
+      .add("--hf-model", &A::hf_model,
+           "Hugging Face directory: config.json and weights; a size flag that contradicts it is "
+           "an error")
+      .of_kind("DIR");
   group.add("--from-scratch", &A::from_scratch, "with --hf-model: its architecture, fresh weights");
-  group.add("--model-plugin", &A::model_plugin, "shared library that registers models of your own");
-  group.add("--model", &A::model,
-            "registered model; unset: what --hf-model's config.json names, or the flags' network");
+  group.add("--model-plugin", &A::model_plugin, "shared library that registers models of your own")
+      .of_kind("FILE");
+  group
+      .add("--model", &A::model,
+           "registered model; unset: what --hf-model's config.json names, or the flags' network")
+      .of_kind("NAME");
 }
 
 void add_network(std::vector<Option>& rows) {
@@ -31,14 +36,19 @@ void add_network(std::vector<Option>& rows) {
   group.add("--num-query-groups", &A::num_query_groups,
             "key/value heads with --group-query-attention");
   group.add("--max-position-embeddings", &A::max_position_embeddings, "longest sequence");
-  group.add("--position-embedding-type", &A::position_embedding_type, "how positions are encoded")
-      .one_of({"learned_absolute", "rope", "mrope", "relative", "none"});
+  group
+      .add("--position-embedding-type", &A::position_embedding_type,
+           "how positions are encoded; mrope: only with --hf-model of a vision-language model")
+      .one_of({"learned_absolute", "rope", "mrope", "none"})
+      .refuse_values({"relative"}, "it belongs to T5; use rope or learned_absolute");
   group.add("--use-rotary-position-embeddings", &A::use_rotary_position_embeddings,
             "same as --position-embedding-type rope");
   group.add("--rotary-base", &A::rotary_base, "base of the rotary frequencies");
   group.add("--rotary-percent", &A::rotary_percent, "part of the head that is rotated");
-  group.add("--rotary-interleaved", &A::rotary_interleaved,
-            "pairs of neighbours instead of halves");
+  group.add("--rotary-interleaved", &A::rotary_interleaved, "")
+      .refuse(
+          "halves of a head are rotated, as in Hugging Face's models, and not pairs of neighbours; "
+          "leave it out");
   group.add("--rotary-seq-len-interpolation-factor", &A::rotary_seq_len_interpolation_factor,
             "divides the positions");
   group.add("--use-rope-scaling", &A::use_rope_scaling,
@@ -49,7 +59,8 @@ void add_network(std::vector<Option>& rows) {
   group.add("--normalization", &A::normalization, "kind of norm").one_of({"LayerNorm", "RMSNorm"});
   group.add("--norm-epsilon", &A::norm_epsilon, "epsilon of the norms")
       .alias("--layernorm-epsilon");
-  group.add("--apply-layernorm-1p", &A::apply_layernorm_1p, "norm weights are stored minus one");
+  group.add("--apply-layernorm-1p", &A::apply_layernorm_1p, "")
+      .refuse("norm weights are stored as they are, and not minus one; leave it out");
   group.add("--openai-gelu", &A::openai_gelu, "GELU by tanh");
   group.add("--squared-relu", &A::squared_relu, "squared ReLU in the MLP");
   group.add("--swiglu", &A::swiglu, "gated SiLU in the MLP");
@@ -59,9 +70,11 @@ void add_network(std::vector<Option>& rows) {
   group.add("--lora-r", &A::lora_r, "rank of LoRA adapters, which alone are trained and saved");
   group.add("--lora-alpha", &A::lora_alpha, "their sum counts alpha / rank");
   group.add("--lora-dropout", &A::lora_dropout, "on their input");
-  group.add("--lora-target-modules", &A::lora_target_modules,
-            "linear layers that get them, by last name (q_proj v_proj ...); all-linear: all but "
-            "the output's");
+  group
+      .add("--lora-target-modules", &A::lora_target_modules,
+           "linear layers that get them, by last name (q_proj v_proj ...); all-linear: all but "
+           "the output's")
+      .of_kind("NAME");
   group.add("--untie-embeddings-and-output-weights", &A::untie_embeddings_and_output_weights,
             "the output layer has weights of its own");
   group.add("--disable-bias-linear", &A::add_bias_linear, "no biases in linear layers")
@@ -109,8 +122,7 @@ void add_precision(std::vector<Option>& rows) {
   OptionGroup group("mixed precision", rows);
   group.add("--bf16", &A::bf16,
             "STORE parameters in bf16; to compute in bf16 with fp32 weights set param_dtype: bf16 "
-            "in the FSDP2 "
-            "file instead");
+            "in the FSDP2 file instead");
   group.add("--downcast-to-bf16", &A::downcast_to_bf16, "")
       .refuse(
           "weights are loaded as they were saved; to compute in bf16 set param_dtype: bf16 in the "

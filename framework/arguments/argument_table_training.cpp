@@ -6,6 +6,13 @@ namespace {
 
 using A = Arguments;
 
+constexpr const char* kPartOfExpert =
+    "experts are recomputed whole, by --recompute-modules moe, or one by one by modules in the "
+    "FSDP2 file";
+constexpr const char* kNormsAlone =
+    "the next projection keeps its output anyway; recompute_modules with recompute_save_ops "
+    "[aten::mm] in the FSDP2 file recomputes norms and activations, and keeps products";
+
 void add_loop(std::vector<Option>& rows) {
   OptionGroup group("training", rows);
   group.add("--micro-batch-size", &A::micro_batch_size, "sequences of one forward on one rank");
@@ -13,7 +20,7 @@ void add_loop(std::vector<Option>& rows) {
             "sequences of one step; unset: micro batch size * data parallel size");
   group
       .add("--rampup-batch-size", &A::rampup_batch_size,
-           "START INCREMENT SAMPLES of a growing global batch")
+           "start, increment and samples of a growing global batch, with --train-samples")
       .count(3);
   group.add("--decrease-batch-size-if-needed", &A::decrease_batch_size_if_needed,
             "shrink the global batch to a multiple of micro batch * data parallel size");
@@ -56,21 +63,30 @@ void add_activations(std::vector<Option>& rows) {
            "of full: uniform recomputes all layers, block the first --recompute-num-layers")
       .one_of({"uniform", "block"});
   group.add("--recompute-num-layers", &A::recompute_num_layers, "see --recompute-method");
-  group.add("--recompute-modules", &A::recompute_modules,
-            "of selective: core_attn, mlp, moe; unset: core_attn");
+  group.add("--recompute-modules", &A::recompute_modules, "of selective; unset: core_attn")
+      .one_of({"core_attn", "mlp", "moe"})
+      .refuse_values({"layernorm"}, kNormsAlone)
+      .refuse_values({"moe_act"}, kPartOfExpert)
+      .refuse_values({"shared_experts"}, "no model here has shared experts")
+      .refuse_values({"mla_up_proj"}, "no model here has multi-latent attention");
   group.add("--cpu-offloading-num-layers", &A::cpu_offloading_num_layers,
             "keep the activations of the first so many layers in host memory until backward");
   group.add("--fine-grained-activation-offloading", &A::fine_grained_activation_offloading,
             "keep the activations of --offload-modules in host memory until backward");
-  group.add("--offload-modules", &A::offload_modules,
-            "attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm");
+  group
+      .add("--offload-modules", &A::offload_modules,
+           "parts of a layer, for --fine-grained-activation-offloading")
+      .one_of({"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm"})
+      .refuse_values({"expert_fc1", "moe_act"}, kPartOfExpert);
   group.add("--min-offloaded-tensor-size", &A::min_offloaded_tensor_size,
             "tensors of fewer elements are not offloaded");
 }
 
 void add_optimizer(std::vector<Option>& rows) {
   OptionGroup group("optimizer", rows);
-  group.add("--optimizer", &A::optimizer, "adam is AdamW").one_of({"adam", "sgd", "muon"});
+  group.add("--optimizer", &A::optimizer, "adam is AdamW")
+      .one_of({"adam", "sgd"})
+      .refuse_values({"muon", "dist_muon"}, "it is not part of this program; use adam or sgd");
   group
       .add("--optimizer-selection", &A::optimizer_selection,
            "MindSpeed-MM's choice of AdamW; all that are accepted mean the fused one of LibTorch")
@@ -147,8 +163,10 @@ void add_logging(std::vector<Option>& rows) {
   group.add("--log-progress", &A::log_progress, "")
       .in_vain("there is no progress.txt; --metrics-file has a line for every step");
   group.add("--log-tps", &A::log_tps, "tokens per sample in the log line, as MindSpeed-MM");
-  group.add("--metrics-file", &A::metrics_file,
-            "one JSON object a step, in full precision, by rank 0");
+  group
+      .add("--metrics-file", &A::metrics_file,
+           "one JSON object a step, in full precision, by rank 0")
+      .of_kind("FILE");
   group.add("--peak-tflops", &A::peak_tflops,
             "peak of one device, for mfu; unset: the device's, on a CPU a measured matrix product");
 }

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <type_traits>
 
 #include "framework/arguments/argument_table.h"
@@ -8,6 +9,8 @@
 namespace megashard {
 
 namespace {
+
+constexpr size_t kUsageIndent = 2, kTextIndent = 6;
 
 /// repr() of a Python float: shortest round-trip digits, fixed notation for exponents -4 .. 15.
 std::string python_text(double value) {
@@ -109,40 +112,33 @@ bool has_field(const Option& option) {
   return !std::holds_alternative<std::monostate>(option.field);
 }
 
-std::string wrapped(const std::string& text, size_t indent, size_t width) {
+/// Words and, of usages, choices: a line may end after each.
+std::vector<std::string> breakable(const std::string& text) {
+  std::vector<std::string> pieces(1);
+  for (const char c : text) {
+    pieces.back() += c;
+    if (c == ' ' || c == '|') pieces.emplace_back();
+  }
+  return pieces;
+}
+
+std::string wrapped(const std::string& text, size_t first, size_t indent) {
   std::string lines;
-  size_t column = indent;
-  for (size_t start = 0; start < text.size();) {
-    const size_t end = std::min(text.find(' ', start), text.size());
-    const size_t length = end - start;
-    if (column > indent && column + length > width) {
+  size_t column = first;
+  for (const auto& piece : breakable(text)) {
+    const size_t shown = piece.ends_with(' ') ? piece.size() - 1 : piece.size();
+    if (column > indent && column + shown > kHelpWidth) {
+      if (lines.ends_with(' ')) lines.pop_back();
       lines += "\n" + std::string(indent, ' ');
       column = indent;
     }
-    lines += text.substr(start, length) + (end < text.size() ? " " : "");
-    column += length + 1;
-    start = end + 1;
+    lines += piece;
+    column += piece.size();
   }
   return lines;
 }
 
-std::string help_usage(const Option& option) {
-  std::string usage = option.flag;
-  if (!option.choices.empty()) {
-    usage += " ";
-    for (size_t i = 0; i < option.choices.size(); ++i)
-      usage += (i == 0 ? "" : "|") + option.choices[i];
-  } else if (option.words == Option::kAnyNumber) {
-    usage += " VALUE ...";
-  } else {
-    for (int i = 0; i < option.words; ++i) usage += " VALUE";
-  }
-  for (const auto& other : option.aliases) usage += ", " + other;
-  return usage;
-}
-
 std::string help_text(const Option& option, const Arguments& defaults) {
-  if (option.status != OptionStatus::kUsed) return option.reason;
   if (option.is_switch()) return option.help;
   const auto value = read_field(option, defaults);
   if (std::holds_alternative<std::monostate>(value)) return option.help;
@@ -175,18 +171,58 @@ bool set_argument_value(const std::string& name, const ArgumentValue& value, Arg
       option->field);
 }
 
-std::string options_help() {
-  constexpr size_t kIndent = 6, kWidth = 100;
+std::string option_usage(const Option& option) {
+  std::string usage = option.flag;
+  if (!option.choices.empty()) {
+    usage += " ";
+    for (size_t i = 0; i < option.choices.size(); ++i)
+      usage += (i == 0 ? "" : "|") + option.choices[i];
+  } else {
+    const int shown = option.words == Option::kAnyNumber ? 1 : option.words;
+    for (int i = 0; i < shown; ++i) usage += " " + option.kind;
+  }
+  return usage + (option.words == Option::kAnyNumber ? " ..." : "");
+}
+
+std::string help_lines(const std::string& text, size_t indent) {
+  return std::string(indent, ' ') + wrapped(text, indent, indent) + "\n";
+}
+
+std::string options_help(const std::function<bool(const Option&)>& shown) {
   const Arguments defaults;
   std::string text, group;
+  std::vector<std::string> reasons[2];                    // in the table's order
+  std::map<std::string, std::vector<std::string>> of[2];  // the flags of a reason
+  const auto list = [&](int which, const std::string& reason, const std::string& what) {
+    auto& flags = of[which][reason];
+    if (flags.empty()) reasons[which].push_back(reason);
+    flags.push_back(what);
+  };
   for (const auto& option : option_table()) {
     if (option.status == OptionStatus::kComputed) continue;
+    if (option.status == OptionStatus::kWithoutEffect) list(0, option.reason, option.flag);
+    if (option.status == OptionStatus::kRefused) list(1, option.reason, option.flag);
+    for (const auto& refused : option.refused_values)
+      list(1, refused.reason, option.flag + " " + refused.value);
+    if (option.status != OptionStatus::kUsed || !shown(option)) continue;
     if (option.group != group) {
       group = option.group;
       text += "\n" + group + ":\n";
     }
-    text += "  " + help_usage(option) + "\n" + std::string(kIndent, ' ') +
-            wrapped(help_text(option, defaults), kIndent, kWidth) + "\n";
+    std::string usage = option_usage(option);
+    for (const auto& other : option.aliases) usage += ", " + other;
+    text += "  " + wrapped(usage, kUsageIndent, kTextIndent) + "\n" +
+            help_lines(help_text(option, defaults), kTextIndent);
+  }
+  const char* titles[] = {"accepted, without effect here", "known, but refused"};
+  for (int which = 0; which < 2; ++which) {
+    text += std::string("\n") + titles[which] + ":\n";
+    for (const auto& reason : reasons[which]) {
+      std::string flags;
+      for (const auto& flag : of[which][reason]) flags += (flags.empty() ? "" : ", ") + flag;
+      text += "  " + wrapped(flags, kUsageIndent, kUsageIndent) + "\n" +
+              help_lines(reason, kTextIndent);
+    }
   }
   return text;
 }

@@ -6,6 +6,7 @@
 
 #include "framework/arguments/arguments.h"
 #include "framework/diagnostics.h"
+#include "framework/mistakes.h"
 
 namespace megashard {
 
@@ -20,10 +21,11 @@ struct RunEnvironment {
 };
 
 /// Fills derived values (marked so in the headers) and checks every rule between arguments
-/// (validate_args of Megatron). Throws UsageError with both values, the reason and the remedy.
-/// docs/arguments.md lists Megatron's rules that are not needed here.
+/// (validate_args of Megatron). Throws UsageErrors: `found`, mistakes in single flags, and each
+/// rule that is broken, with both values, the reason and the remedy. docs/arguments.md lists
+/// Megatron's rules that are not needed here.
 void validate_arguments(Arguments& arguments, const RunEnvironment& environment,
-                        const DiagnosticSink& sink);
+                        const DiagnosticSink& sink, Mistakes found = {});
 
 /// The step of it for a network that flags describe (--num-layers ..., not --hf-model): fills the
 /// sizes that follow from others and checks the rules between them. Twice is as once.
@@ -39,11 +41,11 @@ namespace detail {
 // Its steps, in the files argument_validation_*.cpp.
 
 /// Batches, optimizer, learning rate.
-void validate_schedule(Arguments& arguments);
+void validate_schedule(Arguments& arguments, Mistakes& rules);
 /// Recompute and offload flags, as Megatron's TransformerConfig checks and derives them.
-void validate_activations(Arguments& arguments, const DiagnosticSink& sink);
-void validate_data(Arguments& arguments, const DiagnosticSink& sink);
-void validate_checkpoint(const Arguments& arguments);
+void validate_activations(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules);
+void validate_data(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules);
+void validate_checkpoint(const Arguments& arguments, Mistakes& rules);
 
 }  // namespace detail
 

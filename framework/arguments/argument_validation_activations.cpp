@@ -9,85 +9,42 @@ namespace {
 
 using std::to_string;
 
-struct Part {
-  const char* name;
-  const char* why_not;  // null: it can be
-};
-
-constexpr const char* kPartOfExpert =
-    "experts are recomputed whole, by --recompute-modules moe, or one by one by modules in the "
-    "FSDP2 file";
-constexpr const char* kNoSharedExperts = "no model here has shared experts";
-
-constexpr Part kRecomputable[] = {
-    {"core_attn", nullptr},
-    {"mlp", nullptr},
-    {"layernorm",
-     "the next projection keeps its output anyway; recompute_modules with recompute_save_ops "
-     "[aten::mm] in the FSDP2 file recomputes norms and activations, and keeps products"},
-    {"moe", nullptr},
-    {"moe_act", kPartOfExpert},
-    {"shared_experts", kNoSharedExperts},
-    {"mla_up_proj", "no model here has multi-latent attention"},
-};
-
-constexpr Part kOffloadable[] = {
-    {"attn_norm", nullptr},     {"qkv_linear", nullptr}, {"core_attn", nullptr},
-    {"attn_proj", nullptr},     {"mlp_norm", nullptr},   {"expert_fc1", kPartOfExpert},
-    {"moe_act", kPartOfExpert},
-};
-
-template <size_t N>
-void check_parts(const std::string& flag, const std::vector<std::string>& names,
-                 const Part (&known)[N]) {
-  std::string possible;
-  for (const auto& part : known) {
-    if (part.why_not == nullptr)
-      possible += (possible.empty() ? "" : ", ") + std::string(part.name);
-  }
-  for (const auto& name : names) {
-    const auto* part = std::find_if(std::begin(known), std::end(known),
-                                    [&](const Part& each) { return each.name == name; });
-    require(part != std::end(known),
-            flag + " has no \"" + name + "\"; choose of " + possible + ".");
-    require(part->why_not == nullptr,
-            flag + " " + name + " is refused: " + (part->why_not == nullptr ? "" : part->why_not) +
-                ". Choose of " + possible + ".");
-  }
-}
-
 bool names_part(const std::vector<std::string>& names, const char* name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-void check_full(const Arguments& arguments) {
-  require(arguments.recompute_method.has_value(),
-          "--recompute-granularity full needs --recompute-method uniform or block.");
-  require(arguments.recompute_num_layers.has_value(),
-          "--recompute-granularity full needs --recompute-num-layers: with block, how many layers "
-          "are recomputed; with uniform, 1.");
-  const int64_t layers = *arguments.recompute_num_layers;
-  require(layers >= 1 && layers <= arguments.num_layers.value_or(layers),
-          "--recompute-num-layers is " + to_string(layers) + "; it must be from 1 to the " +
-              to_string(arguments.num_layers.value_or(layers)) + " layers of the model.");
-  require(*arguments.recompute_method != "uniform" || layers == 1,
-          "--recompute-method uniform with --recompute-num-layers " + to_string(layers) +
-              " is refused: layers are recomputed one by one here, which needs the least memory in "
-              "backward; give 1.");
-  require(arguments.recompute_modules.empty(),
-          "--recompute-modules belongs to --recompute-granularity selective; full recomputes whole "
-          "layers.");
+void check_full(const Arguments& arguments, Mistakes& rules) {
+  rules.require(arguments.recompute_method.has_value(),
+                "--recompute-granularity full needs --recompute-method uniform or block.");
+  rules.require(
+      arguments.recompute_num_layers.has_value(),
+      "--recompute-granularity full needs --recompute-num-layers: with block, how many layers "
+      "are recomputed; with uniform, 1.");
+  const int64_t layers = arguments.recompute_num_layers.value_or(1);
+  rules.require(layers >= 1 && layers <= arguments.num_layers.value_or(layers),
+                "--recompute-num-layers is " + to_string(layers) + "; it must be from 1 to the " +
+                    to_string(arguments.num_layers.value_or(layers)) + " layers of the model.");
+  rules.require(
+      arguments.recompute_method != "uniform" || layers == 1,
+      "--recompute-method uniform with --recompute-num-layers " + to_string(layers) +
+          " is refused: layers are recomputed one by one here, which needs the least memory in "
+          "backward; give 1.");
+  rules.require(
+      arguments.recompute_modules.empty(),
+      "--recompute-modules belongs to --recompute-granularity selective; full recomputes whole "
+      "layers.");
 }
 
-void check_selective(Arguments& arguments, const DiagnosticSink& sink) {
-  require(!arguments.recompute_method,
-          "--recompute-method does not go with --recompute-granularity selective, which uses all "
-          "layers; leave it out.");
-  require(!arguments.recompute_num_layers,
-          "--recompute-num-layers does not go with --recompute-granularity selective, which uses "
-          "all layers; leave it out.");
+void check_selective(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules) {
+  rules.require(
+      !arguments.recompute_method,
+      "--recompute-method does not go with --recompute-granularity selective, which uses all "
+      "layers; leave it out.");
+  rules.require(
+      !arguments.recompute_num_layers,
+      "--recompute-num-layers does not go with --recompute-granularity selective, which uses "
+      "all layers; leave it out.");
   if (arguments.recompute_modules.empty()) arguments.recompute_modules = {"core_attn"};
-  check_parts("--recompute-modules", arguments.recompute_modules, kRecomputable);
   if (names_part(arguments.recompute_modules, "core_attn")) {
     sink(
         Severity::kNotice,
@@ -96,54 +53,55 @@ void check_selective(Arguments& arguments, const DiagnosticSink& sink) {
   }
 }
 
-void check_offload(const Arguments& arguments) {
+void check_offload(const Arguments& arguments, Mistakes& rules) {
   const int64_t layers = arguments.cpu_offloading_num_layers;
   const auto& parts = arguments.offload_modules;
   const bool fine = arguments.fine_grained_activation_offloading;
-  require(layers >= 0 && (!arguments.num_layers || layers < *arguments.num_layers),
-          "--cpu-offloading-num-layers is " + to_string(layers) +
-              "; it must be from 0 to less than "
-              "the " +
-              to_string(arguments.num_layers.value_or(0)) +
-              " layers of the model: the last ones are needed again at once.");
-  require(layers == 0 || !arguments.recompute_granularity,
-          "--cpu-offloading-num-layers does not go with recompute flags; to offload the inputs of "
-          "recomputed modules, list them under both recompute_modules and offload_modules in the "
-          "FSDP2 file.");
-  require(
+  rules.require(layers >= 0 && (!arguments.num_layers || layers < *arguments.num_layers),
+                "--cpu-offloading-num-layers is " + to_string(layers) +
+                    "; it must be from 0 to less than "
+                    "the " +
+                    to_string(arguments.num_layers.value_or(0)) +
+                    " layers of the model: the last ones are needed again at once.");
+  rules.require(
+      layers == 0 || !arguments.recompute_granularity,
+      "--cpu-offloading-num-layers does not go with recompute flags; to offload the inputs of "
+      "recomputed modules, list them under both recompute_modules and offload_modules in the "
+      "FSDP2 file.");
+  rules.require(
       layers == 0 || !fine,
       "--cpu-offloading-num-layers and --fine-grained-activation-offloading exclude each other; "
       "give one.");
-  require(fine == !parts.empty(), fine ? "--fine-grained-activation-offloading needs "
-                                         "--offload-modules, the parts of a layer to offload."
-                                       : "--offload-modules needs "
-                                         "--fine-grained-activation-offloading; add it.");
-  check_parts("--offload-modules", parts, kOffloadable);
-  require(!names_part(parts, "attn_proj") || names_part(parts, "core_attn"),
-          "--offload-modules attn_proj needs core_attn too: its input is the output of core_attn, "
-          "which keeps it for its own backward.");
-  require(arguments.min_offloaded_tensor_size >= 0,
-          "--min-offloaded-tensor-size is " + to_string(arguments.min_offloaded_tensor_size) +
-              "; it must be 0 or more.");
+  rules.require(fine == !parts.empty(), fine ? "--fine-grained-activation-offloading needs "
+                                               "--offload-modules, the parts of a layer to offload."
+                                             : "--offload-modules needs "
+                                               "--fine-grained-activation-offloading; add it.");
+  rules.require(
+      !names_part(parts, "attn_proj") || names_part(parts, "core_attn"),
+      "--offload-modules attn_proj needs core_attn too: its input is the output of core_attn, "
+      "which keeps it for its own backward.");
+  rules.require(arguments.min_offloaded_tensor_size >= 0,
+                "--min-offloaded-tensor-size is " + to_string(arguments.min_offloaded_tensor_size) +
+                    "; it must be 0 or more.");
 }
 
 }  // namespace
 
-void validate_activations(Arguments& arguments, const DiagnosticSink& sink) {
+void validate_activations(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules) {
   auto& granularity = arguments.recompute_granularity;
   if (arguments.recompute_activations) {
-    require(granularity.value_or("selective") == "selective",
-            "--recompute-activations means --recompute-granularity selective, but that is " +
-                granularity.value_or("") + "; keep one of them.");
+    rules.require(granularity.value_or("selective") == "selective",
+                  "--recompute-activations means --recompute-granularity selective, but that is " +
+                      granularity.value_or("") + "; keep one of them.");
     granularity = "selective";
   }
-  if (granularity == "full") check_full(arguments);
-  if (granularity == "selective") check_selective(arguments, sink);
-  require(granularity || (!arguments.recompute_method && !arguments.recompute_num_layers &&
-                          arguments.recompute_modules.empty()),
-          "--recompute-method, --recompute-num-layers and --recompute-modules need "
-          "--recompute-granularity full or selective; add it.");
-  check_offload(arguments);
+  if (granularity == "full") check_full(arguments, rules);
+  if (granularity == "selective") check_selective(arguments, sink, rules);
+  rules.require(granularity || (!arguments.recompute_method && !arguments.recompute_num_layers &&
+                                arguments.recompute_modules.empty()),
+                "--recompute-method, --recompute-num-layers and --recompute-modules need "
+                "--recompute-granularity full or selective; add it.");
+  check_offload(arguments, rules);
 }
 
 }  // namespace megashard::detail

@@ -1,6 +1,7 @@
 #include "framework/arguments/nearest_name.h"
 
 #include <algorithm>
+#include <array>
 
 namespace megashard {
 
@@ -44,6 +45,27 @@ int64_t edit_distance(std::string_view from, std::string_view to, int64_t most) 
   return above[to.size()];
 }
 
+namespace {
+
+/// Whether `name` is a negation of what `positive` says; both without hyphens.
+bool negates(const std::string& name, const std::string& positive) {
+  constexpr std::array<std::string_view, 5> kNegations = {"no_", "not_", "without_", "disable_",
+                                                          "un"};
+  return std::any_of(kNegations.begin(), kNegations.end(), [&](std::string_view negation) {
+    if (!name.starts_with(negation)) return false;
+    const auto rest = std::string_view(name).substr(negation.size());
+    if (negation == "un") return positive.starts_with(rest.substr(0, 3));
+    const auto bare = negation.substr(0, negation.size() - 1);
+    if (!positive.starts_with(bare)) return true;
+    // "nosave" negates too, "normal" does not.
+    const auto tail = std::string_view(positive).substr(bare.size());
+    const auto most = static_cast<int64_t>(name.size());
+    return edit_distance(positive, rest, most) < edit_distance(tail, rest, most);
+  });
+}
+
+}  // namespace
+
 std::optional<std::string> nearest_name(std::string_view name,
                                         const std::vector<std::string>& known) {
   constexpr size_t kShortestPart = 4;
@@ -57,7 +79,7 @@ std::optional<std::string> nearest_name(std::string_view name,
     // A forgotten prefix is a small slip.
     const auto distance = contained ? (length_difference(wanted, text) + 2) / 3
                                     : edit_distance(wanted, text, allowed);
-    if (distance > allowed) continue;
+    if (distance > allowed || negates(wanted, text) || negates(text, wanted)) continue;
     allowed = distance - 1;  // the next one must be nearer
     nearest = &candidate;
   }

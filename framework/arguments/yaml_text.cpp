@@ -2,7 +2,7 @@
 
 #include <set>
 
-#include "framework/diagnostics.h"
+#include "framework/mistakes.h"
 
 namespace megashard {
 namespace {
@@ -11,11 +11,17 @@ class DuplicateKeys {
  public:
   explicit DuplicateKeys(const std::string& source) : source_(source) {}
 
-  void refuse(const YAML::Node& node) {
+  void refuse(const YAML::Node& root) {
+    find(root);
+    mistakes_.tell();
+  }
+
+ private:
+  void find(const YAML::Node& node) {
     if (!node.IsMap() && !node.IsSequence()) return;
     if (!seen_.insert(node.Mark().pos).second) return;  // an alias: once is enough
     if (node.IsSequence()) {
-      for (const auto& item : node) refuse(item);
+      for (const auto& item : node) find(item);
       return;
     }
     std::set<std::string> keys;
@@ -23,15 +29,15 @@ class DuplicateKeys {
       const auto& key = item.first;
       const bool merge = key.IsScalar() && key.Scalar() == "<<";
       if (key.IsScalar() && !merge && !keys.insert(key.Scalar()).second) {
-        throw UsageError(source_ + ":" + std::to_string(key.Mark().line + 1) + ": " + key.Scalar() +
-                         " is given twice; keep one.");
+        mistakes_.add(source_ + ":" + std::to_string(key.Mark().line + 1) + ": " + key.Scalar() +
+                      " is given twice; keep one.");
       }
-      refuse(item.second);
+      find(item.second);
     }
   }
 
- private:
   const std::string& source_;
+  Mistakes mistakes_;
   std::set<int> seen_;  // where nodes begin
 };
 

@@ -2,14 +2,14 @@
 
 #include <yaml-cpp/yaml.h>
 
-#include <fstream>
 #include <functional>
 #include <map>
-#include <sstream>
 #include <utility>
 
+#include "framework/arguments/configuration_file.h"
 #include "framework/arguments/nearest_name.h"
 #include "framework/arguments/yaml_text.h"
+#include "framework/mistakes.h"
 #include "framework/modules/fsdp2_config_entry.h"
 
 namespace megashard {
@@ -102,19 +102,21 @@ Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& sourc
     throw UsageError(source + ": the file must hold `key: value` lines.");
   if (detail::is_native_config(root)) return detail::parse_native_config(root, source, sink);
   Fsdp2Config config;
+  Mistakes mistakes;
   bool reentrant_written = false;
   for (const auto& item : root) {
     const Entry entry{source, item.first.Scalar(), item.second};
     const int line = item.first.Mark().line + 1;
     const auto reader = readers().find(entry.key);
     if (reader == readers().end()) {
-      unknown_key(entry, line, strictness, sink);
+      mistakes.attempt([&] { unknown_key(entry, line, strictness, sink); });
       continue;
     }
     if (entry.value.IsNull()) continue;  // null: the default
-    reader->second(entry, config);
+    mistakes.attempt([&] { reader->second(entry, config); });
     if (entry.key == "use_reentrant") reentrant_written = true;
   }
+  mistakes.tell();
   if (!config.recompute_save_ops.empty()) {
     if (config.use_reentrant && reentrant_written) {
       throw UsageError(
@@ -127,13 +129,8 @@ Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& sourc
 
 Fsdp2Config load_fsdp2_config(const std::string& path, Strictness strictness,
                               const DiagnosticSink& sink) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) {
-    throw UsageError("--fsdp2-config-path " + path +
-                     ": the file cannot be read or is empty; check the path.");
-  }
-  return parse_fsdp2_config(text.str(), path, strictness, sink);
+  return parse_fsdp2_config(read_configuration(path, "--fsdp2-config-path"), path, strictness,
+                            sink);
 }
 
 int shard_group_size(const Fsdp2Config& config, int world_size) {

@@ -3,11 +3,12 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <iterator>
+#include <map>
+#include <sstream>
 
 #include "framework/arguments/argument_table.h"
+#include "framework/arguments/configuration_file.h"
 #include "framework/arguments/nearest_name.h"
 #include "framework/arguments/yaml_text.h"
 #include "framework/diagnostics.h"
@@ -36,65 +37,102 @@ std::vector<std::string> yaml_words(const YAML::Node& value, const std::string& 
   return words;
 }
 
-/// `name` counts too: Megatron's name of a switch that turns something off states the opposite of
-/// its flag.
-void store(const std::string& path, const YAML::Node& key, const YAML::Node& value,
-           Arguments& arguments) {
-  const std::string name = key.Scalar(), place = where(path, key) + name;
-  const Option* option = find_option(name);
-  const bool by_name = option == nullptr;
-  if (by_name) option = find_argument(name);
-  if (option == nullptr || option->status == OptionStatus::kComputed) {
-    const auto suggestion = did_you_mean(name, argument_names());
-    throw UsageError(where(path, key) + "unknown key \"" + name + "\"" +
-                     (suggestion.empty() ? "." : suggestion));
-  }
-  if (value.IsNull()) return;
-  auto words = yaml_words(value, place);
-  if (option->is_switch()) {
-    bool on = false;
-    if (!YAML::convert<bool>::decode(value, on)) throw UsageError(place + " takes true or false.");
-    words = {on == (by_name ? option->switch_value : true) ? "true" : "false"};
-  }
-  try {
-    set_option(*option, words, arguments);
-  } catch (const UsageError& error) {
-    throw UsageError(where(path, key) + error.what());
-  }
-}
+/// The options of one file; keeps where each was given.
+class OptionFile {
+ public:
+  OptionFile(const std::string& path, Arguments& arguments, Mistakes& mistakes)
+      : path_(path), arguments_(arguments), mistakes_(mistakes) {}
 
-/// MindSpeed-MM's section beside gpt_args.
-void store_lora(const std::string& path, const YAML::Node& section, Arguments& arguments) {
-  const std::vector<std::string> keys = {"lora_r", "lora_alpha", "lora_dropout",
-                                         "lora_target_modules",
-                                         "lora_register_forward_hook"};  // frozen inputs need none
-  for (const auto& item : section) {
-    const auto name = item.first.Scalar();
-    if (std::find(keys.begin(), keys.end(), name) == keys.end()) {
-      const auto hint = did_you_mean(name, keys);
-      throw UsageError(where(path, item.first) + "unknown key " + kLoraSection + "." + name +
-                       (hint.empty() ? "; remove it." : hint));
+  /// `name` counts too: Megatron's name of a switch that turns something off states the opposite of
+  /// its flag.
+  void store(const YAML::Node& key, const YAML::Node& value) {
+    const std::string name = key.IsScalar() ? key.Scalar() : "";
+    const Option* option = find_option(name);
+    const bool by_name = option == nullptr;
+    if (by_name) option = find_argument(name);
+    if (option == nullptr || option->status == OptionStatus::kComputed) return unknown(key, name);
+    const auto [first, is_new] = lines_.try_emplace(option, name, key.Mark().line + 1);
+    if (!is_new) {
+      mistakes_.add(where(path_, key) + name + " and " + first->second.first + " in line " +
+                    std::to_string(first->second.second) + " mean the same; keep one.");
+      return;
     }
-    if (name != keys.back()) store(path, item.first, item.second, arguments);
+    if (value.IsNull()) return;
+    mistakes_.attempt([&] { store_words(*option, by_name, key, value); }, {option->flag});
   }
-  arguments.lora_target_modules = comma_words(arguments.lora_target_modules);
-}
+
+  /// MindSpeed-MM's section beside gpt_args.
+  void store_lora(const YAML::Node& section) {
+    const std::vector<std::string> keys = {"lora_r", "lora_alpha", "lora_dropout",
+                                           "lora_target_modules",
+                                           "lora_register_forward_hook"};  // inputs need none
+    for (const auto& item : section) {
+      const auto name = item.first.Scalar();
+      if (std::find(keys.begin(), keys.end(), name) == keys.end()) {
+        const auto hint = did_you_mean(name, keys);
+        mistakes_.add(where(path_, item.first) + "unknown key " + kLoraSection + "." + name +
+                      (hint.empty() ? "; remove it." : hint));
+      } else if (name != keys.back()) {
+        store(item.first, item.second);
+      }
+    }
+    arguments_.lora_target_modules = comma_words(arguments_.lora_target_modules);
+  }
+
+  /// data, model and anchors of MindSpeed-MM's files.
+  void leave_section(const YAML::Node& key, const YAML::Node& value) {
+    const auto name = key.Scalar();
+    arguments_.unread_sections.insert(name);
+    const bool known = find_option(name) != nullptr || find_argument(name) != nullptr;
+    if (!known || value.IsMap()) return;
+    mistakes_.add(where(path_, key) + "\"" + name + "\" stands beside " + kSection +
+                  ":, which holds all options; move it there or remove it.");
+  }
+
+ private:
+  void unknown(const YAML::Node& key, const std::string& name) {
+    const auto nearest = nearest_name(name, argument_names());
+    mistakes_.add(where(path_, key) + "unknown key \"" + name + "\"" +
+                      (nearest ? "; did you mean " + *nearest + "?" : "."),
+                  nearest ? std::vector{flag_of(*nearest)} : std::vector<std::string>{});
+  }
+
+  static std::string flag_of(const std::string& name) {
+    const Option* option = find_option(name);
+    return (option == nullptr ? find_argument(name) : option)->flag;
+  }
+
+  void store_words(const Option& option, bool by_name, const YAML::Node& key,
+                   const YAML::Node& value) {
+    const std::string place = where(path_, key) + key.Scalar();
+    auto words = yaml_words(value, place);
+    if (option.is_switch()) {
+      bool on = false;
+      if (!YAML::convert<bool>::decode(value, on))
+        throw UsageError(place + " takes true or false.");
+      words = {on == (by_name ? option.switch_value : true) ? "true" : "false"};
+    }
+    try {
+      set_option(option, words, arguments_);
+    } catch (const UsageError& error) {
+      throw UsageError(where(path_, key) + error.what());
+    }
+  }
+
+  const std::string& path_;
+  Arguments& arguments_;
+  Mistakes& mistakes_;
+  std::map<const Option*, std::pair<std::string, int>> lines_;  // as spelt there
+};
 
 }  // namespace
 
-std::string read_named_file(const std::string& path, const std::string& name) {
-  std::ifstream file(path);
-  if (!file) throw UsageError(name + " " + path + " cannot be read; check the path.");
-  if (std::filesystem::is_directory(path))
-    throw UsageError(name + " " + path + " cannot be read; it is a folder.");
-  return {std::istreambuf_iterator<char>(file), {}};
+void read_argument_file(const std::string& path, Arguments& arguments, Mistakes& mistakes) {
+  parse_argument_file(read_configuration(path, "the argument file"), path, arguments, mistakes);
 }
 
-void read_argument_file(const std::string& path, Arguments& arguments) {
-  parse_argument_file(read_named_file(path, "the argument file"), path, arguments);
-}
-
-void parse_argument_file(const std::string& text, const std::string& path, Arguments& arguments) {
+void parse_argument_file(const std::string& text, const std::string& path, Arguments& arguments,
+                         Mistakes& mistakes) {
   const YAML::Node root = load_yaml(text, path);
   const auto fail = [&path] {
     throw UsageError(path + ": the file must hold `key: value` lines, at the top or under " +
@@ -107,32 +145,22 @@ void parse_argument_file(const std::string& text, const std::string& path, Argum
   const bool has_section = root[kSection].IsDefined();
   const YAML::Node options = has_section ? root[kSection] : root;
   if (!options.IsMap()) fail();
-  if (has_section && root.size() > 1) {
-    for (const auto& item : root) {
-      const auto name = item.first.Scalar();
-      if (name == kSection) continue;
-      if (name == kLoraSection && item.second.IsMap()) {
-        store_lora(path, item.second, arguments);
-        continue;
-      }
-      // data, model and anchors of MindSpeed-MM's files.
-      arguments.unread_sections.insert(name);
-      const bool known = find_option(name) != nullptr || find_argument(name) != nullptr;
-      if (!known || item.second.IsMap()) continue;
-      throw UsageError(where(path, item.first) + "\"" + name + "\" stands beside " + kSection +
-                       ":, which holds all options; move it there or remove it.");
+  OptionFile reader(path, arguments, mistakes);
+  for (const auto& item : options) reader.store(item.first, item.second);
+  if (!has_section) return;
+  for (const auto& item : root) {
+    const auto name = item.first.Scalar();
+    if (name == kLoraSection && item.second.IsMap()) {
+      reader.store_lora(item.second);
+    } else if (name != kSection) {
+      reader.leave_section(item.first, item.second);
     }
   }
-  for (const auto& item : options) store(path, item.first, item.second, arguments);
 }
 
 std::vector<std::string> read_words(const std::string& path, const std::string& flag) {
-  std::ifstream file(path);
-  if (!file) throw UsageError(flag + " " + path + " cannot be read; check the path.");
-  std::vector<std::string> words{std::istream_iterator<std::string>(file), {}};
-  if (words.empty())
-    throw UsageError(flag + " " + path + " holds no words; it replaces --data-path.");
-  return words;
+  std::istringstream text(read_configuration(path, flag));
+  return {std::istream_iterator<std::string>(text), {}};
 }
 
 }  // namespace megashard

@@ -1,14 +1,10 @@
 #include "launch/arguments/command_line.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <optional>
-#include <set>
-#include <vector>
+#include <array>
+#include <cctype>
 
-#include "framework/arguments/argument_table.h"
 #include "framework/arguments/nearest_name.h"
-#include "framework/diagnostics.h"
 #include "launch/arguments/argument_file.h"
 
 namespace megashard {
@@ -17,124 +13,234 @@ namespace {
 
 constexpr const char* kConfig = "--config";
 constexpr const char* kRole = "--role";
-constexpr const char* kHelp =
-    "megashard pretrain [FILE.yaml] [options]\n\n"
-    "Trains a model. Options may also stand in a YAML file as snake_case keys, at the top or under "
-    "gpt_args:; flags\n"
-    "beat the file. Defaults are shown in [].\n\n"
-    "  --config FILE\n      the YAML file, if it is not the first word\n"
-    "  --role NAME\n      the worker to run, when the file is a configuration of ROLL\n";
 
-bool is_flag(const std::string& word) { return word.starts_with("--") && word != "--"; }
-
-/// The table's spelling of a flag that may be followed by "=VALUE".
-std::string canonical_flag(const std::string& spelling) {
-  if (spelling == kConfig || spelling == kRole) return spelling;
-  if (const Option* option = find_option(spelling)) return option->flag;
-  const auto suggestion = did_you_mean(spelling, option_spellings());
-  throw UsageError("unknown flag " + spelling +
-                   (suggestion.empty() ? "; `megashard pretrain --help` lists all." : suggestion));
+std::vector<OwnFlag> own_flags(const Program& program) {
+  std::vector<OwnFlag> flags = {
+      {kConfig, "FILE", "the YAML file, if it is not the first word"},
+      {kRole, "NAME", "the worker to run, when the file is a configuration of ROLL"}};
+  flags.insert(flags.end(), program.flags.begin(), program.flags.end());
+  return flags;
 }
 
-struct CanonicalWords {
-  std::vector<std::string> words;
-  std::vector<const Option*> given;  // the options that stand in them
-};
+std::string help_of(const Program& program) {
+  std::string text = program.purpose + "\n";
+  for (const auto& each : own_flags(program))
+    text += "  " + each.flag + " " + each.kind + "\n" + help_lines(each.help, 6);
+  return text + options_help(program.shown);
+}
 
-/// Each flag in the spelling of the table, each only once, and those that need a value with one.
-CanonicalWords canonical_words(const std::vector<std::string>& words) {
-  std::set<std::string> seen;
-  CanonicalWords canonical;
-  for (size_t i = 0; i < words.size(); ++i) {
-    const auto& word = words[i];
-    if (!is_flag(word)) {
-      canonical.words.push_back(word);
-      continue;
-    }
-    const auto equals = word.find('=');
-    const std::string flag = canonical_flag(word.substr(0, equals));
-    if (!seen.insert(flag).second) throw UsageError(flag + " is given twice; keep one.");
-    const Option* option = find_option(flag);
-    const bool takes_value = option == nullptr || !option->is_switch();
-    const bool followed = i + 1 < words.size() && !is_flag(words[i + 1]);
-    if (takes_value && (equals == word.npos ? !followed : equals + 1 == word.size())) {
-      throw UsageError(flag + " has no value; `megashard pretrain --help` shows what it takes.");
-    }
-    canonical.words.push_back(equals == word.npos ? flag : flag + word.substr(equals));
-    if (option != nullptr) canonical.given.push_back(option);
+/// Negative numbers are values.
+bool is_flag(const std::string& word) {
+  if (word.size() < 2 || word[0] != '-') return false;
+  return std::isdigit(static_cast<unsigned char>(word[1])) == 0 && word[1] != '.';
+}
+
+std::string in_quotes(const std::vector<std::string>& words) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "\"" : " \"") + word + "\"";
+  return text;
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : " ") + word;
+  return text;
+}
+
+/// The words of a command line, flag by flag.
+class WordReader {
+ public:
+  WordReader(const Program& program, CommandLine& line)
+      : program_(program), own_(own_flags(program)), line_(line) {
+    spellings_ = option_spellings();
+    for (const auto& each : own_) spellings_.push_back(each.flag);
   }
-  return canonical;
-}
 
-void add_options(const std::vector<const Option*>& options, CLI::App& app) {
-  app.set_help_flag();
-  app.add_option(kConfig)->type_name("FILE");
-  app.add_option(kRole)->type_name("NAME");
-  for (const auto* option : options) {
-    if (option->is_switch()) {
-      app.add_flag(option->flag);
-      continue;
+  void read(const std::vector<std::string>& words) {
+    std::string before;  // the flag
+    for (size_t i = 0; i < words.size();) {
+      if (!is_flag(words[i])) {
+        const size_t first = i;
+        while (i < words.size() && !is_flag(words[i])) ++i;
+        stray({words.begin() + first, words.begin() + i}, before);
+        continue;
+      }
+      const auto equals = words[i].find('=');
+      const std::string flag = words[i].substr(0, equals);
+      std::vector<std::string> values;
+      if (equals != words[i].npos) values.push_back(words[i].substr(equals + 1));
+      ++i;
+      before = flag;
+      const size_t wanted = most_values(flag);
+      while (values.size() < wanted && i < words.size() && !is_flag(words[i]))
+        values.push_back(words[i++]);
+      take(flag, std::move(values));
     }
-    auto* row = app.add_option(option->flag)->type_name("VALUE");
-    if (option->words == Option::kAnyNumber) {
-      row->expected(1, -1)->allow_extra_args();
+  }
+
+  /// Stores what was read; after the YAML file, which it beats.
+  void store() {
+    for (const Option* option : order_) {
+      line_.mistakes.attempt([&] { set_option(*option, given_.at(option), line_.arguments); },
+                             {option->flag});
+    }
+  }
+
+ private:
+  const OwnFlag* find_own(const std::string& flag) const {
+    std::string spelling = flag;
+    std::replace(spelling.begin() + 1, spelling.end(), '_', '-');
+    const auto found = std::find_if(own_.begin(), own_.end(),
+                                    [&](const OwnFlag& each) { return each.flag == spelling; });
+    return found == own_.end() ? nullptr : &*found;
+  }
+
+  const Option* find(const std::string& flag) const {
+    return flag.starts_with("--") ? find_option(flag) : nullptr;
+  }
+
+  size_t most_values(const std::string& flag) const {
+    if (find_own(flag) != nullptr) return 1;
+    const Option* option = find(flag);
+    const bool any = option == nullptr || option->words == Option::kAnyNumber;
+    return any ? std::string::npos : static_cast<size_t>(option->words);
+  }
+
+  void take(const std::string& flag, std::vector<std::string> values) {
+    if (const OwnFlag* own = find_own(flag)) return take_own(*own, values);
+    const Option* option = find(flag);
+    if (option == nullptr) return unknown(flag);
+    if (option->is_switch() && values.empty()) values = {"true"};
+    const auto [at, is_new] = given_.try_emplace(option, values);
+    if (is_new) {
+      order_.push_back(option);
+    } else if (at->second != values) {
+      note_twice(option->flag, joined(at->second), joined(values));
+      at->second = values;
+    }
+  }
+
+  void take_own(const OwnFlag& own, const std::vector<std::string>& values) {
+    if (values.empty() || values.front().empty()) {
+      line_.mistakes.add(own.flag + " has no value; write " + own.flag + " " + own.kind + ".",
+                         {own.flag});
+      return;
+    }
+    const auto [at, is_new] = line_.own.try_emplace(own.flag, values.front());
+    if (is_new || at->second == values.front()) return;
+    note_twice(own.flag, at->second, values.front());
+    at->second = values.front();
+  }
+
+  void note_twice(const std::string& flag, const std::string& before, const std::string& after) {
+    line_.notices.push_back(flag + " is given twice, as " + before + " and as " + after +
+                            "; the last one counts.");
+  }
+
+  void unknown(const std::string& flag) {
+    if (const Option* opposite = opposite_of(flag)) {
+      const bool negates = flag.starts_with("--no");
+      line_.mistakes.add("unknown flag " + flag + "; leave it out: " +
+                         (negates ? "it is off unless " + opposite->flag + " is given."
+                                  : "only " + opposite->flag + " changes that."));
+      return;
+    }
+    const auto nearest = nearest_name(flag, spellings_);
+    line_.mistakes.add("unknown flag " + flag +
+                           (nearest ? "; did you mean " + *nearest + "?"
+                                    : "; `megashard " + program_.name + " --help` lists all."),
+                       nearest ? std::vector{*nearest} : std::vector<std::string>{});
+  }
+
+  /// --no-x for --x, and the other way round.
+  static const Option* opposite_of(const std::string& flag) {
+    if (!flag.starts_with("--")) return nullptr;
+    const bool negates = flag.starts_with("--no-") || flag.starts_with("--no_");
+    return find_option(negates ? "--" + flag.substr(5) : "--no-" + flag.substr(2));
+  }
+
+  /// Words that belong to no flag.
+  void stray(const std::vector<std::string>& words, const std::string& before) {
+    std::string sentence = "unexpected word" + std::string(words.size() > 1 ? "s " : " ") +
+                           in_quotes(words) + (before.empty() ? "" : " after " + before);
+    const Option* option = find(before);
+    const std::array truths = {"true", "false", "True", "False"};
+    const bool is_truth = std::find(truths.begin(), truths.end(), words.front()) != truths.end();
+    if (option != nullptr && option->is_switch() && is_truth && words.size() == 1) {
+      const bool on = words.front().ends_with("rue");
+      sentence +=
+          "; a switch takes none: " + (on ? "leave it out." : "write " + option->flag + "=false.");
+    } else if (words.front().starts_with("\u2013") || words.front().starts_with("\u2014")) {
+      sentence += "; flags begin with two plain hyphens, and this one with a long dash.";
+    } else if (words.front().find_first_not_of(" \n\t") == std::string::npos) {
+      sentence += "; a backslash that continues a line must be its last character.";
     } else {
-      row->expected(option->words);
+      sentence += "; values follow their flag, and `megashard " + program_.name +
+                  " --help` shows how many each takes.";
     }
+    line_.mistakes.add(sentence);
   }
-}
 
-void parse(CLI::App& app, std::vector<std::string> words) {
-  std::reverse(words.begin(), words.end());  // as CLI11 takes them
-  try {
-    app.parse(words);
-  } catch (const CLI::ExtrasError&) {
-    throw UsageError("unexpected word \"" + app.remaining().front() +
-                     "\"; values follow their flag, and `megashard "
-                     "pretrain --help` lists all.");
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(std::string(error.what()) +
-                     "; `megashard pretrain --help` shows what each flag takes.");
-  }
-}
+  const Program& program_;
+  std::vector<OwnFlag> own_;
+  std::vector<std::string> spellings_;  // that a misspelt flag may mean
+  CommandLine& line_;
+  std::map<const Option*, std::vector<std::string>> given_;
+  std::vector<const Option*> order_;
+};
 
 }  // namespace
 
-CommandLine parse_arguments(int argc, const char* const* argv) {
+const Program& pretrain_program() {
+  static const Program program = {
+      .name = "pretrain",
+      .purpose =
+          "megashard pretrain [FILE.yaml] [options]\n\n"
+          "Trains a model. Options may also stand in a YAML file as snake_case keys, at\n"
+          "the top or under gpt_args:; flags beat the file. Defaults are shown in [].\n",
+      .flags = {},
+      .shown = [](const Option&) { return true; }};
+  return program;
+}
+
+CommandLine parse_arguments(int argc, const char* const* argv, const Program& program) {
   std::vector<std::string> words(argv + 1, argv + argc);
   for (const auto& word : words) {
-    if (word == "--help" || word == "-h") throw HelpRequested(kHelp + options_help());
+    if (word == "--help" || word == "-h") throw HelpRequested(help_of(program));
   }
   std::optional<std::string> file;
   if (!words.empty() && !words.front().starts_with('-')) {
     file = words.front();
     words.erase(words.begin());
   }
-  auto canonical = canonical_words(words);
-  CLI::App app;
-  add_options(canonical.given, app);
-  parse(app, std::move(canonical.words));
-  if (app.count(kConfig) > 0) {
-    if (file)
-      throw UsageError("--config " + app[kConfig]->as<std::string>() + " and " + *file +
-                       " are both YAML files; give one.");
-    file = app[kConfig]->as<std::string>();
-  }
-
   CommandLine line;
+  WordReader reader(program, line);
+  reader.read(words);
+  Mistakes& mistakes = line.mistakes;
   Arguments& arguments = line.arguments;
-  if (app.count(kRole) > 0) {
-    const auto role = app[kRole]->as<std::string>();
-    if (!file) throw UsageError("--role " + role + " needs --config, a configuration of ROLL.");
-    line.worker = read_roll_worker(*file, role, arguments);
-  } else if (file) {
-    read_argument_file(*file, arguments);
+  if (const auto config = line.own.find(kConfig); config != line.own.end()) {
+    mistakes.require(!file, "--config " + config->second + " and " + file.value_or("") +
+                                " are both YAML files; give one.");
+    file = config->second;
   }
-  for (const auto* option : canonical.given)
-    set_option(*option, app[option->flag]->results(), arguments);
+  const auto role = line.own.find(kRole);
+  mistakes.require(role == line.own.end() || file,
+                   "--role " + (role == line.own.end() ? "" : role->second) +
+                       " needs --config, a configuration of ROLL.");
+  bool readable = true;
+  if (file && role != line.own.end()) {
+    readable =
+        mistakes.attempt([&] { line.worker = read_roll_worker(*file, role->second, arguments); });
+  } else if (file) {
+    readable = mistakes.attempt([&] { read_argument_file(*file, arguments, mistakes); });
+  }
+  reader.store();
+  if (!readable) mistakes.tell();  // without it much would seem to be missing
   if (arguments.data_args_path && arguments.data_path.empty()) {
-    arguments.data_path = read_words(*arguments.data_args_path, "--data-args-path");
-    arguments.data_args_path.reset();
+    const bool read = mistakes.attempt(
+        [&] { arguments.data_path = read_words(*arguments.data_args_path, "--data-args-path"); },
+        {"--data-path"});
+    if (read) arguments.data_args_path.reset();
   }
   return line;
 }

@@ -1,11 +1,16 @@
 #pragma once
 
 #include <exception>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "framework/arguments/argument_table.h"
 #include "framework/arguments/arguments.h"
+#include "framework/mistakes.h"
 #include "launch/roll/roll_worker.h"
 
 namespace megashard {
@@ -20,15 +25,35 @@ class HelpRequested : public std::exception {
   std::string text_;
 };
 
+/// A flag of one value that only one program has.
+struct OwnFlag {
+  std::string flag, kind, help;
+};
+
+/// What a program takes besides the table's options.
+struct Program {
+  std::string name;     ///< "pretrain"
+  std::string purpose;  ///< the head of its help
+  std::vector<OwnFlag> flags;
+  std::function<bool(const Option&)> shown;  ///< options that its help lists
+};
+
+const Program& pretrain_program();
+
 struct CommandLine {
   Arguments arguments;
-  std::optional<RollWorker> worker;  ///< of --role
+  std::optional<RollWorker> worker;        ///< of --role
+  std::map<std::string, std::string> own;  ///< the program's own flags that were given
+  std::vector<std::string> notices;        ///< for the user to read
+  Mistakes mistakes;                       ///< in single flags; validate_arguments adds its own
 };
 
 /// The options of `megashard pretrain [FILE.yaml] [flags]`; argv[0] is the subcommand. Flags beat
 /// the YAML file (the first word, or --config FILE), which with --role is ROLL's. Abbreviations are
-/// refused; `_` counts as `-`. Only single flags are checked here; validate_arguments checks them
-/// together. Throws UsageError and HelpRequested.
-CommandLine parse_arguments(int argc, const char* const* argv);
+/// refused, `_` counts as `-`, and of a flag that is given twice the last counts. Only single flags
+/// are checked here: what is wrong with them is in `mistakes`. Throws HelpRequested, and
+/// UsageErrors for a file without which nothing else can be checked.
+CommandLine parse_arguments(int argc, const char* const* argv,
+                            const Program& program = pretrain_program());
 
 }  // namespace megashard

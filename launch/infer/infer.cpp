@@ -4,6 +4,7 @@
 #include <charconv>
 #include <iostream>
 #include <map>
+#include <set>
 
 #include "framework/arguments/checkpoint_arguments.h"
 #include "framework/training/finite_weights.h"
@@ -23,61 +24,67 @@
 namespace megashard {
 namespace {
 
-constexpr const char* kInferHelp =
-    "megashard infer [--config FILE.yaml --role NAME] --data-path PREFIX [flags]\n\n"
-    "Runs a model over each document of a .bin/.idx pair, or each conversation with pictures of\n"
-    "PREFIX.vision.safetensors, without training it. Flags of the model, of FSDP2 and of\n"
-    "checkpoints are those of `megashard pretrain --help`; --micro-batch-size is the documents of "
-    "one forward.\n\n"
-    "  --log-probs FILE.npy\n      log-probability of each token given those before it: "
-    "[documents, seq-length]\n"
-    "  --generate N\n      continue each document by its N likeliest tokens, one by one;\n"
-    "      of a conversation what comes before its last answer\n"
-    "  --generated FILE.npy\n      where to: [documents, N]\n";
+constexpr const char* kLogProbs = "--log-probs";
+constexpr const char* kGenerate = "--generate";
+constexpr const char* kGenerated = "--generated";
+
+/// Not what only a training uses.
+bool is_shown(const Option& option) {
+  static const std::set<std::string> left_out = {"training",      "activations", "optimizer",
+                                                 "learning rate", "validation",  "logging"};
+  static const std::set<std::string> no_data = {"--split",           "--train-data-path",
+                                                "--valid-data-path", "--test-data-path",
+                                                "--mock-data",       "--dataloader-type"};
+  if (option.name == "micro_batch_size") return true;
+  const auto has = [&](const char* part) { return option.name.find(part) != option.name.npos; };
+  const bool saves = option.group == "checkpointing" &&
+                     (has("save") || has("most_recent") || has("ckpt_convert") || has("overwrite"));
+  return !left_out.contains(option.group) && !no_data.contains(option.flag) && !saves;
+}
+
+const Program& infer_program() {
+  static const Program program = {
+      .name = "infer",
+      .purpose =
+          "megashard infer [FILE.yaml] --data-path PREFIX [options]\n\n"
+          "Runs a model over each document of a .bin/.idx pair, or each conversation with\n"
+          "pictures of PREFIX.vision.safetensors, without training it. Options are those\n"
+          "of `megashard pretrain`, also in its YAML file; what only a training uses is\n"
+          "accepted, not listed here and not used. --micro-batch-size is the documents of\n"
+          "one forward. Defaults are shown in [].\n",
+      .flags = {{kLogProbs, "FILE.npy",
+                 "log-probability of each token given those before it: [documents, seq-length]"},
+                {kGenerate, "INT",
+                 "continue each document by so many likeliest tokens, one by one; of a "
+                 "conversation what comes before its last answer"},
+                {kGenerated, "FILE.npy", "where to: [documents, number of --generate]"}},
+      .shown = is_shown};
+  return program;
+}
 
 constexpr const char* kEveryDocument = "1,0,0";  // as a split
 
 struct InferFlags {
-  std::optional<std::string> log_probs, generate, generated;
+  std::optional<std::string> log_probs, generated;
   int64_t new_tokens = 0;  // of --generate
 };
 
-/// Takes infer's own flags out of the words.
-InferFlags take_infer_flags(std::vector<const char*>& words) {
-  InferFlags flags;
-  const std::map<std::string, std::optional<std::string>*> known = {
-      {"--log-probs", &flags.log_probs},
-      {"--generate", &flags.generate},
-      {"--generated", &flags.generated}};
-  std::vector<const char*> rest;
-  for (size_t i = 0; i < words.size(); ++i) {
-    const std::string word = words[i];
-    if (word == "--help" || word == "-h") throw HelpRequested(kInferHelp);
-    const auto equals = word.find('=');
-    std::string name = word.substr(0, equals);
-    if (name.starts_with("--")) std::replace(name.begin(), name.end(), '_', '-');
-    const auto found = known.find(name);
-    if (found == known.end()) {
-      rest.push_back(words[i]);
-      continue;
-    }
-    if (found->second->has_value()) throw UsageError(name + " is given twice; give it once.");
-    if (equals == std::string::npos && i + 1 == words.size())
-      throw UsageError(name + " has no value.");
-    *found->second = equals == std::string::npos ? words[++i] : word.substr(equals + 1);
-  }
-  if (flags.generate.has_value() != flags.generated.has_value())
-    throw UsageError("--generate N and --generated FILE.npy belong together; give both.");
-  if (!flags.log_probs && !flags.generated)
-    throw UsageError("there is nothing to do; give --log-probs FILE.npy or --generate N.");
-  if (flags.generate) {
-    const auto& text = *flags.generate;
-    const auto [end, error] =
-        std::from_chars(text.data(), text.data() + text.size(), flags.new_tokens);
-    if (error != std::errc() || end != text.data() + text.size() || flags.new_tokens < 1)
-      throw UsageError("--generate takes a number of tokens, got \"" + text + "\".");
-  }
-  words = rest;
+InferFlags infer_flags(const std::map<std::string, std::string>& own, Mistakes& mistakes) {
+  const auto value = [&own](const char* flag) {
+    const auto found = own.find(flag);
+    return found == own.end() ? std::nullopt : std::optional(found->second);
+  };
+  InferFlags flags{value(kLogProbs), value(kGenerated)};
+  const auto number = value(kGenerate);
+  mistakes.require(number.has_value() == flags.generated.has_value(),
+                   "--generate N and --generated FILE.npy belong together; give both.");
+  mistakes.require(flags.log_probs || flags.generated || number,
+                   "there is nothing to do; give --log-probs FILE.npy or --generate N.");
+  if (!number) return flags;
+  const auto* last = number->data() + number->size();
+  const auto [end, error] = std::from_chars(number->data(), last, flags.new_tokens);
+  mistakes.require(error == std::errc() && end == last && flags.new_tokens >= 1,
+                   "--generate takes a number of tokens, got \"" + *number + "\".");
   return flags;
 }
 
@@ -99,6 +106,7 @@ void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker,
   arguments.lr_warmup_fraction.reset();
   arguments.lr_warmup_iters = arguments.lr_warmup_samples = 0;
   arguments.save.reset();
+  arguments.save_interval.reset();
   arguments.async_save = false;
   if (arguments.split) {
     sink(Severity::kWarning, "--split " + *arguments.split +
@@ -217,12 +225,9 @@ void check_weights(const MultiModalModule& model, const Arguments& arguments, co
 }  // namespace
 
 int run_infer(int argc, char** argv) {
-  std::vector<const char*> words(argv, argv + argc);
-  InferFlags flags;
   CommandLine line;
   try {
-    flags = take_infer_flags(words);
-    line = parse_arguments(static_cast<int>(words.size()), words.data());
+    line = parse_arguments(argc, argv, infer_program());
   } catch (const HelpRequested& help) {
     std::cout << help.what();
     return 0;
@@ -230,16 +235,22 @@ int run_infer(int argc, char** argv) {
   Arguments& arguments = line.arguments;
   const RendezvousOptions environment = read_environment(arguments.local_rank).rendezvous;
   const DiagnosticSink sink = sink_for(environment.rank);
+  for (const auto& notice : line.notices) sink(Severity::kNotice, notice);
+  const InferFlags flags = infer_flags(line.own, line.mistakes);
   leave_training_out(arguments, line.worker, sink);
-  if (line.worker)
-    apply_roll_worker(
-        *line.worker, arguments, environment.world_size, [] { return 0; }, sink);
-  if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
-  if (arguments.data_path.size() != 1)
-    throw UsageError(
+  line.mistakes.tell_with([&] {
+    if (line.worker)
+      apply_roll_worker(
+          *line.worker, arguments, environment.world_size, [] { return 0; }, sink);
+    if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
+  });
+  if (arguments.data_path.size() != 1) {
+    line.mistakes.add(
         "infer reads one data set; give --data-path PREFIX of a .bin/.idx pair or of "
-        "conversations.");
-  validate_for_machine(arguments, environment, sink);
+        "conversations.",
+        {"--data-path"});
+  }
+  validate_for_machine(arguments, environment, sink, std::move(line.mistakes));
   take_network_from_hf_model(arguments, sink);
 
   const ProcessGroupPtr group = join_world(arguments, environment);

@@ -123,7 +123,10 @@ void apply_roll_worker(RollWorker& worker, Arguments& arguments, int64_t world_s
     apply_warmup(worker, arguments);
     apply_recompute(worker, arguments);
   }
-  if (!arguments.save) arguments.async_save = false;
+  if (!arguments.save) {  // the file's intervals and keeping count with --save only
+    arguments.async_save = false;
+    arguments.save_interval.reset();
+  }
   std::string list;
   for (const auto& name : worker.unused) list += (list.empty() ? "" : ", ") + name;
   if (!list.empty()) sink(Severity::kNotice, "ROLL: not used here: " + list);

@@ -5,9 +5,10 @@
 #include <set>
 #include <utility>
 
+#include "framework/arguments/configuration_file.h"
 #include "framework/arguments/nearest_name.h"
 #include "framework/arguments/yaml_text.h"
-#include "launch/arguments/argument_file.h"
+#include "framework/mistakes.h"
 #include "launch/roll/roll_keys.h"
 
 namespace megashard {
@@ -49,9 +50,11 @@ class Reader {
       const auto name = item.first.Scalar();
       const auto each = value(path.empty() ? name : path + "." + name, item.second);
       if (inner.contains(name)) continue;
-      key(each, name, item.first, keys, inner, unknown);
+      mistakes_.attempt([&] { key(each, name, item.first, keys, inner, unknown); });
     }
   }
+
+  void tell() const { mistakes_.tell(); }
 
  private:
   std::string line(const YAML::Node& node) const {
@@ -103,6 +106,7 @@ class Reader {
   const YAML::Node& root_;
   RollWorker& worker_;
   Arguments& arguments_;
+  Mistakes mistakes_;
 };
 
 /// What ROLL takes where the file says nothing.
@@ -164,7 +168,7 @@ bool is_roll_configuration(const YAML::Node& root) {
 
 RollWorker read_roll_worker(const std::string& path, const std::string& role,
                             Arguments& arguments) {
-  return parse_roll_worker(read_named_file(path, "--config"), path, role, arguments);
+  return parse_roll_worker(read_configuration(path, "--config"), path, role, arguments);
 }
 
 RollWorker parse_roll_worker(const std::string& text, const std::string& path,
@@ -199,6 +203,7 @@ RollWorker parse_roll_worker(const std::string& text, const std::string& path,
       others.insert(name);
   }
   reader.section("", root, roll_pipeline_keys(), others, Unknown::kError);
+  reader.tell();
   others.erase(role);
   worker.unused.insert(worker.unused.end(), others.begin(), others.end());
   return worker;

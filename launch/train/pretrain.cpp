@@ -149,21 +149,23 @@ void keep_freed_memory() {
 int run_pretrain(int argc, char** argv) {
   const auto start = std::chrono::steady_clock::now();
   give_freed_memory_back();
-  Arguments arguments;
-  std::optional<RollWorker> worker;
+  CommandLine line;
   try {
-    auto line = parse_arguments(argc, argv);
-    arguments = std::move(line.arguments);
-    worker = std::move(line.worker);
+    line = parse_arguments(argc, argv);
   } catch (const HelpRequested& help) {
     std::cout << help.what();
     return 0;
   }
+  Arguments& arguments = line.arguments;
+  std::optional<RollWorker>& worker = line.worker;
   const RendezvousOptions environment = read_environment(arguments.local_rank).rendezvous;
   const DiagnosticSink sink = sink_for(environment.rank);
-  if (worker) apply_worker(*worker, arguments, environment.world_size, sink);
-  if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
-  validate_for_machine(arguments, environment, sink);
+  for (const auto& notice : line.notices) sink(Severity::kNotice, notice);
+  line.mistakes.tell_with([&] {
+    if (worker) apply_worker(*worker, arguments, environment.world_size, sink);
+    if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
+  });
+  validate_for_machine(arguments, environment, sink, std::move(line.mistakes));
   take_network_from_hf_model(arguments, sink);
   if (environment.rank == 0) {
     print_line(sizes_line(arguments));

@@ -32,13 +32,17 @@ Fsdp2Config sharding_config(const Arguments& arguments, const std::optional<Roll
   return config;
 }
 
+Strictness strictness_of(const Arguments& arguments) {
+  return arguments.fsdp2_config_strict ? Strictness::kStrict : Strictness::kWarn;
+}
+
 /// MindSpeed says in the FSDP2 file what is a flag in Megatron.
 void take_expert_ranks_of_file(Arguments& arguments, const DiagnosticSink& sink) {
-  if (!arguments.fsdp2_config_path || arguments.is_given("expert_model_parallel_size")) return;
+  if (!arguments.fsdp2_config_path) return;
   const auto quiet = [](Severity, const std::string&) {};
-  const int ranks = load_fsdp2_config(*arguments.fsdp2_config_path, Strictness::kWarn, quiet)
+  const int ranks = load_fsdp2_config(*arguments.fsdp2_config_path, strictness_of(arguments), quiet)
                         .expert_parallel_size;
-  if (ranks == 1) return;
+  if (ranks == 1 || arguments.is_given("expert_model_parallel_size")) return;
   arguments.expert_model_parallel_size = ranks;
   sink(Severity::kNotice,
        c10::str("FSDP2: expert_parallel_size: as --expert-model-parallel-size ", ranks));
@@ -53,16 +57,17 @@ DiagnosticSink sink_for(int rank) {
 }
 
 void validate_for_machine(Arguments& arguments, const RendezvousOptions& environment,
-                          const DiagnosticSink& sink) {
-  take_expert_ranks_of_file(arguments, sink);
+                          const DiagnosticSink& sink, Mistakes found) {
+  found.attempt([&] { take_expert_ranks_of_file(arguments, sink); });
+  if (arguments.hf_model)
+    found.attempt([&] { require_model_folder("--hf-model", *arguments.hf_model); });
   validate_arguments(arguments,
                      {.world_size = environment.world_size,
                       .rank = environment.rank,
                       .has_gpu = arguments.device != "cpu" && gpu_present(),
                       .cuda_device_max_connections = own_variable("CUDA_DEVICE_MAX_CONNECTIONS"),
                       .nccl_algo = own_variable("NCCL_ALGO")},
-                     sink);
-  if (arguments.hf_model) require_model_folder("--hf-model", *arguments.hf_model);
+                     sink, std::move(found));
 }
 
 ProcessGroupPtr join_world(const Arguments& arguments, RendezvousOptions options) {
@@ -160,7 +165,7 @@ at::ScalarType shard_model(const Arguments& arguments, const std::optional<RollW
                            const DiagnosticSink& sink) {
   auto* mixin = dynamic_cast<FSDP2Mixin*>(built.model.get());
   TORCH_CHECK(mixin != nullptr, "the model ", built.model->class_name(), " does not derive from FSDP2Mixin, so it cannot be sharded");
-  const auto strictness = arguments.fsdp2_config_strict ? Strictness::kStrict : Strictness::kWarn;
+  const auto strictness = strictness_of(arguments);
   const Fsdp2Config config = sharding_config(arguments, worker, strictness, sink);
   const at::ScalarType stored = arguments.bf16 ? at::kBFloat16 : at::kFloat;
   const at::ScalarType computed = config.mixed_precision.param_dtype.value_or(stored);

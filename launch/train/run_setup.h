@@ -7,6 +7,7 @@
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "framework/arguments/arguments.h"
 #include "framework/diagnostics.h"
+#include "framework/mistakes.h"
 #include "framework/modules/deferred_init.h"
 #include "framework/modules/multi_modal_module.h"
 #include "launch/ranks/environment.h"
@@ -19,9 +20,10 @@ namespace megashard {
 
 /// Prints on rank 0.
 DiagnosticSink sink_for(int rank);
-/// validate_arguments with this machine's GPUs and variables.
+/// validate_arguments with this machine's GPUs and variables, and what is wrong with the FSDP2
+/// file.
 void validate_for_machine(Arguments& arguments, const RendezvousOptions& environment,
-                          const DiagnosticSink& sink);
+                          const DiagnosticSink& sink, Mistakes found);
 
 /// Collective.
 ProcessGroupPtr join_world(const Arguments& arguments, RendezvousOptions options);

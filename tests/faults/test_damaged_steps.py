@@ -16,7 +16,7 @@ PROGRAM = os.environ.get("MEGASHARD", str(ROOT / "build/launch/megashard"))
 FLAGS = (
     "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --max-position-embeddings 16 --seq-length 16 --mock-data "
     "--tokenizer-type NullTokenizer --vocab-size 60 --micro-batch-size 2 --global-batch-size 4 --lr 1e-3 --eval-iters 0 "
-    "--use-torch-fsdp2 --train-iters 5 --save-interval 1 --most-recent-k 3"
+    "--use-torch-fsdp2 --train-iters 5 --most-recent-k 3"
 ).split()
 TRACKER = "latest_checkpointed_iteration.txt"
 
@@ -26,10 +26,11 @@ def pretrain(folder, *flags, largest_file=None):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 
+    interval = ["--save-interval", "1"] if "--save" in flags else []
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     result = subprocess.run(
-        [PROGRAM, "launch", "-n", "2", "--", "pretrain", *FLAGS, "--metrics-file", metrics, *flags],
+        [PROGRAM, "launch", "-n", "2", "--", "pretrain", *FLAGS, "--metrics-file", metrics, *flags, *interval],
         capture_output=True,
         text=True,
         timeout=120,

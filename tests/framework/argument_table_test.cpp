@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <sstream>
 
 #include "tests/support/diagnostics.h"
 
@@ -12,6 +13,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 void set(Arguments& arguments, const std::string& flag,
          const std::vector<std::string>& words = {}) {
@@ -84,10 +86,14 @@ TEST(ArgumentTable, WrongValuesAreSentences) {
   EXPECT_EQ(refusal("--lr", {"fast"}), "--lr takes a number, got \"fast\".");
   EXPECT_EQ(refusal("--num-layers", {"2.5"}), "--num-layers takes a whole number, got \"2.5\".");
   EXPECT_THAT(refusal("--seed", {"99999999999999999999"}), HasSubstr("within range"));
-  EXPECT_EQ(refusal("--lr", {}), "--lr takes one value, got 0.");
+  EXPECT_EQ(refusal("--lr", {}), "--lr has no value; write --lr FLOAT.");
+  EXPECT_EQ(refusal("--lr", {"1", "2"}), "--lr takes one value, got 2.");
+  EXPECT_EQ(refusal("--save", {""}),
+            "--save has an empty value; is a variable of the script unset? Write --save DIR.");
   EXPECT_EQ(refusal("--rampup-batch-size", {"1", "2"}),
             "--rampup-batch-size takes 3 values, got 2.");
-  EXPECT_EQ(refusal("--data-path", {}), "--data-path takes at least one value, got 0.");
+  EXPECT_EQ(refusal("--data-path", {}),
+            "--data-path has no value; write --data-path [WEIGHT] PREFIX ....");
   EXPECT_EQ(refusal("--lr-decay-style", {"cosin"}),
             "--lr-decay-style takes one of constant, linear, cosine, inverse-square-root, WSD, got "
             "\"cosin\"; did you "
@@ -96,11 +102,18 @@ TEST(ArgumentTable, WrongValuesAreSentences) {
 }
 
 TEST(ArgumentTable, RefusesWithTheReason) {
+  EXPECT_THAT(refusal("--optimizer", {"muon"}),
+              HasSubstr("--optimizer muon is refused: it is not part of this program"));
+  EXPECT_THAT(refusal("--recompute-modules", {"mlp", "moe_act"}),
+              HasSubstr("--recompute-modules moe_act is refused: experts are recomputed whole"));
+  EXPECT_THAT(refusal("--apply-layernorm-1p", {}), HasSubstr("is refused: norm weights"));
+  EXPECT_THAT(refusal("--tensor-model-parallel-size", {"2"}), HasSubstr("is refused: tensor"));
   EXPECT_THAT(refusal("--fp16", {}), HasSubstr("--fp16 is refused: fp16 needs loss scaling"));
   EXPECT_THAT(refusal("--recompute-norm", {}), HasSubstr("recompute_modules"));
   EXPECT_THAT(refusal("--batch-size", {"3"}), HasSubstr("use --micro-batch-size"));
   Arguments arguments;
   set(arguments, "--num-distributed-optimizer-instances", {"1"});
+  set(arguments, "--tensor-model-parallel-size", {"1"});
   set(arguments, "--data-parallel-sharding-strategy", {"no_shard"});
   set(arguments, "--fp16", {"false"});
 }
@@ -154,12 +167,50 @@ TEST(ArgumentText, IsThatOfPython) {
   EXPECT_EQ(argument_text(std::vector<std::string>{"a", "b"}), "['a', 'b']");
 }
 
+std::string whole_help() {
+  return options_help([](const Option&) { return true; });
+}
+
 TEST(OptionsHelp, ShowsGroupsDefaultsAndReasons) {
-  const auto help = options_help();
+  const auto help = whole_help();
   EXPECT_THAT(help, HasSubstr("\nlearning rate:\n"));
-  EXPECT_THAT(help, HasSubstr("--adam-beta2 VALUE\n      decay of the second moment [0.999]"));
-  EXPECT_THAT(help, HasSubstr("--save-interval VALUE, --persistent-save-interval"));
-  EXPECT_THAT(help, testing::Not(HasSubstr("consumed_train_samples")));
+  EXPECT_THAT(help, HasSubstr("--adam-beta2 FLOAT\n      decay of the second moment [0.999]"));
+  EXPECT_THAT(help, HasSubstr("--save-interval INT, --persistent-save-interval"));
+  EXPECT_THAT(help, HasSubstr("--optimizer adam|sgd\n"));
+  EXPECT_THAT(help, Not(HasSubstr("consumed_train_samples")));
+  EXPECT_THAT(help, Not(HasSubstr("VALUE")));
+}
+
+TEST(OptionsHelp, RefusedFlagsAndValuesStandAtTheEnd) {
+  const auto help = whole_help();
+  const auto end = help.find("\nknown, but refused:\n");
+  ASSERT_NE(end, help.npos);
+  EXPECT_LT(help.find("\naccepted, without effect here:\n"), end);
+  for (const char* refused :
+       {"--fp16", "--apply-layernorm-1p", "--rotary-interleaved", "--tensor-model-parallel-size",
+        "--optimizer muon", "--ckpt-format zarr", "--dataloader-type external"})
+    EXPECT_GT(help.find(std::string("  ") + refused), end) << refused;
+}
+
+TEST(OptionsHelp, FitsIntoEightyColumns) {
+  std::istringstream lines(whole_help());
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), kHelpWidth) << line;
+}
+
+TEST(OptionsHelp, EachValueHasAKind) {
+  for (const auto& option : option_table()) {
+    const bool shown = option.status == OptionStatus::kUsed && !option.is_switch();
+    EXPECT_FALSE(shown && option.kind.empty() && option.choices.empty()) << option.flag;
+  }
+}
+
+// A choice that the help shows must work, and so must the default.
+TEST(ArgumentTable, ChoicesAreNotRefused) {
+  for (const auto& option : option_table()) {
+    for (const auto& refused : option.refused_values) {
+      for (const auto& choice : option.choices) EXPECT_NE(choice, refused.value) << option.flag;
+    }
+  }
 }
 
 }  // namespace

@@ -29,6 +29,21 @@ TEST(NearestName, FindsWhatWasMeant) {
   EXPECT_EQ(nearest_name("x", {}), std::nullopt);
 }
 
+TEST(NearestName, IsNeverTheOpposite) {
+  const std::vector<std::string> known = {"--no-save-rng", "--log-progress",
+                                          "--disable-bias-linear",
+                                          "--untie-embeddings-and-output-weights"};
+  EXPECT_EQ(nearest_name("--save-rng", known), std::nullopt);
+  EXPECT_EQ(nearest_name("--no-log-progress", known), std::nullopt);
+  EXPECT_EQ(nearest_name("--enable-bias-linear", known), std::nullopt);
+  EXPECT_EQ(nearest_name("--tie-embeddings-and-output-weights", known), std::nullopt);
+  EXPECT_EQ(nearest_name("--nosave-rng", known), "--no-save-rng");
+  EXPECT_EQ(nearest_name("--no-save-rgn", known), "--no-save-rng");
+  EXPECT_EQ(nearest_name("--disable-bias-liner", known), "--disable-bias-linear");
+  EXPECT_EQ(nearest_name("--no-normalization", {"--normalization"}), std::nullopt);
+  EXPECT_EQ(nearest_name("--normalisation", {"--normalization"}), "--normalization");
+}
+
 TEST(NearestName, MakesASuggestion) {
   EXPECT_EQ(did_you_mean("param_dtyp", {"param_dtype", "reduce_dtype"}),
             "; did you mean param_dtype?");

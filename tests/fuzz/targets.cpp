@@ -220,7 +220,8 @@ void fuzz_fsdp2_yaml(std::string_view bytes) {
 
 void fuzz_argument_file(std::string_view bytes) {
   Arguments arguments;
-  parse_argument_file(std::string(bytes), "fuzz", arguments);
+  Mistakes mistakes;
+  parse_argument_file(std::string(bytes), "fuzz", arguments, mistakes);
 }
 
 void fuzz_roll_yaml(std::string_view bytes) {

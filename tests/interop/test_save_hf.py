@@ -32,7 +32,9 @@ def pretrain(folder, *flags, expect=0, wrap="sub_modules_to_wrap: ['model.layers
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     command = [PROGRAM, "launch", "-n", "2", "--", "pretrain", *LOOP, "--fsdp2-config-path", config, "--metrics-file", metrics,
-               "--peak-tflops", "1", "--ckpt-format", ckpt_format, "--save-interval", save_interval, *flags]
+               "--peak-tflops", "1", "--ckpt-format", ckpt_format, *flags]
+    if "--save" in flags:
+        command += ["--save-interval", save_interval]
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120,
                           stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == expect, done.stdout[-2000:] + done.stderr[-4000:]

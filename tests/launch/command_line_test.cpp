@@ -15,12 +15,18 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-Arguments parse(const std::string& line) {
+CommandLine parsed(const std::string& line) {
   std::istringstream stream("pretrain " + line);
   std::vector<std::string> words{std::istream_iterator<std::string>(stream), {}};
   std::vector<const char*> argv;
   for (const auto& word : words) argv.push_back(word.c_str());
-  return parse_arguments(static_cast<int>(argv.size()), argv.data()).arguments;
+  return parse_arguments(static_cast<int>(argv.size()), argv.data());
+}
+
+Arguments parse(const std::string& line) {
+  auto result = parsed(line);
+  result.mistakes.tell();
+  return result.arguments;
 }
 
 std::string refusal(const std::string& line) {
@@ -64,29 +70,65 @@ TEST(CommandLine, MistakesAreSentences) {
   const std::pair<const char*, const char*> rows[] = {
       {"--train-iter 5", "unknown flag --train-iter; did you mean --train-iters?"},
       {"--zzz", "unknown flag --zzz; `megashard pretrain --help` lists all."},
-      {"--num-layers 2 --num-layers 3", "--num-layers is given twice"},
-      {"--num-layers 2 --num_layers=2", "--num-layers is given twice"},
-      {"--save-interval 2 --persistent-save-interval 2", "--save-interval is given twice"},
-      {"--swiglu --swiglu", "--swiglu is given twice"},
       {"--lr fast", "--lr takes a number, got \"fast\""},
       {"--lr", "--lr has no value"},
       {"--save --load x", "--save has no value"},
-      {"--save= --load x", "--save has no value"},
+      {"--save= --load x", "--save has an empty value; is a variable of the script unset?"},
       {"--data-path --lr 1", "--data-path has no value"},
-      {"--rampup-batch-size 1 2", "--rampup-batch-size: At least 3 required but received 2"},
-      {"--lr 1 2", "unexpected word \"2\""},
-      {"--swiglu yes", "unexpected word \"yes\""},
+      {"--rampup-batch-size 1 2", "--rampup-batch-size takes 3 values, got 2."},
+      {"--lr 1 2", "unexpected word \"2\" after --lr; values follow their flag"},
+      {"--swiglu yes", "unexpected word \"yes\" after --swiglu"},
+      {"--swiglu False",
+       "unexpected word \"False\" after --swiglu; a switch takes none: write "
+       "--swiglu=false."},
+      {"--swiglu true", "a switch takes none: leave it out."},
+      {"--swiglu=yes", "--swiglu takes no value (or true / false), got \"yes\""},
+      {"-lr 1", "unknown flag -lr; did you mean --lr?"},
+      {"--seed 1 \u2014lr 1", "after --seed; flags begin with two plain hyphens"},
+      {"--save-rng", "unknown flag --save-rng; leave it out: only --no-save-rng changes that."},
+      {"--no-swiglu",
+       "unknown flag --no-swiglu; leave it out: it is off unless --swiglu is given."},
+      {"--no-lrr 1", "unknown flag --no-lrr; `megashard"},
       {"--fp16", "--fp16 is refused"},
       {"--calculate-token-loss", "--calculate-token-loss is refused"},
-      {"--ckpt-format dcp",
-       "--ckpt-format takes one of torch_dist, torch_dcp, torch, zarr, got \"dcp\""},
+      {"--ckpt-format dcp", "--ckpt-format takes one of torch_dist, torch_dcp, got \"dcp\""},
       {"--data-args-path /nowhere", "--data-args-path /nowhere cannot be read"},
       {"/nowhere.yaml", "the argument file /nowhere.yaml cannot be read"},
       {"--config /nowhere.yaml", "the argument file /nowhere.yaml cannot be read"},
-      {"--config /", "the argument file / cannot be read; it is a folder"},
+      {"--config /", "the argument file / cannot be read: it is a folder"},
+      {"--config", "--config has no value; write --config FILE."},
       {"a.yaml --config b.yaml", "are both YAML files"},
   };
   for (const auto& [line, message] : rows) EXPECT_THAT(refusal(line), HasSubstr(message)) << line;
+}
+
+TEST(CommandLine, TellsAllMistakesAtOnce) {
+  EXPECT_EQ(
+      refusal("--train-iter 5 --fp16 --lr fast --optimizer muon --seed 1 2 --save"),
+      "6 things must change:\n"
+      "  --fp16 is refused: fp16 needs loss scaling, which FSDP2 training here does not have; "
+      "use param_dtype: bf16 in the FSDP2 file, or --bf16.\n"
+      "  --lr takes a number, got \"fast\".\n"
+      "  --optimizer muon is refused: it is not part of this program; use adam or sgd.\n"
+      "  --save has no value; write --save DIR.\n"
+      "  unexpected word \"2\" after --seed; values follow their flag, and `megashard "
+      "pretrain --help` shows how many each takes.\n"
+      "  unknown flag --train-iter; did you mean --train-iters?");
+}
+
+// Scripts end in "$@".
+TEST(CommandLine, TheLastOfAFlagThatIsGivenTwiceCounts) {
+  const auto again = [](const std::string& line) { return parsed(line).notices; };
+  EXPECT_EQ(parse("--num-layers 2 --seed 1 --num_layers=3").num_layers, 3);
+  EXPECT_THAT(again("--num-layers 2 --num_layers=3"),
+              ElementsAre("--num-layers is given twice, as 2 and as 3; the last one counts."));
+  EXPECT_EQ(parse("--save-interval 2 --persistent-save-interval 4").save_interval, 4);
+  EXPECT_THAT(again("--save-interval 2 --persistent-save-interval 2 --swiglu --swiglu"),
+              ElementsAre());
+  EXPECT_FALSE(parse("--swiglu --swiglu=false").swiglu);
+  EXPECT_THAT(again("--data-path a --data-path b c"),
+              ElementsAre("--data-path is given twice, as a and as b c; the last one counts."));
+  EXPECT_THAT(again("--lr fast --lr 1"), testing::SizeIs(1)) << "the first is never read";
 }
 
 TEST(CommandLine, HelpComesFromTheTable) {
@@ -97,7 +139,7 @@ TEST(CommandLine, HelpComesFromTheTable) {
     EXPECT_THAT(help.what(), HasSubstr("--config FILE"));
     EXPECT_THAT(
         help.what(),
-        HasSubstr("--eval-iters VALUE\n      global batches of one evaluation; 0: none [100]"));
+        HasSubstr("--eval-iters INT\n      global batches of one evaluation; 0: none [100]"));
     EXPECT_THAT(help.what(), HasSubstr("known, but refused:"));
   }
 }
@@ -227,11 +269,29 @@ TEST(ArgumentFile, MistakesNameLineAndKey) {
       {"- a", "the file must hold `key: value` lines"},
       {"a: [", "this is not YAML"},
       {"fp16: true", "--fp16 is refused"},
+      {"train_iters: 2\ntrain-iters: 2",
+       ":2: train-iters and train_iters in line 1 mean the same; keep one."},
+      {"disable_bias_linear: true\nlr: 1\nadd_bias_linear: true",
+       ":3: add_bias_linear and disable_bias_linear in line 1 mean the same"},
+      {"gpt_args: {lora_r: 4}\nlora_args: {lora_r: 4}", ":2: lora_r and lora_r in line 1"},
+      {"no_save_rgn: true", "did you mean no_save_rng?"},
   };
   for (const auto& [text, message] : rows) {
     const TemporaryFile file(text);
     EXPECT_THAT(refusal(file.path), HasSubstr(message)) << text;
   }
+}
+
+TEST(ArgumentFile, TellsAllMistakesAtOnce) {
+  const TemporaryFile file("gpt_args:\n  num_layer: 2\n  lr: fast\n  seed: 1\n  fp16: true\n");
+  EXPECT_EQ(
+      refusal(file.path + " --zzz"),
+      "4 things must change:\n  " + file.path +
+          ":2: unknown key \"num_layer\"; did you mean num_layers?\n  " + file.path +
+          ":3: --lr takes a number, got \"fast\".\n  " + file.path +
+          ":5: --fp16 is refused: fp16 needs loss scaling, which FSDP2 training here does not "
+          "have; use param_dtype: bf16 in the FSDP2 file, or --bf16.\n  unknown flag --zzz; "
+          "`megashard pretrain --help` lists all.");
 }
 
 TEST(DataArgsPath, ReplacesTheWordsOfDataPath) {

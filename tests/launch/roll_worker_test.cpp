@@ -106,7 +106,9 @@ TEST(RollWorker, BecomesArgumentsAndSharding) {
   EXPECT_EQ(arguments.global_batch_size, 2 * 32 * 16);
   EXPECT_EQ(arguments.train_iters, 6) << "ceil(1.5 * (5000 / 1024))";
   EXPECT_EQ(arguments.lr_warmup_iters, 20);
-  EXPECT_EQ(arguments.save_interval, 100);
+  EXPECT_FALSE(arguments.save_interval) << "nothing is saved";
+  const auto saving = [](Arguments& flags) { flags.save = "out"; };
+  EXPECT_EQ(parse_and_apply(kPipeline, "actor_train", 16, saving).arguments.save_interval, 100);
   EXPECT_EQ(arguments.log_interval, 1);
   EXPECT_FALSE(arguments.load);
   EXPECT_FALSE(arguments.async_save) << "nothing is saved";
@@ -235,7 +237,7 @@ TEST(RollWorker, MistakesAreSentences) {
               HasSubstr("has no such worker; it has actor_train, reference, actor_infer."));
   Arguments arguments;
   EXPECT_THAT(usage_error([&] { read_roll_worker("/", "actor", arguments); }),
-              HasSubstr("--config / cannot be read; it is a folder."));
+              HasSubstr("--config / cannot be read: it is a folder"));
 }
 
 /// What the files of ROLL's examples have in strategy_config, as far as it is about experts.

@@ -14,8 +14,11 @@
 namespace megashard {
 namespace {
 
+using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::Optional;
+using testing::IsEmpty;
+using testing::StartsWith;
 using testing::ThrowsMessage;
 
 /// A directory with a small config.json, the last fields from the test.
@@ -109,34 +112,42 @@ Arguments with_flags(const std::filesystem::path& hf_model,
 TEST(Contradiction, NamesFlagAndFile) {
   const HfFolder folder("llama", R"(, "rope_theta": 10000)");
   const auto say = [&](const char* flag, const std::vector<std::string>& words) {
-    return contradiction(folder.config(), with_flags(folder.path(), {{flag, words}}));
+    return contradictions(folder.config(), with_flags(folder.path(), {{flag, words}}));
   };
   EXPECT_THAT(
       say("--num-layers", {"5"}),
-      Optional(HasSubstr("--num-layers 5 contradicts the model's config.json, which says 4")));
-  EXPECT_THAT(say("--normalization", {"LayerNorm"}), Optional(HasSubstr("which says RMSNorm")));
+      ElementsAre(HasSubstr("--num-layers 5 contradicts the model's config.json, which says 4")));
+  EXPECT_THAT(say("--normalization", {"LayerNorm"}), ElementsAre(HasSubstr("which says RMSNorm")));
   EXPECT_THAT(say("--qk-layernorm", {}),
-              Optional(HasSubstr("--qk-layernorm (qk_layernorm = True) contradicts the model's "
-                                 "config.json, which says False")));
-  EXPECT_EQ(say("--disable-bias-linear", {}), std::nullopt);
-  EXPECT_THAT(say("--disable-bias-linear", {"false"}), Optional(HasSubstr("which says False")));
-  EXPECT_EQ(say("--rotary-base", {"10000"}), std::nullopt);
-  EXPECT_EQ(say("--norm-epsilon", {"1e-5"}), std::nullopt);
-  EXPECT_EQ(say("--untie-embeddings-and-output-weights", {}), std::nullopt);
-  EXPECT_EQ(say("--lr", {"0.1"}), std::nullopt);
+              ElementsAre(HasSubstr("--qk-layernorm (qk_layernorm = True) contradicts the model's "
+                                    "config.json, which says False")));
+  EXPECT_THAT(say("--disable-bias-linear", {}), IsEmpty());
+  EXPECT_THAT(say("--disable-bias-linear", {"false"}), ElementsAre(HasSubstr("which says False")));
+  EXPECT_THAT(say("--rotary-base", {"10000"}), IsEmpty());
+  EXPECT_THAT(say("--norm-epsilon", {"1e-5"}), IsEmpty());
+  EXPECT_THAT(say("--untie-embeddings-and-output-weights", {}), IsEmpty());
+  EXPECT_THAT(say("--lr", {"0.1"}), IsEmpty());
+}
+
+TEST(Contradiction, AllAreTold) {
+  const HfFolder folder("llama", "");
+  auto arguments = with_flags(folder.path(), {{"--num-layers", {"5"}}, {"--add-qkv-bias", {}}});
+  EXPECT_THAT([&] { decoder_config(arguments); },
+              ThrowsMessage<UsageError>(AllOf(StartsWith("2 things must change:\n  --add-qkv-bias"),
+                                              HasSubstr("\n  --num-layers 5 contradicts"))));
 }
 
 TEST(Contradiction, NullTokenizerAddsTheEndOfDocuments) {
   const HfFolder folder("llama", "");  // of 1000 tokens
   const auto say = [&](const char* tokenizer, const char* size) {
-    return contradiction(
+    return contradictions(
         folder.config(),
         with_flags(folder.path(), {{"--tokenizer-type", {tokenizer}}, {"--vocab-size", {size}}}));
   };
-  EXPECT_EQ(say("NullTokenizer", "999"), std::nullopt);
-  EXPECT_EQ(say("NullTokenizer", "1000"), std::nullopt);
-  EXPECT_THAT(say("NullTokenizer", "998"), Optional(HasSubstr("which says 1000")));
-  EXPECT_THAT(say("HuggingFaceTokenizer", "999"), Optional(HasSubstr("which says 1000")));
+  EXPECT_THAT(say("NullTokenizer", "999"), IsEmpty());
+  EXPECT_THAT(say("NullTokenizer", "1000"), IsEmpty());
+  EXPECT_THAT(say("NullTokenizer", "998"), ElementsAre(HasSubstr("which says 1000")));
+  EXPECT_THAT(say("HuggingFaceTokenizer", "999"), ElementsAre(HasSubstr("which says 1000")));
 }
 
 TEST(HfModel, SequencesBeyondItsPositionsAreWarnedOf) {

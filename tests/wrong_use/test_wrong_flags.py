@@ -7,12 +7,11 @@ EXPERT_RANKS = ["--expert-model-parallel-size"]
 ROLL = ["pretrain", "--config", "{folder}/roll.yaml", *MOCK, "--role"]
 # {folder} stands for the fixture's.
 CASES = {
-    "a flag twice": ([*PRETRAIN, *MOCK, *RATE, "--lr", "1e-4"], USAGE, "--lr is given twice; keep one"),
     "a misspelt flag": ([*PRETRAIN, *MOCK, *RATE, "--weigth-decay", "0"], USAGE, "did you mean --weight-decay?"),
     "a flag that is refused": ([*PRETRAIN, *MOCK, *RATE, "--use-distributed-optimizer"], USAGE,
                                "FSDP2 shards the optimizer's state already"),
     "no FSDP2 file": ([*PRETRAIN, *MOCK, *RATE, "--fsdp2-config-path", "{folder}/none.yaml"], USAGE,
-                      "none.yaml: the file cannot be read or is empty; check the path"),
+                      "none.yaml cannot be read: there is no such file."),
     "bad YAML": ([*PRETRAIN, *MOCK, *RATE, "--fsdp2-config-path", "{folder}/bad.yaml"], USAGE,
                  "bad.yaml:2: this is not YAML"),
     "ranks that cannot be divided": ([*ON_TWO_RANKS, *MOCK, *RATE, "--fsdp2-config-path", "{folder}/thirds.yaml"],

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "framework/diagnostics.h"
+
+namespace megashard {
+
+/// Several mistakes told at once: what() is a line that counts them, and one for each, sorted; of a
+/// single one its sentence alone.
+class UsageErrors : public UsageError {
+ public:
+  explicit UsageErrors(std::vector<std::string> sentences);
+  const std::vector<std::string>& sentences() const { return sentences_; }
+
+ private:
+  std::vector<std::string> sentences_;
+};
+
+/// Collects mistakes in flags and configuration files, so that one run tells them all.
+class Mistakes {
+ public:
+  /// `flags`: those that the sentence is about.
+  void add(const std::string& sentence, const std::vector<std::string>& flags = {});
+  /// Adds what `step` throws as UsageError; false then.
+  bool attempt(const std::function<void()>& step, const std::vector<std::string>& flags = {});
+  /// A rule between flags; returns the condition. A sentence that names a flag with a mistake of
+  /// its own is left out: it may only follow from that one.
+  bool require(bool condition, const std::string& sentence);
+  /// Runs a step that nothing can be checked without: what it throws is told with the others.
+  void tell_with(const std::function<void()>& step);
+  bool none() const { return sentences_.empty(); }
+  /// Throws UsageErrors unless there are none.
+  void tell() const;
+
+ private:
+  std::vector<std::string> sentences_;
+  std::set<std::string> flags_;
+};
+
+}  // namespace megashard
