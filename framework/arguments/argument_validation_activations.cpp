@@ -57,7 +57,8 @@ void check_offload(const Arguments& arguments, Mistakes& rules) {
   const int64_t layers = arguments.cpu_offloading_num_layers;
   const auto& parts = arguments.offload_modules;
   const bool fine = arguments.fine_grained_activation_offloading;
-  rules.require(layers >= 0 && (!arguments.num_layers || layers < *arguments.num_layers),
+  const bool some_stay = !arguments.num_layers || layers < *arguments.num_layers;
+  rules.require(layers == 0 || (layers > 0 && some_stay),
                 "--cpu-offloading-num-layers is " + to_string(layers) +
                     "; it must be from 0 to less than "
                     "the " +

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 
 namespace megashard {
 
@@ -9,7 +10,9 @@ namespace {
 
 std::string bare_name(std::string_view name) {
   std::string text(name.substr(std::min(name.find_first_not_of('-'), name.size())));
-  std::replace(text.begin(), text.end(), '-', '_');
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) {
+    return c == '-' ? '_' : static_cast<char>(std::tolower(c));
+  });
   return text;
 }
 

@@ -54,7 +54,8 @@ class OptionFile {
     const auto [first, is_new] = lines_.try_emplace(option, name, key.Mark().line + 1);
     if (!is_new) {
       mistakes_.add(where(path_, key) + name + " and " + first->second.first + " in line " +
-                    std::to_string(first->second.second) + " mean the same; keep one.");
+                        std::to_string(first->second.second) + " mean the same; keep one.",
+                    {option->flag});
       return;
     }
     if (value.IsNull()) return;

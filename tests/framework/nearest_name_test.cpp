@@ -25,6 +25,8 @@ TEST(NearestName, FindsWhatWasMeant) {
   EXPECT_EQ(nearest_name("--train-iter", known), "--train-iters");
   EXPECT_EQ(nearest_name("--train_itres", known), "--train-iters");
   EXPECT_EQ(nearest_name("--length", {"--seq-length", "--lr"}), "--seq-length");
+  EXPECT_EQ(nearest_name("--LR", known), "--lr");
+  EXPECT_EQ(nearest_name("rmsnorm", {"LayerNorm", "RMSNorm"}), "RMSNorm");
   EXPECT_EQ(nearest_name("--colour", known), std::nullopt);
   EXPECT_EQ(nearest_name("x", {}), std::nullopt);
 }

@@ -13,7 +13,8 @@ def folder(tmp_path_factory):
     (path / "bad.yaml").write_text("sharding_size: [1\n a: b: c")
     (path / "thirds.yaml").write_text("sharding_size: 3\n")
     (path / "misspelt.yaml").write_text("sharding_size: auto\nparm_dtype: bf16\n")
-    (path / "arguments.yaml").write_text("gpt_args:\n  num_layer: 2\n")
+    (path / "good.yaml").write_text("seed: 1\n")
+    (path / "empty.yaml").write_text("\n")
     worker = "strategy_args: {{strategy_name: fsdp2_train, strategy_config: {{{}}}}}, device_mapping: 'list(range(0,{}))'"
     (path / "roll.yaml").write_text(
         "pretrain: model\nsequence_length: 16\n" + f"actor: {{{worker.format('fsdp_siz: 2', 2)}}}\n" +
