@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "framework/arguments/argument_validation.h"
+#include "framework/data/build_datasets.h"
 
 namespace megashard::detail {
 
@@ -28,6 +29,7 @@ void check_sources(Arguments& arguments, const DiagnosticSink& sink, Mistakes& r
                 "--split " + arguments.split.value_or("") +
                     " does not go with --train-/--valid-/--test-data-path, which are "
                     "split already; leave it out.");
+  if (arguments.split && !by_split) rules.attempt([&] { parse_split(*arguments.split); });
   if (!arguments.split && !by_split) {
     arguments.split = kDefaultSplit;
     sink(Severity::kNotice, std::string("--split is not given; the data is split ") +

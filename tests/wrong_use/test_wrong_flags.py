@@ -223,6 +223,39 @@ def test_mistakes_of_files_and_flags_are_told_together(tmp_path):
     assert all(part in line for line, part in zip(lines, parts)), lines
 
 
+# Megatron-LM's examples/llama/train_llama3_8b_h100_fp8.sh, scaled down.
+LLAMA3 = """
+--use-mcore-models --num-layers 2 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 --group-query-attention
+--num-query-groups 2 --kv-channels 16 --seq-length 32 --max-position-embeddings 32 --position-embedding-type rope
+--rotary-base 1000000 --rotary-percent 1.0 --attention-dropout 0.0 --hidden-dropout 0.0 --swiglu --init-method-std 0.0134
+--attention-backend fused --apply-layernorm-1p --untie-embeddings-and-output-weights --disable-bias-linear
+--micro-batch-size 1 --global-batch-size 4 --train-samples 16 --lr-decay-samples 16 --lr-warmup-samples 4 --lr 0.00015
+--min-lr 0.00001 --decoupled-lr 5.0e-4 --decoupled-min-lr 4.5e-5 --lr-decay-style cosine --clip-grad 1.0 --weight-decay 0.1
+--adam-beta1 0.9 --adam-beta2 0.95 --bf16 --grad-reduce-in-bf16 --cross-entropy-loss-fusion --calculate-per-token-loss
+--manual-gc --empty-unused-memory-level 1 --exit-duration-in-mins 235 --use-distributed-optimizer --overlap-grad-reduce
+--overlap-param-gather --fp8-format hybrid --fp8-amax-history-len 1024 --fp8-amax-compute-algo max --fp8-param-gather
+--tensor-model-parallel-size 1 --context-parallel-size 1 --sequence-parallel --mock-data --tokenizer-type NullTokenizer
+--vocab-size 500 --data-cache-path {folder}/cache --tiktoken-pattern v2 --split '99,1,0'
+--no-create-attention-mask-in-dataloader --no-mmap-bin-files --num-workers 1 --log-interval 1 --eval-iters 2 --eval-interval 100
+--save-interval 1000 --log-throughput --profile --profile-step-start 4 --profile-step-end 6 --ckpt-format torch_dist
+--distributed-timeout-minutes 60 --save {folder}/llama --load {folder}/llama --tensorboard-dir {folder}/board
+"""
+
+
+def test_a_script_of_megatron_needs_one_run_to_see_what_must_change(folder):
+    words = LLAMA3.format(folder=folder).split()
+    wrong = ["--apply-layernorm-1p", "--decoupled-lr", "--decoupled-min-lr", "--fp8-format", "--fp8-param-gather",
+             "--grad-reduce-in-bf16", "--split", "--use-distributed-optimizer"]
+    lines = lines_of(run("launch", "-n", "2", "--", "pretrain", *words), 9)
+    assert [line.split()[0] for line in lines[:8]] == wrong and "which needs --use-torch-fsdp2" in lines[8], lines
+    alone = {"--apply-layernorm-1p", "--fp8-param-gather", "--grad-reduce-in-bf16", "--use-distributed-optimizer"}
+    for flag in wrong:
+        at = words.index(flag)
+        del words[at:at + (1 if flag in alone else 2)]
+    done = run("launch", "-n", "2", "--", "pretrain", *words, "--use-torch-fsdp2", "--split", "99,1,0")
+    assert done.returncode == 0 and " iteration        4/       4" in done.stdout, done.stderr
+
+
 def test_all_that_is_missing_is_told_at_once():
     lines = lines_of(run("pretrain"), 10)
     assert [line.split(" is missing")[0] for line in lines if " is missing" in line] == [
