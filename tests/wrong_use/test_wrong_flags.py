@@ -13,7 +13,8 @@ CASES = {
     "ranks that cannot be divided": ([*ON_TWO_RANKS, *MOCK, *RATE, "--fsdp2-config-path", "{folder}/thirds.yaml"],
                                      USAGE, "World size 2 must be divisible by sharding_size 3; change sharding_size"),
     "experts and ranks that do not fit": (
-        ["launch", "-n", "4", "--", *FROM_MODEL, "{folder}/experts", "--from-scratch", *EXPERT_RANKS, "3"], USAGE,
+        ["launch", "-n", "4", "--", *FROM_MODEL, "{folder}/experts", "--from-scratch", *EXPERT_RANKS, "3", "--global-batch-size", "4"],
+        USAGE,
         "world size 4 is not divisible by --expert-model-parallel-size 3; change one of them"),
     "a misspelt key of ROLL's": ([*ROLL, "actor"], USAGE,
                                  "unknown key actor.strategy_args.strategy_config.fsdp_siz; did you mean fsdp_size?"),
@@ -49,8 +50,8 @@ FLAGS = {
     "a list without words": ("--lora-target-modules --seed 1", "--lora-target-modules has no value; write"),
     "two of three values": ("--rampup-batch-size 2 2", "--rampup-batch-size takes 3 values, got 2."),
     "a value too many": ("--seed 1 2", 'unexpected word "2" after --seed'),
-    "a switch with a word": ("--swiglu yes", 'unexpected word "yes" after --swiglu'),
-    "a switch with False": ("--swiglu False", "a switch takes none: write --swiglu=false."),
+    "a switch with a word": ("--qk-layernorm yes", 'unexpected word "yes" after --qk-layernorm'),
+    "a switch with False": ("--qk-layernorm False", "a switch takes none: write --qk-layernorm=false."),
     "a switch with a number": ("--swiglu=1", 'takes no value (or true / false), got "1"'),
     # spelling
     "one hyphen": ("-seed 1", "unknown flag -seed; did you mean --seed?"),
@@ -115,7 +116,6 @@ FLAGS = {
     "a warm-up of everything": ("--lr-warmup-fraction 1", "--lr-warmup-fraction is 1.0; it must be from 0 to below 1"),
     "a beta of one": ("--adam-beta2 1", "--adam-beta2 is 1.0; it must be from 0 to below 1"),
     "a negative clipping": ("--clip-grad -1", "--clip-grad is -1.0; use 0 for no clipping"),
-    "no log": ("--log-interval 0", "--log-interval is 0; it must be positive"),
     "a negative evaluation": ("--eval-iters -1", "--eval-iters is -1; it must be 0 (no evaluation) or more"),
     "no deadline": ("--distributed-timeout-minutes 0", "every wait has a deadline, so it must be at least 1"),
     "fewer than no workers": ("--num-workers -1", "--num-workers is -1; use 0 or more"),
@@ -261,26 +261,6 @@ def test_all_that_is_missing_is_told_at_once():
     assert [line.split(" is missing")[0] for line in lines if " is missing" in line] == [
         "--hidden-size", "--lr", "--max-position-embeddings", "--micro-batch-size", "--num-attention-heads", "--num-layers",
         "--seq-length", "--vocab-size", "the length of the training"]
-
-
-INFER = ["infer", "--hf-model", "{folder}/model", "--seq-length", "16"]
-INFER_CASES = {
-    "nothing to do": ([*INFER, "--data-path", "{folder}/good"], "there is nothing to do; give --log-probs FILE.npy or --generate N."),
-    "a number without a file": ([*INFER, "--data-path", "{folder}/good", "--generate", "3"], "belong together; give both"),
-    "a number of nothing": ([*INFER, "--data-path", "{folder}/good", "--generate", "0", "--generated", "x.npy"],
-                            '--generate takes a number of tokens, got "0"'),
-    "a file that is missing": ([*INFER, "--data-path", "{folder}/good", "--log-probs"], "--log-probs has no value; write --log-probs FILE.npy."),
-    "a misspelt flag of its own": ([*INFER, "--data-path", "{folder}/good", "--log-prob", "x.npy"], "did you mean --log-probs?"),
-    "two data sets": ([*INFER, "--data-path", "{folder}/good", "{folder}/large", "--log-probs", "x.npy"], "infer reads one data set"),
-    "a flag that nobody knows": ([*INFER, "--data-path", "{folder}/good", "--log-probs", "x.npy", "--zzz"],
-                                 "`megashard infer --help` lists all"),
-}
-
-
-@pytest.mark.parametrize("name", INFER_CASES)
-def test_flags_of_infer(folder, name):
-    words, sentence = INFER_CASES[name]
-    check((words, USAGE, sentence), folder=folder)
 
 
 def test_the_last_of_a_flag_that_is_given_twice_counts():

@@ -50,10 +50,8 @@ CASES = {
     "a file without a number": (infer("--generated", "x.npy"), USAGE, "--generate N and --generated FILE.npy belong together"),
     "no whole number of tokens": (infer("--generate", "2.5", "--generated", "x.npy"), USAGE, 'takes a number of tokens, got "2.5"'),
     "no tokens": (infer("--generate=0", "--generated=x.npy"), USAGE, 'takes a number of tokens, got "0"'),
-    "a file twice": (infer("--log-probs=x.npy", *LOG_PROBS), USAGE, "--log-probs is given twice; give it once"),
     "fewer tokens than one": (infer("--generate", "-1", "--generated", "x.npy"), USAGE, 'takes a number of tokens, got "-1"'),
     "a file name forgotten": (infer("--log-probs"), USAGE, "--log-probs has no value"),
-    "no model": (infer(*LOG_PROBS, model=None), USAGE, "--num-layers"),
     "no data": (infer(*LOG_PROBS, data=None), USAGE, "give --data-path PREFIX"),
     "two data sets": (infer(*LOG_PROBS, "--data-path", "{folder}/long", "{folder}/foreign", data=None), USAGE,
                       "infer reads one data set"),
@@ -68,7 +66,9 @@ CASES = {
     "a weight that is missing": (infer(*LOG_PROBS, model="lacks"), FAILURE, "model.layers.0.mlp.up_proj.weight"),
     "no batch": (infer(*LOG_PROBS, "--micro-batch-size", "0"), USAGE, "--micro-batch-size"),
     "a role without a file": (infer(*LOG_PROBS, "--role", "reference"), USAGE, "--role"),
-    "a misspelt flag": (infer("--log-prob", "x.npy", "--generate", "1", "--generated", "y.npy"), USAGE, "unknown flag --log-prob"),
+    "a misspelt flag": (infer("--log-prob", "x.npy", "--generate", "1", "--generated", "y.npy"), USAGE,
+                        "unknown flag --log-prob; did you mean --log-probs?"),
+    "a flag that nobody knows": (infer(*LOG_PROBS, "--zzz"), USAGE, "unknown flag --zzz; `megashard infer --help` lists all."),
 }
 
 
@@ -76,6 +76,12 @@ CASES = {
 def test_ends_in_one_sentence(places, name):
     words, code, sentence = CASES[name]
     check((words, code, sentence), folder=places)
+
+
+def test_without_a_model_all_of_it_is_asked_for(places):
+    done = run(*[word.format(folder=places) for word in infer(*LOG_PROBS, model=None)])
+    assert done.stderr.startswith("megashard: error: 5 things must change:\n  --hidden-size is missing; give it, or --hf-model DIR")
+    assert done.returncode == USAGE
 
 
 def test_help_needs_neither_model_nor_data():
