@@ -90,8 +90,8 @@ CASES = {
                                  "which are split already; leave it out"),
     "evaluation data alone": ([*PRETRAIN, *RATE, "--valid-data-path", "{folder}/good"], USAGE, "--train-data-path is missing; give it"),
     "two sources": ([*DATA, "{folder}/good", *MOCK], USAGE, "exclude each other; give one source of data"),
-    "a file of words that is missing": ([*PRETRAIN, *RATE, "--data-args-path", "{sets}/none"], USAGE, "cannot be read; check the path"),
-    "a file without words": ([*PRETRAIN, *RATE, "--data-args-path", "{sets}/empty.txt"], USAGE, "holds no words"),
+    "a file of words that is missing": ([*PRETRAIN, *RATE, "--data-args-path", "{sets}/none"], USAGE, "none cannot be read: there is no such file."),
+    "a file without words": ([*PRETRAIN, *RATE, "--data-args-path", "{sets}/empty.txt"], USAGE, "empty.txt is empty; is it the right file?"),
     "pictures for a model without eyes": ([*DATA, "{folder}/chats", *ALL_TRAINING], FAILURE, "train a vision-language model, or give text"),
 }
 
