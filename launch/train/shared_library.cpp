@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
-#include <vector>
 
 namespace megashard {
 namespace {
