@@ -24,7 +24,7 @@ CASES = {
     "launch of no ranks": (["launch", "-n", "0", "--", "pretrain"], USAGE, "0 not in range 1 to 4096"),
     "launch with a flag twice": (["launch", "-n", "2", "-n", "2", "--", "pretrain"], USAGE, "At Most 1 required"),
     "a padding to multiples of nothing": (
-        ["convert", "hf_to_torch_dist", "--hf-dir", "x", "--save-dir", "y", "--megatron-layout", "--make-vocab-size-divisible-by", "0"],
+        ["convert", "hf_to_torch_dist", "--hf-dir", "{folder}/model", "--save-dir", "{folder}/y", "--megatron-layout", "--make-vocab-size-divisible-by", "0"],
         USAGE, "--make-vocab-size-divisible-by is 0; it must be at least 1."),
     "launch with an unknown flag": (["launch", "--nodes", "2", "-n", "2", "--", "pretrain"], USAGE,
                                     "unknown flag --nodes"),
@@ -70,8 +70,8 @@ PLUGINS = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_sentence(name):
-    check(CASES[name])
+def test_one_sentence(folder, name):
+    check(CASES[name], folder=folder)
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
