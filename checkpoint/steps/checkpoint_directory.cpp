@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "checkpoint/files/file_io.h"
+#include "checkpoint/files/replace_folder.h"
 #include "checkpoint/files/unreadable_error.h"
 
 namespace megashard {
@@ -125,15 +125,6 @@ void remove_leftovers(const std::string& directory) {
   }
 }
 
-/// The two folders change places at once; false where the file system cannot do that.
-bool swap_folders(const std::string& one, const std::string& other) {
-  if (::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE) == 0)
-    return true;
-  const bool cannot = errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP;
-  TORCH_CHECK(cannot, "cannot exchange ", one, " with ", other, ": ", std::strerror(errno));
-  return false;
-}
-
 }  // namespace
 
 std::optional<CheckpointStep> step_named(const std::string& name, const std::string& folder) {
@@ -235,11 +226,7 @@ void StepWriter::finish_folder(const std::vector<ManifestFile>& files, const Run
 
 void StepWriter::commit(const std::vector<ManifestFile>& files, const RunHistory& run) {
   finish_folder(files, run);
-  if (path_exists(final_)) {
-    replace();
-  } else {
-    rename_durably(hidden_, final_);
-  }
+  place();
   writing_ = nullptr;
   write_file_atomically(directory_ + "/" + kTracker, tracker_);
 }
@@ -248,12 +235,13 @@ CheckpointStep StepWriter::step() const { return {final_, iteration_, name_ == k
 
 void StepWriter::refuse_existing() const {
   const auto there = is_directory(directory_) ? find_in(directory_, step()) : std::nullopt;
-  TORCH_CHECK(!there, there->folder, " exists already, and a converter replaces no step: remove it, or give another folder");
+  TORCH_CHECK(!there, there->folder, " exists already, and a converter replaces no step: give another folder, or --overwrite");
 }
 
-std::string StepWriter::commit_beside_others(const std::vector<ManifestFile>& files) {
+std::string StepWriter::commit_beside_others(const std::vector<ManifestFile>& files,
+                                             bool overwrite) {
   finish_folder(files, {});
-  refuse_existing();
+  if (!overwrite) refuse_existing();
   const auto others = list_steps(directory_);
   std::optional<CheckpointStep> latest;
   try {
@@ -263,7 +251,7 @@ std::string StepWriter::commit_beside_others(const std::vector<ManifestFile>& fi
   } catch (const c10::Error&) {  // illegible, as if it were not there
   }
   if (!latest && !others.empty()) latest = others[0];
-  rename_durably(hidden_, final_);
+  place();
   writing_ = nullptr;
   const auto tracker = directory_ + "/" + kTracker;
   if (latest && is_newer(*latest, step()))
@@ -273,16 +261,12 @@ std::string StepWriter::commit_beside_others(const std::vector<ManifestFile>& fi
   return "";
 }
 
-void StepWriter::replace() {
-  if (swap_folders(hidden_, final_)) {
-    sync_directory(directory_);
-    remove_directory(hidden_);
+void StepWriter::place() {
+  if (!path_exists(final_)) {
+    rename_durably(hidden_, final_);
     return;
   }
-  const auto aside = directory_ + "/" + hidden_name(name_, kAside);
-  rename_durably(final_, aside);
-  rename_durably(hidden_, final_);
-  remove_directory(aside);
+  replace_folder(final_, hidden_, directory_ + "/" + hidden_name(name_, kAside));
 }
 
 void StepWriter::abandon() noexcept {

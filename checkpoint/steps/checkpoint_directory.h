@@ -60,13 +60,13 @@ class StepWriter {
   /// the two change places at once, or where the file system cannot do that, the old one counts
   /// under its hidden name until the new one is there.
   void commit(const std::vector<ManifestFile>& files, const RunHistory& run = {});
-  /// Throws when a step of that name or iteration is there, as converters replace none.
+  /// Throws when a step of that name or iteration is there: converters replace none unasked.
   void refuse_existing() const;
-  /// As commit(), for a step that is no training's next one: none is replaced, and a tracker never
-  /// goes back. Where it names a newer step (any iteration is newer than `release`), or is not
-  /// there or illegible and there is a newer step, it stays as it is. Returns a line that says so;
-  /// empty: the tracker names the new step.
-  std::string commit_beside_others(const std::vector<ManifestFile>& files);
+  /// As commit(), for a step that is no training's next one: none is replaced, unless `overwrite`,
+  /// and a tracker never goes back. Where it names a newer step (any iteration is newer than
+  /// `release`), or is not there or illegible and there is a newer step, it stays as it is. Returns
+  /// a line that says so; empty: the tracker names the new step.
+  std::string commit_beside_others(const std::vector<ManifestFile>& files, bool overwrite = false);
   /// After a failure: frees the disk, as far as that goes. Does not throw.
   void abandon() noexcept;
 
@@ -74,7 +74,7 @@ class StepWriter {
   StepWriter(std::string directory, std::string name, int64_t iteration, std::string tracker);
 
   void finish_folder(const std::vector<ManifestFile>& files, const RunHistory& run);
-  void replace();
+  void place();
   CheckpointStep step() const;
 
   std::string directory_;
