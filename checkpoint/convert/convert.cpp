@@ -5,8 +5,10 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "checkpoint/files/file_crc32.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/steps/checkpoint_directory.h"
+#include "checkpoint/steps/folder_content.h"
 #include "checkpoint/steps/manifest.h"
 #include "checkpoint/steps/step_files.h"
 
@@ -15,12 +17,25 @@ namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 constexpr size_t kTensorsBetweenLines = 1000;
+constexpr const char* kDataFileEnd = ".distcp";
+constexpr const char* kRemedy = ": put back what is damaged from a copy, or convert another step";
 
 std::string gibibytes(int64_t bytes) {
   char text[32];
   std::snprintf(text, sizeof text, "%.2f GiB",
                 static_cast<double>(bytes) / static_cast<double>(kGiB));
   return text;
+}
+
+/// The bytes of all files but the data.
+void check_descriptions(const std::string& folder) {
+  if (!has_manifest(folder)) return;
+  for (const auto& file : read_manifest(folder).files) {
+    if (file.name.ends_with(kDataFileEnd)) continue;
+    const InputFile stored(folder + "/" + file.name);
+    const auto damage = checksum_damage(folder, file, crc32_of(stored, 0, stored.size()));
+    TORCH_CHECK(damage.empty(), damage, kRemedy);
+  }
 }
 
 }  // namespace
@@ -36,29 +51,37 @@ void TensorCounter::add(int64_t bytes) {
             gibibytes(bytes_));
 }
 
-std::string checked_step_folder(const std::string& folder, const std::string& flag) {
+void check_step_folder(const std::string& folder, const std::string& flag) {
+  const bool is_file = path_exists(folder) && !is_directory(folder);
+  TORCH_CHECK(!is_file, folder, " is a file, and ", flag,
+              " takes a step's folder, such as .../iter_0000100 or .../release; torch_to_dcp makes a step of a file of "
+              "torch.save");
   TORCH_CHECK(is_directory(folder), "there is no directory ", folder, " for ", flag,
               "; give the folder of a step, such as .../iter_0000100 or .../release");
-  if (path_exists(folder + "/" + kDcpMetadataFile)) return folder;
+  if (path_exists(folder + "/" + kDcpMetadataFile)) {
+    check_descriptions(folder);
+    return;
+  }
   const auto latest = latest_step(folder);
-  TORCH_CHECK(!latest.has_value(), folder, " holds steps, and ", flag, " takes one of them: give ",
-              latest->folder, ", the latest");
-  return folder;
+  const auto content = content_of(folder);
+  TORCH_CHECK(content.kind != FolderContent::Kind::kRun, folder, " holds steps, and ", flag, " takes one of them: give ",
+              latest ? latest->folder : folder + "/" + content.name, ", the latest");
+  TORCH_CHECK(content.kind != FolderContent::Kind::kWeights || !content.name.ends_with(".safetensors"), folder,
+              " holds Hugging Face weights; hf_to_dcp and hf_to_torch_dist read them, and ", flag, " takes a step's folder");
 }
 
 void check_source_bytes(const std::string& folder, const ConvertProgress& progress) {
   if (!has_manifest(folder)) return;
   progress("checking the bytes of " + folder);
   const auto damage = step_damage(folder, VerifyDepth::kBytes);
-  TORCH_CHECK(damage.empty(), damage, ": put back what is damaged from a copy, or convert another step");
+  TORCH_CHECK(damage.empty(), damage, kRemedy);
 }
 
-void refuse_existing(const std::string& path, const std::string& flag, ConvertTarget target) {
+void refuse_existing(const std::string& path, const std::string& flag) {
   std::error_code error;
-  const bool empty_folder = target == ConvertTarget::kFolder && is_directory(path) &&
-                            std::filesystem::is_empty(path, error);
+  const bool empty_folder = is_directory(path) && std::filesystem::is_empty(path, error);
   TORCH_CHECK(!path_exists(path) || empty_folder, path, " exists already, and ", flag,
-              " replaces nothing: remove it, or give another name");
+              " replaces nothing: give another name, or --overwrite");
 }
 
 }  // namespace megashard

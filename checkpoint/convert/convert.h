@@ -27,18 +27,18 @@ class TensorCounter {
   int64_t said_bytes_ = 0;
 };
 
-/// The folder of one step, as it was given to `flag`; throws for one that is not there, and for a
-/// directory of steps, of which it names the one to give.
-std::string checked_step_folder(const std::string& folder, const std::string& flag);
+/// Throws unless `folder`, as it was given to `flag`, is there and may be one step's: of a
+/// directory of steps it names the one to give, of weights the converter to take. Checks the small
+/// files of the step, which say what it holds, as check_source_bytes does.
+void check_step_folder(const std::string& folder, const std::string& flag);
 
 /// Reads every byte of a step and compares it with manifest.json; throws a sentence that names the
 /// damaged file. A step without one, from PyTorch or Megatron, has no checksums: files that are too
 /// short are found when they are read.
 void check_source_bytes(const std::string& folder, const ConvertProgress& progress);
 
-enum class ConvertTarget { kFile, kFolder };
 /// Throws when something is at `path`, which a converter would have to replace; an empty folder may
-/// be there for a folder.
-void refuse_existing(const std::string& path, const std::string& flag, ConvertTarget target);
+/// be there.
+void refuse_existing(const std::string& path, const std::string& flag);
 
 }  // namespace megashard

@@ -83,11 +83,12 @@ class DcpToTorch {
 }  // namespace
 
 void convert_dcp_to_torch(const std::string& dcp_folder, const std::string& torch_path,
-                          const ConvertProgress& progress) {
-  refuse_existing(torch_path, "--torch-save-path", ConvertTarget::kFile);
-  const auto folder = checked_step_folder(dcp_folder, "--dcp-checkpoint-dir");
-  check_source_bytes(folder, progress);
-  DcpToTorch conversion(folder);
+                          const ConvertProgress& progress, bool overwrite) {
+  const bool is_free = !path_exists(torch_path) || (overwrite && !is_directory(torch_path));
+  TORCH_CHECK(is_free, torch_path, " exists already, and --torch-save-path replaces nothing unasked, and never a folder: give another name, or --overwrite");
+  check_step_folder(dcp_folder, "--dcp-checkpoint-dir");
+  DcpToTorch conversion(dcp_folder);
+  check_source_bytes(dcp_folder, progress);
   const auto temporary = torch_path + ".tmp";
   try {
     OutputFile file(temporary);

@@ -36,13 +36,17 @@ class HfSource {
         static_cast<size_t>(weights_.file_count()));  // source, name
     for (const auto& info : weights_.tensors())
       files[static_cast<size_t>(weights_.file_of(info.name))].emplace_back(info.name, info.name);
+    auto all = weights_.tensors();
     for (const auto& [target, source] : options.tie_weight_mapping) {
       TORCH_CHECK(weights_.contains(source), "--tie-weight-mapping ", target, "=", source, ": ", options.hf_dir,
                   " has no weight ", source);
       const bool stored_already = weights_.contains(target);
-      if (!stored_already)
-        files[static_cast<size_t>(weights_.file_of(source))].emplace_back(source, target);
+      if (stored_already) continue;
+      files[static_cast<size_t>(weights_.file_of(source))].emplace_back(source, target);
+      all.push_back(weights_.info(source));
+      all.back().name = target;
     }
+    if (options.check) options.check(all);
     for (const auto& file : files) {
       if (!content_.tensors.tensors.empty() && !file.empty())
         content_.file_starts.insert(key_of(options, file[0].second));
@@ -109,7 +113,7 @@ Value release_arguments(const WeightLayout& layout) {
 
 void convert_hf_to_step(const HfToStepOptions& options, const ConvertProgress& progress) {
   const auto step = StepWriter::release(options.save_dir);
-  step.refuse_existing();
+  if (!options.overwrite) step.refuse_existing();
   auto content = HfSource::content(std::make_shared<HfSource>(options));
   if (options.reshape) content.tensors = options.reshape(std::move(content.tensors));
   if (options.megatron_layout != nullptr) {
@@ -120,7 +124,7 @@ void convert_hf_to_step(const HfToStepOptions& options, const ConvertProgress& p
   }
   content.values.set(kCheckpointVersionKey, kCheckpointVersion);
   if (options.format == CheckpointFormat::kTorchDist) content.values.set(kIterationKey, 0);
-  write_step(step, options.format, content, progress);
+  write_step(step, options.format, content, progress, options.overwrite);
 }
 
 }  // namespace megashard

@@ -30,12 +30,16 @@ struct HfToStepOptions {
   /// Parts of names: stacked experts [E, I, O] of such names are stored as [E * I, O].
   std::vector<std::string> fused_linear_names;
   bool to_bf16 = false;  ///< floating weights as bfloat16; otherwise as they are stored
+  /// Looks at the weights of the files, and those of tie_weight_mapping, before any is read; throws
+  /// to refuse them. Null: nobody looks.
+  std::function<void(const std::vector<TensorInfo>& weights)> check{};
+  bool overwrite = false;                         ///< a release that is there
   const WeightLayout* megatron_layout = nullptr;  ///< null: names stay as they are
 };
 
 /// Writes SAVE_DIR/release as MindSpeed-MM's hf_to_dcp does: one .distcp file for each safetensors
 /// file, and checkpoint_version 3.0; with a layout also Megatron's args. One tensor at a time is in
-/// memory. The step appears whole, or not at all; one that is there already is refused.
+/// memory. The step appears whole, or not at all.
 void convert_hf_to_step(const HfToStepOptions& options, const ConvertProgress& progress);
 
 }  // namespace megashard

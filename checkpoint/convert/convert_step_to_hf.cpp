@@ -39,10 +39,12 @@ class StepToHf {
       : options_(options),
         progress_(progress),
         config_(config_of(options.model_assets_dir)),
-        stream_(model_of(options, progress)) {}
+        stream_(model_of(options)) {}
 
   void run() {
     collect();
+    if (options_.check) options_.check(infos_);
+    check_source_bytes(options_.load_dir, progress_);
     settle_tied_weights();
     TensorCounter counter(progress_, infos_.size());
     HfSaveOptions saving{.most_shard_bytes = options_.most_shard_bytes};
@@ -65,12 +67,14 @@ class StepToHf {
   }
 
   /// The step's weights, under Hugging Face's names where it has Megatron's.
-  static TensorStream model_of(const StepToHfOptions& options, const ConvertProgress& progress) {
-    const auto folder = checked_step_folder(options.load_dir, "--load-dir");
-    check_source_bytes(folder, progress);
+  static TensorStream model_of(const StepToHfOptions& options) {
+    const auto& folder = options.load_dir;
+    check_step_folder(folder, "--load-dir");
     const auto reader = std::make_shared<DcpReader>(folder);
+    const auto* other =
+        reader->format() == CheckpointFormat::kTorchDcp ? "dcp_to_hf" : "torch_dist_to_hf";
     TORCH_CHECK(reader->format() == options.format, folder, " is a ", format_name(reader->format()),
-                " checkpoint; this converter reads ", format_name(options.format));
+                " checkpoint; ", other, " reads it");
     auto stream = stream_of_step(reader);
     std::erase_if(stream.tensors, [](const TensorInfo& info) {
       return !is_model_key(info.name) || is_extra_state(info.name);

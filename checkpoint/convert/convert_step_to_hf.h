@@ -31,6 +31,9 @@ struct StepToHfOptions {
   std::vector<std::string> fused_linear_names;
   bool to_bf16 = false;
   const WeightLayout* megatron_layout = nullptr;  ///< that the step has; null: names stay
+  /// Looks at the weights under the names and in the sizes of the files, before any is read; throws
+  /// to refuse them. Null: nobody looks.
+  std::function<void(const std::vector<TensorInfo>& weights)> check{};
   int64_t most_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;
 };
 
@@ -38,7 +41,8 @@ struct StepToHfOptions {
 /// dcp_to_hf). Optimizer state and values are left out. Where the assets' config.json ties lm_head
 /// to the embeddings and the step holds both: equal ones are written once, different ones make the
 /// written config.json say that they are not tied. Every byte of the step is checked first. What
-/// is in save_dir is replaced as save_hf_weights does, weights and assets together.
+/// is in save_dir is replaced as save_hf_weights does, weights and assets together (whoever wants
+/// to keep it asks folder_refusal).
 void convert_step_to_hf(const StepToHfOptions& options, const ConvertProgress& progress);
 
 }  // namespace megashard

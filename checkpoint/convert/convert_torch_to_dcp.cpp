@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "checkpoint/dcp/dcp_metadata.h"
+#include "checkpoint/files/replace_folder.h"
 #include "checkpoint/steps/step_files.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"
@@ -19,19 +20,33 @@ namespace {
 
 constexpr int64_t kMostExpansion = 32;  // of a view with stride 0 over the whole file
 
+/// Its header is JSON, behind the header's length.
+bool is_safetensors(const InputFile& file) {
+  std::string begin(9, '\0');
+  if (file.size() < 9) return false;
+  file.read_at(begin.data(), 9, 0);
+  return begin[8] == '{';
+}
+
 const InputFile& checked_zip(const InputFile& file) {
   std::string magic(4, '\0');
   if (file.size() >= 4) file.read_at(magic.data(), 4, 0);
+  TORCH_CHECK(!is_safetensors(file), file.path(), " is a file of safetensors; hf_to_dcp reads the directory that it lies in");
   TORCH_CHECK(magic == "PK\x03\x04", file.path(),
               " is no file of torch.save's zip format; an older one (before PyTorch 1.6) is read by torch.load and "
               "written anew by torch.save");
   return file;
 }
 
+const std::string& checked_path(const std::string& path) {
+  TORCH_CHECK(!is_directory(path), path, " is a directory, and --torch-save-path takes a file that torch.save wrote");
+  return path;
+}
+
 class TorchToDcp {
  public:
   explicit TorchToDcp(const std::string& path)
-      : file_(path), archive_(checked_zip(file_), {0, file_.size()}) {
+      : file_(checked_path(path)), archive_(checked_zip(file_), {0, file_.size()}) {
     const auto root = read_root(archive_);
     TORCH_CHECK(root.get_if<Dict>() != nullptr, path, " holds ", root.kind(),
                 ", not a state dict: save model.state_dict(), or a dict of such");
@@ -92,18 +107,23 @@ class TorchToDcp {
 }  // namespace
 
 void convert_torch_to_dcp(const std::string& torch_path, const std::string& dcp_folder,
-                          const ConvertProgress& progress) {
-  refuse_existing(dcp_folder, "--dcp-checkpoint-dir", ConvertTarget::kFolder);
+                          const ConvertProgress& progress, bool overwrite) {
+  if (!overwrite) refuse_existing(dcp_folder, "--dcp-checkpoint-dir");
   TorchToDcp conversion(torch_path);
   const auto target = std::filesystem::absolute(dcp_folder).lexically_normal();
   const auto named = target.has_filename() ? target : target.parent_path();
-  const auto hidden = (named.parent_path() / ("." + named.filename().string() + ".tmp")).string();
+  const auto beside = (named.parent_path() / ("." + named.filename().string())).string();
+  const auto hidden = beside + ".tmp";
   remove_directory(hidden);
   make_directories(hidden);
   try {
     conversion.write(hidden, progress);
     sync_directory(hidden);
-    rename_durably(hidden, named.string());
+    if (overwrite && path_exists(named.string())) {
+      replace_folder(named.string(), hidden, beside + ".old");
+    } else {
+      rename_durably(hidden, named.string());
+    }
   } catch (...) {
     remove_directory(hidden);
     throw;

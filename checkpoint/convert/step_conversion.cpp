@@ -99,13 +99,13 @@ void complete_arguments(Dict& values, const WeightLayout& layout) {
 }  // namespace
 
 void write_step(StepWriter step, CheckpointFormat format, const StepContent& content,
-                const ConvertProgress& progress) {
+                const ConvertProgress& progress, bool overwrite) {
   step.begin_beside_others();
   std::string notice;
   try {
     FolderWriter writer(step.folder(), format, content.tensors.tensors);
     write_content(writer, format, content, progress);
-    notice = step.commit_beside_others(writer.finish(content.values));
+    notice = step.commit_beside_others(writer.finish(content.values), overwrite);
   } catch (...) {
     step.abandon();
     throw;
@@ -114,13 +114,14 @@ void write_step(StepWriter step, CheckpointFormat format, const StepContent& con
 }
 
 void convert_step(const StepConversion& options, const ConvertProgress& progress) {
-  const auto folder = checked_step_folder(options.load_dir, "--load-dir");
+  const auto& folder = options.load_dir;
+  check_step_folder(folder, "--load-dir");
   const auto step = same_step(options.save_dir, folder);
-  step.refuse_existing();
-  check_source_bytes(folder, progress);
+  if (!options.overwrite) step.refuse_existing();
   const auto reader = std::make_shared<DcpReader>(folder);
   TORCH_CHECK(reader->format() == options.from, folder, " is a ", format_name(reader->format()), " checkpoint; this "
               "converter reads ", format_name(options.from));
+  check_source_bytes(folder, progress);
   const auto* layout = options.megatron_layout;
   const bool to_megatron = options.to == CheckpointFormat::kTorchDist;
   StepContent content{stream_of_step(reader), values_of(*reader), layout, {}};
@@ -131,7 +132,7 @@ void convert_step(const StepConversion& options, const ConvertProgress& progress
     rename_groups(content.values, *layout, to_megatron);
     if (to_megatron) complete_arguments(content.values, *layout);
   }
-  write_step(step, options.to, content, progress);
+  write_step(step, options.to, content, progress, options.overwrite);
 }
 
 }  // namespace megashard

@@ -21,10 +21,10 @@ struct StepContent {
 };
 
 /// Writes and commits the step, beside others that may be there (StepWriter::commit_beside_others:
-/// none is replaced, the tracker never goes back). One tensor at a time is in memory, and what is
-/// read to make it. The step appears whole, or not at all.
+/// none is replaced unless `overwrite`, the tracker never goes back). One tensor at a time is in
+/// memory, and what is read to make it. The step appears whole, or not at all.
 void write_step(StepWriter step, CheckpointFormat format, const StepContent& content,
-                const ConvertProgress& progress);
+                const ConvertProgress& progress, bool overwrite);
 
 struct StepConversion {
   std::string load_dir;  ///< a step's folder: .../iter_0000100 or .../release
@@ -32,10 +32,11 @@ struct StepConversion {
   CheckpointFormat from = CheckpointFormat::kTorchDcp;
   CheckpointFormat to = CheckpointFormat::kTorchDist;
   const WeightLayout* megatron_layout = nullptr;  ///< of the torch_dist side; null: names stay
+  bool overwrite = false;  ///< a step of that name in save_dir, which must not be load_dir
 };
 
 /// A whole step, optimizer and values included, in the other format. Every byte of the source is
-/// checked first. A step of that name in save_dir is refused: it may be the source.
+/// checked first.
 void convert_step(const StepConversion& options, const ConvertProgress& progress);
 
 }  // namespace megashard

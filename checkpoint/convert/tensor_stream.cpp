@@ -63,6 +63,8 @@ class StreamChange {
   void miss(const std::string& key) { missing_.push_back(key); }
 
   TensorStream finish() && {
+    TORCH_CHECK(!taken_.empty() || missing_.empty(), from_.where, " holds none of the weights that this takes, such as ",
+                missing_[0], ": convert without --megatron-layout, or give the config.json that belongs to it");
     TORCH_CHECK(missing_.empty(), from_.where, " lacks weights that config.json asks for: ", listed(missing_),
                 "; give the config.json that belongs to it (its tie_word_embeddings says whether there is a head)");
     std::vector<std::string> left;

@@ -4,6 +4,7 @@
 #include <system_error>
 
 #include "checkpoint/hugging_face/hf_files.h"
+#include "checkpoint/steps/folder_content.h"
 
 namespace megashard {
 namespace {
@@ -44,6 +45,12 @@ std::string why_no_weights(const std::string& directory) {
     return directory +
            " has a GGUF file, which is for inference by llama.cpp; give the original model's "
            "directory, with safetensors";
+  const auto kind = content_of(directory).kind;
+  if (kind == FolderContent::Kind::kStep || kind == FolderContent::Kind::kRun)
+    return directory +
+           (kind == FolderContent::Kind::kRun ? " is a run's folder" : " is a step's folder") +
+           ", and no Hugging Face directory; megashard convert dcp_to_hf and torch_dist_to_hf make "
+           "one of a step";
   return directory +
          " has neither model.safetensors nor model.safetensors.index.json; save the model with "
          "transformers' save_pretrained first, or fetch its weights";

@@ -151,6 +151,9 @@ void add_checkpoint(std::vector<Option>& rows) {
            "folder for the weights as Hugging Face files, which all ranks write when training "
            "ends")
       .of_kind("DIR");
+  group.add("--overwrite", &A::overwrite,
+            "with it: the folder may hold weights, which are replaced when the new ones are "
+            "complete, or a run's steps, which stay");
   group.add("--save-hf-stacked-experts", &A::save_hf_stacked_experts,
             "with it: the experts of a layer in gate_up_proj and down_proj, as transformers has "
             "them in memory");

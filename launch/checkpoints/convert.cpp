@@ -2,14 +2,19 @@
 
 #include <malloc.h>
 
+#include <c10/util/StringUtil.h>
 #include <CLI/CLI.hpp>
+
 #include <algorithm>
 #include <iostream>
+#include <iterator>
 #include <string>
 #include <vector>
 
+#include "framework/arguments/nearest_name.h"
 #include "framework/diagnostics.h"
 #include "launch/checkpoints/converters.h"
+#include "launch/checkpoints/flag_mistakes.h"
 
 namespace megashard {
 namespace {
@@ -57,6 +62,43 @@ std::vector<std::string> words_of(int argc, char** argv) {
   return words;
 }
 
+std::string converter_names() {
+  std::vector<std::string> names;
+  for (const auto& converter : kConverters) names.emplace_back(converter.name);
+  return c10::Join(", ", names);
+}
+
+/// The converter that a misspelt word means. By letters alone: a part of a name ("to_hf") is part
+/// of several, and dcp_to_hf must never be proposed for hf_to_dcp.
+std::string suggestion_for(std::string word) {
+  std::replace(word.begin(), word.end(), '-', '_');
+  if (const auto two = word.find('2'); two != word.npos) word.replace(two, 1, "_to_");
+  const Converter* nearest = nullptr;
+  auto most = static_cast<int64_t>(word.size()) / 3;
+  for (const auto& converter : kConverters) {
+    const auto distance = edit_distance(word, converter.name, most);
+    if (distance > most) continue;
+    most = distance - 1;
+    nearest = &converter;
+  }
+  return nearest == nullptr ? "" : std::string("; did you mean ") + nearest->name + "?";
+}
+
+bool is_converter(const std::string& word) {
+  return std::any_of(std::begin(kConverters), std::end(kConverters),
+                     [&](const Converter& each) { return each.name == word; });
+}
+
+void check_converter(const std::vector<std::string>& words) {
+  if (words.empty())
+    throw UsageError("convert: name a converter: " + converter_names() +
+                     "; megashard convert CONVERTER --help lists its flags");
+  const auto& word = words.back();
+  if (word.starts_with("-") || is_converter(word)) return;
+  throw UsageError("convert: there is no converter \"" + word + "\": there are " +
+                   converter_names() + suggestion_for(word));
+}
+
 }  // namespace
 
 int run_convert(int argc, char** argv) {
@@ -70,12 +112,15 @@ int run_convert(int argc, char** argv) {
     converter.add(*subcommand);
   }
   auto words = words_of(argc, argv);
+  check_converter(words);
+  const auto given = words;
   try {
     app.parse(words);
   } catch (const CLI::CallForHelp&) {
     std::cout << app.help();
   } catch (const CLI::ParseError& error) {
-    throw UsageError("convert: " + std::string(error.what()) +
+    const auto& flags_of = is_converter(given.back()) ? *app.get_subcommand(given.back()) : app;
+    throw UsageError("convert: " + what_is_wrong(error, flags_of, given) +
                      "; megashard convert CONVERTER --help lists the flags");
   }
   return 0;

@@ -9,9 +9,11 @@
 #include "framework/diagnostics.h"
 #include "launch/arguments/comma_words.h"
 #include "launch/arguments/model_folder.h"
+#include "launch/checkpoints/conversion_places.h"
 #include "launch/checkpoints/converters.h"
 #include "launch/checkpoints/megatron_layout_flags.h"
 #include "launch/print_line.h"
+#include "models/hugging_face/weight_check.h"
 #include "models/hugging_face/weight_names.h"
 #include "models/moe/expert_streams.h"
 
@@ -66,6 +68,14 @@ std::vector<std::string> parse_names(const std::vector<std::string>& words) {
   return names;
 }
 
+/// Says so when weights cannot be compared with it.
+WeightCheck config_of(const std::string& directory) {
+  WeightCheck check(directory);
+  if (!check.unknown().empty())
+    print_line("the weights are not compared with config.json: " + check.unknown());
+  return check;
+}
+
 /// `save_flag`: where the step goes.
 void add_hf_to_step(CLI::App& app, CheckpointFormat format, const char* save_flag) {
   struct Flags {
@@ -93,19 +103,26 @@ void add_hf_to_step(CLI::App& app, CheckpointFormat format, const char* save_fla
   app.add_option("--fused-linear-names", flags->fused,
                  "parts of names of stacked experts [E, I, O], stored as [E * I, O]");
   app.add_flag("--to-bf16", options.to_bf16, "floating weights as bfloat16 (default: as stored)");
+  add_overwrite(app, options.overwrite);
   if (format == CheckpointFormat::kTorchDist) flags->layout.add(app);
-  app.callback([flags] {
-    const auto layout = flags->layout.layout(flags->options.hf_dir, "--hf-dir");
-    flags->options.megatron_layout = layout ? &*layout : nullptr;
-    flags->options.tie_weight_mapping = parse_mapping(flags->ties);
-    flags->options.fused_linear_names = parse_names(flags->fused);
-    if (flags->options.dcp_prefix.empty() && flags->options.hf_prefix.empty()) {
-      const auto type = model_type_of(flags->options.hf_dir);
-      flags->options.rename = to_parameter_names(type);
-      if (flags->fused.empty()) flags->options.reshape = to_parameter_experts(type);
+  app.callback([flags, save_flag = std::string(save_flag)] {
+    auto& options = flags->options;
+    check_step_target({options.hf_dir, "--hf-dir"}, {options.save_dir, save_flag}, "release",
+                      options.overwrite);
+    const auto layout = flags->layout.layout(options.hf_dir, "--hf-dir");
+    options.megatron_layout = layout ? &*layout : nullptr;
+    options.tie_weight_mapping = parse_mapping(flags->ties);
+    options.fused_linear_names = parse_names(flags->fused);
+    if (options.dcp_prefix.empty() && options.hf_prefix.empty()) {
+      const auto type = model_type_of(options.hf_dir);
+      options.rename = to_parameter_names(type);
+      if (flags->fused.empty()) options.reshape = to_parameter_experts(type);
     }
-    convert_hf_to_step(flags->options, print_line);
-    print_line("written: " + flags->options.save_dir + "/release");
+    options.check = [&](const std::vector<TensorInfo>& weights) {
+      config_of(options.hf_dir).check_files(weights);
+    };
+    convert_hf_to_step(options, print_line);
+    print_line("written: " + options.save_dir + "/release");
   });
 }
 
@@ -115,6 +132,7 @@ void add_step_to_hf(CLI::App& app, CheckpointFormat format) {
     MegatronLayoutFlags layout;
     std::vector<std::string> fused;
     bool trust_remote_code = false;
+    bool overwrite = false;
   };
   const auto flags = std::make_shared<Flags>();
   auto& options = flags->options;
@@ -138,18 +156,25 @@ void add_step_to_hf(CLI::App& app, CheckpointFormat format) {
                "taken for MindSpeed-MM's sake: no code of the assets is ever run");
   app.add_option("--max-shard-size", options.most_shard_bytes, "of a safetensors file [5GB]")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
+  add_overwrite(app, flags->overwrite);
   if (format == CheckpointFormat::kTorchDist) flags->layout.add(app);
   app.callback([flags] {
-    const auto layout = flags->layout.layout(flags->options.model_assets_dir, "--model-assets-dir");
-    flags->options.megatron_layout = layout ? &*layout : nullptr;
-    flags->options.fused_linear_names = parse_names(flags->fused);
-    if (flags->options.dcp_prefix.empty() && flags->options.hf_prefix.empty()) {
-      const auto type = model_type_of(flags->options.model_assets_dir);
-      flags->options.rename = to_published_names(type);
-      if (flags->fused.empty()) flags->options.reshape = to_published_experts(type);
+    auto& options = flags->options;
+    check_hf_target({options.load_dir, "--load-dir"}, {options.save_dir, "--save-dir"},
+                    flags->overwrite);
+    const auto layout = flags->layout.layout(options.model_assets_dir, "--model-assets-dir");
+    options.megatron_layout = layout ? &*layout : nullptr;
+    options.fused_linear_names = parse_names(flags->fused);
+    if (options.dcp_prefix.empty() && options.hf_prefix.empty()) {
+      const auto type = model_type_of(options.model_assets_dir);
+      options.rename = to_published_names(type);
+      if (flags->fused.empty()) options.reshape = to_published_experts(type);
     }
-    convert_step_to_hf(flags->options, print_line);
-    print_line("written: " + flags->options.save_dir);
+    options.check = [&](const std::vector<TensorInfo>& weights) {
+      config_of(options.model_assets_dir).check_step(weights, options.load_dir);
+    };
+    convert_step_to_hf(options, print_line);
+    print_line("written: " + options.save_dir);
   });
 }
 

@@ -1,14 +1,21 @@
+#include <filesystem>
 #include <memory>
 #include <string>
 
 #include "checkpoint/convert/step_conversion.h"
 #include "launch/arguments/model_folder.h"
+#include "launch/checkpoints/conversion_places.h"
 #include "launch/checkpoints/converters.h"
 #include "launch/checkpoints/megatron_layout_flags.h"
 #include "launch/print_line.h"
 
 namespace megashard {
 namespace {
+
+std::string step_name_of(const std::string& folder) {
+  const auto path = std::filesystem::absolute(folder).lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).filename().string();
+}
 
 void add_step_conversion(CLI::App& app, CheckpointFormat from, CheckpointFormat to) {
   struct Flags {
@@ -30,7 +37,11 @@ void add_step_conversion(CLI::App& app, CheckpointFormat from, CheckpointFormat 
                  "with --megatron-layout: whose config.json describes the model")
       ->each([](const std::string& folder) { require_model_folder("--model-assets-dir", folder); });
   flags->layout.add(app);
+  add_overwrite(app, flags->options.overwrite);
   app.callback([flags] {
+    const auto& options = flags->options;
+    check_step_target({options.load_dir, "--load-dir"}, {options.save_dir, "--save-dir"},
+                      step_name_of(options.load_dir), options.overwrite);
     const auto layout = flags->layout.layout(flags->model_assets_dir, "--model-assets-dir");
     flags->options.megatron_layout = layout ? &*layout : nullptr;
     convert_step(flags->options, print_line);

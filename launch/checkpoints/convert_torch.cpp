@@ -3,19 +3,23 @@
 
 #include "checkpoint/convert/convert_dcp_to_torch.h"
 #include "checkpoint/convert/convert_torch_to_dcp.h"
+#include "launch/checkpoints/conversion_places.h"
 #include "launch/checkpoints/converters.h"
 #include "launch/print_line.h"
 
 namespace megashard {
 namespace {
 
+constexpr const char* kFolderFlag = "--dcp-checkpoint-dir,--dcp-dir";
+constexpr const char* kPathFlag = "--torch-save-path";
+
 struct TorchFlags {
   std::string folder;
   std::string path;
+  bool overwrite = false;
+  GivenPath given_folder() const { return {folder, "--dcp-checkpoint-dir"}; }
+  GivenPath given_path() const { return {path, kPathFlag}; }
 };
-
-constexpr const char* kFolderFlag = "--dcp-checkpoint-dir,--dcp-dir";
-constexpr const char* kPathFlag = "--torch-save-path";
 
 }  // namespace
 
@@ -24,8 +28,10 @@ void add_dcp_to_torch(CLI::App& app) {
   app.add_option(kFolderFlag, flags->folder, "step folder: .../iter_0000100 or .../release")
       ->required();
   app.add_option(kPathFlag, flags->path, "gets the file that torch.load reads")->required();
+  add_overwrite(app, flags->overwrite);
   app.callback([flags] {
-    convert_dcp_to_torch(flags->folder, flags->path, print_line);
+    check_file_target(flags->given_folder(), flags->given_path(), flags->overwrite);
+    convert_dcp_to_torch(flags->folder, flags->path, print_line, flags->overwrite);
     print_line("written: " + flags->path);
   });
 }
@@ -34,8 +40,10 @@ void add_torch_to_dcp(CLI::App& app) {
   const auto flags = std::make_shared<TorchFlags>();
   app.add_option(kPathFlag, flags->path, "a state dict that torch.save wrote")->required();
   app.add_option(kFolderFlag, flags->folder, "gets .metadata and the data")->required();
+  add_overwrite(app, flags->overwrite);
   app.callback([flags] {
-    convert_torch_to_dcp(flags->path, flags->folder, print_line);
+    check_whole_folder(flags->given_path(), flags->given_folder(), flags->overwrite);
+    convert_torch_to_dcp(flags->path, flags->folder, print_line, flags->overwrite);
     print_line("written: " + flags->folder);
   });
 }

@@ -13,7 +13,11 @@
 #include "checkpoint/inspect/checkpoint_diff.h"
 #include "checkpoint/inspect/checkpoint_source.h"
 #include "checkpoint/values/value_text.h"
+#include "framework/arguments/nearest_name.h"
 #include "framework/diagnostics.h"
+#include "launch/checkpoints/flag_mistakes.h"
+#include "launch/checkpoints/inspect_summary.h"
+#include "launch/checkpoints/text_table.h"
 
 namespace megashard {
 namespace {
@@ -32,44 +36,6 @@ struct InspectFlags {
   bool wants(const std::string& name) const {
     return filter.empty() || ::fnmatch(filter.c_str(), name.c_str(), 0) == 0;
   }
-};
-
-std::string mebibytes(int64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f", static_cast<double>(bytes) / (1 << 20));
-  return text;
-}
-
-/// Columns as wide as their widest cell; numbers stand to the right.
-class Table {
- public:
-  explicit Table(std::vector<std::string> titles, std::set<size_t> right = {})
-      : right_(std::move(right)) {
-    add(std::move(titles));
-  }
-  void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
-
-  void print() const {
-    if (rows_.size() == 1) return;
-    std::vector<size_t> widths(rows_[0].size(), 0);
-    for (const auto& row : rows_) {
-      for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-    }
-    std::cout << "\n";
-    for (const auto& row : rows_) {
-      std::string line;
-      for (size_t i = 0; i < row.size(); ++i) {
-        const std::string space(widths[i] - row[i].size(), ' ');
-        line += (i == 0 ? "" : "  ") + (right_.count(i) != 0 ? space + row[i] : row[i] + space);
-      }
-      line.erase(line.find_last_not_of(' ') + 1);
-      std::cout << line << "\n";
-    }
-  }
-
- private:
-  std::set<size_t> right_;
-  std::vector<std::vector<std::string>> rows_;
 };
 
 void print_json(const ordered_json& json) {
@@ -107,9 +73,10 @@ Totals totals_of(const CheckpointSource& source, const InspectFlags& flags) {
   return totals;
 }
 
-ordered_json summary_json(CheckpointSource& source, const InspectFlags& flags) {
+ordered_json all_json(CheckpointSource& source, const InspectFlags& flags) {
   ordered_json json = {{"path", source.path()}, {"format", source.format()}};
   if (source.iteration()) json["iteration"] = *source.iteration();
+  json["summary"] = checkpoint_summary_json(summarise(source));
   const auto totals = totals_of(source, flags);
   json["totals"] = {
       {"tensors", totals.tensors}, {"elements", totals.elements}, {"bytes", totals.bytes}};
@@ -143,7 +110,7 @@ ordered_json summary_json(CheckpointSource& source, const InspectFlags& flags) {
 }
 
 void print_tensors(const CheckpointSource& source, const InspectFlags& flags) {
-  Table table({"tensor", "dtype", "shape", "MiB", "chunks"}, {3});
+  TextTable table({"tensor", "dtype", "shape", "MiB", "chunks"}, {3});
   for (const auto& tensor : source.tensors()) {
     const auto& info = tensor.info;
     if (!flags.wants(info.name)) continue;
@@ -161,7 +128,7 @@ void print_tensors(const CheckpointSource& source, const InspectFlags& flags) {
 }
 
 void print_values(CheckpointSource& source, const InspectFlags& flags) {
-  Table table({"value", ""});
+  TextTable table({"value", ""});
   for (size_t i = 0; i < source.value_keys().size(); ++i) {
     const auto& key = source.value_keys()[i];
     if (!flags.wants(key)) continue;
@@ -178,19 +145,16 @@ void print_values(CheckpointSource& source, const InspectFlags& flags) {
   table.print();
 }
 
-void print_summary(CheckpointSource& source, const InspectFlags& flags) {
-  std::cout << source.format() << " " << printable(source.path());
-  if (source.iteration()) std::cout << ", iteration " << *source.iteration();
-  int64_t bytes = 0;
-  for (const auto& file : source.files()) bytes += std::max<int64_t>(file.second, 0);
+void print_all(CheckpointSource& source, const InspectFlags& flags) {
+  print_checkpoint_summary(source, summarise(source));
   const auto totals = totals_of(source, flags);
-  std::cout << "\n"
-            << source.files().size() << " files, " << mebibytes(bytes) << " MiB; " << totals.tensors
-            << " tensors, " << totals.elements << " elements, " << mebibytes(totals.bytes)
-            << " MiB\n";
+  if (!flags.filter.empty()) {
+    std::cout << "  --filter       " << totals.tensors << " tensors, " << totals.elements
+              << " elements, " << mebibytes(totals.bytes) << " MiB\n";
+  }
   print_tensors(source, flags);
   print_values(source, flags);
-  Table files({"file", "MiB"}, {1});
+  TextTable files({"file", "MiB"}, {1});
   for (const auto& [name, size] : source.files())
     files.add({printable(name), size < 0 ? "missing" : mebibytes(size)});
   if (flags.filter.empty()) files.print();
@@ -222,6 +186,28 @@ int verify(CheckpointSource& source, const std::vector<std::string>& passed_over
   return faults.empty() ? 0 : 1;
 }
 
+/// Throws when the filter fits nothing, with what may be meant: a part of a name needs stars.
+void check_filter(const std::vector<CheckpointSource*>& sources, const InspectFlags& flags) {
+  if (flags.filter.empty()) return;
+  const auto part = "*" + flags.filter + "*";
+  std::vector<std::string> names;
+  int64_t with_part = 0;
+  for (const auto* source : sources) {
+    for (const auto& tensor : source->tensors()) names.push_back(tensor.info.name);
+    names.insert(names.end(), source->value_keys().begin(), source->value_keys().end());
+  }
+  for (const auto& name : names) {
+    if (flags.wants(name)) return;
+    with_part += ::fnmatch(part.c_str(), name.c_str(), 0) == 0;
+  }
+  throw UsageError("inspect: no tensor or value of " + sources[0]->path() + " fits --filter " +
+                   printable(flags.filter) +
+                   (with_part > 0
+                        ? "; did you mean \"" + part + "\", which fits " +
+                              std::to_string(with_part) + (with_part == 1 ? " name?" : " names?")
+                        : did_you_mean(flags.filter, names)));
+}
+
 std::string or_dash(const std::string& text) { return text.empty() ? "-" : printable(text); }
 
 void print_difference(const CheckpointDifference& difference, const InspectFlags& flags) {
@@ -229,7 +215,7 @@ void print_difference(const CheckpointDifference& difference, const InspectFlags
             << difference.equal_tensors << " tensors and " << difference.equal_values
             << " values are equal; " << difference.tensors.size() << " tensors and "
             << difference.values.size() << " values differ\n";
-  Table tensors({"tensor", "A", "B", "elements", "largest |A - B|"}, {3, 4});
+  TextTable tensors({"tensor", "A", "B", "elements", "largest |A - B|"}, {3, 4});
   for (const auto& each : difference.tensors) {
     char largest[32];
     std::snprintf(largest, sizeof largest, "%.6g", each.largest);
@@ -238,7 +224,7 @@ void print_difference(const CheckpointDifference& difference, const InspectFlags
                  compared ? std::to_string(each.differing) : "-", compared ? largest : "-"});
   }
   tensors.print();
-  Table values({"value", "A", "B"});
+  TextTable values({"value", "A", "B"});
   for (const auto& each : difference.values)
     values.add({printable(each.key), each.a.empty() ? "-" : each.a, each.b.empty() ? "-" : each.b});
   values.print();
@@ -268,6 +254,7 @@ void warn(const std::string& line) { std::cerr << "WARNING: " << printable(line)
 int diff(const InspectFlags& flags) {
   const auto a = open_checkpoint(flags.diff[0], flags.ckpt_step, warn);
   const auto b = open_checkpoint(flags.diff[1], flags.ckpt_step, warn);
+  check_filter({a.get(), b.get()}, flags);
   const auto difference =
       diff_checkpoints(*a, *b, [&](const std::string& name) { return flags.wants(name); });
   if (flags.json) {
@@ -279,6 +266,11 @@ int diff(const InspectFlags& flags) {
 }
 
 int inspect(const InspectFlags& flags) {
+  if (!flags.diff.empty() && !flags.path.empty())
+    throw UsageError("inspect takes a PATH or --diff A B, not both");
+  if (flags.verify && !(flags.filter.empty() && flags.diff.empty()))
+    throw UsageError(
+        "inspect: --verify reads all of one checkpoint; leave --filter and --diff out");
   if (!flags.diff.empty()) return diff(flags);
   if (flags.path.empty()) throw UsageError("inspect takes a PATH, or --diff A B");
   std::vector<std::string> passed_over;
@@ -286,10 +278,11 @@ int inspect(const InspectFlags& flags) {
       flags.path, flags.ckpt_step, [&](const std::string& line) { passed_over.push_back(line); });
   if (flags.verify) return verify(*source, passed_over, flags);
   for (const auto& line : passed_over) warn(line);
+  check_filter({source.get()}, flags);
   if (flags.json) {
-    print_json(summary_json(*source, flags));
+    print_json(all_json(*source, flags));
   } else {
-    print_summary(*source, flags);
+    print_all(*source, flags);
   }
   return 0;
 }
@@ -316,7 +309,7 @@ int run_inspect(int argc, char** argv) {
     std::cout << app.help();
     return 0;
   } catch (const CLI::ParseError& error) {
-    throw UsageError("inspect: " + std::string(error.what()) +
+    throw UsageError("inspect: " + what_is_wrong(error, app, {argv + 1, argv + argc}) +
                      "; megashard inspect --help lists the flags");
   }
   return inspect(flags);

@@ -181,7 +181,7 @@ int run_pretrain(int argc, char** argv) {
   const c10::Device device = device_of(group);
   seed_generators(arguments, group->rank(), device);
   at::globalContext().setDeterministicAlgorithms(arguments.deterministic_mode, /*warn_only=*/false);
-  if (arguments.save_hf) prepare_hf_model(arguments);
+  if (arguments.save_hf) prepare_hf_model(arguments, group);
   const Start from = find_start(arguments, group, sink);
   const BuiltModel built = build_model(arguments, from.initialises);
   freeze_model(arguments, built, sink);

@@ -10,6 +10,7 @@
 #include "checkpoint/hugging_face/hf_assets.h"
 #include "checkpoint/hugging_face/save_hf_sharded.h"
 #include "checkpoint/steps/agreement.h"
+#include "checkpoint/steps/folder_content.h"
 #include "framework/diagnostics.h"
 #include "framework/training/save_contract.h"
 #include "framework/training/training_saves.h"
@@ -95,7 +96,7 @@ OrderedJson config_of_run(const Arguments& arguments) {
 
 }  // namespace
 
-void prepare_hf_model(const Arguments& arguments) {
+void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group) {
   config_of_run(arguments);
   const auto& folder = *arguments.save_hf;
   const auto real = [](const std::string& path) { return std::filesystem::weakly_canonical(path); };
@@ -103,6 +104,10 @@ void prepare_hf_model(const Arguments& arguments) {
     throw UsageError("--save-hf " + folder +
                      " is --hf-model's directory, whose weights it would replace; give another");
   }
+  const auto refusals = gather_or_throw(group, [&] {
+    return rank_in(group) == 0 ? folder_refusal(folder, "--save-hf", arguments.overwrite) : "";
+  });
+  if (!refusals[0].empty()) throw UsageError(refusals[0]);
 }
 
 void save_hf_model(MegatronModule& model, const Arguments& arguments,

@@ -8,9 +8,10 @@ namespace megashard {
 
 /// --save-hf: a directory that transformers' from_pretrained loads.
 
-/// Before training, so that its end does not fail. Throws a UsageError when it is --hf-model's own,
+/// Before training, so that its end does not fail; collective over `group`. Throws a UsageError when
+/// it is --hf-model's own or, without --overwrite, holds weights, a step or a run (folder_refusal),
 /// or when transformers has no architecture for the network of the flags.
-void prepare_hf_model(const Arguments& arguments);
+void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group);
 
 /// All ranks write the model's weights (save_hf_sharded: in their dtype, tied ones once, experts as
 /// their family publishes them or, by --save-hf-stacked-experts, as stack_experts()); then come the

@@ -56,8 +56,12 @@ std::string StackedWeight::source() const {
   return experts + (part == Part::kDown ? ".down_proj" : ".gate_up_proj");
 }
 
+std::string StackedWeight::other_source() const {
+  return experts + (part == Part::kDown ? ".gate_up_proj" : ".down_proj");
+}
+
 at::Tensor StackedWeight::view(const HfWeights& files) const {
-  const auto other = experts + (part == Part::kDown ? ".gate_up_proj" : ".down_proj");
+  const auto other = other_source();
   if (!files.contains(other)) return {};
   return view(files.tensor(source()), files.info(other).sizes);
 }

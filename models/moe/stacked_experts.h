@@ -25,6 +25,8 @@ struct StackedWeight {
   static std::optional<StackedWeight> of(const std::string& name);
   /// The tensor in the files.
   std::string source() const;
+  /// The other one of its layer.
+  std::string other_source() const;
   /// A view of it, [out, in] whichever way it is stored; undefined where it has no such expert or
   /// other dimensions.
   at::Tensor view(const HfWeights& files) const;

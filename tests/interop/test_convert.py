@@ -339,7 +339,7 @@ def test_memory_is_that_of_one_tensor(tmp_path):
     for kind, layout in (("", ()), (", layout", ("--megatron-layout",))):
         dist, of_dcp = tmp_path / f"dist{kind}" / "release", tmp_path / f"of_dcp{kind}"
         run("hf_to_torch_dist", "--hf-dir", hf, "--save-dir", dist.parent, *layout, kind=kind)
-        run("torch_dist_to_hf", "--load-dir", dist, "--save-dir", tmp_path / "back", *assets, *layout, kind=kind)
+        run("torch_dist_to_hf", "--load-dir", dist, "--save-dir", tmp_path / f"back{kind} of dist", *assets, *layout, kind=kind)
         run("torch_dist_to_dcp", "--load-dir", dist, "--save-dir", tmp_path / f"dcp{kind} again", *assets, *layout, kind=kind)
         run("dcp_to_torch_dist", "--load-dir", dcp, "--save-dir", of_dcp, *assets, *layout, kind=kind)
     most = {name: BUFFERS + weight * (5 if "layout" in name else 3) for name in peaks}
@@ -384,18 +384,21 @@ def test_no_step_is_replaced_and_no_tracker_set_back(tmp_path):
                  checkpoint_id=steps / f"iter_{iteration:07d}")
     before = contents(steps)
     done = convert("dcp_to_torch_dist", "--load-dir", steps / "iter_0000007", "--save-dir", steps)
-    assert done.returncode != 0 and "iter_0000007 exists already" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert done.returncode != 0 and "would replace the step" in done.stderr and len(done.stderr.splitlines()) == 1
     assert contents(steps) == before
     ok("dcp_to_torch_dist", "--load-dir", steps / "iter_0000020", "--save-dir", tmp_path / "dist")
-    done = convert("dcp_to_torch_dist", "--load-dir", steps / "iter_0000007", "--save-dir", tmp_path / "dist")
+    older = ("dcp_to_torch_dist", "--load-dir", steps / "iter_0000007", "--save-dir", tmp_path / "dist")
+    done = convert(*older)
+    assert done.returncode != 0 and "holds a run's steps (iter_0000020)" in done.stderr
+    done = convert(*older, "--overwrite")
     assert done.returncode == 0 and f"iter_0000020 is newer and stays the step that a run loads; write 7 into {tracker}" in done.stdout
     assert tracker.read_text() == "20"
     small_model(tmp_path / "hf", tie_word_embeddings=False)
     to_release = ("hf_to_torch_dist", "--hf-dir", tmp_path / "hf", "--save-dir", tmp_path / "dist")
-    done = convert(*to_release)
+    done = convert(*to_release, "--overwrite")
     assert done.returncode == 0 and "write release into" in done.stdout and tracker.read_text() == "20"
     done = convert(*to_release)
-    assert done.returncode != 0 and "release exists already" in done.stderr
+    assert done.returncode != 0 and "holds a run's steps" in done.stderr
     assert sorted(os.listdir(tmp_path / "dist")) == ["iter_0000007", "iter_0000020", tracker.name, "release"]
 
 
@@ -405,15 +408,16 @@ def test_bf16_and_progress(tmp_path):
     (tmp_path / "hf").mkdir()
     save_file(weights, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
     expected = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
-    back = ("dcp_to_hf", "--save-dir", tmp_path / "back", "--model-assets-dir", tmp_path / "hf", "--load-dir")
+    back = ("dcp_to_hf", "--save-dir", tmp_path / "back", "--overwrite", "--model-assets-dir", tmp_path / "hf", "--load-dir")
+    unknown = f"the weights are not compared with config.json: there is none in {tmp_path / 'hf'}"
     for name, flag in (("half", "true"), ("whole", "false")):
         done = convert("hf_to_dcp", "--hf_dir", tmp_path / "hf", "--dcp_dir", tmp_path / name, "--to_bf16", flag)
         assert done.returncode == 0, done.stderr
         release = tmp_path / name / "release"
-        assert done.stdout.splitlines() == ["1000 of 1002 tensors, 0.00 GiB", "1002 of 1002 tensors, 0.00 GiB", f"written: {release}"]
+        assert done.stdout.splitlines() == [unknown, "1000 of 1002 tensors, 0.00 GiB", "1002 of 1002 tensors, 0.00 GiB", f"written: {release}"]
         done = convert(*back, release, *(("--to_bf16", "true") if name == "whole" else ()))
         assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines() == [f"checking the bytes of {release}", "1000 of 1002 tensors, 0.00 GiB",
+        assert done.stdout.splitlines() == [unknown, f"checking the bytes of {release}", "1000 of 1002 tensors, 0.00 GiB",
                                             "1002 of 1002 tensors, 0.00 GiB", f"written: {tmp_path / 'back'}"]
         written = load_file(tmp_path / "back" / "model.safetensors")
         assert written.keys() == expected.keys() and all(same_bits(written[key], tensor) for key, tensor in expected.items())
@@ -435,7 +439,7 @@ def test_wrong_use_is_one_sentence(tmp_path):
             (("torch_to_dcp", "--torch-save-path", tmp_path / "module.pt", "--dcp-dir", tmp_path / "x"), "not a state dict"),
             (("torch_to_dcp", "--torch-save-path", tmp_path / "old.pt", "--dcp-dir", tmp_path / "x"), "written anew by torch.save"),
             (("torch_to_dcp", "--torch-save-path", tmp_path / "sparse.pt", "--dcp-dir", tmp_path / "x"), "make it dense"),
-            (("torch_to_dcp", "--torch-save-path", tmp_path / "good.pt", "--dcp-dir", tmp_path / "hf"), "exists already"),
+            (("torch_to_dcp", "--torch-save-path", tmp_path / "good.pt", "--dcp-dir", tmp_path / "hf"), "holds weights"),
             (("dcp_to_torch", "--dcp-dir", tmp_path / "steps", "--torch-save-path", tmp_path / "y.pt"), "iter_0000007, the latest"),
             (("dcp_to_torch", "--dcp-dir", tmp_path / "none", "--torch-save-path", tmp_path / "y.pt"), "there is no directory"),
             (("dcp_to_torch", "--dcp-dir", tmp_path / "steps", "--torch-save-path", tmp_path / "good.pt"), "exists already"),
@@ -444,7 +448,7 @@ def test_wrong_use_is_one_sentence(tmp_path):
             (("hf_to_dcp", "--hf-dir", tmp_path, "--dcp-dir", tmp_path / "x"), "neither model.safetensors nor"),
             (("hf_to_dcp", "--hf-dir", tmp_path / "hf", "--dcp-dir", tmp_path / "x", "--hf-prefix", "zz"), "begins with --hf-prefix"),
             (("hf_to_dcp", "--hf-dir", tmp_path / "hf", "--dcp-dir", tmp_path / "x", "--tie-weight-mapping", "a"), "target=source"),
-            (("dcp_to_hf", "--load-dir", tmp_path / "hf", "--save-dir", tmp_path / "y", "--model-assets-dir", tmp_path / "hf"), "nor .metadata"),
+            (("dcp_to_hf", "--load-dir", tmp_path / "hf", "--save-dir", tmp_path / "y", "--model-assets-dir", tmp_path / "hf"), "holds Hugging Face weights"),
             (("hf_to_dpc",), "convert")):
         done = convert(*words)
         assert done.returncode != 0 and part in done.stderr and len(done.stderr.splitlines()) == 1, (words, done.stderr)

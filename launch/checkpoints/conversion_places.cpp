@@ -1,0 +1,99 @@
+#include "launch/checkpoints/conversion_places.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "checkpoint/files/file_io.h"
+#include "checkpoint/steps/folder_content.h"
+#include "framework/diagnostics.h"
+
+namespace megashard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Links and `..` resolved, as far as there is something; without a slash at the end.
+fs::path real(const std::string& path) {
+  std::error_code error;
+  auto resolved = fs::weakly_canonical(fs::absolute(path), error);
+  if (error) resolved = fs::absolute(path).lexically_normal();
+  return resolved.has_filename() ? resolved : resolved.parent_path();
+}
+
+bool lies_in(const fs::path& path, const fs::path& folder) {
+  const auto differs = std::mismatch(folder.begin(), folder.end(), path.begin(), path.end());
+  return differs.first == folder.end();
+}
+
+void throw_refusal(const std::string& refusal) {
+  if (!refusal.empty()) throw UsageError(refusal);
+}
+
+void refuse_same(const GivenPath& source, const GivenPath& target) {
+  if (real(source.path) == real(target.path)) {
+    throw UsageError(target.flag + " " + target.path + " is the folder that " + source.flag +
+                     " names; give another");
+  }
+}
+
+/// The source itself, and a place in a step, which is removed with all that is in it.
+void refuse_source(const GivenPath& source, const GivenPath& target) {
+  refuse_same(source, target);
+  const bool is_step = content_of(source.path).kind == FolderContent::Kind::kStep;
+  if (is_step && lies_in(real(target.path), real(source.path))) {
+    throw UsageError(target.flag + " " + target.path + " lies in the folder that " + source.flag +
+                     " names, and belongs to that step then; give another");
+  }
+}
+
+bool holds_step_alone(const std::string& folder) {
+  const auto is_file = [](const fs::directory_entry& entry) { return entry.is_regular_file(); };
+  return content_of(folder).kind == FolderContent::Kind::kStep &&
+         std::all_of(fs::directory_iterator(folder), fs::directory_iterator(), is_file);
+}
+
+}  // namespace
+
+void add_overwrite(CLI::App& app, bool& overwrite) {
+  app.add_flag("--overwrite", overwrite,
+               "write into a place that holds weights, a step or a run; what has the names of new "
+               "files is replaced when these are complete");
+}
+
+void check_hf_target(const GivenPath& source, const GivenPath& target, bool overwrite) {
+  refuse_source(source, target);
+  throw_refusal(folder_refusal(target.path, target.flag, overwrite));
+}
+
+void check_step_target(const GivenPath& source, const GivenPath& target, const std::string& step,
+                       bool overwrite) {
+  refuse_source(source, target);
+  if (real(target.path + "/" + step) == real(source.path)) {
+    throw UsageError(target.flag + " " + target.path + " would replace the step that " +
+                     source.flag + " names; give another folder");
+  }
+  throw_refusal(folder_refusal(target.path, target.flag, overwrite));
+}
+
+void check_file_target(const GivenPath& source, const GivenPath& target, bool overwrite) {
+  refuse_source(source, target);
+  throw_refusal(file_refusal(target.path, target.flag, overwrite));
+}
+
+void check_whole_folder(const GivenPath& source, const GivenPath& target, bool overwrite) {
+  if (lies_in(real(source.path), real(target.path))) {
+    throw UsageError(target.flag + " " + target.path + " holds the file that " + source.flag +
+                     " names; give another folder");
+  }
+  const bool is_full = is_directory(target.path) && !fs::is_empty(target.path);
+  if (is_full && overwrite && !holds_step_alone(target.path)) {
+    throw UsageError(target.flag + " " + target.path +
+                     ": --overwrite replaces a folder that holds a step and nothing else; give "
+                     "another");
+  }
+  throw_refusal(folder_refusal(target.path, target.flag, overwrite));
+  if (is_full && !overwrite)
+    throw UsageError(target.flag + " " + target.path + " is not empty: give a folder of its own");
+}
+
+}  // namespace megashard

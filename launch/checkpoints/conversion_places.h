@@ -1,0 +1,32 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <string>
+
+namespace megashard {
+
+/// A path, and the flag that gave it.
+struct GivenPath {
+  std::string path;
+  std::string flag;
+};
+
+/// --overwrite of a converter.
+void add_overwrite(CLI::App& app, bool& overwrite);
+
+// Where a converter may write. Each throws a UsageError, before anything is read at length, for a
+// target that holds what may be needed (folder_refusal), and, --overwrite or not, for one that is
+// its source.
+
+/// Of weights: `target` gets files.
+void check_hf_target(const GivenPath& source, const GivenPath& target, bool overwrite);
+/// Of a step: `target` gets the folder `step` ("release").
+void check_step_target(const GivenPath& source, const GivenPath& target, const std::string& step,
+                       bool overwrite);
+/// Of one file.
+void check_file_target(const GivenPath& source, const GivenPath& target, bool overwrite);
+/// Of a folder that is replaced as a whole.
+void check_whole_folder(const GivenPath& source, const GivenPath& target, bool overwrite);
+
+}  // namespace megashard

@@ -1,0 +1,129 @@
+#include "models/hugging_face/match_weights.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "framework/modules/megatron_module.h"
+#include "models/hugging_face/weight_names.h"
+#include "models/layers/lora.h"
+#include "parallel/fsdp/fully_shard.h"
+
+namespace megashard {
+namespace {
+
+constexpr const char* kHead = "lm_head.weight";
+constexpr const char* kEmbeddings[] = {"model.embed_tokens.weight",
+                                       "model.language_model.embed_tokens.weight"};
+
+using Stored = std::unordered_map<std::string, const TensorInfo*>;
+
+std::vector<WeightTarget> targets_of(const torch::nn::Module& module) {
+  const auto* published = dynamic_cast<const PublishedNames*>(&module);
+  std::vector<WeightTarget> targets;
+  std::unordered_map<const c10::TensorImpl*, size_t> position;
+  for (const auto& item : module.named_parameters(/*recurse=*/true)) {
+    if (is_lora_parameter(item.key())) continue;  // trained here
+    const auto [found, is_new] =
+        position.emplace(item.value().unsafeGetTensorImpl(), targets.size());
+    if (is_new) targets.push_back({.parameter = item.value(), .names = {}});
+    auto& names = targets[found->second].names;
+    names.push_back(item.key());
+    if (published == nullptr) continue;
+    const auto other = published->published_name(item.key());
+    if (other != item.key()) names.push_back(other);
+  }
+  return targets;
+}
+
+void find_source(WeightTarget& target, const Stored& stored) {
+  for (const auto& name : target.names) {
+    if (!stored.contains(name)) continue;
+    target.source = name;
+    return;
+  }
+  const auto& name = target.names.front();
+  for (const char* embedding : kEmbeddings) {
+    if (name == kHead && stored.contains(embedding)) target.source = embedding;
+  }
+  auto stacked = StackedWeight::of(name);
+  if (!stacked || !stored.contains(stacked->source())) return;
+  target.source = stacked->source();
+  target.stacked = std::move(stacked);
+}
+
+/// Of what the files have for it; nothing: no such expert, or other dimensions.
+std::optional<std::vector<int64_t>> stored_sizes(const WeightTarget& target, const Stored& stored) {
+  const auto& sizes = stored.at(target.source)->sizes;
+  if (!target.stacked) return sizes;
+  const auto other = stored.find(target.stacked->other_source());
+  if (other == stored.end()) return std::nullopt;
+  const auto view = target.stacked->view(at::empty(sizes, at::kMeta), other->second->sizes);
+  return view.defined() ? std::optional(view.sizes().vec()) : std::nullopt;
+}
+
+/// Old Llama files carry the rotary frequencies, which follow from config.json.
+bool is_derived(const std::string& name) { return name.ends_with(".rotary_emb.inv_freq"); }
+
+}  // namespace
+
+std::string WeightMismatch::text() const {
+  std::string problem;
+  if (!missing.empty()) problem += "; missing: " + listed(missing);
+  if (!unexpected.empty()) problem += "; unexpected: " + listed(unexpected);
+  if (!sizes.empty()) problem += "; of other sizes: " + listed(sizes);
+  if (!integers.empty()) problem += "; of integers, so quantised: " + listed(integers);
+  return problem;
+}
+
+std::vector<WeightTarget> match_weights(const torch::nn::Module& module,
+                                        const std::vector<TensorInfo>& infos,
+                                        WeightMismatch& mismatch) {
+  const auto* megatron = dynamic_cast<const MegatronModule*>(&module);
+  const auto is_elsewhere = [&](const std::string& name) {
+    return megatron != nullptr && megatron->is_elsewhere(name);
+  };
+  Stored stored;
+  for (const auto& info : infos) stored.emplace(info.name, &info);
+  auto targets = targets_of(module);
+  std::unordered_set<std::string> known;
+  std::map<std::string, int64_t> experts_in;  // of the model, in a stacked tensor
+  for (auto& target : targets) {
+    known.insert(target.names.begin(), target.names.end());
+    find_source(target, stored);
+    if (target.source.empty()) {
+      mismatch.missing.push_back(target.names.front());
+      continue;
+    }
+    if (!at::isFloatingType(stored.at(target.source)->dtype))
+      mismatch.integers.push_back(target.source);
+    const auto wanted = global_sizes(target.parameter);
+    if (target.stacked) {
+      known.insert(target.source);
+      auto& experts = experts_in[target.source];
+      experts = std::max(experts, target.stacked->expert + 1);
+    }
+    const auto sizes = stored_sizes(target, stored);
+    if (sizes && at::IntArrayRef(*sizes) == at::IntArrayRef(wanted)) continue;
+    const at::IntArrayRef whole = stored.at(target.source)->sizes;
+    mismatch.sizes.push_back(c10::str(target.source, " ", whole, " for ", target.names.front(), " ",
+                                      at::IntArrayRef(wanted)));
+  }
+  for (const auto& [source, experts] : experts_in) {
+    const auto there = stored.at(source)->sizes.front();
+    const bool more_elsewhere =
+        is_elsewhere(source.substr(0, source.rfind('.')) + "." + std::to_string(there - 1) + ".");
+    if (there > experts && !more_elsewhere)
+      mismatch.sizes.push_back(c10::str(source, " of ", there, " experts for ", experts));
+  }
+  for (const auto& info : infos) {
+    const bool needed_here = !is_derived(info.name) && !is_elsewhere(info.name);
+    if (needed_here && !known.contains(info.name)) mismatch.unexpected.push_back(info.name);
+  }
+  return targets;
+}
+
+}  // namespace megashard

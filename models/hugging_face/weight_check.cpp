@@ -1,0 +1,169 @@
+#include "models/hugging_face/weight_check.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "checkpoint/hugging_face/hf_assets.h"
+#include "framework/modules/deferred_init.h"
+#include "models/decoder_model.h"
+#include "models/hugging_face/hf_families.h"
+#include "models/hugging_face/match_weights.h"
+#include "models/layers/lora.h"
+#include "models/register_models.h"
+#include "models/vision/qwen_vl_model.h"
+
+namespace megashard {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kOwnHead = "lm_head.weight";
+constexpr const char* kEmbeddingsEnd = "embed_tokens.weight";
+
+/// Why the model is none that is built here; empty: it is one.
+std::string unknown_model(const Json& config) {
+  const auto type = config.value("model_type", Json());
+  if (!type.is_string()) return "it says no model_type";
+  if (hf_families().count(type) == 0)
+    return type.get<std::string>() + " is no model that is known here";
+  if (config.contains("quantization_config")) return "its weights are quantised";
+  const auto architectures = config.value("architectures", Json());
+  if (!architectures.is_array() || architectures.empty() || !architectures[0].is_string())
+    return "";
+  ModelRegistry registry;
+  register_models(registry);
+  const auto known = registry.names();
+  const std::string name = architectures[0];
+  const bool found = std::find(known.begin(), known.end(), name) != known.end();
+  return found ? "" : name + " is no model that is known here";
+}
+
+/// Leaves out what this program may refuse to compute, but what changes no weight.
+void keep_sizes(Json& config) {
+  for (const char* key : {"hidden_act", "use_sliding_window"}) config.erase(key);
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!config.contains(key) || !config[key].is_object()) continue;
+    config[key].erase("rope_type");
+    config[key].erase("type");
+  }
+  for (const char* part : {"text_config", "vision_config"}) {
+    if (config.contains(part) && config[part].is_object()) keep_sizes(config[part]);
+  }
+}
+
+std::shared_ptr<MultiModalModule> model_on_meta(const Json& config, const std::string& path) {
+  const auto network = decoder_config_from_hf(config, path);
+  InitTape tape;
+  return tape.construct([&]() -> std::shared_ptr<MultiModalModule> {
+    if (is_vision_language(config))
+      return std::make_shared<QwenVlModel>(vision_language_config(config, path, network));
+    return std::make_shared<DecoderModel>(network);
+  });
+}
+
+/// The rows of embeddings and head, where these are all that differs; else nothing.
+std::optional<int64_t> other_vocabulary(const std::vector<WeightTarget>& targets,
+                                        const std::vector<TensorInfo>& weights,
+                                        const WeightMismatch& mismatch) {
+  if (!mismatch.missing.empty() || !mismatch.unexpected.empty() || !mismatch.integers.empty())
+    return std::nullopt;
+  std::optional<int64_t> rows;
+  size_t explained = 0;
+  for (const auto& target : targets) {
+    if (target.stacked || target.parameter.dim() != 2) continue;
+    if (!target.source.ends_with(kEmbeddingsEnd) && target.source != kOwnHead) continue;
+    const auto stored = std::find_if(weights.begin(), weights.end(), [&](const TensorInfo& info) {
+      return info.name == target.source;
+    });
+    const auto& sizes = stored->sizes;
+    const bool fits = sizes.size() == 2 && sizes[1] == target.parameter.size(1);
+    if (!fits || sizes[0] == target.parameter.size(0)) continue;
+    if (rows && *rows != sizes[0]) return std::nullopt;
+    rows = sizes[0];
+    ++explained;
+  }
+  return explained == mismatch.sizes.size() ? rows : std::nullopt;
+}
+
+std::vector<std::string> adapters_in(const std::vector<TensorInfo>& weights) {
+  std::vector<std::string> names;
+  for (const auto& info : weights) {
+    if (is_lora_parameter(info.name)) names.push_back(info.name);
+  }
+  return names;
+}
+
+bool are_megatrons(const std::vector<TensorInfo>& weights) {
+  return std::any_of(weights.begin(), weights.end(), [](const TensorInfo& info) {
+    return info.name.starts_with("embedding.word_embeddings.");
+  });
+}
+
+}  // namespace
+
+WeightCheck::WeightCheck(const std::string& directory) : directory_(directory) {
+  auto config = read_hf_config(directory);
+  unknown_ = config ? unknown_model(*config) : "there is none in " + directory;
+  if (!unknown_.empty()) return;
+  keep_sizes(*config);
+  model_ = model_on_meta(*config, directory + "/config.json");
+}
+
+WeightCheck::Problem WeightCheck::problem_of(const std::vector<TensorInfo>& weights) const {
+  WeightMismatch mismatch;
+  Problem problem;
+  const auto targets = match_weights(*model_, weights, mismatch);
+  for (const auto& target : targets) {
+    // Who trains may fill an own head from the embeddings; who reads files finds none.
+    const bool borrowed =
+        target.names.front() == kOwnHead && target.source.ends_with(kEmbeddingsEnd);
+    if (!borrowed) continue;
+    mismatch.missing.push_back(std::string(kOwnHead) +
+                               " (config.json says \"tie_word_embeddings\": false)");
+    problem.lacks_head = mismatch.text() == "; missing: " + mismatch.missing.back();
+  }
+  if (const auto rows = other_vocabulary(targets, weights, mismatch)) {
+    problem.is_vocabulary = true;
+    problem.text = c10::str("rows for ", *rows,
+                            " tokens, and config.json says \"vocab_size\": ", model_->vocab_size());
+    return problem;
+  }
+  const auto text = mismatch.text();
+  if (!text.empty())
+    problem.text = "other weights than " + directory_ + "/config.json asks for" + text;
+  return problem;
+}
+
+void WeightCheck::check_step(const std::vector<TensorInfo>& weights,
+                             const std::string& step) const {
+  const auto adapters = adapters_in(weights);
+  TORCH_CHECK(adapters.empty(), step, " holds adapters (", listed(adapters),
+              "), which are no model by themselves: run pretrain with the flags of their training and with --skip-train "
+              "--save-hf DIR; DIR gets the weights of --hf-model with the adapters merged in, and DIR/adapter the adapters "
+              "as PEFT loads them");
+  if (model_ == nullptr) return;
+  const auto problem = problem_of(weights);
+  if (problem.text.empty()) return;
+  TORCH_CHECK(!are_megatrons(weights), step, " has Megatron's names of weights: give --megatron-layout (torch_dist_to_hf)");
+  TORCH_CHECK(false, step, " has ", problem.text,
+              problem.is_vocabulary
+                  ? ". Where Megatron's flags padded the vocabulary (--make-vocab-size-divisible-by), write that number of rows "
+                    "into config.json; otherwise give as --model-assets-dir the directory of the model that was trained"
+                  : ". Give as --model-assets-dir the directory of the model that was trained; for a network of flags, let its "
+                    "run write the files (pretrain --load RUN --skip-train --save-hf DIR)");
+}
+
+void WeightCheck::check_files(const std::vector<TensorInfo>& weights) const {
+  if (model_ == nullptr) return;
+  const auto problem = problem_of(weights);
+  TORCH_CHECK(problem.text.empty(), directory_, " has ", problem.text,
+              problem.lacks_head
+                  ? ". Where the head is the embeddings, give --tie-weight-mapping lm_head.weight=model.embed_tokens.weight, "
+                    "or write \"tie_word_embeddings\": true into config.json"
+                  : ". Give a directory whose weights and config.json are of one model");
+}
+
+}  // namespace megashard
