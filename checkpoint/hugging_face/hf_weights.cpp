@@ -52,7 +52,7 @@ void HfWeights::read_index(const std::string& directory, const std::string& inde
   for (const auto& file : files) {
     if (!path_exists(directory + "/" + file)) missing.push_back(file);
   }
-  TORCH_CHECK(missing.empty(), index_path, " names ", files.size(), " files, of which ", listed(missing),
+  TORCH_CHECK(missing.empty(), index_path, " names ", files.size(), files.size() == 1 ? " file" : " files", ", of which ", listed(missing),
               missing.size() == 1 ? " is" : " are", " missing; fetch the directory again, whole");
   for (const auto& file : files) add_file(directory + "/" + file);
   for (const auto& [name, file] : file_names) {

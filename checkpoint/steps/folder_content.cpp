@@ -96,12 +96,12 @@ FolderContent content_of(const std::string& folder) {
   return {};
 }
 
-std::string folder_refusal(const std::string& folder, const std::string& flag, bool overwrite) {
+std::string content_refusal(const std::string& folder, const std::string& flag, bool overwrite) {
   const auto content = overwrite ? FolderContent() : content_of(folder);
   const char* what = nullptr;
   switch (content.kind) {
     case FolderContent::Kind::kNothing:
-      return place_refusal(folder, flag);
+      return "";
     case FolderContent::Kind::kWeights:
       what = "weights";
       break;
@@ -114,6 +114,11 @@ std::string folder_refusal(const std::string& folder, const std::string& flag, b
   }
   return flag + " " + folder + " holds " + what + " (" + content.name +
          "): give a folder of its own, or --overwrite";
+}
+
+std::string folder_refusal(const std::string& folder, const std::string& flag, bool overwrite) {
+  const auto refusal = content_refusal(folder, flag, overwrite);
+  return refusal.empty() ? place_refusal(folder, flag) : refusal;
 }
 
 std::string file_refusal(const std::string& path, const std::string& flag, bool overwrite) {

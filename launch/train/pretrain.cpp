@@ -167,15 +167,15 @@ int run_pretrain(int argc, char** argv) {
   });
   validate_for_machine(arguments, environment, sink, std::move(line.mistakes));
   take_network_from_hf_model(arguments, sink);
+  watch_signals(arguments,
+                "megashard: interrupted before the first step; nothing was trained or saved\n",
+                environment.rank == 0, sink);
   if (environment.rank == 0) {
     print_line(sizes_line(arguments));
     print_line(arguments_banner(arguments));
     if (!arguments.hf_model && arguments.padded_vocab_size)
       print_line(padded_vocab_line(unpadded_vocab_size(arguments), *arguments.padded_vocab_size));
   }
-  watch_signals(arguments,
-                "megashard: interrupted before the first step; nothing was trained or saved\n",
-                environment.rank == 0, sink);
 
   const ProcessGroupPtr group = join_world(arguments, environment);
   const c10::Device device = device_of(group);

@@ -105,7 +105,7 @@ void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group) 
                      " is --hf-model's directory, whose weights it would replace; give another");
   }
   const auto refusals = gather_or_throw(group, [&] {
-    return rank_in(group) == 0 ? folder_refusal(folder, "--save-hf", arguments.overwrite) : "";
+    return rank_in(group) == 0 ? content_refusal(folder, "--save-hf", arguments.overwrite) : "";
   });
   if (!refusals[0].empty()) throw UsageError(refusals[0]);
 }

@@ -9,7 +9,7 @@ namespace megashard {
 /// --save-hf: a directory that transformers' from_pretrained loads.
 
 /// Before training, so that its end does not fail; collective over `group`. Throws a UsageError when
-/// it is --hf-model's own or, without --overwrite, holds weights, a step or a run (folder_refusal),
+/// it is --hf-model's own or, without --overwrite, holds weights, a step or a run (content_refusal),
 /// or when transformers has no architecture for the network of the flags.
 void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group);
 

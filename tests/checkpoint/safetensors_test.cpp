@@ -149,7 +149,7 @@ TEST(HfWeights, AnIndexThatLiesIsRefused) {
   EXPECT_THAT(refused(R"({"weight_map":{"a":"../secret.safetensors"}})"),
               HasSubstr("not in a file of this folder"));
   EXPECT_THAT(refused(R"({"weight_map":{"a":"model-00001-of-00001.safetensors"}})"),
-              HasSubstr("cannot read"));
+              HasSubstr("of which model-00001-of-00001.safetensors is missing"));
   write_raw(folder.file("model-1.safetensors"), "{}", "");
   EXPECT_THAT(refused(R"({"weight_map":{"a":"model-1.safetensors"}})"),
               HasSubstr("but it is not there"));

@@ -278,6 +278,9 @@ const Target* chosen = nullptr;
 
 /// Suggestions read no files, and would take nine tenths of the time of whatever looks up names.
 std::string did_you_mean(std::string_view, const std::vector<std::string>&) { return ""; }
+std::optional<std::string> nearest_name(std::string_view, const std::vector<std::string>&) {
+  return {};
+}
 
 }  // namespace megashard
 

