@@ -108,7 +108,7 @@ TEST_F(LaunchGroup, KeepsTheUsersThreads) {
 TEST_F(LaunchGroup, FirstFailureEndsTheOthersAndIsWhatTheUserSees) {
   EXPECT_EQ(run(3,
                 "if [ $RANK = 1 ]; then echo cause >&2; exit 7; fi; "
-                "trap 'echo consequence >&2; exit 9' TERM; sleep 60 & wait"),
+                "trap 'echo consequence >&2; exit 9' TERM; while :; do sleep 0.05; done"),
             7);
   EXPECT_THAT(errors_, HasSubstr("cause\n"));
   EXPECT_THAT(errors_, Not(HasSubstr("consequence")));
@@ -147,7 +147,8 @@ TEST_F(LaunchGroup, SilentFailureGetsASentence) {
 }
 
 TEST_F(LaunchGroup, KilledRankIsTheCause) {
-  EXPECT_EQ(run(2, "if [ $RANK = 1 ]; then kill -KILL $$; fi; sleep 60"), 128 + SIGKILL);
+  EXPECT_EQ(run(2, "if [ $RANK = 1 ]; then kill -KILL $$; fi; while :; do sleep 0.05; done"),
+            128 + SIGKILL);
   EXPECT_THAT(errors_, HasSubstr("rank 1 was ended by signal 9 (Killed)"));
   EXPECT_THAT(errors_, HasSubstr("memory"));
 }
