@@ -3,6 +3,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 
 import numpy as np
 import pytest
@@ -179,6 +180,8 @@ def start(*words, ranks=2):
 def end(run, after, *signals):
     """Sends them once a line with `after` has come; what was printed, what was said of errors, the exit code."""
     seen = ""
+    deadline = threading.Timer(60, run.kill)
+    deadline.start()
     try:
         for line in run.stdout:
             seen += line
@@ -188,10 +191,12 @@ def end(run, after, *signals):
             pytest.fail("the run has ended: " + run.stderr.read())
         for each in signals:
             run.send_signal(each)
-        out, errors = run.communicate(timeout=60)
+        # Not communicate(), which leaves out what was read ahead.
+        out, errors, code = run.stdout.read(), run.stderr.read(), run.wait()
     finally:
+        deadline.cancel()
         run.kill()
-    return seen + out, errors, run.returncode
+    return seen + out, errors, code
 
 
 ENDLESS = ["pretrain", *NETWORK, "--train-iters", "1000000", "--eval-iters", "0", "--ckpt-format", "torch_dcp"]

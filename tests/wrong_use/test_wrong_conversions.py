@@ -295,7 +295,7 @@ def test_save_hf_into_what_is_there(models, tmp_path):
                "--disable-bias-linear", "--ffn-hidden-size", "32"]
     flags = ["pretrain", *network, *PRETRAIN[1 + len(NETWORK):], *RATE, *MOCK, "--save-hf"]
     before = state_of(models)
-    for target, sentence in (("qwen3", "holds weights (model.safetensors)"), ("run", "holds a run's steps"), ("file", "is no directory"),
+    for target, sentence in (("qwen3", "holds weights (model.safetensors)"), ("run", "holds a run's steps"), ("file", "is no folder"),
                              ("llama_dcp/release", "holds a step")):
         done = run(*flags, models / target)
         assert done.returncode == USAGE and "--save-hf" in done.stderr and sentence in done.stderr, done.stderr
