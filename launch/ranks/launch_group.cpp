@@ -48,7 +48,11 @@ class SignalWatch {
     fd_ = Descriptor(signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
     if (fd_.get() < 0) throw_errno("cannot watch signals");
   }
-  ~SignalWatch() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  ~SignalWatch() {
+    while (next()) {  // what came while the group ended has nothing left to end
+    }
+    sigprocmask(SIG_SETMASK, &before_, nullptr);
+  }
   int fd() const { return fd_.get(); }
   const sigset_t& mask_before() const { return before_; }
 
