@@ -16,6 +16,7 @@
 
 #include "parallel/collectives/fake_process_group.h"
 #include "parallel/collectives/gloo_process_group.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
 
@@ -99,7 +100,16 @@ std::vector<int> all_ranks(int world_size) {
 
 void run_ranks(int world_size, const RankBody& body, std::chrono::milliseconds deadline) {
   const GroupStorePtr store = make_in_process_store();
-  const auto make_group = [&](int rank) {
+  const auto make_group = [&](int rank) -> ProcessGroupPtr {
+    if (on_simulated_device()) {
+      const int device = rank % simulated_cuda().device_count();
+      simulated_cuda().set_device(device);
+      return simulated_cuda().make_nccl_group({.store = store,
+                                               .rank = rank,
+                                               .ranks = all_ranks(world_size),
+                                               .timeout = deadline,
+                                               .device = device});
+    }
     return make_gloo_group(
         {.store = store, .rank = rank, .ranks = all_ranks(world_size), .timeout = deadline});
   };
@@ -108,7 +118,9 @@ void run_ranks(int world_size, const RankBody& body, std::chrono::milliseconds d
 
 void run_fake_ranks(int world_size, const RankBody& body) {
   const auto make_group = [&](int rank) {
-    return make_fake_group({.rank = rank, .world_size = world_size});
+    if (!on_simulated_device()) return make_fake_group({.rank = rank, .world_size = world_size});
+    simulated_cuda().set_device(rank % simulated_cuda().device_count());
+    return make_fake_group({.rank = rank, .world_size = world_size, .device_type = c10::kCUDA});
   };
   run_threads(world_size, make_group, body, std::chrono::seconds(20));
 }

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <vector>
+
+#include "parallel/cuda/cuda_module.h"
+
+namespace megashard::sim {
+
+/// The host waited for a device; `how`: the call that a GPU's driver would have seen.
+void count_host_sync(const char* how);
+void log_host_syncs(bool places);
+std::vector<HostSync> take_host_syncs();
+
+}  // namespace megashard::sim

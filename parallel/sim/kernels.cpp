@@ -1,0 +1,100 @@
+#include "parallel/sim/kernels.h"
+
+#include <algorithm>
+
+#include "parallel/cuda/copy_table.h"
+#include "parallel/cuda/float8_rows.h"
+#include "parallel/sim/sim_device.h"
+
+namespace megashard::sim {
+namespace {
+
+size_t bytes_of(FloatFormat format) {
+  size_t bytes = 0;
+  with_format(format, [&](auto zero) { bytes = sizeof(zero); });
+  return bytes;
+}
+
+template <class T>
+T* mirror_of(T* address) {
+  return reinterpret_cast<T*>(Arena::get().reachable(address));
+}
+
+void copy_rows(const CopyTable& table) {
+  Operation operation(SimDevice::at(current_device()), "copy_kernel");
+  CopyTable on_mirror = table;
+  for (int i = 0; i < table.count; ++i) {
+    const CopyTable::Piece& piece = table.pieces[i];
+    const int64_t past = i + 1 < table.count ? table.pieces[i + 1].first_tile : table.tiles;
+    const int64_t rows = (past - piece.first_tile) / piece.tiles_per_row;
+    const size_t from_bytes = piece.converts ? bytes_of(piece.from_format) : 1;
+    const size_t to_bytes = piece.converts ? bytes_of(piece.to_format) : 1;
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t count =
+          std::clamp<int64_t>(piece.numel - row * piece.row_numel, 0, piece.row_numel);
+      const auto* from = static_cast<const char*>(piece.from) +
+                         row * piece.from_stride * static_cast<int64_t>(from_bytes);
+      const auto* to = static_cast<const char*>(piece.to) +
+                       row * piece.to_stride * static_cast<int64_t>(to_bytes);
+      operation.reads(from, static_cast<size_t>(count) * from_bytes);
+      operation.writes(to,
+                       static_cast<size_t>(piece.zero_rest ? piece.row_numel : count) * to_bytes);
+    }
+    on_mirror.pieces[i].from = mirror_of(piece.from);
+    on_mirror.pieces[i].to = mirror_of(piece.to);
+  }
+  operation.run([table = on_mirror] {
+    for (int64_t tile = 0; tile < table.tiles; ++tile) {
+      for (int thread = 0; thread < CopyTable::kThreads; ++thread) copy_tile(table, tile, thread);
+    }
+  });
+}
+
+void quantise(const Float8Quantise& asked) {
+  Operation operation(SimDevice::at(current_device()), "quantise_kernel");
+  operation.reads(asked.rows, static_cast<size_t>(asked.numel) * bytes_of(asked.format));
+  operation.writes(asked.payload, static_cast<size_t>(asked.payload_numel));
+  operation.writes(asked.scale, sizeof(float));
+  operation.writes(asked.amax, sizeof(uint32_t));
+  Float8Quantise quantise = asked;
+  quantise.rows = mirror_of(asked.rows);
+  quantise.payload = mirror_of(asked.payload);
+  quantise.scale = mirror_of(asked.scale);
+  quantise.amax = mirror_of(asked.amax);
+  operation.run([quantise] {
+    with_format(quantise.format, [&](auto zero) {
+      using From = decltype(zero);
+      *quantise.amax = std::max(*quantise.amax, amax_of_thread<From>(quantise, 0, 1));
+      quantise_in_thread<From>(quantise, 0, 1);
+    });
+  });
+}
+
+void dequantise(const Float8Dequantise& asked) {
+  Operation operation(SimDevice::at(current_device()), "dequantise_kernel");
+  const int64_t of_rank = asked.runs * asked.chunk_run;
+  for (int rank = 0; rank < asked.ranks; ++rank) {
+    operation.reads(asked.payload + rank * asked.payload_stride, static_cast<size_t>(of_rank));
+    operation.reads(asked.scales + rank * asked.scale_stride, sizeof(float));
+  }
+  operation.writes(asked.whole,
+                   static_cast<size_t>(asked.runs * asked.whole_run) * bytes_of(asked.format));
+  Float8Dequantise dequantise = asked;
+  dequantise.payload = mirror_of(asked.payload);
+  dequantise.scales = mirror_of(asked.scales);
+  dequantise.whole = mirror_of(asked.whole);
+  operation.run([dequantise] {
+    with_format(dequantise.format, [&](auto zero) {
+      for (int rank = 0; rank < dequantise.ranks; ++rank)
+        dequantise_in_thread<decltype(zero)>(dequantise, rank, 0, 1);
+    });
+  });
+}
+
+}  // namespace
+
+CudaKernels kernels_of_module() {
+  return {.copy = copy_rows, .quantise = quantise, .dequantise = dequantise};
+}
+
+}  // namespace megashard::sim

@@ -1,0 +1,111 @@
+// What the module offers: the table that libmegashard_cuda.so offers too, and the simulated device
+// itself for tests.
+
+#include "parallel/sim/sim_module.h"
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <c10/core/Allocator.h>
+
+#include "parallel/cuda/cuda_module.h"
+#include "parallel/sim/device_allocator.h"
+#include "parallel/sim/findings.h"
+#include "parallel/sim/graph_capture.h"
+#include "parallel/sim/host_syncs.h"
+#include "parallel/sim/kernels.h"
+#include "parallel/sim/pinned_memory.h"
+#include "parallel/sim/process_group.h"
+#include "parallel/sim/shuffled_run.h"
+#include "parallel/sim/sim_device.h"
+#include "parallel/sim/unit_scope.h"
+
+namespace megashard::sim {
+namespace {
+
+int device_count() { return kDevices; }
+void set_device(int index) { set_current_device(index); }
+std::string device_name(int /*index*/) { return "simulated GPU"; }
+
+std::vector<std::string> findings_of_all() {
+  for (int index = 0; index < kDevices; ++index) {
+    SimDevice& device = SimDevice::at(index);
+    const std::lock_guard lock(device.mutex);
+    device.end_window();
+  }
+  return take_findings();
+}
+
+Counts counts() {
+  Counts result{.operations = 0, .shuffled_windows = shuffled_windows()};
+  for (int index = 0; index < kDevices; ++index) {
+    SimDevice& device = SimDevice::at(index);
+    const std::lock_guard lock(device.mutex);
+    result.operations += device.operations;
+  }
+  return result;
+}
+
+void* capture(void (*work)(void*), void* argument) {
+  SimDevice& device = SimDevice::at(current_device());
+  c10::StreamId stream = 0;
+  {
+    const std::lock_guard lock(device.mutex);
+    stream = device.next_pool_stream(false);
+    capture_of(device).begin(stream);
+  }
+  const c10::StreamId former = exchange_current_stream(device.index, stream);
+  const auto end = [&] {
+    exchange_current_stream(device.index, former);
+    const std::lock_guard lock(device.mutex);
+    return capture_of(device).end();
+  };
+  try {
+    work(argument);
+  } catch (...) {
+    try {
+      end();
+    } catch (const std::exception&) {
+      // What `work` threw says more.
+    }
+    throw;
+  }
+  return end().release();
+}
+void replay_graph(void* graph) { replay(*static_cast<Graph*>(graph)); }
+void free_graph(void* graph) { delete static_cast<Graph*>(graph); }
+
+void register_device() {
+  static const bool once = [] {
+    c10::SetAllocator(c10::kCUDA, &DeviceAllocator::get());
+    at::setHostAllocator(c10::kCUDA, &PinnedMemory::get());
+    watch_unit_scopes();
+    return true;
+  }();
+  static_cast<void>(once);
+}
+
+}  // namespace
+}  // namespace megashard::sim
+
+// What load_cuda_module() looks up by name.
+extern "C" void megashard_cuda_module(megashard::CudaModule* module) {
+  namespace sim = megashard::sim;
+  sim::register_device();
+  *module = {.device_count = sim::device_count,
+             .set_device = sim::set_device,
+             .device_name = sim::device_name,
+             .make_nccl_group = sim::make_process_group,
+             .take_findings = sim::findings_of_all,
+             .log_host_syncs = sim::log_host_syncs,
+             .take_host_syncs = sim::take_host_syncs,
+             .kernels = sim::kernels_of_module()};
+}
+
+// What tests look up by name.
+extern "C" void megashard_sim_module(megashard::sim::SimModule* module) {
+  namespace sim = megashard::sim;
+  *module = {.settings = &sim::settings,
+             .counts = sim::counts,
+             .capture_graph = sim::capture,
+             .replay_graph = sim::replay_graph,
+             .free_graph = sim::free_graph};
+}

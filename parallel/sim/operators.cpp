@@ -1,0 +1,290 @@
+// Every operator of the CUDA backend, as the CPU's over the same memory.
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <cstring>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "parallel/sim/generator.h"
+#include "parallel/sim/graph_capture.h"
+#include "parallel/sim/settings.h"
+#include "parallel/sim/sim_device.h"
+#include "parallel/sim/tensor_memory.h"
+
+namespace megashard::sim {
+namespace {
+
+using torch::jit::Stack;
+
+/// On a GPU the host waits for these, because their result's sizes, or a branch, depend on values.
+bool reads_values(const std::string& name) {
+  static const std::vector<std::string> names{"aten::nonzero",
+                                              "aten::masked_select",
+                                              "aten::equal",
+                                              "aten::unique_dim",
+                                              "aten::_unique",
+                                              "aten::_unique2",
+                                              "aten::unique_consecutive",
+                                              "aten::bincount",
+                                              "aten::_local_scalar_dense"};
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// One call on its way to the CPU and back.
+class Call {
+ public:
+  Call(const c10::OperatorHandle& op, Stack* stack)
+      : op_(op),
+        schema_(op.schema()),
+        stack_(stack),
+        base_(stack->size() - schema_.arguments().size()) {}
+
+  void run() {
+    const c10::DeviceIndex index = device_index();
+    Operation operation(SimDevice::at(index), schema_.name());
+    operation_ = &operation;
+    device_ = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(operation.device().index));
+    if (reads_values(schema_.name()) || indexes_by_mask()) waits_ = true;
+    if (waits_) capture_of(operation.device()).refuse(schema_.name().c_str());
+    arguments_to_host();
+    Stack again;
+    if (keep()) again.assign(stack_->begin() + static_cast<std::ptrdiff_t>(base_), stack_->end());
+    std::optional<at::Tensor> random_state;
+    if (keep() && generator_.defined()) random_state = generator_.get_state();
+    op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
+    for (auto& [alias, original] : written_) take_new_sizes(alias, original);
+    results_to_device();
+    if (keep()) record(std::move(again), std::move(random_state));
+    if (waits_)
+      operation.device().host_waits_for_stream(operation.stream(),
+                                               interned(schema_.name())->c_str());
+  }
+
+ private:
+  bool keep() const { return operation_->device().recording.on() && touches_; }
+
+  template <class Visit>
+  void over_argument_tensors(const c10::IValue& value, const Visit& visit) const {
+    if (value.isTensor()) {
+      visit(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) visit(tensor);
+    } else if (value.isOptionalTensorList()) {
+      for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
+        if (tensor) visit(*tensor);
+      }
+    }
+  }
+
+  c10::DeviceIndex device_index() const {
+    c10::DeviceIndex index = -1;
+    for (size_t i = base_; i < stack_->size(); ++i) {
+      const c10::IValue& value = (*stack_)[i];
+      over_argument_tensors(value, [&](const at::Tensor& tensor) {
+        if (index < 0 && tensor.defined() && tensor.is_cuda()) index = tensor.get_device();
+      });
+      if (index < 0 && value.isDevice() && value.toDevice().is_cuda())
+        index = value.toDevice().index();
+    }
+    return index < 0 ? static_cast<c10::DeviceIndex>(current_device()) : index;
+  }
+
+  bool indexes_by_mask() const {
+    const std::string& name = schema_.name();
+    if (name != "aten::index" && name != "aten::index_put_" && name != "aten::_index_put_impl_")
+      return false;
+    bool mask = false;
+    over_argument_tensors((*stack_)[base_ + 1], [&](const at::Tensor& tensor) {
+      mask |= tensor.defined() &&
+              (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte);
+    });
+    return mask;
+  }
+
+  at::Tensor to_host(const at::Tensor& tensor, const c10::AliasInfo* alias_info) {
+    if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+    TORCH_CHECK(tensor.get_device() == device_.index(), schema_.name(), ": Expected all tensors to be on the same device, but "
+                "found at least two devices, ", device_, " and ", tensor.device());
+    const bool writes = alias_info != nullptr && alias_info->isWrite();
+    const bool views = alias_info != nullptr && !writes;
+    if (writes) {
+      operation_->writes(tensor);
+    } else if (!views) {
+      operation_->reads(tensor);
+    }
+    if (!views) touches_ = true;
+    at::Tensor alias = host_alias(tensor);
+    storages_.emplace_back(alias.storage().unsafeGetStorageImpl(), tensor.storage());
+    if (writes) written_.emplace_back(alias, tensor);
+    return alias;
+  }
+
+  void arguments_to_host() {
+    for (size_t i = 0; i < schema_.arguments().size(); ++i) {
+      c10::IValue& value = (*stack_)[base_ + i];
+      const c10::Argument& argument = schema_.arguments()[i];
+      const c10::AliasInfo* info = argument.alias_info();
+      if (value.isTensor()) {
+        value = to_host(value.toTensor(), info);
+      } else if (value.isTensorList()) {
+        std::vector<at::Tensor> tensors;
+        for (const at::Tensor& tensor : value.toTensorVector())
+          tensors.push_back(to_host(tensor, info));
+        value = std::move(tensors);
+      } else if (value.isOptionalTensorList()) {
+        c10::List<std::optional<at::Tensor>> tensors;
+        for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList())
+          tensors.push_back(tensor ? std::optional(to_host(*tensor, info)) : tensor);
+        value = std::move(tensors);
+      } else if (value.isDevice() && value.toDevice().is_cuda()) {
+        value = c10::Device(c10::kCPU);
+      } else if (value.isGenerator() && value.toGenerator().defined()) {
+        generator_ = cpu_generator_of(value.toGenerator());
+        value = generator_;
+      } else if (value.isNone() && is_generator(argument)) {
+        generator_ = cpu_generator_of(default_generator(device_.index()));
+        value = generator_;
+      }
+    }
+  }
+
+  static bool is_generator(const c10::Argument& argument) {
+    const auto optional = argument.type()->cast<c10::OptionalType>();
+    return optional && optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
+  }
+
+  /// An out= tensor that the operator has resized, or an operator that changes a tensor's view.
+  void take_new_sizes(const at::Tensor& alias, const at::Tensor& original) {
+    auto* impl = original.unsafeGetTensorImpl();
+    if (alias.sizes() == original.sizes() && alias.strides() == original.strides() &&
+        alias.storage_offset() == original.storage_offset())
+      return;
+    const void* before = Arena::get().reachable(original.storage().data());
+    if (alias.storage().data() != before && alias.storage().nbytes() > 0) {
+      const size_t bytes = alias.storage().nbytes();
+      const c10::Storage grown = new_device_storage(bytes, device_);
+      std::memcpy(Arena::get().mirror(grown.data()), alias.storage().data(), bytes);
+      impl->set_storage_keep_dtype(grown);
+    }
+    impl->set_sizes_and_strides(alias.sizes(), alias.strides(), alias.storage_offset());
+    operation_->writes(original);
+  }
+
+  at::Tensor to_device(const at::Tensor& result) {
+    if (!result.defined() || !result.is_cpu()) return result;
+    for (const auto& [alias, original] : written_) {
+      if (alias.unsafeGetTensorImpl() == result.unsafeGetTensorImpl()) return original;
+    }
+    const auto* storage = result.storage().unsafeGetStorageImpl();
+    for (const auto& [alias, original] : storages_) {
+      if (alias == storage) return device_tensor(original, result);
+    }
+    const size_t bytes = result.storage().nbytes();
+    const c10::Storage made = new_device_storage(bytes, device_);
+    storages_.emplace_back(result.storage().unsafeGetStorageImpl(), made);
+    host_results_.push_back(result);  // so that its storage's address stays its own
+    if (bytes > 0) {
+      char* mirror = Arena::get().mirror(made.data());
+      std::memcpy(mirror, result.storage().data(), bytes);
+      made_.emplace_back(mirror, bytes);
+      touches_ = true;
+    }
+    const at::Tensor tensor = device_tensor(made, result);
+    operation_->writes(tensor);
+    return tensor;
+  }
+
+  void results_to_device() {
+    const size_t first = stack_->size() - schema_.returns().size();
+    for (size_t i = first; i < stack_->size(); ++i) {
+      c10::IValue& value = (*stack_)[i];
+      if (value.isTensor()) {
+        value = to_device(value.toTensor());
+      } else if (value.isTensorList()) {
+        std::vector<at::Tensor> tensors;
+        for (const at::Tensor& tensor : value.toTensorVector())
+          tensors.push_back(to_device(tensor));
+        value = std::move(tensors);
+      }
+    }
+  }
+
+  /// What runs again: the same call, whose new results go where they went the first time.
+  void record(Stack arguments, std::optional<at::Tensor> random_state) {
+    const bool captured = capture_of(operation_->device()).running();
+    if (captured) random_state.reset();  // each replay draws new numbers
+    operation_->recorded([op = op_, arguments = std::move(arguments), made = made_,
+                          generator = generator_,
+                          random_state = std::move(random_state)]() mutable {
+      Stack stack = arguments;
+      std::optional<at::Tensor> state_now;
+      if (random_state) {
+        state_now = generator.get_state();
+        generator.set_state(*random_state);
+      }
+      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+      if (state_now) generator.set_state(*state_now);
+      std::vector<const c10::StorageImpl*> known;
+      for (const c10::IValue& argument : arguments) collect_storages(argument, known);
+      size_t next = 0;
+      const auto put = [&](const at::Tensor& result) {
+        if (!result.defined() || !result.is_cpu()) return;
+        const auto* storage = result.storage().unsafeGetStorageImpl();
+        if (std::find(known.begin(), known.end(), storage) != known.end()) return;
+        known.push_back(storage);
+        if (storage->nbytes() == 0) return;
+        TORCH_CHECK(next < made.size() && made[next].second == storage->nbytes(), op.schema().name(),
+                    " makes a result of another size");
+        std::memcpy(made[next].first, storage->data(), made[next].second);
+        ++next;
+      };
+      for (const c10::IValue& value : stack) {
+        if (value.isTensor()) put(value.toTensor());
+        if (value.isTensorList()) {
+          for (const at::Tensor& tensor : value.toTensorVector()) put(tensor);
+        }
+      }
+    });
+  }
+
+  static void collect_storages(const c10::IValue& value,
+                               std::vector<const c10::StorageImpl*>& storages) {
+    const auto add = [&](const at::Tensor& tensor) {
+      if (tensor.defined() && tensor.has_storage())
+        storages.push_back(tensor.storage().unsafeGetStorageImpl());
+    };
+    if (value.isTensor()) add(value.toTensor());
+    if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) add(tensor);
+    }
+  }
+
+  const c10::OperatorHandle& op_;
+  const c10::FunctionSchema& schema_;
+  Stack* stack_;
+  size_t base_;
+  Operation* operation_ = nullptr;
+  c10::Device device_{c10::kCUDA};
+  at::Generator generator_;
+  bool touches_ = false;
+  bool waits_ = false;
+  std::vector<std::pair<at::Tensor, at::Tensor>> written_;  // alias, original
+  std::vector<std::pair<const c10::StorageImpl*, c10::Storage>>
+      storages_;  // of aliases and of results
+  std::vector<at::Tensor> host_results_;
+  std::vector<std::pair<char*, size_t>> made_;
+};
+
+void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  Call(op, stack).run();
+}
+
+}  // namespace
+}  // namespace megashard::sim
+
+TORCH_LIBRARY_IMPL(_, CUDA, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&megashard::sim::run_on_host>());
+}

@@ -1,0 +1,182 @@
+#include "parallel/sim/pinned_memory.h"
+
+#include <c10/util/Exception.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "parallel/sim/arena.h"
+#include "parallel/sim/findings.h"
+
+namespace megashard::sim {
+namespace {
+
+struct Closed {
+  int device;
+  uintptr_t begin, end;  // whole pages
+  bool copy_writes;
+  int agent;
+  uint64_t time;
+  const std::string* operation;
+};
+
+struct PinnedBlocks {
+  std::mutex mutex;
+  std::vector<Closed> closed;
+  std::map<char*, size_t> blocks;     // in use, with their rounded sizes
+  std::multimap<size_t, char*> free;  // by rounded size
+};
+PinnedBlocks& pinned_blocks() {
+  static auto* each = new PinnedBlocks;
+  return *each;
+}
+
+uintptr_t page() {
+  static const auto size = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  return size;
+}
+
+/// As the copies that are left allow; under the lock.
+void protect(uintptr_t begin, uintptr_t end) {
+  ::mprotect(reinterpret_cast<void*>(begin), end - begin, PROT_READ | PROT_WRITE);
+  for (const Closed& each : pinned_blocks().closed) {
+    const uintptr_t from = std::max(begin, each.begin), to = std::min(end, each.end);
+    if (from < to && !each.copy_writes)
+      ::mprotect(reinterpret_cast<void*>(from), to - from, PROT_READ);
+  }
+  for (const Closed& each : pinned_blocks().closed) {
+    const uintptr_t from = std::max(begin, each.begin), to = std::min(end, each.end);
+    if (from < to && each.copy_writes)
+      ::mprotect(reinterpret_cast<void*>(from), to - from, PROT_NONE);
+  }
+}
+
+struct sigaction former_handler;
+
+/// The page that a thread touched is closed, or it is a device's. Runs where the fault is, so in
+/// ordinary code that holds no lock of ours.
+void on_fault(int signal, siginfo_t* info, void* context) {
+  const Arena& arena = Arena::get();
+  const int region = arena.region_of(info->si_addr);
+  const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
+  if (region == Arena::kPinned) {
+    const std::lock_guard lock(pinned_blocks().mutex);
+    bool any = false;
+    std::erase_if(pinned_blocks().closed, [&](const Closed& each) {
+      if (at < each.begin || at >= each.end) return false;
+      any = true;
+      found("the host touches pinned memory (" + calling_place() + ") that " + *each.operation +
+            " on stream " + std::to_string(each.agent - 1) +
+            (each.copy_writes ? " may still write" : " may still read") +
+            ": wait for its event first" + call_stack());
+      return true;
+    });
+    protect(at / page() * page(), at / page() * page() + page());
+    if (any) return;
+    return;  // opened by another thread in between
+  }
+  if (region >= 0) {
+    const std::string text = "megashard: the host touched memory of the simulated GPU " +
+                             std::to_string(region) + " in " + calling_place() +
+                             ", which a real one answers with a crash" + call_stack() + "\n";
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
+  }
+  ::sigaction(signal, &former_handler, nullptr);
+  static_cast<void>(context);  // the fault comes again, to the former handler
+}
+
+void install_handler() {
+  struct sigaction action {};
+  action.sa_sigaction = on_fault;
+  action.sa_flags = SA_SIGINFO | SA_NODEFER;
+  ::sigaction(SIGSEGV, &action, &former_handler);
+}
+
+void free_pinned(void* address) {
+  if (address == nullptr) return;
+  PinnedBlocks& all = pinned_blocks();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.blocks.find(static_cast<char*>(address));
+  all.free.emplace(found->second, found->first);
+  all.blocks.erase(found);
+}
+
+}  // namespace
+
+PinnedMemory& PinnedMemory::get() {
+  static auto* each = [] {
+    Arena::get();
+    install_handler();
+    return new PinnedMemory;
+  }();
+  return *each;
+}
+
+c10::DeleterFnPtr PinnedMemory::raw_deleter() const { return &free_pinned; }
+
+void PinnedMemory::copy_data(void* to, const void* from, size_t bytes) const {
+  std::memcpy(to, from, bytes);
+}
+
+bool PinnedMemory::record_event(void*, void*, c10::Stream) { return true; }  // close() knows better
+
+bool PinnedMemory::holds(const void* address) const {
+  return Arena::get().region_of(address) == Arena::kPinned;
+}
+
+/// A power of two, as c10's; whole pages, so that blocks are closed one by one.
+c10::DataPtr PinnedMemory::allocate(size_t bytes) {
+  if (bytes == 0) return {nullptr, nullptr, &free_pinned, c10::Device(c10::kCPU)};
+  size_t size = page();
+  while (size < bytes) size *= 2;
+  PinnedBlocks& all = pinned_blocks();
+  const std::lock_guard lock(all.mutex);
+  char* address = nullptr;
+  const auto [first, last] = all.free.equal_range(size);
+  for (auto each = first; each != last; ++each) {
+    const auto begin = reinterpret_cast<uintptr_t>(each->second);
+    const bool busy = std::any_of(all.closed.begin(), all.closed.end(), [&](const Closed& closed) {
+      return closed.begin < begin + size && begin < closed.end;
+    });
+    if (busy) continue;
+    address = each->second;
+    all.free.erase(each);
+    break;
+  }
+  if (address == nullptr) address = Arena::get().take(Arena::kPinned, size);
+  TORCH_CHECK(address != nullptr, "no pinned memory is left on the simulated device");
+  std::memset(Arena::get().mirror(address), 0xFF, bytes);
+  all.blocks.emplace(address, size);
+  return {address, address, &free_pinned, c10::Device(c10::kCPU)};
+}
+
+void PinnedMemory::close(int device, const void* begin, size_t bytes, bool copy_writes, int agent,
+                         uint64_t time, const std::string& operation) {
+  if (bytes == 0) return;
+  const auto first = reinterpret_cast<uintptr_t>(begin) / page() * page();
+  const auto last = (reinterpret_cast<uintptr_t>(begin) + bytes + page() - 1) / page() * page();
+  const std::lock_guard lock(pinned_blocks().mutex);
+  pinned_blocks().closed.push_back({device, first, last, copy_writes, agent, time, &operation});
+  protect(first, last);
+}
+
+void PinnedMemory::open(int device, const VectorClock& seen) {
+  const std::lock_guard lock(pinned_blocks().mutex);
+  auto& closed = pinned_blocks().closed;
+  if (closed.empty()) return;
+  std::vector<std::pair<uintptr_t, uintptr_t>> opened;
+  std::erase_if(closed, [&](const Closed& each) {
+    if (each.device != device || each.time > seen.at(static_cast<size_t>(each.agent))) return false;
+    opened.emplace_back(each.begin, each.end);
+    return true;
+  });
+  for (const auto& [begin, end] : opened) protect(begin, end);
+}
+
+}  // namespace megashard::sim

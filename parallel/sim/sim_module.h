@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+
+#include "parallel/sim/settings.h"
+
+namespace megashard::sim {
+
+struct Counts {
+  int64_t operations;        ///< checked, on all devices
+  int64_t shuffled_windows;  ///< run a second time in a random order
+};
+
+/// The simulated device as tests use it, beside the CudaModule that the product sees.
+struct SimModule {
+  Settings& (*settings)();
+  Counts (*counts)();
+  /// Captures what `work` enqueues on a new stream of the current device; throws what CUDA would.
+  void* (*capture_graph)(void (*work)(void*), void* argument);
+  void (*replay_graph)(void* graph);
+  void (*free_graph)(void* graph);
+};
+
+}  // namespace megashard::sim
