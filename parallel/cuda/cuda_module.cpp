@@ -3,14 +3,22 @@
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
 
+#include <atomic>
 #include <filesystem>
 
 namespace megashard {
+namespace {
+
+std::atomic<const char*> file_name{"libmegashard_cuda.so"};
+
+}  // namespace
+
+void use_simulated_device() { file_name = "libmegashard_sim.so"; }
 
 CudaModule load_cuda_module() {
   Dl_info here;
   TORCH_INTERNAL_ASSERT(dladdr(reinterpret_cast<void*>(&load_cuda_module), &here) != 0);
-  const auto path = std::filesystem::path(here.dli_fname).parent_path() / "libmegashard_cuda.so";
+  const auto path = std::filesystem::path(here.dli_fname).parent_path() / file_name.load();
   TORCH_CHECK(std::filesystem::exists(path), "this build has no CUDA (", path.string(),
               " is missing): build with a LibTorch for CUDA, or take --distributed-backend gloo");
   void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);

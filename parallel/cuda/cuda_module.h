@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "parallel/collectives/gloo_process_group.h"
 #include "parallel/cuda/cuda_kernels.h"
@@ -16,6 +17,13 @@ struct NcclGroupOptions {
   int device = 0;  ///< index of this rank's GPU
 };
 
+/// How often the host waited for a device.
+struct HostSync {
+  std::string how;    ///< "cudaStreamSynchronize", "a blocking copy", an operator that reads values
+  std::string place;  ///< the function that did it; empty: not asked for
+  int64_t count = 0;
+};
+
 /// What libmegashard_cuda.so offers. It is a module of its own because linking libtorch_cuda costs
 /// 350 MB of resident memory, and start-up time, also where there is no GPU.
 struct CudaModule {
@@ -23,8 +31,18 @@ struct CudaModule {
   void (*set_device)(int index);          ///< current device of the calling thread
   std::string (*device_name)(int index);  ///< "NVIDIA H200"
   ProcessGroupPtr (*make_nccl_group)(const NcclGroupOptions& options);
+  /// What the device found wrong with the program since the last call, one sentence each. Null: it
+  /// does not look.
+  std::vector<std::string> (*take_findings)();
+  /// Count host syncs from now on, with their places or without. Null: the device cannot say.
+  void (*log_host_syncs)(bool places);
+  std::vector<HostSync> (*take_host_syncs)();  ///< since the last call
   CudaKernels kernels;
 };
+
+/// Takes libmegashard_sim.so instead, which makes a CUDA device out of the CPU, for tests and
+/// diagnosis: docs/simulated_device.md. Before anything asks for CUDA.
+void use_simulated_device();
 
 /// Loads the module from the folder of libmegashard (the first time) and with it LibTorch's CUDA
 /// kernels. Throws one sentence where this build has no CUDA.

@@ -210,5 +210,8 @@ extern "C" void megashard_cuda_module(megashard::CudaModule* module) {
              .set_device = megashard::set_device,
              .device_name = megashard::device_name,
              .make_nccl_group = megashard::make_nccl_group,
+             .take_findings = nullptr,
+             .log_host_syncs = nullptr,
+             .take_host_syncs = nullptr,
              .kernels = megashard::kernels_of_module()};
 }
