@@ -39,19 +39,21 @@ def names(listed):
             suite = name
 
 
-def lines(scratch):
+def lines(scratch, device):
+    """Of all programs; `device` sim runs them on the simulated one."""
+    environment = {"OMP_NUM_THREADS": "1", **({"MEGASHARD_TEST_DEVICE": "sim"} if device == "sim" else {})}
     for program in programs():
         found = names_in(program)
         if found is None:
             yield Line(f"list of {program.name}", listing(program), LIMIT, program_environment())
         for name in found or []:
-            yield line(program, name, scratch)
+            yield line(program, name, scratch, environment)
 
 
-def line(program, name, scratch):
+def line(program, name, scratch, environment):
     result = scratch / f"{name.replace('/', '_')}.gtest.xml"
     command = [program, f"--gtest_filter={name}", f"--gtest_output=xml:{result}"]
-    return Line(name, command, LIMIT, program_environment(OMP_NUM_THREADS="1"), lambda _: seen(result))
+    return Line(name, command, LIMIT, program_environment(**environment), lambda _: seen(result))
 
 
 def seen(result):

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -75,7 +76,10 @@ def optimization_of_build():
 
 def stand_in():
     """The device of a dry run that names none."""
-    return "sim" if (BUILD / "libmegashard_sim.so").exists() else "cpu"
+    if not (BUILD / "libmegashard_sim.so").exists():
+        return "cpu"
+    known = subprocess.run([PROGRAM, "pretrain", "--help"], capture_output=True, text=True, env=program_environment())
+    return "sim" if re.search(r"^ *--device \S*\bsim\b", known.stdout, re.MULTILINE) else "cpu"
 
 
 def look_at(dry_run_on=None):

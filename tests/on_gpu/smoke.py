@@ -48,7 +48,7 @@ class Smoke:
         """(workers, lines): tests measure overlap and have the GPU for themselves; trainings only compare numbers."""
         together = min(2, self.machine.cores)
         yield together, [self.train(each, on_cpu=True) for each in STRATEGIES if not each.reference]
-        yield (together if self.machine.dry_run else 1), list(gtests.lines(self.scratch))
+        yield (together if self.machine.dry_run else 1), list(gtests.lines(self.scratch, self.machine.device))
         yield together, [self.train(each, same_as=(each.reference or each.name) + ON_CPU, tolerance=each.tolerance)
                          for each in STRATEGIES]
         yield together, [*self.repeats(), *self.saves()]
