@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "tests" / "on_gpu"))
 
 import gtests  # noqa: E402
 import mfu  # noqa: E402
+import smoke  # noqa: E402
 from lines import Failure, Line, Runner  # noqa: E402
 from training import Training, read_steps  # noqa: E402
 
@@ -146,6 +147,22 @@ def test_other_numbers_are_noticed(tmp_path):
     (tmp_path / "metrics").write_text('{"step":1,"loss":null,"grad_norm":1.0}\n')
     with pytest.raises(Failure, match="not a number"):
         read_steps(tmp_path / "metrics")
+
+
+def test_a_test_that_sees_no_gpu_where_there_is_one_fails(tmp_path):
+    result = tmp_path / "x.xml"
+    suite = '<testsuites><testsuite name="S"><testcase name="t" classname="S">{}</testcase></testsuite></testsuites>'
+    result.write_text(suite.format('<skipped message="x.cpp:3&#x0A;no GPU on this machine"/>'))
+    assert gtests.seen(result, has_gpu=False) == {"skipped": "no GPU on this machine"}
+    with pytest.raises(Failure, match="does not see the GPU"):
+        gtests.seen(result, has_gpu=True)
+    result.write_text(suite.format(""))
+    assert gtests.seen(result, has_gpu=True) == {}
+    result.write_text("<testsuites/>")
+    with pytest.raises(Failure, match="no such test"):
+        gtests.seen(result, has_gpu=True)
+    with pytest.raises(Failure, match="printed no 'NCCL version'"):
+        smoke.when_printed("NCCL version", lambda output: {})("no such words")
 
 
 def test_what_tools_print_is_read():

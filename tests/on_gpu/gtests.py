@@ -40,31 +40,34 @@ def names(listed):
 
 
 def lines(scratch, device):
-    """Of all programs; `device` sim runs them on the simulated one."""
+    """Of all programs; on `device` sim they run on the simulated one, and on cpu they skip themselves."""
     environment = {"OMP_NUM_THREADS": "1", **({"MEGASHARD_TEST_DEVICE": "sim"} if device == "sim" else {})}
     for program in programs():
         found = names_in(program)
         if found is None:
             yield Line(f"list of {program.name}", listing(program), LIMIT, program_environment())
         for name in found or []:
-            yield line(program, name, scratch, environment)
+            yield line(program, name, scratch, environment, has_gpu=device != "cpu")
 
 
-def line(program, name, scratch, environment):
+def line(program, name, scratch, environment, has_gpu):
     result = scratch / f"{name.replace('/', '_')}.gtest.xml"
     command = [program, f"--gtest_filter={name}", f"--gtest_output=xml:{result}"]
-    return Line(name, command, LIMIT, program_environment(**environment), lambda _: seen(result))
+    return Line(name, command, LIMIT, program_environment(**environment), lambda _: seen(result, has_gpu))
 
 
-def seen(result):
-    """Figures of a test that did not fail: none, or why it skipped itself."""
+def seen(result, has_gpu):
+    """Figures of a test that did not fail: none, or why it skipped itself. A GPU that it does not find is a fault."""
     cases = list(ElementTree.parse(result).getroot().iter("testcase"))
     if not cases:
         raise Failure("no such test in this program")
     skip = cases[0].find("skipped")
     if skip is None:
         return {}
-    return {"skipped": ((skip.get("message") or skip.text or "").strip() or "skipped itself").splitlines()[-1]}
+    why = ((skip.get("message") or skip.text or "").strip() or "skipped itself").splitlines()[-1]
+    if has_gpu and "no GPU" in why:
+        raise Failure(f"the test does not see the GPU: {why}")
+    return {"skipped": why}
 
 
 def write_results(scratch, path):

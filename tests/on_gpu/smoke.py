@@ -3,7 +3,7 @@
 import dataclasses
 
 import gtests
-from lines import Line
+from lines import Failure, Line
 from machine import BUILD, find_tool, program_environment
 from models import SMALL, TINY
 
@@ -40,6 +40,17 @@ RACE_PROBES = {"launches block": "CUDA_LAUNCH_BLOCKING", "no cached memory": "PY
 SAVES = {", saved": [], ", saved while training": ["--async-save"]}  # flags by suffix
 
 
+def when_printed(text, judge):
+    """A judge of outputs that must hold the text."""
+
+    def both(output):
+        if text not in output:
+            raise Failure(f"it printed no '{text}'")
+        return judge(output)
+
+    return both
+
+
 class Smoke:
     def __init__(self, machine, training, scratch):
         self.machine, self.training, self.scratch = machine, training, scratch
@@ -73,8 +84,11 @@ class Smoke:
             for words, variable in RACE_PROBES.items():
                 yield self.train(strategy, f", {words}", same_as=strategy.name, tolerance=tolerance,
                                  environment={variable: "1"})
-        yield self.train(PLAIN, ", NCCL on one rank", same_as=PLAIN.name, tolerance=AGAIN_FP32,
-                         environment={"MEGASHARD_NCCL_SINGLE": "1"})
+        nccl = self.train(PLAIN, ", NCCL on one rank", same_as=PLAIN.name, tolerance=AGAIN_FP32,
+                          environment={"MEGASHARD_NCCL_SINGLE": "1", "NCCL_DEBUG": "VERSION"})
+        if self.machine.device == "cuda":
+            nccl.judge = when_printed("NCCL version", nccl.judge)
+        yield nccl
 
     def save_folder(self, suffix):
         return self.training.folder(PLAIN.name + suffix) / "save"
