@@ -29,8 +29,12 @@ void add_distributed(std::vector<Option>& rows) {
       .add("--freeze-module-prefix", &A::freeze_module_prefix,
            "parameters whose names begin so are not trained: model.embed_tokens model.layers.0.")
       .of_kind("NAME");
-  group.add("--device", &A::device, "auto: cuda when there is a GPU")
-      .one_of({"auto", "cpu", "cuda"});
+  group
+      .add("--device", &A::device,
+           "auto: cuda when there is a GPU; sim: a CUDA device made of the CPU, which finds races")
+      .one_of({"auto", "cpu", "cuda", "sim"});
+  group.add("--log-host-syncs", &A::log_host_syncs,
+            "after each step, what made the host wait for the device");
   group
       .add("--distributed-backend", &A::distributed_backend,
            "nccl, gloo, or cpu:gloo,cuda:nccl; unset: by the device")

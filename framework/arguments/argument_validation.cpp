@@ -235,8 +235,8 @@ bool derive_device(Arguments& arguments, const RunEnvironment& environment, Mist
       arguments.device != "cuda" || environment.has_gpu,
       "--device cuda needs a GPU, and this machine has none that can be used; leave it out or "
       "use --device cpu.");
-  const bool on_gpu =
-      arguments.device == "cuda" || (arguments.device == "auto" && environment.has_gpu);
+  const bool on_gpu = arguments.device == "cuda" || arguments.device == "sim" ||
+                      (arguments.device == "auto" && environment.has_gpu);
   if (!arguments.distributed_backend) {
     const char* on_gpus = arguments.save || arguments.async_save ? "cpu:gloo,cuda:nccl" : "nccl";
     arguments.distributed_backend = on_gpu ? on_gpus : "gloo";

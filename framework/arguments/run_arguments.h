@@ -20,11 +20,12 @@ struct DistributedArguments {
   std::optional<std::string>
       distributed_init_method;  // tcp://HOST:PORT, file://PATH; unset: env://
   std::optional<int64_t> local_rank;
-  std::string device = "auto";  // cpu, cuda, auto
+  std::string device = "auto";  // cpu, cuda, sim (a CUDA device made of the CPU), auto
   bool use_torch_fsdp2 = false;
   std::optional<std::string> fsdp2_config_path;
   bool fsdp2_config_strict = false;
   std::optional<std::string> fsdp_schedule_trace;  // a folder for rank_N.json
+  bool log_host_syncs = false;                     // what made the host wait for the device
   bool reduce_scatter_during_grad_accumulation = true;
   std::vector<std::string> freeze_module_prefix;  // of parameter names
   bool gradient_accumulation_fusion = true;       // as Megatron's default; has no meaning here

@@ -24,4 +24,9 @@ bool has_gpu_files(const std::filesystem::path& devices) {
 
 bool gpu_present() { return has_gpu_files() && load_cuda_module().device_count() > 0; }
 
+bool take_device(const std::string& device) {
+  if (device == "sim") use_simulated_device();
+  return device == "sim" || (device != "cpu" && gpu_present());
+}
+
 }  // namespace megashard

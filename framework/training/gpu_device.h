@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 
 namespace megashard {
 
@@ -10,5 +11,8 @@ bool has_gpu_files(const std::filesystem::path& devices = "/dev");
 
 /// Whether this process can use a GPU. Loads the CUDA module where a driver is.
 bool gpu_present();
+
+/// Of --device: takes the simulated one for "sim". Whether the run has a CUDA device.
+bool take_device(const std::string& device);
 
 }  // namespace megashard

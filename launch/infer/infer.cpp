@@ -17,6 +17,7 @@
 #include "launch/infer/infer_documents.h"
 #include "launch/infer/npy_file.h"
 #include "launch/train/end_of_document.h"
+#include "launch/train/device_report.h"
 #include "launch/train/run_setup.h"
 #include "models/hugging_face/load_hf_weights.h"
 #include "models/network_arguments.h"
@@ -271,6 +272,7 @@ int run_infer(int argc, char** argv) {
   check_weights(*built.model, arguments, from, group);
   infer(*built.model, arguments, flags, group, device, sink);
   group->barrier();
+  tell_findings(device, sink);
   return 0;
 }
 

@@ -18,6 +18,7 @@
 #include "launch/arguments/command_line.h"
 #include "launch/print_line.h"
 #include "launch/ranks/environment.h"
+#include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"
 #include "launch/train/run_setup.h"
 #include "launch/train/run_signals.h"
@@ -192,9 +193,14 @@ int run_pretrain(int argc, char** argv) {
     all_or_rethrow(group, [&] { load_hf_weights(*built.model, *arguments.hf_model); });
 
   TrainerSurroundings outside = surroundings(arguments, group, device, computed_in, start);
-  if (arguments.fsdp_schedule_trace)
-    outside.after_step =
-        schedule_tracer(*arguments.fsdp_schedule_trace, *built.model, group->rank());
+  outside.after_step =
+      [traces = arguments.fsdp_schedule_trace
+                    ? schedule_tracer(*arguments.fsdp_schedule_trace, *built.model, group->rank())
+                    : nullptr,
+       logs = arguments.log_host_syncs ? host_sync_log(device, sink) : nullptr] {
+        if (traces) traces();
+        if (logs) logs();
+      };
   Trainer trainer(
       arguments, *built.model, group, device,
       data_options(arguments, built.model->vocab_size(), end_of_document_id(arguments), sink),
@@ -223,6 +229,7 @@ int run_pretrain(int argc, char** argv) {
     sink(Severity::kNotice, "  successfully saved Hugging Face files to " + *arguments.save_hf);
   }
   group->barrier();
+  tell_findings(device, sink);
   return 0;
 }
 

@@ -87,7 +87,7 @@ void validate_for_machine(Arguments& arguments, const RendezvousOptions& environ
   validate_arguments(arguments,
                      {.world_size = environment.world_size,
                       .rank = environment.rank,
-                      .has_gpu = arguments.device != "cpu" && gpu_present(),
+                      .has_gpu = take_device(arguments.device),
                       .cuda_device_max_connections = own_variable("CUDA_DEVICE_MAX_CONNECTIONS"),
                       .nccl_algo = own_variable("NCCL_ALGO")},
                      sink, std::move(found));

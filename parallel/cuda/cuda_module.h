@@ -34,6 +34,7 @@ struct CudaModule {
   /// What the device found wrong with the program since the last call, one sentence each. Null: it
   /// does not look.
   std::vector<std::string> (*take_findings)();
+  std::string (*what_was_checked)();  ///< "1234 operations on streams"
   /// Count host syncs from now on, with their places or without. Null: the device cannot say.
   void (*log_host_syncs)(bool places);
   std::vector<HostSync> (*take_host_syncs)();  ///< since the last call

@@ -211,6 +211,7 @@ extern "C" void megashard_cuda_module(megashard::CudaModule* module) {
              .device_name = megashard::device_name,
              .make_nccl_group = megashard::make_nccl_group,
              .take_findings = nullptr,
+             .what_was_checked = nullptr,
              .log_host_syncs = nullptr,
              .take_host_syncs = nullptr,
              .kernels = megashard::kernels_of_module()};

@@ -44,6 +44,12 @@ Counts counts() {
   return result;
 }
 
+std::string what_was_checked() {
+  const Counts checked = counts();
+  return c10::str(checked.operations, " operations on streams, ", checked.shuffled_windows,
+                  " windows run again in another order");
+}
+
 void* capture(void (*work)(void*), void* argument) {
   SimDevice& device = SimDevice::at(current_device());
   c10::StreamId stream = 0;
@@ -95,6 +101,7 @@ extern "C" void megashard_cuda_module(megashard::CudaModule* module) {
              .device_name = sim::device_name,
              .make_nccl_group = sim::make_process_group,
              .take_findings = sim::findings_of_all,
+             .what_was_checked = sim::what_was_checked,
              .log_host_syncs = sim::log_host_syncs,
              .take_host_syncs = sim::take_host_syncs,
              .kernels = sim::kernels_of_module()};

@@ -81,7 +81,7 @@ FLAGS = {
     "layernorm alone": ("--recompute-activations --recompute-modules layernorm", "the next projection keeps its output anyway"),
     "a part of an expert": ("--fine-grained-activation-offloading --offload-modules moe_act", "experts are recomputed whole"),
     "a part that is none": ("--recompute-activations --recompute-modules attn", "takes one of core_attn, mlp, moe, got"),
-    "an unknown device": ("--device gpu", "--device takes one of auto, cpu, cuda"),
+    "an unknown device": ("--device gpu", "--device takes one of auto, cpu, cuda, sim"),
     "a GPU that is not there": ("--device cuda", "--device cuda needs a GPU, and this machine has none"),
     "a backend for GPUs": ("--distributed-backend nccl", "needs GPUs, but this run is on CPUs"),
     "a backend of NPUs": ("--distributed-backend hccl", "is for NPUs, which this program does not drive"),
