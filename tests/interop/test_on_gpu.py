@@ -18,6 +18,7 @@ import smoke  # noqa: E402
 from lines import Failure, Line, Runner  # noqa: E402
 from training import Training, read_steps  # noqa: E402
 
+DEVICE = "cpu"  # of dry runs
 WITHOUT_A_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -36,7 +37,7 @@ def elsewhere(tmp_path_factory):
 
 
 def dry_run(pack, mode, output):
-    done = run(pack / "tests" / "gpu", f"--{mode}", "--dry-run", "--output", output, cwd=output.parent)
+    done = run(pack / "tests" / "gpu", f"--{mode}", "--dry-run", "--device", DEVICE, "--output", output, cwd=output.parent)
     found = json.loads((output / f"{mode}.json").read_text())
     return done, found, {line["name"]: line for line in found["lines"]}
 
@@ -107,14 +108,14 @@ def run_lines(tmp_path, seconds, *lines):
 def test_a_line_that_hangs_ends_at_its_limit_with_what_it_started(tmp_path):
     alive = tmp_path / "alive"
     hangs = Line("hangs", ["bash", "-c", f"(sleep 3; touch {alive}) & echo waiting; sleep 60"], 0.5, dict(os.environ))
-    fails = Line("fails", ["bash", "-c", "echo some error; exit 3"], 5, dict(os.environ))
+    fails = Line("fails", ["bash", "-c", "echo an error:; echo it was so; exit 3"], 5, dict(os.environ))
     crashes = Line("crashes", ["bash", "-c", "kill -SEGV $$"], 5, dict(os.environ))
     strange = Line("strange", ["true"], 5, dict(os.environ), judge=lambda output: {"x": 1 / 0})
     works = Line("works", ["true"], 5, dict(os.environ), judge=lambda output: {"x": 1})
     results, seconds = run_lines(tmp_path, 60, hangs, fails, crashes, strange, works)
     assert {name: each.outcome for name, each in results.items()} == {
         "hangs": "timed out", "fails": "failed", "crashes": "failed", "strange": "failed", "works": "passed"}
-    assert results["fails"].why == "exit code 3: some error" and "SIGSEGV" in results["crashes"].why
+    assert results["fails"].why == "exit code 3: an error: it was so" and "SIGSEGV" in results["crashes"].why
     assert seconds < 3
     time.sleep(3.5 - seconds)
     assert not alive.exists()

@@ -12,6 +12,7 @@ import time
 from typing import Callable
 
 LEAST_SECONDS = 2  # with less time left a line is not begun
+LONGEST_REASON = 400  # characters
 KEPT_OUTPUT = 200_000  # characters of a line's output in the log
 
 
@@ -42,10 +43,10 @@ class Result:
 
 
 def last_words(output):
-    """The line of an output that says most about a failure."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    telling = [line for line in lines if "rror" in line or "Failure" in line]
-    return (telling or lines or ["no output"])[-1][:300]
+    """What an output says about a failure: its last error and what follows, or its last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no output"]
+    telling = [place for place, line in enumerate(lines) if "rror" in line or "Failure" in line]
+    return " ".join(lines[(telling or [len(lines) - 1])[-1]:])[:LONGEST_REASON]
 
 
 class Runner:
