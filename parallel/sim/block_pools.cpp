@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <tuple>
 
 #include "parallel/sim/arena.h"
@@ -44,6 +45,7 @@ struct BlockPools::Block {
   size_t requested = 0;
   std::set<c10::StreamId> streams;  // that used it besides its own
   std::vector<Event> events;        // it waits for these
+  Recording::Place handed_out;
 };
 
 bool BlockPools::SmallerFirst::operator()(const Block* a, const Block* b) const {
@@ -85,7 +87,11 @@ char* BlockPools::allocate(size_t bytes, c10::StreamId stream) {
   block->requested = bytes;
   blocks_[block->address] = block;
   count(std::get<1>(key), 1, static_cast<int64_t>(block->size), static_cast<int64_t>(bytes));
-  std::memset(Arena::get().mirror(block->address), kUndefinedByte, block->size);
+  char* mirror = Arena::get().mirror(block->address);
+  std::memset(mirror, kUndefinedByte, block->size);
+  block->handed_out = device().recording.add(
+      agent_of(stream), *interned("allocation"), {},
+      [mirror, size = block->size] { std::memset(mirror, kUndefinedByte, size); });
   device().log.hand_out(reinterpret_cast<uintptr_t>(block->address), block->size,
                         device().recording.window());
   return block->address;
@@ -112,8 +118,12 @@ BlockPools::Block* BlockPools::new_block(const Key& key, size_t size) {
   reserved_ += bytes;
   const auto segment =
       segments_.insert(segments_.end(), Segment{address, bytes, bytes, key, nullptr});
-  segment->first =
-      new Block{.address = address, .size = bytes, .segment = segment, .streams = {}, .events = {}};
+  segment->first = new Block{.address = address,
+                             .size = bytes,
+                             .segment = segment,
+                             .streams = {},
+                             .events = {},
+                             .handed_out = {}};
   for (const size_t kind : {size_t{0}, std::get<1>(key) ? size_t{1} : size_t{2}}) {
     stats_.segment[kind].increase(1);
     stats_.reserved_bytes[kind].increase(bytes);
@@ -145,7 +155,8 @@ BlockPools::Block* BlockPools::grow_expandable(const Key& key, size_t size) {
                           .size = bytes,
                           .segment = segment,
                           .streams = {},
-                          .events = {}};
+                          .events = {},
+                          .handed_out = {}};
   block->before = last;
   (last == nullptr ? segment->first : last->after) = block;
   segment->mapped += bytes;
@@ -166,7 +177,8 @@ void BlockPools::split(Block* block, size_t size) {
                          .size = left,
                          .segment = block->segment,
                          .streams = {},
-                         .events = {}};
+                         .events = {},
+                         .handed_out = {}};
   rest->before = block;
   rest->after = block->after;
   if (rest->after != nullptr) rest->after->before = rest;
@@ -176,7 +188,7 @@ void BlockPools::split(Block* block, size_t size) {
 }
 
 void BlockPools::free(char* address) {
-  const auto found = blocks_.find(address);
+  const auto found = blocks_.find(static_cast<const char*>(address));
   TORCH_INTERNAL_ASSERT(found != blocks_.end());
   Block* block = found->second;
   blocks_.erase(found);
@@ -189,7 +201,7 @@ void BlockPools::free(char* address) {
 }
 
 void BlockPools::record_stream(const void* address, c10::StreamId stream) {
-  const auto found = blocks_.find(address);
+  const auto found = blocks_.find(static_cast<const char*>(address));
   TORCH_CHECK(found != blocks_.end(), "record_stream of memory that the device's allocator did not hand out");
   if (stream != std::get<2>(found->second->segment->key)) found->second->streams.insert(stream);
 }
@@ -281,8 +293,17 @@ void BlockPools::out_of_memory(size_t bytes) {
                    " is allocated");
 }
 
-void BlockPools::over_segments(const std::function<void(char*, size_t)>& visit) const {
-  for (const Segment& segment : segments_) visit(segment.address, segment.mapped);
+void BlockPools::over_blocks(const std::function<void(char*, size_t)>& visit) const {
+  for (const auto& [address, block] : blocks_) visit(block->address, block->size);
+  for (const Block* block : waiting_) visit(block->address, block->size);
+}
+
+Recording::Place BlockPools::handed_out(const void* address) const {
+  const auto* wanted = static_cast<const char*>(address);
+  auto after = blocks_.upper_bound(wanted);
+  if (after == blocks_.begin()) return {};
+  const Block* block = std::prev(after)->second;
+  return wanted < block->address + block->size ? block->handed_out : Recording::Place{};
 }
 
 }  // namespace megashard::sim

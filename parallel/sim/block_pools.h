@@ -10,8 +10,9 @@
 #include <memory>
 #include <set>
 #include <tuple>
-#include <unordered_map>
 #include <vector>
+
+#include "parallel/sim/recording.h"
 
 namespace megashard::sim {
 
@@ -41,7 +42,10 @@ class BlockPools {
 
   c10::CachingDeviceAllocator::DeviceStats& stats() { return stats_; }
   size_t reserved() const { return reserved_; }
-  void over_segments(const std::function<void(char* address, size_t bytes)>& visit) const;
+  void over_blocks(
+      const std::function<void(char* address, size_t bytes)>& visit) const;  ///< in use
+  /// Where the recording makes the block undefined that holds an address.
+  Recording::Place handed_out(const void* address) const;
 
  private:
   struct Block;
@@ -75,8 +79,8 @@ class BlockPools {
   size_t reserved_ = 0;
   std::map<Key, std::set<Block*, SmallerFirst>> free_;
   std::list<Segment> segments_;
-  std::unordered_map<const void*, Block*> blocks_;  // in use, by address
-  std::vector<Block*> waiting_;                     // freed, but other streams used them
+  std::map<const char*, Block*> blocks_;  // in use, by address
+  std::vector<Block*> waiting_;           // freed, but other streams used them
   c10::CachingDeviceAllocator::DeviceStats stats_;
 };
 

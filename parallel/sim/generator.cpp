@@ -54,6 +54,23 @@ const at::Generator& default_generator(int device) {
   return generators->at(static_cast<size_t>(device < 0 ? current_device() : device));
 }
 
+DrawsFromDevice::DrawsFromDevice(int device)
+    : of_device_(cpu_generator_of(default_generator(device))) {
+  static std::mutex mutex;  // ranks that are threads share the CPU's generator
+  lock_ = std::unique_lock(mutex);
+  at::Generator cpu = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(cpu.mutex());
+  cpu_state_ = cpu.get_state();
+  cpu.set_state(of_device_.get_state());
+}
+
+DrawsFromDevice::~DrawsFromDevice() {
+  at::Generator cpu = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(cpu.mutex());
+  of_device_.set_state(cpu.get_state());
+  cpu.set_state(cpu_state_);
+}
+
 at::Generator cpu_generator_of(const at::Generator& generator) {
   if (generator.device().is_cpu()) return generator;
   return static_cast<const SimGenerator*>(generator.unsafeGetGeneratorImpl())->drawn_by();

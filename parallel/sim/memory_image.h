@@ -6,7 +6,7 @@ namespace megashard::sim {
 
 class SimDevice;
 
-/// A copy of all memory that a device's pools hold.
+/// A copy of the blocks of a device that are in use.
 class MemoryImage {
  public:
   struct Part {
@@ -19,7 +19,6 @@ class MemoryImage {
 
   void restore() const;
   const std::vector<Part>& parts() const { return parts_; }
-  const Part* part_at(const char* address) const;  ///< null: this memory was taken later
 
  private:
   std::vector<Part> parts_;

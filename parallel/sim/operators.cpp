@@ -33,6 +33,24 @@ bool reads_values(const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+/// Takes random numbers, and no generator as an argument.
+bool draws_by_default(const c10::OperatorHandle& op) {
+  if (!op.hasTag(at::Tag::nondeterministic_seeded)) return false;
+  for (const c10::Argument& argument : op.schema().arguments()) {
+    const auto optional = argument.type()->cast<c10::OptionalType>();
+    if (optional && optional->getElementType()->kind() == c10::TypeKind::GeneratorType)
+      return false;
+  }
+  return true;
+}
+
+/// `draws_from`: the device whose default generator it uses, or -1.
+void call_on_host(const c10::OperatorHandle& op, Stack* stack, int draws_from) {
+  std::optional<DrawsFromDevice> numbers;
+  if (draws_from >= 0) numbers.emplace(draws_from);
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+}
+
 /// One call on its way to the CPU and back.
 class Call {
  public:
@@ -51,10 +69,12 @@ class Call {
     if (waits_) capture_of(operation.device()).refuse(schema_.name().c_str());
     arguments_to_host();
     Stack again;
-    if (keep()) again.assign(stack_->begin() + static_cast<std::ptrdiff_t>(base_), stack_->end());
+    if (operation.device().recording.on()) again = arguments_of_now();
     std::optional<at::Tensor> random_state;
+    const bool draws = !generator_.defined() && draws_by_default(op_);
+    if (draws) generator_ = cpu_generator_of(default_generator(device_.index()));
     if (keep() && generator_.defined()) random_state = generator_.get_state();
-    op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
+    call_on_host(op_, stack_, draws ? device_.index() : -1);
     for (auto& [alias, original] : written_) take_new_sizes(alias, original);
     results_to_device();
     if (keep()) record(std::move(again), std::move(random_state));
@@ -151,6 +171,20 @@ class Call {
     }
   }
 
+  /// For running the call again. What it reads on the host, it reads at the call.
+  Stack arguments_of_now() const {
+    Stack now(stack_->begin() + static_cast<std::ptrdiff_t>(base_), stack_->end());
+    for (c10::IValue& value : now) {
+      if (!value.isTensor() || !value.toTensor().defined()) continue;
+      const at::Tensor tensor = value.toTensor();
+      const bool of_device = std::any_of(storages_.begin(), storages_.end(), [&](const auto& each) {
+        return each.first == tensor.storage().unsafeGetStorageImpl();
+      });
+      if (!of_device && tensor.is_cpu()) value = tensor.clone();
+    }
+    return now;
+  }
+
   static bool is_generator(const c10::Argument& argument) {
     const auto optional = argument.type()->cast<c10::OptionalType>();
     return optional && optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
@@ -168,6 +202,7 @@ class Call {
       const c10::Storage grown = new_device_storage(bytes, device_);
       std::memcpy(Arena::get().mirror(grown.data()), alias.storage().data(), bytes);
       impl->set_storage_keep_dtype(grown);
+      moved_.emplace_back(alias, Arena::get().mirror(grown.data()));
     }
     impl->set_sizes_and_strides(alias.sizes(), alias.strides(), alias.storage_offset());
     operation_->writes(original);
@@ -216,8 +251,8 @@ class Call {
   void record(Stack arguments, std::optional<at::Tensor> random_state) {
     const bool captured = capture_of(operation_->device()).running();
     if (captured) random_state.reset();  // each replay draws new numbers
-    operation_->recorded([op = op_, arguments = std::move(arguments), made = made_,
-                          generator = generator_,
+    operation_->recorded([op = op_, arguments = std::move(arguments), made = made_, moved = moved_,
+                          device = device_.index(), generator = generator_,
                           random_state = std::move(random_state)]() mutable {
       Stack stack = arguments;
       std::optional<at::Tensor> state_now;
@@ -225,8 +260,10 @@ class Call {
         state_now = generator.get_state();
         generator.set_state(*random_state);
       }
-      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+      call_on_host(op, &stack, draws_by_default(op) ? device : -1);
       if (state_now) generator.set_state(*state_now);
+      for (const auto& [alias, target] : moved)
+        std::memcpy(target, alias.storage().data(), alias.storage().nbytes());
       std::vector<const c10::StorageImpl*> known;
       for (const c10::IValue& argument : arguments) collect_storages(argument, known);
       size_t next = 0;
@@ -276,6 +313,8 @@ class Call {
       storages_;  // of aliases and of results
   std::vector<at::Tensor> host_results_;
   std::vector<std::pair<char*, size_t>> made_;
+  std::vector<std::pair<at::Tensor, char*>>
+      moved_;  // out= tensors that outgrew their memory, and where they went
 };
 
 void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {

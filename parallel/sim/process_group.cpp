@@ -115,10 +115,12 @@ class SimProcessGroup final : public ProcessGroup {
     }
     const at::Tensor out = host_alias(output), in = host_alias(input);
     SimDevice& device = SimDevice::of(output.device());
+    std::vector<Recording::Place> after;
     {
       Operation operation(device, c10::str(name, " of group '", this->name(), "'"));
       operation.reads(input);
       operation.writes(output);
+      after = operation.after();
     }
     Called mine;
     std::strncpy(mine.operation, name, sizeof(mine.operation) - 1);
@@ -136,14 +138,15 @@ class SimProcessGroup final : public ProcessGroup {
     if (!device.recording.on()) return Work();
     const int agent = agent_of(current_stream(device.index));
     if (!keeps) {
-      device.recording.add(agent, *interned(name),
+      device.recording.add(agent, *interned(name), after,
                            [this, exchange, out, in] { exchange(*gloo_, out, in).wait(); });
       return Work();
     }
     // The other ranks do not run again: what they sent is kept, and what this one sends must be the
     // same.
     device.recording.add(
-        agent, *interned(name), [out, in, sent, received = out.clone(), name = this->name()] {
+        agent, *interned(name), after,
+        [out, in, sent, received = out.clone(), name = this->name()] {
           if (sent.numel() > 0 &&
               std::memcmp(in.const_data_ptr(), sent.const_data_ptr(), sent.nbytes()) != 0)
             found("in another legal order a collective of group '" + name +

@@ -18,8 +18,16 @@ bool Recording::has_several_streams() const {
                      [&](const Node& node) { return node.agent != nodes_.front().agent; });
 }
 
-void Recording::add(int agent, const std::string& name, std::function<void()> work) {
-  if (on_) nodes_.push_back({agent, &name, {}, std::move(work)});
+Recording::Place Recording::add(int agent, const std::string& name, const std::vector<Place>& after,
+                                std::function<void()> work) {
+  if (!on_) return {};
+  Node node{agent, &name, {}, std::move(work)};
+  for (const Place& place : after) {
+    if (place.window == window_ && nodes_[place.node].agent != agent)
+      node.after.push_back(place.node);
+  }
+  nodes_.push_back(std::move(node));
+  return {window_, nodes_.size() - 1};
 }
 
 Recording::Place Recording::mark(int agent) {

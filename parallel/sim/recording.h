@@ -27,7 +27,9 @@ class Recording {
   void continue_after(const Recording& earlier) { window_ = earlier.window_ + 1; }
   void stop();  ///< and forgets what is recorded
 
-  void add(int agent, const std::string& name, std::function<void()> work);
+  /// `after`: nodes, besides those before it on its stream, that it must follow.
+  Place add(int agent, const std::string& name, const std::vector<Place>& after,
+            std::function<void()> work);
   /// What a wait for everything on `agent` so far waits for.
   Place mark(int agent);
   void wait(int agent, const Place& place);

@@ -63,8 +63,6 @@ void end_shuffled_window(SimDevice& device) {
   const bool streams_differ = device.recording.has_several_streams();
   if (streams_differ) {
     const MemoryImage first_run(device);
-    for (const auto& part : first_run.parts())
-      std::memset(Arena::get().mirror(part.address), 0xFF, part.bytes.size());
     images_before()[static_cast<size_t>(device.index)].restore();
     try {
       device.recording.run_in_random_order(settings().shuffle_seed);

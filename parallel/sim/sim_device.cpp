@@ -149,6 +149,8 @@ void Operation::touch(const void* begin, size_t bytes, bool writes, const std::s
     PinnedMemory::get().close(device_.index, begin, bytes, writes, access_.agent, access_.time,
                               *access_.operation);
   access_.name = name;
+  if (device_.recording.on() && region != Arena::kPinned)
+    after_.push_back(device_.pools.handed_out(begin));
   capture_of(device_).on_use(begin, bytes, writes);
   const auto address = reinterpret_cast<uintptr_t>(begin);
   const auto tell = [&](const Access& earlier, bool earlier_wrote) {
@@ -181,7 +183,7 @@ void Operation::run(std::function<void()> work) {
 }
 
 void Operation::recorded(std::function<void()> work) {
-  device_.recording.add(access_.agent, *access_.operation, std::move(work));
+  device_.recording.add(access_.agent, *access_.operation, after_, std::move(work));
 }
 
 }  // namespace megashard::sim

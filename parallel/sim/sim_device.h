@@ -92,6 +92,8 @@ class Operation {
   void writes(const at::Tensor& tensor) { touch(tensor, true); }
   void reads(const void* begin, size_t bytes) { touch(begin, bytes, false, nullptr); }
   void writes(const void* begin, size_t bytes) { touch(begin, bytes, true, nullptr); }
+  /// For what is added to the recording by hand.
+  const std::vector<Recording::Place>& after() const { return after_; }
   /// Runs `work` now, and again whenever the recording is run. Of an operation that touches
   /// something only.
   void run(std::function<void()> work);
@@ -106,6 +108,7 @@ class Operation {
   void report(const Access& earlier, bool earlier_wrote, bool writes, const std::string* name);
 
   std::unique_lock<std::recursive_mutex> lock_;
+  std::vector<Recording::Place> after_;  // where the memory that it uses was handed out
   SimDevice& device_;
   c10::StreamId stream_;
   Access access_;
