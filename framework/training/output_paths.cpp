@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -52,15 +52,11 @@ std::string nearest_folder(std::string path) {
   return path;
 }
 
-std::string trial_name() {
-  char host[HOST_NAME_MAX + 1] = "";
-  ::gethostname(host, HOST_NAME_MAX);
-  return ".try." + std::string(host) + "." + std::to_string(::getpid());
-}
-
-void make_folder(const std::string& path) {
-  if (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST)
-    give_up("no folder can be made in " + parent_of(path), errno);
+/// Makes a folder of a name that no other rank gives one.
+std::string make_trial_folder(const std::string& folder) {
+  auto path = folder + "/.try.XXXXXX";
+  if (!::mkdtemp(path.data())) give_up("no folder can be made in " + folder, errno);
+  return path;
 }
 
 void make_and_remove_file(const std::string& path) {
@@ -73,8 +69,7 @@ void make_and_remove_file(const std::string& path) {
 }
 
 void try_folder(const std::string& path) {
-  const auto trial = nearest_folder(path) + "/" + trial_name();
-  make_folder(trial);
+  const auto trial = make_trial_folder(nearest_folder(path));
   try {
     make_and_remove_file(trial + "/file");
   } catch (const Unusable&) {
@@ -124,8 +119,7 @@ void try_shared_folder(const OutputPath& output, const ProcessGroupPtr& group) {
   const auto names = on_all_ranks(output, group, [&]() -> std::string {
     folder = nearest_folder(output.path);
     if (!first_rank) return "";
-    make_folder(folder + "/" + trial_name());
-    return trial_name();
+    return std::filesystem::path(make_trial_folder(folder)).filename();
   });
   const auto trial = folder + "/" + names[0];
   const auto write = [&]() -> std::string {
