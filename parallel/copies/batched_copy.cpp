@@ -1,5 +1,6 @@
 #include "parallel/copies/batched_copy.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -96,6 +97,7 @@ void copy_batch(std::span<const RowsCopy> copies, c10::Device device) {
     for (const RowsCopy& copy : copies) copy_on_host(copy);
     return;
   }
+  const c10::DeviceGuard guard(device);  // of launches; backward may run on another thread
   make_copy_tables(copies, cuda_kernels().copy);
 }
 

@@ -1,6 +1,7 @@
 #include "parallel/copies/float8_quantise.h"
 
 #include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 
 #include "parallel/copies/float_format_of.h"
 #include "parallel/cuda/cuda_kernels.h"
@@ -52,6 +53,7 @@ void quantise_float8(const at::Tensor& rows, const at::Tensor& payload, const at
   if (payload.is_cpu()) return quantise_on_host(quantise);
   const at::Tensor amax = at::zeros({1}, payload.options().dtype(at::kInt));
   quantise.amax = static_cast<uint32_t*>(amax.data_ptr());
+  const c10::DeviceGuard guard(payload.device());
   cuda_kernels().quantise(quantise);
 }
 
@@ -85,6 +87,7 @@ void dequantise_float8(const at::Tensor& payloads, const at::Tensor& scales, int
       .whole_run = whole_run,
       .whole = whole.data_ptr()};
   if (whole.is_cpu()) return dequantise_on_host(dequantise);
+  const c10::DeviceGuard guard(whole.device());
   cuda_kernels().dequantise(dequantise);
 }
 

@@ -6,6 +6,10 @@
 #include "parallel/collectives/gloo_process_group.h"
 #include "parallel/cuda/cuda_kernels.h"
 
+namespace at {
+class Tensor;
+}
+
 namespace megashard {
 
 struct NcclGroupOptions {
@@ -30,6 +34,11 @@ struct CudaModule {
   int (*device_count)();                  ///< 0 without a driver or a GPU
   void (*set_device)(int index);          ///< current device of the calling thread
   std::string (*device_name)(int index);  ///< "NVIDIA H200"
+  /// The same for one GPU in all processes, and for no two GPUs anywhere.
+  std::string (*device_identity)(int index);
+  /// Page-locked memory of so many bytes and no more, at once and until it is freed: for what is
+  /// too large for LibTorch's pinned blocks, which are powers of two.
+  at::Tensor (*pinned_bytes)(int64_t bytes);
   ProcessGroupPtr (*make_nccl_group)(const NcclGroupOptions& options);
   /// What the device found wrong with the program since the last call, one sentence each. Null: it
   /// does not look.
