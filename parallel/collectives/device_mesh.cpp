@@ -1,6 +1,5 @@
 #include "parallel/collectives/device_mesh.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
 
@@ -25,7 +24,7 @@ void check_names(const std::vector<std::string>& dim_names, size_t ndim) {
 
 DeviceMesh::DeviceMesh(ProcessGroupPtr world, std::vector<int> shape,
                        std::vector<std::string> dim_names)
-    : dim_names_(std::move(dim_names)) {
+    : dim_names_(std::move(dim_names)), device_(world->device()) {
   TORCH_CHECK(!shape.empty(), "device mesh: the shape has no dimension");
   check_names(dim_names_, shape.size());
   const bool positive =
@@ -44,13 +43,15 @@ DeviceMesh::DeviceMesh(ProcessGroupPtr world, std::vector<int> shape,
     const int first = world->rank() - (world->rank() / stride) % extent * stride;
     std::vector<int> members;
     for (int i = 0; i < extent; ++i) members.push_back(first + i * stride);
-    groups_.push_back(world->subgroup(
-        members, dim_names_.empty() ? "dim " + std::to_string(dim) : dim_names_[dim]));
+    groups_.push_back(
+        world->split(members, dim_names_.empty() ? "dim " + std::to_string(dim) : dim_names_[dim]));
   }
 }
 
 DeviceMesh::DeviceMesh(std::vector<ProcessGroupPtr> groups, std::vector<std::string> dim_names)
-    : groups_(std::move(groups)), dim_names_(std::move(dim_names)) {
+    : groups_(std::move(groups)),
+      dim_names_(std::move(dim_names)),
+      device_(groups_.empty() ? c10::Device(c10::kCPU) : groups_.front()->device()) {
   TORCH_CHECK(!groups_.empty(), "device mesh: no groups were given");
   check_names(dim_names_, groups_.size());
 }
@@ -73,12 +74,6 @@ std::shared_ptr<const DeviceMesh> DeviceMesh::submesh(
   std::vector<ProcessGroupPtr> groups;
   for (const auto& name : dim_names) groups.push_back(group(name));
   return std::make_shared<const DeviceMesh>(std::move(groups), dim_names);
-}
-
-c10::Device DeviceMesh::device() const {
-  const c10::DeviceType type = device_type();
-  if (type == c10::kCPU || type == c10::kMeta) return c10::Device(type);
-  return c10::impl::VirtualGuardImpl(type).getDevice();
 }
 
 std::string DeviceMesh::describe() const {

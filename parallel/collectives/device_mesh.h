@@ -33,14 +33,13 @@ class DeviceMesh {
   std::shared_ptr<const DeviceMesh> submesh(const std::vector<std::string>& dim_names) const;
   const std::vector<std::string>& dim_names() const { return dim_names_; }
   c10::DeviceType device_type() const { return groups_[0]->device_type(); }
-  /// Device of this rank's tensors: the CPU, or the accelerator that is current on the calling
-  /// thread.
-  c10::Device device() const;
-  std::string describe() const;  ///< "(Replicate=2, Shard=4)"
+  c10::Device device() const { return device_; }  ///< of this rank's tensors, whoever asks
+  std::string describe() const;                   ///< "(Replicate=2, Shard=4)"
 
  private:
   std::vector<ProcessGroupPtr> groups_;
   std::vector<std::string> dim_names_;
+  c10::Device device_;
 };
 
 using DeviceMeshPtr = std::shared_ptr<const DeviceMesh>;

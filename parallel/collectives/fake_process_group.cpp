@@ -13,9 +13,11 @@ class FakeProcessGroup final : public ProcessGroup {
  public:
   FakeProcessGroup(int rank, std::vector<int> ranks, std::string name, c10::DeviceType device_type)
       : ProcessGroup(rank, std::move(ranks), std::move(name), std::chrono::minutes(10)),
-        device_type_(device_type) {}
+        device_type_(device_type),
+        device_(ProcessGroup::device()) {}
 
   c10::DeviceType device_type() const override { return device_type_; }
+  c10::Device device() const override { return device_; }
 
   Work all_gather_into(at::Tensor output, at::Tensor input) override {
     check_tensors("all_gather", Shapes::kGather, output, input);
@@ -78,6 +80,7 @@ class FakeProcessGroup final : public ProcessGroup {
   }
 
   c10::DeviceType device_type_;
+  c10::Device device_;
 };
 
 }  // namespace

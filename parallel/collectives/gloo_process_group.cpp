@@ -8,12 +8,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <limits>
 #include <numeric>
 #include <optional>
 
+#include "parallel/collectives/buffer_pool.h"
 #include "parallel/collectives/gloo_connect.h"
 #include "parallel/collectives/gloo_exchange.h"
 #include "parallel/collectives/group_store.h"
@@ -27,27 +27,6 @@ namespace {
 
 // Below this an all-reduce sends whole tensors to everyone: one exchange instead of two.
 constexpr int64_t kSmallBytes = 64 * 1024;
-
-/// Byte buffers that are handed out and given back; after a few steps nothing is allocated any
-/// more.
-class ScratchPool {
- public:
-  at::Tensor take(int64_t bytes) {
-    const auto fits = std::find_if(free_.begin(), free_.end(),
-                                   [&](const at::Tensor& t) { return t.numel() >= bytes; });
-    if (fits == free_.end()) {
-      if (!free_.empty()) free_.pop_front();  // too small for what is asked now
-      return at::empty({bytes}, at::kByte);
-    }
-    at::Tensor found = std::move(*fits);
-    free_.erase(fits);
-    return found;
-  }
-  void give_back(at::Tensor buffer) { free_.push_back(std::move(buffer)); }
-
- private:
-  std::deque<at::Tensor> free_;
-};
 
 at::Tensor piece(const at::Tensor& tensor, int64_t begin, int64_t count) {
   return tensor.view({-1}).narrow(0, begin, count);
@@ -235,7 +214,7 @@ class GlooProcessGroup final : public ProcessGroup,
   /// its slice.
   at::Tensor receive_from_peers(GlooExchange& exchange, size_t slice_bytes) {
     const auto bytes = static_cast<int64_t>(slice_bytes);
-    at::Tensor scratch = scratch_.take(bytes * (size() - 1));
+    at::Tensor scratch = pooled_empty(bytes * (size() - 1), at::kByte, c10::kCPU);
     for (const int peer : peers()) {
       const int slice = peer < rank() ? peer : peer - 1;
       exchange.receive(scratch.narrow(0, slice * bytes, bytes), peer);
@@ -253,7 +232,6 @@ class GlooProcessGroup final : public ProcessGroup,
       if (source != rank()) next += slice_bytes;
     }
     reduce_in_rank_order(out, sources, count, dtype, op);
-    scratch_.give_back(scratch);
   }
 
   Work all_reduce_whole(const at::Tensor& tensor, ReduceOp op) {
@@ -299,7 +277,6 @@ class GlooProcessGroup final : public ProcessGroup,
   GlooGroupOptions options_;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;  // null in a group of one
   std::optional<PeerWatch> watch_;                   // nothing there, too
-  ScratchPool scratch_;
   int tag_ = PeerWatch::kTag;
   std::chrono::milliseconds patience_ = timeout();  // of a wait
 };

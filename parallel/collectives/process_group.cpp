@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -25,13 +26,19 @@ ProcessGroup::ProcessGroup(int rank, std::vector<int> ranks, std::string name,
   TORCH_CHECK(0 <= rank_ && rank_ < size(), "group '", name_, "': rank ", rank_, " is not below its size, ", size());
 }
 
+c10::Device ProcessGroup::device() const {
+  const c10::DeviceType type = device_type();
+  if (type == c10::kCPU || type == c10::kMeta) return c10::Device(type);
+  return c10::impl::VirtualGuardImpl(type).getDevice();
+}
+
 at::Tensor ProcessGroup::allocate(int64_t numel, c10::ScalarType dtype, c10::Device device,
                                   GroupMemory) {
   return pooled_empty(numel, dtype, device);
 }
 
 std::vector<std::string> ProcessGroup::all_gather_strings(const std::string& mine) {
-  const auto bytes_here = at::TensorOptions().dtype(at::kByte).device(device_type());
+  const auto bytes_here = at::TensorOptions().dtype(at::kByte).device(device());
   const auto gather = [&](const at::Tensor& on_cpu) {
     at::Tensor gathered = at::empty({size() * on_cpu.numel()}, bytes_here);
     all_gather_into(gathered, on_cpu.to(gathered.device())).wait();

@@ -69,6 +69,9 @@ class ProcessGroup {
   const std::string& name() const { return name_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
   virtual c10::DeviceType device_type() const = 0;
+  /// Of this rank's tensors. Groups on GPUs are made for one; the default is the accelerator that
+  /// is current on the calling thread.
+  virtual c10::Device device() const;
 
   /// output [size * n], input [n] (the same dtype); input may be this rank's slice of output.
   virtual Work all_gather_into(at::Tensor output, at::Tensor input) = 0;
@@ -93,6 +96,12 @@ class ProcessGroup {
   /// members only, each with the same `name`, which need not be unique.
   virtual std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
                                                  const std::string& name) = 0;
+  /// The same, called by all ranks of this group, each with the members of its own part; the parts
+  /// are of one size. NCCL splits its communicator instead of connecting anew.
+  virtual std::shared_ptr<ProcessGroup> split(const std::vector<int>& members,
+                                              const std::string& name) {
+    return subgroup(members, name);
+  }
 
  protected:
   ProcessGroup(int rank, std::vector<int> ranks, std::string name,

@@ -17,6 +17,7 @@ class RoutedProcessGroup final : public ProcessGroup {
         on_accelerator_(std::move(on_accelerator)) {}
 
   c10::DeviceType device_type() const override { return on_accelerator_->device_type(); }
+  c10::Device device() const override { return on_accelerator_->device(); }
 
   Work all_gather_into(at::Tensor output, at::Tensor input) override {
     return group_of(output).all_gather_into(output, input);
@@ -46,6 +47,11 @@ class RoutedProcessGroup final : public ProcessGroup {
                                          const std::string& name) override {
     return std::make_shared<RoutedProcessGroup>(on_cpu_->subgroup(members, name),
                                                 on_accelerator_->subgroup(members, name));
+  }
+  std::shared_ptr<ProcessGroup> split(const std::vector<int>& members,
+                                      const std::string& name) override {
+    return std::make_shared<RoutedProcessGroup>(on_cpu_->split(members, name),
+                                                on_accelerator_->split(members, name));
   }
 
   const ProcessGroupPtr& on_cpu() const { return on_cpu_; }

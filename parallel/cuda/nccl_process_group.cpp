@@ -1,12 +1,15 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/cuda/MemPool.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include <cstdlib>
+#include <exception>
 #include <thread>
 
 #include "parallel/collectives/group_store.h"
@@ -32,26 +35,56 @@ c10d::ReduceOp nccl_op(ReduceOp op) {
   return c10d::ReduceOp::UNUSED;
 }
 
+/// A group of one needs no communicator; MEGASHARD_NCCL_SINGLE=1 gives it one all the same, to try
+/// NCCL on a machine with a single GPU.
+bool connects_alone() {
+  const char* text = std::getenv("MEGASHARD_NCCL_SINGLE");
+  return text != nullptr && std::string_view(text) == "1";
+}
+
+enum class Connects { kAtOnce, kAtFirstUse };
+
 /// NCCL on the stream that is current at the call (asyncOp = false): what follows on that stream
 /// comes after, so no handle is needed. NCCL chooses the order of addition. Its watchdog enforces
 /// the deadline: it reports the collective and ends the process.
 class NcclProcessGroup final : public ProcessGroup {
  public:
-  explicit NcclProcessGroup(const NcclGroupOptions& options)
+  /// `parent`: its communicator is split, which its members do together; null: by the store.
+  explicit NcclProcessGroup(const NcclGroupOptions& options, Connects connects,
+                            const c10::intrusive_ptr<c10d::ProcessGroupNCCL>& parent = nullptr)
       : ProcessGroup(options.rank, options.ranks, options.name, options.timeout),
         options_(options) {
-    if (size() == 1) return;
+    if (size() == 1 && !connects_alone()) return;
     auto nccl = c10d::ProcessGroupNCCL::Options::create();
     nccl->timeout = timeout();
     nccl->group_name = name();
     nccl->global_ranks_in_group.assign(ranks().begin(), ranks().end());
+    if (parent != nullptr) {
+      nccl->split_from = parent;
+      nccl->split_color = ranks().front();
+    }
     options_.store->store->setTimeout(timeout());
-    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(options_.device));
+    const c10::cuda::CUDAGuard guard(device());
     nccl_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(options_.store->store, rank(), size(),
                                                         std::move(nccl));
+    nccl_->setBoundDeviceId(device());
+    if (connects == Connects::kAtOnce) nccl_->eagerConnectSingleDevice(device());
+  }
+
+  /// Waits for what is under way, unless this rank has failed: others may not come any more.
+  ~NcclProcessGroup() override {
+    if (nccl_ == nullptr) return;
+    try {
+      const c10::cuda::CUDAGuard guard(device());
+      failed_ || std::uncaught_exceptions() > 0 ? nccl_->abort() : nccl_->shutdown();
+    } catch (const std::exception&) {  // the ranks go their ways in any case
+    }
   }
 
   c10::DeviceType device_type() const override { return c10::kCUDA; }
+  c10::Device device() const override {
+    return {c10::kCUDA, static_cast<c10::DeviceIndex>(options_.device)};
+  }
 
   at::Tensor allocate(int64_t numel, c10::ScalarType dtype, c10::Device device,
                       GroupMemory memory) override {
@@ -65,7 +98,7 @@ class NcclProcessGroup final : public ProcessGroup {
 
   Work all_gather_into(at::Tensor output, at::Tensor input) override {
     check_tensors("all_gather", Shapes::kGather, output, input);
-    if (size() == 1) return copy(output, input);
+    if (nccl_ == nullptr) return copy(output, input);
     c10d::AllgatherOptions options;
     options.asyncOp = false;
     return run("all_gather", [&] { return nccl_->_allgather_base(output, input, options); });
@@ -74,7 +107,7 @@ class NcclProcessGroup final : public ProcessGroup {
   Work reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op) override {
     check_tensors("reduce_scatter", Shapes::kScatter, output, input);
     check_reduction("reduce_scatter", input, op);
-    if (size() == 1) return copy(output, input);
+    if (nccl_ == nullptr) return copy(output, input);
     c10d::ReduceScatterOptions options;
     options.reduceOp = nccl_op(op);
     options.asyncOp = false;
@@ -85,7 +118,7 @@ class NcclProcessGroup final : public ProcessGroup {
   Work all_reduce(at::Tensor tensor, ReduceOp op) override {
     check_tensor("all_reduce", tensor);
     check_reduction("all_reduce", tensor, op);
-    if (size() == 1) return Work();
+    if (nccl_ == nullptr) return Work();
     c10d::AllreduceOptions options;
     options.reduceOp = nccl_op(op);
     options.asyncOp = false;
@@ -96,7 +129,7 @@ class NcclProcessGroup final : public ProcessGroup {
   Work broadcast(at::Tensor tensor, int root) override {
     check_tensor("broadcast", tensor);
     check_root(root);
-    if (size() == 1) return Work();
+    if (nccl_ == nullptr) return Work();
     c10d::BroadcastOptions options;
     options.rootRank = root;
     options.asyncOp = false;
@@ -106,7 +139,7 @@ class NcclProcessGroup final : public ProcessGroup {
 
   Work all_to_all_into(at::Tensor output, at::Tensor input) override {
     check_tensors("all_to_all", Shapes::kEqual, output, input);
-    if (size() == 1) return copy(output, input);
+    if (nccl_ == nullptr) return copy(output, input);
     c10d::AllToAllOptions options;
     options.asyncOp = false;
     std::vector<int64_t> equal_splits;
@@ -116,7 +149,7 @@ class NcclProcessGroup final : public ProcessGroup {
   }
 
   void barrier() override {
-    if (size() == 1) return;
+    if (nccl_ == nullptr) return;
     c10d::BarrierOptions options;
     options.device_ids = {options_.device};
     options.asyncOp = false;
@@ -126,6 +159,16 @@ class NcclProcessGroup final : public ProcessGroup {
 
   std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
                                          const std::string& name) override {
+    return std::make_shared<NcclProcessGroup>(part(members, name), Connects::kAtFirstUse);
+  }
+
+  std::shared_ptr<ProcessGroup> split(const std::vector<int>& members,
+                                      const std::string& name) override {
+    return std::make_shared<NcclProcessGroup>(part(members, name), Connects::kAtOnce, nccl_);
+  }
+
+ private:
+  NcclGroupOptions part(const std::vector<int>& members, const std::string& name) {
     NcclGroupOptions options = options_;
     options.ranks = members_in_world(members, name);
     options.rank = place_in(members);
@@ -133,16 +176,16 @@ class NcclProcessGroup final : public ProcessGroup {
     options.store = std::make_shared<GroupStore>();
     options.store->store = c10::make_intrusive<c10d::PrefixStore>(
         next_store_prefix(name, options.ranks), options_.store->store);
-    return std::make_shared<NcclProcessGroup>(options);
+    return options;
   }
 
- private:
   template <typename Call>
   Work run(const char* operation, Call call) {
     const auto started = std::chrono::steady_clock::now();
     try {
       call();
     } catch (const std::exception& error) {
+      failed_ = true;
       throw_wait_error(operation, *this, -1, std::chrono::steady_clock::now() - started, error);
     }
     return Work();
@@ -185,8 +228,9 @@ class NcclProcessGroup final : public ProcessGroup {
   }
 
   NcclGroupOptions options_;
+  bool failed_ = false;
   std::unique_ptr<at::cuda::MemPool> symmetric_pool_;  // null: nobody asked
-  c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl_;    // null in a group of one
+  c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl_;    // null in a group of one, mostly
 };
 
 int device_count() { return c10::cuda::device_count(); }
@@ -196,8 +240,20 @@ std::string device_name(int index) {
   C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
   return properties.name;
 }
+std::string device_identity(int index) {
+  cudaDeviceProp properties{};
+  C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
+  return std::string(properties.uuid.bytes, sizeof(properties.uuid.bytes));
+}
+at::Tensor pinned_bytes(int64_t bytes) {
+  void* memory = nullptr;
+  C10_CUDA_CHECK(cudaHostAlloc(&memory, static_cast<size_t>(bytes), cudaHostAllocDefault));
+  return at::from_blob(
+      memory, {bytes}, [](void* data) { C10_CUDA_CHECK_WARN(cudaFreeHost(data)); },
+      at::TensorOptions(at::kByte));
+}
 ProcessGroupPtr make_nccl_group(const NcclGroupOptions& options) {
-  return std::make_shared<NcclProcessGroup>(options);
+  return std::make_shared<NcclProcessGroup>(options, Connects::kAtOnce);
 }
 
 }  // namespace
@@ -209,6 +265,8 @@ extern "C" void megashard_cuda_module(megashard::CudaModule* module) {
   *module = {.device_count = megashard::device_count,
              .set_device = megashard::set_device,
              .device_name = megashard::device_name,
+             .device_identity = megashard::device_identity,
+             .pinned_bytes = megashard::pinned_bytes,
              .make_nccl_group = megashard::make_nccl_group,
              .take_findings = nullptr,
              .what_was_checked = nullptr,
