@@ -18,7 +18,8 @@ namespace megashard {
 
 namespace {
 
-GroupStorePtr make_store(const RendezvousOptions& options, WaitTeller& teller) {
+GroupStorePtr make_store(const RendezvousOptions& options, const std::string& gpu,
+                         WaitTeller& teller) {
   if (options.world_size == 1) return make_in_process_store();
   const bool tcp = options.init_method == "env://" || options.init_method.starts_with("tcp://");
   TORCH_CHECK(tcp || options.init_method.starts_with("file://"), "unknown init method '", options.init_method,
@@ -27,7 +28,7 @@ GroupStorePtr make_store(const RendezvousOptions& options, WaitTeller& teller) {
   const auto store = std::make_shared<GroupStore>();
   store->store = tcp ? make_tcp_store(options, deadline, teller) : make_file_store(options);
   store->store->setTimeout(options.timeout);
-  meet_all_ranks(*store->store, options, deadline, teller);
+  meet_all_ranks(*store->store, options, gpu, deadline, teller);
   teller.wait_for("the connections of all ranks to each other");
   return store;
 }
@@ -37,9 +38,7 @@ int choose_gpu(const CudaModule& cuda, const RendezvousOptions& options) {
   const int devices = cuda.device_count();
   TORCH_CHECK(devices > 0, "backend '", options.backend, "' needs a GPU and there is none that CUDA can use: check ",
               "the driver with nvidia-smi, or take --distributed-backend gloo");
-  TORCH_CHECK(options.local_rank < devices, "local rank ", options.local_rank, " has no GPU of its own: this machine ",
-              "has ", devices, "; start at most that many ranks on it");
-  const int gpu = options.local_rank < 0 ? options.rank % devices : options.local_rank;
+  const int gpu = (options.local_rank < 0 ? options.rank : options.local_rank) % devices;
   cuda.set_device(gpu);
   return gpu;
 }
@@ -69,7 +68,8 @@ ProcessGroupPtr init_process_group(const RendezvousOptions& options) {
 
   ignore_broken_connections();
   WaitTeller teller(options.notice, options.first_notice);
-  const GroupStorePtr store = make_store(options, teller);
+  const GroupStorePtr store =
+      make_store(options, nccl ? cuda.device_identity(gpu) : std::string(), teller);
   std::vector<int> ranks(static_cast<size_t>(options.world_size));
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto in_store = [&](const char* prefix) {

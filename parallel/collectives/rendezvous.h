@@ -11,7 +11,9 @@ namespace megashard {
 struct RendezvousOptions {
   int rank = 0;
   int world_size = 1;
-  int local_rank = 0;  ///< -1: nobody said; the rank modulo the GPUs of this machine
+  /// Modulo the GPUs that this process sees: its GPU. -1: nobody said; takes the rank. A launcher
+  /// may show each rank a GPU of its own, which is then number 0 for all of them.
+  int local_rank = 0;
   int local_world_size =
       0;  ///< ranks on this machine; 0: unknown. Equal to world_size: sockets stay on loopback
   /// Where the ranks meet: "tcp://HOST:PORT" (rank 0 listens there), "file:///PATH" (a new file in
@@ -33,10 +35,10 @@ struct RendezvousOptions {
 };
 
 /// The group of all ranks (torch.distributed.init_process_group). With NCCL, loads CUDA and makes
-/// GPU `local_rank` the current device of the calling thread. Collective; checks that the ranks
-/// agree on the world size and that no two have the same rank. Throws one sentence with the remedy
-/// for what a user can get wrong, at the deadline for ranks that do not come. SIGPIPE is ignored
-/// from then on, unless the program handles it.
+/// its GPU the current device of the calling thread. Collective; checks that the ranks agree on the
+/// world size and that no two have the same rank or the same GPU. Throws one sentence with the
+/// remedy for what a user can get wrong, at the deadline for ranks that do not come. SIGPIPE is
+/// ignored from then on, unless the program handles it.
 ProcessGroupPtr init_process_group(const RendezvousOptions& options);
 
 }  // namespace megashard

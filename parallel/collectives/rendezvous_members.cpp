@@ -70,7 +70,7 @@ bool await_key(c10d::Store& store, const std::string& key, const StartDeadline& 
 }
 
 /// This rank is there, and may be.
-void register_rank(c10d::Store& store, const RendezvousOptions& options,
+void register_rank(c10d::Store& store, const RendezvousOptions& options, const std::string& gpu,
                    const StartDeadline& deadline, WaitTeller& teller) {
   const std::string rank = std::to_string(options.rank);
   const bool first = store.add(rank_key(options.rank), 1) == 1;
@@ -93,15 +93,21 @@ void register_rank(c10d::Store& store, const RendezvousOptions& options,
                             std::to_string(options.world_size) + ", rank 0 for one of " + world +
                             ": give every rank the same WORLD_SIZE");
   }
+  if (!gpu.empty() && store.add("megashard/gpu/" + gpu, 1) > 1) {
+    fail_for_all(store,
+                 "rank " + rank +
+                     " has the GPU of another rank: start at most as many ranks on a "
+                     "machine as it has GPUs, and let each see all of them or one of its own");
+  }
 }
 
 }  // namespace
 
-void meet_all_ranks(c10d::Store& store, const RendezvousOptions& options,
+void meet_all_ranks(c10d::Store& store, const RendezvousOptions& options, const std::string& gpu,
                     const StartDeadline& deadline, WaitTeller& teller) {
   std::string verdict;
   try {
-    register_rank(store, options, deadline, teller);
+    register_rank(store, options, gpu, deadline, teller);
     if (store.add(kMembers, 1) == options.world_size)
       store.compareSet(kVerdict, {}, text_bytes(kAllCame));
     teller.wait_for("the other ranks");
