@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -27,8 +28,8 @@ struct CommContext {
   size_t max_reducing = 1;            // set_reduce_scatter_max_input_buffers
   FsdpGroup* all_reducing = nullptr;  // its all-reduce across replicas is in flight: one at a time
 
-  /// A packed all-gather result whose copy-out may still run; the next group's wait lets the gather
-  /// streams reuse it.
+  /// A packed all-gather result whose copy-out may still run; the next group's wait lets the stream
+  /// that packs reuse it. Gathers come after packing.
   struct HeldGather {
     at::Tensor buffer;
     StreamEvent copied_out;
@@ -37,17 +38,39 @@ struct CommContext {
   void drop_held_gather() {
     if (!held_gather) return;
     held_gather->copied_out.make_wait(*streams.copy_in);
-    held_gather->copied_out.make_wait(*streams.all_gather);
     held_gather.reset();
   }
 
-  /// The last group's all-reduced buffers, until the next reduction lets its stream wait for their
-  /// readers.
+  /// The last group's outputs, made on the reduce-scatter stream and read on another one, until the
+  /// first waits for their readers.
   struct HeldReduction {
     std::unique_ptr<GradientReduction> reduction;
     StreamEvent read;
   };
   HeldReduction held_reduction;
+  void drop_held_reduction() {
+    if (held_reduction.reduction == nullptr) return;
+    held_reduction.read.make_wait(*streams.reduce_scatter);
+    held_reduction = {};
+  }
+
+  /// Streams that reductions ran on since the last wait_for_reductions, each once.
+  std::vector<c10::Stream> reducing_streams;
+  void reduces_on(const c10::Stream& stream) {
+    if (std::find(reducing_streams.begin(), reducing_streams.end(), stream) ==
+        reducing_streams.end())
+      reducing_streams.push_back(stream);
+  }
+  /// The current stream waits for what they made. A stream that did nothing is left alone: its last
+  /// work may lie outside a graph that is being captured.
+  void wait_for_reductions() {
+    if (reducing_streams.empty()) return;
+    const c10::Stream current = streams.current();
+    for (const auto& stream : reducing_streams) {
+      if (stream != current) order_streams(stream, current);
+    }
+    reducing_streams.clear();
+  }
 };
 
 /// What all groups under one root share (FSDPStateContext). One thread at a time uses it: the one

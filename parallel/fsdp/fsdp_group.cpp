@@ -4,8 +4,25 @@
 
 #include "parallel/fsdp/backward_scope.h"
 #include "parallel/fsdp/gradient_reduction.h"
+#include "parallel/fsdp/profiler_range.h"
 
 namespace megashard {
+namespace {
+
+/// Whether a dtype was changed by it.
+bool adopt_rebound_data(const GatherPlan::Params& params, const CommStreams& streams) {
+  bool converted = false, rebound = false;
+  for (const auto& param : params) {
+    const auto* before = param->shard().unsafeGetTensorImpl();
+    converted |= param->adopt_rebound_data();
+    rebound |= param->shard().unsafeGetTensorImpl() != before;
+  }
+  // Rows that were cut out of the new data just now, after what begins an iteration has waited.
+  if (rebound && streams.enabled()) order_streams(streams.current(), *streams.copy_in);
+  return converted;
+}
+
+}  // namespace
 
 FsdpGroup::FsdpGroup(const std::vector<std::pair<std::string, at::Tensor>>& parameters,
                      ShardLayout layout, const FullyShardOptions& options)
@@ -23,9 +40,9 @@ FsdpGroup::~FsdpGroup() = default;
 void FsdpGroup::prepare(FsdpContext& context) {
   context_ = &context;
   if (prepared_) return;
+  adopt_rebound_data(params_, context.streams());
   std::string on_meta;
   for (const auto& param : params_) {
-    param->adopt_rebound_data();
     if (param->is_meta()) on_meta += (on_meta.empty() ? "" : ", ") + param->name();
   }
   TORCH_CHECK(on_meta.empty(), "these parameters are still on the meta device: ", on_meta,
@@ -77,13 +94,13 @@ void FsdpGroup::gather() {
   const c10::NoGradGuard no_grad;
   if (state_ == State::kShapeOnly) release();
   if (state_ == State::kSharded) {
-    bool converted = false;
-    for (const auto& param : params_) converted |= param->adopt_rebound_data();
+    const bool converted = adopt_rebound_data(params_, context_->streams());
     TORCH_CHECK(!converted || !has_pending_gradients(), "the dtype of '", name_, "' was changed while its gradients wait "
                 "for their reduction: call synchronize_gradients or clear_pending_gradients before Module::to");
     if (converted) make_plans();
   }
   gathering_ = state_ == State::kPostForward ? &slices_plan_ : &rows_plan_;
+  const ProfilerRange range("all_gather", name_);
   context_->note("gather", name_);
   gathering_->start(context_->streams());
   state_ = State::kGathering;
@@ -92,10 +109,13 @@ void FsdpGroup::gather() {
 void FsdpGroup::wait(bool in_forward) {
   if (state_ == State::kFull) return;
   TORCH_INTERNAL_ASSERT(state_ == State::kGathering);
+  const ProfilerRange range("all_gather_copy_out", name_);
   const c10::NoGradGuard no_grad;
   CommContext& comm = *context_->comm;
   if (in_forward) comm.drop_held_gather();
   gathering_->finish(comm.streams);
+  if (comm.streams.enabled() && params_.front()->shard().is_cpu())
+    rows_read_ = StreamEvent::record(comm.streams.current());
   if (at::Tensor packed = gathering_->take_packed(); packed.defined()) {
     comm.drop_held_gather();
     comm.held_gather = {std::move(packed), StreamEvent::record(comm.streams.current())};
@@ -135,7 +155,9 @@ void FsdpGroup::release() {
 }
 
 void FsdpGroup::release_if_idle() {
-  if (context_ != nullptr && context_->idle()) release();
+  if (context_ == nullptr || !context_->idle()) return;
+  release();
+  wait_for_host_memory();
 }
 
 void FsdpGroup::release_after_forward() {

@@ -69,7 +69,9 @@ class FsdpGroup {
   void start_reduce();
   void finish_reduce();
   void finish_all_reduce();
-  void wait_for_offloaded_gradients();
+  /// Under CPU offload, the host waits: for gradients that come, and for gathers that read the rows,
+  /// which the host may write then.
+  void wait_for_host_memory();
   /// Gradients that wait for a reduction or for an all-reduce across replicas.
   bool has_pending_gradients() const { return unreduced_ || !partial_.empty(); }
   void clear_pending_gradients();
@@ -102,9 +104,9 @@ class FsdpGroup {
   int64_t flags_per_param() const;
   void pack_gradients(GradientReduction& reduction);
   void scatter(GradientReduction& reduction);
+  bool reduces_in_place() const;
   void assign_gradients();
   void assign_gradients_on(const c10::Stream& stream);
-  std::string unused_parameters(const GradientReduction& reduction) const;
 
   std::string name_;
   ShardLayout layout_;
@@ -120,6 +122,7 @@ class FsdpGroup {
   GatherPlan rows_plan_;
   GatherPlan slices_plan_;  // after forward, over fewer ranks
   GatherPlan* gathering_ = nullptr;
+  StreamEvent rows_read_;  // CPU offload: the last gather has read the rows
   std::unique_ptr<GradientReduction> reduction_;
   std::vector<at::Tensor>
       partial_;  // HSDP: sums, by buffer, that wait for a backward with all-reduce

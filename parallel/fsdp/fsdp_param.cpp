@@ -266,7 +266,7 @@ void FsdpParam::add_sharded_gradient(const at::Tensor& buffer, int64_t offset) {
   if (!mine.defined()) {
     mine = guarded(rows, gradient_info_);
   } else if (rows.is_cpu() && mine.is_contiguous() && mine.scalar_type() == rows.scalar_type()) {
-    wait_for_offloaded_gradient();
+    // What was offloaded before is there: the host has waited for `rows` on the same stream.
     add_elements(mine.data_ptr(), rows.const_data_ptr(), rows.scalar_type(), rows.numel());
   } else {
     unguarded(mine).add_(rows);

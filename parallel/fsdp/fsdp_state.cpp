@@ -115,10 +115,9 @@ void FsdpState::start_forward(TensorRefs inputs) {
 void FsdpState::begin_iteration() {
   const CommStreams& streams = context_->streams();
   auto given = std::exchange(context_->post_optim_event, std::nullopt);
-  if (streams.enabled()) {  // the optimizer's writes come first
+  if (streams.enabled()) {  // the optimizer's writes come before packing, and so before gathers
     const StreamEvent written = given ? std::move(*given) : StreamEvent::record(streams.current());
     written.make_wait(*streams.copy_in);
-    written.make_wait(*streams.all_gather);
   }
   for (auto* state : context_->states) {  // weights may have changed since slices were kept
     for (const auto& group : state->groups_) {

@@ -93,17 +93,14 @@ void FsdpState::finish_backward(FsdpContext& context) {
     CommContext& comm = *context.comm;
     while (!comm.reducing.empty()) comm.reducing.front()->finish_reduce();
     if (comm.all_reducing != nullptr) comm.all_reducing->finish_all_reduce();
-    const CommStreams& streams = comm.streams;
-    if (streams.enabled()) {
-      order_streams(*streams.reduce_scatter, streams.current());
-      order_streams(*streams.all_reduce, streams.current());
-    }
+    comm.drop_held_reduction();
+    comm.wait_for_reductions();
     for (auto* state : context.states) {
       state->post_forward_indices_.clear();
       for (const auto& group : state->groups_) {
-        group->wait_for_offloaded_gradients();
         // Prefetched for nothing, or gathered by an evaluation that ran inside this backward.
         if (group->reshard_after_backward && !state->started_) group->release();
+        group->wait_for_host_memory();
       }
     }
     context.post_forward_order.clear();

@@ -17,8 +17,10 @@
 #include <cmath>
 #include <cstring>
 #include <unordered_set>
+#include <utility>
 
 #include "parallel/collectives/device_mesh.h"
+#include "parallel/collectives/guard_key.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
@@ -163,8 +165,13 @@ at::Tensor local_power(const Bucket& bucket, c10::Device device, double norm_typ
     }
     return at::scalar_tensor(total, at::dtype(at::kDouble));
   }
-  if (gradients.empty()) return at::zeros({}, at::dtype(at::kFloat).device(device));
-  const auto norms = at::_foreach_norm(gradients, norm_type, at::kFloat);
+  std::vector<at::Tensor> some;  // a rank may have no rows
+  for (const auto& gradient : gradients) {
+    if (gradient.numel() > 0) some.push_back(unguarded(gradient));
+  }
+  if (some.empty()) return at::zeros({}, at::dtype(at::kDouble).device(device));
+  // In fp64, as on the CPU: the norm, and what is clipped by it, have the same bits.
+  const auto norms = at::_foreach_norm(some, norm_type, at::kDouble);
   const auto norm = at::linalg_vector_norm(at::stack(norms), norm_type);
   return take_max ? norm : norm.pow(norm_type);
 }
@@ -275,7 +282,10 @@ void clip_grads_with_norm_(const std::vector<at::Tensor>& gradients, double max_
     if (!(factor < 1)) return;
     for (const auto& gradient : gradients) scale_cpu(gradient, factor);
   } else {
-    at::_foreach_mul_(gradients, (max_norm / (norm + kEpsilon)).clamp_max(1.0));
+    // Of their dtype: a scalar of another one costs a launch for each gradient.
+    const auto dtype = gradients.front().scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const at::Tensor factor = (max_norm / (norm.to(at::kDouble) + kEpsilon)).clamp_max(1.0);
+    at::_foreach_mul_(gradients, factor.to(dtype));
   }
 }
 

@@ -6,7 +6,6 @@
 
 #include "parallel/collectives/buffer_pool.h"
 #include "parallel/copies/element_copy.h"
-#include "parallel/fsdp/flat_view.h"
 #include "parallel/fsdp/fsdp_group.h"
 #include "parallel/fsdp/gradient_reduction.h"
 #include "parallel/fsdp/shard_copies.h"
@@ -14,19 +13,37 @@
 namespace megashard {
 namespace {
 
-/// Writes 1 or 0 at one place of every rank's part.
-void set_flag(const at::Tensor& input, int ranks, int64_t place, bool value) {
+/// Which ranks had a gradient, at the end of every rank's part: for each parameter one element, or
+/// one for each rank, of which this rank writes its own.
+struct Flags {
+  int64_t first;  // place in a part
+  int64_t each;
+  int64_t mine;
+};
+
+void set_flags(const at::Tensor& input, int ranks, const Flags& flags,
+               const std::vector<bool>& had) {
+  const auto params = static_cast<int64_t>(had.size());
   const int64_t part_numel = input.numel() / ranks;
-  const float number = value ? 1.0F : 0.0F;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const int64_t index = rank * part_numel + place;
-    if (input.is_cpu()) {
-      auto* to =
-          static_cast<char*>(input.data_ptr()) + index * static_cast<int64_t>(input.element_size());
-      copy_elements(to, input.scalar_type(), &number, at::kFloat, 1);
-    } else {
-      flat_view(input, {1}, index).fill_(number);
+  if (input.is_cpu()) {
+    for (int64_t place = 0; place < params * flags.each; ++place) {
+      const float number = place % flags.each == flags.mine && had[place / flags.each] ? 1 : 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        auto* to = static_cast<char*>(input.data_ptr()) +
+                   (rank * part_numel + flags.first + place) *
+                       static_cast<int64_t>(input.element_size());
+        copy_elements(to, input.scalar_type(), &number, at::kFloat, 1);
+      }
     }
+    return;
+  }
+  const at::Tensor all =
+      input.as_strided({ranks, params, flags.each}, {part_numel, flags.each, 1}, flags.first);
+  if (flags.each > 1) all.zero_();
+  const at::Tensor mine = all.select(2, flags.mine);
+  mine.fill_(1);
+  for (int64_t i = 0; i < params; ++i) {
+    if (!had[i]) mine.select(1, i).zero_();
   }
 }
 
@@ -72,13 +89,11 @@ at::Tensor FsdpGroup::take_gradient(FsdpParam& param) const {
 }
 
 /// Elements that say which ranks had a parameter's gradient. One counts them; one a rank names
-/// them. Reading them would stall a device, where only the error asks for it: by default a gradient
-/// that no rank had is zero there, and none elsewhere.
+/// them.
 int64_t FsdpGroup::flags_per_param() const {
   const int ranks = layout_.shard_group->size() * replicas();
   if (ranks == 1) return 0;
-  if (unused_ == UnusedParameters::kError) return ranks;
-  return context_->streams().device.is_cpu() ? 1 : 0;
+  return unused_ == UnusedParameters::kError ? ranks : 1;
 }
 
 at::Tensor FsdpGroup::new_buffer(int64_t numel, at::ScalarType dtype) const {
@@ -120,29 +135,35 @@ void FsdpGroup::pack_gradients(GradientReduction& reduction) {
     if (!stays) part_numel += geometry.chunk_numel;
   }
   const int64_t flags = parts.empty() ? 0 : flags_per_param();
-  int64_t flag = part_numel;
+  const int64_t first_of_all = part_numel;
   part_numel += static_cast<int64_t>(parts.size()) * flags;
   GradientReduction::Buffer packed;
   if (part_numel > 0) packed.input = new_buffer(ranks * part_numel, dtype);
   const int replica = replicas() == 1 ? 0 : layout_.replicate_group->rank();
   const int64_t mine = flags == 1 ? 0 : replica * ranks + layout_.shard_group->rank();
+  if (flags > 0) {
+    std::vector<bool> had;
+    for (const auto& part : parts) had.push_back(part.gradient.defined());
+    set_flags(packed.input, ranks, {first_of_all, flags, mine}, had);
+  }
   std::vector<RowsCopy> copies;
+  int64_t flag = first_of_all;
   for (auto& [param, gradient, offset] : parts) {
-    for (int64_t i = 0; i < flags; ++i)
-      set_flag(packed.input, ranks, flag + i, i == mine && gradient.defined());
     const int64_t first_flag = flags == 0 ? -1 : flag;
+    const bool had = gradient.defined();
     if (offset == kStays) {
       const auto options = at::TensorOptions().dtype(dtype).device(context_->streams().device);
       const at::Tensor flat =
-          gradient.defined() ? gradient.view({-1}) : at::zeros({param->geometry().numel}, options);
-      reduction.buffers.push_back({flat.to(dtype), at::Tensor(), {{param, 0, first_flag}}, Work()});
+          had ? gradient.view({-1}) : at::zeros({param->geometry().numel}, options);
+      reduction.buffers.push_back(
+          {flat.to(dtype), at::Tensor(), {{param, 0, first_flag, had}}, Work()});
     } else {
-      const bool there = gradient.defined() && gradient.numel() > 0;
+      const bool there = had && gradient.numel() > 0;
       auto* first = static_cast<char*>(packed.input.data_ptr()) +
                     offset * static_cast<int64_t>(c10::elementSize(dtype));
       add_split(copies, param->geometry(), there ? gradient.const_data_ptr() : nullptr,
                 there ? gradient.scalar_type() : dtype, {first, dtype, part_numel});
-      packed.entries.push_back({param, offset, first_flag});
+      packed.entries.push_back({param, offset, first_flag, had});
     }
     flag += flags;
   }

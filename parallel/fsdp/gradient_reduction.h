@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "parallel/collectives/process_group.h"
@@ -19,6 +20,7 @@ struct GradientReduction {
     FsdpParam* param;
     int64_t offset;  // of this rank's rows in `output`
     int64_t flags;   // in the last buffer's `output`: which ranks had a gradient; -1: not known
+    bool mine;       // this rank had one
   };
   struct Buffer {
     at::Tensor input;   // [ranks * n], rank r's part is what rank r receives
@@ -28,7 +30,8 @@ struct GradientReduction {
   };
   std::vector<Buffer> buffers;
   GradientScaling scaling;
-  StreamEvent scattered;  // the inputs may be reused
+  std::optional<c10::Stream> stream;  // where the outputs are made; none on a CPU
+  StreamEvent scattered;              // the inputs may be reused
 };
 
 }  // namespace megashard
