@@ -1,5 +1,6 @@
 // Attention as CUDA has it: kernels of its own, which here are the CPU's flash attention.
 
+#include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
@@ -72,6 +73,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(
       mask.defined() ? std::optional(mask) : std::nullopt, scale);
   return {of_query, of_key, of_value, Tensor()};
 }
+
+// scaled_dot_product_attention asks the stub, and computes by formulas where it has none.
+const at::native::RegisterCUDADispatch<at::native::_fused_sdp_choice_stub_DECLARE_DISPATCH_type>
+    choice_of_stub(at::native::_fused_sdp_choice_stub, &choice);
 
 }  // namespace
 }  // namespace megashard::sim

@@ -252,10 +252,23 @@ BlockPools::Block* BlockPools::merge(Block* block) {
   return block;
 }
 
+/// Frees what is free; a device waits for all that runs on it then, and only then.
 void BlockPools::empty_cache() {
-  device().host_waits_for_all("cudaFree");
+  for (const Block* block : waiting_) {
+    for (const Event& event : block->events)
+      device().host_waits_for_event(event, "cudaEventSynchronize");
+  }
   return_waiting(true);
-  release_segments([](const Segment& segment) { return std::get<0>(segment.key) == 0; });
+  const auto cached = [](const Segment& segment) { return std::get<0>(segment.key) == 0; };
+  if (std::any_of(segments_.begin(), segments_.end(),
+                  [&](const Segment& each) { return cached(each) && is_free(each); }))
+    device().host_waits_for_all("cudaFree");
+  release_segments(cached);
+}
+
+bool BlockPools::is_free(const Segment& segment) {
+  const Block* first = segment.first;
+  return first != nullptr && !first->in_use && first->events.empty() && first->after == nullptr;
 }
 
 void BlockPools::release_pool(uint64_t pool) {
@@ -265,7 +278,7 @@ void BlockPools::release_pool(uint64_t pool) {
 void BlockPools::release_segments(const std::function<bool(const Segment&)>& which) {
   for (auto segment = segments_.begin(); segment != segments_.end();) {
     Block* first = segment->first;
-    if (!which(*segment) || first->in_use || !first->events.empty() || first->after != nullptr) {
+    if (!which(*segment) || !is_free(*segment)) {
       ++segment;
       continue;
     }

@@ -68,6 +68,7 @@ class BlockPools {
   void give_back(Block* block);
   Block* merge(Block* block);
   void return_waiting(bool after_waiting_for_all);
+  static bool is_free(const Segment& segment);
   void release_segments(const std::function<bool(const Segment&)>& which);
   [[noreturn]] void out_of_memory(size_t bytes);
   void count(bool small, int64_t allocations, int64_t bytes, int64_t requested);

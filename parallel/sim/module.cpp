@@ -4,7 +4,9 @@
 #include "parallel/sim/sim_module.h"
 
 #include <ATen/core/CachingHostAllocator.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/Allocator.h>
+#include <unistd.h>
 
 #include "parallel/cuda/cuda_module.h"
 #include "parallel/sim/device_allocator.h"
@@ -24,6 +26,14 @@ namespace {
 int device_count() { return kDevices; }
 void set_device(int index) { set_current_device(index); }
 std::string device_name(int /*index*/) { return "simulated GPU"; }
+std::string device_identity(int index) {
+  return c10::str("simulated GPU ", index, " of process ", ::getpid());
+}
+at::Tensor pinned_bytes(int64_t bytes) {
+  auto memory = PinnedMemory::get().allocate_exactly(static_cast<size_t>(bytes));
+  void* address = memory.release_context();
+  return at::from_blob(address, {bytes}, memory.get_deleter(), at::TensorOptions(at::kByte));
+}
 
 std::vector<std::string> findings_of_all() {
   for (int index = 0; index < kDevices; ++index) {
@@ -35,7 +45,9 @@ std::vector<std::string> findings_of_all() {
 }
 
 Counts counts() {
-  Counts result{.operations = 0, .shuffled_windows = shuffled_windows()};
+  Counts result{.operations = 0,
+                .shuffled_windows = shuffled_windows(),
+                .pinned_bytes = static_cast<int64_t>(PinnedMemory::get().bytes_in_use())};
   for (int index = 0; index < kDevices; ++index) {
     SimDevice& device = SimDevice::at(index);
     const std::lock_guard lock(device.mutex);
@@ -52,15 +64,13 @@ std::string what_was_checked() {
 
 void* capture(void (*work)(void*), void* argument) {
   SimDevice& device = SimDevice::at(current_device());
-  c10::StreamId stream = 0;
+  const c10::StreamId stream = current_stream(device.index);
+  TORCH_CHECK(stream != 0, "CUDA graphs are captured on another stream than the default one: make one current");
   {
     const std::lock_guard lock(device.mutex);
-    stream = device.next_pool_stream(false);
     capture_of(device).begin(stream);
   }
-  const c10::StreamId former = exchange_current_stream(device.index, stream);
   const auto end = [&] {
-    exchange_current_stream(device.index, former);
     const std::lock_guard lock(device.mutex);
     return capture_of(device).end();
   };
@@ -99,6 +109,8 @@ extern "C" void megashard_cuda_module(megashard::CudaModule* module) {
   *module = {.device_count = sim::device_count,
              .set_device = sim::set_device,
              .device_name = sim::device_name,
+             .device_identity = sim::device_identity,
+             .pinned_bytes = sim::pinned_bytes,
              .make_nccl_group = sim::make_process_group,
              .take_findings = sim::findings_of_all,
              .what_was_checked = sim::what_was_checked,

@@ -113,9 +113,7 @@ class Call {
   }
 
   bool indexes_by_mask() const {
-    const std::string& name = schema_.name();
-    if (name != "aten::index" && name != "aten::index_put_" && name != "aten::_index_put_impl_")
-      return false;
+    if (!takes_indices_of_the_host()) return false;
     bool mask = false;
     over_argument_tensors((*stack_)[base_ + 1], [&](const at::Tensor& tensor) {
       mask |= tensor.defined() &&
@@ -124,8 +122,18 @@ class Call {
     return mask;
   }
 
+  bool takes_indices_of_the_host() const {
+    const std::string& name = schema_.name();
+    return name == "aten::index" || name == "aten::index_put_" || name == "aten::_index_put_impl_";
+  }
+
   at::Tensor to_host(const at::Tensor& tensor, const c10::AliasInfo* alias_info) {
-    if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+    if (!tensor.defined()) return tensor;
+    if (!tensor.is_cuda()) {
+      TORCH_CHECK(tensor.dim() == 0 || takes_indices_of_the_host(), schema_.name(), ": Expected all tensors to be on the same "
+                  "device, but found at least two devices, ", device_, " and ", tensor.device());
+      return tensor;
+    }
     TORCH_CHECK(tensor.get_device() == device_.index(), schema_.name(), ": Expected all tensors to be on the same device, but "
                 "found at least two devices, ", device_, " and ", tensor.device());
     const bool writes = alias_info != nullptr && alias_info->isWrite();
@@ -326,4 +334,11 @@ void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stac
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&megashard::sim::run_on_host>());
+}
+
+// Kernels of CUDA as of the CPU; for other devices LibTorch has formulas, which come before a
+// fallback.
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  for (const char* name : {"native_layer_norm", "native_group_norm", "mish_backward"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&megashard::sim::run_on_host>());
 }

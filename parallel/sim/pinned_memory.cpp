@@ -31,6 +31,7 @@ struct PinnedBlocks {
   std::vector<Closed> closed;
   std::map<char*, size_t> blocks;     // in use, with their rounded sizes
   std::multimap<size_t, char*> free;  // by rounded size
+  at::HostStats stats;
 };
 PinnedBlocks& pinned_blocks() {
   static auto* each = new PinnedBlocks;
@@ -104,7 +105,34 @@ void free_pinned(void* address) {
   const std::lock_guard lock(all.mutex);
   const auto found = all.blocks.find(static_cast<char*>(address));
   all.free.emplace(found->second, found->first);
+  all.stats.active_requests.decrease(1);
+  all.stats.active_bytes.decrease(found->second);
   all.blocks.erase(found);
+}
+
+template <class Visit>
+void over_stats(const Visit& visit) {
+  PinnedBlocks& all = pinned_blocks();
+  const std::lock_guard lock(all.mutex);
+  at::HostStats& stats = all.stats;
+  for (auto* stat :
+       {&stats.active_requests, &stats.active_bytes, &stats.allocations, &stats.allocated_bytes})
+    visit(*stat);
+}
+
+/// As cudaFreeHost, which waits for the device.
+void free_exact(void* address) {
+  if (address == nullptr) return;
+  PinnedBlocks& all = pinned_blocks();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.blocks.find(static_cast<char*>(address));
+  const size_t size = found->second;
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  std::erase_if(all.closed,
+                [&](const Closed& each) { return each.begin < begin + size && begin < each.end; });
+  protect(begin, begin + size);
+  all.blocks.erase(found);
+  Arena::get().give_back(static_cast<char*>(address), size);
 }
 
 }  // namespace
@@ -130,6 +158,19 @@ bool PinnedMemory::holds(const void* address) const {
   return Arena::get().region_of(address) == Arena::kPinned;
 }
 
+at::HostStats PinnedMemory::get_stats() {
+  const std::lock_guard lock(pinned_blocks().mutex);
+  return pinned_blocks().stats;
+}
+
+void PinnedMemory::reset_accumulated_stats() {
+  over_stats([](auto& stat) { stat.reset_accumulated(); });
+}
+
+void PinnedMemory::reset_peak_stats() {
+  over_stats([](auto& stat) { stat.reset_peak(); });
+}
+
 /// A power of two, as c10's; whole pages, so that blocks are closed one by one.
 c10::DataPtr PinnedMemory::allocate(size_t bytes) {
   if (bytes == 0) return {nullptr, nullptr, &free_pinned, c10::Device(c10::kCPU)};
@@ -149,11 +190,36 @@ c10::DataPtr PinnedMemory::allocate(size_t bytes) {
     all.free.erase(each);
     break;
   }
-  if (address == nullptr) address = Arena::get().take(Arena::kPinned, size);
-  TORCH_CHECK(address != nullptr, "no pinned memory is left on the simulated device");
+  if (address == nullptr) {
+    address = Arena::get().take(Arena::kPinned, size);
+    TORCH_CHECK(address != nullptr, "no pinned memory is left on the simulated device");
+    ++all.stats.num_host_alloc;
+    all.stats.allocations.increase(1);
+    all.stats.allocated_bytes.increase(size);
+  }
+  all.stats.active_requests.increase(1);
+  all.stats.active_bytes.increase(size);
   std::memset(Arena::get().mirror(address), 0xFF, bytes);
   all.blocks.emplace(address, size);
   return {address, address, &free_pinned, c10::Device(c10::kCPU)};
+}
+
+c10::DataPtr PinnedMemory::allocate_exactly(size_t bytes) {
+  const size_t size = (bytes + page() - 1) / page() * page();
+  if (size == 0) return {nullptr, nullptr, &free_exact, c10::Device(c10::kCPU)};
+  PinnedBlocks& all = pinned_blocks();
+  const std::lock_guard lock(all.mutex);
+  char* address = Arena::get().take(Arena::kPinned, size);
+  TORCH_CHECK(address != nullptr, "no pinned memory is left on the simulated device");
+  all.blocks.emplace(address, size);
+  return {address, address, &free_exact, c10::Device(c10::kCPU)};
+}
+
+size_t PinnedMemory::bytes_in_use() const {
+  const std::lock_guard lock(pinned_blocks().mutex);
+  size_t bytes = 0;
+  for (const auto& [address, size] : pinned_blocks().blocks) bytes += size;
+  return bytes;
 }
 
 void PinnedMemory::close(int device, const void* begin, size_t bytes, bool copy_writes, int agent,

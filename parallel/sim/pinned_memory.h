@@ -17,13 +17,15 @@ class PinnedMemory final : public at::HostAllocator {
   static PinnedMemory& get();
 
   c10::DataPtr allocate(size_t bytes) override;
+  c10::DataPtr allocate_exactly(size_t bytes);  ///< whole pages; not kept for others when freed
+  size_t bytes_in_use() const;                  ///< as rounded
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* to, const void* from, size_t bytes) const override;
   bool record_event(void* ptr, void* context, c10::Stream stream) override;
   void empty_cache() override {}
-  at::HostStats get_stats() override { return {}; }
-  void reset_accumulated_stats() override {}
-  void reset_peak_stats() override {}
+  at::HostStats get_stats() override;
+  void reset_accumulated_stats() override;
+  void reset_peak_stats() override;
 
   bool holds(const void* address) const;
   /// A copy of this device was enqueued; the host may not touch the bytes until it knows `time` of

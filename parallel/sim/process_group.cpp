@@ -48,6 +48,9 @@ class SimProcessGroup final : public ProcessGroup {
         gloo_(std::move(gloo)) {}
 
   c10::DeviceType device_type() const override { return c10::kCUDA; }
+  c10::Device device() const override {
+    return {c10::kCUDA, static_cast<c10::DeviceIndex>(options_.device)};
+  }
 
   Work all_gather_into(at::Tensor output, at::Tensor input) override {
     check_tensors("all_gather", Shapes::kGather, output, input);

@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <utility>
@@ -74,6 +75,7 @@ at::Tensor host_alias(const at::Tensor& tensor) {
   c10::Storage storage(c10::Storage::use_byte_size_t(), impl->nbytes(),
                        c10::DataPtr(memory, c10::Device(c10::kCPU)), c10::GetCPUAllocator(),
                        /*resizable=*/true);
+  const c10::InferenceMode inference(tensor.is_inference());
   auto alias = at::detail::make_tensor<c10::TensorImpl>(
       std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
   auto* made = alias.unsafeGetTensorImpl();
@@ -85,6 +87,7 @@ at::Tensor host_alias(const at::Tensor& tensor) {
 }
 
 at::Tensor device_tensor(const c10::Storage& storage, const at::Tensor& like) {
+  const c10::InferenceMode inference(like.is_inference());
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), like.dtype());
   auto* made = tensor.unsafeGetTensorImpl();
