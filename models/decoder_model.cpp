@@ -82,8 +82,10 @@ RoutedStates DecoderStack::forward(const ModelInput& input, const VisualInput& v
 DecoderModel::DecoderModel(DecoderConfig config) : config_(std::move(config)) {
   weight_init().std = config_.init_std;
   model_ = register_module("model", std::make_shared<Hooked<DecoderStack>>(config_));
-  lm_head_ = register_module("lm_head", std::make_shared<Hooked<Linear>>(Linear::Options{
-                                            .in = config_.hidden_size, .out = config_.vocab_size}));
+  lm_head_ = register_module("lm_head", std::make_shared<Hooked<Linear>>(
+                                            Linear::Options{.in = config_.hidden_size,
+                                                            .out = config_.vocab_size,
+                                                            .tied = config_.tie_word_embeddings}));
   if (config_.tie_word_embeddings)
     tie_parameter(*lm_head_, lm_head_->weight, model_->embed_tokens()->weight);
 }

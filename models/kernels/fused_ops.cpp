@@ -15,7 +15,7 @@
 
 #include <algorithm>
 
-#include "models/kernels/cpu_kernels.h"
+#include "models/kernels/fused_operators.h"
 
 namespace megashard {
 namespace {
@@ -25,25 +25,13 @@ using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-bool has_kernel(const at::Tensor& x) {
-  return x.device().is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
+/// Whether the backend of x has `fused` for its dtype.
+template <class Fused>
+bool has_kernel(const Fused& fused, const at::Tensor& x) {
+  return (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) && fused.runs_on(x);
 }
 bool alike(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.device() == b.device();
-}
-
-/// Calls body with a null pointer of the element type.
-template <class Body>
-void with_type(const at::Tensor& x, const Body& body) {
-  if (x.scalar_type() == at::kFloat) {
-    body(static_cast<float*>(nullptr));
-  } else {
-    body(static_cast<c10::BFloat16*>(nullptr));
-  }
-}
-template <class T>
-T* data(T* /*type*/, const at::Tensor& x) {
-  return x.mutable_data_ptr<T>();
 }
 
 void refuse_second_derivative(const char* name) {
@@ -54,7 +42,7 @@ void refuse_second_derivative(const char* name) {
 struct LinearByFp32 : Function<LinearByFp32> {
   static Variable forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
     context->save_for_backward({x, weight});
-    return at::linear(x.to(at::kFloat), weight.to(at::kFloat)).to(x.scalar_type());
+    return fused_operators().linear_by_fp32(x, weight);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -76,19 +64,19 @@ struct LinearByFp32 : Function<LinearByFp32> {
   }
 };
 
+struct OwnGradient : Function<OwnGradient> {
+  static Variable forward(AutogradContext* /*context*/, const at::Tensor& weight) { return weight; }
+
+  static variable_list backward(AutogradContext* /*context*/, const variable_list& grads) {
+    return {at::GradMode::is_enabled() ? grads[0] : grads[0].detach()};
+  }
+};
+
 struct RmsNormFunction : Function<RmsNormFunction> {
   static Variable forward(AutogradContext* context, const at::Tensor& input,
                           const at::Tensor& weight, double eps) {
     const auto x = input.contiguous();
-    const int64_t width = x.size(-1);
-    const int64_t rows = width == 0 ? 0 : x.numel() / width;
-    auto y = at::empty_like(x);
-    auto inverse_rms = at::empty({rows}, x.options().dtype(at::kFloat));
-    with_type(x, [&](auto* type) {
-      kernels::rms_norm(data(type, x), data(type, weight), data(type, y),
-                        inverse_rms.mutable_data_ptr<float>(), rows, width,
-                        static_cast<float>(eps));
-    });
+    const auto [y, inverse_rms] = fused_operators().rms_norm(x, weight, eps);
     context->save_for_backward({x, weight, inverse_rms});
     return y;
   }
@@ -96,19 +84,8 @@ struct RmsNormFunction : Function<RmsNormFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     refuse_second_derivative("rms_norm");
     const auto saved = context->get_saved_variables();
-    const auto& x = saved[0];
-    const auto grad_y = grads[0].contiguous();
-    auto grad_x = at::empty_like(x);
-    auto grad_weight = context->needs_input_grad(1)
-                           ? at::empty({x.size(-1)}, x.options().dtype(at::kFloat))
-                           : Variable();
-    with_type(x, [&](auto* type) {
-      kernels::rms_norm_backward(
-          data(type, grad_y), data(type, x), data(type, saved[1]), saved[2].const_data_ptr<float>(),
-          data(type, grad_x),
-          grad_weight.defined() ? grad_weight.mutable_data_ptr<float>() : nullptr, saved[2].numel(),
-          x.size(-1));
-    });
+    auto [grad_x, grad_weight] = fused_operators().rms_norm_backward(
+        grads[0].contiguous(), saved[0], saved[1], saved[2], context->needs_input_grad(1));
     if (grad_weight.defined()) grad_weight = grad_weight.to(saved[1].scalar_type());
     return {grad_x, grad_weight, Variable()};
   }
@@ -117,21 +94,7 @@ struct RmsNormFunction : Function<RmsNormFunction> {
 at::Tensor run_rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                       bool back) {
   const auto dense = x.stride(-1) == 1 ? x : x.contiguous();
-  auto y = at::empty(x.sizes(), x.options());
-  const kernels::RotaryShape shape{.batch = x.size(0),
-                                   .length = x.size(1),
-                                   .heads = x.size(2),
-                                   .head_dim = x.size(3),
-                                   .rotary_dim = 2 * cos.size(-1),
-                                   .stride_batch = dense.stride(0),
-                                   .stride_time = dense.stride(1),
-                                   .stride_head = dense.stride(2),
-                                   .table_per_batch = cos.dim() == 3 && cos.size(0) > 1};
-  with_type(x, [&](auto* type) {
-    kernels::rotate(data(type, dense), data(type, cos), data(type, sin), data(type, y), shape,
-                    back);
-  });
-  return y;
+  return fused_operators().rotate(dense, cos, sin, back);
 }
 
 struct RotateFunction : Function<RotateFunction> {
@@ -152,23 +115,14 @@ struct SwigluFunction : Function<SwigluFunction> {
                           const at::Tensor& up_in) {
     const auto gate = gate_in.contiguous();
     const auto up = up_in.contiguous();
-    auto y = at::empty_like(gate);
-    with_type(gate, [&](auto* type) {
-      kernels::swiglu(data(type, gate), data(type, up), data(type, y), gate.numel());
-    });
     context->save_for_backward({gate, up});
-    return y;
+    return fused_operators().swiglu(gate, up);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     refuse_second_derivative("swiglu");
     const auto saved = context->get_saved_variables();
-    const auto grad_y = grads[0].contiguous();
-    auto grad_gate = at::empty_like(saved[0]);
-    auto grad_up = at::empty_like(saved[1]);
-    with_type(saved[0], [&](auto* type) {
-      kernels::swiglu_backward(data(type, grad_y), data(type, saved[0]), data(type, saved[1]),
-                               data(type, grad_gate), data(type, grad_up), grad_y.numel());
-    });
+    const auto [grad_gate, grad_up] =
+        fused_operators().swiglu_backward(grads[0].contiguous(), saved[0], saved[1]);
     return {grad_gate, grad_up};
   }
 };
@@ -178,8 +132,10 @@ int64_t rows_at_a_time(const at::Tensor& logits) {
   return std::max<int64_t>(1, (int64_t{1} << 25) / std::max<int64_t>(1, logits.size(1)));
 }
 
-void cross_entropy_by_operators(const at::Tensor& logits, const at::Tensor& labels,
-                                at::Tensor& loss, at::Tensor& stats) {
+FusedOperators::TwoTensors cross_entropy_by_operators(const at::Tensor& logits,
+                                                      const at::Tensor& labels) {
+  auto loss = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
+  auto stats = at::empty_like(loss);
   const int64_t step = rows_at_a_time(logits);
   for (int64_t row = 0; row < logits.size(0); row += step) {
     const int64_t count = std::min(step, logits.size(0) - row);
@@ -191,6 +147,7 @@ void cross_entropy_by_operators(const at::Tensor& logits, const at::Tensor& labe
     loss.narrow(0, row, count).copy_((sum - at_label) * valid);
     stats.narrow(0, row, count).copy_(sum);
   }
+  return {loss, stats};
 }
 
 void cross_entropy_backward_by_operators_(at::Tensor& logits, const at::Tensor& labels,
@@ -212,19 +169,10 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
   static Variable forward(AutogradContext* context, const at::Tensor& input,
                           const at::Tensor& labels) {
     const auto logits = input.contiguous();
-    const int64_t rows = logits.size(0);
-    auto loss = at::empty({rows}, logits.options().dtype(at::kFloat));
-    const bool kernel = has_kernel(logits);
-    auto stats = kernel ? at::empty({rows, 2}, loss.options()) : at::empty({rows}, loss.options());
-    if (kernel) {
-      with_type(logits, [&](auto* type) {
-        kernels::cross_entropy(data(type, logits), labels.const_data_ptr<int64_t>(),
-                               loss.mutable_data_ptr<float>(), stats.mutable_data_ptr<float>(),
-                               rows, logits.size(1), kIgnoredLabel);
-      });
-    } else {
-      cross_entropy_by_operators(logits, labels, loss, stats);
-    }
+    const auto& fused = fused_operators().cross_entropy;
+    const auto [loss, stats] = has_kernel(fused, logits)
+                                   ? fused(logits, labels)
+                                   : cross_entropy_by_operators(logits, labels);
     context->save_for_backward({logits, labels, stats});
     return loss;
   }
@@ -238,13 +186,9 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
     const auto saved = context->get_saved_variables();
     auto logits = saved[0].detach();  // its gradient from here on
     const auto grad_loss = grads[0].contiguous();
-    if (has_kernel(logits)) {
-      with_type(logits, [&](auto* type) {
-        kernels::cross_entropy_backward_(data(type, logits), saved[1].const_data_ptr<int64_t>(),
-                                         saved[2].const_data_ptr<float>(),
-                                         grad_loss.const_data_ptr<float>(), logits.size(0),
-                                         logits.size(1), kIgnoredLabel);
-      });
+    const auto& fused = fused_operators().cross_entropy_backward_;
+    if (has_kernel(fused, logits)) {
+      fused(logits, saved[1], saved[2], grad_loss);
     } else {
       cross_entropy_backward_by_operators_(logits, saved[1], saved[2], grad_loss);
     }
@@ -260,7 +204,7 @@ bool by_way_of_fp32(const at::Tensor& x) {
 #else
   constexpr bool slow = false;
 #endif
-  return slow && x.device().is_cpu() && x.scalar_type() == at::kBFloat16;
+  return slow && x.scalar_type() == at::kBFloat16 && fused_operators().linear_by_fp32.runs_on(x);
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
@@ -271,10 +215,13 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   return at::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
 }
 
+at::Tensor with_own_gradient(const at::Tensor& weight) { return OwnGradient::apply(weight); }
+
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   TORCH_CHECK(x.dim() >= 1 && weight.dim() == 1 && x.size(-1) == weight.size(0), "rms_norm: the last dimension of x ",
               x.sizes(), " must be that of the weight ", weight.sizes());
-  if (has_kernel(x) && alike(x, weight)) return RmsNormFunction::apply(x, weight, eps);
+  if (has_kernel(fused_operators().rms_norm, x) && alike(x, weight))
+    return RmsNormFunction::apply(x, weight, eps);
   return at::rms_norm(x, {x.size(-1)}, weight, eps);
 }
 
@@ -284,7 +231,7 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
                     (cos.dim() == 2 || cos.size(0) == 1 || cos.size(0) == x.size(0));
   TORCH_CHECK(fits, "rotate: x ", x.sizes(), " must be [B, T, H, D], and cos ", cos.sizes(), " and sin ", sin.sizes(),
               " [T, R/2] or [B, T, R/2] with R <= D: do the position ids have the sizes of the tokens?");
-  if (has_kernel(x) && alike(x, cos))
+  if (has_kernel(fused_operators().rotate, x) && alike(x, cos))
     return RotateFunction::apply(x, cos.contiguous(), sin.contiguous());
   const int64_t half = cos.size(-1);
   const auto c = cos.unsqueeze(-2);
@@ -297,7 +244,8 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
   TORCH_CHECK(gate.sizes() == up.sizes(), "swiglu: gate ", gate.sizes(), " and up ", up.sizes(), " must be alike");
-  if (has_kernel(gate) && alike(gate, up)) return SwigluFunction::apply(gate, up);
+  if (has_kernel(fused_operators().swiglu, gate) && alike(gate, up))
+    return SwigluFunction::apply(gate, up);
   return at::silu(gate) * up;
 }
 

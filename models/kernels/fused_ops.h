@@ -15,6 +15,11 @@ bool by_way_of_fp32(const at::Tensor& x);
 /// converted copies, which are not kept: backward converts again.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
+/// A weight that is used once more elsewhere (tied embeddings). What comes back for it has memory of
+/// its own and not that of a view, so that autograd adds the other use's gradient in place: two
+/// buffers of the weight's size instead of three.
+at::Tensor with_own_gradient(const at::Tensor& weight);
+
 /// weight * x / sqrt(mean(x^2) + eps) over the last dimension; weight [width]. Statistics in fp32.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 

@@ -13,13 +13,13 @@
 
 namespace megashard {
 
-Linear::Linear(const Options& options) : init_scale_(options.init_scale) {
+Linear::Linear(const Options& options) : init_scale_(options.init_scale), tied_(options.tied) {
   weight = register_parameter("weight", at::empty({options.out, options.in}));
   if (options.bias) bias = register_parameter("bias", at::empty({options.out}));
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) {
-  auto y = linear(x, weight, bias);
+  auto y = linear(x, tied_ ? with_own_gradient(weight) : weight, bias);
   if (!has_adapter()) return y;
   const bool drops = is_training() && adapter_dropout_ > 0;
   const auto narrow = lora_a_->forward(drops ? at::dropout(x, adapter_dropout_, true) : x);

@@ -21,6 +21,7 @@ class Linear : public torch::nn::Module, public SelfInitializing {
     int64_t out = 0;
     bool bias = false;
     double init_scale = 1;  ///< on the std of the initialisation
+    bool tied = false;      ///< the weight is another module's, too
   };
   explicit Linear(const Options& options);
 
@@ -41,6 +42,7 @@ class Linear : public torch::nn::Module, public SelfInitializing {
 
  private:
   double init_scale_;
+  bool tied_;
   double adapter_scale_ = 0, adapter_dropout_ = 0;
   std::shared_ptr<Hooked<Linear>> lora_a_, lora_b_;
 };

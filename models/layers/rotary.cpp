@@ -10,6 +10,8 @@
 
 #include <numbers>
 
+#include "parallel/copies/on_device.h"
+
 namespace megashard {
 
 at::Tensor inverse_frequencies(const RotaryConfig& config, int64_t rotary_dim) {
@@ -58,16 +60,18 @@ RotaryEmbedding::RotaryEmbedding(const DecoderConfig& config)
           static_cast<int64_t>(static_cast<double>(config.head_dim) * config.rotary.fraction)),
       axis_of_pair_(axes_of_pairs(config.rotary, rotary_dim_ / 2)) {}
 
-RotaryTables RotaryEmbedding::tables(const at::Tensor& positions, const at::Tensor& hidden) const {
-  const auto frequencies = inverse_frequencies(config_, rotary_dim_).to(hidden.device());
+RotaryTables RotaryEmbedding::tables(const at::Tensor& positions, const at::Tensor& hidden) {
+  if (!frequencies_.defined() || frequencies_.device() != hidden.device()) {
+    frequencies_ = on_device(inverse_frequencies(config_, rotary_dim_), hidden.device());
+    axes_ = on_device(at::tensor(axis_of_pair_, at::kLong), hidden.device());
+  }
   auto by_pair = positions.unsqueeze(-1);  // [B, T, 1]
   if (positions.dim() == 3) {
     TORCH_CHECK(!axis_of_pair_.empty() && positions.size(0) == 3, "position ids ", positions.sizes(),
                 " must be [B, T], or [3, B, T] for a model with M-RoPE");
-    const auto axes = at::tensor(axis_of_pair_, at::kLong).to(positions.device());
-    by_pair = positions.index_select(0, axes).permute({1, 2, 0});  // [B, T, R/2]
+    by_pair = positions.index_select(0, axes_).permute({1, 2, 0});  // [B, T, R/2]
   }
-  const auto angles = by_pair.to(at::kFloat) * frequencies;
+  const auto angles = by_pair.to(at::kFloat) * frequencies_;
   return {angles.cos().to(hidden.scalar_type()), angles.sin().to(hidden.scalar_type())};
 }
 
@@ -75,7 +79,7 @@ RotaryTables RotaryEmbedding::forward(const at::Tensor& hidden, const at::Tensor
   const c10::InferenceMode no_inference(
       false);  // tables outlive this call, and a training step may use them
   const at::NoGradGuard no_grad;
-  if (position_ids.defined()) return tables(position_ids.to(hidden.device()), hidden);
+  if (position_ids.defined()) return tables(on_device(position_ids, hidden.device()), hidden);
   const int64_t length = hidden.size(1);
   const auto& cos = cached_.cos;
   const bool fits = cos.defined() && cos.size(0) == length &&

@@ -24,8 +24,8 @@ struct RotaryTables {
 };
 
 /// Rotary angles. It owns no parameter and no buffer: the frequencies follow from the
-/// configuration, so there is nothing to store, to shard or to materialise. Tables of the positions
-/// 0 .. T-1 are kept from one forward to the next.
+/// configuration, so there is nothing to store, to shard or to materialise. They are kept on the
+/// device from one forward to the next, and so are the tables of the positions 0 .. T-1.
 class RotaryEmbedding : public torch::nn::Module {
  public:
   explicit RotaryEmbedding(const DecoderConfig& config);
@@ -36,12 +36,13 @@ class RotaryEmbedding : public torch::nn::Module {
   std::string class_name() const { return class_name_; }
 
  private:
-  RotaryTables tables(const at::Tensor& positions, const at::Tensor& hidden) const;
+  RotaryTables tables(const at::Tensor& positions, const at::Tensor& hidden);
 
   std::string class_name_;
   RotaryConfig config_;
   int64_t rotary_dim_;
   std::vector<int64_t> axis_of_pair_;  // M-RoPE: the position id that turns each channel pair
+  at::Tensor frequencies_, axes_;      // on the device of the last forward
   RotaryTables cached_;
 };
 

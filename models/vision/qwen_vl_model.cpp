@@ -12,6 +12,7 @@
 #include "checkpoint/hugging_face/hf_assets.h"
 #include "framework/modules/tie.h"
 #include "models/vision/mrope_positions.h"
+#include "parallel/copies/on_device.h"
 #include "parallel/fsdp/fsdp_param.h"
 
 namespace megashard {
@@ -121,11 +122,10 @@ VisualInput QwenVlStack::look(const ModelInput& input) {
     patches = at::zeros({plan->vision.patches, vision_.pixels_of_patch()},
                         at::TensorOptions().device(device));
   }
-  auto seen = visual_->forward(patches.to(device, /*non_blocking=*/true), plan->vision);
-  const auto places = plan->places.to(device, /*non_blocking=*/true);
-  const auto own = plan->own_features.defined()
-                       ? plan->own_features.to(device, /*non_blocking=*/true)
-                       : at::Tensor();
+  auto seen = visual_->forward(on_device(patches, device), plan->vision);
+  const auto places = on_device(plan->places, device);
+  const auto own =
+      plan->own_features.defined() ? on_device(plan->own_features, device) : at::Tensor();
   const auto placed = [&](const at::Tensor& x) {
     return own.defined() ? x.index_select(0, own) : x.narrow(0, 0, places.size(0));
   };
@@ -142,8 +142,10 @@ QwenVlModel::QwenVlModel(VisionLanguageConfig config) : config_(std::move(config
   const auto& text = config_.text;
   weight_init().std = text.init_std;
   model_ = register_module("model", std::make_shared<Hooked<QwenVlStack>>(config_));
-  lm_head_ = register_module("lm_head", std::make_shared<Hooked<Linear>>(Linear::Options{
-                                            .in = text.hidden_size, .out = text.vocab_size}));
+  lm_head_ = register_module(
+      "lm_head",
+      std::make_shared<Hooked<Linear>>(Linear::Options{
+          .in = text.hidden_size, .out = text.vocab_size, .tied = text.tie_word_embeddings}));
   if (text.tie_word_embeddings) {
     tie_parameter(*lm_head_, lm_head_->weight, model_->language_model()->embed_tokens()->weight);
   }

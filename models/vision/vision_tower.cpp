@@ -5,11 +5,13 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <algorithm>
 
 #include "models/kernels/fused_ops.h"
+#include "parallel/copies/on_device.h"
 
 namespace megashard {
 namespace {
@@ -33,11 +35,8 @@ std::shared_ptr<Hooked<Linear>> with_bias(int64_t in, int64_t out) {
 }
 
 /// The tables of row and column: a quarter of the head's channel pairs each.
-RotaryTables tables_of(const VisionConfig& config, const at::Tensor& positions) {
+RotaryTables tables_of(const at::Tensor& frequencies, const at::Tensor& positions) {
   const at::NoGradGuard no_grad;
-  const int64_t head = config.hidden_size / config.num_heads;
-  const RotaryConfig rotary{.theta = config.rotary_theta};
-  const auto frequencies = inverse_frequencies(rotary, head / 2).to(positions.device());
   const auto angles = (positions.to(at::kFloat).unsqueeze(-1) * frequencies).flatten(1);
   return {angles.cos(), angles.sin()};
 }
@@ -184,7 +183,7 @@ VisionTower::VisionTower(const VisionConfig& config) : config_(config) {
 }
 
 at::Tensor VisionTower::learned_positions(const VisionPlan& plan, const at::Tensor& hidden) {
-  const auto here = [&](const at::Tensor& x) { return x.to(hidden.device(), true); };
+  const auto here = [&](const at::Tensor& x) { return on_device(x, hidden.device()); };
   const auto rows = pos_embed_->forward(here(plan.taps));  // [P, 4, E]
   return (rows * here(plan.tap_weights).unsqueeze(-1)).sum(1).to(hidden.scalar_type());
 }
@@ -192,7 +191,7 @@ at::Tensor VisionTower::learned_positions(const VisionPlan& plan, const at::Tens
 VisionFeatures VisionTower::forward(const at::Tensor& patches, const VisionPlan& plan) {
   const int64_t unit = config_.merge_size * config_.merge_size;
   const auto here = [&](const at::Tensor& x) {
-    return x.defined() ? x.to(patches.device(), /*non_blocking=*/true) : x;
+    return x.defined() ? on_device(x, patches.device()) : x;
   };
   const auto placed = [&](const Segments& from) {
     return Segments{from.runs, here(from.order), here(from.inverse)};
@@ -203,7 +202,12 @@ VisionFeatures VisionTower::forward(const at::Tensor& patches, const VisionPlan&
   }
   if (pos_embed_) hidden = hidden + learned_positions(plan, hidden);
 
-  const auto rotary = tables_of(config_, here(plan.positions));
+  if (!frequencies_.defined() || frequencies_.device() != patches.device()) {
+    const int64_t head = config_.hidden_size / config_.num_heads;
+    const c10::InferenceMode no_inference(false);  // training may use them later
+    frequencies_ = here(inverse_frequencies({.theta = config_.rotary_theta}, head / 2));
+  }
+  const auto rotary = tables_of(frequencies_, here(plan.positions));
   const VisionContext by_frame{rotary, placed(plan.frames)};
   const VisionContext by_window{rotary, placed(plan.windows)};
   const auto as_given = [&](const at::Tensor& features) {

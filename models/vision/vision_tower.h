@@ -145,6 +145,7 @@ class VisionTower : public torch::nn::Module {
   std::vector<std::shared_ptr<Hooked<VisionBlock>>> blocks_;
   std::shared_ptr<Hooked<PatchMerger>> merger_;
   std::vector<std::shared_ptr<Hooked<PatchMerger>>> deepstack_mergers_;
+  at::Tensor frequencies_;  // of the rotation, on the device of the last forward
 };
 
 }  // namespace megashard

@@ -1,0 +1,160 @@
+#include "models/kernels/fused_operators.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/linear.h>
+#include <torch/library.h>
+
+#include "models/kernels/cpu_kernels.h"
+#include "models/kernels/fused_ops.h"
+
+namespace megashard {
+namespace {
+
+using at::Tensor;
+using TwoTensors = FusedOperators::TwoTensors;
+
+/// Calls body with a null pointer of the element type.
+template <class Body>
+void with_type(const Tensor& x, const Body& body) {
+  if (x.scalar_type() == at::kFloat) {
+    body(static_cast<float*>(nullptr));
+  } else {
+    body(static_cast<c10::BFloat16*>(nullptr));
+  }
+}
+template <class T>
+T* data(T* /*type*/, const Tensor& x) {
+  return x.mutable_data_ptr<T>();
+}
+
+Tensor linear_by_fp32_on_cpu(const Tensor& x, const Tensor& weight) {
+  return at::linear(x.to(at::kFloat), weight.to(at::kFloat)).to(x.scalar_type());
+}
+
+TwoTensors rms_norm_on_cpu(const Tensor& x, const Tensor& weight, double eps) {
+  const int64_t width = x.size(-1);
+  const int64_t rows = width == 0 ? 0 : x.numel() / width;
+  auto y = at::empty_like(x);
+  auto inverse_rms = at::empty({rows}, x.options().dtype(at::kFloat));
+  with_type(x, [&](auto* type) {
+    kernels::rms_norm(data(type, x), data(type, weight), data(type, y),
+                      inverse_rms.mutable_data_ptr<float>(), rows, width, static_cast<float>(eps));
+  });
+  return {y, inverse_rms};
+}
+
+TwoTensors rms_norm_backward_on_cpu(const Tensor& grad_y, const Tensor& x, const Tensor& weight,
+                                    const Tensor& inverse_rms, bool of_weight) {
+  auto grad_x = at::empty_like(x);
+  auto grad_weight = of_weight ? at::empty({x.size(-1)}, x.options().dtype(at::kFloat)) : Tensor();
+  with_type(x, [&](auto* type) {
+    kernels::rms_norm_backward(data(type, grad_y), data(type, x), data(type, weight),
+                               inverse_rms.const_data_ptr<float>(), data(type, grad_x),
+                               of_weight ? grad_weight.mutable_data_ptr<float>() : nullptr,
+                               inverse_rms.numel(), x.size(-1));
+  });
+  return {grad_x, grad_weight};
+}
+
+Tensor rotate_on_cpu(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back) {
+  auto y = at::empty(x.sizes(), x.options());
+  const kernels::RotaryShape shape{.batch = x.size(0),
+                                   .length = x.size(1),
+                                   .heads = x.size(2),
+                                   .head_dim = x.size(3),
+                                   .rotary_dim = 2 * cos.size(-1),
+                                   .stride_batch = x.stride(0),
+                                   .stride_time = x.stride(1),
+                                   .stride_head = x.stride(2),
+                                   .table_per_batch = cos.dim() == 3 && cos.size(0) > 1};
+  with_type(x, [&](auto* type) {
+    kernels::rotate(data(type, x), data(type, cos), data(type, sin), data(type, y), shape, back);
+  });
+  return y;
+}
+
+Tensor swiglu_on_cpu(const Tensor& gate, const Tensor& up) {
+  auto y = at::empty_like(gate);
+  with_type(gate, [&](auto* type) {
+    kernels::swiglu(data(type, gate), data(type, up), data(type, y), gate.numel());
+  });
+  return y;
+}
+
+TwoTensors swiglu_backward_on_cpu(const Tensor& grad_y, const Tensor& gate, const Tensor& up) {
+  auto grad_gate = at::empty_like(gate);
+  auto grad_up = at::empty_like(up);
+  with_type(gate, [&](auto* type) {
+    kernels::swiglu_backward(data(type, grad_y), data(type, gate), data(type, up),
+                             data(type, grad_gate), data(type, grad_up), grad_y.numel());
+  });
+  return {grad_gate, grad_up};
+}
+
+TwoTensors cross_entropy_on_cpu(const Tensor& logits, const Tensor& labels) {
+  const int64_t rows = logits.size(0);
+  auto loss = at::empty({rows}, logits.options().dtype(at::kFloat));
+  auto stats = at::empty({rows, 2}, loss.options());
+  with_type(logits, [&](auto* type) {
+    kernels::cross_entropy(data(type, logits), labels.const_data_ptr<int64_t>(),
+                           loss.mutable_data_ptr<float>(), stats.mutable_data_ptr<float>(), rows,
+                           logits.size(1), kIgnoredLabel);
+  });
+  return {loss, stats};
+}
+
+void cross_entropy_backward_on_cpu(Tensor& logits, const Tensor& labels, const Tensor& stats,
+                                   const Tensor& grad_loss) {
+  with_type(logits, [&](auto* type) {
+    kernels::cross_entropy_backward_(
+        data(type, logits), labels.const_data_ptr<int64_t>(), stats.const_data_ptr<float>(),
+        grad_loss.const_data_ptr<float>(), logits.size(0), logits.size(1), kIgnoredLabel);
+  });
+}
+
+constexpr const char* kFusedOperators[] = {
+    "linear_by_fp32", "rms_norm",        "rms_norm_backward", "rotate",
+    "swiglu",         "swiglu_backward", "cross_entropy",     "cross_entropy_backward_"};
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(megashard, library) {
+  library.def("linear_by_fp32(Tensor x, Tensor weight) -> Tensor");
+  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
+  library.def(
+      "rms_norm_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor inverse_rms, bool "
+      "of_weight)"
+      " -> (Tensor, Tensor)");
+  library.def("rotate(Tensor x, Tensor cos, Tensor sin, bool back) -> Tensor");
+  library.def("swiglu(Tensor gate, Tensor up) -> Tensor");
+  library.def("swiglu_backward(Tensor grad_y, Tensor gate, Tensor up) -> (Tensor, Tensor)");
+  library.def("cross_entropy(Tensor logits, Tensor labels) -> (Tensor, Tensor)");
+  library.def(
+      "cross_entropy_backward_(Tensor(a!) logits, Tensor labels, Tensor stats, Tensor grad_loss)"
+      " -> ()");
+}
+
+TORCH_LIBRARY_IMPL(megashard, CPU, library) {
+  library.impl("linear_by_fp32", &linear_by_fp32_on_cpu);
+  library.impl("rms_norm", &rms_norm_on_cpu);
+  library.impl("rms_norm_backward", &rms_norm_backward_on_cpu);
+  library.impl("rotate", &rotate_on_cpu);
+  library.impl("swiglu", &swiglu_on_cpu);
+  library.impl("swiglu_backward", &swiglu_backward_on_cpu);
+  library.impl("cross_entropy", &cross_entropy_on_cpu);
+  library.impl("cross_entropy_backward_", &cross_entropy_backward_on_cpu);
+}
+
+// fused_ops.cpp differentiates them; LibTorch's default for the key would box every call.
+TORCH_LIBRARY_IMPL(megashard, Autograd, library) {
+  for (const char* name : kFusedOperators)
+    library.impl(name, torch::CppFunction::makeFallthrough());
+}
+
+const FusedOperators& fused_operators() {
+  static const FusedOperators operators;
+  return operators;
+}
+
+}  // namespace megashard
