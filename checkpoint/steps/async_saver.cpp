@@ -95,6 +95,10 @@ void AsyncSaver::start(const std::string& name, const ShardedTensors& tensors, W
   }
 }
 
+void AsyncSaver::before_changes() const {
+  if (save_ != nullptr) save_->snapshot->before_changes();
+}
+
 AsyncSaver::State AsyncSaver::state() const {
   if (save_ == nullptr) return State::kIdle;
   const std::lock_guard lock(save_->mutex);

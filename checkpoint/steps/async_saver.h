@@ -34,12 +34,15 @@ class AsyncSaver {
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
-  /// Waits for the previous save, copies the tensors and returns. `name` is for messages:
-  /// "iteration 10". What goes wrong from here on is thrown by the next start() or wait(), on every
-  /// rank. Before that throws or returns it calls `afterwards`, on its own thread, once the save
-  /// has ended, well or not: to say what `write` has noticed.
+  /// Waits for the previous save, copies the tensors (on a GPU: see before_changes()) and returns.
+  /// `name` is for messages: "iteration 10". What goes wrong from here on is thrown by the next
+  /// start() or wait(), on every rank. Before that throws or returns it calls `afterwards`, on its
+  /// own thread, once the save has ended, well or not: to say what `write` has noticed.
   void start(const std::string& name, const ShardedTensors& tensors, Write write,
              std::function<void()> afterwards = {});
+  /// To be called before the tensors of the save under way are changed on a GPU: the current stream
+  /// waits until they are copied. The host does not wait.
+  void before_changes() const;
   /// Returns when no save is under way. Throws what it failed with, once: the same sentence on
   /// every rank.
   void wait();

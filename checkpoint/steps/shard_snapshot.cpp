@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
@@ -13,6 +14,8 @@
 #include <vector>
 
 #include "checkpoint/files/run_in_threads.h"
+#include "parallel/cuda/cuda_module.h"
+#include "parallel/fsdp/comm_streams.h"
 
 namespace megashard {
 namespace {
@@ -76,8 +79,7 @@ int64_t place_of(const at::Tensor& shard) {
 void ShardSnapshot::make_room(int64_t bytes, bool for_device) {
   if (buffer_.defined() && buffer_.numel() >= bytes) return;
   buffer_.reset();  // before the new one, not beside it
-  buffer_ = for_device ? at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true))
-                       : huge_pages(bytes);
+  buffer_ = for_device ? load_cuda_module().pinned_bytes(bytes) : huge_pages(bytes);
 }
 
 ShardedTensors ShardSnapshot::take(const ShardedTensors& tensors) {
@@ -89,6 +91,7 @@ ShardedTensors ShardSnapshot::take(const ShardedTensors& tensors) {
 
   ShardedTensors copies = tensors;
   std::vector<Piece> pieces;
+  std::vector<std::pair<at::Tensor, at::Tensor>> others;  // copy, shard
   int64_t offset = 0;
   for (auto& [key, tensor] : copies) {
     const at::Tensor live = tensor.local.detach();
@@ -99,16 +102,34 @@ ShardedTensors ShardSnapshot::take(const ShardedTensors& tensors) {
       pieces.push_back({static_cast<char*>(tensor.local.mutable_data_ptr()),
                         static_cast<const char*>(live.const_data_ptr()), bytes});
     } else {
-      tensor.local.copy_(live, /*non_blocking=*/true);
+      others.emplace_back(tensor.local, live);
     }
   }
   copy_pieces(pieces);
   copied_.reset();
+  std::optional<c10::StreamGuard> beside;
+  if (!device.is_cpu()) beside.emplace(copying_stream(device));
+  for (const auto& [copy, live] : others) {
+    copy.copy_(live, /*non_blocking=*/true);
+    if (!live.device().is_cpu()) live.record_stream(*stream_);  // training may drop it meanwhile
+  }
   if (!device.is_cpu()) {
     copied_.emplace(device.type());
-    copied_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+    copied_->record(*stream_);
   }
   return copies;
+}
+
+c10::Stream ShardSnapshot::copying_stream(c10::Device device) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  if (!stream_ || stream_->device() != device) stream_ = guard.getStreamFromGlobalPool(device);
+  order_streams(guard.getStream(device), *stream_);
+  return *stream_;
+}
+
+void ShardSnapshot::before_changes() const {
+  if (!copied_) return;
+  copied_->block(c10::impl::VirtualGuardImpl(stream_->device_type()).getStream(stream_->device()));
 }
 
 void ShardSnapshot::wait() const {
