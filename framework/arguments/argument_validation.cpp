@@ -247,7 +247,7 @@ bool derive_device(Arguments& arguments, const RunEnvironment& environment, Mist
 
 void check_determinism(const Arguments& arguments, bool on_gpu, const RunEnvironment& environment,
                        Mistakes& rules) {
-  if (!arguments.deterministic_mode || !on_gpu) return;
+  if (!arguments.deterministic_mode || !on_gpu || arguments.world_size == 1) return;
   constexpr std::array kDeterministic = {"Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS"};
   const auto& algorithm = environment.nccl_algo;
   const bool known = algorithm && std::find(kDeterministic.begin(), kDeterministic.end(),

@@ -84,11 +84,9 @@ void OffloadedStorage::fetch() {
   if (device_.defined() || source_is_good()) return;
   device_ =
       at::empty({host_.numel()}, at::TensorOptions().dtype(at::kByte).device(streams_.device));
-  if (streams_.enabled()) {
-    // The memory may be in use until now by what the current stream has queued.
-    order_streams(streams_.current(), *streams_.back);
-    copied_.make_wait(*streams_.back);
-  }
+  // The memory may be in use until now by what the current stream has queued; what has left did so
+  // before let_go.
+  if (streams_.enabled()) order_streams(streams_.current(), *streams_.back);
   {
     const StreamScope scope(streams_.back);
     device_.copy_(host_, /*non_blocking=*/true);

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +24,9 @@ struct OptimizerOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double momentum = 0.9;  ///< SGD
+  /// Gradients of another dtype than what is stepped are cast so many elements at once; a multiple
+  /// of 64.
+  int64_t cast_elements = int64_t{1} << 24;
 };
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
@@ -38,16 +42,18 @@ struct ParamGroup {
 /// Steps the parameters of a model in place: sharded ones (each rank its own rows), whole ones, or
 /// both. Made after fully_shard. fp32 parameters are updated by one fused kernel per group;
 /// parameters stored in fp16 or bf16 keep an fp32 copy here, which is stepped and copied back
-/// (Megatron's --bf16). Gradients of another dtype are cast.
+/// (Megatron's --bf16). Gradients of another dtype are cast, some at a time.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  /// Parameters without a gradient are left alone, and their step count too.
-  void step();
+  /// Parameters without a gradient are left alone, and their step count too. `skip`: a 0-d fp32
+  /// tensor on the parameters' device, 1 where nothing is to change, else 0: the host need not
+  /// know. Undefined: 0.
+  void step(const at::Tensor& skip = {});
   /// Clips what step() will use to max_norm and returns the norm before; 0: only measures.
   /// Collective. Call it once between backward and step: gradients of fp16 and bf16 parameters are
-  /// scaled in fp32, as Megatron's main grads.
+  /// scaled in fp32, as Megatron's main grads, and when they are cast: in step().
   at::Tensor clip_grad_norm(double max_norm);
   /// For the norm: of these parameters other ranks have others.
   void set_parts(PartsOfRanks parts) { parts_ = std::move(parts); }
@@ -77,7 +83,6 @@ class Optimizer {
     size_t group = 0;  // in param_groups_
     at::Tensor parameter;
     at::Tensor main;     // fp32 copy, or the parameter itself
-    at::Tensor clipped;  // gradient of the fp32 copy, between clip_grad_norm and step
     at::Tensor exp_avg;  // sizes of the local shard, as all state
     at::Tensor exp_avg_sq;
     at::Tensor step;  // 0-d fp32
@@ -86,25 +91,33 @@ class Optimizer {
     bool has_copy() const { return !main.is_same(parameter); }
   };
 
-  /// What one fused kernel call takes, parameter by parameter.
+  /// What one fused kernel call takes, parameter by parameter, or parts of parameters.
   struct KernelLists {
     std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, steps, momentum_buffers;
   };
 
   Optimizer(const NamedTensors& named_parameters, const OptimizerOptions& options);
-  /// Steps the parameters of one group; grad mode is off, the lists are not empty.
-  virtual void run_kernel(const KernelLists& lists, const ParamGroup& group) const = 0;
+  /// Steps the parameters of one group, whose step counts are up to date; grad mode is off, the
+  /// lists are not empty.
+  virtual void run_kernel(const KernelLists& lists, const ParamGroup& group,
+                          const std::optional<at::Tensor>& skip) const = 0;
 
   std::vector<Slot> slots_;
 
  private:
-  /// The gradient in the dtype of `main`, contiguous; undefined when there is none.
-  static at::Tensor take_gradient(Slot& slot);
+  struct Clip {
+    double max_norm;
+    at::Tensor norm;
+  };
+  class Buckets;
+
+  static void check_sizes(const Slot& slot);
 
   std::vector<ParamGroup> param_groups_;
   OptimizerOptions options_;
   std::vector<at::Tensor> parameters_;
   PartsOfRanks parts_;
+  std::optional<Clip> clip_;  // of gradients that step() casts
 };
 
 /// Over the parameters that require a gradient, each once (tied ones under their first name).

@@ -2,6 +2,8 @@
 
 #include <numeric>
 
+#include "parallel/copies/on_device.h"
+
 namespace megashard {
 
 ProcessGroupPtr sequence_group(const Arguments& arguments, const MultiModalModule& model,
@@ -11,7 +13,7 @@ ProcessGroupPtr sequence_group(const Arguments& arguments, const MultiModalModul
   model.check_sequence_ranks(ranks);
   std::vector<int> members(static_cast<size_t>(ranks));
   std::iota(members.begin(), members.end(), group->rank() / ranks * ranks);
-  return group->subgroup(members, "context_parallel");
+  return group->split(members, "context_parallel");
 }
 
 ProcessGroupPtr data_parallel_group(const Arguments& arguments, const ProcessGroupPtr& group) {
@@ -20,13 +22,13 @@ ProcessGroupPtr data_parallel_group(const Arguments& arguments, const ProcessGro
   std::vector<int> members;
   for (int rank = group->rank() % ranks; rank < group->size(); rank += ranks)
     members.push_back(rank);
-  return group->subgroup(members, "data_parallel");
+  return group->split(members, "data_parallel");
 }
 
 ModelInput input_of_rank(const MultiModalModule& model, ModelInput whole, c10::Device device) {
   model.prepare(whole);
   const auto move = [&](at::Tensor& tensor) {
-    if (tensor.defined()) tensor = tensor.to(device, /*non_blocking=*/true);
+    if (tensor.defined()) tensor = on_device(tensor, device);
   };
   for (auto& [name, tensor] : whole.extra) move(tensor);
   move(whole.attention_mask);

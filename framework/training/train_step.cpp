@@ -4,10 +4,9 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/GradMode.h>
 
-#include <cmath>
-
 #include "framework/training/replicated_gradients.h"
 #include "framework/training/sequence_group.h"
+#include "parallel/copies/on_device.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
@@ -37,8 +36,8 @@ TrainStep::TokenLosses TrainStep::token_losses(const Batch& batch) {
   whole.extra = batch.extra;
   ModelInput input = input_of_rank(model_, std::move(whole), device_);
   if (batch.attention_mask.defined())
-    input.attention_mask = batch.attention_mask.to(device_, /*non_blocking=*/true).logical_not();
-  const at::Tensor mask = batch.loss_mask.to(device_, /*non_blocking=*/true);
+    input.attention_mask = on_device(batch.attention_mask, device_).logical_not();
+  const at::Tensor mask = on_device(batch.loss_mask, device_);
   return {model_(std::move(input)), shard.rows_of(mask, 1), mask};
 }
 
@@ -46,17 +45,17 @@ at::Tensor TrainStep::forward_backward(const std::vector<Batch>& microbatches) {
   const TimedPart timed(options_.timers, StepPart::kForwardBackward);
   const auto count = static_cast<double>(microbatches.size());
   const double sequence_ranks = options_.sequence_group ? options_.sequence_group->size() : 1;
-  double token_scale = 0;
+  at::Tensor token_scale;
   if (options_.calculate_per_token_loss) {
-    at::Tensor tokens = at::zeros({1}, at::kDouble);
-    for (const auto& batch : microbatches) tokens += batch.loss_mask.sum(at::kDouble);
-    tokens = tokens.to(device_);
+    at::Tensor tokens = at::zeros({1}, at::TensorOptions(at::kDouble).device(device_));
+    for (const auto& batch : microbatches)
+      tokens += on_device(batch.loss_mask, device_).sum(at::kDouble);
     group_->all_reduce(tokens, ReduceOp::kSum).wait();
     // fully_shard averages over the ranks; the mean over all tokens needs the sum. Every rank of a
     // sequence has counted its tokens.
-    token_scale = group_->size() * sequence_ranks / std::max(tokens.item<double>(), 1.0);
+    token_scale = (group_->size() * sequence_ranks / tokens.clamp_min(1.0))[0].to(at::kFloat);
   }
-  std::vector<at::Tensor> sums;  // read after the last backward: no wait on the device in between
+  std::vector<at::Tensor> sums;
   for (size_t i = 0; i < microbatches.size(); ++i) {
     if (!options_.reduces_each_microbatch)
       set_requires_gradient_sync(model_, i + 1 == microbatches.size());
@@ -78,46 +77,32 @@ at::Tensor TrainStep::forward_backward(const std::vector<Batch>& microbatches) {
   return at::stack(sums).sum(0);
 }
 
-at::Tensor TrainStep::clip() {
-  const TimedPart timed(options_.timers, StepPart::kClip);
-  return optimizer_.clip_grad_norm(options_.clip_grad);
-}
-
-void TrainStep::step_optimizer() {
-  const TimedPart timed(options_.timers, StepPart::kInnerStep);
-  optimizer_.step();
-}
-
-TrainStepResult TrainStep::update(const at::Tensor& sums) {
-  const TimedPart timed(options_.timers, StepPart::kOptimizer);
-  const at::Tensor norm = clip();
-  const bool asks_first = options_.needs_finite_gradients;
-  if (!asks_first) step_optimizer();
-  // All that the host reads of a step, in one copy: the only wait on the device.
-  const at::Tensor numbers =
-      at::cat({sums, norm.to(sums.device(), at::kDouble).reshape({1})}).cpu();
-  const auto* values = numbers.const_data_ptr<double>();
-  TrainStepResult result;
-  result.loss = {values[0], values[1]};
-  result.grad_norm = values[2];
-  result.updated = !asks_first || std::isfinite(result.grad_norm);
-  if (asks_first && result.updated) step_optimizer();
-  return result;
-}
-
-TrainStepResult TrainStep::run(const std::vector<Batch>& microbatches) {
+at::Tensor TrainStep::gradients(const std::vector<Batch>& microbatches) {
   optimizer_.zero_grad();
   const at::Tensor sums = forward_backward(microbatches);
   empty_unused_memory(1);
-  const TrainStepResult result = update(sums);
-  empty_unused_memory(2);
-  return result;
+  const TimedPart timed(options_.timers, StepPart::kOptimizer);
+  const TimedPart clipping(options_.timers, StepPart::kClip);
+  norm_ = optimizer_.clip_grad_norm(options_.clip_grad);
+  return at::cat({sums, norm_.to(sums.device(), at::kDouble).reshape({1})});
 }
 
-LossSums TrainStep::evaluate(const Batch& batch) {
+void TrainStep::update() {
+  {
+    const TimedPart timed(options_.timers, StepPart::kOptimizer);
+    const TimedPart stepping(options_.timers, StepPart::kInnerStep);
+    at::Tensor skip;
+    if (options_.needs_finite_gradients) skip = norm_.isfinite().logical_not().to(at::kFloat);
+    optimizer_.step(skip);
+  }
+  norm_.reset();
+  empty_unused_memory(2);
+}
+
+at::Tensor TrainStep::evaluate(const Batch& batch) {
   const c10::NoGradGuard no_grad;
   const auto [losses, mask, whole_mask] = token_losses(batch);
-  return {(losses * mask).sum().item<double>(), mask.sum().item<double>()};
+  return at::stack({(losses * mask).sum().to(at::kDouble), mask.sum().to(at::kDouble)});
 }
 
 }  // namespace megashard

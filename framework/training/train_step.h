@@ -28,37 +28,28 @@ struct TrainStepOptions {
   ProcessGroupPtr sequence_group{};  ///< ranks that get the same batches and share each sequence
 };
 
-/// Sums over this rank's share of a global batch.
-struct LossSums {
-  double weighted_loss = 0;  ///< of tokens whose mask is not 0
-  double tokens = 0;
-};  // with a sequence group: over this rank's rows of it
-
-struct TrainStepResult {
-  LossSums loss;
-  double grad_norm = 0;  ///< before clipping; the same on all ranks
-  bool updated = true;   ///< false: the norm is not finite, and the options ask for a finite one
-};
-
 /// Forward and backward of one global batch in microbatches, then the optimizer (train_step of
-/// Megatron).
+/// Megatron). The host waits for no device, unless timers ask for it.
 class TrainStep {
  public:
   TrainStep(MultiModalModule& model, Optimizer& optimizer, ProcessGroupPtr group,
             c10::Device device, const TrainStepOptions& options);
 
-  /// Collective. The learning rate is the optimizer's.
-  TrainStepResult run(const std::vector<Batch>& microbatches);
-  /// Loss without gradients.
-  LossSums evaluate(const Batch& batch);
+  /// Clipped gradients of the batch. Returns what is then known of the step, [3] fp64 on the
+  /// device: over this rank's share the loss summed over tokens whose mask is not 0, and how many
+  /// these are (with a sequence group: over this rank's rows of it); the norm before clipping,
+  /// which is the same on all ranks. Collective.
+  at::Tensor gradients(const std::vector<Batch>& microbatches);
+  /// Steps the optimizer, at its own learning rate, by these gradients. Where the options ask for a
+  /// finite norm and it is none, the device leaves all as it is.
+  void update();
+  /// Without gradients: loss and tokens as above, [2].
+  at::Tensor evaluate(const Batch& batch);
 
  private:
   void empty_unused_memory(int64_t from_level);
   /// Sums of the loss and of the tokens, [2] fp64 on the device.
   at::Tensor forward_backward(const std::vector<Batch>& microbatches);
-  at::Tensor clip();
-  void step_optimizer();
-  TrainStepResult update(const at::Tensor& sums);
   /// What this rank's tokens lose, and their mask; `whole_mask` is that of the whole sequences.
   struct TokenLosses {
     at::Tensor losses, mask, whole_mask;
@@ -71,6 +62,7 @@ class TrainStep {
   ProcessGroupPtr group_;
   c10::Device device_;
   TrainStepOptions options_;
+  at::Tensor norm_;  // of the gradients that update() takes
 };
 
 }  // namespace megashard

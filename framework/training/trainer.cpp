@@ -1,7 +1,5 @@
 #include "framework/training/trainer.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 
 #include "checkpoint/steps/agreement.h"
@@ -74,6 +72,7 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr 
              .timers = timers_.get(),
              .sequence_group = sequence_group(arguments, model, group_)}),
       state_{arguments, model, optimizer_.get(), &schedule_, device_},
+      numbers_(group_, device_),
       saves_(state_, group_, outside_.print_on_first_rank) {
   optimizer_->set_parts(model.parts_of_ranks());
   if (arguments.hf_model && !arguments.from_scratch) weights_from_ = *arguments.hf_model;
@@ -192,16 +191,24 @@ void Trainer::prepare_training() {
   if (outside_.before_first_step) outside_.before_first_step();
 }
 
-bool Trainer::must_exit() {
-  if (arguments_.exit_interval && state_.iteration % *arguments_.exit_interval == 0) return true;
-  if (!arguments_.exit_duration_in_mins) return false;
-  // Clocks differ from rank to rank: the first rank's counts.
-  at::Tensor minutes = at::empty({1}, at::kDouble).fill_(seconds_since_start() / 60).to(device_);
-  group_->broadcast(minutes, 0).wait();
-  return minutes.item<double>() > static_cast<double>(*arguments_.exit_duration_in_mins);
+bool Trainer::must_exit() const {
+  const auto& interval = arguments_.exit_interval;
+  return heard_.time_is_up || (interval && state_.iteration % *interval == 0);
 }
 
-Trainer::StepSummary Trainer::run_step() {
+bool Trainer::reads_step(int64_t iteration) const {
+  const auto ends = [iteration](const std::optional<int64_t>& interval) {
+    return interval && iteration % *interval == 0;
+  };
+  const bool each_step = device_.is_cpu() || arguments_.check_for_nan_in_loss_and_grad ||
+                         arguments_.metrics_file || arguments_.exit_signal_handler ||
+                         arguments_.exit_duration_in_mins;
+  return each_step || line_is_due(iteration) || ends(arguments_.exit_interval) ||
+         (arguments_.save && ends(arguments_.save_interval)) ||
+         (arguments_.eval_iters > 0 && ends(arguments_.eval_interval));
+}
+
+void Trainer::run_step() {
   const auto begin = Clock::now();
   const int64_t before = microbatches_->count();
   microbatches_->update(arguments_.consumed_train_samples);
@@ -212,25 +219,26 @@ Trainer::StepSummary Trainer::run_step() {
     const TimedPart timed(timers_.get(), StepPart::kBatch);
     batches = next_batches(*train_loader_, microbatches_->count());
   }
-  const double lr = schedule_.lr();
-  optimizer_->set_lr(lr);
+  last_lr_ = schedule_.lr();
+  optimizer_->set_lr(last_lr_);
   optimizer_->set_weight_decay(schedule_.weight_decay());
-  const TrainStepResult result = step_.run(batches);
-  StepSummary summary = summarise(result.loss, train_loader_->take_wait_seconds());
-  if (!result.updated) {
-    refuse_number(c10::str("the norm of the gradients is ", result.grad_norm),
-                  ", and the loss is finite: lower the learning rate, or look at the batch and the "
-                  "layers' backward; --no-check-for-nan-in-loss-and-grad goes on regardless");
-  }
+  const bool reads = reads_step(state_.iteration + 1);
+  const at::Tensor numbers = step_.gradients(batches);
+  const HostNumbers host = host_numbers(train_loader_->take_wait_seconds());
+  numbers_.add(numbers, host);
+  unread_batches_.push_back(microbatches_->global_batch_size());
+  if (reads) numbers_.start_read();
+  saves_.before_changes();
+  step_.update();  // what the device does while the host reads
+  heard_ = {};
+  if (group_->size() == 1) hear(host);
+  if (reads) read_steps();
   if (outside_.after_step) outside_.after_step();
   ++state_.iteration;
   arguments_.consumed_train_samples += microbatches_->global_batch_size();
   schedule_.advance(microbatches_->global_batch_size());
   has_stepped_ = true;
-  summary.grad_norm = result.grad_norm;
-  summary.lr = lr;
-  summary.seconds = seconds_between(begin, Clock::now());
-  return summary;
+  last_seconds_ = seconds_between(begin, Clock::now());
 }
 
 void Trainer::evaluate_if_due() {
@@ -277,13 +285,13 @@ TrainingEnd Trainer::train() {
   prepare_training();
   bool exits = false;
   while (steps_to_come() && !exits && stop_ == StopRequest::kNone) {
-    const StepSummary summary = run_step();
-    stop_ = summary.stop;
+    run_step();
+    stop_ = heard_.stop;
     exits = must_exit();
-    report(summary, exits || stop_ != StopRequest::kNone || !steps_to_come());
+    report(exits || stop_ != StopRequest::kNone || !steps_to_come());
     if (stop_ == StopRequest::kNone) evaluate_if_due();
     if (metrics_) metrics_->write(step_metrics_);
-    saves_.follow(summary.save_failed);
+    saves_.follow(heard_.save_failed);
     exits = exits || stop_ == StopRequest::kExit;
     const bool due = arguments_.save && arguments_.save_interval &&
                      state_.iteration % *arguments_.save_interval == 0;

@@ -5,12 +5,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "framework/arguments/arguments.h"
 #include "framework/data/build_datasets.h"
 #include "framework/data/microbatches.h"
 #include "framework/training/lr_schedule.h"
 #include "framework/training/metrics_file.h"
+#include "framework/training/step_numbers.h"
 #include "framework/training/step_timers.h"
 #include "framework/training/train_step.h"
 #include "framework/training/training_checkpoint.h"
@@ -57,43 +59,50 @@ class Trainer {
 
  private:
   struct Interval {                // since the last log line
-    double loss_sum = 0;           // of the steps whose loss is a number
-    double tokens_per_sample = 0;  // summed over the steps
+    double loss_sum = 0;           // of the steps whose loss is a number; of steps that were read
+    double tokens_per_sample = 0;  // summed over the steps; of steps that were read
     int64_t steps = 0;
     int64_t samples = 0;
-    int64_t nan_steps = 0;
+    int64_t nan_steps = 0;  // of steps that were read
     double seconds = 0;
   };
   struct StepSummary {  // over all ranks
     double loss = 0;
     double tokens = 0;  // whose mask is not 0
-    StopRequest stop = StopRequest::kNone;
-    bool save_failed = false;  // the one under way
     double peak_memory_bytes = 0;
     double data_wait_seconds = 0;
     double grad_norm = 0;
-    double lr = 0;       // that the step has used
-    double seconds = 0;  // of this rank
+  };
+  struct Heard {  // from all ranks, of the steps that were read since the last one
+    StopRequest stop = StopRequest::kNone;
+    bool save_failed = false;  // the one under way
+    bool time_is_up = false;   // of --exit-duration-in-mins
   };
 
   void build_data();
   std::unique_ptr<DataLoader> make_loader(const std::shared_ptr<const SampleDataset>& dataset,
                                           int64_t consumed);
   std::vector<Batch> next_batches(DataLoader& loader, int64_t count);
-  StepSummary summarise(const LossSums& loss, double data_wait_seconds);
+  HostNumbers host_numbers(double data_wait_seconds) const;
+  /// Throws for a loss that is no number, where that is not allowed.
+  StepSummary summarise(const StepOfRanks& step);
+  void hear(const HostNumbers& said);
+  /// Waits for the device, and counts the steps since it last did. Collective.
+  void read_steps();
+  bool line_is_due(int64_t iteration) const;
+  /// Whether the host must know the numbers of that step when it ends; alike on all ranks.
+  bool reads_step(int64_t iteration) const;
   /// Throws what is to be done about `what`, which is no number. Collective.
   [[noreturn]] void refuse_number(const std::string& what, const std::string& remedy);
   /// The log line if it is due, as it is for the last step; the step's metrics are written after
   /// its evaluation.
-  void report(const StepSummary& summary, bool is_last);
-  void fill_metrics(const StepSummary& summary, double flops);
-  TrainingLogLine log_line(const StepSummary& summary, double flops);
+  void report(bool is_last);
+  void fill_metrics(double flops);
+  TrainingLogLine log_line(double flops);
   enum class Announce { kNo, kYes };
   /// Of all ranks. None when stop_ has ended it.
   std::optional<double> evaluate(const std::shared_ptr<const SampleDataset>& dataset,
                                  const std::string& where, int64_t consumed, Announce announce);
-  /// stop_ becomes what any rank was asked for. Collective.
-  void agree_on_stop();
   void print_on_last_rank(const std::string& lines);
   /// What the last rank has printed stands before what the first one prints from now on.
   /// Collective.
@@ -101,14 +110,15 @@ class Trainer {
   void save();
   void prepare_training();
   void print_data() const;
-  /// One iteration: batches, forward, backward, optimizer.
-  StepSummary run_step();
+  /// One iteration: batches, forward, backward, optimizer; the host reads its numbers where it
+  /// must.
+  void run_step();
   void evaluate_if_due();
   /// The evaluations and the save behind the last step.
   void finish_training();
   TrainingEnd interrupted();
-  /// Whether an --exit flag ends training after this step. Collective.
-  bool must_exit();
+  /// Whether an --exit flag ends training after this step.
+  bool must_exit() const;
   double seconds_since_start() const;
   bool steps_to_come() const;
 
@@ -130,6 +140,11 @@ class Trainer {
   std::unique_ptr<MetricsFile> metrics_;
   StepMetrics step_metrics_;  // of the last step, on the rank that writes them
   Interval interval_;
+  StepNumbers numbers_;
+  std::vector<int64_t> unread_batches_;  // sizes of the global batches of numbers_
+  StepSummary last_read_;
+  Heard heard_;
+  double last_lr_ = 0, last_seconds_ = 0;  // of the last step, which has used that rate
   std::string weights_from_;   // the folder that the first weights were loaded from; or empty
   bool has_stepped_ = false;   // in this run
   bool has_reported_ = false;  // a step of this run

@@ -1,6 +1,6 @@
 // What a trainer measures, and what it tells: log lines, metrics, evaluations.
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
@@ -15,61 +15,85 @@
 
 namespace megashard {
 
-Trainer::StepSummary Trainer::summarise(const LossSums& loss, double data_wait_seconds) {
-  constexpr int64_t kFields = 6;
-  const double mine[kFields] = {loss.weighted_loss,
-                                loss.tokens,
-                                data_wait_seconds,
-                                static_cast<double>(outside_.peak_memory_bytes()),
-                                static_cast<double>(outside_.stop_request()),
-                                saves_.has_failed() ? 1.0 : 0.0};
-  at::Tensor all = at::empty({group_->size() * kFields}, at::kDouble);
-  std::copy_n(mine, kFields, all.mutable_data_ptr<double>() + group_->rank() * kFields);
-  if (group_->size() > 1) {
-    all = all.to(device_);
-    group_->all_gather_into(all, all.narrow(0, group_->rank() * kFields, kFields)).wait();
-    all = all.cpu();
-  }
-  const auto* values = all.const_data_ptr<double>();
+HostNumbers Trainer::host_numbers(double data_wait_seconds) const {
+  HostNumbers numbers;
+  numbers.data_wait_seconds = data_wait_seconds;
+  numbers.peak_memory_bytes = static_cast<double>(outside_.peak_memory_bytes());
+  numbers.stop_request = static_cast<double>(outside_.stop_request());
+  numbers.save_failed = saves_.has_failed() ? 1 : 0;
+  // Clocks differ from rank to rank: the first rank's counts.
+  const auto& minutes = arguments_.exit_duration_in_mins;
+  const bool is_late = minutes && seconds_since_start() / 60 > static_cast<double>(*minutes);
+  numbers.time_is_up = is_late && group_->rank() == 0 ? 1 : 0;
+  return numbers;
+}
+
+Trainer::StepSummary Trainer::summarise(const StepOfRanks& step) {
   StepSummary summary;
-  double loss_sum = 0, tokens = 0;
-  for (int rank = 0; rank < group_->size(); ++rank, values += kFields) {
-    loss_sum += values[0];
-    tokens += values[1];
-    if (arguments_.check_for_nan_in_loss_and_grad && !std::isfinite(values[0])) {
-      refuse_number(c10::str("the loss of rank ", rank, " is ", values[0]),
+  double loss_sum = 0;
+  for (size_t rank = 0; rank < step.size(); ++rank) {
+    const RankNumbers& of_rank = step[rank];
+    loss_sum += of_rank.weighted_loss;
+    summary.tokens += of_rank.tokens;
+    if (arguments_.check_for_nan_in_loss_and_grad && !std::isfinite(of_rank.weighted_loss)) {
+      refuse_number(c10::str("the loss of rank ", rank, " is ", of_rank.weighted_loss),
                     ": lower the learning rate, or look at the batch; "
                     "--no-check-for-nan-in-loss-and-grad goes on regardless");
     }
-    summary.data_wait_seconds = std::max(summary.data_wait_seconds, values[2]);
-    summary.peak_memory_bytes = std::max(summary.peak_memory_bytes, values[3]);
-    summary.stop = std::max(summary.stop, static_cast<StopRequest>(values[4]));
-    summary.save_failed = summary.save_failed || values[5] != 0;
+    summary.data_wait_seconds = std::max(summary.data_wait_seconds, of_rank.host.data_wait_seconds);
+    summary.peak_memory_bytes = std::max(summary.peak_memory_bytes, of_rank.host.peak_memory_bytes);
   }
-  summary.tokens = tokens;
-  summary.loss = tokens == 0 ? 0 : loss_sum / tokens;
+  summary.loss = summary.tokens == 0 ? 0 : loss_sum / summary.tokens;
+  summary.grad_norm = step[static_cast<size_t>(group_->rank())].grad_norm;
   return summary;
 }
 
-void Trainer::fill_metrics(const StepSummary& summary, double flops) {
+void Trainer::hear(const HostNumbers& said) {
+  heard_.stop = std::max(heard_.stop, static_cast<StopRequest>(said.stop_request));
+  heard_.save_failed = heard_.save_failed || said.save_failed != 0;
+  heard_.time_is_up = heard_.time_is_up || said.time_is_up != 0;
+}
+
+void Trainer::read_steps() {
+  const auto steps = numbers_.finish_read();
+  for (size_t i = 0; i < steps.size(); ++i) {
+    for (const RankNumbers& rank : steps[i]) hear(rank.host);
+    last_read_ = summarise(steps[i]);
+    if (arguments_.check_for_nan_in_loss_and_grad && !std::isfinite(last_read_.grad_norm)) {
+      refuse_number(
+          c10::str("the norm of the gradients is ", last_read_.grad_norm),
+          ", and the loss is finite: lower the learning rate, or look at the batch and the "
+          "layers' backward; --no-check-for-nan-in-loss-and-grad goes on regardless");
+    }
+    if (std::isfinite(last_read_.loss)) {
+      interval_.loss_sum += last_read_.loss;
+    } else {
+      ++interval_.nan_steps;
+    }
+    interval_.tokens_per_sample += last_read_.tokens / static_cast<double>(unread_batches_[i]);
+  }
+  unread_batches_.clear();
+}
+
+void Trainer::fill_metrics(double flops) {
   const int64_t batch = microbatches_->global_batch_size();
   StepMetrics metrics;
   metrics.step = state_.iteration;
-  metrics.loss = summary.loss;
-  metrics.grad_norm = summary.grad_norm;
-  metrics.lr = summary.lr;
-  metrics.tokens_per_s = static_cast<double>(batch * data_options_.seq_length) / summary.seconds;
+  metrics.loss = last_read_.loss;
+  metrics.grad_norm = last_read_.grad_norm;
+  metrics.lr = last_lr_;
+  metrics.tokens_per_s = static_cast<double>(batch * data_options_.seq_length) / last_seconds_;
   if (outside_.peak_tflops)
-    metrics.mfu = tflops_per_device(flops, summary.seconds, group_->size()) / *outside_.peak_tflops;
-  metrics.peak_memory_bytes = static_cast<int64_t>(summary.peak_memory_bytes);
-  metrics.data_wait_s = summary.data_wait_seconds;
-  metrics.step_s = summary.seconds;
+    metrics.mfu = tflops_per_device(flops, last_seconds_, group_->size()) / *outside_.peak_tflops;
+  metrics.peak_memory_bytes = static_cast<int64_t>(last_read_.peak_memory_bytes);
+  metrics.data_wait_s = last_read_.data_wait_seconds;
+  metrics.step_s = last_seconds_;
   metrics.consumed_samples = arguments_.consumed_train_samples;
   metrics.global_batch_size = batch;
   step_metrics_ = metrics;
 }
 
-TrainingLogLine Trainer::log_line(const StepSummary& summary, double flops) {
+TrainingLogLine Trainer::log_line(double flops) {
   const auto steps = static_cast<double>(interval_.steps);
   TrainingLogLine line;
   line.time = log_time_now();
@@ -85,7 +109,7 @@ TrainingLogLine Trainer::log_line(const StepSummary& summary, double flops) {
   const double mean = interval_.loss_sum / static_cast<double>(counted);
   line.losses = {{"lm loss", counted > 0 ? mean : std::nan("")}};
   line.nan_iterations = interval_.nan_steps;
-  line.grad_norm = summary.grad_norm;
+  line.grad_norm = last_read_.grad_norm;
   if (arguments_.log_tps) line.tokens_per_sample = interval_.tokens_per_sample / steps;
   if (arguments_.log_num_zeros_in_grad)
     line.zeros_in_grad =
@@ -97,27 +121,27 @@ TrainingLogLine Trainer::log_line(const StepSummary& summary, double flops) {
     line.tokens_per_second =
         static_cast<double>(interval_.samples * data_options_.seq_length) / interval_.seconds;
   }
-  if (arguments_.log_memory) line.peak_memory_mib = summary.peak_memory_bytes / (1 << 20);
+  if (arguments_.log_memory) line.peak_memory_mib = last_read_.peak_memory_bytes / (1 << 20);
   return line;
 }
 
-void Trainer::report(const StepSummary& summary, bool is_last) {
+bool Trainer::line_is_due(int64_t iteration) const {
+  return !has_reported_ || iteration == train_iters_ || iteration % arguments_.log_interval == 0;
+}
+
+void Trainer::report(bool is_last) {
   const int64_t batch = microbatches_->global_batch_size();
   const double flops = model_.training_flops(batch, data_options_.seq_length);
   state_.flops_so_far += flops;
-  if (std::isfinite(summary.loss)) {
-    interval_.loss_sum += summary.loss;
-  } else {
-    ++interval_.nan_steps;
-  }
-  interval_.seconds += summary.seconds;
-  interval_.tokens_per_sample += summary.tokens / static_cast<double>(batch);
+  interval_.seconds += last_seconds_;
   interval_.samples += batch;
   ++interval_.steps;
-  if (metrics_) fill_metrics(summary, flops);
-  const bool is_first = !std::exchange(has_reported_, true);
-  if (!is_first && !is_last && state_.iteration % arguments_.log_interval != 0) return;
-  const TrainingLogLine line = log_line(summary, flops);
+  if (metrics_) fill_metrics(flops);
+  const bool is_due = is_last || line_is_due(state_.iteration);
+  has_reported_ = true;
+  if (!is_due) return;
+  if (!numbers_.empty()) read_steps();
+  const TrainingLogLine line = log_line(flops);
   step_metrics_.zeros_in_grad = line.zeros_in_grad;
   step_metrics_.params_norm = line.params_norm;
   print_on_last_rank(training_log_line(line));
@@ -134,15 +158,6 @@ void Trainer::let_last_rank_print() {
   if (std::exchange(last_rank_printed_, false) && group_->size() > 1) group_->barrier();
 }
 
-void Trainer::agree_on_stop() {
-  at::Tensor asked = at::full({1}, static_cast<double>(outside_.stop_request()), at::kDouble);
-  if (group_->size() > 1) {
-    asked = asked.to(device_);
-    group_->all_reduce(asked, ReduceOp::kMax).wait();
-  }
-  stop_ = static_cast<StopRequest>(asked.item<double>());
-}
-
 std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDataset>& dataset,
                                         const std::string& where, int64_t consumed,
                                         Announce announce) {
@@ -153,18 +168,23 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
     outside_.print_on_first_rank(evaluating_line(iterations * microbatches_->global_batch_size()));
   }
   const auto loader = make_loader(dataset, consumed);
-  LossSums sums;
+  StepNumbers numbers(group_, device_);
+  StepOfRanks sums(static_cast<size_t>(group_->size()));
   {
     const TimedPart timed(timers_.get(), StepPart::kEvaluate);
     ProgressClock progress(outside_.progress_interval);
     model_.eval();
     for (int64_t i = 1; i <= iterations && stop_ == StopRequest::kNone; ++i) {
-      for (int64_t micro = 0; micro < microbatches_->count(); ++micro) {
-        const LossSums one = step_.evaluate(loader->next());
-        sums.weighted_loss += one.weighted_loss;
-        sums.tokens += one.tokens;
+      at::Tensor loss_and_tokens = at::zeros({3}, at::TensorOptions(at::kDouble).device(device_));
+      for (int64_t micro = 0; micro < microbatches_->count(); ++micro)
+        loss_and_tokens.narrow(0, 0, 2) += step_.evaluate(loader->next());
+      numbers.add(loss_and_tokens, host_numbers(0));
+      const StepOfRanks now = numbers.finish_read().front();
+      for (size_t rank = 0; rank < now.size(); ++rank) {
+        sums[rank].weighted_loss += now[rank].weighted_loss;
+        sums[rank].tokens += now[rank].tokens;
+        stop_ = std::max(stop_, static_cast<StopRequest>(now[rank].host.stop_request));
       }
-      agree_on_stop();
       if (i < iterations && progress.is_due())
         outside_.print_on_first_rank(evaluation_progress_line(i, iterations));
     }
@@ -172,7 +192,7 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
   }
   in_evaluation_ = stop_ != StopRequest::kNone;
   if (in_evaluation_) return std::nullopt;
-  const double loss = summarise(sums, 0).loss;
+  const double loss = summarise(sums).loss;
   print_on_last_rank(evaluation_log_lines(where, {{"lm loss", loss}}));
   if (timers_) print_on_last_rank(timers_->tell(StepPart::kEvaluate));
   return loss;

@@ -35,6 +35,10 @@ class TrainingSaves {
   void go_beside_training();
 
   void save();
+  /// Before a step changes weights and state; not collective.
+  void before_changes() const {
+    if (saver_ != nullptr) saver_->before_changes();
+  }
   /// After a step: ends a save that is written, or has failed on a rank.
   void follow(bool failed_on_a_rank);
   /// Waits for the save under way, if there is one.
