@@ -42,7 +42,7 @@ inline void expect_gradients_of(const torch::nn::Module& plain, const torch::nn:
     const at::Tensor whole = expected[item.key()].grad(), mine = item.value().grad();
     ASSERT_EQ(mine.defined(), whole.defined()) << item.key();
     if (!mine.defined()) continue;
-    const at::Tensor part = part_like(whole, item.value());
+    const at::Tensor part = part_like(whole, item.value()).to(mine.device());  // offloaded
     ASSERT_EQ(mine.sizes(), part.sizes()) << item.key();
     EXPECT_EQ(mine.scalar_type(), item.value().scalar_type()) << item.key();
     if (tolerance == 0) {
@@ -62,7 +62,7 @@ inline void expect_weights_of(const torch::nn::Module& plain, const torch::nn::M
   for (const auto& item : model.named_parameters()) {
     const at::Tensor whole = expected[item.key()];
     const at::Tensor local = sharded_view(item.value()).local,
-                     part = part_like(whole, item.value());
+                     part = part_like(whole, item.value()).to(local.device());
     if (tolerance == 0) {
       EXPECT_TRUE(at::equal(local, part)) << item.key();
     } else if (part.numel() > 0) {

@@ -27,6 +27,7 @@ class RecordingGroup final : public ProcessGroup {
         log_(log) {}
 
   c10::DeviceType device_type() const override { return inner_->device_type(); }
+  c10::Device device() const override { return inner_->device(); }
   Work all_gather_into(at::Tensor output, at::Tensor input) override {
     note("all_gather", input);
     return inner_->all_gather_into(output, input);

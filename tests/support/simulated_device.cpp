@@ -54,6 +54,10 @@ const sim::SimModule& simulated_device() {
   return module;
 }
 
+c10::Device device_of_tests() {
+  return on_simulated_device() ? c10::kCUDA : c10::kCPU;
+}
+
 void run_on_simulated_device() {
   use_simulated_device();
   simulated_cuda();

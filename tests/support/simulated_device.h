@@ -1,5 +1,7 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include "parallel/cuda/cuda_module.h"
 #include "parallel/sim/sim_module.h"
 
@@ -16,4 +18,17 @@ void run_on_simulated_device();
 const CudaModule& simulated_cuda();
 const sim::SimModule& simulated_device();
 
+/// Where tests make their tensors: the simulated device, or the CPU.
+c10::Device device_of_tests();
+
 }  // namespace megashard::testing
+
+/// For a test of what only a CPU has, or that reads tensors through pointers.
+#define MEGASHARD_CPU_ONLY(why)                  \
+  if (megashard::testing::on_simulated_device()) \
+  GTEST_SKIP() << "not run on the simulated device: " why
+
+/// For a test of what only a device has, with the counts and reports of the simulated one.
+#define MEGASHARD_SIM_ONLY()                      \
+  if (!megashard::testing::on_simulated_device()) \
+  GTEST_SKIP() << "not run: MEGASHARD_TEST_DEVICE is not sim"

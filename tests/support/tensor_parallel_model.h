@@ -15,6 +15,7 @@
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/tensor_parallel/tensor_parallel_linear.h"
 #include "tests/support/parity.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
 
@@ -101,11 +102,14 @@ void shard_units(ParallelStack<Unit>& model, const FullyShardOptions& options) {
 
 /// A tensor-parallel mesh of this rank alone: the same model, not parallel.
 inline DeviceMeshPtr mesh_of_one() {
-  return std::make_shared<DeviceMesh>(make_fake_group({}), std::vector<int>{1});
+  return std::make_shared<DeviceMesh>(make_fake_group({.device_type = device_of_tests().type()}),
+                                      std::vector<int>{1});
 }
 
-/// Gives every parameter its piece of numbers that are the same at any number of ranks.
+/// Gives every parameter its piece of numbers that are the same at any number of ranks, on the
+/// tests' device.
 inline void fill_whole(torch::nn::Module& model, uint64_t seed = 1) {
+  model.to(device_of_tests());
   for (auto& item : model.named_parameters()) {
     const at::Tensor whole = fixed(global_sizes(item.value()), seed++) * 0.5;
     if (sharded_view(item.value()).is_replicated()) {
@@ -137,7 +141,8 @@ inline void expect_near(const at::Tensor& actual, const at::Tensor& expected,
   if (actual.numel() == 0) return;
   const double tolerance = expected.scalar_type() == at::kDouble ? 1e-11 : 1e-5;
   const double largest = expected.abs().max().item<double>();
-  EXPECT_LE((actual - expected).abs().max().item<double>(), tolerance * std::max(largest, 0.1))
+  const at::Tensor difference = actual - expected.to(actual.device());  // it may be offloaded
+  EXPECT_LE(difference.abs().max().item<double>(), tolerance * std::max(largest, 0.1))
       << what;
 }
 
