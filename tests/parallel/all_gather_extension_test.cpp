@@ -10,6 +10,7 @@
 #include "tests/support/formula.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
 namespace {
@@ -163,7 +164,7 @@ TEST(FullyShardExtensions, test_all_gather_extensions_monkey_patch) {
     AffineOnMeta unit(5, 6);
     fully_shard(unit, resharding(world));
     const at::Tensor whole = fixed({5, 6}, 1), bias = fixed({5}, 2), x = fixed({4, 6}, 3);
-    for (const auto& w : unit.w) materialise_empty_parameter(w, at::kCPU);
+    for (const auto& w : unit.w) materialise_empty_parameter(w, device_of_tests());
     assign_full_parameter(unit.w[0], whole);
     assign_full_parameter(unit.w[1], bias);
     const auto gives = [&](const at::Tensor& weight) {

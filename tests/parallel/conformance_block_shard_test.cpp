@@ -11,6 +11,7 @@
 #include "parallel/tensor_parallel/tensor_parallel.h"
 #include "tests/support/parity.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 #include "tests/support/tensor_parallel_model.h"
 
 namespace megashard::testing {
@@ -130,7 +131,7 @@ TEST(FullyShardBlockShard, test_meta_init) {
     fully_shard(unit, by_blocks(flat_mesh(world)));
     for (size_t i = 0; i < unit.w.size(); ++i) {
       EXPECT_TRUE(unit.w[i].is_meta());
-      materialise_empty_parameter(unit.w[i], at::kCPU);
+      materialise_empty_parameter(unit.w[i], device_of_tests());
       sharded_view(unit.w[i]).local.fill_(0.5);
       plain.w[i].detach().fill_(0.5);
     }

@@ -15,6 +15,7 @@
 #include "tests/support/parity.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 #include "tests/support/small_model.h"
 
 namespace megashard::testing {
@@ -447,6 +448,7 @@ TEST(FullyShardComm, test_fully_shard_symm_mem) {
 
 // What the stream does, conformance_cuda_test.cpp sees.
 TEST(FullyShardInit, test_custom_hook_custom_stream) {
+  MEGASHARD_CPU_ONLY("the stream is a CPU's");
   run_ranks(4, [](const ProcessGroupPtr& world) {
     const c10::Stream stream(c10::Stream::DEFAULT, c10::Device(c10::kCPU));
     const auto hook = [](at::Tensor&) {};
@@ -540,9 +542,10 @@ TEST(FullyShardAutograd, test_post_acc_grad_hook_optim_parity) {
   });
 }
 
-// Offload to the host, on a mesh that is on the host: nothing changes.
+// Offload to the host: from a device only.
 
 TEST(FullyShardTraining, test_train_parity_multi_group_cpu_offload_eager) {
+  MEGASHARD_SIM_ONLY();
   for (const bool pin : {true, false}) {
     for (const ReshardAfterForward reshard : {true, false}) {
       run_ranks(2, [&](const ProcessGroupPtr& world) {
@@ -581,6 +584,7 @@ void expect_hybrid_parity(FullyShardOptions options, bool async_op) {
 TEST(FullyShardExtensions, test_hsdp_train_parity_multi_group) { expect_hybrid_parity({}, false); }
 
 TEST(FullyShardExtensions, test_hsdp_train_parity_cpu_offload_eager) {
+  MEGASHARD_SIM_ONLY();
   for (const bool pin : {true, false}) {
     FullyShardOptions options;
     options.cpu_offload = CpuOffloadPolicy{.pin_memory = pin};

@@ -15,7 +15,9 @@
 #include "parallel/collectives/fake_process_group.h"
 #include "parallel/cuda/cuda_module.h"
 #include "tests/support/chain.h"
+#include "tests/support/default_device.h"
 #include "tests/support/parity.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
 namespace {
@@ -34,6 +36,10 @@ class OnGpu : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
     if (!has_gpu()) GTEST_SKIP() << "no GPU on this machine";
+    if (on_simulated_device()) set_default_device_of_tests(at::kCPU);  // these name their devices
+  }
+  void TearDown() override {
+    if (on_simulated_device()) set_default_device_of_tests(at::kCUDA);
   }
   static DeviceMeshPtr mesh() {
     return flat_mesh(make_fake_group({.rank = 0, .world_size = 2, .device_type = at::kCUDA}));
@@ -99,24 +105,36 @@ TEST_P(FullyShardTraining, test_post_optim_event) {
 /// A graph of what a function enqueued (cuda_graph.cpp).
 class CapturedGraph {
  public:
-  explicit CapturedGraph(std::function<void()> work)
-      : module_(dlopen((std::filesystem::read_symlink("/proc/self/exe").parent_path() /
-                        "libtest_cuda_graph.so")
-                           .c_str(),
-                       RTLD_NOW)) {
-    TORCH_CHECK(module_ != nullptr, dlerror());
-    using Capture = void* (*)(void (*)(void*), void*);
-    const auto capture = reinterpret_cast<Capture>(dlsym(module_, "capture_cuda_graph"));
-    graph_ = capture([](void* run) { (*static_cast<std::function<void()>*>(run))(); }, &work);
+  explicit CapturedGraph(std::function<void()> work) : calls_(calls_of_device()) {
+    graph_ = calls_.capture([](void* run) { (*static_cast<std::function<void()>*>(run))(); }, &work);
   }
-  ~CapturedGraph() { call("free_cuda_graph"); }
+  ~CapturedGraph() { calls_.free(graph_); }
   CapturedGraph(const CapturedGraph&) = delete;
-  void replay() { call("replay_cuda_graph"); }
+  void replay() { calls_.replay(graph_); }
 
  private:
-  void call(const char* name) { reinterpret_cast<void (*)(void*)>(dlsym(module_, name))(graph_); }
+  struct Calls {
+    void* (*capture)(void (*work)(void*), void* argument);
+    void (*replay)(void* graph);
+    void (*free)(void* graph);
+  };
+  static Calls calls_of_device() {
+    if (on_simulated_device()) {
+      const auto& device = simulated_device();
+      return {device.capture_graph, device.replay_graph, device.free_graph};
+    }
+    const auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+    void* module = dlopen((folder / "libtest_cuda_graph.so").c_str(), RTLD_NOW);
+    TORCH_CHECK(module != nullptr, dlerror());
+    Calls calls{};
+    calls.capture =
+        reinterpret_cast<decltype(calls.capture)>(dlsym(module, "capture_cuda_graph"));
+    calls.replay = reinterpret_cast<decltype(calls.replay)>(dlsym(module, "replay_cuda_graph"));
+    calls.free = reinterpret_cast<decltype(calls.free)>(dlsym(module, "free_cuda_graph"));
+    return calls;
+  }
 
-  void* module_;
+  Calls calls_;
   void* graph_;
 };
 
@@ -124,6 +142,11 @@ TEST_P(FullyShardTraining, test_two_layer_fully_shard_cudagraph) {
   Chain captured(2), eager(2);
   captured.shard({.mesh = mesh()});
   eager.shard({.mesh = mesh()});
+  // Autograd's nodes keep the stream that they were made on, so the warm-up's is the capture's.
+  c10::impl::VirtualGuardImpl guard(at::kCUDA);
+  const c10::Stream own = guard.getStreamFromGlobalPool(kGpu);
+  order_streams(guard.getStream(kGpu), own);
+  const StreamScope scope(own);
   at::Tensor x = fixed({4, 6}, 1).to(kGpu);
   const auto step = [&x](Chain& chain) { chain.root.forward(x).sum().backward(); };
   for (int i = 0; i < 3; ++i) {  // allocates what stays
@@ -190,8 +213,10 @@ void reset_peak() { at::getDeviceAllocator(at::kCUDA)->resetPeakStats(0); }
 
 /// The matrix library's workspace is there before anything is measured.
 int64_t base_memory() {
-  const at::Tensor x = fixed({4, 64}, 1).to(kGpu).requires_grad_();
-  at::linear(x, fixed({64, 64}, 2).to(kGpu).requires_grad_()).sum().backward();
+  {
+    const at::Tensor x = fixed({4, 64}, 1).to(kGpu).requires_grad_();
+    at::linear(x, fixed({64, 64}, 2).to(kGpu).requires_grad_()).sum().backward();
+  }
   return now();
 }
 

@@ -7,6 +7,7 @@
 #include "parallel/fsdp/fsdp_state.h"
 #include "tests/support/parity.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
 namespace {
@@ -24,7 +25,7 @@ Names managed_by(const torch::nn::Module& module) {
 
 /// in_proj, relu, out_proj, and a buffer, as upstream's MLP.
 struct MlpImpl : torch::nn::Module {
-  explicit MlpImpl(int64_t width, uint64_t seed = 1, at::Device device = at::kCPU)
+  explicit MlpImpl(int64_t width, uint64_t seed = 1, at::Device device = device_of_tests())
       : in_proj(add("in_proj", {{2 * width + 1, width}, {2 * width + 1}}, seed, device)),
         out_proj(add("out_proj", {{width, 2 * width + 1}, {width}}, seed + 50, device)),
         scale(register_buffer("scale", at::ones({1}))) {}
@@ -47,7 +48,7 @@ using Mlp = Hooked<MlpImpl>;
 
 /// Mlps one after another.
 struct MlpsImpl : torch::nn::Module {
-  explicit MlpsImpl(int depth, int64_t width = 5, at::Device device = at::kCPU) {
+  explicit MlpsImpl(int depth, int64_t width = 5, at::Device device = device_of_tests()) {
     for (int i = 0; i < depth; ++i)
       mlps.push_back(
           register_module(std::to_string(i), std::make_shared<Mlp>(width, 100 * (i + 1), device)));
@@ -389,7 +390,7 @@ TEST(FullyShardInit, test_meta_device_1d_init) {
         fully_shard(model, options);
         for (const auto& w : model.parameters()) {
           EXPECT_TRUE(w.is_meta());
-          materialise_empty_parameter(w, at::kCPU);  // to_empty, then reset_parameters
+          materialise_empty_parameter(w, device_of_tests());  // to_empty, then reset_parameters
           const auto local = sharded_view(w).local;
           local.fill_(0.5);
         }
@@ -426,7 +427,7 @@ TEST(FullyShardInit, test_invalid_meta_device_init) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Mlps model(1, 5, at::kMeta);
     fully_shard(model, {.mesh = flat_mesh(world)});
-    materialise_empty_parameter(model.mlps[0]->in_proj->w[0], at::kCPU);
+    materialise_empty_parameter(model.mlps[0]->in_proj->w[0], device_of_tests());
     contains(message_of([&] {
                model.forward(fixed({4, 5}, 1));
              }),

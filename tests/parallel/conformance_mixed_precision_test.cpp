@@ -13,6 +13,7 @@
 #include "tests/support/parity.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
 namespace {
@@ -497,7 +498,7 @@ TEST(FullyShardGradDtype, test_parameter_conversion_with_gradient) {
     const at::Tensor gradient = model.chain.root.w[0].grad();
     EXPECT_THROW(model.chain.root.to(at::kXPU), c10::Error);  // a device that no build here knows
     EXPECT_TRUE(model.chain.root.w[0].grad().is_same(gradient));
-    model.chain.root.to(at::kCPU);
+    model.chain.root.to(device_of_tests());
     model.chain.root.to(at::kDouble);
     model.chain.root.to(at::kFloat);
     expect_weights_of(Chain().root, model.chain.root);

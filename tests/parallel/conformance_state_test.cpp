@@ -13,6 +13,7 @@
 #include "tests/support/chain.h"
 #include "tests/support/parity.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 #include "tests/support/small_model.h"
 
 namespace megashard::testing {
@@ -155,6 +156,7 @@ TEST(FullyShardStateDict, test_cached_state_dict) {
 }
 
 TEST(FullyShardStateDict, test_dp_state_dict_cpu_offload) {
+  MEGASHARD_SIM_ONLY();
   for (const bool pin : {true, false}) {
     run_ranks(2, [=](const ProcessGroupPtr& world) {
       FullyShardOptions options{.mesh = flat_mesh(world)};
@@ -205,7 +207,7 @@ TEST(FullyShardStateDict, test_rank0_offload_full_state_dict) {
         if (world->rank() == 0) kept.emplace_back(item.key(), whole.cpu());
       }
       EXPECT_EQ(kept.size(), world->rank() == 0 ? 4U : 0U);
-      for (const auto& [name, whole] : kept) EXPECT_TRUE(at::equal(whole, expected[name])) << name;
+      for (const auto& [name, whole] : kept) EXPECT_TRUE(at::equal(whole, expected[name].cpu())) << name;
     });
   }
 }
@@ -229,7 +231,7 @@ void expect_full_state(const ProcessGroupPtr& world, const FullyShardOptions& op
   ASSERT_EQ(actual.keys(), expected.keys());
   for (const auto& item : actual) {
     const at::Tensor whole = whole_of(item.value(), *world).cpu();
-    EXPECT_TRUE(at::equal(whole, expected[item.key()])) << item.key();
+    EXPECT_TRUE(at::equal(whole, expected[item.key()].cpu())) << item.key();
   }
 }
 
@@ -240,6 +242,7 @@ TEST(FullyShardDsd, test_1d_fsdp_get_model_state_dict) {
 }
 
 TEST(FullyShardDsd, test_1d_fsdp_cpu_offload_full_model_state_dict) {
+  MEGASHARD_SIM_ONLY();
   run_ranks(2, [](const ProcessGroupPtr& world) {
     FullyShardOptions options{.mesh = flat_mesh(world)};
     options.cpu_offload = CpuOffloadPolicy{};

@@ -3,6 +3,7 @@
 #include "framework/modules/deferred_init.h"
 #include "parallel/tensor_parallel/tensor_parallel.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 #include "tests/support/tensor_parallel_model.h"
 
 namespace megashard::testing {
@@ -73,6 +74,7 @@ TEST(FullyShardInit, test_meta_device_2d_init) {
       const auto plain = build(mesh_of_one(), plain_tape);
       plain_tape.materialise(*plain, [](const std::string&, at::Tensor& target,
                                         const at::Tensor& full) { become(target, full); });
+      plain->to(device_of_tests());
       InitTape tape(at::detail::createCPUGenerator(5));
       const auto model = build(mesh->submesh({"tp"}), tape);
       fully_shard(*model, {.mesh = mesh->submesh({"dp"}), .reshard_after_forward = true});
@@ -95,7 +97,7 @@ TEST(FullyShardInit, test_meta_device_2d_init) {
       const auto empty = build(mesh->submesh({"tp"}), unused);
       fully_shard(*empty, {.mesh = mesh->submesh({"dp"})});
       for (auto& parameter : empty->parameters()) {
-        materialise_empty_parameter(parameter, at::kCPU);
+        materialise_empty_parameter(parameter, device_of_tests());
         sharded_view(parameter).local.fill_(9);
       }
       empty->up->reset_parameters();

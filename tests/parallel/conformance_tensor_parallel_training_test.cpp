@@ -12,6 +12,7 @@
 #include "parallel/tensor_parallel/tensor_parallel_regions.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 #include "tests/support/tensor_parallel_model.h"
 
 namespace megashard::testing {
@@ -178,9 +179,8 @@ TEST(FullyShardComposability, test_train_parity_2d_transformer) {
   train_and_compare<ParallelBlock>(kFsdpTp, last_dim);
 }
 
-// On a CPU mesh the rows lie in host memory anyway; what it pins down is that the policy and pieces
-// of tensor-parallel layers go together.
 TEST(FullyShardComposability, test_tp_with_fsdp_offloading) {
+  MEGASHARD_SIM_ONLY();
   auto options = resharded(true);
   options.cpu_offload = CpuOffloadPolicy{.pin_memory = false};
   train_and_compare<ParallelMlp>(kFsdpTp, options);

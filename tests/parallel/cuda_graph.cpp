@@ -2,14 +2,12 @@
 // libtorch_cuda.
 
 #include <ATen/cuda/CUDAGraph.h>
-#include <c10/cuda/CUDAGuard.h>
 
 #include <memory>
 
-/// What `work` enqueues, as a graph to be replayed.
+/// What `work` enqueues on the current stream, as a graph to be replayed.
 extern "C" void* capture_cuda_graph(void (*work)(void*), void* argument) {
   auto graph = std::make_unique<at::cuda::CUDAGraph>();
-  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
   graph->capture_begin();
   work(argument);
   graph->capture_end();

@@ -6,9 +6,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "parallel/collectives/fake_process_group.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard {
 namespace {
@@ -30,7 +33,17 @@ TEST(DeviceMesh, RowMajorReplicasOfConsecutiveShards) {
     EXPECT_EQ(mesh.group("Replicate")->ranks(), (std::vector{column, column + 3}));
     EXPECT_EQ(mesh.group("Shard")->ranks(), (std::vector{3 * row, 3 * row + 1, 3 * row + 2}));
     EXPECT_EQ(mesh.describe(), "(Replicate=2, Shard=3)");
-    EXPECT_EQ(mesh.device(), c10::Device(c10::kCPU));
+    EXPECT_EQ(mesh.device().type(), testing::device_of_tests().type());
+  });
+}
+
+TEST(DeviceMesh, ItsDeviceIsThatOfItsRanksWhoeverAsks) {
+  if (!testing::on_simulated_device()) GTEST_SKIP() << "a CPU is everybody's";
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    const DeviceMesh mesh(world, {2});
+    const c10::Device mine(c10::kCUDA, static_cast<c10::DeviceIndex>(world->rank()));
+    EXPECT_EQ(mesh.device(), mine);
+    std::thread([&] { EXPECT_EQ(mesh.device(), mine); }).join();  // whose current one is the first
   });
 }
 

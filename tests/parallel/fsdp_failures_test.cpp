@@ -6,6 +6,7 @@
 #include "parallel/collectives/guard_key.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
 namespace {
@@ -136,7 +137,7 @@ TEST(FsdpFailures, ParametersOnMetaBecomeRealRowByRow) {
     const at::Tensor handle = unit.weight;  // an optimizer may hold it already
     assign_full_parameter(unit.weight, fixed({5, 6}, 1));
     contains(message_of([&] { unit.forward(fixed({4, 6}, 1)); }), "still on the meta device: bias");
-    materialise_empty_parameter(unit.bias, at::kCPU);
+    materialise_empty_parameter(unit.bias, device_of_tests());
     sharded_view(unit.bias).local.zero_();
     const at::Tensor expected = at::linear(fixed({4, 6}, 2), fixed({5, 6}, 1));
     EXPECT_TRUE(at::equal(unit.forward(fixed({4, 6}, 2)), expected));

@@ -15,6 +15,7 @@
 #include "parallel/copies/float8_quantise.h"
 #include "parallel/cuda/cuda_module.h"
 #include "tests/parallel/copies.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
 namespace {
@@ -29,6 +30,7 @@ at::Tensor normal(at::IntArrayRef sizes, uint64_t seed) {
 class CudaKernels : public ::testing::Test {
  protected:
   void SetUp() override {
+    MEGASHARD_CPU_ONLY("its kernels are the CPU's");
     if (load_cuda_module().device_count() == 0) GTEST_SKIP() << "this machine has no GPU";
   }
   const c10::Device gpu_{c10::kCUDA, 0};

@@ -14,6 +14,7 @@
 #include "parallel/fsdp/unit_nodes.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 #include "tests/support/small_model.h"
 
 namespace megashard::testing {
@@ -136,13 +137,13 @@ TEST(ParameterIdentity, Case21_AUnitThatReturnsItsParameterRaises) {
 
 struct Autocast {
   Autocast() {
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    at::autocast::set_autocast_enabled(device_of_tests().type(), true);
+    at::autocast::set_autocast_dtype(device_of_tests().type(), at::kBFloat16);
     at::autocast::increment_nesting();
   }
   ~Autocast() {
     if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::set_autocast_enabled(device_of_tests().type(), false);
   }
 };
 

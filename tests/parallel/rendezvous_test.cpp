@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "tests/support/message_of.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard {
 namespace {
@@ -105,6 +106,23 @@ TEST(Rendezvous, OneRankNeedsNobody) {
   const ProcessGroupPtr world = init_process_group({.init_method = "env://"});
   EXPECT_EQ(world->size(), 1);
   world->barrier();
+}
+
+TEST(Rendezvous, LocalRanksMayBeMoreThanTheGpusThatEachSees) {
+  if (!testing::on_simulated_device()) GTEST_SKIP() << "needs GPUs";
+  const int gpus = testing::simulated_cuda().device_count();
+  RendezvousOptions first = two_ranks("tcp://127.0.0.1:" + std::to_string(free_port()));
+  first.backend = "nccl";
+  first.local_rank = gpus;
+  RendezvousOptions second = first;
+  second.rank = 1;
+  second.local_rank = gpus + 1;
+  EXPECT_EQ(meet(first, second), kBothFine);
+
+  second.local_rank = 0;
+  first.init_method = second.init_method = "tcp://127.0.0.1:" + std::to_string(free_port());
+  for (const auto& message : meet(first, second))
+    EXPECT_THAT(message, HasSubstr("has the GPU of another rank: start at most as many ranks"));
 }
 
 void handle_nothing(int) {}

@@ -80,7 +80,7 @@ struct Draws {
 
 template <class Linear>
 Draws draws_of(const Linear& linear) {
-  return {linear->weight.detach(), linear->bias.detach()};
+  return {linear->weight.detach().cpu(), linear->bias.detach().cpu()};
 }
 
 TEST(TensorParallelLinear, StartsWithThePiecesOfALinearsWeights) {

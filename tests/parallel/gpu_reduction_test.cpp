@@ -1,0 +1,86 @@
+// Reductions on a GPU, where their streams and what makes the host wait matter: on the simulated
+// device (MEGASHARD_TEST_DEVICE=sim), which also reports what they do without an order.
+
+#include <barrier>
+
+#include "tests/support/chain.h"
+#include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
+
+namespace megashard::testing {
+namespace {
+
+class GpuReduction : public ::testing::Test {
+ protected:
+  void SetUp() override { MEGASHARD_SIM_ONLY(); }
+};
+
+/// How often the hosts of all ranks waited for a device while `work` ran; known to rank 0.
+int64_t host_syncs(const ProcessGroup& world, std::barrier<>& all,
+                   const std::function<void()>& work) {
+  all.arrive_and_wait();
+  if (world.rank() == 0) simulated_cuda().take_host_syncs();
+  all.arrive_and_wait();
+  work();
+  all.arrive_and_wait();
+  int64_t count = 0;
+  if (world.rank() == 0) {
+    for (const HostSync& sync : simulated_cuda().take_host_syncs()) count += sync.count;
+  }
+  all.arrive_and_wait();
+  return count;
+}
+
+/// A converted gradient is written while backward goes on; a second microbatch adds to it.
+TEST_F(GpuReduction, OneRankConvertsAndAddsInOrder) {
+  run_ranks(1, [](const ProcessGroupPtr& world) {
+    for (const bool offload : {false, true}) {
+      FullyShardOptions options{.mesh = flat_mesh(world)};
+      options.mixed_precision.param_dtype = at::kBFloat16;
+      if (offload) options.cpu_offload = CpuOffloadPolicy{};
+      Chain chain;
+      chain.shard(options);
+      for (uint64_t micro = 0; micro < 3; ++micro) chain.backward(chain.forward(micro));
+      EXPECT_EQ(chain.root.w[0].grad().scalar_type(), at::kFloat);
+      EXPECT_EQ(chain.root.w[0].grad().is_cpu(), offload);
+    }
+  });
+}
+
+TEST_F(GpuReduction, ReplicasOfWholeModelsReduceInOrder) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    const auto mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 1},
+                                                   std::vector<std::string>{"replicate", "shard"});
+    Twins twins({{6, 6}}, linear, {.mesh = mesh});
+    for (uint64_t micro = 0; micro < 3; ++micro) {
+      const at::Tensor x = fixed({4, 6}, micro);
+      twins.plain.forward(x).sum().backward();
+      twins.unit.forward(x).sum().backward();
+    }
+    twins.expect_equal_gradients();
+  });
+}
+
+TEST_F(GpuReduction, TheHostWaitsOnlyToNameUnusedParameters) {
+  constexpr int kUnits = 4, kRanks = 2;
+  std::barrier<> all(kRanks);
+  run_ranks(kRanks, [&](const ProcessGroupPtr& world) {
+    for (const auto unused : {UnusedParameters::kZeroFill, UnusedParameters::kError}) {
+      FullyShardOptions options = resharding(world);
+      options.unused_parameters = unused;
+      Chain chain(/*depth=*/3);
+      chain.shard(options);
+      const at::Tensor x = fixed({4, 6}, 1).requires_grad_();
+      const auto step = [&] { chain.root.forward(x).sum().backward(); };
+      step();
+      const int64_t waits = host_syncs(*world, all, step);
+      const bool is_error = unused == UnusedParameters::kError;
+      if (world->rank() == 0) {
+        EXPECT_EQ(waits, is_error ? kUnits * kRanks : 0);
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace megashard::testing
