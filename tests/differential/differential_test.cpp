@@ -1,4 +1,5 @@
-// Random models trained sharded and unsharded: the same losses, gradients and weights, bit for bit.
+// Random models trained sharded and unsharded: the same losses, gradients and weights, bit for bit;
+// sharded on the simulated device where that is asked for, unsharded on the CPU.
 // Every case depends on its seed alone; MEGASHARD_TREE_SEED runs one, MEGASHARD_TREE_CASES that
 // many.
 
@@ -9,7 +10,9 @@
 
 #include "tests/differential/sharded_run.h"
 #include "tests/differential/unsharded_run.h"
+#include "tests/support/default_device.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
 namespace {
@@ -54,6 +57,7 @@ void run_cases(int world, const std::vector<Case>& cases) {
 TEST(RandomTrees, ShardedTrainingEqualsUnsharded) {
   const int only = from_environment("MEGASHARD_TREE_SEED", -1);
   const int count = from_environment("MEGASHARD_TREE_CASES", kCases);
+  if (on_simulated_device()) set_default_device_of_tests(at::kCPU);  // of models before sharding
   const int first = only >= 0 ? only : from_environment("MEGASHARD_TREE_FIRST", 0);
   std::map<int, std::vector<Case>> by_world;
   for (int seed = first; seed < (only >= 0 ? only + 1 : first + count); ++seed) {

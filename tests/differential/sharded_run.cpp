@@ -14,8 +14,9 @@ namespace {
 constexpr double kTolerance = 1e-6;
 
 /// Empty if equal, else what is wrong.
-std::string difference(const at::Tensor& got, const at::Tensor& expected, const at::Tensor& whole,
-                       bool exact) {
+std::string difference(const at::Tensor& on_device, const at::Tensor& expected,
+                       const at::Tensor& whole, bool exact) {
+  const at::Tensor got = on_device.cpu();
   if (got.sizes() != expected.sizes())
     return c10::str("sizes ", got.sizes(), " instead of ", expected.sizes());
   if (at::equal(got, expected)) return "";

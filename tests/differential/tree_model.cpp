@@ -103,6 +103,7 @@ FullyShardOptions options_of(const NodeSpec& node, const TreeSpec& tree, at::Sca
     options.mixed_precision.reduce_dtype = node.reduces_half ? at::kBFloat16 : at::kFloat;
     options.mixed_precision.output_dtype = outer;
   }
+  if (tree.offload) options.cpu_offload = CpuOffloadPolicy{};
   const int64_t ranks = mesh->size(mesh->ndim() - 1);
   if (node.shard_dim > 0) {
     options.shard_dim = [ranks](const at::Tensor& parameter) -> int64_t {

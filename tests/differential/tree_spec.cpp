@@ -42,6 +42,7 @@ class Generator {
     count_units(spec_.root);
     draw_prefetch(spec_.root);
     if (!spec_.exact()) spec_.steps = 1;  // a second step would amplify what the first rounds
+    spec_.offload = !portable_ && dice_.one_in(4);
     return spec_;
   }
 

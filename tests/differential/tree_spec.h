@@ -50,6 +50,7 @@ struct TreeSpec {
   bool input_requires_grad = false;
   bool thaws = false;  ///< frozen layers train from the second step on
   int reductions_in_flight = 1;
+  bool offload = false;  ///< CpuOffloadPolicy, which is nothing on a CPU
   NodeSpec root;
 
   /// Every result is bit-equal to the unsharded one: false where gradients of one step are added in
