@@ -1,0 +1,43 @@
+"""All faults, those of the sample, and places of ordering that have none."""
+
+import collectives
+import gathers
+import memory
+import offloads
+import reductions
+
+FAULTS = [*gathers.FAULTS, *reductions.FAULTS, *memory.FAULTS, *offloads.FAULTS, *collectives.FAULTS]
+
+# Of most kinds one, from few files, because each is compiled.
+SAMPLE = {
+    "a gather does not wait for its packing",
+    "the event of a gather is recorded before it",
+    "a gathered buffer is freed while it is copied out",
+    "sources of packing are freed before they are copied",
+    "slices for backward are packed before they are written",
+    "a held buffer is dropped one wait later in forward",
+    "a reduction does not wait for gradients",
+    "reduced buffers are not held",
+}
+
+AT_ONCE = "a collective whose result the host reads at once: without the wait nothing works on a CPU, and on a GPU it is nothing"
+OVERLAP = "beside the computation or in its stream, the order is the same: what it is for is speed"
+# (file, text of the line): why
+REASONS = {
+    ("parallel/collectives/process_group.cpp", "all_gather_into(gathered"): AT_ONCE,
+    ("framework/modules/fsdp2_mixin.cpp", "group.broadcast(first, 0)"): AT_ONCE,
+    ("framework/training/inference.cpp", "shard.group->all_gather_into(all"): AT_ONCE,
+    ("framework/training/inference.cpp", "shard.group->all_reduce(token"): AT_ONCE,
+    ("framework/training/step_timers.cpp", "group_->all_gather_into(all"): AT_ONCE,
+    ("framework/training/train_step.cpp", "group_->all_reduce(tokens"): AT_ONCE,
+    ("framework/training/step_numbers.cpp", "group_->all_gather_into(all"): AT_ONCE,
+    ("models/kernels/gather_rows.cpp", "groups[0]->all_gather_into(all"): AT_ONCE,
+    ("parallel/fsdp/fsdp_reduce.cpp", "param->wait_for_offloaded_gradient();"): "the loop of wait_for_host_memory",
+    ("parallel/fsdp/fsdp_context.h", "held_reduction = {};"): "the next reduction replaces it otherwise, behind the wait above",
+    ("parallel/fsdp/fsdp_state.cpp", "const StreamEvent written"): "the event of the wait behind it",
+    ("parallel/fsdp/fsdp_state_backward.cpp", "context.comm->drop_held_gather();"):
+        "after a backward that threw; the next gather drops it otherwise",
+    ("framework/recompute/offloaded_storage.cpp", "const StreamScope scope(streams_.out)"): OVERLAP,
+    ("framework/recompute/offloaded_storage.cpp", "const StreamScope scope(streams_.back)"): OVERLAP,
+    ("framework/training/state_offload.cpp", "StreamEvent::record(c10::impl"): "the body of wait_for_current_stream",
+}
