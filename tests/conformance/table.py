@@ -7,7 +7,8 @@ RESULT.xml: JUnit files of tests/run (run/results/*.xml) or of a test program's 
 
 upstream.json lists upstream's tests. A mark is A (required), B (wanted) or C (out: Python only); a dagger says that
 torch 2.11 itself does not pass. Our test of test_x in a file with suite S is S.test_x, unless the entry says "ours".
-A GPU variant of a test is an instantiation whose prefix begins with Cuda.
+A GPU variant of a test is an instantiation whose prefix begins with Cuda. Suites whose names have "sim" ran on the
+simulated device (docs/simulated_device.md).
 """
 import argparse
 import collections
@@ -21,7 +22,7 @@ ROOT = HERE.parents[1]
 GPU_RESULTS = HERE / "gpu_results.json"
 TEST = re.compile(r"\bTEST(?:_F|_P)?\(\s*(\w+)\s*,\s*(\w+)\s*\)")
 PYTHON_TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
-WORST_FIRST = ["failing", "not run", "not run: no GPU", "passed"]
+WORST_FIRST = ["failing", "not run", "passed"]
 
 
 def upstream():
@@ -46,7 +47,7 @@ def written():
 
 
 def instances(paths):
-    """(our test's name, on a GPU, state, date) of every case in the JUnit files."""
+    """(our test's name, a GPU variant, on the simulated device, state, date) of every case in the JUnit files."""
     for path in paths:
         for suite in ElementTree.parse(path).getroot().iter("testsuite"):
             for case in suite.findall("testcase"):
@@ -56,35 +57,45 @@ def instances(paths):
                 if case.find("failure") is not None or case.find("error") is not None:
                     state = "failing"
                 elif case.find("skipped") is not None or case.get("status") == "notrun":
-                    skip = case.find("skipped")
-                    reason = "" if skip is None else skip.get("message") or skip.text or ""
-                    state = "not run: no GPU" if "GPU" in reason else "not run"
+                    state = "not run"
                 date = (case.get("timestamp") or suite.get("timestamp") or "")[:10]
-                yield f"{class_name.split('.')[-1]}.{name}", prefix.split(".")[-1].startswith("Cuda"), state, date
+                simulated = "_sim" in suite.get("name", "")
+                yield f"{class_name.split('.')[-1]}.{name}", prefix.split(".")[-1].startswith("Cuda"), simulated, state, date
 
 
-def state_of(test, exists, results, gpu):
+def worst(test, results):
+    """A test of which one of several variants was not run has run."""
+    states = []
+    for name in test["ours"]:
+        found = results.get(name, ["not run"])
+        ran = [state for state in found if state != "not run"]
+        states.append(min(ran or found, key=WORST_FIRST.index))
+    return min(states, key=WORST_FIRST.index)
+
+
+def states_of(test, exists, results, gpu):
+    """On a CPU, on the simulated device, on a GPU."""
     if "reason" in test:
-        return "not applicable"
+        return ["not applicable"] * 3
     if not all(name in exists for name in test["ours"]):
-        return "not written yet"
-    found = [state for name in test["ours"] for state in results.get(name, ["not run"])]
-    state = min(found, key=WORST_FIRST.index)
+        return ["not written yet"] * 3
     dates = [gpu[name] for name in test["ours"] if name in gpu]
-    if state in ("passed", "not run: no GPU") and dates:
-        return f"passed on a GPU ({min(dates)})"
-    if state == "not run: no GPU" and "passed" in found:
-        return "passed; on a GPU not run: no GPU"
-    return state
+    on_gpu = f"passed ({min(dates)})" if dates else "not run"
+    return [worst(test, results["cpu"]), worst(test, results["sim"]), on_gpu]
+
+
+def whole_state(states):
+    """For the counts: the worse of those places where it ran."""
+    ran = [state for state in states if state != "not run"] or ["not run"]
+    return min((state.split(" (")[0] for state in ran), key=lambda state: state != "failing")
 
 
 def counts(rows):
     """Lines of the table at the top: how many tests of each mark are in each state."""
-    kinds = ["passed", "passed on a GPU", "not run", "failing", "not written yet", "not applicable"]
+    kinds = ["passed", "not run", "failing", "not written yet", "not applicable"]
     table = collections.defaultdict(collections.Counter)
-    for test, state in rows:
-        kind = next(kind for kind in reversed(kinds) if state.startswith(kind) or kind == "passed")
-        table[test["mark"]][kind] += 1
+    for test, states in rows:
+        table[test["mark"]][whole_state(states)] += 1
     yield "| mark | tests | " + " | ".join(kinds) + " |"
     yield "|---|" + "---|" * (len(kinds) + 1)
     for mark in sorted(table):
@@ -100,20 +111,21 @@ def document(rows):
         "the same property and bears its name. `tests/conformance/table.py RESULT.xml...` writes this page from",
         "`tests/conformance/upstream.json` and the results of a test run; do not edit it.",
         "",
-        "A: required. B: wanted. C: Python only. †: torch 2.11 itself lacks it. What needs a GPU is skipped on machines",
-        "without one; `tests/gpu` runs it.",
+        "A: required. B: wanted. C: Python only. †: torch 2.11 itself lacks it. What takes effect on a device only runs on the",
+        "[simulated device](simulated_device.md), and `tests/gpu` runs it on a GPU.",
         "",
         *counts(rows),
     ]
     file = None
-    for test, state in rows:
+    for test, states in rows:
         if test["file"] != file:
             file = test["file"]
-            lines += ["", f"## {file}", "", "| upstream test | mark | our test | state |", "|---|---|---|---|"]
+            lines += ["", f"## {file}", "", "| upstream test | mark | our test | on a CPU | simulated device | on a GPU |",
+                      "|---|---|---|---|---|---|"]
         if "reason" in test:
-            state += f": {test['reason']}"
+            states = [f"{states[0]}: {test['reason']}", "", ""]
         ours = "" if "reason" in test else ", ".join(test["ours"])
-        lines.append(f"| {test['name']} | {test['mark']} | {ours} | {state} |")
+        lines.append(f"| {test['name']} | {test['mark']} | {ours} | {' | '.join(states)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -127,18 +139,18 @@ def main():
     tests, exists = upstream(), written()
     listed = {name for test in tests for name in test["ours"]}
     gpu = json.loads(GPU_RESULTS.read_text()) if GPU_RESULTS.exists() else {}
-    results = collections.defaultdict(list)
-    for name, on_gpu, state, date in instances(args.results):
-        results[name].append(state)
-        if args.record_gpu and on_gpu and name in listed and state == "passed":
+    results = {"cpu": collections.defaultdict(list), "sim": collections.defaultdict(list)}
+    for name, on_gpu, simulated, state, date in instances(args.results):
+        results["sim" if simulated else "cpu"][name].append(state)
+        if args.record_gpu and on_gpu and not simulated and name in listed and state == "passed":
             gpu[name] = date
     if args.record_gpu:
         GPU_RESULTS.write_text(json.dumps(gpu, indent=2, sort_keys=True) + "\n")
 
-    rows = [(test, state_of(test, exists, results, gpu)) for test in tests]
+    rows = [(test, states_of(test, exists, results, gpu)) for test in tests]
     args.output.write_text(document(rows))
-    required = [state for test, state in rows if test["mark"][0] == "A" and "reason" not in test]
-    passed = sum(state.startswith("passed") for state in required)
+    required = [whole_state(states) for test, states in rows if test["mark"][0] == "A" and "reason" not in test]
+    passed = required.count("passed")
     print(f"conformance: {passed} of {len(required)} required tests of PyTorch's suite pass here; see {args.output}")
 
 

@@ -1,6 +1,8 @@
 // Writes what our data pipeline yields for a JSON list of cases, as a flat file of int64 values,
 // for test_data_order.py to compare with megatron-core. Usage: dump_samples CASES.json OUT
 
+#include <ATen/ops/arange.h>
+
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -65,7 +67,9 @@ void dump_batch(const SampleDataset& dataset, int64_t index, const json& item, O
                              .eod_mask_loss = item.at("eod_mask_loss"),
                              .reset_position_ids = item.at("reset_position_ids"),
                              .reset_attention_mask = item.at("reset_attention_mask")};
-  const megashard::Batch batch = megashard::make_batch(dataset, {index}, options);
+  megashard::Batch batch = megashard::make_batch(dataset, {index}, options);
+  if (!batch.position_ids.defined())
+    batch.position_ids = at::arange(batch.tokens.size(1), at::kLong).expand_as(batch.tokens);
   for (const at::Tensor& tensor :
        {batch.tokens, batch.labels, batch.loss_mask, batch.position_ids, batch.attention_mask}) {
     if (tensor.defined()) {

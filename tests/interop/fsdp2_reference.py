@@ -16,12 +16,16 @@ JOB.json is a list of cases; train_dump (the C++ twin) reads the same file. Fiel
   reshard      reshard_after_forward: true, false or null
   wrapper      "fsdp2", "ddp" or "fsdp1" (only here; the last two take a 1-D mesh and fp32)
   save, save_after   folder for a DCP step of model and optimizer after so many steps (optional, only here)
+  count_memory       path of live_memory.so: bytes of tensors are counted, and no tensors written (optional)
+  process_group      "fake": one rank, whose collectives do nothing (optional)
 Written: loss [steps] (mean over ranks; of conversations over the tokens to learn), grad_norm [steps] (before clipping), grad.NAME (step 1, whole, before
-clipping), weight.NAME (after the last step, whole).
+clipping), weight.NAME (after the last step, whole); or loss, grad_norm, peak_bytes and kept_bytes [steps] (rank 0's tensors,
+at most in each step and after it).
 
 Ranks are forks of one process that has imported torch and transformers: many cases cost one import.
 """
 
+import ctypes
 import datetime
 import json
 import os
@@ -41,6 +45,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 
@@ -156,8 +161,28 @@ class Conversations:
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
+class LiveMemory:
+    """This process's, as live_memory.h counts it."""
+
+    def __init__(self, library):
+        self.library = ctypes.CDLL(library)
+        for function in (self.library.live_memory_now, self.library.live_memory_peak):
+            function.restype = ctypes.c_int64
+        self.library.live_memory_start()
+        self.peaks, self.kept = [], []
+
+    def end_step(self):
+        self.peaks.append(self.library.live_memory_peak())
+        self.kept.append(self.library.live_memory_now())
+        self.library.live_memory_restart_peak()
+
+    def results(self):
+        return {"peak_bytes": torch.tensor(self.peaks), "kept_bytes": torch.tensor(self.kept)}
+
+
 def train(case):
     rank, world = dist.get_rank(), dist.get_world_size()
+    memory = LiveMemory(case["count_memory"]) if case.get("count_memory") else None
     sees = "conversations" in case
     family = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     model = family.from_pretrained(case["model"], dtype=torch.float32, attn_implementation="sdpa")
@@ -171,7 +196,7 @@ def train(case):
     for step in range(case["steps"]):
         loss = data.loss(model, step, rank, world)
         loss.backward()
-        if step == 0:
+        if step == 0 and memory is None:
             results |= {f"grad.{name}": grad for name, _, grad in names_and_tensors(model)}
         norm = clip(model, case["clip"] or float("inf"))
         optimizer.step()
@@ -180,10 +205,15 @@ def train(case):
         dist.all_reduce(mean)
         losses.append(mean / world)
         norms.append(whole(norm).double())
+        if memory is not None:
+            memory.end_step()
         if step + 1 == case.get("save_after"):
             state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
             dcp.save(state, checkpoint_id=case["save"])
-    results |= {f"weight.{name}": weight for name, weight, _ in names_and_tensors(model)}
+    if memory is None:
+        results |= {f"weight.{name}": weight for name, weight, _ in names_and_tensors(model)}
+    else:
+        results |= memory.results()
     results["loss"] = torch.stack(losses)
     results["grad_norm"] = torch.stack(norms)
     if rank == 0:
@@ -192,8 +222,11 @@ def train(case):
 
 def run_rank(case, rank, world, store):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world,
-                            timeout=datetime.timedelta(seconds=60))
+    if case.get("process_group") == "fake":
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    else:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world,
+                                timeout=datetime.timedelta(seconds=60))
     train(case)
     dist.barrier()
     dist.destroy_process_group()
@@ -205,7 +238,7 @@ def run_case(case):
         world *= size
     with tempfile.TemporaryDirectory() as folder:
         children = []
-        for rank in range(world):
+        for rank in range(1 if case.get("process_group") == "fake" else world):
             child = os.fork()
             if child == 0:
                 status = 1
@@ -220,7 +253,7 @@ def run_case(case):
             children.append(child)
         failed = [child for child in children if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0]
     if failed:
-        raise SystemExit(f"{len(failed)} of {world} ranks failed in the case that writes {case['output']}")
+        raise SystemExit(f"{len(failed)} of {len(children)} ranks failed in the case that writes {case['output']}")
 
 
 if __name__ == "__main__":

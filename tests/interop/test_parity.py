@@ -1,7 +1,8 @@
 """megashard against PyTorch FSDP2, DDP and FSDP1: the same weights and batches, trained by both, compared by step.
 
-fsdp2_reference.py and train_dump read one job file; each test compares one case. Where valid implementations of
-FSDP2 drift apart by themselves (order of additions), the bars are an order of magnitude above that drift.
+fsdp2_reference.py and train_dump read one job file; each test compares one case, with ours on the CPU and on the
+simulated device. Where valid implementations of FSDP2 drift apart by themselves (order of additions), the bars are an
+order of magnitude above that drift.
 """
 
 import dataclasses
@@ -114,14 +115,22 @@ def make_jobs(folder):
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """(theirs, ours) by case."""
+def trained_by_torch(tmp_path_factory):
+    """The folder of the jobs and of PyTorch's results."""
     folder = tmp_path_factory.mktemp("parity")
-    jobs = make_jobs(folder)
+    make_jobs(folder)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, HERE / "fsdp2_reference.py", folder / "theirs.json"], check=True, env=environment)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["cpu", "sim"])
+def results(trained_by_torch, request):
+    """(theirs, ours) by case."""
+    folder = trained_by_torch
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MEGASHARD_TEST_DEVICE": request.param}
     subprocess.run([BUILD / "tests/interop/train_dump", folder / "ours.json"], check=True, env=environment)
-    loaded = {case: tuple(load_file(folder / f"{case}.{side}.safetensors") for side in jobs) for case in FP32 + BF16}
+    loaded = {case: tuple(load_file(folder / f"{case}.{side}.safetensors") for side in ("theirs", "ours")) for case in FP32 + BF16}
     for case, (_, ours) in loaded.items():
         with safe_open(folder / f"{case}.ours.safetensors", "pt") as file:
             ours["dtypes"] = file.metadata()

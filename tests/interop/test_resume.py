@@ -334,7 +334,8 @@ def test_random_states_of_megatron(folder):
             step.mkdir(parents=True)
             torch.save({**state, "rng_state": states}, folder / "whole.pt")
             done = subprocess.run([sys.executable, __file__, folder / "whole.pt", step], capture_output=True, text=True,
-                                  timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                                  timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1",
+                                                    "PYTHONPATH": os.pathsep.join(sys.path)})
             assert done.returncode == 0, done.stderr[-3000:]
         (step.parent / "latest_checkpointed_iteration.txt").write_text("2")
         return step.parent

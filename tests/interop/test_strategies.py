@@ -1,6 +1,7 @@
 """Every family under every strategy: ten steps, losses against one rank and against transformers.
 
-strategies_table.py writes docs/strategies.md from the results: a cell is test_cell[FAMILY-STRATEGY].
+On the CPU, and on the simulated device, which must find nothing. strategies_table.py writes docs/strategies.md from the
+results: a cell is test_cell[FAMILY-STRATEGY].
 """
 import json
 import os
@@ -64,14 +65,14 @@ def make_model(family, folder):
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory):
-    """By (family, name): a strategy's, "one rank" or "transformers", the last two also with " in bf16"."""
+    """By (family, name): a strategy's, also with " on sim", "one rank" or "transformers", the last two also with " in bf16"."""
     folder = tmp_path_factory.mktemp("strategies")
     start = torch.randint(0, VOCABULARY, (STEPS, ROWS, 1), generator=torch.Generator().manual_seed(1))
     save_file({"tokens": (start + 3 * torch.arange(LENGTH + 1)) % VOCABULARY}, folder / "batches")
     make_processors(folder)
     write_conversations(folder, CONVERSATIONS, folder / "conversations")
     data = {False: dict(batches=str(folder / "batches")), True: dict(conversations=str(folder / "conversations"), rows=ROWS)}
-    jobs, outputs = {"theirs": [], "ours": []}, {}
+    jobs, outputs = {"theirs": [], "ours": [], "on_sim": []}, {}
     common = dict(steps=STEPS, optimizer="adam", lr=1e-3, weight_decay=0.1, clip=1.0, param_dtype=None, reduce_dtype=None,
                   reshard=None, wrapper="fsdp2")
     for family in FAMILIES:
@@ -86,21 +87,36 @@ def losses(tmp_path_factory):
             if side == "ours":
                 job["fsdp2_config"] = job["fsdp2_config"].replace("LAYERS", LAYERS[sees(family)])
             jobs[side].append(job)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    for side, command in (("theirs", [sys.executable, HERE / "fsdp2_reference.py"]), ("ours", [BUILD / "tests/interop/train_dump"])):
+            if name in STRATEGIES:
+                outputs[family, f"{name} on sim"] = folder / f"{family}.{name}.sim"
+                jobs["on_sim"].append(job | {"output": str(outputs[family, f"{name} on sim"])})
+    ours = BUILD / "tests/interop/train_dump"
+    for side, command, device in (("theirs", [sys.executable, HERE / "fsdp2_reference.py"], "cpu"), ("ours", [ours], "cpu"),
+                                  ("on_sim", [ours], "sim")):
         (folder / f"{side}.json").write_text(json.dumps(jobs[side]))
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MEGASHARD_TEST_DEVICE": device}
         subprocess.run([*command, folder / f"{side}.json"], check=True, env=environment)
     return {key: load_file(file)["loss"] for key, file in outputs.items()}
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_cell(losses, family, strategy):
+def check(losses, family, strategy, where=""):
     dtype = STRATEGIES[strategy].get("param_dtype", "float32")
     suffix = " in bf16" if dtype == "bfloat16" else ""
-    mine = losses[family, strategy]
+    mine = losses[family, strategy + where]
     assert len(mine) == STEPS and mine[-1] < mine[0]
     for reference in ("one rank", "transformers"):
         expected = losses[family, reference + suffix]
         distance = ((mine - expected) / expected).abs().max().item()
         assert distance <= BARS[dtype], f"{reference}: {distance:.2e}"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cell(losses, family, strategy):
+    check(losses, family, strategy)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_on_the_simulated_device(losses, family, strategy):
+    check(losses, family, strategy, " on sim")

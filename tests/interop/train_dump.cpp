@@ -2,12 +2,14 @@
 // FSDP2; the job file and its fields are described there, and three more are read here:
 // `fsdp2_config`, the text of an FSDP2 file, which the model's own mixin follows instead of `mesh`,
 // `sequence_ranks`, that share each row (Ulysses), and `expert_ranks`, that share the experts.
-// Ranks are threads on the real Gloo backend.
+// Ranks are threads on the real Gloo backend, or one of a fake group; with MEGASHARD_TEST_DEVICE=sim
+// each has a simulated device.
 // Conversations come by the loader's own functions.
 //   train_dump JOB.json
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -25,9 +27,14 @@
 #include "framework/training/optimizer.h"
 #include "models/hugging_face/load_hf_weights.h"
 #include "models/register_models.h"
+#include "parallel/collectives/buffer_pool.h"
+#include "parallel/collectives/fake_process_group.h"
+#include "parallel/copies/on_device.h"
 #include "parallel/fsdp/fully_shard.h"
+#include "tests/interop/live_memory.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard {
 namespace {
@@ -39,13 +46,14 @@ class Results {
  public:
   void put(const std::string& name, const at::Tensor& value) {
     const std::scoped_lock lock(mutex_);
-    tensors_[name] = value.detach().clone();
+    tensors_[name] = value.detach().cpu().clone();
   }
   /// This rank's rows of a whole tensor.
   void put_piece(const std::string& name, const ShardedTensor& piece, const at::Tensor& rows) {
     const std::scoped_lock lock(mutex_);
     auto& whole = tensors_[name];
-    if (!whole.defined()) whole = at::full(piece.global_sizes, std::nan(""), rows.options());
+    if (!whole.defined())
+      whole = at::full(piece.global_sizes, std::nan(""), rows.options().device(at::kCPU));
     if (rows.dim() == 0) {
       whole.copy_(rows);
     } else {
@@ -194,7 +202,30 @@ ModelInput input_of(MultiModalModule& model, const Batch& batch, const SequenceS
   return input;
 }
 
+/// What this rank's tensors take, where the job asks for it.
+class StepMemory {
+ public:
+  explicit StepMemory(const json& job) : counts_(job.contains("count_memory")) {
+    if (counts_) live_memory_of_this_thread();
+  }
+  bool counts() const { return counts_; }
+  void end_step() {
+    peaks_.push_back(live_memory_peak());
+    kept_.push_back(live_memory_now());
+    live_memory_restart_peak();
+  }
+  void put_into(Results& results) const {
+    results.put("peak_bytes", at::tensor(peaks_));
+    results.put("kept_bytes", at::tensor(kept_));
+  }
+
+ private:
+  bool counts_;
+  std::vector<int64_t> peaks_, kept_;
+};
+
 void train(const json& job, const ProcessGroupPtr& world, Results& results) {
+  StepMemory memory(job);
   std::vector<testing::CollectiveCall> calls;
   const auto shape = job.at("mesh").get<std::vector<int>>();
   const std::vector<std::string> names = {"replicate", "shard"};
@@ -225,14 +256,15 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
     const Batch batch = data.read(step, world->rank() / sequence_ranks * rows, rows);
     const SequenceShard shard{sequence, batch.tokens.size(1)};
     const double tokens = data.read(step, 0, data.rows()).loss_mask.sum(at::kDouble).item<double>();
-    const at::Tensor mask = shard.rows_of(batch.loss_mask, 1);
-    const at::Tensor loss =
-        ((*model)(input_of(*model, batch, shard)) * mask).sum() * (world->size() / tokens);
+    const at::Tensor each = (*model)(input_of(*model, batch, shard));
+    const at::Tensor mask = on_device(shard.rows_of(batch.loss_mask, 1), each.device());
+    const at::Tensor loss = (each * mask).sum() * (world->size() / tokens);
     loss.backward();
     for (const auto& [name, parameter] : parameters) {
       if (!parameter.grad().defined()) continue;  // never on the way from tokens to logits
       results.saw_dtype("gradient", parameter.grad().scalar_type());
-      if (step == 0) results.put_piece("grad." + name, sharded_view(parameter), parameter.grad());
+      if (step == 0 && !memory.counts())
+        results.put_piece("grad." + name, sharded_view(parameter), parameter.grad());
     }
     norms[step] = optimizer->clip_grad_norm(job.at("clip"));
     optimizer->step();
@@ -240,11 +272,12 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
     at::Tensor mean = loss.detach().to(at::kDouble);
     world->all_reduce(mean, ReduceOp::kSum).wait();
     losses[step] = mean / world->size();
+    if (memory.counts()) memory.end_step();
   }
   for (const auto& [name, parameter] : parameters) {
     const ShardedTensor piece = sharded_view(parameter);
     results.saw_dtype("parameter", piece.local.scalar_type());
-    results.put_piece("weight." + name, piece, piece.local);
+    if (!memory.counts()) results.put_piece("weight." + name, piece, piece.local);
   }
   for (const auto& [name, piece] : optimizer->sharded_state_dict()) {
     results.saw_dtype("optimizer_state", piece.local.scalar_type());
@@ -265,6 +298,7 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
     results.put("gathered_bytes_a_step", at::scalar_tensor(gathered_bytes / steps, at::kLong));
     results.put("loss", losses);
     results.put("grad_norm", norms);
+    if (memory.counts()) memory.put_into(results);
   }
 }
 
@@ -272,9 +306,16 @@ void run_case(const json& job) {
   int world_size = 1;
   for (const int size : job.at("mesh")) world_size *= size;
   Results results;
-  testing::run_ranks(
-      world_size, [&](const ProcessGroupPtr& world) { train(job, world, results); },
-      std::chrono::seconds(60));
+  const auto run = [&](const ProcessGroupPtr& world) { train(job, world, results); };
+  if (job.value("process_group", "gloo") == "fake") {
+    run(make_fake_group({.rank = 0, .world_size = world_size}));
+  } else {
+    testing::run_ranks(world_size, run, std::chrono::seconds(60));
+  }
+  if (testing::on_simulated_device()) {
+    const auto findings = testing::simulated_cuda().take_findings();
+    TORCH_CHECK(findings.empty(), findings.size(), " finding(s) of the simulated device, first: ", findings.front());
+  }
   results.write(job.at("output"));
 }
 
@@ -285,7 +326,16 @@ int main(int argc, char** argv) {
   try {
     TORCH_CHECK(argc == 2, "usage: train_dump JOB.json");
     std::ifstream file(argv[1]);
-    for (const auto& job : nlohmann::json::parse(file)) megashard::run_case(job);
+    const auto jobs = nlohmann::json::parse(file);
+    if (std::ranges::any_of(jobs, [](const auto& job) { return job.contains("count_memory"); })) {
+      live_memory_start();
+      megashard::observe_cpu_buffer_pool(live_memory_add);
+    }
+    if (megashard::testing::on_simulated_device()) {
+      megashard::use_simulated_device();
+      megashard::testing::simulated_cuda();
+    }
+    for (const auto& job : jobs) megashard::run_case(job);
     return 0;
   } catch (const std::exception& error) {
     std::cerr << "train_dump: " << error.what() << "\n";
