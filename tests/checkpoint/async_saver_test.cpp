@@ -87,6 +87,19 @@ TEST(AsyncSaver, WritesTheShardsAsTheyWereByteForByte) {
   }
 }
 
+TEST(AsyncSaver, AloneWritesWhatTheShardsWere) {
+  TemporaryFolder folder;
+  const ShardedTensors tensors{{"model.a", ShardedTensor::replicated(numbers(7))}};
+  save_checkpoint(folder.file("sync"), 3, tensors, some_values(), nullptr);
+  AsyncSaver saver(nullptr);
+  saver.start("iteration 3", tensors, save_into(folder.file("async")));
+  saver.before_changes();
+  tensors[0].second.local.fill_(-1);
+  saver.wait();
+  const std::string path = "/iter_0000003/__0_0.distcp";
+  EXPECT_EQ(content_of(folder.file("async") + path), content_of(folder.file("sync") + path));
+}
+
 TEST(AsyncSaver, AFailureIsTheSameSentenceOnEveryRankAndLeavesNoStep) {
   TemporaryFolder folder;
   testing::run_ranks(3, [&](const ProcessGroupPtr& group) {

@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <functional>
 
@@ -203,6 +204,20 @@ TEST(ActivationOffload, AFailedForwardLeavesNothingBehind) {
   Row plain(2, exp_of);
   EXPECT_TRUE(at::equal(gradient([&](at::Tensor x) { return row.forward(x); }),
                         gradient([&](at::Tensor x) { return plain.forward(x); })));
+}
+
+TEST(ActivationOffload, WhatIsFetchedForNothingGoesWithItsGraph) {
+  Row row(2, exp_of);
+  row.begin();
+  const auto end_early = [&row] {
+    const auto middle = row.modules[0]->forward(some());
+    return torch::autograd::grad({row.modules[1]->forward(middle).sum()}, {middle});
+  };
+  end_early();
+  EXPECT_EQ(row.offload.traffic().back_bytes, kBytes);  // the first module's, which nobody takes
+  EXPECT_EQ(row.offload.traffic().host_bytes, 0);
+  std::vector<at::Tensor> others;  // its memory is used again
+  for (int i = 0; i < 64; ++i) others.push_back(some().detach() * 2);
 }
 
 TEST(ActivationOffload, RefusesTwiceAndRecomputeAfterIt) {

@@ -287,9 +287,10 @@ TEST(ValidateArguments, OneConnectionMattersOnGpusOnly) {
 }
 
 TEST(ValidateArguments, DeterminismOnGpusNeedsAnAlgorithm) {
-  EXPECT_THAT(refusal(arguments_from("--deterministic-mode"), {.has_gpu = true}),
+  EXPECT_THAT(refusal(arguments_from("--deterministic-mode"), {.world_size = 2, .has_gpu = true}),
               HasSubstr("but it is not set"));
-  validated("--deterministic-mode", {.has_gpu = true, .nccl_algo = "Ring"});
+  validated("--deterministic-mode", {.world_size = 2, .has_gpu = true, .nccl_algo = "Ring"});
+  validated("--deterministic-mode", {.has_gpu = true});  // one rank adds nothing
   validated("--deterministic-mode");
 }
 

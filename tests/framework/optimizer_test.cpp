@@ -9,7 +9,9 @@
 #include <cmath>
 
 #include "parallel/fsdp/fully_shard.h"
+#include "tests/support/counting_allocator.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard {
 namespace {
@@ -193,6 +195,74 @@ TEST(OptimizerTest, AStepMovesTheVersionSoThatAutogradNotices) {
   set_gradients(model, 1);
   optimizer->step();
   EXPECT_THROW(loss.backward(), c10::Error);
+}
+
+/// Sizes that fill buckets of 128 in every way: less, just so, more, several and a rest.
+NamedTensors model_of_many_sizes(at::ScalarType dtype) {
+  NamedTensors model;
+  for (const int64_t rows : {3, 64, 65, 128, 200, 1}) {
+    const auto number = std::to_string(model.size());
+    model.emplace_back("weight" + number, leaf({rows, 2}, rows, dtype));
+    model.emplace_back("norm" + number, leaf({rows}, rows + 1, dtype));
+  }
+  return model;
+}
+
+TEST(OptimizerTest, CastsBucketByBucketToTheSameBits) {
+  for (const auto kind : {OptimizerKind::kAdam, OptimizerKind::kSgd}) {
+    const auto at_once = model_of_many_sizes(at::kBFloat16),
+               in_buckets = model_of_many_sizes(at::kBFloat16);
+    OptimizerOptions options{.kind = kind, .lr = 1e-2, .weight_decay = 0.1};
+    auto whole = make_optimizer(at_once, options);
+    options.cast_elements = 128;
+    auto parts = make_optimizer(in_buckets, options);
+    for (int64_t step = 1; step <= 3; ++step) {
+      for (auto* optimizer : {whole.get(), parts.get()}) {
+        set_gradients(optimizer == whole.get() ? at_once : in_buckets, step);
+        if (step < 3) optimizer->clip_grad_norm(0.5);
+        optimizer->step();
+      }
+    }
+    const auto expected = whole->sharded_state_dict(), state = parts->sharded_state_dict();
+    for (size_t i = 0; i < state.size(); ++i)
+      EXPECT_TRUE(state[i].second.local.equal(expected[i].second.local)) << state[i].first;
+    EXPECT_EQ(largest_difference(at_once, in_buckets), 0);
+  }
+}
+
+TEST(OptimizerTest, HoldsAFewCastGradientsAtATime) {
+  if (testing::on_simulated_device()) GTEST_SKIP() << "counts memory of the CPU";
+  constexpr int64_t kElements = 1 << 16, kBucket = 1 << 12;
+  NamedTensors model;
+  for (const char* name : {"a.weight", "b.weight"})
+    model.emplace_back(name, leaf({kElements / 2, 2}, 1, at::kBFloat16));
+  auto optimizer = make_optimizer(model, {.cast_elements = kBucket});
+  set_gradients(model, 1);
+  auto* memory = new testing::CountingAllocator;  // leaked on purpose
+  optimizer->clip_grad_norm(0.5);
+  optimizer->step();
+  memory->stop();
+  EXPECT_LT(memory->peak(), size_t{2} * kBucket * sizeof(float));
+}
+
+TEST(OptimizerTest, AStepThatTheDeviceSkipsChangesNothing) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const auto kind : {OptimizerKind::kAdam, OptimizerKind::kSgd}) {
+      const auto model = small_model(dtype), same = small_model(dtype);
+      auto optimizer = make_optimizer(model, {.kind = kind}),
+           other = make_optimizer(same, {.kind = kind});
+      for (int64_t step = 1; step <= 3; ++step) {
+        set_gradients(model, step);
+        set_gradients(same, step);
+        optimizer->step(at::full({}, step == 2 ? 1.0F : 0.0F));
+        if (step != 2) other->step();
+      }
+      const auto expected = other->sharded_state_dict(), state = optimizer->sharded_state_dict();
+      for (size_t i = 0; i < state.size(); ++i)
+        EXPECT_TRUE(state[i].second.local.equal(expected[i].second.local)) << state[i].first;
+      EXPECT_EQ(largest_difference(model, same), 0);
+    }
+  }
 }
 
 struct Weights : torch::nn::Module {

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/equal.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <gmock/gmock.h>
 
 #include <filesystem>
@@ -11,9 +12,11 @@
 #include "framework/training/gpu_device.h"
 #include "parallel/collectives/device_mesh.h"
 #include "parallel/collectives/fake_process_group.h"
+#include "parallel/fsdp/comm_streams.h"
 #include "tests/support/formula.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 #include "tests/support/small_model.h"
 
 namespace megashard::testing {
@@ -201,6 +204,33 @@ TEST(GpuDevice, AnyGpusFilesAreADriver) {
   for (const char* name : {"nvidia", "nvidia-uvm", "nvidia-modeset", "null"})
     EXPECT_FALSE(with(name)) << name;
   EXPECT_FALSE(has_gpu_files(empty / "none"));
+}
+
+/// What is left on one stream may come back on another: the host has waited in between. Nothing is
+/// freed here that a device would wait for by itself.
+TEST(StateOffload, StatesComeBackOnAnotherStream) {
+  MEGASHARD_SIM_ONLY();
+  auto* allocator = c10::getDeviceAllocator(c10::kCUDA);
+  const auto reserved = [&] { return allocator->getDeviceStats(0).reserved_bytes[0].current; };
+  const c10::Device device(c10::kCUDA, 0);
+  const auto world = make_fake_group({.world_size = 2, .device_type = at::kCUDA});
+  Worker plain({.mesh = mesh_of(world)}), turns({.mesh = mesh_of(world)});
+  StateOffload states(*turns.model, turns.optimizer.get(),
+                      {.device = device, .optimizer_states_stay = false});
+  const auto side = c10::impl::VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool(device);
+  for (int step = 0; step < 3; ++step) {
+    EXPECT_EQ(turns.train(step), plain.train(step));
+    allocator->emptyCache();
+    states.offload_states();
+    const int64_t kept = reserved();
+    allocator->emptyCache();
+    EXPECT_EQ(reserved(), kept);
+    {
+      const StreamScope scope(side);
+      states.load_states();
+    }
+    order_streams(side, CommStreams(device).current());
+  }
 }
 
 TEST(StateOffload, CudaMemoryFalls) {

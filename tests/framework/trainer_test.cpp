@@ -8,10 +8,12 @@
 
 #include "checkpoint/steps/find_step.h"
 #include "framework/arguments/argument_validation.h"
+#include "parallel/fsdp/fully_shard.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/framework/token_files.h"
 #include "tests/support/diagnostics.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
 namespace {
@@ -70,7 +72,7 @@ std::string train(
   data.seq_length = *arguments.seq_length;
   data.vocab_size = model.vocab_size();
   run_fake_ranks(1, [&](const ProcessGroupPtr& world) {
-    Trainer trainer(arguments, model, world, c10::kCPU, data,
+    Trainer trainer(arguments, model, world, world->device(), data,
                     {.print_on_first_rank = print,
                      .print_on_last_rank = print,
                      .stop_request = stop,
@@ -122,6 +124,52 @@ TEST(Trainer, LossesThatAreNoNumberAreCountedApart) {
   arguments.log_interval = 3;
   EXPECT_THAT(train(arguments, one_line),
               AllOf(HasSubstr("3/       3 | consumed"), Not(HasSubstr("lm loss: NAN"))));
+}
+
+/// How often the hosts of all ranks wait for the simulated device in a training of so many steps
+/// with a line every four.
+int64_t host_syncs_of(int64_t steps, int ranks, bool checks) {
+  auto arguments = small_run();
+  arguments.world_size = ranks;
+  arguments.use_torch_fsdp2 = true;
+  arguments.global_batch_size = 2 * ranks;
+  arguments.train_iters = steps;
+  arguments.log_interval = 4;
+  arguments.check_for_nan_in_loss_and_grad = checks;
+  CollectedDiagnostics told;
+  validate_arguments(arguments, {.world_size = ranks}, told.sink());
+  DataOptions data;
+  data.data_path = arguments.data_path;
+  data.split = *arguments.split;
+  data.seq_length = *arguments.seq_length;
+  data.vocab_size = 200;
+  simulated_cuda().take_host_syncs();
+  run_ranks(ranks, [&](const ProcessGroupPtr& world) {
+    OneWeight model(1, [](const at::Tensor& weight, int) { return weight * 2; });
+    fully_shard(model, {.mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{ranks})});
+    Arguments mine = arguments;
+    Trainer trainer(mine, model, world, world->device(), data,
+                    {.print_on_first_rank = [](const std::string&) {},
+                     .print_on_last_rank = [](const std::string&) {},
+                     .stop_request = [] { return StopRequest::kNone; },
+                     .peak_memory_bytes = [] { return int64_t{1}; },
+                     .program_start = std::chrono::steady_clock::now(),
+                     .peak_tflops = {}});
+    trainer.train();
+  });
+  int64_t count = 0;
+  for (const HostSync& sync : simulated_cuda().take_host_syncs()) count += sync.count;
+  return count;
+}
+
+TEST(Trainer, TheHostWaitsForADeviceOnceALine) {
+  if (!on_simulated_device()) GTEST_SKIP() << "nobody waits for a CPU";
+  for (const int ranks : {1, 2}) {
+    // Lines of steps 8 and 12 more.
+    EXPECT_EQ(host_syncs_of(13, ranks, false) - host_syncs_of(5, ranks, false), 2 * ranks);
+    // Every step asks whether its numbers are any.
+    EXPECT_EQ(host_syncs_of(13, ranks, true) - host_syncs_of(5, ranks, true), 8 * ranks);
+  }
 }
 
 TEST(Trainer, WhatWasLoadedFromTheFolderOfSavesIsNotSavedAgain) {

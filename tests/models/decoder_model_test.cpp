@@ -12,13 +12,15 @@
 #include <map>
 #include <set>
 
+#include "framework/training/sequence_group.h"
 #include "models/register_models.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard {
 namespace {
 
-using testing::HasSubstr;
-using testing::ThrowsMessage;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 /// Megatron's defaults: gelu, LayerNorm, learned positions, biases, dropouts.
 Arguments megatrons_network() {
@@ -132,6 +134,25 @@ TEST(DecoderModel, CausalMaskAndPositionsAsGivenOnes) {
   EXPECT_LT(((*model)(input)-loss).abs().max().item<double>(), 1e-5);
   input.position_ids = input.position_ids * 2;
   EXPECT_GT(((*model)(input)-loss).abs().max().item<double>(), 1e-5);
+}
+
+TEST(DecoderModel, TheHostWaitsForNoGpuWhateverThePositions) {
+  if (!testing::on_simulated_device()) GTEST_SKIP() << "nobody waits for a CPU";
+  const auto model = make(small_network());
+  model->to(at::kCUDA);
+  const auto on_host = at::TensorOptions(at::kLong).device(at::kCPU);
+  for (const auto& positions : {at::Tensor(), at::arange(8, on_host).expand({2, 8})}) {
+    ModelInput whole;  // in memory that is not pinned
+    whole.tokens = whole.labels = at::ones({2, 8}, on_host);
+    whole.position_ids = positions;
+    const auto step = [&] {
+      (*model)(input_of_rank(*model, whole, at::Device(at::kCUDA, 0))).sum().backward();
+    };
+    step();
+    testing::simulated_cuda().take_host_syncs();
+    step();
+    EXPECT_THAT(testing::simulated_cuda().take_host_syncs(), ::testing::IsEmpty());
+  }
 }
 
 TEST(DecoderModel, WrongUseIsASentence) {

@@ -11,9 +11,11 @@
 #include <map>
 
 #include "framework/modules/freeze.h"
+#include "framework/training/sequence_group.h"
 #include "models/vision/mrope_positions.h"
 #include "tests/models/small_vl.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard {
 namespace {
@@ -25,15 +27,18 @@ using testing::kImage;
 using testing::make_vl;
 using testing::small_vl;
 
-/// Two rows, an image of 3 x 1 features in the first only.
+/// Two rows, an image of 3 x 1 features in the first only; in host memory.
 ModelInput picture_and_text() {
   ModelInput input;
   auto generator = at::detail::createCPUGenerator(5);
-  input.tokens = at::randint(0, 50, {2, 9}, generator, at::kLong);
-  input.labels = at::randint(0, 60, {2, 9}, generator, at::kLong);
+  const auto whole_numbers = at::TensorOptions(at::kLong).device(at::kCPU);
+  input.tokens = at::randint(0, 50, {2, 9}, generator, whole_numbers);
+  input.labels = at::randint(0, 60, {2, 9}, generator, whole_numbers);
   input.tokens[0].narrow(0, 2, 3).fill_(kImage);
-  input.extra["image_grid_thw"] = at::tensor({int64_t{1}, int64_t{6}, int64_t{2}}).view({1, 3});
-  input.extra["pixel_values"] = at::randn({12, 3 * 2 * 2 * 2}, generator, at::kFloat);
+  input.extra["image_grid_thw"] =
+      at::tensor({int64_t{1}, int64_t{6}, int64_t{2}}, whole_numbers).view({1, 3});
+  input.extra["pixel_values"] =
+      at::randn({12, 3 * 2 * 2 * 2}, generator, at::TensorOptions(at::kFloat).device(at::kCPU));
   return input;
 }
 
@@ -84,6 +89,20 @@ TEST_P(QwenVlFamilies, ARankWithoutPicturesJoinsTheTower) {
       expect_rows_of(*model, wanted);
     });
   }
+}
+
+TEST_P(QwenVlFamilies, TheHostWaitsForNoGpu) {
+  if (!testing::on_simulated_device()) GTEST_SKIP() << "nobody waits for a CPU";
+  const auto model = make_vl(GetParam());
+  model->to(at::kCUDA);
+  const auto all = picture_and_text();
+  const auto step = [&] {
+    (*model)(input_of_rank(*model, all, at::Device(at::kCUDA, 0))).sum().backward();
+  };
+  step();
+  testing::simulated_cuda().take_host_syncs();
+  step();
+  EXPECT_THAT(testing::simulated_cuda().take_host_syncs(), ::testing::IsEmpty());
 }
 
 /// Calls as they come, and what they are given.
