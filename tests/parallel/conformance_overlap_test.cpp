@@ -125,7 +125,7 @@ struct PausingUnits {
 class FullyShardOverlap : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
-    MEGASHARD_CPU_ONLY("times mean nothing there");
+    MEGASHARD_NOT_ON_SIM("times mean nothing there");
 #ifdef MEGASHARD_TEST_CUDA
     if (load_cuda_module().device_count() > 0) return;
 #endif

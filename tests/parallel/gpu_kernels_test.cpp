@@ -30,7 +30,7 @@ at::Tensor normal(at::IntArrayRef sizes, uint64_t seed) {
 class CudaKernels : public ::testing::Test {
  protected:
   void SetUp() override {
-    MEGASHARD_CPU_ONLY("its kernels are the CPU's");
+    MEGASHARD_NOT_ON_SIM("its kernels are the CPU's");
     if (load_cuda_module().device_count() == 0) GTEST_SKIP() << "this machine has no GPU";
   }
   const c10::Device gpu_{c10::kCUDA, 0};

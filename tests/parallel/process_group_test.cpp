@@ -166,7 +166,7 @@ TEST(ProcessGroup, ReduceScatterDoesNotDependOnTheGrouping) {
 }
 
 TEST(ProcessGroup, SeveralCollectivesAtATime) {
-  MEGASHARD_CPU_ONLY("its collectives are over when the call returns");
+  MEGASHARD_NOT_ON_SIM("its collectives are over when the call returns");
   run_ranks(3, [](const ProcessGroupPtr& world) {
     for (int step = 0; step < 3; ++step) {
       const at::Tensor gathered = at::empty({3 * 50000}, at::kFloat);
@@ -236,7 +236,7 @@ TEST(ProcessGroup, WrongArgumentsAreNamed) {
 }
 
 TEST(ProcessGroup, RankThatMakesNoCallEndsTheWaitAtTheDeadline) {
-  MEGASHARD_CPU_ONLY("what it expects is Gloo's");
+  MEGASHARD_NOT_ON_SIM("what it expects is Gloo's");
   const std::string message = message_of([] {
     run_ranks(
         2,
@@ -256,7 +256,7 @@ TEST(ProcessGroup, RankThatMakesNoCallEndsTheWaitAtTheDeadline) {
 }
 
 TEST(ProcessGroup, RankThatDiesEndsMessagesThatHaveBegun) {
-  MEGASHARD_CPU_ONLY("what it expects is Gloo's");
+  MEGASHARD_NOT_ON_SIM("what it expects is Gloo's");
   constexpr int64_t kBytes = 256 << 20;  // takes far longer than the other rank lives
   std::string message;
   std::promise<void> posted;
@@ -275,7 +275,7 @@ TEST(ProcessGroup, RankThatDiesEndsMessagesThatHaveBegun) {
 }
 
 TEST(ProcessGroup, RankThatDiesEndsTheMakingOfAGroup) {
-  MEGASHARD_CPU_ONLY("what it expects is Gloo's");
+  MEGASHARD_NOT_ON_SIM("what it expects is Gloo's");
   std::string message;
   run_ranks(3, [&](const ProcessGroupPtr& world) {
     if (world->rank() == 1) return;
@@ -290,7 +290,7 @@ TEST(ProcessGroup, RankThatDiesEndsTheMakingOfAGroup) {
 }
 
 TEST(ProcessGroup, ARankThatIsNotWaitedForYetEndsTheWaitToo) {
-  MEGASHARD_CPU_ONLY("what it expects is Gloo's");
+  MEGASHARD_NOT_ON_SIM("what it expects is Gloo's");
   std::string message;
   run_ranks(3, [&](const ProcessGroupPtr& world) {
     if (world->rank() == 2) return std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -304,7 +304,7 @@ TEST(ProcessGroup, ARankThatIsNotWaitedForYetEndsTheWaitToo) {
 }
 
 TEST(ProcessGroup, RankThatNeverComesEndsTheConnecting) {
-  MEGASHARD_CPU_ONLY("what it expects is Gloo's");
+  MEGASHARD_NOT_ON_SIM("what it expects is Gloo's");
   const std::string message = message_of([] {
     make_gloo_group({.store = make_in_process_store(),
                      .ranks = {0, 1},
@@ -359,13 +359,13 @@ std::vector<std::string> connect_with_failures(int failures) {
 }
 
 TEST(ProcessGroup, AConnectionThatFailsIsMadeAgainByAll) {
-  MEGASHARD_CPU_ONLY("what it expects is Gloo's");
+  MEGASHARD_NOT_ON_SIM("what it expects is Gloo's");
   EXPECT_EQ(connect_with_failures(0), (std::vector<std::string>{"6", "6"}));
   EXPECT_EQ(connect_with_failures(1), (std::vector<std::string>{"6", "6"}));
 }
 
 TEST(ProcessGroup, AConnectionThatKeepsFailingEndsEveryRankWithItsCause) {
-  MEGASHARD_CPU_ONLY("what it expects is Gloo's");
+  MEGASHARD_NOT_ON_SIM("what it expects is Gloo's");
   for (const std::string& message : connect_with_failures(3)) {
     EXPECT_THAT(message, AllOf(HasSubstr("connecting to the other ranks in group 'world' failed"),
                                HasSubstr("[rank 1: Gloo connectFullMesh failed with "
@@ -374,7 +374,7 @@ TEST(ProcessGroup, AConnectionThatKeepsFailingEndsEveryRankWithItsCause) {
 }
 
 TEST(ProcessGroup, FailureOfOneRankEndsTheOthersAtOnce) {
-  MEGASHARD_CPU_ONLY("what it expects is Gloo's");
+  MEGASHARD_NOT_ON_SIM("what it expects is Gloo's");
   const auto started = std::chrono::steady_clock::now();
   const std::string message = message_of([] {
     run_ranks(3, [](const ProcessGroupPtr& world) {

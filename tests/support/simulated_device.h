@@ -24,7 +24,7 @@ c10::Device device_of_tests();
 }  // namespace megashard::testing
 
 /// For a test of what only a CPU has, or that reads tensors through pointers.
-#define MEGASHARD_CPU_ONLY(why)                  \
+#define MEGASHARD_NOT_ON_SIM(why)                \
   if (megashard::testing::on_simulated_device()) \
   GTEST_SKIP() << "not run on the simulated device: " why
 
