@@ -18,7 +18,6 @@ import smoke  # noqa: E402
 from lines import Failure, Line, Runner  # noqa: E402
 from training import Training, read_steps  # noqa: E402
 
-DEVICE = "cpu"  # of dry runs
 WITHOUT_A_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -36,8 +35,8 @@ def elsewhere(tmp_path_factory):
     return (folder / "laid").rename(folder / "carried elsewhere")
 
 
-def dry_run(pack, mode, output):
-    done = run(pack / "tests" / "gpu", f"--{mode}", "--dry-run", "--device", DEVICE, "--output", output, cwd=output.parent)
+def dry_run(pack, mode, output, device="sim"):
+    done = run(pack / "tests" / "gpu", f"--{mode}", "--dry-run", "--device", device, "--output", output, cwd=output.parent)
     found = json.loads((output / f"{mode}.json").read_text())
     return done, found, {line["name"]: line for line in found["lines"]}
 
@@ -58,12 +57,15 @@ def test_the_pack_needs_nothing_of_the_tree(elsewhere):
 def test_smoke_from_a_pack(elsewhere, tmp_path):
     done, found, lines = dry_run(elsewhere, "smoke", tmp_path / "results")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert found["machine"]["dry_run"] and found["seconds"] < 540
+    assert found["machine"]["dry_run"] and found["machine"]["device"] == "sim" and found["seconds"] < 540
     for name in ("fp32", "bf16, reduced in bf16, 4 microbatches", "offload_to_cpu, no cached memory",
                  "fp32, saved, resumed"):
         assert lines[name]["outcome"] == "passed" and lines[name]["figures"]["difference"] < 1e-4, lines[name]
     assert {line["outcome"] for line in lines.values()} <= {"passed", "skipped"}
     assert any(name.startswith("CudaKernels.") for name in lines)
+    tests = [line for name, line in lines.items() if "." in name]
+    assert sum(line["outcome"] == "passed" for line in tests) >= 8
+    assert all(line["why"].startswith("not run on the simulated device: ") for line in tests if line["outcome"] == "skipped")
     table = (tmp_path / "results" / "smoke.md").read_text().splitlines()
     assert sum(line.startswith("| ") for line in table) == 1 + len(lines)
     passed = sum(line["outcome"] == "passed" for line in lines.values())
@@ -84,7 +86,7 @@ def test_failures_end_nothing(elsewhere, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(elsewhere, broken)
     (broken / "build" / "launch" / "libmegashard_programs.so").unlink()
-    done, _, lines = dry_run(broken, "mfu", tmp_path / "results")
+    done, _, lines = dry_run(broken, "mfu", tmp_path / "results", device="cpu")
     assert done.returncode == 1 and " 7 failed, " in done.stdout.splitlines()[-1]
     others = {"torch computes here", "0.5 B, kernels of a microbatch"}
     for line in (line for name, line in lines.items() if name not in others):

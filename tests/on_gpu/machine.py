@@ -10,7 +10,6 @@ import json
 import os
 import pathlib
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -72,14 +71,6 @@ def optimization_of_build():
     if not options.exists():
         return "unknown"
     return next(str(each["value"]) for each in json.loads(options.read_text()) if each["name"] == "optimization")
-
-
-def stand_in():
-    """The device of a dry run that names none."""
-    if not (BUILD / "libmegashard_sim.so").exists():
-        return "cpu"
-    known = subprocess.run([PROGRAM, "pretrain", "--help"], capture_output=True, text=True, env=program_environment())
-    return "sim" if re.search(r"^ *--device \S*\bsim\b", known.stdout, re.MULTILINE) else "cpu"
 
 
 def look_at(dry_run_on=None):

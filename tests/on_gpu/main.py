@@ -40,7 +40,7 @@ def parse():
                       help="the three, the most important lines of each (default)")
     what.add_argument("--pack", type=pathlib.Path, metavar="DIR", help="lays all that is needed into DIR")
     parser.add_argument("--dry-run", action="store_true", help="without a GPU: every line with tiny sizes")
-    parser.add_argument("--device", choices=["sim", "cpu"], help="of a dry run; unset: sim where this build has it")
+    parser.add_argument("--device", choices=["sim", "cpu"], default="sim", help="of a dry run (sim, the simulated one)")
     parser.add_argument("--output", type=pathlib.Path, default=machine.ROOT / "run" / "results_gpu", help="for results")
     parser.add_argument("--scratch", type=pathlib.Path, help="for checkpoints, which are removed; unset: TMPDIR")
     return parser.parse_args()
@@ -72,8 +72,7 @@ def run_mode(mode, on, output, scratch, deadline, first):
 def main():
     begin = time.monotonic()
     args = parse()
-    dry_run_on = args.device or (machine.stand_in() if args.dry_run else None)
-    if not args.pack and dry_run_on is None and machine.first_gpu() is None:
+    if not args.pack and not args.dry_run and machine.first_gpu() is None:
         print("tests/gpu: skipped: no NVIDIA GPU on this machine (nvidia-smi finds none); --dry-run tries the lines")
         print("0 passed, 0 failed, 1 skipped")
         return
@@ -83,7 +82,7 @@ def main():
     if args.pack:
         pack.lay(args.pack)
         return
-    on = machine.look_at(dry_run_on)
+    on = machine.look_at(args.device if args.dry_run else None)
     print(f"{on.gpu}, torch {on.torch}, device {on.device}, results in {args.output}", flush=True)
     args.output.mkdir(parents=True, exist_ok=True)
     if args.scratch:

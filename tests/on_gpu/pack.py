@@ -10,9 +10,9 @@ import gtests
 from machine import BUILD, CARRIED, ROOT, optimization_of_build, program_environment, torch_place
 
 LARGEST_MIB = 60
-PROGRAMS = ["launch/megashard", "launch/libmegashard_programs.so", "libmegashard.so"]
+PROGRAMS = ["launch/megashard", "launch/libmegashard_programs.so", "libmegashard.so", "libmegashard_sim.so"]
 # Where this build has them.
-MODULES = ["libmegashard_cuda.so", "libmegashard_sim.so", "tests/parallel/libtest_cuda_graph.so"]
+MODULES = ["libmegashard_cuda.so", "tests/parallel/libtest_cuda_graph.so"]
 SOURCES = ["tests/gpu", "tests/on_gpu/*.py", "launch/torch_probe.py", "docs/on_gpu.md", "parallel/cuda/*",
            "parallel/**/*.h"]
 # Of every Linux that torch runs on, and tied to it.

@@ -6,6 +6,7 @@
 
 #include "parallel/collectives/rendezvous.h"
 #include "tests/support/message_of.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard {
 namespace {
@@ -18,6 +19,7 @@ using testing::message_of;
 // --as-needed drops libtorch_cuda without a word, since no symbol of ours needs it: then the
 // kernels are not there.
 TEST(CudaModule, BringsTheKernelsOfLibTorch) {
+  MEGASHARD_NOT_ON_SIM("it stands where CUDA's library would be");
   const auto mul = c10::Dispatcher::singleton().findSchemaOrThrow("aten::mul", "Tensor");
   EXPECT_FALSE(mul.hasKernelForDispatchKey(c10::DispatchKey::CUDA))
       << "libmegashard itself links libtorch_cuda";
@@ -28,6 +30,7 @@ TEST(CudaModule, BringsTheKernelsOfLibTorch) {
 }
 
 TEST(CudaModule, WithoutAGpuAskingForNcclSaysSo) {
+  MEGASHARD_NOT_ON_SIM("there is a GPU");
   if (load_cuda_module().device_count() > 0) GTEST_SKIP() << "this machine has a GPU";
   EXPECT_THAT(
       message_of([] { init_process_group({.backend = "nccl"}); }),
