@@ -1,7 +1,7 @@
-"""tests/planted_faults: takes ordering and lifetime out of the product, one place at a time, and sees who notices.
+"""tests/planted_faults: takes ordering, lifetime and arithmetic out of the product, one place at a time, and sees who notices.
 
-Each fault of tests/planted leaves out or moves one wait, event, stream scope, held buffer or free. Its tests then run on
-the simulated device; it is caught if the device finds something or a test fails. The tree must be built. The last
+Each fault of tests/planted leaves out or moves one wait, event, stream scope, held buffer or free, or computes something
+wrong. Its tests then run on the simulated device or the CPU; it is caught if the device finds something or a test fails. The tree must be built. The last
 line is `N planted, N caught`; exit code 1 if one is missed or no longer fits its file. docs/planted_faults.md has a
 table of them.
 """
@@ -20,6 +20,7 @@ from fault import ROOT
 from tables import FAULTS, SAMPLE
 
 SECONDS = 120  # of one run
+TREES = "160"  # random ones, of tests/differential
 # What the device calls its findings, and what they are called here.
 KINDS = {
     "race: ": "race",
@@ -57,7 +58,7 @@ def chosen(arguments):
 def run(tests, number, library):
     """(whether all passed, what was found first); number 0: no fault is awake."""
     environment = {**os.environ, "MEGASHARD_TEST_DEVICE": tests.device, "MEGASHARD_SIM": tests.sim, "OMP_NUM_THREADS": "1",
-                   "MEGASHARD_PLANTED": str(number), "LD_PRELOAD": str(library)}
+                   "MEGASHARD_PLANTED": str(number), "MEGASHARD_TREE_CASES": TREES, "LD_PRELOAD": str(library)}
     program = BUILD / "tests" / tests.room / f"{tests.room}_tests"
     if not program.exists():
         return False, f"{program} is not built"

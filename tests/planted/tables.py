@@ -1,12 +1,14 @@
 """All faults, those of the sample, and places of ordering that have none."""
 
+import arithmetic
 import collectives
 import gathers
 import memory
 import offloads
 import reductions
 
-FAULTS = [*gathers.FAULTS, *reductions.FAULTS, *memory.FAULTS, *offloads.FAULTS, *collectives.FAULTS]
+FAULTS = [*gathers.FAULTS, *reductions.FAULTS, *memory.FAULTS, *offloads.FAULTS, *collectives.FAULTS,
+          *arithmetic.FAULTS]
 
 # Of most kinds one, from few files, because each is compiled.
 SAMPLE = {
