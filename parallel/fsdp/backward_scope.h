@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -16,7 +17,8 @@ class ForwardToRepeat {
   ForwardToRepeat(const ForwardToRepeat&) = delete;
   ForwardToRepeat& operator=(const ForwardToRepeat&) = delete;
 
-  static bool running();  ///< on this thread
+  static bool running();   ///< on this thread
+  static int64_t count();  ///< how many this thread has begun
 
  private:
   bool outer_;

@@ -1,5 +1,7 @@
 #include "parallel/fsdp/fsdp_group.h"
 
+#include <torch/csrc/autograd/graph_task.h>
+
 #include <algorithm>
 
 #include "parallel/fsdp/backward_scope.h"
@@ -150,8 +152,23 @@ void FsdpGroup::release() {
     }
   }
   state_ = State::kSharded;
+  some_released_ = false;
   TORCH_CHECK(changed == nullptr, "parameter '", changed->name(), "' was changed in place while it was gathered, which "
               "its resharding loses: change sharded_view(parameter).local between steps instead");
+}
+
+void FsdpGroup::gradient_complete(FsdpParam& param) {
+  if (state_ != State::kFull || !reshard_after_backward || !releases_one_by_one) return;
+  // A backward inside another one knows only its own uses of the parameter.
+  if (torch::autograd::get_current_graph_task_id() != backward_) return;
+  if (param.shares_shard() || param.full().has_views() || param.changed_while_full()) return;
+  param.to_sharded();
+  param.full().release();
+  some_released_ = true;
+}
+
+void FsdpGroup::release_incomplete() {
+  if (some_released_) release();
 }
 
 void FsdpGroup::release_if_idle() {

@@ -53,12 +53,16 @@ class FsdpGroup {
                                  ///< backward that needs no weights
   void release();                ///< the parameters become sharded, whatever state they were in;
                                  ///< throws if one was changed in place while it was full
+  void release_incomplete();     ///< if gradient_complete has begun to: it can be gathered again
   void release_if_idle();        ///< unless a forward or backward of the root is running
   void release_after_forward();  ///< as reshard_after_forward says; kept for a backward only
   void set_of_root() { of_root_ = true; }  ///< by default, the root's stays full until backward
   bool owns_full(const c10::StorageImpl* storage) const;
 
   void stash_gradients();
+  /// The running backward has no more gradients for a parameter: its full storage goes before the
+  /// others', unless it is in use.
+  void gradient_complete(FsdpParam& param);
   /// Sets this backward's gradients aside, unreduced (accumulation without communication).
   void accumulate_gradients();
   /// A backward without reduction, or one without all-reduce, waits for one with it.
@@ -82,6 +86,7 @@ class FsdpGroup {
 
   ReshardAfterForward reshard_after_forward;
   bool reshard_after_backward = true;
+  bool releases_one_by_one = true;  ///< in backward, as gradients get complete
   bool unshard_in_backward = true;
   bool reduce_gradients = true;
   bool all_reduce_gradients = true;
@@ -119,6 +124,8 @@ class FsdpGroup {
   State state_ = State::kSharded;
   bool of_root_ = false;
   bool unreduced_ = false;  // a backward set its gradients aside
+  int backward_ = -1;       // the engine's number of the one that stashed gradients
+  bool some_released_ = false;
   GatherPlan rows_plan_;
   GatherPlan slices_plan_;  // after forward, over fewer ranks
   GatherPlan* gathering_ = nullptr;

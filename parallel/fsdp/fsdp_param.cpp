@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -98,6 +99,7 @@ FsdpParam::FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& 
 }
 
 FsdpParam::~FsdpParam() {
+  remove_accumulator();
   const std::lock_guard lock(registry().mutex);
   registry().params.erase(parameter_.unsafeGetTensorImpl());
 }
@@ -165,7 +167,7 @@ void FsdpParam::prepare(std::optional<at::ScalarType> param_dtype) {
   shares_shard_ = layout_.shard_group->size() == 1 && compute_dtype_ == stored_dtype() &&
                   extension_ == nullptr && shard_.device() == device;
   full_ = shares_shard_ ? FullStorage() : FullStorage(geometry_.sizes, compute_dtype_, device);
-  accumulator_ = nullptr;
+  remove_accumulator();
   set_name(info_->name);
 }
 
@@ -203,7 +205,20 @@ void FsdpParam::install_accumulator() {
   using torch::autograd::impl::set_grad_accumulator;
   if (!parameter_.requires_grad()) return;
   set_grad_accumulator(parameter_, accumulator_);
-  if (accumulator_ == nullptr) accumulator_ = grad_accumulator(parameter_);
+  if (accumulator_ != nullptr) return;
+  accumulator_ = grad_accumulator(parameter_);
+  using torch::autograd::variable_list;
+  using torch::autograd::utils::LambdaPostHook;
+  accumulator_hook_ = accumulator_->add_post_hook(std::make_unique<LambdaPostHook>(
+      [this](const variable_list& outputs, const variable_list&) {
+        group_->gradient_complete(*this);
+        return outputs;
+      }));
+}
+
+void FsdpParam::remove_accumulator() {
+  if (accumulator_ != nullptr) accumulator_->del_post_hook(accumulator_hook_);
+  accumulator_ = nullptr;
 }
 
 void FsdpParam::to_full() {

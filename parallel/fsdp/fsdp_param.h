@@ -112,6 +112,7 @@ class FsdpParam {
   at::Tensor to_stored_gradient(const at::Tensor& rows, bool adds);
   void switch_to(const at::Tensor& tensor);
   void install_accumulator();
+  void remove_accumulator();
 
   at::Tensor parameter_;
   FsdpGroup* group_;
@@ -139,6 +140,7 @@ class FsdpParam {
   StreamEvent offloaded_gradient_;  // its copy to the host is done
   std::vector<std::function<void(const at::Tensor&)>> gradient_hooks_;
   std::shared_ptr<torch::autograd::Node> accumulator_;  // the one AccumulateGrad, of the full shape
+  uintptr_t accumulator_hook_ = 0;  // tells the group that the gradient is complete
 };
 
 /// The FsdpParam behind a parameter; null if it is not under fully_shard.

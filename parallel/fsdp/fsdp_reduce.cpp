@@ -1,6 +1,7 @@
 // The gradient side of FsdpGroup: foreach_reduce of torch.distributed.fsdp.
 
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <string>
@@ -82,6 +83,7 @@ std::string unused_parameters(const GradientReduction& reduction, const RankFlag
 }  // namespace
 
 void FsdpGroup::stash_gradients() {
+  backward_ = torch::autograd::get_current_graph_task_id();
   for (const auto& param : params_) param->stash_gradient();
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "parallel/collectives/guard_key.h"
+#include "parallel/copies/on_device.h"
 #include "parallel/fsdp/backward_scope.h"
 #include "parallel/fsdp/unit_nodes.h"
 
@@ -94,10 +95,12 @@ void FsdpState::start_forward(TensorRefs inputs) {
   const bool recompute = inside_backward();
   if (!recompute) phase_ = Phase::kForward;
   started_ = !recompute;
+  repeated_ = ForwardToRepeat::count();
   if (auto* scope = RecomputeScope::current(); scope != nullptr && !context_->backward_running) {
     // A reentrant recompute around the root: the end of the outer backward is the one to wait for.
     scope->before_inner_backward([self = shared_from_this()] { self->queue_final_callback(); });
   }
+  for (const auto& group : groups_) group->release_incomplete();
   gather();
   for (const auto& group : groups_) group->wait(/*in_forward=*/!recompute);
   if (!recompute) prefetch(forward_prefetch);
@@ -177,6 +180,10 @@ void FsdpState::finish_forward() {
     TORCH_CHECK(input.tensor._version() == input.version, "an input of '", name_, "' was changed in place inside its "
                 "forward, which its caller's graph cannot see: clone the input first");
   }
+  if (repeated_ != ForwardToRepeat::count()) {
+    // A part of it runs again in a backward of its own, which this unit's cannot see coming.
+    for (const auto& group : groups_) group->releases_one_by_one = false;
+  }
   if (!started_) return;  // a recompute: backward still needs the parameters
   started_ = false;
   phase_ = Phase::kIdle;
@@ -221,7 +228,9 @@ void FsdpState::give_up_forward(bool parameters_too) noexcept {
 void FsdpState::move_to_device(TensorRefs tensors) const {
   if (mesh_device_.is_cpu()) return;
   for (auto* tensor : tensors) {
-    if (tensor->defined() && tensor->device() != mesh_device_) *tensor = tensor->to(mesh_device_);
+    if (!tensor->defined() || tensor->device() == mesh_device_) continue;
+    // Autograd knows no way through pinned memory.
+    *tensor = tensor->requires_grad() ? tensor->to(mesh_device_) : on_device(*tensor, mesh_device_);
   }
 }
 
@@ -255,6 +264,7 @@ void FsdpState::start_unshard() {
   }
   const CommStreams& streams = context_->streams();
   if (streams.enabled()) order_streams(streams.current(), *streams.copy_in);
+  for (const auto& group : groups_) group->release_incomplete();
   gather();
 }
 

@@ -85,6 +85,7 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   Phase phase_ = Phase::kIdle;
   std::vector<bool> ran_;  // modules of the list that ran since the group was gathered; all: idle
   bool started_ = false;   // a forward, not a recompute, is under way
+  int64_t repeated_ = 0;   // ForwardToRepeat::count() when it began
   std::vector<WatchedInput> inputs_;          // to notice in-place changes
   std::vector<size_t> post_forward_indices_;  // in the context's post_forward_order
 };

@@ -5,6 +5,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include "parallel/collectives/buffer_pool.h"
+#include "parallel/fsdp/flat_view.h"
 #include "parallel/fsdp/storage_memory.h"
 
 namespace megashard {
@@ -54,6 +55,11 @@ void FullStorage::set_name(const std::string& name) {
       "parameter '" + name +
           "' was resharded: its full tensor is not available here. Use the parameter inside its "
           "unit's forward only, and do not keep views of it");
+}
+
+at::Tensor FullStorage::lasting_part(int64_t numel, int64_t offset) {
+  ++own_references_;
+  return flat_view(bytes_, {numel}, offset);
 }
 
 void FullStorage::allocate() {

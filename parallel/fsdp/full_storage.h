@@ -21,6 +21,10 @@ class FullStorage {
   const at::Tensor& bytes() const { return bytes_; }  ///< the same storage as a 1-D uint8 tensor
   bool allocated() const { return allocated_; }
   bool owns(const c10::StorageImpl* storage) const { return storage == storage_; }
+  /// Some of the bytes, for as long as this lives.
+  at::Tensor lasting_part(int64_t numel, int64_t offset);
+  /// Whether other views are alive, such as autograd saves. For a parameter that is full.
+  bool has_views() const { return tensor_.storage().use_count() > own_references_; }
   /// Whether some FullStorage owns it: tensors over it must not be kept or moved by bytes.
   static bool is_one(const c10::StorageImpl* storage);
 
@@ -36,6 +40,7 @@ class FullStorage {
   c10::StorageImpl* storage_ = nullptr;  // of tensor_
   size_t nbytes_ = 0;
   bool allocated_ = false;
+  size_t own_references_ = 3;  // tensor_, bytes_ and the parameter; then each lasting_part
 };
 
 }  // namespace megashard

@@ -50,7 +50,7 @@ void GatherPlan::place(Piece piece, bool contiguous) {
                       (ranks() == 1 || (contiguous && piece.param->full().tensor().is_cpu() &&
                                         piece.bytes >= kDirectBytes));
   if (direct) {
-    piece.own_part = flat_view(piece.param->full().bytes(), {piece.bytes}, rank() * piece.bytes);
+    piece.own_part = piece.param->full().lasting_part(piece.bytes, rank() * piece.bytes);
   } else {
     piece.offset = packed_bytes_;
     packed_bytes_ += aligned(piece.bytes);
