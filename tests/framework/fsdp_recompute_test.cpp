@@ -96,5 +96,28 @@ INSTANTIATE_TEST_SUITE_P(All, FsdpRecompute,
                                            RecomputeCase{Place::kAroundRoot, true, false}),
                          name_of);
 
+/// The backward of the rest ends before that of the part begins, which needs the weight again.
+TEST(FsdpReentrantRecompute, AReentrantPartMayShareAWeightWithTheRest) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Formula part({}, [](const Weights&, at::Tensor x) { return x; });
+    Twins twins({{5, 5}, {5, 5}}, [](const Weights& w, at::Tensor x) {
+      return at::linear(at::linear(at::tanh(at::linear(x, w[0])), w[1]), w[0]);
+    }, resharding(world));
+    twins.unit.body = [&part](const Weights& w, at::Tensor x) {
+      part.body = [&w](const Weights&, at::Tensor inner) { return at::tanh(at::linear(inner, w[0])); };
+      return at::linear(at::linear(part.forward(x), w[1]), w[0]);
+    };
+    recompute(part, {.use_reentrant = true, .preserve_rng_state = false});
+    for (int step = 0; step < 2; ++step) {
+      const at::Tensor x = fixed({4, 5}, 50 + step).requires_grad_();
+      twins.plain.forward(x).sum().backward();
+      twins.unit.forward(x).sum().backward();
+      twins.expect_equal_gradients();
+      twins.expect_sharded();
+      twins.zero_grad();
+    }
+  });
+}
+
 }  // namespace
 }  // namespace megashard::testing

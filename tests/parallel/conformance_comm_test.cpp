@@ -43,12 +43,16 @@ TEST(FullyShardComm, test_all_gather_fp32) {
         });
         fully_shard(unit, {.mesh = flat_mesh(world), .reshard_after_forward = reshard});
         const at::Tensor loss = unit.forward(fixed({1}, 3).requires_grad_());
-        // Gathered again for backward, over all ranks or from the slices on two of them.
-        unit.w[0].register_hook([&](const at::Tensor&) {
-          for (const auto& each : unit.w) seen.push_back(each.detach().clone());
-        });
+        // Gathered again for backward, over all ranks or from the slices on two of them. Each goes
+        // when its gradient is there.
+        seen.resize(2 * plain.w.size());
+        for (size_t i = 0; i < plain.w.size(); ++i) {
+          unit.w[i].register_hook([&, i](const at::Tensor&) {
+            seen[plain.w.size() + i] = unit.w[i].detach().clone();
+          });
+        }
         loss.backward();
-        ASSERT_EQ(seen.size(), 2 * plain.w.size());
+        ASSERT_TRUE(seen.back().defined());
         for (size_t i = 0; i < seen.size(); ++i)
           EXPECT_TRUE(at::equal(seen[i], plain.w[i % plain.w.size()])) << i;
       }

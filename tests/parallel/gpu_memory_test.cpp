@@ -73,7 +73,7 @@ struct Job {
   int64_t backward_peak() const {  // the second unit's, of which the first one's is gathered
     const int64_t gradients = to_reduce() + (kUnits - 2) * reduced();
     const int64_t activations = 3 * activation() + 2 * block(4);
-    return sharded() + input() + 4 * full() + packed() + gradients + activations;
+    return sharded() + input() + 3 * full() + packed() + gradients + activations;
   }
   int64_t after_backward() const { return sharded() + (kUnits + 1) * reduced(); }
 };
