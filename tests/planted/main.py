@@ -51,8 +51,11 @@ def chosen(arguments):
         return [(number, fault) for number, fault in numbered if fault.name in SAMPLE]
     if not arguments.names:
         return numbered
-    fits = lambda fault: any(fnmatch.fnmatch(text, f"*{name}*") for name in arguments.names for text in (fault.name, fault.file))
-    return [(number, fault) for number, fault in numbered if fits(fault)]
+    fits = lambda fault, name: any(fnmatch.fnmatch(text, f"*{name}*") for text in (fault.name, fault.file))
+    for name in arguments.names:
+        if not any(fits(fault, name) for fault in FAULTS):
+            raise SystemExit(f"no fault and no file of faults is called {name}; --list has the names")
+    return [(number, fault) for number, fault in numbered if any(fits(fault, name) for name in arguments.names)]
 
 
 def run(tests, number, library):
