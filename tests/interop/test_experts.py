@@ -51,8 +51,8 @@ def make_model(folder):
     Qwen3MoeForCausalLM(config).save_pretrained(folder, save_original_format=False)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+@pytest.fixture(scope="module", params=["cpu", "sim"])
+def trained(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("experts")
     make_model(folder / "model")
     start = torch.randint(0, VOCABULARY, (STEPS, ROWS, 1), generator=torch.Generator().manual_seed(1))
@@ -62,7 +62,8 @@ def trained(tmp_path_factory):
     runs = {("without", name): run for name, run in WITHOUT.items()} | {("with", name): run[1:] for name, run in CASES.items()}
     jobs = [common | more | dict(fsdp2_config=text, output=str(folder / "-".join(key))) for key, (text, more) in runs.items()]
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    subprocess.run([BUILD / "tests/interop/train_dump", folder / "jobs.json"], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MEGASHARD_TEST_DEVICE": request.param}
+    subprocess.run([BUILD / "tests/interop/train_dump", folder / "jobs.json"], check=True, env=environment)
     return {key: load_file(folder / "-".join(key)) for key in runs}
 
 
@@ -80,11 +81,15 @@ def test_trains_as_with_all_experts_everywhere(trained, name):
             assert (mine[key] - value).abs().max() <= 10 * bar * value.abs().max(), key
 
 
+ADAPTERS = "--lora-r 4 --lora-alpha 8 --lora-target-modules gate_proj up_proj down_proj q_proj".split()
+
+
 @pytest.mark.parametrize("ckpt_format, flags", [
     ("torch_dcp", []),
     ("torch_dist", []),
-    ("torch_dcp", ["--lora-r", "4", "--lora-alpha", "8", "--lora-target-modules", "gate_proj", "up_proj", "down_proj", "q_proj"]),
-], ids=["torch_dcp", "torch_dist", "adapters"])
+    ("torch_dcp", ADAPTERS),
+    ("torch_dist", ["--device", "sim", "--async-save", *ADAPTERS]),
+], ids=["torch_dcp", "torch_dist", "adapters", "adapters on the simulated device"])
 def test_goes_on_from_either_kind_of_checkpoint(tmp_path, ckpt_format, flags):
     """Two ranks with parts, made on meta, and two with all experts; gradients clipped by the norm of all."""
     make_model(tmp_path / "model")

@@ -111,6 +111,15 @@ def test_one_rank(wanted):
     check(wanted)
 
 
+def test_on_the_simulated_device(wanted):
+    folder = wanted[0]
+    config = folder / "sim.yaml"
+    config.write_text(ROLL.replace("FOLDER", str(folder)).replace("DTYPE", "float32"))
+    out = infer(folder, 2, "--config", config, "--role", "reference", "--device", "sim", *BOTH)
+    assert "the device checked " in out  # and would have failed by what it found
+    check(wanted)
+
+
 def test_a_worker_of_fsdp2_infer(wanted):
     folder = wanted[0]
     config = folder / "roll.yaml"

@@ -19,7 +19,7 @@ PROGRAM = os.environ.get("MEGASHARD", str(ROOT / "build" / "launch" / "megashard
 TRAINING = (
     "--mock-data --tokenizer-type NullTokenizer --init-model-with-meta-device --hidden-dropout 0 --attention-dropout 0 "
     "--norm-epsilon 1e-5 --global-batch-size 4 --train-iters 3 --lr 1e-3 --weight-decay 0.1 --clip-grad 0.5 --eval-iters 0 "
-    "--use-torch-fsdp2 --ckpt-format torch_dcp --group-query-attention"
+    "--use-torch-fsdp2 --group-query-attention"
 ).split()
 LLAMA = "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear --rotary-base 100000".split()
 UNITS = "sub_modules_to_wrap: ['model.layers.{*}']\n"
@@ -66,6 +66,15 @@ def check(folder, *run, **options):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_steps_are_the_cpus(tmp_path, ranks, flags):
     assert all(norm > 0.5 for _, norm in check(tmp_path, ranks, SMALL + flags))  # clipped
+
+
+@pytest.mark.parametrize("saves", [["torch_dcp"], ["torch_dcp", "--async-save"], ["torch_dist", "--async-save"]], ids=" ".join)
+def test_a_saved_run_goes_on(tmp_path, saves):
+    wanted, _ = steps(tmp_path, "cpu", 2, SMALL)
+    save = ["--ckpt-format", *saves, "--save", str(tmp_path), "--save-interval", "2", "--exit-interval", "2"]
+    begun, _ = steps(tmp_path, "sim", 2, SMALL + save)
+    rest, _ = steps(tmp_path, "sim", 2, SMALL + ["--ckpt-format", saves[0], "--load", str(tmp_path)])
+    assert begun + rest == wanted
 
 
 def random_run(dice):
