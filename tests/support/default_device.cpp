@@ -26,10 +26,10 @@ Origin origin_of(void* address) {
   if (dladdr(address, &info) == 0 || info.dli_fname == nullptr) return Origin::kLibrary;
   const char* slash = std::strrchr(info.dli_fname, '/');
   const char* file = slash == nullptr ? info.dli_fname : slash + 1;
-  if (info.dli_sname != nullptr && std::strstr(info.dli_sname, "tensor_cpu") != nullptr)
-    return Origin::kHostOnly;
-  // Inline functions of LibTorch that the product calls too: whoever calls them counts.
   const char* symbol = info.dli_sname == nullptr ? "" : info.dli_sname;
+  const char* values = "_ZN2at6tensorEN3c108ArrayRef";  // at::tensor(values)
+  if (std::strncmp(symbol, values, std::strlen(values)) == 0) return Origin::kHostOnly;
+  // Inline functions of LibTorch that the product calls too: whoever calls them counts.
   for (const char* inlined : {"_ZN2at", "_ZN3c10", "_ZN5torch", "_ZNK2at", "_ZNK3c10"}) {
     if (std::strncmp(symbol, inlined, std::strlen(inlined)) == 0 &&
         std::strncmp(file, "libtorch", 8) != 0)

@@ -12,10 +12,12 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "parallel/collectives/fake_process_group.h"
 #include "parallel/collectives/gloo_process_group.h"
+#include "parallel/collectives/routed_process_group.h"
 #include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
@@ -96,22 +98,41 @@ std::vector<int> all_ranks(int world_size) {
   return ranks;
 }
 
+ProcessGroupPtr group_on_cpu(const GroupStorePtr& store, int rank, int world_size,
+                             std::chrono::milliseconds deadline) {
+  return make_gloo_group(
+      {.store = store, .rank = rank, .ranks = all_ranks(world_size), .timeout = deadline});
+}
+
+ProcessGroupPtr group_on_simulated_device(const GroupStorePtr& store, int rank, int world_size,
+                                          std::chrono::milliseconds deadline) {
+  const int device = rank % simulated_cuda().device_count();
+  simulated_cuda().set_device(device);
+  return simulated_cuda().make_nccl_group({.store = store,
+                                           .rank = rank,
+                                           .ranks = all_ranks(world_size),
+                                           .timeout = deadline,
+                                           .device = device});
+}
+
 }  // namespace
 
 void run_ranks(int world_size, const RankBody& body, std::chrono::milliseconds deadline) {
   const GroupStorePtr store = make_in_process_store();
-  const auto make_group = [&](int rank) -> ProcessGroupPtr {
-    if (on_simulated_device()) {
-      const int device = rank % simulated_cuda().device_count();
-      simulated_cuda().set_device(device);
-      return simulated_cuda().make_nccl_group({.store = store,
-                                               .rank = rank,
-                                               .ranks = all_ranks(world_size),
-                                               .timeout = deadline,
-                                               .device = device});
-    }
-    return make_gloo_group(
-        {.store = store, .rank = rank, .ranks = all_ranks(world_size), .timeout = deadline});
+  const auto make_group = [&](int rank) {
+    return on_simulated_device() ? group_on_simulated_device(store, rank, world_size, deadline)
+                                 : group_on_cpu(store, rank, world_size, deadline);
+  };
+  run_threads(world_size, make_group, body, deadline);
+}
+
+void run_ranks_of_both(int world_size, const RankBody& body, std::chrono::milliseconds deadline) {
+  const GroupStorePtr of_cpu = make_in_process_store(), of_device = make_in_process_store();
+  const auto make_group = [&](int rank) {
+    auto on_cpu = group_on_cpu(of_cpu, rank, world_size, deadline);
+    if (!on_simulated_device()) return on_cpu;
+    return make_routed_group(std::move(on_cpu),
+                             group_on_simulated_device(of_device, rank, world_size, deadline));
   };
   run_threads(world_size, make_group, body, deadline);
 }

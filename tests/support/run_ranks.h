@@ -16,6 +16,11 @@ using RankBody = std::function<void(const ProcessGroupPtr& world)>;
 void run_ranks(int world_size, const RankBody& body,
                std::chrono::milliseconds deadline = std::chrono::seconds(20));
 
+/// The same; on the simulated device the groups take CPU tensors too, as those of the backend
+/// "cpu:gloo,cuda:nccl", which asynchronous saves need.
+void run_ranks_of_both(int world_size, const RankBody& body,
+                       std::chrono::milliseconds deadline = std::chrono::seconds(20));
+
 /// The same with fake groups, whose collectives complete at once; for plans and large worlds.
 void run_fake_ranks(int world_size, const RankBody& body);
 
