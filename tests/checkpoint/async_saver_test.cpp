@@ -60,7 +60,7 @@ std::string content_of(const std::string& path) { return read_small_file(path, 1
 
 TEST(AsyncSaver, WritesTheShardsAsTheyWereByteForByte) {
   TemporaryFolder folder;
-  testing::run_ranks(2, [&](const ProcessGroupPtr& group) {
+  testing::run_ranks_of_both(2, [&](const ProcessGroupPtr& group) {
     auto tensors = shards_of(group);
     save_checkpoint(folder.file("sync"), 3, tensors, some_values(), group);
     AsyncSaver saver(group);
@@ -71,6 +71,7 @@ TEST(AsyncSaver, WritesTheShardsAsTheyWereByteForByte) {
         changed.get_future().wait();
         save(copies, writers);
       });
+      saver.before_changes();
       for (auto& [key, tensor] : tensors) tensor.local.fill_(-1);
       changed.set_value();
       saver.wait();
@@ -102,7 +103,7 @@ TEST(AsyncSaver, AloneWritesWhatTheShardsWere) {
 
 TEST(AsyncSaver, AFailureIsTheSameSentenceOnEveryRankAndLeavesNoStep) {
   TemporaryFolder folder;
-  testing::run_ranks(3, [&](const ProcessGroupPtr& group) {
+  testing::run_ranks_of_both(3, [&](const ProcessGroupPtr& group) {
     AsyncSaver saver(group);
     auto tensors = shards_of(group);
     std::vector<std::thread::id> told;
@@ -171,7 +172,7 @@ TEST(AsyncSaver, ASaveThatHangsIsGivenUpAtTheDeadline) {
     const ShardedTensors tensors{{"a", ShardedTensor::replicated(numbers(2))}};
     saver.start("iteration 7", tensors, [&gone, ended](const auto& copies, const auto&) {
       ended.wait();
-      EXPECT_TRUE(at::equal(copies[0].second.local, numbers(2)));  // still there
+      EXPECT_TRUE(at::equal(copies[0].second.local, numbers(2).cpu()));  // still there
       gone.set_value();
     });
     EXPECT_THAT(message_of([&] { saver.wait(); }),
@@ -184,7 +185,7 @@ TEST(AsyncSaver, ASaveThatHangsIsGivenUpAtTheDeadline) {
 TEST(AsyncSaver, RanksMayWriteLongerApartThanTheTrainingsDeadline) {
   TemporaryFolder folder;
   const auto deadline = std::chrono::seconds(1);
-  testing::run_ranks(
+  testing::run_ranks_of_both(
       2,
       [&](const ProcessGroupPtr& group) {
         AsyncSaver saver(group);
@@ -214,7 +215,7 @@ TEST(AsyncSaver, SavesAtOnceWhereNoThreadCanBeHad) {
 
 TEST(SavePlanCache, IsUsedWhileNothingChangesOnAnyRank) {
   TemporaryFolder folder;
-  testing::run_ranks(2, [&](const ProcessGroupPtr& group) {
+  testing::run_ranks_of_both(2, [&](const ProcessGroupPtr& group) {
     const auto plans = std::make_shared<SavePlanCache>();
     auto tensors = shards_of(group);
     save_checkpoint(folder.path(), 1, tensors, some_values(), group, {.plans = plans});

@@ -70,7 +70,7 @@ TEST(CheckpointSource, AStepIsShownAndItsRowsAreRead) {
   EXPECT_EQ(tensor.info.name, "model.a");
   ASSERT_EQ(tensor.chunks.size(), 1U);
   EXPECT_EQ(tensor.chunks[0].file, "__0_0.distcp");
-  EXPECT_TRUE(at::equal(source->rows(0, 1, 2), counting({4, 3}).narrow(0, 1, 2)));
+  EXPECT_TRUE(at::equal(source->rows(0, 1, 2), counting({4, 3}).narrow(0, 1, 2).cpu()));
   EXPECT_THAT(source->value_keys(), ElementsAre("args", "iteration"));
   EXPECT_EQ(value_text(source->value(0)), "argparse.Namespace(hidden_size=8, nan=nan)");
   EXPECT_THAT(faults_of(folder.file("run")), IsEmpty());

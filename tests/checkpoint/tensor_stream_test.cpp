@@ -36,8 +36,10 @@ TensorStream stream_of(std::map<std::string, at::Tensor> tensors) {
   return stream;
 }
 
+/// In host memory, where a stream has its tensors.
 at::Tensor counting(int64_t first, std::vector<int64_t> sizes) {
-  return at::arange(first, first + sizes[0] * sizes[1], at::TensorOptions(at::kFloat)).view(sizes);
+  const auto on_host = at::TensorOptions(at::kFloat).device(at::kCPU);
+  return at::arange(first, first + sizes[0] * sizes[1], on_host).view(sizes);
 }
 
 std::map<std::string, at::Tensor> training() {

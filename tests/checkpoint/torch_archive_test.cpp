@@ -44,7 +44,7 @@ TEST(TorchArchive, EveryDtypeComesBackBitForBitAndByRows) {
     const auto stored = find_stored_tensor(file, range);
     EXPECT_EQ((stored.data_offset - range.offset) % 64, 0);
     const auto rows = read_rows(file, stored, 1, 2);
-    const auto expected = counting(dtype).narrow(0, 1, 2);
+    const auto expected = counting(dtype).narrow(0, 1, 2).cpu();
     ASSERT_EQ(rows.scalar_type(), dtype);
     EXPECT_EQ(std::memcmp(rows.const_data_ptr(), expected.const_data_ptr(), expected.nbytes()), 0)
         << dtype;

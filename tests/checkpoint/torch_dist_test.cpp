@@ -195,7 +195,7 @@ TEST(TorchDist, ATensorAtATimeWritesEitherFormat) {
     DcpReader reader(folder.path());
     EXPECT_EQ(reader.format(), format);
     const auto read = reader.read_tensor(*reader.find("model.layers.1.w"));
-    EXPECT_TRUE(at::equal(read, counting({2, 3}, 6, at::kHalf)));
+    EXPECT_TRUE(at::equal(read, counting({2, 3}, 6, at::kHalf).cpu()));
     EXPECT_EQ(reader.read_value(*reader.find("iteration")), Value(3));
   }
 }

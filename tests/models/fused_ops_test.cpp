@@ -18,6 +18,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "tests/support/counting_allocator.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard {
 namespace {
@@ -127,6 +128,7 @@ TEST(FusedOps, CrossEntropyKeepsOneCopyOfTheLogits) {
 }
 
 TEST(FusedOps, ATiedWeightHasTwoGradientsAtMost) {
+  MEGASHARD_NOT_ON_SIM("it counts what the CPU's allocator gives");
   auto& allocator = *new testing::CountingAllocator;
   Tensors gradients;
   for (const bool tied : {false, true}) {
@@ -144,13 +146,17 @@ TEST(FusedOps, ATiedWeightHasTwoGradientsAtMost) {
   EXPECT_TRUE(at::equal(gradients[0], gradients[1]));
 }
 
-TEST(FusedOps, ErrorsSayWhatIsWrong) {
+TEST(FusedOps, ALabelOutsideTheVocabularyIsASentence) {
+  MEGASHARD_NOT_ON_SIM("on a GPU the kernel asserts, as a check would stall the stream");
   EXPECT_THAT(
       [] {
         token_cross_entropy(at::randn({1, 5}), at::ones({1}, at::kLong) * 5);
       },
       ::testing::ThrowsMessage<c10::Error>(
           ::testing::HasSubstr("label 5 lies outside the model's vocabulary of 5")));
+}
+
+TEST(FusedOps, ASecondDerivativeIsRefused) {
   const auto x = at::randn({2, 4}).requires_grad_();
   const auto y = rms_norm(x, at::ones({4}), 1e-5).sum();
   EXPECT_THAT([&] { torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true); },

@@ -6,11 +6,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "checkpoint/hugging_face/hf_weights.h"
 #include "models/decoder_model.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
 namespace {
@@ -40,6 +43,7 @@ DecoderConfig small_config(bool tied) {
 struct Saved {
   Saved() {
     model.init_weights();
+    model.to(device_of_tests());
     std::vector<TensorInfo> infos;
     for (const auto& item : model.named_parameters()) {
       if (item.key() == "lm_head.weight") continue;  // as transformers stores tied models
@@ -61,24 +65,27 @@ TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
   const auto loss = saved.model(
       {.tokens = tokens, .position_ids = {}, .labels = tokens, .attention_mask = {}, .extra = {}});
   loss.sum().backward();
-  const auto whole = saved.model.named_parameters();
+  std::map<std::string, at::Tensor> whole;
+  for (const auto& item : saved.model.named_parameters()) whole[item.key()] = item.value().grad();
   run_ranks(3, [&](const ProcessGroupPtr& world) {
     DecoderModel model(small_config(/*tied=*/true));
     model.fully_shard({.process_group = world});  // layers, then the root with both ends of the tie
     EXPECT_NE(fsdp_state(*model.named_modules("", /*include_self=*/false)["model.layers.1"]),
               nullptr);
     load_hf_weights(model, saved.folder.path());
+    const auto here = tokens.to(device_of_tests());
     ModelInput input{
-        .tokens = tokens, .position_ids = {}, .labels = {}, .attention_mask = {}, .extra = {}};
-    EXPECT_TRUE(at::equal(model(input), logits));
-    input.labels = tokens;
+        .tokens = here, .position_ids = {}, .labels = {}, .attention_mask = {}, .extra = {}};
+    EXPECT_TRUE(at::equal(model(input), logits.to(here.device())));
+    input.labels = here;
     model(input).sum().backward();
     for (const auto& item : model.named_parameters()) {
       const auto view = sharded_view(item.value());
       if (view.local.size(0) == 0) continue;
-      const auto rows = whole[item.key()].grad().narrow(0, view.offsets[0], view.local.size(0));
+      const auto expected = whole.at(item.key()).to(here.device());
+      const auto rows = expected.narrow(0, view.offsets[0], view.local.size(0));
       EXPECT_LT((item.value().grad() - rows).abs().max().item<double>(),
-                1e-6 * whole[item.key()].grad().abs().max().item<double>())
+                1e-6 * expected.abs().max().item<double>())
           << item.key();
     }
   });
@@ -87,6 +94,7 @@ TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
 TEST(LoadHfWeights, AnUntiedHeadTakesTheEmbedding) {
   const Saved saved;
   DecoderModel model(small_config(/*tied=*/false));
+  model.to(device_of_tests());
   load_hf_weights(model, saved.folder.path());
   const auto parameters = model.named_parameters();
   EXPECT_FALSE(parameters["lm_head.weight"].is_same(parameters["model.embed_tokens.weight"]));
@@ -101,6 +109,7 @@ TEST(LoadHfWeights, OtherWeightsAreListedAndNothingChanges) {
   config.intermediate_size = 70;
   DecoderModel model(config);
   model.init_weights();
+  model.to(device_of_tests());
   const auto before = model.named_parameters()["model.embed_tokens.weight"].clone();
   EXPECT_THAT(
       [&] { load_hf_weights(model, saved.folder.path()); },

@@ -16,6 +16,7 @@
 #include "tests/support/diagnostics.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
 namespace {
@@ -53,6 +54,7 @@ std::shared_ptr<DecoderModel> make_moe(const nlohmann::ordered_json& changes = {
   const std::scoped_lock lock(one_at_a_time);
   generator.set_current_seed(3);
   model->init_weights();
+  model->to(device_of_tests());
   return model;
 }
 
@@ -129,7 +131,8 @@ void expect_rows_of(const std::map<std::string, at::Tensor>& rows,
   for (const auto& [name, mine] : rows) {
     const auto& whole = wholes.at(name);
     if (mine.numel() == 0) continue;
-    const auto error = (mine - whole.narrow(0, offsets.at(name), mine.size(0))).abs().max();
+    const auto expected = whole.narrow(0, offsets.at(name), mine.size(0)).to(mine.device());
+    const auto error = (mine - expected).abs().max();
     EXPECT_LE(error.item<double>(), kMost) << what << " " << name;
   }
 }

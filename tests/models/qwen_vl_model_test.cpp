@@ -42,6 +42,11 @@ ModelInput picture_and_text() {
   return input;
 }
 
+/// The input comes to the device as a program brings it there.
+at::Tensor run(QwenVlModel& model, const ModelInput& on_host) {
+  return model(input_of_rank(model, on_host, testing::device_of_tests()));
+}
+
 using Gradients = std::map<std::string, at::Tensor>;
 
 Gradients gradients_of(const torch::nn::Module& model) {
@@ -60,7 +65,8 @@ void expect_rows_of(const torch::nn::Module& model, const Gradients& wanted) {
     const auto& grad = item.value().grad();
     ASSERT_EQ(grad.defined(), item.value().requires_grad()) << item.key();
     if (!grad.defined() || grad.numel() == 0) continue;
-    const auto want = wanted.at(item.key()).narrow(0, piece.offsets[0], grad.size(0));
+    const auto want =
+        wanted.at(item.key()).narrow(0, piece.offsets[0], grad.size(0)).to(grad.device());
     // Sums of two ranks round in another order than one batch's.
     EXPECT_LE((grad - want).abs().max().item<double>(),
               2e-6 * std::max(1.0, want.abs().max().item<double>()))
@@ -71,8 +77,8 @@ void expect_rows_of(const torch::nn::Module& model, const Gradients& wanted) {
 TEST_P(QwenVlFamilies, ARankWithoutPicturesJoinsTheTower) {
   const auto whole = make_vl(GetParam());
   const auto all = picture_and_text();
-  const auto losses = (*whole)(all).detach();
-  (*whole)(all).mean().backward();
+  const auto losses = run(*whole, all).detach();
+  run(*whole, all).mean().backward();
   const auto wanted = gradients_of(*whole);
   for (const auto* frozen : {"", "model.visual", "model.visual.blocks"}) {
     SCOPED_TRACE(frozen);
@@ -83,8 +89,9 @@ TEST_P(QwenVlFamilies, ARankWithoutPicturesJoinsTheTower) {
       ModelInput own = world->rank() == 0 ? all : ModelInput{};
       own.tokens = all.tokens.narrow(0, world->rank(), 1);
       own.labels = all.labels.narrow(0, world->rank(), 1);
-      const auto loss = (*model)(own);
-      EXPECT_LT((loss - losses.narrow(0, world->rank(), 1)).abs().max().item<double>(), 2e-6);
+      const auto loss = run(*model, own);
+      const auto expected = losses.narrow(0, world->rank(), 1).to(loss.device());
+      EXPECT_LT((loss - expected).abs().max().item<double>(), 2e-6);
       loss.mean().backward();
       expect_rows_of(*model, wanted);
     });
@@ -94,11 +101,8 @@ TEST_P(QwenVlFamilies, ARankWithoutPicturesJoinsTheTower) {
 TEST_P(QwenVlFamilies, TheHostWaitsForNoGpu) {
   if (!testing::on_simulated_device()) GTEST_SKIP() << "nobody waits for a CPU";
   const auto model = make_vl(GetParam());
-  model->to(at::kCUDA);
   const auto all = picture_and_text();
-  const auto step = [&] {
-    (*model)(input_of_rank(*model, all, at::Device(at::kCUDA, 0))).sum().backward();
-  };
+  const auto step = [&] { run(*model, all).sum().backward(); };
   step();
   testing::simulated_cuda().take_host_syncs();
   step();
@@ -124,7 +128,7 @@ TEST_P(QwenVlFamilies, TablesOfTheTowerStayFp32InABf16Unit) {
     Fsdp2Config config;
     config.mixed_precision.param_dtype = at::kBFloat16;
     model->fully_shard({.process_group = world, .config = config});
-    (*model)(picture_and_text());
+    run(*model, picture_and_text());
     ASSERT_GE(seen->types.size(), 3u);
     EXPECT_EQ(seen->types[0], at::kBFloat16) << "hidden states";
     EXPECT_EQ(seen->types[1], at::kFloat) << "cosines";
@@ -135,12 +139,12 @@ TEST_P(QwenVlFamilies, TablesOfTheTowerStayFp32InABf16Unit) {
 TEST(QwenVlModel, RanksWithDifferentExpertsTrainAsOne) {
   const auto whole = make_vl("qwen3_vl_moe");
   const auto all = picture_and_text();
-  (*whole)(all).mean().backward();
+  run(*whole, all).mean().backward();
   const auto wanted = gradients_of(*whole);
   testing::run_ranks(2, [&](const ProcessGroupPtr& world) {  // both have the whole batch
     const auto model = make_vl("qwen3_vl_moe", 2, world->rank());
     model->fully_shard({.process_group = world});
-    (*model)(all).mean().backward();
+    run(*model, all).mean().backward();
     EXPECT_LT(gradients_of(*model).size(), wanted.size());
     expect_rows_of(*model, wanted);
   });

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "models/vision/qwen_vl_model.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
 
@@ -37,6 +38,7 @@ inline std::shared_ptr<QwenVlModel> make_vl(const std::string& type, int parts =
   model->weight_init().std = 0.3;
   model->weight_init().generator = at::detail::createCPUGenerator(3);
   model->init_weights();
+  model->to(device_of_tests());
   return model;
 }
 

@@ -15,10 +15,12 @@
 #include <map>
 #include <mutex>
 
+#include "framework/training/sequence_group.h"
 #include "models/decoder_model.h"
 #include "tests/models/small_vl.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard {
 namespace {
@@ -72,9 +74,10 @@ struct LossAndGradients {
   std::map<std::string, at::Tensor> gradients;
 };
 
-LossAndGradients of_model(MultiModalModule& model, ModelInput input) {
+/// Of an input in host memory, of which a rank that shares the sequence takes its rows.
+LossAndGradients of_model(MultiModalModule& model, const ModelInput& whole) {
   LossAndGradients result;
-  result.losses = model(std::move(input));
+  result.losses = model(input_of_rank(model, whole, testing::device_of_tests()));
   result.losses.sum().backward();
   for (const auto& item : model.named_parameters()) {
     const auto& gradient = item.value().grad();
@@ -83,7 +86,7 @@ LossAndGradients of_model(MultiModalModule& model, ModelInput input) {
   return result;
 }
 
-LossAndGradients of_decoder(int64_t kv_heads, ModelInput input) {
+LossAndGradients of_decoder(int64_t kv_heads, const ModelInput& whole) {
   DecoderModel model(grouped_network(kv_heads));
   auto generator = at::globalContext().defaultGenerator(at::kCPU);
   static std::mutex one_at_a_time;  // ranks are threads, and draw from one generator
@@ -92,19 +95,21 @@ LossAndGradients of_decoder(int64_t kv_heads, ModelInput input) {
     generator.set_current_seed(1);
     model.init_weights();
   }
-  return of_model(model, std::move(input));
+  model.to(testing::device_of_tests());
+  return of_model(model, whole);
 }
 
 /// `got` on each rank of a sequence against one rank's. Collective.
 void expect_same(const LossAndGradients& got, const LossAndGradients& expected,
                  const SequenceShard& shard) {
   // Other shapes take other kernels: as PyTorch's own fp32 tests, 1.3e-6 relative.
-  EXPECT_TRUE(got.losses.allclose(shard.rows_of(expected.losses, 1), 1.3e-6, 1e-6));
+  const auto here = got.losses.device();
+  EXPECT_TRUE(got.losses.allclose(shard.rows_of(expected.losses, 1).to(here), 1.3e-6, 1e-6));
   for (const auto& [name, gradient] : expected.gradients) {
     const auto sum = got.gradients.at(name).clone();
     shard.group->all_reduce(sum, ReduceOp::kSum).wait();
     const double largest = gradient.abs().max().item<double>();
-    EXPECT_TRUE(sum.allclose(gradient, 0, 2e-6 * largest)) << name;
+    EXPECT_TRUE(sum.allclose(gradient.to(here), 0, 2e-6 * largest)) << name;
   }
 }
 
@@ -113,10 +118,11 @@ TEST(Ulysses, LossesAndGradientsAreThoseOfOneRank) {
        {std::tuple{2, 4, 12, false}, {2, 2, 11, true}, {4, 2, 12, false}, {4, 1, 9, true}}) {
     SCOPED_TRACE(c10::str(ranks, " ranks, ", kv_heads, " key heads, length ", length));
     ModelInput whole;
-    whole.tokens = at::randint(0, 40, {2, length}, at::kLong);
+    const auto on_host = at::TensorOptions(at::kLong).device(at::kCPU);
+    whole.tokens = at::randint(0, 40, {2, length}, on_host);
     whole.labels = whole.tokens.roll(1, 1);
     if (masked) {  // documents of 5 tokens
-      const auto at = at::arange(length);
+      const auto at = at::arange(length, on_host);
       const auto causal = at.unsqueeze(1).ge(at.unsqueeze(0));
       const auto document = at.div(5, "floor");
       whole.attention_mask = causal.logical_and(document.unsqueeze(1).eq(document.unsqueeze(0)))
@@ -126,8 +132,6 @@ TEST(Ulysses, LossesAndGradientsAreThoseOfOneRank) {
     run_ranks(ranks, [&, kv_heads = kv_heads](const ProcessGroupPtr& world) {
       const SequenceShard shard{world, whole.tokens.size(1)};
       ModelInput mine = whole;
-      mine.tokens = shard.rows_of(whole.tokens, 1);
-      mine.labels = shard.rows_of(whole.labels, 1);
       mine.sequence = shard;
       expect_same(of_decoder(kv_heads, mine), expected, shard);
     });
@@ -140,21 +144,22 @@ at::Tensor grids(std::initializer_list<int64_t> values) {
 
 /// 13 tokens: of 4 ranks 4 4 4 1, of 2 ranks 7 6; 9: 3 3 3 0, and 5 4. An image over the first
 /// border, a video over the second, an image behind the first; none in the last row, which ends
-/// before the others.
+/// before the others. In host memory.
 ModelInput pictures_over_borders(int64_t length = 13) {
   auto generator = at::detail::createCPUGenerator(5);
+  const auto on_host = at::TensorOptions(at::kCPU);
   ModelInput input;
-  input.tokens = at::randint(0, 50, {4, length}, generator, at::kLong);
-  input.labels = at::randint(0, 60, {4, length}, generator, at::kLong);
-  input.token_mask = at::ones({4, length}, at::kBool);
+  input.tokens = at::randint(0, 50, {4, length}, generator, on_host.dtype(at::kLong));
+  input.labels = at::randint(0, 60, {4, length}, generator, on_host.dtype(at::kLong));
+  input.token_mask = at::ones({4, length}, on_host.dtype(at::kBool));
   input.token_mask[3].narrow(0, 4, length - 4).fill_(false);
   input.tokens[0].narrow(0, 2, 3).fill_(testing::kImage);
   input.tokens[1].narrow(0, 5, 4).fill_(testing::kVideo);
   input.tokens[2].narrow(0, 6, 2).fill_(testing::kImage);
   input.extra["image_grid_thw"] = grids({1, 6, 2, 1, 2, 4});
   input.extra["video_grid_thw"] = grids({2, 2, 4});
-  input.extra["pixel_values"] = at::randn({20, 3 * 2 * 2 * 2}, generator, at::kFloat);
-  input.extra["pixel_values_videos"] = at::randn({16, 3 * 2 * 2 * 2}, generator, at::kFloat);
+  input.extra["pixel_values"] = at::randn({20, 3 * 2 * 2 * 2}, generator, on_host);
+  input.extra["pixel_values_videos"] = at::randn({16, 3 * 2 * 2 * 2}, generator, on_host);
   return input;
 }
 
@@ -176,14 +181,11 @@ TEST_P(UlyssesOfPictures, LossesAndGradientsAreThoseOfOneRank) {
       model->check_sequence_ranks(world->size());
       ModelInput mine = whole;
       mine.sequence = shard;
-      model->prepare(mine);
-      const auto* plan = dynamic_cast<const PicturePlan*>(mine.plan.get());
+      ModelInput prepared = mine;
+      model->prepare(prepared);
+      const auto* plan = dynamic_cast<const PicturePlan*>(prepared.plan.get());
       ASSERT_NE(plan, nullptr);
       EXPECT_EQ(plan->vision.patches, patches[static_cast<size_t>(world->rank())]);
-      mine.tokens = shard.rows_of(mine.tokens, 1);
-      mine.labels = shard.rows_of(mine.labels, 1);
-      mine.token_mask = shard.rows_of(mine.token_mask, 1);
-      mine.position_ids = shard.rows_of(mine.position_ids, -1);
       expect_same(of_model(*model, mine), expected, shard);
     });
   }
