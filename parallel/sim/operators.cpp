@@ -188,7 +188,12 @@ class Call {
       const bool of_device = std::any_of(storages_.begin(), storages_.end(), [&](const auto& each) {
         return each.first == tensor.storage().unsafeGetStorageImpl();
       });
-      if (!of_device && tensor.is_cpu()) value = tensor.clone();
+      if (of_device || !tensor.is_cpu()) continue;
+      const at::Tensor copy = tensor.clone();
+      // A clone of a number counts as a tensor, which changes the dtype that is computed in.
+      copy.unsafeGetTensorImpl()->set_wrapped_number(
+          tensor.unsafeGetTensorImpl()->is_wrapped_number());
+      value = copy;
     }
     return now;
   }
