@@ -180,9 +180,12 @@ TEST(Moe, RanksWithDifferentExpertsTrainAsOne) {
     std::optional<int> shard, expert_shard;  // ranks that share the rows of others, of experts
   };
   const std::vector<Case> cases = {{2, {}, {}}, {4, {}, {}}, {4, 2, {}}, {4, {}, 1}, {4, 2, 2}};
-  for (const auto& [ranks, shard, expert_shard] : cases) {
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const auto& [ranks, shard, expert_shard] = cases[i];
     const Trained whole = train(nullptr, ranks);
     for (const int units : {0, 1, 2}) {
+      // There each layout has one kind of unit: all of them take half a minute.
+      if (on_simulated_device() && units != static_cast<int>(i % 3)) continue;
       std::map<std::string, int> holders;
       std::mutex mutex;
       run_ranks(ranks, [&](const ProcessGroupPtr& world) {
