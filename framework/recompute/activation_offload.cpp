@@ -202,9 +202,7 @@ class ActivationOffload::Runner::Hook final : public SavedTensorHook {
 
   at::Tensor call_unpack_hook() override {
     if (offloaded_ != nullptr) return state_->unpack(*unit_, *offloaded_, *geometry_);
-    TORCH_CHECK(kept_.is_inference() || kept_._version() == version_, "a tensor of sizes ", kept_.sizes(),
-                " that backward needs was changed in place after forward had used it: it is at version ", kept_._version(),
-                " and was saved at version ", version_);
+    if (!kept_.is_inference()) detail::check_unchanged(kept_.sizes(), version_, kept_._version());
     return kept_;
   }
 

@@ -48,9 +48,19 @@ at::Tensor TensorGeometry::over(const c10::Storage& storage) const {
   return tensor_over(storage, dtype, sizes, strides, offset);
 }
 
+void check_unchanged(c10::IntArrayRef sizes, int64_t saved_version, int64_t version) {
+  TORCH_CHECK(version == saved_version, "a tensor of sizes ", sizes,
+              " that backward needs was changed in place after forward had used it: it is at version ", version,
+              " and was saved at version ", saved_version);
+}
+
 OffloadedStorage::OffloadedStorage(const at::Tensor& saved, OffloadStreams& streams,
                                    OffloadCounts& counts)
-    : streams_(streams), counts_(counts), source_(saved.detach()), version_(saved._version()) {
+    : streams_(streams),
+      counts_(counts),
+      source_(saved.detach()),
+      version_(saved._version()),
+      left_at_version_(version_) {
   const at::Tensor bytes = bytes_of(source_.storage());
   host_ = host_buffer(bytes.numel(), streams_.enabled());
   if (streams_.enabled()) order_streams(streams_.current(), *streams_.out);
@@ -72,16 +82,12 @@ OffloadedStorage::~OffloadedStorage() {
 void OffloadedStorage::let_go() {
   if (!source_.defined()) return;
   if (streams_.enabled()) copied_.make_wait(streams_.current());
+  left_at_version_ = source_._version();
   source_.reset();
 }
 
-/// Autograd does not watch the version of what hooks have packed.
-bool OffloadedStorage::source_is_good() const {
-  return source_.defined() && source_._version() == version_;
-}
-
 void OffloadedStorage::fetch() {
-  if (device_.defined() || source_is_good()) return;
+  if (device_.defined() || source_.defined()) return;
   device_ =
       at::empty({host_.numel()}, at::TensorOptions().dtype(at::kByte).device(streams_.device));
   // The memory may be in use until now by what the current stream has queued; what has left did so
@@ -96,6 +102,8 @@ void OffloadedStorage::fetch() {
 }
 
 at::Tensor OffloadedStorage::take(const TensorGeometry& geometry) {
+  check_unchanged(geometry.sizes, version_,
+                  source_.defined() ? source_._version() : left_at_version_);
   fetch();
   const bool last = ++taken_ == readers_;
   if (last) taken_ = 0;  // a retained graph begins again

@@ -39,6 +39,9 @@ struct TensorGeometry {
   caffe2::TypeMeta dtype;
 };
 
+/// Throws, as autograd does without hooks, if a saved tensor has another version now.
+void check_unchanged(c10::IntArrayRef sizes, int64_t saved_version, int64_t version);
+
 /// A storage as it was when autograd saved a tensor over it, in host memory; and, around the times
 /// when it is needed, on the device. One thread at a time.
 class OffloadedStorage {
@@ -53,19 +56,20 @@ class OffloadedStorage {
   /// Gives the device memory back to its allocator: what the current stream does from now on runs
   /// after the copy.
   void let_go();
-  /// Starts the copy to the device, unless the tensor is still there and unchanged.
+  /// Starts the copy to the device, unless the tensor is still there.
   void fetch();
   /// A saved tensor for the current stream. After the last reader's, the device copy is dropped.
+  /// Throws if it was changed in place while it was still there, maybe before the copy had left.
   at::Tensor take(const TensorGeometry& geometry);
 
  private:
-  bool source_is_good() const;
   void drop_device_copy();
 
   OffloadStreams& streams_;
   OffloadCounts& counts_;
   at::Tensor source_;  // until let_go
-  int64_t version_;
+  const int64_t version_;
+  int64_t left_at_version_;  // when let_go
   at::Tensor host_;  // uint8 [bytes]
   StreamEvent copied_;
   at::Tensor device_;  // uint8 [bytes], from fetch to the last take

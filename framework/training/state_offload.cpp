@@ -133,6 +133,8 @@ void StateOffload::move_in(Kind& kind) {
     }
     kind.away.pop_back();
   }
+  // A backward of an earlier forward would gather at once, on other streams.
+  if (!options_.device.is_cpu()) wait_for_current_stream(options_.device);
   kind.loaded = true;
 }
 

@@ -49,7 +49,7 @@ class StateOffload {
   /// `model` and `optimizer` (null: there is none) must outlive it. Everything is loaded.
   StateOffload(torch::nn::Module& model, Optimizer* optimizer, Options options);
 
-  /// The memory comes back: copies run on the current stream, and the host does not wait for them.
+  /// The memory comes back: copies run on the current stream, and the host waits for them.
   /// Without offload_policy the optimizer's states come with any call. Loaded ones are left alone.
   void load_states(StateKinds include = StateKinds::kAll);
   /// The host waits for the copies. If there is no host memory, it throws and nothing has moved.

@@ -1,6 +1,7 @@
 #include "framework/recompute/activation_offload.h"
 
 #include <ATen/Functions.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -11,6 +12,7 @@
 #include "tests/support/formula.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
 namespace {
@@ -139,22 +141,42 @@ TEST(ActivationOffload, GatheredParametersStay) {
   });
 }
 
-TEST(ActivationOffload, WhatChangedSinceComesFromTheHost) {
-  const Body exp_then_more = [](const Weights&, at::Tensor x) { return x.exp(); };
-  Row row(1, exp_then_more);
+/// What is changed next may have been on its way to the host.
+void wait_for_device() {
+  if (!on_simulated_device()) return;
+  c10::impl::VirtualGuardImpl(c10::kCUDA).synchronizeDevice(0);
+}
+
+TEST(ActivationOffload, WhatChangedSinceIsASentence) {
+  const auto sentence = HasSubstr(
+      "a tensor of sizes [6, 6] that backward needs was changed in place after forward had used "
+      "it: it is at version 1 and was saved at version 0");
+  for (const int64_t min_elements : {1, 1000}) {  // it travels, or stays
+    Row row(1, exp_of, {}, {.min_elements = min_elements});
+    row.begin();
+    const auto y = row.forward(some());
+    wait_for_device();
+    y.detach().zero_();
+    EXPECT_THAT(message_of([&] { y.sum().backward(); }), sentence);
+  }
+  Row row(2, exp_of);
+  row.begin();
+  const auto between = row.modules[0]->forward(some());
+  wait_for_device();
+  between.detach().zero_();
+  const auto y = row.modules[1]->forward(between);  // the memory of the first is let go
+  EXPECT_THAT(message_of([&] { y.sum().backward(); }), sentence);
+}
+
+TEST(ActivationOffload, WhatChangesLaterComesFromTheHost) {
+  Row row(2, exp_of);
   row.begin();
   const auto x = some();
-  const auto y = row.forward(x);
-  y.detach().zero_();  // autograd alone would complain
+  const auto between = row.modules[0]->forward(x);
+  const auto y = row.modules[1]->forward(between);
+  between.detach().zero_();
   y.sum().backward();
-  EXPECT_TRUE(at::equal(x.grad(), x.detach().exp()));
-
-  Row small(1, exp_then_more, {}, {.min_elements = 1000});
-  small.begin();
-  const auto z = small.forward(some());
-  z.detach().zero_();
-  EXPECT_THAT(message_of([&] { z.sum().backward(); }),
-              HasSubstr("was changed in place after forward had used it"));
+  EXPECT_TRUE(at::equal(x.grad(), (x.exp() * x.exp().exp()).detach()));
 }
 
 TEST(ActivationOffload, WithRecomputeTheInputsTravel) {

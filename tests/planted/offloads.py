@@ -2,9 +2,8 @@
 
 from fault import Fault, Tests, without
 
-ACTIVATIONS = Tests("framework", "ActivationOffload.*-*WhatChanged*")
-CHANGED = Tests("framework", "ActivationOffload.WhatChanged*", device="cpu")
-STATES = Tests("framework", "StateOffload.StatesComeBack*")
+ACTIVATIONS = Tests("framework", "ActivationOffload.*")
+STATES = Tests("framework", "StateOffload.StatesComeBack*:StateOffload.UseOf*")
 ADDED = Tests("parallel", "OffloadedGradients.*")
 SAVES = Tests("checkpoint", "AsyncSaver.Alone*:ShardSnapshot.*")
 TRAINER = Tests("framework", "Trainer.*")
@@ -35,13 +34,15 @@ FAULTS = [
             "if (streams_.enabled()) fetched_.make_wait(streams_.current());", ACTIVATIONS, before="\n  auto tensor"),
     without("an activation fetched for nothing is freed while it comes", STORAGE,
             "if (streams_.enabled()) fetched_.make_wait(streams_.current());", ACTIVATIONS, before="  // fetched for nothing"),
-    Fault("what changed since it was saved is not fetched", STORAGE, "source_.defined() && source_._version() == version_",
-          "source_.defined() && (PLANTED || source_._version() == version_)", (CHANGED,)),
+    Fault("an activation that changed since it was saved is taken", STORAGE, "version == saved_version", "(PLANTED || version == saved_version)",
+          (ACTIVATIONS,)),
     Fault("an activation's host copy ends with the first reader", STORAGE, "if (last) device_.reset();",
           "if (last) device_.reset();\n  if (PLANTED) host_ = at::Tensor();", (ACTIVATIONS,)),
     Fault("activations stay on the device", ACTIVATION, "storage.let_go(); });", "if (!PLANTED) storage.let_go(); });", (ACTIVATIONS,)),
 
     without("states leave after their memory was given back", STATE, "if (copies) wait_for_current_stream(options_.device);", STATES),
+    without("states are used before they have come back", STATE,
+            "if (!options_.device.is_cpu()) wait_for_current_stream(options_.device);", STATES),
     without("the device's cached memory is kept", STATE,
             "if (copies) c10::getDeviceAllocator(options_.device.type())->emptyCache();", STATES),
 
