@@ -139,10 +139,15 @@ void GatherPlan::start(const CommStreams& streams) {
   {
     const StreamScope scope(options_.on_current_stream ? std::nullopt : streams.copy_in);
     if (packs) packed_ = new_buffer(streams.device);
-    for (const auto& piece : pieces_) {
-      if (piece.offset == kDirect && ranks() == 1) continue;
-      if (piece.offset == kDirect) piece.param->full().allocate();
-      copy_in(piece);
+    try {
+      for (const auto& piece : pieces_) {
+        if (piece.offset == kDirect && ranks() == 1) continue;
+        if (piece.offset == kDirect) piece.param->full().allocate();
+        copy_in(piece);
+      }
+    } catch (...) {  // rows that are not there: no gather runs
+      packed_ = at::Tensor();
+      throw;
     }
     run_copies(streams);
   }
