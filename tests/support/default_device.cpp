@@ -16,6 +16,7 @@ namespace megashard::testing {
 namespace {
 
 c10::DeviceType default_type = c10::kCPU;
+thread_local int made_on_the_host = 0;  // how many MadeOnTheHost live
 
 enum class Origin { kLibrary, kLibTorch, kHostOnly, kTest, kProduct };
 
@@ -67,7 +68,7 @@ _Unwind_Reason_Code visit(_Unwind_Context* context, void* argument) {
 }
 
 std::optional<at::Device> device_for(std::optional<at::Device> device, std::optional<bool> pinned) {
-  if (device || pinned.value_or(false) || !asked_by_a_test()) return device;
+  if (device || pinned.value_or(false) || made_on_the_host > 0 || !asked_by_a_test()) return device;
   return at::Device(default_type);
 }
 
@@ -110,5 +111,8 @@ void set_default_device_of_tests(c10::DeviceType type) {
   library->impl("empty_strided",
                 torch::CppFunction::makeFromUnboxedFunction(&empty_strided_by_default));
 }
+
+MadeOnTheHost::MadeOnTheHost() { ++made_on_the_host; }
+MadeOnTheHost::~MadeOnTheHost() { --made_on_the_host; }
 
 }  // namespace megashard::testing

@@ -9,4 +9,13 @@ namespace megashard::testing {
 /// where it says: it is the code under test.
 void set_default_device_of_tests(c10::DeviceType type);
 
+/// While one lives, what this thread makes is on the CPU: data that are read on the host.
+class MadeOnTheHost {
+ public:
+  MadeOnTheHost();
+  ~MadeOnTheHost();
+  MadeOnTheHost(const MadeOnTheHost&) = delete;
+  MadeOnTheHost& operator=(const MadeOnTheHost&) = delete;
+};
+
 }  // namespace megashard::testing

@@ -1,5 +1,6 @@
 #include "tests/support/simulated_device.h"
 
+#include <ATen/Context.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -56,6 +57,12 @@ const sim::SimModule& simulated_device() {
 
 c10::Device device_of_tests() {
   return on_simulated_device() ? c10::kCUDA : c10::kCPU;
+}
+
+at::Generator generator_of_tests(uint64_t seed) {
+  at::Generator generator = at::globalContext().defaultGenerator(device_of_tests()).clone();
+  generator.set_current_seed(seed);
+  return generator;
 }
 
 void run_on_simulated_device() {

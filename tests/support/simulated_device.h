@@ -1,6 +1,9 @@
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <gtest/gtest.h>
+
+#include <cstdint>
 
 #include "parallel/cuda/cuda_module.h"
 #include "parallel/sim/sim_module.h"
@@ -20,6 +23,9 @@ const sim::SimModule& simulated_device();
 
 /// Where tests make their tensors: the simulated device, or the CPU.
 c10::Device device_of_tests();
+
+/// A generator of its own, of that device (of the thread's current one).
+at::Generator generator_of_tests(uint64_t seed);
 
 }  // namespace megashard::testing
 
