@@ -1,6 +1,5 @@
 #include "framework/recompute/recompute.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
@@ -13,6 +12,7 @@
 
 #include "framework/recompute/saved_tensor_hooks.h"
 #include "parallel/fsdp/backward_scope.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard {
 namespace {
@@ -87,7 +87,7 @@ void expect_equal(const std::vector<at::Tensor>& got, const std::vector<at::Tens
     EXPECT_TRUE(at::equal(got[i], expected[i])) << "result " << i;
 }
 
-class RecomputeFlavours : public testing::TestWithParam<std::tuple<bool, Where>> {};
+class RecomputeFlavours : public ::testing::TestWithParam<std::tuple<bool, Where>> {};
 
 TEST_P(RecomputeFlavours, EqualNone) {
   const auto [reentrant, where] = GetParam();
@@ -105,8 +105,8 @@ TEST_P(RecomputeFlavours, ARetainedGraphServesTwice) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RecomputeFlavours,
-                         testing::Combine(testing::Bool(),
-                                          testing::Values(Where::kOutside, Where::kInside,
+                         ::testing::Combine(::testing::Bool(),
+                                          ::testing::Values(Where::kOutside, Where::kInside,
                                                           Where::kBoth)));
 
 TEST(Recompute, WithoutRngStateDropoutDiffers) {
@@ -118,7 +118,7 @@ TEST(Recompute, WithoutRngStateDropoutDiffers) {
 TEST(Recompute, OtherGeneratorsAreReplayed) {
   struct NoiseImpl : nn::Module {
     at::Tensor forward(at::Tensor x) { return at::rand(x.sizes(), generator) * x.exp(); }
-    at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(3);
+    at::Generator generator = testing::generator_of_tests(3);
   };
   std::vector<at::Tensor> gradients;
   for (const bool on : {false, true}) {
@@ -215,7 +215,7 @@ TEST(Recompute, AForwardThatDiffersIsASentence) {
     FAIL() << "no error";
   } catch (const c10::Error& error) {
     EXPECT_THAT(error.what(),
-                testing::HasSubstr("recompute of Fickle: saved tensor 1 was Float[4]"));
+                ::testing::HasSubstr("recompute of Fickle: saved tensor 1 was Float[4]"));
   }
 }
 
@@ -263,7 +263,7 @@ TEST(Recompute, CallbacksRunBeforeTheInnerBackward) {
   auto module = std::make_shared<Hooked<ListeningImpl>>();
   recompute(*module, {.use_reentrant = true});
   module->forward(at::ones({2}).requires_grad_()).sum().backward();
-  EXPECT_THAT(module->order, testing::ElementsAre("before inner backward", "inner backward"));
+  EXPECT_THAT(module->order, ::testing::ElementsAre("before inner backward", "inner backward"));
 }
 
 TEST(Recompute, AutocastHoldsInTheSecondRun) {
@@ -272,10 +272,12 @@ TEST(Recompute, AutocastHoldsInTheSecondRun) {
     at::manual_seed(1);
     Layer layer(8, 0);
     if (on) recompute(layer, {});
-    at::autocast::set_autocast_enabled(at::kCPU, true);
+    const auto device = testing::device_of_tests().type();
+    at::autocast::set_autocast_dtype(device, at::kBFloat16);
+    at::autocast::set_autocast_enabled(device, true);
     const auto y = layer.forward(at::ones({2, 8}).requires_grad_()).sum();
     at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::set_autocast_enabled(device, false);
     y.backward();
     gradients.push_back(layer.up->weight.grad());
   }

@@ -163,7 +163,7 @@ int64_t host_syncs_of(int64_t steps, int ranks, bool checks) {
 }
 
 TEST(Trainer, TheHostWaitsForADeviceOnceALine) {
-  if (!on_simulated_device()) GTEST_SKIP() << "nobody waits for a CPU";
+  MEGASHARD_SIM_ONLY();
   for (const int ranks : {1, 2}) {
     // Lines of steps 8 and 12 more.
     EXPECT_EQ(host_syncs_of(13, ranks, false) - host_syncs_of(5, ranks, false), 2 * ranks);
