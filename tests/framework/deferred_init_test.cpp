@@ -21,7 +21,9 @@
 
 #include "framework/recompute/generator_state.h"
 #include "tests/support/counting_allocator.h"
+#include "tests/support/default_device.h"
 #include "tests/support/message_of.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard {
 namespace {
@@ -198,8 +200,15 @@ std::vector<Row> rows() {
   };
 }
 
+/// As FSDP2Mixin does with what is not sharded.
 void assign_whole(const std::string&, at::Tensor& target, const at::Tensor& full) {
-  become(target, full);
+  become(target, full.to(testing::device_of_tests()));
+}
+
+/// Constructors run on the host, wherever the tests' device is.
+ModulePtr on_host(const std::function<ModulePtr()>& make) {
+  const testing::MadeOnTheHost host;
+  return make();
 }
 
 at::Tensor default_state() { return generator_state(at::detail::getDefaultCPUGenerator()); }
@@ -213,7 +222,7 @@ void expect_equal_tensors(const nn::Module& deferred, const nn::Module& ordinary
       EXPECT_EQ(value.scalar_type(), item.value().scalar_type());
       EXPECT_EQ(value.requires_grad(), item.value().requires_grad());
       EXPECT_EQ(value.strides(), item.value().strides());
-      EXPECT_TRUE(value.device().is_cpu() && at::equal(value, item.value()));
+      EXPECT_TRUE(at::equal(value.cpu(), item.value().cpu()));
     }
   };
   compare(deferred.named_parameters(), ordinary.named_parameters());
@@ -228,21 +237,27 @@ TEST_P(DeferredConstruction, EqualsAnOrdinaryStart) {
   ModulePtr deferred;
   {
     const DeferredInit guard(tape);
-    deferred = GetParam().make();
+    deferred = on_host(GetParam().make);
   }
   std::vector<c10::TensorImpl*> identities;
   for (const auto& parameter : deferred->parameters()) {
     EXPECT_TRUE(parameter.is_meta());
     identities.push_back(parameter.unsafeGetTensorImpl());
   }
+  std::vector<at::Tensor> materialised = deferred->parameters();
+  for (const auto& buffer : deferred->buffers()) {
+    if (buffer.is_meta()) materialised.push_back(buffer);  // the others are literals
+  }
   tape.materialise(*deferred, &assign_whole);
+  for (const auto& tensor : materialised)
+    EXPECT_EQ(tensor.device().type(), testing::device_of_tests().type());
   const auto deferred_state = default_state();
   for (size_t i = 0; i < identities.size(); ++i) {
     EXPECT_EQ(deferred->parameters()[i].unsafeGetTensorImpl(), identities[i]);
   }
 
   at::manual_seed(5);
-  const auto ordinary = GetParam().make();
+  const auto ordinary = on_host(GetParam().make);
   expect_equal_tensors(*deferred, *ordinary);
   EXPECT_TRUE(same_generator_state(deferred_state, default_state()));
 }
@@ -251,7 +266,7 @@ INSTANTIATE_TEST_SUITE_P(Constructors, DeferredConstruction, ::testing::ValuesIn
                          [](const auto& info) { return std::string(info.param.name); });
 
 ModulePtr build_under(InitTape& tape, const std::function<ModulePtr()>& make) {
-  return tape.construct(make);
+  return tape.construct([&] { return on_host(make); });
 }
 
 TEST(DeferredInit, RawBytesAreASentence) {
@@ -263,7 +278,7 @@ TEST(DeferredInit, RawBytesAreASentence) {
   });
   EXPECT_THAT(message_of([&] { build_under(tape, accessor); }),
               ::testing::HasSubstr("the one made last: aten::empty [4]"));
-  EXPECT_TRUE(at::ones({2}).is_cpu());  // the guard ended with the exception
+  EXPECT_FALSE(at::ones({2}).is_meta());  // the guard ended with the exception
 }
 
 TEST(DeferredInit, UnsetTensorsAreNamed) {
@@ -280,7 +295,7 @@ TEST(DeferredInit, UnsetTensorsAreNamed) {
   EXPECT_EQ(
       tape.materialise(*module, &assign_whole, {.parameters = true, .allow_unset = true}).tensors,
       3);
-  EXPECT_TRUE(module->parameters()[0].is_cpu());
+  EXPECT_FALSE(module->parameters()[0].is_meta());
 }
 
 TEST(DeferredInit, TensorsFromElsewhereAreNamed) {
@@ -303,7 +318,7 @@ TEST(DeferredInit, DrawsBesideTheTapeAreAnError) {
   InitTape tape;
   auto module = build_under(tape, built([](Built& m) {
                               m.register_module("a", nn::Linear(2, 2));
-                              std::thread([] { at::rand({3}); }).join();
+                              std::thread([] { at::rand({3}, at::kCPU); }).join();
                             }));
   EXPECT_THAT(message_of([&] { tape.materialise(*module, &assign_whole); }),
               ::testing::HasSubstr("drawn beside the recorded operations"));
@@ -320,8 +335,9 @@ TEST(DeferredInit, TwoGuardsContinueOneTape) {
   });
   tape.materialise(both, &assign_whole);
   at::manual_seed(3);
-  expect_equal_tensors(*a, *nn::Linear(4, 4).ptr());
-  expect_equal_tensors(*b, *nn::Linear(4, 4).ptr());
+  const auto linear = [] { return nn::Linear(4, 4).ptr(); };
+  expect_equal_tensors(*a, *on_host(linear));
+  expect_equal_tensors(*b, *on_host(linear));
 }
 
 TEST(DeferredInit, BuffersAlone) {
@@ -369,7 +385,7 @@ TEST(DeferredInit, PeakIsShardsAndOneParameter) {
 TEST(DeferredInit, RanksAsThreadsDrawTheSameNumbers) {
   const auto make = [] { return nn::TransformerEncoderLayer(16, 2).ptr(); };
   at::manual_seed(11);
-  const auto ordinary = make();
+  const auto ordinary = on_host(make);
   const auto after = default_state();
   std::vector<ModulePtr> modules(8);
   std::vector<at::Generator> generators;

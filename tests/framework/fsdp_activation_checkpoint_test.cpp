@@ -18,6 +18,7 @@
 #include "framework/recompute/recompute.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 #include "tests/support/small_model.h"
 
 namespace megashard::testing {
@@ -75,7 +76,7 @@ enum class Grouping { kLayers, kLists, kTied };
 
 struct TransformerImpl : nn::Module {
   TransformerImpl(int depth, Grouping given, uint64_t seed)
-      : grouping(given), noise(at::detail::createCPUGenerator(seed)) {
+      : grouping(given), noise(generator_of_tests(seed)) {
     tokens = register_module("tokens", std::make_shared<HookedEmbedding>(kVocabulary, kWidth));
     places = register_module("places", std::make_shared<HookedEmbedding>(kLength, kWidth));
     nn::ModuleList list;

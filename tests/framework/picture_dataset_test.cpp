@@ -14,6 +14,7 @@
 #include "framework/data/build_datasets.h"
 #include "framework/data/data_loader.h"
 #include "tests/checkpoint/temporary_folder.h"
+#include "tests/support/default_device.h"
 
 namespace megashard {
 namespace {
@@ -62,6 +63,7 @@ class PictureSets : public ::testing::Test {
                                                                   .num_samples = samples});
   }
 
+  const testing::MadeOnTheHost on_host_;
   TemporaryFolder folder_;
   std::map<std::string, at::Tensor> entries_;
 };

@@ -1,6 +1,5 @@
 #include "framework/modules/weight_init_mixin.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
@@ -10,6 +9,7 @@
 #include <torch/nn/modules/normalization.h>
 
 #include "framework/modules/tie.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard {
 namespace {
@@ -65,7 +65,7 @@ TEST(WeightInitMixin, OnceAndNotWhatIsMarked) {
 TEST(WeightInitMixin, AGeneratorOfItsOwnRepeats) {
   const auto draw = [] {
     Net net;
-    net.weight_init().generator = at::make_generator<at::CPUGeneratorImpl>(42);
+    net.weight_init().generator = testing::generator_of_tests(42);
     net.init_weights();
     return net.linear->weight;
   };
