@@ -10,9 +10,11 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "framework/training/sequence_group.h"
+#include "models/layers/lora.h"
 #include "models/register_models.h"
 #include "tests/support/simulated_device.h"
 
@@ -152,6 +154,57 @@ TEST(DecoderModel, TheHostWaitsForNoGpuWhateverThePositions) {
     testing::simulated_cuda().take_host_syncs();
     step();
     EXPECT_THAT(testing::simulated_cuda().take_host_syncs(), ::testing::IsEmpty());
+  }
+}
+
+using Results = std::map<std::string, at::Tensor>;
+
+/// Losses and gradients of two sequences on `device`, in host memory.
+Results trained_on(c10::Device device, const std::string& family, bool adapters) {
+  const nlohmann::ordered_json config = {{"model_type", family},      {"vocab_size", 40},
+                                         {"hidden_size", 16},         {"intermediate_size", 24},
+                                         {"num_hidden_layers", 2},    {"num_attention_heads", 2},
+                                         {"num_key_value_heads", 1},  {"head_dim", 8},
+                                         {"moe_intermediate_size", 8}, {"num_experts", 4},
+                                         {"num_experts_per_tok", 2},  {"initializer_range", 0.3}};
+  DecoderModel model(decoder_config_from_hf(config, "config.json"));
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  generator.set_current_seed(1);
+  model.init_weights();
+  if (adapters) {
+    add_lora(model, {.rank = 2, .target_modules = {"all-linear"}});
+    const at::NoGradGuard no_grad;  // adapters that have learnt nothing add zeros
+    for (auto& item : model.named_parameters()) {
+      if (item.key().find("lora_B") != std::string::npos) item.value().fill_(0.5);
+    }
+  }
+  model.to(device);
+  ModelInput input;
+  input.tokens = at::arange(16, at::TensorOptions(at::kLong).device(at::kCPU)).view({2, 8}) * 7 % 40;
+  input.labels = (input.tokens + 1) % 40;
+  const auto losses = model(input_of_rank(model, input, device));
+  losses.sum().backward();
+  Results results{{"losses", losses.detach().cpu()}};
+  for (const auto& item : model.named_parameters()) {
+    EXPECT_EQ(item.value().device().type(), device.type()) << item.key();
+    if (item.value().requires_grad()) results[item.key()] = item.value().grad().cpu();
+  }
+  return results;
+}
+
+TEST(DecoderModel, AGpuTrainsEveryFamilyAsTheCpuDoes) {
+  MEGASHARD_SIM_ONLY();
+  for (const auto& [family, adapters] :
+       {std::pair{"llama", false}, std::pair{"qwen2", false}, std::pair{"qwen3", false},
+        std::pair{"qwen3_moe", false}, std::pair{"llama", true}, std::pair{"qwen3_moe", true}}) {
+    SCOPED_TRACE(c10::str(family, adapters ? " with adapters" : ""));
+    const auto expected = trained_on(at::kCPU, family, adapters);
+    const auto got = trained_on(at::kCUDA, family, adapters);
+    ASSERT_EQ(got.size(), expected.size());
+    for (const auto& [name, value] : expected) {
+      EXPECT_TRUE(at::equal(got.at(name), value)) << name;
+      EXPECT_GT(value.abs().max().item<double>(), 0) << name;
+    }
   }
 }
 
