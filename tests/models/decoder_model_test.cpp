@@ -161,12 +161,12 @@ using Results = std::map<std::string, at::Tensor>;
 
 /// Losses and gradients of two sequences on `device`, in host memory.
 Results trained_on(c10::Device device, const std::string& family, bool adapters) {
-  const nlohmann::ordered_json config = {{"model_type", family},      {"vocab_size", 40},
-                                         {"hidden_size", 16},         {"intermediate_size", 24},
-                                         {"num_hidden_layers", 2},    {"num_attention_heads", 2},
-                                         {"num_key_value_heads", 1},  {"head_dim", 8},
+  const nlohmann::ordered_json config = {{"model_type", family},       {"vocab_size", 40},
+                                         {"hidden_size", 16},          {"intermediate_size", 24},
+                                         {"num_hidden_layers", 2},     {"num_attention_heads", 2},
+                                         {"num_key_value_heads", 1},   {"head_dim", 8},
                                          {"moe_intermediate_size", 8}, {"num_experts", 4},
-                                         {"num_experts_per_tok", 2},  {"initializer_range", 0.3}};
+                                         {"num_experts_per_tok", 2},   {"initializer_range", 0.3}};
   DecoderModel model(decoder_config_from_hf(config, "config.json"));
   auto generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_current_seed(1);
@@ -180,7 +180,8 @@ Results trained_on(c10::Device device, const std::string& family, bool adapters)
   }
   model.to(device);
   ModelInput input;
-  input.tokens = at::arange(16, at::TensorOptions(at::kLong).device(at::kCPU)).view({2, 8}) * 7 % 40;
+  input.tokens =
+      at::arange(16, at::TensorOptions(at::kLong).device(at::kCPU)).view({2, 8}) * 7 % 40;
   input.labels = (input.tokens + 1) % 40;
   const auto losses = model(input_of_rank(model, input, device));
   losses.sum().backward();

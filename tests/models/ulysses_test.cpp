@@ -172,6 +172,8 @@ TEST_P(UlyssesOfPictures, LossesAndGradientsAreThoseOfOneRank) {
   for (const auto& [length, ranks, patches] : {std::tuple{13, 2, Patches{36, 24}},
                                                {13, 4, Patches{12, 36, 16, 0}},
                                                {9, 4, Patches{12, 28, 24, 0}}}) {
+    // There the other two suffice, of two ranks and of four: all of them take too long.
+    if (testing::on_simulated_device() && length == 13 && ranks == 4) continue;
     SCOPED_TRACE(c10::str(length, " tokens on ", ranks, " ranks"));
     const auto whole = pictures_over_borders(length);
     const auto expected = of_model(*testing::make_vl(GetParam()), whole);
