@@ -8,6 +8,8 @@
 
 #include <algorithm>
 
+#include "parallel/copies/on_device.h"
+
 namespace megashard {
 namespace {
 
@@ -88,13 +90,13 @@ ExpertExchange::ExpertExchange(ProcessGroupPtr ranks, const at::Tensor& counts)
     }
     own_counts_.push_back(static_cast<int64_t>(slot_of_result.size()) - before);
   }
-  const auto on_device = [&](const std::vector<int64_t>& index) {
-    return at::tensor(index, at::kLong).to(counts.device(), /*non_blocking=*/true);
+  const auto index = [&](const std::vector<int64_t>& rows) {
+    return on_device(at::tensor(rows, at::kLong), counts.device());
   };
-  row_of_slot_ = on_device(row_of_slot);
-  slot_of_row_ = on_device(slot_of_row);
-  result_of_slot_ = on_device(result_of_slot);
-  slot_of_result_ = on_device(slot_of_result);
+  row_of_slot_ = index(row_of_slot);
+  slot_of_row_ = index(slot_of_row);
+  result_of_slot_ = index(result_of_slot);
+  slot_of_result_ = index(slot_of_result);
 }
 
 at::Tensor ExpertExchange::swap(const at::Tensor& rows, const at::Tensor& sent,

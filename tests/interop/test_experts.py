@@ -123,6 +123,16 @@ def test_goes_on_from_either_kind_of_checkpoint(tmp_path, ckpt_format, flags):
         assert (merged - adapted).abs().max() <= 1e-5 * adapted.abs().max()  # other products, rounded otherwise
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_host_waits_for_the_device_once_a_layer(tmp_path, parts):
+    """For the rows of each expert."""
+    make_model(tmp_path / "model")
+    _, said = pretrain(tmp_path, "--hf-model", tmp_path / "model", "--train-iters", 4, "--device", "sim", "--log-host-syncs",
+                       "--no-check-for-nan-in-loss-and-grad", "--expert-model-parallel-size", parts, "--eval-iters", 0)
+    # Two micro-batches of two layers, and the step's line of metrics.
+    assert re.findall(r"host syncs of step ([2-4]) of this run: (\d+)", said) == [("2", "5"), ("3", "5"), ("4", "5")]
+
+
 def test_stacked_experts_are_written_by_all_ranks(tmp_path):
     make_model(tmp_path / "model")
     pretrain(tmp_path, "--hf-model", tmp_path / "model", "--train-iters", 1, "--expert-model-parallel-size", 2, "--save-hf",
