@@ -22,16 +22,15 @@ void check_names(const std::vector<std::string>& dim_names, size_t ndim) {
 
 }  // namespace
 
-DeviceMesh::DeviceMesh(ProcessGroupPtr world, std::vector<int> shape,
-                       std::vector<std::string> dim_names)
+DeviceMesh::DeviceMesh(ProcessGroupPtr world, std::vector<int> shape, std::vector<std::string> dim_names)
     : dim_names_(std::move(dim_names)), device_(world->device()) {
   TORCH_CHECK(!shape.empty(), "device mesh: the shape has no dimension");
   check_names(dim_names_, shape.size());
-  const bool positive =
-      std::all_of(shape.begin(), shape.end(), [](int extent) { return extent > 0; });
+  const bool positive = std::all_of(shape.begin(), shape.end(), [](int extent) { return extent > 0; });
   const int ranks = std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<>());
-  TORCH_CHECK(positive && ranks == world->size(), "device mesh: shape ", c10::ArrayRef<int>(shape), " has no place for each of the ",
-              world->size(), " ranks of group '", world->name(), "'; the product must be ", world->size());
+  TORCH_CHECK(positive && ranks == world->size(), "device mesh: shape ", c10::ArrayRef<int>(shape),
+              " has no place for each of the ", world->size(), " ranks of group '", world->name(),
+              "'; the product must be ", world->size());
   int stride = ranks;
   for (size_t dim = 0; dim < shape.size(); ++dim) {
     const int extent = shape[dim];
@@ -43,8 +42,7 @@ DeviceMesh::DeviceMesh(ProcessGroupPtr world, std::vector<int> shape,
     const int first = world->rank() - (world->rank() / stride) % extent * stride;
     std::vector<int> members;
     for (int i = 0; i < extent; ++i) members.push_back(first + i * stride);
-    groups_.push_back(
-        world->split(members, dim_names_.empty() ? "dim " + std::to_string(dim) : dim_names_[dim]));
+    groups_.push_back(world->split(members, dim_names_.empty() ? "dim " + std::to_string(dim) : dim_names_[dim]));
   }
 }
 
@@ -68,8 +66,7 @@ const ProcessGroupPtr& DeviceMesh::group(const std::string& dim_name) const {
   return groups_[static_cast<size_t>(found - dim_names_.begin())];
 }
 
-std::shared_ptr<const DeviceMesh> DeviceMesh::submesh(
-    const std::vector<std::string>& dim_names) const {
+std::shared_ptr<const DeviceMesh> DeviceMesh::submesh(const std::vector<std::string>& dim_names) const {
   TORCH_CHECK(!dim_names.empty(), "device mesh ", describe(), ": a submesh needs the name of at least one dimension");
   std::vector<ProcessGroupPtr> groups;
   for (const auto& name : dim_names) groups.push_back(group(name));

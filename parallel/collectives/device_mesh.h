@@ -17,8 +17,7 @@ class DeviceMesh {
  public:
   /// Collective over `world`, whose size must be the product of `shape`. Names are optional for 1-D
   /// meshes only.
-  DeviceMesh(ProcessGroupPtr world, std::vector<int> shape,
-             std::vector<std::string> dim_names = {});
+  DeviceMesh(ProcessGroupPtr world, std::vector<int> shape, std::vector<std::string> dim_names = {});
   /// From existing groups, one per dimension (DeviceMesh.from_group).
   DeviceMesh(std::vector<ProcessGroupPtr> groups, std::vector<std::string> dim_names);
 

@@ -56,11 +56,9 @@ class FakeProcessGroup final : public ProcessGroup {
 
   void barrier() override {}
 
-  std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
-                                         const std::string& name) override {
+  std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members, const std::string& name) override {
     std::vector<int> ranks = members_in_world(members, name);
-    return std::make_shared<FakeProcessGroup>(place_in(members), std::move(ranks), name,
-                                              device_type_);
+    return std::make_shared<FakeProcessGroup>(place_in(members), std::move(ranks), name, device_type_);
   }
 
  private:
@@ -74,8 +72,7 @@ class FakeProcessGroup final : public ProcessGroup {
     const at::AutoDispatchBelowADInplaceOrView raw;
     for (int i = 0; i < size(); ++i) {
       at::Tensor place = output.view({size(), -1}).select(0, i);
-      if (!place.is_alias_of(row) || place.storage_offset() != row.storage_offset())
-        place.copy_(row);
+      if (!place.is_alias_of(row) || place.storage_offset() != row.storage_offset()) place.copy_(row);
     }
   }
 
@@ -88,8 +85,7 @@ class FakeProcessGroup final : public ProcessGroup {
 ProcessGroupPtr make_fake_group(const FakeGroupOptions& options) {
   std::vector<int> ranks(static_cast<size_t>(options.world_size));
   std::iota(ranks.begin(), ranks.end(), 0);
-  return std::make_shared<FakeProcessGroup>(options.rank, std::move(ranks), "world",
-                                            options.device_type);
+  return std::make_shared<FakeProcessGroup>(options.rank, std::move(ranks), "world", options.device_type);
 }
 
 }  // namespace megashard

@@ -23,28 +23,24 @@ constexpr Milliseconds kLongestPause{256};
 /// group's deadline at first, four times as long then, and at last what is left but for the time
 /// to tell the others.
 Milliseconds time_for(int attempt, const ProcessGroup& group, Milliseconds left) {
-  if (attempt == kAttempts - 1)
-    return left - std::min(left / 2, std::max(left / 8, Milliseconds(1000)));
+  if (attempt == kAttempts - 1) return left - std::min(left / 2, std::max(left / 8, Milliseconds(1000)));
   return std::clamp(group.timeout() / 20 * (1 << (2 * attempt)), Milliseconds(1), left);
 }
 
-GlooPtr connect_once(const ProcessGroup& group, StorePtr store, GlooNetwork network,
-                     Milliseconds timeout) {
+GlooPtr connect_once(const ProcessGroup& group, StorePtr store, GlooNetwork network, Milliseconds timeout) {
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
   // Threads would run collectives of c10d's; messages need only the device's own thread.
   options->threads = 0;
   options->devices = network == GlooNetwork::kLoopback
                          ? std::vector{c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")}
                          : c10d::ProcessGroupGloo::Options::create_default(timeout)->devices;
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(std::move(store), group.rank(), group.size(),
-                                                     std::move(options));
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(std::move(store), group.rank(), group.size(), std::move(options));
 }
 
 /// A wait of a store's that ends early warns on stderr; so keys are asked for, less and less often.
-void wait_for_key(c10d::Store& store, const std::string& key,
-                  const std::function<Milliseconds()>& left, const std::function<void()>& look) {
-  for (Milliseconds pause(1); look != nullptr && left() > pause;
-       pause = std::min(2 * pause, kLongestPause)) {
+void wait_for_key(c10d::Store& store, const std::string& key, const std::function<Milliseconds()>& left,
+                  const std::function<void()>& look) {
+  for (Milliseconds pause(1); look != nullptr && left() > pause; pause = std::min(2 * pause, kLongestPause)) {
     if (store.check({key})) return;
     std::this_thread::sleep_for(pause);
     if (pause < kLongestPause) continue;
@@ -71,8 +67,7 @@ GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& store, GlooNetwo
     return std::max(rest, Milliseconds(1));
   };
   const auto meet = [&](const std::string& place) {
-    if (store->add(place + "/members", 1) == group.size())
-      store->set(place + "/complete", bytes_of("1"));
+    if (store->add(place + "/members", 1) == group.size()) store->set(place + "/complete", bytes_of("1"));
     wait_for_key(*store, place + "/complete", left, look);
   };
   std::string failure;
@@ -101,8 +96,7 @@ GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& store, GlooNetwo
   } catch (const std::exception& error) {
     throw_wait_error("connecting to the other ranks", group, -1, waited(), error);
   }
-  throw_wait_error("connecting to the other ranks", group, -1, waited(),
-                   std::runtime_error(failure));
+  throw_wait_error("connecting to the other ranks", group, -1, waited(), std::runtime_error(failure));
 }
 
 }  // namespace megashard

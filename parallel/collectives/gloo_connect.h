@@ -15,8 +15,8 @@ namespace megashard {
 /// Collective; throws one sentence after the last, at the group's deadline, or what `look` throws,
 /// which is called now and then to see whether the members live (null: nobody knows). Included by
 /// .cpp files only.
-c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_gloo(
-    const ProcessGroup& group, const c10::intrusive_ptr<c10d::Store>& store, GlooNetwork network,
-    const std::function<void()>& look);
+c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_gloo(const ProcessGroup& group,
+                                                        const c10::intrusive_ptr<c10d::Store>& store,
+                                                        GlooNetwork network, const std::function<void()>& look);
 
 }  // namespace megashard

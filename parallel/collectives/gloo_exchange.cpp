@@ -24,15 +24,13 @@ auto GlooExchange::or_say_why(int peer, Clock::time_point started, const Call& c
 void GlooExchange::send(at::Tensor bytes, int peer) {
   if (bytes.numel() == 0) return;
   std::vector<at::Tensor> tensors{std::move(bytes)};
-  sends_.push_back(
-      {or_say_why(peer, Clock::now(), [&] { return link_.gloo.send(tensors, peer, tag_); }), peer});
+  sends_.push_back({or_say_why(peer, Clock::now(), [&] { return link_.gloo.send(tensors, peer, tag_); }), peer});
 }
 
 void GlooExchange::receive(at::Tensor bytes, int peer) {
   if (bytes.numel() == 0) return;
   std::vector<at::Tensor> tensors{std::move(bytes)};
-  receives_.push_back(
-      {or_say_why(peer, Clock::now(), [&] { return link_.gloo.recv(tensors, peer, tag_); }), peer});
+  receives_.push_back({or_say_why(peer, Clock::now(), [&] { return link_.gloo.recv(tensors, peer, tag_); }), peer});
 }
 
 void GlooExchange::wait() {
@@ -45,9 +43,8 @@ void GlooExchange::wait() {
 
 void GlooExchange::wait_for(Message& message, Clock::time_point started) {
   while (message.work != nullptr) {
-    const bool is_through = or_say_why(message.peer, started, [&] {
-      return link_.watch.wait(*message.work, started + link_.patience);
-    });
+    const bool is_through =
+        or_say_why(message.peer, started, [&] { return link_.watch.wait(*message.work, started + link_.patience); });
     if (is_through) return message.work.reset();
     look_at_peers(receives_, started);  // of all: the one that is waited for may live
     look_at_peers(sends_, started);
@@ -57,8 +54,8 @@ void GlooExchange::wait_for(Message& message, Clock::time_point started) {
 void GlooExchange::look_at_peers(Messages& messages, Clock::time_point started) {
   for (Message& message : messages) {
     if (message.work == nullptr) continue;
-    const bool is_through = or_say_why(
-        message.peer, started, [&] { return link_.watch.is_through(*message.work, message.peer); });
+    const bool is_through =
+        or_say_why(message.peer, started, [&] { return link_.watch.is_through(*message.work, message.peer); });
     if (is_through) message.work.reset();
   }
 }

@@ -13,13 +13,13 @@
 #include <numeric>
 #include <optional>
 
-#include "parallel/collectives/buffer_pool.h"
+#include "parallel/collectives/chunk_range.h"
 #include "parallel/collectives/gloo_connect.h"
 #include "parallel/collectives/gloo_exchange.h"
 #include "parallel/collectives/group_store.h"
 #include "parallel/collectives/peer_watch.h"
 #include "parallel/collectives/rank_order_reduce.h"
-#include "parallel/fsdp/sharded_tensor.h"
+#include "parallel/device/buffer_pool.h"
 
 namespace megashard {
 
@@ -33,15 +33,13 @@ at::Tensor piece(const at::Tensor& tensor, int64_t begin, int64_t count) {
 }
 
 const char* bytes_at(const at::Tensor& tensor, int64_t element) {
-  return static_cast<const char*>(tensor.const_data_ptr()) +
-         element * static_cast<int64_t>(tensor.element_size());
+  return static_cast<const char*>(tensor.const_data_ptr()) + element * static_cast<int64_t>(tensor.element_size());
 }
 
 /// The collective of one call: an exchange, and what remains to be done once it is through.
 class ExchangeTask final : public Work::Task {
  public:
-  ExchangeTask(ProcessGroupPtr group, GlooExchange exchange,
-               std::function<void(GlooExchange&)> then)
+  ExchangeTask(ProcessGroupPtr group, GlooExchange exchange, std::function<void(GlooExchange&)> then)
       : group_(std::move(group)), exchange_(std::move(exchange)), then_(std::move(then)) {}
   void finish() override {
     exchange_.wait();
@@ -54,14 +52,11 @@ class ExchangeTask final : public Work::Task {
   std::function<void(GlooExchange&)> then_;
 };
 
-class GlooProcessGroup final : public ProcessGroup,
-                               public std::enable_shared_from_this<GlooProcessGroup> {
+class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_from_this<GlooProcessGroup> {
  public:
   /// `look`: connect_gloo's.
-  explicit GlooProcessGroup(const GlooGroupOptions& options,
-                            const std::function<void()>& look = nullptr)
-      : ProcessGroup(options.rank, options.ranks, options.name, options.timeout),
-        options_(options) {
+  explicit GlooProcessGroup(const GlooGroupOptions& options, const std::function<void()>& look = nullptr)
+      : ProcessGroup(options.rank, options.ranks, options.name, options.timeout), options_(options) {
     if (size() == 1) return;
     gloo_ = connect_gloo(*this, options_.store->store, options_.network, look);
     watch_.emplace(gloo_);
@@ -168,13 +163,11 @@ class GlooProcessGroup final : public ProcessGroup,
     }
   }
 
-  std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
-                                         const std::string& name) override {
+  std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members, const std::string& name) override {
     return gloo_subgroup(members, name);
   }
 
-  std::shared_ptr<GlooProcessGroup> patient(const std::string& name,
-                                            std::chrono::milliseconds patience) {
+  std::shared_ptr<GlooProcessGroup> patient(const std::string& name, std::chrono::milliseconds patience) {
     std::vector<int> all(static_cast<size_t>(size()));
     std::iota(all.begin(), all.end(), 0);
     auto group = gloo_subgroup(all, name);
@@ -183,8 +176,7 @@ class GlooProcessGroup final : public ProcessGroup,
   }
 
  private:
-  std::shared_ptr<GlooProcessGroup> gloo_subgroup(const std::vector<int>& members,
-                                                  const std::string& name) {
+  std::shared_ptr<GlooProcessGroup> gloo_subgroup(const std::vector<int>& members, const std::string& name) {
     GlooGroupOptions options = options_;
     options.ranks = members_in_world(members, name);
     options.rank = place_in(members);
@@ -206,8 +198,7 @@ class GlooProcessGroup final : public ProcessGroup,
   }
 
   Work start(GlooExchange exchange, std::function<void(GlooExchange&)> then) {
-    return Work(
-        std::make_shared<ExchangeTask>(shared_from_this(), std::move(exchange), std::move(then)));
+    return Work(std::make_shared<ExchangeTask>(shared_from_this(), std::move(exchange), std::move(then)));
   }
 
   /// Scratch of size() - 1 slices, in the order of the peers' ranks; every peer's message goes to
@@ -222,8 +213,7 @@ class GlooProcessGroup final : public ProcessGroup,
     return scratch;
   }
 
-  void reduce(void* out, const void* own, const at::Tensor& scratch, int64_t count,
-              at::ScalarType dtype, ReduceOp op) {
+  void reduce(void* out, const void* own, const at::Tensor& scratch, int64_t count, at::ScalarType dtype, ReduceOp op) {
     const int64_t slice_bytes = count * static_cast<int64_t>(c10::elementSize(dtype));
     const char* next = static_cast<const char*>(scratch.const_data_ptr());
     std::vector<const void*> sources;
@@ -247,26 +237,20 @@ class GlooProcessGroup final : public ProcessGroup,
   /// Reduce-scatter in place, then all-gather in place: what moves over the wire is the least there
   /// is.
   Work all_reduce_by_pieces(const at::Tensor& tensor, ReduceOp op) {
-    const auto range_of = [this, n = tensor.numel()](int peer) {
-      return chunk_range(n, size(), peer);
-    };
+    const auto range_of = [this, n = tensor.numel()](int peer) { return chunk_range(n, size(), peer); };
     const ChunkRange own = range_of(rank());
     GlooExchange exchange = exchange_of("all_reduce");
-    at::Tensor scratch =
-        receive_from_peers(exchange, static_cast<size_t>(own.size) * tensor.element_size());
-    for (const int peer : peers())
-      exchange.send(piece(tensor, range_of(peer).offset, range_of(peer).size), peer);
-    return start(
-        std::move(exchange), [this, tensor, scratch, op, own, range_of](GlooExchange& onward) {
-          const at::AutoDispatchBelowADInplaceOrView raw;
-          at::Tensor reduced = piece(tensor, own.offset, own.size);
-          void* data = reduced.mutable_data_ptr();
-          reduce(data, data, scratch, own.size, tensor.scalar_type(), op);
-          for (const int peer : peers())
-            onward.receive(piece(tensor, range_of(peer).offset, range_of(peer).size), peer);
-          for (const int peer : peers()) onward.send(reduced, peer);
-          onward.wait();
-        });
+    at::Tensor scratch = receive_from_peers(exchange, static_cast<size_t>(own.size) * tensor.element_size());
+    for (const int peer : peers()) exchange.send(piece(tensor, range_of(peer).offset, range_of(peer).size), peer);
+    return start(std::move(exchange), [this, tensor, scratch, op, own, range_of](GlooExchange& onward) {
+      const at::AutoDispatchBelowADInplaceOrView raw;
+      at::Tensor reduced = piece(tensor, own.offset, own.size);
+      void* data = reduced.mutable_data_ptr();
+      reduce(data, data, scratch, own.size, tensor.scalar_type(), op);
+      for (const int peer : peers()) onward.receive(piece(tensor, range_of(peer).offset, range_of(peer).size), peer);
+      for (const int peer : peers()) onward.send(reduced, peer);
+      onward.wait();
+    });
   }
 
   GlooExchange exchange_of(const char* operation) {

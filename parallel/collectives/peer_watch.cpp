@@ -88,13 +88,9 @@ class PeerWatch::Pulse {
 };
 
 PeerWatch::PeerWatch(c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo)
-    : gloo_(std::move(gloo)),
-      unanswered_(static_cast<size_t>(gloo_->getSize())),
-      pulse_(Pulse::of_this_process()) {}
+    : gloo_(std::move(gloo)), unanswered_(static_cast<size_t>(gloo_->getSize())), pulse_(Pulse::of_this_process()) {}
 
-bool PeerWatch::wait(c10d::Work& message, Clock::time_point deadline) {
-  return pulse_->wait(message, until(deadline));
-}
+bool PeerWatch::wait(c10d::Work& message, Clock::time_point deadline) { return pulse_->wait(message, until(deadline)); }
 
 bool PeerWatch::is_through(c10d::Work& message, int peer) {
   try {

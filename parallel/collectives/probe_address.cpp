@@ -44,8 +44,7 @@ Lookup look_up(const std::string& host, int port) {
     std::memcpy(&address.socket, each->ai_addr, each->ai_addrlen);
     address.size = each->ai_addrlen;
     char text[NI_MAXHOST];
-    if (::getnameinfo(each->ai_addr, each->ai_addrlen, text, sizeof(text), nullptr, 0,
-                      NI_NUMERICHOST) == 0) {
+    if (::getnameinfo(each->ai_addr, each->ai_addrlen, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0) {
       address.text = text;
       result.addresses.push_back(std::move(address));
     }
@@ -74,23 +73,19 @@ int connect_to(const NumericAddress& address, Milliseconds timeout) {
 
 }  // namespace
 
-AddressProbe probe_address(const std::string& host, int port, bool connects,
-                           const StartDeadline& deadline) {
+AddressProbe probe_address(const std::string& host, int port, bool connects, const StartDeadline& deadline) {
   const auto found = before<Lookup>(deadline, [host, port] { return look_up(host, port); });
   if (!found) return {};
   if (!found->failure.empty()) {
-    return {"", "the name " + host + " does not resolve (" + found->failure + ")",
-            "check the name"};
+    return {"", "the name " + host + " does not resolve (" + found->failure + ")", "check the name"};
   }
   int error = 0;
   for (const NumericAddress& address : found->addresses) {
     if (connects) error = connect_to(address, std::min(deadline.left(), kLongestConnect));
     if (error == 0) return {address.text, "", ""};
   }
-  if (error == ECONNREFUSED)
-    return {"", "nobody listens there", "start rank 0, and check address and port"};
-  if (error == ETIMEDOUT)
-    return {"", "nothing there answers", "start rank 0, and check address, port and firewall"};
+  if (error == ECONNREFUSED) return {"", "nobody listens there", "start rank 0, and check address and port"};
+  if (error == ETIMEDOUT) return {"", "nothing there answers", "start rank 0, and check address, port and firewall"};
   return {"", std::strerror(error), "check address and network"};
 }
 

@@ -15,7 +15,6 @@ struct AddressProbe {
 
 /// Looks `host` up and, if `connects`, opens and closes a connection to `port`; waits no longer
 /// than the deadline, and for one connection no longer than a few seconds.
-AddressProbe probe_address(const std::string& host, int port, bool connects,
-                           const StartDeadline& deadline);
+AddressProbe probe_address(const std::string& host, int port, bool connects, const StartDeadline& deadline);
 
 }  // namespace megashard

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <functional>
 
-#include "parallel/collectives/buffer_pool.h"
+#include "parallel/device/buffer_pool.h"
 
 namespace megashard {
 
@@ -19,8 +19,7 @@ void Work::wait() {
   if (task != nullptr && !std::exchange(task->waited_for_, true)) task->finish();
 }
 
-ProcessGroup::ProcessGroup(int rank, std::vector<int> ranks, std::string name,
-                           std::chrono::milliseconds timeout)
+ProcessGroup::ProcessGroup(int rank, std::vector<int> ranks, std::string name, std::chrono::milliseconds timeout)
     : rank_(rank), ranks_(std::move(ranks)), name_(std::move(name)), timeout_(timeout) {
   TORCH_CHECK(!ranks_.empty(), "group '", name_, "' has no ranks");
   TORCH_CHECK(0 <= rank_ && rank_ < size(), "group '", name_, "': rank ", rank_, " is not below its size, ", size());
@@ -32,8 +31,7 @@ c10::Device ProcessGroup::device() const {
   return c10::impl::VirtualGuardImpl(type).getDevice();
 }
 
-at::Tensor ProcessGroup::allocate(int64_t numel, c10::ScalarType dtype, c10::Device device,
-                                  GroupMemory) {
+at::Tensor ProcessGroup::allocate(int64_t numel, c10::ScalarType dtype, c10::Device device, GroupMemory) {
   return pooled_empty(numel, dtype, device);
 }
 
@@ -78,8 +76,8 @@ void ProcessGroup::check_tensors(const char* operation, Shapes shapes, const at:
   check_tensor(operation, output);
   check_tensor(operation, input);
   TORCH_CHECK(output.scalar_type() == input.scalar_type(), operation, " of group '", name_,
-              "' takes tensors of one dtype, got ", output.scalar_type(), " for the output and ",
-              input.scalar_type(), " for the input");
+              "' takes tensors of one dtype, got ", output.scalar_type(), " for the output and ", input.scalar_type(),
+              " for the input");
   const int64_t out = output.numel();
   const int64_t in = input.numel();
   const bool fits = shapes == Shapes::kGather    ? out == in * size()
@@ -89,8 +87,7 @@ void ProcessGroup::check_tensors(const char* operation, Shapes shapes, const at:
               " elements to an output of ", out);
 }
 
-void ProcessGroup::check_reduction(const char* operation, const at::Tensor& tensor,
-                                   ReduceOp op) const {
+void ProcessGroup::check_reduction(const char* operation, const at::Tensor& tensor, ReduceOp op) const {
   TORCH_CHECK(op != ReduceOp::kAvg || tensor.is_floating_point(), operation, " of group '", name_,
               "': an average needs a floating dtype, got ", tensor.scalar_type(), "; sum and divide instead");
 }
@@ -100,10 +97,8 @@ void ProcessGroup::check_root(int root) const {
               " is no rank of this group of ", size(), " (roots count within the group)");
 }
 
-std::vector<int> ProcessGroup::members_in_world(const std::vector<int>& members,
-                                                const std::string& name) const {
-  const bool ascending =
-      std::adjacent_find(members.begin(), members.end(), std::greater_equal<>()) == members.end();
+std::vector<int> ProcessGroup::members_in_world(const std::vector<int>& members, const std::string& name) const {
+  const bool ascending = std::adjacent_find(members.begin(), members.end(), std::greater_equal<>()) == members.end();
   TORCH_CHECK(!members.empty() && ascending && members.front() >= 0 && members.back() < size(), "subgroup '", name,
               "' of group '", name_, "': members must be ascending ranks below ", size(), ", got ", members);
   std::vector<int> in_world;
@@ -118,8 +113,7 @@ int ProcessGroup::place_in(const std::vector<int>& members) const {
   return static_cast<int>(found - members.begin());
 }
 
-std::string ProcessGroup::next_store_prefix(const std::string& name,
-                                            const std::vector<int>& members_in_world) {
+std::string ProcessGroup::next_store_prefix(const std::string& name, const std::vector<int>& members_in_world) {
   std::string key = name;
   for (const int member : members_in_world) key += "," + std::to_string(member);
   const int made = subgroups_made_[key]++;

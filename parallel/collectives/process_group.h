@@ -85,8 +85,7 @@ class ProcessGroup {
 
   /// Uninitialised, for communication buffers; ordinary memory where the backend has no other.
   /// kSymmetric: every rank asks for the same sizes in the same order.
-  virtual at::Tensor allocate(int64_t numel, c10::ScalarType dtype, c10::Device device,
-                              GroupMemory memory);
+  virtual at::Tensor allocate(int64_t numel, c10::ScalarType dtype, c10::Device device, GroupMemory memory);
 
   /// Every member's string, in rank order. For plans and errors, not for tensors. Works on every
   /// backend.
@@ -94,29 +93,21 @@ class ProcessGroup {
 
   /// A group of some of this group's ranks (given as ranks in this group, ascending), called by its
   /// members only, each with the same `name`, which need not be unique.
-  virtual std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
-                                                 const std::string& name) = 0;
+  virtual std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members, const std::string& name) = 0;
   /// The same, called by all ranks of this group, each with the members of its own part; the parts
   /// are of one size. NCCL splits its communicator instead of connecting anew.
-  virtual std::shared_ptr<ProcessGroup> split(const std::vector<int>& members,
-                                              const std::string& name) {
+  virtual std::shared_ptr<ProcessGroup> split(const std::vector<int>& members, const std::string& name) {
     return subgroup(members, name);
   }
 
  protected:
-  ProcessGroup(int rank, std::vector<int> ranks, std::string name,
-               std::chrono::milliseconds timeout);
+  ProcessGroup(int rank, std::vector<int> ranks, std::string name, std::chrono::milliseconds timeout);
 
   // Checks of the arguments, for backends; each throws one sentence with the operation and the
   // group.
-  enum class Shapes {
-    kGather,
-    kScatter,
-    kEqual
-  };  ///< output [size * n] of input [n], the reverse, [size * n] both
+  enum class Shapes { kGather, kScatter, kEqual };  ///< output [size * n] of input [n], the reverse, [size * n] both
   void check_tensor(const char* operation, const at::Tensor& tensor) const;
-  void check_tensors(const char* operation, Shapes shapes, const at::Tensor& output,
-                     const at::Tensor& input) const;
+  void check_tensors(const char* operation, Shapes shapes, const at::Tensor& output, const at::Tensor& input) const;
   void check_reduction(const char* operation, const at::Tensor& tensor, ReduceOp op) const;
   void check_root(int root) const;
   /// `members` as ranks of the world, and this rank's place among them.

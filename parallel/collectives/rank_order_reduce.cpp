@@ -40,8 +40,7 @@ struct Min {
 };
 
 template <typename T, typename Op, bool kWholeBlock>
-void reduce_block(T* out, const std::vector<const void*>& sources, int64_t begin, int64_t length,
-                  bool average) {
+void reduce_block(T* out, const std::vector<const void*>& sources, int64_t begin, int64_t length, bool average) {
   using Accumulator = std::conditional_t<is_16_bit_float<T>, float, T>;
   const int64_t count = kWholeBlock ? kBlock : length;
   Accumulator sums[kBlock];
@@ -49,8 +48,7 @@ void reduce_block(T* out, const std::vector<const void*>& sources, int64_t begin
   for (int64_t i = 0; i < count; ++i) sums[i] = static_cast<Accumulator>(first[i]);
   for (size_t k = 1; k < sources.size(); ++k) {
     const T* next = static_cast<const T*>(sources[k]) + begin;
-    for (int64_t i = 0; i < count; ++i)
-      sums[i] = Op::apply(sums[i], static_cast<Accumulator>(next[i]));
+    for (int64_t i = 0; i < count; ++i) sums[i] = Op::apply(sums[i], static_cast<Accumulator>(next[i]));
   }
   if (average) {
     const auto parts = static_cast<Accumulator>(sources.size());
@@ -85,8 +83,8 @@ void reduce_as(void* out, const std::vector<const void*>& sources, int64_t count
 
 }  // namespace
 
-void reduce_in_rank_order(void* out, const std::vector<const void*>& sources, int64_t count,
-                          c10::ScalarType dtype, ReduceOp op) {
+void reduce_in_rank_order(void* out, const std::vector<const void*>& sources, int64_t count, c10::ScalarType dtype,
+                          ReduceOp op) {
   switch (dtype) {
     case c10::ScalarType::Float:
       return reduce_as<float>(out, sources, count, op);

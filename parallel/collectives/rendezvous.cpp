@@ -12,14 +12,13 @@
 #include "parallel/collectives/rendezvous_store.h"
 #include "parallel/collectives/routed_process_group.h"
 #include "parallel/collectives/start_wait.h"
-#include "parallel/cuda/cuda_module.h"
+#include "parallel/device/cuda_module.h"
 
 namespace megashard {
 
 namespace {
 
-GroupStorePtr make_store(const RendezvousOptions& options, const std::string& gpu,
-                         WaitTeller& teller) {
+GroupStorePtr make_store(const RendezvousOptions& options, const std::string& gpu, WaitTeller& teller) {
   if (options.world_size == 1) return make_in_process_store();
   const bool tcp = options.init_method == "env://" || options.init_method.starts_with("tcp://");
   TORCH_CHECK(tcp || options.init_method.starts_with("file://"), "unknown init method '", options.init_method,
@@ -58,8 +57,7 @@ ProcessGroupPtr init_process_group(const RendezvousOptions& options) {
   TORCH_CHECK(options.world_size > 0 && 0 <= options.rank && options.rank < options.world_size, "rank ", options.rank,
               " of a world of ", options.world_size, " does not exist: RANK counts from 0 to WORLD_SIZE - 1");
   TORCH_CHECK(options.timeout > std::chrono::milliseconds::zero(), "--distributed-timeout-minutes must be positive");
-  const bool both =
-      options.backend == "cpu:gloo,cuda:nccl" || options.backend == "cuda:nccl,cpu:gloo";
+  const bool both = options.backend == "cpu:gloo,cuda:nccl" || options.backend == "cuda:nccl,cpu:gloo";
   const bool nccl = both || options.backend == "nccl";
   TORCH_CHECK(nccl || options.backend == "gloo", "unknown backend '", options.backend,
               "'; take gloo, nccl or cpu:gloo,cuda:nccl (--distributed-backend)");
@@ -68,8 +66,7 @@ ProcessGroupPtr init_process_group(const RendezvousOptions& options) {
 
   ignore_broken_connections();
   WaitTeller teller(options.notice, options.first_notice);
-  const GroupStorePtr store =
-      make_store(options, nccl ? cuda.device_identity(gpu) : std::string(), teller);
+  const GroupStorePtr store = make_store(options, nccl ? cuda.device_identity(gpu) : std::string(), teller);
   std::vector<int> ranks(static_cast<size_t>(options.world_size));
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto in_store = [&](const char* prefix) {
@@ -79,19 +76,15 @@ ProcessGroupPtr init_process_group(const RendezvousOptions& options) {
   };
   const auto make_gloo = [&] {
     const bool one_machine = options.local_world_size == options.world_size;
-    return make_gloo_group(
-        {.store = in_store("gloo"),
-         .rank = options.rank,
-         .ranks = ranks,
-         .timeout = options.timeout,
-         .network = one_machine ? GlooNetwork::kLoopback : GlooNetwork::kDefault});
+    return make_gloo_group({.store = in_store("gloo"),
+                            .rank = options.rank,
+                            .ranks = ranks,
+                            .timeout = options.timeout,
+                            .network = one_machine ? GlooNetwork::kLoopback : GlooNetwork::kDefault});
   };
   if (!nccl) return make_gloo();
-  ProcessGroupPtr on_gpu = cuda.make_nccl_group({.store = in_store("nccl"),
-                                                 .rank = options.rank,
-                                                 .ranks = ranks,
-                                                 .timeout = options.timeout,
-                                                 .device = gpu});
+  ProcessGroupPtr on_gpu = cuda.make_nccl_group(
+      {.store = in_store("nccl"), .rank = options.rank, .ranks = ranks, .timeout = options.timeout, .device = gpu});
   return both ? make_routed_group(make_gloo(), std::move(on_gpu)) : on_gpu;
 }
 

@@ -14,8 +14,7 @@ struct RendezvousOptions {
   /// Modulo the GPUs that this process sees: its GPU. -1: nobody said; takes the rank. A launcher
   /// may show each rank a GPU of its own, which is then number 0 for all of them.
   int local_rank = 0;
-  int local_world_size =
-      0;  ///< ranks on this machine; 0: unknown. Equal to world_size: sockets stay on loopback
+  int local_world_size = 0;  ///< ranks on this machine; 0: unknown. Equal to world_size: sockets stay on loopback
   /// Where the ranks meet: "tcp://HOST:PORT" (rank 0 listens there), "file:///PATH" (a new file in
   /// a folder that all ranks see), or "env://" (tcp:// with master_addr and master_port, which
   /// launch/ took from the environment).

@@ -74,30 +74,26 @@ void register_rank(c10d::Store& store, const RendezvousOptions& options, const s
                    const StartDeadline& deadline, WaitTeller& teller) {
   const std::string rank = std::to_string(options.rank);
   const bool first = store.add(rank_key(options.rank), 1) == 1;
-  if (options.rank == 0 && first)
-    store.set(kWorldSize, text_bytes(std::to_string(options.world_size)));
+  if (options.rank == 0 && first) store.set(kWorldSize, text_bytes(std::to_string(options.world_size)));
   const std::string place = meeting_place(options);
   teller.wait_for("rank 0 at " + place);
   TORCH_CHECK(await_key(store, kWorldSize, deadline, [] {}), "rank ", rank, " of ", options.world_size, " waited ",
-              deadline.waited(), " for rank 0 to come to ", place, ": start it, or raise --distributed-timeout-minutes");
+              deadline.waited(), " for rank 0 to come to ", place,
+              ": start it, or raise --distributed-timeout-minutes");
   if (!first) {
     fail_for_all(store, options.init_method.starts_with("file://")
-                            ? "another process already was rank " + rank + " in " + place +
-                                  ": give each run a new file"
-                            : "two processes are rank " + rank +
-                                  ": give each its own RANK, and each job its own port");
+                            ? "another process already was rank " + rank + " in " + place + ": give each run a new file"
+                            : "two processes are rank " + rank + ": give each its own RANK, and each job its own port");
   }
   const std::string world = read(store, kWorldSize);
   if (world != std::to_string(options.world_size)) {
-    fail_for_all(store, "rank " + rank + " was started for a world of " +
-                            std::to_string(options.world_size) + ", rank 0 for one of " + world +
-                            ": give every rank the same WORLD_SIZE");
+    fail_for_all(store, "rank " + rank + " was started for a world of " + std::to_string(options.world_size) +
+                            ", rank 0 for one of " + world + ": give every rank the same WORLD_SIZE");
   }
   if (!gpu.empty() && store.add("megashard/gpu/" + gpu, 1) > 1) {
-    fail_for_all(store,
-                 "rank " + rank +
-                     " has the GPU of another rank: start at most as many ranks on a "
-                     "machine as it has GPUs, and let each see all of them or one of its own");
+    fail_for_all(store, "rank " + rank +
+                            " has the GPU of another rank: start at most as many ranks on a "
+                            "machine as it has GPUs, and let each see all of them or one of its own");
   }
 }
 
@@ -108,16 +104,15 @@ void meet_all_ranks(c10d::Store& store, const RendezvousOptions& options, const 
   std::string verdict;
   try {
     register_rank(store, options, gpu, deadline, teller);
-    if (store.add(kMembers, 1) == options.world_size)
-      store.compareSet(kVerdict, {}, text_bytes(kAllCame));
+    if (store.add(kMembers, 1) == options.world_size) store.compareSet(kVerdict, {}, text_bytes(kAllCame));
     teller.wait_for("the other ranks");
     const bool told = await_key(store, kVerdict, deadline, [&] {
       const std::string of = " of " + std::to_string(options.world_size);
       if (teller.tells()) teller.wait_for(missing_ranks(store, options) + of);
     });
     TORCH_CHECK(told, "rank ", options.rank, " of ", options.world_size, " waited ", deadline.waited(), " for ",
-                missing_ranks(store, options), ", which did not come to ", meeting_place(options), ": start every rank "
-                "with the same address and WORLD_SIZE, or raise --distributed-timeout-minutes");
+                missing_ranks(store, options), ", which did not come to ", meeting_place(options),
+                ": start every rank with the same address and WORLD_SIZE, or raise --distributed-timeout-minutes");
     verdict = read(store, kVerdict);
   } catch (const c10::DistError& error) {
     TORCH_CHECK(false, "rank ", options.rank, " of ", options.world_size, " lost ", meeting_place(options),

@@ -43,36 +43,30 @@ Address parse_address(const RendezvousOptions& options) {
     const auto parsed = std::from_chars(rest.data() + colon + 1, end, address.port);
     TORCH_CHECK(parsed.ec == std::errc() && parsed.ptr == end, "init method '", options.init_method,
                 "' should read tcp://HOST:PORT, and '", rest.substr(colon + 1), "' is no port");
-    if (address.host.front() == '[')
-      address.host = address.host.substr(1, address.host.size() - 2);  // IPv6
+    if (address.host.front() == '[') address.host = address.host.substr(1, address.host.size() - 2);  // IPv6
   }
   TORCH_CHECK(0 < address.port && address.port < 65536, "port ", address.port,
               " of the master is not between 1 and 65535 (--master-port or MASTER_PORT)");
   return address;
 }
 
-std::string host_and_port(const Address& address) {
-  return address.host + ":" + std::to_string(address.port);
-}
+std::string host_and_port(const Address& address) { return address.host + ":" + std::to_string(address.port); }
 
 /// c10d's, which has no deadline while it waits for an answer, and several while it connects.
-std::optional<Store> open_store(const std::string& host, int port, bool serves,
-                                const StartDeadline& deadline) {
+std::optional<Store> open_store(const std::string& host, int port, bool serves, const StartDeadline& deadline) {
   c10d::TCPStoreOptions tcp;
   tcp.port = static_cast<uint16_t>(port);
   tcp.isServer = serves;
   // The ranks are counted when they meet, by a clearer sentence.
   tcp.waitWorkers = false;
   tcp.timeout = std::max(deadline.left(), Milliseconds(1));
-  return before<Store>(
-      deadline, [host, tcp]() -> Store { return c10::make_intrusive<c10d::TCPStore>(host, tcp); });
+  return before<Store>(deadline, [host, tcp]() -> Store { return c10::make_intrusive<c10d::TCPStore>(host, tcp); });
 }
 
 Store serve(const Address& address, const StartDeadline& deadline) {
   std::string cause;
   try {
-    if (const auto store = open_store(address.host, address.port, /*serves=*/true, deadline))
-      return *store;
+    if (const auto store = open_store(address.host, address.port, /*serves=*/true, deadline)) return *store;
   } catch (const std::exception& error) {
     cause = first_line(error);
     const bool in_use = cause.find("EADDRINUSE") != std::string::npos;
@@ -80,8 +74,8 @@ Store serve(const Address& address, const StartDeadline& deadline) {
                 "earlier run that has not ended; take another one (--master-port or MASTER_PORT)");
   }
   TORCH_CHECK(false, "rank 0 listens on port ", address.port, " of this machine, but after ", deadline.waited(),
-              " it has not reached itself at ", host_and_port(address), ": the address must be that of rank 0's machine "
-              "(MASTER_ADDR)", cause.empty() ? "" : " [" + cause + "]");
+              " it has not reached itself at ", host_and_port(address),
+              ": the address must be that of rank 0's machine (MASTER_ADDR)", cause.empty() ? "" : " [" + cause + "]");
 }
 
 }  // namespace
@@ -91,16 +85,14 @@ std::string meeting_place(const RendezvousOptions& options) {
   return host_and_port(parse_address(options));
 }
 
-Store make_tcp_store(const RendezvousOptions& options, const StartDeadline& deadline,
-                     WaitTeller& teller) {
+Store make_tcp_store(const RendezvousOptions& options, const StartDeadline& deadline, WaitTeller& teller) {
   const Address address = parse_address(options);
   const bool serves = options.rank == 0 && options.agent_store_prefix.empty();
   const std::string whom = "rank 0 at " + host_and_port(address);
   teller.wait_for(whom);
   Store store;
   std::string why = "the name service does not answer", remedy = "check the name and the service";
-  for (Milliseconds pause = kFirstRetry; store == nullptr;
-       pause = std::min(2 * pause, kLongestRetry)) {
+  for (Milliseconds pause = kFirstRetry; store == nullptr; pause = std::min(2 * pause, kLongestRetry)) {
     const AddressProbe probe = probe_address(address.host, address.port, !serves, deadline);
     if (!probe.reached.empty() && serves) {
       teller.wait_for(whom, "it is this rank, which listens, but does not reach itself there");

@@ -10,8 +10,8 @@ namespace megashard {
 /// The store at the address of `options`: rank 0 serves it, the others wait until it does, and
 /// throw at the deadline what became of the name, of the connection, or of the answer. Included by
 /// .cpp files only.
-c10::intrusive_ptr<c10d::Store> make_tcp_store(const RendezvousOptions& options,
-                                               const StartDeadline& deadline, WaitTeller& teller);
+c10::intrusive_ptr<c10d::Store> make_tcp_store(const RendezvousOptions& options, const StartDeadline& deadline,
+                                               WaitTeller& teller);
 c10::intrusive_ptr<c10d::Store> make_file_store(const RendezvousOptions& options);
 
 /// Where the ranks meet, as a user reads it: "gpu1:29500" or the file's path.

@@ -25,33 +25,25 @@ class RoutedProcessGroup final : public ProcessGroup {
   Work reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op) override {
     return group_of(output).reduce_scatter_into(output, input, op);
   }
-  Work all_reduce(at::Tensor tensor, ReduceOp op) override {
-    return group_of(tensor).all_reduce(tensor, op);
-  }
-  Work broadcast(at::Tensor tensor, int root) override {
-    return group_of(tensor).broadcast(tensor, root);
-  }
+  Work all_reduce(at::Tensor tensor, ReduceOp op) override { return group_of(tensor).all_reduce(tensor, op); }
+  Work broadcast(at::Tensor tensor, int root) override { return group_of(tensor).broadcast(tensor, root); }
   Work all_to_all_into(at::Tensor output, at::Tensor input) override {
     return group_of(output).all_to_all_into(output, input);
   }
   void barrier() override { on_cpu_->barrier(); }
-  at::Tensor allocate(int64_t numel, c10::ScalarType dtype, c10::Device device,
-                      GroupMemory memory) override {
+  at::Tensor allocate(int64_t numel, c10::ScalarType dtype, c10::Device device, GroupMemory memory) override {
     return (device.is_cpu() ? on_cpu_ : on_accelerator_)->allocate(numel, dtype, device, memory);
   }
   std::vector<std::string> all_gather_strings(const std::string& mine) override {
     return on_cpu_->all_gather_strings(mine);
   }
 
-  std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
-                                         const std::string& name) override {
+  std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members, const std::string& name) override {
     return std::make_shared<RoutedProcessGroup>(on_cpu_->subgroup(members, name),
                                                 on_accelerator_->subgroup(members, name));
   }
-  std::shared_ptr<ProcessGroup> split(const std::vector<int>& members,
-                                      const std::string& name) override {
-    return std::make_shared<RoutedProcessGroup>(on_cpu_->split(members, name),
-                                                on_accelerator_->split(members, name));
+  std::shared_ptr<ProcessGroup> split(const std::vector<int>& members, const std::string& name) override {
+    return std::make_shared<RoutedProcessGroup>(on_cpu_->split(members, name), on_accelerator_->split(members, name));
   }
 
   const ProcessGroupPtr& on_cpu() const { return on_cpu_; }
@@ -83,8 +75,7 @@ ProcessGroupPtr make_host_group(const ProcessGroupPtr& group, const std::string&
 }
 
 bool has_host_backend(const ProcessGroupPtr& group) {
-  return group->device_type() == c10::kCPU ||
-         dynamic_cast<const RoutedProcessGroup*>(group.get()) != nullptr;
+  return group->device_type() == c10::kCPU || dynamic_cast<const RoutedProcessGroup*>(group.get()) != nullptr;
 }
 
 }  // namespace megashard

@@ -17,8 +17,7 @@ std::string seconds_since(std::chrono::steady_clock::time_point start) {
 
 Milliseconds StartDeadline::left() const {
   const auto end = started_ + timeout_;
-  return std::max(Milliseconds(0),
-                  std::chrono::ceil<Milliseconds>(end - std::chrono::steady_clock::now()));
+  return std::max(Milliseconds(0), std::chrono::ceil<Milliseconds>(end - std::chrono::steady_clock::now()));
 }
 
 std::string StartDeadline::waited() const { return seconds_since(started_); }
@@ -50,8 +49,7 @@ void WaitTeller::run(Milliseconds first) {
   for (Milliseconds due = first;; due *= 2) {
     if (ended_.wait_until(lock, started + due, [this] { return over_; })) return;
     if (whom_.empty()) continue;
-    notice_("Waiting for " + whom_ + " (" + seconds_since(started) + ")" +
-            (why_.empty() ? "" : ": " + why_));
+    notice_("Waiting for " + whom_ + " (" + seconds_since(started) + ")" + (why_.empty() ? "" : ": " + why_));
   }
 }
 

@@ -1,21 +1,18 @@
 #include "parallel/collectives/wait_error.h"
 
-#include <c10/util/Exception.h>
-
 #include <cstdio>
 
+#include "parallel/collectives/agreement.h"
 #include "parallel/collectives/process_group.h"
 
 namespace megashard {
 
 std::string first_line(const std::exception& error) {
-  const auto* from_torch = dynamic_cast<const c10::Error*>(&error);
-  std::string text = from_torch != nullptr ? from_torch->what_without_backtrace() : error.what();
+  std::string text = error_text(error);
   text = text.substr(0, text.find('\n'));
   // Gloo begins with "[/path/file.cc:123] ".
   const size_t end_of_position = text.find("] ");
-  if (text.starts_with('[') && end_of_position != std::string::npos)
-    text.erase(0, end_of_position + 2);
+  if (text.starts_with('[') && end_of_position != std::string::npos) text.erase(0, end_of_position + 2);
   while (!text.empty() && (text.back() == '.' || text.back() == ' ')) text.pop_back();
   return text;
 }
@@ -25,8 +22,12 @@ void throw_wait_error(const char* operation, const ProcessGroup& group, int peer
   char seconds[32];
   std::snprintf(seconds, sizeof(seconds), "%.1f", std::chrono::duration<double>(waited).count());
   const std::string whom = peer < 0 ? "" : " for rank " + std::to_string(peer);
-  TORCH_CHECK(false, operation, " in group '", group.name(), "' failed on rank ", group.rank(), " of ", group.size(),
-              " after waiting ", seconds, " s", whom, ": ", kPeerIsMissing, ", or it needs longer (raise --distributed-timeout-minutes) [", first_line(error), "]");
+  const auto message =
+      c10::str(operation, " in group '", group.name(), "' failed on rank ", group.rank(), " of ", group.size(),
+               " after waiting ", seconds, " s", whom, ": a rank died or ran a different number of collectives, or it ",
+               "needs longer (raise --distributed-timeout-minutes) [", first_line(error), "]");
+  if (waited >= group.timeout()) throw TimeoutError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message);
+  C10_THROW_ERROR(DistBackendError, message);
 }
 
 }  // namespace megashard

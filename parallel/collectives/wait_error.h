@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <chrono>
 #include <exception>
 #include <string>
@@ -8,17 +10,18 @@ namespace megashard {
 
 class ProcessGroup;
 
-/// Is in every sentence of throw_wait_error: the cause may be another rank's.
-inline constexpr const char* kPeerIsMissing =
-    "a rank died or ran a different number of collectives";
+/// A collective did not end before its group's deadline. Other waits that fail are c10::DistBackendError too: a rank is
+/// gone. The cause of either may be another rank's.
+class TimeoutError : public c10::DistBackendError {
+  using DistBackendError::DistBackendError;
+};
 
 /// The cause in one line: no stack, no source position.
 std::string first_line(const std::exception& error);
 
-/// Throws the sentence for a wait that failed in `operation`: group, rank, time waited, and what to
-/// do about it. `peer`: the rank of the group that was waited for, -1 where that is unknown.
+/// Throws for a wait that failed in `operation`: group, rank, time waited, and what to do about it. `peer`: the rank of
+/// the group that was waited for, -1 where that is unknown.
 [[noreturn]] void throw_wait_error(const char* operation, const ProcessGroup& group, int peer,
-                                   std::chrono::steady_clock::duration waited,
-                                   const std::exception& error);
+                                   std::chrono::steady_clock::duration waited, const std::exception& error);
 
 }  // namespace megashard

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "parallel/copies/copy_table.h"
 #include "parallel/copies/element_copy.h"
 #include "parallel/copies/float_format_of.h"
-#include "parallel/cuda/copy_table.h"
-#include "parallel/cuda/cuda_kernels.h"
+#include "parallel/device/cuda_kernels.h"
 
 namespace megashard {
 namespace {
@@ -27,13 +27,11 @@ void copy_on_host(const RowsCopy& copy) {
   }
 }
 
-bool aligned(const CopyTable::Piece& piece, int64_t from_bytes, int64_t to_bytes,
-             int64_t alignment) {
+bool aligned(const CopyTable::Piece& piece, int64_t from_bytes, int64_t to_bytes, int64_t alignment) {
   const auto fits = [alignment](const void* address, int64_t stride_bytes) {
     return reinterpret_cast<uintptr_t>(address) % alignment == 0 && stride_bytes % alignment == 0;
   };
-  return fits(piece.from, piece.from_stride * from_bytes) &&
-         fits(piece.to, piece.to_stride * to_bytes);
+  return fits(piece.from, piece.from_stride * from_bytes) && fits(piece.to, piece.to_stride * to_bytes);
 }
 
 CopyTable::Piece piece_of(const RowsCopy& copy) {
@@ -73,8 +71,7 @@ CopyTable::Piece piece_of(const RowsCopy& copy) {
 
 }  // namespace
 
-void make_copy_tables(std::span<const RowsCopy> copies,
-                      const std::function<void(const CopyTable&)>& launch) {
+void make_copy_tables(std::span<const RowsCopy> copies, const std::function<void(const CopyTable&)>& launch) {
   CopyTable table;
   table.count = 0;
   table.tiles = 0;

@@ -34,7 +34,6 @@ struct RowsCopy {
 void copy_batch(std::span<const RowsCopy> copies, c10::Device device);
 
 /// The launches that copy_batch makes of its copies, in order.
-void make_copy_tables(std::span<const RowsCopy> copies,
-                      const std::function<void(const CopyTable&)>& launch);
+void make_copy_tables(std::span<const RowsCopy> copies, const std::function<void(const CopyTable&)>& launch);
 
 }  // namespace megashard

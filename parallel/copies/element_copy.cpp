@@ -27,12 +27,11 @@ void with_floating_type(at::ScalarType dtype, Function function) {
 
 }  // namespace
 
-void copy_elements(void* destination, at::ScalarType destination_dtype, const void* source,
-                   at::ScalarType source_dtype, int64_t count) {
+void copy_elements(void* destination, at::ScalarType destination_dtype, const void* source, at::ScalarType source_dtype,
+                   int64_t count) {
   if (count == 0) return;
   if (destination_dtype == source_dtype) {
-    if (destination != source)
-      std::memcpy(destination, source, count * c10::elementSize(source_dtype));
+    if (destination != source) std::memcpy(destination, source, count * c10::elementSize(source_dtype));
     return;
   }
   with_floating_type(destination_dtype, [&]<class To>(To) {

@@ -3,9 +3,9 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
+#include "parallel/copies/float8_rows.h"
 #include "parallel/copies/float_format_of.h"
-#include "parallel/cuda/cuda_kernels.h"
-#include "parallel/cuda/float8_rows.h"
+#include "parallel/device/cuda_kernels.h"
 
 namespace megashard {
 namespace {
@@ -27,20 +27,19 @@ void quantise_on_host(Float8Quantise quantise) {
 
 void dequantise_on_host(const Float8Dequantise& dequantise) {
   with_format(dequantise.format, [&](auto zero) {
-    for (int rank = 0; rank < dequantise.ranks; ++rank)
-      dequantise_in_thread<decltype(zero)>(dequantise, rank, 0, 1);
+    for (int rank = 0; rank < dequantise.ranks; ++rank) dequantise_in_thread<decltype(zero)>(dequantise, rank, 0, 1);
   });
 }
 
 }  // namespace
 
-void quantise_float8(const at::Tensor& rows, const at::Tensor& payload, const at::Tensor& scale,
-                     Float8Scale kind) {
-  TORCH_CHECK(payload.scalar_type() == at::kFloat8_e4m3fn && payload.is_contiguous() &&
-              scale.scalar_type() == at::kFloat && scale.numel() == 1 && rows.is_contiguous() &&
-              rows.numel() <= payload.numel(), "quantise_float8 takes contiguous rows, at least as many places for "
-              "float8_e4m3fn and one fp32 scale, but got ", rows.sizes(), ", ", payload.scalar_type(), " ",
-              payload.sizes(), " and ", scale.scalar_type(), " ", scale.sizes());
+void quantise_float8(const at::Tensor& rows, const at::Tensor& payload, const at::Tensor& scale, Float8Scale kind) {
+  TORCH_CHECK(
+      payload.scalar_type() == at::kFloat8_e4m3fn && payload.is_contiguous() && scale.scalar_type() == at::kFloat &&
+          scale.numel() == 1 && rows.is_contiguous() && rows.numel() <= payload.numel(),
+      "quantise_float8 takes contiguous rows, at least as many places for float8_e4m3fn and one fp32 scale, but got ",
+      rows.sizes(), ", ", payload.scalar_type(), " ", payload.sizes(), " and ", scale.scalar_type(), " ",
+      scale.sizes());
   Float8Quantise quantise{.rows = rows.const_data_ptr(),
                           .format = float_format_of(rows.scalar_type()),
                           .power_of_two = kind == Float8Scale::kPowerOfTwo,
@@ -57,19 +56,20 @@ void quantise_float8(const at::Tensor& rows, const at::Tensor& payload, const at
   cuda_kernels().quantise(quantise);
 }
 
-void dequantise_float8(const at::Tensor& payloads, const at::Tensor& scales, int64_t dim,
-                       int64_t chunk_size, const at::Tensor& whole) {
+void dequantise_float8(const at::Tensor& payloads, const at::Tensor& scales, int64_t dim, int64_t chunk_size,
+                       const at::Tensor& whole) {
   TORCH_CHECK(payloads.scalar_type() == at::kFloat8_e4m3fn && payloads.dim() == 2 && payloads.stride(1) == 1 &&
-              scales.scalar_type() == at::kFloat && scales.dim() == 2 && scales.size(0) == payloads.size(0) &&
-              whole.is_contiguous(), "dequantise_float8 takes float8_e4m3fn [ranks, n], fp32 [ranks, 1] and a contiguous "
-              "whole, but got ", payloads.scalar_type(), " ", payloads.sizes(), ", ", scales.scalar_type(), " ",
-              scales.sizes(), " and ", whole.sizes());
+                  scales.scalar_type() == at::kFloat && scales.dim() == 2 && scales.size(0) == payloads.size(0) &&
+                  whole.is_contiguous(),
+              "dequantise_float8 takes float8_e4m3fn [ranks, n], fp32 [ranks, 1] and a contiguous whole, but got ",
+              payloads.scalar_type(), " ", payloads.sizes(), ", ", scales.scalar_type(), " ", scales.sizes(), " and ",
+              whole.sizes());
   if (whole.numel() == 0) return;
   const int64_t runs = c10::multiply_integers(whole.sizes().slice(0, dim));
   const int64_t whole_run = whole.numel() / runs;
   const int64_t chunk_run = whole_run / whole.size(dim) * chunk_size;
-  TORCH_CHECK(runs * chunk_run <= payloads.size(1), "a payload of ", payloads.size(1), " numbers cannot hold a chunk of ",
-              runs * chunk_run);
+  TORCH_CHECK(runs * chunk_run <= payloads.size(1), "a payload of ", payloads.size(1),
+              " numbers cannot hold a chunk of ", runs * chunk_run);
   TORCH_CHECK(dim == 0 || chunk_size * payloads.size(0) == whole.size(dim), "dimension ", dim, " of ", whole.sizes(),
               " cannot be cut into ", payloads.size(0), " chunks of ", chunk_size, ": only dimension 0 may be uneven");
   const bool side_by_side = chunk_run % 8 == 0 && (runs == 1 || whole_run % 8 == 0);
@@ -80,8 +80,7 @@ void dequantise_float8(const at::Tensor& payloads, const at::Tensor& scales, int
       .scale_stride = scales.stride(0),
       .ranks = static_cast<int32_t>(payloads.size(0)),
       .format = float_format_of(whole.scalar_type()),
-      .vectors = side_by_side && payloads.stride(0) % 8 == 0 && aligned_to(payloads, 8) &&
-                 aligned_to(whole, 16),
+      .vectors = side_by_side && payloads.stride(0) % 8 == 0 && aligned_to(payloads, 8) && aligned_to(whole, 16),
       .runs = runs,
       .chunk_run = chunk_run,
       .whole_run = whole_run,

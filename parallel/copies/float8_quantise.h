@@ -21,7 +21,7 @@ void quantise_float8(const at::Tensor& rows, const at::Tensor& payload, const at
 /// payloads: [ranks, n] float8_e4m3fn, scales: [ranks, 1] fp32, both strided over ranks; whole:
 /// contiguous, fp32, fp64, bf16 or fp16, cut along `dim` into chunks of which the first has
 /// chunk_size of its rows. A payload holds its rank's chunk.
-void dequantise_float8(const at::Tensor& payloads, const at::Tensor& scales, int64_t dim,
-                       int64_t chunk_size, const at::Tensor& whole);
+void dequantise_float8(const at::Tensor& payloads, const at::Tensor& scales, int64_t dim, int64_t chunk_size,
+                       const at::Tensor& whole);
 
 }  // namespace megashard

@@ -29,8 +29,7 @@ constexpr uint32_t rounded_magnitude(uint32_t magnitude, int mantissa, int lowes
   if (magnitude < static_cast<uint32_t>(127 + lowest) << 23) {
     // Subnormal there: added to a power of two whose last bit counts as much as theirs.
     const auto large = static_cast<uint32_t>(127 + lowest - mantissa + 23) << 23;
-    return std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + std::bit_cast<float>(large)) -
-           large;
+    return std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + std::bit_cast<float>(large)) - large;
   }
   const int dropped = 23 - mantissa;
   const uint32_t odd = (magnitude >> dropped) & 1U;
@@ -41,11 +40,9 @@ constexpr uint32_t rounded_magnitude(uint32_t magnitude, int mantissa, int lowes
 /// The float of such bits, unless they stand for infinity or NaN.
 constexpr float widened_magnitude(uint32_t magnitude, int mantissa, int lowest) {
   if (magnitude >> mantissa == 0) {
-    return static_cast<float>(magnitude) *
-           std::bit_cast<float>(static_cast<uint32_t>(127 + lowest - mantissa) << 23);
+    return static_cast<float>(magnitude) * std::bit_cast<float>(static_cast<uint32_t>(127 + lowest - mantissa) << 23);
   }
-  return std::bit_cast<float>((magnitude << (23 - mantissa)) +
-                              (static_cast<uint32_t>(126 + lowest) << 23));
+  return std::bit_cast<float>((magnitude << (23 - mantissa)) + (static_cast<uint32_t>(126 + lowest) << 23));
 }
 
 constexpr float with_sign(float magnitude, bool negative) {
@@ -54,22 +51,17 @@ constexpr float with_sign(float magnitude, bool negative) {
 
 constexpr float to_float(float value) { return value; }
 constexpr float to_float(double value) { return static_cast<float>(value); }
-constexpr float to_float(BFloat16Bits value) {
-  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
-}
+constexpr float to_float(BFloat16Bits value) { return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16); }
 constexpr float to_float(HalfBits value) {
   const uint32_t magnitude = value.bits & 0x7fffU;
   const uint32_t quiet = magnitude > 0x7c00U ? 0x400000U : 0U;
-  const float number =
-      magnitude < 0x7c00U
-          ? widened_magnitude(magnitude, 10, -14)
-          : std::bit_cast<float>(kInfinityBits | quiet | (magnitude & 0x3ffU) << 13);
+  const float number = magnitude < 0x7c00U ? widened_magnitude(magnitude, 10, -14)
+                                           : std::bit_cast<float>(kInfinityBits | quiet | (magnitude & 0x3ffU) << 13);
   return with_sign(number, (value.bits & 0x8000U) != 0);
 }
 constexpr float to_float(Float8Bits value) {
   const uint32_t magnitude = value.bits & 0x7fU;
-  const float number =
-      magnitude < 0x7fU ? widened_magnitude(magnitude, 3, -6) : std::bit_cast<float>(0x7ff00000U);
+  const float number = magnitude < 0x7fU ? widened_magnitude(magnitude, 3, -6) : std::bit_cast<float>(0x7ff00000U);
   return with_sign(number, (value.bits & 0x80U) != 0);
 }
 

@@ -1,12 +1,11 @@
-#include "parallel/cuda/copy_table.h"
+#include "parallel/copies/copy_table.h"
 #include "parallel/cuda/launches.h"
 
 namespace megashard {
 namespace {
 
 /// The table is read through the constant cache, the same piece by all threads of a block.
-__global__ __launch_bounds__(CopyTable::kThreads) void copy_kernel(
-    const __grid_constant__ CopyTable table) {
+__global__ __launch_bounds__(CopyTable::kThreads) void copy_kernel(const __grid_constant__ CopyTable table) {
   copy_tile(table, blockIdx.x, static_cast<int>(threadIdx.x));
 }
 

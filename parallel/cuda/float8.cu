@@ -1,6 +1,6 @@
 #include <type_traits>
 
-#include "parallel/cuda/float8_rows.h"
+#include "parallel/copies/float8_rows.h"
 #include "parallel/cuda/launches.h"
 
 namespace megashard {
@@ -9,9 +9,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kMostBlocks = 2048;
 
-__device__ int64_t thread_of_grid() {
-  return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-}
+__device__ int64_t thread_of_grid() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 __device__ int64_t threads_of_grid() { return static_cast<int64_t>(gridDim.x) * kThreads; }
 
 /// The maximum of bits does not depend on the order of the blocks.
@@ -35,8 +33,7 @@ __global__ __launch_bounds__(kThreads) void quantise_kernel(const Float8Quantise
 
 template <class To>
 __global__ __launch_bounds__(kThreads) void dequantise_kernel(const Float8Dequantise dequantise) {
-  dequantise_in_thread<To>(dequantise, static_cast<int>(blockIdx.y), thread_of_grid(),
-                           threads_of_grid());
+  dequantise_in_thread<To>(dequantise, static_cast<int>(blockIdx.y), thread_of_grid(), threads_of_grid());
 }
 
 /// Four vectors of eight a thread, as long as the grid allows.
@@ -57,11 +54,9 @@ void launch_quantise(const Float8Quantise& quantise, cudaStream_t stream) {
 }
 
 void launch_dequantise(const Float8Dequantise& dequantise, cudaStream_t stream) {
-  const dim3 grid(blocks_for(dequantise.runs * dequantise.chunk_run),
-                  static_cast<unsigned>(dequantise.ranks));
-  with_format(dequantise.format, [&](auto zero) {
-    dequantise_kernel<decltype(zero)><<<grid, kThreads, 0, stream>>>(dequantise);
-  });
+  const dim3 grid(blocks_for(dequantise.runs * dequantise.chunk_run), static_cast<unsigned>(dequantise.ranks));
+  with_format(dequantise.format,
+              [&](auto zero) { dequantise_kernel<decltype(zero)><<<grid, kThreads, 0, stream>>>(dequantise); });
 }
 
 }  // namespace megashard

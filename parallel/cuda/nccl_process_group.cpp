@@ -12,10 +12,11 @@
 #include <exception>
 #include <thread>
 
+#include "parallel/collectives/gloo_process_group.h"
 #include "parallel/collectives/group_store.h"
 #include "parallel/collectives/wait_error.h"
-#include "parallel/cuda/cuda_module.h"
 #include "parallel/cuda/kernels.h"
+#include "parallel/device/cuda_module.h"
 
 namespace megashard {
 
@@ -52,8 +53,7 @@ class NcclProcessGroup final : public ProcessGroup {
   /// `parent`: its communicator is split, which its members do together; null: by the store.
   explicit NcclProcessGroup(const NcclGroupOptions& options, Connects connects,
                             const c10::intrusive_ptr<c10d::ProcessGroupNCCL>& parent = nullptr)
-      : ProcessGroup(options.rank, options.ranks, options.name, options.timeout),
-        options_(options) {
+      : ProcessGroup(options.rank, options.ranks, options.name, options.timeout), options_(options) {
     if (size() == 1 && !connects_alone()) return;
     auto nccl = c10d::ProcessGroupNCCL::Options::create();
     nccl->timeout = timeout();
@@ -65,8 +65,7 @@ class NcclProcessGroup final : public ProcessGroup {
     }
     options_.store->store->setTimeout(timeout());
     const c10::cuda::CUDAGuard guard(device());
-    nccl_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(options_.store->store, rank(), size(),
-                                                        std::move(nccl));
+    nccl_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(options_.store->store, rank(), size(), std::move(nccl));
     nccl_->setBoundDeviceId(device());
     if (connects == Connects::kAtOnce) nccl_->eagerConnectSingleDevice(device());
   }
@@ -82,12 +81,9 @@ class NcclProcessGroup final : public ProcessGroup {
   }
 
   c10::DeviceType device_type() const override { return c10::kCUDA; }
-  c10::Device device() const override {
-    return {c10::kCUDA, static_cast<c10::DeviceIndex>(options_.device)};
-  }
+  c10::Device device() const override { return {c10::kCUDA, static_cast<c10::DeviceIndex>(options_.device)}; }
 
-  at::Tensor allocate(int64_t numel, c10::ScalarType dtype, c10::Device device,
-                      GroupMemory memory) override {
+  at::Tensor allocate(int64_t numel, c10::ScalarType dtype, c10::Device device, GroupMemory memory) override {
     if (nccl_ == nullptr || !nccl_->supportsTensorAlloc(device.index()))
       return ProcessGroup::allocate(numel, dtype, device, memory);
     const auto options = at::TensorOptions().dtype(dtype).device(device);
@@ -111,8 +107,7 @@ class NcclProcessGroup final : public ProcessGroup {
     c10d::ReduceScatterOptions options;
     options.reduceOp = nccl_op(op);
     options.asyncOp = false;
-    return run("reduce_scatter",
-               [&] { return nccl_->_reduce_scatter_base(output, input, options); });
+    return run("reduce_scatter", [&] { return nccl_->_reduce_scatter_base(output, input, options); });
   }
 
   Work all_reduce(at::Tensor tensor, ReduceOp op) override {
@@ -143,9 +138,7 @@ class NcclProcessGroup final : public ProcessGroup {
     c10d::AllToAllOptions options;
     options.asyncOp = false;
     std::vector<int64_t> equal_splits;
-    return run("all_to_all", [&] {
-      return nccl_->alltoall_base(output, input, equal_splits, equal_splits, options);
-    });
+    return run("all_to_all", [&] { return nccl_->alltoall_base(output, input, equal_splits, equal_splits, options); });
   }
 
   void barrier() override {
@@ -157,13 +150,11 @@ class NcclProcessGroup final : public ProcessGroup {
     c10::cuda::device_synchronize();
   }
 
-  std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
-                                         const std::string& name) override {
+  std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members, const std::string& name) override {
     return std::make_shared<NcclProcessGroup>(part(members, name), Connects::kAtFirstUse);
   }
 
-  std::shared_ptr<ProcessGroup> split(const std::vector<int>& members,
-                                      const std::string& name) override {
+  std::shared_ptr<ProcessGroup> split(const std::vector<int>& members, const std::string& name) override {
     return std::make_shared<NcclProcessGroup>(part(members, name), Connects::kAtOnce, nccl_);
   }
 
@@ -174,8 +165,8 @@ class NcclProcessGroup final : public ProcessGroup {
     options.rank = place_in(members);
     options.name = name;
     options.store = std::make_shared<GroupStore>();
-    options.store->store = c10::make_intrusive<c10d::PrefixStore>(
-        next_store_prefix(name, options.ranks), options_.store->store);
+    options.store->store =
+        c10::make_intrusive<c10d::PrefixStore>(next_store_prefix(name, options.ranks), options_.store->store);
     return options;
   }
 
@@ -196,9 +187,8 @@ class NcclProcessGroup final : public ProcessGroup {
    public:
     FromPool(at::cuda::MemPool& pool, c10::DeviceIndex device) : pool_(pool), device_(device) {
       c10::cuda::CUDACachingAllocator::beginAllocateToPool(
-          device_, pool_.id(), [thread = std::this_thread::get_id()](cudaStream_t) {
-            return std::this_thread::get_id() == thread;
-          });
+          device_, pool_.id(),
+          [thread = std::this_thread::get_id()](cudaStream_t) { return std::this_thread::get_id() == thread; });
     }
     ~FromPool() { c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, pool_.id()); }
     FromPool(const FromPool&) = delete;
@@ -214,16 +204,14 @@ class NcclProcessGroup final : public ProcessGroup {
     if (symmetric_pool_ == nullptr) {
       const c10::cuda::CUDAGuard guard(device);
       symmetric_pool_ = std::make_unique<at::cuda::MemPool>(
-          std::dynamic_pointer_cast<c10::cuda::CUDACachingAllocator::CUDAAllocator>(
-              nccl_->getMemAllocator()));
+          std::dynamic_pointer_cast<c10::cuda::CUDACachingAllocator::CUDAAllocator>(nccl_->getMemAllocator()));
       nccl_->registerMemPool(symmetric_pool_.get(), /*symm=*/true);
     }
     return *symmetric_pool_;
   }
 
   static Work copy(const at::Tensor& output, const at::Tensor& input) {
-    if (output.const_data_ptr() != input.const_data_ptr())
-      output.view({-1}).copy_(input.view({-1}), true);
+    if (output.const_data_ptr() != input.const_data_ptr()) output.view({-1}).copy_(input.view({-1}), true);
     return Work();
   }
 
@@ -249,8 +237,7 @@ at::Tensor pinned_bytes(int64_t bytes) {
   void* memory = nullptr;
   C10_CUDA_CHECK(cudaHostAlloc(&memory, static_cast<size_t>(bytes), cudaHostAllocDefault));
   return at::from_blob(
-      memory, {bytes}, [](void* data) { C10_CUDA_CHECK_WARN(cudaFreeHost(data)); },
-      at::TensorOptions(at::kByte));
+      memory, {bytes}, [](void* data) { C10_CUDA_CHECK_WARN(cudaFreeHost(data)); }, at::TensorOptions(at::kByte));
 }
 ProcessGroupPtr make_nccl_group(const NcclGroupOptions& options) {
   return std::make_shared<NcclProcessGroup>(options, Connects::kAtOnce);

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "parallel/fsdp/fsdp_state.h"
-#include "parallel/fsdp/fully_shard.h"
+#include "parallel/fsdp/detail/fsdp_state.h"
 
 namespace megashard {
 namespace {
@@ -38,28 +37,35 @@ void set_prefetch(std::vector<std::weak_ptr<FsdpState>>& list, std::span<Module*
 
 FsdpContext& context_of(Module& module) {
   FsdpState& state = state_of(module);
-  state.ensure_root();
+  state.lazy_init();
   return *state.context();
 }
 
-/// Changes how a group communicates.
+/// Changes the module's own groups.
 template <class F>
-void change_communication(FsdpGroup& group, F f) {
-  GroupCommunication communication = group.communication();
-  f(communication);
-  group.set_communication(std::move(communication));
+void change_own_groups(Module& module, F f) {
+  for (const auto& group : state_of(module).groups()) f(*group);
 }
-/// The same for the module's own groups.
+
+/// Changes what excludes each other.
 template <class F>
-void change_communication(Module& module, F f) {
-  for (const auto& group : state_of(module).groups()) change_communication(*group, f);
+void change_comm(FsdpParamGroup& group, F change) {
+  CommOptions comm = group.comm;
+  change(comm);
+  TORCH_CHECK_VALUE(!comm.memory || (comm.all_gather == nullptr && comm.reduce_scatter == nullptr),
+                    "buffers from the process group's memory and custom collectives, which allocate by themselves, "
+                    "exclude each other: take one of them");
+  group.comm = std::move(comm);
 }
 
 /// Buffers are of this memory from now on, or, if they were and `on` is false, no longer.
 void change_memory(Module& module, bool on, GroupMemory memory) {
-  change_communication(module, [=](auto& communication) {
-    if (on) communication.memory = memory;
-    if (!on && communication.memory == memory) communication.memory.reset();
+  change_own_groups(module, [=](FsdpParamGroup& group) {
+    change_comm(group, [=](CommOptions& comm) {
+      if (on) comm.memory = memory;
+      if (!on && comm.memory == memory) comm.memory.reset();
+    });
+    group.forget_all_gathers();
   });
 }
 
@@ -81,92 +87,97 @@ void set_modules_to_backward_prefetch(Module& module, std::span<Module* const> n
 }
 
 void set_reshard_after_forward(Module& module, bool reshard, bool recurse) {
-  for_each_group(module, recurse, [=](FsdpGroup& group) { group.reshard_after_forward = reshard; });
+  for_each_group(module, recurse, [=](FsdpParamGroup& group) { group.reshard_after_forward = reshard; });
 }
 
 void set_reshard_after_backward(Module& module, bool reshard, bool recurse) {
-  for_each_group(module, recurse,
-                 [=](FsdpGroup& group) { group.reshard_after_backward = reshard; });
+  for_each_group(module, recurse, [=](FsdpParamGroup& group) { group.reshard_after_backward = reshard; });
 }
 
 void set_unshard_in_backward(Module& module, bool unshard) {
-  for_each_group(module, /*recurse=*/false,
-                 [=](FsdpGroup& group) { group.unshard_in_backward = unshard; });
+  for_each_group(module, /*recurse=*/false, [=](FsdpParamGroup& group) { group.unshard_in_backward = unshard; });
 }
 
 void set_unshard_async_op(Module& module, bool async_op) {
-  for_each_group(module, /*recurse=*/true, [=](FsdpGroup& group) {
-    change_communication(group, [=](auto& communication) { communication.async_op = async_op; });
+  for_each_group(module, /*recurse=*/true, [=](FsdpParamGroup& group) {
+    group.unshard_async_op = async_op;
+    group.forget_all_gathers();
   });
 }
 
 UnshardHandle unshard(Module& module, bool async_op) {
   FsdpState& state = state_of(module);
   state.start_unshard();
-  if (async_op) return UnshardHandle([self = state.shared_from_this()] { self->finish_unshard(); });
-  state.finish_unshard();
+  if (async_op) return UnshardHandle([self = state.shared_from_this()] { self->wait_for_unshard(); });
+  state.wait_for_unshard();
   return UnshardHandle();
 }
 
-void reshard(Module& module) { state_of(module).reshard_now(); }
+void reshard(Module& module) { state_of(module).reshard(); }
 
 void set_requires_gradient_sync(Module& module, bool sync, bool recurse) {
-  for_each_group(module, recurse, [sync](FsdpGroup& group) {
-    group.reduce_gradients = sync;
-    group.all_reduce_gradients = sync;
+  for_each_group(module, recurse, [sync](FsdpParamGroup& group) {
+    group.reduce_grads = sync;
+    group.all_reduce_grads = sync;
   });
 }
 
 void set_requires_all_reduce(Module& module, bool all_reduce, bool recurse) {
-  for_each_group(module, recurse,
-                 [=](FsdpGroup& group) { group.all_reduce_gradients = all_reduce; });
+  for_each_group(module, recurse, [=](FsdpParamGroup& group) { group.all_reduce_grads = all_reduce; });
 }
 
 void set_is_last_backward(Module& module, bool last) { context_of(module).is_last_backward = last; }
 
 std::vector<std::pair<at::Tensor, at::Tensor>> pending_gradients(Module& module, bool recurse) {
   std::vector<std::pair<at::Tensor, at::Tensor>> pending;
-  for_each_group(module, recurse, [&](FsdpGroup& group) {
+  for_each_group(module, recurse, [&](FsdpParamGroup& group) {
     for (const auto& param : group.params()) {
-      if (param->accumulated_gradient().defined())
-        pending.emplace_back(param->parameter(), param->accumulated_gradient());
+      const at::Tensor& grad = param->unsharded_accumulated_grad();
+      if (grad.defined()) pending.emplace_back(param->parameter(), grad);
     }
   });
   return pending;
 }
 
 void clear_pending_gradients(Module& module, bool recurse) {
-  for_each_group(module, recurse, [](FsdpGroup& group) { group.clear_pending_gradients(); });
+  for_each_group(module, recurse, [](FsdpParamGroup& group) { group.clear_pending_grads(); });
 }
 
 void synchronize_gradients(Module& module, bool recurse) {
-  for_each_group(module, recurse, [](FsdpGroup& group) { group.synchronize_gradients(); });
+  for_each_group(module, recurse, [](FsdpParamGroup& group) { group.synchronize_grads(); });
 }
 
 void set_gradient_divide_factor(Module& module, double factor) {
-  TORCH_CHECK(factor > 0, "the gradient divide factor must be positive, got ", factor);
-  change_communication(module, [=](auto& communication) { communication.divide_factor = factor; });
+  TORCH_CHECK_VALUE(factor > 0, "the gradient divide factor must be positive, got ", factor);
+  change_own_groups(module, [=](FsdpParamGroup& group) { group.comm.gradient_divide_factor = factor; });
 }
 
 void set_force_sum_reduction(Module& module, bool force) {
-  change_communication(module, [=](auto& communication) { communication.force_sum = force; });
+  change_own_groups(module, [=](FsdpParamGroup& group) { group.comm.force_sum_reduction = force; });
 }
 
 void set_all_reduce_hook(Module& module, std::function<void(at::Tensor& reduced)> hook,
                          std::optional<c10::Stream> stream) {
-  change_communication(module, [&](auto& communication) {
-    communication.all_reduce_hook = hook;
-    communication.all_reduce_hook_stream = stream;
+  change_own_groups(module, [&](FsdpParamGroup& group) {
+    TORCH_CHECK_VALUE(!stream || group.layout().replicate_group == nullptr, "the all-reduce hook of '", group.name(),
+                      "' cannot have a stream of its own: its mesh has replicas, whose all-reduce runs on a stream "
+                      "already. Leave the stream out, or shard over a 1-D mesh");
+    group.comm.all_reduce_hook = hook;
+    group.comm.all_reduce_hook_stream = stream;
   });
 }
 
 void set_custom_all_gather(Module& module, std::shared_ptr<AllGather> all_gather) {
-  change_communication(module, [&](auto& communication) { communication.all_gather = all_gather; });
+  change_own_groups(module, [&](FsdpParamGroup& group) {
+    change_comm(group, [&](CommOptions& comm) { comm.all_gather = all_gather; });
+    group.forget_all_gathers();
+  });
 }
 
 void set_custom_reduce_scatter(Module& module, std::shared_ptr<ReduceScatter> reduce_scatter) {
-  change_communication(module,
-                       [&](auto& communication) { communication.reduce_scatter = reduce_scatter; });
+  change_own_groups(module, [&](FsdpParamGroup& group) {
+    change_comm(group, [&](CommOptions& comm) { comm.reduce_scatter = reduce_scatter; });
+  });
 }
 
 void set_allocate_memory_from_process_group(Module& module, bool allocate) {
@@ -178,14 +189,12 @@ void set_symm_mem_for_comm(Module& module, bool symmetric) {
 }
 
 void set_reduce_scatter_max_input_buffers(Module& module, int buffers) {
-  TORCH_CHECK(buffers >= 1, "at least one reduce-scatter input must be allowed in flight, got ", buffers);
-  size_t& most = context_of(module).comm->max_reducing;
-  most = std::max(most, static_cast<size_t>(buffers));
+  TORCH_CHECK_VALUE(buffers >= 1, "at least one reduce-scatter input must be allowed in flight, got ", buffers);
+  size_t& max_reducing = context_of(module).comm->max_reducing;
+  max_reducing = std::max(max_reducing, static_cast<size_t>(buffers));
 }
 
-void set_post_optim_event(Module& module, StreamEvent event) {
-  context_of(module).post_optim_event = std::move(event);
-}
+void set_post_optim_event(Module& module, StreamEvent event) { context_of(module).post_optim_event = std::move(event); }
 
 void share_comm_context(std::span<Module* const> roots) {
   TORCH_CHECK(!roots.empty(), "share_comm_context needs at least one module");
@@ -195,17 +204,16 @@ void share_comm_context(std::span<Module* const> roots) {
 
 void register_post_accumulate_grad_hook(const at::Tensor& parameter,
                                         std::function<void(const at::Tensor& parameter)> hook) {
-  param_of(parameter, "register_post_accumulate_grad_hook").add_gradient_hook(std::move(hook));
+  param_of(parameter, "register_post_accumulate_grad_hook").add_grad_hook(std::move(hook));
 }
 
-void set_all_gather_extension(const at::Tensor& parameter,
-                              std::shared_ptr<AllGatherExtension> extension) {
+void set_all_gather_extension(const at::Tensor& parameter, std::shared_ptr<AllGatherExtension> extension) {
   FsdpParam& param = param_of(parameter, "set_all_gather_extension");
-  param.group()->set_extension(param, std::move(extension));
+  param.group()->forget_all_gathers();
+  param.set_extension(std::move(extension));
 }
 
-void set_schedule_observer(Module& module,
-                           std::function<void(const char*, const std::string&)> observer) {
+void set_schedule_observer(Module& module, std::function<void(const char*, const std::string&)> observer) {
   context_of(module).observer = std::move(observer);
 }
 

@@ -10,18 +10,16 @@
 #include <utility>
 #include <vector>
 
-#include "parallel/fsdp/comm_streams.h"
-#include "parallel/fsdp/group_collectives.h"
+#include "parallel/device/streams.h"
+#include "parallel/fsdp/custom_comm.h"
 
 namespace megashard {
 
 // Run-time controls of a module under fully_shard: the methods of PyTorch's FSDPModule, under their
 // names. All throw for other modules. `recurse`: the units inside it too.
 
-void set_modules_to_forward_prefetch(torch::nn::Module& module,
-                                     std::span<torch::nn::Module* const> next);
-void set_modules_to_backward_prefetch(torch::nn::Module& module,
-                                      std::span<torch::nn::Module* const> next);
+void set_modules_to_forward_prefetch(torch::nn::Module& module, std::span<torch::nn::Module* const> next);
+void set_modules_to_backward_prefetch(torch::nn::Module& module, std::span<torch::nn::Module* const> next);
 void set_reshard_after_forward(torch::nn::Module& module, bool reshard, bool recurse = true);
 void set_reshard_after_backward(torch::nn::Module& module, bool reshard, bool recurse = true);
 /// false: backward does not gather this unit, whose gradients need no weights (embeddings).
@@ -58,8 +56,7 @@ void set_is_last_backward(torch::nn::Module& module, bool last);
 
 /// Whole gradients in the reduce dtype that wait for their reduction (accumulation without sync),
 /// by parameter; empty ones left out.
-std::vector<std::pair<at::Tensor, at::Tensor>> pending_gradients(torch::nn::Module& module,
-                                                                 bool recurse = true);
+std::vector<std::pair<at::Tensor, at::Tensor>> pending_gradients(torch::nn::Module& module, bool recurse = true);
 /// Drops them, and HSDP's partial sums too.
 void clear_pending_gradients(torch::nn::Module& module, bool recurse = true);
 /// Reduces them now, outside backward, into the parameters' sharded gradients. Collective: every
@@ -77,10 +74,9 @@ void set_force_sum_reduction(torch::nn::Module& module, bool force);
 /// null.
 void set_all_reduce_hook(torch::nn::Module& module, std::function<void(at::Tensor& reduced)> hook,
                          std::optional<c10::Stream> stream = std::nullopt);
-/// Other collectives than the group's; null: the group's again. See group_collectives.h.
+/// Other collectives than the group's; null: the group's again. See custom_comm.h.
 void set_custom_all_gather(torch::nn::Module& module, std::shared_ptr<AllGather> all_gather);
-void set_custom_reduce_scatter(torch::nn::Module& module,
-                               std::shared_ptr<ReduceScatter> reduce_scatter);
+void set_custom_reduce_scatter(torch::nn::Module& module, std::shared_ptr<ReduceScatter> reduce_scatter);
 /// Communication buffers come from the backend (NCCL: registered memory). Not with custom
 /// collectives, which allocate by themselves. The last of this and the next call counts.
 void set_allocate_memory_from_process_group(torch::nn::Module& module, bool allocate);
@@ -103,10 +99,9 @@ void share_comm_context(std::span<torch::nn::Module* const> roots);
 void register_post_accumulate_grad_hook(const at::Tensor& parameter,
                                         std::function<void(const at::Tensor& parameter)> hook);
 
-/// Reports "gather", "pre_backward", "release", "post_backward" and "reduce" of each group, by
+/// Reports "unshard", "pre_backward", "reshard", "post_backward" and "reduce" of each group, by
 /// name, in host order.
-void set_schedule_observer(
-    torch::nn::Module& module,
-    std::function<void(const char* event, const std::string& group)> observer);
+void set_schedule_observer(torch::nn::Module& module,
+                           std::function<void(const char* event, const std::string& group)> observer);
 
 }  // namespace megashard

@@ -4,7 +4,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "parallel/fsdp/fsdp_state.h"
+#include "parallel/fsdp/detail/fsdp_state.h"
+#include "parallel/tensor_parallel_layout.h"
 
 namespace megashard {
 namespace {
@@ -14,16 +15,15 @@ using torch::nn::Module;
 /// Connects one module of a fully_shard call with the call's state.
 class ModuleHooks final : public ForwardHooks {
  public:
-  ModuleHooks(std::shared_ptr<FsdpState> state, size_t index)
-      : state_(std::move(state)), index_(index) {}
+  ModuleHooks(std::shared_ptr<FsdpState> state, size_t index) : state_(std::move(state)), index_(index) {}
   void pre_forward(TensorRefs inputs) override { state_->pre_forward(inputs); }
   void post_forward(TensorRefs outputs) override { state_->post_forward(index_, outputs); }
   void forward_failed() noexcept override { state_->forward_failed(); }
-  void before_conversion() override { state_->reshard_now(); }
+  void before_conversion() override { state_->reshard(); }
   void before_rebind(const char* operation) override {
-    TORCH_CHECK(false, "Module::", operation, " on module '", state_->name(), "', which is under fully_shard, would see "
-                "local rows only. Save and load through save_checkpoint and load_checkpoint; build a second model instead of "
-                "cloning");
+    TORCH_CHECK(false, "Module::", operation, " on module '", state_->name(),
+                "', which is under fully_shard, would see local rows only. Save and load through save_checkpoint and "
+                "load_checkpoint; build a second model instead of cloning");
   }
   const std::shared_ptr<FsdpState>& state() const { return state_; }
 
@@ -37,30 +37,28 @@ HookedModule& seam_of(Module& module) {
   const auto name = detail::demangled_class_name(typeid(module).name());
   TORCH_CHECK(name.find("ModuleList") == std::string::npos && name.find("ModuleDict") == std::string::npos,
               "fully_shard does not take containers without a forward (", name, "): pass their modules");
-  TORCH_CHECK(hooked != nullptr, "fully_shard needs a module that runs hooks, and ", name, " has none: make it a "
-              "Hooked<", name, "Impl> (parallel/fsdp/hooked_module.h), or derive a model from MultiModalModule");
+  TORCH_CHECK(hooked != nullptr, "fully_shard needs a module that runs hooks, and ", name,
+              " has none: make it a Hooked<", name,
+              "Impl> (parallel/fsdp/hooked_module.h), or derive a model from MultiModalModule");
   return *hooked;
 }
 
 struct Managed {
-  std::vector<std::pair<std::string, at::Tensor>>
-      parameters;  // by path from the passed module; each tensor once
+  std::vector<std::pair<std::string, at::Tensor>> parameters;  // by path from the passed module; each tensor once
   std::vector<std::pair<std::string, at::Tensor>> buffers;
 };
 
 /// States of a module and of its submodules that no earlier call manages.
 void collect(const std::string& path, const Module& module, const FullyShardOptions& options,
-             std::unordered_set<const Module*>& visited,
-             std::unordered_set<const c10::TensorImpl*>& seen, Managed& managed) {
+             std::unordered_set<const Module*>& visited, std::unordered_set<const c10::TensorImpl*>& seen,
+             Managed& managed) {
   if (!visited.insert(&module).second) return;
   const std::string prefix = path.empty() ? "" : path + ".";
   for (const auto& item : module.named_parameters(/*recurse=*/false)) {
     const at::Tensor& parameter = item.value();
-    const bool ignored =
-        std::any_of(options.ignored_parameters.begin(), options.ignored_parameters.end(),
-                    [&](const at::Tensor& each) { return each.is_same(parameter); });
-    if (!parameter.defined() || ignored || !seen.insert(parameter.unsafeGetTensorImpl()).second)
-      continue;
+    const bool ignored = std::any_of(options.ignored_parameters.begin(), options.ignored_parameters.end(),
+                                     [&](const at::Tensor& each) { return each.is_same(parameter); });
+    if (!parameter.defined() || ignored || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     managed.parameters.emplace_back(prefix + item.key(), parameter);
   }
   for (const auto& item : module.named_buffers(/*recurse=*/false)) {
@@ -75,31 +73,33 @@ void collect(const std::string& path, const Module& module, const FullyShardOpti
 
 void check_parameter(const std::string& name, const at::Tensor& parameter) {
   if (const auto* owner = find_fsdp_param(parameter)) {
-    TORCH_CHECK(false, "parameters '", owner->name(), "' and '", name, "' are one tensor in two groups: tied weights "
-                "must lie in one group (leave both ends to the root, or pass both modules to one fully_shard call), or "
-                "be untied (--untie-embeddings-and-output-weights)");
+    TORCH_CHECK(false, "parameters '", owner->name(), "' and '", name,
+                "' are one tensor in two groups: tied weights must lie in one group (leave both ends to the root, or "
+                "pass both modules to one fully_shard call), or be untied (--untie-embeddings-and-output-weights)");
   }
-  TORCH_CHECK(parameter.dim() > 0, "parameter '", name, "' is a scalar: fully_shard needs a dimension to shard. Change '",
-              name, "' to a 1-D tensor with numel equal to 1");
+  TORCH_CHECK(parameter.dim() > 0, "parameter '", name,
+              "' is a scalar: fully_shard needs a dimension to shard. Change '", name,
+              "' to a 1-D tensor with numel equal to 1");
   TORCH_CHECK(parameter.is_contiguous(), "parameter '", name, "' is not contiguous (sizes ", parameter.sizes(),
-              ", strides ", parameter.strides(), "): fully_shard needs contiguous parameters; assign a contiguous copy");
-  TORCH_CHECK(parameter.is_meta() || parameter.storage().use_count() == 1, "parameter '", name, "' shares its memory "
-              "with another tensor (a view kept since construction, or a weight tied by set_data), which would go on "
-              "using the unsharded values: drop the view, or tie by registering one tensor in both modules");
-  TORCH_CHECK(!parameter.grad().defined(), "parameter '", name, "' has a gradient already: call fully_shard before the "
-              "first backward, and make the optimizer afterwards");
+              ", strides ", parameter.strides(),
+              "): fully_shard needs contiguous parameters; assign a contiguous copy");
+  TORCH_CHECK(
+      parameter.is_meta() || parameter.storage().use_count() == 1, "parameter '", name,
+      "' shares its memory with another tensor (a view kept since construction, or a weight tied by set_data), which "
+      "would go on using the unsharded values: drop the view, or tie by registering one tensor in both modules");
+  TORCH_CHECK(
+      !parameter.grad().defined(), "parameter '", name,
+      "' has a gradient already: call fully_shard before the first backward, and make the optimizer afterwards");
 }
 
 /// On the mesh's device and, if asked for, in the buffers' dtype.
-void place_buffer(const std::string& name, const at::Tensor& buffer,
-                  const FullyShardOptions& options) {
+void place_buffer(const std::string& name, const at::Tensor& buffer, const FullyShardOptions& options) {
   if (buffer.is_meta()) return;
-  const bool casts = options.mixed_precision.buffer_dtype && buffer.is_floating_point() &&
-                     name != "running_mean" && name != "running_var";
+  const bool casts = options.mixed_precision.buffer_dtype && buffer.is_floating_point() && name != "running_mean" &&
+                     name != "running_var";
   const auto dtype = casts ? *options.mixed_precision.buffer_dtype : buffer.scalar_type();
   const auto device = options.mesh->device();
-  if (buffer.device() != device || buffer.scalar_type() != dtype)
-    buffer.set_data(buffer.detach().to(device, dtype));
+  if (buffer.device() != device || buffer.scalar_type() != dtype) buffer.set_data(buffer.detach().to(device, dtype));
 }
 
 void check_reshard(ReshardAfterForward& reshard, int ranks) {
@@ -115,15 +115,14 @@ void check_reshard(ReshardAfterForward& reshard, int ranks) {
 }
 
 void check_dtypes(const MixedPrecisionPolicy& policy) {
-  const std::pair<const char*, std::optional<at::ScalarType>> fields[] = {
-      {"param_dtype", policy.param_dtype},
-      {"reduce_dtype", policy.reduce_dtype},
-      {"output_dtype", policy.output_dtype},
-      {"grad_dtype", policy.grad_dtype},
-      {"buffer_dtype", policy.buffer_dtype}};
+  const std::pair<const char*, std::optional<at::ScalarType>> fields[] = {{"param_dtype", policy.param_dtype},
+                                                                          {"reduce_dtype", policy.reduce_dtype},
+                                                                          {"output_dtype", policy.output_dtype},
+                                                                          {"grad_dtype", policy.grad_dtype},
+                                                                          {"buffer_dtype", policy.buffer_dtype}};
   for (const auto& [name, dtype] : fields) {
-    TORCH_CHECK(!dtype || at::isFloatingType(*dtype), "MixedPrecisionPolicy.", name, " is ", *dtype, ", which is not a "
-                "floating dtype: take bfloat16, float16 or float32");
+    TORCH_CHECK(!dtype || at::isFloatingType(*dtype), "MixedPrecisionPolicy.", name, " is ", *dtype,
+                ", which is not a floating dtype: take bfloat16, float16 or float32");
   }
 }
 
@@ -150,17 +149,16 @@ MeshPart part_of(const DeviceMeshPtr& mesh, FullyShardOptions options) {
   return {std::move(options), std::move(layout), {}};
 }
 
-std::vector<MeshPart> split_by_mesh(
-    const std::vector<std::pair<std::string, at::Tensor>>& parameters,
-    const FullyShardOptions& options) {
+std::vector<MeshPart> split_by_mesh(const std::vector<std::pair<std::string, at::Tensor>>& parameters,
+                                    const FullyShardOptions& options) {
   std::vector<MeshPart> parts{part_of(options.mesh, options)};
   for (const auto& entry : parameters) {
-    DeviceMeshPtr mesh = options.parameter_mesh ? options.parameter_mesh(entry.second) : nullptr;
+    DeviceMeshPtr mesh = options.shard_placement_fn ? options.shard_placement_fn(entry.second).mesh : nullptr;
     if (mesh == nullptr) mesh = options.mesh;
-    TORCH_CHECK(mesh->device() == options.mesh->device(), "parameter '", entry.first, "' has a mesh of ", mesh->device(),
-                ", its module one of ", options.mesh->device(), ": they must be of one device");
-    auto found = std::find_if(parts.begin(), parts.end(),
-                              [&](const MeshPart& part) { return part.layout.mesh == mesh; });
+    TORCH_CHECK(mesh->device() == options.mesh->device(), "parameter '", entry.first, "' has a mesh of ",
+                mesh->device(), ", its module one of ", options.mesh->device(), ": they must be of one device");
+    auto found =
+        std::find_if(parts.begin(), parts.end(), [&](const MeshPart& part) { return part.layout.mesh == mesh; });
     if (found == parts.end()) found = parts.insert(parts.end(), part_of(mesh, options));
     check_tensor_parallel(entry.first, entry.second, *mesh);
     found->parameters.push_back(entry);
@@ -176,6 +174,11 @@ void fully_shard(Module& module, const FullyShardOptions& options) {
   fully_shard(std::span<Module* const>(one), options);
 }
 
+void fully_shard(Module& module, const ProcessGroupPtr& group, FullyShardOptions options) {
+  options.mesh = std::make_shared<const DeviceMesh>(std::vector<ProcessGroupPtr>{group}, std::vector<std::string>{});
+  fully_shard(module, options);
+}
+
 void fully_shard(std::span<Module* const> modules, const FullyShardOptions& options) {
   TORCH_CHECK(!modules.empty(), "fully_shard needs at least one module");
   TORCH_CHECK(options.mesh != nullptr, "fully_shard needs options.mesh, a 1-D or 2-D DeviceMesh");
@@ -186,16 +189,14 @@ void fully_shard(std::span<Module* const> modules, const FullyShardOptions& opti
   for (size_t i = 0; i < modules.size(); ++i) {
     TORCH_CHECK(seam_of(*modules[i]).forward_hooks() == nullptr, "fully_shard was applied twice to a ",
                 seam_of(*modules[i]).class_name());
-    collect(modules.size() == 1 ? "" : std::to_string(i), *modules[i], options, visited, seen,
-            managed);
+    collect(modules.size() == 1 ? "" : std::to_string(i), *modules[i], options, visited, seen, managed);
   }
   for (const auto& [name, parameter] : managed.parameters) check_parameter(name, parameter);
   const auto parts = split_by_mesh(managed.parameters, options);  // throws before anything changes
 
-  const auto state =
-      std::make_shared<FsdpState>(std::vector<Module*>(modules.begin(), modules.end()), options);
+  const auto state = std::make_shared<FsdpState>(std::vector<Module*>(modules.begin(), modules.end()), options);
   for (const auto& part : parts)
-    state->add_group(std::make_unique<FsdpGroup>(part.parameters, part.layout, part.options));
+    state->add_group(std::make_unique<FsdpParamGroup>(part.parameters, part.layout, part.options));
   for (const auto& [name, buffer] : managed.buffers) place_buffer(name, buffer, options);
   for (size_t i = 0; i < modules.size(); ++i) {
     seam_of(*modules[i]).set_forward_hooks(std::make_shared<ModuleHooks>(state, i));
@@ -209,17 +210,25 @@ std::shared_ptr<FsdpState> fsdp_state(const Module& module) {
   return hooks == nullptr ? nullptr : hooks->state();
 }
 
+bool is_sharded(const at::Tensor& parameter) { return find_fsdp_param(parameter) != nullptr; }
+bool is_fsdp_module(const Module& module) { return fsdp_state(module) != nullptr; }
+
 ShardedTensor sharded_view(const at::Tensor& parameter) {
   auto* param = find_fsdp_param(parameter);
   if (param == nullptr) return unsharded_view(parameter);
-  param->group()->release_if_idle();  // writes to the rows must be seen by the next gather
-  if (!param->is_full()) param->adopt_rebound_data();
-  return param->view();
+  param->group()->reshard_if_idle();
+  if (!param->is_unsharded()) param->reset_sharded_param();
+  return param->sharded_tensor();
+}
+
+std::vector<ProcessGroupPtr> sharding_groups_of(const at::Tensor& parameter) {
+  const auto* param = find_fsdp_param(parameter);
+  return sharding_groups(param == nullptr ? unsharded_view(parameter) : param->sharded_tensor());
 }
 
 std::vector<int64_t> global_sizes(const at::Tensor& parameter) {
   const auto* param = find_fsdp_param(parameter);
-  return (param == nullptr ? unsharded_view(parameter) : param->view()).global_sizes;
+  return (param == nullptr ? unsharded_view(parameter) : param->sharded_tensor()).global_sizes;
 }
 
 void assign_full_parameter(const at::Tensor& parameter, const at::Tensor& whole) {
@@ -229,14 +238,15 @@ void assign_full_parameter(const at::Tensor& parameter, const at::Tensor& whole)
     parameter.detach().copy_(tensor_parallel_slice(whole.detach(), parameter.sizes(), *layout));
     return;
   }
-  TORCH_CHECK(param != nullptr, "assign_full_parameter needs a parameter under fully_shard, or a tensor-parallel one");
-  param->group()->release_if_idle();
+  TORCH_CHECK_VALUE(param != nullptr,
+                    "assign_full_parameter needs a parameter under fully_shard, or a tensor-parallel one");
+  param->group()->reshard_if_idle();
   param->assign_full(whole);
 }
 
 void materialise_empty_parameter(const at::Tensor& parameter, c10::Device device) {
   auto* param = find_fsdp_param(parameter);
-  TORCH_CHECK(param != nullptr, "materialise_empty_parameter needs a parameter under fully_shard");
+  TORCH_CHECK_VALUE(param != nullptr, "materialise_empty_parameter needs a parameter under fully_shard");
   if (param->is_meta()) param->materialise_empty(device);
 }
 

@@ -20,8 +20,8 @@
 #include <utility>
 
 #include "parallel/collectives/device_mesh.h"
-#include "parallel/collectives/guard_key.h"
 #include "parallel/fsdp/fully_shard.h"
+#include "parallel/guarded_tensor.h"
 
 namespace megashard {
 namespace {
@@ -40,17 +40,14 @@ struct Gradients {
   c10::Device device = c10::kCPU;
 };
 
-Bucket& bucket_of(std::vector<Bucket>& buckets, const at::Tensor& parameter,
-                  const PartsOfRanks& parts) {
-  const ShardedTensor view = sharded_view(parameter);
-  auto groups = sharding_groups(view);
+Bucket& bucket_of(std::vector<Bucket>& buckets, const at::Tensor& parameter, const PartsOfRanks& parts) {
+  auto groups = sharding_groups_of(parameter);
+  const auto device = groups.empty() ? parameter.device() : groups.front()->device();
   if (parts.ranks != nullptr && parts.parameters.contains(parameter.unsafeGetTensorImpl()))
     groups.push_back(parts.ranks);
   for (auto& bucket : buckets) {
     if (bucket.groups == groups) return bucket;
   }
-  const bool on_mesh = !groups.empty() && view.mesh != nullptr;
-  const auto device = on_mesh ? view.mesh->device() : parameter.device();
   return buckets.emplace_back(Bucket{std::move(groups), device, {}});
 }
 
@@ -63,15 +60,13 @@ Gradients collect_gradients(const std::vector<at::Tensor>& parameters, const Par
   for (const auto& parameter : parameters) {
     if (!parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     if (seen.size() == 1) found.device = parameter.device();
-    auto& bucket =
-        bucket_of(found.buckets, parameter, parts);  // also without a gradient: ranks reduce alike
-    const at::Tensor gradient =
-        part == Part::kGradient ? parameter.grad() : sharded_view(parameter).local.detach();
+    auto& bucket = bucket_of(found.buckets, parameter, parts);  // also without a gradient: ranks reduce alike
+    const at::Tensor gradient = part == Part::kGradient ? parameter.grad() : sharded_view(parameter).local.detach();
     if (!gradient.defined()) continue;
-    TORCH_CHECK(gradient.layout() == at::kStrided, "the norm of a sparse gradient of sizes ",
-                gradient.sizes(), " was asked for: build the embedding with sparse=false");
-    TORCH_CHECK(gradient.device() == found.device, "gradients lie on ", found.device, " and ",
-                gradient.device(), ": the norm takes parameters of one device");
+    TORCH_CHECK(gradient.layout() == at::kStrided, "the norm of a sparse gradient of sizes ", gradient.sizes(),
+                " was asked for: build the embedding with sparse=false");
+    TORCH_CHECK(gradient.device() == found.device, "gradients lie on ", found.device, " and ", gradient.device(),
+                ": the norm takes parameters of one device");
     bucket.gradients.push_back(gradient);
   }
   return found;
@@ -103,8 +98,7 @@ double sum_of_squares(const float* values, int64_t n) {
     }
   }
   const Doubles sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  return (sum[0] + sum[1]) + (sum[2] + sum[3]) +
-         sum_over(values + i, n - i, [](double x) { return x * x; });
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]) + sum_over(values + i, n - i, [](double x) { return x * x; });
 }
 
 void multiply(float* values, int64_t n, float factor) {
@@ -178,8 +172,8 @@ at::Tensor local_power(const Bucket& bucket, c10::Device device, double norm_typ
 
 /// The buckets' values (0-d, on `device`) over all ranks. One all-reduce for each group, of the
 /// values of all buckets that it shards.
-void reduce_values(std::vector<at::Tensor>& values, const std::vector<Bucket>& buckets,
-                   c10::Device device, ReduceOp op) {
+void reduce_values(std::vector<at::Tensor>& values, const std::vector<Bucket>& buckets, c10::Device device,
+                   ReduceOp op) {
   std::vector<ProcessGroupPtr> groups;
   for (const auto& bucket : buckets) {
     for (const auto& group : bucket.groups) {
@@ -199,18 +193,15 @@ void reduce_values(std::vector<at::Tensor>& values, const std::vector<Bucket>& b
     const at::Tensor shared = at::stack(parts).to(buckets[concerned.front()].group_device);
     group->all_reduce(shared, op).wait();
     const at::Tensor back = shared.to(device);
-    for (size_t i = 0; i < concerned.size(); ++i)
-      values[concerned[i]] = back.select(0, static_cast<int64_t>(i));
+    for (size_t i = 0; i < concerned.size(); ++i) values[concerned[i]] = back.select(0, static_cast<int64_t>(i));
   }
 }
 
 at::Tensor norm_of(const Gradients& gradients, double norm_type) {
   TORCH_CHECK(norm_type > 0, "the norm type of gradients must be positive, got ", norm_type);
   std::vector<at::Tensor> powers;
-  for (const auto& bucket : gradients.buckets)
-    powers.push_back(local_power(bucket, gradients.device, norm_type));
-  reduce_values(powers, gradients.buckets, gradients.device,
-                std::isinf(norm_type) ? ReduceOp::kMax : ReduceOp::kSum);
+  for (const auto& bucket : gradients.buckets) powers.push_back(local_power(bucket, gradients.device, norm_type));
+  reduce_values(powers, gradients.buckets, gradients.device, std::isinf(norm_type) ? ReduceOp::kMax : ReduceOp::kSum);
   at::Tensor total;
   for (const auto& power : powers) {
     if (!total.defined()) {
@@ -232,30 +223,25 @@ void scale_cpu(const at::Tensor& gradient, double factor) {
     gradient.mul_(factor);
     return;
   }
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, gradient.scalar_type(), "clip_grad_norm_", [&] {
-        multiply(gradient.mutable_data_ptr<scalar_t>(), gradient.numel(),
-                 static_cast<at::opmath_type<scalar_t>>(factor));
-      });
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, gradient.scalar_type(), "clip_grad_norm_", [&] {
+    multiply(gradient.mutable_data_ptr<scalar_t>(), gradient.numel(), static_cast<at::opmath_type<scalar_t>>(factor));
+  });
   if (!gradient.is_inference()) gradient.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace
 
-at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type,
-                           const PartsOfRanks& parts) {
+at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type, const PartsOfRanks& parts) {
   const at::NoGradGuard no_grad;
   return norm_of(collect_gradients(parameters, parts), norm_type).to(at::kFloat);
 }
 
-at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters,
-                                const PartsOfRanks& parts) {
+at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters, const PartsOfRanks& parts) {
   const at::NoGradGuard no_grad;
   return norm_of(collect_gradients(parameters, parts, Part::kParameter), 2.0).to(at::kFloat);
 }
 
-at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters,
-                                const PartsOfRanks& parts) {
+at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters, const PartsOfRanks& parts) {
   const at::NoGradGuard no_grad;
   const auto buckets = collect_gradients(parameters, parts).buckets;
   std::vector<at::Tensor> counts;
@@ -271,8 +257,7 @@ at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters,
   return total;
 }
 
-void clip_grads_with_norm_(const std::vector<at::Tensor>& gradients, double max_norm,
-                           const at::Tensor& norm) {
+void clip_grads_with_norm_(const std::vector<at::Tensor>& gradients, double max_norm, const at::Tensor& norm) {
   TORCH_CHECK(max_norm > 0, "gradients are clipped to a positive norm, got ", max_norm,
               ": call total_grad_norm to measure without clipping");
   const at::NoGradGuard no_grad;
@@ -289,8 +274,7 @@ void clip_grads_with_norm_(const std::vector<at::Tensor>& gradients, double max_
   }
 }
 
-at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
-                           double norm_type) {
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
   const at::NoGradGuard no_grad;
   const Gradients gradients = collect_gradients(parameters, {});
   const at::Tensor norm = norm_of(gradients, norm_type);

@@ -28,22 +28,18 @@ at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double nor
 
 /// The same norm of the parameters themselves (megatron's calc_params_l2_norm, over all
 /// parameters). Collective.
-at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters,
-                                const PartsOfRanks& parts = {});
+at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters, const PartsOfRanks& parts = {});
 
 /// How many elements of the gradients are exactly 0, over all ranks and counted as above; a 0-d
 /// fp64 tensor on the CPU (megatron's count_zeros_fp32). Collective; the host waits for the device.
-at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters,
-                                const PartsOfRanks& parts = {});
+at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters, const PartsOfRanks& parts = {});
 
 /// Multiplies gradients by max_norm / (norm + 1e-6) where that is below 1 (torch's
 /// clip_grads_with_norm_).
-void clip_grads_with_norm_(const std::vector<at::Tensor>& gradients, double max_norm,
-                           const at::Tensor& norm);
+void clip_grads_with_norm_(const std::vector<at::Tensor>& gradients, double max_norm, const at::Tensor& norm);
 
 /// Both: clips the gradients of all parameters to max_norm, and returns the norm before
 /// (torch.nn.utils.clip_grad_norm_ over DTensors, megatron's clip_grad_by_total_norm).
-at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
-                           double norm_type = 2.0);
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0);
 
 }  // namespace megashard

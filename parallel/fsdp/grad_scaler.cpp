@@ -9,20 +9,22 @@
 #include <unordered_set>
 
 #include "parallel/collectives/device_mesh.h"
-#include "parallel/collectives/guard_key.h"
 #include "parallel/fsdp/fully_shard.h"
+#include "parallel/guarded_tensor.h"
 
 namespace megashard {
 
 GradScaler::GradScaler(const Options& options) : options_(options), scale_(options.initial_scale) {
   TORCH_CHECK(options.initial_scale > 0 && options.growth_factor > 1 && options.backoff_factor > 0 &&
-              options.backoff_factor < 1 && options.growth_interval > 0, "a loss scale starts above 0, grows by a factor "
-              "above 1 and backs off by one below 1: check GradScaler's options");
+                  options.backoff_factor < 1 && options.growth_interval > 0,
+              "a loss scale starts above 0, grows by a factor above 1 and backs off by one below 1: check GradScaler's "
+              "options");
 }
 
 void GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {
-  TORCH_CHECK(!unscaled_, "GradScaler::unscale_ was called twice before update: gradients are divided by the scale "
-              "once an iteration");
+  TORCH_CHECK(
+      !unscaled_,
+      "GradScaler::unscale_ was called twice before update: gradients are divided by the scale once an iteration");
   unscaled_ = true;
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> gradients;
@@ -31,11 +33,10 @@ void GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {
   c10::Device device = c10::kCPU, group_device = c10::kCPU;
   for (const auto& parameter : parameters) {
     if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-    const ShardedTensor view = sharded_view(parameter);
-    for (const auto& group : sharding_groups(view)) {
+    for (const auto& group : sharding_groups_of(parameter)) {
       if (std::find(groups.begin(), groups.end(), group) != groups.end()) continue;
       groups.push_back(group);
-      group_device = view.mesh->device();
+      group_device = group->device();
     }
     if (!parameter.grad().defined()) continue;
     gradients.push_back(unguarded(parameter.grad()));

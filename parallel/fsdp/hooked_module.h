@@ -26,8 +26,7 @@ class ForwardHooks {
   virtual ~ForwardHooks() = default;
   virtual void pre_forward(TensorRefs inputs) = 0;
   virtual void post_forward(TensorRefs outputs) = 0;
-  virtual void
-  forward_failed() noexcept = 0;  ///< an exception left forward; post_forward does not follow
+  virtual void forward_failed() noexcept = 0;  ///< an exception left forward; post_forward does not follow
   /// Called before Module::to gives the hooked module's parameters another dtype or device.
   virtual void before_conversion() = 0;
   /// Called before clone, save and load of the hooked module; may throw a sentence.
@@ -78,8 +77,8 @@ class HookedModule {
 
  private:
   template <class Forward, class... Args>
-  static auto run_between(std::shared_ptr<ForwardHooks> hooks,
-                          std::shared_ptr<ForwardRunner> runner, Forward forward, Args&&... args);
+  static auto run_between(std::shared_ptr<ForwardHooks> hooks, std::shared_ptr<ForwardRunner> runner, Forward forward,
+                          Args&&... args);
 
   std::shared_ptr<ForwardHooks> hooks_;
   std::shared_ptr<ForwardRunner> runner_;
@@ -148,16 +147,14 @@ Result run_through(ForwardRunner& runner, Forward forward, Arguments arguments) 
   return result;
 }
 
-std::string demangled_class_name(
-    const char* type_name);  ///< without namespaces, Hooked<> and "Impl"
+std::string demangled_class_name(const char* type_name);  ///< without namespaces, Hooked<> and "Impl"
 
 }  // namespace detail
 
 /// Hooks and runner are kept alive, whatever forward does to the module.
 template <class Forward, class... Args>
-auto HookedModule::run_between(std::shared_ptr<ForwardHooks> hooks,
-                               std::shared_ptr<ForwardRunner> runner, Forward forward,
-                               Args&&... args) {
+auto HookedModule::run_between(std::shared_ptr<ForwardHooks> hooks, std::shared_ptr<ForwardRunner> runner,
+                               Forward forward, Args&&... args) {
   using Result = decltype(forward(std::declval<std::decay_t<Args>&>()...));
   static_assert(!std::is_reference_v<Result> && !std::is_void_v<Result>,
                 "a hooked forward returns its outputs by value: backward hooks sit on them");
@@ -193,8 +190,7 @@ class HookedBase : public M, public HookedModule {
   /// As forward, with forward's default arguments.
   template <class... Args>
   auto operator()(Args&&... args) {
-    return this->run_hooked([this](auto&... each) { return M::forward(each...); },
-                            std::forward<Args>(args)...);
+    return this->run_hooked([this](auto&... each) { return M::forward(each...); }, std::forward<Args>(args)...);
   }
 
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override {
@@ -220,8 +216,7 @@ class HookedBase : public M, public HookedModule {
     before_rebind("load");
     M::load(archive);
   }
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override {
+  std::shared_ptr<torch::nn::Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override {
     before_rebind("clone");
     return M::clone(device);
   }
@@ -243,8 +238,7 @@ class HookedWithSignature<M, R(A...)> : public HookedBase<M> {
  public:
   using HookedBase<M>::HookedBase;
   R forward(A... args) {
-    return this->run_hooked([this](auto&... each) -> R { return M::forward(each...); },
-                            std::forward<A>(args)...);
+    return this->run_hooked([this](auto&... each) -> R { return M::forward(each...); }, std::forward<A>(args)...);
   }
 };
 
@@ -261,8 +255,7 @@ class HookedVariadic : public HookedBase<M> {  // forward is overloaded or a tem
 template <class M>
 auto hooked_base() {
   if constexpr (requires { &M::forward; }) {
-    return std::type_identity<
-        HookedWithSignature<M, typename PlainForward<decltype(&M::forward)>::Function>>{};
+    return std::type_identity<HookedWithSignature<M, typename PlainForward<decltype(&M::forward)>::Function>>{};
   } else {
     return std::type_identity<HookedVariadic<M>>{};
   }

@@ -11,8 +11,7 @@ namespace megashard {
 
 ScheduleTrace::ScheduleTrace(torch::nn::Module& root) : root_(root) {
   set_schedule_observer(root, [this](const char* what, const std::string& group) {
-    const std::chrono::duration<double, std::micro> since =
-        std::chrono::steady_clock::now() - start_;
+    const std::chrono::duration<double, std::micro> since = std::chrono::steady_clock::now() - start_;
     const std::lock_guard lock(mutex_);
     events_.push_back({what, group, since.count()});
   });
@@ -33,14 +32,11 @@ void ScheduleTrace::clear() {
 void ScheduleTrace::write_chrome_trace(const std::string& path, int rank) const {
   using nlohmann::json;
   json list = json::array();
-  list.push_back({{"ph", "M"},
-                  {"name", "process_name"},
-                  {"pid", rank},
-                  {"args", {{"name", c10::str("rank ", rank)}}}});
+  list.push_back({{"ph", "M"}, {"name", "process_name"}, {"pid", rank}, {"args", {{"name", c10::str("rank ", rank)}}}});
   for (const auto& event : events()) {
     json entry = {{"pid", rank}, {"tid", 0}, {"ts", event.microseconds}, {"cat", "fsdp"}};
-    const bool begins = event.what == "gather";
-    if (begins || event.what == "release") {  // a bar on the group's own line
+    const bool begins = event.what == "unshard";
+    if (begins || event.what == "reshard") {  // a bar on the group's own line
       entry.update({{"ph", begins ? "b" : "e"}, {"name", event.group}, {"id", event.group}});
     } else {
       entry.update({{"ph", "i"}, {"s", "p"}, {"name", event.what + " " + event.group}});
@@ -49,7 +45,8 @@ void ScheduleTrace::write_chrome_trace(const std::string& path, int rank) const 
   }
   std::ofstream file(path);
   file << json{{"traceEvents", list}, {"displayTimeUnit", "ms"}} << "\n";
-  TORCH_CHECK(file.flush().good(), "the schedule trace could not be written to ", path, ": check the folder and the disk");
+  TORCH_CHECK(file.flush().good(), "the schedule trace could not be written to ", path,
+              ": check the folder and the disk");
 }
 
 }  // namespace megashard

@@ -20,7 +20,7 @@ class ScheduleTrace {
   ScheduleTrace& operator=(const ScheduleTrace&) = delete;
 
   struct Event {
-    std::string what;   ///< "gather", "release", "pre_backward", "post_backward", "reduce"
+    std::string what;   ///< "unshard", "reshard", "pre_backward", "post_backward", "reduce"
     std::string group;  ///< path of the unit
     double microseconds;
   };

@@ -73,8 +73,7 @@ struct ContainedMap {
 template <class K, class T, class C, class A>
 struct Contained<std::map<K, T, C, A>> : ContainedMap<std::map<K, T, C, A>> {};
 template <class K, class T, class H, class E, class A>
-struct Contained<std::unordered_map<K, T, H, E, A>>
-    : ContainedMap<std::unordered_map<K, T, H, E, A>> {};
+struct Contained<std::unordered_map<K, T, H, E, A>> : ContainedMap<std::unordered_map<K, T, H, E, A>> {};
 
 template <class... Ts>
 struct Contained<std::tuple<Ts...>> {

@@ -21,20 +21,15 @@ HeadTensors to_whole_sequence(const HeadTensors& rows, const SequenceShard& shar
 HeadTensors to_rows(const HeadTensors& heads, const SequenceShard& shard);
 using SequenceExchange = HeadTensors (*)(const HeadTensors&, const SequenceShard&);
 
-HeadTensors recorded_exchange(const char* name, const HeadTensors& inputs,
-                              const SequenceShard& shard, SequenceExchange exchange,
-                              SequenceExchange inverse);
+HeadTensors recorded_exchange(const char* name, const HeadTensors& inputs, const SequenceShard& shard,
+                              SequenceExchange exchange, SequenceExchange inverse);
 
 /// Backward is the inverse exchange, recorded when a second derivative is asked for.
 class SequenceExchangeNode final : public torch::autograd::Node {
  public:
   SequenceExchangeNode(const char* name, torch::autograd::edge_list next, SequenceShard shard,
                        SequenceExchange exchange, SequenceExchange inverse)
-      : Node(std::move(next)),
-        name_(name),
-        shard_(std::move(shard)),
-        exchange_(exchange),
-        inverse_(inverse) {}
+      : Node(std::move(next)), name_(name), shard_(std::move(shard)), exchange_(exchange), inverse_(inverse) {}
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
     for (size_t i = 0; i < gradients.size(); ++i) {  // all ranks exchange all of them
@@ -51,17 +46,14 @@ class SequenceExchangeNode final : public torch::autograd::Node {
   SequenceExchange inverse_;
 };
 
-HeadTensors recorded_exchange(const char* name, const HeadTensors& inputs,
-                              const SequenceShard& shard, SequenceExchange exchange,
-                              SequenceExchange inverse) {
+HeadTensors recorded_exchange(const char* name, const HeadTensors& inputs, const SequenceShard& shard,
+                              SequenceExchange exchange, SequenceExchange inverse) {
   HeadTensors outputs = exchange(inputs, shard);
   const auto needs_gradient = [](const at::Tensor& each) { return each.requires_grad(); };
-  if (!c10::GradMode::is_enabled() || std::none_of(inputs.begin(), inputs.end(), needs_gradient))
-    return outputs;
+  if (!c10::GradMode::is_enabled() || std::none_of(inputs.begin(), inputs.end(), needs_gradient)) return outputs;
   torch::autograd::edge_list edges;
   for (const auto& each : inputs) edges.push_back(torch::autograd::impl::gradient_edge(each));
-  const auto node =
-      std::make_shared<SequenceExchangeNode>(name, std::move(edges), shard, exchange, inverse);
+  const auto node = std::make_shared<SequenceExchangeNode>(name, std::move(edges), shard, exchange, inverse);
   for (auto& output : outputs) {
     output = output.detach();
     torch::autograd::impl::set_gradient_edge(output, {node, node->add_input_metadata(output)});
@@ -78,8 +70,7 @@ at::Tensor exchanged(const at::Tensor& sent, const SequenceShard& shard) {
 /// A buffer of blocks, one for each rank, of rows: [ranks * most_rows, B, heads, D]. Rows beyond
 /// the sequence, at its end, stay unset: nobody reads them.
 at::Tensor blocks_for(const at::Tensor& like, int64_t heads, const SequenceShard& shard) {
-  return at::empty({shard.group->size() * shard.most_rows(), like.size(0), heads, like.size(3)},
-                   like.options());
+  return at::empty({shard.group->size() * shard.most_rows(), like.size(0), heads, like.size(3)}, like.options());
 }
 
 /// The same as [ranks, rows, B, heads, D].
@@ -119,9 +110,7 @@ HeadTensors to_rows(const HeadTensors& heads, const SequenceShard& shard) {
   const at::Tensor sent = blocks_for(heads[0], total_heads(heads), shard);
   int64_t begin = 0;
   for (const auto& each : heads) {
-    sent.narrow(0, 0, shard.length)
-        .narrow(2, begin, each.size(2))
-        .copy_(each.detach().transpose(0, 1));
+    sent.narrow(0, 0, shard.length).narrow(2, begin, each.size(2)).copy_(each.detach().transpose(0, 1));
     begin += each.size(2);
   }
   const at::Tensor got = by_rank(exchanged(sent, shard), shard);
@@ -141,9 +130,7 @@ void check_heads(const at::Tensor& each, int64_t rows, int64_t multiple) {
 
 }  // namespace
 
-int64_t SequenceShard::most_rows() const {
-  return is_whole() ? length : (length + group->size() - 1) / group->size();
-}
+int64_t SequenceShard::most_rows() const { return is_whole() ? length : (length + group->size() - 1) / group->size(); }
 
 int64_t SequenceShard::rows() const {
   if (is_whole()) return length;
@@ -156,8 +143,7 @@ at::Tensor SequenceShard::rows_of(const at::Tensor& whole, int64_t dim) const {
   return whole.narrow(dim, begin, rows());
 }
 
-std::vector<at::Tensor> gather_sequence(const std::vector<at::Tensor>& rows,
-                                        const SequenceShard& shard) {
+std::vector<at::Tensor> gather_sequence(const std::vector<at::Tensor>& rows, const SequenceShard& shard) {
   if (shard.is_whole()) return rows;
   for (const auto& each : rows) check_heads(each, shard.rows(), shard.group->size());
   return recorded_exchange("GatherSequence", rows, shard, &to_whole_sequence, &to_rows);
@@ -171,8 +157,7 @@ at::Tensor scatter_sequence(const at::Tensor& heads, const SequenceShard& shard)
 
 at::Tensor sum_over_sequence(const at::Tensor& mine, const SequenceShard& shard) {
   if (shard.is_whole()) return mine;
-  return copy_to_tensor_parallel_region(reduce_from_tensor_parallel_region(mine, shard.group),
-                                        shard.group);
+  return copy_to_tensor_parallel_region(reduce_from_tensor_parallel_region(mine, shard.group), shard.group);
 }
 
 at::Tensor spread_heads(const at::Tensor& heads, int64_t ranks) {
@@ -185,9 +170,10 @@ at::Tensor spread_heads(const at::Tensor& heads, int64_t ranks) {
 
 void check_ulysses_heads(const std::string& model, int64_t heads, int64_t kv_heads, int64_t ranks) {
   TORCH_CHECK(heads % ranks == 0, model, " has ", heads, " attention heads, which ", ranks,
-              " ranks of a sequence cannot share evenly: choose a context parallel (Ulysses) size that divides ", heads);
-  TORCH_CHECK(kv_heads % ranks == 0 || ranks % kv_heads == 0, model, " has ", kv_heads, " key and value heads, and ", ranks,
-              " ranks share a sequence: one number must be a multiple of the other");
+              " ranks of a sequence cannot share evenly: choose a context parallel (Ulysses) size that divides ",
+              heads);
+  TORCH_CHECK(kv_heads % ranks == 0 || ranks % kv_heads == 0, model, " has ", kv_heads, " key and value heads, and ",
+              ranks, " ranks share a sequence: one number must be a multiple of the other");
 }
 
 }  // namespace megashard

@@ -29,8 +29,7 @@ struct SequenceShard {
 ///
 /// rows[i] [B, rows(), H_i, D] -> [B, length, H_i / ranks, D], views of one buffer. One exchange
 /// for all of them; every H_i is a multiple of the ranks. Collective over the shard's group.
-std::vector<at::Tensor> gather_sequence(const std::vector<at::Tensor>& rows,
-                                        const SequenceShard& shard);
+std::vector<at::Tensor> gather_sequence(const std::vector<at::Tensor>& rows, const SequenceShard& shard);
 /// The inverse: [B, length, h, D] -> [B, rows(), h * ranks, D].
 at::Tensor scatter_sequence(const at::Tensor& heads, const SequenceShard& shard);
 

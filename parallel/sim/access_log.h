@@ -27,18 +27,15 @@ class AccessLog {
   using Report = std::function<void(const Access& earlier, bool earlier_wrote)>;
 
   /// `seen`: what the accessing stream knows.
-  void read(uintptr_t begin, size_t bytes, const Access& access, const VectorClock& seen,
-            const Report& report);
-  void write(uintptr_t begin, size_t bytes, const Access& access, const VectorClock& seen,
-             const Report& report);
+  void read(uintptr_t begin, size_t bytes, const Access& access, const VectorClock& seen, const Report& report);
+  void write(uintptr_t begin, size_t bytes, const Access& access, const VectorClock& seen, const Report& report);
   /// The block was handed out again: its bytes are undefined from here on. `window`: see settled().
   void hand_out(uintptr_t begin, size_t bytes, uint64_t window);
   void forget(uintptr_t begin, size_t bytes);
 
   /// Calls `each` with every range whose bytes were not undefined in `window` for the last time.
-  void settled(
-      uintptr_t begin, size_t bytes, uint64_t window,
-      const std::function<void(uintptr_t begin, size_t bytes, const Access& writer)>& each) const;
+  void settled(uintptr_t begin, size_t bytes, uint64_t window,
+               const std::function<void(uintptr_t begin, size_t bytes, const Access& writer)>& each) const;
 
  private:
   struct Span {

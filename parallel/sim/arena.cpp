@@ -76,8 +76,7 @@ char* Arena::take(int region, size_t bytes) {
 void Arena::give_back(char* address, size_t bytes) {
   bytes = in_steps(bytes);
   const std::lock_guard lock(mutex());
-  ::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, address - begin_,
-              static_cast<off_t>(bytes));
+  ::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, address - begin_, static_cast<off_t>(bytes));
   spare().emplace(std::pair{region_of(address), bytes}, address);
 }
 

@@ -6,8 +6,7 @@
 namespace megashard::sim {
 
 constexpr int kDevices = 8;
-constexpr size_t kRegionBytes = size_t{2}
-                                << 40;  ///< of addresses; pages come when they are touched
+constexpr size_t kRegionBytes = size_t{2} << 40;  ///< of addresses; pages come when they are touched
 
 /// Addresses of all devices and of pinned host memory. Each page is mapped twice: at the address
 /// that the program sees, where the host may not touch a device's memory, and at its mirror,
@@ -20,13 +19,10 @@ class Arena {
 
   /// Region of an address, or -1 for memory of the host that is not pinned.
   int region_of(const void* address) const;
-  char* mirror(const void* address) const {
-    return const_cast<char*>(static_cast<const char*>(address)) + to_mirror_;
-  }
+  char* mirror(const void* address) const { return const_cast<char*>(static_cast<const char*>(address)) + to_mirror_; }
   /// The mirror of an address of the arena; any other address itself.
   char* reachable(const void* address) const {
-    return region_of(address) >= 0 ? mirror(address)
-                                   : const_cast<char*>(static_cast<const char*>(address));
+    return region_of(address) >= 0 ? mirror(address) : const_cast<char*>(static_cast<const char*>(address));
   }
 
   /// Addresses that were never taken before, or given back, aligned to 2 MiB; null: the region is

@@ -56,8 +56,7 @@ SimDevice& BlockPools::device() const { return SimDevice::at(device_); }
 
 void BlockPools::count(bool small, int64_t allocations, int64_t bytes, int64_t requested) {
   const auto add = [](c10::CachingAllocator::Stat& stat, int64_t amount) {
-    amount >= 0 ? stat.increase(static_cast<size_t>(amount))
-                : stat.decrease(static_cast<size_t>(-amount));
+    amount >= 0 ? stat.increase(static_cast<size_t>(amount)) : stat.decrease(static_cast<size_t>(-amount));
   };
   for (const size_t kind : {size_t{0}, small ? size_t{1} : size_t{2}}) {
     add(stats_.allocation[kind], allocations);
@@ -89,11 +88,10 @@ char* BlockPools::allocate(size_t bytes, c10::StreamId stream) {
   count(std::get<1>(key), 1, static_cast<int64_t>(block->size), static_cast<int64_t>(bytes));
   char* mirror = Arena::get().mirror(block->address);
   std::memset(mirror, kUndefinedByte, block->size);
-  block->handed_out = device().recording.add(
-      agent_of(stream), *interned("allocation"), {},
-      [mirror, size = block->size] { std::memset(mirror, kUndefinedByte, size); });
-  device().log.hand_out(reinterpret_cast<uintptr_t>(block->address), block->size,
-                        device().recording.window());
+  block->handed_out =
+      device().recording.add(agent_of(stream), *interned("allocation"), {},
+                             [mirror, size = block->size] { std::memset(mirror, kUndefinedByte, size); });
+  device().log.hand_out(reinterpret_cast<uintptr_t>(block->address), block->size, device().recording.window());
   return block->address;
 }
 
@@ -116,14 +114,9 @@ BlockPools::Block* BlockPools::new_block(const Key& key, size_t size) {
   char* address = Arena::get().take(device_, bytes);
   if (address == nullptr) return nullptr;
   reserved_ += bytes;
-  const auto segment =
-      segments_.insert(segments_.end(), Segment{address, bytes, bytes, key, nullptr});
-  segment->first = new Block{.address = address,
-                             .size = bytes,
-                             .segment = segment,
-                             .streams = {},
-                             .events = {},
-                             .handed_out = {}};
+  const auto segment = segments_.insert(segments_.end(), Segment{address, bytes, bytes, key, nullptr});
+  segment->first =
+      new Block{.address = address, .size = bytes, .segment = segment, .streams = {}, .events = {}, .handed_out = {}};
   for (const size_t kind : {size_t{0}, std::get<1>(key) ? size_t{1} : size_t{2}}) {
     stats_.segment[kind].increase(1);
     stats_.reserved_bytes[kind].increase(bytes);
@@ -135,22 +128,19 @@ BlockPools::Block* BlockPools::new_block(const Key& key, size_t size) {
 /// One segment a stream and kind of pool, which grows at its end.
 BlockPools::Block* BlockPools::grow_expandable(const Key& key, size_t size) {
   const size_t step = std::get<1>(key) ? kSmallSegment : kLargeSegment;
-  auto segment = std::find_if(segments_.begin(), segments_.end(), [&](const Segment& each) {
-    return each.key == key && each.addresses > each.mapped;
-  });
+  auto segment = std::find_if(segments_.begin(), segments_.end(),
+                              [&](const Segment& each) { return each.key == key && each.addresses > each.mapped; });
   if (segment == segments_.end()) {
     char* address = Arena::get().take(device_, kExpandableAddresses);
     if (address == nullptr) return nullptr;
-    segment =
-        segments_.insert(segments_.end(), Segment{address, 0, kExpandableAddresses, key, nullptr});
+    segment = segments_.insert(segments_.end(), Segment{address, 0, kExpandableAddresses, key, nullptr});
     stats_.segment[0].increase(1);
   }
   Block* last = segment->first;
   while (last != nullptr && last->after != nullptr) last = last->after;
   const bool grows_last = last != nullptr && !last->in_use && last->events.empty();
   const size_t bytes = rounded(size - (grows_last ? last->size : 0), step);
-  if (reserved_ + bytes > settings().capacity || segment->mapped + bytes > segment->addresses)
-    return nullptr;
+  if (reserved_ + bytes > settings().capacity || segment->mapped + bytes > segment->addresses) return nullptr;
   auto* block = new Block{.address = segment->address + segment->mapped,
                           .size = bytes,
                           .segment = segment,
@@ -194,8 +184,7 @@ void BlockPools::free(char* address) {
   blocks_.erase(found);
   count(std::get<1>(block->segment->key), -1, -static_cast<int64_t>(block->size),
         -static_cast<int64_t>(block->requested));
-  for (const c10::StreamId stream : block->streams)
-    device().record(block->events.emplace_back(), stream);
+  for (const c10::StreamId stream : block->streams) device().record(block->events.emplace_back(), stream);
   block->streams.clear();
   block->events.empty() ? give_back(block) : waiting_.push_back(block);
 }
@@ -209,9 +198,8 @@ void BlockPools::record_stream(const void* address, c10::StreamId stream) {
 /// A GPU would say at some time that an event is over; here it is when the host must know it.
 void BlockPools::return_waiting(bool after_waiting_for_all) {
   std::erase_if(waiting_, [&](Block* block) {
-    std::erase_if(block->events, [&](const Event& event) {
-      return after_waiting_for_all || device().host_has_seen(event);
-    });
+    std::erase_if(block->events,
+                  [&](const Event& event) { return after_waiting_for_all || device().host_has_seen(event); });
     if (!block->events.empty()) return false;
     give_back(block);
     return true;
@@ -221,8 +209,7 @@ void BlockPools::return_waiting(bool after_waiting_for_all) {
 void BlockPools::give_back(Block* block) {
   block->in_use = false;
   std::memset(Arena::get().mirror(block->address), kUndefinedByte, block->size);
-  device().log.hand_out(reinterpret_cast<uintptr_t>(block->address), block->size,
-                        device().recording.window());
+  device().log.hand_out(reinterpret_cast<uintptr_t>(block->address), block->size, device().recording.window());
   merge(block);
 }
 
@@ -234,9 +221,7 @@ BlockPools::Block* BlockPools::merge(Block* block) {
     first->after = second->after;
     if (first->after != nullptr) first->after->before = first;
   };
-  const auto is_free = [](const Block* other) {
-    return other != nullptr && !other->in_use && other->events.empty();
-  };
+  const auto is_free = [](const Block* other) { return other != nullptr && !other->in_use && other->events.empty(); };
   if (Block* before = block->before; is_free(before)) {
     pool.erase(before);
     swallows(before, block);
@@ -255,8 +240,7 @@ BlockPools::Block* BlockPools::merge(Block* block) {
 /// Frees what is free; a device waits for all that runs on it then, and only then.
 void BlockPools::empty_cache() {
   for (const Block* block : waiting_) {
-    for (const Event& event : block->events)
-      device().host_waits_for_event(event, "cudaEventSynchronize");
+    for (const Event& event : block->events) device().host_waits_for_event(event, "cudaEventSynchronize");
   }
   return_waiting(true);
   const auto cached = [](const Segment& segment) { return std::get<0>(segment.key) == 0; };
@@ -299,11 +283,10 @@ void BlockPools::release_segments(const std::function<bool(const Segment&)>& whi
 void BlockPools::out_of_memory(size_t bytes) {
   ++stats_.num_ooms;
   const auto mib = [](size_t amount) { return c10::str(amount >> 20, " MiB"); };
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", mib(bytes),
-                   ". Simulated GPU ", device_, " has a total capacity of ",
-                   mib(settings().capacity), " of which ", mib(settings().capacity - reserved_),
-                   " is free; ", mib(static_cast<size_t>(stats_.allocated_bytes[0].current)),
-                   " is allocated");
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", mib(bytes), ". Simulated GPU ",
+                   device_, " has a total capacity of ", mib(settings().capacity), " of which ",
+                   mib(settings().capacity - reserved_), " is free; ",
+                   mib(static_cast<size_t>(stats_.allocated_bytes[0].current)), " is allocated");
 }
 
 void BlockPools::over_blocks(const std::function<void(char*, size_t)>& visit) const {

@@ -42,8 +42,7 @@ class BlockPools {
 
   c10::CachingDeviceAllocator::DeviceStats& stats() { return stats_; }
   size_t reserved() const { return reserved_; }
-  void over_blocks(
-      const std::function<void(char* address, size_t bytes)>& visit) const;  ///< in use
+  void over_blocks(const std::function<void(char* address, size_t bytes)>& visit) const;  ///< in use
   /// Where the recording makes the block undefined that holds an address.
   Recording::Place handed_out(const void* address) const;
 

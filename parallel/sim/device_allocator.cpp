@@ -25,9 +25,8 @@ auto with_device(int index, const Visit& visit) {
 
 template <class Visit>
 void over_stats(c10::CachingDeviceAllocator::DeviceStats& stats, const Visit& visit) {
-  for (auto* all : {&stats.allocation, &stats.segment, &stats.active, &stats.inactive_split,
-                    &stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes,
-                    &stats.inactive_split_bytes, &stats.requested_bytes}) {
+  for (auto* all : {&stats.allocation, &stats.segment, &stats.active, &stats.inactive_split, &stats.allocated_bytes,
+                    &stats.reserved_bytes, &stats.active_bytes, &stats.inactive_split_bytes, &stats.requested_bytes}) {
     for (auto& stat : *all) visit(stat);
   }
 }
@@ -39,9 +38,7 @@ DeviceAllocator& DeviceAllocator::get() {
   return *allocator;
 }
 
-c10::DataPtr DeviceAllocator::allocate(size_t bytes) {
-  return allocate_on(bytes, current_device());
-}
+c10::DataPtr DeviceAllocator::allocate(size_t bytes) { return allocate_on(bytes, current_device()); }
 
 c10::DataPtr DeviceAllocator::allocate_on(size_t bytes, int index) {
   return with_device(index, [&](SimDevice& device) {
@@ -68,8 +65,7 @@ void DeviceAllocator::emptyCache(c10::MempoolId_t) {
 
 void DeviceAllocator::recordStream(const c10::DataPtr& memory, c10::Stream stream) {
   if (memory.get() == nullptr) return;
-  with_device(stream.device_index(),
-              [&](SimDevice& device) { device.pools.record_stream(memory.get(), stream.id()); });
+  with_device(stream.device_index(), [&](SimDevice& device) { device.pools.record_stream(memory.get(), stream.id()); });
 }
 
 c10::CachingDeviceAllocator::DeviceStats DeviceAllocator::getDeviceStats(c10::DeviceIndex index) {
@@ -77,15 +73,13 @@ c10::CachingDeviceAllocator::DeviceStats DeviceAllocator::getDeviceStats(c10::De
 }
 
 void DeviceAllocator::resetAccumulatedStats(c10::DeviceIndex index) {
-  with_device(index, [](SimDevice& device) {
-    over_stats(device.pools.stats(), [](auto& stat) { stat.reset_accumulated(); });
-  });
+  with_device(
+      index, [](SimDevice& device) { over_stats(device.pools.stats(), [](auto& stat) { stat.reset_accumulated(); }); });
 }
 
 void DeviceAllocator::resetPeakStats(c10::DeviceIndex index) {
-  with_device(index, [](SimDevice& device) {
-    over_stats(device.pools.stats(), [](auto& stat) { stat.reset_peak(); });
-  });
+  with_device(index,
+              [](SimDevice& device) { over_stats(device.pools.stats(), [](auto& stat) { stat.reset_peak(); }); });
 }
 
 std::pair<size_t, size_t> DeviceAllocator::getMemoryInfo(c10::DeviceIndex index) {

@@ -31,8 +31,8 @@ std::string function_at(void* address) {
   Dl_info info{};
   if (dladdr(address, &info) == 0 || info.dli_sname == nullptr) return "";
   int status = 0;
-  const std::unique_ptr<char, decltype(&std::free)> text(
-      abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status), &std::free);
+  const std::unique_ptr<char, decltype(&std::free)> text(abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status),
+                                                         &std::free);
   std::string name = status == 0 ? text.get() : info.dli_sname;
   const auto arguments = name.find('(', name.starts_with("(anonymous") ? 1 : 0);
   if (const auto anonymous = name.find("(anonymous namespace)"); anonymous != name.npos) {
@@ -57,8 +57,7 @@ void over_frames(const Visit& visit) {
 }
 
 bool ours(const std::string& function) {
-  return function.find("megashard::") != function.npos &&
-         function.find("megashard::sim::") == function.npos;
+  return function.find("megashard::") != function.npos && function.find("megashard::sim::") == function.npos;
 }
 
 }  // namespace

@@ -23,15 +23,11 @@ class SimGenerator final : public c10::GeneratorImpl {
   uint64_t get_offset() const override { return drawn_by_.get_offset(); }
   uint64_t current_seed() const override { return drawn_by_.current_seed(); }
   uint64_t seed() override { return drawn_by_.seed(); }
-  void set_state(const c10::TensorImpl& state) override {
-    drawn_by_.unsafeGetGeneratorImpl()->set_state(state);
-  }
+  void set_state(const c10::TensorImpl& state) override { drawn_by_.unsafeGetGeneratorImpl()->set_state(state); }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     return drawn_by_.unsafeGetGeneratorImpl()->get_state();
   }
-  SimGenerator* clone_impl() const override {
-    return new SimGenerator(device().index(), drawn_by_.clone());
-  }
+  SimGenerator* clone_impl() const override { return new SimGenerator(device().index(), drawn_by_.clone()); }
 
   const at::Generator& drawn_by() const { return drawn_by_; }
 
@@ -54,8 +50,7 @@ const at::Generator& default_generator(int device) {
   return generators->at(static_cast<size_t>(device < 0 ? current_device() : device));
 }
 
-DrawsFromDevice::DrawsFromDevice(int device)
-    : of_device_(cpu_generator_of(default_generator(device))) {
+DrawsFromDevice::DrawsFromDevice(int device) : of_device_(cpu_generator_of(default_generator(device))) {
   static std::mutex mutex;  // ranks that are threads share the CPU's generator
   lock_ = std::unique_lock(mutex);
   at::Generator cpu = at::detail::getDefaultCPUGenerator();

@@ -48,8 +48,7 @@ std::unique_ptr<Graph> GraphCapture::end() {
   std::string unjoined;
   for (const c10::StreamId stream : streams_) {
     const auto agent = static_cast<size_t>(agent_of(stream));
-    if (device_.seen_by(agent_of(stream)).at(agent) > origin.at(agent))
-      unjoined += " " + std::to_string(stream);
+    if (device_.seen_by(agent_of(stream)).at(agent) > origin.at(agent)) unjoined += " " + std::to_string(stream);
   }
   device_.pools.take_from_pool(0);
   std::unique_ptr<Graph> graph = std::move(graph_);

@@ -41,28 +41,24 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream getDefaultStream(c10::Device device) const override { return stream_at(device, 0); }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool high_priority) const override {
-    return locked(index_of(device), [&](SimDevice& sim) {
-      return stream_at(device, sim.next_pool_stream(high_priority));
-    });
+    return locked(index_of(device),
+                  [&](SimDevice& sim) { return stream_at(device, sim.next_pool_stream(high_priority)); });
   }
   c10::Stream getNewStream(c10::Device device, int priority) const override {
     return getStreamFromGlobalPool(device, priority < 0);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
-    return stream_at(stream.device(),
-                     exchange_current_stream(index_of(stream.device()), stream.id()));
+    return stream_at(stream.device(), exchange_current_stream(index_of(stream.device()), stream.id()));
   }
 
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex /*device*/,
               const c10::EventFlag /*flag*/) const override {
     if (*event == nullptr) *event = new Event;
-    locked(index_of(stream.device()),
-           [&](SimDevice& sim) { sim.record(*static_cast<Event*>(*event), stream.id()); });
+    locked(index_of(stream.device()), [&](SimDevice& sim) { sim.record(*static_cast<Event*>(*event), stream.id()); });
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event == nullptr) return;
-    locked(index_of(stream.device()),
-           [&](SimDevice& sim) { sim.wait(*static_cast<Event*>(event), stream.id()); });
+    locked(index_of(stream.device()), [&](SimDevice& sim) { sim.wait(*static_cast<Event*>(event), stream.id()); });
   }
   bool queryEvent(void* event) const override {
     with_event(event, [](SimDevice& sim, const Event& recorded) { sim.host_saw(recorded); });
@@ -76,18 +72,13 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, const c10::DeviceIndex /*device*/) const noexcept override {
     delete static_cast<Event*>(event);
   }
-  double elapsedTime(void* /*first*/, void* /*second*/,
-                     const c10::DeviceIndex /*device*/) const override {
-    return 0;
-  }
+  double elapsedTime(void* /*first*/, void* /*second*/, const c10::DeviceIndex /*device*/) const override { return 0; }
 
   bool queryStream(const c10::Stream& stream) const override {
     synchronize(stream, nullptr);
     return true;
   }
-  void synchronizeStream(const c10::Stream& stream) const override {
-    synchronize(stream, "cudaStreamSynchronize");
-  }
+  void synchronizeStream(const c10::Stream& stream) const override { synchronize(stream, "cudaStreamSynchronize"); }
   void synchronizeDevice(const c10::DeviceIndex index) const override {
     locked(index < 0 ? current_device() : index,
            [](SimDevice& sim) { sim.host_waits_for_all("cudaDeviceSynchronize"); });
@@ -97,12 +88,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
 
  private:
-  static c10::Device device_at(int index) {
-    return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
-  }
-  static int index_of(c10::Device device) {
-    return device.index() < 0 ? current_device() : device.index();
-  }
+  static c10::Device device_at(int index) { return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
+  static int index_of(c10::Device device) { return device.index() < 0 ? current_device() : device.index(); }
   static c10::Stream stream_at(c10::Device device, c10::StreamId id) {
     return c10::Stream(c10::Stream::UNSAFE, device_at(index_of(device)), id);
   }
@@ -113,8 +100,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     locked(recorded->device, [&](SimDevice& sim) { visit(sim, *recorded); });
   }
   static void synchronize(const c10::Stream& stream, const char* what) {
-    locked(index_of(stream.device()),
-           [&](SimDevice& sim) { sim.host_waits_for_stream(stream.id(), what); });
+    locked(index_of(stream.device()), [&](SimDevice& sim) { sim.host_waits_for_stream(stream.id(), what); });
   }
 };
 

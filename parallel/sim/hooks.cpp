@@ -21,9 +21,7 @@ struct Hooks final : at::CUDAHooksInterface {
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   int getNumGPUs() const override { return kDevices; }
   c10::DeviceIndex deviceCount() const override { return kDevices; }
-  c10::DeviceIndex current_device() const override {
-    return static_cast<c10::DeviceIndex>(sim::current_device());
-  }
+  c10::DeviceIndex current_device() const override { return static_cast<c10::DeviceIndex>(sim::current_device()); }
   c10::DeviceIndex getCurrentDevice() const override { return current_device(); }
   void setCurrentDevice(c10::DeviceIndex device) const override { set_current_device(device); }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
@@ -31,12 +29,8 @@ struct Hooks final : at::CUDAHooksInterface {
     if (device >= 0) set_current_device(device);
     return former;
   }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
-    return exchangeDevice(device);
-  }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override {
-    return default_generator(device);
-  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return exchangeDevice(device); }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override { return default_generator(device); }
   at::Generator getNewGenerator(c10::DeviceIndex device) const override {
     return new_generator(device < 0 ? sim::current_device() : device);
   }

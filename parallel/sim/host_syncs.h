@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "parallel/cuda/cuda_module.h"
+#include "parallel/device/cuda_module.h"
 
 namespace megashard::sim {
 

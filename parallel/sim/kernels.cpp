@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "parallel/cuda/copy_table.h"
-#include "parallel/cuda/float8_rows.h"
+#include "parallel/copies/copy_table.h"
+#include "parallel/copies/float8_rows.h"
 #include "parallel/sim/sim_device.h"
 
 namespace megashard::sim {
@@ -30,15 +30,12 @@ void copy_rows(const CopyTable& table) {
     const size_t from_bytes = piece.converts ? bytes_of(piece.from_format) : 1;
     const size_t to_bytes = piece.converts ? bytes_of(piece.to_format) : 1;
     for (int64_t row = 0; row < rows; ++row) {
-      const int64_t count =
-          std::clamp<int64_t>(piece.numel - row * piece.row_numel, 0, piece.row_numel);
-      const auto* from = static_cast<const char*>(piece.from) +
-                         row * piece.from_stride * static_cast<int64_t>(from_bytes);
-      const auto* to = static_cast<const char*>(piece.to) +
-                       row * piece.to_stride * static_cast<int64_t>(to_bytes);
+      const int64_t count = std::clamp<int64_t>(piece.numel - row * piece.row_numel, 0, piece.row_numel);
+      const auto* from =
+          static_cast<const char*>(piece.from) + row * piece.from_stride * static_cast<int64_t>(from_bytes);
+      const auto* to = static_cast<const char*>(piece.to) + row * piece.to_stride * static_cast<int64_t>(to_bytes);
       operation.reads(from, static_cast<size_t>(count) * from_bytes);
-      operation.writes(to,
-                       static_cast<size_t>(piece.zero_rest ? piece.row_numel : count) * to_bytes);
+      operation.writes(to, static_cast<size_t>(piece.zero_rest ? piece.row_numel : count) * to_bytes);
     }
     on_mirror.pieces[i].from = mirror_of(piece.from);
     on_mirror.pieces[i].to = mirror_of(piece.to);
@@ -77,24 +74,20 @@ void dequantise(const Float8Dequantise& asked) {
     operation.reads(asked.payload + rank * asked.payload_stride, static_cast<size_t>(of_rank));
     operation.reads(asked.scales + rank * asked.scale_stride, sizeof(float));
   }
-  operation.writes(asked.whole,
-                   static_cast<size_t>(asked.runs * asked.whole_run) * bytes_of(asked.format));
+  operation.writes(asked.whole, static_cast<size_t>(asked.runs * asked.whole_run) * bytes_of(asked.format));
   Float8Dequantise dequantise = asked;
   dequantise.payload = mirror_of(asked.payload);
   dequantise.scales = mirror_of(asked.scales);
   dequantise.whole = mirror_of(asked.whole);
   operation.run([dequantise] {
     with_format(dequantise.format, [&](auto zero) {
-      for (int rank = 0; rank < dequantise.ranks; ++rank)
-        dequantise_in_thread<decltype(zero)>(dequantise, rank, 0, 1);
+      for (int rank = 0; rank < dequantise.ranks; ++rank) dequantise_in_thread<decltype(zero)>(dequantise, rank, 0, 1);
     });
   });
 }
 
 }  // namespace
 
-CudaKernels kernels_of_module() {
-  return {.copy = copy_rows, .quantise = quantise, .dequantise = dequantise};
-}
+CudaKernels kernels_of_module() { return {.copy = copy_rows, .quantise = quantise, .dequantise = dequantise}; }
 
 }  // namespace megashard::sim

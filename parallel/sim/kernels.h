@@ -1,6 +1,6 @@
 #pragma once
 
-#include "parallel/cuda/cuda_kernels.h"
+#include "parallel/device/cuda_kernels.h"
 
 namespace megashard::sim {
 

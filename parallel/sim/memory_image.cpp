@@ -14,8 +14,7 @@ MemoryImage::MemoryImage(const SimDevice& device) {
 }
 
 void MemoryImage::restore() const {
-  for (const Part& part : parts_)
-    std::memcpy(Arena::get().mirror(part.address), part.bytes.data(), part.bytes.size());
+  for (const Part& part : parts_) std::memcpy(Arena::get().mirror(part.address), part.bytes.data(), part.bytes.size());
 }
 
 }  // namespace megashard::sim

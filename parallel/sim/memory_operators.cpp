@@ -29,18 +29,15 @@ class OnDevice {
   int former_;
 };
 
-at::Tensor empty(c10::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
-                 std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>,
-                 std::optional<at::MemoryFormat> format) {
+at::Tensor empty(c10::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                 std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
   const OnDevice scope(device);
-  return at::detail::empty_generic(sizes, &DeviceAllocator::get(),
-                                   c10::DispatchKeySet(c10::DispatchKey::CUDA),
+  return at::detail::empty_generic(sizes, &DeviceAllocator::get(), c10::DispatchKeySet(c10::DispatchKey::CUDA),
                                    dtype.value_or(c10::get_default_dtype_as_scalartype()), format);
 }
 
-at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
-                         std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-                         std::optional<at::Device> device, std::optional<bool>) {
+at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>) {
   const OnDevice scope(device);
   return at::detail::empty_strided_generic(sizes, strides, &DeviceAllocator::get(),
                                            c10::DispatchKeySet(c10::DispatchKey::CUDA),
@@ -49,8 +46,7 @@ at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
 
 /// A copy of the host's bytes as they are now: those of pageable memory are read at the call.
 at::Tensor as_of_now(const at::Tensor& source) {
-  return source.is_cpu() && !PinnedMemory::get().holds(source.const_data_ptr()) ? source.clone()
-                                                                                : source;
+  return source.is_cpu() && !PinnedMemory::get().holds(source.const_data_ptr()) ? source.clone() : source;
 }
 
 at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
@@ -70,20 +66,17 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
     return known ? host_alias(tensor) : tensor;
   };
   const bool keeps = operation.device().recording.on() && !to_host;
-  const at::Tensor from = host_view(keeps ? as_of_now(source) : source),
-                   to = host_view(self.detach());
+  const at::Tensor from = host_view(keeps ? as_of_now(source) : source), to = host_view(self.detach());
   to.copy_(from.expand_as(to));
   if (!waits || !to_host) operation.recorded([from, to] { to.copy_(from.expand_as(to)); });
   if (waits) {
-    operation.device().host_waits_for_stream(
-        operation.stream(),
-        !non_blocking ? "a blocking copy" : "a copy of memory that is not pinned");
+    operation.device().host_waits_for_stream(operation.stream(),
+                                             !non_blocking ? "a blocking copy" : "a copy of memory that is not pinned");
   }
   return self;
 }
 
-const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef sizes,
-                         std::optional<at::MemoryFormat> format) {
+const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
   auto* impl = self.unsafeGetTensorImpl();
   const int64_t numel = c10::multiply_integers(sizes);
   const size_t bytes = static_cast<size_t>(numel + self.storage_offset()) * self.element_size();
@@ -92,8 +85,7 @@ const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef sizes,
     auto* storage = self.storage().unsafeGetStorageImpl();
     const size_t kept = storage->nbytes();
     if (kept > 0) DeviceAllocator::get().copy_data(grown.mutable_data(), storage->data(), kept);
-    storage->set_data_ptr_noswap(
-        std::move(grown.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()));
+    storage->set_data_ptr_noswap(std::move(grown.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()));
     storage->set_nbytes(bytes);
   }
   impl->set_sizes_contiguous(sizes);
@@ -101,8 +93,8 @@ const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef sizes,
   return self;
 }
 
-at::Tensor& set_storage(at::Tensor& self, c10::Storage storage, c10::SymInt offset,
-                        c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides) {
+at::Tensor& set_storage(at::Tensor& self, c10::Storage storage, c10::SymInt offset, c10::SymIntArrayRef sizes,
+                        c10::SymIntArrayRef strides) {
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(std::move(storage));
   const auto plain = C10_AS_INTARRAYREF_SLOW(sizes);
@@ -132,9 +124,7 @@ at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
   return self;
 }
 
-at::Tensor& set_nothing(at::Tensor& self) {
-  return set_whole_storage(self, new_device_storage(0, self.device()));
-}
+at::Tensor& set_nothing(at::Tensor& self) { return set_whole_storage(self, new_device_storage(0, self.device())); }
 
 void record_stream(at::Tensor& self, c10::Stream stream) {
   DeviceAllocator::get().recordStream(self.storage().data_ptr(), stream);

@@ -8,7 +8,7 @@
 #include <c10/core/Allocator.h>
 #include <unistd.h>
 
-#include "parallel/cuda/cuda_module.h"
+#include "parallel/device/cuda_module.h"
 #include "parallel/sim/device_allocator.h"
 #include "parallel/sim/findings.h"
 #include "parallel/sim/graph_capture.h"
@@ -26,9 +26,7 @@ namespace {
 int device_count() { return kDevices; }
 void set_device(int index) { set_current_device(index); }
 std::string device_name(int /*index*/) { return "simulated GPU"; }
-std::string device_identity(int index) {
-  return c10::str("simulated GPU ", index, " of process ", ::getpid());
-}
+std::string device_identity(int index) { return c10::str("simulated GPU ", index, " of process ", ::getpid()); }
 at::Tensor pinned_bytes(int64_t bytes) {
   auto memory = PinnedMemory::get().allocate_exactly(static_cast<size_t>(bytes));
   void* address = memory.release_context();

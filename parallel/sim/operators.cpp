@@ -21,15 +21,9 @@ using torch::jit::Stack;
 
 /// On a GPU the host waits for these, because their result's sizes, or a branch, depend on values.
 bool reads_values(const std::string& name) {
-  static const std::vector<std::string> names{"aten::nonzero",
-                                              "aten::masked_select",
-                                              "aten::equal",
-                                              "aten::unique_dim",
-                                              "aten::_unique",
-                                              "aten::_unique2",
-                                              "aten::unique_consecutive",
-                                              "aten::bincount",
-                                              "aten::_local_scalar_dense"};
+  static const std::vector<std::string> names{
+      "aten::nonzero",  "aten::masked_select",      "aten::equal",    "aten::unique_dim",         "aten::_unique",
+      "aten::_unique2", "aten::unique_consecutive", "aten::bincount", "aten::_local_scalar_dense"};
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
@@ -38,8 +32,7 @@ bool draws_by_default(const c10::OperatorHandle& op) {
   if (!op.hasTag(at::Tag::nondeterministic_seeded)) return false;
   for (const c10::Argument& argument : op.schema().arguments()) {
     const auto optional = argument.type()->cast<c10::OptionalType>();
-    if (optional && optional->getElementType()->kind() == c10::TypeKind::GeneratorType)
-      return false;
+    if (optional && optional->getElementType()->kind() == c10::TypeKind::GeneratorType) return false;
   }
   return true;
 }
@@ -55,10 +48,7 @@ void call_on_host(const c10::OperatorHandle& op, Stack* stack, int draws_from) {
 class Call {
  public:
   Call(const c10::OperatorHandle& op, Stack* stack)
-      : op_(op),
-        schema_(op.schema()),
-        stack_(stack),
-        base_(stack->size() - schema_.arguments().size()) {}
+      : op_(op), schema_(op.schema()), stack_(stack), base_(stack->size() - schema_.arguments().size()) {}
 
   void run() {
     const c10::DeviceIndex index = device_index();
@@ -78,9 +68,7 @@ class Call {
     for (auto& [alias, original] : written_) take_new_sizes(alias, original);
     results_to_device();
     if (keep()) record(std::move(again), std::move(random_state));
-    if (waits_)
-      operation.device().host_waits_for_stream(operation.stream(),
-                                               interned(schema_.name())->c_str());
+    if (waits_) operation.device().host_waits_for_stream(operation.stream(), interned(schema_.name())->c_str());
   }
 
  private:
@@ -106,8 +94,7 @@ class Call {
       over_argument_tensors(value, [&](const at::Tensor& tensor) {
         if (index < 0 && tensor.defined() && tensor.is_cuda()) index = tensor.get_device();
       });
-      if (index < 0 && value.isDevice() && value.toDevice().is_cuda())
-        index = value.toDevice().index();
+      if (index < 0 && value.isDevice() && value.toDevice().is_cuda()) index = value.toDevice().index();
     }
     return index < 0 ? static_cast<c10::DeviceIndex>(current_device()) : index;
   }
@@ -116,8 +103,7 @@ class Call {
     if (!takes_indices_of_the_host()) return false;
     bool mask = false;
     over_argument_tensors((*stack_)[base_ + 1], [&](const at::Tensor& tensor) {
-      mask |= tensor.defined() &&
-              (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte);
+      mask |= tensor.defined() && (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte);
     });
     return mask;
   }
@@ -130,12 +116,14 @@ class Call {
   at::Tensor to_host(const at::Tensor& tensor, const c10::AliasInfo* alias_info) {
     if (!tensor.defined()) return tensor;
     if (!tensor.is_cuda()) {
-      TORCH_CHECK(tensor.dim() == 0 || takes_indices_of_the_host(), schema_.name(), ": Expected all tensors to be on the same "
-                  "device, but found at least two devices, ", device_, " and ", tensor.device());
+      TORCH_CHECK(tensor.dim() == 0 || takes_indices_of_the_host(), schema_.name(),
+                  ": Expected all tensors to be on the same device, but found at least two devices, ", device_, " and ",
+                  tensor.device());
       return tensor;
     }
-    TORCH_CHECK(tensor.get_device() == device_.index(), schema_.name(), ": Expected all tensors to be on the same device, but "
-                "found at least two devices, ", device_, " and ", tensor.device());
+    TORCH_CHECK(tensor.get_device() == device_.index(), schema_.name(),
+                ": Expected all tensors to be on the same device, but found at least two devices, ", device_, " and ",
+                tensor.device());
     const bool writes = alias_info != nullptr && alias_info->isWrite();
     const bool views = alias_info != nullptr && !writes;
     if (writes) {
@@ -159,8 +147,7 @@ class Call {
         value = to_host(value.toTensor(), info);
       } else if (value.isTensorList()) {
         std::vector<at::Tensor> tensors;
-        for (const at::Tensor& tensor : value.toTensorVector())
-          tensors.push_back(to_host(tensor, info));
+        for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(to_host(tensor, info));
         value = std::move(tensors);
       } else if (value.isOptionalTensorList()) {
         c10::List<std::optional<at::Tensor>> tensors;
@@ -191,8 +178,7 @@ class Call {
       if (of_device || !tensor.is_cpu()) continue;
       const at::Tensor copy = tensor.clone();
       // A clone of a number counts as a tensor, which changes the dtype that is computed in.
-      copy.unsafeGetTensorImpl()->set_wrapped_number(
-          tensor.unsafeGetTensorImpl()->is_wrapped_number());
+      copy.unsafeGetTensorImpl()->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
       value = copy;
     }
     return now;
@@ -253,8 +239,7 @@ class Call {
         value = to_device(value.toTensor());
       } else if (value.isTensorList()) {
         std::vector<at::Tensor> tensors;
-        for (const at::Tensor& tensor : value.toTensorVector())
-          tensors.push_back(to_device(tensor));
+        for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(to_device(tensor));
         value = std::move(tensors);
       }
     }
@@ -275,8 +260,7 @@ class Call {
       }
       call_on_host(op, &stack, draws_by_default(op) ? device : -1);
       if (state_now) generator.set_state(*state_now);
-      for (const auto& [alias, target] : moved)
-        std::memcpy(target, alias.storage().data(), alias.storage().nbytes());
+      for (const auto& [alias, target] : moved) std::memcpy(target, alias.storage().data(), alias.storage().nbytes());
       std::vector<const c10::StorageImpl*> known;
       for (const c10::IValue& argument : arguments) collect_storages(argument, known);
       size_t next = 0;
@@ -300,11 +284,9 @@ class Call {
     });
   }
 
-  static void collect_storages(const c10::IValue& value,
-                               std::vector<const c10::StorageImpl*>& storages) {
+  static void collect_storages(const c10::IValue& value, std::vector<const c10::StorageImpl*>& storages) {
     const auto add = [&](const at::Tensor& tensor) {
-      if (tensor.defined() && tensor.has_storage())
-        storages.push_back(tensor.storage().unsafeGetStorageImpl());
+      if (tensor.defined() && tensor.has_storage()) storages.push_back(tensor.storage().unsafeGetStorageImpl());
     };
     if (value.isTensor()) add(value.toTensor());
     if (value.isTensorList()) {
@@ -321,18 +303,14 @@ class Call {
   at::Generator generator_;
   bool touches_ = false;
   bool waits_ = false;
-  std::vector<std::pair<at::Tensor, at::Tensor>> written_;  // alias, original
-  std::vector<std::pair<const c10::StorageImpl*, c10::Storage>>
-      storages_;  // of aliases and of results
+  std::vector<std::pair<at::Tensor, at::Tensor>> written_;                  // alias, original
+  std::vector<std::pair<const c10::StorageImpl*, c10::Storage>> storages_;  // of aliases and of results
   std::vector<at::Tensor> host_results_;
   std::vector<std::pair<char*, size_t>> made_;
-  std::vector<std::pair<at::Tensor, char*>>
-      moved_;  // out= tensors that outgrew their memory, and where they went
+  std::vector<std::pair<at::Tensor, char*>> moved_;  // out= tensors that outgrew their memory, and where they went
 };
 
-void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
-  Call(op, stack).run();
-}
+void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) { Call(op, stack).run(); }
 
 }  // namespace
 }  // namespace megashard::sim

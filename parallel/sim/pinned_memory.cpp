@@ -48,13 +48,11 @@ void protect(uintptr_t begin, uintptr_t end) {
   ::mprotect(reinterpret_cast<void*>(begin), end - begin, PROT_READ | PROT_WRITE);
   for (const Closed& each : pinned_blocks().closed) {
     const uintptr_t from = std::max(begin, each.begin), to = std::min(end, each.end);
-    if (from < to && !each.copy_writes)
-      ::mprotect(reinterpret_cast<void*>(from), to - from, PROT_READ);
+    if (from < to && !each.copy_writes) ::mprotect(reinterpret_cast<void*>(from), to - from, PROT_READ);
   }
   for (const Closed& each : pinned_blocks().closed) {
     const uintptr_t from = std::max(begin, each.begin), to = std::min(end, each.end);
-    if (from < to && each.copy_writes)
-      ::mprotect(reinterpret_cast<void*>(from), to - from, PROT_NONE);
+    if (from < to && each.copy_writes) ::mprotect(reinterpret_cast<void*>(from), to - from, PROT_NONE);
   }
 }
 
@@ -72,9 +70,8 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     std::erase_if(pinned_blocks().closed, [&](const Closed& each) {
       if (at < each.begin || at >= each.end) return false;
       any = true;
-      found("the host touches pinned memory (" + calling_place() + ") that " + *each.operation +
-            " on stream " + std::to_string(each.agent - 1) +
-            (each.copy_writes ? " may still write" : " may still read") +
+      found("the host touches pinned memory (" + calling_place() + ") that " + *each.operation + " on stream " +
+            std::to_string(each.agent - 1) + (each.copy_writes ? " may still write" : " may still read") +
             ": wait for its event first" + call_stack());
       return true;
     });
@@ -83,9 +80,8 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     return;  // opened by another thread in between
   }
   if (region >= 0) {
-    const std::string text = "megashard: the host touched memory of the simulated GPU " +
-                             std::to_string(region) + " in " + calling_place() +
-                             ", which a real one answers with a crash" + call_stack() + "\n";
+    const std::string text = "megashard: the host touched memory of the simulated GPU " + std::to_string(region) +
+                             " in " + calling_place() + ", which a real one answers with a crash" + call_stack() + "\n";
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
   }
   ::sigaction(signal, &former_handler, nullptr);
@@ -115,8 +111,7 @@ void over_stats(const Visit& visit) {
   PinnedBlocks& all = pinned_blocks();
   const std::lock_guard lock(all.mutex);
   at::HostStats& stats = all.stats;
-  for (auto* stat :
-       {&stats.active_requests, &stats.active_bytes, &stats.allocations, &stats.allocated_bytes})
+  for (auto* stat : {&stats.active_requests, &stats.active_bytes, &stats.allocations, &stats.allocated_bytes})
     visit(*stat);
 }
 
@@ -128,8 +123,7 @@ void free_exact(void* address) {
   const auto found = all.blocks.find(static_cast<char*>(address));
   const size_t size = found->second;
   const auto begin = reinterpret_cast<uintptr_t>(address);
-  std::erase_if(all.closed,
-                [&](const Closed& each) { return each.begin < begin + size && begin < each.end; });
+  std::erase_if(all.closed, [&](const Closed& each) { return each.begin < begin + size && begin < each.end; });
   protect(begin, begin + size);
   all.blocks.erase(found);
   Arena::get().give_back(static_cast<char*>(address), size);
@@ -148,15 +142,11 @@ PinnedMemory& PinnedMemory::get() {
 
 c10::DeleterFnPtr PinnedMemory::raw_deleter() const { return &free_pinned; }
 
-void PinnedMemory::copy_data(void* to, const void* from, size_t bytes) const {
-  std::memcpy(to, from, bytes);
-}
+void PinnedMemory::copy_data(void* to, const void* from, size_t bytes) const { std::memcpy(to, from, bytes); }
 
 bool PinnedMemory::record_event(void*, void*, c10::Stream) { return true; }  // close() knows better
 
-bool PinnedMemory::holds(const void* address) const {
-  return Arena::get().region_of(address) == Arena::kPinned;
-}
+bool PinnedMemory::holds(const void* address) const { return Arena::get().region_of(address) == Arena::kPinned; }
 
 at::HostStats PinnedMemory::get_stats() {
   const std::lock_guard lock(pinned_blocks().mutex);
@@ -222,8 +212,8 @@ size_t PinnedMemory::bytes_in_use() const {
   return bytes;
 }
 
-void PinnedMemory::close(int device, const void* begin, size_t bytes, bool copy_writes, int agent,
-                         uint64_t time, const std::string& operation) {
+void PinnedMemory::close(int device, const void* begin, size_t bytes, bool copy_writes, int agent, uint64_t time,
+                         const std::string& operation) {
   if (bytes == 0) return;
   const auto first = reinterpret_cast<uintptr_t>(begin) / page() * page();
   const auto last = (reinterpret_cast<uintptr_t>(begin) + bytes + page() - 1) / page() * page();

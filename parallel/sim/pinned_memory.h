@@ -30,8 +30,8 @@ class PinnedMemory final : public at::HostAllocator {
   bool holds(const void* address) const;
   /// A copy of this device was enqueued; the host may not touch the bytes until it knows `time` of
   /// `agent`.
-  void close(int device, const void* begin, size_t bytes, bool copy_writes, int agent,
-             uint64_t time, const std::string& operation);
+  void close(int device, const void* begin, size_t bytes, bool copy_writes, int agent, uint64_t time,
+             const std::string& operation);
   /// The host of the device knows what `seen` says.
   void open(int device, const VectorClock& seen);
 };

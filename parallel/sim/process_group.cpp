@@ -34,8 +34,8 @@ struct Called {
            output_numel == other.output_numel && dtype == other.dtype && detail == other.detail;
   }
   std::string text() const {
-    return c10::str(operation, " of ", input_numel, " ", static_cast<at::ScalarType>(dtype),
-                    " elements", unit[0] == '\0' ? "" : " in ", unit);
+    return c10::str(operation, " of ", input_numel, " ", static_cast<at::ScalarType>(dtype), " elements",
+                    unit[0] == '\0' ? "" : " in ", unit);
   }
 };
 
@@ -48,16 +48,13 @@ class SimProcessGroup final : public ProcessGroup {
         gloo_(std::move(gloo)) {}
 
   c10::DeviceType device_type() const override { return c10::kCUDA; }
-  c10::Device device() const override {
-    return {c10::kCUDA, static_cast<c10::DeviceIndex>(options_.device)};
-  }
+  c10::Device device() const override { return {c10::kCUDA, static_cast<c10::DeviceIndex>(options_.device)}; }
 
   Work all_gather_into(at::Tensor output, at::Tensor input) override {
     check_tensors("all_gather", Shapes::kGather, output, input);
-    return run("all_gather", 0, output, input,
-               [](ProcessGroup& gloo, const at::Tensor& out, const at::Tensor& in) {
-                 return gloo.all_gather_into(out, in);
-               });
+    return run("all_gather", 0, output, input, [](ProcessGroup& gloo, const at::Tensor& out, const at::Tensor& in) {
+      return gloo.all_gather_into(out, in);
+    });
   }
   Work reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op) override {
     check_tensors("reduce_scatter", Shapes::kScatter, output, input);
@@ -71,24 +68,20 @@ class SimProcessGroup final : public ProcessGroup {
     check_tensor("all_reduce", tensor);
     check_reduction("all_reduce", tensor, op);
     return run("all_reduce", static_cast<int>(op), tensor, tensor,
-               [op](ProcessGroup& gloo, const at::Tensor& out, const at::Tensor&) {
-                 return gloo.all_reduce(out, op);
-               });
+               [op](ProcessGroup& gloo, const at::Tensor& out, const at::Tensor&) { return gloo.all_reduce(out, op); });
   }
   Work broadcast(at::Tensor tensor, int root) override {
     check_tensor("broadcast", tensor);
     check_root(root);
-    return run("broadcast", root, tensor, tensor,
-               [root](ProcessGroup& gloo, const at::Tensor& out, const at::Tensor&) {
-                 return gloo.broadcast(out, root);
-               });
+    return run("broadcast", root, tensor, tensor, [root](ProcessGroup& gloo, const at::Tensor& out, const at::Tensor&) {
+      return gloo.broadcast(out, root);
+    });
   }
   Work all_to_all_into(at::Tensor output, at::Tensor input) override {
     check_tensors("all_to_all", Shapes::kEqual, output, input);
-    return run("all_to_all", 0, output, input,
-               [](ProcessGroup& gloo, const at::Tensor& out, const at::Tensor& in) {
-                 return gloo.all_to_all_into(out, in);
-               });
+    return run("all_to_all", 0, output, input, [](ProcessGroup& gloo, const at::Tensor& out, const at::Tensor& in) {
+      return gloo.all_to_all_into(out, in);
+    });
   }
   void barrier() override {
     if (size() == 1) return;
@@ -98,8 +91,7 @@ class SimProcessGroup final : public ProcessGroup {
     device.host_waits_for_all("cudaDeviceSynchronize");
   }
 
-  std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
-                                         const std::string& name) override {
+  std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members, const std::string& name) override {
     NcclGroupOptions options = options_;
     options.ranks = members_in_world(members, name);
     options.rank = place_in(members);
@@ -109,11 +101,9 @@ class SimProcessGroup final : public ProcessGroup {
 
  private:
   template <class Exchange>
-  Work run(const char* name, int detail, const at::Tensor& output, const at::Tensor& input,
-           const Exchange& exchange) {
+  Work run(const char* name, int detail, const at::Tensor& output, const at::Tensor& input, const Exchange& exchange) {
     if (size() == 1) {
-      if (output.const_data_ptr() != input.const_data_ptr())
-        output.view({-1}).copy_(input.view({-1}), true);
+      if (output.const_data_ptr() != input.const_data_ptr()) output.view({-1}).copy_(input.view({-1}), true);
       return Work();
     }
     const at::Tensor out = host_alias(output), in = host_alias(input);
@@ -147,23 +137,19 @@ class SimProcessGroup final : public ProcessGroup {
     }
     // The other ranks do not run again: what they sent is kept, and what this one sends must be the
     // same.
-    device.recording.add(
-        agent, *interned(name), after,
-        [out, in, sent, received = out.clone(), name = this->name()] {
-          if (sent.numel() > 0 &&
-              std::memcmp(in.const_data_ptr(), sent.const_data_ptr(), sent.nbytes()) != 0)
-            found("in another legal order a collective of group '" + name +
-                  "' sends other bits: its input is not ordered before it");
-          std::memcpy(out.mutable_data_ptr(), received.const_data_ptr(), received.nbytes());
-        });
+    device.recording.add(agent, *interned(name), after, [out, in, sent, received = out.clone(), name = this->name()] {
+      if (sent.numel() > 0 && std::memcmp(in.const_data_ptr(), sent.const_data_ptr(), sent.nbytes()) != 0)
+        found("in another legal order a collective of group '" + name +
+              "' sends other bits: its input is not ordered before it");
+      std::memcpy(out.mutable_data_ptr(), received.const_data_ptr(), received.nbytes());
+    });
     return Work();
   }
 
   /// Compares the calls of all ranks, then exchanges.
   template <class Exchange>
   void meet(const char* operation, Called mine, const Exchange& exchange) {
-    if (mine.operation[0] == '\0')
-      std::strncpy(mine.operation, operation, sizeof(mine.operation) - 1);
+    if (mine.operation[0] == '\0') std::strncpy(mine.operation, operation, sizeof(mine.operation) - 1);
     ++calls_;
     const auto bytes = static_cast<int64_t>(sizeof(Called));
     at::Tensor sent = at::empty({bytes}, at::kByte), all = at::empty({bytes * size()}, at::kByte);
@@ -178,11 +164,10 @@ class SimProcessGroup final : public ProcessGroup {
       Called theirs;
       std::memcpy(&theirs, first + other * bytes, sizeof(Called));
       if (mine.matches(theirs)) continue;
-      const std::string sentence =
-          c10::str("collective ", calls_, " of group '", name(), "' differs: rank ",
-                   ranks()[static_cast<size_t>(rank())], " calls ", mine.text(), ", rank ",
-                   ranks()[static_cast<size_t>(other)], " calls ", theirs.text(),
-                   "; on GPUs this hangs or gives wrong numbers");
+      const std::string sentence = c10::str("collective ", calls_, " of group '", name(), "' differs: rank ",
+                                            ranks()[static_cast<size_t>(rank())], " calls ", mine.text(), ", rank ",
+                                            ranks()[static_cast<size_t>(other)], " calls ", theirs.text(),
+                                            "; on GPUs this hangs or gives wrong numbers");
       found(sentence);
       TORCH_CHECK(false, sentence);
     }
@@ -193,12 +178,10 @@ class SimProcessGroup final : public ProcessGroup {
     const auto key = [](int rank) { return "sim_waits/" + std::to_string(rank); };
     auto& store = *world_store_->store;
     const int me = ranks()[static_cast<size_t>(rank())];
-    std::string sentence =
-        c10::str("a collective is not matched, which hangs on GPUs: rank ", me,
-                 " waits in collective ", calls_, " of group '", name(), "' (", mine.text(), ")");
+    std::string sentence = c10::str("a collective is not matched, which hangs on GPUs: rank ", me,
+                                    " waits in collective ", calls_, " of group '", name(), "' (", mine.text(), ")");
     try {
-      store.set(key(me),
-                c10::str("collective ", calls_, " of group '", name(), "' (", mine.text(), ")"));
+      store.set(key(me), c10::str("collective ", calls_, " of group '", name(), "' (", mine.text(), ")"));
       for (const int other : ranks()) {
         if (other == me) continue;
         try {

@@ -1,6 +1,7 @@
 #pragma once
 
-#include "parallel/cuda/cuda_module.h"
+#include "parallel/collectives/gloo_process_group.h"
+#include "parallel/device/cuda_module.h"
 
 namespace megashard::sim {
 

@@ -23,8 +23,7 @@ Recording::Place Recording::add(int agent, const std::string& name, const std::v
   if (!on_) return {};
   Node node{agent, &name, {}, std::move(work)};
   for (const Place& place : after) {
-    if (place.window == window_ && nodes_[place.node].agent != agent)
-      node.after.push_back(place.node);
+    if (place.window == window_ && nodes_[place.node].agent != agent) node.after.push_back(place.node);
   }
   nodes_.push_back(std::move(node));
   return {window_, nodes_.size() - 1};

@@ -28,8 +28,7 @@ class Recording {
   void stop();  ///< and forgets what is recorded
 
   /// `after`: nodes, besides those before it on its stream, that it must follow.
-  Place add(int agent, const std::string& name, const std::vector<Place>& after,
-            std::function<void()> work);
+  Place add(int agent, const std::string& name, const std::vector<Place>& after, std::function<void()> work);
   /// What a wait for everything on `agent` so far waits for.
   Place mark(int agent);
   void wait(int agent, const Place& place);

@@ -20,8 +20,8 @@ Settings from_environment() {
       const char* digits = word.c_str() + sign + 1;
       char* end = nullptr;
       const auto value = std::strtoull(digits, &end, 10);
-      TORCH_CHECK(sign != word.npos && end != digits && *end == '\0', "MEGASHARD_SIM: '", word, "' needs a number, as in ",
-                  key, "=512");
+      TORCH_CHECK(sign != word.npos && end != digits && *end == '\0', "MEGASHARD_SIM: '", word,
+                  "' needs a number, as in ", key, "=512");
       return value;
     };
     if (key == "capacity_mib") {
@@ -33,8 +33,8 @@ Settings from_environment() {
     } else if (word == "expandable_segments") {
       result.expandable_segments = true;
     } else {
-      TORCH_CHECK(false, "MEGASHARD_SIM: '", word, "' is unknown; there are capacity_mib=N, shuffle=SEED, stacks and "
-                  "expandable_segments");
+      TORCH_CHECK(false, "MEGASHARD_SIM: '", word,
+                  "' is unknown; there are capacity_mib=N, shuffle=SEED, stacks and expandable_segments");
     }
   }
   return result;

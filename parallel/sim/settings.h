@@ -8,9 +8,8 @@ namespace megashard::sim {
 /// What can be chosen about the simulated device; see docs/simulated_device.md.
 struct Settings {
   size_t capacity = size_t{139} << 30;  ///< bytes of a device, as cudaMalloc would give them
-  uint64_t shuffle_seed =
-      0;                ///< not 0: what was enqueued runs a second time, in a random legal order
-  bool stacks = false;  ///< findings show where both operations were called
+  uint64_t shuffle_seed = 0;            ///< not 0: what was enqueued runs a second time, in a random legal order
+  bool stacks = false;                  ///< findings show where both operations were called
   bool expandable_segments = false;
 };
 

@@ -35,12 +35,10 @@ void compare(SimDevice& device, const MemoryImage& first_run) {
     device.log.settled(
         address, part.bytes.size(), device.recording.window(),
         [&](uintptr_t begin, size_t bytes, const Access& writer) {
-          if (first_difference(now + (begin - address), part.bytes.data() + (begin - address),
-                               bytes) == nullptr)
+          if (first_difference(now + (begin - address), part.bytes.data() + (begin - address), bytes) == nullptr)
             return;
-          found("in another legal order " +
-                (writer.operation == nullptr ? "an operation" : *writer.operation) + " on stream " +
-                std::to_string(writer.agent - 1) + " leaves other bits (simulated GPU " +
+          found("in another legal order " + (writer.operation == nullptr ? "an operation" : *writer.operation) +
+                " on stream " + std::to_string(writer.agent - 1) + " leaves other bits (simulated GPU " +
                 std::to_string(device.index) + ", seed " + std::to_string(settings().shuffle_seed) +
                 "): something that it uses is not ordered before it" +
                 (writer.stack == nullptr ? "" : "\n  called by" + *writer.stack));

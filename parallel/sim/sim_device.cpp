@@ -34,12 +34,11 @@ const std::string* interned(const std::string& text) {
 
 int current_device() { return device_of_thread; }
 void set_current_device(int index) {
-  TORCH_CHECK(0 <= index && index < kDevices, "there is no simulated GPU ", index, ": they count from 0 to ", kDevices - 1);
+  TORCH_CHECK(0 <= index && index < kDevices, "there is no simulated GPU ", index, ": they count from 0 to ",
+              kDevices - 1);
   device_of_thread = index;
 }
-c10::StreamId current_stream(int device) {
-  return stream_of_thread.at(static_cast<size_t>(device));
-}
+c10::StreamId current_stream(int device) { return stream_of_thread.at(static_cast<size_t>(device)); }
 c10::StreamId exchange_current_stream(int device, c10::StreamId stream) {
   return std::exchange(stream_of_thread.at(static_cast<size_t>(device)), stream);
 }
@@ -47,8 +46,7 @@ c10::StreamId exchange_current_stream(int device, c10::StreamId stream) {
 SimDevice& SimDevice::at(int index) {
   static auto* devices = [] {
     auto* made = new std::array<std::unique_ptr<SimDevice>, kDevices>;  // leaked, as the arena
-    for (int i = 0; i < kDevices; ++i)
-      (*made)[static_cast<size_t>(i)] = std::make_unique<SimDevice>(i);
+    for (int i = 0; i < kDevices; ++i) (*made)[static_cast<size_t>(i)] = std::make_unique<SimDevice>(i);
     return made;
   }();
   return *devices->at(static_cast<size_t>(index < 0 ? current_device() : index));
@@ -146,32 +144,24 @@ void Operation::touch(const void* begin, size_t bytes, bool writes, const std::s
   const int region = Arena::get().region_of(begin);
   if (region < 0) return;
   if (region == Arena::kPinned)
-    PinnedMemory::get().close(device_.index, begin, bytes, writes, access_.agent, access_.time,
-                              *access_.operation);
+    PinnedMemory::get().close(device_.index, begin, bytes, writes, access_.agent, access_.time, *access_.operation);
   access_.name = name;
-  if (device_.recording.on() && region != Arena::kPinned)
-    after_.push_back(device_.pools.handed_out(begin));
+  if (device_.recording.on() && region != Arena::kPinned) after_.push_back(device_.pools.handed_out(begin));
   capture_of(device_).on_use(begin, bytes, writes);
   const auto address = reinterpret_cast<uintptr_t>(begin);
-  const auto tell = [&](const Access& earlier, bool earlier_wrote) {
-    report(earlier, earlier_wrote, writes, name);
-  };
+  const auto tell = [&](const Access& earlier, bool earlier_wrote) { report(earlier, earlier_wrote, writes, name); };
   const VectorClock& seen = device_.seen_by(access_.agent);
   writes ? device_.log.write(address, bytes, access_, seen, tell)
          : device_.log.read(address, bytes, access_, seen, tell);
 }
 
-void Operation::report(const Access& earlier, bool earlier_wrote, bool writes,
-                       const std::string* name) {
+void Operation::report(const Access& earlier, bool earlier_wrote, bool writes, const std::string* name) {
   const auto of = [](const std::string* memory) { return memory == nullptr ? "" : " " + *memory; };
-  std::string text =
-      earlier.of_earlier_owner ? "memory was handed out again too early: " : "race: ";
-  text += *access_.operation + " on " + stream_text(access_.agent) +
-          (writes ? " writes" : " reads") + of(name) + ", and no event orders it after " +
-          *earlier.operation + " on " + stream_text(earlier.agent) + ", which " +
-          (earlier_wrote ? "wrote" : "read") +
-          (earlier.of_earlier_owner ? of(earlier.name) + " there" : " it") + " (simulated GPU " +
-          std::to_string(device_.index) + ")";
+  std::string text = earlier.of_earlier_owner ? "memory was handed out again too early: " : "race: ";
+  text += *access_.operation + " on " + stream_text(access_.agent) + (writes ? " writes" : " reads") + of(name) +
+          ", and no event orders it after " + *earlier.operation + " on " + stream_text(earlier.agent) + ", which " +
+          (earlier_wrote ? "wrote" : "read") + (earlier.of_earlier_owner ? of(earlier.name) + " there" : " it") +
+          " (simulated GPU " + std::to_string(device_.index) + ")";
   if (access_.stack != nullptr) text += "\n  now called by" + *access_.stack;
   if (earlier.stack != nullptr) text += "\n  earlier called by" + *earlier.stack;
   found(text);

@@ -17,8 +17,8 @@
 
 namespace megashard::sim {
 
-constexpr int kHost = 0;          ///< the agent that is the host; stream i is agent i + 1
-constexpr int kPoolStreams = 32;  ///< of each priority, handed out in turn, as c10 does
+constexpr int kHost = 0;                        ///< the agent that is the host; stream i is agent i + 1
+constexpr int kPoolStreams = 32;                ///< of each priority, handed out in turn, as c10 does
 constexpr int kStreams = 1 + 2 * kPoolStreams;  ///< the default stream, low priority, high priority
 
 inline int agent_of(c10::StreamId stream) { return static_cast<int>(stream) + 1; }

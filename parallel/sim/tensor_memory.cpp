@@ -31,8 +31,7 @@ void over_runs(const at::Tensor& tensor, const std::function<void(const void*, s
   const char* begin = memory + static_cast<size_t>(tensor.storage_offset()) * element;
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
   for (int64_t i = 0; i < tensor.dim(); ++i) {
-    if (tensor.size(i) > 1 && tensor.stride(i) != 0)
-      dims.emplace_back(tensor.stride(i), tensor.size(i));
+    if (tensor.size(i) > 1 && tensor.stride(i) != 0) dims.emplace_back(tensor.stride(i), tensor.size(i));
   }
   std::sort(dims.begin(), dims.end());
   int64_t run = 1;  // elements
@@ -52,8 +51,7 @@ void over_runs(const at::Tensor& tensor, const std::function<void(const void*, s
     int64_t offset = 0;
     for (size_t dim = inner; dim < dims.size(); ++dim) offset += index[dim] * dims[dim].first;
     each(begin + static_cast<size_t>(offset) * element, static_cast<size_t>(run) * element);
-    for (size_t dim = inner; dim < dims.size() && ++index[dim] == dims[dim].second; ++dim)
-      index[dim] = 0;
+    for (size_t dim = inner; dim < dims.size() && ++index[dim] == dims[dim].second; ++dim) index[dim] = 0;
   }
 }
 
@@ -69,15 +67,14 @@ const std::string* name_of_memory(const at::Tensor& tensor) {
 at::Tensor host_alias(const at::Tensor& tensor) {
   auto* impl = tensor.storage().unsafeGetStorageImpl();
   char* memory = const_cast<char*>(first_byte(tensor));
-  if (memory == nullptr && tensor.numel() > 0)
-    static_cast<void>(impl->mutable_data());  // its own error
+  if (memory == nullptr && tensor.numel() > 0) static_cast<void>(impl->mutable_data());  // its own error
   if (memory != nullptr) memory = Arena::get().reachable(memory);
-  c10::Storage storage(c10::Storage::use_byte_size_t(), impl->nbytes(),
-                       c10::DataPtr(memory, c10::Device(c10::kCPU)), c10::GetCPUAllocator(),
+  c10::Storage storage(c10::Storage::use_byte_size_t(), impl->nbytes(), c10::DataPtr(memory, c10::Device(c10::kCPU)),
+                       c10::GetCPUAllocator(),
                        /*resizable=*/true);
   const c10::InferenceMode inference(tensor.is_inference());
-  auto alias = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+  auto alias = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                        tensor.dtype());
   auto* made = alias.unsafeGetTensorImpl();
   made->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) made->set_wrapped_number(true);
@@ -88,8 +85,8 @@ at::Tensor host_alias(const at::Tensor& tensor) {
 
 at::Tensor device_tensor(const c10::Storage& storage, const at::Tensor& like) {
   const c10::InferenceMode inference(like.is_inference());
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), like.dtype());
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage),
+                                                         c10::DispatchKeySet(c10::DispatchKey::CUDA), like.dtype());
   auto* made = tensor.unsafeGetTensorImpl();
   made->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
   if (like.unsafeGetTensorImpl()->is_wrapped_number()) made->set_wrapped_number(true);
@@ -98,8 +95,7 @@ at::Tensor device_tensor(const c10::Storage& storage, const at::Tensor& like) {
 
 c10::Storage new_device_storage(size_t bytes, c10::Device device) {
   auto& allocator = DeviceAllocator::get();
-  return c10::Storage(c10::Storage::use_byte_size_t(), bytes,
-                      allocator.allocate_on(bytes, device.index()), &allocator,
+  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, allocator.allocate_on(bytes, device.index()), &allocator,
                       /*resizable=*/true);
 }
 

@@ -9,8 +9,7 @@ namespace megashard::sim {
 
 /// Calls `each` with the contiguous parts of the memory that the tensor's elements take; with the
 /// whole extent where there would be more than a few thousand.
-void over_runs(const at::Tensor& tensor,
-               const std::function<void(const void* begin, size_t bytes)>& each);
+void over_runs(const at::Tensor& tensor, const std::function<void(const void* begin, size_t bytes)>& each);
 
 /// What is known of whose memory this is ("parameter 'layers.0.up.weight'"), interned; null:
 /// nothing.

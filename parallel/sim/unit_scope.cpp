@@ -20,8 +20,7 @@ void on_end(const at::RecordFunction&, at::ObserverContext*) {
 }  // namespace
 
 void watch_unit_scopes() {
-  at::addGlobalCallback(
-      at::RecordFunctionCallback(&on_start, &on_end).scopes({at::RecordScope::USER_SCOPE}));
+  at::addGlobalCallback(at::RecordFunctionCallback(&on_start, &on_end).scopes({at::RecordScope::USER_SCOPE}));
 }
 
 const std::string& current_unit() {

@@ -19,8 +19,7 @@ class VectorClock {
 
   void join(const VectorClock& other) {
     if (other.times_.size() > times_.size()) times_.resize(other.times_.size());
-    for (size_t i = 0; i < other.times_.size(); ++i)
-      times_[i] = std::max(times_[i], other.times_[i]);
+    for (size_t i = 0; i < other.times_.size(); ++i) times_[i] = std::max(times_[i], other.times_[i]);
   }
 
  private:

@@ -9,18 +9,17 @@
 #include <cmath>
 
 #include "parallel/fsdp/fully_shard.h"
-#include "parallel/tensor_parallel/tensor_parallel.h"
 #include "parallel/tensor_parallel/tensor_parallel_regions.h"
+#include "parallel/tensor_parallel_layout.h"
 
 namespace megashard {
 namespace {
 
-int64_t share_of(int64_t features, const char* which, const char* layer,
-                 const DeviceMeshPtr& mesh) {
+int64_t share_of(int64_t features, const char* which, const char* layer, const DeviceMeshPtr& mesh) {
   TORCH_CHECK(mesh != nullptr && mesh->ndim() == 1, layer, " needs options.mesh, a 1-D mesh (mesh->submesh({\"tp\"}))");
-  TORCH_CHECK(features > 0 && features % mesh->size(0) == 0, layer, ": ", features, " ", which, " features cannot be cut "
-              "evenly over the ", mesh->size(0), " ranks of mesh ", mesh->describe(), ": pad them to a multiple of ",
-              mesh->size(0));
+  TORCH_CHECK(features > 0 && features % mesh->size(0) == 0, layer, ": ", features, " ", which,
+              " features cannot be cut evenly over the ", mesh->size(0), " ranks of mesh ", mesh->describe(),
+              ": pad them to a multiple of ", mesh->size(0));
   return features / mesh->size(0);
 }
 
@@ -41,14 +40,12 @@ void draw_linear(const at::Tensor& weight, const at::Tensor& bias, int64_t out, 
 
 }  // namespace
 
-ColumnParallelLinearImpl::ColumnParallelLinearImpl(ColumnParallelLinearOptions given)
-    : options(std::move(given)) {
+ColumnParallelLinearImpl::ColumnParallelLinearImpl(ColumnParallelLinearOptions given) : options(std::move(given)) {
   reset();
 }
 
 void ColumnParallelLinearImpl::reset() {
-  const int64_t out =
-      share_of(options.out_features, "output", "ColumnParallelLinear", options.mesh);
+  const int64_t out = share_of(options.out_features, "output", "ColumnParallelLinear", options.mesh);
   weight = register_parameter("weight", at::empty({out, options.in_features}));
   set_tensor_parallel(weight, options.mesh, Placement::shard(0));
   bias = register_parameter("bias", options.bias ? at::empty({out}) : at::Tensor(), options.bias);
@@ -66,32 +63,26 @@ at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& input) {
   return options.gather_output ? gather_from_tensor_parallel_region(output, group) : output;
 }
 
-RowParallelLinearImpl::RowParallelLinearImpl(RowParallelLinearOptions given)
-    : options(std::move(given)) {
-  reset();
-}
+RowParallelLinearImpl::RowParallelLinearImpl(RowParallelLinearOptions given) : options(std::move(given)) { reset(); }
 
 void RowParallelLinearImpl::reset() {
   const int64_t in = share_of(options.in_features, "input", "RowParallelLinear", options.mesh);
   weight = register_parameter("weight", at::empty({options.out_features, in}));
   set_tensor_parallel(weight, options.mesh, Placement::shard(1));
-  bias = register_parameter("bias", options.bias ? at::empty({options.out_features}) : at::Tensor(),
-                            options.bias);
+  bias = register_parameter("bias", options.bias ? at::empty({options.out_features}) : at::Tensor(), options.bias);
   if (bias.defined()) set_tensor_parallel(bias, options.mesh, Placement::replicate());
   reset_parameters();
 }
 
-void RowParallelLinearImpl::reset_parameters() {
-  draw_linear(weight, bias, options.out_features, options.in_features);
-}
+void RowParallelLinearImpl::reset_parameters() { draw_linear(weight, bias, options.out_features, options.in_features); }
 
 at::Tensor RowParallelLinearImpl::forward(const at::Tensor& input) {
   const auto& group = options.mesh->group(0);
   if (group->size() == 1) return at::linear(input, weight, bias);
-  const at::Tensor piece =
-      options.input_is_parallel ? input : scatter_to_tensor_parallel_region(input, group);
+  const at::Tensor piece = options.input_is_parallel ? input : scatter_to_tensor_parallel_region(input, group);
   TORCH_CHECK(piece.dim() > 0 && piece.size(-1) == options.in_features / group->size(), "RowParallelLinear of ",
-              options.in_features, " input features over ", group->size(), " ranks was given a tensor of sizes ", input.sizes(),
+              options.in_features, " input features over ", group->size(), " ranks was given a tensor of sizes ",
+              input.sizes(),
               ": with input_is_parallel the last dimension is this rank's piece, without it all features");
   const at::Tensor sum = reduce_from_tensor_parallel_region(at::linear(piece, weight), group);
   return bias.defined() ? sum + bias : sum;

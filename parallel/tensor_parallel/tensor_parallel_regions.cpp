@@ -14,8 +14,7 @@ using Region = at::Tensor (*)(const at::Tensor&, const ProcessGroupPtr&);
 /// Backward is the counterpart itself, recorded when a second derivative is asked for.
 class RegionNode final : public torch::autograd::Node {
  public:
-  RegionNode(const char* name, torch::autograd::edge_list next, Region counterpart,
-             ProcessGroupPtr group)
+  RegionNode(const char* name, torch::autograd::edge_list next, Region counterpart, ProcessGroupPtr group)
       : Node(std::move(next)), name_(name), counterpart_(counterpart), group_(std::move(group)) {}
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
@@ -30,8 +29,8 @@ class RegionNode final : public torch::autograd::Node {
   ProcessGroupPtr group_;
 };
 
-at::Tensor recorded(const char* name, const at::Tensor& input, const at::Tensor& output,
-                    Region counterpart, const ProcessGroupPtr& group) {
+at::Tensor recorded(const char* name, const at::Tensor& input, const at::Tensor& output, Region counterpart,
+                    const ProcessGroupPtr& group) {
   if (!c10::GradMode::is_enabled() || !input.requires_grad()) return output;
   torch::autograd::edge_list edges{torch::autograd::impl::gradient_edge(input)};
   const auto node = std::make_shared<RegionNode>(name, std::move(edges), counterpart, group);
@@ -70,26 +69,22 @@ at::Tensor pieces_together(const at::Tensor& input, ProcessGroup& group) {
 
 at::Tensor copy_to_tensor_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group) {
   if (group->size() == 1) return input;
-  return recorded("CopyToTensorParallelRegion", input, input, &reduce_from_tensor_parallel_region,
+  return recorded("CopyToTensorParallelRegion", input, input, &reduce_from_tensor_parallel_region, group);
+}
+
+at::Tensor reduce_from_tensor_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group) {
+  if (group->size() == 1) return input;
+  return recorded("ReduceFromTensorParallelRegion", input, summed(input, *group), &copy_to_tensor_parallel_region,
                   group);
 }
 
-at::Tensor reduce_from_tensor_parallel_region(const at::Tensor& input,
-                                              const ProcessGroupPtr& group) {
+at::Tensor scatter_to_tensor_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group) {
   if (group->size() == 1) return input;
-  return recorded("ReduceFromTensorParallelRegion", input, summed(input, *group),
-                  &copy_to_tensor_parallel_region, group);
+  return recorded("ScatterToTensorParallelRegion", input, piece_of(input, *group), &gather_from_tensor_parallel_region,
+                  group);
 }
 
-at::Tensor scatter_to_tensor_parallel_region(const at::Tensor& input,
-                                             const ProcessGroupPtr& group) {
-  if (group->size() == 1) return input;
-  return recorded("ScatterToTensorParallelRegion", input, piece_of(input, *group),
-                  &gather_from_tensor_parallel_region, group);
-}
-
-at::Tensor gather_from_tensor_parallel_region(const at::Tensor& input,
-                                              const ProcessGroupPtr& group) {
+at::Tensor gather_from_tensor_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group) {
   if (group->size() == 1) return input;
   return recorded("GatherFromTensorParallelRegion", input, pieces_together(input, *group),
                   &scatter_to_tensor_parallel_region, group);

@@ -14,14 +14,12 @@ namespace megashard {
 /// Forward: the input. Backward: the sum of the ranks' gradients.
 at::Tensor copy_to_tensor_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group);
 /// Forward: the sum of the ranks' inputs. Backward: the gradient.
-at::Tensor reduce_from_tensor_parallel_region(const at::Tensor& input,
-                                              const ProcessGroupPtr& group);
+at::Tensor reduce_from_tensor_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group);
 /// Forward: this rank's piece [..., n / ranks] of the input [..., n]. Backward: the pieces'
 /// gradients together.
 at::Tensor scatter_to_tensor_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group);
 /// Forward: the ranks' pieces [..., n] together, [..., ranks * n]. Backward: this rank's piece of
 /// the gradient.
-at::Tensor gather_from_tensor_parallel_region(const at::Tensor& input,
-                                              const ProcessGroupPtr& group);
+at::Tensor gather_from_tensor_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group);
 
 }  // namespace megashard

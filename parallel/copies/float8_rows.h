@@ -1,0 +1,122 @@
+#pragma once
+
+#include <cstdint>
+
+#include "parallel/copies/float_formats.h"
+
+/// The two kernels of an fp8 gather, and what each of their threads does; see copy_table.h.
+namespace megashard {
+
+/// Rows become fp8 with one scale: value = fp8 * scale. Two launches: the largest magnitude, then
+/// the numbers.
+struct Float8Quantise {
+  const void* rows;
+  FloatFormat format;
+  bool power_of_two;
+  bool vectors;  // `rows` and `payload` are aligned for 8 elements at once
+  int64_t numel;
+  Float8Bits* payload;  // [payload_numel]: zeros after the rows
+  int64_t payload_numel;
+  float* scale;
+  uint32_t* amax;  // bits of the largest magnitude; zero before
+};
+
+/// Every rank's payload becomes its part of the whole. A rank's chunk lies in the whole as `runs`
+/// runs of `chunk_run` elements, one of each rank after the other; the last ranks' may be shorter.
+struct Float8Dequantise {
+  const Float8Bits* payload;
+  const float* scales;
+  int64_t payload_stride;  // elements from rank to rank
+  int64_t scale_stride;
+  int32_t ranks;
+  FloatFormat format;
+  bool vectors;  // 8 elements of a payload lie side by side in the whole, and both are aligned
+  int64_t runs;
+  int64_t chunk_run;
+  int64_t whole_run;
+  void* whole;
+};
+
+/// Infinity and NaN have the largest bits, so they become the maximum, and all numbers NaN.
+constexpr float float8_scale(uint32_t amax, bool power_of_two) {
+  constexpr float kSmallestNormal = 0x1p-126F;  // its inverse is finite too
+  const float exact = std::bit_cast<float>(amax) / kFloat8Largest;
+  const float scale = exact < kSmallestNormal ? kSmallestNormal : exact;
+  const auto bits = std::bit_cast<uint32_t>(scale);
+  if (!power_of_two || bits >= kInfinityBits) return scale;
+  return std::bit_cast<float>((bits + 0x7fffffU) & kInfinityBits);
+}
+
+template <class T>
+struct alignas(sizeof(T) * 8 < 16 ? sizeof(T) * 8 : 16) Eight {
+  T values[8];
+};
+
+template <class T>
+constexpr Eight<T> load_eight(const T* from) {
+  return *static_cast<const Eight<T>*>(static_cast<const void*>(from));
+}
+
+/// Of elements thread, thread + threads, ..., by eights where aligned.
+template <class From>
+constexpr uint32_t amax_of_thread(const Float8Quantise& quantise, int64_t thread, int64_t threads) {
+  const From* rows = static_cast<const From*>(quantise.rows);
+  const int64_t by_eights = quantise.vectors ? quantise.numel / 8 : 0;
+  uint32_t amax = 0;
+  auto include = [&amax](float value) {
+    const uint32_t magnitude = std::bit_cast<uint32_t>(value) & ~kSignBit;
+    if (magnitude > amax) amax = magnitude;
+  };
+  for (int64_t i = thread; i < by_eights; i += threads) {
+    const auto eight = load_eight(rows + 8 * i);
+    for (int k = 0; k < 8; ++k) include(to_float(eight.values[k]));
+  }
+  for (int64_t i = 8 * by_eights + thread; i < quantise.numel; i += threads) include(to_float(rows[i]));
+  return amax;
+}
+
+template <class From>
+constexpr void quantise_in_thread(const Float8Quantise& quantise, int64_t thread, int64_t threads) {
+  const From* rows = static_cast<const From*>(quantise.rows);
+  const float scale = float8_scale(*quantise.amax, quantise.power_of_two);
+  const float inverse = 1.0F / scale;
+  if (thread == 0) *quantise.scale = scale;
+  const int64_t by_eights = quantise.vectors ? quantise.numel / 8 : 0;
+  for (int64_t i = thread; i < by_eights; i += threads) {
+    const auto eight = load_eight(rows + 8 * i);
+    Eight<Float8Bits> out;
+    for (int k = 0; k < 8; ++k) round_to(out.values[k], to_float(eight.values[k]) * inverse);
+    *static_cast<Eight<Float8Bits>*>(static_cast<void*>(quantise.payload + 8 * i)) = out;
+  }
+  for (int64_t i = 8 * by_eights + thread; i < quantise.payload_numel; i += threads) {
+    Float8Bits number{0};
+    if (i < quantise.numel) round_to(number, to_float(rows[i]) * inverse);
+    quantise.payload[i] = number;
+  }
+}
+
+/// Of one rank's payload, elements thread, thread + threads, ....
+template <class To>
+constexpr void dequantise_in_thread(const Float8Dequantise& dequantise, int rank, int64_t thread, int64_t threads) {
+  const Float8Bits* payload = dequantise.payload + rank * dequantise.payload_stride;
+  const float scale = dequantise.scales[rank * dequantise.scale_stride];
+  const int64_t first = rank * dequantise.chunk_run;  // of this rank, in each run of the whole
+  const int64_t numel = dequantise.runs * dequantise.chunk_run;
+  const int64_t step = dequantise.vectors ? 8 : 1;
+  for (int64_t i = thread * step; i < numel; i += threads * step) {
+    const int64_t run = dequantise.runs == 1 ? 0 : i / dequantise.chunk_run;
+    const int64_t place = first + i - run * dequantise.chunk_run;
+    To* to = static_cast<To*>(dequantise.whole) + run * dequantise.whole_run + place;
+    if (step == 8 && place + 8 <= dequantise.whole_run) {
+      const auto eight = load_eight(payload + i);
+      Eight<To> out;
+      for (int k = 0; k < 8; ++k) round_to(out.values[k], to_float(eight.values[k]) * scale);
+      *static_cast<Eight<To>*>(static_cast<void*>(to)) = out;
+    } else {
+      for (int64_t k = 0; k < step && i + k < numel && place + k < dequantise.whole_run; ++k)
+        round_to(to[k], to_float(payload[i + k]) * scale);
+    }
+  }
+}
+
+}  // namespace megashard

@@ -1,0 +1,260 @@
+#include "parallel/fsdp/detail/foreach_reduce.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <utility>
+
+#include "parallel/copies/element_copy.h"
+#include "parallel/device/storage.h"
+#include "parallel/fsdp/detail/fsdp_context.h"
+
+namespace megashard {
+namespace {
+
+int replicas(const ShardLayout& layout) {
+  return layout.replicate_group == nullptr ? 1 : layout.replicate_group->size();
+}
+
+/// One rank has nothing to send. On a device its gradients stay on the stream that made them, unless copies to the host
+/// or an all-reduce shall run beside backward.
+bool stays_on_stream(const ReduceGroup& group, const CommStreams& streams) {
+  if (group.layout.shard_group->size() > 1) return false;
+  if (!streams.enabled()) return true;
+  return group.layout.replicate_group == nullptr && !group.comm.all_reduce_hook_stream &&
+         !group.params.front()->sharded_param().is_cpu();
+}
+
+/// Which ranks had a gradient, at the end of every rank's part: for each parameter one element, or one for each rank,
+/// of which this rank writes its own.
+struct Flags {
+  int64_t first;  // place in a part
+  int64_t each;
+  int64_t mine;
+};
+
+void set_flags(const at::Tensor& input, int ranks, const Flags& flags, const std::vector<bool>& had) {
+  const auto params = static_cast<int64_t>(had.size());
+  const int64_t part_numel = input.numel() / ranks;
+  if (input.is_cpu()) {
+    for (int64_t place = 0; place < params * flags.each; ++place) {
+      const float number = place % flags.each == flags.mine && had[place / flags.each] ? 1 : 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        auto* to = static_cast<char*>(input.data_ptr()) +
+                   (rank * part_numel + flags.first + place) * static_cast<int64_t>(input.element_size());
+        copy_elements(to, input.scalar_type(), &number, at::kFloat, 1);
+      }
+    }
+    return;
+  }
+  const at::Tensor all = input.as_strided({ranks, params, flags.each}, {part_numel, flags.each, 1}, flags.first);
+  if (flags.each > 1) all.zero_();
+  const at::Tensor mine = all.select(2, flags.mine);
+  mine.fill_(1);
+  for (int64_t i = 0; i < params; ++i) {
+    if (!had[i]) mine.select(1, i).zero_();
+  }
+}
+
+/// This backward's gradient, and those of earlier ones that were not reduced.
+at::Tensor take_grad(FsdpParam& param) {
+  at::Tensor grad = param.take_unsharded_grad();
+  at::Tensor accumulated = std::exchange(param.unsharded_accumulated_grad(), {});
+  if (!param.trainable()) return {};
+  if (grad.defined()) {
+    TORCH_CHECK(grad.numel() == param.geometry().numel, "the gradient of '", param.name(), "' has sizes ", grad.sizes(),
+                " instead of ", at::IntArrayRef(param.geometry().sizes),
+                ": the parameter was used outside its unit's forward");
+    grad = grad.contiguous();
+  }
+  if (!accumulated.defined()) return grad;
+  if (grad.defined()) accumulated.add_(grad);
+  return accumulated;
+}
+
+/// Elements that say which ranks had a parameter's gradient. One counts them; one a rank names them.
+int64_t flags_per_param(const ReduceGroup& group) {
+  const int ranks = group.layout.shard_group->size() * replicas(group.layout);
+  if (ranks == 1) return 0;
+  return group.unused == UnusedParameters::kError ? ranks : 1;
+}
+
+at::Tensor new_buffer(const ReduceGroup& group, int64_t numel, const CommStreams& streams) {
+  return allocate_comm_buffer(group.comm.reduce_scatter.get(), "reduce-scatter", group.comm.memory,
+                              *group.layout.shard_group, numel, group.dtype, streams.device);
+}
+
+/// The `numel` elements of a buffer from `first` on; the host waits for a device.
+std::vector<float> read_elements(const at::Tensor& buffer, int64_t first, int64_t numel) {
+  const at::Tensor part = flat_view(buffer, {numel}, first).cpu();
+  std::vector<float> values(numel);
+  copy_elements(values.data(), at::kFloat, part.const_data_ptr(), part.scalar_type(), numel);
+  return values;
+}
+
+}  // namespace
+
+DivideFactors divide_factors(int shard_ranks, int replicas, at::ScalarType reduce_dtype, std::optional<double> factor,
+                             bool force_sum) {
+  const int ranks = shard_ranks * replicas;
+  const double divisor = factor.value_or(ranks);
+  if (ranks == 1) return {ReduceOp::kSum, ReduceOp::kSum, 1, divisor};
+  if (reduce_dtype != at::kHalf) {
+    if (!factor && !force_sum) return {};
+    return {ReduceOp::kSum, ReduceOp::kSum, 1, divisor};
+  }
+  double before = 1;
+  while (std::fmod(divisor, before) == 0 && divisor / before > before) before *= 2;
+  return {ReduceOp::kSum, ReduceOp::kSum, before, divisor / before};
+}
+
+at::ScalarType reduce_dtype(const FsdpParams& params, const MixedPrecisionPolicy& policy) {
+  if (policy.reduce_dtype) return *policy.reduce_dtype;
+  if (policy.grad_dtype) return *policy.grad_dtype;
+  const FsdpParam* first = nullptr;
+  for (const auto& param : params) {
+    if (!param->trainable()) continue;
+    if (first == nullptr) first = param.get();
+    TORCH_CHECK(param->compute_dtype() == first->compute_dtype(),
+                "the gradients of one group are reduced in one dtype, but '", first->name(), "' computes in ",
+                first->compute_dtype(), " and '", param->name(), "' in ", param->compute_dtype(),
+                ": set MixedPrecisionPolicy.reduce_dtype or param_dtype");
+  }
+  return first == nullptr ? at::kFloat : first->compute_dtype();
+}
+
+Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
+  const ProcessGroup& shard_group = *group.layout.shard_group;
+  const int ranks = shard_group.size();
+  const bool alone = ranks * replicas(group.layout) == 1;
+  const at::ScalarType dtype = group.dtype;
+  const auto element = static_cast<int64_t>(c10::elementSize(dtype));
+  Reduction reduction;
+  reduction.factors = divide_factors(ranks, replicas(group.layout), dtype, group.comm.gradient_divide_factor,
+                                     group.comm.force_sum_reduction);
+  if (streams.enabled()) {
+    reduction.stream = stays_on_stream(group, streams) ? streams.current() : *streams.reduce_scatter;
+  }
+  const bool may_stay = reduction.factors.before == 1 && group.comm.reduce_scatter == nullptr && !group.comm.memory &&
+                        (alone || streams.device.is_cpu());
+  struct Item {
+    FsdpParam* param;
+    at::Tensor grad;
+    int64_t offset;  // in each rank's part of the packed buffer; kInPlace: reduced where it lies
+  };
+  constexpr int64_t kInPlace = -1;
+  std::vector<Item> items;
+  int64_t part_numel = 0;
+  for (const auto& param : group.params) {
+    at::Tensor grad = take_grad(*param);
+    if (!param->trainable() || (alone && !grad.defined())) continue;
+    const auto& geometry = param->geometry();
+    // Whether a gradient is there may differ from rank to rank, so only what all ranks know may decide the route.
+    const bool stays = may_stay && param->compute_dtype() == dtype && geometry.contiguous_chunks() &&
+                       (alone || geometry.chunk_numel * element >= kMinInPlaceBytes);
+    items.push_back({param.get(), std::move(grad), stays ? kInPlace : part_numel});
+    if (!stays) part_numel += geometry.chunk_numel;
+  }
+  const int64_t flags = items.empty() ? 0 : flags_per_param(group);
+  reduction.flags_per_param = flags;
+  const int64_t first_flag = part_numel;
+  part_numel += static_cast<int64_t>(items.size()) * flags;
+  Reduction::Buffer packed;
+  if (part_numel > 0) packed.input = new_buffer(group, ranks * part_numel, streams);
+  if (flags > 0) {
+    const int replica = replicas(group.layout) == 1 ? 0 : group.layout.replicate_group->rank();
+    const int64_t mine = flags == 1 ? 0 : replica * ranks + shard_group.rank();
+    std::vector<bool> had;
+    for (const auto& item : items) had.push_back(item.grad.defined());
+    set_flags(packed.input, ranks, {first_flag, flags, mine}, had);
+  }
+  std::vector<RowsCopy> copies;
+  int64_t flag = first_flag;
+  for (auto& [param, grad, offset] : items) {
+    const int64_t its_flag = flags == 0 ? -1 : flag;
+    const bool had = grad.defined();
+    if (offset == kInPlace) {
+      const auto options = at::TensorOptions().dtype(dtype).device(streams.device);
+      const at::Tensor flat = had ? grad.view({-1}) : at::zeros({param->geometry().numel}, options);
+      reduction.buffers.push_back({flat.to(dtype), at::Tensor(), {{param, 0, its_flag, had}}, Work()});
+    } else {
+      const bool there = had && grad.numel() > 0;
+      auto* first = static_cast<char*>(packed.input.data_ptr()) + offset * element;
+      add_chunk_cat(copies, param->geometry(), there ? grad.const_data_ptr() : nullptr,
+                    there ? grad.scalar_type() : dtype, {first, dtype, part_numel});
+      packed.entries.push_back({param, offset, its_flag, had});
+    }
+    flag += flags;
+  }
+  if (!packed.input.defined()) return reduction;
+  copy_batch(copies, streams.device);
+  if (reduction.factors.before != 1) packed.input.div_(reduction.factors.before);
+  reduction.buffers.push_back(std::move(packed));
+  return reduction;
+}
+
+void reduce_scatter(Reduction& reduction, const ReduceGroup& group, const CommStreams& streams) {
+  const auto& shard_group = group.layout.shard_group;
+  const bool stays = stays_on_stream(group, streams);
+  if (streams.enabled() && !stays) order_streams(streams.current(), *reduction.stream);
+  const StreamScope scope(reduction.stream);
+  for (auto& buffer : reduction.buffers) {
+    if (stays) {
+      buffer.output = buffer.input;
+      continue;
+    }
+    const auto op = reduction.factors.reduce_scatter;
+    buffer.output = new_buffer(group, buffer.input.numel() / shard_group->size(), streams);
+    if (shard_group->size() == 1) {
+      buffer.output.copy_(buffer.input);
+      continue;
+    }
+    buffer.work = group.comm.reduce_scatter
+                      ? group.comm.reduce_scatter->run(buffer.output, buffer.input, op, *shard_group)
+                      : shard_group->reduce_scatter_into(buffer.output, buffer.input, op);
+  }
+  if (streams.enabled()) reduction.scattered = StreamEvent::record(*reduction.stream);
+}
+
+bool GradFlags::somebody_had(const Reduction::Entry& entry) const {
+  for (int64_t rank = 0; !entry.mine && rank < each; ++rank) {
+    if (had(entry, rank)) return true;
+  }
+  return entry.mine;
+}
+
+GradFlags read_flags(const Reduction& reduction, bool always) {
+  GradFlags flags{.first = -1, .each = reduction.flags_per_param, .values = {}};
+  int64_t entries = 0;
+  bool all_mine = true;
+  for (const auto& buffer : reduction.buffers) {
+    for (const auto& entry : buffer.entries) {
+      if (entries++ == 0 || entry.flags < flags.first) flags.first = entry.flags;
+      all_mine &= entry.mine;
+    }
+  }
+  if (flags.each > 0 && (always || !all_mine))
+    flags.values = read_elements(reduction.buffers.back().output, flags.first, entries * flags.each);
+  return flags;
+}
+
+std::string describe_unused(const Reduction& reduction, const GradFlags& flags) {
+  std::string message;
+  for (const auto& buffer : reduction.buffers) {
+    for (const auto& entry : buffer.entries) {
+      std::string with, without;
+      for (int64_t rank = 0; rank < flags.each; ++rank) {
+        auto& list = flags.had(entry, rank) ? with : without;
+        list += (list.empty() ? "" : ", ") + std::to_string(rank);
+      }
+      if (with.empty() || without.empty()) continue;
+      message += c10::str(message.empty() ? "" : "; ", "parameter '", entry.param->name(),
+                          "' got a gradient on rank(s) ", with, " of its mesh but none on rank(s) ", without);
+    }
+  }
+  if (!message.empty())
+    message += ": use it on every rank, or set unused_parameters to kZeroFill, where it counts as zero";
+  return message;
+}
+
+}  // namespace megashard

@@ -1,0 +1,159 @@
+#include "parallel/fsdp/detail/fsdp_context.h"
+
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "parallel/fsdp/detail/fsdp_param_group.h"
+#include "parallel/fsdp/detail/fsdp_state.h"
+
+namespace megashard {
+
+CommStreams::CommStreams(c10::Device target) : device(target) {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  copy_in = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+  all_gather = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+  reduce_scatter = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+  all_reduce = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/false);
+}
+
+void CommContext::forget(const FsdpParamGroup* group) {
+  std::erase(reducing, group);
+  if (all_reducing == group) all_reducing = nullptr;
+}
+
+void CommContext::hold_gather(at::Tensor buffer) {
+  drop_held_gather();
+  held_gather_ = std::move(buffer);
+  copied_out_ = StreamEvent::record(streams.current());
+}
+
+void CommContext::drop_held_gather() {
+  if (!held_gather_.defined()) return;
+  copied_out_.make_wait(*streams.copy_in);
+  held_gather_ = at::Tensor();
+}
+
+void CommContext::hold_reduction(std::unique_ptr<Reduction> reduction) {
+  held_reduction_ = std::move(reduction);
+  held_reduction_read_ = StreamEvent::record(streams.current());
+}
+
+void CommContext::drop_held_reduction() {
+  if (held_reduction_ == nullptr) return;
+  held_reduction_read_.make_wait(*streams.reduce_scatter);
+  held_reduction_ = nullptr;
+}
+
+void CommContext::reduces_on(const c10::Stream& stream) {
+  if (std::find(reducing_streams_.begin(), reducing_streams_.end(), stream) == reducing_streams_.end())
+    reducing_streams_.push_back(stream);
+}
+
+void CommContext::wait_for_reductions() {
+  if (reducing_streams_.empty()) return;
+  const c10::Stream current = streams.current();
+  for (const auto& stream : reducing_streams_) {
+    if (stream != current) order_streams(stream, current);
+  }
+  reducing_streams_.clear();
+}
+
+void FsdpContext::begin_iteration() {
+  auto given = std::exchange(post_optim_event, std::nullopt);
+  if (streams().enabled()) {  // the optimizer's writes come before packing, and so before gathers
+    const StreamEvent written = given ? std::move(*given) : StreamEvent::record(streams().current());
+    written.make_wait(*streams().copy_in);
+  }
+  for (auto* state : states) {  // weights may have changed since slices were kept
+    for (const auto& group : state->groups()) {
+      if (group->sharded_state() == ShardedState::kShardedPostForward) group->reshard();
+    }
+  }
+  // Autocast would keep casts of unsharded weights beyond their resharding.
+  autocast_cache_ = at::autocast::is_autocast_cache_enabled();
+  at::autocast::set_autocast_cache_enabled(false);
+}
+
+void FsdpContext::end_iteration() {
+  for (auto* state : states) state->finish_partial_forward();
+  restore_outside_forward();
+}
+
+void FsdpContext::abandon_iteration() {
+  restore_outside_forward();
+  post_forward_order.clear();
+  for (auto* state : states) {
+    state->abandon_forward(/*parameters_too=*/true);
+    state->forget_post_forward_order();
+  }
+}
+
+void FsdpContext::restore_outside_forward() {
+  at::autocast::set_autocast_cache_enabled(autocast_cache_);
+  comm->drop_held_gather();
+}
+
+/// Ends backward, or, if the engine drops it because backward threw, undoes what backward left half done.
+struct FsdpContext::BackwardEnd {
+  std::shared_ptr<FsdpContext> context;
+  bool done = false;
+  explicit BackwardEnd(std::shared_ptr<FsdpContext> shared) : context(std::move(shared)) {}
+  ~BackwardEnd() {
+    if (!done) context->abandon_backward();
+  }
+};
+
+void FsdpContext::queue_final_callback() {
+  if (backward_running) return;
+  backward_running = true;
+  auto end = std::make_shared<BackwardEnd>(shared_from_this());
+  torch::autograd::Engine::get_default_engine().queue_callback([end] {
+    end->context->finish_backward();
+    end->done = true;
+  });
+}
+
+void FsdpContext::finish_backward() {
+  for (auto* state : states) state->finish_missed_backward();
+  for (auto* state : states) state->end_backward();
+  if (is_last_backward) {
+    while (!comm->reducing.empty()) comm->reducing.front()->wait_for_reduce_scatter();
+    if (comm->all_reducing != nullptr) comm->all_reducing->wait_for_all_reduce();
+    comm->drop_held_reduction();
+    comm->wait_for_reductions();
+    for (auto* state : states) {
+      state->forget_post_forward_order();
+      for (const auto& group : state->groups()) {
+        // Prefetched for nothing, or unsharded by an evaluation that ran inside this backward.
+        if (group->reshard_after_backward && !state->forward_running()) group->reshard();
+        group->wait_for_host_memory();
+      }
+    }
+    post_forward_order.clear();
+  }
+  backward_running = false;
+}
+
+void FsdpContext::abandon_backward() noexcept {
+  for (auto* state : states) {
+    for (const auto& group : state->groups()) group->abandon_backward();
+    state->end_backward();
+    state->forget_post_forward_order();
+  }
+  post_forward_order.clear();
+  comm->drop_held_gather();
+  backward_running = false;
+}
+
+void FsdpContext::forget(const FsdpState* state) {
+  std::erase(states, state);
+  std::replace(post_forward_order.begin(), post_forward_order.end(), const_cast<FsdpState*>(state),
+               static_cast<FsdpState*>(nullptr));
+}
+
+}  // namespace megashard

@@ -1,0 +1,311 @@
+#include "parallel/fsdp/detail/fsdp_state.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "parallel/copies/on_device.h"
+#include "parallel/fsdp/detail/fsdp_param.h"
+#include "parallel/fsdp/detail/pass_through_node.h"
+#include "parallel/fsdp/recompute_scope.h"
+#include "parallel/guarded_tensor.h"
+
+namespace megashard {
+namespace {
+
+bool inside_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+void cast_floating(TensorRefs tensors, at::ScalarType dtype) {
+  for (auto* tensor : tensors) {
+    if (tensor->defined() && tensor->is_floating_point() && tensor->scalar_type() != dtype) *tensor = tensor->to(dtype);
+  }
+}
+
+}  // namespace
+
+FsdpState::FsdpState(std::vector<torch::nn::Module*> modules, const FullyShardOptions& options)
+    : modules_(std::move(modules)),
+      policy_(options.mixed_precision),
+      mesh_device_(options.mesh->device()),
+      name_(dynamic_cast<const HookedModule&>(*modules_[0]).class_name()),
+      ran_(modules_.size(), true) {}
+
+FsdpState::~FsdpState() {
+  if (context_ != nullptr) context_->forget(this);
+}
+
+void FsdpState::lazy_init() {
+  if (context_ != nullptr && !provisional_) return;
+  TORCH_CHECK(modules_.size() == 1, "the root of fully_shard must be one module: call fully_shard on the whole model "
+                                    "last, or run forward through it");
+  torch::nn::Module& root = *modules_[0];
+  if (comm_ == nullptr) comm_ = std::make_shared<CommContext>(mesh_device_);
+  auto context = std::make_shared<FsdpContext>(comm_);
+  std::unordered_set<const FsdpState*> seen;
+  auto adopt = [&](const std::string& path, const torch::nn::Module& module) {
+    const auto state = fsdp_state(module);
+    if (state == nullptr || !seen.insert(state.get()).second) return;
+    TORCH_CHECK(state->context_ == nullptr || state->provisional_, "module '", path,
+                "' ran forward on its own before its root did: run forward through the root module first");
+    state->name_ = path;
+    context->states.push_back(state.get());
+  };
+  adopt(name_, root);
+  for (const auto& item : root.named_modules("", /*include_self=*/false)) adopt(item.key(), *item.value());
+  for (auto* state : context->states) {
+    state->context_ = context;
+    if (!std::exchange(state->provisional_, false)) continue;
+    for (const auto& group : state->groups_) group->lazy_init(context);
+  }
+  name_parameters(root);
+  for (const auto& group : groups_) group->set_of_root();
+}
+
+void FsdpState::name_parameters(const torch::nn::Module& root) {
+  std::unordered_map<const c10::TensorImpl*, std::string> names;
+  for (const auto& item : root.named_parameters()) names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  for (auto* state : context_->states) {
+    for (size_t i = 0; i < state->groups_.size(); ++i) {
+      FsdpParamGroup& group = *state->groups_[i];
+      group.set_name(i == 0 ? state->name_ : c10::str(state->name_, "#", i));
+      for (const auto& param : group.params()) {
+        const auto found = names.find(param->parameter().unsafeGetTensorImpl());
+        if (found != names.end()) param->set_name(found->second);
+      }
+    }
+  }
+}
+
+bool FsdpState::all_ran() const {
+  return std::all_of(ran_.begin(), ran_.end(), [](bool ran) { return ran; });
+}
+
+void FsdpState::pre_forward(TensorRefs inputs) {
+  enter_guarded_forward();  // before all that may throw: forward_failed leaves it
+  lazy_init();
+  if (!inside_backward() && context_->forward_depth++ == 0) {
+    context_->begin_iteration();
+    move_to_device(inputs);
+  }
+  if (policy_.cast_forward_inputs && policy_.param_dtype) cast_floating(inputs, *policy_.param_dtype);
+  if (all_ran()) start_forward(inputs);
+}
+
+void FsdpState::start_forward(TensorRefs inputs) {
+  ran_.assign(modules_.size(), false);
+  const bool recompute = inside_backward();
+  if (!recompute) training_state_ = TrainingState::kForward;
+  forward_running_ = !recompute;
+  repeated_ = ForwardToRepeat::count();
+  if (auto* scope = RecomputeScope::current(); scope != nullptr && !context_->backward_running) {
+    // A reentrant recompute around the root: the end of the outer backward is the one to wait for.
+    scope->before_inner_backward([context = context_] { context->queue_final_callback(); });
+  }
+  for (const auto& group : groups_) group->reshard_if_partial();
+  unshard();
+  for (const auto& group : groups_) group->wait_for_unshard(/*in_forward=*/!recompute);
+  if (!recompute) prefetch(forward_prefetch);
+  if (!c10::GradMode::is_enabled()) return;
+  inputs_.clear();
+  for (const auto* input : inputs) {
+    if (input->defined() && input->requires_grad()) inputs_.push_back({*input, input->_version()});
+  }
+  if (!groups_.empty()) {
+    pass_through_node("FsdpPostBackward", inputs, [self = shared_from_this()] { self->post_backward(); });
+  }
+}
+
+void FsdpState::finish_partial_forward() {
+  if (!all_ran()) finish_forward();
+}
+
+void FsdpState::prefetch(const std::vector<std::weak_ptr<FsdpState>>& targets) {
+  for (const auto& target : targets) {
+    const auto state = target.lock();
+    if (state != nullptr) state->unshard();
+  }
+}
+
+void FsdpState::unshard() {
+  for (const auto& group : groups_) {
+    group->lazy_init(context_);
+    group->unshard();
+  }
+}
+
+void FsdpState::post_forward(size_t index, TensorRefs outputs) {
+  check_outputs(outputs);
+  ran_[index] = true;
+  if (all_ran()) finish_forward();
+  if (c10::GradMode::is_enabled()) {
+    pass_through_node("FsdpPreBackward", outputs, [self = shared_from_this()] { self->pre_backward(); });
+  }
+  if (policy_.output_dtype) cast_floating(outputs, *policy_.output_dtype);
+  if (!inside_backward()) {
+    if (context_->forward_depth == 1) context_->end_iteration();
+    --context_->forward_depth;  // after all that may throw: forward_failed does it then
+  }
+  leave_guarded_forward();
+}
+
+void FsdpState::finish_forward() {
+  ran_.assign(modules_.size(), true);
+  for (const auto& input : std::exchange(inputs_, {})) {
+    TORCH_CHECK(
+        input.tensor._version() == input.version, "an input of '", name_,
+        "' was changed in place inside its forward, which its caller's graph cannot see: clone the input first");
+  }
+  if (repeated_ != ForwardToRepeat::count()) {
+    // A part of it runs again in a backward of its own, which this unit's cannot see coming.
+    for (const auto& group : groups_) group->reshards_one_by_one = false;
+  }
+  if (!forward_running_) return;  // a recompute: backward still needs the parameters
+  forward_running_ = false;
+  training_state_ = TrainingState::kIdle;
+  if (groups_.empty()) return;
+  for (const auto& group : groups_) group->post_forward();
+  if (backward_may_follow()) {
+    post_forward_indices_.push_back(context_->post_forward_order.size());
+    context_->post_forward_order.push_back(this);
+  }
+}
+
+void FsdpState::forward_failed() noexcept {
+  leave_guarded_forward();
+  // A recompute may stop early: backward needs its parameters.
+  const bool recompute = context_ == nullptr || inside_backward();
+  abandon_forward(/*parameters_too=*/!recompute);
+  if (!recompute && --context_->forward_depth == 0) context_->abandon_iteration();
+}
+
+void FsdpState::abandon_forward(bool parameters_too) noexcept {
+  inputs_.clear();
+  ran_.assign(modules_.size(), true);
+  if (!parameters_too) return;
+  forward_running_ = false;
+  training_state_ = TrainingState::kIdle;
+  try {
+    for (const auto& group : groups_) group->reshard();
+  } catch (const std::exception&) {
+    // The exception that left forward is the one to report.
+  }
+}
+
+void FsdpState::pre_backward() {
+  context_->queue_final_callback();
+  if (training_state_ == TrainingState::kPreBackward) return;
+  training_state_ = TrainingState::kPreBackward;
+  if (groups_.empty()) return;
+  context_->note("pre_backward", name_);
+  for (const auto& group : groups_) {
+    if (group->unshard_in_backward) group->unshard();
+  }
+  for (const auto& group : groups_) {
+    if (group->unshard_in_backward) {
+      group->wait_for_unshard(/*in_forward=*/false);
+    } else {
+      group->show_unsharded_sizes();  // autograd lays gradients out like their parameters
+    }
+    group->set_aside_sharded_grads();
+  }
+  prefetch_backward();
+}
+
+void FsdpState::prefetch_backward() {
+  if (!backward_prefetch.empty()) return prefetch(backward_prefetch);
+  if (post_forward_indices_.empty()) return;
+  const size_t index = post_forward_indices_.back();
+  post_forward_indices_.pop_back();
+  if (index == 0 || index > context_->post_forward_order.size()) return;
+  const FsdpState* next = context_->post_forward_order[index - 1];
+  if (next == nullptr) return;  // its module is gone
+  for (const auto& group : next->groups_) {
+    if (group->unshard_in_backward) group->unshard();
+  }
+}
+
+void FsdpState::post_backward() {
+  training_state_ = TrainingState::kPostBackward;
+  if (groups_.empty()) return;
+  context_->note("post_backward", name_);
+  for (const auto& group : groups_) {
+    if (group->reshard_after_backward || group->sharded_state() == ShardedState::kSizesOnly) group->reshard();
+  }
+  CommContext& comm = *context_->comm;
+  const size_t max_reducing = std::max(comm.max_reducing, groups_.size());  // a unit's own may overlap
+  while (comm.reducing.size() + groups_.size() > max_reducing) comm.reducing.front()->wait_for_reduce_scatter();
+  for (const auto& group : groups_) {
+    if (group->reduce_grads) {
+      group->reduce();
+    } else {
+      group->accumulate_unsharded_grads();
+    }
+  }
+}
+
+void FsdpState::finish_missed_backward() {
+  const bool owes =
+      std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->owes_reduction(); });
+  const bool idle = training_state_ == TrainingState::kIdle;
+  if (training_state_ == TrainingState::kPreBackward || (idle && owes)) post_backward();
+}
+
+/// The root's inputs, which a loader may have left in host memory.
+void FsdpState::move_to_device(TensorRefs tensors) const {
+  if (mesh_device_.is_cpu()) return;
+  for (auto* tensor : tensors) {
+    if (!tensor->defined() || tensor->device() == mesh_device_) continue;
+    // Autograd knows no way through pinned memory.
+    *tensor = tensor->requires_grad() ? tensor->to(mesh_device_) : on_device(*tensor, mesh_device_);
+  }
+}
+
+void FsdpState::check_outputs(TensorRefs outputs) const {
+  TORCH_CHECK(!outputs.empty() || groups_.empty() || !c10::GradMode::is_enabled(), "'", name_,
+              "' returns no tensors that fully_shard can see, so its backward would go unnoticed: give the returned "
+              "struct a visit_tensors member (parallel/fsdp/tensor_visitor.h)");
+  for (const auto* output : outputs) {
+    if (!output->defined() || !output->has_storage()) continue;
+    const auto* storage = output->storage().unsafeGetStorageImpl();
+    const bool own =
+        std::any_of(groups_.begin(), groups_.end(), [=](const auto& group) { return group->owns_unsharded(storage); });
+    TORCH_CHECK(!own && find_fsdp_param(*output) == nullptr, "'", name_,
+                "' returns a parameter or a view of it, which is freed after forward: return a clone, or use the "
+                "parameter inside");
+  }
+}
+
+void FsdpState::start_unshard() {
+  if (context_ == nullptr) {  // which module is the root, only its forward tells
+    if (comm_ == nullptr) comm_ = std::make_shared<CommContext>(mesh_device_);
+    context_ = std::make_shared<FsdpContext>(comm_);
+    context_->states.push_back(this);
+    provisional_ = true;
+  }
+  const CommStreams& streams = context_->streams();
+  if (streams.enabled()) order_streams(streams.current(), *streams.copy_in);
+  for (const auto& group : groups_) group->reshard_if_partial();
+  unshard();
+}
+
+void FsdpState::wait_for_unshard() {
+  for (const auto& group : groups_) {
+    if (group->sharded_state() == ShardedState::kUnsharding) group->wait_for_unshard(/*in_forward=*/false);
+  }
+}
+
+void FsdpState::reshard() {
+  if (context_ == nullptr) return;
+  for (const auto& group : groups_) group->reshard();
+}
+
+void FsdpState::share_comm(std::shared_ptr<CommContext> comm) {
+  TORCH_CHECK(context_ == nullptr, "'", name_, "' has run already: call share_comm_context before the first forward");
+  comm_ = std::move(comm);
+}
+
+}  // namespace megashard

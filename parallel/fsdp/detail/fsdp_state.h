@@ -1,0 +1,95 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "parallel/fsdp/detail/fsdp_context.h"
+#include "parallel/fsdp/detail/fsdp_param_group.h"
+#include "parallel/fsdp/fully_shard.h"
+#include "parallel/fsdp/hooked_module.h"
+
+namespace megashard {
+
+/// What one fully_shard call made of its module, or of its list of modules: its groups, one for each mesh, and when
+/// they are unsharded, resharded and reduced (FSDPState). Owned by the modules' hooks and by the autograd nodes of
+/// graphs that are alive.
+class FsdpState : public std::enable_shared_from_this<FsdpState> {
+ public:
+  FsdpState(std::vector<torch::nn::Module*> modules, const FullyShardOptions& options);
+  ~FsdpState();
+  FsdpState(const FsdpState&) = delete;
+  FsdpState& operator=(const FsdpState&) = delete;
+
+  /// None for a module without parameters of its own; several where parameters have other meshes.
+  const std::vector<std::unique_ptr<FsdpParamGroup>>& groups() const { return groups_; }
+  void add_group(std::unique_ptr<FsdpParamGroup> group) { groups_.push_back(std::move(group)); }
+  FsdpContext* context() { return context_.get(); }
+  const std::string& name() const { return name_; }
+  c10::Device device() const { return mesh_device_; }
+  bool forward_running() const { return forward_running_; }  ///< a forward, not a recompute
+  void share_comm(std::shared_ptr<CommContext> comm);        ///< of a root that has not run yet
+  /// If no root was found yet, this state's module is it: names everything from there and shares one context.
+  void lazy_init();
+
+  // Forward, for the module at `index` of the list. A list runs as one: from the first module to the last.
+  void pre_forward(TensorRefs inputs);
+  void post_forward(size_t index, TensorRefs outputs);
+  void forward_failed() noexcept;
+
+  // By hand.
+  void start_unshard();
+  void wait_for_unshard();  ///< if start_unshard's gather still runs
+  void reshard();
+
+  std::vector<std::weak_ptr<FsdpState>> forward_prefetch;
+  std::vector<std::weak_ptr<FsdpState>> backward_prefetch;  ///< empty: reverse order of forward
+
+  // For the context, at the ends of iterations and backwards.
+  void finish_partial_forward();                       ///< of a list of which only some modules ran
+  void abandon_forward(bool parameters_too) noexcept;  ///< an exception left it
+  void finish_missed_backward();                       ///< no gradient reached its inputs, or it owes a reduction
+  void end_backward() noexcept { training_state_ = TrainingState::kIdle; }
+  void forget_post_forward_order() noexcept { post_forward_indices_.clear(); }
+
+ private:
+  enum class TrainingState { kIdle, kForward, kPreBackward, kPostBackward };
+  struct WatchedInput {
+    at::Tensor tensor;
+    int64_t version;
+  };
+
+  void name_parameters(const torch::nn::Module& root);
+  bool all_ran() const;
+  void start_forward(TensorRefs inputs);
+  void finish_forward();
+  void prefetch(const std::vector<std::weak_ptr<FsdpState>>& targets);
+  void unshard();
+  void move_to_device(TensorRefs tensors) const;
+  void check_outputs(TensorRefs outputs) const;
+  void pre_backward();
+  void prefetch_backward();
+  void post_backward();
+
+  std::vector<torch::nn::Module*> modules_;
+  MixedPrecisionPolicy policy_;
+  c10::Device mesh_device_;
+  std::shared_ptr<CommContext> comm_;  // of a root
+  std::shared_ptr<FsdpContext> context_;
+  bool provisional_ = false;  // the context is this state's own: unsharded by hand before the root ran
+  std::vector<std::unique_ptr<FsdpParamGroup>> groups_;
+  std::string name_;
+  TrainingState training_state_ = TrainingState::kIdle;
+  std::vector<bool> ran_;  // modules of the list that ran since the group was unsharded; all: idle
+  bool forward_running_ = false;
+  int64_t repeated_ = 0;                      // ForwardToRepeat::count() when forward began
+  std::vector<WatchedInput> inputs_;          // to notice in-place changes
+  std::vector<size_t> post_forward_indices_;  // in the context's post_forward_order
+};
+
+/// The state of a module under fully_shard; null for others.
+std::shared_ptr<FsdpState> fsdp_state(const torch::nn::Module& module);
+
+}  // namespace megashard

@@ -1,0 +1,60 @@
+#include "parallel/fsdp/detail/unsharded_storage.h"
+
+#include <c10/core/InferenceMode.h>
+#include <c10/core/StorageImpl.h>
+
+#include "parallel/device/buffer_pool.h"
+#include "parallel/device/storage.h"
+#include "parallel/fsdp/fully_shard.h"
+
+namespace megashard {
+namespace {
+
+/// Known by its type, so that a saved tensor can be recognised without looking for its group.
+struct UnshardedStorageImpl final : c10::StorageImpl {
+  using c10::StorageImpl::StorageImpl;
+};
+
+c10::Storage empty_storage(size_t nbytes, c10::Device device) {
+  auto* allocator = device.is_cpu() ? cpu_buffer_pool() : c10::GetAllocator(device.type());
+  return c10::Storage(c10::intrusive_ptr<c10::StorageImpl>(c10::make_intrusive<UnshardedStorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), nbytes, c10::DataPtr(nullptr, device), allocator,
+      /*resizable=*/false)));
+}
+
+}  // namespace
+
+UnshardedStorage::UnshardedStorage(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device) {
+  const c10::InferenceMode no_inference(false);  // or the tensors could never be trained
+  const auto nbytes = static_cast<size_t>(c10::multiply_integers(sizes)) * c10::elementSize(dtype);
+  const auto storage = empty_storage(nbytes, device);
+  storage_ = storage.unsafeGetStorageImpl();
+  tensor_ = tensor_over(storage, dtype, sizes);
+  bytes_ = bytes_of(storage);
+  set_name("?");
+  release();
+}
+
+void UnshardedStorage::set_name(const std::string& name) {
+  set_missing_message(*storage_,
+                      "parameter '" + name +
+                          "' was resharded: its full tensor is not available here. Use the parameter inside its "
+                          "unit's forward only, and do not keep views of it");
+}
+
+void UnshardedStorage::allocate() {
+  if (allocated_) return;
+  give_memory(*storage_, storage_->allocator()->allocate(storage_->nbytes()));
+  allocated_ = true;
+}
+
+void UnshardedStorage::release() {
+  take_memory(*storage_);
+  allocated_ = false;
+}
+
+bool is_unsharded_storage(const c10::StorageImpl* storage) {
+  return dynamic_cast<const UnshardedStorageImpl*>(storage) != nullptr;
+}
+
+}  // namespace megashard
