@@ -3,20 +3,23 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
-#include "checkpoint/dcp/dcp_plan.h"
-#include "checkpoint/dcp/dcp_reader.h"
-#include "checkpoint/dcp/dcp_writer.h"
-#include "checkpoint/steps/checkpoint_directory.h"
-#include "checkpoint/steps/find_step.h"
+#include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/steps/retention.h"
 #include "checkpoint/steps/run_history.h"
+#include "checkpoint/values/state_dict_keys.h"
 #include "checkpoint/values/value.h"
-#include "parallel/collectives/process_group.h"
-#include "parallel/fsdp/sharded_tensor.h"
+#include "parallel/sharded_tensor.h"
 
 namespace megashard {
+
+class ProcessGroup;
+using ProcessGroupPtr = std::shared_ptr<ProcessGroup>;
+struct CheckpointStep;
+struct SavePlanCache;
 
 struct SaveOptions {
   CheckpointFormat format = CheckpointFormat::kTorchDcp;
@@ -24,7 +27,7 @@ struct SaveOptions {
   RunHistory run{};  ///< whose step it is; the first rank's counts
   /// On the first rank, for what goes wrong without harm to the step: old ones that stay.
   std::function<void(const std::string& line)> notice{};
-  TiedKeys tied{};  ///< of torch_dcp; Megatron stores a shared weight under one key
+  TiedKeys tied{};                         ///< of torch_dcp
   std::shared_ptr<SavePlanCache> plans{};  ///< of this rank's earlier saves; null: none are kept
 };
 
@@ -39,12 +42,29 @@ struct SaveOptions {
 ///   {..}}, ...}. Ranks may give different keys (as in rng_state: each its own); equal keys must
 ///   hold equal values.
 /// A failure on any rank is thrown on all of them, and leaves what was there, or when it comes
-/// after the step's rename, the new step. Where `options` keeps few steps, all ranks then read the
-/// new one again, and the first removes what is too old, unless a byte differs. For saves beside
+/// after the step's rename, the new step. Where `options` keeps few steps, the first rank then
+/// removes what is too old. For saves beside
 /// the training, see async_saver.h.
-void save_checkpoint(const std::string& directory, int64_t iteration, const ShardedTensors& tensors,
-                     const Dict& values, const ProcessGroupPtr& group,
-                     const SaveOptions& options = {});
+void save_checkpoint(const std::string& directory, int64_t iteration, const ShardedTensors& tensors, const Dict& values,
+                     const ProcessGroupPtr& group, const SaveOptions& options = {});
+
+/// Names in order, of all ranks together: each may ask for others.
+struct LoadReport {
+  std::vector<std::string> missing;     ///< asked for, not in the checkpoint
+  std::vector<std::string> unexpected;  ///< tensors of the checkpoint that were not asked for
+};
+
+struct LoadOptions {
+  /// Missing and unexpected tensors are an error that lists them; otherwise they are only reported.
+  bool strict = true;
+  /// Keys to load; the others are left alone and are not unexpected. Null: all.
+  std::function<bool(const std::string& key)> wanted;
+  /// Looks at the plain values (nested) and at the names before any tensor is changed, and throws
+  /// to refuse them: that is thrown as it is, and where it was not thrown, with the rank's number.
+  std::function<void(const Dict& values, const LoadReport& report)> accept{};
+  /// A folder of another format is an error that names --ckpt-format. Unset: it is detected.
+  std::optional<CheckpointFormat> format{};
+};
 
 struct LoadedCheckpoint {
   Dict values;        ///< nested as they were saved
@@ -52,8 +72,9 @@ struct LoadedCheckpoint {
 };
 
 /// Loads a step into `tensors` (in place, any world size, dtypes converted) and returns its values.
-/// LoadOptions::wanted leaves parts out, such as every "optimizer." or the other ranks'
-/// "rng_state.<rank>.".
+/// Collective over `group` (null: this process alone). Values are read first; names and sizes are
+/// checked before any tensor is changed; an error on one rank is one on all. LoadOptions::wanted leaves parts out, such
+/// as every "optimizer." or the other ranks' "rng_state.<rank>.".
 LoadedCheckpoint load_checkpoint(const CheckpointStep& step, const ShardedTensors& tensors,
                                  const ProcessGroupPtr& group, const LoadOptions& options = {});
 /// The same for the latest step of a directory that has one.

@@ -5,12 +5,12 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/files/file_crc32.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/folder_content.h"
 #include "checkpoint/steps/manifest.h"
-#include "checkpoint/steps/step_files.h"
 
 namespace megashard {
 namespace {
@@ -22,8 +22,7 @@ constexpr const char* kRemedy = ": put back what is damaged from a copy, or conv
 
 std::string gibibytes(int64_t bytes) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.2f GiB",
-                static_cast<double>(bytes) / static_cast<double>(kGiB));
+  std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / static_cast<double>(kGiB));
   return text;
 }
 
@@ -43,12 +42,10 @@ void check_descriptions(const std::string& folder) {
 void TensorCounter::add(int64_t bytes) {
   ++count_;
   bytes_ += bytes;
-  const bool due =
-      count_ == total_ || count_ % kTensorsBetweenLines == 0 || bytes_ - said_bytes_ >= kGiB;
+  const bool due = count_ == total_ || count_ % kTensorsBetweenLines == 0 || bytes_ - said_bytes_ >= kGiB;
   if (!due) return;
   said_bytes_ = bytes_;
-  progress_(std::to_string(count_) + " of " + std::to_string(total_) + " tensors, " +
-            gibibytes(bytes_));
+  progress_(std::to_string(count_) + " of " + std::to_string(total_) + " tensors, " + gibibytes(bytes_));
 }
 
 void check_step_folder(const std::string& folder, const std::string& flag) {
@@ -64,10 +61,11 @@ void check_step_folder(const std::string& folder, const std::string& flag) {
   }
   const auto latest = latest_step(folder);
   const auto content = content_of(folder);
-  TORCH_CHECK(content.kind != FolderContent::Kind::kRun, folder, " holds steps, and ", flag, " takes one of them: give ",
-              latest ? latest->folder : folder + "/" + content.name, ", the latest");
+  TORCH_CHECK(content.kind != FolderContent::Kind::kRun, folder, " holds steps, and ", flag,
+              " takes one of them: give ", latest ? latest->folder : folder + "/" + content.name, ", the latest");
   TORCH_CHECK(content.kind != FolderContent::Kind::kWeights || !content.name.ends_with(".safetensors"), folder,
-              " holds Hugging Face weights; hf_to_dcp and hf_to_torch_dist read them, and ", flag, " takes a step's folder");
+              " holds Hugging Face weights; hf_to_dcp and hf_to_torch_dist read them, and ", flag,
+              " takes a step's folder");
 }
 
 void check_source_bytes(const std::string& folder, const ConvertProgress& progress) {

@@ -15,8 +15,7 @@ using ConvertProgress = std::function<void(const std::string& line)>;
 /// Counts tensors and their bytes, and says so after each GiB, each 1000 tensors and the last one.
 class TensorCounter {
  public:
-  TensorCounter(const ConvertProgress& progress, size_t total)
-      : progress_(progress), total_(total) {}
+  TensorCounter(const ConvertProgress& progress, size_t total) : progress_(progress), total_(total) {}
   void add(int64_t bytes);
 
  private:

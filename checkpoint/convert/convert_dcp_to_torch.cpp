@@ -3,13 +3,16 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
-#include <unistd.h>
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 
+#include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/dcp/dcp_reader.h"
+#include "checkpoint/files/file_io.h"
+#include "checkpoint/open_checkpoint.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"
 #include "checkpoint/values/value_paths.h"
@@ -27,13 +30,12 @@ struct StorageSource {
 
 class DcpToTorch {
  public:
-  explicit DcpToTorch(const std::string& folder) : reader_(folder) {
-    TORCH_CHECK(reader_.format() == CheckpointFormat::kTorchDcp, folder,
+  explicit DcpToTorch(const std::string& folder) : reader_(open_step(folder)) {
+    TORCH_CHECK(reader_->format() == CheckpointFormat::kTorchDcp, folder,
                 " is a torch_dist checkpoint; make it torch_dcp first (megashard convert torch_dist_to_dcp)");
     std::vector<FlatValue> leaves;
-    for (const auto& entry : reader_.entries())
-      leaves.push_back(
-          {entry.key, entry.path, entry.is_tensor ? tensor_of(entry) : value_of(entry)});
+    for (const auto& entry : reader_->entries())
+      leaves.push_back({entry.key, entry.path, entry.is_tensor ? tensor_of(entry) : value_of(entry)});
     const auto keys = leaves.size();
     root_ = nest_values(std::move(leaves), keys);
   }
@@ -55,26 +57,24 @@ class DcpToTorch {
 
   /// Its tensors' storages come along.
   Value value_of(const DcpEntry& entry) {
-    TORCH_CHECK(!entry.location.file.empty(), reader_.folder(), "/.metadata does not say where ", entry.key,
+    TORCH_CHECK(!entry.location.file.empty(), reader_->folder(), "/.metadata does not say where ", entry.key,
                 " is stored");
     const auto& file =
-        files_.try_emplace(entry.location.file, reader_.folder() + "/" + entry.location.file)
-            .first->second;
+        files_.try_emplace(entry.location.file, reader_->folder() + "/" + entry.location.file).first->second;
     const TorchArchive archive(file, entry.location.range);
     auto renamed = rename_storages(read_root(archive), sources_.size());
-    for (const auto& name : renamed.names)
-      sources_.push_back({nullptr, &file, archive.locate("data/" + name)});
+    for (const auto& name : renamed.names) sources_.push_back({nullptr, &file, archive.locate("data/" + name)});
     return std::move(renamed.value);
   }
 
   at::Tensor read(const StorageSource& source) {
-    if (source.tensor != nullptr) return reader_.read_tensor(*source.tensor);
+    if (source.tensor != nullptr) return reader_->read_tensor(*source.tensor);
     auto bytes = at::empty({source.range.length}, at::TensorOptions(at::kByte));
     source.file->read_at(bytes.data_ptr(), source.range.length, source.range.offset);
     return bytes;
   }
 
-  DcpReader reader_;
+  std::unique_ptr<DcpReader> reader_;
   std::map<std::string, InputFile> files_;
   Dict root_;
   std::vector<StorageSource> sources_;
@@ -82,23 +82,18 @@ class DcpToTorch {
 
 }  // namespace
 
-void convert_dcp_to_torch(const std::string& dcp_folder, const std::string& torch_path,
-                          const ConvertProgress& progress, bool overwrite) {
+void convert_dcp_to_torch(const std::string& dcp_folder, const std::string& torch_path, const ConvertProgress& progress,
+                          bool overwrite) {
   const bool is_free = !path_exists(torch_path) || (overwrite && !is_directory(torch_path));
-  TORCH_CHECK(is_free, torch_path, " exists already, and --torch-save-path replaces nothing unasked, and never a folder: give another name, or --overwrite");
+  TORCH_CHECK(is_free, torch_path,
+              " exists already, and --torch-save-path replaces nothing unasked, and never a folder: give another name, "
+              "or --overwrite");
   check_step_folder(dcp_folder, "--dcp-checkpoint-dir");
   DcpToTorch conversion(dcp_folder);
   check_source_bytes(dcp_folder, progress);
-  const auto temporary = torch_path + ".tmp";
-  try {
-    OutputFile file(temporary);
-    conversion.write(file, progress);
-    file.sync_and_close();
-    rename_durably(temporary, torch_path);
-  } catch (...) {
-    ::unlink(temporary.c_str());
-    throw;
-  }
+  AtomicFile file(torch_path);
+  conversion.write(file, progress);
+  file.publish();
 }
 
 }  // namespace megashard

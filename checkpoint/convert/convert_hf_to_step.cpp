@@ -8,8 +8,8 @@
 #include <unordered_map>
 
 #include "checkpoint/convert/step_conversion.h"
-#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/hugging_face/hf_weights.h"
+#include "checkpoint/values/state_dict_keys.h"
 
 namespace megashard {
 namespace {
@@ -22,8 +22,7 @@ std::string key_of(const HfToStepOptions& options, const std::string& weight) {
 
 bool is_fused(const HfToStepOptions& options, const TensorInfo& info) {
   const auto& parts = options.fused_linear_names;
-  return info.sizes.size() == 3 &&
-         std::any_of(parts.begin(), parts.end(), [&](const std::string& part) {
+  return info.sizes.size() == 3 && std::any_of(parts.begin(), parts.end(), [&](const std::string& part) {
            return info.name.find(part) != std::string::npos;
          });
 }
@@ -98,12 +97,10 @@ class HfSource {
 /// What Megatron asks a checkpoint's args for, beside the network.
 Value release_arguments(const WeightLayout& layout) {
   auto arguments = layout.arguments;
-  for (const char* size :
-       {"tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
-        "expert_model_parallel_size", "world_size", "data_parallel_size"})
+  for (const char* size : {"tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+                           "expert_model_parallel_size", "world_size", "data_parallel_size"})
     arguments.set(size, 1);
-  for (const char* count : {kIterationKey, "consumed_train_samples", "consumed_valid_samples"})
-    arguments.set(count, 0);
+  for (const char* count : {kIterationKey, "consumed_train_samples", "consumed_valid_samples"}) arguments.set(count, 0);
   arguments.set("no_save_optim", true);
   arguments.set("no_save_rng", true);
   return make_namespace(std::move(arguments));

@@ -8,7 +8,7 @@
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/tensor_stream.h"
 #include "checkpoint/convert/weight_layout.h"
-#include "checkpoint/steps/checkpoint_format.h"
+#include "checkpoint/dcp/checkpoint_format.h"
 
 namespace megashard {
 

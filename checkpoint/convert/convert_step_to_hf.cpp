@@ -13,10 +13,12 @@
 
 #include "checkpoint/convert/tensor_stream.h"
 #include "checkpoint/dcp/dcp_reader.h"
-#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/hugging_face/hf_assets.h"
 #include "checkpoint/hugging_face/hf_weights.h"
+#include "checkpoint/open_checkpoint.h"
+#include "checkpoint/values/state_dict_keys.h"
+#include "checkpoint/values/tensor_info.h"
 
 namespace megashard {
 namespace {
@@ -47,9 +49,8 @@ class StepToHf {
     check_source_bytes(options_.load_dir, progress_);
     settle_tied_weights();
     TensorCounter counter(progress_, infos_.size());
-    HfSaveOptions saving{.most_shard_bytes = options_.most_shard_bytes};
-    if (!options_.model_assets_dir.empty())
-      saving.beside = [this](const std::string& folder) { write_assets(folder); };
+    HfSaveOptions saving{.max_shard_bytes = options_.max_shard_bytes};
+    if (!options_.model_assets_dir.empty()) saving.beside = [this](const std::string& folder) { write_assets(folder); };
     save_hf_weights(
         options_.save_dir, infos_,
         [&](const TensorInfo& info) {
@@ -61,8 +62,7 @@ class StepToHf {
 
  private:
   static std::optional<nlohmann::ordered_json> config_of(const std::string& assets) {
-    TORCH_CHECK(assets.empty() || is_directory(assets), "there is no directory ", assets,
-                " for --model-assets-dir");
+    TORCH_CHECK(assets.empty() || is_directory(assets), "there is no directory ", assets, " for --model-assets-dir");
     return read_hf_config(assets);
   }
 
@@ -70,17 +70,14 @@ class StepToHf {
   static TensorStream model_of(const StepToHfOptions& options) {
     const auto& folder = options.load_dir;
     check_step_folder(folder, "--load-dir");
-    const auto reader = std::make_shared<DcpReader>(folder);
-    const auto* other =
-        reader->format() == CheckpointFormat::kTorchDcp ? "dcp_to_hf" : "torch_dist_to_hf";
-    TORCH_CHECK(reader->format() == options.format, folder, " is a ", format_name(reader->format()),
-                " checkpoint; ", other, " reads it");
+    const std::shared_ptr<DcpReader> reader = open_step(folder);
+    const auto* other = reader->format() == CheckpointFormat::kTorchDcp ? "dcp_to_hf" : "torch_dist_to_hf";
+    TORCH_CHECK(reader->format() == options.format, folder, " is a ", format_name(reader->format()), " checkpoint; ",
+                other, " reads it");
     auto stream = stream_of_step(reader);
-    std::erase_if(stream.tensors, [](const TensorInfo& info) {
-      return !is_model_key(info.name) || is_extra_state(info.name);
-    });
-    if (options.megatron_layout != nullptr)
-      stream = as_hugging_face(std::move(stream), *options.megatron_layout);
+    std::erase_if(stream.tensors,
+                  [](const TensorInfo& info) { return !is_model_key(info.name) || is_extra_state(info.name); });
+    if (options.megatron_layout != nullptr) stream = as_hugging_face(std::move(stream), *options.megatron_layout);
     return options.reshape ? options.reshape(std::move(stream)) : stream;
   }
 
@@ -96,8 +93,8 @@ class StepToHf {
       const bool renamed = stored.name.starts_with(prefix);
       found = found || renamed;
       auto info = stored;
-      info.name = renamed ? options_.hf_prefix + stored.name.substr(prefix.size())
-                          : stored.name.substr(kModelPrefix.size());
+      info.name =
+          renamed ? options_.hf_prefix + stored.name.substr(prefix.size()) : stored.name.substr(kModelPrefix.size());
       if (options_.rename) info.name = options_.rename(info.name);
       if (options_.to_bf16 && c10::isFloatingType(info.dtype)) info.dtype = at::kBFloat16;
       if (is_fused(stored)) info.sizes = split(stored);
@@ -131,20 +128,16 @@ class StepToHf {
   }
 
   void settle_tied_weights() {
-    const bool tied = config_ && config_->contains("tie_word_embeddings") &&
-                      (*config_)["tie_word_embeddings"] == true;
+    const bool tied = config_ && config_->contains("tie_word_embeddings") && (*config_)["tie_word_embeddings"] == true;
     if (!tied) return;
     const TensorInfo* head = find_ending(kHead);
     const TensorInfo* embeddings = find_ending(kEmbeddings);
     if (head == nullptr || embeddings == nullptr) return;
     const auto& head_name = head->name;
     if (at::equal(read(head_name), read(embeddings->name))) {
-      std::erase_if(infos_,
-                    [name = head_name](const TensorInfo& info) { return info.name == name; });
+      std::erase_if(infos_, [name = head_name](const TensorInfo& info) { return info.name == name; });
     } else {
-      progress_(
-          head_name +
-          " differs from the embeddings: config.json says tie_word_embeddings: false from now on");
+      progress_(head_name + " differs from the embeddings: config.json says tie_word_embeddings: false from now on");
       (*config_)["tie_word_embeddings"] = false;
       untied_ = true;
     }

@@ -8,15 +8,15 @@
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/tensor_stream.h"
 #include "checkpoint/convert/weight_layout.h"
-#include "checkpoint/steps/checkpoint_format.h"
+#include "checkpoint/dcp/checkpoint_format.h"
 
 namespace megashard {
 
 struct StepToHfOptions {
-  std::string load_dir;  ///< a step folder: .../iter_0000100 or .../release
+  std::string load_dir;                                   ///< a step folder: .../iter_0000100 or .../release
   CheckpointFormat format = CheckpointFormat::kTorchDcp;  ///< of the step
   std::string save_dir;                                   ///< gets the safetensors and the assets
-  std::string model_assets_dir;  ///< its config and tokenizer files are copied; empty: none
+  std::string model_assets_dir;                           ///< its config and tokenizer files are copied; empty: none
   /// A key that begins with "model." + dcp_prefix is named hf_prefix + the rest; any other one of
   /// the model what stands behind "model.".
   std::string dcp_prefix;
@@ -34,7 +34,7 @@ struct StepToHfOptions {
   /// Looks at the weights under the names and in the sizes of the files, before any is read; throws
   /// to refuse them. Null: nobody looks.
   std::function<void(const std::vector<TensorInfo>& weights)> check{};
-  int64_t most_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;
+  int64_t max_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;
 };
 
 /// Writes the model of a step as a Hugging Face model directory (MindSpeed-MM's

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/dcp/dcp_metadata.h"
-#include "checkpoint/files/replace_folder.h"
-#include "checkpoint/steps/step_files.h"
+#include "checkpoint/files/atomic_folder.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"
 #include "checkpoint/values/value_paths.h"
@@ -18,7 +18,7 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kMostExpansion = 32;  // of a view with stride 0 over the whole file
+constexpr int64_t kMaxExpansion = 32;  // of a view with stride 0 over the whole file
 
 /// Its header is JSON, behind the header's length.
 bool is_safetensors(const InputFile& file) {
@@ -31,7 +31,8 @@ bool is_safetensors(const InputFile& file) {
 const InputFile& checked_zip(const InputFile& file) {
   std::string magic(4, '\0');
   if (file.size() >= 4) file.read_at(magic.data(), 4, 0);
-  TORCH_CHECK(!is_safetensors(file), file.path(), " is a file of safetensors; hf_to_dcp reads the directory that it lies in");
+  TORCH_CHECK(!is_safetensors(file), file.path(),
+              " is a file of safetensors; hf_to_dcp reads the directory that it lies in");
   TORCH_CHECK(magic == "PK\x03\x04", file.path(),
               " is no file of torch.save's zip format; an older one (before PyTorch 1.6) is read by torch.load and "
               "written anew by torch.save");
@@ -54,9 +55,8 @@ class TorchToDcp {
   }
 
   void write(const std::string& folder, const ConvertProgress& progress) {
-    const auto tensors = std::count_if(leaves_.begin(), leaves_.end(), [](const FlatValue& leaf) {
-      return is_tensor_record(leaf.value);
-    });
+    const auto tensors = std::count_if(leaves_.begin(), leaves_.end(),
+                                       [](const FlatValue& leaf) { return is_tensor_record(leaf.value); });
     TensorCounter counter(progress, static_cast<size_t>(tensors));
     OutputFile out(folder + "/" + data_file_);
     DcpMetadata metadata;
@@ -64,8 +64,7 @@ class TorchToDcp {
       const bool is_tensor = is_tensor_record(leaf.value);
       metadata.entries.push_back(is_tensor ? write_tensor(leaf, out) : write_value(leaf, out));
       if (is_tensor)
-        counter.add(
-            tensor_bytes({leaf.key, metadata.entries.back().dtype, metadata.entries.back().sizes}));
+        counter.add(tensor_bytes({leaf.key, metadata.entries.back().dtype, metadata.entries.back().sizes}));
     }
     out.sync_and_close();
     write_dcp_metadata(folder, metadata);
@@ -78,12 +77,11 @@ class TorchToDcp {
                 "; make it dense and plain before saving it");
     const auto& stored = *found;
     const auto bytes = tensor_bytes({leaf.key, stored.dtype, stored.sizes});
-    TORCH_CHECK(bytes / kMostExpansion <= file_.size(), file_.path(), ": tensor ", leaf.key, " of sizes ",
+    TORCH_CHECK(bytes / kMaxExpansion <= file_.size(), file_.path(), ": tensor ", leaf.key, " of sizes ",
                 describe_sizes(stored.sizes), " repeats a few elements; save it after contiguous()");
     const auto rows = stored.sizes.empty() ? 1 : stored.sizes[0];
     const auto range = write_stored_tensor(out, read_rows(file_, stored, 0, rows));
-    const DcpChunk chunk{
-        std::vector<int64_t>(stored.sizes.size(), 0), stored.sizes, {data_file_, range}};
+    const DcpChunk chunk{std::vector<int64_t>(stored.sizes.size(), 0), stored.sizes, {data_file_, range}};
     return {leaf.key, leaf.path, true, stored.dtype, stored.sizes, {chunk}, {}};
   }
 
@@ -106,26 +104,20 @@ class TorchToDcp {
 
 }  // namespace
 
-void convert_torch_to_dcp(const std::string& torch_path, const std::string& dcp_folder,
-                          const ConvertProgress& progress, bool overwrite) {
+void convert_torch_to_dcp(const std::string& torch_path, const std::string& dcp_folder, const ConvertProgress& progress,
+                          bool overwrite) {
   if (!overwrite) refuse_existing(dcp_folder, "--dcp-checkpoint-dir");
   TorchToDcp conversion(torch_path);
   const auto target = std::filesystem::absolute(dcp_folder).lexically_normal();
-  const auto named = target.has_filename() ? target : target.parent_path();
-  const auto beside = (named.parent_path() / ("." + named.filename().string())).string();
-  const auto hidden = beside + ".tmp";
-  remove_directory(hidden);
-  make_directories(hidden);
+  AtomicFolder folder((target.has_filename() ? target : target.parent_path()).string());
+  folder.begin();
   try {
-    conversion.write(hidden, progress);
-    sync_directory(hidden);
-    if (overwrite && path_exists(named.string())) {
-      replace_folder(named.string(), hidden, beside + ".old");
-    } else {
-      rename_durably(hidden, named.string());
-    }
+    conversion.write(folder.hidden(), progress);
+    sync_directory(folder.hidden());
+    if (!overwrite) refuse_existing(dcp_folder, "--dcp-checkpoint-dir");
+    folder.publish();
   } catch (...) {
-    remove_directory(hidden);
+    folder.abandon();
     throw;
   }
 }

@@ -11,7 +11,7 @@ namespace megashard {
 /// shared storages are read as the tensors they are; one tensor at a time is in memory. Nothing of
 /// the file is executed. The folder appears whole; one that is there already is refused, or, with
 /// `overwrite`, replaced then with all that is in it.
-void convert_torch_to_dcp(const std::string& torch_path, const std::string& dcp_folder,
-                          const ConvertProgress& progress, bool overwrite = false);
+void convert_torch_to_dcp(const std::string& torch_path, const std::string& dcp_folder, const ConvertProgress& progress,
+                          bool overwrite = false);
 
 }  // namespace megashard

@@ -4,17 +4,16 @@
 
 #include <map>
 
-#include "checkpoint/dcp/state_dict_keys.h"
-#include "checkpoint/steps/step_files.h"
+#include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/torch_dist/torch_dist_keys.h"
 #include "checkpoint/torch_dist/torch_dist_writer.h"
+#include "checkpoint/values/state_dict_keys.h"
 #include "checkpoint/values/torch_archive.h"
 #include "checkpoint/values/value_paths.h"
 
 namespace megashard {
 
-FolderWriter::FolderWriter(std::string folder, CheckpointFormat format,
-                           const std::vector<TensorInfo>& tensors)
+FolderWriter::FolderWriter(std::string folder, CheckpointFormat format, const std::vector<TensorInfo>& tensors)
     : folder_(std::move(folder)), format_(format) {
   std::vector<TensorInfo> announced;
   for (const auto& info : tensors) {
@@ -44,8 +43,7 @@ void FolderWriter::announce(const std::vector<TensorInfo>& tensors) {
     }
     const auto [entry, is_new] = entries.try_emplace(place.key, metadata_.entries.size());
     if (is_new) {
-      metadata_.entries.push_back(
-          {place.key, tensor_path(place.key), true, info.dtype, sizes, {}, {}});
+      metadata_.entries.push_back({place.key, tensor_path(place.key), true, info.dtype, sizes, {}, {}});
     }
     auto& chunks = metadata_.entries[entry->second].chunks;
     chunks.push_back(std::move(chunk));
@@ -76,18 +74,13 @@ void FolderWriter::write(const std::string& key, const at::Tensor& whole) {
   place.written = true;
 }
 
-void FolderWriter::close_file() {
-  file_->sync_and_close();
-  written_.push_back(manifest_entry(*file_));
-}
-
 void FolderWriter::write_object(const std::string& key, const Value& object) {
   const auto range = write_stored_value(*file_, List{{object}});
   metadata_.entries.push_back({key, {key}, false, at::kFloat, {}, {}, {file_name(), range}});
 }
 
 void FolderWriter::next_file() {
-  close_file();
+  written_.push_back(file_->sync_and_close());
   ++files_;
   file_ = std::make_unique<OutputFile>(folder_ + "/" + file_name());
 }
@@ -97,8 +90,7 @@ void FolderWriter::write_steps(const ShardedTensors& steps) {
   std::map<std::string, DcpEntry> entries;
   for (const auto& [key, step] : steps) {
     auto& entry = entries[key];
-    entry = {key, {key}, true, step.local.scalar_type(), step.global_sizes, std::move(entry.chunks),
-             {}};
+    entry = {key, {key}, true, step.local.scalar_type(), step.global_sizes, std::move(entry.chunks), {}};
     const auto range = write_stored_tensor(*file_, step.local);
     entry.chunks.push_back({step.offsets, step.local.sizes().vec(), {file_name(), range}});
   }
@@ -120,17 +112,16 @@ void FolderWriter::write_values(const Dict& values) {
   }
   for (const auto& leaf : flat) {
     const auto range = write_stored_value(*file_, leaf.value);
-    metadata_.entries.push_back(
-        {leaf.key, leaf.path, false, at::kFloat, {}, {}, {file_name(), range}});
+    metadata_.entries.push_back({leaf.key, leaf.path, false, at::kFloat, {}, {}, {file_name(), range}});
   }
 }
 
-std::vector<ManifestFile> FolderWriter::finish(const Dict& values) {
+std::vector<WrittenFile> FolderWriter::finish(const Dict& values) {
   for (const auto& [key, place] : places_) TORCH_CHECK(place.written, key, " has not been written");
   TORCH_CHECK(steps_.size() == announced_steps_, steps_.size(), " of ", announced_steps_,
               " optimizer steps have been written");
   write_values(values);
-  close_file();
+  written_.push_back(file_->sync_and_close());
   written_.push_back(write_dcp_metadata(folder_, metadata_));
   if (format_ == CheckpointFormat::kTorchDist) written_.push_back(write_torch_dist_config(folder_));
   return written_;

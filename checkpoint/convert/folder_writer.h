@@ -7,13 +7,12 @@
 #include <unordered_map>
 #include <vector>
 
+#include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/files/file_io.h"
-#include "checkpoint/steps/checkpoint_format.h"
-#include "checkpoint/steps/manifest.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/value.h"
-#include "parallel/fsdp/sharded_tensor.h"
+#include "parallel/sharded_tensor.h"
 
 namespace megashard {
 
@@ -34,7 +33,7 @@ class FolderWriter {
   /// The plain values, nested as save_checkpoint takes them; then the metadata. Throws when a
   /// tensor has not been written. Everything is on the disk on return. Returns the files, for
   /// StepWriter::commit.
-  std::vector<ManifestFile> finish(const Dict& values);
+  std::vector<WrittenFile> finish(const Dict& values);
 
   int64_t bytes_in_file() const { return file_->position(); }
 
@@ -46,7 +45,6 @@ class FolderWriter {
     bool written = false;
   };
   std::string file_name() const;
-  void close_file();
   void announce(const std::vector<TensorInfo>& tensors);
   void write_steps(const ShardedTensors& steps);
   void write_values(const Dict& values);
@@ -59,7 +57,7 @@ class FolderWriter {
   DcpMetadata metadata_;
   int files_ = 0;
   std::unique_ptr<OutputFile> file_;
-  std::vector<ManifestFile> written_;
+  std::vector<WrittenFile> written_;
 };
 
 }  // namespace megashard

@@ -9,14 +9,16 @@
 #include <utility>
 
 #include "checkpoint/convert/folder_writer.h"
-#include "checkpoint/dcp/state_dict_keys.h"
+#include "checkpoint/open_checkpoint.h"
 #include "checkpoint/torch_dist/torch_dist_keys.h"
+#include "checkpoint/values/state_dict_keys.h"
+#include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/value_paths.h"
 
 namespace megashard {
 namespace {
 
-constexpr int64_t kMostFileBytes = int64_t{5} * 1000 * 1000 * 1000;
+constexpr int64_t kMaxFileBytes = int64_t{5} * 1000 * 1000 * 1000;
 
 /// "decoder.layers.3.mlp.linear_fc1" of 8: "decoder.layers.mlp.linear_fc1._extra_state/shard_3_8".
 std::string extra_state_key(const std::string& module, const std::vector<TensorInfo>& tensors) {
@@ -41,7 +43,7 @@ void write_content(FolderWriter& writer, CheckpointFormat format, const StepCont
                    const ConvertProgress& progress) {
   TensorCounter counter(progress, content.tensors.tensors.size());
   for (const auto& info : content.tensors.tensors) {
-    const bool full = writer.bytes_in_file() > kMostFileBytes;
+    const bool full = writer.bytes_in_file() > kMaxFileBytes;
     if (full || content.file_starts.count(info.name) != 0) writer.next_file();
     writer.write(info.name, content.tensors.read(info.name));
     counter.add(tensor_bytes(info));
@@ -63,8 +65,8 @@ StepWriter same_step(const std::string& save_dir, const std::string& folder) {
 Dict values_of(DcpReader& reader) {
   std::vector<FlatValue> leaves;
   for (const auto& entry : reader.entries()) {
-    const bool of_format = entry.key.find(kExtraStateShard) != std::string::npos ||
-                           entry.key.starts_with(kContentMetadata);
+    const bool of_format =
+        entry.key.find(kExtraStateShard) != std::string::npos || entry.key.starts_with(kContentMetadata);
     const bool is_value = !entry.is_tensor || is_in_value(entry);
     if (is_value && !of_format) leaves.push_back({entry.key, entry.path, reader.read_value(entry)});
   }
@@ -81,9 +83,8 @@ void drop_buckets(StepContent& content, const ConvertProgress& progress) {
     const auto& key = entry.first.as_string();
     return is_optimizer_key(key) && key.find(kDistributed) != std::string::npos;
   });
-  progress(
-      "the optimizer's state is left out: buckets of Megatron's DistributedOptimizer have no "
-      "place in another layout");
+  progress("the optimizer's state is left out: buckets of Megatron's DistributedOptimizer have no "
+           "place in another layout");
 }
 
 /// What the layout knows of the network, in the step's args.
@@ -98,14 +99,14 @@ void complete_arguments(Dict& values, const WeightLayout& layout) {
 
 }  // namespace
 
-void write_step(StepWriter step, CheckpointFormat format, const StepContent& content,
-                const ConvertProgress& progress, bool overwrite) {
-  step.begin_beside_others();
+void write_step(StepWriter step, CheckpointFormat format, const StepContent& content, const ConvertProgress& progress,
+                bool overwrite) {
+  step.begin_converted();
   std::string notice;
   try {
     FolderWriter writer(step.folder(), format, content.tensors.tensors);
     write_content(writer, format, content, progress);
-    notice = step.commit_beside_others(writer.finish(content.values), overwrite);
+    notice = step.commit_converted(writer.finish(content.values), overwrite);
   } catch (...) {
     step.abandon();
     throw;
@@ -118,9 +119,9 @@ void convert_step(const StepConversion& options, const ConvertProgress& progress
   check_step_folder(folder, "--load-dir");
   const auto step = same_step(options.save_dir, folder);
   if (!options.overwrite) step.refuse_existing();
-  const auto reader = std::make_shared<DcpReader>(folder);
-  TORCH_CHECK(reader->format() == options.from, folder, " is a ", format_name(reader->format()), " checkpoint; this "
-              "converter reads ", format_name(options.from));
+  const std::shared_ptr<DcpReader> reader = open_step(folder);
+  TORCH_CHECK(reader->format() == options.from, folder, " is a ", format_name(reader->format()),
+              " checkpoint; this converter reads ", format_name(options.from));
   check_source_bytes(folder, progress);
   const auto* layout = options.megatron_layout;
   const bool to_megatron = options.to == CheckpointFormat::kTorchDist;

@@ -6,8 +6,8 @@
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/tensor_stream.h"
 #include "checkpoint/convert/weight_layout.h"
+#include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/steps/checkpoint_directory.h"
-#include "checkpoint/steps/checkpoint_format.h"
 #include "checkpoint/values/value.h"
 
 namespace megashard {
@@ -20,11 +20,11 @@ struct StepContent {
   std::unordered_set<std::string> file_starts;    ///< keys before which a new data file begins
 };
 
-/// Writes and commits the step, beside others that may be there (StepWriter::commit_beside_others:
+/// Writes and commits the step, beside others that may be there (StepWriter::commit_converted:
 /// none is replaced unless `overwrite`, the tracker never goes back). One tensor at a time is in
 /// memory, and what is read to make it. The step appears whole, or not at all.
-void write_step(StepWriter step, CheckpointFormat format, const StepContent& content,
-                const ConvertProgress& progress, bool overwrite);
+void write_step(StepWriter step, CheckpointFormat format, const StepContent& content, const ConvertProgress& progress,
+                bool overwrite);
 
 struct StepConversion {
   std::string load_dir;  ///< a step's folder: .../iter_0000100 or .../release
@@ -32,7 +32,7 @@ struct StepConversion {
   CheckpointFormat from = CheckpointFormat::kTorchDcp;
   CheckpointFormat to = CheckpointFormat::kTorchDist;
   const WeightLayout* megatron_layout = nullptr;  ///< of the torch_dist side; null: names stay
-  bool overwrite = false;  ///< a step of that name in save_dir, which must not be load_dir
+  bool overwrite = false;                         ///< a step of that name in save_dir, which must not be load_dir
 };
 
 /// A whole step, optimizer and values included, in the other format. Every byte of the source is

@@ -12,8 +12,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/dcp/tied_keys.h"
+#include "checkpoint/values/state_dict_keys.h"
 
 namespace megashard {
 namespace {
@@ -63,8 +63,9 @@ class StreamChange {
   void miss(const std::string& key) { missing_.push_back(key); }
 
   TensorStream finish() && {
-    TORCH_CHECK(!taken_.empty() || missing_.empty(), from_.where, " holds none of the weights that this takes, such as ",
-                missing_[0], ": convert without --megatron-layout, or give the config.json that belongs to it");
+    TORCH_CHECK(!taken_.empty() || missing_.empty(), from_.where,
+                " holds none of the weights that this takes, such as ", missing_[0],
+                ": convert without --megatron-layout, or give the config.json that belongs to it");
     TORCH_CHECK(missing_.empty(), from_.where, " lacks weights that config.json asks for: ", listed(missing_),
                 "; give the config.json that belongs to it (its tie_word_embeddings says whether there is a head)");
     std::vector<std::string> left;
@@ -72,13 +73,12 @@ class StreamChange {
       const bool derived = is_extra_state(info.name) || info.name.ends_with(".rotary_emb.inv_freq");
       if (taken_.count(info.name) == 0 && !derived) left.push_back(info.name);
     }
-    TORCH_CHECK(left.empty(), from_.where, " holds tensors that have no place in this model's Megatron layout: ",
-                listed(left), "; give the config.json that belongs to it, or convert without --megatron-layout");
+    TORCH_CHECK(left.empty(), from_.where,
+                " holds tensors that have no place in this model's Megatron layout: ", listed(left),
+                "; give the config.json that belongs to it, or convert without --megatron-layout");
     TensorStream changed{std::move(tensors_), {}, from_.where};
     auto shared = std::make_shared<StreamChange>(std::move(*this));
-    changed.read = [shared](const std::string& key) {
-      return shared->reads_.at(key)(shared->from_);
-    };
+    changed.read = [shared](const std::string& key) { return shared->reads_.at(key)(shared->from_); };
     return changed;
   }
 
@@ -91,8 +91,7 @@ class StreamChange {
   std::vector<std::string> missing_;
 };
 
-void add_megatron_weight(StreamChange& change, const KeyFamily& family,
-                         const MegatronWeight& weight) {
+void add_megatron_weight(StreamChange& change, const KeyFamily& family, const MegatronWeight& weight) {
   std::vector<std::string> keys;
   std::vector<std::string> absent;
   const TensorInfo* first = nullptr;
@@ -116,8 +115,7 @@ void add_megatron_weight(StreamChange& change, const KeyFamily& family,
              });
 }
 
-void check_stored_sizes(const TensorInfo& stored, const MegatronWeight& weight,
-                        const std::string& where) {
+void check_stored_sizes(const TensorInfo& stored, const MegatronWeight& weight, const std::string& where) {
   auto expected = weight.sizes;
   const bool is_padded = weight.padded && !stored.sizes.empty();
   if (is_padded) expected[0] = std::max(stored.sizes[0], source_sizes(weight, 0)[0]);
@@ -153,8 +151,7 @@ void add_sources(StreamChange& change, const KeyFamily& family, const MegatronWe
   const bool is_scalar = stored->sizes.empty();
   if (!is_scalar) check_stored_sizes(*stored, weight, change.from().where);
   for (size_t i = 0; i < weight.sources.size(); ++i) {
-    change.add({family.key(weight.sources[i]), stored->dtype,
-                is_scalar ? stored->sizes : source_sizes(weight, i)},
+    change.add({family.key(weight.sources[i]), stored->dtype, is_scalar ? stored->sizes : source_sizes(weight, i)},
                [weight, key, i, is_scalar, last](const TensorStream& from) {
                  if (is_scalar) return from.read(key);
                  if (last->key != key) *last = {};  // let go of it before the next is read
@@ -175,9 +172,7 @@ TensorStream stream_of_step(const std::shared_ptr<DcpReader>& reader) {
     if (!entry.is_tensor || is_in_value(entry) || further.count(entry.key) != 0) continue;
     stream.tensors.push_back({entry.key, entry.dtype, entry.sizes});
   }
-  stream.read = [reader](const std::string& key) {
-    return reader->read_tensor(*reader->find(key));
-  };
+  stream.read = [reader](const std::string& key) { return reader->read_tensor(*reader->find(key)); };
   return stream;
 }
 

@@ -19,7 +19,7 @@ namespace megashard {
 /// Tensors of a checkpoint on their way through a converter, by their torch_dcp keys
 /// ("model.<name>", "optimizer.state.<name>.exp_avg"). None is read before it is asked for.
 struct TensorStream {
-  std::vector<TensorInfo> tensors;  ///< in the order in which they are read best
+  std::vector<TensorInfo> tensors;                         ///< in the order in which they are read best
   std::function<at::Tensor(const std::string& key)> read;  ///< whole, on the CPU
   std::string where;                                       ///< for messages
 };

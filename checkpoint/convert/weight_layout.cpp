@@ -17,8 +17,7 @@ std::vector<int64_t> source_sizes(const MegatronWeight& weight, size_t source) {
   return sizes;
 }
 
-at::Tensor gather_sources(const MegatronWeight& weight,
-                          const std::function<at::Tensor(size_t source)>& source) {
+at::Tensor gather_sources(const MegatronWeight& weight, const std::function<at::Tensor(size_t source)>& source) {
   const at::NoGradGuard no_grad;
   at::Tensor gathered;
   for (size_t i = 0; i < weight.sources.size(); ++i) {

@@ -47,7 +47,6 @@ std::vector<int64_t> source_sizes(const MegatronWeight& weight, size_t source);
 
 /// The Megatron weight, of the dtype of its sources; `source(i)` gives sources[i], on the CPU, one
 /// at a time. Throws when sizes or dtypes are not those of the layout.
-at::Tensor gather_sources(const MegatronWeight& weight,
-                          const std::function<at::Tensor(size_t source)>& source);
+at::Tensor gather_sources(const MegatronWeight& weight, const std::function<at::Tensor(size_t source)>& source);
 
 }  // namespace megashard

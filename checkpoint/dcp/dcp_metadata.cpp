@@ -5,7 +5,7 @@
 #include <map>
 #include <unordered_map>
 
-#include "checkpoint/steps/step_files.h"
+#include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/values/pickle_reader.h"
 #include "checkpoint/values/pickle_writer.h"
 #include "checkpoint/values/tensor_info.h"
@@ -15,10 +15,9 @@ namespace {
 
 constexpr const char* kModule = "torch.distributed.checkpoint.metadata.";
 // megatron-core 0.15 pickles this one, which has one field more.
-constexpr const char* kMegatronRoot =
-    "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata";
+constexpr const char* kMegatronRoot = "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata";
 constexpr const char* kStorageInfo = "torch.distributed.checkpoint.filesystem._StorageInfo";
-constexpr int64_t kMostBytes = int64_t{4} << 30;
+constexpr int64_t kMaxBytes = int64_t{4} << 30;
 
 // Writing.
 
@@ -51,14 +50,12 @@ Value storage_metadata(const DcpEntry& entry) {
   if (!entry.is_tensor) return made(std::string(kModule) + "BytesStorageMetadata", Value());
   List chunks;
   for (const auto& chunk : entry.chunks) {
-    chunks.items.push_back(
-        made(std::string(kModule) + "ChunkStorageMetadata",
-             dict_of({{"offsets", TorchSize{chunk.offsets}}, {"sizes", TorchSize{chunk.sizes}}})));
+    chunks.items.push_back(made(std::string(kModule) + "ChunkStorageMetadata",
+                                dict_of({{"offsets", TorchSize{chunk.offsets}}, {"sizes", TorchSize{chunk.sizes}}})));
   }
-  return made(std::string(kModule) + "TensorStorageMetadata",
-              dict_of({{"properties", tensor_properties(entry.dtype)},
-                       {"size", TorchSize{entry.sizes}},
-                       {"chunks", std::move(chunks)}}));
+  return made(std::string(kModule) + "TensorStorageMetadata", dict_of({{"properties", tensor_properties(entry.dtype)},
+                                                                       {"size", TorchSize{entry.sizes}},
+                                                                       {"chunks", std::move(chunks)}}));
 }
 
 void add_location(Dict& storage, Dict index, const DcpLocation& location) {
@@ -69,14 +66,11 @@ void add_location(Dict& storage, Dict index, const DcpLocation& location) {
 }
 
 void add_locations(Dict& storage, const DcpEntry& entry) {
-  if (!entry.is_tensor)
-    return add_location(storage, dict_of({{"fqn", entry.key}, {"index", Value()}}), entry.location);
+  if (!entry.is_tensor) return add_location(storage, dict_of({{"fqn", entry.key}, {"index", Value()}}), entry.location);
   int64_t index = 0;
   for (const auto& chunk : entry.chunks) {
-    add_location(
-        storage,
-        dict_of({{"fqn", entry.key}, {"index", index++}, {"offset", TorchSize{chunk.offsets}}}),
-        chunk.location);
+    add_location(storage, dict_of({{"fqn", entry.key}, {"index", index++}, {"offset", TorchSize{chunk.offsets}}}),
+                 chunk.location);
   }
 }
 
@@ -102,8 +96,7 @@ std::vector<int64_t> offsets_of(const Value& value) {
 }
 
 void check_chunk(const DcpChunk& chunk, const DcpEntry& entry) {
-  bool inside =
-      chunk.offsets.size() == entry.sizes.size() && chunk.sizes.size() == entry.sizes.size();
+  bool inside = chunk.offsets.size() == entry.sizes.size() && chunk.sizes.size() == entry.sizes.size();
   for (size_t i = 0; inside && i < entry.sizes.size(); ++i) {
     inside = chunk.offsets[i] >= 0 && chunk.offsets[i] <= entry.sizes[i] &&
              chunk.sizes[i] <= entry.sizes[i] - chunk.offsets[i];
@@ -114,15 +107,14 @@ void check_chunk(const DcpChunk& chunk, const DcpEntry& entry) {
 
 void read_tensor(DcpEntry& entry, const Dict& fields) {
   entry.is_tensor = true;
-  const auto& properties =
-      state_of(fields.at("properties"), std::string(kModule) + "TensorProperties").as_items();
+  const auto& properties = state_of(fields.at("properties"), std::string(kModule) + "TensorProperties").as_items();
   const auto* dtype = properties.empty() ? nullptr : properties[0].get_if<at::ScalarType>();
   TORCH_CHECK(dtype != nullptr, "tensor ", entry.key, " has ",
               properties.empty() ? "no properties" : properties[0].kind() + " for a dtype");
   entry.dtype = *dtype;
   entry.sizes = sizes_of(fields.at("size"));
-  TORCH_CHECK(checked_numel(entry.sizes, static_cast<int64_t>(c10::elementSize(entry.dtype))),
-              "tensor ", entry.key, " has impossible sizes ", describe_sizes(entry.sizes));
+  TORCH_CHECK(checked_numel(entry.sizes, static_cast<int64_t>(c10::elementSize(entry.dtype))), "tensor ", entry.key,
+              " has impossible sizes ", describe_sizes(entry.sizes));
   for (const auto& item : fields.at("chunks").as_items()) {
     const auto& chunk = state_of(item, std::string(kModule) + "ChunkStorageMetadata").as_dict();
     entry.chunks.push_back({offsets_of(chunk.at("offsets")), sizes_of(chunk.at("sizes")), {}});
@@ -140,8 +132,8 @@ DcpLocation location_of(const Value& info) {
   TORCH_CHECK(is_plain_file_name(location.file), "\"", location.file,
               "\" is not a file of the checkpoint's own folder");
   TORCH_CHECK(location.range.offset >= 0 && location.range.length >= 0 &&
-                  location.range.length <= INT64_MAX - location.range.offset, "an item lies at byte ",
-              location.range.offset, " of ", location.file, " with ", location.range.length,
+                  location.range.length <= INT64_MAX - location.range.offset,
+              "an item lies at byte ", location.range.offset, " of ", location.file, " with ", location.range.length,
               " bytes");
   return location;
 }
@@ -151,19 +143,15 @@ class MetadataReader {
   DcpMetadata read(const Value& root) {
     const auto* object = root.object();
     const bool is_megatrons = object != nullptr && object->class_name == kMegatronRoot;
-    const auto& fields = is_megatrons ? object->state.as_dict()
-                                      : state_of(root, std::string(kModule) + "Metadata").as_dict();
-    for (const auto& [key, value] : fields.at("state_dict_metadata").as_dict().entries)
-      add_entry(key, value);
-    if (const auto* paths = fields.find("planner_data");
-        paths != nullptr && paths->get_if<Dict>() != nullptr) {
+    const auto& fields =
+        is_megatrons ? object->state.as_dict() : state_of(root, std::string(kModule) + "Metadata").as_dict();
+    for (const auto& [key, value] : fields.at("state_dict_metadata").as_dict().entries) add_entry(key, value);
+    if (const auto* paths = fields.find("planner_data"); paths != nullptr && paths->get_if<Dict>() != nullptr) {
       for (const auto& [key, path] : paths->as_dict().entries) set_path(key, path);
     }
-    if (const auto* storage = fields.find("storage_data");
-        storage != nullptr && !storage->is_none()) {
+    if (const auto* storage = fields.find("storage_data"); storage != nullptr && !storage->is_none()) {
       for (const auto& [index, info] : storage->as_dict().entries) {
-        set_location(state_of(index, std::string(kModule) + "MetadataIndex").as_dict(),
-                     location_of(info));
+        set_location(state_of(index, std::string(kModule) + "MetadataIndex").as_dict(), location_of(info));
       }
     }
     return std::move(metadata_);
@@ -185,8 +173,7 @@ class MetadataReader {
     const bool is_new = entries_.emplace(entry.key, metadata_.entries.size()).second;
     TORCH_CHECK(is_new, "key ", entry.key, " is there twice");
     const auto number = metadata_.entries.size();
-    for (size_t i = 0; i < entry.chunks.size(); ++i)
-      chunks_[number].emplace(entry.chunks[i].offsets, i);
+    for (size_t i = 0; i < entry.chunks.size(); ++i) chunks_[number].emplace(entry.chunks[i].offsets, i);
     metadata_.entries.push_back(std::move(entry));
   }
 
@@ -208,9 +195,8 @@ class MetadataReader {
       return;
     }
     const auto* offset = index.find("offset");
-    const auto offsets = offset == nullptr || offset->is_none()
-                             ? std::vector<int64_t>(entry->sizes.size(), 0)
-                             : offsets_of(*offset);
+    const auto offsets =
+        offset == nullptr || offset->is_none() ? std::vector<int64_t>(entry->sizes.size(), 0) : offsets_of(*offset);
     const auto& chunks = chunks_[static_cast<size_t>(entry - metadata_.entries.data())];
     const auto found = chunks.find(offsets);
     TORCH_CHECK(found != chunks.end(), "there is data of ", entry->key, " at ", describe_sizes(offsets),
@@ -220,8 +206,7 @@ class MetadataReader {
 
   DcpMetadata metadata_;
   std::unordered_map<std::string, size_t> entries_;
-  std::unordered_map<size_t, std::map<std::vector<int64_t>, size_t>>
-      chunks_;  // by entry, by offsets
+  std::unordered_map<size_t, std::map<std::vector<int64_t>, size_t>> chunks_;  // by entry, by offsets
 };
 
 }  // namespace
@@ -230,7 +215,7 @@ DcpMetadata read_dcp_metadata(const std::string& folder) {
   const auto path = folder + "/" + kDcpMetadataFile;
   TORCH_CHECK(is_directory(folder), "there is no checkpoint folder ", folder);
   TORCH_CHECK(path_exists(path), folder, " has no .metadata: it is no torch_dcp checkpoint, or its save was cut short");
-  return parse_dcp_metadata(read_small_file(path, kMostBytes), path);
+  return parse_dcp_metadata(read_small_file(path, kMaxBytes), path);
 }
 
 DcpMetadata parse_dcp_metadata(std::string_view pickle, const std::string& path) {
@@ -242,7 +227,7 @@ DcpMetadata parse_dcp_metadata(std::string_view pickle, const std::string& path)
   }
 }
 
-ManifestFile write_dcp_metadata(const std::string& folder, const DcpMetadata& metadata) {
+WrittenFile write_dcp_metadata(const std::string& folder, const DcpMetadata& metadata) {
   Dict tensors;
   Dict paths;
   Dict storage;
@@ -251,15 +236,13 @@ ManifestFile write_dcp_metadata(const std::string& folder, const DcpMetadata& me
     paths.entries.emplace_back(entry.key, Tuple{entry.path});
     add_locations(storage, entry);
   }
-  const auto root =
-      made(std::string(kModule) + "Metadata", dict_of({{"state_dict_metadata", std::move(tensors)},
-                                                       {"planner_data", std::move(paths)},
-                                                       {"storage_data", std::move(storage)},
-                                                       {"storage_meta", Value()},
-                                                       {"version", "1.0.0"}}));
+  const auto root = made(std::string(kModule) + "Metadata", dict_of({{"state_dict_metadata", std::move(tensors)},
+                                                                     {"planner_data", std::move(paths)},
+                                                                     {"storage_data", std::move(storage)},
+                                                                     {"storage_meta", Value()},
+                                                                     {"version", "1.0.0"}}));
   const auto content = write_pickle(root);
-  write_file_atomically(folder + "/" + kDcpMetadataFile, content);
-  return manifest_entry(kDcpMetadataFile, content);
+  return write_file_atomically(folder + "/" + kDcpMetadataFile, content);
 }
 
 }  // namespace megashard

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/steps/manifest.h"
+#include "checkpoint/files/file_io.h"
 #include "checkpoint/values/torch_archive.h"
 #include "checkpoint/values/value.h"
 
@@ -51,6 +51,6 @@ DcpMetadata read_dcp_metadata(const std::string& folder);
 /// The same of such a file's content; `path` stands in messages.
 DcpMetadata parse_dcp_metadata(std::string_view pickle, const std::string& path);
 /// Writes DIR/.metadata at once (.metadata.tmp, fsync, rename), after all that it names.
-ManifestFile write_dcp_metadata(const std::string& folder, const DcpMetadata& metadata);
+WrittenFile write_dcp_metadata(const std::string& folder, const DcpMetadata& metadata);
 
 }  // namespace megashard

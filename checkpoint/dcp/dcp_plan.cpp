@@ -7,9 +7,7 @@
 #include <span>
 #include <unordered_map>
 
-#include "checkpoint/dcp/state_dict_keys.h"
-#include "checkpoint/values/pickle_reader.h"
-#include "checkpoint/values/pickle_writer.h"
+#include "checkpoint/values/state_dict_keys.h"
 #include "checkpoint/values/tensor_info.h"
 
 namespace megashard {
@@ -17,20 +15,19 @@ namespace {
 
 bool overlap(const DcpChunk& a, const DcpChunk& b) {
   for (size_t i = 0; i < a.sizes.size(); ++i) {
-    if (a.offsets[i] >= b.offsets[i] + b.sizes[i] || b.offsets[i] >= a.offsets[i] + a.sizes[i])
-      return false;
+    if (a.offsets[i] >= b.offsets[i] + b.sizes[i] || b.offsets[i] >= a.offsets[i] + a.sizes[i]) return false;
   }
   return true;
 }
 
 using Boxes = std::span<const DcpChunk*>;
-constexpr int kMostPartings = 16;  // shards of shards need as many as a tensor has dimensions
-constexpr size_t kMostPairedBoxes = 4096;
+constexpr int kMaxPartings = 16;  // shards of shards need as many as a tensor has dimensions
+constexpr size_t kMaxPairedBoxes = 4096;
 
 /// Throws when two of the boxes overlap. Those on two sides of a plane do not; groups that no plane
 /// parts are compared pair by pair.
 void check_apart(const std::string& key, Boxes boxes, int partings = 0) {
-  const auto axes = boxes.size() < 2 || partings == kMostPartings ? 0 : boxes[0]->sizes.size();
+  const auto axes = boxes.size() < 2 || partings == kMaxPartings ? 0 : boxes[0]->sizes.size();
   for (size_t axis = 0; axis < axes; ++axis) {
     std::sort(boxes.begin(), boxes.end(),
               [axis](const auto* a, const auto* b) { return a->offsets[axis] < b->offsets[axis]; });
@@ -45,7 +42,7 @@ void check_apart(const std::string& key, Boxes boxes, int partings = 0) {
     }
     if (first > 0) return check_apart(key, boxes.subspan(first), partings + 1);
   }
-  TORCH_CHECK(boxes.size() <= kMostPairedBoxes, "tensor ", key, " has ", boxes.size(),
+  TORCH_CHECK(boxes.size() <= kMaxPairedBoxes, "tensor ", key, " has ", boxes.size(),
               " shards that no plane parts, which no sharding makes");
   for (size_t i = 0; i < boxes.size(); ++i) {
     for (size_t j = i + 1; j < boxes.size(); ++j) {
@@ -107,8 +104,7 @@ class PlanMerger {
     auto& entries = plan_.metadata.entries;
     const auto [found, is_new] = entry_of_.emplace(item.key, entries.size());
     if (is_new) {
-      entries.push_back(
-          {item.key, item.path, item.is_tensor, item.dtype, item.global_sizes, {}, {}});
+      entries.push_back({item.key, item.path, item.is_tensor, item.dtype, item.global_sizes, {}, {}});
       chunk_of_.emplace_back();
     }
     auto& entry = entries[found->second];
@@ -148,8 +144,7 @@ class PlanMerger {
       plan_.writes[rank].push_back({item, holder.entry, holder.chunk});
     }
     for (auto& writes : plan_.writes) {
-      std::sort(writes.begin(), writes.end(),
-                [](const auto& a, const auto& b) { return a.item < b.item; });
+      std::sort(writes.begin(), writes.end(), [](const auto& a, const auto& b) { return a.item < b.item; });
     }
   }
 
@@ -179,39 +174,35 @@ int64_t WriteItem::bytes() const { return is_tensor ? tensor_bytes({key, dtype, 
 
 RankPlan make_rank_plan(const ShardedTensors& tensors, const std::vector<FlatValue>& values) {
   RankPlan plan;
-  for (const auto& value : values)
-    plan.push_back({value.key, value.path, false, at::kFloat, {}, {}, {}});
+  for (const auto& value : values) plan.push_back({value.key, value.path, false, at::kFloat, {}, {}, {}});
   for (const auto& [key, tensor] : tensors) {
     const auto dimensions = static_cast<size_t>(tensor.local.dim());
     TORCH_CHECK(tensor.global_sizes.size() == dimensions && tensor.offsets.size() == dimensions, "tensor ", key,
                 ": the local shard has ", dimensions, " dimensions, its global sizes ", tensor.global_sizes.size(),
                 ", its offsets ", tensor.offsets.size());
-    plan.push_back({key, tensor_path(key), true, tensor.local.scalar_type(), tensor.global_sizes,
-                    tensor.offsets, tensor.local.sizes().vec()});
+    plan.push_back({key, tensor_path(key), true, tensor.local.scalar_type(), tensor.global_sizes, tensor.offsets,
+                    tensor.local.sizes().vec()});
   }
   return plan;
 }
 
-std::string encode_plan(const RankPlan& plan) {
+Value plan_value(const RankPlan& plan) {
   List items;
   for (const auto& item : plan) {
-    items.items.emplace_back(
-        Tuple{{item.key, Tuple{item.path}, item.is_tensor, item.dtype, TorchSize{item.global_sizes},
-               TorchSize{item.offsets}, TorchSize{item.sizes}}});
+    items.items.emplace_back(Tuple{{item.key, Tuple{item.path}, item.is_tensor, item.dtype,
+                                    TorchSize{item.global_sizes}, TorchSize{item.offsets}, TorchSize{item.sizes}}});
   }
-  return write_pickle(items);
+  return items;
 }
 
-RankPlan decode_plan(const std::string& text) {
+RankPlan plan_of(const Value& value) {
   RankPlan plan;
-  const auto root = read_pickle(text, "the plan of a rank");
-  for (const auto& encoded : root.as_items()) {
+  for (const auto& encoded : value.as_items()) {
     const auto& fields = encoded.as_items();
     const auto* dtype = fields.at(3).get_if<at::ScalarType>();
     TORCH_CHECK(dtype != nullptr, "the plan of a rank has no dtype");
-    plan.push_back({fields.at(0).as_string(), fields.at(1).as_items(), fields.at(2).as_bool(),
-                    *dtype, sizes_in(fields.at(4)), sizes_in(fields.at(5)),
-                    sizes_in(fields.at(6))});
+    plan.push_back({fields.at(0).as_string(), fields.at(1).as_items(), fields.at(2).as_bool(), *dtype,
+                    sizes_in(fields.at(4)), sizes_in(fields.at(5)), sizes_in(fields.at(6))});
   }
   return plan;
 }

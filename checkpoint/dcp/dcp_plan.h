@@ -6,7 +6,7 @@
 
 #include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/values/value_paths.h"
-#include "parallel/fsdp/sharded_tensor.h"
+#include "parallel/sharded_tensor.h"
 
 namespace megashard {
 
@@ -28,8 +28,9 @@ using RankPlan = std::vector<WriteItem>;
 
 /// Values first, then tensors, in the order given.
 RankPlan make_rank_plan(const ShardedTensors& tensors, const std::vector<FlatValue>& values);
-std::string encode_plan(const RankPlan& plan);
-RankPlan decode_plan(const std::string& text);
+// As ranks tell each other.
+Value plan_value(const RankPlan& plan);
+RankPlan plan_of(const Value& value);
 
 /// Who writes what, the same on every rank.
 struct SavePlan {

@@ -5,17 +5,11 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <set>
 
 #include "checkpoint/dcp/dcp_plan.h"
-#include "checkpoint/dcp/state_dict_keys.h"
-#include "checkpoint/steps/agreement.h"
-#include "checkpoint/torch_dist/torch_dist_reader.h"
-#include "checkpoint/values/pickle_reader.h"
-#include "checkpoint/values/pickle_writer.h"
+#include "checkpoint/values/state_dict_keys.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"
-#include "checkpoint/values/value_paths.h"
 #include "checkpoint/values/value_tensors.h"
 
 namespace megashard {
@@ -36,8 +30,7 @@ Overlap intersect(const DcpChunk& chunk, const ShardedTensor& into) {
   for (size_t i = 0; i < chunk.sizes.size(); ++i) {
     const auto begin = std::max(chunk.offsets[i], into.offsets[i]);
     const auto local_end = into.offsets[i] + into.local.size(static_cast<int64_t>(i));
-    const auto size =
-        std::max<int64_t>(0, std::min(chunk.offsets[i] + chunk.sizes[i], local_end) - begin);
+    const auto size = std::max<int64_t>(0, std::min(chunk.offsets[i] + chunk.sizes[i], local_end) - begin);
     box.in_chunk.push_back(begin - chunk.offsets[i]);
     box.in_local.push_back(begin - into.offsets[i]);
     box.sizes.push_back(size);
@@ -46,10 +39,9 @@ Overlap intersect(const DcpChunk& chunk, const ShardedTensor& into) {
   return box;
 }
 
-at::Tensor narrow_to(at::Tensor tensor, const std::vector<int64_t>& offsets,
-                     const std::vector<int64_t>& sizes, size_t from) {
-  for (size_t i = from; i < sizes.size(); ++i)
-    tensor = tensor.narrow(static_cast<int64_t>(i), offsets[i], sizes[i]);
+at::Tensor narrow_to(at::Tensor tensor, const std::vector<int64_t>& offsets, const std::vector<int64_t>& sizes,
+                     size_t from) {
+  for (size_t i = from; i < sizes.size(); ++i) tensor = tensor.narrow(static_cast<int64_t>(i), offsets[i], sizes[i]);
   return tensor;
 }
 
@@ -58,19 +50,16 @@ bool is_number(const DcpEntry& entry) { return !entry.is_tensor || entry.value.h
 
 /// The box is whole rows of the chunk, and `target` is plain memory for them.
 bool can_read_into(const at::Tensor& target, const StoredTensor& stored, const Overlap& box) {
-  return target.device().is_cpu() && target.is_contiguous() &&
-         target.scalar_type() == stored.dtype && stored.is_contiguous() &&
-         (box.sizes.empty() ||
-          std::equal(box.sizes.begin() + 1, box.sizes.end(), stored.sizes.begin() + 1));
+  return target.device().is_cpu() && target.is_contiguous() && target.scalar_type() == stored.dtype &&
+         stored.is_contiguous() &&
+         (box.sizes.empty() || std::equal(box.sizes.begin() + 1, box.sizes.end(), stored.sizes.begin() + 1));
 }
 
 }  // namespace
 
-StoredTensor find_stored_chunk(const InputFile& file, const DcpEntry& entry,
-                               const DcpChunk& chunk) {
+StoredTensor find_stored_chunk(const InputFile& file, const DcpEntry& entry, const DcpChunk& chunk) {
   auto stored = find_stored_tensor(file, chunk.location.range);
-  for (int left = chunk.leading_ones; left > 0 && !stored.sizes.empty() && stored.sizes[0] == 1;
-       --left) {
+  for (int left = chunk.leading_ones; left > 0 && !stored.sizes.empty() && stored.sizes[0] == 1; --left) {
     stored.sizes.erase(stored.sizes.begin());
     stored.strides.erase(stored.strides.begin());
   }
@@ -88,11 +77,8 @@ bool is_in_value(const DcpEntry& entry) {
                      [](const Value& part) { return part.get_if<int64_t>() != nullptr; });
 }
 
-DcpReader::DcpReader(std::string folder)
-    : folder_(std::move(folder)),
-      format_(detect_format(folder_)),
-      metadata_(format_ == CheckpointFormat::kTorchDist ? read_torch_dist_metadata(folder_)
-                                                        : read_dcp_metadata(folder_)) {
+DcpReader::DcpReader(std::string folder, CheckpointFormat format, DcpMetadata metadata)
+    : folder_(std::move(folder)), format_(format), metadata_(std::move(metadata)) {
   for (size_t i = 0; i < metadata_.entries.size(); ++i) index_.emplace(metadata_.entries[i].key, i);
 }
 
@@ -120,8 +106,7 @@ const InputFile& DcpReader::open(const DcpLocation& location, const DcpEntry& en
   return found->second;
 }
 
-void DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk, const ShardedTensor& into,
-                           ReadQueue& reads) {
+void DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk, const ShardedTensor& into, ReadQueue& reads) {
   const auto box = intersect(chunk, into);
   if (box.numel == 0) return;
   const auto& file = open(chunk.location, entry);
@@ -131,20 +116,16 @@ void DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk, const S
   const auto rows = box.sizes.empty() ? 1 : box.sizes[0];
   const auto first_row = box.sizes.empty() ? 0 : box.in_chunk[0];
   const auto row_elements =
-      box.sizes.empty()
-          ? 1
-          : *checked_numel({stored.sizes.begin() + 1, stored.sizes.end()}, element_bytes);
+      box.sizes.empty() ? 1 : *checked_numel({stored.sizes.begin() + 1, stored.sizes.end()}, element_bytes);
   const auto row_bytes = row_elements * element_bytes;
   if (can_read_into(target, stored, box)) {
-    reads.add(file, target.data_ptr(), rows * row_bytes,
-              stored.data_offset + first_row * row_bytes);
+    reads.add(file, target.data_ptr(), rows * row_bytes, stored.data_offset + first_row * row_bytes);
     return;
   }
   const auto step = std::max<int64_t>(1, kBytesAtOnce / row_bytes);
   for (int64_t row = 0; row < rows; row += step) {
     const auto count = std::min(step, rows - row);
-    const auto part = narrow_to(megashard::read_rows(file, stored, first_row + row, count),
-                                box.in_chunk, box.sizes, 1);
+    const auto part = narrow_to(megashard::read_rows(file, stored, first_row + row, count), box.in_chunk, box.sizes, 1);
     auto place = box.sizes.empty() ? target : target.narrow(0, row, count);
     place.copy_(part);
   }
@@ -189,8 +170,8 @@ at::Tensor DcpReader::read_tensor(const DcpEntry& entry) {
 at::Tensor DcpReader::read_rows(const DcpEntry& entry, int64_t begin, int64_t count) {
   TORCH_CHECK(entry.is_tensor, entry.key, " is a plain value in ", folder_, ", not a tensor");
   const auto rows_there = entry.sizes.empty() ? 1 : entry.sizes[0];
-  TORCH_CHECK(begin >= 0 && count >= 0 && count <= rows_there - begin, entry.key, " has ", rows_there,
-              " rows, not ", begin, " to ", begin + count);
+  TORCH_CHECK(begin >= 0 && count >= 0 && count <= rows_there - begin, entry.key, " has ", rows_there, " rows, not ",
+              begin, " to ", begin + count);
   int64_t stored_bytes = 0;  // before memory is asked for: sizes alone prove nothing
   for (const auto& chunk : entry.chunks)
     stored_bytes += std::min(chunk.location.range.length, open(chunk.location, entry).size());
@@ -215,107 +196,6 @@ Value DcpReader::read_value(const DcpEntry& entry) {
   TORCH_CHECK(stored.as_items().size() == 1, entry.key, " in ", folder_, " is ", stored.as_items().size(),
               " objects instead of one");
   return stored.as_items()[0];
-}
-
-namespace {
-
-using Wanted = std::function<bool(const std::string& key)>;
-
-LoadReport compare_names(const DcpReader& reader, const ShardedTensors& tensors,
-                         const Wanted& is_wanted) {
-  LoadReport report;
-  std::unordered_set<std::string> asked;
-  for (const auto& [key, tensor] : tensors) {
-    asked.insert(key);
-    if (is_wanted(key) && reader.find(key) == nullptr) report.missing.push_back(key);
-  }
-  for (const auto& entry : reader.entries()) {
-    if (!entry.is_tensor || is_extra_state(entry.key) || is_in_value(entry)) continue;
-    if (is_wanted(entry.key) && asked.count(entry.key) == 0) report.unexpected.push_back(entry.key);
-  }
-  return report;
-}
-
-std::string encode_report(const LoadReport& report) {
-  const auto list_of = [](const std::vector<std::string>& names) {
-    return List{std::vector<Value>(names.begin(), names.end())};
-  };
-  return write_pickle(Tuple{{list_of(report.missing), list_of(report.unexpected)}});
-}
-
-/// Of all ranks: one may miss what is another's.
-LoadReport merge_reports(const std::vector<std::string>& encoded) {
-  std::set<std::string> missing, unexpected;
-  for (const auto& text : encoded) {
-    const auto report = read_pickle(text, "the ranks' names");
-    for (const auto& name : report.as_items()[0].as_items()) missing.insert(name.as_string());
-    for (const auto& name : report.as_items()[1].as_items()) unexpected.insert(name.as_string());
-  }
-  return {{missing.begin(), missing.end()}, {unexpected.begin(), unexpected.end()}};
-}
-
-void check_fit(DcpReader& reader, const ShardedTensors& tensors, const Wanted& is_wanted) {
-  for (const auto& [key, tensor] : tensors) {
-    const auto* entry = is_wanted(key) ? reader.find(key) : nullptr;
-    if (entry != nullptr) reader.check_fit(*entry, tensor);
-  }
-}
-
-void check_names(const LoadReport& report, const std::string& folder) {
-  std::string text;
-  if (!report.missing.empty()) {
-    text +=
-        "; missing keys (" + std::to_string(report.missing.size()) + "): " + listed(report.missing);
-  }
-  if (!report.unexpected.empty()) {
-    text += "; unexpected keys (" + std::to_string(report.unexpected.size()) +
-            "): " + listed(report.unexpected);
-  }
-  TORCH_CHECK(text.empty(), "the checkpoint ", folder, " does not fit this model", text);
-}
-
-}  // namespace
-
-LoadReport load_dcp(const std::string& folder, const ShardedTensors& tensors, Dict* values,
-                    const ProcessGroupPtr& group, const LoadOptions& options) {
-  const Wanted is_wanted = [&](const std::string& key) {
-    return !options.wanted || options.wanted(key);
-  };
-  std::unique_ptr<DcpReader> reader;
-  Dict read;
-  const auto report = merge_reports(gather_or_throw(group, [&] {
-    if (options.format) expect_format(folder, *options.format);
-    reader = std::make_unique<DcpReader>(folder);
-    return encode_report(compare_names(*reader, tensors, is_wanted));
-  }));
-  all_or_throw(group, [&] {
-    if (options.strict) {
-      check_fit(*reader, tensors, is_wanted);
-      check_names(report, folder);
-    }
-    if (values == nullptr && !options.accept) return;
-    std::unordered_set<std::string> asked;
-    for (const auto& [key, tensor] : tensors) asked.insert(key);
-    std::vector<FlatValue> leaves;
-    for (const auto& entry : reader->entries()) {
-      const bool is_value = !entry.is_tensor || is_in_value(entry);
-      if (is_value && asked.count(entry.key) == 0 && is_wanted(entry.key))
-        leaves.push_back({entry.key, entry.path, reader->read_value(entry)});
-    }
-    read = nest_values(std::move(leaves), reader->entries().size());
-  });
-  if (options.accept) all_or_rethrow(group, [&] { options.accept(read, report); });
-  all_or_throw(group, [&] { check_fit(*reader, tensors, is_wanted); });
-  all_or_throw(group, [&] {
-    ReadQueue reads;
-    for (const auto& [key, tensor] : tensors) {
-      const auto* entry = is_wanted(key) ? reader->find(key) : nullptr;
-      if (entry != nullptr) reader->read_tensor(*entry, tensor, reads);
-    }
-    reads.run();
-  });
-  if (values != nullptr) *values = std::move(read);
-  return report;
 }
 
 }  // namespace megashard

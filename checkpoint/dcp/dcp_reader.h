@@ -1,19 +1,16 @@
 #pragma once
 
-#include <functional>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/files/read_queue.h"
-#include "checkpoint/steps/checkpoint_format.h"
 #include "checkpoint/values/value.h"
-#include "parallel/collectives/process_group.h"
-#include "parallel/fsdp/sharded_tensor.h"
+#include "parallel/sharded_tensor.h"
 
 namespace megashard {
 
@@ -22,11 +19,11 @@ namespace megashard {
 /// state.
 bool is_in_value(const DcpEntry& entry);
 
-/// A step's folder open for reading, by one process, without communication: torch_dcp, or
-/// torch_dist told as torch_dcp (see torch_dist_reader.h).
+/// A step's folder open for reading, by one process, without communication.
 class DcpReader {
  public:
-  explicit DcpReader(std::string folder);
+  /// Of a torch_dist folder the metadata are told as torch_dcp's (view_torch_dist).
+  DcpReader(std::string folder, CheckpointFormat format, DcpMetadata metadata);
 
   const std::string& folder() const { return folder_; }
   CheckpointFormat format() const { return format_; }
@@ -55,8 +52,7 @@ class DcpReader {
  private:
   const InputFile& open(const DcpLocation& location, const DcpEntry& entry);
   double read_number(const DcpEntry& entry, const ShardedTensor& into);
-  void read_chunk(const DcpEntry& entry, const DcpChunk& chunk, const ShardedTensor& into,
-                  ReadQueue& reads);
+  void read_chunk(const DcpEntry& entry, const DcpChunk& chunk, const ShardedTensor& into, ReadQueue& reads);
 
   std::string folder_;
   CheckpointFormat format_;
@@ -66,32 +62,7 @@ class DcpReader {
   std::unordered_set<std::string> checked_;
 };
 
-/// Names in order, of all ranks together: each may ask for others.
-struct LoadReport {
-  std::vector<std::string> missing;     ///< asked for, not in the checkpoint
-  std::vector<std::string> unexpected;  ///< tensors of the checkpoint that were not asked for
-};
-
-struct LoadOptions {
-  /// Missing and unexpected tensors are an error that lists them; otherwise they are only reported.
-  bool strict = true;
-  /// Keys to load; the others are left alone and are not unexpected. Null: all.
-  std::function<bool(const std::string& key)> wanted;
-  /// Looks at the plain values (nested) and at the names before any tensor is changed, and throws
-  /// to refuse them: that is thrown as it is, and where it was not thrown, with the rank's number.
-  std::function<void(const Dict& values, const LoadReport& report)> accept{};
-  /// A folder of another format is an error that names --ckpt-format. Unset: it is detected.
-  std::optional<CheckpointFormat> format{};
-};
-
 /// The tensor that a chunk's bytes hold; throws when it is not what the metadata says.
 StoredTensor find_stored_chunk(const InputFile& file, const DcpEntry& entry, const DcpChunk& chunk);
-
-/// Loads the tensors, in place, and the plain values (nested again; null: not wanted) of a
-/// folder that DcpReader reads, at any world size. Collective over `group` (null: this process
-/// alone). Values are read first; names and sizes are checked before any tensor is changed; an
-/// error on one rank is one on all.
-LoadReport load_dcp(const std::string& folder, const ShardedTensors& tensors, Dict* values,
-                    const ProcessGroupPtr& group, const LoadOptions& options = {});
 
 }  // namespace megashard

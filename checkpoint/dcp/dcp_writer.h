@@ -5,11 +5,11 @@
 
 #include "checkpoint/dcp/dcp_plan.h"
 #include "checkpoint/dcp/tied_keys.h"
-#include "checkpoint/steps/manifest.h"
+#include "checkpoint/files/file_io.h"
 #include "checkpoint/values/value.h"
 #include "checkpoint/values/value_paths.h"
 #include "parallel/collectives/process_group.h"
-#include "parallel/fsdp/sharded_tensor.h"
+#include "parallel/sharded_tensor.h"
 
 namespace megashard {
 
@@ -20,13 +20,12 @@ namespace megashard {
 /// rank is an error on all, and leaves no .metadata. Returns on rank 0 all files that were written.
 /// `plans`, one a rank, saves the exchange and the merging of plans while nothing has changed.
 /// `tied` tensors are written once: PyTorch finds them under each of their keys.
-std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
-                                   const Dict& values, const ProcessGroupPtr& group,
-                                   SavePlanCache* plans = nullptr, const TiedKeys& tied = {});
+std::vector<WrittenFile> save_dcp(const std::string& folder, const ShardedTensors& tensors, const Dict& values,
+                                  const ProcessGroupPtr& group, SavePlanCache* plans = nullptr,
+                                  const TiedKeys& tied = {});
 /// The same with values under keys of their own, each stored as it is.
-std::vector<ManifestFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
-                                   const std::vector<FlatValue>& values,
-                                   const ProcessGroupPtr& group, SavePlanCache* plans = nullptr,
-                                   const TiedKeys& tied = {});
+std::vector<WrittenFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
+                                  const std::vector<FlatValue>& values, const ProcessGroupPtr& group,
+                                  SavePlanCache* plans = nullptr, const TiedKeys& tied = {});
 
 }  // namespace megashard

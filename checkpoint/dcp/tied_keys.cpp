@@ -5,26 +5,22 @@
 #include <algorithm>
 #include <map>
 
-#include "checkpoint/dcp/state_dict_keys.h"
+#include "checkpoint/values/state_dict_keys.h"
 
 namespace megashard {
 namespace {
 
-bool is_stored(const DcpChunk& chunk) {
-  return !chunk.location.file.empty() && chunk.location.range.length > 0;
-}
+bool is_stored(const DcpChunk& chunk) { return !chunk.location.file.empty() && chunk.location.range.length > 0; }
 
 bool is_same_chunk(const DcpChunk& one, const DcpChunk& other) {
-  return one.offsets == other.offsets && one.sizes == other.sizes &&
-         one.leading_ones == other.leading_ones && one.location.file == other.location.file &&
-         one.location.range.offset == other.location.range.offset &&
+  return one.offsets == other.offsets && one.sizes == other.sizes && one.leading_ones == other.leading_ones &&
+         one.location.file == other.location.file && one.location.range.offset == other.location.range.offset &&
          one.location.range.length == other.location.range.length;
 }
 
 bool is_same_tensor(const DcpEntry& one, const DcpEntry& other) {
   return one.dtype == other.dtype && one.sizes == other.sizes &&
-         std::equal(one.chunks.begin(), one.chunks.end(), other.chunks.begin(), other.chunks.end(),
-                    is_same_chunk);
+         std::equal(one.chunks.begin(), one.chunks.end(), other.chunks.begin(), other.chunks.end(), is_same_chunk);
 }
 
 }  // namespace
@@ -46,13 +42,10 @@ TiedKeys find_tied_keys(const std::vector<DcpEntry>& entries) {
   std::map<std::pair<std::string, int64_t>, const DcpEntry*> firsts;  // by file, offset of chunk 0
   for (const auto& entry : entries) {
     const auto& chunks = entry.chunks;
-    if (entry.value || chunks.empty() || !std::all_of(chunks.begin(), chunks.end(), is_stored))
-      continue;
+    if (entry.value || chunks.empty() || !std::all_of(chunks.begin(), chunks.end(), is_stored)) continue;
     const auto& location = chunks[0].location;
-    const auto [first, is_new] =
-        firsts.emplace(std::pair(location.file, location.range.offset), &entry);
-    if (!is_new && is_same_tensor(entry, *first->second))
-      tied.emplace_back(entry.key, first->second->key);
+    const auto [first, is_new] = firsts.emplace(std::pair(location.file, location.range.offset), &entry);
+    if (!is_new && is_same_tensor(entry, *first->second)) tied.emplace_back(entry.key, first->second->key);
   }
   return tied;
 }

@@ -10,12 +10,14 @@
 #include <cstring>
 #include <utility>
 
+#include "checkpoint/files/run_in_threads.h"
+
 namespace megashard {
 namespace {
 
 constexpr int64_t kBlockAlignment = 2 << 20;
 constexpr int kWriterThreads = 2;  // the disk has the next block while one is acknowledged
-constexpr int kMostBlocks = kWriterThreads + 2;
+constexpr int kMaxBlocks = kWriterThreads + 2;
 
 }  // namespace
 
@@ -32,13 +34,8 @@ BlockWriter::Block BlockWriter::make_block(int64_t bytes) {
 BlockWriter::BlockWriter(int descriptor, std::string path, int64_t block_bytes)
     : descriptor_(descriptor), path_(std::move(path)), block_bytes_(block_bytes), made_(1) {
   leave_page_cache_alone(true);
-  free_.reserve(kMostBlocks);
-  threads_.reserve(kWriterThreads);
-  try {
-    for (int i = 0; i < kWriterThreads; ++i) threads_.emplace_back([this] { work(); });
-  } catch (const std::exception& error) {  // there can be no more: one is enough
-    TORCH_CHECK(!threads_.empty(), "no thread can be had to write ", path_, " from: ", error.what());
-  }
+  free_.reserve(kMaxBlocks);
+  threads_ = start_threads(kWriterThreads, [this] { work(); });
 }
 
 BlockWriter::~BlockWriter() {
@@ -58,15 +55,16 @@ void BlockWriter::leave_page_cache_alone(bool alone) {
 }
 
 void BlockWriter::submit(Block full, int64_t bytes, int64_t offset) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   rethrow();
   queue_.push_back({std::move(full), bytes, offset});
   changed_.notify_all();
+  if (threads_.empty()) take_job(lock);
 }
 
 BlockWriter::Block BlockWriter::take() {
   std::unique_lock lock(mutex_);
-  if (free_.empty() && made_ < kMostBlocks) {
+  if (free_.empty() && made_ < kMaxBlocks) {
     ++made_;
     lock.unlock();
     return make_block(block_bytes_);
@@ -93,23 +91,27 @@ void BlockWriter::work() {
   while (true) {
     changed_.wait(lock, [this] { return closing_ || !queue_.empty(); });
     if (queue_.empty()) return;
-    Job job = std::move(queue_.front());
-    queue_.pop_front();
-    ++writing_;
-    lock.unlock();
-    std::exception_ptr failure;
-    try {
-      write(job.block.get(), (job.bytes + kSectorBytes - 1) / kSectorBytes * kSectorBytes,
-            job.offset);
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    lock.lock();
-    --writing_;
-    if (failure_ == nullptr) failure_ = failure;
-    free_.push_back(std::move(job.block));
-    changed_.notify_all();
+    take_job(lock);
   }
+}
+
+/// Writes the first of the queue.
+void BlockWriter::take_job(std::unique_lock<std::mutex>& lock) {
+  Job job = std::move(queue_.front());
+  queue_.pop_front();
+  ++writing_;
+  lock.unlock();
+  std::exception_ptr failure;
+  try {
+    write(job.block.get(), (job.bytes + kSectorBytes - 1) / kSectorBytes * kSectorBytes, job.offset);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  lock.lock();
+  --writing_;
+  if (failure_ == nullptr) failure_ = failure;
+  free_.push_back(std::move(job.block));
+  changed_.notify_all();
 }
 
 void BlockWriter::write(const char* from, int64_t bytes, int64_t offset) {

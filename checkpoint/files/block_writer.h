@@ -34,8 +34,8 @@ class BlockWriter {
   BlockWriter(const BlockWriter&) = delete;
   BlockWriter& operator=(const BlockWriter&) = delete;
 
-  /// Writes the block at `offset`, soon. `bytes` are rounded up to whole sectors, so the file may
-  /// end behind them. Throws what an earlier block failed with.
+  /// Writes the block at `offset`, soon; now where no thread could be had. `bytes` are rounded up to whole sectors, so
+  /// the file may end behind them. Throws what an earlier block failed with.
   void submit(Block full, int64_t bytes, int64_t offset);
   /// A block to fill: waits for one to be written when too many are under way.
   Block take();
@@ -49,6 +49,7 @@ class BlockWriter {
     int64_t offset;
   };
   void work();
+  void take_job(std::unique_lock<std::mutex>& lock);
   void write(const char* from, int64_t bytes, int64_t offset);
   void leave_page_cache_alone(bool alone);
   void rethrow() const;

@@ -64,8 +64,8 @@ constexpr Tables make_tables() {
 constexpr Tables kTables = make_tables();
 
 uint32_t fold(uint32_t word, int slice) {
-  return kTables[slice][word & 0xff] ^ kTables[slice - 1][word >> 8 & 0xff] ^
-         kTables[slice - 2][word >> 16 & 0xff] ^ kTables[slice - 3][word >> 24];
+  return kTables[slice][word & 0xff] ^ kTables[slice - 1][word >> 8 & 0xff] ^ kTables[slice - 2][word >> 16 & 0xff] ^
+         kTables[slice - 3][word >> 24];
 }
 
 /// Without the inversions before and after, which are the caller's.
@@ -92,8 +92,7 @@ struct Distance {
 };
 constexpr Distance over(int64_t bytes) {
   const int bits = static_cast<int>(8 * bytes);
-  return {static_cast<int64_t>(power_of_x(bits + 32)) << 1,
-          static_cast<int64_t>(power_of_x(bits - 32)) << 1};
+  return {static_cast<int64_t>(power_of_x(bits + 32)) << 1, static_cast<int64_t>(power_of_x(bits - 32)) << 1};
 }
 constexpr Distance kOverBlock = over(kBlock);
 constexpr Distance kOverLane = over(kLane);
@@ -102,18 +101,14 @@ constexpr Distance kOverLane = over(kLane);
   return _mm_loadu_si128(static_cast<const __m128i*>(static_cast<const void*>(at)));
 }
 
-[[gnu::target("pclmul,sse4.1")]] inline __m128i move_onto(__m128i lane, __m128i distance,
-                                                          __m128i next) {
-  return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(lane, distance, 0x00),
-                                     _mm_clmulepi64_si128(lane, distance, 0x11)),
-                       next);
+[[gnu::target("pclmul,sse4.1")]] inline __m128i move_onto(__m128i lane, __m128i distance, __m128i next) {
+  return _mm_xor_si128(
+      _mm_xor_si128(_mm_clmulepi64_si128(lane, distance, 0x00), _mm_clmulepi64_si128(lane, distance, 0x11)), next);
 }
 
 /// Folds the message into one register that has the same remainder, which the tables finish
 /// (Gopal et al., "Fast CRC computation for generic polynomials using PCLMULQDQ").
-[[gnu::target("pclmul,sse4.1")]] uint32_t raw_by_multiplication(uint32_t crc,
-                                                                const unsigned char* at,
-                                                                int64_t bytes) {
+[[gnu::target("pclmul,sse4.1")]] uint32_t raw_by_multiplication(uint32_t crc, const unsigned char* at, int64_t bytes) {
   if (bytes < kBlock) return raw_by_tables(crc, at, bytes);
   const __m128i over_block = _mm_set_epi64x(kOverBlock.high_half, kOverBlock.low_half);
   const __m128i over_lane = _mm_set_epi64x(kOverLane.high_half, kOverLane.low_half);
@@ -121,21 +116,18 @@ constexpr Distance kOverLane = over(kLane);
   for (int i = 0; i < 4; ++i) lanes[i] = load_lane(at + i * kLane);
   lanes[0] = _mm_xor_si128(lanes[0], _mm_cvtsi32_si128(static_cast<int>(crc)));
   for (at += kBlock, bytes -= kBlock; bytes >= kBlock; at += kBlock, bytes -= kBlock) {
-    for (int i = 0; i < 4; ++i)
-      lanes[i] = move_onto(lanes[i], over_block, load_lane(at + i * kLane));
+    for (int i = 0; i < 4; ++i) lanes[i] = move_onto(lanes[i], over_block, load_lane(at + i * kLane));
   }
   __m128i lane = lanes[0];
   for (int i = 1; i < 4; ++i) lane = move_onto(lane, over_lane, lanes[i]);
-  for (; bytes >= kLane; at += kLane, bytes -= kLane)
-    lane = move_onto(lane, over_lane, load_lane(at));
+  for (; bytes >= kLane; at += kLane, bytes -= kLane) lane = move_onto(lane, over_lane, load_lane(at));
   unsigned char rest[kLane];
   std::memcpy(rest, &lane, sizeof rest);
   return raw_by_tables(raw_by_tables(0, rest, kLane), at, bytes);
 }
 
-const auto raw_crc32 = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1")
-                           ? raw_by_multiplication
-                           : raw_by_tables;
+const auto raw_crc32 =
+    __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1") ? raw_by_multiplication : raw_by_tables;
 
 #else
 

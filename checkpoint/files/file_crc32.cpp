@@ -17,7 +17,7 @@ constexpr int64_t kCheckedBytes = 4 << 20;
 uint32_t crc32_of(const InputFile& file, int64_t offset, int64_t bytes) {
   std::atomic<uint32_t> sum = 0;
   const auto blocks = (bytes + kCheckedBytes - 1) / kCheckedBytes;
-  run_in_threads(std::min(bytes / kCheckedBytes, kMostReaders), blocks, [&](const NextItem& next) {
+  run_in_threads(std::min(bytes / kCheckedBytes, kMaxReaders), blocks, [&](const NextItem& next) {
     std::vector<char> block(static_cast<size_t>(std::min(bytes, kCheckedBytes)));
     while (const auto number = next()) {
       const auto begin = *number * kCheckedBytes;

@@ -18,14 +18,9 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kMostPerCall = 1 << 30;  // Linux moves at most 2 GiB - 4 KiB a call
+constexpr int64_t kMaxPerCall = 1 << 30;  // Linux moves at most 2 GiB - 4 KiB a call
 
 std::string reason() { return std::strerror(errno); }
-
-std::string parent_of(const std::string& path) {
-  const auto parent = std::filesystem::path(path).parent_path().string();
-  return parent.empty() ? "." : parent;
-}
 
 int open_to_read(const std::string& path, int64_t& size) {
   // A pipe of that name would otherwise make open() wait for a writer.
@@ -45,8 +40,7 @@ int open_to_read(const std::string& path, int64_t& size) {
 bool find_status(const std::string& path, struct stat& status) {
   if (::stat(path.c_str(), &status) == 0) return true;
   const int error = errno;
-  if (!is_not_there(error))
-    throw_read_failure("cannot read " + path + ": " + std::strerror(error), error);
+  if (!is_not_there(error)) throw_read_failure("cannot read " + path + ": " + std::strerror(error), error);
   return false;
 }
 
@@ -58,40 +52,32 @@ int64_t block_bytes_of(int64_t file_bytes) {
 
 }  // namespace
 
-bool is_not_there(int error) {
-  return error == ENOENT || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG;
+bool is_not_there(int error) { return error == ENOENT || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG; }
+
+void throw_read_failure(const std::string& message, int error) {
+  TORCH_CHECK(!is_not_there(error), message);
+  throw UnreadableError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message);
 }
 
-void throw_read_failure(const std::string& sentence, int error) {
-  TORCH_CHECK(!is_not_there(error), sentence);
-  throw UnreadableError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, sentence);
-}
-
-InputFile::InputFile(std::string path) : path_(std::move(path)) {
-  descriptor_ = open_to_read(path_, size_);
-}
+InputFile::InputFile(std::string path) : path_(std::move(path)) { descriptor_ = open_to_read(path_, size_); }
 
 InputFile::InputFile(InputFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      descriptor_(std::exchange(other.descriptor_, -1)),
-      size_(other.size_) {}
+    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)), size_(other.size_) {}
 
 InputFile::~InputFile() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 void InputFile::read_at(void* into, int64_t bytes, int64_t offset) const {
-  TORCH_CHECK(bytes >= 0 && offset >= 0 && offset <= size_ && bytes <= size_ - offset, path_,
-              " has ", size_, " bytes, but bytes ", offset, " to ", offset, " + ", bytes,
+  TORCH_CHECK(bytes >= 0 && offset >= 0 && offset <= size_ && bytes <= size_ - offset, path_, " has ", size_,
+              " bytes, but bytes ", offset, " to ", offset, " + ", bytes,
               " are needed: the file is truncated or belongs to another checkpoint");
   auto* target = static_cast<char*>(into);
   while (bytes > 0) {
-    const auto got = ::pread(descriptor_, target, std::min(bytes, kMostPerCall), offset);
+    const auto got = ::pread(descriptor_, target, std::min(bytes, kMaxPerCall), offset);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
-      throw_read_failure(
-          "reading " + path_ + " at byte " + std::to_string(offset) + " failed: " + reason(),
-          errno);
+      throw_read_failure("reading " + path_ + " at byte " + std::to_string(offset) + " failed: " + reason(), errno);
     }
     TORCH_CHECK(got > 0, path_, " ends at byte ", offset, ": it was cut while it was read");
     target += got;
@@ -124,8 +110,7 @@ uint32_t OutputFile::write(const void* data, int64_t bytes) {
   uint32_t crc = 0;
   for (int64_t left = bytes; left > 0;) {
     if (position_ - block_begin_ == block_bytes_) {
-      if (writer_ == nullptr)
-        writer_ = std::make_unique<BlockWriter>(descriptor_, path_, block_bytes_);
+      if (writer_ == nullptr) writer_ = std::make_unique<BlockWriter>(descriptor_, path_, block_bytes_);
       writer_->submit(std::move(block_), block_bytes_, block_begin_);
       block_ = writer_->take();
       block_begin_ = position_;
@@ -160,7 +145,7 @@ void OutputFile::write_rest() {
   writer_->drain();
 }
 
-void OutputFile::sync_and_close() {
+WrittenFile OutputFile::sync_and_close() {
   writer_ == nullptr ? write_small() : write_rest();
   if (writer_ != nullptr || has_reserved_) {  // whole sectors, or more room than was needed
     TORCH_CHECK(::ftruncate(descriptor_, position_) == 0, "giving ", path_, " its length of ", position_,
@@ -172,14 +157,29 @@ void OutputFile::sync_and_close() {
   const bool closed = ::close(std::exchange(descriptor_, -1)) == 0;
   TORCH_CHECK(synced, "fsync of ", path_, " failed: ", why);
   TORCH_CHECK(closed, "closing ", path_, " failed: ", reason());
+  return {std::filesystem::path(path_).filename().string(), position_, crc32_};
+}
+
+AtomicFile::AtomicFile(std::string path) : OutputFile(path + ".tmp"), final_path_(std::move(path)) {}
+
+AtomicFile::~AtomicFile() {
+  if (!is_published_) ::unlink(path().c_str());
+}
+
+WrittenFile AtomicFile::publish() {
+  auto written = sync_and_close();
+  rename_durably(path(), final_path_);
+  is_published_ = true;
+  written.name = std::filesystem::path(final_path_).filename().string();
+  return written;
 }
 
 MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
   const int descriptor = open_to_read(path_, size_);
   void* mapped = nullptr;
   if (size_ > 0) {
-    mapped = ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_NORESERVE, descriptor, 0);
+    mapped =
+        ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, descriptor, 0);
   }
   const auto why = reason();
   ::close(descriptor);
@@ -204,13 +204,28 @@ bool path_exists(const std::string& path) {
 }
 
 bool is_plain_file_name(std::string_view name) {
-  return !name.empty() && name[0] != '.' &&
-         name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
+  return !name.empty() && name[0] != '.' && name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
 }
 
 bool is_directory(const std::string& path) {
   struct stat status {};
   return find_status(path, status) && S_ISDIR(status.st_mode);
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  std::filesystem::directory_iterator entry(folder, error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error))
+    names.push_back(entry->path().filename().string());
+  if (error) throw_read_failure("cannot list " + folder + ": " + error.message(), error.value());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string parent_of(const std::string& path) {
+  const auto parent = std::filesystem::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
 }
 
 void make_directories(const std::string& path) {
@@ -235,8 +250,7 @@ void sync_directory(const std::string& path) {
 }
 
 void rename_durably(const std::string& from, const std::string& to) {
-  TORCH_CHECK(::rename(from.c_str(), to.c_str()) == 0, "cannot rename ", from, " to ", to, ": ",
-              reason());
+  TORCH_CHECK(::rename(from.c_str(), to.c_str()) == 0, "cannot rename ", from, " to ", to, ": ", reason());
   sync_directory(parent_of(to));
 }
 
@@ -246,22 +260,15 @@ void remove_directory(const std::string& path) {
   TORCH_CHECK(!error, "cannot remove ", path, ": ", error.message());
 }
 
-void write_file_atomically(const std::string& path, std::string_view content) {
-  const auto temporary = path + ".tmp";
-  try {
-    OutputFile file(temporary);
-    file.write(content);
-    file.sync_and_close();
-    rename_durably(temporary, path);
-  } catch (...) {
-    ::unlink(temporary.c_str());
-    throw;
-  }
+WrittenFile write_file_atomically(const std::string& path, std::string_view content) {
+  AtomicFile file(path);
+  file.write(content);
+  return file.publish();
 }
 
-std::string read_small_file(const std::string& path, int64_t most_bytes) {
+std::string read_small_file(const std::string& path, int64_t max_bytes) {
   const InputFile file(path);
-  TORCH_CHECK(file.size() <= most_bytes, path, " has ", file.size(), " bytes; at most ", most_bytes,
+  TORCH_CHECK(file.size() <= max_bytes, path, " has ", file.size(), " bytes; at most ", max_bytes,
               " are expected here");
   std::string content(static_cast<size_t>(file.size()), '\0');
   file.read_at(content.data(), file.size(), 0);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "checkpoint/files/block_writer.h"
 
@@ -31,6 +32,13 @@ class InputFile {
   int64_t size_ = 0;
 };
 
+/// A file as its writer left it.
+struct WrittenFile {
+  std::string name;  ///< in its folder
+  int64_t bytes = 0;
+  uint32_t crc32 = 0;  ///< of the whole file
+};
+
 /// A new file (an old one of that name is replaced), written from front to back. Data is gathered
 /// into blocks and checksummed on the way; beyond the first block, threads write (block_writer.h).
 class OutputFile {
@@ -47,12 +55,10 @@ class OutputFile {
   uint32_t crc32() const { return crc32_; }       ///< of these bytes
   /// Returns the CRC-32 of the bytes given.
   uint32_t write(const void* data, int64_t bytes);
-  uint32_t write(std::string_view text) {
-    return write(text.data(), static_cast<int64_t>(text.size()));
-  }
+  uint32_t write(std::string_view text) { return write(text.data(), static_cast<int64_t>(text.size())); }
   /// Data on the disk (fsync), then closed. Without it the file's content is undefined after a
   /// crash.
-  void sync_and_close();
+  WrittenFile sync_and_close();
 
  private:
   void write_small();
@@ -67,6 +73,19 @@ class OutputFile {
   bool has_reserved_ = false;
   BlockWriter::Block block_;
   std::unique_ptr<BlockWriter> writer_;  // from the second block on
+};
+
+/// A file that is PATH.tmp until it is whole, and is removed unless it becomes so.
+class AtomicFile : public OutputFile {
+ public:
+  explicit AtomicFile(std::string path);
+  ~AtomicFile();
+  /// Synced and renamed, durably: readers see what was there before, or all of the new content.
+  WrittenFile publish();
+
+ private:
+  std::string final_path_;
+  bool is_published_ = false;
 };
 
 /// A whole file in memory, paged in as it is touched. Writing to it changes this process's copy
@@ -97,6 +116,10 @@ class MappedFile {
 bool is_plain_file_name(std::string_view name);
 bool path_exists(const std::string& path);
 bool is_directory(const std::string& path);
+/// Its entries' names, in order; of a folder that cannot be listed it throws.
+std::vector<std::string> names_in(const std::string& folder);
+/// The folder that a path lies in; "." where it has none.
+std::string parent_of(const std::string& path);
 /// Creates the folder and those above it, as the umask allows, durably; one that is there already
 /// is fine.
 void make_directories(const std::string& path);
@@ -106,10 +129,9 @@ void rename_durably(const std::string& from, const std::string& to);
 void sync_directory(const std::string& path);
 /// The folder with all that is in it, or a file; one that is not there is fine.
 void remove_directory(const std::string& path);
-/// Replaces a small file at once (temporary name, fsync, rename); a failure leaves neither the
-/// temporary file nor half of the new content.
-void write_file_atomically(const std::string& path, std::string_view content);
-/// The content of a small file; larger than `most_bytes` is an error.
-std::string read_small_file(const std::string& path, int64_t most_bytes);
+/// Writes a small file as an AtomicFile.
+WrittenFile write_file_atomically(const std::string& path, std::string_view content);
+/// The content of a small file; larger than `max_bytes` is an error.
+std::string read_small_file(const std::string& path, int64_t max_bytes);
 
 }  // namespace megashard

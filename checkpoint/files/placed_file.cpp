@@ -12,7 +12,7 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kMostPlacedPerCall = 1 << 30;
+constexpr int64_t kMaxPlacedPerCall = 1 << 30;
 
 int open_placed(const std::string& path, int flags) {
   const int descriptor = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666);
@@ -30,15 +30,14 @@ void PlacedFile::create(const std::string& path, int64_t bytes) {
   TORCH_CHECK(sized, "cannot make ", path, " ", bytes, " bytes long: ", why);
 }
 
-PlacedFile::PlacedFile(std::string path)
-    : path_(std::move(path)), descriptor_(open_placed(path_, 0)) {}
+PlacedFile::PlacedFile(std::string path) : path_(std::move(path)), descriptor_(open_placed(path_, 0)) {}
 
 PlacedFile::~PlacedFile() { ::close(descriptor_); }
 
 void PlacedFile::write_at(const void* data, int64_t bytes, int64_t offset) {
   const auto* from = static_cast<const char*>(data);
   while (bytes > 0) {
-    const auto put = ::pwrite(descriptor_, from, std::min(bytes, kMostPlacedPerCall), offset);
+    const auto put = ::pwrite(descriptor_, from, std::min(bytes, kMaxPlacedPerCall), offset);
     if (put < 0 && errno == EINTR) continue;
     TORCH_CHECK(put > 0, "writing ", path_, " at byte ", offset, " failed: ", std::strerror(errno));
     from += put;

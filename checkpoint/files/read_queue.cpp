@@ -8,15 +8,15 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kMostBytesARead = 8 << 20;
-constexpr int64_t kLeastBytesAReader = 2 << 20;
+constexpr int64_t kMaxReadBytes = 8 << 20;
+constexpr int64_t kMinBytesPerReader = 2 << 20;
 
 }  // namespace
 
 void ReadQueue::add(const InputFile& file, void* into, int64_t bytes, int64_t offset) {
   auto* target = static_cast<char*>(into);
-  for (int64_t begin = 0; begin < bytes; begin += kMostBytesARead) {
-    const auto part = std::min(kMostBytesARead, bytes - begin);
+  for (int64_t begin = 0; begin < bytes; begin += kMaxReadBytes) {
+    const auto part = std::min(kMaxReadBytes, bytes - begin);
     reads_.push_back({&file, target + begin, part, offset + begin});
   }
 }
@@ -26,13 +26,12 @@ void ReadQueue::run() {
   int64_t bytes = 0;
   for (const auto& read : reads) bytes += read.bytes;
   const auto items = static_cast<int64_t>(reads.size());
-  run_in_threads(std::min(bytes / kLeastBytesAReader, kMostReaders), items,
-                 [&](const NextItem& next) {
-                   while (const auto number = next()) {
-                     const auto& read = reads[static_cast<size_t>(*number)];
-                     read.file->read_at(read.into, read.bytes, read.offset);
-                   }
-                 });
+  run_in_threads(std::min(bytes / kMinBytesPerReader, kMaxReaders), items, [&](const NextItem& next) {
+    while (const auto number = next()) {
+      const auto& read = reads[static_cast<size_t>(*number)];
+      read.file->read_at(read.into, read.bytes, read.offset);
+    }
+  });
 }
 
 }  // namespace megashard

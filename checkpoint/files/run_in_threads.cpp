@@ -4,13 +4,21 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
-#include <thread>
-#include <vector>
+#include <system_error>
 
 namespace megashard {
 
-void run_in_threads(int64_t threads, int64_t items,
-                    const std::function<void(const NextItem& next)>& work) {
+std::vector<std::thread> start_threads(int64_t count, const std::function<void()>& work) {
+  std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(std::max<int64_t>(count, 0)));
+  try {
+    for (int64_t i = 0; i < count; ++i) threads.emplace_back(work);
+  } catch (const std::system_error&) {  // there can be no more
+  }
+  return threads;
+}
+
+void run_in_threads(int64_t threads, int64_t items, const std::function<void(const NextItem& next)>& work) {
   std::atomic<int64_t> following = 0;
   std::mutex mutex;
   std::exception_ptr failure;
@@ -27,12 +35,7 @@ void run_in_threads(int64_t threads, int64_t items,
       if (failure == nullptr) failure = std::current_exception();
     }
   };
-  std::vector<std::thread> others;
-  others.reserve(static_cast<size_t>(std::max<int64_t>(threads, 1)));
-  try {
-    for (int64_t i = 1; i < threads; ++i) others.emplace_back(guarded);
-  } catch (const std::exception&) {  // there can be no more: fewer do the work
-  }
+  auto others = start_threads(threads - 1, guarded);
   guarded();
   for (auto& thread : others) thread.join();
   if (failure != nullptr) std::rethrow_exception(failure);

@@ -12,12 +12,12 @@ namespace {
 template <class Json>
 Json parse_checked(std::string_view text, const std::string& where) {
   using Event = typename Json::parse_event_t;
-  constexpr int kMostDepth = 32;
+  constexpr int kMaxDepth = 32;
   std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
   std::string twice;
   bool too_deep = false;
   const auto look = [&](int depth, Event event, const Json& parsed) {
-    too_deep = too_deep || depth > kMostDepth;
+    too_deep = too_deep || depth > kMaxDepth;
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
     if (event == Event::key && twice.empty()) {
@@ -27,7 +27,7 @@ Json parse_checked(std::string_view text, const std::string& where) {
     return !too_deep;
   };
   auto root = Json::parse(text, look, /*allow_exceptions=*/false);
-  TORCH_CHECK(!too_deep, where, " is nested deeper than ", kMostDepth);
+  TORCH_CHECK(!too_deep, where, " is nested deeper than ", kMaxDepth);
   TORCH_CHECK(twice.empty(), where, " has the key \"", twice, "\" twice");
   TORCH_CHECK(!root.is_discarded(), where, " is no JSON, or was cut short");
   return root;

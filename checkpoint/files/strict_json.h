@@ -15,6 +15,6 @@ nlohmann::json parse_strict_json(std::string_view text, const std::string& where
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& where);
 
 /// What a file that says how something is set up has at most: config.json, metadata.json.
-inline constexpr int64_t kMostConfigBytes = 16 << 20;
+inline constexpr int64_t kMaxConfigBytes = 16 << 20;
 
 }  // namespace megashard

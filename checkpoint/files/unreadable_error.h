@@ -12,8 +12,8 @@ class UnreadableError : public c10::Error {
   using c10::Error::Error;
 };
 
-/// By errno of a call that reads: `sentence`, which gives path and reason.
-[[noreturn]] void throw_read_failure(const std::string& sentence, int error);
+/// By errno of a call that reads: `message` gives path and reason.
+[[noreturn]] void throw_read_failure(const std::string& message, int error);
 /// There is no such file: no failure of reading.
 bool is_not_there(int error);
 

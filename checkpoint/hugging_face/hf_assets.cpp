@@ -26,7 +26,7 @@ bool is_asset(const fs::path& path) {
 
 std::optional<nlohmann::ordered_json> read_object(const std::string& path) {
   if (!path_exists(path)) return std::nullopt;
-  auto object = parse_ordered_json(read_small_file(path, kMostConfigBytes), path);
+  auto object = parse_ordered_json(read_small_file(path, kMaxConfigBytes), path);
   TORCH_CHECK(object.is_object(), path, " is not a JSON object");
   return object;
 }

@@ -6,9 +6,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <utility>
 
 #include "checkpoint/files/file_io.h"
@@ -26,19 +24,6 @@ std::string file_name(const std::string& stem, size_t index, size_t count) {
   return stem + text + kWeightsEnd;
 }
 
-std::string hidden_folder(const std::string& directory, const std::string& stem) {
-  return directory + "/." + stem + ".tmp";
-}
-
-std::set<std::string> names_in_folder(const std::string& folder) {
-  std::set<std::string> names;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error))
-    names.insert(entry.path().filename().string());
-  TORCH_CHECK(!error, "cannot list ", folder, ": ", error.message());
-  return names;
-}
-
 /// False: there is no such file.
 bool remove_file(const std::string& path) {
   const bool removed = ::unlink(path.c_str()) == 0;
@@ -49,22 +34,21 @@ bool remove_file(const std::string& path) {
 }  // namespace
 
 HfFilePlan plan_hf_files(const std::vector<TensorInfo>& tensors, const HfSaveOptions& options) {
-  const auto most_bytes = options.most_shard_bytes;
-  TORCH_CHECK(most_bytes > 0, "the largest size of a safetensors file must be positive, got ", most_bytes);
+  const auto max_bytes = options.max_shard_bytes;
+  TORCH_CHECK(max_bytes > 0, "the largest size of a safetensors file must be positive, got ", max_bytes);
   HfFilePlan plan;
   plan.files.emplace_back();
   int64_t file_bytes = 0;
   for (const auto& info : tensors) {
     const auto bytes = tensor_bytes(info);
-    if (!plan.files.back().tensors.empty() && bytes > most_bytes - file_bytes) {
+    if (!plan.files.back().tensors.empty() && bytes > max_bytes - file_bytes) {
       plan.files.emplace_back();
       file_bytes = 0;
     }
     plan.files.back().tensors.push_back(info);
     file_bytes += bytes;
   }
-  for (size_t i = 0; i < plan.files.size(); ++i)
-    plan.files[i].name = file_name(options.stem, i, plan.files.size());
+  for (size_t i = 0; i < plan.files.size(); ++i) plan.files[i].name = file_name(options.stem, i, plan.files.size());
   return plan;
 }
 
@@ -72,14 +56,9 @@ HfFolderWriter::HfFolderWriter(std::string directory, HfFilePlan plan, HfSaveOpt
     : directory_(std::move(directory)),
       plan_(std::move(plan)),
       options_(std::move(options)),
-      hidden_(hidden_folder(directory_, options_.stem)) {}
+      folder_(directory_ + "/" + options_.stem) {}
 
 std::string HfFolderWriter::index_name() const { return options_.stem + kIndexEnd; }
-
-void HfFolderWriter::begin() {
-  remove_directory(hidden_);
-  make_directories(hidden_);
-}
 
 void HfFolderWriter::write_index() const {
   nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
@@ -90,8 +69,7 @@ void HfFolderWriter::write_index() const {
       total_bytes += tensor_bytes(info);
     }
   }
-  const nlohmann::ordered_json index = {{"metadata", {{"total_size", total_bytes}}},
-                                        {"weight_map", weight_map}};
+  const nlohmann::ordered_json index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
   write_file_atomically(path(index_name()), index.dump(2) + "\n");
 }
 
@@ -99,35 +77,27 @@ void HfFolderWriter::remove_earlier_weights() {
   for (const auto& first : {index_name(), options_.stem + kWeightsEnd})
     has_removed_ = remove_file(directory_ + "/" + first) || has_removed_;
   if (has_removed_) sync_directory(directory_);  // before anything new can be seen
-  for (const auto& name : names_in_folder(directory_)) {
-    if (name.starts_with(options_.stem + "-") && name.ends_with(kWeightsEnd))
-      remove_file(directory_ + "/" + name);
+  for (const auto& name : names_in(directory_)) {
+    if (name.starts_with(options_.stem + "-") && name.ends_with(kWeightsEnd)) remove_file(directory_ + "/" + name);
   }
 }
 
 void HfFolderWriter::publish() {
-  if (options_.beside) options_.beside(hidden_);
+  if (options_.beside) options_.beside(folder_.hidden());
   const bool is_single = plan_.files.size() == 1;
   if (!is_single) write_index();
-  sync_directory(hidden_);
+  sync_directory(folder_.hidden());
   const auto last = is_single ? plan_.files[0].name : index_name();
-  auto names = names_in_folder(hidden_);
-  names.erase(last);
+  auto names = names_in(folder_.hidden());
+  std::erase(names, last);
   remove_earlier_weights();
   for (const auto& name : names) rename_durably(path(name), directory_ + "/" + name);
   rename_durably(path(last), directory_ + "/" + last);
-  remove_directory(hidden_);
-}
-
-void HfFolderWriter::abandon() noexcept {
-  try {
-    if (!has_removed_) remove_directory(hidden_);
-  } catch (const std::exception&) {  // the next save tries again, and tells
-  }
+  remove_directory(folder_.hidden());
 }
 
 bool hf_save_was_cut_short(const std::string& directory) {
-  return is_directory(hidden_folder(directory, HfSaveOptions().stem));
+  return is_unfinished(directory + "/" + HfSaveOptions().stem);
 }
 
 }  // namespace megashard

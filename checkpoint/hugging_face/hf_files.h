@@ -5,13 +5,14 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/files/atomic_folder.h"
 #include "checkpoint/values/tensor_info.h"
 
 namespace megashard {
 
 /// How a model is saved in Hugging Face's format.
 struct HfSaveOptions {
-  int64_t most_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;  ///< of data in a file
+  int64_t max_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;  ///< of data in a file
   std::string stem = "model";  ///< of the weights' file names; PEFT's adapters have another
   /// Writes what lies beside the weights (config.json, tokenizer, ...) into the folder given,
   /// synced: these files get their places together with the weights. Null: nothing.
@@ -19,7 +20,7 @@ struct HfSaveOptions {
 };
 
 /// The files that a model's weights go to: STEM.safetensors, or STEM-0000i-of-0000n.safetensors in
-/// the order of the weights when most_shard_bytes are exceeded (a larger tensor has a file of its
+/// the order of the weights when max_shard_bytes are exceeded (a larger tensor has a file of its
 /// own).
 struct HfFilePlan {
   struct File {
@@ -43,14 +44,16 @@ class HfFolderWriter {
 
   const HfFilePlan& plan() const { return plan_; }
   /// Where a file of the plan is written.
-  std::string path(const std::string& name) const { return hidden_ + "/" + name; }
+  std::string path(const std::string& name) const { return folder_.hidden() + "/" + name; }
   /// Makes the folders, after removing what a save that was cut short has left.
-  void begin();
+  void begin() { folder_.begin(); }
   /// With all files of the plan written and synced.
   void publish();
   /// After a failure: frees the disk, unless the earlier weights are gone already: then what was
   /// written stays in the hidden folder until the next save. Does not throw.
-  void abandon() noexcept;
+  void abandon() noexcept {
+    if (!has_removed_) folder_.abandon();
+  }
 
  private:
   std::string index_name() const;
@@ -60,7 +63,7 @@ class HfFolderWriter {
   std::string directory_;
   HfFilePlan plan_;
   HfSaveOptions options_;
-  std::string hidden_;
+  AtomicFolder folder_;
   bool has_removed_ = false;  // the earlier weights
 };
 

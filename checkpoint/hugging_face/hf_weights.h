@@ -46,15 +46,13 @@ class HfWeights {
 /// The weight_map of a model.safetensors.index.json's content: the file of each tensor. `where`,
 /// its path, begins the sentences that are thrown for what is none or names a file of another
 /// folder.
-std::map<std::string, std::string> parse_weight_map(std::string_view text,
-                                                    const std::string& where);
+std::map<std::string, std::string> parse_weight_map(std::string_view text, const std::string& where);
 
 /// Writes the files of plan_hf_files, their index where there are several, and what
 /// `options.beside` writes. `data` is asked for one tensor at a time, so memory stays at the
 /// largest. The directory is created; weights of an earlier save there are replaced, and never
 /// mixed with the new ones (HfFolderWriter says what a failure leaves).
 void save_hf_weights(const std::string& directory, const std::vector<TensorInfo>& tensors,
-                     const std::function<at::Tensor(const TensorInfo&)>& data,
-                     const HfSaveOptions& options = {});
+                     const std::function<at::Tensor(const TensorInfo&)>& data, const HfSaveOptions& options = {});
 
 }  // namespace megashard

@@ -24,13 +24,11 @@ bool has_file(const std::string& directory, const std::string& start, const std:
 
 std::string why_no_weights(const std::string& directory) {
   if (hf_save_was_cut_short(directory))
-    return directory +
-           " has neither model.safetensors nor model.safetensors.index.json: a save into it was "
-           "cut short; save the model into it again";
+    return directory + " has neither model.safetensors nor model.safetensors.index.json: a save into it was "
+                       "cut short; save the model into it again";
   if (has_file(directory, "model-", ".safetensors"))
-    return directory +
-           " has pieces of a model but no model.safetensors.index.json, which names them; fetch "
-           "the directory again, whole";
+    return directory + " has pieces of a model but no model.safetensors.index.json, which names them; fetch "
+                       "the directory again, whole";
   if (has_file(directory, "pytorch_model", ".bin"))
     return directory +
            " has pickled weights (pytorch_model*.bin) only; write safetensors once, with "
@@ -42,18 +40,15 @@ std::string why_no_weights(const std::string& directory) {
            "PeftModel.from_pretrained(base_model, \"" +
            directory + "\").merge_and_unload().save_pretrained(\"NEW_DIR\")";
   if (has_file(directory, "", ".gguf"))
-    return directory +
-           " has a GGUF file, which is for inference by llama.cpp; give the original model's "
-           "directory, with safetensors";
+    return directory + " has a GGUF file, which is for inference by llama.cpp; give the original model's "
+                       "directory, with safetensors";
   const auto kind = content_of(directory).kind;
   if (kind == FolderContent::Kind::kStep || kind == FolderContent::Kind::kRun)
-    return directory +
-           (kind == FolderContent::Kind::kRun ? " is a run's folder" : " is a step's folder") +
+    return directory + (kind == FolderContent::Kind::kRun ? " is a run's folder" : " is a step's folder") +
            ", and no Hugging Face directory; megashard convert dcp_to_hf and torch_dist_to_hf make "
            "one of a step";
-  return directory +
-         " has neither model.safetensors nor model.safetensors.index.json; save the model with "
-         "transformers' save_pretrained first, or fetch its weights";
+  return directory + " has neither model.safetensors nor model.safetensors.index.json; save the model with "
+                     "transformers' save_pretrained first, or fetch its weights";
 }
 
 }  // namespace megashard

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -15,9 +14,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr uint64_t kMostHeaderBytes = 100'000'000;  // the limit of Hugging Face's reader
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of Hugging Face's reader
 constexpr size_t kLengthBytes = 8;
-constexpr size_t kMostDimensions = 64;
+constexpr size_t kMaxDimensions = 64;
 
 struct Entry {
   TensorInfo info;
@@ -33,8 +32,8 @@ std::optional<int64_t> as_count(const json& value) {
 }
 
 /// The array as non-negative integers; nothing when it is anything else.
-std::optional<std::vector<int64_t>> as_counts(const json& array, size_t most) {
-  if (!array.is_array() || array.size() > most) return std::nullopt;
+std::optional<std::vector<int64_t>> as_counts(const json& array, size_t max_count) {
+  if (!array.is_array() || array.size() > max_count) return std::nullopt;
   std::vector<int64_t> counts;
   for (const auto& item : array) {
     const auto count = as_count(item);
@@ -46,15 +45,15 @@ std::optional<std::vector<int64_t>> as_counts(const json& array, size_t most) {
 
 Entry parse_entry(const std::string& path, const std::string& name, const json& fields) {
   const auto where = path + ": tensor \"" + name + "\" ";
-  TORCH_CHECK(fields.is_object() && fields.contains("dtype") && fields.contains("shape") &&
-                  fields.contains("data_offsets"),
-              where, "lacks dtype, shape or data_offsets");
+  TORCH_CHECK(
+      fields.is_object() && fields.contains("dtype") && fields.contains("shape") && fields.contains("data_offsets"),
+      where, "lacks dtype, shape or data_offsets");
   const auto& dtype = fields["dtype"];
   TORCH_CHECK(dtype.is_string(), where, "has a dtype that is not a string");
   const auto* names = find_dtype_by_safetensors_name(dtype.get_ref<const std::string&>());
   TORCH_CHECK(names != nullptr, where, "has the dtype ", dtype.get_ref<const std::string&>(),
               ", which is not known here");
-  auto shape = as_counts(fields["shape"], kMostDimensions);
+  auto shape = as_counts(fields["shape"], kMaxDimensions);
   TORCH_CHECK(shape.has_value(), where, "has a shape that is not a list of sizes");
   const auto range = as_counts(fields["data_offsets"], 2);
   TORCH_CHECK(range.has_value() && range->size() == 2 && (*range)[0] <= (*range)[1], where,
@@ -62,8 +61,7 @@ Entry parse_entry(const std::string& path, const std::string& name, const json& 
   Entry entry{{name, names->dtype, std::move(*shape)}, (*range)[0], (*range)[1]};
   const auto bytes = tensor_bytes(entry.info);
   TORCH_CHECK(entry.end - entry.begin == bytes, where, "has ", entry.end - entry.begin,
-              " bytes of data, but its dtype and shape ", describe_sizes(entry.info.sizes),
-              " take ", bytes);
+              " bytes of data, but its dtype and shape ", describe_sizes(entry.info.sizes), " take ", bytes);
   return entry;
 }
 
@@ -73,10 +71,8 @@ std::string_view header_text(std::string_view file, const std::string& path) {
   TORCH_CHECK(!file.starts_with("version https://git-lfs"), path,
               " is a Git LFS pointer, not the weights; fetch them with `git lfs pull` or `hf download`");
   uint64_t length = 0;
-  for (size_t i = kLengthBytes; i-- > 0;)
-    length = length << 8 | static_cast<unsigned char>(file[i]);
-  TORCH_CHECK(length <= kMostHeaderBytes, path, " is no safetensors file: its header would have ",
-              length, " bytes");
+  for (size_t i = kLengthBytes; i-- > 0;) length = length << 8 | static_cast<unsigned char>(file[i]);
+  TORCH_CHECK(length <= kMaxHeaderBytes, path, " is no safetensors file: its header would have ", length, " bytes");
   TORCH_CHECK(length <= file.size() - kLengthBytes, path, " is truncated: a header of ", length,
               " bytes is announced, and the file has ", file.size(), "; fetch it again");
   return file.substr(kLengthBytes, length);
@@ -101,23 +97,20 @@ SafetensorsContent parse_safetensors(std::string_view file, const std::string& p
       content.metadata.emplace(key, value.get<std::string>());
     }
   }
-  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-    return std::tie(a.begin, a.end) < std::tie(b.begin, b.end);
-  });
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const Entry& a, const Entry& b) { return std::tie(a.begin, a.end) < std::tie(b.begin, b.end); });
   const auto data_begin = static_cast<int64_t>(kLengthBytes + text.size());
   const auto data_bytes = static_cast<int64_t>(file.size()) - data_begin;
   int64_t position = 0;
   for (auto& entry : entries) {
-    TORCH_CHECK(entry.begin == position, path, ": the data of tensor \"", entry.info.name,
-                "\" begins at ", entry.begin, " instead of ", position,
-                ": tensors overlap or leave a hole");
+    TORCH_CHECK(entry.begin == position, path, ": the data of tensor \"", entry.info.name, "\" begins at ", entry.begin,
+                " instead of ", position, ": tensors overlap or leave a hole");
     position = entry.end;
     content.tensors.push_back(std::move(entry.info));
     content.offsets.push_back(data_begin + entry.begin);
   }
-  TORCH_CHECK(position == data_bytes, path, " holds ", data_bytes,
-              " bytes of data, but its header describes ", position,
-              ": the file is truncated or damaged; fetch it again");
+  TORCH_CHECK(position == data_bytes, path, " holds ", data_bytes, " bytes of data, but its header describes ",
+              position, ": the file is truncated or damaged; fetch it again");
   return content;
 }
 
@@ -133,13 +126,9 @@ size_t SafetensorsFile::position_of(const std::string& name) const {
   return found->second;
 }
 
-const TensorInfo& SafetensorsFile::info(const std::string& name) const {
-  return tensors()[position_of(name)];
-}
+const TensorInfo& SafetensorsFile::info(const std::string& name) const { return tensors()[position_of(name)]; }
 
-int64_t SafetensorsFile::data_offset(const std::string& name) const {
-  return content_.offsets[position_of(name)];
-}
+int64_t SafetensorsFile::data_offset(const std::string& name) const { return content_.offsets[position_of(name)]; }
 
 at::Tensor SafetensorsFile::tensor(const std::string& name) const {
   const auto position = position_of(name);
@@ -162,32 +151,29 @@ void SafetensorsFile::forget(const std::string& name) const {
 SafetensorsLayout layout_safetensors(const std::string& path, std::vector<TensorInfo> tensors,
                                      const std::map<std::string, std::string>& metadata) {
   SafetensorsLayout layout{std::move(tensors), {}, {}, 0};
-  std::stable_sort(layout.tensors.begin(), layout.tensors.end(),
-                   [](const TensorInfo& a, const TensorInfo& b) {
-                     return c10::elementSize(a.dtype) > c10::elementSize(b.dtype);
-                   });
+  std::stable_sort(layout.tensors.begin(), layout.tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
+    return c10::elementSize(a.dtype) > c10::elementSize(b.dtype);
+  });
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   int64_t position = 0;
   for (const auto& info : layout.tensors) {
     const auto* names = find_dtype(info.dtype);
-    TORCH_CHECK(names != nullptr && names->safetensors != nullptr, "tensor \"", info.name,
-                "\" has the dtype ", info.dtype, ", which safetensors cannot hold; convert it first");
+    TORCH_CHECK(names != nullptr && names->safetensors != nullptr, "tensor \"", info.name, "\" has the dtype ",
+                info.dtype, ", which safetensors cannot hold; convert it first");
     TORCH_CHECK(!header.contains(info.name) && info.name != "__metadata__", "tensor \"", info.name,
                 "\" is declared twice for ", path);
     const auto end = position + tensor_bytes(info);
-    header[info.name] = {
-        {"dtype", names->safetensors}, {"shape", info.sizes}, {"data_offsets", {position, end}}};
+    header[info.name] = {{"dtype", names->safetensors}, {"shape", info.sizes}, {"data_offsets", {position, end}}};
     layout.offsets.push_back(position);
     position = end;
   }
   auto text = header.dump();
   text.append((8 - text.size() % 8) % 8, ' ');
-  TORCH_CHECK(text.size() <= kMostHeaderBytes, path, ": a header of ",
-              text.size(), " bytes is more than safetensors readers take; split the file");
+  TORCH_CHECK(text.size() <= kMaxHeaderBytes, path, ": a header of ", text.size(),
+              " bytes is more than safetensors readers take; split the file");
   layout.head.resize(kLengthBytes);
-  for (size_t i = 0; i < kLengthBytes; ++i)
-    layout.head[i] = static_cast<char>(text.size() >> (8 * i));
+  for (size_t i = 0; i < kLengthBytes; ++i) layout.head[i] = static_cast<char>(text.size() >> (8 * i));
   layout.head += text;
   const auto data_begin = static_cast<int64_t>(layout.head.size());
   for (auto& offset : layout.offsets) offset += data_begin;
@@ -200,21 +186,16 @@ SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<TensorInfo> t
     : path_(std::move(path)) {
   auto layout = layout_safetensors(path_, std::move(tensors), metadata);
   tensors_ = std::move(layout.tensors);
-  file_ = std::make_unique<OutputFile>(path_ + ".tmp");
+  file_ = std::make_unique<AtomicFile>(path_);
   file_->write(layout.head);
-}
-
-SafetensorsWriter::~SafetensorsWriter() {
-  if (file_ != nullptr) ::unlink(file_->path().c_str());
 }
 
 void SafetensorsWriter::write(const at::Tensor& data) {
   TORCH_CHECK(next_ < tensors_.size(), path_, ": all declared tensors are written already");
   const auto& info = tensors_[next_];
-  TORCH_CHECK(data.scalar_type() == info.dtype && data.sizes() == at::IntArrayRef(info.sizes),
-              "tensor \"", info.name, "\" was declared as ", torch_dtype_name(info.dtype),
-              describe_sizes(info.sizes), ", got ", torch_dtype_name(data.scalar_type()),
-              data.sizes());
+  TORCH_CHECK(data.scalar_type() == info.dtype && data.sizes() == at::IntArrayRef(info.sizes), "tensor \"", info.name,
+              "\" was declared as ", torch_dtype_name(info.dtype), describe_sizes(info.sizes), ", got ",
+              torch_dtype_name(data.scalar_type()), data.sizes());
   const auto contiguous = data.detach().cpu().contiguous();
   file_->write(contiguous.data_ptr(), tensor_bytes(info));
   ++next_;
@@ -223,9 +204,7 @@ void SafetensorsWriter::write(const at::Tensor& data) {
 void SafetensorsWriter::finish() {
   TORCH_CHECK(next_ == tensors_.size(), path_, ": ", tensors_.size() - next_,
               " declared tensors were not written, the first is \"", tensors_[next_].name, "\"");
-  file_->sync_and_close();
-  rename_durably(file_->path(), path_);
-  file_.reset();
+  file_->publish();
 }
 
 }  // namespace megashard

@@ -38,9 +38,8 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return content_.metadata; }
 
   bool contains(const std::string& name) const { return index_.count(name) != 0; }
-  const TensorInfo& info(
-      const std::string& name) const;                  ///< throws when the file has no such tensor
-  int64_t data_offset(const std::string& name) const;  ///< of its first byte in the file
+  const TensorInfo& info(const std::string& name) const;  ///< throws when the file has no such tensor
+  int64_t data_offset(const std::string& name) const;     ///< of its first byte in the file
   /// CPU tensor; its rows are read from the disk when touched (so narrow first). Writing to it
   /// leaves the file alone.
   at::Tensor tensor(const std::string& name) const;
@@ -66,8 +65,7 @@ struct SafetensorsLayout {
 /// `path` is for messages. Metadata defaults to {"format": "pt"}, which transformers asks for.
 /// Throws for dtypes that the format lacks (complex128), and names that come twice.
 SafetensorsLayout layout_safetensors(const std::string& path, std::vector<TensorInfo> tensors,
-                                     const std::map<std::string, std::string>& metadata = {
-                                         {"format", "pt"}});
+                                     const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 
 /// Writes one file tensor by tensor: the header comes from what is declared, the data follows in
 /// the order of tensors(). The file appears under its name when finish() has returned.
@@ -75,7 +73,6 @@ class SafetensorsWriter {
  public:
   SafetensorsWriter(std::string path, std::vector<TensorInfo> tensors,
                     const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
-  ~SafetensorsWriter();
 
   /// As declared, in the layout's order.
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
@@ -86,7 +83,7 @@ class SafetensorsWriter {
  private:
   std::string path_;
   std::vector<TensorInfo> tensors_;
-  std::unique_ptr<OutputFile> file_;
+  std::unique_ptr<AtomicFile> file_;
   size_t next_ = 0;
 };
 

@@ -10,8 +10,9 @@
 #include "checkpoint/dcp/dcp_plan.h"
 #include "checkpoint/files/placed_file.h"
 #include "checkpoint/hugging_face/safetensors.h"
-#include "checkpoint/steps/agreement.h"
+#include "checkpoint/values/gather_values.h"
 #include "checkpoint/values/tensor_info.h"
+#include "parallel/collectives/agreement.h"
 
 namespace megashard {
 namespace {
@@ -31,8 +32,7 @@ void for_each_run(const std::vector<int64_t>& whole, const DcpChunk& box,
   int64_t in_box = 0;
   while (true) {
     int64_t in_whole = 0;
-    for (size_t i = 0; i < whole.size(); ++i)
-      in_whole = in_whole * whole[i] + box.offsets[i] + (i < outer ? at[i] : 0);
+    for (size_t i = 0; i < whole.size(); ++i) in_whole = in_whole * whole[i] + box.offsets[i] + (i < outer ? at[i] : 0);
     visit(in_whole, in_box, run);
     in_box += run;
     size_t axis = outer;
@@ -45,21 +45,18 @@ class ShardedSave {
  public:
   explicit ShardedSave(const ShardedTensors& tensors) : tensors_(tensors) {}
 
-  void make_plan(const std::string& directory, const std::vector<std::string>& plans,
-                 const HfSaveOptions& options) {
+  void make_plan(const std::string& directory, const std::vector<Value>& plans, const HfSaveOptions& options) {
     std::vector<RankPlan> decoded;
-    for (const auto& text : plans) decoded.push_back(decode_plan(text));
+    for (const auto& sent : plans) decoded.push_back(plan_of(sent));
     plan_ = make_save_plan(decoded);
     std::vector<TensorInfo> infos;
-    for (const auto& entry : plan_.metadata.entries)
-      infos.push_back({entry.key, entry.dtype, entry.sizes});
+    for (const auto& entry : plan_.metadata.entries) infos.push_back({entry.key, entry.dtype, entry.sizes});
     folder_.emplace(directory, plan_hf_files(infos, options), options);
     const auto& files = folder_->plan().files;
     for (size_t i = 0; i < files.size(); ++i) {
       layouts_.push_back(layout_safetensors(files[i].name, files[i].tensors));
       const auto& layout = layouts_.back();
-      for (size_t j = 0; j < layout.tensors.size(); ++j)
-        places_[layout.tensors[j].name] = {i, layout.offsets[j]};
+      for (size_t j = 0; j < layout.tensors.size(); ++j) places_[layout.tensors[j].name] = {i, layout.offsets[j]};
     }
   }
 
@@ -67,8 +64,7 @@ class ShardedSave {
     folder_->begin();
     for (size_t i = 0; i < layouts_.size(); ++i) {
       PlacedFile::create(path(i), layouts_[i].file_bytes);
-      PlacedFile(path(i)).write_at(layouts_[i].head.data(),
-                                   static_cast<int64_t>(layouts_[i].head.size()), 0);
+      PlacedFile(path(i)).write_at(layouts_[i].head.data(), static_cast<int64_t>(layouts_[i].head.size()), 0);
     }
   }
 
@@ -82,11 +78,9 @@ class ShardedSave {
       const auto local = tensors_[write.item].second.local.detach().cpu().contiguous();
       const auto* data = static_cast<const char*>(local.const_data_ptr());
       const auto bytes = static_cast<int64_t>(local.element_size());
-      for_each_run(entry.sizes, entry.chunks[write.chunk],
-                   [&](int64_t in_whole, int64_t in_box, int64_t count) {
-                     file->write_at(data + in_box * bytes, count * bytes,
-                                    place.offset + in_whole * bytes);
-                   });
+      for_each_run(entry.sizes, entry.chunks[write.chunk], [&](int64_t in_whole, int64_t in_box, int64_t count) {
+        file->write_at(data + in_box * bytes, count * bytes, place.offset + in_whole * bytes);
+      });
     }
     for (auto& [number, file] : open) file->sync();
   }
@@ -117,12 +111,11 @@ class ShardedSave {
 
 }  // namespace
 
-void save_hf_sharded(const std::string& directory, const ShardedTensors& tensors,
-                     const ProcessGroupPtr& group, const HfSaveOptions& options) {
+void save_hf_sharded(const std::string& directory, const ShardedTensors& tensors, const ProcessGroupPtr& group,
+                     const HfSaveOptions& options) {
   const auto rank = static_cast<size_t>(rank_in(group));
   ShardedSave save(tensors);
-  const auto plans =
-      gather_or_throw(group, [&] { return encode_plan(make_rank_plan(tensors, {})); });
+  const auto plans = gather_values(group, [&] { return plan_value(make_rank_plan(tensors, {})); });
   try {
     all_or_throw(group, [&] {
       save.make_plan(directory, plans, options);

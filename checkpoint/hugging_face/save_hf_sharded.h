@@ -4,7 +4,7 @@
 
 #include "checkpoint/hugging_face/hf_files.h"
 #include "parallel/collectives/process_group.h"
-#include "parallel/fsdp/sharded_tensor.h"
+#include "parallel/sharded_tensor.h"
 
 namespace megashard {
 
@@ -17,7 +17,7 @@ namespace megashard {
 /// an earlier save as it was; after that the folder is the new model, or refused by readers until
 /// it is saved again (HfFolderWriter), never a mixture. `options.beside` is called on the first
 /// rank alone.
-void save_hf_sharded(const std::string& directory, const ShardedTensors& tensors,
-                     const ProcessGroupPtr& group, const HfSaveOptions& options = {});
+void save_hf_sharded(const std::string& directory, const ShardedTensors& tensors, const ProcessGroupPtr& group,
+                     const HfSaveOptions& options = {});
 
 }  // namespace megashard

@@ -24,13 +24,11 @@ namespace megashard {
 namespace {
 
 constexpr int64_t kDiffBytesAtOnce = 32 << 20;
-constexpr size_t kMostText = 60;
+constexpr size_t kMaxText = 60;
 
 using Wanted = std::function<bool(const std::string&)>;
 
-std::string kind_of(const TensorInfo& info) {
-  return torch_dtype_name(info.dtype) + describe_sizes(info.sizes);
-}
+std::string kind_of(const TensorInfo& info) { return torch_dtype_name(info.dtype) + describe_sizes(info.sizes); }
 
 /// As numbers that can be subtracted.
 at::Tensor widened(const at::Tensor& tensor) {
@@ -38,11 +36,9 @@ at::Tensor widened(const at::Tensor& tensor) {
 }
 
 /// Which elements differ, by bits when the dtypes agree.
-at::Tensor differing(const at::Tensor& a, const at::Tensor& b, const at::Tensor& wide_a,
-                     const at::Tensor& wide_b) {
+at::Tensor differing(const at::Tensor& a, const at::Tensor& b, const at::Tensor& wide_a, const at::Tensor& wide_b) {
   if (a.scalar_type() != b.scalar_type()) {
-    return at::logical_and(at::ne(wide_a, wide_b),
-                           at::logical_and(at::isnan(wide_a), at::isnan(wide_b)).logical_not());
+    return at::logical_and(at::ne(wide_a, wide_b), at::logical_and(at::isnan(wide_a), at::isnan(wide_b)).logical_not());
   }
   const auto bytes = [](const at::Tensor& tensor) {
     return tensor.view({-1}).view(at::kByte).view({tensor.numel(), -1});
@@ -77,8 +73,7 @@ TensorDifference compare(CheckpointSource& a, size_t in_a, CheckpointSource& b, 
   TensorDifference difference{info_a.name, kind_of(info_a), kind_of(info_b), 0, 0};
   if (info_a.sizes != info_b.sizes) return difference;
   const auto rows = info_a.sizes.empty() ? 1 : info_a.sizes[0];
-  const auto row_bytes =
-      std::max(tensor_bytes(info_a), tensor_bytes(info_b)) / std::max<int64_t>(rows, 1);
+  const auto row_bytes = std::max(tensor_bytes(info_a), tensor_bytes(info_b)) / std::max<int64_t>(rows, 1);
   const auto step = std::max<int64_t>(1, kDiffBytesAtOnce / std::max<int64_t>(row_bytes, 1));
   for (int64_t row = 0; row < rows; row += step) {
     const auto count = std::min(step, rows - row);
@@ -117,10 +112,9 @@ std::map<std::string, Value> values_of(CheckpointSource& source, const Wanted& w
 
 /// Calls what fits for each key of the two maps, in order.
 template <class Map>
-void walk(
-    const Map& a, const Map& b, const std::function<void(typename Map::const_reference)>& only_a,
-    const std::function<void(typename Map::const_reference)>& only_b,
-    const std::function<void(typename Map::const_reference, typename Map::const_reference)>& both) {
+void walk(const Map& a, const Map& b, const std::function<void(typename Map::const_reference)>& only_a,
+          const std::function<void(typename Map::const_reference)>& only_b,
+          const std::function<void(typename Map::const_reference, typename Map::const_reference)>& both) {
   auto in_a = a.begin();
   auto in_b = b.begin();
   while (in_a != a.end() || in_b != b.end()) {
@@ -136,8 +130,7 @@ void walk(
 
 }  // namespace
 
-CheckpointDifference diff_checkpoints(CheckpointSource& a, CheckpointSource& b,
-                                      const Wanted& wanted) {
+CheckpointDifference diff_checkpoints(CheckpointSource& a, CheckpointSource& b, const Wanted& wanted) {
   CheckpointDifference difference;
   walk<std::map<std::string, size_t>>(
       tensor_index(a, wanted), tensor_index(b, wanted),
@@ -155,7 +148,7 @@ CheckpointDifference diff_checkpoints(CheckpointSource& a, CheckpointSource& b,
           difference.tensors.push_back(std::move(compared));
         }
       });
-  const auto text = [](const Value& value) { return value_text(value, kMostText); };
+  const auto text = [](const Value& value) { return value_text(value, kMaxText); };
   walk<std::map<std::string, Value>>(
       values_of(a, wanted), values_of(b, wanted),
       [&](const auto& one) {

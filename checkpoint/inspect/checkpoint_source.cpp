@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/files/crc32.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/files/unreadable_error.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/find_step.h"
-#include "checkpoint/steps/step_files.h"
 
 namespace megashard {
 namespace {
@@ -47,35 +47,29 @@ void CheckpointSource::add_file(const std::string& name) {
   files_.emplace_back(shown, error ? int64_t{-1} : static_cast<int64_t>(bytes));
 }
 
-std::unique_ptr<CheckpointSource> open_checkpoint(
-    const std::string& path, std::optional<int64_t> ckpt_step,
-    const std::function<void(const std::string& line)>& notice) {
+std::unique_ptr<CheckpointSource> open_checkpoint(const std::string& path, std::optional<int64_t> ckpt_step,
+                                                  const std::function<void(const std::string& line)>& notice) {
   TORCH_CHECK(path_exists(path), "there is no file or folder ", path);
   if (!is_directory(path)) {
-    TORCH_CHECK(!ckpt_step, "--ckpt-step goes with the directory of a training, and ", path,
-                " is a file");
+    TORCH_CHECK(!ckpt_step, "--ckpt-step goes with the directory of a training, and ", path, " is a file");
     if (begins_with(path, "PK")) return open_torch_file_source(path);
     return open_safetensors_source(path);
   }
   if (!ckpt_step) {
-    const bool step =
-        path_exists(path + "/" + kDcpMetadataFile) || path_exists(path + "/" + kFormatFile);
+    const bool step = path_exists(path + "/" + kDcpMetadataFile) || path_exists(path + "/" + kFormatFile);
     if (step) return open_dcp_source(path);
-    const bool hugging_face = path_exists(path + "/model.safetensors") ||
-                              path_exists(path + "/model.safetensors.index.json");
+    const bool hugging_face =
+        path_exists(path + "/model.safetensors") || path_exists(path + "/model.safetensors.index.json");
     if (hugging_face) return open_safetensors_source(path);
   }
-  const auto step =
-      ckpt_step ? std::optional(step_at(path, *ckpt_step))
-                : find_step(path, nullptr, {.depth = VerifyDepth::kSizes, .notice = notice});
+  const auto step = ckpt_step ? std::optional(step_at(path, *ckpt_step))
+                              : find_step(path, nullptr, {.depth = VerifyDepth::kSizes, .notice = notice});
   TORCH_CHECK(step.has_value(), path,
-              " is no checkpoint: it has no .metadata, no model.safetensors and no "
-              "latest_checkpointed_iteration.txt");
+              " is no checkpoint: it has no .metadata, no model.safetensors and no latest_checkpointed_iteration.txt");
   return open_dcp_source(step->folder);
 }
 
-CheckedBytes verify_archive(const TorchArchive& archive, const std::string& item,
-                            const FaultSink& fault) {
+CheckedBytes verify_archive(const TorchArchive& archive, const std::string& item, const FaultSink& fault) {
   CheckedBytes checked;
   std::vector<char> buffer;
   for (const auto& [name, entry] : archive.entries()) {

@@ -75,9 +75,9 @@ class CheckpointSource {
 /// torch.save file. Throws a sentence for anything else. Of a training's directory it is the step
 /// that a run would load (find_step.h): `notice` gets a line when that is not the tracker's. A
 /// folder and `ckpt_step` are taken as they are, damaged or not.
-std::unique_ptr<CheckpointSource> open_checkpoint(
-    const std::string& path, std::optional<int64_t> ckpt_step = std::nullopt,
-    const std::function<void(const std::string& line)>& notice = {});
+std::unique_ptr<CheckpointSource> open_checkpoint(const std::string& path,
+                                                  std::optional<int64_t> ckpt_step = std::nullopt,
+                                                  const std::function<void(const std::string& line)>& notice = {});
 
 // One format each; files checkpoint_source_*.cpp.
 std::unique_ptr<CheckpointSource> open_dcp_source(const std::string& folder);
@@ -85,7 +85,6 @@ std::unique_ptr<CheckpointSource> open_safetensors_source(const std::string& pat
 std::unique_ptr<CheckpointSource> open_torch_file_source(const std::string& path);
 
 /// The archive's entries against their CRC-32. `item` names it in faults.
-CheckedBytes verify_archive(const TorchArchive& archive, const std::string& item,
-                            const FaultSink& fault);
+CheckedBytes verify_archive(const TorchArchive& archive, const std::string& item, const FaultSink& fault);
 
 }  // namespace megashard

@@ -5,13 +5,16 @@
 #include <map>
 #include <set>
 
+#include "checkpoint/dcp/checkpoint_format.h"
+#include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/dcp/dcp_plan.h"
 #include "checkpoint/dcp/dcp_reader.h"
 #include "checkpoint/dcp/tied_keys.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/inspect/checkpoint_source.h"
+#include "checkpoint/open_checkpoint.h"
 #include "checkpoint/steps/manifest.h"
-#include "checkpoint/steps/step_files.h"
+#include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"
 
 namespace megashard {
@@ -20,8 +23,8 @@ namespace {
 /// torch_dcp, and torch_dist by torch_dcp's names.
 class DcpSource : public CheckpointSource {
  public:
-  explicit DcpSource(const std::string& folder) : CheckpointSource(folder), reader_(path()) {
-    for (const auto& entry : reader_.entries()) {
+  explicit DcpSource(const std::string& folder) : CheckpointSource(folder), reader_(open_step(path())) {
+    for (const auto& entry : reader_->entries()) {
       entry.is_tensor ? add_tensor(entry) : add_value(entry);
     }
     std::vector<std::string> names;
@@ -31,21 +34,20 @@ class DcpSource : public CheckpointSource {
     for (const auto& name : names) add_file(name);
   }
 
-  std::string format() const override { return format_name(reader_.format()); }
-  Value value(size_t index) override { return reader_.read_value(*values_[index]); }
+  std::string format() const override { return format_name(reader_->format()); }
+  Value value(size_t index) override { return reader_->read_value(*values_[index]); }
 
   at::Tensor rows(size_t index, int64_t begin, int64_t count) override {
-    return reader_.read_rows(*entries_[index], begin, count);
+    return reader_->read_rows(*entries_[index], begin, count);
   }
 
   CheckedBytes verify(const FaultSink& fault) override {
     check_manifest(fault);
     CheckedBytes checked;
-    for (const auto& entry : reader_.entries()) {
+    for (const auto& entry : reader_->entries()) {
       if (!entry.is_tensor || entry.value) continue;
       attempt(fault, entry.key, [&] { check_tiling(entry); });
-      for (const auto& chunk : entry.chunks)
-        add(checked, check_item(entry, chunk.location, &chunk, fault));
+      for (const auto& chunk : entry.chunks) add(checked, check_item(entry, chunk.location, &chunk, fault));
     }
     // Values as they are stored: torch_dist's reader has made others of some of them.
     const auto stored = read_dcp_metadata(path());
@@ -68,8 +70,7 @@ class DcpSource : public CheckpointSource {
     sum.without_checksum += part.without_checksum;
   }
 
-  static void attempt(const FaultSink& fault, const std::string& item,
-                      const std::function<void()>& work) {
+  static void attempt(const FaultSink& fault, const std::string& item, const std::function<void()>& work) {
     try {
       work();
     } catch (const c10::Error& error) {
@@ -80,8 +81,7 @@ class DcpSource : public CheckpointSource {
   void add_tensor(const DcpEntry& entry) {
     SourceTensor tensor{{entry.key, entry.dtype, entry.sizes}, {}};
     for (const auto& chunk : entry.chunks) {
-      tensor.chunks.push_back(
-          {chunk.offsets, chunk.sizes, chunk.location.file, chunk.location.range});
+      tensor.chunks.push_back({chunk.offsets, chunk.sizes, chunk.location.file, chunk.location.range});
     }
     tensors_.push_back(std::move(tensor));
     entries_.push_back(&entry);
@@ -107,8 +107,7 @@ class DcpSource : public CheckpointSource {
   CheckedBytes check_item(const DcpEntry& entry, const DcpLocation& location, const DcpChunk* chunk,
                           const FaultSink& fault) const {
     CheckedBytes checked;
-    const auto item =
-        chunk == nullptr ? entry.key : entry.key + " at " + describe_sizes(chunk->offsets);
+    const auto item = chunk == nullptr ? entry.key : entry.key + " at " + describe_sizes(chunk->offsets);
     attempt(fault, item, [&] {
       TORCH_CHECK(!location.file.empty(), path(), "/.metadata does not say where it is stored");
       const InputFile file(path() + "/" + location.file);
@@ -147,7 +146,7 @@ class DcpSource : public CheckpointSource {
     }
   }
 
-  DcpReader reader_;
+  std::unique_ptr<DcpReader> reader_;
   std::vector<const DcpEntry*> entries_;
   std::vector<const DcpEntry*> values_;
 };

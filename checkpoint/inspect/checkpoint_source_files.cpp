@@ -44,8 +44,7 @@ class SafetensorsSource : public CheckpointSource {
       try {
         const InputFile file(path);
         for (int64_t at = 0; at < file.size(); at += static_cast<int64_t>(buffer.size())) {
-          file.read_at(buffer.data(),
-                       std::min(static_cast<int64_t>(buffer.size()), file.size() - at), at);
+          file.read_at(buffer.data(), std::min(static_cast<int64_t>(buffer.size()), file.size() - at), at);
         }
         checked.bytes += file.size();
       } catch (const c10::Error& error) {
@@ -61,9 +60,8 @@ class SafetensorsSource : public CheckpointSource {
     add_file(name);
     for (const auto& info : file.tensors()) {
       const FileRange range{file.data_offset(info.name), tensor_bytes(info)};
-      tensors_.push_back({info,
-                          {{std::vector<int64_t>(info.sizes.size(), 0), info.sizes,
-                            files().back().first, range}}});
+      tensors_.push_back(
+          {info, {{std::vector<int64_t>(info.sizes.size(), 0), info.sizes, files().back().first, range}}});
       files_of_.push_back(&file);
     }
     for (const auto& [key, value] : file.metadata()) {

@@ -4,24 +4,22 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/hugging_face/hf_assets.h"
+#include "checkpoint/values/state_dict_keys.h"
 
 namespace megashard {
 namespace {
 
 /// What config.json calls what args call otherwise.
-constexpr std::pair<const char*, const char*> kConfigNames[] = {
-    {"num_layers", "num_hidden_layers"},
-    {"hidden_size", "hidden_size"},
-    {"num_attention_heads", "num_attention_heads"},
-    {"num_query_groups", "num_key_value_heads"},
-    {"num_experts", "num_experts"},
-    {"vocab_size", "vocab_size"}};
+constexpr std::pair<const char*, const char*> kConfigNames[] = {{"num_layers", "num_hidden_layers"},
+                                                                {"hidden_size", "hidden_size"},
+                                                                {"num_attention_heads", "num_attention_heads"},
+                                                                {"num_query_groups", "num_key_value_heads"},
+                                                                {"num_experts", "num_experts"},
+                                                                {"vocab_size", "vocab_size"}};
 constexpr const char* kArgumentNames[] = {
-    "num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "num_experts",
-    "seq_length", "lora_r"};
+    "num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "num_experts", "seq_length", "lora_r"};
 
 void count_tensor(CheckpointSummary::Part& part, const TensorInfo& info) {
   ++part.tensors;
@@ -60,8 +58,7 @@ void take_arguments(CheckpointSummary& summary, const Dict& args) {
   }
   const auto* model = args.find("hf_model");
   const auto* folder = model == nullptr ? nullptr : model->get_if<std::string>();
-  if (summary.network.count("num_layers") != 0)
-    summary.family = folder == nullptr ? "gpt" : *folder;
+  if (summary.network.count("num_layers") != 0) summary.family = folder == nullptr ? "gpt" : *folder;
 }
 
 void take_config(CheckpointSummary& summary, const nlohmann::ordered_json& config) {

@@ -9,7 +9,8 @@
 #include <mutex>
 #include <utility>
 
-#include "checkpoint/steps/agreement.h"
+#include "checkpoint/files/run_in_threads.h"
+#include "parallel/collectives/agreement.h"
 #include "parallel/collectives/routed_process_group.h"
 
 namespace megashard {
@@ -41,10 +42,8 @@ struct AsyncSaver::Save {
         snapshot->wait();
       });
       write(copies, group);
-    } catch (const c10::Error& error) {
-      why = error.what_without_backtrace();
     } catch (const std::exception& error) {
-      why = error.what();
+      why = error_text(error);
     }
     copies.clear();
     write = nullptr;
@@ -58,8 +57,7 @@ struct AsyncSaver::Save {
 AsyncSaver::AsyncSaver(const ProcessGroupPtr& training, AsyncSaverOptions options)
     : group_(training == nullptr || training->size() == 1
                  ? nullptr
-                 : make_host_group(training, "asynchronous saves",
-                                   std::max(options.deadline, training->timeout()))),
+                 : make_host_group(training, "asynchronous saves", std::max(options.deadline, training->timeout()))),
       options_(std::move(options)),
       snapshot_(std::make_shared<ShardSnapshot>()) {}
 
@@ -85,13 +83,14 @@ void AsyncSaver::start(const std::string& name, const ShardedTensors& tensors, W
     save->not_copied = std::current_exception();
   }
   save_ = save;
-  try {
-    thread_ = std::thread([save] {
-      ::setpriority(PRIO_PROCESS, 0, kNiceness);  // Linux: of this thread, and those that it starts
-      save->run();
-    });
-  } catch (const std::exception&) {  // there can be no thread: the other ranks do not wait in vain
+  auto threads = start_threads(1, [save] {
+    ::setpriority(PRIO_PROCESS, 0, kNiceness);  // Linux: of this thread, and those that it starts
     save->run();
+  });
+  if (threads.empty()) {
+    save->run();  // the other ranks do not wait in vain
+  } else {
+    thread_ = std::move(threads[0]);
   }
 }
 
@@ -113,8 +112,7 @@ void AsyncSaver::wait() {
   }
   const auto save = std::exchange(save_, nullptr);
   std::unique_lock lock(save->mutex);
-  const bool ended =
-      save->changed.wait_for(lock, options_.deadline, [&save] { return save->has_ended; });
+  const bool ended = save->changed.wait_for(lock, options_.deadline, [&save] { return save->has_ended; });
   lock.unlock();
   if (ended) {
     if (thread_.joinable()) thread_.join();

@@ -8,7 +8,7 @@
 
 #include "checkpoint/steps/shard_snapshot.h"
 #include "parallel/collectives/process_group.h"
-#include "parallel/fsdp/sharded_tensor.h"
+#include "parallel/sharded_tensor.h"
 
 namespace megashard {
 

@@ -1,12 +1,12 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/files/atomic_folder.h"
 #include "checkpoint/steps/manifest.h"
 
 namespace megashard {
@@ -36,54 +36,43 @@ std::optional<CheckpointStep> latest_step(const std::string& directory);
 std::vector<CheckpointStep> list_steps(const std::string& directory);
 /// The step of that iteration (--ckpt-step); throws when it is not there.
 CheckpointStep step_at(const std::string& directory, int64_t iteration);
-/// Renames the step to a hidden name, then deletes it: readers never see half of it.
-void remove_step(const std::string& directory, const CheckpointStep& step);
-
-/// A step being written. The files go into a hidden folder; commit() makes it a step at once, and
-/// then the latest. Until then readers see what was there before, and a crash leaves only hidden
-/// folders, which the next save removes. A hidden folder is locked (flock) while it is written, so
-/// that nobody else takes it for such a rest. To be used by one rank; the others write into
-/// folder().
+/// A step being written, as an AtomicFolder; commit() makes it a step at once, and then the latest.
+/// To be used by one rank; the others write into folder().
 class StepWriter {
  public:
   StepWriter(std::string directory, int64_t iteration);
   static StepWriter release(std::string directory);  ///< DIRECTORY/release
 
-  const std::string& folder() const { return hidden_; }
+  const std::string& folder() const { return folder_.hidden(); }
   /// Creates the folder, empty, after removing what saves that were cut short have left.
   void begin();
-  /// The same without looking at other steps' hidden folders: for converters, which may write
-  /// beside a running training.
-  void begin_beside_others();
   /// `files`: all that is in the folder, synced; `run`: whose step it is. Writes the manifest,
-  /// renames the folder, moves the tracker, each of them durably. A step of that name is replaced:
-  /// the two change places at once, or where the file system cannot do that, the old one counts
-  /// under its hidden name until the new one is there.
-  void commit(const std::vector<ManifestFile>& files, const RunHistory& run = {});
+  /// renames the folder, moves the tracker, each of them durably. A step of that name is replaced.
+  void commit(const std::vector<WrittenFile>& files, const RunHistory& run = {});
+
+  // For converters, which may write beside a running training.
+
   /// Throws when a step of that name or iteration is there: converters replace none unasked.
   void refuse_existing() const;
+  /// As begin(), without looking at other steps' hidden folders.
+  void begin_converted();
   /// As commit(), for a step that is no training's next one: none is replaced, unless `overwrite`,
   /// and a tracker never goes back. Where it names a newer step (any iteration is newer than
   /// `release`), or is not there or illegible and there is a newer step, it stays as it is. Returns
   /// a line that says so; empty: the tracker names the new step.
-  std::string commit_beside_others(const std::vector<ManifestFile>& files, bool overwrite = false);
+  std::string commit_converted(const std::vector<WrittenFile>& files, bool overwrite = false);
   /// After a failure: frees the disk, as far as that goes. Does not throw.
-  void abandon() noexcept;
+  void abandon() noexcept { folder_.abandon(); }
 
  private:
-  StepWriter(std::string directory, std::string name, int64_t iteration, std::string tracker);
+  StepWriter(std::string directory, const std::string& name, std::string tracker, CheckpointStep step);
 
-  void finish_folder(const std::vector<ManifestFile>& files, const RunHistory& run);
-  void place();
-  CheckpointStep step() const;
+  void finish_folder(const std::vector<WrittenFile>& files, const RunHistory& run);
 
   std::string directory_;
-  std::string name_;
-  int64_t iteration_;
   std::string tracker_;
-  std::string hidden_;
-  std::shared_ptr<void> writing_{};  // the hidden folder's lock
-  std::string final_;
+  CheckpointStep step_;
+  AtomicFolder folder_;
 };
 
 }  // namespace megashard

@@ -4,16 +4,16 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <sstream>
 #include <vector>
 
+#include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/files/crc32.h"
 #include "checkpoint/files/file_crc32.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/files/unreadable_error.h"
-#include "checkpoint/steps/agreement.h"
 #include "checkpoint/steps/run_history.h"
-#include "checkpoint/steps/step_files.h"
+#include "checkpoint/values/gather_values.h"
+#include "parallel/collectives/agreement.h"
 
 namespace megashard {
 namespace {
@@ -25,8 +25,8 @@ auto readable_or_stop(const Work& work) {
     return work();
   } catch (const UnreadableError& error) {
     TORCH_CHECK(false, error.what_without_backtrace(),
-                ": it may be whole, so nothing else is loaded instead; make it readable and start again, or name another "
-                "step with --ckpt-step");
+                ": it may be whole, so nothing else is loaded instead; make it readable and start again, or name "
+                "another step with --ckpt-step");
   }
 }
 
@@ -39,12 +39,9 @@ struct Search {
 
 /// The path of a folder that is a step, so that its last part is the step's name.
 std::string step_path(const std::string& folder) {
-  const auto whole = [](const std::filesystem::path& path) {
-    return path.has_filename() ? path : path.parent_path();
-  };
+  const auto whole = [](const std::filesystem::path& path) { return path.has_filename() ? path : path.parent_path(); };
   const auto given = whole(std::filesystem::path(folder).lexically_normal());
-  if (step_named(given.filename(), given))
-    return given.has_parent_path() ? given : std::filesystem::path(".") / given;
+  if (step_named(given.filename(), given)) return given.has_parent_path() ? given : std::filesystem::path(".") / given;
   std::error_code error;  // of a path that is not there
   return whole(std::filesystem::weakly_canonical(folder, error));
 }
@@ -61,8 +58,9 @@ std::optional<CheckpointStep> as_step(const std::string& folder, std::optional<i
   const auto has = [&](const char* name) { return path_exists(folder + "/" + name); };
   const bool holds_one = has(kDcpMetadataFile) || has(kFormatFile) || has(kCommonFile);
   if (!holds_one && !(is_numbered && list_steps(folder).empty())) return std::nullopt;
-  TORCH_CHECK(step, folder, " is a step, but its name does not say of which iteration: rename it as iter_0000010, and "
-              "give its parent by --load, with --ckpt-step");
+  TORCH_CHECK(step, folder,
+              " is a step, but its name does not say of which iteration: rename it as iter_0000010, and give its "
+              "parent by --load, with --ckpt-step");
   TORCH_CHECK(!ckpt_step || (is_numbered && step->iteration == *ckpt_step), folder, " is itself the step ",
               step->is_release ? "release" : std::to_string(step->iteration), ", and --ckpt-step asks for ", *ckpt_step,
               ": leave it out, or give the parent by --load");
@@ -97,38 +95,37 @@ Search search(const std::string& directory, std::optional<int64_t> ckpt_step) {
       found.trouble = "there is no " + latest->folder + ", which the tracker names";
   }
   found.candidates = std::move(steps);
-  TORCH_CHECK(!found.candidates.empty(), found.trouble, ", nor a step before it: check the path, or name a step with --ckpt-step");
+  TORCH_CHECK(!found.candidates.empty(), found.trouble,
+              ", nor a step before it: check the path, or name a step with --ckpt-step");
   return found;
 }
 
-std::string encode_search(const Search& found) {
-  std::ostringstream text;
-  text << found.candidates.size() << ' ' << found.is_asked_for << '\n';
+Value message_of(const Search& found) {
+  List steps;
   for (const auto& step : found.candidates) {
-    text << std::filesystem::path(step.folder).filename().string() << '\n'
-         << step.iteration << ' ' << step.is_release << '\n';
+    const auto name = std::filesystem::path(step.folder).filename().string();
+    steps.items.emplace_back(Tuple{{name, step.iteration, step.is_release}});
   }
-  text << found.trouble;
-  return text.str();
+  return Tuple{{std::move(steps), found.trouble, found.is_asked_for}};
 }
 
 /// Each rank has the steps in its own `directory`, which may be another's by another path.
-Search decode_search(const std::string& encoded, const std::string& directory) {
-  std::istringstream text(encoded);
-  std::string line;
-  Search found;
-  size_t count = 0;
-  text >> count >> found.is_asked_for;
-  std::getline(text, line);
-  found.candidates.resize(count);
-  for (auto& step : found.candidates) {
-    std::getline(text, step.folder);
-    step.folder = step.folder.empty() ? step_path(directory) : directory + "/" + step.folder;
-    text >> step.iteration >> step.is_release;
-    std::getline(text, line);
+Search search_in(const Value& message, const std::string& directory) {
+  const auto& fields = message.as_items();
+  Search found{{}, fields.at(1).as_string(), fields.at(2).as_bool()};
+  for (const auto& item : fields.at(0).as_items()) {
+    const auto& step = item.as_items();
+    const auto& name = step.at(0).as_string();
+    found.candidates.push_back(
+        {name.empty() ? step_path(directory) : directory + "/" + name, step.at(1).as_int(), step.at(2).as_bool()});
   }
-  found.trouble.assign(std::istreambuf_iterator<char>(text), {});
   return found;
+}
+
+/// What the first rank has found, on all.
+template <class Work>
+Search first_ranks_search(const std::string& directory, const ProcessGroupPtr& group, const Work& work) {
+  return search_in(first_rank_value(group, [&] { return message_of(readable_or_stop(work)); }), directory);
 }
 
 /// Of a manifest that is there and legible.
@@ -142,8 +139,8 @@ std::optional<RunHistory> known_run(const CheckpointStep& step) {
   return std::nullopt;
 }
 
-/// Takes out the steps of other runs than the one that is meant, and returns a sentence about them;
-/// empty: there are none. `meant`: the tracker's step; null: the tracker does not say it, and then
+/// Takes out the steps of other runs than the one that is meant, and returns what is to be said of
+/// them; empty: there are none. `meant`: the tracker's step; null: the tracker does not say it, and then
 /// there may be only one run.
 std::string take_out_other_runs(std::vector<CheckpointStep>& steps, const CheckpointStep* meant) {
   auto run = meant == nullptr ? std::nullopt : known_run(*meant);
@@ -160,117 +157,105 @@ std::string take_out_other_runs(std::vector<CheckpointStep>& steps, const Checkp
   });
   TORCH_CHECK(others.empty() || is_sure, others, " and ", steps.empty() ? "others" : steps[0].folder,
               " are steps of different runs, and nothing says which of them is meant: name a step with --ckpt-step");
-  return others.empty()
-             ? ""
-             : others + (others.find(", ") == others.npos ? " is" : " are") + " of another run";
+  return others.empty() ? "" : others + (others.find(", ") == others.npos ? " is" : " are") + " of another run";
 }
 
 /// The same on all ranks. The first `tried` of the candidates are damaged.
-void keep_one_run(Search& found, size_t tried, const std::string& directory,
-                  const ProcessGroupPtr& group) {
-  const auto answers = gather_or_throw(group, [&]() -> std::string {
-    if (rank_in(group) != 0) return "";
-    return readable_or_stop([&] {
-      const auto first = found.candidates.begin();
-      Search rest{{first + static_cast<std::ptrdiff_t>(tried), found.candidates.end()}};
-      rest.trouble = take_out_other_runs(rest.candidates, tried == 0 ? nullptr : &*first);
-      return encode_search(rest);
-    });
+void keep_one_run(Search& found, size_t tried, const std::string& directory, const ProcessGroupPtr& group) {
+  const auto rest = first_ranks_search(directory, group, [&] {
+    const auto first = found.candidates.begin();
+    Search rest{{first + static_cast<std::ptrdiff_t>(tried), found.candidates.end()}};
+    rest.trouble = take_out_other_runs(rest.candidates, tried == 0 ? nullptr : &*first);
+    return rest;
   });
-  const auto rest = decode_search(answers[0], directory);
   found.candidates.resize(tried);
   found.candidates.insert(found.candidates.end(), rest.candidates.begin(), rest.candidates.end());
   if (!rest.trouble.empty()) found.trouble += (found.trouble.empty() ? "" : "; ") + rest.trouble;
 }
 
-constexpr char kDamage = '!';  // begins an answer that is no list of sums
-
 /// Reads this rank's stretch of the files' bytes, all of them behind each other, and returns what
-/// it adds (xor) to the checksum of each file that it touches: its number and that.
-std::string sums_of_stretch(const std::string& folder, const std::vector<ManifestFile>& files,
-                            int64_t rank, int64_t ranks) {
+/// it adds (xor) to the checksum of each file.
+List sums_of_stretch(const std::string& folder, const std::vector<WrittenFile>& files, int64_t rank, int64_t ranks) {
   int64_t total = 0;
   for (const auto& file : files) total += file.bytes;
   const auto share = total / ranks + 1;
   const auto begin = std::min(total, share * rank);
   const auto end = std::min(total, begin + share);
-  std::ostringstream sums;
+  List sums;
   int64_t at = 0;  // where the file begins
-  for (size_t i = 0; i < files.size(); at += files[i++].bytes) {
+  for (const auto& file : files) {
     const auto from = std::max(begin - at, int64_t{0});
-    const auto to = std::min(end - at, files[i].bytes);
-    if (from >= to) continue;
-    const auto crc = crc32_of(InputFile(folder + "/" + files[i].name), from, to - from);
-    sums << i << ' ' << crc32_combine(crc, 0, files[i].bytes - to) << '\n';
+    const auto to = std::min(end - at, file.bytes);
+    int64_t sum = 0;
+    if (from < to) {
+      const auto crc = crc32_of(InputFile(folder + "/" + file.name), from, to - from);
+      sum = crc32_combine(crc, 0, file.bytes - to);
+    }
+    sums.items.emplace_back(sum);
+    at += file.bytes;
   }
-  return sums.str();
+  return sums;
 }
 
-/// The first that is not empty.
-std::string first_damage(const std::vector<std::string>& answers) {
-  const auto found = std::find_if(answers.begin(), answers.end(),
-                                  [](const std::string& answer) { return !answer.empty(); });
-  return found == answers.end() ? "" : *found;
+/// What a rank says of a step: a text is its damage, anything else is none.
+std::string first_damage(const std::vector<Value>& answers) {
+  for (const auto& answer : answers) {
+    if (const auto* damage = answer.get_if<std::string>()) return *damage;
+  }
+  return "";
 }
+
+Value damage_or_none(std::string damage) { return damage.empty() ? Value() : Value(std::move(damage)); }
 
 /// The first file whose bytes have changed, as this rank's manifest says.
 std::string changed_file(const std::string& folder, const ProcessGroupPtr& group) {
-  std::vector<ManifestFile> files;
-  const auto read = [&]() -> std::string {
+  std::vector<WrittenFile> files;
+  const auto read = [&]() -> Value {
     try {
-      if (!has_manifest(folder)) return "";
+      if (!has_manifest(folder)) return {};
       files = read_manifest(folder).files;
-      return sums_of_stretch(folder, files, rank_in(group), group == nullptr ? 1 : group->size());
+      return sums_of_stretch(folder, files, rank_in(group), size_in(group));
     } catch (const UnreadableError&) {
       throw;
     } catch (const c10::Error& error) {
-      return kDamage + std::string(error.what_without_backtrace());
+      return error_text(error);
     }
   };
-  const auto answers = gather_or_throw(group, [&] { return readable_or_stop(read); });
-  std::vector<uint32_t> sums(files.size());
-  for (const auto& answer : answers) {
-    if (!answer.empty() && answer[0] == kDamage) return answer.substr(1);
-    std::istringstream text(answer);
-    size_t file = 0;
-    for (uint32_t sum = 0; text >> file >> sum;) {
-      if (file < sums.size()) sums[file] ^= sum;
-    }
-  }
+  const auto answers = gather_values(group, [&] { return readable_or_stop(read); });
+  const auto unread = first_damage(answers);
+  if (!unread.empty()) return unread;
   for (size_t i = 0; i < files.size(); ++i) {
-    const auto damage = checksum_damage(folder, files[i], sums[i]);
+    uint32_t sum = 0;
+    for (const auto& answer : answers) {
+      const auto* sums = answer.get_if<List>();
+      if (sums != nullptr && i < sums->items.size()) sum ^= static_cast<uint32_t>(sums->items[i].as_int());
+    }
+    const auto damage = checksum_damage(folder, files[i], sum);
     if (!damage.empty()) return damage;
   }
   return "";
 }
 
 /// The first damage that a rank has found, on all ranks.
-std::string damage_on_any_rank(const std::string& folder, const FindOptions& options,
-                               const ProcessGroupPtr& group) {
-  const auto ranks = group == nullptr ? 1 : group->size();
-  const auto look = [&] {
-    const auto damage =
-        step_damage(folder, VerifyDepth::kSizes, static_cast<size_t>(rank_in(group)),
-                    static_cast<size_t>(ranks));
-    return damage.empty() && options.also ? options.also(folder) : damage;
+std::string damage_on_any_rank(const std::string& folder, const FindOptions& options, const ProcessGroupPtr& group) {
+  const auto check = [&] {
+    const auto rank = static_cast<size_t>(rank_in(group));
+    auto damage = step_damage(folder, VerifyDepth::kSizes, rank, static_cast<size_t>(size_in(group)));
+    if (damage.empty() && options.further_damage) damage = options.further_damage(folder);
+    return damage_or_none(std::move(damage));
   };
-  const auto found = gather_or_throw(group, [&] { return readable_or_stop(look); });
-  const auto damage = first_damage(found);
+  const auto damage = first_damage(gather_values(group, [&] { return readable_or_stop(check); }));
   if (!damage.empty() || options.depth == VerifyDepth::kSizes) return damage;
   const auto changed = changed_file(folder, group);
   // Disks of the ranks' own, and caches of a network's, may show them different manifests.
-  return first_damage(gather_or_throw(group, [&] { return changed; }));
+  return first_damage(gather_values(group, [&] { return damage_or_none(changed); }));
 }
 
 }  // namespace
 
 std::optional<CheckpointStep> find_step(const std::string& directory, const ProcessGroupPtr& group,
                                         const FindOptions& options) {
-  const auto answers = gather_or_throw(group, [&]() -> std::string {
-    if (rank_in(group) != 0) return "";
-    return readable_or_stop([&] { return encode_search(search(directory, options.ckpt_step)); });
-  });
-  auto found = decode_search(answers[0], directory);
+  auto found = first_ranks_search(directory, group, [&] { return search(directory, options.ckpt_step); });
   if (found.candidates.empty()) return std::nullopt;
   std::vector<int64_t> passed_over;
   if (!found.trouble.empty()) keep_one_run(found, 0, directory, group);
@@ -280,20 +265,19 @@ std::optional<CheckpointStep> find_step(const std::string& directory, const Proc
     auto step = found.candidates[next];
     const auto damage = damage_on_any_rank(step.folder, options, group);
     if (damage.empty()) {
-      if (!trouble.empty() && options.notice)
-        options.notice(trouble + "; " + step.folder + " is used instead");
+      if (!trouble.empty() && options.notice) options.notice(trouble + "; " + step.folder + " is used instead");
       step.passed_over = std::move(passed_over);
       return step;
     }
     passed_over.push_back(step.iteration);
     trouble += (trouble.empty() ? "" : "; ") + damage;
-    if (next == 0 && tracker_is_whole && !found.is_asked_for)
-      keep_one_run(found, 1, directory, group);
+    if (next == 0 && tracker_is_whole && !found.is_asked_for) keep_one_run(found, 1, directory, group);
   }
-  const auto asked =
-      options.ckpt_step ? "--ckpt-step " + std::to_string(*options.ckpt_step) + ": " : "";
+  const auto asked = options.ckpt_step ? "--ckpt-step " + std::to_string(*options.ckpt_step) + ": " : "";
   TORCH_CHECK(!found.is_asked_for, asked, trouble, ": put back what is damaged from a copy, or name another step");
-  TORCH_CHECK(false, trouble, "; ", directory, " has no whole step to use instead: put back what is damaged from a copy, or give an empty folder to start anew");
+  TORCH_CHECK(
+      false, trouble, "; ", directory,
+      " has no whole step to use instead: put back what is damaged from a copy, or give an empty folder to start anew");
 }
 
 }  // namespace megashard

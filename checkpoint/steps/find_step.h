@@ -15,7 +15,7 @@ struct FindOptions {
   std::optional<int64_t> ckpt_step{};  ///< this one or none
   VerifyDepth depth = VerifyDepth::kBytes;
   /// What else is wrong with a step's folder; empty: nothing. Null: nothing else matters.
-  std::function<std::string(const std::string& folder)> also{};
+  std::function<std::string(const std::string& folder)> further_damage{};
   /// Gets one line, on every rank, when another step than the tracker's is found: which was passed
   /// over, which file is damaged, what is used instead. Null: nobody is told.
   std::function<void(const std::string& line)> notice{};

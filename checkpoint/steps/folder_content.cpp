@@ -1,18 +1,13 @@
 #include "checkpoint/steps/folder_content.h"
 
-#include <c10/util/Exception.h>
-#include <stdlib.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <set>
 
+#include "checkpoint/dcp/checkpoint_format.h"
+#include "checkpoint/files/atomic_folder.h"
 #include "checkpoint/files/file_io.h"
-#include "checkpoint/hugging_face/hf_files.h"
+#include "checkpoint/files/trial_files.h"
 #include "checkpoint/steps/checkpoint_directory.h"
-#include "checkpoint/steps/step_files.h"
 
 namespace megashard {
 namespace {
@@ -22,15 +17,6 @@ namespace fs = std::filesystem;
 constexpr const char* kTrackerFile = "latest_checkpointed_iteration.txt";
 constexpr const char* kLegacyRanks = "mp_rank_00";
 constexpr const char* kWeightsEnds[] = {".safetensors", ".distcp", ".bin", ".pt", ".pth", ".gguf"};
-
-std::set<std::string> listing_of(const std::string& folder) {
-  std::set<std::string> names;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error))
-    names.insert(entry.path().filename().string());
-  TORCH_CHECK(!error, "cannot list ", folder, ": ", error.message());
-  return names;
-}
 
 bool is_weights(const std::string& name, const std::set<std::string>& others) {
   const auto path = fs::path(name);
@@ -43,37 +29,17 @@ bool is_weights(const std::string& name, const std::set<std::string>& others) {
 
 /// Whether the weights there are what a cut-short save left, without the file to begin with.
 bool is_half_replaced(const std::string& folder, const std::set<std::string>& names) {
-  return hf_save_was_cut_short(folder) && names.count("model.safetensors") == 0 &&
+  return is_unfinished(folder + "/model") && names.count("model.safetensors") == 0 &&
          names.count("model.safetensors.index.json") == 0;
 }
 
-/// The nearest folder, or what is in its place, on the way up from a path that may not be there.
-fs::path nearest_existing(const std::string& path) {
-  auto at = fs::absolute(path).lexically_normal();
-  std::error_code error;
-  while (!fs::exists(fs::symlink_status(at, error)) && at.has_relative_path())
-    at = at.parent_path();
-  return at;
-}
-
-/// Makes a file there, and removes it.
-std::string trouble_writing(const fs::path& folder) {
-  auto name = (folder / ".megashard.XXXXXX").string();
-  const int descriptor = ::mkstemp(name.data());
-  if (descriptor < 0) return std::strerror(errno);
-  ::close(descriptor);
-  ::unlink(name.c_str());
-  return "";
-}
-
 std::string place_refusal(const std::string& path, const std::string& flag) {
-  const auto nearest = nearest_existing(path);
-  if (!is_directory(nearest.string()))
-    return flag + " " + path + ": " + nearest.string() + " is no directory; give another place";
-  const auto trouble = trouble_writing(nearest);
-  if (trouble.empty()) return "";
-  return flag + " " + path + ": cannot write into " + nearest.string() + ": " + trouble +
-         "; give another place";
+  try {
+    try_folder(path);
+    return "";
+  } catch (const UnwritableError& error) {
+    return flag + " " + path + ": " + error.what() + "; give another place";
+  }
 }
 
 }  // namespace
@@ -83,7 +49,8 @@ FolderContent content_of(const std::string& folder) {
   if (!is_directory(folder)) return {};
   const auto steps = list_steps(folder);
   if (!steps.empty()) return {Kind::kRun, fs::path(steps[0].folder).filename().string()};
-  const auto names = listing_of(folder);
+  const auto listing = names_in(folder);
+  const std::set<std::string> names(listing.begin(), listing.end());
   if (names.count(kTrackerFile) != 0) return {Kind::kRun, kTrackerFile};
   for (const char* file : {kDcpMetadataFile, kFormatFile, kCommonFile}) {
     if (names.count(file) != 0) return {Kind::kStep, file};
@@ -112,8 +79,7 @@ std::string content_refusal(const std::string& folder, const std::string& flag, 
       what = "a run's steps";
       break;
   }
-  return flag + " " + folder + " holds " + what + " (" + content.name +
-         "): give a folder of its own, or --overwrite";
+  return flag + " " + folder + " holds " + what + " (" + content.name + "): give a folder of its own, or --overwrite";
 }
 
 std::string folder_refusal(const std::string& folder, const std::string& flag, bool overwrite) {
@@ -126,8 +92,7 @@ std::string file_refusal(const std::string& path, const std::string& flag, bool 
     return flag + ": " + path + " is a directory, and " + flag + " takes a file: give its name too";
   const auto folder = fs::absolute(path).lexically_normal().parent_path().string();
   if (!is_directory(folder)) return flag + " " + path + ": there is no directory " + folder;
-  if (path_exists(path) && !overwrite)
-    return flag + ": " + path + " exists already: give another name, or --overwrite";
+  if (path_exists(path) && !overwrite) return flag + ": " + path + " exists already: give another name, or --overwrite";
   return place_refusal(folder, flag);
 }
 

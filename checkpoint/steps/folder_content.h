@@ -16,10 +16,10 @@ struct FolderContent {
 FolderContent content_of(const std::string& folder);
 
 /// Why nothing is to be written into `folder`, which `flag` names: it holds weights, a step or a
-/// run, and `overwrite` (--overwrite) was not given. One sentence with the remedy; empty: nothing
-/// stands against it.
+/// run, and `overwrite` (--overwrite) was not given. With the remedy; empty: nothing stands
+/// against it.
 std::string content_refusal(const std::string& folder, const std::string& flag, bool overwrite);
-/// The same, or that no file can be made in it. Makes nothing.
+/// The same, or that no file can be made in it, which is tried. Leaves nothing there.
 std::string folder_refusal(const std::string& folder, const std::string& flag, bool overwrite);
 /// The same for a file to be written, whose folder must be there; `overwrite`: it may be replaced.
 std::string file_refusal(const std::string& path, const std::string& flag, bool overwrite);

@@ -5,17 +5,15 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/files/crc32.h"
 #include "checkpoint/files/file_crc32.h"
-#include "checkpoint/files/file_io.h"
 #include "checkpoint/files/strict_json.h"
 #include "checkpoint/files/unreadable_error.h"
-#include "checkpoint/steps/step_files.h"
 
 namespace megashard {
 namespace {
@@ -24,7 +22,12 @@ using nlohmann::json;
 
 constexpr const char* kManifest = "manifest.json";
 constexpr int64_t kFormatVersion = 1;
-constexpr int64_t kMostManifestBytes = 64 << 20;  // of some 500,000 files
+constexpr int64_t kMaxManifestBytes = 64 << 20;  // of some 500,000 files
+
+uint32_t checksum_of(const json& root) {
+  const auto text = root.dump();
+  return crc32(0, text.data(), static_cast<int64_t>(text.size()));
+}
 
 std::string hex(uint32_t crc) {
   char digits[9];
@@ -64,17 +67,14 @@ json json_of(const RunHistory& run) {
 
 RunHistory run_from(const json& run, const std::string& where) {
   const auto is_part = [](const json& part) {
-    return part.is_array() && part.size() == 2 && part[0].is_string() &&
-           part[1].is_number_unsigned() &&
+    return part.is_array() && part.size() == 2 && part[0].is_string() && part[1].is_number_unsigned() &&
            part[1].get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX);
   };
-  const bool valid = run.is_object() && run.contains("id") && run["id"].is_string() &&
-                     run.contains("before") && run["before"].is_array() &&
-                     std::all_of(run["before"].begin(), run["before"].end(), is_part);
+  const bool valid = run.is_object() && run.contains("id") && run["id"].is_string() && run.contains("before") &&
+                     run["before"].is_array() && std::all_of(run["before"].begin(), run["before"].end(), is_part);
   TORCH_CHECK(valid, where, ": \"run\" is not what a run says of itself");
   RunHistory history{run["id"], {}};
-  for (const auto& part : run["before"])
-    history.before.push_back({part[0].get<std::string>(), part[1].get<int64_t>()});
+  for (const auto& part : run["before"]) history.before.push_back({part[0].get<std::string>(), part[1].get<int64_t>()});
   return history;
 }
 
@@ -86,8 +86,7 @@ void check_length(const std::string& path, int64_t expected, bool at_least) {
 }
 
 void check_foreign_step(const std::string& folder) {
-  TORCH_CHECK(!path_exists(folder + "/" + kCommonFile) ||
-                  path_exists(folder + "/" + kFormatFile), folder,
+  TORCH_CHECK(!path_exists(folder + "/" + kCommonFile) || path_exists(folder + "/" + kFormatFile), folder,
               " has no metadata.json, which is written last: its save was cut short");
   std::map<std::string, int64_t> reach;  // where the last item of each file ends
   const auto add = [&reach](const DcpLocation& location) {
@@ -104,15 +103,6 @@ void check_foreign_step(const std::string& folder) {
 
 }  // namespace
 
-ManifestFile manifest_entry(const OutputFile& file) {
-  return {std::filesystem::path(file.path()).filename().string(), file.position(), file.crc32()};
-}
-
-ManifestFile manifest_entry(std::string name, std::string_view content) {
-  const auto bytes = static_cast<int64_t>(content.size());
-  return {std::move(name), bytes, crc32(0, content.data(), bytes)};
-}
-
 bool has_manifest(const std::string& folder) { return path_exists(folder + "/" + kManifest); }
 
 void write_manifest(const std::string& folder, const Manifest& manifest) {
@@ -121,17 +111,15 @@ void write_manifest(const std::string& folder, const Manifest& manifest) {
     TORCH_INTERNAL_ASSERT(is_plain_name(file.name), file.name);
     files[file.name] = {{"bytes", file.bytes}, {"crc32", hex(file.crc32)}};
   }
-  json root{{"format_version", kFormatVersion},
-            {"iteration", manifest.iteration},
-            {"files", std::move(files)}};
+  json root{{"format_version", kFormatVersion}, {"iteration", manifest.iteration}, {"files", std::move(files)}};
   if (!manifest.run.id.empty()) root["run"] = json_of(manifest.run);
-  root["crc32"] = hex(manifest_entry(kManifest, root.dump()).crc32);
+  root["crc32"] = hex(checksum_of(root));
   write_file_atomically(folder + "/" + kManifest, root.dump(1) + "\n");
 }
 
 Manifest read_manifest(const std::string& folder) {
   const auto path = folder + "/" + kManifest;
-  return parse_manifest(read_small_file(path, kMostManifestBytes), path);
+  return parse_manifest(read_small_file(path, kMaxManifestBytes), path);
 }
 
 Manifest parse_manifest(std::string_view text, const std::string& where) {
@@ -139,21 +127,19 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   TORCH_CHECK(root.is_object() && root.contains("crc32") && root.contains("files"), where,
               " is damaged, or no manifest of a step");
   const auto version = count_of(root, "format_version", where);
-  TORCH_CHECK(version == kFormatVersion, where, " has format_version ", version, "; this program reads ", kFormatVersion,
-              ": load it with the newer program that wrote it");
+  TORCH_CHECK(version == kFormatVersion, where, " has format_version ", version, "; this program reads ",
+              kFormatVersion, ": load it with the newer program that wrote it");
   const auto expected = from_hex(root["crc32"], where);
   root.erase("crc32");
-  TORCH_CHECK(manifest_entry(kManifest, root.dump()).crc32 == expected, where,
+  TORCH_CHECK(checksum_of(root) == expected, where,
               " does not have its own checksum: its bytes have changed since it was written");
   Manifest manifest;
   manifest.iteration = count_of(root, "iteration", where);
   TORCH_CHECK(root["files"].is_object(), where, ": \"files\" is not an object");
   for (const auto& [name, file] : root["files"].items()) {
-    TORCH_CHECK(is_plain_name(name), where, " names the file ", json(name).dump(),
-                ", which is not one of its folder");
+    TORCH_CHECK(is_plain_name(name), where, " names the file ", json(name).dump(), ", which is not one of its folder");
     TORCH_CHECK(file.is_object() && file.contains("crc32"), where, ": ", name, " has no crc32");
-    manifest.files.push_back(
-        {name, count_of(file, "bytes", where), from_hex(file["crc32"], where)});
+    manifest.files.push_back({name, count_of(file, "bytes", where), from_hex(file["crc32"], where)});
   }
   if (root.contains("run")) manifest.run = run_from(root["run"], where);
   return manifest;
@@ -163,10 +149,10 @@ RunHistory run_of_step(const std::string& folder) {
   return has_manifest(folder) ? read_manifest(folder).run : RunHistory{};
 }
 
-std::string checksum_damage(const std::string& folder, const ManifestFile& file, uint32_t found) {
+std::string checksum_damage(const std::string& folder, const WrittenFile& file, uint32_t found) {
   if (found == file.crc32) return "";
-  return folder + "/" + file.name + " has the checksum " + hex(found) + " instead of " +
-         hex(file.crc32) + ": its bytes have changed since it was written";
+  return folder + "/" + file.name + " has the checksum " + hex(found) + " instead of " + hex(file.crc32) +
+         ": its bytes have changed since it was written";
 }
 
 std::string step_damage(const std::string& folder, VerifyDepth depth, size_t part, size_t parts) {

@@ -5,18 +5,10 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/files/file_io.h"
 #include "checkpoint/steps/run_history.h"
 
 namespace megashard {
-
-class OutputFile;
-
-/// A file of a step as its writer left it.
-struct ManifestFile {
-  std::string name;  ///< inside the step's folder
-  int64_t bytes = 0;
-  uint32_t crc32 = 0;  ///< of the whole file
-};
 
 /// STEP/manifest.json: every other file of the step, so that damage is found and named. PyTorch and
 /// Megatron write none and do not mind it.
@@ -27,23 +19,20 @@ struct ManifestFile {
 /// is not known.
 struct Manifest {
   int64_t iteration = 0;  ///< 0 for release
-  std::vector<ManifestFile> files;
+  std::vector<WrittenFile> files;
   RunHistory run{};
 };
 
-ManifestFile manifest_entry(const OutputFile& file);  ///< that is written and closed
-ManifestFile manifest_entry(std::string name, std::string_view content);
-
 bool has_manifest(const std::string& folder);
 void write_manifest(const std::string& folder, const Manifest& manifest);
-/// Throws a sentence with the path for what is missing, damaged or leads out of the folder.
+/// Throws, naming the path, for what is missing, damaged or leads out of the folder.
 Manifest read_manifest(const std::string& folder);
 Manifest parse_manifest(std::string_view json, const std::string& where);
 /// Of the manifest; without one the run is not known.
 RunHistory run_of_step(const std::string& folder);
 
 /// What is wrong with a file of the folder whose bytes have the checksum `found`; empty: nothing.
-std::string checksum_damage(const std::string& folder, const ManifestFile& file, uint32_t found);
+std::string checksum_damage(const std::string& folder, const WrittenFile& file, uint32_t found);
 
 enum class VerifyDepth {
   kSizes,  ///< every file is there, with its length
@@ -55,8 +44,7 @@ enum class VerifyDepth {
 /// it names reach as far as it says; bytes cannot be checked then. Of `parts` processes that share
 /// the work, this one checks every parts-th file from `part` on. Throws UnreadableError when that
 /// cannot be known now.
-std::string step_damage(const std::string& folder, VerifyDepth depth, size_t part = 0,
-                        size_t parts = 1);
+std::string step_damage(const std::string& folder, VerifyDepth depth, size_t part = 0, size_t parts = 1);
 /// Throws that, and what can be done.
 void verify_step(const std::string& folder, VerifyDepth depth);
 

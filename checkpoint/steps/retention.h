@@ -9,12 +9,11 @@ namespace megashard {
 
 /// Which old steps stay after a save; nothing set: all.
 struct RetentionPolicy {
-  std::optional<int64_t>
-      most_recent{};                  ///< --most-recent-k: the newest so many; unset: see interval
-  std::optional<int64_t> interval{};  ///< --save-retain-interval: also every multiple of it, as in
-                                      ///< Megatron; alone, the newest step and these
-  std::vector<int64_t> damaged{};     ///< known to be, whatever their lengths: see below
-  bool other_runs = false;            ///< all steps of other runs go (--overwrite-run)
+  std::optional<int64_t> most_recent{};  ///< --most-recent-k: the newest so many; unset: see interval
+  std::optional<int64_t> interval{};     ///< --save-retain-interval: also every multiple of it, as in
+                                         ///< Megatron; alone, the newest step and these
+  std::vector<int64_t> damaged{};        ///< known to be, whatever their lengths: see below
+  bool other_runs = false;               ///< all steps of other runs go (--overwrite-run)
 
   bool removes() const { return most_recent || interval || other_runs; }
 };

@@ -24,9 +24,7 @@ RunHistory gone_on_from(RunHistory run, int64_t iteration) {
 Kinship kinship(const RunHistory& run, const std::string& id, int64_t iteration) {
   if (id == run.id) return Kinship::kOwn;
   const auto is_its = [&](const RunHistory::Part& part) { return part.id == id; };
-  const auto is_own = [&](const RunHistory::Part& part) {
-    return part.id == id && iteration <= part.last;
-  };
+  const auto is_own = [&](const RunHistory::Part& part) { return part.id == id && iteration <= part.last; };
   const auto& parts = run.before;
   if (std::any_of(parts.begin(), parts.end(), is_own)) return Kinship::kOwn;
   return std::any_of(parts.begin(), parts.end(), is_its) ? Kinship::kLeft : Kinship::kOther;

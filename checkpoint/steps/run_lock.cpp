@@ -43,14 +43,13 @@ std::vector<std::string> missing_folders(const std::string& directory) {
 bool is_current(int descriptor, const std::string& path) {
   struct stat open_one {};
   struct stat named {};
-  return ::fstat(descriptor, &open_one) == 0 && ::stat(path.c_str(), &named) == 0 &&
-         open_one.st_ino == named.st_ino && open_one.st_dev == named.st_dev;
+  return ::fstat(descriptor, &open_one) == 0 && ::stat(path.c_str(), &named) == 0 && open_one.st_ino == named.st_ino &&
+         open_one.st_dev == named.st_dev;
 }
 
 }  // namespace
 
-RunLock::RunLock(const std::string& directory)
-    : path_(directory + "/.run"), made_(missing_folders(directory)) {
+RunLock::RunLock(const std::string& directory) : path_(directory + "/.run"), made_(missing_folders(directory)) {
   make_directories(directory);
   while (!take()) {
   }
@@ -75,9 +74,8 @@ bool RunLock::take() {
   }
   descriptor_ = descriptor;
   const auto line = this_process() + "\n";
-  const bool written =
-      ::ftruncate(descriptor_, 0) == 0 &&
-      ::pwrite(descriptor_, line.data(), line.size(), 0) == static_cast<ssize_t>(line.size());
+  const bool written = ::ftruncate(descriptor_, 0) == 0 &&
+                       ::pwrite(descriptor_, line.data(), line.size(), 0) == static_cast<ssize_t>(line.size());
   const auto why = std::string(written ? "" : std::strerror(errno));
   if (!written) ::close(std::exchange(descriptor_, -1));
   TORCH_CHECK(written, "writing ", path_, " failed: ", why);

@@ -14,14 +14,14 @@
 #include <vector>
 
 #include "checkpoint/files/run_in_threads.h"
-#include "parallel/cuda/cuda_module.h"
-#include "parallel/fsdp/comm_streams.h"
+#include "parallel/device/cuda_module.h"
+#include "parallel/device/streams.h"
 
 namespace megashard {
 namespace {
 
 constexpr int64_t kShardAlignment = 64;        // a cache line
-constexpr int64_t kLeastBytesACopy = 8 << 20;  // a thread takes as long to start as 0.5 MiB to copy
+constexpr int64_t kMinBytesPerCopy = 8 << 20;  // a thread takes as long to start as 0.5 MiB to copy
 
 struct Piece {
   char* to;
@@ -34,8 +34,7 @@ void copy_range(const std::vector<Piece>& pieces, int64_t begin, int64_t end) {
   for (const auto& piece : pieces) {
     const auto first = std::max<int64_t>(0, begin);
     const auto last = std::min(piece.bytes, end);
-    if (first < last)
-      std::memcpy(piece.to + first, piece.from + first, static_cast<size_t>(last - first));
+    if (first < last) std::memcpy(piece.to + first, piece.from + first, static_cast<size_t>(last - first));
     begin -= piece.bytes;
     end -= piece.bytes;
   }
@@ -44,10 +43,9 @@ void copy_range(const std::vector<Piece>& pieces, int64_t begin, int64_t end) {
 void copy_pieces(const std::vector<Piece>& pieces) {
   int64_t total = 0;
   for (const auto& piece : pieces) total += piece.bytes;
-  const auto parts = std::clamp<int64_t>(total / kLeastBytesACopy, 1, at::get_num_threads());
+  const auto parts = std::clamp<int64_t>(total / kMinBytesPerCopy, 1, at::get_num_threads());
   run_in_threads(parts, parts, [&](const NextItem& next) {
-    while (const auto part = next())
-      copy_range(pieces, total * *part / parts, total * (*part + 1) / parts);
+    while (const auto part = next()) copy_range(pieces, total * *part / parts, total * (*part + 1) / parts);
   });
 }
 
@@ -121,15 +119,15 @@ ShardedTensors ShardSnapshot::take(const ShardedTensors& tensors) {
 }
 
 c10::Stream ShardSnapshot::copying_stream(c10::Device device) {
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  if (!stream_ || stream_->device() != device) stream_ = guard.getStreamFromGlobalPool(device);
-  order_streams(guard.getStream(device), *stream_);
+  if (!stream_ || stream_->device() != device)
+    stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+  order_streams(current_stream(device), *stream_);
   return *stream_;
 }
 
 void ShardSnapshot::before_changes() const {
   if (!copied_) return;
-  copied_->block(c10::impl::VirtualGuardImpl(stream_->device_type()).getStream(stream_->device()));
+  copied_->block(current_stream(stream_->device()));
 }
 
 void ShardSnapshot::wait() const {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "parallel/fsdp/sharded_tensor.h"
+#include "parallel/sharded_tensor.h"
 
 namespace megashard {
 

@@ -5,7 +5,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "checkpoint/dcp/state_dict_keys.h"
+#include "checkpoint/values/state_dict_keys.h"
 
 namespace megashard {
 namespace {
@@ -45,9 +45,8 @@ std::optional<LayerKey> split_layer(const std::string& key) {
   const auto* const first = key.data() + begin;
   const auto parsed = std::from_chars(first, key.data() + key.size(), parts.index);
   const auto end = static_cast<size_t>(parsed.ptr - key.data());
-  const bool canonical = parsed.ec == std::errc() && is_digit(*first) &&
-                         (*first != '0' || end == begin + 1) && end + 1 < key.size() &&
-                         key[end] == '.';
+  const bool canonical = parsed.ec == std::errc() && is_digit(*first) && (*first != '0' || end == begin + 1) &&
+                         end + 1 < key.size() && key[end] == '.';
   if (!canonical) return std::nullopt;
   parts.rest = key.substr(end + 1);
   return parts;
@@ -71,8 +70,8 @@ struct LayerList {
   }
   /// Keys are distinct, so as many as there are numbers means every number.
   bool complete() const {
-    return alike && std::all_of(slots.begin(), slots.end(),
-                                [&](const auto& slot) { return slot.second.count == layers; });
+    return alike &&
+           std::all_of(slots.begin(), slots.end(), [&](const auto& slot) { return slot.second.count == layers; });
   }
 };
 
@@ -94,8 +93,7 @@ std::string torch_dist_key(const std::string& key) {
     const auto rest = std::string_view(key).substr(kOptimizerPrefix.size());
     const auto chained = chained_prefix(rest);
     if (!chained.empty()) {
-      return std::string(chained) + std::string(kOptimizerPrefix) +
-             std::string(rest.substr(chained.size()));
+      return std::string(chained) + std::string(kOptimizerPrefix) + std::string(rest.substr(chained.size()));
     }
   }
   const auto parts = split_optimizer_state_key(key);
@@ -109,8 +107,7 @@ std::string torch_dcp_key(const std::string& dist_key) {
   if (!is_optimizer_key(key)) return model_key(dist_key);
   const auto prefix = kOptimizerStatePrefix.size();
   if (!key.starts_with(kOptimizerStatePrefix)) {
-    return std::string(kOptimizerPrefix) + std::string(chained) +
-           key.substr(kOptimizerPrefix.size());
+    return std::string(kOptimizerPrefix) + std::string(chained) + key.substr(kOptimizerPrefix.size());
   }
   const auto dot = key.find('.', prefix);
   if (dot == std::string::npos) return key;
@@ -157,8 +154,7 @@ std::vector<TorchDistPlace> torch_dist_places(const std::vector<TensorInfo>& ten
 
 ShardedTensors stack_layers(const ShardedTensors& tensors) {
   std::vector<TensorInfo> infos;
-  for (const auto& [key, tensor] : tensors)
-    infos.push_back({key, tensor.local.scalar_type(), tensor.global_sizes});
+  for (const auto& [key, tensor] : tensors) infos.push_back({key, tensor.local.scalar_type(), tensor.global_sizes});
   const auto places = torch_dist_places(infos);
   ShardedTensors stacked;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -170,8 +166,7 @@ ShardedTensors stack_layers(const ShardedTensors& tensors) {
 
 std::optional<std::string> key_of_layer(const std::string& stacked_key, int64_t layer) {
   const auto begin = behind_layers(stacked_key);
-  if (begin == std::string::npos || begin == stacked_key.size() || is_digit(stacked_key[begin]))
-    return std::nullopt;
+  if (begin == std::string::npos || begin == stacked_key.size() || is_digit(stacked_key[begin])) return std::nullopt;
   return stacked_key.substr(0, begin) + std::to_string(layer) + "." + stacked_key.substr(begin);
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "checkpoint/values/tensor_info.h"
-#include "parallel/fsdp/sharded_tensor.h"
+#include "parallel/sharded_tensor.h"
 
 namespace megashard {
 

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "checkpoint/dcp/state_dict_keys.h"
+#include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/files/file_io.h"
-#include "checkpoint/steps/step_files.h"
 #include "checkpoint/torch_dist/torch_dist_keys.h"
+#include "checkpoint/values/state_dict_keys.h"
 #include "checkpoint/values/value_paths.h"
 #include "checkpoint/values/value_tensors.h"
 
@@ -56,10 +56,9 @@ class TorchDistView {
 
  private:
   Dict stored_common(const DcpMetadata& stored) const {
-    const auto found =
-        std::find_if(stored.entries.begin(), stored.entries.end(), [](const DcpEntry& entry) {
-          return !entry.is_tensor && entry.key.starts_with(kCommonState);
-        });
+    const auto found = std::find_if(stored.entries.begin(), stored.entries.end(), [](const DcpEntry& entry) {
+      return !entry.is_tensor && entry.key.starts_with(kCommonState);
+    });
     TORCH_CHECK(found != stored.entries.end(), folder_,
                 " has neither common.pt nor a common_state: a torch_dist checkpoint has one of them");
     return only_item(read_at(folder_, found->location), found->key).as_dict();
@@ -83,21 +82,15 @@ class TorchDistView {
     TORCH_CHECK(stack.sizes[0] <= static_cast<int64_t>(stack.chunks.size()), folder_, ": the layers of ", stack.key,
                 " are not all there: ", stack.chunks.size(), " chunks for ", stack.sizes[0], " layers");
     for (int64_t i = 0; i < stack.sizes[0]; ++i) {
-      DcpEntry layer{*key_of_layer(stack.key, i),
-                     {},
-                     true,
-                     stack.dtype,
-                     {stack.sizes.begin() + 1, stack.sizes.end()},
-                     {},
-                     {}};
+      DcpEntry layer{
+          *key_of_layer(stack.key, i), {}, true, stack.dtype, {stack.sizes.begin() + 1, stack.sizes.end()}, {}, {}};
       layers.push_back(std::move(layer));
     }
     for (const auto& chunk : stack.chunks) {
-      layers[static_cast<size_t>(chunk.offsets[0])].chunks.push_back(
-          {{chunk.offsets.begin() + 1, chunk.offsets.end()},
-           {chunk.sizes.begin() + 1, chunk.sizes.end()},
-           chunk.location,
-           /*leading_ones=*/1});
+      layers[static_cast<size_t>(chunk.offsets[0])].chunks.push_back({{chunk.offsets.begin() + 1, chunk.offsets.end()},
+                                                                      {chunk.sizes.begin() + 1, chunk.sizes.end()},
+                                                                      chunk.location,
+                                                                      /*leading_ones=*/1});
     }
     for (auto& layer : layers) add_tensor(std::move(layer));
   }
@@ -106,8 +99,7 @@ class TorchDistView {
     DcpEntry entry;
     for (const auto& part : path) {
       const auto* index = part.get_if<int64_t>();
-      entry.key += (entry.key.empty() ? "" : ".") +
-                   (index != nullptr ? std::to_string(*index) : part.as_string());
+      entry.key += (entry.key.empty() ? "" : ".") + (index != nullptr ? std::to_string(*index) : part.as_string());
     }
     entry.path = std::move(path);
     entry.value = std::move(value);
@@ -126,8 +118,7 @@ class TorchDistView {
       view_.entries.push_back(std::move(entry));
       return;
     }
-    const auto at =
-        entry.key.substr(std::string_view(kRngStateShard).size());  // "<offsets>_<shape>"
+    const auto at = entry.key.substr(std::string_view(kRngStateShard).size());  // "<offsets>_<shape>"
     if (at == kAllRanks) {
       const auto object = only_item(read_at(folder_, entry.location), entry.key);
       const auto& ranks = object.as_items();
@@ -148,21 +139,14 @@ class TorchDistView {
     lift_optimizer();
     restore_group_names();
     const auto step = take_step();
-    for (auto& leaf : flatten_values(common_))
-      add_value(std::move(leaf.path), std::move(leaf.value));
+    for (auto& leaf : flatten_values(common_)) add_value(std::move(leaf.path), std::move(leaf.value));
     if (!step) return;
     const auto first = std::string(".") + kExpAvgBuffer;  // of every weight that is trained
     const auto count = view_.entries.size();
     for (size_t i = 0; i < count; ++i) {
       const auto& key = view_.entries[i].key;
       if (!view_.entries[i].is_tensor || !key.ends_with(first)) continue;
-      DcpEntry entry{key.substr(0, key.size() - first.size()) + "." + kStepBuffer,
-                     {},
-                     true,
-                     at::kFloat,
-                     {},
-                     {},
-                     {}};
+      DcpEntry entry{key.substr(0, key.size() - first.size()) + "." + kStepBuffer, {}, true, at::kFloat, {}, {}, {}};
       if (keys_.count(entry.key) != 0) continue;
       entry.value = *step;
       add_tensor_as_is(std::move(entry));
@@ -185,8 +169,7 @@ class TorchDistView {
     }
     with_names.set(kParamGroupsKey, List{std::move(groups)});
     common_.set(kOptimizerKey, std::move(with_names));
-    std::erase_if(common_.entries,
-                  [](const auto& entry) { return entry.first == Value(kTorchDistGroupNames); });
+    std::erase_if(common_.entries, [](const auto& entry) { return entry.first == Value(kTorchDistGroupNames); });
   }
 
   /// {"optimizer": {"optimizer": {..}, "grad_scaler": {..}}} of mixed precision: one level less.
@@ -268,8 +251,7 @@ DcpMetadata read_torch_dist_metadata(const std::string& folder) {
   return view_torch_dist(std::move(stored), std::move(common), folder);
 }
 
-DcpMetadata view_torch_dist(DcpMetadata stored, std::optional<Dict> common,
-                            const std::string& folder) {
+DcpMetadata view_torch_dist(DcpMetadata stored, std::optional<Dict> common, const std::string& folder) {
   return TorchDistView(folder).of(std::move(stored), std::move(common));
 }
 

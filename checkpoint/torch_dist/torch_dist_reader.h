@@ -23,7 +23,6 @@ namespace megashard {
 DcpMetadata read_torch_dist_metadata(const std::string& folder);
 /// The same of .metadata and common.pt (nothing: there is none) that have been read; only what
 /// `stored` names is read from the folder.
-DcpMetadata view_torch_dist(DcpMetadata stored, std::optional<Dict> common,
-                            const std::string& folder);
+DcpMetadata view_torch_dist(DcpMetadata stored, std::optional<Dict> common, const std::string& folder);
 
 }  // namespace megashard

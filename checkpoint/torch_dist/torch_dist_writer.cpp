@@ -5,23 +5,22 @@
 
 #include <optional>
 
+#include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/dcp/dcp_writer.h"
-#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/files/file_io.h"
-#include "checkpoint/steps/agreement.h"
-#include "checkpoint/steps/step_files.h"
 #include "checkpoint/torch_dist/torch_dist_keys.h"
+#include "checkpoint/values/state_dict_keys.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"
 #include "checkpoint/values/value_tensors.h"
+#include "parallel/collectives/agreement.h"
 #include "parallel/collectives/device_mesh.h"
 
 namespace megashard {
 namespace {
 
-constexpr const char* kConfig =
-    R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1, )"
-    R"("common_backend": "torch", "common_backend_version": 1})";
+constexpr const char* kConfig = R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1, )"
+                                R"("common_backend": "torch", "common_backend_version": 1})";
 
 /// Ranks among which dimension 0 is cut.
 int64_t sharding_size(const ShardedTensor& tensor) {
@@ -58,8 +57,7 @@ void take_group_names(Dict& optimizer, Dict& common) {
     const auto* params = group == nullptr ? nullptr : group->find(kParamsKey);
     if (params == nullptr) return;
     names.items.push_back(*params);
-    std::erase_if(group->entries,
-                  [](const auto& entry) { return entry.first == Value(kParamsKey); });
+    std::erase_if(group->entries, [](const auto& entry) { return entry.first == Value(kParamsKey); });
   }
   common.set(kTorchDistGroupNames, std::move(names));
 }
@@ -76,11 +74,9 @@ void take_random_states(TorchDistState& state, int world) {
   if (by_rank == nullptr) {
     add(kAllRanks, *found);
   } else {
-    for (const auto& [rank, random] : by_rank->entries)
-      add(rank.as_string() + "_" + std::to_string(world), random);
+    for (const auto& [rank, random] : by_rank->entries) add(rank.as_string() + "_" + std::to_string(world), random);
   }
-  std::erase_if(state.common.entries,
-                [](const auto& entry) { return entry.first == Value(kRngStateKey); });
+  std::erase_if(state.common.entries, [](const auto& entry) { return entry.first == Value(kRngStateKey); });
 }
 
 }  // namespace
@@ -92,17 +88,16 @@ std::string check_torch_dist_shards(const ShardedTensors& tensors) {
     const auto ranks = sharding_size(tensor);
     if (ranks == 1 || tensor.global_sizes.empty()) continue;
     const auto rows = tensor.global_sizes[0];
-    TORCH_CHECK(rows >= ranks, "weight ", key, " of sizes ", describe_sizes(tensor.global_sizes), " is shared by ", ranks,
+    TORCH_CHECK(rows >= ranks, "weight ", key, " of sizes ", describe_sizes(tensor.global_sizes), " is shared by ",
+                ranks,
                 " ranks, more than its first dimension has rows, which --ckpt-format torch_dist cannot hold; use "
                 "--ckpt-format torch_dcp, or a smaller sharding_size");
     if (rows % ranks == 0) continue;
     if (count++ == 0)
-      uneven = key + " " + describe_sizes(tensor.global_sizes) + " over " + std::to_string(ranks) +
-               " ranks";
+      uneven = key + " " + describe_sizes(tensor.global_sizes) + " over " + std::to_string(ranks) + " ranks";
   }
   if (count == 0) return {};
-  return std::to_string(count) + " tensors are cut unevenly (" + uneven +
-         (count > 1 ? ", ...)" : ")") +
+  return std::to_string(count) + " tensors are cut unevenly (" + uneven + (count > 1 ? ", ...)" : ")") +
          ": megatron-core loads such a torch_dist checkpoint, but its own FSDP2 writer could not "
          "have produced it";
 }
@@ -135,11 +130,10 @@ TorchDistState to_torch_dist(const ShardedTensors& tensors, const Dict& values, 
   return state;
 }
 
-std::vector<ManifestFile> save_torch_dist(const std::string& folder, const ShardedTensors& tensors,
-                                          const Dict& values, const ProcessGroupPtr& group,
-                                          SavePlanCache* plans) {
+std::vector<WrittenFile> save_torch_dist(const std::string& folder, const ShardedTensors& tensors, const Dict& values,
+                                         const ProcessGroupPtr& group, SavePlanCache* plans) {
   TorchDistState state;
-  std::vector<ManifestFile> own;
+  std::vector<WrittenFile> own;
   const bool is_first = rank_in(group) == 0;
   all_or_throw(group, [&] {
     check_torch_dist_shards(tensors);
@@ -154,16 +148,14 @@ std::vector<ManifestFile> save_torch_dist(const std::string& folder, const Shard
   return files;
 }
 
-ManifestFile write_torch_dist_common(const std::string& folder, const Dict& common) {
+WrittenFile write_torch_dist_common(const std::string& folder, const Dict& common) {
   OutputFile file(folder + "/" + kCommonFile);
   write_stored_value(file, common);
-  file.sync_and_close();
-  return manifest_entry(file);
+  return file.sync_and_close();
 }
 
-ManifestFile write_torch_dist_config(const std::string& folder) {
-  write_file_atomically(folder + "/" + kFormatFile, kConfig);
-  return manifest_entry(kFormatFile, kConfig);
+WrittenFile write_torch_dist_config(const std::string& folder) {
+  return write_file_atomically(folder + "/" + kFormatFile, kConfig);
 }
 
 }  // namespace megashard

@@ -4,11 +4,11 @@
 #include <vector>
 
 #include "checkpoint/dcp/dcp_plan.h"
-#include "checkpoint/steps/manifest.h"
+#include "checkpoint/files/file_io.h"
 #include "checkpoint/values/value.h"
 #include "checkpoint/values/value_paths.h"
 #include "parallel/collectives/process_group.h"
-#include "parallel/fsdp/sharded_tensor.h"
+#include "parallel/sharded_tensor.h"
 
 namespace megashard {
 
@@ -32,12 +32,11 @@ TorchDistState to_torch_dist(const ShardedTensors& tensors, const Dict& values, 
 /// data files and .metadata as save_dcp, metadata.json last. Collective over `group` (null: this
 /// process alone); a failure on one rank is an error on all, and leaves no metadata.json.
 /// Returns on rank 0 all files that were written.
-std::vector<ManifestFile> save_torch_dist(const std::string& folder, const ShardedTensors& tensors,
-                                          const Dict& values, const ProcessGroupPtr& group,
-                                          SavePlanCache* plans = nullptr);
+std::vector<WrittenFile> save_torch_dist(const std::string& folder, const ShardedTensors& tensors, const Dict& values,
+                                         const ProcessGroupPtr& group, SavePlanCache* plans = nullptr);
 
 /// The two small files, for writers of their own.
-ManifestFile write_torch_dist_common(const std::string& folder, const Dict& common);
-ManifestFile write_torch_dist_config(const std::string& folder);
+WrittenFile write_torch_dist_common(const std::string& folder, const Dict& common);
+WrittenFile write_torch_dist_config(const std::string& folder);
 
 }  // namespace megashard

@@ -71,13 +71,12 @@ std::optional<std::vector<int64_t>> shape_of(const Value& value) {
   return sizes;
 }
 
-at::Tensor tensor_of(at::ScalarType dtype, std::vector<int64_t> sizes, bool fortran,
-                     const std::string& bytes) {
+at::Tensor tensor_of(at::ScalarType dtype, std::vector<int64_t> sizes, bool fortran, const std::string& bytes) {
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(dtype));
   const auto numel = checked_numel(sizes, element_bytes);
   TORCH_CHECK(numel.has_value() && static_cast<uint64_t>(*numel * element_bytes) == bytes.size(),
-              "a numpy array of sizes ", describe_sizes(sizes), " and dtype ",
-              torch_dtype_name(dtype), " holds ", bytes.size(), " bytes");
+              "a numpy array of sizes ", describe_sizes(sizes), " and dtype ", torch_dtype_name(dtype), " holds ",
+              bytes.size(), " bytes");
   if (fortran) sizes = {sizes.rbegin(), sizes.rend()};
   auto tensor = at::empty(sizes, at::TensorOptions(dtype));
   if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
@@ -107,8 +106,7 @@ std::optional<at::Tensor> numpy_tensor(const Value& record) {
     sizes = shape_of(arguments[2]);
     fortran = arguments[3] == Value("F");
   } else if (is_numpy_call(*object, "multiarray._reconstruct")) {
-    const auto* state =
-        object->state.get_if<Tuple>();  // version, sizes, dtype, Fortran order, data
+    const auto* state = object->state.get_if<Tuple>();  // version, sizes, dtype, Fortran order, data
     if (state == nullptr || state->items.size() != 5) return std::nullopt;
     sizes = shape_of(state->items[1]);
     dtype = &state->items[2];

@@ -9,8 +9,8 @@ namespace {
 
 using Kind = PickleNode::Kind;
 
-constexpr int kMostDepth = 100;
-constexpr size_t kMostGrowth = 128;  // bytes in memory for a byte of pickle; real files: 40
+constexpr int kMaxDepth = 100;
+constexpr size_t kMaxGrowth = 128;  // bytes in memory for a byte of pickle; real files: 40
 constexpr size_t kAlwaysAllowed = 1 << 20;
 
 /// latin1 text (as UTF-8) back to the bytes it stands for; nothing when it is something else.
@@ -33,8 +33,7 @@ class TreeBuilder {
   TreeBuilder(size_t budget, const std::string& where) : budget_(budget), where_(where) {}
 
   Value build(const PickleNode* node, int depth) {
-    TORCH_CHECK(depth < kMostDepth, where_, ": values are nested deeper than ", kMostDepth,
-                ", or contain themselves");
+    TORCH_CHECK(depth < kMaxDepth, where_, ": values are nested deeper than ", kMaxDepth, ", or contain themselves");
     switch (node->kind) {
       case Kind::kLeaf:
         if (const auto* text = node->leaf.get_if<std::string>()) spend(text->size());
@@ -55,8 +54,7 @@ class TreeBuilder {
         return global(name_of(node, depth));
       case Kind::kPersistent:
         spend(sizeof(Object));
-        return Object{"", Object::Making::kPersistent, build(node->items[0], depth + 1), {}, {},
-                      {}};
+        return Object{"", Object::Making::kPersistent, build(node->items[0], depth + 1), {}, {}, {}};
       case Kind::kCalled:
       case Kind::kNew:
         return object(node, depth);
@@ -105,7 +103,7 @@ class TreeBuilder {
   /// The name of a class or of what lies in one; protocols before 4 write the latter as
   /// getattr(Outer, "Name"). Nothing for other nodes.
   std::optional<std::string> global_name(const PickleNode* node, int depth) {
-    TORCH_CHECK(depth < kMostDepth, where_, ": names are nested deeper than ", kMostDepth);
+    TORCH_CHECK(depth < kMaxDepth, where_, ": names are nested deeper than ", kMaxDepth);
     if (node->kind == Kind::kGlobal) {
       spend(node->leaf.as_string().size());
       return node->leaf.as_string();
@@ -113,8 +111,8 @@ class TreeBuilder {
     if (node->kind != Kind::kCalled || node->callable->kind != Kind::kGlobal) return std::nullopt;
     const auto& how = node->callable->leaf.as_string();
     const auto& arguments = node->arguments->items;
-    const bool is_attribute = (how == "builtins.getattr" || how == "__builtin__.getattr") &&
-                              arguments.size() == 2 && arguments[1]->text() != nullptr;
+    const bool is_attribute = (how == "builtins.getattr" || how == "__builtin__.getattr") && arguments.size() == 2 &&
+                              arguments[1]->text() != nullptr;
     if (!is_attribute) return std::nullopt;
     auto name = global_name(arguments[0], depth + 1);
     if (!name) return std::nullopt;
@@ -153,11 +151,10 @@ class TreeBuilder {
   /// Protocols 0 and 1 write class.__new__(class) as copyreg._reconstructor(class, object, None).
   static void undo_reconstructor(Object& made) {
     const auto& arguments = made.arguments.as_items();
-    const bool is_new = (made.class_name == "copy_reg._reconstructor" ||
-                         made.class_name == "copyreg._reconstructor") &&
-                        arguments.size() == 3 && arguments[2].is_none() &&
-                        (arguments[1] == Value(Global{"__builtin__.object"}) ||
-                         arguments[1] == Value(Global{"builtins.object"}));
+    const bool is_new =
+        (made.class_name == "copy_reg._reconstructor" || made.class_name == "copyreg._reconstructor") &&
+        arguments.size() == 3 && arguments[2].is_none() &&
+        (arguments[1] == Value(Global{"__builtin__.object"}) || arguments[1] == Value(Global{"builtins.object"}));
     const auto* made_class = is_new ? arguments[0].get_if<Global>() : nullptr;
     if (made_class == nullptr) return;
     made.class_name = std::string(made_class->name);
@@ -169,16 +166,13 @@ class TreeBuilder {
   static std::optional<Value> known_object(Object& made) {
     const auto& arguments = made.arguments.as_items();
     if (made.class_name == "torch.Size" && arguments.size() == 1) return torch_size(arguments[0]);
-    if (made.class_name == "collections.OrderedDict" && arguments.empty())
-      return std::move(made.entries);
-    if (made.class_name == "_codecs.encode" && arguments.size() == 2 &&
-        arguments[1] == Value("latin1")) {
+    if (made.class_name == "collections.OrderedDict" && arguments.empty()) return std::move(made.entries);
+    if (made.class_name == "_codecs.encode" && arguments.size() == 2 && arguments[1] == Value("latin1")) {
       const auto* text = arguments[0].get_if<std::string>();
       auto bytes = text == nullptr ? std::nullopt : latin1_bytes(*text);
       if (bytes) return Bytes{std::move(*bytes)};
     }
-    const bool empty_bytes =
-        made.class_name == "__builtin__.bytes" || made.class_name == "builtins.bytes";
+    const bool empty_bytes = made.class_name == "__builtin__.bytes" || made.class_name == "builtins.bytes";
     if (empty_bytes && arguments.empty()) return Bytes();
     return std::nullopt;
   }
@@ -202,7 +196,7 @@ class TreeBuilder {
 }  // namespace
 
 Value pickle_tree(const PickleNode* root, size_t pickle_bytes, const std::string& where) {
-  return TreeBuilder(pickle_bytes * kMostGrowth + kAlwaysAllowed, where).build(root, 0);
+  return TreeBuilder(pickle_bytes * kMaxGrowth + kAlwaysAllowed, where).build(root, 0);
 }
 
 }  // namespace megashard

@@ -25,18 +25,15 @@ struct PickleNode {
   };
   Kind kind = Kind::kLeaf;
   Value leaf = {};
-  const PickleNode* callable = nullptr;   // of objects: their class
-  const PickleNode* arguments = nullptr;  // a tuple, of objects
-  std::vector<const PickleNode*> items =
-      {};  // of containers (dict: key, value, key, ...) and list-like objects
+  const PickleNode* callable = nullptr;         // of objects: their class
+  const PickleNode* arguments = nullptr;        // a tuple, of objects
+  std::vector<const PickleNode*> items = {};    // of containers (dict: key, value, key, ...) and list-like objects
   std::vector<const PickleNode*> entries = {};  // key, value, ... of dict-like objects
   const PickleNode* state = nullptr;
 
   bool is_object() const { return kind == Kind::kCalled || kind == Kind::kNew; }
   /// Of a string; null for others.
-  const std::string* text() const {
-    return kind == Kind::kLeaf ? leaf.get_if<std::string>() : nullptr;
-  }
+  const std::string* text() const { return kind == Kind::kLeaf ? leaf.get_if<std::string>() : nullptr; }
 };
 
 /// The graph from `root` as a tree of plain values. What is shared is repeated, within a budget

@@ -82,8 +82,7 @@ double PickleInput::big_endian_double() {
 Value PickleInput::long_int(std::string_view little_endian) const {
   if (little_endian.size() > 8) return BigInt{std::string(little_endian)};
   uint64_t value = little_endian.empty() || (little_endian.back() & 0x80) == 0 ? 0 : ~uint64_t{0};
-  for (size_t i = little_endian.size(); i-- > 0;)
-    value = value << 8 | static_cast<unsigned char>(little_endian[i]);
+  for (size_t i = little_endian.size(); i-- > 0;) value = value << 8 | static_cast<unsigned char>(little_endian[i]);
   return static_cast<int64_t>(value);
 }
 
@@ -111,8 +110,7 @@ std::string PickleInput::escaped_text(const std::string& text) const {
   std::string utf8;
   for (size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
-    const bool escape =
-        byte == '\\' && i + 1 < text.size() && (text[i + 1] == 'u' || text[i + 1] == 'U');
+    const bool escape = byte == '\\' && i + 1 < text.size() && (text[i + 1] == 'u' || text[i + 1] == 'U');
     if (!escape) {
       append_utf8(utf8, byte);
       continue;
@@ -120,8 +118,7 @@ std::string PickleInput::escaped_text(const std::string& text) const {
     const size_t digits = text[i + 1] == 'u' ? 4 : 8;
     uint32_t code = 0;
     const bool fits = digits <= text.size() - i - 2 &&
-                      parse_whole(std::string_view(text).substr(i + 2, digits), code, 16) &&
-                      code <= 0x10ffff;
+                      parse_whole(std::string_view(text).substr(i + 2, digits), code, 16) && code <= 0x10ffff;
     if (!fits) fail("a string with an escape that is none");
     append_utf8(utf8, code);
     i += 1 + digits;

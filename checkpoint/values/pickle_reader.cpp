@@ -12,13 +12,13 @@
 namespace megashard {
 namespace {
 
-constexpr size_t kMostNodes = size_t{1} << 26;  // about 8 GB
-constexpr size_t kMostClassNameBytes = 4096;
+constexpr size_t kMaxNodes = size_t{1} << 26;  // about 8 GB
+constexpr size_t kMaxClassNameBytes = 4096;
 
 class PickleReader {
  public:
   PickleReader(std::string_view pickle, const std::string& where)
-      : in_(pickle, where), names_left_(4 * pickle.size() + kMostClassNameBytes) {
+      : in_(pickle, where), names_left_(4 * pickle.size() + kMaxClassNameBytes) {
     none_ = make(Kind::kLeaf);
     no_items_ = make(Kind::kTuple);
     for (const bool value : {false, true}) {
@@ -31,10 +31,8 @@ class PickleReader {
     while (true) {
       const auto opcode = in_.opcode();
       if (opcode == '.') return pop();
-      if (!scalar(opcode) && !text(opcode) && !container(opcode) && !memo(opcode) &&
-          !making(opcode)) {
-        in_.fail("opcode " + std::to_string(opcode) +
-                 " is not part of the pickles that checkpoints hold");
+      if (!scalar(opcode) && !text(opcode) && !container(opcode) && !memo(opcode) && !making(opcode)) {
+        in_.fail("opcode " + std::to_string(opcode) + " is not part of the pickles that checkpoints hold");
       }
     }
   }
@@ -44,7 +42,7 @@ class PickleReader {
 
   // Stack.
   PickleNode* make(Kind kind) {
-    if (nodes_.size() >= kMostNodes) in_.fail("more objects than a checkpoint's pickle holds");
+    if (nodes_.size() >= kMaxNodes) in_.fail("more objects than a checkpoint's pickle holds");
     return &nodes_.emplace_back(PickleNode{.kind = kind});
   }
   void push(PickleNode* node) { stack_.push_back(node); }
@@ -65,8 +63,7 @@ class PickleReader {
   }
   std::vector<const PickleNode*> pop_to_mark() {
     if (marks_.empty()) in_.fail("there is no mark");
-    std::vector<const PickleNode*> items(stack_.begin() + static_cast<int64_t>(marks_.back()),
-                                         stack_.end());
+    std::vector<const PickleNode*> items(stack_.begin() + static_cast<int64_t>(marks_.back()), stack_.end());
     stack_.resize(marks_.back());
     marks_.pop_back();
     return items;
@@ -297,7 +294,7 @@ class PickleReader {
   void push_global(std::string name, const char* between, const std::string& rest) {
     if (name.find(':') != std::string::npos || rest.find(':') != std::string::npos)
       in_.fail("a class with a colon in its name");
-    if (rest.size() + name.size() >= std::min(kMostClassNameBytes, names_left_))
+    if (rest.size() + name.size() >= std::min(kMaxClassNameBytes, names_left_))
       in_.fail("names of classes take more than checkpoints need");
     name += between + rest;
     names_left_ -= name.size();
@@ -320,16 +317,14 @@ class PickleReader {
 
   void add_items(std::vector<const PickleNode*> items) {
     auto* target = top();
-    const bool fits =
-        target->kind == Kind::kList || target->kind == Kind::kSet || target->is_object();
+    const bool fits = target->kind == Kind::kList || target->kind == Kind::kSet || target->is_object();
     if (!fits) in_.fail("items for something that is no list");
     target->items.insert(target->items.end(), items.begin(), items.end());
   }
 
   void add_entries(std::vector<const PickleNode*> items) {
     auto* target = top();
-    if (target->kind != Kind::kDict && !target->is_object())
-      in_.fail("entries for something that is no dict");
+    if (target->kind != Kind::kDict && !target->is_object()) in_.fail("entries for something that is no dict");
     auto& into = target->is_object() ? target->entries : target->items;
     into.insert(into.end(), items.begin(), items.end());
   }
@@ -340,13 +335,12 @@ class PickleReader {
   }
 
   void memorise(uint64_t index) {
-    if (memo_.size() >= kMostNodes) in_.fail("more memo entries than a checkpoint's pickle holds");
+    if (memo_.size() >= kMaxNodes) in_.fail("more memo entries than a checkpoint's pickle holds");
     memo_[index] = top();
   }
   void recall(uint64_t index) {
     const auto found = memo_.find(index);
-    if (found == memo_.end())
-      in_.fail("memo entry " + std::to_string(index) + " was never written");
+    if (found == memo_.end()) in_.fail("memo entry " + std::to_string(index) + " was never written");
     push(found->second);
   }
 

@@ -19,11 +19,11 @@ const std::vector<Value>* typed_arguments(const std::vector<Value>& items) {
   if (items.size() < 3 || items[2].get_if<Tuple>() == nullptr) return nullptr;
   const auto* function = items[0].get_if<Global>();
   const auto* type = items[1].get_if<Global>();
-  const bool plain = function != nullptr && type != nullptr &&
-                     (function->name == "torch._utils._rebuild_tensor_v2" ||
-                      function->name == "torch._utils._rebuild_tensor_v3") &&
-                     (type->name == "torch.Tensor" || type->name == "torch._tensor.Tensor" ||
-                      type->name == "torch.nn.parameter.Buffer");
+  const bool plain =
+      function != nullptr && type != nullptr &&
+      (function->name == "torch._utils._rebuild_tensor_v2" || function->name == "torch._utils._rebuild_tensor_v3") &&
+      (type->name == "torch.Tensor" || type->name == "torch._tensor.Tensor" ||
+       type->name == "torch.nn.parameter.Buffer");
   return plain && items[2].as_items().size() >= 4 ? &items[2].as_items() : nullptr;
 }
 
@@ -31,8 +31,7 @@ const std::vector<Value>* typed_arguments(const std::vector<Value>& items) {
 /// Parameter too; null for other records.
 const std::vector<Value>* rebuild_arguments(const Value& record, int depth = 0) {
   const auto* object = record.object();
-  if (object == nullptr || depth > 2 || object->arguments.get_if<Tuple>() == nullptr)
-    return nullptr;
+  if (object == nullptr || depth > 2 || object->arguments.get_if<Tuple>() == nullptr) return nullptr;
   const auto& arguments = object->arguments.as_items();
   if (object->class_name == kRebuildTyped) return typed_arguments(arguments);
   if (!object->class_name.starts_with(kRebuild)) return nullptr;
@@ -43,8 +42,7 @@ const std::vector<Value>* rebuild_arguments(const Value& record, int depth = 0) 
   return plain && arguments.size() >= 4 ? &arguments : nullptr;
 }
 
-at::ScalarType dtype_of(const std::vector<Value>& arguments, const Value& storage_class,
-                        const std::string& where) {
+at::ScalarType dtype_of(const std::vector<Value>& arguments, const Value& storage_class, const std::string& where) {
   const auto* global = storage_class.get_if<Global>();
   TORCH_CHECK(global != nullptr, where, ": the tensor's storage has no class");
   if (global->name == "torch.storage.UntypedStorage") {
@@ -52,8 +50,7 @@ at::ScalarType dtype_of(const std::vector<Value>& arguments, const Value& storag
     TORCH_CHECK(dtype != nullptr, where, ": the tensor has no dtype");
     return *dtype;
   }
-  const auto* names =
-      global->name.starts_with("torch.") ? find_dtype_by_storage(global->name.substr(6)) : nullptr;
+  const auto* names = global->name.starts_with("torch.") ? find_dtype_by_storage(global->name.substr(6)) : nullptr;
   TORCH_CHECK(names != nullptr, where, ": tensors of ", global->name, " are not read here");
   return names->dtype;
 }
@@ -65,8 +62,7 @@ std::optional<int64_t> span_of(const StoredTensor& stored) {
   for (size_t i = 0; i < stored.sizes.size(); ++i) {
     if (stored.sizes[i] == 0) return 0;
     int64_t reach = 0;
-    if (stored.strides[i] < 0 ||
-        __builtin_mul_overflow(stored.sizes[i] - 1, stored.strides[i], &reach) ||
+    if (stored.strides[i] < 0 || __builtin_mul_overflow(stored.sizes[i] - 1, stored.strides[i], &reach) ||
         __builtin_add_overflow(span, reach, &span)) {
       return std::nullopt;
     }
@@ -87,8 +83,8 @@ bool StoredTensor::is_contiguous() const {
 
 bool is_tensor_record(const Value& value) {
   const auto* object = value.object();
-  return object != nullptr && (object->class_name.starts_with(kRebuild) ||
-                               object->class_name.starts_with("torch._tensor._rebuild_"));
+  return object != nullptr &&
+         (object->class_name.starts_with(kRebuild) || object->class_name.starts_with("torch._tensor._rebuild_"));
 }
 
 std::optional<StoredTensor> stored_tensor(const TorchArchive& archive, const Value& record) {
@@ -106,8 +102,7 @@ std::optional<StoredTensor> stored_tensor(const TorchArchive& archive, const Val
               ": the tensor has no storage");
   const auto& identity = storage->arguments.as_items();
   TORCH_CHECK(identity.size() >= 5 && identity[0] == Value("storage"), where, ": the tensor's storage is unknown");
-  StoredTensor stored{dtype_of(arguments, identity[1], where), ints_of(arguments[2]),
-                      ints_of(arguments[3]), 0};
+  StoredTensor stored{dtype_of(arguments, identity[1], where), ints_of(arguments[2]), ints_of(arguments[3]), 0};
   const auto first = arguments[1].as_int();
   const auto bytes = archive.locate("data/" + identity[2].as_string());
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(stored.dtype));
@@ -124,13 +119,11 @@ StoredTensor find_stored_tensor(const InputFile& file, FileRange range) {
   const TorchArchive archive(file, range);
   const auto root = read_root(archive);
   const auto stored = stored_tensor(archive, root);
-  TORCH_CHECK(stored.has_value(), archive.where(), ": expected a plain tensor, found ",
-              root.kind());
+  TORCH_CHECK(stored.has_value(), archive.where(), ": expected a plain tensor, found ", root.kind());
   return *stored;
 }
 
-at::Tensor read_rows(const InputFile& file, const StoredTensor& stored, int64_t begin,
-                     int64_t count) {
+at::Tensor read_rows(const InputFile& file, const StoredTensor& stored, int64_t begin, int64_t count) {
   const auto options = at::TensorOptions(stored.dtype);
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(stored.dtype));
   auto sizes = stored.sizes;

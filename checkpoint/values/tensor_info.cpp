@@ -50,12 +50,8 @@ const DtypeNames* find_dtype(ScalarType dtype) {
   return nullptr;
 }
 
-const DtypeNames* find_dtype_by_torch_name(const std::string& name) {
-  return find_by(&DtypeNames::torch, name);
-}
-const DtypeNames* find_dtype_by_storage(const std::string& name) {
-  return find_by(&DtypeNames::storage, name);
-}
+const DtypeNames* find_dtype_by_torch_name(const std::string& name) { return find_by(&DtypeNames::torch, name); }
+const DtypeNames* find_dtype_by_storage(const std::string& name) { return find_by(&DtypeNames::storage, name); }
 const DtypeNames* find_dtype_by_safetensors_name(const std::string& name) {
   return find_by(&DtypeNames::safetensors, name);
 }
@@ -68,7 +64,7 @@ std::string torch_dtype_name(ScalarType dtype) {
 }
 
 std::optional<int64_t> checked_numel(const std::vector<int64_t>& sizes, int64_t element_bytes) {
-  constexpr int64_t kMost = int64_t{1} << 62;
+  constexpr int64_t kMax = int64_t{1} << 62;
   bool empty = false;
   int64_t numel = 1;
   for (const auto size : sizes) {
@@ -76,7 +72,7 @@ std::optional<int64_t> checked_numel(const std::vector<int64_t>& sizes, int64_t 
     if (size == 0) {
       empty = true;
     } else {
-      if (numel > kMost / element_bytes / size) return std::nullopt;
+      if (numel > kMax / element_bytes / size) return std::nullopt;
       numel *= size;
     }
   }
@@ -86,8 +82,7 @@ std::optional<int64_t> checked_numel(const std::vector<int64_t>& sizes, int64_t 
 int64_t tensor_bytes(const TensorInfo& info) {
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(info.dtype));
   const auto numel = checked_numel(info.sizes, element_bytes);
-  TORCH_CHECK(numel.has_value(), "tensor ", info.name, " has impossible sizes ",
-              describe_sizes(info.sizes));
+  TORCH_CHECK(numel.has_value(), "tensor ", info.name, " has impossible sizes ", describe_sizes(info.sizes));
   return *numel * element_bytes;
 }
 
@@ -100,13 +95,10 @@ std::string describe_sizes(const std::vector<int64_t>& sizes) {
 }
 
 std::string listed(const std::vector<std::string>& names) {
-  constexpr size_t kMostListed = 20;
+  constexpr size_t kMaxListed = 20;
   std::string text;
-  for (size_t i = 0; i < std::min(names.size(), kMostListed); ++i)
-    text += (i == 0 ? "" : ", ") + names[i];
-  return names.size() <= kMostListed
-             ? text
-             : text + ", and " + std::to_string(names.size() - kMostListed) + " more";
+  for (size_t i = 0; i < std::min(names.size(), kMaxListed); ++i) text += (i == 0 ? "" : ", ") + names[i];
+  return names.size() <= kMaxListed ? text : text + ", and " + std::to_string(names.size() - kMaxListed) + " more";
 }
 
 }  // namespace megashard

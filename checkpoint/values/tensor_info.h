@@ -19,9 +19,8 @@ struct TensorInfo {
 /// One dtype's names in the file formats.
 struct DtypeNames {
   at::ScalarType dtype;
-  const char* torch;  ///< "float32", as in torch.float32
-  const char*
-      storage;  ///< "FloatStorage", as in torch.FloatStorage; null: written as untyped storage
+  const char* torch;        ///< "float32", as in torch.float32
+  const char* storage;      ///< "FloatStorage", as in torch.FloatStorage; null: written as untyped storage
   const char* safetensors;  ///< "F32"; null: the format has no such dtype
 };
 

@@ -15,15 +15,14 @@ constexpr int64_t kEndBytes = 22;         // end of central directory
 constexpr int64_t kEndLocatorBytes = 20;  // Zip64 locator, just before
 constexpr int64_t kEnd64Bytes = 56;
 constexpr size_t kDirectoryRecordBytes = 46;
-constexpr int64_t kMostDirectoryBytes = 256 << 20;
-constexpr int64_t kMostPickleBytes = 1 << 30;
-constexpr int64_t kMostNameBytes = 4096;
+constexpr int64_t kMaxDirectoryBytes = 256 << 20;
+constexpr int64_t kMaxPickleBytes = 1 << 30;
+constexpr int64_t kMaxNameBytes = 4096;
 
 /// Little-endian number; callers have checked that it lies within `bytes`.
 int64_t number(const std::string& bytes, size_t at, int width) {
   uint64_t value = 0;
-  for (int i = width - 1; i >= 0; --i)
-    value = value << 8 | static_cast<unsigned char>(bytes[at + i]);
+  for (int i = width - 1; i >= 0; --i) value = value << 8 | static_cast<unsigned char>(bytes[at + i]);
   return static_cast<int64_t>(value);
 }
 
@@ -63,7 +62,7 @@ void TorchArchive::read_directory() {
       begin = number(end64, 48, 8);
     }
   }
-  TORCH_CHECK(begin >= 0 && bytes >= 0 && bytes <= kMostDirectoryBytes && begin <= range_.length &&
+  TORCH_CHECK(begin >= 0 && bytes >= 0 && bytes <= kMaxDirectoryBytes && begin <= range_.length &&
                   bytes <= range_.length - begin && count >= 0 &&
                   count <= bytes / static_cast<int64_t>(kDirectoryRecordBytes),
               where_, ": the archive's directory lies outside it");
@@ -98,11 +97,10 @@ void TorchArchive::add_entry(const std::string& directory, size_t& at) {
   for (auto field = name_at + name_bytes; extra_end - field >= 4;) {
     const auto length = static_cast<size_t>(number(directory, field + 2, 2));
     if (length > extra_end - field - 4) break;
-    if (number(directory, field, 2) ==
-        1) {  // Zip64: those of size, stored size, header that do not fit 32 bits
+    if (number(directory, field, 2) == 1) {  // Zip64: those of size, stored size, header that do not fit 32 bits
       auto value = field + 4;
       const auto next = [&](int64_t old) {
-        if (old != kMost32 || field + 4 + length - value < 8) return old;
+        if (old != kMax32 || field + 4 + length - value < 8) return old;
         value += 8;
         return number(directory, value - 8, 8);
       };
@@ -112,8 +110,8 @@ void TorchArchive::add_entry(const std::string& directory, size_t& at) {
     }
     field += 4 + length;
   }
-  TORCH_CHECK(stored_size == entry.size, where_, ": entry ", entry.name_in_file, " has two sizes: ",
-              entry.size, " and ", stored_size);
+  TORCH_CHECK(stored_size == entry.size, where_, ": entry ", entry.name_in_file, " has two sizes: ", entry.size,
+              " and ", stored_size);
   const auto slash = entry.name_in_file.find('/');
   const auto name = entry.name_in_file.substr(slash == std::string::npos ? 0 : slash + 1);
   const bool is_new = entries_.emplace(name, std::move(entry)).second;
@@ -124,8 +122,7 @@ void TorchArchive::add_entry(const std::string& directory, size_t& at) {
 void TorchArchive::set_limits(int64_t directory) {
   std::vector<Entry*> in_order;
   for (auto& [name, entry] : entries_) in_order.push_back(&entry);
-  std::sort(in_order.begin(), in_order.end(),
-            [](const Entry* a, const Entry* b) { return a->header < b->header; });
+  std::sort(in_order.begin(), in_order.end(), [](const Entry* a, const Entry* b) { return a->header < b->header; });
   for (size_t i = 0; i < in_order.size(); ++i) {
     auto& entry = *in_order[i];
     entry.limit = i + 1 < in_order.size() ? in_order[i + 1]->header : directory;
@@ -142,8 +139,7 @@ FileRange TorchArchive::locate(const std::string& name) const {
   const auto& entry = found->second;
   const auto& full_name = entry.name_in_file;
   const auto name_bytes = static_cast<int64_t>(full_name.size());
-  const auto header =
-      read_text(file_, range_.offset + entry.header, kLocalHeaderBytes + name_bytes);
+  const auto header = read_text(file_, range_.offset + entry.header, kLocalHeaderBytes + name_bytes);
   TORCH_CHECK(number(header, 0, 4) == 0x04034b50 && number(header, 26, 2) == name_bytes &&
                   header.compare(kLocalHeaderBytes, full_name.size(), full_name) == 0,
               where_, ": entry ", name, " has a damaged header");
@@ -153,20 +149,20 @@ FileRange TorchArchive::locate(const std::string& name) const {
   return {range_.offset + data, entry.size};
 }
 
-std::string TorchArchive::read(const std::string& name, int64_t most_bytes) const {
+std::string TorchArchive::read(const std::string& name, int64_t max_bytes) const {
   const auto range = locate(name);
-  TORCH_CHECK(range.length <= most_bytes, where_, ": entry ", name, " has ", range.length, " bytes; at most ",
-              most_bytes, " are expected");
+  TORCH_CHECK(range.length <= max_bytes, where_, ": entry ", name, " has ", range.length, " bytes; at most ", max_bytes,
+              " are expected");
   return read_text(file_, range.offset, range.length);
 }
 
 Value read_root(const TorchArchive& archive) {
   if (archive.contains("byteorder")) {
-    const auto order = archive.read("byteorder", kMostNameBytes);
+    const auto order = archive.read("byteorder", kMaxNameBytes);
     TORCH_CHECK(order == "little", archive.where(), ": written by a ", order,
                 "-endian machine, which is not read here");
   }
-  return read_pickle(archive.read("data.pkl", kMostPickleBytes), archive.where());
+  return read_pickle(archive.read("data.pkl", kMaxPickleBytes), archive.where());
 }
 
 Value read_stored_value(const InputFile& file, FileRange range) {

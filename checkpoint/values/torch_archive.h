@@ -39,7 +39,7 @@ class TorchArchive {
   /// By names without the archive's folder ("data.pkl").
   const std::map<std::string, Entry>& entries() const { return entries_; }
   FileRange locate(const std::string& name) const;  ///< where an entry's bytes lie in the file
-  std::string read(const std::string& name, int64_t most_bytes) const;
+  std::string read(const std::string& name, int64_t max_bytes) const;
   const InputFile& file() const { return file_; }
   const std::string& where() const { return where_; }
 
@@ -72,8 +72,7 @@ std::optional<StoredTensor> stored_tensor(const TorchArchive& archive, const Val
 StoredTensor find_stored_tensor(const InputFile& file, FileRange range);
 /// Rows [begin, begin + count) of dimension 0, reading no others (the whole tensor when it has no
 /// dimensions).
-at::Tensor read_rows(const InputFile& file, const StoredTensor& stored, int64_t begin,
-                     int64_t count);
+at::Tensor read_rows(const InputFile& file, const StoredTensor& stored, int64_t begin, int64_t count);
 /// The object that torch.save(object) put into the archive, with records for tensors.
 Value read_root(const TorchArchive& archive);
 /// The same of a range; small tensors come with their bytes (value_tensors.h).
@@ -83,8 +82,7 @@ Value read_stored_value(const InputFile& file, FileRange range);
 /// the plain ones.
 bool is_tensor_record(const Value& value);
 /// The record of a contiguous tensor whose storage is the archive's entry data/STORAGE.
-Value tensor_record(at::ScalarType dtype, const std::vector<int64_t>& sizes,
-                    const std::string& storage);
+Value tensor_record(at::ScalarType dtype, const std::vector<int64_t>& sizes, const std::string& storage);
 
 /// Append what torch.save would write, and return where it is. Tensor data goes to the file without
 /// another copy when it is contiguous on the CPU.

@@ -10,8 +10,7 @@ bool holds_more(const TorchArchive& archive, const Value& value) {
   if (value.get_if<Dict>() != nullptr || stored_tensor(archive, value)) return true;
   if (value.get_if<List>() == nullptr && value.get_if<Tuple>() == nullptr) return false;
   const auto& items = value.as_items();
-  return std::any_of(items.begin(), items.end(),
-                     [&](const Value& item) { return holds_more(archive, item); });
+  return std::any_of(items.begin(), items.end(), [&](const Value& item) { return holds_more(archive, item); });
 }
 
 std::string joined(const std::vector<Value>& path) {
@@ -31,8 +30,7 @@ Value part_of(const Value& key) {
 
 }  // namespace
 
-TorchFile::TorchFile(const std::string& path)
-    : file_(path), archive_(file_, {0, file_.size()}) {
+TorchFile::TorchFile(const std::string& path) : file_(path), archive_(file_, {0, file_.size()}) {
   std::vector<Value> parts;
   collect(parts, read_root(archive_));
 }

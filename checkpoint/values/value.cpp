@@ -31,9 +31,7 @@ struct KindName {
   std::string operator()(const TorchSize&) const { return "a torch.Size"; }
   std::string operator()(const Global& global) const { return "the name " + global.name; }
   std::string operator()(const std::shared_ptr<const Object>& object) const {
-    return object->making == Object::Making::kPersistent
-               ? "a storage"
-               : "an object of class " + object->class_name;
+    return object->making == Object::Making::kPersistent ? "a storage" : "an object of class " + object->class_name;
   }
 };
 
@@ -47,9 +45,7 @@ const Value* Dict::find(std::string_view key) const {
   return found == entries.rend() ? nullptr : &found->second;
 }
 
-Value* Dict::find(std::string_view key) {
-  return const_cast<Value*>(static_cast<const Dict&>(*this).find(key));
-}
+Value* Dict::find(std::string_view key) { return const_cast<Value*>(static_cast<const Dict&>(*this).find(key)); }
 
 const Value& Dict::at(std::string_view key) const {
   const auto* value = find(key);
@@ -107,8 +103,7 @@ Value make_namespace(Dict fields) {
 
 const Dict* namespace_fields(const Value& value) {
   const auto* object = value.object();
-  return object != nullptr && object->class_name == kNamespace ? object->state.get_if<Dict>()
-                                                               : nullptr;
+  return object != nullptr && object->class_name == kNamespace ? object->state.get_if<Dict>() : nullptr;
 }
 
 }  // namespace megashard

@@ -57,9 +57,8 @@ struct Global {
 /// are Objects: records of how they would be made, which nothing here ever does.
 class Value {
  public:
-  using Data =
-      std::variant<std::monostate, bool, int64_t, double, std::string, Bytes, BigInt, List, Tuple,
-                   Dict, at::ScalarType, TorchSize, Global, std::shared_ptr<const Object>>;
+  using Data = std::variant<std::monostate, bool, int64_t, double, std::string, Bytes, BigInt, List, Tuple, Dict,
+                            at::ScalarType, TorchSize, Global, std::shared_ptr<const Object>>;
 
   Value() = default;                                       ///< None
   Value(bool value) : data_(value) {}                      // NOLINT: values read like literals

@@ -12,7 +12,7 @@
 namespace megashard {
 namespace {
 
-constexpr size_t kMostPathParts = 100;
+constexpr size_t kMaxPathParts = 100;
 
 std::string part_text(const Value& part) {
   const auto* index = part.get_if<int64_t>();
@@ -39,8 +39,7 @@ const Dict* mapping_of(const Value& value) {
     const bool is_whole = arguments != nullptr && arguments->items.size() == 1;
     return is_whole ? arguments->items[0].get_if<Dict>() : nullptr;
   }
-  const bool is_dict =
-      object->class_name == "collections.defaultdict" || !object->entries.entries.empty();
+  const bool is_dict = object->class_name == "collections.defaultdict" || !object->entries.entries.empty();
   return is_dict ? &object->entries : nullptr;
 }
 
@@ -49,9 +48,8 @@ const Dict* mapping_of(const Value& value) {
 bool is_leaf(const Value& value) {
   if (mapping_of(value) != nullptr) return false;
   const auto* list = value.get_if<List>();
-  return list == nullptr ||
-         std::all_of(list->items.begin(), list->items.end(),
-                     [](const Value& item) { return !is_tensor_record(item) && is_leaf(item); });
+  return list == nullptr || std::all_of(list->items.begin(), list->items.end(),
+                                        [](const Value& item) { return !is_tensor_record(item) && is_leaf(item); });
 }
 
 void flatten_into(std::vector<FlatValue>& flat, std::vector<Value>& path, const Value& value) {
@@ -83,7 +81,7 @@ struct Branch {
 
 class Nesting {
  public:
-  explicit Nesting(size_t keys) : most_gaps_(static_cast<int64_t>(keys)) {}
+  explicit Nesting(size_t keys) : max_gaps_(static_cast<int64_t>(keys)) {}
 
   /// Of leaves whose paths agree in their first `depth` parts.
   Value nest(const std::vector<FlatValue*>& leaves, size_t depth) {
@@ -103,8 +101,7 @@ class Nesting {
     if (branches.empty()) return ended;
     TORCH_CHECK(ended.is_none(), "the checkpoint's key ", branches[0].leaves[0]->key,
                 " lies inside another one, which is ", ended.kind());
-    return is_index(*branches[0].part) ? Value(list_of(branches, depth))
-                                       : Value(dict_of(branches, depth));
+    return is_index(*branches[0].part) ? Value(list_of(branches, depth)) : Value(dict_of(branches, depth));
   }
 
  private:
@@ -112,8 +109,7 @@ class Nesting {
 
   Dict dict_of(const std::vector<Branch>& branches, size_t depth) {
     Dict dict;
-    for (const auto& [part, leaves] : branches)
-      dict.entries.emplace_back(part->as_string(), nest(leaves, depth + 1));
+    for (const auto& [part, leaves] : branches) dict.entries.emplace_back(part->as_string(), nest(leaves, depth + 1));
     return dict;
   }
 
@@ -121,13 +117,13 @@ class Nesting {
     int64_t length = 0;
     for (const auto& [part, leaves] : branches) {
       const auto index = part->as_int();
-      TORCH_CHECK(index >= 0 && index <= most_gaps_, "the checkpoint's key ", leaves[0]->key, " has the list index ",
-                  index, ", and the checkpoint has ", most_gaps_, " keys: its metadata is damaged");
+      TORCH_CHECK(index >= 0 && index <= max_gaps_, "the checkpoint's key ", leaves[0]->key, " has the list index ",
+                  index, ", and the checkpoint has ", max_gaps_, " keys: its metadata is damaged");
       length = std::max(length, index + 1);
     }
     gaps_ += length - static_cast<int64_t>(branches.size());
-    TORCH_CHECK(gaps_ <= most_gaps_, "the lists of the checkpoint, up to that of its key ", branches[0].leaves[0]->key,
-                ", lack ", gaps_, " items, and it has ", most_gaps_, " keys: its metadata is damaged");
+    TORCH_CHECK(gaps_ <= max_gaps_, "the lists of the checkpoint, up to that of its key ", branches[0].leaves[0]->key,
+                ", lack ", gaps_, " items, and it has ", max_gaps_, " keys: its metadata is damaged");
     List list;
     list.items.resize(static_cast<size_t>(length));
     for (const auto& [part, leaves] : branches)
@@ -135,7 +131,7 @@ class Nesting {
     return list;
   }
 
-  int64_t most_gaps_;  // in all lists together
+  int64_t max_gaps_;  // in all lists together
   int64_t gaps_ = 0;
 };
 
@@ -155,10 +151,10 @@ std::vector<FlatValue> flatten_values(const Dict& nested) {
 Dict nest_values(std::vector<FlatValue> leaves, size_t keys) {
   std::vector<FlatValue*> all;
   for (auto& leaf : leaves) {
-    TORCH_CHECK(!leaf.path.empty() && leaf.path.size() < kMostPathParts, "the checkpoint's key ", leaf.key,
+    TORCH_CHECK(!leaf.path.empty() && leaf.path.size() < kMaxPathParts, "the checkpoint's key ", leaf.key,
                 " is nested ", leaf.path.size(), " deep");
-    TORCH_CHECK(leaf.path[0].get_if<std::string>() != nullptr, "the checkpoint's key ", leaf.key,
-                " begins with ", leaf.path[0].kind(), ", not with a name");
+    TORCH_CHECK(leaf.path[0].get_if<std::string>() != nullptr, "the checkpoint's key ", leaf.key, " begins with ",
+                leaf.path[0].kind(), ", not with a name");
     all.push_back(&leaf);
   }
   if (all.empty()) return {};

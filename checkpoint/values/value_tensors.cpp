@@ -13,7 +13,7 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kMostStorageBytes = 64 << 20;
+constexpr int64_t kMaxStorageBytes = 64 << 20;
 constexpr size_t kStorageParts = 5;  // "storage", class, key, device, elements
 
 using StorageChange = std::function<Object(Object storage)>;
@@ -52,8 +52,7 @@ Value change_storages(const Value& value, const StorageChange& change) {
 const std::vector<Value>* identity_of(const Object& storage) {
   const auto* identity = storage.arguments.get_if<Tuple>();
   const bool known = identity != nullptr && identity->items.size() >= kStorageParts &&
-                     identity->items[0] == Value("storage") &&
-                     identity->items[2].get_if<std::string>() != nullptr;
+                     identity->items[0] == Value("storage") && identity->items[2].get_if<std::string>() != nullptr;
   return known ? &identity->items : nullptr;
 }
 
@@ -69,32 +68,29 @@ std::vector<int64_t> ints_of(const Value& value) {
 Value tensor_value(const at::Tensor& tensor) {
   const auto data = tensor.detach().cpu().contiguous();
   const Bytes bytes{{static_cast<const char*>(data.const_data_ptr()), data.nbytes()}};
-  return change_storages(tensor_record(data.scalar_type(), data.sizes().vec(), "0"),
-                         [&](Object storage) {
-                           storage.state = bytes;
-                           return storage;
-                         });
+  return change_storages(tensor_record(data.scalar_type(), data.sizes().vec(), "0"), [&](Object storage) {
+    storage.state = bytes;
+    return storage;
+  });
 }
 
 std::optional<at::Tensor> tensor_in(const Value& value) {
   const auto* record = value.object();
-  if (record == nullptr || !record->class_name.starts_with("torch._utils._rebuild_tensor_v"))
-    return std::nullopt;
+  if (record == nullptr || !record->class_name.starts_with("torch._utils._rebuild_tensor_v")) return std::nullopt;
   const auto& arguments = record->arguments.as_items();
   const auto* storage = arguments.size() < 4 ? nullptr : arguments[0].object();
   const auto* identity = storage == nullptr ? nullptr : identity_of(*storage);
   const auto* bytes = storage == nullptr ? nullptr : storage->state.get_if<Bytes>();
   const auto* name = identity == nullptr ? nullptr : (*identity)[1].get_if<Global>();
   if (bytes == nullptr || name == nullptr) return std::nullopt;
-  const auto* known =
-      name->name.starts_with("torch.") ? find_dtype_by_storage(name->name.substr(6)) : nullptr;
+  const auto* known = name->name.starts_with("torch.") ? find_dtype_by_storage(name->name.substr(6)) : nullptr;
   const auto* named = arguments.size() > 6 ? arguments[6].get_if<at::ScalarType>() : nullptr;
   if (known == nullptr && named == nullptr) return std::nullopt;
   const auto dtype = known != nullptr ? known->dtype : *named;
   const auto sizes = ints_of(arguments[2]);
   const auto numel = checked_numel(sizes, static_cast<int64_t>(c10::elementSize(dtype)));
-  const bool is_whole = arguments[1] == Value(0) && numel &&
-                        static_cast<size_t>(*numel) * c10::elementSize(dtype) == bytes->data.size();
+  const bool is_whole =
+      arguments[1] == Value(0) && numel && static_cast<size_t>(*numel) * c10::elementSize(dtype) == bytes->data.size();
   if (!is_whole) return std::nullopt;
   auto tensor = at::empty(sizes, at::TensorOptions(dtype));
   if (*numel > 0) std::memcpy(tensor.data_ptr(), bytes->data.data(), bytes->data.size());
@@ -109,7 +105,7 @@ std::optional<std::string> bytes_in(const Value& value) {
 }
 
 Value with_storages(const TorchArchive& archive, Value root) {
-  auto left = kMostStorageBytes;
+  auto left = kMaxStorageBytes;
   return change_storages(root, [&](Object storage) {
     const auto* identity = identity_of(storage);
     if (identity == nullptr) return storage;
@@ -127,8 +123,9 @@ NumberedStorages number_storages(const Value& value) {
   numbered.root = change_storages(value, [&](Object storage) {
     const auto* bytes = storage.state.get_if<Bytes>();
     const auto* identity = identity_of(storage);
-    TORCH_CHECK(bytes != nullptr && identity != nullptr, "a plain value holds a tensor whose data was left in the file "
-                "that it came from: it cannot be written again");
+    TORCH_CHECK(
+        bytes != nullptr && identity != nullptr,
+        "a plain value holds a tensor whose data was left in the file that it came from: it cannot be written again");
     auto parts = *identity;
     parts[2] = std::to_string(numbered.bytes.size());
     parts[3] = "cpu";

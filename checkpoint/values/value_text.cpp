@@ -30,8 +30,7 @@ std::string numpy_text(const Value& value) {
   try {
     const auto tensor = numpy_tensor(value);
     if (!tensor) return {};
-    return "numpy " + torch_dtype_name(tensor->scalar_type()) +
-           describe_sizes(tensor->sizes().vec());
+    return "numpy " + torch_dtype_name(tensor->scalar_type()) + describe_sizes(tensor->sizes().vec());
   } catch (const c10::Error&) {
     return {};
   }
@@ -39,12 +38,12 @@ std::string numpy_text(const Value& value) {
 
 class TextWriter {
  public:
-  explicit TextWriter(size_t most) : most_(most) {}
+  explicit TextWriter(size_t max_characters) : max_(max_characters) {}
 
   std::string take(const Value& value) {
     write(value);
-    if (text_.size() <= most_) return std::move(text_);
-    auto end = most_;  // not inside a character
+    if (text_.size() <= max_) return std::move(text_);
+    auto end = max_;  // not inside a character
     while (end > 0 && (static_cast<unsigned char>(text_[end]) & 0xc0) == 0x80) --end;
     return text_.substr(0, end) + "...";
   }
@@ -59,13 +58,9 @@ class TextWriter {
       text_ += std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
     }
   }
-  void operator()(const std::string& value) {
-    text_ += "\"" + printable(value.substr(0, most_ + 1)) + "\"";
-  }
+  void operator()(const std::string& value) { text_ += "\"" + printable(value.substr(0, max_ + 1)) + "\""; }
   void operator()(const Bytes& value) { text_ += std::to_string(value.data.size()) + " bytes"; }
-  void operator()(const BigInt& value) {
-    text_ += "int of " + std::to_string(value.little_endian.size()) + " bytes";
-  }
+  void operator()(const BigInt& value) { text_ += "int of " + std::to_string(value.little_endian.size()) + " bytes"; }
   void operator()(const List& value) { sequence("[", value.items, "]"); }
   void operator()(const Tuple& value) { sequence("(", value.items, ")"); }
   void operator()(const Dict& value) {
@@ -74,9 +69,7 @@ class TextWriter {
     text_ += "}";
   }
   void operator()(at::ScalarType value) { text_ += "torch." + torch_dtype_name(value); }
-  void operator()(const TorchSize& value) {
-    text_ += "torch.Size(" + describe_sizes(value.sizes) + ")";
-  }
+  void operator()(const TorchSize& value) { text_ += "torch.Size(" + describe_sizes(value.sizes) + ")"; }
   void operator()(const Global& value) { text_ += printable(value.name); }
   void operator()(const std::shared_ptr<const Object>& object) {
     if (object->making == Object::Making::kPersistent) {
@@ -98,7 +91,7 @@ class TextWriter {
   }
 
  private:
-  bool is_full() const { return text_.size() > most_; }
+  bool is_full() const { return text_.size() > max_; }
 
   void write(const Value& value) {
     if (is_full()) return;
@@ -125,7 +118,7 @@ class TextWriter {
       const auto& [key, value] = dict.entries[i];
       if (i > 0) text_ += ", ";
       if (const auto* name = key.get_if<std::string>()) {
-        text_ += printable(name->substr(0, most_));
+        text_ += printable(name->substr(0, max_));
       } else {
         write(key);
       }
@@ -134,7 +127,7 @@ class TextWriter {
     }
   }
 
-  size_t most_;
+  size_t max_;
   std::string text_;
 };
 
@@ -144,9 +137,7 @@ struct JsonWriter {
   json operator()(int64_t value) const { return value; }
   json operator()(double value) const { return value; }
   json operator()(const std::string& value) const { return value; }
-  json operator()(const Bytes& value) const {
-    return {{"class", "bytes"}, {"hex", hex_text(value.data)}};
-  }
+  json operator()(const Bytes& value) const { return {{"class", "bytes"}, {"hex", hex_text(value.data)}}; }
   json operator()(const BigInt& value) const {
     return {{"class", "int"}, {"little_endian_hex", hex_text(value.little_endian)}};
   }
@@ -160,8 +151,7 @@ struct JsonWriter {
     json record = {{"class", object->class_name}};
     if (object->making == Object::Making::kPersistent) record["class"] = "storage";
     const auto& arguments = object->arguments;
-    const bool has_arguments =
-        arguments.get_if<Tuple>() == nullptr || !arguments.as_items().empty();
+    const bool has_arguments = arguments.get_if<Tuple>() == nullptr || !arguments.as_items().empty();
     if (has_arguments) record["arguments"] = value_json(arguments);
     if (!object->items.empty()) record["items"] = array(object->items);
     if (!object->entries.entries.empty()) record["entries"] = fields(object->entries);
@@ -203,9 +193,7 @@ std::string printable(const std::string& text) {
   return safe;
 }
 
-std::string value_text(const Value& value, size_t most_characters) {
-  return TextWriter(most_characters).take(value);
-}
+std::string value_text(const Value& value, size_t max_characters) { return TextWriter(max_characters).take(value); }
 
 json value_json(const Value& value) { return std::visit(JsonWriter(), value.data()); }
 

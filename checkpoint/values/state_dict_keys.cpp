@@ -1,10 +1,8 @@
-#include "checkpoint/dcp/state_dict_keys.h"
+#include "checkpoint/values/state_dict_keys.h"
 
 namespace megashard {
 
-std::string model_key(std::string_view weight) {
-  return std::string(kModelPrefix) + std::string(weight);
-}
+std::string model_key(std::string_view weight) { return std::string(kModelPrefix) + std::string(weight); }
 
 bool is_model_key(std::string_view key) { return key.starts_with(kModelPrefix); }
 
@@ -18,8 +16,7 @@ std::optional<OptimizerStateKey> split_optimizer_state_key(std::string_view key)
   const auto begin = kOptimizerStatePrefix.size();
   const auto last = key.rfind('.');
   if (!key.starts_with(kOptimizerStatePrefix) || last < begin) return std::nullopt;
-  return OptimizerStateKey{std::string(key.substr(begin, last - begin)),
-                           std::string(key.substr(last + 1))};
+  return OptimizerStateKey{std::string(key.substr(begin, last - begin)), std::string(key.substr(last + 1))};
 }
 
 bool is_extra_state(std::string_view key) { return key.ends_with("_extra_state"); }

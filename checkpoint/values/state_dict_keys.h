@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/values/value.h"
@@ -50,6 +51,10 @@ struct OptimizerStateKey {
 std::string optimizer_state_key(std::string_view weight, std::string_view buffer);
 /// Nothing for other keys.
 std::optional<OptimizerStateKey> split_optimizer_state_key(std::string_view key);
+
+/// Further keys of tensors whose bytes are stored once, under another key: {key, that one}. PyTorch
+/// finds a shared weight under each of its keys; Megatron stores it under one.
+using TiedKeys = std::vector<std::pair<std::string, std::string>>;
 
 /// By-products of Megatron's and TransformerEngine's modules, which hold no state of the training.
 bool is_extra_state(std::string_view key);

@@ -1,0 +1,118 @@
+#include <c10/util/Exception.h>
+
+#include <set>
+#include <unordered_set>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/open_checkpoint.h"
+#include "checkpoint/steps/checkpoint_directory.h"
+#include "checkpoint/steps/find_step.h"
+#include "checkpoint/values/gather_values.h"
+#include "checkpoint/values/state_dict_keys.h"
+#include "checkpoint/values/tensor_info.h"
+#include "checkpoint/values/value_paths.h"
+#include "parallel/collectives/agreement.h"
+
+namespace megashard {
+namespace {
+
+using Wanted = std::function<bool(const std::string& key)>;
+
+LoadReport compare_names(const DcpReader& reader, const ShardedTensors& tensors, const Wanted& is_wanted) {
+  LoadReport report;
+  std::unordered_set<std::string> asked;
+  for (const auto& [key, tensor] : tensors) {
+    asked.insert(key);
+    if (is_wanted(key) && reader.find(key) == nullptr) report.missing.push_back(key);
+  }
+  for (const auto& entry : reader.entries()) {
+    if (!entry.is_tensor || is_extra_state(entry.key) || is_in_value(entry)) continue;
+    if (is_wanted(entry.key) && asked.count(entry.key) == 0) report.unexpected.push_back(entry.key);
+  }
+  return report;
+}
+
+Value report_value(const LoadReport& report) {
+  const auto list_of = [](const std::vector<std::string>& names) {
+    return List{std::vector<Value>(names.begin(), names.end())};
+  };
+  return Tuple{{list_of(report.missing), list_of(report.unexpected)}};
+}
+
+/// Of all ranks: one may miss what is another's.
+LoadReport merge_reports(const std::vector<Value>& reports) {
+  std::set<std::string> missing, unexpected;
+  for (const auto& report : reports) {
+    for (const auto& name : report.as_items()[0].as_items()) missing.insert(name.as_string());
+    for (const auto& name : report.as_items()[1].as_items()) unexpected.insert(name.as_string());
+  }
+  return {{missing.begin(), missing.end()}, {unexpected.begin(), unexpected.end()}};
+}
+
+void check_fit(DcpReader& reader, const ShardedTensors& tensors, const Wanted& is_wanted) {
+  for (const auto& [key, tensor] : tensors) {
+    const auto* entry = is_wanted(key) ? reader.find(key) : nullptr;
+    if (entry != nullptr) reader.check_fit(*entry, tensor);
+  }
+}
+
+void check_names(const LoadReport& report, const std::string& folder) {
+  std::string text;
+  if (!report.missing.empty()) {
+    text += "; missing keys (" + std::to_string(report.missing.size()) + "): " + listed(report.missing);
+  }
+  if (!report.unexpected.empty()) {
+    text += "; unexpected keys (" + std::to_string(report.unexpected.size()) + "): " + listed(report.unexpected);
+  }
+  TORCH_CHECK_VALUE(text.empty(), "the checkpoint ", folder, " does not fit this model", text);
+}
+
+}  // namespace
+
+LoadedCheckpoint load_checkpoint(const CheckpointStep& step, const ShardedTensors& tensors,
+                                 const ProcessGroupPtr& group, const LoadOptions& options) {
+  const auto& folder = step.folder;
+  const Wanted is_wanted = [&](const std::string& key) { return !options.wanted || options.wanted(key); };
+  std::unique_ptr<DcpReader> reader;
+  LoadedCheckpoint loaded;
+  loaded.report = merge_reports(gather_values(group, [&] {
+    if (options.format) expect_format(folder, *options.format);
+    reader = open_step(folder);
+    return report_value(compare_names(*reader, tensors, is_wanted));
+  }));
+  all_or_throw(group, [&] {
+    if (options.strict) {
+      check_fit(*reader, tensors, is_wanted);
+      check_names(loaded.report, folder);
+    }
+    std::unordered_set<std::string> asked;
+    for (const auto& [key, tensor] : tensors) asked.insert(key);
+    std::vector<FlatValue> leaves;
+    for (const auto& entry : reader->entries()) {
+      const bool is_value = !entry.is_tensor || is_in_value(entry);
+      if (is_value && asked.count(entry.key) == 0 && is_wanted(entry.key))
+        leaves.push_back({entry.key, entry.path, reader->read_value(entry)});
+    }
+    loaded.values = nest_values(std::move(leaves), reader->entries().size());
+  });
+  if (options.accept) all_or_rethrow(group, [&] { options.accept(loaded.values, loaded.report); });
+  all_or_throw(group, [&] { check_fit(*reader, tensors, is_wanted); });
+  all_or_throw(group, [&] {
+    ReadQueue reads;
+    for (const auto& [key, tensor] : tensors) {
+      const auto* entry = is_wanted(key) ? reader->find(key) : nullptr;
+      if (entry != nullptr) reader->read_tensor(*entry, tensor, reads);
+    }
+    reads.run();
+  });
+  return loaded;
+}
+
+LoadedCheckpoint load_checkpoint(const std::string& directory, const ShardedTensors& tensors,
+                                 const ProcessGroupPtr& group, const LoadOptions& options) {
+  const auto step = find_step(directory, group);
+  TORCH_CHECK_VALUE(step, directory, " holds no checkpoint (no latest_checkpointed_iteration.txt); check the path");
+  return load_checkpoint(*step, tensors, group, options);
+}
+
+}  // namespace megashard
