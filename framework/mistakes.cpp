@@ -20,9 +20,7 @@ std::string told(const std::vector<std::string>& sentences) {
   return text;
 }
 
-bool is_of_flag(char c) {
-  return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_';
-}
+bool is_of_flag(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_'; }
 
 bool names(const std::string& sentence, const std::string& flag) {
   for (auto at = sentence.find(flag); at != sentence.npos; at = sentence.find(flag, at + 1)) {
@@ -56,8 +54,8 @@ bool Mistakes::attempt(const std::function<void()>& step, const std::vector<std:
 }
 
 bool Mistakes::require(bool condition, const std::string& sentence) {
-  const bool follows = std::any_of(flags_.begin(), flags_.end(),
-                                   [&](const std::string& flag) { return names(sentence, flag); });
+  const bool follows =
+      std::any_of(flags_.begin(), flags_.end(), [&](const std::string& flag) { return names(sentence, flag); });
   if (!condition && !follows) sentences_.push_back(sentence);
   return condition;
 }

@@ -6,8 +6,7 @@ namespace megashard {
 namespace {
 
 template <class T>
-constexpr bool kIsList =
-    std::is_same_v<T, std::vector<int64_t>> || std::is_same_v<T, std::vector<std::string>>;
+constexpr bool kIsList = std::is_same_v<T, std::vector<int64_t>> || std::is_same_v<T, std::vector<std::string>>;
 
 Value to_value(const ArgumentValue& value) {
   return std::visit(

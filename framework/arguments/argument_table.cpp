@@ -38,8 +38,7 @@ std::unordered_map<std::string, const Option*> build_index() {
   return index;
 }
 
-[[noreturn]] void wrong_type(const Option& option, const std::string& expected,
-                             const std::string& word) {
+[[noreturn]] void wrong_type(const Option& option, const std::string& expected, const std::string& word) {
   throw UsageError(option.flag + " takes " + expected + ", got \"" + word + "\".");
 }
 
@@ -49,8 +48,7 @@ T parse_number(const Option& option, const std::string& word, const std::string&
   const char* begin = word.data() + (word.starts_with('+') ? 1 : 0);
   const char* end = word.data() + word.size();
   const auto result = std::from_chars(begin, end, value);
-  if (result.ec == std::errc::result_out_of_range)
-    wrong_type(option, expected + " within range", word);
+  if (result.ec == std::errc::result_out_of_range) wrong_type(option, expected + " within range", word);
   bool is_number = result.ec == std::errc() && result.ptr == end;
   if constexpr (std::is_floating_point_v<T>) is_number &= !std::isnan(value);
   if (!is_number) wrong_type(option, expected, word);
@@ -72,15 +70,9 @@ struct StoreWords {
   void operator()(int64_t Arguments::*member) const { arguments.*member = integer(words.front()); }
   void operator()(double Arguments::*member) const { arguments.*member = number(words.front()); }
   void operator()(std::string Arguments::*member) const { arguments.*member = words.front(); }
-  void operator()(std::optional<int64_t> Arguments::*member) const {
-    arguments.*member = integer(words.front());
-  }
-  void operator()(std::optional<double> Arguments::*member) const {
-    arguments.*member = number(words.front());
-  }
-  void operator()(std::optional<std::string> Arguments::*member) const {
-    arguments.*member = words.front();
-  }
+  void operator()(std::optional<int64_t> Arguments::*member) const { arguments.*member = integer(words.front()); }
+  void operator()(std::optional<double> Arguments::*member) const { arguments.*member = number(words.front()); }
+  void operator()(std::optional<std::string> Arguments::*member) const { arguments.*member = words.front(); }
   void operator()(std::vector<int64_t> Arguments::*member) const {
     std::vector<int64_t> values;
     for (const auto& word : words) values.push_back(integer(word));
@@ -88,12 +80,8 @@ struct StoreWords {
   }
   void operator()(std::vector<std::string> Arguments::*member) const { arguments.*member = words; }
 
-  int64_t integer(const std::string& word) const {
-    return parse_number<int64_t>(option, word, "a whole number");
-  }
-  double number(const std::string& word) const {
-    return parse_number<double>(option, word, "a number");
-  }
+  int64_t integer(const std::string& word) const { return parse_number<int64_t>(option, word, "a whole number"); }
+  double number(const std::string& word) const { return parse_number<double>(option, word, "a number"); }
 };
 
 std::string joined(const std::vector<std::string>& words, const char* between) {
@@ -107,30 +95,26 @@ void check_count(const Option& option, const std::vector<std::string>& words) {
   const bool any = option.words == Option::kAnyNumber;
   const bool foreign = option.status == OptionStatus::kWithoutEffect;
   if (any && (count > 0 || foreign)) return;
-  if (count == 0)
-    throw UsageError(option.flag + " has no value; write " + option_usage(option) + ".");
+  if (count == 0) throw UsageError(option.flag + " has no value; write " + option_usage(option) + ".");
   if (count == option.words) return;
   throw UsageError(option.flag + " takes " +
-                   (option.words == 1 ? "one value" : std::to_string(option.words) + " values") +
-                   ", got " + std::to_string(count) + ".");
+                   (option.words == 1 ? "one value" : std::to_string(option.words) + " values") + ", got " +
+                   std::to_string(count) + ".");
 }
 
 void check_word(const Option& option, const std::string& word) {
   if (word.empty() && option.status == OptionStatus::kUsed) {
-    throw UsageError(option.flag +
-                     " has an empty value; is a variable of the script unset? Write " +
+    throw UsageError(option.flag + " has an empty value; is a variable of the script unset? Write " +
                      option_usage(option) + ".");
   }
   for (const auto& refused : option.refused_values) {
-    if (refused.value == word)
-      throw UsageError(option.flag + " " + word + " is refused: " + refused.reason + ".");
+    if (refused.value == word) throw UsageError(option.flag + " " + word + " is refused: " + refused.reason + ".");
   }
   const auto& choices = option.choices;
   if (choices.empty() || std::find(choices.begin(), choices.end(), word) != choices.end()) return;
   const std::string suggestion = did_you_mean(word, choices);
-  throw UsageError(option.flag + " takes " + (choices.size() == 1 ? "only " : "one of ") +
-                   joined(choices, ", ") + ", got \"" + word + "\"" + suggestion +
-                   (suggestion.empty() ? "." : ""));
+  throw UsageError(option.flag + " takes " + (choices.size() == 1 ? "only " : "one of ") + joined(choices, ", ") +
+                   ", got \"" + word + "\"" + suggestion + (suggestion.empty() ? "." : ""));
 }
 
 std::optional<double> number_in(const std::string& word) {
@@ -213,8 +197,7 @@ void set_option(const Option& option, const std::vector<std::string>& words, Arg
     std::visit(StoreWords{option, on, arguments}, option.field);
   }
   if (option.status == OptionStatus::kUsed) arguments.given.insert(option.name);
-  if (option.status == OptionStatus::kWithoutEffect && !off)
-    arguments.given_without_effect.insert(option.flag);
+  if (option.status == OptionStatus::kWithoutEffect && !off) arguments.given_without_effect.insert(option.flag);
 }
 
 namespace detail {

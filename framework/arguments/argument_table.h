@@ -13,15 +13,14 @@
 namespace megashard {
 
 /// A value as Megatron's Namespace holds it; monostate is None.
-using ArgumentValue = std::variant<std::monostate, bool, int64_t, double, std::string,
-                                   std::vector<int64_t>, std::vector<std::string>>;
+using ArgumentValue =
+    std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<std::string>>;
 
 /// Where an option's value lives; monostate for options without a field.
-using ArgumentField =
-    std::variant<std::monostate, bool Arguments::*, int64_t Arguments::*, double Arguments::*,
-                 std::string Arguments::*, std::optional<int64_t> Arguments::*,
-                 std::optional<double> Arguments::*, std::optional<std::string> Arguments::*,
-                 std::vector<int64_t> Arguments::*, std::vector<std::string> Arguments::*>;
+using ArgumentField = std::variant<std::monostate, bool Arguments::*, int64_t Arguments::*, double Arguments::*,
+                                   std::string Arguments::*, std::optional<int64_t> Arguments::*,
+                                   std::optional<double> Arguments::*, std::optional<std::string> Arguments::*,
+                                   std::vector<int64_t> Arguments::*, std::vector<std::string> Arguments::*>;
 
 enum class OptionStatus {
   kUsed,
@@ -47,12 +46,12 @@ struct Option {
   std::vector<std::string> aliases;
   std::string name;  // Megatron's Namespace name, "num_layers"
   ArgumentField field;
-  bool switch_value = true;          // what a switch stores
-  int words = 1;                     // values that follow: 0 (a switch), a count or kAnyNumber
-  std::string kind;                  // of its values, for the help: INT, FLOAT, DIR, FILE ...
-  std::vector<std::string> choices;  // allowed values; empty: any
+  bool switch_value = true;                  // what a switch stores
+  int words = 1;                             // values that follow: 0 (a switch), a count or kAnyNumber
+  std::string kind;                          // of its values, for the help: INT, FLOAT, DIR, FILE ...
+  std::vector<std::string> choices;          // allowed values; empty: any
   std::vector<RefusedValue> refused_values;  // Megatron's other choices
-  std::string neutral;  // refused options only: a value that changes nothing and is let through
+  std::string neutral;                       // refused options only: a value that changes nothing and is let through
   std::string help;
   OptionStatus status = OptionStatus::kUsed;
   std::string reason;
@@ -121,8 +120,7 @@ namespace detail {
 /// Collects the rows of one group.
 class OptionGroup {
  public:
-  OptionGroup(std::string title, std::vector<Option>& rows)
-      : title_(std::move(title)), rows_(rows) {}
+  OptionGroup(std::string title, std::vector<Option>& rows) : title_(std::move(title)), rows_(rows) {}
   /// A row for a field; switches are those of bool fields, lists take one or more words. Numbers
   /// are of the kinds INT and FLOAT; other kinds need of_kind() or one_of().
   Option& add(std::string flag, ArgumentField field, std::string help);
@@ -140,8 +138,7 @@ class OptionGroup {
 void add_model_options(std::vector<Option>& rows);     // argument_table_model.cpp
 void add_training_options(std::vector<Option>& rows);  // argument_table_training.cpp
 void add_run_options(std::vector<Option>& rows);       // argument_table_run.cpp
-void add_foreign_options(
-    std::vector<Option>& rows);  // argument_table_foreign.cpp: refused or without effect
+void add_foreign_options(std::vector<Option>& rows);   // argument_table_foreign.cpp: refused or without effect
 
 }  // namespace detail
 

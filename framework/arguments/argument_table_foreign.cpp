@@ -11,13 +11,11 @@ void name_again(Option& option, const ForeignFlag& flag) {
 }  // namespace
 
 void ForeignFlags::accept(const char* reason, std::initializer_list<ForeignFlag> flags) {
-  for (const auto& each : flags)
-    name_again(accepted_.without_effect(each.flag, each.words, reason), each);
+  for (const auto& each : flags) name_again(accepted_.without_effect(each.flag, each.words, reason), each);
 }
 
 void ForeignFlags::refuse(const char* reason, std::initializer_list<ForeignFlag> flags) {
-  for (const auto& each : flags)
-    name_again(refused_.refused(each.flag, each.words, reason).except(each.neutral), each);
+  for (const auto& each : flags) name_again(refused_.refused(each.flag, each.words, reason).except(each.neutral), each);
 }
 
 void add_foreign_options(std::vector<Option>& rows) {

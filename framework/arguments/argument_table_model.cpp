@@ -15,11 +15,8 @@ void add_source(std::vector<Option>& rows) {
       .of_kind("DIR")
       .alias("--init-from-hf-path");
   group.add("--from-scratch", &A::from_scratch, "with --hf-model: its architecture, fresh weights");
-  group.add("--model-plugin", &A::model_plugin, "shared library that registers models of your own")
-      .of_kind("FILE");
-  group
-      .add("--model", &A::model,
-           "registered model; unset: what --hf-model's config.json names, or the flags' network")
+  group.add("--model-plugin", &A::model_plugin, "shared library that registers models of your own").of_kind("FILE");
+  group.add("--model", &A::model, "registered model; unset: what --hf-model's config.json names, or the flags' network")
       .of_kind("NAME");
 }
 
@@ -32,10 +29,8 @@ void add_network(std::vector<Option>& rows) {
             "width of the MLP; unset: 4 * hidden size, with --swiglu 8/3 of it in steps of 64");
   group.add("--num-attention-heads", &A::num_attention_heads, "query heads");
   group.add("--kv-channels", &A::kv_channels, "head size; unset: hidden size / heads");
-  group.add("--group-query-attention", &A::group_query_attention,
-            "fewer key/value than query heads");
-  group.add("--num-query-groups", &A::num_query_groups,
-            "key/value heads with --group-query-attention");
+  group.add("--group-query-attention", &A::group_query_attention, "fewer key/value than query heads");
+  group.add("--num-query-groups", &A::num_query_groups, "key/value heads with --group-query-attention");
   group.add("--max-position-embeddings", &A::max_position_embeddings, "longest sequence");
   group
       .add("--position-embedding-type", &A::position_embedding_type,
@@ -47,19 +42,15 @@ void add_network(std::vector<Option>& rows) {
   group.add("--rotary-base", &A::rotary_base, "base of the rotary frequencies");
   group.add("--rotary-percent", &A::rotary_percent, "part of the head that is rotated");
   group.add("--rotary-interleaved", &A::rotary_interleaved, "")
-      .refuse(
-          "halves of a head are rotated, as in Hugging Face's models, and not pairs of neighbours; "
-          "leave it out");
-  group.add("--rotary-seq-len-interpolation-factor", &A::rotary_seq_len_interpolation_factor,
-            "divides the positions");
-  group.add("--use-rope-scaling", &A::use_rope_scaling,
-            "Llama 3's scaling of the rotary frequencies");
+      .refuse("halves of a head are rotated, as in Hugging Face's models, and not pairs of neighbours; "
+              "leave it out");
+  group.add("--rotary-seq-len-interpolation-factor", &A::rotary_seq_len_interpolation_factor, "divides the positions");
+  group.add("--use-rope-scaling", &A::use_rope_scaling, "Llama 3's scaling of the rotary frequencies");
   group.add("--rope-scaling-factor", &A::rope_scaling_factor, "factor of --use-rope-scaling");
   group.add("--make-vocab-size-divisible-by", &A::make_vocab_size_divisible_by,
             "pads the vocabulary; never with --hf-model");
   group.add("--normalization", &A::normalization, "kind of norm").one_of({"LayerNorm", "RMSNorm"});
-  group.add("--norm-epsilon", &A::norm_epsilon, "epsilon of the norms")
-      .alias("--layernorm-epsilon");
+  group.add("--norm-epsilon", &A::norm_epsilon, "epsilon of the norms").alias("--layernorm-epsilon");
   group.add("--apply-layernorm-1p", &A::apply_layernorm_1p, "")
       .refuse("norm weights are stored as they are, and not minus one; leave it out");
   group.add("--openai-gelu", &A::openai_gelu, "GELU by tanh");
@@ -84,16 +75,14 @@ void add_network(std::vector<Option>& rows) {
   group.add("--add-qkv-bias", &A::add_qkv_bias, "biases in the query/key/value projection");
   group.add("--qk-layernorm", &A::qk_layernorm, "norms on queries and keys");
   group
-      .add("--no-position-embedding", &A::add_position_embedding,
-           "no learned positions, which goes with rope and none")
+      .add("--no-position-embedding", &A::add_position_embedding, "no learned positions, which goes with rope and none")
       .turns_off()
       .named("add_position_embedding");
   group.refused("--apply-residual-connection-post-layernorm", 0,
                 "it belongs to BERT models, which are not part of this program; leave it out");
   group.refused("--multi-latent-attention", 0,
                 "no model family of this program has multi-latent attention; leave it out");
-  group.refused("--mtp-num-layers", 1,
-                "no model family of this program has multi-token prediction; leave it out");
+  group.refused("--mtp-num-layers", 1, "no model family of this program has multi-token prediction; leave it out");
 }
 
 void add_initialization(std::vector<Option>& rows) {
@@ -103,12 +92,9 @@ void add_initialization(std::vector<Option>& rows) {
             "other random numbers on each data parallel rank");
   group.add("--init-method-std", &A::init_method_std, "standard deviation of fresh weights");
   group.add("--init-method-xavier-uniform", &A::init_method_xavier_uniform, "")
-      .refuse(
-          "fresh weights are drawn from a normal distribution; leave it out and choose its width "
-          "by --init-method-std");
-  group
-      .add("--no-initialization", &A::perform_initialization,
-           "leave weights unset: they are loaded")
+      .refuse("fresh weights are drawn from a normal distribution; leave it out and choose its width "
+              "by --init-method-std");
+  group.add("--no-initialization", &A::perform_initialization, "leave weights unset: they are loaded")
       .turns_off()
       .named("perform_initialization");
   group.add("--use-cpu-initialization", &A::use_cpu_initialization, "")
@@ -129,20 +115,17 @@ void add_precision(std::vector<Option>& rows) {
             "STORE parameters in bf16; to compute in bf16 with fp32 weights set param_dtype: bf16 "
             "in the FSDP2 file instead");
   group.add("--downcast-to-bf16", &A::downcast_to_bf16, "")
-      .refuse(
-          "weights are loaded as they were saved; to compute in bf16 set param_dtype: bf16 in the "
-          "FSDP2 file, to store them in bf16 give --bf16");
+      .refuse("weights are loaded as they were saved; to compute in bf16 set param_dtype: bf16 in the "
+              "FSDP2 file, to store them in bf16 give --bf16");
   group.computed("params_dtype", &A::params_dtype);
   group.refused("--fp16", 0,
                 "fp16 needs loss scaling, which FSDP2 training here does not have; use "
                 "param_dtype: bf16 in the "
                 "FSDP2 file, or --bf16");
   group.refused("--fp16-lm-cross-entropy", 0, "the loss is computed in fp32; leave it out");
-  group.refused("--fp32-residual-connection", 0,
-                "the residual stream has the dtype of the parameters; leave it out");
-  group.refused(
-      "--grad-reduce-in-bf16", 0,
-      "with FSDP2 gradients are reduced in the file's reduce_dtype; set reduce_dtype: bf16 there");
+  group.refused("--fp32-residual-connection", 0, "the residual stream has the dtype of the parameters; leave it out");
+  group.refused("--grad-reduce-in-bf16", 0,
+                "with FSDP2 gradients are reduced in the file's reduce_dtype; set reduce_dtype: bf16 there");
 }
 
 }  // namespace

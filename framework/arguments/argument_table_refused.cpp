@@ -9,59 +9,42 @@ constexpr const char* kSharding =
 constexpr const char* kNoPipeline =
     "pipeline parallelism is not part of this program; FSDP2 shards over all ranks instead";
 constexpr const char* kNoFp8 = "fp8 training is not part of this program; use param_dtype: bf16";
-constexpr const char* kFp32States =
-    "the optimizer keeps its states and what it steps in fp32; leave it out";
+constexpr const char* kFp32States = "the optimizer keeps its states and what it steps in fp32; leave it out";
 
 void refuse_launching(ForeignFlags& flags) {
   flags.refuse(
       "it is a flag of torchrun; give it before the program's name, or use `megashard launch -n "
       "RANKS -- pretrain ...`",
-      {{"--nproc-per-node", 1},
-       {"--nnodes", 1},
-       {"--node-rank", 1},
-       {"--master-addr", 1},
-       {"--master-port", 1}});
+      {{"--nproc-per-node", 1}, {"--nnodes", 1}, {"--node-rank", 1}, {"--master-addr", 1}, {"--master-port", 1}});
   flags.refuse("the programs are LibTorch's; leave it out", {{"--ai-framework", 1, "pytorch"}});
-  flags.refuse("Megatron's YAML has another form; give the flags, or a file of them by --config",
-               {{"--yaml-cfg", 1}});
-  flags.refuse("it names Python code; a model of your own comes by --model-plugin",
-               {{"--spec", kAny}});
-  flags.refuse(
-      "MindSpeed-MM's JSON files are not read; describe the model by --hf-model and the data by "
-      "--data-path",
-      {{"--mm-data", 1}, {"--mm-model", 1}, {"--mm-tool", 1}});
-  flags.refuse("Megatron's old model classes are not part of this program; leave it out",
-               {{"--use-legacy-models"}});
+  flags.refuse("Megatron's YAML has another form; give the flags, or a file of them by --config", {{"--yaml-cfg", 1}});
+  flags.refuse("it names Python code; a model of your own comes by --model-plugin", {{"--spec", kAny}});
+  flags.refuse("MindSpeed-MM's JSON files are not read; describe the model by --hf-model and the data by "
+               "--data-path",
+               {{"--mm-data", 1}, {"--mm-model", 1}, {"--mm-tool", 1}});
+  flags.refuse("Megatron's old model classes are not part of this program; leave it out", {{"--use-legacy-models"}});
   flags.refuse("Megatron removed it long ago; use --micro-batch-size", {{"--batch-size", 1}});
   flags.refuse("Megatron removed it long ago; use --lr-warmup-fraction", {{"--warmup", 1}});
-  flags.refuse("Megatron removed it long ago; use --tensor-model-parallel-size",
-               {{"--model-parallel-size", 1}});
-  flags.refuse(
-      "Megatron renamed it; use --recompute-granularity full --recompute-method uniform "
-      "--recompute-num-layers 1",
-      {{"--checkpoint-activations"}, {"--activations-checkpoint-method", 1}});
+  flags.refuse("Megatron removed it long ago; use --tensor-model-parallel-size", {{"--model-parallel-size", 1}});
+  flags.refuse("Megatron renamed it; use --recompute-granularity full --recompute-method uniform "
+               "--recompute-num-layers 1",
+               {{"--checkpoint-activations"}, {"--activations-checkpoint-method", 1}});
 }
 
 void refuse_memory(ForeignFlags& flags) {
   flags.refuse("it spreads them over tensor parallel ranks, of which there are none; leave it out",
                {{"--distribute-saved-activations"}});
-  flags.refuse("give --recompute-activations --recompute-modules moe instead",
-               {{"--moe-layer-recompute"}});
-  flags.refuse(
-      "list the layers under recompute_modules and aten::mm under recompute_save_ops in the FSDP2 "
-      "file: norms and activations are recomputed, products are kept",
-      {{"--recompute-activation-function"}, {"--recompute-norm"}});
-  flags.refuse(
-      "list the layers under recompute_modules in the FSDP2 file and the operators whose results "
-      "are kept under recompute_save_ops",
-      {{"--recompute-skip-core-attention"},
-       {"--recompute-num-layers-skip-core-attention", 1, "0"}});
-  flags.refuse(
-      "use --fine-grained-activation-offloading with --offload-modules, or offload_modules in the "
-      "FSDP2 file",
-      {{"--swap-attention"}, {"--swap-modules", 1}});
-  flags.refuse("choose what is recomputed or offloaded by hand",
-               {{"--adaptive-memory-optimization"}});
+  flags.refuse("give --recompute-activations --recompute-modules moe instead", {{"--moe-layer-recompute"}});
+  flags.refuse("list the layers under recompute_modules and aten::mm under recompute_save_ops in the FSDP2 "
+               "file: norms and activations are recomputed, products are kept",
+               {{"--recompute-activation-function"}, {"--recompute-norm"}});
+  flags.refuse("list the layers under recompute_modules in the FSDP2 file and the operators whose results "
+               "are kept under recompute_save_ops",
+               {{"--recompute-skip-core-attention"}, {"--recompute-num-layers-skip-core-attention", 1, "0"}});
+  flags.refuse("use --fine-grained-activation-offloading with --offload-modules, or offload_modules in the "
+               "FSDP2 file",
+               {{"--swap-attention"}, {"--swap-modules", 1}});
+  flags.refuse("choose what is recomputed or offloaded by hand", {{"--adaptive-memory-optimization"}});
   flags.refuse("set offload_to_cpu: true in the FSDP2 file instead", {{"--optimizer-cpu-offload"}});
   flags.refuse(kFp32States, {{"--use-precision-aware-optimizer"},
                              {"--main-grads-dtype", 1, "fp32"},
@@ -71,9 +54,8 @@ void refuse_memory(ForeignFlags& flags) {
 }
 
 void refuse_parallelism(ForeignFlags& flags) {
-  flags.refuse(
-      "FSDP2 shards the optimizer's state already; leave it out and keep --use-torch-fsdp2",
-      {{"--use-distributed-optimizer"}});
+  flags.refuse("FSDP2 shards the optimizer's state already; leave it out and keep --use-torch-fsdp2",
+               {{"--use-distributed-optimizer"}});
   flags.refuse(kSharding, {{"--use-custom-fsdp"},
                            {"--use-megatron-fsdp"},
                            {"--data-parallel-sharding-strategy", 1, "no_shard"},
@@ -111,48 +93,40 @@ void refuse_precision(ForeignFlags& flags) {
                {{"--disable-bf16-reduced-precision-matmul"}, {"--allow-tf32"}});
   flags.refuse("kernels are not chosen for that; --deterministic-mode has deterministic ones",
                {{"--batch-invariant-mode"}});
-  flags.refuse("set reduce_dtype: fp32 in the FSDP2 file instead",
-               {{"--ddp-reduce-scatter-with-fp32-accumulation"}});
+  flags.refuse("set reduce_dtype: fp32 in the FSDP2 file instead", {{"--ddp-reduce-scatter-with-fp32-accumulation"}});
 }
 
 void refuse_steps(ForeignFlags& flags) {
-  flags.refuse("steps are never skipped; change the data instead",
-               {{"--iterations-to-skip", kAny}});
+  flags.refuse("steps are never skipped; change the data instead", {{"--iterations-to-skip", kAny}});
   flags.refuse("the batch never changes at given steps; use --rampup-batch-size",
                {{"--phase-transition-iterations", 1}});
-  flags.refuse("there is no rerun state machine here; leave it out",
-               {{"--check-for-spiky-loss"},
-                {"--check-for-large-grads"},
-                {"--rerun-mode", 1, "disabled"},
-                {"--result-rejected-tracker-filename", 1},
-                {"--error-injection-rate", 1, "0"}});
-  flags.refuse(
-      "parameter groups with settings of their own are not part of this program; leave it out",
-      {{"--decoupled-lr", 1},
-       {"--decoupled-min-lr", 1},
-       {"--lr-mult", 1, "1.0"},
-       {"--lr-scale-modules", kAny},
-       {"--weight-decay-exclude-modules", kAny},
-       {"--apply-wd-to-qk-layernorm"},
-       {"--no-weight-decay-cond-type", 1}});
+  flags.refuse("there is no rerun state machine here; leave it out", {{"--check-for-spiky-loss"},
+                                                                      {"--check-for-large-grads"},
+                                                                      {"--rerun-mode", 1, "disabled"},
+                                                                      {"--result-rejected-tracker-filename", 1},
+                                                                      {"--error-injection-rate", 1, "0"}});
+  flags.refuse("give parameters settings of their own by --param-group-overrides",
+               {{"--decoupled-lr", 1},
+                {"--decoupled-min-lr", 1},
+                {"--apply-wd-to-qk-layernorm"},
+                {"--no-weight-decay-cond-type", 1}});
+  flags.refuse("use --muon-extra-scale-factor", {{"--matched-adamw-rms", 1, "0.2"}});
+  flags.refuse("use --muon-num-ns-steps", {{"--ns-steps", 1, "5"}});
   flags.refuse("every run steps its optimizer; leave it out", {{"--enable-dummy-optimizer"}});
   flags.refuse("use --calculate-per-token-loss, or neither for the mean of microbatches",
                {{"--calculate-per-sample-loss"}, {"--calculate-square-loss"}});
   flags.refuse("use --calculate-per-token-loss", {{"--calculate-token-loss"}});
-  flags.refuse(
-      "reinforcement learning is not part of this program, but of ROLL, which calls it",
-      {{"--perform-rl-step"}, {"--stage", 1}, {"--ref-model", 1}, {"--pref-ftx", 1, "0.0"}});
+  flags.refuse("reinforcement learning is not part of this program, but of ROLL, which calls it",
+               {{"--perform-rl-step"}, {"--stage", 1}, {"--ref-model", 1}, {"--pref-ftx", 1, "0.0"}});
   flags.refuse("replicas are never compared here; leave it out",
                {{"--check-weight-hash-across-dp-replicas-interval", 1}});
-  flags.refuse(
-      "the launcher restarts a run, which goes on from the newest checkpoint of --load; use "
-      "--save-interval, and --exit-duration-in-mins or --exit-signal-handler",
-      {{"--inprocess-restart"}, {"--enable-ft-package"}, {"--adlr-autoresume"}});
+  flags.refuse("the launcher restarts a run, which goes on from the newest checkpoint of --load; use "
+               "--save-interval, and --exit-duration-in-mins or --exit-signal-handler",
+               {{"--inprocess-restart"}, {"--enable-ft-package"}, {"--adlr-autoresume"}});
 }
 
 void refuse_checkpoints(ForeignFlags& flags) {
-  flags.refuse("use the program `megashard convert`",
-               {{"--ckpt-convert-update-legacy-dist-opt-format"}});
+  flags.refuse("use the program `megashard convert`", {{"--ckpt-convert-update-legacy-dist-opt-format"}});
   flags.refuse("there are no non-persistent checkpoints here; use --save-interval",
                {{"--non-persistent-save-interval", 1},
                 {"--non-persistent-ckpt-type", 1},
@@ -164,11 +138,10 @@ void refuse_checkpoints(ForeignFlags& flags) {
                {{"--dist-ckpt-save-pre-mcore-014"}});
   flags.refuse("with --bf16 the fp32 copies of a checkpoint are always loaded; leave it out",
                {{"--load-main-params-from-ckpt"}});
-  flags.refuse("no such files are written here; leave it out",
-               {{"--save-wgrads-interval", 1},
-                {"--save-dgrads-interval", 1},
-                {"--dump-param-to-param-group-map", 1},
-                {"--config-logger-dir", 1}});
+  flags.refuse("no such files are written here; leave it out", {{"--save-wgrads-interval", 1},
+                                                                {"--save-dgrads-interval", 1},
+                                                                {"--dump-param-to-param-group-map", 1},
+                                                                {"--config-logger-dir", 1}});
   flags.refuse("the weights that LoRA adapts come from --hf-model", {{"--load-base-model", 1}});
 }
 
@@ -177,18 +150,14 @@ void refuse_data(ForeignFlags& flags) {
                {{"--per-split-data-args-path", 1}});
   flags.refuse("an evaluation has --eval-iters batches of the one validation set; leave it out",
                {{"--full-validation"}, {"--multiple-validation-sets"}});
-  flags.refuse("it is always Megatron's default, 0.005; leave it out",
-               {{"--mid-level-dataset-surplus", 1, "0.005"}});
+  flags.refuse("it is always Megatron's default, 0.005; leave it out", {{"--mid-level-dataset-surplus", 1, "0.005"}});
   flags.refuse("all samples are used; change the data instead", {{"--sample-rate", 1, "1.0"}});
-  flags.refuse("tokens are trained on in their order; prepare the data so beforehand",
-               {{"--fim-data"}});
-  flags.refuse(
-      "conversations are turned into tokens and masks by launch/preprocess/preprocess_data.py; "
-      "leave it out",
-      {{"--sft"}});
-  flags.refuse(
-      "sequences have --seq-length tokens and stay on their rank; leave it out",
-      {{"--use-data-balance"}, {"--use-image-mbs-data-balance"}, {"--use-txt-dynamic-batching"}});
+  flags.refuse("tokens are trained on in their order; prepare the data so beforehand", {{"--fim-data"}});
+  flags.refuse("conversations are turned into tokens and masks by launch/preprocess/preprocess_data.py; "
+               "leave it out",
+               {{"--sft"}});
+  flags.refuse("sequences have --seq-length tokens and stay on their rank; leave it out",
+               {{"--use-data-balance"}, {"--use-image-mbs-data-balance"}, {"--use-txt-dynamic-batching"}});
   flags.refuse("it belongs to BERT and retrieval models, which are not trained here; leave it out",
                {{"--ict-load", 1},
                 {"--bert-load", 1},

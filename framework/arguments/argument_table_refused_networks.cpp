@@ -8,29 +8,23 @@ void refuse_experts(ForeignFlags& flags) {
   flags.refuse(
       "experts come with a model of experts by --hf-model, whose config.json describes them; leave "
       "it out",
-      {{"--num-experts", 1},
-       {"--moe-ffn-hidden-size", 1},
-       {"--moe-router-topk", 1},
-       {"--moe-layer-freq", 1, "1"}});
-  flags.refuse(
-      "the load-balancing loss is that of config.json of --hf-model (output_router_logits and "
-      "router_aux_loss_coef); leave it out",
-      {{"--moe-aux-loss-coeff", kAny, "0.0"},
-       {"--moe-router-load-balancing-type", kAny, "aux_loss"}});
-  flags.refuse(
-      "routers take the largest softmax values, in fp32 and without further losses, groups or "
-      "biases; leave it out",
-      {{"--moe-z-loss-coeff", 1, "0"},
-       {"--moe-input-jitter-eps", 1, "0"},
-       {"--moe-router-dtype", 1, "fp32"},
-       {"--moe-router-score-function", 1, "softmax"},
-       {"--moe-router-pre-softmax"},
-       {"--moe-router-topk-scaling-factor", 1, "1.0"},
-       {"--moe-router-num-groups", 1},
-       {"--moe-router-group-topk", 1},
-       {"--moe-router-enable-expert-bias"},
-       {"--moe-router-force-load-balancing"},
-       {"--moe-enable-routing-replay"}});
+      {{"--num-experts", 1}, {"--moe-ffn-hidden-size", 1}, {"--moe-router-topk", 1}, {"--moe-layer-freq", 1, "1"}});
+  flags.refuse("the load-balancing loss is that of config.json of --hf-model (output_router_logits and "
+               "router_aux_loss_coef); leave it out",
+               {{"--moe-aux-loss-coeff", kAny, "0.0"}, {"--moe-router-load-balancing-type", kAny, "aux_loss"}});
+  flags.refuse("routers take the largest softmax values, in fp32 and without further losses, groups or "
+               "biases; leave it out",
+               {{"--moe-z-loss-coeff", 1, "0"},
+                {"--moe-input-jitter-eps", 1, "0"},
+                {"--moe-router-dtype", 1, "fp32"},
+                {"--moe-router-score-function", 1, "softmax"},
+                {"--moe-router-pre-softmax"},
+                {"--moe-router-topk-scaling-factor", 1, "1.0"},
+                {"--moe-router-num-groups", 1},
+                {"--moe-router-group-topk", 1},
+                {"--moe-router-enable-expert-bias"},
+                {"--moe-router-force-load-balancing"},
+                {"--moe-enable-routing-replay"}});
   flags.refuse("every token reaches all the experts that it chose; leave it out",
                {{"--moe-expert-capacity-factor", 1}});
   flags.refuse("no model family of this program has experts of that kind; leave it out",
@@ -52,18 +46,15 @@ void refuse_attention(ForeignFlags& flags) {
                 {"--experimental-attention-variant", 1},
                 {"--linear-attention-freq", 1}});
   flags.refuse("all layers have the same positions; leave it out", {{"--no-rope-freq", 1}});
-  flags.refuse(
-      "positions are scaled by --use-rope-scaling with --rope-scaling-factor (Llama 3) or by "
-      "--rotary-seq-len-interpolation-factor",
-      {{"--rope-type", 1, "rope"}, {"--rotary-scaling-factor", 1, "1.0"}});
-  flags.refuse("M-RoPE's sections come from the config.json of --hf-model",
-               {{"--mrope-section", kAny}});
+  flags.refuse("positions are scaled by --use-rope-scaling with --rope-scaling-factor (Llama 3) or by "
+               "--rotary-seq-len-interpolation-factor",
+               {{"--rope-type", 1, "rope"}, {"--rotary-scaling-factor", 1, "1.0"}});
+  flags.refuse("M-RoPE's sections come from the config.json of --hf-model", {{"--mrope-section", kAny}});
 }
 
 void refuse_layers(ForeignFlags& flags) {
-  flags.refuse(
-      "the MLP is GELU, --openai-gelu, --squared-relu or --swiglu; use one of these",
-      {{"--quick-geglu"}, {"--glu-linear-offset", 1, "0.0"}, {"--activation-func-clamp-value", 1}});
+  flags.refuse("the MLP is GELU, --openai-gelu, --squared-relu or --swiglu; use one of these",
+               {{"--quick-geglu"}, {"--glu-linear-offset", 1, "0.0"}, {"--activation-func-clamp-value", 1}});
   flags.refuse("the embedding is drawn as the other weights, by --init-method-std",
                {{"--embedding-init-method-std", 1}});
   flags.refuse("all layers of a network are alike, and none is Mamba's; leave it out",
@@ -73,10 +64,8 @@ void refuse_layers(ForeignFlags& flags) {
                 {"--hybrid-override-pattern", 1},
                 {"--heterogeneous-layers-config-path", 1},
                 {"--heterogeneous-layers-config-encoded-json", 1}});
-  flags.refuse("networks here have no encoder beside the decoder; use --num-layers",
-               {{"--decoder-num-layers", 1}});
-  flags.refuse("networks here have no encoder beside the decoder; use --seq-length",
-               {{"--decoder-seq-length", 1}});
+  flags.refuse("networks here have no encoder beside the decoder; use --num-layers", {{"--decoder-num-layers", 1}});
+  flags.refuse("networks here have no encoder beside the decoder; use --seq-length", {{"--decoder-seq-length", 1}});
   flags.refuse("vision towers come with a vision-language model by --hf-model; leave it out",
                {{"--vision-pretraining"}});
 }

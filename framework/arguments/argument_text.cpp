@@ -20,16 +20,14 @@ std::string python_text(double value) {
   const double magnitude = std::fabs(value);
   int exponent = 0;
   char buffer[64];
-  const auto scientific =
-      std::to_chars(buffer, buffer + sizeof buffer, magnitude, std::chars_format::scientific);
+  const auto scientific = std::to_chars(buffer, buffer + sizeof buffer, magnitude, std::chars_format::scientific);
   const std::string text(buffer, scientific.ptr);
   const auto letter = text.find('e');
   const char* digits = text.data() + letter + (text[letter + 1] == '+' ? 2 : 1);
   std::from_chars(digits, text.data() + text.size(), exponent);
   const std::string sign = std::signbit(value) ? "-" : "";
   if (exponent < kSmallestFixed || exponent > kLargestFixed) return sign + text;
-  const auto fixed =
-      std::to_chars(buffer, buffer + sizeof buffer, magnitude, std::chars_format::fixed);
+  const auto fixed = std::to_chars(buffer, buffer + sizeof buffer, magnitude, std::chars_format::fixed);
   std::string plain(buffer, fixed.ptr);
   if (plain.find('.') == plain.npos) plain += ".0";
   return sign + plain;
@@ -65,8 +63,7 @@ template <class T>
 ArgumentValue value_of(const T& field) {
   if constexpr (IsOptional<T>::value) {
     return field ? ArgumentValue(*field) : ArgumentValue();
-  } else if constexpr (std::is_same_v<T, std::vector<int64_t>> ||
-                       std::is_same_v<T, std::vector<std::string>>) {
+  } else if constexpr (std::is_same_v<T, std::vector<int64_t>> || std::is_same_v<T, std::vector<std::string>>) {
     return field.empty() ? ArgumentValue() : ArgumentValue(field);
   } else {
     return field;
@@ -88,8 +85,7 @@ bool assign(T& field, const ArgumentValue& value) {
         return field = static_cast<double>(*whole), true;
       }
     }
-    if constexpr (std::is_same_v<T, std::vector<int64_t>> ||
-                  std::is_same_v<T, std::vector<std::string>>) {
+    if constexpr (std::is_same_v<T, std::vector<int64_t>> || std::is_same_v<T, std::vector<std::string>>) {
       if (std::holds_alternative<std::monostate>(value)) return field.clear(), true;
     }
     return false;
@@ -108,9 +104,7 @@ ArgumentValue read_field(const Option& option, const Arguments& arguments) {
       option.field);
 }
 
-bool has_field(const Option& option) {
-  return !std::holds_alternative<std::monostate>(option.field);
-}
+bool has_field(const Option& option) { return !std::holds_alternative<std::monostate>(option.field); }
 
 /// Words and, of usages, choices: a line may end after each.
 std::vector<std::string> breakable(const std::string& text) {
@@ -175,8 +169,7 @@ std::string option_usage(const Option& option) {
   std::string usage = option.flag;
   if (!option.choices.empty()) {
     usage += " ";
-    for (size_t i = 0; i < option.choices.size(); ++i)
-      usage += (i == 0 ? "" : "|") + option.choices[i];
+    for (size_t i = 0; i < option.choices.size(); ++i) usage += (i == 0 ? "" : "|") + option.choices[i];
   } else {
     const int shown = option.words == Option::kAnyNumber ? 1 : option.words;
     for (int i = 0; i < shown; ++i) usage += " " + option.kind;
@@ -202,8 +195,7 @@ std::string options_help(const std::function<bool(const Option&)>& shown) {
     if (option.status == OptionStatus::kComputed) continue;
     if (option.status == OptionStatus::kWithoutEffect) list(0, option.reason, option.flag);
     if (option.status == OptionStatus::kRefused) list(1, option.reason, option.flag);
-    for (const auto& refused : option.refused_values)
-      list(1, refused.reason, option.flag + " " + refused.value);
+    for (const auto& refused : option.refused_values) list(1, refused.reason, option.flag + " " + refused.value);
     if (option.status != OptionStatus::kUsed || !shown(option)) continue;
     if (option.group != group) {
       group = option.group;
@@ -211,8 +203,8 @@ std::string options_help(const std::function<bool(const Option&)>& shown) {
     }
     std::string usage = option_usage(option);
     for (const auto& other : option.aliases) usage += ", " + other;
-    text += "  " + wrapped(usage, kUsageIndent, kTextIndent) + "\n" +
-            help_lines(help_text(option, defaults), kTextIndent);
+    text +=
+        "  " + wrapped(usage, kUsageIndent, kTextIndent) + "\n" + help_lines(help_text(option, defaults), kTextIndent);
   }
   const char* titles[] = {"accepted, without effect here", "known, but refused"};
   for (int which = 0; which < 2; ++which) {
@@ -220,8 +212,7 @@ std::string options_help(const std::function<bool(const Option&)>& shown) {
     for (const auto& reason : reasons[which]) {
       std::string flags;
       for (const auto& flag : of[which][reason]) flags += (flags.empty() ? "" : ", ") + flag;
-      text += "  " + wrapped(flags, kUsageIndent, kUsageIndent) + "\n" +
-              help_lines(reason, kTextIndent);
+      text += "  " + wrapped(flags, kUsageIndent, kUsageIndent) + "\n" + help_lines(reason, kTextIndent);
     }
   }
   return text;

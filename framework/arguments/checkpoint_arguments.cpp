@@ -5,9 +5,14 @@
 #include <string_view>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/dcp/checkpoint_format.h"
+#include "checkpoint/files/file_io.h"
 #include "checkpoint/files/unreadable_error.h"
 #include "checkpoint/inspect/checkpoint_source.h"
-#include "checkpoint/steps/step_files.h"
+#include "checkpoint/open_checkpoint.h"
+#include "checkpoint/steps/find_step.h"
+#include "checkpoint/steps/manifest.h"
+#include "checkpoint/values/torch_archive.h"
 
 namespace megashard {
 namespace {
@@ -15,21 +20,19 @@ namespace {
 constexpr const char* kNetworkGroup = "network size";
 
 /// Of the network, but free to be changed when a training goes on: no weight depends on them.
-constexpr std::array<std::string_view, 10> kNotOfWeights = {
-    "max_position_embeddings",
-    "add_position_embedding",  // the type says it
-    "encoder_num_layers",
-    "use_rotary_position_embeddings",
-    "rotary_base",
-    "rotary_seq_len_interpolation_factor",
-    "use_rope_scaling",
-    "rope_scaling_factor",
-    "make_vocab_size_divisible_by",
-    "norm_epsilon"};
+constexpr std::array<std::string_view, 10> kNotOfWeights = {"max_position_embeddings",
+                                                            "add_position_embedding",  // the type says it
+                                                            "encoder_num_layers",
+                                                            "use_rotary_position_embeddings",
+                                                            "rotary_base",
+                                                            "rotary_seq_len_interpolation_factor",
+                                                            "use_rope_scaling",
+                                                            "rope_scaling_factor",
+                                                            "make_vocab_size_divisible_by",
+                                                            "norm_epsilon"};
 
 constexpr std::array<std::string_view, 7> kSteeringGroups = {
-    "regularization", "mixed precision", "training", "optimizer", "learning rate",
-    "data",           "tokenizer"};
+    "regularization", "mixed precision", "training", "optimizer", "learning rate", "data", "tokenizer"};
 
 /// Of those groups, but without a say in what is learnt.
 constexpr std::array<std::string_view, 9> kNotSteering = {"exit_interval",
@@ -43,9 +46,9 @@ constexpr std::array<std::string_view, 9> kNotSteering = {"exit_interval",
                                                           "use_checkpoint_opt_param_scheduler"};
 
 /// Taken by --use-checkpoint-args besides the network.
-constexpr std::array<std::string_view, 7> kTakenToo = {
-    "attention_dropout", "hidden_dropout", "seq_length",     "tokenizer_type",
-    "tokenizer_model",   "vocab_size",     "vocab_extra_ids"};
+constexpr std::array<std::string_view, 7> kTakenToo = {"attention_dropout", "hidden_dropout",  "seq_length",
+                                                       "tokenizer_type",    "tokenizer_model", "vocab_size",
+                                                       "vocab_extra_ids"};
 
 template <size_t N>
 bool is_among(const std::array<std::string_view, N>& names, const std::string& name) {
@@ -53,9 +56,7 @@ bool is_among(const std::array<std::string_view, N>& names, const std::string& n
 }
 
 bool equal(const ArgumentValue& a, const ArgumentValue& b) {
-  const auto number = [](const ArgumentValue& value) -> const int64_t* {
-    return std::get_if<int64_t>(&value);
-  };
+  const auto number = [](const ArgumentValue& value) -> const int64_t* { return std::get_if<int64_t>(&value); };
   if (const auto* whole = number(a); whole != nullptr && std::holds_alternative<double>(b))
     return static_cast<double>(*whole) == std::get<double>(b);
   if (const auto* whole = number(b); whole != nullptr && std::holds_alternative<double>(a))
@@ -65,8 +66,7 @@ bool equal(const ArgumentValue& a, const ArgumentValue& b) {
 
 /// Options whose value is known on both sides and differs: visit(option, ours, theirs).
 template <class Visit>
-void for_each_difference(const Arguments& arguments, const ArgumentRecord& saved,
-                         const Visit& visit) {
+void for_each_difference(const Arguments& arguments, const ArgumentRecord& saved, const Visit& visit) {
   for (const auto& [name, ours] : argument_values(arguments)) {
     if (std::holds_alternative<std::monostate>(ours)) continue;
     const auto* theirs = find_known(saved, name);
@@ -82,13 +82,11 @@ bool shapes_weights(const Option& option, const Arguments& arguments) {
 
 std::string remedy(const Option& option, const ArgumentValue& theirs, const Arguments& arguments) {
   if (arguments.hf_model) {
-    return "it was trained from another model than --hf-model " + *arguments.hf_model +
-           "; give that one";
+    return "it was trained from another model than --hf-model " + *arguments.hf_model + "; give that one";
   }
   const bool has_flag = option.status == OptionStatus::kUsed && !option.is_switch();
   return "give " +
-         (has_flag ? option.flag + " " + argument_text(theirs)
-                   : std::string("the flags of the run that wrote it")) +
+         (has_flag ? option.flag + " " + argument_text(theirs) : std::string("the flags of the run that wrote it")) +
          ", or --use-checkpoint-args";
 }
 
@@ -96,14 +94,13 @@ std::string remedy(const Option& option, const ArgumentValue& theirs, const Argu
 std::string damage_of_args(const std::string& folder) {
   std::string damage;
   try {
-    const DcpReader reader(folder);
-    const auto* args = reader.find("args");
+    const auto reader = open_step(folder);
+    const auto* args = reader->find("args");
     const auto common = folder + "/" + kCommonFile;
     if (args == nullptr || (args->value && !path_exists(common))) return "";
     const InputFile file(args->value ? common : folder + "/" + args->location.file);
     const auto range = args->value ? FileRange{0, file.size()} : args->location.range;
-    verify_archive(TorchArchive(file, range), "args",
-                   [&damage](const std::string& fault) { damage = fault; });
+    verify_archive(TorchArchive(file, range), "args", [&damage](const std::string& fault) { damage = fault; });
   } catch (const UnreadableError&) {
     throw;
   } catch (const c10::Error& error) {
@@ -114,33 +111,27 @@ std::string damage_of_args(const std::string& folder) {
 
 }  // namespace
 
-void check_checkpoint_arguments(const Arguments& arguments, const ArgumentRecord& saved,
-                                const std::string& folder) {
+void check_checkpoint_arguments(const Arguments& arguments, const ArgumentRecord& saved, const std::string& folder) {
   for_each_difference(
-      arguments, saved,
-      [&](const Option& option, const ArgumentValue& ours, const ArgumentValue& theirs) {
+      arguments, saved, [&](const Option& option, const ArgumentValue& ours, const ArgumentValue& theirs) {
         if (!shapes_weights(option, arguments)) return;
-        throw UsageError("the checkpoint " + folder + " has " + option.name + " " +
-                         argument_text(theirs) + ", and this run has " + argument_text(ours) +
-                         ": " + remedy(option, theirs, arguments) + ".");
+        throw UsageError("the checkpoint " + folder + " has " + option.name + " " + argument_text(theirs) +
+                         ", and this run has " + argument_text(ours) + ": " + remedy(option, theirs, arguments) + ".");
       });
 }
 
 std::string changed_arguments(const Arguments& arguments, const ArgumentRecord& saved) {
   std::string text;
   for_each_difference(
-      arguments, saved,
-      [&](const Option& option, const ArgumentValue& ours, const ArgumentValue& theirs) {
-        const bool of_schedule = option.group == "learning rate" ||
-                                 option.name.find("weight_decay") != std::string::npos;
+      arguments, saved, [&](const Option& option, const ArgumentValue& ours, const ArgumentValue& theirs) {
+        const bool of_schedule =
+            option.group == "learning rate" || option.name.find("weight_decay") != std::string::npos;
         if (of_schedule && arguments.use_checkpoint_opt_param_scheduler) return;
-        const bool steers = option.name == "seed" || option.group == kNetworkGroup ||
-                            std::find(kSteeringGroups.begin(), kSteeringGroups.end(),
-                                      option.group) != kSteeringGroups.end();
-        if (!steers || option.status != OptionStatus::kUsed || is_among(kNotSteering, option.name))
-          return;
-        text += (text.empty() ? "" : ", ") + option.name + " " + argument_text(theirs) + " -> " +
-                argument_text(ours);
+        const bool steers =
+            option.name == "seed" || option.group == kNetworkGroup ||
+            std::find(kSteeringGroups.begin(), kSteeringGroups.end(), option.group) != kSteeringGroups.end();
+        if (!steers || option.status != OptionStatus::kUsed || is_among(kNotSteering, option.name)) return;
+        text += (text.empty() ? "" : ", ") + option.name + " " + argument_text(theirs) + " -> " + argument_text(ours);
       });
   return text;
 }
@@ -156,15 +147,14 @@ void take_checkpoint_arguments(Arguments& arguments, const DiagnosticSink& sink)
   const auto step = find_step(*arguments.load, nullptr,
                               {.ckpt_step = arguments.ckpt_step,
                                .depth = VerifyDepth::kSizes,  // the ranks read the rest together
-                               .also = damage_of_args});
+                               .further_damage = damage_of_args});
   if (!step) {
-    sink(Severity::kNotice, "--use-checkpoint-args: " + *arguments.load +
-                                " holds no checkpoint yet, so the flags count.");
+    sink(Severity::kNotice,
+         "--use-checkpoint-args: " + *arguments.load + " holds no checkpoint yet, so the flags count.");
     return;
   }
   const auto loaded = load_checkpoint(
-      *step, {}, nullptr,
-      {.strict = false, .wanted = [](const std::string& key) { return key == "args"; }});
+      *step, {}, nullptr, {.strict = false, .wanted = [](const std::string& key) { return key == "args"; }});
   const Value* args = loaded.values.find("args");
   const Dict* fields = args == nullptr ? nullptr : namespace_fields(*args);
   if (fields == nullptr) {
@@ -174,10 +164,9 @@ void take_checkpoint_arguments(Arguments& arguments, const DiagnosticSink& sink)
   const ArgumentRecord saved = to_record(*fields);
   std::string taken;
   for (const auto& option : option_table()) {
-    const bool wanted = (option.group == kNetworkGroup && option.name != "encoder_num_layers") ||
-                        is_among(kTakenToo, option.name);
-    if (!wanted || option.status != OptionStatus::kUsed || arguments.is_given(option.name))
-      continue;
+    const bool wanted =
+        (option.group == kNetworkGroup && option.name != "encoder_num_layers") || is_among(kTakenToo, option.name);
+    if (!wanted || option.status != OptionStatus::kUsed || arguments.is_given(option.name)) continue;
     const auto* value = find_known(saved, option.name);
     if (value == nullptr || !set_argument_value(option.name, *value, arguments)) continue;
     taken += (taken.empty() ? "" : ", ") + option.name + " " + argument_text(*value);

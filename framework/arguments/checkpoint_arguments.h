@@ -10,8 +10,7 @@ namespace megashard {
 
 /// Throws UsageError, with both values and the remedy, when the checkpoint's args describe another
 /// network (check_checkpoint_args of Megatron). What either side does not know is not compared.
-void check_checkpoint_arguments(const Arguments& arguments, const ArgumentRecord& saved,
-                                const std::string& folder);
+void check_checkpoint_arguments(const Arguments& arguments, const ArgumentRecord& saved, const std::string& folder);
 
 /// "global_batch_size 8 -> 16, seed 1 -> 2": what else steers the training and differs from the
 /// checkpoint's args; empty when nothing does.

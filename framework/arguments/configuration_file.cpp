@@ -17,11 +17,9 @@ namespace fs = std::filesystem;
 std::string why_missing(const fs::path& path) {
   std::error_code ignored;
   if (fs::is_symlink(path, ignored)) {
-    return "it is a link to " + fs::read_symlink(path, ignored).string() +
-           ", where there is nothing";
+    return "it is a link to " + fs::read_symlink(path, ignored).string() + ", where there is nothing";
   }
-  if (path.is_relative())
-    return "there is no such file, seen from " + fs::current_path(ignored).string();
+  if (path.is_relative()) return "there is no such file, seen from " + fs::current_path(ignored).string();
   return "there is no such file";
 }
 
@@ -49,8 +47,7 @@ std::string read_configuration(const std::string& path, const std::string& name)
   std::ifstream file(path);
   if (!file) {
     const bool forbidden = errno == EACCES;
-    refuse(std::string(std::strerror(errno)) +
-           (forbidden ? "; give this user the right to read it" : ""));
+    refuse(std::string(std::strerror(errno)) + (forbidden ? "; give this user the right to read it" : ""));
   }
   std::string text{std::istreambuf_iterator<char>(file), {}};
   if (file.bad()) refuse(std::strerror(errno));

@@ -14,8 +14,7 @@ struct NetworkArguments {
   std::optional<int64_t> num_layers;
   std::optional<int64_t> encoder_num_layers;  // another name for num_layers
   std::optional<int64_t> hidden_size;
-  std::optional<int64_t>
-      ffn_hidden_size;  // (derived) 4 * hidden, with swiglu 8/3 rounded down to 64
+  std::optional<int64_t> ffn_hidden_size;  // (derived) 4 * hidden, with swiglu 8/3 rounded down to 64
   std::optional<int64_t> num_attention_heads;
   std::optional<int64_t> kv_channels;  // (derived) head size, hidden / heads
   bool group_query_attention = false;

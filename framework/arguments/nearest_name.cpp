@@ -10,20 +10,16 @@ namespace {
 
 std::string bare_name(std::string_view name) {
   std::string text(name.substr(std::min(name.find_first_not_of('-'), name.size())));
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) {
-    return c == '-' ? '_' : static_cast<char>(std::tolower(c));
-  });
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return c == '-' ? '_' : static_cast<char>(std::tolower(c)); });
   return text;
 }
 
 int64_t length_difference(std::string_view one, std::string_view other) {
-  return static_cast<int64_t>(std::max(one.size(), other.size()) -
-                              std::min(one.size(), other.size()));
+  return static_cast<int64_t>(std::max(one.size(), other.size()) - std::min(one.size(), other.size()));
 }
 
-int64_t smallest_of(const std::vector<int64_t>& row) {
-  return *std::min_element(row.begin(), row.end());
-}
+int64_t smallest_of(const std::vector<int64_t>& row) { return *std::min_element(row.begin(), row.end()); }
 
 }  // namespace
 
@@ -52,8 +48,7 @@ namespace {
 
 /// Whether `name` is a negation of what `positive` says; both without hyphens.
 bool negates(const std::string& name, const std::string& positive) {
-  constexpr std::array<std::string_view, 5> kNegations = {"no_", "not_", "without_", "disable_",
-                                                          "un"};
+  constexpr std::array<std::string_view, 5> kNegations = {"no_", "not_", "without_", "disable_", "un"};
   return std::any_of(kNegations.begin(), kNegations.end(), [&](std::string_view negation) {
     if (!name.starts_with(negation)) return false;
     const auto rest = std::string_view(name).substr(negation.size());
@@ -69,8 +64,7 @@ bool negates(const std::string& name, const std::string& positive) {
 
 }  // namespace
 
-std::optional<std::string> nearest_name(std::string_view name,
-                                        const std::vector<std::string>& known) {
+std::optional<std::string> nearest_name(std::string_view name, const std::vector<std::string>& known) {
   constexpr size_t kShortestPart = 4;
   const std::string wanted = bare_name(name);
   const std::string* nearest = nullptr;
@@ -80,8 +74,7 @@ std::optional<std::string> nearest_name(std::string_view name,
     const bool contained = (wanted.size() >= kShortestPart && text.find(wanted) != text.npos) ||
                            (text.size() >= kShortestPart && wanted.find(text) != wanted.npos);
     // A forgotten prefix is a small slip.
-    const auto distance = contained ? (length_difference(wanted, text) + 2) / 3
-                                    : edit_distance(wanted, text, allowed);
+    const auto distance = contained ? (length_difference(wanted, text) + 2) / 3 : edit_distance(wanted, text, allowed);
     if (distance > allowed || negates(wanted, text) || negates(text, wanted)) continue;
     allowed = distance - 1;  // the next one must be nearer
     nearest = &candidate;

@@ -17,8 +17,7 @@ struct DistributedArguments {
   bool sequence_parallel = false;
   std::optional<std::string> distributed_backend;  // (derived) nccl with GPUs, gloo without
   int64_t distributed_timeout_minutes = 10;
-  std::optional<std::string>
-      distributed_init_method;  // tcp://HOST:PORT, file://PATH; unset: env://
+  std::optional<std::string> distributed_init_method;  // tcp://HOST:PORT, file://PATH; unset: env://
   std::optional<int64_t> local_rank;
   std::string device = "auto";  // cpu, cuda, sim (a CUDA device made of the CPU), auto
   bool use_torch_fsdp2 = false;
@@ -67,8 +66,8 @@ inline constexpr const char* kModelOfFlags = "gpt";
 
 /// The model's source besides Megatron's flags.
 struct ModelSourceArguments {
-  std::optional<std::string> hf_model;  // Hugging Face directory
-  bool from_scratch = false;  // with hf_model: its config, but freshly initialised weights
+  std::optional<std::string> hf_model;      // Hugging Face directory
+  bool from_scratch = false;                // with hf_model: its config, but freshly initialised weights
   std::optional<std::string> model_plugin;  // a library that registers models
   std::optional<std::string> model;         // a registered name; unset: by hf_model or the flags
 

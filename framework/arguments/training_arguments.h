@@ -46,17 +46,29 @@ struct ActivationArguments {
 };
 
 struct OptimizerArguments {
-  std::string optimizer = "adam";  // adam (AdamW), sgd
+  std::string optimizer = "adam";  // adam (AdamW), sgd, muon
   std::string optimizer_selection = "fused_torch_adamw";
   double weight_decay = 0.01;
-  std::optional<double> start_weight_decay;  // (derived) weight_decay when the increase is constant
-  std::optional<double> end_weight_decay;    // (derived)
+  std::optional<double> start_weight_decay;          // (derived) weight_decay when the increase is constant
+  std::optional<double> end_weight_decay;            // (derived)
   std::string weight_decay_incr_style = "constant";  // constant, linear, cosine
   double clip_grad = 1.0;                            // 0: the norm is computed, nothing is clipped
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_eps = 1e-8;
   double sgd_momentum = 0.9;
+  double muon_momentum = 0.9;
+  bool muon_use_nesterov = false;
+  bool muon_split_qkv = true;                // each projection of a fused one is a matrix of its own
+  std::string muon_scale_mode = "spectral";  // spectral, shape_scaling, unit_rms_norm
+  std::string muon_fp32_matmul_prec = "medium";
+  std::string muon_coefficient_type = "quintic";  // quintic, simple
+  int64_t muon_num_ns_steps = 5;
+  double muon_extra_scale_factor = 1.0;
+  double lr_mult = 1.0;  // of parameters whose names contain one of lr_scale_modules
+  std::vector<std::string> lr_scale_modules;
+  std::vector<std::string> weight_decay_exclude_modules;
+  std::vector<std::string> param_group_overrides;  // PATTERN:SETTING=NUMBER,...
 };
 
 struct LearningRateArguments {
@@ -92,10 +104,10 @@ struct LoggingArguments {
   int64_t timing_log_level = 0;              // 0 to 2: how finely a step's time is told
   std::string timing_log_option = "minmax";  // over ranks: max, minmax, all
   bool print_all_arguments = false;          // also those at their defaults
-  bool log_progress = false;                // in vain: metrics_file says more
-  bool log_tps = false;                     // "tokens per sample" in the log line
-  std::optional<std::string> metrics_file;  // JSON lines, one object a step
-  std::optional<double> peak_tflops;  // of one device, for mfu; unset: the device's, or measured
+  bool log_progress = false;                 // in vain: metrics_file says more
+  bool log_tps = false;                      // "tokens per sample" in the log line
+  std::optional<std::string> metrics_file;   // JSON lines, one object a step
+  std::optional<double> peak_tflops;         // of one device, for mfu; unset: the device's, or measured
 };
 
 }  // namespace megashard

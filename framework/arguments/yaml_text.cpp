@@ -48,8 +48,7 @@ YAML::Node load_yaml(const std::string& text, const std::string& source) {
   try {
     root = YAML::Load(text);
   } catch (const YAML::ParserException& error) {
-    throw UsageError(source + ":" + std::to_string(error.mark.line + 1) +
-                     ": this is not YAML: " + error.msg + ".");
+    throw UsageError(source + ":" + std::to_string(error.mark.line + 1) + ": this is not YAML: " + error.msg + ".");
   }
   DuplicateKeys(source).refuse(root);
   return root;

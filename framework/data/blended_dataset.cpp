@@ -18,17 +18,16 @@ std::vector<double> normalized(std::vector<double> weights) {
   return weights;
 }
 
-BlendedDataset::BlendedDataset(std::vector<std::shared_ptr<const SampleDataset>> datasets,
-                               std::vector<double> weights, std::optional<int64_t> size,
-                               const std::string& split_name)
+BlendedDataset::BlendedDataset(std::vector<std::shared_ptr<const SampleDataset>> datasets, std::vector<double> weights,
+                               std::optional<int64_t> size, const std::string& split_name)
     : datasets_(std::move(datasets)), counts_(datasets_.size(), 0) {
-  TORCH_CHECK(!datasets_.empty() && datasets_.size() < 32767, "a blend takes 1 to 32766 data sets, "
-              "got ", datasets_.size());
-  TORCH_CHECK(!size.has_value() || weights.size() == datasets_.size(), "a blend of ",
-              datasets_.size(), " data sets takes as many weights, got ", weights.size());
+  TORCH_CHECK(!datasets_.empty() && datasets_.size() < 32767, "a blend takes 1 to 32766 data sets, got ",
+              datasets_.size());
+  TORCH_CHECK(!size.has_value() || weights.size() == datasets_.size(), "a blend of ", datasets_.size(),
+              " data sets takes as many weights, got ", weights.size());
   for (size_t i = 0; size.has_value() && i < weights.size(); ++i) {
-    TORCH_CHECK(weights[i] > 0, "the ", split_name, " blend gives \"", datasets_[i]->source_of(0),
-                "\" the weight ", weights[i], "; weights must be positive, leave the data set out");
+    TORCH_CHECK(weights[i] > 0, "the ", split_name, " blend gives \"", datasets_[i]->source_of(0), "\" the weight ",
+                weights[i], "; weights must be positive, leave the data set out");
   }
   if (size.has_value()) {
     build_by_weight(normalized(std::move(weights)), *size);
@@ -75,8 +74,8 @@ void BlendedDataset::build_exhaustive() {
   for (int64_t position = 0; position < total; ++position) {
     const double drawn = std::max(static_cast<double>(position), 1.0);
     const auto lag = [&](size_t i) { return weights[i] * drawn - static_cast<double>(counts_[i]); };
-    const auto chosen = std::max_element(unspent.begin(), unspent.end(),
-                                         [&](size_t a, size_t b) { return lag(a) < lag(b); });
+    const auto chosen =
+        std::max_element(unspent.begin(), unspent.end(), [&](size_t a, size_t b) { return lag(a) < lag(b); });
     const size_t dataset = *chosen;
     dataset_index_.push_back(static_cast<int16_t>(dataset));
     sample_index_.push_back(counts_[dataset]++);
@@ -88,16 +87,14 @@ void BlendedDataset::build_exhaustive() {
 
 void BlendedDataset::check_not_oversampled(const std::string& split_name) const {
   for (size_t i = 0; i < datasets_.size(); ++i) {
-    TORCH_CHECK(counts_[i] <= datasets_[i]->size(), "the ", split_name, " blend draws ", counts_[i],
-                " samples from \"", datasets_[i]->source_of(0), "\", which has ",
-                datasets_[i]->size(), "; ask for fewer samples, or give weights so that small sets "
-                "are repeated");
+    TORCH_CHECK(counts_[i] <= datasets_[i]->size(), "the ", split_name, " blend draws ", counts_[i], " samples from \"",
+                datasets_[i]->source_of(0), "\", which has ", datasets_[i]->size(),
+                "; ask for fewer samples, or give weights so that small sets are repeated");
   }
 }
 
 void BlendedDataset::read(int64_t index, std::span<int64_t> out) const {
-  TORCH_CHECK(index >= 0 && index < size(), "the blend has samples 0 to ", size() - 1, ", got ",
-              index);
+  TORCH_CHECK(index >= 0 && index < size(), "the blend has samples 0 to ", size() - 1, ", got ", index);
   const auto at = static_cast<size_t>(index);
   datasets_[static_cast<size_t>(dataset_index_[at])]->read(sample_index_[at], out);
 }

@@ -16,9 +16,8 @@ class BlendedDataset : public SampleDataset {
  public:
   // `size` samples by `weights` (normalised here), or, when `size` is nullopt, each dataset
   // completely: a spent one drops out. `split_name` is for messages.
-  BlendedDataset(std::vector<std::shared_ptr<const SampleDataset>> datasets,
-                 std::vector<double> weights, std::optional<int64_t> size,
-                 const std::string& split_name);
+  BlendedDataset(std::vector<std::shared_ptr<const SampleDataset>> datasets, std::vector<double> weights,
+                 std::optional<int64_t> size, const std::string& split_name);
 
   int64_t size() const override { return static_cast<int64_t>(dataset_index_.size()); }
   void read(int64_t index, std::span<int64_t> out) const override;

@@ -30,8 +30,7 @@ bool wanted(const std::optional<int64_t>& size) { return !size.has_value() || *s
 std::string stripped(const std::string& text) {
   const char* spaces = " \t\n\r";
   const size_t begin = text.find_first_not_of(spaces);
-  return begin == std::string::npos ? ""
-                                    : text.substr(begin, text.find_last_not_of(spaces) - begin + 1);
+  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(spaces) - begin + 1);
 }
 
 std::optional<double> parse_number(const std::string& text) {
@@ -59,9 +58,8 @@ std::string better_split(size_t count) {
   const std::string all = "--split 100,0,0 to train on all of them and evaluate on none";
   for (const char* split : {"98,1,1", "90,5,5", "80,10,10", "34,33,33"}) {
     const SplitShares shares = parse_split(split);
-    const bool each = std::all_of(shares.begin(), shares.end(), [count](const auto& share) {
-      return has_documents(*share, count);
-    });
+    const bool each =
+        std::all_of(shares.begin(), shares.end(), [count](const auto& share) { return has_documents(*share, count); });
     if (each) {
       return "--split " + std::string(split) + ", which leaves each split some, or " + all;
     }
@@ -69,22 +67,19 @@ std::string better_split(size_t count) {
   return all;
 }
 
-void check_shares(const std::string& name, size_t count, const SplitShares& shares,
-                  const Sizes& sizes, const DataOptions& options) {
+void check_shares(const std::string& name, size_t count, const SplitShares& shares, const Sizes& sizes,
+                  const DataOptions& options) {
   std::string split = options.split;
   std::erase(split, ' ');
   for (size_t i = 0; i < kSplits; ++i) {
-    const bool lacks =
-        shares[i].has_value() && wanted(sizes[i]) && !has_documents(*shares[i], count);
-    require(!lacks, "--split " + split + " leaves the " + kSplitNames[i] +
-                        " split no document of \"" + name + "\", which has " +
-                        std::to_string(count) + "; give " + better_split(count));
+    const bool lacks = shares[i].has_value() && wanted(sizes[i]) && !has_documents(*shares[i], count);
+    require(!lacks, "--split " + split + " leaves the " + kSplitNames[i] + " split no document of \"" + name +
+                        "\", which has " + std::to_string(count) + "; give " + better_split(count));
   }
 }
 
-Datasets build_from_source(const std::shared_ptr<const TokenSource>& source,
-                           const SplitShares& shares, const Sizes& sizes,
-                           const DataOptions& options) {
+Datasets build_from_source(const std::shared_ptr<const TokenSource>& source, const SplitShares& shares,
+                           const Sizes& sizes, const DataOptions& options) {
   Datasets built;
   const size_t sequences = source->sequence_lengths().size();
   check_shares(source->name(), sequences, shares, sizes, options);
@@ -103,8 +98,8 @@ Datasets build_from_source(const std::shared_ptr<const TokenSource>& source,
   return built;
 }
 
-Datasets build_from_pictures(const std::string& prefix, const SplitShares& shares,
-                             const Sizes& sizes, const DataOptions& options) {
+Datasets build_from_pictures(const std::string& prefix, const SplitShares& shares, const Sizes& sizes,
+                             const DataOptions& options) {
   const auto set = std::make_shared<PictureSet>(prefix);
   const auto samples = static_cast<size_t>(set->size());
   check_shares(prefix, samples, shares, sizes, options);
@@ -128,16 +123,14 @@ Datasets build_from_pictures(const std::string& prefix, const SplitShares& share
 constexpr int64_t kShortTokens = 65500;
 constexpr int64_t kMostPadded = 65536;  // what padding makes of its vocabulary
 
-std::shared_ptr<const IndexedDataset> open_tokens(const std::string& prefix,
-                                                  const DataOptions& options) {
+std::shared_ptr<const IndexedDataset> open_tokens(const std::string& prefix, const DataOptions& options) {
   auto set = std::make_shared<IndexedDataset>(prefix);
   if (options.sink && options.vocab_size > kMostPadded && token_bytes(set->token_type()) <= 2) {
-    options.sink(Severity::kWarning,
-                 "data set \"" + prefix +
-                     "\" has tokens of two bytes, so its tokenizer has less than " +
-                     std::to_string(kShortTokens) + " of them, but the model has a vocabulary of " +
-                     std::to_string(options.vocab_size) +
-                     ": tokenise the text with the model's own tokenizer, unless this is it");
+    options.sink(Severity::kWarning, "data set \"" + prefix +
+                                         "\" has tokens of two bytes, so its tokenizer has less than " +
+                                         std::to_string(kShortTokens) + " of them, but the model has a vocabulary of " +
+                                         std::to_string(options.vocab_size) +
+                                         ": tokenise the text with the model's own tokenizer, unless this is it");
   }
   return set;
 }
@@ -171,9 +164,9 @@ Sizes member_sizes(const Sizes& sizes, const std::vector<double>& weights, size_
   return result;
 }
 
-std::shared_ptr<const SampleDataset> blend_split(
-    std::vector<std::shared_ptr<const SampleDataset>> members, std::vector<double> weights,
-    std::optional<int64_t> size, const char* split_name) {
+std::shared_ptr<const SampleDataset> blend_split(std::vector<std::shared_ptr<const SampleDataset>> members,
+                                                 std::vector<double> weights, std::optional<int64_t> size,
+                                                 const char* split_name) {
   if (!weights.empty()) {
     int64_t total = 0;
     for (double weight : weights) {
@@ -193,14 +186,12 @@ std::shared_ptr<const SampleDataset> blend_split(
   return std::make_shared<BlendedDataset>(std::move(members), std::move(weights), size, split_name);
 }
 
-Datasets build_blend(const Blend& blend, const SplitShares& shares, const Sizes& sizes,
-                     const DataOptions& options) {
+Datasets build_blend(const Blend& blend, const SplitShares& shares, const Sizes& sizes, const DataOptions& options) {
   const auto weights = blend.weights.empty() ? blend.weights : normalized(blend.weights);
   std::array<std::vector<std::shared_ptr<const SampleDataset>>, kSplits> members;
   for (size_t k = 0; k < blend.prefixes.size(); ++k) {
     require(!PictureSet::exists(blend.prefixes[k]),
-            "\"" + blend.prefixes[k] +
-                "\" holds conversations, which cannot be blended; give it alone");
+            "\"" + blend.prefixes[k] + "\" holds conversations, which cannot be blended; give it alone");
     const auto source = open_tokens(blend.prefixes[k], options);
     auto built = build_from_source(source, shares, member_sizes(sizes, weights, k), options);
     for (size_t i = 0; i < kSplits; ++i) {
@@ -218,8 +209,7 @@ Datasets build_blend(const Blend& blend, const SplitShares& shares, const Sizes&
   return blended;
 }
 
-Datasets build_from_one_path(const SplitShares& shares, const Sizes& sizes,
-                             const DataOptions& options) {
+Datasets build_from_one_path(const SplitShares& shares, const Sizes& sizes, const DataOptions& options) {
   const Blend blend = parse_blend(options.data_path);
   if (blend.prefixes.size() == 1 && blend.weights.empty()) {
     return build_from_prefix(blend.prefixes[0], shares, sizes, options);
@@ -254,21 +244,18 @@ SplitShares parse_split(const std::string& split) {
   for (size_t begin = 0; begin <= split.size();) {
     const size_t end = std::min(split.find_first_of(",/", begin), split.size());
     const auto weight = parse_number(split.substr(begin, end - begin));
-    require(
-        weight.has_value() && *weight >= 0 && std::isfinite(*weight),
-        "--split \"" + split +
-            "\" is not a list of weights; give three numbers for train, validation and test, as "
-            "in 969,30,1");
+    require(weight.has_value() && *weight >= 0 && std::isfinite(*weight),
+            "--split \"" + split +
+                "\" is not a list of weights; give three numbers for train, validation and test, as "
+                "in 969,30,1");
     weights.push_back(*weight);
     begin = end + 1;
   }
-  require(weights.size() <= kSplits,
-          "--split \"" + split + "\" has " + std::to_string(weights.size()) +
-              " weights; there are three splits: train, validation and test");
+  require(weights.size() <= kSplits, "--split \"" + split + "\" has " + std::to_string(weights.size()) +
+                                         " weights; there are three splits: train, validation and test");
   weights.resize(kSplits, 0.0);
   require(weights[0] + weights[1] + weights[2] > 0,
-          "--split \"" + split +
-              "\" leaves nothing to any split; at least one weight must be positive");
+          "--split \"" + split + "\" leaves nothing to any split; at least one weight must be positive");
   weights = normalized(std::move(weights));
   SplitShares shares;
   double begin = 0;
@@ -288,16 +275,14 @@ Blend parse_blend(const std::vector<std::string>& words) {
   for (size_t i = 0; words.size() % 2 == 0 && i < words.size(); i += 2) {
     numbers += parse_number(words[i]).has_value() ? 1 : 0;
   }
-  require(numbers == 0 || numbers == words.size() / 2,
-          "the data path has weights for " + std::to_string(numbers) + " of " +
-              std::to_string(words.size() / 2) +
-              " data sets; give WEIGHT PREFIX pairs, or prefixes alone");
+  require(numbers == 0 || numbers == words.size() / 2, "the data path has weights for " + std::to_string(numbers) +
+                                                           " of " + std::to_string(words.size() / 2) +
+                                                           " data sets; give WEIGHT PREFIX pairs, or prefixes alone");
   for (size_t i = 0; i < words.size(); ++i) {
     if (numbers > 0 && i % 2 == 0) {
       const double weight = *parse_number(words[i]);
-      require(weight > 0 && std::isfinite(weight),
-              "the weight " + words[i] + " of data set \"" + words[i + 1] +
-                  "\" is not positive; leave a data set out instead");
+      require(weight > 0 && std::isfinite(weight), "the weight " + words[i] + " of data set \"" + words[i + 1] +
+                                                       "\" is not positive; leave a data set out instead");
       blend.weights.push_back(weight);
     } else {
       blend.prefixes.push_back(stripped(words[i]));
@@ -307,12 +292,13 @@ Blend parse_blend(const std::vector<std::string>& words) {
 }
 
 DataSplits build_datasets(const DataOptions& options) {
-  const bool per_split = !options.train_data_path.empty() || !options.valid_data_path.empty() ||
-                         !options.test_data_path.empty();
-  const int sources =
-      (options.data_path.empty() ? 0 : 1) + (per_split ? 1 : 0) + (options.mock_data ? 1 : 0);
-  TORCH_CHECK(sources == 1, "training data must come from one of --data-path, --train-data-path (with "
-              "--valid-data-path, --test-data-path) and --mock-data, got ", sources, " of them");
+  const bool per_split =
+      !options.train_data_path.empty() || !options.valid_data_path.empty() || !options.test_data_path.empty();
+  const int sources = (options.data_path.empty() ? 0 : 1) + (per_split ? 1 : 0) + (options.mock_data ? 1 : 0);
+  TORCH_CHECK(sources == 1,
+              "training data must come from one of --data-path, --train-data-path (with --valid-data-path, "
+              "--test-data-path) and --mock-data, got ",
+              sources, " of them");
   const Sizes sizes = {options.train_samples, options.valid_samples, options.test_samples};
   Datasets built;
   if (options.mock_data) {

@@ -69,11 +69,10 @@ class RowWriter {
 void check_tokens(const std::vector<int64_t>& sample, const SampleDataset& dataset, int64_t index,
                   const BatchOptions& options) {
   for (const int64_t token : sample) {
-    TORCH_CHECK(static_cast<uint64_t>(token) < static_cast<uint64_t>(options.vocab_size),
-                "data set \"", dataset.source_of(index), "\" holds token ", token, " (in sample ",
-                index, "), which is not in the model's vocabulary of ", options.vocab_size,
-                "; tokenise the text with the model's own tokenizer, or use a model with the "
-                "vocabulary of the data");
+    TORCH_CHECK(static_cast<uint64_t>(token) < static_cast<uint64_t>(options.vocab_size), "data set \"",
+                dataset.source_of(index), "\" holds token ", token, " (in sample ", index,
+                "), which is not in the model's vocabulary of ", options.vocab_size,
+                "; tokenise the text with the model's own tokenizer, or use a model with the vocabulary of the data");
   }
 }
 
@@ -119,8 +118,7 @@ Batch make_picture_batch(const PictureDataset& dataset, const std::vector<int64_
 
 }  // namespace
 
-Batch make_batch(const SampleDataset& dataset, const std::vector<int64_t>& indices,
-                 const BatchOptions& options) {
+Batch make_batch(const SampleDataset& dataset, const std::vector<int64_t>& indices, const BatchOptions& options) {
   if (const auto* pictures = dynamic_cast<const PictureDataset*>(&dataset))
     return make_picture_batch(*pictures, indices, options);
   const auto rows = static_cast<int64_t>(indices.size());
@@ -188,18 +186,16 @@ struct DataLoader::Reader {
   }
 };
 
-DataLoader::DataLoader(std::shared_ptr<const SampleDataset> dataset,
-                       std::unique_ptr<DataSampler> sampler, const BatchOptions& batch,
-                       const DataLoaderOptions& options)
+DataLoader::DataLoader(std::shared_ptr<const SampleDataset> dataset, std::unique_ptr<DataSampler> sampler,
+                       const BatchOptions& batch, const DataLoaderOptions& options)
     : timeout_seconds_(options.timeout_seconds) {
   TORCH_CHECK(options.prefetch > 0, "the data loader reads at least one batch ahead, got 0");
-  TORCH_CHECK(batch.vocab_size > 0, "batches are checked against the vocabulary, got a size of ",
-              batch.vocab_size, "; set --vocab-size");
-  const bool needs_eod =
-      batch.eod_mask_loss || batch.reset_position_ids || batch.reset_attention_mask;
-  TORCH_CHECK(!needs_eod || batch.eod_id >= 0, "--eod-mask-loss, --reset-position-ids and "
-              "--reset-attention-mask need the end-of-document token, which is unknown; give a "
-              "tokenizer or model directory that names its eos token");
+  TORCH_CHECK(batch.vocab_size > 0, "batches are checked against the vocabulary, got a size of ", batch.vocab_size,
+              "; set --vocab-size");
+  const bool needs_eod = batch.eod_mask_loss || batch.reset_position_ids || batch.reset_attention_mask;
+  TORCH_CHECK(!needs_eod || batch.eod_id >= 0,
+              "--eod-mask-loss, --reset-position-ids and --reset-attention-mask need the end-of-document token, which "
+              "is unknown; give a tokenizer or model directory that names its eos token");
   reader_.reset(new Reader{std::move(dataset), std::move(sampler), batch, options.prefetch});
   thread_ = std::thread([reader = reader_] { reader->read_ahead(); });
 }
@@ -217,9 +213,9 @@ Batch DataLoader::next() {
   const auto start = std::chrono::steady_clock::now();
   auto& ready = reader_->ready;
   std::unique_lock lock(reader_->mutex);
-  has_given_up_ = !reader_->changed.wait_for(
-      lock, std::chrono::duration<double>(timeout_seconds_),
-      [&] { return !ready.empty() || reader_->error != nullptr || reader_->ended; });
+  has_given_up_ = !reader_->changed.wait_for(lock, std::chrono::duration<double>(timeout_seconds_), [&] {
+    return !ready.empty() || reader_->error != nullptr || reader_->ended;
+  });
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
   wait_seconds_ += waited.count();
   TORCH_CHECK(!has_given_up_, "no batch arrived within ", timeout_seconds_,

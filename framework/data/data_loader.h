@@ -27,20 +27,19 @@ struct BatchOptions {
 // One microbatch on the CPU; B samples of T = seq_length tokens. Of conversations with pictures, T
 // is the longest one's, the rest is filled with token 0 of masks 0.
 struct Batch {
-  at::Tensor tokens;          // [B, T] int64
-  at::Tensor labels;          // [B, T] int64
-  at::Tensor loss_mask;       // [B, T] float32, 0 or 1
-  at::Tensor position_ids;    // [B, T] int64, only if reset_position_ids; else 0 .. T-1
-  at::Tensor attention_mask;  // [B, 1, T, T] bool, true where masked; only if reset_attention_mask
-  at::Tensor token_mask{};    // [B, T] bool, of ModelInput; only of conversations
+  at::Tensor tokens;                          // [B, T] int64
+  at::Tensor labels;                          // [B, T] int64
+  at::Tensor loss_mask;                       // [B, T] float32, 0 or 1
+  at::Tensor position_ids;                    // [B, T] int64, only if reset_position_ids; else 0 .. T-1
+  at::Tensor attention_mask;                  // [B, 1, T, T] bool, true where masked; only if reset_attention_mask
+  at::Tensor token_mask{};                    // [B, T] bool, of ModelInput; only of conversations
   std::map<std::string, at::Tensor> extra{};  // of ModelInput: picture_inputs()
 };
 
 // Reads the samples and builds what megatron.core's GPTDataset returns for them. A token outside
 // the vocabulary throws a sentence with the data set, the sample and the token. Conversations learn
 // what their loss_mask marks; the flags about documents do not concern them.
-Batch make_batch(const SampleDataset& dataset, const std::vector<int64_t>& indices,
-                 const BatchOptions& options);
+Batch make_batch(const SampleDataset& dataset, const std::vector<int64_t>& indices, const BatchOptions& options);
 
 struct DataLoaderOptions {
   size_t prefetch = 2;             // batches read ahead by a thread

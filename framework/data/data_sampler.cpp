@@ -11,12 +11,11 @@ namespace {
 
 class SingleSampler : public DataSampler {
  public:
-  explicit SingleSampler(const SamplerOptions& options)
-      : options_(options), position_(options.consumed_samples) {
+  explicit SingleSampler(const SamplerOptions& options) : options_(options), position_(options.consumed_samples) {
     TORCH_CHECK(position_ < options_.total_samples, "no samples left: ", position_,
                 " are consumed and the data set has ", options_.total_samples,
-                "; raise --train-iters for a longer run (the data set grows with it), or check that "
-                "the checkpoint belongs to this data");
+                "; raise --train-iters for a longer run (the data set grows with it), or check that the checkpoint "
+                "belongs to this data");
   }
 
   bool next(std::vector<int64_t>& indices) override {
@@ -84,16 +83,14 @@ class CyclicSampler : public DataSampler {
 }  // namespace
 
 std::unique_ptr<DataSampler> make_data_sampler(const SamplerOptions& options) {
-  TORCH_CHECK(options.total_samples > 0, "the data set has no samples; check --split and the number ",
-              "of iterations");
-  TORCH_CHECK(options.micro_batch_size > 0, "the micro batch size must be positive, got ",
-              options.micro_batch_size, "; set --micro-batch-size");
-  TORCH_CHECK(options.consumed_samples >= 0, "the number of consumed samples must not be negative, ",
-              "got ", options.consumed_samples);
-  TORCH_CHECK(options.data_parallel_rank >= 0 &&
-                  options.data_parallel_rank < options.data_parallel_size,
-              "data parallel rank ", options.data_parallel_rank, " is not one of ",
-              options.data_parallel_size, " ranks");
+  TORCH_CHECK(options.total_samples > 0, "the data set has no samples; check --split and the number ", "of iterations");
+  TORCH_CHECK(options.micro_batch_size > 0, "the micro batch size must be positive, got ", options.micro_batch_size,
+              "; set --micro-batch-size");
+  TORCH_CHECK(options.consumed_samples >= 0, "the number of consumed samples must not be negative, ", "got ",
+              options.consumed_samples);
+  TORCH_CHECK(options.data_parallel_rank >= 0 && options.data_parallel_rank < options.data_parallel_size,
+              "data parallel rank ", options.data_parallel_rank, " is not one of ", options.data_parallel_size,
+              " ranks");
   if (options.type == SamplerType::kSingle) {
     return std::make_unique<SingleSampler>(options);
   }

@@ -15,10 +15,8 @@ std::vector<int64_t> order_of_epoch(const DistributedSamplerOptions& options, in
     std::iota(order.begin(), order.end(), 0);
     return order;
   }
-  const auto generator =
-      at::detail::createCPUGenerator(static_cast<uint64_t>(options.seed + epoch));
-  const at::Tensor permutation =
-      at::randperm(options.total_samples, generator, at::TensorOptions(at::kLong));
+  const auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(options.seed + epoch));
+  const at::Tensor permutation = at::randperm(options.total_samples, generator, at::TensorOptions(at::kLong));
   const auto* values = permutation.const_data_ptr<int64_t>();
   order.assign(values, values + options.total_samples);
   return order;
@@ -29,7 +27,8 @@ std::vector<int64_t> order_of_epoch(const DistributedSamplerOptions& options, in
 std::vector<int64_t> distributed_samples(const DistributedSamplerOptions& options, int64_t epoch) {
   const int64_t samples = options.total_samples, replicas = options.replicas;
   TORCH_CHECK(samples > 0, "the data set has no samples");
-  TORCH_CHECK(options.rank >= 0 && options.rank < replicas, "rank ", options.rank, " is not one of ", replicas, " replicas");
+  TORCH_CHECK(options.rank >= 0 && options.rank < replicas, "rank ", options.rank, " is not one of ", replicas,
+              " replicas");
   const auto order = order_of_epoch(options, epoch);
   const int64_t each = (samples + (options.drop_last ? 0 : replicas - 1)) / replicas;
   std::vector<int64_t> mine;

@@ -23,23 +23,22 @@ constexpr int64_t kMaxEntries = std::numeric_limits<uint32_t>::max() - 1;
 
 GPTDataset::GPTDataset(std::shared_ptr<const TokenSource> source, GPTDatasetOptions options)
     : source_(std::move(source)), options_(std::move(options)) {
-  TORCH_CHECK(options_.seq_length > 0, "the sequence length must be positive, got ",
-              options_.seq_length, "; set --seq-length");
+  TORCH_CHECK(options_.seq_length > 0, "the sequence length must be positive, got ", options_.seq_length,
+              "; set --seq-length");
   const auto sequences = static_cast<int64_t>(source_->sequence_lengths().size());
   TORCH_CHECK(0 <= options_.first_sequence && options_.first_sequence <= options_.last_sequence &&
                   options_.last_sequence <= sequences && sequences <= kMaxEntries,
-              "sequences [", options_.first_sequence, ", ", options_.last_sequence,
-              ") do not lie in \"", source_->name(), "\", which has ", sequences);
-  TORCH_CHECK(options_.first_sequence < options_.last_sequence, "the ", options_.split_name,
-              " split of \"", source_->name(), "\" is empty: none of its ", sequences,
-              " documents falls into it; give it a larger share with --split, add documents, or "
-              "ask for no samples of it (--eval-iters 0)");
+              "sequences [", options_.first_sequence, ", ", options_.last_sequence, ") do not lie in \"",
+              source_->name(), "\", which has ", sequences);
+  TORCH_CHECK(options_.first_sequence < options_.last_sequence, "the ", options_.split_name, " split of \"",
+              source_->name(), "\" is empty: none of its ", sequences,
+              " documents falls into it; give it a larger share with --split, add documents, or ask for no samples of "
+              "it (--eval-iters 0)");
   const int64_t epoch_tokens = tokens_per_epoch();
   plan_epochs(epoch_tokens);
   const int64_t samples = (num_epochs_ * epoch_tokens - 1) / options_.seq_length;
-  TORCH_CHECK(samples <= kMaxEntries, "the ", options_.split_name, " split of \"", source_->name(),
-              "\" would have ", samples, " samples, the limit is ", kMaxEntries,
-              "; use a longer --seq-length or fewer iterations");
+  TORCH_CHECK(samples <= kMaxEntries, "the ", options_.split_name, " split of \"", source_->name(), "\" would have ",
+              samples, " samples, the limit is ", kMaxEntries, "; use a longer --seq-length or fewer iterations");
 
   NumpyRandomState random(options_.seed);
   build_document_index(random);
@@ -49,17 +48,16 @@ GPTDataset::GPTDataset(std::shared_ptr<const TokenSource> source, GPTDatasetOpti
 
 int64_t GPTDataset::tokens_per_epoch() const {
   const auto lengths = source_->sequence_lengths();
-  const int64_t tokens = std::accumulate(lengths.begin() + options_.first_sequence,
-                                         lengths.begin() + options_.last_sequence, int64_t{0});
+  const int64_t tokens =
+      std::accumulate(lengths.begin() + options_.first_sequence, lengths.begin() + options_.last_sequence, int64_t{0});
   // One epoch without a whole sample is fine as long as epochs can be added up.
   const int64_t least = options_.num_samples.has_value() ? 1 : options_.seq_length + 1;
-  const std::string found =
-      c10::str("the ", options_.split_name, " split of \"", source_->name(), "\" has ", tokens,
-               " tokens in its ", options_.last_sequence - options_.first_sequence, " documents");
+  const std::string found = c10::str("the ", options_.split_name, " split of \"", source_->name(), "\" has ", tokens,
+                                     " tokens in its ", options_.last_sequence - options_.first_sequence, " documents");
   TORCH_CHECK(tokens > 0, found, "; give the split more documents by --split, or leave the set out");
-  require(tokens >= least, found + ", and a sample takes --seq-length + 1 = " +
-                               std::to_string(options_.seq_length + 1) + "; give --seq-length " +
-                               std::to_string(std::max<int64_t>(1, tokens - 1)) +
+  require(tokens >= least, found +
+                               ", and a sample takes --seq-length + 1 = " + std::to_string(options_.seq_length + 1) +
+                               "; give --seq-length " + std::to_string(std::max<int64_t>(1, tokens - 1)) +
                                " or less, or weights (--data-path WEIGHT PREFIX ...), by which "
                                "small sets are repeated");
   return tokens;
@@ -83,15 +81,14 @@ void GPTDataset::plan_epochs(int64_t epoch_tokens) {
   const int64_t samples_per_epoch = (epoch_tokens - 1) / seq_length;
   const int64_t from_last_epoch = samples - samples_before_last_epoch_;
   separate_last_epoch_ =
-      from_last_epoch <
-      static_cast<int64_t>(kLastEpochThreshold * static_cast<double>(samples_per_epoch));
+      from_last_epoch < static_cast<int64_t>(kLastEpochThreshold * static_cast<double>(samples_per_epoch));
 }
 
 void GPTDataset::build_document_index(NumpyRandomState& random) {
   const int64_t documents = options_.last_sequence - options_.first_sequence;
-  TORCH_CHECK(documents <= kMaxEntries / num_epochs_, "the ", options_.split_name, " split of \"",
-              source_->name(), "\" would repeat ", documents, " documents ", num_epochs_,
-              " times, more than ", kMaxEntries, " in all; ask for fewer samples or add data");
+  TORCH_CHECK(documents <= kMaxEntries / num_epochs_, "the ", options_.split_name, " split of \"", source_->name(),
+              "\" would repeat ", documents, " documents ", num_epochs_, " times, more than ", kMaxEntries,
+              " in all; ask for fewer samples or add data");
   document_index_.resize(static_cast<size_t>(num_epochs_ * documents));
   for (int64_t epoch = 0; epoch < num_epochs_; ++epoch) {
     const auto begin = document_index_.begin() + epoch * documents;
@@ -132,18 +129,17 @@ void GPTDataset::build_sample_index(int64_t samples) {
 void GPTDataset::build_shuffle_index(int64_t samples, NumpyRandomState& random) {
   shuffle_index_.resize(static_cast<size_t>(samples));
   std::iota(shuffle_index_.begin(), shuffle_index_.end(), 0U);
-  const auto first =
-      static_cast<size_t>(separate_last_epoch_ ? samples_before_last_epoch_ : samples);
+  const auto first = static_cast<size_t>(separate_last_epoch_ ? samples_before_last_epoch_ : samples);
   const std::span<uint32_t> all(shuffle_index_);
   random.shuffle(all.first(first));
   random.shuffle(all.subspan(first));
 }
 
 void GPTDataset::read(int64_t index, std::span<int64_t> out) const {
-  TORCH_CHECK(index >= 0 && index < size(), "the ", options_.split_name, " split of \"",
-              source_->name(), "\" has samples 0 to ", size() - 1, ", got ", index);
-  TORCH_CHECK(static_cast<int64_t>(out.size()) == options_.seq_length + 1, "a sample has ",
-              options_.seq_length + 1, " tokens, got room for ", out.size());
+  TORCH_CHECK(index >= 0 && index < size(), "the ", options_.split_name, " split of \"", source_->name(),
+              "\" has samples 0 to ", size() - 1, ", got ", index);
+  TORCH_CHECK(static_cast<int64_t>(out.size()) == options_.seq_length + 1, "a sample has ", options_.seq_length + 1,
+              " tokens, got room for ", out.size());
   const auto lengths = source_->sequence_lengths();
   const SampleStart start = sample_index_[shuffle_index_[static_cast<size_t>(index)]];
   size_t document = start.document;
@@ -161,8 +157,7 @@ void GPTDataset::add_facts(int64_t samples, DatasetFacts& facts) const {
   const int64_t tokens = tokens_per_epoch();
   facts.documents += options_.last_sequence - options_.first_sequence;
   facts.tokens += tokens;
-  facts.add_epochs(static_cast<double>(samples * options_.seq_length) /
-                   static_cast<double>(tokens));
+  facts.add_epochs(static_cast<double>(samples * options_.seq_length) / static_cast<double>(tokens));
 }
 
 }  // namespace megashard

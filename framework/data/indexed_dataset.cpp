@@ -74,9 +74,7 @@ int64_t token_bytes(TokenType type) {
 }
 
 IndexedDataset::IndexedDataset(const std::string& prefix)
-    : prefix_(prefix),
-      index_(path_of_prefix(prefix, ".idx")),
-      bin_(path_of_prefix(prefix, ".bin")) {
+    : prefix_(prefix), index_(path_of_prefix(prefix, ".idx")), bin_(path_of_prefix(prefix, ".bin")) {
   read_index();
   check_sequences();
 }
@@ -93,11 +91,11 @@ void IndexedDataset::read_index() {
   TORCH_CHECK(begins_with(bytes, kIndexMagic, sizeof(kIndexMagic)), path,
               " is not a Megatron index: it does not begin with MMIDIDX", kRebuild);
   const auto version = load<uint64_t>(bytes.data() + 9);
-  TORCH_CHECK(version == kIndexVersion, path, " has index version ", version, ", this reads version ",
-              kIndexVersion, kRebuild);
+  TORCH_CHECK(version == kIndexVersion, path, " has index version ", version, ", this reads version ", kIndexVersion,
+              kRebuild);
   type_ = static_cast<TokenType>(load<uint8_t>(bytes.data() + 17));
-  TORCH_CHECK(token_bytes(type_) > 0, path, " has unknown dtype code ", static_cast<int>(type_),
-              " (1 to 8 exist)", kRebuild);
+  TORCH_CHECK(token_bytes(type_) > 0, path, " has unknown dtype code ", static_cast<int>(type_), " (1 to 8 exist)",
+              kRebuild);
   const auto sequences = load<uint64_t>(bytes.data() + 18);
   const auto documents = load<uint64_t>(bytes.data() + 26);
   // Compared by division first: corrupt counts must not overflow.
@@ -105,9 +103,9 @@ void IndexedDataset::read_index() {
   const bool fits = sequences <= room / 12 && documents <= room / 8;
   const uint64_t expected = kIndexHeaderBytes + (fits ? 12 * sequences + 8 * documents : 0);
   const bool with_modes = bytes.size() == expected + sequences;  // one a sequence, not used here
-  TORCH_CHECK(fits && (bytes.size() == expected || with_modes), path,
-              " is truncated or corrupt: it announces ", sequences, " sequences and ", documents,
-              " document bounds, which do not make its ", bytes.size(), " bytes", kRebuild);
+  TORCH_CHECK(fits && (bytes.size() == expected || with_modes), path, " is truncated or corrupt: it announces ",
+              sequences, " sequences and ", documents, " document bounds, which do not make its ", bytes.size(),
+              " bytes", kRebuild);
   TORCH_CHECK(sequences > 0, "data set \"", prefix_, "\" holds no sequence at all; tokenise a file ",
               "with some text in it");
 
@@ -136,10 +134,9 @@ void IndexedDataset::check_sequences() const {
   for (int64_t i = 0; i < sequences; ++i) {
     const int64_t begin = pointer(i);
     const int64_t length = lengths_[static_cast<size_t>(i)];
-    const bool inside =
-        length >= 0 && begin >= 0 && begin <= size && length * width <= size - begin;
-    TORCH_CHECK(inside, "sequence ", i, " of ", path, " (", length, " tokens of ", width,
-                " bytes from byte ", begin, ") lies outside ", prefix_, ".bin, which has ", size,
+    const bool inside = length >= 0 && begin >= 0 && begin <= size && length * width <= size - begin;
+    TORCH_CHECK(inside, "sequence ", i, " of ", path, " (", length, " tokens of ", width, " bytes from byte ", begin,
+                ") lies outside ", prefix_, ".bin, which has ", size,
                 " bytes: one of the two is truncated, corrupt or from another run", kRebuild);
     tokens += length;
   }
@@ -149,16 +146,13 @@ void IndexedDataset::check_sequences() const {
   }
 }
 
-int64_t IndexedDataset::pointer(int64_t sequence) const {
-  return load<int64_t>(pointers_ + 8 * sequence);
-}
+int64_t IndexedDataset::pointer(int64_t sequence) const { return load<int64_t>(pointers_ + 8 * sequence); }
 
 std::span<const std::byte> IndexedDataset::raw_sequence(int64_t sequence) const {
   const auto size = static_cast<int64_t>(lengths_.size());
-  TORCH_CHECK(sequence >= 0 && sequence < size, "data set \"", prefix_, "\" has sequences 0 to ",
-              size - 1, ", got ", sequence);
-  const auto length =
-      static_cast<size_t>(lengths_[static_cast<size_t>(sequence)] * token_bytes(type_));
+  TORCH_CHECK(sequence >= 0 && sequence < size, "data set \"", prefix_, "\" has sequences 0 to ", size - 1, ", got ",
+              sequence);
+  const auto length = static_cast<size_t>(lengths_[static_cast<size_t>(sequence)] * token_bytes(type_));
   return bytes_of(bin_).subspan(static_cast<size_t>(pointer(sequence)), length);
 }
 
@@ -166,9 +160,9 @@ void IndexedDataset::copy_tokens(int64_t sequence, int64_t offset, std::span<int
   const auto raw = raw_sequence(sequence);
   const int64_t width = token_bytes(type_);
   const auto length = static_cast<int64_t>(raw.size()) / width;
-  TORCH_CHECK(offset >= 0 && offset + static_cast<int64_t>(out.size()) <= length, "sequence ",
-              sequence, " of data set \"", prefix_, "\" has ", length, " tokens, got a request for ",
-              out.size(), " from ", offset);
+  TORCH_CHECK(offset >= 0 && offset + static_cast<int64_t>(out.size()) <= length, "sequence ", sequence,
+              " of data set \"", prefix_, "\" has ", length, " tokens, got a request for ", out.size(), " from ",
+              offset);
   const std::byte* from = raw.data() + offset * width;
   switch (type_) {
     case TokenType::kUInt8:
@@ -187,9 +181,8 @@ void IndexedDataset::copy_tokens(int64_t sequence, int64_t offset, std::span<int
     case TokenType::kFloat64:
       break;
   }
-  TORCH_CHECK(false, "data set \"", prefix_, "\" stores floating-point values (dtype code ",
-              static_cast<int>(type_), "), which are no token ids; tokenise the text again with ",
-              "launch/preprocess/preprocess_data.py");
+  TORCH_CHECK(false, "data set \"", prefix_, "\" stores floating-point values (dtype code ", static_cast<int>(type_),
+              "), which are no token ids; tokenise the text again with ", "launch/preprocess/preprocess_data.py");
 }
 
 }  // namespace megashard

@@ -15,17 +15,16 @@ using std::to_string;
 void check_ramp(const MicrobatchOptions& options) {
   const auto& ramp = options.rampup;
   if (ramp.empty()) return;
-  const std::string shown = "--rampup-batch-size " + to_string(ramp.at(0)) + " " +
-                            to_string(ramp.at(1)) + " " + to_string(ramp.at(2));
+  const std::string shown =
+      "--rampup-batch-size " + to_string(ramp.at(0)) + " " + to_string(ramp.at(1)) + " " + to_string(ramp.at(2));
   const int64_t difference = options.global_batch_size - ramp[0];
   if (ramp[0] <= 0 || ramp[1] <= 0 || ramp[2] < 0 || difference < 0) {
     throw UsageError(shown + " must start at a positive batch of at most --global-batch-size " +
                      to_string(options.global_batch_size) + " and grow by a positive increment.");
   }
   if (difference % ramp[1] != 0) {
-    throw UsageError(shown + ": the growth from " + to_string(ramp[0]) +
-                     " to --global-batch-size " + to_string(options.global_batch_size) +
-                     " is not divisible by the increment; change one of them.");
+    throw UsageError(shown + ": the growth from " + to_string(ramp[0]) + " to --global-batch-size " +
+                     to_string(options.global_batch_size) + " is not divisible by the increment; change one of them.");
   }
 }
 
@@ -35,11 +34,8 @@ int64_t wanted_batch(const MicrobatchOptions& options, int64_t consumed_samples)
   if (ramp.empty() || consumed_samples > ramp[2]) return options.global_batch_size;
   const int64_t increments = (options.global_batch_size - ramp[0]) / ramp[1];
   if (increments == 0 || ramp[2] == 0) return options.global_batch_size;
-  const double samples_per_increment =
-      static_cast<double>(ramp[2]) / static_cast<double>(increments);
-  return ramp[0] +
-         static_cast<int64_t>(static_cast<double>(consumed_samples) / samples_per_increment) *
-             ramp[1];
+  const double samples_per_increment = static_cast<double>(ramp[2]) / static_cast<double>(increments);
+  return ramp[0] + static_cast<int64_t>(static_cast<double>(consumed_samples) / samples_per_increment) * ramp[1];
 }
 
 int64_t samples_of_microbatch(const MicrobatchOptions& options) {
@@ -66,15 +62,13 @@ MicrobatchOptions microbatch_options(const Arguments& arguments) {
           .decrease_if_needed = arguments.decrease_batch_size_if_needed};
 }
 
-Microbatches::Microbatches(MicrobatchOptions options, int64_t consumed_samples)
-    : options_(std::move(options)) {
+Microbatches::Microbatches(MicrobatchOptions options, int64_t consumed_samples) : options_(std::move(options)) {
   check_ramp(options_);
   const auto divides = [this](int64_t batch) {
     const int64_t each = samples_of_microbatch(options_);
     if (batch >= each && (batch % each == 0 || options_.decrease_if_needed)) return;
-    throw UsageError("global batch size " + to_string(batch) + " is not divisible by " +
-                     to_string(each) + " (micro batch size " +
-                     to_string(options_.micro_batch_size) + " * data parallel size " +
+    throw UsageError("global batch size " + to_string(batch) + " is not divisible by " + to_string(each) +
+                     " (micro batch size " + to_string(options_.micro_batch_size) + " * data parallel size " +
                      to_string(options_.data_parallel_size) +
                      "); change --global-batch-size, --micro-batch-size or the number of ranks.");
   };

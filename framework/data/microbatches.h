@@ -40,8 +40,8 @@ class Microbatches {
 
 /// The step at which `samples` end (Megatron's update_train_iters), whole global batches only, when
 /// `iteration` steps have taken `consumed_samples` of them.
-int64_t iterations_for_samples(const MicrobatchOptions& options, int64_t samples,
-                               int64_t iteration = 0, int64_t consumed_samples = 0);
+int64_t iterations_for_samples(const MicrobatchOptions& options, int64_t samples, int64_t iteration = 0,
+                               int64_t consumed_samples = 0);
 /// The inverse, for checkpoints that do not say: samples of the first steps.
 int64_t samples_of_iterations(const MicrobatchOptions& options, int64_t iterations);
 

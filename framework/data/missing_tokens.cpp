@@ -41,8 +41,8 @@ std::string set_in(const std::string& folder) {
 
 // Of JSON lines or text; empty: the file is something else.
 std::string tokenise(const std::string& path) {
-  const bool lines = path.ends_with(".jsonl") || path.ends_with(".jsonl.gz") ||
-                     path.ends_with(".json") || path.ends_with(".json.gz");
+  const bool lines =
+      path.ends_with(".jsonl") || path.ends_with(".jsonl.gz") || path.ends_with(".json") || path.ends_with(".json.gz");
   const bool text = path.ends_with(".txt") || path.ends_with(".txt.gz") || path.ends_with(".md");
   if (!lines && !text) {
     return "";
@@ -90,8 +90,7 @@ std::string why_no_tokens(const std::string& prefix) {
   const std::string missing = prefix + (has_bin ? ".idx" : ".bin");
   if (has_bin || is_file(prefix + ".idx")) {
     return "data set \"" + prefix + "\": there is no file " + missing + " beside " + prefix +
-           (has_bin ? ".bin" : ".idx") +
-           "; copy it too, or write both again with launch/preprocess/preprocess_data.py";
+           (has_bin ? ".bin" : ".idx") + "; copy it too, or write both again with launch/preprocess/preprocess_data.py";
   }
   for (const char* end : {"", ".jsonl", ".json", ".txt", ".jsonl.gz"}) {
     if (is_file(prefix + end)) {

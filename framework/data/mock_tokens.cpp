@@ -50,8 +50,7 @@ class DefaultRngZero {
 
 }  // namespace
 
-MockTokens::MockTokens(int64_t vocab_size, int64_t eod_id)
-    : vocab_size_(vocab_size), eod_id_(eod_id) {
+MockTokens::MockTokens(int64_t vocab_size, int64_t eod_id) : vocab_size_(vocab_size), eod_id_(eod_id) {
   TORCH_CHECK(vocab_size > 0, "mock data needs a vocabulary; set --vocab-size");
   TORCH_CHECK(eod_id >= 0 && eod_id < vocab_size, "mock data ends documents with token ", eod_id,
               ", which is outside the vocabulary of ", vocab_size, "; give --vocab-size ", vocab_size - 1,
@@ -65,8 +64,8 @@ MockTokens::MockTokens(int64_t vocab_size, int64_t eod_id)
 
 void MockTokens::copy_tokens(int64_t sequence, int64_t offset, std::span<int64_t> out) const {
   const int64_t length = lengths_.at(static_cast<size_t>(sequence));
-  TORCH_CHECK(offset >= 0 && offset + static_cast<int64_t>(out.size()) <= length, "mock sequence ",
-              sequence, " has ", length, " tokens, got a request for ", out.size(), " from ", offset);
+  TORCH_CHECK(offset >= 0 && offset + static_cast<int64_t>(out.size()) <= length, "mock sequence ", sequence, " has ",
+              length, " tokens, got a request for ", out.size(), " from ", offset);
   for (size_t i = 0; i < out.size(); ++i) {
     const int64_t position = offset + static_cast<int64_t>(i);
     out[i] = position == length - 1 ? eod_id_ : (position + 1) % vocab_size_;

@@ -22,8 +22,7 @@ double sum_block(std::span<const double> values) {
       lane[k] += values[i + k];
     }
   }
-  double sum =
-      ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
+  double sum = ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
   for (size_t i = whole; i < values.size(); ++i) {
     sum += values[i];
   }
@@ -33,8 +32,8 @@ double sum_block(std::span<const double> values) {
 }  // namespace
 
 NumpyRandomState::NumpyRandomState(int64_t seed) : generator_(static_cast<uint32_t>(seed)) {
-  TORCH_CHECK(seed >= 0 && seed <= 0xffffffffLL, "the data seed must lie in [0, 2^32 - 1], got ",
-              seed, "; choose another --seed");
+  TORCH_CHECK(seed >= 0 && seed <= 0xffffffffLL, "the data seed must lie in [0, 2^32 - 1], got ", seed,
+              "; choose another --seed");
 }
 
 uint64_t NumpyRandomState::interval(uint64_t max) {

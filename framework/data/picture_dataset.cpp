@@ -15,20 +15,18 @@ namespace {
 
 std::string file_of(const std::string& prefix) { return prefix + ".vision.safetensors"; }
 
-at::Tensor need_tensor(const SafetensorsFile& file, const std::string& name, at::ScalarType dtype,
-                       int64_t dims) {
+at::Tensor need_tensor(const SafetensorsFile& file, const std::string& name, at::ScalarType dtype, int64_t dims) {
   TORCH_CHECK(file.contains(name), file.path(), " has no ", name,
               ": it is no set of conversations; write it by preprocess_data.py --input-format conversations");
   const auto& info = file.info(name);
-  TORCH_CHECK(info.dtype == dtype && static_cast<int64_t>(info.sizes.size()) == dims, file.path(), ": ", name, " must be ",
-              dtype, " with ", dims, " dimensions, got ", info.dtype, " ", c10::IntArrayRef(info.sizes),
+  TORCH_CHECK(info.dtype == dtype && static_cast<int64_t>(info.sizes.size()) == dims, file.path(), ": ", name,
+              " must be ", dtype, " with ", dims, " dimensions, got ", info.dtype, " ", c10::IntArrayRef(info.sizes),
               "; write it by preprocess_data.py --input-format conversations");
   return file.tensor(name);
 }
 
 /// Rows of all samples one behind the other; undefined where there are none.
-at::Tensor joined(std::span<const PictureSet::Sample> samples, at::Tensor PictureSet::Sample::*part,
-                  bool pin_memory) {
+at::Tensor joined(std::span<const PictureSet::Sample> samples, at::Tensor PictureSet::Sample::*part, bool pin_memory) {
   std::vector<at::Tensor> parts;
   int64_t rows = 0;
   for (const auto& sample : samples) {
@@ -45,9 +43,7 @@ at::Tensor joined(std::span<const PictureSet::Sample> samples, at::Tensor Pictur
 
 }  // namespace
 
-bool PictureSet::exists(const std::string& prefix) {
-  return std::filesystem::exists(file_of(prefix));
-}
+bool PictureSet::exists(const std::string& prefix) { return std::filesystem::exists(file_of(prefix)); }
 
 PictureSet::PictureSet(const std::string& prefix) : prefix_(prefix), file_(file_of(prefix)) {
   tokens_ = need_tensor(file_, "tokens", at::kInt, 1);
@@ -59,9 +55,9 @@ PictureSet::PictureSet(const std::string& prefix) : prefix_(prefix), file_(file_
   if (file_.contains("video_ends") || file_.contains("video_grid_thw")) {
     videos_ = read_pictures("video", "pixel_values_videos");
     second_per_grid_ = need_tensor(file_, "second_per_grid_ts", at::kFloat, 1);
-    TORCH_CHECK(second_per_grid_.size(0) == videos_.grids.size(0), file_.path(), ": second_per_grid_ts must have one value "
-                "for each of the ", videos_.grids.size(0), " videos, not ", second_per_grid_.size(0),
-                "; the file is damaged, write it again");
+    TORCH_CHECK(second_per_grid_.size(0) == videos_.grids.size(0), file_.path(),
+                ": second_per_grid_ts must have one value for each of the ", videos_.grids.size(0), " videos, not ",
+                second_per_grid_.size(0), "; the file is damaged, write it again");
   } else {
     videos_ = {.grids = at::empty({0, 3}, at::kLong),
                .pixels = at::empty({0, images_.pixels.size(1)}, at::kFloat),
@@ -71,8 +67,7 @@ PictureSet::PictureSet(const std::string& prefix) : prefix_(prefix), file_(file_
   }
 }
 
-PictureSet::Pictures PictureSet::read_pictures(const std::string& kind,
-                                               const std::string& pixels_name) const {
+PictureSet::Pictures PictureSet::read_pictures(const std::string& kind, const std::string& pixels_name) const {
   const auto grid_name = kind + "_grid_thw";
   Pictures pictures{.grids = need_tensor(file_, grid_name, at::kLong, 2),
                     .pixels = need_tensor(file_, pixels_name, at::kFloat, 2),
@@ -80,7 +75,8 @@ PictureSet::Pictures PictureSet::read_pictures(const std::string& kind,
                     .patch_ends = {}};
   TORCH_CHECK(pictures.grids.size(1) == 3, file_.path(), ": ", grid_name, " must have three columns");
   pictures.ends = read_ends(kind + "_ends", pictures.grids.size(0));
-  TORCH_CHECK(pictures.ends.size() == sample_ends_.size(), file_.path(), ": sample_ends and ", kind, "_ends must be of one size");
+  TORCH_CHECK(pictures.ends.size() == sample_ends_.size(), file_.path(), ": sample_ends and ", kind,
+              "_ends must be of one size");
   const auto* grid = pictures.grids.const_data_ptr<int64_t>();
   int64_t patches = 0;
   for (int64_t picture = 0; picture < pictures.grids.size(0); ++picture, grid += 3) {
@@ -94,8 +90,8 @@ PictureSet::Pictures PictureSet::read_pictures(const std::string& kind,
                 pictures.pixels.size(0), " of ", pixels_name, "; the file is damaged, write it again");
     pictures.patch_ends.push_back(patches);
   }
-  TORCH_CHECK(patches == pictures.pixels.size(0), file_.path(), ": ", grid_name, " describes ", patches, " patches, ", pixels_name,
-              " has ", pictures.pixels.size(0), "; the file is damaged, write it again");
+  TORCH_CHECK(patches == pictures.pixels.size(0), file_.path(), ": ", grid_name, " describes ", patches, " patches, ",
+              pixels_name, " has ", pictures.pixels.size(0), "; the file is damaged, write it again");
   return pictures;
 }
 
@@ -122,14 +118,13 @@ int64_t PictureSet::tokens_of(int64_t sample) const {
 PictureSet::Sample PictureSet::sample(int64_t sample) const {
   const auto at = static_cast<size_t>(sample);
   const int64_t count = tokens_of(sample), first_token = sample_ends_[at] - count;
-  Sample result{
-      .tokens = {tokens_.const_data_ptr<int32_t>() + first_token, static_cast<size_t>(count)},
-      .loss_mask = {loss_mask_.const_data_ptr<uint8_t>() + first_token, static_cast<size_t>(count)},
-      .image_grids = {},
-      .pixel_values = {},
-      .video_grids = {},
-      .pixel_values_videos = {},
-      .second_per_grid = {}};
+  Sample result{.tokens = {tokens_.const_data_ptr<int32_t>() + first_token, static_cast<size_t>(count)},
+                .loss_mask = {loss_mask_.const_data_ptr<uint8_t>() + first_token, static_cast<size_t>(count)},
+                .image_grids = {},
+                .pixel_values = {},
+                .video_grids = {},
+                .pixel_values_videos = {},
+                .second_per_grid = {}};
   const auto take = [at](const Pictures& of, at::Tensor& grids, at::Tensor& pixels) {
     const auto patch_end = [&](int64_t number) {
       return number == 0 ? 0 : of.patch_ends[static_cast<size_t>(number) - 1];
@@ -145,13 +140,11 @@ PictureSet::Sample PictureSet::sample(int64_t sample) const {
   return result;
 }
 
-std::map<std::string, at::Tensor> picture_inputs(std::span<const PictureSet::Sample> samples,
-                                                 bool pin_memory) {
+std::map<std::string, at::Tensor> picture_inputs(std::span<const PictureSet::Sample> samples, bool pin_memory) {
   using Sample = PictureSet::Sample;
   std::map<std::string, at::Tensor> inputs;
   const auto add = [&](const char* name, at::Tensor Sample::*part, bool pinned) {
-    if (auto tensor = joined(samples, part, pinned); tensor.defined())
-      inputs.emplace(name, std::move(tensor));
+    if (auto tensor = joined(samples, part, pinned); tensor.defined()) inputs.emplace(name, std::move(tensor));
   };
   add("image_grid_thw", &Sample::image_grids, false);
   add("video_grid_thw", &Sample::video_grids, false);
@@ -161,15 +154,15 @@ std::map<std::string, at::Tensor> picture_inputs(std::span<const PictureSet::Sam
   return inputs;
 }
 
-PictureDataset::PictureDataset(std::shared_ptr<const PictureSet> set,
-                               const PictureDatasetOptions& options)
+PictureDataset::PictureDataset(std::shared_ptr<const PictureSet> set, const PictureDatasetOptions& options)
     : set_(std::move(set)), first_(options.first_sample), last_(options.last_sample) {
   const int64_t count = options.last_sample - options.first_sample;
-  TORCH_CHECK(count > 0, "the ", options.split_name, " split of \"", set_->prefix(), "\" has none of its ", set_->size(),
-              " conversations; give it a larger share by --split");
+  TORCH_CHECK(count > 0, "the ", options.split_name, " split of \"", set_->prefix(), "\" has none of its ",
+              set_->size(), " conversations; give it a larger share by --split");
   for (int64_t i = options.first_sample; i < options.last_sample; ++i) {
     const int64_t tokens = set_->tokens_of(i);
-    TORCH_CHECK(tokens > 1 && tokens <= options.seq_length + 1, "conversation ", i, " of \"", set_->prefix(), "\" has ", tokens,
+    TORCH_CHECK(tokens > 1 && tokens <= options.seq_length + 1, "conversation ", i, " of \"", set_->prefix(), "\" has ",
+                tokens,
                 " tokens, pictures included; it must have from 2 to --seq-length + 1 = ", options.seq_length + 1,
                 ": raise --seq-length, or write the set with a smaller --max-length");
   }
@@ -186,8 +179,9 @@ PictureDataset::PictureDataset(std::shared_ptr<const PictureSet> set,
 }
 
 void PictureDataset::read(int64_t /*index*/, std::span<int64_t> /*out*/) const {
-  TORCH_CHECK(false, "\"", set_->prefix(), "\" holds conversations with pictures, which have no fixed length: "
-              "they cannot be blended with token files");
+  TORCH_CHECK(
+      false, "\"", set_->prefix(),
+      "\" holds conversations with pictures, which have no fixed length: they cannot be blended with token files");
 }
 
 PictureSet::Sample PictureDataset::picture_sample(int64_t index) const {

@@ -62,8 +62,7 @@ class PictureSet {
 // ModelInput::extra of some samples, whose pictures follow each other: pixel_values,
 // image_grid_thw, pixel_values_videos, video_grid_thw, second_per_grid_ts; of a kind that none has,
 // nothing. Pixels in page-locked memory if asked for; grids are read on the host.
-std::map<std::string, at::Tensor> picture_inputs(std::span<const PictureSet::Sample> samples,
-                                                 bool pin_memory);
+std::map<std::string, at::Tensor> picture_inputs(std::span<const PictureSet::Sample> samples, bool pin_memory);
 
 struct PictureDatasetOptions {
   std::string split_name;

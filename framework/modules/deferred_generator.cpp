@@ -19,9 +19,9 @@ void GeneratorTrack::observe() {
   if (drawn) {
     const auto fresh = at::make_generator<at::CPUGeneratorImpl>(original.current_seed());
     TORCH_CHECK(same_generator_state(now, generator_state(fresh)),
-                "random numbers were drawn beside the recorded operations while a module was constructed deferred (by a "
-                "thread of its own, or by a C++ engine): an ordinary construction would have other weights; draw them "
-                "by tensor operations on the constructing thread");
+                "random numbers were drawn beside the recorded operations while a module was constructed deferred (by "
+                "a thread of its own, or by a C++ engine): an ordinary construction would have other weights; draw "
+                "them by tensor operations on the constructing thread");
   }
   known = pending = std::move(now);
   drawn = false;

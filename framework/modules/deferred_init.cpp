@@ -56,11 +56,8 @@ struct InitRecording {
 
 namespace {
 
-void capture_one(InitRecording& recording, const std::string& name, const at::Tensor& tensor,
-                 bool is_parameter) {
-  if (!tensor.defined() || !tensor.is_meta() ||
-      recording.by_identity.count(tensor.unsafeGetTensorImpl()) != 0)
-    return;
+void capture_one(InitRecording& recording, const std::string& name, const at::Tensor& tensor, bool is_parameter) {
+  if (!tensor.defined() || !tensor.is_meta() || recording.by_identity.count(tensor.unsafeGetTensorImpl()) != 0) return;
   recording.by_identity.emplace(tensor.unsafeGetTensorImpl(), recording.captured.size());
   recording.captured.push_back({tensor, name, is_parameter, TapeTensor::of(tensor, name.c_str())});
 }
@@ -93,8 +90,9 @@ std::vector<size_t> choose(const InitRecording& recording, const torch::nn::Modu
     for (const auto& item : module.named_parameters()) consider(item.value());
   }
   for (const auto& item : module.named_buffers()) consider(item.value());
-  TORCH_CHECK(unknown.empty(), "these tensors are on meta, but not made under this tape's DeferredInit, so nothing can "
-              "set them: ", unknown, "; construct them under the guard, or on the CPU");
+  TORCH_CHECK(unknown.empty(),
+              "these tensors are on meta, but not made under this tape's DeferredInit, so nothing can set them: ",
+              unknown, "; construct them under the guard, or on the CPU");
   TORCH_CHECK(unset.empty(), "the construction left these tensors unset: ", unset,
               "; initialise them in the constructor (torch::empty only allocates), or set allow_unset when a "
               "checkpoint brings their values");
@@ -114,22 +112,20 @@ InitTape::~InitTape() = default;
 size_t InitTape::operations() const { return recording_->tape.records().size(); }
 
 void InitTape::capture(const torch::nn::Module& module) {
-  for (const auto& item : module.named_parameters())
-    detail::capture_one(*recording_, item.key(), item.value(), true);
-  for (const auto& item : module.named_buffers())
-    detail::capture_one(*recording_, item.key(), item.value(), false);
+  for (const auto& item : module.named_parameters()) detail::capture_one(*recording_, item.key(), item.value(), true);
+  for (const auto& item : module.named_buffers()) detail::capture_one(*recording_, item.key(), item.value(), false);
 }
 
 void InitTape::explain(const c10::Error& error) const {
   const std::string message = error.what_without_backtrace();
   TORCH_CHECK(message.find("data is not allocated yet") == std::string::npos,
-              "a constructor reads or writes a tensor's bytes (data_ptr, accessor) while it is constructed deferred, on "
-              "meta, probably the one made last: ", recording_->tape.last_allocation(),
+              "a constructor reads or writes a tensor's bytes (data_ptr, accessor) while it is constructed deferred, "
+              "on meta, probably the one made last: ",
+              recording_->tape.last_allocation(),
               "; use tensor operations or torch::tensor({...}), or construct without DeferredInit");
 }
 
-InitTape::Report InitTape::materialise(torch::nn::Module& module, const Assign& assign,
-                                       const Options& options) {
+InitTape::Report InitTape::materialise(torch::nn::Module& module, const Assign& assign, const Options& options) {
   auto& recording = *recording_;
   auto& tape = recording.tape;
   TORCH_CHECK(!recording.replayed, "this tape was replayed already: its tensors are real; record a new construction");
@@ -147,8 +143,7 @@ InitTape::Report InitTape::materialise(torch::nn::Module& module, const Assign& 
     wanted.insert(key);
   }
   std::vector<bool> draws;
-  for (const auto& track : tape.tracks())
-    draws.push_back(options.parameters && !track.pending.defined());
+  for (const auto& track : tape.tracks()) draws.push_back(options.parameters && !track.pending.defined());
 
   Report report;
   detail::Replay replay(tape);
@@ -174,8 +169,7 @@ InitTape::Report InitTape::materialise(torch::nn::Module& module, const Assign& 
 }
 
 DeferredInit::DeferredInit(InitTape& tape)
-    : outer_(detail::recording_tape),
-      outer_included_(c10::impl::tls_is_dispatch_key_included(detail::kKey)) {
+    : outer_(detail::recording_tape), outer_included_(c10::impl::tls_is_dispatch_key_included(detail::kKey)) {
   TORCH_CHECK(!tape.recording_->replayed, "this tape was replayed already: record on a new one");
   tape.recording_->tape.begin_recording();
   detail::recording_tape = &tape.recording_->tape;
@@ -192,8 +186,7 @@ void become(at::Tensor& target, const at::Tensor& value) {
   const c10::InferenceMode not_inference(false);
   target.unsafeGetTensorImpl()->shallow_copy_from(value.getIntrusivePtr());
   // An accumulator that was made for the meta tensor would refuse the new gradients.
-  if (target.requires_grad() && target.is_leaf())
-    torch::autograd::impl::set_grad_accumulator(target, {});
+  if (target.requires_grad() && target.is_leaf()) torch::autograd::impl::set_grad_accumulator(target, {});
 }
 
 }  // namespace megashard

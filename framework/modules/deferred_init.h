@@ -76,8 +76,7 @@ class InitTape {
   /// Takes the whole real tensor of one parameter or buffer, on the CPU; `target` is the module's
   /// own tensor, still on meta (after fully_shard, of local sizes). What the callee does not keep
   /// is freed when it returns.
-  using Assign =
-      std::function<void(const std::string& name, at::Tensor& target, const at::Tensor& full)>;
+  using Assign = std::function<void(const std::string& name, at::Tensor& target, const at::Tensor& full)>;
 
   struct Options {
     /// false: buffers only (a checkpoint brings the parameters). Random numbers that no buffer
@@ -99,9 +98,7 @@ class InitTape {
   /// began. Once a tape. Throws c10::Error naming every tensor that the construction left unset or
   /// that was made elsewhere.
   Report materialise(torch::nn::Module& module, const Assign& assign, const Options& options);
-  Report materialise(torch::nn::Module& module, const Assign& assign) {
-    return materialise(module, assign, {});
-  }
+  Report materialise(torch::nn::Module& module, const Assign& assign) { return materialise(module, assign, {}); }
 
   size_t operations() const;  ///< recorded so far
 

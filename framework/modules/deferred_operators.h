@@ -19,8 +19,7 @@ bool is_literal(const c10::OperatorHandle& op);
 bool changes_autograd_only(const c10::OperatorHandle& op);
 
 /// Calls `visit` with each defined tensor in an argument or result.
-void visit_ivalue_tensors(const c10::IValue& value,
-                          const std::function<void(const at::Tensor&)>& visit);
+void visit_ivalue_tensors(const c10::IValue& value, const std::function<void(const at::Tensor&)>& visit);
 bool is_tensor_list(const c10::IValue& value);
 /// The value with meta tensors of the same geometry for real ones, for meta kernels that get both.
 c10::IValue meta_twin(const c10::IValue& value);

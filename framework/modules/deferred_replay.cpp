@@ -62,14 +62,13 @@ Replay::Replay(const Tape& tape) {
 
 at::Tensor Replay::tensor(const TapeTensor& recorded) const {
   if (!recorded.is_meta()) {
-    TORCH_CHECK(!recorded.real.defined() || recorded.real._version() == recorded.real_version,
-                "a tensor of sizes ", recorded.real.sizes(),
+    TORCH_CHECK(!recorded.real.defined() || recorded.real._version() == recorded.real_version, "a tensor of sizes ",
+                recorded.real.sizes(),
                 " that a deferred construction read was changed in place before it was replayed; clone it first");
     return recorded.real;
   }
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(live_.at(recorded.key())),
-                                                         c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                                         recorded.dtype);
+                                                         c10::DispatchKeySet(c10::DispatchKey::CPU), recorded.dtype);
   auto* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(recorded.sizes, recorded.strides, recorded.offset);
   if (recorded.conjugate) impl->_set_conj(true);
@@ -107,8 +106,7 @@ void Replay::drop(StorageKey storage) {
   live_.erase(found);
 }
 
-void Replay::call_drawing(const c10::OperatorHandle& op, int track, int generator_argument,
-                          torch::jit::Stack& stack) {
+void Replay::call_drawing(const c10::OperatorHandle& op, int track, int generator_argument, torch::jit::Stack& stack) {
   if (generator_argument >= 0) {
     const auto base = stack.size() - op.schema().arguments().size();
     stack[base + generator_argument] = c10::IValue(generators_[track]);
@@ -132,8 +130,7 @@ void Replay::run(const Record& record) {
   if (record.track < 0) {
     record.op.callBoxed(stack);
   } else {
-    if (record.state_before.defined())
-      set_generator_state(generators_[record.track], record.state_before);
+    if (record.state_before.defined()) set_generator_state(generators_[record.track], record.state_before);
     call_drawing(record.op, record.track, record.generator_argument, stack);
   }
   bind_results(record, stack);
@@ -144,9 +141,9 @@ void Replay::bind_results(const Record& record, const torch::jit::Stack& stack) 
   const auto first = stack.size() - record.results.size();
   const auto bind_one = [&](const TapeTensor& recorded, const at::Tensor& real) {
     if (!recorded.is_meta()) return;
-    TORCH_INTERNAL_ASSERT(same_layout(real, recorded),
-                          c10::toString(record.op.operator_name()), " gave sizes ", real.sizes(), " strides ",
-                          real.strides(), " where its meta kernel gave ", recorded.sizes, " ", recorded.strides);
+    TORCH_INTERNAL_ASSERT(same_layout(real, recorded), c10::toString(record.op.operator_name()), " gave sizes ",
+                          real.sizes(), " strides ", real.strides(), " where its meta kernel gave ", recorded.sizes,
+                          " ", recorded.strides);
     bind(recorded.key(), real.storage());
   };
   for (size_t i = 0; i < record.results.size(); ++i) {

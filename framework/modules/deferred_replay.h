@@ -19,8 +19,7 @@ class Replay {
   c10::IValue value(const TapeValue& recorded) const;
   void drop(StorageKey storage);
   /// Calls `op`, which draws from generator `track`, by its argument or as the default generator.
-  void call_drawing(const c10::OperatorHandle& op, int track, int generator_argument,
-                    torch::jit::Stack& stack);
+  void call_drawing(const c10::OperatorHandle& op, int track, int generator_argument, torch::jit::Stack& stack);
 
   at::Generator& generator(int track) { return generators_[track]; }
   int64_t peak_bytes() const { return peak_bytes_; }

@@ -63,10 +63,8 @@ Tape::Tape(at::Generator default_generator) { tracks_.emplace_back(std::move(def
 
 std::string Tape::last_allocation() const {
   for (auto entry = records_.rbegin(); entry != records_.rend(); ++entry) {
-    const auto* result =
-        entry->creates.empty() ? nullptr : std::get_if<TapeTensor>(&entry->results[0]);
-    if (result != nullptr)
-      return c10::str(entry->op.schema().name(), " ", c10::IntArrayRef(result->sizes));
+    const auto* result = entry->creates.empty() ? nullptr : std::get_if<TapeTensor>(&entry->results[0]);
+    if (result != nullptr) return c10::str(entry->op.schema().name(), " ", c10::IntArrayRef(result->sizes));
   }
   return "none";
 }
@@ -117,8 +115,7 @@ void Tape::call(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     TORCH_CHECK(device.is_cpu(), call.name, " is to make a tensor on ", device,
                 " in a deferred construction: construct on the CPU, fully_shard moves the results");
   }
-  const bool needs_values =
-      op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
+  const bool needs_values = op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
   if (needs_values || call.writes_real || (call.has_real && !call.has_meta)) {
     run_now(call, stack);
   } else {
@@ -145,10 +142,8 @@ void Tape::run_on_meta(Call& call, torch::jit::Stack& stack) {
     return run_now(call,
                    stack);  // the value may matter, or the call is wrong: the CPU kernel knows
   }
-  if (call.dtype >= 0 && !call.has_meta && call.arguments[call.dtype].isNone() &&
-      on_meta.back().isTensor()) {
-    call.arguments[call.dtype] =
-        on_meta.back().toTensor().scalar_type();  // the default dtype may change until then
+  if (call.dtype >= 0 && !call.has_meta && call.arguments[call.dtype].isNone() && on_meta.back().isTensor()) {
+    call.arguments[call.dtype] = on_meta.back().toTensor().scalar_type();  // the default dtype may change until then
   }
   record(call, on_meta);
   stack.resize(stack.size() - schema.arguments().size());
@@ -189,8 +184,7 @@ void Tape::record(const Call& call, const torch::jit::Stack& results) {
   for (const auto& result : results) {
     entry.results.push_back(describe(result, call.name));
     for_each_meta(entry.results.back(), [&](const TapeTensor& tensor) {
-      if (!made(tensor.key()) && !contains(entry.creates, tensor.key()))
-        entry.creates.push_back(tensor.key());
+      if (!made(tensor.key()) && !contains(entry.creates, tensor.key())) entry.creates.push_back(tensor.key());
     });
   }
   if (entry.writes.empty() && entry.creates.empty()) return;  // a view
@@ -219,9 +213,8 @@ void Tape::run_now(const Call& call, torch::jit::Stack& stack) {
   std::vector<TapeValue> recorded;
   for (size_t i = 0; i < call.arguments.size(); ++i) {
     // Real tensors go in as they are; only meta ones are looked up.
-    recorded.push_back(call.is_written(i) && !call.has_meta
-                           ? TapeValue(call.arguments[i])
-                           : describe(call.arguments[i], call.name));
+    recorded.push_back(call.is_written(i) && !call.has_meta ? TapeValue(call.arguments[i])
+                                                            : describe(call.arguments[i], call.name));
     check_known(recorded[i], call.name);
     for_each_meta(recorded[i], [&](const TapeTensor& tensor) {
       TORCH_CHECK(!call.is_written(i), call.name, " needs the values of deferred tensors and changes one of sizes ",
@@ -229,9 +222,7 @@ void Tape::run_now(const Call& call, torch::jit::Stack& stack) {
       wanted.insert(tensor.key());
     });
   }
-  const int track =
-      call.draws ? track_of(call.generator >= 0 ? call.arguments[call.generator] : c10::IValue())
-                 : -1;
+  const int track = call.draws ? track_of(call.generator >= 0 ? call.arguments[call.generator] : c10::IValue()) : -1;
   std::vector<bool> draws(tracks_.size(), false);
   if (track >= 0) {
     tracks_[track].observe();
@@ -273,15 +264,14 @@ void Tape::run_now(const Call& call, torch::jit::Stack& stack) {
   tracks_[track].mark_drawn();
 }
 
-std::vector<Step> Tape::plan(const std::unordered_set<StorageKey>& wanted,
-                             std::vector<bool> draws) const {
+std::vector<Step> Tape::plan(const std::unordered_set<StorageKey>& wanted, std::vector<bool> draws) const {
   auto live = wanted;  // storages whose contents matter after the record in hand, walking backwards
   std::unordered_set<StorageKey> still_wanted = wanted;
   std::vector<Step> steps;
   for (size_t i = records_.size(); i-- > 0;) {
     const auto& entry = records_[i];
-    const bool writes_live = std::any_of(entry.writes.begin(), entry.writes.end(),
-                                         [&](StorageKey key) { return live.count(key) != 0; });
+    const bool writes_live =
+        std::any_of(entry.writes.begin(), entry.writes.end(), [&](StorageKey key) { return live.count(key) != 0; });
     const bool draws_wanted = entry.track >= 0 && draws[entry.track];
     if (!writes_live && !draws_wanted) continue;
 
@@ -290,8 +280,7 @@ std::vector<Step> Tape::plan(const std::unordered_set<StorageKey>& wanted,
       for (const auto key : *keys) {
         const bool finished = still_wanted.erase(key) != 0;
         if (finished) step.finished.push_back(key);
-        if ((finished || live.count(key) == 0) && !contains(step.last_uses, key))
-          step.last_uses.push_back(key);
+        if ((finished || live.count(key) == 0) && !contains(step.last_uses, key)) step.last_uses.push_back(key);
       }
     }
     for (const auto key : entry.creates) live.erase(key);

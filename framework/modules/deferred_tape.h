@@ -57,8 +57,7 @@ class Tape {
 
   /// The records that produce `wanted` and, where draws[t], everything drawn from generator t; in
   /// order.
-  std::vector<Step> plan(const std::unordered_set<StorageKey>& wanted,
-                         std::vector<bool> draws) const;
+  std::vector<Step> plan(const std::unordered_set<StorageKey>& wanted, std::vector<bool> draws) const;
 
  private:
   struct Call;

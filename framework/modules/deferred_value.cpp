@@ -7,8 +7,7 @@
 namespace megashard::detail {
 namespace {
 
-constexpr size_t kLargestConstantCopied = size_t{1}
-                                          << 20;  // bytes; larger real inputs are kept and watched
+constexpr size_t kLargestConstantCopied = size_t{1} << 20;  // bytes; larger real inputs are kept and watched
 
 }  // namespace
 
@@ -25,8 +24,7 @@ TapeTensor TapeTensor::of(const at::Tensor& tensor, const char* op_name) {
   TORCH_CHECK(tensor.layout() == c10::kStrided, op_name, " works on a ", tensor.layout(),
               " tensor, which cannot be constructed deferred: build it outside DeferredInit");
   if (!tensor.is_meta()) {
-    const bool copied = tensor.nbytes() <= kLargestConstantCopied &&
-                        !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    const bool copied = tensor.nbytes() <= kLargestConstantCopied && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
     result.real = copied ? tensor.detach().clone() : tensor.detach();
     result.real_version = result.real._version();
     return result;
@@ -46,8 +44,7 @@ TapeValue describe(const c10::IValue& value, const std::string& op_name) {
   if (!is_tensor_list(value)) return value;
   TapeTensors list{.items = {}, .optional = value.isOptionalTensorList()};
   for (const c10::IValue& item : value.toListRef()) {
-    list.items.push_back(
-        TapeTensor::of(item.isTensor() ? item.toTensor() : at::Tensor(), op_name.c_str()));
+    list.items.push_back(TapeTensor::of(item.isTensor() ? item.toTensor() : at::Tensor(), op_name.c_str()));
   }
   return list;
 }

@@ -11,8 +11,7 @@ namespace {
 
 /// "a.b.weight" -> a, a.b, a.b.weight
 void add_prefixes(const std::string& name, std::set<std::string>& prefixes) {
-  for (auto dot = name.find('.'); dot != name.npos; dot = name.find('.', dot + 1))
-    prefixes.insert(name.substr(0, dot));
+  for (auto dot = name.find('.'); dot != name.npos; dot = name.find('.', dot + 1)) prefixes.insert(name.substr(0, dot));
   prefixes.insert(name);
 }
 

@@ -29,10 +29,9 @@ struct Fsdp2Config {
                                      ///< data parallel ranks
   std::optional<std::vector<std::string>> sub_modules_to_wrap;  ///< unset: the model's own choice
   std::optional<WrapPolicy> wrap_policy;                        ///< set: instead of the patterns
-  bool native_patterns = false;  ///< as MindSpeed's native route writes them; fsdp_plan
+  bool native_patterns = false;                                 ///< as MindSpeed's native route writes them; fsdp_plan
   ReshardAfterForward reshard_after_forward = true;
-  MixedPrecisionPolicy
-      mixed_precision;  ///< param_dtype, reduce_dtype, output_dtype, cast_forward_inputs
+  MixedPrecisionPolicy mixed_precision;  ///< param_dtype, reduce_dtype, output_dtype, cast_forward_inputs
   bool offload_to_cpu = false;
   bool pin_memory = true;  ///< only with offload_to_cpu
   int num_to_forward_prefetch = 0;
@@ -43,7 +42,7 @@ struct Fsdp2Config {
   bool use_reentrant = true;  ///< false with recompute_save_ops
   /// Operators whose outputs recompute_modules keep: ["aten::mm"]; see RecomputeOptions.
   std::vector<std::string> recompute_save_ops;
-  std::vector<std::string> offload_modules;  ///< whose saved activations wait in host memory
+  std::vector<std::string> offload_modules;                   ///< whose saved activations wait in host memory
   int64_t min_offloaded_tensor_size = kMinOffloadedElements;  ///< elements; smaller ones stay
   bool align_fsdp_param_groups = false;
   int expert_parallel_size = 1;
@@ -59,11 +58,10 @@ enum class Strictness { kWarn, kStrict };
 /// Reads the file: keys of MindSpeed-MM's fsdp2_config.yaml, or fsdp_plan, recompute_plan and
 /// ep_plan of MindSpeed's native route, at the top or under parallel. Throws UsageError naming
 /// file, line, key and value; unknown keys are told to `sink` unless strict.
-Fsdp2Config load_fsdp2_config(const std::string& path, Strictness strictness,
-                              const DiagnosticSink& sink);
+Fsdp2Config load_fsdp2_config(const std::string& path, Strictness strictness, const DiagnosticSink& sink);
 /// The same from text; `source` stands in messages.
-Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& source,
-                               Strictness strictness, const DiagnosticSink& sink);
+Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& source, Strictness strictness,
+                               const DiagnosticSink& sink);
 
 /// Ranks of one shard group for a data parallel world (context parallel ranks included). Throws
 /// UsageError when they do not divide the world.

@@ -8,11 +8,9 @@ constexpr const char* kDtypeNames = "fp16, bf16, fp32, fp64";
 }  // namespace
 
 void ConfigEntry::fail(const std::string& expected) const {
-  std::string shown = value.IsScalar()     ? "\"" + value.Scalar() + "\""
-                      : value.IsSequence() ? "a list"
-                                           : "a map";
-  throw UsageError(source + ":" + std::to_string(value.Mark().line + 1) + ": " + key + " takes " +
-                   expected + ", got " + shown + ".");
+  std::string shown = value.IsScalar() ? "\"" + value.Scalar() + "\"" : value.IsSequence() ? "a list" : "a map";
+  throw UsageError(source + ":" + std::to_string(value.Mark().line + 1) + ": " + key + " takes " + expected + ", got " +
+                   shown + ".");
 }
 
 bool ConfigEntry::boolean() const {
@@ -24,8 +22,7 @@ bool ConfigEntry::boolean() const {
 int ConfigEntry::integer(int smallest) const {
   int result = 0;
   const std::string expected = "a whole number of at least " + std::to_string(smallest);
-  if (!value.IsScalar() || !YAML::convert<int>::decode(value, result) || result < smallest)
-    fail(expected);
+  if (!value.IsScalar() || !YAML::convert<int>::decode(value, result) || result < smallest) fail(expected);
   return result;
 }
 
@@ -33,9 +30,8 @@ at::ScalarType ConfigEntry::dtype() const {
   if (!value.IsScalar()) fail(std::string("one of ") + kDtypeNames);
   const auto dtype = dtype_from_name(value.Scalar());
   if (!dtype || !at::isFloatingType(*dtype)) {
-    throw UsageError(source + ":" + std::to_string(value.Mark().line + 1) +
-                     ": Unsupported dtype \"" + value.Scalar() + "\" for " + key + "; use one of " +
-                     kDtypeNames + ".");
+    throw UsageError(source + ":" + std::to_string(value.Mark().line + 1) + ": Unsupported dtype \"" + value.Scalar() +
+                     "\" for " + key + "; use one of " + kDtypeNames + ".");
   }
   return *dtype;
 }
@@ -70,8 +66,7 @@ ReshardAfterForward ConfigEntry::reshard() const {
     return ReshardAfterForward::to(ranks);
   }
   bool always = true;
-  if (!value.IsScalar() || !YAML::convert<bool>::decode(value, always))
-    fail("true, false or a number of ranks");
+  if (!value.IsScalar() || !YAML::convert<bool>::decode(value, always)) fail("true, false or a number of ranks");
   return always;
 }
 

@@ -31,7 +31,6 @@ struct ConfigEntry {
 /// under parallel.
 bool is_native_config(const YAML::Node& root);
 /// Keys that change nothing here are told to `sink`.
-Fsdp2Config parse_native_config(const YAML::Node& root, const std::string& source,
-                                const DiagnosticSink& sink);
+Fsdp2Config parse_native_config(const YAML::Node& root, const std::string& source, const DiagnosticSink& sink);
 
 }  // namespace megashard::detail

@@ -11,21 +11,16 @@
 #include "framework/recompute/activation_offload.h"
 #include "framework/recompute/recompute.h"
 #include "parallel/collectives/device_mesh.h"
-#include "parallel/fsdp/fsdp_param.h"
 
 namespace megashard {
 namespace {
 
-bool is_sharded(const at::Tensor& parameter) { return find_fsdp_param(parameter) != nullptr; }
-
 /// Modules under `root` in pre-order with their paths.
-std::vector<NamedModule> in_tree_order(const torch::nn::Module& root,
-                                       const std::vector<NamedModule>& some) {
+std::vector<NamedModule> in_tree_order(const torch::nn::Module& root, const std::vector<NamedModule>& some) {
   std::vector<NamedModule> ordered;
   for (const auto& item : root.named_modules("", /*include_self=*/false)) {
-    const auto found = std::find_if(some.begin(), some.end(), [&](const NamedModule& each) {
-      return each.module == item.value().get();
-    });
+    const auto found = std::find_if(some.begin(), some.end(),
+                                    [&](const NamedModule& each) { return each.module == item.value().get(); });
     if (found != some.end()) ordered.push_back(*found);
   }
   return ordered;
@@ -41,7 +36,8 @@ HookedModule& hooked_module(const NamedModule& named, const char* key) {
 
 torch::nn::Module& FSDP2Mixin::module() {
   auto* self = dynamic_cast<torch::nn::Module*>(this);
-  TORCH_CHECK(self != nullptr, "FSDP2Mixin is mixed into a class that is no torch::nn::Module: derive from MultiModalModule");
+  TORCH_CHECK(self != nullptr,
+              "FSDP2Mixin is mixed into a class that is no torch::nn::Module: derive from MultiModalModule");
   return *self;
 }
 
@@ -65,28 +61,24 @@ void FSDP2Mixin::_pre_fully_shard(ShardingRequest request) {
   detail::check_reshard(config, shard);
   const int replicas = group->size() / shard;
   options_ = {};
-  options_.mesh =
-      replicas == 1 ? std::make_shared<DeviceMesh>(group, std::vector<int>{shard},
-                                                   std::vector<std::string>{"Shard"})
-                    : std::make_shared<DeviceMesh>(group, std::vector<int>{replicas, shard},
-                                                   std::vector<std::string>{"Replicate", "Shard"});
+  options_.mesh = replicas == 1
+                      ? std::make_shared<DeviceMesh>(group, std::vector<int>{shard}, std::vector<std::string>{"Shard"})
+                      : std::make_shared<DeviceMesh>(group, std::vector<int>{replicas, shard},
+                                                     std::vector<std::string>{"Replicate", "Shard"});
   options_.reshard_after_forward = config.reshard_after_forward;
   options_.mixed_precision = config.mixed_precision;
-  if (config.offload_to_cpu)
-    options_.cpu_offload = CpuOffloadPolicy{.pin_memory = config.pin_memory};
+  if (config.offload_to_cpu) options_.cpu_offload = CpuOffloadPolicy{.pin_memory = config.pin_memory};
   if (request_.sink) {
-    request_.sink(Severity::kNotice,
-                  "FSDP2: parameters are sharded over " + std::to_string(shard) + " ranks" +
-                      (replicas > 1 ? ", " + std::to_string(replicas) + " replicas" : "") +
-                      (config.sharding_size ? ""
-                                            : " (all of them: sharding_size is auto, null or "
-                                              "absent; 1 would replicate)"));
+    request_.sink(Severity::kNotice, "FSDP2: parameters are sharded over " + std::to_string(shard) + " ranks" +
+                                         (replicas > 1 ? ", " + std::to_string(replicas) + " replicas" : "") +
+                                         (config.sharding_size ? ""
+                                                               : " (all of them: sharding_size is auto, null or "
+                                                                 "absent; 1 would replicate)"));
   }
   for (const auto& ignored : select(config.ignored_modules, "ignored_modules")) {
     for (auto& parameter : ignored.module->parameters()) {
       const auto device = options_.mesh->device();  // fully_shard will not move it
-      if (!parameter.is_meta() && parameter.device() != device)
-        parameter.set_data(parameter.detach().to(device));
+      if (!parameter.is_meta() && parameter.device() != device) parameter.set_data(parameter.detach().to(device));
       options_.ignored_parameters.push_back(parameter);
     }
   }
@@ -94,51 +86,46 @@ void FSDP2Mixin::_pre_fully_shard(ShardingRequest request) {
 
 void FSDP2Mixin::_init_ep_model() {
   TORCH_CHECK(request_.config.expert_parallel_size == 1, "expert_parallel_size is ",
-              request_.config.expert_parallel_size, " in the FSDP2 file, but this model has no experts to spread; set it to 1");
+              request_.config.expert_parallel_size,
+              " in the FSDP2 file, but this model has no experts to spread; set it to 1");
 }
 
-void FSDP2Mixin::shard_over(DeviceMeshPtr mesh,
-                            std::function<bool(const at::Tensor& parameter)> which) {
-  options_.parameter_mesh = [mesh = std::move(mesh),
-                             which = std::move(which)](const at::Tensor& parameter) {
-    return which(parameter) ? mesh : nullptr;
+void FSDP2Mixin::shard_over(DeviceMeshPtr mesh, std::function<bool(const at::Tensor& parameter)> which) {
+  is_spread_ = std::move(which);
+  options_.shard_placement_fn = [mesh = std::move(mesh), which = is_spread_](const at::Tensor& parameter) {
+    return which(parameter) ? ShardPlacement{.mesh = mesh} : ShardPlacement{};
   };
 }
 
 void FSDP2Mixin::check_moe_modules() {
   const auto& patterns = request_.config.moe_modules;
   const auto parameters = module().parameters();
-  const bool has_experts =
-      std::any_of(parameters.begin(), parameters.end(), [this](const at::Tensor& parameter) {
-        return options_.parameter_mesh && options_.parameter_mesh(parameter) != nullptr;
-      });
+  const bool has_experts = std::any_of(parameters.begin(), parameters.end(), [this](const at::Tensor& parameter) {
+    return is_spread_ && is_spread_(parameter);
+  });
   if (request_.config.expert_shard_size && !has_experts && request_.sink) {
-    request_.sink(Severity::kWarning,
-                  "FSDP2: expert_fully_shard_parallel_size has no effect: this model has no "
-                  "experts; leave it out");
+    request_.sink(Severity::kWarning, "FSDP2: expert_fully_shard_parallel_size has no effect: this model has no "
+                                      "experts; leave it out");
   }
   if (patterns.empty()) return;
-  if (!options_.parameter_mesh) {
+  if (!is_spread_) {
     if (request_.sink) {
-      request_.sink(Severity::kWarning,
-                    "FSDP2: moe_modules has no effect: it names the experts that are spread over "
-                    "ranks, and expert_parallel_size is 1");
+      request_.sink(Severity::kWarning, "FSDP2: moe_modules has no effect: it names the experts that are spread over "
+                                        "ranks, and expert_parallel_size is 1");
     }
     return;
   }
   std::unordered_set<const c10::TensorImpl*> named;
   for (const auto& each : select(patterns, "moe_modules")) {
     for (const auto& parameter : each.module->parameters()) {
-      require(options_.parameter_mesh(parameter) != nullptr,
-              "moe_modules names " + each.path +
-                  ", which is more than experts; name their list, as in "
-                  "model.layers.{*}.mlp.experts.");
+      require(is_spread_(parameter), "moe_modules names " + each.path +
+                                         ", which is more than experts; name their list, as in "
+                                         "model.layers.{*}.mlp.experts.");
       named.insert(parameter.unsafeGetTensorImpl());
     }
   }
   for (const auto& item : module().named_parameters()) {
-    require(named.contains(item.value().unsafeGetTensorImpl()) ||
-                options_.parameter_mesh(item.value()) == nullptr,
+    require(named.contains(item.value().unsafeGetTensorImpl()) || !is_spread_(item.value()),
             "moe_modules leaves out " + item.key() +
                 ", but all experts of the model are spread over the ranks; name all lists of "
                 "experts, or leave moe_modules out.");
@@ -151,7 +138,7 @@ void FSDP2Mixin::check_ignored_modules() {
   detail::NamedParameters ignored;
   for (const auto& item : module().named_parameters()) {
     if (left.erase(item.value().unsafeGetTensorImpl()) == 0) continue;  // tied ones come once
-    require(!options_.parameter_mesh || options_.parameter_mesh(item.value()) == nullptr,
+    require(!is_spread_ || !is_spread_(item.value()),
             "ignored_modules names " + item.key() +
                 " of an expert, but experts are spread over the ranks; leave them out of it.");
     ignored.emplace_back(item.key(), item.value());
@@ -173,8 +160,8 @@ void FSDP2Mixin::make_copies_equal() {
     take_first(parameter.detach(), *request_.process_group);
   for (const at::Tensor& parameter : module().parameters()) {
     const ShardedTensor view = sharded_view(parameter);
-    const bool has_replicas = !view.is_replicated() && view.mesh->ndim() > 1 &&
-                              view.placements[0] == Placement::replicate();
+    const bool has_replicas =
+        !view.is_replicated() && view.mesh->ndim() > 1 && view.placements[0] == Placement::replicate();
     if (has_replicas) take_first(view.local.detach(), *view.mesh->group(0));
   }
 }
@@ -184,8 +171,7 @@ void FSDP2Mixin::_fully_shard() {
   set_activation_offload();
   set_fullyshard_modules_to_wrap();
   megashard::fully_shard(module(), options_);
-  set_modules_to_prefetch(request_.config.num_to_forward_prefetch,
-                          request_.config.num_to_backward_prefetch);
+  set_modules_to_prefetch(request_.config.num_to_forward_prefetch, request_.config.num_to_backward_prefetch);
 }
 
 void FSDP2Mixin::_post_fully_shard() {
@@ -212,28 +198,23 @@ void FSDP2Mixin::to_empty_if_needed(c10::Device device) {
     if (is_sharded(parameter)) {
       materialise_empty_parameter(parameter, device);
     } else {
-      become(parameter,
-             at::empty(parameter.sizes(), parameter.options().device(device).requires_grad(false)));
+      become(parameter, at::empty(parameter.sizes(), parameter.options().device(device).requires_grad(false)));
     }
   }
 }
 
-std::vector<NamedModule> FSDP2Mixin::select(const std::vector<std::string>& patterns,
-                                            const std::string& key) {
+std::vector<NamedModule> FSDP2Mixin::select(const std::vector<std::string>& patterns, const std::string& key) {
   if (patterns.empty()) return {};
-  const auto selection =
-      request_.config.native_patterns
-          ? select_modules_natively(module(), patterns, key)
-          : select_modules(module(), patterns, key, request_.strictness, request_.sink);
+  const auto selection = request_.config.native_patterns
+                             ? select_modules_natively(module(), patterns, key)
+                             : select_modules(module(), patterns, key, request_.strictness, request_.sink);
   for (const auto& match : selection.matches) {
-    if (request_.sink)
-      request_.sink(Severity::kNotice, "FSDP2: " + key + ": " + describe_match(match));
+    if (request_.sink) request_.sink(Severity::kNotice, "FSDP2: " + key + ": " + describe_match(match));
   }
   return selection.modules;
 }
 
-std::vector<NamedModule> FSDP2Mixin::select_parts(const std::vector<std::string>& parts,
-                                                  std::optional<int64_t> layers,
+std::vector<NamedModule> FSDP2Mixin::select_parts(const std::vector<std::string>& parts, std::optional<int64_t> layers,
                                                   const std::string& flag) {
   std::vector<NamedModule> modules;
   for (const auto& part : parts) {
@@ -243,8 +224,8 @@ std::vector<NamedModule> FSDP2Mixin::select_parts(const std::vector<std::string>
     for (auto& each : select(patterns, flag + " " + part)) modules.push_back(std::move(each));
   }
   const auto count = static_cast<int64_t>(modules.size());
-  require(!layers || *layers <= count, flag + " wants " + std::to_string(layers.value_or(0)) +
-                                           " layers of " + std::to_string(count) + "; give less.");
+  require(!layers || *layers <= count, flag + " wants " + std::to_string(layers.value_or(0)) + " layers of " +
+                                           std::to_string(count) + "; give less.");
   if (layers) modules.resize(static_cast<size_t>(*layers));
   return modules;
 }
@@ -257,14 +238,14 @@ void FSDP2Mixin::set_recompute_modules_to_wrap() {
           "other; keep one.");
   require(request_.config.recompute_save_ops.empty() || !in_file.empty(),
           "recompute_save_ops in the FSDP2 file needs recompute_modules there.");
-  set_recompute_modules_to_wrap(in_file);
+  recompute_matching(in_file);
   const auto parts = select_parts(plan.recompute, plan.recompute_layers, "--recompute-granularity");
   RecomputeOptions options;
   options.use_reentrant = plan.recompute_reentrant;
   for (const auto& part : parts) recompute(hooked_module(part, "--recompute-granularity"), options);
 }
 
-void FSDP2Mixin::set_recompute_modules_to_wrap(const std::vector<std::string>& patterns) {
+void FSDP2Mixin::recompute_matching(const std::vector<std::string>& patterns) {
   RecomputeOptions options;
   options.use_reentrant = request_.config.use_reentrant;
   options.save_outputs_of = request_.config.recompute_save_ops;
@@ -281,27 +262,23 @@ void FSDP2Mixin::set_activation_offload() {
   for (auto& each : select(in_file, "offload_modules")) modules.push_back(std::move(each));
   if (modules.empty()) return;
   if (options_.mesh->device().is_cpu() && request_.sink) {
-    request_.sink(Severity::kWarning,
-                  "activations are offloaded to the memory where they are: on CPUs this costs time "
-                  "and memory, and is good for tests only");
+    request_.sink(Severity::kWarning, "activations are offloaded to the memory where they are: on CPUs this costs time "
+                                      "and memory, and is good for tests only");
   }
-  ActivationOffload offload({.min_elements = in_file.empty()
-                                                 ? plan.min_offloaded_elements
-                                                 : request_.config.min_offloaded_tensor_size});
+  ActivationOffload offload(
+      {.min_elements = in_file.empty() ? plan.min_offloaded_elements : request_.config.min_offloaded_tensor_size});
   for (const auto& each : modules) offload.add(hooked_module(each, "activation offload"));
 }
 
 void FSDP2Mixin::set_fullyshard_modules_to_wrap() {
   const auto& policy = request_.config.wrap_policy;
   if (!policy) {
-    set_fullyshard_modules_to_wrap(
-        request_.config.sub_modules_to_wrap.value_or(default_modules_to_wrap()));
+    shard_matching(request_.config.sub_modules_to_wrap.value_or(default_modules_to_wrap()));
     return;
   }
-  const auto layers =
-      policy->layer_classes
-          ? select_classes(module(), *policy->layer_classes, "transformer_layer_cls_to_wrap")
-          : select(default_modules_to_wrap(), "the model's layers");
+  const auto layers = policy->layer_classes
+                          ? select_classes(module(), *policy->layer_classes, "transformer_layer_cls_to_wrap")
+                          : select(default_modules_to_wrap(), "the model's layers");
   auto groups = modules_of_policy(module(), *policy, layers, request_.sink);
   std::unordered_set<const torch::nn::Module*> experts;
   for (const auto& group : expert_groups(module(), policy->expert_classes, request_.sink)) {
@@ -309,18 +286,18 @@ void FSDP2Mixin::set_fullyshard_modules_to_wrap() {
     experts.insert(group.begin(), group.end());
   }
   std::erase_if(groups, [&](const NamedModule& each) { return experts.contains(each.module); });
-  set_fullyshard_modules_to_wrap(groups);
+  shard_modules(groups);
 }
 
-void FSDP2Mixin::set_fullyshard_modules_to_wrap(const std::vector<std::string>& patterns) {
+void FSDP2Mixin::shard_matching(const std::vector<std::string>& patterns) {
   auto selected = select(patterns, "sub_modules_to_wrap");
   std::erase_if(selected, [](const NamedModule& each) {  // an expert that another rank has
     return dynamic_cast<HookedModule*>(each.module) == nullptr && each.module->parameters().empty();
   });
-  set_fullyshard_modules_to_wrap(selected);
+  shard_modules(selected);
 }
 
-void FSDP2Mixin::set_fullyshard_modules_to_wrap(const std::vector<NamedModule>& modules) {
+void FSDP2Mixin::shard_modules(const std::vector<NamedModule>& modules) {
   wrapped_ = in_tree_order(module(), modules);
   detail::check_output_dtype(module(), wrapped_, options_.mixed_precision);
   // Pre-order backwards has children before their parents.
@@ -336,10 +313,8 @@ void FSDP2Mixin::set_modules_to_prefetch(int forward, int backward) {
   const auto count = static_cast<int>(wrapped_.size());
   for (int i = 0; i < count; ++i) {
     std::vector<torch::nn::Module*> next, previous;
-    for (int step = 1; step <= forward && i + step < count; ++step)
-      next.push_back(wrapped_[i + step].module);
-    for (int step = 1; step <= backward && i - step >= 0; ++step)
-      previous.push_back(wrapped_[i - step].module);
+    for (int step = 1; step <= forward && i + step < count; ++step) next.push_back(wrapped_[i + step].module);
+    for (int step = 1; step <= backward && i - step >= 0; ++step) previous.push_back(wrapped_[i - step].module);
     if (!next.empty()) set_modules_to_forward_prefetch(*wrapped_[i].module, next);
     if (!previous.empty()) set_modules_to_backward_prefetch(*wrapped_[i].module, previous);
   }

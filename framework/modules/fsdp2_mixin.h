@@ -49,7 +49,7 @@ class FSDP2Mixin {
   /// Experts on several ranks; throws if the file asks for them, unless the model has its own.
   virtual void _init_ep_model();
   /// Recompute, wrapped modules bottom-up, the root, prefetch. A model with other ideas overrides
-  /// it and calls the three steps below with its own choice, and fully_shard(model, options()).
+  /// it and calls the steps below, and fully_shard(model, options()).
   virtual void _fully_shard();
   /// Models constructed under a tape: materialises each rank's rows, then post_meta_init().
   virtual void _post_fully_shard();
@@ -57,30 +57,26 @@ class FSDP2Mixin {
   /// Gives parameters on meta memory of undefined contents.
   virtual void to_empty_if_needed(c10::Device device);
 
-  /// Recompute of the modules that the patterns name; without patterns, the file's
-  /// recompute_modules or those of the recompute flags.
-  void set_recompute_modules_to_wrap();
-  void set_recompute_modules_to_wrap(const std::vector<std::string>& patterns);
+  /// Recompute of the file's recompute_modules, or of what the recompute flags name.
+  virtual void set_recompute_modules_to_wrap();
+  void recompute_matching(const std::vector<std::string>& patterns);
   /// Activation offload of the file's offload_modules and of the flags'. After recompute: around
   /// it.
   void set_activation_offload();
-  /// fully_shard of each match, children before parents; without patterns, the file's
-  /// sub_modules_to_wrap, or where it has none default_modules_to_wrap().
-  void set_fullyshard_modules_to_wrap();
-  void set_fullyshard_modules_to_wrap(const std::vector<std::string>& patterns);
-  /// fully_shard of these, children before parents.
-  void set_fullyshard_modules_to_wrap(const std::vector<NamedModule>& modules);
+  /// fully_shard of the file's sub_modules_to_wrap, or where it has none of default_modules_to_wrap().
+  virtual void set_fullyshard_modules_to_wrap();
+  /// fully_shard of each match, children before parents.
+  void shard_matching(const std::vector<std::string>& patterns);
+  void shard_modules(const std::vector<NamedModule>& modules);
   /// Each wrapped module gathers the next `forward` ones ahead, in backward the previous
   /// `backward`.
-  void set_modules_to_prefetch(int forward, int backward);
+  virtual void set_modules_to_prefetch(int forward, int backward);
   /// Patterns used where the file has no sub_modules_to_wrap (_no_split_modules in transformers).
   virtual std::vector<std::string> default_modules_to_wrap() const { return {}; }
 
   /// Whether inputs of a wrapped module are cast to param_dtype (ROLL's
   /// _fsdp2_cast_forward_inputs); unset: as the file says.
-  virtual std::optional<bool> cast_forward_inputs(const NamedModule& /*each*/) const {
-    return std::nullopt;
-  }
+  virtual std::optional<bool> cast_forward_inputs(const NamedModule& /*each*/) const { return std::nullopt; }
 
   /// Patterns of the model's parts by Megatron's names for recompute and offload flags (see
   /// ActivationPlan); none: the model does not have it.
@@ -103,12 +99,13 @@ class FSDP2Mixin {
   void make_copies_equal();
   std::vector<NamedModule> select(const std::vector<std::string>& patterns, const std::string& key);
   /// The modules that flags name: of "layer" the first `layers`.
-  std::vector<NamedModule> select_parts(const std::vector<std::string>& parts,
-                                        std::optional<int64_t> layers, const std::string& flag);
+  std::vector<NamedModule> select_parts(const std::vector<std::string>& parts, std::optional<int64_t> layers,
+                                        const std::string& flag);
 
   ShardingRequest request_;
   FullyShardOptions options_;
-  std::vector<NamedModule> wrapped_;  // in the order of the model
+  std::function<bool(const at::Tensor& parameter)> is_spread_;  // by shard_over; unset: nothing is
+  std::vector<NamedModule> wrapped_;                            // in the order of the model
 };
 
 }  // namespace megashard

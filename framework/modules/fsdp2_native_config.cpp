@@ -16,7 +16,7 @@ constexpr const char* kExpertPlan = "ep_plan";
 struct NativeFile {
   Fsdp2Config config;
   std::vector<std::string> recompute_modules;
-  bool recompute = true;  // `recompute` of parallel; absent: a recompute_plan is meant
+  bool recompute = true;                    // `recompute` of parallel; absent: a recompute_plan is meant
   std::vector<std::string> without_effect;  // sentences
 };
 
@@ -24,8 +24,8 @@ using NativeReader = void (*)(const ConfigEntry&, NativeFile&);
 using NativeReaders = std::map<std::string, NativeReader>;
 
 [[noreturn]] void refuse(const ConfigEntry& entry, const std::string& why) {
-  throw UsageError(entry.source + ":" + std::to_string(entry.value.Mark().line + 1) + ": " +
-                   entry.key + " " + why + ".");
+  throw UsageError(entry.source + ":" + std::to_string(entry.value.Mark().line + 1) + ": " + entry.key + " " + why +
+                   ".");
 }
 
 /// Of parallel sizes that this file cannot set.
@@ -36,13 +36,11 @@ void take_one(const ConfigEntry& entry, NativeFile&) {
 void leave(const ConfigEntry&, NativeFile&) {}
 
 void no_effect(const ConfigEntry& entry, const char* why, NativeFile& file) {
-  file.without_effect.push_back("FSDP2: " + entry.key + " has no effect: " + why +
-                                "; leave it out");
+  file.without_effect.push_back("FSDP2: " + entry.key + " has no effect: " + why + "; leave it out");
 }
 
 void take_no_gather(const ConfigEntry& entry, NativeFile&) {
-  if (entry.boolean())
-    refuse(entry, "is not in this version: give num_to_forward_prefetch, which gathers ahead");
+  if (entry.boolean()) refuse(entry, "is not in this version: give num_to_forward_prefetch, which gathers ahead");
 }
 
 void take_no_hooks(const ConfigEntry& entry, NativeFile&) {
@@ -51,14 +49,12 @@ void take_no_hooks(const ConfigEntry& entry, NativeFile&) {
 
 const NativeReaders& parallel_readers() {
   static const NativeReaders table = {
-      {"fully_shard_parallel_size",
-       [](auto& entry, auto& file) { file.config.sharding_size = entry.sharding_size(); }},
+      {"fully_shard_parallel_size", [](auto& entry, auto& file) { file.config.sharding_size = entry.sharding_size(); }},
       {"data_parallel_size", leave},  // follows from the others
       {"tensor_parallel_size", take_one},
       {"ring_attention_size", take_one},
       {"ulysses_parallel_size", take_one},
-      {"expert_parallel_size",
-       [](auto& entry, auto& file) { file.config.expert_parallel_size = entry.integer(1); }},
+      {"expert_parallel_size", [](auto& entry, auto& file) { file.config.expert_parallel_size = entry.integer(1); }},
       {"expert_fully_shard_parallel_size",
        [](auto& entry, auto& file) { file.config.expert_shard_size = entry.integer(1); }},
       {"recompute", [](auto& entry, auto& file) { file.recompute = entry.boolean(); }},
@@ -68,30 +64,21 @@ const NativeReaders& parallel_readers() {
 
 const NativeReaders& fsdp_readers() {
   static const NativeReaders table = {
-      {"apply_modules",
-       [](auto& entry, auto& file) { file.config.sub_modules_to_wrap = entry.patterns(); }},
-      {"ignored_modules",
-       [](auto& entry, auto& file) { file.config.ignored_modules = entry.patterns(); }},
+      {"apply_modules", [](auto& entry, auto& file) { file.config.sub_modules_to_wrap = entry.patterns(); }},
+      {"ignored_modules", [](auto& entry, auto& file) { file.config.ignored_modules = entry.patterns(); }},
       {"ignored_modules_replicated",
        [](auto& entry, auto& file) { file.config.ignored_modules_replicated = entry.boolean(); }},
-      {"param_dtype",
-       [](auto& entry, auto& file) { file.config.mixed_precision.param_dtype = entry.dtype(); }},
-      {"reduce_dtype",
-       [](auto& entry, auto& file) { file.config.mixed_precision.reduce_dtype = entry.dtype(); }},
-      {"output_dtype",
-       [](auto& entry, auto& file) { file.config.mixed_precision.output_dtype = entry.dtype(); }},
+      {"param_dtype", [](auto& entry, auto& file) { file.config.mixed_precision.param_dtype = entry.dtype(); }},
+      {"reduce_dtype", [](auto& entry, auto& file) { file.config.mixed_precision.reduce_dtype = entry.dtype(); }},
+      {"output_dtype", [](auto& entry, auto& file) { file.config.mixed_precision.output_dtype = entry.dtype(); }},
       {"cast_forward_inputs",
-       [](auto& entry, auto& file) {
-         file.config.mixed_precision.cast_forward_inputs = entry.boolean();
-       }},
-      {"reshard_after_forward",
-       [](auto& entry, auto& file) { file.config.reshard_after_forward = entry.reshard(); }},
+       [](auto& entry, auto& file) { file.config.mixed_precision.cast_forward_inputs = entry.boolean(); }},
+      {"reshard_after_forward", [](auto& entry, auto& file) { file.config.reshard_after_forward = entry.reshard(); }},
       {"num_to_forward_prefetch",
        [](auto& entry, auto& file) { file.config.num_to_forward_prefetch = entry.integer(0); }},
       {"num_to_backward_prefetch",
        [](auto& entry, auto& file) { file.config.num_to_backward_prefetch = entry.integer(0); }},
-      {"cpu_offload",
-       [](auto& entry, auto& file) { file.config.offload_to_cpu = entry.boolean(); }},
+      {"cpu_offload", [](auto& entry, auto& file) { file.config.offload_to_cpu = entry.boolean(); }},
       {"pregather", take_no_gather},
       {"hook_modules", take_no_hooks},
   };
@@ -101,16 +88,14 @@ const NativeReaders& fsdp_readers() {
 const NativeReaders& recompute_readers() {
   static const NativeReaders table = {
       {"apply_modules", [](auto& entry, auto& file) { file.recompute_modules = entry.patterns(); }},
-      {"use_reentrant",
-       [](auto& entry, auto& file) { file.config.use_reentrant = entry.boolean(); }},
+      {"use_reentrant", [](auto& entry, auto& file) { file.config.use_reentrant = entry.boolean(); }},
   };
   return table;
 }
 
 const NativeReaders& expert_readers() {
   static const NativeReaders table = {
-      {"apply_modules",
-       [](auto& entry, auto& file) { file.config.moe_modules = entry.patterns(); }},
+      {"apply_modules", [](auto& entry, auto& file) { file.config.moe_modules = entry.patterns(); }},
       {"apply_efsdp_modules",
        [](auto& entry, auto& file) {
          no_effect(entry,
@@ -119,9 +104,7 @@ const NativeReaders& expert_readers() {
                    file);
        }},
       {"dispatcher",
-       [](auto& entry, auto& file) {
-         no_effect(entry, "rows go to their experts by all-to-all exchanges", file);
-       }},
+       [](auto& entry, auto& file) { no_effect(entry, "rows go to their experts by all-to-all exchanges", file); }},
   };
   return table;
 }
@@ -131,18 +114,14 @@ YAML::Node plan_of(const YAML::Node& root, const std::string& source, const char
   const YAML::Node parallel = root[kParallel];
   const YAML::Node inner = parallel.IsDefined() ? parallel[name] : parallel;
   const YAML::Node outer = root[name];
-  if (inner.IsDefined() && outer.IsDefined())
-    refuse({source, name, outer}, "stands under parallel too; keep one");
+  if (inner.IsDefined() && outer.IsDefined()) refuse({source, name, outer}, "stands under parallel too; keep one");
   return inner.IsDefined() ? inner : outer;
 }
 
-bool is_empty(const YAML::Node& value) {
-  return value.IsNull() || (value.IsSequence() && value.size() == 0);
-}
+bool is_empty(const YAML::Node& value) { return value.IsNull() || (value.IsSequence() && value.size() == 0); }
 
 void read_section(const std::string& source, const std::string& name, const YAML::Node& section,
-                  const NativeReaders& readers, const std::set<std::string>& inner,
-                  NativeFile& file) {
+                  const NativeReaders& readers, const std::set<std::string>& inner, NativeFile& file) {
   if (!section.IsDefined() || section.IsNull()) return;
   if (!section.IsMap()) ConfigEntry{source, name, section}.fail("a map");
   for (const auto& item : section) {
@@ -154,8 +133,8 @@ void read_section(const std::string& source, const std::string& name, const YAML
       std::vector<std::string> known(inner.begin(), inner.end());
       for (const auto& [other, function] : readers) known.push_back(other);
       const auto hint = did_you_mean(key, known);
-      throw UsageError(source + ":" + std::to_string(item.first.Mark().line + 1) +
-                       ": unknown key \"" + entry.key + "\"" + (hint.empty() ? "." : hint));
+      throw UsageError(source + ":" + std::to_string(item.first.Mark().line + 1) + ": unknown key \"" + entry.key +
+                       "\"" + (hint.empty() ? "." : hint));
     }
     if (!is_empty(entry.value)) reader->second(entry, file);
   }
@@ -165,12 +144,11 @@ void read_section(const std::string& source, const std::string& name, const YAML
 
 bool is_native_config(const YAML::Node& root) {
   if (!root.IsMap()) return false;
-  return root[kParallel].IsDefined() || root[kFsdpPlan].IsDefined() ||
-         root[kRecomputePlan].IsDefined() || root[kExpertPlan].IsDefined();
+  return root[kParallel].IsDefined() || root[kFsdpPlan].IsDefined() || root[kRecomputePlan].IsDefined() ||
+         root[kExpertPlan].IsDefined();
 }
 
-Fsdp2Config parse_native_config(const YAML::Node& root, const std::string& source,
-                                const DiagnosticSink& sink) {
+Fsdp2Config parse_native_config(const YAML::Node& root, const std::string& source, const DiagnosticSink& sink) {
   const std::set<std::string> plans = {kFsdpPlan, kRecomputePlan, kExpertPlan};
   NativeFile file;
   file.config.native_patterns = true;

@@ -1,13 +1,23 @@
 #include "framework/modules/megatron_module.h"
 
+#include <algorithm>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
-#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/torch_dist/torch_dist_keys.h"
+#include "checkpoint/values/state_dict_keys.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
+namespace {
+
+/// As Hugging Face, Megatron and GPT-2 call the modules.
+constexpr std::string_view kEmbeddingsAndOutputs[] = {
+    "embed_tokens",    "embed_positions",     "pos_embed", "wte",         "wpe",
+    "word_embeddings", "position_embeddings", "lm_head",   "output_layer"};
+
+}  // namespace
 
 ShardedTensors MegatronModule::state_dict() {
   if (!trained_only_) return whole_state_dict();
@@ -43,10 +53,15 @@ std::vector<std::pair<std::string, std::string>> MegatronModule::tied_names() co
   return tied;
 }
 
+bool MegatronModule::is_embedding_or_output_parameter(const std::string& name) const {
+  const size_t end = name.rfind('.'), begin = end == name.npos ? end : name.rfind('.', end - 1);
+  const auto module = end == name.npos ? "" : name.substr(begin + 1, end - begin - 1);  // npos + 1 is 0
+  return std::ranges::count(kEmbeddingsAndOutputs, module) != 0;
+}
+
 ShardedTensors MegatronModule::sharded_state_dict() {
   ShardedTensors tensors;
-  for (auto& [name, piece] : state_dict_for_save_checkpoint())
-    tensors.emplace_back(model_key(name), std::move(piece));
+  for (auto& [name, piece] : state_dict_for_save_checkpoint()) tensors.emplace_back(model_key(name), std::move(piece));
   return stack_layers(tensors);
 }
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "parallel/fsdp/grad_norm.h"
-#include "parallel/fsdp/sharded_tensor.h"
+#include "parallel/sharded_tensor.h"
 
 namespace megashard {
 
@@ -36,6 +36,15 @@ class MegatronModule : public torch::nn::Module {
   virtual bool is_elsewhere(const std::string& /*key*/) const { return false; }
   /// A model that says so of any names the ranks which have them all together, and its own.
   virtual PartsOfRanks parts_of_ranks() const { return {}; }
+  /// Matrices that --optimizer muon leaves to AdamW, by name (Megatron's attribute of a parameter). The default knows
+  /// the usual names: embed_tokens, word_embeddings, lm_head, output_layer, ...
+  virtual bool is_embedding_or_output_parameter(const std::string& name) const;
+  /// Of a matrix that holds several projections: the rows that each of them has in a group of rows (Megatron's query
+  /// groups, one behind the other); empty: it is one projection.
+  virtual std::vector<int64_t> qkv_split_shapes(const std::string& /*name*/,
+                                                const std::vector<int64_t>& /*sizes*/) const {
+    return {};
+  }
   /// The same as torch_dist lays it out (stack_layers of checkpoint/torch_dist/torch_dist_keys.h):
   /// the layers of a list that are alike share a key, sizes [layers, ...] and offsets [layer, ...].
   ShardedTensors sharded_state_dict();

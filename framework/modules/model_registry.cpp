@@ -13,17 +13,16 @@ namespace {
 
 /// The registered name that config.json asks for; its first choice if none is registered.
 template <class Entry>
-std::string name_in_config(const std::filesystem::path& hf_dir,
-                           const std::map<std::string, Entry>& known) {
+std::string name_in_config(const std::filesystem::path& hf_dir, const std::map<std::string, Entry>& known) {
   const auto config = need_hf_config(hf_dir.string());
   std::vector<std::string> wanted;
-  if (const auto found = config.find("architectures");
-      found != config.end() && found->is_array() && !found->empty()) {
+  if (const auto found = config.find("architectures"); found != config.end() && found->is_array() && !found->empty()) {
     if (found->front().is_string()) wanted.push_back(found->front());
   }
   if (const auto found = config.find("model_type"); found != config.end() && found->is_string())
     wanted.push_back(*found);
-  TORCH_CHECK(!wanted.empty(), (hf_dir / "config.json").string(), " has neither architectures nor model_type: the model cannot be chosen");
+  TORCH_CHECK(!wanted.empty(), (hf_dir / "config.json").string(),
+              " has neither architectures nor model_type: the model cannot be chosen");
   for (const auto& name : wanted) {
     if (known.contains(name)) return name;
   }
@@ -51,8 +50,7 @@ void ModelRegistry::add_layout(std::string name, LayoutFactory factory) {
   TORCH_CHECK(inserted, "a Megatron layout for ", position->first, " is registered already");
 }
 
-WeightLayout ModelRegistry::layout(const std::filesystem::path& hf_dir,
-                                   int64_t vocab_divisor) const {
+WeightLayout ModelRegistry::layout(const std::filesystem::path& hf_dir, int64_t vocab_divisor) const {
   TORCH_CHECK(std::filesystem::exists(hf_dir / "config.json"), "there is no ", (hf_dir / "config.json").string(),
               ", which says how the weights lie in Megatron's model");
   const auto name = name_in_config(hf_dir, layouts_);
@@ -62,10 +60,8 @@ WeightLayout ModelRegistry::layout(const std::filesystem::path& hf_dir,
   return found->second(hf_dir, vocab_divisor);
 }
 
-std::shared_ptr<MultiModalModule> ModelRegistry::create(const Arguments& arguments,
-                                                        std::string name) const {
-  if (name.empty())
-    name = arguments.hf_model ? name_in_config(*arguments.hf_model, factories_) : kModelOfFlags;
+std::shared_ptr<MultiModalModule> ModelRegistry::create(const Arguments& arguments, std::string name) const {
+  if (name.empty()) name = arguments.hf_model ? name_in_config(*arguments.hf_model, factories_) : kModelOfFlags;
   const auto found = factories_.find(name);
   TORCH_CHECK(found != factories_.end(), "no model is registered for architecture ", name,
               "; known are: ", c10::Join(", ", names()));

@@ -30,8 +30,7 @@ class ModelRegistry {
 
   /// Where the weights that a Hugging Face directory's config.json describes lie in Megatron's
   /// model, its vocabulary padded until `vocab_divisor` divides it.
-  using LayoutFactory =
-      std::function<WeightLayout(const std::filesystem::path& hf_dir, int64_t vocab_divisor)>;
+  using LayoutFactory = std::function<WeightLayout(const std::filesystem::path& hf_dir, int64_t vocab_divisor)>;
 
   /// For a family of that name, registered or not; throws if it has a layout already.
   void add_layout(std::string name, LayoutFactory factory);

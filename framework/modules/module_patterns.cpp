@@ -31,8 +31,7 @@ struct Pattern {
   std::vector<PathWord> words;
 };
 
-[[noreturn]] void malformed(const std::string& key, const std::string& pattern,
-                            const std::string& why) {
+[[noreturn]] void malformed(const std::string& key, const std::string& pattern, const std::string& why) {
   throw UsageError(key + ": \"" + pattern + "\" " + why +
                    "; write for example model.layers.{*} or model.layers.{0-3,7}.");
 }
@@ -66,8 +65,7 @@ Indices parse_indices(const std::string& key, const std::string& pattern, std::s
       result = std::from_chars(result.ptr + 1, end, last);
       good = result.ec == std::errc() && last >= first;
     }
-    if (!good || result.ptr != end)
-      malformed(key, pattern, "has \"" + part + "\", which is no index and no range");
+    if (!good || result.ptr != end) malformed(key, pattern, "has \"" + part + "\", which is no index and no range");
     ranges.emplace_back(first, last);
   }
   return ranges;
@@ -78,15 +76,13 @@ Pattern parse_pattern(const std::string& key, const std::string& text) {
   for (const auto& name : split(text, '.')) {
     if (name.empty()) malformed(key, text, "has an empty name");
     const auto open = name.find('{'), close = name.find('}');
-    const auto opening = std::count(name.begin(), name.end(), '{'),
-               closing = std::count(name.begin(), name.end(), '}');
+    const auto opening = std::count(name.begin(), name.end(), '{'), closing = std::count(name.begin(), name.end(), '}');
     if (opening != closing || opening > 1 || (opening == 1 && close < open))
       malformed(key, text, "has braces that do not match");
     PathWord word{.name = name, .braces = opening == 1};
     if (word.braces && (open > 0 || close + 1 < name.size()))
       malformed(key, text, "has braces that are only part of a name");
-    if (word.braces && name != "{*}")
-      word.indices = parse_indices(key, text, name.substr(1, name.size() - 2));
+    if (word.braces && name != "{*}") word.indices = parse_indices(key, text, name.substr(1, name.size() - 2));
     pattern.words.push_back(std::move(word));
   }
   return pattern;
@@ -115,8 +111,7 @@ Walk walk(const torch::nn::Module& model, NamedModule from, const std::vector<st
 }
 
 bool is_index(const std::string& name) {
-  return !name.empty() && std::all_of(name.begin(), name.end(),
-                                      [](unsigned char c) { return std::isdigit(c) != 0; });
+  return !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
 }
 
 /// Indices of a list-like module; none when it has children with other names.
@@ -130,8 +125,7 @@ std::optional<int64_t> list_length(const torch::nn::Module& module) {
 
 class Selector {
  public:
-  Selector(const torch::nn::Module& model, const std::string& key, Strictness strictness,
-           const DiagnosticSink& sink)
+  Selector(const torch::nn::Module& model, const std::string& key, Strictness strictness, const DiagnosticSink& sink)
       : model_(model), key_(key), strictness_(strictness), sink_(sink) {}
 
   void select(const std::string& text) {
@@ -148,8 +142,7 @@ class Selector {
   /// The words from `next` on, seen from `from` (without module: the model).
   void expand(const Pattern& pattern, size_t next, const NamedModule& from) {
     std::vector<std::string> names;
-    while (next < pattern.words.size() && !pattern.words[next].braces)
-      names.push_back(pattern.words[next++].name);
+    while (next < pattern.words.size() && !pattern.words[next].braces) names.push_back(pattern.words[next++].name);
     const auto container = walk(model_, from, names);
     if (next == pattern.words.size()) return take(pattern.text, container);
     const auto& wanted = pattern.words[next].indices;
@@ -157,12 +150,10 @@ class Selector {
     const torch::nn::Module* list = whole_model ? &model_ : container.reached.module;
     const auto length = list == nullptr ? std::nullopt : list_length(*list);
     if (!length) {
-      const std::string why = list == nullptr
-                                  ? container.problem
-                                  : container.reached.path + " is not a list of modules";
+      const std::string why =
+          list == nullptr ? container.problem : container.reached.path + " is not a list of modules";
       if (!wanted && from.module == nullptr) {
-        throw UsageError(key_ + ": {*} in \"" + pattern.text + "\" needs a list of modules, but " +
-                         sentence(why));
+        throw UsageError(key_ + ": {*} in \"" + pattern.text + "\" needs a list of modules, but " + sentence(why));
       }
       complain(pattern.text, why);
       return;
@@ -174,19 +165,17 @@ class Selector {
   }
 
   /// Existing ones, ascending, each once; the others are told.
-  std::vector<int64_t> indices(const std::string& text, const std::optional<Indices>& wanted,
-                               int64_t length) {
+  std::vector<int64_t> indices(const std::string& text, const std::optional<Indices>& wanted, int64_t length) {
     const Indices all = {{0, length - 1}};
     std::set<int64_t> existing;
     int64_t largest = -1;
     for (const auto& [first, last] : wanted ? *wanted : all) {
-      for (int64_t index = first; index <= std::min(last, length - 1); ++index)
-        existing.insert(index);
+      for (int64_t index = first; index <= std::min(last, length - 1); ++index) existing.insert(index);
       largest = std::max(largest, last);
     }
     if (wanted && largest >= length) {
-      complain(text, "goes up to index " + std::to_string(largest) + ", but the list has " +
-                         std::to_string(length) + " modules");
+      complain(text, "goes up to index " + std::to_string(largest) + ", but the list has " + std::to_string(length) +
+                         " modules");
     }
     return {existing.begin(), existing.end()};
   }
@@ -216,8 +205,7 @@ class Selector {
 
   static std::string class_name(const std::string& text) {
     const auto last = text.substr(text.rfind('.') + 1);
-    const bool capital =
-        !last.empty() && std::isupper(static_cast<unsigned char>(last.front())) != 0;
+    const bool capital = !last.empty() && std::isupper(static_cast<unsigned char>(last.front())) != 0;
     return capital ? last : "";
   }
   static std::string class_hint(const std::string& text) {
@@ -225,14 +213,11 @@ class Selector {
     return name.empty() ? "" : ", nor a module of class " + name;
   }
 
-  static std::string sentence(const std::string& text) {
-    return text.ends_with('?') ? text : text + ".";
-  }
+  static std::string sentence(const std::string& text) { return text.ends_with('?') ? text : text + "."; }
 
   void complain(const std::string& text, const std::string& why) {
     complained_ = true;
-    const std::string message =
-        key_ + ": Module not found at path \"" + text + "\": " + sentence(why);
+    const std::string message = key_ + ": Module not found at path \"" + text + "\": " + sentence(why);
     if (strictness_ == Strictness::kStrict) throw UsageError(message);
     sink_(Severity::kWarning, message);
   }
@@ -269,14 +254,12 @@ bool matches_native_pattern(std::string_view pattern, std::string_view path) {
   const std::string inside(pattern.substr(1, close - 1));
   const Indices all = {{0, std::numeric_limits<int64_t>::max()}};
   const auto ranges = inside == "*" ? all : parse_indices("pattern", std::string(pattern), inside);
-  const bool in = std::any_of(ranges.begin(), ranges.end(), [index](const auto& range) {
-    return range.first <= index && index <= range.second;
-  });
+  const bool in = std::any_of(ranges.begin(), ranges.end(),
+                              [index](const auto& range) { return range.first <= index && index <= range.second; });
   return in && matches_native_pattern(pattern.substr(close + 1), path.substr(digits));
 }
 
-ModuleSelection select_modules_natively(const torch::nn::Module& model,
-                                        const std::vector<std::string>& patterns,
+ModuleSelection select_modules_natively(const torch::nn::Module& model, const std::vector<std::string>& patterns,
                                         const std::string& key) {
   ModuleSelection selection;
   for (const auto& pattern : patterns) selection.matches.push_back({pattern, {}});
@@ -298,16 +281,14 @@ ModuleSelection select_modules_natively(const torch::nn::Module& model,
   return selection;
 }
 
-ModuleSelection select_modules(const torch::nn::Module& model,
-                               const std::vector<std::string>& patterns, const std::string& key,
-                               Strictness strictness, const DiagnosticSink& sink) {
+ModuleSelection select_modules(const torch::nn::Module& model, const std::vector<std::string>& patterns,
+                               const std::string& key, Strictness strictness, const DiagnosticSink& sink) {
   Selector selector(model, key, strictness, sink);
   for (const auto& pattern : patterns) selector.select(pattern);
   return std::move(selector).result();
 }
 
-void check_patterns(const torch::nn::Module& model, const Fsdp2Config& config,
-                    Strictness strictness) {
+void check_patterns(const torch::nn::Module& model, const Fsdp2Config& config, Strictness strictness) {
   Mistakes mistakes;
   const auto quiet = [](Severity, const std::string&) {};
   const auto check = [&](const std::vector<std::string>& patterns, const std::string& key) {
@@ -334,8 +315,7 @@ std::string describe_match(const PatternMatch& match) {
   std::string text = match.pattern + " -> ";
   if (paths.empty()) return text + "no module";
   if (paths.size() == 1) return text + "1 module (" + paths.front() + ")";
-  return text + std::to_string(paths.size()) + " modules (" + paths.front() + " .. " +
-         paths.back() + ")";
+  return text + std::to_string(paths.size()) + " modules (" + paths.front() + " .. " + paths.back() + ")";
 }
 
 }  // namespace megashard

@@ -33,8 +33,7 @@ bool matches_native_pattern(std::string_view pattern, std::string_view path);
 
 /// The same selection by native patterns, in the order of the model. One that matches nothing is an
 /// error, as there.
-ModuleSelection select_modules_natively(const torch::nn::Module& model,
-                                        const std::vector<std::string>& patterns,
+ModuleSelection select_modules_natively(const torch::nn::Module& model, const std::vector<std::string>& patterns,
                                         const std::string& key);
 
 /// Finds the modules that path patterns of the FSDP2 file name. A pattern is a dotted path from the
@@ -44,14 +43,12 @@ ModuleSelection select_modules_natively(const torch::nn::Module& model,
 /// messages. Throws UsageError for malformed patterns and where the first {*} is on a path that
 /// does not exist or is not a list; a path that matches nothing is told to `sink` with the nearest
 /// name, or thrown when strict.
-ModuleSelection select_modules(const torch::nn::Module& model,
-                               const std::vector<std::string>& patterns, const std::string& key,
-                               Strictness strictness, const DiagnosticSink& sink);
+ModuleSelection select_modules(const torch::nn::Module& model, const std::vector<std::string>& patterns,
+                               const std::string& key, Strictness strictness, const DiagnosticSink& sink);
 
 /// Throws UsageErrors with all that select_modules would throw for the file's patterns, of all
 /// keys.
-void check_patterns(const torch::nn::Module& model, const Fsdp2Config& config,
-                    Strictness strictness);
+void check_patterns(const torch::nn::Module& model, const Fsdp2Config& config, Strictness strictness);
 
 /// "model.layers.{*} -> 30 modules (model.layers.0 .. model.layers.29)"
 std::string describe_match(const PatternMatch& match);

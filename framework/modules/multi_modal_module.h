@@ -20,12 +20,12 @@ struct InputPlan {
 
 /// One microbatch as a model takes it. Undefined tensors are absent.
 struct ModelInput {
-  at::Tensor tokens;          // [B, T] int64
-  at::Tensor position_ids;    // [B, T] int64, or [3, B, T] with M-RoPE; absent: the model's own
-  at::Tensor labels;          // [B, T] int64; absent: the model returns logits
-  at::Tensor attention_mask;  // [B, 1, T, T] bool, true where attention is allowed; absent: causal
-  at::Tensor token_mask{};    // [B, T] bool, false where a row was only filled up; absent: none was
-  SequenceShard sequence{};   // sharded: the above but attention_mask are this rank's T rows of it
+  at::Tensor tokens;                        // [B, T] int64
+  at::Tensor position_ids;                  // [B, T] int64, or [3, B, T] with M-RoPE; absent: the model's own
+  at::Tensor labels;                        // [B, T] int64; absent: the model returns logits
+  at::Tensor attention_mask;                // [B, 1, T, T] bool, true where attention is allowed; absent: causal
+  at::Tensor token_mask{};                  // [B, T] bool, false where a row was only filled up; absent: none was
+  SequenceShard sequence{};                 // sharded: the above but attention_mask are this rank's T rows of it
   std::map<std::string, at::Tensor> extra;  // further modalities by name (pixel_values, ...)
   std::shared_ptr<const InputPlan> plan{};  // of MultiModalModule::prepare
 
@@ -69,9 +69,7 @@ class MultiModalModule : public MegatronModule, public HookedModule {
   /// and token unless a model knows better.
   virtual double training_flops(int64_t sequences, int64_t sequence_length) const;
 
-  std::string class_name() const override {
-    return detail::demangled_class_name(typeid(*this).name());
-  }
+  std::string class_name() const override { return detail::demangled_class_name(typeid(*this).name()); }
 };
 
 }  // namespace megashard

@@ -35,8 +35,7 @@ Clash find_clash(const torch::nn::Module& model, const std::vector<NamedModule>&
     if (!behind || inside.contains(module)) continue;
     for (const auto& parameter : module->parameters(/*recurse=*/false)) {
       const auto computes_in = policy.param_dtype.value_or(parameter.scalar_type());
-      if (parameter.is_floating_point() && computes_in != *policy.output_dtype)
-        return {item.key(), computes_in};
+      if (parameter.is_floating_point() && computes_in != *policy.output_dtype) return {item.key(), computes_in};
     }
   }
   return {};
@@ -44,17 +43,14 @@ Clash find_clash(const torch::nn::Module& model, const std::vector<NamedModule>&
 
 }  // namespace
 
-void warn_of_keys_without_effect(const Fsdp2Config& config, bool on_cpu,
-                                 const DiagnosticSink& sink) {
+void warn_of_keys_without_effect(const Fsdp2Config& config, bool on_cpu, const DiagnosticSink& sink) {
   if (!sink) return;
   const Fsdp2Config defaults;
   const auto warn = [&sink](bool changed, const std::string& key, const std::string& why) {
-    if (changed)
-      sink(Severity::kWarning, "FSDP2: " + key + " has no effect: " + why + "; leave it out");
+    if (changed) sink(Severity::kWarning, "FSDP2: " + key + " has no effect: " + why + "; leave it out");
   };
   const auto& dtypes = config.mixed_precision;
-  warn(config.align_fsdp_param_groups, "align_fsdp_param_groups",
-       "every parameter keeps its own place in the buffers");
+  warn(config.align_fsdp_param_groups, "align_fsdp_param_groups", "every parameter keeps its own place in the buffers");
   warn(config.reshard_local_experts != defaults.reshard_local_experts, "reshard_local_experts",
        "experts are sharded over all ranks that have them");
   warn(config.offload_to_cpu && on_cpu, "offload_to_cpu",
@@ -63,22 +59,21 @@ void warn_of_keys_without_effect(const Fsdp2Config& config, bool on_cpu,
        "it belongs to offload_to_cpu, which is false");
   warn(!dtypes.cast_forward_inputs && !dtypes.param_dtype, "cast_forward_inputs",
        "inputs are cast to param_dtype, which is not set");
-  warn(config.min_offloaded_tensor_size != defaults.min_offloaded_tensor_size &&
-           config.offload_modules.empty(),
+  warn(config.min_offloaded_tensor_size != defaults.min_offloaded_tensor_size && config.offload_modules.empty(),
        "min_offloaded_tensor_size", "it belongs to offload_modules, which names none");
-  warn(config.use_reentrant != defaults.use_reentrant && !config.native_patterns &&
-           config.recompute_modules.empty() && config.recompute_save_ops.empty(),
+  warn(config.use_reentrant != defaults.use_reentrant && !config.native_patterns && config.recompute_modules.empty() &&
+           config.recompute_save_ops.empty(),
        "use_reentrant", "it belongs to recompute_modules, which names none");
-  warn(config.ignored_modules_replicated && config.ignored_modules.empty(),
-       "ignored_modules_replicated", "it belongs to ignored_modules, which names none");
+  warn(config.ignored_modules_replicated && config.ignored_modules.empty(), "ignored_modules_replicated",
+       "it belongs to ignored_modules, which names none");
 }
 
 void check_reshard(const Fsdp2Config& config, int shard) {
   const auto& reshard = config.reshard_after_forward;
-  const bool fits = reshard.kind != ReshardAfterForward::Kind::kTo ||
-                    (reshard.ranks <= shard && shard % reshard.ranks == 0);
-  require(fits, "reshard_after_forward: " + std::to_string(reshard.ranks) +
-                    " in the FSDP2 file does not divide the " + std::to_string(shard) +
+  const bool fits =
+      reshard.kind != ReshardAfterForward::Kind::kTo || (reshard.ranks <= shard && shard % reshard.ranks == 0);
+  require(fits, "reshard_after_forward: " + std::to_string(reshard.ranks) + " in the FSDP2 file does not divide the " +
+                    std::to_string(shard) +
                     " ranks that share the parameters; give true, false or a number that does.");
 }
 
@@ -88,11 +83,11 @@ void check_output_dtype(const torch::nn::Module& model, const std::vector<NamedM
   const Clash clash = find_clash(model, wrapped, policy);
   if (clash.path.empty()) return;
   const std::string output = name_of(*policy.output_dtype);
-  const std::string remedy = policy.param_dtype ? "wrap that too (sub_modules_to_wrap)"
-                                                : "set param_dtype: " + output + " as well";
-  throw UsageError("output_dtype: " + output + " in the FSDP2 file makes " + wrapped.front().path +
-                   " return " + output + ", but " + clash.path + " behind it computes in " +
-                   name_of(clash.computes_in) + "; " + remedy + ", or leave output_dtype out.");
+  const std::string remedy =
+      policy.param_dtype ? "wrap that too (sub_modules_to_wrap)" : "set param_dtype: " + output + " as well";
+  throw UsageError("output_dtype: " + output + " in the FSDP2 file makes " + wrapped.front().path + " return " +
+                   output + ", but " + clash.path + " behind it computes in " + name_of(clash.computes_in) + "; " +
+                   remedy + ", or leave output_dtype out.");
 }
 
 void check_ignored_parameters(const NamedParameters& ignored, const Fsdp2Config& config, int ranks,
@@ -101,21 +96,18 @@ void check_ignored_parameters(const NamedParameters& ignored, const Fsdp2Config&
   size_t trained = 0, of_other_dtype = 0;
   for (const auto& [name, parameter] : ignored) {
     const auto& dtype = config.mixed_precision.param_dtype;
-    if (dtype && parameter.is_floating_point() && parameter.scalar_type() != *dtype)
-      ++of_other_dtype;
-    if (parameter.requires_grad() && ++trained <= kNamed)
-      names += (names.empty() ? "" : ", ") + name;
+    if (dtype && parameter.is_floating_point() && parameter.scalar_type() != *dtype) ++of_other_dtype;
+    if (parameter.requires_grad() && ++trained <= kNamed) names += (names.empty() ? "" : ", ") + name;
   }
   if (of_other_dtype > 0 && sink) {
-    sink(Severity::kWarning,
-         "FSDP2: ignored_modules keep the dtype of their parameters, which is not "
-         "param_dtype: such a module must cast its inputs itself");
+    sink(Severity::kWarning, "FSDP2: ignored_modules keep the dtype of their parameters, which is not "
+                             "param_dtype: such a module must cast its inputs itself");
   }
   if (trained > kNamed) names += " and " + std::to_string(trained - kNamed) + " more";
   require(trained == 0 || ranks == 1 || config.ignored_modules_replicated,
           "ignored_modules of the FSDP2 file leaves " + std::to_string(trained) +
-              (trained == 1 ? " trainable parameter" : " trainable parameters") +
-              " out of every reduction (" + names + "), so each of the " + std::to_string(ranks) +
+              (trained == 1 ? " trainable parameter" : " trainable parameters") + " out of every reduction (" + names +
+              "), so each of the " + std::to_string(ranks) +
               " ranks would train its own copy; give ignored_modules_replicated: true, which "
               "averages their gradients, freeze them, or do not ignore them.");
 }

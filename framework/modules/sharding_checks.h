@@ -18,8 +18,7 @@ namespace megashard::detail {
 using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// Keys that are known and were changed from their default, but change nothing here.
-void warn_of_keys_without_effect(const Fsdp2Config& config, bool on_cpu,
-                                 const DiagnosticSink& sink);
+void warn_of_keys_without_effect(const Fsdp2Config& config, bool on_cpu, const DiagnosticSink& sink);
 /// A number of ranks in reshard_after_forward must divide the `shard` ranks of one copy.
 void check_reshard(const Fsdp2Config& config, int shard);
 /// What wrapped modules return must be of the dtype in which the modules behind them compute.

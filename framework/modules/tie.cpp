@@ -3,11 +3,8 @@
 namespace megashard {
 namespace {
 
-struct Registered
-    : torch::nn::Module {  // the way to a protected member: named here, read on any module
-  static auto parameters_of(torch::nn::Module& module) {
-    return &(module.*(&Registered::parameters_));
-  }
+struct Registered : torch::nn::Module {  // the way to a protected member: named here, read on any module
+  static auto parameters_of(torch::nn::Module& module) { return &(module.*(&Registered::parameters_)); }
 };
 
 }  // namespace

@@ -16,10 +16,8 @@ namespace {
 
 bool is_norm(const torch::nn::Module& module) {
   const auto* hooked = dynamic_cast<const HookedModule*>(&module);
-  auto name = hooked != nullptr ? hooked->class_name()
-                                : detail::demangled_class_name(typeid(module).name());
-  std::transform(name.begin(), name.end(), name.begin(),
-                 [](unsigned char c) { return std::tolower(c); });
+  auto name = hooked != nullptr ? hooked->class_name() : detail::demangled_class_name(typeid(module).name());
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
   return name.find("norm") != std::string::npos;
 }
 
@@ -45,8 +43,7 @@ void WeightInitMixin::visit(torch::nn::Module& module, std::unordered_set<const 
   for (const auto& child : module.named_children()) visit(*child.value(), done);
   if (!is_initialized(module) && !all_done(module, done)) _init_weights(module, weight_init_.std);
   mark_initialized(module);
-  for (const auto& item : module.named_parameters(/*recurse=*/false))
-    done.insert(item.value().unsafeGetTensorImpl());
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) done.insert(item.value().unsafeGetTensorImpl());
 }
 
 void WeightInitMixin::_init_weights(torch::nn::Module& module, double std) {

@@ -34,9 +34,7 @@ class WeightInitMixin {
   void init_weights();
   /// Modules that init_weights() shall leave as they are (loaded from elsewhere).
   void mark_initialized(const torch::nn::Module& module) { initialized_.insert(&module); }
-  bool is_initialized(const torch::nn::Module& module) const {
-    return initialized_.contains(&module);
-  }
+  bool is_initialized(const torch::nn::Module& module) const { return initialized_.contains(&module); }
 
   /// What init_weights() uses: a model sets the std of its configuration, a program
   /// --init-method-std.

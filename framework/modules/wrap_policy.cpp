@@ -16,15 +16,13 @@ std::string class_of(const torch::nn::Module& module) {
   return hooked == nullptr ? "" : hooked->class_name();
 }
 
-bool contains(const NamedModule& outer, const NamedModule& inner) {
-  return inner.path.starts_with(outer.path + ".");
-}
+bool contains(const NamedModule& outer, const NamedModule& inner) { return inner.path.starts_with(outer.path + "."); }
 
 std::vector<NamedModule> without_outer(const std::vector<NamedModule>& modules) {
   std::vector<NamedModule> inner;
   for (const auto& each : modules) {
-    const bool outer = std::any_of(modules.begin(), modules.end(),
-                                   [&](const auto& other) { return contains(each, other); });
+    const bool outer =
+        std::any_of(modules.begin(), modules.end(), [&](const auto& other) { return contains(each, other); });
     if (!outer) inner.push_back(each);
   }
   return inner;
@@ -34,8 +32,7 @@ std::vector<NamedModule> without_outer(const std::vector<NamedModule>& modules) 
 std::map<const c10::TensorImpl*, int> count_holders(const torch::nn::Module& model) {
   std::map<const c10::TensorImpl*, int> holders;
   const auto count = [&holders](const torch::nn::Module& module) {
-    for (const auto& parameter : module.parameters(/*recurse=*/false))
-      ++holders[parameter.unsafeGetTensorImpl()];
+    for (const auto& parameter : module.parameters(/*recurse=*/false)) ++holders[parameter.unsafeGetTensorImpl()];
   };
   count(model);
   for (const auto& each : model.modules(/*include_self=*/false)) count(*each);
@@ -50,8 +47,7 @@ void tell(const std::vector<NamedModule>& modules, const DiagnosticSink& sink) {
     match.pattern = class_of(*each.module);
     match.paths.push_back(each.path);
   }
-  for (const auto& [name, match] : by_class)
-    sink(Severity::kNotice, "FSDP2: wrap_policy: " + describe_match(match));
+  for (const auto& [name, match] : by_class) sink(Severity::kNotice, "FSDP2: wrap_policy: " + describe_match(match));
 }
 
 /// The experts of one block and what transformers calls the class that holds them.
@@ -112,8 +108,7 @@ std::vector<std::vector<torch::nn::Module*>> expert_groups(const torch::nn::Modu
   return groups;
 }
 
-std::vector<NamedModule> select_classes(const torch::nn::Module& model,
-                                        const std::vector<std::string>& classes,
+std::vector<NamedModule> select_classes(const torch::nn::Module& model, const std::vector<std::string>& classes,
                                         const std::string& key) {
   std::vector<NamedModule> selected;
   std::set<std::string> known, missing(classes.begin(), classes.end());
@@ -134,8 +129,7 @@ std::vector<NamedModule> select_classes(const torch::nn::Module& model,
 }
 
 std::vector<NamedModule> modules_of_policy(const torch::nn::Module& model, const WrapPolicy& policy,
-                                           const std::vector<NamedModule>& layers,
-                                           const DiagnosticSink& sink) {
+                                           const std::vector<NamedModule>& layers, const DiagnosticSink& sink) {
   auto groups = without_outer(layers);
   const auto holders = count_holders(model);
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
@@ -153,8 +147,8 @@ std::vector<NamedModule> modules_of_policy(const torch::nn::Module& model, const
     if (!tied) {
       groups.push_back(each);
     } else if (sink && (output || policy.embeddings)) {
-      sink(Severity::kNotice, "FSDP2: wrap_policy: " + each.path +
-                                  " stays in the root group, because its weight is tied");
+      sink(Severity::kNotice,
+           "FSDP2: wrap_policy: " + each.path + " stays in the root group, because its weight is tied");
     }
   }
   tell(groups, sink);

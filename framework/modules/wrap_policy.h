@@ -13,8 +13,7 @@ namespace megashard {
 /// The modules whose class_name() is one of `classes`, in the order of the model. `key` stands in
 /// messages. Throws UsageError for a class that no hooked module has, with the nearest that one
 /// has.
-std::vector<NamedModule> select_classes(const torch::nn::Module& model,
-                                        const std::vector<std::string>& classes,
+std::vector<NamedModule> select_classes(const torch::nn::Module& model, const std::vector<std::string>& classes,
                                         const std::string& key);
 
 /// The groups that `classes` of experts make, in the order of the model: each module of a class;
@@ -30,7 +29,6 @@ bool is_output_projection(const std::string& path);
 /// What becomes a group of its own under ROLL's rules: of `layers` those that contain no other of
 /// them, embeddings that are not tied, and on request the output projection. `sink` is told.
 std::vector<NamedModule> modules_of_policy(const torch::nn::Module& model, const WrapPolicy& policy,
-                                           const std::vector<NamedModule>& layers,
-                                           const DiagnosticSink& sink);
+                                           const std::vector<NamedModule>& layers, const DiagnosticSink& sink);
 
 }  // namespace megashard

@@ -13,9 +13,9 @@
 
 #include "framework/recompute/offloaded_storage.h"
 #include "framework/recompute/saved_tensor_hooks.h"
-#include "parallel/collectives/guard_key.h"
-#include "parallel/fsdp/backward_scope.h"
-#include "parallel/fsdp/full_storage.h"
+#include "parallel/fsdp/fully_shard.h"
+#include "parallel/fsdp/recompute_scope.h"
+#include "parallel/guarded_tensor.h"
 
 namespace megashard {
 namespace detail {
@@ -57,25 +57,20 @@ class ActivationOffload::State : public std::enable_shared_from_this<State> {
   /// The module has run: the memory of the one before it is free.
   void end(const std::shared_ptr<OffloadUnit>& unit) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (const auto before = ended_.lock())
-      before->for_each([](OffloadedStorage& storage) { storage.let_go(); });
+    if (const auto before = ended_.lock()) before->for_each([](OffloadedStorage& storage) { storage.let_go(); });
     ended_.reset();
     if (!unit->saved.empty()) ended_ = unit;
-    std::erase_if(by_storage_, [](const auto& item) {
-      return item.second.storage.expired() || item.second.offloaded.expired();
-    });
+    std::erase_if(by_storage_,
+                  [](const auto& item) { return item.second.storage.expired() || item.second.offloaded.expired(); });
   }
 
-  std::shared_ptr<OffloadedStorage> pack(const std::shared_ptr<OffloadUnit>& unit,
-                                         const at::Tensor& tensor) {
+  std::shared_ptr<OffloadedStorage> pack(const std::shared_ptr<OffloadUnit>& unit, const at::Tensor& tensor) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!streams_) streams_.emplace(tensor.device());
     if (streams_->device != tensor.device()) return nullptr;
     const auto& storage = tensor.storage();
     Known& known = by_storage_[storage.unsafeGetStorageImpl()];
-    auto offloaded = known.storage.expired() || known.version != tensor._version()
-                         ? nullptr
-                         : known.offloaded.lock();
+    auto offloaded = known.storage.expired() || known.version != tensor._version() ? nullptr : known.offloaded.lock();
     if (offloaded == nullptr) {
       offloaded = std::make_shared<OffloadedStorage>(tensor, *streams_, counts_);
       known = {WeakStorage(storage.getWeakStorageImpl()), tensor._version(), offloaded};
@@ -86,8 +81,7 @@ class ActivationOffload::State : public std::enable_shared_from_this<State> {
     return offloaded;
   }
 
-  at::Tensor unpack(OffloadUnit& unit, OffloadedStorage& offloaded,
-                    const detail::TensorGeometry& geometry) {
+  at::Tensor unpack(OffloadUnit& unit, OffloadedStorage& offloaded, const detail::TensorGeometry& geometry) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const int64_t backward = torch::autograd::get_current_graph_task_id();
     if (unit.backward != backward) {
@@ -101,9 +95,7 @@ class ActivationOffload::State : public std::enable_shared_from_this<State> {
 
   int64_t min_elements() const { return options_.min_elements; }
   Traffic traffic() const {
-    return {.out_bytes = counts_.out_bytes,
-            .back_bytes = counts_.back_bytes,
-            .host_bytes = counts_.host_bytes};
+    return {.out_bytes = counts_.out_bytes, .back_bytes = counts_.back_bytes, .host_bytes = counts_.host_bytes};
   }
 
  private:
@@ -150,8 +142,7 @@ class ActivationOffload::Runner final : public ForwardRunner {
   class Hook;
   class Provider final : public SavedTensorProvider {
    public:
-    Provider(const Runner& owner, std::shared_ptr<OffloadUnit> of)
-        : runner(owner), unit(std::move(of)) {}
+    Provider(const Runner& owner, std::shared_ptr<OffloadUnit> of) : runner(owner), unit(std::move(of)) {}
     std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override;
 
     const Runner& runner;
@@ -163,16 +154,16 @@ class ActivationOffload::Runner final : public ForwardRunner {
   }
 
   bool travels(const at::Tensor& tensor) const {
-    if (tensor.numel() < state_->min_elements() || tensor.layout() != c10::kStrided ||
-        !tensor.has_storage() || !(tensor.is_cpu() || tensor.is_cuda()) || tensor.is_inference() ||
-        tensor.is_conj() || tensor.is_neg() || is_guarded(tensor)) {
+    if (tensor.numel() < state_->min_elements() || tensor.layout() != c10::kStrided || !tensor.has_storage() ||
+        !(tensor.is_cpu() || tensor.is_cuda()) || tensor.is_inference() || tensor.is_conj() || tensor.is_neg() ||
+        is_guarded(tensor)) {
       return false;
     }
     const auto* storage = tensor.storage().unsafeGetStorageImpl();
     const auto over_it = [storage](const at::Tensor& resident) {
       return resident.has_storage() && resident.storage().unsafeGetStorageImpl() == storage;
     };
-    return !FullStorage::is_one(storage) && !is_leaf_that_learns(tensor) &&
+    return !is_unsharded_storage(storage) && !is_leaf_that_learns(tensor) &&
            std::none_of(residents_.begin(), residents_.end(), over_it);
   }
 
@@ -216,8 +207,7 @@ class ActivationOffload::Runner::Hook final : public SavedTensorHook {
   int64_t version_ = 0;
 };
 
-std::unique_ptr<torch::autograd::SavedVariableHooks>
-ActivationOffload::Runner::Provider::make_hooks() {
+std::unique_ptr<torch::autograd::SavedVariableHooks> ActivationOffload::Runner::Provider::make_hooks() {
   return std::make_unique<Hook>(*this);
 }
 

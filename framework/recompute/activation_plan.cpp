@@ -6,8 +6,7 @@ ActivationPlan activation_plan(const Arguments& arguments) {
   ActivationPlan plan;
   if (arguments.recompute_granularity == "full") {
     plan.recompute = {"layer"};
-    if (arguments.recompute_method == "block")
-      plan.recompute_layers = arguments.recompute_num_layers;
+    if (arguments.recompute_method == "block") plan.recompute_layers = arguments.recompute_num_layers;
   } else if (arguments.recompute_granularity) {
     plan.recompute = arguments.recompute_modules;
   }

@@ -18,14 +18,12 @@ at::ThreadLocalState thread_state_with_grad() {
 }
 
 bool autocast_is_on() {
-  return at::autocast::is_autocast_enabled(at::kCPU) ||
-         at::autocast::is_autocast_enabled(at::kCUDA);
+  return at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA);
 }
 
 }  // namespace
 
-CallState::CallState(const std::vector<at::Tensor>& inputs, bool rng,
-                     const std::vector<at::Generator>& generators)
+CallState::CallState(const std::vector<at::Tensor>& inputs, bool rng, const std::vector<at::Generator>& generators)
     : thread_state_(thread_state_with_grad()) {
   if (!rng) return;
   std::vector<at::Generator> used = generators;
@@ -38,8 +36,7 @@ CallState::CallState(const std::vector<at::Tensor>& inputs, bool rng,
       use(at::globalContext().defaultGenerator(input.device()));
     }
   }
-  for (const auto& generator : used)
-    generators_.emplace_back(generator, generator_state(generator));
+  for (const auto& generator : used) generators_.emplace_back(generator, generator_state(generator));
 }
 
 CallState::Replayed::Replayed(const CallState& state) : thread_state_(state.thread_state_) {

@@ -15,8 +15,7 @@ namespace megashard {
 class CallState {
  public:
   /// With rng: the default CPU generator, those of the inputs' devices, and `generators`.
-  CallState(const std::vector<at::Tensor>& inputs, bool rng,
-            const std::vector<at::Generator>& generators);
+  CallState(const std::vector<at::Tensor>& inputs, bool rng, const std::vector<at::Generator>& generators);
 
   /// Puts the state in force on this thread, with grad mode on; what was there before comes back at
   /// the end.

@@ -17,8 +17,7 @@ void set_generator_state(at::Generator& generator, const at::Tensor& state) {
 }
 
 bool same_generator_state(const at::Tensor& a, const at::Tensor& b) {
-  return a.nbytes() == b.nbytes() &&
-         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+  return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
 }
 
 }  // namespace megashard

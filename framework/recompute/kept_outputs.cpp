@@ -23,8 +23,7 @@ thread_local KeptOutputs::Run* running = nullptr;
 constexpr const char* kAttention = "aten::scaled_dot_product_attention";
 constexpr const char* kAttentionKernels[] = {
     "aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention",
-    "aten::_scaled_dot_product_cudnn_attention",
-    "aten::_scaled_dot_product_fused_attention_overrideable",
+    "aten::_scaled_dot_product_cudnn_attention", "aten::_scaled_dot_product_fused_attention_overrideable",
     "aten::_scaled_dot_product_flash_attention_for_cpu"};
 
 struct OperatorSpelling {
@@ -54,9 +53,8 @@ OperatorSpelling parse_operator(std::string text) {
 }
 
 bool has_alias(const std::vector<c10::Argument>& arguments) {
-  return std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
-    return argument.alias_info() != nullptr;
-  });
+  return std::any_of(arguments.begin(), arguments.end(),
+                     [](const c10::Argument& argument) { return argument.alias_info() != nullptr; });
 }
 
 /// Why outputs of the operator cannot be kept; null if they can.
@@ -65,20 +63,18 @@ const char* why_not(const c10::OperatorHandle& op) {
     return "autograd never sees it: it is made of other operators; name those (a linear layer is "
            "aten::mm or aten::addmm)";
   if (op.schema().is_mutable()) return "it changes a tensor in place";
-  if (has_alias(op.schema().returns()))
-    return "it returns a view, which costs nothing to make again";
+  if (has_alias(op.schema().returns())) return "it returns a view, which costs nothing to make again";
   if (op.schema().returns().empty()) return "it returns nothing";
   return nullptr;
 }
 
-void add_operators(const OperatorSpelling& wanted, const std::vector<c10::OperatorName>& all,
-                   OperatorList& found, bool required) {
+void add_operators(const OperatorSpelling& wanted, const std::vector<c10::OperatorName>& all, OperatorList& found,
+                   bool required) {
   const char* reason = nullptr;
   bool exists = false;
   const size_t before = found.size();
   for (const auto& each : all) {
-    if (each.name != wanted.name || (wanted.overload && each.overload_name != *wanted.overload))
-      continue;
+    if (each.name != wanted.name || (wanted.overload && each.overload_name != *wanted.overload)) continue;
     const auto op = c10::Dispatcher::singleton().findSchema(each);
     if (!op) continue;
     exists = true;
@@ -115,8 +111,7 @@ at::Generator drawn_generator(const c10::OperatorHandle& op, const torch::jit::S
 
 /// The same bytes without what autograd hangs on the tensor: that would hold its own graph.
 c10::IValue without_graph(const c10::IValue& value) {
-  if (value.isTensor())
-    return value.toTensor().defined() ? c10::IValue(value.toTensor().tensor_data()) : value;
+  if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(value.toTensor().tensor_data()) : value;
   if (!value.isTensorList()) return value;
   c10::List<at::Tensor> list;
   for (const at::Tensor& tensor : value.toTensorVector()) {
@@ -140,9 +135,7 @@ void for_each_defined(const std::vector<c10::IValue>& values, const F& visit) {
 
 void pass_run(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-TORCH_LIBRARY_IMPL(_, Fake, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&pass_run>());
-}
+TORCH_LIBRARY_IMPL(_, Fake, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&pass_run>()); }
 
 }  // namespace
 
@@ -161,8 +154,7 @@ OperatorList operators_named(const std::vector<std::string>& names) {
   return found;
 }
 
-KeptOutputs::KeptOutputs(std::string region, std::shared_ptr<const OperatorList> operators,
-                         bool rng)
+KeptOutputs::KeptOutputs(std::string region, std::shared_ptr<const OperatorList> operators, bool rng)
     : region_(std::move(region)), operators_(std::move(operators)), rng_(rng) {}
 
 bool KeptOutputs::chosen(const c10::OperatorHandle& op) const {
@@ -184,22 +176,24 @@ void KeptOutputs::keep(const c10::OperatorHandle& op, torch::jit::Stack& stack) 
   }
   for (const auto& value : torch::jit::last(stack, op.schema().returns().size()))
     entry.values.push_back(without_graph(value));
-  for_each_defined(entry.values,
-                   [&](const at::Tensor& tensor) { entry.versions.push_back(tensor._version()); });
+  for_each_defined(entry.values, [&](const at::Tensor& tensor) { entry.versions.push_back(tensor._version()); });
   entries_.push_back(std::move(entry));
 }
 
 void KeptOutputs::hand_out(Run& run, const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  TORCH_CHECK(run.next_ < entries_.size(), "recompute of ", region_, ": forward kept ", entries_.size(), " outputs, and ",
-              op.schema().name(), " asks for one more when computed again; its forward must do the same every time");
+  TORCH_CHECK(run.next_ < entries_.size(), "recompute of ", region_, ": forward kept ", entries_.size(),
+              " outputs, and ", op.schema().name(),
+              " asks for one more when computed again; its forward must do the same every time");
   Entry& entry = entries_[run.next_++];
-  TORCH_CHECK(entry.op == op, "recompute of ", region_, ": kept output ", run.next_ - 1, " is of ", entry.op.schema().name(),
-              ", and ", op.schema().name(), " asks for it when computed again; its forward must do the same every time");
+  TORCH_CHECK(entry.op == op, "recompute of ", region_, ": kept output ", run.next_ - 1, " is of ",
+              entry.op.schema().name(), ", and ", op.schema().name(),
+              " asks for it when computed again; its forward must do the same every time");
   if (entry.given_away) return op.callBoxed(stack);  // asked for twice in a backward: run it
   auto version = entry.versions.begin();
   for_each_defined(entry.values, [&](const at::Tensor& tensor) {
-    TORCH_CHECK(tensor._version() == *version++, "recompute of ", region_, ": the output of ", op.schema().name(), " that it kept was "
-                "changed in place afterwards: use the operation that makes a new tensor, or take ", op.schema().name(), " off the list");
+    TORCH_CHECK(tensor._version() == *version++, "recompute of ", region_, ": the output of ", op.schema().name(),
+                " that it kept was changed in place afterwards: use the operation that makes a new tensor, or take ",
+                op.schema().name(), " off the list");
   });
   if (entry.generator.defined()) set_generator_state(entry.generator, entry.generator_after);
   torch::jit::drop(stack, op.schema().arguments().size());
@@ -209,8 +203,7 @@ void KeptOutputs::hand_out(Run& run, const c10::OperatorHandle& op, torch::jit::
   entry.values.clear();
 }
 
-KeptOutputs::Run::Run(KeptOutputs* outputs, Kind kind)
-    : outputs_(outputs), kind_(kind), outer_(running) {
+KeptOutputs::Run::Run(KeptOutputs* outputs, Kind kind) : outputs_(outputs), kind_(kind), outer_(running) {
   if (outputs_ == nullptr) return;
   if (kind_ == Kind::kAgain) {
     const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;

@@ -4,18 +4,16 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "parallel/collectives/buffer_pool.h"
-#include "parallel/fsdp/storage_memory.h"
+#include "parallel/device/buffer_pool.h"
+#include "parallel/device/storage.h"
 
 namespace megashard::detail {
 namespace {
 
 at::Tensor tensor_over(const c10::Storage& storage, caffe2::TypeMeta dtype, at::IntArrayRef sizes,
                        at::IntArrayRef strides, int64_t offset) {
-  const auto key =
-      storage.device_type() == c10::kCPU ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage),
-                                                         c10::DispatchKeySet(key), dtype);
+  const auto key = storage.device_type() == c10::kCPU ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key), dtype);
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
   return tensor;
 }
@@ -34,9 +32,7 @@ OffloadStreams::OffloadStreams(c10::Device target) : device(target) {
   back = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/false);
 }
 
-c10::Stream OffloadStreams::current() const {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
+c10::Stream OffloadStreams::current() const { return current_stream(device); }
 
 TensorGeometry::TensorGeometry(const at::Tensor& tensor)
     : sizes(tensor.sizes().vec()),
@@ -54,8 +50,7 @@ void check_unchanged(c10::IntArrayRef sizes, int64_t saved_version, int64_t vers
               " and was saved at version ", saved_version);
 }
 
-OffloadedStorage::OffloadedStorage(const at::Tensor& saved, OffloadStreams& streams,
-                                   OffloadCounts& counts)
+OffloadedStorage::OffloadedStorage(const at::Tensor& saved, OffloadStreams& streams, OffloadCounts& counts)
     : streams_(streams),
       counts_(counts),
       source_(saved.detach()),
@@ -88,8 +83,7 @@ void OffloadedStorage::let_go() {
 
 void OffloadedStorage::fetch() {
   if (device_.defined() || source_.defined()) return;
-  device_ =
-      at::empty({host_.numel()}, at::TensorOptions().dtype(at::kByte).device(streams_.device));
+  device_ = at::empty({host_.numel()}, at::TensorOptions().dtype(at::kByte).device(streams_.device));
   // The memory may be in use until now by what the current stream has queued; what has left did so
   // before let_go.
   if (streams_.enabled()) order_streams(streams_.current(), *streams_.back);
@@ -102,8 +96,7 @@ void OffloadedStorage::fetch() {
 }
 
 at::Tensor OffloadedStorage::take(const TensorGeometry& geometry) {
-  check_unchanged(geometry.sizes, version_,
-                  source_.defined() ? source_._version() : left_at_version_);
+  check_unchanged(geometry.sizes, version_, source_.defined() ? source_._version() : left_at_version_);
   fetch();
   const bool last = ++taken_ == readers_;
   if (last) taken_ = 0;  // a retained graph begins again

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "parallel/fsdp/comm_streams.h"
+#include "parallel/device/streams.h"
 
 namespace megashard::detail {
 
@@ -70,7 +70,7 @@ class OffloadedStorage {
   at::Tensor source_;  // until let_go
   const int64_t version_;
   int64_t left_at_version_;  // when let_go
-  at::Tensor host_;  // uint8 [bytes]
+  at::Tensor host_;          // uint8 [bytes]
   StreamEvent copied_;
   at::Tensor device_;  // uint8 [bytes], from fetch to the last take
   StreamEvent fetched_;

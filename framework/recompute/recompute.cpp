@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "framework/recompute/recompute_frame.h"
-#include "parallel/fsdp/backward_scope.h"
+#include "parallel/fsdp/recompute_scope.h"
 
 namespace megashard {
 namespace {
@@ -35,8 +35,9 @@ class ReentrantCall final : public torch::autograd::Node {
   variable_list apply(variable_list&& gradients) override {
     TORCH_CHECK(call_.has_value(), torch::autograd::ERR_BACKWARD_TWICE);
     TORCH_CHECK(Engine::get_default_engine().is_checkpoint_valid() && !at::GradMode::is_enabled(), "recompute of ",
-                call_->module(), " with use_reentrant serves loss.backward() only, not autograd::grad, backward with "
-                "inputs or create_graph; set use_reentrant to false");
+                call_->module(),
+                " with use_reentrant serves loss.backward() only, not autograd::grad, backward with inputs or "
+                "create_graph; set use_reentrant to false");
     const auto inputs = call_->detached_inputs();
     RecomputeScope scope;
     torch::autograd::edge_list roots;
@@ -47,8 +48,7 @@ class ReentrantCall final : public torch::autograd::Node {
       TORCH_CHECK(outputs.size() == gradients.size(), "recompute of ", call_->module(), ": forward returned ",
                   gradients.size(), " tensors, and ", outputs.size(), " when computed again");
       for (size_t i = 0; i < outputs.size(); ++i) {
-        if (!gradients[i].defined() || !outputs[i].defined() || !outputs[i].requires_grad())
-          continue;
+        if (!gradients[i].defined() || !outputs[i].defined() || !outputs[i].requires_grad()) continue;
         roots.push_back(torch::autograd::impl::gradient_edge(outputs[i]));
         root_gradients.push_back(std::move(gradients[i]));
       }
@@ -60,8 +60,7 @@ class ReentrantCall final : public torch::autograd::Node {
                                            /*accumulate_grad=*/true, /*outputs=*/{});
     }
     variable_list input_gradients;
-    for (const auto& input : inputs)
-      input_gradients.push_back(input.defined() ? input.grad() : at::Tensor());
+    for (const auto& input : inputs) input_gradients.push_back(input.defined() ? input.grad() : at::Tensor());
     return input_gradients;
   }
 
@@ -72,12 +71,9 @@ class ReentrantCall final : public torch::autograd::Node {
 class RecomputeRunner final : public ForwardRunner {
  public:
   RecomputeRunner(HookedModule& module, RecomputeOptions options)
-      : hooked_(module),
-        module_(dynamic_cast<torch::nn::Module*>(&module)),
-        options_(std::move(options)) {
+      : hooked_(module), module_(dynamic_cast<torch::nn::Module*>(&module)), options_(std::move(options)) {
     if (options_.save_outputs_of.empty()) return;
-    kept_operators_ = std::make_shared<const detail::OperatorList>(
-        detail::operators_named(options_.save_outputs_of));
+    kept_operators_ = std::make_shared<const detail::OperatorList>(detail::operators_named(options_.save_outputs_of));
   }
 
   std::vector<at::Tensor> run(const Body& body, const std::vector<at::Tensor>& inputs) override {
@@ -91,25 +87,21 @@ class RecomputeRunner final : public ForwardRunner {
     return {hooked_.class_name(), std::move(owner), body, inputs, options_};
   }
 
-  std::vector<at::Tensor> run_hooked(const Body& body,
-                                     const std::vector<at::Tensor>& inputs) const {
+  std::vector<at::Tensor> run_hooked(const Body& body, const std::vector<at::Tensor>& inputs) const {
     std::unique_ptr<KeptOutputs> kept;
     if (kept_operators_ != nullptr) {
-      kept = std::make_unique<KeptOutputs>(hooked_.class_name(), kept_operators_,
-                                           options_.preserve_rng_state);
+      kept = std::make_unique<KeptOutputs>(hooked_.class_name(), kept_operators_, options_.preserve_rng_state);
     }
-    const auto frame = std::make_shared<RecomputeFrame>(repeatable(body, inputs),
-                                                        options_.early_stop, std::move(kept));
+    const auto frame = std::make_shared<RecomputeFrame>(repeatable(body, inputs), options_.early_stop, std::move(kept));
     const SavedTensorHooks hooks(frame.get());
     const KeptOutputs::Run keeping(frame->kept(), KeptOutputs::Run::Kind::kFirst);
     return body(inputs);
   }
 
-  std::vector<at::Tensor> run_reentrant(const Body& body,
-                                        const std::vector<at::Tensor>& inputs) const {
+  std::vector<at::Tensor> run_reentrant(const Body& body, const std::vector<at::Tensor>& inputs) const {
     if (!needs_backward(inputs)) return body(inputs);
-    const auto node = std::shared_ptr<ReentrantCall>(
-        new ReentrantCall(repeatable(body, inputs), inputs), torch::autograd::deleteNode);
+    const auto node = std::shared_ptr<ReentrantCall>(new ReentrantCall(repeatable(body, inputs), inputs),
+                                                     torch::autograd::deleteNode);
     std::vector<at::Tensor> detached;
     for (const auto& input : inputs) detached.push_back(input.defined() ? input.detach() : input);
     std::vector<at::Tensor> outputs;
@@ -118,8 +110,7 @@ class RecomputeRunner final : public ForwardRunner {
       const ForwardToRepeat repeated_with_grad;
       outputs = body(detached);
       for (auto& output : outputs) {
-        if (output.defined())
-          output = output.detach();  // an input that comes out stays the caller's own
+        if (output.defined()) output = output.detach();  // an input that comes out stays the caller's own
       }
     }
     for (auto& output : outputs) {
@@ -134,9 +125,7 @@ class RecomputeRunner final : public ForwardRunner {
 
   /// Unlike PyTorch's, parameters get their gradients even if no input requires grad.
   bool needs_backward(const std::vector<at::Tensor>& inputs) const {
-    const auto requires_grad = [](const at::Tensor& tensor) {
-      return tensor.defined() && tensor.requires_grad();
-    };
+    const auto requires_grad = [](const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); };
     if (std::any_of(inputs.begin(), inputs.end(), requires_grad) || module_ == nullptr) return true;
     const auto parameters = module_->parameters();
     return std::any_of(parameters.begin(), parameters.end(), requires_grad);
@@ -152,8 +141,8 @@ class RecomputeRunner final : public ForwardRunner {
 
 void recompute(HookedModule& module, const RecomputeOptions& options) {
   TORCH_CHECK(module.forward_runner() == nullptr, module.class_name(),
-              " recomputes already, or offloads its activations: a path pattern matches it twice, or recompute was called "
-              "twice, or after ActivationOffload::add, which comes last");
+              " recomputes already, or offloads its activations: a path pattern matches it twice, or recompute was "
+              "called twice, or after ActivationOffload::add, which comes last");
   TORCH_CHECK(!options.use_reentrant || options.save_outputs_of.empty(), "recompute of ", module.class_name(),
               ": outputs of operators can be saved by non-reentrant recompute only; set use_reentrant to false");
   module.set_forward_runner(std::make_shared<RecomputeRunner>(module, options));

@@ -7,7 +7,7 @@
 #include <exception>
 #include <utility>
 
-#include "parallel/fsdp/backward_scope.h"
+#include "parallel/fsdp/recompute_scope.h"
 
 namespace megashard::detail {
 namespace {
@@ -21,9 +21,8 @@ struct EarlyStop : std::exception {
 
 }  // namespace
 
-RepeatableCall::RepeatableCall(std::string module, std::shared_ptr<void> owner,
-                               ForwardRunner::Body body, const std::vector<at::Tensor>& inputs,
-                               const RecomputeOptions& options)
+RepeatableCall::RepeatableCall(std::string module, std::shared_ptr<void> owner, ForwardRunner::Body body,
+                               const std::vector<at::Tensor>& inputs, const RecomputeOptions& options)
     : module_(std::move(module)),
       owner_(std::move(owner)),
       body_(std::move(body)),
@@ -83,8 +82,7 @@ class RecomputeFrame::Recorder final : public SavedTensorProvider {
   std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override;
 
   void take(const at::Tensor& tensor) {
-    if (next_ >= slots_.size())
-      return;  // checked by finish, for those that stop early it cannot happen
+    if (next_ >= slots_.size()) return;  // checked by finish, for those that stop early it cannot happen
     if (const auto& slot = slots_[next_]) {
       TORCH_CHECK(slot->sizes == tensor.sizes() && slot->dtype == tensor.scalar_type(), "recompute of ",
                   frame_.call_.module(), ": saved tensor ", next_, " was ", slot->dtype, c10::IntArrayRef(slot->sizes),

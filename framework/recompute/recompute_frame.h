@@ -41,8 +41,7 @@ class RepeatableCall {
 
 /// One call of a module under non-reentrant recompute: stands for every tensor that autograd saved
 /// in it. Kept alive by the graph; threads of a backward may ask it at once.
-class RecomputeFrame : public SavedTensorProvider,
-                       public std::enable_shared_from_this<RecomputeFrame> {
+class RecomputeFrame : public SavedTensorProvider, public std::enable_shared_from_this<RecomputeFrame> {
  public:
   /// `kept`: outputs of operators that run in the first run only; null: there are none.
   RecomputeFrame(RepeatableCall call, bool early_stop, std::unique_ptr<KeptOutputs> kept)

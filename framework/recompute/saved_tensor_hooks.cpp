@@ -18,9 +18,8 @@ class HookingEngine final : public Engine {
     return innermost == nullptr ? nullptr : innermost->make_hooks();
   }
 
-  variable_list execute(const edge_list& roots, const variable_list& inputs, bool keep_graph,
-                        bool create_graph, bool accumulate_grad,
-                        const edge_list& outputs) override {
+  variable_list execute(const edge_list& roots, const variable_list& inputs, bool keep_graph, bool create_graph,
+                        bool accumulate_grad, const edge_list& outputs) override {
     // Device threads start once per process, for the engine that runs the first backward: with
     // another one in place, ours would have no threads and crash at the first CUDA backward.
     initialize_device_threads_pool();
@@ -48,7 +47,7 @@ const bool installed = [] {
 
 SavedTensorHooks::SavedTensorHooks(SavedTensorProvider* provider) : outer_(innermost) {
   TORCH_CHECK(installed, "another autograd engine is this process's default (is it a Python process?): recompute and "
-              "activation offload without Python need megashard's");
+                         "activation offload without Python need megashard's");
   innermost = provider;
 }
 

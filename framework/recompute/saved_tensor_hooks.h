@@ -33,8 +33,7 @@ class SavedTensorHooks {
 
 /// Base of hooks: says that compiled autograd has nothing to retrieve from them.
 struct SavedTensorHook : torch::autograd::SavedVariableHooks {
-  std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data()
-      const override {
+  std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data() const override {
     return std::nullopt;
   }
 };

@@ -8,7 +8,7 @@
 #include <sstream>
 #include <vector>
 
-#include "checkpoint/steps/agreement.h"
+#include "parallel/collectives/agreement.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
@@ -39,8 +39,7 @@ std::string weights_without_numbers(const torch::nn::Module& model, const Proces
   }
   constexpr size_t kShown = 3;
   std::string list;
-  for (size_t i = 0; i < std::min(kShown, names.size()); ++i)
-    list += (i == 0 ? "" : ", ") + names[i];
+  for (size_t i = 0; i < std::min(kShown, names.size()); ++i) list += (i == 0 ? "" : ", ") + names[i];
   if (names.size() > kShown) list += " and " + std::to_string(names.size() - kShown) + " more";
   if (names.empty()) return list;
   return list + (names.size() == 1 ? " holds" : " hold") + " NaN or infinity";

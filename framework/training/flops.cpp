@@ -21,28 +21,23 @@ struct GpuPeak {
 
 // From the vendor's data sheets.
 constexpr GpuPeak kGpuPeaks[] = {
-    {"GB200", 2500.0, 80.0},    {"B200", 2250.0, 75.0},    {"H200", 989.4, 66.9},
-    {"H100 PCIe", 756.0, 51.2}, {"H100 NVL", 835.5, 60.0}, {"H100", 989.4, 66.9},
-    {"GH200", 989.4, 66.9},     {"H800", 989.4, 66.9},     {"H20", 148.0, 44.0},
-    {"A100", 312.0, 19.5},      {"A800", 312.0, 19.5},     {"A40", 149.7, 37.4},
-    {"A30", 165.0, 10.3},       {"A10", 125.0, 31.2},      {"L40S", 362.1, 91.6},
-    {"L40", 181.1, 90.5},       {"L4", 121.0, 30.3},       {"RTX 4090", 165.2, 82.6},
-    {"RTX 3090", 71.0, 35.6},
+    {"GB200", 2500.0, 80.0},   {"B200", 2250.0, 75.0},    {"H200", 989.4, 66.9},    {"H100 PCIe", 756.0, 51.2},
+    {"H100 NVL", 835.5, 60.0}, {"H100", 989.4, 66.9},     {"GH200", 989.4, 66.9},   {"H800", 989.4, 66.9},
+    {"H20", 148.0, 44.0},      {"A100", 312.0, 19.5},     {"A800", 312.0, 19.5},    {"A40", 149.7, 37.4},
+    {"A30", 165.0, 10.3},      {"A10", 125.0, 31.2},      {"L40S", 362.1, 91.6},    {"L40", 181.1, 90.5},
+    {"L4", 121.0, 30.3},       {"RTX 4090", 165.2, 82.6}, {"RTX 3090", 71.0, 35.6},
 };
 
 }  // namespace
 
 double training_flops(const TransformerShape& shape, int64_t sequences, int64_t sequence_length) {
   const auto tokens = static_cast<double>(sequences) * static_cast<double>(sequence_length);
-  const auto layers = static_cast<double>(shape.num_layers),
-             hidden = static_cast<double>(shape.hidden_size);
-  const auto heads = static_cast<double>(shape.num_heads),
-             groups = static_cast<double>(shape.num_key_value_heads);
+  const auto layers = static_cast<double>(shape.num_layers), hidden = static_cast<double>(shape.hidden_size);
+  const auto heads = static_cast<double>(shape.num_heads), groups = static_cast<double>(shape.num_key_value_heads);
   const auto ffn = static_cast<double>(shape.ffn_hidden_size) * (shape.gated_mlp ? 1.5 : 1.0);
   const double query_width = static_cast<double>(shape.head_size) * heads;
   const double attention_per_width =
-      hidden + hidden * groups / heads +
-      static_cast<double>(sequence_length) / 2.0;  // projections, then scores
+      hidden + hidden * groups / heads + static_cast<double>(sequence_length) / 2.0;  // projections, then scores
   const double layer = 12.0 * hidden * ffn + 12.0 * query_width * attention_per_width;
   return tokens * (layers * layer + 6.0 * hidden * static_cast<double>(shape.vocab_size));
 }
@@ -56,9 +51,7 @@ std::optional<double> gpu_peak_tflops(const std::string& gpu_name, at::ScalarTyp
   if (!half && dtype != at::kFloat) return std::nullopt;
   std::string words = " " + gpu_name + " ";
   std::replace(words.begin(), words.end(), '-', ' ');
-  const auto has = [&words](const std::string& name) {
-    return words.find(" " + name + " ") != words.npos;
-  };
+  const auto has = [&words](const std::string& name) { return words.find(" " + name + " ") != words.npos; };
   if (has("Laptop")) return std::nullopt;  // slower than the card of that name
   for (const auto& peak : kGpuPeaks) {
     if (has(peak.name)) return half ? peak.half : peak.single;

@@ -19,13 +19,11 @@ namespace {
 /// The texts as rows of one tensor, filled up with token 0; one row of it when there are none, so
 /// that a rank without texts runs the same gathers.
 at::Tensor padded(const TokenLists& texts, int64_t length) {
-  at::Tensor rows =
-      at::zeros({std::max<int64_t>(1, static_cast<int64_t>(texts.size())), length}, at::kLong);
+  at::Tensor rows = at::zeros({std::max<int64_t>(1, static_cast<int64_t>(texts.size())), length}, at::kLong);
   for (size_t i = 0; i < texts.size(); ++i) {
     const auto size = static_cast<int64_t>(texts[i].size());
     TORCH_CHECK(size >= 1 && size <= length, "a text has ", size, " tokens; it must have 1 to ", length);
-    std::copy(texts[i].begin(), texts[i].end(),
-              rows[static_cast<int64_t>(i)].mutable_data_ptr<int64_t>());
+    std::copy(texts[i].begin(), texts[i].end(), rows[static_cast<int64_t>(i)].mutable_data_ptr<int64_t>());
   }
   return rows;
 }
@@ -37,8 +35,8 @@ at::Tensor lengths_of(const TokenLists& texts) {
   return at::tensor(lengths, at::kLong);
 }
 
-ModelInput input_of_rows(const MultiModalModule& model, const at::Tensor& rows,
-                         std::map<std::string, at::Tensor> extra, const InferenceRanks& ranks) {
+ModelInput input_of_rows(const MultiModalModule& model, const at::Tensor& rows, std::map<std::string, at::Tensor> extra,
+                         const InferenceRanks& ranks) {
   ModelInput whole;
   whole.tokens = rows;
   whole.sequence = {ranks.sequence_group, rows.size(1)};
@@ -58,8 +56,7 @@ at::Tensor whole_rows(const at::Tensor& mine, const SequenceShard& shard) {
 }
 
 /// The likeliest token at `place` [B] of each sequence, from logits [B, rows(), V].
-at::Tensor likeliest_at(const at::Tensor& logits, const at::Tensor& place,
-                        const SequenceShard& shard) {
+at::Tensor likeliest_at(const at::Tensor& logits, const at::Tensor& place, const SequenceShard& shard) {
   const at::Tensor row_numbers = at::arange(logits.size(0), place.options());
   if (shard.is_whole()) return logits.index({row_numbers, place}).argmax(-1);
   // The rank that has the place gives its token, the others 0.
@@ -80,13 +77,11 @@ at::Tensor log_probabilities(MultiModalModule& model, InferenceBatch batch, int6
                              const InferenceRanks& ranks) {
   const c10::NoGradGuard no_grad;
   const at::Tensor rows = padded(batch.texts, length + 1);
-  ModelInput input =
-      input_of_rows(model, rows.narrow(1, 0, length).contiguous(), std::move(batch.extra), ranks);
+  ModelInput input = input_of_rows(model, rows.narrow(1, 0, length).contiguous(), std::move(batch.extra), ranks);
   const SequenceShard shard = input.sequence;
   input.labels = shard.rows_of(rows.narrow(1, 1, length).to(ranks.device), 1).contiguous();
   const at::Tensor losses = whole_rows(model(std::move(input)), shard).cpu();
-  const at::Tensor wanted =
-      at::arange(1, length + 1).unsqueeze(0) < lengths_of(batch.texts).unsqueeze(1);
+  const at::Tensor wanted = at::arange(1, length + 1).unsqueeze(0) < lengths_of(batch.texts).unsqueeze(1);
   return at::where(wanted, losses.neg(), at::zeros({}, losses.options()))
       .narrow(0, 0, static_cast<int64_t>(batch.texts.size()));
 }
@@ -107,8 +102,7 @@ at::Tensor greedy_continuations(MultiModalModule& model, const InferenceBatch& b
   for (int64_t step = 0; step < count; ++step) {
     // Tokens behind a row's end are seen by no token before them. Pictures have their places in
     // what was given, whatever the model says.
-    ModelInput input =
-        input_of_rows(model, given.narrow(1, 0, longest + step).contiguous(), batch.extra, ranks);
+    ModelInput input = input_of_rows(model, given.narrow(1, 0, longest + step).contiguous(), batch.extra, ranks);
     const SequenceShard shard = input.sequence;
     input.tokens = shard.rows_of(rows.narrow(1, 0, longest + step), 1).contiguous();
     at::Tensor next = likeliest_at(model(std::move(input)), at_end - 1, shard);

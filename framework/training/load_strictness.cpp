@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "checkpoint/dcp/state_dict_keys.h"
 #include "checkpoint/torch_dist/torch_dist_keys.h"
+#include "checkpoint/values/state_dict_keys.h"
 #include "checkpoint/values/tensor_info.h"
 #include "framework/diagnostics.h"
 
@@ -24,10 +24,8 @@ std::string described(const char* kind, const std::vector<std::string>& names) {
 
 LoadStrictness load_strictness(const std::optional<std::string>& value) {
   if (!value || *value == "raise_all") return {};
-  if (*value == "assume_ok_unexpected" || *value == "raise_unexpected")
-    return {Handling::kRefuse, Handling::kIgnore};
-  if (*value == "log_unexpected" || *value == "return_unexpected")
-    return {Handling::kPrint, Handling::kIgnore};
+  if (*value == "assume_ok_unexpected" || *value == "raise_unexpected") return {Handling::kRefuse, Handling::kIgnore};
+  if (*value == "log_unexpected" || *value == "return_unexpected") return {Handling::kPrint, Handling::kIgnore};
   if (*value == "log_all" || *value == "return_all") return {Handling::kPrint, Handling::kPrint};
   if (*value == "ignore_all") return {Handling::kIgnore, Handling::kIgnore};
   throw UsageError("--dist-ckpt-strictness " + *value +
@@ -35,28 +33,23 @@ LoadStrictness load_strictness(const std::optional<std::string>& value) {
                    "Megatron's values.");
 }
 
-std::vector<std::string> judge_differences(const LoadReport& report,
-                                           const LoadStrictness& strictness,
+std::vector<std::string> judge_differences(const LoadReport& report, const LoadStrictness& strictness,
                                            const std::string& folder) {
   std::string refused;
   std::vector<std::string> lines;
   if (!report.missing.empty()) {
     const auto text = described("missing", report.missing);
     if (strictness.missing == Handling::kRefuse) refused += "; " + text;
-    if (strictness.missing == Handling::kPrint)
-      lines.push_back("WARNING: " + text + ": they keep their first values");
+    if (strictness.missing == Handling::kPrint) lines.push_back("WARNING: " + text + ": they keep their first values");
   }
   if (!report.unexpected.empty()) {
     const auto text = described("unexpected", report.unexpected);
     if (strictness.unexpected == Handling::kRefuse) refused += "; " + text;
-    if (strictness.unexpected == Handling::kPrint)
-      lines.push_back("WARNING: " + text + ": they are not loaded");
+    if (strictness.unexpected == Handling::kPrint) lines.push_back("WARNING: " + text + ": they are not loaded");
   }
   if (refused.empty()) return lines;
-  const bool only_optimizer =
-      all_of_optimizer(report.missing) && all_of_optimizer(report.unexpected);
-  const bool in_buckets =
-      std::any_of(report.unexpected.begin(), report.unexpected.end(), is_optimizer_bucket);
+  const bool only_optimizer = all_of_optimizer(report.missing) && all_of_optimizer(report.unexpected);
+  const bool in_buckets = std::any_of(report.unexpected.begin(), report.unexpected.end(), is_optimizer_bucket);
   if (only_optimizer && in_buckets) {
     throw UsageError("the checkpoint " + folder +
                      " keeps the optimizer in buckets of Megatron's DistributedOptimizer, which "

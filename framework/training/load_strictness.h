@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/dcp/dcp_reader.h"
+#include "checkpoint/checkpoint.h"
 
 namespace megashard {
 
@@ -21,8 +21,7 @@ struct LoadStrictness {
 LoadStrictness load_strictness(const std::optional<std::string>& value);
 
 /// Throws UsageError with both lists and the remedy, or returns the lines to print.
-std::vector<std::string> judge_differences(const LoadReport& report,
-                                           const LoadStrictness& strictness,
+std::vector<std::string> judge_differences(const LoadReport& report, const LoadStrictness& strictness,
                                            const std::string& folder);
 
 }  // namespace megashard

@@ -46,23 +46,21 @@ std::optional<T> find_value(const State& state, const std::string& key) {
 }  // namespace
 
 LrScheduleOptions lr_schedule_options(const Arguments& arguments) {
-  LrScheduleOptions options{
-      .init_lr = arguments.lr_warmup_init,
-      .max_lr = arguments.lr.value_or(0.0),
-      .min_lr = arguments.min_lr,
-      .decay_style = arguments.lr_decay_style,
-      .wsd_decay_style = arguments.lr_wsd_decay_style,
-      .start_weight_decay = arguments.start_weight_decay.value_or(arguments.weight_decay),
-      .end_weight_decay = arguments.end_weight_decay.value_or(arguments.weight_decay),
-      .weight_decay_style = arguments.weight_decay_incr_style};
+  LrScheduleOptions options{.init_lr = arguments.lr_warmup_init,
+                            .max_lr = arguments.lr.value_or(0.0),
+                            .min_lr = arguments.min_lr,
+                            .decay_style = arguments.lr_decay_style,
+                            .wsd_decay_style = arguments.lr_wsd_decay_style,
+                            .start_weight_decay = arguments.start_weight_decay.value_or(arguments.weight_decay),
+                            .end_weight_decay = arguments.end_weight_decay.value_or(arguments.weight_decay),
+                            .weight_decay_style = arguments.weight_decay_incr_style};
   if (arguments.train_samples) {
     options.decay_steps = arguments.lr_decay_samples.value_or(*arguments.train_samples);
     options.weight_decay_steps = *arguments.train_samples;
     options.wsd_decay_steps = arguments.lr_wsd_decay_samples.value_or(0);
     options.warmup_steps = static_cast<double>(arguments.lr_warmup_samples);
   } else {
-    const int64_t batch = arguments.global_batch_size.value_or(1),
-                  iterations = arguments.train_iters.value_or(0);
+    const int64_t batch = arguments.global_batch_size.value_or(1), iterations = arguments.train_iters.value_or(0);
     options.decay_steps = arguments.lr_decay_iters.value_or(iterations) * batch;
     options.weight_decay_steps = iterations * batch;
     options.wsd_decay_steps = arguments.lr_wsd_decay_iters.value_or(0) * batch;
@@ -71,36 +69,29 @@ LrScheduleOptions lr_schedule_options(const Arguments& arguments) {
   if (arguments.lr_warmup_fraction) {
     options.warmup_steps = *arguments.lr_warmup_fraction * static_cast<double>(options.decay_steps);
   }
-  if (arguments.override_opt_param_scheduler)
-    options.on_load = LrScheduleOptions::OnLoad::kOptionsDecide;
+  if (arguments.override_opt_param_scheduler) options.on_load = LrScheduleOptions::OnLoad::kOptionsDecide;
   if (arguments.use_checkpoint_opt_param_scheduler) {
     options.on_load = LrScheduleOptions::OnLoad::kCheckpointDecides;
   }
   return options;
 }
 
-OptimizerParamScheduler::OptimizerParamScheduler(LrScheduleOptions options)
-    : options_(std::move(options)) {
-  check();
-}
+OptimizerParamScheduler::OptimizerParamScheduler(LrScheduleOptions options) : options_(std::move(options)) { check(); }
 
 void OptimizerParamScheduler::check() const {
   if (options_.decay_steps <= 0) {
-    throw UsageError(
-        "the learning rate decays over " + std::to_string(options_.decay_steps) +
-        " samples; it needs --train-iters, --lr-decay-iters or their sample forms to be positive.");
+    throw UsageError("the learning rate decays over " + std::to_string(options_.decay_steps) +
+                     " samples; it needs --train-iters, --lr-decay-iters or their sample forms to be positive.");
   }
   if (options_.warmup_steps >= static_cast<double>(options_.decay_steps)) {
-    throw UsageError(
-        "the warm-up lasts " + argument_text(options_.warmup_steps) +
-        " samples, but the decay ends at " + std::to_string(options_.decay_steps) +
-        "; shorten --lr-warmup-iters or lengthen --lr-decay-iters (or their sample forms).");
+    throw UsageError("the warm-up lasts " + argument_text(options_.warmup_steps) + " samples, but the decay ends at " +
+                     std::to_string(options_.decay_steps) +
+                     "; shorten --lr-warmup-iters or lengthen --lr-decay-iters (or their sample forms).");
   }
   if (options_.decay_style == "WSD" &&
       (options_.wsd_decay_steps <= 0 || options_.wsd_decay_steps > options_.decay_steps)) {
-    throw UsageError("the anneal of WSD lasts " + std::to_string(options_.wsd_decay_steps) +
-                     " samples of a decay of " + std::to_string(options_.decay_steps) +
-                     "; change --lr-wsd-decay-iters or --lr-decay-iters.");
+    throw UsageError("the anneal of WSD lasts " + std::to_string(options_.wsd_decay_steps) + " samples of a decay of " +
+                     std::to_string(options_.decay_steps) + "; change --lr-wsd-decay-iters or --lr-decay-iters.");
   }
 }
 
@@ -117,8 +108,7 @@ double OptimizerParamScheduler::lr() const {
   if (options_.decay_style == "constant") return options_.max_lr;
   if (steps > decay) return options_.min_lr;
   if (options_.decay_style == "inverse-square-root") {
-    const double lr =
-        options_.max_lr * std::sqrt(std::max(warmup, 1.0)) / std::sqrt(std::max(steps, 1.0));
+    const double lr = options_.max_lr * std::sqrt(std::max(warmup, 1.0)) / std::sqrt(std::max(steps, 1.0));
     return std::max(options_.min_lr, lr);
   }
   if (options_.decay_style == "WSD") return annealed(wsd_coefficient(options_, steps));
@@ -128,12 +118,9 @@ double OptimizerParamScheduler::lr() const {
 
 double OptimizerParamScheduler::weight_decay() const {
   const double start = options_.start_weight_decay, end = options_.end_weight_decay;
-  if (options_.weight_decay_style == "constant" || num_steps_ > options_.weight_decay_steps)
-    return end;
-  const double ratio =
-      static_cast<double>(num_steps_) / static_cast<double>(options_.weight_decay_steps);
-  const double coefficient =
-      options_.weight_decay_style == "cosine" ? cosine_from_one(1.0 - ratio) : ratio;
+  if (options_.weight_decay_style == "constant" || num_steps_ > options_.weight_decay_steps) return end;
+  const double ratio = static_cast<double>(num_steps_) / static_cast<double>(options_.weight_decay_steps);
+  const double coefficient = options_.weight_decay_style == "cosine" ? cosine_from_one(1.0 - ratio) : ratio;
   return start + coefficient * (end - start);
 }
 
@@ -141,8 +128,7 @@ State OptimizerParamScheduler::state_dict() const {
   const double warmup = options_.warmup_steps;
   const bool whole = warmup == std::floor(warmup);  // Python keeps the int of iterations * batch
   return {{"max_lr", options_.max_lr},
-          {"lr_warmup_steps",
-           whole ? ArgumentValue(static_cast<int64_t>(warmup)) : ArgumentValue(warmup)},
+          {"lr_warmup_steps", whole ? ArgumentValue(static_cast<int64_t>(warmup)) : ArgumentValue(warmup)},
           {"num_steps", num_steps_},
           {"lr_decay_style", options_.decay_style},
           {"lr_decay_steps", options_.decay_steps},
@@ -158,8 +144,8 @@ void OptimizerParamScheduler::load_state_dict(const State& state) {
     const auto theirs = find_value<std::decay_t<decltype(ours)>>(state, key);
     if (!theirs || options_.on_load == LrScheduleOptions::OnLoad::kOptionsDecide) return;
     if (options_.on_load == LrScheduleOptions::OnLoad::kMustAgree && *theirs != ours) {
-      throw UsageError(std::string("the scheduler's ") + key + " is " + argument_text(ours) +
-                       " by the flags, but " + argument_text(*theirs) +
+      throw UsageError(std::string("the scheduler's ") + key + " is " + argument_text(ours) + " by the flags, but " +
+                       argument_text(*theirs) +
                        " in the checkpoint; give the same flags, or choose one by "
                        "--override-opt_param-scheduler or "
                        "--use-checkpoint-opt_param-scheduler.");

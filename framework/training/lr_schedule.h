@@ -18,8 +18,8 @@ struct LrScheduleOptions {
   double min_lr = 0.0;
   double warmup_steps = 0.0;  ///< a fraction of the decay need not be whole
   int64_t decay_steps = 0;
-  std::string decay_style = "linear";  ///< constant, linear, cosine, inverse-square-root, WSD
-  int64_t wsd_decay_steps = 0;         ///< length of the anneal of WSD
+  std::string decay_style = "linear";           ///< constant, linear, cosine, inverse-square-root, WSD
+  int64_t wsd_decay_steps = 0;                  ///< length of the anneal of WSD
   std::string wsd_decay_style = "exponential";  ///< exponential, linear, cosine
   double start_weight_decay = 0.0;
   double end_weight_decay = 0.0;

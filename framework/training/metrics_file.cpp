@@ -16,8 +16,7 @@ namespace {
 /// 0: it is no line of a step.
 int64_t step_of(const std::string& line) {
   const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  const bool has_step =
-      object.is_object() && object.contains("step") && object["step"].is_number_integer();
+  const bool has_step = object.is_object() && object.contains("step") && object["step"].is_number_integer();
   return has_step ? object["step"].get<int64_t>() : 0;
 }
 
@@ -42,10 +41,8 @@ std::string lines_until(const std::string& text, int64_t step) {
   for (size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
     end = text.find('\n', begin);
     if (end == text.npos) break;  // a line that was cut short
-    const Line line{step_of(text.substr(begin, end - begin)),
-                    std::string_view(text).substr(begin, end + 1 - begin)};
-    if (line.step > 0)
-      std::erase_if(kept, [&](const Line& each) { return each.step >= line.step; });
+    const Line line{step_of(text.substr(begin, end - begin)), std::string_view(text).substr(begin, end + 1 - begin)};
+    if (line.step > 0) std::erase_if(kept, [&](const Line& each) { return each.step >= line.step; });
     if (line.step <= step) kept.push_back(line);
   }
   std::string lines;
@@ -81,15 +78,12 @@ MetricsFile::MetricsFile(const std::string& path, int64_t loaded_step) : path_(p
   if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
   if (loaded_step > 0) cut(path, loaded_step);
   file_.open(path, loaded_step > 0 ? std::ios::app : std::ios::trunc);
-  if (!file_)
-    throw UsageError("--metrics-file " + path +
-                     " cannot be written; check the folder and its permissions.");
+  if (!file_) throw UsageError("--metrics-file " + path + " cannot be written; check the folder and its permissions.");
 }
 
 void MetricsFile::write(const StepMetrics& metrics) {
   file_ << metrics_line(metrics) << '\n' << std::flush;
-  if (!file_)
-    throw std::runtime_error("metrics file " + path_ + " could not be written; is the disk full?");
+  if (!file_) throw std::runtime_error("metrics file " + path_ + " could not be written; is the disk full?");
 }
 
 }  // namespace megashard

@@ -15,8 +15,7 @@ struct StepMetrics {
   double lr = 0.0;                    ///< used in this step
   double tokens_per_s = 0.0;          ///< of all ranks
   std::optional<double> mfu{};        ///< share of the peak, 0 .. 1
-  int64_t peak_memory_bytes =
-      0;  ///< of the largest rank; resident on a CPU, the allocator's on CUDA
+  int64_t peak_memory_bytes = 0;      ///< of the largest rank; resident on a CPU, the allocator's on CUDA
   double data_wait_s = 0.0;
   double step_s = 0.0;
   int64_t consumed_samples = 0;  ///< after the step

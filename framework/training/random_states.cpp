@@ -18,8 +18,7 @@ namespace {
 std::vector<std::pair<const char*, at::Generator>> generators(c10::Device device) {
   std::vector<std::pair<const char*, at::Generator>> named{
       {"torch_rng_state", at::globalContext().defaultGenerator(c10::kCPU)}};
-  if (!device.is_cpu())
-    named.emplace_back("cuda_rng_state", at::globalContext().defaultGenerator(device));
+  if (!device.is_cpu()) named.emplace_back("cuda_rng_state", at::globalContext().defaultGenerator(device));
   return named;
 }
 
@@ -29,8 +28,7 @@ Dict random_states(c10::Device device) {
   Dict states;
   for (const auto& [name, generator] : generators(device)) {
     const at::Tensor state = generator_state(generator);
-    states.set(
-        name, Bytes{std::string(static_cast<const char*>(state.const_data_ptr()), state.nbytes())});
+    states.set(name, Bytes{std::string(static_cast<const char*>(state.const_data_ptr()), state.nbytes())});
   }
   return states;
 }

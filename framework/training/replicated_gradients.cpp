@@ -4,7 +4,6 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 
-#include "parallel/fsdp/fsdp_param.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
@@ -12,8 +11,7 @@ namespace megashard {
 std::vector<at::Tensor> replicated_parameters(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> found;
   for (const at::Tensor& parameter : parameters) {
-    if (find_fsdp_param(parameter) == nullptr && sharded_view(parameter).is_replicated())
-      found.push_back(parameter);
+    if (!is_sharded(parameter) && sharded_view(parameter).is_replicated()) found.push_back(parameter);
   }
   return found;
 }

@@ -13,8 +13,7 @@ namespace {
 std::map<std::string, std::string> kinds_of(const ShardedTensors& tensors) {
   std::map<std::string, std::string> kinds;
   for (const auto& [name, tensor] : tensors) {
-    kinds[name] =
-        torch_dtype_name(tensor.local.scalar_type()) + describe_sizes(tensor.global_sizes);
+    kinds[name] = torch_dtype_name(tensor.local.scalar_type()) + describe_sizes(tensor.global_sizes);
   }
   return kinds;
 }
@@ -38,8 +37,8 @@ ShardedTensors checked_state_dict(MegatronModule& model) {
     if (kinds.count(name) == 0) differences += "; " + name + " " + kind + " is not saved";
   }
   TORCH_CHECK(differences.empty(),
-              "the model's state_dict_for_save_checkpoint() and state_dict() must hold the "
-              "same tensors, or the checkpoint could not be loaded",
+              "the model's state_dict_for_save_checkpoint() and state_dict() must hold the same tensors, or the "
+              "checkpoint could not be loaded",
               differences);
   return saved;
 }

@@ -20,8 +20,7 @@ ProcessGroupPtr data_parallel_group(const Arguments& arguments, const ProcessGro
   const auto ranks = static_cast<int>(arguments.context_parallel_size);
   if (ranks == 1) return group;
   std::vector<int> members;
-  for (int rank = group->rank() % ranks; rank < group->size(); rank += ranks)
-    members.push_back(rank);
+  for (int rank = group->rank() % ranks; rank < group->size(); rank += ranks) members.push_back(rank);
   return group->split(members, "data_parallel");
 }
 

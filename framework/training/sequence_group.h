@@ -9,8 +9,7 @@ namespace megashard {
 /// The --context-parallel-size ranks of `group` that share this one's sequences: neighbours, so
 /// that their exchanges stay within a node. Null: it has them alone. Throws where the model cannot
 /// share a sequence among so many. Collective.
-ProcessGroupPtr sequence_group(const Arguments& arguments, const MultiModalModule& model,
-                               const ProcessGroupPtr& group);
+ProcessGroupPtr sequence_group(const Arguments& arguments, const MultiModalModule& model, const ProcessGroupPtr& group);
 
 /// The ranks that read the same rows of different sequences: of each sequence group one. `group`
 /// itself where sequences are not shared. Collective.

@@ -33,8 +33,7 @@ std::string sizes_line(const Arguments& arguments) {
          ", data-parallel size: " + std::to_string(arguments.data_parallel_size) +
          ", context-parallel size: " + std::to_string(arguments.context_parallel_size) +
          ", tensor-model-parallel size: " + std::to_string(arguments.tensor_model_parallel_size) +
-         ", pipeline-model-parallel size: " +
-         std::to_string(arguments.pipeline_model_parallel_size);
+         ", pipeline-model-parallel size: " + std::to_string(arguments.pipeline_model_parallel_size);
 }
 
 std::string arguments_banner(const Arguments& arguments) {
@@ -48,35 +47,29 @@ std::string arguments_banner(const Arguments& arguments) {
     const std::string dots(kNameWidth - std::min(kNameWidth, name.size()), '.');
     lines.push_back("  " + name + " " + dots + " " + argument_text(value));
   }
-  std::sort(lines.begin(), lines.end(),
-            [](const auto& a, const auto& b) { return lower(a) < lower(b); });
-  std::string text =
-      all ? "------------------------ arguments ------------------------\n"
-          : "--- arguments that differ from their defaults; --print-all-arguments shows all ---\n";
+  std::sort(lines.begin(), lines.end(), [](const auto& a, const auto& b) { return lower(a) < lower(b); });
+  std::string text = all ? "------------------------ arguments ------------------------\n"
+                         : "--- arguments that differ from their defaults; --print-all-arguments shows all ---\n";
   for (const auto& line : lines) text += line + "\n";
   return text + "-------------------- end of arguments ---------------------";
 }
 
 std::string padded_vocab_line(int64_t vocab_size, int64_t padded_size) {
-  return " > padded vocab (size: " + std::to_string(vocab_size) + ") with " +
-         std::to_string(padded_size - vocab_size) +
+  return " > padded vocab (size: " + std::to_string(vocab_size) + ") with " + std::to_string(padded_size - vocab_size) +
          " dummy tokens (new size: " + std::to_string(padded_size) + ")";
 }
 
 std::string parameter_count_line(int64_t parameters) {
-  return " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): " +
-         std::to_string(parameters);
+  return " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): " + std::to_string(parameters);
 }
 
 std::string trainable_parameters_line(int64_t trainable, int64_t parameters) {
-  const double share = 100.0 * static_cast<double>(trainable) /
-                       static_cast<double>(std::max<int64_t>(1, parameters));
-  return " > trainable parameters: " + std::to_string(trainable) + " (" + decimal(share) +
-         "%) of " + std::to_string(parameters);
+  const double share = 100.0 * static_cast<double>(trainable) / static_cast<double>(std::max<int64_t>(1, parameters));
+  return " > trainable parameters: " + std::to_string(trainable) + " (" + decimal(share) + "%) of " +
+         std::to_string(parameters);
 }
 
-std::string data_line(const std::string& split, const SampleDataset* dataset, int64_t samples,
-                      int64_t seq_length) {
+std::string data_line(const std::string& split, const SampleDataset* dataset, int64_t samples, int64_t seq_length) {
   const std::string start = " > " + split + " data: ";
   if (dataset == nullptr) return start + "not read";
   DatasetFacts facts;
@@ -84,8 +77,7 @@ std::string data_line(const std::string& split, const SampleDataset* dataset, in
   const std::string least = decimal(facts.fewest_epochs), most = decimal(facts.most_epochs);
   const bool is_cut = facts.unit == "document";
   return start + counted(facts.documents, facts.unit) + ", " + counted(facts.tokens, "token") +
-         "; asked for: " + counted(samples, "sample") +
-         (is_cut ? " of " + counted(seq_length, "token") : "") + ", " +
+         "; asked for: " + counted(samples, "sample") + (is_cut ? " of " + counted(seq_length, "token") : "") + ", " +
          (least == most ? "" : least + " to ") + most + " epochs";
 }
 

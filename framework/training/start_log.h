@@ -25,7 +25,6 @@ std::string trainable_parameters_line(int64_t trainable, int64_t parameters);
 
 /// " > training data: 8 documents, 320 tokens; asked for: 64 samples of 16 tokens, 3.20 epochs".
 /// `split`: "training". Without a dataset: that it is not read.
-std::string data_line(const std::string& split, const SampleDataset* dataset, int64_t samples,
-                      int64_t seq_length);
+std::string data_line(const std::string& split, const SampleDataset* dataset, int64_t samples, int64_t seq_length);
 
 }  // namespace megashard

@@ -3,22 +3,18 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "parallel/fsdp/comm_streams.h"
-#include "parallel/fsdp/full_storage.h"
+#include "parallel/device/storage.h"
+#include "parallel/device/streams.h"
 #include "parallel/fsdp/fully_shard.h"
-#include "parallel/fsdp/storage_memory.h"
 
 namespace megashard {
 namespace {
 
-const char* name_of(StateKinds kind) {
-  return kind == StateKinds::kModelParams ? "model_params" : "optimizer_states";
-}
+const char* name_of(StateKinds kind) { return kind == StateKinds::kModelParams ? "model_params" : "optimizer_states"; }
 
 /// The device where storages are allocated, while it lives; nothing on a CPU.
 c10::OptionalDeviceGuard on_device(c10::Device device) {
@@ -26,13 +22,11 @@ c10::OptionalDeviceGuard on_device(c10::Device device) {
 }
 
 /// The host waits for what the current stream was given.
-void wait_for_current_stream(c10::Device device) {
-  StreamEvent::record(c10::impl::VirtualGuardImpl(device.type()).getStream(device)).synchronize();
-}
+void wait_for_current_stream(c10::Device device) { StreamEvent::record(current_stream(device)).synchronize(); }
 
 void free_gathered_parameters(torch::nn::Module& model) {
   for (const auto& module : model.modules()) {
-    if (fsdp_state(*module) != nullptr) reshard(*module);
+    if (is_fsdp_module(*module)) reshard(*module);
   }
 }
 
@@ -43,13 +37,12 @@ StateOffload::StateOffload(torch::nn::Module& model, Optimizer* optimizer, Optio
 
 /// What lies on the device, once: states may be views of one storage, and those in host memory by
 /// an offload policy stay there.
-void StateOffload::add_storage(const at::Tensor& tensor,
-                               std::vector<c10::Storage>& storages) const {
+void StateOffload::add_storage(const at::Tensor& tensor, std::vector<c10::Storage>& storages) const {
   if (!tensor.defined() || !tensor.has_storage() || tensor.is_meta()) return;
   const c10::Storage& storage = tensor.storage();
   const auto* impl = storage.unsafeGetStorageImpl();
   if (storage.nbytes() == 0 || storage.device_type() != options_.device.type()) return;
-  if (FullStorage::is_one(impl)) return;  // a parameter that backward still holds gathered
+  if (is_unsharded_storage(impl)) return;  // a parameter that backward still holds gathered
   storages.push_back(storage);
 }
 
@@ -62,8 +55,7 @@ std::vector<c10::Storage> StateOffload::storages_of(StateKinds kind) const {
     }
     for (const auto& buffer : model_.buffers()) add_storage(buffer, storages);
   } else if (optimizer_ != nullptr) {
-    for (const auto& [name, piece] : optimizer_->sharded_state_dict())
-      add_storage(piece.local, storages);
+    for (const auto& [name, piece] : optimizer_->sharded_state_dict()) add_storage(piece.local, storages);
   }
   const auto address = [](const c10::Storage& storage) { return storage.unsafeGetStorageImpl(); };
   std::ranges::sort(storages, {}, address);
@@ -106,9 +98,9 @@ void StateOffload::move_out(Kind& kind) {
   if (copies) wait_for_current_stream(options_.device);
   for (auto& each : away) {
     auto& storage = *each.storage.unsafeGetStorageImpl();
-    set_gone_sentence(storage, std::string(name_of(kind.kind)) +
-                                   " are offloaded to host memory: call StateOffload::load_states "
-                                   "before a forward, a backward, a step or a checkpoint");
+    set_missing_message(storage, std::string(name_of(kind.kind)) +
+                                     " are offloaded to host memory: call StateOffload::load_states "
+                                     "before a forward, a backward, a step or a checkpoint");
     auto memory = take_memory(storage);
     if (!copies) each.memory = std::move(memory);
   }
@@ -139,8 +131,7 @@ void StateOffload::move_in(Kind& kind) {
 }
 
 bool StateOffload::is_loaded(StateKinds kinds) const {
-  return std::ranges::all_of(
-      kinds_, [&](const Kind& each) { return each.loaded || !contains(kinds, each.kind); });
+  return std::ranges::all_of(kinds_, [&](const Kind& each) { return each.loaded || !contains(kinds, each.kind); });
 }
 
 int64_t StateOffload::host_bytes() const {

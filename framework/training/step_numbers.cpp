@@ -3,19 +3,18 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <utility>
+
+#include "parallel/device/streams.h"
 
 namespace megashard {
 namespace {
 
 constexpr int64_t kOfDevice = 3, kOfHost = 5, kFields = kOfDevice + kOfHost;
 
-at::TensorOptions on_host(c10::Device device) {
-  return at::TensorOptions(at::kDouble).pinned_memory(!device.is_cpu());
-}
+at::TensorOptions on_host(c10::Device device) { return at::TensorOptions(at::kDouble).pinned_memory(!device.is_cpu()); }
 
 RankNumbers rank_numbers(const double* field) {
   return {.weighted_loss = field[0],
@@ -30,13 +29,11 @@ RankNumbers rank_numbers(const double* field) {
 
 }  // namespace
 
-StepNumbers::StepNumbers(ProcessGroupPtr group, c10::Device device)
-    : group_(std::move(group)), device_(device) {}
+StepNumbers::StepNumbers(ProcessGroupPtr group, c10::Device device) : group_(std::move(group)), device_(device) {}
 
 void StepNumbers::add(const at::Tensor& of_device, const HostNumbers& of_host) {
   const std::array<double, kOfHost> values = {of_host.data_wait_seconds, of_host.peak_memory_bytes,
-                                              of_host.stop_request, of_host.save_failed,
-                                              of_host.time_is_up};
+                                              of_host.stop_request, of_host.save_failed, of_host.time_is_up};
   const at::Tensor host = at::empty({kOfHost}, on_host(device_));
   std::copy(values.begin(), values.end(), host.mutable_data_ptr<double>());
   steps_.push_back(at::cat({of_device, host.to(device_, /*non_blocking=*/true)}));
@@ -54,7 +51,7 @@ void StepNumbers::start_read() {
   copy_.view({-1}).copy_(all, /*non_blocking=*/true);
   if (device_.is_cpu()) return;
   copied_.emplace(device_.type());
-  copied_->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  copied_->record(current_stream(device_));
 }
 
 std::vector<StepOfRanks> StepNumbers::finish_read() {

@@ -9,10 +9,9 @@ namespace megashard {
 namespace {
 
 const char* name_of(StepPart part) {
-  constexpr const char* kNames[] = {
-      "forward-backward", "optimizer-clip-main-grad", "optimizer-inner-step",
-      "optimizer",        "save-checkpoint",          "evaluate",
-      "batch-generator",  "forward-compute",          "backward-compute"};
+  constexpr const char* kNames[] = {"forward-backward", "optimizer-clip-main-grad", "optimizer-inner-step",
+                                    "optimizer",        "save-checkpoint",          "evaluate",
+                                    "batch-generator",  "forward-compute",          "backward-compute"};
   return kNames[static_cast<size_t>(part)];
 }
 
@@ -22,8 +21,7 @@ StepTimers::StepTimers(int64_t level, std::string option, ProcessGroupPtr group,
     : level_(level), option_(std::move(option)), group_(std::move(group)), device_(device) {}
 
 void StepTimers::wait_for_device() const {
-  if (!device_.is_cpu())
-    c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+  if (!device_.is_cpu()) c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
 }
 
 void StepTimers::start(StepPart part) {
@@ -36,15 +34,13 @@ void StepTimers::stop(StepPart part) {
   if (!is_timed(part)) return;
   wait_for_device();
   const auto passed = Clock::now() - begun_[static_cast<size_t>(part)];
-  milliseconds_[static_cast<size_t>(part)] +=
-      std::chrono::duration<double, std::milli>(passed).count();
+  milliseconds_[static_cast<size_t>(part)] += std::chrono::duration<double, std::milli>(passed).count();
 }
 
 std::string StepTimers::tell_steps(int64_t steps) {
   std::vector<StepPart> parts = {StepPart::kForwardBackward, StepPart::kClip, StepPart::kInnerStep,
                                  StepPart::kOptimizer};
-  if (level_ > 1)
-    parts.insert(parts.end(), {StepPart::kBatch, StepPart::kForward, StepPart::kBackward});
+  if (level_ > 1) parts.insert(parts.end(), {StepPart::kBatch, StepPart::kForward, StepPart::kBackward});
   return lines(parts, steps);
 }
 
@@ -68,8 +64,7 @@ std::string StepTimers::lines(const std::vector<StepPart>& parts, int64_t steps)
   PartTimes times;
   for (int64_t part = 0; part < count; ++part) {
     times.emplace_back(name_of(parts[static_cast<size_t>(part)]), std::vector<double>());
-    for (int64_t rank = 0; rank < ranks; ++rank)
-      times.back().second.push_back(values[rank * count + part]);
+    for (int64_t rank = 0; rank < ranks; ++rank) times.back().second.push_back(values[rank * count + part]);
   }
   return timer_log_lines(times, option_);
 }

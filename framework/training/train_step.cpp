@@ -11,8 +11,8 @@
 
 namespace megashard {
 
-TrainStep::TrainStep(MultiModalModule& model, Optimizer& optimizer, ProcessGroupPtr group,
-                     c10::Device device, const TrainStepOptions& options)
+TrainStep::TrainStep(MultiModalModule& model, Optimizer& optimizer, ProcessGroupPtr group, c10::Device device,
+                     const TrainStepOptions& options)
     : model_(model),
       optimizer_(optimizer),
       replicated_(replicated_parameters(optimizer.parameters())),
@@ -35,8 +35,7 @@ TrainStep::TokenLosses TrainStep::token_losses(const Batch& batch) {
   whole.sequence = shard;
   whole.extra = batch.extra;
   ModelInput input = input_of_rank(model_, std::move(whole), device_);
-  if (batch.attention_mask.defined())
-    input.attention_mask = on_device(batch.attention_mask, device_).logical_not();
+  if (batch.attention_mask.defined()) input.attention_mask = on_device(batch.attention_mask, device_).logical_not();
   const at::Tensor mask = on_device(batch.loss_mask, device_);
   return {model_(std::move(input)), shard.rows_of(mask, 1), mask};
 }
@@ -48,8 +47,7 @@ at::Tensor TrainStep::forward_backward(const std::vector<Batch>& microbatches) {
   at::Tensor token_scale;
   if (options_.calculate_per_token_loss) {
     at::Tensor tokens = at::zeros({1}, at::TensorOptions(at::kDouble).device(device_));
-    for (const auto& batch : microbatches)
-      tokens += on_device(batch.loss_mask, device_).sum(at::kDouble);
+    for (const auto& batch : microbatches) tokens += on_device(batch.loss_mask, device_).sum(at::kDouble);
     group_->all_reduce(tokens, ReduceOp::kSum).wait();
     // fully_shard averages over the ranks; the mean over all tokens needs the sum. Every rank of a
     // sequence has counted its tokens.
@@ -57,17 +55,15 @@ at::Tensor TrainStep::forward_backward(const std::vector<Batch>& microbatches) {
   }
   std::vector<at::Tensor> sums;
   for (size_t i = 0; i < microbatches.size(); ++i) {
-    if (!options_.reduces_each_microbatch)
-      set_requires_gradient_sync(model_, i + 1 == microbatches.size());
+    if (!options_.reduces_each_microbatch) set_requires_gradient_sync(model_, i + 1 == microbatches.size());
     if (options_.has_replicas) set_requires_all_reduce(model_, i + 1 == microbatches.size());
     at::Tensor loss;
     {
       const TimedPart forward(options_.timers, StepPart::kForward);
       const auto [losses, mask, whole_mask] = token_losses(microbatches[i]);
       const at::Tensor sum = (losses * mask).sum();
-      loss = options_.calculate_per_token_loss
-                 ? sum * token_scale
-                 : sum * (sequence_ranks / count) / whole_mask.sum().clamp_min(1);
+      loss = options_.calculate_per_token_loss ? sum * token_scale
+                                               : sum * (sequence_ranks / count) / whole_mask.sum().clamp_min(1);
       sums.push_back(at::stack({sum.detach().to(at::kDouble), mask.sum().to(at::kDouble)}));
     }
     const TimedPart backward(options_.timers, StepPart::kBackward);

@@ -15,25 +15,24 @@
 namespace megashard {
 
 struct TrainStepOptions {
-  double clip_grad = 1.0;               ///< 0: the norm is computed, nothing is clipped
-  bool needs_finite_gradients = false;  ///< else weights stay as they are
-  bool calculate_per_token_loss =
-      false;                  ///< one mean over the global batch, not a mean of microbatches' means
-  bool has_replicas = false;  ///< HSDP: all-reduce in the last microbatch's backward only
+  double clip_grad = 1.0;                 ///< 0: the norm is computed, nothing is clipped
+  bool needs_finite_gradients = false;    ///< else weights stay as they are
+  bool calculate_per_token_loss = false;  ///< one mean over the global batch, not a mean of microbatches' means
+  bool has_replicas = false;              ///< HSDP: all-reduce in the last microbatch's backward only
   /// false: gradients stay whole until the last microbatch's backward reduces them: less
   /// communication, more memory.
   bool reduces_each_microbatch = true;
   int64_t empty_unused_memory_level = 0;  ///< of a GPU: 1 before, 2 also after the optimizer
   StepTimers* timers = nullptr;           ///< null: nobody asks for times
-  ProcessGroupPtr sequence_group{};  ///< ranks that get the same batches and share each sequence
+  ProcessGroupPtr sequence_group{};       ///< ranks that get the same batches and share each sequence
 };
 
 /// Forward and backward of one global batch in microbatches, then the optimizer (train_step of
 /// Megatron). The host waits for no device, unless timers ask for it.
 class TrainStep {
  public:
-  TrainStep(MultiModalModule& model, Optimizer& optimizer, ProcessGroupPtr group,
-            c10::Device device, const TrainStepOptions& options);
+  TrainStep(MultiModalModule& model, Optimizer& optimizer, ProcessGroupPtr group, c10::Device device,
+            const TrainStepOptions& options);
 
   /// Clipped gradients of the batch. Returns what is then known of the step, [3] fp64 on the
   /// device: over this rank's share the loss summed over tokens whose mask is not 0, and how many

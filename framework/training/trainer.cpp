@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "checkpoint/steps/agreement.h"
 #include "framework/training/output_paths.h"
 #include "framework/training/sequence_group.h"
 #include "framework/training/start_log.h"
 #include "framework/training/training_log.h"
+#include "parallel/collectives/agreement.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
@@ -24,44 +24,53 @@ NamedTensors named_parameters(const torch::nn::Module& model) {
   return named;
 }
 
-OptimizerOptions optimizer_options(const Arguments& arguments) {
-  OptimizerOptions options;
-  options.kind = arguments.optimizer == "sgd" ? OptimizerKind::kSgd : OptimizerKind::kAdam;
-  options.lr = arguments.lr.value_or(0);
-  options.weight_decay = arguments.weight_decay;
-  options.beta1 = arguments.adam_beta1;
-  options.beta2 = arguments.adam_beta2;
-  options.eps = arguments.adam_eps;
-  options.momentum = arguments.sgd_momentum;
-  return options;
+/// Throws for an override that is for no parameter of any rank. Collective.
+void check_overrides(const std::vector<ParamGroupOverride>& overrides, const Optimizer& optimizer,
+                     const ProcessGroupPtr& group) {
+  if (overrides.empty()) return;
+  const auto of_ranks = gather_or_throw(group, [&] {
+    std::string matched(overrides.size(), '0');
+    for (const auto& of_group : optimizer.param_groups()) {
+      for (const auto& name : of_group.params) {
+        for (size_t i = 0; i < overrides.size(); ++i) matched[i] = overrides[i].matches(name) ? '1' : matched[i];
+      }
+    }
+    return matched;
+  });
+  for (size_t i = 0; i < overrides.size(); ++i) {
+    const bool is_for_some =
+        std::ranges::any_of(of_ranks, [&](const std::string& matched) { return matched[i] == '1'; });
+    require(is_for_some, "no parameter that is trained has a name like \"" + overrides[i].pattern +
+                             "\", for which --param-group-overrides, --lr-scale-modules or "
+                             "--weight-decay-exclude-modules has settings");
+  }
 }
 
 bool has_replicas(const torch::nn::Module& model) {
   for (const auto& parameter : model.parameters()) {
     const auto view = sharded_view(parameter);
     const bool has_several_dims = !view.is_replicated() && view.mesh->ndim() > 1;
-    if (has_several_dims && view.placements[0] == Placement::replicate() && view.mesh->size(0) > 1)
-      return true;
+    if (has_several_dims && view.placements[0] == Placement::replicate() && view.mesh->size(0) > 1) return true;
   }
   return false;
 }
 
 }  // namespace
 
-Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr group,
-                 c10::Device device, const DataOptions& data, TrainerSurroundings surroundings)
+Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr group, c10::Device device,
+                 const DataOptions& data, TrainerSurroundings surroundings)
     : arguments_(arguments),
       model_(model),
       group_(std::move(group)),
       device_(device),
       data_options_(data),
       outside_(std::move(surroundings)),
-      optimizer_(make_optimizer(named_parameters(model), optimizer_options(arguments))),
+      optimizer_(make_optimizer(named_parameters(model), optimizer_options(arguments, model))),
       schedule_(lr_schedule_options(arguments)),
-      timers_(arguments.timing_log_level == 0
-                  ? nullptr
-                  : std::make_unique<StepTimers>(arguments.timing_log_level,
-                                                 arguments.timing_log_option, group_, device_)),
+      timers_(
+          arguments.timing_log_level == 0
+              ? nullptr
+              : std::make_unique<StepTimers>(arguments.timing_log_level, arguments.timing_log_option, group_, device_)),
       step_(model, *optimizer_, group_, device_,
             {.clip_grad = arguments.clip_grad,
              .needs_finite_gradients = arguments.check_for_nan_in_loss_and_grad,
@@ -75,12 +84,13 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr 
       numbers_(group_, device_),
       saves_(state_, group_, outside_.print_on_first_rank) {
   optimizer_->set_parts(model.parts_of_ranks());
+  check_overrides(param_group_overrides(arguments), *optimizer_, group_);
   if (arguments.hf_model && !arguments.from_scratch) weights_from_ = *arguments.hf_model;
 }
 
 void Trainer::load(const CheckpointStep& step) {
-  outside_.print_on_first_rank(loading_line(
-      *arguments_.load, step.is_release ? std::nullopt : std::optional(step.iteration)));
+  outside_.print_on_first_rank(
+      loading_line(*arguments_.load, step.is_release ? std::nullopt : std::optional(step.iteration)));
   const auto lines = load_training_checkpoint(state_, step, group_);
   weights_from_ = step.folder + (arguments_.lora_r ? " and " + *arguments_.hf_model : "");
   if (!step.is_release && !arguments_.finetune) saves_.note_loaded(step);
@@ -88,11 +98,10 @@ void Trainer::load(const CheckpointStep& step) {
   for (const auto& line : lines) outside_.print_on_first_rank(line);
 }
 
-std::unique_ptr<DataLoader> Trainer::make_loader(
-    const std::shared_ptr<const SampleDataset>& dataset, int64_t consumed) {
+std::unique_ptr<DataLoader> Trainer::make_loader(const std::shared_ptr<const SampleDataset>& dataset,
+                                                 int64_t consumed) {
   SamplerOptions sampler;
-  sampler.type =
-      arguments_.dataloader_type == "cyclic" ? SamplerType::kCyclic : SamplerType::kSingle;
+  sampler.type = arguments_.dataloader_type == "cyclic" ? SamplerType::kCyclic : SamplerType::kSingle;
   sampler.total_samples = dataset->size();
   sampler.consumed_samples = consumed;
   sampler.micro_batch_size = *arguments_.micro_batch_size;
@@ -115,16 +124,14 @@ void Trainer::build_data() {
   const int64_t batch = *arguments_.global_batch_size;
   const int64_t interval = arguments_.eval_interval;
   const int64_t evaluations = train_iters_ / interval + 1;
-  const int64_t to_come =
-      evaluations - std::min(state_.iteration, train_iters_) / interval;  // the last one included
+  const int64_t to_come = evaluations - std::min(state_.iteration, train_iters_) / interval;  // the last one included
   data_options_.train_samples = arguments_.train_samples.value_or(train_iters_ * batch);
   if (!steps_to_come()) data_options_.train_samples = 0;
   // As Megatron sizes it; an earlier run may have evaluated more often than this one.
   const int64_t evaluation = arguments_.eval_iters * batch;
   data_options_.valid_samples =
       evaluation == 0 ? 0
-                      : std::max(evaluations * evaluation,
-                                 arguments_.consumed_valid_samples + to_come * evaluation);
+                      : std::max(evaluations * evaluation, arguments_.consumed_valid_samples + to_come * evaluation);
   data_options_.test_samples = arguments_.eval_iters * batch;
   outside_.print_on_first_rank("> building train, validation, and test datasets ...");
   splits_ = build_datasets(data_options_);
@@ -135,8 +142,7 @@ void Trainer::build_data() {
 
 void Trainer::print_data() const {
   const auto print = [this](const char* split, const auto& dataset, auto samples) {
-    outside_.print_on_first_rank(
-        data_line(split, dataset.get(), *samples, data_options_.seq_length));
+    outside_.print_on_first_rank(data_line(split, dataset.get(), *samples, data_options_.seq_length));
   };
   print("training", splits_.train, data_options_.train_samples);
   print("validation", splits_.valid, data_options_.valid_samples);
@@ -157,26 +163,20 @@ void Trainer::convert_checkpoint() {
   try_output_paths(output_paths(arguments_, /*saves=*/false), group_);
   saves_.begin_run(/*converts=*/true);
   saves_.save();
-  outside_.print_on_first_rank("> converted checkpoint: " + loaded + " -> " +
-                               arguments_.ckpt_format + ".");
+  outside_.print_on_first_rank("> converted checkpoint: " + loaded + " -> " + arguments_.ckpt_format + ".");
 }
 
-bool Trainer::steps_to_come() const {
-  return !arguments_.skip_train && state_.iteration < train_iters_;
-}
+bool Trainer::steps_to_come() const { return !arguments_.skip_train && state_.iteration < train_iters_; }
 
-double Trainer::seconds_since_start() const {
-  return seconds_between(outside_.program_start, Clock::now());
-}
+double Trainer::seconds_since_start() const { return seconds_between(outside_.program_start, Clock::now()); }
 
 void Trainer::prepare_training() {
   saves_.check();
   const auto batches = microbatch_options(arguments_);
   microbatches_.emplace(batches, arguments_.consumed_train_samples);
-  train_iters_ = arguments_.train_samples
-                     ? iterations_for_samples(batches, *arguments_.train_samples, state_.iteration,
-                                              arguments_.consumed_train_samples)
-                     : arguments_.train_iters.value_or(0);
+  train_iters_ = arguments_.train_samples ? iterations_for_samples(batches, *arguments_.train_samples, state_.iteration,
+                                                                   arguments_.consumed_train_samples)
+                                          : arguments_.train_iters.value_or(0);
   all_or_rethrow(group_, [this] { build_data(); });
   try_output_paths(output_paths(arguments_, /*saves=*/!arguments_.skip_train), group_);
   if (!arguments_.skip_train) saves_.begin_run(/*converts=*/false);
@@ -200,9 +200,8 @@ bool Trainer::reads_step(int64_t iteration) const {
   const auto ends = [iteration](const std::optional<int64_t>& interval) {
     return interval && iteration % *interval == 0;
   };
-  const bool each_step = device_.is_cpu() || arguments_.check_for_nan_in_loss_and_grad ||
-                         arguments_.metrics_file || arguments_.exit_signal_handler ||
-                         arguments_.exit_duration_in_mins;
+  const bool each_step = device_.is_cpu() || arguments_.check_for_nan_in_loss_and_grad || arguments_.metrics_file ||
+                         arguments_.exit_signal_handler || arguments_.exit_duration_in_mins;
   return each_step || line_is_due(iteration) || ends(arguments_.exit_interval) ||
          (arguments_.save && ends(arguments_.save_interval)) ||
          (arguments_.eval_iters > 0 && ends(arguments_.eval_interval));
@@ -243,9 +242,8 @@ void Trainer::run_step() {
 
 void Trainer::evaluate_if_due() {
   if (arguments_.eval_iters <= 0 || state_.iteration % arguments_.eval_interval != 0) return;
-  step_metrics_.validation_loss =
-      evaluate(splits_.valid, "iteration " + std::to_string(state_.iteration),
-               arguments_.consumed_valid_samples, Announce::kNo);
+  step_metrics_.validation_loss = evaluate(splits_.valid, "iteration " + std::to_string(state_.iteration),
+                                           arguments_.consumed_valid_samples, Announce::kNo);
   if (!step_metrics_.validation_loss) return;
   arguments_.consumed_valid_samples += arguments_.eval_iters * microbatches_->global_batch_size();
 }
@@ -275,10 +273,8 @@ void Trainer::finish_training() {
   outside_.print_on_first_rank(datetime_line("after training is done", log_time_now()));
   if (arguments_.save && !arguments_.skip_train && !saves_.is_saved()) save();
   const std::string where = "iteration " + std::to_string(state_.iteration);
-  evaluate(splits_.valid, where + " on validation set", arguments_.consumed_valid_samples,
-           Announce::kYes);
-  if (stop_ == StopRequest::kNone)
-    evaluate(splits_.test, where + " on test set", 0, Announce::kYes);
+  evaluate(splits_.valid, where + " on validation set", arguments_.consumed_valid_samples, Announce::kYes);
+  if (stop_ == StopRequest::kNone) evaluate(splits_.test, where + " on test set", 0, Announce::kYes);
 }
 
 TrainingEnd Trainer::train() {
@@ -293,8 +289,7 @@ TrainingEnd Trainer::train() {
     if (metrics_) metrics_->write(step_metrics_);
     saves_.follow(heard_.save_failed);
     exits = exits || stop_ == StopRequest::kExit;
-    const bool due = arguments_.save && arguments_.save_interval &&
-                     state_.iteration % *arguments_.save_interval == 0;
+    const bool due = arguments_.save && arguments_.save_interval && state_.iteration % *arguments_.save_interval == 0;
     if (arguments_.save && (due || exits)) save();
   }
   if (!exits && stop_ == StopRequest::kNone) finish_training();

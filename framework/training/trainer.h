@@ -39,7 +39,7 @@ struct TrainerSurroundings {
   std::function<void()> before_first_step{};   ///< null: nothing
   std::function<void()> after_step{};          ///< null: nothing
   std::chrono::steady_clock::time_point program_start;
-  std::optional<double> peak_tflops;  ///< of one device, for mfu; the first rank's counts
+  std::optional<double> peak_tflops;                  ///< of one device, for mfu; the first rank's counts
   std::chrono::milliseconds progress_interval{5000};  ///< between lines of a long evaluation
 };
 
@@ -80,8 +80,7 @@ class Trainer {
   };
 
   void build_data();
-  std::unique_ptr<DataLoader> make_loader(const std::shared_ptr<const SampleDataset>& dataset,
-                                          int64_t consumed);
+  std::unique_ptr<DataLoader> make_loader(const std::shared_ptr<const SampleDataset>& dataset, int64_t consumed);
   std::vector<Batch> next_batches(DataLoader& loader, int64_t count);
   HostNumbers host_numbers(double data_wait_seconds) const;
   /// Throws for a loss that is no number, where that is not allowed.
@@ -101,8 +100,8 @@ class Trainer {
   TrainingLogLine log_line(double flops);
   enum class Announce { kNo, kYes };
   /// Of all ranks. None when stop_ has ended it.
-  std::optional<double> evaluate(const std::shared_ptr<const SampleDataset>& dataset,
-                                 const std::string& where, int64_t consumed, Announce announce);
+  std::optional<double> evaluate(const std::shared_ptr<const SampleDataset>& dataset, const std::string& where,
+                                 int64_t consumed, Announce announce);
   void print_on_last_rank(const std::string& lines);
   /// What the last rank has printed stands before what the first one prints from now on.
   /// Collective.
@@ -145,9 +144,9 @@ class Trainer {
   StepSummary last_read_;
   Heard heard_;
   double last_lr_ = 0, last_seconds_ = 0;  // of the last step, which has used that rate
-  std::string weights_from_;   // the folder that the first weights were loaded from; or empty
-  bool has_stepped_ = false;   // in this run
-  bool has_reported_ = false;  // a step of this run
+  std::string weights_from_;               // the folder that the first weights were loaded from; or empty
+  bool has_stepped_ = false;               // in this run
+  bool has_reported_ = false;              // a step of this run
   StopRequest stop_ = StopRequest::kNone;
   bool in_evaluation_ = false;      // where stop_ was heard of
   bool last_rank_printed_ = false;  // since the first one waited for it

@@ -60,10 +60,9 @@ void Trainer::read_steps() {
     for (const RankNumbers& rank : steps[i]) hear(rank.host);
     last_read_ = summarise(steps[i]);
     if (arguments_.check_for_nan_in_loss_and_grad && !std::isfinite(last_read_.grad_norm)) {
-      refuse_number(
-          c10::str("the norm of the gradients is ", last_read_.grad_norm),
-          ", and the loss is finite: lower the learning rate, or look at the batch and the "
-          "layers' backward; --no-check-for-nan-in-loss-and-grad goes on regardless");
+      refuse_number(c10::str("the norm of the gradients is ", last_read_.grad_norm),
+                    ", and the loss is finite: lower the learning rate, or look at the batch and the "
+                    "layers' backward; --no-check-for-nan-in-loss-and-grad goes on regardless");
     }
     if (std::isfinite(last_read_.loss)) {
       interval_.loss_sum += last_read_.loss;
@@ -112,14 +111,11 @@ TrainingLogLine Trainer::log_line(double flops) {
   line.grad_norm = last_read_.grad_norm;
   if (arguments_.log_tps) line.tokens_per_sample = interval_.tokens_per_sample / steps;
   if (arguments_.log_num_zeros_in_grad)
-    line.zeros_in_grad =
-        count_zero_gradients(optimizer_->parameters(), model_.parts_of_ranks()).item<double>();
+    line.zeros_in_grad = count_zero_gradients(optimizer_->parameters(), model_.parts_of_ranks()).item<double>();
   if (arguments_.log_params_norm)
-    line.params_norm =
-        total_parameter_norm(model_.parameters(), model_.parts_of_ranks()).item<double>();
+    line.params_norm = total_parameter_norm(model_.parameters(), model_.parts_of_ranks()).item<double>();
   if (arguments_.log_tokens_per_second) {
-    line.tokens_per_second =
-        static_cast<double>(interval_.samples * data_options_.seq_length) / interval_.seconds;
+    line.tokens_per_second = static_cast<double>(interval_.samples * data_options_.seq_length) / interval_.seconds;
   }
   if (arguments_.log_memory) line.peak_memory_mib = last_read_.peak_memory_bytes / (1 << 20);
   return line;
@@ -158,9 +154,8 @@ void Trainer::let_last_rank_print() {
   if (std::exchange(last_rank_printed_, false) && group_->size() > 1) group_->barrier();
 }
 
-std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDataset>& dataset,
-                                        const std::string& where, int64_t consumed,
-                                        Announce announce) {
+std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDataset>& dataset, const std::string& where,
+                                        int64_t consumed, Announce announce) {
   const int64_t iterations = arguments_.eval_iters;
   if (dataset == nullptr || iterations == 0) return std::nullopt;
   let_last_rank_print();
@@ -185,8 +180,7 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
         sums[rank].tokens += now[rank].tokens;
         stop_ = std::max(stop_, static_cast<StopRequest>(now[rank].host.stop_request));
       }
-      if (i < iterations && progress.is_due())
-        outside_.print_on_first_rank(evaluation_progress_line(i, iterations));
+      if (i < iterations && progress.is_due()) outside_.print_on_first_rank(evaluation_progress_line(i, iterations));
     }
     model_.train();
   }
@@ -199,8 +193,7 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
 }
 
 void Trainer::refuse_number(const std::string& what, const std::string& remedy) {
-  const std::string weights =
-      has_stepped_ || weights_from_.empty() ? "" : weights_without_numbers(model_, group_);
+  const std::string weights = has_stepped_ || weights_from_.empty() ? "" : weights_without_numbers(model_, group_);
   TORCH_CHECK(weights.empty(), what, ": of the weights loaded from ", weights_from_, ", ", weights,
               "; training cannot mend them: take other files, or convert these again");
   TORCH_CHECK(false, what, " at iteration ", state_.iteration + 1, remedy);

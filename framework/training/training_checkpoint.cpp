@@ -8,55 +8,22 @@
 #include <unordered_set>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/dcp/state_dict_keys.h"
-#include "checkpoint/steps/agreement.h"
 #include "checkpoint/torch_dist/torch_dist_writer.h"
+#include "checkpoint/values/state_dict_keys.h"
 #include "framework/arguments/checkpoint_arguments.h"
 #include "framework/data/microbatches.h"
 #include "framework/training/load_strictness.h"
 #include "framework/training/random_states.h"
 #include "framework/training/save_contract.h"
+#include "parallel/collectives/agreement.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
 namespace {
 
-/// The keys of torch's Adam, AdamW and SGD, with their defaults where Megatron has no such option:
-/// PyTorch loads a group only when none of them is missing.
-void set_torch_fields(Dict& group, const OptimizerOptions& options) {
-  if (options.kind == OptimizerKind::kAdam) {
-    group.set("betas", Tuple{{options.beta1, options.beta2}});
-    group.set("eps", options.eps);
-    group.set("amsgrad", false);
-    group.set("capturable", false);
-    group.set("decoupled_weight_decay", true);  // AdamW
-  } else {
-    group.set("momentum", options.momentum);
-    group.set("dampening", 0);
-    group.set("nesterov", false);
-  }
-  group.set("maximize", false);
-  group.set("foreach", Value());
-  group.set("differentiable", false);
-  group.set("fused", Value());
-}
-
 Value param_groups(const Optimizer& optimizer) {
   List groups;
-  for (const auto& group : optimizer.param_groups()) {
-    List names;
-    for (const auto& name : group.params) names.items.emplace_back(name);
-    Dict entry;
-    entry.set(kParamsKey, std::move(names));
-    entry.set("lr", group.lr);
-    entry.set("weight_decay", group.weight_decay);
-    entry.set("wd_mult", group.wd_mult);  // by this and the next three Megatron finds its group
-    entry.set("lr_mult", 1.0);
-    entry.set("is_expert_parallel", false);
-    entry.set("is_decoupled_lr", false);
-    set_torch_fields(entry, optimizer.options());
-    groups.items.emplace_back(std::move(entry));
-  }
+  for (const auto& group : optimizer.param_groups()) groups.items.emplace_back(optimizer.describe(group));
   return groups;
 }
 
@@ -73,8 +40,7 @@ ShardedTensors tensors_of(const TrainingState& state, bool with_optimizer) {
 
 TiedKeys tied_keys(const MegatronModule& model) {
   TiedKeys keys;
-  for (const auto& [name, first] : model.tied_names())
-    keys.emplace_back(model_key(name), model_key(first));
+  for (const auto& [name, first] : model.tied_names()) keys.emplace_back(model_key(name), model_key(first));
   return keys;
 }
 
@@ -89,8 +55,8 @@ struct FurtherKey {
 std::vector<FurtherKey> add_further_keys(ShardedTensors& tensors, const TiedKeys& tied) {
   std::vector<FurtherKey> further;
   for (const auto& [key, first] : tied) {
-    const auto found = std::find_if(tensors.begin(), tensors.end(),
-                                    [&](const auto& entry) { return entry.first == first; });
+    const auto found =
+        std::find_if(tensors.begin(), tensors.end(), [&](const auto& entry) { return entry.first == first; });
     if (found == tensors.end()) continue;
     ShardedTensor again = found->second;
     again.local = again.local.clone();
@@ -106,9 +72,9 @@ void check_tied(const std::vector<FurtherKey>& further, const std::vector<std::s
                 const std::string& folder) {
   for (const auto& [key, shared, found] : further) {
     const bool is_there = std::find(missing.begin(), missing.end(), key) == missing.end();
-    TORCH_CHECK(!is_there || found.equal(shared), folder, " holds other values for ",
-                key, " than for the weight that it shares here: its model was "
-                "not tied; give --untie-embeddings-and-output-weights, or tie_word_embeddings false in config.json");
+    TORCH_CHECK(!is_there || found.equal(shared), folder, " holds other values for ", key,
+                " than for the weight that it shares here: its model was not tied; give "
+                "--untie-embeddings-and-output-weights, or tie_word_embeddings false in config.json");
   }
 }
 
@@ -162,12 +128,11 @@ Position saved_position(const Dict& values, const ArgumentRecord& saved, const C
     return position;
   }
   position.train_samples = samples_of_iterations(microbatch_options(arguments), position.iteration);
-  position.valid_samples = position.iteration / arguments.eval_interval * arguments.eval_iters *
-                           arguments.global_batch_size.value_or(1);
-  position.lines.push_back("the checkpoint does not say how many samples it has seen: " +
-                           std::to_string(position.iteration) +
-                           " steps of these flags' batch are " +
-                           std::to_string(position.train_samples));
+  position.valid_samples =
+      position.iteration / arguments.eval_interval * arguments.eval_iters * arguments.global_batch_size.value_or(1);
+  position.lines.push_back(
+      "the checkpoint does not say how many samples it has seen: " + std::to_string(position.iteration) +
+      " steps of these flags' batch are " + std::to_string(position.train_samples));
   return position;
 }
 
@@ -191,8 +156,8 @@ void set_schedule(OptimizerParamScheduler& schedule, const Dict& values, const P
     return;
   }
   schedule.advance(position.train_samples);
-  lines.push_back("the checkpoint has no schedule: it goes on from " +
-                  std::to_string(position.train_samples) + " samples");
+  lines.push_back("the checkpoint has no schedule: it goes on from " + std::to_string(position.train_samples) +
+                  " samples");
 }
 
 /// The random states of `rank`. Ours are by rank; Megatron's are a list over ranks, or, where all
@@ -216,15 +181,14 @@ void restore_random(const TrainingState& state, const Dict& values, const Positi
   const Dict* mine = states_of(values, group->rank());
   const bool same_world = position.world_size == group->size();
   if (same_world && mine != nullptr && restore_random_states(*mine, state.device)) return;
-  seed_random_states(static_cast<uint64_t>(state.arguments.seed + 1000003 * state.iteration +
-                                           10007 * group->rank()),
+  seed_random_states(static_cast<uint64_t>(state.arguments.seed + 1000003 * state.iteration + 10007 * group->rank()),
                      state.device);
   std::string why = "the checkpoint has no random states for these devices";
   if (mine != nullptr && position.world_size == 0) {
     why = "the checkpoint does not say how many ranks saved its random states";
   } else if (!same_world && position.world_size != 0) {
-    why = "the checkpoint was saved by " + std::to_string(position.world_size) +
-          " ranks, and there are " + std::to_string(group->size());
+    why = "the checkpoint was saved by " + std::to_string(position.world_size) + " ranks, and there are " +
+          std::to_string(group->size());
   }
   lines.push_back(why + ": dropout goes on from seed, iteration and rank");
 }
@@ -233,8 +197,7 @@ void restore_random(const TrainingState& state, const Dict& values, const Positi
 
 bool saves_where_it_loads(const Arguments& arguments) {
   std::error_code error;  // of a folder that is not there
-  return arguments.save && arguments.load &&
-         std::filesystem::equivalent(*arguments.save, *arguments.load, error);
+  return arguments.save && arguments.load && std::filesystem::equivalent(*arguments.save, *arguments.load, error);
 }
 
 std::string check_save_format(const TrainingState& state) {
@@ -245,22 +208,13 @@ std::string check_save_format(const TrainingState& state) {
 
 int64_t least_step_bytes(const TrainingState& state) {
   int64_t bytes = 0;
-  for (const auto& [key, tensor] : tensors_of(state, /*with_optimizer=*/false)) {
-    bytes += c10::multiply_integers(tensor.global_sizes) *
-             static_cast<int64_t>(tensor.local.element_size());
-  }
-  if (state.arguments.no_save_optim || state.optimizer == nullptr) return bytes;
-  const auto& options = state.optimizer->options();
-  const int64_t moments = options.kind == OptimizerKind::kAdam ? 2 : options.momentum != 0 ? 1 : 0;
-  for (const auto& parameter : state.optimizer->parameters())
-    bytes += moments * int64_t{sizeof(float)} *
-             c10::multiply_integers(sharded_view(parameter).global_sizes);
+  for (const auto& [key, tensor] : tensors_of(state, /*with_optimizer=*/!state.arguments.no_save_optim))
+    bytes += c10::multiply_integers(tensor.global_sizes) * static_cast<int64_t>(tensor.local.element_size());
   return bytes;
 }
 
 void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr& group,
-                              const std::function<void(const std::string& line)>& notice,
-                              AsyncSaver* saver) {
+                              const std::function<void(const std::string& line)>& notice, AsyncSaver* saver) {
   const Arguments& arguments = state.arguments;
   Dict values;
   values.set(kArgsKey, make_namespace(to_dict(argument_values(arguments))));
@@ -288,13 +242,11 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
                       .tied = tied_keys(state.model),
                       .plans = state.save_plans};
   const auto noticed = std::make_shared<std::vector<std::string>>();
-  if (saver != nullptr)
-    options.notice = [noticed](const std::string& line) { noticed->push_back(line); };
+  if (saver != nullptr) options.notice = [noticed](const std::string& line) { noticed->push_back(line); };
   ShardedTensors tensors;
   all_or_throw(group, [&] { tensors = tensors_of(state, !arguments.no_save_optim); });
-  const AsyncSaver::Write write = [directory = *arguments.save, iteration = state.iteration,
-                                   values = std::move(values), options](
-                                      const ShardedTensors& shards, const ProcessGroupPtr& ranks) {
+  const AsyncSaver::Write write = [directory = *arguments.save, iteration = state.iteration, values = std::move(values),
+                                   options](const ShardedTensors& shards, const ProcessGroupPtr& ranks) {
     save_checkpoint(directory, iteration, shards, values, ranks, options);
   };
   if (saver == nullptr) return write(tensors, group);
@@ -322,8 +274,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   ShardedTensors tensors;
   std::vector<FurtherKey> further;
   const auto is_further = [&](const std::string& key) {
-    return std::any_of(further.begin(), further.end(),
-                       [&](const auto& each) { return each.key == key; });
+    return std::any_of(further.begin(), further.end(), [&](const auto& each) { return each.key == key; });
   };
   options.wanted = [&](const std::string& key) {
     if (state.model.is_elsewhere(key)) return false;
@@ -332,8 +283,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
     if (is_optimizer_key(key) || key.starts_with(schedule_key)) return parts.optimizer;
     if (key.starts_with(random_states)) {  // a value a rank, or one for each of its states
       const auto rank = key + ".";
-      return parts.random &&
-             (rank.starts_with(my_random_states) || rank.starts_with(random_states + "0."));
+      return parts.random && (rank.starts_with(my_random_states) || rank.starts_with(random_states + "0."));
     }
     return parts.progress;
   };
@@ -350,8 +300,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
       lines.push_back("the flags of this run count where the checkpoint's differ: " + changed);
     stale_copies = take_missing_copies(report);
     std::erase_if(report.missing, is_further);
-    const auto differences =
-        judge_differences(report, load_strictness(arguments.dist_ckpt_strictness), step.folder);
+    const auto differences = judge_differences(report, load_strictness(arguments.dist_ckpt_strictness), step.folder);
     lines.insert(lines.end(), differences.begin(), differences.end());
   };
   const c10::NoGradGuard no_grad;
@@ -380,8 +329,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
 }
 
 bool may_lack_weights(const Arguments& arguments) {
-  return load_strictness(arguments.dist_ckpt_strictness).missing !=
-         LoadStrictness::Handling::kRefuse;
+  return load_strictness(arguments.dist_ckpt_strictness).missing != LoadStrictness::Handling::kRefuse;
 }
 
 }  // namespace megashard

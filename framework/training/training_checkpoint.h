@@ -49,8 +49,7 @@ int64_t least_step_bytes(const TrainingState& state);
 /// old checkpoints could not be removed. With a saver, returns when the state is copied; the saver
 /// tells how the save ended, and `notice` is called from its start() or wait(), on their thread.
 void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr& group,
-                              const std::function<void(const std::string& line)>& notice,
-                              AsyncSaver* saver = nullptr);
+                              const std::function<void(const std::string& line)>& notice, AsyncSaver* saver = nullptr);
 
 /// Loads a step (find_step's, of checkpoint/checkpoint.h) by --finetune, --no-load-optim,
 /// --no-load-rng and --dist-ckpt-strictness; sets state.iteration, the arguments' consumed samples,

@@ -41,23 +41,20 @@ std::string training_log_line(const TrainingLogLine& line) {
   text += formatted(" iteration %8lld/%8lld |", wide(line.iteration), wide(line.train_iters));
   text += formatted(" consumed samples: %12lld |", wide(line.consumed_samples));
   text += formatted(" elapsed time per iteration (ms): %.1f |", line.milliseconds_per_iteration);
-  if (line.tflops_per_device)
-    text += formatted(" throughput per GPU (TFLOP/s/GPU): %.1f |", *line.tflops_per_device);
+  if (line.tflops_per_device) text += formatted(" throughput per GPU (TFLOP/s/GPU): %.1f |", *line.tflops_per_device);
   text += formatted(" learning rate: %.6E |", line.learning_rate);
   text += formatted(" global batch size: %5lld |", wide(line.global_batch_size));
   for (const auto& [name, loss] : line.losses) {
     if (!(loss <= 0.0)) text += " " + name + formatted(": %.6E |", loss);
   }
-  if (line.tokens_per_sample)
-    text += formatted(" tokens per sample: %.6E |", *line.tokens_per_sample);
+  if (line.tokens_per_sample) text += formatted(" tokens per sample: %.6E |", *line.tokens_per_sample);
   text += " loss scale: 1.0 |";  // there is no loss scaling here, nor iterations that it skips
   if (line.grad_norm) text += formatted(" grad norm: %.3f |", *line.grad_norm);
   if (line.zeros_in_grad) text += formatted(" num zeros: %.1f |", *line.zeros_in_grad);
   if (line.params_norm) text += formatted(" params norm: %.3f |", *line.params_norm);
   text += " number of skipped iterations:   0 |";
   text += formatted(" number of nan iterations: %3lld |", wide(line.nan_iterations));
-  if (line.tokens_per_second)
-    text += formatted(" tokens per second: %.1f |", *line.tokens_per_second);
+  if (line.tokens_per_second) text += formatted(" tokens per second: %.1f |", *line.tokens_per_second);
   if (line.peak_memory_mib) text += formatted(" peak memory (MiB): %.1f |", *line.peak_memory_mib);
   return text;
 }
@@ -69,26 +66,21 @@ std::string timer_log_lines(const PartTimes& times, const std::string& option) {
     if (*most <= 0) continue;
     if (option == "all") {
       text += "\n  " + name + ":";
-      for (size_t rank = 0; rank < ranks.size(); ++rank)
-        text += formatted("\n     rank %2zu: %.2f", rank, ranks[rank]);
+      for (size_t rank = 0; rank < ranks.size(); ++rank) text += formatted("\n     rank %2zu: %.2f", rank, ranks[rank]);
       continue;
     }
     constexpr size_t kWidth = 48;
     std::string dotted = name + " ";
     dotted.resize(std::max(kWidth, dotted.size()), '.');
     text +=
-        "\n    " + dotted +
-        (option == "max" ? formatted(": %.2f", *most) : formatted(": (%.2f, %.2f)", *least, *most));
+        "\n    " + dotted + (option == "max" ? formatted(": %.2f", *most) : formatted(": (%.2f, %.2f)", *least, *most));
   }
   if (text.empty()) return text;
-  const std::string head = option == "all"   ? "times"
-                           : option == "max" ? "max time"
-                                             : "(min, max) time";
+  const std::string head = option == "all" ? "times" : option == "max" ? "max time" : "(min, max) time";
   return head + " across ranks (ms):" + text;
 }
 
-std::string evaluation_log_lines(const std::string& where,
-                                 const std::vector<std::pair<std::string, double>>& losses) {
+std::string evaluation_log_lines(const std::string& where, const std::vector<std::pair<std::string, double>>& losses) {
   constexpr double kLargestExponent = 20.0;
   std::string text = " validation loss at " + where + " | ";
   for (const auto& [name, loss] : losses) {
@@ -103,9 +95,7 @@ std::string datetime_line(const std::string& after_what, const std::string& time
   return "[" + after_what + "] datetime: " + time + " ";
 }
 
-std::string evaluating_line(int64_t samples) {
-  return "Evaluating on " + std::to_string(samples) + " samples";
-}
+std::string evaluating_line(int64_t samples) { return "Evaluating on " + std::to_string(samples) + " samples"; }
 
 std::string evaluation_progress_line(int64_t iteration, int64_t iterations) {
   return "Evaluating iter " + std::to_string(iteration) + "/" + std::to_string(iterations);
@@ -113,28 +103,26 @@ std::string evaluation_progress_line(int64_t iteration, int64_t iterations) {
 
 std::string interruption_line(const Interruption& interruption) {
   const auto& [iteration, train_iters, in_evaluation, save, saved_step] = interruption;
-  const std::string where = std::string("interrupted by SIGINT ") +
-                            (in_evaluation ? "in an evaluation " : "") + "after iteration " +
-                            std::to_string(iteration) + " of " + std::to_string(train_iters) + ": ";
+  const std::string where = std::string("interrupted by SIGINT ") + (in_evaluation ? "in an evaluation " : "") +
+                            "after iteration " + std::to_string(iteration) + " of " + std::to_string(train_iters) +
+                            ": ";
   if (!save) return where + "nothing is saved, since there is no --save";
   if (!saved_step) return where + "nothing is saved in " + *save + " yet";
-  return where + "iteration " + std::to_string(*saved_step) + " is saved in " + *save +
-         "; go on with --load " + *save;
+  return where + "iteration " + std::to_string(*saved_step) + " is saved in " + *save + "; go on with --load " + *save;
 }
 
 std::string exit_line(int64_t iteration, const std::string& time) {
   return datetime_line("exiting program at iteration " + std::to_string(iteration), time);
 }
 
-std::string saving_line(int64_t iteration, const std::string& directory,
-                        const std::string& format) {
-  return formatted("saving checkpoint at iteration %7lld to ", wide(iteration)) + directory +
-         " in " + format + " format";
+std::string saving_line(int64_t iteration, const std::string& directory, const std::string& format) {
+  return formatted("saving checkpoint at iteration %7lld to ", wide(iteration)) + directory + " in " + format +
+         " format";
 }
 
 std::string saved_line(int64_t iteration, const std::string& directory) {
-  return formatted("  successfully saved checkpoint from iteration %7lld to ", wide(iteration)) +
-         directory + " " + kRanks;
+  return formatted("  successfully saved checkpoint from iteration %7lld to ", wide(iteration)) + directory + " " +
+         kRanks;
 }
 
 std::string loading_line(const std::string& directory, std::optional<int64_t> iteration) {
@@ -150,9 +138,8 @@ std::string loaded_line(const std::string& directory, int64_t iteration) {
 
 std::string missing_checkpoint_lines(const std::string& tracker_file, const std::string& weights) {
   return "WARNING: could not find the metadata file " + tracker_file +
-         (weights.empty()
-              ? "\n    will not load any checkpoints and will start from random"
-              : "\n    will not load any checkpoints from there; the weights come from " + weights);
+         (weights.empty() ? "\n    will not load any checkpoints and will start from random"
+                          : "\n    will not load any checkpoints from there; the weights come from " + weights);
 }
 
 }  // namespace megashard

@@ -48,8 +48,7 @@ std::string timer_log_lines(const PartTimes& times, const std::string& option);
 
 /// Three lines: dashes, the losses with their perplexities, dashes. `where`: "iteration 10",
 /// "iteration 10 on validation set", "iteration 10 on test set".
-std::string evaluation_log_lines(const std::string& where,
-                                 const std::vector<std::pair<std::string, double>>& losses);
+std::string evaluation_log_lines(const std::string& where, const std::vector<std::pair<std::string, double>>& losses);
 
 /// "[after dataloaders are built] datetime: ..."
 std::string datetime_line(const std::string& after_what, const std::string& time);

@@ -4,10 +4,11 @@
 #include <filesystem>
 #include <utility>
 
-#include "checkpoint/steps/agreement.h"
 #include "checkpoint/steps/manifest.h"
+#include "checkpoint/values/gather_values.h"
 #include "framework/diagnostics.h"
 #include "framework/training/training_log.h"
+#include "parallel/collectives/agreement.h"
 #include "parallel/collectives/routed_process_group.h"
 
 namespace megashard {
@@ -54,15 +55,11 @@ std::string TrainingSaves::settle_run(bool converts) {
     state_.run = is_same ? loaded : gone_on_from(loaded, loaded_->iteration);
   }
   const auto is_other = [&](const CheckpointStep& step) {
-    return !converts ||
-           kinship(state_.run, run_of_step(step.folder).id, step.iteration) == Kinship::kOther;
+    return !converts || kinship(state_.run, run_of_step(step.folder).id, step.iteration) == Kinship::kOther;
   };
   if (loads_here || std::none_of(steps.begin(), steps.end(), is_other)) return "";
-  const auto name = [](const CheckpointStep& step) {
-    return std::filesystem::path(step.folder).filename().string();
-  };
-  const auto which =
-      " (" + name(steps.back()) + (steps.size() > 1 ? " to " + name(steps.front()) : "") + ")";
+  const auto name = [](const CheckpointStep& step) { return std::filesystem::path(step.folder).filename().string(); };
+  const auto which = " (" + name(steps.back()) + (steps.size() > 1 ? " to " + name(steps.front()) : "") + ")";
   if (arguments.overwrite_run) {
     state_.replaces_other_runs = true;
     say_("--overwrite-run: the steps of the earlier run in " + folder + which +
@@ -89,8 +86,7 @@ void TrainingSaves::warn_of_little_room() {
 void TrainingSaves::begin_run(bool converts) {
   if (!state_.arguments.save) return;
   // Ranks may see the folder differently: the first rank's view counts.
-  const auto answers = gather_or_throw(group_, [&]() -> std::string {
-    if (rank_in(group_) != 0) return "";
+  const auto answer = first_rank_value(group_, [&]() -> Value {
     lock_ = std::make_unique<RunLock>(*state_.arguments.save);
     if (!lock_->is_held()) {
       say_("WARNING: the file system of --save " + *state_.arguments.save +
@@ -99,10 +95,11 @@ void TrainingSaves::begin_run(bool converts) {
     const auto refusal = settle_run(converts);
     if (!refusal.empty()) return refusal;
     warn_of_little_room();
-    return state_.replaces_other_runs ? "!" : "";
+    return state_.replaces_other_runs;
   });
-  state_.replaces_other_runs = answers.front() == "!";
-  require(answers.front().empty() || state_.replaces_other_runs, answers.front());
+  const auto* refusal = answer.get_if<std::string>();
+  require(refusal == nullptr, refusal == nullptr ? "" : *refusal);
+  state_.replaces_other_runs = answer.as_bool();
 }
 
 void TrainingSaves::go_beside_training() {
@@ -132,9 +129,7 @@ void TrainingSaves::finish() {
   being_saved_.reset();
 }
 
-bool TrainingSaves::has_failed() const {
-  return saver_ != nullptr && saver_->state() == AsyncSaver::State::kFailed;
-}
+bool TrainingSaves::has_failed() const { return saver_ != nullptr && saver_->state() == AsyncSaver::State::kFailed; }
 
 std::optional<int64_t> TrainingSaves::last_in_folder() const {
   if (last_saved_) return last_saved_;
@@ -147,9 +142,7 @@ bool TrainingSaves::is_saved() const {
   if (loaded_at_ != state_.iteration) return false;
   if (arguments.auto_detect_ckpt_format) return false;  // the format may be another one
   // Ranks may see the folders differently: the first rank's view counts.
-  const auto views = gather_or_throw(
-      group_, [&] { return std::string(saves_where_it_loads(arguments) ? "here" : ""); });
-  return !views.front().empty();
+  return first_rank_value(group_, [&] { return saves_where_it_loads(arguments); }).as_bool();
 }
 
 }  // namespace megashard

@@ -21,8 +21,7 @@ ProcessGroupPtr make_saving_group(const ProcessGroupPtr& group, const std::strin
 class TrainingSaves {
  public:
   /// `say` takes log lines, on every rank. `state` must outlive this.
-  TrainingSaves(TrainingState& state, ProcessGroupPtr group,
-                std::function<void(const std::string& line)> say);
+  TrainingSaves(TrainingState& state, ProcessGroupPtr group, std::function<void(const std::string& line)> say);
 
   /// That --ckpt-format can hold the state, before time is spent on it.
   void check();

@@ -1,11 +1,11 @@
-#include "framework/training/gpu_device.h"
+#include "framework/process_group/gpu_device.h"
 
 #include <algorithm>
 #include <cctype>
 #include <string>
 #include <system_error>
 
-#include "parallel/cuda/cuda_module.h"
+#include "parallel/device/cuda_module.h"
 
 namespace megashard {
 

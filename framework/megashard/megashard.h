@@ -1,0 +1,17 @@
+#pragma once
+
+// All that a program of one's own needs: `#include <megashard/megashard.h>`.
+
+#include "checkpoint/checkpoint.h"
+#include "framework/data/distributed_sampler.h"
+#include "framework/modules/fsdp2_mixin.h"
+#include "framework/modules/model_plugin.h"
+#include "framework/modules/multi_modal_module.h"
+#include "framework/modules/weight_init_mixin.h"
+#include "framework/process_group/init_process_group.h"
+#include "parallel/fsdp/custom_comm.h"
+#include "parallel/fsdp/fsdp_controls.h"
+#include "parallel/fsdp/fully_shard.h"
+#include "parallel/fsdp/grad_norm.h"
+#include "parallel/fsdp/grad_scaler.h"
+#include "parallel/fsdp/schedule_trace.h"

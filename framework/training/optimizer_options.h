@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "framework/arguments/param_group_overrides.h"
+#include "framework/modules/megatron_module.h"
+#include "framework/training/optimizers/newton_schulz.h"
+
+namespace megashard {
+
+enum class OptimizerKind {
+  kAdam,  ///< AdamW, as Megatron's `--optimizer adam`
+  kSgd,
+  kMuon,  ///< matrices by Muon; embeddings, output layers, norms and biases by AdamW
+};
+
+struct MuonOptions {
+  double momentum = 0.9;
+  bool use_nesterov = false;
+  NewtonSchulzOptions newton_schulz{};
+  bool split_qkv = true;
+  /// Matrices that AdamW steps, by their names; null: none.
+  std::function<bool(const std::string& name)> is_embedding_or_output_parameter{};
+  /// Rows of the projections in a fused matrix (MegatronModule::qkv_split_shapes); null: there are none.
+  std::function<std::vector<int64_t>(const std::string& name, const std::vector<int64_t>& sizes)> qkv_split_shapes{};
+};
+
+struct OptimizerOptions {
+  OptimizerKind kind = OptimizerKind::kAdam;
+  double lr = 1e-3;
+  double weight_decay = 0.01;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double momentum = 0.9;  ///< SGD
+  MuonOptions muon{};
+  std::vector<ParamGroupOverride> overrides{};
+  /// Gradients of another dtype than what is stepped are cast so many elements at once; a multiple
+  /// of 64.
+  int64_t cast_elements = int64_t{1} << 24;
+};
+
+/// Of validated arguments. `model` must outlive what is made of them.
+OptimizerOptions optimizer_options(const Arguments& arguments, const MegatronModule& model);
+
+}  // namespace megashard

@@ -1,0 +1,30 @@
+#pragma once
+
+#include "framework/training/optimizers/update_rule.h"
+
+namespace megashard {
+
+/// A rule by which each element of a parameter changes on its own, in one fused kernel for many parameters. Gradients
+/// of another dtype than what is stepped are cast bucket by bucket, so that few of the casts live at a time.
+class ElementwiseRule : public UpdateRule {
+ public:
+  void step(const std::vector<const SteppedParameter*>& parameters, const ParamGroup& group,
+            const StepContext& context) final;
+
+ protected:
+  /// What a fused kernel takes, parameter by parameter, or parts of parameters.
+  struct KernelLists {
+    std::vector<at::Tensor> parameters, gradients, steps;
+    std::vector<std::vector<at::Tensor>> states;  ///< for each name of state_names()
+  };
+  /// Keys of describe() that torch's AdamW and SGD share, with their defaults.
+  static void set_common_keys(Dict& entry);
+  /// The lists are not empty.
+  virtual void run_kernel(const KernelLists& lists, const ParamGroup& group,
+                          const std::optional<at::Tensor>& skip) const = 0;
+
+ private:
+  class Buckets;
+};
+
+}  // namespace megashard
