@@ -15,12 +15,10 @@ namespace megashard {
 DecoderStack::DecoderStack(const DecoderConfig& config)
     : class_name_(config.names.decoder), dropout_(config.hidden_dropout) {
   embed_tokens_ = register_module(
-      "embed_tokens", std::make_shared<Hooked<Embedding>>(config.vocab_size, config.hidden_size,
-                                                          config.pad_token_id));
+      "embed_tokens", std::make_shared<Hooked<Embedding>>(config.vocab_size, config.hidden_size, config.pad_token_id));
   if (config.positions == PositionKind::kLearned) {
-    embed_positions_ = register_module(
-        "embed_positions",
-        std::make_shared<Hooked<Embedding>>(config.max_positions, config.hidden_size));
+    embed_positions_ = register_module("embed_positions",
+                                       std::make_shared<Hooked<Embedding>>(config.max_positions, config.hidden_size));
   }
   const auto layers = register_module("layers", std::make_shared<torch::nn::ModuleListImpl>());
   for (int64_t i = 0; i < config.num_layers; ++i) {
@@ -33,8 +31,7 @@ DecoderStack::DecoderStack(const DecoderConfig& config)
   }
 }
 
-at::Tensor DecoderStack::embed(const at::Tensor& tokens, const at::Tensor& positions,
-                               const VisualInput& visual) {
+at::Tensor DecoderStack::embed(const at::Tensor& tokens, const at::Tensor& positions, const VisualInput& visual) {
   auto hidden = embed_tokens_->forward(tokens);
   if (visual.features.defined()) {
     hidden = hidden.flatten(0, 1)
@@ -43,9 +40,7 @@ at::Tensor DecoderStack::embed(const at::Tensor& tokens, const at::Tensor& posit
   }
   if (embed_positions_) {
     hidden = hidden + embed_positions_->forward(
-                          positions.defined()
-                              ? positions
-                              : at::arange(tokens.size(1), tokens.options()).unsqueeze(0));
+                          positions.defined() ? positions : at::arange(tokens.size(1), tokens.options()).unsqueeze(0));
   }
   return is_training() && dropout_ > 0 ? at::dropout(hidden, dropout_, /*train=*/true) : hidden;
 }
@@ -56,21 +51,17 @@ RoutedStates DecoderStack::forward(const ModelInput& input, const VisualInput& v
               input.tokens.sizes());
   auto positions = input.position_ids;
   if (!positions.defined() && !input.sequence.is_whole()) {
-    positions = input.sequence.rows_of(
-        at::arange(input.sequence.length, input.tokens.options()).unsqueeze(0), 1);
+    positions = input.sequence.rows_of(at::arange(input.sequence.length, input.tokens.options()).unsqueeze(0), 1);
   }
   auto hidden = embed(input.tokens, positions, visual);
-  LayerContext context{.rotary = {},
-                       .attention_mask = input.attention_mask,
-                       .token_mask = input.token_mask,
-                       .sequence = input.sequence};
+  LayerContext context{
+      .rotary = {}, .attention_mask = input.attention_mask, .token_mask = input.token_mask, .sequence = input.sequence};
   if (rotary_emb_) context.rotary = rotary_emb_->forward(hidden, positions);
   at::Tensor balance;
   for (size_t i = 0; i < layers_.size(); ++i) {
     auto states = layers_[i]->forward(hidden, context);
     hidden = std::move(states.hidden);
-    if (states.balance.defined())
-      balance = balance.defined() ? balance + states.balance : std::move(states.balance);
+    if (states.balance.defined()) balance = balance.defined() ? balance + states.balance : std::move(states.balance);
     if (i >= visual.deepstack.size()) continue;
     hidden = hidden.flatten(0, 1)
                  .index_add(0, visual.places, visual.deepstack[i].to(hidden.scalar_type()))
@@ -82,12 +73,10 @@ RoutedStates DecoderStack::forward(const ModelInput& input, const VisualInput& v
 DecoderModel::DecoderModel(DecoderConfig config) : config_(std::move(config)) {
   weight_init().std = config_.init_std;
   model_ = register_module("model", std::make_shared<Hooked<DecoderStack>>(config_));
-  lm_head_ = register_module("lm_head", std::make_shared<Hooked<Linear>>(
-                                            Linear::Options{.in = config_.hidden_size,
-                                                            .out = config_.vocab_size,
-                                                            .tied = config_.tie_word_embeddings}));
-  if (config_.tie_word_embeddings)
-    tie_parameter(*lm_head_, lm_head_->weight, model_->embed_tokens()->weight);
+  lm_head_ = register_module(
+      "lm_head", std::make_shared<Hooked<Linear>>(Linear::Options{
+                     .in = config_.hidden_size, .out = config_.vocab_size, .tied = config_.tie_word_embeddings}));
+  if (config_.tie_word_embeddings) tie_parameter(*lm_head_, lm_head_->weight, model_->embed_tokens()->weight);
 }
 
 at::Tensor DecoderModel::forward(ModelInput input) {
@@ -109,26 +98,22 @@ std::vector<int64_t> layers_with_experts(const DecoderConfig& config, bool with)
 
 }  // namespace
 
-at::Tensor logits_or_losses(const DecoderConfig& config, const RoutedStates& states,
-                            Hooked<Linear>& head, const at::Tensor& labels,
-                            const SequenceShard& shard) {
+at::Tensor logits_or_losses(const DecoderConfig& config, const RoutedStates& states, Hooked<Linear>& head,
+                            const at::Tensor& labels, const SequenceShard& shard) {
   const auto logits = head.forward(states.hidden);
   if (!labels.defined()) return logits;
   const auto losses = token_cross_entropy(logits, labels);
   if (!states.balance.defined()) return losses;
   const auto balance = sum_over_sequence(states.balance, shard);
-  return losses +
-         load_balancing_loss(balance, config.moe.experts_per_token) * config.moe.aux_loss_coef;
+  return losses + load_balancing_loss(balance, config.moe.experts_per_token) * config.moe.aux_loss_coef;
 }
 
-std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config,
-                                                  const std::string& list,
+std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config, const std::string& list,
                                                   const std::string& part) {
   const std::string layer = list + ".{*}", attention = layer + ".self_attn";
   if (part == "layer") return {layer};
   if (part == "core_attn") return {attention + ".core_attention"};
-  if (part == "qkv_linear")
-    return {attention + ".q_proj", attention + ".k_proj", attention + ".v_proj"};
+  if (part == "qkv_linear") return {attention + ".q_proj", attention + ".k_proj", attention + ".v_proj"};
   if (part == "attn_proj") return {attention + ".o_proj"};
   if (part == "attn_norm") return {layer + ".input_layernorm"};
   if (part == "mlp_norm") return {layer + ".post_attention_layernorm"};
@@ -150,8 +135,7 @@ double DecoderModel::training_flops(int64_t sequences, int64_t sequence_length) 
   return decoder_training_flops(config_, sequences, sequence_length);
 }
 
-double decoder_training_flops(const DecoderConfig& config, int64_t sequences,
-                              int64_t sequence_length) {
+double decoder_training_flops(const DecoderConfig& config, int64_t sequences, int64_t sequence_length) {
   TransformerShape shape;
   shape.num_layers = static_cast<int64_t>(layers_with_experts(config, false).size());
   shape.hidden_size = config.hidden_size;
@@ -162,9 +146,8 @@ double decoder_training_flops(const DecoderConfig& config, int64_t sequences,
   shape.head_size = config.head_dim;
   shape.vocab_size = config.vocab_size;
   const double dense = megashard::training_flops(shape, sequences, sequence_length);
-  shape.num_layers = config.num_layers - shape.num_layers;  // the others, of which a token
-  shape.ffn_hidden_size =
-      config.moe.intermediate_size * config.moe.experts_per_token;  // meets these
+  shape.num_layers = config.num_layers - shape.num_layers;                              // the others, of which a token
+  shape.ffn_hidden_size = config.moe.intermediate_size * config.moe.experts_per_token;  // meets these
   shape.vocab_size = 0;
   return dense + megashard::training_flops(shape, sequences, sequence_length);
 }

@@ -11,8 +11,8 @@ namespace megashard {
 
 /// Features of images for a DecoderStack; undefined: none.
 struct VisualInput {
-  at::Tensor places;    ///< [N] int64: of the B * T tokens, which the features replace
-  at::Tensor features;  ///< [N, C]
+  at::Tensor places;                  ///< [N] int64: of the B * T tokens, which the features replace
+  at::Tensor features;                ///< [N, C]
   std::vector<at::Tensor> deepstack;  ///< each [N, C]: added there behind layer 0, 1, ...
 
   template <class F>
@@ -36,8 +36,7 @@ class DecoderStack : public torch::nn::Module {
   const std::vector<std::shared_ptr<Hooked<DecoderLayer>>>& layers() const { return layers_; }
 
  private:
-  at::Tensor embed(const at::Tensor& tokens, const at::Tensor& positions,
-                   const VisualInput& visual);
+  at::Tensor embed(const at::Tensor& tokens, const at::Tensor& positions, const VisualInput& visual);
 
   std::string class_name_;
   double dropout_;
@@ -49,15 +48,13 @@ class DecoderStack : public torch::nn::Module {
 
 /// Without labels [B, T] the head's logits; with them the loss of each token, and a share of the
 /// load-balancing loss where one is asked for.
-at::Tensor logits_or_losses(const DecoderConfig& config, const RoutedStates& states,
-                            Hooked<Linear>& head, const at::Tensor& labels,
-                            const SequenceShard& shard = {});
+at::Tensor logits_or_losses(const DecoderConfig& config, const RoutedStates& states, Hooked<Linear>& head,
+                            const at::Tensor& labels, const SequenceShard& shard = {});
 /// Patterns of a decoder's parts by Megatron's names (FSDP2Mixin::patterns_of_part); `list` is the
 /// path of its layers.
-std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config,
-                                                  const std::string& list, const std::string& part);
-double decoder_training_flops(const DecoderConfig& config, int64_t sequences,
-                              int64_t sequence_length);
+std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config, const std::string& list,
+                                                  const std::string& part);
+double decoder_training_flops(const DecoderConfig& config, int64_t sequences, int64_t sequence_length);
 
 /// A causal language model: `model` and `lm_head`, which share one tensor where the configuration
 /// ties them. Parameters start without values: load_hf_weights(), a checkpoint or init_weights()
@@ -75,9 +72,7 @@ class DecoderModel : public ExpertParallelModule {
 
  protected:
   const MoeConfig& moe_config() const override { return config_.moe; }
-  const std::vector<std::shared_ptr<Hooked<DecoderLayer>>>& decoder_layers() const override {
-    return model_->layers();
-  }
+  const std::vector<std::shared_ptr<Hooked<DecoderLayer>>>& decoder_layers() const override { return model_->layers(); }
   std::vector<std::string> default_modules_to_wrap() const override { return {"model.layers.{*}"}; }
   std::vector<std::string> patterns_of_part(const std::string& part) const override;
 

@@ -35,11 +35,8 @@ class LayoutBuilder {
   }
 
   void add_vocabulary(const std::string& name, const std::string& source) {
-    layout_.weights.push_back({name,
-                               {padded_vocab_, config_.hidden_size},
-                               {source},
-                               {{0, 0, 0, config_.vocab_size}},
-                               true});
+    layout_.weights.push_back(
+        {name, {padded_vocab_, config_.hidden_size}, {source}, {{0, 0, 0, config_.vocab_size}}, true});
   }
 
   void add_layer(int64_t layer) {
@@ -55,15 +52,11 @@ class LayoutBuilder {
       add(attention + "k_layernorm.weight", ours + "self_attn.k_norm.weight", {config_.head_dim});
     }
     add(attention + "linear_proj.weight", ours + "self_attn.o_proj.weight", {hidden, heads});
-    if (config_.attention_out_bias)
-      add(attention + "linear_proj.bias", ours + "self_attn.o_proj.bias", {hidden});
-    add(theirs + "mlp.linear_fc1.layer_norm_weight", ours + "post_attention_layernorm.weight",
-        {hidden});
+    if (config_.attention_out_bias) add(attention + "linear_proj.bias", ours + "self_attn.o_proj.bias", {hidden});
+    add(theirs + "mlp.linear_fc1.layer_norm_weight", ours + "post_attention_layernorm.weight", {hidden});
     add_gate_and_up(theirs + "mlp.linear_fc1.", ours + "mlp.");
-    add(theirs + "mlp.linear_fc2.weight", ours + "mlp.down_proj.weight",
-        {hidden, config_.intermediate_size});
-    if (config_.mlp_bias)
-      add(theirs + "mlp.linear_fc2.bias", ours + "mlp.down_proj.bias", {hidden});
+    add(theirs + "mlp.linear_fc2.weight", ours + "mlp.down_proj.weight", {hidden, config_.intermediate_size});
+    if (config_.mlp_bias) add(theirs + "mlp.linear_fc2.bias", ours + "mlp.down_proj.bias", {hidden});
     for (const char* module : {"self_attention.linear_proj", "self_attention.linear_qkv",
                                "self_attention.core_attention", "mlp.linear_fc1", "mlp.linear_fc2"})
       layout_.stateful_modules.push_back(theirs + module);
@@ -127,9 +120,9 @@ WeightLayout megatron_layout(const DecoderConfig& config, int64_t vocab_divisor)
               "--megatron-layout knows networks with RMSNorm, rotary positions and a gated MLP");
   TORCH_CHECK(config.moe.num_experts == 0, "--megatron-layout knows no networks with experts: convert without it");
   TORCH_CHECK(config.attention_out_bias == config.mlp_bias,
-              "Megatron has one switch, --add-bias-linear, for the biases of o_proj and of the MLP: a model with only one "
-              "of them (attention_bias ", config.attention_out_bias, ", mlp_bias ", config.mlp_bias,
-              " in config.json) has no Megatron layout");
+              "Megatron has one switch, --add-bias-linear, for the biases of o_proj and of the MLP: a model with only "
+              "one of them (attention_bias ",
+              config.attention_out_bias, ", mlp_bias ", config.mlp_bias, " in config.json) has no Megatron layout");
   return LayoutBuilder(config, vocab_divisor).build();
 }
 

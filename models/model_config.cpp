@@ -29,13 +29,13 @@ PositionKind positions_of(const Arguments& arguments) {
   if (arguments.position_embedding_type == "rope") return PositionKind::kRotary;
   if (arguments.position_embedding_type == "none") return PositionKind::kNone;
   TORCH_CHECK(arguments.position_embedding_type == "learned_absolute",
-              "--position-embedding-type must be learned_absolute, rope or none, got ", arguments.position_embedding_type);
+              "--position-embedding-type must be learned_absolute, rope or none, got ",
+              arguments.position_embedding_type);
   return PositionKind::kLearned;
 }
 
 RotaryConfig rotary_of(const Arguments& arguments) {
-  RotaryConfig rotary{.theta = static_cast<double>(arguments.rotary_base),
-                      .fraction = arguments.rotary_percent};
+  RotaryConfig rotary{.theta = static_cast<double>(arguments.rotary_base), .fraction = arguments.rotary_percent};
   if (arguments.rotary_seq_len_interpolation_factor) {
     rotary.kind = RotaryConfig::Kind::kLinear;
     rotary.factor = static_cast<double>(*arguments.rotary_seq_len_interpolation_factor);
@@ -49,16 +49,16 @@ RotaryConfig rotary_of(const Arguments& arguments) {
 }  // namespace
 
 bool MoeConfig::is_sparse(int64_t layer) const {
-  const bool dense =
-      std::find(dense_layers.begin(), dense_layers.end(), layer) != dense_layers.end();
+  const bool dense = std::find(dense_layers.begin(), dense_layers.end(), layer) != dense_layers.end();
   return num_experts > 0 && !dense && (layer + 1) % sparse_step == 0;
 }
 
 DecoderConfig decoder_config_from_flags(const Arguments& given) {
   Arguments arguments = given;
   derive_network(arguments);
-  TORCH_CHECK(arguments.padded_vocab_size.value_or(0) > 0, "the vocabulary size (--vocab-size, or the tokenizer's) "
-              "must be given and positive (or take the network from a Hugging Face directory by --hf-model)");
+  TORCH_CHECK(arguments.padded_vocab_size.value_or(0) > 0,
+              "the vocabulary size (--vocab-size, or the tokenizer's) must be given and positive (or take the network "
+              "from a Hugging Face directory by --hf-model)");
   const int64_t layers = *arguments.num_layers;
   const int64_t heads = *arguments.num_attention_heads;
 
@@ -100,17 +100,14 @@ DecoderConfig decoder_config_from_flags(const Arguments& given) {
 DecoderConfig decoder_config(const Arguments& arguments) {
   const int64_t parts = arguments.expert_model_parallel_size;
   const std::string flag = "--expert-model-parallel-size " + std::to_string(parts);
-  require(parts == 1 || arguments.hf_model,
-          flag + " needs a model with experts, which --hf-model gives; leave it out");
-  auto config = arguments.hf_model ? decoder_config_from_hf(*arguments.hf_model)
-                                   : decoder_config_from_flags(arguments);
+  require(parts == 1 || arguments.hf_model, flag + " needs a model with experts, which --hf-model gives; leave it out");
+  auto config = arguments.hf_model ? decoder_config_from_hf(*arguments.hf_model) : decoder_config_from_flags(arguments);
   if (arguments.apply_tiled_mlp) config.mlp_tiles = arguments.tiled_num_shards;
   if (!arguments.hf_model) return config;
   require(parts == 1 || config.moe.num_experts > 0,
           flag + " needs a model with experts, and this one has none; leave it out");
-  require(config.moe.num_experts % parts == 0,
-          flag + " does not divide the " + std::to_string(config.moe.num_experts) +
-              " experts of the model; choose a number that does, or leave it out");
+  require(config.moe.num_experts % parts == 0, flag + " does not divide the " + std::to_string(config.moe.num_experts) +
+                                                   " experts of the model; choose a number that does, or leave it out");
   config.moe.parts = parts;
   config.moe.part = arguments.rank % parts;
   Mistakes mistakes;

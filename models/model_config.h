@@ -89,8 +89,7 @@ struct DecoderConfig {
 /// settings that this code does not compute.
 DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir);
 /// The same of that file's object; `path` stands in messages.
-DecoderConfig decoder_config_from_hf(const nlohmann::ordered_json& config_json,
-                                     const std::string& path);
+DecoderConfig decoder_config_from_hf(const nlohmann::ordered_json& config_json, const std::string& path);
 /// From Megatron's flags, by the rules of derive_network. Parameters get Hugging Face's names all
 /// the same.
 DecoderConfig decoder_config_from_flags(const Arguments& arguments);

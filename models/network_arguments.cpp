@@ -79,21 +79,19 @@ int64_t longest_sequence(const DecoderConfig& config) {
   return std::max(config.max_positions, scaled);
 }
 
-void warn_of_length(const DecoderConfig& config, const Arguments& arguments,
-                    const DiagnosticSink& sink) {
+void warn_of_length(const DecoderConfig& config, const Arguments& arguments, const DiagnosticSink& sink) {
   const int64_t longest = longest_sequence(config);
   const int64_t length = arguments.seq_length.value_or(0);
   if (length <= longest) return;
   const auto factor = std::to_string((length + longest - 1) / longest);
   const bool plain = config.rotary.kind == RotaryConfig::Kind::kDefault;
-  sink(Severity::kWarning,
-       "--seq-length " + std::to_string(length) + " is more than the " + std::to_string(longest) +
-           " positions (max_position_embeddings) of " + *arguments.hf_model +
-           ", which the model was not trained for: shorten it, or " +
-           (plain ? "scale the positions by \"rope_scaling\": {\"rope_type\": \"linear\", "
-                    "\"factor\": " +
-                        factor + ".0} in config.json"
-                  : "multiply the factor of its rope scaling in config.json by " + factor));
+  sink(Severity::kWarning, "--seq-length " + std::to_string(length) + " is more than the " + std::to_string(longest) +
+                               " positions (max_position_embeddings) of " + *arguments.hf_model +
+                               ", which the model was not trained for: shorten it, or " +
+                               (plain ? "scale the positions by \"rope_scaling\": {\"rope_type\": \"linear\", "
+                                        "\"factor\": " +
+                                            factor + ".0} in config.json"
+                                      : "multiply the factor of its rope scaling in config.json by " + factor));
 }
 
 }  // namespace
@@ -107,10 +105,9 @@ std::vector<std::string> contradictions(const DecoderConfig& config, const Argum
     if (name == "vocab_size" && is_vocabulary(config, arguments)) continue;
     const Option& option = *find_argument(name);
     const std::string given = argument_text(value);
-    sentences.push_back(option.flag +
-                        (option.is_switch() ? " (" + name + " = " + given + ")" : " " + given) +
-                        " contradicts the model's config.json, which says " +
-                        argument_text(found->second) + ": leave the flag out, or edit config.json");
+    sentences.push_back(option.flag + (option.is_switch() ? " (" + name + " = " + given + ")" : " " + given) +
+                        " contradicts the model's config.json, which says " + argument_text(found->second) +
+                        ": leave the flag out, or edit config.json");
   }
   return sentences;
 }

@@ -29,14 +29,13 @@ const HfFamily& family_of(const HfConfig& config) {
 }
 
 Activation activation_of(const HfConfig& config) {
-  static const std::map<std::string, Activation> known = {
-      {"silu", Activation::kSilu},
-      {"swish", Activation::kSilu},
-      {"gelu", Activation::kGelu},
-      {"gelu_new", Activation::kGeluTanh},
-      {"gelu_pytorch_tanh", Activation::kGeluTanh},
-      {"relu", Activation::kRelu},
-      {"relu2", Activation::kSquaredRelu}};
+  static const std::map<std::string, Activation> known = {{"silu", Activation::kSilu},
+                                                          {"swish", Activation::kSilu},
+                                                          {"gelu", Activation::kGelu},
+                                                          {"gelu_new", Activation::kGeluTanh},
+                                                          {"gelu_pytorch_tanh", Activation::kGeluTanh},
+                                                          {"relu", Activation::kRelu},
+                                                          {"relu2", Activation::kSquaredRelu}};
   const auto name = config.get<std::string>("hidden_act", "silu");
   const auto found = known.find(name);
   TORCH_CHECK(found != known.end(), config.path(), ": hidden_act ", name,
@@ -55,16 +54,15 @@ RotaryConfig rotary_of(const HfConfig& config, const HfFamily& family, int64_t m
   if (scaling == nullptr) return rotary;
   TORCH_CHECK(scaling->is_object(), config.path(), ": rope parameters must be an object, got ", scaling->dump());
   rotary.theta = config.get(*scaling, "rope_theta", rotary.theta);
-  rotary.fraction =
-      config.get(*scaling, "partial_rotary_factor", config.get("partial_rotary_factor", 1.0));
-  const auto type = config.get<std::string>(*scaling, "rope_type",
-                                            config.get<std::string>(*scaling, "type", "default"));
+  rotary.fraction = config.get(*scaling, "partial_rotary_factor", config.get("partial_rotary_factor", 1.0));
+  const auto type =
+      config.get<std::string>(*scaling, "rope_type", config.get<std::string>(*scaling, "type", "default"));
   if (!family.mrope_section.empty() && config.find(*scaling, "mrope_section") != nullptr) {
     const auto& section = scaling->at("mrope_section");
-    const bool fits = section.is_array() && section.size() == 3 &&
-                      std::all_of(section.begin(), section.end(), [](const Json& each) {
-                        return each.is_number_integer() && each.get<int64_t>() >= 0;
-                      });
+    const bool fits =
+        section.is_array() && section.size() == 3 && std::all_of(section.begin(), section.end(), [](const Json& each) {
+          return each.is_number_integer() && each.get<int64_t>() >= 0;
+        });
     TORCH_CHECK(fits, config.path(), ": mrope_section must be three counts of channel pairs, got ", section.dump());
     rotary.mrope_section = section.get<std::vector<int64_t>>();
   }
@@ -89,23 +87,20 @@ void refuse_windows(const HfConfig& config, int64_t first, int64_t layers, int64
   const auto window = config.get<int64_t>("sliding_window", 4096);
   if (!windows || config.find("sliding_window") == nullptr || window >= max_positions) return;
   const auto* types = config.find("layer_types");
-  const bool used = types == nullptr ? first < layers
-                                     : types->dump().find("sliding_attention") != std::string::npos;
-  TORCH_CHECK(!used, config.path(), ": sliding_window ", window, " is shorter than max_position_embeddings ",
-              max_positions, ", and sliding-window attention is not supported: set use_sliding_window to false to train "
-              "with full attention");
+  const bool used = types == nullptr ? first < layers : types->dump().find("sliding_attention") != std::string::npos;
+  TORCH_CHECK(
+      !used, config.path(), ": sliding_window ", window, " is shorter than max_position_embeddings ", max_positions,
+      ", and sliding-window attention is not supported: set use_sliding_window to false to train with full attention");
 }
 
 MoeConfig moe_of(const HfConfig& config) {
-  MoeConfig moe{
-      .num_experts = config.get("num_experts", config.get<int64_t>("num_local_experts", 128)),
-      .experts_per_token = config.get<int64_t>("num_experts_per_tok", 8),
-      .intermediate_size = config.get<int64_t>("moe_intermediate_size", 768),
-      .normalise_weights = config.get("norm_topk_prob", false),
-      .sparse_step = config.get<int64_t>("decoder_sparse_step", 1),
-      .dense_layers = config.get("mlp_only_layers", std::vector<int64_t>{})};
-  if (config.get("output_router_logits", false))
-    moe.aux_loss_coef = config.get("router_aux_loss_coef", 0.001);
+  MoeConfig moe{.num_experts = config.get("num_experts", config.get<int64_t>("num_local_experts", 128)),
+                .experts_per_token = config.get<int64_t>("num_experts_per_tok", 8),
+                .intermediate_size = config.get<int64_t>("moe_intermediate_size", 768),
+                .normalise_weights = config.get("norm_topk_prob", false),
+                .sparse_step = config.get<int64_t>("decoder_sparse_step", 1),
+                .dense_layers = config.get("mlp_only_layers", std::vector<int64_t>{})};
+  if (config.get("output_router_logits", false)) moe.aux_loss_coef = config.get("router_aux_loss_coef", 0.001);
   TORCH_CHECK(moe.num_experts > 0 && moe.experts_per_token > 0 && moe.experts_per_token <= moe.num_experts &&
                   moe.intermediate_size > 0 && moe.sparse_step > 0,
               config.path(), ": num_experts ", moe.num_experts, ", num_experts_per_tok ", moe.experts_per_token,
@@ -121,16 +116,14 @@ void name_text_part(const std::string& model_type, ModuleNames& names) {
     names.decoder = "Qwen2_5_VLTextModel";
     names.model = "Qwen2_5_VLForConditionalGeneration";
   } else {
-    names.model = model_type == "qwen3_vl" ? "Qwen3VLForConditionalGeneration"
-                                           : "Qwen3VLMoeForConditionalGeneration";
+    names.model = model_type == "qwen3_vl" ? "Qwen3VLForConditionalGeneration" : "Qwen3VLMoeForConditionalGeneration";
   }
 }
 
 void check_sections(const HfConfig& config, const DecoderConfig& network) {
   const auto& rotary = network.rotary;
   if (rotary.mrope_section.empty() || rotary.mrope_interleaved) return;
-  const auto sum =
-      std::accumulate(rotary.mrope_section.begin(), rotary.mrope_section.end(), int64_t{0});
+  const auto sum = std::accumulate(rotary.mrope_section.begin(), rotary.mrope_section.end(), int64_t{0});
   TORCH_CHECK(2 * sum == network.head_dim, config.path(), ": mrope_section ", c10::IntArrayRef(rotary.mrope_section),
               " must add up to half of the head dimension ", network.head_dim);
 }
@@ -138,8 +131,7 @@ void check_sections(const HfConfig& config, const DecoderConfig& network) {
 }  // namespace
 
 DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir) {
-  return decoder_config_from_hf(need_model_config(hf_dir.string()),
-                                (hf_dir / "config.json").string());
+  return decoder_config_from_hf(need_model_config(hf_dir.string()), (hf_dir / "config.json").string());
 }
 
 DecoderConfig decoder_config_from_hf(const Json& config_json, const std::string& path) {
@@ -152,12 +144,11 @@ DecoderConfig decoder_config_from_hf(const Json& config_json, const std::string&
   const auto hidden = hf.need<int64_t>("hidden_size");
   const auto heads = hf.need<int64_t>("num_attention_heads");
   const auto layers = hf.need<int64_t>("num_hidden_layers");
-  const auto max_positions =
-      hf.get<int64_t>("max_position_embeddings", prefix == "Llama" ? 2048 : 32768);
+  const auto max_positions = hf.get<int64_t>("max_position_embeddings", prefix == "Llama" ? 2048 : 32768);
   TORCH_CHECK(hidden > 0 && heads > 0 && layers > 0, hf.path(),
               ": hidden_size, num_attention_heads and num_hidden_layers must be positive");
-  const auto kv_heads = hf.get<int64_t>(
-      "num_key_value_heads", family.default_kv_heads == 0 ? heads : family.default_kv_heads);
+  const auto kv_heads =
+      hf.get<int64_t>("num_key_value_heads", family.default_kv_heads == 0 ? heads : family.default_kv_heads);
   TORCH_CHECK(kv_heads > 0 && heads % kv_heads == 0, hf.path(), ": num_attention_heads ", heads,
               " is not divisible by num_key_value_heads ", kv_heads);
   const bool attention_bias = !family.always_qkv_bias && hf.get("attention_bias", false);

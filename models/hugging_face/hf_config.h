@@ -16,8 +16,7 @@ namespace megashard {
 class HfConfig {
  public:
   /// Both must outlive it.
-  HfConfig(const nlohmann::ordered_json& json, const std::string& path)
-      : json_(json), path_(path) {}
+  HfConfig(const nlohmann::ordered_json& json, const std::string& path) : json_(json), path_(path) {}
 
   const nlohmann::ordered_json* find(const char* key) const { return find(json_, key); }
   static const nlohmann::ordered_json* find(const nlohmann::ordered_json& object, const char* key) {
@@ -55,9 +54,8 @@ class HfConfig {
     if constexpr (std::is_same_v<T, double>) fits = value.is_number();
     if constexpr (std::is_same_v<T, int64_t>) fits = value.is_number_integer();
     if constexpr (std::is_same_v<T, std::vector<int64_t>>)
-      fits = value.is_array() && std::all_of(value.begin(), value.end(), [](const auto& each) {
-               return each.is_number_integer();
-             });
+      fits = value.is_array() &&
+             std::all_of(value.begin(), value.end(), [](const auto& each) { return each.is_number_integer(); });
     TORCH_CHECK(fits, path(), ": ", key, " has an unexpected type: ", value.dump());
     return value.get<T>();
   }

@@ -13,8 +13,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// An entry of the folder whose name begins and ends so; empty: none.
-std::string entry_of(const std::string& directory, const std::string& start,
-                     const std::string& end) {
+std::string entry_of(const std::string& directory, const std::string& start, const std::string& end) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(directory, error)) {
     const auto name = entry.path().filename().string();
@@ -32,8 +31,7 @@ std::string what_else(const std::string& directory) {
   if (!entry_of(directory, "", ".gguf").empty())
     return " has a GGUF file, which is for inference by llama.cpp: give the original model's "
            "directory, with config.json and safetensors";
-  if (!entry_of(directory, "params", ".json").empty() ||
-      !entry_of(directory, "consolidated", "").empty())
+  if (!entry_of(directory, "params", ".json").empty() || !entry_of(directory, "consolidated", "").empty())
     return " has a model in Meta's form: give its Hugging Face form, with config.json and "
            "safetensors";
   if (!entry_of(directory, "latest_checkpointed_iteration", ".txt").empty() ||
@@ -54,8 +52,8 @@ nlohmann::ordered_json need_model_config(const std::string& directory) {
   auto config = need_hf_config(directory);
   const auto quantised = config.find("quantization_config");
   TORCH_CHECK(quantised == config.end() || quantised->is_null(), directory,
-              "/config.json has a quantization_config: the weights are quantised, which cannot be trained here; give the "
-              "model as it was before that");
+              "/config.json has a quantization_config: the weights are quantised, which cannot be trained here; give "
+              "the model as it was before that");
   return config;
 }
 

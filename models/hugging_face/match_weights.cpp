@@ -16,8 +16,7 @@ namespace megashard {
 namespace {
 
 constexpr const char* kHead = "lm_head.weight";
-constexpr const char* kEmbeddings[] = {"model.embed_tokens.weight",
-                                       "model.language_model.embed_tokens.weight"};
+constexpr const char* kEmbeddings[] = {"model.embed_tokens.weight", "model.language_model.embed_tokens.weight"};
 
 using Stored = std::unordered_map<std::string, const TensorInfo*>;
 
@@ -27,8 +26,7 @@ std::vector<WeightTarget> targets_of(const torch::nn::Module& module) {
   std::unordered_map<const c10::TensorImpl*, size_t> position;
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
     if (is_lora_parameter(item.key())) continue;  // trained here
-    const auto [found, is_new] =
-        position.emplace(item.value().unsafeGetTensorImpl(), targets.size());
+    const auto [found, is_new] = position.emplace(item.value().unsafeGetTensorImpl(), targets.size());
     if (is_new) targets.push_back({.parameter = item.value(), .names = {}});
     auto& names = targets[found->second].names;
     names.push_back(item.key());
@@ -79,8 +77,7 @@ std::string WeightMismatch::text() const {
   return problem;
 }
 
-std::vector<WeightTarget> match_weights(const torch::nn::Module& module,
-                                        const std::vector<TensorInfo>& infos,
+std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const std::vector<TensorInfo>& infos,
                                         WeightMismatch& mismatch) {
   const auto* megatron = dynamic_cast<const MegatronModule*>(&module);
   const auto is_elsewhere = [&](const std::string& name) {
@@ -98,8 +95,7 @@ std::vector<WeightTarget> match_weights(const torch::nn::Module& module,
       mismatch.missing.push_back(target.names.front());
       continue;
     }
-    if (!at::isFloatingType(stored.at(target.source)->dtype))
-      mismatch.integers.push_back(target.source);
+    if (!at::isFloatingType(stored.at(target.source)->dtype)) mismatch.integers.push_back(target.source);
     const auto wanted = global_sizes(target.parameter);
     if (target.stacked) {
       known.insert(target.source);
@@ -109,8 +105,8 @@ std::vector<WeightTarget> match_weights(const torch::nn::Module& module,
     const auto sizes = stored_sizes(target, stored);
     if (sizes && at::IntArrayRef(*sizes) == at::IntArrayRef(wanted)) continue;
     const at::IntArrayRef whole = stored.at(target.source)->sizes;
-    mismatch.sizes.push_back(c10::str(target.source, " ", whole, " for ", target.names.front(), " ",
-                                      at::IntArrayRef(wanted)));
+    mismatch.sizes.push_back(
+        c10::str(target.source, " ", whole, " for ", target.names.front(), " ", at::IntArrayRef(wanted)));
   }
   for (const auto& [source, experts] : experts_in) {
     const auto there = stored.at(source)->sizes.front();

@@ -33,8 +33,7 @@ struct WeightMismatch {
 
 /// The module's parameters, each once, adapters left out, and their sources among `stored`, by the
 /// rules of load_hf_weights.
-std::vector<WeightTarget> match_weights(const torch::nn::Module& module,
-                                        const std::vector<TensorInfo>& stored,
+std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const std::vector<TensorInfo>& stored,
                                         WeightMismatch& mismatch);
 
 }  // namespace megashard

@@ -53,7 +53,7 @@ void save_adapters(MegatronModule& model, const Arguments& arguments, const std:
     write_file_atomically(beside + "/adapter_config.json", config.dump(2) + "\n");
   };
   save_hf_sharded(folder, tensors, group,
-                  {.most_shard_bytes = std::numeric_limits<int64_t>::max(),  // PEFT reads one file
+                  {.max_shard_bytes = std::numeric_limits<int64_t>::max(),  // PEFT reads one file
                    .stem = "adapter_model",
                    .beside = write_config});
 }

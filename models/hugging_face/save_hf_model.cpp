@@ -9,7 +9,6 @@
 
 #include "checkpoint/hugging_face/hf_assets.h"
 #include "checkpoint/hugging_face/save_hf_sharded.h"
-#include "checkpoint/steps/agreement.h"
 #include "checkpoint/steps/folder_content.h"
 #include "framework/diagnostics.h"
 #include "framework/training/save_contract.h"
@@ -19,6 +18,7 @@
 #include "models/layers/lora.h"
 #include "models/model_config.h"
 #include "models/moe/stacked_experts.h"
+#include "parallel/collectives/agreement.h"
 
 namespace megashard {
 namespace {
@@ -51,11 +51,10 @@ OrderedJson rope_scaling(const RotaryConfig& rotary) {
 OrderedJson config_of_network(const DecoderConfig& network) {
   const auto family = family_that_computes(network);
   if (family.empty()) {
-    throw UsageError(
-        "--save-hf: transformers' Llama, Qwen2 and Qwen3 do not compute the network of these "
-        "flags; they need --normalization RMSNorm, --swiglu, --position-embedding-type rope, whole "
-        "--rotary-percent, and with --qk-layernorm or --add-qkv-bias also --disable-bias-linear. "
-        "Leave --save-hf out, or change the network");
+    throw UsageError("--save-hf: transformers' Llama, Qwen2 and Qwen3 do not compute the network of these "
+                     "flags; they need --normalization RMSNorm, --swiglu, --position-embedding-type rope, whole "
+                     "--rotary-percent, and with --qk-layernorm or --add-qkv-bias also --disable-bias-linear. "
+                     "Leave --save-hf out, or change the network");
   }
   auto model_type = family;
   std::transform(model_type.begin(), model_type.end(), model_type.begin(),
@@ -86,8 +85,7 @@ OrderedJson config_of_network(const DecoderConfig& network) {
 
 OrderedJson config_of_run(const Arguments& arguments) {
   const auto network = decoder_config(arguments);
-  auto config =
-      arguments.hf_model ? need_hf_config(*arguments.hf_model) : config_of_network(network);
+  auto config = arguments.hf_model ? need_hf_config(*arguments.hf_model) : config_of_network(network);
   config["tie_word_embeddings"] = network.tie_word_embeddings;
   const bool new_name = config.contains("dtype");  // transformers 5 reads both
   config[new_name ? "dtype" : "torch_dtype"] = arguments.bf16 ? "bfloat16" : "float32";
@@ -104,14 +102,12 @@ void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group) 
     throw UsageError("--save-hf " + folder +
                      " is --hf-model's directory, whose weights it would replace; give another");
   }
-  const auto refusals = gather_or_throw(group, [&] {
-    return rank_in(group) == 0 ? content_refusal(folder, "--save-hf", arguments.overwrite) : "";
-  });
+  const auto refusals = gather_or_throw(
+      group, [&] { return rank_in(group) == 0 ? content_refusal(folder, "--save-hf", arguments.overwrite) : ""; });
   if (!refusals[0].empty()) throw UsageError(refusals[0]);
 }
 
-void save_hf_model(MegatronModule& model, const Arguments& arguments,
-                   const ProcessGroupPtr& group) {
+void save_hf_model(MegatronModule& model, const Arguments& arguments, const ProcessGroupPtr& group) {
   const auto& folder = *arguments.save_hf;
   auto tensors = model.keeps_trained_only() ? merged_state_dict(model) : checked_state_dict(model);
   bool transposes = false;
@@ -123,8 +119,7 @@ void save_hf_model(MegatronModule& model, const Arguments& arguments,
     const auto network = decoder_config(arguments);
     const auto& moe = network.moe;
     transposes = transposes && stacks_transposed(network.hidden_size, moe.intermediate_size);
-    tensors = transposes ? stack_experts_transposed(tensors, moe.num_experts)
-                         : stack_experts(tensors, moe.num_experts);
+    tensors = transposes ? stack_experts_transposed(tensors, moe.num_experts) : stack_experts(tensors, moe.num_experts);
   }
   const auto write_beside = [&](const std::string& beside) {
     if (arguments.hf_model) copy_hf_assets(*arguments.hf_model, beside);

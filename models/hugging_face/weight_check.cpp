@@ -27,12 +27,10 @@ constexpr const char* kEmbeddingsEnd = "embed_tokens.weight";
 std::string unknown_model(const Json& config) {
   const auto type = config.value("model_type", Json());
   if (!type.is_string()) return "it says no model_type";
-  if (hf_families().count(type) == 0)
-    return type.get<std::string>() + " is no model that is known here";
+  if (hf_families().count(type) == 0) return type.get<std::string>() + " is no model that is known here";
   if (config.contains("quantization_config")) return "its weights are quantised";
   const auto architectures = config.value("architectures", Json());
-  if (!architectures.is_array() || architectures.empty() || !architectures[0].is_string())
-    return "";
+  if (!architectures.is_array() || architectures.empty() || !architectures[0].is_string()) return "";
   ModelRegistry registry;
   register_models(registry);
   const auto known = registry.names();
@@ -58,26 +56,22 @@ std::shared_ptr<MultiModalModule> model_on_meta(const Json& config, const std::s
   const auto network = decoder_config_from_hf(config, path);
   InitTape tape;
   return tape.construct([&]() -> std::shared_ptr<MultiModalModule> {
-    if (is_vision_language(config))
-      return std::make_shared<QwenVlModel>(vision_language_config(config, path, network));
+    if (is_vision_language(config)) return std::make_shared<QwenVlModel>(vision_language_config(config, path, network));
     return std::make_shared<DecoderModel>(network);
   });
 }
 
 /// The rows of embeddings and head, where these are all that differs; else nothing.
 std::optional<int64_t> other_vocabulary(const std::vector<WeightTarget>& targets,
-                                        const std::vector<TensorInfo>& weights,
-                                        const WeightMismatch& mismatch) {
-  if (!mismatch.missing.empty() || !mismatch.unexpected.empty() || !mismatch.integers.empty())
-    return std::nullopt;
+                                        const std::vector<TensorInfo>& weights, const WeightMismatch& mismatch) {
+  if (!mismatch.missing.empty() || !mismatch.unexpected.empty() || !mismatch.integers.empty()) return std::nullopt;
   std::optional<int64_t> rows;
   size_t explained = 0;
   for (const auto& target : targets) {
     if (target.stacked || target.parameter.dim() != 2) continue;
     if (!target.source.ends_with(kEmbeddingsEnd) && target.source != kOwnHead) continue;
-    const auto stored = std::find_if(weights.begin(), weights.end(), [&](const TensorInfo& info) {
-      return info.name == target.source;
-    });
+    const auto stored = std::find_if(weights.begin(), weights.end(),
+                                     [&](const TensorInfo& info) { return info.name == target.source; });
     const auto& sizes = stored->sizes;
     const bool fits = sizes.size() == 2 && sizes[1] == target.parameter.size(1);
     if (!fits || sizes[0] == target.parameter.size(0)) continue;
@@ -97,9 +91,8 @@ std::vector<std::string> adapters_in(const std::vector<TensorInfo>& weights) {
 }
 
 bool are_megatrons(const std::vector<TensorInfo>& weights) {
-  return std::any_of(weights.begin(), weights.end(), [](const TensorInfo& info) {
-    return info.name.starts_with("embedding.word_embeddings.");
-  });
+  return std::any_of(weights.begin(), weights.end(),
+                     [](const TensorInfo& info) { return info.name.starts_with("embedding.word_embeddings."); });
 }
 
 }  // namespace
@@ -118,42 +111,39 @@ WeightCheck::Problem WeightCheck::problem_of(const std::vector<TensorInfo>& weig
   const auto targets = match_weights(*model_, weights, mismatch);
   for (const auto& target : targets) {
     // Who trains may fill an own head from the embeddings; who reads files finds none.
-    const bool borrowed =
-        target.names.front() == kOwnHead && target.source.ends_with(kEmbeddingsEnd);
+    const bool borrowed = target.names.front() == kOwnHead && target.source.ends_with(kEmbeddingsEnd);
     if (!borrowed) continue;
-    mismatch.missing.push_back(std::string(kOwnHead) +
-                               " (config.json says \"tie_word_embeddings\": false)");
+    mismatch.missing.push_back(std::string(kOwnHead) + " (config.json says \"tie_word_embeddings\": false)");
     problem.lacks_head = mismatch.text() == "; missing: " + mismatch.missing.back();
   }
   if (const auto rows = other_vocabulary(targets, weights, mismatch)) {
     problem.is_vocabulary = true;
-    problem.text = c10::str("rows for ", *rows,
-                            " tokens, and config.json says \"vocab_size\": ", model_->vocab_size());
+    problem.text = c10::str("rows for ", *rows, " tokens, and config.json says \"vocab_size\": ", model_->vocab_size());
     return problem;
   }
   const auto text = mismatch.text();
-  if (!text.empty())
-    problem.text = "other weights than " + directory_ + "/config.json asks for" + text;
+  if (!text.empty()) problem.text = "other weights than " + directory_ + "/config.json asks for" + text;
   return problem;
 }
 
-void WeightCheck::check_step(const std::vector<TensorInfo>& weights,
-                             const std::string& step) const {
+void WeightCheck::check_step(const std::vector<TensorInfo>& weights, const std::string& step) const {
   const auto adapters = adapters_in(weights);
   TORCH_CHECK(adapters.empty(), step, " holds adapters (", listed(adapters),
-              "), which are no model by themselves: run pretrain with the flags of their training and with --skip-train "
-              "--save-hf DIR; DIR gets the weights of --hf-model with the adapters merged in, and DIR/adapter the adapters "
-              "as PEFT loads them");
+              "), which are no model by themselves: run pretrain with the flags of their training and with "
+              "--skip-train --save-hf DIR; DIR gets the weights of --hf-model with the adapters merged in, and "
+              "DIR/adapter the adapters as PEFT loads them");
   if (model_ == nullptr) return;
   const auto problem = problem_of(weights);
   if (problem.text.empty()) return;
-  TORCH_CHECK(!are_megatrons(weights), step, " has Megatron's names of weights: give --megatron-layout (torch_dist_to_hf)");
-  TORCH_CHECK(false, step, " has ", problem.text,
-              problem.is_vocabulary
-                  ? ". Where Megatron's flags padded the vocabulary (--make-vocab-size-divisible-by), write that number of rows "
-                    "into config.json; otherwise give as --model-assets-dir the directory of the model that was trained"
-                  : ". Give as --model-assets-dir the directory of the model that was trained; for a network of flags, let its "
-                    "run write the files (pretrain --load RUN --skip-train --save-hf DIR)");
+  TORCH_CHECK(!are_megatrons(weights), step,
+              " has Megatron's names of weights: give --megatron-layout (torch_dist_to_hf)");
+  TORCH_CHECK(
+      false, step, " has ", problem.text,
+      problem.is_vocabulary
+          ? ". Where Megatron's flags padded the vocabulary (--make-vocab-size-divisible-by), write that number of "
+            "rows into config.json; otherwise give as --model-assets-dir the directory of the model that was trained"
+          : ". Give as --model-assets-dir the directory of the model that was trained; for a network of flags, let its "
+            "run write the files (pretrain --load RUN --skip-train --save-hf DIR)");
 }
 
 void WeightCheck::check_files(const std::vector<TensorInfo>& weights) const {
@@ -161,8 +151,8 @@ void WeightCheck::check_files(const std::vector<TensorInfo>& weights) const {
   const auto problem = problem_of(weights);
   TORCH_CHECK(problem.text.empty(), directory_, " has ", problem.text,
               problem.lacks_head
-                  ? ". Where the head is the embeddings, give --tie-weight-mapping lm_head.weight=model.embed_tokens.weight, "
-                    "or write \"tie_word_embeddings\": true into config.json"
+                  ? ". Where the head is the embeddings, give --tie-weight-mapping "
+                    "lm_head.weight=model.embed_tokens.weight, or write \"tie_word_embeddings\": true into config.json"
                   : ". Give a directory whose weights and config.json are of one model");
 }
 

@@ -13,8 +13,8 @@ std::string published_qwen2_5_vl(const std::string& name) {
 
 std::string parameter_of_qwen2_5_vl(const std::string& name) {
   if (name.starts_with(kVisual)) return kModel + name;
-  const bool text = name.starts_with(kModel) && !name.starts_with(kModel + kText) &&
-                    !name.starts_with(kModel + kVisual);
+  const bool text =
+      name.starts_with(kModel) && !name.starts_with(kModel + kText) && !name.starts_with(kModel + kVisual);
   return text ? kModel + kText + name.substr(kModel.size()) : name;
 }
 

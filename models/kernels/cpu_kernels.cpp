@@ -13,7 +13,7 @@
 namespace megashard::kernels {
 namespace {
 
-constexpr int kLanes = 16;  // running sums side by side: what lets the compiler vectorise a sum
+constexpr int kLanes = 16;           // running sums side by side: what lets the compiler vectorise a sum
 constexpr int64_t kGrain = 1 << 15;  // elements a thread takes at least
 
 [[gnu::always_inline]] inline float load(float value) { return value; }
@@ -29,8 +29,7 @@ template <class T>
     const auto bits = __builtin_bit_cast(uint32_t, value);
     const uint32_t rounded = (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16;  // to nearest even
     const uint32_t nan = 0x7FC0U;
-    return c10::BFloat16(static_cast<uint16_t>(value != value ? nan : rounded),
-                         c10::BFloat16::from_bits());
+    return c10::BFloat16(static_cast<uint16_t>(value != value ? nan : rounded), c10::BFloat16::from_bits());
   }
 }
 
@@ -39,8 +38,7 @@ template <class T>
 [[gnu::always_inline]] inline float fast_exp(float x) {
   x = x > 88.0F ? 88.0F : x;
   x = x < -86.0F ? -86.0F : x;
-  constexpr float kRound =
-      12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer, left in the low bits
+  constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer, left in the low bits
   const float shifted = x * 1.44269504F + kRound;
   const float n = shifted - kRound;
   const float r = (x - n * 0.693359375F) + n * 2.12194440e-4F;
@@ -51,8 +49,7 @@ template <class T>
   p = p * r + 1.6666665459e-1F;
   p = p * r + 5.0000001201e-1F;
   p = p * r * r + r + 1.0F;
-  const auto scaled =
-      __builtin_bit_cast(uint32_t, p) + (__builtin_bit_cast(uint32_t, shifted) << 23);
+  const auto scaled = __builtin_bit_cast(uint32_t, p) + (__builtin_bit_cast(uint32_t, shifted) << 23);
   return __builtin_bit_cast(float, scaled);
 }
 
@@ -82,8 +79,7 @@ template <class Kernel, class... Args>
 void run_best(Args... args) {
 #if defined(__x86_64__)
   static const bool avx512 = __builtin_cpu_supports("avx512f") != 0;
-  static const bool avx2 =
-      __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
+  static const bool avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
   if (avx512) return run_avx512<Kernel>(args...);
   if (avx2) return run_avx2<Kernel>(args...);
 #endif
@@ -97,9 +93,8 @@ void for_rows(int64_t rows, int64_t width, const Body& body) {
 
 template <class T>
 struct RmsNorm {
-  [[gnu::always_inline]] static inline void run(const T* x, const T* weight, T* y,
-                                                float* inverse_rms, int64_t rows, int64_t width,
-                                                float eps) {
+  [[gnu::always_inline]] static inline void run(const T* x, const T* weight, T* y, float* inverse_rms, int64_t rows,
+                                                int64_t width, float eps) {
     for (int64_t row = 0; row < rows; ++row, x += width, y += width) {
       float lanes[kLanes] = {};
       int64_t j = 0;
@@ -110,24 +105,21 @@ struct RmsNorm {
       for (; j < width; ++j) sum += load(x[j]) * load(x[j]);
       const float scale = 1.0F / std::sqrt(sum / static_cast<float>(width) + eps);
       inverse_rms[row] = scale;
-      for (j = 0; j < width; ++j)
-        y[j] = store<T>(load(weight[j]) * load(store<T>(load(x[j]) * scale)));
+      for (j = 0; j < width; ++j) y[j] = store<T>(load(weight[j]) * load(store<T>(load(x[j]) * scale)));
     }
   }
 };
 
 template <class T>
 struct RmsNormBackward {
-  [[gnu::always_inline]] static inline void run(const T* grad_y, const T* x, const T* weight,
-                                                const float* inverse_rms, T* grad_x,
-                                                float* grad_weight, int64_t rows, int64_t width) {
+  [[gnu::always_inline]] static inline void run(const T* grad_y, const T* x, const T* weight, const float* inverse_rms,
+                                                T* grad_x, float* grad_weight, int64_t rows, int64_t width) {
     for (int64_t row = 0; row < rows; ++row, x += width, grad_y += width, grad_x += width) {
       const float scale = inverse_rms[row];
       float lanes[kLanes] = {};
       int64_t j = 0;
       for (; j + kLanes <= width; j += kLanes) {
-        for (int l = 0; l < kLanes; ++l)
-          lanes[l] += load(grad_y[j + l]) * load(weight[j + l]) * load(x[j + l]);
+        for (int l = 0; l < kLanes; ++l) lanes[l] += load(grad_y[j + l]) * load(weight[j + l]) * load(x[j + l]);
       }
       float dot = sum_lanes(lanes);
       for (; j < width; ++j) dot += load(grad_y[j]) * load(weight[j]) * load(x[j]);
@@ -136,17 +128,15 @@ struct RmsNormBackward {
         grad_x[j] = store<T>(load(grad_y[j]) * load(weight[j]) * scale - along * load(x[j]));
       }
       if (grad_weight == nullptr) continue;
-      for (j = 0; j < width; ++j)
-        grad_weight[j] += load(grad_y[j]) * load(store<T>(load(x[j]) * scale));
+      for (j = 0; j < width; ++j) grad_weight[j] += load(grad_y[j]) * load(store<T>(load(x[j]) * scale));
     }
   }
 };
 
 template <class T>
 struct Rotate {
-  [[gnu::always_inline]] static inline void run(const T* x, const T* cos, const T* sin, T* y,
-                                                const RotaryShape* shape, float sign, int64_t begin,
-                                                int64_t end) {
+  [[gnu::always_inline]] static inline void run(const T* x, const T* cos, const T* sin, T* y, const RotaryShape* shape,
+                                                float sign, int64_t begin, int64_t end) {
     const int64_t half = shape->rotary_dim / 2;
     const int64_t heads = shape->heads;
     const int64_t head_dim = shape->head_dim;
@@ -156,8 +146,7 @@ struct Rotate {
       const T* c = cos + (shape->table_per_batch ? row : t) * half;
       const T* s = sin + (shape->table_per_batch ? row : t) * half;
       for (int64_t head = 0; head < heads; ++head) {
-        const T* from =
-            x + b * shape->stride_batch + t * shape->stride_time + head * shape->stride_head;
+        const T* from = x + b * shape->stride_batch + t * shape->stride_time + head * shape->stride_head;
         T* to = y + (row * heads + head) * head_dim;
         for (int64_t i = 0; i < half; ++i) {
           const float first = load(from[i]);
@@ -184,8 +173,8 @@ struct Swiglu {
 
 template <class T>
 struct SwigluBackward {
-  [[gnu::always_inline]] static inline void run(const T* grad_y, const T* gate, const T* up,
-                                                T* grad_gate, T* grad_up, int64_t count) {
+  [[gnu::always_inline]] static inline void run(const T* grad_y, const T* gate, const T* up, T* grad_gate, T* grad_up,
+                                                int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
       const float g = load(gate[i]);
       const float dy = load(grad_y[i]);
@@ -198,9 +187,8 @@ struct SwigluBackward {
 
 template <class T>
 struct CrossEntropy {
-  [[gnu::always_inline]] static inline void run(const T* logits, const int64_t* labels, float* loss,
-                                                float* stats, int64_t rows, int64_t width,
-                                                int64_t ignore_index) {
+  [[gnu::always_inline]] static inline void run(const T* logits, const int64_t* labels, float* loss, float* stats,
+                                                int64_t rows, int64_t width, int64_t ignore_index) {
     constexpr int64_t kBlock = 1024;  // partial sums go to a double before fp32 loses digits
     for (int64_t row = 0; row < rows; ++row, logits += width) {
       float largest = -INFINITY;
@@ -230,17 +218,16 @@ struct CrossEntropy {
       const auto log_sum = static_cast<float>(std::log(sum));
       stats[2 * row] = largest;
       stats[2 * row + 1] = log_sum;
-      loss[row] =
-          labels[row] == ignore_index ? 0.0F : log_sum - (load(logits[labels[row]]) - largest);
+      loss[row] = labels[row] == ignore_index ? 0.0F : log_sum - (load(logits[labels[row]]) - largest);
     }
   }
 };
 
 template <class T>
 struct CrossEntropyBackward {
-  [[gnu::always_inline]] static inline void run(T* logits, const int64_t* labels,
-                                                const float* stats, const float* grad_loss,
-                                                int64_t rows, int64_t width, int64_t ignore_index) {
+  [[gnu::always_inline]] static inline void run(T* logits, const int64_t* labels, const float* stats,
+                                                const float* grad_loss, int64_t rows, int64_t width,
+                                                int64_t ignore_index) {
     for (int64_t row = 0; row < rows; ++row, logits += width) {
       if (labels[row] == ignore_index) {
         for (int64_t j = 0; j < width; ++j) logits[j] = store<T>(0.0F);
@@ -262,90 +249,78 @@ struct CrossEntropyBackward {
 }  // namespace
 
 template <class T>
-void rms_norm(const T* x, const T* weight, T* y, float* inverse_rms, int64_t rows, int64_t width,
-              float eps) {
+void rms_norm(const T* x, const T* weight, T* y, float* inverse_rms, int64_t rows, int64_t width, float eps) {
   for_rows(rows, width, [=](int64_t begin, int64_t end) {
-    run_best<RmsNorm<T>>(x + begin * width, weight, y + begin * width, inverse_rms + begin,
-                         end - begin, width, eps);
+    run_best<RmsNorm<T>>(x + begin * width, weight, y + begin * width, inverse_rms + begin, end - begin, width, eps);
   });
 }
 
 template <class T>
-void rms_norm_backward(const T* grad_y, const T* x, const T* weight, const float* inverse_rms,
-                       T* grad_x, float* grad_weight, int64_t rows, int64_t width) {
-  std::vector<float>
-      partial;  // [threads, width], added in thread order: the same threads give the same bits
+void rms_norm_backward(const T* grad_y, const T* x, const T* weight, const float* inverse_rms, T* grad_x,
+                       float* grad_weight, int64_t rows, int64_t width) {
+  std::vector<float> partial;  // [threads, width], added in thread order: the same threads give the same bits
   const int64_t threads = at::get_num_threads();
   if (grad_weight != nullptr) partial.assign(static_cast<size_t>(threads * width), 0.0F);
   float* const sums = grad_weight == nullptr ? nullptr : partial.data();
   for_rows(rows, width, [=](int64_t begin, int64_t end) {
     float* const own = sums == nullptr ? nullptr : sums + at::get_thread_num() * width;
-    run_best<RmsNormBackward<T>>(grad_y + begin * width, x + begin * width, weight,
-                                 inverse_rms + begin, grad_x + begin * width, own, end - begin,
-                                 width);
+    run_best<RmsNormBackward<T>>(grad_y + begin * width, x + begin * width, weight, inverse_rms + begin,
+                                 grad_x + begin * width, own, end - begin, width);
   });
   if (grad_weight == nullptr) return;
   std::copy_n(partial.data(), width, grad_weight);
   for (int64_t thread = 1; thread < threads; ++thread) {
-    for (int64_t j = 0; j < width; ++j)
-      grad_weight[j] += partial[static_cast<size_t>(thread * width + j)];
+    for (int64_t j = 0; j < width; ++j) grad_weight[j] += partial[static_cast<size_t>(thread * width + j)];
   }
 }
 
 template <class T>
 void rotate(const T* x, const T* cos, const T* sin, T* y, const RotaryShape& shape, bool back) {
-  for_rows(shape.batch * shape.length, shape.heads * shape.head_dim,
-           [&](int64_t begin, int64_t end) {
-             run_best<Rotate<T>>(x, cos, sin, y, &shape, back ? -1.0F : 1.0F, begin, end);
-           });
+  for_rows(shape.batch * shape.length, shape.heads * shape.head_dim, [&](int64_t begin, int64_t end) {
+    run_best<Rotate<T>>(x, cos, sin, y, &shape, back ? -1.0F : 1.0F, begin, end);
+  });
 }
 
 template <class T>
 void swiglu(const T* gate, const T* up, T* y, int64_t count) {
+  for_rows(count, 1,
+           [=](int64_t begin, int64_t end) { run_best<Swiglu<T>>(gate + begin, up + begin, y + begin, end - begin); });
+}
+
+template <class T>
+void swiglu_backward(const T* grad_y, const T* gate, const T* up, T* grad_gate, T* grad_up, int64_t count) {
   for_rows(count, 1, [=](int64_t begin, int64_t end) {
-    run_best<Swiglu<T>>(gate + begin, up + begin, y + begin, end - begin);
+    run_best<SwigluBackward<T>>(grad_y + begin, gate + begin, up + begin, grad_gate + begin, grad_up + begin,
+                                end - begin);
   });
 }
 
 template <class T>
-void swiglu_backward(const T* grad_y, const T* gate, const T* up, T* grad_gate, T* grad_up,
-                     int64_t count) {
-  for_rows(count, 1, [=](int64_t begin, int64_t end) {
-    run_best<SwigluBackward<T>>(grad_y + begin, gate + begin, up + begin, grad_gate + begin,
-                                grad_up + begin, end - begin);
-  });
-}
-
-template <class T>
-void cross_entropy(const T* logits, const int64_t* labels, float* loss, float* stats, int64_t rows,
-                   int64_t width, int64_t ignore_index) {
+void cross_entropy(const T* logits, const int64_t* labels, float* loss, float* stats, int64_t rows, int64_t width,
+                   int64_t ignore_index) {
   for_rows(rows, width, [=](int64_t begin, int64_t end) {
-    run_best<CrossEntropy<T>>(logits + begin * width, labels + begin, loss + begin,
-                              stats + 2 * begin, end - begin, width, ignore_index);
+    run_best<CrossEntropy<T>>(logits + begin * width, labels + begin, loss + begin, stats + 2 * begin, end - begin,
+                              width, ignore_index);
   });
 }
 
 template <class T>
-void cross_entropy_backward_(T* logits, const int64_t* labels, const float* stats,
-                             const float* grad_loss, int64_t rows, int64_t width,
-                             int64_t ignore_index) {
+void cross_entropy_backward_(T* logits, const int64_t* labels, const float* stats, const float* grad_loss, int64_t rows,
+                             int64_t width, int64_t ignore_index) {
   for_rows(rows, width, [=](int64_t begin, int64_t end) {
-    run_best<CrossEntropyBackward<T>>(logits + begin * width, labels + begin, stats + 2 * begin,
-                                      grad_loss + begin, end - begin, width, ignore_index);
+    run_best<CrossEntropyBackward<T>>(logits + begin * width, labels + begin, stats + 2 * begin, grad_loss + begin,
+                                      end - begin, width, ignore_index);
   });
 }
 
-#define MEGASHARD_INSTANTIATE(T)                                                                   \
-  template void rms_norm(const T*, const T*, T*, float*, int64_t, int64_t, float);                 \
-  template void rms_norm_backward(const T*, const T*, const T*, const float*, T*, float*, int64_t, \
-                                  int64_t);                                                        \
-  template void rotate(const T*, const T*, const T*, T*, const RotaryShape&, bool);                \
-  template void swiglu(const T*, const T*, T*, int64_t);                                           \
-  template void swiglu_backward(const T*, const T*, const T*, T*, T*, int64_t);                    \
-  template void cross_entropy(const T*, const int64_t*, float*, float*, int64_t, int64_t,          \
-                              int64_t);                                                            \
-  template void cross_entropy_backward_(T*, const int64_t*, const float*, const float*, int64_t,   \
-                                        int64_t, int64_t)
+#define MEGASHARD_INSTANTIATE(T)                                                                             \
+  template void rms_norm(const T*, const T*, T*, float*, int64_t, int64_t, float);                           \
+  template void rms_norm_backward(const T*, const T*, const T*, const float*, T*, float*, int64_t, int64_t); \
+  template void rotate(const T*, const T*, const T*, T*, const RotaryShape&, bool);                          \
+  template void swiglu(const T*, const T*, T*, int64_t);                                                     \
+  template void swiglu_backward(const T*, const T*, const T*, T*, T*, int64_t);                              \
+  template void cross_entropy(const T*, const int64_t*, float*, float*, int64_t, int64_t, int64_t);          \
+  template void cross_entropy_backward_(T*, const int64_t*, const float*, const float*, int64_t, int64_t, int64_t)
 MEGASHARD_INSTANTIATE(float);
 MEGASHARD_INSTANTIATE(c10::BFloat16);
 #undef MEGASHARD_INSTANTIATE

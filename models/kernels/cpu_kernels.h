@@ -12,14 +12,13 @@ namespace megashard::kernels {
 /// y = weight * (x / rms(x)), rounded to T before and after the weight as transformers does. x, y:
 /// [rows, width].
 template <class T>
-void rms_norm(const T* x, const T* weight, T* y, float* inverse_rms, int64_t rows, int64_t width,
-              float eps);
+void rms_norm(const T* x, const T* weight, T* y, float* inverse_rms, int64_t rows, int64_t width, float eps);
 
 /// grad_weight is overwritten, and may be null. x, grad_y, grad_x: [rows, width]; grad_weight:
 /// [width].
 template <class T>
-void rms_norm_backward(const T* grad_y, const T* x, const T* weight, const float* inverse_rms,
-                       T* grad_x, float* grad_weight, int64_t rows, int64_t width);
+void rms_norm_backward(const T* grad_y, const T* x, const T* weight, const float* inverse_rms, T* grad_x,
+                       float* grad_weight, int64_t rows, int64_t width);
 
 struct RotaryShape {
   int64_t batch, length, heads, head_dim;
@@ -37,18 +36,16 @@ void rotate(const T* x, const T* cos, const T* sin, T* y, const RotaryShape& sha
 template <class T>
 void swiglu(const T* gate, const T* up, T* y, int64_t count);
 template <class T>
-void swiglu_backward(const T* grad_y, const T* gate, const T* up, T* grad_gate, T* grad_up,
-                     int64_t count);
+void swiglu_backward(const T* grad_y, const T* gate, const T* up, T* grad_gate, T* grad_up, int64_t count);
 
 /// loss[i] = log(sum(exp(logits[i]))) - logits[i][labels[i]], 0 where labels[i] == ignore_index.
 /// stats [rows, 2]: the row's largest logit and log(sum(exp(logit - largest))).
 template <class T>
-void cross_entropy(const T* logits, const int64_t* labels, float* loss, float* stats, int64_t rows,
-                   int64_t width, int64_t ignore_index);
+void cross_entropy(const T* logits, const int64_t* labels, float* loss, float* stats, int64_t rows, int64_t width,
+                   int64_t ignore_index);
 /// Overwrites logits by their gradient.
 template <class T>
-void cross_entropy_backward_(T* logits, const int64_t* labels, const float* stats,
-                             const float* grad_loss, int64_t rows, int64_t width,
-                             int64_t ignore_index);
+void cross_entropy_backward_(T* logits, const int64_t* labels, const float* stats, const float* grad_loss, int64_t rows,
+                             int64_t width, int64_t ignore_index);
 
 }  // namespace megashard::kernels

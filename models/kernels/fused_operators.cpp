@@ -38,8 +38,8 @@ TwoTensors rms_norm_on_cpu(const Tensor& x, const Tensor& weight, double eps) {
   auto y = at::empty_like(x);
   auto inverse_rms = at::empty({rows}, x.options().dtype(at::kFloat));
   with_type(x, [&](auto* type) {
-    kernels::rms_norm(data(type, x), data(type, weight), data(type, y),
-                      inverse_rms.mutable_data_ptr<float>(), rows, width, static_cast<float>(eps));
+    kernels::rms_norm(data(type, x), data(type, weight), data(type, y), inverse_rms.mutable_data_ptr<float>(), rows,
+                      width, static_cast<float>(eps));
   });
   return {y, inverse_rms};
 }
@@ -49,10 +49,9 @@ TwoTensors rms_norm_backward_on_cpu(const Tensor& grad_y, const Tensor& x, const
   auto grad_x = at::empty_like(x);
   auto grad_weight = of_weight ? at::empty({x.size(-1)}, x.options().dtype(at::kFloat)) : Tensor();
   with_type(x, [&](auto* type) {
-    kernels::rms_norm_backward(data(type, grad_y), data(type, x), data(type, weight),
-                               inverse_rms.const_data_ptr<float>(), data(type, grad_x),
-                               of_weight ? grad_weight.mutable_data_ptr<float>() : nullptr,
-                               inverse_rms.numel(), x.size(-1));
+    kernels::rms_norm_backward(
+        data(type, grad_y), data(type, x), data(type, weight), inverse_rms.const_data_ptr<float>(), data(type, grad_x),
+        of_weight ? grad_weight.mutable_data_ptr<float>() : nullptr, inverse_rms.numel(), x.size(-1));
   });
   return {grad_x, grad_weight};
 }
@@ -76,9 +75,7 @@ Tensor rotate_on_cpu(const Tensor& x, const Tensor& cos, const Tensor& sin, bool
 
 Tensor swiglu_on_cpu(const Tensor& gate, const Tensor& up) {
   auto y = at::empty_like(gate);
-  with_type(gate, [&](auto* type) {
-    kernels::swiglu(data(type, gate), data(type, up), data(type, y), gate.numel());
-  });
+  with_type(gate, [&](auto* type) { kernels::swiglu(data(type, gate), data(type, up), data(type, y), gate.numel()); });
   return y;
 }
 
@@ -86,8 +83,8 @@ TwoTensors swiglu_backward_on_cpu(const Tensor& grad_y, const Tensor& gate, cons
   auto grad_gate = at::empty_like(gate);
   auto grad_up = at::empty_like(up);
   with_type(gate, [&](auto* type) {
-    kernels::swiglu_backward(data(type, grad_y), data(type, gate), data(type, up),
-                             data(type, grad_gate), data(type, grad_up), grad_y.numel());
+    kernels::swiglu_backward(data(type, grad_y), data(type, gate), data(type, up), data(type, grad_gate),
+                             data(type, grad_up), grad_y.numel());
   });
   return {grad_gate, grad_up};
 }
@@ -97,19 +94,17 @@ TwoTensors cross_entropy_on_cpu(const Tensor& logits, const Tensor& labels) {
   auto loss = at::empty({rows}, logits.options().dtype(at::kFloat));
   auto stats = at::empty({rows, 2}, loss.options());
   with_type(logits, [&](auto* type) {
-    kernels::cross_entropy(data(type, logits), labels.const_data_ptr<int64_t>(),
-                           loss.mutable_data_ptr<float>(), stats.mutable_data_ptr<float>(), rows,
-                           logits.size(1), kIgnoredLabel);
+    kernels::cross_entropy(data(type, logits), labels.const_data_ptr<int64_t>(), loss.mutable_data_ptr<float>(),
+                           stats.mutable_data_ptr<float>(), rows, logits.size(1), kIgnoredLabel);
   });
   return {loss, stats};
 }
 
-void cross_entropy_backward_on_cpu(Tensor& logits, const Tensor& labels, const Tensor& stats,
-                                   const Tensor& grad_loss) {
+void cross_entropy_backward_on_cpu(Tensor& logits, const Tensor& labels, const Tensor& stats, const Tensor& grad_loss) {
   with_type(logits, [&](auto* type) {
-    kernels::cross_entropy_backward_(
-        data(type, logits), labels.const_data_ptr<int64_t>(), stats.const_data_ptr<float>(),
-        grad_loss.const_data_ptr<float>(), logits.size(0), logits.size(1), kIgnoredLabel);
+    kernels::cross_entropy_backward_(data(type, logits), labels.const_data_ptr<int64_t>(),
+                                     stats.const_data_ptr<float>(), grad_loss.const_data_ptr<float>(), logits.size(0),
+                                     logits.size(1), kIgnoredLabel);
   });
 }
 
@@ -122,17 +117,15 @@ constexpr const char* kFusedOperators[] = {
 TORCH_LIBRARY_FRAGMENT(megashard, library) {
   library.def("linear_by_fp32(Tensor x, Tensor weight) -> Tensor");
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
-  library.def(
-      "rms_norm_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor inverse_rms, bool "
-      "of_weight)"
-      " -> (Tensor, Tensor)");
+  library.def("rms_norm_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor inverse_rms, bool "
+              "of_weight)"
+              " -> (Tensor, Tensor)");
   library.def("rotate(Tensor x, Tensor cos, Tensor sin, bool back) -> Tensor");
   library.def("swiglu(Tensor gate, Tensor up) -> Tensor");
   library.def("swiglu_backward(Tensor grad_y, Tensor gate, Tensor up) -> (Tensor, Tensor)");
   library.def("cross_entropy(Tensor logits, Tensor labels) -> (Tensor, Tensor)");
-  library.def(
-      "cross_entropy_backward_(Tensor(a!) logits, Tensor labels, Tensor stats, Tensor grad_loss)"
-      " -> ()");
+  library.def("cross_entropy_backward_(Tensor(a!) logits, Tensor labels, Tensor stats, Tensor grad_loss)"
+              " -> ()");
 }
 
 TORCH_LIBRARY_IMPL(megashard, CPU, library) {
@@ -148,8 +141,7 @@ TORCH_LIBRARY_IMPL(megashard, CPU, library) {
 
 // fused_ops.cpp differentiates them; LibTorch's default for the key would box every call.
 TORCH_LIBRARY_IMPL(megashard, Autograd, library) {
-  for (const char* name : kFusedOperators)
-    library.impl(name, torch::CppFunction::makeFallthrough());
+  for (const char* name : kFusedOperators) library.impl(name, torch::CppFunction::makeFallthrough());
 }
 
 const FusedOperators& fused_operators() {

@@ -73,8 +73,7 @@ struct OwnGradient : Function<OwnGradient> {
 };
 
 struct RmsNormFunction : Function<RmsNormFunction> {
-  static Variable forward(AutogradContext* context, const at::Tensor& input,
-                          const at::Tensor& weight, double eps) {
+  static Variable forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& weight, double eps) {
     const auto x = input.contiguous();
     const auto [y, inverse_rms] = fused_operators().rms_norm(x, weight, eps);
     context->save_for_backward({x, weight, inverse_rms});
@@ -84,22 +83,20 @@ struct RmsNormFunction : Function<RmsNormFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     refuse_second_derivative("rms_norm");
     const auto saved = context->get_saved_variables();
-    auto [grad_x, grad_weight] = fused_operators().rms_norm_backward(
-        grads[0].contiguous(), saved[0], saved[1], saved[2], context->needs_input_grad(1));
+    auto [grad_x, grad_weight] = fused_operators().rms_norm_backward(grads[0].contiguous(), saved[0], saved[1],
+                                                                     saved[2], context->needs_input_grad(1));
     if (grad_weight.defined()) grad_weight = grad_weight.to(saved[1].scalar_type());
     return {grad_x, grad_weight, Variable()};
   }
 };
 
-at::Tensor run_rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
-                      bool back) {
+at::Tensor run_rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
   const auto dense = x.stride(-1) == 1 ? x : x.contiguous();
   return fused_operators().rotate(dense, cos, sin, back);
 }
 
 struct RotateFunction : Function<RotateFunction> {
-  static Variable forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos,
-                          const at::Tensor& sin) {
+  static Variable forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
     context->save_for_backward({cos, sin});
     return run_rotate(x, cos, sin, /*back=*/false);
   }
@@ -111,8 +108,7 @@ struct RotateFunction : Function<RotateFunction> {
 };
 
 struct SwigluFunction : Function<SwigluFunction> {
-  static Variable forward(AutogradContext* context, const at::Tensor& gate_in,
-                          const at::Tensor& up_in) {
+  static Variable forward(AutogradContext* context, const at::Tensor& gate_in, const at::Tensor& up_in) {
     const auto gate = gate_in.contiguous();
     const auto up = up_in.contiguous();
     context->save_for_backward({gate, up});
@@ -121,8 +117,7 @@ struct SwigluFunction : Function<SwigluFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     refuse_second_derivative("swiglu");
     const auto saved = context->get_saved_variables();
-    const auto [grad_gate, grad_up] =
-        fused_operators().swiglu_backward(grads[0].contiguous(), saved[0], saved[1]);
+    const auto [grad_gate, grad_up] = fused_operators().swiglu_backward(grads[0].contiguous(), saved[0], saved[1]);
     return {grad_gate, grad_up};
   }
 };
@@ -132,8 +127,7 @@ int64_t rows_at_a_time(const at::Tensor& logits) {
   return std::max<int64_t>(1, (int64_t{1} << 25) / std::max<int64_t>(1, logits.size(1)));
 }
 
-FusedOperators::TwoTensors cross_entropy_by_operators(const at::Tensor& logits,
-                                                      const at::Tensor& labels) {
+FusedOperators::TwoTensors cross_entropy_by_operators(const at::Tensor& logits, const at::Tensor& labels) {
   auto loss = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
   auto stats = at::empty_like(loss);
   const int64_t step = rows_at_a_time(logits);
@@ -150,29 +144,26 @@ FusedOperators::TwoTensors cross_entropy_by_operators(const at::Tensor& logits,
   return {loss, stats};
 }
 
-void cross_entropy_backward_by_operators_(at::Tensor& logits, const at::Tensor& labels,
-                                          const at::Tensor& stats, const at::Tensor& grad_loss) {
+void cross_entropy_backward_by_operators_(at::Tensor& logits, const at::Tensor& labels, const at::Tensor& stats,
+                                          const at::Tensor& grad_loss) {
   const int64_t step = rows_at_a_time(logits);
   for (int64_t row = 0; row < logits.size(0); row += step) {
     const int64_t count = std::min(step, logits.size(0) - row);
     auto target = logits.narrow(0, row, count);
     const auto label = labels.narrow(0, row, count).unsqueeze(1);
     const auto scale = (grad_loss.narrow(0, row, count).unsqueeze(1)) * label.ne(kIgnoredLabel);
-    auto grad =
-        at::sub(target.to(at::kFloat), stats.narrow(0, row, count).unsqueeze(1)).exp_().mul_(scale);
+    auto grad = at::sub(target.to(at::kFloat), stats.narrow(0, row, count).unsqueeze(1)).exp_().mul_(scale);
     grad.scatter_add_(1, label.clamp_min(0), scale.neg());
     target.copy_(grad);
   }
 }
 
 struct CrossEntropyFunction : Function<CrossEntropyFunction> {
-  static Variable forward(AutogradContext* context, const at::Tensor& input,
-                          const at::Tensor& labels) {
+  static Variable forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& labels) {
     const auto logits = input.contiguous();
     const auto& fused = fused_operators().cross_entropy;
-    const auto [loss, stats] = has_kernel(fused, logits)
-                                   ? fused(logits, labels)
-                                   : cross_entropy_by_operators(logits, labels);
+    const auto [loss, stats] =
+        has_kernel(fused, logits) ? fused(logits, labels) : cross_entropy_by_operators(logits, labels);
     context->save_for_backward({logits, labels, stats});
     return loss;
   }
@@ -180,8 +171,8 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     refuse_second_derivative("token_cross_entropy");
     TORCH_CHECK(context->saved_data.count("consumed") == 0,
-                "the loss was already differentiated, and its logits are overwritten by their gradient: "
-                "call backward once, without retain_graph");
+                "the loss was already differentiated, and its logits are overwritten by their gradient: call backward "
+                "once, without retain_graph");
     context->saved_data["consumed"] = true;
     const auto saved = context->get_saved_variables();
     auto logits = saved[0].detach();  // its gradient from here on
@@ -220,15 +211,13 @@ at::Tensor with_own_gradient(const at::Tensor& weight) { return OwnGradient::app
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   TORCH_CHECK(x.dim() >= 1 && weight.dim() == 1 && x.size(-1) == weight.size(0), "rms_norm: the last dimension of x ",
               x.sizes(), " must be that of the weight ", weight.sizes());
-  if (has_kernel(fused_operators().rms_norm, x) && alike(x, weight))
-    return RmsNormFunction::apply(x, weight, eps);
+  if (has_kernel(fused_operators().rms_norm, x) && alike(x, weight)) return RmsNormFunction::apply(x, weight, eps);
   return at::rms_norm(x, {x.size(-1)}, weight, eps);
 }
 
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   const bool fits = x.dim() == 4 && cos.sizes() == sin.sizes() && cos.size(-2) == x.size(1) &&
-                    2 * cos.size(-1) <= x.size(3) &&
-                    (cos.dim() == 2 || cos.size(0) == 1 || cos.size(0) == x.size(0));
+                    2 * cos.size(-1) <= x.size(3) && (cos.dim() == 2 || cos.size(0) == 1 || cos.size(0) == x.size(0));
   TORCH_CHECK(fits, "rotate: x ", x.sizes(), " must be [B, T, H, D], and cos ", cos.sizes(), " and sin ", sin.sizes(),
               " [T, R/2] or [B, T, R/2] with R <= D: do the position ids have the sizes of the tokens?");
   if (has_kernel(fused_operators().rotate, x) && alike(x, cos))
@@ -244,8 +233,7 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
   TORCH_CHECK(gate.sizes() == up.sizes(), "swiglu: gate ", gate.sizes(), " and up ", up.sizes(), " must be alike");
-  if (has_kernel(fused_operators().swiglu, gate) && alike(gate, up))
-    return SwigluFunction::apply(gate, up);
+  if (has_kernel(fused_operators().swiglu, gate) && alike(gate, up)) return SwigluFunction::apply(gate, up);
   return at::silu(gate) * up;
 }
 
@@ -255,8 +243,7 @@ at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& label
   TORCH_CHECK(labels.scalar_type() == at::kLong, "labels must be int64, got ", labels.scalar_type());
   const int64_t vocabulary = logits.size(-1);
   const auto flat = labels.reshape({-1}).contiguous();
-  if (flat.device()
-          .is_cpu()) {  // on a GPU the check would stall the stream; the gather asserts there
+  if (flat.device().is_cpu()) {  // on a GPU the check would stall the stream; the gather asserts there
     const auto* label = flat.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < flat.numel(); ++i) {
       TORCH_CHECK(label[i] == kIgnoredLabel || (label[i] >= 0 && label[i] < vocabulary), "label ", label[i],

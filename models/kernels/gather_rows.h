@@ -1,6 +1,6 @@
 #pragma once
 
-#include "parallel/fsdp/sharded_tensor.h"
+#include "parallel/sharded_tensor.h"
 
 namespace megashard {
 

@@ -9,12 +9,9 @@ namespace megashard {
 at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const at::Tensor& mask) {
   const bool by_fp32 = by_way_of_fp32(q);
-  const auto heads_first = [&](const at::Tensor& x) {
-    return (by_fp32 ? x.to(at::kFloat) : x).transpose(1, 2);
-  };
+  const auto heads_first = [&](const at::Tensor& x) { return (by_fp32 ? x.to(at::kFloat) : x).transpose(1, 2); };
   const auto out = at::scaled_dot_product_attention(
-      heads_first(q), heads_first(k), heads_first(v),
-      mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt,
+      heads_first(q), heads_first(k), heads_first(v), mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt,
       is_training() ? dropout_ : 0.0,
       /*is_causal=*/!mask.defined(), /*scale=*/std::nullopt, /*enable_gqa=*/q.size(2) != k.size(2));
   return out.transpose(1, 2).to(q.scalar_type());
@@ -34,12 +31,11 @@ Attention::Attention(const DecoderConfig& config)
   q_proj_ = projection("q_proj", {.in = hidden, .out = queries, .bias = config.qkv_bias});
   k_proj_ = projection("k_proj", {.in = hidden, .out = keys, .bias = config.qkv_bias});
   v_proj_ = projection("v_proj", {.in = hidden, .out = keys, .bias = config.qkv_bias});
-  o_proj_ = projection("o_proj", {.in = queries,
-                                  .out = hidden,
-                                  .bias = config.attention_out_bias,
-                                  .init_scale = config.output_init_scale});
-  core_attention_ = register_module(
-      "core_attention", std::make_shared<Hooked<CoreAttention>>(config.attention_dropout));
+  o_proj_ = projection(
+      "o_proj",
+      {.in = queries, .out = hidden, .bias = config.attention_out_bias, .init_scale = config.output_init_scale});
+  core_attention_ =
+      register_module("core_attention", std::make_shared<Hooked<CoreAttention>>(config.attention_dropout));
   if (!config.qk_norm) return;
   q_norm_ = register_module("q_norm", std::make_shared<Hooked<Norm>>(config, head_dim_));
   k_norm_ = register_module("k_norm", std::make_shared<Hooked<Norm>>(config, head_dim_));
@@ -63,8 +59,7 @@ at::Tensor Attention::forward(const at::Tensor& hidden, const LayerContext& cont
   if (!shard.is_whole()) {
     const int64_t ranks = shard.group->size();
     auto whole = gather_sequence({q, spread_heads(k, ranks), spread_heads(v, ranks)}, shard);
-    const auto mixed =
-        core_attention_->forward(whole[0], whole[1], whole[2], context.attention_mask);
+    const auto mixed = core_attention_->forward(whole[0], whole[1], whole[2], context.attention_mask);
     return o_proj_->forward(scatter_sequence(mixed, shard).flatten(2));
   }
   const auto mixed = core_attention_->forward(q, k, v, context.attention_mask);

@@ -17,10 +17,9 @@ namespace megashard {
 /// What all layers of a forward share.
 struct LayerContext {
   RotaryTables rotary;
-  at::Tensor
-      attention_mask;       // [B, 1, T, T] bool, true where attention is allowed; undefined: causal
-  at::Tensor token_mask{};  // as ModelInput's
-  SequenceShard sequence{};  // where the rows of [B, T] are; attention_mask is the whole sequence's
+  at::Tensor attention_mask;  // [B, 1, T, T] bool, true where attention is allowed; undefined: causal
+  at::Tensor token_mask{};    // as ModelInput's
+  SequenceShard sequence{};   // where the rows of [B, T] are; attention_mask is the whole sequence's
 
   template <class F>
   void visit_tensors(F&& f) {
@@ -37,8 +36,7 @@ class CoreAttention : public torch::nn::Module {
   explicit CoreAttention(double dropout) : dropout_(dropout) {}
 
   /// q [B, T, H, D], k and v [B, T, G, D], mask as in LayerContext -> [B, T, H, D].
-  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     const at::Tensor& mask);
+  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask);
 
  private:
   double dropout_;

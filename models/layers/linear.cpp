@@ -30,10 +30,8 @@ void Linear::add_adapter(int64_t rank, double scale, double dropout) {
   const int64_t in = weight.size(1);
   adapter_scale_ = scale;
   adapter_dropout_ = dropout;
-  lora_a_ =
-      register_module("lora_A", std::make_shared<Hooked<Linear>>(Options{.in = in, .out = rank}));
-  lora_b_ = register_module(
-      "lora_B", std::make_shared<Hooked<Linear>>(Options{.in = rank, .out = weight.size(0)}));
+  lora_a_ = register_module("lora_A", std::make_shared<Hooked<Linear>>(Options{.in = in, .out = rank}));
+  lora_b_ = register_module("lora_B", std::make_shared<Hooked<Linear>>(Options{.in = rank, .out = weight.size(0)}));
   const at::NoGradGuard no_grad;
   const double bound = 1 / std::sqrt(static_cast<double>(in));  // Kaiming's, a = sqrt(5)
   lora_a_->weight.uniform_(-bound, bound);
@@ -52,13 +50,13 @@ Embedding::Embedding(int64_t rows, int64_t width, std::optional<int64_t> padding
 
 at::Tensor Embedding::forward(const at::Tensor& indices) {
   TORCH_CHECK(indices.scalar_type() == at::kLong, "embedding indices must be int64, got ", indices.scalar_type());
-  if (indices.device()
-          .is_cpu()) {  // on a GPU the check would stall the stream; the kernel asserts there
+  if (indices.device().is_cpu()) {  // on a GPU the check would stall the stream; the kernel asserts there
     const auto flat = indices.contiguous();
     const auto* index = flat.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < flat.numel(); ++i) {
       TORCH_CHECK(index[i] >= 0 && index[i] < rows_, "token or position ", index[i], " lies outside an embedding of ",
-                  rows_, " rows: the data were tokenised with another tokenizer than the model's, or are too long for it");
+                  rows_,
+                  " rows: the data were tokenised with another tokenizer than the model's, or are too long for it");
     }
   }
   return at::embedding(weight, indices, padding_index_.value_or(-1));

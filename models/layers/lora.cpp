@@ -76,11 +76,11 @@ int64_t add_lora(MegatronModule& model, const LoraOptions& options) {
     known.insert(last_name(path));
     if (!wanted.contains(last_name(path)) && (!all || is_output_projection(path))) return;
     missing.erase(last_name(path));
-    TORCH_CHECK(!tied.contains(layer.weight.unsafeGetTensorImpl()), "--lora-target-modules: ", path, " shares its weight with the embeddings, "
-                "which an adapter would not change: leave ", last_name(path), " out, or give --untie-embeddings-and-output-weights");
+    TORCH_CHECK(!tied.contains(layer.weight.unsafeGetTensorImpl()), "--lora-target-modules: ", path,
+                " shares its weight with the embeddings, which an adapter would not change: leave ", last_name(path),
+                " out, or give --untie-embeddings-and-output-weights");
     // Drawn for other ranks' experts too: all adapters start as on one rank.
-    layer.add_adapter(options.rank, options.alpha / static_cast<double>(options.rank),
-                      options.dropout);
+    layer.add_adapter(options.rank, options.alpha / static_cast<double>(options.rank), options.dropout);
     count += own;
   });
   TORCH_CHECK(missing.empty(), "--lora-target-modules: the model has no linear layer ",

@@ -28,25 +28,21 @@ at::Tensor activate(const at::Tensor& x, Activation activation) {
 
 Mlp::Mlp(const DecoderConfig& config, int64_t intermediate_size)
     : class_name_(config.names.mlp), activation_(config.activation), tiles_(config.mlp_tiles) {
-  const Linear::Options widen{
-      .in = config.hidden_size, .out = intermediate_size, .bias = config.mlp_bias};
-  if (config.gated_mlp)
-    gate_proj_ = register_module("gate_proj", std::make_shared<Hooked<Linear>>(widen));
+  const Linear::Options widen{.in = config.hidden_size, .out = intermediate_size, .bias = config.mlp_bias};
+  if (config.gated_mlp) gate_proj_ = register_module("gate_proj", std::make_shared<Hooked<Linear>>(widen));
   up_proj_ = register_module("up_proj", std::make_shared<Hooked<Linear>>(widen));
-  down_proj_ = register_module("down_proj", std::make_shared<Hooked<Linear>>(Linear::Options{
-                                                .in = intermediate_size,
-                                                .out = config.hidden_size,
-                                                .bias = config.mlp_bias,
-                                                .init_scale = config.output_init_scale}));
+  down_proj_ = register_module(
+      "down_proj", std::make_shared<Hooked<Linear>>(Linear::Options{.in = intermediate_size,
+                                                                    .out = config.hidden_size,
+                                                                    .bias = config.mlp_bias,
+                                                                    .init_scale = config.output_init_scale}));
 }
 
 at::Tensor Mlp::forward(const at::Tensor& hidden) {
   const bool is_expert = hidden.dim() == 2;  // its rows are few already, and no sequence
   if (tiles_ == 1 || is_expert) return of_rows(hidden);
   auto self = shared_from_this();  // a graph may outlive the model
-  const auto body = [this, self = std::move(self)](const at::Tensor& rows) {
-    return of_rows(rows);
-  };
+  const auto body = [this, self = std::move(self)](const at::Tensor& rows) { return of_rows(rows); };
   return tiled_rows(body, hidden, parameters(), tiles_);
 }
 

@@ -15,8 +15,7 @@
 namespace megashard {
 
 at::Tensor inverse_frequencies(const RotaryConfig& config, int64_t rotary_dim) {
-  const auto exponents =
-      at::arange(0, rotary_dim, 2, at::TensorOptions().dtype(at::kFloat)) / rotary_dim;
+  const auto exponents = at::arange(0, rotary_dim, 2, at::TensorOptions().dtype(at::kFloat)) / rotary_dim;
   const auto plain = at::pow(at::Scalar(config.theta), exponents).reciprocal();
   if (config.kind == RotaryConfig::Kind::kDefault) return plain;
   if (config.kind == RotaryConfig::Kind::kLinear) return plain / config.factor;
@@ -56,8 +55,7 @@ std::vector<int64_t> axes_of_pairs(const RotaryConfig& config, int64_t pairs) {
 RotaryEmbedding::RotaryEmbedding(const DecoderConfig& config)
     : class_name_(config.names.rotary),
       config_(config.rotary),
-      rotary_dim_(
-          static_cast<int64_t>(static_cast<double>(config.head_dim) * config.rotary.fraction)),
+      rotary_dim_(static_cast<int64_t>(static_cast<double>(config.head_dim) * config.rotary.fraction)),
       axis_of_pair_(axes_of_pairs(config.rotary, rotary_dim_ / 2)) {}
 
 RotaryTables RotaryEmbedding::tables(const at::Tensor& positions, const at::Tensor& hidden) {
@@ -76,14 +74,13 @@ RotaryTables RotaryEmbedding::tables(const at::Tensor& positions, const at::Tens
 }
 
 RotaryTables RotaryEmbedding::forward(const at::Tensor& hidden, const at::Tensor& position_ids) {
-  const c10::InferenceMode no_inference(
-      false);  // tables outlive this call, and a training step may use them
+  const c10::InferenceMode no_inference(false);  // tables outlive this call, and a training step may use them
   const at::NoGradGuard no_grad;
   if (position_ids.defined()) return tables(on_device(position_ids, hidden.device()), hidden);
   const int64_t length = hidden.size(1);
   const auto& cos = cached_.cos;
-  const bool fits = cos.defined() && cos.size(0) == length &&
-                    cos.scalar_type() == hidden.scalar_type() && cos.device() == hidden.device();
+  const bool fits = cos.defined() && cos.size(0) == length && cos.scalar_type() == hidden.scalar_type() &&
+                    cos.device() == hidden.device();
   if (!fits) cached_ = tables(at::arange(length, hidden.options().dtype(at::kLong)), hidden);
   return cached_;
 }

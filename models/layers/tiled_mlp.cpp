@@ -31,8 +31,8 @@ void for_each_piece(int64_t rows, int64_t pieces, const F& work) {
 class TiledRowsNode final : public torch::autograd::Node {
  public:
   /// `states`: of each piece, before it ran.
-  TiledRowsNode(torch::autograd::edge_list next, RowsBody body, const at::Tensor& x,
-                std::vector<at::Tensor> parameters, int64_t pieces, std::vector<CallState> states)
+  TiledRowsNode(torch::autograd::edge_list next, RowsBody body, const at::Tensor& x, std::vector<at::Tensor> parameters,
+                int64_t pieces, std::vector<CallState> states)
       : Node(std::move(next)),
         body_(std::move(body)),
         x_(x, /*is_output=*/false),
@@ -48,8 +48,7 @@ class TiledRowsNode final : public torch::autograd::Node {
     results[0] = at::empty_like(x);
     auto state = states_.begin();
     for_each_piece(x.size(1), pieces_, [&](int64_t begin, int64_t rows) {
-      add_piece(results, x.narrow(1, begin, rows), gradients[0].narrow(1, begin, rows), begin,
-                *state++);
+      add_piece(results, x.narrow(1, begin, rows), gradients[0].narrow(1, begin, rows), begin, *state++);
     });
     return results;
   }
@@ -62,14 +61,13 @@ class TiledRowsNode final : public torch::autograd::Node {
   std::string name() const override { return "TiledRows"; }
 
  private:
-  void add_piece(variable_list& results, const at::Tensor& x, const at::Tensor& gradient,
-                 int64_t begin, const CallState& state) const {
+  void add_piece(variable_list& results, const at::Tensor& x, const at::Tensor& gradient, int64_t begin,
+                 const CallState& state) const {
     const CallState::Replayed replayed(state);  // with gradients
     variable_list inputs{x.detach().requires_grad_()};
     inputs.insert(inputs.end(), parameters_.begin(), parameters_.end());
-    const auto of_piece =
-        torch::autograd::grad({body_(inputs[0])}, inputs, {gradient}, /*retain_graph=*/false,
-                              /*create_graph=*/false, /*allow_unused=*/true);
+    const auto of_piece = torch::autograd::grad({body_(inputs[0])}, inputs, {gradient}, /*retain_graph=*/false,
+                                                /*create_graph=*/false, /*allow_unused=*/true);
     const at::NoGradGuard no_grad;
     results[0].narrow(1, begin, x.size(1)).copy_(of_piece[0]);
     for (size_t i = 1; i < inputs.size(); ++i) {
@@ -95,8 +93,7 @@ at::Tensor forward_by_pieces(const RowsBody& body, const at::Tensor& x, int64_t 
   const at::NoGradGuard no_grad;
   at::Tensor out;
   for_each_piece(x.size(1), pieces, [&](int64_t begin, int64_t rows) {
-    if (states != nullptr)
-      states->emplace_back(std::vector<at::Tensor>{x}, /*rng=*/true, std::vector<at::Generator>{});
+    if (states != nullptr) states->emplace_back(std::vector<at::Tensor>{x}, /*rng=*/true, std::vector<at::Generator>{});
     const at::Tensor piece = body(x.narrow(1, begin, rows));
     if (!out.defined()) out = at::empty({x.size(0), x.size(1), piece.size(2)}, piece.options());
     out.narrow(1, begin, rows).copy_(piece);
@@ -106,8 +103,8 @@ at::Tensor forward_by_pieces(const RowsBody& body, const at::Tensor& x, int64_t 
 
 }  // namespace
 
-at::Tensor tiled_rows(const RowsBody& body, const at::Tensor& x,
-                      const std::vector<at::Tensor>& parameters, int64_t pieces) {
+at::Tensor tiled_rows(const RowsBody& body, const at::Tensor& x, const std::vector<at::Tensor>& parameters,
+                      int64_t pieces) {
   TORCH_CHECK(pieces > 0 && x.dim() == 3, "tiling needs [batch, rows, channels] and a positive number of pieces, got ",
               x.sizes(), " and ", pieces);
   if (pieces == 1 || x.size(1) <= 1) return body(x);
@@ -121,10 +118,9 @@ at::Tensor tiled_rows(const RowsBody& body, const at::Tensor& x,
   if (!has_graph) return out;
   torch::autograd::edge_list edges{x.requires_grad() ? torch::autograd::impl::gradient_edge(x)
                                                      : torch::autograd::Edge()};
-  for (const auto& parameter : trained)
-    edges.push_back(torch::autograd::impl::gradient_edge(parameter));
-  const auto node = std::make_shared<TiledRowsNode>(std::move(edges), body, x, std::move(trained),
-                                                    pieces, std::move(states));
+  for (const auto& parameter : trained) edges.push_back(torch::autograd::impl::gradient_edge(parameter));
+  const auto node =
+      std::make_shared<TiledRowsNode>(std::move(edges), body, x, std::move(trained), pieces, std::move(states));
   torch::autograd::impl::set_gradient_edge(out, {node, node->add_input_metadata(out)});
   return out;
 }

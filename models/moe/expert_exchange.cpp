@@ -23,8 +23,7 @@ const ExpertExchange& exchange_of(AutogradContext* context) {
 }
 
 struct Send : torch::autograd::Function<Send> {
-  static Variable forward(AutogradContext* context, const at::Tensor& rows,
-                          const ExchangePtr& exchange) {
+  static Variable forward(AutogradContext* context, const at::Tensor& rows, const ExchangePtr& exchange) {
     context->saved_data["exchange"] = c10::IValue::make_capsule(exchange);
     return exchange->there(rows);
   }
@@ -35,8 +34,7 @@ struct Send : torch::autograd::Function<Send> {
 };
 
 struct SendBack : torch::autograd::Function<SendBack> {
-  static Variable forward(AutogradContext* context, const at::Tensor& results,
-                          const ExchangePtr& exchange) {
+  static Variable forward(AutogradContext* context, const at::Tensor& results, const ExchangePtr& exchange) {
     context->saved_data["exchange"] = c10::IValue::make_capsule(exchange);
     return exchange->back(results);
   }
@@ -48,8 +46,7 @@ struct SendBack : torch::autograd::Function<SendBack> {
 
 }  // namespace
 
-ExpertExchange::ExpertExchange(ProcessGroupPtr ranks, const at::Tensor& counts)
-    : ranks_(std::move(ranks)) {
+ExpertExchange::ExpertExchange(ProcessGroupPtr ranks, const at::Tensor& counts) : ranks_(std::move(ranks)) {
   const int64_t size = ranks_->size(), me = ranks_->rank();
   const int64_t own = counts.size(0) / size;
   auto gathered = at::empty({size * size * own}, counts.options());
@@ -99,19 +96,15 @@ ExpertExchange::ExpertExchange(ProcessGroupPtr ranks, const at::Tensor& counts)
   slot_of_result_ = index(slot_of_result);
 }
 
-at::Tensor ExpertExchange::swap(const at::Tensor& rows, const at::Tensor& sent,
-                                const at::Tensor& taken) const {
+at::Tensor ExpertExchange::swap(const at::Tensor& rows, const at::Tensor& sent, const at::Tensor& taken) const {
   const bool nothing = rows.size(0) == 0;  // slots still have to be filled
-  const auto outgoing = nothing ? at::empty({sent.size(0), rows.size(1)}, rows.options())
-                                : rows.index_select(0, sent);
+  const auto outgoing = nothing ? at::empty({sent.size(0), rows.size(1)}, rows.options()) : rows.index_select(0, sent);
   auto incoming = at::empty_like(outgoing);
   ranks_->all_to_all_into(incoming.flatten(), outgoing.flatten()).wait();
   return incoming.index_select(0, taken);
 }
 
-at::Tensor ExpertExchange::there(const at::Tensor& rows) const {
-  return swap(rows, row_of_slot_, slot_of_result_);
-}
+at::Tensor ExpertExchange::there(const at::Tensor& rows) const { return swap(rows, row_of_slot_, slot_of_result_); }
 
 at::Tensor ExpertExchange::back(const at::Tensor& results) const {
   return swap(results, result_of_slot_, slot_of_row_);

@@ -24,13 +24,11 @@ class ExpertExchange : public torch::CustomClassHolder {
 
   /// Rows sorted by expert [n, C] -> the rows for this rank's experts [m, C], sorted by expert.
   /// Differentiable, as is the way back.
-  static at::Tensor send(const c10::intrusive_ptr<ExpertExchange>& exchange,
-                         const at::Tensor& rows);
+  static at::Tensor send(const c10::intrusive_ptr<ExpertExchange>& exchange, const at::Tensor& rows);
   /// Results in the order of send's -> those of this rank's rows, in the order of send's argument.
   /// Gradients of losses that are averaged over all ranks come from all of `ranks` to one expert:
   /// they are divided by their number between send and send_back.
-  static at::Tensor send_back(const c10::intrusive_ptr<ExpertExchange>& exchange,
-                              const at::Tensor& results);
+  static at::Tensor send_back(const c10::intrusive_ptr<ExpertExchange>& exchange, const at::Tensor& results);
 
   int ranks() const { return ranks_->size(); }
   at::Tensor there(const at::Tensor& rows) const;

@@ -12,12 +12,15 @@ int expert_shard_size(int world, int shard, int parts, std::optional<int> wanted
               " ranks; change one of them");
   const int holders = world / parts;
   if (wanted) {
-    TORCH_CHECK(*wanted > 0 && holders % *wanted == 0, "expert_fully_shard_parallel_size is ", *wanted, ", which does not divide the ",
-                holders, " ranks that have an expert (", world, " ranks / --expert-model-parallel-size ", parts, "); change one of them");
+    TORCH_CHECK(*wanted > 0 && holders % *wanted == 0, "expert_fully_shard_parallel_size is ", *wanted,
+                ", which does not divide the ", holders, " ranks that have an expert (", world,
+                " ranks / --expert-model-parallel-size ", parts, "); change one of them");
     return *wanted;
   }
-  TORCH_CHECK(shard % parts == 0 || parts % shard == 0, "sharding_size ", shard, " and --expert-model-parallel-size ", parts,
-              " have no multiple in common use: one must divide the other, or give expert_fully_shard_parallel_size in the FSDP2 file");
+  TORCH_CHECK(shard % parts == 0 || parts % shard == 0, "sharding_size ", shard, " and --expert-model-parallel-size ",
+              parts,
+              " have no multiple in common use: one must divide the other, or give expert_fully_shard_parallel_size in "
+              "the FSDP2 file");
   return std::max(1, shard / parts);
 }
 
@@ -31,8 +34,7 @@ std::unordered_set<const c10::TensorImpl*> ExpertParallelModule::expert_paramete
   for (const auto& layer : decoder_layers()) {
     if (!layer->experts()) continue;
     for (const auto& expert : layer->experts()->experts()) {
-      for (const auto& parameter : expert->parameters())
-        parameters.insert(parameter.unsafeGetTensorImpl());
+      for (const auto& parameter : expert->parameters()) parameters.insert(parameter.unsafeGetTensorImpl());
     }
   }
   return parameters;
@@ -52,19 +54,17 @@ void ExpertParallelModule::_init_ep_model() {
   if (parts == 1 && !config.expert_shard_size) return;
   const auto& world = request().process_group;
   const auto& dense = *options().mesh;
-  const int shard = expert_shard_size(world->size(), dense.size(dense.ndim() - 1), parts,
-                                      config.expert_shard_size);
+  const int shard = expert_shard_size(world->size(), dense.size(dense.ndim() - 1), parts, config.expert_shard_size);
   TORCH_CHECK(world->rank() % parts == moe_config().part, "the model has part ", moe_config().part, " of ", parts,
               " of the experts, which is not that of rank ", world->rank(), ": make it on this rank");
   const int replicas = world->size() / parts / shard;
-  const DeviceMesh ranks(world, {replicas, shard, parts},
-                         {"Expert_Replicate", "Expert_Shard", "EP"});
+  const DeviceMesh ranks(world, {replicas, shard, parts}, {"Expert_Replicate", "Expert_Shard", "EP"});
   if (parts > 1) ranks_of_parts_ = ranks.group("EP");
   for (const auto& layer : decoder_layers()) {
     if (layer->experts()) layer->experts()->set_ranks(ranks.group("EP"));
   }
-  const auto mesh = replicas == 1 ? ranks.submesh({"Expert_Shard"})
-                                  : ranks.submesh({"Expert_Replicate", "Expert_Shard"});
+  const auto mesh =
+      replicas == 1 ? ranks.submesh({"Expert_Shard"}) : ranks.submesh({"Expert_Replicate", "Expert_Shard"});
   shard_over(mesh, [parameters = expert_parameters()](const at::Tensor& parameter) {
     return parameters.contains(parameter.unsafeGetTensorImpl());
   });

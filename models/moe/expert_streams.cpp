@@ -27,8 +27,7 @@ struct Stack {
 
 std::optional<Stack> stack_of(const std::string& key) {
   for (const auto& [mine, other] : {std::pair{kGateUp, kDown}, std::pair{kDown, kGateUp}}) {
-    if (key.ends_with(mine))
-      return Stack{key.substr(0, key.size() - std::string(mine).size()) + other};
+    if (key.ends_with(mine)) return Stack{key.substr(0, key.size() - std::string(mine).size()) + other};
   }
   return std::nullopt;
 }
@@ -112,8 +111,7 @@ class StackExperts {
     const auto& stack = found->second;
     const bool down = key.ends_with(kDown);
     const auto rows = stack.sizes[0];
-    const auto whole =
-        at::empty({stack.experts, rows * (down ? 1 : 2), stack.sizes[1]}, stack.dtype);
+    const auto whole = at::empty({stack.experts, rows * (down ? 1 : 2), stack.sizes[1]}, stack.dtype);
     for (const auto& [weight, source] : stack.keys) {
       const int64_t begin = weight.part == StackedWeight::Part::kUp ? rows : 0;
       whole.select(0, weight.expert).narrow(0, begin, rows).copy_(stream_.read(source));
@@ -143,8 +141,8 @@ class StackExperts {
       stack.sizes = info.sizes;
       stack.dtype = info.dtype;
     }
-    TORCH_CHECK(info.sizes == stack.sizes && info.sizes.size() == 2, stream_.where, ": the experts of ", weight->source(),
-                " differ in their sizes: ", info.sizes, " and ", stack.sizes);
+    TORCH_CHECK(info.sizes == stack.sizes && info.sizes.size() == 2, stream_.where, ": the experts of ",
+                weight->source(), " differ in their sizes: ", info.sizes, " and ", stack.sizes);
     stack.experts = std::max(stack.experts, weight->expert + 1);
     stack.keys.emplace_back(*weight, info.name);
   }
@@ -154,8 +152,7 @@ class StackExperts {
     const int64_t rows = stack.sizes[0] * (down ? 1 : 2), columns = stack.sizes[1];
     TORCH_CHECK(static_cast<int64_t>(stack.keys.size()) == stack.experts * (down ? 1 : 2), stream_.where,
                 " does not have every part of the ", stack.experts, " experts of ", key);
-    stack.transposed =
-        down ? stacks_transposed(rows, columns) : stacks_transposed(columns, stack.sizes[0]);
+    stack.transposed = down ? stacks_transposed(rows, columns) : stacks_transposed(columns, stack.sizes[0]);
     if (stack.transposed) return {stack.experts, columns, rows};
     return {stack.experts, rows, columns};
   }

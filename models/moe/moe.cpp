@@ -35,9 +35,7 @@ struct TakeRows : torch::autograd::Function<TakeRows> {
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto back = context->get_saved_variables()[0];
-    const auto rows = grads[0]
-                          .index_select(0, back.flatten())
-                          .view({back.size(0), back.size(1), grads[0].size(1)});
+    const auto rows = grads[0].index_select(0, back.flatten()).view({back.size(0), back.size(1), grads[0].size(1)});
     return {rows.sum(1), Variable(), Variable()};
   }
 };
@@ -55,8 +53,7 @@ struct RowOrder {
     place = at::empty_like(order);
     place.scatter_(0, order, at::arange(order.size(0), order.options()));
     place = place.view(experts.sizes());
-    const auto bounds =
-        at::searchsorted(sorted, at::arange(num_experts + 1, order.options()));  // first rows
+    const auto bounds = at::searchsorted(sorted, at::arange(num_experts + 1, order.options()));  // first rows
     counts = bounds.slice(0, 1) - bounds.slice(0, 0, num_experts);
   }
 
@@ -69,8 +66,7 @@ struct RowOrder {
 
 /// `probabilities` and `experts` are the router's; transformers' loss has its own softmax in the
 /// dtype of the logits, which in fp32 is the same. `mask` [N]: as Routing's.
-at::Tensor balance_of(const at::Tensor& logits, at::Tensor probabilities, at::Tensor experts,
-                      const at::Tensor& mask) {
+at::Tensor balance_of(const at::Tensor& logits, at::Tensor probabilities, at::Tensor experts, const at::Tensor& mask) {
   if (logits.scalar_type() != at::kFloat) {
     const auto own = at::softmax(logits, -1);
     experts = std::get<1>(at::topk(own, experts.size(1), -1));
@@ -88,8 +84,7 @@ at::Tensor balance_of(const at::Tensor& logits, at::Tensor probabilities, at::Te
 
 }  // namespace
 
-TopKRouter::TopKRouter(const DecoderConfig& config)
-    : class_name_(config.names.router), config_(config.moe) {
+TopKRouter::TopKRouter(const DecoderConfig& config) : class_name_(config.names.router), config_(config.moe) {
   weight = register_parameter("weight", at::empty({config_.num_experts, config.hidden_size}));
 }
 
@@ -103,9 +98,7 @@ Routing TopKRouter::forward(const at::Tensor& tokens, const at::Tensor& mask) {
           balanced ? balance_of(logits, probabilities, experts, mask) : at::Tensor()};
 }
 
-void TopKRouter::init_own_weights(const WeightInit& init) {
-  weight.normal_(0, init.std, init.generator);
-}
+void TopKRouter::init_own_weights(const WeightInit& init) { weight.normal_(0, init.std, init.generator); }
 
 std::shared_ptr<Mlp> ExpertElsewhere::expert() const {
   return std::make_shared<Mlp>(config_, config_.moe.intermediate_size);
@@ -116,8 +109,7 @@ void ExpertElsewhere::init_own_weights(const WeightInit& init) {
     dynamic_cast<SelfInitializing&>(*projection).init_own_weights(init);
 }
 
-SparseMoeBlock::SparseMoeBlock(const DecoderConfig& config)
-    : class_name_(config.names.moe), config_(config.moe) {
+SparseMoeBlock::SparseMoeBlock(const DecoderConfig& config) : class_name_(config.names.moe), config_(config.moe) {
   gate_ = register_module("gate", std::make_shared<Hooked<TopKRouter>>(config));
   const auto list = register_module("experts", std::make_shared<torch::nn::ModuleListImpl>());
   for (int64_t i = 0; i < config_.num_experts; ++i) {
@@ -132,23 +124,22 @@ SparseMoeBlock::SparseMoeBlock(const DecoderConfig& config)
 
 RoutedStates SparseMoeBlock::forward(const at::Tensor& hidden, const at::Tensor& token_mask) {
   const auto tokens = hidden.reshape({-1, hidden.size(-1)});
-  const auto routing =
-      gate_->forward(tokens, token_mask.defined() ? token_mask.flatten() : at::Tensor());
+  const auto routing = gate_->forward(tokens, token_mask.defined() ? token_mask.flatten() : at::Tensor());
   const RowOrder order(routing.experts, config_.num_experts);
   const auto rows = TakeRows::apply(tokens, order.token, order.place);
   at::Tensor sorted;
   if (config_.parts == 1) {
     sorted = run_experts(rows, order.host_counts());
   } else {
-    TORCH_CHECK(ranks_ != nullptr, "the other experts of ", class_name_, " are on ranks that it does not know: "
-                "shard the model by FSDP2Mixin::fully_shard first");
+    TORCH_CHECK(ranks_ != nullptr, "the other experts of ", class_name_,
+                " are on ranks that it does not know: shard the model by FSDP2Mixin::fully_shard first");
     const auto exchange = c10::make_intrusive<ExpertExchange>(ranks_, order.counts);
     const auto own = ExpertExchange::send(exchange, rows);
     sorted = ExpertExchange::send_back(exchange, run_experts(own, exchange->own_counts()));
   }
   const auto results = sorted.index_select(0, order.place.flatten());
-  const auto weighted = results.view({tokens.size(0), config_.experts_per_token, tokens.size(1)}) *
-                        routing.weights.unsqueeze(-1);
+  const auto weighted =
+      results.view({tokens.size(0), config_.experts_per_token, tokens.size(1)}) * routing.weights.unsqueeze(-1);
   return {weighted.sum(1).view(hidden.sizes()), routing.balance};
 }
 

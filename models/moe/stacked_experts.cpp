@@ -15,8 +15,7 @@ constexpr const char* kList = ".experts.";
 
 /// Whether a layer's two tensors are stored [in, out]: only one of the two ways fits both sizes.
 bool is_transposed(at::IntArrayRef gate_up, at::IntArrayRef down) {
-  return gate_up.size() == 3 && down.size() == 3 && gate_up[1] == down[2] &&
-         gate_up[2] == 2 * down[1];
+  return gate_up.size() == 3 && down.size() == 3 && gate_up[1] == down[2] && gate_up[2] == 2 * down[1];
 }
 
 ShardedTensor whole_piece(at::Tensor local, std::vector<int64_t> sizes, int64_t expert) {
@@ -52,9 +51,7 @@ std::optional<int64_t> expert_of(const std::string& key) {
   return number.ec == std::errc() ? std::optional(expert) : std::nullopt;
 }
 
-std::string StackedWeight::source() const {
-  return experts + (part == Part::kDown ? ".down_proj" : ".gate_up_proj");
-}
+std::string StackedWeight::source() const { return experts + (part == Part::kDown ? ".down_proj" : ".gate_up_proj"); }
 
 std::string StackedWeight::other_source() const {
   return experts + (part == Part::kDown ? ".gate_up_proj" : ".down_proj");
@@ -69,8 +66,8 @@ at::Tensor StackedWeight::view(const HfWeights& files) const {
 at::Tensor StackedWeight::view(const at::Tensor& whole, at::IntArrayRef other_sizes) const {
   if (whole.dim() != 3 || expert >= whole.size(0)) return {};
   auto weight = whole.select(0, expert);
-  const bool transposed = part == Part::kDown ? is_transposed(other_sizes, whole.sizes())
-                                              : is_transposed(whole.sizes(), other_sizes);
+  const bool transposed =
+      part == Part::kDown ? is_transposed(other_sizes, whole.sizes()) : is_transposed(whole.sizes(), other_sizes);
   if (transposed) weight = weight.t();
   if (part == Part::kDown) return weight;
   const int64_t rows = weight.size(0) / 2;
@@ -93,14 +90,12 @@ ShardedTensors stack_experts(const ShardedTensors& tensors, int64_t num_experts)
     const bool halves = weight->part != StackedWeight::Part::kDown;
     const int64_t rows = tensor.global_sizes[0];
     const int64_t begin = weight->part == StackedWeight::Part::kUp ? rows : 0;
-    stacked.emplace_back(
-        weight->source(),
-        ShardedTensor{
-            .local = tensor.local.unsqueeze(0),
-            .global_sizes = {num_experts, halves ? 2 * rows : rows, tensor.global_sizes[1]},
-            .offsets = {weight->expert, begin + tensor.offsets[0], tensor.offsets[1]},
-            .mesh = tensor.mesh,
-            .placements = tensor.placements});
+    stacked.emplace_back(weight->source(),
+                         ShardedTensor{.local = tensor.local.unsqueeze(0),
+                                       .global_sizes = {num_experts, halves ? 2 * rows : rows, tensor.global_sizes[1]},
+                                       .offsets = {weight->expert, begin + tensor.offsets[0], tensor.offsets[1]},
+                                       .mesh = tensor.mesh,
+                                       .placements = tensor.placements});
   }
   return stacked;
 }
@@ -123,11 +118,9 @@ ShardedTensors stack_experts_transposed(const ShardedTensors& tensors, int64_t n
       gate = whole;
       continue;
     }
-    if (weight->part == StackedWeight::Part::kUp)
-      whole = at::cat({std::exchange(gate, {}), whole}, 1);
-    stacked.emplace_back(weight->source(),
-                         whole_piece(whole.contiguous().unsqueeze(0),
-                                     {num_experts, whole.size(0), whole.size(1)}, weight->expert));
+    if (weight->part == StackedWeight::Part::kUp) whole = at::cat({std::exchange(gate, {}), whole}, 1);
+    stacked.emplace_back(weight->source(), whole_piece(whole.contiguous().unsqueeze(0),
+                                                       {num_experts, whole.size(0), whole.size(1)}, weight->expert));
   }
   return stacked;
 }

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "checkpoint/hugging_face/hf_weights.h"
-#include "parallel/fsdp/sharded_tensor.h"
+#include "parallel/sharded_tensor.h"
 
 namespace megashard {
 

@@ -15,8 +15,7 @@ namespace {
 /// Takes the pictures of one kind one after the other.
 class Pictures {
  public:
-  Pictures(const at::Tensor& grids, std::string kind, int64_t token, int64_t merge,
-           bool frames_apart)
+  Pictures(const at::Tensor& grids, std::string kind, int64_t token, int64_t merge, bool frames_apart)
       : kind_(std::move(kind)), token_(token) {
     if (!grids.defined()) return;
     const auto dense = grids.contiguous();
@@ -37,17 +36,19 @@ class Pictures {
   bool is_place(int64_t token) const { return token == token_; }
   /// The next one, for `room` placeholders that begin at the given token.
   const Item& take(int64_t room, int64_t row, int64_t column) {
-    TORCH_CHECK(next_ < items_.size(), "row ", row, " has a place for a further ", kind_, " (token ", token_, ") at ", column,
-                ", but ", grid_name(), " describes no more: give one grid for each ", kind_, " of the text, in its order");
+    TORCH_CHECK(next_ < items_.size(), "row ", row, " has a place for a further ", kind_, " (token ", token_, ") at ",
+                column, ", but ", grid_name(), " describes no more: give one grid for each ", kind_,
+                " of the text, in its order");
     const Item& item = items_[next_++];
-    TORCH_CHECK(item.size() <= room, kind_, " ", item.number, " of ", grid_name(), " has ", item.size(), " features, but only ",
-                room, " tokens ", token_, " stand for it in row ", row, " at ", column,
+    TORCH_CHECK(item.size() <= room, kind_, " ", item.number, " of ", grid_name(), " has ", item.size(),
+                " features, but only ", room, " tokens ", token_, " stand for it in row ", row, " at ", column,
                 ": tokenise the text by the model's own processor, and do not cut it inside a picture");
     return item;
   }
   void check_all_taken() const {
-    TORCH_CHECK(next_ == items_.size(), grid_name(), " describes ", items_.size(), " ", kind_, " parts, but the tokens have places (",
-                token_, ") for ", next_, ": give the pictures of the text and no others");
+    TORCH_CHECK(next_ == items_.size(), grid_name(), " describes ", items_.size(), " ", kind_,
+                " parts, but the tokens have places (", token_, ") for ", next_,
+                ": give the pictures of the text and no others");
   }
   void add_places(int64_t first, int64_t count) {
     for (int64_t i = 0; i < count; ++i) places_.push_back(first + i);
@@ -72,8 +73,7 @@ at::Tensor index_of(const std::vector<int64_t>& values) {
 
 }  // namespace
 
-PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tensor& tokens,
-                             const PictureGrids& grids) {
+PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tensor& tokens, const PictureGrids& grids) {
   const int64_t merge = config.vision.merge_size;
   Pictures images(grids.images, "image", config.image_token_id, merge, /*frames_apart=*/false);
   Pictures videos(grids.videos, "video", config.video_token_id, merge,
@@ -86,9 +86,8 @@ PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tenso
   auto* const time = result.position_ids.mutable_data_ptr<int64_t>();
   auto* const height = time + rows * length;
   auto* const width = height + rows * length;
-  const auto seconds = grids.seconds_per_frame.defined()
-                           ? grids.seconds_per_frame.to(at::kFloat).contiguous()
-                           : at::Tensor();
+  const auto seconds =
+      grids.seconds_per_frame.defined() ? grids.seconds_per_frame.to(at::kFloat).contiguous() : at::Tensor();
 
   for (int64_t row = 0; row < rows; ++row) {
     int64_t next_position = 0;
@@ -111,8 +110,7 @@ PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tenso
       }
       for (int64_t i = 0; i < item.size(); ++i) {
         const int64_t frame = i / (item.rows * item.columns);
-        time[first + i] =
-            next_position + static_cast<int64_t>(static_cast<float>(frame) * interval);
+        time[first + i] = next_position + static_cast<int64_t>(static_cast<float>(frame) * interval);
         height[first + i] = next_position + i / item.columns % item.rows;
         width[first + i] = next_position + i % item.columns;
       }
@@ -129,8 +127,7 @@ PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tenso
   return result;
 }
 
-OwnPictures pictures_in_rows(const at::Tensor& places, const at::Tensor& features_of,
-                             const SequenceShard& shard) {
+OwnPictures pictures_in_rows(const at::Tensor& places, const at::Tensor& features_of, const SequenceShard& shard) {
   const auto row_of = at::full({shard.length}, -1, at::kLong);  // of a column; -1: another rank's
   shard.rows_of(row_of, 0).copy_(at::arange(shard.rows()));
   const auto* const row = row_of.const_data_ptr<int64_t>();

@@ -26,19 +26,17 @@ struct PicturePlaces {
 /// From values on the host. A picture takes as many placeholder tokens as it has features; text
 /// behind it goes on from its larger side. Throws one sentence when the tokens' placeholders are
 /// not those of the grids.
-PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tensor& tokens,
-                             const PictureGrids& grids);
+PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tensor& tokens, const PictureGrids& grids);
 
 /// What a rank that has some rows of each sequence needs of its pictures.
 struct OwnPictures {
   std::vector<bool> pictures;  ///< of each: whether one of its features lies in these rows
-  at::Tensor features;  ///< [N] int64: which features of those pictures lie there, in their order
-  at::Tensor places;    ///< [N] int64: where in the B * rows tokens
+  at::Tensor features;         ///< [N] int64: which features of those pictures lie there, in their order
+  at::Tensor places;           ///< [N] int64: where in the B * rows tokens
 };
 
 /// `features_of` [pictures] int64: how many of `places`, which are in the B * T whole tokens, each
 /// picture has.
-OwnPictures pictures_in_rows(const at::Tensor& places, const at::Tensor& features_of,
-                             const SequenceShard& shard);
+OwnPictures pictures_in_rows(const at::Tensor& places, const at::Tensor& features_of, const SequenceShard& shard);
 
 }  // namespace megashard

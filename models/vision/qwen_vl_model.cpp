@@ -13,7 +13,7 @@
 #include "framework/modules/tie.h"
 #include "models/vision/mrope_positions.h"
 #include "parallel/copies/on_device.h"
-#include "parallel/fsdp/fsdp_param.h"
+#include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
 namespace {
@@ -40,7 +40,8 @@ at::Tensor take_grids(const VisionConfig& config, ModelInput& input, const std::
   const int64_t patches = grids.prod(1).sum().item<int64_t>();
   TORCH_CHECK(pixels.dim() == 2 && pixels.size(0) == patches && pixels.size(1) == config.pixels_of_patch(), pixels_name,
               " ", pixels.sizes(), " must be [", patches, ", ", config.pixels_of_patch(), "]: the patches that ", name,
-              " describes, and their channels, frames and pixels as this model's processor lays them out: prepare the pictures by it");
+              " describes, and their channels, frames and pixels as this model's processor lays them out: prepare the "
+              "pictures by it");
   input.extra.erase(name);
   return grids.size(0) == 0 ? at::Tensor() : grids;
 }
@@ -52,8 +53,8 @@ at::Tensor joined(const at::Tensor& images, const at::Tensor& videos) {
 
 /// Of pictures that follow each other in `rows`, as many rows each as `counts` says, those that are
 /// marked; the marks are of [first, first + pictures).
-at::Tensor rows_of_pictures(const at::Tensor& rows, const at::Tensor& counts,
-                            const std::vector<bool>& marks, int64_t first) {
+at::Tensor rows_of_pictures(const at::Tensor& rows, const at::Tensor& counts, const std::vector<bool>& marks,
+                            int64_t first) {
   const auto* const count = counts.const_data_ptr<int64_t>();
   std::vector<at::Tensor> runs;  // of pictures that are marked: views
   int64_t begin = 0, end = 0;
@@ -96,19 +97,16 @@ void keep_own_pictures(PicturePlan& plan, ModelInput& input, PictureGrids& grids
   plan.own_features = own.features;
 }
 
-bool is_sharded(const torch::nn::Module& module) {
+bool any_is_sharded(const torch::nn::Module& module) {
   const auto parameters = module.parameters();
-  return std::any_of(parameters.begin(), parameters.end(),
-                     [](const at::Tensor& each) { return find_fsdp_param(each) != nullptr; });
+  return std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& each) { return is_sharded(each); });
 }
 
 }  // namespace
 
-QwenVlStack::QwenVlStack(const VisionLanguageConfig& config)
-    : class_name_(config.model_name), vision_(config.vision) {
+QwenVlStack::QwenVlStack(const VisionLanguageConfig& config) : class_name_(config.model_name), vision_(config.vision) {
   visual_ = register_module("visual", std::make_shared<Hooked<VisionTower>>(config.vision));
-  language_model_ =
-      register_module("language_model", std::make_shared<Hooked<DecoderStack>>(config.text));
+  language_model_ = register_module("language_model", std::make_shared<Hooked<DecoderStack>>(config.text));
 }
 
 VisualInput QwenVlStack::look(const ModelInput& input) {
@@ -116,16 +114,13 @@ VisualInput QwenVlStack::look(const ModelInput& input) {
   TORCH_CHECK(plan != nullptr, class_name_, " got an input that was not prepared: call the model, not its parts");
   if (plan->vision.patches == 0) return {};
   const auto device = input.tokens.device();
-  auto patches =
-      joined(find_extra(input, "pixel_values"), find_extra(input, "pixel_values_videos"));
+  auto patches = joined(find_extra(input, "pixel_values"), find_extra(input, "pixel_values_videos"));
   if (plan->stand_in) {
-    patches = at::zeros({plan->vision.patches, vision_.pixels_of_patch()},
-                        at::TensorOptions().device(device));
+    patches = at::zeros({plan->vision.patches, vision_.pixels_of_patch()}, at::TensorOptions().device(device));
   }
   auto seen = visual_->forward(on_device(patches, device), plan->vision);
   const auto places = on_device(plan->places, device);
-  const auto own =
-      plan->own_features.defined() ? on_device(plan->own_features, device) : at::Tensor();
+  const auto own = plan->own_features.defined() ? on_device(plan->own_features, device) : at::Tensor();
   const auto placed = [&](const at::Tensor& x) {
     return own.defined() ? x.index_select(0, own) : x.narrow(0, 0, places.size(0));
   };
@@ -134,18 +129,15 @@ VisualInput QwenVlStack::look(const ModelInput& input) {
   return visual;
 }
 
-RoutedStates QwenVlStack::forward(const ModelInput& input) {
-  return language_model_->forward(input, look(input));
-}
+RoutedStates QwenVlStack::forward(const ModelInput& input) { return language_model_->forward(input, look(input)); }
 
 QwenVlModel::QwenVlModel(VisionLanguageConfig config) : config_(std::move(config)) {
   const auto& text = config_.text;
   weight_init().std = text.init_std;
   model_ = register_module("model", std::make_shared<Hooked<QwenVlStack>>(config_));
-  lm_head_ = register_module(
-      "lm_head",
-      std::make_shared<Hooked<Linear>>(Linear::Options{
-          .in = text.hidden_size, .out = text.vocab_size, .tied = text.tie_word_embeddings}));
+  lm_head_ = register_module("lm_head",
+                             std::make_shared<Hooked<Linear>>(Linear::Options{
+                                 .in = text.hidden_size, .out = text.vocab_size, .tied = text.tie_word_embeddings}));
   if (text.tie_word_embeddings) {
     tie_parameter(*lm_head_, lm_head_->weight, model_->language_model()->embed_tokens()->weight);
   }
@@ -162,11 +154,13 @@ void QwenVlModel::prepare(ModelInput& input) const {
   input.extra.erase("second_per_grid_ts");
   if (grids.images.defined() || grids.videos.defined()) {
     const auto& seconds = grids.seconds_per_frame;
-    TORCH_CHECK(!seconds.defined() || (grids.videos.defined() && seconds.dim() == 1 && seconds.size(0) == grids.videos.size(0)),
-                "second_per_grid_ts must hold one number for each video of video_grid_thw");
+    TORCH_CHECK(
+        !seconds.defined() || (grids.videos.defined() && seconds.dim() == 1 && seconds.size(0) == grids.videos.size(0)),
+        "second_per_grid_ts must hold one number for each video of video_grid_thw");
     const auto& shard = input.sequence;
     TORCH_CHECK(shard.is_whole() || input.tokens.size(1) == shard.length, "pictures are placed in whole sequences, of ",
-                shard.length, " tokens here, and got ", input.tokens.size(1), ": call prepare() before taking this rank's rows");
+                shard.length, " tokens here, and got ", input.tokens.size(1),
+                ": call prepare() before taking this rank's rows");
     const auto placed = place_pictures(config_, input.tokens.cpu(), grids);
     plan->places = placed.places;
     if (!input.position_ids.defined()) input.position_ids = placed.position_ids;
@@ -174,10 +168,9 @@ void QwenVlModel::prepare(ModelInput& input) const {
   }
   if (grids.images.defined() || grids.videos.defined()) {
     plan->vision = plan_vision(vision, joined(grids.images, grids.videos));
-  } else if (is_sharded(*model_->visual())) {
+  } else if (any_is_sharded(*model_->visual())) {
     plan->stand_in = true;
-    plan->vision = plan_vision(
-        vision, at::tensor({int64_t{1}, vision.merge_size, vision.merge_size}).view({1, 3}));
+    plan->vision = plan_vision(vision, at::tensor({int64_t{1}, vision.merge_size, vision.merge_size}).view({1, 3}));
     plan->places = at::zeros({0}, at::kLong);
   }
   input.plan = plan;
@@ -218,8 +211,7 @@ std::optional<bool> QwenVlModel::cast_forward_inputs(const NamedModule& each) co
 VisionLanguageConfig vision_language_config_from_hf(const Arguments& arguments) {
   TORCH_CHECK(arguments.hf_model, "a vision-language model is described by a Hugging Face directory: give --hf-model");
   const auto& folder = *arguments.hf_model;
-  return vision_language_config(need_hf_config(folder), folder + "/config.json",
-                                decoder_config(arguments));
+  return vision_language_config(need_hf_config(folder), folder + "/config.json", decoder_config(arguments));
 }
 
 }  // namespace megashard

@@ -60,6 +60,10 @@ class QwenVlModel : public ExpertParallelModule, public PublishedNames {
   void check_sequence_ranks(int64_t ranks) const override;
   /// The decoder's; the tower's depend on the pictures and are left out.
   double training_flops(int64_t sequences, int64_t sequence_length) const override;
+  /// The tower's q, k and v, one behind the other.
+  std::vector<int64_t> qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const override {
+    return name.ends_with(".attn.qkv.weight") ? std::vector<int64_t>(3, sizes[0] / 3) : std::vector<int64_t>();
+  }
   std::string published_name(const std::string& name) const override;
   bool stacks_experts() const override { return config_.text.moe.num_experts > 0; }
   const VisionLanguageConfig& config() const { return config_; }

@@ -33,8 +33,8 @@ VisionNames names_of(VisionKind kind, const std::string& type) {
           .merger = prefix + "PatchMerger"};
 }
 
-std::vector<int64_t> block_numbers(const HfConfig& config, const char* key,
-                                   std::vector<int64_t> fallback, int64_t depth) {
+std::vector<int64_t> block_numbers(const HfConfig& config, const char* key, std::vector<int64_t> fallback,
+                                   int64_t depth) {
   const auto* list = config.find(key);
   if (list == nullptr) return fallback;
   bool fits = list->is_array();
@@ -44,7 +44,8 @@ std::vector<int64_t> block_numbers(const HfConfig& config, const char* key,
     if (fits) numbers.push_back(each.get<int64_t>());
     fits = fits && numbers.back() >= 0 && numbers.back() < depth;
   }
-  TORCH_CHECK(fits, config.path(), ": ", key, " must list blocks of the vision tower's ", depth, ", got ", list->dump());
+  TORCH_CHECK(fits, config.path(), ": ", key, " must list blocks of the vision tower's ", depth, ", got ",
+              list->dump());
   return numbers;
 }
 
@@ -76,9 +77,9 @@ VisionConfig vision_of(const HfConfig& config, const std::string& type) {
     vision.rotary_theta = config.get(*rope, "rope_theta", vision.rotary_theta);
   if (old) {
     vision.window_size = config.get<int64_t>("window_size", 112);
-    vision.full_attention_blocks =
-        block_numbers(config, "fullatt_block_indexes", {7, 15, 23, 31}, vision.depth);
-    TORCH_CHECK(vision.patch_size > 0 && vision.merge_size > 0 && vision.window_size / vision.merge_size / vision.patch_size > 0,
+    vision.full_attention_blocks = block_numbers(config, "fullatt_block_indexes", {7, 15, 23, 31}, vision.depth);
+    TORCH_CHECK(vision.patch_size > 0 && vision.merge_size > 0 &&
+                    vision.window_size / vision.merge_size / vision.patch_size > 0,
                 config.path(), ": window_size ", vision.window_size, " of vision_config is smaller than the ",
                 vision.merge_size, " patches of ", vision.patch_size, " pixels that are merged");
   } else {
@@ -86,14 +87,15 @@ VisionConfig vision_of(const HfConfig& config, const std::string& type) {
     vision.position_side = static_cast<int64_t>(std::sqrt(static_cast<double>(rows)));
     TORCH_CHECK(vision.position_side > 0 && vision.position_side * vision.position_side == rows, config.path(),
                 ": num_position_embeddings ", rows, " is not the square of a whole number");
-    vision.deepstack_blocks =
-        block_numbers(config, "deepstack_visual_indexes", {8, 16, 24}, vision.depth);
+    vision.deepstack_blocks = block_numbers(config, "deepstack_visual_indexes", {8, 16, 24}, vision.depth);
   }
-  TORCH_CHECK(vision.depth > 0 && vision.num_heads > 0 && vision.hidden_size % (4 * vision.num_heads) == 0, config.path(),
-              ": hidden_size ", vision.hidden_size, " of vision_config must be a multiple of 4 times num_heads ",
-              vision.num_heads, ": positions turn quarters of a head");
-  TORCH_CHECK(vision.intermediate_size > 0 && vision.in_channels > 0 && vision.patch_size > 0 && vision.temporal_patch_size > 0 &&
-              vision.merge_size > 0, config.path(), ": the sizes of vision_config must be positive");
+  TORCH_CHECK(vision.depth > 0 && vision.num_heads > 0 && vision.hidden_size % (4 * vision.num_heads) == 0,
+              config.path(), ": hidden_size ", vision.hidden_size,
+              " of vision_config must be a multiple of 4 times num_heads ", vision.num_heads,
+              ": positions turn quarters of a head");
+  TORCH_CHECK(vision.intermediate_size > 0 && vision.in_channels > 0 && vision.patch_size > 0 &&
+                  vision.temporal_patch_size > 0 && vision.merge_size > 0,
+              config.path(), ": the sizes of vision_config must be positive");
   return vision;
 }
 
@@ -101,12 +103,10 @@ VisionConfig vision_of(const HfConfig& config, const std::string& type) {
 
 bool is_vision_language(const Json& config_json) {
   const auto type = config_json.find("model_type");
-  return type != config_json.end() &&
-         (*type == "qwen2_5_vl" || *type == "qwen3_vl" || *type == "qwen3_vl_moe");
+  return type != config_json.end() && (*type == "qwen2_5_vl" || *type == "qwen3_vl" || *type == "qwen3_vl_moe");
 }
 
-VisionLanguageConfig vision_language_config(const Json& config_json, const std::string& path,
-                                            DecoderConfig text) {
+VisionLanguageConfig vision_language_config(const Json& config_json, const std::string& path, DecoderConfig text) {
   const HfConfig root(config_json, path);
   const auto type = root.need<std::string>("model_type");
   const auto* vision = root.find("vision_config");
@@ -126,8 +126,8 @@ VisionLanguageConfig vision_language_config(const Json& config_json, const std::
               config.vision.out_hidden_size, " of vision_config must be hidden_size ", config.text.hidden_size,
               " of the text model");
   TORCH_CHECK(config.vision.deepstack_blocks.size() <= static_cast<size_t>(config.text.num_layers), path, ": ",
-              config.vision.deepstack_blocks.size(), " deepstack_visual_indexes need as many layers of the text model, which has ",
-              config.text.num_layers);
+              config.vision.deepstack_blocks.size(),
+              " deepstack_visual_indexes need as many layers of the text model, which has ", config.text.num_layers);
   return config;
 }
 

@@ -42,9 +42,7 @@ struct VisionConfig {
   int64_t position_side = 0;
   std::vector<int64_t> deepstack_blocks{};
 
-  int64_t pixels_of_patch() const {
-    return in_channels * temporal_patch_size * patch_size * patch_size;
-  }
+  int64_t pixels_of_patch() const { return in_channels * temporal_patch_size * patch_size * patch_size; }
 };
 
 /// A vision-language model of these families: tower, decoder, and how they meet.
@@ -65,7 +63,7 @@ bool is_vision_language(const nlohmann::ordered_json& config_json);
 /// Of a Hugging Face config.json (`path` stands in messages): qwen2_5_vl, qwen3_vl, qwen3_vl_moe,
 /// as published and as transformers 5 writes them. Throws a sentence for what is missing or not
 /// computed here.
-VisionLanguageConfig vision_language_config(const nlohmann::ordered_json& config_json,
-                                            const std::string& path, DecoderConfig text);
+VisionLanguageConfig vision_language_config(const nlohmann::ordered_json& config_json, const std::string& path,
+                                            DecoderConfig text);
 
 }  // namespace megashard

@@ -20,8 +20,7 @@ std::vector<Grid> grids_of(const at::Tensor& tensor) {
   const auto dense = tensor.contiguous();
   const auto* value = dense.const_data_ptr<int64_t>();
   std::vector<Grid> grids;
-  for (int64_t i = 0; i < dense.size(0); ++i)
-    grids.push_back({value[3 * i], value[3 * i + 1], value[3 * i + 2]});
+  for (int64_t i = 0; i < dense.size(0); ++i) grids.push_back({value[3 * i], value[3 * i + 1], value[3 * i + 2]});
   return grids;
 }
 
@@ -33,8 +32,7 @@ at::Tensor index_tensor(const std::vector<int64_t>& values) {
 
 std::vector<int64_t> inverse_of(const std::vector<int64_t>& order) {
   std::vector<int64_t> inverse(order.size());
-  for (size_t i = 0; i < order.size(); ++i)
-    inverse[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+  for (size_t i = 0; i < order.size(); ++i) inverse[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
   return inverse;
 }
 
@@ -74,8 +72,7 @@ UnitSets sets_of(const std::vector<Grid>& grids, int64_t merge, int64_t window) 
 }
 
 void sort_by_size(std::vector<Units>& sets) {
-  std::stable_sort(sets.begin(), sets.end(),
-                   [](const Units& a, const Units& b) { return a.size() < b.size(); });
+  std::stable_sort(sets.begin(), sets.end(), [](const Units& a, const Units& b) { return a.size() < b.size(); });
 }
 
 /// Of sets that are sorted by size.
@@ -96,8 +93,7 @@ std::vector<int64_t> joined(const std::vector<Units>& sets) {
 }
 
 /// Segments of frames in a tower whose units lie by `place`.
-Segments frame_segments(std::vector<Units> frames, const std::vector<int64_t>& place,
-                        int64_t unit) {
+Segments frame_segments(std::vector<Units> frames, const std::vector<int64_t>& place, int64_t unit) {
   std::vector<int64_t> order;
   for (auto& frame : frames) {
     for (auto& each : frame) each = place[static_cast<size_t>(each)];
@@ -120,8 +116,8 @@ struct Taps {
   float weight[2];
 };
 Taps taps_of(int64_t index, int64_t size, int64_t side) {
-  const float at = static_cast<float>(index) * static_cast<float>(side - 1) /
-                   static_cast<float>(std::max<int64_t>(size - 1, 1));
+  const float at =
+      static_cast<float>(index) * static_cast<float>(side - 1) / static_cast<float>(std::max<int64_t>(size - 1, 1));
   const float below = std::floor(at);
   Taps taps{};
   for (int64_t i = 0; i < 2; ++i) {
@@ -151,13 +147,14 @@ std::vector<PatchPlace> places_of(const std::vector<Grid>& grids, int64_t merge)
 }  // namespace
 
 void check_grids(const VisionConfig& config, const at::Tensor& grids, const std::string& name) {
-  TORCH_CHECK(grids.dim() == 2 && grids.size(1) == 3 && grids.scalar_type() == at::kLong && grids.device().is_cpu(), name,
-              " must be int64 [images, 3] (frames, rows and columns of patches), got ", grids.scalar_type(), " ", grids.sizes());
+  TORCH_CHECK(grids.dim() == 2 && grids.size(1) == 3 && grids.scalar_type() == at::kLong && grids.device().is_cpu(),
+              name, " must be int64 [images, 3] (frames, rows and columns of patches), got ", grids.scalar_type(), " ",
+              grids.sizes());
   const auto each = grids_of(grids);
   for (size_t i = 0; i < each.size(); ++i) {
     const auto& grid = each[i];
-    const bool fits = grid.frames > 0 && grid.rows > 0 && grid.columns > 0 &&
-                      grid.rows % config.merge_size == 0 && grid.columns % config.merge_size == 0;
+    const bool fits = grid.frames > 0 && grid.rows > 0 && grid.columns > 0 && grid.rows % config.merge_size == 0 &&
+                      grid.columns % config.merge_size == 0;
     TORCH_CHECK(fits, name, "[", i, "] is [", grid.frames, ", ", grid.rows, ", ", grid.columns,
                 "]: all must be positive, and rows and columns of patches multiples of the model's merge size ",
                 config.merge_size, ": prepare the pictures by the model's own processor");

@@ -42,8 +42,7 @@ RotaryTables tables_of(const at::Tensor& frequencies, const at::Tensor& position
 }
 
 /// Attention of [P, H, D] within the segments, one call for all segments of a length.
-at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                  const Segments& segments) {
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Segments& segments) {
   const bool by_fp32 = by_way_of_fp32(q);
   const auto arranged = [&](const at::Tensor& x) {
     const auto ordered = segments.order.defined() ? x.index_select(0, segments.order) : x;
@@ -54,9 +53,7 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   int64_t first = 0;
   for (const auto& run : segments.runs) {
     const auto batch = [&](const at::Tensor& x) {  // [count, H, length, D]
-      return x.narrow(0, first, run.count * run.length)
-          .unflatten(0, {run.count, run.length})
-          .transpose(1, 2);
+      return x.narrow(0, first, run.count * run.length).unflatten(0, {run.count, run.length}).transpose(1, 2);
     };
     const auto out = at::scaled_dot_product_attention(batch(queries), batch(keys), batch(values));
     parts.push_back(out.transpose(1, 2).flatten(0, 1));
@@ -70,11 +67,9 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 }  // namespace
 
 PatchConvolution::PatchConvolution(const VisionConfig& config) {
-  weight = register_parameter(
-      "weight", at::empty({config.hidden_size, config.in_channels, config.temporal_patch_size,
-                           config.patch_size, config.patch_size}));
-  if (config.kind == VisionKind::kQwen3)
-    bias = register_parameter("bias", at::empty({config.hidden_size}));
+  weight = register_parameter("weight", at::empty({config.hidden_size, config.in_channels, config.temporal_patch_size,
+                                                   config.patch_size, config.patch_size}));
+  if (config.kind == VisionKind::kQwen3) bias = register_parameter("bias", at::empty({config.hidden_size}));
 }
 
 at::Tensor PatchConvolution::forward(const at::Tensor& patches) {
@@ -106,12 +101,9 @@ at::Tensor VisionAttention::forward(const at::Tensor& hidden, const VisionContex
   return proj_->forward(mixed.flatten(1));
 }
 
-VisionMlp::VisionMlp(const VisionConfig& config)
-    : class_name_(config.names.mlp), activation_(config.activation) {
-  linear_fc1_ =
-      register_module("linear_fc1", with_bias(config.hidden_size, config.intermediate_size));
-  linear_fc2_ =
-      register_module("linear_fc2", with_bias(config.intermediate_size, config.hidden_size));
+VisionMlp::VisionMlp(const VisionConfig& config) : class_name_(config.names.mlp), activation_(config.activation) {
+  linear_fc1_ = register_module("linear_fc1", with_bias(config.hidden_size, config.intermediate_size));
+  linear_fc2_ = register_module("linear_fc2", with_bias(config.intermediate_size, config.hidden_size));
 }
 
 at::Tensor VisionMlp::forward(const at::Tensor& hidden) {
@@ -142,42 +134,35 @@ PatchMerger::PatchMerger(const VisionConfig& config, bool norm_of_all)
       norm_of_all_(norm_of_all) {
   const auto layer = layer_config(config);
   const bool old = config.kind == VisionKind::kQwen2_5;
-  norm_ = register_module(
-      old ? "ln_q" : "norm",
-      std::make_shared<Hooked<Norm>>(layer, norm_of_all ? width_ : config.hidden_size));
-  torch::nn::Module& owner =
-      old ? *register_module("mlp", std::make_shared<torch::nn::Module>("Sequential")) : *this;
+  norm_ = register_module(old ? "ln_q" : "norm",
+                          std::make_shared<Hooked<Norm>>(layer, norm_of_all ? width_ : config.hidden_size));
+  torch::nn::Module& owner = old ? *register_module("mlp", std::make_shared<torch::nn::Module>("Sequential")) : *this;
   first_ = owner.register_module(old ? "0" : "linear_fc1", with_bias(width_, width_));
-  second_ =
-      owner.register_module(old ? "2" : "linear_fc2", with_bias(width_, config.out_hidden_size));
+  second_ = owner.register_module(old ? "2" : "linear_fc2", with_bias(width_, config.out_hidden_size));
 }
 
 at::Tensor PatchMerger::forward(const at::Tensor& hidden) {
-  const auto rows = norm_of_all_ ? norm_->forward(hidden.reshape({-1, width_}))
-                                 : norm_->forward(hidden).reshape({-1, width_});
+  const auto rows =
+      norm_of_all_ ? norm_->forward(hidden.reshape({-1, width_})) : norm_->forward(hidden).reshape({-1, width_});
   return second_->forward(activate(first_->forward(rows), Activation::kGelu));
 }
 
 VisionTower::VisionTower(const VisionConfig& config) : config_(config) {
   patch_embed_ = register_module("patch_embed", std::make_shared<Hooked<PatchEmbed>>(config));
   if (config.position_side > 0) {
-    pos_embed_ = register_module(
-        "pos_embed", std::make_shared<Hooked<Embedding>>(
-                         config.position_side * config.position_side, config.hidden_size));
+    pos_embed_ = register_module("pos_embed", std::make_shared<Hooked<Embedding>>(
+                                                  config.position_side * config.position_side, config.hidden_size));
   }
   const auto blocks = register_module("blocks", std::make_shared<torch::nn::ModuleListImpl>());
   for (int64_t i = 0; i < config.depth; ++i) {
     blocks_.push_back(std::make_shared<Hooked<VisionBlock>>(config));
     blocks->push_back(blocks_.back());
   }
-  merger_ = register_module("merger",
-                            std::make_shared<Hooked<PatchMerger>>(config, /*norm_of_all=*/false));
+  merger_ = register_module("merger", std::make_shared<Hooked<PatchMerger>>(config, /*norm_of_all=*/false));
   if (config.kind == VisionKind::kQwen2_5) return;
-  const auto mergers =
-      register_module("deepstack_merger_list", std::make_shared<torch::nn::ModuleListImpl>());
+  const auto mergers = register_module("deepstack_merger_list", std::make_shared<torch::nn::ModuleListImpl>());
   for (size_t i = 0; i < config.deepstack_blocks.size(); ++i) {
-    deepstack_mergers_.push_back(
-        std::make_shared<Hooked<PatchMerger>>(config, /*norm_of_all=*/true));
+    deepstack_mergers_.push_back(std::make_shared<Hooked<PatchMerger>>(config, /*norm_of_all=*/true));
     mergers->push_back(deepstack_mergers_.back());
   }
 }
@@ -190,12 +175,8 @@ at::Tensor VisionTower::learned_positions(const VisionPlan& plan, const at::Tens
 
 VisionFeatures VisionTower::forward(const at::Tensor& patches, const VisionPlan& plan) {
   const int64_t unit = config_.merge_size * config_.merge_size;
-  const auto here = [&](const at::Tensor& x) {
-    return x.defined() ? on_device(x, patches.device()) : x;
-  };
-  const auto placed = [&](const Segments& from) {
-    return Segments{from.runs, here(from.order), here(from.inverse)};
-  };
+  const auto here = [&](const at::Tensor& x) { return x.defined() ? on_device(x, patches.device()) : x; };
+  const auto placed = [&](const Segments& from) { return Segments{from.runs, here(from.order), here(from.inverse)}; };
   auto hidden = patch_embed_->forward(patches);
   if (plan.unit_order.defined()) {
     hidden = hidden.unflatten(0, {-1, unit}).index_select(0, here(plan.unit_order)).flatten(0, 1);
@@ -211,8 +192,7 @@ VisionFeatures VisionTower::forward(const at::Tensor& patches, const VisionPlan&
   const VisionContext by_frame{rotary, placed(plan.frames)};
   const VisionContext by_window{rotary, placed(plan.windows)};
   const auto as_given = [&](const at::Tensor& features) {
-    return plan.unit_inverse.defined() ? features.index_select(0, here(plan.unit_inverse))
-                                       : features;
+    return plan.unit_inverse.defined() ? features.index_select(0, here(plan.unit_inverse)) : features;
   };
   VisionFeatures out;
   out.deepstack.resize(deepstack_mergers_.size());
@@ -220,8 +200,7 @@ VisionFeatures VisionTower::forward(const at::Tensor& patches, const VisionPlan&
   const auto& deep = config_.deepstack_blocks;
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const auto number = static_cast<int64_t>(i);
-    const bool windows =
-        config_.window_size > 0 && std::find(full.begin(), full.end(), number) == full.end();
+    const bool windows = config_.window_size > 0 && std::find(full.begin(), full.end(), number) == full.end();
     hidden = blocks_[i]->forward(hidden, windows ? by_window : by_frame);
     const auto found = std::find(deep.begin(), deep.end(), number);
     if (found == deep.end()) continue;
