@@ -15,8 +15,7 @@ namespace {
 decltype(&megashard_run) load_programs() {
   void* library = dlopen("libmegashard_programs.so", RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) {
-    throw std::runtime_error("cannot load " + std::string(dlerror()) +
-                             ": build it with launch/setup");
+    throw std::runtime_error("cannot load " + std::string(dlerror()) + ": build it with launch/setup");
   }
   return reinterpret_cast<decltype(&megashard_run)>(dlsym(library, "megashard_run"));
 }

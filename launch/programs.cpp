@@ -40,16 +40,13 @@ const std::vector<Subcommand>& subcommands() {
 }
 
 void print_help() {
-  std::cout
-      << "usage: megashard SUBCOMMAND [FLAGS]   (megashard SUBCOMMAND --help lists the flags)\n\n";
+  std::cout << "usage: megashard SUBCOMMAND [FLAGS]   (megashard SUBCOMMAND --help lists the flags)\n\n";
   for (const Subcommand& each : subcommands()) {
-    std::cout << "  " << each.name << std::string(12 - each.name.size(), ' ') << each.purpose
-              << "\n";
+    std::cout << "  " << each.name << std::string(12 - each.name.size(), ' ') << each.purpose << "\n";
   }
-  std::cout
-      << "  launch      starts N ranks on this host: megashard launch -n N -- SUBCOMMAND ...\n"
-         "  --version   prints the version\n\n"
-         "MEGASHARD_STACK=1 in the environment shows the stack of an error.\n";
+  std::cout << "  launch      starts N ranks on this host: megashard launch -n N -- SUBCOMMAND ...\n"
+               "  --version   prints the version\n\n"
+               "MEGASHARD_STACK=1 in the environment shows the stack of an error.\n";
 }
 
 int run_subcommand(int argc, char** argv) {
@@ -72,10 +69,14 @@ int run_subcommand(int argc, char** argv) {
 int megashard_run(int argc, char** argv) {
   // What c10d logs before it throws would stand above the one sentence that the user needs.
   if (!megashard::show_stack()) FLAGS_caffe2_log_level = megashard::kFatalOnly;
+  const auto text = [](const c10::Error& error) {
+    return std::string(megashard::show_stack() ? error.what() : error.what_without_backtrace());
+  };
   try {
     return megashard::run_subcommand(argc, argv);
+  } catch (const c10::DistError& error) {
+    throw megashard::PeerLostError(text(error));
   } catch (const c10::Error& error) {
-    throw std::runtime_error(megashard::show_stack() ? error.what()
-                                                     : error.what_without_backtrace());
+    throw std::runtime_error(text(error));
   }
 }

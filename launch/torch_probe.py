@@ -38,10 +38,12 @@ def find_version(root):
 
 
 def find_cuda_includes(root):
-    """Folders with CUDA's and NCCL's headers: the wheels beside LibTorch's own, else a toolkit's; empty if one is missing."""
+    """Folders with CUDA's and NCCL's headers: the wheels beside LibTorch's own, else a toolkit's; empty if one is
+    missing."""
     nvidia = root.parent / "nvidia"
     toolkits = [pathlib.Path(folder) / "include" for folder in ("/usr/local/cuda", "/opt/cuda")]
-    folders = [*sorted(nvidia.glob("cu*/include")), nvidia / "nccl" / "include", *toolkits, pathlib.Path("/usr/include")]
+    folders = [*sorted(nvidia.glob("cu*/include")), nvidia / "nccl" / "include", *toolkits,
+               pathlib.Path("/usr/include")]
     found = []
     for header in ("cuda_runtime_api.h", "cublas_v2.h", "nccl.h"):
         folder = next((folder for folder in folders if (folder / header).exists()), None)

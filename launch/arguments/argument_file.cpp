@@ -64,8 +64,7 @@ class OptionFile {
 
   /// MindSpeed-MM's section beside gpt_args.
   void store_lora(const YAML::Node& section) {
-    const std::vector<std::string> keys = {"lora_r", "lora_alpha", "lora_dropout",
-                                           "lora_target_modules",
+    const std::vector<std::string> keys = {"lora_r", "lora_alpha", "lora_dropout", "lora_target_modules",
                                            "lora_register_forward_hook"};  // inputs need none
     for (const auto& item : section) {
       const auto name = item.first.Scalar();
@@ -93,9 +92,9 @@ class OptionFile {
  private:
   void unknown(const YAML::Node& key, const std::string& name) {
     const auto nearest = nearest_name(name, argument_names());
-    mistakes_.add(where(path_, key) + "unknown key \"" + name + "\"" +
-                      (nearest ? "; did you mean " + *nearest + "?" : "."),
-                  nearest ? std::vector{flag_of(*nearest)} : std::vector<std::string>{});
+    mistakes_.add(
+        where(path_, key) + "unknown key \"" + name + "\"" + (nearest ? "; did you mean " + *nearest + "?" : "."),
+        nearest ? std::vector{flag_of(*nearest)} : std::vector<std::string>{});
   }
 
   static std::string flag_of(const std::string& name) {
@@ -103,14 +102,12 @@ class OptionFile {
     return (option == nullptr ? find_argument(name) : option)->flag;
   }
 
-  void store_words(const Option& option, bool by_name, const YAML::Node& key,
-                   const YAML::Node& value) {
+  void store_words(const Option& option, bool by_name, const YAML::Node& key, const YAML::Node& value) {
     const std::string place = where(path_, key) + key.Scalar();
     auto words = yaml_words(value, place);
     if (option.is_switch()) {
       bool on = false;
-      if (!YAML::convert<bool>::decode(value, on))
-        throw UsageError(place + " takes true or false.");
+      if (!YAML::convert<bool>::decode(value, on)) throw UsageError(place + " takes true or false.");
       words = {on == (by_name ? option.switch_value : true) ? "true" : "false"};
     }
     try {
@@ -132,12 +129,10 @@ void read_argument_file(const std::string& path, Arguments& arguments, Mistakes&
   parse_argument_file(read_configuration(path, "the argument file"), path, arguments, mistakes);
 }
 
-void parse_argument_file(const std::string& text, const std::string& path, Arguments& arguments,
-                         Mistakes& mistakes) {
+void parse_argument_file(const std::string& text, const std::string& path, Arguments& arguments, Mistakes& mistakes) {
   const YAML::Node root = load_yaml(text, path);
   const auto fail = [&path] {
-    throw UsageError(path + ": the file must hold `key: value` lines, at the top or under " +
-                     kSection + ":.");
+    throw UsageError(path + ": the file must hold `key: value` lines, at the top or under " + kSection + ":.");
   };
   if (!root.IsMap()) fail();
   if (is_roll_configuration(root)) {

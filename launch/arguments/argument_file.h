@@ -14,8 +14,7 @@ namespace megashard {
 /// holds no such lines.
 void read_argument_file(const std::string& path, Arguments& arguments, Mistakes& mistakes);
 /// The same of that file's content.
-void parse_argument_file(const std::string& text, const std::string& path, Arguments& arguments,
-                         Mistakes& mistakes);
+void parse_argument_file(const std::string& text, const std::string& path, Arguments& arguments, Mistakes& mistakes);
 
 /// The words of a file, as white space separates them, for --data-args-path. Throws UsageError when
 /// it cannot be read or is empty.

@@ -15,9 +15,8 @@ constexpr const char* kConfig = "--config";
 constexpr const char* kRole = "--role";
 
 std::vector<OwnFlag> own_flags(const Program& program) {
-  std::vector<OwnFlag> flags = {
-      {kConfig, "FILE", "the YAML file, if it is not the first word"},
-      {kRole, "NAME", "the worker to run, when the file is a configuration of ROLL"}};
+  std::vector<OwnFlag> flags = {{kConfig, "FILE", "the YAML file, if it is not the first word"},
+                                {kRole, "NAME", "the worker to run, when the file is a configuration of ROLL"}};
   flags.insert(flags.end(), program.flags.begin(), program.flags.end());
   return flags;
 }
@@ -50,8 +49,7 @@ std::string joined(const std::vector<std::string>& words) {
 /// The words of a command line, flag by flag.
 class WordReader {
  public:
-  WordReader(const Program& program, CommandLine& line)
-      : program_(program), own_(own_flags(program)), line_(line) {
+  WordReader(const Program& program, CommandLine& line) : program_(program), own_(own_flags(program)), line_(line) {
     spellings_ = option_spellings();
     for (const auto& each : own_) spellings_.push_back(each.flag);
   }
@@ -72,8 +70,7 @@ class WordReader {
       ++i;
       before = flag;
       const size_t wanted = most_values(flag);
-      while (values.size() < wanted && i < words.size() && !is_flag(words[i]))
-        values.push_back(words[i++]);
+      while (values.size() < wanted && i < words.size() && !is_flag(words[i])) values.push_back(words[i++]);
       take(flag, std::move(values));
     }
   }
@@ -81,8 +78,7 @@ class WordReader {
   /// Stores what was read; after the YAML file, which it beats.
   void store() {
     for (const Option* option : order_) {
-      line_.mistakes.attempt([&] { set_option(*option, given_.at(option), line_.arguments); },
-                             {option->flag});
+      line_.mistakes.attempt([&] { set_option(*option, given_.at(option), line_.arguments); }, {option->flag});
     }
   }
 
@@ -90,14 +86,12 @@ class WordReader {
   const OwnFlag* find_own(const std::string& flag) const {
     std::string spelling = flag;
     std::replace(spelling.begin() + 1, spelling.end(), '_', '-');
-    const auto found = std::find_if(own_.begin(), own_.end(),
-                                    [&](const OwnFlag& each) { return each.flag == spelling; });
+    const auto found =
+        std::find_if(own_.begin(), own_.end(), [&](const OwnFlag& each) { return each.flag == spelling; });
     return found == own_.end() ? nullptr : &*found;
   }
 
-  const Option* find(const std::string& flag) const {
-    return flag.starts_with("--") ? find_option(flag) : nullptr;
-  }
+  const Option* find(const std::string& flag) const { return flag.starts_with("--") ? find_option(flag) : nullptr; }
 
   size_t most_values(const std::string& flag) const {
     if (find_own(flag) != nullptr) return 1;
@@ -122,8 +116,7 @@ class WordReader {
 
   void take_own(const OwnFlag& own, const std::vector<std::string>& values) {
     if (values.empty() || values.front().empty()) {
-      line_.mistakes.add(own.flag + " has no value; write " + own.flag + " " + own.kind + ".",
-                         {own.flag});
+      line_.mistakes.add(own.flag + " has no value; write " + own.flag + " " + own.kind + ".", {own.flag});
       return;
     }
     const auto [at, is_new] = line_.own.try_emplace(own.flag, values.front());
@@ -133,8 +126,7 @@ class WordReader {
   }
 
   void note_twice(const std::string& flag, const std::string& before, const std::string& after) {
-    line_.notices.push_back(flag + " is given twice, as " + before + " and as " + after +
-                            "; the last one counts.");
+    line_.notices.push_back(flag + " is given twice, as " + before + " and as " + after + "; the last one counts.");
   }
 
   void unknown(const std::string& flag) {
@@ -146,10 +138,10 @@ class WordReader {
       return;
     }
     const auto nearest = nearest_name(flag, spellings_);
-    line_.mistakes.add("unknown flag " + flag +
-                           (nearest ? "; did you mean " + *nearest + "?"
-                                    : "; `megashard " + program_.name + " --help` lists all."),
-                       nearest ? std::vector{*nearest} : std::vector<std::string>{});
+    line_.mistakes.add(
+        "unknown flag " + flag +
+            (nearest ? "; did you mean " + *nearest + "?" : "; `megashard " + program_.name + " --help` lists all."),
+        nearest ? std::vector{*nearest} : std::vector<std::string>{});
   }
 
   /// --no-x for --x, and the other way round.
@@ -161,22 +153,20 @@ class WordReader {
 
   /// Words that belong to no flag.
   void stray(const std::vector<std::string>& words, const std::string& before) {
-    std::string sentence = "unexpected word" + std::string(words.size() > 1 ? "s " : " ") +
-                           in_quotes(words) + (before.empty() ? "" : " after " + before);
+    std::string sentence = "unexpected word" + std::string(words.size() > 1 ? "s " : " ") + in_quotes(words) +
+                           (before.empty() ? "" : " after " + before);
     const Option* option = find(before);
     const std::array truths = {"true", "false", "True", "False"};
     const bool is_truth = std::find(truths.begin(), truths.end(), words.front()) != truths.end();
     if (option != nullptr && option->is_switch() && is_truth && words.size() == 1) {
       const bool on = words.front().ends_with("rue");
-      sentence +=
-          "; a switch takes none: " + (on ? "leave it out." : "write " + option->flag + "=false.");
+      sentence += "; a switch takes none: " + (on ? "leave it out." : "write " + option->flag + "=false.");
     } else if (words.front().starts_with("\u2013") || words.front().starts_with("\u2014")) {
       sentence += "; flags begin with two plain hyphens, and this one with a long dash.";
     } else if (words.front().find_first_not_of(" \n\t") == std::string::npos) {
       sentence += "; a backslash that continues a line must be its last character.";
     } else {
-      sentence += "; values follow their flag, and `megashard " + program_.name +
-                  " --help` shows how many each takes.";
+      sentence += "; values follow their flag, and `megashard " + program_.name + " --help` shows how many each takes.";
     }
     line_.mistakes.add(sentence);
   }
@@ -192,14 +182,13 @@ class WordReader {
 }  // namespace
 
 const Program& pretrain_program() {
-  static const Program program = {
-      .name = "pretrain",
-      .purpose =
-          "megashard pretrain [FILE.yaml] [options]\n\n"
-          "Trains a model. Options may also stand in a YAML file as snake_case keys, at\n"
-          "the top or under gpt_args:; flags beat the file. Defaults are shown in [].\n",
-      .flags = {},
-      .shown = [](const Option&) { return true; }};
+  static const Program program = {.name = "pretrain",
+                                  .purpose =
+                                      "megashard pretrain [FILE.yaml] [options]\n\n"
+                                      "Trains a model. Options may also stand in a YAML file as snake_case keys, at\n"
+                                      "the top or under gpt_args:; flags beat the file. Defaults are shown in [].\n",
+                                  .flags = {},
+                                  .shown = [](const Option&) { return true; }};
   return program;
 }
 
@@ -219,18 +208,16 @@ CommandLine parse_arguments(int argc, const char* const* argv, const Program& pr
   Mistakes& mistakes = line.mistakes;
   Arguments& arguments = line.arguments;
   if (const auto config = line.own.find(kConfig); config != line.own.end()) {
-    mistakes.require(!file, "--config " + config->second + " and " + file.value_or("") +
-                                " are both YAML files; give one.");
+    mistakes.require(!file,
+                     "--config " + config->second + " and " + file.value_or("") + " are both YAML files; give one.");
     file = config->second;
   }
   const auto role = line.own.find(kRole);
-  mistakes.require(role == line.own.end() || file,
-                   "--role " + (role == line.own.end() ? "" : role->second) +
-                       " needs --config, a configuration of ROLL.");
+  mistakes.require(role == line.own.end() || file, "--role " + (role == line.own.end() ? "" : role->second) +
+                                                       " needs --config, a configuration of ROLL.");
   bool readable = true;
   if (file && role != line.own.end()) {
-    readable =
-        mistakes.attempt([&] { line.worker = read_roll_worker(*file, role->second, arguments); });
+    readable = mistakes.attempt([&] { line.worker = read_roll_worker(*file, role->second, arguments); });
   } else if (file) {
     readable = mistakes.attempt([&] { read_argument_file(*file, arguments, mistakes); });
   }
@@ -238,8 +225,7 @@ CommandLine parse_arguments(int argc, const char* const* argv, const Program& pr
   if (!readable) mistakes.tell();  // without it much would seem to be missing
   if (arguments.data_args_path && arguments.data_path.empty()) {
     const bool read = mistakes.attempt(
-        [&] { arguments.data_path = read_words(*arguments.data_args_path, "--data-args-path"); },
-        {"--data-path"});
+        [&] { arguments.data_path = read_words(*arguments.data_args_path, "--data-args-path"); }, {"--data-path"});
     if (read) arguments.data_args_path.reset();
   }
   return line;

@@ -53,7 +53,6 @@ struct CommandLine {
 /// refused, `_` counts as `-`, and of a flag that is given twice the last counts. Only single flags
 /// are checked here: what is wrong with them is in `mistakes`. Throws HelpRequested, and
 /// UsageErrors for a file without which nothing else can be checked.
-CommandLine parse_arguments(int argc, const char* const* argv,
-                            const Program& program = pretrain_program());
+CommandLine parse_arguments(int argc, const char* const* argv, const Program& program = pretrain_program());
 
 }  // namespace megashard

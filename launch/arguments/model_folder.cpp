@@ -14,10 +14,9 @@ namespace fs = std::filesystem;
 bool is_hub_name(const std::string& name) {
   const auto slash = name.find('/');
   const bool plain =
-      name.find_first_not_of(
-          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/") == name.npos;
-  return plain && slash != name.npos && slash == name.rfind('/') && slash > 0 &&
-         slash + 1 < name.size() && name[0] != '.' && !name.ends_with(".gguf");
+      name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/") == name.npos;
+  return plain && slash != name.npos && slash == name.rfind('/') && slash > 0 && slash + 1 < name.size() &&
+         name[0] != '.' && !name.ends_with(".gguf");
 }
 
 fs::path hub_cache(const GetVariable& get) {
@@ -40,15 +39,13 @@ fs::path cached(const std::string& name, const GetVariable& get) {
 
 }  // namespace
 
-void require_model_folder(const std::string& flag, const std::string& folder,
-                          const GetVariable& get) {
+void require_model_folder(const std::string& flag, const std::string& folder, const GetVariable& get) {
   std::error_code error;
   if (fs::is_directory(folder, error)) return;
   const auto given = flag + " " + folder;
   require(!folder.ends_with(".gguf"),
-          given +
-              " is a GGUF file, which is for inference by llama.cpp; give the original model's "
-              "directory, with config.json and safetensors.");
+          given + " is a GGUF file, which is for inference by llama.cpp; give the original model's "
+                  "directory, with config.json and safetensors.");
   require(!fs::exists(folder, error),
           given + " is a file; give its folder, " + flag + " " +
               (fs::path(folder).has_parent_path() ? fs::path(folder).parent_path().string() : "."));
@@ -61,10 +58,9 @@ void require_model_folder(const std::string& flag, const std::string& folder,
                                 "hub's cache: give " +
                                 flag + " " + snapshot.string());
   const auto name = folder.substr(folder.find('/') + 1);
-  throw UsageError("there is no folder " + folder +
-                   "; if it is a name of the Hugging Face hub, run `hf download " + folder +
-                   " --local-dir " + name + "` (huggingface-cli of older versions), then give " +
-                   flag + " " + name);
+  throw UsageError("there is no folder " + folder + "; if it is a name of the Hugging Face hub, run `hf download " +
+                   folder + " --local-dir " + name + "` (huggingface-cli of older versions), then give " + flag + " " +
+                   name);
 }
 
 }  // namespace megashard

@@ -31,8 +31,7 @@ void throw_refusal(const std::string& refusal) {
 
 void refuse_same(const GivenPath& source, const GivenPath& target) {
   if (real(source.path) == real(target.path)) {
-    throw UsageError(target.flag + " " + target.path + " is the folder that " + source.flag +
-                     " names; give another");
+    throw UsageError(target.flag + " " + target.path + " is the folder that " + source.flag + " names; give another");
   }
 }
 
@@ -65,12 +64,11 @@ void check_hf_target(const GivenPath& source, const GivenPath& target, bool over
   throw_refusal(folder_refusal(target.path, target.flag, overwrite));
 }
 
-void check_step_target(const GivenPath& source, const GivenPath& target, const std::string& step,
-                       bool overwrite) {
+void check_step_target(const GivenPath& source, const GivenPath& target, const std::string& step, bool overwrite) {
   refuse_source(source, target);
   if (real(target.path + "/" + step) == real(source.path)) {
-    throw UsageError(target.flag + " " + target.path + " would replace the step that " +
-                     source.flag + " names; give another folder");
+    throw UsageError(target.flag + " " + target.path + " would replace the step that " + source.flag +
+                     " names; give another folder");
   }
   throw_refusal(folder_refusal(target.path, target.flag, overwrite));
 }

@@ -22,8 +22,7 @@ void add_overwrite(CLI::App& app, bool& overwrite);
 /// Of weights: `target` gets files.
 void check_hf_target(const GivenPath& source, const GivenPath& target, bool overwrite);
 /// Of a step: `target` gets the folder `step` ("release").
-void check_step_target(const GivenPath& source, const GivenPath& target, const std::string& step,
-                       bool overwrite);
+void check_step_target(const GivenPath& source, const GivenPath& target, const std::string& step, bool overwrite);
 /// Of one file.
 void check_file_target(const GivenPath& source, const GivenPath& target, bool overwrite);
 /// Of a folder that is replaced as a whole.

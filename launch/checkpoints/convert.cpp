@@ -50,8 +50,7 @@ std::vector<std::string> words_of(int argc, char** argv) {
   std::vector<std::string> words;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
-    const bool is_switch_value =
-        word == "true" || word == "True" || word == "false" || word == "False";
+    const bool is_switch_value = word == "true" || word == "True" || word == "false" || word == "False";
     if (is_switch_value && !words.empty() && words.back().starts_with("--")) {
       words.back() += word[0] == 't' || word[0] == 'T' ? "=true" : "=false";
     } else if (i > 1 || word != "GenericDCPConverter") {
@@ -95,8 +94,8 @@ void check_converter(const std::vector<std::string>& words) {
                      "; megashard convert CONVERTER --help lists its flags");
   const auto& word = words.back();
   if (word.starts_with("-") || is_converter(word)) return;
-  throw UsageError("convert: there is no converter \"" + word + "\": there are " +
-                   converter_names() + suggestion_for(word));
+  throw UsageError("convert: there is no converter \"" + word + "\": there are " + converter_names() +
+                   suggestion_for(word));
 }
 
 }  // namespace

@@ -24,9 +24,8 @@ using Pairs = std::vector<std::pair<std::string, std::string>>;
 
 /// MindSpeed-MM's two forms of a mapping, a JSON object and "target,source,...", and target=source.
 Pairs parse_mapping(const std::vector<std::string>& words) {
-  constexpr const char* kForms =
-      "--tie-weight-mapping takes target=source, or target1,source1,..., or "
-      "{\"target\": \"source\"}; got '";
+  constexpr const char* kForms = "--tie-weight-mapping takes target=source, or target1,source1,..., or "
+                                 "{\"target\": \"source\"}; got '";
   Pairs pairs;
   for (const auto& word : words) {
     const auto object = nlohmann::json::parse(word, nullptr, /*allow_exceptions=*/false);
@@ -52,8 +51,7 @@ Pairs parse_mapping(const std::vector<std::string>& words) {
 /// The model_type of a directory's config.json; empty: it says none.
 std::string model_type_of(const std::string& directory) {
   const auto config = read_hf_config(directory);
-  const bool known =
-      config && config->contains("model_type") && config->at("model_type").is_string();
+  const bool known = config && config->contains("model_type") && config->at("model_type").is_string();
   return known ? config->at("model_type").get<std::string>() : "";
 }
 
@@ -61,8 +59,7 @@ std::string model_type_of(const std::string& directory) {
 std::vector<std::string> parse_names(const std::vector<std::string>& words) {
   auto names = comma_words(words);
   for (auto& name : names) {
-    std::erase_if(name,
-                  [](char c) { return c == '[' || c == ']' || c == '"' || c == '\'' || c == ' '; });
+    std::erase_if(name, [](char c) { return c == '[' || c == ']' || c == '"' || c == '\'' || c == ' '; });
   }
   std::erase(names, "");
   return names;
@@ -71,8 +68,7 @@ std::vector<std::string> parse_names(const std::vector<std::string>& words) {
 /// Says so when weights cannot be compared with it.
 WeightCheck config_of(const std::string& directory) {
   WeightCheck check(directory);
-  if (!check.unknown().empty())
-    print_line("the weights are not compared with config.json: " + check.unknown());
+  if (!check.unknown().empty()) print_line("the weights are not compared with config.json: " + check.unknown());
   return check;
 }
 
@@ -90,16 +86,14 @@ void add_hf_to_step(CLI::App& app, CheckpointFormat format, const char* save_fla
   app.add_option("--hf-dir", options.hf_dir, "Hugging Face model directory (safetensors)")
       ->required()
       ->each([](const std::string& folder) { require_model_folder("--hf-dir", folder); });
-  app.add_option(
-         save_flag, options.save_dir,
-         "gets release/, and latest_checkpointed_iteration.txt unless it names an iteration")
+  app.add_option(save_flag, options.save_dir,
+                 "gets release/, and latest_checkpointed_iteration.txt unless it names an iteration")
       ->required();
   app.add_option("--dcp-prefix", options.dcp_prefix,
                  "stands behind \"model.\" in the key, in the place of --hf-prefix");
   app.add_option("--hf-prefix", options.hf_prefix,
                  "the beginning of names that --dcp-prefix replaces; other names stay");
-  app.add_option("--tie-weight-mapping", flags->ties,
-                 "target=source: store the weight source as target too");
+  app.add_option("--tie-weight-mapping", flags->ties, "target=source: store the weight source as target too");
   app.add_option("--fused-linear-names", flags->fused,
                  "parts of names of stacked experts [E, I, O], stored as [E * I, O]");
   app.add_flag("--to-bf16", options.to_bf16, "floating weights as bfloat16 (default: as stored)");
@@ -107,8 +101,7 @@ void add_hf_to_step(CLI::App& app, CheckpointFormat format, const char* save_fla
   if (format == CheckpointFormat::kTorchDist) flags->layout.add(app);
   app.callback([flags, save_flag = std::string(save_flag)] {
     auto& options = flags->options;
-    check_step_target({options.hf_dir, "--hf-dir"}, {options.save_dir, save_flag}, "release",
-                      options.overwrite);
+    check_step_target({options.hf_dir, "--hf-dir"}, {options.save_dir, save_flag}, "release", options.overwrite);
     const auto layout = flags->layout.layout(options.hf_dir, "--hf-dir");
     options.megatron_layout = layout ? &*layout : nullptr;
     options.tie_weight_mapping = parse_mapping(flags->ties);
@@ -118,9 +111,7 @@ void add_hf_to_step(CLI::App& app, CheckpointFormat format, const char* save_fla
       options.rename = to_parameter_names(type);
       if (flags->fused.empty()) options.reshape = to_parameter_experts(type);
     }
-    options.check = [&](const std::vector<TensorInfo>& weights) {
-      config_of(options.hf_dir).check_files(weights);
-    };
+    options.check = [&](const std::vector<TensorInfo>& weights) { config_of(options.hf_dir).check_files(weights); };
     convert_hf_to_step(options, print_line);
     print_line("written: " + options.save_dir + "/release");
   });
@@ -137,31 +128,26 @@ void add_step_to_hf(CLI::App& app, CheckpointFormat format) {
   const auto flags = std::make_shared<Flags>();
   auto& options = flags->options;
   options.format = format;
-  app.add_option("--load-dir", options.load_dir, "step folder: .../iter_0000100 or .../release")
-      ->required();
-  app.add_option("--save-dir", options.save_dir, "gets the Hugging Face model directory")
-      ->required();
-  app.add_option("--model-assets-dir", options.model_assets_dir,
-                 "config and tokenizer files to copy")
+  app.add_option("--load-dir", options.load_dir, "step folder: .../iter_0000100 or .../release")->required();
+  app.add_option("--save-dir", options.save_dir, "gets the Hugging Face model directory")->required();
+  app.add_option("--model-assets-dir", options.model_assets_dir, "config and tokenizer files to copy")
       ->required()
       ->each([](const std::string& folder) { require_model_folder("--model-assets-dir", folder); });
-  app.add_option(
-      "--dcp-prefix", options.dcp_prefix,
-      "the beginning of keys, behind \"model.\", that --hf-prefix replaces; others stay");
+  app.add_option("--dcp-prefix", options.dcp_prefix,
+                 "the beginning of keys, behind \"model.\", that --hf-prefix replaces; others stay");
   app.add_option("--hf-prefix", options.hf_prefix, "stands in its place");
   app.add_option("--fused-linear-names", flags->fused,
                  "parts of names of matrices [E * I, O] that are stacked experts [E, I, O]");
   app.add_flag("--to-bf16", options.to_bf16, "floating weights as bfloat16 (default: as stored)");
   app.add_flag("--trust-remote-code", flags->trust_remote_code,
                "taken for MindSpeed-MM's sake: no code of the assets is ever run");
-  app.add_option("--max-shard-size", options.most_shard_bytes, "of a safetensors file [5GB]")
+  app.add_option("--max-shard-size", options.max_shard_bytes, "of a safetensors file [5GB]")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
   add_overwrite(app, flags->overwrite);
   if (format == CheckpointFormat::kTorchDist) flags->layout.add(app);
   app.callback([flags] {
     auto& options = flags->options;
-    check_hf_target({options.load_dir, "--load-dir"}, {options.save_dir, "--save-dir"},
-                    flags->overwrite);
+    check_hf_target({options.load_dir, "--load-dir"}, {options.save_dir, "--save-dir"}, flags->overwrite);
     const auto layout = flags->layout.layout(options.model_assets_dir, "--model-assets-dir");
     options.megatron_layout = layout ? &*layout : nullptr;
     options.fused_linear_names = parse_names(flags->fused);
@@ -181,9 +167,7 @@ void add_step_to_hf(CLI::App& app, CheckpointFormat format) {
 }  // namespace
 
 void add_hf_to_dcp(CLI::App& app) { add_hf_to_step(app, CheckpointFormat::kTorchDcp, "--dcp-dir"); }
-void add_hf_to_torch_dist(CLI::App& app) {
-  add_hf_to_step(app, CheckpointFormat::kTorchDist, "--save-dir");
-}
+void add_hf_to_torch_dist(CLI::App& app) { add_hf_to_step(app, CheckpointFormat::kTorchDist, "--save-dir"); }
 void add_dcp_to_hf(CLI::App& app) { add_step_to_hf(app, CheckpointFormat::kTorchDcp); }
 void add_torch_dist_to_hf(CLI::App& app) { add_step_to_hf(app, CheckpointFormat::kTorchDist); }
 

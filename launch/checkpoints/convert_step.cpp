@@ -26,9 +26,7 @@ void add_step_conversion(CLI::App& app, CheckpointFormat from, CheckpointFormat 
   const auto flags = std::make_shared<Flags>();
   flags->options.from = from;
   flags->options.to = to;
-  app.add_option("--load-dir", flags->options.load_dir,
-                 "step folder: .../iter_0000100 or .../release")
-      ->required();
+  app.add_option("--load-dir", flags->options.load_dir, "step folder: .../iter_0000100 or .../release")->required();
   app.add_option("--save-dir", flags->options.save_dir,
                  "gets the step under the same name, and latest_checkpointed_iteration.txt if it "
                  "is the newest")

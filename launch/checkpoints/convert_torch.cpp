@@ -25,8 +25,7 @@ struct TorchFlags {
 
 void add_dcp_to_torch(CLI::App& app) {
   const auto flags = std::make_shared<TorchFlags>();
-  app.add_option(kFolderFlag, flags->folder, "step folder: .../iter_0000100 or .../release")
-      ->required();
+  app.add_option(kFolderFlag, flags->folder, "step folder: .../iter_0000100 or .../release")->required();
   app.add_option(kPathFlag, flags->path, "gets the file that torch.load reads")->required();
   add_overwrite(app, flags->overwrite);
   app.callback([flags] {

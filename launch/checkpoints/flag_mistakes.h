@@ -9,7 +9,6 @@ namespace megashard {
 
 /// What CLI11 found wrong with the words, or, where one of them is no flag of `app`, that word and
 /// the flag it may mean: CLI11 would tell of the flags first that are missing in its place.
-std::string what_is_wrong(const CLI::ParseError& error, const CLI::App& app,
-                          const std::vector<std::string>& words);
+std::string what_is_wrong(const CLI::ParseError& error, const CLI::App& app, const std::vector<std::string>& words);
 
 }  // namespace megashard

@@ -78,11 +78,9 @@ ordered_json all_json(CheckpointSource& source, const InspectFlags& flags) {
   if (source.iteration()) json["iteration"] = *source.iteration();
   json["summary"] = checkpoint_summary_json(summarise(source));
   const auto totals = totals_of(source, flags);
-  json["totals"] = {
-      {"tensors", totals.tensors}, {"elements", totals.elements}, {"bytes", totals.bytes}};
+  json["totals"] = {{"tensors", totals.tensors}, {"elements", totals.elements}, {"bytes", totals.bytes}};
   json["files"] = ordered_json::array();
-  for (const auto& [name, bytes] : source.files())
-    json["files"].push_back({{"name", name}, {"bytes", bytes}});
+  for (const auto& [name, bytes] : source.files()) json["files"].push_back({{"name", name}, {"bytes", bytes}});
   json["tensors"] = ordered_json::array();
   for (const auto& tensor : source.tensors()) {
     if (!flags.wants(tensor.info.name)) continue;
@@ -103,8 +101,7 @@ ordered_json all_json(CheckpointSource& source, const InspectFlags& flags) {
   json["values"] = ordered_json::array();
   for (size_t i = 0; i < source.value_keys().size(); ++i) {
     const auto& key = source.value_keys()[i];
-    if (flags.wants(key))
-      json["values"].push_back({{"name", key}, {"value", value_json(source.value(i))}});
+    if (flags.wants(key)) json["values"].push_back({{"name", key}, {"value", value_json(source.value(i))}});
   }
   return json;
 }
@@ -138,8 +135,7 @@ void print_values(CheckpointSource& source, const InspectFlags& flags) {
     if (fields == nullptr) continue;
     for (const auto& [name, field] : fields->entries) {
       const auto* text = name.get_if<std::string>();
-      table.add(
-          {"  " + (text == nullptr ? value_text(name) : printable(*text)), value_text(field)});
+      table.add({"  " + (text == nullptr ? value_text(name) : printable(*text)), value_text(field)});
     }
   }
   table.print();
@@ -149,20 +145,18 @@ void print_all(CheckpointSource& source, const InspectFlags& flags) {
   print_checkpoint_summary(source, summarise(source));
   const auto totals = totals_of(source, flags);
   if (!flags.filter.empty()) {
-    std::cout << "  --filter       " << totals.tensors << " tensors, " << totals.elements
-              << " elements, " << mebibytes(totals.bytes) << " MiB\n";
+    std::cout << "  --filter       " << totals.tensors << " tensors, " << totals.elements << " elements, "
+              << mebibytes(totals.bytes) << " MiB\n";
   }
   print_tensors(source, flags);
   print_values(source, flags);
   TextTable files({"file", "MiB"}, {1});
-  for (const auto& [name, size] : source.files())
-    files.add({printable(name), size < 0 ? "missing" : mebibytes(size)});
+  for (const auto& [name, size] : source.files()) files.add({printable(name), size < 0 ? "missing" : mebibytes(size)});
   if (flags.filter.empty()) files.print();
 }
 
 /// `passed_over`: steps that came before this one, and why they were not taken.
-int verify(CheckpointSource& source, const std::vector<std::string>& passed_over,
-           const InspectFlags& flags) {
+int verify(CheckpointSource& source, const std::vector<std::string>& passed_over, const InspectFlags& flags) {
   std::vector<std::string> faults;
   const auto add = [&](const std::string& fault) {
     faults.push_back(fault);
@@ -180,8 +174,7 @@ int verify(CheckpointSource& source, const std::vector<std::string>& passed_over
     std::cout << printable(source.path()) << ": " << mebibytes(checked.bytes) << " MiB read";
     if (checked.without_checksum > 0)
       std::cout << ", of which " << mebibytes(checked.without_checksum) << " MiB have no checksum";
-    std::cout << "; " << (faults.empty() ? "whole" : std::to_string(faults.size()) + " faults")
-              << "\n";
+    std::cout << "; " << (faults.empty() ? "whole" : std::to_string(faults.size()) + " faults") << "\n";
   }
   return faults.empty() ? 0 : 1;
 }
@@ -202,19 +195,17 @@ void check_filter(const std::vector<CheckpointSource*>& sources, const InspectFl
   }
   throw UsageError("inspect: no tensor or value of " + sources[0]->path() + " fits --filter " +
                    printable(flags.filter) +
-                   (with_part > 0
-                        ? "; did you mean \"" + part + "\", which fits " +
-                              std::to_string(with_part) + (with_part == 1 ? " name?" : " names?")
-                        : did_you_mean(flags.filter, names)));
+                   (with_part > 0 ? "; did you mean \"" + part + "\", which fits " + std::to_string(with_part) +
+                                        (with_part == 1 ? " name?" : " names?")
+                                  : did_you_mean(flags.filter, names)));
 }
 
 std::string or_dash(const std::string& text) { return text.empty() ? "-" : printable(text); }
 
 void print_difference(const CheckpointDifference& difference, const InspectFlags& flags) {
   std::cout << "A " << printable(flags.diff[0]) << "\nB " << printable(flags.diff[1]) << "\n"
-            << difference.equal_tensors << " tensors and " << difference.equal_values
-            << " values are equal; " << difference.tensors.size() << " tensors and "
-            << difference.values.size() << " values differ\n";
+            << difference.equal_tensors << " tensors and " << difference.equal_values << " values are equal; "
+            << difference.tensors.size() << " tensors and " << difference.values.size() << " values differ\n";
   TextTable tensors({"tensor", "A", "B", "elements", "largest |A - B|"}, {3, 4});
   for (const auto& each : difference.tensors) {
     char largest[32];
@@ -238,11 +229,8 @@ ordered_json difference_json(const CheckpointDifference& difference, const Inspe
                        {"tensors", ordered_json::array()},
                        {"values", ordered_json::array()}};
   for (const auto& each : difference.tensors) {
-    json["tensors"].push_back({{"name", each.name},
-                               {"a", each.a},
-                               {"b", each.b},
-                               {"differing", each.differing},
-                               {"largest", each.largest}});
+    json["tensors"].push_back(
+        {{"name", each.name}, {"a", each.a}, {"b", each.b}, {"differing", each.differing}, {"largest", each.largest}});
   }
   for (const auto& each : difference.values)
     json["values"].push_back({{"name", each.key}, {"a", each.a}, {"b", each.b}});
@@ -255,8 +243,7 @@ int diff(const InspectFlags& flags) {
   const auto a = open_checkpoint(flags.diff[0], flags.ckpt_step, warn);
   const auto b = open_checkpoint(flags.diff[1], flags.ckpt_step, warn);
   check_filter({a.get(), b.get()}, flags);
-  const auto difference =
-      diff_checkpoints(*a, *b, [&](const std::string& name) { return flags.wants(name); });
+  const auto difference = diff_checkpoints(*a, *b, [&](const std::string& name) { return flags.wants(name); });
   if (flags.json) {
     print_json(difference_json(difference, flags));
   } else {
@@ -266,16 +253,14 @@ int diff(const InspectFlags& flags) {
 }
 
 int inspect(const InspectFlags& flags) {
-  if (!flags.diff.empty() && !flags.path.empty())
-    throw UsageError("inspect takes a PATH or --diff A B, not both");
+  if (!flags.diff.empty() && !flags.path.empty()) throw UsageError("inspect takes a PATH or --diff A B, not both");
   if (flags.verify && !(flags.filter.empty() && flags.diff.empty()))
-    throw UsageError(
-        "inspect: --verify reads all of one checkpoint; leave --filter and --diff out");
+    throw UsageError("inspect: --verify reads all of one checkpoint; leave --filter and --diff out");
   if (!flags.diff.empty()) return diff(flags);
   if (flags.path.empty()) throw UsageError("inspect takes a PATH, or --diff A B");
   std::vector<std::string> passed_over;
-  const auto source = open_checkpoint(
-      flags.path, flags.ckpt_step, [&](const std::string& line) { passed_over.push_back(line); });
+  const auto source =
+      open_checkpoint(flags.path, flags.ckpt_step, [&](const std::string& line) { passed_over.push_back(line); });
   if (flags.verify) return verify(*source, passed_over, flags);
   for (const auto& line : passed_over) warn(line);
   check_filter({source.get()}, flags);
@@ -292,17 +277,15 @@ int inspect(const InspectFlags& flags) {
 int run_inspect(int argc, char** argv) {
   InspectFlags flags;
   CLI::App app("shows, checks and compares checkpoints", "megashard inspect");
-  app.add_option(
-      "path", flags.path,
-      "step folder, directory of a training (its latest whole step), Hugging Face directory, "
-      ".safetensors or torch.save file");
+  app.add_option("path", flags.path,
+                 "step folder, directory of a training (its latest whole step), Hugging Face directory, "
+                 ".safetensors or torch.save file");
   app.add_option("--ckpt-step", flags.ckpt_step, "the step of this iteration");
   app.add_option("--filter", flags.filter, "only names that fit this pattern (* and ?)");
   app.add_flag("--chunks", flags.chunks, "a line for each chunk of a tensor");
   app.add_flag("--json", flags.json, "everything, as JSON");
   app.add_flag("--verify", flags.verify, "read every byte and name what is damaged (exit code 1)");
-  app.add_option("--diff", flags.diff, "compare A with B by names (exit code 1 when they differ)")
-      ->expected(2);
+  app.add_option("--diff", flags.diff, "compare A with B by names (exit code 1 when they differ)")->expected(2);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

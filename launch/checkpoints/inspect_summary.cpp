@@ -17,8 +17,7 @@ namespace {
 /// 134515008 as 134,515,008.
 std::string with_commas(int64_t number) {
   auto text = std::to_string(number);
-  for (auto at = static_cast<int64_t>(text.size()) - 3; at > 0; at -= 3)
-    text.insert(static_cast<size_t>(at), ",");
+  for (auto at = static_cast<int64_t>(text.size()) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), ",");
   return text;
 }
 
@@ -33,18 +32,16 @@ std::string size_of(const CheckpointSummary::Part& part) {
 std::string model_text(const CheckpointSummary& summary) {
   const auto& model = summary.model;
   if (model.tensors == 0) return "none";
-  auto text = counted(model.tensors, "tensor") + ", " + counted(model.elements, "parameter") +
-              ", " + size_of(model);
-  if (summary.tied_names > 0)
-    text += " (and " + counted(summary.tied_names, "further name") + " of tied ones)";
+  auto text = counted(model.tensors, "tensor") + ", " + counted(model.elements, "parameter") + ", " + size_of(model);
+  if (summary.tied_names > 0) text += " (and " + counted(summary.tied_names, "further name") + " of tied ones)";
   return text;
 }
 
 std::string optimizer_text(const CheckpointSummary& summary) {
   if (summary.optimizer.tensors == 0) return "none";
   const auto buffers = c10::Join(", ", summary.buffers);
-  return (buffers.empty() ? "" : buffers + ": ") + counted(summary.optimizer.tensors, "tensor") +
-         ", " + size_of(summary.optimizer);
+  return (buffers.empty() ? "" : buffers + ": ") + counted(summary.optimizer.tensors, "tensor") + ", " +
+         size_of(summary.optimizer);
 }
 
 std::string saved_text(const CheckpointSummary& summary) {
@@ -61,9 +58,7 @@ std::string network_text(const CheckpointSummary& summary) {
   const auto labelled = [](const std::string& label) {
     return [label](int64_t value) { return label + " " + with_commas(value); };
   };
-  const auto plural = [](const std::string& name) {
-    return [name](int64_t value) { return counted(value, name); };
-  };
+  const auto plural = [](const std::string& name) { return [name](int64_t value) { return counted(value, name); }; };
   add("num_layers", plural("layer"));
   add("hidden_size", labelled("hidden size"));
   add("num_attention_heads", plural("head"));

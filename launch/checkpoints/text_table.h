@@ -13,8 +13,7 @@ std::string mebibytes(int64_t bytes);  ///< "0.27"
 /// Columns as wide as their widest cell; those of `right` stand to the right.
 class TextTable {
  public:
-  explicit TextTable(std::vector<std::string> titles, std::set<size_t> right = {})
-      : right_(std::move(right)) {
+  explicit TextTable(std::vector<std::string> titles, std::set<size_t> right = {}) : right_(std::move(right)) {
     add(std::move(titles));
   }
   void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }

@@ -16,8 +16,8 @@
 #include "launch/arguments/command_line.h"
 #include "launch/infer/infer_documents.h"
 #include "launch/infer/npy_file.h"
-#include "launch/train/end_of_document.h"
 #include "launch/train/device_report.h"
+#include "launch/train/end_of_document.h"
 #include "launch/train/run_setup.h"
 #include "models/hugging_face/load_hf_weights.h"
 #include "models/network_arguments.h"
@@ -34,28 +34,25 @@ constexpr const char* kGenerated = "--generated";
 bool is_shown(const Option& option) {
   static const std::set<std::string> left_out = {"training",      "activations", "optimizer",
                                                  "learning rate", "validation",  "logging"};
-  static const std::set<std::string> no_data = {"--split",           "--train-data-path",
-                                                "--valid-data-path", "--test-data-path",
-                                                "--mock-data",       "--dataloader-type"};
+  static const std::set<std::string> no_data = {"--split",          "--train-data-path", "--valid-data-path",
+                                                "--test-data-path", "--mock-data",       "--dataloader-type"};
   if (option.name == "micro_batch_size") return true;
   const auto has = [&](const char* part) { return option.name.find(part) != option.name.npos; };
-  const bool saves = option.group == "checkpointing" &&
-                     (has("save") || has("most_recent") || has("ckpt_convert") || has("overwrite"));
+  const bool saves =
+      option.group == "checkpointing" && (has("save") || has("most_recent") || has("ckpt_convert") || has("overwrite"));
   return !left_out.contains(option.group) && !no_data.contains(option.flag) && !saves;
 }
 
 const Program& infer_program() {
   static const Program program = {
       .name = "infer",
-      .purpose =
-          "megashard infer [FILE.yaml] --data-path PREFIX [options]\n\n"
-          "Runs a model over each document of a .bin/.idx pair, or each conversation with\n"
-          "pictures of PREFIX.vision.safetensors, without training it. Options are those\n"
-          "of `megashard pretrain`, also in its YAML file; what only a training uses is\n"
-          "accepted, not listed here and not used. --micro-batch-size is the documents of\n"
-          "one forward. Defaults are shown in [].\n",
-      .flags = {{kLogProbs, "FILE.npy",
-                 "log-probability of each token given those before it: [documents, seq-length]"},
+      .purpose = "megashard infer [FILE.yaml] --data-path PREFIX [options]\n\n"
+                 "Runs a model over each document of a .bin/.idx pair, or each conversation with\n"
+                 "pictures of PREFIX.vision.safetensors, without training it. Options are those\n"
+                 "of `megashard pretrain`, also in its YAML file; what only a training uses is\n"
+                 "accepted, not listed here and not used. --micro-batch-size is the documents of\n"
+                 "one forward. Defaults are shown in [].\n",
+      .flags = {{kLogProbs, "FILE.npy", "log-probability of each token given those before it: [documents, seq-length]"},
                 {kGenerate, "INT",
                  "continue each document by so many likeliest tokens, one by one; of a "
                  "conversation what comes before its last answer"},
@@ -91,8 +88,7 @@ InferFlags infer_flags(const std::map<std::string, std::string>& own, Mistakes& 
 }
 
 /// The flags of training that validation asks for and nothing here uses.
-void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker,
-                        const DiagnosticSink& sink) {
+void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker, const DiagnosticSink& sink) {
   arguments.skip_train = true;
   arguments.train_iters = 1;
   arguments.train_samples.reset();
@@ -111,8 +107,8 @@ void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker,
   arguments.save_interval.reset();
   arguments.async_save = false;
   if (arguments.split) {
-    sink(Severity::kWarning, "--split " + *arguments.split +
-                                 " is not used: infer reads every document of --data-path.");
+    sink(Severity::kWarning,
+         "--split " + *arguments.split + " is not used: infer reads every document of --data-path.");
   }
   arguments.split = kEveryDocument;
   arguments.finetune = arguments.load || arguments.pretrained_checkpoint;  // weights only
@@ -120,8 +116,7 @@ void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker,
     if (!arguments.micro_batch_size) arguments.micro_batch_size = 1;
     return;
   }
-  if (!arguments.is_given("micro_batch_size"))
-    arguments.micro_batch_size = worker->infer_batch_size;
+  if (!arguments.is_given("micro_batch_size")) arguments.micro_batch_size = worker->infer_batch_size;
   // As ROLL loads a model that is not trained; a worker of fsdp2_train keeps fp32.
   const bool half = worker->sharding.mixed_precision.param_dtype == at::kBFloat16;
   arguments.bf16 = arguments.bf16 || (half && !worker->trains);
@@ -135,14 +130,12 @@ void refuse_balance_loss(const MultiModalModule& model) {
   if (text == nullptr && sees == nullptr) return;
   const auto& moe = (text != nullptr ? text->config() : sees->config().text).moe;
   if (moe.num_experts == 0 || moe.aux_loss_coef == 0) return;
-  throw UsageError(
-      "--log-probs does not go with output_router_logits in config.json, which adds the "
-      "load-balancing loss to each token's; set it to false there.");
+  throw UsageError("--log-probs does not go with output_router_logits in config.json, which adds the "
+                   "load-balancing loss to each token's; set it to false there.");
 }
 
 /// All ranks' rows on rank 0, in the order of the ranks; others get them too.
-at::Tensor gather_rows(const at::Tensor& mine, int64_t rows, const ProcessGroupPtr& group,
-                       c10::Device device) {
+at::Tensor gather_rows(const at::Tensor& mine, int64_t rows, const ProcessGroupPtr& group, c10::Device device) {
   at::Tensor all = at::zeros({group->size() * rows, mine.size(1)}, mine.options().device(device));
   const at::Tensor own = all.narrow(0, group->rank() * rows, rows);
   own.narrow(0, 0, mine.size(0)).copy_(mine);
@@ -150,27 +143,22 @@ at::Tensor gather_rows(const at::Tensor& mine, int64_t rows, const ProcessGroupP
   return all.cpu();
 }
 
-void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags& flags,
-           const ProcessGroupPtr& group, c10::Device device, const DiagnosticSink& sink) {
+void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags& flags, const ProcessGroupPtr& group,
+           c10::Device device, const DiagnosticSink& sink) {
   const InferDocuments data(arguments.data_path.front(), *arguments.seq_length, model.vocab_size());
   const int64_t documents = data.size();
   if (flags.log_probs) refuse_balance_loss(model);
   std::vector<OutputPath> outputs;
-  if (flags.log_probs)
-    outputs.push_back({"--log-probs", *flags.log_probs, OutputPath::Kind::kFile});
-  if (flags.generated)
-    outputs.push_back({"--generated", *flags.generated, OutputPath::Kind::kFile});
+  if (flags.log_probs) outputs.push_back({"--log-probs", *flags.log_probs, OutputPath::Kind::kFile});
+  if (flags.generated) outputs.push_back({"--generated", *flags.generated, OutputPath::Kind::kFile});
   try_output_paths(outputs, group);
-  const InferenceRanks ranks{.device = device,
-                             .sequence_group = sequence_group(arguments, model, group)};
+  const InferenceRanks ranks{.device = device, .sequence_group = sequence_group(arguments, model, group)};
   const ProcessGroupPtr readers = data_parallel_group(arguments, group);
   const int64_t batch = *arguments.micro_batch_size, length = *arguments.seq_length;
   const std::vector<int64_t> ends = end_of_text_ids(arguments);
   std::optional<NpyFile> log_probs, generated;
-  if (group->rank() == 0 && flags.log_probs)
-    log_probs.emplace(*flags.log_probs, at::kFloat, length);
-  if (group->rank() == 0 && flags.generated)
-    generated.emplace(*flags.generated, at::kLong, flags.new_tokens);
+  if (group->rank() == 0 && flags.log_probs) log_probs.emplace(*flags.log_probs, at::kFloat, length);
+  if (group->rank() == 0 && flags.generated) generated.emplace(*flags.generated, at::kLong, flags.new_tokens);
   double sum = 0;
   model.eval();
   sink(Severity::kNotice, c10::str("Inferring on ", documents, " documents"));
@@ -178,8 +166,7 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
   for (int64_t start = 0; start < documents; start += batch * readers->size()) {
     const int64_t first = std::min(start + readers->rank() * batch, documents);
     const int64_t last = std::min(first + batch, documents);
-    if (progress.is_due())
-      sink(Severity::kNotice, c10::str("Inferring: document ", start, "/", documents));
+    if (progress.is_due()) sink(Severity::kNotice, c10::str("Inferring: document ", start, "/", documents));
     InferenceBatch mine = data.read(first, last);
     const int64_t rows = std::min(documents - start, batch * readers->size());
     if (flags.log_probs) {
@@ -189,29 +176,27 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
       sum += all.sum(at::kDouble).item<double>();
     }
     if (flags.generated) {
-      const auto own = greedy_continuations(model, data.prompts(std::move(mine), first),
-                                            flags.new_tokens, ends, ranks);
+      const auto own = greedy_continuations(model, data.prompts(std::move(mine), first), flags.new_tokens, ends, ranks);
       const auto all = gather_rows(own, batch, readers, device).narrow(0, 0, rows);
       if (generated) generated->append(all);
     }
   }
   if (log_probs) {
     log_probs->finish();
-    sink(Severity::kNotice, c10::str("log-probabilities of ", documents, " documents: mean ",
-                                     sum / static_cast<double>(data.tokens() - documents),
-                                     " a token, in ", *flags.log_probs));
+    sink(Severity::kNotice,
+         c10::str("log-probabilities of ", documents, " documents: mean ",
+                  sum / static_cast<double>(data.tokens() - documents), " a token, in ", *flags.log_probs));
   }
   if (generated) {
     generated->finish();
-    sink(Severity::kNotice, c10::str(flags.new_tokens, " tokens after each of ", documents,
-                                     " documents, in ", *flags.generated));
+    sink(Severity::kNotice,
+         c10::str(flags.new_tokens, " tokens after each of ", documents, " documents, in ", *flags.generated));
   }
 }
 
-void load_weights(Arguments& arguments, const Start& from, MultiModalModule& model,
-                  const ProcessGroupPtr& group, c10::Device device) {
-  if (from.source == WeightSource::kHuggingFace || arguments.lora_r)
-    load_hf_weights(model, *arguments.hf_model);
+void load_weights(Arguments& arguments, const Start& from, MultiModalModule& model, const ProcessGroupPtr& group,
+                  c10::Device device) {
+  if (from.source == WeightSource::kHuggingFace || arguments.lora_r) load_hf_weights(model, *arguments.hf_model);
   if (from.source != WeightSource::kCheckpoint) return;
   OptimizerParamScheduler schedule(lr_schedule_options(arguments));
   TrainingState state{arguments, model, nullptr, &schedule, device};
@@ -223,8 +208,7 @@ void check_weights(const MultiModalModule& model, const Arguments& arguments, co
                    const ProcessGroupPtr& group) {
   if (from.source == WeightSource::kInitialisation) return;
   const std::string found = weights_without_numbers(model, group);
-  const std::string step =
-      from.source == WeightSource::kCheckpoint ? from.step.folder : *arguments.hf_model;
+  const std::string step = from.source == WeightSource::kCheckpoint ? from.step.folder : *arguments.hf_model;
   const std::string base = arguments.lora_r ? " and " + *arguments.hf_model : "";
   TORCH_CHECK(found.empty(), "of the weights loaded from ", step, base, ", ", found,
               "; take other files, or convert these again");
@@ -253,10 +237,9 @@ int run_infer(int argc, char** argv) {
     if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
   });
   if (arguments.data_path.size() != 1) {
-    line.mistakes.add(
-        "infer reads one data set; give --data-path PREFIX of a .bin/.idx pair or of "
-        "conversations.",
-        {"--data-path"});
+    line.mistakes.add("infer reads one data set; give --data-path PREFIX of a .bin/.idx pair or of "
+                      "conversations.",
+                      {"--data-path"});
   }
   validate_for_machine(arguments, environment, sink, std::move(line.mistakes));
   take_network_from_hf_model(arguments, sink);

@@ -17,8 +17,7 @@ InferDocuments::InferDocuments(const std::string& prefix, int64_t seq_length, in
 }
 
 int64_t InferDocuments::size() const {
-  return conversations_ ? conversations_->size()
-                        : static_cast<int64_t>(documents_->document_indices().size()) - 1;
+  return conversations_ ? conversations_->size() : static_cast<int64_t>(documents_->document_indices().size()) - 1;
 }
 
 int64_t InferDocuments::tokens() const {
@@ -49,13 +48,13 @@ std::vector<int64_t> InferDocuments::text_of(int64_t number) const {
 void InferDocuments::check(const std::vector<int64_t>& text, int64_t number) const {
   const int64_t most = seq_length_ + 1;
   const auto size = static_cast<int64_t>(text.size());
-  const std::string name =
-      c10::str(conversations_ ? "conversation " : "document ", number, " of ", prefix_);
-  TORCH_CHECK(size >= 1 && size <= most, name, " has ", size, " tokens; it must have 1 to ", most, ", which is --seq-length and one",
+  const std::string name = c10::str(conversations_ ? "conversation " : "document ", number, " of ", prefix_);
+  TORCH_CHECK(size >= 1 && size <= most, name, " has ", size, " tokens; it must have 1 to ", most,
+              ", which is --seq-length and one",
               size > most ? c10::str(": give --seq-length ", size - 1) : ": leave it out");
   for (const int64_t token : text) {
-    TORCH_CHECK(token >= 0 && token < vocab_size_, name, " has the token ", token, ", but the model's vocabulary has ", vocab_size_,
-                "; use the data of its tokenizer");
+    TORCH_CHECK(token >= 0 && token < vocab_size_, name, " has the token ", token, ", but the model's vocabulary has ",
+                vocab_size_, "; use the data of its tokenizer");
   }
 }
 
@@ -78,7 +77,8 @@ InferenceBatch InferDocuments::prompts(InferenceBatch batch, int64_t first) cons
     size_t end = text.size();
     while (end > 0 && learnt[end - 1] == 0) --end;  // behind the answer
     while (end > 0 && learnt[end - 1] != 0) --end;
-    TORCH_CHECK(end > 0, "conversation ", first, " of ", prefix_, " is an answer without a question, so there is nothing to go on from");
+    TORCH_CHECK(end > 0, "conversation ", first, " of ", prefix_,
+                " is an answer without a question, so there is nothing to go on from");
     text.resize(end);
     ++first;
   }

@@ -26,13 +26,12 @@ NpyFile::NpyFile(std::string path, at::ScalarType dtype, int64_t columns)
 
 void NpyFile::write_header() {
   const std::string type = dtype_ == at::kFloat ? "<f4" : "<i8";
-  std::string text = "{'descr': '" + type + "', 'fortran_order': False, 'shape': (" +
-                     std::to_string(rows_) + ", " + std::to_string(columns_) + "), }";
+  std::string text = "{'descr': '" + type + "', 'fortran_order': False, 'shape': (" + std::to_string(rows_) + ", " +
+                     std::to_string(columns_) + "), }";
   constexpr size_t kBefore = 10;  // "\x93NUMPY", version 1.0, u16 length
   text.resize(kHeaderBytes - kBefore - 1, ' ');
   text += '\n';
-  const char start[kBefore] = {
-      '\x93', 'N', 'U', 'M', 'P', 'Y', 1, 0, static_cast<char>(text.size()), 0};
+  const char start[kBefore] = {'\x93', 'N', 'U', 'M', 'P', 'Y', 1, 0, static_cast<char>(text.size()), 0};
   file_.seekp(0);
   file_.write(start, kBefore);
   file_ << text;
@@ -41,8 +40,7 @@ void NpyFile::write_header() {
 void NpyFile::append(const at::Tensor& rows) {
   const at::Tensor values = rows.contiguous();
   TORCH_INTERNAL_ASSERT(values.dim() == 2 && values.size(1) == columns_ && values.scalar_type() == dtype_);
-  file_.write(static_cast<const char*>(values.const_data_ptr()),
-              static_cast<std::streamsize>(values.nbytes()));
+  file_.write(static_cast<const char*>(values.const_data_ptr()), static_cast<std::streamsize>(values.nbytes()));
   rows_ += values.size(0);
 }
 

@@ -19,7 +19,8 @@ def form_of(where, item):
         if isinstance(item, dict) and key in item:
             return form
     found = ", ".join(sorted(map(str, item))) or "none" if isinstance(item, dict) else "no JSON object"
-    raise InputError(f"{where} is no conversation: it has none of the keys {', '.join(FORMS.values())} (it has {found}); text "
+    raise InputError(f"{where} is no conversation: it has none of the keys {', '.join(FORMS.values())} (it has "
+                     f"{found}); text "
                      "without turns is read by --input-format jsonl")
 
 
@@ -28,7 +29,8 @@ def text_in(where, item, key, missing=None):
     value = item.get(key)
     value = missing if value is None else value
     if not isinstance(value, str):
-        raise InputError(f"{where}: {key!r} " + ("is missing" if value is None else "is no text") + "; correct or delete the record")
+        raise InputError(f"{where}: {key!r} " + ("is missing" if value is None else "is no text") +
+                         "; correct or delete the record")
     return value
 
 
@@ -39,7 +41,8 @@ def messages_in(where, item, form):
     if form == "messages":
         return item.get("messages"), item.get("tools")
     if any(item.get(key) for key in PICTURES):
-        raise InputError(f"{where}: pictures beside the turns are not read; give them as parts of a message, in the messages form")
+        raise InputError(f"{where}: pictures beside the turns are not read; give them as parts of a message, in the "
+                         f"messages form")
     messages = [{"role": "system", "content": item["system"]}] if item.get("system") else []
     return messages + (sharegpt if form == "sharegpt" else alpaca)(where, item), None
 
@@ -47,7 +50,8 @@ def messages_in(where, item, form):
 def sharegpt(where, item):
     turns = item.get("conversations")
     if not isinstance(turns, list) or not turns:
-        raise InputError(f"{where} has no list 'conversations'; each record is {{\"conversations\": [{{\"from\": \"human\", \"value\": "
+        raise InputError(f"{where} has no list 'conversations'; each record is {{\"conversations\": [{{\"from\": "
+                         f"\"human\", \"value\": "
                          "...}, {\"from\": \"gpt\", \"value\": ...}]}")
     if item.get("tools"):
         raise InputError(f"{where}: tools are read in the messages form alone")
@@ -69,4 +73,5 @@ def alpaca(where, item):
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     asked = [text_in(where, item, "instruction"), text_in(where, item, "input", "")]
     question = "\n".join(part for part in asked if part)
-    return [*messages, {"role": "user", "content": question}, {"role": "assistant", "content": text_in(where, item, "output")}]
+    return [*messages, {"role": "user", "content": question},
+            {"role": "assistant", "content": text_in(where, item, "output")}]

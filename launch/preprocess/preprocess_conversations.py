@@ -1,14 +1,16 @@
 """Conversations, with images and videos or without, to PREFIX.vision.safetensors, which the runtime maps
 (framework/data/picture_dataset.h).
 
-One JSON object a line, or an array of them, as transformers' chat templates take them (conversation_forms.py has the others):
-    {"messages": [{"role": "user", "content": [{"type": "image", "image": "cat.png"}, {"type": "text", "text": "What is it?"}]},
+The input has one JSON object a line, or an array of objects, as transformers' chat templates take them
+(conversation_forms.py has the other forms):
+    {"messages": [{"role": "user", "content": [{"type": "image", "image": "cat.png"},
+                                               {"type": "text", "text": "What is it?"}]},
                   {"role": "assistant", "content": "A cat."}]}
-Images go through the model's own image processor (its Pillow form, resized as torchvision does it), videos ({"type": "video",
-"video": "cat.mp4"}) through preprocess_videos.py, text through its chat template and tokenizer; a placeholder becomes one
-token for each merge_size^2 patches, as the model's processor does it. Only what the assistant says is learnt: what the chat
-template has between {% generation %} and {% endgeneration %}, else from behind the generation prompt to the mark that ends
-the turn.
+Images go through the model's own image processor (its Pillow form, resized as torchvision does it), videos
+({"type": "video", "video": "cat.mp4"}) through preprocess_videos.py, text through its chat template and tokenizer. A
+placeholder becomes one token for each merge_size^2 patches, as in the model's processor. Only what the assistant says
+is learnt: what the chat template has between {% generation %} and {% endgeneration %}, else from behind the generation
+prompt to the mark that ends the turn.
 """
 
 import array
@@ -23,7 +25,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from conversation_forms import form_of, messages_in
-from preprocess_input import FlagError, InputError, Progress, in_workers, input_files, model_folder, records_of, whole_text
+from preprocess_input import (FlagError, InputError, Progress, in_workers, input_files, model_folder, records_of,
+                              whole_text)
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -34,7 +37,8 @@ def load_tokenizer(model):
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        raise InputError("conversations need the package transformers; install it, or run this with the Python of the venv that "
+        raise InputError("conversations need the package transformers; install it, or run this with the Python of the "
+                         "venv that "
                          "launch/setup made") from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
@@ -49,13 +53,15 @@ def load_tokenizer(model):
 
 def load_image_processor(model):
     if not any((Path(model) / f"{name}_config.json").exists() for name in ("preprocessor", "processor")):
-        raise InputError(f"{model} has no image processor (preprocessor_config.json); images need the directory of a vision-language "
+        raise InputError(f"{model} has no image processor (preprocessor_config.json); images need the directory of a "
+                         f"vision-language "
                          "model")
     try:
         from transformers import AutoImageProcessor
         images = AutoImageProcessor.from_pretrained(model, backend="pil")
     except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"{model} has no image processor that transformers reads with the package Pillow: {error}") from None
+        raise InputError(
+            f"{model} has no image processor that transformers reads with the package Pillow: {error}") from None
     if not hasattr(images, "merge_size"):
         raise InputError(f"the image processor of {model} is not that of a Qwen-VL model")
     return images
@@ -83,25 +89,31 @@ class Encoder:
         self.form = form
         self.tokenizer = load_tokenizer(model)
         self.images, self.videos = None, None  # their processors, until there is one
-        marks = {kind: getattr(self.tokenizer, f"{kind}_token", None) or f"<|{kind}_pad|>" for kind in ("image", "video")}
+        marks = {kind: getattr(self.tokenizer, f"{kind}_token", None) or f"<|{kind}_pad|>"
+                 for kind in ("image", "video")}
         self.placeholders = {kind: mark for kind, mark in marks.items()
                              if self.tokenizer.convert_tokens_to_ids(mark) not in (None, self.tokenizer.unk_token_id)}
 
     def need_placeholder(self, kind):
         if kind not in self.placeholders:
-            raise InputError(f"the tokenizer of {self.model} has no <|{kind}_pad|>; give the directory of a vision-language model")
+            raise InputError(f"the tokenizer of {self.model} has no <|{kind}_pad|>; give the directory of a "
+                             f"vision-language model")
 
     def encode(self, job):
         where, item, folder = job
         messages, tools = self.messages_of(where, item)
-        parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
-        images = self.see_images(where, [self.open_image(where, folder, part) for part in parts if part["type"] == "image"])
+        parts = [part for message in messages if isinstance(message.get("content"), list)
+                 for part in message["content"]]
+        images = self.see_images(where, [self.open_image(where, folder, part) for part in parts
+                                         if part["type"] == "image"])
         watched = [self.watch(where, folder, part) for part in parts if part["type"] == "video"]
         videos = Pictures()
         if watched:
-            videos = Pictures([video.grid for video in watched], b"".join(video.pixels.astype("<f4").tobytes() for video in watched),
+            videos = Pictures([video.grid for video in watched], b"".join(video.pixels.astype("<f4").tobytes()
+                                                                          for video in watched),
                               watched[0].pixels.shape[1])
-        texts = {"image": [self.placeholders["image"] * (math.prod(grid) // self.images.merge_size**2) for grid in images.grids],
+        texts = {"image": [self.placeholders["image"] * (math.prod(grid) // self.images.merge_size**2)
+                           for grid in images.grids],
                  "video": [self.text_of(video) for video in watched]}
         tokens, mask = self.tokenise(where, messages, tools, texts)
         return Sample(tokens, mask, images, videos, [video.seconds_per_grid for video in watched])
@@ -114,13 +126,16 @@ class Encoder:
         of = self.images
         try:
             if of.do_resize:
-                images = [resize(image, *smart_resize(image.height, image.width, of.patch_size * of.merge_size, of.size.shortest_edge,
-                                                      of.size.longest_edge), of.resample) for image in images]
+                images = [resize(image, *smart_resize(image.height, image.width, of.patch_size * of.merge_size,
+                                                      of.size.shortest_edge, of.size.longest_edge), of.resample)
+                          for image in images]
             seen = of(images=images, do_resize=False, return_tensors="np")
         except ValueError as error:
-            raise InputError(f"{where}: the image processor refuses a picture: {error}; give another form of it, or delete the "
+            raise InputError(f"{where}: the image processor refuses a picture: {error}; give another form of it, or "
+                             f"delete the "
                              "line") from None
-        return Pictures(seen["image_grid_thw"].tolist(), seen["pixel_values"].astype("<f4").tobytes(), seen["pixel_values"].shape[1])
+        return Pictures(seen["image_grid_thw"].tolist(), seen["pixel_values"].astype("<f4").tobytes(),
+                        seen["pixel_values"].shape[1])
 
     def watch(self, where, folder, part):
         from preprocess_videos import VideoProcessor
@@ -136,14 +151,16 @@ class Encoder:
         count = math.prod(video.grid) // self.videos.parameters["merge_size"]**2
         if not self.videos.says_times:
             return self.placeholders["video"] * count
-        start, end = (getattr(self.tokenizer, f"vision_{at}_token", None) or f"<|vision_{at}|>" for at in ("start", "end"))
+        start, end = (getattr(self.tokenizer, f"vision_{at}_token", None) or f"<|vision_{at}|>"
+                      for at in ("start", "end"))
         step = start + self.placeholders["video"] * (count // video.grid[0]) + end
         return "".join(f"<{time:.1f} seconds>{step}" for time in video.times)
 
     def messages_of(self, where, item):
         messages, tools = messages_in(where, item, self.form)
         if not isinstance(messages, list) or not messages:
-            raise InputError(f"{where} has no list \"messages\"; each line is {{\"messages\": [{{\"role\": ..., \"content\": ...}}]}}")
+            raise InputError(f"{where} has no list \"messages\"; each line is {{\"messages\": [{{\"role\": ..., "
+                             f"\"content\": ...}}]}}")
         for message in messages:
             if not isinstance(message, dict) or message.get("role") not in ROLES:
                 raise InputError(f"{where}: a message must have a role of {', '.join(ROLES)}")
@@ -154,15 +171,18 @@ class Encoder:
             for part in parts:
                 kind = part.get("type") if isinstance(part, dict) else None
                 if kind not in ("text", "image", "video"):
-                    raise InputError(f"{where}: content of type {kind!r} is not supported; known are text, image and video")
+                    raise InputError(f"{where}: content of type {kind!r} is not supported; known are text, image and "
+                                     f"video")
                 if not isinstance(part.get(kind), str):
                     raise InputError(f"{where}: content of type {kind} needs a string {kind!r}")
                 whole_text(where, part[kind])
                 for what, mark in self.placeholders.items():
                     if kind == "text" and mark in part["text"]:
-                        raise InputError(f"{where}: the text contains {mark}; say {{\"type\": \"{what}\", \"{what}\": PATH}} instead")
+                        raise InputError(f"{where}: the text contains {mark}; say {{\"type\": \"{what}\", \"{what}\": "
+                                         f"PATH}} instead")
         if messages[0]["role"] == "assistant" or messages[-1]["role"] != "assistant":
-            raise InputError(f"{where} must begin with a question and end with an answer of the assistant; complete or delete it")
+            raise InputError(f"{where} must begin with a question and end with an answer of the assistant; complete "
+                             f"or delete it")
         return [self.joined(message) for message in messages], tools
 
     @staticmethod
@@ -186,14 +206,17 @@ class Encoder:
             return read_image(path)
         except Exception as error:  # Pillow's decoders raise many kinds for a damaged file
             reason = getattr(error, "strerror", None) or error
-            raise InputError(f"{where}: cannot read the image {path}: {reason}; correct the path or the file, or delete the "
+            raise InputError(f"{where}: cannot read the image {path}: {reason}; correct the path or the file, or "
+                             f"delete the "
                              "line") from None
 
     def render(self, where, messages, tools, generate=False, **more):
         try:
-            return self.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=generate, **more or {"tokenize": False})
+            return self.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=generate,
+                                                      **more or {"tokenize": False})
         except Exception as error:  # templates raise what they like
-            raise InputError(f"{where}: the chat template refuses the messages: {error}; correct or delete the line") from None
+            raise InputError(
+                f"{where}: the chat template refuses the messages: {error}; correct or delete the line") from None
 
     def learnt(self, where, messages, tools):
         """The text of the conversation, and for each character whether it is learnt."""
@@ -213,11 +236,14 @@ class Encoder:
         for i in answers:
             before, upto = self.render(where, messages[:i], tools, True), self.render(where, messages[:i + 1], tools)
             if not text.startswith(upto):
-                raise InputError(f"{where}: the chat template writes an earlier answer in another way when later turns come, so it "
-                                 "is not what the model would have said; give each answer to learn a line that ends with it, and "
+                raise InputError(f"{where}: the chat template writes an earlier answer in another way when later "
+                                 f"turns come, so it "
+                                 "is not what the model would have said; give each answer to learn a line that ends "
+                                 "with it, and "
                                  "--mask-history, or mark what is learnt in the template by {% generation %}")
             if not upto.startswith(before):
-                raise InputError(f"{where}: an answer does not begin with the chat template's generation prompt; give it as the "
+                raise InputError(f"{where}: an answer does not begin with the chat template's generation prompt; give "
+                                 f"it as the "
                                  "template expects it, with its reasoning for example, or correct the template")
             if tagged:
                 learnt[:len(before)] = bytes(len(before))
@@ -231,7 +257,8 @@ class Encoder:
         text, learnt = self.learnt(where, messages, tools)
         for kind, mark in self.placeholders.items():
             if text.count(mark) != len(texts[kind]):
-                raise InputError(f"{where}: the chat template makes {text.count(mark)} places for {len(texts[kind])} {kind}s; use "
+                raise InputError(f"{where}: the chat template makes {text.count(mark)} places for {len(texts[kind])} "
+                                 f"{kind}s; use "
                                  "the model's own")
         expanded, mask, done = "", bytearray(), 0
         for place in re.finditer("|".join(map(re.escape, self.placeholders.values())) or "$^", text):
@@ -272,7 +299,8 @@ class Writer:
 
     def __init__(self, prefix):
         self.path = prefix + ".vision.safetensors"
-        self.tokens, self.mask, self.sample_ends, self.seconds = array.array("i"), bytearray(), array.array("q"), array.array("f")
+        self.tokens, self.mask, self.sample_ends, self.seconds = array.array("i"), bytearray(), array.array(
+            "q"), array.array("f")
         self.images = PictureWriter(self.path + ".images.partial")
         self.videos = PictureWriter(self.path + ".videos.partial")
 
@@ -353,6 +381,8 @@ def preprocess(arguments):
         raise
     finally:
         progress.end()
-    print(f"wrote {writer.path}: {progress.documents} conversations ({left_out} longer ones left out), {len(writer.tokens)} tokens, "
-          f"{sum(writer.mask)} of them to learn, {writer.images.count} images, {writer.videos.count} videos; train with "
+    print(f"wrote {writer.path}: {progress.documents} conversations ({left_out} longer ones left out), "
+          f"{len(writer.tokens)} tokens, "
+          f"{sum(writer.mask)} of them to learn, {writer.images.count} images, {writer.videos.count} videos; train "
+          f"with "
           f"--data-path {arguments.output_prefix}")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Text to tokens: JSON lines or plain text in, PREFIX_KEY_document.bin and .idx in Megatron's format out.
 
-The flags are those of Megatron's tools/preprocess_data.py. Needs the Hugging Face `tokenizers` package only; conversations
-(--input-format conversations, preprocess_conversations.py) need `transformers`, images `Pillow`, videos `av` too.
-"""
+The flags are those of Megatron's tools/preprocess_data.py. Needs the Hugging Face `tokenizers` package only;
+conversations (--input-format conversations, preprocess_conversations.py) need `transformers`, images `Pillow`, videos
+`av` too. """
 
 import argparse
 import array
@@ -14,8 +14,8 @@ import struct
 import sys
 from pathlib import Path
 
-from preprocess_input import (FlagError, InputError, Progress, in_workers, input_files, lines_of, model_folder, records_of,
-                              whole_text)
+from preprocess_input import (FlagError, InputError, Progress, in_workers, input_files, lines_of, model_folder,
+                              records_of, whole_text)
 
 DTYPE_CODES = {"H": 8, "i": 4}  # array type codes of uint16 and int32 -> the codes in an .idx file
 CHUNK_DOCUMENTS = 64  # documents that a worker takes at a time
@@ -38,17 +38,22 @@ def parse_arguments():
     parser.add_argument("--input", required=True, nargs="+", metavar="FILE",
                         help="input files, packed by gzip or not; patterns such as 'part*.jsonl.gz' are expanded")
     parser.add_argument("--input-format", choices=("jsonl", "text", "conversations"), default="jsonl",
-                        help="jsonl: one JSON object a line, or an array of them; text: documents divided by blank lines; "
+                        help="jsonl: one JSON object a line, or an array of them; text: documents divided by blank "
+                        "lines; "
                              "conversations: the same of conversations, with images and videos or without, into "
                              "PREFIX.vision.safetensors")
     parser.add_argument("--conversation-form", choices=("messages", "sharegpt", "alpaca"),
-                        help="conversations only: the records' form, {\"messages\": [...]}, {\"conversations\": [{\"from\": ...}]} or "
+                        help="conversations only: the records' form, {\"messages\": [...]}, {\"conversations\": "
+                        "[{\"from\": ...}]} or "
                              "{\"instruction\": ...} (default: that of the first record)")
     parser.add_argument("--image-folder", metavar="DIR",
-                        help="conversations only: where relative paths of images and videos begin (default: the input file's folder)")
+                        help="conversations only: where relative paths of images and videos begin (default: the input "
+                        "file's folder)")
     parser.add_argument("--video-fps", type=float, metavar="F",
-                        help="conversations only: take so many frames of a second of video (default: what the model's processor says)")
-    parser.add_argument("--video-num-frames", type=int, metavar="N", help="conversations only: take so many frames of every video")
+                        help="conversations only: take so many frames of a second of video (default: what the model's "
+                        "processor says)")
+    parser.add_argument("--video-num-frames", type=int, metavar="N",
+                        help="conversations only: take so many frames of every video")
     parser.add_argument("--max-length", type=int, metavar="N",
                         help="conversations only: leave out longer ones, in tokens with pictures")
     parser.add_argument("--mask-history", action="store_true", default=None,
@@ -88,7 +93,8 @@ def parse_arguments():
             raise FlagError(f"--{name.replace('_', '-')} belongs to --input-format conversations")
     if arguments.video_fps is not None and arguments.video_num_frames is not None:
         raise FlagError("--video-fps and --video-num-frames exclude each other; give one of them")
-    if any(value is not None and not 0 < value < float("inf") for value in (arguments.video_fps, arguments.video_num_frames)):
+    if any(value is not None and not 0 < value < float("inf") for value in (arguments.video_fps,
+                                                                            arguments.video_num_frames)):
         raise FlagError("--video-fps and --video-num-frames must be above 0")
     if arguments.max_length is not None and arguments.max_length < 2:
         raise FlagError(f"--max-length is {arguments.max_length}; a conversation has at least 2 tokens")
@@ -130,7 +136,8 @@ def load_tokenizer(file):
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises Exception itself
-        raise InputError(f"{file} is not a tokenizer that the package tokenizers reads: {error}; give the tokenizer.json of a "
+        raise InputError(f"{file} is not a tokenizer that the package tokenizers reads: {error}; give the "
+                         f"tokenizer.json of a "
                          "Hugging Face model") from None
     # Whole documents go into the files: a length limit for a model's input has no place here.
     tokenizer.no_truncation()
@@ -178,7 +185,8 @@ def json_documents(file, keys):
                                  f"{', '.join(sorted(item)) or 'none'}); {how}")
             texts = item[key] if isinstance(item[key], list) else [item[key]]
             if not all(isinstance(text, str) for text in texts):
-                how = "give --input-format conversations" if key in CONVERSATION_KEYS else "set --json-keys to one that is"
+                talk = key in CONVERSATION_KEYS
+                how = "give --input-format conversations" if talk else "set --json-keys to one that is"
                 raise InputError(f"{file}, line {number}: the value of {key!r} is no text; {how}")
             for text in texts:
                 whole_text(f"{file}, line {number}", text)

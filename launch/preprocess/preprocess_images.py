@@ -4,8 +4,10 @@ from PIL import Image, ImageOps
 
 
 def resize(image, rows, columns, resample):
-    """Across first, then down, with whole grey levels between, as torchvision does it; Pillow by itself chooses the order."""
-    return image.resize((columns, image.height), Image.Resampling(resample)).resize((columns, rows), Image.Resampling(resample))
+    """Across first, then down, with whole grey levels between, as torchvision does it; Pillow by itself chooses the
+    order."""
+    return image.resize((columns, image.height), Image.Resampling(resample)).resize((columns, rows),
+                                                                                    Image.Resampling(resample))
 
 
 def read_image(file):

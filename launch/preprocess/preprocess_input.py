@@ -32,7 +32,8 @@ def input_files(patterns):
         found = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern))
         found = [name for name in found if os.path.isfile(name)]
         if not found:
-            folder = "; it is a folder: give the files in it, as in 'DIR/*.jsonl'" if os.path.isdir(pattern) else "; check --input"
+            folder = "; it is a folder: give the files in it, as in 'DIR/*.jsonl'" if os.path.isdir(
+                pattern) else "; check --input"
             raise FlagError(f"there is no input file {pattern}{folder}")
         files += found
     return files
@@ -47,10 +48,12 @@ def model_folder(flag, model):
     entry = Path(os.environ.get("HF_HUB_CACHE", home / "hub")) / f"models--{model.replace('/', '--')}"
     revision = entry / "refs" / "main"
     if revision.is_file() and (snapshot := entry / "snapshots" / revision.read_text().strip()).is_dir():
-        raise FlagError(f"{flag} {model} is a name of the Hugging Face hub, and its files lie in the hub's cache: give {flag} "
+        raise FlagError(f"{flag} {model} is a name of the Hugging Face hub, and its files lie in the hub's cache: "
+                        f"give {flag} "
                         f"{snapshot}")
     name = model.split("/")[1]
-    raise FlagError(f"there is no {model}; if it is a name of the Hugging Face hub, run `hf download {model} --local-dir {name}` "
+    raise FlagError(f"there is no {model}; if it is a name of the Hugging Face hub, run `hf download {model} "
+                    f"--local-dir {name}` "
                     f"(huggingface-cli of older versions), then give {flag} {name}")
 
 
@@ -128,12 +131,14 @@ def array_of(file):
         try:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{file}, the record at line {number}, is not JSON ({error}); correct or delete it") from None
+            raise InputError(
+                f"{file}, the record at line {number}, is not JSON ({error}); correct or delete it") from None
         yield number, value
         at = spaces.match(text, at).end()
         ended = text[at:at + 1] == "]"
         if not ended and text[at:at + 1] != ",":
-            raise InputError(f"{file}: the JSON array breaks off or lacks a comma after the record at line {number}; fetch or correct "
+            raise InputError(f"{file}: the JSON array breaks off or lacks a comma after the record at line {number}; "
+                             f"fetch or correct "
                              "it")
         at = spaces.match(text, at + 1).end()
 
@@ -143,7 +148,8 @@ def whole_text(where, text):
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InputError(f"{where}: the text has half of a surrogate pair (such as \\ud83d), which is no character; correct or "
+        raise InputError(f"{where}: the text has half of a surrogate pair (such as \\ud83d), which is no character; "
+                         f"correct or "
                          "delete it") from None
 
 
@@ -163,7 +169,8 @@ def in_workers(count, encoder, arguments, jobs):
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool:
-        raise InputError("a worker process has ended before its work; if the system killed it for memory, give a smaller "
+        raise InputError("a worker process has ended before its work; if the system killed it for memory, give a "
+                         "smaller "
                          "--workers, else --workers 1 shows what is wrong") from None
     finally:
         pool.shutdown(cancel_futures=True)
@@ -173,7 +180,8 @@ def start_worker(parent, encoder, arguments):
     global encoder_of_worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     threading.Thread(target=leave_with, args=(parent,), daemon=True).start()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process a worker is enough: the package would start threads in each
+    # one process a worker is enough: the package would start threads in each
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     encoder_of_worker = encoder(*arguments)
 
 

@@ -17,16 +17,18 @@ from preprocess_images import read_image, resize
 from preprocess_input import InputError
 
 CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
-BOTH = {"rescale_factor": 1 / 255, "resample": 3, "temporal_patch_size": 2, "merge_size": 2, "min_frames": 4, "max_frames": 768,
-        "fps": None, "num_frames": None, "cap_pixels_per_frame": False, "do_resize": True, "do_rescale": True, "do_normalize": True}
+BOTH = {"rescale_factor": 1 / 255, "resample": 3, "temporal_patch_size": 2, "merge_size": 2, "min_frames": 4,
+        "max_frames": 768, "fps": None, "num_frames": None, "cap_pixels_per_frame": False, "do_resize": True,
+        "do_rescale": True, "do_normalize": True}
 DEFAULTS = {
-    "Qwen2VLVideoProcessor": {**BOTH, **CLIP, "size": {"shortest_edge": 128 * 28**2, "longest_edge": 768 * 28**2}, "patch_size": 14,
-                              "do_sample_frames": False, "max_video_tokens": 128000},
-    "Qwen3VLVideoProcessor": {**BOTH, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": 16, "do_sample_frames": True,
-                              "size": {"shortest_edge": 128 * 32**2, "longest_edge": 768 * 32**2}, "fps": 2, "max_video_tokens": 768},
+    "Qwen2VLVideoProcessor": {**BOTH, **CLIP, "size": {"shortest_edge": 128 * 28**2, "longest_edge": 768 * 28**2},
+                              "patch_size": 14, "do_sample_frames": False, "max_video_tokens": 128000},
+    "Qwen3VLVideoProcessor": {**BOTH, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": 16,
+                              "do_sample_frames": True, "size": {"shortest_edge": 128 * 32**2, "longest_edge":
+                                                                 768 * 32**2}, "fps": 2, "max_video_tokens": 768},
 }
-PROCESSORS = {"qwen2_vl": "Qwen2VLVideoProcessor", "qwen2_5_vl": "Qwen2VLVideoProcessor", "qwen3_vl": "Qwen3VLVideoProcessor",
-              "qwen3_vl_moe": "Qwen3VLVideoProcessor"}
+PROCESSORS = {"qwen2_vl": "Qwen2VLVideoProcessor", "qwen2_5_vl": "Qwen2VLVideoProcessor",
+              "qwen3_vl": "Qwen3VLVideoProcessor", "qwen3_vl_moe": "Qwen3VLVideoProcessor"}
 
 
 class Patches(NamedTuple):
@@ -51,21 +53,25 @@ class VideoProcessor:
     def __init__(self, model, fps=None, num_frames=None):
         model = Path(model)
         self.model_type = read_json(model / "config.json").get("model_type")
-        found = (read_json(model / "processor_config.json").get("video_processor") or read_json(model / "video_preprocessor_config.json")
+        found = (read_json(model / "processor_config.json").get("video_processor")
+                 or read_json(model / "video_preprocessor_config.json")
                  or read_json(model / "preprocessor_config.json"))
         self.name = found.get("video_processor_type") or PROCESSORS.get(self.model_type)
         if self.name not in DEFAULTS or self.model_type not in PROCESSORS:
-            raise InputError(f"the videos of {model} (model_type {self.model_type}, video processor {self.name}) are not supported; "
+            raise InputError(f"the videos of {model} (model_type {self.model_type}, video processor {self.name}) are "
+                             f"not supported; "
                              "known are those of Qwen2.5-VL and Qwen3-VL")
         parameters = {**DEFAULTS[self.name], **{name: value for name, value in found.items() if value is not None}}
         if self.is_qwen2:
             edges = {"shortest_edge": found.get("min_pixels"), "longest_edge": found.get("max_pixels")}
-            parameters["size"] = {**parameters["size"], **{name: value for name, value in edges.items() if value is not None}}
+            parameters["size"] = {**parameters["size"], **{name: value for name, value in edges.items()
+                                                           if value is not None}}
         if fps is not None or num_frames is not None:
             parameters.update(do_sample_frames=True, fps=fps, num_frames=num_frames)
         if not {"shortest_edge", "longest_edge"} <= parameters["size"].keys():
             raise InputError(f"the video processor of {model} has a size without shortest_edge and longest_edge")
-        if parameters["resample"] not in (2, 3) or not all(parameters[name] for name in ("do_resize", "do_rescale", "do_normalize")):
+        if parameters["resample"] not in (2, 3) or not all(parameters[name]
+                                                           for name in ("do_resize", "do_rescale", "do_normalize")):
             raise InputError(f"the video processor of {model} must resize (bilinear or bicubic), rescale and normalise")
         self.parameters = parameters
 
@@ -100,7 +106,8 @@ class VideoProcessor:
                 raise ValueError(f"has frames of {seen} and of {frame.size} pixels; make them of one size")
             resized.append(numpy.asarray(resize(frame, *size, self.parameters["resample"])))
         if len(resized) != len(numbers):
-            raise ValueError(f"ends before frame {numbers[len(resized)]} of the {video.total} that it announces; it is truncated or "
+            raise ValueError(f"ends before frame {numbers[len(resized)]} of the {video.total} that it announces; it "
+                             f"is truncated or "
                              "damaged, write it again")
         return resized
 
@@ -124,9 +131,11 @@ class VideoProcessor:
         else:
             return numpy.arange(total)
         if wanted == 0 or wanted > total:
-            raise ValueError(f"has {total} frames, too few to sample {wanted or step} of them; take a longer one, or fewer frames "
+            raise ValueError(f"has {total} frames, too few to sample {wanted or step} of them; take a longer one, or "
+                             f"fewer frames "
                              "by --video-num-frames")
-        # In fp32, as torch.arange counts, which decides between neighbours; without the one too many that rounding may add.
+        # In fp32, as torch.arange counts, which decides between neighbours; without the one too many that rounding may
+        # add.
         return numpy.arange(0, total, total / wanted).astype(numpy.float32).astype(int)[:wanted]
 
     def size_of(self, frames, height, width):
@@ -168,7 +177,8 @@ class VideoProcessor:
         mean, deviation = (numpy.array(of[name], numpy.float32) * numpy.float32(1 / of["rescale_factor"])
                            for name in ("image_mean", "image_std"))
         pixels = (numpy.stack(frames).astype(numpy.float32) - mean) / deviation
-        # Time, frame, row of places, row of it, row of pixels, column of places, column of it, column of pixels, channel.
+        # Time, frame, row of places, row of it, row of pixels, column of places, column of it, column of pixels,
+        # channel.
         pixels = pixels.reshape(grid[0], step, rows // merge, merge, patch, columns // merge, merge, patch, 3)
         pixels = pixels.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(math.prod(grid), 3 * step * patch**2)
         times = [number / video.fps for number in numbers]
@@ -183,7 +193,8 @@ class FrameFolder:
         if not self.files:
             raise ValueError("is a folder without frames")
         if isinstance(sample_fps, bool) or not isinstance(sample_fps, (int, float)) or not sample_fps > 0:
-            raise ValueError("is a folder of frames; say beside it how many of them make a second, as \"sample_fps\": 2")
+            raise ValueError(
+                "is a folder of frames; say beside it how many of them make a second, as \"sample_fps\": 2")
 
     def frames(self, numbers):
         for number in numbers:
@@ -202,7 +213,8 @@ class VideoFile:
         try:
             import av
         except ImportError:
-            raise InputError("videos need the package av (PyAV); install it with `pip install av`, or run this with the Python of "
+            raise InputError("videos need the package av (PyAV); install it with `pip install av`, or run this with "
+                             "the Python of "
                              "the venv that launch/setup made") from None
         self.av, self.path = av, path
         with self.opened() as container:
@@ -228,7 +240,8 @@ class VideoFile:
         try:
             yield from container.decode(video=0)
         except (self.av.FFmpegError, OSError) as error:
-            raise ValueError(f"cannot be decoded ({error.strerror or error}); it is truncated or damaged, write it again") from None
+            raise ValueError(f"cannot be decoded ({error.strerror or error}); it is truncated or damaged, write it "
+                             f"again") from None
 
     def frames(self, numbers):
         times = numpy.bincount(numbers)  # a frame may be taken more than once

@@ -29,8 +29,6 @@ Pipe make_pipe() {
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
-void throw_errno(const std::string& what) {
-  throw std::runtime_error("launch: " + what + ": " + std::strerror(errno));
-}
+void throw_errno(const std::string& what) { throw std::runtime_error("launch: " + what + ": " + std::strerror(errno)); }
 
 }  // namespace megashard

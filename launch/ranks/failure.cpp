@@ -9,8 +9,7 @@
 #include <thread>
 
 #include "framework/diagnostics.h"
-#include "launch/ranks/launcher_variables.h"
-#include "parallel/collectives/wait_error.h"
+#include "framework/process_group/launcher_variables.h"
 
 namespace megashard {
 namespace {
@@ -31,20 +30,18 @@ bool first_of_host() {
   return local_rank.empty() || local_rank == "0";
 }
 
-void tell_launcher(const std::string& rank, const std::string& sentence) {
-  const bool only_waited = sentence.find(kPeerIsMissing) != sentence.npos;
+void tell_launcher(const std::string& rank, bool only_waited) {
   const std::string line = (rank.empty() ? "0" : rank) + (only_waited ? kOnlyWaited : "") + "\n";
   // A launcher that is gone ended this process already: nobody is left to tell.
   if (write(std::atoi(variable(kFailureDescriptor).c_str()), line.data(), line.size()) < 0) return;
 }
 
-int fail(const std::string& sentence, int exit_code, bool of_one_rank) {
+int fail(const std::string& sentence, int exit_code, bool of_one_rank, bool only_waited = false) {
   const std::string rank = rank_in_world();
-  if (!variable(kFailureDescriptor).empty()) tell_launcher(rank, sentence);
+  if (!variable(kFailureDescriptor).empty()) tell_launcher(rank, only_waited);
   // Ranks that compare their failures name the rank themselves.
   const bool name_rank = of_one_rank && !rank.empty() && !sentence.starts_with("rank ");
-  const std::string line =
-      kErrorPrefix + (name_rank ? "rank " + rank + ": " : "") + sentence + "\n";
+  const std::string line = kErrorPrefix + (name_rank ? "rank " + rank + ": " : "") + sentence + "\n";
   std::fflush(stdout);
   std::fwrite(line.data(), 1, line.size(), stderr);
   return exit_code;
@@ -73,8 +70,7 @@ std::string error_sentence(const std::exception& error) {
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
   if (text.empty()) return "failed without a message";
   // as LibTorch's allocators say it
-  const bool full = text.find("can't allocate memory") != text.npos ||
-                    text.find("CUDA out of memory") != text.npos;
+  const bool full = text.find("can't allocate memory") != text.npos || text.find("CUDA out of memory") != text.npos;
   return full ? out_of_memory("(" + text + ")") : text;
 }
 
@@ -85,6 +81,8 @@ int run_program(const std::function<int()>& program, std::chrono::milliseconds p
     return fail(error_sentence(error), kExitUsage, true);
   } catch (const UsageError& error) {
     return fail_as_all_ranks(error_sentence(error), patience);
+  } catch (const PeerLostError& error) {
+    return fail(error_sentence(error), kExitFailure, true, /*only_waited=*/true);
   } catch (const std::bad_alloc&) {
     return fail(out_of_memory(""), kExitFailure, true);
   } catch (const std::exception& error) {

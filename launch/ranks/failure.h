@@ -3,6 +3,7 @@
 #include <chrono>
 #include <exception>
 #include <functional>
+#include <stdexcept>
 #include <string>
 
 namespace megashard {
@@ -20,6 +21,11 @@ inline constexpr const char* kFailureDescriptor = "MEGASHARD_FAILURE_FD";
 /// Ends that line where the process only waited for others in vain.
 inline constexpr const char* kOnlyWaited = " waited";
 
+/// What c10::DistError becomes where LibTorch ends: another rank is gone, or all waited in vain for each other.
+class PeerLostError : public std::runtime_error {
+  using runtime_error::runtime_error;
+};
+
 bool show_stack();
 
 /// Runs `program` and returns its exit code. An exception ends in one sentence on stderr, with the
@@ -28,8 +34,7 @@ bool show_stack();
 /// unless it is an OwnUsageError, or `megashard launch` sorts out who failed first. The other ranks
 /// wait for their launcher to end them then: had they left first, torchrun and mpirun would have
 /// ended the first rank before its sentence. One that is still there after `patience` prints too.
-int run_program(const std::function<int()>& program,
-                std::chrono::milliseconds patience = std::chrono::seconds(10));
+int run_program(const std::function<int()>& program, std::chrono::milliseconds patience = std::chrono::seconds(10));
 
 /// The sentence that run_program prints, without prefix: what() without the stack that LibTorch
 /// appends.

@@ -23,15 +23,13 @@ void refuse_flag(const std::vector<std::string>& subcommand) {
 }  // namespace
 
 int run_launch(int argc, char** argv) {
-  CLI::App app("Starts N ranks of this program on this host and ends with the first failure.",
-               "megashard launch");
+  CLI::App app("Starts N ranks of this program on this host and ends with the first failure.", "megashard launch");
   LaunchGroupOptions options;
   app.add_option("-n,--processes", options.processes, "number of ranks")
       ->required()
       ->check(CLI::Range(1, 4096))
       ->multi_option_policy(CLI::MultiOptionPolicy::Throw);
-  app.add_option("--master-port", options.master_port,
-                 "port of rank 0's store; default: a free one")
+  app.add_option("--master-port", options.master_port, "port of rank 0's store; default: a free one")
       ->check(CLI::Range(1, 65535));
   app.prefix_command();
   try {
@@ -50,8 +48,7 @@ int run_launch(int argc, char** argv) {
   }
   refuse_flag(subcommand);
   if (subcommand.front() == "launch")
-    throw UsageError("launch: launch cannot be started by launch; name it once. " +
-                     std::string(kUsage));
+    throw UsageError("launch: launch cannot be started by launch; name it once. " + std::string(kUsage));
   options.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
   options.command.insert(options.command.end(), subcommand.begin(), subcommand.end());
   return run_launch_group(options);

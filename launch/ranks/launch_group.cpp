@@ -74,8 +74,7 @@ int usable_cores() {
 
 class LaunchGroup {
  public:
-  explicit LaunchGroup(const LaunchGroupOptions& options)
-      : options_(options), failures_(make_pipe()) {}
+  explicit LaunchGroup(const LaunchGroupOptions& options) : options_(options), failures_(make_pipe()) {}
 
   ~LaunchGroup() {
     for (RankProcess& rank : ranks_) {
@@ -89,8 +88,7 @@ class LaunchGroup {
     const ReservedPort reserved = reserve_port(options_.master_port);
     for (int rank = 0; rank < options_.processes; ++rank) start(rank, reserved.port);
     failures_.write.reset();
-    while (std::any_of(ranks_.begin(), ranks_.end(),
-                       [](const RankProcess& rank) { return rank.running; })) {
+    while (std::any_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) { return rank.running; })) {
       wait_for_news();
       pass_signals();  // before reap(): a SIGCHLD taken behind it would be its rank's only news
       read_errors();
@@ -118,8 +116,7 @@ class LaunchGroup {
         "MASTER_PORT=" + number(port),
         std::string(kFailureDescriptor) + "=" + number(failures_.write.get())};
     if (std::getenv("OMP_NUM_THREADS") == nullptr) {
-      changes.push_back("OMP_NUM_THREADS=" +
-                        number(std::max(1, usable_cores() / options_.processes)));
+      changes.push_back("OMP_NUM_THREADS=" + number(std::max(1, usable_cores() / options_.processes)));
     }
     ranks_.push_back(start_rank({.rank = rank,
                                  .command = options_.command,
@@ -133,8 +130,7 @@ class LaunchGroup {
     for (const RankProcess& rank : ranks_) watched.push_back({rank.errors.get(), POLLIN, 0});
     int timeout = -1;  // a healthy group runs as long as it likes
     if (deadline_) {
-      const auto left =
-          std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now()).count();
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now()).count();
       timeout = static_cast<int>(std::max<int64_t>(0, left));
     }
     poll(watched.data(), watched.size(), timeout);
@@ -161,8 +157,7 @@ class LaunchGroup {
 
   void read_failures() {
     drain(failures_.read, &told_);
-    for (size_t end; (end = told_.find('\n')) != told_.npos; told_.erase(0, end + 1))
-      hear(told_.substr(0, end));
+    for (size_t end; (end = told_.find('\n')) != told_.npos; told_.erase(0, end + 1)) hear(told_.substr(0, end));
   }
 
   void hear(const std::string& line) {
@@ -204,12 +199,11 @@ class LaunchGroup {
     deadline_ = Clock::now();
     exit_code_ = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     if (killed && interrupted_ != WTERMSIG(status)) {
-      say("rank " + std::to_string(rank) + " was ended by signal " +
-          std::to_string(WTERMSIG(status)) + " (" + strsignal(WTERMSIG(status)) + ")" +
-          (WTERMSIG(status) == SIGKILL
-               ? ": if nobody sent it, the kernel ran out of memory: use fewer ranks or a "
-                 "smaller model"
-               : ""));
+      say("rank " + std::to_string(rank) + " was ended by signal " + std::to_string(WTERMSIG(status)) + " (" +
+          strsignal(WTERMSIG(status)) + ")" +
+          (WTERMSIG(status) == SIGKILL ? ": if nobody sent it, the kernel ran out of memory: use fewer ranks or a "
+                                         "smaller model"
+                                       : ""));
     } else if (!killed && ranks_[static_cast<size_t>(rank)].pending.empty()) {
       say("rank " + std::to_string(rank) + " ended with exit code " + std::to_string(exit_code_));
     }
@@ -291,10 +285,9 @@ ReservedPort reserve_port(int wanted) {
   socklen_t size = sizeof address;
   auto* generic = reinterpret_cast<sockaddr*>(&address);
   if (bind(socket_fd.get(), generic, size) != 0) {
-    const std::string remedy =
-        errno == EADDRINUSE ? "; choose another, or leave --master-port out for a free one" : "";
-    throw std::runtime_error("launch: port " + std::to_string(wanted) +
-                             " cannot be used: " + std::strerror(errno) + remedy);
+    const std::string remedy = errno == EADDRINUSE ? "; choose another, or leave --master-port out for a free one" : "";
+    throw std::runtime_error("launch: port " + std::to_string(wanted) + " cannot be used: " + std::strerror(errno) +
+                             remedy);
   }
   getsockname(socket_fd.get(), generic, &size);
   return {std::move(socket_fd), ntohs(address.sin_port)};

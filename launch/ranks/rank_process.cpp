@@ -26,9 +26,9 @@ std::vector<std::string> environment_with(const std::vector<std::string>& change
   for (char** each = environ; *each != nullptr; ++each) {
     const std::string entry = *each;
     const std::string name = entry.substr(0, entry.find('=') + 1);
-    const bool changed = std::any_of(
-        changes.begin(), changes.end(),
-        [&](const std::string& change) { return change.compare(0, name.size(), name) == 0; });
+    const bool changed = std::any_of(changes.begin(), changes.end(), [&](const std::string& change) {
+      return change.compare(0, name.size(), name) == 0;
+    });
     if (!changed) result.push_back(entry);
   }
   return result;
@@ -59,8 +59,7 @@ RankProcess start_rank(RankProcessOptions options) {
     fcntl(options.inherited, F_SETFD, 0);
     sigprocmask(SIG_SETMASK, &options.signal_mask, nullptr);
     execvpe(argv[0], argv.data(), envp.data());
-    dprintf(STDERR_FILENO, "%slaunch: cannot run %s: %s\n", kErrorPrefix, argv[0],
-            std::strerror(errno));
+    dprintf(STDERR_FILENO, "%slaunch: cannot run %s: %s\n", kErrorPrefix, argv[0], std::strerror(errno));
     _exit(kCannotExecute);
   }
   setpgid(pid, pid);  // here too: whoever comes first

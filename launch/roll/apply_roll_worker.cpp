@@ -12,9 +12,8 @@ using std::to_string;
 void check_devices(const RollWorker& worker, int64_t world_size) {
   const auto check = [&](const std::optional<int64_t>& count, const std::string& key) {
     require(!count || *count == world_size,
-            worker.role + "." + key + " is for " + to_string(count.value_or(0)) +
-                " devices, but the run has " + to_string(world_size) +
-                " ranks; start as many ranks as the configuration has devices, or change it.");
+            worker.role + "." + key + " is for " + to_string(count.value_or(0)) + " devices, but the run has " +
+                to_string(world_size) + " ranks; start as many ranks as the configuration has devices, or change it.");
   };
   check(worker.devices, "device_mapping");
   check(worker.world_size, "world_size");
@@ -24,33 +23,29 @@ void check_devices(const RollWorker& worker, int64_t world_size) {
 /// them, or with ep_size, as in ROLL.
 void apply_experts(RollWorker& worker, const Arguments& arguments, int64_t world_size) {
   const int64_t spread = arguments.expert_model_parallel_size;
-  require(spread >= 1, worker.role + ": ep_size is " + to_string(spread) +
-                           "; it is a number of ranks, so at least 1.");
+  require(spread >= 1, worker.role + ": ep_size is " + to_string(spread) + "; it is a number of ranks, so at least 1.");
   if (spread == 1) {
-    if (worker.efsdp_size > 1)
-      worker.unused.push_back(worker.role + ": efsdp_size, for ep_size is 1");
+    if (worker.efsdp_size > 1) worker.unused.push_back(worker.role + ": efsdp_size, for ep_size is 1");
     if (worker.apply_expert_patch || worker.sharding.wrap_policy->expert_classes.empty()) return;
     worker.sharding.wrap_policy->expert_classes.clear();
-    worker.unused.push_back(worker.role +
-                            ": moe_experts, which needs apply_expert_patch or ep_size");
+    worker.unused.push_back(worker.role + ": moe_experts, which needs apply_expert_patch or ep_size");
     return;
   }
   const std::string sizes = worker.role + ": ep_size " + to_string(spread);
-  require(world_size % spread == 0, sizes + " must divide the number of ranks, " +
-                                        to_string(world_size) + "; change one of them.");
+  require(world_size % spread == 0,
+          sizes + " must divide the number of ranks, " + to_string(world_size) + "; change one of them.");
   const int64_t holders = world_size / spread;
-  require(holders % worker.efsdp_size == 0,
-          sizes + " on " + to_string(world_size) + " ranks leaves " + to_string(holders) +
-              " with the same experts; efsdp_size, which is " + to_string(worker.efsdp_size) +
-              ", must divide that.");
+  require(holders % worker.efsdp_size == 0, sizes + " on " + to_string(world_size) + " ranks leaves " +
+                                                to_string(holders) + " with the same experts; efsdp_size, which is " +
+                                                to_string(worker.efsdp_size) + ", must divide that.");
   worker.sharding.expert_shard_size = static_cast<int>(worker.efsdp_size);
 }
 
-void apply_length(const RollWorker& worker, Arguments& arguments,
-                  const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink) {
+void apply_length(const RollWorker& worker, Arguments& arguments, const std::function<int64_t()>& samples_of_epoch,
+                  const DiagnosticSink& sink) {
   const int64_t batch = *arguments.global_batch_size;
-  require(batch >= 1, worker.role + ": the global batch has " + to_string(batch) +
-                          " sequences; it must have at least 1.");
+  require(batch >= 1,
+          worker.role + ": the global batch has " + to_string(batch) + " sequences; it must have at least 1.");
   if (arguments.train_iters || arguments.train_samples) return;
   if (worker.max_steps > 0) {
     arguments.train_iters = worker.max_steps;
@@ -58,42 +53,35 @@ void apply_length(const RollWorker& worker, Arguments& arguments,
   }
   const int64_t samples = samples_of_epoch();
   const int64_t steps = std::max<int64_t>(1, samples / batch);
-  arguments.train_iters =
-      static_cast<int64_t>(std::ceil(worker.epochs * static_cast<double>(steps)));
-  sink(Severity::kNotice, "ROLL: " + worker.role + ": num_train_epochs " +
-                              argument_text(worker.epochs) + " of " + to_string(samples) +
-                              " sequences, " + to_string(batch) + " an iteration, are " +
+  arguments.train_iters = static_cast<int64_t>(std::ceil(worker.epochs * static_cast<double>(steps)));
+  sink(Severity::kNotice, "ROLL: " + worker.role + ": num_train_epochs " + argument_text(worker.epochs) + " of " +
+                              to_string(samples) + " sequences, " + to_string(batch) + " an iteration, are " +
                               to_string(*arguments.train_iters) + " iterations");
 }
 
-void apply_batches(const RollWorker& worker, Arguments& arguments, int64_t world_size,
-                   const DiagnosticSink& sink) {
+void apply_batches(const RollWorker& worker, Arguments& arguments, int64_t world_size, const DiagnosticSink& sink) {
   if (arguments.global_batch_size) return;
   const int64_t shared = arguments.context_parallel_size;
-  require(shared >= 1 && world_size % shared == 0,
-          worker.role + ": ulysses_size " + to_string(shared) +
-              " must divide the number of ranks, " + to_string(world_size) +
-              "; change one of them.");
+  require(shared >= 1 && world_size % shared == 0, worker.role + ": ulysses_size " + to_string(shared) +
+                                                       " must divide the number of ranks, " + to_string(world_size) +
+                                                       "; change one of them.");
   const int64_t ranks = world_size / shared;
   const int64_t micro = *arguments.micro_batch_size, steps = worker.gradient_accumulation_steps;
-  require(micro >= 1, worker.role + ": per_device_train_batch_size is " + to_string(micro) +
-                          "; it must be at least 1.");
+  require(micro >= 1,
+          worker.role + ": per_device_train_batch_size is " + to_string(micro) + "; it must be at least 1.");
   arguments.global_batch_size = micro * steps * ranks;
-  sink(Severity::kNotice,
-       "ROLL: " + worker.role + ": per_device_train_batch_size " + to_string(micro) +
-           " * gradient_accumulation_steps " + to_string(steps) + " * " + to_string(ranks) +
-           " ranks are a global batch of " + to_string(*arguments.global_batch_size));
+  sink(Severity::kNotice, "ROLL: " + worker.role + ": per_device_train_batch_size " + to_string(micro) +
+                              " * gradient_accumulation_steps " + to_string(steps) + " * " + to_string(ranks) +
+                              " ranks are a global batch of " + to_string(*arguments.global_batch_size));
 }
 
 void apply_warmup(const RollWorker& worker, Arguments& arguments) {
-  const bool flags = arguments.lr_warmup_fraction || arguments.lr_warmup_iters != 0 ||
-                     arguments.lr_warmup_samples != 0;
+  const bool flags = arguments.lr_warmup_fraction || arguments.lr_warmup_iters != 0 || arguments.lr_warmup_samples != 0;
   if (flags || arguments.train_samples) return;
   arguments.lr_warmup_iters =
       worker.warmup_steps > 0
           ? worker.warmup_steps
-          : static_cast<int64_t>(
-                std::ceil(worker.warmup_ratio * static_cast<double>(*arguments.train_iters)));
+          : static_cast<int64_t>(std::ceil(worker.warmup_ratio * static_cast<double>(*arguments.train_iters)));
 }
 
 void apply_recompute(const RollWorker& worker, Arguments& arguments) {
@@ -107,14 +95,12 @@ void apply_recompute(const RollWorker& worker, Arguments& arguments) {
 }  // namespace
 
 void apply_roll_worker(RollWorker& worker, Arguments& arguments, int64_t world_size,
-                       const std::function<int64_t()>& samples_of_epoch,
-                       const DiagnosticSink& sink) {
+                       const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink) {
   check_devices(worker, world_size);
   const bool all = worker.fsdp_size <= 1 || worker.fsdp_size >= world_size;
-  require(all || world_size % worker.fsdp_size == 0,
-          worker.role + ": fsdp_size " + to_string(worker.fsdp_size) +
-              " must divide the number of ranks, " + to_string(world_size) +
-              "; change it, or write 1 to shard over all of them.");
+  require(all || world_size % worker.fsdp_size == 0, worker.role + ": fsdp_size " + to_string(worker.fsdp_size) +
+                                                         " must divide the number of ranks, " + to_string(world_size) +
+                                                         "; change it, or write 1 to shard over all of them.");
   if (!all) worker.sharding.sharding_size = static_cast<int>(worker.fsdp_size);
   apply_experts(worker, arguments, world_size);
   if (worker.trains) {

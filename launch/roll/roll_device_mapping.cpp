@@ -71,9 +71,7 @@ class DeviceReader {
     return true;
   }
 
-  void skip_spaces() {
-    rest_.remove_prefix(std::min(rest_.find_first_not_of(" \t\n"), rest_.size()));
-  }
+  void skip_spaces() { rest_.remove_prefix(std::min(rest_.find_first_not_of(" \t\n"), rest_.size())); }
 
   std::string_view rest_;
   std::vector<int64_t> devices_;
@@ -81,8 +79,6 @@ class DeviceReader {
 
 }  // namespace
 
-std::optional<std::vector<int64_t>> parse_device_mapping(const std::string& text) {
-  return DeviceReader(text).read();
-}
+std::optional<std::vector<int64_t>> parse_device_mapping(const std::string& text) { return DeviceReader(text).read(); }
 
 }  // namespace megashard

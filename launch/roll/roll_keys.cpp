@@ -17,13 +17,11 @@ void to_flag(const V& value, W&, A& arguments) {
 
 constexpr char kSeed[] = "--seed", kHfModel[] = "--hf-model", kSeqLength[] = "--seq-length",
                kSaveInterval[] = "--save-interval", kLogInterval[] = "--log-interval",
-               kEvalInterval[] = "--eval-interval", kMostRecent[] = "--most-recent-k",
-               kClip[] = "--clip-grad", kTimeout[] = "--distributed-timeout-minutes",
-               kLr[] = "--lr", kDecay[] = "--weight-decay", kBeta1[] = "--adam-beta1",
-               kBeta2[] = "--adam-beta2", kMicroBatch[] = "--micro-batch-size",
-               kWorkers[] = "--num-workers", kContext[] = "--context-parallel-size",
-               kTiles[] = "--tiled-num-shards", kLoraDropout[] = "--lora-dropout",
-               kExpertRanks[] = "--expert-model-parallel-size";
+               kEvalInterval[] = "--eval-interval", kMostRecent[] = "--most-recent-k", kClip[] = "--clip-grad",
+               kTimeout[] = "--distributed-timeout-minutes", kLr[] = "--lr", kDecay[] = "--weight-decay",
+               kBeta1[] = "--adam-beta1", kBeta2[] = "--adam-beta2", kMicroBatch[] = "--micro-batch-size",
+               kWorkers[] = "--num-workers", kContext[] = "--context-parallel-size", kTiles[] = "--tiled-num-shards",
+               kLoraDropout[] = "--lora-dropout", kExpertRanks[] = "--expert-model-parallel-size";
 
 void take_resume(const V& value, W&, A& arguments) {
   bool flag = false;
@@ -44,10 +42,9 @@ void take_devices(const V& value, W& worker, A&) {
   if (value.node.IsSequence()) text = "[" + text + "]";
   const auto devices = parse_device_mapping(text);
   if (!devices || devices->empty()) {
-    value.fail(
-        "takes distinct devices, as in list(range(0,16)) or [0, 1]; it is read, not "
-        "evaluated, and \"" +
-        text + "\" is neither");
+    value.fail("takes distinct devices, as in list(range(0,16)) or [0, 1]; it is read, not "
+               "evaluated, and \"" +
+               text + "\" is neither");
   }
   worker.devices = static_cast<int64_t>(devices->size());
 }
@@ -59,9 +56,7 @@ void take_scheduler(const V& value, W&, A& arguments) {
     value.expected("linear, cosine, constant or constant_with_warmup");
 }
 
-void take_freeze(const V& value, W&, A& arguments) {
-  arguments.freeze_module_prefix = comma_words(value.words());
-}
+void take_freeze(const V& value, W&, A& arguments) { arguments.freeze_module_prefix = comma_words(value.words()); }
 
 void take_lora_target(const V& value, W&, A& arguments) {
   auto& targets = arguments.lora_target_modules;
@@ -76,9 +71,7 @@ void take_lora_target(const V& value, W&, A& arguments) {
   }
 }
 
-void take_reshard(const V& value, W& worker, A&) {
-  worker.sharding.reshard_after_forward = value.boolean();
-}
+void take_reshard(const V& value, W& worker, A&) { worker.sharding.reshard_after_forward = value.boolean(); }
 
 WrapPolicy& policy(W& worker) { return *worker.sharding.wrap_policy; }
 
@@ -100,8 +93,7 @@ const RollKey kPipeline[] = {
 const RollKey kWorker[] = {
     {"device_mapping", take_devices},
     {"world_size", [](const V& value, W& worker, A&) { worker.world_size = value.integer(1); }},
-    {"infer_batch_size",
-     [](const V& value, W& worker, A&) { worker.infer_batch_size = value.integer(1); }},
+    {"infer_batch_size", [](const V& value, W& worker, A&) { worker.infer_batch_size = value.integer(1); }},
     {"backend_timeout", to_flag<kTimeout>},
     {"name"},
     {"worker_cls"},
@@ -131,8 +123,7 @@ const RollKey kWorker[] = {
 const RollKey kModel[] = {
     {"model_name_or_path", to_flag<kHfModel>},
     {"freeze_module_prefix", take_freeze},
-    {"disable_gradient_checkpointing",
-     [](const V& value, W& worker, A&) { worker.recompute = !value.boolean(); }},
+    {"disable_gradient_checkpointing", [](const V& value, W& worker, A&) { worker.recompute = !value.boolean(); }},
     {"gradient_checkpointing_use_reentrant",
      [](const V& value, W& worker, A&) { worker.recompute_reentrant = value.boolean(); }},
     {"dtype", [](const V& value, W&, A&) { value.dtype(); }},  // param_dtype is what is computed in
@@ -174,8 +165,7 @@ const RollKey kTraining[] = {
     {"warmup_ratio",
      [](const V& value, W& worker, A&) {
        worker.warmup_ratio = value.number();
-       if (!(worker.warmup_ratio >= 0 && worker.warmup_ratio < 1))
-         value.expected("a number from 0 to below 1");
+       if (!(worker.warmup_ratio >= 0 && worker.warmup_ratio < 1)) value.expected("a number from 0 to below 1");
      }},
     {"lr_scheduler_type", take_scheduler},
     {"dataloader_num_workers", to_flag<kWorkers>},
@@ -196,26 +186,19 @@ const RollKey kStrategy[] = {
        if (value.dtype() == at::kHalf)
          value.fail("is fp16, which needs loss scaling; this program has none, so use bf16");
      }},
-    {"reduce_dtype", [](const V& value, W& worker,
-                        A&) { worker.sharding.mixed_precision.reduce_dtype = value.dtype(); }},
+    {"reduce_dtype",
+     [](const V& value, W& worker, A&) { worker.sharding.mixed_precision.reduce_dtype = value.dtype(); }},
     {"reshard_after_forward", take_reshard},
-    {"offload_policy",
-     [](const V& value, W& worker, A&) { worker.sharding.offload_to_cpu = value.boolean(); }},
-    {"async_save_ckpt",
-     [](const V& value, W&, A& arguments) { arguments.async_save = value.boolean(); }},
-    {"save_only_model",
-     [](const V& value, W&, A& arguments) { arguments.no_save_optim = value.boolean(); }},
+    {"offload_policy", [](const V& value, W& worker, A&) { worker.sharding.offload_to_cpu = value.boolean(); }},
+    {"async_save_ckpt", [](const V& value, W&, A& arguments) { arguments.async_save = value.boolean(); }},
+    {"save_only_model", [](const V& value, W&, A& arguments) { arguments.no_save_optim = value.boolean(); }},
     {"reduce_scatter_during_grad_accumulation",
-     [](const V& value, W&, A& arguments) {
-       arguments.reduce_scatter_during_grad_accumulation = value.boolean();
-     }},
+     [](const V& value, W&, A& arguments) { arguments.reduce_scatter_during_grad_accumulation = value.boolean(); }},
     {"ep_size", to_flag<kExpertRanks>},
     {"efsdp_size", [](const V& value, W& worker, A&) { worker.efsdp_size = value.integer(1); }},
     {"moe_use_grouped_mm"},
-    {"apply_expert_patch",
-     [](const V& value, W& worker, A&) { worker.apply_expert_patch = value.boolean(); }},
-    {"apply_tiled_mlp",
-     [](const V& value, W&, A& arguments) { arguments.apply_tiled_mlp = value.boolean(); }},
+    {"apply_expert_patch", [](const V& value, W& worker, A&) { worker.apply_expert_patch = value.boolean(); }},
+    {"apply_tiled_mlp", [](const V& value, W&, A& arguments) { arguments.apply_tiled_mlp = value.boolean(); }},
     {"tiled_num_shards", to_flag<kTiles>},
     {"model_type"},
     {"use_batched_model_update"},
@@ -224,12 +207,9 @@ const RollKey kStrategy[] = {
 const RollKey kWrap[] = {
     {"transformer_layer_cls_to_wrap",
      [](const V& value, W& worker, A&) { policy(worker).layer_classes = value.words(); }},
-    {"wrap_embeddings",
-     [](const V& value, W& worker, A&) { policy(worker).embeddings = value.boolean(); }},
-    {"wrap_lm_output",
-     [](const V& value, W& worker, A&) { policy(worker).lm_output = value.boolean(); }},
-    {"moe_experts",
-     [](const V& value, W& worker, A&) { policy(worker).expert_classes = value.words(); }},
+    {"wrap_embeddings", [](const V& value, W& worker, A&) { policy(worker).embeddings = value.boolean(); }},
+    {"wrap_lm_output", [](const V& value, W& worker, A&) { policy(worker).lm_output = value.boolean(); }},
+    {"moe_experts", [](const V& value, W& worker, A&) { policy(worker).expert_classes = value.words(); }},
 };
 
 }  // namespace

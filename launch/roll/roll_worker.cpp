@@ -37,9 +37,7 @@ class Reader {
   Reader(const std::string& file, const YAML::Node& root, RollWorker& worker, Arguments& arguments)
       : file_(file), root_(root), worker_(worker), arguments_(arguments) {}
 
-  RollValue value(const std::string& path, const YAML::Node& node) const {
-    return {file_, root_, path, node};
-  }
+  RollValue value(const std::string& path, const YAML::Node& node) const { return {file_, root_, path, node}; }
 
   /// Reads a map; `inner` are keys that stand for sections of their own.
   void section(const std::string& path, const YAML::Node& node, std::span<const RollKey> keys,
@@ -57,21 +55,17 @@ class Reader {
   void tell() const { mistakes_.tell(); }
 
  private:
-  std::string line(const YAML::Node& node) const {
-    return file_ + ":" + to_string(node.Mark().line + 1) + ": ";
-  }
+  std::string line(const YAML::Node& node) const { return file_ + ":" + to_string(node.Mark().line + 1) + ": "; }
 
-  void key(const RollValue& each, const std::string& name, const YAML::Node& written,
-           std::span<const RollKey> keys, const std::set<std::string>& inner, Unknown unknown) {
-    const auto found =
-        std::find_if(keys.begin(), keys.end(), [&](const auto& key) { return name == key.name; });
+  void key(const RollValue& each, const std::string& name, const YAML::Node& written, std::span<const RollKey> keys,
+           const std::set<std::string>& inner, Unknown unknown) {
+    const auto found = std::find_if(keys.begin(), keys.end(), [&](const auto& key) { return name == key.name; });
     if (found == keys.end()) {
       std::vector<std::string> known(inner.begin(), inner.end());
       for (const auto& key : keys) known.emplace_back(key.name);
       const auto hint = did_you_mean(name, known);
       if (unknown == Unknown::kError || !hint.empty()) {
-        throw UsageError(line(written) + "unknown key " + each.path +
-                         (hint.empty() ? "; remove it." : hint));
+        throw UsageError(line(written) + "unknown key " + each.path + (hint.empty() ? "; remove it." : hint));
       }
       worker_.unused.push_back(each.path);
       return;
@@ -93,8 +87,7 @@ class Reader {
       if (section != missing.section || name != missing.name) continue;
       if (each.node.IsMap() && each.node.size() == 0) return;
       auto text = each.node.IsScalar() ? each.text() : "";
-      std::transform(text.begin(), text.end(), text.begin(),
-                     [](char c) { return std::tolower(c); });
+      std::transform(text.begin(), text.end(), text.begin(), [](char c) { return std::tolower(c); });
       const auto& harmless = missing.harmless;
       if (std::find(harmless.begin(), harmless.end(), text) != harmless.end()) return;
       each.fail((each.node.IsScalar() ? "is " + each.text() : "is given") + ", but " + missing.why +
@@ -127,8 +120,7 @@ void set_defaults(RollWorker& worker, Arguments& arguments) {
   worker.sharding.wrap_policy.emplace();
 }
 
-void read_strategy(Reader& reader, const std::string& path, const YAML::Node& node,
-                   RollWorker& worker) {
+void read_strategy(Reader& reader, const std::string& path, const YAML::Node& node, RollWorker& worker) {
   reader.section(path, node, {}, {"strategy_name", "strategy_config"}, Unknown::kError);
   const auto name = node["strategy_name"];
   const auto strategy = reader.value(path + ".strategy_name", name.IsDefined() ? name : node);
@@ -141,8 +133,7 @@ void read_strategy(Reader& reader, const std::string& path, const YAML::Node& no
   const std::string inside = path + ".strategy_config";
   reader.section(inside, config, roll_strategy_keys(), {"wrap_policy"}, Unknown::kError);
   if (config.IsDefined() && config.IsMap()) {
-    reader.section(inside + ".wrap_policy", config["wrap_policy"], roll_wrap_keys(), {},
-                   Unknown::kError);
+    reader.section(inside + ".wrap_policy", config["wrap_policy"], roll_wrap_keys(), {}, Unknown::kError);
   }
 }
 
@@ -162,21 +153,18 @@ void apply_lora(RollWorker& worker, Arguments& arguments) {
 
 }  // namespace
 
-bool is_roll_configuration(const YAML::Node& root) {
-  return root.IsMap() && !workers_of(root).empty();
-}
+bool is_roll_configuration(const YAML::Node& root) { return root.IsMap() && !workers_of(root).empty(); }
 
-RollWorker read_roll_worker(const std::string& path, const std::string& role,
-                            Arguments& arguments) {
+RollWorker read_roll_worker(const std::string& path, const std::string& role, Arguments& arguments) {
   return parse_roll_worker(read_configuration(path, "--config"), path, role, arguments);
 }
 
-RollWorker parse_roll_worker(const std::string& text, const std::string& path,
-                             const std::string& role, Arguments& arguments) {
+RollWorker parse_roll_worker(const std::string& text, const std::string& path, const std::string& role,
+                             Arguments& arguments) {
   const YAML::Node root = load_yaml(text, path);
   const auto workers = root.IsMap() ? workers_of(root) : decltype(workers_of(root)){};
-  const auto found = std::find_if(workers.begin(), workers.end(),
-                                  [&](const auto& worker) { return worker.first == role; });
+  const auto found =
+      std::find_if(workers.begin(), workers.end(), [&](const auto& worker) { return worker.first == role; });
   if (found == workers.end()) {
     std::string list;
     for (const auto& [name, node] : workers) list += (list.empty() ? "" : ", ") + name;
@@ -192,15 +180,13 @@ RollWorker parse_roll_worker(const std::string& text, const std::string& path,
   reader.section(role, own, roll_worker_keys(), {"model_args", "training_args", kStrategyArgs},
                  Unknown::kErrorIfMisspelt);
   reader.section(role + ".model_args", own["model_args"], roll_model_keys(), {}, Unknown::kError);
-  reader.section(role + ".training_args", own["training_args"], roll_training_keys(), {},
-                 Unknown::kError);
+  reader.section(role + ".training_args", own["training_args"], roll_training_keys(), {}, Unknown::kError);
   apply_lora(worker, arguments);
   std::set<std::string> others;  // sections and settings of the pipeline
   for (const auto& item : root) {
     const auto keys = roll_pipeline_keys();
     const auto name = item.first.Scalar();
-    if (std::none_of(keys.begin(), keys.end(), [&](const auto& key) { return name == key.name; }))
-      others.insert(name);
+    if (std::none_of(keys.begin(), keys.end(), [&](const auto& key) { return name == key.name; })) others.insert(name);
   }
   reader.section("", root, roll_pipeline_keys(), others, Unknown::kError);
   reader.tell();

@@ -40,15 +40,14 @@ struct RollWorker {
 /// Throws UsageError with file and line for unknown keys, wrong values, and keys whose function is
 /// missing here.
 RollWorker read_roll_worker(const std::string& path, const std::string& role, Arguments& arguments);
-RollWorker parse_roll_worker(const std::string& text, const std::string& path,
-                             const std::string& role, Arguments& arguments);
+RollWorker parse_roll_worker(const std::string& text, const std::string& path, const std::string& role,
+                             Arguments& arguments);
 
 /// What depends on the number of ranks, the data and the flags of the command line, which win:
 /// sharding, batches, length and warm-up of the training, recompute. `samples_of_epoch` is called
 /// only when epochs count. Checks device_mapping against `world_size`. Before validate_arguments.
 void apply_roll_worker(RollWorker& worker, Arguments& arguments, int64_t world_size,
-                       const std::function<int64_t()>& samples_of_epoch,
-                       const DiagnosticSink& sink);
+                       const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink);
 
 /// "list(range(0,16))", "[0, 1, 2]" or sums of such -> the devices. Parsed, never evaluated. None:
 /// neither of these, or a device twice.

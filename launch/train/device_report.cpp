@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/cuda/cuda_module.h"
+#include "parallel/device/cuda_module.h"
 
 namespace megashard {
 namespace {
@@ -25,16 +25,15 @@ std::string in_words(const std::vector<HostSync>& syncs) {
 std::function<void()> host_sync_log(c10::Device device, const DiagnosticSink& sink) {
   const CudaModule module = device.is_cpu() ? CudaModule{} : load_cuda_module();
   if (module.log_host_syncs == nullptr) {
-    sink(Severity::kWarning,
-         device.is_cpu() ? "--log-host-syncs has no effect on a CPU, for which no host waits"
-                         : "--log-host-syncs: this device cannot say what the host waits for; "
-                           "--device sim can");
+    sink(Severity::kWarning, device.is_cpu() ? "--log-host-syncs has no effect on a CPU, for which no host waits"
+                                             : "--log-host-syncs: this device cannot say what the host waits for; "
+                                               "--device sim can");
     return {};
   }
   module.log_host_syncs(true);
   return [module, sink, step = 0]() mutable {
-    sink(Severity::kNotice, c10::str("host syncs of step ", ++step,
-                                     " of this run: ", in_words(module.take_host_syncs())));
+    sink(Severity::kNotice,
+         c10::str("host syncs of step ", ++step, " of this run: ", in_words(module.take_host_syncs())));
   };
 }
 

@@ -59,9 +59,8 @@ std::optional<int64_t> named_eos(const std::filesystem::path& folder) {
   if (!token.is_string() || !std::filesystem::exists(path)) return std::nullopt;
   const auto id = token_id(read_tokenizer_file(path), token.get<std::string>());
   if (!id) {
-    throw UsageError("eos_token of " + (folder / "tokenizer_config.json").string() + " is " +
-                     token.get<std::string>() + ", which " + path.string() +
-                     " does not have; correct one of them");
+    throw UsageError("eos_token of " + (folder / "tokenizer_config.json").string() + " is " + token.get<std::string>() +
+                     ", which " + path.string() + " does not have; correct one of them");
   }
   return id;
 }
@@ -79,26 +78,23 @@ int64_t end_of_document_id(const Arguments& arguments) {
     const std::filesystem::path path = *given;  // or tokenizer.json itself
     const auto folder = std::filesystem::is_directory(path) ? path : path.parent_path();
     if (const auto named = named_eos(folder)) return *named;
-    for (const auto& config :
-         {read_generation_config(folder.string()), read_hf_config(folder.string())}) {
+    for (const auto& config : {read_generation_config(folder.string()), read_hf_config(folder.string())}) {
       const auto tokens = eos_in(config);
       if (!tokens.empty() && tokens[0] >= 0) return tokens[0];
     }
   }
   if (needs_ends(arguments)) {
-    throw UsageError(
-        "--eod-mask-loss, --reset-position-ids and --reset-attention-mask need the token that ends "
-        "documents, and nothing names it; give a --tokenizer-model folder with "
-        "tokenizer_config.json and tokenizer.json, or a --hf-model whose config.json has "
-        "eos_token_id.");
+    throw UsageError("--eod-mask-loss, --reset-position-ids and --reset-attention-mask need the token that ends "
+                     "documents, and nothing names it; give a --tokenizer-model folder with "
+                     "tokenizer_config.json and tokenizer.json, or a --hf-model whose config.json has "
+                     "eos_token_id.");
   }
   return -1;
 }
 
 std::vector<int64_t> end_of_text_ids(const Arguments& arguments) {
   if (arguments.hf_model) {
-    for (const auto& config :
-         {read_generation_config(*arguments.hf_model), read_hf_config(*arguments.hf_model)}) {
+    for (const auto& config : {read_generation_config(*arguments.hf_model), read_hf_config(*arguments.hf_model)}) {
       if (auto tokens = eos_in(config); !tokens.empty()) return tokens;
     }
   }

@@ -21,16 +21,14 @@ void check_versions(const std::string& flag, const ModelPlugin* plugin) {
                      std::to_string(own.version) + remedy);
   }
   if (std::string(plugin->libtorch) != own.libtorch) {
-    throw UsageError(flag + " was built against LibTorch " + plugin->libtorch +
-                     ", this program runs on " + own.libtorch + remedy);
+    throw UsageError(flag + " was built against LibTorch " + plugin->libtorch + ", this program runs on " +
+                     own.libtorch + remedy);
   }
   const bool same = plugin->arguments_bytes == own.arguments_bytes &&
-                    plugin->model_input_bytes == own.model_input_bytes &&
-                    plugin->model_bytes == own.model_bytes &&
+                    plugin->model_input_bytes == own.model_input_bytes && plugin->model_bytes == own.model_bytes &&
                     plugin->mixin_bytes == own.mixin_bytes;
   if (!same) throw UsageError(flag + " was built against another megashard" + remedy);
-  if (plugin->add_models == nullptr)
-    throw UsageError(flag + " registers no model: its ModelPlugin has no add_models.");
+  if (plugin->add_models == nullptr) throw UsageError(flag + " registers no model: its ModelPlugin has no add_models.");
 }
 
 }  // namespace
@@ -51,8 +49,7 @@ void load_model_plugin(const std::string& path, ModelRegistry& registry) {
   }
   void* symbol = dlsym(library, kModelPluginSymbol);
   if (symbol == nullptr) {
-    throw UsageError(flag + " is no plugin: it does not export " + kModelPluginSymbol +
-                     "(); see docs/user_models.md.");
+    throw UsageError(flag + " is no plugin: it does not export " + kModelPluginSymbol + "(); see docs/user_models.md.");
   }
   try {
     const auto* plugin = reinterpret_cast<const ModelPlugin* (*)()>(symbol)();

@@ -9,15 +9,14 @@
 #include <iostream>
 #include <unordered_set>
 
-#include "checkpoint/steps/agreement.h"
 #include "framework/arguments/argument_validation.h"
 #include "framework/arguments/checkpoint_arguments.h"
+#include "framework/process_group/launch_environment.h"
 #include "framework/training/flops.h"
 #include "framework/training/start_log.h"
 #include "framework/training/trainer.h"
 #include "launch/arguments/command_line.h"
 #include "launch/print_line.h"
-#include "launch/ranks/environment.h"
 #include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"
 #include "launch/train/run_setup.h"
@@ -25,7 +24,8 @@
 #include "models/hugging_face/load_hf_weights.h"
 #include "models/hugging_face/save_hf_model.h"
 #include "models/network_arguments.h"
-#include "parallel/cuda/cuda_module.h"
+#include "parallel/collectives/agreement.h"
+#include "parallel/device/cuda_module.h"
 #include "parallel/fsdp/schedule_trace.h"
 
 namespace megashard {
@@ -50,9 +50,8 @@ DataOptions data_options(const Arguments& arguments, int64_t vocab_size, int64_t
 
 int64_t samples_of_epoch(const Arguments& arguments) {
   if (!arguments.seq_length) {
-    throw UsageError(
-        "num_train_epochs needs the length of a sequence; give sequence_length in the file, "
-        "--seq-length, or the length of the training by --train-iters.");
+    throw UsageError("num_train_epochs needs the length of a sequence; give sequence_length in the file, "
+                     "--seq-length, or the length of the training by --train-iters.");
   }
   // Tokens do not matter for their number.
   auto options = data_options(arguments, /*vocab_size=*/1, /*eod_id=*/0);
@@ -60,12 +59,10 @@ int64_t samples_of_epoch(const Arguments& arguments) {
   return build_datasets(options).train->size();
 }
 
-void apply_worker(RollWorker& worker, Arguments& arguments, int world_size,
-                  const DiagnosticSink& sink) {
+void apply_worker(RollWorker& worker, Arguments& arguments, int world_size, const DiagnosticSink& sink) {
   if (!worker.trains) {
-    throw UsageError(worker.role +
-                     " is a worker of fsdp2_infer, which trains nothing; choose one "
-                     "of fsdp2_train.");
+    throw UsageError(worker.role + " is a worker of fsdp2_infer, which trains nothing; choose one "
+                                   "of fsdp2_train.");
   }
   apply_roll_worker(
       worker, arguments, world_size, [&] { return samples_of_epoch(arguments); }, sink);
@@ -82,8 +79,7 @@ int64_t peak_memory_bytes(c10::Device device) {
 }
 
 /// Traces the first steps for --fsdp-schedule-trace; called after each step.
-std::function<void()> schedule_tracer(const std::string& folder, torch::nn::Module& model,
-                                      int rank) {
+std::function<void()> schedule_tracer(const std::string& folder, torch::nn::Module& model, int rank) {
   constexpr int kTracedSteps = 3;
   const auto path = std::filesystem::path(folder) / c10::str("rank_", rank, ".json");
   auto trace = std::make_shared<ScheduleTrace>(model);
@@ -95,9 +91,8 @@ std::function<void()> schedule_tracer(const std::string& folder, torch::nn::Modu
   };
 }
 
-TrainerSurroundings surroundings(const Arguments& arguments, const ProcessGroupPtr& group,
-                                 c10::Device device, at::ScalarType computed_in,
-                                 std::chrono::steady_clock::time_point start) {
+TrainerSurroundings surroundings(const Arguments& arguments, const ProcessGroupPtr& group, c10::Device device,
+                                 at::ScalarType computed_in, std::chrono::steady_clock::time_point start) {
   const int rank = group->rank(), last = group->size() - 1;
   TrainerSurroundings outside;
   outside.print_on_first_rank = [rank](const std::string& line) {
@@ -112,10 +107,9 @@ TrainerSurroundings surroundings(const Arguments& arguments, const ProcessGroupP
   outside.program_start = start;
   outside.peak_tflops = arguments.peak_tflops;
   if (!outside.peak_tflops && arguments.metrics_file && rank == 0) {
-    outside.peak_tflops =
-        device.is_cpu()
-            ? measured_cpu_tflops(at::kFloat)
-            : gpu_peak_tflops(load_cuda_module().device_name(device.index()), computed_in);
+    outside.peak_tflops = device.is_cpu()
+                              ? measured_cpu_tflops(at::kFloat)
+                              : gpu_peak_tflops(load_cuda_module().device_name(device.index()), computed_in);
   }
   return outside;
 }
@@ -168,8 +162,7 @@ int run_pretrain(int argc, char** argv) {
   });
   validate_for_machine(arguments, environment, sink, std::move(line.mistakes));
   take_network_from_hf_model(arguments, sink);
-  watch_signals(arguments,
-                "megashard: interrupted before the first step; nothing was trained or saved\n",
+  watch_signals(arguments, "megashard: interrupted before the first step; nothing was trained or saved\n",
                 environment.rank == 0, sink);
   if (environment.rank == 0) {
     print_line(sizes_line(arguments));
@@ -187,39 +180,33 @@ int run_pretrain(int argc, char** argv) {
   const BuiltModel built = build_model(arguments, from.initialises);
   freeze_model(arguments, built, sink);
   if (environment.rank == 0) print_parameter_counts(*built.model);
-  const at::ScalarType computed_in =
-      shard_model(arguments, worker, built, group, from.initialises, sink);
+  const at::ScalarType computed_in = shard_model(arguments, worker, built, group, from.initialises, sink);
   if (from.source == WeightSource::kHuggingFace || arguments.lora_r)
     all_or_rethrow(group, [&] { load_hf_weights(*built.model, *arguments.hf_model); });
 
   TrainerSurroundings outside = surroundings(arguments, group, device, computed_in, start);
-  outside.after_step =
-      [traces = arguments.fsdp_schedule_trace
-                    ? schedule_tracer(*arguments.fsdp_schedule_trace, *built.model, group->rank())
-                    : nullptr,
-       logs = arguments.log_host_syncs ? host_sync_log(device, sink) : nullptr] {
-        if (traces) traces();
-        if (logs) logs();
-      };
-  Trainer trainer(
-      arguments, *built.model, group, device,
-      data_options(arguments, built.model->vocab_size(), end_of_document_id(arguments), sink),
-      std::move(outside));
+  outside.after_step = [traces = arguments.fsdp_schedule_trace
+                                     ? schedule_tracer(*arguments.fsdp_schedule_trace, *built.model, group->rank())
+                                     : nullptr,
+                        logs = arguments.log_host_syncs ? host_sync_log(device, sink) : nullptr] {
+    if (traces) traces();
+    if (logs) logs();
+  };
+  Trainer trainer(arguments, *built.model, group, device,
+                  data_options(arguments, built.model->vocab_size(), end_of_document_id(arguments), sink),
+                  std::move(outside));
   if (from.source == WeightSource::kCheckpoint) trainer.load(from.step);
   TrainingEnd end = TrainingEnd::kDone;
   if (arguments.ckpt_convert_format) {
-    end_at_interrupt(
-        "megashard: interrupted while the checkpoint was converted; it is not whole\n");
+    end_at_interrupt("megashard: interrupted while the checkpoint was converted; it is not whole\n");
     trainer.convert_checkpoint();
   } else {
     keep_freed_memory();
     end = trainer.train();
-    end_at_interrupt(
-        "megashard: interrupted after training; what --save-hf was writing is not whole\n");
+    end_at_interrupt("megashard: interrupted after training; what --save-hf was writing is not whole\n");
   }
   if (end == TrainingEnd::kInterrupted) {
-    if (arguments.save_hf)
-      sink(Severity::kNotice, "--save-hf " + *arguments.save_hf + " was not written");
+    if (arguments.save_hf) sink(Severity::kNotice, "--save-hf " + *arguments.save_hf + " was not written");
     group->barrier();
     return kExitInterrupted;
   }

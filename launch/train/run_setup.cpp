@@ -3,17 +3,19 @@
 #include <filesystem>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/steps/find_step.h"
+#include "checkpoint/steps/manifest.h"
 #include "framework/arguments/argument_validation.h"
 #include "framework/modules/freeze.h"
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/weight_init_mixin.h"
-#include "framework/training/gpu_device.h"
+#include "framework/process_group/gpu_device.h"
+#include "framework/process_group/launcher_variables.h"
 #include "framework/training/random_states.h"
 #include "framework/training/training_checkpoint.h"
 #include "framework/training/training_log.h"
 #include "launch/arguments/model_folder.h"
 #include "launch/print_line.h"
-#include "launch/ranks/launcher_variables.h"
 #include "launch/train/model_plugin.h"
 #include "models/layers/lora.h"
 #include "models/register_models.h"
@@ -23,10 +25,9 @@
 namespace megashard {
 namespace {
 
-Fsdp2Config sharding_config(const Arguments& arguments, const std::optional<RollWorker>& worker,
-                            Strictness strictness, const DiagnosticSink& sink) {
-  if (arguments.fsdp2_config_path)
-    return load_fsdp2_config(*arguments.fsdp2_config_path, strictness, sink);
+Fsdp2Config sharding_config(const Arguments& arguments, const std::optional<RollWorker>& worker, Strictness strictness,
+                            const DiagnosticSink& sink) {
+  if (arguments.fsdp2_config_path) return load_fsdp2_config(*arguments.fsdp2_config_path, strictness, sink);
   if (worker) return worker->sharding;
   Fsdp2Config config;
   if (!arguments.use_torch_fsdp2) config.sharding_size = 1;
@@ -41,18 +42,16 @@ Strictness strictness_of(const Arguments& arguments) {
 void take_expert_ranks_of_file(Arguments& arguments, const DiagnosticSink& sink) {
   if (!arguments.fsdp2_config_path) return;
   const auto quiet = [](Severity, const std::string&) {};
-  const int ranks = load_fsdp2_config(*arguments.fsdp2_config_path, strictness_of(arguments), quiet)
-                        .expert_parallel_size;
+  const int ranks =
+      load_fsdp2_config(*arguments.fsdp2_config_path, strictness_of(arguments), quiet).expert_parallel_size;
   if (ranks == 1 || arguments.is_given("expert_model_parallel_size")) return;
   arguments.expert_model_parallel_size = ranks;
-  sink(Severity::kNotice,
-       c10::str("FSDP2: expert_parallel_size: as --expert-model-parallel-size ", ranks));
+  sink(Severity::kNotice, c10::str("FSDP2: expert_parallel_size: as --expert-model-parallel-size ", ranks));
 }
 
 /// --load without a checkpoint: refused where only its weights can be meant.
 void go_on_without_checkpoint(const Arguments& arguments, const DiagnosticSink& sink) {
-  const auto tracker =
-      (std::filesystem::path(*arguments.load) / "latest_checkpointed_iteration.txt").string();
+  const auto tracker = (std::filesystem::path(*arguments.load) / "latest_checkpointed_iteration.txt").string();
   const auto missing = tracker + " does not exist, so there is nothing to load";
   require(!arguments.ckpt_convert_format, "--ckpt-convert-format: " + missing);
   require(!arguments.exit_on_missing_checkpoint, "--exit-on-missing-checkpoint: " + missing);
@@ -67,9 +66,7 @@ void go_on_without_checkpoint(const Arguments& arguments, const DiagnosticSink& 
 }
 
 /// What --load means from here on: a step's own folder may have been given.
-std::string parent_of(const CheckpointStep& step) {
-  return std::filesystem::path(step.folder).parent_path().string();
-}
+std::string parent_of(const CheckpointStep& step) { return std::filesystem::path(step.folder).parent_path().string(); }
 
 }  // namespace
 
@@ -79,11 +76,10 @@ DiagnosticSink sink_for(int rank) {
   };
 }
 
-void validate_for_machine(Arguments& arguments, const RendezvousOptions& environment,
-                          const DiagnosticSink& sink, Mistakes found) {
+void validate_for_machine(Arguments& arguments, const RendezvousOptions& environment, const DiagnosticSink& sink,
+                          Mistakes found) {
   found.attempt([&] { take_expert_ranks_of_file(arguments, sink); });
-  if (arguments.hf_model)
-    found.attempt([&] { require_model_folder("--hf-model", *arguments.hf_model); });
+  if (arguments.hf_model) found.attempt([&] { require_model_folder("--hf-model", *arguments.hf_model); });
   validate_arguments(arguments,
                      {.world_size = environment.world_size,
                       .rank = environment.rank,
@@ -112,10 +108,9 @@ void seed_generators(const Arguments& arguments, int rank, c10::Device device) {
 }
 
 Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const DiagnosticSink& sink) {
-  const FindOptions find{
-      .ckpt_step = arguments.ckpt_step,
-      .depth = arguments.verify_checkpoint ? VerifyDepth::kBytes : VerifyDepth::kSizes,
-      .notice = [&sink](const std::string& line) { sink(Severity::kWarning, line); }};
+  const FindOptions find{.ckpt_step = arguments.ckpt_step,
+                         .depth = arguments.verify_checkpoint ? VerifyDepth::kBytes : VerifyDepth::kSizes,
+                         .notice = [&sink](const std::string& line) { sink(Severity::kWarning, line); }};
   if (arguments.load) {
     if (const auto step = find_step(*arguments.load, group, find)) {
       arguments.load = parent_of(*step);
@@ -137,9 +132,8 @@ Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const Diagn
   }
   if (arguments.hf_model && !arguments.from_scratch) return {WeightSource::kHuggingFace};
   if (!arguments.perform_initialization) {
-    sink(Severity::kWarning,
-         "--no-initialization: no weights are loaded either, so training starts from whatever the "
-         "layers' constructors left; give --load or --hf-model, or leave it out");
+    sink(Severity::kWarning, "--no-initialization: no weights are loaded either, so training starts from whatever the "
+                             "layers' constructors left; give --load or --hf-model, or leave it out");
   }
   return {WeightSource::kInitialisation, {}, true};
 }
@@ -179,18 +173,17 @@ void freeze_model(const Arguments& arguments, const BuiltModel& built, const Dia
     sink(Severity::kNotice, c10::str("--freeze-module-prefix: ", frozen, " elements are frozen"));
 }
 
-at::ScalarType shard_model(const Arguments& arguments, const std::optional<RollWorker>& worker,
-                           const BuiltModel& built, const ProcessGroupPtr& group, bool initialises,
-                           const DiagnosticSink& sink) {
+at::ScalarType shard_model(const Arguments& arguments, const std::optional<RollWorker>& worker, const BuiltModel& built,
+                           const ProcessGroupPtr& group, bool initialises, const DiagnosticSink& sink) {
   auto* mixin = dynamic_cast<FSDP2Mixin*>(built.model.get());
-  TORCH_CHECK(mixin != nullptr, "the model ", built.model->class_name(), " does not derive from FSDP2Mixin, so it cannot be sharded");
+  TORCH_CHECK(mixin != nullptr, "the model ", built.model->class_name(),
+              " does not derive from FSDP2Mixin, so it cannot be sharded");
   const auto strictness = strictness_of(arguments);
   const Fsdp2Config config = sharding_config(arguments, worker, strictness, sink);
   const at::ScalarType stored = arguments.bf16 ? at::kBFloat16 : at::kFloat;
   const at::ScalarType computed = config.mixed_precision.param_dtype.value_or(stored);
   if (computed == at::kHalf && !arguments.skip_train) {
-    throw UsageError(
-        "param_dtype: fp16 needs loss scaling, which training here does not have; take bf16.");
+    throw UsageError("param_dtype: fp16 needs loss scaling, which training here does not have; take bf16.");
   }
   ActivationPlan activations = activation_plan(arguments);
   activations.recompute_reentrant = worker && worker->recompute_reentrant;

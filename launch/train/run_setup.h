@@ -10,7 +10,7 @@
 #include "framework/mistakes.h"
 #include "framework/modules/deferred_init.h"
 #include "framework/modules/multi_modal_module.h"
-#include "launch/ranks/environment.h"
+#include "framework/process_group/launch_environment.h"
 #include "launch/roll/roll_worker.h"
 #include "parallel/collectives/process_group.h"
 
@@ -22,8 +22,8 @@ namespace megashard {
 DiagnosticSink sink_for(int rank);
 /// validate_arguments with this machine's GPUs and variables, and what is wrong with the FSDP2
 /// file.
-void validate_for_machine(Arguments& arguments, const RendezvousOptions& environment,
-                          const DiagnosticSink& sink, Mistakes found);
+void validate_for_machine(Arguments& arguments, const RendezvousOptions& environment, const DiagnosticSink& sink,
+                          Mistakes found);
 
 /// Collective.
 ProcessGroupPtr join_world(const Arguments& arguments, RendezvousOptions options);
@@ -54,8 +54,7 @@ BuiltModel build_model(const Arguments& arguments, bool initialises);
 void freeze_model(const Arguments& arguments, const BuiltModel& built, const DiagnosticSink& sink);
 /// Recomputes, shards; the dtype that the model computes in. Throws UsageError for a
 /// training in fp16. Collective.
-at::ScalarType shard_model(const Arguments& arguments, const std::optional<RollWorker>& worker,
-                           const BuiltModel& built, const ProcessGroupPtr& group, bool initialises,
-                           const DiagnosticSink& sink);
+at::ScalarType shard_model(const Arguments& arguments, const std::optional<RollWorker>& worker, const BuiltModel& built,
+                           const ProcessGroupPtr& group, bool initialises, const DiagnosticSink& sink);
 
 }  // namespace megashard

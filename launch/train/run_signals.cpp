@@ -33,8 +33,7 @@ void on_signal(int signal) {
 
 }  // namespace
 
-void watch_signals(const Arguments& arguments, const char* sentence, bool speaks,
-                   const DiagnosticSink& sink) {
+void watch_signals(const Arguments& arguments, const char* sentence, bool speaks, const DiagnosticSink& sink) {
   static const std::map<std::string, int> numbers = {
       {"SIGTERM", SIGTERM}, {"SIGINT", SIGINT}, {"SIGUSR1", SIGUSR1}, {"SIGUSR2", SIGUSR2}};
   says_them = speaks;
@@ -47,8 +46,7 @@ void watch_signals(const Arguments& arguments, const char* sentence, bool speaks
                                  " needs --exit-signal-handler; without it the signal ends the run "
                                  "and saves nothing.");
   }
-  if (std::signal(SIGINT, on_signal) == SIG_IGN && exit_signal != SIGINT)
-    std::signal(SIGINT, SIG_IGN);
+  if (std::signal(SIGINT, on_signal) == SIG_IGN && exit_signal != SIGINT) std::signal(SIGINT, SIG_IGN);
 }
 
 void end_at_interrupt(const char* sentence) { last_words = sentence; }

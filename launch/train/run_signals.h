@@ -11,8 +11,7 @@ constexpr int kExitInterrupted = 130;  ///< what a shell expects of a program th
 /// From now on Ctrl-C ends this process at once, with `sentence` on stderr where `speaks`: whatever
 /// the ranks wait for. Where the caller ignores SIGINT (nohup), it stays ignored. With
 /// --exit-signal-handler --exit-signal is noted for stop_request().
-void watch_signals(const Arguments& arguments, const char* sentence, bool speaks,
-                   const DiagnosticSink& sink);
+void watch_signals(const Arguments& arguments, const char* sentence, bool speaks, const DiagnosticSink& sink);
 /// Another sentence for what is interrupted from now on.
 void end_at_interrupt(const char* sentence);
 /// From now on the first Ctrl-C is noted for stop_request(), and the second ends the process.

@@ -40,22 +40,17 @@ std::string why_no_shared_library(const std::string& path) {
   if (size == 0) return "it is empty; build it again";
   char magic[SELFMAG] = {};
   file.read(magic, sizeof(magic));
-  if (std::memcmp(magic, ELFMAG, SELFMAG) != 0)
-    return "it is no shared library (it does not begin as one)";
+  if (std::memcmp(magic, ELFMAG, SELFMAG) != 0) return "it is no shared library (it does not begin as one)";
   const auto header = read_at<Header>(file, 0);
   if (!header) return has + "fewer than the head of a library, " + cut;
   const Header own = own_header();
-  if (std::memcmp(header->e_ident, own.e_ident, EI_DATA + 1) != 0 ||
-      header->e_machine != own.e_machine)
+  if (std::memcmp(header->e_ident, own.e_ident, EI_DATA + 1) != 0 || header->e_machine != own.e_machine)
     return "it was built for another processor; build it on a machine like this one";
   if (header->e_type == ET_REL) return "it is an object file; link it with -shared";
-  if (header->e_type != ET_DYN)
-    return "it is a program, not a shared library; link it with -shared";
+  if (header->e_type != ET_DYN) return "it is a program, not a shared library; link it with -shared";
   for (int i = 0; i < header->e_phnum; ++i) {
-    const auto segment =
-        read_at<Segment>(file, header->e_phoff + uint64_t(i) * header->e_phentsize);
-    const bool inside =
-        segment && segment->p_offset <= size && segment->p_filesz <= size - segment->p_offset;
+    const auto segment = read_at<Segment>(file, header->e_phoff + uint64_t(i) * header->e_phentsize);
+    const bool inside = segment && segment->p_offset <= size && segment->p_filesz <= size - segment->p_offset;
     if (!inside) return has + "fewer than its own head says, " + cut;
   }
   return "";

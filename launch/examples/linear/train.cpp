@@ -14,58 +14,29 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdlib>
+#include <megashard/megashard.h>
 #include <iomanip>
 #include <iostream>
-
-#include "framework/data/distributed_sampler.h"
-#include "parallel/collectives/rendezvous.h"
-#include "parallel/fsdp/fully_shard.h"
 
 namespace {
 
 constexpr int64_t kSamples = 250, kFeatures = 128, kClasses = 10, kBatch = 16;
 constexpr int kEpochs = 3;
 
-std::string variable(const char* name, const char* otherwise) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? otherwise : value;
-}
-
-/// What torchrun tells each rank.
-megashard::RendezvousOptions from_torchrun(const std::string& init_method) {
-  megashard::RendezvousOptions options;
-  options.init_method = init_method;
-  options.rank = std::stoi(variable("RANK", "0"));
-  options.world_size = std::stoi(variable("WORLD_SIZE", "1"));
-  options.local_rank = std::stoi(variable("LOCAL_RANK", "0"));
-  options.local_world_size = std::stoi(variable("LOCAL_WORLD_SIZE", "1"));
-  options.master_addr = variable("MASTER_ADDR", "127.0.0.1");
-  options.master_port = std::stoi(variable("MASTER_PORT", "29500"));
-  // Torchrun's agent listens at MASTER_ADDR:MASTER_PORT, and at no other address.
-  if (init_method == "env://" && variable("TORCHELASTIC_USE_AGENT_STORE", "") == "True") {
-    options.agent_store_prefix = "/worker/attempt_" + variable("TORCHELASTIC_RESTART_COUNT", "0");
-  }
-  return options;
-}
-
 void train(const std::string& init_method) {
-  const auto world = megashard::init_process_group(from_torchrun(init_method));
+  const auto world = megashard::init_process_group(init_method);
 
   at::manual_seed(0);  // the same weights and data on every rank
   auto model = std::make_shared<megashard::Hooked<torch::nn::LinearImpl>>(kFeatures, kClasses);
   const at::Tensor features = at::randn({kSamples, kFeatures});
   const at::Tensor classes = at::randint(kClasses, {kSamples}, at::kLong);
 
-  const auto mesh = std::make_shared<megashard::DeviceMesh>(world, std::vector<int>{world->size()},
-                                                            std::vector<std::string>{"fsdp"});
-  megashard::fully_shard(*model, {.mesh = mesh});
+  megashard::fully_shard(*model, world);
   torch::optim::SGD optimizer(model->parameters(), 0.1);
 
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     const auto samples = megashard::distributed_samples(
-        {.total_samples = kSamples, .replicas = world->size(), .rank = world->rank(), .seed = 7},
-        epoch);
+        {.total_samples = kSamples, .replicas = world->size(), .rank = world->rank(), .seed = 7}, epoch);
     const at::Tensor order = at::tensor(samples, at::kLong);
     if (world->rank() == 0) {
       std::cout << "epoch " << epoch << " samples";
@@ -75,8 +46,8 @@ void train(const std::string& init_method) {
     at::Tensor sum = at::zeros({1}, at::kDouble);
     for (const auto& batch : order.split(kBatch)) {
       optimizer.zero_grad();
-      const at::Tensor loss = at::cross_entropy_loss((*model)(features.index_select(0, batch)),
-                                                     classes.index_select(0, batch));
+      const at::Tensor loss =
+          at::cross_entropy_loss((*model)(features.index_select(0, batch)), classes.index_select(0, batch));
       loss.backward();
       optimizer.step();
       sum += loss.detach() * batch.size(0);
@@ -84,8 +55,8 @@ void train(const std::string& init_method) {
     world->all_reduce(sum, megashard::ReduceOp::kSum).wait();
     const auto seen = static_cast<double>(order.numel() * world->size());
     if (world->rank() == 0) {
-      std::cout << "epoch " << epoch << " loss " << std::fixed << std::setprecision(9)
-                << sum.item<double>() / seen << std::endl;
+      std::cout << "epoch " << epoch << " loss " << std::fixed << std::setprecision(9) << sum.item<double>() / seen
+                << std::endl;
     }
   }
   world->barrier();

@@ -8,10 +8,7 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
-#include "framework/modules/fsdp2_mixin.h"
-#include "framework/modules/model_plugin.h"
-#include "framework/modules/multi_modal_module.h"
-#include "framework/modules/weight_init_mixin.h"
+#include <megashard/megashard.h>
 
 namespace {
 
@@ -29,13 +26,10 @@ struct MixBlockImpl : torch::nn::Module {
 using MixBlock = megashard::Hooked<MixBlockImpl>;  // hooked: a group, or recomputed, of its own
 using Head = megashard::Hooked<torch::nn::LinearImpl>;
 
-class MyModel : public megashard::MultiModalModule,
-                public megashard::FSDP2Mixin,
-                public megashard::WeightInitMixin {
+class MyModel : public megashard::MultiModalModule, public megashard::FSDP2Mixin, public megashard::WeightInitMixin {
  public:
   explicit MyModel(const megashard::Arguments& arguments)
-      : vocab_size_(arguments.padded_vocab_size.value_or(
-            256)) {  // of --vocab-size and the end of documents
+      : vocab_size_(arguments.padded_vocab_size.value_or(256)) {  // of --vocab-size and the end of documents
     const int64_t width = arguments.hidden_size.value_or(64);
     embed_ = register_module("embed", torch::nn::Embedding(vocab_size_, width));
     blocks_ = register_module("blocks", torch::nn::ModuleList());
@@ -54,19 +48,22 @@ class MyModel : public megashard::MultiModalModule,
   int64_t vocab_size() const override { return vocab_size_; }
 
  protected:
-  /// Its own choices, where the FSDP2 file says nothing: every second block is recomputed, each
-  /// block and the head are groups, the head's weights stay between forward and backward, and each
-  /// group gathers the next one ahead.
-  void _fully_shard() override {
-    if (request().config.sub_modules_to_wrap) return FSDP2Mixin::_fully_shard();
-    for (size_t i = 0; i < blocks_->size(); i += 2)
-      set_recompute_modules_to_wrap({"blocks." + std::to_string(i)});
+  // Its own choices, where the FSDP2 file says nothing.
+
+  void set_recompute_modules_to_wrap() override {  // every second block
+    if (request().config.sub_modules_to_wrap) return FSDP2Mixin::set_recompute_modules_to_wrap();
+    for (size_t i = 0; i < blocks_->size(); i += 2) recompute_matching({"blocks." + std::to_string(i)});
+  }
+  /// The head's weights stay between forward and backward; each block is a unit.
+  void set_fullyshard_modules_to_wrap() override {
+    if (request().config.sub_modules_to_wrap) return FSDP2Mixin::set_fullyshard_modules_to_wrap();
     auto head_options = options();
     head_options.reshard_after_forward = false;
     megashard::fully_shard(*head_, head_options);
-    set_fullyshard_modules_to_wrap({"blocks.{*}"});
-    megashard::fully_shard(*this, options());
-    set_modules_to_prefetch(/*forward=*/1, /*backward=*/1);
+    shard_matching({"blocks.{*}"});
+  }
+  void set_modules_to_prefetch(int forward, int backward) override {  // one ahead
+    FSDP2Mixin::set_modules_to_prefetch(std::max(forward, 1), std::max(backward, 1));
   }
 
  private:
@@ -80,9 +77,7 @@ class MyModel : public megashard::MultiModalModule,
 
 extern "C" const megashard::ModelPlugin* megashard_model_plugin() {
   static const megashard::ModelPlugin plugin{.add_models = [](megashard::ModelRegistry& models) {
-    models.add("my_model", [](const megashard::Arguments& arguments) {
-      return std::make_shared<MyModel>(arguments);
-    });
+    models.add("my_model", [](const megashard::Arguments& arguments) { return std::make_shared<MyModel>(arguments); });
   }};
   return &plugin;
 }
