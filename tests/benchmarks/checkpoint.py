@@ -3,11 +3,10 @@
     checkpoint.py [--build-dir build] [--repeats 7] [--mebibytes 1024] [--folder DIR]
 
 One process each, with one thread of ATen, takes turns with the other on one disk (of DIR; unset: beside the build), and
-with `dd bs=16M oflag=direct conv=fsync` of the same size. Every save is synced. Loads are of the folder that DCP
-wrote, cold (evicted from the page cache) and cached; resuming is from the step that megashard wrote, whose checksums it
-compares first, while DCP, which has none, only loads it. Figures are medians of the repeats, ratios are those of the pairs, as
-their median with the smallest and the largest. Exits with 1 when a bar is missed.
-"""
+with `dd bs=16M oflag=direct conv=fsync` of the same size. Every save is synced. Loads are of the folder that DCP wrote,
+cold (evicted from the page cache) and cached; resuming is from the step that megashard wrote, whose checksums it
+compares first, while DCP, which has none, only loads it. Figures are medians of the repeats, ratios are those of the
+pairs, as their median with the smallest and the largest. Exits with 1 when a bar is missed. """
 
 import argparse
 import json
@@ -97,7 +96,8 @@ def measure(args, work):
     rows = []
     for repeat in range(args.repeats):
         row = {"dd": rested(lambda path: seconds_of_dd(path, args.mebibytes), work / "zeros"),
-               "steps beside dd": rested(lambda path: slowdown_by_dd(sides["ours"], path, args.mebibytes), work / "zeros")}
+               "steps beside dd": rested(lambda path: slowdown_by_dd(sides["ours"], path, args.mebibytes),
+                                         work / "zeros")}
         for name in list(sides) if repeat % 2 else reversed(sides):
             side = sides[name]
             row["save", name] = rested(lambda folder: side("save", folder), work / "saved")["seconds"]

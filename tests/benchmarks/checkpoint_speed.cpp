@@ -12,7 +12,10 @@
 #include <sstream>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/dcp/dcp_plan.h"
 #include "checkpoint/steps/async_saver.h"
+#include "checkpoint/steps/checkpoint_directory.h"
+#include "checkpoint/steps/find_step.h"
 
 namespace megashard {
 namespace {
@@ -48,9 +51,8 @@ class Bench {
  public:
   explicit Bench(int64_t mebibytes) {
     for (int64_t i = 0; i < mebibytes / 16; ++i) {
-      state_.emplace_back(
-          "model.w" + std::to_string(i),
-          ShardedTensor::replicated(at::full({2048, 2048}, static_cast<double>(i))));
+      state_.emplace_back("model.w" + std::to_string(i),
+                          ShardedTensor::replicated(at::full({2048, 2048}, static_cast<double>(i))));
     }
     values_.set("iteration", 1);
     for (const auto& [key, tensor] : state_) memory_.push_back(at::ones_like(tensor.local));
@@ -61,8 +63,7 @@ class Bench {
     if (command == "save") {
       out << "{\"seconds\": " << seconds_of([&] { save(folder, state_); }) << "}";
     } else if (command == "load") {
-      out << "{\"seconds\": " << seconds_of([&] { load_dcp(folder, state_, nullptr, nullptr); })
-          << "}";
+      out << "{\"seconds\": " << seconds_of([&] { load_checkpoint(CheckpointStep{folder}, state_, nullptr); }) << "}";
     } else if (command == "resume") {
       out << "{\"seconds\": " << seconds_of([&] { resume(folder); }) << "}";
     } else if (command == "clear") {
@@ -93,9 +94,7 @@ class Bench {
   }
 
   /// As a training starts: every byte of the step is compared with its checksum, then loaded.
-  void resume(const std::string& directory) {
-    load_checkpoint(find_step(directory, nullptr).value(), state_, nullptr);
-  }
+  void resume(const std::string& directory) { load_checkpoint(find_step(directory, nullptr).value(), state_, nullptr); }
 
   std::string async_save(const std::string& folder) {
     const double copy = seconds_of([&] {
@@ -106,17 +105,13 @@ class Bench {
     });
     const auto before = seconds_of_steps(15);
     std::vector<double> during;
-    const double stall = seconds_of([&] {
-      saver_.start("iteration 1", state_,
-                   [&](const auto& copies, const auto&) { save(folder, copies); });
-    });
-    while (saver_.state() == AsyncSaver::State::kWriting)
-      during.push_back(seconds_of([&] { step_(); }));
+    const double stall = seconds_of(
+        [&] { saver_.start("iteration 1", state_, [&](const auto& copies, const auto&) { save(folder, copies); }); });
+    while (saver_.state() == AsyncSaver::State::kWriting) during.push_back(seconds_of([&] { step_(); }));
     saver_.wait();
     std::ostringstream out;
-    out << "{\"memcpy\": " << copy << ", \"stall\": " << stall
-        << ", \"step_before\": " << median(before) << ", \"step_during\": " << median(during)
-        << ", \"steps_during\": " << during.size() << "}";
+    out << "{\"memcpy\": " << copy << ", \"stall\": " << stall << ", \"step_before\": " << median(before)
+        << ", \"step_during\": " << median(during) << ", \"steps_during\": " << during.size() << "}";
     return out.str();
   }
 

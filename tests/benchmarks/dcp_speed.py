@@ -2,10 +2,9 @@
 
     dcp_speed.py MEBIBYTES      commands line by line on stdin, each answered by one JSON line
 
-save FOLDER: seconds until the state is on the disk. load FOLDER: seconds until it is back in place.
-clear FOLDER: forgets the state. check FOLDER: whether it is what was saved. async FOLDER: stall, the seconds until the
-save has returned; the median step before and while it writes; and beside them, how long a plain copy of the state takes.
-"""
+save FOLDER: seconds until the state is on the disk. load FOLDER: seconds until it is back in place. clear FOLDER:
+forgets the state. check FOLDER: whether it is what was saved. async FOLDER: stall, the seconds until the save has
+returned; the median step before and while it writes; and beside them, how long a plain copy of the state takes. """
 
 import json
 import statistics

@@ -58,7 +58,8 @@ def main():
         norm = norm.full_tensor()
         if rank == 0:
             with open(args.metrics_file, "a") as metrics:
-                metrics.write(json.dumps({"step": step + 1, "loss": mean.item() / world, "grad_norm": norm.item()}) + "\n")
+                metrics.write(json.dumps({"step": step + 1, "loss": mean.item() / world, "grad_norm": norm.item()}) +
+                              "\n")
     dist.destroy_process_group()
 
 

@@ -1,40 +1,50 @@
 """megashard and PyTorch FSDP2 side by side: speed, memory, start and host cost, as ratios.
 
-    run.py [--build-dir build] [--repeats 3] [--steps 20] [--hf-model DIR] [--only train|host] [--bf16-params]
+    run.py [--repeats 3] [--steps 20] [--hf-model DIR] [--only train|host] [--bf16-params] [--pictures DIR]
 
 Both sides run by turns on the same machine, data and weights, one thread a rank; every figure is a ratio
 megashard / PyTorch, as its median with the smallest and largest of the repeats. Time and memory are taken from
 outside, by the same means for both: the clock when a step's line appears in the metrics file, and VmHWM of the
-largest process. Exits with 1 when a bar is missed. --hf-model replaces the 8 M model.
+largest process. Exits with 1 when a bar is missed. --hf-model replaces the 8 M model. MEGASHARD_BUILD names another
+build folder. --pictures also trains the curve of the losses and counts the bytes of a step, writes DIR/figures.json and
+draws (pictures.py).
 """
 
 import argparse
+import datetime
 import json
 import os
 import pathlib
+import platform
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+import pictures  # noqa: E402
+from megashard import BUILD, INTEROP, fsdp2_reference, train_dump, write_documents  # noqa: E402
+
 RANKS, POLL_S, WARM_UP = 2, 0.005, 3
 # measure: (bar, whether more is better)
 BARS = {"tokens/s": (1.0, True), "resident memory": (0.6, False), "time to first step": (0.5, False),
-        "host cost of a unit": (0.2, False), "clip + AdamW, 128 tensors": (0.2, False)}
+        "host cost of a unit": (0.2, False), "clip + AdamW, 128 tensors": (0.2, False),
+        "tensors of a step": (1.0, False)}
+CURVE_STEPS, CURVE_ROWS, CURVE_LENGTH, CURVE_WORDS = 200, 4, 64, 512
 
 
-def make_model(folder):
+def make_model(folder, vocabulary=4096, hidden=256, inner=688, layers=8):
     """8.3 M parameters of Llama's architecture, random."""
     import torch
     import transformers
 
     torch.manual_seed(1)
-    config = transformers.LlamaConfig(vocab_size=4096, hidden_size=256, intermediate_size=688, num_hidden_layers=8,
-                                      num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=1024,
-                                      tie_word_embeddings=False, bos_token_id=None, eos_token_id=None)
+    config = transformers.LlamaConfig(vocab_size=vocabulary, hidden_size=hidden, intermediate_size=inner,
+                                      num_hidden_layers=layers, num_attention_heads=8, num_key_value_heads=8,
+                                      max_position_embeddings=1024, tie_word_embeddings=False, bos_token_id=None,
+                                      eos_token_id=None)
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
 
 
@@ -42,14 +52,7 @@ def make_data(prefix, vocabulary, count=400_000, document=1000):
     """A Megatron .bin/.idx of uint16 tokens in equal documents."""
     import numpy
 
-    tokens = numpy.random.default_rng(1).zipf(1.3, count) % vocabulary
-    tokens.astype(numpy.uint16).tofile(f"{prefix}.bin")
-    documents = count // document
-    with open(f"{prefix}.idx", "wb") as index:
-        index.write(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, documents, documents + 1))
-        index.write(numpy.full(documents, document, numpy.int32).tobytes())
-        index.write((numpy.arange(documents, dtype=numpy.int64) * document * 2).tobytes())
-        index.write(numpy.arange(documents + 1, dtype=numpy.int64).tobytes())
+    write_documents(prefix, (numpy.random.default_rng(1).zipf(1.3, count) % vocabulary).reshape(-1, document))
 
 
 def descendants(pid):
@@ -100,7 +103,7 @@ def training_commands(args, work, metrics):
     shape = {"--seq-length": args.seq_length, "--micro-batch-size": 1, "--train-iters": args.steps,
              "--metrics-file": metrics, "--hf-model": args.hf_model}
     shape = [word for pair in shape.items() for word in pair]
-    ours = [args.build_dir / "launch/megashard", "launch", "-n", RANKS, "--", "pretrain", *shape,
+    ours = [BUILD / "launch/megashard", "launch", "-n", RANKS, "--", "pretrain", *shape,
             "--data-path", work / "tokens", "--global-batch-size", RANKS, "--lr", 1e-4, "--lr-decay-style", "constant",
             "--weight-decay", 0.1, "--clip-grad", 1.0, "--split", "100,0,0", "--eval-iters", 0,
             "--use-torch-fsdp2", "--fsdp2-config-path", work / "fsdp2_config.yaml"]
@@ -131,7 +134,7 @@ def measure_training(args, work):
 
 
 def measure_host(args):
-    commands = {"ours": [args.build_dir / "tests/benchmarks/unit_cost"],
+    commands = {"ours": [BUILD / "tests/benchmarks/unit_cost"],
                 "theirs": [sys.executable, HERE / "fsdp2_unit_cost.py"]}
     figures = {"ours": [], "theirs": []}
     for _ in range(args.repeats):
@@ -144,12 +147,44 @@ def measure_host(args):
     return figures
 
 
-def show(measure, value):
-    if measure == "resident memory":
-        return f"{value / 1e6:.0f} MB"
-    if measure == "time to first step":
-        return f"{value:.2f} s"
-    return f"{value:.0f}" if measure == "tokens/s" else f"{value:.0f} µs"
+def train_both(work, model, tokens, **more):
+    """One job for both sides of the comparisons (tests/interop); what each has written."""
+    from safetensors.torch import load_file, save_file
+
+    save_file({"tokens": tokens}, work / "batches")
+    written = {}
+    for side, train in (("ours", train_dump), ("theirs", fsdp2_reference)):
+        job = dict(model=str(model), batches=str(work / "batches"), output=str(work / side), mesh=[RANKS],
+                   wrapper="fsdp2", steps=len(tokens), optimizer="adam", lr=1e-3, weight_decay=0.1, clip=1.0,
+                   param_dtype=None, reduce_dtype=None, reshard=None, **more)
+        (work / f"{side}.json").write_text(json.dumps([job]))
+        train(work / f"{side}.json")
+        written[side] = load_file(work / side)
+    return written
+
+
+def measure_loss(work):
+    """A small Llama learns which words follow which: two do, one of them twice as often."""
+    import torch
+
+    make_model(work / "small", vocabulary=CURVE_WORDS, hidden=64, inner=128, layers=4)
+    dice = torch.Generator().manual_seed(1)
+    followers = torch.randint(0, CURVE_WORDS, (CURVE_WORDS, 3), generator=dice)
+    followers[:, 2] = followers[:, 1]
+    rows = [torch.randint(0, CURVE_WORDS, (CURVE_STEPS * CURVE_ROWS,), generator=dice)]
+    for _ in range(CURVE_LENGTH):
+        rows.append(followers[rows[-1], torch.randint(0, 3, rows[-1].shape, generator=dice)])
+    written = train_both(work, work / "small", torch.stack(rows, 1).view(CURVE_STEPS, CURVE_ROWS, -1))
+    return {side: [round(float(loss), 7) for loss in found["loss"]] for side, found in written.items()}
+
+
+def measure_bytes(work, model, vocabulary):
+    """What rank 0's tensors hold at most in a third step of four tokens."""
+    import torch
+
+    tokens = torch.randint(0, vocabulary, (3, RANKS, 5), generator=torch.Generator().manual_seed(1))
+    written = train_both(work, model, tokens, count_memory=str(INTEROP / "live_memory.so"))
+    return {side: [{"tensors of a step": int(found["peak_bytes"][2])}] for side, found in written.items()}
 
 
 def report(figures):
@@ -162,22 +197,36 @@ def report(figures):
         median = statistics.median(ratios)
         if (median < bar) if more_is_better else (median > bar):
             missed.append(measure)
-        print(f"| {measure} | {show(measure, statistics.median(theirs))} | {show(measure, statistics.median(ours))} | "
+        shown = [pictures.SHOWN[measure](statistics.median(values)) for values in (theirs, ours)]
+        print(f"| {measure} | {shown[0]} | {shown[1]} | "
               f"{median:.2f} ({min(ratios):.2f} .. {max(ratios):.2f}) | {'>=' if more_is_better else '<='} {bar} |")
     return missed
 
 
+def write_figures(folder, figures):
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    figures |= {"date": str(datetime.date.today()), "torch": torch.__version__,
+                "machine": f"{os.cpu_count()} cores ({platform.machine()})"}
+    text = json.dumps(figures, indent=1)
+    for numbers in figures["loss"].values():  # several in a line
+        rows = [", ".join(map(str, numbers[i:i + 10])) for i in range(0, len(numbers), 10)]
+        text = text.replace(",\n   ".join(map(str, numbers)), ",\n   ".join(rows))
+    (folder / "figures.json").write_text(text + "\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build-dir", type=pathlib.Path, default=HERE.parents[1] / "build")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seq-length", type=int, default=256)
     parser.add_argument("--hf-model", type=pathlib.Path)
     parser.add_argument("--only", choices=["train", "host"])
     parser.add_argument("--bf16-params", action="store_true", help="bf16 gather and compute, fp32 storage")
+    parser.add_argument("--pictures", type=pathlib.Path, metavar="DIR", help="writes the figures and draws them there")
     args = parser.parse_args()
-    missed = []
+    missed, figures = [], {}
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
         print("| measure | PyTorch FSDP2 | megashard | ratio (spread) | bar |\n|---|---|---|---|---|")
@@ -187,9 +236,17 @@ def main():
                 make_model(args.hf_model)
             vocabulary = json.loads((args.hf_model / "config.json").read_text())["vocab_size"]
             make_data(work / "tokens", vocabulary)
-            missed += report(measure_training(args, work))
+            figures["training"] = measure_training(args, work)
+            missed += report(figures["training"])
         if args.only != "train":
-            missed += report(measure_host(args))
+            figures["host"] = measure_host(args)
+            missed += report(figures["host"])
+        if args.pictures:
+            figures["bytes"] = measure_bytes(work, args.hf_model, vocabulary)
+            missed += report(figures["bytes"])
+            figures["loss"] = measure_loss(work)
+            write_figures(args.pictures, figures)
+            pictures.draw(args.pictures)
     if missed:
         raise SystemExit("missed: " + ", ".join(missed))
 

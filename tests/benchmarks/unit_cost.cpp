@@ -117,8 +117,6 @@ double clip_adamw_us(const DeviceMeshPtr& mesh) {
 int main() {
   using namespace megashard;
   at::set_num_threads(1);
-  const auto mesh =
-      std::make_shared<DeviceMesh>(make_fake_group({.world_size = 2}), std::vector<int>{2});
-  std::cout << "{\"unit_us\": " << unit_us(mesh) << ", \"clip_adamw_us\": " << clip_adamw_us(mesh)
-            << "}\n";
+  const auto mesh = std::make_shared<DeviceMesh>(make_fake_group({.world_size = 2}), std::vector<int>{2});
+  std::cout << "{\"unit_us\": " << unit_us(mesh) << ", \"clip_adamw_us\": " << clip_adamw_us(mesh) << "}\n";
 }

@@ -12,8 +12,12 @@
 #include <future>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/dcp/dcp_plan.h"
 #include "checkpoint/files/file_io.h"
-#include "checkpoint/steps/agreement.h"
+#include "checkpoint/steps/checkpoint_directory.h"
+#include "checkpoint/steps/find_step.h"
+#include "parallel/collectives/agreement.h"
+#include "parallel/collectives/process_group.h"
 #include "tests/checkpoint/refuse_threads.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
@@ -81,8 +85,7 @@ TEST(AsyncSaver, WritesTheShardsAsTheyWereByteForByte) {
   for (const auto* name : {"first", "again"}) {
     for (const auto* file : {".metadata", "__0_0.distcp", "__1_0.distcp", "manifest.json"}) {
       const auto path = std::string("/iter_0000003/") + file;
-      EXPECT_EQ(content_of(folder.file(name) + path), content_of(folder.file("sync") + path))
-          << path;
+      EXPECT_EQ(content_of(folder.file(name) + path), content_of(folder.file("sync") + path)) << path;
     }
     EXPECT_EQ(latest_step(folder.file(name))->iteration, 3);
   }
@@ -114,8 +117,7 @@ TEST(AsyncSaver, AFailureIsTheSameSentenceOnEveryRankAndLeavesNoStep) {
           all_or_throw(writers, [&] { TORCH_CHECK(writers->rank() != 1, "the disk is full"); });
         },
         [&told] { told.push_back(std::this_thread::get_id()); });
-    const auto failed =
-        message_of([&] { saver.start("iteration 4", tensors, save_into(folder.path())); });
+    const auto failed = message_of([&] { saver.start("iteration 4", tensors, save_into(folder.path())); });
     EXPECT_EQ(failed, "the checkpoint of iteration 3 was not saved: rank 1: the disk is full");
     EXPECT_EQ(told, std::vector{std::this_thread::get_id()});
     EXPECT_EQ(saver.state(), AsyncSaver::State::kIdle);
@@ -124,8 +126,7 @@ TEST(AsyncSaver, AFailureIsTheSameSentenceOnEveryRankAndLeavesNoStep) {
     saver.start("iteration 5", tensors, save_into(folder.path()));
     while (saver.state() == AsyncSaver::State::kWriting) std::this_thread::yield();
     EXPECT_EQ(saver.state(), AsyncSaver::State::kFailed);
-    EXPECT_THAT(message_of([&] { saver.wait(); }),
-                HasSubstr("the checkpoint of iteration 5 was not saved: rank 2: "));
+    EXPECT_THAT(message_of([&] { saver.wait(); }), HasSubstr("the checkpoint of iteration 5 was not saved: rank 2: "));
     saver.wait();  // told once
 
     saver.start("iteration 3", shards_of(group), save_into(folder.path()));
@@ -145,14 +146,13 @@ TEST(AsyncSaver, OneSaveIsUnderWayAndTheEndWaitsForIt) {
     };
     AsyncSaver saver(nullptr, options);
     for (int i = 0; i < 3; ++i) {
-      saver.start("iteration " + std::to_string(i), tensors,
-                  [&, i](const auto&, const auto& group) {
-                    EXPECT_EQ(group, nullptr);
-                    most = std::max<int>(most, ++writing);
-                    while (lines <= i) std::this_thread::yield();  // until somebody waits for it
-                    --writing;
-                    ++written;
-                  });
+      saver.start("iteration " + std::to_string(i), tensors, [&, i](const auto&, const auto& group) {
+        EXPECT_EQ(group, nullptr);
+        most = std::max<int>(most, ++writing);
+        while (lines <= i) std::this_thread::yield();  // until somebody waits for it
+        --writing;
+        ++written;
+      });
     }
     EXPECT_EQ(saver.state(), AsyncSaver::State::kWriting);
   }
@@ -175,8 +175,7 @@ TEST(AsyncSaver, ASaveThatHangsIsGivenUpAtTheDeadline) {
       EXPECT_TRUE(at::equal(copies[0].second.local, numbers(2).cpu()));  // still there
       gone.set_value();
     });
-    EXPECT_THAT(message_of([&] { saver.wait(); }),
-                HasSubstr("the checkpoint of iteration 7 is not written"));
+    EXPECT_THAT(message_of([&] { saver.wait(); }), HasSubstr("the checkpoint of iteration 7 is not written"));
   }
   end.set_value();
   gone.get_future().wait();
@@ -205,8 +204,7 @@ TEST(AsyncSaver, SavesAtOnceWhereNoThreadCanBeHad) {
   const auto save = [&] {
     testing::refuse_threads();
     AsyncSaver saver(nullptr);
-    saver.start("iteration 3", {{"model.a", ShardedTensor::replicated(numbers(7))}},
-                save_into(folder.path()));
+    saver.start("iteration 3", {{"model.a", ShardedTensor::replicated(numbers(7))}}, save_into(folder.path()));
     saver.wait();
     std::_Exit(find_step(folder.path(), nullptr).has_value() ? 0 : 1);
   };
@@ -223,18 +221,17 @@ TEST(SavePlanCache, IsUsedWhileNothingChangesOnAnyRank) {
     tensors[2].second.local.fill_(5);
     save_checkpoint(folder.path(), 2, tensors, some_values(), group, {.plans = plans});
     EXPECT_EQ(plans->plan, first);
-    if (group->rank() == 1)
-      tensors.emplace_back("model.more", ShardedTensor::replicated(numbers(1)));
+    if (group->rank() == 1) tensors.emplace_back("model.more", ShardedTensor::replicated(numbers(1)));
     save_checkpoint(folder.path(), 3, tensors, some_values(), group, {.plans = plans});
     EXPECT_NE(plans->plan, first);
   });
   const auto step = at::full({}, 0.0);
   const auto more = at::full({1, 3}, 0.0);
-  load_checkpoint(step_at(folder.path(), 2), {{"model.step", ShardedTensor::replicated(step)}},
-                  nullptr, {.strict = false, .wanted = {}});
+  load_checkpoint(step_at(folder.path(), 2), {{"model.step", ShardedTensor::replicated(step)}}, nullptr,
+                  {.strict = false, .wanted = {}});
   EXPECT_EQ(step.item<float>(), 5);
-  load_checkpoint(step_at(folder.path(), 3), {{"model.more", ShardedTensor::replicated(more)}},
-                  nullptr, {.strict = false, .wanted = {}});
+  load_checkpoint(step_at(folder.path(), 3), {{"model.more", ShardedTensor::replicated(more)}}, nullptr,
+                  {.strict = false, .wanted = {}});
   EXPECT_TRUE(at::equal(more, numbers(1)));
 }
 

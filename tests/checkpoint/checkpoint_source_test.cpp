@@ -11,9 +11,11 @@
 #include <fstream>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/hugging_face/safetensors.h"
 #include "checkpoint/inspect/checkpoint_diff.h"
+#include "checkpoint/values/torch_archive.h"
 #include "checkpoint/values/value_text.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
@@ -26,9 +28,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-at::Tensor counting(std::vector<int64_t> sizes) {
-  return at::arange(12, at::TensorOptions(at::kFloat)).view(sizes);
-}
+at::Tensor counting(std::vector<int64_t> sizes) { return at::arange(12, at::TensorOptions(at::kFloat)).view(sizes); }
 
 ShardedTensors two_tensors() {
   return {{"model.a", ShardedTensor::replicated(counting({4, 3}))},
@@ -87,8 +87,7 @@ TEST(CheckpointSource, RowsThatNoBytesStandForTakeNoMemory) {
   entry.sizes = entry.chunks.at(0).sizes = {1, int64_t{1} << 55};  // of 48 bytes
   write_dcp_metadata(step, metadata);
   const auto source = open_dcp_source(step);
-  EXPECT_THAT(testing::message_of([&] { source->rows(0, 0, 1); }),
-              HasSubstr("for it: the checkpoint is damaged"));
+  EXPECT_THAT(testing::message_of([&] { source->rows(0, 0, 1); }), HasSubstr("for it: the checkpoint is damaged"));
 }
 
 TEST(CheckpointSource, EveryFlippedByteOfTheDataIsFoundAndNamed) {
@@ -103,20 +102,17 @@ TEST(CheckpointSource, EveryFlippedByteOfTheDataIsFoundAndNamed) {
   const InputFile file(data);
   const auto stored = find_stored_tensor(file, range);
   flip_byte(data, stored.data_offset + 3);
-  EXPECT_THAT(faults_of(step),
-              ElementsAre(AllOf(HasSubstr("__0_0.distcp at byte " + std::to_string(range.offset)),
-                                HasSubstr("entry data/0 of model.b at [0] is damaged"))));
+  EXPECT_THAT(faults_of(step), ElementsAre(AllOf(HasSubstr("__0_0.distcp at byte " + std::to_string(range.offset)),
+                                                 HasSubstr("entry data/0 of model.b at [0] is damaged"))));
   std::filesystem::resize_file(data, static_cast<uintmax_t>(range.offset + 5));
-  EXPECT_THAT(faults_of(step),
-              ::testing::Contains(AllOf(HasSubstr("truncated"), HasSubstr("model.b"))));
+  EXPECT_THAT(faults_of(step), ::testing::Contains(AllOf(HasSubstr("truncated"), HasSubstr("model.b"))));
 }
 
 TEST(CheckpointSource, ValuesThatTorchDistKeepsForAllRanksAreVerifiedWhereTheyLie) {
   TemporaryFolder folder;
   auto values = some_values(8);
   values.set("rng_state", List{{Bytes{"of rank 0"}, Bytes{"of rank 1"}}});  // Megatron's one object
-  save_checkpoint(folder.file("run"), 10, {}, values, nullptr,
-                  {.format = CheckpointFormat::kTorchDist});
+  save_checkpoint(folder.file("run"), 10, {}, values, nullptr, {.format = CheckpointFormat::kTorchDist});
   const auto step = folder.file("run") + "/iter_0000010";
   std::filesystem::remove(step + "/manifest.json");
   EXPECT_THAT(open_checkpoint(step)->value_keys(), ::testing::Contains("rng_state.1"));
@@ -124,8 +120,8 @@ TEST(CheckpointSource, ValuesThatTorchDistKeepsForAllRanksAreVerifiedWhereTheyLi
   const auto data = step + "/__0_0.distcp";
   const auto text = read_small_file(data, 1 << 20);
   flip_byte(data, static_cast<int64_t>(text.find("of rank 1")));
-  EXPECT_THAT(faults_of(step), ElementsAre(AllOf(HasSubstr(data + " at byte 0: entry data.pkl"),
-                                                 HasSubstr("rng_state/shard_0.0_1.1"))));
+  EXPECT_THAT(faults_of(step),
+              ElementsAre(AllOf(HasSubstr(data + " at byte 0: entry data.pkl"), HasSubstr("rng_state/shard_0.0_1.1"))));
 }
 
 TEST(CheckpointSource, TheManifestNamesEveryDamagedFile) {
@@ -167,8 +163,7 @@ TEST(CheckpointDiff, FormatsAreComparedByNames) {
   writer.finish();
   const auto a = open_checkpoint(folder.file("run"));
   const auto b = open_checkpoint(folder.file("m.safetensors"));
-  const auto difference =
-      diff_checkpoints(*a, *b, [](const std::string& name) { return name.starts_with("model."); });
+  const auto difference = diff_checkpoints(*a, *b, [](const std::string& name) { return name.starts_with("model."); });
   ASSERT_EQ(difference.tensors.size(), 2U);
   EXPECT_EQ(difference.tensors[0].differing, 2);
   EXPECT_EQ(difference.tensors[0].largest, 0.5);
@@ -197,8 +192,7 @@ TEST(CheckpointDiff, ValuesAreComparedFieldByFieldAndMissingNamesAreListed) {
 }
 
 TEST(ValueText, ControlCharactersAreShownAndLongValuesCut) {
-  EXPECT_EQ(printable("a\x1b[31m\x7f\n\xc2\x9bgr\xc3\xb6\xc3\x9f"),
-            "a\\x1b[31m\\x7f\\x0a\\x9bgr\xc3\xb6\xc3\x9f");
+  EXPECT_EQ(printable("a\x1b[31m\x7f\n\xc2\x9bgr\xc3\xb6\xc3\x9f"), "a\\x1b[31m\\x7f\\x0a\\x9bgr\xc3\xb6\xc3\x9f");
   EXPECT_EQ(value_text(Value(std::string(200, 'x')), 10), "\"xxxxxxxxx...");
   EXPECT_EQ(value_text(Tuple{{Value(), true, 1.5, Bytes{"abc"}, at::kBFloat16}}),
             "(None, True, 1.5, 3 bytes, torch.bfloat16)");

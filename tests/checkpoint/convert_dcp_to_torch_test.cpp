@@ -15,14 +15,12 @@ namespace {
 
 TEST(ConvertDcpToTorch, AFolderInThePlaceOfTheFileIsRefusedBeforeTheWork) {
   TemporaryFolder folder;
-  save_checkpoint(folder.path(), 1, {{"model.w", ShardedTensor::replicated(at::ones({2}))}}, {},
-                  nullptr);
+  save_checkpoint(folder.path(), 1, {{"model.w", ShardedTensor::replicated(at::ones({2}))}}, {}, nullptr);
   const auto target = folder.file("model.pt");
   std::filesystem::create_directory(target);
   int lines = 0;
   const auto count = [&lines](const std::string&) { ++lines; };
-  EXPECT_THAT(testing::message_of(
-                  [&] { convert_dcp_to_torch(folder.file("iter_0000001"), target, count); }),
+  EXPECT_THAT(testing::message_of([&] { convert_dcp_to_torch(folder.file("iter_0000001"), target, count); }),
               ::testing::HasSubstr(target + " exists already"));
   EXPECT_EQ(lines, 0);
   EXPECT_FALSE(std::filesystem::exists(target + ".tmp"));

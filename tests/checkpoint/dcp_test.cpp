@@ -9,8 +9,13 @@
 #include <fstream>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/dcp/dcp_plan.h"
 #include "checkpoint/files/file_io.h"
+#include "checkpoint/open_checkpoint.h"
+#include "checkpoint/steps/checkpoint_directory.h"
+#include "checkpoint/steps/find_step.h"
+#include "parallel/collectives/process_group.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
@@ -62,10 +67,9 @@ TEST(Dcp, AnyWorldSizeReadsAnyOther) {
     for (const int loaded : {1, 3, 4}) {
       testing::run_ranks(loaded, [&](const ProcessGroupPtr& group) {
         const auto whole = counting({5, 3}).to(at::kDouble);  // another dtype than the saved one
-        const ShardedTensors tensors{
-            {"model.w", shard_of(at::zeros({5, 3}, at::TensorOptions(at::kDouble)), group)},
-            {"model.few", shard_of(at::zeros({2}, at::TensorOptions(at::kBFloat16)), group)},
-            {"optimizer.state.w.step", ShardedTensor::replicated(at::zeros({}))}};
+        const ShardedTensors tensors{{"model.w", shard_of(at::zeros({5, 3}, at::TensorOptions(at::kDouble)), group)},
+                                     {"model.few", shard_of(at::zeros({2}, at::TensorOptions(at::kBFloat16)), group)},
+                                     {"optimizer.state.w.step", ShardedTensor::replicated(at::zeros({}))}};
         const auto step = find_step(folder.path(), group);
         const auto checkpoint = load_checkpoint(*step, tensors, group);
         TORCH_CHECK(at::equal(tensors[0].second.local, shard_of(whole, group).local), saved, " to ", loaded);
@@ -88,8 +92,7 @@ TEST(Dcp, WhatDoesNotFitIsNamedBeforeAnythingChanges) {
   EXPECT_THAT(refused, HasSubstr("missing keys (1): model.new"));
   EXPECT_THAT(refused, HasSubstr("unexpected keys (2): model.few, optimizer.state.w.step"));
   EXPECT_EQ(kept.sum().item<float>(), 0);
-  const auto loaded =
-      load_checkpoint(folder.path(), some, nullptr, {.strict = false, .wanted = {}});
+  const auto loaded = load_checkpoint(folder.path(), some, nullptr, {.strict = false, .wanted = {}});
   EXPECT_THAT(loaded.report.missing, ElementsAre("model.new"));
   EXPECT_TRUE(at::equal(kept, counting({5, 3})));
   const ShardedTensors wrong{{"model.w", ShardedTensor::replicated(at::zeros({4, 3}))}};
@@ -111,8 +114,7 @@ TEST(Dcp, ALoadIsAcceptedBeforeAnythingChanges) {
       TORCH_CHECK(report.unexpected == std::vector<std::string>{"model.few"});
       throw std::domain_error("not this one");
     };
-    const ShardedTensors tensors{{"model.w", shard},
-                                 {"model.new", ShardedTensor::replicated(at::zeros({1}))}};
+    const ShardedTensors tensors{{"model.w", shard}, {"model.new", ShardedTensor::replicated(at::zeros({1}))}};
     const auto step = *find_step(folder.path(), group);
     bool refused = false;
     try {
@@ -131,14 +133,12 @@ TEST(Dcp, ALoadIsAcceptedBeforeAnythingChanges) {
 
 TEST(Dcp, WhatOneRankMissesIsJudgedByAll) {
   TemporaryFolder folder;
-  save_checkpoint(folder.path(), 1, {{"model.e.0", ShardedTensor::replicated(counting({2}))}}, {},
-                  nullptr);
+  save_checkpoint(folder.path(), 1, {{"model.e.0", ShardedTensor::replicated(counting({2}))}}, {}, nullptr);
   const auto step = *latest_step(folder.path());
   testing::run_ranks(2, [&](const ProcessGroupPtr& group) {
     const auto mine = "model.e." + std::to_string(group->rank());  // parts of the experts
     const ShardedTensors tensors{{mine, ShardedTensor::replicated(at::zeros({2}))}};
-    LoadOptions options{.strict = false,
-                        .wanted = [&](const std::string& key) { return key == mine; }};
+    LoadOptions options{.strict = false, .wanted = [&](const std::string& key) { return key == mine; }};
     options.accept = [&](const Dict&, const LoadReport& report) {
       TORCH_CHECK(report.missing == std::vector<std::string>{"model.e.1"}, group->rank());
     };
@@ -173,8 +173,7 @@ TEST(Dcp, WhatDoesNotFitOnOneRankChangesNothingOnTheOthers) {
   testing::run_ranks(2, [&](const ProcessGroupPtr& group) {
     const auto refused_with = [&](const ShardedTensors& odd) {
       auto mine = at::zeros({2});
-      ShardedTensors tensors{
-          {"model.e." + std::to_string(group->rank()), ShardedTensor::replicated(mine)}};
+      ShardedTensors tensors{{"model.e." + std::to_string(group->rank()), ShardedTensor::replicated(mine)}};
       if (group->rank() == 1) tensors.insert(tensors.end(), odd.begin(), odd.end());
       const LoadOptions loose{.strict = false, .wanted = {}};
       const auto refused = message_of([&] { load_checkpoint(step, tensors, group, loose); });
@@ -203,20 +202,17 @@ TEST(Dcp, ChunksThatLeaveAHoleAreRefusedBeforeAnythingChanges) {
   auto few = at::zeros({2});
   const ShardedTensors tensors{{"model.few", ShardedTensor::replicated(few)},
                                {"model.w", ShardedTensor::replicated(kept)}};
-  const auto refused =
-      message_of([&] { load_checkpoint(step, tensors, nullptr, {.strict = false, .wanted = {}}); });
+  const auto refused = message_of([&] { load_checkpoint(step, tensors, nullptr, {.strict = false, .wanted = {}}); });
   EXPECT_THAT(refused, HasSubstr("tensor model.w has shards that overlap, at [0, 0] and [1, 0]"));
   EXPECT_THAT(refused, HasSubstr(step.folder + "/.metadata"));
   EXPECT_EQ(kept.sum().item<float>() + few.sum().item<float>(), 0);
-  DcpReader reader(step.folder);
-  EXPECT_THAT(message_of([&] { reader.read_tensor(*reader.find("model.w")); }),
-              HasSubstr("overlap"));
+  const auto reader = open_step(step.folder);
+  EXPECT_THAT(message_of([&] { reader->read_tensor(*reader->find("model.w")); }), HasSubstr("overlap"));
 }
 
 DcpEntry tiled(std::vector<int64_t> sizes, const std::vector<std::array<int64_t, 4>>& boxes) {
   DcpEntry entry{"w", {}, true, at::kFloat, std::move(sizes), {}, {}};
-  for (const auto& [row, column, rows, columns] : boxes)
-    entry.chunks.push_back({{row, column}, {rows, columns}, {}});
+  for (const auto& [row, column, rows, columns] : boxes) entry.chunks.push_back({{row, column}, {rows, columns}, {}});
   return entry;
 }
 
@@ -228,16 +224,12 @@ TEST(Dcp, ChunksTileATensor) {
   check_tiling(tiled({600, 300}, grid));  // in time: not pair by pair
   grid[7][1] = grid[8][1];
   EXPECT_THAT(message_of([&] { check_tiling(tiled({600, 300}, grid)); }), HasSubstr("overlap"));
-  std::vector<std::array<int64_t, 4>> wheel{
-      {0, 0, 1, 2}, {0, 2, 2, 1}, {2, 1, 1, 2}, {1, 0, 2, 1}, {1, 1, 1, 1}};
+  std::vector<std::array<int64_t, 4>> wheel{{0, 0, 1, 2}, {0, 2, 2, 1}, {2, 1, 1, 2}, {1, 0, 2, 1}, {1, 1, 1, 1}};
   check_tiling(tiled({3, 3}, wheel));  // which no plane parts
   wheel[4] = {1, 0, 1, 1};
   EXPECT_THAT(message_of([&] { check_tiling(tiled({3, 3}, wheel)); }), HasSubstr("overlap"));
   wheel.pop_back();
-  EXPECT_THAT(message_of([&] {
-                check_tiling(tiled({3, 3}, wheel));
-              }),
-              HasSubstr("hold 8 of its 9"));
+  EXPECT_THAT(message_of([&] { check_tiling(tiled({3, 3}, wheel)); }), HasSubstr("hold 8 of its 9"));
   check_tiling(tiled({0, 3}, {}));
 }
 
@@ -288,14 +280,10 @@ TEST(Dcp, OneRanksFailureIsEveryRanksAndLeavesNoStep) {
   testing::run_ranks(3, [&](const ProcessGroupPtr& group) {
     auto shard = shard_of(counting({6}), group);
     if (group->rank() == 1) shard.offsets[0] = 3;  // overlaps with its neighbour
-    const auto refused = message_of([&] {
-      save_checkpoint(folder.path(), 1, {{"model.w", shard}}, {}, group);
-    });
+    const auto refused = message_of([&] { save_checkpoint(folder.path(), 1, {{"model.w", shard}}, {}, group); });
     TORCH_CHECK(refused.find("overlap") != std::string::npos, refused);
     if (group->rank() == 2) shard.offsets.clear();
-    const auto on_one = message_of([&] {
-      save_checkpoint(folder.path(), 1, {{"model.w", shard}}, {}, group);
-    });
+    const auto on_one = message_of([&] { save_checkpoint(folder.path(), 1, {{"model.w", shard}}, {}, group); });
     TORCH_CHECK(on_one.find("rank 2: ") == 0, on_one);
   });
   EXPECT_FALSE(latest_step(folder.path()).has_value());
@@ -306,9 +294,8 @@ TEST(Dcp, ReplicasAreSpreadOverTheRanks) {
   std::vector<RankPlan> plans;
   for (int rank = 0; rank < 4; ++rank) {
     ShardedTensors tensors;
-    for (int i = 0; i < 8; ++i)
-      tensors.emplace_back(std::to_string(i), ShardedTensor::replicated(counting({4})));
-    plans.push_back(decode_plan(encode_plan(make_rank_plan(tensors, {}))));
+    for (int i = 0; i < 8; ++i) tensors.emplace_back(std::to_string(i), ShardedTensor::replicated(counting({4})));
+    plans.push_back(plan_of(plan_value(make_rank_plan(tensors, {}))));
   }
   const auto plan = make_save_plan(plans);
   for (const auto& writes : plan.writes) EXPECT_EQ(writes.size(), 2U);
@@ -322,9 +309,7 @@ TEST(Dcp, TruncatedAndForeignFilesAreRefused) {
   const ShardedTensors tensors{{"model.w", ShardedTensor::replicated(at::zeros({5, 3}))}};
   const LoadOptions loose{.strict = false, .wanted = {}};
   const auto step = *latest_step(folder.path());
-  const auto refused = [&] {
-    return message_of([&] { load_checkpoint(step, tensors, nullptr, loose); });
-  };
+  const auto refused = [&] { return message_of([&] { load_checkpoint(step, tensors, nullptr, loose); }); };
   std::filesystem::resize_file(data, std::filesystem::file_size(data) / 2);
   EXPECT_THAT(refused(), HasSubstr("__0_0.distcp"));
   std::filesystem::resize_file(data, std::filesystem::file_size(data) * 2);
@@ -345,8 +330,7 @@ TEST(CheckpointDirectory, StepsAppearWholeAndTheTrackerLast) {
     step.begin();
     OutputFile file(step.folder() + "/round");
     file.write(std::to_string(round));
-    file.sync_and_close();
-    step.commit({manifest_entry(file)});
+    step.commit({file.sync_and_close()});
   }
   const auto step = latest_step(folder.path());
   EXPECT_EQ(step->folder, folder.file("iter_0000012"));
@@ -357,8 +341,7 @@ TEST(CheckpointDirectory, StepsAppearWholeAndTheTrackerLast) {
             2);  // no hidden folder is left
   EXPECT_THAT(message_of([&] { step_at(folder.path(), 13); }), HasSubstr("it has iter_0000012"));
   std::ofstream(folder.file("latest_checkpointed_iteration.txt")) << "13\n";
-  EXPECT_THAT(message_of([&] { latest_step(folder.path()); }),
-              HasSubstr("iter_0000013, which is not there"));
+  EXPECT_THAT(message_of([&] { latest_step(folder.path()); }), HasSubstr("iter_0000013, which is not there"));
   std::ofstream(folder.file("latest_checkpointed_iteration.txt")) << "twelve";
   EXPECT_THAT(message_of([&] { latest_step(folder.path()); }), HasSubstr("it holds \"twelve\""));
   auto release = StepWriter::release(folder.path());
@@ -377,7 +360,7 @@ TEST(CheckpointDirectory, WhatIsBeingWrittenIsLeftAlone) {
   std::filesystem::create_directory(dead);
   StepWriter converter(folder.path(), 7);
   for (int round = 0; round < 2; ++round) {  // the second begins where the first was cut short
-    converter.begin_beside_others();
+    converter.begin_converted();
     EXPECT_TRUE(path_exists(converter.folder()));
     if (round == 0) converter.abandon();
     EXPECT_EQ(path_exists(converter.folder()), round == 1);
@@ -388,8 +371,7 @@ TEST(CheckpointDirectory, WhatIsBeingWrittenIsLeftAlone) {
   EXPECT_FALSE(path_exists(dead));
   EXPECT_TRUE(path_exists(converter.folder()) && path_exists(training.folder()));
   StepWriter twin(folder.path(), 12);
-  EXPECT_THAT(message_of([&] { twin.begin(); }),
-              HasSubstr(training.folder() + " is being written by another process"));
+  EXPECT_THAT(message_of([&] { twin.begin(); }), HasSubstr(training.folder() + " is being written by another process"));
   twin.abandon();
   EXPECT_TRUE(path_exists(training.folder()));
   training.commit({});
@@ -400,8 +382,8 @@ TEST(CheckpointDirectory, AConvertedStepReplacesNoneAndSetsNoTrackerBack) {
   TemporaryFolder folder;
   const auto convert = [&](StepWriter step) {
     step.refuse_existing();
-    step.begin_beside_others();
-    return step.commit_beside_others({});
+    step.begin_converted();
+    return step.commit_converted({});
   };
   const auto tracker = [&] { return read_tracker(folder.path()); };
   EXPECT_EQ(convert(StepWriter::release(folder.path())), "");
@@ -409,8 +391,7 @@ TEST(CheckpointDirectory, AConvertedStepReplacesNoneAndSetsNoTrackerBack) {
   EXPECT_EQ(convert({folder.path(), 20}), "");  // an iteration is newer than any release
   EXPECT_EQ(tracker()->iteration, 20);
   EXPECT_EQ(convert({folder.path(), 10}),
-            folder.file("iter_0000020") +
-                " is newer and stays the step that a run loads; write 10 into " +
+            folder.file("iter_0000020") + " is newer and stays the step that a run loads; write 10 into " +
                 folder.file("latest_checkpointed_iteration.txt") + " to load iter_0000010");
   std::filesystem::remove(folder.file("release/manifest.json"));
   std::filesystem::remove(folder.file("release"));
@@ -421,10 +402,7 @@ TEST(CheckpointDirectory, AConvertedStepReplacesNoneAndSetsNoTrackerBack) {
               }),
               HasSubstr("iter_0000020 exists already, and a converter replaces no step"));
   std::filesystem::rename(folder.file("iter_0000020"), folder.file("iter_20"));  // the same step
-  EXPECT_THAT(message_of([&] {
-                convert({folder.path(), 20});
-              }),
-              HasSubstr("iter_20 exists already"));
+  EXPECT_THAT(message_of([&] { convert({folder.path(), 20}); }), HasSubstr("iter_20 exists already"));
   std::ofstream(folder.file("latest_checkpointed_iteration.txt")) << "twelve";
   EXPECT_THAT(convert({folder.path(), 15}), HasSubstr("iter_20 is newer"));
   EXPECT_THAT(message_of(tracker), HasSubstr("it holds \"twelve\""));

@@ -31,23 +31,18 @@ class FindStepTest : public ::testing::Test {
   void save(int64_t iteration) const {
     StepWriter step(directory_.path(), iteration);
     step.begin();
-    std::vector<ManifestFile> files;
+    std::vector<WrittenFile> files;
     for (const char* name : {"__0_0.distcp", "__1_0.distcp"}) {
       OutputFile file(step.folder() + "/" + name);
       file.write(std::string(2000, static_cast<char>(iteration)));
-      file.sync_and_close();
-      files.push_back(manifest_entry(file));
+      files.push_back(file.sync_and_close());
     }
     step.commit(files);
   }
 
   std::string file(const std::string& name) const { return directory_.file(name); }
-  void set_tracker(const std::string& text) const {
-    std::ofstream(file("latest_checkpointed_iteration.txt")) << text;
-  }
-  void damage(const std::string& step) const {
-    std::filesystem::resize_file(file(step + "/__1_0.distcp"), 1000);
-  }
+  void set_tracker(const std::string& text) const { std::ofstream(file("latest_checkpointed_iteration.txt")) << text; }
+  void damage(const std::string& step) const { std::filesystem::resize_file(file(step + "/__1_0.distcp"), 1000); }
 
   /// The iteration found, -1: none. `line_` is what was said.
   int64_t find(FindOptions options = {}, const ProcessGroupPtr& group = nullptr) {
@@ -73,8 +68,8 @@ TEST_F(FindStepTest, DamagedStepsAreNamedAndPassedOver) {
   damage("iter_0000030");
   EXPECT_EQ(find(), 20);
   EXPECT_EQ(line_, file("iter_0000030/__1_0.distcp") +
-                       " has 1000 bytes instead of 2000: it was cut short or replaced; " +
-                       file("iter_0000020") + " is used instead");
+                       " has 1000 bytes instead of 2000: it was cut short or replaced; " + file("iter_0000020") +
+                       " is used instead");
   std::filesystem::remove(file("iter_0000020/manifest.json"));  // nor is there a .metadata
   EXPECT_EQ(find(), 10);
   EXPECT_THAT(line_, HasSubstr("; " + file("iter_0000020") + " has no .metadata"));
@@ -104,8 +99,8 @@ TEST_F(FindStepTest, EveryByteIsReadByOneOfTheRanks) {
       std::ofstream(path) << content;
       testing::run_ranks(ranks, [&](const ProcessGroupPtr& group) {
         std::string line;
-        const auto step = find_step(directory_.path(), group,
-                                    {.notice = [&](const std::string& said) { line = said; }});
+        const auto step =
+            find_step(directory_.path(), group, {.notice = [&](const std::string& said) { line = said; }});
         TORCH_CHECK(step->iteration == 20 && line.find(path + " has the checksum") == 0, byte, " ", line);
       });
       std::ofstream(path) << std::string(2000, static_cast<char>(30));
@@ -126,8 +121,7 @@ TEST_F(FindStepTest, ATrackerThatIsTornOrAwayIsSaid) {
   EXPECT_THAT(line_, StartsWith(directory_.path() + " has steps, but no latest_checkpointed"));
   set_tracker("25");
   EXPECT_EQ(find(), 20);
-  EXPECT_THAT(line_,
-              StartsWith("there is no " + file("iter_0000025") + ", which the tracker names"));
+  EXPECT_THAT(line_, StartsWith("there is no " + file("iter_0000025") + ", which the tracker names"));
   set_tracker("5");
   EXPECT_THAT(message_of([&] { find(); }), HasSubstr("nor a step before it"));
   set_tracker("release");
@@ -144,8 +138,7 @@ TEST_F(FindStepTest, AStepThatWasAskedForIsNotReplacedByAnother) {
 }
 
 TEST_F(FindStepTest, AFirstStartHasNothing) {
-  for (const char* step : {"iter_0000010", "iter_0000020", "iter_0000030"})
-    std::filesystem::remove_all(file(step));
+  for (const char* step : {"iter_0000010", "iter_0000020", "iter_0000030"}) std::filesystem::remove_all(file(step));
   std::filesystem::remove(file("latest_checkpointed_iteration.txt"));
   std::filesystem::create_directory(file(".iter_0000040.tmp"));
   EXPECT_EQ(find(), -1);
@@ -168,11 +161,9 @@ TEST_F(FindStepTest, RanksShareTheWorkAndAgree) {
   damage("iter_0000030");  // a file that the second rank looks at
   testing::run_ranks(3, [&](const ProcessGroupPtr& group) {
     std::string line;
-    const auto step = find_step(directory_.path(), group,
-                                {.notice = [&](const std::string& said) { line = said; }});
+    const auto step = find_step(directory_.path(), group, {.notice = [&](const std::string& said) { line = said; }});
     TORCH_CHECK(step->iteration == 20 && line.find("1000 bytes instead of 2000") != std::string::npos, line);
-    const auto refused =
-        message_of([&] { find_step(directory_.path(), group, {.ckpt_step = 30}); });
+    const auto refused = message_of([&] { find_step(directory_.path(), group, {.ckpt_step = 30}); });
     TORCH_CHECK(refused.find("--ckpt-step 30: ") == 0, refused);
   });
 }

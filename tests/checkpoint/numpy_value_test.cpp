@@ -40,14 +40,9 @@ TEST(NumpyValue, ArraysAndScalarsBecomeTensors) {
   EXPECT_TRUE(at::equal(*rows, expected.view({2, 3})));
   const auto columns = numpy_tensor(array_record(dtype, {{2, 3}}, true, bytes));
   EXPECT_TRUE(at::equal(*columns, expected.view({3, 2}).t()));
-  const Value buffer =
-      Object{"builtins.bytearray", Object::Making::kCalled, Tuple{{Bytes{bytes}}}, {}, {}, {}};
-  const Value newer = Object{"numpy._core.numeric._frombuffer",
-                             Object::Making::kCalled,
-                             Tuple{{buffer, dtype, Tuple{{6}}, "C"}},
-                             {},
-                             {},
-                             {}};
+  const Value buffer = Object{"builtins.bytearray", Object::Making::kCalled, Tuple{{Bytes{bytes}}}, {}, {}, {}};
+  const Value newer = Object{
+      "numpy._core.numeric._frombuffer", Object::Making::kCalled, Tuple{{buffer, dtype, Tuple{{6}}, "C"}}, {}, {}, {}};
   EXPECT_TRUE(at::equal(*numpy_tensor(newer), expected));
   const Value scalar = Object{"numpy._core.multiarray.scalar",
                               Object::Making::kCalled,

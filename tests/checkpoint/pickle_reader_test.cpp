@@ -25,17 +25,15 @@ std::string refused(const char (&bytes)[N]) {
 TEST(Pickle, WhatIsWrittenIsRead) {
   Dict fields;
   fields.set("dtype", at::kBFloat16);
-  Object unknown{
-      "numpy.dtype", Object::Making::kCalled, Tuple{{"f8", false, true}}, Tuple{{3, "<"}}, {}, {}};
+  Object unknown{"numpy.dtype", Object::Making::kCalled, Tuple{{"f8", false, true}}, Tuple{{3, "<"}}, {}, {}};
   Dict dict;
   dict.set("numbers", List{{0, 255, 256, -1, int64_t{1} << 40, -(int64_t{1} << 62), 1.5, -0.0}});
   dict.set("big", BigInt{raw("\0\0\0\0\0\0\0\0\1", 9)});
   dict.set("flags", Tuple{{true, false, Value(), Tuple(), List(), Dict()}});
   dict.set("bytes", Bytes{raw("\0\x7f\x80\xff", 4)});
   dict.set("no bytes", Bytes());
-  dict.set("text",
-           "gr\xc3\xb6\xc3\x9f"
-           "e");
+  dict.set("text", "gr\xc3\xb6\xc3\x9f"
+                   "e");
   dict.set("size", TorchSize{{2, 3}});
   dict.set("name", Global{"torch.nn.functional.gelu"});
   dict.set("args", make_namespace(fields));
@@ -43,21 +41,19 @@ TEST(Pickle, WhatIsWrittenIsRead) {
   dict.set("again", List{{"text", "text", unknown}});
   const Value value(dict);
   EXPECT_EQ(read_pickle(write_pickle(value), "test"), value);
-  EXPECT_EQ(*namespace_fields(read_pickle(write_pickle(value), "test").as_dict().at("args")),
-            fields);
+  EXPECT_EQ(*namespace_fields(read_pickle(write_pickle(value), "test").as_dict().at("args")), fields);
 }
 
 TEST(Pickle, NewerProtocolsAreRead) {
   // pickle.dumps({"a": [1, b"x"], "b": collections.OrderedDict(c=(1, 2, 3, 4))}, 4)
-  const auto value = read(
-      "\x80\x04\x95>\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x01"
-      "a\x94]\x94(K\x01"
-      "C\x01x\x94"
-      "e\x8c\x01"
-      "b\x94"
-      "\x8c\x0b"
-      "collections\x94\x8c\x0bOrderedDict\x94\x93\x94)R\x94\x8c\x01"
-      "c\x94(K\x01K\x02K\x03K\x04t\x94su.");
+  const auto value = read("\x80\x04\x95>\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x01"
+                          "a\x94]\x94(K\x01"
+                          "C\x01x\x94"
+                          "e\x8c\x01"
+                          "b\x94"
+                          "\x8c\x0b"
+                          "collections\x94\x8c\x0bOrderedDict\x94\x93\x94)R\x94\x8c\x01"
+                          "c\x94(K\x01K\x02K\x03K\x04t\x94su.");
   EXPECT_EQ(value.as_dict().at("a"), Value(List{{1, Bytes{"x"}}}));
   EXPECT_EQ(value.as_dict().at("b").as_dict().at("c"), Value(Tuple{{1, 2, 3, 4}}));
 }
@@ -93,24 +89,20 @@ TEST(Pickle, DamagedAndHostileOnesAreRefused) {
 
 TEST(Pickle, OlderProtocolsAreRead) {
   // pickle.dumps([True, 2, -0.5, "\u00e9\u20ac", b"\xff", argparse.Namespace(a=1)], 0)
-  const auto value = read(
-      "(lp0\nI01\naI2\naF-0.5\naV\xe9\\u20ac\np1\nac_codecs\nencode\np2\n("
-      "V\xff\np3\nVlatin1\np4\ntp5\n"
-      "Rp6\naccopy_reg\n_reconstructor\np7\n(cargparse\nNamespace\np8\nc__builtin__"
-      "\nobject\np9\nNtp10\n"
-      "Rp11\n(dp12\nVa\np13\nI1\nsba.");
+  const auto value = read("(lp0\nI01\naI2\naF-0.5\naV\xe9\\u20ac\np1\nac_codecs\nencode\np2\n("
+                          "V\xff\np3\nVlatin1\np4\ntp5\n"
+                          "Rp6\naccopy_reg\n_reconstructor\np7\n(cargparse\nNamespace\np8\nc__builtin__"
+                          "\nobject\np9\nNtp10\n"
+                          "Rp11\n(dp12\nVa\np13\nI1\nsba.");
   Dict fields;
   fields.set("a", 1);
-  EXPECT_EQ(
-      value,
-      Value(List{{true, 2, -0.5, "\xc3\xa9\xe2\x82\xac", Bytes{"\xff"}, make_namespace(fields)}}));
+  EXPECT_EQ(value, Value(List{{true, 2, -0.5, "\xc3\xa9\xe2\x82\xac", Bytes{"\xff"}, make_namespace(fields)}}));
 }
 
 TEST(Pickle, NestedClassesKeepTheirNames) {
   // An instance of Outer.Inner in module m: protocol 2, then 4. Both are the same record.
-  const auto value = read(
-      "\x80\x02"
-      "c__builtin__\ngetattr\ncm\nOuter\nX\x05\0\0\0Inner\x86R)\x81.");
+  const auto value = read("\x80\x02"
+                          "c__builtin__\ngetattr\ncm\nOuter\nX\x05\0\0\0Inner\x86R)\x81.");
   ASSERT_NE(value.object(), nullptr);
   EXPECT_EQ(value.object()->class_name, "m:Outer.Inner");
   EXPECT_EQ(read("\x80\x04\x8c\x01m\x8c\x0bOuter.Inner\x93)\x81."), value);
@@ -122,8 +114,7 @@ TEST(Pickle, NamesAreBounded) {
   std::string pickle = "X";  // two long strings, put together to a class name again and again
   pickle += raw("\xe8\x03\0\0", 4) + std::string(1000, 'm') + "q" + raw("\0", 1);
   for (int i = 0; i < 10000; ++i) pickle += "h" + raw("\0", 1) + "h" + raw("\0", 1) + "\x93" + "0";
-  EXPECT_THAT(message_of([&] { read_pickle(pickle + "N.", "test"); }),
-              HasSubstr("names of classes"));
+  EXPECT_THAT(message_of([&] { read_pickle(pickle + "N.", "test"); }), HasSubstr("names of classes"));
 }
 
 TEST(Pickle, NestingAndGrowthAreBounded) {
@@ -137,8 +128,7 @@ TEST(Pickle, NestingAndGrowthAreBounded) {
     laughs += "eq";
     laughs += static_cast<char>(i + 1);
   }
-  EXPECT_THAT(message_of([&] { read_pickle(laughs + ".", "test"); }),
-              HasSubstr("many times its size"));
+  EXPECT_THAT(message_of([&] { read_pickle(laughs + ".", "test"); }), HasSubstr("many times its size"));
   // A long list that holds itself has its room counted before a hundred of it are made.
   const auto own = std::string("]q\0(h\0", 6) + std::string(100000, 'N') + "e.";
   EXPECT_THAT(message_of([&] { read_pickle(own, "test"); }), HasSubstr("many times its size"));

@@ -32,13 +32,10 @@ class RetentionTest : public ::testing::Test {
   /// Iterations, newest first; -1 for release.
   std::vector<int64_t> left() const {
     std::vector<int64_t> iterations;
-    for (const auto& step : list_steps(directory_.path()))
-      iterations.push_back(step.is_release ? -1 : step.iteration);
+    for (const auto& step : list_steps(directory_.path())) iterations.push_back(step.is_release ? -1 : step.iteration);
     return iterations;
   }
-  void damage(const std::string& step) const {
-    std::filesystem::remove(directory_.file(step + "/manifest.json"));
-  }
+  void damage(const std::string& step) const { std::filesystem::remove(directory_.file(step + "/manifest.json")); }
 
   TemporaryFolder directory_;
 };

@@ -42,23 +42,15 @@ class RunsInAFolder : public ::testing::Test {
     step.begin();
     OutputFile file(step.folder() + "/__0_0.distcp");
     file.write("data");
-    file.sync_and_close();
-    step.commit({manifest_entry(file)}, run);
+    step.commit({file.sync_and_close()}, run);
   }
-  std::string step(int64_t iteration) const {
-    return directory_.file("iter_00000" + std::to_string(iteration));
-  }
+  std::string step(int64_t iteration) const { return directory_.file("iter_00000" + std::to_string(iteration)); }
   void damage(int64_t iteration) const { std::ofstream(step(iteration) + "/__0_0.distcp") << "d"; }
-  void tear_manifest(int64_t iteration) const {
-    std::ofstream(step(iteration) + "/manifest.json") << "{";
-  }
-  void lose_tracker() const {
-    std::filesystem::remove(directory_.file("latest_checkpointed_iteration.txt"));
-  }
+  void tear_manifest(int64_t iteration) const { std::ofstream(step(iteration) + "/manifest.json") << "{"; }
+  void lose_tracker() const { std::filesystem::remove(directory_.file("latest_checkpointed_iteration.txt")); }
   int64_t find() {
     line_.clear();
-    return find_step(directory_.path(), nullptr,
-                     {.notice = [this](const std::string& line) { line_ = line; }})
+    return find_step(directory_.path(), nullptr, {.notice = [this](const std::string& line) { line_ = line; }})
         ->iteration;
   }
   std::vector<int64_t> left() const {
@@ -90,11 +82,9 @@ TEST_F(RunsInAFolder, NoneIsTakenInThePlaceOfAnothers) {
   EXPECT_EQ(find(), 40);
   damage(40);
   EXPECT_EQ(find(), 20);
-  EXPECT_THAT(line_, HasSubstr(step(30) + ", " + step(10) + " are of another run; " + step(20) +
-                               " is used instead"));
-  testing::run_ranks(2, [&](const ProcessGroupPtr& group) {
-    TORCH_CHECK(find_step(directory_.path(), group)->iteration == 20);
-  });
+  EXPECT_THAT(line_, HasSubstr(step(30) + ", " + step(10) + " are of another run; " + step(20) + " is used instead"));
+  testing::run_ranks(
+      2, [&](const ProcessGroupPtr& group) { TORCH_CHECK(find_step(directory_.path(), group)->iteration == 20); });
   damage(20);
   EXPECT_THAT(message_of([&] { find(); }), HasSubstr("has no whole step to use instead"));
 }
@@ -145,8 +135,7 @@ TEST_F(RunsInAFolder, AStepsOwnFolderIsThatStep) {
   for (const auto& path : {step(10), step(10) + "/", directory_.path() + "/./iter_0000010"}) {
     const auto found = find_step(path, nullptr);
     EXPECT_EQ(found->iteration, 10);
-    EXPECT_TRUE(std::filesystem::equivalent(std::filesystem::path(found->folder).parent_path(),
-                                            directory_.path()));
+    EXPECT_TRUE(std::filesystem::equivalent(std::filesystem::path(found->folder).parent_path(), directory_.path()));
   }
   EXPECT_EQ(find_step(step(10), nullptr, {.ckpt_step = 10})->iteration, 10);
   EXPECT_THAT(message_of([&] { find_step(step(10), nullptr, {.ckpt_step = 20}); }),
@@ -159,8 +148,7 @@ TEST_F(RunsInAFolder, AStepsOwnFolderIsThatStep) {
   std::ofstream(directory_.file("second/.metadata")) << "";
   EXPECT_THAT(message_of([&] { find_step(directory_.file("second"), nullptr); }),
               HasSubstr("its name does not say of which iteration"));
-  EXPECT_THAT(message_of([&] { find_step(directory_.file("iter_0000099"), nullptr); }),
-              HasSubstr("there is no step "));
+  EXPECT_THAT(message_of([&] { find_step(directory_.file("iter_0000099"), nullptr); }), HasSubstr("there is no step "));
 }
 
 }  // namespace

@@ -34,9 +34,8 @@ TEST(Safetensors, EveryDtypeComesBackBitForBit) {
   TemporaryFolder folder;
   std::vector<TensorInfo> infos;
   std::vector<at::Tensor> tensors;
-  for (const auto dtype :
-       {at::kBool, at::kByte, at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kInt,
-        at::kLong, at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kShort, at::kChar}) {
+  for (const auto dtype : {at::kBool, at::kByte, at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kInt, at::kLong,
+                           at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kShort, at::kChar}) {
     tensors.push_back(counting(dtype, {3, 5}));
     infos.push_back({std::string("t.") + c10::toString(dtype), dtype, {3, 5}});
   }
@@ -60,8 +59,7 @@ TEST(Safetensors, EveryDtypeComesBackBitForBit) {
     const auto read = file.tensor(name);
     EXPECT_EQ(read.scalar_type(), expected.scalar_type()) << name;
     ASSERT_EQ(read.sizes(), expected.sizes()) << name;
-    EXPECT_EQ(std::memcmp(read.const_data_ptr(), expected.const_data_ptr(), read.nbytes()), 0)
-        << name;
+    EXPECT_EQ(std::memcmp(read.const_data_ptr(), expected.const_data_ptr(), read.nbytes()), 0) << name;
   }
 }
 
@@ -88,24 +86,15 @@ TEST(Safetensors, DamagedAndHostileFilesAreRefused) {
   EXPECT_THAT(refused("[]", ""), HasSubstr("not a JSON object"));
   EXPECT_THAT(refused("{\"a\":", ""), HasSubstr("no JSON, or was cut short"));
   EXPECT_THAT(refused("{\"a\":{},\"b\":{},\"a\":{}}", ""), HasSubstr("the key \"a\" twice"));
-  EXPECT_THAT(refused("{\"a\":" + std::string(100, '[') + std::string(100, ']') + "}", ""),
-              HasSubstr("nested deeper"));
-  EXPECT_THAT(refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "xxx"),
-              HasSubstr("truncated"));
-  EXPECT_THAT(refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "xxxxx"),
-              HasSubstr("damaged"));
-  EXPECT_THAT(refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", four),
-              HasSubstr("take 8"));
-  EXPECT_THAT(refused(R"({"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}})", four),
-              HasSubstr("F99"));
-  EXPECT_THAT(refused(R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", four),
-              HasSubstr("shape"));
-  EXPECT_THAT(
-      refused(R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,4]}})",
-              four),
-      HasSubstr("impossible sizes"));
-  EXPECT_THAT(refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", four),
-              HasSubstr("data_offsets"));
+  EXPECT_THAT(refused("{\"a\":" + std::string(100, '[') + std::string(100, ']') + "}", ""), HasSubstr("nested deeper"));
+  EXPECT_THAT(refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "xxx"), HasSubstr("truncated"));
+  EXPECT_THAT(refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "xxxxx"), HasSubstr("damaged"));
+  EXPECT_THAT(refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", four), HasSubstr("take 8"));
+  EXPECT_THAT(refused(R"({"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}})", four), HasSubstr("F99"));
+  EXPECT_THAT(refused(R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", four), HasSubstr("shape"));
+  EXPECT_THAT(refused(R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,4]}})", four),
+              HasSubstr("impossible sizes"));
+  EXPECT_THAT(refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", four), HasSubstr("data_offsets"));
   EXPECT_THAT(refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
                       R"("b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
                       four),
@@ -114,8 +103,7 @@ TEST(Safetensors, DamagedAndHostileFilesAreRefused) {
   EXPECT_THAT(message_of([&] { SafetensorsFile file(path); }), HasSubstr("no safetensors file"));
   std::ofstream(path, std::ios::binary) << "abc";
   EXPECT_THAT(message_of([&] { SafetensorsFile file(path); }), HasSubstr("too short"));
-  EXPECT_THAT(message_of([&] { SafetensorsFile file(folder.file("absent")); }),
-              HasSubstr("cannot read"));
+  EXPECT_THAT(message_of([&] { SafetensorsFile file(folder.file("absent")); }), HasSubstr("cannot read"));
 }
 
 TEST(HfWeights, ShardsAreWrittenAndFoundThroughTheIndex) {
@@ -125,7 +113,7 @@ TEST(HfWeights, ShardsAreWrittenAndFoundThroughTheIndex) {
   const auto data = [](const TensorInfo& info) {
     return at::arange(4, at::TensorOptions(at::kFloat)).add_(info.name.back() - '0');
   };
-  save_hf_weights(folder.path(), infos, data, {.most_shard_bytes = 32});
+  save_hf_weights(folder.path(), infos, data, {.max_shard_bytes = 32});
   EXPECT_TRUE(std::filesystem::exists(folder.file("model-00003-of-00003.safetensors")));
   {
     const HfWeights weights(folder.path());
@@ -147,13 +135,11 @@ TEST(HfWeights, AnIndexThatLiesIsRefused) {
   };
   EXPECT_THAT(message_of([&] { HfWeights weights(folder.path()); }), HasSubstr("save_pretrained"));
   EXPECT_THAT(refused("{}"), HasSubstr("weight_map"));
-  EXPECT_THAT(refused(R"({"weight_map":{"a":"../secret.safetensors"}})"),
-              HasSubstr("not in a file of this folder"));
+  EXPECT_THAT(refused(R"({"weight_map":{"a":"../secret.safetensors"}})"), HasSubstr("not in a file of this folder"));
   EXPECT_THAT(refused(R"({"weight_map":{"a":"model-00001-of-00001.safetensors"}})"),
               HasSubstr("of which model-00001-of-00001.safetensors is missing"));
   write_raw(folder.file("model-1.safetensors"), "{}", "");
-  EXPECT_THAT(refused(R"({"weight_map":{"a":"model-1.safetensors"}})"),
-              HasSubstr("but it is not there"));
+  EXPECT_THAT(refused(R"({"weight_map":{"a":"model-1.safetensors"}})"), HasSubstr("but it is not there"));
 }
 
 }  // namespace

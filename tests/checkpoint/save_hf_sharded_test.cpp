@@ -21,19 +21,16 @@ namespace {
 using ::testing::HasSubstr;
 using testing::message_of;
 
-const HfSaveOptions kSmallFiles{.most_shard_bytes = 300};
+const HfSaveOptions kSmallFiles{.max_shard_bytes = 300};
 
 std::map<std::string, at::Tensor> whole_weights() {
   const auto counting = [](at::ScalarType dtype, std::vector<int64_t> sizes) {
     const auto numel = checked_numel(sizes).value_or(0);
     return at::arange(numel, at::TensorOptions(at::kFloat)).to(dtype).view(sizes);
   };
-  return {{"a.rows", counting(at::kFloat, {7, 3})},
-          {"b.columns", counting(at::kBFloat16, {4, 10})},
-          {"c.block", counting(at::kDouble, {6, 2, 8})},
-          {"d.replica", counting(at::kLong, {5})},
-          {"e.scalar", counting(at::kHalf, {})},
-          {"f.empty", counting(at::kFloat, {0, 3})},
+  return {{"a.rows", counting(at::kFloat, {7, 3})},      {"b.columns", counting(at::kBFloat16, {4, 10})},
+          {"c.block", counting(at::kDouble, {6, 2, 8})}, {"d.replica", counting(at::kLong, {5})},
+          {"e.scalar", counting(at::kHalf, {})},         {"f.empty", counting(at::kFloat, {0, 3})},
           {"g.fp8", counting(at::kFloat8_e4m3fn, {9})}};
 }
 
@@ -47,13 +44,11 @@ ShardedTensor cut(const at::Tensor& whole, int64_t dim, const ProcessGroupPtr& g
 }
 
 ShardedTensors pieces(const ProcessGroupPtr& group) {
-  const std::map<std::string, int64_t> dims = {
-      {"a.rows", 0}, {"b.columns", 1}, {"c.block", 2}, {"g.fp8", 0}};
+  const std::map<std::string, int64_t> dims = {{"a.rows", 0}, {"b.columns", 1}, {"c.block", 2}, {"g.fp8", 0}};
   ShardedTensors tensors;
   for (const auto& [name, whole] : whole_weights()) {
     const auto dim = dims.find(name);
-    tensors.emplace_back(name, dim == dims.end() ? ShardedTensor::replicated(whole)
-                                                 : cut(whole, dim->second, group));
+    tensors.emplace_back(name, dim == dims.end() ? ShardedTensor::replicated(whole) : cut(whole, dim->second, group));
   }
   return tensors;
 }
@@ -71,20 +66,17 @@ TEST(SaveHfSharded, AnyNumberOfRanksWritesTheFilesOfOne) {
   TemporaryFolder folder;
   const auto weights = whole_weights();
   std::vector<TensorInfo> infos;
-  for (const auto& [name, whole] : weights)
-    infos.push_back({name, whole.scalar_type(), whole.sizes().vec()});
+  for (const auto& [name, whole] : weights) infos.push_back({name, whole.scalar_type(), whole.sizes().vec()});
   save_hf_weights(
-      folder.file("one"), infos, [&](const TensorInfo& info) { return weights.at(info.name); },
-      kSmallFiles);
+      folder.file("one"), infos, [&](const TensorInfo& info) { return weights.at(info.name); }, kSmallFiles);
   const auto expected = files_in(folder.file("one"));
   ASSERT_GT(expected.size(), 2U);
   for (const int ranks : {1, 2, 3, 4}) {
     const auto path = folder.file(std::to_string(ranks));
     std::filesystem::create_directory(path);
     std::ofstream(path + "/model.safetensors") << "of an earlier save";
-    testing::run_ranks(ranks, [&](const ProcessGroupPtr& group) {
-      save_hf_sharded(path, pieces(group), group, kSmallFiles);
-    });
+    testing::run_ranks(ranks,
+                       [&](const ProcessGroupPtr& group) { save_hf_sharded(path, pieces(group), group, kSmallFiles); });
     EXPECT_EQ(files_in(path), expected) << ranks;
   }
 }

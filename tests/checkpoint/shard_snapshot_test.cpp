@@ -16,9 +16,8 @@ using ::testing::IsEmpty;
 ShardedTensors on_simulated_gpu(std::vector<int64_t> sizes) {
   ShardedTensors tensors;
   for (const int64_t size : sizes) {
-    tensors.emplace_back(
-        "model." + std::to_string(size),
-        ShardedTensor::replicated(at::full({size}, 7.0, at::TensorOptions(at::kCUDA))));
+    tensors.emplace_back("model." + std::to_string(size),
+                         ShardedTensor::replicated(at::full({size}, 7.0, at::TensorOptions(at::kCUDA))));
   }
   return tensors;
 }

@@ -21,8 +21,7 @@ using testing::message_of;
 /// Two interleaved heads of one row each, and a vocabulary of 3 padded to 4.
 WeightLayout small_layout() {
   WeightLayout layout;
-  layout.weights.push_back(
-      {"qk", {4, 2}, {"q", "k"}, {{0, 0, 0, 1}, {1, 0, 1, 1}, {0, 1, 2, 1}, {1, 1, 3, 1}}, false});
+  layout.weights.push_back({"qk", {4, 2}, {"q", "k"}, {{0, 0, 0, 1}, {1, 0, 1, 1}, {0, 1, 2, 1}, {1, 1, 3, 1}}, false});
   layout.weights.push_back({"words", {4, 2}, {"embed"}, {{0, 0, 0, 3}}, true});
   return layout;
 }
@@ -30,8 +29,7 @@ WeightLayout small_layout() {
 TensorStream stream_of(std::map<std::string, at::Tensor> tensors) {
   TensorStream stream;
   stream.where = "HERE";
-  for (const auto& [key, tensor] : tensors)
-    stream.tensors.push_back({key, tensor.scalar_type(), tensor.sizes().vec()});
+  for (const auto& [key, tensor] : tensors) stream.tensors.push_back({key, tensor.scalar_type(), tensor.sizes().vec()});
   stream.read = [tensors](const std::string& key) { return tensors.at(key); };
   return stream;
 }
@@ -43,12 +41,10 @@ at::Tensor counting(int64_t first, std::vector<int64_t> sizes) {
 }
 
 std::map<std::string, at::Tensor> training() {
-  std::map<std::string, at::Tensor> tensors = {{"model.q", counting(0, {2, 2})},
-                                               {"model.k", counting(10, {2, 2})},
-                                               {"model.embed", counting(20, {3, 2})}};
+  std::map<std::string, at::Tensor> tensors = {
+      {"model.q", counting(0, {2, 2})}, {"model.k", counting(10, {2, 2})}, {"model.embed", counting(20, {3, 2})}};
   for (const char* name : {"q", "k"}) {
-    tensors[std::string("optimizer.state.") + name + ".exp_avg"] =
-        tensors.at(std::string("model.") + name).add(100);
+    tensors[std::string("optimizer.state.") + name + ".exp_avg"] = tensors.at(std::string("model.") + name).add(100);
     tensors[std::string("optimizer.state.") + name + ".step"] = at::full({}, 7.0);
   }
   return tensors;
@@ -81,8 +77,8 @@ TEST(TensorStream, MegatronsRowsAndBuffers) {
 }
 
 TEST(TensorStream, AnyPaddingIsTakenOff) {
-  auto tensors = std::map<std::string, at::Tensor>{{"model.qk", counting(0, {4, 2})},
-                                                   {"model.words", counting(20, {9, 2})}};
+  auto tensors =
+      std::map<std::string, at::Tensor>{{"model.qk", counting(0, {4, 2})}, {"model.words", counting(20, {9, 2})}};
   const auto back = as_hugging_face(stream_of(tensors), small_layout());
   EXPECT_TRUE(at::equal(back.read("model.embed"), counting(20, {3, 2})));
   tensors["model.words"] = counting(20, {2, 2});
@@ -111,13 +107,8 @@ TEST(TensorStream, WhatIsMissingOrLeftIsNamed) {
 TEST(TensorStream, GroupsNameTheirWeights) {
   const auto names = [](const Dict& values) {
     std::vector<std::string> names;
-    for (const auto& name : values.at("optimizer")
-                                .as_dict()
-                                .at("param_groups")
-                                .as_items()[0]
-                                .as_dict()
-                                .at("params")
-                                .as_items())
+    for (const auto& name :
+         values.at("optimizer").as_dict().at("param_groups").as_items()[0].as_dict().at("params").as_items())
       names.push_back(name.as_string());
     return names;
   };

@@ -30,9 +30,8 @@ at::Tensor counting(at::ScalarType dtype) {
 
 TEST(TorchArchive, EveryDtypeComesBackBitForBitAndByRows) {
   TemporaryFolder folder;
-  for (const auto dtype :
-       {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble, at::kLong, at::kInt, at::kShort,
-        at::kChar, at::kByte, at::kBool, at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble, at::kLong, at::kInt, at::kShort,
+                           at::kChar, at::kByte, at::kBool, at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
     FileRange range;
     {
       OutputFile file(folder.file("t"));
@@ -46,8 +45,7 @@ TEST(TorchArchive, EveryDtypeComesBackBitForBitAndByRows) {
     const auto rows = read_rows(file, stored, 1, 2);
     const auto expected = counting(dtype).narrow(0, 1, 2).cpu();
     ASSERT_EQ(rows.scalar_type(), dtype);
-    EXPECT_EQ(std::memcmp(rows.const_data_ptr(), expected.const_data_ptr(), expected.nbytes()), 0)
-        << dtype;
+    EXPECT_EQ(std::memcmp(rows.const_data_ptr(), expected.const_data_ptr(), expected.nbytes()), 0) << dtype;
   }
 }
 
@@ -96,17 +94,16 @@ std::string zip_of(const std::vector<std::pair<std::string, std::string>>& entri
     const auto& [name, content] = entries[i];
     const auto size = little(content.size(), 4);
     const auto middle = std::string(8, '\0') +
-                        little(crc32(0, content.data(), static_cast<int64_t>(content.size())), 4) +
-                        size + size + little(name.size(), 2) + little(0, 2);
-    auto record = "PK\1\2" + little(20, 2) + little(20, 2) + middle + std::string(10, '\0') +
-                  little(zip.size(), 4) + name;
+                        little(crc32(0, content.data(), static_cast<int64_t>(content.size())), 4) + size + size +
+                        little(name.size(), 2) + little(0, 2);
+    auto record =
+        "PK\1\2" + little(20, 2) + little(20, 2) + middle + std::string(10, '\0') + little(zip.size(), 4) + name;
     zip += "PK\3\4" + little(20, 2) + middle + name + content;
     alter(i, record);
     directory += record;
   }
-  return zip + directory + "PK\5\6" + std::string(4, '\0') + little(entries.size(), 2) +
-         little(entries.size(), 2) + little(directory.size(), 4) + little(zip.size(), 4) +
-         little(0, 2);
+  return zip + directory + "PK\5\6" + std::string(4, '\0') + little(entries.size(), 2) + little(entries.size(), 2) +
+         little(directory.size(), 4) + little(zip.size(), 4) + little(0, 2);
 }
 
 TEST(TorchArchive, DirectoriesThatLieAreRefused) {
@@ -141,8 +138,7 @@ TEST(TorchArchive, DirectoriesThatLieAreRefused) {
 
 TEST(TorchArchive, ATensorRecordWithoutArgumentsIsNoTensor) {
   TemporaryFolder folder;
-  Value root =
-      Object{"torch._utils._rebuild_parameter", Object::Making::kCalled, Tuple(), {}, {}, {}};
+  Value root = Object{"torch._utils._rebuild_parameter", Object::Making::kCalled, Tuple(), {}, {}, {}};
   FileRange range;
   {
     OutputFile file(folder.file("t"));
@@ -150,8 +146,7 @@ TEST(TorchArchive, ATensorRecordWithoutArgumentsIsNoTensor) {
     file.sync_and_close();
   }
   const InputFile file(folder.file("t"));
-  EXPECT_THAT(message_of([&] { find_stored_tensor(file, range); }),
-              HasSubstr("expected a plain tensor"));
+  EXPECT_THAT(message_of([&] { find_stored_tensor(file, range); }), HasSubstr("expected a plain tensor"));
 }
 
 TEST(RenameStorages, ManyOfThemTakeNoTimeToSpeakOf) {

@@ -12,9 +12,14 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert/folder_writer.h"
+#include "checkpoint/open_checkpoint.h"
+#include "checkpoint/steps/checkpoint_directory.h"
+#include "checkpoint/steps/find_step.h"
 #include "checkpoint/torch_dist/torch_dist_keys.h"
 #include "checkpoint/torch_dist/torch_dist_writer.h"
+#include "checkpoint/values/tensor_info.h"
 #include "parallel/collectives/device_mesh.h"
+#include "parallel/collectives/process_group.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
@@ -102,8 +107,8 @@ TEST(TorchDist, AnyWorldSizeReadsAnyOther) {
         const auto checkpoint = load_checkpoint(*step, tensors, group);
         const auto expected = state_of(mesh);
         for (size_t i = 0; i < tensors.size(); ++i) {
-          TORCH_CHECK(at::equal(tensors[i].second.local, expected[i].second.local), tensors[i].first, " of ", saved, " to ",
-                      loaded);
+          TORCH_CHECK(at::equal(tensors[i].second.local, expected[i].second.local), tensors[i].first, " of ", saved,
+                      " to ", loaded);
         }
         const auto& ranks = checkpoint.values.at("rng_state").as_dict();
         TORCH_CHECK(ranks.entries.size() == static_cast<size_t>(saved));
@@ -125,15 +130,12 @@ TEST(TorchDist, OnlyLayersThatAgreeAreStacked) {
   const auto layer = [](int i, const char* rest, std::vector<int64_t> sizes) {
     return TensorInfo{"model.a.layers." + std::to_string(i) + "." + rest, at::kFloat, sizes};
   };
-  EXPECT_THAT(
-      keys_of({layer(0, "w", {2}), layer(1, "w", {2}), {"model.layers.7", at::kFloat, {1}}}),
-      ElementsAre("a.layers.w", "a.layers.w", "layers.7"));
-  EXPECT_THAT(keys_of({layer(0, "w", {2}), layer(1, "w", {3})}),
-              ElementsAre("a.layers.0.w", "a.layers.1.w"));  // sizes
+  EXPECT_THAT(keys_of({layer(0, "w", {2}), layer(1, "w", {2}), {"model.layers.7", at::kFloat, {1}}}),
+              ElementsAre("a.layers.w", "a.layers.w", "layers.7"));
+  EXPECT_THAT(keys_of({layer(0, "w", {2}), layer(1, "w", {3})}), ElementsAre("a.layers.0.w", "a.layers.1.w"));  // sizes
   EXPECT_THAT(keys_of({layer(0, "w", {2}), layer(1, "w", {2}), layer(1, "b", {2})}),
               ElementsAre("a.layers.0.w", "a.layers.1.w", "a.layers.1.b"));  // one has more
-  EXPECT_THAT(keys_of({layer(0, "w", {2}), layer(2, "w", {2})}),
-              ElementsAre("a.layers.0.w", "a.layers.2.w"));  // a gap
+  EXPECT_THAT(keys_of({layer(0, "w", {2}), layer(2, "w", {2})}), ElementsAre("a.layers.0.w", "a.layers.2.w"));  // a gap
   EXPECT_THAT(keys_of({layer(0, "w", {2}), {"model.a.layers.w", at::kFloat, {2}}}),
               ElementsAre("a.layers.0.w", "a.layers.w"));  // the key is taken
   const auto stack = torch_dist_places({layer(1, "w", {2}), layer(0, "w", {2})});
@@ -146,13 +148,13 @@ TEST(TorchDist, AWeightWithFewerRowsThanRanksIsRefusedBeforeAnythingIsWritten) {
   testing::run_ranks(4, [&](const ProcessGroupPtr& group) {
     const auto mesh = mesh_of(group);
     const auto refused = message_of([&] {
-      save_checkpoint(folder.path(), 1, {{"model.few", shard_of(counting({3, 5}, 0), mesh)}}, {},
-                      group, {.format = CheckpointFormat::kTorchDist});
+      save_checkpoint(folder.path(), 1, {{"model.few", shard_of(counting({3, 5}, 0), mesh)}}, {}, group,
+                      {.format = CheckpointFormat::kTorchDist});
     });
     for (const char* part : {"model.few", "[3, 5]", "4 ranks", "--ckpt-format torch_dcp"})
       TORCH_CHECK(refused.find(part) != std::string::npos, refused);
-    const auto warning = check_torch_dist_shards({{"model.a", shard_of(counting({6}, 0), mesh)},
-                                                  {"model.b", shard_of(counting({8}, 0), mesh)}});
+    const auto warning = check_torch_dist_shards(
+        {{"model.a", shard_of(counting({6}, 0), mesh)}, {"model.b", shard_of(counting({8}, 0), mesh)}});
     TORCH_CHECK(warning.find("1 tensors are cut unevenly (model.a [6] over 4 ranks)") == 0, warning);
     TORCH_CHECK(check_torch_dist_shards({{"model.b", shard_of(counting({8}, 0), mesh)}}).empty());
   });
@@ -162,13 +164,10 @@ TEST(TorchDist, AWeightWithFewerRowsThanRanksIsRefusedBeforeAnythingIsWritten) {
 TEST(TorchDist, StepsThatDifferAreTensors) {
   TemporaryFolder folder;
   const auto steps = [](float a, float b) {
-    return ShardedTensors{
-        {"optimizer.state.layers.0.w.step", ShardedTensor::replicated(at::full({}, a, at::kFloat))},
-        {"optimizer.state.layers.1.w.step",
-         ShardedTensor::replicated(at::full({}, b, at::kFloat))}};
+    return ShardedTensors{{"optimizer.state.layers.0.w.step", ShardedTensor::replicated(at::full({}, a, at::kFloat))},
+                          {"optimizer.state.layers.1.w.step", ShardedTensor::replicated(at::full({}, b, at::kFloat))}};
   };
-  save_checkpoint(folder.path(), 1, steps(4, 6), {}, nullptr,
-                  {.format = CheckpointFormat::kTorchDist});
+  save_checkpoint(folder.path(), 1, steps(4, 6), {}, nullptr, {.format = CheckpointFormat::kTorchDist});
   const auto loaded = steps(0, 0);
   load_checkpoint(folder.path(), loaded, nullptr);
   EXPECT_EQ(loaded[0].second.local.item<float>(), 4);
@@ -192,11 +191,11 @@ TEST(TorchDist, ATensorAtATimeWritesEitherFormat) {
     EXPECT_THAT(message_of([&] { writer.finish({}); }), HasSubstr("written"));
     writer.write("optimizer.state.layers.0.w.step", at::full({}, 9, at::kFloat));
     writer.finish(values_of(0));
-    DcpReader reader(folder.path());
-    EXPECT_EQ(reader.format(), format);
-    const auto read = reader.read_tensor(*reader.find("model.layers.1.w"));
+    const auto reader = open_step(folder.path());
+    EXPECT_EQ(reader->format(), format);
+    const auto read = reader->read_tensor(*reader->find("model.layers.1.w"));
     EXPECT_TRUE(at::equal(read, counting({2, 3}, 6, at::kHalf).cpu()));
-    EXPECT_EQ(reader.read_value(*reader.find("iteration")), Value(3));
+    EXPECT_EQ(reader->read_value(*reader->find("iteration")), Value(3));
   }
 }
 
@@ -205,13 +204,12 @@ TEST(TorchDist, FoldersOfOtherFormatsSayWhatToDo) {
   save(folder.path(), 1);
   const auto step = latest_step(folder.path());
   EXPECT_EQ(detect_format(step->folder), CheckpointFormat::kTorchDist);
-  EXPECT_THAT(
-      message_of([&] {
-        load_checkpoint(*step, {}, nullptr,
-                        {.strict = false, .wanted = {}, .format = CheckpointFormat::kTorchDcp});
-      }),
-      HasSubstr("is a torch_dist checkpoint, not torch_dcp; give --ckpt-format torch_dist, or "
-                "--auto-detect-ckpt-format"));
+  EXPECT_THAT(message_of([&] {
+                load_checkpoint(*step, {}, nullptr,
+                                {.strict = false, .wanted = {}, .format = CheckpointFormat::kTorchDcp});
+              }),
+              HasSubstr("is a torch_dist checkpoint, not torch_dcp; give --ckpt-format torch_dist, or "
+                        "--auto-detect-ckpt-format"));
   const auto say = [&](const std::string& text) {
     std::ofstream(step->folder + "/metadata.json") << text;
     return message_of([&] { detect_format(step->folder); });
@@ -221,8 +219,7 @@ TEST(TorchDist, FoldersOfOtherFormatsSayWhatToDo) {
   EXPECT_THAT(say(R"({"sharded_backend": "zarr", "sharded_backend": "torch_dist"})"),
               HasSubstr("metadata.json has the key \"sharded_backend\" twice"));
   std::filesystem::remove(step->folder + "/metadata.json");
-  EXPECT_THAT(message_of([&] { detect_format(step->folder); }),
-              HasSubstr("the save was cut short"));
+  EXPECT_THAT(message_of([&] { detect_format(step->folder); }), HasSubstr("the save was cut short"));
   std::filesystem::create_directory(folder.path() + "/mp_rank_00");
   EXPECT_THAT(message_of([&] { detect_format(folder.path()); }), HasSubstr("legacy format torch"));
 }

@@ -29,10 +29,9 @@ std::string refusal(std::vector<FlatValue> leaves, size_t keys) {
 
 TEST(NestValues, UndoesFlatten) {
   const Dict group = dict_of({{"lr", 0.5}, {"params", List{{"a", "b"}}}});
-  const Dict nested =
-      dict_of({{"args", dict_of({{"none", Value()}, {"deep", dict_of({{"x", 1}})}})},
-               {"groups", List{{group, dict_of({{"lr", 1.5}}), List{{dict_of({{"y", 2}})}}}}},
-               {"plain", Tuple{{1, 2}}}});
+  const Dict nested = dict_of({{"args", dict_of({{"none", Value()}, {"deep", dict_of({{"x", 1}})}})},
+                               {"groups", List{{group, dict_of({{"lr", 1.5}}), List{{dict_of({{"y", 2}})}}}}},
+                               {"plain", Tuple{{1, 2}}}});
   const auto flat = flatten_values(nested);
   EXPECT_EQ(nest_values(flat, flat.size()), nested);
 }

@@ -15,6 +15,7 @@ import collections
 import json
 import pathlib
 import re
+import textwrap
 import xml.etree.ElementTree as ElementTree
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -22,6 +23,7 @@ ROOT = HERE.parents[1]
 GPU_RESULTS = HERE / "gpu_results.json"
 TEST = re.compile(r"\bTEST(?:_F|_P)?\(\s*(\w+)\s*,\s*(\w+)\s*\)")
 PYTHON_TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
+WIDTH = 120
 WORST_FIRST = ["failing", "not run", "passed"]
 
 
@@ -60,7 +62,8 @@ def instances(paths):
                     state = "not run"
                 date = (case.get("timestamp") or suite.get("timestamp") or "")[:10]
                 simulated = "_sim" in suite.get("name", "")
-                yield f"{class_name.split('.')[-1]}.{name}", prefix.split(".")[-1].startswith("Cuda"), simulated, state, date
+                yield f"{class_name.split('.')[-1]}.{name}", prefix.split(".")[-1].startswith(
+                    "Cuda"), simulated, state, date
 
 
 def worst(test, results):
@@ -107,26 +110,37 @@ def document(rows):
     lines = [
         "# Conformance",
         "",
-        "PyTorch defines `fully_shard` by its test suite. Each of its tests is listed here with the test of ours that shows",
-        "the same property and bears its name. `tests/conformance/table.py RESULT.xml...` writes this page from",
-        "`tests/conformance/upstream.json` and the results of a test run; do not edit it.",
+        "PyTorch defines `fully_shard` by its test suite. Each section is a file of that suite. A row names PyTorch's",
+        "test, and ours that shows the same property; a `+` stands for PyTorch's name. `tests/conformance/table.py",
+        "RESULT.xml...` writes this page from `tests/conformance/upstream.json` and the results of a test run; do not",
+        "edit it.",
         "",
-        "A: required. B: wanted. C: Python only. †: torch 2.11 itself lacks it. What takes effect on a device only runs on the",
-        "[simulated device](simulated_device.md), and `tests/gpu` runs it on a GPU.",
+        "A: required. B: wanted. C: Python only. †: torch 2.11 itself lacks it. CPU, sim, GPU: the result on a CPU, on",
+        "the [simulated device](simulated_device.md) and on a GPU. A test of what a device does is not run on a CPU;",
+        "`tests/gpu` runs it on a GPU.",
         "",
         *counts(rows),
     ]
-    file = None
-    for test, states in rows:
-        if test["file"] != file:
-            file = test["file"]
-            lines += ["", f"## {file}", "", "| upstream test | mark | our test | on a CPU | simulated device | on a GPU |",
-                      "|---|---|---|---|---|---|"]
-        if "reason" in test:
-            states = [f"{states[0]}: {test['reason']}", "", ""]
-        ours = "" if "reason" in test else ", ".join(test["ours"])
-        lines.append(f"| {test['name']} | {test['mark']} | {ours} | {' | '.join(states)} |")
+    for file in dict.fromkeys(test["file"] for test, _ in rows):
+        of_file = [row for row in rows if row[0]["file"] == file]
+        lines += ["", f"## {file}", ""]
+        if any("reason" not in test for test, _ in of_file):
+            lines += ["| test | mark | our test | CPU | sim | GPU |", "|---|---|---|---|---|---|"]
+        lines += [row_of(test, states) for test, states in of_file if "reason" not in test]
+        out = [test for test, _ in of_file if "reason" in test]
+        lines += [*([""] if lines[-1] else []), "Not applicable:", ""] if out else []
+        for test in out:
+            line = f"- {test['name']} ({test['mark']}): {test['reason']}"
+            lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ")
     return "\n".join(lines) + "\n"
+
+
+def row_of(test, states):
+    """If the line would be too long, our tests have lines of their own."""
+    ours = [re.sub(rf"(^|\.){re.escape(test['name'])}$", r"\1+", name) for name in test["ours"]]
+    line = f"| {test['name']} | {test['mark']} | {{}} | {' | '.join(states)} |"
+    whole = line.format(", ".join(ours))
+    return whole if len(whole) <= WIDTH else "\n".join([line.format(""), *(f"| | | {name} | | | |" for name in ours)])
 
 
 def main():

@@ -39,15 +39,14 @@ void run_cases(int world, const std::vector<Case>& cases) {
           if (mesh == nullptr && tree.replicas == 1)
             mesh = std::make_shared<DeviceMesh>(group, std::vector<int>{world});
           if (mesh == nullptr) {
-            mesh = std::make_shared<DeviceMesh>(
-                group, std::vector<int>{tree.replicas, world / tree.replicas},
-                std::vector<std::string>{"replicate", "shard"});
+            mesh = std::make_shared<DeviceMesh>(group, std::vector<int>{tree.replicas, world / tree.replicas},
+                                                std::vector<std::string>{"replicate", "shard"});
           }
           try {
             run_sharded(tree, expected, mesh, group->rank());
           } catch (const c10::Error& error) {
-            TORCH_CHECK(false, "tree of seed ", tree.seed, " (MEGASHARD_TREE_SEED=", tree.seed, "): ",
-                        error.what_without_backtrace(), "\n", to_json(tree).dump());
+            TORCH_CHECK(false, "tree of seed ", tree.seed, " (MEGASHARD_TREE_SEED=", tree.seed,
+                        "): ", error.what_without_backtrace(), "\n", to_json(tree).dump());
           }
         }
       },

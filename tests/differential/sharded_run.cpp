@@ -14,11 +14,9 @@ namespace {
 constexpr double kTolerance = 1e-6;
 
 /// Empty if equal, else what is wrong.
-std::string difference(const at::Tensor& on_device, const at::Tensor& expected,
-                       const at::Tensor& whole, bool exact) {
+std::string difference(const at::Tensor& on_device, const at::Tensor& expected, const at::Tensor& whole, bool exact) {
   const at::Tensor got = on_device.cpu();
-  if (got.sizes() != expected.sizes())
-    return c10::str("sizes ", got.sizes(), " instead of ", expected.sizes());
+  if (got.sizes() != expected.sizes()) return c10::str("sizes ", got.sizes(), " instead of ", expected.sizes());
   if (at::equal(got, expected)) return "";
   const double largest = whole.abs().max().item<double>();
   const double error = (got - expected).abs().max().item<double>() / std::max(largest, 1e-30);
@@ -41,16 +39,13 @@ class TreeRun {
       if (step > 0 && tree_.thaws) {
         for (const auto& weight : weights_) tensor(weight).requires_grad_(true);
       }
-      for (int microbatch = 0; microbatch < tree_.microbatches; ++microbatch)
-        run_microbatch(step, microbatch);
+      for (int microbatch = 0; microbatch < tree_.microbatches; ++microbatch) run_microbatch(step, microbatch);
       compare(step);
     }
   }
 
  private:
-  static at::Tensor& tensor(const TreeWeight& weight) {
-    return weight.owner->weights[weight.index];
-  }
+  static at::Tensor& tensor(const TreeWeight& weight) { return weight.owner->weights[weight.index]; }
 
   void unshard_some(TreeNode& node) {
     if (node.node.unshard_before) unshard(node, /*async_op=*/true);
@@ -80,14 +75,14 @@ class TreeRun {
       TORCH_CHECK(gradient.defined() == expected.gradients[i].defined(), where, "gradient is ",
                   gradient.defined() ? "there" : "missing");
       if (gradient.defined()) {
-        const auto wrong = difference(gradient, part_like(expected.gradients[i], parameter),
-                                      expected.gradients[i], tree_.exact());
+        const auto wrong =
+            difference(gradient, part_like(expected.gradients[i], parameter), expected.gradients[i], tree_.exact());
         TORCH_CHECK(wrong.empty(), where, "gradient ", wrong);
         view.local.sub_(gradient, kLearningRate);
         parameter.mutable_grad() = at::Tensor();
       }
-      const auto wrong = difference(view.local, part_like(expected.weights[i], parameter),
-                                    expected.weights[i], tree_.exact());
+      const auto wrong =
+          difference(view.local, part_like(expected.weights[i], parameter), expected.weights[i], tree_.exact());
       TORCH_CHECK(wrong.empty(), where, "weight ", wrong);
     }
   }
@@ -101,8 +96,7 @@ class TreeRun {
 
 }  // namespace
 
-void run_sharded(const TreeSpec& tree, const ExpectedRun& expected, const DeviceMeshPtr& mesh,
-                 int rank) {
+void run_sharded(const TreeSpec& tree, const ExpectedRun& expected, const DeviceMeshPtr& mesh, int rank) {
   TreeRun(tree, expected, mesh, rank).run();
 }
 

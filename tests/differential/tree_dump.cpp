@@ -29,9 +29,8 @@ nlohmann::json values_of(const std::vector<at::Tensor>& tensors) {
 nlohmann::json dump(const TreeSpec& tree, const ExpectedRun& run) {
   nlohmann::json steps = nlohmann::json::array();
   for (const auto& step : run.steps) {
-    steps.push_back({{"losses", step.losses},
-                     {"gradients", values_of(step.gradients)},
-                     {"weights", values_of(step.weights)}});
+    steps.push_back(
+        {{"losses", step.losses}, {"gradients", values_of(step.gradients)}, {"weights", values_of(step.weights)}});
   }
   return {{"tree", to_json(tree)},
           {"names", run.names},
@@ -44,11 +43,9 @@ nlohmann::json dump(const TreeSpec& tree, const ExpectedRun& run) {
 void train(const TreeSpec& tree, const ExpectedRun& expected) {
   run_ranks(tree.world, [&](const ProcessGroupPtr& group) {
     const int shards = tree.world / tree.replicas;
-    const auto mesh =
-        tree.replicas == 1
-            ? std::make_shared<DeviceMesh>(group, std::vector<int>{tree.world})
-            : std::make_shared<DeviceMesh>(group, std::vector<int>{tree.replicas, shards},
-                                           std::vector<std::string>{"replicate", "shard"});
+    const auto mesh = tree.replicas == 1 ? std::make_shared<DeviceMesh>(group, std::vector<int>{tree.world})
+                                         : std::make_shared<DeviceMesh>(group, std::vector<int>{tree.replicas, shards},
+                                                                        std::vector<std::string>{"replicate", "shard"});
     run_sharded(tree, expected, mesh, group->rank());
   });
 }

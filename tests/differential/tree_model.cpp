@@ -10,8 +10,7 @@
 
 namespace megashard::testing {
 
-TreeNodeImpl::TreeNodeImpl(const NodeSpec& spec, const TreeSpec& whole, int own_rank,
-                           uint64_t& next_seed)
+TreeNodeImpl::TreeNodeImpl(const NodeSpec& spec, const TreeSpec& whole, int own_rank, uint64_t& next_seed)
     : node(spec), tree(whole), rank(own_rank) {
   using Kind = LayerSpec::Kind;
   const int64_t width = tree.width;
@@ -21,8 +20,8 @@ TreeNodeImpl::TreeNodeImpl(const NodeSpec& spec, const TreeSpec& whole, int own_
       const at::Tensor values = fixed(sizes, tree.seed * 1000 + next_seed++) * 0.4;
       const bool tied = layer.tied && std::string(name) == "w";
       const auto full = "l" + std::to_string(i) + "_" + name;
-      weights.push_back(register_parameter(full, tied ? weights[0] : values,
-                                           tied ? weights[0].requires_grad() : !layer.frozen));
+      weights.push_back(
+          register_parameter(full, tied ? weights[0] : values, tied ? weights[0].requires_grad() : !layer.frozen));
       weight_names.push_back(full);
       weight_layers.push_back(tied ? &node.layers[0] : &layer);
     };
@@ -37,8 +36,7 @@ TreeNodeImpl::TreeNodeImpl(const NodeSpec& spec, const TreeSpec& whole, int own_
   }
   for (size_t i = 0; i < node.children.size(); ++i) {
     children_nodes.push_back(
-        register_module("c" + std::to_string(i),
-                        std::make_shared<TreeNode>(node.children[i], tree, rank, next_seed)));
+        register_module("c" + std::to_string(i), std::make_shared<TreeNode>(node.children[i], tree, rank, next_seed)));
   }
 }
 
@@ -76,13 +74,11 @@ at::Tensor TreeNodeImpl::forward(at::Tensor x) {
 namespace {
 
 void collect_weights(TreeNodeImpl& at, const std::string& path, const NodeSpec* unit,
-                     std::unordered_set<const c10::TensorImpl*>& seen,
-                     std::vector<TreeWeight>& all) {
+                     std::unordered_set<const c10::TensorImpl*>& seen, std::vector<TreeWeight>& all) {
   if (at.node.unit) unit = &at.node;
   for (size_t i = 0; i < at.weights.size(); ++i) {
     if (!seen.insert(at.weights[i].unsafeGetTensorImpl()).second) continue;
-    all.push_back(
-        {&at, i, path + at.weight_names[i], unit, at.weight_layers[i], compute_dtype(*unit)});
+    all.push_back({&at, i, path + at.weight_names[i], unit, at.weight_layers[i], compute_dtype(*unit)});
   }
   for (size_t i = 0; i < at.children_nodes.size(); ++i)
     collect_weights(*at.children_nodes[i], path + "c" + std::to_string(i) + ".", unit, seen, all);
@@ -106,8 +102,8 @@ FullyShardOptions options_of(const NodeSpec& node, const TreeSpec& tree, at::Sca
   if (tree.offload) options.cpu_offload = CpuOffloadPolicy{};
   const int64_t ranks = mesh->size(mesh->ndim() - 1);
   if (node.shard_dim > 0) {
-    options.shard_dim = [ranks](const at::Tensor& parameter) -> int64_t {
-      return parameter.dim() > 1 && parameter.size(1) % ranks == 0 ? 1 : 0;
+    options.shard_placement_fn = [ranks](const at::Tensor& parameter) {
+      return ShardPlacement{.dim = parameter.dim() > 1 && parameter.size(1) % ranks == 0 ? 1 : 0};
     };
   }
   return options;
@@ -124,8 +120,7 @@ void shard_bottom_up(TreeNode& at, at::ScalarType outer, const DeviceMeshPtr& me
     torch::nn::Module* const both[] = {children[i - 1].get(), children[i].get()};
     fully_shard(both, options_of(children[i - 1]->node, at.tree, own, mesh));
   }
-  if (at.node.recompute != 0)
-    recompute(at, {.use_reentrant = at.node.recompute == 2, .preserve_rng_state = false});
+  if (at.node.recompute != 0) recompute(at, {.use_reentrant = at.node.recompute == 2, .preserve_rng_state = false});
   if (at.node.unit && !joined) fully_shard(at, options_of(at.node, at.tree, outer, mesh));
 }
 
@@ -142,8 +137,7 @@ void set_controls(TreeNode& at, const std::vector<torch::nn::Module*>& units, bo
     if (at.node.keeps_after_backward) set_reshard_after_backward(at, false, /*recurse=*/false);
   }
   auto& children = at.children_nodes;
-  for (size_t i = 0; i < children.size(); ++i)
-    set_controls(*children[i], units, i > 0 && children[i - 1]->node.joined);
+  for (size_t i = 0; i < children.size(); ++i) set_controls(*children[i], units, i > 0 && children[i - 1]->node.joined);
 }
 
 }  // namespace
@@ -164,8 +158,7 @@ void shard_tree(TreeNode& root, const DeviceMeshPtr& mesh) {
 }
 
 at::Tensor tree_input(const TreeSpec& tree, int step, int microbatch, int rank) {
-  const uint64_t seed =
-      tree.seed * 1000 + 500 + static_cast<uint64_t>((step * 8 + microbatch) * 8 + rank);
+  const uint64_t seed = tree.seed * 1000 + 500 + static_cast<uint64_t>((step * 8 + microbatch) * 8 + rank);
   return fixed({2, tree.width}, seed).requires_grad_(tree.input_requires_grad);
 }
 

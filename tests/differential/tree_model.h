@@ -30,9 +30,7 @@ struct TreeNodeImpl : torch::nn::Module {
 using TreeNode = Hooked<TreeNodeImpl>;
 
 /// dtype in which a node's own parameters compute.
-inline at::ScalarType compute_dtype(const NodeSpec& unit) {
-  return unit.half ? at::kBFloat16 : at::kFloat;
-}
+inline at::ScalarType compute_dtype(const NodeSpec& unit) { return unit.half ? at::kBFloat16 : at::kFloat; }
 
 /// One weight of the tree, and the unit whose group it is in.
 struct TreeWeight {

@@ -30,8 +30,7 @@ class Generator {
     spec_.width = dice_.of<int64_t>({1, 2, 3, 5, 7, 8, 12});
     if (dice_.one_in(40)) spec_.width = 512;  // weights that travel without the packed buffer
     spec_.microbatches = dice_.of({1, 1, 2, 3});
-    spec_.accumulation = dice_.of(
-        {Accumulation::kAlwaysSync, Accumulation::kSyncLast, Accumulation::kAllReduceLast});
+    spec_.accumulation = dice_.of({Accumulation::kAlwaysSync, Accumulation::kSyncLast, Accumulation::kAllReduceLast});
     spec_.mixed = dice_.one_in(3);
     spec_.input_requires_grad = dice_.one_in(2);
     spec_.thaws = dice_.one_in(3);
@@ -55,8 +54,7 @@ class Generator {
     made.bias = made.kind == Kind::kLinear && dice_.one_in(2);
     made.frozen = dice_.one_in(6);
     if (!first && made.kind == Kind::kLinear) made.tied = dice_.one_in(3);
-    if (!portable_ && !first && dice_.one_in(6))
-      made.skipped_on_rank = static_cast<int>(dice_.below(spec_.world));
+    if (!portable_ && !first && dice_.one_in(6)) made.skipped_on_rank = static_cast<int>(dice_.below(spec_.world));
     // Every rank must run backward, also one that skips all that trains.
     if (made.skipped_on_rank >= 0) spec_.input_requires_grad = true;
     return made;
@@ -67,11 +65,8 @@ class Generator {
     const int64_t layers = depth == 0 ? dice_.below(2) : 1 + dice_.below(3);
     for (int64_t i = 0; i < layers; ++i) made.layers.push_back(layer(i == 0));
     // Tied to a first layer that has a weight of the same sizes.
-    for (auto& each : made.layers)
-      each.tied = each.tied && made.layers[0].kind == LayerSpec::Kind::kLinear;
-    const int64_t children = depth == 0   ? 1 + dice_.below(4)
-                             : depth == 1 ? dice_.below(3) / 2 * 2
-                                          : 0;
+    for (auto& each : made.layers) each.tied = each.tied && made.layers[0].kind == LayerSpec::Kind::kLinear;
+    const int64_t children = depth == 0 ? 1 + dice_.below(4) : depth == 1 ? dice_.below(3) / 2 * 2 : 0;
     for (int64_t i = 0; i < children; ++i) made.children.push_back(node(depth + 1));
     made.unit = !dice_.one_in(4);
     made.half = spec_.mixed && made.unit && dice_.one_in(2);
@@ -96,8 +91,7 @@ class Generator {
       auto &one = children[i], &next = children[i + 1];
       join_siblings(one);
       const bool taken = i > 0 && children[i - 1].joined;
-      if (taken || !one.unit || !next.unit || one.calls > 1 || next.calls > 1 || !dice_.one_in(4))
-        continue;
+      if (taken || !one.unit || !next.unit || one.calls > 1 || next.calls > 1 || !dice_.one_in(4)) continue;
       if (one.recompute != 0 || next.recompute != 0) continue;
       one.joined = true;
       next.half = one.half;
@@ -119,8 +113,7 @@ class Generator {
 
   std::vector<int> some_units() {  // right or wrong: it must not matter
     std::vector<int> some;
-    for (int64_t i = 1 + dice_.below(2); i > 0; --i)
-      some.push_back(static_cast<int>(dice_.below(units_)));
+    for (int64_t i = 1 + dice_.below(2); i > 0; --i) some.push_back(static_cast<int>(dice_.below(units_)));
     return some;
   }
 

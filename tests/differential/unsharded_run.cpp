@@ -22,11 +22,9 @@ class RankModel {
   /// Gives every use of a weight one fresh leaf in the compute dtype.
   void set_weights(const std::vector<at::Tensor>& values, const std::vector<bool>& trainable) {
     for (size_t i = 0; i < weights.size(); ++i) {
-      const at::Tensor old =
-          leaves.empty() ? weights[i].owner->weights[weights[i].index] : leaves[i];
-      const at::Tensor leaf = values[i]
-                                  .to(weights[i].dtype, /*non_blocking=*/false, /*copy=*/true)
-                                  .requires_grad_(trainable[i]);
+      const at::Tensor old = leaves.empty() ? weights[i].owner->weights[weights[i].index] : leaves[i];
+      const at::Tensor leaf =
+          values[i].to(weights[i].dtype, /*non_blocking=*/false, /*copy=*/true).requires_grad_(trainable[i]);
       for (auto& use : weights[i].owner->weights) {
         if (use.is_same(old)) use = leaf;
       }
@@ -85,8 +83,7 @@ Sync sync_of(const TreeSpec& tree, int microbatch) {
 
 ExpectedRun run_unsharded(const TreeSpec& tree) {
   std::vector<std::unique_ptr<RankModel>> ranks;
-  for (int rank = 0; rank < tree.world; ++rank)
-    ranks.push_back(std::make_unique<RankModel>(tree, rank));
+  for (int rank = 0; rank < tree.world; ++rank) ranks.push_back(std::make_unique<RankModel>(tree, rank));
   const auto& weights = ranks[0]->weights;
   ExpectedRun run;
   std::vector<at::Tensor> values;
@@ -99,8 +96,7 @@ ExpectedRun run_unsharded(const TreeSpec& tree) {
   for (int step = 0; step < tree.steps; ++step) {
     ExpectedStep expected;
     std::vector<bool> trainable;
-    for (const auto& weight : weights)
-      trainable.push_back(!weight.layer->frozen || (tree.thaws && step > 0));
+    for (const auto& weight : weights) trainable.push_back(!weight.layer->frozen || (tree.thaws && step > 0));
     std::vector<Pending> pending(weights.size());
     std::vector<at::Tensor> gradients(weights.size());
     for (int microbatch = 0; microbatch < tree.microbatches; ++microbatch) {

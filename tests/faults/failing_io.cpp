@@ -38,8 +38,8 @@ struct Disk {
   bool all_later = false;
   bool failed = false;
   bool no_exchange = false;
-  int listings_left = -1;  ///< -1: all go well
-  std::string spoilt_ending;  ///< empty: no file is
+  int listings_left = -1;         ///< -1: all go well
+  std::string spoilt_ending;      ///< empty: no file is
   std::string unreadable_ending;  ///< empty: all can be read
   megashard::testing::FailingDisk::Reading failing_call{};
   int read_error = 0;
@@ -127,8 +127,7 @@ using Reading = megashard::testing::FailingDisk::Reading;
 
 /// Whether this call cannot be made, with errno. Under the mutex.
 bool reading_fails(const std::string& path, Reading call) {
-  if (disk == nullptr || disk->unreadable_ending.empty() || disk->failing_call != call)
-    return false;
+  if (disk == nullptr || disk->unreadable_ending.empty() || disk->failing_call != call) return false;
   if (!is_ours(path) || !path.ends_with(disk->unreadable_ending)) return false;
   errno = disk->read_error;
   return true;
@@ -153,8 +152,7 @@ int opened(const char* path, int flags, mode_t mode) {
   const bool writes = (flags & O_ACCMODE) != O_RDONLY && is_ours(path);
   if (writes && fails()) return -1;
   const bool is_new = writes && ::syscall(SYS_faccessat, AT_FDCWD, path, F_OK) != 0;
-  const auto descriptor =
-      static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags | O_LARGEFILE, mode));
+  const auto descriptor = static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags | O_LARGEFILE, mode));
   if (writes && descriptor >= 0) {
     disk->unsynced.insert(path);
     if (is_new) disk->changes.push_back({Change::Kind::kCreated, path});
@@ -239,9 +237,8 @@ std::shared_ptr<char> spoilt(int descriptor, const void* data, size_t bytes) {
 ssize_t written_at(int descriptor, const void* data, size_t bytes, off64_t offset) {
   const auto changed = spoilt(descriptor, data, bytes);
   if (changed != nullptr) data = changed.get();
-  return written(descriptor, bytes, [=](size_t count) {
-    return ::syscall(SYS_pwrite64, descriptor, data, count, offset);
-  });
+  return written(descriptor, bytes,
+                 [=](size_t count) { return ::syscall(SYS_pwrite64, descriptor, data, count, offset); });
 }
 
 /// fallocate and ftruncate; `call` is the real one.
@@ -257,8 +254,7 @@ int resized_by(int descriptor, const Call& call) {
 }
 
 int allocated(int descriptor, int mode, off64_t offset, off64_t bytes) {
-  return resized_by(descriptor,
-                    [=] { return ::syscall(SYS_fallocate, descriptor, mode, offset, bytes); });
+  return resized_by(descriptor, [=] { return ::syscall(SYS_fallocate, descriptor, mode, offset, bytes); });
 }
 
 int resized(int descriptor, off64_t bytes) {
@@ -268,8 +264,7 @@ int resized(int descriptor, off64_t bytes) {
 /// Whether the folder's entries cannot be read; an `end` of theirs that was reached is counted.
 bool listing_fails(DIR* listed, bool end) {
   const std::lock_guard lock(mutex);
-  if (disk == nullptr || disk->listings_left < 0 || path_of(::dirfd(listed)) != disk->folder)
-    return false;
+  if (disk == nullptr || disk->listings_left < 0 || path_of(::dirfd(listed)) != disk->folder) return false;
   if (end && disk->listings_left > 0) --disk->listings_left;
   if (end || disk->listings_left > 0) return false;
   disk->failed = true;
@@ -312,8 +307,7 @@ int open64(const char* path, int flags, ...) {
 ssize_t write(int descriptor, const void* data, size_t bytes) {
   const auto changed = spoilt(descriptor, data, bytes);
   if (changed != nullptr) data = changed.get();
-  return written(descriptor, bytes,
-                 [=](size_t count) { return ::syscall(SYS_write, descriptor, data, count); });
+  return written(descriptor, bytes, [=](size_t count) { return ::syscall(SYS_write, descriptor, data, count); });
 }
 
 ssize_t pwrite(int descriptor, const void* data, size_t bytes, off_t offset) {
@@ -378,8 +372,7 @@ int fsync(int descriptor) {
 
 int rename(const char* from, const char* to) noexcept { return renamed(from, to, 0); }
 
-int renameat2(int from_folder, const char* from, int to_folder, const char* to,
-              unsigned flags) noexcept {
+int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) noexcept {
   return renamed(path_at(from_folder, from).c_str(), path_at(to_folder, to).c_str(), flags);
 }
 
@@ -392,9 +385,7 @@ int mkdir(const char* path, mode_t mode) noexcept {
   return result;
 }
 
-int unlinkat(int folder, const char* name, int flags) noexcept {
-  return removed(folder, name, flags);
-}
+int unlinkat(int folder, const char* name, int flags) noexcept { return removed(folder, name, flags); }
 int unlink(const char* path) noexcept { return removed(AT_FDCWD, path, 0); }
 int rmdir(const char* path) noexcept { return removed(AT_FDCWD, path, AT_REMOVEDIR); }
 
@@ -471,8 +462,7 @@ void FailingDisk::lose_power(Loss loss) {
       continue;
     }
     if (is_removal) {
-      if (::syscall(SYS_faccessat, AT_FDCWD, change.path.c_str(), F_OK) != 0)
-        rename_now(change.kept, change.path, 0);
+      if (::syscall(SYS_faccessat, AT_FDCWD, change.path.c_str(), F_OK) != 0) rename_now(change.kept, change.path, 0);
       forget(change);  // when its folder is gone too
       continue;
     }

@@ -5,7 +5,7 @@
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
-#include "checkpoint/steps/agreement.h"
+#include "parallel/collectives/agreement.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard::testing {
@@ -18,8 +18,7 @@ constexpr const char* kPhrase = "generation ";
 
 ShardedTensor shard_of(const at::Tensor& whole, const ProcessGroupPtr& group) {
   auto tensor = ShardedTensor::replicated(whole);
-  const auto range =
-      chunk_range(whole.size(0), group == nullptr ? 1 : group->size(), rank_in(group));
+  const auto range = chunk_range(whole.size(0), group == nullptr ? 1 : group->size(), rank_in(group));
   tensor.local = whole.narrow(0, range.offset, range.size).clone();
   tensor.offsets[0] = range.offset;
   return tensor;
@@ -41,8 +40,8 @@ std::string phrase_of(Mark mark) { return kPhrase + std::to_string(mark.generati
 
 }  // namespace
 
-void save_known_step(const std::string& directory, Mark mark, const ProcessGroupPtr& group,
-                     const SaveOptions& options, AsyncSaver* saver) {
+void save_known_step(const std::string& directory, Mark mark, const ProcessGroupPtr& group, const SaveOptions& options,
+                     AsyncSaver* saver) {
   Dict values;
   values.set("iteration", mark.iteration);
   values.set("generation", mark.generation);

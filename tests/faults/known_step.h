@@ -6,6 +6,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/steps/async_saver.h"
+#include "checkpoint/steps/find_step.h"
 
 namespace megashard::testing {
 

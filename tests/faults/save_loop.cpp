@@ -8,6 +8,7 @@
 
 #include <cstdio>
 
+#include "checkpoint/dcp/dcp_plan.h"
 #include "parallel/collectives/rendezvous.h"
 #include "tests/faults/known_step.h"
 
@@ -19,8 +20,8 @@ void print_line(const std::string& text) {  // at once, whatever comes next
   TORCH_CHECK(::write(STDOUT_FILENO, line.data(), line.size()) == static_cast<ssize_t>(line.size()));
 }
 
-void run(const std::string& folder, int rank, int world, const std::string& meeting,
-         CheckpointFormat format, bool beside_training) {
+void run(const std::string& folder, int rank, int world, const std::string& meeting, CheckpointFormat format,
+         bool beside_training) {
   RendezvousOptions options;
   options.rank = rank;
   options.world_size = options.local_world_size = world;
@@ -28,18 +29,15 @@ void run(const std::string& folder, int rank, int world, const std::string& meet
   options.timeout = std::chrono::seconds(30);
   const auto group = init_process_group(options);
   const auto print = [rank](const std::string& what, Mark mark) {
-    if (rank == 0)
-      print_line(what + " " + std::to_string(mark.iteration) + " " +
-                 std::to_string(mark.generation));
+    if (rank == 0) print_line(what + " " + std::to_string(mark.iteration) + " " + std::to_string(mark.generation));
   };
   Mark mark = load_known_step(folder, group, {.depth = VerifyDepth::kBytes}).value_or(Mark{});
   if (rank == 0 && mark != Mark{}) {
     for (const auto& step : list_steps(folder)) verify_step(step.folder, VerifyDepth::kBytes);
   }
   print("found", mark);
-  const SaveOptions saving{.format = format,
-                           .retention = {.most_recent = 2},
-                           .plans = std::make_shared<SavePlanCache>()};
+  const SaveOptions saving{
+      .format = format, .retention = {.most_recent = 2}, .plans = std::make_shared<SavePlanCache>()};
   AsyncSaver saver(group);
   while (true) {
     // Some steps are saved again, as when a run was set back.

@@ -1,10 +1,8 @@
 """Saves of real processes that are killed at random moments: what had been saved is still there, whole.
 
-save_loop.cpp saves without end, in either format, with training waiting or going on; each start reads every byte of every
-step that can be seen, and goes on from there. By hand: tests/long/kill_saves SECONDS [SEED].
-"""
+save_loop.cpp saves without end, in either format, with training waiting or going on; each start reads every byte of
+every step that can be seen, and goes on from there. By hand: tests/long/kill_saves SECONDS [SEED]. """
 
-import os
 import random
 import subprocess
 import sys
@@ -13,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
+from megashard import BUILD, environment
+
 SAVE_LOOP = BUILD / "tests/faults/save_loop"
 MANNERS = [(form, how) for form in ("torch_dcp", "torch_dist") for how in ("sync", "async")]
 DEADLINE = 60  # seconds; save_loop's ranks give up after 30
@@ -39,7 +37,7 @@ class Directory:
                     stdout=out,
                     stderr=subprocess.PIPE,
                     text=True,
-                    env=dict(os.environ, OMP_NUM_THREADS="1"),
+                    env=environment(),
                 )
                 for rank in range(world)
             ]

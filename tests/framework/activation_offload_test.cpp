@@ -60,8 +60,7 @@ TEST(ActivationOffload, GradientsAreThoseWithoutIt) {
     Row plain(3, body, {{6, 6}}), moved(3, body, {{6, 6}});
     moved.begin();
     const auto expected = gradient([&](at::Tensor x) { return plain.forward(x); }, backwards);
-    EXPECT_TRUE(
-        at::equal(gradient([&](at::Tensor x) { return moved.forward(x); }, backwards), expected));
+    EXPECT_TRUE(at::equal(gradient([&](at::Tensor x) { return moved.forward(x); }, backwards), expected));
     for (int i = 0; i < 3; ++i) {
       EXPECT_TRUE(at::equal(moved.modules[i]->w[0].grad(), plain.modules[i]->w[0].grad()));
     }
@@ -79,8 +78,7 @@ TEST(ActivationOffload, EachModuleIsFetchedWhileTheOneAfterItComputes) {
   for (auto& module : row.modules) {
     x = module->forward(x);
     storages.push_back(x.storage().getWeakStorageImpl());
-    x.register_hook(
-        [&](const at::Tensor&) { fetched.push_back(row.offload.traffic().back_bytes / kBytes); });
+    x.register_hook([&](const at::Tensor&) { fetched.push_back(row.offload.traffic().back_bytes / kBytes); });
   }
   EXPECT_EQ(row.offload.traffic().out_bytes, 4 * kBytes);
   EXPECT_EQ(row.offload.traffic().host_bytes, 4 * kBytes);
@@ -106,15 +104,13 @@ TEST(ActivationOffload, AStorageTravelsOnceHoweverManyViewsOfItAreSaved) {
 }
 
 TEST(ActivationOffload, ParametersBuffersAndSmallTensorsStay) {
-  Row row(1, [](const Weights& w, at::Tensor x) { return at::linear(x, w[0]) * w[1]; },
-          {{6, 6}, {6}});
+  Row row(1, [](const Weights& w, at::Tensor x) { return at::linear(x, w[0]) * w[1]; }, {{6, 6}, {6}});
   row.begin();
   row.forward(some() * 1);
   EXPECT_EQ(row.offload.traffic().out_bytes, 2 * kBytes);  // x, and the product for w1's gradient
   Row large(1, exp_of, {}, {.min_elements = 37});
   large.begin();
-  EXPECT_TRUE(
-      at::equal(gradient([&](at::Tensor x) { return large.forward(x); }), some().exp().detach()));
+  EXPECT_TRUE(at::equal(gradient([&](at::Tensor x) { return large.forward(x); }), some().exp().detach()));
   EXPECT_EQ(large.offload.traffic().out_bytes, 0);
 }
 
@@ -148,9 +144,9 @@ void wait_for_device() {
 }
 
 TEST(ActivationOffload, WhatChangedSinceIsASentence) {
-  const auto sentence = HasSubstr(
-      "a tensor of sizes [6, 6] that backward needs was changed in place after forward had used "
-      "it: it is at version 1 and was saved at version 0");
+  const auto sentence =
+      HasSubstr("a tensor of sizes [6, 6] that backward needs was changed in place after forward had used "
+                "it: it is at version 1 and was saved at version 0");
   for (const int64_t min_elements : {1, 1000}) {  // it travels, or stays
     Row row(1, exp_of, {}, {.min_elements = min_elements});
     row.begin();
@@ -245,8 +241,7 @@ TEST(ActivationOffload, WhatIsFetchedForNothingGoesWithItsGraph) {
 TEST(ActivationOffload, RefusesTwiceAndRecomputeAfterIt) {
   Row row(1, exp_of);
   row.begin();
-  EXPECT_THAT(message_of([&] { row.offload.add(*row.modules[0]); }),
-              HasSubstr("offloads its activations already"));
+  EXPECT_THAT(message_of([&] { row.offload.add(*row.modules[0]); }), HasSubstr("offloads its activations already"));
   EXPECT_THAT(message_of([&] { recompute(*row.modules[0], {}); }),
               HasSubstr("after ActivationOffload::add, which comes last"));
 }

@@ -15,8 +15,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-void set(Arguments& arguments, const std::string& flag,
-         const std::vector<std::string>& words = {}) {
+void set(Arguments& arguments, const std::string& flag, const std::vector<std::string>& words = {}) {
   const Option* option = find_option(flag);
   ASSERT_NE(option, nullptr) << flag;
   set_option(*option, words, arguments);
@@ -34,8 +33,7 @@ TEST(ArgumentTable, EachSpellingAndNameStandsOnce) {
     if (option.status == OptionStatus::kComputed) continue;
     EXPECT_TRUE(option.flag.starts_with("--")) << option.flag;
     EXPECT_EQ(find_option(option.flag), &option) << option.flag;
-    const bool says_something =
-        !(option.status == OptionStatus::kUsed ? option.help : option.reason).empty();
+    const bool says_something = !(option.status == OptionStatus::kUsed ? option.help : option.reason).empty();
     EXPECT_TRUE(says_something) << option.flag;
     EXPECT_TRUE(spellings.insert(option.flag).second) << option.flag;
     for (const auto& other : option.aliases) EXPECT_TRUE(spellings.insert(other).second) << other;
@@ -88,12 +86,9 @@ TEST(ArgumentTable, WrongValuesAreSentences) {
   EXPECT_THAT(refusal("--seed", {"99999999999999999999"}), HasSubstr("within range"));
   EXPECT_EQ(refusal("--lr", {}), "--lr has no value; write --lr FLOAT.");
   EXPECT_EQ(refusal("--lr", {"1", "2"}), "--lr takes one value, got 2.");
-  EXPECT_EQ(refusal("--save", {""}),
-            "--save has an empty value; is a variable of the script unset? Write --save DIR.");
-  EXPECT_EQ(refusal("--rampup-batch-size", {"1", "2"}),
-            "--rampup-batch-size takes 3 values, got 2.");
-  EXPECT_EQ(refusal("--data-path", {}),
-            "--data-path has no value; write --data-path [WEIGHT] PREFIX ....");
+  EXPECT_EQ(refusal("--save", {""}), "--save has an empty value; is a variable of the script unset? Write --save DIR.");
+  EXPECT_EQ(refusal("--rampup-batch-size", {"1", "2"}), "--rampup-batch-size takes 3 values, got 2.");
+  EXPECT_EQ(refusal("--data-path", {}), "--data-path has no value; write --data-path [WEIGHT] PREFIX ....");
   EXPECT_EQ(refusal("--lr-decay-style", {"cosin"}),
             "--lr-decay-style takes one of constant, linear, cosine, inverse-square-root, WSD, got "
             "\"cosin\"; did you "
@@ -102,8 +97,7 @@ TEST(ArgumentTable, WrongValuesAreSentences) {
 }
 
 TEST(ArgumentTable, RefusesWithTheReason) {
-  EXPECT_THAT(refusal("--optimizer", {"muon"}),
-              HasSubstr("--optimizer muon is refused: it is not part of this program"));
+  EXPECT_THAT(refusal("--optimizer", {"dist_muon"}), HasSubstr("--optimizer dist_muon is refused: muon shards"));
   EXPECT_THAT(refusal("--recompute-modules", {"mlp", "moe_act"}),
               HasSubstr("--recompute-modules moe_act is refused: experts are recomputed whole"));
   EXPECT_THAT(refusal("--apply-layernorm-1p", {}), HasSubstr("is refused: norm weights"));
@@ -126,12 +120,10 @@ TEST(ArgumentTable, KeepsCountOfFlagsWithoutEffect) {
 }
 
 TEST(ArgumentTable, KnowsEveryFlagOfMegatronThatUsersPass) {
-  for (const char* flag :
-       {"--override-opt_param-scheduler", "--override-opt-param-scheduler",
-        "--use-checkpoint-opt_param-scheduler", "--use_torch_fsdp2",
-        "--init-model-with-meta-device", "--wandb-project", "--no-masked-softmax-fusion",
-        "--transformer-impl", "--async-save", "--eod-mask-loss", "--mm-model", "--lora-r",
-        "--peak-tflops", "--optimizer-selection"}) {
+  for (const char* flag : {"--override-opt_param-scheduler", "--override-opt-param-scheduler",
+                           "--use-checkpoint-opt_param-scheduler", "--use_torch_fsdp2", "--init-model-with-meta-device",
+                           "--wandb-project", "--no-masked-softmax-fusion", "--transformer-impl", "--async-save",
+                           "--eod-mask-loss", "--mm-model", "--lora-r", "--peak-tflops", "--optimizer-selection"}) {
     EXPECT_NE(find_option(flag), nullptr) << flag;
   }
   EXPECT_EQ(find_option("--num-layer"), nullptr) << "abbreviations are not taken";
@@ -176,7 +168,7 @@ TEST(OptionsHelp, ShowsGroupsDefaultsAndReasons) {
   EXPECT_THAT(help, HasSubstr("\nlearning rate:\n"));
   EXPECT_THAT(help, HasSubstr("--adam-beta2 FLOAT\n      decay of the second moment [0.999]"));
   EXPECT_THAT(help, HasSubstr("--save-interval INT, --persistent-save-interval"));
-  EXPECT_THAT(help, HasSubstr("--optimizer adam|sgd\n"));
+  EXPECT_THAT(help, HasSubstr("--optimizer adam|sgd|muon\n"));
   EXPECT_THAT(help, Not(HasSubstr("consumed_train_samples")));
   EXPECT_THAT(help, Not(HasSubstr("VALUE")));
 }
@@ -186,9 +178,8 @@ TEST(OptionsHelp, RefusedFlagsAndValuesStandAtTheEnd) {
   const auto end = help.find("\nknown, but refused:\n");
   ASSERT_NE(end, help.npos);
   EXPECT_LT(help.find("\naccepted, without effect here:\n"), end);
-  for (const char* refused :
-       {"--fp16", "--apply-layernorm-1p", "--rotary-interleaved", "--tensor-model-parallel-size",
-        "--optimizer muon", "--ckpt-format zarr", "--dataloader-type external"})
+  for (const char* refused : {"--fp16", "--apply-layernorm-1p", "--rotary-interleaved", "--tensor-model-parallel-size",
+                              "--optimizer dist_muon", "--ckpt-format zarr", "--dataloader-type external"})
     EXPECT_GT(help.find(std::string("  ") + refused), end) << refused;
 }
 

@@ -80,14 +80,11 @@ TEST(ValidateArguments, DerivesWhatWasNotGiven) {
   EXPECT_EQ(plain.params_dtype, "fp32");
   EXPECT_TRUE(plain.add_qkv_bias) << "biases of linear layers include those of the projection";
 
-  const auto gated =
-      validated("--swiglu --disable-bias-linear --use-rotary-position-embeddings").arguments;
+  const auto gated = validated("--swiglu --disable-bias-linear --use-rotary-position-embeddings").arguments;
   EXPECT_EQ(gated.ffn_hidden_size, 256) << "int(4 * 96 * 2 / 3 / 64) * 64";
   EXPECT_FALSE(gated.add_qkv_bias);
   EXPECT_EQ(gated.position_embedding_type, "rope");
-  EXPECT_EQ(
-      validated("--tokenizer-type NullTokenizer --vocab-size 128").arguments.padded_vocab_size,
-      256);
+  EXPECT_EQ(validated("--tokenizer-type NullTokenizer --vocab-size 128").arguments.padded_vocab_size, 256);
   EXPECT_EQ(validated("", {.has_gpu = true}).arguments.distributed_backend, "nccl");
   EXPECT_EQ(validated("--device cpu", {.has_gpu = true}).arguments.distributed_backend, "gloo");
 }
@@ -151,8 +148,7 @@ TEST(ValidateArguments, EachRuleSaysBothValuesAndTheReason) {
       {"--init-method-std -0.5", "--init-method-std is -0.5; it must not be negative"},
       {"--adam-eps 0", "--adam-eps is 0"},
       {"--use-rope-scaling --rotary-seq-len-interpolation-factor 2", "exclude each other"},
-      {"--position-embedding-type rope --kv-channels 3",
-       "an even number of channels a head, got 3"},
+      {"--position-embedding-type rope --kv-channels 3", "an even number of channels a head, got 3"},
       {"--position-embedding-type rope --rotary-percent 0.01", "got 0 of 24"},
       {"--swiglu --hidden-size 16", "which is 0; give it"},
       {"--hidden-dropout 1", "--hidden-dropout is 1.0; it must be from 0 to below 1"},
@@ -173,8 +169,7 @@ TEST(ValidateArguments, EachRuleSaysBothValuesAndTheReason) {
       {"--micro-batch-size 0", "--micro-batch-size is 0"},
       {"--global-batch-size 20",
        "global batch size 20 is not divisible by 12 (micro batch size 2 * data parallel size 6)"},
-      {"--global-batch-size 6 --decrease-batch-size-if-needed",
-       "global batch size 6 is not divisible by 12"},
+      {"--global-batch-size 6 --decrease-batch-size-if-needed", "global batch size 6 is not divisible by 12"},
       {"--rampup-batch-size 12 12 100", "--rampup-batch-size does not go with --train-iters"},
       // length and learning rate
       {"--train-samples 10", "--train-iters and --train-samples exclude each other"},
@@ -193,16 +188,14 @@ TEST(ValidateArguments, EachRuleSaysBothValuesAndTheReason) {
       {"--adam-beta2 1", "--adam-beta2 is 1.0"},
       {"--start-weight-decay 0.1", "need --weight-decay-incr-style linear or cosine"},
       {"--weight-decay-incr-style linear", "needs --start-weight-decay and --end-weight-decay"},
-      {"--weight-decay-incr-style linear --start-weight-decay 0.2 --end-weight-decay 0.1",
-       "goes from 0.2 to 0.1"},
+      {"--weight-decay-incr-style linear --start-weight-decay 0.2 --end-weight-decay 0.1", "goes from 0.2 to 0.1"},
       {"--log-interval 0", "--log-interval is 0"},
       {"--eval-iters -1", "--eval-iters is -1"},
       {"--empty-unused-memory-level 3", "use 0, 1 or 2"},
       {"--peak-tflops 0", "--peak-tflops is 0.0"},
       // FSDP2
       {"--use-torch-fsdp2 false", "world size is 6, which needs --use-torch-fsdp2"},
-      {"--use-torch-fsdp2 false --fsdp2-config-path f.yaml",
-       "--fsdp2-config-path f.yaml needs --use-torch-fsdp2"},
+      {"--use-torch-fsdp2 false --fsdp2-config-path f.yaml", "--fsdp2-config-path f.yaml needs --use-torch-fsdp2"},
       {"--fsdp2-config-strict", "needs --fsdp2-config-path"},
       // checkpoints
       {"--save out", "--save out needs --save-interval"},
@@ -214,14 +207,12 @@ TEST(ValidateArguments, EachRuleSaysBothValuesAndTheReason) {
       {"--ckpt-step 5", "--ckpt-step 5 needs --load"},
       {"--most-recent-k 0", "--most-recent-k is 0; at least the newest"},
       {"--save-retain-interval 0", "--save-retain-interval is 0"},
-      {"--save out --save-interval 5 --save-retain-interval 12",
-       "no multiple of --save-interval 5"},
+      {"--save out --save-interval 5 --save-retain-interval 12", "no multiple of --save-interval 5"},
       {"--finetune", "--finetune needs"},
       {"--exit-on-missing-checkpoint", "--exit-on-missing-checkpoint needs --load"},
       // data
       {"--data-path a", "exclude each other; give one source"},
-      {"--mock-data false --data-path a --data-args-path f",
-       "--data-path and --data-args-path exclude each other"},
+      {"--mock-data false --data-path a --data-args-path f", "--data-path and --data-args-path exclude each other"},
       {"--mock-data false --train-data-path a --split 9,1,0", "--split 9,1,0 does not go with"},
       {"--num-workers -1", "--num-workers is -1"},
       {"--vocab-size 0", "--vocab-size is 0"},
@@ -233,9 +224,8 @@ TEST(ValidateArguments, EachRuleSaysBothValuesAndTheReason) {
 }
 
 TEST(ValidateArguments, TellsAllBrokenRulesAtOnce) {
-  auto arguments = arguments_from(
-      "--hidden-size 98 --device cuda --clip-grad -1 --save out --global-batch-size 3 "
-      "--context-parallel-size 4 --min-lr 1");
+  auto arguments = arguments_from("--hidden-size 98 --device cuda --clip-grad -1 --save out --global-batch-size 3 "
+                                  "--context-parallel-size 4 --min-lr 1");
   arguments.seq_length.reset();
   EXPECT_EQ(refusal(arguments, {.world_size = 2}),
             "8 things must change:\n"
@@ -263,11 +253,10 @@ TEST(ValidateArguments, EvaluatingNeedsNothingOfTraining) {
 }
 
 TEST(ValidateArguments, SampleModeBansSteps) {
-  for (const auto& [flags, message] :
-       {Rule{"--lr-decay-iters 5", "--lr-decay-iters does not go with --train-samples"},
-        Rule{"--lr-warmup-iters 5", "--lr-warmup-iters does not go with"},
-        Rule{"--lr-wsd-decay-iters 5", "--lr-wsd-decay-iters does not go with"},
-        Rule{"--train-samples 1", "less than one global batch of 2"}}) {
+  for (const auto& [flags, message] : {Rule{"--lr-decay-iters 5", "--lr-decay-iters does not go with --train-samples"},
+                                       Rule{"--lr-warmup-iters 5", "--lr-warmup-iters does not go with"},
+                                       Rule{"--lr-wsd-decay-iters 5", "--lr-wsd-decay-iters does not go with"},
+                                       Rule{"--train-samples 1", "less than one global batch of 2"}}) {
     auto arguments = arguments_from(std::string("--train-samples 100 ") + flags);
     arguments.train_iters.reset();
     EXPECT_THAT(refusal(arguments), HasSubstr(message)) << flags;
@@ -302,16 +291,14 @@ TEST(ValidateArguments, RulesForLimitationsOfOthersAreDropped) {
 }
 
 TEST(ValidateArguments, TellsWhatAUserShouldKnow) {
-  EXPECT_THAT(validated("--bf16").told.text(),
-              HasSubstr("set param_dtype: bf16 in the FSDP2 file"));
+  EXPECT_THAT(validated("--bf16").told.text(), HasSubstr("set param_dtype: bf16 in the FSDP2 file"));
   EXPECT_EQ(validated("--bf16").arguments.params_dtype, "bf16");
   EXPECT_THAT(validated("--sequence-parallel").told.text(),
               HasSubstr("--sequence-parallel (it needs tensor parallelism"));
   EXPECT_FALSE(validated("--sequence-parallel").arguments.sequence_parallel);
-  EXPECT_THAT(
-      validated("--use-flash-attn --manual-gc").told.text(),
-      HasSubstr("Accepted without effect: --manual-gc (there is no Python garbage collector here); "
-                "--use-flash-attn (LibTorch chooses the attention kernel)."));
+  EXPECT_THAT(validated("--use-flash-attn --manual-gc").told.text(),
+              HasSubstr("Accepted without effect: --manual-gc (there is no Python garbage collector here); "
+                        "--use-flash-attn (LibTorch chooses the attention kernel)."));
   EXPECT_THAT(validated("").told.text(), HasSubstr("the data is split 969, 30, 1"));
 }
 
@@ -323,9 +310,7 @@ TEST(PaddedVocabSize, IsTheNextMultiple) {
 }
 
 TEST(ValidateArguments, RecomputeAndOffloadFlagsMakeAPlan) {
-  const auto plan = [](const std::string& flags) {
-    return activation_plan(validated(flags).arguments);
-  };
+  const auto plan = [](const std::string& flags) { return activation_plan(validated(flags).arguments); };
   const std::string full = "--recompute-granularity full --recompute-num-layers 1 ";
   EXPECT_THAT(plan("").recompute, IsEmpty());
   EXPECT_THAT(plan("").offload, IsEmpty());
@@ -336,9 +321,8 @@ TEST(ValidateArguments, RecomputeAndOffloadFlagsMakeAPlan) {
   EXPECT_FALSE(plan(full + "--recompute-method uniform").recompute_layers.has_value());
   EXPECT_EQ(plan(full + "--recompute-method block").recompute_layers, 1);
   EXPECT_EQ(plan("--cpu-offloading-num-layers 1").offload_layers, 1);
-  const auto fine = plan(
-      "--fine-grained-activation-offloading --offload-modules core_attn attn_proj "
-      "--min-offloaded-tensor-size 7");
+  const auto fine = plan("--fine-grained-activation-offloading --offload-modules core_attn attn_proj "
+                         "--min-offloaded-tensor-size 7");
   EXPECT_THAT(fine.offload, ElementsAre("core_attn", "attn_proj"));
   EXPECT_EQ(fine.min_offloaded_elements, 7);
 }
@@ -348,8 +332,7 @@ TEST(ValidateArguments, RecomputeAndOffloadFlagsThatDoNotGoTogether) {
       {"--recompute-activations --recompute-granularity full", "but that is full"},
       {"--recompute-granularity full --recompute-num-layers 1", "needs --recompute-method"},
       {"--recompute-granularity full --recompute-method block", "needs --recompute-num-layers"},
-      {"--recompute-granularity full --recompute-method block --recompute-num-layers 3",
-       "from 1 to the 2 layers"},
+      {"--recompute-granularity full --recompute-method block --recompute-num-layers 3", "from 1 to the 2 layers"},
       {"--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
        "layers are recomputed one by one"},
       {"--recompute-granularity full --recompute-method block --recompute-num-layers 1 "
@@ -367,8 +350,7 @@ TEST(ValidateArguments, RecomputeAndOffloadFlagsThatDoNotGoTogether) {
       {"--offload-modules mlp_norm", "needs --fine-grained-activation-offloading"},
       {"--fine-grained-activation-offloading --offload-modules attn_proj", "needs core_attn too"},
   };
-  for (const auto& [flags, part] : wrong)
-    EXPECT_THAT(usage_error([&] { validated(flags); }), HasSubstr(part)) << flags;
+  for (const auto& [flags, part] : wrong) EXPECT_THAT(usage_error([&] { validated(flags); }), HasSubstr(part)) << flags;
 }
 
 }  // namespace

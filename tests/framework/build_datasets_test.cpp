@@ -84,10 +84,7 @@ TEST(ParseBlend, ReadsPrefixesOrWeights) {
   const Blend weighted = parse_blend({"0.3", " a ", "7e-1", "b"});
   EXPECT_THAT(weighted.prefixes, ElementsAre("a", "b"));
   EXPECT_THAT(weighted.weights, ElementsAre(0.3, 0.7));
-  EXPECT_THAT(message_of([] {
-                parse_blend({"1", "a", "b", "c"});
-              }),
-              HasSubstr("weights for 1 of 2"));
+  EXPECT_THAT(message_of([] { parse_blend({"1", "a", "b", "c"}); }), HasSubstr("weights for 1 of 2"));
   EXPECT_THAT(message_of([] { parse_blend({"0", "a"}); }), HasSubstr("is not positive"));
 }
 
@@ -123,11 +120,9 @@ TEST(BuildDatasets, ASplitThatLeavesASmallSetNothingIsToldABetterOne) {
   DataOptions options = ten_documents(kDefaultSplit);
   options.test_samples = 1;
   const std::string all = "--split 100,0,0 to train on all of them and evaluate on none";
-  EXPECT_THAT(
-      message_of([&] { build_datasets(options); }),
-      HasSubstr("which has 10; give --split 80,10,10, which leaves each split some, or " + all));
-  for (const auto& [count, split] :
-       std::map<int, std::string>{{76, "98,1,1"}, {20, "90,5,5"}, {3, "34,33,33"}}) {
+  EXPECT_THAT(message_of([&] { build_datasets(options); }),
+              HasSubstr("which has 10; give --split 80,10,10, which leaves each split some, or " + all));
+  for (const auto& [count, split] : std::map<int, std::string>{{76, "98,1,1"}, {20, "90,5,5"}, {3, "34,33,33"}}) {
     options.split = kDefaultSplit;
     options.data_path = {write_documents(fresh_prefix("set"), std::vector<int>(count, 9))};
     EXPECT_THAT(message_of([&] { build_datasets(options); }), HasSubstr("give --split " + split));
@@ -144,10 +139,9 @@ TEST(BuildDatasets, SaysHowSmallASetMayBeWithoutWeights) {
   DataOptions options = ten_documents("1");
   options.train_samples = std::nullopt;
   options.seq_length = 90;
-  EXPECT_THAT(
-      message_of([&] { build_datasets(options); }),
-      HasSubstr("has 90 tokens in its 10 documents, and a sample takes --seq-length + 1 = 91; "
-                "give --seq-length 89 or less"));
+  EXPECT_THAT(message_of([&] { build_datasets(options); }),
+              HasSubstr("has 90 tokens in its 10 documents, and a sample takes --seq-length + 1 = 91; "
+                        "give --seq-length 89 or less"));
   options.seq_length = 89;
   EXPECT_EQ(build_datasets(options).train->size(), 1);
 }
@@ -180,8 +174,7 @@ TEST(BuildDatasets, WantsTrainingData) {
   DataOptions options = ten_documents("0,1,0");
   EXPECT_THAT(message_of([&] { build_datasets(options); }), HasSubstr("weight of 0"));
   std::swap(options.valid_data_path, options.data_path);
-  EXPECT_THAT(message_of([&] { build_datasets(options); }),
-              HasSubstr("--train-data-path is missing"));
+  EXPECT_THAT(message_of([&] { build_datasets(options); }), HasSubstr("--train-data-path is missing"));
 }
 
 }  // namespace

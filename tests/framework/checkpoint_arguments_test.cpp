@@ -48,8 +48,7 @@ TEST(CheckpointArguments, OfAnotherNetworkAreRefusedWithBothValues) {
               HasSubstr("has swiglu False, and this run has True: give the flags of the run"));
   other = sized(2);
   other.padded_vocab_size = 256;
-  EXPECT_THAT(usage_error([&] { check_checkpoint_arguments(other, saved, "F"); }),
-              HasSubstr("padded_vocab_size 128"));
+  EXPECT_THAT(usage_error([&] { check_checkpoint_arguments(other, saved, "F"); }), HasSubstr("padded_vocab_size 128"));
   other = sized(3);
   other.hf_model = "M";
   EXPECT_THAT(usage_error([&] { check_checkpoint_arguments(other, saved, "F"); }),
@@ -72,8 +71,7 @@ TEST(CheckpointArguments, ThatChangedAreListed) {
   other.save = "S";
   other.num_workers = 9;
   other.weight_decay = 0.5;
-  EXPECT_EQ(changed_arguments(other, saved),
-            "rotary_base 10000 -> 500000, seed 1234 -> 1, weight_decay 0.01 -> 0.5");
+  EXPECT_EQ(changed_arguments(other, saved), "rotary_base 10000 -> 500000, seed 1234 -> 1, weight_decay 0.01 -> 0.5");
   other.use_checkpoint_opt_param_scheduler = true;
   EXPECT_EQ(changed_arguments(other, saved), "rotary_base 10000 -> 500000, seed 1234 -> 1");
 }

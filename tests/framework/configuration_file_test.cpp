@@ -33,15 +33,12 @@ class ConfigurationFile : public testing::Test {
   fs::path folder_ = fs::temp_directory_path() / ("megashard_files_" + std::to_string(getpid()));
 };
 
-TEST_F(ConfigurationFile, IsRead) {
-  EXPECT_EQ(read_configuration(file("good.yaml", "a: 1\n"), "--config"), "a: 1\n");
-}
+TEST_F(ConfigurationFile, IsRead) { EXPECT_EQ(read_configuration(file("good.yaml", "a: 1\n"), "--config"), "a: 1\n"); }
 
 TEST_F(ConfigurationFile, EachFaultHasItsSentence) {
   const std::string none = folder_ / "none.yaml", link = folder_ / "link.yaml";
   EXPECT_EQ(refusal(none), "--config " + none + " cannot be read: there is no such file.");
-  EXPECT_THAT(refusal("none.yaml"),
-              HasSubstr("no such file, seen from " + fs::current_path().string()));
+  EXPECT_THAT(refusal("none.yaml"), HasSubstr("no such file, seen from " + fs::current_path().string()));
   fs::create_symlink(none, link);
   EXPECT_THAT(refusal(link), HasSubstr("it is a link to " + none + ", where there is nothing"));
   EXPECT_THAT(refusal(folder_), HasSubstr("it is a folder; name the file in it"));

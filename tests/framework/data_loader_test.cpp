@@ -102,8 +102,7 @@ TEST(DataSampler, NamesWhatCannotBeSampled) {
   cyclic.type = SamplerType::kCyclic;
   EXPECT_THAT(message_of([&] { make_data_sampler(cyclic); }), HasSubstr("no multiple"));
   cyclic.total_samples = 3;
-  EXPECT_THAT(message_of([&] { make_data_sampler(cyclic); }),
-              HasSubstr("fewer than one microbatch"));
+  EXPECT_THAT(message_of([&] { make_data_sampler(cyclic); }), HasSubstr("fewer than one microbatch"));
 }
 
 TEST(MakeBatch, ShiftsLabelsByOne) {
@@ -158,11 +157,9 @@ TEST(DataLoader, GivesUpOnDataThatDoesNotCome) {
 TEST(DataLoader, RefusesFlagsWithoutAnEndOfDocumentToken) {
   BatchOptions options = kBatch;
   options.eod_mask_loss = true;
-  EXPECT_THAT(message_of([&] {
-                DataLoader loader(std::make_shared<Counting>(4), make_data_sampler(sampler(4, 0)),
-                                  options);
-              }),
-              HasSubstr("end-of-document token"));
+  EXPECT_THAT(
+      message_of([&] { DataLoader loader(std::make_shared<Counting>(4), make_data_sampler(sampler(4, 0)), options); }),
+      HasSubstr("end-of-document token"));
 }
 
 }  // namespace

@@ -36,12 +36,8 @@ using ModulePtr = std::shared_ptr<nn::Module>;
 /// A module whose constructor is a function.
 struct Built : nn::Module {
   explicit Built(const std::function<void(Built&)>& construct) { construct(*this); }
-  at::Tensor buffer(const char* name, at::Tensor value) {
-    return register_buffer(name, std::move(value));
-  }
-  at::Tensor parameter(const char* name, at::Tensor value) {
-    return register_parameter(name, std::move(value));
-  }
+  at::Tensor buffer(const char* name, at::Tensor value) { return register_buffer(name, std::move(value)); }
+  at::Tensor parameter(const char* name, at::Tensor value) { return register_parameter(name, std::move(value)); }
   using nn::Module::register_module;
 };
 
@@ -58,31 +54,25 @@ void PrintTo(const Row& row, std::ostream* out) { *out << row.name; }
 std::vector<Row> rows() {
   return {
       {"Linear", [] { return nn::Linear(8, 6).ptr(); }},
-      {"EmbeddingWithPadding",
-       [] { return nn::Embedding(nn::EmbeddingOptions(10, 6).padding_idx(1)).ptr(); }},
+      {"EmbeddingWithPadding", [] { return nn::Embedding(nn::EmbeddingOptions(10, 6).padding_idx(1)).ptr(); }},
       {"LayerNorm", [] { return nn::LayerNorm(nn::LayerNormOptions({6})).ptr(); }},
       {"Conv2d", [] { return nn::Conv2d(nn::Conv2dOptions(3, 8, 3)).ptr(); }},
       {"MultiheadAttention",
-       [] {
-         return nn::MultiheadAttention(nn::MultiheadAttentionOptions(8, 2).add_bias_kv(true)).ptr();
-       }},
+       [] { return nn::MultiheadAttention(nn::MultiheadAttentionOptions(8, 2).add_bias_kv(true)).ptr(); }},
       {"BatchNorm2d", [] { return nn::BatchNorm2d(4).ptr(); }},
       {"GroupNorm", [] { return nn::GroupNorm(2, 4).ptr(); }},
       {"TransformerEncoderLayer", [] { return nn::TransformerEncoderLayer(8, 2).ptr(); }},
       {"TransformerDecoder",
        [] {
-         return nn::TransformerDecoder(
-                    nn::TransformerDecoderOptions(nn::TransformerDecoderLayer(8, 2), 2))
-             .ptr();
+         return nn::TransformerDecoder(nn::TransformerDecoderOptions(nn::TransformerDecoderLayer(8, 2), 2)).ptr();
        }},
       {"Transformer", [] { return nn::Transformer(nn::TransformerOptions(8, 2, 2, 2)).ptr(); }},
       {"LSTM", [] { return nn::LSTM(nn::LSTMOptions(4, 6).num_layers(2)).ptr(); }},
       {"EmbeddingBag", [] { return nn::EmbeddingBag(10, 4).ptr(); }},
       {"Bilinear", [] { return nn::Bilinear(3, 4, 5).ptr(); }},
       {"PReLU", [] { return nn::PReLU().ptr(); }},
-      {"RotaryFrequencies", built([](Built& m) {
-         m.buffer("inv_freq", 1.0 / at::pow(10000.0, at::arange(0, 64, 2).to(at::kFloat) / 64));
-       })},
+      {"RotaryFrequencies",
+       built([](Built& m) { m.buffer("inv_freq", 1.0 / at::pow(10000.0, at::arange(0, 64, 2).to(at::kFloat) / 64)); })},
       {"CausalMask", built([](Built& m) {
          m.buffer("mask", at::ones({8, 8}).tril().view({1, 1, 8, 8}).to(at::kBool));
        })},
@@ -114,17 +104,15 @@ std::vector<Row> rows() {
          const auto t = at::arange(8);
          m.buffer("c", at::index(t, {std::make_optional(t > 3)}));
        })},
-      {"OwnGenerator", built([](Built& m) {
-         m.parameter("w", at::rand({4}, at::make_generator<at::CPUGeneratorImpl>(7)));
-       })},
+      {"OwnGenerator",
+       built([](Built& m) { m.parameter("w", at::rand({4}, at::make_generator<at::CPUGeneratorImpl>(7))); })},
       {"ThreadInConstructor", built([](Built& m) {
          at::Tensor c;
          std::thread([&] { c = at::ones({3}); }).join();
          m.buffer("c", c);
        })},
-      {"ItemOfLinspace", built([](Built& m) {
-         m.buffer("c", at::full({2}, at::linspace(0, 0.1, 4)[3].item<double>()));
-       })},
+      {"ItemOfLinspace",
+       built([](Built& m) { m.buffer("c", at::full({2}, at::linspace(0, 0.1, 4)[3].item<double>())); })},
       {"TensorOfFloats", built([](Built& m) {
          m.buffer("c", torch::tensor({1.f, 2.f, 3.f}));
        })},
@@ -137,8 +125,7 @@ std::vector<Row> rows() {
        })},
       // Beyond the stock cases.
       {"TensorOfVector", built([](Built& m) {
-         m.buffer("mean",
-                  torch::tensor(std::vector<float>{0.5f, 0.25f}).view({1, 2}) * at::ones({3, 1}));
+         m.buffer("mean", torch::tensor(std::vector<float>{0.5f, 0.25f}).view({1, 2}) * at::ones({3, 1}));
        })},
       {"RealTensorRead", built([](Built& m) {
          auto values = torch::tensor({1.f, 2.f});
@@ -249,8 +236,7 @@ TEST_P(DeferredConstruction, EqualsAnOrdinaryStart) {
     if (buffer.is_meta()) materialised.push_back(buffer);  // the others are literals
   }
   tape.materialise(*deferred, &assign_whole);
-  for (const auto& tensor : materialised)
-    EXPECT_EQ(tensor.device().type(), testing::device_of_tests().type());
+  for (const auto& tensor : materialised) EXPECT_EQ(tensor.device().type(), testing::device_of_tests().type());
   const auto deferred_state = default_state();
   for (size_t i = 0; i < identities.size(); ++i) {
     EXPECT_EQ(deferred->parameters()[i].unsafeGetTensorImpl(), identities[i]);
@@ -292,9 +278,7 @@ TEST(DeferredInit, UnsetTensorsAreNamed) {
   const auto message = message_of([&] { tape.materialise(*module, &assign_whole); });
   EXPECT_THAT(message, ::testing::HasSubstr("parameter 'w' [4, 3], buffer 'copy_of_nothing' [2]"));
   EXPECT_THAT(message, ::testing::Not(::testing::HasSubstr("'set'")));
-  EXPECT_EQ(
-      tape.materialise(*module, &assign_whole, {.parameters = true, .allow_unset = true}).tensors,
-      3);
+  EXPECT_EQ(tape.materialise(*module, &assign_whole, {.parameters = true, .allow_unset = true}).tensors, 3);
   EXPECT_FALSE(module->parameters()[0].is_meta());
 }
 
@@ -302,14 +286,10 @@ TEST(DeferredInit, TensorsFromElsewhereAreNamed) {
   const auto outside = at::empty({2, 2}, at::TensorOptions().device(at::kMeta));
   InitTape tape;
   auto module = build_under(tape, built([&](Built& m) { m.parameter("w", outside); }));
-  EXPECT_THAT(
-      message_of([&] { tape.materialise(*module, &assign_whole); }),
-      ::testing::HasSubstr(
-          "not made under this tape's DeferredInit, so nothing can set them: parameter 'w'"));
+  EXPECT_THAT(message_of([&] { tape.materialise(*module, &assign_whole); }),
+              ::testing::HasSubstr("not made under this tape's DeferredInit, so nothing can set them: parameter 'w'"));
   InitTape second;
-  EXPECT_THAT(message_of([&] {
-                build_under(second, built([&](Built& m) { m.buffer("b", outside + 1); }));
-              }),
+  EXPECT_THAT(message_of([&] { build_under(second, built([&](Built& m) { m.buffer("b", outside + 1); })); }),
               ::testing::HasSubstr("made before this DeferredInit"));
 }
 
@@ -348,8 +328,7 @@ TEST(DeferredInit, BuffersAlone) {
                               m.register_module("a", nn::Linear(4, 4));
                               m.buffer("b", at::arange(3) * 2);
                             }));
-  const auto report =
-      tape.materialise(*module, &assign_whole, {.parameters = false, .allow_unset = false});
+  const auto report = tape.materialise(*module, &assign_whole, {.parameters = false, .allow_unset = false});
   EXPECT_EQ(report.tensors, 1);
   EXPECT_TRUE(at::equal(module->buffers()[0], at::arange(3) * 2));
   EXPECT_TRUE(module->parameters()[0].is_meta());
@@ -361,20 +340,17 @@ TEST(DeferredInit, PeakIsShardsAndOneParameter) {
   constexpr int64_t kWorld = 4;
   const auto make = built([](Built& m) {
     m.register_module("embedding", nn::Embedding(600, 64));
-    for (int i = 0; i < 12; ++i)
-      m.register_module("layer" + std::to_string(i), nn::Linear(128, 128));
-    for (auto& w : m.parameters())
-      nn::init::normal_(w, 0, 0.02);  // a second pass over all, as models do
+    for (int i = 0; i < 12; ++i) m.register_module("layer" + std::to_string(i), nn::Linear(128, 128));
+    for (auto& w : m.parameters()) nn::init::normal_(w, 0, 0.02);  // a second pass over all, as models do
   });
   InitTape tape;
   auto module = build_under(tape, make);
   const size_t before = allocator->live();
   allocator->reset_peak();
-  const auto report = tape.materialise(
-      *module, [&](const std::string&, at::Tensor& target, const at::Tensor& full) {
-        const auto rows = (full.size(0) + kWorld - 1) / kWorld;
-        become(target, full.narrow(0, 0, std::min(rows, full.size(0))).clone());
-      });
+  const auto report = tape.materialise(*module, [&](const std::string&, at::Tensor& target, const at::Tensor& full) {
+    const auto rows = (full.size(0) + kWorld - 1) / kWorld;
+    become(target, full.narrow(0, 0, std::min(rows, full.size(0))).clone());
+  });
   const auto peak = static_cast<double>(allocator->peak() - before);
   allocator->stop();
   EXPECT_EQ(report.full_bytes, (600 * 64 + 12 * (128 * 128 + 128)) * 4);
@@ -405,8 +381,7 @@ TEST(DeferredInit, RanksAsThreadsDrawTheSameNumbers) {
     expect_equal_tensors(*modules[rank], *ordinary);
     EXPECT_TRUE(same_generator_state(generator_state(generators[rank]), after));
   }
-  EXPECT_TRUE(
-      same_generator_state(default_state(), after));  // the process's own generator was left alone
+  EXPECT_TRUE(same_generator_state(default_state(), after));  // the process's own generator was left alone
 }
 
 TEST(DeferredInit, ConstructsWhatNoMachineHolds) {
@@ -420,8 +395,7 @@ TEST(DeferredInit, ATapeIsReplayedOnce) {
   InitTape tape;
   auto module = build_under(tape, [] { return nn::Linear(2, 2).ptr(); });
   tape.materialise(*module, &assign_whole);
-  EXPECT_THAT(message_of([&] { tape.materialise(*module, &assign_whole); }),
-              ::testing::HasSubstr("replayed already"));
+  EXPECT_THAT(message_of([&] { tape.materialise(*module, &assign_whole); }), ::testing::HasSubstr("replayed already"));
 }
 
 }  // namespace

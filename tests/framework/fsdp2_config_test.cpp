@@ -16,8 +16,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using Kind = ReshardAfterForward::Kind;
 
-Fsdp2Config parse(const std::string& text, CollectedDiagnostics& told,
-                  Strictness strictness = Strictness::kWarn) {
+Fsdp2Config parse(const std::string& text, CollectedDiagnostics& told, Strictness strictness = Strictness::kWarn) {
   return parse_fsdp2_config(text, "f.yaml", strictness, told.sink());
 }
 
@@ -143,8 +142,7 @@ TEST(Fsdp2Config, TheSampleOfThisProjectIsValid) {
   EXPECT_FALSE(config.mixed_precision.param_dtype.has_value());
   std::stringstream text;  // and shows every key
   text << std::ifstream(path).rdbuf();
-  for (const auto& key : fsdp2_config_keys())
-    EXPECT_THAT(text.str(), testing::ContainsRegex("\n(# )?" + key + ":"));
+  for (const auto& key : fsdp2_config_keys()) EXPECT_THAT(text.str(), testing::ContainsRegex("\n(# )?" + key + ":"));
 }
 
 TEST(Fsdp2Config, UnknownKeysAreToldOrRefused) {
@@ -152,29 +150,23 @@ TEST(Fsdp2Config, UnknownKeysAreToldOrRefused) {
   parse("sharding_size: auto\nparm_dtype: bf16\n", told);
   ASSERT_EQ(told.all.size(), 1u);
   EXPECT_EQ(told.all[0].first, Severity::kWarning);
-  EXPECT_EQ(told.all[0].second,
-            "f.yaml:2: unknown key \"parm_dtype\"; did you mean param_dtype? It is ignored.");
+  EXPECT_EQ(told.all[0].second, "f.yaml:2: unknown key \"parm_dtype\"; did you mean param_dtype? It is ignored.");
   EXPECT_EQ(usage_error([&] { parse("parm_dtype: bf16", told, Strictness::kStrict); }),
             "f.yaml:1: unknown key \"parm_dtype\"; did you mean param_dtype?");
 }
 
 TEST(Fsdp2Config, WrongValuesNameLineKeyAndValue) {
   const std::pair<const char*, const char*> rows[] = {
-      {"\nparam_dtype: bfloat",
-       "f.yaml:2: Unsupported dtype \"bfloat\" for param_dtype; use one of fp16, bf16"},
-      {"output_dtype: int8",
-       "Unsupported dtype \"int8\" for output_dtype; use one of fp16, bf16, fp32, fp64."},
-      {"sharding_size: all",
-       "f.yaml:1: sharding_size takes \"auto\", a number of ranks, or null, got \"all\"."},
+      {"\nparam_dtype: bfloat", "f.yaml:2: Unsupported dtype \"bfloat\" for param_dtype; use one of fp16, bf16"},
+      {"output_dtype: int8", "Unsupported dtype \"int8\" for output_dtype; use one of fp16, bf16, fp32, fp64."},
+      {"sharding_size: all", "f.yaml:1: sharding_size takes \"auto\", a number of ranks, or null, got \"all\"."},
       {"sharding_size: 0", "sharding_size takes"},
       {"sub_modules_to_wrap: layers.{*}", "sub_modules_to_wrap takes a list of module paths"},
       {"sub_modules_to_wrap: [[a]]", "sub_modules_to_wrap takes a list of module paths"},
       {"use_reentrant: 3", "use_reentrant takes true or false, got \"3\"."},
-      {"reshard_after_forward: often",
-       "reshard_after_forward takes true, false or a number of ranks"},
+      {"reshard_after_forward: often", "reshard_after_forward takes true, false or a number of ranks"},
       {"reshard_after_forward: 0", "reshard_after_forward takes true, false or a number of ranks"},
-      {"num_to_forward_prefetch: -1",
-       "num_to_forward_prefetch takes a whole number of at least 0, got \"-1\"."},
+      {"num_to_forward_prefetch: -1", "num_to_forward_prefetch takes a whole number of at least 0, got \"-1\"."},
       {"expert_parallel_size: 0", "expert_parallel_size takes a whole number of at least 1"},
       {"offload_to_cpu: [1]", "offload_to_cpu takes true or false, got a list."},
       {"pin_memory: true\npin_memory: true", "f.yaml:2: pin_memory is given twice"},
@@ -189,9 +181,8 @@ TEST(Fsdp2Config, WrongValuesNameLineKeyAndValue) {
 
 TEST(Fsdp2Config, AMissingFileIsASentence) {
   CollectedDiagnostics told;
-  EXPECT_THAT(
-      usage_error([&] { load_fsdp2_config("/nowhere.yaml", Strictness::kWarn, told.sink()); }),
-      HasSubstr("--fsdp2-config-path /nowhere.yaml"));
+  EXPECT_THAT(usage_error([&] { load_fsdp2_config("/nowhere.yaml", Strictness::kWarn, told.sink()); }),
+              HasSubstr("--fsdp2-config-path /nowhere.yaml"));
 }
 
 TEST(Fsdp2Config, ShardGroupsDivideTheWorld) {
@@ -245,16 +236,13 @@ recompute_plan:
               HasSubstr("fsdp_plan stands under parallel too; keep one."));
 
   CollectedDiagnostics told;
-  parse(std::string(plans) +
-            "ep_plan: {apply_modules: [e], dispatcher: fused, apply_efsdp_modules: [e]}",
-        told);
+  parse(std::string(plans) + "ep_plan: {apply_modules: [e], dispatcher: fused, apply_efsdp_modules: [e]}", told);
   EXPECT_EQ(told.all.size(), 2u);
   EXPECT_THAT(told.text(), HasSubstr("ep_plan.dispatcher has no effect: rows go to their experts"));
   EXPECT_THAT(told.text(), HasSubstr("ep_plan.apply_efsdp_modules has no effect"));
 
   const std::pair<const char*, const char*> rows[] = {
-      {"fsdp_plan: {apply_module: [a]}",
-       "unknown key \"fsdp_plan.apply_module\"; did you mean apply_modules?"},
+      {"fsdp_plan: {apply_module: [a]}", "unknown key \"fsdp_plan.apply_module\"; did you mean apply_modules?"},
       {"parallel: {ulysses_parallel_size: 2}", "ulysses_parallel_size must be 1 here"},
       {"fsdp_plan: {pregather: true}", "pregather is not in this version"},
       {"fsdp_plan: {hook_modules: [a]}", "hook_modules names modules of MindSpeed's own"},

@@ -81,8 +81,7 @@ struct Step {
 Step run(const ProcessGroupPtr& world, const Fsdp2Config& config, const ActivationPlan& plan) {
   PlannedModel model;
   CollectedDiagnostics told;
-  model.FSDP2Mixin::fully_shard(
-      {.process_group = world, .config = config, .sink = told.sink(), .activations = plan});
+  model.FSDP2Mixin::fully_shard({.process_group = world, .config = config, .sink = told.sink(), .activations = plan});
   ModelInput input;
   input.tokens = fixed({4, 6}, 9);
   model(input).pow(2).sum().backward();
@@ -100,8 +99,8 @@ TEST(Fsdp2Mixin, FlagsAndFileChooseWhatIsRecomputedAndOffloaded) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
     const Step plain = run(world, {}, {});
     EXPECT_EQ(plain.layer_runs, (std::vector<int>{1, 1, 1}));
-    const auto check = [&](const Fsdp2Config& config, const ActivationPlan& plan,
-                           const std::vector<int>& layer_runs, const std::vector<int>& mlp_runs) {
+    const auto check = [&](const Fsdp2Config& config, const ActivationPlan& plan, const std::vector<int>& layer_runs,
+                           const std::vector<int>& mlp_runs) {
       const Step other = run(world, config, plan);
       EXPECT_EQ(other.layer_runs, layer_runs);
       EXPECT_EQ(other.mlp_runs, mlp_runs);
@@ -113,11 +112,9 @@ TEST(Fsdp2Mixin, FlagsAndFileChooseWhatIsRecomputedAndOffloaded) {
     check({}, {.recompute = {"layer"}}, twice, twice);
     check({}, {.recompute = {"layer"}, .recompute_layers = 2}, {2, 2, 1}, {2, 2, 1});
     check({}, {.recompute = {"mlp"}}, once, twice);
-    const auto told = check(
-        {}, {.offload = {"layer"}, .offload_layers = 2, .min_offloaded_elements = 1}, once, once);
+    const auto told = check({}, {.offload = {"layer"}, .offload_layers = 2, .min_offloaded_elements = 1}, once, once);
     EXPECT_THAT(told, HasSubstr("activation offload layer: layers.{*} -> 3 modules"));
-    EXPECT_EQ(told.find("on CPUs this costs time and memory") != told.npos,
-              world->device().is_cpu());
+    EXPECT_EQ(told.find("on CPUs this costs time and memory") != told.npos, world->device().is_cpu());
     Fsdp2Config in_file;
     in_file.recompute_modules = in_file.offload_modules = {"layers.{0-1}"};
     in_file.min_offloaded_tensor_size = 1;
@@ -126,12 +123,9 @@ TEST(Fsdp2Mixin, FlagsAndFileChooseWhatIsRecomputedAndOffloaded) {
     in_file.recompute_save_ops = {"aten::addmm"};
     check(in_file, {}, {2, 2, 1}, {2, 2, 1});
 
-    EXPECT_THAT(usage_error([&] { run(world, in_file, {.recompute = {"layer"}}); }),
-                HasSubstr("exclude each other"));
-    EXPECT_THAT(usage_error([&] { run(world, in_file, {.offload = {"layer"}}); }),
-                HasSubstr("exclude each other"));
-    EXPECT_THAT(usage_error([&] { run(world, {}, {.recompute = {"core_attn"}}); }),
-                HasSubstr("has no core_attn"));
+    EXPECT_THAT(usage_error([&] { run(world, in_file, {.recompute = {"layer"}}); }), HasSubstr("exclude each other"));
+    EXPECT_THAT(usage_error([&] { run(world, in_file, {.offload = {"layer"}}); }), HasSubstr("exclude each other"));
+    EXPECT_THAT(usage_error([&] { run(world, {}, {.recompute = {"core_attn"}}); }), HasSubstr("has no core_attn"));
     Fsdp2Config alone;
     alone.recompute_save_ops = {"aten::mm"};
     EXPECT_THAT(usage_error([&] { run(world, alone, {}); }), HasSubstr("needs recompute_modules"));
@@ -164,7 +158,7 @@ class ClassedModel : public PlannedModel {
   std::vector<std::string> groups() const {
     std::vector<std::string> found;
     for (const auto& item : named_modules("", /*include_self=*/false)) {
-      if (fsdp_state(*item.value()) != nullptr) found.push_back(item.key());
+      if (is_fsdp_module(*item.value())) found.push_back(item.key());
     }
     return found;
   }
@@ -180,8 +174,7 @@ TEST(Fsdp2Mixin, WrapsByClass) {
       CollectedDiagnostics diagnostics;
       Fsdp2Config config;
       config.wrap_policy = policy;
-      model.FSDP2Mixin::fully_shard(
-          {.process_group = world, .config = config, .sink = diagnostics.sink()});
+      model.FSDP2Mixin::fully_shard({.process_group = world, .config = config, .sink = diagnostics.sink()});
       ModelInput input;
       input.tokens = fixed({4, 6}, 9);
       model(input).sum().backward();
@@ -194,11 +187,9 @@ TEST(Fsdp2Mixin, WrapsByClass) {
       return others;
     };
     EXPECT_EQ(groups(false, {}), with({"embed_tokens"}));
-    EXPECT_EQ(groups(false, {.layer_classes = {}, .lm_output = true}),
-              with({"embed_tokens", "lm_head"}));
+    EXPECT_EQ(groups(false, {.layer_classes = {}, .lm_output = true}), with({"embed_tokens", "lm_head"}));
     EXPECT_EQ(groups(true, {.layer_classes = {}, .embeddings = true, .lm_output = true}), layers);
-    EXPECT_THAT(told,
-                HasSubstr("embed_tokens stays in the root group, because its weight is tied"));
+    EXPECT_THAT(told, HasSubstr("embed_tokens stays in the root group, because its weight is tied"));
     EXPECT_EQ(groups(true, {.layer_classes = {{"Part", "PlannedLayer"}}}),
               (std::vector<std::string>{"layers.0.mlp", "layers.1.mlp", "layers.2.mlp"}))
         << "of nested matches the inner ones";
@@ -234,8 +225,7 @@ TEST(Fsdp2Mixin, FrozenParametersGetNothing) {
     }
     EXPECT_THAT(usage_error([&] { gradients({"layer.0"}, &frozen); }),
                 HasSubstr("begins with \"layer.0\"; did you mean layers.0?"));
-    EXPECT_THAT(usage_error([&] { gradients({"layers."}, &frozen); }),
-                HasSubstr("freezes every parameter"));
+    EXPECT_THAT(usage_error([&] { gradients({"layers."}, &frozen); }), HasSubstr("freezes every parameter"));
   });
 }
 
@@ -322,9 +312,8 @@ TEST(Fsdp2Mixin, ContradictionsOfTheFileAreRefused) {
                 HasSubstr("behind it computes in bf16; wrap that too (sub_modules_to_wrap)"));
     config = {};
     config.reshard_after_forward = ReshardAfterForward::to(3);
-    EXPECT_THAT(
-        usage_error([&] { shard(config); }),
-        HasSubstr("reshard_after_forward: 3 in the FSDP2 file does not divide the 2 ranks"));
+    EXPECT_THAT(usage_error([&] { shard(config); }),
+                HasSubstr("reshard_after_forward: 3 in the FSDP2 file does not divide the 2 ranks"));
   });
 }
 

@@ -34,9 +34,7 @@ constexpr int64_t kWidth = 6, kVocabulary = 11, kLength = 5;
 std::shared_ptr<HookedLinear> make_linear(int64_t in, int64_t out) {
   return std::make_shared<HookedLinear>(nn::LinearOptions(in, out).bias(false));
 }
-std::shared_ptr<HookedNorm> make_norm() {
-  return std::make_shared<HookedNorm>(nn::LayerNormOptions({kWidth}));
-}
+std::shared_ptr<HookedNorm> make_norm() { return std::make_shared<HookedNorm>(nn::LayerNormOptions({kWidth})); }
 
 /// Its dropout draws from the rank's own generator: ranks are threads here.
 struct FeedForwardImpl : nn::Module {
@@ -55,8 +53,7 @@ struct FeedForwardImpl : nn::Module {
 struct LayerImpl : nn::Module {
   explicit LayerImpl(const at::Generator& noise)
       : norm(register_module("norm", make_norm())),
-        feed_forward(
-            register_module("feed_forward", std::make_shared<Hooked<FeedForwardImpl>>(noise))) {}
+        feed_forward(register_module("feed_forward", std::make_shared<Hooked<FeedForwardImpl>>(noise))) {}
   at::Tensor forward(at::Tensor x) { return x + feed_forward->forward(norm->forward(x)); }
   std::shared_ptr<HookedNorm> norm;
   std::shared_ptr<Hooked<FeedForwardImpl>> feed_forward;
@@ -65,8 +62,7 @@ using Layer = Hooked<LayerImpl>;
 
 /// Where a recompute around a unit sits.
 struct RegionImpl : nn::Module {
-  explicit RegionImpl(std::shared_ptr<Layer> given)
-      : layer(register_module("layer", std::move(given))) {}
+  explicit RegionImpl(std::shared_ptr<Layer> given) : layer(register_module("layer", std::move(given))) {}
   at::Tensor forward(at::Tensor x) { return layer->forward(x); }
   std::shared_ptr<Layer> layer;
 };
@@ -75,8 +71,7 @@ enum class Place { kNowhere, kInUnits, kAroundUnits, kInUnitsAndTheirParts };
 enum class Grouping { kLayers, kLists, kTied };
 
 struct TransformerImpl : nn::Module {
-  TransformerImpl(int depth, Grouping given, uint64_t seed)
-      : grouping(given), noise(generator_of_tests(seed)) {
+  TransformerImpl(int depth, Grouping given, uint64_t seed) : grouping(given), noise(generator_of_tests(seed)) {
     tokens = register_module("tokens", std::make_shared<HookedEmbedding>(kVocabulary, kWidth));
     places = register_module("places", std::make_shared<HookedEmbedding>(kLength, kWidth));
     nn::ModuleList list;
@@ -105,8 +100,7 @@ struct TransformerImpl : nn::Module {
     options.generators = {noise};
     for (auto& region : regions) {
       if (place == Place::kAroundUnits) recompute(*region, options);
-      if (place == Place::kInUnits || place == Place::kInUnitsAndTheirParts)
-        recompute(*region->layer, options);
+      if (place == Place::kInUnits || place == Place::kInUnitsAndTheirParts) recompute(*region->layer, options);
       if (place == Place::kInUnitsAndTheirParts) recompute(*region->layer->feed_forward, options);
     }
   }
@@ -149,8 +143,7 @@ const std::vector<std::pair<Place, bool>> kStyles = {{Place::kInUnits, false},
                                                      {Place::kInUnitsAndTheirParts, true}};
 
 std::string describe(Place place, bool reentrant) {
-  static const std::vector<std::string> names = {"nowhere", "in units", "around units",
-                                                 "in units and their parts"};
+  static const std::vector<std::string> names = {"nowhere", "in units", "around units", "in units and their parts"};
   return names[static_cast<size_t>(place)] + (reentrant ? ", reentrant" : "");
 }
 
@@ -219,9 +212,7 @@ TEST(FullyShardTraining, test_double_forward_with_nested_fsdp_and_checkpoint) {
 
 /// A reentrant recompute around a unit: gradients reach the unit when its second forward has run,
 /// so "pre_backward", and what an explicit list then prefetches, come after its gathers.
-bool follows_forward(Place place, bool reentrant) {
-  return place == Place::kAroundUnits && reentrant;
-}
+bool follows_forward(Place place, bool reentrant) { return place == Place::kAroundUnits && reentrant; }
 
 /// The events of one step, of those kinds that are named (all: none are named).
 Events events_of(Transformer& model, const std::function<void()>& step, const Events& kinds = {}) {
@@ -275,13 +266,11 @@ TEST(FullyShardComm, test_fully_shard_backward_prefetch) {
     Transformer model(3, Grouping::kLayers, 7);
     model.recompute_layers(Place::kInUnits, false);
     shard(model, resharding(world));
-    EXPECT_EQ(
-        events_of(model, [&] { loss_of(model, batch(1)).backward(); }, {"gather", "post_backward"}),
-        (Events{"gather Transformer", "gather layers.0.layer", "gather layers.1.layer",
-                "gather layers.2.layer", "gather Transformer", "gather layers.2.layer",
-                "gather layers.1.layer", "post_backward layers.2.layer", "gather layers.0.layer",
-                "post_backward layers.1.layer", "post_backward layers.0.layer",
-                "post_backward Transformer"}));
+    EXPECT_EQ(events_of(model, [&] { loss_of(model, batch(1)).backward(); }, {"unshard", "post_backward"}),
+              (Events{"unshard Transformer", "unshard layers.0.layer", "unshard layers.1.layer",
+                      "unshard layers.2.layer", "unshard Transformer", "unshard layers.2.layer",
+                      "unshard layers.1.layer", "post_backward layers.2.layer", "unshard layers.0.layer",
+                      "post_backward layers.1.layer", "post_backward layers.0.layer", "post_backward Transformer"}));
   });
 }
 
@@ -304,22 +293,22 @@ TEST(FullyShardComm, test_set_modules_to_backward_prefetch_inside_ac) {
         set_modules_to_backward_prefetch(*model.regions[0]->layer, first);
       }
       const at::Tensor loss = loss_of(model, batch(1));
-      auto events = events_of(model, [&] { loss.backward(); }, {"gather", "release"});
-      for (auto& event : events) {  // shorter: "gather 2.w1"
+      auto events = events_of(model, [&] { loss.backward(); }, {"unshard", "reshard"});
+      for (auto& event : events) {  // shorter: "unshard 2.w1"
         for (const std::string part : {"layers.", ".layer", ".feed_forward"}) {
           if (const auto at = event.find(part); at != event.npos) event.erase(at, part.size());
         }
       }
       return events;
     };
-    const Events by_default = {"gather norm",   "gather 2",     "release norm", "gather 2.w1",
-                               "gather 1",      "release 2.w1", "release 2",    "gather 1.w1",
-                               "gather 0",      "release 1.w1", "release 1",    "gather 0.w1",
-                               "gather tokens", "release 0.w1", "release 0",    "release tokens"};
-    const Events by_lists = {"gather norm",   "gather 2",     "release norm", "gather 1",
-                             "gather 1.w1",   "gather 2.w1",  "release 2.w1", "release 2",
-                             "gather 0",      "gather 0.w1",  "release 1.w1", "release 1",
-                             "gather tokens", "release 0.w1", "release 0",    "release tokens"};
+    const Events by_default = {"unshard norm",   "unshard 2",    "reshard norm", "unshard 2.w1",
+                               "unshard 1",      "reshard 2.w1", "reshard 2",    "unshard 1.w1",
+                               "unshard 0",      "reshard 1.w1", "reshard 1",    "unshard 0.w1",
+                               "unshard tokens", "reshard 0.w1", "reshard 0",    "reshard tokens"};
+    const Events by_lists = {"unshard norm",   "unshard 2",    "reshard norm", "unshard 1",
+                             "unshard 1.w1",   "unshard 2.w1", "reshard 2.w1", "reshard 2",
+                             "unshard 0",      "unshard 0.w1", "reshard 1.w1", "reshard 1",
+                             "unshard tokens", "reshard 0.w1", "reshard 0",    "reshard tokens"};
     Events by_lists_late = by_lists;
     std::rotate(by_lists_late.begin() + 3, by_lists_late.begin() + 5, by_lists_late.begin() + 6);
     EXPECT_EQ(record(Place::kNowhere, false, false), by_default);
@@ -327,16 +316,14 @@ TEST(FullyShardComm, test_set_modules_to_backward_prefetch_inside_ac) {
     for (const auto& [place, reentrant] : kStyles) {
       SCOPED_TRACE(describe(place, reentrant));
       EXPECT_EQ(record(place, reentrant, false), by_default);
-      EXPECT_EQ(record(place, reentrant, true),
-                follows_forward(place, reentrant) ? by_lists_late : by_lists);
+      EXPECT_EQ(record(place, reentrant, true), follows_forward(place, reentrant) ? by_lists_late : by_lists);
     }
   });
 }
 
 /// A unit in bf16 inside a region that works in fp32 and may recompute, alone or with the unit.
 struct CastCase {
-  CastCase(const ProcessGroupPtr& world, Place place, bool reentrant,
-           std::optional<at::ScalarType> output_dtype)
+  CastCase(const ProcessGroupPtr& world, Place place, bool reentrant, std::optional<at::ScalarType> output_dtype)
       : unit(std::make_shared<Formula>(Sizes{{6, 6}},
                                        [this](const Weights& w, at::Tensor x) {
                                          seen_inputs.push_back(x.scalar_type());
@@ -384,23 +371,17 @@ void expect_same_casts(std::optional<at::ScalarType> output_dtype) {
       SCOPED_TRACE(describe(place, reentrant));
       CastCase recomputed(world, place, reentrant, output_dtype);
       const auto results = recomputed.train();
-      for (size_t i = 0; i < expected.size(); ++i)
-        EXPECT_TRUE(at::equal(results[i], expected[i])) << "gradient " << i;
+      for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(at::equal(results[i], expected[i])) << "gradient " << i;
       const size_t outputs = place == Place::kAroundUnits ? 2 : 1;
       EXPECT_EQ(recomputed.seen_inputs, (std::vector<at::ScalarType>(2, at::kBFloat16)));
-      EXPECT_EQ(recomputed.seen_outputs,
-                (std::vector<at::ScalarType>(outputs, output_dtype.value_or(at::kBFloat16))));
+      EXPECT_EQ(recomputed.seen_outputs, (std::vector<at::ScalarType>(outputs, output_dtype.value_or(at::kBFloat16))));
     }
   });
 }
 
-TEST(FullyShardMixedPrecision, test_checkpoint_recompute_casts_forward_inputs) {
-  expect_same_casts({});
-}
+TEST(FullyShardMixedPrecision, test_checkpoint_recompute_casts_forward_inputs) { expect_same_casts({}); }
 
-TEST(FullyShardMixedPrecision, test_checkpoint_recompute_casts_outputs) {
-  expect_same_casts(at::kFloat);
-}
+TEST(FullyShardMixedPrecision, test_checkpoint_recompute_casts_outputs) { expect_same_casts(at::kFloat); }
 
 }  // namespace
 }  // namespace megashard::testing

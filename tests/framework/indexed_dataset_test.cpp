@@ -42,9 +42,8 @@ TEST(IndexedDataset, WritesTheFormatByteForByte) {
 
   using namespace std::string_literals;
   EXPECT_EQ(bytes_of(prefix + ".bin"), "\1\0\2\0\3\0\2\1\xff\xff\0\0"s);
-  EXPECT_EQ(bytes_of(prefix + ".idx"), "MMIDIDX\0\0"s + "\1\0\0\0\0\0\0\0"s + "\x08"s +
-                                           "\3\0\0\0\0\0\0\0"s + "\3\0\0\0\0\0\0\0"s +
-                                           "\3\0\0\0\1\0\0\0\2\0\0\0"s +
+  EXPECT_EQ(bytes_of(prefix + ".idx"), "MMIDIDX\0\0"s + "\1\0\0\0\0\0\0\0"s + "\x08"s + "\3\0\0\0\0\0\0\0"s +
+                                           "\3\0\0\0\0\0\0\0"s + "\3\0\0\0\1\0\0\0\2\0\0\0"s +
                                            "\0\0\0\0\0\0\0\0\6\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0"s +
                                            "\0\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0\3\0\0\0\0\0\0\0"s);
 
@@ -59,8 +58,8 @@ TEST(IndexedDataset, WritesTheFormatByteForByte) {
 }
 
 TEST(IndexedDataset, ReadsEveryIntegerType) {
-  for (const TokenType type : {TokenType::kUInt8, TokenType::kInt8, TokenType::kInt16,
-                               TokenType::kInt32, TokenType::kInt64, TokenType::kUInt16}) {
+  for (const TokenType type : {TokenType::kUInt8, TokenType::kInt8, TokenType::kInt16, TokenType::kInt32,
+                               TokenType::kInt64, TokenType::kUInt16}) {
     const std::string prefix = fresh_prefix("set");
     const bool is_signed = type != TokenType::kUInt8 && type != TokenType::kUInt16;
     const std::vector<int64_t> written = {0, 127, is_signed ? -1 : 200};
@@ -83,8 +82,7 @@ TEST(IndexedDataset, RefusesFloatsAsTokens) {
   const IndexedDataset dataset(prefix);
   EXPECT_EQ(dataset.raw_sequence(0).size(), 4U);
   std::vector<int64_t> token(1);
-  EXPECT_THAT(message_of([&] { dataset.copy_tokens(0, 0, token); }),
-              HasSubstr("floating-point values"));
+  EXPECT_THAT(message_of([&] { dataset.copy_tokens(0, 0, token); }), HasSubstr("floating-point values"));
 }
 
 TEST(IndexedDataset, RefusesTokensThatDoNotFit) {
@@ -144,22 +142,21 @@ TEST_P(DamagedIndex, IsNamed) {
 }
 
 constexpr uint64_t kHuge = ~uint64_t{0} / 2;
-INSTANTIATE_TEST_SUITE_P(
-    All, DamagedIndex,
-    ::testing::Values(Damage{"magic", 0, 0, "not a Megatron index"},
-                      Damage{"version", 9, 2, "index version 2"},
-                      Damage{"dtype", 17, 9, "unknown dtype code 9"},
-                      Damage{"sequences", 18, 3, "announces 3 sequences"},
-                      Damage{"sequences_huge", 18, kHuge, "truncated or corrupt"},
-                      Damage{"sequences_wrapping", 18, uint64_t{1} << 61, "truncated or corrupt"},
-                      Damage{"documents_huge", 26, kHuge, "truncated or corrupt"},
-                      Damage{"length_negative", 34, 0x00000005ffffffff, "lies outside"},
-                      Damage{"pointer_negative", 42, ~uint64_t{0}, "lies outside"},
-                      Damage{"pointer_far", 50, kHuge, "lies outside"},
-                      Damage{"first_document", 58, 1, "document bounds"},
-                      Damage{"middle_document", 66, 7, "document bound 2"},
-                      Damage{"last_document", 74, 1, "document bounds"}),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, DamagedIndex,
+                         ::testing::Values(Damage{"magic", 0, 0, "not a Megatron index"},
+                                           Damage{"version", 9, 2, "index version 2"},
+                                           Damage{"dtype", 17, 9, "unknown dtype code 9"},
+                                           Damage{"sequences", 18, 3, "announces 3 sequences"},
+                                           Damage{"sequences_huge", 18, kHuge, "truncated or corrupt"},
+                                           Damage{"sequences_wrapping", 18, uint64_t{1} << 61, "truncated or corrupt"},
+                                           Damage{"documents_huge", 26, kHuge, "truncated or corrupt"},
+                                           Damage{"length_negative", 34, 0x00000005ffffffff, "lies outside"},
+                                           Damage{"pointer_negative", 42, ~uint64_t{0}, "lies outside"},
+                                           Damage{"pointer_far", 50, kHuge, "lies outside"},
+                                           Damage{"first_document", 58, 1, "document bounds"},
+                                           Damage{"middle_document", 66, 7, "document bound 2"},
+                                           Damage{"last_document", 74, 1, "document bounds"}),
+                         [](const auto& info) { return info.param.name; });
 
 // Damage is refused, or harmless: whatever opens can be read to its end.
 TEST(IndexedDataset, SurvivesRandomDamage) {

@@ -13,16 +13,15 @@ void encode(std::span<const int64_t> tokens, std::vector<char>& out) {
   out.resize(tokens.size() * sizeof(T));
   for (size_t i = 0; i < tokens.size(); ++i) {
     const T value = static_cast<T>(tokens[i]);
-    TORCH_CHECK(static_cast<int64_t>(value) == tokens[i], "token ", tokens[i], " does not fit ",
-                sizeof(T), "-byte tokens; choose a wider TokenType");
+    TORCH_CHECK(static_cast<int64_t>(value) == tokens[i], "token ", tokens[i], " does not fit ", sizeof(T),
+                "-byte tokens; choose a wider TokenType");
     std::memcpy(out.data() + i * sizeof(T), &value, sizeof(T));
   }
 }
 
 template <typename T>
 void put(std::ofstream& file, const T* values, size_t count) {
-  file.write(reinterpret_cast<const char*>(values),
-             static_cast<std::streamsize>(count * sizeof(T)));
+  file.write(reinterpret_cast<const char*>(values), static_cast<std::streamsize>(count * sizeof(T)));
 }
 
 }  // namespace
@@ -30,8 +29,7 @@ void put(std::ofstream& file, const T* values, size_t count) {
 IndexedDatasetWriter::IndexedDatasetWriter(const std::string& prefix, TokenType type)
     : prefix_(prefix), type_(type), bin_(prefix + ".bin", std::ios::binary | std::ios::trunc) {
   TORCH_CHECK(token_bytes(type) > 0, "unknown token type code ", static_cast<int>(type));
-  TORCH_CHECK(bin_.is_open(), "cannot write ", prefix, ".bin; check that its folder exists and is "
-              "writable");
+  TORCH_CHECK(bin_.is_open(), "cannot write ", prefix, ".bin; check that its folder exists and is writable");
 }
 
 void IndexedDatasetWriter::add_sequence(std::span<const int64_t> tokens) {
@@ -67,9 +65,7 @@ void IndexedDatasetWriter::add_sequence(std::span<const int64_t> tokens) {
   lengths_.push_back(static_cast<int32_t>(tokens.size()));
 }
 
-void IndexedDatasetWriter::end_document() {
-  documents_.push_back(static_cast<int64_t>(lengths_.size()));
-}
+void IndexedDatasetWriter::end_document() { documents_.push_back(static_cast<int64_t>(lengths_.size())); }
 
 void IndexedDatasetWriter::add_document(std::span<const int64_t> tokens) {
   add_sequence(tokens);

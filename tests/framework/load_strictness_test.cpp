@@ -53,8 +53,7 @@ TEST(LoadStrictness, IsThatOfMegatronsValues) {
 TEST(LoadStrictness, NamesTheRemedyThatFits) {
   const LoadReport optimizer{.missing = {"optimizer.state.w.exp_avg"}, .unexpected = {}};
   EXPECT_THAT(usage_error([&] { judged(optimizer, "raise_all"); }), HasSubstr("--no-load-optim"));
-  EXPECT_THAT(usage_error([&] { judged(kMissing, "raise_all"); }),
-              Not(HasSubstr("--no-load-optim")));
+  EXPECT_THAT(usage_error([&] { judged(kMissing, "raise_all"); }), Not(HasSubstr("--no-load-optim")));
 }
 
 }  // namespace

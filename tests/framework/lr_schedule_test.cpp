@@ -40,8 +40,7 @@ TEST(OptimizerParamScheduler, EqualsMegatronCore) {
     for (size_t step = 0; step < expected["lr"].size(); ++step) {
       const double lr = expected["lr"][step], weight_decay = expected["weight_decay"][step];
       EXPECT_NEAR(scheduler.lr(), lr, 1e-15 * lr) << expected["options"] << " step " << step;
-      EXPECT_NEAR(scheduler.weight_decay(), weight_decay, 1e-15)
-          << expected["options"] << " step " << step;
+      EXPECT_NEAR(scheduler.weight_decay(), weight_decay, 1e-15) << expected["options"] << " step " << step;
       scheduler.advance(golden["batch"]);
     }
     for (const auto& [key, value] : scheduler.state_dict()) {
@@ -75,9 +74,8 @@ TEST(OptimizerParamScheduler, ChecksOrChoosesOnLoading) {
   saved.advance(12);
   auto other = small();
   other.max_lr = 2.0;
-  EXPECT_THAT(
-      usage_error([&] { OptimizerParamScheduler(other).load_state_dict(saved.state_dict()); }),
-      HasSubstr("max_lr is 2.0 by the flags, but 1.0 in the checkpoint"));
+  EXPECT_THAT(usage_error([&] { OptimizerParamScheduler(other).load_state_dict(saved.state_dict()); }),
+              HasSubstr("max_lr is 2.0 by the flags, but 1.0 in the checkpoint"));
   other.on_load = OnLoad::kOptionsDecide;
   OptimizerParamScheduler by_flags(other);
   by_flags.load_state_dict(saved.state_dict());
@@ -95,12 +93,10 @@ TEST(OptimizerParamScheduler, RefusesImpossibleLengths) {
               HasSubstr("the warm-up lasts 20.0 samples, but the decay ends at 20"));
   options = small();
   options.decay_steps = 0;
-  EXPECT_THAT(usage_error([&] { OptimizerParamScheduler scheduler(options); }),
-              HasSubstr("decays over 0 samples"));
+  EXPECT_THAT(usage_error([&] { OptimizerParamScheduler scheduler(options); }), HasSubstr("decays over 0 samples"));
   options = small();
   options.decay_style = "WSD";
-  EXPECT_THAT(usage_error([&] { OptimizerParamScheduler scheduler(options); }),
-              HasSubstr("the anneal of WSD lasts 0"));
+  EXPECT_THAT(usage_error([&] { OptimizerParamScheduler scheduler(options); }), HasSubstr("the anneal of WSD lasts 0"));
 }
 
 TEST(LrScheduleOptions, CountSamples) {

@@ -68,9 +68,8 @@ TEST(MegatronFlags, AreAllKnown) {
     if (option != nullptr) ++counts[flag.origin][option->status];
   }
   for (auto& [origin, of] : counts) {
-    std::printf("%-10s %4d work, %4d without effect, %4d refused\n", origin.c_str(),
-                of[OptionStatus::kUsed], of[OptionStatus::kWithoutEffect],
-                of[OptionStatus::kRefused]);
+    std::printf("%-10s %4d work, %4d without effect, %4d refused\n", origin.c_str(), of[OptionStatus::kUsed],
+                of[OptionStatus::kWithoutEffect], of[OptionStatus::kRefused]);
   }
   EXPECT_THAT(unknown, IsEmpty());
   EXPECT_EQ(std::count_if(their_flags().begin(), their_flags().end(),
@@ -98,8 +97,7 @@ TEST(MegatronFlags, ThatAreRefusedMayHaveTheirDefault) {
         never.contains(option->flag))
       continue;
     Arguments arguments;
-    EXPECT_NO_THROW(set_option(*option, {flag.value}, arguments))
-        << option->flag << " " << flag.value;
+    EXPECT_NO_THROW(set_option(*option, {flag.value}, arguments)) << option->flag << " " << flag.value;
   }
 }
 
@@ -116,15 +114,9 @@ TEST(MegatronFlags, ThatAreRefusedSayWhatToDoInstead) {
 
 TEST(MegatronFlags, ThatAreRefusedLetAnyFormOfTheirNeutralNumberThrough) {
   Arguments arguments;
-  for (const char* zero : {"0", "0.0", "0e0"})
-    set_option(*find_option("--moe-aux-loss-coeff"), {zero}, arguments);
-  EXPECT_NE(usage_error([&] {
-              set_option(*find_option("--moe-aux-loss-coeff"), {"0", "1e-2"}, arguments);
-            }),
-            "");
-  EXPECT_NE(
-      usage_error([&] { set_option(*find_option("--moe-aux-loss-coeff"), {"zero"}, arguments); }),
-      "");
+  for (const char* zero : {"0", "0.0", "0e0"}) set_option(*find_option("--moe-aux-loss-coeff"), {zero}, arguments);
+  EXPECT_NE(usage_error([&] { set_option(*find_option("--moe-aux-loss-coeff"), {"0", "1e-2"}, arguments); }), "");
+  EXPECT_NE(usage_error([&] { set_option(*find_option("--moe-aux-loss-coeff"), {"zero"}, arguments); }), "");
 }
 
 }  // namespace

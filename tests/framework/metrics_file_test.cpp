@@ -29,8 +29,7 @@ TEST(MetricsLine, KeepsFullPrecision) {
 }
 
 TEST(MetricsLine, WritesNullForWhatIsNotFinite) {
-  const auto json =
-      nlohmann::json::parse(metrics_line({.loss = std::numeric_limits<double>::quiet_NaN()}));
+  const auto json = nlohmann::json::parse(metrics_line({.loss = std::numeric_limits<double>::quiet_NaN()}));
   EXPECT_TRUE(json["loss"].is_null());
 }
 
@@ -40,8 +39,7 @@ TEST(MetricsFile, WritesALineAStepAndGoesOn) {
   const auto lines = [&path] {
     std::ifstream file(path);
     int count = 0;
-    for (std::string line; std::getline(file, line); ++count)
-      EXPECT_TRUE(nlohmann::json::accept(line));
+    for (std::string line; std::getline(file, line); ++count) EXPECT_TRUE(nlohmann::json::accept(line));
     return count;
   };
   MetricsFile first(path, 0);
@@ -51,8 +49,7 @@ TEST(MetricsFile, WritesALineAStepAndGoesOn) {
   EXPECT_EQ(lines(), 2);
   MetricsFile(path, 0).write({.step = 1});
   EXPECT_EQ(lines(), 1);
-  EXPECT_THAT(usage_error([&] { MetricsFile(path + "/under/a/file", 0); }),
-              testing::HasSubstr("cannot be written"));
+  EXPECT_THAT(usage_error([&] { MetricsFile(path + "/under/a/file", 0); }), testing::HasSubstr("cannot be written"));
   std::filesystem::remove_all(folder);
 }
 

@@ -19,8 +19,7 @@ TEST(Microbatches, AreConstantWithoutARamp) {
 }
 
 TEST(Microbatches, MustDivideOrShrink) {
-  const MicrobatchOptions options{
-      .global_batch_size = 25, .micro_batch_size = 2, .data_parallel_size = 3};
+  const MicrobatchOptions options{.global_batch_size = 25, .micro_batch_size = 2, .data_parallel_size = 3};
   EXPECT_THAT(usage_error([&] { Microbatches batches(options); }),
               HasSubstr("global batch size 25 is not divisible by 6"));
   auto shrinking = options;
@@ -32,15 +31,13 @@ TEST(Microbatches, MustDivideOrShrink) {
 
 // 8 to 32 by 8 over 600 samples: three increments of 200 samples.
 TEST(Microbatches, GrowAlongARamp) {
-  Microbatches batches({.global_batch_size = 32,
-                        .micro_batch_size = 4,
-                        .data_parallel_size = 2,
-                        .rampup = {8, 8, 600}});
+  Microbatches batches(
+      {.global_batch_size = 32, .micro_batch_size = 4, .data_parallel_size = 2, .rampup = {8, 8, 600}});
   EXPECT_EQ(batches.global_batch_size(), 8);
   EXPECT_EQ(batches.count(), 1);
   for (const auto& [consumed, expected] :
-       {std::pair(199, 8), std::pair(200, 16), std::pair(399, 16), std::pair(400, 24),
-        std::pair(599, 24), std::pair(600, 32), std::pair(601, 32)}) {
+       {std::pair(199, 8), std::pair(200, 16), std::pair(399, 16), std::pair(400, 24), std::pair(599, 24),
+        std::pair(600, 32), std::pair(601, 32)}) {
     batches.update(consumed);
     EXPECT_EQ(batches.global_batch_size(), expected) << consumed;
   }
@@ -49,22 +46,19 @@ TEST(Microbatches, GrowAlongARamp) {
 
 TEST(Microbatches, RefuseARampThatDoesNotFit) {
   const std::pair<std::vector<int64_t>, const char*> rows[] = {
-      {{8, 5, 600},
-       "the growth from 8 to --global-batch-size 32 is not divisible by the increment"},
+      {{8, 5, 600}, "the growth from 8 to --global-batch-size 32 is not divisible by the increment"},
       {{40, 8, 600}, "must start at a positive batch of at most --global-batch-size 32"},
       {{0, 8, 600}, "must start at a positive batch"},
       {{8, 0, 600}, "grow by a positive increment"},
   };
   for (const auto& [ramp, message] : rows) {
-    EXPECT_THAT(
-        usage_error([&] { Microbatches batches({.global_batch_size = 32, .rampup = ramp}); }),
-        HasSubstr(message));
+    EXPECT_THAT(usage_error([&] { Microbatches batches({.global_batch_size = 32, .rampup = ramp}); }),
+                HasSubstr(message));
   }
 }
 
 TEST(Microbatches, RefuseBatchesOfTheRampThatAreStillToCome) {
-  const MicrobatchOptions options{
-      .global_batch_size = 32, .micro_batch_size = 8, .rampup = {8, 4, 600}};
+  const MicrobatchOptions options{.global_batch_size = 32, .micro_batch_size = 8, .rampup = {8, 4, 600}};
   EXPECT_THAT(usage_error([&] { Microbatches batches(options); }),
               HasSubstr("global batch size 12 is not divisible by 8"));
   EXPECT_THAT(usage_error([&] { Microbatches batches(options, 500); }),
@@ -76,8 +70,7 @@ TEST(IterationsForSamples, CountWholeBatches) {
   EXPECT_EQ(iterations_for_samples({.global_batch_size = 8}, 100), 12);
   EXPECT_EQ(iterations_for_samples({.global_batch_size = 32, .rampup = {8, 8, 600}}, 7), 0);
   // 25 of 8 (200), 13 of 16 (408), 8 of 24 (600), one of 32 while 600 <= 600, then 11 of 32 (984).
-  EXPECT_EQ(iterations_for_samples({.global_batch_size = 32, .rampup = {8, 8, 600}}, 1000),
-            25 + 13 + 8 + 12);
+  EXPECT_EQ(iterations_for_samples({.global_batch_size = 32, .rampup = {8, 8, 600}}, 1000), 25 + 13 + 8 + 12);
   // The same from the middle of it, and with another batch.
   const MicrobatchOptions ramp{.global_batch_size = 32, .rampup = {8, 8, 600}};
   EXPECT_EQ(iterations_for_samples(ramp, 1000, 26, 216), 25 + 13 + 8 + 12);

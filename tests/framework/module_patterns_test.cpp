@@ -17,9 +17,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 struct Node : torch::nn::Module {
-  std::shared_ptr<Node> child(const std::string& name) {
-    return register_module(name, std::make_shared<Node>());
-  }
+  std::shared_ptr<Node> child(const std::string& name) { return register_module(name, std::make_shared<Node>()); }
 };
 
 /// model.{embed_tokens, layers.{0..4}.{attn, mlp}, norm}, lm_head
@@ -39,8 +37,7 @@ std::shared_ptr<Node> small_model() {
 }
 
 struct ModulePatterns : testing::Test {
-  std::vector<std::string> paths(const std::vector<std::string>& patterns,
-                                 Strictness strictness = Strictness::kWarn) {
+  std::vector<std::string> paths(const std::vector<std::string>& patterns, Strictness strictness = Strictness::kWarn) {
     selection = select_modules(*model, patterns, "sub_modules_to_wrap", strictness, told.sink());
     std::vector<std::string> found;
     for (const auto& each : selection.modules) found.push_back(each.path);
@@ -57,23 +54,21 @@ struct ModulePatterns : testing::Test {
 
 TEST_F(ModulePatterns, KeepOrderAndTakeEachModuleOnce) {
   EXPECT_THAT(paths({"lm_head", "model.layers.{3-9,1, 1}", "model.layers.{*}", "model.norm"}),
-              ElementsAre("lm_head", "model.layers.1", "model.layers.3", "model.layers.4",
-                          "model.layers.0", "model.layers.2", "model.norm"));
+              ElementsAre("lm_head", "model.layers.1", "model.layers.3", "model.layers.4", "model.layers.0",
+                          "model.layers.2", "model.norm"));
   EXPECT_EQ(selection.matches[2].paths.size(), 5u) << "the report counts all that a pattern names";
   EXPECT_EQ(selection.modules[0].module, model->named_children()["lm_head"].get());
 }
 
 TEST_F(ModulePatterns, GoOnBehindBraces) {
-  EXPECT_THAT(paths({"model.layers.{0-1}.attn"}),
-              ElementsAre("model.layers.0.attn", "model.layers.1.attn"));
+  EXPECT_THAT(paths({"model.layers.{0-1}.attn"}), ElementsAre("model.layers.0.attn", "model.layers.1.attn"));
   EXPECT_THAT(told.all, IsEmpty());
   EXPECT_THAT(paths({"model.layers.{*}.mlp"}), testing::SizeIs(4));
   EXPECT_THAT(told.text(), HasSubstr("model.layers.3 has no submodule \"mlp\""));
 }
 
 TEST_F(ModulePatterns, ListsInLists) {
-  const auto layers =
-      model->named_children()["model"]->named_children()["layers"]->named_children();
+  const auto layers = model->named_children()["model"]->named_children()["layers"]->named_children();
   for (const char* layer : {"1", "4"}) {
     const auto list = std::dynamic_pointer_cast<Node>(layers[layer]->named_children()["mlp"]);
     for (int i = 0; i < 3; ++i) list->child(std::to_string(i));
@@ -88,18 +83,16 @@ TEST_F(ModulePatterns, ListsInLists) {
 
 TEST_F(ModulePatterns, MissingPathsAreToldOrRefused) {
   EXPECT_THAT(paths({"model.nrm", "lm_head"}), ElementsAre("lm_head"));
-  EXPECT_EQ(told.text(),
-            "sub_modules_to_wrap: Module not found at path \"model.nrm\": model has no submodule "
-            "\"nrm\"; did you mean "
-            "norm?\n");
+  EXPECT_EQ(told.text(), "sub_modules_to_wrap: Module not found at path \"model.nrm\": model has no submodule "
+                         "\"nrm\"; did you mean "
+                         "norm?\n");
   EXPECT_THAT(refused("model.nrm", Strictness::kStrict), HasSubstr("did you mean norm?"));
 }
 
 TEST_F(ModulePatterns, IndicesBeyondTheListAreTold) {
   EXPECT_THAT(paths({"model.layers.{4-1000000000}"}), ElementsAre("model.layers.4"));
   EXPECT_THAT(told.text(), HasSubstr("goes up to index 1000000000, but the list has 5 modules"));
-  EXPECT_THAT(refused("model.layers.{7}", Strictness::kStrict),
-              HasSubstr("the list has 5 modules"));
+  EXPECT_THAT(refused("model.layers.{7}", Strictness::kStrict), HasSubstr("the list has 5 modules"));
 }
 
 TEST_F(ModulePatterns, AllIndicesOfNothingIsAlwaysAnError) {
@@ -124,8 +117,7 @@ TEST_F(ModulePatterns, MalformedPatternsAreRefused) {
       {"model..norm", "an empty name"},
       {"", "an empty name"},
   };
-  for (const auto& [pattern, message] : rows)
-    EXPECT_THAT(refused(pattern), HasSubstr(message)) << pattern;
+  for (const auto& [pattern, message] : rows) EXPECT_THAT(refused(pattern), HasSubstr(message)) << pattern;
 }
 
 TEST_F(ModulePatterns, ClassPathsAreRecognised) {
@@ -150,12 +142,11 @@ void grow(Node& root, const std::string& pattern) {
   for (std::string part; std::getline(parts, part, '.');) {
     std::vector<Node*> next;
     for (auto* node : at) {
-      for (const auto& name : part == "{*}" ? std::vector<std::string>{"0", "1", "2"}
-                                            : std::vector<std::string>{part}) {
+      for (const auto& name :
+           part == "{*}" ? std::vector<std::string>{"0", "1", "2"} : std::vector<std::string>{part}) {
         const auto children = node->named_children();
         const auto* child = children.find(name);
-        next.push_back(child != nullptr ? static_cast<Node*>(child->get())
-                                        : node->child(name).get());
+        next.push_back(child != nullptr ? static_cast<Node*>(child->get()) : node->child(name).get());
       }
     }
     at = next;
@@ -166,13 +157,11 @@ TEST(Fsdp2Samples, ResolveOnTheirTrees) {
   const std::vector<std::string> wan = {"predictor.blocks.{*}", "predictor.head"};
   const std::vector<std::string> video = {"ae", "text_encoder"}, blocks = {"predictor.blocks.{*}"};
   const std::vector<std::string> hunyuan = {"predictor.double_blocks.{*}"};
-  const std::vector<std::string> intern = {"vision_model.embeddings",
-                                           "vision_model.encoder.layers.{*}",
+  const std::vector<std::string> intern = {"vision_model.embeddings", "vision_model.encoder.layers.{*}",
                                            "language_model.model.layers.{*}"};
-  const std::vector<std::string> magistral = {
-      "language_model.embed_tokens",         "language_model.layers.{*}",
-      "vision_tower.transformer.layers.{*}", "multi_modal_projector.linear_1",
-      "multi_modal_projector.linear_2",      "lm_head"};
+  const std::vector<std::string> magistral = {"language_model.embed_tokens",         "language_model.layers.{*}",
+                                              "vision_tower.transformer.layers.{*}", "multi_modal_projector.linear_1",
+                                              "multi_modal_projector.linear_2",      "lm_head"};
   const Sample samples[] = {
       {"wan2.1", "auto", "\"fp32\"", wan, blocks, {}, 4},
       {"wan2.2/5B", "8", "\"fp32\"", wan, blocks, video, 4},
@@ -181,8 +170,7 @@ TEST(Fsdp2Samples, ResolveOnTheirTrees) {
       {"vace",
        "8",
        "fp32",
-       {"predictor.wan_dit.blocks.{*}", "predictor.wan_dit.head",
-        "predictor.vace_dit.vace_blocks.{*}"},
+       {"predictor.wan_dit.blocks.{*}", "predictor.wan_dit.head", "predictor.vace_dit.vace_blocks.{*}"},
        {"predictor.wan_dit.blocks.{*}", "predictor.vace_dit.vace_blocks.{*}"},
        {},
        7},
@@ -233,8 +221,7 @@ TEST(Fsdp2Samples, ResolveOnTheirTrees) {
                        "\nnum_to_forward_prefetch: " +
                        std::to_string(sample.prefetch) +
                        "\nnum_to_backward_prefetch: " + std::to_string(sample.prefetch) +
-                       "\noffload_to_cpu: False\nreduce_dtype: " + sample.reduce_dtype + "\n" +
-                       sample.more;
+                       "\noffload_to_cpu: False\nreduce_dtype: " + sample.reduce_dtype + "\n" + sample.more;
     const auto list = [&](const char* key, const std::vector<std::string>& patterns) {
       if (!patterns.empty()) text += std::string(key) + ":\n";
       for (const auto& pattern : patterns) {
@@ -247,16 +234,13 @@ TEST(Fsdp2Samples, ResolveOnTheirTrees) {
     list("ignored_modules", sample.ignored);
     CollectedDiagnostics told;
     const auto config = parse_fsdp2_config(text, sample.name, Strictness::kStrict, told.sink());
-    EXPECT_EQ(config.sharding_size,
-              std::string(sample.sharding_size) == "8" ? std::optional(8) : std::nullopt);
+    EXPECT_EQ(config.sharding_size, std::string(sample.sharding_size) == "8" ? std::optional(8) : std::nullopt);
     EXPECT_EQ(config.mixed_precision.param_dtype, at::kBFloat16);
     EXPECT_EQ(config.sub_modules_to_wrap.has_value(), !sample.wrap.empty());
     const auto count = [&](const std::vector<std::string>& patterns) {
-      return select_modules(*root, patterns, "key", Strictness::kStrict, told.sink())
-          .modules.size();
+      return select_modules(*root, patterns, "key", Strictness::kStrict, told.sink()).modules.size();
     };
-    EXPECT_EQ(count(config.sub_modules_to_wrap.value_or(std::vector<std::string>{})),
-              sample.wrapped);
+    EXPECT_EQ(count(config.sub_modules_to_wrap.value_or(std::vector<std::string>{})), sample.wrapped);
     EXPECT_EQ(count(config.recompute_modules), count(sample.recompute));
     EXPECT_EQ(count(config.ignored_modules), sample.ignored.size());
     EXPECT_EQ(config.num_to_forward_prefetch, sample.prefetch);
@@ -279,8 +263,7 @@ struct LayerImpl : torch::nn::Module {
 TEST_F(ModulePatterns, TakeClassPathsWhereNoPathExists) {
   const char* pattern = "mindspeed_mm.models.omni.mllms.bagel_qwen2_mot.Qwen2MoTDecoderLayer";
   auto layers = model->child("mot");
-  for (const auto* name : {"0", "1"})
-    layers->register_module(name, std::make_shared<Hooked<LayerImpl>>());
+  for (const auto* name : {"0", "1"}) layers->register_module(name, std::make_shared<Hooked<LayerImpl>>());
   EXPECT_THAT(paths({pattern}), ElementsAre("mot.0", "mot.1"));
   EXPECT_EQ(told.text(), "");
 }
@@ -288,15 +271,12 @@ TEST_F(ModulePatterns, TakeClassPathsWhereNoPathExists) {
 TEST_F(ModulePatterns, OfTheNativeRoute) {
   const auto natively = [&](const std::vector<std::string>& patterns) {
     std::vector<std::string> found;
-    for (const auto& each : select_modules_natively(*model, patterns, "fsdp_plan").modules)
-      found.push_back(each.path);
+    for (const auto& each : select_modules_natively(*model, patterns, "fsdp_plan").modules) found.push_back(each.path);
     return found;
   };
-  EXPECT_THAT(natively({"model.layers.{1-2,4}"}),
-              ElementsAre("model.layers.1", "model.layers.2", "model.layers.4"));
+  EXPECT_THAT(natively({"model.layers.{1-2,4}"}), ElementsAre("model.layers.1", "model.layers.2", "model.layers.4"));
   EXPECT_THAT(natively({"*.norm", "lm_hea?", "model.layers.{*}.mlp"}), testing::SizeIs(6));
-  EXPECT_THAT(natively({"*layers.{0}.*"}),
-              ElementsAre("model.layers.0.attn", "model.layers.0.mlp"));
+  EXPECT_THAT(natively({"*layers.{0}.*"}), ElementsAre("model.layers.0.attn", "model.layers.0.mlp"));
   EXPECT_THAT(usage_error([&] {
                 natively({"lm_head", "model.layer.{*}"});
               }),

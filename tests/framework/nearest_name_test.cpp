@@ -20,8 +20,7 @@ TEST(EditDistance, StopsWhenThereAreTooMany) {
 }
 
 TEST(NearestName, FindsWhatWasMeant) {
-  const std::vector<std::string> known = {"--train-iters", "--train-samples", "--lr", "--min-lr",
-                                          "--seq-length"};
+  const std::vector<std::string> known = {"--train-iters", "--train-samples", "--lr", "--min-lr", "--seq-length"};
   EXPECT_EQ(nearest_name("--train-iter", known), "--train-iters");
   EXPECT_EQ(nearest_name("--train_itres", known), "--train-iters");
   EXPECT_EQ(nearest_name("--length", {"--seq-length", "--lr"}), "--seq-length");
@@ -32,8 +31,7 @@ TEST(NearestName, FindsWhatWasMeant) {
 }
 
 TEST(NearestName, IsNeverTheOpposite) {
-  const std::vector<std::string> known = {"--no-save-rng", "--log-progress",
-                                          "--disable-bias-linear",
+  const std::vector<std::string> known = {"--no-save-rng", "--log-progress", "--disable-bias-linear",
                                           "--untie-embeddings-and-output-weights"};
   EXPECT_EQ(nearest_name("--save-rng", known), std::nullopt);
   EXPECT_EQ(nearest_name("--no-log-progress", known), std::nullopt);
@@ -47,8 +45,7 @@ TEST(NearestName, IsNeverTheOpposite) {
 }
 
 TEST(NearestName, MakesASuggestion) {
-  EXPECT_EQ(did_you_mean("param_dtyp", {"param_dtype", "reduce_dtype"}),
-            "; did you mean param_dtype?");
+  EXPECT_EQ(did_you_mean("param_dtyp", {"param_dtype", "reduce_dtype"}), "; did you mean param_dtype?");
   EXPECT_EQ(did_you_mean("colour", {"param_dtype"}), "");
 }
 

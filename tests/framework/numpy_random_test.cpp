@@ -24,9 +24,8 @@ TEST(NumpyRandomState, ShufflesAsNumpy) {
 
 TEST(NumpyRandomState, ShufflesAsNumpyAcrossPowersOfTwo) {
   NumpyRandomState random(42);
-  EXPECT_EQ(shuffled(random, 33),
-            (std::vector{31, 15, 26, 17, 8,  9,  19, 21, 12, 0, 4,  16, 5, 13, 11, 24, 1,
-                         2,  29, 3,  27, 23, 30, 22, 18, 25, 6, 20, 32, 7, 10, 14, 28}));
+  EXPECT_EQ(shuffled(random, 33), (std::vector{31, 15, 26, 17, 8,  9,  19, 21, 12, 0, 4,  16, 5, 13, 11, 24, 1,
+                                               2,  29, 3,  27, 23, 30, 22, 18, 25, 6, 20, 32, 7, 10, 14, 28}));
   EXPECT_EQ(shuffled(random, 7), (std::vector{0, 6, 2, 4, 5, 3, 1}));
 }
 
@@ -38,9 +37,8 @@ TEST(NumpyRandomState, RefusesSeedsThatNumpyRefuses) {
 // numpy.sum([1 / 3, 1 / 4, ...]); from eight values on a plain loop gives other bits.
 TEST(NumpySum, AddsPairwiseAsNumpy) {
   const std::vector<std::pair<int, double>> golden = {
-      {5, 0x1.17c57c57c57c5p+0},  {8, 0x1.6dd0dd0dd0dd0p+0},  {10, 0x1.9a6c03d783499p+0},
-      {12, 0x1.c066637d7da93p+0}, {31, 0x1.4b5dbd81bf41cp+1}, {150, 0x1.06ae320f8492bp+2},
-      {300, 0x1.3283d93b7feebp+2}};
+      {5, 0x1.17c57c57c57c5p+0},  {8, 0x1.6dd0dd0dd0dd0p+0},   {10, 0x1.9a6c03d783499p+0}, {12, 0x1.c066637d7da93p+0},
+      {31, 0x1.4b5dbd81bf41cp+1}, {150, 0x1.06ae320f8492bp+2}, {300, 0x1.3283d93b7feebp+2}};
   for (const auto& [count, sum] : golden) {
     std::vector<double> values;
     for (int i = 0; i < count; ++i) {

@@ -33,20 +33,16 @@ NamedTensors small_model(at::ScalarType dtype = at::kFloat) {
 void set_gradients(const NamedTensors& model, int64_t step) {
   int64_t seed = 100 * step;
   for (const auto& [name, parameter] : model) {
-    parameter.mutable_grad() =
-        leaf(parameter.sizes().vec(), ++seed).detach().to(parameter.scalar_type());
+    parameter.mutable_grad() = leaf(parameter.sizes().vec(), ++seed).detach().to(parameter.scalar_type());
   }
 }
 
 /// torch::optim's options for the two groups of Megatron's rule: 2-D weights, then the rest.
 template <class Options>
-std::vector<torch::optim::OptimizerParamGroup> groups_of(const NamedTensors& model, Options decayed,
-                                                         Options plain) {
+std::vector<torch::optim::OptimizerParamGroup> groups_of(const NamedTensors& model, Options decayed, Options plain) {
   std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(std::vector<at::Tensor>{model[0].second, model[3].second},
-                      std::make_unique<Options>(decayed));
-  groups.emplace_back(std::vector<at::Tensor>{model[1].second, model[2].second},
-                      std::make_unique<Options>(plain));
+  groups.emplace_back(std::vector<at::Tensor>{model[0].second, model[3].second}, std::make_unique<Options>(decayed));
+  groups.emplace_back(std::vector<at::Tensor>{model[1].second, model[2].second}, std::make_unique<Options>(plain));
   return groups;
 }
 
@@ -77,12 +73,11 @@ TEST(OptimizerTest, AdamWStepsAsTorchDoes) {
 TEST(OptimizerTest, SgdStepsAsTorchDoes) {
   for (const double momentum : {0.0, 0.9}) {
     const auto ours = small_model(), theirs = small_model();
-    auto optimizer = make_optimizer(
-        ours, {.kind = OptimizerKind::kSgd, .lr = 1e-2, .weight_decay = 0.1, .momentum = momentum});
+    auto optimizer =
+        make_optimizer(ours, {.kind = OptimizerKind::kSgd, .lr = 1e-2, .weight_decay = 0.1, .momentum = momentum});
     auto options = torch::optim::SGDOptions(1e-2).momentum(momentum).weight_decay(0.1);
     auto plain = options;
-    torch::optim::SGD reference(groups_of(theirs, options, plain.weight_decay(0)),
-                                torch::optim::SGDOptions(1e-2));
+    torch::optim::SGD reference(groups_of(theirs, options, plain.weight_decay(0)), torch::optim::SGDOptions(1e-2));
     for (int64_t step = 1; step <= 5; ++step) {
       set_gradients(ours, step);
       set_gradients(theirs, step);
@@ -106,6 +101,43 @@ TEST(OptimizerTest, GroupsFollowMegatronsRuleAndTheSchedule) {
   EXPECT_EQ(plain.lr, 0.25);
   EXPECT_EQ(decayed.weight_decay, 0.2);
   EXPECT_EQ(plain.weight_decay, 0.0);
+}
+
+TEST(OptimizerTest, OverridesMakeGroupsOfTheirOwn) {
+  OptimizerOptions options{.lr = 0.5, .weight_decay = 0.1};
+  options.overrides = {{.pattern = "*.weight", .lr_mult = 0.5}, {.pattern = "norm.*", .wd_mult = 2.0, .beta2 = 0.9}};
+  auto optimizer = make_optimizer(small_model(), options);
+  ASSERT_EQ(optimizer->param_groups().size(), 3u);
+  const auto& norm = optimizer->param_groups()[0];
+  const auto& matrices = optimizer->param_groups()[1];
+  const auto& bias = optimizer->param_groups()[2];
+  EXPECT_EQ(norm.params, (std::vector<std::string>{"norm.weight"}));
+  EXPECT_EQ(matrices.params, (std::vector<std::string>{"layer.weight", "head.weight"}));
+  EXPECT_EQ(bias.params, (std::vector<std::string>{"layer.bias"}));
+  optimizer->set_lr(0.2);
+  optimizer->set_weight_decay(0.3);
+  EXPECT_EQ((std::vector<double>{norm.lr, norm.weight_decay, norm.beta1, norm.beta2}),
+            (std::vector<double>{0.1, 0.6, 0.9, 0.9}));
+  EXPECT_EQ((std::vector<double>{matrices.lr, matrices.weight_decay, matrices.beta2}),
+            (std::vector<double>{0.1, 0.3, 0.999}));
+  EXPECT_EQ((std::vector<double>{bias.lr, bias.weight_decay}), (std::vector<double>{0.2, 0}));
+}
+
+TEST(OptimizerTest, AGroupIsSteppedByItsNumbers) {
+  const auto ours = small_model(), theirs = small_model();
+  OptimizerOptions options{.lr = 1e-2, .weight_decay = 0.1};
+  options.overrides = {{.pattern = "norm.weight", .lr_mult = 10, .wd_mult = 1, .beta1 = 0.5, .beta2 = 0.9}};
+  auto optimizer = make_optimizer(ours, options);
+  OptimizerOptions alone_options{.lr = 0.1, .weight_decay = 0.1, .beta1 = 0.5, .beta2 = 0.9};
+  alone_options.overrides = {{.pattern = "*", .wd_mult = 1}};
+  auto alone = make_optimizer({theirs[2]}, alone_options);
+  for (int64_t step = 1; step <= 3; ++step) {
+    set_gradients(ours, step);
+    set_gradients(theirs, step);
+    optimizer->step();
+    alone->step();
+  }
+  EXPECT_TRUE(ours[2].second.equal(theirs[2].second));
 }
 
 TEST(OptimizerTest, FrozenTiedAndUnusedParameters) {
@@ -177,8 +209,7 @@ TEST(OptimizerTest, Bf16ParametersAreSteppedInFp32) {
 
 TEST(OptimizerTest, Bf16GradientsAreClippedInFp32) {
   const auto model = small_model(at::kBFloat16);
-  auto optimizer = make_optimizer(
-      model, {.kind = OptimizerKind::kSgd, .lr = 1, .weight_decay = 0, .momentum = 0});
+  auto optimizer = make_optimizer(model, {.kind = OptimizerKind::kSgd, .lr = 1, .weight_decay = 0, .momentum = 0});
   set_gradients(model, 1);
   const auto gradient = model[0].second.grad().to(at::kFloat);
   const auto start = model[0].second.detach().to(at::kFloat);
@@ -211,9 +242,8 @@ NamedTensors model_of_many_sizes(at::ScalarType dtype) {
 }
 
 TEST(OptimizerTest, CastsBucketByBucketToTheSameBits) {
-  for (const auto kind : {OptimizerKind::kAdam, OptimizerKind::kSgd}) {
-    const auto at_once = model_of_many_sizes(at::kBFloat16),
-               in_buckets = model_of_many_sizes(at::kBFloat16);
+  for (const auto kind : {OptimizerKind::kAdam, OptimizerKind::kSgd, OptimizerKind::kMuon}) {
+    const auto at_once = model_of_many_sizes(at::kBFloat16), in_buckets = model_of_many_sizes(at::kBFloat16);
     OptimizerOptions options{.kind = kind, .lr = 1e-2, .weight_decay = 0.1};
     auto whole = make_optimizer(at_once, options);
     options.cast_elements = 128;
@@ -263,10 +293,9 @@ TEST(OptimizerTest, HoldsAFewCastGradientsAtATime) {
 
 TEST(OptimizerTest, AStepThatTheDeviceSkipsChangesNothing) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    for (const auto kind : {OptimizerKind::kAdam, OptimizerKind::kSgd}) {
+    for (const auto kind : {OptimizerKind::kAdam, OptimizerKind::kSgd, OptimizerKind::kMuon}) {
       const auto model = small_model(dtype), same = small_model(dtype);
-      auto optimizer = make_optimizer(model, {.kind = kind}),
-           other = make_optimizer(same, {.kind = kind});
+      auto optimizer = make_optimizer(model, {.kind = kind}), other = make_optimizer(same, {.kind = kind});
       for (int64_t step = 1; step <= 3; ++step) {
         set_gradients(model, step);
         set_gradients(same, step);
@@ -311,8 +340,7 @@ TEST(OptimizerTest, ShardedEqualsWhole) {
         fully_shard(sharded, where);
         const auto wholes = named(whole), pieces = named(sharded);
         const OptimizerOptions options{.kind = kind, .lr = 1e-2, .weight_decay = 0.1};
-        auto on_whole = make_optimizer(wholes, options),
-             on_pieces = make_optimizer(pieces, options);
+        auto on_whole = make_optimizer(wholes, options), on_pieces = make_optimizer(pieces, options);
         for (int64_t step = 1; step <= 3; ++step) {
           set_gradients(wholes, step);
           for (size_t i = 0; i < pieces.size(); ++i) {
@@ -323,22 +351,19 @@ TEST(OptimizerTest, ShardedEqualsWhole) {
           on_whole->step();
           on_pieces->step();
         }
-        const auto expected = on_whole->sharded_state_dict(),
-                   state = on_pieces->sharded_state_dict();
+        const auto expected = on_whole->sharded_state_dict(), state = on_pieces->sharded_state_dict();
         ASSERT_EQ(state.size(), expected.size());
         for (size_t i = 0; i < state.size(); ++i) {
           const auto& [key, piece] = state[i];
           EXPECT_EQ(piece.global_sizes, expected[i].second.global_sizes) << key;
           const auto& all = expected[i].second.local;
-          const auto rows =
-              all.dim() == 0 ? all : all.narrow(0, piece.offsets[0], piece.local.size(0));
+          const auto rows = all.dim() == 0 ? all : all.narrow(0, piece.offsets[0], piece.local.size(0));
           EXPECT_TRUE(rows.allclose(piece.local, 1e-6, 1e-8)) << key;
         }
         for (size_t i = 0; i < pieces.size(); ++i) {
           const auto view = sharded_view(pieces[i].second);
           const auto rows = wholes[i].second.narrow(0, view.offsets[0], view.local.size(0));
-          EXPECT_TRUE(rows.allclose(view.local, dtype == at::kFloat ? 1e-6 : 1e-2))
-              << pieces[i].first;
+          EXPECT_TRUE(rows.allclose(view.local, dtype == at::kFloat ? 1e-6 : 1e-2)) << pieces[i].first;
         }
       });
     }
@@ -354,8 +379,7 @@ TEST(OptimizerTest, ParametersOfOtherSizesThanTheState) {
     optimizer->step();
     FAIL() << "stepped a resharded parameter";
   } catch (const c10::Error& error) {
-    EXPECT_NE(std::string(error.what()).find("make the optimizer after fully_shard"),
-              std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("make the optimizer after fully_shard"), std::string::npos);
   }
 }
 

@@ -34,11 +34,10 @@ TEST(OutputPaths, AllRanksThrowWhatOneCannot) {
   std::ofstream(folder.file("file")) << "text";
   testing::run_ranks(3, [&](const ProcessGroupPtr& group) {
     const auto mine = folder.file(group->rank() == 2 ? "file" : "folder");
-    const auto said = usage_error([&] {
-      try_output_paths({{"--trace", mine, Kind::kFolder}}, group);
-    });
-    TORCH_CHECK(said.find(" cannot be written by rank 2: " + folder.file("file") + " is no folder; give a folder") !=
-                    said.npos, said);
+    const auto said = usage_error([&] { try_output_paths({{"--trace", mine, Kind::kFolder}}, group); });
+    TORCH_CHECK(
+        said.find(" cannot be written by rank 2: " + folder.file("file") + " is no folder; give a folder") != said.npos,
+        said);
     // What only the first rank writes is no matter of the others.
     try_output_paths({{"--metrics-file", mine + "/x", Kind::kFile}}, group);
   });
@@ -48,9 +47,7 @@ TEST(OutputPaths, RanksMustSeeOneFolder) {
   const TemporaryFolder one, other;
   testing::run_ranks(2, [&](const ProcessGroupPtr& group) {
     const auto& mine = group->rank() == 0 ? one : other;
-    const auto said = usage_error([&] {
-      try_output_paths({{"--save", mine.file("a"), Kind::kSharedFolder}}, group);
-    });
+    const auto said = usage_error([&] { try_output_paths({{"--save", mine.file("a"), Kind::kSharedFolder}}, group); });
     TORCH_CHECK(said.find("by rank 1: it is another folder there than on rank 0") != said.npos, said);
   });
   EXPECT_TRUE(std::filesystem::is_empty(one.path()));

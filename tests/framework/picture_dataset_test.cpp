@@ -47,8 +47,7 @@ class PictureSets : public ::testing::Test {
   std::string write() {
     const auto prefix = folder_.path() + "/set";
     std::vector<TensorInfo> infos;
-    for (const auto& [name, tensor] : entries_)
-      infos.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
+    for (const auto& [name, tensor] : entries_) infos.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
     SafetensorsWriter writer(prefix + ".vision.safetensors", infos);
     for (const auto& info : writer.tensors()) writer.write(entries_.at(info.name));
     writer.finish();
@@ -72,14 +71,11 @@ TEST_F(PictureSets, BatchesOfTheLongestWithTheAnswersMask) {
   const auto set = dataset(8, 3);
   std::vector<int64_t> by_size(3);  // index of the samples of 4, 3 and 2 tokens
   for (int64_t i = 0; i < 3; ++i) by_size[4 - set->picture_sample(i).tokens.size()] = i;
-  const auto batch =
-      make_batch(*set, {by_size[0], by_size[2]}, {.seq_length = 8, .vocab_size = 10});
+  const auto batch = make_batch(*set, {by_size[0], by_size[2]}, {.seq_length = 8, .vocab_size = 10});
   EXPECT_TRUE(at::equal(batch.tokens, whole_numbers({1, 9, 2, 9, 0, 0}).view({2, 3})));
   EXPECT_TRUE(at::equal(batch.labels, whole_numbers({9, 2, 3, 7, 0, 0}).view({2, 3})));
-  EXPECT_TRUE(
-      at::equal(batch.loss_mask, whole_numbers({0, 1, 1, 1, 0, 0}, at::kFloat).view({2, 3})));
-  EXPECT_TRUE(
-      at::equal(batch.token_mask, whole_numbers({1, 1, 1, 1, 0, 0}).view({2, 3}).to(at::kBool)));
+  EXPECT_TRUE(at::equal(batch.loss_mask, whole_numbers({0, 1, 1, 1, 0, 0}, at::kFloat).view({2, 3})));
+  EXPECT_TRUE(at::equal(batch.token_mask, whole_numbers({1, 1, 1, 1, 0, 0}).view({2, 3}).to(at::kBool)));
   EXPECT_FALSE(batch.position_ids.defined());
   EXPECT_TRUE(at::equal(batch.extra.at("image_grid_thw"), entries_["image_grid_thw"]));
   EXPECT_TRUE(at::equal(batch.extra.at("pixel_values"), entries_["pixel_values"]));
@@ -99,8 +95,7 @@ TEST_F(PictureSets, BatchesOfVideos) {
     EXPECT_TRUE(at::equal(batch.extra.at(name), entries_[name])) << name;
   const auto one = make_batch(*set, {by_size[1]}, {.seq_length = 8, .vocab_size = 10});
   EXPECT_EQ(one.extra.size(), 3U);  // no images
-  EXPECT_TRUE(at::equal(one.extra.at("pixel_values_videos"),
-                        entries_["pixel_values_videos"].narrow(0, 0, 4)));
+  EXPECT_TRUE(at::equal(one.extra.at("pixel_values_videos"), entries_["pixel_values_videos"].narrow(0, 0, 4)));
   EXPECT_TRUE(at::equal(one.extra.at("second_per_grid_ts"), at::full({1}, 0.5F)));
 }
 
@@ -115,8 +110,7 @@ TEST_F(PictureSets, EachOnceAnEpoch) {
 }
 
 TEST_F(PictureSets, AreFoundByTheirPrefixAndNotBlended) {
-  DataOptions options{
-      .data_path = {write()}, .split = "1,0,0", .seq_length = 8, .train_samples = 5};
+  DataOptions options{.data_path = {write()}, .split = "1,0,0", .seq_length = 8, .train_samples = 5};
   EXPECT_EQ(build_datasets(options).train->size(), 5);
   options.data_path = {"0.5", options.data_path[0], "0.5", options.data_path[0]};
   EXPECT_THAT([&] { build_datasets(options); },
@@ -132,11 +126,9 @@ TEST_F(PictureSets, DamageIsNamed) {
   refuses("sample_ends", whole_numbers({4, 3, 9}), "sample_ends goes back from 4 to 3");
   refuses("sample_ends", whole_numbers({4, 7, 8}), "sample_ends ends at 8 instead of 9");
   refuses("image_ends", whole_numbers({1, 2}), "must be of one size");
-  refuses("image_grid_thw", whole_numbers({1, 2, 2, 1, 1, 3}).view({2, 3}),
-          "more patches than the 6");
+  refuses("image_grid_thw", whole_numbers({1, 2, 2, 1, 1, 3}).view({2, 3}), "more patches than the 6");
   refuses("image_grid_thw", whole_numbers({1, 2, 2, 1, 1, -2}).view({2, 3}), "has a grid with -2");
-  refuses("image_grid_thw", whole_numbers({1, 2, 2, 1, 1, 1}).view({2, 3}),
-          "describes 5 patches, pixel_values has 6");
+  refuses("image_grid_thw", whole_numbers({1, 2, 2, 1, 1, 1}).view({2, 3}), "describes 5 patches, pixel_values has 6");
   refuses("tokens", whole_numbers({1, 2}), "tokens must be Int with 1 dimensions, got Long [2]");
   with_videos();
   refuses("video_ends", whole_numbers({0, 1, 1}), "video_ends ends at 1 instead of 2");
@@ -144,8 +136,7 @@ TEST_F(PictureSets, DamageIsNamed) {
           "more patches than the 6 of pixel_values_videos");
   refuses("second_per_grid_ts", at::full({3}, 0.5F), "for each of the 2 videos, not 3");
   entries_.erase("second_per_grid_ts");
-  EXPECT_THAT([&] { PictureSet set(write()); },
-              ThrowsMessage<c10::Error>(HasSubstr("has no second_per_grid_ts")));
+  EXPECT_THAT([&] { PictureSet set(write()); }, ThrowsMessage<c10::Error>(HasSubstr("has no second_per_grid_ts")));
   with_videos();
   EXPECT_THAT([&] { dataset(2, 3); }, ThrowsMessage<c10::Error>(HasSubstr("conversation 0 of ")));
 }

@@ -25,8 +25,7 @@ std::vector<at::Tensor> draw(int64_t count) {
 
 void expect_drawn(const std::vector<at::Tensor>& expected, bool same = true) {
   const auto drawn = draw(expected[0].numel());
-  for (size_t i = 0; i < drawn.size(); ++i)
-    EXPECT_EQ(at::equal(drawn[i], expected[i]), same) << "device " << i;
+  for (size_t i = 0; i < drawn.size(); ++i) EXPECT_EQ(at::equal(drawn[i], expected[i]), same) << "device " << i;
 }
 
 TEST(RandomStates, GoOnWhereTheyWere) {
@@ -46,11 +45,9 @@ TEST(RandomStates, MayBeTensors) {  // as torch.get_rng_state() gives them to Me
   seed_random_states(3, device);
   Dict states;
   states.set("random_rng_state", Tuple{{3, Tuple{{1, 2}}, Value()}});
-  states.set("torch_rng_state",
-             tensor_value(generator_state(at::globalContext().defaultGenerator(c10::kCPU))));
+  states.set("torch_rng_state", tensor_value(generator_state(at::globalContext().defaultGenerator(c10::kCPU))));
   if (!device.is_cpu()) {
-    states.set("cuda_rng_state",
-               tensor_value(generator_state(at::globalContext().defaultGenerator(device))));
+    states.set("cuda_rng_state", tensor_value(generator_state(at::globalContext().defaultGenerator(device))));
   }
   const auto drawn = draw(10);
   ASSERT_TRUE(restore_random_states(states, device));

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "framework/recompute/saved_tensor_hooks.h"
-#include "parallel/fsdp/backward_scope.h"
+#include "parallel/fsdp/recompute_scope.h"
 #include "tests/support/simulated_device.h"
 
 namespace megashard {
@@ -42,8 +42,7 @@ using Layer = Hooked<LayerImpl>;
 struct StackImpl : nn::Module {
   StackImpl(int64_t width, int layers, double dropout = 0.25) {
     for (int i = 0; i < layers; ++i) {
-      each.push_back(
-          register_module("layer" + std::to_string(i), std::make_shared<Layer>(width, dropout)));
+      each.push_back(register_module("layer" + std::to_string(i), std::make_shared<Layer>(width, dropout)));
     }
   }
   at::Tensor forward(at::Tensor x) {
@@ -56,8 +55,7 @@ using Stack = Hooked<StackImpl>;
 
 enum class Where { kNowhere, kOutside, kInside, kBoth };
 
-std::shared_ptr<Stack> make_stack(Where where, const RecomputeOptions& options,
-                                  double dropout = 0.25) {
+std::shared_ptr<Stack> make_stack(Where where, const RecomputeOptions& options, double dropout = 0.25) {
   at::manual_seed(2);
   auto stack = std::make_shared<Stack>(8, 3, dropout);
   if (where == Where::kOutside || where == Where::kBoth) recompute(*stack, options);
@@ -83,8 +81,7 @@ std::vector<at::Tensor> train(Stack& stack, bool twice = false) {
 
 void expect_equal(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& expected) {
   ASSERT_EQ(got.size(), expected.size());
-  for (size_t i = 0; i < got.size(); ++i)
-    EXPECT_TRUE(at::equal(got[i], expected[i])) << "result " << i;
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], expected[i])) << "result " << i;
 }
 
 class RecomputeFlavours : public ::testing::TestWithParam<std::tuple<bool, Where>> {};
@@ -106,8 +103,7 @@ TEST_P(RecomputeFlavours, ARetainedGraphServesTwice) {
 
 INSTANTIATE_TEST_SUITE_P(All, RecomputeFlavours,
                          ::testing::Combine(::testing::Bool(),
-                                          ::testing::Values(Where::kOutside, Where::kInside,
-                                                          Where::kBoth)));
+                                            ::testing::Values(Where::kOutside, Where::kInside, Where::kBoth)));
 
 TEST(Recompute, WithoutRngStateDropoutDiffers) {
   auto plain = make_stack(Where::kNowhere, {});
@@ -155,9 +151,7 @@ struct CountSaved : SavedTensorProvider {
     CountSaved& owner_;
     at::Tensor kept_;
   };
-  std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override {
-    return std::make_unique<Hook>(*this);
-  }
+  std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override { return std::make_unique<Hook>(*this); }
   size_t bytes = 0;
 };
 
@@ -202,9 +196,7 @@ TEST(Recompute, AnExceptionEndsTheGuards) {
 
 TEST(Recompute, AForwardThatDiffersIsASentence) {
   struct FickleImpl : nn::Module {
-    at::Tensor forward(at::Tensor x) {
-      return runs++ == 0 ? x.exp().exp() : x.exp().view({2, 2}).exp();
-    }
+    at::Tensor forward(at::Tensor x) { return runs++ == 0 ? x.exp().exp() : x.exp().view({2, 2}).exp(); }
     int runs = 0;
   };
   auto module = std::make_shared<Hooked<FickleImpl>>();
@@ -214,8 +206,7 @@ TEST(Recompute, AForwardThatDiffersIsASentence) {
     y.backward();
     FAIL() << "no error";
   } catch (const c10::Error& error) {
-    EXPECT_THAT(error.what(),
-                ::testing::HasSubstr("recompute of Fickle: saved tensor 1 was Float[4]"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("recompute of Fickle: saved tensor 1 was Float[4]"));
   }
 }
 
@@ -254,8 +245,7 @@ TEST(Recompute, CallbacksRunBeforeTheInnerBackward) {
         scope->before_inner_backward([this] { order.push_back("before inner backward"); });
       }
       auto y = x * 2;
-      if (at::GradMode::is_enabled())
-        y.register_hook([this](const at::Tensor&) { order.push_back("inner backward"); });
+      if (at::GradMode::is_enabled()) y.register_hook([this](const at::Tensor&) { order.push_back("inner backward"); });
       return y;
     }
     std::vector<std::string> order;
@@ -301,8 +291,7 @@ TEST(Recompute, RanksAsThreads) {
   const auto x = at::randn({5, 8});
   plain->forward(x).pow(2).sum().backward();
   std::vector<std::shared_ptr<Stack>> stacks;
-  for (int rank = 0; rank < 8; ++rank)
-    stacks.push_back(make_stack(Where::kBoth, {.use_reentrant = rank % 2 == 1}, 0));
+  for (int rank = 0; rank < 8; ++rank) stacks.push_back(make_stack(Where::kBoth, {.use_reentrant = rank % 2 == 1}, 0));
   std::vector<std::thread> threads;
   for (auto& stack : stacks) {
     threads.emplace_back([&stack, &x] {

@@ -32,10 +32,9 @@ TEST(SaveContract, WhatIsSavedIsWhatIsLoaded) {
   Forgetful model;
   EXPECT_EQ(checked_state_dict(model).size(), 3U);
   model.is_right = false;
-  EXPECT_THAT(
-      testing::message_of([&] { checked_state_dict(model); }),
-      AllOf(HasSubstr("b is saved as bfloat16[4] and loaded as float32[4]"),
-            HasSubstr("d float32[5] is only saved"), HasSubstr("c float32[5] is not saved")));
+  EXPECT_THAT(testing::message_of([&] { checked_state_dict(model); }),
+              AllOf(HasSubstr("b is saved as bfloat16[4] and loaded as float32[4]"),
+                    HasSubstr("d float32[5] is only saved"), HasSubstr("c float32[5] is not saved")));
 }
 
 }  // namespace

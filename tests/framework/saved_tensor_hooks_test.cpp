@@ -14,9 +14,7 @@ namespace {
 /// Keeps saved tensors in bfloat16, so that its work shows in the gradients.
 struct Rounding : SavedTensorProvider {
   struct Hook : SavedTensorHook {
-    void call_pack_hook(const at::Tensor& tensor) override {
-      kept = tensor.detach().to(at::kBFloat16);
-    }
+    void call_pack_hook(const at::Tensor& tensor) override { kept = tensor.detach().to(at::kBFloat16); }
     at::Tensor call_unpack_hook() override { return kept.to(at::kFloat); }
     at::Tensor kept;
   };
@@ -79,8 +77,7 @@ TEST(SavedTensorHooks, AnEngineThatComesLateIsNoticed) {
     }
     std::_Exit(0);
   };
-  EXPECT_EXIT(late(), testing::ExitedWithCode(3),
-              "before megashard's autograd engine was installed");
+  EXPECT_EXIT(late(), testing::ExitedWithCode(3), "before megashard's autograd engine was installed");
 }
 
 }  // namespace

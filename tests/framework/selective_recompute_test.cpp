@@ -42,8 +42,7 @@ struct ComputeImpl : torch::nn::Module {
 };
 using Region = Hooked<ComputeImpl>;
 
-std::shared_ptr<Region> region(Compute compute, const std::vector<std::string>& save,
-                               bool early_stop = true) {
+std::shared_ptr<Region> region(Compute compute, const std::vector<std::string>& save, bool early_stop = true) {
   auto module = std::make_shared<Region>(std::move(compute));
   RecomputeOptions options;
   options.save_outputs_of = save;
@@ -53,8 +52,7 @@ std::shared_ptr<Region> region(Compute compute, const std::vector<std::string>& 
 }
 
 /// The output, the input's gradient and the generator's next number.
-std::vector<at::Tensor> results_of(const std::function<at::Tensor(at::Tensor)>& forward,
-                                   int backwards = 1) {
+std::vector<at::Tensor> results_of(const std::function<at::Tensor(at::Tensor)>& forward, int backwards = 1) {
   at::manual_seed(3);
   const auto x = at::randn({6, 6}).requires_grad_();
   const auto y = forward(x);
@@ -64,8 +62,7 @@ std::vector<at::Tensor> results_of(const std::function<at::Tensor(at::Tensor)>& 
 }
 
 void expect_same(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& expected) {
-  for (size_t i = 0; i < expected.size(); ++i)
-    EXPECT_TRUE(at::equal(got[i], expected[i])) << "result " << i;
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(at::equal(got[i], expected[i])) << "result " << i;
 }
 
 at::Tensor products(const at::Tensor& x) {
@@ -77,16 +74,13 @@ TEST(SelectiveRecompute, KeptOperatorsRunOnceAndTheRestTwice) {
   const auto expected = results_of(products);
   for (const bool early_stop : {true, false}) {
     counted_runs = 0;
-    expect_same(
-        results_of([&](at::Tensor x) {
-          return region(products, {"megashard_test::counted", "mm"}, early_stop)->forward(x);
-        }),
-        expected);
+    expect_same(results_of([&](at::Tensor x) {
+                  return region(products, {"megashard_test::counted", "mm"}, early_stop)->forward(x);
+                }),
+                expected);
     EXPECT_EQ(counted_runs, 1);
     counted_runs = 0;
-    expect_same(results_of([&](at::Tensor x) {
-                  return region(products, {"aten.mm.default"}, early_stop)->forward(x);
-                }),
+    expect_same(results_of([&](at::Tensor x) { return region(products, {"aten.mm.default"}, early_stop)->forward(x); }),
                 expected);
     EXPECT_EQ(counted_runs, 2);
   }
@@ -95,11 +89,9 @@ TEST(SelectiveRecompute, KeptOperatorsRunOnceAndTheRestTwice) {
 TEST(SelectiveRecompute, ARetainedGraphServesTwice) {
   const auto expected = results_of(products, /*backwards=*/2);
   counted_runs = 0;
-  expect_same(
-      results_of(
-          [&](at::Tensor x) { return region(products, {"megashard_test::counted"})->forward(x); },
-          /*backwards=*/2),
-      expected);
+  expect_same(results_of([&](at::Tensor x) { return region(products, {"megashard_test::counted"})->forward(x); },
+                         /*backwards=*/2),
+              expected);
   EXPECT_EQ(counted_runs, 1);
 }
 
@@ -121,9 +113,8 @@ TEST(SelectiveRecompute, Nests) {
   for (const bool outer_keeps : {true, false}) {
     for (const bool inner_keeps : {true, false}) {
       const auto inner = region(products, inner_keeps ? kept : std::vector<std::string>{});
-      const auto outer =
-          region([inner](const at::Tensor& x) { return inner->forward(inner->forward(x)) * x; },
-                 outer_keeps ? kept : std::vector<std::string>{});
+      const auto outer = region([inner](const at::Tensor& x) { return inner->forward(inner->forward(x)) * x; },
+                                outer_keeps ? kept : std::vector<std::string>{});
       expect_same(results_of([&](at::Tensor x) { return outer->forward(x); }), expected);
     }
   }
@@ -136,10 +127,9 @@ TEST(SelectiveRecompute, ScaledDotProductAttentionMeansItsFusedKernels) {
     const auto heads = x.view({1, 2, 3, 6});
     return (at::scaled_dot_product_attention(heads, heads * 2, heads) * heads).view({6, 6});
   };
-  expect_same(results_of([&](at::Tensor x) {
-                return region(attend, {"aten::scaled_dot_product_attention"})->forward(x);
-              }),
-              results_of(attend));
+  expect_same(
+      results_of([&](at::Tensor x) { return region(attend, {"aten::scaled_dot_product_attention"})->forward(x); }),
+      results_of(attend));
 }
 
 TEST(SelectiveRecompute, AnotherOrderIsASentence) {
@@ -165,16 +155,15 @@ TEST(SelectiveRecompute, AnotherNumberIsASentence) {
           return x * counted(counted(x));
         },
         {"megashard_test::counted"}, /*early_stop=*/false);
-    EXPECT_THAT(
-        message_of([&] { results_of([&](at::Tensor x) { return fickle->forward(x); }); }),
-        HasSubstr(more ? "forward kept 1 outputs, and megashard_test::counted asks for one more"
-                       : "forward kept 2 outputs, and only 1 were asked for"));
+    EXPECT_THAT(message_of([&] { results_of([&](at::Tensor x) { return fickle->forward(x); }); }),
+                HasSubstr(more ? "forward kept 1 outputs, and megashard_test::counted asks for one more"
+                               : "forward kept 2 outputs, and only 1 were asked for"));
   }
 }
 
 TEST(SelectiveRecompute, AnOutputChangedInPlaceIsASentence) {
-  const auto changing = region([](const at::Tensor& x) { return x.mm(x).relu_() * x.exp(); },
-                               {"aten::mm"}, /*early_stop=*/false);
+  const auto changing =
+      region([](const at::Tensor& x) { return x.mm(x).relu_() * x.exp(); }, {"aten::mm"}, /*early_stop=*/false);
   EXPECT_THAT(message_of([&] { results_of([&](at::Tensor x) { return changing->forward(x); }); }),
               HasSubstr("the output of aten::mm that it kept was changed in place"));
 }

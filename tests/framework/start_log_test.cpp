@@ -38,14 +38,11 @@ TEST(ArgumentsBanner, ListsWhatDiffersFromTheDefaults) {
 TEST(StartLines, AreMegatrons) {
   Arguments arguments;
   arguments.world_size = arguments.data_parallel_size = 2;
-  EXPECT_EQ(sizes_line(arguments),
-            "using world size: 2, data-parallel size: 2, context-parallel size: 1, "
-            "tensor-model-parallel size: 1, "
-            "pipeline-model-parallel size: 1");
-  EXPECT_EQ(padded_vocab_line(100, 128),
-            " > padded vocab (size: 100) with 28 dummy tokens (new size: 128)");
-  EXPECT_EQ(parameter_count_line(7),
-            " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 7");
+  EXPECT_EQ(sizes_line(arguments), "using world size: 2, data-parallel size: 2, context-parallel size: 1, "
+                                   "tensor-model-parallel size: 1, "
+                                   "pipeline-model-parallel size: 1");
+  EXPECT_EQ(padded_vocab_line(100, 128), " > padded vocab (size: 100) with 28 dummy tokens (new size: 128)");
+  EXPECT_EQ(parameter_count_line(7), " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 7");
   EXPECT_EQ(trainable_parameters_line(12, 123), " > trainable parameters: 12 (9.76%) of 123");
 }
 

@@ -9,10 +9,10 @@
 #include <fstream>
 #include <map>
 
-#include "framework/training/gpu_device.h"
+#include "framework/process_group/gpu_device.h"
 #include "parallel/collectives/device_mesh.h"
 #include "parallel/collectives/fake_process_group.h"
-#include "parallel/fsdp/comm_streams.h"
+#include "parallel/device/streams.h"
 #include "tests/support/formula.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
@@ -31,8 +31,7 @@ struct Worker {
   explicit Worker(const FullyShardOptions& options, at::ScalarType stored = at::kFloat)
       : model(std::make_shared<Stack>(2, 6, 10)), device(options.mesh->device()) {
     uint64_t seed = 1;
-    for (auto& parameter : model->parameters())
-      parameter.set_data(fixed(parameter.sizes(), seed++));
+    for (auto& parameter : model->parameters()) parameter.set_data(fixed(parameter.sizes(), seed++));
     model->register_buffer("scale", fixed({3}, 50));
     model->to(device, stored);
     shard_stack(*model, options);
@@ -59,8 +58,7 @@ struct Worker {
 };
 
 DeviceMeshPtr mesh_of(const ProcessGroupPtr& world) {
-  return std::make_shared<DeviceMesh>(world, std::vector<int>{world->size()},
-                                      std::vector<std::string>{"Shard"});
+  return std::make_shared<DeviceMesh>(world, std::vector<int>{world->size()}, std::vector<std::string>{"Shard"});
 }
 
 struct Case {
@@ -92,12 +90,10 @@ TEST(StateOffload, TurnsOfTrainingAndInferenceChangeNoBit) {
   for (const auto& each : cases) {
     SCOPED_TRACE(each.name);
     run_ranks(each.ranks, [&](const ProcessGroupPtr& world) {
-      const FullyShardOptions options{.mesh = mesh_of(world),
-                                      .reshard_after_forward = each.reshard};
+      const FullyShardOptions options{.mesh = mesh_of(world), .reshard_after_forward = each.reshard};
       Worker plain(options, each.stored), turns(options, each.stored);
-      StateOffload states(
-          *turns.model, turns.optimizer.get(),
-          {.device = world->device(), .optimizer_states_stay = each.optimizer_states_stay});
+      StateOffload states(*turns.model, turns.optimizer.get(),
+                          {.device = world->device(), .optimizer_states_stay = each.optimizer_states_stay});
       for (int step = 0; step < 3; ++step) {
         double loss = 0;
         {
@@ -129,9 +125,8 @@ TEST(StateOffload, UseOfOffloadedStatesIsASentence) {
     const auto loss = worker.forward(1);  // its graph is alive meanwhile
     states.offload_states(kModel);
     states.offload_states(kModel);  // twice is once
-    const auto sentence = HasSubstr(
-        "model_params are offloaded to host memory: call "
-        "StateOffload::load_states before a forward");
+    const auto sentence = HasSubstr("model_params are offloaded to host memory: call "
+                                    "StateOffload::load_states before a forward");
     EXPECT_THAT(message_of([&] { worker.forward(2); }), sentence);
     states.load_states(kModel);
     states.load_states();
@@ -169,11 +164,9 @@ TEST(StateOffload, GradientsTravelWithTheirParameters) {
 // offload_policy: parameters are fully_shard's, the optimizer's states come and go by name.
 TEST(StateOffload, WithAnOffloadPolicyTheOptimizersStatesMoveAlone) {
   run_ranks(2, [&](const ProcessGroupPtr& world) {
-    const FullyShardOptions options{.mesh = mesh_of(world),
-                                    .cpu_offload = CpuOffloadPolicy{.pin_memory = false}};
+    const FullyShardOptions options{.mesh = mesh_of(world), .cpu_offload = CpuOffloadPolicy{.pin_memory = false}};
     Worker plain(options), turns(options);
-    StateOffload states(*turns.model, turns.optimizer.get(),
-                        {.device = c10::kCPU, .offload_policy = true});
+    StateOffload states(*turns.model, turns.optimizer.get(), {.device = c10::kCPU, .offload_policy = true});
     EXPECT_EQ(turns.train(0), plain.train(0));
     states.offload_states(kModel);
     EXPECT_TRUE(states.is_loaded(StateKinds::kAll));
@@ -181,16 +174,14 @@ TEST(StateOffload, WithAnOffloadPolicyTheOptimizersStatesMoveAlone) {
     EXPECT_FALSE(states.is_loaded(kOptimizer));
     EXPECT_TRUE(states.is_loaded(kModel));
     turns.forward(1).backward();
-    EXPECT_THAT(message_of([&] { turns.optimizer->step(); }),
-                HasSubstr("optimizer_states are offloaded"));
+    EXPECT_THAT(message_of([&] { turns.optimizer->step(); }), HasSubstr("optimizer_states are offloaded"));
     turns.optimizer->zero_grad();
     states.load_states(kModel);
     EXPECT_FALSE(states.is_loaded(kOptimizer)) << "not named";
     states.load_states();
     EXPECT_EQ(turns.train(1), plain.train(1));
     if (world->device().is_cpu()) return;
-    StateOffload of_device(*turns.model, turns.optimizer.get(),
-                           {.device = world->device(), .offload_policy = true});
+    StateOffload of_device(*turns.model, turns.optimizer.get(), {.device = world->device(), .offload_policy = true});
     of_device.offload_states();
     EXPECT_EQ(of_device.host_bytes(), 0) << "nothing lies on the device";
     EXPECT_EQ(turns.train(2), plain.train(2));
@@ -205,10 +196,8 @@ TEST(GpuDevice, AnyGpusFilesAreADriver) {
     std::ofstream(empty / name);
     return has_gpu_files(empty);
   };
-  for (const char* name : {"nvidia0", "nvidia3", "nvidia12", "nvidiactl", "dxg"})
-    EXPECT_TRUE(with(name)) << name;
-  for (const char* name : {"nvidia", "nvidia-uvm", "nvidia-modeset", "null"})
-    EXPECT_FALSE(with(name)) << name;
+  for (const char* name : {"nvidia0", "nvidia3", "nvidia12", "nvidiactl", "dxg"}) EXPECT_TRUE(with(name)) << name;
+  for (const char* name : {"nvidia", "nvidia-uvm", "nvidia-modeset", "null"}) EXPECT_FALSE(with(name)) << name;
   EXPECT_FALSE(has_gpu_files(empty / "none"));
 }
 
@@ -221,8 +210,7 @@ TEST(StateOffload, StatesComeBackOnAnotherStream) {
   const c10::Device device(c10::kCUDA, 0);
   const auto world = make_fake_group({.world_size = 2, .device_type = at::kCUDA});
   Worker plain({.mesh = mesh_of(world)}), turns({.mesh = mesh_of(world)});
-  StateOffload states(*turns.model, turns.optimizer.get(),
-                      {.device = device, .optimizer_states_stay = false});
+  StateOffload states(*turns.model, turns.optimizer.get(), {.device = device, .optimizer_states_stay = false});
   const auto side = c10::impl::VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool(device);
   for (int step = 0; step < 3; ++step) {
     EXPECT_EQ(turns.train(step), plain.train(step));
@@ -246,8 +234,7 @@ TEST(StateOffload, CudaMemoryFalls) {
     return stats.allocated_bytes[0].current;
   };
   Worker plain({.mesh = mesh_of(world)}), turns({.mesh = mesh_of(world)});
-  StateOffload states(*turns.model, turns.optimizer.get(),
-                      {.device = {c10::kCUDA, 0}, .optimizer_states_stay = false});
+  StateOffload states(*turns.model, turns.optimizer.get(), {.device = {c10::kCUDA, 0}, .optimizer_states_stay = false});
   for (int step = 0; step < 3; ++step) {
     EXPECT_EQ(turns.train(step), plain.train(step));
     const int64_t before = allocated();

@@ -18,8 +18,8 @@ namespace megashard {
 // A prefix in a folder of the running test's own, emptied first.
 inline std::string fresh_prefix(const std::string& name) {
   const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-  const auto folder = std::filesystem::path(::testing::TempDir()) /
-                      (std::string(test->test_suite_name()) + "." + test->name());
+  const auto folder =
+      std::filesystem::path(::testing::TempDir()) / (std::string(test->test_suite_name()) + "." + test->name());
   std::filesystem::create_directories(folder);
   const std::string prefix = (folder / name).string();
   std::filesystem::remove(prefix + ".bin");
@@ -28,8 +28,7 @@ inline std::string fresh_prefix(const std::string& name) {
 }
 
 // Writes documents of the given lengths whose tokens count up from `first`.
-inline std::string write_documents(const std::string& prefix, const std::vector<int>& lengths,
-                                   int64_t first = 0) {
+inline std::string write_documents(const std::string& prefix, const std::vector<int>& lengths, int64_t first = 0) {
   IndexedDatasetWriter writer(prefix, TokenType::kInt32);
   for (const int length : lengths) {
     std::vector<int64_t> tokens(static_cast<size_t>(length));

@@ -28,9 +28,7 @@ class OneWeight : public MultiModalModule {
   using Loss = std::function<at::Tensor(const at::Tensor& weight, int forwards)>;
   OneWeight(double value, Loss loss)
       : weight(register_parameter("weight", at::full({1}, value))), loss_(std::move(loss)) {}
-  at::Tensor forward(ModelInput input) override {
-    return loss_(weight, ++forwards).expand(input.tokens.sizes());
-  }
+  at::Tensor forward(ModelInput input) override { return loss_(weight, ++forwards).expand(input.tokens.sizes()); }
   int64_t vocab_size() const override { return 200; }
 
   at::Tensor weight;
@@ -122,8 +120,7 @@ TEST(Trainer, LossesThatAreNoNumberAreCountedApart) {
   EXPECT_THAT(shown, HasSubstr("lm loss: NAN | loss scale: 1.0 | grad norm: 0.000 | number of "
                                "skipped iterations:   0 | number of nan iterations:   1 |"));
   arguments.log_interval = 3;
-  EXPECT_THAT(train(arguments, one_line),
-              AllOf(HasSubstr("3/       3 | consumed"), Not(HasSubstr("lm loss: NAN"))));
+  EXPECT_THAT(train(arguments, one_line), AllOf(HasSubstr("3/       3 | consumed"), Not(HasSubstr("lm loss: NAN"))));
 }
 
 /// How often the hosts of all ranks wait for the simulated device in a training of so many steps
@@ -224,7 +221,7 @@ TEST(Trainer, ALongEvaluationSaysHowFarItIs) {
   const auto shown = train(arguments, model);
   const std::string progress = "Evaluating iter 1/3\nEvaluating iter 2/3\n---";
   EXPECT_THAT(shown, HasSubstr("\nEvaluating on 6 samples\n" + progress));  // the last ones
-  EXPECT_THAT(shown, HasSubstr(" |\n" + progress));  // that of step 2, behind its line
+  EXPECT_THAT(shown, HasSubstr(" |\n" + progress));                         // that of step 2, behind its line
 }
 
 TEST(Trainer, AnInterruptionEndsItAfterTheStepOrWithinAnEvaluation) {
@@ -236,16 +233,13 @@ TEST(Trainer, AnInterruptionEndsItAfterTheStepOrWithinAnEvaluation) {
   const auto twice = [](const at::Tensor& weight, int) { return weight * 2; };
   OneWeight after_step(1, twice), in_evaluation(1, twice);
   const auto asks_after = [](const OneWeight& model, int forwards) {
-    return [&model, forwards] {
-      return model.forwards >= forwards ? StopRequest::kInterrupt : StopRequest::kNone;
-    };
+    return [&model, forwards] { return model.forwards >= forwards ? StopRequest::kInterrupt : StopRequest::kNone; };
   };
   const auto first = train(arguments, after_step, nullptr, asks_after(after_step, 1));
   EXPECT_EQ(after_step.forwards, 2);
   EXPECT_THAT(first, HasSubstr("lm loss: 2.000000E+00"));
-  EXPECT_TRUE(
-      first.ends_with("interrupted by SIGINT after iteration 1 of 3: nothing is saved, since "
-                      "there is no --save\n"))
+  EXPECT_TRUE(first.ends_with("interrupted by SIGINT after iteration 1 of 3: nothing is saved, since "
+                              "there is no --save\n"))
       << first;
   const auto second = train(arguments, in_evaluation, nullptr, asks_after(in_evaluation, 4));
   EXPECT_EQ(in_evaluation.forwards, 4);  // one of its iterations
@@ -263,9 +257,8 @@ TEST(Trainer, AnExitThatIsAskedForInAnEvaluationSaves) {
   arguments.eval_iters = 4;
   arguments.eval_interval = 1;
   OneWeight model(1, [](const at::Tensor& weight, int) { return weight * 2; });
-  const auto shown = train(arguments, model, nullptr, [&] {
-    return model.forwards >= 4 ? StopRequest::kExit : StopRequest::kNone;
-  });
+  const auto shown =
+      train(arguments, model, nullptr, [&] { return model.forwards >= 4 ? StopRequest::kExit : StopRequest::kNone; });
   EXPECT_EQ(model.forwards, 4);
   EXPECT_THAT(shown, HasSubstr("successfully saved checkpoint from iteration       1"));
   EXPECT_THAT(shown, HasSubstr("[exiting program at iteration 1]"));

@@ -91,11 +91,9 @@ TEST(TrainingCheckpoint, TorchDistHoldsTheShardedStateDict) {
       keys.insert(key);
       TORCH_CHECK(stored.count(key) == 1, key, " is not stored");
       const auto& entry = stored.at(key);
-      const auto chunk =
-          std::find_if(entry.chunks.begin(), entry.chunks.end(), [&](const auto& chunk) {
-            return chunk.offsets == piece.offsets &&
-                   piece.local.sizes() == at::IntArrayRef(chunk.sizes);
-          });
+      const auto chunk = std::find_if(entry.chunks.begin(), entry.chunks.end(), [&](const auto& chunk) {
+        return chunk.offsets == piece.offsets && piece.local.sizes() == at::IntArrayRef(chunk.sizes);
+      });
       TORCH_CHECK(entry.sizes == piece.global_sizes && chunk != entry.chunks.end(), key,
                   " is stored with other sizes or chunks");
     }
@@ -121,8 +119,7 @@ TEST(TrainingCheckpoint, ASharedWeightIsStoredOnceUnderAllItsNames) {
   arguments.ckpt_format = "torch_dcp";
   arguments.no_save_rng = true;
   OptimizerParamScheduler schedule({.decay_steps = 1});
-  const auto save = [&](const ProcessGroupPtr& group, bool tied, int64_t iteration,
-                        int64_t head_rows = 7) {
+  const auto save = [&](const ProcessGroupPtr& group, bool tied, int64_t iteration, int64_t head_rows = 7) {
     Hooked<TwoEndsImpl> model(tied, head_rows);
     fully_shard(model, {.mesh = testing::flat_mesh(group)});
     TrainingState state{arguments, model, nullptr, &schedule};
@@ -154,8 +151,8 @@ TEST(TrainingCheckpoint, ASharedWeightIsStoredOnceUnderAllItsNames) {
     save(group, false, 2);
     save(group, false, 3, /*head_rows=*/6);
     load_tied(group, 1);
-    EXPECT_THAT([&] { load_tied(group, 2); }, ::testing::ThrowsMessage<c10::Error>(
-                                                  HasSubstr("other values for model.head than")));
+    EXPECT_THAT([&] { load_tied(group, 2); },
+                ::testing::ThrowsMessage<c10::Error>(HasSubstr("other values for model.head than")));
     // Other sizes are seen before anything changes.
     EXPECT_THAT([&] { load_tied(group, 3); },
                 ::testing::ThrowsMessage<c10::Error>(HasSubstr("model.head has sizes [6, 3] in")));

@@ -67,27 +67,22 @@ TEST(TrainingLogLine, ShowsWhatMegatronHasNotBehindAllThatItHas) {
 }
 
 TEST(TimerLogLines, AreMegatrons) {
-  const PartTimes times = {
-      {"forward-backward", {13.571, 12.344}}, {"optimizer", {0, 0}}, {"batch-generator", {1, 2}}};
-  EXPECT_EQ(timer_log_lines(times, "minmax"),
-            "(min, max) time across ranks (ms):\n"
-            "    forward-backward ...............................: (12.34, 13.57)\n"
-            "    batch-generator ................................: (1.00, 2.00)");
-  EXPECT_EQ(timer_log_lines({times[0]}, "max"),
-            "max time across ranks (ms):\n"
-            "    forward-backward ...............................: 13.57");
-  EXPECT_EQ(
-      timer_log_lines(times, "all"),
-      "times across ranks (ms):\n  forward-backward:\n     rank  0: 13.57\n     rank  1: 12.34\n"
-      "  batch-generator:\n     rank  0: 1.00\n     rank  1: 2.00");
+  const PartTimes times = {{"forward-backward", {13.571, 12.344}}, {"optimizer", {0, 0}}, {"batch-generator", {1, 2}}};
+  EXPECT_EQ(timer_log_lines(times, "minmax"), "(min, max) time across ranks (ms):\n"
+                                              "    forward-backward ...............................: (12.34, 13.57)\n"
+                                              "    batch-generator ................................: (1.00, 2.00)");
+  EXPECT_EQ(timer_log_lines({times[0]}, "max"), "max time across ranks (ms):\n"
+                                                "    forward-backward ...............................: 13.57");
+  EXPECT_EQ(timer_log_lines(times, "all"),
+            "times across ranks (ms):\n  forward-backward:\n     rank  0: 13.57\n     rank  1: 12.34\n"
+            "  batch-generator:\n     rank  0: 1.00\n     rank  1: 2.00");
   EXPECT_EQ(timer_log_lines({times[1]}, "minmax"), "");
 }
 
 TEST(InterruptionLine, SaysWhereAndWhatIsSaved) {
   Interruption at{.iteration = 7, .train_iters = 20};
-  EXPECT_EQ(interruption_line(at),
-            "interrupted by SIGINT after iteration 7 of 20: nothing is saved, since there is no "
-            "--save");
+  EXPECT_EQ(interruption_line(at), "interrupted by SIGINT after iteration 7 of 20: nothing is saved, since there is no "
+                                   "--save");
   at.save = "out";
   EXPECT_THAT(interruption_line(at), HasSubstr("7 of 20: nothing is saved in out yet"));
   at.saved_step = 5;
@@ -106,12 +101,10 @@ TEST(TrainingLogLine, KeepsThePositionOfTheStepTime) {
 }
 
 TEST(EvaluationLogLines, StandBetweenDashes) {
-  const std::string text =
-      " validation loss at iteration 10 | lm loss value: 0.000000E+00 | lm loss PPL: 1.000000E+00 "
-      "| ";
+  const std::string text = " validation loss at iteration 10 | lm loss value: 0.000000E+00 | lm loss PPL: 1.000000E+00 "
+                           "| ";
   const std::string dashes(94, '-');  // one more than the text has letters
-  EXPECT_EQ(evaluation_log_lines("iteration 10", {{"lm loss", 0.0}}),
-            dashes + "\n" + text + "\n" + dashes);
+  EXPECT_EQ(evaluation_log_lines("iteration 10", {{"lm loss", 0.0}}), dashes + "\n" + text + "\n" + dashes);
   EXPECT_THAT(evaluation_log_lines("iteration 10 on test set", {{"lm loss", 100.0}}),
               HasSubstr("at iteration 10 on test set | lm loss value: 1.000000E+02 | lm loss PPL: "
                         "4.851652E+08 | "))
@@ -119,14 +112,11 @@ TEST(EvaluationLogLines, StandBetweenDashes) {
 }
 
 TEST(LogLines, AreMegatrons) {
-  EXPECT_EQ(saving_line(10, "out", "torch_dcp"),
-            "saving checkpoint at iteration      10 to out in torch_dcp format");
-  EXPECT_EQ(saved_line(10, "out"),
-            "  successfully saved checkpoint from iteration      10 to out [ t 1/1, p 1/1 ]");
+  EXPECT_EQ(saving_line(10, "out", "torch_dcp"), "saving checkpoint at iteration      10 to out in torch_dcp format");
+  EXPECT_EQ(saved_line(10, "out"), "  successfully saved checkpoint from iteration      10 to out [ t 1/1, p 1/1 ]");
   EXPECT_EQ(loading_line("out", 10), " loading distributed checkpoint from out at iteration 10");
   EXPECT_EQ(loading_line("out", std::nullopt), " loading release checkpoint from out");
-  EXPECT_EQ(loaded_line("out", 10),
-            "  successfully loaded checkpoint from out [ t 1/1, p 1/1 ] at iteration 10");
+  EXPECT_EQ(loaded_line("out", 10), "  successfully loaded checkpoint from out [ t 1/1, p 1/1 ] at iteration 10");
   EXPECT_EQ(missing_checkpoint_lines("out/latest_checkpointed_iteration.txt", ""),
             "WARNING: could not find the metadata file out/latest_checkpointed_iteration.txt\n"
             "    will not load any checkpoints and will start from random");

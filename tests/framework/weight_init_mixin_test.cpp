@@ -34,9 +34,7 @@ struct Net : torch::nn::Module, WeightInitMixin {
   at::Tensor scale;
 };
 
-double largest_off(const at::Tensor& x, double value) {
-  return (x - value).abs().max().item<double>();
-}
+double largest_off(const at::Tensor& x, double value) { return (x - value).abs().max().item<double>(); }
 
 TEST(WeightInitMixin, EachKindOfModule) {
   Net net;
@@ -77,7 +75,7 @@ TEST(Tie, OneTensorInMemberAndRegistration) {
   EXPECT_TRUE(net.head->weight.is_same(net.embed->weight));
   EXPECT_TRUE(net.named_parameters()["head.weight"].is_same(net.embed->weight));
   EXPECT_THROW(tie_parameter(*net.head, net.head->weight, net.scale), c10::Error);  // sizes
-  EXPECT_THROW(tie_parameter(*net.linear, net.scale, net.scale), c10::Error);  // not the module's
+  EXPECT_THROW(tie_parameter(*net.linear, net.scale, net.scale), c10::Error);       // not the module's
 }
 
 }  // namespace

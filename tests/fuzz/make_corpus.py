@@ -1,8 +1,9 @@
-"""Writes the seeds of tests/fuzz/corpus: small files as torch, numpy and Megatron's tools write them.
+"""Writes the seeds among the archives of tests/fuzz/corpus: small files as torch, numpy and Megatron's tools write
+them.
 
 The other files there, which have numbers for names, are those that `tests/fuzz/run --merge` adds.
 
-usage: tests/fuzz/make_corpus.py    (the environment of the tests; the files are committed)
+usage: PYTHONPATH=tests tests/fuzz/make_corpus.py    (the environment of the tests; the archives are committed)
 """
 
 import argparse
@@ -26,20 +27,22 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 
-CORPUS = pathlib.Path(__file__).parent / "corpus"
+from corpus import pack, unpack
+from megashard import ROOT, token_index
+
+SEEDS = collections.defaultdict(dict)  # by target, then by name
 
 
 def seed(target, name, content):
-    folder = CORPUS / target
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    SEEDS[target][name] = content if isinstance(content, bytes) else content.encode()
 
 
 def values():
     np.random.seed(1)
     state = np.random.get_state()
     return {
-        "args": argparse.Namespace(hidden_size=8, params_dtype=torch.bfloat16, betas=(0.9, 0.95), path=pathlib.PurePosixPath("a/b")),
+        "args": argparse.Namespace(hidden_size=8, params_dtype=torch.bfloat16, betas=(0.9, 0.95),
+                                   path=pathlib.PurePosixPath("a/b")),
         "iteration": 10,
         "large": [1 << 40, -1, 1 << 70, 1.5, float("nan"), None, True],
         "ordered": collections.OrderedDict(a=b"x\xff", b=bytearray(b"y")),
@@ -98,7 +101,8 @@ def as_megatron_0_15(metadata):
 def metadata():
     nested = {"model": {"weight": torch.ones(4, 2)}, "optimizer": {"param_groups": [{"lr": 0.1}]}, "iteration": 3}
     layers = {"decoder.layers.w": torch.ones(2, 4), "optimizer.state.exp_avg.decoder.layers.w": torch.zeros(2, 4)}
-    objects = {"rng_state/shard_0_2": io.BytesIO(b"x"), "decoder.layers.0.core/shard_0_1": io.BytesIO(b"y"), "a": torch.ones(3)}
+    objects = {"rng_state/shard_0_2": io.BytesIO(b"x"), "decoder.layers.0.core/shard_0_1": io.BytesIO(b"y"),
+               "a": torch.ones(3)}
     for target, states in {"metadata": (nested,), "torch_dist": (layers, objects)}.items():
         for number, state in enumerate(states):
             with tempfile.TemporaryDirectory() as folder:
@@ -128,7 +132,8 @@ def metadata():
     group = {"lr": 0.1, "step": 3, "params": [0]}
     for name, common in {
         "plain": {"iteration": 3, "args": argparse.Namespace(a=1), "optimizer": {"param_groups": [group], "state": {}}},
-        "nested": {"optimizer": {"optimizer": {"state": {"common_step": 3}, "param_groups": [group]}, "grad_scaler": {"scale": 1.0}}},
+        "nested": {"optimizer": {"optimizer": {"state": {"common_step": 3}, "param_groups": [group]},
+                                 "grad_scaler": {"scale": 1.0}}},
         "names": {"optimizer": {"param_groups": [group]}, "param_group_names": [["decoder.layers.0.mlp.weight"]]},
     }.items():
         seed("torch_dist_common", name, pickle.dumps(common, 2))
@@ -153,12 +158,13 @@ def hugging_face():
     names = {"model.a.weight": "model-00001-of-00002.safetensors", "lm_head.weight": "model-00002-of-00002.safetensors"}
     seed("index", "two", json.dumps({"metadata": {"total_size": 48}, "weight_map": names}))
     seed("index", "elsewhere", json.dumps({"weight_map": {"a": "../model.safetensors"}}))
-    common = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-              "max_position_embeddings": 32, "rms_norm_eps": 1e-6, "eos_token_id": 2, "tie_word_embeddings": True}
+    common = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+              "num_attention_heads": 4, "max_position_embeddings": 32, "rms_norm_eps": 1e-6, "eos_token_id": 2,
+              "tie_word_embeddings": True}
     for family, more in {
         "llama": {"num_key_value_heads": 2, "hidden_act": "silu",
-                  "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                                   "original_max_position_embeddings": 16}},
+                  "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                                   "high_freq_factor": 4.0, "original_max_position_embeddings": 16}},
         "qwen3": {"num_key_value_heads": 2, "head_dim": 8, "hidden_act": "silu", "rope_theta": 1e6},
         "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32, "activation_function": "gelu_new"},
     }.items():
@@ -166,12 +172,9 @@ def hugging_face():
 
 
 def tokens():
-    lengths, pointers, documents = [3, 2], [0, 6], [0, 1, 2]
-    header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, len(lengths), len(documents))
-    arrays = struct.pack("<2i2q3q", *lengths, *pointers, *documents)
-    seed("token_index", "uint16", header + arrays)
-    seed("token_index", "modes", header + arrays + b"\x00\x01")
-    seed("token_index", "no_documents", b"MMIDIDX\x00\x00" + struct.pack("<QBQQiq", 1, 8, 1, 0, 3, 0))
+    seed("token_index", "uint16", token_index([3, 2]))
+    seed("token_index", "modes", token_index([3, 2]) + b"\x00\x01")
+    seed("token_index", "no_documents", token_index([3], bounds=[]))
 
 
 def manifests():
@@ -184,20 +187,26 @@ def manifests():
 
 
 def texts():
-    for name, text in {"iteration": "10\n", "release": "release", "zeros": "0000007\r\n", "beyond": "99999999999999999999"}.items():
+    for name, text in {"iteration": "10\n", "release": "release", "zeros": "0000007\r\n",
+                       "beyond": "99999999999999999999"}.items():
         seed("tracker", name, text)
     seed("data_args", "blend", "0.3 a\n0.7\tb\n")
-    seed("fsdp2_yaml", "sample", re.sub(r"\s*(#.*)?\n+", "\n", (CORPUS.parents[2] / "fsdp2_config.yaml").read_text()))
-    seed("fsdp2_yaml", "lists", "sharding_size: auto\nsub_modules_to_wrap: [model.layers.{*}, 'a.{0-3}']\nparam_dtype: bf16\n"
+    seed("fsdp2_yaml", "sample", re.sub(r"\s*(#.*)?\n+", "\n", (ROOT / "fsdp2_config.yaml").read_text()))
+    seed("fsdp2_yaml", "lists",
+         "sharding_size: auto\nsub_modules_to_wrap: [model.layers.{*}, 'a.{0-3}']\nparam_dtype: bf16\n"
          "reshard_after_forward: 2\nignored_modules: &x [a]\nrecompute_modules: *x\n")
-    seed("argument_file", "flat", "hidden_size: 64\nnum_layers: 2\nswiglu: true\nlr: 1e-3\ndata_path: [0.3, a, 0.7, b]\n")
+    seed("argument_file", "flat", "hidden_size: 64\nnum_layers: 2\nswiglu: true\nlr: 1e-3\ndata_path: [0.3, a, 0.7, "
+         "b]\n")
     seed("argument_file", "section", "gpt_args:\n  seq_length: 128\n  untie_embeddings_and_output_weights: false\n")
-    seed("roll_yaml", "train", "pretrain: /m\nrollout_batch_size: 4\nactor_train:\n  model_args: {dtype: bf16, ulysses_size: 2}\n"
+    seed("roll_yaml", "train", "pretrain: /m\nrollout_batch_size: 4\nactor_train:\n  model_args: {dtype: bf16, "
+         "ulysses_size: 2}\n"
          "  training_args:\n    learning_rate: 1.0e-6\n    per_device_train_batch_size: 1\n    max_steps: 4\n"
          "  data_args:\n    file_name: ${pretrain}\n  strategy_args:\n    strategy_name: fsdp2_train\n"
-         "    strategy_config: {fsdp_size: 2, param_dtype: bf16, offload_policy: false}\n  device_mapping: list(range(0,2))\n")
+         "    strategy_config: {fsdp_size: 2, param_dtype: bf16, offload_policy: false}\n  device_mapping: "
+         "list(range(0,2))\n")
     seed("roll_yaml", "twice", "actor_train: {}\nactor_train:\n  strategy_args: {strategy_name: fsdp2_train}\n")
-    seed("command_line", "flags", "--num-layers\n2\n--hidden-size=64\n--swiglu\n--data-path\n0.5\na\n0.5\nb\n--adam-beta1\n0.9\n")
+    seed("command_line", "flags",
+         "--num-layers\n2\n--hidden-size=64\n--swiglu\n--data-path\n0.5\na\n0.5\nb\n--adam-beta1\n0.9\n")
     seed("command_line", "folder", ".\n--role\nn")
     seed("command_line", "underscores", "--micro_batch_size\n4\n--no-load-optim\n--split\n98,1,1\n--lr\n1e-4\n")
 
@@ -205,7 +214,14 @@ def texts():
 def main():
     for write in (pickles, torch_files, metadata, manifests, hugging_face, tokens, texts):
         write()
-    sizes = [path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()]
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        for target, seeds in SEEDS.items():
+            unpack(folder, target)
+            for each, content in seeds.items():
+                (folder / target / each).write_bytes(content)
+            pack(folder, target)
+        sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     print(f"{len(sizes)} files, {sum(sizes)} bytes")
 
 

@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 
+#include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/dcp/dcp_reader.h"
 #include "checkpoint/files/file_io.h"
@@ -22,7 +23,6 @@
 #include "checkpoint/hugging_face/hf_weights.h"
 #include "checkpoint/hugging_face/safetensors.h"
 #include "checkpoint/steps/checkpoint_directory.h"
-#include "checkpoint/steps/checkpoint_format.h"
 #include "checkpoint/steps/manifest.h"
 #include "checkpoint/torch_dist/torch_dist_reader.h"
 #include "checkpoint/values/numpy_value.h"
@@ -51,8 +51,7 @@ class ChangingFile {
   }
   void write(std::string_view bytes) const {
     const auto size = static_cast<int64_t>(bytes.size());
-    if (::pwrite(descriptor_, bytes.data(), bytes.size(), 0) != size ||
-        ::ftruncate(descriptor_, size) != 0)
+    if (::pwrite(descriptor_, bytes.data(), bytes.size(), 0) != size || ::ftruncate(descriptor_, size) != 0)
       std::abort();
   }
   const std::string& path() const { return path_; }
@@ -92,9 +91,7 @@ void fuzz_manifest(std::string_view bytes) {
   }
 }
 
-void fuzz_torch_dist(std::string_view bytes) {
-  view_torch_dist(parse_dcp_metadata(bytes, "fuzz"), Dict{}, "/nowhere");
-}
+void fuzz_torch_dist(std::string_view bytes) { view_torch_dist(parse_dcp_metadata(bytes, "fuzz"), Dict{}, "/nowhere"); }
 
 /// .metadata beside a file with two tensors and a value, as torch.distributed.checkpoint wrote them
 /// (make_corpus.py): what it says about places in that file is followed. The data come first, then
@@ -109,7 +106,7 @@ void fuzz_dcp_reader(std::string_view bytes) {
   static const ChangingFile data("__0_0.distcp"), metadata(".metadata");
   data.write(bytes.substr(0, bytes.size() - length));
   metadata.write(bytes.substr(bytes.size() - length));
-  DcpReader reader(ChangingFile::folder());
+  DcpReader reader(ChangingFile::folder(), CheckpointFormat::kTorchDcp, read_dcp_metadata(ChangingFile::folder()));
   for (const auto& entry : reader.entries()) {
     try {
       if (!entry.is_tensor || is_in_value(entry)) {
@@ -171,9 +168,7 @@ void fuzz_index(std::string_view bytes) {
     if (!is_plain_file_name(file)) std::abort();
 }
 
-void fuzz_hf_config(std::string_view bytes) {
-  decoder_config_from_hf(parse_ordered_json(bytes, "fuzz"), "fuzz");
-}
+void fuzz_hf_config(std::string_view bytes) { decoder_config_from_hf(parse_ordered_json(bytes, "fuzz"), "fuzz"); }
 
 void fuzz_token_index(std::string_view bytes) {
   static const ChangingFile bin("tokens.bin"), index("tokens.idx");
@@ -182,8 +177,7 @@ void fuzz_token_index(std::string_view bytes) {
   index.write(bytes);
   const IndexedDataset tokens(index.path().substr(0, index.path().rfind('.')));
   for (int64_t i = 0; i < static_cast<int64_t>(tokens.sequence_lengths().size()); ++i) {
-    std::vector<int64_t> ids(
-        static_cast<size_t>(tokens.sequence_lengths()[static_cast<size_t>(i)]));
+    std::vector<int64_t> ids(static_cast<size_t>(tokens.sequence_lengths()[static_cast<size_t>(i)]));
     tokens.copy_tokens(i, 0, ids);
   }
 }
@@ -191,8 +185,7 @@ void fuzz_token_index(std::string_view bytes) {
 void fuzz_picture_set(std::string_view bytes) {
   static const ChangingFile file("set.vision.safetensors");
   file.write(bytes);
-  const auto set =
-      std::make_shared<PictureSet>(file.path().substr(0, file.path().find(".vision.")));
+  const auto set = std::make_shared<PictureSet>(file.path().substr(0, file.path().find(".vision.")));
   int64_t seen = 0;
   for (int64_t i = 0; i < set->size(); ++i) {
     const auto sample = set->sample(i);
@@ -202,8 +195,7 @@ void fuzz_picture_set(std::string_view bytes) {
                                  sample.pixel_values_videos, sample.second_per_grid})
       seen += pictures.sum().isnan().item<bool>() ? 1 : 0;
   }
-  const PictureDataset samples(
-      set, {.split_name = "train", .last_sample = set->size(), .seq_length = 64});
+  const PictureDataset samples(set, {.split_name = "train", .last_sample = set->size(), .seq_length = 64});
   static_cast<void>(seen + samples.size());
 }
 
@@ -278,9 +270,7 @@ const Target* chosen = nullptr;
 
 /// Suggestions read no files, and would take nine tenths of the time of whatever looks up names.
 std::string did_you_mean(std::string_view, const std::vector<std::string>&) { return ""; }
-std::optional<std::string> nearest_name(std::string_view, const std::vector<std::string>&) {
-  return {};
-}
+std::optional<std::string> nearest_name(std::string_view, const std::vector<std::string>&) { return {}; }
 
 }  // namespace megashard
 
@@ -289,8 +279,7 @@ extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
   const std::string_view flag = *argc > 1 ? (*argv)[1] : "";
   for (const auto& target : megashard::kTargets) {
     if (flag == "--list") std::printf("%s\n", std::string(target.name).c_str());
-    if (flag.starts_with(kFlag) && flag.substr(kFlag.size()) == target.name)
-      megashard::chosen = &target;
+    if (flag.starts_with(kFlag) && flag.substr(kFlag.size()) == target.name) megashard::chosen = &target;
   }
   if (megashard::chosen == nullptr) std::exit(flag == "--list" ? 0 : 2);
   // A thrown c10::Error otherwise looks at the whole stack, which is most of a run's time.

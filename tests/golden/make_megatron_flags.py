@@ -12,9 +12,10 @@ import sys
 import unittest.mock
 
 HEAD = """\
-# The flags of NVIDIA/Megatron-LM at tag core_v0.16.1 (megatron/training/arguments.py), written by make_megatron_flags.py.
-# A line: who makes the flag (written: a call of add_argument there; generated: from the fields of a configuration class),
-# how many values follow it (+: one or more, *: any number), their kind, all spellings, Megatron's default (-: none).
+# The flags of NVIDIA/Megatron-LM at tag core_v0.16.1 (megatron/training/arguments.py), by make_megatron_flags.py.
+# A line: who makes the flag (written: a call of add_argument there; generated: from the fields of a configuration
+# class), how many values follow it (+: one or more, *: any number), their kind, all spellings, Megatron's default
+# (-: none).
 """
 
 

@@ -18,9 +18,13 @@
 #include "checkpoint/dcp/dcp_writer.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/hugging_face/safetensors.h"
+#include "checkpoint/open_checkpoint.h"
+#include "checkpoint/steps/checkpoint_directory.h"
+#include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"
+#include "parallel/collectives/process_group.h"
 #include "parallel/fsdp/fully_shard.h"
-#include "parallel/tensor_parallel/tensor_parallel.h"
+#include "parallel/tensor_parallel_layout.h"
 #include "tests/support/run_ranks.h"
 
 namespace megashard {
@@ -84,9 +88,8 @@ Dict known_values(int rank) {
   Dict arguments;
   arguments.set("hidden_size", 8);
   arguments.set("params_dtype", at::kBFloat16);
-  arguments.set("name",
-                "gr\xc3\xb6\xc3\x9f"
-                "e");
+  arguments.set("name", "gr\xc3\xb6\xc3\x9f"
+                        "e");
   Dict group;
   group.set("lr", 0.001);
   group.set("betas", Tuple{{0.9, 0.95}});
@@ -134,15 +137,14 @@ ShardedTensors tensor_parallel_tensors(Hooked<PiecesImpl>& pieces, const DeviceM
 ShardedTensors load_all(const std::string& folder, Dict& values, const ProcessGroupPtr& group) {
   ShardedTensors tensors;
   {
-    const DcpReader reader(folder);
-    for (const auto& entry : reader.entries()) {
+    const auto reader = open_step(folder);
+    for (const auto& entry : reader->entries()) {
       if (!entry.is_tensor) continue;
       tensors.emplace_back(
-          entry.key, shard_of(at::empty(entry.sizes, at::TensorOptions(entry.dtype)), group->size(),
-                              group->rank()));
+          entry.key, shard_of(at::empty(entry.sizes, at::TensorOptions(entry.dtype)), group->size(), group->rank()));
     }
   }
-  load_dcp(folder, tensors, &values, group);
+  values = load_checkpoint(CheckpointStep{folder}, tensors, group).values;
   return tensors;
 }
 
@@ -164,8 +166,7 @@ void load(const std::string& folder, const std::string& out, const ProcessGroupP
   file.sync_and_close();
 }
 
-void run(const std::string& command, const std::string& folder, int ranks,
-         const std::string& last) {
+void run(const std::string& command, const std::string& folder, int ranks, const std::string& last) {
   testing::run_ranks(ranks, [&](const ProcessGroupPtr& group) {
     if (command == "load") return load(folder, last, group);
     if (command == "copy") {
@@ -175,8 +176,7 @@ void run(const std::string& command, const std::string& folder, int ranks,
     }
     const int shards = ranks / std::stoi(last);
     if (command == "save_dist") {
-      return save_checkpoint(folder, 10, known_layers(shards, group->rank()),
-                             known_values(group->rank()), group,
+      return save_checkpoint(folder, 10, known_layers(shards, group->rank()), known_values(group->rank()), group,
                              {.format = CheckpointFormat::kTorchDist});
     }
     if (command == "save_tp") {
@@ -184,8 +184,7 @@ void run(const std::string& command, const std::string& folder, int ranks,
       Hooked<PiecesImpl> pieces(mesh.submesh({"tp"}));
       return save_checkpoint(folder, 10, tensor_parallel_tensors(pieces, mesh), {}, group);
     }
-    save_checkpoint(folder, 10, known_tensors(shards, group->rank() % shards),
-                    known_values(group->rank()), group);
+    save_checkpoint(folder, 10, known_tensors(shards, group->rank() % shards), known_values(group->rank()), group);
   });
 }
 

@@ -27,8 +27,7 @@ class Output {
   explicit Output(const char* path) : file_(path, std::ios::binary) {}
   void put(int64_t value) { put(&value, 1); }
   void put(const int64_t* values, size_t count) {
-    file_.write(reinterpret_cast<const char*>(values),
-                static_cast<std::streamsize>(count * sizeof(int64_t)));
+    file_.write(reinterpret_cast<const char*>(values), static_cast<std::streamsize>(count * sizeof(int64_t)));
   }
 
  private:
@@ -85,8 +84,7 @@ void dump_datasets(const json& item, Output& out) {
   std::vector<int64_t> sample(item.at("seq_length").get<size_t>() + 1);
   for (const auto& dataset : {splits.train, splits.valid, splits.test}) {
     out.put(dataset == nullptr ? -1 : dataset->size());
-    const int64_t count =
-        dataset == nullptr ? 0 : std::min<int64_t>(dataset->size(), item.value("limit", 1 << 30));
+    const int64_t count = dataset == nullptr ? 0 : std::min<int64_t>(dataset->size(), item.value("limit", 1 << 30));
     for (int64_t i = 0; i < count; ++i) {
       if (item.contains("eod_mask_loss")) {
         dump_batch(*dataset, i, item, out);
@@ -101,13 +99,13 @@ void dump_datasets(const json& item, Output& out) {
 // The first `batches` microbatches, each as its length and its indices; -1 ends them early.
 void dump_sampler(const json& item, Output& out) {
   const bool cyclic = item.at("sampler") == "cyclic";
-  const auto sampler = megashard::make_data_sampler(
-      {.type = cyclic ? megashard::SamplerType::kCyclic : megashard::SamplerType::kSingle,
-       .total_samples = item.at("total"),
-       .consumed_samples = item.at("consumed"),
-       .micro_batch_size = item.at("micro_batch_size"),
-       .data_parallel_rank = item.at("rank"),
-       .data_parallel_size = item.at("ranks")});
+  const auto sampler =
+      megashard::make_data_sampler({.type = cyclic ? megashard::SamplerType::kCyclic : megashard::SamplerType::kSingle,
+                                    .total_samples = item.at("total"),
+                                    .consumed_samples = item.at("consumed"),
+                                    .micro_batch_size = item.at("micro_batch_size"),
+                                    .data_parallel_rank = item.at("rank"),
+                                    .data_parallel_size = item.at("ranks")});
   std::vector<int64_t> indices;
   for (int64_t i = 0; i < item.at("batches").get<int64_t>(); ++i) {
     if (!sampler->next(indices)) {

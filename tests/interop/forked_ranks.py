@@ -1,4 +1,5 @@
-"""Ranks of Gloo groups, forked from a process that has imported torch once for all of them: that takes most of the time.
+"""Ranks of Gloo groups, forked from a process that has imported torch once for all of them: that takes most of the
+time.
 
 A test file that uses it runs itself as a script: pytest's own process may have threads, which do not survive a fork.
 """

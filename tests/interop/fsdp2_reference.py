@@ -18,9 +18,9 @@ JOB.json is a list of cases; train_dump (the C++ twin) reads the same file. Fiel
   save, save_after   folder for a DCP step of model and optimizer after so many steps (optional, only here)
   count_memory       path of live_memory.so: bytes of tensors are counted, and no tensors written (optional)
   process_group      "fake": one rank, whose collectives do nothing (optional)
-Written: loss [steps] (mean over ranks; of conversations over the tokens to learn), grad_norm [steps] (before clipping), grad.NAME (step 1, whole, before
-clipping), weight.NAME (after the last step, whole); or loss, grad_norm, peak_bytes and kept_bytes [steps] (rank 0's tensors,
-at most in each step and after it).
+Written: loss [steps] (mean over ranks; of conversations over the tokens to learn), grad_norm [steps] (before clipping),
+grad.NAME (step 1, whole, before clipping), weight.NAME (after the last step, whole); or loss, grad_norm, peak_bytes and
+kept_bytes [steps] (rank 0's tensors, at most in each step and after it).
 
 Ranks are forks of one process that has imported torch and transformers: many cases cost one import.
 """
@@ -155,8 +155,8 @@ class Conversations:
         samples = [self.sample(number) for number in self.order[step * self.rows:(step + 1) * self.rows]]
         tokens, masks = (torch.nn.utils.rnn.pad_sequence(each, batch_first=True) for each in list(zip(*samples))[:2])
         inputs, labels = tokens[:, :-1], tokens[:, 1:].where(masks[:, 1:], -100)
-        logits = model(input_ids=inputs, mm_token_type_ids=(inputs == model.config.image_token_id).int(), use_cache=False,
-                       pixel_values=torch.cat([pixels for each in samples for pixels in each[3]]),
+        logits = model(input_ids=inputs, mm_token_type_ids=(inputs == model.config.image_token_id).int(),
+                       use_cache=False, pixel_values=torch.cat([pixels for each in samples for pixels in each[3]]),
                        image_grid_thw=torch.cat([each[2] for each in samples])).logits.float()
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 

@@ -31,9 +31,7 @@ class CountingAllocator final : public c10::Allocator {
     block->account.add(block->bytes);
     return {block->data.get(), block, &release, c10::kCPU};
   }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    default_copy_data(to, from, bytes);
-  }
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
  private:
   struct Block {

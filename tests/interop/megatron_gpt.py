@@ -1,8 +1,8 @@
 """Megatron-core's GPTModel on a checkpoint that megashard converted, for test_convert_megatron.py.
 
-megatron_gpt.py CASE...: each a folder with hf/config.json and ours/release. Leaves logits.pt, and theirs/iter_0000005, the
-same weights as megatron-core saves them. megatron-core asks for a GPU in places that need none: these are answered here.
-"""
+megatron_gpt.py CASE...: each a folder with hf/config.json and ours/release. Leaves logits.pt, and theirs/iter_0000005,
+the same weights as megatron-core saves them. megatron-core asks for a GPU in places that need none: these are answered
+here. """
 
 import argparse
 import contextlib

@@ -17,8 +17,7 @@ using Entries = std::vector<std::pair<std::string, at::Tensor>>;
 
 void write(const std::string& path, const Entries& entries) {
   std::vector<megashard::TensorInfo> infos;
-  for (const auto& [name, tensor] : entries)
-    infos.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
+  for (const auto& [name, tensor] : entries) infos.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
   megashard::SafetensorsWriter writer(path, infos);
   for (const auto& info : writer.tensors()) {
     for (const auto& [name, tensor] : entries) {

@@ -12,10 +12,10 @@ import xml.etree.ElementTree as ElementTree
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEAD = """# Families and strategies
 
-Each cell: ten steps of a small random model on 2 or 4 CPU ranks, every loss within 4e-6 of its value (bf16: 2e-3) of one
-rank's run and of transformers trained by PyTorch. The vision-language families (vl) learn conversations with pictures.
-Written by `python3 tests/interop/strategies_table.py RESULT.xml...` from the results of `tests/interop/test_strategies.py`; the
-settings of each strategy are at its top.
+Each cell: ten steps of a small random model on 2 or 4 CPU ranks. Every loss is within 4e-6 of its value (bf16: 2e-3) of
+one rank's run, and of transformers trained by PyTorch. The vision-language families (vl) learn conversations with
+pictures. `python3 tests/interop/strategies_table.py RESULT.xml...` writes this page from the results of
+`tests/interop/test_strategies.py`, which has the settings of each strategy at its top.
 
 """
 
@@ -44,7 +44,8 @@ def main():
     families, strategies = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
     lines = ["| family | " + " | ".join(strategies) + " |", "|---" * (len(strategies) + 1) + "|"]
     for family in families:
-        lines.append(f"| {family} | " + " | ".join(found.get((family, strategy), "-") for strategy in strategies) + " |")
+        lines.append(f"| {family} | " + " | ".join(found.get((family, strategy), "-") for strategy in strategies) +
+                     " |")
     args.output.write_text(HEAD + "\n".join(lines) + "\n")
 
 

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,8 +24,8 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, Moc
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from megatron.core.datasets.utils import get_blend_from_list
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
+from megashard import INTEROP, run
+
 VOCAB = 1 << 20
 EOD = 0
 SPLITS = ("train", "valid", "test")
@@ -43,10 +42,7 @@ class Tokenizer:
 
 def run_ours(cases, folder):
     (folder / "cases.json").write_text(json.dumps(cases))
-    program = BUILD / "tests" / "interop" / "dump_samples"
-    done = subprocess.run([program, folder / "cases.json", folder / "ours"], capture_output=True,
-                          text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[:2000]
+    run(INTEROP / "dump_samples", folder / "cases.json", folder / "ours")
     return numpy.fromfile(folder / "ours", dtype=numpy.int64)
 
 

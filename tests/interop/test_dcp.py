@@ -5,8 +5,6 @@ The tensors are known to both sides (dcp_tool.cpp): uneven rows, shards without 
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,9 +19,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from forked_ranks import failure_in_ranks
+from megashard import INTEROP, run
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
 STEP = "iter_0000010"
 WORLDS = (1, 2, 3, 4)
 SAVED = {"w1": (1, 1), "w2": (2, 1), "w3": (3, 1), "h4": (4, 2)}  # ranks, replicas
@@ -80,10 +77,7 @@ def same(a, b):
 
 
 def tool(*arguments):
-    program = BUILD / "tests" / "interop" / "dcp_tool"
-    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=60,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[:2000]
+    run(INTEROP / "dcp_tool", *arguments)
 
 
 def placed(tensor, mesh):
@@ -137,7 +131,8 @@ def strided_there_and_back(folder):
     placements = {"model.column": [_StridedShard(0, split_factor=2), Shard(0)], "model.row": [Shard(0), Shard(1)],
                   "model.bias": [Shard(0), Replicate()]}
     loaded = {key: DTensor.from_local(torch.zeros_like(local).contiguous(), mesh, placements[key], run_check=False,
-                                      shape=whole[key].shape, stride=whole[key].stride()) for key, local in locals_.items()}
+                                      shape=whole[key].shape, stride=whole[key].stride())
+              for key, local in locals_.items()}
     state = {"model": {key[6:]: tensor for key, tensor in loaded.items()}}
     dcp.load(state, checkpoint_id=str(Path(folder) / "tp" / STEP))
     for key, local in locals_.items():
@@ -161,9 +156,7 @@ def folder(tmp_path_factory):
     for name, (ranks, replicas) in SAVED.items():
         tool("save", folder / name, ranks, replicas)
     tool("save_tp", folder / "tp", 8, 2)  # four ranks of FSDP: 5 rows are cut into 2, 2, 1 and none
-    done = subprocess.run([sys.executable, __file__, folder], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[-3000:]
+    run(sys.executable, __file__, folder, timeout=300)
     return folder
 
 
@@ -199,7 +192,8 @@ def test_we_load_what_pytorch_saved(folder, failures, world):
         shards = [safetensors.torch.load_file(out / f"rank{rank}.safetensors") for rank in range(ranks)]
         for key, expected in known_tensors().items():
             parts = [shard[key] for shard in shards]
-            whole = torch.cat([part.view(torch.uint8) for part in parts]).view(expected.dtype) if expected.dim() else parts[0]
+            whole = torch.cat([part.view(torch.uint8)
+                               for part in parts]).view(expected.dtype) if expected.dim() else parts[0]
             assert same(whole, expected), (key, ranks)
         values = torch.load(out / "values.pt", weights_only=False)
         assert same(values, known_values(2))

@@ -1,5 +1,5 @@
-"""Cases of torch.distributed.checkpoint beyond test_dcp.py's: what PyTorch writes is read bit for bit, and what is written
-here goes strictly into FSDP2 models and optimizers of another world size.
+"""Cases of torch.distributed.checkpoint beyond test_dcp.py's: what PyTorch writes is read bit for bit, and what is
+written here goes strictly into FSDP2 models and optimizers of another world size.
 
 The comparing is `megashard inspect --diff` with one file of torch.save that holds the whole tensors.
 """
@@ -8,12 +8,10 @@ import argparse
 import collections
 import enum
 import json
-import os
 import pathlib
 import pickle
 import random
 import resource
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -36,10 +34,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+import megashard
 from forked_ranks import failure_in_ranks
+from megashard import PROGRAM, run
+from test_dcp import tool
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
 
 
 class Outer:
@@ -59,7 +58,8 @@ def unusual_values():
     return {
         "args": argparse.Namespace(dtype=torch.bfloat16, path=pathlib.PurePosixPath("a/b"), colour=Outer.Colour.RED,
                                    plain=Outer.Plain(2), betas=(0.9, 0.95), activation=torch.nn.functional.gelu),
-        "rng_state": {"0": {"numpy": np.random.get_state(), "python": random.Random(2).getstate(), "scalar": np.float64(0.5)}},
+        "rng_state": {"0": {"numpy": np.random.get_state(), "python": random.Random(2).getstate(),
+                            "scalar": np.float64(0.5)}},
         "ordered": {"a": collections.OrderedDict(b=1, c=[2, 3])},
         "numbers": [1 << 40, -(1 << 70), -0.0, float("inf"), None, True],
         "bytes": b"\x00\xff" * 5,
@@ -73,8 +73,10 @@ def unusual_values():
 
 def tensors(count=9):
     generator = torch.Generator().manual_seed(1)
-    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int64, torch.bool, torch.complex64, torch.uint16)
-    state = {f"t{i}": torch.randint(0, 2, (i, 3), generator=generator).to(dtypes[i % len(dtypes)]) for i in range(count)}
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int64, torch.bool,
+              torch.complex64, torch.uint16)
+    state = {f"t{i}": torch.randint(0, 2, (i, 3), generator=generator).to(dtypes[i % len(dtypes)])
+             for i in range(count)}
     state["transposed"] = torch.arange(12.0).view(3, 4).t()
     state["expanded"] = torch.ones(1, 3).expand(4, 3)
     state["slice"] = torch.arange(20.0)[5:9]
@@ -87,17 +89,11 @@ def inspect(*arguments, code=0, open_files=None):
     def limit():  # which the program may raise
         resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
-    done = subprocess.run([BUILD / "launch" / "megashard", "inspect", *map(str, arguments)], capture_output=True, text=True,
-                          timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}, preexec_fn=limit if open_files else None)
-    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-2000:]
-    return done.stdout
+    return run(PROGRAM, "inspect", *arguments, expect=code, preexec_fn=limit if open_files else None).stdout
 
 
 def copy_by_us(source, ranks, target):
-    program = BUILD / "tests" / "interop" / "dcp_tool"
-    done = subprocess.run([program, "copy", str(source), str(ranks), str(target)], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[-2000:]
+    tool("copy", source, ranks, target)
 
 
 def test_many_threads_and_unusual_tensors(tmp_path):
@@ -135,7 +131,8 @@ def test_pickle_protocols(tmp_path, monkeypatch, protocol):
         assert type(loaded[name]) is type(expected[name]) and loaded[name] == expected[name], name
     rng, wanted = loaded["rng_state"]["0"], expected["rng_state"]["0"]
     assert rng["python"] == wanted["python"] and rng["scalar"] == wanted["scalar"]
-    assert rng["numpy"][0] == "MT19937" and (rng["numpy"][1] == wanted["numpy"][1]).all() and rng["numpy"][2:] == wanted["numpy"][2:]
+    assert rng["numpy"][0] == "MT19937" and (rng["numpy"][1] == wanted["numpy"][1]).all() and rng["numpy"][
+        2:] == wanted["numpy"][2:]
 
 
 def test_what_inspect_shows_and_finds(tmp_path):
@@ -144,7 +141,8 @@ def test_what_inspect_shows_and_finds(tmp_path):
     dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
     shown = json.loads(inspect("--json", tmp_path / "dcp"))
     assert shown["format"] == "torch_dcp"
-    assert [(each["name"], each["dtype"], each["shape"]) for each in shown["tensors"]] == [("model.a", "float32", [2, 3])]
+    assert [(each["name"], each["dtype"], each["shape"])
+            for each in shown["tensors"]] == [("model.a", "float32", [2, 3])]
     values = {each["name"]: each["value"] for each in shown["values"]}
     assert values["iteration"] == 4 and values["args"]["state"] == {"hidden_size": 8}
     text = inspect(tmp_path / "dcp")
@@ -195,7 +193,8 @@ def save_whole(model, optimizer, path):
 def save_strided(folder):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     model, optimizer = trained(mesh, with_tp=True)
-    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer), "iteration": 10}
+    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer),
+             "iteration": 10}
     dcp.save(state, checkpoint_id=str(Path(folder) / "theirs"))
     save_whole(model, optimizer, Path(folder) / "whole.pt")
 
@@ -208,7 +207,8 @@ def load_strictly(folder):
         for parameter in model.parameters():
             parameter.zero_()
     model_state, optimizer_state = get_model_state_dict(model), get_optimizer_state_dict(model, optimizer)
-    dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=str(Path(folder) / "ours" / "iter_0000010"))
+    dcp.load({"model": model_state, "optimizer": optimizer_state},
+             checkpoint_id=str(Path(folder) / "ours" / "iter_0000010"))
     set_model_state_dict(model, model_state, options=StateDictOptions(strict=True))
     set_optimizer_state_dict(model, optimizer, optimizer_state, options=StateDictOptions(strict=True))
     save_whole(model, optimizer, Path(folder) / "loaded.pt")
@@ -216,9 +216,7 @@ def load_strictly(folder):
 
 def in_python(task, folder):
     """In a process of its own."""
-    done = subprocess.run([sys.executable, __file__, task.__name__, folder], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[-3000:]
+    run(sys.executable, __file__, task.__name__, folder, timeout=300)
 
 
 def there_and_back(folder):
@@ -241,7 +239,8 @@ def load_what_was_trained(folder):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for name, kind in OPTIMIZERS.items():
         step = Path(folder) / name / "iter_0000002"
-        shapes = {key[6:]: entry.size for key, entry in dcp.FileSystemReader(step).read_metadata().state_dict_metadata.items()
+        shapes = {key[6:]: entry.size
+                  for key, entry in dcp.FileSystemReader(step).read_metadata().state_dict_metadata.items()
                   if key.startswith("model.")}
         model = torch.nn.Module()
         for path, shape in shapes.items():
@@ -272,19 +271,17 @@ def into_pytorch(folder):
 
 
 OPTIMIZERS = {"adam": torch.optim.AdamW, "sgd": lambda groups: torch.optim.SGD(groups, momentum=0.5)}
-NETWORK = ("--num-layers 2 --hidden-size 16 --num-attention-heads 2 --max-position-embeddings 8 --seq-length 8 "
-           "--tokenizer-type NullTokenizer --vocab-size 60 --mock-data --micro-batch-size 1 --global-batch-size 6 "
-           "--eval-iters 0 --use-torch-fsdp2 --ckpt-format torch_dcp --train-iters 2 --save-interval 2").split()
+TRAINING = megashard.network(length=8) + (
+    "--mock-data --micro-batch-size 1 --global-batch-size 6 --train-iters 2 --save-interval 2 "
+    "--lr 0.01 --lr-decay-style constant --weight-decay 0.1 --adam-beta2 0.95 --sgd-momentum 0.8 " + megashard.RUN)
 
 
 def test_pytorch_takes_model_and_optimizer_of_a_training(tmp_path):
-    """Strictly, tied weights by each of their names, and its optimizer then is as one that PyTorch made with these options."""
-    flags = ["--lr", "0.01", "--lr-decay-style", "constant", "--weight-decay", "0.1", "--adam-beta2", "0.95", "--sgd-momentum", "0.8"]
+    """Strictly, tied weights by each of their names, and its optimizer then is as one that PyTorch made with these
+    options."""
     for name in OPTIMIZERS:
-        done = subprocess.run([BUILD / "launch" / "megashard", "launch", "-n", "3", "--", "pretrain", *NETWORK, *flags,
-                               "--optimizer", name, "--save", tmp_path / name], capture_output=True, text=True, timeout=120,
-                              stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        megashard.pretrain(tmp_path, "--optimizer", name, "--save", tmp_path / name, ranks=3, defaults=TRAINING,
+                           config=None)
     in_python(into_pytorch, tmp_path)
     weights = [torch.nn.Parameter(torch.zeros(1))]
     options = {"adam": torch.optim.AdamW(weights, lr=0.01, betas=(0.9, 0.95), weight_decay=0.1),
@@ -301,7 +298,8 @@ def test_pytorch_takes_model_and_optimizer_of_a_training(tmp_path):
             assert all(loaded["optimizer"]["state"][key][buffer].equal(tensor) for buffer, tensor in state.items()), key
         wanted = {key: value for key, value in theirs.param_groups[0].items() if key != "params"}
         groups = loaded["optimizer"]["param_groups"]
-        assert [len(group["params"]) for group in groups] == [len(group["params"]) for group in ours["optimizer"]["param_groups"]]
+        assert [len(group["params"]) for group in groups] == [len(group["params"])
+                                                              for group in ours["optimizer"]["param_groups"]]
         for group, decay in zip(groups, (0.1, 0.0), strict=True):
             assert {key: group[key] for key in wanted} == wanted | {"weight_decay": decay}
             assert {key: type(group[key]) for key in wanted} == {key: type(value) for key, value in wanted.items()}

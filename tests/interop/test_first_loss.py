@@ -1,7 +1,6 @@
-"""The batch that launch/first_run/check_first_loss.py rebuilds is the first one that megatron-core's GPTDataset gives."""
-import importlib.util
+"""The batch that launch/first_run/check_first_loss.py rebuilds is the first one that megatron-core's GPTDataset
+gives."""
 import logging
-import pathlib
 
 import numpy
 import torch
@@ -9,15 +8,9 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+import check_first_loss
+
 SEQ_LENGTH, BATCH, STEPS, SEED = 16, 4, 5, 1234
-
-
-def load_script():
-    spec = importlib.util.spec_from_file_location("check_first_loss", ROOT / "launch" / "first_run" / "check_first_loss.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Tokenizer:
@@ -35,12 +28,12 @@ def test_first_batch_is_megatrons(tmp_path):
         builder.end_document()
     builder.finalize(prefix + ".idx")
 
-    config = GPTDatasetConfig(random_seed=SEED, sequence_length=SEQ_LENGTH, tokenizer=Tokenizer(), blend=([prefix], None),
-                              split="100,0,0", path_to_cache=str(tmp_path / "cache"), reset_position_ids=False,
-                              reset_attention_mask=False, eod_mask_loss=False, create_attention_mask=False)
+    config = GPTDatasetConfig(random_seed=SEED, sequence_length=SEQ_LENGTH, tokenizer=Tokenizer(),
+                              blend=([prefix], None), split="100,0,0", path_to_cache=str(tmp_path / "cache"),
+                              reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
+                              create_attention_mask=False)
     theirs = BlendedMegatronDatasetBuilder(GPTDataset, [BATCH * STEPS, 0, 0], lambda: True, config).build()[0]
     expected = numpy.stack([theirs._query_document_sample_shuffle_indices(index)[0] for index in range(BATCH)])
 
-    script = load_script()
-    got = script.first_batch(script.read_documents(prefix), SEQ_LENGTH, BATCH, SEED)
+    got = check_first_loss.first_batch(check_first_loss.read_documents(prefix), SEQ_LENGTH, BATCH, SEED)
     assert (got == expected).all()

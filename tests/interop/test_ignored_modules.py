@@ -1,23 +1,21 @@
-"""ignored_modules of the FSDP2 file: every rank holds them whole, and with ignored_modules_replicated they train as one copy."""
+"""ignored_modules of the FSDP2 file: every rank holds them whole, and with ignored_modules_replicated they train as one
+copy."""
 import json
-import os
-import pathlib
-import subprocess
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
-NETWORK = ("--num-layers 2 --hidden-size 16 --num-attention-heads 4 --max-position-embeddings 16 --seq-length 16 "
-           "--tokenizer-type NullTokenizer --vocab-size 60").split()
-LOOP = ("--micro-batch-size 1 --global-batch-size 8 --train-iters 4 --eval-iters 0 --use-torch-fsdp2 --ckpt-format torch_dcp "
-        "--lr 1e-2 --clip-grad 0.5 --mock-data --attention-dropout 0 --hidden-dropout 0").split()
+import megashard
+
+NETWORK = megashard.network(heads=4)
+LOOP = ("--micro-batch-size 1 --global-batch-size 8 --train-iters 4 --lr 1e-2 --clip-grad 0.5 --mock-data "
+        f"--attention-dropout 0 --hidden-dropout 0 {megashard.RUN}")
 REPLICATED = "ignored_modules_replicated: true\nignored_modules:\n"
 IGNORED = REPLICATED + "  - lm_head\n  - model.layers.0.mlp\n  - model.norm\n"
 EXPERTS = {
     "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4, "num_experts_per_tok": 2,
     "moe_intermediate_size": 8, "head_dim": 8, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 60, "max_position_embeddings": 16, "rms_norm_eps": 1e-5,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 60, "max_position_embeddings": 16,
+    "rms_norm_eps": 1e-5,
     "hidden_act": "silu", "tie_word_embeddings": False, "norm_topk_prob": True, "eos_token_id": 2}
 # flags, FSDP2 file, numbers of ranks
 WAYS = {
@@ -31,15 +29,7 @@ WAYS = {
 
 
 def train(folder, ranks, config, *flags, network=NETWORK):
-    (folder / "fsdp2.yaml").write_text(config)
-    metrics = folder / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)
-    command = [BUILD / "launch" / "megashard", "launch", "-n", ranks, "--", "pretrain", *network, *LOOP,
-               "--fsdp2-config-path", folder / "fsdp2.yaml", "--metrics-file", metrics, *flags]
-    done = subprocess.run(list(map(str, command)), env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-                          timeout=120)
-    assert done.returncode == 0, done.stderr
-    steps = [json.loads(line) for line in metrics.read_text().splitlines()]
+    steps, _ = megashard.pretrain(folder, *flags, ranks=ranks, defaults=network + LOOP, config=config)
     return [(step["loss"], step["grad_norm"]) for step in steps]
 
 
@@ -66,7 +56,7 @@ def test_copies_begin_equal(tmp_path, config):
 
 def test_a_router_beside_experts_on_several_ranks(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(EXPERTS))
-    network = ["--hf-model", str(tmp_path), "--from-scratch", "--seq-length", "16"]
+    network = f"--hf-model {tmp_path} --from-scratch --seq-length 16 "
     router = REPLICATED + "  - model.layers.0.mlp.gate\n"
     one = train(tmp_path, 1, router, network=network)
     agree(one, train(tmp_path, 2, router, "--expert-model-parallel-size", "2", network=network))
@@ -76,5 +66,5 @@ def test_they_are_saved_whole_and_resumed_on_other_ranks(tmp_path):
     whole = train(tmp_path, 1, IGNORED)
     save = ["--save", tmp_path / "saved", "--save-interval", "2"]
     agree(whole, train(tmp_path, 2, IGNORED, *save))
-    (tmp_path / "saved" / "latest_checkpointed_iteration.txt").write_text("2")
+    (tmp_path / "saved" / megashard.TRACKER).write_text("2")
     agree(whole[2:], train(tmp_path, 4, IGNORED, "--load", tmp_path / "saved"))

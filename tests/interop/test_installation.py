@@ -1,4 +1,5 @@
-"""What is built outside the tree against an installed megashard: the program of README.md, and models for --model-plugin."""
+"""What is built outside the tree against an installed megashard: the program of docs/user_models.md, and models for
+--model-plugin."""
 import json
 import os
 import pathlib
@@ -7,18 +8,13 @@ import shutil
 import subprocess
 
 import pytest
-from free_port import free_port
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
-
+import megashard
+from megashard import BUILD, ROOT, TRACKER, environment, free_port, losses, network
 
 
-
-def run(*command, cwd, expect=0, **environment):
-    done = subprocess.run(list(map(str, command)), cwd=cwd, env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-                          capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
-    assert done.returncode == expect, done.stdout + done.stderr
+def run(*command, cwd, expect=0, **variables):
+    done = megashard.run(*command, cwd=cwd, expect=expect, timeout=300, env=environment(**variables))
     return done.stdout + done.stderr
 
 
@@ -40,34 +36,77 @@ def test_it_runs_where_it_was_staged_or_moved(tmp_path, installed):
     for prefix in (installed[0], tmp_path / "moved"):
         found = run("ldd", *prefix.rglob("libmegashard_programs.so"), cwd=tmp_path, LD_LIBRARY_PATH="")
         assert f"libmegashard.so => {prefix}/" in found and "not found" not in found
-        assert "usage: megashard SUBCOMMAND" in run(prefix / "bin" / "megashard", "--help", cwd=tmp_path, LD_LIBRARY_PATH="")
+        assert "usage: megashard SUBCOMMAND" in run(prefix / "bin" / "megashard", "--help", cwd=tmp_path,
+                                                    LD_LIBRARY_PATH="")
 
 
-def test_the_readmes_program_builds_and_trains(tmp_path, installed):
-    prefix, packages = installed
-    assert run(prefix / "bin" / "megashard", "--version", cwd=tmp_path).startswith("megashard ")
-    readme = (ROOT / "README.md").read_text()
-    (tmp_path / "train.cpp").write_text("".join(re.findall(r"^```cpp\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)))
-    flags = run("pkg-config", "--cflags", "--libs", "megashard", cwd=tmp_path, PKG_CONFIG_PATH=str(packages)).split()
-    run("g++", "train.cpp", "-o", "train", *flags, cwd=tmp_path)
+def programs_of(page):
+    return "".join(re.findall(r"^```cpp\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE))
 
-    url = f"tcp://127.0.0.1:{free_port()}"
-    ranks = [subprocess.Popen([tmp_path / "train", str(rank), "2", url], stdout=subprocess.PIPE, text=True,
-                              env={**os.environ, "OMP_NUM_THREADS": "1"}) for rank in range(2)]
+
+def printed_by_two_ranks(program, folder, packages):
+    """The text of a C++ program, built against the installation; what each rank prints."""
+    (folder / "train.cpp").write_text(program)
+    flags = run("pkg-config", "--cflags", "--libs", "megashard", cwd=folder, PKG_CONFIG_PATH=str(packages)).split()
+    run("g++", "train.cpp", "-o", "train", *flags, cwd=folder)
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [subprocess.Popen([folder / "train"], stdout=subprocess.PIPE, text=True,
+                              env=environment(RANK=str(rank), LOCAL_RANK=str(rank), **world)) for rank in range(2)]
     try:
         printed = [rank.communicate(timeout=60)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0]
-    losses = [float(line.split()[-1]) for line in printed[0].splitlines()]
-    assert len(losses) == 10 and losses[-1] < losses[0] - 0.05, printed[0]
+    return printed
+
+
+NET = """
+#include <ATen/ops/randn.h>
+#include <cstdio>
+struct BlockImpl : torch::nn::Module {
+  BlockImpl() : w(register_parameter("w", at::randn({8, 8}))) {}
+  at::Tensor forward(at::Tensor x) { return x.matmul(w).tanh(); }
+  at::Tensor w;
+};
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    for (int i = 0; i < 2; ++i)
+      layers.push_back(register_module("layer" + std::to_string(i), std::make_shared<megashard::Hooked<BlockImpl>>()));
+  }
+  at::Tensor forward(at::Tensor x, at::Tensor y) {
+    for (auto& layer : layers) x = layer->forward(x);
+    const at::Tensor loss = (x - y).square().mean();
+    std::printf("%.6f\\n", loss.item<float>());
+    return loss;
+  }
+  std::vector<std::shared_ptr<megashard::Hooked<BlockImpl>>> layers;
+};
+using Net = megashard::Hooked<NetImpl>;
+std::vector<std::pair<at::Tensor, at::Tensor>> batches(5, {at::randn({4, 8}), at::randn({4, 8})});
+"""
+
+
+def test_the_fifteen_lines_of_the_readme_train(tmp_path, installed):
+    includes, main = re.fullmatch(r"((?:#include [^\n]*\n)+)(.*)", programs_of("README.md"), re.DOTALL).groups()
+    printed = printed_by_two_ranks(includes + NET + main, tmp_path, installed[1])
+    seen = [float(line) for line in printed[0].splitlines()]
+    assert len(seen) == 5 and seen[-1] < seen[0], printed[0]
+
+
+def test_the_program_of_user_models_builds_and_trains(tmp_path, installed):
+    prefix, packages = installed
+    assert run(prefix / "bin" / "megashard", "--version", cwd=tmp_path).startswith("megashard ")
+    printed = printed_by_two_ranks(programs_of("docs/user_models.md"), tmp_path, packages)
+    seen = [float(line.split()[-1]) for line in printed[0].splitlines()]
+    assert len(seen) == 10 and seen[-1] < seen[0] - 0.05, printed[0]
     assert printed[1] == printed[0]  # both were given the same text
 
 
 @pytest.fixture(scope="module")
 def plugins(tmp_path_factory, installed):
-    """The example model, built with pkg-config; with MEGASHARD_EVERY_BUILD=1 by its Meson and CMake files too (slow)."""
+    """The example model, built with pkg-config; with MEGASHARD_EVERY_BUILD=1 by its Meson and CMake files too
+    (slow)."""
     folder = tmp_path_factory.mktemp("plugins")
     shutil.copytree(ROOT / "launch" / "examples" / "user_model", folder, dirs_exist_ok=True)
     found = {"PKG_CONFIG_PATH": str(installed[1]), "CXXFLAGS": "-O0"}
@@ -86,32 +125,31 @@ def plugins(tmp_path_factory, installed):
     return built
 
 
-TRAIN = ("--num-layers 3 --hidden-size 32 --vocab-size 60 --tokenizer-type NullTokenizer --seq-length 16 "
-         "--mock-data --micro-batch-size 2 --global-batch-size 8 --train-iters 12 --lr 1e-2 --use-torch-fsdp2 "
-         "--eval-iters 0 --ckpt-format torch_dcp").split()
+TRAIN = (f"{network(layers=3, hidden=32)} --mock-data --micro-batch-size 2 --global-batch-size 8 --train-iters 12 "
+         f"--lr 1e-2 {megashard.RUN}").split()
 
 
 def train(program, ranks, plugin, folder, *flags, expect=0):
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
-    out = run(program, "launch", "-n", ranks, "--", "pretrain", "--model-plugin", plugin, *TRAIN, "--metrics-file", metrics,
-              *([] if "--model" in flags else ["--model", "my_model"]), *flags, cwd=folder, expect=expect)
-    return [json.loads(line)["loss"] for line in metrics.read_text().splitlines()] if not expect else [], out
+    out = run(program, "launch", "-n", ranks, "--", "pretrain", "--model-plugin", plugin, *TRAIN, "--metrics-file",
+              metrics, *([] if "--model" in flags else ["--model", "my_model"]), *flags, cwd=folder, expect=expect)
+    return losses(map(json.loads, metrics.read_text().splitlines())) if not expect else [], out
 
 
 def test_a_model_of_a_plugin_trains(tmp_path, installed, plugins):
     program = installed[0] / "bin" / "megashard"
-    losses, out = train(program, 2, plugins["pkg-config"], tmp_path, "--save", "a", "--save-interval", "6")
+    straight, out = train(program, 2, plugins["pkg-config"], tmp_path, "--save", "a", "--save-interval", "6")
     assert "recompute_modules: blocks.2 -> 1 module" in out  # its own choice
-    assert losses[-1] < losses[0] - 0.05
+    assert straight[-1] < straight[0] - 0.05
     for built in list(plugins.values())[1:]:
-        assert train(program, 2, built, tmp_path)[0] == losses
+        assert train(program, 2, built, tmp_path)[0] == straight
     from_meta, _ = train(program, 2, plugins["pkg-config"], tmp_path,
                          "--init-model-with-meta-device")
-    assert from_meta == losses
-    (tmp_path / "a" / "latest_checkpointed_iteration.txt").write_text("6")
+    assert from_meta == straight
+    (tmp_path / "a" / TRACKER).write_text("6")
     resumed, _ = train(program, 1, plugins["pkg-config"], tmp_path, "--load", "a")  # on other ranks
-    assert resumed == pytest.approx(losses[6:], abs=1e-6)  # one rank adds gradients in another order
+    assert resumed == pytest.approx(straight[6:], abs=1e-6)  # one rank adds gradients in another order
 
 
 def test_what_is_no_plugin_says_so(tmp_path, installed, plugins):
@@ -130,7 +168,8 @@ def test_what_is_no_plugin_says_so(tmp_path, installed, plugins):
     # As megashard::ModelPlugin lies in memory, with other versions.
     def other(name, version, libtorch, size):
         (tmp_path / f"{name}.c").write_text(
-            "#include <stddef.h>\nstruct { unsigned version; const char* libtorch; size_t sizes[4]; void* add; } plugin = "
+            "#include <stddef.h>\nstruct { unsigned version; const char* libtorch; size_t sizes[4]; void* add; } "
+            "plugin = "
             f"{{{version}, {libtorch}, {{{size}}}, 0}};\nvoid* megashard_model_plugin(void) {{ return &plugin; }}")
         run("gcc", "-shared", "-fPIC", f"{name}.c", "-o", f"{name}.so", cwd=tmp_path)
         return refused(tmp_path / f"{name}.so")
@@ -138,7 +177,8 @@ def test_what_is_no_plugin_says_so(tmp_path, installed, plugins):
     assert "its interface is 7, this program's 1; build it again" in other("interface", 7, '"2.11.0"', 1)
     assert "was built against LibTorch 1.0, this program runs on 2." in other("torch", 1, '"1.0"', 1)
     (tmp_path / "throws.cpp").write_text(
-        "#include <stdexcept>\nextern \"C\" void* megashard_model_plugin() { throw std::runtime_error(\"out of luck\"); }")
+        "#include <stdexcept>\nextern \"C\" void* megashard_model_plugin() { throw std::runtime_error(\"out of "
+        "luck\"); }")
     run("g++", "-shared", "-fPIC", "throws.cpp", "-o", "throws.so", cwd=tmp_path)
     assert "failed to register its models: out of luck" in refused(tmp_path / "throws.so")
     unknown = train(program, 2, plugins["pkg-config"], tmp_path, "--model", "mine", expect=1)[1]

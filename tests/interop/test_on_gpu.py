@@ -1,29 +1,23 @@
 """tests/gpu without a GPU: its pack runs from another folder, and no line's end ends the others."""
 import json
 import os
-import pathlib
 import shutil
-import subprocess
 import sys
 import time
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "on_gpu"))
-
-import gtests  # noqa: E402
-import mfu  # noqa: E402
-import smoke  # noqa: E402
-from lines import Failure, Line, Runner  # noqa: E402
-from training import Training, read_steps  # noqa: E402
-
-WITHOUT_A_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+import gtests
+import megashard
+import mfu
+import smoke
+from lines import Failure, Line, Runner
+from megashard import ROOT
+from training import Training, read_steps
 
 
 def run(*command, **options):
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, env=WITHOUT_A_GPU,
-                          stdin=subprocess.DEVNULL, **options)
+    return megashard.run(*command, expect=None, timeout=300, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, **options)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +30,8 @@ def elsewhere(tmp_path_factory):
 
 
 def dry_run(pack, mode, output, device="sim"):
-    done = run(pack / "tests" / "gpu", f"--{mode}", "--dry-run", "--device", device, "--output", output, cwd=output.parent)
+    done = run(pack / "tests" / "gpu", f"--{mode}", "--dry-run", "--device", device, "--output", output,
+               cwd=output.parent)
     found = json.loads((output / f"{mode}.json").read_text())
     return done, found, {line["name"]: line for line in found["lines"]}
 
@@ -65,7 +60,8 @@ def test_smoke_from_a_pack(elsewhere, tmp_path):
     assert any(name.startswith("CudaKernels.") for name in lines)
     tests = [line for name, line in lines.items() if "." in name]
     assert sum(line["outcome"] == "passed" for line in tests) >= 8
-    assert all(line["why"].startswith("not run on the simulated device: ") for line in tests if line["outcome"] == "skipped")
+    assert all(line["why"].startswith("not run on the simulated device: ") for line in tests
+               if line["outcome"] == "skipped")
     table = (tmp_path / "results" / "smoke.md").read_text().splitlines()
     assert sum(line.startswith("| ") for line in table) == 1 + len(lines)
     passed = sum(line["outcome"] == "passed" for line in lines.values())

@@ -7,22 +7,19 @@ import importlib.util
 import json
 import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", ROOT / "build"))
+import megashard
+from megashard import BUILD, ROOT
+
 CACHE = {"CCACHE_NOHASHDIR": "1", "CCACHE_BASEDIR": str(ROOT)}  # as in launch/setup
 WITHOUT = ("libtorch_cuda", "libc10_cuda", "libtorch_nvshmem", "libcaffe2_nvrtc")
 
 
 def run(*command, timeout):
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **CACHE}, capture_output=True,
-                          text=True, timeout=timeout)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    return done.stdout
+    return megashard.run(*command, cwd=ROOT, env={**os.environ, **CACHE}, timeout=timeout).stdout
 
 
 def link_wheel(copy):

@@ -7,18 +7,14 @@ order of magnitude above that drift.
 
 import dataclasses
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-HERE = pathlib.Path(__file__).resolve().parent
-BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", HERE.parents[1] / "build"))
+from megashard import fsdp2_reference, train_dump
+
 MICRO_BATCH, LENGTH, VOCABULARY = 2, 32, 101
 
 
@@ -71,9 +67,10 @@ OTHER_WRAPPERS = [Case("qwen3", (2,), wrapper="ddp"), Case("qwen3", (2,), wrappe
 def make_model(family, folder):
     import transformers
 
-    sizes = dict(vocab_size=VOCABULARY, hidden_size=18, intermediate_size=37, num_hidden_layers=3, num_attention_heads=3,
-                 num_key_value_heads=1, head_dim=6, max_position_embeddings=64, initializer_range=0.2,
-                 tie_word_embeddings=family.endswith("_tied"), bos_token_id=None, eos_token_id=None)
+    sizes = dict(vocab_size=VOCABULARY, hidden_size=18, intermediate_size=37, num_hidden_layers=3,
+                 num_attention_heads=3, num_key_value_heads=1, head_dim=6, max_position_embeddings=64,
+                 initializer_range=0.2, tie_word_embeddings=family.endswith("_tied"), bos_token_id=None,
+                 eos_token_id=None)
     base = family.removesuffix("_tied")
     torch.manual_seed(len(family))
     config = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config,
@@ -119,8 +116,7 @@ def trained_by_torch(tmp_path_factory):
     """The folder of the jobs and of PyTorch's results."""
     folder = tmp_path_factory.mktemp("parity")
     make_jobs(folder)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, HERE / "fsdp2_reference.py", folder / "theirs.json"], check=True, env=environment)
+    fsdp2_reference(folder / "theirs.json")
     return folder
 
 
@@ -128,9 +124,9 @@ def trained_by_torch(tmp_path_factory):
 def results(trained_by_torch, request):
     """(theirs, ours) by case."""
     folder = trained_by_torch
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MEGASHARD_TEST_DEVICE": request.param}
-    subprocess.run([BUILD / "tests/interop/train_dump", folder / "ours.json"], check=True, env=environment)
-    loaded = {case: tuple(load_file(folder / f"{case}.{side}.safetensors") for side in ("theirs", "ours")) for case in FP32 + BF16}
+    train_dump(folder / "ours.json", request.param)
+    loaded = {case: tuple(load_file(folder / f"{case}.{side}.safetensors") for side in ("theirs", "ours"))
+              for case in FP32 + BF16}
     for case, (_, ours) in loaded.items():
         with safe_open(folder / f"{case}.ours.safetensors", "pt") as file:
             ours["dtypes"] = file.metadata()

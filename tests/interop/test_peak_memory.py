@@ -1,5 +1,5 @@
-"""Bytes of tensors that a training step holds at most: megashard, PyTorch FSDP1 and FSDP2 on the same job, counted by the
-same allocator (live_memory.h).
+"""Bytes of tensors that a training step holds at most: megashard, PyTorch FSDP1 and FSDP2 on the same job, counted by
+the same allocator (live_memory.h).
 
 Weights, gradients, moments, activations (of four tokens a rank: next to nothing) and the buffers of communication. On
 Gloo, its own temporary tensors are counted on either side; a fake group has none, so what is left is what the strategy
@@ -8,14 +8,13 @@ holds. docs/benchmarks.md has the figures.
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_parity import BUILD, HERE, Case
+
+from megashard import INTEROP, fsdp2_reference, train_dump
+from test_parity import Case
 
 STEPS, TOKENS = 3, 4
 SIDES = ("ours", "fsdp2", "fsdp1")
@@ -56,13 +55,12 @@ def counts(tmp_path_factory):
             job.append(dataclasses.asdict(Case(family, (world,), steps=STEPS)) | {
                 "model": str(folder / family), "batches": str(batches), "process_group": group,
                 "output": str(folder / f"{side}-{family}-{world}-{group}.safetensors"),
-                "count_memory": str(BUILD / "tests/interop/live_memory.so"),
+                "count_memory": str(INTEROP / "live_memory.so"),
                 "wrapper": "fsdp1" if side == "fsdp1" else "fsdp2"})
     (folder / "ours.json").write_text(json.dumps(jobs.pop("ours")))
     (folder / "theirs.json").write_text(json.dumps(sum(jobs.values(), [])))
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([BUILD / "tests/interop/train_dump", folder / "ours.json"], check=True, env=environment)
-    subprocess.run([sys.executable, HERE / "fsdp2_reference.py", folder / "theirs.json"], check=True, env=environment)
+    train_dump(folder / "ours.json")
+    fsdp2_reference(folder / "theirs.json")
     weights = {family: sum(tensor.nbytes for tensor in load_file(folder / family / "model.safetensors").values())
                for family in vocabularies}
     found = {case: {side: load_file(folder / ("-".join(map(str, (side, *case))) + ".safetensors")) for side in SIDES}

@@ -1,9 +1,7 @@
 """The random trees of tests/differential, trained by PyTorch's FSDP2: the same losses, gradients and weights."""
 
 import json
-import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
@@ -15,8 +13,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from forked_ranks import failure_in_ranks
+from megashard import BUILD, run
 
-BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", "build"))
 CASES = 60
 WORLDS = [1, 2, 3, 4]
 LINEAR, MLP, SCALE, ROW = range(4)
@@ -169,17 +167,18 @@ def train_trees(world, cases, folder):
         if replicas not in meshes:
             meshes[replicas] = (init_device_mesh("cpu", (world,)) if replicas == 1 else init_device_mesh(
                 "cpu", (replicas, world // replicas), mesh_dim_names=("replicate", "shard")))
-        failures += [f"tree {tree['seed']}: {text}" for text in compare(case, train(case, meshes[replicas], rank), rank)]
+        failures += [f"tree {tree['seed']}: {text}" for text in compare(case, train(case, meshes[replicas], rank),
+                                                                        rank)]
     (pathlib.Path(folder) / f"result{world}-{rank}.json").write_text(json.dumps([len(cases), failures]))
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The folder with each rank's results. One process reads torch and the trees, and forks the ranks of every world."""
+    """The folder with each rank's results. One process reads torch and the trees, and forks the ranks of every
+    world."""
     folder = tmp_path_factory.mktemp("trees")
-    subprocess.run([BUILD / "tests/differential/tree_dump", "1000", str(CASES), folder / "trees.json"], check=True)
-    done = subprocess.run([sys.executable, __file__, folder], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    run(BUILD / "tests" / "differential" / "tree_dump", 1000, CASES, folder / "trees.json")
+    run(sys.executable, __file__, folder, timeout=600)
     return folder
 
 

@@ -1,9 +1,5 @@
 """A training that stops and goes on: at the same ranks, at others, from others' checkpoints, and with every option."""
-import array
 import json
-import os
-import pathlib
-import subprocess
 import sys
 
 import pytest
@@ -11,53 +7,25 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from test_torch_dist import as_torch_keeps_them, save_as_megatron, without_gpu
-from wrong_use import write_tokens
+import megashard
+from megashard import LAYERS, NO_DROPOUT, TRACKER, USAGE, fsdp2_reference, losses, mock_samples, run, write_documents
+from megatron_steps import as_torch_keeps_them, save_as_megatron, without_gpu
 
-HERE = pathlib.Path(__file__).resolve().parent
-BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", HERE.parents[1] / "build"))
-PROGRAM = os.environ.get("MEGASHARD", str(BUILD / "launch" / "megashard"))
-NETWORK = ("--num-layers 2 --hidden-size 16 --num-attention-heads 2 --max-position-embeddings 8 --seq-length 8 "
-           "--tokenizer-type NullTokenizer --vocab-size 60").split()
-LOOP = ("--micro-batch-size 1 --weight-decay 0.1 --log-interval 1 "
-        "--use-torch-fsdp2").split()
-MOCK = "--mock-data --eval-iters 0".split()
-SCHEDULE = "--lr-decay-iters 20 --lr-warmup-iters 2".split()
-NO_DROPOUT = "--attention-dropout 0 --hidden-dropout 0".split()
-DCP, DIST = "torch_dcp", "torch_dist"
-UNITS = "sub_modules_to_wrap: ['model.layers.{*}']\n"
-USAGE = 2
+NETWORK = megashard.network(length=8)
+LOOP = ("--micro-batch-size 1 --global-batch-size 12 --lr 1e-2 --weight-decay 0.1 --log-interval 1 --peak-tflops 1 "
+        "--use-torch-fsdp2 --ckpt-format torch_dcp ")
+MOCK = "--mock-data --eval-iters 0 "
+SCHEDULE = "--lr-decay-iters 20 --lr-warmup-iters 2 "
+DIST = ["--ckpt-format", "torch_dist"]
 
 
-def pretrain(folder, *flags, ranks=1, sharding=None, network=NETWORK, schedule=SCHEDULE, form=DCP, batch=12, lr="1e-2",
-             data=MOCK, expect=0):
-    """Runs it; the metrics, one dict a step, and what it printed."""
-    config = folder / f"fsdp2_{sharding}.yaml"
-    config.write_text(UNITS + (f"sharding_size: {sharding}\n" if sharding else ""))
-    metrics = folder / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)
-    launcher = ["launch", "-n", str(ranks), "--"] if ranks > 1 else []
-    command = [PROGRAM, *launcher, "pretrain", *map(str, network), *LOOP, *map(str, data), *schedule, "--fsdp2-config-path", str(config),
-               "--ckpt-format", form, "--global-batch-size", str(batch), "--lr", lr, "--peak-tflops", "1",
-               "--metrics-file", str(metrics), *map(str, flags)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == expect, done.stdout[-2000:] + done.stderr[-4000:]
-    steps = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
-    return steps, done.stdout + done.stderr
+def pretrain(folder, *flags, sharding=None, network=NETWORK, schedule=SCHEDULE, data=MOCK, **options):
+    config = LAYERS + (f"sharding_size: {sharding}\n" if sharding else "")
+    return megashard.pretrain(folder, *flags, defaults=network + LOOP + data + schedule, config=config, **options)
 
 
 def numbers(steps):
     return [(step["step"], step["loss"], step["grad_norm"], step["lr"], step["consumed_samples"]) for step in steps]
-
-
-def losses(steps):
-    return [step["loss"] for step in steps]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("resume")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +42,8 @@ def plain(folder):
     return save, pretrain(folder, *NO_DROPOUT, "--train-iters", 14, "--save", save, "--save-interval", 2, ranks=2)[0]
 
 
-@pytest.mark.parametrize("ranks, sharding, flags", [(3, None, ["--optimizer", "sgd"]), (4, 2, ["--bf16"])])
+@pytest.mark.parametrize("ranks, sharding, flags", [
+    (3, None, ["--optimizer", "sgd"]), (4, 2, ["--bf16"]), (2, None, ["--optimizer", "muon", "--bf16"])])
 def test_the_same_ranks_go_on_bit_for_bit(folder, ranks, sharding, flags):
     """Weights, optimizer, schedule, data and dropout, after a step that is asked for."""
     save = folder / f"same_{ranks}"
@@ -134,11 +103,11 @@ def test_megatrons_format_goes_on_at_other_ranks(folder, plain, ranks):
     save = folder / "dist"
     if not save.exists():
         first, _ = pretrain(folder, *NO_DROPOUT, "--train-iters", 14, "--exit-interval", 3, "--save", save,
-                            "--save-interval", 3, ranks=2, form=DIST)
+                            "--save-interval", 3, *DIST, ranks=2)
         assert numbers(first) == numbers(straight[:3])
         assert (save / "iter_0000003" / "metadata.json").exists()
-    more, out = pretrain(folder, *NO_DROPOUT, "--train-iters", 14, "--exit-interval", 6, "--load", save, ranks=ranks,
-                         form=DIST)
+    more, out = pretrain(folder, *NO_DROPOUT, "--train-iters", 14, "--exit-interval", 6, "--load", save, *DIST,
+                         ranks=ranks)
     assert f"saved by 2 ranks, and there are {ranks}" in out
     assert [(step["step"], step["lr"], step["consumed_samples"]) for step in more] == [
         (step["step"], step["lr"], step["consumed_samples"]) for step in straight[3:6]]
@@ -174,28 +143,27 @@ def test_parts_that_were_not_saved(folder):
 
 def test_another_network_is_refused(folder, saved):
     save, straight = saved
-    deeper = [*NETWORK]
-    deeper[1] = "3"
-    _, out = pretrain(folder, "--train-iters", 8, "--load", save, network=deeper, expect=USAGE)
+    _, out = pretrain(folder, "--train-iters", 8, "--load", save, "--num-layers", 3, expect=USAGE)
     assert "has num_layers 2, and this run has 3: give --num-layers 2, or --use-checkpoint-args" in out
-    wider = [*NETWORK]
-    wider[3] = "32"
-    _, out = pretrain(folder, "--train-iters", 8, "--load", save, "--finetune", network=wider, expect=1)
+    _, out = pretrain(folder, "--train-iters", 8, "--load", save, "--finetune", "--hidden-size", 32, expect=1)
     assert "has sizes [128, 16] in" in out and "and [128, 32] here" in out
     taken, out = pretrain(folder, "--train-iters", 6, "--load", save, "--ckpt-step", 4, "--use-checkpoint-args",
-                          network=[])
+                          network="")
     assert "num_layers 2" in out
     assert numbers(taken) == numbers(straight[4:])
 
 
 def test_partial_loads(folder, saved):
-    """Norms of queries and keys: their weights are missing, and are only left at their first values when that is asked for."""
+    """Norms of queries and keys: their weights are missing, and are only left at their first values when that is asked
+    for."""
     save, _ = saved
     flags = ["--train-iters", 1, "--load", save, "--finetune", "--qk-layernorm"]
     _, out = pretrain(folder, *flags, expect=USAGE)
-    assert "missing keys (8): model.model.layers.0.self_attn.k_norm.bias" in out and "--dist-ckpt-strictness log_all" in out
+    assert "missing keys (8): model.model.layers.0.self_attn.k_norm.bias" in out
+    assert "--dist-ckpt-strictness log_all" in out
     steps, out = pretrain(folder, *flags, "--dist-ckpt-strictness", "log_all")
-    assert "WARNING: missing keys (8): model.model.layers.0.self_attn.k_norm.bias" in out and "they keep their first values" in out
+    assert "WARNING: missing keys (8): model.model.layers.0.self_attn.k_norm.bias" in out
+    assert "they keep their first values" in out
     assert 3.5 < steps[0]["loss"] < 6  # first values, not whatever the memory held
 
 
@@ -221,7 +189,7 @@ def test_a_ramp_goes_on_at_more_ranks(folder):
     """Batches of 2, 2, 4, 6, 8 and then 12: a step is saved before each larger one, as Megatron does."""
     save = folder / "ramp"
     flags = [*NO_DROPOUT, "--rampup-batch-size", 2, 2, 20, "--train-samples", 60]
-    samples = ["--lr-decay-samples", "200"]
+    samples = "--lr-decay-samples 200"
     straight, _ = pretrain(folder, *flags, "--save", save, "--save-interval", 100, schedule=samples)
     assert [step["global_batch_size"] for step in straight] == [2, 2, 4, 6, 8, 12, 12, 12]
     assert sorted(int(path.name[5:]) for path in save.glob("iter_*")) == [2, 3, 4, 5, 8]
@@ -236,8 +204,8 @@ def test_a_ramp_goes_on_at_more_ranks(folder):
 def test_a_finished_run_starts_and_ends(folder):
     """Its data has no sample left, nor has that of evaluations which an earlier run made more often."""
     for name in ("one", "two"):
-        write_tokens(folder / name, 1, documents=20)
-    blend = ["--data-path", "0.5", folder / "one", "0.5", folder / "two", "--split", "60,40,0", "--eval-iters", 1]
+        write_documents(folder / name, 20 * [range(40)])
+    blend = f"--data-path 0.5 {folder / 'one'} 0.5 {folder / 'two'} --split 60,40,0 --eval-iters 1 "
     save = folder / "finished"
     flags = [*NO_DROPOUT, "--train-iters", 4, "--save", save, "--load", save, "--save-interval", 4]
     pretrain(folder, *flags, "--exit-interval", 3, "--eval-interval", 1, data=blend)
@@ -261,14 +229,14 @@ def test_steps_of_others(folder, plain):
     theirs = folder / "pytorch"
     dcp.save({"model": state["model"], "optimizer": state["optimizer"]}, checkpoint_id=theirs / "iter_0000002",
              no_dist=True)
-    (theirs / "latest_checkpointed_iteration.txt").write_text("2")
+    (theirs / TRACKER).write_text("2")
     resumed, out = pretrain(folder, *NO_DROPOUT, "--train-iters", 4, "--load", theirs, ranks=2)
     assert numbers(resumed) == numbers(straight[2:4])
     assert "2 steps of these flags' batch are 24" in out and "the checkpoint has no schedule: it goes on from 24" in out
 
     release = folder / "release"
     dcp.save({"model": state["model"], "checkpoint_version": 3.0}, checkpoint_id=release / "release", no_dist=True)
-    (release / "latest_checkpointed_iteration.txt").write_text("release")
+    (release / TRACKER).write_text("release")
     first, out = pretrain(folder, *NO_DROPOUT, "--train-iters", 1, "--load", release)
     tuned, _ = pretrain(folder, *NO_DROPOUT, "--train-iters", 1, "--load", save, "--ckpt-step", 2, "--finetune")
     assert numbers(first) == numbers(tuned) and "loading release checkpoint from" in out
@@ -278,8 +246,8 @@ STEPS, STOP, WORDS = 8, 4, 100
 
 
 def test_a_step_that_pytorch_trained(folder):
-    """Two FSDP2 ranks of PyTorch train a model with tied weights, save model and optimizer by DCP and train on; we go on from
-    their step, at 1, 2 and 4 ranks, with their losses."""
+    """Two FSDP2 ranks of PyTorch train a model with tied weights, save model and optimizer by DCP and train on; we go
+    on from their step, at 1, 2 and 4 ranks, with their losses."""
     import transformers
 
     model, theirs = folder / "llama", folder / "fsdp2"
@@ -289,26 +257,21 @@ def test_a_step_that_pytorch_trained(folder):
         tie_word_embeddings=True)
     torch.manual_seed(5)
     transformers.LlamaForCausalLM(config).save_pretrained(model)
-    data = dict(mock_data=True, seq_length=16, seed=1234, vocab_size=WORDS + 1, eod_id=WORDS, samples=[STEPS * 4, 0, 0])
-    (folder / "data.json").write_text(json.dumps([data]))
-    subprocess.run([BUILD / "tests/interop/dump_samples", folder / "data.json", folder / "data"], check=True, timeout=60)
-    dumped = array.array("q", (folder / "data").read_bytes())
-    tokens = torch.tensor(dumped[1:1 + STEPS * 4 * 17]).view(STEPS, 4, 17)
+    tokens = mock_samples(folder, STEPS * 4, length=16, vocabulary=WORDS + 1, end=WORDS).view(STEPS, 4, 17)
     from safetensors.torch import load_file, save_file
 
     save_file({"tokens": tokens}, folder / "batches.safetensors")
-    case = dict(output=str(folder / "theirs.safetensors"), model=str(model), batches=str(folder / "batches.safetensors"),
-                mesh=[2], steps=STEPS, optimizer="adam", lr=1e-3, weight_decay=0.1, clip=1.0, wrapper="fsdp2",
-                save=str(theirs / f"iter_{STOP:07d}"), save_after=STOP)
+    case = dict(output=str(folder / "theirs.safetensors"), model=str(model),
+                batches=str(folder / "batches.safetensors"), mesh=[2], steps=STEPS, optimizer="adam", lr=1e-3,
+                weight_decay=0.1, clip=1.0, wrapper="fsdp2", save=str(theirs / f"iter_{STOP:07d}"), save_after=STOP)
     (folder / "case.json").write_text(json.dumps([case]))
-    subprocess.run([sys.executable, HERE / "fsdp2_reference.py", folder / "case.json"], check=True, timeout=120,
-                   env={**os.environ, "OMP_NUM_THREADS": "1"})
-    (theirs / "latest_checkpointed_iteration.txt").write_text(str(STOP))
+    fsdp2_reference(folder / "case.json")
+    (theirs / TRACKER).write_text(str(STOP))
     expected = load_file(folder / "theirs.safetensors")
-    network = ["--hf-model", model, "--seq-length", 16]
+    flags = ["--train-iters", STEPS, "--load", theirs, "--global-batch-size", 4, "--lr", "1e-3"]
     for ranks in (1, 2, 4):
-        more, out = pretrain(folder, "--train-iters", STEPS, "--load", theirs, ranks=ranks, network=network,
-                             schedule=["--lr-decay-style", "constant"], batch=4, lr="1e-3")
+        more, out = pretrain(folder, *flags, ranks=ranks, network=f"--hf-model {model} --seq-length 16 ",
+                             schedule="--lr-decay-style constant")
         assert [step["step"] for step in more] == list(range(STOP + 1, STEPS + 1)), out
         assert losses(more) == pytest.approx(expected["loss"][STOP:].tolist(), rel=1e-6)  # other kernels
         norms = [step["grad_norm"] for step in more]
@@ -317,7 +280,8 @@ def test_a_step_that_pytorch_trained(folder):
 
 @pytest.mark.slow  # imports megatron-core again and again
 def test_random_states_of_megatron(folder):
-    """As torch.get_rng_state() has them: a list over ranks in torch_dcp and in torch_dist, or one entry for all ranks."""
+    """As torch.get_rng_state() has them: a list over ranks in torch_dcp and in torch_dist, or one entry for all
+    ranks."""
     save = folder / "drawn"
     flags = ["--train-iters", 4, "--data-parallel-random-init"]  # ranks draw apart
     straight, _ = pretrain(folder, *flags, "--save", save, "--save-interval", 2, ranks=2)
@@ -326,25 +290,22 @@ def test_random_states_of_megatron(folder):
     ours = state["rng_state"]
     each = [as_torch_keeps_them(ours[str(rank)]) for rank in range(2)]
 
-    def save_step(name, states, form=DCP):
+    def save_step(name, states, form="torch_dcp"):
         step = folder / name / "iter_0000002"
-        if form == DCP:
+        if form == "torch_dcp":
             dcp.save({**state, "rng_state": states}, checkpoint_id=step, no_dist=True)
         else:
             step.mkdir(parents=True)
             torch.save({**state, "rng_state": states}, folder / "whole.pt")
-            done = subprocess.run([sys.executable, __file__, folder / "whole.pt", step], capture_output=True, text=True,
-                                  timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1",
-                                                    "PYTHONPATH": os.pathsep.join(sys.path)})
-            assert done.returncode == 0, done.stderr[-3000:]
-        (step.parent / "latest_checkpointed_iteration.txt").write_text("2")
+            run(sys.executable, __file__, folder / "whole.pt", step)
+        (step.parent / TRACKER).write_text("2")
         return step.parent
 
-    for form in (DCP, DIST):
-        by_rank = save_step(f"by_rank_{form}", each, form)
-        more, out = pretrain(folder, *flags, "--load", by_rank, ranks=2, form=form)
+    for form in ("torch_dcp", "torch_dist"):
+        load = [*flags, "--load", save_step(f"by_rank_{form}", each, form), "--ckpt-format", form]
+        more, out = pretrain(folder, *load, ranks=2)
         assert numbers(more) == numbers(straight[2:]) and "dropout goes on" not in out
-    other, out = pretrain(folder, *flags, "--load", by_rank, ranks=4, form=form)
+    other, out = pretrain(folder, *load, ranks=4)
     assert "saved by 2 ranks, and there are 4: dropout goes on from seed, iteration and rank" in out
     shared, _ = pretrain(folder, *flags, "--load", save_step("shared", each[:1]), ranks=2)
     twice, _ = pretrain(folder, *flags, "--load", save_step("twice", [each[0], each[0]]), ranks=2)

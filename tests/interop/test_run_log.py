@@ -1,5 +1,4 @@
 """What a run tells whoever watches it: its start, its steps, its evaluations, and where Ctrl-C has stopped it."""
-import os
 import re
 import signal
 import subprocess
@@ -10,46 +9,43 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from free_port import free_port
-from test_infer import write_tokens
-from test_pretrain import NETWORK, PROGRAM, pretrain
+from megashard import TRACKER, environment, free_port, launch, run, with_defaults, write_documents
+from test_pretrain import TRAINING, pretrain
 
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
-         "vocab_size": 64, "max_position_embeddings": 16, "rms_norm_eps": 1e-5, "hidden_act": "silu",
-         "tie_word_embeddings": False, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+         "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 16, "rms_norm_eps": 1e-5,
+         "hidden_act": "silu", "tie_word_embeddings": False}
 FROM_MODEL = ("--seq-length 16 --micro-batch-size 2 --global-batch-size 4 --eval-iters 1 --train-iters 2 --lr 1e-3 "
               "--mock-data --use-torch-fsdp2 --ckpt-format torch_dcp").split()
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def megashard(*words, ranks=1, expect=0):
-    done = subprocess.run([PROGRAM, "launch", "-n", str(ranks), "--", *map(str, words)], capture_output=True, text=True,
-                          timeout=120, stdin=subprocess.DEVNULL, env=ENVIRONMENT)
-    assert done.returncode == expect, done.stdout[-3000:] + done.stderr[-3000:]
+    done = run(*launch(ranks, *words), expect=expect)
     return done.stdout + done.stderr
+
+
+def training(*flags):
+    """test_pretrain's, on other data or with other flags."""
+    return ["pretrain", *with_defaults(flags, TRAINING)]
 
 
 def steps_with_a_line(out):
     return [int(number) for number in re.findall(r" iteration +(\d+)/ *\d+ \| consumed samples", out)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("log")
-
-
 def test_the_first_and_the_last_step_have_a_line(folder):
-    _, out = pretrain(folder, "steps", "--train-iters", "8", "--save", str(folder / "steps"), "--save-interval", "100")
+    _, out = pretrain(folder, "--train-iters", "8", "--save", str(folder / "steps"), "--save-interval", "100")
     assert steps_with_a_line(out) == [1, 5, 8]
-    assert out.index("iteration        8/") < out.index("saving checkpoint") < out.index("successfully saved checkpoint")
-    _, out = pretrain(folder, "exit", "--train-iters", "20", "--exit-interval", "8")
+    assert out.index("iteration        8/") < out.index("saving checkpoint") < out.index(
+        "successfully saved checkpoint")
+    _, out = pretrain(folder, "--train-iters", "20", "--exit-interval", "8")
     assert steps_with_a_line(out) == [1, 5, 8]
-    _, out = pretrain(folder, "more", "--train-iters", "10", "--load", str(folder / "steps"), "--override-opt_param-scheduler")
+    _, out = pretrain(folder, "--train-iters", "10", "--load", str(folder / "steps"), "--override-opt_param-scheduler")
     assert steps_with_a_line(out) == [9, 10]
 
 
 def test_what_is_added_to_the_line_of_a_step_stands_behind_megatrons(folder):
-    _, out = pretrain(folder, "more", "--train-iters", "1", "--log-tokens-per-second", "--log-memory", "--log-throughput")
+    _, out = pretrain(folder, "--train-iters", "1", "--log-tokens-per-second", "--log-memory", "--log-throughput")
     (line,) = [line for line in out.splitlines() if " iteration " in line and "elapsed time" in line]
     assert re.search(r"nan iterations: +\d+ \| tokens per second: [\d.]+ \| peak memory \(MiB\): [\d.]+ \|$", line)
     assert float(line.split(":")[4].split("|")[0]) > 0  # where scripts cut the time of a step
@@ -57,11 +53,11 @@ def test_what_is_added_to_the_line_of_a_step_stands_behind_megatrons(folder):
 
 
 def test_the_start_says_what_differs_from_the_defaults(folder):
-    _, out = pretrain(folder, "banner", "--train-iters", "1")
+    _, out = pretrain(folder, "--train-iters", "1")
     banner = out[:out.index("end of arguments")]
     assert re.search(r"^  hidden_size \.+ 32$", banner, re.M) and "adam_beta1 ..." not in banner
     assert "--print-all-arguments" in banner
-    _, out = pretrain(folder, "banner", "--train-iters", "1", "--print-all-arguments", "--exit-signal", "SIGUSR1")
+    _, out = pretrain(folder, "--train-iters", "1", "--print-all-arguments", "--exit-signal", "SIGUSR1")
     assert "WARNING: --exit-signal SIGUSR1 needs --exit-signal-handler; without it the signal ends the run" in out
     banner = out[:out.index("end of arguments")]
     assert "------------------------ arguments ------------------------" in banner
@@ -71,44 +67,44 @@ def test_the_start_says_what_differs_from_the_defaults(folder):
 def test_the_start_counts_parameters_once_and_those_that_are_trained(folder):
     counts = {}
     for name, flags in {"tied": [], "untied": ["--untie-embeddings-and-output-weights"]}.items():
-        _, out = pretrain(folder, name, "--train-iters", "1", *flags)
+        _, out = pretrain(folder, "--train-iters", "1", *flags)
         counts[name] = int(re.search(r" > number of parameters on .*: (\d+)$", out, re.M)[1])
     assert counts["untied"] - counts["tied"] == 128 * 32  # of the padded vocabulary
     assert f" > trainable parameters: {counts['untied']} (100.00%)" in out
-    _, out = pretrain(folder, "frozen", "--train-iters", "1", "--freeze-module-prefix", "model.embed")
+    _, out = pretrain(folder, "--train-iters", "1", "--freeze-module-prefix", "model.embed")
     trained = re.search(rf" > trainable parameters: (\d+) \(\d+\.\d\d%\) of {counts['tied']}$", out, re.M)
     assert 0 < int(trained[1]) <= counts["tied"] - 128 * 32
 
 
 def test_the_start_says_what_the_data_is(folder):
-    write_tokens(folder / "data", [torch.arange(40) % 60 for _ in range(10)])
-    flags = [*NETWORK, "--data-path", folder / "data", "--split", "80,10,10", "--train-iters", "8", "--eval-iters", "1",
-             "--ckpt-format", "torch_dcp"]
+    write_documents(folder / "data", 10 * [range(40)])
+    flags = training("--data-path", folder / "data", "--split", "80,10,10", "--train-iters", "8", "--eval-iters", "1")
     flags.remove("--mock-data")
-    out = megashard("pretrain", *flags)
+    out = megashard(*flags)
     assert " > training data: 8 documents, 320 tokens; asked for: 64 samples of 16 tokens, 3.20 epochs" in out
     assert " > validation data: 1 document, 40 tokens; asked for: 8 samples of 16 tokens, 3.20 epochs" in out
     assert " > test data: 1 document, 40 tokens; asked for: 8 samples" in out
     chosen = flags.index("--data-path")
     blend = flags[:chosen + 1] + ["3", folder / "data", "1", folder / "data"] + flags[chosen + 2:]
     assert " > training data: 16 documents, 640 tokens; asked for: 64 samples of 16 tokens, 0.80 to 2.40 epochs" in \
-        megashard("pretrain", *blend)
+        megashard(*blend)
     flags[flags.index("--eval-iters") + 1] = "0"
-    out = megashard("pretrain", *flags)
+    out = megashard(*flags)
     assert " > validation data: not read" in out and " > test data: not read" in out
 
 
 def test_evaluations_say_on_what(folder):
-    _, out = pretrain(folder, "evaluation", "--train-iters", "2", "--eval-iters", "3", "--eval-interval", "100")
+    _, out = pretrain(folder, "--train-iters", "2", "--eval-iters", "3", "--eval-interval", "100")
     last_step, begun = out.index("iteration        2/"), out.index("Evaluating on 24 samples")
-    assert last_step < out.index("after training is done") < begun < out.index("validation loss at iteration 2 on validation set")
+    assert last_step < out.index("after training is done") < begun < out.index("validation loss at iteration 2 on "
+                                                                               "validation set")
     assert out.count("Evaluating on 24 samples") == 2  # validation and test
 
 
 def test_the_parts_of_a_step_are_told_in_megatrons_form(folder):
     def parts(name, *flags):
         save = ["--save", str(folder / name), "--save-interval", "100"]
-        return pretrain(folder, name, "--train-iters", "7", "--eval-iters", "1", *save, *flags)[1]
+        return pretrain(folder, "--train-iters", "7", "--eval-iters", "1", *save, *flags)[1]
 
     assert "across ranks" not in parts("no_parts")
     out = parts("parts", "--timing-log-level", "1")
@@ -134,8 +130,7 @@ def poisoned(folder):
 
     torch.manual_seed(0)
     model = folder / "poisoned"
-    LlamaForCausalLM(LlamaConfig(**{key: value for key, value in SIZES.items() if key not in ("model_type", "architectures")}))\
-        .save_pretrained(model)
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(model)
     weights = load_file(model / "model.safetensors")
     weights["model.layers.0.mlp.up_proj.weight"][31, 3] = float("nan")
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
@@ -150,7 +145,7 @@ def test_weights_that_are_no_numbers_are_named_with_their_folder(poisoned, folde
         out = megashard(*words, *more, ranks=2, expect=1)
         assert f"of the weights loaded from {source}" in out and "model.layers.0.mlp.up_proj.weight holds NaN" in out
         assert "learning rate" not in out
-    write_tokens(folder / "few", [torch.arange(17)])
+    write_documents(folder / "few", [range(17)])
     out = megashard("infer", "--hf-model", model, "--data-path", folder / "few", "--seq-length", "16", "--log-probs",
                     folder / "few.npy", expect=1)
     assert f"of the weights loaded from {model}, model.layers.0.mlp.up_proj.weight holds NaN" in out
@@ -160,21 +155,21 @@ def test_inference_says_how_far_it_is_and_nothing_of_a_split(folder):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model = folder / "whole"
-    LlamaForCausalLM(LlamaConfig(**{key: value for key, value in SIZES.items() if key not in ("model_type", "architectures")}))\
-        .save_pretrained(model)
-    write_tokens(folder / "five", [torch.arange(17) for _ in range(5)])
-    words = ["infer", "--hf-model", model, "--data-path", folder / "five", "--seq-length", "16", "--log-probs", folder / "five.npy"]
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(model)
+    write_documents(folder / "five", 5 * [range(17)])
+    words = ["infer", "--hf-model", model, "--data-path", folder / "five", "--seq-length", "16", "--log-probs",
+             folder / "five.npy"]
     out = megashard(*words)
     assert "Inferring on 5 documents" in out and "split" not in out
     assert len(np.load(folder / "five.npy")) == 5
     assert "WARNING: --split 0,0,1 is not used: infer reads every document" in megashard(*words, "--split", "0,0,1")
 
 
-def start(*words, ranks=2):
+def start(*words, ranks=2, **variables):
     """A run in the background, that Ctrl-C can reach whatever the tests were started by."""
-    launch = ["launch", "-n", str(ranks), "--"] if ranks else []
-    return subprocess.Popen([PROGRAM, *launch, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env=ENVIRONMENT, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    return subprocess.Popen([str(word) for word in launch(ranks, *words)], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, env=environment(**variables),
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
 def end(run, after, *signals):
@@ -199,41 +194,38 @@ def end(run, after, *signals):
     return seen + out, errors, code
 
 
-ENDLESS = ["pretrain", *NETWORK, "--train-iters", "1000000", "--eval-iters", "0", "--ckpt-format", "torch_dcp"]
+ENDLESS = training("--train-iters", "1000000")
 
 
 def test_ctrl_c_says_where_it_stopped_and_what_was_saved(folder):
     out, errors, code = end(start(*ENDLESS), "iteration       10/", signal.SIGINT)
     assert (code, errors) == (130, "")
     last = out.splitlines()[-1]
-    assert re.fullmatch(r"interrupted by SIGINT after iteration \d+ of 1000000: nothing is saved, since there is no --save", last), out
+    assert re.fullmatch(r"interrupted by SIGINT after iteration \d+ of 1000000: nothing is saved, since there is no "
+                        r"--save", last), out
     assert int(last.split()[5]) == steps_with_a_line(out)[-1]  # and its loss is shown
     for beside in ([], ["--async-save"]):
         save = folder / ("saved" + "".join(beside))
         saving = ["--save", save, "--save-interval", "5", *beside]
         out, errors, code = end(start(*ENDLESS, *saving), "iteration       15/", signal.SIGINT)
         assert (code, errors) == (130, "")
-        step = int((save / "latest_checkpointed_iteration.txt").read_text())
+        step = int((save / TRACKER).read_text())
         assert out.count("successfully saved") == out.count("saving checkpoint")
         last = out.splitlines()[-1]
         assert f": iteration {step} is saved in {save}" in last and f"go on with --load {save}" in last
 
 
 def test_ctrl_c_ends_an_evaluation(folder):
-    flags = list(ENDLESS)
-    flags[flags.index("--eval-iters") + 1] = "1000000"
-    flags[flags.index("--train-iters") + 1] = "1"
-    out, errors, code = end(start(*flags), "Evaluating on", signal.SIGINT)
+    run = start(*training("--train-iters", "1", "--eval-iters", "1000000"))
+    out, errors, code = end(run, "Evaluating on", signal.SIGINT)
     assert (code, errors) == (130, "")
     assert "interrupted by SIGINT in an evaluation after iteration 1 of 1: nothing is saved" in out.splitlines()[-1]
 
 
 def test_ctrl_c_before_the_first_step_ends_at_once():
-    words = [PROGRAM, *map(str, ENDLESS)]
-    environment = {**ENVIRONMENT, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-    _, errors, code = end(run, "end of arguments", signal.SIGINT)
+    first_of_two = start(*ENDLESS, ranks=1, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1",
+                         MASTER_PORT=free_port())
+    _, errors, code = end(first_of_two, "end of arguments", signal.SIGINT)
     assert code == 130
     assert errors == "megashard: interrupted before the first step; nothing was trained or saved\n"
 
@@ -245,5 +237,5 @@ def test_the_exit_signal_saves_and_ends_the_run(folder, name):
              *([] if name == "SIGTERM" else ["--exit-signal", name])]
     out, errors, code = end(start(*ENDLESS, *flags), "iteration       10/", getattr(signal, name))
     assert (code, errors) == (0, "")
-    step = int((save / "latest_checkpointed_iteration.txt").read_text())
+    step = int((save / TRACKER).read_text())
     assert step >= 10 and f"[exiting program at iteration {step}]" in out

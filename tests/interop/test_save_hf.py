@@ -1,9 +1,6 @@
 """--save-hf: what all ranks write when training ends, transformers loads, and it computes what we compute."""
 import copy
 import json
-import os
-import pathlib
-import subprocess
 
 import pytest
 import torch
@@ -12,39 +9,30 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import (AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM,
                           Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
-from test_models import BUILD, CASES
+import megashard
+from megashard import INTEROP, LAYERS, TRACKER, USAGE, convert, losses, mock_samples, run
+from test_models import CASES
 
-PROGRAM = os.environ.get("MEGASHARD", str(BUILD / "launch" / "megashard"))
-LOOP = ("--mock-data --seq-length 16 --micro-batch-size 1 --global-batch-size 4 --lr 1e-2 --eval-iters 1 --eval-interval 2 "
-        "--use-torch-fsdp2 --attention-dropout 0 --hidden-dropout 0").split()
+TRAINING = ("--mock-data --seq-length 16 --micro-batch-size 1 --global-batch-size 4 --lr 1e-2 --eval-iters 1 "
+            "--eval-interval 2 --use-torch-fsdp2 --attention-dropout 0 --hidden-dropout 0 --peak-tflops 1 "
+            "--ckpt-format torch_dcp")
 FLAGS = ("--num-layers 2 --hidden-size 48 --num-attention-heads 6 --max-position-embeddings 32 --normalization RMSNorm "
-         "--swiglu --position-embedding-type rope --rotary-base 500 --tokenizer-type NullTokenizer --vocab-size 60").split()
+         "--swiglu --position-embedding-type rope --rotary-base 500 --tokenizer-type NullTokenizer "
+         "--vocab-size 60").split()
 SMALL = dict(vocab_size=131, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
              num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2, eos_token_id=2)
-USAGE = 2
 
 
-def pretrain(folder, *flags, expect=0, wrap="sub_modules_to_wrap: ['model.layers.{*}']", ckpt_format="torch_dcp",
-             save_interval=100):
+def pretrain(folder, *flags, expect=0, wrap=LAYERS, save_interval=100):
     """At two ranks; the losses and what it printed."""
-    config = folder / "fsdp2_config.yaml"
-    config.write_text(wrap + "\n")
-    metrics = folder / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)
-    command = [PROGRAM, "launch", "-n", "2", "--", "pretrain", *LOOP, "--fsdp2-config-path", config, "--metrics-file", metrics,
-               "--peak-tflops", "1", "--ckpt-format", ckpt_format, *flags]
-    if "--save" in flags:
-        command += ["--save-interval", save_interval]
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120,
-                          stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == expect, done.stdout[-2000:] + done.stderr[-4000:]
-    lines = metrics.read_text().splitlines() if metrics.exists() else []
-    return [json.loads(line)["loss"] for line in lines], done.stdout + done.stderr
+    interval = f" --save-interval {save_interval}" if "--save" in flags else ""
+    steps, out = megashard.pretrain(folder, *flags, ranks=2, defaults=TRAINING + interval, config=wrap, expect=expect)
+    return losses(steps), out
 
 
 def step_weights(save, step=None):
     """The model of a step, else of the latest, as PyTorch reads it."""
-    step = step or int((save / "latest_checkpointed_iteration.txt").read_text())
+    step = step or int((save / TRACKER).read_text())
     dcp_to_torch_save(str(save / f"iter_{step:07d}"), str(save / "whole.pt"))
     return torch.load(save / "whole.pt", weights_only=False)["model"]
 
@@ -66,9 +54,7 @@ def check_logits(written, dtype, family=AutoModelForCausalLM):
     torch.manual_seed(1)
     tokens = torch.randint(0, 60, (2, 13))
     save_file({"tokens": tokens, "labels": tokens.clone()}, written / "input.bin")
-    done = subprocess.run([BUILD / "tests" / "interop" / "model_logits", written], capture_output=True, text=True, timeout=60,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
+    run(INTEROP / "model_logits", written)
     ours = load_file(written / "output.bin")["logits"]
     with torch.no_grad():
         wanted = model.float()(tokens).logits
@@ -88,8 +74,8 @@ def test_a_model_of_transformers(tmp_path, family, config, flags, dtype):
     torch.manual_seed(0)
     family(config).to(torch.bfloat16 if dtype == torch.float32 else torch.float32).save_pretrained(source)
     (source / "tokenizer.json").write_text("{}")
-    _, out = pretrain(tmp_path, "--hf-model", source, "--train-iters", 9, "--exit-interval", 3, "--save", save, "--save-hf",
-                      written, *flags)
+    _, out = pretrain(tmp_path, "--hf-model", source, "--train-iters", 9, "--exit-interval", 3, "--save", save,
+                      "--save-hf", written, *flags)
     assert f"successfully saved Hugging Face files to {written}" in out
     assert sorted(path.name for path in written.iterdir()) == [
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
@@ -97,7 +83,8 @@ def test_a_model_of_transformers(tmp_path, family, config, flags, dtype):
     tied = config.tie_word_embeddings and not flags
     assert ("lm_head.weight" in load_file(written / "model.safetensors")) == (not tied)
     assert check_logits(written, dtype) == family.__name__
-    _, out = pretrain(tmp_path, "--hf-model", source, "--train-iters", 1, "--save-hf", source / "../source", expect=USAGE)
+    _, out = pretrain(tmp_path, "--hf-model", source, "--train-iters", 1, "--save-hf", source / "../source",
+                      expect=USAGE)
     assert "is --hf-model's directory, whose weights it would replace" in out
 
 
@@ -118,8 +105,8 @@ def test_experts_by_themselves_and_stacked(tmp_path):
         assert check_logits(target, torch.float32) == "Qwen3MoeForCausalLM"
         written[stacked] = load_file(target / "model.safetensors")
     convert("hf_to_dcp", "--hf-dir", tmp_path / "written_True", "--dcp-dir", tmp_path / "dcp")
-    convert("dcp_to_hf", "--load-dir", tmp_path / "dcp" / "release", "--save-dir", tmp_path / "back", "--model-assets-dir",
-            tmp_path / "source_True")
+    convert("dcp_to_hf", "--load-dir", tmp_path / "dcp" / "release", "--save-dir", tmp_path / "back",
+            "--model-assets-dir", tmp_path / "source_True")
     by_themselves = read_weights(tmp_path / "back")
     assert sorted(by_themselves) == sorted(written[False])
     assert all(torch.equal(by_themselves[name], value) for name, value in written[False].items())
@@ -133,11 +120,13 @@ def test_experts_by_themselves_and_stacked(tmp_path):
 @pytest.mark.parametrize("name, flags", [
     ("LlamaForCausalLM", ["--disable-bias-linear", "--use-rope-scaling", "--untie-embeddings-and-output-weights"]),
     ("LlamaForCausalLM", ["--rotary-seq-len-interpolation-factor", "2"]),
-    ("Qwen2ForCausalLM", ["--disable-bias-linear", "--add-qkv-bias", "--group-query-attention", "--num-query-groups", "2"]),
+    ("Qwen2ForCausalLM", ["--disable-bias-linear", "--add-qkv-bias", "--group-query-attention", "--num-query-groups",
+                          "2"]),
     ("Qwen3ForCausalLM", ["--disable-bias-linear", "--qk-layernorm", "--kv-channels", "16"]),
 ])
 def test_a_network_of_flags(tmp_path, name, flags):
-    """config.json is written from the flags, and read back it is the same network: the next step's loss is the same bits."""
+    """config.json is written from the flags, and read back it is the same network: the next step's loss is the same
+    bits."""
     written, save = tmp_path / "written", tmp_path / "save"
     pretrain(tmp_path, *FLAGS, *flags, "--train-iters", 3, "--save", save, "--save-hf", written)
     assert sorted(path.name for path in written.iterdir()) == ["config.json", "model.safetensors"]
@@ -153,7 +142,7 @@ def test_a_network_that_transformers_lacks_is_refused_before_training(tmp_path):
     gpt = [flag for flag in FLAGS if flag != "--swiglu"]
     losses, out = pretrain(tmp_path, *gpt, "--train-iters", 1, "--save-hf", tmp_path / "written", expect=USAGE)
     assert "--save-hf: transformers' Llama, Qwen2 and Qwen3 do not compute the network of these flags" in out
-    assert not losses and not pathlib.Path(tmp_path / "written").exists()
+    assert not losses and not (tmp_path / "written").exists()
 
 
 def test_published_names_of_a_vision_language_model(tmp_path):
@@ -171,8 +160,8 @@ def test_published_names_of_a_vision_language_model(tmp_path):
     (renamed / "config.json").write_text((source / "config.json").read_text())
     save_file({("model." if name.startswith("visual.") else "") + name.replace("model.", "model.language_model."): value
                for name, value in names.items()}, renamed / "model.safetensors")
-    losses, said = pretrain(tmp_path, "--train-iters", "2", "--hf-model", renamed, "--save-hf", written, "--weight-decay", "0",
-                            wrap="num_to_forward_prefetch: 1")
+    losses, said = pretrain(tmp_path, "--train-iters", "2", "--hf-model", renamed, "--save-hf", written,
+                            "--weight-decay", "0", wrap="num_to_forward_prefetch: 1")
     assert len(losses) == 2 and "model.visual.blocks.{*} -> 3 modules" in said
     ours = load_file(written / "model.safetensors")
     assert sorted(ours) == sorted(names)
@@ -181,11 +170,12 @@ def test_published_names_of_a_vision_language_model(tmp_path):
     check_logits(written, torch.float32, family)
 
     convert("hf_to_dcp", "--hf-dir", source, "--dcp-dir", tmp_path / "dcp")
-    convert("dcp_to_hf", "--load-dir", tmp_path / "dcp" / "release", "--save-dir", tmp_path / "back", "--model-assets-dir", source)
+    convert("dcp_to_hf", "--load-dir", tmp_path / "dcp" / "release", "--save-dir", tmp_path / "back",
+            "--model-assets-dir", source)
     back = load_file(tmp_path / "back" / "model.safetensors")
     assert sorted(back) == sorted(names) and all(torch.equal(back[name], value) for name, value in names.items())
-    losses_of_step, _ = pretrain(tmp_path, "--train-iters", "2", "--hf-model", source, "--load", tmp_path / "dcp", "--finetune",
-                                 "--weight-decay", "0", wrap="num_to_forward_prefetch: 1")
+    losses_of_step, _ = pretrain(tmp_path, "--train-iters", "2", "--hf-model", source, "--load", tmp_path / "dcp",
+                                 "--finetune", "--weight-decay", "0", wrap="num_to_forward_prefetch: 1")
     assert losses_of_step == losses  # its keys are the model's
 
 
@@ -193,15 +183,11 @@ def read_weights(folder):
     return load_file(folder / "model.safetensors")
 
 
-def convert(*words):
-    done = subprocess.run([PROGRAM, "convert", *map(str, words)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("size, published", [(20, True), (24, False)], ids=["published", "square"])
 def test_stacked_experts_of_a_vision_language_model(tmp_path, size, published):
-    """transformers 5 writes what it has in memory, [E, 2 I, C] and [E, C, I]; published files are transposed, and we write these
-    unless a square stack would not let transformers tell. Two ranks with an expert's rows each, then the converters."""
+    """transformers 5 writes what it has in memory, [E, 2 I, C] and [E, C, I]; published files are transposed, and we
+    write these unless a square stack would not let transformers tell. Two ranks with an expert's rows each, then the
+    converters."""
     family, config = CASES["qwen3_vl_moe"]
     config = copy.deepcopy(config)
     config.text_config.eos_token_id, config.text_config.moe_intermediate_size = 2, size
@@ -223,17 +209,15 @@ def test_stacked_experts_of_a_vision_language_model(tmp_path, size, published):
     again = read_weights(back)
     assert sorted(again) == sorted(ours) and all(torch.equal(again[name], value) for name, value in ours.items())
     convert("hf_to_dcp", "--hf-dir", source, "--dcp-dir", tmp_path / "start")
-    from_step, _ = pretrain(tmp_path, *flags, source, "--load", tmp_path / "start", "--finetune", wrap="num_to_forward_prefetch: 1")
+    from_step, _ = pretrain(tmp_path, *flags, source, "--load", tmp_path / "start", "--finetune",
+                            wrap="num_to_forward_prefetch: 1")
     assert from_step == trained  # its keys are the model's
 
 
 def mock_batches(folder, steps):
-    """[steps, 4 rows, 17 tokens] of LOOP's mock data for the models of SMALL."""
-    data = dict(mock_data=True, seq_length=16, seed=1234, vocab_size=SMALL["vocab_size"], eod_id=SMALL["eos_token_id"],
-                samples=[steps * 4, 0, 0])
-    (folder / "data.json").write_text(json.dumps([data]))
-    subprocess.run([BUILD / "tests/interop/dump_samples", folder / "data.json", folder / "data"], check=True, timeout=60)
-    return torch.frombuffer(bytearray((folder / "data").read_bytes()), dtype=torch.int64)[1:1 + steps * 4 * 17].view(steps, 4, 17)
+    """[steps, 4 rows, 17 tokens] of TRAINING's mock data for the models of SMALL."""
+    samples = mock_samples(folder, steps * 4, length=16, vocabulary=SMALL["vocab_size"], end=SMALL["eos_token_id"])
+    return samples.view(steps, 4, 17)
 
 
 def trained_by_peft(source, adapters, batches):
@@ -258,13 +242,14 @@ def trained_by_peft(source, adapters, batches):
 
 
 @pytest.mark.parametrize("recompute", [[], ["--recompute-granularity", "full", "--recompute-method", "uniform",
-                                            "--recompute-num-layers", 1, "--init-model-with-meta-device"]], ids=["plain", "recompute"])
+                                            "--recompute-num-layers", 1, "--init-model-with-meta-device"]],
+                         ids=["plain", "recompute"])
 def test_adapters_alone_are_trained_and_saved_and_merged_on_export(tmp_path, recompute):
     source, written, save = tmp_path / "source", tmp_path / "written", tmp_path / "save"
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**SMALL)).save_pretrained(source)
-    flags = ["--hf-model", source, "--lora-r", 4, "--lora-alpha", 8, "--lora-target-modules", "q_proj", "down_proj", "--weight-decay",
-             0, "--lr-decay-style", "constant", "--train-iters", 4, *recompute]
+    flags = ["--hf-model", source, "--lora-r", 4, "--lora-alpha", 8, "--lora-target-modules", "q_proj", "down_proj",
+             "--weight-decay", 0, "--lr-decay-style", "constant", "--train-iters", 4, *recompute]
     straight, _ = pretrain(tmp_path, *flags)
     pretrain(tmp_path, *flags, "--exit-interval", 2, "--save", save, save_interval=1)
     stored = step_weights(save)
@@ -278,7 +263,8 @@ def test_adapters_alone_are_trained_and_saved_and_merged_on_export(tmp_path, rec
     first = {f"base_model.model.{name}": weight for name, weight in step_weights(save, 1).items()}
     losses, adapters = trained_by_peft(source, {name: weight * ("lora_A" in name) for name, weight in first.items()},
                                        mock_batches(tmp_path, 4))
-    # AdamW moves elements whose gradient is rounding as far as others: PyTorch in fp32 and in fp64 are 2e-6 apart at step 3.
+    # AdamW moves elements whose gradient is rounding as far as others: PyTorch in fp32 and in fp64 are 2e-6 apart at
+    # step 3.
     assert straight == pytest.approx(losses, rel=2e-5) and straight[:2] == pytest.approx(losses[:2], rel=2e-6)
     assert first.keys() == adapters.keys()
     for name, weight in adapters.items():
@@ -302,7 +288,8 @@ def test_adapters_alone_are_trained_and_saved_and_merged_on_export(tmp_path, rec
 
     tokens = torch.randint(0, 60, (2, 13))
     with torch.no_grad():
-        adapted = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(source), written / "adapter")(tokens).logits
+        adapted = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(source),
+                                            written / "adapter")(tokens).logits
         merged = LlamaForCausalLM.from_pretrained(written)(tokens).logits
     assert (merged - adapted).abs().max() <= 1e-5 * adapted.abs().max()  # other products, rounded otherwise
     assert check_logits(written, torch.float32) == "LlamaForCausalLM"
@@ -312,8 +299,8 @@ def test_adapters_that_cannot_be_are_refused(tmp_path):
     source = tmp_path / "source"
     LlamaForCausalLM(LlamaConfig(**SMALL)).save_pretrained(source)
     flags = ["--train-iters", 1, "--lora-r", 4]
-    for more, sentence in ((["--hf-model", source], "--lora-r needs --lora-target-modules"),
+    for more, message in ((["--hf-model", source], "--lora-r needs --lora-target-modules"),
                            ([*FLAGS, "--lora-target-modules", "q_proj"], "--lora-r needs --hf-model")):
-        assert sentence in pretrain(tmp_path, *flags, *more, expect=USAGE)[1]
+        assert message in pretrain(tmp_path, *flags, *more, expect=USAGE)[1]
     _, out = pretrain(tmp_path, *flags, "--hf-model", source, "--lora-target-modules", "q_proj", "query", expect=1)
     assert "the model has no linear layer query; it has down_proj, gate_proj" in out

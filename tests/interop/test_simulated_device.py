@@ -2,8 +2,6 @@
 
 By hand: tests/long/simulated_device SECONDS [SEED] trains random networks so; SmolLM2-135M's with --smollm2.
 """
-import json
-import os
 import pathlib
 import random
 import subprocess
@@ -13,43 +11,38 @@ import time
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = os.environ.get("MEGASHARD", str(ROOT / "build" / "launch" / "megashard"))
+from megashard import LAYERS, pretrain
+
 # Clipped; without dropout, for which each device has a generator of its own.
 TRAINING = (
     "--mock-data --tokenizer-type NullTokenizer --init-model-with-meta-device --hidden-dropout 0 --attention-dropout 0 "
-    "--norm-epsilon 1e-5 --global-batch-size 4 --train-iters 3 --lr 1e-3 --weight-decay 0.1 --clip-grad 0.5 --eval-iters 0 "
+    "--norm-epsilon 1e-5 --global-batch-size 4 --train-iters 3 --lr 1e-3 --weight-decay 0.1 --clip-grad 0.5 "
+    "--eval-iters 0 "
     "--use-torch-fsdp2 --group-query-attention"
-).split()
-LLAMA = "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear --rotary-base 100000".split()
-UNITS = "sub_modules_to_wrap: ['model.layers.{*}']\n"
+)
+LLAMA = ("--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
+         "--rotary-base 100000").split()
 
 
 def network(layers, heads, groups, head_dim, ffn, vocabulary, length, micro_batch):
     # CUDA's attention pads heads to a multiple of 8, which is another sum.
     assert head_dim % 8 == 0
-    sizes = {"num-layers": layers, "hidden-size": heads * head_dim, "ffn-hidden-size": ffn, "num-attention-heads": heads,
-             "num-query-groups": groups, "vocab-size": vocabulary, "seq-length": length, "max-position-embeddings": length,
-             "micro-batch-size": micro_batch}
+    sizes = {"num-layers": layers, "hidden-size": heads * head_dim, "ffn-hidden-size": ffn,
+             "num-attention-heads": heads, "num-query-groups": groups, "vocab-size": vocabulary, "seq-length": length,
+             "max-position-embeddings": length, "micro-batch-size": micro_batch}
     return [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
 
 
 SMALL = network(layers=2, heads=3, groups=1, head_dim=16, ffn=96, vocabulary=300, length=32, micro_batch=1) + LLAMA
-SMOLLM2 = network(layers=30, heads=9, groups=3, head_dim=64, ffn=1536, vocabulary=49151, length=64, micro_batch=1) + LLAMA
+SMOLLM2 = network(layers=30, heads=9, groups=3, head_dim=64, ffn=1536, vocabulary=49151, length=64,
+                  micro_batch=1) + LLAMA
 
 
-def steps(folder, device, ranks, flags, config=UNITS, timeout=120):
+def steps(folder, device, ranks, flags, config=LAYERS, timeout=120):
     """Loss and norm of each step, and what the program said."""
-    file, metrics = folder / "fsdp2_config.yaml", folder / f"{device}.jsonl"
-    file.write_text(config)
-    metrics.unlink(missing_ok=True)
-    command = [PROGRAM, "launch", "-n", str(ranks), "--", "pretrain", *TRAINING, "--device", device,
-               "--fsdp2-config-path", str(file), "--metrics-file", str(metrics), *flags]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
-                            env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert result.returncode == 0, f"{device}: {result.stdout[-1000:]}{result.stderr[-3000:]}"
-    taken = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return [(step["loss"], step["grad_norm"]) for step in taken], result.stdout + result.stderr
+    taken, said = pretrain(folder, "--device", device, *flags, ranks=ranks, defaults=TRAINING, config=config,
+                           timeout=timeout)
+    return [(step["loss"], step["grad_norm"]) for step in taken], said
 
 
 def check(folder, *run, **options):
@@ -68,7 +61,8 @@ def test_steps_are_the_cpus(tmp_path, ranks, flags):
     assert all(norm > 0.5 for _, norm in check(tmp_path, ranks, SMALL + flags))  # clipped
 
 
-@pytest.mark.parametrize("saves", [["torch_dcp"], ["torch_dcp", "--async-save"], ["torch_dist", "--async-save"]], ids=" ".join)
+@pytest.mark.parametrize("saves", [["torch_dcp"], ["torch_dcp", "--async-save"], ["torch_dist", "--async-save"]],
+                         ids=" ".join)
 def test_a_saved_run_goes_on(tmp_path, saves):
     wanted, _ = steps(tmp_path, "cpu", 2, SMALL)
     save = ["--ckpt-format", *saves, "--save", str(tmp_path), "--save-interval", "2", "--exit-interval", "2"]
@@ -84,9 +78,10 @@ def random_run(dice):
                     vocabulary=dice.choice([100, 300, 1000]), length=dice.choice([16, 33, 128]),
                     micro_batch=dice.choice([1, 2]))
     flags += dice.choice([LLAMA, LLAMA, ["--normalization", "LayerNorm", "--position-embedding-type", "rope"]])
-    flags += dice.choice([[], ["--untie-embeddings-and-output-weights"]]) + dice.choice([[], [], ["--optimizer", "sgd"]])
+    flags += dice.choice([[], ["--untie-embeddings-and-output-weights"]]) + dice.choice([[], [],
+                                                                                         ["--optimizer", "sgd"]])
     flags += dice.choice([[], [], ["--calculate-per-token-loss"]])
-    config = UNITS + dice.choice(["", "", "reshard_after_forward: false\n"])
+    config = LAYERS + dice.choice(["", "", "reshard_after_forward: false\n"])
     precision = dice.choice(["fp32", "--bf16", "param_dtype"])
     if precision == "--bf16":
         flags += ["--bf16"]
@@ -106,7 +101,8 @@ def main():
                 for flags in ([], ["--bf16"]):
                     start = time.monotonic()
                     taken = check(folder, ranks, SMOLLM2 + flags, timeout=3600)
-                    print(f"{ranks} rank(s) {' '.join(flags)}: loss and norm {taken}, {time.monotonic() - start:.0f} s", flush=True)
+                    print(f"{ranks} rank(s) {' '.join(flags)}: loss and norm {taken}, {time.monotonic() - start:.0f} s",
+                          flush=True)
             print("4 passed, 0 failed")
             return
         seconds = float(sys.argv[1])

@@ -1,43 +1,27 @@
 """Memory of processes: of a start, constructed on meta, where each of 4 ranks needs at most 0.4 of what the whole model
 takes; and of a long sequence, which two ranks that share it can hold."""
-import os
-import pathlib
 import resource
-import subprocess
-import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = os.environ.get("MEGASHARD", str(ROOT / "build" / "launch" / "megashard"))
-WORLD, LAYERS, HIDDEN, VOCAB = 4, 16, 512, 1023  # NullTokenizer adds one token: 1024 rows
-# Peak of the largest process below it, in KiB. A small process of its own, because a child's peak begins with that of
-# the process that it is forked from, and pytest's is large.
-MEASURE = """
-import resource, subprocess, sys
-code = subprocess.call(sys.argv[1:], stdout=subprocess.DEVNULL)
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-sys.exit(code)
-"""
+import megashard
+from megashard import LAYERS, launch, network
+
+WORLD, DEPTH, HIDDEN, VOCABULARY = 4, 16, 512, 1023  # NullTokenizer adds one token: 1024 rows
+FLAGS = f"--lr 1e-3 --mock-data --micro-batch-size 1 --train-iters 1 {megashard.RUN} --fsdp2-config-path ".split()
 
 
 def peak_bytes(folder, hidden, *flags):
     """Of the largest rank, which starts and trains no step; its optimizer has no state."""
-    (folder / "fsdp2.yaml").write_text("sub_modules_to_wrap: ['model.layers.{*}']\n")
-    pretrain = [
-        PROGRAM, "launch", "-n", str(WORLD), "--", "pretrain", "--num-layers", str(LAYERS), "--hidden-size", str(hidden),
-        "--num-attention-heads", "8", "--max-position-embeddings", "16", "--seq-length", "16", "--vocab-size",
-        str(VOCAB), "--tokenizer-type", "NullTokenizer", "--mock-data", "--micro-batch-size", "1",
-        "--global-batch-size", str(WORLD), "--train-iters", "1", "--skip-train", "--eval-iters", "0", "--lr", "1e-3",
-        "--optimizer", "sgd", "--sgd-momentum", "0",
-        "--use-torch-fsdp2", "--fsdp2-config-path", str(folder / "fsdp2.yaml"), "--ckpt-format", "torch_dcp", *flags]
-    done = subprocess.run([sys.executable, "-S", "-c", MEASURE, *pretrain], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout) * 1024
+    (folder / "fsdp2.yaml").write_text(LAYERS)
+    sizes = network(DEPTH, hidden, heads=8, vocabulary=VOCABULARY).split()
+    stateless = ["--skip-train", "--optimizer", "sgd", "--sgd-momentum", 0]
+    return megashard.peak_bytes(*launch(WORLD, "pretrain", *sizes, *stateless, "--global-batch-size", WORLD, *flags,
+                                        *FLAGS, folder / "fsdp2.yaml"))
 
 
 def test_deferred_start(tmp_path):
     width = 4 * HIDDEN
-    parameters = LAYERS * (4 * HIDDEN * HIDDEN + 2 * HIDDEN * width) + (VOCAB + 1) * HIDDEN  # biases and norms: < 0.2%
+    # biases and norms: < 0.2%
+    parameters = DEPTH * (4 * HIDDEN * HIDDEN + 2 * HIDDEN * width) + (VOCABULARY + 1) * HIDDEN
     model = 4 * parameters
     assert model > 200e6  # much more than what the measurement of one process varies by, a few MB
     # The program itself takes as much again: the same start with a model of nothing is taken off.
@@ -52,16 +36,15 @@ def test_deferred_start(tmp_path):
 def test_a_sequence_that_fits_two_ranks(tmp_path):
     """2048 tokens and their 32768 logits each. A rank alone needs 440 to 500 MiB, one of two 270 to 320."""
     limit = 384 << 20  # bytes of data that a process may have
-    (tmp_path / "fsdp2.yaml").write_text("sub_modules_to_wrap: ['model.layers.{*}']\n")
-    command = (f"{PROGRAM} launch -n 2 -- pretrain --num-layers 8 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 "
-               "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear --attention-dropout 0 "
-               "--hidden-dropout 0 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 32767 --tokenizer-type "
-               "NullTokenizer --mock-data --micro-batch-size 1 --train-iters 1 --log-interval 1 --eval-iters 0 --lr 1e-3 --use-torch-fsdp2 "
-               f"--fsdp2-config-path {tmp_path / 'fsdp2.yaml'} --ckpt-format torch_dcp").split()
+    (tmp_path / "fsdp2.yaml").write_text(LAYERS)
+    llama = ("--ffn-hidden-size 128 --swiglu --normalization RMSNorm --position-embedding-type rope "
+             "--disable-bias-linear "
+             "--attention-dropout 0 --hidden-dropout 0 --log-interval 1")
+    sizes = f"{network(layers=8, hidden=64, heads=4, length=2048, vocabulary=32767)} {llama}".split()
 
     def run(*flags):
-        return subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)))
+        return megashard.run(*launch(2, "pretrain", *sizes, *flags, *FLAGS, tmp_path / "fsdp2.yaml"), expect=None,
+                             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)))
 
     alone = run()
     assert alone.returncode == 1 and "out of memory" in alone.stderr and "--context-parallel-size" in alone.stderr

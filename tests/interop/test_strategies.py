@@ -4,26 +4,22 @@ On the CPU, and on the simulated device, which must find nothing. strategies_tab
 results: a cell is test_cell[FAMILY-STRATEGY].
 """
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from megashard import fsdp2_reference, train_dump
 from tiny_vision import AGAIN, ASKED, asked, make_processors, make_vision_model, said, write_conversations
 
-HERE = pathlib.Path(__file__).resolve().parent
-BUILD = pathlib.Path(os.environ.get("MEGASHARD_BUILD", HERE.parents[1] / "build"))
 STEPS, ROWS, LENGTH, VOCABULARY = 10, 4, 24, 101
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 # As many as ROWS, so that a step has all of them: two pictures, none, one and a long answer, a long question and one.
 LONG = "the cat sat on the mat the mat sat on the cat the cat sat"
-CONVERSATIONS = [[ASKED, said("sat on the mat"), AGAIN, said(LONG)], [asked("on the mat"), said(LONG)], [AGAIN, said(f"{LONG} {LONG}")],
-                 [asked(LONG), said("on"), ASKED, said(LONG)]]
-LAYERS = {False: "['model.layers.{*}']", True: "['model.visual.blocks.{*}', 'model.language_model.layers.{*}']"}  # by vision
+CONVERSATIONS = [[ASKED, said("sat on the mat"), AGAIN, said(LONG)], [asked("on the mat"), said(LONG)],
+                 [AGAIN, said(f"{LONG} {LONG}")], [asked(LONG), said("on"), ASKED, said(LONG)]]
+# by vision
+LAYERS = {False: "['model.layers.{*}']", True: "['model.visual.blocks.{*}', 'model.language_model.layers.{*}']"}
 UNITS = "sub_modules_to_wrap: LAYERS\n"
 # Adam's first steps are as long for small gradients as for large ones, so it would make steps out of bf16's roundings.
 BF16 = dict(param_dtype="bfloat16", reduce_dtype="float32", optimizer="sgd", lr=0.01)
@@ -36,8 +32,8 @@ STRATEGIES = {
     "recompute": dict(world=2, fsdp2_config=UNITS + "recompute_modules: LAYERS\nuse_reentrant: false\n"),
     "bf16": dict(world=2, fsdp2_config=UNITS + HALF, **BF16),
 }
-# Adam makes steps out of roundings, which differ with the CPU's vectors: 2.3e-6 and 1.03e-3 are the largest distances seen, on
-# AVX-512. Twice that is the bar.
+# Adam makes steps out of roundings, which differ with the CPU's vectors: 2.3e-6 and 1.03e-3 are the largest distances
+# seen, on AVX-512. Twice that is the bar.
 BARS = {"float32": 4e-6, "bfloat16": 2e-3}
 
 
@@ -51,9 +47,9 @@ def make_model(family, folder):
     if sees(family):
         make_vision_model(folder, family)
         return
-    sizes = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                 num_key_value_heads=2, head_dim=8, max_position_embeddings=64, initializer_range=0.1,
-                 tie_word_embeddings=False, bos_token_id=None, eos_token_id=None)
+    sizes = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                 num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
+                 initializer_range=0.1, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None)
     if family == "qwen3_moe":
         sizes |= dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True)
     config = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config,
@@ -65,16 +61,18 @@ def make_model(family, folder):
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory):
-    """By (family, name): a strategy's, also with " on sim", "one rank" or "transformers", the last two also with " in bf16"."""
+    """By (family, name): a strategy's, also with " on sim", "one rank" or "transformers", the last two also with " in
+    bf16"."""
     folder = tmp_path_factory.mktemp("strategies")
     start = torch.randint(0, VOCABULARY, (STEPS, ROWS, 1), generator=torch.Generator().manual_seed(1))
     save_file({"tokens": (start + 3 * torch.arange(LENGTH + 1)) % VOCABULARY}, folder / "batches")
     make_processors(folder)
     write_conversations(folder, CONVERSATIONS, folder / "conversations")
-    data = {False: dict(batches=str(folder / "batches")), True: dict(conversations=str(folder / "conversations"), rows=ROWS)}
+    data = {False: dict(batches=str(folder / "batches")), True: dict(conversations=str(folder / "conversations"),
+                                                                     rows=ROWS)}
     jobs, outputs = {"theirs": [], "ours": [], "on_sim": []}, {}
-    common = dict(steps=STEPS, optimizer="adam", lr=1e-3, weight_decay=0.1, clip=1.0, param_dtype=None, reduce_dtype=None,
-                  reshard=None, wrapper="fsdp2")
+    common = dict(steps=STEPS, optimizer="adam", lr=1e-3, weight_decay=0.1, clip=1.0, param_dtype=None,
+                  reduce_dtype=None, reshard=None, wrapper="fsdp2")
     for family in FAMILIES:
         make_model(family, folder / family)
         runs = {name: ("ours", strategy | {"mesh": [strategy["world"]]}) for name, strategy in STRATEGIES.items()}
@@ -83,19 +81,19 @@ def losses(tmp_path_factory):
             runs["transformers" + suffix] = "theirs", {"mesh": [1]} | dtypes
         for name, (side, fields) in runs.items():
             outputs[family, name] = folder / f"{family}.{name}"
-            job = common | data[sees(family)] | fields | {"model": str(folder / family), "output": str(outputs[family, name])}
+            job = common | data[sees(family)] | fields | {"model": str(folder / family),
+                                                          "output": str(outputs[family, name])}
             if side == "ours":
                 job["fsdp2_config"] = job["fsdp2_config"].replace("LAYERS", LAYERS[sees(family)])
             jobs[side].append(job)
             if name in STRATEGIES:
                 outputs[family, f"{name} on sim"] = folder / f"{family}.{name}.sim"
                 jobs["on_sim"].append(job | {"output": str(outputs[family, f"{name} on sim"])})
-    ours = BUILD / "tests/interop/train_dump"
-    for side, command, device in (("theirs", [sys.executable, HERE / "fsdp2_reference.py"], "cpu"), ("ours", [ours], "cpu"),
-                                  ("on_sim", [ours], "sim")):
-        (folder / f"{side}.json").write_text(json.dumps(jobs[side]))
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MEGASHARD_TEST_DEVICE": device}
-        subprocess.run([*command, folder / f"{side}.json"], check=True, env=environment)
+    for side, each in jobs.items():
+        (folder / f"{side}.json").write_text(json.dumps(each))
+    fsdp2_reference(folder / "theirs.json")
+    train_dump(folder / "ours.json")
+    train_dump(folder / "on_sim.json", "sim")
     return {key: load_file(file)["loss"] for key, file in outputs.items()}
 
 

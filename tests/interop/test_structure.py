@@ -1,8 +1,10 @@
-"""The order of the rooms, and headers that cost too much to include."""
+"""The order of the layers, headers that cost too much to include, and the length of lines."""
 import pathlib
 import re
+import subprocess
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from megashard import ROOT
+
 ROOMS = ["parallel", "checkpoint", "framework", "models", "launch"]
 TOO_WIDE = {"torch/torch.h", "torch/nn.h", "torch/all.h", "ATen/ATen.h", "torch/extension.h"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
@@ -20,10 +22,89 @@ def test_rooms_include_only_rooms_to_their_left():
     wrong = []
     for position, room in enumerate(ROOMS):
         to_the_right = ROOMS[position + 1 :] + ["tests"]
-        wrong += [f"{path} includes {header}" for path, header in includes(room) if header.split("/")[0] in to_the_right]
+        wrong += [f"{path} includes {header}" for path, header in includes(room)
+                  if header.split("/")[0] in to_the_right]
     assert not wrong
+
+
+def test_headers_of_detail_are_private():
+    """Those of parallel/fsdp/detail are for parallel/fsdp, and for tests of it."""
+    found = [(path, header) for room in ROOMS for path, header in includes(room)
+             if header.startswith("parallel/") and "/detail/" in header]
+    assert found  # it reads at all
+    assert not [f"{path} includes {header}" for path, header in found
+                if not str(path).startswith(header.split("detail/")[0])]
+    public = [f"{path} includes {header}" for path, header in found
+              if path.suffix == ".h" and "detail" not in path.parts]
+    assert not public  # or an installed header would need them
 
 
 def test_nobody_includes_headers_that_take_seconds():
     assert not [f"{path} includes {header}" for room in [*ROOMS, "tests"] for path, header in includes(room)
                 if header in TOO_WIDE]
+
+
+LONGEST_LINE = 120
+NOT_OURS = (  # expected values, written by other programs
+    "tests/golden/lr_schedule.json", "tests/golden/megatron_flags.txt", "tests/golden/mindspeed_flags.txt",
+    "tests/conformance/upstream.json")
+
+
+def text_files():
+    """Those of the repository: (path, lines)."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True,
+                            text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        content = (ROOT / name).read_bytes() if (ROOT / name).is_file() else b"\0"
+        if b"\0" not in content and name not in NOT_OURS:
+            yield name, content.decode().splitlines()
+
+
+def test_lines_are_not_long():
+    files = dict(text_files())
+    assert "README.md" in files and "tests/run" in files  # it reads at all
+    assert not [f"{name}:{number} has {len(line)} columns" for name, lines in files.items()
+                for number, line in enumerate(lines, 1) if len(line) > LONGEST_LINE]
+
+
+# Folders that still include each other, directly or through others: none is to be added.
+KNOWN_CIRCLES = [
+    {"framework/arguments", "framework/data"},
+    {"framework/training", "framework/training/optimizers"},
+    {"models", "models/hugging_face", "models/layers", "models/moe", "models/vision"},
+    {"launch", "launch/checkpoints", "launch/infer", "launch/train"},
+    {"launch/arguments", "launch/roll"},
+]
+
+
+def folders_included(room):
+    """Which folders of the room each of them includes. detail/ is the private half of its folder."""
+    graph = {}
+    for path, header in includes(room):
+        here, there = (each.parent.parent if each.parent.name == "detail" else each.parent
+                       for each in (path, pathlib.PurePath(header)))
+        graph.setdefault(str(here), set())
+        if there.parts[:1] == (room,) and there != here:
+            graph[str(here)].add(str(there))
+    return graph
+
+
+def reached(graph, start):
+    seen, left = set(), [start]
+    while left:
+        new = graph.get(left.pop(), set()) - seen
+        seen |= new
+        left += new
+    return seen
+
+
+def test_folders_of_a_room_include_each_other_in_no_circle():
+    assert "checkpoint/values" in folders_included("checkpoint")["checkpoint/dcp"]  # it reads at all
+    wrong = []
+    for room in ROOMS:
+        graph = folders_included(room)
+        reach = {folder: reached(graph, folder) for folder in graph}
+        circles = [{one, other} for one in sorted(graph) for other in sorted(reach[one])
+                   if one < other and one in reach.get(other, ())]
+        wrong += [pair for pair in circles if not any(pair <= known for known in KNOWN_CIRCLES)]
+    assert not wrong

@@ -1,21 +1,22 @@
-"""Tiny vision-language models of random weights with their processors, two pictures, two videos, and conversations about them."""
+"""Tiny vision-language models of random weights with their processors, two pictures, two videos, and conversations
+about them."""
 import argparse
 import json
-import pathlib
-import sys
 
 import numpy
 import torch
 from PIL import ExifTags, Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-PREPROCESS = pathlib.Path(__file__).resolve().parents[2] / "launch" / "preprocess"
 MARKS = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-WORDS = ["<unk>", *MARKS, "user", "assistant", "the", "cat", "sat", "on", "mat", "<", ">", ".", "seconds", *"0123456789"]
+WORDS = ["<unk>", *MARKS, "user", "assistant", "the", "cat", "sat", "on", "mat", "<", ">", ".", "seconds",
+         *"0123456789"]
 IMAGE, VIDEO = WORDS.index("<|image_pad|>"), WORDS.index("<|video_pad|>")
-TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}{% "
+            "else %}"
             "{% for c in m['content'] %}{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
-            "{% elif c['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}"
+            "{% elif c['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ c['text'] }}{% "
+            "endif %}"
             "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 ASKED = {"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "the cat"}]}
@@ -59,7 +60,8 @@ def write_video(path, frames, fps, size):
         stream = file.add_stream("mpeg4", rate=fps)
         stream.height, stream.width = size
         for number in range(frames):
-            waves = [127 + 120 * numpy.sin((across + 3 * number) / 5 + channel) * numpy.cos(down / 4) for channel in range(3)]
+            waves = [127 + 120 * numpy.sin((across + 3 * number) / 5 + channel) * numpy.cos(down / 4)
+                     for channel in range(3)]
             file.mux(stream.encode(av.VideoFrame.from_ndarray(numpy.stack(waves, -1).astype("uint8"), format="rgb24")))
         file.mux(stream.encode())
 
@@ -71,7 +73,8 @@ def make_videos(folder, family):
 
     images, tokenizer = Qwen2VLImageProcessor.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     if family == "qwen2_5_vl":  # in a file of its own
-        videos = transformers.Qwen2VLVideoProcessor(patch_size=4, min_pixels=64, max_pixels=320, do_sample_frames=True, fps=2)
+        videos = transformers.Qwen2VLVideoProcessor(patch_size=4, min_pixels=64, max_pixels=320, do_sample_frames=True,
+                                                    fps=2)
         processor = transformers.Qwen2_5_VLProcessor(images, tokenizer, videos)
         videos.save_pretrained(folder)
     else:  # with the others
@@ -87,10 +90,11 @@ def make_vision_model(folder, family="qwen2_5_vl"):
     """qwen2_5_vl, qwen3_vl or qwen3_vl_moe for that vocabulary, saved there."""
     import transformers
 
-    text = dict(vocab_size=len(WORDS), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, head_dim=8,
-                num_key_value_heads=1, max_position_embeddings=128, initializer_range=0.1, bos_token_id=1, eos_token_id=2,
-                rope_parameters=dict(rope_type="default", rope_theta=100.0, mrope_section=[2, 1, 1]))
-    vision = dict(depth=2, hidden_size=16, intermediate_size=20, num_heads=2, patch_size=4, out_hidden_size=16, initializer_range=0.1)
+    text = dict(vocab_size=len(WORDS), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+                head_dim=8, num_key_value_heads=1, max_position_embeddings=128, initializer_range=0.1, bos_token_id=1,
+                eos_token_id=2, rope_parameters=dict(rope_type="default", rope_theta=100.0, mrope_section=[2, 1, 1]))
+    vision = dict(depth=2, hidden_size=16, intermediate_size=20, num_heads=2, patch_size=4, out_hidden_size=16,
+                  initializer_range=0.1)
     if family == "qwen2_5_vl":
         vision |= dict(window_size=16, fullatt_block_indexes=[1])
     else:
@@ -99,7 +103,8 @@ def make_vision_model(folder, family="qwen2_5_vl"):
         text |= dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
     config, model = {"qwen2_5_vl": (transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
                      "qwen3_vl": (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),
-                     "qwen3_vl_moe": (transformers.Qwen3VLMoeConfig, transformers.Qwen3VLMoeForConditionalGeneration)}[family]
+                     "qwen3_vl_moe": (transformers.Qwen3VLMoeConfig, transformers.Qwen3VLMoeForConditionalGeneration)}[
+                         family]
     torch.manual_seed(0)
     made = model(config(image_token_id=IMAGE, video_token_id=VIDEO, text_config=text, vision_config=vision,
                         tie_word_embeddings=False))
@@ -108,14 +113,13 @@ def make_vision_model(folder, family="qwen2_5_vl"):
 
 
 def write_conversations(folder, conversations, prefix):
-    """PREFIX.vision.safetensors by launch/preprocess/preprocess_conversations.py in this process; the processors are in `folder`."""
+    """PREFIX.vision.safetensors by launch/preprocess/preprocess_conversations.py in this process; the processors are in
+    `folder`."""
     file = folder / "conversations.jsonl"
     file.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in conversations))
-    sys.path.insert(0, str(PREPROCESS))
-    try:
-        from preprocess_conversations import preprocess
-        preprocess(argparse.Namespace(input=[str(file)], image_folder=None, tokenizer_model=str(folder), output_prefix=str(prefix),
-                                      workers=1, max_length=None, log_interval=1000,
-                                      video_fps=None, video_num_frames=None, mask_history=None, conversation_form=None))
-    finally:
-        sys.path.remove(str(PREPROCESS))
+    from preprocess_conversations import preprocess
+
+    preprocess(argparse.Namespace(
+        input=[str(file)], image_folder=None, tokenizer_model=str(folder), output_prefix=str(prefix), workers=1,
+        max_length=None, log_interval=1000, video_fps=None, video_num_frames=None, mask_history=None,
+        conversation_form=None))

@@ -27,9 +27,9 @@
 #include "framework/training/optimizer.h"
 #include "models/hugging_face/load_hf_weights.h"
 #include "models/register_models.h"
-#include "parallel/collectives/buffer_pool.h"
 #include "parallel/collectives/fake_process_group.h"
 #include "parallel/copies/on_device.h"
+#include "parallel/device/buffer_pool.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "tests/interop/live_memory.h"
 #include "tests/support/recording_group.h"
@@ -52,8 +52,7 @@ class Results {
   void put_piece(const std::string& name, const ShardedTensor& piece, const at::Tensor& rows) {
     const std::scoped_lock lock(mutex_);
     auto& whole = tensors_[name];
-    if (!whole.defined())
-      whole = at::full(piece.global_sizes, std::nan(""), rows.options().device(at::kCPU));
+    if (!whole.defined()) whole = at::full(piece.global_sizes, std::nan(""), rows.options().device(at::kCPU));
     if (rows.dim() == 0) {
       whole.copy_(rows);
     } else {
@@ -113,8 +112,8 @@ std::vector<torch::nn::Module*> layers_of(const MultiModalModule& model) {
 }
 
 void shard_by_file(MultiModalModule& model, const json& job, const ProcessGroupPtr& world) {
-  const auto config = parse_fsdp2_config(job.at("fsdp2_config"), "the job", Strictness::kStrict,
-                                         [](Severity, const std::string&) {});
+  const auto config =
+      parse_fsdp2_config(job.at("fsdp2_config"), "the job", Strictness::kStrict, [](Severity, const std::string&) {});
   dynamic_cast<FSDP2Mixin&>(model).fully_shard(
       {.process_group = world, .config = config, .strictness = Strictness::kStrict});
 }
@@ -233,17 +232,15 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
   if (job.contains("fsdp2_config")) {
     shard_by_file(*model, job, world);
   } else {
-    shard(*model, job,
-          testing::recording_mesh(world, shape, {names.end() - shape.size(), names.end()}, calls));
+    shard(*model, job, testing::recording_mesh(world, shape, {names.end() - shape.size(), names.end()}, calls));
   }
   load_hf_weights(*model, job.at("model").get<std::string>());
   model->train();
   const NamedTensors parameters = parameters_of(*model);
-  const auto optimizer = make_optimizer(
-      parameters,
-      {.kind = job.at("optimizer") == "sgd" ? OptimizerKind::kSgd : OptimizerKind::kAdam,
-       .lr = job.at("lr"),
-       .weight_decay = job.at("weight_decay")});
+  const auto optimizer =
+      make_optimizer(parameters, {.kind = job.at("optimizer") == "sgd" ? OptimizerKind::kSgd : OptimizerKind::kAdam,
+                                  .lr = job.at("lr"),
+                                  .weight_decay = job.at("weight_decay")});
   optimizer->set_parts(model->parts_of_ranks());
 
   const JobData data(job);
@@ -263,8 +260,7 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
     for (const auto& [name, parameter] : parameters) {
       if (!parameter.grad().defined()) continue;  // never on the way from tokens to logits
       results.saw_dtype("gradient", parameter.grad().scalar_type());
-      if (step == 0 && !memory.counts())
-        results.put_piece("grad." + name, sharded_view(parameter), parameter.grad());
+      if (step == 0 && !memory.counts()) results.put_piece("grad." + name, sharded_view(parameter), parameter.grad());
     }
     norms[step] = optimizer->clip_grad_norm(job.at("clip"));
     optimizer->step();

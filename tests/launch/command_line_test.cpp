@@ -36,10 +36,9 @@ std::string refusal(const std::string& line) {
 /// A file that lives as long as this.
 struct TemporaryFile {
   explicit TemporaryFile(const std::string& text)
-      : path(
-            (std::filesystem::path(testing::TempDir()) /
-             ("megashard_args_" + std::to_string(reinterpret_cast<std::uintptr_t>(this)) + ".yaml"))
-                .string()) {
+      : path((std::filesystem::path(testing::TempDir()) /
+              ("megashard_args_" + std::to_string(reinterpret_cast<std::uintptr_t>(this)) + ".yaml"))
+                 .string()) {
     std::ofstream(path) << text;
   }
   ~TemporaryFile() { std::filesystem::remove(path); }
@@ -47,10 +46,10 @@ struct TemporaryFile {
 };
 
 TEST(CommandLine, ReadsFlagsInEverySpelling) {
-  const auto arguments = parse(
-      "--num-layers 12 --hidden_size=64 --lr 1e-4 --min-lr=-0.5 --swiglu --disable-bias-linear "
-      "--rampup-batch-size 8 8 100 --data-path 0.5 a 0.5 b --override-opt_param-scheduler "
-      "--persistent-save-interval 7 --bf16=false");
+  const auto arguments =
+      parse("--num-layers 12 --hidden_size=64 --lr 1e-4 --min-lr=-0.5 --swiglu --disable-bias-linear "
+            "--rampup-batch-size 8 8 100 --data-path 0.5 a 0.5 b --override-opt_param-scheduler "
+            "--persistent-save-interval 7 --bf16=false");
   EXPECT_EQ(arguments.num_layers, 12);
   EXPECT_EQ(arguments.hidden_size, 64);
   EXPECT_EQ(arguments.lr, 1e-4);
@@ -78,16 +77,14 @@ TEST(CommandLine, MistakesAreSentences) {
       {"--rampup-batch-size 1 2", "--rampup-batch-size takes 3 values, got 2."},
       {"--lr 1 2", "unexpected word \"2\" after --lr; values follow their flag"},
       {"--swiglu yes", "unexpected word \"yes\" after --swiglu"},
-      {"--swiglu False",
-       "unexpected word \"False\" after --swiglu; a switch takes none: write "
-       "--swiglu=false."},
+      {"--swiglu False", "unexpected word \"False\" after --swiglu; a switch takes none: write "
+                         "--swiglu=false."},
       {"--swiglu true", "a switch takes none: leave it out."},
       {"--swiglu=yes", "--swiglu takes no value (or true / false), got \"yes\""},
       {"-lr 1", "unknown flag -lr; did you mean --lr?"},
       {"--seed 1 \u2014lr 1", "after --seed; flags begin with two plain hyphens"},
       {"--save-rng", "unknown flag --save-rng; leave it out: only --no-save-rng changes that."},
-      {"--no-swiglu",
-       "unknown flag --no-swiglu; leave it out: it is off unless --swiglu is given."},
+      {"--no-swiglu", "unknown flag --no-swiglu; leave it out: it is off unless --swiglu is given."},
       {"--no-lrr 1", "unknown flag --no-lrr; `megashard"},
       {"--fp16", "--fp16 is refused"},
       {"--calculate-token-loss", "--calculate-token-loss is refused"},
@@ -103,17 +100,16 @@ TEST(CommandLine, MistakesAreSentences) {
 }
 
 TEST(CommandLine, TellsAllMistakesAtOnce) {
-  EXPECT_EQ(
-      refusal("--train-iter 5 --fp16 --lr fast --optimizer muon --seed 1 2 --save"),
-      "6 things must change:\n"
-      "  --fp16 is refused: fp16 needs loss scaling, which FSDP2 training here does not have; "
-      "use param_dtype: bf16 in the FSDP2 file, or --bf16.\n"
-      "  --lr takes a number, got \"fast\".\n"
-      "  --optimizer muon is refused: it is not part of this program; use adam or sgd.\n"
-      "  --save has no value; write --save DIR.\n"
-      "  unexpected word \"2\" after --seed; values follow their flag, and `megashard "
-      "pretrain --help` shows how many each takes.\n"
-      "  unknown flag --train-iter; did you mean --train-iters?");
+  EXPECT_EQ(refusal("--train-iter 5 --fp16 --lr fast --optimizer dist_muon --seed 1 2 --save"),
+            "6 things must change:\n"
+            "  --fp16 is refused: fp16 needs loss scaling, which FSDP2 training here does not have; "
+            "use param_dtype: bf16 in the FSDP2 file, or --bf16.\n"
+            "  --lr takes a number, got \"fast\".\n"
+            "  --optimizer dist_muon is refused: muon shards its states and shares its work as they are; use muon.\n"
+            "  --save has no value; write --save DIR.\n"
+            "  unexpected word \"2\" after --seed; values follow their flag, and `megashard "
+            "pretrain --help` shows how many each takes.\n"
+            "  unknown flag --train-iter; did you mean --train-iters?");
 }
 
 // Scripts end in "$@".
@@ -123,8 +119,7 @@ TEST(CommandLine, TheLastOfAFlagThatIsGivenTwiceCounts) {
   EXPECT_THAT(again("--num-layers 2 --num_layers=3"),
               ElementsAre("--num-layers is given twice, as 2 and as 3; the last one counts."));
   EXPECT_EQ(parse("--save-interval 2 --persistent-save-interval 4").save_interval, 4);
-  EXPECT_THAT(again("--save-interval 2 --persistent-save-interval 2 --swiglu --swiglu"),
-              ElementsAre());
+  EXPECT_THAT(again("--save-interval 2 --persistent-save-interval 2 --swiglu --swiglu"), ElementsAre());
   EXPECT_FALSE(parse("--swiglu --swiglu=false").swiglu);
   EXPECT_THAT(again("--data-path a --data-path b c"),
               ElementsAre("--data-path is given twice, as a and as b c; the last one counts."));
@@ -137,9 +132,7 @@ TEST(CommandLine, HelpComesFromTheTable) {
     FAIL() << "help was not requested";
   } catch (const HelpRequested& help) {
     EXPECT_THAT(help.what(), HasSubstr("--config FILE"));
-    EXPECT_THAT(
-        help.what(),
-        HasSubstr("--eval-iters INT\n      global batches of one evaluation; 0: none [100]"));
+    EXPECT_THAT(help.what(), HasSubstr("--eval-iters INT\n      global batches of one evaluation; 0: none [100]"));
     EXPECT_THAT(help.what(), HasSubstr("known, but refused:"));
   }
 }
@@ -172,8 +165,7 @@ gpt_args:
   EXPECT_THAT(arguments.data_path, ElementsAre("0.3", "a", "0.7", "b"));
   EXPECT_THAT(arguments.train_data_path, ElementsAre("one"));
   EXPECT_FALSE(arguments.load.has_value());
-  EXPECT_THAT(arguments.given_without_effect,
-              ElementsAre("--no-gradient-accumulation-fusion", "--use-flash-attn"));
+  EXPECT_THAT(arguments.given_without_effect, ElementsAre("--no-gradient-accumulation-fusion", "--use-flash-attn"));
 }
 
 // As MindSpeed-MM's qwen3vl_full_sft_8B.yaml is written.
@@ -215,8 +207,7 @@ model:
   EXPECT_EQ(arguments.fsdp2_config_path, "./fsdp2_config.yaml");
   EXPECT_EQ(arguments.lr_warmup_fraction, 0.1);
   EXPECT_TRUE(arguments.untie_embeddings_and_output_weights);
-  EXPECT_THAT(arguments.unread_sections,
-              ElementsAre("FSDP2_PATH", "HF_MODEL_LOAD_PATH", "data", "model"));
+  EXPECT_THAT(arguments.unread_sections, ElementsAre("FSDP2_PATH", "HF_MODEL_LOAD_PATH", "data", "model"));
   const TemporaryFile roll("actor_train: {strategy_args: {strategy_name: fsdp2_train}}");
   EXPECT_THAT(refusal(roll.path), HasSubstr("is a configuration of ROLL; name the worker to run"));
   EXPECT_THAT(refusal("--role actor_train"), HasSubstr("--role actor_train needs --config"));
@@ -240,8 +231,7 @@ lora_args:
   EXPECT_THAT(arguments.lora_target_modules, ElementsAre("v_proj", "o_proj"));
   EXPECT_TRUE(arguments.unread_sections.empty());
   const TemporaryFile wrong("gpt_args: {lr: 1}\nlora_args: {lora_rr: 4}");
-  EXPECT_THAT(refusal(wrong.path),
-              HasSubstr(":2: unknown key lora_args.lora_rr; did you mean lora_r?"));
+  EXPECT_THAT(refusal(wrong.path), HasSubstr(":2: unknown key lora_args.lora_rr; did you mean lora_r?"));
 }
 
 TEST(ArgumentFile, MayBeFlatAndNamedByConfig) {
@@ -269,8 +259,7 @@ TEST(ArgumentFile, MistakesNameLineAndKey) {
       {"- a", "the file must hold `key: value` lines"},
       {"a: [", "this is not YAML"},
       {"fp16: true", "--fp16 is refused"},
-      {"train_iters: 2\ntrain-iters: 2",
-       ":2: train-iters and train_iters in line 1 mean the same; keep one."},
+      {"train_iters: 2\ntrain-iters: 2", ":2: train-iters and train_iters in line 1 mean the same; keep one."},
       {"disable_bias_linear: true\nlr: 1\nadd_bias_linear: true",
        ":3: add_bias_linear and disable_bias_linear in line 1 mean the same"},
       {"gpt_args: {lora_r: 4}\nlora_args: {lora_r: 4}", ":2: lora_r and lora_r in line 1"},
@@ -284,20 +273,17 @@ TEST(ArgumentFile, MistakesNameLineAndKey) {
 
 TEST(ArgumentFile, TellsAllMistakesAtOnce) {
   const TemporaryFile file("gpt_args:\n  num_layer: 2\n  lr: fast\n  seed: 1\n  fp16: true\n");
-  EXPECT_EQ(
-      refusal(file.path + " --zzz"),
-      "4 things must change:\n  " + file.path +
-          ":2: unknown key \"num_layer\"; did you mean num_layers?\n  " + file.path +
-          ":3: --lr takes a number, got \"fast\".\n  " + file.path +
-          ":5: --fp16 is refused: fp16 needs loss scaling, which FSDP2 training here does not "
-          "have; use param_dtype: bf16 in the FSDP2 file, or --bf16.\n  unknown flag --zzz; "
-          "`megashard pretrain --help` lists all.");
+  EXPECT_EQ(refusal(file.path + " --zzz"),
+            "4 things must change:\n  " + file.path + ":2: unknown key \"num_layer\"; did you mean num_layers?\n  " +
+                file.path + ":3: --lr takes a number, got \"fast\".\n  " + file.path +
+                ":5: --fp16 is refused: fp16 needs loss scaling, which FSDP2 training here does not "
+                "have; use param_dtype: bf16 in the FSDP2 file, or --bf16.\n  unknown flag --zzz; "
+                "`megashard pretrain --help` lists all.");
 }
 
 TEST(DataArgsPath, ReplacesTheWordsOfDataPath) {
   const TemporaryFile file("0.25 a\n0.75 b\n");
-  EXPECT_THAT(parse("--data-args-path " + file.path).data_path,
-              ElementsAre("0.25", "a", "0.75", "b"));
+  EXPECT_THAT(parse("--data-args-path " + file.path).data_path, ElementsAre("0.25", "a", "0.75", "b"));
 }
 
 }  // namespace

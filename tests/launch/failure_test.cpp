@@ -15,8 +15,8 @@ namespace {
 class Failure : public testing::Test {
  protected:
   void TearDown() override {
-    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS",
-                             "SLURM_LOCALID", "PMI_RANK", "PMI_SIZE", kStackVariable}) {
+    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
+                             "PMI_RANK", "PMI_SIZE", kStackVariable}) {
       unsetenv(name);
     }
   }
@@ -86,8 +86,7 @@ TEST_F(Failure, UsageErrorOfOneRankIsSaidByIt) {
 }
 
 TEST_F(Failure, StackOnlyWhenAskedFor) {
-  const std::runtime_error error(
-      "bad shape\nException raised from f at g.cpp:1 (most recent call first):\nframe #0");
+  const std::runtime_error error("bad shape\nException raised from f at g.cpp:1 (most recent call first):\nframe #0");
   EXPECT_EQ(error_sentence(error), "bad shape");
   setenv(kStackVariable, "1", 1);
   EXPECT_NE(error_sentence(error).find("frame #0"), std::string::npos);

@@ -28,8 +28,7 @@ constexpr auto kDeadline = 20s;
 class LaunchGroup : public testing::Test {
  protected:
   void SetUp() override {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "megashard_launch_XXXXXX").string();
+    std::string name = (std::filesystem::temp_directory_path() / "megashard_launch_XXXXXX").string();
     ASSERT_NE(mkdtemp(name.data()), nullptr);
     folder_ = name;
     setenv("DIR", name.c_str(), 1);
@@ -42,8 +41,7 @@ class LaunchGroup : public testing::Test {
 
   int run(int processes, const std::string& script, std::chrono::milliseconds grace = 5s) {
     testing::internal::CaptureStderr();
-    const int code = run_launch_group(
-        {.processes = processes, .command = {"/bin/sh", "-c", script}, .grace = grace});
+    const int code = run_launch_group({.processes = processes, .command = {"/bin/sh", "-c", script}, .grace = grace});
     errors_ = testing::internal::GetCapturedStderr();
     return code;
   }
@@ -60,11 +58,9 @@ class LaunchGroup : public testing::Test {
   int run_and_signal(const std::string& script, std::vector<int> signals) {
     const pid_t launcher = fork();
     if (launcher == 0) {
-      _exit(
-          run_launch_group({.processes = 2, .command = {"/bin/sh", "-c", script}, .grace = 300ms}));
+      _exit(run_launch_group({.processes = 2, .command = {"/bin/sh", "-c", script}, .grace = 300ms}));
     }
-    while (!std::filesystem::exists(folder_ / "ready0") ||
-           !std::filesystem::exists(folder_ / "ready1")) {
+    while (!std::filesystem::exists(folder_ / "ready0") || !std::filesystem::exists(folder_ / "ready1")) {
       if (std::chrono::steady_clock::now() - begin_ > kDeadline) break;
       std::this_thread::sleep_for(5ms);
     }
@@ -88,9 +84,8 @@ class LaunchGroup : public testing::Test {
 
 TEST_F(LaunchGroup, GivesEveryRankItsVariables) {
   unsetenv("OMP_NUM_THREADS");
-  EXPECT_EQ(run(3,
-                "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR >$DIR/v$RANK; "
-                "echo $MASTER_PORT >$DIR/p$RANK; test $OMP_NUM_THREADS -ge 1"),
+  EXPECT_EQ(run(3, "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR >$DIR/v$RANK; "
+                   "echo $MASTER_PORT >$DIR/p$RANK; test $OMP_NUM_THREADS -ge 1"),
             0);
   EXPECT_EQ(file("v0"), "0 0 3 3 127.0.0.1\n");
   EXPECT_EQ(file("v2"), "2 2 3 3 127.0.0.1\n");
@@ -106,31 +101,28 @@ TEST_F(LaunchGroup, KeepsTheUsersThreads) {
 }
 
 TEST_F(LaunchGroup, FirstFailureEndsTheOthersAndIsWhatTheUserSees) {
-  EXPECT_EQ(run(3,
-                "if [ $RANK = 1 ]; then echo cause >&2; exit 7; fi; "
-                "trap 'echo consequence >&2; exit 9' TERM; while :; do sleep 0.05; done"),
+  EXPECT_EQ(run(3, "if [ $RANK = 1 ]; then echo cause >&2; exit 7; fi; "
+                   "trap 'echo consequence >&2; exit 9' TERM; while :; do sleep 0.05; done"),
             7);
   EXPECT_THAT(errors_, HasSubstr("cause\n"));
   EXPECT_THAT(errors_, Not(HasSubstr("consequence")));
 }
 
 TEST_F(LaunchGroup, RankThatTellsFirstIsTheCauseEvenIfItExitsLast) {
-  EXPECT_EQ(run(2,
-                "if [ $RANK = 1 ]; then eval \"echo 1 >&$MEGASHARD_FAILURE_FD\"; echo cause >&2; "
-                "touch $DIR/told; "
-                "sleep 0.05; exit 3; fi; until [ -e $DIR/told ]; do sleep 0.01; done; "
-                "eval \"echo 0 >&$MEGASHARD_FAILURE_FD\"; echo consequence >&2; exit 4"),
+  EXPECT_EQ(run(2, "if [ $RANK = 1 ]; then eval \"echo 1 >&$MEGASHARD_FAILURE_FD\"; echo cause >&2; "
+                   "touch $DIR/told; "
+                   "sleep 0.05; exit 3; fi; until [ -e $DIR/told ]; do sleep 0.01; done; "
+                   "eval \"echo 0 >&$MEGASHARD_FAILURE_FD\"; echo consequence >&2; exit 4"),
             3);
   EXPECT_THAT(errors_, HasSubstr("cause\n"));
   EXPECT_THAT(errors_, Not(HasSubstr("consequence")));
 }
 
 TEST_F(LaunchGroup, RankThatOnlyWaitedForOthersIsNotTheCauseOfTheirFailure) {
-  EXPECT_EQ(run(2,
-                "if [ $RANK = 0 ]; then eval \"echo 0 waited >&$MEGASHARD_FAILURE_FD\"; "
-                "echo consequence >&2; touch $DIR/told; exit 4; fi; "
-                "until [ -e $DIR/told ]; do sleep 0.01; done; sleep 0.2; "
-                "eval \"echo 1 >&$MEGASHARD_FAILURE_FD\"; echo cause >&2; exit 3"),
+  EXPECT_EQ(run(2, "if [ $RANK = 0 ]; then eval \"echo 0 waited >&$MEGASHARD_FAILURE_FD\"; "
+                   "echo consequence >&2; touch $DIR/told; exit 4; fi; "
+                   "until [ -e $DIR/told ]; do sleep 0.01; done; sleep 0.2; "
+                   "eval \"echo 1 >&$MEGASHARD_FAILURE_FD\"; echo cause >&2; exit 3"),
             3);
   EXPECT_THAT(errors_, HasSubstr("cause\n"));
   EXPECT_THAT(errors_, Not(HasSubstr("consequence")));
@@ -147,16 +139,13 @@ TEST_F(LaunchGroup, SilentFailureGetsASentence) {
 }
 
 TEST_F(LaunchGroup, KilledRankIsTheCause) {
-  EXPECT_EQ(run(2, "if [ $RANK = 1 ]; then kill -KILL $$; fi; while :; do sleep 0.05; done"),
-            128 + SIGKILL);
+  EXPECT_EQ(run(2, "if [ $RANK = 1 ]; then kill -KILL $$; fi; while :; do sleep 0.05; done"), 128 + SIGKILL);
   EXPECT_THAT(errors_, HasSubstr("rank 1 was ended by signal 9 (Killed)"));
   EXPECT_THAT(errors_, HasSubstr("memory"));
 }
 
 TEST_F(LaunchGroup, WhoeverIgnoresTheEndIsKilledAfterTheGrace) {
-  EXPECT_EQ(
-      run(2, "if [ $RANK = 1 ]; then exit 2; fi; trap '' TERM; while :; do sleep 1; done", 200ms),
-      2);
+  EXPECT_EQ(run(2, "if [ $RANK = 1 ]; then exit 2; fi; trap '' TERM; while :; do sleep 1; done", 200ms), 2);
 }
 
 TEST_F(LaunchGroup, OutputIsPassedOnWhileTheGroupRuns) {
@@ -168,8 +157,7 @@ TEST_F(LaunchGroup, OutputIsPassedOnWhileTheGroupRuns) {
 TEST_F(LaunchGroup, MissingProgramIsASentence) {
   testing::internal::CaptureStderr();
   EXPECT_EQ(run_launch_group({.processes = 1, .command = {"/no/such/program"}}), 127);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              HasSubstr("cannot run /no/such/program: No such file"));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("cannot run /no/such/program: No such file"));
 }
 
 TEST_F(LaunchGroup, SignalIsPassedOnOnce) {
@@ -182,11 +170,10 @@ TEST_F(LaunchGroup, SignalIsPassedOnOnce) {
 }
 
 TEST_F(LaunchGroup, TerminationLeavesRanksTheirTime) {
-  EXPECT_EQ(
-      run_and_signal("trap 'sleep 1; echo saved >$DIR/s$RANK; exit 0' TERM; touch $DIR/ready$RANK; "
-                     "while :; do sleep 0.05; done",
-                     {SIGTERM}),
-      0);
+  EXPECT_EQ(run_and_signal("trap 'sleep 1; echo saved >$DIR/s$RANK; exit 0' TERM; touch $DIR/ready$RANK; "
+                           "while :; do sleep 0.05; done",
+                           {SIGTERM}),
+            0);
   EXPECT_EQ(file("s1"), "saved\n");
 }
 
@@ -200,20 +187,16 @@ TEST_F(LaunchGroup, RanksThatEndAsTheyAreAskedToAreNoFailure) {
 }
 
 TEST_F(LaunchGroup, SecondInterruptEndsTheGroup) {
-  EXPECT_EQ(run_and_signal("trap '' INT TERM; touch $DIR/ready$RANK; while :; do sleep 0.05; done",
-                           {SIGINT, SIGINT}),
+  EXPECT_EQ(run_and_signal("trap '' INT TERM; touch $DIR/ready$RANK; while :; do sleep 0.05; done", {SIGINT, SIGINT}),
             128 + SIGINT);
 }
 
 TEST_F(LaunchGroup, RanksDieWithTheLauncher) {
-  EXPECT_EQ(
-      run_and_signal("echo $$ >$DIR/pid$RANK; touch $DIR/ready$RANK; while :; do sleep 0.05; done",
-                     {SIGKILL}),
-      -SIGKILL);
+  EXPECT_EQ(run_and_signal("echo $$ >$DIR/pid$RANK; touch $DIR/ready$RANK; while :; do sleep 0.05; done", {SIGKILL}),
+            -SIGKILL);
   const auto gone = [&](const char* name) {
     const pid_t pid = std::atoi(file(name).c_str());
-    for (int attempt = 0; attempt < 200 && kill(pid, 0) == 0; ++attempt)
-      std::this_thread::sleep_for(10ms);
+    for (int attempt = 0; attempt < 200 && kill(pid, 0) == 0; ++attempt) std::this_thread::sleep_for(10ms);
     // Without an init process that reaps orphans it stays as a zombie.
     std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
     std::string number, name_field, state;

@@ -133,15 +133,14 @@ TEST(RollWorker, BecomesArgumentsAndSharding) {
                               "1024"));
   EXPECT_THAT(told, HasSubstr("num_train_epochs 1.5 of 5000 sequences, 1024 an iteration, are 6 "));
   EXPECT_THAT(told, HasSubstr("not used here: "));
-  for (const auto* unused : {"actor_train.data_args", "actor_train.use_remove_padding", "exp_name",
-                             "actor_infer", "max_steps"})
+  for (const auto* unused :
+       {"actor_train.data_args", "actor_train.use_remove_padding", "exp_name", "actor_infer", "max_steps"})
     EXPECT_THAT(worker.unused, testing::Contains(unused));
 }
 
 TEST(RollWorker, HasRollsDefaults) {
-  const auto [worker, arguments, told] =
-      parse_and_apply("sft: {strategy_args: {strategy_config: {}}, model_args: ~}", "sft", 4,
-                      [](Arguments& flags) { flags.save = "there"; });
+  const auto [worker, arguments, told] = parse_and_apply("sft: {strategy_args: {strategy_config: {}}, model_args: ~}",
+                                                         "sft", 4, [](Arguments& flags) { flags.save = "there"; });
   EXPECT_EQ(arguments.lr, 5e-5);
   EXPECT_EQ(arguments.seed, 42);
   EXPECT_EQ(arguments.global_batch_size, 8 * 4);
@@ -201,8 +200,7 @@ TEST(RollWorker, MistakesAreSentences) {
       {"fsdp_size: 8", "ep_size: 2\n      efsdp_size: 3",
        "ep_size 2 on 16 ranks leaves 8 with the same experts; efsdp_size, which is 3, must divide"},
       {"ulysses_size: 1", "lora_target: '.*_proj'", "is a pattern, .*_proj; list the names"},
-      {"ulysses_size: 1", "lora_target: [q_proj, all-router]",
-       "adapters are of linear layers only"},
+      {"ulysses_size: 1", "lora_target: [q_proj, all-router]", "adapters are of linear layers only"},
       {"ulysses_size: 1", "lora_rank: 0", "takes a whole number of at least 1"},
       {"ulysses_size: 1", "additional_target: embed_tokens", "nothing but adapters is trained"},
       {"model_type: ~", "model_type: trl", "reward and value models"},
@@ -217,12 +215,10 @@ TEST(RollWorker, MistakesAreSentences) {
       {"pretrain: ${root}/tiny", "pretrain: ${rot}/tiny", "${rot} is no plain value of this file"},
       {"root: /models", "root: ${root}", "is no plain value"},
       {"list(range(0,16))", "__import__('os')", "it is read, not evaluated"},
-      {"list(range(0,16))", "list(range(0,8))",
-       "device_mapping is for 8 devices, but the run has 16"},
+      {"list(range(0,16))", "list(range(0,8))", "device_mapping is for 8 devices, but the run has 16"},
       {"fsdp_size: 8", "fsdp_size: 6", "fsdp_size 6 must divide the number of ranks, 16"},
       {"resume_from_checkpoint: false", "resume_from_checkpoint: true", "the folder of a checkpoi"},
-      {"ulysses_size: 1", "ulysses_size: 32",
-       "actor_train: ulysses_size 32 must divide the number of ranks, 16"},
+      {"ulysses_size: 1", "ulysses_size: 32", "actor_train: ulysses_size 32 must divide the number of ranks, 16"},
       {"per_device_train_batch_size: 2", "per_device_train_batch_size: 0",
        "per_device_train_batch_size is 0; it must be at least 1."},
       {"fsdp_size: 8", "ep_size: 0", "ep_size is 0; it is a number of ranks, so at least 1."},
@@ -230,8 +226,7 @@ TEST(RollWorker, MistakesAreSentences) {
   };
   for (const auto& [line, other, sentence] : rows) {
     const auto text = with(line, other);
-    EXPECT_THAT(usage_error([&] { parse_and_apply(text, "actor_train", 16); }), HasSubstr(sentence))
-        << other;
+    EXPECT_THAT(usage_error([&] { parse_and_apply(text, "actor_train", 16); }), HasSubstr(sentence)) << other;
   }
   EXPECT_THAT(usage_error([] { parse_and_apply(kPipeline, "actor", 16); }),
               HasSubstr("has no such worker; it has actor_train, reference, actor_infer."));
@@ -242,12 +237,11 @@ TEST(RollWorker, MistakesAreSentences) {
 
 /// What the files of ROLL's examples have in strategy_config, as far as it is about experts.
 Parsed with_experts(const std::string& keys, int64_t ranks) {
-  return parse_and_apply(
-      "sft_train:\n  model_args: {ulysses_size: 2}\n  strategy_args:\n"
-      "    strategy_config: {param_dtype: bf16, reduce_dtype: bf16, "
-      "moe_use_grouped_mm: false, " +
-          keys + "}\n",
-      "sft_train", ranks);
+  return parse_and_apply("sft_train:\n  model_args: {ulysses_size: 2}\n  strategy_args:\n"
+                         "    strategy_config: {param_dtype: bf16, reduce_dtype: bf16, "
+                         "moe_use_grouped_mm: false, " +
+                             keys + "}\n",
+                         "sft_train", ranks);
 }
 
 TEST(RollWorker, ExpertsOnRanksAndInGroupsOfTheirOwn) {
@@ -282,18 +276,15 @@ TEST(RollWorker, ExamplesOfRollAreReadAsTheyAre) {
     int64_t tiles = 0, expert_ranks = 1, sequence_ranks = 1;
     std::vector<std::string> experts{};
   };
-  const char* moe =
-      "transformer_layer_cls_to_wrap: [Qwen3MoeAttention, Qwen3MoeSparseMoeBlock], "
-      "moe_experts: [Qwen3MoeMLP]";
-  const char* stacked =
-      "transformer_layer_cls_to_wrap: [Qwen3MoeAttention, "
-      "Qwen3MoeSparseMoeBlock], moe_experts: [Qwen3MoeExperts]";
+  const char* moe = "transformer_layer_cls_to_wrap: [Qwen3MoeAttention, Qwen3MoeSparseMoeBlock], "
+                    "moe_experts: [Qwen3MoeMLP]";
+  const char* stacked = "transformer_layer_cls_to_wrap: [Qwen3MoeAttention, "
+                        "Qwen3MoeSparseMoeBlock], moe_experts: [Qwen3MoeExperts]";
   const Example examples[] = {
       {"qwen3-8B-rlvr", "", "apply_tiled_mlp: true, tiled_num_shards: 8",
        "transformer_layer_cls_to_wrap: [Qwen3Attention, Qwen3MLP]", 16, 8},
       {"qwen2_5-vl-3B-rlvr", "freeze_module_prefix: model.visual", "offload_policy: false", "", 8},
-      {"qwen2.5-7B on two ranks a sequence", "ulysses_size: 2", "offload_policy: false", "", 8, 0,
-       1, 2},
+      {"qwen2.5-7B on two ranks a sequence", "ulysses_size: 2", "offload_policy: false", "", 8, 0, 1, 2},
       {"qwen3-30BA3B-rlvr", "ulysses_size: 4", "fsdp_size: 32", moe, 32, 0, 1, 4},
       {"qwen3-30BA3B-rlvr with ep",
        "ulysses_size: 4",
@@ -338,13 +329,12 @@ TEST(RollWorker, ExamplesOfRollAreReadAsTheyAre) {
   for (const auto& each : examples) {
     for (const char* strategy : {"fsdp2_train", "fsdp2_infer"}) {
       SCOPED_TRACE(std::string(each.name) + " " + strategy);
-      const std::string text =
-          std::string("worker:\n  model_args: {dtype: bf16, model_type: ~, ") + each.model_args +
-          "}\n  strategy_args:\n    strategy_name: " + strategy +
-          "\n    strategy_config: {param_dtype: bf16, reduce_dtype: bf16, reshard_after_forward: "
-          "true, wrap_policy: {wrap_embeddings: true, wrap_lm_output: true, " +
-          each.wrap + "}, " + each.config + "}\n  device_mapping: list(range(0," +
-          std::to_string(each.ranks) + "))\n  infer_batch_size: 2\n";
+      const std::string text = std::string("worker:\n  model_args: {dtype: bf16, model_type: ~, ") + each.model_args +
+                               "}\n  strategy_args:\n    strategy_name: " + strategy +
+                               "\n    strategy_config: {param_dtype: bf16, reduce_dtype: bf16, reshard_after_forward: "
+                               "true, wrap_policy: {wrap_embeddings: true, wrap_lm_output: true, " +
+                               each.wrap + "}, " + each.config + "}\n  device_mapping: list(range(0," +
+                               std::to_string(each.ranks) + "))\n  infer_batch_size: 2\n";
       const auto [worker, arguments, told] = parse_and_apply(text, "worker", each.ranks);
       EXPECT_EQ(arguments.apply_tiled_mlp, each.tiles > 0);
       EXPECT_EQ(arguments.tiled_num_shards, each.tiles > 0 ? each.tiles : 4);
@@ -358,14 +348,12 @@ TEST(RollWorker, ExamplesOfRollAreReadAsTheyAre) {
 
 TEST(RollWorker, AdaptersComeFromTheModelArguments) {
   const auto lora = [](const std::string& keys, const std::string& strategy = "fsdp2_train") {
-    return parse_and_apply(
-        "lora_target: o_proj,q_proj\nlora_rank: 32\n"
-        "actor: {model_args: {freeze_module_prefix: model, " +
-            keys + "}, strategy_args: {strategy_name: " + strategy + "}}",
-        "actor", 2);
+    return parse_and_apply("lora_target: o_proj,q_proj\nlora_rank: 32\n"
+                           "actor: {model_args: {freeze_module_prefix: model, " +
+                               keys + "}, strategy_args: {strategy_name: " + strategy + "}}",
+                           "actor", 2);
   };
-  const auto named =
-      lora("lora_target: '${lora_target}', lora_rank: '${lora_rank}', lora_alpha: 32");
+  const auto named = lora("lora_target: '${lora_target}', lora_rank: '${lora_rank}', lora_alpha: 32");
   EXPECT_EQ(named.arguments.lora_r, 32);
   EXPECT_EQ(named.arguments.lora_alpha, 32);
   EXPECT_THAT(named.arguments.lora_target_modules, ElementsAre("o_proj", "q_proj"));
@@ -393,9 +381,8 @@ TEST(RollWorker, DeviceMappingsAreParsed) {
   EXPECT_EQ(size("list(range(16))"), 16);
   EXPECT_EQ(size("range(0, 16)"), 16);
   EXPECT_EQ(size("list([3])"), 1);
-  for (const auto* wrong :
-       {"", "16", "list(range(0,16)", "list(range())", "range(1,2,3,4)", "[0,0]", "[0,]", "[-1]",
-        "range(0,4,0)", "list(range(0,4)) or 1", "[0] +", "range(0,99999999999)", "[1e3]"}) {
+  for (const auto* wrong : {"", "16", "list(range(0,16)", "list(range())", "range(1,2,3,4)", "[0,0]", "[0,]", "[-1]",
+                            "range(0,4,0)", "list(range(0,4)) or 1", "[0] +", "range(0,99999999999)", "[1e3]"}) {
     EXPECT_EQ(size(wrong), -1) << wrong;
   }
 }

@@ -58,11 +58,7 @@ std::shared_ptr<MultiModalModule> make(const Arguments& arguments) {
 
 ModelInput some_input() {
   const auto tokens = at::randint(0, 64, {2, 8}, at::kLong);
-  return {.tokens = tokens,
-          .position_ids = {},
-          .labels = tokens.flip({1}),
-          .attention_mask = {},
-          .extra = {}};
+  return {.tokens = tokens, .position_ids = {}, .labels = tokens.flip({1}), .attention_mask = {}, .extra = {}};
 }
 
 TEST(DecoderModel, EveryNamedSubmoduleCanBeWrapped) {
@@ -147,9 +143,7 @@ TEST(DecoderModel, TheHostWaitsForNoGpuWhateverThePositions) {
     ModelInput whole;  // in memory that is not pinned
     whole.tokens = whole.labels = at::ones({2, 8}, on_host);
     whole.position_ids = positions;
-    const auto step = [&] {
-      (*model)(input_of_rank(*model, whole, at::Device(at::kCUDA, 0))).sum().backward();
-    };
+    const auto step = [&] { (*model)(input_of_rank(*model, whole, at::Device(at::kCUDA, 0))).sum().backward(); };
     step();
     testing::simulated_cuda().take_host_syncs();
     step();
@@ -161,12 +155,10 @@ using Results = std::map<std::string, at::Tensor>;
 
 /// Losses and gradients of two sequences on `device`, in host memory.
 Results trained_on(c10::Device device, const std::string& family, bool adapters) {
-  const nlohmann::ordered_json config = {{"model_type", family},       {"vocab_size", 40},
-                                         {"hidden_size", 16},          {"intermediate_size", 24},
-                                         {"num_hidden_layers", 2},     {"num_attention_heads", 2},
-                                         {"num_key_value_heads", 1},   {"head_dim", 8},
-                                         {"moe_intermediate_size", 8}, {"num_experts", 4},
-                                         {"num_experts_per_tok", 2},   {"initializer_range", 0.3}};
+  const nlohmann::ordered_json config = {
+      {"model_type", family},       {"vocab_size", 40},         {"hidden_size", 16},        {"intermediate_size", 24},
+      {"num_hidden_layers", 2},     {"num_attention_heads", 2}, {"num_key_value_heads", 1}, {"head_dim", 8},
+      {"moe_intermediate_size", 8}, {"num_experts", 4},         {"num_experts_per_tok", 2}, {"initializer_range", 0.3}};
   DecoderModel model(decoder_config_from_hf(config, "config.json"));
   auto generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_current_seed(1);
@@ -180,8 +172,7 @@ Results trained_on(c10::Device device, const std::string& family, bool adapters)
   }
   model.to(device);
   ModelInput input;
-  input.tokens =
-      at::arange(16, at::TensorOptions(at::kLong).device(at::kCPU)).view({2, 8}) * 7 % 40;
+  input.tokens = at::arange(16, at::TensorOptions(at::kLong).device(at::kCPU)).view({2, 8}) * 7 % 40;
   input.labels = (input.tokens + 1) % 40;
   const auto losses = model(input_of_rank(model, input, device));
   losses.sum().backward();
@@ -196,8 +187,8 @@ Results trained_on(c10::Device device, const std::string& family, bool adapters)
 TEST(DecoderModel, AGpuTrainsEveryFamilyAsTheCpuDoes) {
   MEGASHARD_SIM_ONLY();
   for (const auto& [family, adapters] :
-       {std::pair{"llama", false}, std::pair{"qwen2", false}, std::pair{"qwen3", false},
-        std::pair{"qwen3_moe", false}, std::pair{"llama", true}, std::pair{"qwen3_moe", true}}) {
+       {std::pair{"llama", false}, std::pair{"qwen2", false}, std::pair{"qwen3", false}, std::pair{"qwen3_moe", false},
+        std::pair{"llama", true}, std::pair{"qwen3_moe", true}}) {
     SCOPED_TRACE(c10::str(family, adapters ? " with adapters" : ""));
     const auto expected = trained_on(at::kCPU, family, adapters);
     const auto got = trained_on(at::kCUDA, family, adapters);
@@ -221,9 +212,9 @@ TEST(DecoderModel, ATokenOutsideTheEmbeddingIsASentence) {
 TEST(DecoderModel, AnUnknownArchitectureIsASentence) {
   ModelRegistry registry;
   register_models(registry);
-  EXPECT_THAT([&] { registry.create({}, "BertModel"); },
-              ThrowsMessage<c10::Error>(HasSubstr(
-                  "no model is registered for architecture BertModel; known are: Llama")));
+  EXPECT_THAT(
+      [&] { registry.create({}, "BertModel"); },
+      ThrowsMessage<c10::Error>(HasSubstr("no model is registered for architecture BertModel; known are: Llama")));
   EXPECT_THROW(register_models(registry), c10::Error);
 }
 

@@ -35,8 +35,7 @@ double error(const Tensor& got, const Tensor& want) {
 template <class Fused, class Plain>
 void expect_same(const Tensors& inputs, const Fused& fused, const Plain& plain) {
   for (const auto& [dtype, tolerance] :
-       {std::pair{at::kFloat, 2e-6}, std::pair{at::kBFloat16, 2e-2},
-        std::pair{at::kDouble, 2e-6}}) {
+       {std::pair{at::kFloat, 2e-6}, std::pair{at::kBFloat16, 2e-2}, std::pair{at::kDouble, 2e-6}}) {
     Tensors narrow;
     Tensors wide;
     for (const auto& input : inputs) {
@@ -47,12 +46,10 @@ void expect_same(const Tensors& inputs, const Fused& fused, const Plain& plain) 
     const auto reference = plain(wide);
     EXPECT_LT(error(y.detach(), reference.detach()), tolerance) << dtype;
     const auto grad = at::randn(y.sizes());
-    const auto grads =
-        torch::autograd::grad({y}, narrow, {grad.to(y.scalar_type())}, {}, false, true);
-    const auto wanted = torch::autograd::grad(
-        {reference}, wide, {grad.to(y.scalar_type()).to(at::kDouble)}, {}, false, true);
-    for (size_t i = 0; i < grads.size(); ++i)
-      EXPECT_LT(error(grads[i], wanted[i]), tolerance) << dtype << " " << i;
+    const auto grads = torch::autograd::grad({y}, narrow, {grad.to(y.scalar_type())}, {}, false, true);
+    const auto wanted =
+        torch::autograd::grad({reference}, wide, {grad.to(y.scalar_type()).to(at::kDouble)}, {}, false, true);
+    for (size_t i = 0; i < grads.size(); ++i) EXPECT_LT(error(grads[i], wanted[i]), tolerance) << dtype << " " << i;
   }
 }
 
@@ -62,8 +59,7 @@ TEST(FusedOps, Linear) {
       [](const Tensors& in) { return linear(in[0], in[1], in[2]); },
       [](const Tensors& in) { return in[0].matmul(in[1].t()) + in[2]; });
   expect_same(
-      {at::randn({4, 30}), at::randn({17, 30})},
-      [](const Tensors& in) { return linear(in[0], in[1], at::Tensor()); },
+      {at::randn({4, 30}), at::randn({17, 30})}, [](const Tensors& in) { return linear(in[0], in[1], at::Tensor()); },
       [](const Tensors& in) { return in[0].matmul(in[1].t()); });
 }
 
@@ -71,9 +67,7 @@ TEST(FusedOps, RmsNorm) {
   expect_same(
       {at::randn({3, 5, 37}) * 3, at::randn({37})},  // 37: whole lanes and a rest
       [](const Tensors& in) { return rms_norm(in[0], in[1], 1e-5); },
-      [](const Tensors& in) {
-        return in[1] * in[0] * (in[0].square().mean({-1}, true) + 1e-5).rsqrt();
-      });
+      [](const Tensors& in) { return in[1] * in[0] * (in[0].square().mean({-1}, true) + 1e-5).rsqrt(); });
 }
 
 TEST(FusedOps, RotateWithStridesAndARest) {
@@ -92,8 +86,7 @@ TEST(FusedOps, RotateWithStridesAndARest) {
         return rotate(in[0].transpose(1, 2), cos.to(dtype), sin.to(dtype));
       },
       [&](const Tensors& in) {
-        return plain(in[0].transpose(1, 2), cos.to(at::kDouble).unsqueeze(1),
-                     sin.to(at::kDouble).unsqueeze(1));
+        return plain(in[0].transpose(1, 2), cos.to(at::kDouble).unsqueeze(1), sin.to(at::kDouble).unsqueeze(1));
       });
 }
 
@@ -108,8 +101,7 @@ TEST(FusedOps, CrossEntropyOfEachToken) {
   auto labels = at::randint(0, 1037, {2, 6}, at::kLong);
   labels[1][2] = kIgnoredLabel;
   expect_same(
-      {at::randn({2, 6, 1037}) * 10},
-      [&](const Tensors& in) { return token_cross_entropy(in[0] * 1, labels); },
+      {at::randn({2, 6, 1037}) * 10}, [&](const Tensors& in) { return token_cross_entropy(in[0] * 1, labels); },
       [&](const Tensors& in) {
         return at::cross_entropy_loss(in[0].reshape({-1, 1037}), labels.reshape({-1}), {},
                                       /*reduction=*/0, kIgnoredLabel)
@@ -152,8 +144,7 @@ TEST(FusedOps, ALabelOutsideTheVocabularyIsASentence) {
       [] {
         token_cross_entropy(at::randn({1, 5}), at::ones({1}, at::kLong) * 5);
       },
-      ::testing::ThrowsMessage<c10::Error>(
-          ::testing::HasSubstr("label 5 lies outside the model's vocabulary of 5")));
+      ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr("label 5 lies outside the model's vocabulary of 5")));
 }
 
 TEST(FusedOps, ASecondDerivativeIsRefused) {

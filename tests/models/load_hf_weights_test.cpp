@@ -49,9 +49,8 @@ struct Saved {
       if (item.key() == "lm_head.weight") continue;  // as transformers stores tied models
       infos.push_back({item.key(), item.value().scalar_type(), item.value().sizes().vec()});
     }
-    save_hf_weights(folder.path(), infos, [this](const TensorInfo& info) {
-      return model.named_parameters()[info.name].detach();
-    });
+    save_hf_weights(folder.path(), infos,
+                    [this](const TensorInfo& info) { return model.named_parameters()[info.name].detach(); });
   }
   TemporaryFolder folder;
   DecoderModel model{small_config(/*tied=*/true)};
@@ -60,22 +59,20 @@ struct Saved {
 TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
   Saved saved;
   const auto tokens = at::randint(0, 61, {2, 7}, at::kLong);
-  const auto logits = saved.model(
-      {.tokens = tokens, .position_ids = {}, .labels = {}, .attention_mask = {}, .extra = {}});
-  const auto loss = saved.model(
-      {.tokens = tokens, .position_ids = {}, .labels = tokens, .attention_mask = {}, .extra = {}});
+  const auto logits =
+      saved.model({.tokens = tokens, .position_ids = {}, .labels = {}, .attention_mask = {}, .extra = {}});
+  const auto loss =
+      saved.model({.tokens = tokens, .position_ids = {}, .labels = tokens, .attention_mask = {}, .extra = {}});
   loss.sum().backward();
   std::map<std::string, at::Tensor> whole;
   for (const auto& item : saved.model.named_parameters()) whole[item.key()] = item.value().grad();
   run_ranks(3, [&](const ProcessGroupPtr& world) {
     DecoderModel model(small_config(/*tied=*/true));
     model.fully_shard({.process_group = world});  // layers, then the root with both ends of the tie
-    EXPECT_NE(fsdp_state(*model.named_modules("", /*include_self=*/false)["model.layers.1"]),
-              nullptr);
+    EXPECT_TRUE(is_fsdp_module(*model.named_modules("", /*include_self=*/false)["model.layers.1"]));
     load_hf_weights(model, saved.folder.path());
     const auto here = tokens.to(device_of_tests());
-    ModelInput input{
-        .tokens = here, .position_ids = {}, .labels = {}, .attention_mask = {}, .extra = {}};
+    ModelInput input{.tokens = here, .position_ids = {}, .labels = {}, .attention_mask = {}, .extra = {}};
     EXPECT_TRUE(at::equal(model(input), logits.to(here.device())));
     input.labels = here;
     model(input).sum().backward();
@@ -84,8 +81,7 @@ TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
       if (view.local.size(0) == 0) continue;
       const auto expected = whole.at(item.key()).to(here.device());
       const auto rows = expected.narrow(0, view.offsets[0], view.local.size(0));
-      EXPECT_LT((item.value().grad() - rows).abs().max().item<double>(),
-                1e-6 * expected.abs().max().item<double>())
+      EXPECT_LT((item.value().grad() - rows).abs().max().item<double>(), 1e-6 * expected.abs().max().item<double>())
           << item.key();
     }
   });
@@ -98,8 +94,7 @@ TEST(LoadHfWeights, AnUntiedHeadTakesTheEmbedding) {
   load_hf_weights(model, saved.folder.path());
   const auto parameters = model.named_parameters();
   EXPECT_FALSE(parameters["lm_head.weight"].is_same(parameters["model.embed_tokens.weight"]));
-  EXPECT_TRUE(at::equal(parameters["lm_head.weight"],
-                        saved.model.named_parameters()["model.embed_tokens.weight"]));
+  EXPECT_TRUE(at::equal(parameters["lm_head.weight"], saved.model.named_parameters()["model.embed_tokens.weight"]));
 }
 
 TEST(LoadHfWeights, OtherWeightsAreListedAndNothingChanges) {
@@ -111,11 +106,10 @@ TEST(LoadHfWeights, OtherWeightsAreListedAndNothingChanges) {
   model.init_weights();
   model.to(device_of_tests());
   const auto before = model.named_parameters()["model.embed_tokens.weight"].clone();
-  EXPECT_THAT(
-      [&] { load_hf_weights(model, saved.folder.path()); },
-      ::testing::ThrowsMessage<c10::Error>(::testing::AllOf(
-          ::testing::HasSubstr("missing: model.layers.2."), ::testing::HasSubstr(", and 2 more"),
-          ::testing::HasSubstr("of other sizes: model.layers.0.mlp.gate_proj.weight"))));
+  EXPECT_THAT([&] { load_hf_weights(model, saved.folder.path()); },
+              ::testing::ThrowsMessage<c10::Error>(::testing::AllOf(
+                  ::testing::HasSubstr("missing: model.layers.2."), ::testing::HasSubstr(", and 2 more"),
+                  ::testing::HasSubstr("of other sizes: model.layers.0.mlp.gate_proj.weight"))));
   EXPECT_TRUE(at::equal(model.named_parameters()["model.embed_tokens.weight"], before));
 }
 

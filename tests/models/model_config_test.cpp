@@ -26,15 +26,13 @@ using testing::ThrowsMessage;
 class HfFolder {
  public:
   explicit HfFolder(const std::string& model_type, const std::string& fields) {
-    path_ = std::filesystem::path(testing::TempDir()) /
-            ("megashard_" + model_type + std::to_string(++count));
+    path_ = std::filesystem::path(testing::TempDir()) / ("megashard_" + model_type + std::to_string(++count));
     std::filesystem::create_directories(path_);
-    std::ofstream(path_ / "config.json")
-        << R"({"model_type": ")" << model_type
-        << R"(", "hidden_size": 64, "intermediate_size": 96, "vocab_size": 1000,
+    std::ofstream(path_ / "config.json") << R"({"model_type": ")" << model_type
+                                         << R"(", "hidden_size": 64, "intermediate_size": 96, "vocab_size": 1000,
             "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-05,
             "max_position_embeddings": 4096, "tie_word_embeddings": true )"
-        << fields << "}";
+                                         << fields << "}";
   }
   ~HfFolder() { std::filesystem::remove_all(path_); }
   const std::filesystem::path& path() const { return path_; }
@@ -47,11 +45,9 @@ class HfFolder {
 
 TEST(HfConfig, FamiliesDiffer) {
   const auto llama =
-      HfFolder("llama", R"(, "attention_bias": true, "initializer_range": 0.04, "pad_token_id": 2)")
-          .config();
+      HfFolder("llama", R"(, "attention_bias": true, "initializer_range": 0.04, "pad_token_id": 2)").config();
   EXPECT_EQ(llama.names.layer, "LlamaDecoderLayer");
-  EXPECT_TRUE(llama.qkv_bias && llama.attention_out_bias && llama.tie_word_embeddings &&
-              !llama.qk_norm);
+  EXPECT_TRUE(llama.qkv_bias && llama.attention_out_bias && llama.tie_word_embeddings && !llama.qk_norm);
   EXPECT_EQ(llama.head_dim, 16);
   EXPECT_EQ(llama.init_std, 0.04);
   EXPECT_THAT(llama.pad_token_id, Optional(2));
@@ -64,15 +60,13 @@ TEST(HfConfig, FamiliesDiffer) {
 
 TEST(HfConfig, BothSpellingsOfRope) {
   const auto old =
-      HfFolder("llama", R"(, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0})")
-          .config();
+      HfFolder("llama", R"(, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0})").config();
   EXPECT_EQ(old.rotary.theta, 5e5);
   EXPECT_EQ(old.rotary.kind, RotaryConfig::Kind::kLinear);
-  const auto now =
-      HfFolder("llama",
-               R"(, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8,
+  const auto now = HfFolder("llama",
+                            R"(, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8,
       "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 1024})")
-          .config();
+                       .config();
   EXPECT_EQ(now.rotary.theta, 5e5);
   EXPECT_EQ(now.rotary.kind, RotaryConfig::Kind::kLlama3);
   EXPECT_EQ(now.rotary.factor, 8);
@@ -81,21 +75,16 @@ TEST(HfConfig, BothSpellingsOfRope) {
 
 TEST(HfConfig, WhatIsNotComputedIsRefused) {
   const auto refused = [](const char* type, const char* fields, const char* sentence) {
-    EXPECT_THAT([&] { HfFolder(type, fields).config(); },
-                ThrowsMessage<c10::Error>(HasSubstr(sentence)));
+    EXPECT_THAT([&] { HfFolder(type, fields).config(); }, ThrowsMessage<c10::Error>(HasSubstr(sentence)));
   };
-  refused(
-      "mamba", "",
-      "model_type mamba is not supported; known are: llama, qwen2, qwen2_5_vl, qwen3, qwen3_moe");
-  refused("llama", R"(, "rope_scaling": {"rope_type": "yarn", "factor": 2})",
-          "rope_type yarn is not supported");
+  refused("mamba", "", "model_type mamba is not supported; known are: llama, qwen2, qwen2_5_vl, qwen3, qwen3_moe");
+  refused("llama", R"(, "rope_scaling": {"rope_type": "yarn", "factor": 2})", "rope_type yarn is not supported");
   refused("llama", R"(, "hidden_act": "mish")", "hidden_act mish is not supported");
   refused("llama", R"(, "head_dim": "four")", "head_dim has an unexpected type");
   refused("llama", R"(, "quantization_config": {"quant_method": "gptq"})",
           "the weights are quantised, which cannot be trained here");
   refused("llama", R"(, "model_type": "qwen2")", "has the key \"model_type\" twice");
-  const std::string windows =
-      R"(, "use_sliding_window": true, "sliding_window": 1024, "max_window_layers": )";
+  const std::string windows = R"(, "use_sliding_window": true, "sliding_window": 1024, "max_window_layers": )";
   refused("qwen2", (windows + "2").c_str(), "sliding-window attention is not supported");
   EXPECT_NO_THROW(HfFolder("qwen2", windows + "4").config());  // no layer uses it
   EXPECT_THAT([] { decoder_config_from_hf("/nonexistent"); },
@@ -115,9 +104,8 @@ TEST(Contradiction, NamesFlagAndFile) {
   const auto say = [&](const char* flag, const std::vector<std::string>& words) {
     return contradictions(folder.config(), with_flags(folder.path(), {{flag, words}}));
   };
-  EXPECT_THAT(
-      say("--num-layers", {"5"}),
-      ElementsAre(HasSubstr("--num-layers 5 contradicts the model's config.json, which says 4")));
+  EXPECT_THAT(say("--num-layers", {"5"}),
+              ElementsAre(HasSubstr("--num-layers 5 contradicts the model's config.json, which says 4")));
   EXPECT_THAT(say("--normalization", {"LayerNorm"}), ElementsAre(HasSubstr("which says RMSNorm")));
   EXPECT_THAT(say("--qk-layernorm", {}),
               ElementsAre(HasSubstr("--qk-layernorm (qk_layernorm = True) contradicts the model's "
@@ -141,9 +129,8 @@ TEST(Contradiction, AllAreTold) {
 TEST(Contradiction, NullTokenizerAddsTheEndOfDocuments) {
   const HfFolder folder("llama", "");  // of 1000 tokens
   const auto say = [&](const char* tokenizer, const char* size) {
-    return contradictions(
-        folder.config(),
-        with_flags(folder.path(), {{"--tokenizer-type", {tokenizer}}, {"--vocab-size", {size}}}));
+    return contradictions(folder.config(),
+                          with_flags(folder.path(), {{"--tokenizer-type", {tokenizer}}, {"--vocab-size", {size}}}));
   };
   EXPECT_THAT(say("NullTokenizer", "999"), IsEmpty());
   EXPECT_THAT(say("NullTokenizer", "1000"), IsEmpty());
@@ -156,17 +143,15 @@ TEST(HfModel, SequencesBeyondItsPositionsAreWarnedOf) {
     std::vector<std::string> said;
     const HfFolder folder("llama", fields);
     auto arguments = with_flags(folder.path(), {{"--seq-length", {length}}});
-    take_network_from_hf_model(arguments,
-                               [&](Severity, const std::string& text) { said.push_back(text); });
+    take_network_from_hf_model(arguments, [&](Severity, const std::string& text) { said.push_back(text); });
     return said;
   };
   using testing::ElementsAre;
   using testing::IsEmpty;
   EXPECT_THAT(warnings("", "4096"), IsEmpty());
   EXPECT_THAT(warnings("", "8193"),
-              ElementsAre(testing::AllOf(
-                  HasSubstr("--seq-length 8193 is more than the 4096 positions"),
-                  HasSubstr(R"("rope_scaling": {"rope_type": "linear", "factor": 3.0})"))));
+              ElementsAre(testing::AllOf(HasSubstr("--seq-length 8193 is more than the 4096 positions"),
+                                         HasSubstr(R"("rope_scaling": {"rope_type": "linear", "factor": 3.0})"))));
   const std::string linear = R"(, "rope_scaling": {"rope_type": "linear", "factor": 2.0})";
   EXPECT_THAT(warnings(linear, "8192"), IsEmpty());
   EXPECT_THAT(warnings(linear, "8193"), ElementsAre(HasSubstr("multiply the factor")));
@@ -212,8 +197,7 @@ TEST(DecoderConfig, MegatronsDefaults) {
   EXPECT_EQ(plain.activation, Activation::kGelu);
   EXPECT_EQ(plain.norm, NormKind::kLayerNorm);
   EXPECT_EQ(plain.positions, PositionKind::kLearned);
-  EXPECT_TRUE(plain.qkv_bias && plain.attention_out_bias && plain.mlp_bias &&
-              plain.tie_word_embeddings);
+  EXPECT_TRUE(plain.qkv_bias && plain.attention_out_bias && plain.mlp_bias && plain.tie_word_embeddings);
   EXPECT_EQ(plain.num_kv_heads, 12);
   EXPECT_EQ(plain.hidden_dropout, 0.1);
   EXPECT_DOUBLE_EQ(plain.output_init_scale, 0.5);
@@ -223,8 +207,7 @@ TEST(DecoderConfig, MegatronsDefaults) {
   EXPECT_FALSE(decoder_config_from_flags(arguments).qkv_bias);
   arguments.num_attention_heads = 7;
   EXPECT_THAT([&] { decoder_config_from_flags(arguments); },
-              ThrowsMessage<UsageError>(
-                  HasSubstr("--hidden-size 768 is not divisible by --num-attention-heads 7")));
+              ThrowsMessage<UsageError>(HasSubstr("--hidden-size 768 is not divisible by --num-attention-heads 7")));
   arguments.hidden_size = std::nullopt;
   EXPECT_THAT([&] { decoder_config_from_flags(arguments); },
               ThrowsMessage<UsageError>(HasSubstr("--hidden-size is missing")));

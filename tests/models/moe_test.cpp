@@ -12,6 +12,7 @@
 #include "framework/modules/wrap_policy.h"
 #include "models/decoder_model.h"
 #include "models/layers/lora.h"
+#include "parallel/fsdp/detail/fsdp_state.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "tests/support/diagnostics.h"
 #include "tests/support/message_of.h"
@@ -43,8 +44,7 @@ DecoderConfig moe_config(const nlohmann::ordered_json& changes = {}) {
   return decoder_config_from_hf(json, "config.json");
 }
 
-std::shared_ptr<DecoderModel> make_moe(const nlohmann::ordered_json& changes = {}, int parts = 1,
-                                       int part = 0) {
+std::shared_ptr<DecoderModel> make_moe(const nlohmann::ordered_json& changes = {}, int parts = 1, int part = 0) {
   auto config = moe_config(changes);
   config.moe.parts = parts;
   config.moe.part = part;
@@ -78,8 +78,8 @@ const nlohmann::ordered_json kBalanced = {
 /// `length` for one sequence of it, which the ranks share.
 Trained train(const ProcessGroupPtr& world, int ranks, const Fsdp2Config* config = nullptr,
               const ActivationPlan& plan = {}, int parts = 1, int64_t length = 0) {
-  const auto model = make_moe(length > 0 ? kBalanced : nlohmann::ordered_json(), parts,
-                              world ? world->rank() % parts : 0);
+  const auto model =
+      make_moe(length > 0 ? kBalanced : nlohmann::ordered_json(), parts, world ? world->rank() % parts : 0);
   CollectedDiagnostics told;
   const bool sharded = config != nullptr;
   if (sharded) {
@@ -122,8 +122,7 @@ Trained train(const ProcessGroupPtr& world, int ranks, const Fsdp2Config* config
   return trained;
 }
 
-void expect_rows_of(const std::map<std::string, at::Tensor>& rows,
-                    const std::map<std::string, at::Tensor>& wholes,
+void expect_rows_of(const std::map<std::string, at::Tensor>& rows, const std::map<std::string, at::Tensor>& wholes,
                     const std::map<std::string, int64_t>& offsets, const std::string& what) {
   // fp32 sums over tokens and ranks in another order, of values of about 1, and a step in between.
   // Experts' gradients are 1e-3 to 1e-2: a wrong factor shows.
@@ -147,8 +146,7 @@ TEST(Moe, TwoRanksTrainAsOneWhateverIsAUnit) {
   };
   // As ROLL's files name them: each expert, which a dense layer's MLP is too, or those of a block.
   const auto by_class = [](const std::string& experts) {
-    return WrapPolicy{.layer_classes = {{"Qwen3MoeAttention", "Qwen3MoeSparseMoeBlock"}},
-                      .expert_classes = {experts}};
+    return WrapPolicy{.layer_classes = {{"Qwen3MoeAttention", "Qwen3MoeSparseMoeBlock"}}, .expert_classes = {experts}};
   };
   const std::string layers = "model.layers.{*}", experts = "model.layers.{0,2}.mlp.experts.{*}";
   const std::vector<Case> cases = {{{layers}, 0, {}},
@@ -196,8 +194,7 @@ TEST(Moe, RanksWithDifferentExpertsTrainAsOne) {
         config.moe_modules = {"model.layers.{0,2}.mlp.experts"};
         if (units == 1) config.sub_modules_to_wrap->push_back(experts);
         if (units == 2)
-          config.wrap_policy = {.layer_classes = {{"Qwen3MoeSparseMoeBlock"}},
-                                .expert_classes = {"Qwen3MoeExperts"}};
+          config.wrap_policy = {.layer_classes = {{"Qwen3MoeSparseMoeBlock"}}, .expert_classes = {"Qwen3MoeExperts"}};
         config.num_to_forward_prefetch = units == 1;
         const ActivationPlan plan{.recompute = std::vector<std::string>(units == 1, "layer")};
         const Trained ours = train(world, ranks, &config, plan, /*parts=*/2);
@@ -239,8 +236,7 @@ TEST(Moe, ModulesOfExpertsAreAllOfThem) {
       config.moe_modules = {name};
       CollectedDiagnostics told;
       make_moe({}, parts, world->rank() % parts)
-          ->FSDP2Mixin::fully_shard(
-              {.process_group = world, .config = config, .sink = told.sink()});
+          ->FSDP2Mixin::fully_shard({.process_group = world, .config = config, .sink = told.sink()});
       return told.text();
     };
     EXPECT_THAT(usage_error([&] { shard("model.layers.{0}.mlp.experts", 2); }),

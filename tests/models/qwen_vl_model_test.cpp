@@ -35,8 +35,7 @@ ModelInput picture_and_text() {
   input.tokens = at::randint(0, 50, {2, 9}, generator, whole_numbers);
   input.labels = at::randint(0, 60, {2, 9}, generator, whole_numbers);
   input.tokens[0].narrow(0, 2, 3).fill_(kImage);
-  input.extra["image_grid_thw"] =
-      at::tensor({int64_t{1}, int64_t{6}, int64_t{2}}, whole_numbers).view({1, 3});
+  input.extra["image_grid_thw"] = at::tensor({int64_t{1}, int64_t{6}, int64_t{2}}, whole_numbers).view({1, 3});
   input.extra["pixel_values"] =
       at::randn({12, 3 * 2 * 2 * 2}, generator, at::TensorOptions(at::kFloat).device(at::kCPU));
   return input;
@@ -65,11 +64,9 @@ void expect_rows_of(const torch::nn::Module& model, const Gradients& wanted) {
     const auto& grad = item.value().grad();
     ASSERT_EQ(grad.defined(), item.value().requires_grad()) << item.key();
     if (!grad.defined() || grad.numel() == 0) continue;
-    const auto want =
-        wanted.at(item.key()).narrow(0, piece.offsets[0], grad.size(0)).to(grad.device());
+    const auto want = wanted.at(item.key()).narrow(0, piece.offsets[0], grad.size(0)).to(grad.device());
     // Sums of two ranks round in another order than one batch's.
-    EXPECT_LE((grad - want).abs().max().item<double>(),
-              2e-6 * std::max(1.0, want.abs().max().item<double>()))
+    EXPECT_LE((grad - want).abs().max().item<double>(), 2e-6 * std::max(1.0, want.abs().max().item<double>()))
         << item.key();
   }
 }
@@ -166,33 +163,27 @@ TEST(QwenVlModel, PublishedNamesOfTheFirstFamilyOnly) {
   EXPECT_EQ(old->published_name("model.visual.merger.ln_q.weight"), "visual.merger.ln_q.weight");
   EXPECT_EQ(old->published_name("model.language_model.norm.weight"), "model.norm.weight");
   EXPECT_EQ(old->published_name("lm_head.weight"), "lm_head.weight");
-  EXPECT_EQ(later->published_name("model.visual.merger.norm.weight"),
-            "model.visual.merger.norm.weight");
+  EXPECT_EQ(later->published_name("model.visual.merger.norm.weight"), "model.visual.merger.norm.weight");
 }
 
 TEST(QwenVlModel, WrongPicturesAreASentence) {
   const auto model = make_vl("qwen2_5_vl");
-  const auto refuses = [&](const std::string& sentence,
-                           const std::function<void(ModelInput&)>& spoil) {
+  const auto refuses = [&](const std::string& sentence, const std::function<void(ModelInput&)>& spoil) {
     auto input = picture_and_text();
     spoil(input);
     EXPECT_THAT([&] { (*model)(input); }, ThrowsMessage<c10::Error>(HasSubstr(sentence)));
   };
-  refuses(
-      "image 0 of image_grid_thw has 3 features, but only 2 tokens 50 stand for it in row 0 at 2",
-      [](ModelInput& input) { input.tokens[0][4] = 1; });
-  refuses(
-      "row 0 has a place for a further image (token 50) at 5, but image_grid_thw describes no more",
-      [](ModelInput& input) { input.tokens[0][5] = kImage; });
+  refuses("image 0 of image_grid_thw has 3 features, but only 2 tokens 50 stand for it in row 0 at 2",
+          [](ModelInput& input) { input.tokens[0][4] = 1; });
+  refuses("row 0 has a place for a further image (token 50) at 5, but image_grid_thw describes no more",
+          [](ModelInput& input) { input.tokens[0][5] = kImage; });
   refuses("image_grid_thw describes 1 image parts, but the tokens have places (50) for 0",
           [](ModelInput& input) { input.tokens.fill_(1); });
-  refuses(
-      "image_grid_thw[0] is [1, 4, 3]: all must be positive, and rows and columns of patches "
-      "multiples of the model's merge size 2",
-      [](ModelInput& input) {
-        input.extra["image_grid_thw"] =
-            at::tensor({int64_t{1}, int64_t{4}, int64_t{3}}).view({1, 3});
-      });
+  refuses("image_grid_thw[0] is [1, 4, 3]: all must be positive, and rows and columns of patches "
+          "multiples of the model's merge size 2",
+          [](ModelInput& input) {
+            input.extra["image_grid_thw"] = at::tensor({int64_t{1}, int64_t{4}, int64_t{3}}).view({1, 3});
+          });
   refuses("pixel_values [12, 24] must be [16, 24]", [](ModelInput& input) {
     input.extra["image_grid_thw"] = at::tensor({int64_t{1}, int64_t{8}, int64_t{2}}).view({1, 3});
   });
@@ -204,8 +195,7 @@ TEST(VisionPlan, SegmentsOfALengthLieTogether) {
   const auto config = small_vl("qwen2_5_vl").vision;  // windows of 2 x 2 units
   // 3 x 2 units: windows of 4 and 2; two frames of 1 x 3: windows of 2 and 1 each.
   const auto plan = plan_vision(
-      config, at::tensor({int64_t{1}, int64_t{6}, int64_t{4}, int64_t{2}, int64_t{2}, int64_t{6}})
-                  .view({2, 3}));
+      config, at::tensor({int64_t{1}, int64_t{6}, int64_t{4}, int64_t{2}, int64_t{2}, int64_t{6}}).view({2, 3}));
   ASSERT_EQ(plan.windows.runs.size(), 3U);
   EXPECT_EQ(plan.windows.runs[0].length, 4);
   EXPECT_EQ(plan.windows.runs[0].count, 2);

@@ -124,9 +124,7 @@ TEST(TiledMlp, ASecondDerivativeIsRefused) {
   const auto mlp = mlp_of(2);
   auto input = at::randn({1, 4, 32}).requires_grad_();
   const auto out = mlp->forward(input).sum();
-  EXPECT_THAT(message_of([&] {
-                out.backward(/*gradient=*/{}, /*retain_graph=*/true, /*create_graph=*/true);
-              }),
+  EXPECT_THAT(message_of([&] { out.backward(/*gradient=*/{}, /*retain_graph=*/true, /*create_graph=*/true); }),
               HasSubstr("a tiled MLP has no second derivative"));
 }
 

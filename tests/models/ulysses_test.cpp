@@ -100,8 +100,7 @@ LossAndGradients of_decoder(int64_t kv_heads, const ModelInput& whole) {
 }
 
 /// `got` on each rank of a sequence against one rank's. Collective.
-void expect_same(const LossAndGradients& got, const LossAndGradients& expected,
-                 const SequenceShard& shard) {
+void expect_same(const LossAndGradients& got, const LossAndGradients& expected, const SequenceShard& shard) {
   // Other shapes take other kernels: as PyTorch's own fp32 tests, 1.3e-6 relative.
   const auto here = got.losses.device();
   EXPECT_TRUE(got.losses.allclose(shard.rows_of(expected.losses, 1).to(here), 1.3e-6, 1e-6));
@@ -125,8 +124,8 @@ TEST(Ulysses, LossesAndGradientsAreThoseOfOneRank) {
       const auto at = at::arange(length, on_host);
       const auto causal = at.unsqueeze(1).ge(at.unsqueeze(0));
       const auto document = at.div(5, "floor");
-      whole.attention_mask = causal.logical_and(document.unsqueeze(1).eq(document.unsqueeze(0)))
-                                 .view({1, 1, length, length});
+      whole.attention_mask =
+          causal.logical_and(document.unsqueeze(1).eq(document.unsqueeze(0))).view({1, 1, length, length});
     }
     const auto expected = of_decoder(kv_heads, whole);
     run_ranks(ranks, [&, kv_heads = kv_heads](const ProcessGroupPtr& world) {
@@ -164,14 +163,12 @@ ModelInput pictures_over_borders(int64_t length = 13) {
 }
 
 class UlyssesOfPictures : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(All, UlyssesOfPictures,
-                         ::testing::Values("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"));
+INSTANTIATE_TEST_SUITE_P(All, UlyssesOfPictures, ::testing::Values("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"));
 
 TEST_P(UlyssesOfPictures, LossesAndGradientsAreThoseOfOneRank) {
   using Patches = std::vector<int64_t>;
-  for (const auto& [length, ranks, patches] : {std::tuple{13, 2, Patches{36, 24}},
-                                               {13, 4, Patches{12, 36, 16, 0}},
-                                               {9, 4, Patches{12, 28, 24, 0}}}) {
+  for (const auto& [length, ranks, patches] :
+       {std::tuple{13, 2, Patches{36, 24}}, {13, 4, Patches{12, 36, 16, 0}}, {9, 4, Patches{12, 28, 24, 0}}}) {
     // There the other two suffice, of two ranks and of four: all of them take too long.
     if (testing::on_simulated_device() && length == 13 && ranks == 4) continue;
     SCOPED_TRACE(c10::str(length, " tokens on ", ranks, " ranks"));
@@ -199,16 +196,14 @@ TEST(Ulysses, PicturesArePlacedInWholeSequences) {
     input.sequence = {world, input.tokens.size(1)};
     input.tokens = input.sequence.rows_of(input.tokens, 1);
     const auto model = testing::make_vl("qwen3_vl");
-    EXPECT_THAT(message_of([&] { model->prepare(input); }),
-                HasSubstr("of 13 tokens here, and got"));
+    EXPECT_THAT(message_of([&] { model->prepare(input); }), HasSubstr("of 13 tokens here, and got"));
   });
 }
 
 TEST(Ulysses, HeadsThatRanksCannotShareAreNamed) {
   DecoderModel model(grouped_network(4));
-  EXPECT_THAT(
-      message_of([&] { model.check_sequence_ranks(3); }),
-      HasSubstr("GPTModel has 4 attention heads, which 3 ranks of a sequence cannot share evenly"));
+  EXPECT_THAT(message_of([&] { model.check_sequence_ranks(3); }),
+              HasSubstr("GPTModel has 4 attention heads, which 3 ranks of a sequence cannot share evenly"));
   EXPECT_THAT(message_of([] { testing::make_vl("qwen2_5_vl")->check_sequence_ranks(3); }),
               HasSubstr("Qwen2_5_VLForConditionalGeneration has 4 attention heads, which 3 ranks"));
   EXPECT_THAT(message_of([] { check_ulysses_heads("M", 12, 3, 2); }),

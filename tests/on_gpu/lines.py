@@ -17,7 +17,7 @@ KEPT_OUTPUT = 200_000  # characters of a line's output in the log
 
 
 class Failure(Exception):
-    """A line ended well and still shows something wrong; the text is one sentence."""
+    """A line ended well and still shows something wrong; the text is one message."""
 
 
 @dataclasses.dataclass

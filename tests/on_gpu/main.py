@@ -78,7 +78,7 @@ def main():
         return
     wrong = list(machine.mistakes())
     if wrong:
-        sys.exit("\n".join(f"tests/gpu: {sentence}" for sentence in wrong))
+        sys.exit("\n".join(f"tests/gpu: {message}" for message in wrong))
     if args.pack:
         pack.lay(args.pack)
         return

@@ -1,12 +1,12 @@
 // Parameters that choose what travels in their group's all-gather.
 
-#include "parallel/fsdp/all_gather_extension.h"
+#include "parallel/fsdp/custom_comm.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <torch/optim/sgd.h>
 
-#include "parallel/copies/float8_all_gather.h"
+#include "parallel/fsdp/float8_all_gather.h"
 #include "tests/support/formula.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
@@ -31,22 +31,19 @@ class Halves final : public AllGatherExtension {
     const int64_t numel = c10::multiply_integers(shape.chunk_sizes);
     return {{at::kShort, numel}, {at::kBFloat16, numel}};
   }
-  void pack(const GatherShape&, const at::Tensor& rows,
-            at::ArrayRef<at::Tensor> payloads) override {
+  void pack(const GatherShape&, const at::Tensor& rows, at::ArrayRef<at::Tensor> payloads) override {
     rows_sizes = rows.sizes().vec();
     payload_numel = payloads[0].numel();
     const at::Tensor halves = rows.reshape({-1}).view(at::kShort).view({-1, 2});
     payloads[0].narrow(0, 0, rows.numel()).copy_(halves.select(1, 0));
     payloads[1].view(at::kShort).narrow(0, 0, rows.numel()).copy_(halves.select(1, 1));
   }
-  void unpack(const GatherShape& shape, at::ArrayRef<at::Tensor> payloads,
-              const at::Tensor& whole) override {
+  void unpack(const GatherShape& shape, at::ArrayRef<at::Tensor> payloads, const at::Tensor& whole) override {
     for (int rank = 0; rank < shape.ranks; ++rank) {
       const at::Tensor part = part_of(whole, shape, rank);
       const at::Tensor rows = at::empty({part.numel(), 2}, at::kShort);
       for (int half : {0, 1}) {
-        rows.select(1, half).copy_(
-            payloads[half][rank].view(at::kShort).narrow(0, 0, part.numel()));
+        rows.select(1, half).copy_(payloads[half][rank].view(at::kShort).narrow(0, 0, part.numel()));
       }
       part.copy_(rows.view({-1}).view(at::kFloat).view(part.sizes()));
     }
@@ -63,12 +60,10 @@ class InBFloat16 final : public AllGatherExtension {
   std::vector<Payload> payloads(const GatherShape& shape) override {
     return {{at::kBFloat16, c10::multiply_integers(shape.chunk_sizes)}};
   }
-  void pack(const GatherShape&, const at::Tensor& rows,
-            at::ArrayRef<at::Tensor> payloads) override {
+  void pack(const GatherShape&, const at::Tensor& rows, at::ArrayRef<at::Tensor> payloads) override {
     payloads[0].narrow(0, 0, rows.numel()).copy_(rows.reshape({-1}));
   }
-  void unpack(const GatherShape& shape, at::ArrayRef<at::Tensor> payloads,
-              const at::Tensor& whole) override {
+  void unpack(const GatherShape& shape, at::ArrayRef<at::Tensor> payloads, const at::Tensor& whole) override {
     for (int rank = 0; rank < shape.ranks; ++rank) {
       const at::Tensor part = part_of(whole, shape, rank);
       part.copy_(payloads[0][rank].narrow(0, 0, part.numel()).view(part.sizes()));
@@ -187,10 +182,10 @@ TEST(FullyShardExtensions, test_all_gather_extensions_monkey_patch) {
 TEST(FullyShardExtensions, test_all_gather_extension_outer_size_stride) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
     FullyShardOptions options = resharding(world);
-    options.shard_dim = [](const at::Tensor& parameter) { return parameter.size(1) == 8; };
-    const Body body = [](const Weights& w, at::Tensor x) {
-      return at::linear(at::linear(x, w[0]), w[1]);
+    options.shard_placement_fn = [](const at::Tensor& parameter) {
+      return ShardPlacement{.dim = parameter.size(1) == 8 ? 1 : 0};
     };
+    const Body body = [](const Weights& w, at::Tensor x) { return at::linear(at::linear(x, w[0]), w[1]); };
     Twins twins({{5, 8}, {3, 5}}, body, options);  // columns even, rows 1, 1, 1 and 0
     std::vector<std::shared_ptr<Halves>> extensions;
     for (const auto& w : twins.unit.w) {
@@ -213,8 +208,8 @@ TEST(FullyShardExtensions, test_all_gather_extension_outer_size_stride) {
 
 TEST(FullyShardExtensions, test_all_gather_extension_hsdp_mesh) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
-    const auto mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2},
-                                                   std::vector<std::string>{"replicate", "shard"});
+    const auto mesh =
+        std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, std::vector<std::string>{"replicate", "shard"});
     Twins twins({{5, 6}}, linear, {.mesh = mesh, .reshard_after_forward = true});
     const auto extension = std::make_shared<Halves>();
     set_all_gather_extension(twins.unit.w[0], extension);
@@ -238,8 +233,7 @@ TEST(FullyShardExtensions, Float8AndPlainParametersTravelInOneAllGather) {
     const at::Tensor x = fixed({4, 7}, 3);
     unit.forward(x);
     set_all_gather_extension(unit.w[0], std::make_shared<Float8AllGather>());
-    EXPECT_TRUE(
-        at::equal(unit.forward(x), affine({through_float8(whole[0], 2, at::kFloat), whole[1]}, x)));
+    EXPECT_TRUE(at::equal(unit.forward(x), affine({through_float8(whole[0], 2, at::kFloat), whole[1]}, x)));
     ASSERT_EQ(calls.size(), 2U);
     for (const auto& call : calls) {
       EXPECT_EQ(call.operation, "all_gather");
@@ -254,13 +248,12 @@ TEST(FullyShardExtensions, Float8TravelsAlongAnyDimensionAndOnOneRank) {
   for (const int ranks : {1, 2}) {
     run_ranks(ranks, [ranks](const ProcessGroupPtr& world) {
       FullyShardOptions options = resharding(world);
-      options.shard_dim = [](const at::Tensor&) { return 1; };
+      options.shard_placement_fn = [](const at::Tensor&) { return ShardPlacement{.dim = 1}; };
       Formula unit({{3, 8}}, linear);
       const at::Tensor whole = unit.w[0].detach().clone();
       fully_shard(unit, options);
       set_all_gather_extension(unit.w[0], std::make_shared<Float8AllGather>());
-      const at::Tensor by_columns =
-          through_float8(whole.t().contiguous(), ranks, at::kFloat).t().contiguous();
+      const at::Tensor by_columns = through_float8(whole.t().contiguous(), ranks, at::kFloat).t().contiguous();
       const at::Tensor x = fixed({4, 8}, 3);
       EXPECT_TRUE(at::equal(unit.forward(x), at::linear(x, by_columns)));
     });
@@ -271,9 +264,7 @@ TEST(FullyShardInit, test_mixed_dtypes_no_grad_param) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     std::vector<CollectiveCall> calls;
     FullyShardOptions options{.mesh = recording_mesh(world, {2}, {"shard"}, calls)};
-    const Body body = [](const Weights& w, at::Tensor x) {
-      return at::linear(x, w[0] * w[1].to(at::kFloat));
-    };
+    const Body body = [](const Weights& w, at::Tensor x) { return at::linear(x, w[0] * w[1].to(at::kFloat)); };
     FormulaImpl plain({{5, 6}, {5, 6}}, body);
     Formula unit({{5, 6}, {5, 6}}, body);
     for (FormulaImpl* each : {&plain, static_cast<FormulaImpl*>(&unit)}) {

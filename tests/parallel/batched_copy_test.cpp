@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "parallel/cuda/copy_table.h"
+#include "parallel/copies/copy_table.h"
 #include "tests/parallel/copies.h"
 
 namespace megashard::testing {
@@ -21,15 +21,13 @@ void expect_kernel_does_as_its_twin(const std::vector<CopyCase>& cases) {
   CopyBuffers by_loops(cases), by_threads(cases);
   copy_batch(by_loops.copies(), c10::kCPU);
   run_threads(by_threads.copies());
-  for (size_t i = 0; i < cases.size(); ++i)
-    ASSERT_EQ(by_threads.to_bytes(i), by_loops.to_bytes(i)) << cases[i];
+  for (size_t i = 0; i < cases.size(); ++i) ASSERT_EQ(by_threads.to_bytes(i), by_loops.to_bytes(i)) << cases[i];
 }
 
 TEST(BatchedCopy, TheKernelDoesAsItsTwinBitForBit) { expect_kernel_does_as_its_twin(copy_cases()); }
 
 TEST(BatchedCopy, RoundsAndPlacesRows) {
-  const std::vector<float> from{1, 1.00390625F, 2, 3,
-                                5};  // the second is half way between two bf16
+  const std::vector<float> from{1, 1.00390625F, 2, 3, 5};  // the second is half way between two bf16
   std::vector<uint16_t> to(9, 0xffff);
   const RowsCopy copy{.from = from.data(),
                       .to = to.data(),
@@ -42,15 +40,13 @@ TEST(BatchedCopy, RoundsAndPlacesRows) {
                       .to_stride = 3,
                       .zero_rest = true};
   copy_batch({&copy, 1}, c10::kCPU);
-  EXPECT_EQ(to, (std::vector<uint16_t>{0x3f80, 0x3f80, 0xffff, 0x4000, 0x4040, 0xffff, 0x40a0, 0,
-                                       0xffff}));
+  EXPECT_EQ(to, (std::vector<uint16_t>{0x3f80, 0x3f80, 0xffff, 0x4000, 0x4040, 0xffff, 0x40a0, 0, 0xffff}));
 }
 
 int launches_of(size_t count) {
   std::vector<uint8_t> bytes(count);
   std::vector<RowsCopy> copies;
-  for (uint8_t& byte : bytes)
-    copies.push_back({.from = &byte, .to = &byte, .row_numel = 1, .numel = 1});
+  for (uint8_t& byte : bytes) copies.push_back({.from = &byte, .to = &byte, .row_numel = 1, .numel = 1});
   int launches = 0;
   make_copy_tables(copies, [&](const CopyTable&) { ++launches; });
   return launches;

@@ -6,7 +6,7 @@
 #include <limits>
 #include <map>
 
-#include "parallel/fsdp/fsdp_state.h"
+#include "parallel/fsdp/detail/fsdp_state.h"
 #include "parallel/fsdp/grad_norm.h"
 #include "tests/support/chain.h"
 #include "tests/support/parity.h"
@@ -21,11 +21,8 @@ namespace {
 
 struct TwoOutputsImpl : torch::nn::Module {
   TwoOutputsImpl()
-      : left(register_parameter("left", fixed({5, 6}, 1))),
-        right(register_parameter("right", fixed({7, 6}, 2))) {}
-  std::pair<at::Tensor, at::Tensor> forward(at::Tensor x) {
-    return {at::linear(x, left), at::linear(x, right)};
-  }
+      : left(register_parameter("left", fixed({5, 6}, 1))), right(register_parameter("right", fixed({7, 6}, 2))) {}
+  std::pair<at::Tensor, at::Tensor> forward(at::Tensor x) { return {at::linear(x, left), at::linear(x, right)}; }
   at::Tensor left, right;
 };
 
@@ -40,8 +37,7 @@ TEST(FullyShardAutograd, test_unused_forward_output) {
         plain.zero_grad();
         model.zero_grad();
         auto loss = [&](const std::pair<at::Tensor, at::Tensor>& outputs) {
-          return step % 2 == 0 ? outputs.first.pow(2).sum()
-                               : outputs.first.sum() + outputs.second.pow(2).sum();
+          return step % 2 == 0 ? outputs.first.pow(2).sum() : outputs.first.sum() + outputs.second.pow(2).sum();
         };
         loss(plain.forward(x)).backward();
         loss(model.forward(x)).backward();
@@ -90,9 +86,7 @@ void expect_container_parity(const ProcessGroupPtr& world, Wrap wrap, Unwrap unw
   struct InContainerImpl : torch::nn::Module {
     InContainerImpl(Wrap given, Unwrap opens)
         : into(given), out_of(opens), w(register_parameter("w", fixed({6, 6}, 3))) {}
-    auto forward(std::invoke_result_t<Wrap, at::Tensor> x) {
-      return into(at::linear(out_of(x), w));
-    }
+    auto forward(std::invoke_result_t<Wrap, at::Tensor> x) { return into(at::linear(out_of(x), w)); }
     Wrap into;
     Unwrap out_of;
     at::Tensor w;
@@ -154,21 +148,17 @@ TEST(FullyShardFrozen, test_train_mixed_requires_grad_per_group) {
       fill_weights(plain);
       copy_weights(plain, model);
       auto freeze = [](const torch::nn::Module& each) {
-        for (const auto& item : each.named_parameters())
-          item.value().set_requires_grad(item.key().ends_with("bias"));
+        for (const auto& item : each.named_parameters()) item.value().set_requires_grad(item.key().ends_with("bias"));
       };
       freeze(plain);
       if (!freeze_after_sharding) freeze(model);
-      shard_stack(model, {.mesh = recording_mesh(world, {2}, {"shard"}, calls),
-                          .reshard_after_forward = true});
+      shard_stack(model, {.mesh = recording_mesh(world, {2}, {"shard"}, calls), .reshard_after_forward = true});
       if (freeze_after_sharding) freeze(model);
       Events events;
-      set_schedule_observer(model, [&](const char* event, const std::string& group) {
-        events.push_back(event + (" " + group));
-      });
+      set_schedule_observer(
+          model, [&](const char* event, const std::string& group) { events.push_back(event + (" " + group)); });
       for (uint64_t step = 0; step < 3; ++step) {
-        const at::Tensor x =
-            fixed({4, 5}, 10 * step + static_cast<uint64_t>(world->rank())).requires_grad_();
+        const at::Tensor x = fixed({4, 5}, 10 * step + static_cast<uint64_t>(world->rank())).requires_grad_();
         plain.zero_grad();
         model.zero_grad();
         plain.forward(x).pow(2).sum().backward();
@@ -204,8 +194,7 @@ TEST(FullyShardFrozen, test_train_mixed_requires_grad_across_groups) {
       chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = reshard});
       // Every second unit is frozen; then a forward without gradients; then all are trained.
       auto freeze_odd = [](Chain& each, bool frozen) {
-        for (size_t i = 1; i < each.units.size(); i += 2)
-          each.units[i]->w[0].set_requires_grad(!frozen);
+        for (size_t i = 1; i < each.units.size(); i += 2) each.units[i]->w[0].set_requires_grad(!frozen);
       };
       for (uint64_t step = 0; step < 6; ++step) {
         const uint64_t seed = 10 * step + static_cast<uint64_t>(world->rank());
@@ -314,11 +303,9 @@ TEST(FullyShardClipGradNorm, test_clip_grad_norm_1d) {
           plain.forward(x).pow(2).sum().backward();
           model.forward(x).pow(2).sum().backward();
           average_gradients(plain, *world);
-          const double expected =
-              torch::nn::utils::clip_grad_norm_(plain.parameters(), kMaxNorm, norm_type);
+          const double expected = torch::nn::utils::clip_grad_norm_(plain.parameters(), kMaxNorm, norm_type);
           calls.clear();
-          const double norm =
-              clip_grad_norm_(model.parameters(), kMaxNorm, norm_type).item<double>();
+          const double norm = clip_grad_norm_(model.parameters(), kMaxNorm, norm_type).item<double>();
           // torch sums squares in fp32, we in fp64.
           EXPECT_NEAR(norm, expected, 1e-5 * expected);
           EXPECT_GT(norm, kMaxNorm);
@@ -326,8 +313,7 @@ TEST(FullyShardClipGradNorm, test_clip_grad_norm_1d) {
           EXPECT_EQ(calls[0].operation, "all_reduce");
           expect_gradients_of(plain, model, 1e-5);
           // And clipped they have the norm that was asked for.
-          EXPECT_NEAR(total_grad_norm(model.parameters(), norm_type).item<double>(), kMaxNorm,
-                      1e-5);
+          EXPECT_NEAR(total_grad_norm(model.parameters(), norm_type).item<double>(), kMaxNorm, 1e-5);
         }
       });
     }

@@ -1,4 +1,4 @@
-// Leading dimensions of experts' weights that are cut as one (shard_leading_dims):
+// Leading dimensions of experts' weights that are cut as one (ShardPlacement::leading_dims):
 // test_fully_shard_block_shard.py. The checkpoint tests are in tests/checkpoint.
 
 #include <ATen/ops/allclose.h>
@@ -6,9 +6,9 @@
 #include <ATen/ops/matmul.h>
 #include <torch/optim/adam.h>
 
-#include "parallel/copies/float8_all_gather.h"
-#include "parallel/fsdp/shard_copies.h"
-#include "parallel/tensor_parallel/tensor_parallel.h"
+#include "parallel/fsdp/detail/shard_geometry.h"
+#include "parallel/fsdp/float8_all_gather.h"
+#include "parallel/tensor_parallel_layout.h"
 #include "tests/support/parity.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"
@@ -18,11 +18,11 @@ namespace megashard::testing {
 namespace {
 
 /// The first two dimensions of [experts, out, in]; all else along its only or first dimension.
-int64_t merge_experts(const at::Tensor& parameter) { return parameter.dim() == 3 ? 2 : 1; }
+ShardPlacement merge_experts(const at::Tensor& parameter) { return {.leading_dims = parameter.dim() == 3 ? 2 : 1}; }
 
 FullyShardOptions by_blocks(const DeviceMeshPtr& mesh) {
   FullyShardOptions options{.mesh = mesh, .reshard_after_forward = true};
-  options.shard_leading_dims = merge_experts;
+  options.shard_placement_fn = merge_experts;
   return options;
 }
 
@@ -42,8 +42,7 @@ TEST(FullyShardBlockShard, test_init) {
       const int64_t ranks = world->size(), rank = world->rank();
       const ShardedTensor up = sharded_view(unit.w[0]);
       EXPECT_EQ(up.global_sizes, kExperts[0]);
-      EXPECT_EQ(up.local.sizes().vec(),
-                ranks == 1 ? kExperts[0] : (std::vector<int64_t>{1, 16 / ranks, 3}));
+      EXPECT_EQ(up.local.sizes().vec(), ranks == 1 ? kExperts[0] : (std::vector<int64_t>{1, 16 / ranks, 3}));
       EXPECT_EQ(up.offsets, (std::vector<int64_t>{rank * 2 / ranks, rank * 16 / ranks % 8, 0}));
       for (size_t i = 0; i < 2; ++i) {  // no rank is without rows, and its rows follow one another
         const at::Tensor rows = plain.w[i].detach().flatten(0, 1).chunk(ranks)[rank];
@@ -62,12 +61,12 @@ TEST(FullyShardBlockShard, test_init) {
              "parameter 'w0' of sizes [3, 4, 2] cannot be sharded along its first 2 dimensions "
              "over 2 ranks");
     auto options = by_blocks(flat_mesh(world));
-    options.shard_leading_dims = [](const at::Tensor&) { return 4; };
+    options.shard_placement_fn = [](const at::Tensor&) { return ShardPlacement{.leading_dims = 4}; };
     contains(message_of([&] { fully_shard(odd, options); }),
-             "shard_leading_dims is 4 for parameter 'w0', which has 3 dimension(s)");
-    options.shard_leading_dims = merge_experts;
-    options.shard_dim = [](const at::Tensor&) { return 1; };
-    contains(message_of([&] { fully_shard(odd, options); }), "shard_dim must give 0");
+             "shard_placement_fn cuts 4 leading dimensions of parameter 'w0', which has 3 dimension(s)");
+    options.shard_placement_fn = merge_experts;
+    options.shard_placement_fn = [](const at::Tensor&) { return ShardPlacement{.dim = 1, .leading_dims = 2}; };
+    contains(message_of([&] { fully_shard(odd, options); }), "must give dim 0");
   });
 }
 
@@ -100,8 +99,7 @@ void train_both(FormulaImpl& plain, Unit& unit, ProcessGroup& world, double tole
 }
 
 TEST(FullyShardBlockShard, test_train_parity) {
-  for (const auto& reshard :
-       {ReshardAfterForward(true), ReshardAfterForward(false), ReshardAfterForward::to(2)}) {
+  for (const auto& reshard : {ReshardAfterForward(true), ReshardAfterForward(false), ReshardAfterForward::to(2)}) {
     run_ranks(4, [&](const ProcessGroupPtr& world) {
       FormulaImpl plain(kExperts, experts);
       Formula unit(kExperts, experts);
@@ -117,9 +115,8 @@ TEST(FullyShardBlockShard, test_train_parity_hsdp) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
     FormulaImpl plain(kExperts, experts);
     Formula unit(kExperts, experts);
-    fully_shard(
-        unit, by_blocks(std::make_shared<DeviceMesh>(
-                  world, std::vector<int>{2, 2}, std::vector<std::string>{"replicate", "shard"})));
+    fully_shard(unit, by_blocks(std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2},
+                                                             std::vector<std::string>{"replicate", "shard"})));
     train_both(plain, unit, *world, 1e-5);  // replicas are added in a second step
   });
 }
@@ -145,7 +142,7 @@ TEST(FullyShardBlockShard, test_no_reorder_copies) {
   EXPECT_TRUE(geometry->even() && geometry->runs == 1);  // the gathered buffer is the whole itself
   const auto joins = [](const ShardGeometry& each) {
     std::vector<RowsCopy> copies;
-    add_join(copies, each, {nullptr, at::kFloat, each.chunk_numel}, nullptr);
+    add_copy_out(copies, each, {nullptr, at::kFloat, each.chunk_numel}, nullptr);
     return copies.size();
   };
   EXPECT_EQ(joins(*geometry), 1);
@@ -174,8 +171,7 @@ TEST(FullyShardBlockShard, test_full_state_dict_broadcast) {
     MetaExperts unit;
     fully_shard(unit, by_blocks(flat_mesh(world)));
     for (size_t i = 0; i < unit.w.size(); ++i) {
-      const at::Tensor whole =
-          world->rank() == 0 ? first.w[i].detach().clone() : at::empty(kExperts[i]);
+      const at::Tensor whole = world->rank() == 0 ? first.w[i].detach().clone() : at::empty(kExperts[i]);
       world->broadcast(whole, 0).wait();
       assign_full_parameter(unit.w[i], whole);
     }
@@ -192,8 +188,7 @@ TEST(FullyShardBlockShard, QuantisedRowsOfExperts) {
     unshard(unit);
     ASSERT_EQ(unit.w[0].sizes(), plain.w[0].sizes());
     // Four bits of mantissa, the leading one included.
-    EXPECT_LE((unit.w[0] - plain.w[0]).abs().max().item<float>(),
-              plain.w[0].abs().max().item<float>() / 16);
+    EXPECT_LE((unit.w[0] - plain.w[0]).abs().max().item<float>(), plain.w[0].abs().max().item<float>() / 16);
   });
 }
 
@@ -201,8 +196,7 @@ TEST(FullyShardBlockShard, QuantisedRowsOfExperts) {
 const Sizes kAllExperts{{4, 6, 3}, {4, 4, 6}, {3}};
 struct ExpertParallel {
   explicit ExpertParallel(const ProcessGroupPtr& world)
-      : mesh(std::make_shared<DeviceMesh>(world, std::vector<int>{4, 2},
-                                          std::vector<std::string>{"fsdp", "ep"})),
+      : mesh(std::make_shared<DeviceMesh>(world, std::vector<int>{4, 2}, std::vector<std::string>{"fsdp", "ep"})),
         ep(mesh->submesh({"ep"})),
         whole(kAllExperts, experts),
         mine({{2, 6, 3}, {2, 4, 6}, {3}}, experts) {
@@ -258,8 +252,7 @@ TEST(FullyShardBlockShardExperts, test_train_parity) {
       }
     }
     for (size_t i = 0; i < 2; ++i) {
-      EXPECT_TRUE(at::allclose(assembled(sharded_view(model.mine.w[i]), *world), model.whole.w[i],
-                               1e-5, 1e-6));
+      EXPECT_TRUE(at::allclose(assembled(sharded_view(model.mine.w[i]), *world), model.whole.w[i], 1e-5, 1e-6));
     }
   });
 }

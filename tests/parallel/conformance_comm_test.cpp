@@ -3,7 +3,7 @@
 
 #include <ostream>
 
-#include "parallel/fsdp/fsdp_state.h"
+#include "parallel/fsdp/detail/fsdp_state.h"
 #include "tests/support/chain.h"
 #include "tests/support/parity.h"
 #include "tests/support/recording_group.h"
@@ -15,8 +15,7 @@ namespace {
 using Calls = std::vector<CollectiveCall>;
 
 int64_t count(const Calls& calls, const std::string& operation) {
-  return std::count_if(calls.begin(), calls.end(),
-                       [&](const auto& call) { return call.operation == operation; });
+  return std::count_if(calls.begin(), calls.end(), [&](const auto& call) { return call.operation == operation; });
 }
 
 const Sizes& odd_sizes() {
@@ -47,14 +46,11 @@ TEST(FullyShardComm, test_all_gather_fp32) {
         // when its gradient is there.
         seen.resize(2 * plain.w.size());
         for (size_t i = 0; i < plain.w.size(); ++i) {
-          unit.w[i].register_hook([&, i](const at::Tensor&) {
-            seen[plain.w.size() + i] = unit.w[i].detach().clone();
-          });
+          unit.w[i].register_hook([&, i](const at::Tensor&) { seen[plain.w.size() + i] = unit.w[i].detach().clone(); });
         }
         loss.backward();
         ASSERT_TRUE(seen.back().defined());
-        for (size_t i = 0; i < seen.size(); ++i)
-          EXPECT_TRUE(at::equal(seen[i], plain.w[i % plain.w.size()])) << i;
+        for (size_t i = 0; i < seen.size(); ++i) EXPECT_TRUE(at::equal(seen[i], plain.w[i % plain.w.size()])) << i;
       }
     });
   }
@@ -107,8 +103,8 @@ struct Counts {
   int64_t forward_gathers, backward_gathers, backward_scatters;
   bool operator==(const Counts&) const = default;
   friend void PrintTo(const Counts& c, std::ostream* out) {
-    *out << c.forward_gathers << " gathers in forward, " << c.backward_gathers << " and "
-         << c.backward_scatters << " reduce-scatters in backward";
+    *out << c.forward_gathers << " gathers in forward, " << c.backward_gathers << " and " << c.backward_scatters
+         << " reduce-scatters in backward";
   }
 };
 
@@ -137,8 +133,7 @@ TEST(FullyShardComm, test_fully_shard_communication_count) {
     run_ranks(4, [&, reshard = reshard, expected = expected](const ProcessGroupPtr& world) {
       Calls calls;
       Chain chain(3);
-      chain.shard(
-          {.mesh = recording_mesh(world, {4}, {"shard"}, calls), .reshard_after_forward = reshard});
+      chain.shard({.mesh = recording_mesh(world, {4}, {"shard"}, calls), .reshard_after_forward = reshard});
       for (int step = 0; step < 2; ++step) EXPECT_EQ(count_pass(chain, calls), expected);
     });
   }
@@ -148,8 +143,7 @@ TEST(FullyShardComm, test_manual_reshard_with_reshard_after_forward_false) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Calls calls;
     Chain chain(3);
-    chain.shard(
-        {.mesh = recording_mesh(world, {2}, {"shard"}, calls), .reshard_after_forward = false});
+    chain.shard({.mesh = recording_mesh(world, {2}, {"shard"}, calls), .reshard_after_forward = false});
     for (int step = 0; step < 2; ++step) {
       EXPECT_EQ(count_pass(chain, calls,
                            [&] {
@@ -183,7 +177,7 @@ TEST(FullyShardComm, test_set_reshard_after_forward) {
 
 Events gathers(std::initializer_list<const char*> names) {
   Events events;
-  for (const char* name : names) events.push_back(std::string("gather ") + name);
+  for (const char* name : names) events.push_back(std::string("unshard ") + name);
   return events;
 }
 
@@ -199,42 +193,36 @@ TEST(FullyShardComm, test_fully_shard_backward_prefetch) {
         const at::Tensor loss = chain.forward();
         EXPECT_EQ(chain.gathers_and_post_backwards(), gathers({"Formula", "a", "b", "c"}));
         chain.backward(loss);
-        Events expected = {
-            "gather Formula", "gather c",        "gather b",        "post_backward c",
-            "gather a",       "post_backward b", "post_backward a", "post_backward Formula"};
+        Events expected = {"unshard Formula", "unshard c",       "unshard b",       "post_backward c",
+                           "unshard a",       "post_backward b", "post_backward a", "post_backward Formula"};
         if (root_is_kept) expected.erase(expected.begin());
         if (reshard.kind == Kind::kNever)
-          expected = {"post_backward c", "post_backward b", "post_backward a",
-                      "post_backward Formula"};
+          expected = {"post_backward c", "post_backward b", "post_backward a", "post_backward Formula"};
         EXPECT_EQ(chain.gathers_and_post_backwards(), expected);
       }
 
       // Two forwards, one after the other's output, and one backward, which walks back through
       // both.
       chain.events.clear();
-      const at::Tensor loss =
-          chain.root.forward(chain.root.forward(fixed({4, 6}, 1).requires_grad_())).sum();
+      const at::Tensor loss = chain.root.forward(chain.root.forward(fixed({4, 6}, 1).requires_grad_())).sum();
       Events twice = gathers({"Formula", "a", "b", "c"});
       if (root_is_kept) {
-        for (const char* name : {"a", "b", "c"}) twice.push_back(std::string("gather ") + name);
+        for (const char* name : {"a", "b", "c"}) twice.push_back(std::string("unshard ") + name);
       } else if (reshard.kind != Kind::kNever) {
-        twice.insert(twice.end(), {"gather Formula", "gather a", "gather b", "gather c"});
+        twice.insert(twice.end(), {"unshard Formula", "unshard a", "unshard b", "unshard c"});
       }
       EXPECT_EQ(chain.gathers_and_post_backwards(), twice);
       chain.backward(loss);
-      const Events gathering = {
-          "gather c",        "gather b",        "post_backward c",      "gather a",
-          "post_backward b", "post_backward a", "post_backward Formula"};
+      const Events gathering = {"unshard c",       "unshard b",       "post_backward c",      "unshard a",
+                                "post_backward b", "post_backward a", "post_backward Formula"};
       Events expected;
-      if (reshard.kind == Kind::kAlways || reshard.kind == Kind::kTo)
-        expected.push_back("gather Formula");
+      if (reshard.kind == Kind::kAlways || reshard.kind == Kind::kTo) expected.push_back("unshard Formula");
       if (reshard.kind == Kind::kNever) {
-        expected = {"post_backward c", "post_backward b", "post_backward a",
-                    "post_backward Formula"};
+        expected = {"post_backward c", "post_backward b", "post_backward a", "post_backward Formula"};
       } else {
         expected.insert(expected.end(), gathering.begin(), gathering.end());
       }
-      expected.push_back("gather Formula");  // freed by the later use, whose backward came first
+      expected.push_back("unshard Formula");  // freed by the later use, whose backward came first
       expected.insert(expected.end(), gathering.begin(), gathering.end());
       EXPECT_EQ(chain.gathers_and_post_backwards(), expected);
       expect_sharded(chain.root);
@@ -261,10 +249,10 @@ TEST(FullyShardComm, test_fully_shard_backward_prefetch) {
       EXPECT_EQ(chain.gathers_and_post_backwards(), gathers({"Formula", "a", "b", "c"}));
       chain.backward(loss);
       EXPECT_EQ(chain.gathers_and_post_backwards(),
-                through_b ? (Events{"gather c", "gather b", "gather a", "post_backward b",
-                                    "post_backward a", "post_backward Formula"})
-                          : (Events{"gather c", "gather b", "post_backward c", "gather a",
-                                    "post_backward a", "post_backward Formula"}));
+                through_b ? (Events{"unshard c", "unshard b", "unshard a", "post_backward b", "post_backward a",
+                                    "post_backward Formula"})
+                          : (Events{"unshard c", "unshard b", "post_backward c", "unshard a", "post_backward a",
+                                    "post_backward Formula"}));
       expect_gradients_of(plain.root, chain.root);
       expect_sharded(chain.root);
     }
@@ -283,18 +271,16 @@ TEST(FullyShardComm, test_set_modules_to_forward_prefetch) {
       }
       for (int step = 0; step < 2; ++step) {
         const at::Tensor loss = chain.forward();
-        EXPECT_EQ(
-            chain.events,
-            ahead == 1
-                ? (Events{"gather Formula", "gather a", "gather b", "release a", "gather c",
-                          "release b", "gather d", "release c", "release d", "release Formula"})
-                : (Events{"gather Formula", "gather a", "gather b", "gather c", "release a",
-                          "gather d", "release b", "release c", "release d", "release Formula"}));
+        EXPECT_EQ(chain.events, ahead == 1
+                                    ? (Events{"unshard Formula", "unshard a", "unshard b", "reshard a", "unshard c",
+                                              "reshard b", "unshard d", "reshard c", "reshard d", "reshard Formula"})
+                                    : (Events{"unshard Formula", "unshard a", "unshard b", "unshard c", "reshard a",
+                                              "unshard d", "reshard b", "reshard c", "reshard d", "reshard Formula"}));
         chain.backward(loss);  // as without lists
-        EXPECT_EQ(chain.gathers_and_post_backwards(),
-                  (Events{"gather Formula", "gather d", "gather c", "post_backward d", "gather b",
-                          "post_backward c", "gather a", "post_backward b", "post_backward a",
-                          "post_backward Formula"}));
+        EXPECT_EQ(
+            chain.gathers_and_post_backwards(),
+            (Events{"unshard Formula", "unshard d", "unshard c", "post_backward d", "unshard b", "post_backward c",
+                    "unshard a", "post_backward b", "post_backward a", "post_backward Formula"}));
       }
     });
   }
@@ -315,13 +301,12 @@ TEST(FullyShardComm, test_set_modules_to_backward_prefetch) {
         EXPECT_EQ(chain.gathers_and_post_backwards(), gathers({"Formula", "a", "b", "c", "d"}));
         chain.backward(loss);
         EXPECT_EQ(chain.gathers_and_post_backwards(),
-                  ahead == 1
-                      ? (Events{"gather Formula", "gather d", "gather c", "post_backward d",
-                                "gather b", "post_backward c", "gather a", "post_backward b",
-                                "post_backward a", "post_backward Formula"})
-                      : (Events{"gather Formula", "gather d", "gather c", "gather b",
-                                "post_backward d", "gather a", "post_backward c", "post_backward b",
-                                "post_backward a", "post_backward Formula"}));
+                  ahead == 1 ? (Events{"unshard Formula", "unshard d", "unshard c", "post_backward d", "unshard b",
+                                       "post_backward c", "unshard a", "post_backward b", "post_backward a",
+                                       "post_backward Formula"})
+                             : (Events{"unshard Formula", "unshard d", "unshard c", "unshard b", "post_backward d",
+                                       "unshard a", "post_backward c", "post_backward b", "post_backward a",
+                                       "post_backward Formula"}));
       }
     });
   }
@@ -341,12 +326,12 @@ TEST(FullyShardComm, test_fully_shard_multi_module_backward_prefetch) {
       chain.root.zero_grad();
       plain.forward().backward();
       const at::Tensor loss = chain.forward();
-      EXPECT_EQ(chain.events, (Events{"gather Formula", "gather a", "release a", "gather c",
-                                      "release c", "gather e", "release e"}));
+      EXPECT_EQ(chain.events, (Events{"unshard Formula", "unshard a", "reshard a", "unshard c", "reshard c",
+                                      "unshard e", "reshard e"}));
       chain.backward(loss);
       EXPECT_EQ(chain.gathers_and_post_backwards(),
-                (Events{"gather e", "gather c", "post_backward e", "gather a", "post_backward c",
-                        "post_backward a", "post_backward Formula"}));
+                (Events{"unshard e", "unshard c", "post_backward e", "unshard a", "post_backward c", "post_backward a",
+                        "post_backward Formula"}));
       expect_gradients_of(plain.root, chain.root);
       expect_sharded(chain.root);
     }
@@ -370,10 +355,9 @@ TEST(FullyShardComm, test_fully_shard_multi_module_unused_module) {
       chain.root.zero_grad();
       plain.forward().backward();
       const at::Tensor loss = chain.forward();
-      EXPECT_EQ(chain.events, (Events{"gather Formula", "gather a", "release a"}));
+      EXPECT_EQ(chain.events, (Events{"unshard Formula", "unshard a", "reshard a"}));
       chain.backward(loss);
-      EXPECT_EQ(chain.gathers_and_post_backwards(),
-                (Events{"gather a", "post_backward a", "post_backward Formula"}));
+      EXPECT_EQ(chain.gathers_and_post_backwards(), (Events{"unshard a", "post_backward a", "post_backward Formula"}));
       expect_gradients_of(plain.root, chain.root);
       EXPECT_FALSE(chain.units[2]->w[0].grad().defined());
       expect_sharded(chain.root);
@@ -450,9 +434,9 @@ TEST(FullyShardComm, test_size1_reduceop) {
     const auto alone = world->subgroup({world->rank()}, "alone");
     // One rank in the dimension that shards: nothing moves, and gradients are what they are.
     Calls calls;
-    const auto mesh = std::make_shared<DeviceMesh>(
-        std::vector<ProcessGroupPtr>{std::make_shared<RecordingGroup>(alone, calls)},
-        std::vector<std::string>{"shard"});
+    const auto mesh =
+        std::make_shared<DeviceMesh>(std::vector<ProcessGroupPtr>{std::make_shared<RecordingGroup>(alone, calls)},
+                                     std::vector<std::string>{"shard"});
     FormulaImpl plain(odd_sizes(), sum_of_squares);
     Formula unit(odd_sizes(), sum_of_squares);
     fully_shard(unit, {.mesh = mesh});

@@ -10,7 +10,7 @@
 #include <map>
 #include <thread>
 
-#include "parallel/fsdp/fsdp_state.h"
+#include "parallel/fsdp/detail/fsdp_state.h"
 #include "tests/support/chain.h"
 #include "tests/support/parity.h"
 #include "tests/support/recording_group.h"
@@ -26,8 +26,7 @@ at::Tensor input_of(uint64_t step, const ProcessGroup& world) {
 }
 
 DeviceMeshPtr two_by_two(const ProcessGroupPtr& world) {
-  return std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2},
-                                      std::vector<std::string>{"replicate", "shard"});
+  return std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, std::vector<std::string>{"replicate", "shard"});
 }
 
 /// Some steps of the plain chain and of the sharded one, bit for bit or within `tolerance`.
@@ -99,24 +98,19 @@ TEST(FullyShardTraining, test_register_fsdp_forward_method) {
     Chain plain, chain;
     auto& encoder = chain.units[0];
     chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = true});
-    const auto encode = [](FormulaImpl& unit, at::Tensor x) {
-      return at::linear(x, unit.w[0]) * 2;
-    };
-    plain.root.body = [&](const Weights& w, at::Tensor x) {
-      return at::linear(encode(*plain.units[0], x), w[0]);
-    };
+    const auto encode = [](FormulaImpl& unit, at::Tensor x) { return at::linear(x, unit.w[0]) * 2; };
+    plain.root.body = [&](const Weights& w, at::Tensor x) { return at::linear(encode(*plain.units[0], x), w[0]); };
     chain.root.body = [&](const Weights& w, at::Tensor x) {
-      const at::Tensor y =
-          encoder->run_as_forward([&](at::Tensor& given) { return encode(*encoder, given); }, x);
+      const at::Tensor y = encoder->run_as_forward([&](at::Tensor& given) { return encode(*encoder, given); }, x);
       return at::linear(y, w[0]);
     };
     expect_chain_parity(plain, chain, *world);
     chain.forward();
-    EXPECT_EQ(chain.gathers_and_post_backwards(), (Events{"gather Formula", "gather a"}));
+    EXPECT_EQ(chain.gathers_and_post_backwards(), (Events{"unshard Formula", "unshard a"}));
     // And on a module that is not under fully_shard it is a plain call.
     Formula free({{6, 6}}, linear);
-    EXPECT_TRUE(at::equal(free.run_as_forward([&](at::Tensor& x) { return x * 2; }, at::ones({2})),
-                          at::full({2}, 2.0)));
+    EXPECT_TRUE(
+        at::equal(free.run_as_forward([&](at::Tensor& x) { return x * 2; }, at::ones({2})), at::full({2}, 2.0)));
   });
 }
 
@@ -141,8 +135,7 @@ TEST(FullyShardTraining, test_share_comm_context) {
     }
     EXPECT_NE(fsdp_state(first.root)->context(), fsdp_state(second.root)->context());
     EXPECT_EQ(fsdp_state(first.root)->context()->comm, fsdp_state(second.root)->context()->comm);
-    EXPECT_EQ(fsdp_state(*first.units[0])->context()->comm,
-              fsdp_state(*second.units[0])->context()->comm);
+    EXPECT_EQ(fsdp_state(*first.units[0])->context()->comm, fsdp_state(*second.units[0])->context()->comm);
     torch::nn::Module* const wrong[] = {&plain_first.root, &first.root};
     contains(message_of([&] { share_comm_context(wrong); }), "is not under fully_shard");
     contains(message_of([&] { share_comm_context(roots); }), "before the first forward");
@@ -165,16 +158,14 @@ TEST(FullyShardComm, test_set_reduce_scatter_divide_factor) {
     double factor;
     std::optional<at::ScalarType> reduce_dtype;
   };
-  const std::vector<Case> cases = {
-      {{4}, 2, {}},          {{4}, 4, {}},    {{4}, 48, {}},       {{2, 2}, 2, {}},
-      {{2, 2}, 16, {}},      {{4, 1}, 8, {}}, {{4}, 8, at::kHalf}, {{4}, 3, at::kBFloat16},
-      {{2, 2}, 8, at::kHalf}};
+  const std::vector<Case> cases = {{{4}, 2, {}},          {{4}, 4, {}},    {{4}, 48, {}},       {{2, 2}, 2, {}},
+                                   {{2, 2}, 16, {}},      {{4, 1}, 8, {}}, {{4}, 8, at::kHalf}, {{4}, 3, at::kBFloat16},
+                                   {{2, 2}, 8, at::kHalf}};
   for (const auto& each : cases) {
     run_ranks(4, [&](const ProcessGroupPtr& world) {
-      const auto mesh = each.mesh.size() == 1
-                            ? flat_mesh(world)
-                            : std::make_shared<DeviceMesh>(
-                                  world, each.mesh, std::vector<std::string>{"replicate", "shard"});
+      const auto mesh = each.mesh.size() == 1 ? flat_mesh(world)
+                                              : std::make_shared<DeviceMesh>(
+                                                    world, each.mesh, std::vector<std::string>{"replicate", "shard"});
       FullyShardOptions options{.mesh = mesh};
       options.mixed_precision.reduce_dtype = each.reduce_dtype;
       FormulaImpl plain(kFactorSizes, weighted_squares);
@@ -189,9 +180,7 @@ TEST(FullyShardComm, test_set_reduce_scatter_divide_factor) {
         w.grad().div_(each.factor);
       }
       // 16 bits on the way: one rounding of each summand and of the sum.
-      const double tolerance = !each.reduce_dtype                    ? 1e-6
-                               : *each.reduce_dtype == at::kBFloat16 ? 2e-2
-                                                                     : 2e-3;
+      const double tolerance = !each.reduce_dtype ? 1e-6 : *each.reduce_dtype == at::kBFloat16 ? 2e-2 : 2e-3;
       expect_gradients_of(plain, unit, tolerance);
     });
   }
@@ -271,8 +260,7 @@ TEST(FullyShardComm, test_fully_shard_force_sum_reduce_scatter) {
       const at::Tensor x = fixed({1}, static_cast<uint64_t>(10 + world->rank()));
       plain.forward(x).backward();
       unit.forward(x).backward();
-      EXPECT_EQ(scatter->operators,
-                (std::vector<ReduceOp>{force ? ReduceOp::kSum : ReduceOp::kAvg}));
+      EXPECT_EQ(scatter->operators, (std::vector<ReduceOp>{force ? ReduceOp::kSum : ReduceOp::kAvg}));
       EXPECT_EQ(scatter->allocations, 2);  // its input and its output
       average_gradients(plain, *world);
       expect_gradients_of(plain, unit);  // two ranks: halving is exact
@@ -337,12 +325,10 @@ TEST(FullyShardComm, test_set_reduce_scatter_max_input_buffers_validation) {
     chain.shard({.mesh = flat_mesh(world)});
     for (const int wrong : {0, -1}) {
       contains(message_of([&] { set_reduce_scatter_max_input_buffers(chain.root, wrong); }),
-               "at least one reduce-scatter input must be allowed in flight, got " +
-                   std::to_string(wrong));
+               "at least one reduce-scatter input must be allowed in flight, got " + std::to_string(wrong));
     }
     FormulaImpl plain({{4, 4}}, linear);
-    contains(message_of([&] { set_reduce_scatter_max_input_buffers(plain, 2); }),
-             "is not under fully_shard");
+    contains(message_of([&] { set_reduce_scatter_max_input_buffers(plain, 2); }), "is not under fully_shard");
   });
 }
 
@@ -362,8 +348,7 @@ TEST(FullyShardComm, test_exception_when_used_together_with_comm_hooks) {
     contains(message_of([&] { set_allocate_memory_from_process_group(*unit, true); }), "custom");
     unit = fresh();
     set_allocate_memory_from_process_group(*unit, true);
-    contains(message_of([&] { set_custom_all_gather(*unit, std::make_shared<NotingAllGather>()); }),
-             "custom");
+    contains(message_of([&] { set_custom_all_gather(*unit, std::make_shared<NotingAllGather>()); }), "custom");
   });
 }
 
@@ -371,8 +356,8 @@ TEST(FullyShardInit, test_custom_hsdp_all_reduce_hook) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
     // Sharded over two ranks, and averaged over the other two by the user's hook: what HSDP does.
     const auto mesh = two_by_two(world);
-    const auto shard_only = std::make_shared<DeviceMesh>(
-        std::vector<ProcessGroupPtr>{mesh->group("shard")}, std::vector<std::string>{"shard"});
+    const auto shard_only = std::make_shared<DeviceMesh>(std::vector<ProcessGroupPtr>{mesh->group("shard")},
+                                                         std::vector<std::string>{"shard"});
     Chain native, hooked;
     native.shard({.mesh = mesh});
     hooked.shard({.mesh = shard_only});
@@ -402,8 +387,7 @@ TEST(FullyShardComm, test_fully_shard_alloc_from_pg) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     std::vector<CollectiveCall> calls;
     Chain plain, chain;
-    chain.shard(
-        {.mesh = recording_mesh(world, {2}, {"shard"}, calls), .reshard_after_forward = true});
+    chain.shard({.mesh = recording_mesh(world, {2}, {"shard"}, calls), .reshard_after_forward = true});
     for (auto& unit : chain.units) set_allocate_memory_from_process_group(*unit, true);
     set_allocate_memory_from_process_group(chain.root, true);
     expect_chain_parity(plain, chain, *world);
@@ -420,8 +404,7 @@ TEST(FullyShardComm, test_fully_shard_symm_mem) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     std::vector<CollectiveCall> calls;
     Chain plain, chain;
-    chain.shard(
-        {.mesh = recording_mesh(world, {2}, {"shard"}, calls), .reshard_after_forward = true});
+    chain.shard({.mesh = recording_mesh(world, {2}, {"shard"}, calls), .reshard_after_forward = true});
     for (auto& unit : chain.units) set_symm_mem_for_comm(*unit, true);
     set_symm_mem_for_comm(chain.root, true);
     expect_chain_parity(plain, chain, *world);
@@ -441,8 +424,7 @@ TEST(FullyShardComm, test_fully_shard_symm_mem) {
     for (auto& unit : chain.units) set_symm_mem_for_comm(*unit, false);
     set_symm_mem_for_comm(chain.root, false);
     chain.forward(7).backward();
-    for (size_t i = before; i < calls.size(); ++i)
-      EXPECT_NE(calls[i].operation, "allocate_symmetric");
+    for (size_t i = before; i < calls.size(); ++i) EXPECT_NE(calls[i].operation, "allocate_symmetric");
   });
 }
 
@@ -454,9 +436,8 @@ TEST(FullyShardInit, test_custom_hook_custom_stream) {
     const auto hook = [](at::Tensor&) {};
     Chain replicated, sharded;
     replicated.shard({.mesh = two_by_two(world)});
-    contains(
-        message_of([&] { set_all_reduce_hook(replicated.root, hook, stream); }),
-        "the all-reduce hook of 'Formula' cannot have a stream of its own: its mesh has replicas");
+    contains(message_of([&] { set_all_reduce_hook(replicated.root, hook, stream); }),
+             "the all-reduce hook of 'Formula' cannot have a stream of its own: its mesh has replicas");
     set_all_reduce_hook(replicated.root, hook);
     sharded.shard({.mesh = flat_mesh(world)});
     set_all_reduce_hook(sharded.root, hook, stream);
@@ -487,11 +468,10 @@ TEST(FullyShardAutograd, test_post_acc_grad_hook_runs) {
     shard_stack(model, {.mesh = flat_mesh(world), .reshard_after_forward = true});
     std::map<std::string, int> runs;
     for (const auto& item : model.named_parameters()) {
-      register_post_accumulate_grad_hook(
-          item.value(), [&runs, name = item.key()](const at::Tensor& parameter) {
-            ++runs[name];
-            EXPECT_EQ(parameter.grad().sizes(), parameter.sizes()) << name;
-          });
+      register_post_accumulate_grad_hook(item.value(), [&runs, name = item.key()](const at::Tensor& parameter) {
+        ++runs[name];
+        EXPECT_EQ(parameter.grad().sizes(), parameter.sizes()) << name;
+      });
     }
     for (int step = 1; step <= 2; ++step) {
       model.forward(fixed({4, 5}, 1)).sum().backward();
@@ -514,13 +494,11 @@ TEST(FullyShardAutograd, test_post_acc_grad_hook_optim_parity) {
     torch::optim::Adam usual(reference.parameters(), options);
     std::vector<std::unique_ptr<torch::optim::Adam>> each_its_own;
     for (const auto& parameter : model.parameters()) {
-      each_its_own.push_back(
-          std::make_unique<torch::optim::Adam>(std::vector<at::Tensor>{parameter}, options));
-      register_post_accumulate_grad_hook(
-          parameter, [optimizer = each_its_own.back().get()](const at::Tensor&) {
-            optimizer->step();
-            optimizer->zero_grad();
-          });
+      each_its_own.push_back(std::make_unique<torch::optim::Adam>(std::vector<at::Tensor>{parameter}, options));
+      register_post_accumulate_grad_hook(parameter, [optimizer = each_its_own.back().get()](const at::Tensor&) {
+        optimizer->step();
+        optimizer->zero_grad();
+      });
     }
     for (uint64_t step = 0; step < 5; ++step) {
       const at::Tensor x = fixed({4, 5}, 10 * step + static_cast<uint64_t>(world->rank()));
@@ -535,9 +513,7 @@ TEST(FullyShardAutograd, test_post_acc_grad_hook_optim_parity) {
     }
     const auto expected = reference.named_parameters();
     for (const auto& item : model.named_parameters()) {
-      EXPECT_TRUE(
-          at::equal(sharded_view(item.value()).local, sharded_view(expected[item.key()]).local))
-          << item.key();
+      EXPECT_TRUE(at::equal(sharded_view(item.value()).local, sharded_view(expected[item.key()]).local)) << item.key();
     }
   });
 }
@@ -592,9 +568,7 @@ TEST(FullyShardExtensions, test_hsdp_train_parity_cpu_offload_eager) {
   }
 }
 
-TEST(FullyShardExtensions, test_hsdp_train_parity_multi_group_unshard_async_op) {
-  expect_hybrid_parity({}, true);
-}
+TEST(FullyShardExtensions, test_hsdp_train_parity_multi_group_unshard_async_op) { expect_hybrid_parity({}, true); }
 
 }  // namespace
 }  // namespace megashard::testing

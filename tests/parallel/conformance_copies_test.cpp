@@ -10,8 +10,8 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
-#include "parallel/cuda/copy_table.h"
-#include "parallel/fsdp/shard_copies.h"
+#include "parallel/copies/copy_table.h"
+#include "parallel/fsdp/detail/shard_geometry.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
 
@@ -25,24 +25,19 @@ struct Packed {
   at::ScalarType dtype;
 };
 
-at::Tensor numbers_of(const Packed& each, uint64_t seed) {
-  return (fixed(each.sizes, seed) * 100).to(each.dtype);
-}
+at::Tensor numbers_of(const Packed& each, uint64_t seed) { return (fixed(each.sizes, seed) * 100).to(each.dtype); }
 
 /// Each rank's padded chunks one after another: [ranks, sum of chunks].
-at::Tensor packed_by_narrow_and_cat(const std::vector<at::Tensor>& wholes,
-                                    const std::vector<Packed>& list, int ranks,
+at::Tensor packed_by_narrow_and_cat(const std::vector<at::Tensor>& wholes, const std::vector<Packed>& list, int ranks,
                                     at::ScalarType dtype) {
   std::vector<at::Tensor> parts;
   for (int rank = 0; rank < ranks; ++rank) {
     std::vector<at::Tensor> chunks;
     for (size_t i = 0; i < list.size(); ++i) {
       const auto range = chunk_range(list[i].sizes[list[i].dim], ranks, rank);
-      const at::Tensor chunk =
-          wholes[i].narrow(list[i].dim, range.offset, range.size).reshape({-1}).to(dtype);
+      const at::Tensor chunk = wholes[i].narrow(list[i].dim, range.offset, range.size).reshape({-1}).to(dtype);
       const ShardGeometry geometry(list[i].sizes, list[i].dim, ranks);
-      chunks.push_back(
-          at::cat({chunk, at::zeros({geometry.chunk_numel - chunk.numel()}, chunk.options())}));
+      chunks.push_back(at::cat({chunk, at::zeros({geometry.chunk_numel - chunk.numel()}, chunk.options())}));
     }
     parts.push_back(at::cat(chunks));
   }
@@ -50,8 +45,8 @@ at::Tensor packed_by_narrow_and_cat(const std::vector<at::Tensor>& wholes,
 }
 
 /// The same by the copies, which are left in `copies`.
-at::Tensor packed_by_copies(const std::vector<at::Tensor>& wholes, const std::vector<Packed>& list,
-                            int ranks, at::ScalarType dtype, std::vector<RowsCopy>& copies) {
+at::Tensor packed_by_copies(const std::vector<at::Tensor>& wholes, const std::vector<Packed>& list, int ranks,
+                            at::ScalarType dtype, std::vector<RowsCopy>& copies) {
   std::vector<ShardGeometry> geometries;
   int64_t stride = 0;
   for (const auto& each : list) {
@@ -62,8 +57,8 @@ at::Tensor packed_by_copies(const std::vector<at::Tensor>& wholes, const std::ve
   auto* first = static_cast<char*>(buffer.data_ptr());
   int64_t offset = 0;
   for (size_t i = 0; i < list.size(); ++i) {
-    add_split(copies, geometries[i], wholes[i].const_data_ptr(), wholes[i].scalar_type(),
-              {first + offset * buffer.element_size(), dtype, stride});
+    add_chunk_cat(copies, geometries[i], wholes[i].const_data_ptr(), wholes[i].scalar_type(),
+                  {first + offset * buffer.element_size(), dtype, stride});
     offset += geometries[i].chunk_numel;
   }
   copy_batch(copies, c10::kCPU);
@@ -86,9 +81,8 @@ void expect_packs(const std::vector<Packed>& list, int ranks, at::ScalarType dty
 
 /// Even, uneven, one row, none; and dimensions other than the first.
 std::vector<Packed> all_kinds(at::ScalarType dtype) {
-  return {{{8, 3}, 0, dtype},    {{5, 2}, 0, dtype},    {{1, 7}, 0, dtype},
-          {{0, 4}, 0, dtype},    {{3, 8}, 1, dtype},    {{9}, 0, dtype},
-          {{2, 4, 5}, 1, dtype}, {{2, 3, 4}, 2, dtype}, {{2, 2, 4, 3}, 2, dtype}};
+  return {{{8, 3}, 0, dtype}, {{5, 2}, 0, dtype},    {{1, 7}, 0, dtype},    {{0, 4}, 0, dtype},      {{3, 8}, 1, dtype},
+          {{9}, 0, dtype},    {{2, 4, 5}, 1, dtype}, {{2, 3, 4}, 2, dtype}, {{2, 2, 4, 3}, 2, dtype}};
 }
 
 TEST(FullyShardPrefixCopy, test_reduce_scatter_preparation) {
@@ -122,13 +116,11 @@ TEST(FullyShardChunkCatMixedDtype, test_kernels) {
 TEST(FullyShardChunkCat, test_numerics) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     for (const int ranks : {1, 2, 3, 5}) {
-      const std::vector<Packed> list{
-          {{6, 2}, 0, dtype}, {{7, 3}, 0, dtype}, {{1}, 0, dtype}, {{4, 2, 2}, 0, dtype}};
+      const std::vector<Packed> list{{{6, 2}, 0, dtype}, {{7, 3}, 0, dtype}, {{1}, 0, dtype}, {{4, 2, 2}, 0, dtype}};
       const auto wholes = wholes_of(list);
       std::vector<RowsCopy> copies;
       const at::Tensor packed = packed_by_copies(wholes, list, ranks, at::kFloat, copies);
-      EXPECT_TRUE(at::equal(packed, at::_chunk_cat(wholes, 0, ranks).to(at::kFloat)))
-          << dtype << " over " << ranks;
+      EXPECT_TRUE(at::equal(packed, at::_chunk_cat(wholes, 0, ranks).to(at::kFloat))) << dtype << " over " << ranks;
     }
   }
 }
@@ -147,8 +139,7 @@ TEST(FullyShardChunkCat, test_invalid_inputs) {
   std::vector<RowsCopy> copies;
   contains(message_of([&] { packed_by_copies(whole, list, 2, at::kFloat, copies); }),
            "cannot convert Int: sharded parameters convert between floating dtypes only");
-  contains(message_of([&] { make_copy_tables(copies, [](const CopyTable&) {}); }),
-           "cannot convert Int");
+  contains(message_of([&] { make_copy_tables(copies, [](const CopyTable&) {}); }), "cannot convert Int");
 }
 
 /// Autograd refuses to use a saved tensor whose version has moved on.
@@ -249,9 +240,8 @@ TEST(FullyShardPrefixCopy, test_legacy_all_gather_input_size) {
           unit.forward(x);  // nothing travels
           continue;
         }
-        contains(message_of([&] { unit.forward(x); }), "the custom all-gather allocated Byte[" +
-                                                           std::to_string(96 + wrong) +
-                                                           "] on ");
+        contains(message_of([&] { unit.forward(x); }),
+                 "the custom all-gather allocated Byte[" + std::to_string(96 + wrong) + "] on ");
       }
     });
   }
@@ -305,7 +295,7 @@ void expect_joins(const Packed& each, int ranks) {
   }
   const at::Tensor joined = at::zeros(each.sizes, each.dtype);
   std::vector<RowsCopy> copies;
-  add_join(copies, geometry, {buffer.data_ptr(), each.dtype, stride}, joined.data_ptr());
+  add_copy_out(copies, geometry, {buffer.data_ptr(), each.dtype, stride}, joined.data_ptr());
   copy_batch(copies, c10::kCPU);
   EXPECT_TRUE(at::equal(joined.view(at::kByte), whole.view(at::kByte)))
       << at::IntArrayRef(each.sizes) << " along " << each.dim << " over " << ranks;

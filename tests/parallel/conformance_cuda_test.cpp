@@ -13,7 +13,8 @@
 #include <filesystem>
 
 #include "parallel/collectives/fake_process_group.h"
-#include "parallel/cuda/cuda_module.h"
+#include "parallel/device/cuda_module.h"
+#include "parallel/fsdp/detail/fsdp_context.h"
 #include "tests/support/chain.h"
 #include "tests/support/default_device.h"
 #include "tests/support/parity.h"
@@ -98,8 +99,7 @@ TEST_P(FullyShardTraining, test_post_optim_event) {
       if (with_event) set_post_optim_event(chain.root, StreamEvent::record(streams.current()));
     }
   }
-  for (size_t step = 0; step < 5; ++step)
-    EXPECT_TRUE(at::equal(losses[0][step], losses[1][step])) << step;
+  for (size_t step = 0; step < 5; ++step) EXPECT_TRUE(at::equal(losses[0][step], losses[1][step])) << step;
 }
 
 /// A graph of what a function enqueued (cuda_graph.cpp).
@@ -127,8 +127,7 @@ class CapturedGraph {
     void* module = dlopen((folder / "libtest_cuda_graph.so").c_str(), RTLD_NOW);
     TORCH_CHECK(module != nullptr, dlerror());
     Calls calls{};
-    calls.capture =
-        reinterpret_cast<decltype(calls.capture)>(dlsym(module, "capture_cuda_graph"));
+    calls.capture = reinterpret_cast<decltype(calls.capture)>(dlsym(module, "capture_cuda_graph"));
     calls.replay = reinterpret_cast<decltype(calls.replay)>(dlsym(module, "replay_cuda_graph"));
     calls.free = reinterpret_cast<decltype(calls.free)>(dlsym(module, "free_cuda_graph"));
     return calls;
@@ -188,8 +187,7 @@ TEST_P(FullyShardInit, test_custom_hook_custom_stream) {
   const auto expected = plain.root.named_parameters();
   for (const auto& item : hooked.root.named_parameters()) {
     // What is added and taken away again rounds.
-    EXPECT_TRUE(at::allclose(item.value().grad(), expected[item.key()].grad() * 2, 1e-3, 1e-3))
-        << item.key();
+    EXPECT_TRUE(at::allclose(item.value().grad(), expected[item.key()].grad() * 2, 1e-3, 1e-3)) << item.key();
   }
 }
 
@@ -235,15 +233,12 @@ TEST_P(FullyShardMemory, test_fully_shard_training_memory) {
       const int64_t states = step == 0 ? 0 : 2 * kSharded;  // Adam's two moments
       reset_peak();
       at::Tensor loss = chain.root.forward(x).sum();
-      EXPECT_LE(most(), states + kSlack +
-                            (reshard ? 3 * kBlock + kBlock + kSharded
-                                     : kSharded + 2 * kSharded + 2 * kBlock))
+      EXPECT_LE(most(),
+                states + kSlack + (reshard ? 3 * kBlock + kBlock + kSharded : kSharded + 2 * kSharded + 2 * kBlock))
           << "forward";
       reset_peak();
       loss.backward();
-      EXPECT_LE(most(),
-                states + kSlack +
-                    (reshard ? 4 * kBlock + kBlock + 2 * kSharded : 4 * kSharded + 3 * kBlock))
+      EXPECT_LE(most(), states + kSlack + (reshard ? 4 * kBlock + kBlock + 2 * kSharded : 4 * kSharded + 3 * kBlock))
           << "backward";
       EXPECT_LE(used(), states + 2 * kSharded + kSlack) << "after backward";
       optimizer.step();

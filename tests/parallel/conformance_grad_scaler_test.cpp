@@ -35,8 +35,7 @@ void expect_scaling(const DeviceMeshPtr& mesh) {
   scaler.update();
   EXPECT_EQ(scaler.scale(), 4);  // one good step of two
 
-  for (const float overflow :
-       {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+  for (const float overflow : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     for (int rank = 0; rank < ranks; ++rank) {  // whoever has the rows; replicas agree
       const double before = scaler.scale();
       scaled_backward(scaler, plain, chain);
@@ -69,8 +68,8 @@ void expect_scaling(const DeviceMeshPtr& mesh) {
 TEST(FullyShardGradScaler, test_gradient_scaler) {
   run_ranks(2, [](const ProcessGroupPtr& world) { expect_scaling(flat_mesh(world)); });
   run_ranks(4, [](const ProcessGroupPtr& world) {
-    expect_scaling(std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2},
-                                                std::vector<std::string>{"replicate", "shard"}));
+    expect_scaling(
+        std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, std::vector<std::string>{"replicate", "shard"}));
   });
 }
 

@@ -4,7 +4,7 @@
 #include <ATen/ops/ones.h>
 #include <torch/nn/modules/conv.h>
 
-#include "parallel/fsdp/fsdp_state.h"
+#include "parallel/fsdp/detail/fsdp_state.h"
 #include "tests/support/parity.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"
@@ -29,8 +29,7 @@ struct MlpImpl : torch::nn::Module {
       : in_proj(add("in_proj", {{2 * width + 1, width}, {2 * width + 1}}, seed, device)),
         out_proj(add("out_proj", {{width, 2 * width + 1}, {width}}, seed + 50, device)),
         scale(register_buffer("scale", at::ones({1}))) {}
-  std::shared_ptr<FormulaImpl> add(const char* name, const Sizes& sizes, uint64_t seed,
-                                   at::Device device) {
+  std::shared_ptr<FormulaImpl> add(const char* name, const Sizes& sizes, uint64_t seed, at::Device device) {
     const auto layer = std::make_shared<FormulaImpl>(Sizes{}, biased);
     for (const auto& each : sizes) {
       const std::string weight = "w" + std::to_string(layer->w.size());
@@ -50,8 +49,7 @@ using Mlp = Hooked<MlpImpl>;
 struct MlpsImpl : torch::nn::Module {
   explicit MlpsImpl(int depth, int64_t width = 5, at::Device device = device_of_tests()) {
     for (int i = 0; i < depth; ++i)
-      mlps.push_back(
-          register_module(std::to_string(i), std::make_shared<Mlp>(width, 100 * (i + 1), device)));
+      mlps.push_back(register_module(std::to_string(i), std::make_shared<Mlp>(width, 100 * (i + 1), device)));
   }
   at::Tensor forward(at::Tensor x) {
     for (const auto& mlp : mlps) x = mlp->forward(x);
@@ -63,8 +61,8 @@ using Mlps = Hooked<MlpsImpl>;
 
 TEST(FullyShardInit, test_invalid_mesh_ndim) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
-    const auto mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{1, 1, 1},
-                                                   Names{"replicate", "shard", "more"});
+    const auto mesh =
+        std::make_shared<DeviceMesh>(world, std::vector<int>{1, 1, 1}, Names{"replicate", "shard", "more"});
     Mlp model(5);
     contains(message_of([&] { fully_shard(model, {.mesh = mesh}); }),
              "fully_shard expects a 1-D or 2-D DeviceMesh, got 3-D");
@@ -81,9 +79,8 @@ TEST(FullyShardInit, test_managed_modules_single) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
     Mlps model(2);
     fully_shard(model, {.mesh = flat_mesh(world)});
-    EXPECT_EQ(managed_by(model),
-              (Names{"0.in_proj.w0", "0.in_proj.w1", "0.out_proj.w0", "0.out_proj.w1",
-                     "1.in_proj.w0", "1.in_proj.w1", "1.out_proj.w0", "1.out_proj.w1"}));
+    EXPECT_EQ(managed_by(model), (Names{"0.in_proj.w0", "0.in_proj.w1", "0.out_proj.w0", "0.out_proj.w1",
+                                        "1.in_proj.w0", "1.in_proj.w1", "1.out_proj.w0", "1.out_proj.w1"}));
   });
 }
 
@@ -92,24 +89,20 @@ TEST(FullyShardInit, test_managed_modules_nested) {
     Mlps model(2);
     fully_shard(*model.mlps[0], {.mesh = flat_mesh(world)});
     fully_shard(model, {.mesh = flat_mesh(world)});
-    EXPECT_EQ(managed_by(*model.mlps[0]),
-              (Names{"in_proj.w0", "in_proj.w1", "out_proj.w0", "out_proj.w1"}));
-    EXPECT_EQ(managed_by(model),
-              (Names{"1.in_proj.w0", "1.in_proj.w1", "1.out_proj.w0", "1.out_proj.w1"}));
+    EXPECT_EQ(managed_by(*model.mlps[0]), (Names{"in_proj.w0", "in_proj.w1", "out_proj.w0", "out_proj.w1"}));
+    EXPECT_EQ(managed_by(model), (Names{"1.in_proj.w0", "1.in_proj.w1", "1.out_proj.w0", "1.out_proj.w1"}));
   });
 }
 
 TEST(FullyShardInit, test_managed_modules_nested_fully_shard_and_replicate) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     // A replicated subtree is one that is sharded over a single rank.
-    const auto replicated =
-        std::make_shared<DeviceMesh>(world, std::vector<int>{2, 1}, Names{"replicate", "shard"});
+    const auto replicated = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 1}, Names{"replicate", "shard"});
     Mlps model(3);
     fully_shard(*model.mlps[0], {.mesh = replicated});
     fully_shard(*model.mlps[1], {.mesh = flat_mesh(world)});
     fully_shard(model, {.mesh = flat_mesh(world)});
-    EXPECT_EQ(managed_by(model),
-              (Names{"2.in_proj.w0", "2.in_proj.w1", "2.out_proj.w0", "2.out_proj.w1"}));
+    EXPECT_EQ(managed_by(model), (Names{"2.in_proj.w0", "2.in_proj.w1", "2.out_proj.w0", "2.out_proj.w1"}));
     EXPECT_EQ(model.mlps[0]->in_proj->w[0].size(0), 11);
     EXPECT_EQ(model.mlps[1]->in_proj->w[0].size(0), world->rank() == 0 ? 6 : 5);
     MlpsImpl plain(3);
@@ -174,8 +167,7 @@ TEST(FullyShardInit, test_managed_states_list_of_mlps) {
     torch::nn::Module* const list[] = {model.mlps[0].get(), model.mlps[2].get()};
     fully_shard(list, {.mesh = flat_mesh(world)});
     for (int i : {0, 2}) {
-      for (const auto& w : model.mlps[i]->parameters())
-        EXPECT_FALSE(sharded_view(w).is_replicated()) << i;
+      for (const auto& w : model.mlps[i]->parameters()) EXPECT_FALSE(sharded_view(w).is_replicated()) << i;
     }
     for (const auto& w : model.mlps[1]->parameters()) EXPECT_TRUE(sharded_view(w).is_replicated());
   });
@@ -226,8 +218,7 @@ TEST(FullyShardInit, test_get_param_module_infos_duplicates) {
       each->mlps.push_back(each->mlps[0]);
     }
     fully_shard(model, {.mesh = flat_mesh(world), .reshard_after_forward = true});
-    const at::Tensor expected = plain.forward(fixed({4, 5}, 2)),
-                     y = model.forward(fixed({4, 5}, 2));
+    const at::Tensor expected = plain.forward(fixed({4, 5}, 2)), y = model.forward(fixed({4, 5}, 2));
     EXPECT_TRUE(at::equal(y, expected));
     expected.sum().backward();
     y.sum().backward();
@@ -244,9 +235,8 @@ TEST(FullyShardInit, test_get_param_module_infos_list_of_mlps) {
     fully_shard(model, {.mesh = flat_mesh(world)});
     EXPECT_TRUE(fsdp_state(model)->groups().empty());  // nothing was left
     model.forward(fixed({4, 5}, 2));
-    EXPECT_EQ(managed_by(*model.mlps[1]),
-              (Names{"0.in_proj.w0", "0.in_proj.w1", "0.out_proj.w0", "0.out_proj.w1",
-                     "1.in_proj.w0", "1.in_proj.w1", "1.out_proj.w0", "1.out_proj.w1"}));
+    EXPECT_EQ(managed_by(*model.mlps[1]), (Names{"0.in_proj.w0", "0.in_proj.w1", "0.out_proj.w0", "0.out_proj.w1",
+                                                 "1.in_proj.w0", "1.in_proj.w1", "1.out_proj.w0", "1.out_proj.w1"}));
   });
 }
 
@@ -309,9 +299,8 @@ TEST(FullyShardInit, test_fully_shard_is_root) {
     EXPECT_EQ(fsdp_state(model)->context(), nullptr);  // nobody knows before the first forward
     model.forward(fixed({4, 5}, 1));
     const auto* context = fsdp_state(model)->context();
-    EXPECT_EQ(context->states,
-              (std::vector<FsdpState*>{fsdp_state(model).get(), fsdp_state(*model.mlps[0]).get(),
-                                       fsdp_state(*model.mlps[2]).get()}));
+    EXPECT_EQ(context->states, (std::vector<FsdpState*>{fsdp_state(model).get(), fsdp_state(*model.mlps[0]).get(),
+                                                        fsdp_state(*model.mlps[2]).get()}));
     for (int i : {0, 2}) EXPECT_EQ(fsdp_state(*model.mlps[i])->context(), context);
   });
 }
@@ -324,11 +313,9 @@ TEST(FullyShardInit, test_fully_shard_module_and_param_fqns) {
     fully_shard(model, {.mesh = flat_mesh(world)});
     model.forward(fixed({4, 5}, 1));
     EXPECT_EQ(fsdp_state(*model.mlps[1])->name(), "1");
-    EXPECT_EQ(managed_by(model),
-              (Names{"0.in_proj.w0", "0.in_proj.w1", "0.out_proj.w0", "0.out_proj.w1"}));
-    EXPECT_EQ(managed_by(*model.mlps[2]),
-              (Names{"1.in_proj.w0", "1.in_proj.w1", "1.out_proj.w0", "1.out_proj.w1",
-                     "2.in_proj.w0", "2.in_proj.w1", "2.out_proj.w0", "2.out_proj.w1"}));
+    EXPECT_EQ(managed_by(model), (Names{"0.in_proj.w0", "0.in_proj.w1", "0.out_proj.w0", "0.out_proj.w1"}));
+    EXPECT_EQ(managed_by(*model.mlps[2]), (Names{"1.in_proj.w0", "1.in_proj.w1", "1.out_proj.w0", "1.out_proj.w1",
+                                                 "2.in_proj.w0", "2.in_proj.w1", "2.out_proj.w0", "2.out_proj.w1"}));
   });
 }
 
@@ -351,10 +338,7 @@ TEST(FullyShardInit, test_fully_shard_multi_module_root) {
     Mlps model(2);
     torch::nn::Module* const list[] = {model.mlps[0].get(), model.mlps[1].get()};
     fully_shard(list, {.mesh = flat_mesh(world)});
-    contains(message_of([&] {
-               model.forward(fixed({4, 5}, 1));
-             }),
-             "the root of fully_shard must be one module");
+    contains(message_of([&] { model.forward(fixed({4, 5}, 1)); }), "the root of fully_shard must be one module");
   });
 }
 
@@ -367,11 +351,9 @@ TEST(FullyShardInit, test_reset_sharded_param_in_lazy_init) {
     for (const auto& item : plain.named_parameters()) {
       item.value().set_data(fixed(item.value().sizes(), ++seed));
       const at::Tensor w = model.named_parameters()[item.key()];
-      w.set_data(seed % 2 == 0 ? item.value().detach().clone()
-                               : part_like(item.value(), w).clone());
+      w.set_data(seed % 2 == 0 ? item.value().detach().clone() : part_like(item.value(), w).clone());
     }
-    const at::Tensor expected = plain.forward(fixed({4, 5}, 2)),
-                     y = model.forward(fixed({4, 5}, 2));
+    const at::Tensor expected = plain.forward(fixed({4, 5}, 2)), y = model.forward(fixed({4, 5}, 2));
     EXPECT_TRUE(at::equal(y, expected));
     expected.sum().backward();
     y.sum().backward();
@@ -414,8 +396,7 @@ TEST(FullyShardInit, test_meta_device_1d_init) {
           const at::Tensor part = part_like(whole, item.value());
           ASSERT_EQ(item.value().grad().sizes(), part.sizes());
           if (part.numel() == 0) continue;
-          EXPECT_LE((item.value().grad() - part).abs().max().item<float>(),
-                    1e-6 * whole.abs().max().item<float>())
+          EXPECT_LE((item.value().grad() - part).abs().max().item<float>(), 1e-6 * whole.abs().max().item<float>())
               << item.key();
         }
       });
@@ -438,9 +419,9 @@ TEST(FullyShardInit, test_invalid_meta_device_init) {
 TEST(FullyShardInit, test_rank0_broadcast_meta_device_init) {
   for (const bool replicas : {false, true}) {
     run_ranks(4, [=](const ProcessGroupPtr& world) {
-      const auto mesh = replicas ? std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2},
-                                                                Names{"replicate", "shard"})
-                                 : flat_mesh(world);
+      const auto mesh = replicas
+                            ? std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, Names{"replicate", "shard"})
+                            : flat_mesh(world);
       Mlps direct(2);
       Mlps model(2, 5, at::kMeta);
       for (Mlps* each : {&direct, &model}) {
@@ -449,8 +430,7 @@ TEST(FullyShardInit, test_rank0_broadcast_meta_device_init) {
       }
       const MlpsImpl on_rank_0(2);
       for (const auto& item : on_rank_0.named_parameters()) {
-        at::Tensor whole =
-            world->rank() == 0 ? item.value().detach().clone() : at::empty(item.value().sizes());
+        at::Tensor whole = world->rank() == 0 ? item.value().detach().clone() : at::empty(item.value().sizes());
         world->broadcast(whole, 0).wait();
         assign_full_parameter(model.named_parameters()[item.key()], whole);
       }
@@ -482,16 +462,13 @@ void expect_equal_training(const DeviceMeshPtr& mesh, const DeviceMeshPtr& from_
   }
   const auto expected = reference.named_parameters();
   for (const auto& item : model.named_parameters()) {
-    EXPECT_TRUE(
-        at::equal(sharded_view(item.value()).local, sharded_view(expected[item.key()]).local))
-        << item.key();
+    EXPECT_TRUE(at::equal(sharded_view(item.value()).local, sharded_view(expected[item.key()]).local)) << item.key();
   }
 }
 
 TEST(FullyShardInit, test_1d_process_group_init) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
-    expect_equal_training(flat_mesh(world), std::make_shared<DeviceMesh>(
-                                                std::vector<ProcessGroupPtr>{world}, Names{}));
+    expect_equal_training(flat_mesh(world), std::make_shared<DeviceMesh>(std::vector<ProcessGroupPtr>{world}, Names{}));
   });
 }
 
@@ -501,23 +478,19 @@ TEST(FullyShardInit, test_2d_process_group_init) {
     const auto shard = world->subgroup({pair, pair + 1}, "my shard");
     const auto replicate = world->subgroup({rank % 2, rank % 2 + 2}, "my replicate");
     const Names names{"replicate", "shard"};
-    expect_equal_training(
-        std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, names),
-        std::make_shared<DeviceMesh>(std::vector<ProcessGroupPtr>{replicate, shard}, names));
+    expect_equal_training(std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, names),
+                          std::make_shared<DeviceMesh>(std::vector<ProcessGroupPtr>{replicate, shard}, names));
   });
 }
 
 TEST(FullyShardInit, test_hsdp_broadcast_across_replicas) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
-    const auto mesh =
-        std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, Names{"replicate", "shard"});
+    const auto mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, Names{"replicate", "shard"});
     // Each replica has weights of its own until rank 0 of the replicate dimension gives its rows.
-    Formula unit({{5, 6}, {5}}, MlpImpl::biased, at::kFloat,
-                 static_cast<uint64_t>(100 * mesh->coordinate(0)));
+    Formula unit({{5, 6}, {5}}, MlpImpl::biased, at::kFloat, static_cast<uint64_t>(100 * mesh->coordinate(0)));
     FormulaImpl plain({{5, 6}, {5}}, MlpImpl::biased, at::kFloat, 0);
     fully_shard(unit, {.mesh = mesh});
-    for (const auto& w : unit.w)
-      mesh->group("replicate")->broadcast(sharded_view(w).local, 0).wait();
+    for (const auto& w : unit.w) mesh->group("replicate")->broadcast(sharded_view(w).local, 0).wait();
     expect_weights_of(plain, unit);
     for (uint64_t step = 0; step < 2; ++step) {
       const at::Tensor x = fixed({4, 6}, 10 * step + static_cast<uint64_t>(world->rank()));

@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <map>
 
-#include "parallel/collectives/buffer_pool.h"
 #include "parallel/collectives/fake_process_group.h"
+#include "parallel/device/buffer_pool.h"
 #include "tests/support/chain.h"
 #include "tests/support/counting_allocator.h"
 #include "tests/support/parity.h"
@@ -49,12 +49,10 @@ class BufferCounts {
   std::map<int64_t, Count> sizes_;
 };
 
-DeviceMeshPtr fake_mesh(const std::vector<int>& shape = {kRanks},
-                        const std::vector<std::string>& names = {"shard"}) {
+DeviceMeshPtr fake_mesh(const std::vector<int>& shape = {kRanks}, const std::vector<std::string>& names = {"shard"}) {
   int ranks = 1;
   for (const int size : shape) ranks *= size;
-  return std::make_shared<DeviceMesh>(make_fake_group({.rank = 0, .world_size = ranks}), shape,
-                                      names);
+  return std::make_shared<DeviceMesh>(make_fake_group({.rank = 0, .world_size = ranks}), shape, names);
 }
 
 TEST(FullyShardMemory, test_fully_shard_training_memory) {
@@ -73,8 +71,7 @@ TEST(FullyShardMemory, test_fully_shard_training_memory) {
       EXPECT_EQ(counts.of(kReduced).most, 0);
       EXPECT_EQ(counts.bytes().most, (reshard ? 2 : kGroups) * kFull + kPacked);
       EXPECT_EQ(counts.of(kFull).now, reshard ? 0 : kGroups);
-      EXPECT_LE(counts.bytes().most,
-                reshard ? 3 * kPacked + kFull : kGroups * kFull + kPacked * 3 / 2)
+      EXPECT_LE(counts.bytes().most, reshard ? 3 * kPacked + kFull : kGroups * kFull + kPacked * 3 / 2)
           << "upstream's bound of a forward";
 
       counts.restart();
@@ -85,11 +82,9 @@ TEST(FullyShardMemory, test_fully_shard_training_memory) {
       EXPECT_EQ(counts.of(kReduced).most, kGroups);
       // The first unit's gather, while the second one's gradient is being reduced; or all units,
       // before the root's weight goes.
-      const int64_t most =
-          reshard ? kFull + kPacked + kInput + (kDepth - 1) * kReduced : kGroups * kFull;
+      const int64_t most = reshard ? kFull + kPacked + kInput + (kDepth - 1) * kReduced : kGroups * kFull;
       EXPECT_EQ(counts.bytes().most, most);
-      EXPECT_LE(most, (reshard ? 4 * kPacked + kFull : kGroups * kFull + kPacked * 3 / 2) +
-                          kGroups * kReduced)
+      EXPECT_LE(most, (reshard ? 4 * kPacked + kFull : kGroups * kFull + kPacked * 3 / 2) + kGroups * kReduced)
           << "upstream's bound of a backward";
       EXPECT_EQ(counts.bytes().now, kGroups * kReduced) << "sharded gradients alone stay";
       chain.root.zero_grad();
@@ -194,15 +189,14 @@ TEST(FullyShardMemory, test_per_param_mesh_training_memory_no_gc) {
   {
     BufferCounts counts;
     FullyShardOptions options{.mesh = fake_mesh(), .reshard_after_forward = true};
-    options.parameter_mesh = [other = fake_mesh({4})](const at::Tensor& parameter) {
-      return parameter.size(0) == 8 ? other : nullptr;
+    options.shard_placement_fn = [other = fake_mesh({4})](const at::Tensor& parameter) {
+      return ShardPlacement{.mesh = parameter.size(0) == 8 ? other : nullptr};
     };
     Formula root({}, Body());
     std::vector<std::shared_ptr<Formula>> units;
     for (int i = 0; i < 2; ++i) {
       units.push_back(std::make_shared<Formula>(
-          Sizes{{8, 7}, {7, 8}},
-          [](const Weights& w, at::Tensor x) { return at::linear(at::linear(x, w[0]), w[1]); }));
+          Sizes{{8, 7}, {7, 8}}, [](const Weights& w, at::Tensor x) { return at::linear(at::linear(x, w[0]), w[1]); }));
       root.register_module("unit" + std::to_string(i), units.back());
       fully_shard(*units.back(), options);
     }

@@ -18,9 +18,7 @@
 namespace megashard::testing {
 namespace {
 
-at::Tensor two_layers(const Weights& w, at::Tensor x) {
-  return at::linear(at::linear(x, w[0], w[1]).relu(), w[2]);
-}
+at::Tensor two_layers(const Weights& w, at::Tensor x) { return at::linear(at::linear(x, w[0], w[1]).relu(), w[2]); }
 const Sizes kSizes{{7, 6}, {7}, {5, 7}};
 
 struct PrecisionCase {
@@ -43,8 +41,7 @@ void expect_precision_parity(const PrecisionCase& given) {
     fully_shard(unit, options);
     for (uint64_t step = 0; step < 3; ++step) {
       FormulaImpl plain(kSizes, two_layers, compute);
-      for (size_t i = 0; i < plain.w.size(); ++i)
-        plain.w[i].set_data(master.w[i].detach().to(compute));
+      for (size_t i = 0; i < plain.w.size(); ++i) plain.w[i].set_data(master.w[i].detach().to(compute));
       const at::Tensor x = fixed({4, 6}, 10 * step + static_cast<uint64_t>(world->rank()));
       const at::Tensor expected = plain.forward(x.to(compute)).sum();
       calls.clear();
@@ -65,8 +62,7 @@ void expect_precision_parity(const PrecisionCase& given) {
           world->all_reduce(reduced, ReduceOp::kAvg).wait();
         }
         EXPECT_EQ(unit.w[i].grad().scalar_type(), at::kFloat);
-        EXPECT_TRUE(at::equal(unit.w[i].grad(), part_like(reduced.to(at::kFloat), unit.w[i])))
-            << "w" << i;
+        EXPECT_TRUE(at::equal(unit.w[i].grad(), part_like(reduced.to(at::kFloat), unit.w[i]))) << "w" << i;
         master.w[i].detach().sub_(reduced.to(at::kFloat), 0.01);
       }
       descend(unit);
@@ -77,8 +73,7 @@ void expect_precision_parity(const PrecisionCase& given) {
 
 TEST(FullyShardMixedPrecision, test_compute_dtype) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
-    for (const auto& reshard :
-         {ReshardAfterForward(true), ReshardAfterForward(false), ReshardAfterForward::to(2)})
+    for (const auto& reshard : {ReshardAfterForward(true), ReshardAfterForward(false), ReshardAfterForward::to(2)})
       expect_precision_parity({dtype, {}, reshard});
   }
 }
@@ -200,9 +195,8 @@ TEST(FullyShardMixedPrecision, test_float16_on_one_submodule) {
       }
       FullyShardOptions options{.mesh = flat_mesh(world)};
       fully_shard(*chain.units[0], options);
-      options.mixed_precision = {.param_dtype = at::kHalf,
-                                 .output_dtype = at::kFloat,
-                                 .cast_forward_inputs = casts_inputs};
+      options.mixed_precision = {
+          .param_dtype = at::kHalf, .output_dtype = at::kFloat, .cast_forward_inputs = casts_inputs};
       fully_shard(*chain.units[1], options);
       options.mixed_precision = {};
       fully_shard(*chain.units[2], options);
@@ -233,8 +227,7 @@ TEST(FullyShardMixedPrecision, test_submodules_with_external_inputs) {
       Hooked<ExternalImpl> unit;
       fully_shard(unit, options);
       unit.forward(fixed({4, 6}, 1).to(at::kBFloat16), at::ones({6})).sum().backward();
-      EXPECT_EQ(unit.seen,
-                (std::vector<at::ScalarType>{at::kBFloat16, casts ? at::kBFloat16 : at::kFloat}));
+      EXPECT_EQ(unit.seen, (std::vector<at::ScalarType>{at::kBFloat16, casts ? at::kBFloat16 : at::kFloat}));
     }
   });
 }
@@ -249,8 +242,8 @@ struct NormsImpl : torch::nn::Module {
   at::Tensor forward(at::Tensor x) {
     if (layer_norm) return at::layer_norm(x, {6}, weight, bias) * table.to(x.scalar_type());
     // Mixed as torch wants it: weights and statistics in fp32, activations in 16 bits.
-    return at::batch_norm(x, weight.to(at::kFloat), bias.to(at::kFloat), running_mean, running_var,
-                          true, 0.1, 1e-5, false);
+    return at::batch_norm(x, weight.to(at::kFloat), bias.to(at::kFloat), running_mean, running_var, true, 0.1, 1e-5,
+                          false);
   }
   at::Tensor weight, bias, running_mean, running_var, table;
   bool layer_norm = true;
@@ -312,8 +305,7 @@ TEST(FullyShardTraining, test_to_float64_after_init) {
     plain.root.to(at::kDouble);
     chain.root.to(at::kDouble);
     for (uint64_t step = 0; step < 3; ++step) {
-      const at::Tensor x =
-          fixed({4, 6}, 10 * step + static_cast<uint64_t>(world->rank())).to(at::kDouble);
+      const at::Tensor x = fixed({4, 6}, 10 * step + static_cast<uint64_t>(world->rank())).to(at::kDouble);
       plain.root.zero_grad();
       chain.root.zero_grad();
       const at::Tensor expected = plain.root.forward(x).sum();
@@ -367,8 +359,7 @@ TEST(FullyShardGradDtype, test_default_gradient_dtype) {
 
 /// y = x wᵀ in bf16, whose weight's gradient is computed and kept in fp32.
 struct Fp32WeightGradient : torch::autograd::Function<Fp32WeightGradient> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
-                            const at::Tensor& w) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& w) {
     context->save_for_backward({x, w});
     return at::linear(x, w);
   }
@@ -380,24 +371,20 @@ struct Fp32WeightGradient : torch::autograd::Function<Fp32WeightGradient> {
   }
 };
 
-at::Tensor fp32_gradient(const Weights& w, at::Tensor x) {
-  return Fp32WeightGradient::apply(x, w[0]);
-}
+at::Tensor fp32_gradient(const Weights& w, at::Tensor x) { return Fp32WeightGradient::apply(x, w[0]); }
 
 TEST(FullyShardGradDtype, test_fp32_gradient) {
   for (const auto stored : {at::kFloat, at::kBFloat16}) {
     run_ranks(2, [=](const ProcessGroupPtr& world) {
       std::vector<CollectiveCall> calls;
-      FullyShardOptions options{.mesh = recording_mesh(world, {2}, {"shard"}, calls),
-                                .reshard_after_forward = true};
+      FullyShardOptions options{.mesh = recording_mesh(world, {2}, {"shard"}, calls), .reshard_after_forward = true};
       options.mixed_precision.param_dtype = at::kBFloat16;
       options.mixed_precision.grad_dtype = at::kFloat;
       Formula unit({{5, 6}}, fp32_gradient, stored);
       fully_shard(unit, options);
       at::Tensor sum;  // what fp32 arithmetic gives, with no rounding to 16 bits anywhere
       for (uint64_t micro = 0; micro < 2; ++micro) {
-        const at::Tensor x =
-            fixed({4, 6}, 10 * micro + static_cast<uint64_t>(world->rank())).to(at::kBFloat16);
+        const at::Tensor x = fixed({4, 6}, 10 * micro + static_cast<uint64_t>(world->rank())).to(at::kBFloat16);
         unit.forward(x).sum().backward();
         const at::Tensor g = at::ones({4, 5});
         at::Tensor one = at::matmul(g.t(), x.to(at::kFloat));

@@ -8,7 +8,8 @@
 #include <chrono>
 
 #include "parallel/collectives/fake_process_group.h"
-#include "parallel/cuda/cuda_module.h"
+#include "parallel/device/cuda_module.h"
+#include "parallel/fsdp/detail/fsdp_context.h"
 #include "tests/support/formula.h"
 #include "tests/support/simulated_device.h"
 
@@ -21,8 +22,7 @@ double milliseconds_of(const std::function<void()>& enqueue) {
   const auto begin = std::chrono::steady_clock::now();
   enqueue();
   StreamEvent::record(streams.current()).synchronize();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
-      .count();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
 }
 
 /// A scan down two long columns: one block of the GPU is busy, all others stay free. Long enough
@@ -72,9 +72,7 @@ class SlowReduceScatter final : public ReduceScatter {
   std::shared_ptr<Pause> pause_;
 };
 
-DeviceMeshPtr fake_gpus() {
-  return flat_mesh(make_fake_group({.world_size = 2, .device_type = at::kCUDA}));
-}
+DeviceMeshPtr fake_gpus() { return flat_mesh(make_fake_group({.world_size = 2, .device_type = at::kCUDA})); }
 
 /// Units whose forward and backward each take one pause, and so does every gather and reduction of
 /// a mesh; the units' parameters lie on one mesh or on two.
@@ -84,8 +82,8 @@ struct PausingUnits {
   explicit PausingUnits(bool two_meshes = false) : root(Sizes{}, Body()) {
     FullyShardOptions options{.mesh = fake_gpus(), .reshard_after_forward = true};
     if (two_meshes) {
-      options.parameter_mesh = [other = fake_gpus()](const at::Tensor& parameter) {
-        return parameter.dim() == 1 ? other : nullptr;
+      options.shard_placement_fn = [other = fake_gpus()](const at::Tensor& parameter) {
+        return ShardPlacement{.mesh = parameter.dim() == 1 ? other : nullptr};
       };
     }
     for (int i = 0; i < kUnits; ++i) {

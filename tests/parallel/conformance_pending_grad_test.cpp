@@ -36,9 +36,8 @@ TEST(FullyShardPendingGrad, test_native_accumulation_dtypes) {
     std::optional<at::ScalarType> param, reduce;
     at::ScalarType expected;
   };
-  for (const Case& given :
-       {Case{{}, {}, at::kFloat}, Case{at::kBFloat16, {}, at::kBFloat16},
-        Case{at::kBFloat16, at::kFloat, at::kFloat}, Case{{}, at::kBFloat16, at::kBFloat16}}) {
+  for (const Case& given : {Case{{}, {}, at::kFloat}, Case{at::kBFloat16, {}, at::kBFloat16},
+                            Case{at::kBFloat16, at::kFloat, at::kFloat}, Case{{}, at::kBFloat16, at::kBFloat16}}) {
     run_ranks(2, [&](const ProcessGroupPtr& world) {
       FullyShardOptions options{.mesh = flat_mesh(world)};
       options.mixed_precision.param_dtype = given.param;
@@ -82,8 +81,7 @@ TEST(FullyShardPendingGrad, test_native_storage_and_mutations) {
     for (const auto& w : models.plain.root.parameters()) w.mutable_grad().mul_(4);
     models.backward(2);
     for (const auto& [parameter, gradient] : pending_gradients(models.chain.root))
-      EXPECT_EQ(gradient.data_ptr(), memory.at(parameter.unsafeGetTensorImpl()))
-          << "summed in place";
+      EXPECT_EQ(gradient.data_ptr(), memory.at(parameter.unsafeGetTensorImpl())) << "summed in place";
     synchronize_gradients(models.chain.root);
     expect_gradients_of(models.plain.root, models.chain.root);
     synchronize_gradients(models.chain.root);  // nothing waits
@@ -158,8 +156,7 @@ TEST(FullyShardPendingGrad, test_dtensor_pending_owner) {
       EXPECT_EQ(owner.sizes(), (at::IntArrayRef{3, 6}));
     }
     EXPECT_EQ(pending_gradients(*models.chain.units[1]).size(), 1);
-    EXPECT_TRUE(
-        pending_gradients(*models.chain.units[1])[0].first.is_same(models.chain.units[1]->w[0]));
+    EXPECT_TRUE(pending_gradients(*models.chain.units[1])[0].first.is_same(models.chain.units[1]->w[0]));
   });
 }
 
@@ -179,8 +176,8 @@ TEST(FullyShardPendingGrad, test_explicit_sync_divide_factor) {
 void expect_partial_ownership(int64_t dim) {
   run_ranks(4, [dim](const ProcessGroupPtr& world) {
     Chain plain, chain;
-    chain.shard(
-        {.mesh = replicated_mesh(world), .shard_dim = [dim](const at::Tensor&) { return dim; }});
+    chain.shard({.mesh = replicated_mesh(world),
+                 .shard_placement_fn = [dim](const at::Tensor&) { return ShardPlacement{.dim = dim}; }});
     set_requires_all_reduce(chain.root, false);
     const auto rank = static_cast<uint64_t>(world->rank());
     chain.forward(10 + rank).backward();
@@ -205,8 +202,7 @@ TEST(FullyShardPendingGrad, test_native_partial_ownership_shard1) { expect_parti
 TEST(FullyShardPendingGrad, test_native_spmd_accumulation) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
     Accumulating models({.mesh = replicated_mesh(world)});
-    for (uint64_t micro = 0; micro < 3; ++micro)
-      models.backward(10 * micro + static_cast<uint64_t>(world->rank()));
+    for (uint64_t micro = 0; micro < 3; ++micro) models.backward(10 * micro + static_cast<uint64_t>(world->rank()));
     EXPECT_EQ(pending_gradients(models.chain.root).size(), 4);
     synchronize_gradients(models.chain.root);
     average_gradients(models.plain.root, *world);
@@ -267,9 +263,7 @@ TEST(FullyShardConversion, test_device_only_conversion_requires_clear) {
 
 TEST(FullyShardConversion, test_shared_parameter_conversion_requires_clear) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
-    Formula tied({{6, 6}}, [](const Weights& w, at::Tensor x) {
-      return at::linear(at::linear(x, w[0]).relu(), w[0]);
-    });
+    Formula tied({{6, 6}}, [](const Weights& w, at::Tensor x) { return at::linear(at::linear(x, w[0]).relu(), w[0]); });
     tied.register_parameter("again", tied.w[0]);
     fully_shard(tied, {.mesh = flat_mesh(world)});
     set_requires_gradient_sync(tied, false);
@@ -313,8 +307,7 @@ TEST(FullyShardConversion, test_grad_dtype_change_after_fully_shard_rejected) {
       unit.forward(x).sum().backward();
       unit.zero_grad();
       unit.w[0].set_grad_dtype(at::kDouble);
-      contains(message_of([&] { unit.forward(x); }),
-               "parameter 'w0' was given gradients in Double after fully_shard");
+      contains(message_of([&] { unit.forward(x); }), "parameter 'w0' was given gradients in Double after fully_shard");
       unit.w[0].set_grad_dtype(by_policy ? at::kFloat : at::kBFloat16);
       unit.forward(x).sum().backward();
     }

@@ -11,14 +11,14 @@
 namespace megashard::testing {
 namespace {
 
-int64_t largest_dim(const at::Tensor& parameter) {
+ShardPlacement largest_dim(const at::Tensor& parameter) {
   const auto sizes = parameter.sizes();
-  return std::max_element(sizes.begin(), sizes.end()) - sizes.begin();
+  return {.dim = std::max_element(sizes.begin(), sizes.end()) - sizes.begin()};
 }
 
 FullyShardOptions on_largest_dim(const DeviceMeshPtr& mesh) {
   FullyShardOptions options{.mesh = mesh, .reshard_after_forward = true};
-  options.shard_dim = largest_dim;
+  options.shard_placement_fn = largest_dim;
   return options;
 }
 
@@ -31,8 +31,7 @@ const Sizes kBlock{{16, 8}, {8, 16}, {8}};
 struct Blocks {
   Blocks() : root(Sizes{{4, 8}}, linear) {
     for (const char* name : {"a", "b"}) {
-      units.push_back(
-          std::make_shared<Formula>(kBlock, two_matrices, at::kFloat, units.empty() ? 10 : 20));
+      units.push_back(std::make_shared<Formula>(kBlock, two_matrices, at::kFloat, units.empty() ? 10 : 20));
       root.register_module(name, units.back());
     }
     root.body = [this](const Weights& w, at::Tensor x) {
@@ -55,7 +54,7 @@ TEST(FullyShardInit, test_init_1d_transformer_shard_largest_dim) {
       blocks.shard(on_largest_dim(flat_mesh(world)));
       const auto whole = plain.root.named_parameters();
       for (const auto& item : blocks.root.named_parameters()) {
-        const int64_t dim = largest_dim(whole[item.key()]);
+        const int64_t dim = largest_dim(whole[item.key()]).dim;
         const ShardedTensor view = sharded_view(item.value());
         EXPECT_EQ(view.placements, (std::vector<Placement>{Placement::shard(dim)})) << item.key();
         EXPECT_EQ(view.local.size(dim) * world->size(), whole[item.key()].size(dim));
@@ -74,7 +73,7 @@ TEST(FullyShardInit, test_init_1d_transformer_shard_largest_dim) {
 TEST(FullyShardInit, test_init_1d_transformer_shard_dim_neg1) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     FullyShardOptions options{.mesh = flat_mesh(world)};
-    options.shard_dim = [](const at::Tensor&) { return -1; };
+    options.shard_placement_fn = [](const at::Tensor&) { return ShardPlacement{.dim = -1}; };
     FormulaImpl plain(kBlock, two_matrices);
     Formula unit(kBlock, two_matrices);
     fully_shard(unit, options);
@@ -101,7 +100,7 @@ TEST(FullyShardInit, test_invalid_shard_dim) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     for (const int64_t dim : {1, -2}) {
       FullyShardOptions options{.mesh = flat_mesh(world)};
-      options.shard_dim = [=](const at::Tensor&) { return dim; };
+      options.shard_placement_fn = [=](const at::Tensor&) { return ShardPlacement{.dim = dim}; };
       Formula unit({{6}}, linear);
       contains(message_of([&] { fully_shard(unit, options); }),
                "shard dimension " + std::to_string(dim) + " of parameter 'w0' is invalid");
@@ -140,20 +139,18 @@ TEST(FullyShardTraining, test_train_parity_single_group_shard_largest_dim) {
 
 TEST(FullyShardTraining, test_train_parity_shard_placement_fn_shard_largest_dim) {
   for (const bool replicas : {false, true}) {
-    for (const auto& reshard :
-         {ReshardAfterForward(true), ReshardAfterForward(false), ReshardAfterForward::to(2)}) {
+    for (const auto& reshard : {ReshardAfterForward(true), ReshardAfterForward(false), ReshardAfterForward::to(2)}) {
       if (replicas && reshard.kind == ReshardAfterForward::Kind::kTo) continue;
       run_ranks(4, [&](const ProcessGroupPtr& world) {
         Blocks plain, blocks;
-        auto options = on_largest_dim(
-            replicas ? std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2},
-                                                    std::vector<std::string>{"replicate", "shard"})
-                     : flat_mesh(world));
+        auto options =
+            on_largest_dim(replicas ? std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2},
+                                                                   std::vector<std::string>{"replicate", "shard"})
+                                    : flat_mesh(world));
         options.reshard_after_forward = reshard;
         blocks.shard(options);
         for (uint64_t step = 0; step < 5; ++step) {
-          const at::Tensor x =
-              fixed({3, 8}, 10 * step + static_cast<uint64_t>(world->rank())) * 0.1;
+          const at::Tensor x = fixed({3, 8}, 10 * step + static_cast<uint64_t>(world->rank())) * 0.1;
           plain.root.zero_grad();
           blocks.root.zero_grad();
           const at::Tensor expected = plain.root.forward(x).pow(2).mean();
@@ -177,7 +174,9 @@ TEST(FullyShardTraining, test_train_parity_shard_placement_fn_shard_largest_dim)
 TEST(FullyShardTraining, test_shard_placement_fn_contiguous_params_grads) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     FullyShardOptions options{.mesh = flat_mesh(world), .reshard_after_forward = true};
-    options.shard_dim = [](const at::Tensor& parameter) { return parameter.dim() > 1 ? 1 : 0; };
+    options.shard_placement_fn = [](const at::Tensor& parameter) {
+      return ShardPlacement{.dim = parameter.dim() > 1 ? 1 : 0};
+    };
     bool contiguous_full = true;
     Formula unit(kBlock, [&](const Weights& w, at::Tensor x) {
       for (const auto& each : w) contiguous_full = contiguous_full && each.is_contiguous();
@@ -204,15 +203,13 @@ TEST(FullyShardStateDict, RowsOfTheLargestDimension) {
     for (const auto& item : blocks.root.named_parameters()) {
       const ShardedTensor view = sharded_view(item.value());
       EXPECT_TRUE(view.local.is_alias_of(item.value()));
-      const int64_t dim = largest_dim(expected[item.key()]);
+      const int64_t dim = largest_dim(expected[item.key()]).dim;
       at::Tensor whole = at::zeros(view.global_sizes);
-      whole.narrow(dim, view.offsets[static_cast<size_t>(dim)], view.local.size(dim))
-          .copy_(view.local);
+      whole.narrow(dim, view.offsets[static_cast<size_t>(dim)], view.local.size(dim)).copy_(view.local);
       world->all_reduce(whole, ReduceOp::kSum).wait();
       EXPECT_TRUE(at::equal(whole, expected[item.key()])) << item.key();
       assign_full_parameter(item.value(), whole * 2);
-      EXPECT_TRUE(at::equal(sharded_view(item.value()).local,
-                            part_like(expected[item.key()] * 2, item.value())));
+      EXPECT_TRUE(at::equal(sharded_view(item.value()).local, part_like(expected[item.key()] * 2, item.value())));
     }
   });
 }

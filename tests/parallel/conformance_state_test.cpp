@@ -9,7 +9,7 @@
 
 #include <set>
 
-#include "parallel/fsdp/fsdp_state.h"
+#include "parallel/fsdp/detail/fsdp_state.h"
 #include "tests/support/chain.h"
 #include "tests/support/parity.h"
 #include "tests/support/run_ranks.h"
@@ -50,8 +50,7 @@ TEST(FullyShardStateClass, test_fully_shard_unsupported_module_cls) {
     contains(message_of([&] { fully_shard(*dict, {.mesh = flat_mesh(world)}); }),
              "fully_shard does not take containers without a forward (ModuleDict)");
     StackImpl unhooked(1, 5, 7);  // ours alone: the seam around forward has to be asked for
-    contains(message_of([&] { fully_shard(unhooked, {.mesh = flat_mesh(world)}); }),
-             "make it a Hooked<StackImpl>");
+    contains(message_of([&] { fully_shard(unhooked, {.mesh = flat_mesh(world)}); }), "make it a Hooked<StackImpl>");
   });
 }
 
@@ -85,8 +84,7 @@ at::Tensor whole_of(const at::Tensor& parameter, ProcessGroup& world) {
 
 DeviceMeshPtr mesh_of(const ProcessGroupPtr& world, bool replicas) {
   if (!replicas) return flat_mesh(world);
-  return std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2},
-                                      std::vector<std::string>{"replicate", "shard"});
+  return std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, std::vector<std::string>{"replicate", "shard"});
 }
 
 TEST(FullyShardStateDict, test_dp_state_dict_save_load) {
@@ -172,10 +170,7 @@ TEST(FullyShardStateDict, test_dp_state_dict_cpu_offload) {
       fully_shard(deferred, options);
       // A part of the weights was loaded: the first forward says which are missing.
       assign_full_parameter(deferred.w[0], plain.w[0]);
-      contains(message_of([&] {
-                 deferred.forward(fixed({4, 6}, 1));
-               }),
-               "still on the meta device: w1");
+      contains(message_of([&] { deferred.forward(fixed({4, 6}, 1)); }), "still on the meta device: w1");
       assign_full_parameter(deferred.w[1], plain.w[1]);
       for (Formula* each : {&model, &deferred}) {
         const at::Tensor loss = each->forward(fixed({4, 6}, 1)).pow(2).sum();
@@ -236,9 +231,7 @@ void expect_full_state(const ProcessGroupPtr& world, const FullyShardOptions& op
 }
 
 TEST(FullyShardDsd, test_1d_fsdp_get_model_state_dict) {
-  run_ranks(2, [](const ProcessGroupPtr& world) {
-    expect_full_state(world, {.mesh = flat_mesh(world)});
-  });
+  run_ranks(2, [](const ProcessGroupPtr& world) { expect_full_state(world, {.mesh = flat_mesh(world)}); });
 }
 
 TEST(FullyShardDsd, test_1d_fsdp_cpu_offload_full_model_state_dict) {
@@ -255,14 +248,12 @@ TEST(FullyShardLogging, test_fsdp_logging) {
     Stack model(1, 5, 7);
     shard_stack(model, {.mesh = flat_mesh(world)});
     std::set<std::string> lines;
-    set_schedule_observer(model, [&](const char* event, const std::string& group) {
-      lines.insert(event + (" " + group));
-    });
+    set_schedule_observer(model,
+                          [&](const char* event, const std::string& group) { lines.insert(event + (" " + group)); });
     model.forward(fixed({4, 5}, 1)).sum().backward();
     const std::set<std::string> expected = {
-        "gather Stack",     "pre_backward Stack", "post_backward Stack",   "release Stack",
-        "reduce Stack",     "gather blocks.0",    "pre_backward blocks.0", "post_backward blocks.0",
-        "release blocks.0", "reduce blocks.0"};
+        "unshard Stack",    "pre_backward Stack",    "post_backward Stack",    "reshard Stack",    "reduce Stack",
+        "unshard blocks.0", "pre_backward blocks.0", "post_backward blocks.0", "reshard blocks.0", "reduce blocks.0"};
     EXPECT_EQ(lines, expected);
   });
 }

@@ -1,7 +1,7 @@
 // FSDP over tensor-parallel layers: where the pieces lie. Names are those of PyTorch's tests.
 
 #include "framework/modules/deferred_init.h"
-#include "parallel/tensor_parallel/tensor_parallel.h"
+#include "parallel/tensor_parallel_layout.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"
 #include "tests/support/tensor_parallel_model.h"
@@ -72,8 +72,8 @@ TEST(FullyShardInit, test_meta_device_2d_init) {
       };
       InitTape plain_tape(at::detail::createCPUGenerator(5));
       const auto plain = build(mesh_of_one(), plain_tape);
-      plain_tape.materialise(*plain, [](const std::string&, at::Tensor& target,
-                                        const at::Tensor& full) { become(target, full); });
+      plain_tape.materialise(
+          *plain, [](const std::string&, at::Tensor& target, const at::Tensor& full) { become(target, full); });
       plain->to(device_of_tests());
       InitTape tape(at::detail::createCPUGenerator(5));
       const auto model = build(mesh->submesh({"tp"}), tape);
@@ -86,8 +86,7 @@ TEST(FullyShardInit, test_meta_device_2d_init) {
       const auto expected = plain->named_parameters();
       for (const auto& item : model->named_parameters()) {
         const auto view = sharded_view(item.value());
-        EXPECT_TRUE(at::equal(view.local, part_like(expected[item.key()], item.value())))
-            << item.key();
+        EXPECT_TRUE(at::equal(view.local, part_like(expected[item.key()], item.value()))) << item.key();
       }
       const at::Tensor x = fixed({2, 6}, 1 + mesh->coordinate(0));
       expect_near(model->forward(x).detach(), plain->forward(x).detach(), "output");
@@ -102,8 +101,7 @@ TEST(FullyShardInit, test_meta_device_2d_init) {
       }
       empty->up->reset_parameters();
       empty->down->reset_parameters();
-      for (const auto& parameter :
-           {empty->up->weight, empty->up->bias, empty->down->weight, empty->down->bias})
+      for (const auto& parameter : {empty->up->weight, empty->up->bias, empty->down->weight, empty->down->bias})
         EXPECT_FALSE((sharded_view(parameter).local.abs() > 1).any().item<bool>());
     }
   });
@@ -122,10 +120,9 @@ TEST(FullyShardInit, test_move_states_to_device_dtensor_valid) {
 }
 
 TEST(FullyShardInit, test_move_states_to_device_dtensor_invalid) {
-  const auto tp = std::make_shared<DeviceMesh>(
-      make_fake_group({.rank = 0, .world_size = 2, .device_type = at::kMeta}), std::vector<int>{2});
-  const auto dp = std::make_shared<DeviceMesh>(make_fake_group({.rank = 0, .world_size = 2}),
+  const auto tp = std::make_shared<DeviceMesh>(make_fake_group({.rank = 0, .world_size = 2, .device_type = at::kMeta}),
                                                std::vector<int>{2});
+  const auto dp = std::make_shared<DeviceMesh>(make_fake_group({.rank = 0, .world_size = 2}), std::vector<int>{2});
   const auto error = error_of_sharding(tp, dp);
   contains(error, "parameter 'w0' is tensor-parallel over a mesh of meta devices, and fully_shard");
   contains(error, "shards over one of cpu devices");
@@ -137,12 +134,12 @@ TEST(FullyShardInit, test_init_2d_transformer_shard_diff_dim) {
     ParallelStack<ParallelBlock> model(8, 12, mesh->submesh({"tp"}));
     fill_whole(model);
     // FSDP shards the dimension that tensor parallelism does not.
-    const auto other_dim = [](const at::Tensor& parameter) -> int64_t {
+    const auto other_dim = [](const at::Tensor& parameter) {
       const auto layout = tensor_parallel_layout(parameter);
-      if (!layout || parameter.dim() == 1) return 0;
-      return layout->placement == Placement::shard(0) ? 1 : 0;
+      if (!layout || parameter.dim() == 1) return ShardPlacement{};
+      return ShardPlacement{.dim = layout->placement == Placement::shard(0) ? 1 : 0};
     };
-    shard_units(model, {.mesh = mesh->submesh({"dp"}), .shard_dim = other_dim});
+    shard_units(model, {.mesh = mesh->submesh({"dp"}), .shard_placement_fn = other_dim});
     uint64_t seed = 1;
     for (const auto& item : model.named_parameters()) {
       const auto view = sharded_view(item.value());
@@ -160,8 +157,7 @@ TEST(FullyShardInit, test_init_2d_transformer_shard_diff_dim) {
 TEST(FullyShardDtensor, test_sharded_param_correctness_1d) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     // A tensor-parallel dimension of one rank cuts nothing: the shards are torch.chunk's.
-    const auto mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 1},
-                                                   std::vector<std::string>{"dp", "tp"});
+    const auto mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 1}, std::vector<std::string>{"dp", "tp"});
     ParallelMlp mlp(6, 7, mesh->submesh({"tp"}));
     fill_whole(mlp, 3);
     fully_shard(mlp, {.mesh = mesh->submesh({"dp"})});
@@ -177,25 +173,21 @@ TEST(FullyShardDtensor, test_sharded_param_correctness_1d) {
 
 TEST(FullyShardDtensor, test_fsdp_tp_dtensor_sharded_params) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
-    const auto mesh =
-        std::make_shared<DeviceMesh>(world, std::vector<int>{4}, std::vector<std::string>{"tp"});
+    const auto mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{4}, std::vector<std::string>{"tp"});
     // Pure tensor parallelism first: views and wholes without fully_shard.
     ParallelMlp mlp(8, 12, mesh);
     fill_whole(mlp, 3);
     EXPECT_EQ(sharded_view(mlp.up->weight).offsets, (Offsets{3 * world->rank(), 0}));
-    EXPECT_TRUE(
-        at::equal(assembled(sharded_view(mlp.down->weight), *world), fixed({8, 12}, 7) * 0.5));
+    EXPECT_TRUE(at::equal(assembled(sharded_view(mlp.down->weight), *world), fixed({8, 12}, 7) * 0.5));
     // Then FSDP over the other dimension: 3 rows of the first weight over 2 ranks, then over 4 of
     // which the last has none, whose offset is the end of the whole.
     const auto wide = make_fake_group({.rank = 3, .world_size = 8});
-    const auto grid = std::make_shared<DeviceMesh>(wide, std::vector<int>{4, 2},
-                                                   std::vector<std::string>{"dp", "tp"});
+    const auto grid = std::make_shared<DeviceMesh>(wide, std::vector<int>{4, 2}, std::vector<std::string>{"dp", "tp"});
     ParallelMlp wider(8, 6, grid->submesh({"tp"}));
     fully_shard(wider, {.mesh = grid->submesh({"dp"})});  // dp 1, tp 1
     EXPECT_EQ(sharded_view(wider.up->weight).offsets, (Offsets{4, 0}));
-    const auto last =
-        std::make_shared<DeviceMesh>(make_fake_group({.rank = 6, .world_size = 8}),
-                                     std::vector<int>{4, 2}, std::vector<std::string>{"dp", "tp"});
+    const auto last = std::make_shared<DeviceMesh>(make_fake_group({.rank = 6, .world_size = 8}),
+                                                   std::vector<int>{4, 2}, std::vector<std::string>{"dp", "tp"});
     ParallelMlp empty(8, 6, last->submesh({"tp"}));
     fully_shard(empty, {.mesh = last->submesh({"dp"})});  // dp 3, tp 0: not where tp 1 begins
     EXPECT_EQ(sharded_view(empty.up->weight).offsets, (Offsets{6, 0}));
@@ -207,15 +199,13 @@ TEST(FullyShardDtensor, test_validation_mesh_mismatch) {
   const auto world = make_fake_group({.rank = 0, .world_size = 4});
   const auto all = std::make_shared<DeviceMesh>(world, std::vector<int>{4});
   const auto error = error_of_sharding(mesh_2d(world)->submesh({"tp"}), all);
-  contains(error,
-           "'w0' is tensor-parallel over 2 ranks, 2 of which are in one group of the mesh (4)");
+  contains(error, "'w0' is tensor-parallel over 2 ranks, 2 of which are in one group of the mesh (4)");
   contains(error, "must be different dimensions of one mesh");
 }
 
 TEST(FullyShardDtensor, test_validation_non_replicate_dp_placement) {
   const auto mesh = mesh_2d(make_fake_group({.rank = 0, .world_size = 4}));
-  contains(error_of_sharding(mesh->submesh({"dp"}), mesh->submesh({"dp"})),
-           "must be different dimensions of one mesh");
+  contains(error_of_sharding(mesh->submesh({"dp"}), mesh->submesh({"dp"})), "must be different dimensions of one mesh");
 }
 
 TEST(FullyShardDtensor, test_validation_invalid_dim_names) {

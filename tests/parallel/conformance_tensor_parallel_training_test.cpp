@@ -8,8 +8,8 @@
 #include <limits>
 
 #include "parallel/fsdp/grad_norm.h"
-#include "parallel/tensor_parallel/tensor_parallel.h"
 #include "parallel/tensor_parallel/tensor_parallel_regions.h"
+#include "parallel/tensor_parallel_layout.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"
@@ -38,8 +38,7 @@ FullyShardOptions resharded(ReshardAfterForward when) {
 /// sharded over `mesh`.
 template <class Unit>
 struct ParallelTwins {
-  ParallelTwins(DeviceMeshPtr given, const Names& fsdp,
-                const FullyShardOptions& options = FullyShardOptions())
+  ParallelTwins(DeviceMeshPtr given, const Names& fsdp, const FullyShardOptions& options = FullyShardOptions())
       : mesh(std::move(given)), plain(8, 12, mesh_of_one()), model(8, 12, mesh->submesh({"tp"})) {
     plain.to(at::kDouble);  // sums in another order hardly differ, so a wrong term shows
     model.to(at::kDouble);
@@ -56,16 +55,14 @@ struct ParallelTwins {
 
   /// One forward and backward of both on this data rank's batch; losses and gradients agree.
   void step_and_compare(int step) {
-    const at::Tensor x =
-        fixed({2, 3, 8}, 1000 + 10 * static_cast<uint64_t>(step) + data_rank).to(at::kDouble);
+    const at::Tensor x = fixed({2, 3, 8}, 1000 + 10 * static_cast<uint64_t>(step) + data_rank).to(at::kDouble);
     const at::Tensor expected = plain.forward(x).pow(2).sum();
     const at::Tensor loss = model.forward(x).pow(2).sum();
     expect_near(loss.detach(), expected.detach(), c10::str("loss of step ", step));
     plain.zero_grad();
     expected.backward();
     for (auto& parameter : plain.parameters()) {
-      for (const auto& group : groups)
-        group->all_reduce(parameter.mutable_grad(), ReduceOp::kAvg).wait();
+      for (const auto& group : groups) group->all_reduce(parameter.mutable_grad(), ReduceOp::kAvg).wait();
     }
     model.zero_grad();
     loss.backward();
@@ -79,8 +76,7 @@ struct ParallelTwins {
   }
   void descend() {
     for (auto& parameter : plain.parameters()) parameter.data().sub_(parameter.grad(), 0.001);
-    for (auto& parameter : model.parameters())
-      sharded_view(parameter).local.sub_(parameter.grad(), 0.001);
+    for (auto& parameter : model.parameters()) sharded_view(parameter).local.sub_(parameter.grad(), 0.001);
   }
 
   DeviceMeshPtr mesh;
@@ -121,8 +117,7 @@ struct ExpertBlockImpl : torch::nn::Module {
   ExpertBlockImpl(int64_t width, int64_t hidden, const DeviceMeshPtr& tp)
       : group(tp->group(0)),
         mlp(register_module("mlp", std::make_shared<ParallelMlpImpl>(width, hidden, tp))),
-        experts(
-            register_parameter("experts", at::zeros({kExperts / group->size(), width, width}))) {
+        experts(register_parameter("experts", at::zeros({kExperts / group->size(), width, width}))) {
     set_tensor_parallel(experts, tp, Placement::shard(0));
   }
   at::Tensor forward(at::Tensor x) {
@@ -131,8 +126,7 @@ struct ExpertBlockImpl : torch::nn::Module {
     at::Tensor out = at::zeros_like(tokens);
     const int64_t mine = experts.size(0);
     for (int64_t i = 0; i < mine; ++i) {
-      const at::Tensor rows =
-          at::arange(group->rank() * mine + i, tokens.size(0), kExperts, at::kLong);
+      const at::Tensor rows = at::arange(group->rank() * mine + i, tokens.size(0), kExperts, at::kLong);
       out = out.index_add(0, rows, at::linear(tokens.index_select(0, rows), experts.select(0, i)));
     }
     return y + reduce_from_tensor_parallel_region(out, group).view_as(y);
@@ -149,13 +143,11 @@ TEST(FullyShardTraining, test_shard_placement_fn_tp_ep) {
     run_ranks(4, [&](const ProcessGroupPtr& world) {
       const std::vector<int> shape{2, 2};
       const auto mesh = std::make_shared<DeviceMesh>(world, shape, Names{"dp", "tp"});
-      const auto experts =
-          std::make_shared<DeviceMesh>(world, shape, Names{"efsdp", "ep"})->submesh({"efsdp"});
+      const auto experts = std::make_shared<DeviceMesh>(world, shape, Names{"efsdp", "ep"})->submesh({"efsdp"});
       auto options = resharded(reshard);
-      options.parameter_mesh = [&](const at::Tensor& parameter) {
-        return parameter.dim() == 3 ? experts : nullptr;
+      options.shard_placement_fn = [&](const at::Tensor& parameter) {
+        return parameter.dim() == 3 ? ShardPlacement{.dim = 1, .mesh = experts} : ShardPlacement{};
       };
-      options.shard_dim = [](const at::Tensor& parameter) { return parameter.dim() == 3 ? 1 : 0; };
       ParallelTwins<ExpertBlock> twins(mesh, {"dp"}, options);
       for (const auto& unit : twins.model.units)
         EXPECT_EQ(sharded_view(unit->experts).mesh->dim_names(), (Names{"efsdp", "tp"}));
@@ -175,7 +167,7 @@ TEST(FullyShardComposability, test_train_parity_2d_mlp) {
 TEST(FullyShardComposability, test_train_parity_2d_transformer) {
   train_and_compare<ParallelBlock>(kFsdpTp, resharded(true));
   auto last_dim = resharded(true);
-  last_dim.shard_dim = [](const at::Tensor&) { return -1; };
+  last_dim.shard_placement_fn = [](const at::Tensor&) { return ShardPlacement{.dim = -1}; };
   train_and_compare<ParallelBlock>(kFsdpTp, last_dim);
 }
 
@@ -197,16 +189,14 @@ TEST(FullyShardDtensor, test_dtensor_train_parity) {
 // In PyTorch an error; here the ranks that share the memory after forward are any divisor of
 // FSDP's, whatever tensor parallelism does.
 TEST(FullyShardDtensor, test_validation_reshard_after_forward_int_spmd) {
-  train_and_compare<ParallelMlp>({{4, 2}, {"dp", "tp"}, {"dp"}},
-                                 resharded(ReshardAfterForward::to(2)));
+  train_and_compare<ParallelMlp>({{4, 2}, {"dp", "tp"}, {"dp"}}, resharded(ReshardAfterForward::to(2)));
 }
 
 // In PyTorch an error; here a plain parameter beside tensor-parallel ones is simply sharded by
 // FSDP.
 TEST(FullyShardDtensor, test_validation_spmd_mesh_non_dtensor_params) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
-    ParallelTwins<ParallelMlp> twins(
-        std::make_shared<DeviceMesh>(world, kFsdpTp.shape, kFsdpTp.names), kFsdpTp.fsdp);
+    ParallelTwins<ParallelMlp> twins(std::make_shared<DeviceMesh>(world, kFsdpTp.shape, kFsdpTp.names), kFsdpTp.fsdp);
     const auto& norm = twins.model.units[0]->norm->weight;
     EXPECT_EQ(sharded_view(norm).mesh->describe(), "(dp=2)");
     twins.step_and_compare(0);
@@ -218,8 +208,8 @@ TEST(FullyShardDtensor, test_reduce_scatter_unused_dtensor_param) {
     const auto mesh = std::make_shared<DeviceMesh>(world, kFsdpTp.shape, kFsdpTp.names);
     const auto tp = mesh->submesh({"tp"});
     const auto build = [&] {
-      return ColumnParallelLinear(ColumnParallelLinearOptions{
-          .in_features = 6, .out_features = 8, .mesh = tp, .gather_output = true});
+      return ColumnParallelLinear(
+          ColumnParallelLinearOptions{.in_features = 6, .out_features = 8, .mesh = tp, .gather_output = true});
     };
     auto used = build(), unused = build();
     bool uses_both = true;
@@ -254,9 +244,7 @@ TEST(FullyShardComposability, ReplicatedParametersHaveEqualGradientsOnAllTensorP
       const at::Tensor mine = item.value().grad().detach().clone().reshape({-1});
       const at::Tensor all = at::empty({2 * mine.numel()}, mine.options());
       mesh->group("tp")->all_gather_into(all, mine).wait();
-      EXPECT_TRUE(
-          at::equal(all.narrow(0, 0, mine.numel()), all.narrow(0, mine.numel(), mine.numel())))
-          << item.key();
+      EXPECT_TRUE(at::equal(all.narrow(0, 0, mine.numel()), all.narrow(0, mine.numel(), mine.numel()))) << item.key();
     }
     EXPECT_EQ(replicated, 2 * 5 + 2);  // two norms and a bias a block, and the head
   });
@@ -280,8 +268,7 @@ TEST(FullyShardClipGradNorm, test_clip_grad_norm_2d) {
       for (const auto& item : twins.model.named_parameters()) {
         // As fp32: gradients are scaled by a factor of that precision.
         const at::Tensor clipped = item.value().grad().detach().to(at::kFloat);
-        expect_near(clipped, part_like(reference[item.key()].grad(), item.value()).to(at::kFloat),
-                    item.key());
+        expect_near(clipped, part_like(reference[item.key()].grad(), item.value()).to(at::kFloat), item.key());
       }
       EXPECT_NEAR(total_grad_norm(twins.model.parameters(), norm_type).item<double>(), 0.5, 1e-4);
     }

@@ -28,8 +28,7 @@ uint64_t data_seed(uint64_t step, const ProcessGroup& world) {
 
 /// Blocks and a head, plain and sharded, with the same weights.
 struct Stacks {
-  Stacks(int depth, int64_t width, int64_t hidden)
-      : plain(depth, width, hidden), model(depth, width, hidden) {
+  Stacks(int depth, int64_t width, int64_t hidden) : plain(depth, width, hidden), model(depth, width, hidden) {
     fill_weights(plain);
     copy_weights(plain, model);
   }
@@ -48,8 +47,7 @@ TEST(FullyShardTraining, test_root_no_forward_inputs) {
     Hooked<NoInputsImpl> model;
     fully_shard(model, {.mesh = flat_mesh(world), .reshard_after_forward = true});
     for (int step = 0; step < 3; ++step) {
-      for (torch::nn::Module* each : std::initializer_list<torch::nn::Module*>{&plain, &model})
-        each->zero_grad();
+      for (torch::nn::Module* each : std::initializer_list<torch::nn::Module*>{&plain, &model}) each->zero_grad();
       plain.forward().backward();
       model.forward().backward();
       expect_gradients_of(plain, model);
@@ -88,8 +86,7 @@ TEST(FullyShardTraining, test_param_registration_after_backward) {
       chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = reshard});
       for (int step = 0; step < 2; ++step) {
         chain.forward().backward();
-        for (const auto& w : chain.root.parameters())
-          EXPECT_EQ(w.size(0), world->rank() < 3 ? 2 : 0);
+        for (const auto& w : chain.root.parameters()) EXPECT_EQ(w.size(0), world->rank() < 3 ? 2 : 0);
       }
     });
   }
@@ -134,8 +131,7 @@ TEST(FullyShardTraining, test_train_parity_single_group_shard_dim0) {
 
 /// Ranks that are late by turns, in forward and in backward.
 void delay(ProcessGroup& world, uint64_t step) {
-  if (static_cast<int>(step) % world.size() == world.rank())
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  if (static_cast<int>(step) % world.size() == world.rank()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
 }
 
 TEST(FullyShardTraining, test_train_parity_multi_group) {
@@ -174,8 +170,8 @@ TEST(FullyShardTraining, test_non_root_forward_backward) {
     plain.units[0]->forward(x).sum().backward();
     chain.events.clear();
     chain.units[0]->forward(x).sum().backward();
-    EXPECT_EQ(chain.events, (Events{"gather a", "release a", "pre_backward a", "gather a",
-                                    "post_backward a", "release a", "reduce a"}));
+    EXPECT_EQ(chain.events, (Events{"unshard a", "reshard a", "pre_backward a", "unshard a", "post_backward a",
+                                    "reshard a", "reduce a"}));
     expect_sharded(chain.root);
     // Gradients were averaged twice on the shard and once, after adding, on the plain model.
     average_gradients(plain.root, *world);
@@ -265,8 +261,8 @@ at::Tensor chunked_loss(Chain& chain, const at::Tensor& hidden) {
 
 /// Equal to the plain chain within the order of additions: a unit that is called on chunks reduces
 /// for each.
-void expect_chunked_parity(const ProcessGroupPtr& world, const FullyShardOptions& options,
-                           int microbatches, const std::function<void(Chain&, int)>& before) {
+void expect_chunked_parity(const ProcessGroupPtr& world, const FullyShardOptions& options, int microbatches,
+                           const std::function<void(Chain&, int)>& before) {
   Chain plain, chain;
   leave_out_last(plain);
   leave_out_last(chain);
@@ -292,17 +288,15 @@ void expect_chunked_parity(const ProcessGroupPtr& world, const FullyShardOptions
 TEST(FullyShardTraining, test_partial_group_forward_then_standalone) {
   for (const bool reshard : {true, false}) {
     run_ranks(2, [=](const ProcessGroupPtr& world) {
-      expect_chunked_parity(world, {.mesh = flat_mesh(world), .reshard_after_forward = reshard}, 1,
-                            [](Chain&, int) {});
+      expect_chunked_parity(world, {.mesh = flat_mesh(world), .reshard_after_forward = reshard}, 1, [](Chain&, int) {});
     });
   }
 }
 
 TEST(FullyShardTraining, test_partial_group_forward_grad_accum_chunked) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
-    expect_chunked_parity(
-        world, {.mesh = flat_mesh(world), .reshard_after_forward = true}, 3,
-        [](Chain& chain, int micro) { set_requires_gradient_sync(chain.root, micro == 2); });
+    expect_chunked_parity(world, {.mesh = flat_mesh(world), .reshard_after_forward = true}, 3,
+                          [](Chain& chain, int micro) { set_requires_gradient_sync(chain.root, micro == 2); });
   });
 }
 
@@ -322,8 +316,7 @@ TEST(FullyShardTraining, test_double_partial_forward_then_backward) {
     leave_out_last(plain);
     leave_out_last(chain);
     shard_as_list(chain, {.mesh = flat_mesh(world), .reshard_after_forward = true});
-    const at::Tensor x = fixed({4, 6}, data_seed(0, *world)) * 0.1,
-                     y = fixed({4, 6}, data_seed(1, *world)) * 0.1;
+    const at::Tensor x = fixed({4, 6}, data_seed(0, *world)) * 0.1, y = fixed({4, 6}, data_seed(1, *world)) * 0.1;
     (plain.root.forward(x).sum() + plain.root.forward(y).pow(2).sum()).backward();
     (chain.root.forward(x).sum() + chain.root.forward(y).pow(2).sum()).backward();
     average_gradients(plain.root, *world);
@@ -343,8 +336,7 @@ TEST(FullyShardTraining, test_grouped_module_cast_forward_inputs) {
     }
     FullyShardOptions options{.mesh = flat_mesh(world)};
     options.mixed_precision.param_dtype = at::kBFloat16;
-    torch::nn::Module* const list[] = {chain.units[0].get(), chain.units[1].get(),
-                                       chain.units[2].get()};
+    torch::nn::Module* const list[] = {chain.units[0].get(), chain.units[1].get(), chain.units[2].get()};
     fully_shard(list, options);
     fully_shard(chain.root, {.mesh = flat_mesh(world)});
     chain.forward().backward();
@@ -404,8 +396,7 @@ void expect_tied_parity(const ProcessGroupPtr& world, int64_t rows, const Device
   fully_shard(model, {.mesh = mesh});
   const at::Tensor before = sharded_view(model.table).local.clone();
   for (int64_t step = 0; step < 3; ++step) {
-    const at::Tensor tokens =
-        (at::arange(12).view({3, 4}) * 3 + step + world->rank()).remainder(rows);
+    const at::Tensor tokens = (at::arange(12).view({3, 4}) * 3 + step + world->rank()).remainder(rows);
     plain.zero_grad();
     model.zero_grad();
     const at::Tensor expected = plain.forward(tokens).pow(2).sum();
@@ -425,13 +416,11 @@ void expect_tied_parity(const ProcessGroupPtr& world, int64_t rows, const Device
 }
 
 TEST(FullyShardTraining, test_train_parity_with_shared_params) {
-  run_ranks(2,
-            [](const ProcessGroupPtr& world) { expect_tied_parity(world, 12, flat_mesh(world)); });
+  run_ranks(2, [](const ProcessGroupPtr& world) { expect_tied_parity(world, 12, flat_mesh(world)); });
 }
 
 TEST(FullyShardTraining, test_train_shared_params_uneven_shard) {
-  run_ranks(3,
-            [](const ProcessGroupPtr& world) { expect_tied_parity(world, 13, flat_mesh(world)); });
+  run_ranks(3, [](const ProcessGroupPtr& world) { expect_tied_parity(world, 13, flat_mesh(world)); });
 }
 
 TEST(FullyShardTraining, test_shared_params_separate_fsdp_groups_error) {
@@ -439,8 +428,7 @@ TEST(FullyShardTraining, test_shared_params_separate_fsdp_groups_error) {
     Chain chain;
     chain.root.register_parameter("head", chain.units[0]->w[0]);
     fully_shard(*chain.units[0], {.mesh = flat_mesh(world)});
-    const std::string sentence =
-        message_of([&] { fully_shard(chain.root, {.mesh = flat_mesh(world)}); });
+    const std::string sentence = message_of([&] { fully_shard(chain.root, {.mesh = flat_mesh(world)}); });
     contains(sentence, "'w0' and 'head' are one tensor in two groups");
     contains(sentence, "untied");
   });
@@ -467,8 +455,7 @@ TEST(FullyShardTraining, test_layer_by_layer_shard_no_false_positive) {
 // Accumulation, with exact counts of collectives.
 
 int64_t count(const std::vector<CollectiveCall>& calls, const std::string& operation) {
-  return std::count_if(calls.begin(), calls.end(),
-                       [&](const auto& call) { return call.operation == operation; });
+  return std::count_if(calls.begin(), calls.end(), [&](const auto& call) { return call.operation == operation; });
 }
 
 enum class Unsynced { kAll, kRootOnly, kBlocksOnly };
@@ -558,8 +545,7 @@ TEST(FullyShardTraining, test_1f1b_microbatching) {
     std::vector<CollectiveCall> calls;
     Stacks stacks(2, 5, 7);
     Stack& model = stacks.model;
-    shard_stack(model, {.mesh = recording_mesh(world, {2}, {"shard"}, calls),
-                        .reshard_after_forward = false});
+    shard_stack(model, {.mesh = recording_mesh(world, {2}, {"shard"}, calls), .reshard_after_forward = false});
     for (uint64_t step = 0; step < 2; ++step) {
       stacks.plain.zero_grad();
       model.zero_grad();
@@ -597,8 +583,8 @@ TEST(FullyShardTraining, test_train_parity_hsdp) {
     for (const int64_t hidden : {8, 7}) {  // even and uneven rows
       run_ranks(4, [=](const ProcessGroupPtr& world) {
         Stacks stacks(2, 5, hidden);
-        const auto mesh = std::make_shared<DeviceMesh>(
-            world, std::vector<int>{2, 2}, std::vector<std::string>{"replicate", "shard"});
+        const auto mesh =
+            std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, std::vector<std::string>{"replicate", "shard"});
         shard_stack(stacks.model, {.mesh = mesh, .reshard_after_forward = reshard});
         for (uint64_t step = 0; step < 3; ++step) {
           stacks.plain.zero_grad();
@@ -652,8 +638,7 @@ TEST(FullyShardReplicate, test_train_parity_multi_group) {
   run_ranks(3, [](const ProcessGroupPtr& world) {
     std::vector<CollectiveCall> calls;
     Stacks stacks(3, 5, 7);
-    shard_stack(stacks.model,
-                {.mesh = recording_mesh(world, {3, 1}, {"replicate", "shard"}, calls)});
+    shard_stack(stacks.model, {.mesh = recording_mesh(world, {3, 1}, {"replicate", "shard"}, calls)});
     for (uint64_t step = 0; step < 3; ++step) {
       const at::Tensor x = fixed({4, 5}, data_seed(step, *world));
       stacks.plain.zero_grad();
@@ -672,8 +657,7 @@ TEST(FullyShardReplicate, test_train_parity_multi_group) {
 }
 
 TEST(FullyShardReplicate, test_train_parity_with_shared_params) {
-  run_ranks(
-      2, [](const ProcessGroupPtr& world) { expect_tied_parity(world, 13, replicas_only(world)); });
+  run_ranks(2, [](const ProcessGroupPtr& world) { expect_tied_parity(world, 13, replicas_only(world)); });
 }
 
 }  // namespace

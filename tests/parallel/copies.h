@@ -19,10 +19,9 @@ struct CopyCase {
 };
 
 inline std::ostream& operator<<(std::ostream& out, const CopyCase& each) {
-  return out << each.from_dtype << " to " << each.to_dtype << ", rows " << each.rows << " of "
-             << each.row_numel << ", numel " << each.numel << ", strides " << each.from_stride
-             << " and " << each.to_stride << ", offsets " << each.from_offset << " and "
-             << each.to_offset;
+  return out << each.from_dtype << " to " << each.to_dtype << ", rows " << each.rows << " of " << each.row_numel
+             << ", numel " << each.numel << ", strides " << each.from_stride << " and " << each.to_stride
+             << ", offsets " << each.from_offset << " and " << each.to_offset;
 }
 
 /// All pairs of dtypes, aligned and not, with rows that fit vectors and tiles and rows that do not.
@@ -54,8 +53,7 @@ class CopyBuffers {
       from_.push_back(buffer(each.from_dtype, each.from_offset, each.from_stride, each).to(device));
       to_.push_back(buffer(each.to_dtype, each.to_offset, each.to_stride, each).to(device));
       const auto at = [](const at::Tensor& bytes, int64_t offset, at::ScalarType dtype) {
-        return static_cast<char*>(bytes.data_ptr()) +
-               offset * static_cast<int64_t>(c10::elementSize(dtype));
+        return static_cast<char*>(bytes.data_ptr()) + offset * static_cast<int64_t>(c10::elementSize(dtype));
       };
       copies_.push_back({.from = at(from_.back(), each.from_offset, each.from_dtype),
                          .to = at(to_.back(), each.to_offset, each.to_dtype),
@@ -79,8 +77,7 @@ class CopyBuffers {
   }
 
  private:
-  static at::Tensor buffer(at::ScalarType dtype, int64_t offset, int64_t stride,
-                           const CopyCase& each) {
+  static at::Tensor buffer(at::ScalarType dtype, int64_t offset, int64_t stride, const CopyCase& each) {
     const auto element_bytes = static_cast<int64_t>(c10::elementSize(dtype));
     const int64_t numel = offset + (each.rows - 1) * stride + each.row_numel + 5;
     const at::Tensor bytes = at::zeros({numel * element_bytes}, at::kByte);

@@ -14,8 +14,6 @@ extern "C" void* capture_cuda_graph(void (*work)(void*), void* argument) {
   return graph.release();
 }
 
-extern "C" void replay_cuda_graph(void* graph) {
-  static_cast<at::cuda::CUDAGraph*>(graph)->replay();
-}
+extern "C" void replay_cuda_graph(void* graph) { static_cast<at::cuda::CUDAGraph*>(graph)->replay(); }
 
 extern "C" void free_cuda_graph(void* graph) { delete static_cast<at::cuda::CUDAGraph*>(graph); }

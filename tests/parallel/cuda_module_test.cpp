@@ -1,4 +1,4 @@
-#include "parallel/cuda/cuda_module.h"
+#include "parallel/device/cuda_module.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gmock/gmock.h>
@@ -21,8 +21,7 @@ using testing::message_of;
 TEST(CudaModule, BringsTheKernelsOfLibTorch) {
   MEGASHARD_NOT_ON_SIM("it stands where CUDA's library would be");
   const auto mul = c10::Dispatcher::singleton().findSchemaOrThrow("aten::mul", "Tensor");
-  EXPECT_FALSE(mul.hasKernelForDispatchKey(c10::DispatchKey::CUDA))
-      << "libmegashard itself links libtorch_cuda";
+  EXPECT_FALSE(mul.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) << "libmegashard itself links libtorch_cuda";
   const CudaModule module = load_cuda_module();
   EXPECT_TRUE(mul.hasKernelForDispatchKey(c10::DispatchKey::CUDA));
   EXPECT_GE(module.device_count(), 0);
@@ -32,11 +31,9 @@ TEST(CudaModule, BringsTheKernelsOfLibTorch) {
 TEST(CudaModule, WithoutAGpuAskingForNcclSaysSo) {
   MEGASHARD_NOT_ON_SIM("there is a GPU");
   if (load_cuda_module().device_count() > 0) GTEST_SKIP() << "this machine has a GPU";
-  EXPECT_THAT(
-      message_of([] { init_process_group({.backend = "nccl"}); }),
-      HasSubstr(
-          "backend 'nccl' needs a GPU and there is none that CUDA can use: check the driver with "
-          "nvidia-smi, or take --distributed-backend gloo"));
+  EXPECT_THAT(message_of([] { init_process_group({.backend = "nccl"}); }),
+              HasSubstr("backend 'nccl' needs a GPU and there is none that CUDA can use: check the driver with "
+                        "nvidia-smi, or take --distributed-backend gloo"));
 }
 
 #else

@@ -91,22 +91,10 @@ TEST(DeviceMesh, GroupsOfTwoMeshesOfOneNameDoNotMeet) {
 
 TEST(DeviceMesh, WrongShapesAndNamesAreNamed) {
   const ProcessGroupPtr world = make_fake_group({.rank = 0, .world_size = 6});
-  EXPECT_THAT(message_of([&] {
-                DeviceMesh(world, {2, 2}, {"a", "b"});
-              }),
-              HasSubstr("the product must be 6"));
-  EXPECT_THAT(message_of([&] {
-                DeviceMesh(world, {-2, -3}, {"a", "b"});
-              }),
-              HasSubstr("the product must be 6"));
-  EXPECT_THAT(message_of([&] {
-                DeviceMesh(world, {2, 3});
-              }),
-              HasSubstr("2 dimensions need as many names, got 0"));
-  EXPECT_THAT(message_of([&] {
-                DeviceMesh(world, {2, 3}, {"a", "a"});
-              }),
-              HasSubstr("two dimensions are named 'a'"));
+  EXPECT_THAT(message_of([&] { DeviceMesh(world, {2, 2}, {"a", "b"}); }), HasSubstr("the product must be 6"));
+  EXPECT_THAT(message_of([&] { DeviceMesh(world, {-2, -3}, {"a", "b"}); }), HasSubstr("the product must be 6"));
+  EXPECT_THAT(message_of([&] { DeviceMesh(world, {2, 3}); }), HasSubstr("2 dimensions need as many names, got 0"));
+  EXPECT_THAT(message_of([&] { DeviceMesh(world, {2, 3}, {"a", "a"}); }), HasSubstr("two dimensions are named 'a'"));
   EXPECT_THAT(message_of([&] {
                 DeviceMesh(world, {2, 3}, {"a", "b"}).group("c");
               }),

@@ -3,14 +3,14 @@
 #include <ATen/ops/tanh.h>
 #include <c10/core/GradMode.h>
 
-#include "parallel/fsdp/fsdp_param.h"
+#include "parallel/fsdp/detail/fsdp_param.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
 
 namespace megashard::testing {
 namespace {
 
-bool has_memory(const at::Tensor& weight) { return find_fsdp_param(weight)->full().allocated(); }
+bool has_memory(const at::Tensor& weight) { return find_fsdp_param(weight)->unsharded().allocated(); }
 
 /// One step of a unit of two weights and of a plain module; gradients must be equal bit for bit.
 void expect_equal(const Body& body) {
@@ -68,9 +68,7 @@ TEST(EarlyRelease, ABackwardInsideAnotherLeavesTheWeightForIt) {
 
 TEST(EarlyRelease, AForwardInsideBackwardGathersAgainWhatWent) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
-    const auto body = [](const Weights& w, at::Tensor x) {
-      return at::linear(at::tanh(at::linear(x, w[0])), w[1]);
-    };
+    const auto body = [](const Weights& w, at::Tensor x) { return at::linear(at::tanh(at::linear(x, w[0])), w[1]); };
     Twins twins({{5, 5}, {5, 5}}, body, resharding(world));
     const at::Tensor other = fixed({3, 5}, 20);
     at::Tensor evaluated;

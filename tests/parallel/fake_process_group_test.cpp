@@ -29,8 +29,7 @@ TEST(FakeProcessGroup, SeesWhatAWorldOfEqualRanksSees) {
     });
     expect_equal([](ProcessGroup& group) {
       at::Tensor output = at::full({15}, -1, at::kFloat);
-      const at::Tensor slice =
-          output.narrow(0, group.rank() * 5, 5).copy_(at::arange(5, at::kFloat));
+      const at::Tensor slice = output.narrow(0, group.rank() * 5, 5).copy_(at::arange(5, at::kFloat));
       group.all_gather_into(output, slice).wait();
       return output;
     });
@@ -56,8 +55,7 @@ TEST(FakeProcessGroup, SeesWhatAWorldOfEqualRanksSees) {
 }
 
 TEST(FakeProcessGroup, LargeWorldsOnTheMetaDevice) {
-  const ProcessGroupPtr world =
-      make_fake_group({.rank = 1023, .world_size = 4096, .device_type = c10::kMeta});
+  const ProcessGroupPtr world = make_fake_group({.rank = 1023, .world_size = 4096, .device_type = c10::kMeta});
   const auto meta = at::TensorOptions().device(at::kMeta);
   EXPECT_FALSE(world->all_reduce(at::empty({1 << 30}, meta), ReduceOp::kSum).pending());
   const ProcessGroupPtr node = world->subgroup({1016, 1023}, "node");
@@ -76,8 +74,7 @@ TEST(RoutedProcessGroup, RunsWhereTheTensorIs) {
     both->all_gather_into(gathered, at::arange(world->rank(), world->rank() + 1, at::kLong)).wait();
     EXPECT_TRUE(at::equal(gathered, at::arange(2, at::kLong)));
     both->all_reduce(at::empty({3}, at::TensorOptions().device(at::kMeta)), ReduceOp::kSum).wait();
-    EXPECT_EQ(both->all_gather_strings(std::to_string(world->rank())),
-              (std::vector<std::string>{"0", "1"}));
+    EXPECT_EQ(both->all_gather_strings(std::to_string(world->rank())), (std::vector<std::string>{"0", "1"}));
     EXPECT_EQ(both->subgroup({world->rank()}, "alone")->size(), 1);
     both->barrier();
   });

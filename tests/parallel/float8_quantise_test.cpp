@@ -18,7 +18,7 @@
 #include <cmath>
 #include <limits>
 
-#include "parallel/cuda/float8_rows.h"
+#include "parallel/copies/float8_rows.h"
 #include "tests/support/message_of.h"
 
 namespace megashard::testing {
@@ -34,10 +34,8 @@ at::Tensor normal(at::IntArrayRef sizes, uint64_t seed) {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Quantised {
-  explicit Quantised(const at::Tensor& rows, int64_t places = -1,
-                     Float8Scale kind = Float8Scale::kAmax)
-      : payload(
-            at::full({places < 0 ? rows.numel() : places}, 99, at::kByte).view(at::kFloat8_e4m3fn)),
+  explicit Quantised(const at::Tensor& rows, int64_t places = -1, Float8Scale kind = Float8Scale::kAmax)
+      : payload(at::full({places < 0 ? rows.numel() : places}, 99, at::kByte).view(at::kFloat8_e4m3fn)),
         scale(at::zeros({1})) {
     quantise_float8(rows, payload, scale, kind);
   }
@@ -108,12 +106,11 @@ struct Gathered {
     scales = bytes.view(at::kFloat).narrow(1, (numel + 15) / 16 * 4, 1);
     for (int rank = 0; rank < ranks; ++rank) {
       const int64_t begin = std::min(rank * chunk_size, whole.size(dim));
-      const at::Tensor rows =
-          whole.narrow(dim, begin, std::min(chunk_size, whole.size(dim) - begin)).contiguous();
+      const at::Tensor rows = whole.narrow(dim, begin, std::min(chunk_size, whole.size(dim) - begin)).contiguous();
       quantise_float8(rows, payloads[rank], scales[rank]);
       const at::Tensor alone = at::empty({rows.numel()});
-      dequantise_float8(payloads.narrow(0, rank, 1).narrow(1, 0, rows.numel()),
-                        scales.narrow(0, rank, 1), 0, rows.numel(), alone);
+      dequantise_float8(payloads.narrow(0, rank, 1).narrow(1, 0, rows.numel()), scales.narrow(0, rank, 1), 0,
+                        rows.numel(), alone);
       parts.push_back(alone.view(rows.sizes()));
     }
   }
@@ -168,8 +165,7 @@ TEST(Float8Quantise, TheKernelsDoAsTheirTwinsBitForBit) {
                                   .payload_numel = bytes.numel(),
                                   .scale = &scale,
                                   .amax = &amax};
-    for (int64_t i = 0; i < kThreads; ++i)
-      amax = std::max(amax, amax_of_thread<float>(quantise, i, kThreads));
+    for (int64_t i = 0; i < kThreads; ++i) amax = std::max(amax, amax_of_thread<float>(quantise, i, kThreads));
     for (int64_t i = 0; i < kThreads; ++i) quantise_in_thread<float>(quantise, i, kThreads);
     EXPECT_EQ(scale, by_loops.number());
     EXPECT_TRUE(at::equal(bytes, by_loops.bytes()));
@@ -186,8 +182,7 @@ TEST(Float8Quantise, TheKernelsDoAsTheirTwinsBitForBit) {
                                       .chunk_run = 1008,
                                       .whole_run = 1005,
                                       .whole = whole.data_ptr()};
-    for (int64_t i = 0; i < kThreads; ++i)
-      dequantise_in_thread<BFloat16Bits>(dequantise, 0, i, kThreads);
+    for (int64_t i = 0; i < kThreads; ++i) dequantise_in_thread<BFloat16Bits>(dequantise, 0, i, kThreads);
     EXPECT_TRUE(at::equal(whole, by_loops.rebuilt().to(at::kBFloat16)));
   }
 }

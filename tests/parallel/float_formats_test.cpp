@@ -19,8 +19,7 @@ namespace {
 std::vector<float> all_kinds_of_floats() {
   std::vector<float> floats;
   for (uint32_t high = 0; high < 0x10000U; ++high) {
-    for (const uint32_t low :
-         {0x0000U, 0x0001U, 0x0fffU, 0x1000U, 0x1001U, 0x7fffU, 0x8000U, 0x8001U, 0xffffU})
+    for (const uint32_t low : {0x0000U, 0x0001U, 0x0fffU, 0x1000U, 0x1001U, 0x7fffU, 0x8000U, 0x8001U, 0xffffU})
       floats.push_back(std::bit_cast<float>(high << 16 | low));
   }
   return floats;
@@ -47,8 +46,7 @@ void expect_same_widening(uint32_t count) {
     Ours ours{};
     ours.bits = static_cast<decltype(ours.bits)>(bits);
     const float expected = Theirs(ours.bits, Theirs::from_bits());
-    ASSERT_EQ(std::bit_cast<uint32_t>(to_float(ours)), std::bit_cast<uint32_t>(expected))
-        << std::hex << bits;
+    ASSERT_EQ(std::bit_cast<uint32_t>(to_float(ours)), std::bit_cast<uint32_t>(expected)) << std::hex << bits;
   }
 }
 

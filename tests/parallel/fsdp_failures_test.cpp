@@ -3,7 +3,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "parallel/collectives/guard_key.h"
+#include "parallel/guarded_tensor.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"
@@ -21,9 +21,7 @@ struct Fragile {
     units[1]->body = [this](const Weights& w, at::Tensor x) {
       TORCH_CHECK(!fail_forward, "forward failed on purpose");
       at::Tensor y = at::linear(x, w[0]);
-      if (fail_backward)
-        y.register_hook(
-            [](const at::Tensor&) { TORCH_CHECK(false, "backward failed on purpose"); });
+      if (fail_backward) y.register_hook([](const at::Tensor&) { TORCH_CHECK(false, "backward failed on purpose"); });
       return y;
     };
     root.body = [this](const Weights& w, at::Tensor x) {
@@ -44,9 +42,7 @@ struct Fragile {
     const auto reference = plain.root.named_parameters();
     for (const auto& item : root.named_parameters()) {
       ASSERT_TRUE(item.value().grad().defined()) << item.key();
-      EXPECT_TRUE(
-          at::equal(item.value().grad(), part_like(reference[item.key()].grad(), item.value())))
-          << item.key();
+      EXPECT_TRUE(at::equal(item.value().grad(), part_like(reference[item.key()].grad(), item.value()))) << item.key();
     }
   }
   void expect_sharded() {
@@ -111,12 +107,10 @@ TEST(FsdpFailures, WrongUsesEndInASentence) {  // others: conformance_init and _
   run_ranks(2, [](const ProcessGroupPtr& world) {
     const auto mesh = flat_mesh(world);
     Formula unit({{6, 6}}, linear);
-    contains(message_of([&] { fully_shard(unit, {}); }), "needs options.mesh");
-    contains(message_of([&] {
-               fully_shard(unit,
-                           {.mesh = mesh, .reshard_after_forward = ReshardAfterForward::to(3)});
-             }),
-             "does not divide the 2 ranks");
+    contains(message_of([&] { fully_shard(unit, FullyShardOptions{}); }), "needs options.mesh");
+    contains(
+        message_of([&] { fully_shard(unit, {.mesh = mesh, .reshard_after_forward = ReshardAfterForward::to(3)}); }),
+        "does not divide the 2 ranks");
     contains(message_of([&] { unshard(unit); }), "is not under fully_shard");
   });
 }
@@ -142,10 +136,7 @@ TEST(FsdpFailures, ParametersOnMetaBecomeRealRowByRow) {
     const at::Tensor expected = at::linear(fixed({4, 6}, 2), fixed({5, 6}, 1));
     EXPECT_TRUE(at::equal(unit.forward(fixed({4, 6}, 2)), expected));
     EXPECT_TRUE(handle.is_same(unit.weight) && !handle.is_meta());
-    contains(message_of([&] {
-               assign_full_parameter(unit.weight, fixed({4, 6}, 1));
-             }),
-             "has sizes [5, 6]");
+    contains(message_of([&] { assign_full_parameter(unit.weight, fixed({4, 6}, 1)); }), "has sizes [5, 6]");
   });
 }
 
@@ -153,15 +144,13 @@ TEST(FsdpFailures, ShardedViewsSayWhereLocalRowsLie) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
     const int rank = world->rank();
     Formula unit({{5, 6}}, linear);
-    fully_shard(
-        unit, {.mesh = std::make_shared<DeviceMesh>(
-                   world, std::vector<int>{2, 2}, std::vector<std::string>{"replicate", "shard"})});
+    fully_shard(unit, {.mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2},
+                                                            std::vector<std::string>{"replicate", "shard"})});
     const ShardedTensor view = sharded_view(unit.w[0]);
     EXPECT_EQ(view.global_sizes, (std::vector<int64_t>{5, 6}));
     EXPECT_EQ(view.offsets, (std::vector<int64_t>{rank % 2 == 0 ? 0 : 3, 0}));
     EXPECT_EQ(view.local.size(0), rank % 2 == 0 ? 3 : 2);
-    EXPECT_EQ(view.placements,
-              (std::vector<Placement>{Placement::replicate(), Placement::shard(0)}));
+    EXPECT_EQ(view.placements, (std::vector<Placement>{Placement::replicate(), Placement::shard(0)}));
     view.local.fill_(1);  // it is the live storage
     EXPECT_TRUE(at::equal(unit.w[0].detach(), view.local));
     const at::Tensor plain = fixed({3}, 1);

@@ -23,19 +23,15 @@ class FsdpGraphs : public ::testing::TestWithParam<GraphCase> {
  protected:
   using Call = std::function<at::Tensor(at::Tensor)>;
   /// Runs `use` with a plain layer and with a unit; their gradients must be equal bit for bit.
-  static void expect_equal(
-      const std::function<void(const Call& call, at::Tensor a, at::Tensor b)>& use,
-      bool inputs_require_grad = true, bool one_backward = true) {
+  static void expect_equal(const std::function<void(const Call& call, at::Tensor a, at::Tensor b)>& use,
+                           bool inputs_require_grad = true, bool one_backward = true) {
     run_ranks(2, [&](const ProcessGroupPtr& world) {
-      FullyShardOptions options{.mesh = flat_mesh(world),
-                                .reshard_after_forward = GetParam().reshard};
+      FullyShardOptions options{.mesh = flat_mesh(world), .reshard_after_forward = GetParam().reshard};
       const auto dtype = GetParam().dtype;
       if (dtype != at::kFloat) options.mixed_precision.param_dtype = dtype;
       Twins twins({{5, 5}}, layer, options);
       for (int step = 0; step < 2; ++step) {
-        auto input = [&](uint64_t seed) {
-          return fixed({4, 5}, seed).to(dtype).requires_grad_(inputs_require_grad);
-        };
+        auto input = [&](uint64_t seed) { return fixed({4, 5}, seed).to(dtype).requires_grad_(inputs_require_grad); };
         use([&](at::Tensor x) { return twins.plain.forward(x); }, input(10), input(11));
         use([&](at::Tensor x) { return twins.unit.forward(x); }, input(10), input(11));
         if (one_backward || dtype == at::kFloat) {
@@ -57,8 +53,7 @@ TEST_P(FsdpGraphs, ChainOfTwoCalls) {
 }
 
 TEST_P(FsdpGraphs, SiameseCalls) {
-  expect_equal(
-      [](const Call& call, auto a, auto b) { (call(a).sum() + call(b).sum()).backward(); });
+  expect_equal([](const Call& call, auto a, auto b) { (call(a).sum() + call(b).sum()).backward(); });
 }
 
 TEST_P(FsdpGraphs, TwoForwardsTwoBackwardsInOrder) {
@@ -136,8 +131,7 @@ TEST_P(FsdpGraphs, GraphThatIsDropped) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FsdpGraphs,
-                         ::testing::Values(GraphCase{"fp32", at::kFloat, true},
-                                           GraphCase{"bf16", at::kBFloat16, true},
+                         ::testing::Values(GraphCase{"fp32", at::kFloat, true}, GraphCase{"bf16", at::kBFloat16, true},
                                            GraphCase{"kept", at::kFloat, false}),
                          [](const auto& info) { return info.param.name; });
 

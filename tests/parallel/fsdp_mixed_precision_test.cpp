@@ -96,9 +96,7 @@ TEST(FsdpMixedPrecision, CastsInputsAndOutputsOnlyAsAskedAndNeverIntegers) {
 
 TEST(FsdpMixedPrecision, GradientsOfTwoDtypesInOneGroupNeedAReduceDtype) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
-    const Body sum = [](const Weights& w, at::Tensor x) {
-      return x * w[0] + x * w[1].to(at::kFloat);
-    };
+    const Body sum = [](const Weights& w, at::Tensor x) { return x * w[0] + x * w[1].to(at::kFloat); };
     auto make = [&](std::optional<at::ScalarType> reduce_dtype) {
       auto unit = std::make_shared<Formula>(Sizes{{6}, {6}}, sum);
       unit->w[1].set_data(unit->w[1].detach().to(kHalfPrecision));

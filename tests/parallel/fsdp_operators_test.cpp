@@ -36,50 +36,26 @@ at::Tensor changed_clone(const Weights& w, at::Tensor x) {
 const std::vector<Operator>& operators() {
   using at::Tensor;
   static const std::vector<Operator> all = {
-      {"linear",
-       {{8, 6}, {8}},
-       {4, 6},
-       [](auto& w, Tensor x) { return at::linear(x, w[0], w[1]); }},
-      {"linear_without_bias",
-       {{8, 6}},
-       {4, 6},
-       [](auto& w, Tensor x) { return at::linear(x, w[0]); }},
-      {"linear_3d",
-       {{7, 6}, {7}},
-       {2, 4, 6},
-       [](auto& w, Tensor x) { return at::linear(x, w[0], w[1]); }},
+      {"linear", {{8, 6}, {8}}, {4, 6}, [](auto& w, Tensor x) { return at::linear(x, w[0], w[1]); }},
+      {"linear_without_bias", {{8, 6}}, {4, 6}, [](auto& w, Tensor x) { return at::linear(x, w[0]); }},
+      {"linear_3d", {{7, 6}, {7}}, {2, 4, 6}, [](auto& w, Tensor x) { return at::linear(x, w[0], w[1]); }},
       {"linear_twice",
        {{6, 6}},
        {4, 6},
        [](auto& w, Tensor x) { return at::linear(at::gelu(at::linear(x, w[0])), w[0]); }},
-      {"embedding",
-       {{10, 6}},
-       {4, 5},
-       [](auto& w, Tensor x) { return at::embedding(w[0], x); },
-       true},
+      {"embedding", {{10, 6}}, {4, 5}, [](auto& w, Tensor x) { return at::embedding(w[0], x); }, true},
       {"tied_head",
        {{11, 6}},
        {4, 5},
        [](auto& w, Tensor x) { return at::linear(at::embedding(w[0], x), w[0]); },
        true},
-      {"layer_norm",
-       {{6}, {6}},
-       {4, 6},
-       [](auto& w, Tensor x) { return at::layer_norm(x, {6}, w[0], w[1]); }},
-      {"rms_norm",
-       {{6}},
-       {4, 6},
-       [](auto& w, Tensor x) { return at::rms_norm(x, {6}, w[0], 1e-5); }},
-      {"conv2d",
-       {{8, 3, 3, 3}, {8}},
-       {2, 3, 8, 8},
-       [](auto& w, Tensor x) { return at::conv2d(x, w[0], w[1], 1, 1); }},
+      {"layer_norm", {{6}, {6}}, {4, 6}, [](auto& w, Tensor x) { return at::layer_norm(x, {6}, w[0], w[1]); }},
+      {"rms_norm", {{6}}, {4, 6}, [](auto& w, Tensor x) { return at::rms_norm(x, {6}, w[0], 1e-5); }},
+      {"conv2d", {{8, 3, 3, 3}, {8}}, {2, 3, 8, 8}, [](auto& w, Tensor x) { return at::conv2d(x, w[0], w[1], 1, 1); }},
       {"batch_norm",
        {{3}, {3}},
        {2, 3, 8, 8},
-       [](auto& w, Tensor x) {
-         return at::batch_norm(x, w[0], w[1], {}, {}, true, 0.1, 1e-5, false);
-       }},
+       [](auto& w, Tensor x) { return at::batch_norm(x, w[0], w[1], {}, {}, true, 0.1, 1e-5, false); }},
       {"attention", {{36, 12}}, {2, 5, 12}, attention},
       {"chunks", {{12, 6}}, {4, 6}, gated},
       {"elementwise", {{6}}, {4, 6}, [](auto& w, Tensor x) { return x * w[0] + w[0]; }},
@@ -90,10 +66,7 @@ const std::vector<Operator>& operators() {
        {4, 6},
        [](auto& w, Tensor x) { return at::linear(x, w[1] * w[0] / w[0].norm(2, {1}, true)); }},
       {"prelu", {{6}}, {4, 6}, [](auto& w, Tensor x) { return at::prelu(x, w[0]); }},
-      {"group_norm",
-       {{6}, {6}},
-       {4, 6, 3, 3},
-       [](auto& w, Tensor x) { return at::group_norm(x, 2, w[0], w[1]); }},
+      {"group_norm", {{6}, {6}}, {4, 6, 3, 3}, [](auto& w, Tensor x) { return at::group_norm(x, 2, w[0], w[1]); }},
       {"einsum",
        {{6, 8}},
        {4, 5, 6},
@@ -151,11 +124,9 @@ std::vector<OperatorCase> all_cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, FsdpOperators, ::testing::ValuesIn(all_cases()),
-                         [](const auto& info) {
-                           return std::string(operators()[info.param.index].name) +
-                                  (info.param.dtype == at::kFloat ? "_fp32" : "_bf16");
-                         });
+INSTANTIATE_TEST_SUITE_P(All, FsdpOperators, ::testing::ValuesIn(all_cases()), [](const auto& info) {
+  return std::string(operators()[info.param.index].name) + (info.param.dtype == at::kFloat ? "_fp32" : "_bf16");
+});
 
 }  // namespace
 }  // namespace megashard::testing

@@ -44,8 +44,7 @@ TEST_P(StockOptimizers, StepLocalRowsAsTheWhole) {
       sharded->step();
       for (size_t i = 0; i < 2; ++i) {
         const auto local = sharded_view(twins.unit.w[i]).local;
-        EXPECT_TRUE(at::equal(local, part_like(twins.plain.w[i], twins.unit.w[i])))
-            << "step " << step;
+        EXPECT_TRUE(at::equal(local, part_like(twins.plain.w[i], twins.unit.w[i]))) << "step " << step;
       }
     }
   });
@@ -53,23 +52,16 @@ TEST_P(StockOptimizers, StepLocalRowsAsTheWhole) {
 
 template <class Kind, class Options>
 Make maker(Options options) {
-  return [options](const std::vector<at::Tensor>& parameters) {
-    return std::make_unique<Kind>(parameters, options);
-  };
+  return [options](const std::vector<at::Tensor>& parameters) { return std::make_unique<Kind>(parameters, options); };
 }
 
 INSTANTIATE_TEST_SUITE_P(
     All, StockOptimizers,
     ::testing::Values(
         OptimizerCase{"SGD", maker<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9))},
-        OptimizerCase{
-            "AdamW",
-            maker<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01).weight_decay(0.1))},
-        OptimizerCase{"Adam",
-                      maker<torch::optim::Adam>(torch::optim::AdamOptions(0.01).amsgrad(true))},
-        OptimizerCase{
-            "RMSprop",
-            maker<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01).momentum(0.5))},
+        OptimizerCase{"AdamW", maker<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01).weight_decay(0.1))},
+        OptimizerCase{"Adam", maker<torch::optim::Adam>(torch::optim::AdamOptions(0.01).amsgrad(true))},
+        OptimizerCase{"RMSprop", maker<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01).momentum(0.5))},
         OptimizerCase{"Adagrad", maker<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.01))}),
     [](const auto& info) { return info.param.name; });
 
@@ -98,8 +90,7 @@ TEST(ParameterIdentity, Case09_TiedParametersInStockOptimizersStepAsInPlainTorch
     torch::optim::SGD expected(plain.parameters(), 0.1), optimizer(unit.parameters(), 0.1);
     plain.forward(fixed({4, 6}, 1)).sum().backward();
     unit.forward(fixed({4, 6}, 1)).sum().backward();
-    expected
-        .step();  // C++ lists a tied parameter twice, and steps it twice: our own Optimizer once
+    expected.step();  // C++ lists a tied parameter twice, and steps it twice: our own Optimizer once
     optimizer.step();
     EXPECT_TRUE(at::equal(sharded_view(unit.w[0]).local, part_like(plain.w[0], unit.w[0])));
   });

@@ -11,8 +11,7 @@ namespace megashard::testing {
 namespace {
 
 DeviceMeshPtr hybrid_mesh(const ProcessGroupPtr& world) {
-  return std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2},
-                                      std::vector<std::string>{"replicate", "shard"});
+  return std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, std::vector<std::string>{"replicate", "shard"});
 }
 
 /// The plain model's gradients become the average over all ranks.
@@ -23,8 +22,7 @@ void average(FormulaImpl& plain, ProcessGroup& world) {
 void expect_close(const at::Tensor& actual, const at::Tensor& expected) {
   ASSERT_EQ(actual.sizes(), expected.sizes());
   if (actual.numel() == 0) return;
-  EXPECT_LE((actual - expected).abs().max().item<float>(),
-            1e-6 * expected.abs().max().item<float>());
+  EXPECT_LE((actual - expected).abs().max().item<float>(), 1e-6 * expected.abs().max().item<float>());
 }
 
 TEST(FsdpReduction, WithoutAllReducePartialSumsWaitForABackwardWithIt) {
@@ -105,9 +103,7 @@ TEST(FsdpReduction, WhatIsOwedIsReducedByABackwardThatDoesNotReachTheUnit) {
 
 TEST(FsdpReduction, FrozenParametersInATrainableGroupAndThawedLater) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
-    const Body two = [](const Weights& w, at::Tensor x) {
-      return at::linear(at::linear(x, w[0]), w[1]);
-    };
+    const Body two = [](const Weights& w, at::Tensor x) { return at::linear(at::linear(x, w[0]), w[1]); };
     Twins twins({{5, 6}, {3, 5}}, two, {.mesh = flat_mesh(world), .reshard_after_forward = true});
     for (const bool trainable : {false, true, false}) {
       twins.zero_grad();
@@ -132,8 +128,7 @@ TEST(FsdpReduction, ParametersUsedOnSomeRanksOnly) {
         at::Tensor y = x * w[0].sum();
         return use_second ? y + w[1].sum() : y;
       };
-      Twins twins({{5}, {rows, 4}}, maybe,
-                  {.mesh = flat_mesh(world), .reshard_after_forward = true});
+      Twins twins({{5}, {rows, 4}}, maybe, {.mesh = flat_mesh(world), .reshard_after_forward = true});
       auto gradient = [&](bool second_here, bool any_here) {
         twins.unit.zero_grad();
         use_second = second_here;
@@ -184,9 +179,7 @@ TEST(FsdpReduction, ParametersUsedOnSomeRanksOnlyAreAnErrorWhereAskedFor) {
             return use_second ? y + w[1].sum() : y;
           },
           options);
-      const auto backward = [&] {
-        twins.unit.forward(fixed({2}, 1).requires_grad_()).sum().backward();
-      };
+      const auto backward = [&] { twins.unit.forward(fixed({2}, 1).requires_grad_()).sum().backward(); };
       backward();  // used on all ranks
       use_second = false;
       twins.unit.zero_grad();
@@ -194,9 +187,8 @@ TEST(FsdpReduction, ParametersUsedOnSomeRanksOnlyAreAnErrorWhereAskedFor) {
       EXPECT_FALSE(twins.unit.w[1].grad().defined());
       use_second = world->rank() == 1 || world->rank() == 2;
       const std::string sentence = message_of(backward);
-      contains(sentence,
-               "parameter 'w1' got a gradient on rank(s) 1, 2 of its mesh but none on "
-               "rank(s) 0, 3");
+      contains(sentence, "parameter 'w1' got a gradient on rank(s) 1, 2 of its mesh but none on "
+                         "rank(s) 0, 3");
       std::vector<std::string> sentences = world->all_gather_strings(sentence);
       EXPECT_EQ(std::count(sentences.begin(), sentences.end(), sentence), 4);
       use_second = true;  // and the model goes on
@@ -210,9 +202,7 @@ TEST(FsdpReduction, ParametersUsedOnSomeRanksOnlyAreAnErrorWhereAskedFor) {
 TEST(FsdpReduction, WeightsThatBackwardDoesNotNeedAreNotGatheredForIt) {
   // The gradients of a table and of a sum do not depend on the weights; the latter is expanded, and
   // laid out like the parameter by autograd.
-  const Body table = [](const Weights& w, at::Tensor x) {
-    return x + at::embedding(w[0], at::arange(4));
-  };
+  const Body table = [](const Weights& w, at::Tensor x) { return x + at::embedding(w[0], at::arange(4)); };
   const Body sum = [](const Weights& w, at::Tensor x) { return x + w[0].sum(0); };
   for (const Body& body : {table, sum})
     run_ranks(2, [&](const ProcessGroupPtr& world) {
@@ -225,9 +215,8 @@ TEST(FsdpReduction, WeightsThatBackwardDoesNotNeedAreNotGatheredForIt) {
         chain.root.zero_grad();
         plain.forward().backward();
         chain.backward(chain.forward());
-        EXPECT_EQ(chain.gathers_and_post_backwards(),
-                  (Events{"gather Formula", "gather b", "post_backward b", "post_backward a",
-                          "post_backward Formula"}));
+        EXPECT_EQ(chain.gathers_and_post_backwards(), (Events{"unshard Formula", "unshard b", "post_backward b",
+                                                              "post_backward a", "post_backward Formula"}));
         for (size_t i = 0; i < 2; ++i) {
           const at::Tensor& w = chain.units[i]->w[0];
           EXPECT_TRUE(at::equal(w.grad(), part_like(plain.units[i]->w[0].grad(), w))) << i;

@@ -13,15 +13,14 @@ TEST(FsdpSchedule, ReverseOrderOfForwardIsPrefetchedInBackward) {
     chain.shard({.mesh = flat_mesh(world)});
     for (int step = 0; step < 2; ++step) {
       const at::Tensor loss = chain.forward();
-      EXPECT_EQ(chain.events, (Events{"gather Formula", "gather a", "release a", "gather b",
-                                      "release b", "gather c", "release c"}));
+      EXPECT_EQ(chain.events, (Events{"unshard Formula", "unshard a", "reshard a", "unshard b", "reshard b",
+                                      "unshard c", "reshard c"}));
       chain.backward(loss);
       EXPECT_EQ(chain.events,
-                (Events{"pre_backward Formula", "gather c", "pre_backward c", "gather b",
-                        "post_backward c", "release c", "reduce c", "pre_backward b", "gather a",
-                        "post_backward b", "release b", "reduce b", "pre_backward a",
-                        "post_backward a", "release a", "reduce a", "post_backward Formula",
-                        "release Formula", "reduce Formula"}));
+                (Events{"pre_backward Formula", "unshard c", "pre_backward c", "unshard b", "post_backward c",
+                        "reshard c", "reduce c", "pre_backward b", "unshard a", "post_backward b", "reshard b",
+                        "reduce b", "pre_backward a", "post_backward a", "reshard a", "reduce a",
+                        "post_backward Formula", "reshard Formula", "reduce Formula"}));
     }
   });
 }
@@ -35,15 +34,13 @@ TEST(FsdpSchedule, ExplicitListsReplaceTheDefault) {
     set_modules_to_forward_prefetch(*chain.units[0], after_a);
     set_modules_to_backward_prefetch(*chain.units[2], before_c);
     const at::Tensor loss = chain.forward();
-    EXPECT_EQ(chain.events, (Events{"gather Formula", "gather a", "gather b", "gather c",
-                                    "release a", "release b", "release c"}));
+    EXPECT_EQ(chain.events, (Events{"unshard Formula", "unshard a", "unshard b", "unshard c", "reshard a", "reshard b",
+                                    "reshard c"}));
     chain.backward(loss);
-    EXPECT_EQ(
-        chain.events,
-        (Events{"pre_backward Formula", "gather c", "pre_backward c", "gather b", "gather a",
-                "post_backward c", "release c", "reduce c", "pre_backward b", "post_backward b",
-                "release b", "reduce b", "pre_backward a", "post_backward a", "release a",
-                "reduce a", "post_backward Formula", "release Formula", "reduce Formula"}));
+    EXPECT_EQ(chain.events, (Events{"pre_backward Formula", "unshard c", "pre_backward c", "unshard b", "unshard a",
+                                    "post_backward c", "reshard c", "reduce c", "pre_backward b", "post_backward b",
+                                    "reshard b", "reduce b", "pre_backward a", "post_backward a", "reshard a",
+                                    "reduce a", "post_backward Formula", "reshard Formula", "reduce Formula"}));
   });
 }
 
@@ -54,7 +51,7 @@ TEST(FsdpSchedule, APrefetchThatNobodyUsesIsFreedAtTheEndOfBackward) {
     torch::nn::Module* const late[] = {chain.units[2].get()};
     set_modules_to_backward_prefetch(*chain.units[0], late);
     chain.backward(chain.forward());
-    EXPECT_EQ(chain.events.back(), "release c");  // or the next forward would take old weights
+    EXPECT_EQ(chain.events.back(), "reshard c");  // or the next forward would take old weights
     for (const auto& unit : chain.units) EXPECT_EQ(unit->w[0].size(0), 3);
   });
 }
@@ -64,15 +61,15 @@ TEST(FsdpSchedule, WhatForwardKeepsIsNotGatheredAgain) {
     Chain chain;
     chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = false});
     const at::Tensor loss = chain.forward();
-    EXPECT_EQ(chain.events, (Events{"gather Formula", "gather a", "gather b", "gather c"}));
+    EXPECT_EQ(chain.events, (Events{"unshard Formula", "unshard a", "unshard b", "unshard c"}));
     EXPECT_EQ(chain.units[0]->w[0].size(0), 6);
     chain.backward(loss);
-    EXPECT_EQ(std::count(chain.events.begin(), chain.events.end(), "gather a"), 0);
+    EXPECT_EQ(std::count(chain.events.begin(), chain.events.end(), "unshard a"), 0);
     EXPECT_EQ(chain.units[0]->w[0].size(0), 3);
 
     set_reshard_after_forward(chain.root, true);
     chain.forward();
-    EXPECT_EQ(std::count(chain.events.begin(), chain.events.end(), "release Formula"), 1);
+    EXPECT_EQ(std::count(chain.events.begin(), chain.events.end(), "reshard Formula"), 1);
   });
 }
 
@@ -114,8 +111,7 @@ TEST(FsdpSchedule, AListIsOneGroupFromItsFirstModuleToItsLast) {
     fully_shard(chain.root, {.mesh = flat_mesh(world)});
     chain.watch();
     const at::Tensor loss = chain.forward();
-    EXPECT_EQ(chain.events,
-              (Events{"gather Formula", "gather a", "gather b", "release b", "release a"}));
+    EXPECT_EQ(chain.events, (Events{"unshard Formula", "unshard a", "unshard b", "reshard b", "reshard a"}));
     chain.backward(loss);
     for (const auto& unit : chain.units) {
       EXPECT_EQ(unit->w[0].size(0), 3);
@@ -128,12 +124,10 @@ TEST(FsdpSchedule, NestedUnitsAndUnitsWithoutParameters) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     auto build = [&](bool shard) {
       auto inner = std::make_shared<Formula>(Sizes{{6, 6}}, linear);
-      auto middle = std::make_shared<Formula>(
-          Sizes{}, [inner](const Weights&, at::Tensor x) { return inner->forward(x) + x; });
-      auto root =
-          std::make_shared<Formula>(Sizes{{5, 6}}, [middle](const Weights& w, at::Tensor x) {
-            return at::linear(middle->forward(x), w[0]);
-          });
+      auto middle =
+          std::make_shared<Formula>(Sizes{}, [inner](const Weights&, at::Tensor x) { return inner->forward(x) + x; });
+      auto root = std::make_shared<Formula>(
+          Sizes{{5, 6}}, [middle](const Weights& w, at::Tensor x) { return at::linear(middle->forward(x), w[0]); });
       middle->register_module("inner", inner);
       root->register_module("middle", middle);
       if (shard) {
@@ -146,9 +140,7 @@ TEST(FsdpSchedule, NestedUnitsAndUnitsWithoutParameters) {
     root->forward(fixed({4, 6}, 1)).sum().backward();
     const auto expected = plain->named_parameters();
     for (const auto& item : root->named_parameters()) {
-      EXPECT_TRUE(
-          at::equal(item.value().grad(), part_like(expected[item.key()].grad(), item.value())))
-          << item.key();
+      EXPECT_TRUE(at::equal(item.value().grad(), part_like(expected[item.key()].grad(), item.value()))) << item.key();
     }
   });
 }

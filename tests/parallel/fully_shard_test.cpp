@@ -9,8 +9,7 @@ namespace megashard::testing {
 namespace {
 
 void fill(torch::nn::Module& model, uint64_t seed) {
-  for (auto& item : model.named_parameters())
-    item.value().set_data(fixed(item.value().sizes(), seed++) * 0.3);
+  for (auto& item : model.named_parameters()) item.value().set_data(fixed(item.value().sizes(), seed++) * 0.3);
 }
 
 /// Gradients of the plain model on this rank's data, averaged over all ranks in rank order.
@@ -50,8 +49,7 @@ TEST_P(FullyShardTest, LossAndGradientsAreBitEqualToThePlainModel) {
       for (auto& item : model.named_parameters()) {
         const auto view = sharded_view(item.value());
         ASSERT_TRUE(item.value().grad().defined()) << item.key();
-        ASSERT_TRUE(
-            at::equal(item.value().grad(), part_like(reference[item.key()].grad(), item.value())))
+        ASSERT_TRUE(at::equal(item.value().grad(), part_like(reference[item.key()].grad(), item.value())))
             << item.key();
         ASSERT_EQ(item.value().sizes(), view.local.sizes());
         view.local.sub_(item.value().grad(), 0.01);
@@ -64,8 +62,7 @@ TEST_P(FullyShardTest, LossAndGradientsAreBitEqualToThePlainModel) {
 INSTANTIATE_TEST_SUITE_P(Worlds, FullyShardTest,
                          ::testing::Values(WorldCase{1, true, "one"}, WorldCase{2, true, "two"},
                                            WorldCase{3, true, "three"}, WorldCase{4, true, "four"},
-                                           WorldCase{2, {}, "root_kept"},
-                                           WorldCase{3, false, "all_kept"},
+                                           WorldCase{2, {}, "root_kept"}, WorldCase{3, false, "all_kept"},
                                            WorldCase{4, ReshardAfterForward::to(2), "to_two"}),
                          [](const auto& info) { return info.param.name; });
 

@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "parallel/collectives/fake_process_group.h"
+#include "parallel/fsdp/detail/fsdp_context.h"
 #include "tests/support/chain.h"
 #include "tests/support/simulated_device.h"
 

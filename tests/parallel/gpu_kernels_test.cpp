@@ -1,6 +1,6 @@
 // The kernels on a GPU against their CPU twins.
 
-#include "parallel/cuda/cuda_kernels.h"
+#include "parallel/device/cuda_kernels.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
@@ -13,7 +13,7 @@
 
 #include "parallel/copies/batched_copy.h"
 #include "parallel/copies/float8_quantise.h"
-#include "parallel/cuda/cuda_module.h"
+#include "parallel/device/cuda_module.h"
 #include "tests/parallel/copies.h"
 #include "tests/support/simulated_device.h"
 
@@ -41,12 +41,10 @@ TEST_F(CudaKernels, CopiesAsTheTwinBitForBit) {
   CopyBuffers on_host(cases), on_device(cases, gpu_);
   copy_batch(on_host.copies(), c10::kCPU);
   copy_batch(on_device.copies(), gpu_);
-  for (size_t i = 0; i < cases.size(); ++i)
-    ASSERT_EQ(on_device.to_bytes(i), on_host.to_bytes(i)) << cases[i];
+  for (size_t i = 0; i < cases.size(); ++i) ASSERT_EQ(on_device.to_bytes(i), on_host.to_bytes(i)) << cases[i];
 }
 
-void expect_same_quantised(const at::Tensor& rows, int64_t places, Float8Scale kind,
-                           c10::Device device) {
+void expect_same_quantised(const at::Tensor& rows, int64_t places, Float8Scale kind, c10::Device device) {
   std::vector<at::Tensor> bytes, scales, wholes;
   for (const c10::Device where : {c10::Device(c10::kCPU), device}) {
     bytes.push_back(at::full({places}, 99, at::TensorOptions(where).dtype(at::kByte)));

@@ -24,13 +24,10 @@ struct Bytes {
 Bytes bytes() {
   const auto device = c10::impl::VirtualGuardImpl(at::kCUDA).getDevice();
   const auto stats = at::getDeviceAllocator(at::kCUDA)->getDeviceStats(device.index());
-  return {stats.allocated_bytes[0].current, stats.allocated_bytes[0].peak,
-          stats.reserved_bytes[0].current};
+  return {stats.allocated_bytes[0].current, stats.allocated_bytes[0].peak, stats.reserved_bytes[0].current};
 }
 void restart_peak() { at::getDeviceAllocator(at::kCUDA)->resetPeakStats(0); }
-int64_t pinned_bytes() {
-  return at::getHostAllocator(at::kCUDA)->get_stats().allocated_bytes.current;
-}
+int64_t pinned_bytes() { return at::getHostAllocator(at::kCUDA)->get_stats().allocated_bytes.current; }
 
 ProcessGroupPtr fake_world(int ranks) {
   return make_fake_group({.rank = 0, .world_size = ranks, .device_type = at::kCUDA});
@@ -79,13 +76,12 @@ struct Job {
 };
 
 TEST_F(GpuMemory, IsWhatTheFormulaSays) {
-  for (const Job& job : {Job{256, 2, false}, Job{256, 4, false}, Job{250, 4, false},
-                         Job{256, 2, true}, Job{250, 4, true}}) {
+  for (const Job& job :
+       {Job{256, 2, false}, Job{256, 4, false}, Job{250, 4, false}, Job{256, 2, true}, Job{250, 4, true}}) {
     SCOPED_TRACE(c10::str(job.width, " wide, ", job.ranks, " ranks", job.mixed ? ", bf16" : ""));
     const int64_t base = bytes().current;
     Chain chain(Job::kUnits, job.width);
-    FullyShardOptions options{.mesh = flat_mesh(fake_world(job.ranks)),
-                              .reshard_after_forward = true};
+    FullyShardOptions options{.mesh = flat_mesh(fake_world(job.ranks)), .reshard_after_forward = true};
     if (job.mixed) {
       options.mixed_precision.param_dtype = at::kBFloat16;
       options.mixed_precision.reduce_dtype = at::kFloat;
@@ -118,9 +114,8 @@ TEST_F(GpuMemory, IsWhatTheFormulaSays) {
 void expect_no_growth(const ProcessGroupPtr& world, const std::vector<int>& mesh,
                       const std::function<void(FullyShardOptions&)>& choose = nullptr) {
   const std::vector<std::string> names = {"replicate", "shard"};
-  FullyShardOptions options{
-      .mesh = std::make_shared<DeviceMesh>(
-          world, mesh, std::vector<std::string>(names.end() - std::ssize(mesh), names.end()))};
+  FullyShardOptions options{.mesh = std::make_shared<DeviceMesh>(
+                                world, mesh, std::vector<std::string>(names.end() - std::ssize(mesh), names.end()))};
   if (choose) choose(options);
   Chain chain(1, 9);
   chain.shard(options);
@@ -157,8 +152,7 @@ TEST_F(GpuMemory, DoesNotGrowInMixedPrecision) {
 }
 
 TEST_F(GpuMemory, DoesNotGrowWithCpuOffload) {
-  expect_no_growth(fake_world(2), {2},
-                   [](FullyShardOptions& options) { options.cpu_offload.emplace(); });
+  expect_no_growth(fake_world(2), {2}, [](FullyShardOptions& options) { options.cpu_offload.emplace(); });
   EXPECT_GT(pinned_bytes(), 0);
 }
 

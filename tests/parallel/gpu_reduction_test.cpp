@@ -16,8 +16,7 @@ class GpuReduction : public ::testing::Test {
 };
 
 /// How often the hosts of all ranks waited for a device while `work` ran; known to rank 0.
-int64_t host_syncs(const ProcessGroup& world, std::barrier<>& all,
-                   const std::function<void()>& work) {
+int64_t host_syncs(const ProcessGroup& world, std::barrier<>& all, const std::function<void()>& work) {
   all.arrive_and_wait();
   if (world.rank() == 0) simulated_cuda().take_host_syncs();
   all.arrive_and_wait();
@@ -49,8 +48,8 @@ TEST_F(GpuReduction, OneRankConvertsAndAddsInOrder) {
 
 TEST_F(GpuReduction, ReplicasOfWholeModelsReduceInOrder) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
-    const auto mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 1},
-                                                   std::vector<std::string>{"replicate", "shard"});
+    const auto mesh =
+        std::make_shared<DeviceMesh>(world, std::vector<int>{2, 1}, std::vector<std::string>{"replicate", "shard"});
     Twins twins({{6, 6}}, linear, {.mesh = mesh});
     for (uint64_t micro = 0; micro < 3; ++micro) {
       const at::Tensor x = fixed({4, 6}, micro);

@@ -109,8 +109,7 @@ struct Layout {
 
 class ShardedGradNorm : public ::testing::TestWithParam<Layout> {};
 INSTANTIATE_TEST_SUITE_P(Meshes, ShardedGradNorm,
-                         ::testing::Values(Layout{{1}, {}}, Layout{{2}, {}}, Layout{{3}, {}},
-                                           Layout{{4}, {}},
+                         ::testing::Values(Layout{{1}, {}}, Layout{{2}, {}}, Layout{{3}, {}}, Layout{{4}, {}},
                                            Layout{{2, 2}, {"replicate", "shard"}}));
 
 TEST_P(ShardedGradNorm, IsTheNormOfTheWholeAndCostsOneAllReduce) {

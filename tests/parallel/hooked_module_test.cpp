@@ -108,10 +108,7 @@ TEST(HookedModule, AResultWhoseTensorsCannotBeSeenRaises) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
     Hooked<OpaqueImpl> unit;
     fully_shard(unit, {.mesh = flat_mesh(world)});
-    contains(message_of([&] {
-               unit.forward(fixed({4, 6}, 1));
-             }),
-             "give the returned struct a visit_tensors member");
+    contains(message_of([&] { unit.forward(fixed({4, 6}, 1)); }), "give the returned struct a visit_tensors member");
   });
 }
 
@@ -133,8 +130,7 @@ TEST(HookedModule, HooksRunInsideSequentialAnyModuleAndHolders) {
       FormulaImpl plain({{5, 6}}, linear);
       const auto unit = std::make_shared<Formula>(Sizes{{5, 6}}, linear);
       fully_shard(*unit, {.mesh = flat_mesh(world), .reshard_after_forward = true});
-      const at::Tensor expected = plain.forward(fixed({4, 6}, 2)),
-                       output = run(unit, fixed({4, 6}, 2));
+      const at::Tensor expected = plain.forward(fixed({4, 6}, 2)), output = run(unit, fixed({4, 6}, 2));
       EXPECT_TRUE(at::equal(output, expected));
       expected.sum().backward();
       output.sum().backward();

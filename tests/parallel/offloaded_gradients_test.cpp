@@ -57,9 +57,8 @@ TEST(OffloadedGradients, HooksReadThem) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Offloaded twins(world);
     double seen = 0;
-    register_post_accumulate_grad_hook(twins.unit.w[0], [&](const at::Tensor& parameter) {
-      seen = parameter.grad().abs().sum().item<double>();
-    });
+    register_post_accumulate_grad_hook(
+        twins.unit.w[0], [&](const at::Tensor& parameter) { seen = parameter.grad().abs().sum().item<double>(); });
     twins.unit.forward(fixed({4, 6}, 1)).sum().backward();
     EXPECT_EQ(seen, twins.unit.w[0].grad().abs().sum().item<double>());
     EXPECT_GT(seen, 0);

@@ -61,8 +61,7 @@ TEST(ParameterIdentity, Case02_OneAccumulatorThroughEverySwitchOfDtype) {
     options.mixed_precision.param_dtype = at::kBFloat16;
     Twins twins({{6, 6}}, linear, options);
     int accumulated = 0;
-    torch::autograd::impl::set_post_acc_grad_hooks(twins.unit.w[0],
-                                                   std::make_unique<CountGradients>(accumulated));
+    torch::autograd::impl::set_post_acc_grad_hooks(twins.unit.w[0], std::make_unique<CountGradients>(accumulated));
     const at::Tensor x = fixed({4, 6}, 3).to(at::kBFloat16);
     twins.plain.forward(twins.plain.forward(x)).sum().backward();
     twins.unit.forward(twins.unit.forward(x)).sum().backward();
@@ -99,10 +98,7 @@ TEST(ParameterIdentity, Case04_ComputeOnShardsRaises) {
     contains(message_of([&] { fixed({4, 2}, 1) * scale.unit.w[0]; }), "local rows [1] of [2]");
     contains(message_of([&] { w.norm(); }), "aten::norm was called outside");
     const c10::NoGradGuard evaluation;  // silent halves are no better in evaluation or logging
-    contains(message_of([&] {
-               at::linear(fixed({4, 6}, 1), w);
-             }),
-             "aten::linear was called outside");
+    contains(message_of([&] { at::linear(fixed({4, 6}, 1), w); }), "aten::linear was called outside");
     contains(message_of([&] { w.norm(); }), "aten::norm was called outside");
     contains(message_of([&] { w.detach().norm(); }), "aten::norm was called outside");
     EXPECT_EQ(w.clone().sizes(), at::IntArrayRef({4, 6}));  // optimizers' state is made so
@@ -114,8 +110,7 @@ TEST(ParameterIdentity, Case04_FrozenParametersOfAnotherUnitAreGuardedInsideForw
     Formula other({{8, 6}}, linear);
     other.w[0].set_requires_grad(false);
     fully_shard(other, resharding(world));
-    Formula unit({{8, 6}},
-                 [&](const Weights& w, at::Tensor x) { return x.add(w[0]).add(other.w[0]); });
+    Formula unit({{8, 6}}, [&](const Weights& w, at::Tensor x) { return x.add(w[0]).add(other.w[0]); });
     fully_shard(unit, resharding(world));
     for (int i = 0; i < 2; ++i)
       contains(message_of([&] { unit.forward(fixed({8, 6}, 1)); }), "aten::add was called outside");
@@ -134,8 +129,7 @@ TEST(ParameterIdentity, Case05_AKeptViewOfAFreedFullReadsAsASentence) {
         },
         resharding(world));
     const at::Tensor output = twins.unit.forward(fixed({4, 6}, 9));
-    const std::string sentence =
-        "parameter 'w0' was resharded: its full tensor is not available here";
+    const std::string sentence = "parameter 'w0' was resharded: its full tensor is not available here";
     contains(message_of([&] { kept.add(1); }), sentence);
     contains(message_of([&] { kept.sum(); }), sentence);
     output.sum().backward();
@@ -157,8 +151,7 @@ TEST(ParameterIdentity, Case07_RebindingRaisesOrIsAdopted) {
     Stack model(1, 6, 7);
     shard_stack(model, resharding(world));
     model.to(at::kDouble);  // the next gather takes the rows' new dtype over
-    for (const auto& w : model.parameters())
-      EXPECT_EQ(sharded_view(w).local.scalar_type(), at::kDouble);
+    for (const auto& w : model.parameters()) EXPECT_EQ(sharded_view(w).local.scalar_type(), at::kDouble);
     EXPECT_EQ(model.forward(fixed({4, 6}, 1).to(at::kDouble)).scalar_type(), at::kDouble);
     torch::serialize::OutputArchive archive;
     contains(message_of([&] { model.save(archive); }), "save_checkpoint");
@@ -174,14 +167,10 @@ TEST(ParameterIdentity, Case07_RebindingRaisesOrIsAdopted) {
     EXPECT_TRUE(at::equal(sharded_view(w).local, fixed({5, 6}, 70).narrow(0, first, rows)));
     train_equally(twins);
     twins.plain.w[0].set_data(fixed({5, 6}, 71));
-    w.set_data(
-        part_like(fixed({5, 6}, 71), w).clone());  // local rows, as vector_to_parameters does
+    w.set_data(part_like(fixed({5, 6}, 71), w).clone());  // local rows, as vector_to_parameters does
     train_equally(twins);
     w.set_data(fixed({4, 6}, 1));
-    contains(message_of([&] {
-               twins.unit.forward(fixed({4, 6}, 9));
-             }),
-             "was replaced by a tensor of sizes [4, 6]");
+    contains(message_of([&] { twins.unit.forward(fixed({4, 6}, 9)); }), "was replaced by a tensor of sizes [4, 6]");
     w.set_data(fixed({5, 6}, 71).to(at::kDouble));
     EXPECT_EQ(twins.unit.forward(fixed({4, 6}, 9).to(at::kDouble)).scalar_type(), at::kDouble);
     w.set_data(fixed({5, 6}, 71));
@@ -206,9 +195,7 @@ TEST(ParameterIdentity, Case09_TiedParametersAreOneAndOrphansStayWithoutGradient
       model.register_parameter("same", model.w[0]);
       model.w[1] = model.w[0];  // w1 stays registered, and is used no more
     };
-    const Body body = [](const Weights& w, at::Tensor x) {
-      return at::linear(at::linear(x, w[0]), w[1]);
-    };
+    const Body body = [](const Weights& w, at::Tensor x) { return at::linear(at::linear(x, w[0]), w[1]); };
     FormulaImpl plain({{6, 6}, {6, 6}}, body);
     Formula unit({{6, 6}, {6, 6}}, body);
     tie(plain);

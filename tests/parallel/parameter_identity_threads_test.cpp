@@ -11,7 +11,7 @@
 
 #include <thread>
 
-#include "parallel/fsdp/unit_nodes.h"
+#include "parallel/fsdp/detail/pass_through_node.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"
@@ -83,8 +83,7 @@ TEST(ParameterIdentity, Case16_AWholeStepDeepInsideReentrantBackwards) {
 TEST(ParameterIdentity, Case19_InPlaceChangeOfAUnitsInputRaisesWhereItsCallerCouldNotSeeIt) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Twins twins(
-        {{5, 6}}, [](const Weights& w, at::Tensor x) { return at::linear(x.relu_(), w[0]); },
-        resharding(world));
+        {{5, 6}}, [](const Weights& w, at::Tensor x) { return at::linear(x.relu_(), w[0]); }, resharding(world));
     const at::Tensor x = fixed({4, 6}, 1).requires_grad_() * 1;
     contains(message_of([&] { twins.unit.forward(x); }), "was changed in place inside its forward");
     twins.expect_sharded();
@@ -96,12 +95,8 @@ TEST(ParameterIdentity, Case19_InPlaceChangeOfAUnitsInputRaisesWhereItsCallerCou
 
 TEST(ParameterIdentity, Case20_ACallerMayChangeAReturnedViewInPlace) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
-    const Body view = [](const Weights& w, at::Tensor x) {
-      return at::linear(x, w[0]).view({10, 2});
-    };
-    const Body chunk = [](const Weights& w, at::Tensor x) {
-      return at::linear(x, w[0]).narrow(1, 0, 2);
-    };
+    const Body view = [](const Weights& w, at::Tensor x) { return at::linear(x, w[0]).view({10, 2}); };
+    const Body chunk = [](const Weights& w, at::Tensor x) { return at::linear(x, w[0]).narrow(1, 0, 2); };
     for (const auto& body : {view, chunk}) {
       Twins twins({{5, 6}}, body, resharding(world));
       const at::Tensor expected = twins.plain.forward(fixed({4, 6}, 1)).mul_(3);
@@ -121,10 +116,7 @@ TEST(ParameterIdentity, Case21_AUnitThatReturnsItsParameterRaises) {
     for (const auto& body : {parameter, view}) {
       Twins twins({{5, 6}}, body, resharding(world));
       for (int i = 0; i < 2; ++i) {
-        contains(message_of([&] {
-                   twins.unit.forward(fixed({4, 6}, 1));
-                 }),
-                 "returns a parameter or a view of it");
+        contains(message_of([&] { twins.unit.forward(fixed({4, 6}, 1)); }), "returns a parameter or a view of it");
         twins.expect_sharded();
       }
     }
@@ -181,8 +173,8 @@ TEST(ParameterIdentity, Case25_GradientsHaveTheStoredDtypeForFusedSteps) {
     const c10::NoGradGuard no_grad;
     const at::Tensor before = w.clone(), average = at::zeros_like(w), square = at::zeros_like(w);
     const at::Tensor step = fixed({}, 1).fill_(1);
-    at::_fused_adamw_({w}, {w.grad()}, {average}, {square}, {}, {step}, 0.1, 0.9, 0.99, 0.1, 1e-8,
-                      false, false, {}, {});
+    at::_fused_adamw_({w}, {w.grad()}, {average}, {square}, {}, {step}, 0.1, 0.9, 0.99, 0.1, 1e-8, false, false, {},
+                      {});
     EXPECT_FALSE(at::equal(w, before));
   });
 }

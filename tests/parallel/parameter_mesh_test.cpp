@@ -1,6 +1,6 @@
-// Parameters of one unit on several meshes: fully_shard's parameter_mesh.
+// Parameters of one unit on several meshes: fully_shard's shard_placement_fn.
 
-#include "parallel/fsdp/fsdp_state.h"
+#include "parallel/fsdp/detail/fsdp_state.h"
 #include "tests/support/chain.h"
 #include "tests/support/parity.h"
 #include "tests/support/run_ranks.h"
@@ -10,17 +10,15 @@ namespace {
 
 const Sizes kTwoWeights{{6, 6}, {5, 6}};
 
-at::Tensor two_linears(const Weights& w, at::Tensor x) {
-  return at::linear(at::linear(x, w[0]), w[1]);
-}
+at::Tensor two_linears(const Weights& w, at::Tensor x) { return at::linear(at::linear(x, w[0]), w[1]); }
 
 /// The first weight replicated over two pairs, the second sharded over all four ranks.
 FullyShardOptions two_meshes(const ProcessGroupPtr& world) {
-  const auto pairs = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2},
-                                                  std::vector<std::string>{"replicate", "shard"});
+  const auto pairs =
+      std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, std::vector<std::string>{"replicate", "shard"});
   FullyShardOptions options{.mesh = pairs, .reshard_after_forward = true};
-  options.parameter_mesh = [flat = flat_mesh(world)](const at::Tensor& parameter) {
-    return parameter.size(0) == 5 ? flat : nullptr;
+  options.shard_placement_fn = [flat = flat_mesh(world)](const at::Tensor& parameter) {
+    return ShardPlacement{.mesh = parameter.size(0) == 5 ? flat : nullptr};
   };
   return options;
 }
@@ -30,9 +28,7 @@ TEST(ParameterMesh, EachIsShardedOverItsOwn) {
     Twins twins(kTwoWeights, two_linears, two_meshes(world));
     EXPECT_EQ(fsdp_state(twins.unit)->groups().size(), 2);
     EXPECT_EQ(sharded_view(twins.unit.w[0]).local.size(0), 3);
-    EXPECT_EQ(sharded_view(twins.unit.w[1]).local.size(0), world->rank() == 3   ? 0
-                                                           : world->rank() == 2 ? 1
-                                                                                : 2);
+    EXPECT_EQ(sharded_view(twins.unit.w[1]).local.size(0), world->rank() == 3 ? 0 : world->rank() == 2 ? 1 : 2);
     for (uint64_t step = 0; step < 3; ++step) {
       const at::Tensor x = fixed({4, 6}, step);
       const at::Tensor expected = twins.plain.forward(x), actual = twins.unit.forward(x);
@@ -53,17 +49,14 @@ TEST(ParameterMesh, AllGathersStartBeforeTheFirstIsWaitedFor) {
     Formula unit(kTwoWeights, two_linears);
     fully_shard(unit, two_meshes(world));
     Events events;
-    set_schedule_observer(unit, [&](const char* event, const std::string& group) {
-      events.push_back(event + (" " + group));
-    });
+    set_schedule_observer(
+        unit, [&](const char* event, const std::string& group) { events.push_back(event + (" " + group)); });
     const at::Tensor loss = unit.forward(fixed({4, 6}, 1).requires_grad_()).sum();
-    EXPECT_EQ(events, (Events{"gather Formula", "gather Formula#1", "release Formula",
-                              "release Formula#1"}));
+    EXPECT_EQ(events, (Events{"unshard Formula", "unshard Formula#1", "reshard Formula", "reshard Formula#1"}));
     events.clear();
     loss.backward();
-    EXPECT_EQ(events, (Events{"pre_backward Formula", "gather Formula", "gather Formula#1",
-                              "post_backward Formula", "release Formula", "release Formula#1",
-                              "reduce Formula", "reduce Formula#1"}));
+    EXPECT_EQ(events, (Events{"pre_backward Formula", "unshard Formula", "unshard Formula#1", "post_backward Formula",
+                              "reshard Formula", "reshard Formula#1", "reduce Formula", "reduce Formula#1"}));
   });
 }
 
@@ -88,17 +81,16 @@ TEST(ParameterMesh, ControlsReachEveryGroup) {
 
 TEST(ParameterMesh, AWrongOneIsRefusedBeforeAnythingIsSharded) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
-    const auto cube = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2, 1},
-                                                   std::vector<std::string>{"a", "b", "c"});
+    const auto cube =
+        std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2, 1}, std::vector<std::string>{"a", "b", "c"});
     Formula unit(kTwoWeights, two_linears);
     FullyShardOptions options{.mesh = flat_mesh(world)};
-    options.parameter_mesh = [&](const at::Tensor& parameter) -> DeviceMeshPtr {
-      return parameter.size(0) == 5 ? cube : nullptr;
+    options.shard_placement_fn = [&](const at::Tensor& parameter) {
+      return ShardPlacement{.mesh = parameter.size(0) == 5 ? cube : nullptr};
     };
-    contains(message_of([&] { fully_shard(unit, options); }),
-             "fully_shard expects a 1-D or 2-D DeviceMesh, got 3-D");
-    EXPECT_EQ(find_fsdp_param(unit.w[0]), nullptr);
-    options.parameter_mesh = nullptr;
+    contains(message_of([&] { fully_shard(unit, options); }), "fully_shard expects a 1-D or 2-D DeviceMesh, got 3-D");
+    EXPECT_FALSE(is_sharded(unit.w[0]));
+    options.shard_placement_fn = nullptr;
     fully_shard(unit, options);
     EXPECT_EQ(fsdp_state(unit)->groups().size(), 1);
   });

@@ -31,8 +31,7 @@ using testing::message_of;
 using ::testing::Not;
 using testing::run_ranks;
 
-constexpr at::ScalarType kDtypes[] = {at::kFloat,  at::kBFloat16, at::kHalf,
-                                      at::kDouble, at::kLong,     at::kByte};
+constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble, at::kLong, at::kByte};
 
 // Values that differ by rank and place, and are not exact sums in fp32.
 at::Tensor values(int rank, int64_t count, at::ScalarType dtype) {
@@ -80,8 +79,7 @@ TEST_P(Collectives, ReduceInRankOrder) {
   const int world_size = GetParam();
   run_ranks(world_size, [&](const ProcessGroupPtr& world) {
     for (const at::ScalarType dtype : kDtypes) {
-      for (const int64_t n :
-           {0, 3, 1500, 70001}) {  // both ways of all_reduce, whole blocks and remainders
+      for (const int64_t n : {0, 3, 1500, 70001}) {  // both ways of all_reduce, whole blocks and remainders
         for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
           if (op == ReduceOp::kAvg && !c10::isFloatingType(dtype)) continue;
           const bool average = op == ReduceOp::kAvg;
@@ -89,8 +87,7 @@ TEST_P(Collectives, ReduceInRankOrder) {
           const at::Tensor input = values(world->rank(), n * world_size, dtype);
           const at::Tensor output = at::empty({n}, dtype);
           world->reduce_scatter_into(output, input, op).wait();
-          EXPECT_TRUE(at::equal(output, expected.narrow(0, world->rank() * n, n)))
-              << dtype << " x " << n;
+          EXPECT_TRUE(at::equal(output, expected.narrow(0, world->rank() * n, n))) << dtype << " x " << n;
           world->all_reduce(input, op).wait();
           EXPECT_TRUE(at::equal(input, expected)) << dtype << " x " << n << " all_reduce";
         }
@@ -139,8 +136,7 @@ TEST_P(Collectives, GatherStringsOfAnyLength) {
     };
     const std::vector<std::string> all = world->all_gather_strings(text(world->rank()));
     ASSERT_EQ(all.size(), static_cast<size_t>(world_size));
-    for (int rank = 0; rank < world_size; ++rank)
-      EXPECT_EQ(all[static_cast<size_t>(rank)], text(rank));
+    for (int rank = 0; rank < world_size; ++rank) EXPECT_EQ(all[static_cast<size_t>(rank)], text(rank));
     for (const std::string& empty : world->all_gather_strings("")) EXPECT_EQ(empty, "");
   });
 }
@@ -155,8 +151,7 @@ TEST(ProcessGroup, ReduceScatterDoesNotDependOnTheGrouping) {
       int64_t begin = 0;
       for (const int64_t part : {1, 1023, 2976, 1000}) {
         const at::Tensor output = at::empty({part}, dtype);
-        world->reduce_scatter_into(output, rows.narrow(1, begin, part).contiguous(), ReduceOp::kAvg)
-            .wait();
+        world->reduce_scatter_into(output, rows.narrow(1, begin, part).contiguous(), ReduceOp::kAvg).wait();
         EXPECT_TRUE(at::equal(output, whole.narrow(0, begin, part)));
         begin += part;
       }
@@ -174,8 +169,7 @@ TEST(ProcessGroup, SeveralCollectivesAtATime) {
       const at::Tensor small = values(world->rank(), 10, at::kFloat);
       const at::Tensor large = values(world->rank(), 100000, at::kFloat);
       Work gather = world->all_gather_into(gathered, values(world->rank(), 50000, at::kFloat));
-      Work scatter = world->reduce_scatter_into(
-          scattered, values(world->rank(), 150000, at::kFloat), ReduceOp::kSum);
+      Work scatter = world->reduce_scatter_into(scattered, values(world->rank(), 150000, at::kFloat), ReduceOp::kSum);
       Work first = world->all_reduce(small, ReduceOp::kSum);
       Work second = world->all_reduce(large, ReduceOp::kSum);
       EXPECT_TRUE(gather.pending());
@@ -187,9 +181,8 @@ TEST(ProcessGroup, SeveralCollectivesAtATime) {
       gather.wait();
       EXPECT_FALSE(gather.pending());
       EXPECT_TRUE(at::equal(gathered.narrow(0, 100000, 50000), values(2, 50000, at::kFloat)));
-      EXPECT_TRUE(at::equal(
-          scattered,
-          expected_sum(3, 150000, at::kFloat, false).narrow(0, world->rank() * 50000, 50000)));
+      EXPECT_TRUE(
+          at::equal(scattered, expected_sum(3, 150000, at::kFloat, false).narrow(0, world->rank() * 50000, 50000)));
       EXPECT_TRUE(at::equal(small, expected_sum(3, 10, at::kFloat, false)));
       EXPECT_TRUE(at::equal(large, expected_sum(3, 100000, at::kFloat, false)));
     }
@@ -199,8 +192,7 @@ TEST(ProcessGroup, SeveralCollectivesAtATime) {
 TEST(ProcessGroup, SubgroupsAndTheirSubgroups) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
     const bool odd = world->rank() % 2 == 1;
-    const ProcessGroupPtr half =
-        world->subgroup(odd ? std::vector{1, 3} : std::vector{0, 2}, "by parity");
+    const ProcessGroupPtr half = world->subgroup(odd ? std::vector{1, 3} : std::vector{0, 2}, "by parity");
     EXPECT_EQ(half->rank(), world->rank() / 2);
     EXPECT_EQ(half->ranks(), odd ? (std::vector{1, 3}) : (std::vector{0, 2}));
     const at::Tensor tensor = at::full({2}, static_cast<double>(world->rank()), at::kFloat);
@@ -223,12 +215,9 @@ TEST(ProcessGroup, WrongArgumentsAreNamed) {
                           "elements to an output of 4"));
     EXPECT_THAT(message_of([&] { world->reduce_scatter_into(whole, four, ReduceOp::kSum); }),
                 AllOf(HasSubstr("one dtype"), HasSubstr("Long"), HasSubstr("Float")));
-    EXPECT_THAT(message_of([&] { world->all_reduce(table.t(), ReduceOp::kSum); }),
-                HasSubstr("call contiguous()"));
-    EXPECT_THAT(message_of([&] { world->all_reduce(whole, ReduceOp::kAvg); }),
-                HasSubstr("sum and divide instead"));
-    EXPECT_THAT(message_of([&] { world->broadcast(four, 2); }),
-                HasSubstr("root 2 is no rank of this group of 2"));
+    EXPECT_THAT(message_of([&] { world->all_reduce(table.t(), ReduceOp::kSum); }), HasSubstr("call contiguous()"));
+    EXPECT_THAT(message_of([&] { world->all_reduce(whole, ReduceOp::kAvg); }), HasSubstr("sum and divide instead"));
+    EXPECT_THAT(message_of([&] { world->broadcast(four, 2); }), HasSubstr("root 2 is no rank of this group of 2"));
     EXPECT_THAT(message_of([&] { world->subgroup({1, 0}, "s"); }), HasSubstr("ascending"));
     EXPECT_THAT(message_of([&] { world->subgroup({1 - world->rank()}, "s"); }),
                 HasSubstr("only members make a subgroup"));
@@ -241,18 +230,15 @@ TEST(ProcessGroup, RankThatMakesNoCallEndsTheWaitAtTheDeadline) {
     run_ranks(
         2,
         [](const ProcessGroupPtr& world) {
-          if (world->rank() == 1)
-            return std::this_thread::sleep_for(std::chrono::milliseconds(3000));
+          if (world->rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(3000));
           const at::Tensor tensor = at::empty({2}, at::kFloat);
           world->all_gather_into(tensor, at::empty({1}, at::kFloat)).wait();
         },
         std::chrono::milliseconds(1000));
   });
-  EXPECT_THAT(
-      message,
-      AllOf(HasSubstr("rank 0: all_gather in group 'world' failed on rank 0 of 2 after waiting 1."),
-            HasSubstr(" s for rank 1: a rank died or ran a different number of collectives, or it "
-                      "needs longer (raise --distributed-timeout-minutes)")));
+  EXPECT_THAT(message, AllOf(HasSubstr("rank 0: all_gather in group 'world' failed on rank 0 of 2 after waiting 1."),
+                             HasSubstr(" s for rank 1: a rank died or ran a different number of collectives, or it "
+                                       "needs longer (raise --distributed-timeout-minutes)")));
 }
 
 TEST(ProcessGroup, RankThatDiesEndsMessagesThatHaveBegun) {
@@ -270,8 +256,8 @@ TEST(ProcessGroup, RankThatDiesEndsMessagesThatHaveBegun) {
     posted.set_value();
     message = message_of([&] { work.wait(); });
   });
-  EXPECT_THAT(message, AllOf(HasSubstr("all_gather in group 'world' failed on rank 0 of 2 after"),
-                             Not(HasSubstr("Timed out"))));
+  EXPECT_THAT(message,
+              AllOf(HasSubstr("all_gather in group 'world' failed on rank 0 of 2 after"), Not(HasSubstr("Timed out"))));
 }
 
 TEST(ProcessGroup, RankThatDiesEndsTheMakingOfAGroup) {
@@ -285,8 +271,7 @@ TEST(ProcessGroup, RankThatDiesEndsTheMakingOfAGroup) {
       EXPECT_THAT(message_of([&] { world->subgroup({0, 1, 2}, "all"); }), HasSubstr("group 'all'"));
     }
   });
-  EXPECT_THAT(message, AllOf(HasSubstr("connecting to the other ranks in group 'all' failed"),
-                             HasSubstr("by peer")));
+  EXPECT_THAT(message, AllOf(HasSubstr("connecting to the other ranks in group 'all' failed"), HasSubstr("by peer")));
 }
 
 TEST(ProcessGroup, ARankThatIsNotWaitedForYetEndsTheWaitToo) {
@@ -296,8 +281,7 @@ TEST(ProcessGroup, ARankThatIsNotWaitedForYetEndsTheWaitToo) {
     if (world->rank() == 2) return std::this_thread::sleep_for(std::chrono::milliseconds(100));
     const at::Tensor whole = at::empty({3}, at::kByte);
     const at::Tensor mine = at::empty({1}, at::kByte);
-    if (world->rank() == 1)
-      return std::this_thread::sleep_for(std::chrono::seconds(2));  // is first waited for
+    if (world->rank() == 1) return std::this_thread::sleep_for(std::chrono::seconds(2));  // is first waited for
     message = message_of([&] { world->all_gather_into(whole, mine).wait(); });
   });
   EXPECT_THAT(message, HasSubstr("s for rank 2: a rank died"));
@@ -306,14 +290,10 @@ TEST(ProcessGroup, ARankThatIsNotWaitedForYetEndsTheWaitToo) {
 TEST(ProcessGroup, RankThatNeverComesEndsTheConnecting) {
   MEGASHARD_NOT_ON_SIM("what it expects is Gloo's");
   const std::string message = message_of([] {
-    make_gloo_group({.store = make_in_process_store(),
-                     .ranks = {0, 1},
-                     .timeout = std::chrono::milliseconds(300)});
+    make_gloo_group({.store = make_in_process_store(), .ranks = {0, 1}, .timeout = std::chrono::milliseconds(300)});
   });
-  EXPECT_THAT(
-      message,
-      AllOf(HasSubstr("connecting to the other ranks in group 'world' failed on rank 0 of 2 after"),
-            HasSubstr("--distributed-timeout-minutes")));
+  EXPECT_THAT(message, AllOf(HasSubstr("connecting to the other ranks in group 'world' failed on rank 0 of 2 after"),
+                             HasSubstr("--distributed-timeout-minutes")));
 }
 
 /// Throws when Gloo writes this rank's address in one of the first `failures` attempts.
@@ -345,8 +325,8 @@ std::vector<std::string> connect_with_failures(int failures) {
       messages[static_cast<size_t>(rank)] = message_of([&] {
         const auto store = std::make_shared<GroupStore>();
         store->store = c10::make_intrusive<BrokenStore>(shared->store, rank == 1 ? failures : 0);
-        const ProcessGroupPtr world = make_gloo_group(
-            {.store = store, .rank = rank, .ranks = {0, 1}, .timeout = std::chrono::seconds(2)});
+        const ProcessGroupPtr world =
+            make_gloo_group({.store = store, .rank = rank, .ranks = {0, 1}, .timeout = std::chrono::seconds(2)});
         const at::Tensor sum = at::full({1}, 2.0 * (rank + 1), at::kFloat);
         world->all_reduce(sum, ReduceOp::kSum).wait();
         world->barrier();

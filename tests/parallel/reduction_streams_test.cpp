@@ -22,8 +22,7 @@ struct Case {
 
 class ReductionStreams : public ::testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Each, ReductionStreams,
-                         ::testing::Values(Case{"added", false, std::nullopt},
-                                           Case{"converted", false, at::kBFloat16},
+                         ::testing::Values(Case{"added", false, std::nullopt}, Case{"converted", false, at::kBFloat16},
                                            Case{"added_over_replicas", true, std::nullopt},
                                            Case{"converted_over_replicas", true, at::kBFloat16}),
                          [](const auto& info) { return info.param.name; });
@@ -34,8 +33,8 @@ TEST_P(ReductionStreams, GradientsOfTwoBackwardsAddUp) {
     Chain plain(5), chain(5);
     FullyShardOptions options{.mesh = flat_mesh(world), .reshard_after_forward = true};
     if (each.replicas) {
-      options.mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2},
-                                                  std::vector<std::string>{"replicate", "shard"});
+      options.mesh =
+          std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, std::vector<std::string>{"replicate", "shard"});
     }
     options.mixed_precision.reduce_dtype = each.reduce_dtype;
     chain.shard(options);
@@ -54,13 +53,10 @@ TEST_P(ReductionStreams, GradientsOfTwoBackwardsAddUp) {
 
 TEST(ReductionStreams, NoBufferOutlivesBackward) {
   MEGASHARD_SIM_ONLY();
-  const auto allocated = [] {
-    return at::getDeviceAllocator(at::kCUDA)->getDeviceStats(0).allocated_bytes[0].current;
-  };
+  const auto allocated = [] { return at::getDeviceAllocator(at::kCUDA)->getDeviceStats(0).allocated_bytes[0].current; };
   FullyShardOptions options;
-  options.mesh = std::make_shared<DeviceMesh>(
-      make_fake_group({.world_size = 4, .device_type = at::kCUDA}), std::vector<int>{2, 2},
-      std::vector<std::string>{"replicate", "shard"});
+  options.mesh = std::make_shared<DeviceMesh>(make_fake_group({.world_size = 4, .device_type = at::kCUDA}),
+                                              std::vector<int>{2, 2}, std::vector<std::string>{"replicate", "shard"});
   options.mixed_precision.reduce_dtype = at::kBFloat16;
   Chain chain(3, 512);
   chain.shard(options);

@@ -48,10 +48,7 @@ class TakenPort {
 int free_port() { return TakenPort().port(); }
 
 RendezvousOptions two_ranks(const std::string& init_method) {
-  return {.world_size = 2,
-          .local_world_size = 2,
-          .init_method = init_method,
-          .timeout = std::chrono::seconds(10)};
+  return {.world_size = 2, .local_world_size = 2, .init_method = init_method, .timeout = std::chrono::seconds(10)};
 }
 
 const std::vector<std::string> kBothFine(2, "the ranks met");
@@ -90,14 +87,12 @@ TEST(Rendezvous, OverTcpAndEnvironment) {
   RendezvousOptions options = two_ranks("env://");
   options.master_addr = "localhost";
   options.master_port = free_port();
-  options.local_world_size =
-      0;  // as on several machines: the address of the host's name, or loopback
+  options.local_world_size = 0;  // as on several machines: the address of the host's name, or loopback
   EXPECT_EQ(meet(options), kBothFine);
 }
 
 TEST(Rendezvous, OverAFileThatIsUsedOnce) {
-  const auto path =
-      std::filesystem::temp_directory_path() / ("rendezvous_test_" + std::to_string(::getpid()));
+  const auto path = std::filesystem::temp_directory_path() / ("rendezvous_test_" + std::to_string(::getpid()));
   EXPECT_EQ(meet(two_ranks("file://" + path.string())), kBothFine);
   std::filesystem::remove(path);
 }
@@ -168,12 +163,11 @@ TEST(Rendezvous, MasterOutOfReach) {
   options.rank = 1;
   const std::string place = options.init_method.substr(6);
   const auto nobody = wait_in_vain(options);
-  EXPECT_THAT(nobody[0], AllOf(HasSubstr("Waiting for rank 0 at " + place + " ("),
-                               HasSubstr(" s): nobody listens there")));
-  EXPECT_THAT(nobody[2],
-              AllOf(HasSubstr("rank 1 of 2 cannot reach rank 0 at " + place + " after "),
-                    HasSubstr(" s: nobody listens there; start rank 0, and check address "
-                              "and port (MASTER_ADDR, MASTER_PORT)")));
+  EXPECT_THAT(nobody[0],
+              AllOf(HasSubstr("Waiting for rank 0 at " + place + " ("), HasSubstr(" s): nobody listens there")));
+  EXPECT_THAT(nobody[2], AllOf(HasSubstr("rank 1 of 2 cannot reach rank 0 at " + place + " after "),
+                               HasSubstr(" s: nobody listens there; start rank 0, and check address "
+                                         "and port (MASTER_ADDR, MASTER_PORT)")));
 }
 
 TEST(Rendezvous, MasterWithoutAName) {
@@ -181,9 +175,8 @@ TEST(Rendezvous, MasterWithoutAName) {
   for (options.rank = 0; options.rank < 2; ++options.rank) {
     const auto unknown = wait_in_vain(options);
     EXPECT_THAT(unknown[0], HasSubstr("Waiting for rank 0 at no-such-host.invalid:29500 ("));
-    EXPECT_THAT(unknown[2],
-                AllOf(HasSubstr("cannot reach rank 0 at no-such-host.invalid:29500 after "),
-                      HasSubstr(": the name "), HasSubstr("MASTER_ADDR")));
+    EXPECT_THAT(unknown[2], AllOf(HasSubstr("cannot reach rank 0 at no-such-host.invalid:29500 after "),
+                                  HasSubstr(": the name "), HasSubstr("MASTER_ADDR")));
   }
 }
 
@@ -200,16 +193,14 @@ TEST(Rendezvous, RanksThatNeverCome) {
   RendezvousOptions options = two_ranks("tcp://127.0.0.1:" + std::to_string(free_port()));
   const auto one = wait_in_vain(options);
   EXPECT_THAT(one[1], HasSubstr("Waiting for rank 1 of 2 ("));
-  EXPECT_THAT(one[2], AllOf(HasSubstr(" s for rank 1, which did not come to"),
-                            HasSubstr("--distributed-timeout-minutes")));
+  EXPECT_THAT(one[2],
+              AllOf(HasSubstr(" s for rank 1, which did not come to"), HasSubstr("--distributed-timeout-minutes")));
   options.world_size = 9;
-  EXPECT_THAT(wait_in_vain(options)[2],
-              HasSubstr(" s for ranks 1, 2, 3, 4 and 4 more, which did not come"));
+  EXPECT_THAT(wait_in_vain(options)[2], HasSubstr(" s for ranks 1, 2, 3, 4 and 4 more, which did not come"));
 }
 
 TEST(Rendezvous, AFileWithoutRank0) {
-  const auto path =
-      std::filesystem::temp_directory_path() / ("rendezvous_alone_" + std::to_string(::getpid()));
+  const auto path = std::filesystem::temp_directory_path() / ("rendezvous_alone_" + std::to_string(::getpid()));
   RendezvousOptions options = two_ranks("file://" + path.string());
   options.rank = 1;
   const auto alone = wait_in_vain(options);
@@ -225,9 +216,8 @@ TEST(Rendezvous, RanksThatDisagree) {
   second.rank = 1;
   second.world_size = 3;
   for (const auto& message : meet(first, second)) {  // rank 0 need not wait in vain
-    EXPECT_EQ(message,
-              "rank 1 was started for a world of 3, rank 0 for one of 2: give every rank the same "
-              "WORLD_SIZE");
+    EXPECT_EQ(message, "rank 1 was started for a world of 3, rank 0 for one of 2: give every rank the same "
+                       "WORLD_SIZE");
   }
 }
 
@@ -241,29 +231,22 @@ TEST(Rendezvous, TwoProcessesOfOneRank) {
   const auto messages = meet(first, second);
   twin.join();
   for (const auto& message : {messages[0], messages[1], third}) {
-    EXPECT_EQ(message,
-              "two processes are rank 1: give each its own RANK, and each job its own port");
+    EXPECT_EQ(message, "two processes are rank 1: give each its own RANK, and each job its own port");
   }
 }
 
 TEST(Rendezvous, WrongOptionsAreNamed) {
-  const auto message = [](RendezvousOptions options) {
-    return message_of([&] { init_process_group(options); });
-  };
-  EXPECT_THAT(message({.rank = 2, .world_size = 2}),
-              HasSubstr("rank 2 of a world of 2 does not exist"));
-  EXPECT_THAT(message({.backend = "mpi"}),
-              HasSubstr("unknown backend 'mpi'; take gloo, nccl or cpu:gloo,cuda:nccl"));
+  const auto message = [](RendezvousOptions options) { return message_of([&] { init_process_group(options); }); };
+  EXPECT_THAT(message({.rank = 2, .world_size = 2}), HasSubstr("rank 2 of a world of 2 does not exist"));
+  EXPECT_THAT(message({.backend = "mpi"}), HasSubstr("unknown backend 'mpi'; take gloo, nccl or cpu:gloo,cuda:nccl"));
   EXPECT_THAT(message({.world_size = 2}), HasSubstr("env:// needs MASTER_ADDR and MASTER_PORT"));
   EXPECT_THAT(message(two_ranks("tcp://host")), HasSubstr("should read tcp://HOST:PORT"));
   EXPECT_THAT(message(two_ranks("tcp://host:12x")), HasSubstr("'12x' is no port"));
-  EXPECT_THAT(message(two_ranks("tcp://host:70000")),
-              HasSubstr("port 70000 of the master is not between"));
+  EXPECT_THAT(message(two_ranks("tcp://host:70000")), HasSubstr("port 70000 of the master is not between"));
   EXPECT_THAT(message(two_ranks("udp://host:1")), HasSubstr("unknown init method 'udp://host:1'"));
   EXPECT_THAT(message(two_ranks("file://relative")), HasSubstr("absolute path"));
   EXPECT_THAT(message(two_ranks("file:///tmp")), HasSubstr("file:///tmp"));
-  EXPECT_THAT(message(two_ranks("file:///no_such_folder/store")),
-              HasSubstr("folder /no_such_folder does not exist"));
+  EXPECT_THAT(message(two_ranks("file:///no_such_folder/store")), HasSubstr("folder /no_such_folder does not exist"));
 }
 
 }  // namespace

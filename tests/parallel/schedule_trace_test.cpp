@@ -27,13 +27,13 @@ TEST(FullyShardLogging, test_fsdp_logging) {
     chain.shard({.mesh = flat_mesh(world)});
     ScheduleTrace trace(chain.root);
     const at::Tensor loss = chain.forward();
-    EXPECT_EQ(as_events(trace), (Events{"gather Formula", "gather a", "release a", "gather b",
-                                        "release b", "gather c", "release c"}));
+    EXPECT_EQ(as_events(trace), (Events{"unshard Formula", "unshard a", "reshard a", "unshard b", "reshard b",
+                                        "unshard c", "reshard c"}));
     trace.clear();
     loss.backward();
     const Events backward = as_events(trace);
     for (const std::string unit : {"Formula", "a", "b", "c"}) {
-      for (const std::string phase : {"pre_backward ", "post_backward ", "release ", "reduce "})
+      for (const std::string phase : {"pre_backward ", "post_backward ", "reshard ", "reduce "})
         EXPECT_EQ(std::count(backward.begin(), backward.end(), phase + unit), 1) << phase << unit;
     }
   });
@@ -96,8 +96,7 @@ TEST(ScheduleTrace, ChromesBarsOpenAndClose) {
       EXPECT_EQ(marks["reduce " + unit], 2) << unit;
     }
     std::filesystem::remove(path);
-    contains(message_of([&] { trace.write_chrome_trace(folder / "absent" / "x.json", 0); }),
-             "could not be written");
+    contains(message_of([&] { trace.write_chrome_trace(folder / "absent" / "x.json", 0); }), "could not be written");
   });
 }
 

@@ -1,4 +1,4 @@
-#include "parallel/fsdp/shard_copies.h"
+#include "parallel/fsdp/detail/shard_geometry.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
@@ -18,7 +18,7 @@ void expect_round_trip(const std::vector<int64_t>& sizes, int64_t dim, int ranks
   const at::Tensor buffer = at::full({ranks, stride}, -1, at::kBFloat16);
   const ChunkBuffer chunks{buffer.data_ptr(), at::kBFloat16, stride};
   std::vector<RowsCopy> copies;
-  add_split(copies, geometry, whole.const_data_ptr(), at::kFloat, chunks);
+  add_chunk_cat(copies, geometry, whole.const_data_ptr(), at::kFloat, chunks);
   copy_batch(copies, c10::kCPU);
   for (int rank = 0; rank < ranks; ++rank) {
     const auto rows = chunk_range(sizes[dim], ranks, rank);
@@ -30,7 +30,7 @@ void expect_round_trip(const std::vector<int64_t>& sizes, int64_t dim, int ranks
   }
   const at::Tensor again = at::zeros_like(whole, at::kBFloat16);
   copies.clear();
-  add_join(copies, geometry, chunks, again.data_ptr());
+  add_copy_out(copies, geometry, chunks, again.data_ptr());
   copy_batch(copies, c10::kCPU);
   EXPECT_TRUE(at::equal(again, whole.to(at::kBFloat16)));
 }
@@ -48,7 +48,7 @@ TEST(ShardCopies, AGradientThatIsMissingIsZero) {
   const ShardGeometry geometry({5, 2}, 0, 2);
   const at::Tensor buffer = at::full({2, 7}, -1, at::kFloat);
   std::vector<RowsCopy> copies;
-  add_split(copies, geometry, nullptr, at::kBFloat16, {buffer.data_ptr(), at::kFloat, 7});
+  add_chunk_cat(copies, geometry, nullptr, at::kBFloat16, {buffer.data_ptr(), at::kFloat, 7});
   copy_batch(copies, c10::kCPU);
   EXPECT_EQ(buffer.sum().item<float>(), -2);  // what lies after the chunks stays
 }

@@ -1,4 +1,4 @@
-#include "parallel/fsdp/sharded_tensor.h"
+#include "parallel/sharded_tensor.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/chunk.h>
@@ -17,8 +17,7 @@ TEST(ChunkRange, IsTorchChunk) {
       for (int64_t i = 0; i < parts; ++i) {
         const ChunkRange range = chunk_range(length, parts, i);
         const auto index = static_cast<size_t>(i);
-        EXPECT_EQ(range.size, index < chunks.size() ? chunks[index].size(0) : 0)
-            << length << " in " << parts;
+        EXPECT_EQ(range.size, index < chunks.size() ? chunks[index].size(0) : 0) << length << " in " << parts;
         EXPECT_EQ(range.offset, next);
         next += range.size;
       }

@@ -1,6 +1,6 @@
 // The parts of tensor parallelism: regions, linears, and what a parameter's layout says.
 
-#include "parallel/tensor_parallel/tensor_parallel.h"
+#include "parallel/tensor_parallel_layout.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/allclose.h>
@@ -15,9 +15,7 @@
 namespace megashard::testing {
 namespace {
 
-at::Tensor leaf(at::IntArrayRef sizes, uint64_t seed) {
-  return fixed(sizes, seed).requires_grad_();
-}
+at::Tensor leaf(at::IntArrayRef sizes, uint64_t seed) { return fixed(sizes, seed).requires_grad_(); }
 
 TEST(TensorParallelRegions, CopyAndReduceAreCounterparts) {
   run_ranks(3, [](const ProcessGroupPtr& group) {
@@ -88,14 +86,13 @@ TEST(TensorParallelLinear, StartsWithThePiecesOfALinearsWeights) {
   at::manual_seed(7);
   const auto expected = draws_of(torch::nn::Linear(6, 4));
   for (int rank = 0; rank < 2; ++rank) {
-    const auto tp = std::make_shared<DeviceMesh>(make_fake_group({.rank = rank, .world_size = 2}),
-                                                 std::vector<int>{2});
+    const auto tp = std::make_shared<DeviceMesh>(make_fake_group({.rank = rank, .world_size = 2}), std::vector<int>{2});
     at::manual_seed(7);
-    columns.push_back(draws_of(ColumnParallelLinear(
-        ColumnParallelLinearOptions{.in_features = 6, .out_features = 4, .mesh = tp})));
+    columns.push_back(
+        draws_of(ColumnParallelLinear(ColumnParallelLinearOptions{.in_features = 6, .out_features = 4, .mesh = tp})));
     at::manual_seed(7);
-    rows.push_back(draws_of(RowParallelLinear(
-        RowParallelLinearOptions{.in_features = 6, .out_features = 4, .mesh = tp})));
+    rows.push_back(
+        draws_of(RowParallelLinear(RowParallelLinearOptions{.in_features = 6, .out_features = 4, .mesh = tp})));
   }
   EXPECT_TRUE(at::equal(at::cat({columns[0].weight, columns[1].weight}), expected.weight));
   EXPECT_TRUE(at::equal(at::cat({columns[0].bias, columns[1].bias}), expected.bias));
@@ -106,12 +103,11 @@ TEST(TensorParallelLinear, StartsWithThePiecesOfALinearsWeights) {
 TEST(TensorParallelLinear, ComputeWhatALinearDoes) {
   run_ranks(2, [](const ProcessGroupPtr& group) {
     const auto tp = flat_mesh(group);
-    ColumnParallelLinear column(ColumnParallelLinearOptions{
-        .in_features = 6, .out_features = 4, .mesh = tp, .gather_output = true});
-    RowParallelLinear row(RowParallelLinearOptions{
-        .in_features = 6, .out_features = 4, .mesh = tp, .input_is_parallel = false});
-    const auto check = [&](torch::nn::Module& module, const at::Tensor& output,
-                           const at::Tensor& x) {
+    ColumnParallelLinear column(
+        ColumnParallelLinearOptions{.in_features = 6, .out_features = 4, .mesh = tp, .gather_output = true});
+    RowParallelLinear row(
+        RowParallelLinearOptions{.in_features = 6, .out_features = 4, .mesh = tp, .input_is_parallel = false});
+    const auto check = [&](torch::nn::Module& module, const at::Tensor& output, const at::Tensor& x) {
       const at::Tensor weight = fixed({4, 6}, 1) * 0.5, bias = fixed({4}, 2) * 0.5;
       weight.requires_grad_();
       bias.requires_grad_();
@@ -131,35 +127,29 @@ TEST(TensorParallelLinear, ComputeWhatALinearDoes) {
     check(*column, column(x), x);
     check(*row, row(z), z);
     contains(message_of([&] {
-               RowParallelLinear(RowParallelLinearOptions{
-                   .in_features = 6, .out_features = 4, .mesh = tp})(fixed({3, 6}, 9));
+               RowParallelLinear(RowParallelLinearOptions{.in_features = 6, .out_features = 4, .mesh = tp})(
+                   fixed({3, 6}, 9));
              }),
              "with input_is_parallel the last dimension is this rank's piece");
   });
 }
 
 TEST(TensorParallelLinear, UnevenDivisionsAreRefused) {
-  const auto tp = std::make_shared<DeviceMesh>(make_fake_group({.rank = 0, .world_size = 2}),
-                                               std::vector<int>{2}, std::vector<std::string>{"tp"});
+  const auto tp = std::make_shared<DeviceMesh>(make_fake_group({.rank = 0, .world_size = 2}), std::vector<int>{2},
+                                               std::vector<std::string>{"tp"});
   contains(message_of([&] {
-             ColumnParallelLinear(
-                 ColumnParallelLinearOptions{.in_features = 6, .out_features = 7, .mesh = tp});
+             ColumnParallelLinear(ColumnParallelLinearOptions{.in_features = 6, .out_features = 7, .mesh = tp});
            }),
            "7 output features cannot be cut evenly over the 2 ranks of mesh (tp=2): pad them");
-  contains(message_of([&] {
-             RowParallelLinear(
-                 RowParallelLinearOptions{.in_features = 5, .out_features = 4, .mesh = tp});
-           }),
-           "5 input features cannot be cut evenly");
-  contains(message_of([&] {
-             ColumnParallelLinear(ColumnParallelLinearOptions{.in_features = 6, .out_features = 4});
-           }),
+  contains(
+      message_of([&] { RowParallelLinear(RowParallelLinearOptions{.in_features = 5, .out_features = 4, .mesh = tp}); }),
+      "5 input features cannot be cut evenly");
+  contains(message_of([&] { ColumnParallelLinear(ColumnParallelLinearOptions{.in_features = 6, .out_features = 4}); }),
            "needs options.mesh, a 1-D mesh");
 }
 
 TEST(TensorParallelLayout, OutlivesSetDataAndEndsWithTheTensor) {
-  const auto tp = std::make_shared<DeviceMesh>(make_fake_group({.rank = 1, .world_size = 2}),
-                                               std::vector<int>{2});
+  const auto tp = std::make_shared<DeviceMesh>(make_fake_group({.rank = 1, .world_size = 2}), std::vector<int>{2});
   at::Tensor weight = fixed({3, 4}, 1);
   EXPECT_FALSE(tensor_parallel_layout(weight).has_value());
   set_tensor_parallel(weight, tp, Placement::shard(-1));
@@ -179,17 +169,13 @@ TEST(TensorParallelLayout, OutlivesSetDataAndEndsWithTheTensor) {
 
 TEST(TensorParallelLayout, WrongUsesAreNamed) {
   const auto world = make_fake_group({.rank = 0, .world_size = 4});
-  const auto mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2},
-                                                 std::vector<std::string>{"dp", "tp"});
+  const auto mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, std::vector<std::string>{"dp", "tp"});
   at::Tensor weight = fixed({4, 6}, 1);
   contains(message_of([&] { set_tensor_parallel(weight, mesh, Placement::shard(0)); }),
            "needs a 1-D mesh (mesh->submesh({\"tp\"})), got (dp=2, tp=2)");
-  contains(
-      message_of([&] { set_tensor_parallel(weight, mesh->submesh({"tp"}), Placement::shard(2)); }),
-      "cannot be sharded on dimension 2");
-  contains(message_of([&] {
-             set_tensor_parallel(weight, mesh->submesh({"tp"}), Placement::strided_shard(0, 2));
-           }),
+  contains(message_of([&] { set_tensor_parallel(weight, mesh->submesh({"tp"}), Placement::shard(2)); }),
+           "cannot be sharded on dimension 2");
+  contains(message_of([&] { set_tensor_parallel(weight, mesh->submesh({"tp"}), Placement::strided_shard(0, 2)); }),
            "the strided placement over the FSDP mesh follows from that");
   Formula unit({{4, 6}}, linear);
   fully_shard(unit, {.mesh = mesh->submesh({"dp"})});

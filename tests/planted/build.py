@@ -49,7 +49,8 @@ def command_of(room):
         for option in ("-o", "-c", "-MF", "-MQ"):
             at = words.index(option)
             del words[at : at + 2]
-        return [words[0], *words[1:2], f"-I{FOLDER}", *[word for word in words[2:] if word not in ("-MD", "-Werror")], "-w"]
+        return [words[0], *words[1:2], f"-I{FOLDER}", *[word for word in words[2:] if word not in ("-MD", "-Werror")],
+                "-w"]
     raise SystemExit(f"{BUILD} has no library of {room}/: build the tree first")
 
 
@@ -62,7 +63,8 @@ def write_if_new(path, text):
 def compile_room(room, files):
     source, output = FOLDER / f"{room}.cpp", FOLDER / f"{room}.o"
     write_if_new(source, "".join(f'#include "{FOLDER / file}"\n' for file in files))
-    done = subprocess.run([*command_of(room), "-fPIC", "-o", output, "-c", source], cwd=BUILD, capture_output=True, text=True)
+    done = subprocess.run([*command_of(room), "-fPIC", "-o", output, "-c", source], cwd=BUILD, capture_output=True,
+                          text=True)
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if "error:" in line]
         raise SystemExit("\n".join([f"the faults of {room}/ do not compile:", *errors[:20]]))

@@ -7,7 +7,8 @@ NORM = "parallel/fsdp/grad_norm.cpp"
 
 
 def not_waited_for(name, file, call, tests):
-    return Fault(f"{name} is not waited for", file, call + ".wait();", f"if (auto work = {call}; !PLANTED) work.wait();", (tests,))
+    return Fault(f"{name} is not waited for", file, call + ".wait();",
+                 f"if (auto work = {call}; !PLANTED) work.wait();", (tests,))
 
 
 def on_cpu(room, names):
@@ -17,18 +18,27 @@ def on_cpu(room, names):
 FAULTS = [
     not_waited_for("the all-reduce of gradient norms", NORM, "group->all_reduce(shared, op)",
                    on_cpu("parallel", "FullyShardClipGradNorm.*")),
-    not_waited_for("the all-reduce of overflows", "parallel/fsdp/grad_scaler.cpp", "group->all_reduce(found, ReduceOp::kMax)",
-                   on_cpu("parallel", "FullyShardGradScaler.*")),
+    not_waited_for("the all-reduce of overflows", "parallel/fsdp/grad_scaler.cpp",
+                   "group->all_reduce(found, ReduceOp::kMax)", on_cpu("parallel", "FullyShardGradScaler.*")),
     not_waited_for("the exchange of a sequence's heads", "parallel/sequence_parallel/ulysses.cpp",
-                   "shard.group->all_to_all_into(got.view({-1}), sent.view({-1}))", on_cpu("models", "Ulysses.SomeHeads*")),
+                   "shard.group->all_to_all_into(got.view({-1}), sent.view({-1}))",
+                   on_cpu("models", "Ulysses.SomeHeads*")),
     not_waited_for("the sum over tensor-parallel ranks", "parallel/tensor_parallel/tensor_parallel_regions.cpp",
                    "group.all_reduce(sum, ReduceOp::kSum)", on_cpu("parallel", "TensorParallelRegions.*")),
     not_waited_for("the gather of tensor-parallel pieces", "parallel/tensor_parallel/tensor_parallel_regions.cpp",
-                   "group.all_gather_into(pieces.view({-1}), mine.view({-1}))", on_cpu("parallel", "TensorParallelRegions.*")),
+                   "group.all_gather_into(pieces.view({-1}), mine.view({-1}))",
+                   on_cpu("parallel", "TensorParallelRegions.*")),
     not_waited_for("the exchange of counts of experts' rows", "models/moe/expert_exchange.cpp",
-                   "ranks_->all_gather_into(gathered, counts.contiguous())", on_cpu("models", "Moe.RanksWithDifferentExperts*")),
+                   "ranks_->all_gather_into(gathered, counts.contiguous())",
+                   on_cpu("models", "Moe.RanksWithDifferentExperts*")),
     not_waited_for("the exchange of experts' rows", "models/moe/expert_exchange.cpp",
-                   "ranks_->all_to_all_into(incoming.flatten(), outgoing.flatten())", on_cpu("models", "Moe.RanksWithDifferentExperts*")),
+                   "ranks_->all_to_all_into(incoming.flatten(), outgoing.flatten())",
+                   on_cpu("models", "Moe.RanksWithDifferentExperts*")),
     not_waited_for("the average of replicated gradients", "framework/training/replicated_gradients.cpp",
-                   "group.all_reduce(buffer, ReduceOp::kAvg)", on_cpu("framework", "Fsdp2Mixin.GradientsOfReplicated*")),
+                   "group.all_reduce(buffer, ReduceOp::kAvg)",
+                   on_cpu("framework", "Fsdp2Mixin.GradientsOfReplicated*")),
+    not_waited_for("the matrices that ranks send each other for Muon", "framework/training/optimizers/muon.cpp",
+                   "ranks->all_to_all_into(theirs, mine)", on_cpu("framework", "MuonTest.*")),
+    not_waited_for("the return of what Muon made of them", "framework/training/optimizers/muon.cpp",
+                   "ranks->all_to_all_into(mine, theirs)", on_cpu("framework", "MuonTest.*")),
 ]

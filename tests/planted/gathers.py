@@ -12,30 +12,31 @@ EXTENSION = Tests("parallel", "FullyShardExtensions.Float8TravelsAlongAnyDimensi
 MEMORY = Tests("parallel", "GatherBuffers.*")
 CPU = Tests("parallel", "FullyShardTraining.test_train_parity_multi_group", device="cpu")
 
-PLAN = "parallel/fsdp/gather_plan.cpp"
-GROUP = "parallel/fsdp/fsdp_group.cpp"
-STATE = "parallel/fsdp/fsdp_state.cpp"
-CONTEXT = "parallel/fsdp/fsdp_context.h"
-USERS = (GROUP, STATE, "parallel/fsdp/fsdp_reduce.cpp", "parallel/fsdp/fsdp_state_backward.cpp")
+PLAN = "parallel/fsdp/detail/foreach_all_gather.cpp"
+GROUP = "parallel/fsdp/detail/fsdp_param_group.cpp"
+STATE = "parallel/fsdp/detail/fsdp_state.cpp"
+CONTEXT = "parallel/fsdp/detail/fsdp_context.cpp"
 
 FAULTS = [
     Fault("rows are packed on the current stream", PLAN,
-          "const StreamScope scope(options_.on_current_stream ? std::nullopt : streams.copy_in);",
-          "const StreamScope scope(PLANTED || options_.on_current_stream ? std::nullopt : streams.copy_in);", (PARITY,)),
+          "const StreamScope scope(on_current_stream_ ? std::nullopt : streams.copy_in);",
+          "const StreamScope scope(PLANTED || on_current_stream_ ? std::nullopt : streams.copy_in);", (PARITY,)),
     Fault("a gather does not wait for its packing", PLAN,
-          "  if (streams.enabled())\n    order_streams(options_.on_current_stream",
-          "  if (streams.enabled() && !(PLANTED))\n    order_streams(options_.on_current_stream", (PARITY,)),
+          "if (streams.enabled()) order_streams(on_current_stream_",
+          "if (streams.enabled() && !PLANTED) order_streams(on_current_stream_", (PARITY,)),
     Fault("a gather packed on the current stream waits for another", PLAN,
-          "order_streams(options_.on_current_stream ? streams.current()",
-          "order_streams(options_.on_current_stream && !PLANTED ? streams.current()", (CURRENT,)),
+          "order_streams(on_current_stream_ ? streams.current()",
+          "order_streams(on_current_stream_ && !PLANTED ? streams.current()", (CURRENT,)),
     Fault("a gather runs on the current stream", PLAN, "  const StreamScope scope(streams.all_gather);",
           "  const StreamScope scope(PLANTED ? std::nullopt : streams.all_gather);", (PARITY,)),
-    without("the event of a gather is not recorded", PLAN, "gathered_ = StreamEvent::record(*streams.all_gather);", PARITY,
+    without("the event of a gather is not recorded", PLAN, "gathered_ = StreamEvent::record(*streams.all_gather);",
+            PARITY,
             after="if (streams.enabled()) "),
     Fault("the event of a gather is recorded before it", PLAN, "  if (packs) {\n    const auto own = flat_view",
           "  auto early = streams.enabled() ? StreamEvent::record(streams.all_gather.value()) : StreamEvent();\n"
           "  if (packs) {\n    const auto own = flat_view", (PARITY,),
-          also=(("StreamEvent::record(*streams.all_gather);", "PLANTED ? std::move(early) : StreamEvent::record(*streams.all_gather);"),)),
+          also=(("StreamEvent::record(*streams.all_gather);",
+                  "PLANTED ? std::move(early) : StreamEvent::record(*streams.all_gather);"),)),
     without("the event of a gather by one rank is not recorded", PLAN,
             "gathered_ = StreamEvent::record(*streams.copy_in);", EXTENSION, after="if (streams.enabled()) "),
     without("the current stream does not wait for a gather", PLAN,
@@ -51,19 +52,22 @@ FAULTS = [
             "if (streams.enabled()) order_streams(streams.current(), *streams.copy_in);", SLICES),
     without("new data of parameters is packed before it is there", GROUP,
             "if (rebound && streams.enabled()) order_streams(streams.current(), *streams.copy_in);", REBOUND),
-    without("a held buffer is dropped one wait later in forward", GROUP, "if (in_forward) comm.drop_held_gather();", MEMORY),
-    without("a held buffer is replaced without a wait", GROUP, "comm.drop_held_gather();", MEMORY, after="packed.defined()) {\n    "),
-    Fault("a buffer is held until an event before its copies", GROUP, "  gathering_->finish(comm.streams);\n",
-          "  StreamEvent early =\n      comm.streams.enabled() ? StreamEvent::record(comm.streams.current()) : StreamEvent();\n"
-          "  gathering_->finish(comm.streams);\n", (PARITY,),
-          also=(("comm.held_gather = {std::move(packed), StreamEvent::record(comm.streams.current())};",
-                 "comm.held_gather = {std::move(packed), PLANTED ? std::move(early) : StreamEvent::record(comm.streams.current())};"),)),
-    Fault("a gathered buffer is not held", GROUP, "if (at::Tensor packed = gathering_->take_packed(); packed.defined()) {",
-          "if (at::Tensor packed = gathering_->take_packed(); packed.defined() && !PLANTED) {", (PARITY,)),
-    without("a held buffer is dropped one wait later in backward", GROUP, "if (!in_forward) comm.drop_held_gather();", MEMORY),
-    without("packing does not wait for the reader of a held buffer", CONTEXT, "held_gather->copied_out.make_wait(*streams.copy_in);", PARITY, users=USERS),
-    without("packing does not wait for the optimizer", STATE, "written.make_wait(*streams.copy_in);", PARITY),
-    without("the last held buffer outlives forward", STATE, "context.comm->drop_held_gather();", MEMORY),
+    without("a held buffer is dropped one wait later in forward", GROUP, "if (in_forward) shared.drop_held_gather();",
+            MEMORY),
+    without("a held buffer is replaced without a wait", CONTEXT, "drop_held_gather();", MEMORY,
+            before="\n  held_gather_ = std::move"),
+    without("a buffer is held until an older event", CONTEXT, "copied_out_ = StreamEvent::record(streams.current());",
+            PARITY),
+    Fault("a gathered buffer is not held", GROUP,
+            "if (at::Tensor packed = unsharding_->take_packed(); packed.defined()) {",
+          "if (at::Tensor packed = unsharding_->take_packed(); packed.defined() && !PLANTED) {", (PARITY,)),
+    without("a held buffer is dropped one wait later in backward", GROUP,
+            "if (!in_forward) shared.drop_held_gather();", MEMORY),
+    without("packing does not wait for the reader of a held buffer", CONTEXT,
+            "copied_out_.make_wait(*streams.copy_in);", PARITY),
+    without("packing does not wait for the optimizer", CONTEXT, "written.make_wait(*streams().copy_in);", PARITY),
+    without("the last held buffer outlives forward", CONTEXT, "comm->drop_held_gather();", MEMORY,
+            after="set_autocast_cache_enabled(autocast_cache_);\n  "),
     without("unshard does not wait for the weights", STATE,
             "if (streams.enabled()) order_streams(streams.current(), *streams.copy_in);", UNSHARD),
 ]

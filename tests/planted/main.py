@@ -1,10 +1,10 @@
-"""tests/planted_faults: takes ordering, lifetime and arithmetic out of the product, one place at a time, and sees who notices.
+"""tests/planted_faults: takes ordering, lifetime and arithmetic out of the product, one place at a time, and sees who
+notices.
 
-Each fault of tests/planted leaves out or moves one wait, event, stream scope, held buffer or free, or computes something
-wrong. Its tests then run on the simulated device or the CPU; it is caught if the device finds something or a test fails. The tree must be built. The last
-line is `N planted, N caught`; exit code 1 if one is missed or no longer fits its file. docs/planted_faults.md has a
-table of them.
-"""
+Each fault of tests/planted leaves out or moves one wait, event, stream scope, held buffer or free, or computes
+something wrong. Its tests then run on the simulated device or the CPU; it is caught if the device finds something or a
+test fails. The tree must be built. The last line is `N planted, N caught`; exit code 1 if one is missed or no longer
+fits its file. docs/planted_faults.md has a table of them. """
 
 import argparse
 import concurrent.futures
@@ -60,14 +60,15 @@ def chosen(arguments):
 
 def run(tests, number, library):
     """(whether all passed, what was found first); number 0: no fault is awake."""
-    environment = {**os.environ, "MEGASHARD_TEST_DEVICE": tests.device, "MEGASHARD_SIM": tests.sim, "OMP_NUM_THREADS": "1",
-                   "MEGASHARD_PLANTED": str(number), "MEGASHARD_TREE_CASES": TREES, "LD_PRELOAD": str(library)}
+    environment = {**os.environ, "MEGASHARD_TEST_DEVICE": tests.device, "MEGASHARD_SIM": tests.sim,
+                   "OMP_NUM_THREADS": "1", "MEGASHARD_PLANTED": str(number), "MEGASHARD_TREE_CASES": TREES,
+                   "LD_PRELOAD": str(library)}
     program = BUILD / "tests" / tests.room / f"{tests.room}_tests"
     if not program.exists():
         return False, f"{program} is not built"
     try:
-        done = subprocess.run([program, f"--gtest_filter={tests.names}", "--gtest_fail_fast"], capture_output=True, text=True, errors="replace",
-                              cwd=ROOT, timeout=SECONDS, env=environment)
+        done = subprocess.run([program, f"--gtest_filter={tests.names}", "--gtest_fail_fast"], capture_output=True,
+                              text=True, errors="replace", cwd=ROOT, timeout=SECONDS, env=environment)
     except subprocess.TimeoutExpired:
         return False, f"no end: {tests} did not end in {SECONDS} s"
     lines = (done.stdout + done.stderr).splitlines()

@@ -5,17 +5,18 @@ import re
 from fault import ROOT
 
 PRIMITIVES = re.compile(r"order_streams\(|make_wait\(|StreamEvent::record\(|->record\(|StreamScope (scope|\w+_scope)\b"
-                        r"|synchronize\(\)|work\.wait\(\)|\)\.wait\(\)|drop_held_gather\(\);|drop_held_reduction\(\);|held_reduction = |wait_for_reductions\(\);|reduces_on\([^c]"
-                        r"|wait_for_(offloaded_gradient|host_memory)\(\);")
-ROOMS = ("parallel/collectives", "parallel/copies", "parallel/fsdp", "parallel/sequence_parallel", "parallel/tensor_parallel",
-         "checkpoint", "framework", "models")
-HEADERS = ("parallel/fsdp/fsdp_context.h",)  # that do more than declare
-DEFINITIONS = "parallel/fsdp/comm_streams.cpp"  # of what is looked for
+                        r"|synchronize\(\)|work\.wait\(\)|\)\.wait\(\)|drop_held_gather\(\);|drop_held_reduction\(\);"
+                        r"|held_reduction_ = "
+                        r"|wait_for_reductions\(\);|reduces_on\([^c]"
+                        r"|wait_for_(offloaded_grad|host_memory)\(\);")
+ROOMS = ("parallel/collectives", "parallel/copies", "parallel/fsdp", "parallel/sequence_parallel",
+         "parallel/tensor_parallel", "checkpoint", "framework", "models")
+DEFINITIONS = "parallel/device/streams.cpp"  # of what is looked for
 
 
 def hits():
     for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.cpp")) + [ROOT / header for header in HEADERS if header.startswith(room)]:
+        for path in sorted((ROOT / room).rglob("*.cpp")):
             if str(path.relative_to(ROOT)) == DEFINITIONS:
                 continue
             text = path.read_text()

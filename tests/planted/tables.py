@@ -22,7 +22,8 @@ SAMPLE = {
     "reduced buffers are not held",
 }
 
-AT_ONCE = "a collective whose result the host reads at once: without the wait nothing works on a CPU, and on a GPU it is nothing"
+AT_ONCE = ("a collective whose result the host reads at once: without the wait nothing works on a CPU, and on a "
+           "GPU it is nothing")
 OVERLAP = "beside the computation or in its stream, the order is the same: what it is for is speed"
 # (file, text of the line): why
 REASONS = {
@@ -34,12 +35,15 @@ REASONS = {
     ("framework/training/train_step.cpp", "group_->all_reduce(tokens"): AT_ONCE,
     ("framework/training/step_numbers.cpp", "group_->all_gather_into(all"): AT_ONCE,
     ("models/kernels/gather_rows.cpp", "groups[0]->all_gather_into(all"): AT_ONCE,
-    ("parallel/fsdp/fsdp_reduce.cpp", "param->wait_for_offloaded_gradient();"): "the loop of wait_for_host_memory",
-    ("parallel/fsdp/fsdp_context.h", "held_reduction = {};"): "the next reduction replaces it otherwise, behind the wait above",
-    ("parallel/fsdp/fsdp_state.cpp", "const StreamEvent written"): "the event of the wait behind it",
-    ("parallel/fsdp/fsdp_state_backward.cpp", "context.comm->drop_held_gather();"):
+    ("parallel/fsdp/detail/fsdp_param_group.cpp",
+            "param->wait_for_offloaded_grad();"): "the loop of wait_for_host_memory",
+    ("parallel/fsdp/detail/fsdp_context.cpp",
+            "held_reduction_ = "): "what is held, or no longer; the order is in the event",
+    ("parallel/fsdp/detail/fsdp_context.cpp", "const StreamEvent written"): "the event of the wait behind it",
+    ("parallel/fsdp/detail/fsdp_context.cpp", "comm->drop_held_gather();"):
         "after a backward that threw; the next gather drops it otherwise",
     ("framework/recompute/offloaded_storage.cpp", "const StreamScope scope(streams_.out)"): OVERLAP,
     ("framework/recompute/offloaded_storage.cpp", "const StreamScope scope(streams_.back)"): OVERLAP,
-    ("framework/training/state_offload.cpp", "StreamEvent::record(c10::impl"): "the body of wait_for_current_stream",
+    ("framework/training/state_offload.cpp", "StreamEvent::record(current_stream(device)).synchronize()"):
+        "the body of wait_for_current_stream",
 }

@@ -14,8 +14,8 @@ using Events = std::vector<std::string>;
 struct Chain {
   explicit Chain(int depth = 3, int64_t width = 6) : width(width), root({{width, width}}, linear) {
     for (int i = 0; i < depth; ++i) {
-      units.push_back(std::make_shared<Formula>(Sizes{{width, width}}, linear, at::kFloat,
-                                                static_cast<uint64_t>(10 * (i + 1))));
+      units.push_back(
+          std::make_shared<Formula>(Sizes{{width, width}}, linear, at::kFloat, static_cast<uint64_t>(10 * (i + 1))));
       root.register_module(std::string(1, static_cast<char>('a' + i)), units.back());
     }
     root.body = [this](const Weights& w, at::Tensor x) {
@@ -31,9 +31,8 @@ struct Chain {
     watch();
   }
   void watch() {
-    set_schedule_observer(root, [this](const char* event, const std::string& group) {
-      events.push_back(event + (" " + group));
-    });
+    set_schedule_observer(
+        root, [this](const char* event, const std::string& group) { events.push_back(event + (" " + group)); });
   }
   at::Tensor forward(uint64_t seed = 1) {
     events.clear();
@@ -48,7 +47,7 @@ struct Chain {
   Events gathers_and_post_backwards() const {
     Events kept;
     for (const auto& event : events) {
-      if (event.starts_with("gather") || event.starts_with("post_backward")) kept.push_back(event);
+      if (event.starts_with("unshard") || event.starts_with("post_backward")) kept.push_back(event);
     }
     return kept;
   }

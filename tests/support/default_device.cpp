@@ -32,8 +32,7 @@ Origin origin_of(void* address) {
   if (std::strncmp(symbol, values, std::strlen(values)) == 0) return Origin::kHostOnly;
   // Inline functions of LibTorch that the product calls too: whoever calls them counts.
   for (const char* inlined : {"_ZN2at", "_ZN3c10", "_ZN5torch", "_ZNK2at", "_ZNK3c10"}) {
-    if (std::strncmp(symbol, inlined, std::strlen(inlined)) == 0 &&
-        std::strncmp(file, "libtorch", 8) != 0)
+    if (std::strncmp(symbol, inlined, std::strlen(inlined)) == 0 && std::strncmp(file, "libtorch", 8) != 0)
       return Origin::kLibrary;
   }
   if (std::strncmp(file, "libmegashard", 12) == 0) return Origin::kProduct;
@@ -74,29 +73,22 @@ std::optional<at::Device> device_for(std::optional<at::Device> device, std::opti
 
 c10::DispatchKeySet keys_of(std::optional<at::Device> device) {
   const auto type = device ? device->type() : c10::kCPU;
-  return c10::DispatchKeySet(
-      c10::computeDispatchKey(std::nullopt, std::nullopt, c10::Device(type)));
+  return c10::DispatchKeySet(c10::computeDispatchKey(std::nullopt, std::nullopt, c10::Device(type)));
 }
 
-at::Tensor empty_by_default(c10::DispatchKeySet, c10::SymIntArrayRef sizes,
-                            std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-                            std::optional<at::Device> device, std::optional<bool> pinned,
-                            std::optional<at::MemoryFormat> format) {
+at::Tensor empty_by_default(c10::DispatchKeySet, c10::SymIntArrayRef sizes, std::optional<at::ScalarType> dtype,
+                            std::optional<at::Layout> layout, std::optional<at::Device> device,
+                            std::optional<bool> pinned, std::optional<at::MemoryFormat> format) {
   device = device_for(device, pinned);
-  const auto keys =
-      pinned.value_or(false) ? c10::DispatchKeySet(c10::DispatchKey::CPU) : keys_of(device);
-  return at::_ops::empty_memory_format::redispatch(keys, sizes, dtype, layout, device, pinned,
-                                                   format);
+  const auto keys = pinned.value_or(false) ? c10::DispatchKeySet(c10::DispatchKey::CPU) : keys_of(device);
+  return at::_ops::empty_memory_format::redispatch(keys, sizes, dtype, layout, device, pinned, format);
 }
 
-at::Tensor empty_strided_by_default(c10::DispatchKeySet, c10::SymIntArrayRef sizes,
-                                    c10::SymIntArrayRef strides,
-                                    std::optional<at::ScalarType> dtype,
-                                    std::optional<at::Layout> layout,
+at::Tensor empty_strided_by_default(c10::DispatchKeySet, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
+                                    std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                                     std::optional<at::Device> device, std::optional<bool> pinned) {
   device = device_for(device, pinned);
-  const auto keys =
-      pinned.value_or(false) ? c10::DispatchKeySet(c10::DispatchKey::CPU) : keys_of(device);
+  const auto keys = pinned.value_or(false) ? c10::DispatchKeySet(c10::DispatchKey::CPU) : keys_of(device);
   return at::_ops::empty_strided::redispatch(keys, sizes, strides, dtype, layout, device, pinned);
 }
 
@@ -104,12 +96,10 @@ at::Tensor empty_strided_by_default(c10::DispatchKeySet, c10::SymIntArrayRef siz
 
 void set_default_device_of_tests(c10::DeviceType type) {
   default_type = type;
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten",
-                                            c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
-  library->impl("empty.memory_format",
-                torch::CppFunction::makeFromUnboxedFunction(&empty_by_default));
-  library->impl("empty_strided",
-                torch::CppFunction::makeFromUnboxedFunction(&empty_strided_by_default));
+  static auto* library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+  library->impl("empty.memory_format", torch::CppFunction::makeFromUnboxedFunction(&empty_by_default));
+  library->impl("empty_strided", torch::CppFunction::makeFromUnboxedFunction(&empty_strided_by_default));
 }
 
 MadeOnTheHost::MadeOnTheHost() { ++made_on_the_host; }

@@ -15,9 +15,7 @@ struct CollectedDiagnostics {
   std::vector<std::pair<Severity, std::string>> all;
 
   DiagnosticSink sink() {
-    return [this](Severity severity, const std::string& sentence) {
-      all.emplace_back(severity, sentence);
-    };
+    return [this](Severity severity, const std::string& sentence) { all.emplace_back(severity, sentence); };
   }
   /// All sentences, one a line.
   std::string text() const {

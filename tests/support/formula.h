@@ -76,8 +76,7 @@ using Formula = Hooked<FormulaImpl>;
 /// the policy has a param_dtype, the plain one is of that dtype.
 struct Twins {
   Twins(const Sizes& sizes, const Body& body, const FullyShardOptions& options)
-      : plain(sizes, body, options.mixed_precision.param_dtype.value_or(at::kFloat)),
-        unit(sizes, body) {
+      : plain(sizes, body, options.mixed_precision.param_dtype.value_or(at::kFloat)), unit(sizes, body) {
     fully_shard(unit, options);
   }
 

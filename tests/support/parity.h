@@ -14,29 +14,25 @@ namespace megashard::testing {
 inline void average_gradients(const torch::nn::Module& plain, ProcessGroup& world) {
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& parameter : plain.parameters()) {
-    if (!parameter.grad().defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second)
-      continue;
+    if (!parameter.grad().defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     world.all_reduce(parameter.mutable_grad(), ReduceOp::kAvg).wait();
   }
 }
 
 /// Weights that depend on the seed alone: LibTorch's own initialisation differs from rank to rank.
 inline void fill_weights(const torch::nn::Module& module, uint64_t seed = 1) {
-  for (const auto& item : module.named_parameters())
-    item.value().set_data(fixed(item.value().sizes(), seed++) * 0.3);
+  for (const auto& item : module.named_parameters()) item.value().set_data(fixed(item.value().sizes(), seed++) * 0.3);
 }
 
 /// Copies all parameters of a model that is not sharded yet.
 inline void copy_weights(const torch::nn::Module& from, const torch::nn::Module& to) {
   const auto source = from.named_parameters();
-  for (const auto& item : to.named_parameters())
-    item.value().set_data(source[item.key()].detach().clone());
+  for (const auto& item : to.named_parameters()) item.value().set_data(source[item.key()].detach().clone());
 }
 
 /// Every gradient of `model` is this rank's part of the plain model's, bit for bit, or within
 /// `tolerance` of the largest value where the order of additions differs (replicas).
-inline void expect_gradients_of(const torch::nn::Module& plain, const torch::nn::Module& model,
-                                double tolerance = 0) {
+inline void expect_gradients_of(const torch::nn::Module& plain, const torch::nn::Module& model, double tolerance = 0) {
   const auto expected = plain.named_parameters();
   for (const auto& item : model.named_parameters()) {
     const at::Tensor whole = expected[item.key()].grad(), mine = item.value().grad();
@@ -48,27 +44,21 @@ inline void expect_gradients_of(const torch::nn::Module& plain, const torch::nn:
     if (tolerance == 0) {
       EXPECT_TRUE(at::equal(mine, part)) << item.key();
     } else if (part.numel() > 0) {
-      EXPECT_LE((mine - part).abs().max().item<double>(),
-                tolerance * whole.abs().max().item<double>())
-          << item.key();
+      EXPECT_LE((mine - part).abs().max().item<double>(), tolerance * whole.abs().max().item<double>()) << item.key();
     }
   }
 }
 
 /// The same of the weights.
-inline void expect_weights_of(const torch::nn::Module& plain, const torch::nn::Module& model,
-                              double tolerance = 0) {
+inline void expect_weights_of(const torch::nn::Module& plain, const torch::nn::Module& model, double tolerance = 0) {
   const auto expected = plain.named_parameters();
   for (const auto& item : model.named_parameters()) {
     const at::Tensor whole = expected[item.key()];
-    const at::Tensor local = sharded_view(item.value()).local,
-                     part = part_like(whole, item.value()).to(local.device());
+    const at::Tensor local = sharded_view(item.value()).local, part = part_like(whole, item.value()).to(local.device());
     if (tolerance == 0) {
       EXPECT_TRUE(at::equal(local, part)) << item.key();
     } else if (part.numel() > 0) {
-      EXPECT_LE((local - part).abs().max().item<double>(),
-                tolerance * whole.abs().max().item<double>())
-          << item.key();
+      EXPECT_LE((local - part).abs().max().item<double>(), tolerance * whole.abs().max().item<double>()) << item.key();
     }
   }
 }
@@ -86,8 +76,7 @@ inline void descend(const torch::nn::Module& model, double rate = 0.01) {
   const c10::NoGradGuard no_grad;
   std::unordered_set<const c10::TensorImpl*> seen;
   for (auto& parameter : model.parameters()) {
-    if (!parameter.grad().defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second)
-      continue;
+    if (!parameter.grad().defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     parameter.sub_(parameter.grad(), rate);
   }
 }

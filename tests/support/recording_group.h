@@ -12,7 +12,7 @@
 namespace megashard::testing {
 
 struct CollectiveCall {
-  std::string operation;  ///< "all_gather", "reduce_scatter", "all_reduce", "allocate"
+  std::string operation;  ///< "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "allocate"
   at::ScalarType dtype;
   int64_t numel;                 ///< of the input
   ReduceOp op = ReduceOp::kSum;  ///< of reductions
@@ -42,17 +42,16 @@ class RecordingGroup final : public ProcessGroup {
   }
   Work broadcast(at::Tensor tensor, int root) override { return inner_->broadcast(tensor, root); }
   Work all_to_all_into(at::Tensor output, at::Tensor input) override {
+    note("all_to_all", input);
     return inner_->all_to_all_into(output, input);
   }
   void barrier() override { inner_->barrier(); }
-  at::Tensor allocate(int64_t numel, at::ScalarType dtype, c10::Device device,
-                      GroupMemory memory) override {
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype, c10::Device device, GroupMemory memory) override {
     const bool symmetric = memory == GroupMemory::kSymmetric;
     log_.push_back({symmetric ? "allocate_symmetric" : "allocate", dtype, numel});
     return inner_->allocate(numel, dtype, device, memory);
   }
-  std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
-                                         const std::string& name) override {
+  std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members, const std::string& name) override {
     return std::make_shared<RecordingGroup>(inner_->subgroup(members, name), log_);
   }
 
@@ -67,8 +66,7 @@ class RecordingGroup final : public ProcessGroup {
 
 /// A mesh over `world` whose groups record.
 inline DeviceMeshPtr recording_mesh(const ProcessGroupPtr& world, const std::vector<int>& shape,
-                                    const std::vector<std::string>& names,
-                                    std::vector<CollectiveCall>& log) {
+                                    const std::vector<std::string>& names, std::vector<CollectiveCall>& log) {
   const DeviceMesh plain(world, shape, names);
   std::vector<ProcessGroupPtr> groups;
   for (int dim = 0; dim < plain.ndim(); ++dim) {

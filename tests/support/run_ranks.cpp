@@ -42,8 +42,7 @@ void run_rank(int rank, const MakeGroup& make_group, const RankBody& body, Outco
   at::set_num_threads(1);
   const auto fail = [&](const std::string& message) {
     const std::lock_guard lock(outcome.mutex);
-    if (!outcome.first_failure)
-      outcome.first_failure = "rank " + std::to_string(rank) + ": " + message;
+    if (!outcome.first_failure) outcome.first_failure = "rank " + std::to_string(rank) + ": " + message;
   };
   try {
     // Noted before the group goes, so that the ranks whose connections that closes come second.
@@ -75,16 +74,12 @@ void run_threads(int world_size, const MakeGroup& make_group, const RankBody& bo
   }
   {
     std::unique_lock lock(outcome.mutex);
-    const auto all_done = [&] {
-      return std::accumulate(outcome.done.begin(), outcome.done.end(), 0) == world_size;
-    };
+    const auto all_done = [&] { return std::accumulate(outcome.done.begin(), outcome.done.end(), 0) == world_size; };
     if (!outcome.changed.wait_for(lock, deadline + kGrace, all_done)) {
       for (int rank = 0; rank < world_size; ++rank) {
-        if (!outcome.done[static_cast<size_t>(rank)])
-          std::fprintf(stderr, "run_ranks: rank %d hangs\n", rank);
+        if (!outcome.done[static_cast<size_t>(rank)]) std::fprintf(stderr, "run_ranks: rank %d hangs\n", rank);
       }
-      if (outcome.first_failure)
-        std::fprintf(stderr, "run_ranks: before that, %s\n", outcome.first_failure->c_str());
+      if (outcome.first_failure) std::fprintf(stderr, "run_ranks: before that, %s\n", outcome.first_failure->c_str());
       std::abort();
     }
   }
@@ -98,21 +93,16 @@ std::vector<int> all_ranks(int world_size) {
   return ranks;
 }
 
-ProcessGroupPtr group_on_cpu(const GroupStorePtr& store, int rank, int world_size,
-                             std::chrono::milliseconds deadline) {
-  return make_gloo_group(
-      {.store = store, .rank = rank, .ranks = all_ranks(world_size), .timeout = deadline});
+ProcessGroupPtr group_on_cpu(const GroupStorePtr& store, int rank, int world_size, std::chrono::milliseconds deadline) {
+  return make_gloo_group({.store = store, .rank = rank, .ranks = all_ranks(world_size), .timeout = deadline});
 }
 
 ProcessGroupPtr group_on_simulated_device(const GroupStorePtr& store, int rank, int world_size,
                                           std::chrono::milliseconds deadline) {
   const int device = rank % simulated_cuda().device_count();
   simulated_cuda().set_device(device);
-  return simulated_cuda().make_nccl_group({.store = store,
-                                           .rank = rank,
-                                           .ranks = all_ranks(world_size),
-                                           .timeout = deadline,
-                                           .device = device});
+  return simulated_cuda().make_nccl_group(
+      {.store = store, .rank = rank, .ranks = all_ranks(world_size), .timeout = deadline, .device = device});
 }
 
 }  // namespace
@@ -131,8 +121,7 @@ void run_ranks_of_both(int world_size, const RankBody& body, std::chrono::millis
   const auto make_group = [&](int rank) {
     auto on_cpu = group_on_cpu(of_cpu, rank, world_size, deadline);
     if (!on_simulated_device()) return on_cpu;
-    return make_routed_group(std::move(on_cpu),
-                             group_on_simulated_device(of_device, rank, world_size, deadline));
+    return make_routed_group(std::move(on_cpu), group_on_simulated_device(of_device, rank, world_size, deadline));
   };
   run_threads(world_size, make_group, body, deadline);
 }

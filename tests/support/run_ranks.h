@@ -13,8 +13,7 @@ using RankBody = std::function<void(const ProcessGroupPtr& world)>;
 /// on every wait. In each of them autograd runs on the calling thread and ATen uses one thread. The
 /// first rank to fail has its message rethrown, with its number; the others fail at once because
 /// its connections close.
-void run_ranks(int world_size, const RankBody& body,
-               std::chrono::milliseconds deadline = std::chrono::seconds(20));
+void run_ranks(int world_size, const RankBody& body, std::chrono::milliseconds deadline = std::chrono::seconds(20));
 
 /// The same; on the simulated device the groups take CPU tensors too, as those of the backend
 /// "cpu:gloo,cuda:nccl", which asynchronous saves need.

@@ -21,11 +21,10 @@ class FindingsListener final : public ::testing::EmptyTestEventListener {
   void OnTestStart(const ::testing::TestInfo&) override { simulated_cuda().take_findings(); }
   void OnTestProgramEnd(const ::testing::UnitTest&) override {
     const sim::Counts counts = simulated_device().counts();
-    std::printf(
-        "simulated device: %lld operations checked, %lld windows run in another order (seed "
-        "%llu)\n",
-        static_cast<long long>(counts.operations), static_cast<long long>(counts.shuffled_windows),
-        static_cast<unsigned long long>(simulated_device().settings().shuffle_seed));
+    std::printf("simulated device: %lld operations checked, %lld windows run in another order (seed "
+                "%llu)\n",
+                static_cast<long long>(counts.operations), static_cast<long long>(counts.shuffled_windows),
+                static_cast<unsigned long long>(simulated_device().settings().shuffle_seed));
   }
 };
 
@@ -55,9 +54,7 @@ const sim::SimModule& simulated_device() {
   return module;
 }
 
-c10::Device device_of_tests() {
-  return on_simulated_device() ? c10::kCUDA : c10::kCPU;
-}
+c10::Device device_of_tests() { return on_simulated_device() ? c10::kCUDA : c10::kCPU; }
 
 at::Generator generator_of_tests(uint64_t seed) {
   at::Generator generator = at::globalContext().defaultGenerator(device_of_tests()).clone();

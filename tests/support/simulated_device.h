@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "parallel/cuda/cuda_module.h"
+#include "parallel/device/cuda_module.h"
 #include "parallel/sim/sim_module.h"
 
 namespace megashard::testing {
@@ -30,11 +30,9 @@ at::Generator generator_of_tests(uint64_t seed);
 }  // namespace megashard::testing
 
 /// For a test of what only a CPU has, or that reads tensors through pointers.
-#define MEGASHARD_NOT_ON_SIM(why)                \
-  if (megashard::testing::on_simulated_device()) \
-  GTEST_SKIP() << "not run on the simulated device: " why
+#define MEGASHARD_NOT_ON_SIM(why) \
+  if (megashard::testing::on_simulated_device()) GTEST_SKIP() << "not run on the simulated device: " why
 
 /// For a test of what only a device has, with the counts and reports of the simulated one.
-#define MEGASHARD_SIM_ONLY()                      \
-  if (!megashard::testing::on_simulated_device()) \
-  GTEST_SKIP() << "not run: MEGASHARD_TEST_DEVICE is not sim"
+#define MEGASHARD_SIM_ONLY() \
+  if (!megashard::testing::on_simulated_device()) GTEST_SKIP() << "not run: MEGASHARD_TEST_DEVICE is not sim"

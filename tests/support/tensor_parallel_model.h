@@ -25,9 +25,8 @@ struct ParallelMlpImpl : torch::nn::Module {
       : norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})))),
         up(register_module("up", ColumnParallelLinear(ColumnParallelLinearOptions{
                                      .in_features = width, .out_features = hidden, .mesh = tp}))),
-        down(register_module("down",
-                             RowParallelLinear(RowParallelLinearOptions{
-                                 .in_features = hidden, .out_features = width, .mesh = tp}))) {}
+        down(register_module("down", RowParallelLinear(RowParallelLinearOptions{
+                                         .in_features = hidden, .out_features = width, .mesh = tp}))) {}
   at::Tensor forward(at::Tensor x) { return x + down(at::gelu(up(norm(x)))); }
 
   torch::nn::LayerNorm norm;
@@ -41,9 +40,8 @@ struct ParallelBlockImpl : torch::nn::Module {
   ParallelBlockImpl(int64_t width, int64_t hidden, const DeviceMeshPtr& tp)
       : norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})))),
         qkv{column("q", width, tp), column("k", width, tp), column("v", width, tp)},
-        out(register_module(
-            "out", RowParallelLinear(RowParallelLinearOptions{
-                       .in_features = width, .out_features = width, .mesh = tp, .bias = false}))),
+        out(register_module("out", RowParallelLinear(RowParallelLinearOptions{
+                                       .in_features = width, .out_features = width, .mesh = tp, .bias = false}))),
         mlp(register_module("mlp", std::make_shared<ParallelMlpImpl>(width, hidden, tp))) {}
 
   at::Tensor forward(at::Tensor x) {
@@ -102,8 +100,7 @@ void shard_units(ParallelStack<Unit>& model, const FullyShardOptions& options) {
 
 /// A tensor-parallel mesh of this rank alone: the same model, not parallel.
 inline DeviceMeshPtr mesh_of_one() {
-  return std::make_shared<DeviceMesh>(make_fake_group({.device_type = device_of_tests().type()}),
-                                      std::vector<int>{1});
+  return std::make_shared<DeviceMesh>(make_fake_group({.device_type = device_of_tests().type()}), std::vector<int>{1});
 }
 
 /// Gives every parameter its piece of numbers that are the same at any number of ranks, on the
@@ -135,15 +132,13 @@ inline at::Tensor assembled(const ShardedTensor& piece, ProcessGroup& world) {
 
 /// Equal but for the order of additions, in which a tensor-parallel layer's sums over ranks differ
 /// from the whole layer's.
-inline void expect_near(const at::Tensor& actual, const at::Tensor& expected,
-                        const std::string& what) {
+inline void expect_near(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
   if (actual.numel() == 0) return;
   const double tolerance = expected.scalar_type() == at::kDouble ? 1e-11 : 1e-5;
   const double largest = expected.abs().max().item<double>();
   const at::Tensor difference = actual - expected.to(actual.device());  // it may be offloaded
-  EXPECT_LE(difference.abs().max().item<double>(), tolerance * std::max(largest, 0.1))
-      << what;
+  EXPECT_LE(difference.abs().max().item<double>(), tolerance * std::max(largest, 0.1)) << what;
 }
 
 }  // namespace megashard::testing

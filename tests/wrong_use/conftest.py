@@ -15,7 +15,8 @@ def folder(tmp_path_factory):
     (path / "misspelt.yaml").write_text("sharding_size: auto\nparm_dtype: bf16\n")
     (path / "good.yaml").write_text("seed: 1\n")
     (path / "empty.yaml").write_text("\n")
-    worker = "strategy_args: {{strategy_name: fsdp2_train, strategy_config: {{{}}}}}, device_mapping: 'list(range(0,{}))'"
+    worker = ("strategy_args: {{strategy_name: fsdp2_train, strategy_config: {{{}}}}}, "
+              "device_mapping: 'list(range(0,{}))'")
     (path / "roll.yaml").write_text(
         "pretrain: model\nsequence_length: 16\n" + f"actor: {{{worker.format('fsdp_siz: 2', 2)}}}\n" +
         f"student: {{{worker.format('ep_size: 2, efsdp_size: 2', 2)}}}\n" + f"large: {{{worker.format('', 16)}}}\n")
@@ -31,8 +32,8 @@ def folder(tmp_path_factory):
         sizes | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
     (path / "experts").mkdir()
     (path / "experts" / "config.json").write_text(json.dumps(
-        sizes | {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 3, "num_experts_per_tok": 2,
-                 "moe_intermediate_size": 8, "head_dim": 8}))
+        sizes | {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 3,
+                 "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 8}))
     (path / "sees").mkdir()
     (path / "sees" / "config.json").write_text(json.dumps(VISION))
     write_conversations(path / "chats")

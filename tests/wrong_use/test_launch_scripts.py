@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import pytest
 
-from wrong_use import FROM_MODEL, USAGE, run, write_tokens
+from megashard import USAGE
+from wrong_use import FROM_MODEL, run, write_tokens
 
 
 class Change(NamedTuple):
@@ -52,8 +53,8 @@ SCRIPTS = {
         "4 --profile-step-end 6 --ckpt-format torch_dist --distributed-timeout-minutes 60 --save {save} --load "
         "{save} --tensorboard-dir {save}",
         [Change("--apply-layernorm-1p is refused", "--apply-layernorm-1p"),
-         Change("--decoupled-lr is refused: parameter groups", "--decoupled-lr"),
-         Change("--decoupled-min-lr is refused: parameter groups", "--decoupled-min-lr"),
+         Change("--decoupled-lr is refused: give parameters settings of their own", "--decoupled-lr"),
+         Change("--decoupled-min-lr is refused: give parameters", "--decoupled-min-lr"),
          Change("--grad-reduce-in-bf16 is refused", "--grad-reduce-in-bf16"),
          Change("--fp8-format is refused: fp8 training", "--fp8-format"),
          Change("--fp8-param-gather is refused: fp8 training", "--fp8-param-gather"), NO_OPTIMIZER]),

@@ -1,21 +1,21 @@
 """Checkpoints to load that are damaged, missing or of another run, and places to write to that cannot be written."""
 import json
 import os
-import pathlib
 import shutil
 import subprocess
 
 import pytest
 
-from wrong_use import ALL_TRAINING, BUILD, FAILURE, LOOP, MOCK, NETWORK, PRETRAIN, RATE, ROOT, USAGE, check, clean_environment, only_line, run
+import megashard
+from megashard import FAILURE, PROGRAM, ROOT, TRACKER, USAGE
+from wrong_use import ALL_TRAINING, LOOP, MOCK, NETWORK, PRETRAIN, RATE, check, only_line, run
 
-TRACKER = "latest_checkpointed_iteration.txt"
 TRAIN = [*PRETRAIN, *RATE, *MOCK]
 EVALUATE = [*TRAIN, "--skip-train"]
 INFER = ["infer", *NETWORK, "--ckpt-format", "torch_dcp", "--data-path", "{folder}/good"]
 LOG_PROBS = ["--log-probs", "{here}/log_probs.npy"]
-MODEL = ["pretrain", *LOOP, *RATE, "--data-path", "{folder}/good", *ALL_TRAINING, "--seq-length", "16", "--hf-model", "{folder}/model",
-         "--from-scratch"]
+MODEL = ["pretrain", *LOOP, *RATE, "--data-path", "{folder}/good", *ALL_TRAINING, "--seq-length", "16", "--hf-model",
+         "{folder}/model", "--from-scratch"]
 CONVERT = ["--ckpt-convert-format", "torch_dist", "--ckpt-convert-save"]
 SAVED = "{here}/saved"
 SAVE = ["--save-interval", "1", "--save"]
@@ -54,7 +54,8 @@ def here(folder, saved, tmp_path_factory):
     (copied("no_data") / "__0_0.distcp").unlink()
     (copied("torn_manifest") / "manifest.json").write_text("{")
     step = copied("changed_manifest")
-    (step / "manifest.json").write_text((step / "manifest.json").read_text().replace('"iteration": 2', '"iteration": 3'))
+    (step / "manifest.json").write_text((step / "manifest.json").read_text().replace('"iteration": 2',
+                                                                                     '"iteration": 3'))
     (copied("newer_manifest") / "manifest.json").write_text('{"format_version": 9, "crc32": "00000000", "files": {}}')
     step = copied("flipped")
     data = bytearray((step / "__0_0.distcp").read_bytes())
@@ -77,10 +78,11 @@ LOADS = {
                            "nowhere/latest_checkpointed_iteration.txt does not exist, so there is nothing to load"),
     "infer from an empty folder": ([*INFER, *LOG_PROBS, "--load", "{here}/empty"], USAGE, "there is nothing to load"),
     "infer from a file": ([*INFER, *LOG_PROBS, "--load", "{here}/file"], USAGE, "there is nothing to load"),
-    "infer from a model's folder": ([*INFER, *LOG_PROBS, "--load", "{folder}/model"], USAGE, "there is nothing to load"),
+    "infer from a model's folder": ([*INFER, *LOG_PROBS, "--load", "{folder}/model"], USAGE,
+                                    "there is nothing to load"),
     "infer with a model and from nowhere": (
-        ["infer", "--hf-model", "{folder}/model", "--from-scratch", "--seq-length", "16", "--data-path", "{folder}/good",
-         *LOG_PROBS, "--load", "{here}/nowhere"], USAGE, "there is nothing to load"),
+        ["infer", "--hf-model", "{folder}/model", "--from-scratch", "--seq-length", "16", "--data-path",
+         "{folder}/good", *LOG_PROBS, "--load", "{here}/nowhere"], USAGE, "there is nothing to load"),
     "evaluate from nowhere": ([*EVALUATE, "--load", "{here}/nowhere"], USAGE,
                               "so there is nothing to load, and nothing is trained: give the folder of the checkpoint"),
     "evaluate from an empty folder": ([*EVALUATE, "--load", "{here}/empty"], USAGE, "there is nothing to load"),
@@ -110,41 +112,53 @@ LOADS = {
                                            "its name does not say"),
     "a first checkpoint from nowhere": ([*TRAIN, "--pretrained-checkpoint", "{here}/nowhere"], USAGE,
                                         "--pretrained-checkpoint {here}/nowhere holds no checkpoint"),
-    "a step that is not there": ([*TRAIN, "--load", SAVED, "--ckpt-step", "7"], FAILURE, "it has iter_0000001, iter_0000002"),
+    "a step that is not there": ([*TRAIN, "--load", SAVED, "--ckpt-step", "7"], FAILURE,
+                                 "it has iter_0000001, iter_0000002"),
     "a step of nowhere": ([*TRAIN, "--load", "{here}/nowhere", "--ckpt-step", "7"], FAILURE, "nor is its parent"),
     "a tracker without its step": ([*TRAIN, "--load", "{here}/trackers_step_is_gone"], FAILURE,
                                    "iter_0000007, which the tracker names, nor a step before it"),
-    "a torn tracker without steps": ([*TRAIN, "--load", "{here}/torn_tracker"], FAILURE, "should hold an iteration or the word release"),
+    "a torn tracker without steps": ([*TRAIN, "--load", "{here}/torn_tracker"], FAILURE,
+                                     "should hold an iteration or the word release"),
     "Megatron's legacy format": ([*TRAIN, "--load", "{here}/legacy"], FAILURE, "iter_0000002 has no .metadata"),
-    "Megatron's legacy step": ([*TRAIN, "--load", "{here}/legacy/iter_0000002"], FAILURE, "iter_0000002 has no .metadata"),
-    "a format that only says so": ([*TRAIN, "--load", "{here}/zarr", "--auto-detect-ckpt-format"], FAILURE, "iter_0000002 has no .metadata"),
-    "a format that is no JSON": ([*TRAIN, "--load", "{here}/not_json", "--auto-detect-ckpt-format"], FAILURE, "has no .metadata"),
+    "Megatron's legacy step": ([*TRAIN, "--load", "{here}/legacy/iter_0000002"], FAILURE,
+                               "iter_0000002 has no .metadata"),
+    "a format that only says so": ([*TRAIN, "--load", "{here}/zarr", "--auto-detect-ckpt-format"], FAILURE,
+                                   "iter_0000002 has no .metadata"),
+    "a format that is no JSON": ([*TRAIN, "--load", "{here}/not_json", "--auto-detect-ckpt-format"], FAILURE,
+                                 "has no .metadata"),
     "the other format": ([*another("--ckpt-format", "torch_dist"), "--load", SAVED], FAILURE,
                          "is a torch_dcp checkpoint, not torch_dist; give --ckpt-format torch_dcp"),
     "a step without .metadata": ([*TRAIN, "--load", "{here}/no_metadata"], FAILURE, ".metadata is missing"),
-    "a step with half of .metadata": ([*TRAIN, "--load", "{here}/cut_metadata"], FAILURE, ".metadata has 100 bytes instead of"),
+    "a step with half of .metadata": ([*TRAIN, "--load", "{here}/cut_metadata"], FAILURE,
+                                      ".metadata has 100 bytes instead of"),
     "a step without its data": ([*TRAIN, "--load", "{here}/no_data"], FAILURE, "__0_0.distcp is missing"),
-    "a torn manifest": ([*TRAIN, "--load", "{here}/torn_manifest"], FAILURE, "torn_manifest/iter_0000002/manifest.json"),
+    "a torn manifest": ([*TRAIN, "--load", "{here}/torn_manifest"], FAILURE,
+                        "torn_manifest/iter_0000002/manifest.json"),
     "a changed manifest": ([*TRAIN, "--load", "{here}/changed_manifest"], FAILURE, "does not have its own checksum"),
-    "a newer program's manifest": ([*TRAIN, "--load", "{here}/newer_manifest"], FAILURE, "load it with the newer program"),
+    "a newer program's manifest": ([*TRAIN, "--load", "{here}/newer_manifest"], FAILURE,
+                                   "load it with the newer program"),
     "a flipped bit": ([*TRAIN, "--load", "{here}/flipped"], FAILURE, "__0_0.distcp has the checksum"),
     "two damaged steps": ([*TRAIN, "--load", "{here}/both_damaged"], FAILURE, "has no whole step to use instead"),
     "a step below zero": ([*TRAIN, "--load", SAVED, "--ckpt-step", "-2"], USAGE, "--ckpt-step"),
     "a path below a file": ([*EVALUATE, "--load", "{here}/file/below"], USAGE, "there is nothing to load"),
     "more layers": ([*another("--num-layers", "2"), "--load", SAVED], USAGE, "has num_layers 1, and this run has 2"),
-    "other heads": ([*another("--num-attention-heads", "4"), "--load", SAVED], USAGE, "has num_attention_heads 2, and this run has 4"),
-    "another vocabulary": ([*another("--vocab-size", "600"), "--load", SAVED], USAGE, "has padded_vocab_size 128, and this run has 640"),
+    "other heads": ([*another("--num-attention-heads", "4"), "--load", SAVED], USAGE,
+                    "has num_attention_heads 2, and this run has 4"),
+    "another vocabulary": ([*another("--vocab-size", "600"), "--load", SAVED], USAGE,
+                           "has padded_vocab_size 128, and this run has 640"),
     "another norm": ([*TRAIN, "--load", SAVED, "--normalization", "RMSNorm"], USAGE, "has normalization LayerNorm"),
-    "another activation": ([*TRAIN, "--load", SAVED, "--squared-relu"], USAGE, "has squared_relu False, and this run has True"),
+    "another activation": ([*TRAIN, "--load", SAVED, "--squared-relu"], USAGE,
+                           "has squared_relu False, and this run has True"),
     "weights that are not tied": ([*TRAIN, "--load", SAVED, "--untie-embeddings-and-output-weights"], USAGE,
                                   "untie_embeddings_and_output_weights"),
     "another optimizer": ([*TRAIN, "--load", SAVED, "--optimizer", "sgd"], USAGE, "--no-load-optim"),
-    "another schedule": ([*TRAIN, "--load", SAVED, "--min-lr", "1e-4"], USAGE, "min_lr is 0.0001 by the flags, but 0.0 in the checkpoint"),
+    "another schedule": ([*TRAIN, "--load", SAVED, "--min-lr", "1e-4"], USAGE,
+                         "min_lr is 0.0001 by the flags, but 0.0 in the checkpoint"),
     "a model that never was a step's": ([*MODEL, "--load", SAVED], USAGE,
                                         "it was trained from another model"),
 }
 
-# Nothing is trained: the sentence comes before the first step.
+# Nothing is trained: the message comes before the first step.
 PLACES = {}
 for flags, name, follows in [
     ([*TRAIN, *SAVE], "--save", "give a folder that can be written"),
@@ -156,65 +170,76 @@ for flags, name, follows in [
     ([*INFER, "--load", SAVED, "--generate", "1", "--generated"], "--generated", "give a file that can be written"),
 ]:
     PLACES |= {
-        f"{name} below a file": ([*flags, "{here}/file/below"], USAGE,
-                                 f"{name} {{here}}/file/below cannot be written: {{here}}/file is no folder; {follows}"),
-        f"{name} is a link to nothing": ([*flags, "{here}/dangling"], USAGE,
-                                         f"{name} {{here}}/dangling cannot be written: {{here}}/dangling is a link to "),
+        f"{name} below a file": (
+            [*flags, "{here}/file/below"], USAGE,
+            f"{name} {{here}}/file/below cannot be written: {{here}}/file is no folder; {follows}"),
+        f"{name} is a link to nothing": (
+            [*flags, "{here}/dangling"], USAGE,
+            f"{name} {{here}}/dangling cannot be written: {{here}}/dangling is a link to "),
         f"{name} in /proc": ([*flags, "/proc/below/it"], USAGE, f"{name} /proc/below/it cannot be written: "),
     }
     is_file = follows == "give a file that can be written"
     PLACES[f"{name} is a " + ("folder" if is_file else "file")] = (
-        [*flags, "{here}/empty" if is_file else "{here}/file"], USAGE, "is a folder" if is_file else "file is no folder")
+        [*flags, "{here}/empty" if is_file else "{here}/file"], USAGE, "is a folder" if is_file
+        else "file is no folder")
 PLACES |= {
-    "--save of two ranks below a file": (["launch", "-n", "2", "--", *TRAIN, *SAVE, "{here}/file/below"], USAGE, "file is no folder"),
+    "--save of two ranks below a file": (["launch", "-n", "2", "--", *TRAIN, *SAVE, "{here}/file/below"], USAGE,
+                                         "file is no folder"),
     "--save-hf of two ranks is a file": (["launch", "-n", "2", "--", *MODEL, "--save-hf",
                                           "{here}/file"], USAGE, "file is no folder"),
-    "--fsdp-schedule-trace of two ranks is a file": (["launch", "-n", "2", "--", *TRAIN, "--fsdp-schedule-trace", "{here}/file"],
+    "--fsdp-schedule-trace of two ranks is a file": (["launch", "-n", "2", "--", *TRAIN, "--fsdp-schedule-trace",
+                                                      "{here}/file"],
                                                      USAGE, "file is no folder"),
     "--save with a name that is too long": ([*TRAIN, *SAVE, "{here}/" + "x" * 300], USAGE, "File name too long"),
-    "--save without data": ([*PRETRAIN, *RATE, "--data-path", "{folder}/none", *SAVE, "{here}/file"], USAGE, "there is no file"),
+    "--save without data": ([*PRETRAIN, *RATE, "--data-path", "{folder}/none", *SAVE, "{here}/file"], USAGE,
+                            "there is no file"),
     "--save of another run": ([*TRAIN, *SAVE, SAVED], USAGE,
-                              "--save {here}/saved holds steps of an earlier run (iter_0000001 to iter_0000002), and this run does not go "
-                              "on from them: give --load {here}/saved to go on, an empty folder to start anew, or --overwrite-run"),
-    "--save of another run, on two ranks": (["launch", "-n", "2", "--", *TRAIN, *SAVE, SAVED], USAGE, "holds steps of an earlier run"),
+                              "--save {here}/saved holds steps of an earlier run (iter_0000001 to iter_0000002), and "
+                              "this run does not go "
+                              "on from them: give --load {here}/saved to go on, an empty folder to start anew, or "
+                              "--overwrite-run"),
+    "--save of another run, on two ranks": (["launch", "-n", "2", "--", *TRAIN, *SAVE, SAVED], USAGE,
+                                            "holds steps of an earlier run"),
     "--save of one step": ([*TRAIN, *SAVE, "{here}/alone"], USAGE, "steps of an earlier run (iter_0000002), and"),
-    "--save of another run than --load's": ([*TRAIN, "--load", "{here}/alone", *SAVE, SAVED], USAGE, "holds steps of an earlier run"),
-    "--save of another run, tuned from elsewhere": ([*TRAIN, "--load", "{here}/alone", "--finetune", *SAVE, SAVED], USAGE,
-                                                    "holds steps of an earlier run"),
-    "--save of another run than the first checkpoint's": ([*TRAIN, "--pretrained-checkpoint", "{here}/alone", *SAVE, SAVED], USAGE,
+    "--save of another run than --load's": ([*TRAIN, "--load", "{here}/alone", *SAVE, SAVED], USAGE,
+                                            "holds steps of an earlier run"),
+    "--save of another run, tuned from elsewhere": ([*TRAIN, "--load", "{here}/alone", "--finetune", *SAVE, SAVED],
+                                                    USAGE, "holds steps of an earlier run"),
+    "--save of another run than the first checkpoint's": ([*TRAIN, "--pretrained-checkpoint", "{here}/alone", *SAVE,
+                                                           SAVED], USAGE,
                                                           "holds steps of an earlier run"),
 }
 
 
 @pytest.mark.parametrize("name", LOADS)
 def test_what_cannot_be_loaded(folder, here, name):
-    words, code, sentence = LOADS[name]
-    check((words, code, sentence.format(here=here)), folder=folder, here=here)
+    words, code, message = LOADS[name]
+    check((words, code, message.format(here=here)), folder=folder, here=here)
 
 
 @pytest.mark.parametrize("name", PLACES)
 def test_what_cannot_be_written(folder, here, name):
-    words, code, sentence = PLACES[name]
+    words, code, message = PLACES[name]
     before = sorted(here.rglob("*"))
-    check((words, code, sentence.format(here=here)), folder=folder, here=here)
+    check((words, code, message.format(here=here)), folder=folder, here=here)
     assert sorted(here.rglob("*")) == before
 
 
 def run_with_permissions(*arguments):
     """As a user whom permissions stop, which root is not."""
     drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search"]
-    return subprocess.run([*(drop if os.geteuid() == 0 else []), BUILD / "launch" / "megashard", *map(str, arguments)],
-                          env=clean_environment(), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return megashard.run(*(drop if os.geteuid() == 0 else []), PROGRAM, *arguments, expect=None, cwd=ROOT)
 
 
-@pytest.mark.parametrize("name", ["iter_0000002/__0_0.distcp", "iter_0000002/.metadata", "iter_0000002/manifest.json", "iter_0000002",
-                                  TRACKER, "."])
+@pytest.mark.parametrize("name", ["iter_0000002/__0_0.distcp", "iter_0000002/.metadata", "iter_0000002/manifest.json",
+                                  "iter_0000002", TRACKER, "."])
 def test_what_cannot_be_read_now_is_not_passed_over(here, tmp_path, name):
     shutil.copytree(here / "saved", tmp_path / "saved")
     (tmp_path / "saved" / name).chmod(0)
     done = run_with_permissions(*TRAIN, "--load", tmp_path / "saved")
     (tmp_path / "saved" / name).chmod(0o700)
-    assert "Permission denied" in only_line(done) and "it may be whole, so nothing else is loaded instead" in done.stderr
+    assert "Permission denied" in only_line(
+        done) and "it may be whole, so nothing else is loaded instead" in done.stderr
     assert done.returncode == FAILURE and " iteration " not in done.stdout
 
 
@@ -222,8 +247,10 @@ def test_what_cannot_be_read_now_is_not_passed_over(here, tmp_path, name):
 def test_a_folder_without_permission(folder, tmp_path, flag):
     (tmp_path / "closed").mkdir(mode=0o555)
     interval = ["--save-interval", "2"] if flag == "--save" else []
-    done = run_with_permissions(*[each.format(folder=folder) for each in MODEL], *interval, flag, tmp_path / "closed" / "below")
-    assert f"{flag} {tmp_path}/closed/below cannot be written: " in only_line(done) and "Permission denied" in done.stderr
+    done = run_with_permissions(*[each.format(folder=folder) for each in MODEL], *interval, flag,
+                                tmp_path / "closed" / "below")
+    assert f"{flag} {tmp_path}/closed/below cannot be written: " in only_line(
+        done) and "Permission denied" in done.stderr
     assert done.returncode == USAGE and " iteration " not in done.stdout
 
 
@@ -236,19 +263,20 @@ def test_a_folder_that_nobody_may_change(tmp_path):
         done = run(*TRAIN, *SAVE, tmp_path / "fixed")
     finally:
         subprocess.run(["chattr", "-i", tmp_path / "fixed"], check=True)
-    assert "no folder can be made in" in only_line(done) and "Operation not permitted" in done.stderr and done.returncode == USAGE
+    assert "no folder can be made in" in only_line(
+        done) and "Operation not permitted" in done.stderr and done.returncode == USAGE
 
 
 def test_a_disk_that_is_too_small(tmp_path):
     """Of 64 KiB, less the lock."""
     def on_small_disk(*words):
         mount = 'mount -t tmpfs -o size=64k none "$0" && exec "$@"'
-        return subprocess.run(["unshare", "-m", "sh", "-c", mount, tmp_path, *map(str, words)], env=clean_environment(), cwd=ROOT,
-                              capture_output=True, text=True, timeout=60)
+        return megashard.run("unshare", "-m", "sh", "-c", mount, tmp_path, *words, expect=None, cwd=ROOT)
     if on_small_disk("true").returncode != 0:
         pytest.skip("nothing can be mounted here")
-    done = on_small_disk(BUILD / "launch" / "megashard", *TRAIN, *SAVE, tmp_path / "save")
-    assert f"WARNING: the disk of --save {tmp_path}/save has 60 KiB left, and a checkpoint of this run takes more than 65 KiB" in done.stdout
+    done = on_small_disk(PROGRAM, *TRAIN, *SAVE, tmp_path / "save")
+    assert (f"WARNING: the disk of --save {tmp_path}/save has 60 KiB left, and a checkpoint of this run takes more "
+            "than 65 KiB") in done.stdout
     assert "No space left on device" in only_line(done) and done.returncode == FAILURE
 
 
@@ -273,7 +301,8 @@ def test_where_the_weights_come_from_is_said(folder, here):
     assert done.returncode == 0 and "will start from random" in done.stdout, done.stderr
     done = run(*TRAIN, "--load", here / "nowhere", "--pretrained-checkpoint", here / "saved")
     assert done.returncode == 0 and "will start from random" not in done.stdout, done.stderr
-    assert f"will not load any checkpoints from there; the weights come from --pretrained-checkpoint {here}/saved" in done.stdout
+    assert ("will not load any checkpoints from there; the weights come from --pretrained-checkpoint "
+            f"{here}/saved") in done.stdout
 
 
 def test_a_run_in_use(here, tmp_path):
@@ -297,8 +326,8 @@ def test_a_run_that_is_replaced(here, tmp_path):
     flags = another("--train-iters", "1")
     done = run(*flags, *SAVE, tmp_path / "used", "--overwrite-run")
     assert done.returncode == 0, done.stderr
-    assert f"--overwrite-run: the steps of the earlier run in {tmp_path}/used (iter_0000001 to iter_0000002) are removed when this " \
-        "run's first step is complete" in done.stdout
+    assert (f"--overwrite-run: the steps of the earlier run in {tmp_path}/used (iter_0000001 to iter_0000002) are "
+            "removed when this run's first step is complete") in done.stdout
     assert steps_of(tmp_path / "used") == ["iter_0000001"] and (tmp_path / "used" / TRACKER).read_text() == "1"
 
 
@@ -315,8 +344,8 @@ def test_a_run_that_is_tuned_where_it_was_loaded(here, tmp_path):
 
 
 def test_nothing_is_left_of_a_start_that_fails(folder, tmp_path):
-    done = run(*PRETRAIN, *RATE, "--data-path", folder / "large", "--split", "100,0,0", *SAVE, tmp_path / "a" / "b", "--metrics-file",
-               tmp_path / "c" / "d", "--fsdp-schedule-trace", tmp_path / "e")
+    done = run(*PRETRAIN, *RATE, "--data-path", folder / "large", "--split", "100,0,0", *SAVE, tmp_path / "a" / "b",
+               "--metrics-file", tmp_path / "c" / "d", "--fsdp-schedule-trace", tmp_path / "e")
     assert done.returncode == FAILURE and "token 999" in done.stderr, done.stderr
     assert [path.name for path in tmp_path.iterdir()] in ([], ["c"])  # metrics begin with the first step
 

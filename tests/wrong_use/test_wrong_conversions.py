@@ -1,4 +1,4 @@
-"""Converters and `inspect` with wrong folders, files, names and models: one sentence, and every file is as it was."""
+"""Converters and `inspect` with wrong folders, files, names and models: one message, and every file is as it was."""
 import json
 import os
 import shutil
@@ -7,18 +7,21 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from wrong_use import FAILURE, MOCK, NETWORK, PRETRAIN, RATE, USAGE, check, run
+from megashard import FAILURE, USAGE
+from wrong_use import MOCK, NETWORK, PRETRAIN, RATE, check, run
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16, "intermediate_size": 24,
-         "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 48, "tie_word_embeddings": False}
+         "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 48,
+         "tie_word_embeddings": False}
 QWEN3 = LLAMA | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 8}
-EXPERTS = QWEN3 | {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 2, "num_experts_per_tok": 1,
-                   "moe_intermediate_size": 8}
+EXPERTS = QWEN3 | {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 2,
+                   "num_experts_per_tok": 1, "moe_intermediate_size": 8}
 
 
 def sizes_of(config, rows=None):
     """The weights that transformers asks for."""
-    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["hidden_size"] // config["num_attention_heads"]
+    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["hidden_size"] // config[
+        "num_attention_heads"]
     sizes = {"model.embed_tokens": (rows or config["vocab_size"], hidden), "model.norm": (hidden,)}
     if not config["tie_word_embeddings"]:
         sizes["lm_head"] = sizes["model.embed_tokens"]
@@ -31,7 +34,8 @@ def sizes_of(config, rows=None):
             inner = config["moe_intermediate_size"]
             sizes[at + "mlp.gate"] = (config["num_experts"], hidden)
         for mlp in [f"mlp.experts.{i}" for i in range(config.get("num_experts", 0))] or ["mlp"]:
-            sizes |= {at + mlp + ".gate_proj": (inner, hidden), at + mlp + ".up_proj": (inner, hidden), at + mlp + ".down_proj": (hidden, inner)}
+            sizes |= {at + mlp + ".gate_proj": (inner, hidden), at + mlp + ".up_proj": (inner, hidden),
+                      at + mlp + ".down_proj": (hidden, inner)}
         if config["model_type"].startswith("qwen3"):
             sizes |= {at + f"self_attn.{name}_norm": (head,) for name in "qk"}
     return {name + ".weight": size for name, size in sizes.items()}
@@ -40,7 +44,8 @@ def sizes_of(config, rows=None):
 def write_model(folder, config, sizes=None, says=True):
     folder.mkdir()
     generator = np.random.default_rng(1)
-    weights = {name: generator.normal(size=size).astype(np.float32) for name, size in (sizes or sizes_of(config)).items()}
+    weights = {name: generator.normal(size=size).astype(np.float32)
+               for name, size in (sizes or sizes_of(config)).items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     if says:
         (folder / "config.json").write_text(json.dumps(config))
@@ -64,9 +69,11 @@ def models(tmp_path_factory, saved):
     write_model(path / "deep", LLAMA | {"num_hidden_layers": 2})
     write_model(path / "bare", LLAMA, says=False)
     write_model(path / "padded", LLAMA, sizes_of(LLAMA, rows=128), says=False)
-    adapters = {f"model.layers.0.self_attn.q_proj.lora_{letter}.weight": size for letter, size in (("A", (4, 16)), ("B", (16, 4)))}
+    adapters = {f"model.layers.0.self_attn.q_proj.lora_{letter}.weight": size
+                for letter, size in (("A", (4, 16)), ("B", (16, 4)))}
     write_model(path / "adapters", LLAMA, adapters, says=False)
-    write_model(path / "headless", LLAMA, {name: size for name, size in sizes_of(LLAMA).items() if name != "lm_head.weight"})
+    write_model(path / "headless", LLAMA, {name: size for name, size in sizes_of(LLAMA).items()
+                                           if name != "lm_head.weight"})
     write_model(path / "mixed", QWEN3, sizes_of(LLAMA))
     write_model(path / "unlike", LLAMA | {"vocab_size": 40}, sizes_of(LLAMA))
     for name in ("llama", "qwen3", "experts", "wide", "tied", "deep", "padded", "adapters"):
@@ -105,14 +112,17 @@ def state_of(folder):
 
 HF_TO_DCP = ["convert", "hf_to_dcp", "--hf-dir", "{models}/llama", "--dcp-dir"]
 HF_TO_DIST = ["convert", "hf_to_torch_dist", "--hf-dir", "{models}/llama", "--save-dir"]
-DCP_TO_HF = ["convert", "dcp_to_hf", "--load-dir", "{models}/llama_dcp/release", "--model-assets-dir", "{models}/llama", "--save-dir"]
-DIST_TO_HF = ["convert", "torch_dist_to_hf", "--load-dir", "{models}/dist/release", "--model-assets-dir", "{models}/llama", "--save-dir"]
+DCP_TO_HF = ["convert", "dcp_to_hf", "--load-dir", "{models}/llama_dcp/release", "--model-assets-dir", "{models}/llama",
+             "--save-dir"]
+DIST_TO_HF = ["convert", "torch_dist_to_hf", "--load-dir", "{models}/dist/release", "--model-assets-dir",
+              "{models}/llama", "--save-dir"]
 DCP_TO_DIST = ["convert", "dcp_to_torch_dist", "--load-dir", "{models}/llama_dcp/release", "--save-dir"]
 DIST_TO_DCP = ["convert", "torch_dist_to_dcp", "--load-dir", "{models}/dist/release", "--save-dir"]
 DCP_TO_TORCH = ["convert", "dcp_to_torch", "--dcp-dir", "{models}/llama_dcp/release", "--torch-save-path"]
 TORCH_TO_DCP = ["convert", "torch_to_dcp", "--torch-save-path", "{models}/whole.pt", "--dcp-dir"]
-WRITERS = {"hf_to_dcp": HF_TO_DCP, "hf_to_torch_dist": HF_TO_DIST, "dcp_to_hf": DCP_TO_HF, "torch_dist_to_hf": DIST_TO_HF,
-           "dcp_to_torch_dist": DCP_TO_DIST, "torch_dist_to_dcp": DIST_TO_DCP, "torch_to_dcp": TORCH_TO_DCP}
+WRITERS = {"hf_to_dcp": HF_TO_DCP, "hf_to_torch_dist": HF_TO_DIST, "dcp_to_hf": DCP_TO_HF,
+           "torch_dist_to_hf": DIST_TO_HF, "dcp_to_torch_dist": DCP_TO_DIST, "torch_dist_to_dcp": DIST_TO_DCP,
+           "torch_to_dcp": TORCH_TO_DCP}
 REMEDY = "give a folder of its own, or --overwrite"
 
 # What a target may hold: each converter refuses each.
@@ -121,29 +131,35 @@ for name, words in WRITERS.items():
     CASES |= {f"{name} into a model": ([*words, "{models}/qwen3"], USAGE, "holds weights (model.safetensors)"),
               f"{name} into a step": ([*words, "{models}/qwen3_dcp/release"], USAGE, "holds a step (.metadata)"),
               f"{name} into a run": ([*words, "{models}/run"], USAGE, "holds a run's steps (iter_0000002"),
-              f"{name} below a file": ([*words, "{models}/file/new"], USAGE, "file is no directory")}
+              f"{name} below a file": ([*words, "{models}/file/new"], USAGE, "file is no folder")}
 CASES |= {
     "dcp_to_torch over a file": ([*DCP_TO_TORCH, "{models}/whole.pt"], USAGE, "whole.pt exists already"),
-    "dcp_to_torch into a folder": ([*DCP_TO_TORCH, "{models}/empty"], USAGE, "empty is a directory, and --torch-save-path takes a file"),
+    "dcp_to_torch into a folder": ([*DCP_TO_TORCH, "{models}/empty"], USAGE,
+                                   "empty is a directory, and --torch-save-path takes a file"),
     "dcp_to_torch below nothing": ([*DCP_TO_TORCH, "{new}/whole.pt"], USAGE, "there is no directory"),
     "dcp_to_torch into its step": ([*DCP_TO_TORCH, "{models}/llama_dcp/release/whole.pt", "--overwrite"], USAGE,
                                    "lies in the folder that --dcp-checkpoint-dir names"),
-    "a file as target": ([*DCP_TO_HF, "{models}/file"], USAGE, "file is no directory"),
-    "a target that takes no files": ([*DCP_TO_HF, "/proc/megashard"], USAGE, "cannot write into /proc"),
-    "the assets are the target": (["convert", "dcp_to_hf", "--load-dir", "{models}/llama_dcp/release", "--save-dir", "{models}/llama",
-                                   "--model-assets-dir", "{models}/llama"], USAGE, REMEDY),
+    "a file as target": ([*DCP_TO_HF, "{models}/file"], USAGE, "file is no folder"),
+    "a target that takes no files": ([*DCP_TO_HF, "/proc/megashard"], USAGE, "no folder can be made in /proc"),
+    "the assets are the target": (["convert", "dcp_to_hf", "--load-dir", "{models}/llama_dcp/release", "--save-dir",
+                                   "{models}/llama", "--model-assets-dir", "{models}/llama"], USAGE, REMEDY),
     "the old torch weights are there": ([*DCP_TO_HF, "{models}/old"], USAGE, "holds weights (pytorch_model.bin)"),
     # Source and target are one: --overwrite does not help.
-    "dcp_to_hf into its source": ([*DCP_TO_HF, "{models}/llama_dcp/release", "--overwrite"], USAGE, "is the folder that --load-dir names"),
-    "into its source by a link": ([*DCP_TO_HF, "{models}/link", "--overwrite"], USAGE, "is the folder that --load-dir names"),
+    "dcp_to_hf into its source": ([*DCP_TO_HF, "{models}/llama_dcp/release", "--overwrite"], USAGE,
+                                  "is the folder that --load-dir names"),
+    "into its source by a link": ([*DCP_TO_HF, "{models}/link", "--overwrite"], USAGE,
+                                  "is the folder that --load-dir names"),
     "into its source by a way round": ([*DIST_TO_HF, "{models}/empty/../dist/release/.", "--overwrite"], USAGE,
                                        "is the folder that --load-dir names"),
-    "inside its source": ([*DCP_TO_HF, "{models}/llama_dcp/release/hf"], USAGE, "lies in the folder that --load-dir names"),
-    "hf_to_dcp into its source": ([*HF_TO_DCP, "{models}/llama", "--overwrite"], USAGE, "is the folder that --hf-dir names"),
+    "inside its source": ([*DCP_TO_HF, "{models}/llama_dcp/release/hf"], USAGE,
+                          "lies in the folder that --load-dir names"),
+    "hf_to_dcp into its source": ([*HF_TO_DCP, "{models}/llama", "--overwrite"], USAGE,
+                                  "is the folder that --hf-dir names"),
     "a step in place of its source": ([*DCP_TO_DIST, "{models}/llama_dcp", "--overwrite"], USAGE,
                                       "would replace the step that --load-dir names"),
-    "torch_to_dcp in place of its source": (["convert", "torch_to_dcp", "--torch-save-path", "{models}/llama_dcp/release/.metadata",
-                                             "--dcp-dir", "{models}/llama_dcp/release", "--overwrite"], USAGE,
+    "torch_to_dcp in place of its source": (["convert", "torch_to_dcp", "--torch-save-path",
+                                             "{models}/llama_dcp/release/.metadata", "--dcp-dir",
+                                             "{models}/llama_dcp/release", "--overwrite"], USAGE,
                                             "holds the file that --torch-save-path names"),
     "torch_to_dcp in place of other things": ([*TORCH_TO_DCP, "{models}/run", "--overwrite"], USAGE,
                                               "--overwrite replaces a folder that holds a step and nothing else"),
@@ -156,42 +172,56 @@ LAYOUT = ["--megatron-layout"]
 # Weights against config.json.
 CASES |= {
     "adapters alone": ([*TO_HF, "{models}/adapters_dcp/release", *ASSETS], FAILURE, "--skip-train --save-hf DIR"),
-    "a GPT as a Llama": ([*TO_HF, "{models}/run/iter_0000002", *ASSETS], FAILURE, "missing: model.layers.0.mlp.gate_proj.weight"),
-    "another width": ([*TO_HF, "{models}/wide_dcp/release", *ASSETS], FAILURE, "of other sizes: model.embed_tokens.weight [48, 32]"),
-    "Qwen3 as Llama": ([*TO_HF, "{models}/qwen3_dcp/release", *ASSETS], FAILURE, "unexpected: model.layers.0.self_attn.k_norm.weight"),
+    "a GPT as a Llama": ([*TO_HF, "{models}/run/iter_0000002", *ASSETS], FAILURE,
+                         "missing: model.layers.0.mlp.gate_proj.weight"),
+    "another width": ([*TO_HF, "{models}/wide_dcp/release", *ASSETS], FAILURE,
+                      "of other sizes: model.embed_tokens.weight [48, 32]"),
+    "Qwen3 as Llama": ([*TO_HF, "{models}/qwen3_dcp/release", *ASSETS], FAILURE,
+                       "unexpected: model.layers.0.self_attn.k_norm.weight"),
     "Llama as Qwen3": ([*TO_HF, "{models}/llama_dcp/release", "--model-assets-dir", "{models}/qwen3"], FAILURE,
                        "missing: model.layers.0.self_attn.q_norm.weight"),
-    "experts as Llama": ([*TO_HF, "{models}/experts_dcp/release", *ASSETS], FAILURE, "missing: model.layers.0.mlp.gate_proj.weight"),
+    "experts as Llama": ([*TO_HF, "{models}/experts_dcp/release", *ASSETS], FAILURE,
+                         "missing: model.layers.0.mlp.gate_proj.weight"),
     "Llama as experts": ([*TO_HF, "{models}/llama_dcp/release", "--model-assets-dir", "{models}/experts"], FAILURE,
                          "unexpected: model.layers.0.mlp.down_proj.weight"),
     "more layers": ([*TO_HF, "{models}/deep_dcp/release", *ASSETS], FAILURE, "unexpected: model.layers.1."),
-    "fewer layers": ([*TO_HF, "{models}/llama_dcp/release", "--model-assets-dir", "{models}/deep"], FAILURE, "missing: model.layers.1."),
-    "a head that is tied elsewhere": ([*TO_HF, "{models}/tied_dcp/release", *ASSETS], FAILURE, "missing: lm_head.weight"),
+    "fewer layers": ([*TO_HF, "{models}/llama_dcp/release", "--model-assets-dir", "{models}/deep"], FAILURE,
+                     "missing: model.layers.1."),
+    "a head that is tied elsewhere": ([*TO_HF, "{models}/tied_dcp/release", *ASSETS], FAILURE,
+                                      "missing: lm_head.weight"),
     "a padded vocabulary": ([*TO_HF, "{models}/padded_dcp/release", *ASSETS], FAILURE,
                             'rows for 128 tokens, and config.json says "vocab_size": 48'),
-    "torch_dist of another width": ([*DIST_AS_HF, "{models}/dist/release", "--model-assets-dir", "{models}/wide"], FAILURE,
-                                    "of other sizes: model.embed_tokens.weight [48, 16]"),
-    "Megatron's layout not said": ([*DIST_AS_HF, "{models}/megatron/release", *ASSETS], FAILURE, "give --megatron-layout"),
-    "Megatron's layout said in vain": ([*DIST_AS_HF, "{models}/dist/release", *ASSETS, *LAYOUT], FAILURE, "convert without --megatron-layout"),
-    "Megatron's layout of another model": ([*DIST_AS_HF, "{models}/megatron/release", "--model-assets-dir", "{models}/wide", *LAYOUT],
+    "torch_dist of another width": ([*DIST_AS_HF, "{models}/dist/release", "--model-assets-dir", "{models}/wide"],
+                                    FAILURE, "of other sizes: model.embed_tokens.weight [48, 16]"),
+    "Megatron's layout not said": ([*DIST_AS_HF, "{models}/megatron/release", *ASSETS], FAILURE,
+                                   "give --megatron-layout"),
+    "Megatron's layout said in vain": ([*DIST_AS_HF, "{models}/dist/release", *ASSETS, *LAYOUT], FAILURE,
+                                       "convert without --megatron-layout"),
+    "Megatron's layout of another model": ([*DIST_AS_HF, "{models}/megatron/release", "--model-assets-dir",
+                                            "{models}/wide", *LAYOUT],
                                            FAILURE, "config.json that belongs to it"),
-    "a wrong prefix": ([*TO_HF, "{models}/llama_dcp/release", *ASSETS, "--dcp-prefix", "model.", "--hf-prefix", "thinker."], FAILURE,
+    "a wrong prefix": ([*TO_HF, "{models}/llama_dcp/release", *ASSETS, "--dcp-prefix", "model.", "--hf-prefix",
+                        "thinker."], FAILURE,
                        "missing: model.embed_tokens.weight"),
     "a prefix that no key has": ([*TO_HF, "{models}/llama_dcp/release", *ASSETS, "--dcp-prefix", "inner."], FAILURE,
                                  "no tensor whose key begins with"),
-    "a config.json without sizes": ([*TO_HF, "{models}/llama_dcp/release", "--model-assets-dir", "{models}/sizeless"], FAILURE,
-                                    "hidden_size is missing"),
-    "a config.json that is none": ([*TO_HF, "{models}/llama_dcp/release", "--model-assets-dir", "{models}/no_json"], FAILURE,
-                                   "no_json/config.json"),
-    "no assets": ([*TO_HF, "{models}/llama_dcp/release", "--model-assets-dir", "{models}/none"], USAGE, "there is no folder"),
+    "a config.json without sizes": ([*TO_HF, "{models}/llama_dcp/release", "--model-assets-dir", "{models}/sizeless"],
+                                    FAILURE, "hidden_size is missing"),
+    "a config.json that is none": ([*TO_HF, "{models}/llama_dcp/release", "--model-assets-dir", "{models}/no_json"],
+                                   FAILURE, "no_json/config.json"),
+    "no assets": ([*TO_HF, "{models}/llama_dcp/release", "--model-assets-dir", "{models}/none"], USAGE,
+                  "there is no folder"),
 }
 for name in ("hf_to_dcp --dcp-dir", "hf_to_torch_dist --save-dir"):
     converter, flag = name.split()
     from_hf = ["convert", converter, flag, "{new}", "--hf-dir"]
     CASES |= {
-        f"{converter}: Llama's weights with Qwen3's config.json": ([*from_hf, "{models}/mixed"], FAILURE, "q_norm.weight"),
-        f"{converter}: another vocabulary": ([*from_hf, "{models}/unlike"], FAILURE, 'and config.json says "vocab_size": 40'),
-        f"{converter}: no head": ([*from_hf, "{models}/headless"], FAILURE, "--tie-weight-mapping lm_head.weight=model.embed_tokens.weight"),
+        f"{converter}: Llama's weights with Qwen3's config.json": ([*from_hf, "{models}/mixed"], FAILURE,
+                                                                   "q_norm.weight"),
+        f"{converter}: another vocabulary": ([*from_hf, "{models}/unlike"], FAILURE,
+                                             'and config.json says "vocab_size": 40'),
+        f"{converter}: no head": ([*from_hf, "{models}/headless"], FAILURE,
+                                  "--tie-weight-mapping lm_head.weight=model.embed_tokens.weight"),
         f"{converter}: a step": ([*from_hf, "{models}/llama_dcp/release"], FAILURE, "is a step's folder"),
         f"{converter}: a run": ([*from_hf, "{models}/run"], FAILURE, "is a run's folder"),
         f"{converter}: adapters of PEFT": ([*from_hf, "{models}/peft"], FAILURE, "merge_and_unload"),
@@ -202,32 +232,40 @@ for name in ("hf_to_dcp --dcp-dir", "hf_to_torch_dist --save-dir"):
 # Sources and words.
 CASES |= {
     "no converter": (["convert"], USAGE, "name a converter: hf_to_dcp, dcp_to_hf"),
-    "no such converter": (["convert", "nosuch"], USAGE, 'there is no converter "nosuch": there are hf_to_dcp, dcp_to_hf'),
+    "no such converter": (["convert", "nosuch"], USAGE,
+                          'there is no converter "nosuch": there are hf_to_dcp, dcp_to_hf'),
     "a misspelt converter": (["convert", "hf_to_dpc"], USAGE, "did you mean hf_to_dcp?"),
     "a converter with a digit": (["convert", "dcp2hf"], USAGE, "did you mean dcp_to_hf?"),
-    "a misspelt flag": (["convert", "dcp_to_hf", "--lod-dir", "x"], USAGE, "unknown flag --lod-dir; did you mean --load-dir?"),
+    "a misspelt flag": (["convert", "dcp_to_hf", "--lod-dir", "x"], USAGE,
+                        "unknown flag --lod-dir; did you mean --load-dir?"),
     "a missing flag": (["convert", "dcp_to_hf", "--load-dir", "x"], USAGE, "--save-dir is required"),
     "a flag without a value": ([*TO_HF], USAGE, "--load-dir"),
     "a flag twice": ([*DCP_TO_HF, "{new}", "--save-dir", "{new}"], USAGE, "--save-dir"),
     "a size that is none": ([*DCP_TO_HF, "{new}", "--max-shard-size", "big"], USAGE, "--max-shard-size"),
     "a word too many": ([*DCP_TO_HF, "{new}", "more"], USAGE, "more"),
     "a run for a step": ([*TO_HF, "{models}/run", *ASSETS], FAILURE, "takes one of them: give"),
-    "a model for a step": ([*TO_HF, "{models}/qwen3", *ASSETS], FAILURE, "holds Hugging Face weights; hf_to_dcp and hf_to_torch_dist read them"),
+    "a model for a step": ([*TO_HF, "{models}/qwen3", *ASSETS], FAILURE,
+                           "holds Hugging Face weights; hf_to_dcp and hf_to_torch_dist read them"),
     "a file for a step": ([*TO_HF, "{models}/whole.pt", *ASSETS], FAILURE, "torch_to_dcp makes a step of"),
     "an empty folder for a step": ([*TO_HF, "{models}/empty", *ASSETS], FAILURE, "it is no checkpoint"),
     "nothing for a step": ([*TO_HF, "{models}/none", *ASSETS], FAILURE, "there is no directory"),
     "torch_dist for torch_dcp": ([*TO_HF, "{models}/dist/release", *ASSETS], FAILURE, "torch_dist_to_hf reads it"),
     "torch_dcp for torch_dist": ([*DIST_AS_HF, "{models}/llama_dcp/release", *ASSETS], FAILURE, "dcp_to_hf reads it"),
-    "a step converted into what it is": (["convert", "torch_dist_to_dcp", "--load-dir", "{models}/llama_dcp/release", "--save-dir", "{new}"],
+    "a step converted into what it is": (["convert", "torch_dist_to_dcp", "--load-dir", "{models}/llama_dcp/release",
+                                          "--save-dir", "{new}"],
                                          FAILURE, "is a torch_dcp checkpoint"),
-    "torch_dist as a torch file": (["convert", "dcp_to_torch", "--dcp-dir", "{models}/dist/release", "--torch-save-path", "{new}.pt"],
+    "torch_dist as a torch file": (["convert", "dcp_to_torch", "--dcp-dir", "{models}/dist/release",
+                                    "--torch-save-path", "{new}.pt"],
                                    FAILURE, "torch_dist_to_dcp"),
-    "safetensors for a torch file": (["convert", "torch_to_dcp", "--torch-save-path", "{models}/llama/model.safetensors", "--dcp-dir",
-                                      "{new}"], FAILURE, "hf_to_dcp reads"),
-    "a folder for a torch file": (["convert", "torch_to_dcp", "--torch-save-path", "{models}/llama", "--dcp-dir", "{new}"], FAILURE,
+    "safetensors for a torch file": (["convert", "torch_to_dcp", "--torch-save-path",
+                                      "{models}/llama/model.safetensors", "--dcp-dir", "{new}"], FAILURE,
+                                     "hf_to_dcp reads"),
+    "a folder for a torch file": (["convert", "torch_to_dcp", "--torch-save-path", "{models}/llama", "--dcp-dir",
+                                   "{new}"], FAILURE,
                                   "llama is a directory"),
     "damaged bytes": ([*TO_HF, "{models}/damaged/release", *ASSETS], FAILURE, "has the checksum"),
-    "a step by another name": (["convert", "dcp_to_torch_dist", "--load-dir", "{models}/renamed", "--save-dir", "{new}"], FAILURE,
+    "a step by another name": (["convert", "dcp_to_torch_dist", "--load-dir", "{models}/renamed", "--save-dir",
+                                "{new}"], FAILURE,
                                "is no step by its name"),
 }
 
@@ -239,20 +277,26 @@ CASES |= {
     "inspect text": (["inspect", "{models}/file"], FAILURE, "file"),
     "inspect a cut file": (["inspect", "{models}/cut/model.safetensors"], FAILURE, "model.safetensors"),
     "a filter that fits nothing": (["inspect", "{models}/llama", "--filter", "zzz"], USAGE, "no tensor or value of"),
-    "a filter that fits a part": (["inspect", "{models}/llama", "--filter", "q_proj"], USAGE, 'did you mean "*q_proj*", which fits 1 name?'),
-    "a filter that is misspelt": (["inspect", "{models}/llama", "--filter", "model.norm.wieght"], USAGE, "did you mean model.norm.weight?"),
-    "a filter of a difference": (["inspect", "--diff", "{models}/llama", "{models}/tied", "--filter", "zzz"], USAGE, "zzz"),
+    "a filter that fits a part": (["inspect", "{models}/llama", "--filter", "q_proj"], USAGE,
+                                  'did you mean "*q_proj*", which fits 1 name?'),
+    "a filter that is misspelt": (["inspect", "{models}/llama", "--filter", "model.norm.wieght"], USAGE,
+                                  "did you mean model.norm.weight?"),
+    "a filter of a difference": (["inspect", "--diff", "{models}/llama", "{models}/tied", "--filter", "zzz"], USAGE,
+                                 "zzz"),
     "a filter in JSON": (["inspect", "{models}/llama", "--filter", "zzz", "--json"], USAGE, "zzz"),
     "inspect one of two": (["inspect", "--diff", "{models}/llama"], USAGE, "--diff"),
-    "inspect one and two": (["inspect", "{models}/llama", "--diff", "{models}/llama", "{models}/tied"], USAGE, "a PATH or --diff A B, not both"),
-    "inspect a step of a file": (["inspect", "{models}/whole.pt", "--ckpt-step", "3"], FAILURE, "--ckpt-step goes with the directory"),
-    "inspect a step that is not there": (["inspect", "{models}/run", "--ckpt-step", "3"], FAILURE, "it has iter_0000002"),
+    "inspect one and two": (["inspect", "{models}/llama", "--diff", "{models}/llama", "{models}/tied"], USAGE,
+                            "a PATH or --diff A B, not both"),
+    "inspect a step of a file": (["inspect", "{models}/whole.pt", "--ckpt-step", "3"], FAILURE,
+                                 "--ckpt-step goes with the directory"),
+    "inspect a step that is not there": (["inspect", "{models}/run", "--ckpt-step", "3"], FAILURE,
+                                         "it has iter_0000002"),
     "inspect with a misspelt flag": (["inspect", "{models}/llama", "--verfy"], USAGE, "did you mean --verify?"),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ends_in_one_sentence_and_loses_nothing(models, tmp_path, name):
+def test_ends_in_one_message_and_loses_nothing(models, tmp_path, name):
     before = state_of(models)
     check(CASES[name], models=models, new=tmp_path / "new")
     assert state_of(models) == before
@@ -270,19 +314,21 @@ def same(one, other):
 def test_overwrite_replaces_what_is_there(models, tmp_path):
     """And only with it."""
     shutil.copytree(models / "qwen3", tmp_path / "hf")
-    converted(*DCP_TO_HF[1:2], "--overwrite", "--load-dir", models / "llama_dcp" / "release", "--model-assets-dir", models / "llama",
-              "--save-dir", tmp_path / "hf")
+    converted(*DCP_TO_HF[1:2], "--overwrite", "--load-dir", models / "llama_dcp" / "release", "--model-assets-dir",
+              models / "llama", "--save-dir", tmp_path / "hf")
     assert same(weights(tmp_path / "hf"), weights(models / "llama"))
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["model_type"] == "llama"
 
     for source, flag in (("tied", "--dcp-dir"), ("llama", "--dcp-dir")):
         converted("hf_to_dcp", "--hf-dir", models / source, flag, tmp_path / "steps", "--overwrite")
     release = tmp_path / "steps" / "release"
-    converted("dcp_to_hf", "--load-dir", release, "--model-assets-dir", models / "llama", "--save-dir", tmp_path / "back")
+    converted("dcp_to_hf", "--load-dir", release, "--model-assets-dir", models / "llama", "--save-dir",
+              tmp_path / "back")
     assert same(weights(tmp_path / "back"), weights(models / "llama"))
 
     (tmp_path / "old.pt").write_bytes(b"old")
-    converted("dcp_to_torch", "--dcp-dir", models / "tied_dcp" / "release", "--torch-save-path", tmp_path / "old.pt", "--overwrite")
+    converted("dcp_to_torch", "--dcp-dir", models / "tied_dcp" / "release", "--torch-save-path", tmp_path / "old.pt",
+              "--overwrite")
     converted("torch_to_dcp", "--torch-save-path", tmp_path / "old.pt", "--dcp-dir", release, "--overwrite")
     done = run("inspect", "--diff", release, models / "tied_dcp" / "release")
     assert "0 tensors and 0 values differ" in done.stdout, done.stdout
@@ -291,14 +337,14 @@ def test_overwrite_replaces_what_is_there(models, tmp_path):
 
 def test_save_hf_into_what_is_there(models, tmp_path):
     """Before the first step."""
-    network = [*NETWORK, "--normalization", "RMSNorm", "--swiglu", "--position-embedding-type", "rope", "--untie-embeddings-and-output-weights",
-               "--disable-bias-linear", "--ffn-hidden-size", "32"]
+    network = [*NETWORK, "--normalization", "RMSNorm", "--swiglu", "--position-embedding-type", "rope",
+               "--untie-embeddings-and-output-weights", "--disable-bias-linear", "--ffn-hidden-size", "32"]
     flags = ["pretrain", *network, *PRETRAIN[1 + len(NETWORK):], *RATE, *MOCK, "--save-hf"]
     before = state_of(models)
-    for target, sentence in (("qwen3", "holds weights (model.safetensors)"), ("run", "holds a run's steps"), ("file", "is no folder"),
-                             ("llama_dcp/release", "holds a step")):
+    for target, message in (("qwen3", "holds weights (model.safetensors)"), ("run", "holds a run's steps"),
+                             ("file", "is no folder"), ("llama_dcp/release", "holds a step")):
         done = run(*flags, models / target)
-        assert done.returncode == USAGE and "--save-hf" in done.stderr and sentence in done.stderr, done.stderr
+        assert done.returncode == USAGE and "--save-hf" in done.stderr and message in done.stderr, done.stderr
         assert " iteration " not in done.stdout
     assert state_of(models) == before
     shutil.copytree(models / "qwen3", tmp_path / "hf")
@@ -309,7 +355,8 @@ def test_save_hf_into_what_is_there(models, tmp_path):
 
 def test_a_config_that_nobody_knows_is_said_to_be_unchecked(models, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    said = converted("dcp_to_hf", "--load-dir", models / "llama_dcp" / "release", "--model-assets-dir", tmp_path, "--save-dir", tmp_path / "hf")
+    said = converted("dcp_to_hf", "--load-dir", models / "llama_dcp" / "release", "--model-assets-dir", tmp_path,
+                     "--save-dir", tmp_path / "hf")
     assert "the weights are not compared with config.json: gpt2 is no model that is known here" in said
     said = converted("hf_to_dcp", "--hf-dir", models / "bare", "--dcp-dir", tmp_path / "dcp")
     assert "the weights are not compared with config.json: there is none" in said
@@ -317,15 +364,17 @@ def test_a_config_that_nobody_knows_is_said_to_be_unchecked(models, tmp_path):
 
 def test_settings_that_change_no_size_do_not_matter(models, tmp_path):
     """A model that is not computed here is converted all the same."""
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"hidden_act": "mish", "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}))
-    converted("dcp_to_hf", "--load-dir", models / "llama_dcp" / "release", "--model-assets-dir", tmp_path, "--save-dir", tmp_path / "hf")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"hidden_act": "mish",
+                                                              "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}))
+    converted("dcp_to_hf", "--load-dir", models / "llama_dcp" / "release", "--model-assets-dir", tmp_path, "--save-dir",
+              tmp_path / "hf")
     assert same(weights(tmp_path / "hf"), weights(models / "llama"))
 
 
 def test_inspect_begins_with_a_summary(models):
     said = run("inspect", models / "run").stdout.split("\n\n")[0]
-    for part in ("torch_dcp step", "iteration 2", "saved by", "1 rank", "parameters", "float32", "optimizer", "exp_avg", "random states",
-                 "gpt", "1 layer", "hidden size 16", "2 heads"):
+    for part in ("torch_dcp step", "iteration 2", "saved by", "1 rank", "parameters", "float32", "optimizer", "exp_avg",
+                 "random states", "gpt", "1 layer", "hidden size 16", "2 heads"):
         assert part in said, (part, said)
     said = run("inspect", models / "llama").stdout.split("\n\n")[0]
     for part in ("Hugging Face model", "12 tensors", "llama", "1 layer", "vocabulary 48"):

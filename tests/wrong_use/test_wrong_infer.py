@@ -6,13 +6,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from wrong_use import FAILURE, RATE, USAGE, check, run, write_tokens
+from megashard import FAILURE, USAGE
+from wrong_use import RATE, check, run, write_tokens
 
 SHAPES = {
     "model.embed_tokens.weight": (64, 16), "lm_head.weight": (64, 16), "model.norm.weight": (16,),
     "model.layers.0.input_layernorm.weight": (16,), "model.layers.0.post_attention_layernorm.weight": (16,),
     **{f"model.layers.0.self_attn.{name}_proj.weight": (16, 16) for name in "qkvo"},
-    **{f"model.layers.0.mlp.{name}_proj.weight": (32, 16) for name in ("gate", "up")}, "model.layers.0.mlp.down_proj.weight": (16, 32),
+    **{f"model.layers.0.mlp.{name}_proj.weight": (32, 16) for name in ("gate", "up")},
+    "model.layers.0.mlp.down_proj.weight": (16, 32),
 }
 
 
@@ -40,46 +42,55 @@ def places(folder):
 
 def infer(*words, model="whole", data="long", length="39"):
     return ["infer", *(["--hf-model", f"{{folder}}/{model}"] if model else []),
-            *(["--data-path", f"{{folder}}/{data}"] if data else []), *(["--seq-length", length] if length else []), *words]
+            *(["--data-path", f"{{folder}}/{data}"] if data else []), *(["--seq-length", length] if length else []),
+            *words]
 
 
 LOG_PROBS = ["--log-probs", "{folder}/out.npy"]
 CASES = {
     "nothing to do": (infer(), USAGE, "there is nothing to do; give --log-probs FILE.npy or --generate N"),
-    "a number without a file": (infer("--generate", "3"), USAGE, "--generate N and --generated FILE.npy belong together"),
-    "a file without a number": (infer("--generated", "x.npy"), USAGE, "--generate N and --generated FILE.npy belong together"),
-    "no whole number of tokens": (infer("--generate", "2.5", "--generated", "x.npy"), USAGE, 'takes a number of tokens, got "2.5"'),
+    "a number without a file": (infer("--generate", "3"), USAGE,
+                                "--generate N and --generated FILE.npy belong together"),
+    "a file without a number": (infer("--generated", "x.npy"), USAGE,
+                                "--generate N and --generated FILE.npy belong together"),
+    "no whole number of tokens": (infer("--generate", "2.5", "--generated", "x.npy"), USAGE,
+                                  'takes a number of tokens, got "2.5"'),
     "no tokens": (infer("--generate=0", "--generated=x.npy"), USAGE, 'takes a number of tokens, got "0"'),
-    "fewer tokens than one": (infer("--generate", "-1", "--generated", "x.npy"), USAGE, 'takes a number of tokens, got "-1"'),
+    "fewer tokens than one": (infer("--generate", "-1", "--generated", "x.npy"), USAGE,
+                              'takes a number of tokens, got "-1"'),
     "a file name forgotten": (infer("--log-probs"), USAGE, "--log-probs has no value"),
     "no data": (infer(*LOG_PROBS, data=None), USAGE, "give --data-path PREFIX"),
     "two data sets": (infer(*LOG_PROBS, "--data-path", "{folder}/long", "{folder}/foreign", data=None), USAGE,
                       "infer reads one data set"),
     "a folder as data": (infer(*LOG_PROBS, data="empty"), USAGE, "it is a folder; give the prefix"),
     "text as data": (infer(*LOG_PROBS, data="text.txt"), USAGE, "is text, and training reads tokens"),
-    "tokens of another tokenizer": (infer(*LOG_PROBS, data="foreign"), FAILURE,
-                                    "has the token 64, but the model's vocabulary has 64; use the data of its tokenizer"),
+    "tokens of another tokenizer": (
+        infer(*LOG_PROBS, data="foreign"), FAILURE,
+        "has the token 64, but the model's vocabulary has 64; use the data of its tokenizer"),
     "no length": (infer(*LOG_PROBS, length=None), USAGE, "--seq-length is missing"),
     "a file that is a folder": (infer("--log-probs", "{folder}/empty"), USAGE, "empty cannot be written"),
-    "weights that are no numbers": (infer(*LOG_PROBS, model="nan"), FAILURE, "model.norm.weight holds NaN or infinity; take other files"),
+    "weights that are no numbers": (infer(*LOG_PROBS, model="nan"), FAILURE,
+                                    "model.norm.weight holds NaN or infinity; take other files"),
     "a weight that is missing": (infer(*LOG_PROBS, model="lacks"), FAILURE, "model.layers.0.mlp.up_proj.weight"),
     "no batch": (infer(*LOG_PROBS, "--micro-batch-size", "0"), USAGE, "--micro-batch-size"),
     "a role without a file": (infer(*LOG_PROBS, "--role", "reference"), USAGE, "--role"),
     "a misspelt flag": (infer("--log-prob", "x.npy", "--generate", "1", "--generated", "y.npy"), USAGE,
                         "unknown flag --log-prob; did you mean --log-probs?"),
-    "a flag that nobody knows": (infer(*LOG_PROBS, "--zzz"), USAGE, "unknown flag --zzz; `megashard infer --help` lists all."),
+    "a flag that nobody knows": (infer(*LOG_PROBS, "--zzz"), USAGE,
+                                 "unknown flag --zzz; `megashard infer --help` lists all."),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ends_in_one_sentence(places, name):
-    words, code, sentence = CASES[name]
-    check((words, code, sentence), folder=places)
+def test_ends_in_one_message(places, name):
+    words, code, message = CASES[name]
+    check((words, code, message), folder=places)
 
 
 def test_without_a_model_all_of_it_is_asked_for(places):
     done = run(*[word.format(folder=places) for word in infer(*LOG_PROBS, model=None)])
-    assert done.stderr.startswith("megashard: error: 5 things must change:\n  --hidden-size is missing; give it, or --hf-model DIR")
+    assert done.stderr.startswith("megashard: error: 5 things must change:\n  --hidden-size is missing; give it, or "
+                                  "--hf-model DIR")
     assert done.returncode == USAGE
 
 
@@ -90,8 +101,8 @@ def test_help_needs_neither_model_nor_data():
 def test_flags_of_training_change_nothing(places):
     """A launch script of training becomes one of inference by its subcommand: what it says of training is left out."""
     out = []
-    for more in ([], [*RATE, "--train-iters", "7", "--global-batch-size", "24", "--lr-decay-style", "cosine", "--lr-warmup-iters", "99",
-                      "--save", str(places / "not_made"), "--save-interval", "2"]):
+    for more in ([], [*RATE, "--train-iters", "7", "--global-batch-size", "24", "--lr-decay-style", "cosine",
+                      "--lr-warmup-iters", "99", "--save", str(places / "not_made"), "--save-interval", "2"]):
         done = run(*[word.format(folder=places) for word in infer(*LOG_PROBS)], *more)
         assert done.returncode == 0, done.stderr
         out.append(np.load(places / "out.npy"))

@@ -5,14 +5,12 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 
 import pytest
 
-from wrong_use import BUILD, FAILURE, MOCK, ON_TWO_RANKS, PRETRAIN, RATE, ROOT, USAGE, check, clean_environment, only_line, run
+from megashard import FAILURE, PROGRAM, ROOT, USAGE, environment, free_port
+from wrong_use import MOCK, ON_TWO_RANKS, PRETRAIN, RATE, check, only_line, run
 
-sys.path.append(str(ROOT / "tests" / "interop"))
-from free_port import free_port  # noqa: E402
 
 TRAIN = [*PRETRAIN, *RATE, *MOCK]
 
@@ -24,22 +22,25 @@ CASES = {
     "launch of no ranks": (["launch", "-n", "0", "--", "pretrain"], USAGE, "0 not in range 1 to 4096"),
     "launch with a flag twice": (["launch", "-n", "2", "-n", "2", "--", "pretrain"], USAGE, "At Most 1 required"),
     "a padding to multiples of nothing": (
-        ["convert", "hf_to_torch_dist", "--hf-dir", "{folder}/model", "--save-dir", "{folder}/y", "--megatron-layout", "--make-vocab-size-divisible-by", "0"],
+        ["convert", "hf_to_torch_dist", "--hf-dir", "{folder}/model", "--save-dir", "{folder}/y", "--megatron-layout",
+         "--make-vocab-size-divisible-by", "0"],
         USAGE, "--make-vocab-size-divisible-by is 0; it must be at least 1."),
     "launch with an unknown flag": (["launch", "--nodes", "2", "-n", "2", "--", "pretrain"], USAGE,
                                     "unknown flag --nodes"),
-    "launch with torchrun's flag": (["launch", "--nproc-per-node", "2", "--", "pretrain"], USAGE, "unknown flag --nproc-per-node"),
+    "launch with torchrun's flag": (["launch", "--nproc-per-node", "2", "--", "pretrain"], USAGE,
+                                    "unknown flag --nproc-per-node"),
     "launch of ranks in words": (["launch", "-n", "two", "--", "pretrain"], USAGE, "usage: megashard launch -n N"),
     "launch of fewer than no ranks": (["launch", "-n", "-1", "--", "pretrain"], USAGE, "usage: megashard launch -n N"),
     "launch of too many ranks": (["launch", "-n", "5000", "--", "pretrain"], USAGE, "5000 not in range 1 to 4096"),
     "launch on a port beyond the last": (["launch", "-n", "2", "--master-port", "70000", "--", "pretrain"], USAGE,
                                          "70000 not in range 1 to 65535"),
-    "launch on a port in words": (["launch", "-n", "2", "--master-port", "http", "--", "pretrain"], USAGE, "--master-port"),
+    "launch on a port in words": (["launch", "-n", "2", "--master-port", "http", "--", "pretrain"], USAGE,
+                                  "--master-port"),
     "launch of launch": (["launch", "-n", "2", "--", "launch", "-n", "2", "--", "pretrain"], USAGE, "name it once"),
     "launch of a script": (["launch", "-n", "1", "--", "./train.sh"], USAGE, "unknown subcommand './train.sh'"),
 }
 BY_HAND = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-# what is set beside or instead of these (None: it is not set), a part of the sentence
+# what is set beside or instead of these (None: it is not set), a part of the message
 ENVIRONMENTS = {
     "a rank without a world": ({"WORLD_SIZE": None}, "RANK is set but WORLD_SIZE is not"),
     "a world without ranks": ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0: a world has at least one rank"),
@@ -49,53 +50,62 @@ ENVIRONMENTS = {
     "no address": ({"MASTER_ADDR": None}, "RANK is set but MASTER_ADDR is not"),
     "no port": ({"MASTER_PORT": None}, "RANK is set but MASTER_PORT is not"),
     "an address with its port": ({"MASTER_ADDR": "gpu1:29500"}, "give the host alone, and the port in MASTER_PORT"),
-    "an address as a browser has it": ({"MASTER_ADDR": "http://gpu1"}, "MASTER_ADDR is 'http://gpu1', which is no name or address"),
+    "an address as a browser has it": ({"MASTER_ADDR": "http://gpu1"},
+                                       "MASTER_ADDR is 'http://gpu1', which is no name or address"),
     "a port that is none": ({"MASTER_PORT": "0"}, "MASTER_PORT is 0: ports run from 1 to 65535"),
     "a port with its address": ({"MASTER_PORT": "gpu1:29500"}, "MASTER_PORT is 'gpu1:29500', which is no whole number"),
 }
-LIBRARY = next(path for path in map(pathlib.Path, ("/lib/x86_64-linux-gnu/libm.so.6", "/lib/aarch64-linux-gnu/libm.so.6",
-                                                   "/lib64/libm.so.6")) if path.exists())
-# what becomes of a library's bytes, a part of the sentence
+LIBRARY = next(path for path in map(pathlib.Path, ("/lib/x86_64-linux-gnu/libm.so.6",
+                                                   "/lib/aarch64-linux-gnu/libm.so.6", "/lib64/libm.so.6"))
+               if path.exists())
+# what becomes of a library's bytes, a part of the message
 PLUGINS = {
     "no plugin": (lambda data: data, "is no plugin: it does not export megashard_model_plugin()"),
-    "a plugin that is cut off": (lambda data: data[:20000], "it has 20000 bytes, fewer than its own head says, so it is cut off"),
+    "a plugin that is cut off": (lambda data: data[:20000],
+                                 "it has 20000 bytes, fewer than its own head says, so it is cut off"),
     "a plugin with half a head": (lambda data: data[:40], "it has 40 bytes, fewer than the head of a library"),
     "an empty plugin": (lambda data: b"", "it is empty; build it again"),
     "a plugin in C++": (lambda data: b"#include <megashard>\n", "it is no shared library (it does not begin as one)"),
-    "a plugin for another processor": (lambda data: data[:18] + b"\x08\x00" + data[20:], "it was built for another processor"),
+    "a plugin for another processor": (lambda data: data[:18] + b"\x08\x00" + data[20:],
+                                       "it was built for another processor"),
     "a plugin of 32 bits": (lambda data: data[:4] + b"\x01" + data[5:], "it was built for another processor"),
     "an object file": (lambda data: data[:16] + b"\x01\x00" + data[18:], "it is an object file; link it with -shared"),
-    "a program that is no library": (lambda data: data[:16] + b"\x02\x00" + data[18:], "it is a program, not a shared library"),
+    "a program that is no library": (lambda data: data[:16] + b"\x02\x00" + data[18:],
+                                     "it is a program, not a shared library"),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_sentence(folder, name):
+def test_one_message(folder, name):
     check(CASES[name], folder=folder)
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_a_rank_that_is_started_by_hand(name):
-    changes, sentence = ENVIRONMENTS[name]
+    changes, message = ENVIRONMENTS[name]
     done = run(*TRAIN, **{variable: value for variable, value in (BY_HAND | changes).items() if value is not None})
-    assert sentence in only_line(done)
+    assert message in only_line(done)
     assert done.returncode == USAGE
 
 
 @pytest.mark.parametrize("name", PLUGINS)
 def test_a_plugin_that_cannot_be_loaded(tmp_path, name):
-    change, sentence = PLUGINS[name]
+    change, message = PLUGINS[name]
     (tmp_path / "plugin.so").write_bytes(change(LIBRARY.read_bytes()))
     done = run(*TRAIN, "--model-plugin", tmp_path / "plugin.so", "--model", "mine")
-    assert sentence in only_line(done)
+    assert message in only_line(done)
     assert done.returncode == USAGE
+
+
+def start(*words, **variables):
+    return subprocess.Popen([PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+                            env=environment(**variables))
 
 
 def start_by_hand(port, **variables):
     flags = [*TRAIN]
     flags[flags.index("--global-batch-size") + 1] = "6"  # for two ranks and for three
-    return subprocess.Popen([BUILD / "launch" / "megashard", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-                            env=clean_environment(**(BY_HAND | {"MASTER_PORT": port} | variables)))
+    return start(*flags, **(BY_HAND | {"MASTER_PORT": port} | variables))
 
 
 def ends_of(processes):
@@ -162,8 +172,7 @@ def test_a_rank_that_is_killed_is_named():
     """The group ends at once, not at a collective's deadline."""
     flags = [*ON_TWO_RANKS, *RATE, *MOCK, "--log-interval", "1"]
     flags[flags.index("--train-iters") + 1] = "1000000"
-    group = subprocess.Popen([BUILD / "launch" / "megashard", *flags], env=clean_environment(), cwd=ROOT,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    group = start(*flags)
     try:
         assert any(" iteration " in line for line in group.stdout), "the group ended before its first step"
         ranks = pathlib.Path(f"/proc/{group.pid}/task/{group.pid}/children").read_text().split()

@@ -1,13 +1,17 @@
 """Flags of what a run tells, of its signals and of its evaluations, each got wrong."""
 import pytest
 
-from wrong_use import FAILURE, MOCK, PRETRAIN, RATE, USAGE, check
+from megashard import USAGE
+from wrong_use import MOCK, PRETRAIN, RATE, check
 
 RUN = [*PRETRAIN, *RATE, *MOCK]
 CASES = {
-    "a level that there is not": ([*RUN, "--timing-log-level", "3"], USAGE, '--timing-log-level takes one of 0, 1, 2, got "3"'),
-    "times by another rule": ([*RUN, "--timing-log-option", "mean"], USAGE, "--timing-log-option takes one of max, minmax, all"),
-    "a signal that nobody can handle": ([*RUN, "--exit-signal", "SIGKILL"], USAGE, "--exit-signal takes one of SIGTERM, SIGINT"),
+    "a level that there is not": ([*RUN, "--timing-log-level", "3"], USAGE,
+                                  '--timing-log-level takes one of 0, 1, 2, got "3"'),
+    "times by another rule": ([*RUN, "--timing-log-option", "mean"], USAGE,
+                              "--timing-log-option takes one of max, minmax, all"),
+    "a signal that nobody can handle": ([*RUN, "--exit-signal", "SIGKILL"], USAGE,
+                                        "--exit-signal takes one of SIGTERM, SIGINT"),
     "a signal by its number": ([*RUN, "--exit-signal", "15"], USAGE, "--exit-signal takes one of SIGTERM, SIGINT"),
     "a value for a switch": ([*RUN, "--log-memory=much"], USAGE, "--log-memory"),
     "no step between log lines": ([*RUN, "--log-interval", "0"], USAGE, "--log-interval"),
@@ -17,5 +21,5 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ends_in_one_sentence(folder, name):
+def test_ends_in_one_message(folder, name):
     check(CASES[name], folder=folder)

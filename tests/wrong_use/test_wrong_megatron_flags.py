@@ -2,7 +2,8 @@
 its reason."""
 import pytest
 
-from wrong_use import MOCK, PRETRAIN, RATE, USAGE, check, run
+from megashard import USAGE
+from wrong_use import MOCK, PRETRAIN, RATE, check, run
 
 CASES = {
     "fp8": ("--fp8-format hybrid", "fp8 training is not part of this program; use param_dtype: bf16"),
@@ -36,7 +37,7 @@ CASES = {
     "an offloaded optimizer": ("--optimizer-cpu-offload", "set offload_to_cpu: true in the FSDP2 file instead"),
     "sums in fp32": ("--ddp-reduce-scatter-with-fp32-accumulation",
                      "set reduce_dtype: fp32 in the FSDP2 file instead"),
-    "a rate of its own": ("--lr-mult 0.1", "parameter groups with settings of their own"),
+    "a rate of its own": ("--decoupled-lr 0.1", "settings of their own by --param-group-overrides"),
     "virtual stages": ("--num-virtual-stages-per-pipeline-rank 2",
                        "pipeline parallelism is not part of this program"),
     "split experts": ("--expert-tensor-parallel-size 2",

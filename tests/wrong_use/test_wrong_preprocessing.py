@@ -1,72 +1,88 @@
-"""launch/preprocess/preprocess_data.py with wrong flags, files and records: one sentence on stderr, and nothing written."""
+"""launch/preprocess/preprocess_data.py with wrong flags, files and records: one message on stderr, and nothing
+written."""
 import gzip
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from wrong_use import FAILURE, ROOT, USAGE
+from megashard import FAILURE, PREPROCESS, USAGE, environment, run
 
-PROGRAM = ROOT / "launch" / "preprocess" / "preprocess_data.py"
+PROGRAM = PREPROCESS / "preprocess_data.py"
 GIVEN = ["--input", "{folder}/good.jsonl", "--output-prefix", "{folder}/out", "--tokenizer-model", "{folder}/tokenizer"]
 # The last of a flag's values counts.
 FLAGS = {
-    "no input": (["--output-prefix", "out", "--tokenizer-model", "x"], USAGE, "the following arguments are required: --input;"),
+    "no input": (["--output-prefix", "out", "--tokenizer-model", "x"], USAGE,
+                 "the following arguments are required: --input;"),
     "no output": (["--input", "x", "--tokenizer-model", "x"], USAGE, "are required: --output-prefix;"),
     "no tokenizer": (["--input", "x", "--output-prefix", "out"], USAGE, "are required: --tokenizer-model;"),
-    "a misspelt flag": ([*GIVEN, "--append-eot"], USAGE, "unrecognized arguments: --append-eot; did you mean --append-eod?"),
+    "a misspelt flag": ([*GIVEN, "--append-eot"], USAGE,
+                        "unrecognized arguments: --append-eot; did you mean --append-eod?"),
     "a flag of the trainer": ([*GIVEN, "--seq-length", "16"], USAGE, "unrecognized arguments: --seq-length 16"),
     "workers in words": ([*GIVEN, "--workers", "four"], USAGE, "argument --workers: invalid int value: 'four'"),
     "no workers": ([*GIVEN, "--workers", "0"], USAGE, "--workers and --log-interval must be at least 1"),
-    "another tokenizer": ([*GIVEN, "--tokenizer-type", "GPT2BPETokenizer"], USAGE, "is not supported; use HuggingFaceTokenizer"),
+    "another tokenizer": ([*GIVEN, "--tokenizer-type", "GPT2BPETokenizer"], USAGE,
+                          "is not supported; use HuggingFaceTokenizer"),
     "sentences": ([*GIVEN, "--split-sentences"], USAGE, "--split-sentences is for BERT-like models"),
-    "an unknown format": ([*GIVEN, "--input-format", "parquet"], USAGE, "argument --input-format: invalid choice: 'parquet'"),
-    "an unknown form": ([*GIVEN, "--input-format", "conversations", "--conversation-form", "vicuna"], USAGE, "invalid choice: 'vicuna'"),
+    "an unknown format": ([*GIVEN, "--input-format", "parquet"], USAGE,
+                          "argument --input-format: invalid choice: 'parquet'"),
+    "an unknown form": ([*GIVEN, "--input-format", "conversations", "--conversation-form", "vicuna"], USAGE,
+                        "invalid choice: 'vicuna'"),
     "a form of text": ([*GIVEN, "--conversation-form", "alpaca"], USAGE,
                        "--conversation-form belongs to --input-format conversations"),
     "a length of text": ([*GIVEN, "--max-length", "8"], USAGE, "--max-length belongs to --input-format conversations"),
-    "too short a length": ([*GIVEN, "--input-format", "conversations", "--max-length", "0"], USAGE, "a conversation has at least 2"),
-    "both samplings": ([*GIVEN, "--input-format", "conversations", "--video-fps", "1", "--video-num-frames", "2"], USAGE,
-                       "exclude each other; give one"),
+    "too short a length": ([*GIVEN, "--input-format", "conversations", "--max-length", "0"], USAGE,
+                           "a conversation has at least 2"),
+    "both samplings": ([*GIVEN, "--input-format", "conversations", "--video-fps", "1", "--video-num-frames", "2"],
+                       USAGE, "exclude each other; give one"),
     "no frames": ([*GIVEN, "--input-format", "conversations", "--video-fps", "0"], USAGE, "must be above 0"),
-    "an end of conversations": ([*GIVEN, "--input-format", "conversations", "--append-eod"], USAGE, "the chat template ends the turns"),
+    "an end of conversations": ([*GIVEN, "--input-format", "conversations", "--append-eod"], USAGE,
+                                "the chat template ends the turns"),
     "an end that is not appended": ([*GIVEN, "--eod-token", "<eos>"], USAGE, "--eod-token needs --append-eod"),
     "an unknown end": ([*GIVEN, "--append-eod", "--eod-token", "<no>"], USAGE, "has no token '<no>'"),
-    "no end that is known": ([*GIVEN, "--append-eod"], USAGE, "names an end-of-document token for --append-eod; give one with"),
-    "blocks of JSON": ([*GIVEN, "--lines-per-document", "3"], USAGE, "--lines-per-document takes a number of at least 1 and"),
-    "blocks of no lines": ([*GIVEN, "--input-format", "text", "--lines-per-document", "0"], USAGE, "takes a number of at least 1"),
+    "no end that is known": ([*GIVEN, "--append-eod"], USAGE,
+                             "names an end-of-document token for --append-eod; give one with"),
+    "blocks of JSON": ([*GIVEN, "--lines-per-document", "3"], USAGE,
+                       "--lines-per-document takes a number of at least 1 and"),
+    "blocks of no lines": ([*GIVEN, "--input-format", "text", "--lines-per-document", "0"], USAGE,
+                           "takes a number of at least 1"),
     "no such input": ([*GIVEN, "--input", "{folder}/none.jsonl"], USAGE, "there is no input file"),
     "a folder of input": ([*GIVEN, "--input", "{folder}/tokenizer"], USAGE, "it is a folder: give the files in it"),
     "a pattern without files": ([*GIVEN, "--input", "{folder}/none*.jsonl"], USAGE, "none*.jsonl; check --input"),
-    "no folder for the output": ([*GIVEN, "--output-prefix", "{folder}/none/out"], USAGE, "none of --output-prefix does not exist; create"),
-    "an output without a name": ([*GIVEN, "--output-prefix", "{folder}/tokenizer/"], USAGE, "is a folder; give a name in it, such as"),
-    "a file for the output's folder": ([*GIVEN, "--output-prefix", "{folder}/good.jsonl/out"], USAGE, "of --output-prefix does not exist"),
-    "no such tokenizer": ([*GIVEN, "--tokenizer-model", "{folder}/none"], USAGE, "takes a tokenizer.json or a directory that has one"),
+    "no folder for the output": ([*GIVEN, "--output-prefix", "{folder}/none/out"], USAGE,
+                                 "none of --output-prefix does not exist; create"),
+    "an output without a name": ([*GIVEN, "--output-prefix", "{folder}/tokenizer/"], USAGE,
+                                 "is a folder; give a name in it, such as"),
+    "a file for the output's folder": ([*GIVEN, "--output-prefix", "{folder}/good.jsonl/out"], USAGE,
+                                       "of --output-prefix does not exist"),
+    "no such tokenizer": ([*GIVEN, "--tokenizer-model", "{folder}/none"], USAGE,
+                          "takes a tokenizer.json or a directory that has one"),
     "a tokenizer of the hub": ([*GIVEN, "--tokenizer-model", "Qwen/Qwen3-0.6B"], USAGE,
                                "run `hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B`"),
     "a tokenizer in the hub's cache": ([*GIVEN, "--tokenizer-model", "some/model"], USAGE,
                                        "models--some--model/snapshots/abc"),
-    "a model of the hub for conversations": ([*GIVEN, "--input", "{folder}/talk.jsonl", "--input-format", "conversations",
-                                              "--tokenizer-model", "Qwen/Qwen3-0.6B"], USAGE, "run `hf download Qwen/Qwen3-0.6B"),
-    "a file for conversations": ([*GIVEN, "--input", "{folder}/talk.jsonl", "--input-format", "conversations", "--tokenizer-model",
-                                  "{folder}/tokenizer/tokenizer.json"], USAGE, "is no model directory; conversations need its chat"),
+    "a model of the hub for conversations": ([*GIVEN, "--input", "{folder}/talk.jsonl", "--input-format",
+                                              "conversations", "--tokenizer-model", "Qwen/Qwen3-0.6B"], USAGE,
+                                             "run `hf download Qwen/Qwen3-0.6B"),
+    "a file for conversations": ([*GIVEN, "--input", "{folder}/talk.jsonl", "--input-format", "conversations",
+                                  "--tokenizer-model", "{folder}/tokenizer/tokenizer.json"], USAGE,
+                                 "is no model directory; conversations need its chat"),
     "a tokenizer of sentencepiece": ([*GIVEN, "--tokenizer-model", "{folder}/sentencepiece"], USAGE,
                                      "no tokenizer.json; write one with transformers"),
     "a tokenizer that is none": ([*GIVEN, "--tokenizer-model", "{folder}/good.jsonl"], FAILURE,
                                  "give the tokenizer.json of a Hugging Face model"),
 }
 TALK = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]}
-# The file's content, the format, and a part of the sentence.
+# The file's content, the format, and a part of the message.
 RECORDS = {
     "not JSON": ('{"text": "a"}\n{"text": ', "jsonl", "line 2, is not JSON"),
     "plain text": ("the cat sat\n", "jsonl", "use --input-format text for plain text"),
     "a record on several lines": ('{\n "text": "a"\n}\n', "jsonl", "give each record a line of its own"),
     "a record that is a list": ('{"text": "a"}\n["a"]\n', "jsonl", "line 2, is not a JSON object such as"),
     "an array of texts": ('["a", "b"]', "jsonl", "line 1, is not a JSON object"),
-    "an array that breaks off": ('[\n{"text": "a"},\n{"text": "a"}\n', "jsonl", "breaks off or lacks a comma after the record at line 3"),
+    "an array that breaks off": ('[\n{"text": "a"},\n{"text": "a"}\n', "jsonl",
+                                 "breaks off or lacks a comma after the record at line 3"),
     "an array with a bad record": ('[\n{"text": "a"},\n{"text" "a"}]', "jsonl", "the record at line 3, is not JSON"),
     "another key": ('{"body": "a"}\n', "jsonl", "line 1, has no key 'text' (it has body); set --json-keys"),
     "no text": ('{"text": 3}\n', "jsonl", "line 1: the value of 'text' is no text"),
@@ -83,21 +99,27 @@ RECORDS = {
     "an LFS pointer": ("version https://git-lfs.github.com/spec/v1\n", "jsonl", "is a Git LFS pointer, not the data"),
     "a zip file": (b"PK\x03\x04", "text", "is a zip archive; unpack it first"),
 }
-# Of conversations: the record, its form, and a part of the sentence.
+# Of conversations: the record, its form, and a part of the message.
 CONVERSATIONS = {
-    "a turn without a text": ({"conversations": [{"from": "human"}]}, "sharegpt", "'value' is missing; correct or delete the record"),
-    "a turn of nobody": ({"conversations": [{"value": "a"}]}, "sharegpt", "a turn is from None; known are human, user, gpt"),
+    "a turn without a text": ({"conversations": [{"from": "human"}]}, "sharegpt",
+                              "'value' is missing; correct or delete the record"),
+    "a turn of nobody": ({"conversations": [{"value": "a"}]}, "sharegpt",
+                         "a turn is from None; known are human, user, gpt"),
     "a turn of a list": ({"conversations": [{"from": [], "value": "a"}]}, "sharegpt", "a turn is from []"),
     "turns of another form": (TALK, "sharegpt", "has no list 'conversations'; each record is"),
-    "turns without an answer": ({"conversations": [{"from": "human", "value": "a"}]}, "sharegpt", "end with an answer of the assistant"),
-    "turns that begin with an answer": ({"conversations": [{"from": "gpt", "value": "a"}]}, "sharegpt", "must begin with a question"),
+    "turns without an answer": ({"conversations": [{"from": "human", "value": "a"}]}, "sharegpt",
+                                "end with an answer of the assistant"),
+    "turns that begin with an answer": ({"conversations": [{"from": "gpt", "value": "a"}]}, "sharegpt",
+                                        "must begin with a question"),
     "turns with a picture": ({"image": "a.png", "conversations": [{"from": "human", "value": "<image> a"}]}, "sharegpt",
                              "pictures beside the turns are not read"),
-    "turns with tools": ({"tools": "[]", "conversations": [{"from": "human", "value": "a"}]}, "sharegpt", "in the messages form alone"),
+    "turns with tools": ({"tools": "[]", "conversations": [{"from": "human", "value": "a"}]}, "sharegpt",
+                         "in the messages form alone"),
     "an instruction without an answer": ({"instruction": "a"}, "alpaca", "'output' is missing"),
     "an answer without an instruction": ({"output": "a"}, "alpaca", "'instruction' is missing"),
     "an instruction that is a number": ({"instruction": 3, "output": "a"}, "alpaca", "'instruction' is no text"),
-    "a history of texts": ({"instruction": "a", "output": "a", "history": ["a"]}, "alpaca", "'history' is no list of pairs"),
+    "a history of texts": ({"instruction": "a", "output": "a", "history": ["a"]}, "alpaca",
+                           "'history' is no list of pairs"),
     "a record that is no object": (["a"], "alpaca", "is no JSON object"),
     "messages of turns": ({"conversations": []}, "messages", 'has no list "messages"'),
     "half of a character": ({"instruction": "\ud83d", "output": "a"}, "alpaca", "has half of a surrogate pair"),
@@ -123,36 +145,36 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def programs(place):
+def programs():
     """The programs in this process, which has their packages: what starts a Python for each case would take seconds."""
-    sys.path.insert(0, str(PROGRAM.parent))
     import preprocess_data
-    yield preprocess_data
-    sys.path.remove(str(PROGRAM.parent))
+
+    return preprocess_data
 
 
-def ends_in_one_sentence(programs, place, monkeypatch, capsys, words, code, sentence):
+def ends_in_one_message(programs, place, monkeypatch, capsys, words, code, message):
     monkeypatch.setenv("HF_HUB_CACHE", str(place / "cache"))
     monkeypatch.setattr(sys, "argv", [str(PROGRAM), *[word.format(folder=place) for word in words]])
     with pytest.raises(SystemExit) as ended:
         programs.main()
     said = capsys.readouterr().err
-    assert sentence in said and said.startswith("preprocess_data: ") and said.count("\n") == 1
+    assert message in said and said.startswith("preprocess_data: ") and said.count("\n") == 1
     assert ended.value.code == code
     assert not list(place.glob("out*"))
 
 
 @pytest.mark.parametrize("name", FLAGS)
 def test_wrong_flags(programs, place, monkeypatch, capsys, name):
-    ends_in_one_sentence(programs, place, monkeypatch, capsys, *FLAGS[name])
+    ends_in_one_message(programs, place, monkeypatch, capsys, *FLAGS[name])
 
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_wrong_files(programs, place, monkeypatch, capsys, name):
-    content, form, sentence = RECORDS[name]
+    content, form, message = RECORDS[name]
     (place / "in").write_bytes(content if isinstance(content, bytes) else content.encode())
-    ends_in_one_sentence(programs, place, monkeypatch, capsys, [*GIVEN, "--input", "{folder}/in", "--input-format", form], FAILURE,
-                         sentence)
+    ends_in_one_message(programs, place, monkeypatch, capsys, [*GIVEN, "--input", "{folder}/in", "--input-format",
+                                                                form], FAILURE,
+                         message)
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
@@ -160,17 +182,16 @@ def test_wrong_conversations(programs, name):
     """Without a tokenizer: what a record lacks is found before."""
     from preprocess_conversations import Encoder
     from preprocess_input import InputError
-    record, form, sentence = CONVERSATIONS[name]
+    record, form, message = CONVERSATIONS[name]
     encoder = Encoder.__new__(Encoder)
     encoder.form, encoder.placeholders = form, {}
     with pytest.raises(InputError) as refused:
         encoder.messages_of("in.jsonl, line 2,", record)
-    assert sentence in str(refused.value) and str(refused.value).startswith("in.jsonl, line 2,")
+    assert message in str(refused.value) and str(refused.value).startswith("in.jsonl, line 2,")
 
 
 def test_the_program_itself_ends_so(place):
     """Started as a user does: no traceback, and the exit code."""
     words = [word.format(folder=place) for word in [*GIVEN, "--tokenizer-model", "Qwen/Qwen3-0.6B"]]
-    done = subprocess.run([sys.executable, PROGRAM, *words], capture_output=True, text=True, timeout=60,
-                          env={**os.environ, "HF_HUB_CACHE": str(place / "none")})
-    assert done.returncode == USAGE and done.stderr.count("\n") == 1 and "hf download" in done.stderr
+    done = run(sys.executable, PROGRAM, *words, expect=USAGE, env=environment(HF_HUB_CACHE=str(place / "none")))
+    assert done.stderr.count("\n") == 1 and "hf download" in done.stderr

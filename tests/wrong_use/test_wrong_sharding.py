@@ -1,46 +1,63 @@
 """FSDP2 files that are wrong, contradict themselves, or say what has no effect."""
 import pytest
 
-from wrong_use import FROM_MODEL, MOCK, PRETRAIN, RATE, USAGE, only_line, run
+from megashard import USAGE
+from wrong_use import FROM_MODEL, MOCK, PRETRAIN, RATE, only_line, run
 
 TRAIN = [*PRETRAIN, *RATE, *MOCK]
 LAYERS = "recompute_modules:\n  - model.layers.{*}\n"
-# by name: the file, a part of the one sentence
+# by name: the file, a part of the one message
 REFUSED = {
-    "a dtype by PyTorch's name": ("param_dtype: bfloat16", 'f.yaml:1: Unsupported dtype "bfloat16" for param_dtype; use one of fp16'),
-    "a dtype of whole numbers": ("reduce_dtype: int32", 'Unsupported dtype "int32" for reduce_dtype; use one of fp16, bf16'),
+    "a dtype by PyTorch's name": ("param_dtype: bfloat16",
+                                  'f.yaml:1: Unsupported dtype "bfloat16" for param_dtype; use one of fp16'),
+    "a dtype of whole numbers": ("reduce_dtype: int32",
+                                 'Unsupported dtype "int32" for reduce_dtype; use one of fp16, bf16'),
     "a dtype that is a list": ("param_dtype: [bf16]", "param_dtype takes one of fp16, bf16, fp32, fp64, got a list"),
-    "a training in fp16": ("param_dtype: fp16", "fp16 needs loss scaling, which training here does not have; take bf16"),
+    "a training in fp16": ("param_dtype: fp16",
+                           "fp16 needs loss scaling, which training here does not have; take bf16"),
     "outputs in a dtype of their own": (
-        "output_dtype: bf16", "makes model.layers.0 return bf16, but model.norm behind it computes in fp32; set param_dtype: bf16"),
+        "output_dtype: bf16", "makes model.layers.0 return bf16, but model.norm behind it computes in fp32; set "
+        "param_dtype: bf16"),
     "outputs of more bits than what follows": (
-        "param_dtype: bf16\noutput_dtype: fp32", "model.norm behind it computes in bf16; wrap that too (sub_modules_to_wrap)"),
+        "param_dtype: bf16\noutput_dtype: fp32",
+        "model.norm behind it computes in bf16; wrap that too (sub_modules_to_wrap)"),
     "outputs of another kind of 16 bits": ("param_dtype: bf16\noutput_dtype: fp16", "makes model.layers.0 return fp16"),
     "no ranks to shard over": ("sharding_size: 0", 'sharding_size takes "auto", a number of ranks, or null, got "0"'),
     "ranks below zero": ("sharding_size: -2", 'got "-2"'),
     "ranks in a word": ("sharding_size: all", 'got "all"'),
     "half a rank": ("sharding_size: 0.5", 'got "0.5"'),
     "more ranks than there are": ("sharding_size: 4", "World size 1 must be divisible by sharding_size 4"),
-    "resharding to no rank": ("reshard_after_forward: 0", "reshard_after_forward takes true, false or a number of ranks"),
+    "resharding to no rank": ("reshard_after_forward: 0",
+                              "reshard_after_forward takes true, false or a number of ranks"),
     "resharding to more than share": ("reshard_after_forward: 4",
                                       "reshard_after_forward: 4 in the FSDP2 file does not divide the 1 ranks"),
     "a switch that is no switch": ("offload_to_cpu: maybe", 'offload_to_cpu takes true or false, got "maybe"'),
-    "a prefetch below zero": ("num_to_forward_prefetch: -1", "num_to_forward_prefetch takes a whole number of at least 0"),
-    "a prefetch in a word": ("num_to_backward_prefetch: all", 'num_to_backward_prefetch takes a whole number of at least 0, got "all"'),
-    "one pattern where a list belongs": ("sub_modules_to_wrap: model.layers.{*}", "takes a list of module paths, one a line"),
-    "patterns without quotes in a line": ("sub_modules_to_wrap: [model.layers.{*}]", 'need quotes, as in ["model.layers.{*}"]'),
+    "a prefetch below zero": ("num_to_forward_prefetch: -1",
+                              "num_to_forward_prefetch takes a whole number of at least 0"),
+    "a prefetch in a word": ("num_to_backward_prefetch: all",
+                             'num_to_backward_prefetch takes a whole number of at least 0, got "all"'),
+    "one pattern where a list belongs": ("sub_modules_to_wrap: model.layers.{*}",
+                                         "takes a list of module paths, one a line"),
+    "patterns without quotes in a line": ("sub_modules_to_wrap: [model.layers.{*}]",
+                                          'need quotes, as in ["model.layers.{*}"]'),
     "braces that do not match": ('sub_modules_to_wrap: ["model.layers.{0"]', "has braces that do not match"),
-    "indices of what is not there": ('sub_modules_to_wrap: ["layers.{*}"]', 'needs a list of modules, but the model has no submodule "layers"'),
-    "operators kept without recompute": ('recompute_save_ops: ["aten::mm"]', "recompute_save_ops in the FSDP2 file needs recompute_modules"),
+    "indices of what is not there": ('sub_modules_to_wrap: ["layers.{*}"]',
+                                     'needs a list of modules, but the model has no submodule "layers"'),
+    "operators kept without recompute": ('recompute_save_ops: ["aten::mm"]',
+                                         "recompute_save_ops in the FSDP2 file needs recompute_modules"),
     "operators kept by reentrant recompute": (
-        LAYERS + 'use_reentrant: true\nrecompute_save_ops: ["aten::mm"]', "recompute_save_ops needs use_reentrant: false"),
+        LAYERS + 'use_reentrant: true\nrecompute_save_ops: ["aten::mm"]',
+        "recompute_save_ops needs use_reentrant: false"),
     "a key twice": ("sharding_size: 1\nsharding_size: 1", "f.yaml:2: sharding_size is given twice; keep one"),
     "a list of keys": ("- sharding_size: 1", "the file must hold `key: value` lines"),
-    "a replication that is no switch": ("ignored_modules_replicated: often", "ignored_modules_replicated takes true or false"),
+    "a replication that is no switch": ("ignored_modules_replicated: often",
+                                        "ignored_modules_replicated takes true or false"),
     "no ranks for experts": ("expert_parallel_size: 0", "expert_parallel_size takes a whole number of at least 1"),
-    "a size that MindSpeed's plan cannot set": ("parallel:\n  tensor_parallel_size: 2", "the flags of the program decide"),
+    "a size that MindSpeed's plan cannot set": ("parallel:\n  tensor_parallel_size: 2",
+                                                "the flags of the program decide"),
     "a pattern of a plan that matches nothing": ("fsdp_plan:\n  apply_modules: [model.layer.0]", "model.layer.0"),
-    "a misspelt key of a plan": ("fsdp_plan:\n  aply_modules: [a]", 'unknown key "fsdp_plan.aply_modules"; did you mean apply_modules?'),
+    "a misspelt key of a plan": ("fsdp_plan:\n  aply_modules: [a]",
+                                 'unknown key "fsdp_plan.aply_modules"; did you mean apply_modules?'),
 }
 WITH_FLAGS = {
     "recompute in the file and by flags": (
@@ -49,8 +66,8 @@ WITH_FLAGS = {
     "a strict file with a path that is not there": (
         "sub_modules_to_wrap: [model.layer]", ["--fsdp2-config-strict"], 'Module not found at path "model.layer"'),
 }
-TRAINED_APART = ("ignored_modules: [model.layers.0.mlp, model.norm]", " more), so each of the 2 ranks would train its own copy; give "
-                 "ignored_modules_replicated: true")
+TRAINED_APART = ("ignored_modules: [model.layers.0.mlp, model.norm]",
+                 " more), so each of the 2 ranks would train its own copy; give " "ignored_modules_replicated: true")
 # by name: the file, the key that is told to have no effect
 MUTE_NO_MORE = {
     "offload without a GPU": ("offload_to_cpu: true", "offload_to_cpu"),
@@ -69,26 +86,26 @@ def with_file(folder, text, *arguments):
     return run(*arguments, "--fsdp2-config-path", folder / "f.yaml")
 
 
-def refused(done, sentence):
-    assert sentence in only_line(done)
+def refused(done, message):
+    assert message in only_line(done)
     assert done.returncode == USAGE
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_ends_in_one_sentence(tmp_path, name):
-    text, sentence = REFUSED[name]
-    refused(with_file(tmp_path, text, *TRAIN), sentence)
+def test_ends_in_one_message(tmp_path, name):
+    text, message = REFUSED[name]
+    refused(with_file(tmp_path, text, *TRAIN), message)
 
 
 @pytest.mark.parametrize("name", WITH_FLAGS)
 def test_a_flag_beside_it_does_not_fit(tmp_path, name):
-    text, flags, sentence = WITH_FLAGS[name]
-    refused(with_file(tmp_path, text, *TRAIN, *flags), sentence)
+    text, flags, message = WITH_FLAGS[name]
+    refused(with_file(tmp_path, text, *TRAIN, *flags), message)
 
 
 def test_modules_that_each_rank_would_train_for_itself(tmp_path):
-    text, sentence = TRAINED_APART
-    refused(with_file(tmp_path, text, "launch", "-n", "2", "--", *TRAIN), sentence)
+    text, message = TRAINED_APART
+    refused(with_file(tmp_path, text, "launch", "-n", "2", "--", *TRAIN), message)
     frozen = ["--freeze-module-prefix", "model.layers.0.mlp", "model.norm"]
     assert with_file(tmp_path, text, "launch", "-n", "2", "--", *TRAIN, *frozen).returncode == 0
     assert with_file(tmp_path, text, "launch", "-n", "2", "--", *PRETRAIN, *MOCK, "--skip-train").returncode == 0

@@ -1,0 +1,30 @@
+"""Training on a set of conversations, here and by PyTorch."""
+
+import torch
+
+from megashard import losses, pretrain
+
+
+def losses_by_pytorch(model, samples):
+    """Of three steps of SGD, each on all the samples: (tokens [1, T], labels [T - 1], what else the model takes)."""
+    seen, optimizer = [], torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        each = [torch.nn.functional.cross_entropy(model(tokens, **more).logits[0, :-1], labels, reduction="sum")
+                for tokens, labels, more in samples]
+        loss = sum(each) / sum(int((labels >= 0).sum()) for _, labels, _ in samples)
+        seen.append(float(loss.detach()))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return seen
+
+
+def train(folder, *flags):
+    """The losses of the same steps by two ranks, on a set of four samples."""
+    steps, _ = pretrain(folder, *flags, ranks=2, config=None, defaults=(
+        f"--hf-model {folder} --data-path {folder / 'out'} --split 1,0,0 --seq-length 128 --micro-batch-size 2 "
+        "--global-batch-size 4 --train-iters 3 --lr 0.1 --eval-iters 0 --optimizer sgd --sgd-momentum 0 "
+        "--weight-decay 0 "
+        "--lr-decay-style constant --calculate-per-token-loss --use-torch-fsdp2 --peak-tflops 1"))
+    return losses(steps)
