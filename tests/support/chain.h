@@ -58,4 +58,10 @@ struct Chain {
   Events events;
 };
 
+inline Events gathers(std::initializer_list<const char*> names) {
+  Events events;
+  for (const char* name : names) events.push_back(std::string("unshard ") + name);
+  return events;
+}
+
 }  // namespace megashard::testing

@@ -28,6 +28,21 @@ inline DeviceMeshPtr flat_mesh(const ProcessGroupPtr& world) {
   return std::make_shared<DeviceMesh>(world, std::vector<int>{world->size()});
 }
 
+inline DeviceMeshPtr two_by_two(const ProcessGroupPtr& world) {
+  return std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, std::vector<std::string>{"replicate", "shard"});
+}
+
+/// One rank in the dimension that shards, as replicate of torch.distributed.
+inline DeviceMeshPtr replicas_only(const ProcessGroupPtr& world) {
+  return std::make_shared<DeviceMesh>(world, std::vector<int>{world->size(), 1},
+                                      std::vector<std::string>{"replicate", "shard"});
+}
+
+/// A seed of its own for each step and rank.
+inline uint64_t data_seed(uint64_t step, const ProcessGroup& world) {
+  return 100 + 10 * step + static_cast<uint64_t>(world.rank());
+}
+
 /// All ranks in one dimension, and nothing full between forward and backward.
 inline FullyShardOptions resharding(const ProcessGroupPtr& world) {
   return {.mesh = flat_mesh(world), .reshard_after_forward = true};

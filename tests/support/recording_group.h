@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,6 +64,10 @@ class RecordingGroup final : public ProcessGroup {
   ProcessGroupPtr inner_;
   std::vector<CollectiveCall>& log_;
 };
+
+inline int64_t count(const std::vector<CollectiveCall>& calls, const std::string& operation) {
+  return std::count_if(calls.begin(), calls.end(), [&](const auto& call) { return call.operation == operation; });
+}
 
 /// A mesh over `world` whose groups record.
 inline DeviceMeshPtr recording_mesh(const ProcessGroupPtr& world, const std::vector<int>& shape,

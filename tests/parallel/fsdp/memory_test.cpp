@@ -1,5 +1,5 @@
 // test_fully_shard_memory.py, counted to the byte: the buffers that a step takes from the pool, by
-// what they are for. One rank of a fake group; conformance_cuda_test.cpp asks a GPU's allocator.
+// what they are for. One rank of a fake group; cuda_test.cpp asks a GPU's allocator.
 
 #include <cstdlib>
 #include <map>

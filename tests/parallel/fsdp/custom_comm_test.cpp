@@ -2,145 +2,17 @@
 // communication, factors, hooks, units by hand. Each test bears its upstream test's name.
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
-#include <torch/optim/adam.h>
 
-#include <chrono>
 #include <map>
-#include <thread>
 
-#include "parallel/fsdp/detail/fsdp_state.h"
-#include "tests/support/chain.h"
-#include "tests/support/parity.h"
+#include "tests/support/model_pairs.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"
-#include "tests/support/small_model.h"
 
 namespace megashard::testing {
 namespace {
-
-at::Tensor input_of(uint64_t step, const ProcessGroup& world) {
-  return fixed({4, 6}, 100 + 10 * step + static_cast<uint64_t>(world.rank())) * 0.3;
-}
-
-DeviceMeshPtr two_by_two(const ProcessGroupPtr& world) {
-  return std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, std::vector<std::string>{"replicate", "shard"});
-}
-
-/// Some steps of the plain chain and of the sharded one, bit for bit or within `tolerance`.
-void expect_chain_parity(Chain& plain, Chain& chain, ProcessGroup& world, double tolerance = 0) {
-  for (uint64_t step = 0; step < 3; ++step) {
-    plain.root.zero_grad();
-    chain.root.zero_grad();
-    const at::Tensor expected = plain.root.forward(input_of(step, world)).sum();
-    const at::Tensor loss = chain.root.forward(input_of(step, world)).sum();
-    if (tolerance == 0 || step == 0) {
-      ASSERT_TRUE(at::equal(loss, expected)) << "step " << step;
-    }
-    expected.backward();
-    loss.backward();
-    average_gradients(plain.root, world);
-    expect_gradients_of(plain.root, chain.root, tolerance);
-    expect_sharded(chain.root);
-    descend(plain.root, 1e-3);
-    descend(chain.root, 1e-3);
-  }
-}
-
-// Gathers by hand.
-
-TEST(FullyShardComm, test_unshard_async) {
-  for (const bool waits : {true, false}) {
-    run_ranks(2, [=](const ProcessGroupPtr& world) {
-      Chain plain, chain;
-      at::Tensor total = at::ones({1000});
-      for (Chain* each : {&plain, &chain}) {
-        each->root.body = [&, each](const Weights& w, at::Tensor x) {
-          x = each->units[0]->forward(x);
-          UnshardHandle ahead;
-          if (each == &chain) {  // b travels while another collective runs on the same ranks
-            ahead = unshard(*each->units[1], /*async_op=*/true);
-            EXPECT_EQ(each->units[1]->w[0].size(0), 3) << "not yet waited for";
-            const auto reduced = total.clone();
-            world->all_reduce(reduced, ReduceOp::kSum).wait();
-            EXPECT_TRUE(at::equal(reduced, at::full({1000}, 2.0)));
-          }
-          if (waits) {
-            ahead.wait();
-            EXPECT_EQ(each->units[1]->w[0].size(0), 6);
-          }
-          return at::linear(each->units[2]->forward(each->units[1]->forward(x)), w[0]);
-        };
-      }
-      chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = true});
-      expect_chain_parity(plain, chain, *world);
-    });
-  }
-}
-
-TEST(FullyShardTraining, test_train_parity_multi_group_unshard_async_op) {
-  run_ranks(2, [](const ProcessGroupPtr& world) {
-    Chain plain, chain;
-    chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = true});
-    set_unshard_async_op(chain.root, true);
-    for (size_t i = 0; i + 1 < chain.units.size(); ++i) {
-      torch::nn::Module* const next[] = {chain.units[i + 1].get()};
-      set_modules_to_forward_prefetch(*chain.units[i], next);
-    }
-    expect_chain_parity(plain, chain, *world);
-  });
-}
-
-TEST(FullyShardTraining, test_register_fsdp_forward_method) {
-  run_ranks(2, [](const ProcessGroupPtr& world) {
-    Chain plain, chain;
-    auto& encoder = chain.units[0];
-    chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = true});
-    const auto encode = [](FormulaImpl& unit, at::Tensor x) { return at::linear(x, unit.w[0]) * 2; };
-    plain.root.body = [&](const Weights& w, at::Tensor x) { return at::linear(encode(*plain.units[0], x), w[0]); };
-    chain.root.body = [&](const Weights& w, at::Tensor x) {
-      const at::Tensor y = encoder->run_as_forward([&](at::Tensor& given) { return encode(*encoder, given); }, x);
-      return at::linear(y, w[0]);
-    };
-    expect_chain_parity(plain, chain, *world);
-    chain.forward();
-    EXPECT_EQ(chain.gathers_and_post_backwards(), (Events{"unshard Formula", "unshard a"}));
-    // And on a module that is not under fully_shard it is a plain call.
-    Formula free({{6, 6}}, linear);
-    EXPECT_TRUE(
-        at::equal(free.run_as_forward([&](at::Tensor& x) { return x * 2; }, at::ones({2})), at::full({2}, 2.0)));
-  });
-}
-
-TEST(FullyShardTraining, test_share_comm_context) {
-  run_ranks(2, [](const ProcessGroupPtr& world) {
-    Chain plain_first(2), plain_second(2), first(2), second(2);  // two stages of a pipeline
-    for (Chain* each : {&first, &second}) {
-      for (auto& unit : each->units) fully_shard(*unit, {.mesh = flat_mesh(world)});
-      fully_shard(each->root, {.mesh = flat_mesh(world)});
-    }
-    torch::nn::Module* const roots[] = {&first.root, &second.root};
-    share_comm_context(roots);
-    for (uint64_t step = 0; step < 2; ++step) {
-      for (Chain* each : {&plain_first, &plain_second, &first, &second}) each->root.zero_grad();
-      const at::Tensor x = input_of(step, *world);
-      plain_second.root.forward(plain_first.root.forward(x)).sum().backward();
-      second.root.forward(first.root.forward(x)).sum().backward();
-      average_gradients(plain_first.root, *world);
-      average_gradients(plain_second.root, *world);
-      expect_gradients_of(plain_first.root, first.root);
-      expect_gradients_of(plain_second.root, second.root);
-    }
-    EXPECT_NE(fsdp_state(first.root)->context(), fsdp_state(second.root)->context());
-    EXPECT_EQ(fsdp_state(first.root)->context()->comm, fsdp_state(second.root)->context()->comm);
-    EXPECT_EQ(fsdp_state(*first.units[0])->context()->comm, fsdp_state(*second.units[0])->context()->comm);
-    torch::nn::Module* const wrong[] = {&plain_first.root, &first.root};
-    contains(message_of([&] { share_comm_context(wrong); }), "is not under fully_shard");
-    contains(message_of([&] { share_comm_context(roots); }), "before the first forward");
-  });
-}
 
 // Factors and operators of reductions.
 
@@ -428,7 +300,7 @@ TEST(FullyShardComm, test_fully_shard_symm_mem) {
   });
 }
 
-// What the stream does, conformance_cuda_test.cpp sees.
+// What the stream does, cuda_test.cpp sees.
 TEST(FullyShardInit, test_custom_hook_custom_stream) {
   MEGASHARD_NOT_ON_SIM("the stream is a CPU's");
   run_ranks(4, [](const ProcessGroupPtr& world) {
@@ -458,117 +330,6 @@ TEST(CustomCommunication, GathersThroughTheUsersCollective) {
     EXPECT_EQ(gather->runs, 2 * 3);
   });
 }
-
-// Optimizer in backward.
-
-TEST(FullyShardAutograd, test_post_acc_grad_hook_runs) {
-  run_ranks(2, [](const ProcessGroupPtr& world) {
-    Stack model(2, 5, 7);
-    fill_weights(model);
-    shard_stack(model, {.mesh = flat_mesh(world), .reshard_after_forward = true});
-    std::map<std::string, int> runs;
-    for (const auto& item : model.named_parameters()) {
-      register_post_accumulate_grad_hook(item.value(), [&runs, name = item.key()](const at::Tensor& parameter) {
-        ++runs[name];
-        EXPECT_EQ(parameter.grad().sizes(), parameter.sizes()) << name;
-      });
-    }
-    for (int step = 1; step <= 2; ++step) {
-      model.forward(fixed({4, 5}, 1)).sum().backward();
-      EXPECT_EQ(runs.size(), model.named_parameters().size());
-      for (const auto& [name, times] : runs) EXPECT_EQ(times, step) << name;
-    }
-  });
-}
-
-TEST(FullyShardAutograd, test_post_acc_grad_hook_optim_parity) {
-  run_ranks(2, [](const ProcessGroupPtr& world) {
-    StackImpl start(2, 5, 7);
-    Stack reference(2, 5, 7), model(2, 5, 7);
-    fill_weights(start);
-    for (Stack* each : {&reference, &model}) {
-      copy_weights(start, *each);
-      shard_stack(*each, {.mesh = flat_mesh(world), .reshard_after_forward = true});
-    }
-    const torch::optim::AdamOptions options(1e-2);
-    torch::optim::Adam usual(reference.parameters(), options);
-    std::vector<std::unique_ptr<torch::optim::Adam>> each_its_own;
-    for (const auto& parameter : model.parameters()) {
-      each_its_own.push_back(std::make_unique<torch::optim::Adam>(std::vector<at::Tensor>{parameter}, options));
-      register_post_accumulate_grad_hook(parameter, [optimizer = each_its_own.back().get()](const at::Tensor&) {
-        optimizer->step();
-        optimizer->zero_grad();
-      });
-    }
-    for (uint64_t step = 0; step < 5; ++step) {
-      const at::Tensor x = fixed({4, 5}, 10 * step + static_cast<uint64_t>(world->rank()));
-      const at::Tensor expected = reference.forward(x).pow(2).sum();
-      const at::Tensor loss = model.forward(x).pow(2).sum();
-      ASSERT_TRUE(at::equal(loss, expected)) << "step " << step;
-      expected.backward();
-      usual.step();
-      usual.zero_grad();
-      loss.backward();
-      for (const auto& parameter : model.parameters()) EXPECT_FALSE(parameter.grad().defined());
-    }
-    const auto expected = reference.named_parameters();
-    for (const auto& item : model.named_parameters()) {
-      EXPECT_TRUE(at::equal(sharded_view(item.value()).local, sharded_view(expected[item.key()]).local)) << item.key();
-    }
-  });
-}
-
-// Offload to the host: from a device only.
-
-TEST(FullyShardTraining, test_train_parity_multi_group_cpu_offload_eager) {
-  MEGASHARD_SIM_ONLY();
-  for (const bool pin : {true, false}) {
-    for (const ReshardAfterForward reshard : {true, false}) {
-      run_ranks(2, [&](const ProcessGroupPtr& world) {
-        Chain plain, chain;
-        FullyShardOptions options{.mesh = flat_mesh(world), .reshard_after_forward = reshard};
-        options.cpu_offload = CpuOffloadPolicy{.pin_memory = pin};
-        chain.shard(options);
-        expect_chain_parity(plain, chain, *world);
-      });
-    }
-  }
-}
-
-// Replicas; upstream keeps these in test_fully_shard_extensions.py.
-
-void expect_hybrid_parity(FullyShardOptions options, bool async_op) {
-  for (const ReshardAfterForward reshard : {true, false}) {
-    run_ranks(4, [&](const ProcessGroupPtr& world) {
-      Chain plain, chain;
-      auto here = options;
-      here.mesh = two_by_two(world);
-      here.reshard_after_forward = reshard;
-      chain.shard(here);
-      if (async_op) set_unshard_async_op(chain.root, true);
-      // A rank that is late by turns.
-      chain.units[1]->body = [&](const Weights& w, at::Tensor x) {
-        if (world->rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        return at::linear(x, w[0]);
-      };
-      // Averaged in two steps, so that later steps start from weights that differ in the last bit.
-      expect_chain_parity(plain, chain, *world, 1e-5);
-    });
-  }
-}
-
-TEST(FullyShardExtensions, test_hsdp_train_parity_multi_group) { expect_hybrid_parity({}, false); }
-
-TEST(FullyShardExtensions, test_hsdp_train_parity_cpu_offload_eager) {
-  MEGASHARD_SIM_ONLY();
-  for (const bool pin : {true, false}) {
-    FullyShardOptions options;
-    options.cpu_offload = CpuOffloadPolicy{.pin_memory = pin};
-    expect_hybrid_parity(options, false);
-  }
-}
-
-TEST(FullyShardExtensions, test_hsdp_train_parity_multi_group_unshard_async_op) { expect_hybrid_parity({}, true); }
 
 }  // namespace
 }  // namespace megashard::testing

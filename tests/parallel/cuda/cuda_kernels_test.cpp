@@ -14,7 +14,7 @@
 #include "parallel/copies/batched_copy.h"
 #include "parallel/copies/float8_quantise.h"
 #include "parallel/device/cuda_module.h"
-#include "tests/parallel/copies.h"
+#include "tests/parallel/copies/copy_cases.h"
 #include "tests/support/simulated_device.h"
 
 namespace megashard::testing {

@@ -1,5 +1,5 @@
 // When groups are gathered, freed and reduced: the order of events, prefetch,
-// reshard_after_forward, lists, nesting. conformance_comm_test.cpp has PyTorch's own cases.
+// reshard_after_forward, lists, nesting. schedule_test.cpp has PyTorch's own cases.
 
 #include "tests/support/chain.h"
 #include "tests/support/run_ranks.h"

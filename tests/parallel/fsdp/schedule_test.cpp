@@ -3,7 +3,6 @@
 
 #include <ostream>
 
-#include "parallel/fsdp/detail/fsdp_state.h"
 #include "tests/support/chain.h"
 #include "tests/support/parity.h"
 #include "tests/support/recording_group.h"
@@ -13,10 +12,6 @@ namespace megashard::testing {
 namespace {
 
 using Calls = std::vector<CollectiveCall>;
-
-int64_t count(const Calls& calls, const std::string& operation) {
-  return std::count_if(calls.begin(), calls.end(), [&](const auto& call) { return call.operation == operation; });
-}
 
 const Sizes& odd_sizes() {
   static const Sizes sizes{{13, 3}, {4}, {1, 6}, {5, 2, 3}, {8, 8}, {2, 7}};
@@ -174,12 +169,6 @@ TEST(FullyShardComm, test_set_reshard_after_forward) {
 }
 
 // Exact orders of gathers and ends of backward.
-
-Events gathers(std::initializer_list<const char*> names) {
-  Events events;
-  for (const char* name : names) events.push_back(std::string("unshard ") + name);
-  return events;
-}
 
 TEST(FullyShardComm, test_fully_shard_backward_prefetch) {
   const std::vector<ReshardAfterForward> reshards = {true, false, {}, ReshardAfterForward::to(2)};
@@ -384,48 +373,6 @@ TEST(FullyShardComm, test_backward_misprefetch) {
       descend(plain.root, 1e-4);
       descend(chain.root, 1e-4);
     }
-  });
-}
-
-// By hand.
-
-TEST(FullyShardComm, test_unshard_no_param_group) {
-  run_ranks(2, [](const ProcessGroupPtr& world) {
-    Formula root(Sizes{}, [](const Weights&, at::Tensor x) { return x; });
-    const auto inner = std::make_shared<Formula>(Sizes{{6, 6}}, linear);
-    root.register_module("inner", inner);
-    fully_shard(*inner, {.mesh = flat_mesh(world)});
-    fully_shard(root, {.mesh = flat_mesh(world)});
-    EXPECT_TRUE(fsdp_state(root)->groups().empty());
-    unshard(root);
-    reshard(root);
-    EXPECT_EQ(inner->w[0].size(0), 3);
-  });
-}
-
-TEST(FullyShardComm, test_unshard_without_lazy_init) {
-  run_ranks(2, [](const ProcessGroupPtr& world) {
-    Chain plain, chain;
-    chain.shard({.mesh = flat_mesh(world)});
-    for (auto& unit : chain.units) {
-      unshard(*unit);
-      EXPECT_TRUE(at::equal(unit->w[0], plain.units[&unit - chain.units.data()]->w[0]));
-    }
-    const at::Tensor loss = chain.forward();  // they are there already
-    EXPECT_EQ(chain.gathers_and_post_backwards(), gathers({"Formula"}));
-    plain.forward().backward();
-    loss.backward();
-    expect_gradients_of(plain.root, chain.root);
-  });
-  run_ranks(2, [](const ProcessGroupPtr& world) {  // and before anybody knows which is the root
-    Chain plain, chain;
-    for (auto& unit : chain.units) fully_shard(*unit, {.mesh = flat_mesh(world)});
-    fully_shard(chain.root, {.mesh = flat_mesh(world)});
-    unshard(*chain.units[1]);
-    EXPECT_EQ(chain.units[1]->w[0].size(0), 6);
-    plain.forward().backward();
-    chain.forward().backward();
-    expect_gradients_of(plain.root, chain.root);
   });
 }
 

@@ -103,7 +103,7 @@ TEST(FsdpFailures, AnExceptionInBackwardKeepsGradientsThatWaitForSync) {
   });
 }
 
-TEST(FsdpFailures, WrongUsesEndInASentence) {  // others: conformance_init and _state_test
+TEST(FsdpFailures, WrongUsesEndInASentence) {  // others: fully_shard_test and state_dict_test
   run_ranks(2, [](const ProcessGroupPtr& world) {
     const auto mesh = flat_mesh(world);
     Formula unit({{6, 6}}, linear);

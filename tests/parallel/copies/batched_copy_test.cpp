@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/copies/copy_table.h"
-#include "tests/parallel/copies.h"
+#include "tests/parallel/copies/copy_cases.h"
 
 namespace megashard::testing {
 namespace {

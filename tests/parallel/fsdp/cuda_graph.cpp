@@ -1,4 +1,4 @@
-// CUDA graphs for conformance_cuda_test.cpp: a module of its own, because tests do not link
+// CUDA graphs for cuda_test.cpp: a module of its own, because tests do not link
 // libtorch_cuda.
 
 #include <ATen/cuda/CUDAGraph.h>

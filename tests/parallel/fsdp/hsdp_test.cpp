@@ -1,0 +1,63 @@
+// Replicas of shards (HSDP), and offload to the host with them. PyTorch keeps these in test_fully_shard_extensions.py
+// and _training.py.
+
+#include <chrono>
+#include <thread>
+
+#include "tests/support/model_pairs.h"
+#include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
+
+namespace megashard::testing {
+namespace {
+
+TEST(FullyShardTraining, test_train_parity_multi_group_cpu_offload_eager) {
+  MEGASHARD_SIM_ONLY();
+  for (const bool pin : {true, false}) {
+    for (const ReshardAfterForward reshard : {true, false}) {
+      run_ranks(2, [&](const ProcessGroupPtr& world) {
+        Chain plain, chain;
+        FullyShardOptions options{.mesh = flat_mesh(world), .reshard_after_forward = reshard};
+        options.cpu_offload = CpuOffloadPolicy{.pin_memory = pin};
+        chain.shard(options);
+        expect_chain_parity(plain, chain, *world);
+      });
+    }
+  }
+}
+
+void expect_hybrid_parity(FullyShardOptions options, bool async_op) {
+  for (const ReshardAfterForward reshard : {true, false}) {
+    run_ranks(4, [&](const ProcessGroupPtr& world) {
+      Chain plain, chain;
+      auto here = options;
+      here.mesh = two_by_two(world);
+      here.reshard_after_forward = reshard;
+      chain.shard(here);
+      if (async_op) set_unshard_async_op(chain.root, true);
+      // A rank that is late by turns.
+      chain.units[1]->body = [&](const Weights& w, at::Tensor x) {
+        if (world->rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        return at::linear(x, w[0]);
+      };
+      // Averaged in two steps, so that later steps start from weights that differ in the last bit.
+      expect_chain_parity(plain, chain, *world, 1e-5);
+    });
+  }
+}
+
+TEST(FullyShardExtensions, test_hsdp_train_parity_multi_group) { expect_hybrid_parity({}, false); }
+
+TEST(FullyShardExtensions, test_hsdp_train_parity_cpu_offload_eager) {
+  MEGASHARD_SIM_ONLY();
+  for (const bool pin : {true, false}) {
+    FullyShardOptions options;
+    options.cpu_offload = CpuOffloadPolicy{.pin_memory = pin};
+    expect_hybrid_parity(options, false);
+  }
+}
+
+TEST(FullyShardExtensions, test_hsdp_train_parity_multi_group_unshard_async_op) { expect_hybrid_parity({}, true); }
+
+}  // namespace
+}  // namespace megashard::testing
