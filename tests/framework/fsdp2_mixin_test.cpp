@@ -61,6 +61,13 @@ class PlannedModel : public MultiModalModule, public FSDP2Mixin {
     return x;
   }
   int64_t vocab_size() const override { return 6; }
+  std::vector<std::string> groups() const {
+    std::vector<std::string> found;
+    for (const auto& item : named_modules("", /*include_self=*/false)) {
+      if (is_fsdp_module(*item.value())) found.push_back(item.key());
+    }
+    return found;
+  }
 
   std::vector<std::shared_ptr<PlannedLayer>> layers;
 
@@ -155,13 +162,6 @@ class ClassedModel : public PlannedModel {
     input.tokens = embedding->forward(input.tokens);
     return head->forward(PlannedModel::forward(std::move(input)));
   }
-  std::vector<std::string> groups() const {
-    std::vector<std::string> found;
-    for (const auto& item : named_modules("", /*include_self=*/false)) {
-      if (is_fsdp_module(*item.value())) found.push_back(item.key());
-    }
-    return found;
-  }
   std::shared_ptr<Hooked<EmbeddingImpl>> embedding;
   std::shared_ptr<Hooked<HeadImpl>> head;
 };
@@ -196,6 +196,40 @@ TEST(Fsdp2Mixin, WrapsByClass) {
     EXPECT_THAT(told, HasSubstr("wrap_policy: Part -> 3 modules (layers.0.mlp .. layers.2.mlp)"));
     EXPECT_THAT(usage_error([&] { groups(true, {.layer_classes = {{"PlannedLayr"}}}); }),
                 HasSubstr("no module of class PlannedLayr; did you mean PlannedLayer?"));
+  });
+}
+
+/// A model with its own choices: the middle layer is recomputed, mlps are units, and two gathers go ahead.
+class ChoosingModel : public PlannedModel {
+ protected:
+  void set_recompute_modules_to_wrap() override { recompute_matching({"layers.1"}); }
+  void set_fullyshard_modules_to_wrap() override { shard_matching({"layers.{*}.mlp"}); }
+  void set_modules_to_prefetch(int forward, int backward) override {
+    EXPECT_EQ(forward, 0);
+    FSDP2Mixin::set_modules_to_prefetch(2, backward);
+  }
+};
+
+TEST(Fsdp2Mixin, OverriddenHooksChooseWhatIsRecomputedWrappedAndPrefetched) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    ChoosingModel model;
+    model.FSDP2Mixin::fully_shard({.process_group = world});
+    EXPECT_EQ(model.groups(), (std::vector<std::string>{"layers.0.mlp", "layers.1.mlp", "layers.2.mlp"}));
+    std::vector<std::string> events;
+    set_schedule_observer(model, [&](const char* event, const std::string& group) {
+      if (group.starts_with("layers")) events.push_back(event + (" " + group));
+    });
+    ModelInput input;
+    input.tokens = fixed({4, 6}, 9);
+    const at::Tensor loss = model(input).sum();
+    ASSERT_GE(events.size(), 4U);
+    events.resize(4);
+    EXPECT_EQ(events, (std::vector<std::string>{"unshard layers.0.mlp", "unshard layers.1.mlp", "unshard layers.2.mlp",
+                                                "reshard layers.0.mlp"}));
+    loss.backward();
+    std::vector<int> runs;
+    for (const auto& layer : model.layers) runs.push_back(layer->runs);
+    EXPECT_EQ(runs, (std::vector<int>{1, 2, 1}));
   });
 }
 
