@@ -2,43 +2,16 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <map>
-#include <memory>
 #include <string>
 
+#include "framework/batch.h"
 #include "framework/modules/megatron_module.h"
 #include "parallel/fsdp/hooked_module.h"
-#include "parallel/sequence_parallel/ulysses.h"
 
 namespace megashard {
 
-/// What a model worked out on the host from a microbatch; models derive theirs. Hooks pass it on
-/// and see none of its tensors.
-struct InputPlan {
-  virtual ~InputPlan() = default;
-};
-
-/// One microbatch as a model takes it. Undefined tensors are absent.
-struct ModelInput {
-  at::Tensor tokens;                        // [B, T] int64
-  at::Tensor position_ids;                  // [B, T] int64, or [3, B, T] with M-RoPE; absent: the model's own
-  at::Tensor labels;                        // [B, T] int64; absent: the model returns logits
-  at::Tensor attention_mask;                // [B, 1, T, T] bool, true where attention is allowed; absent: causal
-  at::Tensor token_mask{};                  // [B, T] bool, false where a row was only filled up; absent: none was
-  SequenceShard sequence{};                 // sharded: the above but attention_mask are this rank's T rows of it
-  std::map<std::string, at::Tensor> extra;  // further modalities by name (pixel_values, ...)
-  std::shared_ptr<const InputPlan> plan{};  // of MultiModalModule::prepare
-
-  template <class F>
-  void visit_tensors(F&& f) {
-    f(tokens);
-    f(position_ids);
-    f(labels);
-    f(attention_mask);
-    f(token_mask);
-    f(extra);
-  }
-};
+/// The name that models have for it.
+using ModelInput = Batch;
 
 /// Base of a trainable model (mindspeed_mm.models.common.MultiModalModule):
 ///   class MyModel : public MultiModalModule, public FSDP2Mixin, public WeightInitMixin
