@@ -10,9 +10,6 @@
 
 namespace megashard {
 
-/// The name that models have for it.
-using ModelInput = Batch;
-
 /// Base of a trainable model (mindspeed_mm.models.common.MultiModalModule):
 ///   class MyModel : public MultiModalModule, public FSDP2Mixin, public WeightInitMixin
 /// Callers use operator(), which runs the hooks of fully_shard and recompute; models implement
@@ -22,21 +19,21 @@ class MultiModalModule : public MegatronModule, public HookedModule {
   using MegatronModule::MegatronModule;
 
   /// With labels: the loss of each token, [B, T] fp32. Without: logits [B, T, V].
-  virtual at::Tensor forward(ModelInput input) = 0;
-  at::Tensor operator()(ModelInput input) {
+  virtual at::Tensor forward(Batch input) = 0;
+  at::Tensor operator()(Batch input) {
     if (input.plan == nullptr) prepare(input);
-    return run_hooked([this](ModelInput& each) { return forward(each); }, std::move(input));
+    return run_hooked([this](Batch& each) { return forward(each); }, std::move(input));
   }
 
   /// What needs values on the host (position ids, places of images); sets input.plan. Runs before
   /// forward unless it did already: a program calls it before the input moves to a device (which
   /// is waited for otherwise), and with whole sequences, before it takes the rows of a shard.
-  virtual void prepare(ModelInput& /*input*/) const {}
+  virtual void prepare(Batch& /*input*/) const {}
 
   /// Tokens are from [0, vocab_size()).
   virtual int64_t vocab_size() const = 0;
   /// Throws where forward cannot take a sequence whose rows are spread over so many ranks; the
-  /// default cannot (ModelInput::sequence).
+  /// default cannot (Batch::sequence).
   virtual void check_sequence_ranks(int64_t ranks) const;
   /// Floating-point operations of forward and backward of `sequences` sequences; 6 per parameter
   /// and token unless a model knows better.
