@@ -110,6 +110,7 @@ TEST_F(ConversationSets, AreFoundByTheirPrefixAndBlendedWithAnySet) {
   DataOptions options{.data_path = {write()}, .split = "1,0,0", .seq_length = 8, .train_samples = 5};
   EXPECT_EQ(build_datasets(options).train->size(), 5);
   options.data_path = {"0.5", options.data_path[0], "0.5", write_documents(fresh_prefix("beside"), {40})};
+  options.valid_samples = options.test_samples = 0;
   const auto blend = build_datasets(options).train;
   const auto is_conversation = [&](int64_t i) { return blend->source_of(i) == options.data_path[1]; };
   ASSERT_TRUE(is_conversation(0) && !is_conversation(1));
