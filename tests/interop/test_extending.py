@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 import megashard
-from megashard import BUILD, ROOT, losses
+from megashard import BUILD, ROOT, environment, losses
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 # `FILE`, behind `TEXT`:     and the code in a block below it
@@ -60,7 +60,7 @@ def test_every_block_of_the_page_says_where_it_goes():
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
-    """The program with all recipes in it."""
+    """The build folder of the program with all recipes in it."""
     tree = copied_tree(tmp_path_factory.mktemp("extended"))
     for edit in EDITS:
         apply(edit, tree)
@@ -68,23 +68,29 @@ def extended(tmp_path_factory):
         pytest.skip("nothing can be mounted here, and a build from nothing takes too long")
     build = BUILD.relative_to(ROOT)
     megashard.run(*in_place_of_root(tree, "ninja", "-C", build, "launch/megashard"), timeout=1500)
-    return tree / build / "launch" / "megashard"
+    return tree / build
 
 
 def test_the_recipes_work_together(extended, folder, monkeypatch):
-    monkeypatch.setattr(megashard, "PROGRAM", extended)
+    monkeypatch.setattr(megashard, "PROGRAM", extended / "launch" / "megashard")
+    libraries = environment(LD_LIBRARY_PATH=f"{extended}:{extended / 'launch'}")  # its own name the other folder's
+
+    def pretrain(**options):
+        return megashard.pretrain(folder, "--data-path", folder / "counted", defaults=training, env=libraries,
+                                  **options)
+
     document = " ".join(str(3 + number % 7) for number in range(50))
     (folder / "counted.numbers.txt").write_text(f"{document}\n" * 12)
     training = megashard.network() + ("--split 100,0,0 --micro-batch-size 2 --global-batch-size 4 --train-iters 8 "
                                       "--lr 1e-2 --log-interval 1 --optimizer lion --lr-decay-style square-root " +
                                       megashard.RUN)
-    steps, out = megashard.pretrain(folder, "--data-path", folder / "counted", ranks=2, defaults=training)
+    steps, out = pretrain(ranks=2)
     assert "> training data: 12 documents, 600 tokens" in out
     assert [step["lr"] for step in steps] == pytest.approx([1e-2 * (1 - math.sqrt(done / 8)) for done in range(8)])
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.2
     for step in steps:
         assert step["samples_per_s"] == pytest.approx(4 / step["step_s"])
     assert out.count("| samples per second: ") == 8
-    alone, _ = megashard.pretrain(folder, "--data-path", folder / "counted", defaults=training)
+    alone, _ = pretrain()
     # Where the momentum of an element is about 0, its sign may be another one.
     assert losses(alone) == pytest.approx(losses(steps), rel=1e-2)
