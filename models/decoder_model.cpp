@@ -45,7 +45,7 @@ at::Tensor DecoderStack::embed(const at::Tensor& tokens, const at::Tensor& posit
   return is_training() && dropout_ > 0 ? at::dropout(hidden, dropout_, /*train=*/true) : hidden;
 }
 
-RoutedStates DecoderStack::forward(const ModelInput& input, const VisualInput& visual) {
+RoutedStates DecoderStack::forward(const Batch& input, const VisualInput& visual) {
   TORCH_CHECK(input.tokens.dim() == 2 && input.tokens.scalar_type() == at::kLong,
               "tokens must be int64 of sizes [batch, length], got ", input.tokens.scalar_type(), " ",
               input.tokens.sizes());
@@ -79,7 +79,7 @@ DecoderModel::DecoderModel(DecoderConfig config) : config_(std::move(config)) {
   if (config_.tie_word_embeddings) tie_parameter(*lm_head_, lm_head_->weight, model_->embed_tokens()->weight);
 }
 
-at::Tensor DecoderModel::forward(ModelInput input) {
+at::Tensor DecoderModel::forward(Batch input) {
   TORCH_CHECK(input.extra.empty(), class_name(), " sees no pictures, but the input has ", input.extra.begin()->first,
               ": train a vision-language model, or give text");
   const auto labels = std::exchange(input.labels, at::Tensor());

@@ -29,8 +29,8 @@ class DecoderStack : public torch::nn::Module {
  public:
   explicit DecoderStack(const DecoderConfig& config);
 
-  /// tokens, position_ids and masks of a ModelInput -> [B, T, C].
-  RoutedStates forward(const ModelInput& input, const VisualInput& visual);
+  /// tokens, position_ids and masks of a Batch -> [B, T, C].
+  RoutedStates forward(const Batch& input, const VisualInput& visual);
   std::string class_name() const { return class_name_; }
   const std::shared_ptr<Hooked<Embedding>>& embed_tokens() const { return embed_tokens_; }
   const std::vector<std::shared_ptr<Hooked<DecoderLayer>>>& layers() const { return layers_; }
@@ -63,7 +63,7 @@ class DecoderModel : public ExpertParallelModule {
  public:
   explicit DecoderModel(DecoderConfig config);
 
-  at::Tensor forward(ModelInput input) override;
+  at::Tensor forward(Batch input) override;
   std::string class_name() const override { return config_.names.model; }
   int64_t vocab_size() const override { return config_.vocab_size; }
   void check_sequence_ranks(int64_t ranks) const override;

@@ -1,5 +1,7 @@
 #include "framework/data/blended_dataset.h"
 
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/ones_like.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -9,6 +11,45 @@
 #include "framework/data/numpy_random.h"
 
 namespace megashard {
+namespace {
+
+bool has_tensor(const Batch& batch, at::Tensor Batch::*tensor) { return (batch.*tensor).defined(); }
+
+/// The rows of all parts in one batch, the shorter ones filled up.
+Batch joined(std::vector<Batch> parts, bool pin_memory) {
+  for (const auto tensor : {&Batch::position_ids, &Batch::attention_mask}) {
+    const auto with = std::ranges::count_if(parts, [&](const Batch& part) { return has_tensor(part, tensor); });
+    TORCH_CHECK_NOT_IMPLEMENTED(with == 0 || with == std::ssize(parts),
+                                "--reset-position-ids and --reset-attention-mask are about documents, and this blend "
+                                "has batches of documents and conversations: leave them out, or give "
+                                "--micro-batch-size 1");
+  }
+  int64_t length = 0;
+  for (const Batch& part : parts) length = std::max(length, part.tokens.size(1));
+  const bool fills = std::ranges::any_of(
+      parts, [&](const Batch& part) { return part.token_mask.defined() || part.tokens.size(1) < length; });
+  std::map<std::string, std::vector<at::Tensor>> extra;
+  for (Batch& part : parts) {
+    if (fills && !part.token_mask.defined()) part.token_mask = at::ones_like(part.tokens, at::dtype(at::kBool));
+    for (const auto& [name, tensor] : part.extra) extra[name].push_back(tensor);
+  }
+  Batch all;
+  for (const auto tensor : {&Batch::tokens, &Batch::position_ids, &Batch::labels, &Batch::loss_mask,
+                            &Batch::attention_mask, &Batch::token_mask}) {
+    if (!has_tensor(parts.front(), tensor)) continue;
+    std::vector<at::Tensor> rows;
+    for (const Batch& part : parts) {
+      // Those with a mask for pairs of tokens are of documents, which are all of one length.
+      const int64_t missing = length - (part.*tensor).size(-1);
+      rows.push_back(missing == 0 ? part.*tensor : at::constant_pad_nd(part.*tensor, {0, missing}));
+    }
+    all.*tensor = cat_rows(rows, pin_memory);
+  }
+  for (const auto& [name, tensors] : extra) all.extra[name] = cat_rows(tensors, tensors.front().is_pinned());
+  return all;
+}
+
+}  // namespace
 
 std::vector<double> normalized(std::vector<double> weights) {
   const double sum = numpy_sum(weights);
@@ -93,10 +134,19 @@ void BlendedDataset::check_not_oversampled(const std::string& split_name) const 
   }
 }
 
-void BlendedDataset::read(int64_t index, std::span<int64_t> out) const {
-  TORCH_CHECK(index >= 0 && index < size(), "the blend has samples 0 to ", size() - 1, ", got ", index);
-  const auto at = static_cast<size_t>(index);
-  datasets_[static_cast<size_t>(dataset_index_[at])]->read(sample_index_[at], out);
+Batch BlendedDataset::collate(const std::vector<int64_t>& indices, const BatchOptions& options) const {
+  std::vector<int64_t> samples;
+  std::vector<size_t> members;
+  for (const int64_t index : indices) {
+    TORCH_CHECK(index >= 0 && index < size(), "the blend has samples 0 to ", size() - 1, ", got ", index);
+    samples.push_back(sample_index_[static_cast<size_t>(index)]);
+    members.push_back(static_cast<size_t>(dataset_index_[static_cast<size_t>(index)]));
+  }
+  const bool is_of_one = std::ranges::count(members, members.front()) == std::ssize(members);
+  if (is_of_one) return datasets_[members.front()]->collate(samples, options);
+  std::vector<Batch> rows;
+  for (size_t i = 0; i < samples.size(); ++i) rows.push_back(datasets_[members[i]]->collate({samples[i]}, options));
+  return joined(std::move(rows), options.pin_memory);
 }
 
 const std::string& BlendedDataset::source_of(int64_t index) const {

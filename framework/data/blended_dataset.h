@@ -11,7 +11,7 @@
 namespace megashard {
 
 // Several datasets drawn from in proportion to weights, as megatron.core's BlendedDataset: at every
-// position the one that lags most behind its share; ties go to the first.
+// position the one that lags most behind its share; ties go to the first. Datasets may be of any kind.
 class BlendedDataset : public SampleDataset {
  public:
   // `size` samples by `weights` (normalised here), or, when `size` is nullopt, each dataset
@@ -20,7 +20,9 @@ class BlendedDataset : public SampleDataset {
                  std::optional<int64_t> size, const std::string& split_name);
 
   int64_t size() const override { return static_cast<int64_t>(dataset_index_.size()); }
-  void read(int64_t index, std::span<int64_t> out) const override;
+  /// Members of several kinds have their rows filled up to the longest one. Throws where only some of the rows would
+  /// have position ids or an attention mask (--reset-position-ids, --reset-attention-mask).
+  Batch collate(const std::vector<int64_t>& indices, const BatchOptions& options) const override;
   const std::string& source_of(int64_t index) const override;
   void add_facts(int64_t samples, DatasetFacts& facts) const override;
 

@@ -5,13 +5,15 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
+#include <functional>
 #include <utility>
 
 #include "framework/data/blended_dataset.h"
+#include "framework/data/conversation_dataset.h"
 #include "framework/data/gpt_dataset.h"
 #include "framework/data/indexed_dataset.h"
 #include "framework/data/mock_tokens.h"
-#include "framework/data/picture_dataset.h"
 #include "framework/diagnostics.h"
 
 namespace megashard {
@@ -78,52 +80,23 @@ void check_shares(const std::string& name, size_t count, const SplitShares& shar
   }
 }
 
-Datasets build_from_source(const std::shared_ptr<const TokenSource>& source, const SplitShares& shares,
-                           const Sizes& sizes, const DataOptions& options) {
-  Datasets built;
-  const size_t sequences = source->sequence_lengths().size();
-  check_shares(source->name(), sequences, shares, sizes, options);
-  for (size_t i = 0; i < kSplits; ++i) {
-    if (!shares[i].has_value() || !wanted(sizes[i])) {
-      continue;
-    }
-    built[i] = std::make_shared<GPTDataset>(
-        source, GPTDatasetOptions{.split_name = kSplitNames[i],
-                                  .first_sequence = split_bound(shares[i]->begin, sequences),
-                                  .last_sequence = split_bound(shares[i]->end, sequences),
-                                  .seq_length = options.seq_length,
-                                  .seed = options.seed,
-                                  .num_samples = sizes[i]});
-  }
-  return built;
-}
+/// A set of which splits take ranges, of whatever kind.
+struct DataSource {
+  std::string name;
+  size_t count;  // of documents or conversations
+  std::function<std::shared_ptr<const SampleDataset>(const SplitOptions&)> dataset;
+};
 
-Datasets build_from_pictures(const std::string& prefix, const SplitShares& shares, const Sizes& sizes,
-                             const DataOptions& options) {
-  const auto set = std::make_shared<PictureSet>(prefix);
-  const auto samples = static_cast<size_t>(set->size());
-  check_shares(prefix, samples, shares, sizes, options);
-  Datasets built;
-  for (size_t i = 0; i < kSplits; ++i) {
-    if (!shares[i].has_value() || !wanted(sizes[i])) {
-      continue;
-    }
-    built[i] = std::make_shared<PictureDataset>(
-        set, PictureDatasetOptions{.split_name = kSplitNames[i],
-                                   .first_sample = split_bound(shares[i]->begin, samples),
-                                   .last_sample = split_bound(shares[i]->end, samples),
-                                   .seq_length = options.seq_length,
-                                   .seed = options.seed,
-                                   .num_samples = sizes[i]});
-  }
-  return built;
+DataSource source_of(std::shared_ptr<const TokenSource> tokens) {
+  return {tokens->name(), tokens->sequence_lengths().size(),
+          [tokens](const SplitOptions& split) { return std::make_shared<GPTDataset>(tokens, split); }};
 }
 
 // A tokenizer of fewer tokens writes them in two bytes.
 constexpr int64_t kShortTokens = 65500;
 constexpr int64_t kMostPadded = 65536;  // what padding makes of its vocabulary
 
-std::shared_ptr<const IndexedDataset> open_tokens(const std::string& prefix, const DataOptions& options) {
+DataSource open_tokens(const std::string& prefix, const DataOptions& options) {
   auto set = std::make_shared<IndexedDataset>(prefix);
   if (options.sink && options.vocab_size > kMostPadded && token_bytes(set->token_type()) <= 2) {
     options.sink(Severity::kWarning, "data set \"" + prefix +
@@ -132,16 +105,46 @@ std::shared_ptr<const IndexedDataset> open_tokens(const std::string& prefix, con
                                          std::to_string(options.vocab_size) +
                                          ": tokenise the text with the model's own tokenizer, unless this is it");
   }
-  return set;
+  return source_of(std::move(set));
 }
 
-// Token files, or conversations with pictures, whichever has that prefix.
-Datasets build_from_prefix(const std::string& prefix, const SplitShares& shares, const Sizes& sizes,
-                           const DataOptions& options) {
-  if (PictureSet::exists(prefix)) {
-    return build_from_pictures(prefix, shares, sizes, options);
+DataSource open_conversations(const std::string& prefix, const DataOptions& /*options*/) {
+  const auto set = std::make_shared<ConversationSet>(prefix);
+  return {prefix, static_cast<size_t>(set->size()),
+          [set](const SplitOptions& split) { return std::make_shared<ConversationDataset>(set, split); }};
+}
+
+/// A data format by the file that makes it known. Where a prefix has none of them, open_tokens says what is missing.
+struct DataFormat {
+  const char* extension;
+  DataSource (*open)(const std::string& prefix, const DataOptions& options);
+};
+constexpr DataFormat kDataFormats[] = {
+    {kConversationsSuffix, open_conversations},
+    {".idx", open_tokens},
+};
+
+DataSource open_source(const std::string& prefix, const DataOptions& options) {
+  for (const DataFormat& format : kDataFormats) {
+    if (std::filesystem::exists(prefix + format.extension)) return format.open(prefix, options);
   }
-  return build_from_source(open_tokens(prefix, options), shares, sizes, options);
+  return open_tokens(prefix, options);
+}
+
+Datasets build_splits(const DataSource& source, const SplitShares& shares, const Sizes& sizes,
+                      const DataOptions& options) {
+  check_shares(source.name, source.count, shares, sizes, options);
+  Datasets built;
+  for (size_t i = 0; i < kSplits; ++i) {
+    if (!shares[i].has_value() || !wanted(sizes[i])) continue;
+    built[i] = source.dataset({.split_name = kSplitNames[i],
+                               .first = split_bound(shares[i]->begin, source.count),
+                               .last = split_bound(shares[i]->end, source.count),
+                               .seq_length = options.seq_length,
+                               .seed = options.seed,
+                               .num_samples = sizes[i]});
+  }
+  return built;
 }
 
 int64_t share_of(int64_t size, double weight) {
@@ -190,10 +193,8 @@ Datasets build_blend(const Blend& blend, const SplitShares& shares, const Sizes&
   const auto weights = blend.weights.empty() ? blend.weights : normalized(blend.weights);
   std::array<std::vector<std::shared_ptr<const SampleDataset>>, kSplits> members;
   for (size_t k = 0; k < blend.prefixes.size(); ++k) {
-    require(!PictureSet::exists(blend.prefixes[k]),
-            "\"" + blend.prefixes[k] + "\" holds conversations, which cannot be blended; give it alone");
-    const auto source = open_tokens(blend.prefixes[k], options);
-    auto built = build_from_source(source, shares, member_sizes(sizes, weights, k), options);
+    const DataSource source = open_source(blend.prefixes[k], options);
+    auto built = build_splits(source, shares, member_sizes(sizes, weights, k), options);
     for (size_t i = 0; i < kSplits; ++i) {
       if (built[i] != nullptr) {
         members[i].push_back(std::move(built[i]));
@@ -212,7 +213,7 @@ Datasets build_blend(const Blend& blend, const SplitShares& shares, const Sizes&
 Datasets build_from_one_path(const SplitShares& shares, const Sizes& sizes, const DataOptions& options) {
   const Blend blend = parse_blend(options.data_path);
   if (blend.prefixes.size() == 1 && blend.weights.empty()) {
-    return build_from_prefix(blend.prefixes[0], shares, sizes, options);
+    return build_splits(open_source(blend.prefixes[0], options), shares, sizes, options);
   }
   return build_blend(blend, shares, sizes, options);
 }
@@ -229,7 +230,7 @@ Datasets build_per_split(const Sizes& sizes, const DataOptions& options) {
     SplitShares shares;
     shares[i] = SplitShare{};
     if (blend.prefixes.size() == 1) {
-      built[i] = build_from_prefix(blend.prefixes[0], shares, sizes, options)[i];
+      built[i] = build_splits(open_source(blend.prefixes[0], options), shares, sizes, options)[i];
     } else {
       built[i] = build_blend(blend, shares, sizes, options)[i];
     }
@@ -304,7 +305,7 @@ DataSplits build_datasets(const DataOptions& options) {
   if (options.mock_data) {
     const int64_t end = options.eod_id < 0 ? options.vocab_size - 1 : options.eod_id;
     const auto source = std::make_shared<MockTokens>(options.vocab_size, end);
-    built = build_from_source(source, parse_split("1,1,1"), sizes, options);
+    built = build_splits(source_of(source), parse_split("1,1,1"), sizes, options);
   } else if (per_split) {
     built = build_per_split(sizes, options);
   } else {

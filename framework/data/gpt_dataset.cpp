@@ -21,17 +21,17 @@ constexpr int64_t kMaxEntries = std::numeric_limits<uint32_t>::max() - 1;
 
 }  // namespace
 
-GPTDataset::GPTDataset(std::shared_ptr<const TokenSource> source, GPTDatasetOptions options)
+GPTDataset::GPTDataset(std::shared_ptr<const TokenSource> source, SplitOptions options)
     : source_(std::move(source)), options_(std::move(options)) {
   TORCH_CHECK(options_.seq_length > 0, "the sequence length must be positive, got ", options_.seq_length,
               "; set --seq-length");
   const auto sequences = static_cast<int64_t>(source_->sequence_lengths().size());
-  TORCH_CHECK(0 <= options_.first_sequence && options_.first_sequence <= options_.last_sequence &&
-                  options_.last_sequence <= sequences && sequences <= kMaxEntries,
-              "sequences [", options_.first_sequence, ", ", options_.last_sequence, ") do not lie in \"",
-              source_->name(), "\", which has ", sequences);
-  TORCH_CHECK(options_.first_sequence < options_.last_sequence, "the ", options_.split_name, " split of \"",
-              source_->name(), "\" is empty: none of its ", sequences,
+  TORCH_CHECK(
+      0 <= options_.first && options_.first <= options_.last && options_.last <= sequences && sequences <= kMaxEntries,
+      "sequences [", options_.first, ", ", options_.last, ") do not lie in \"", source_->name(), "\", which has ",
+      sequences);
+  TORCH_CHECK(options_.first < options_.last, "the ", options_.split_name, " split of \"", source_->name(),
+              "\" is empty: none of its ", sequences,
               " documents falls into it; give it a larger share with --split, add documents, or ask for no samples of "
               "it (--eval-iters 0)");
   const int64_t epoch_tokens = tokens_per_epoch();
@@ -48,12 +48,11 @@ GPTDataset::GPTDataset(std::shared_ptr<const TokenSource> source, GPTDatasetOpti
 
 int64_t GPTDataset::tokens_per_epoch() const {
   const auto lengths = source_->sequence_lengths();
-  const int64_t tokens =
-      std::accumulate(lengths.begin() + options_.first_sequence, lengths.begin() + options_.last_sequence, int64_t{0});
+  const int64_t tokens = std::accumulate(lengths.begin() + options_.first, lengths.begin() + options_.last, int64_t{0});
   // One epoch without a whole sample is fine as long as epochs can be added up.
   const int64_t least = options_.num_samples.has_value() ? 1 : options_.seq_length + 1;
   const std::string found = c10::str("the ", options_.split_name, " split of \"", source_->name(), "\" has ", tokens,
-                                     " tokens in its ", options_.last_sequence - options_.first_sequence, " documents");
+                                     " tokens in its ", options_.last - options_.first, " documents");
   TORCH_CHECK(tokens > 0, found, "; give the split more documents by --split, or leave the set out");
   require(tokens >= least, found +
                                ", and a sample takes --seq-length + 1 = " + std::to_string(options_.seq_length + 1) +
@@ -85,14 +84,14 @@ void GPTDataset::plan_epochs(int64_t epoch_tokens) {
 }
 
 void GPTDataset::build_document_index(NumpyRandomState& random) {
-  const int64_t documents = options_.last_sequence - options_.first_sequence;
+  const int64_t documents = options_.last - options_.first;
   TORCH_CHECK(documents <= kMaxEntries / num_epochs_, "the ", options_.split_name, " split of \"", source_->name(),
               "\" would repeat ", documents, " documents ", num_epochs_, " times, more than ", kMaxEntries,
               " in all; ask for fewer samples or add data");
   document_index_.resize(static_cast<size_t>(num_epochs_ * documents));
   for (int64_t epoch = 0; epoch < num_epochs_; ++epoch) {
     const auto begin = document_index_.begin() + epoch * documents;
-    std::iota(begin, begin + documents, static_cast<int32_t>(options_.first_sequence));
+    std::iota(begin, begin + documents, static_cast<int32_t>(options_.first));
   }
   const int64_t together = separate_last_epoch_ ? num_epochs_ - 1 : num_epochs_;
   const std::span<int32_t> all(document_index_);
@@ -155,7 +154,7 @@ void GPTDataset::read(int64_t index, std::span<int64_t> out) const {
 
 void GPTDataset::add_facts(int64_t samples, DatasetFacts& facts) const {
   const int64_t tokens = tokens_per_epoch();
-  facts.documents += options_.last_sequence - options_.first_sequence;
+  facts.units["document"] += options_.last - options_.first;
   facts.tokens += tokens;
   facts.add_epochs(static_cast<double>(samples * options_.seq_length) / static_cast<double>(tokens));
 }

@@ -2,32 +2,22 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "framework/data/sample_dataset.h"
+#include "framework/data/token_dataset.h"
 #include "framework/data/token_source.h"
 
 namespace megashard {
-
-struct GPTDatasetOptions {
-  std::string split_name = "train";  // for messages
-  int64_t first_sequence = 0;        // the split's range of sequences, [first, last)
-  int64_t last_sequence = 0;
-  int64_t seq_length = 0;
-  int64_t seed = 1234;
-  std::optional<int64_t> num_samples{};  // at least so many; nullopt: one epoch
-};
 
 // Samples of seq_length + 1 tokens cut from the shuffled documents of one split, in exactly the
 // order of megatron.core.datasets.gpt_dataset.GPTDataset (add_extra_token_to_sequence and
 // drop_last_partial at their defaults). The indices are built in the constructor and held in
 // memory: 4 bytes a document and epoch, 12 bytes a sample.
-class GPTDataset : public SampleDataset {
+class GPTDataset : public TokenDataset {
  public:
   // Throws a sentence that names the split when the range holds too few tokens to cut a sample.
-  GPTDataset(std::shared_ptr<const TokenSource> source, GPTDatasetOptions options);
+  GPTDataset(std::shared_ptr<const TokenSource> source, SplitOptions options);
 
   int64_t size() const override { return static_cast<int64_t>(shuffle_index_.size()); }
   void read(int64_t index, std::span<int64_t> out) const override;
@@ -51,7 +41,7 @@ class GPTDataset : public SampleDataset {
   void build_shuffle_index(int64_t samples, class NumpyRandomState& random);
 
   std::shared_ptr<const TokenSource> source_;
-  GPTDatasetOptions options_;
+  SplitOptions options_;
   int64_t num_epochs_ = 1;
   bool separate_last_epoch_ = false;
   int64_t samples_before_last_epoch_ = 0;

@@ -4,12 +4,12 @@
 #include <filesystem>
 #include <vector>
 
+#include "framework/data/conversation_dataset.h"
+
 namespace megashard {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* kVision = ".vision.safetensors";
 
 bool is_file(const std::string& path) {
   std::error_code error;
@@ -17,7 +17,7 @@ bool is_file(const std::string& path) {
 }
 
 bool has_tokens(const std::string& prefix) {
-  return (is_file(prefix + ".bin") && is_file(prefix + ".idx")) || is_file(prefix + kVision);
+  return (is_file(prefix + ".bin") && is_file(prefix + ".idx")) || is_file(prefix + kConversationsSuffix);
 }
 
 std::string without(const std::string& path, const std::string& end) {
@@ -29,7 +29,7 @@ std::string set_in(const std::string& folder) {
   std::vector<std::string> sets;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
-    for (const char* end : {".idx", kVision}) {
+    for (const char* end : {".idx", kConversationsSuffix}) {
       const std::string prefix = without(entry.path().string(), end);
       if (!prefix.empty() && has_tokens(prefix)) {
         sets.push_back(prefix);
@@ -57,7 +57,7 @@ std::string tokenise(const std::string& path) {
 
 // What the user meant, as far as files of that name tell.
 std::string instead_of(const std::string& prefix) {
-  for (const char* end : {".bin", ".idx", kVision}) {
+  for (const char* end : {".bin", ".idx", kConversationsSuffix}) {
     const std::string shorter = without(prefix, end);
     if (!shorter.empty()) {
       return "give the prefix without " + std::string(end) + ": " + shorter;

@@ -3,17 +3,22 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <map>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
+
+#include "framework/batch.h"
 
 namespace megashard {
 
-// What the samples of a set are cut from, and how often they go through it.
+/// What the samples of a set are cut from, and how often they go through it.
 struct DatasetFacts {
-  std::string unit = "document";  // or "conversation", each of which is a sample
-  int64_t documents = 0;
+  std::map<std::string, int64_t> units{};  ///< how many, by what one is called: "document", "conversation"
+  bool has_fixed_length = true;            ///< every sample has seq_length tokens
   int64_t tokens = 0;
-  double fewest_epochs = std::numeric_limits<double>::infinity();  // of a blend's members
+  double fewest_epochs = std::numeric_limits<double>::infinity();  ///< of a blend's members
   double most_epochs = 0;
 
   void add_epochs(double epochs) {
@@ -22,22 +27,48 @@ struct DatasetFacts {
   }
 };
 
-// A numbered set of training samples, each of seq_length + 1 tokens (inputs and labels overlap by
-// all but one). Safe to read from several threads.
+/// What a split's dataset takes of a set, and how often.
+struct SplitOptions {
+  std::string split_name = "train";  ///< for messages
+  int64_t first = 0;                 ///< the split's range of documents or conversations, [first, last)
+  int64_t last = 0;
+  int64_t seq_length = 0;
+  int64_t seed = 1234;
+  std::optional<int64_t> num_samples{};  ///< at least so many; unset: each document or conversation once
+};
+
+struct BatchOptions {
+  int64_t seq_length = 0;
+  int64_t vocab_size = 0;  ///< a token outside [0, vocab_size) is an error
+  int64_t eod_id = -1;     ///< end-of-document token; needed by the three flags, which concern documents
+  bool eod_mask_loss = false;
+  bool reset_position_ids = false;
+  bool reset_attention_mask = false;
+  bool pin_memory = false;  ///< page-locked tensors, for copies to a GPU beside compute
+};
+
+/// A numbered set of training samples that makes its own batches, as torch.utils.data.Dataset with a collate_fn. A data
+/// format with samples of its own kind derives from it; one of token sequences is a TokenSource. Safe to read from
+/// several threads.
 class SampleDataset {
  public:
   virtual ~SampleDataset() = default;
 
   virtual int64_t size() const = 0;
-
-  // out.size() == seq_length + 1.
-  virtual void read(int64_t index, std::span<int64_t> out) const = 0;
-
-  // Where sample `index` comes from, for messages: the path prefix of its files.
+  /// Those samples, in that order, as a batch on the CPU: tokens, labels, loss_mask, and what else its kind has. A
+  /// token outside the vocabulary throws a sentence with the data set, the sample and the token.
+  virtual Batch collate(const std::vector<int64_t>& indices, const BatchOptions& options) const = 0;
+  /// Where sample `index` comes from, for messages: the path prefix of its files.
   virtual const std::string& source_of(int64_t index) const = 0;
-
-  // Adds what the first `samples` samples are cut from.
+  /// Adds what the first `samples` samples are cut from.
   virtual void add_facts(int64_t samples, DatasetFacts& facts) const = 0;
+
+ protected:
+  /// Throws collate()'s sentence.
+  void check_tokens(std::span<const int64_t> tokens, int64_t index, const BatchOptions& options) const;
 };
+
+/// One behind the other along dimension 0; in page-locked memory if asked for.
+at::Tensor cat_rows(const std::vector<at::Tensor>& parts, bool pin_memory);
 
 }  // namespace megashard

@@ -31,7 +31,7 @@ struct ModelPlugin {
   const char* libtorch = TORCH_VERSION;
   /// Layouts that the plugin and the program share.
   size_t arguments_bytes = sizeof(Arguments);
-  size_t model_input_bytes = sizeof(ModelInput);
+  size_t batch_bytes = sizeof(Batch);
   size_t model_bytes = sizeof(MultiModalModule);
   size_t mixin_bytes = sizeof(FSDP2Mixin);
   /// Called once, before the model is made.

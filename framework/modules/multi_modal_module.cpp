@@ -9,7 +9,7 @@ namespace megashard {
 void MultiModalModule::check_sequence_ranks(int64_t /*ranks*/) const {
   TORCH_CHECK(false, "the model ", class_name(),
               " does not take a part of a sequence: leave out --context-parallel-size, or let its forward follow "
-              "ModelInput::sequence and override check_sequence_ranks()");
+              "Batch::sequence and override check_sequence_ranks()");
 }
 
 double MultiModalModule::training_flops(int64_t sequences, int64_t sequence_length) const {

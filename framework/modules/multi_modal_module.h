@@ -2,43 +2,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <map>
-#include <memory>
 #include <string>
 
+#include "framework/batch.h"
 #include "framework/modules/megatron_module.h"
 #include "parallel/fsdp/hooked_module.h"
-#include "parallel/sequence_parallel/ulysses.h"
 
 namespace megashard {
-
-/// What a model worked out on the host from a microbatch; models derive theirs. Hooks pass it on
-/// and see none of its tensors.
-struct InputPlan {
-  virtual ~InputPlan() = default;
-};
-
-/// One microbatch as a model takes it. Undefined tensors are absent.
-struct ModelInput {
-  at::Tensor tokens;                        // [B, T] int64
-  at::Tensor position_ids;                  // [B, T] int64, or [3, B, T] with M-RoPE; absent: the model's own
-  at::Tensor labels;                        // [B, T] int64; absent: the model returns logits
-  at::Tensor attention_mask;                // [B, 1, T, T] bool, true where attention is allowed; absent: causal
-  at::Tensor token_mask{};                  // [B, T] bool, false where a row was only filled up; absent: none was
-  SequenceShard sequence{};                 // sharded: the above but attention_mask are this rank's T rows of it
-  std::map<std::string, at::Tensor> extra;  // further modalities by name (pixel_values, ...)
-  std::shared_ptr<const InputPlan> plan{};  // of MultiModalModule::prepare
-
-  template <class F>
-  void visit_tensors(F&& f) {
-    f(tokens);
-    f(position_ids);
-    f(labels);
-    f(attention_mask);
-    f(token_mask);
-    f(extra);
-  }
-};
 
 /// Base of a trainable model (mindspeed_mm.models.common.MultiModalModule):
 ///   class MyModel : public MultiModalModule, public FSDP2Mixin, public WeightInitMixin
@@ -49,21 +19,21 @@ class MultiModalModule : public MegatronModule, public HookedModule {
   using MegatronModule::MegatronModule;
 
   /// With labels: the loss of each token, [B, T] fp32. Without: logits [B, T, V].
-  virtual at::Tensor forward(ModelInput input) = 0;
-  at::Tensor operator()(ModelInput input) {
+  virtual at::Tensor forward(Batch input) = 0;
+  at::Tensor operator()(Batch input) {
     if (input.plan == nullptr) prepare(input);
-    return run_hooked([this](ModelInput& each) { return forward(each); }, std::move(input));
+    return run_hooked([this](Batch& each) { return forward(each); }, std::move(input));
   }
 
   /// What needs values on the host (position ids, places of images); sets input.plan. Runs before
   /// forward unless it did already: a program calls it before the input moves to a device (which
   /// is waited for otherwise), and with whole sequences, before it takes the rows of a shard.
-  virtual void prepare(ModelInput& /*input*/) const {}
+  virtual void prepare(Batch& /*input*/) const {}
 
   /// Tokens are from [0, vocab_size()).
   virtual int64_t vocab_size() const = 0;
   /// Throws where forward cannot take a sequence whose rows are spread over so many ranks; the
-  /// default cannot (ModelInput::sequence).
+  /// default cannot (Batch::sequence).
   virtual void check_sequence_ranks(int64_t ranks) const;
   /// Floating-point operations of forward and backward of `sequences` sequences; 6 per parameter
   /// and token unless a model knows better.

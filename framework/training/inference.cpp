@@ -35,13 +35,13 @@ at::Tensor lengths_of(const TokenLists& texts) {
   return at::tensor(lengths, at::kLong);
 }
 
-ModelInput input_of_rows(const MultiModalModule& model, const at::Tensor& rows, std::map<std::string, at::Tensor> extra,
-                         const InferenceRanks& ranks) {
-  ModelInput whole;
+Batch input_of_rows(const MultiModalModule& model, const at::Tensor& rows, std::map<std::string, at::Tensor> extra,
+                    const InferenceRanks& ranks) {
+  Batch whole;
   whole.tokens = rows;
   whole.sequence = {ranks.sequence_group, rows.size(1)};
   whole.extra = std::move(extra);
-  return input_of_rank(model, std::move(whole), ranks.device);
+  return batch_of_rank(model, std::move(whole), ranks.device);
 }
 
 /// [B, rows()] of each rank of a shard -> [B, length] on all of them.
@@ -77,7 +77,7 @@ at::Tensor log_probabilities(MultiModalModule& model, InferenceBatch batch, int6
                              const InferenceRanks& ranks) {
   const c10::NoGradGuard no_grad;
   const at::Tensor rows = padded(batch.texts, length + 1);
-  ModelInput input = input_of_rows(model, rows.narrow(1, 0, length).contiguous(), std::move(batch.extra), ranks);
+  Batch input = input_of_rows(model, rows.narrow(1, 0, length).contiguous(), std::move(batch.extra), ranks);
   const SequenceShard shard = input.sequence;
   input.labels = shard.rows_of(rows.narrow(1, 1, length).to(ranks.device), 1).contiguous();
   const at::Tensor losses = whole_rows(model(std::move(input)), shard).cpu();
@@ -102,7 +102,7 @@ at::Tensor greedy_continuations(MultiModalModule& model, const InferenceBatch& b
   for (int64_t step = 0; step < count; ++step) {
     // Tokens behind a row's end are seen by no token before them. Pictures have their places in
     // what was given, whatever the model says.
-    ModelInput input = input_of_rows(model, given.narrow(1, 0, longest + step).contiguous(), batch.extra, ranks);
+    Batch input = input_of_rows(model, given.narrow(1, 0, longest + step).contiguous(), batch.extra, ranks);
     const SequenceShard shard = input.sequence;
     input.tokens = shard.rows_of(rows.narrow(1, 0, longest + step), 1).contiguous();
     at::Tensor next = likeliest_at(model(std::move(input)), at_end - 1, shard);

@@ -16,7 +16,7 @@ using TokenLists = std::vector<std::vector<int64_t>>;
 /// Texts that a model is run over, of 1 token at least each.
 struct InferenceBatch {
   TokenLists texts;
-  std::map<std::string, at::Tensor> extra{};  ///< of ModelInput, on the host: their pictures
+  std::map<std::string, at::Tensor> extra{};  ///< of Batch, on the host: their pictures
 };
 
 /// Where it runs. Both functions call the model equally often on every rank, with an empty batch

@@ -1,7 +1,10 @@
 #include "framework/training/lr_schedule.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numbers>
 #include <type_traits>
 
@@ -23,6 +26,44 @@ double wsd_coefficient(const LrScheduleOptions& options, double num_steps) {
   if (options.wsd_decay_style == "linear") return 1.0 - ratio;
   if (options.wsd_decay_style == "cosine") return cosine_from_one(ratio);
   return 2.0 * std::pow(0.5, ratio) - 1.0;
+}
+
+/// Between min_lr (0) and max_lr (1).
+double annealed(const LrScheduleOptions& options, double coefficient) {
+  return options.min_lr + coefficient * (options.max_lr - options.min_lr);
+}
+
+/// How far the decay has come, from 0 behind the warm-up to 1.
+double decay_ratio(const LrScheduleOptions& options, double steps) {
+  return (steps - options.warmup_steps) / (static_cast<double>(options.decay_steps) - options.warmup_steps);
+}
+
+double inverse_square_root_lr(const LrScheduleOptions& options, double steps) {
+  const double lr = options.max_lr * std::sqrt(std::max(options.warmup_steps, 1.0)) / std::sqrt(std::max(steps, 1.0));
+  return std::max(options.min_lr, lr);
+}
+
+/// The learning rate behind the warm-up, by --lr-decay-style. A new style is a line here, and one of the flag's
+/// choices.
+struct DecayStyle {
+  const char* name;
+  double (*lr)(const LrScheduleOptions& options, double steps);
+  bool ends = true;  ///< behind decay_steps the rate is min_lr
+};
+using Schedule = const LrScheduleOptions&;
+constexpr DecayStyle kDecayStyles[] = {
+    {"constant", [](Schedule options, double) { return options.max_lr; }, /*ends=*/false},
+    {"linear", [](Schedule options, double steps) { return annealed(options, 1.0 - decay_ratio(options, steps)); }},
+    {"cosine",
+     [](Schedule options, double steps) { return annealed(options, cosine_from_one(decay_ratio(options, steps))); }},
+    {"inverse-square-root", inverse_square_root_lr},
+    {"WSD", [](Schedule options, double steps) { return annealed(options, wsd_coefficient(options, steps)); }},
+};
+
+const DecayStyle& decay_style(const std::string& name) {
+  const auto* found = std::ranges::find(kDecayStyles, name, &DecayStyle::name);
+  TORCH_CHECK_VALUE(found != std::end(kDecayStyles), "there is no learning rate decay style ", name);
+  return *found;
 }
 
 /// The value of one key; integers fit doubles. Unset when the state has no such key.
@@ -88,15 +129,12 @@ void OptimizerParamScheduler::check() const {
                      std::to_string(options_.decay_steps) +
                      "; shorten --lr-warmup-iters or lengthen --lr-decay-iters (or their sample forms).");
   }
+  decay_style(options_.decay_style);
   if (options_.decay_style == "WSD" &&
       (options_.wsd_decay_steps <= 0 || options_.wsd_decay_steps > options_.decay_steps)) {
     throw UsageError("the anneal of WSD lasts " + std::to_string(options_.wsd_decay_steps) + " samples of a decay of " +
                      std::to_string(options_.decay_steps) + "; change --lr-wsd-decay-iters or --lr-decay-iters.");
   }
-}
-
-double OptimizerParamScheduler::annealed(double coefficient) const {
-  return options_.min_lr + coefficient * (options_.max_lr - options_.min_lr);
 }
 
 double OptimizerParamScheduler::lr() const {
@@ -105,15 +143,8 @@ double OptimizerParamScheduler::lr() const {
   if (warmup > 0 && steps <= warmup) {
     return options_.init_lr + (options_.max_lr - options_.init_lr) * steps / warmup;
   }
-  if (options_.decay_style == "constant") return options_.max_lr;
-  if (steps > decay) return options_.min_lr;
-  if (options_.decay_style == "inverse-square-root") {
-    const double lr = options_.max_lr * std::sqrt(std::max(warmup, 1.0)) / std::sqrt(std::max(steps, 1.0));
-    return std::max(options_.min_lr, lr);
-  }
-  if (options_.decay_style == "WSD") return annealed(wsd_coefficient(options_, steps));
-  const double ratio = (steps - warmup) / (decay - warmup);
-  return annealed(options_.decay_style == "cosine" ? cosine_from_one(ratio) : 1.0 - ratio);
+  const DecayStyle& style = decay_style(options_.decay_style);
+  return style.ends && steps > decay ? options_.min_lr : style.lr(options_, steps);
 }
 
 double OptimizerParamScheduler::weight_decay() const {

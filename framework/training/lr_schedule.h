@@ -58,7 +58,6 @@ class OptimizerParamScheduler {
 
  private:
   void check() const;
-  double annealed(double coefficient) const;  ///< between min_lr and max_lr
 
   LrScheduleOptions options_;
   int64_t num_steps_ = 0;

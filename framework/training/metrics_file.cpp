@@ -50,25 +50,18 @@ std::string lines_until(const std::string& text, int64_t step) {
   return lines;
 }
 
-std::string metrics_line(const StepMetrics& metrics) {
+std::string metrics_line(const StepReport& report) {
   nlohmann::ordered_json object;
-  const auto add_if_set = [&object](const char* key, const std::optional<double>& value) {
-    if (value) object[key] = *value;
-  };
-  object["step"] = metrics.step;
-  object["loss"] = metrics.loss;
-  add_if_set("grad_norm", metrics.grad_norm);
-  object["lr"] = metrics.lr;
-  object["tokens_per_s"] = metrics.tokens_per_s;
-  add_if_set("mfu", metrics.mfu);
-  object["peak_memory_bytes"] = metrics.peak_memory_bytes;
-  object["data_wait_s"] = metrics.data_wait_s;
-  object["step_s"] = metrics.step_s;
-  object["consumed_samples"] = metrics.consumed_samples;
-  object["global_batch_size"] = metrics.global_batch_size;
-  add_if_set("zeros_in_grad", metrics.zeros_in_grad);
-  add_if_set("params_norm", metrics.params_norm);
-  add_if_set("validation_loss", metrics.validation_loss);
+  for (const Metric& metric : metrics()) {
+    if (metric.key == nullptr) continue;
+    const auto value = value_of(metric, report);
+    if (!value) continue;
+    if (metric.is_whole) {
+      object[metric.key] = static_cast<int64_t>(*value);
+    } else {
+      object[metric.key] = *value;
+    }
+  }
   return object.dump();
 }
 
@@ -81,8 +74,8 @@ MetricsFile::MetricsFile(const std::string& path, int64_t loaded_step) : path_(p
   if (!file_) throw UsageError("--metrics-file " + path + " cannot be written; check the folder and its permissions.");
 }
 
-void MetricsFile::write(const StepMetrics& metrics) {
-  file_ << metrics_line(metrics) << '\n' << std::flush;
+void MetricsFile::write(const StepReport& report) {
+  file_ << metrics_line(report) << '\n' << std::flush;
   if (!file_) throw std::runtime_error("metrics file " + path_ + " could not be written; is the disk full?");
 }
 

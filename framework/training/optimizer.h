@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "framework/training/optimizer_options.h"
+#include "framework/training/optimizers/optimizer_options.h"
 #include "framework/training/optimizers/update_rule.h"
 #include "parallel/fsdp/grad_norm.h"
 #include "parallel/sharded_tensor.h"

@@ -24,7 +24,7 @@ ProcessGroupPtr data_parallel_group(const Arguments& arguments, const ProcessGro
   return group->split(members, "data_parallel");
 }
 
-ModelInput input_of_rank(const MultiModalModule& model, ModelInput whole, c10::Device device) {
+Batch batch_of_rank(const MultiModalModule& model, Batch whole, c10::Device device) {
   model.prepare(whole);
   const auto move = [&](at::Tensor& tensor) {
     if (tensor.defined()) tensor = on_device(tensor, device);

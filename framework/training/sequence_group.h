@@ -15,8 +15,8 @@ ProcessGroupPtr sequence_group(const Arguments& arguments, const MultiModalModul
 /// itself where sequences are not shared. Collective.
 ProcessGroupPtr data_parallel_group(const Arguments& arguments, const ProcessGroupPtr& group);
 
-/// What this rank's forward takes of an input with whole sequences on the host (`sequence` set):
+/// What this rank's forward takes of a batch with whole sequences on the host (`sequence` set):
 /// prepared, on `device`, with this rank's rows. The attention mask stays whole.
-ModelInput input_of_rank(const MultiModalModule& model, ModelInput whole, c10::Device device);
+Batch batch_of_rank(const MultiModalModule& model, Batch whole, c10::Device device);
 
 }  // namespace megashard

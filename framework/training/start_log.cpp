@@ -75,9 +75,10 @@ std::string data_line(const std::string& split, const SampleDataset* dataset, in
   DatasetFacts facts;
   dataset->add_facts(samples, facts);
   const std::string least = decimal(facts.fewest_epochs), most = decimal(facts.most_epochs);
-  const bool is_cut = facts.unit == "document";
-  return start + counted(facts.documents, facts.unit) + ", " + counted(facts.tokens, "token") +
-         "; asked for: " + counted(samples, "sample") + (is_cut ? " of " + counted(seq_length, "token") : "") + ", " +
+  std::string holds;
+  for (const auto& [unit, count] : facts.units) holds += counted(count, unit) + ", ";
+  return start + holds + counted(facts.tokens, "token") + "; asked for: " + counted(samples, "sample") +
+         (facts.has_fixed_length ? " of " + counted(seq_length, "token") : "") + ", " +
          (least == most ? "" : least + " to ") + most + " epochs";
 }
 

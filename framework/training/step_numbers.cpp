@@ -5,6 +5,7 @@
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "parallel/device/streams.h"
@@ -12,19 +13,23 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kOfDevice = 3, kOfHost = 5, kFields = kOfDevice + kOfHost;
-
 at::TensorOptions on_host(c10::Device device) { return at::TensorOptions(at::kDouble).pinned_memory(!device.is_cpu()); }
 
-RankNumbers rank_numbers(const double* field) {
+std::vector<double> flat(const HostNumbers& host) {
+  std::vector<double> values = {host.stop_request, host.save_failed, host.time_is_up};
+  values.insert(values.end(), host.measures.begin(), host.measures.end());
+  return values;
+}
+
+RankNumbers rank_numbers(std::span<const double> field) {
+  const auto measures = field.subspan(6);
   return {.weighted_loss = field[0],
           .tokens = field[1],
           .grad_norm = field[2],
-          .host = {.data_wait_seconds = field[3],
-                   .peak_memory_bytes = field[4],
-                   .stop_request = field[5],
-                   .save_failed = field[6],
-                   .time_is_up = field[7]}};
+          .host = {.stop_request = field[3],
+                   .save_failed = field[4],
+                   .time_is_up = field[5],
+                   .measures = {measures.begin(), measures.end()}}};
 }
 
 }  // namespace
@@ -32,9 +37,8 @@ RankNumbers rank_numbers(const double* field) {
 StepNumbers::StepNumbers(ProcessGroupPtr group, c10::Device device) : group_(std::move(group)), device_(device) {}
 
 void StepNumbers::add(const at::Tensor& of_device, const HostNumbers& of_host) {
-  const std::array<double, kOfHost> values = {of_host.data_wait_seconds, of_host.peak_memory_bytes,
-                                              of_host.stop_request, of_host.save_failed, of_host.time_is_up};
-  const at::Tensor host = at::empty({kOfHost}, on_host(device_));
+  const std::vector<double> values = flat(of_host);
+  const at::Tensor host = at::empty({std::ssize(values)}, on_host(device_));
   std::copy(values.begin(), values.end(), host.mutable_data_ptr<double>());
   steps_.push_back(at::cat({of_device, host.to(device_, /*non_blocking=*/true)}));
 }
@@ -47,7 +51,7 @@ void StepNumbers::start_read() {
     all = at::empty({group_->size() * mine.numel()}, mine.options());
     group_->all_gather_into(all, mine).wait();
   }
-  copy_ = at::empty({group_->size(), steps, kFields}, on_host(device_));
+  copy_ = at::empty({group_->size(), steps, steps_.front().numel()}, on_host(device_));
   copy_.view({-1}).copy_(all, /*non_blocking=*/true);
   if (device_.is_cpu()) return;
   copied_.emplace(device_.type());
@@ -58,11 +62,12 @@ std::vector<StepOfRanks> StepNumbers::finish_read() {
   if (!copy_.defined()) start_read();
   if (copied_) copied_->synchronize();
   const auto* first = copy_.const_data_ptr<double>();
+  const auto numbers = static_cast<size_t>(copy_.size(2));
   std::vector<StepOfRanks> read(steps_.size());
   for (int rank = 0; rank < group_->size(); ++rank) {
     for (auto& step : read) {
-      step.push_back(rank_numbers(first));
-      first += kFields;
+      step.push_back(rank_numbers({first, numbers}));
+      first += numbers;
     }
   }
   steps_.clear();

@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 
-#include <array>
 #include <optional>
 #include <vector>
 
@@ -13,11 +12,10 @@ namespace megashard {
 
 /// What a rank's host knows of a step.
 struct HostNumbers {
-  double data_wait_seconds = 0;
-  double peak_memory_bytes = 0;
   double stop_request = 0;
-  double save_failed = 0;  ///< 1: the one under way
-  double time_is_up = 0;   ///< 1: of --exit-duration-in-mins
+  double save_failed = 0;          ///< 1: the one under way
+  double time_is_up = 0;           ///< 1: of --exit-duration-in-mins
+  std::vector<double> measures{};  ///< measured_metrics()
 };
 
 /// All that one rank has to say of one step.
@@ -47,8 +45,8 @@ class StepNumbers {
  private:
   ProcessGroupPtr group_;
   c10::Device device_;
-  std::vector<at::Tensor> steps_;  // each [kFields] on the device
-  at::Tensor copy_;                // [ranks, steps, kFields] in host memory; undefined: not begun
+  std::vector<at::Tensor> steps_;  // each [numbers of a rank] on the device
+  at::Tensor copy_;                // [ranks, steps, numbers of a rank] in host memory; undefined: not begun
   std::optional<c10::Event> copied_;
 };
 

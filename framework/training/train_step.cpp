@@ -4,6 +4,8 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/GradMode.h>
 
+#include <utility>
+
 #include "framework/training/replicated_gradients.h"
 #include "framework/training/sequence_group.h"
 #include "parallel/copies/on_device.h"
@@ -25,19 +27,11 @@ void TrainStep::empty_unused_memory(int64_t from_level) {
   c10::getDeviceAllocator(device_.type())->emptyCache();
 }
 
-TrainStep::TokenLosses TrainStep::token_losses(const Batch& batch) {
+TrainStep::TokenLosses TrainStep::token_losses(Batch batch) {
   const SequenceShard shard{options_.sequence_group, batch.tokens.size(1)};
-  ModelInput whole;
-  whole.tokens = batch.tokens;
-  whole.position_ids = batch.position_ids;
-  whole.labels = batch.labels;
-  whole.token_mask = batch.token_mask;
-  whole.sequence = shard;
-  whole.extra = batch.extra;
-  ModelInput input = input_of_rank(model_, std::move(whole), device_);
-  if (batch.attention_mask.defined()) input.attention_mask = on_device(batch.attention_mask, device_).logical_not();
-  const at::Tensor mask = on_device(batch.loss_mask, device_);
-  return {model_(std::move(input)), shard.rows_of(mask, 1), mask};
+  const at::Tensor mask = on_device(std::exchange(batch.loss_mask, {}), device_);
+  batch.sequence = shard;
+  return {model_(batch_of_rank(model_, std::move(batch), device_)), shard.rows_of(mask, 1), mask};
 }
 
 at::Tensor TrainStep::forward_backward(const std::vector<Batch>& microbatches) {

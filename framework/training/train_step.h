@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "framework/data/data_loader.h"
+#include "framework/batch.h"
 #include "framework/modules/multi_modal_module.h"
 #include "framework/training/optimizer.h"
 #include "framework/training/step_timers.h"
@@ -28,7 +28,8 @@ struct TrainStepOptions {
 };
 
 /// Forward and backward of one global batch in microbatches, then the optimizer (train_step of
-/// Megatron). The host waits for no device, unless timers ask for it.
+/// Megatron). The host waits for no device, unless timers ask for it or parameters are replicated
+/// (replicated_gradients.h): what is known of a step comes back as a tensor, which StepNumbers reads.
 class TrainStep {
  public:
   TrainStep(MultiModalModule& model, Optimizer& optimizer, ProcessGroupPtr group, c10::Device device,
@@ -53,7 +54,7 @@ class TrainStep {
   struct TokenLosses {
     at::Tensor losses, mask, whole_mask;
   };
-  TokenLosses token_losses(const Batch& batch);
+  TokenLosses token_losses(Batch batch);
 
   MultiModalModule& model_;
   Optimizer& optimizer_;

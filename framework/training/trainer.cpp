@@ -58,13 +58,13 @@ bool has_replicas(const torch::nn::Module& model) {
 }  // namespace
 
 Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr group, c10::Device device,
-                 const DataOptions& data, TrainerSurroundings surroundings)
+                 const DataOptions& data, TrainerCallbacks callbacks)
     : arguments_(arguments),
       model_(model),
       group_(std::move(group)),
       device_(device),
       data_options_(data),
-      outside_(std::move(surroundings)),
+      callbacks_(std::move(callbacks)),
       optimizer_(make_optimizer(named_parameters(model), optimizer_options(arguments, model))),
       schedule_(lr_schedule_options(arguments)),
       timers_(
@@ -82,20 +82,20 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr 
              .sequence_group = sequence_group(arguments, model, group_)}),
       state_{arguments, model, optimizer_.get(), &schedule_, device_},
       numbers_(group_, device_),
-      saves_(state_, group_, outside_.print_on_first_rank) {
+      saver_(state_, group_, callbacks_.print_on_first_rank) {
   optimizer_->set_parts(model.parts_of_ranks());
   check_overrides(param_group_overrides(arguments), *optimizer_, group_);
   if (arguments.hf_model && !arguments.from_scratch) weights_from_ = *arguments.hf_model;
 }
 
 void Trainer::load(const CheckpointStep& step) {
-  outside_.print_on_first_rank(
+  callbacks_.print_on_first_rank(
       loading_line(*arguments_.load, step.is_release ? std::nullopt : std::optional(step.iteration)));
   const auto lines = load_training_checkpoint(state_, step, group_);
   weights_from_ = step.folder + (arguments_.lora_r ? " and " + *arguments_.hf_model : "");
-  if (!step.is_release && !arguments_.finetune) saves_.note_loaded(step);
-  outside_.print_on_first_rank(loaded_line(*arguments_.load, state_.iteration));
-  for (const auto& line : lines) outside_.print_on_first_rank(line);
+  if (!step.is_release && !arguments_.finetune) saver_.note_loaded(step);
+  callbacks_.print_on_first_rank(loaded_line(*arguments_.load, state_.iteration));
+  for (const auto& line : lines) callbacks_.print_on_first_rank(line);
 }
 
 std::unique_ptr<DataLoader> Trainer::make_loader(const std::shared_ptr<const SampleDataset>& dataset,
@@ -133,16 +133,16 @@ void Trainer::build_data() {
       evaluation == 0 ? 0
                       : std::max(evaluations * evaluation, arguments_.consumed_valid_samples + to_come * evaluation);
   data_options_.test_samples = arguments_.eval_iters * batch;
-  outside_.print_on_first_rank("> building train, validation, and test datasets ...");
+  callbacks_.print_on_first_rank("> building train, validation, and test datasets ...");
   splits_ = build_datasets(data_options_);
   if (splits_.train) train_loader_ = make_loader(splits_.train, arguments_.consumed_train_samples);
   print_data();
-  outside_.print_on_first_rank(datetime_line("after dataloaders are built", log_time_now()));
+  callbacks_.print_on_first_rank(datetime_line("after dataloaders are built", log_time_now()));
 }
 
 void Trainer::print_data() const {
   const auto print = [this](const char* split, const auto& dataset, auto samples) {
-    outside_.print_on_first_rank(data_line(split, dataset.get(), *samples, data_options_.seq_length));
+    callbacks_.print_on_first_rank(data_line(split, dataset.get(), *samples, data_options_.seq_length));
   };
   print("training", splits_.train, data_options_.train_samples);
   print("validation", splits_.valid, data_options_.valid_samples);
@@ -159,19 +159,19 @@ void Trainer::convert_checkpoint() {
   const auto loaded = arguments_.auto_detect_ckpt_format ? "checkpoint" : arguments_.ckpt_format;
   arguments_.ckpt_format = *arguments_.ckpt_convert_format;
   arguments_.save = *arguments_.ckpt_convert_save + "/" + arguments_.ckpt_format;
-  saves_.check();
+  saver_.check();
   try_output_paths(output_paths(arguments_, /*saves=*/false), group_);
-  saves_.begin_run(/*converts=*/true);
-  saves_.save();
-  outside_.print_on_first_rank("> converted checkpoint: " + loaded + " -> " + arguments_.ckpt_format + ".");
+  saver_.begin_run(/*converts=*/true);
+  saver_.save();
+  callbacks_.print_on_first_rank("> converted checkpoint: " + loaded + " -> " + arguments_.ckpt_format + ".");
 }
 
 bool Trainer::steps_to_come() const { return !arguments_.skip_train && state_.iteration < train_iters_; }
 
-double Trainer::seconds_since_start() const { return seconds_between(outside_.program_start, Clock::now()); }
+double Trainer::seconds_since_start() const { return seconds_between(callbacks_.program_start, Clock::now()); }
 
 void Trainer::prepare_training() {
-  saves_.check();
+  saver_.check();
   const auto batches = microbatch_options(arguments_);
   microbatches_.emplace(batches, arguments_.consumed_train_samples);
   train_iters_ = arguments_.train_samples ? iterations_for_samples(batches, *arguments_.train_samples, state_.iteration,
@@ -179,16 +179,16 @@ void Trainer::prepare_training() {
                                           : arguments_.train_iters.value_or(0);
   all_or_rethrow(group_, [this] { build_data(); });
   try_output_paths(output_paths(arguments_, /*saves=*/!arguments_.skip_train), group_);
-  if (!arguments_.skip_train) saves_.begin_run(/*converts=*/false);
+  if (!arguments_.skip_train) saver_.begin_run(/*converts=*/false);
   all_or_rethrow(group_, [this] {
     if (!arguments_.metrics_file || group_->rank() != 0) return;
     metrics_ = std::make_unique<MetricsFile>(*arguments_.metrics_file, state_.iteration);
   });
-  if (arguments_.save && arguments_.async_save) saves_.go_beside_training();
-  outside_.print_on_first_rank("training ...");
-  outside_.print_on_first_rank(datetime_line("before the start of training step", log_time_now()));
+  if (arguments_.save && arguments_.async_save) saver_.enable_async();
+  callbacks_.print_on_first_rank("training ...");
+  callbacks_.print_on_first_rank(datetime_line("before the start of training step", log_time_now()));
   model_.train();
-  if (outside_.before_first_step) outside_.before_first_step();
+  if (callbacks_.before_first_step) callbacks_.before_first_step();
 }
 
 bool Trainer::must_exit() const {
@@ -212,7 +212,7 @@ void Trainer::run_step() {
   const int64_t before = microbatches_->count();
   microbatches_->update(arguments_.consumed_train_samples);
   // A larger batch can be shared by more ranks: a step to start them from, as Megatron.
-  if (arguments_.save && microbatches_->count() != before && !saves_.was_just_saved()) save();
+  if (arguments_.save && microbatches_->count() != before && !saver_.was_just_saved()) save();
   std::vector<Batch> batches;
   {
     const TimedPart timed(timers_.get(), StepPart::kBatch);
@@ -227,12 +227,12 @@ void Trainer::run_step() {
   numbers_.add(numbers, host);
   unread_batches_.push_back(microbatches_->global_batch_size());
   if (reads) numbers_.start_read();
-  saves_.before_changes();
+  saver_.before_changes();
   step_.update();  // what the device does while the host reads
   heard_ = {};
   if (group_->size() == 1) hear(host);
   if (reads) read_steps();
-  if (outside_.after_step) outside_.after_step();
+  if (callbacks_.after_step) callbacks_.after_step();
   ++state_.iteration;
   arguments_.consumed_train_samples += microbatches_->global_batch_size();
   schedule_.advance(microbatches_->global_batch_size());
@@ -240,38 +240,38 @@ void Trainer::run_step() {
   last_seconds_ = seconds_between(begin, Clock::now());
 }
 
-void Trainer::evaluate_if_due() {
-  if (arguments_.eval_iters <= 0 || state_.iteration % arguments_.eval_interval != 0) return;
-  step_metrics_.validation_loss = evaluate(splits_.valid, "iteration " + std::to_string(state_.iteration),
-                                           arguments_.consumed_valid_samples, Announce::kNo);
-  if (!step_metrics_.validation_loss) return;
-  arguments_.consumed_valid_samples += arguments_.eval_iters * microbatches_->global_batch_size();
+std::optional<double> Trainer::evaluate_if_due() {
+  if (arguments_.eval_iters <= 0 || state_.iteration % arguments_.eval_interval != 0) return std::nullopt;
+  const auto loss = evaluate(splits_.valid, "iteration " + std::to_string(state_.iteration),
+                             arguments_.consumed_valid_samples, Announce::kNo);
+  if (loss) arguments_.consumed_valid_samples += arguments_.eval_iters * microbatches_->global_batch_size();
+  return loss;
 }
 
 void Trainer::save() {
   let_last_rank_print();
   {
     const TimedPart timed(timers_.get(), StepPart::kSave);
-    saves_.save();
+    saver_.save();
   }
   if (timers_) print_on_last_rank(timers_->tell(StepPart::kSave));
 }
 
 TrainingEnd Trainer::interrupted() {
-  saves_.finish();
+  saver_.finish();
   let_last_rank_print();
-  outside_.print_on_first_rank(interruption_line({.iteration = state_.iteration,
-                                                  .train_iters = train_iters_,
-                                                  .in_evaluation = in_evaluation_,
-                                                  .save = arguments_.save,
-                                                  .saved_step = saves_.last_in_folder()}));
+  callbacks_.print_on_first_rank(interruption_line({.iteration = state_.iteration,
+                                                    .train_iters = train_iters_,
+                                                    .in_evaluation = in_evaluation_,
+                                                    .save = arguments_.save,
+                                                    .saved_step = saver_.last_in_folder()}));
   return TrainingEnd::kInterrupted;
 }
 
 void Trainer::finish_training() {
   let_last_rank_print();
-  outside_.print_on_first_rank(datetime_line("after training is done", log_time_now()));
-  if (arguments_.save && !arguments_.skip_train && !saves_.is_saved()) save();
+  callbacks_.print_on_first_rank(datetime_line("after training is done", log_time_now()));
+  if (arguments_.save && !arguments_.skip_train && !saver_.is_saved()) save();
   const std::string where = "iteration " + std::to_string(state_.iteration);
   evaluate(splits_.valid, where + " on validation set", arguments_.consumed_valid_samples, Announce::kYes);
   if (stop_ == StopRequest::kNone) evaluate(splits_.test, where + " on test set", 0, Announce::kYes);
@@ -284,21 +284,21 @@ TrainingEnd Trainer::train() {
     run_step();
     stop_ = heard_.stop;
     exits = must_exit();
-    report(exits || stop_ != StopRequest::kNone || !steps_to_come());
-    if (stop_ == StopRequest::kNone) evaluate_if_due();
-    if (metrics_) metrics_->write(step_metrics_);
-    saves_.follow(heard_.save_failed);
+    StepReport told = report(exits || stop_ != StopRequest::kNone || !steps_to_come());
+    if (stop_ == StopRequest::kNone) told.validation_loss = evaluate_if_due();
+    if (metrics_) metrics_->write(told);
+    saver_.poll(heard_.save_failed);
     exits = exits || stop_ == StopRequest::kExit;
     const bool due = arguments_.save && arguments_.save_interval && state_.iteration % *arguments_.save_interval == 0;
     if (arguments_.save && (due || exits)) save();
   }
   if (!exits && stop_ == StopRequest::kNone) finish_training();
   if (stop_ == StopRequest::kInterrupt) return interrupted();
-  saves_.finish();
+  saver_.finish();
   if (!exits && stop_ == StopRequest::kNone) return TrainingEnd::kDone;
   let_last_rank_print();
-  outside_.print_on_first_rank(exit_line(state_.iteration, log_time_now()));
-  outside_.print_on_first_rank(datetime_line("after training is done", log_time_now()));
+  callbacks_.print_on_first_rank(exit_line(state_.iteration, log_time_now()));
+  callbacks_.print_on_first_rank(datetime_line("after training is done", log_time_now()));
   return TrainingEnd::kExited;
 }
 

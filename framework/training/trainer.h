@@ -9,14 +9,15 @@
 
 #include "framework/arguments/arguments.h"
 #include "framework/data/build_datasets.h"
+#include "framework/data/data_loader.h"
 #include "framework/data/microbatches.h"
+#include "framework/training/checkpoint_saver.h"
 #include "framework/training/lr_schedule.h"
 #include "framework/training/metrics_file.h"
 #include "framework/training/step_numbers.h"
 #include "framework/training/step_timers.h"
 #include "framework/training/train_step.h"
 #include "framework/training/training_checkpoint.h"
-#include "framework/training/training_saves.h"
 
 namespace megashard {
 
@@ -31,7 +32,7 @@ enum class TrainingEnd { kDone, kExited, kInterrupted };
 
 /// How a trainer reaches the world outside. Library code neither prints nor reads the process's
 /// state.
-struct TrainerSurroundings {
+struct TrainerCallbacks {
   std::function<void(const std::string& line)> print_on_first_rank;
   std::function<void(const std::string& line)> print_on_last_rank;
   std::function<StopRequest()> stop_request;   ///< of this rank
@@ -48,7 +49,7 @@ struct TrainerSurroundings {
 class Trainer {
  public:
   Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr group, c10::Device device,
-          const DataOptions& data, TrainerSurroundings surroundings);
+          const DataOptions& data, TrainerCallbacks callbacks);
 
   /// A step of arguments.load. Collective.
   void load(const CheckpointStep& step);
@@ -58,21 +59,6 @@ class Trainer {
   TrainingEnd train();
 
  private:
-  struct Interval {                // since the last log line
-    double loss_sum = 0;           // of the steps whose loss is a number; of steps that were read
-    double tokens_per_sample = 0;  // summed over the steps; of steps that were read
-    int64_t steps = 0;
-    int64_t samples = 0;
-    int64_t nan_steps = 0;  // of steps that were read
-    double seconds = 0;
-  };
-  struct StepSummary {  // over all ranks
-    double loss = 0;
-    double tokens = 0;  // whose mask is not 0
-    double peak_memory_bytes = 0;
-    double data_wait_seconds = 0;
-    double grad_norm = 0;
-  };
   struct Heard {  // from all ranks, of the steps that were read since the last one
     StopRequest stop = StopRequest::kNone;
     bool save_failed = false;  // the one under way
@@ -93,11 +79,11 @@ class Trainer {
   bool reads_step(int64_t iteration) const;
   /// Throws what is to be done about `what`, which is no number. Collective.
   [[noreturn]] void refuse_number(const std::string& what, const std::string& remedy);
-  /// The log line if it is due, as it is for the last step; the step's metrics are written after
-  /// its evaluation.
-  void report(bool is_last);
-  void fill_metrics(double flops);
-  TrainingLogLine log_line(double flops);
+  /// What metrics are worked out from; the log line if it is due, as it is for the last step. The
+  /// step's metrics are written after its evaluation.
+  StepReport report(bool is_last);
+  /// What flags ask for besides: the host waits once more, for both. Collective.
+  void measure_gradients_and_weights(StepReport& report);
   enum class Announce { kNo, kYes };
   /// Of all ranks. None when stop_ has ended it.
   std::optional<double> evaluate(const std::shared_ptr<const SampleDataset>& dataset, const std::string& where,
@@ -112,7 +98,8 @@ class Trainer {
   /// One iteration: batches, forward, backward, optimizer; the host reads its numbers where it
   /// must.
   void run_step();
-  void evaluate_if_due();
+  /// The loss, if there was an evaluation, and nothing has ended it.
+  std::optional<double> evaluate_if_due();
   /// The evaluations and the save behind the last step.
   void finish_training();
   TrainingEnd interrupted();
@@ -126,7 +113,7 @@ class Trainer {
   ProcessGroupPtr group_;
   c10::Device device_;
   DataOptions data_options_;
-  TrainerSurroundings outside_;
+  TrainerCallbacks callbacks_;
   std::unique_ptr<Optimizer> optimizer_;
   OptimizerParamScheduler schedule_;
   std::optional<Microbatches> microbatches_;  // from the first step of this run on
@@ -137,8 +124,7 @@ class Trainer {
   DataSplits splits_;
   std::unique_ptr<DataLoader> train_loader_;  // null: no step is to come
   std::unique_ptr<MetricsFile> metrics_;
-  StepMetrics step_metrics_;  // of the last step, on the rank that writes them
-  Interval interval_;
+  StepInterval interval_;  // of steps that were read: losses and tokens
   StepNumbers numbers_;
   std::vector<int64_t> unread_batches_;  // sizes of the global batches of numbers_
   StepSummary last_read_;
@@ -150,7 +136,7 @@ class Trainer {
   StopRequest stop_ = StopRequest::kNone;
   bool in_evaluation_ = false;      // where stop_ was heard of
   bool last_rank_printed_ = false;  // since the first one waited for it
-  TrainingSaves saves_;             // last: a save under way ends before what it may need
+  CheckpointSaver saver_;           // last: a save under way ends before what it may need
 };
 
 }  // namespace megashard

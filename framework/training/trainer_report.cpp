@@ -1,5 +1,6 @@
 // What a trainer measures, and what it tells: log lines, metrics, evaluations.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -17,10 +18,10 @@ namespace megashard {
 
 HostNumbers Trainer::host_numbers(double data_wait_seconds) const {
   HostNumbers numbers;
-  numbers.data_wait_seconds = data_wait_seconds;
-  numbers.peak_memory_bytes = static_cast<double>(outside_.peak_memory_bytes());
-  numbers.stop_request = static_cast<double>(outside_.stop_request());
-  numbers.save_failed = saves_.has_failed() ? 1 : 0;
+  numbers.measures = measured_metrics({.data_wait_seconds = data_wait_seconds,
+                                       .peak_memory_bytes = static_cast<double>(callbacks_.peak_memory_bytes())});
+  numbers.stop_request = static_cast<double>(callbacks_.stop_request());
+  numbers.save_failed = saver_.has_failed() ? 1 : 0;
   // Clocks differ from rank to rank: the first rank's counts.
   const auto& minutes = arguments_.exit_duration_in_mins;
   const bool is_late = minutes && seconds_since_start() / 60 > static_cast<double>(*minutes);
@@ -28,7 +29,7 @@ HostNumbers Trainer::host_numbers(double data_wait_seconds) const {
   return numbers;
 }
 
-Trainer::StepSummary Trainer::summarise(const StepOfRanks& step) {
+StepSummary Trainer::summarise(const StepOfRanks& step) {
   StepSummary summary;
   double loss_sum = 0;
   for (size_t rank = 0; rank < step.size(); ++rank) {
@@ -40,8 +41,7 @@ Trainer::StepSummary Trainer::summarise(const StepOfRanks& step) {
                     ": lower the learning rate, or look at the batch; "
                     "--no-check-for-nan-in-loss-and-grad goes on regardless");
     }
-    summary.data_wait_seconds = std::max(summary.data_wait_seconds, of_rank.host.data_wait_seconds);
-    summary.peak_memory_bytes = std::max(summary.peak_memory_bytes, of_rank.host.peak_memory_bytes);
+    reduce_metrics(summary.measures, of_rank.host.measures);
   }
   summary.loss = summary.tokens == 0 ? 0 : loss_sum / summary.tokens;
   summary.grad_norm = step[static_cast<size_t>(group_->rank())].grad_norm;
@@ -74,79 +74,57 @@ void Trainer::read_steps() {
   unread_batches_.clear();
 }
 
-void Trainer::fill_metrics(double flops) {
-  const int64_t batch = microbatches_->global_batch_size();
-  StepMetrics metrics;
-  metrics.step = state_.iteration;
-  metrics.loss = last_read_.loss;
-  metrics.grad_norm = last_read_.grad_norm;
-  metrics.lr = last_lr_;
-  metrics.tokens_per_s = static_cast<double>(batch * data_options_.seq_length) / last_seconds_;
-  if (outside_.peak_tflops)
-    metrics.mfu = tflops_per_device(flops, last_seconds_, group_->size()) / *outside_.peak_tflops;
-  metrics.peak_memory_bytes = static_cast<int64_t>(last_read_.peak_memory_bytes);
-  metrics.data_wait_s = last_read_.data_wait_seconds;
-  metrics.step_s = last_seconds_;
-  metrics.consumed_samples = arguments_.consumed_train_samples;
-  metrics.global_batch_size = batch;
-  step_metrics_ = metrics;
-}
-
-TrainingLogLine Trainer::log_line(double flops) {
-  const auto steps = static_cast<double>(interval_.steps);
-  TrainingLogLine line;
-  line.time = log_time_now();
-  line.iteration = state_.iteration;
-  line.train_iters = train_iters_;
-  line.consumed_samples = arguments_.consumed_train_samples;
-  line.milliseconds_per_iteration = interval_.seconds * 1000 / steps;
-  if (arguments_.log_throughput)
-    line.tflops_per_device = tflops_per_device(flops * steps, interval_.seconds, group_->size());
-  line.learning_rate = schedule_.lr();
-  line.global_batch_size = microbatches_->global_batch_size();
-  const int64_t counted = interval_.steps - interval_.nan_steps;
-  const double mean = interval_.loss_sum / static_cast<double>(counted);
-  line.losses = {{"lm loss", counted > 0 ? mean : std::nan("")}};
-  line.nan_iterations = interval_.nan_steps;
-  line.grad_norm = last_read_.grad_norm;
-  if (arguments_.log_tps) line.tokens_per_sample = interval_.tokens_per_sample / steps;
-  if (arguments_.log_num_zeros_in_grad)
-    line.zeros_in_grad = count_zero_gradients(optimizer_->parameters(), model_.parts_of_ranks()).item<double>();
-  if (arguments_.log_params_norm)
-    line.params_norm = total_parameter_norm(model_.parameters(), model_.parts_of_ranks()).item<double>();
-  if (arguments_.log_tokens_per_second) {
-    line.tokens_per_second = static_cast<double>(interval_.samples * data_options_.seq_length) / interval_.seconds;
-  }
-  if (arguments_.log_memory) line.peak_memory_mib = last_read_.peak_memory_bytes / (1 << 20);
-  return line;
+void Trainer::measure_gradients_and_weights(StepReport& report) {
+  std::vector<at::Tensor> measured;
+  const auto measure = [&](const at::Tensor& each) { measured.push_back(each.to(device_, at::kDouble)); };
+  const PartsOfRanks parts = model_.parts_of_ranks();
+  if (arguments_.log_num_zeros_in_grad) measure(count_zero_gradients(optimizer_->parameters(), parts));
+  if (arguments_.log_params_norm) measure(total_parameter_norm(model_.parameters(), parts));
+  if (measured.empty()) return;
+  const at::Tensor on_host = at::stack(measured).cpu();
+  const auto* next = on_host.const_data_ptr<double>();
+  if (arguments_.log_num_zeros_in_grad) report.zeros_in_grad = *next++;
+  if (arguments_.log_params_norm) report.params_norm = *next;
 }
 
 bool Trainer::line_is_due(int64_t iteration) const {
   return !has_reported_ || iteration == train_iters_ || iteration % arguments_.log_interval == 0;
 }
 
-void Trainer::report(bool is_last) {
+StepReport Trainer::report(bool is_last) {
   const int64_t batch = microbatches_->global_batch_size();
   const double flops = model_.training_flops(batch, data_options_.seq_length);
   state_.flops_so_far += flops;
   interval_.seconds += last_seconds_;
   interval_.samples += batch;
   ++interval_.steps;
-  if (metrics_) fill_metrics(flops);
   const bool is_due = is_last || line_is_due(state_.iteration);
   has_reported_ = true;
-  if (!is_due) return;
-  if (!numbers_.empty()) read_steps();
-  const TrainingLogLine line = log_line(flops);
-  step_metrics_.zeros_in_grad = line.zeros_in_grad;
-  step_metrics_.params_norm = line.params_norm;
-  print_on_last_rank(training_log_line(line));
+  if (is_due && !numbers_.empty()) read_steps();
+  StepReport report{.arguments = arguments_,
+                    .iteration = state_.iteration,
+                    .train_iters = train_iters_,
+                    .consumed_samples = arguments_.consumed_train_samples,
+                    .global_batch_size = batch,
+                    .seq_length = data_options_.seq_length,
+                    .world_size = group_->size(),
+                    .seconds = last_seconds_,
+                    .lr = last_lr_,
+                    .next_lr = schedule_.lr(),
+                    .flops = flops,
+                    .peak_tflops = callbacks_.peak_tflops,
+                    .step = last_read_,
+                    .interval = interval_};
+  if (!is_due) return report;
+  measure_gradients_and_weights(report);
+  print_on_last_rank(training_log_line(log_time_now(), report));
   if (timers_) print_on_last_rank(timers_->tell_steps(interval_.steps));
   interval_ = {};
+  return report;
 }
 
 void Trainer::print_on_last_rank(const std::string& lines) {
-  outside_.print_on_last_rank(lines);
+  callbacks_.print_on_last_rank(lines);
   last_rank_printed_ = true;
 }
 
@@ -160,14 +138,14 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
   if (dataset == nullptr || iterations == 0) return std::nullopt;
   let_last_rank_print();
   if (announce == Announce::kYes) {
-    outside_.print_on_first_rank(evaluating_line(iterations * microbatches_->global_batch_size()));
+    callbacks_.print_on_first_rank(evaluating_line(iterations * microbatches_->global_batch_size()));
   }
   const auto loader = make_loader(dataset, consumed);
   StepNumbers numbers(group_, device_);
   StepOfRanks sums(static_cast<size_t>(group_->size()));
   {
     const TimedPart timed(timers_.get(), StepPart::kEvaluate);
-    ProgressClock progress(outside_.progress_interval);
+    ProgressClock progress(callbacks_.progress_interval);
     model_.eval();
     for (int64_t i = 1; i <= iterations && stop_ == StopRequest::kNone; ++i) {
       at::Tensor loss_and_tokens = at::zeros({3}, at::TensorOptions(at::kDouble).device(device_));
@@ -180,7 +158,7 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
         sums[rank].tokens += now[rank].tokens;
         stop_ = std::max(stop_, static_cast<StopRequest>(now[rank].host.stop_request));
       }
-      if (i < iterations && progress.is_due()) outside_.print_on_first_rank(evaluation_progress_line(i, iterations));
+      if (i < iterations && progress.is_due()) callbacks_.print_on_first_rank(evaluation_progress_line(i, iterations));
     }
     model_.train();
   }

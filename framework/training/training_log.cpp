@@ -36,27 +36,14 @@ std::string log_time_now() {
   return log_time(local);
 }
 
-std::string training_log_line(const TrainingLogLine& line) {
-  std::string text = " [" + line.time + "]";
-  text += formatted(" iteration %8lld/%8lld |", wide(line.iteration), wide(line.train_iters));
-  text += formatted(" consumed samples: %12lld |", wide(line.consumed_samples));
-  text += formatted(" elapsed time per iteration (ms): %.1f |", line.milliseconds_per_iteration);
-  if (line.tflops_per_device) text += formatted(" throughput per GPU (TFLOP/s/GPU): %.1f |", *line.tflops_per_device);
-  text += formatted(" learning rate: %.6E |", line.learning_rate);
-  text += formatted(" global batch size: %5lld |", wide(line.global_batch_size));
-  for (const auto& [name, loss] : line.losses) {
-    if (!(loss <= 0.0)) text += " " + name + formatted(": %.6E |", loss);
+std::string training_log_line(const std::string& time, const StepReport& report) {
+  std::string line = " [" + time + "]";
+  line += formatted(" iteration %8lld/%8lld |", wide(report.iteration), wide(report.train_iters));
+  for (const Metric& metric : metrics()) {
+    if (metric.text == nullptr) continue;
+    if (const auto value = value_of(metric, report)) line += formatted(metric.text, *value);
   }
-  if (line.tokens_per_sample) text += formatted(" tokens per sample: %.6E |", *line.tokens_per_sample);
-  text += " loss scale: 1.0 |";  // there is no loss scaling here, nor iterations that it skips
-  if (line.grad_norm) text += formatted(" grad norm: %.3f |", *line.grad_norm);
-  if (line.zeros_in_grad) text += formatted(" num zeros: %.1f |", *line.zeros_in_grad);
-  if (line.params_norm) text += formatted(" params norm: %.3f |", *line.params_norm);
-  text += " number of skipped iterations:   0 |";
-  text += formatted(" number of nan iterations: %3lld |", wide(line.nan_iterations));
-  if (line.tokens_per_second) text += formatted(" tokens per second: %.1f |", *line.tokens_per_second);
-  if (line.peak_memory_mib) text += formatted(" peak memory (MiB): %.1f |", *line.peak_memory_mib);
-  return text;
+  return line;
 }
 
 std::string timer_log_lines(const PartTimes& times, const std::string& option) {

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "framework/training/metrics.h"
+
 namespace megashard {
 
 /// The texts that Megatron 0.12.1 prints, as pure functions: scripts cut them at ':' and '|', so
@@ -16,29 +18,9 @@ namespace megashard {
 std::string log_time(const std::tm& local_time);
 std::string log_time_now();
 
-/// What the training line shows, printed by the last rank every log_interval steps.
-struct TrainingLogLine {
-  std::string time{};  ///< log_time()
-  int64_t iteration = 0;
-  int64_t train_iters = 0;
-  int64_t consumed_samples = 0;               ///< after the step
-  double milliseconds_per_iteration = 0.0;    ///< mean since the last line
-  std::optional<double> tflops_per_device{};  ///< --log-throughput
-  double learning_rate = 0.0;                 ///< after the scheduler's step
-  int64_t global_batch_size = 0;
-  /// Means since the last line by name ("lm loss"). Those of 0 or less are left out, as in
-  /// Megatron; one that is no number is shown.
-  std::vector<std::pair<std::string, double>> losses{};
-  std::optional<double> tokens_per_sample{};  ///< --log-tps
-  std::optional<double> grad_norm{};          ///< before clipping
-  std::optional<double> zeros_in_grad{};
-  std::optional<double> params_norm{};
-  int64_t nan_iterations = 0;  ///< since the last line; their losses are not in the means
-  // Behind all that Megatron shows:
-  std::optional<double> tokens_per_second{};  ///< --log-tokens-per-second
-  std::optional<double> peak_memory_mib{};    ///< --log-memory
-};
-std::string training_log_line(const TrainingLogLine& line);
+/// The training line, printed by the last rank every log_interval steps: `time` is log_time(), what follows are those
+/// of metrics() that have a text.
+std::string training_log_line(const std::string& time, const StepReport& report);
 
 /// Times of the ranks by the name of a part, in milliseconds, as Megatron's timers show them.
 using PartTimes = std::vector<std::pair<std::string, std::vector<double>>>;

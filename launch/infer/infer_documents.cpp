@@ -9,8 +9,8 @@ namespace megashard {
 
 InferDocuments::InferDocuments(const std::string& prefix, int64_t seq_length, int64_t vocab_size)
     : prefix_(prefix), seq_length_(seq_length), vocab_size_(vocab_size) {
-  if (PictureSet::exists(prefix)) {
-    conversations_ = std::make_unique<PictureSet>(prefix);
+  if (ConversationSet::exists(prefix)) {
+    conversations_ = std::make_unique<ConversationSet>(prefix);
   } else {
     documents_ = std::make_unique<IndexedDataset>(prefix);
   }
@@ -60,7 +60,7 @@ void InferDocuments::check(const std::vector<int64_t>& text, int64_t number) con
 
 InferenceBatch InferDocuments::read(int64_t first, int64_t last) const {
   InferenceBatch batch;
-  std::vector<PictureSet::Sample> samples;
+  std::vector<ConversationSet::Sample> samples;
   for (int64_t i = first; i < last; ++i) {
     batch.texts.push_back(text_of(i));
     check(batch.texts.back(), i);

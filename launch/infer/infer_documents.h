@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
+#include "framework/data/conversation_dataset.h"
 #include "framework/data/indexed_dataset.h"
-#include "framework/data/picture_dataset.h"
 #include "framework/training/inference.h"
 
 namespace megashard {
@@ -32,7 +32,7 @@ class InferDocuments {
   std::string prefix_;
   int64_t seq_length_, vocab_size_;
   std::unique_ptr<IndexedDataset> documents_;  // one of the two
-  std::unique_ptr<PictureSet> conversations_;
+  std::unique_ptr<ConversationSet> conversations_;
 };
 
 }  // namespace megashard

@@ -91,27 +91,27 @@ std::function<void()> schedule_tracer(const std::string& folder, torch::nn::Modu
   };
 }
 
-TrainerSurroundings surroundings(const Arguments& arguments, const ProcessGroupPtr& group, c10::Device device,
-                                 at::ScalarType computed_in, std::chrono::steady_clock::time_point start) {
+TrainerCallbacks trainer_callbacks(const Arguments& arguments, const ProcessGroupPtr& group, c10::Device device,
+                                   at::ScalarType computed_in, std::chrono::steady_clock::time_point start) {
   const int rank = group->rank(), last = group->size() - 1;
-  TrainerSurroundings outside;
-  outside.print_on_first_rank = [rank](const std::string& line) {
+  TrainerCallbacks callbacks;
+  callbacks.print_on_first_rank = [rank](const std::string& line) {
     if (rank == 0) print_line(line);
   };
-  outside.print_on_last_rank = [rank, last](const std::string& line) {
+  callbacks.print_on_last_rank = [rank, last](const std::string& line) {
     if (rank == last) print_line(line);
   };
-  outside.stop_request = stop_request;
-  outside.before_first_step = finish_step_at_interrupt;
-  outside.peak_memory_bytes = [device] { return peak_memory_bytes(device); };
-  outside.program_start = start;
-  outside.peak_tflops = arguments.peak_tflops;
-  if (!outside.peak_tflops && arguments.metrics_file && rank == 0) {
-    outside.peak_tflops = device.is_cpu()
-                              ? measured_cpu_tflops(at::kFloat)
-                              : gpu_peak_tflops(load_cuda_module().device_name(device.index()), computed_in);
+  callbacks.stop_request = stop_request;
+  callbacks.before_first_step = finish_step_at_interrupt;
+  callbacks.peak_memory_bytes = [device] { return peak_memory_bytes(device); };
+  callbacks.program_start = start;
+  callbacks.peak_tflops = arguments.peak_tflops;
+  if (!callbacks.peak_tflops && arguments.metrics_file && rank == 0) {
+    callbacks.peak_tflops = device.is_cpu()
+                                ? measured_cpu_tflops(at::kFloat)
+                                : gpu_peak_tflops(load_cuda_module().device_name(device.index()), computed_in);
   }
-  return outside;
+  return callbacks;
 }
 
 /// Of a model that is not sharded yet.
@@ -184,17 +184,17 @@ int run_pretrain(int argc, char** argv) {
   if (from.source == WeightSource::kHuggingFace || arguments.lora_r)
     all_or_rethrow(group, [&] { load_hf_weights(*built.model, *arguments.hf_model); });
 
-  TrainerSurroundings outside = surroundings(arguments, group, device, computed_in, start);
-  outside.after_step = [traces = arguments.fsdp_schedule_trace
-                                     ? schedule_tracer(*arguments.fsdp_schedule_trace, *built.model, group->rank())
-                                     : nullptr,
-                        logs = arguments.log_host_syncs ? host_sync_log(device, sink) : nullptr] {
+  TrainerCallbacks callbacks = trainer_callbacks(arguments, group, device, computed_in, start);
+  callbacks.after_step = [traces = arguments.fsdp_schedule_trace
+                                       ? schedule_tracer(*arguments.fsdp_schedule_trace, *built.model, group->rank())
+                                       : nullptr,
+                          logs = arguments.log_host_syncs ? host_sync_log(device, sink) : nullptr] {
     if (traces) traces();
     if (logs) logs();
   };
   Trainer trainer(arguments, *built.model, group, device,
                   data_options(arguments, built.model->vocab_size(), end_of_document_id(arguments), sink),
-                  std::move(outside));
+                  std::move(callbacks));
   if (from.source == WeightSource::kCheckpoint) trainer.load(from.step);
   TrainingEnd end = TrainingEnd::kDone;
   if (arguments.ckpt_convert_format) {

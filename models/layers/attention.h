@@ -18,7 +18,7 @@ namespace megashard {
 struct LayerContext {
   RotaryTables rotary;
   at::Tensor attention_mask;  // [B, 1, T, T] bool, true where attention is allowed; undefined: causal
-  at::Tensor token_mask{};    // as ModelInput's
+  at::Tensor token_mask{};    // as Batch's
   SequenceShard sequence{};   // where the rows of [B, T] are; attention_mask is the whole sequence's
 
   template <class F>

@@ -83,7 +83,7 @@ class SparseMoeBlock : public torch::nn::Module {
  public:
   explicit SparseMoeBlock(const DecoderConfig& config);
 
-  /// [B, T, C]; `token_mask` as ModelInput's.
+  /// [B, T, C]; `token_mask` as Batch's.
   RoutedStates forward(const at::Tensor& hidden, const at::Tensor& token_mask);
   std::string class_name() const { return class_name_; }
 

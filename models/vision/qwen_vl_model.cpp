@@ -21,13 +21,13 @@ namespace {
 constexpr const char* kTower = "model.visual.";
 constexpr const char* kTextLayers = "model.language_model.layers";
 
-at::Tensor find_extra(const ModelInput& input, const std::string& name) {
+at::Tensor find_extra(const Batch& input, const std::string& name) {
   const auto found = input.extra.find(name);
   return found == input.extra.end() ? at::Tensor() : found->second;
 }
 
 /// Takes the grids of one kind to the host, and checks that its pixels are there.
-at::Tensor take_grids(const VisionConfig& config, ModelInput& input, const std::string& kind,
+at::Tensor take_grids(const VisionConfig& config, Batch& input, const std::string& kind,
                       const std::string& pixels_name) {
   const std::string name = kind + "_grid_thw";
   auto grids = find_extra(input, name);
@@ -77,7 +77,7 @@ at::Tensor rows_of_pictures(const at::Tensor& rows, const at::Tensor& counts, co
 
 /// Leaves in the input and the grids what reaches into this rank's rows. A picture on the border of
 /// two ranks is seen by both; each gives gradients to the features of its own rows.
-void keep_own_pictures(PicturePlan& plan, ModelInput& input, PictureGrids& grids, int64_t merge) {
+void keep_own_pictures(PicturePlan& plan, Batch& input, PictureGrids& grids, int64_t merge) {
   const auto features = joined(grids.images, grids.videos).prod(1).div(merge * merge, "floor");
   auto own = pictures_in_rows(plan.places, features, input.sequence);
   int64_t first = 0;
@@ -109,7 +109,7 @@ QwenVlStack::QwenVlStack(const VisionLanguageConfig& config) : class_name_(confi
   language_model_ = register_module("language_model", std::make_shared<Hooked<DecoderStack>>(config.text));
 }
 
-VisualInput QwenVlStack::look(const ModelInput& input) {
+VisualInput QwenVlStack::look(const Batch& input) {
   const auto* plan = dynamic_cast<const PicturePlan*>(input.plan.get());
   TORCH_CHECK(plan != nullptr, class_name_, " got an input that was not prepared: call the model, not its parts");
   if (plan->vision.patches == 0) return {};
@@ -129,7 +129,7 @@ VisualInput QwenVlStack::look(const ModelInput& input) {
   return visual;
 }
 
-RoutedStates QwenVlStack::forward(const ModelInput& input) { return language_model_->forward(input, look(input)); }
+RoutedStates QwenVlStack::forward(const Batch& input) { return language_model_->forward(input, look(input)); }
 
 QwenVlModel::QwenVlModel(VisionLanguageConfig config) : config_(std::move(config)) {
   const auto& text = config_.text;
@@ -143,7 +143,7 @@ QwenVlModel::QwenVlModel(VisionLanguageConfig config) : config_(std::move(config
   }
 }
 
-void QwenVlModel::prepare(ModelInput& input) const {
+void QwenVlModel::prepare(Batch& input) const {
   const auto plan = std::make_shared<PicturePlan>();
   const auto& vision = config_.vision;
   PictureGrids grids{.images = take_grids(vision, input, "image", "pixel_values"),
@@ -176,7 +176,7 @@ void QwenVlModel::prepare(ModelInput& input) const {
   input.plan = plan;
 }
 
-at::Tensor QwenVlModel::forward(ModelInput input) {
+at::Tensor QwenVlModel::forward(Batch input) {
   const auto labels = std::exchange(input.labels, at::Tensor());
   return logits_or_losses(config_.text, model_->forward(input), *lm_head_, labels, input.sequence);
 }

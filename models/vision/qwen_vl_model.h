@@ -28,13 +28,13 @@ class QwenVlStack : public torch::nn::Module {
  public:
   explicit QwenVlStack(const VisionLanguageConfig& config);
 
-  RoutedStates forward(const ModelInput& input);  // [B, T, C]
+  RoutedStates forward(const Batch& input);  // [B, T, C]
   std::string class_name() const { return class_name_; }
   const std::shared_ptr<Hooked<VisionTower>>& visual() const { return visual_; }
   const std::shared_ptr<Hooked<DecoderStack>>& language_model() const { return language_model_; }
 
  private:
-  VisualInput look(const ModelInput& input);
+  VisualInput look(const Batch& input);
 
   std::string class_name_;
   VisionConfig vision_;
@@ -43,7 +43,7 @@ class QwenVlStack : public torch::nn::Module {
 };
 
 /// Qwen2.5-VL, Qwen3-VL and Qwen3-VL-MoE: `model.visual`, `model.language_model` and `lm_head`.
-/// ModelInput::extra holds pixel_values and pixel_values_videos [patches, C * T * S * S],
+/// Batch::extra holds pixel_values and pixel_values_videos [patches, C * T * S * S],
 /// image_grid_thw and video_grid_thw [pictures, 3] int64, and second_per_grid_ts [videos], as
 /// Hugging Face's processors give them, in the order of the batch; any may be absent. Position ids
 /// follow from them and the tokens unless they are given.
@@ -51,10 +51,10 @@ class QwenVlModel : public ExpertParallelModule, public PublishedNames {
  public:
   explicit QwenVlModel(VisionLanguageConfig config);
 
-  at::Tensor forward(ModelInput input) override;
+  at::Tensor forward(Batch input) override;
   /// Throws one sentence for pictures that do not fit the tokens or each other. Of a sequence on
   /// several ranks every rank gives all tokens and pictures, and keeps the pictures of its rows.
-  void prepare(ModelInput& input) const override;
+  void prepare(Batch& input) const override;
   std::string class_name() const override { return config_.text.names.model; }
   int64_t vocab_size() const override { return config_.text.vocab_size; }
   void check_sequence_ranks(int64_t ranks) const override;

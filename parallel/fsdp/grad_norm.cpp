@@ -243,16 +243,15 @@ at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters, const
 
 at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters, const PartsOfRanks& parts) {
   const at::NoGradGuard no_grad;
-  const auto buckets = collect_gradients(parameters, parts).buckets;
+  const Gradients found = collect_gradients(parameters, parts);
+  const auto none = at::dtype(at::kDouble).device(found.device);
   std::vector<at::Tensor> counts;
-  for (const auto& bucket : buckets) {
-    int64_t zeros = 0;
-    for (const auto& gradient : bucket.gradients)
-      zeros += gradient.numel() - at::count_nonzero(gradient).item<int64_t>();
-    counts.push_back(at::scalar_tensor(zeros, at::dtype(at::kDouble)));
+  for (const auto& bucket : found.buckets) {
+    counts.push_back(at::zeros({}, none));
+    for (const auto& gradient : bucket.gradients) counts.back() += gradient.numel() - at::count_nonzero(gradient);
   }
-  reduce_values(counts, buckets, c10::kCPU, ReduceOp::kSum);
-  at::Tensor total = at::zeros({}, at::dtype(at::kDouble));
+  reduce_values(counts, found.buckets, found.device, ReduceOp::kSum);
+  at::Tensor total = at::zeros({}, none);
   for (const auto& count : counts) total += count;
   return total;
 }

@@ -31,7 +31,7 @@ at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double nor
 at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters, const PartsOfRanks& parts = {});
 
 /// How many elements of the gradients are exactly 0, over all ranks and counted as above; a 0-d
-/// fp64 tensor on the CPU (megatron's count_zeros_fp32). Collective; the host waits for the device.
+/// fp64 tensor on the parameters' device (megatron's count_zeros_fp32). Collective.
 at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters, const PartsOfRanks& parts = {});
 
 /// Multiplies gradients by max_norm / (norm + 1e-6) where that is below 1 (torch's

@@ -1,11 +1,15 @@
 #include "framework/data/build_datasets.h"
 
+#include <ATen/ops/equal.h>
+#include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
 #include "framework/data/blended_dataset.h"
+#include "framework/data/token_dataset.h"
 #include "tests/framework/token_files.h"
 
 namespace megashard {
@@ -14,12 +18,12 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// A dataset of `size` one-token samples, all equal to `id`.
-class Numbered : public SampleDataset {
+// `size` samples; every token of one says its member and its number there.
+class Numbered : public TokenDataset {
  public:
   Numbered(int64_t size, int64_t id) : size_(size), id_(id) {}
   int64_t size() const override { return size_; }
-  void read(int64_t index, std::span<int64_t> out) const override { out[0] = 100 * id_ + index; }
+  void read(int64_t index, std::span<int64_t> out) const override { std::ranges::fill(out, 100 * id_ + index); }
   const std::string& source_of(int64_t) const override { return name_; }
   void add_facts(int64_t /*samples*/, DatasetFacts& /*facts*/) const override {}
 
@@ -32,9 +36,7 @@ class Numbered : public SampleDataset {
 std::vector<int64_t> order(const SampleDataset& dataset) {
   std::vector<int64_t> result;
   for (int64_t i = 0; i < dataset.size(); ++i) {
-    int64_t value = 0;
-    dataset.read(i, {&value, 1});
-    result.push_back(value);
+    result.push_back(dataset.collate({i}, {.seq_length = 1, .vocab_size = 1000}).tokens.item<int64_t>());
   }
   return result;
 }
@@ -47,6 +49,15 @@ TEST(BlendedDataset, TakesTheMemberThatLagsMost) {
   const BlendedDataset blend(members(9, 9), {3, 1}, 6, "train");
   EXPECT_THAT(order(blend), ElementsAre(100, 200, 101, 102, 103, 201));
   EXPECT_ANY_THROW(BlendedDataset(members(9, 9), {3, 0}, 6, "train"));
+}
+
+TEST(BlendedDataset, JoinsTheRowsOfItsMembersInTheirOrder) {
+  const BlendedDataset blend(members(9, 9), {3, 1}, 6, "train");
+  const Batch batch = blend.collate({1, 0, 3}, {.seq_length = 2, .vocab_size = 1000, .reset_position_ids = true});
+  EXPECT_TRUE(at::equal(batch.tokens, at::tensor({200, 200, 100, 100, 102, 102}).view({3, 2})));
+  EXPECT_TRUE(at::equal(batch.labels, batch.tokens));
+  EXPECT_TRUE(at::equal(batch.position_ids, at::tensor({0, 1, 0, 1, 0, 1}).view({3, 2})));
+  EXPECT_FALSE(batch.token_mask.defined());
 }
 
 TEST(BlendedDataset, DropsSpentMembers) {

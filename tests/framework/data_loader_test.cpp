@@ -8,6 +8,7 @@
 #include <future>
 #include <stdexcept>
 
+#include "framework/data/token_dataset.h"
 #include "tests/framework/token_files.h"
 
 namespace megashard {
@@ -17,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // Sample i is i, i + 1, ...; every token of `bad_sample` is one too many.
-class Counting : public SampleDataset {
+class Counting : public TokenDataset {
  public:
   explicit Counting(int64_t size, int64_t bad_sample = -1) : size_(size), bad_sample_(bad_sample) {}
   int64_t size() const override { return size_; }
@@ -105,8 +106,8 @@ TEST(DataSampler, NamesWhatCannotBeSampled) {
   EXPECT_THAT(message_of([&] { make_data_sampler(cyclic); }), HasSubstr("fewer than one microbatch"));
 }
 
-TEST(MakeBatch, ShiftsLabelsByOne) {
-  const Batch batch = make_batch(Counting(9), {5, 2}, kBatch);
+TEST(TokenDataset, ShiftsLabelsByOne) {
+  const Batch batch = Counting(9).collate({5, 2}, kBatch);
   EXPECT_THAT(values<int64_t>(batch.tokens), ElementsAre(5, 6, 7, 2, 3, 4));
   EXPECT_THAT(values<int64_t>(batch.labels), ElementsAre(6, 7, 8, 3, 4, 5));
   EXPECT_THAT(values<float>(batch.loss_mask), ElementsAre(1, 1, 1, 1, 1, 1));
@@ -115,15 +116,15 @@ TEST(MakeBatch, ShiftsLabelsByOne) {
   EXPECT_EQ(batch.tokens.sizes(), (at::IntArrayRef{2, 3}));
 }
 
-TEST(MakeBatch, RestartsAfterTheEndOfADocument) {
+TEST(TokenDataset, RestartsAfterTheEndOfADocument) {
   BatchOptions options = kBatch;
   options.eod_id = 6;
   options.eod_mask_loss = options.reset_position_ids = options.reset_attention_mask = true;
-  const Batch batch = make_batch(Counting(9), {5}, options);
+  const Batch batch = Counting(9).collate({5}, options);
   EXPECT_THAT(values<float>(batch.loss_mask), ElementsAre(1, 0, 1));
   EXPECT_THAT(values<int64_t>(batch.position_ids), ElementsAre(0, 1, 0));
   EXPECT_THAT(values<bool>(batch.attention_mask),
-              ElementsAre(false, true, true, false, false, true, true, true, false));
+              ElementsAre(true, false, false, true, true, false, false, false, true));
 }
 
 TEST(DataLoader, YieldsTheSamplersOrderAndItsErrors) {

@@ -55,7 +55,7 @@ class PlannedModel : public MultiModalModule, public FSDP2Mixin {
     uint64_t seed = 1;
     for (auto& parameter : parameters()) parameter.set_data(fixed(parameter.sizes(), seed++) * 0.3);
   }
-  at::Tensor forward(ModelInput input) override {
+  at::Tensor forward(Batch input) override {
     at::Tensor x = input.tokens;
     for (auto& layer : layers) x = layer->forward(x);
     return x;
@@ -89,7 +89,7 @@ Step run(const ProcessGroupPtr& world, const Fsdp2Config& config, const Activati
   PlannedModel model;
   CollectedDiagnostics told;
   model.FSDP2Mixin::fully_shard({.process_group = world, .config = config, .sink = told.sink(), .activations = plan});
-  ModelInput input;
+  Batch input;
   input.tokens = fixed({4, 6}, 9);
   model(input).pow(2).sum().backward();
   Step result;
@@ -158,7 +158,7 @@ class ClassedModel : public PlannedModel {
     head = register_module("lm_head", std::make_shared<Hooked<HeadImpl>>());
     if (tied) tie_parameter(*head, head->weight, embedding->weight);
   }
-  at::Tensor forward(ModelInput input) override {
+  at::Tensor forward(Batch input) override {
     input.tokens = embedding->forward(input.tokens);
     return head->forward(PlannedModel::forward(std::move(input)));
   }
@@ -175,7 +175,7 @@ TEST(Fsdp2Mixin, WrapsByClass) {
       Fsdp2Config config;
       config.wrap_policy = policy;
       model.FSDP2Mixin::fully_shard({.process_group = world, .config = config, .sink = diagnostics.sink()});
-      ModelInput input;
+      Batch input;
       input.tokens = fixed({4, 6}, 9);
       model(input).sum().backward();
       told = diagnostics.text();
@@ -239,7 +239,7 @@ TEST(Fsdp2Mixin, FrozenParametersGetNothing) {
       PlannedModel model;
       *frozen = freeze_parameters(model, prefixes);
       model.FSDP2Mixin::fully_shard({.process_group = world, .config = {}, .sink = {}});
-      ModelInput input;
+      Batch input;
       input.tokens = fixed({4, 6}, 9);
       model(input).pow(2).sum().backward();
       std::vector<at::Tensor> result;
@@ -283,7 +283,7 @@ TEST(Fsdp2Mixin, IgnoredModulesAreNotTrainedApart) {
     // The mean of both ranks' gradients, and rank 0's values to begin with.
     PlannedModel model, whole;
     const auto backward = [](PlannedModel& of, uint64_t seed) {
-      ModelInput input;
+      Batch input;
       input.tokens = fixed({4, 6}, seed);
       of(input).pow(2).sum().backward();
     };
@@ -326,7 +326,7 @@ TEST(Fsdp2Mixin, ContradictionsOfTheFileAreRefused) {
     const auto shard = [&](const Fsdp2Config& config) {
       PlannedModel model;
       model.FSDP2Mixin::fully_shard({.process_group = world, .config = config});
-      ModelInput input;
+      Batch input;
       input.tokens = fixed({4, 6}, 9);
       return model(input).scalar_type();
     };

@@ -16,14 +16,14 @@ std::shared_ptr<IndexedDataset> documents(const std::vector<int>& lengths) {
   return std::make_shared<IndexedDataset>(write_documents(fresh_prefix("set"), lengths));
 }
 
-std::vector<int64_t> sample_of(const SampleDataset& dataset, int64_t index, size_t tokens) {
+std::vector<int64_t> sample_of(const GPTDataset& dataset, int64_t index, size_t tokens) {
   std::vector<int64_t> sample(tokens);
   dataset.read(index, sample);
   return sample;
 }
 
-GPTDatasetOptions options(int64_t sequences, int64_t seq_length, std::optional<int64_t> samples) {
-  return {.last_sequence = sequences, .seq_length = seq_length, .seed = 1, .num_samples = samples};
+SplitOptions options(int64_t sequences, int64_t seq_length, std::optional<int64_t> samples) {
+  return {.last = sequences, .seq_length = seq_length, .seed = 1, .num_samples = samples};
 }
 
 // RandomState(1) shuffles the three documents to 0, 2, 1, then the three samples to 1, 2, 0.
@@ -56,16 +56,15 @@ TEST(GPTDataset, ShufflesALastEpochApartBelowEightyPercent) {
 
 TEST(GPTDataset, NamesAnEmptySplit) {
   const auto source = documents({4, 0, 6});
-  const auto error = [&](GPTDatasetOptions wanted) {
+  const auto error = [&](SplitOptions wanted) {
     wanted.split_name = "test";
     return message_of([&] { GPTDataset dataset(source, wanted); });
   };
-  EXPECT_THAT(error({.first_sequence = 3, .last_sequence = 3, .seq_length = 4, .num_samples = 1}),
-              HasSubstr("the test split of"));
-  EXPECT_THAT(error({.first_sequence = 1, .last_sequence = 2, .seq_length = 4, .num_samples = 1}),
+  EXPECT_THAT(error({.first = 3, .last = 3, .seq_length = 4, .num_samples = 1}), HasSubstr("the test split of"));
+  EXPECT_THAT(error({.first = 1, .last = 2, .seq_length = 4, .num_samples = 1}),
               HasSubstr("has 0 tokens in its 1 documents"));
   EXPECT_THAT(error(options(1, 4, std::nullopt)), HasSubstr("give --seq-length 3 or less"));
-  EXPECT_THAT(error({.last_sequence = 4, .seq_length = 4}), HasSubstr("do not lie in"));
+  EXPECT_THAT(error({.last = 4, .seq_length = 4}), HasSubstr("do not lie in"));
 }
 
 TEST(MockTokens, AreMegatrons) {

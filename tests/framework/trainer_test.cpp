@@ -28,7 +28,7 @@ class OneWeight : public MultiModalModule {
   using Loss = std::function<at::Tensor(const at::Tensor& weight, int forwards)>;
   OneWeight(double value, Loss loss)
       : weight(register_parameter("weight", at::full({1}, value))), loss_(std::move(loss)) {}
-  at::Tensor forward(ModelInput input) override { return loss_(weight, ++forwards).expand(input.tokens.sizes()); }
+  at::Tensor forward(Batch input) override { return loss_(weight, ++forwards).expand(input.tokens.sizes()); }
   int64_t vocab_size() const override { return 200; }
 
   at::Tensor weight;
@@ -125,7 +125,7 @@ TEST(Trainer, LossesThatAreNoNumberAreCountedApart) {
 
 /// How often the hosts of all ranks wait for the simulated device in a training of so many steps
 /// with a line every four.
-int64_t host_syncs_of(int64_t steps, int ranks, bool checks) {
+int64_t host_syncs_of(int64_t steps, int ranks, bool checks, bool measures = false) {
   auto arguments = small_run();
   arguments.world_size = ranks;
   arguments.use_torch_fsdp2 = true;
@@ -133,6 +133,7 @@ int64_t host_syncs_of(int64_t steps, int ranks, bool checks) {
   arguments.train_iters = steps;
   arguments.log_interval = 4;
   arguments.check_for_nan_in_loss_and_grad = checks;
+  arguments.log_params_norm = arguments.log_num_zeros_in_grad = measures;
   CollectedDiagnostics told;
   validate_arguments(arguments, {.world_size = ranks}, told.sink());
   DataOptions data;
@@ -164,6 +165,8 @@ TEST(Trainer, TheHostWaitsForADeviceOnceALine) {
   for (const int ranks : {1, 2}) {
     // Lines of steps 8 and 12 more.
     EXPECT_EQ(host_syncs_of(13, ranks, false) - host_syncs_of(5, ranks, false), 2 * ranks);
+    // And once for what else a line shows of gradients and weights.
+    EXPECT_EQ(host_syncs_of(13, ranks, false, true) - host_syncs_of(5, ranks, false, true), 2 * 2 * ranks);
     // Every step asks whether its numbers are any.
     EXPECT_EQ(host_syncs_of(13, ranks, true) - host_syncs_of(5, ranks, true), 8 * ranks);
   }

@@ -30,8 +30,8 @@
 #include "checkpoint/values/pickle_writer.h"
 #include "checkpoint/values/torch_file.h"
 #include "framework/arguments/nearest_name.h"
+#include "framework/data/conversation_dataset.h"
 #include "framework/data/indexed_dataset.h"
-#include "framework/data/picture_dataset.h"
 #include "framework/modules/fsdp2_config.h"
 #include "launch/arguments/argument_file.h"
 #include "launch/arguments/command_line.h"
@@ -185,7 +185,7 @@ void fuzz_token_index(std::string_view bytes) {
 void fuzz_picture_set(std::string_view bytes) {
   static const ChangingFile file("set.vision.safetensors");
   file.write(bytes);
-  const auto set = std::make_shared<PictureSet>(file.path().substr(0, file.path().find(".vision.")));
+  const auto set = std::make_shared<ConversationSet>(file.path().substr(0, file.path().find(".vision.")));
   int64_t seen = 0;
   for (int64_t i = 0; i < set->size(); ++i) {
     const auto sample = set->sample(i);
@@ -195,7 +195,7 @@ void fuzz_picture_set(std::string_view bytes) {
                                  sample.pixel_values_videos, sample.second_per_grid})
       seen += pictures.sum().isnan().item<bool>() ? 1 : 0;
   }
-  const PictureDataset samples(set, {.split_name = "train", .last_sample = set->size(), .seq_length = 64});
+  const ConversationDataset samples(set, {.split_name = "train", .last = set->size(), .seq_length = 64});
   static_cast<void>(seen + samples.size());
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -66,9 +67,10 @@ void dump_batch(const SampleDataset& dataset, int64_t index, const json& item, O
                              .eod_mask_loss = item.at("eod_mask_loss"),
                              .reset_position_ids = item.at("reset_position_ids"),
                              .reset_attention_mask = item.at("reset_attention_mask")};
-  megashard::Batch batch = megashard::make_batch(dataset, {index}, options);
+  megashard::Batch batch = dataset.collate({index}, options);
   if (!batch.position_ids.defined())
     batch.position_ids = at::arange(batch.tokens.size(1), at::kLong).expand_as(batch.tokens);
+  if (batch.attention_mask.defined()) batch.attention_mask.logical_not_();  // Megatron's marks what is hidden
   for (const at::Tensor& tensor :
        {batch.tokens, batch.labels, batch.loss_mask, batch.position_ids, batch.attention_mask}) {
     if (tensor.defined()) {
@@ -78,10 +80,16 @@ void dump_batch(const SampleDataset& dataset, int64_t index, const json& item, O
   }
 }
 
+void dump_tokens(const SampleDataset& dataset, int64_t index, int64_t length, Output& out) {
+  const BatchOptions options{.seq_length = length, .vocab_size = std::numeric_limits<int64_t>::max()};
+  const megashard::Batch batch = dataset.collate({index}, options);
+  out.put(batch.tokens.const_data_ptr<int64_t>(), static_cast<size_t>(length));
+  out.put(batch.labels.const_data_ptr<int64_t>()[length - 1]);
+}
+
 // Per split: the number of samples (-1: no such split), then the tokens of the first `limit`.
 void dump_datasets(const json& item, Output& out) {
   const megashard::DataSplits splits = megashard::build_datasets(data_options(item));
-  std::vector<int64_t> sample(item.at("seq_length").get<size_t>() + 1);
   for (const auto& dataset : {splits.train, splits.valid, splits.test}) {
     out.put(dataset == nullptr ? -1 : dataset->size());
     const int64_t count = dataset == nullptr ? 0 : std::min<int64_t>(dataset->size(), item.value("limit", 1 << 30));
@@ -89,8 +97,7 @@ void dump_datasets(const json& item, Output& out) {
       if (item.contains("eod_mask_loss")) {
         dump_batch(*dataset, i, item, out);
       } else {
-        dataset->read(i, sample);
-        out.put(sample.data(), sample.size());
+        dump_tokens(*dataset, i, item.at("seq_length"), out);
       }
     }
   }

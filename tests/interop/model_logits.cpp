@@ -36,7 +36,7 @@ void run(const std::string& dir) {
   megashard::load_hf_weights(*model, dir);
 
   const megashard::SafetensorsFile file(dir + "/input.bin");
-  megashard::ModelInput input;
+  megashard::Batch input;
   input.tokens = file.tensor("tokens");
   if (file.contains("position_ids")) input.position_ids = file.tensor("position_ids");
   if (file.contains("token_mask")) input.token_mask = file.tensor("token_mask");

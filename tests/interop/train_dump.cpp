@@ -20,8 +20,8 @@
 #include <set>
 
 #include "checkpoint/hugging_face/safetensors.h"
+#include "framework/data/conversation_dataset.h"
 #include "framework/data/data_loader.h"
-#include "framework/data/picture_dataset.h"
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/model_registry.h"
 #include "framework/training/optimizer.h"
@@ -158,12 +158,12 @@ class JobData {
       return;
     }
     rows_ = job.at("rows");
-    const auto set = std::make_shared<PictureSet>(job.at("conversations").get<std::string>());
-    conversations_ = std::make_unique<PictureDataset>(
-        set, PictureDatasetOptions{.split_name = "train",
-                                   .last_sample = set->size(),
-                                   .seq_length = 1024,
-                                   .num_samples = rows_ * job.at("steps").get<int64_t>()});
+    const auto set = std::make_shared<ConversationSet>(job.at("conversations").get<std::string>());
+    conversations_ =
+        std::make_unique<ConversationDataset>(set, SplitOptions{.split_name = "train",
+                                                                .last = set->size(),
+                                                                .seq_length = 1024,
+                                                                .num_samples = rows_ * job.at("steps").get<int64_t>()});
   }
   int64_t rows() const { return rows_; }
 
@@ -173,24 +173,22 @@ class JobData {
       const int64_t length = whole.size(1) - 1;
       return {.tokens = whole.narrow(1, 0, length),
               .labels = whole.narrow(1, 1, length),
-              .loss_mask = at::ones({count, length}),
-              .position_ids = {},
-              .attention_mask = {}};
+              .loss_mask = at::ones({count, length})};
     }
     std::vector<int64_t> indices(static_cast<size_t>(count));
     std::iota(indices.begin(), indices.end(), step * rows_ + first);
-    return make_batch(*conversations_, indices, {.vocab_size = int64_t{1} << 20});
+    return conversations_->collate(indices, {.vocab_size = int64_t{1} << 20});
   }
 
  private:
   at::Tensor batches_;
   int64_t rows_ = 0;
-  std::unique_ptr<PictureDataset> conversations_;
+  std::unique_ptr<ConversationDataset> conversations_;
 };
 
 /// This rank's rows of the sequences, as TrainStep takes them.
-ModelInput input_of(MultiModalModule& model, const Batch& batch, const SequenceShard& shard) {
-  ModelInput input;
+Batch input_of(MultiModalModule& model, const Batch& batch, const SequenceShard& shard) {
+  Batch input;
   input.tokens = batch.tokens;
   input.extra = batch.extra;
   input.sequence = shard;

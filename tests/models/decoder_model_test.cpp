@@ -56,7 +56,7 @@ std::shared_ptr<MultiModalModule> make(const Arguments& arguments) {
   return model;
 }
 
-ModelInput some_input() {
+Batch some_input() {
   const auto tokens = at::randint(0, 64, {2, 8}, at::kLong);
   return {.tokens = tokens, .position_ids = {}, .labels = tokens.flip({1}), .attention_mask = {}, .extra = {}};
 }
@@ -140,7 +140,7 @@ TEST(DecoderModel, TheHostWaitsForNoGpuWhateverThePositions) {
   const auto model = make(small_network());
   const auto on_host = at::TensorOptions(at::kLong).device(at::kCPU);
   for (const auto& positions : {at::Tensor(), at::arange(8, on_host).expand({2, 8})}) {
-    ModelInput whole;  // in memory that is not pinned
+    Batch whole;  // in memory that is not pinned
     whole.tokens = whole.labels = at::ones({2, 8}, on_host);
     whole.position_ids = positions;
     const auto step = [&] { (*model)(input_of_rank(*model, whole, at::Device(at::kCUDA, 0))).sum().backward(); };
@@ -171,7 +171,7 @@ Results trained_on(c10::Device device, const std::string& family, bool adapters)
     }
   }
   model.to(device);
-  ModelInput input;
+  Batch input;
   input.tokens = at::arange(16, at::TensorOptions(at::kLong).device(at::kCPU)).view({2, 8}) * 7 % 40;
   input.labels = (input.tokens + 1) % 40;
   const auto losses = model(input_of_rank(model, input, device));

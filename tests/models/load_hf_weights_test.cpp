@@ -72,7 +72,7 @@ TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
     EXPECT_TRUE(is_fsdp_module(*model.named_modules("", /*include_self=*/false)["model.layers.1"]));
     load_hf_weights(model, saved.folder.path());
     const auto here = tokens.to(device_of_tests());
-    ModelInput input{.tokens = here, .position_ids = {}, .labels = {}, .attention_mask = {}, .extra = {}};
+    Batch input{.tokens = here};
     EXPECT_TRUE(at::equal(model(input), logits.to(here.device())));
     input.labels = here;
     model(input).sum().backward();

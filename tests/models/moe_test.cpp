@@ -89,7 +89,7 @@ Trained train(const ProcessGroupPtr& world, int ranks, const Fsdp2Config* config
                                     .sink = told.sink(),
                                     .activations = plan});
   }
-  ModelInput input;
+  Batch input;
   input.tokens = sharded ? tokens_of(world->rank(), 1) : tokens_of(0, ranks);
   double scale = 1.0 / static_cast<double>(input.tokens.numel());
   if (length > 0) {
@@ -288,7 +288,7 @@ TEST(Moe, RanksThatShareAnExpert) {
 
 TEST(Moe, ExpertsWithoutRowsHaveGradientsOfZeros) {
   const auto model = make_moe();
-  ModelInput input;
+  Batch input;
   input.tokens = tokens_of(0, 1);
   input.labels = input.tokens;
   (*model)(input).sum().backward();

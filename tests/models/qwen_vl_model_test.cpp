@@ -28,8 +28,8 @@ using testing::make_vl;
 using testing::small_vl;
 
 /// Two rows, an image of 3 x 1 features in the first only; in host memory.
-ModelInput picture_and_text() {
-  ModelInput input;
+Batch picture_and_text() {
+  Batch input;
   auto generator = at::detail::createCPUGenerator(5);
   const auto whole_numbers = at::TensorOptions(at::kLong).device(at::kCPU);
   input.tokens = at::randint(0, 50, {2, 9}, generator, whole_numbers);
@@ -42,7 +42,7 @@ ModelInput picture_and_text() {
 }
 
 /// The input comes to the device as a program brings it there.
-at::Tensor run(QwenVlModel& model, const ModelInput& on_host) {
+at::Tensor run(QwenVlModel& model, const Batch& on_host) {
   return model(input_of_rank(model, on_host, testing::device_of_tests()));
 }
 
@@ -83,7 +83,7 @@ TEST_P(QwenVlFamilies, ARankWithoutPicturesJoinsTheTower) {
       const auto model = make_vl(GetParam());
       if (*frozen != 0) freeze_parameters(*model, {frozen});
       model->fully_shard({.process_group = world});
-      ModelInput own = world->rank() == 0 ? all : ModelInput{};
+      Batch own = world->rank() == 0 ? all : Batch{};
       own.tokens = all.tokens.narrow(0, world->rank(), 1);
       own.labels = all.labels.narrow(0, world->rank(), 1);
       const auto loss = run(*model, own);
@@ -168,27 +168,27 @@ TEST(QwenVlModel, PublishedNamesOfTheFirstFamilyOnly) {
 
 TEST(QwenVlModel, WrongPicturesAreASentence) {
   const auto model = make_vl("qwen2_5_vl");
-  const auto refuses = [&](const std::string& sentence, const std::function<void(ModelInput&)>& spoil) {
+  const auto refuses = [&](const std::string& sentence, const std::function<void(Batch&)>& spoil) {
     auto input = picture_and_text();
     spoil(input);
     EXPECT_THAT([&] { (*model)(input); }, ThrowsMessage<c10::Error>(HasSubstr(sentence)));
   };
   refuses("image 0 of image_grid_thw has 3 features, but only 2 tokens 50 stand for it in row 0 at 2",
-          [](ModelInput& input) { input.tokens[0][4] = 1; });
+          [](Batch& input) { input.tokens[0][4] = 1; });
   refuses("row 0 has a place for a further image (token 50) at 5, but image_grid_thw describes no more",
-          [](ModelInput& input) { input.tokens[0][5] = kImage; });
+          [](Batch& input) { input.tokens[0][5] = kImage; });
   refuses("image_grid_thw describes 1 image parts, but the tokens have places (50) for 0",
-          [](ModelInput& input) { input.tokens.fill_(1); });
+          [](Batch& input) { input.tokens.fill_(1); });
   refuses("image_grid_thw[0] is [1, 4, 3]: all must be positive, and rows and columns of patches "
           "multiples of the model's merge size 2",
-          [](ModelInput& input) {
+          [](Batch& input) {
             input.extra["image_grid_thw"] = at::tensor({int64_t{1}, int64_t{4}, int64_t{3}}).view({1, 3});
           });
-  refuses("pixel_values [12, 24] must be [16, 24]", [](ModelInput& input) {
+  refuses("pixel_values [12, 24] must be [16, 24]", [](Batch& input) {
     input.extra["image_grid_thw"] = at::tensor({int64_t{1}, int64_t{8}, int64_t{2}}).view({1, 3});
   });
   refuses("the input has pixel_values without image_grid_thw",
-          [](ModelInput& input) { input.extra.erase("image_grid_thw"); });
+          [](Batch& input) { input.extra.erase("image_grid_thw"); });
 }
 
 TEST(VisionPlan, SegmentsOfALengthLieTogether) {

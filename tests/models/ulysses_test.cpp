@@ -75,7 +75,7 @@ struct LossAndGradients {
 };
 
 /// Of an input in host memory, of which a rank that shares the sequence takes its rows.
-LossAndGradients of_model(MultiModalModule& model, const ModelInput& whole) {
+LossAndGradients of_model(MultiModalModule& model, const Batch& whole) {
   LossAndGradients result;
   result.losses = model(input_of_rank(model, whole, testing::device_of_tests()));
   result.losses.sum().backward();
@@ -86,7 +86,7 @@ LossAndGradients of_model(MultiModalModule& model, const ModelInput& whole) {
   return result;
 }
 
-LossAndGradients of_decoder(int64_t kv_heads, const ModelInput& whole) {
+LossAndGradients of_decoder(int64_t kv_heads, const Batch& whole) {
   DecoderModel model(grouped_network(kv_heads));
   auto generator = at::globalContext().defaultGenerator(at::kCPU);
   static std::mutex one_at_a_time;  // ranks are threads, and draw from one generator
@@ -116,7 +116,7 @@ TEST(Ulysses, LossesAndGradientsAreThoseOfOneRank) {
   for (const auto& [ranks, kv_heads, length, masked] :
        {std::tuple{2, 4, 12, false}, {2, 2, 11, true}, {4, 2, 12, false}, {4, 1, 9, true}}) {
     SCOPED_TRACE(c10::str(ranks, " ranks, ", kv_heads, " key heads, length ", length));
-    ModelInput whole;
+    Batch whole;
     const auto on_host = at::TensorOptions(at::kLong).device(at::kCPU);
     whole.tokens = at::randint(0, 40, {2, length}, on_host);
     whole.labels = whole.tokens.roll(1, 1);
@@ -130,7 +130,7 @@ TEST(Ulysses, LossesAndGradientsAreThoseOfOneRank) {
     const auto expected = of_decoder(kv_heads, whole);
     run_ranks(ranks, [&, kv_heads = kv_heads](const ProcessGroupPtr& world) {
       const SequenceShard shard{world, whole.tokens.size(1)};
-      ModelInput mine = whole;
+      Batch mine = whole;
       mine.sequence = shard;
       expect_same(of_decoder(kv_heads, mine), expected, shard);
     });
@@ -144,10 +144,10 @@ at::Tensor grids(std::initializer_list<int64_t> values) {
 /// 13 tokens: of 4 ranks 4 4 4 1, of 2 ranks 7 6; 9: 3 3 3 0, and 5 4. An image over the first
 /// border, a video over the second, an image behind the first; none in the last row, which ends
 /// before the others. In host memory.
-ModelInput pictures_over_borders(int64_t length = 13) {
+Batch pictures_over_borders(int64_t length = 13) {
   auto generator = at::detail::createCPUGenerator(5);
   const auto on_host = at::TensorOptions(at::kCPU);
-  ModelInput input;
+  Batch input;
   input.tokens = at::randint(0, 50, {4, length}, generator, on_host.dtype(at::kLong));
   input.labels = at::randint(0, 60, {4, length}, generator, on_host.dtype(at::kLong));
   input.token_mask = at::ones({4, length}, on_host.dtype(at::kBool));
@@ -178,9 +178,9 @@ TEST_P(UlyssesOfPictures, LossesAndGradientsAreThoseOfOneRank) {
       const SequenceShard shard{world, whole.tokens.size(1)};
       const auto model = testing::make_vl(GetParam());
       model->check_sequence_ranks(world->size());
-      ModelInput mine = whole;
+      Batch mine = whole;
       mine.sequence = shard;
-      ModelInput prepared = mine;
+      Batch prepared = mine;
       model->prepare(prepared);
       const auto* plan = dynamic_cast<const PicturePlan*>(prepared.plan.get());
       ASSERT_NE(plan, nullptr);

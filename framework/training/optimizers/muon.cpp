@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <map>
 #include <span>
 #include <utility>
 
@@ -48,10 +49,8 @@ class Muon final : public UpdateRule {
       if (*context.skip->const_data_ptr<float>() != 0) return;
       context.skip.reset();
     }
-    for (auto& shared : by_ranks(parameters)) {
+    for (const auto& shared : shared_matrices(parameters, group)) {
       const size_t at_once = shared.ranks == nullptr ? 1 : static_cast<size_t>(shared.ranks->size());
-      // The ranks of a round have matrices of about one size.
-      std::ranges::stable_sort(shared.matrices, std::ranges::greater(), &Matrix::products);
       for (size_t begin = 0; begin < shared.matrices.size(); begin += at_once) {
         const size_t count = std::min(at_once, shared.matrices.size() - begin);
         run_round({shared.matrices.data() + begin, count}, shared.ranks, group, context);
@@ -66,6 +65,19 @@ class Muon final : public UpdateRule {
   }
 
  private:
+  /// Who shares what, worked out once: it is the same at every step unless other parameters have gradients.
+  struct Plan {
+    std::vector<const SteppedParameter*> parameters{};
+    std::vector<SharedMatrices> shared{};
+  };
+
+  const std::vector<SharedMatrices>& shared_matrices(const std::vector<const SteppedParameter*>& parameters,
+                                                     const ParamGroup& group) {
+    Plan& plan = plans_[&group];
+    if (plan.parameters != parameters) plan = {parameters, by_ranks(parameters)};
+    return plan.shared;
+  }
+
   std::vector<SharedMatrices> by_ranks(const std::vector<const SteppedParameter*>& parameters) const {
     std::vector<SharedMatrices> all;
     for (const auto* each : parameters) {
@@ -80,6 +92,8 @@ class Muon final : public UpdateRule {
       auto& shared = same == all.end() ? all.emplace_back(SharedMatrices{ranks, {}}) : *same;
       shared.matrices.push_back(std::move(matrix));
     }
+    // The ranks of a round have matrices of about one size.
+    for (auto& shared : all) std::ranges::stable_sort(shared.matrices, std::ranges::greater(), &Matrix::products);
     return all;
   }
 
@@ -162,6 +176,7 @@ class Muon final : public UpdateRule {
   }
 
   MuonOptions options_;
+  std::map<const ParamGroup*, Plan> plans_;
 };
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "framework/training/optimizer.h"
+#include "framework/training/optimizers/optimizer_options.h"
 #include "framework/training/optimizers/update_rule.h"
 
 namespace megashard {

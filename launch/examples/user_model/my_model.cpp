@@ -38,7 +38,7 @@ class MyModel : public megashard::MultiModalModule, public megashard::FSDP2Mixin
     head_ = register_module("head", std::make_shared<Head>(width, vocab_size_));
   }
 
-  at::Tensor forward(megashard::ModelInput input) override {
+  at::Tensor forward(megashard::Batch input) override {
     at::Tensor x = embed_(input.tokens);
     for (const auto& block : *blocks_) x = block->as<MixBlock>()->operator()(x);
     const at::Tensor logits = (*head_)(x);  // [B, T, V]

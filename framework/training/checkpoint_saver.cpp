@@ -1,4 +1,4 @@
-#include "framework/training/training_saves.h"
+#include "framework/training/checkpoint_saver.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -27,11 +27,11 @@ ProcessGroupPtr make_saving_group(const ProcessGroupPtr& group, const std::strin
   return make_host_group(group, name, std::max(AsyncSaverOptions().deadline, group->timeout()));
 }
 
-TrainingSaves::TrainingSaves(TrainingState& state, ProcessGroupPtr group,
-                             std::function<void(const std::string& line)> say)
+CheckpointSaver::CheckpointSaver(TrainingState& state, ProcessGroupPtr group,
+                                 std::function<void(const std::string& line)> say)
     : state_(state), group_(std::move(group)), say_(std::move(say)) {}
 
-void TrainingSaves::check() {
+void CheckpointSaver::check() {
   if (!state_.arguments.save) return;
   std::string warning;
   all_or_throw(group_, [&] { warning = check_save_format(state_); });
@@ -40,7 +40,7 @@ void TrainingSaves::check() {
 }
 
 /// Empty, or why the folder is refused. Of the first rank.
-std::string TrainingSaves::settle_run(bool converts) {
+std::string CheckpointSaver::settle_run(bool converts) {
   const Arguments& arguments = state_.arguments;
   const auto& folder = *arguments.save;
   const auto steps = list_steps(folder);
@@ -72,7 +72,7 @@ std::string TrainingSaves::settle_run(bool converts) {
          "this run's first step is complete";
 }
 
-void TrainingSaves::warn_of_little_room() {
+void CheckpointSaver::warn_of_little_room() {
   const auto& folder = *state_.arguments.save;
   const auto needed = static_cast<uint64_t>(least_step_bytes(state_));
   std::error_code error;
@@ -83,7 +83,7 @@ void TrainingSaves::warn_of_little_room() {
        ": make room before the first one is due, or give another folder");
 }
 
-void TrainingSaves::begin_run(bool converts) {
+void CheckpointSaver::begin_run(bool converts) {
   if (!state_.arguments.save) return;
   // Ranks may see the folder differently: the first rank's view counts.
   const auto answer = first_rank_value(group_, [&]() -> Value {
@@ -102,41 +102,39 @@ void TrainingSaves::begin_run(bool converts) {
   state_.replaces_other_runs = answer.as_bool();
 }
 
-void TrainingSaves::go_beside_training() {
-  saver_ = std::make_unique<AsyncSaver>(group_, AsyncSaverOptions{.say = say_});
-}
+void CheckpointSaver::enable_async() { async_ = std::make_unique<AsyncSaver>(group_, AsyncSaverOptions{.say = say_}); }
 
-void TrainingSaves::save() {
+void CheckpointSaver::save() {
   finish();
   say_(saving_line(state_.iteration, *state_.arguments.save, state_.arguments.ckpt_format));
   const auto warn = [this](const std::string& line) { say_("WARNING: " + line); };
   std::erase(state_.damaged_steps, state_.iteration);  // it is replaced
-  save_training_checkpoint(state_, saving_group_, warn, saver_.get());
+  save_training_checkpoint(state_, saving_group_, warn, async_.get());
   state_.replaces_other_runs = false;  // this save does that
   last_saved_ = being_saved_ = state_.iteration;
-  if (saver_ == nullptr) finish();
+  if (async_ == nullptr) finish();
 }
 
-void TrainingSaves::follow(bool failed_on_a_rank) {
-  const bool written = saver_ != nullptr && saver_->state() == AsyncSaver::State::kWritten;
+void CheckpointSaver::poll(bool failed_on_a_rank) {
+  const bool written = async_ != nullptr && async_->state() == AsyncSaver::State::kWritten;
   if (written || failed_on_a_rank) finish();
 }
 
-void TrainingSaves::finish() {
+void CheckpointSaver::finish() {
   if (!being_saved_) return;
-  if (saver_ != nullptr) saver_->wait();
+  if (async_ != nullptr) async_->wait();
   say_(saved_line(*being_saved_, *state_.arguments.save));
   being_saved_.reset();
 }
 
-bool TrainingSaves::has_failed() const { return saver_ != nullptr && saver_->state() == AsyncSaver::State::kFailed; }
+bool CheckpointSaver::has_failed() const { return async_ != nullptr && async_->state() == AsyncSaver::State::kFailed; }
 
-std::optional<int64_t> TrainingSaves::last_in_folder() const {
+std::optional<int64_t> CheckpointSaver::last_in_folder() const {
   if (last_saved_) return last_saved_;
   return saves_where_it_loads(state_.arguments) ? loaded_at_ : std::nullopt;
 }
 
-bool TrainingSaves::is_saved() const {
+bool CheckpointSaver::is_saved() const {
   if (was_just_saved()) return true;
   const Arguments& arguments = state_.arguments;
   if (loaded_at_ != state_.iteration) return false;

@@ -1,7 +1,7 @@
-#include "framework/data/picture_dataset.h"
+#include "framework/data/conversation_dataset.h"
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace megashard {
 namespace {
 
-std::string file_of(const std::string& prefix) { return prefix + ".vision.safetensors"; }
+std::string file_of(const std::string& prefix) { return prefix + kConversationsSuffix; }
 
 at::Tensor need_tensor(const SafetensorsFile& file, const std::string& name, at::ScalarType dtype, int64_t dims) {
   TORCH_CHECK(file.contains(name), file.path(), " has no ", name,
@@ -26,26 +26,20 @@ at::Tensor need_tensor(const SafetensorsFile& file, const std::string& name, at:
 }
 
 /// Rows of all samples one behind the other; undefined where there are none.
-at::Tensor joined(std::span<const PictureSet::Sample> samples, at::Tensor PictureSet::Sample::*part, bool pin_memory) {
+at::Tensor joined(std::span<const ConversationSet::Sample> samples, at::Tensor ConversationSet::Sample::*part,
+                  bool pin_memory) {
   std::vector<at::Tensor> parts;
-  int64_t rows = 0;
   for (const auto& sample : samples) {
-    if ((sample.*part).size(0) == 0) continue;
-    parts.push_back(sample.*part);
-    rows += parts.back().size(0);
+    if ((sample.*part).size(0) > 0) parts.push_back(sample.*part);
   }
-  if (parts.empty()) return {};
-  auto sizes = parts[0].sizes().vec();
-  sizes[0] = rows;
-  auto all = at::empty(sizes, parts[0].options().pinned_memory(pin_memory));
-  return at::cat_out(all, parts);
+  return parts.empty() ? at::Tensor() : cat_rows(parts, pin_memory);
 }
 
 }  // namespace
 
-bool PictureSet::exists(const std::string& prefix) { return std::filesystem::exists(file_of(prefix)); }
+bool ConversationSet::exists(const std::string& prefix) { return std::filesystem::exists(file_of(prefix)); }
 
-PictureSet::PictureSet(const std::string& prefix) : prefix_(prefix), file_(file_of(prefix)) {
+ConversationSet::ConversationSet(const std::string& prefix) : prefix_(prefix), file_(file_of(prefix)) {
   tokens_ = need_tensor(file_, "tokens", at::kInt, 1);
   loss_mask_ = need_tensor(file_, "loss_mask", at::kByte, 1);
   TORCH_CHECK(loss_mask_.size(0) == tokens_.size(0), file_.path(), ": loss_mask must have the size of tokens");
@@ -67,7 +61,8 @@ PictureSet::PictureSet(const std::string& prefix) : prefix_(prefix), file_(file_
   }
 }
 
-PictureSet::Pictures PictureSet::read_pictures(const std::string& kind, const std::string& pixels_name) const {
+ConversationSet::Pictures ConversationSet::read_pictures(const std::string& kind,
+                                                         const std::string& pixels_name) const {
   const auto grid_name = kind + "_grid_thw";
   Pictures pictures{.grids = need_tensor(file_, grid_name, at::kLong, 2),
                     .pixels = need_tensor(file_, pixels_name, at::kFloat, 2),
@@ -95,7 +90,7 @@ PictureSet::Pictures PictureSet::read_pictures(const std::string& kind, const st
   return pictures;
 }
 
-std::vector<int64_t> PictureSet::read_ends(const std::string& name, int64_t last) const {
+std::vector<int64_t> ConversationSet::read_ends(const std::string& name, int64_t last) const {
   const auto tensor = need_tensor(file_, name, at::kLong, 1);
   const auto* value = tensor.const_data_ptr<int64_t>();
   std::vector<int64_t> ends(value, value + tensor.size(0));
@@ -110,12 +105,12 @@ std::vector<int64_t> PictureSet::read_ends(const std::string& name, int64_t last
   return ends;
 }
 
-int64_t PictureSet::tokens_of(int64_t sample) const {
+int64_t ConversationSet::tokens_of(int64_t sample) const {
   const auto at = static_cast<size_t>(sample);
   return sample_ends_[at] - (at == 0 ? 0 : sample_ends_[at - 1]);
 }
 
-PictureSet::Sample PictureSet::sample(int64_t sample) const {
+ConversationSet::Sample ConversationSet::sample(int64_t sample) const {
   const auto at = static_cast<size_t>(sample);
   const int64_t count = tokens_of(sample), first_token = sample_ends_[at] - count;
   Sample result{.tokens = {tokens_.const_data_ptr<int32_t>() + first_token, static_cast<size_t>(count)},
@@ -140,8 +135,8 @@ PictureSet::Sample PictureSet::sample(int64_t sample) const {
   return result;
 }
 
-std::map<std::string, at::Tensor> picture_inputs(std::span<const PictureSet::Sample> samples, bool pin_memory) {
-  using Sample = PictureSet::Sample;
+std::map<std::string, at::Tensor> picture_inputs(std::span<const ConversationSet::Sample> samples, bool pin_memory) {
+  using Sample = ConversationSet::Sample;
   std::map<std::string, at::Tensor> inputs;
   const auto add = [&](const char* name, at::Tensor Sample::*part, bool pinned) {
     if (auto tensor = joined(samples, part, pinned); tensor.defined()) inputs.emplace(name, std::move(tensor));
@@ -154,12 +149,12 @@ std::map<std::string, at::Tensor> picture_inputs(std::span<const PictureSet::Sam
   return inputs;
 }
 
-PictureDataset::PictureDataset(std::shared_ptr<const PictureSet> set, const PictureDatasetOptions& options)
-    : set_(std::move(set)), first_(options.first_sample), last_(options.last_sample) {
-  const int64_t count = options.last_sample - options.first_sample;
+ConversationDataset::ConversationDataset(std::shared_ptr<const ConversationSet> set, const SplitOptions& options)
+    : set_(std::move(set)), first_(options.first), last_(options.last) {
+  const int64_t count = options.last - options.first;
   TORCH_CHECK(count > 0, "the ", options.split_name, " split of \"", set_->prefix(), "\" has none of its ",
               set_->size(), " conversations; give it a larger share by --split");
-  for (int64_t i = options.first_sample; i < options.last_sample; ++i) {
+  for (int64_t i = options.first; i < options.last; ++i) {
     const int64_t tokens = set_->tokens_of(i);
     TORCH_CHECK(tokens > 1 && tokens <= options.seq_length + 1, "conversation ", i, " of \"", set_->prefix(), "\" has ",
                 tokens,
@@ -171,26 +166,57 @@ PictureDataset::PictureDataset(std::shared_ptr<const PictureSet> set, const Pict
   NumpyRandomState random(options.seed);
   std::vector<int64_t> epoch(static_cast<size_t>(count));
   while (size() < wanted) {
-    std::iota(epoch.begin(), epoch.end(), options.first_sample);
+    std::iota(epoch.begin(), epoch.end(), options.first);
     random.shuffle(std::span<int64_t>(epoch));
     const auto some = std::min(wanted - size(), count);
     order_.insert(order_.end(), epoch.begin(), epoch.begin() + some);
   }
 }
 
-void PictureDataset::read(int64_t /*index*/, std::span<int64_t> /*out*/) const {
-  TORCH_CHECK(
-      false, "\"", set_->prefix(),
-      "\" holds conversations with pictures, which have no fixed length: they cannot be blended with token files");
+Batch ConversationDataset::collate(const std::vector<int64_t>& indices, const BatchOptions& options) const {
+  std::vector<ConversationSet::Sample> samples;
+  int64_t length = 0;
+  for (const int64_t index : indices) {
+    samples.push_back(conversation(index));
+    const auto& tokens = samples.back().tokens;
+    check_tokens(std::vector<int64_t>(tokens.begin(), tokens.end()), index, options);
+    length = std::max(length, static_cast<int64_t>(tokens.size()) - 1);
+  }
+  const auto rows = static_cast<int64_t>(samples.size());
+  const auto zeros = [&](at::ScalarType type) {
+    return at::zeros({rows, length}, at::TensorOptions(type).pinned_memory(options.pin_memory));
+  };
+  Batch batch{.tokens = zeros(at::kLong),
+              .labels = zeros(at::kLong),
+              .loss_mask = zeros(at::kFloat),
+              .token_mask = zeros(at::kBool)};
+  auto* tokens = batch.tokens.mutable_data_ptr<int64_t>();
+  auto* labels = batch.labels.mutable_data_ptr<int64_t>();
+  auto* mask = batch.loss_mask.mutable_data_ptr<float>();
+  auto* real = batch.token_mask.mutable_data_ptr<bool>();
+  for (const auto& sample : samples) {
+    std::fill_n(real, sample.tokens.size() - 1, true);
+    real += length;
+    for (size_t i = 0; i + 1 < sample.tokens.size(); ++i) {
+      tokens[i] = sample.tokens[i];
+      labels[i] = sample.tokens[i + 1];
+      mask[i] = sample.loss_mask[i + 1] == 0 ? 0.0F : 1.0F;
+    }
+    tokens += length;
+    labels += length;
+    mask += length;
+  }
+  batch.extra = picture_inputs(samples, options.pin_memory);
+  return batch;
 }
 
-PictureSet::Sample PictureDataset::picture_sample(int64_t index) const {
+ConversationSet::Sample ConversationDataset::conversation(int64_t index) const {
   return set_->sample(order_.at(static_cast<size_t>(index)));
 }
 
-void PictureDataset::add_facts(int64_t samples, DatasetFacts& facts) const {
-  facts.unit = "conversation";
-  facts.documents += last_ - first_;
+void ConversationDataset::add_facts(int64_t samples, DatasetFacts& facts) const {
+  facts.units["conversation"] += last_ - first_;
+  facts.has_fixed_length = false;
   for (int64_t i = first_; i < last_; ++i) facts.tokens += set_->tokens_of(i);
   facts.add_epochs(static_cast<double>(samples) / static_cast<double>(last_ - first_));
 }

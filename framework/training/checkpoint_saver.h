@@ -18,10 +18,10 @@ ProcessGroupPtr make_saving_group(const ProcessGroupPtr& group, const std::strin
 
 /// The checkpoints that a training writes to --save, one at a time: training waits for each, or
 /// goes on beside it. All but has_failed() and was_just_saved() are collective.
-class TrainingSaves {
+class CheckpointSaver {
  public:
   /// `say` takes log lines, on every rank. `state` must outlive this.
-  TrainingSaves(TrainingState& state, ProcessGroupPtr group, std::function<void(const std::string& line)> say);
+  CheckpointSaver(TrainingState& state, ProcessGroupPtr group, std::function<void(const std::string& line)> say);
 
   /// That --ckpt-format can hold the state, before time is spent on it.
   void check();
@@ -31,15 +31,15 @@ class TrainingSaves {
   /// step that was loaded is saved again, as a step of its own run.
   void begin_run(bool converts);
   /// --async-save: from now on training does not wait.
-  void go_beside_training();
+  void enable_async();
 
   void save();
   /// Before a step changes weights and state; not collective.
   void before_changes() const {
-    if (saver_ != nullptr) saver_->before_changes();
+    if (async_ != nullptr) async_->before_changes();
   }
   /// After a step: ends a save that is written, or has failed on a rank.
-  void follow(bool failed_on_a_rank);
+  void poll(bool failed_on_a_rank);
   /// Waits for the save under way, if there is one.
   void finish();
 
@@ -67,7 +67,7 @@ class TrainingSaves {
   std::optional<int64_t> being_saved_;
   ProcessGroupPtr saving_group_;
   std::unique_ptr<RunLock> lock_;      // of the first rank
-  std::unique_ptr<AsyncSaver> saver_;  // null: training waits for each save
+  std::unique_ptr<AsyncSaver> async_;  // null: training waits for each save
 };
 
 }  // namespace megashard

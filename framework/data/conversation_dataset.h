@@ -15,6 +15,8 @@
 
 namespace megashard {
 
+inline constexpr const char* kConversationsSuffix = ".vision.safetensors";
+
 // Conversations with images and videos as launch/preprocess/preprocess_data.py --input-format
 // conversations writes them: PREFIX.vision.safetensors, mapped. The constructor checks names,
 // dtypes, sizes and bounds, and throws a sentence with the file and the remedy.
@@ -24,9 +26,9 @@ namespace megashard {
 // and, where there are videos, which a set may be without:
 //   video_ends int64 [N]; video_grid_thw int64 [V, 3]; second_per_grid_ts float32 [V]
 //   pixel_values_videos float32 [patches, pixels of a patch]
-class PictureSet {
+class ConversationSet {
  public:
-  explicit PictureSet(const std::string& prefix);
+  explicit ConversationSet(const std::string& prefix);
   static bool exists(const std::string& prefix);
 
   struct Sample {
@@ -59,35 +61,26 @@ class PictureSet {
   Pictures images_, videos_;
 };
 
-// ModelInput::extra of some samples, whose pictures follow each other: pixel_values,
+// Batch::extra of some samples, whose pictures follow each other: pixel_values,
 // image_grid_thw, pixel_values_videos, video_grid_thw, second_per_grid_ts; of a kind that none has,
 // nothing. Pixels in page-locked memory if asked for; grids are read on the host.
-std::map<std::string, at::Tensor> picture_inputs(std::span<const PictureSet::Sample> samples, bool pin_memory);
-
-struct PictureDatasetOptions {
-  std::string split_name;
-  int64_t first_sample = 0;
-  int64_t last_sample = 0;  // the one behind it
-  int64_t seq_length = 0;
-  int64_t seed = 1234;
-  std::optional<int64_t> num_samples{};  // unset: each once
-};
+std::map<std::string, at::Tensor> picture_inputs(std::span<const ConversationSet::Sample> samples, bool pin_memory);
 
 // Samples of a set in a shuffled order, epoch after epoch. A sample is a whole conversation of at
-// most seq_length + 1 tokens; longer ones are an error that names the first.
-class PictureDataset : public SampleDataset {
+// most seq_length + 1 tokens; longer ones are an error that names the first. A batch is as long as its longest one; its
+// loss_mask is the set's, and the flags about documents do not concern it.
+class ConversationDataset : public SampleDataset {
  public:
-  PictureDataset(std::shared_ptr<const PictureSet> set, const PictureDatasetOptions& options);
+  ConversationDataset(std::shared_ptr<const ConversationSet> set, const SplitOptions& options);
 
   int64_t size() const override { return static_cast<int64_t>(order_.size()); }
-  // Of fixed length: refused, samples differ (make_batch asks for picture_sample).
-  void read(int64_t index, std::span<int64_t> out) const override;
+  Batch collate(const std::vector<int64_t>& indices, const BatchOptions& options) const override;
   const std::string& source_of(int64_t /*index*/) const override { return set_->prefix(); }
   void add_facts(int64_t samples, DatasetFacts& facts) const override;
-  PictureSet::Sample picture_sample(int64_t index) const;
+  ConversationSet::Sample conversation(int64_t index) const;
 
  private:
-  std::shared_ptr<const PictureSet> set_;
+  std::shared_ptr<const ConversationSet> set_;
   int64_t first_, last_;
   std::vector<int64_t> order_;
 };

@@ -1,4 +1,4 @@
-#include "framework/training/optimizer_options.h"
+#include "framework/training/optimizers/optimizer_options.h"
 
 #include <c10/util/Exception.h>
 

@@ -1,0 +1,26 @@
+#include "framework/data/sample_dataset.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+namespace megashard {
+
+void SampleDataset::check_tokens(std::span<const int64_t> tokens, int64_t index, const BatchOptions& options) const {
+  for (const int64_t token : tokens) {
+    TORCH_CHECK(static_cast<uint64_t>(token) < static_cast<uint64_t>(options.vocab_size), "data set \"",
+                source_of(index), "\" holds token ", token, " (in sample ", index,
+                "), which is not in the model's vocabulary of ", options.vocab_size,
+                "; tokenise the text with the model's own tokenizer, or use a model with the vocabulary of the data");
+  }
+}
+
+at::Tensor cat_rows(const std::vector<at::Tensor>& parts, bool pin_memory) {
+  auto sizes = parts.at(0).sizes().vec();
+  sizes[0] = 0;
+  for (const at::Tensor& part : parts) sizes[0] += part.size(0);
+  auto all = at::empty(sizes, parts[0].options().pinned_memory(pin_memory));
+  return at::cat_out(all, parts);
+}
+
+}  // namespace megashard

@@ -1,0 +1,81 @@
+#include "framework/data/token_dataset.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+namespace megashard {
+namespace {
+
+/// One row of a batch: seq_length + 1 tokens to tokens, labels and masks.
+class RowWriter {
+ public:
+  RowWriter(Batch& batch, const BatchOptions& options) : batch_(batch), options_(options) {}
+
+  void write(int64_t row, const std::vector<int64_t>& sample) {
+    const int64_t length = options_.seq_length;
+    int64_t* tokens = batch_.tokens.mutable_data_ptr<int64_t>() + row * length;
+    int64_t* labels = batch_.labels.mutable_data_ptr<int64_t>() + row * length;
+    float* loss_mask = batch_.loss_mask.mutable_data_ptr<float>() + row * length;
+    for (int64_t i = 0; i < length; ++i) {
+      const int64_t token = sample[static_cast<size_t>(i)];
+      const bool eod = token == options_.eod_id;
+      loss_mask[i] = eod && options_.eod_mask_loss ? 0.0F : 1.0F;
+      tokens[i] = token;
+      labels[i] = sample[static_cast<size_t>(i) + 1];
+    }
+    if (options_.reset_position_ids) write_positions(row, sample);
+    if (options_.reset_attention_mask) write_attention_mask(row, sample);
+  }
+
+ private:
+  void write_positions(int64_t row, const std::vector<int64_t>& sample) {
+    const int64_t length = options_.seq_length;
+    int64_t* positions = batch_.position_ids.mutable_data_ptr<int64_t>() + row * length;
+    int64_t begin = 0;
+    for (int64_t i = 0; i < length; ++i) {
+      positions[i] = i - begin;
+      if (sample[static_cast<size_t>(i)] == options_.eod_id) begin = i + 1;
+    }
+  }
+
+  void write_attention_mask(int64_t row, const std::vector<int64_t>& sample) {
+    const int64_t length = options_.seq_length;
+    bool* mask = batch_.attention_mask.mutable_data_ptr<bool>() + row * length * length;
+    int64_t begin = 0;  // first token of the document that token i belongs to
+    for (int64_t i = 0; i < length; ++i, mask += length) {
+      std::fill_n(mask, length, false);
+      std::fill(mask + begin, mask + i + 1, true);
+      if (sample[static_cast<size_t>(i)] == options_.eod_id) begin = i + 1;
+    }
+  }
+
+  Batch& batch_;
+  const BatchOptions& options_;
+};
+
+}  // namespace
+
+Batch TokenDataset::collate(const std::vector<int64_t>& indices, const BatchOptions& options) const {
+  const auto rows = static_cast<int64_t>(indices.size());
+  const int64_t length = options.seq_length;
+  const auto empty = [&](at::IntArrayRef shape, at::ScalarType type) {
+    return at::empty(shape, at::TensorOptions(type).pinned_memory(options.pin_memory));
+  };
+  Batch batch{.tokens = empty({rows, length}, at::kLong),
+              .labels = empty({rows, length}, at::kLong),
+              .loss_mask = empty({rows, length}, at::kFloat)};
+  if (options.reset_position_ids) batch.position_ids = empty({rows, length}, at::kLong);
+  if (options.reset_attention_mask) batch.attention_mask = empty({rows, 1, length, length}, at::kBool);
+  RowWriter writer(batch, options);
+  std::vector<int64_t> sample(static_cast<size_t>(length) + 1);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t index = indices[static_cast<size_t>(row)];
+    read(index, sample);
+    check_tokens(sample, index, options);
+    writer.write(row, sample);
+  }
+  return batch;
+}
+
+}  // namespace megashard

@@ -1,0 +1,133 @@
+#include "framework/training/metrics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+
+#include "framework/training/flops.h"
+
+namespace megashard {
+namespace {
+
+using Report = const StepReport&;
+using Result = std::optional<double>;
+
+Result shown_if(bool asked_for, double value) { return asked_for ? Result(value) : Result(); }
+double number(int64_t count) { return static_cast<double>(count); }
+
+double mean_loss(const StepInterval& interval) {
+  const int64_t counted = interval.steps - interval.nan_steps;
+  return counted > 0 ? interval.loss_sum / number(counted) : std::nan("");
+}
+
+/// Losses of 0 or less are left out, as in Megatron; NaN is shown.
+Result shown_loss(double loss) { return shown_if(!(loss <= 0), loss); }
+
+Result measured(Report report, std::string_view key);
+
+/// Scripts cut Megatron's log line at ':' and '|', so its fields keep their order and form, and further ones stand
+/// behind them. The log line begins with its time and "iteration N/N", which is no metric.
+constexpr Metric kMetrics[] = {
+    {.key = "step", .is_whole = true, .value = [](Report r) -> Result { return number(r.iteration); }},
+    {.key = "loss", .value = [](Report r) -> Result { return r.step.loss; }},
+    {.key = "grad_norm", .value = [](Report r) -> Result { return r.step.grad_norm; }},
+    {.key = "lr", .value = [](Report r) -> Result { return r.lr; }},
+    {.key = "tokens_per_s",
+     .value = [](Report r) -> Result { return number(r.global_batch_size * r.seq_length) / r.seconds; }},
+    {.key = "mfu",
+     .value = [](Report r) -> Result {
+       if (!r.peak_tflops) return {};
+       return tflops_per_device(r.flops, r.seconds, r.world_size) / *r.peak_tflops;
+     }},
+    {.key = "peak_memory_bytes",  // resident on a CPU, the allocator's on a GPU
+     .is_whole = true,
+     .of_rank = [](const HostMeasures& host) { return host.peak_memory_bytes; },
+     .over_ranks = OverRanks::kMax},
+    {.key = "data_wait_s",
+     .of_rank = [](const HostMeasures& host) { return host.data_wait_seconds; },
+     .over_ranks = OverRanks::kMax},
+    {.key = "step_s", .value = [](Report r) -> Result { return r.seconds; }},
+    {.key = "consumed_samples",
+     .text = " consumed samples: %12.0f |",
+     .is_whole = true,
+     .value = [](Report r) -> Result { return number(r.consumed_samples); }},
+    {.text = " elapsed time per iteration (ms): %.1f |",
+     .value = [](Report r) -> Result { return r.interval.seconds * 1000 / number(r.interval.steps); }},
+    {.text = " throughput per GPU (TFLOP/s/GPU): %.1f |",
+     .value = [](Report r) -> Result {
+       const double flops = r.flops * number(r.interval.steps);
+       return shown_if(r.arguments.log_throughput, tflops_per_device(flops, r.interval.seconds, r.world_size));
+     }},
+    {.text = " learning rate: %.6E |", .value = [](Report r) -> Result { return r.next_lr; }},
+    {.key = "global_batch_size",
+     .text = " global batch size: %5.0f |",
+     .is_whole = true,
+     .value = [](Report r) -> Result { return number(r.global_batch_size); }},
+    {.text = " lm loss: %.6E |", .value = [](Report r) -> Result { return shown_loss(mean_loss(r.interval)); }},
+    {.text = " tokens per sample: %.6E |",
+     .value = [](Report r) -> Result {
+       return shown_if(r.arguments.log_tps, r.interval.tokens_per_sample / number(r.interval.steps));
+     }},
+    // There is no loss scaling here, nor iterations that it skips.
+    {.text = " loss scale: %.1f |", .value = [](Report) -> Result { return 1.0; }},
+    {.text = " grad norm: %.3f |", .value = [](Report r) -> Result { return r.step.grad_norm; }},
+    {.key = "zeros_in_grad", .text = " num zeros: %.1f |", .value = [](Report r) -> Result { return r.zeros_in_grad; }},
+    {.key = "params_norm", .text = " params norm: %.3f |", .value = [](Report r) -> Result { return r.params_norm; }},
+    {.text = " number of skipped iterations: %3.0f |", .value = [](Report) -> Result { return 0.0; }},
+    {.text = " number of nan iterations: %3.0f |",
+     .value = [](Report r) -> Result { return number(r.interval.nan_steps); }},
+    {.text = " tokens per second: %.1f |",
+     .value = [](Report r) -> Result {
+       return shown_if(r.arguments.log_tokens_per_second,
+                       number(r.interval.samples * r.seq_length) / r.interval.seconds);
+     }},
+    {.text = " peak memory (MiB): %.1f |",
+     .value = [](Report r) -> Result {
+       const Result bytes = measured(r, "peak_memory_bytes");
+       return shown_if(r.arguments.log_memory && bytes, bytes.value_or(0) / (1 << 20));
+     }},
+    {.key = "validation_loss", .value = [](Report r) -> Result { return r.validation_loss; }},
+};
+
+Result measured(Report report, std::string_view key) {
+  auto next = report.step.measures.begin();
+  for (const Metric& metric : kMetrics) {
+    if (metric.of_rank == nullptr || next == report.step.measures.end()) continue;
+    if (metric.key == key) return *next;
+    ++next;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::span<const Metric> metrics() { return kMetrics; }
+
+std::optional<double> value_of(const Metric& metric, const StepReport& report) {
+  if (metric.value != nullptr) return metric.value(report);
+  return measured(report, metric.key);
+}
+
+std::vector<double> measured_metrics(const HostMeasures& host) {
+  std::vector<double> values;
+  for (const Metric& metric : kMetrics) {
+    if (metric.of_rank != nullptr) values.push_back(metric.of_rank(host));
+  }
+  return values;
+}
+
+void reduce_metrics(std::vector<double>& all, const std::vector<double>& of_rank) {
+  if (all.empty()) {
+    all = of_rank;
+    return;
+  }
+  auto next = of_rank.begin();
+  auto total = all.begin();
+  for (const Metric& metric : kMetrics) {
+    if (metric.of_rank == nullptr || next == of_rank.end()) continue;
+    *total = metric.over_ranks == OverRanks::kMax ? std::max(*total, *next) : *total + *next;
+    ++next, ++total;
+  }
+}
+
+}  // namespace megashard

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "framework/arguments/arguments.h"
+
+namespace megashard {
+
+/// What the host of one rank measures of a step.
+struct HostMeasures {
+  double data_wait_seconds = 0;
+  double peak_memory_bytes = 0;
+};
+
+/// A step, over all ranks.
+struct StepSummary {
+  double loss = 0;                 ///< mean over the tokens of the global batch
+  double tokens = 0;               ///< whose loss_mask is not 0
+  double grad_norm = 0;            ///< before clipping
+  std::vector<double> measures{};  ///< of the metrics that ranks measure
+};
+
+/// The steps since the last log line.
+struct StepInterval {
+  double loss_sum = 0;           ///< of the steps whose loss is a number
+  double tokens_per_sample = 0;  ///< summed over the steps
+  int64_t steps = 0;
+  int64_t samples = 0;
+  int64_t nan_steps = 0;  ///< whose loss is no number
+  double seconds = 0;
+};
+
+/// All that metrics are worked out from, after a step.
+struct StepReport {
+  const Arguments& arguments;
+  int64_t iteration = 0;  ///< from 1
+  int64_t train_iters = 0;
+  int64_t consumed_samples = 0;  ///< after the step
+  int64_t global_batch_size = 0;
+  int64_t seq_length = 0;
+  int64_t world_size = 1;
+  double seconds = 0;
+  double lr = 0;       ///< used in this step
+  double next_lr = 0;  ///< after the scheduler's step
+  double flops = 0;    ///< of the global batch
+  std::optional<double> peak_tflops{};
+  StepSummary step{};
+  StepInterval interval{};                  ///< this step included
+  std::optional<double> zeros_in_grad{};    ///< --log-num-zeros-in-grad, of steps with a log line
+  std::optional<double> params_norm{};      ///< --log-params-norm, of steps with a log line
+  std::optional<double> validation_loss{};  ///< of an evaluation after this step
+};
+
+enum class OverRanks { kMax, kSum };
+
+/// A number that is told of a step. The log line and the metrics file print those that are theirs, in the order of
+/// metrics(); a further writer (TensorBoard, ...) would, too.
+struct Metric {
+  const char* key = nullptr;   ///< in the metrics file; null: not there
+  const char* text = nullptr;  ///< in the log line, as printf's format of a double; null: not there
+  bool is_whole = false;       ///< an integer in the file
+  /// None: the step has no such number, and nothing is written. Null: what the ranks have measured.
+  std::optional<double> (*value)(const StepReport& report) = nullptr;
+  /// Measured by every rank when its gradients are there, and reduced over the ranks. Null: not measured.
+  double (*of_rank)(const HostMeasures& host) = nullptr;
+  OverRanks over_ranks = OverRanks::kMax;
+};
+
+/// Every metric. A new one is one entry of this list, in metrics.cpp.
+std::span<const Metric> metrics();
+
+std::optional<double> value_of(const Metric& metric, const StepReport& report);
+
+/// What this rank measures, for the metrics that ranks measure, in their order.
+std::vector<double> measured_metrics(const HostMeasures& host);
+/// Takes another rank's into those of the ranks before it (none: empty).
+void reduce_metrics(std::vector<double>& all, const std::vector<double>& of_rank);
+
+}  // namespace megashard

@@ -1,0 +1,96 @@
+"""The recipes of docs/extending.md, carried out: their code is put into a copy of the tree, built, and trained with."""
+import math
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+import megashard
+from megashard import BUILD, ROOT, environment, losses
+
+PAGE = (ROOT / "docs" / "extending.md").read_text()
+# `FILE`, behind `TEXT`:     and the code in a block below it
+EDIT = re.compile(r"^`(?P<file>[^`\n]+)`, "
+                  r"(?:a new file|(?P<where>behind|in front of|in place of) `(?P<text>[^`\n]+)`):\n"
+                  r"```\w+\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+EDITS = [match.groupdict() for match in EDIT.finditer(PAGE)]
+
+
+def apply(edit, tree):
+    path = tree / edit["file"]
+    if edit["where"] is None:
+        assert not path.exists()
+        path.write_text(edit["code"])
+        return
+    lines = path.read_text().splitlines(keepends=True)
+    places = [number for number, line in enumerate(lines) if edit["text"] in line]
+    assert len(places) == 1, f"{edit['text']!r} stands on {len(places)} lines of {edit['file']}"
+    first, last = {"behind": (1, 1), "in front of": (0, 0), "in place of": (0, 1)}[edit["where"]]
+    lines[places[0] + first:places[0] + last] = [edit["code"]]
+    path.write_text("".join(lines))
+
+
+def copied_tree(folder):
+    """The repository's files, and its build folder but for the tests' programs; times stay, as ninja goes by them."""
+    tree = folder / "tree"
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True,
+                            text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    shutil.copytree(BUILD, tree / BUILD.relative_to(ROOT), symlinks=True,
+                    ignore=lambda path, names: ["tests"] if path == str(BUILD) else [])
+    return tree
+
+
+def in_place_of_root(tree, *command):
+    """The command, for which the copy stands at the repository's path: what ninja knows of the build folder holds, and
+    only what has changed is compiled."""
+    user = [] if os.geteuid() == 0 else ["--map-root-user"]
+    script = 'mount --bind "$0" "$1" && cd "$1" && shift && exec "$@"'
+    return ["unshare", "--mount", *user, "sh", "-c", script, tree, ROOT, *command]
+
+
+def test_every_block_of_the_page_says_where_it_goes():
+    assert len(EDITS) == PAGE.count("\n```") // 2 > 10
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory):
+    """The build folder of the program with all recipes in it."""
+    tree = copied_tree(tmp_path_factory.mktemp("extended"))
+    for edit in EDITS:
+        apply(edit, tree)
+    if subprocess.run(in_place_of_root(tree, "true"), capture_output=True).returncode != 0:
+        pytest.skip("nothing can be mounted here, and a build from nothing takes too long")
+    build = BUILD.relative_to(ROOT)
+    megashard.run(*in_place_of_root(tree, "ninja", "-C", build, "launch/megashard"), timeout=1500)
+    return tree / build
+
+
+def test_the_recipes_work_together(extended, folder, monkeypatch):
+    monkeypatch.setattr(megashard, "PROGRAM", extended / "launch" / "megashard")
+    libraries = environment(LD_LIBRARY_PATH=f"{extended}:{extended / 'launch'}")  # its own name the other folder's
+
+    def pretrain(**options):
+        return megashard.pretrain(folder, "--data-path", folder / "counted", defaults=training, env=libraries,
+                                  **options)
+
+    document = " ".join(str(3 + number % 7) for number in range(50))
+    (folder / "counted.numbers.txt").write_text(f"{document}\n" * 12)
+    training = megashard.network() + ("--split 100,0,0 --micro-batch-size 2 --global-batch-size 4 --train-iters 8 "
+                                      "--lr 1e-2 --log-interval 1 --optimizer lion --lr-decay-style square-root " +
+                                      megashard.RUN)
+    steps, out = pretrain(ranks=2)
+    assert "> training data: 12 documents, 600 tokens" in out
+    assert [step["lr"] for step in steps] == pytest.approx([1e-2 * (1 - math.sqrt(done / 8)) for done in range(8)])
+    assert steps[-1]["loss"] < steps[0]["loss"] - 0.2
+    for step in steps:
+        assert step["samples_per_s"] == pytest.approx(4 / step["step_s"])
+    assert out.count("| samples per second: ") == 8
+    alone, _ = pretrain()
+    # Where the momentum of an element is about 0, its sign may be another one.
+    assert losses(alone) == pytest.approx(losses(steps), rel=1e-2)
