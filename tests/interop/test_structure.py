@@ -72,7 +72,6 @@ KNOWN_CIRCLES = [
     {"framework/arguments", "framework/data"},
     {"framework/training", "framework/training/optimizers"},
     {"models", "models/hugging_face", "models/layers", "models/moe", "models/vision"},
-    {"launch", "launch/checkpoints", "launch/infer", "launch/train"},
     {"launch/arguments", "launch/roll"},
 ]
 
