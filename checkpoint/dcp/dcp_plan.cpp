@@ -108,11 +108,16 @@ class PlanMerger {
       if (item.is_tensor) entries.back().stored = DcpTensor{.dtype = item.dtype, .sizes = item.global_sizes};
       chunk_of_.emplace_back();
     }
+    static const DcpTensor kPlainValue;
     auto* tensor = entries[found->second].tensor();
-    check_agreement(item, tensor, rank);
+    const auto& planned = tensor == nullptr ? kPlainValue : *tensor;
+    TORCH_CHECK_VALUE(
+        (tensor != nullptr) == item.is_tensor && planned.dtype == item.dtype && planned.sizes == item.global_sizes,
+        "ranks disagree on ", item.key, ": ", torch_dtype_name(planned.dtype), describe_sizes(planned.sizes),
+        " and, on rank ", rank, ", ", torch_dtype_name(item.dtype), describe_sizes(item.global_sizes));
     const auto [holder, first] = chunk_of_[found->second].emplace(item.offsets, holders_.size());
     if (first) {
-      holders_.push_back({found->second, tensor == nullptr ? 0 : tensor->chunks.size(), {}});
+      holders_.push_back({found->second, planned.chunks.size(), {}});
       if (tensor != nullptr) tensor->chunks.push_back({.offsets = item.offsets, .sizes = item.sizes});
     } else if (tensor != nullptr) {
       const auto& chunk = tensor->chunks[holders_[holder->second].chunk];
@@ -120,18 +125,6 @@ class PlanMerger {
                         describe_sizes(item.sizes), " elements of ", item.key, " at ", describe_sizes(item.offsets));
     }
     holders_[holder->second].places.emplace_back(rank, number);
-  }
-
-  static void check_agreement(const WriteItem& item, const DcpTensor* planned, size_t rank) {
-    const bool agrees = planned == nullptr
-                            ? !item.is_tensor
-                            : item.is_tensor && planned->dtype == item.dtype && planned->sizes == item.global_sizes;
-    const auto text = [](const auto* tensor, const auto& sizes) {
-      return tensor == nullptr ? "a plain value" : torch_dtype_name(tensor->dtype) + describe_sizes(sizes);
-    };
-    TORCH_CHECK_VALUE(agrees, "ranks disagree on ", item.key, ": ",
-                      text(planned, planned == nullptr ? item.sizes : planned->sizes), " and, on rank ", rank, ", ",
-                      text(item.is_tensor ? &item : nullptr, item.global_sizes));
   }
 
   /// What one rank alone holds is settled first; the rest goes where the least is planned so far.

@@ -33,8 +33,7 @@ class SafetensorsReader : public CheckpointReader {
     }
     for (const auto& [name, value] : file->metadata()) {
       const auto key = (path == this->path() ? "" : name_of(path) + ":") + "__metadata__." + name;
-      values_.emplace(key, value);
-      add_value({key, {key}});
+      add_value({key, {key}}, value);
     }
   }
 
@@ -73,12 +72,6 @@ class SafetensorsReader : public CheckpointReader {
     file_of(key)->forget(key);
   }
 
-  Value read_value(const std::string& key) override {
-    const auto found = values_.find(key);
-    TORCH_CHECK_VALUE(found != values_.end(), path(), " has no value \"", key, "\"");
-    return found->second;
-  }
-
   /// The format has no checksums: opening has compared every range with the file's length, so that
   /// reading is what is left.
   CheckedBytes verify(const FaultSink& fault) override {
@@ -99,7 +92,6 @@ class SafetensorsReader : public CheckpointReader {
  private:
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::unordered_map<std::string, const SafetensorsFile*> file_of_;
-  std::unordered_map<std::string, std::string> values_;
 };
 
 /// The files that an index names, each checked to hold what it says.

@@ -14,9 +14,15 @@ void CheckpointReader::add_tensor(TensorInfo info) {
   tensors_.push_back(std::move(info));
 }
 
-void CheckpointReader::add_value(ValueKey value) {
-  values_.insert(value.key);
-  value_keys_.push_back(std::move(value));
+void CheckpointReader::add_value(ValueKey key, Value known) {
+  values_.emplace(key.key, std::move(known));
+  value_keys_.push_back(std::move(key));
+}
+
+Value CheckpointReader::read_value(const std::string& key) {
+  const auto found = values_.find(key);
+  TORCH_CHECK_VALUE(found != values_.end(), path_, " has no value \"", key, "\"");
+  return found->second;
 }
 
 const TensorInfo* CheckpointReader::find(const std::string& key) const {

@@ -6,7 +6,6 @@
 #include <functional>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "checkpoint/files/read_queue.h"
@@ -75,7 +74,7 @@ class CheckpointReader {
   virtual void release(const std::string& /*key*/) {}
 
   /// Of a tensor in a value, its record (value_tensors.h).
-  virtual Value read_value(const std::string& key) = 0;
+  virtual Value read_value(const std::string& key);
   /// The plain values, nested. `wanted` chooses by key; null: all.
   Dict read_values(const std::function<bool(const std::string& key)>& wanted = {});
 
@@ -85,8 +84,8 @@ class CheckpointReader {
 
  protected:
   explicit CheckpointReader(std::string path) : path_(std::move(path)) {}
-  void add_tensor(TensorInfo info);  ///< of equal keys the first counts
-  void add_value(ValueKey value);
+  void add_tensor(TensorInfo info);                           ///< of equal keys the first counts
+  void add_value(ValueKey key, Value known = {});             ///< what read_value gives, unless a format overrides it
   const TensorInfo& tensor_at(const std::string& key) const;  ///< throws when there is none
 
  private:
@@ -94,7 +93,7 @@ class CheckpointReader {
   std::vector<TensorInfo> tensors_;
   std::vector<ValueKey> value_keys_;
   std::unordered_map<std::string, size_t> index_;  // of tensors
-  std::unordered_set<std::string> values_;
+  std::unordered_map<std::string, Value> values_;
 };
 
 }  // namespace megashard

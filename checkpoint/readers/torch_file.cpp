@@ -1,7 +1,5 @@
 #include "checkpoint/readers/torch_file.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <filesystem>
 
@@ -55,9 +53,7 @@ void TorchFile::collect(std::vector<Value>& path, const Value& value) {
     const auto& items = value.as_items();
     for (size_t i = 0; i < items.size(); ++i) enter(static_cast<int64_t>(i), items[i]);
   } else {
-    auto key = joined(path);
-    values_.emplace(key, value);
-    add_value({std::move(key), path});
+    add_value({joined(path), path}, value);
   }
 }
 
@@ -74,12 +70,6 @@ std::vector<std::string> TorchFile::file_names() const { return {std::filesystem
 at::Tensor TorchFile::read_rows(const std::string& key, int64_t begin, int64_t count) {
   tensor_at(key);
   return megashard::read_rows(file_, stored_.at(key), begin, count);
-}
-
-Value TorchFile::read_value(const std::string& key) {
-  const auto found = values_.find(key);
-  TORCH_CHECK_VALUE(found != values_.end(), path(), " has no value \"", key, "\"");
-  return found->second;
 }
 
 CheckedBytes TorchFile::verify(const FaultSink& fault) { return verify_archive(archive_, file_names()[0], fault); }

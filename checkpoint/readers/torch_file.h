@@ -23,7 +23,6 @@ class TorchFile : public CheckpointReader {
   std::vector<StoredChunk> chunks(const std::string& key) const override;
   std::vector<std::string> file_names() const override;
   at::Tensor read_rows(const std::string& key, int64_t begin, int64_t count) override;
-  Value read_value(const std::string& key) override;
   CheckedBytes verify(const FaultSink& fault) override;
 
  private:
@@ -32,7 +31,6 @@ class TorchFile : public CheckpointReader {
   InputFile file_;
   TorchArchive archive_;
   std::unordered_map<std::string, StoredTensor> stored_;
-  std::unordered_map<std::string, Value> values_;
 };
 
 }  // namespace megashard
