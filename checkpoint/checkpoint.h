@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/dcp/checkpoint_format.h"
@@ -12,12 +13,13 @@
 #include "checkpoint/steps/run_history.h"
 #include "checkpoint/values/state_dict_keys.h"
 #include "checkpoint/values/value.h"
-#include "parallel/sharded_tensor.h"
 
 namespace megashard {
 
 class ProcessGroup;
 using ProcessGroupPtr = std::shared_ptr<ProcessGroup>;
+struct ShardedTensor;
+using ShardedTensors = std::vector<std::pair<std::string, ShardedTensor>>;
 struct CheckpointStep;
 struct SavePlanCache;
 

@@ -10,7 +10,6 @@
 #include "checkpoint/values/gather_values.h"
 #include "checkpoint/values/state_dict_keys.h"
 #include "checkpoint/values/tensor_info.h"
-#include "checkpoint/values/value_paths.h"
 #include "parallel/collectives/agreement.h"
 
 namespace megashard {
@@ -18,16 +17,16 @@ namespace {
 
 using Wanted = std::function<bool(const std::string& key)>;
 
-LoadReport compare_names(const DcpReader& reader, const ShardedTensors& tensors, const Wanted& is_wanted) {
+LoadReport compare_names(const CheckpointReader& reader, const ShardedTensors& tensors, const Wanted& is_wanted) {
   LoadReport report;
   std::unordered_set<std::string> asked;
   for (const auto& [key, tensor] : tensors) {
     asked.insert(key);
-    if (is_wanted(key) && reader.find(key) == nullptr) report.missing.push_back(key);
+    if (is_wanted(key) && !reader.contains(key)) report.missing.push_back(key);
   }
-  for (const auto& entry : reader.entries()) {
-    if (!entry.is_tensor || is_extra_state(entry.key) || is_in_value(entry)) continue;
-    if (is_wanted(entry.key) && asked.count(entry.key) == 0) report.unexpected.push_back(entry.key);
+  for (const auto& [key, dtype, sizes] : reader.tensors()) {
+    if (is_extra_state(key) || reader.is_value(key)) continue;
+    if (is_wanted(key) && asked.count(key) == 0) report.unexpected.push_back(key);
   }
   return report;
 }
@@ -49,10 +48,9 @@ LoadReport merge_reports(const std::vector<Value>& reports) {
   return {{missing.begin(), missing.end()}, {unexpected.begin(), unexpected.end()}};
 }
 
-void check_fit(DcpReader& reader, const ShardedTensors& tensors, const Wanted& is_wanted) {
+void check_fit(CheckpointReader& reader, const ShardedTensors& tensors, const Wanted& is_wanted) {
   for (const auto& [key, tensor] : tensors) {
-    const auto* entry = is_wanted(key) ? reader.find(key) : nullptr;
-    if (entry != nullptr) reader.check_fit(*entry, tensor);
+    if (is_wanted(key) && reader.contains(key)) reader.check_fit(key, tensor);
   }
 }
 
@@ -73,7 +71,7 @@ LoadedCheckpoint load_checkpoint(const CheckpointStep& step, const ShardedTensor
                                  const ProcessGroupPtr& group, const LoadOptions& options) {
   const auto& folder = step.folder;
   const Wanted is_wanted = [&](const std::string& key) { return !options.wanted || options.wanted(key); };
-  std::unique_ptr<DcpReader> reader;
+  std::unique_ptr<CheckpointReader> reader;
   LoadedCheckpoint loaded;
   loaded.report = merge_reports(gather_values(group, [&] {
     if (options.format) expect_format(folder, *options.format);
@@ -87,21 +85,15 @@ LoadedCheckpoint load_checkpoint(const CheckpointStep& step, const ShardedTensor
     }
     std::unordered_set<std::string> asked;
     for (const auto& [key, tensor] : tensors) asked.insert(key);
-    std::vector<FlatValue> leaves;
-    for (const auto& entry : reader->entries()) {
-      const bool is_value = !entry.is_tensor || is_in_value(entry);
-      if (is_value && asked.count(entry.key) == 0 && is_wanted(entry.key))
-        leaves.push_back({entry.key, entry.path, reader->read_value(entry)});
-    }
-    loaded.values = nest_values(std::move(leaves), reader->entries().size());
+    loaded.values =
+        reader->read_values([&](const std::string& key) { return asked.count(key) == 0 && is_wanted(key); });
   });
   if (options.accept) all_or_rethrow(group, [&] { options.accept(loaded.values, loaded.report); });
   all_or_throw(group, [&] { check_fit(*reader, tensors, is_wanted); });
   all_or_throw(group, [&] {
     ReadQueue reads;
     for (const auto& [key, tensor] : tensors) {
-      const auto* entry = is_wanted(key) ? reader->find(key) : nullptr;
-      if (entry != nullptr) reader->read_tensor(*entry, tensor, reads);
+      if (is_wanted(key) && reader->contains(key)) reader->read_into(key, tensor, reads);
     }
     reads.run();
   });

@@ -1,13 +1,24 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
-#include "checkpoint/dcp/dcp_reader.h"
+#include "checkpoint/readers/checkpoint_reader.h"
 
 namespace megashard {
 
-/// The folder of a step, in either format. Throws for others; reads metadata, and no tensor.
-std::unique_ptr<DcpReader> open_step(const std::string& folder);
+/// A step's folder, a training's directory, a Hugging Face directory, a .safetensors file or a
+/// torch.save file; throws ValueError for anything else. Of a training's directory it is the step that
+/// a run would load (find_step.h): `notice` gets a line when that is not the tracker's. A folder and
+/// `ckpt_step` are taken as they are, damaged or not.
+std::unique_ptr<CheckpointReader> open_checkpoint(const std::string& path,
+                                                  std::optional<int64_t> ckpt_step = std::nullopt,
+                                                  const std::function<void(const std::string& line)>& notice = {});
+
+/// A step's folder, torch_dcp or torch_dist; throws for others, as detect_format does.
+std::unique_ptr<CheckpointReader> open_step(const std::string& folder);
 
 }  // namespace megashard

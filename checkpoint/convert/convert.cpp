@@ -50,22 +50,23 @@ void TensorCounter::add(int64_t bytes) {
 
 void check_step_folder(const std::string& folder, const std::string& flag) {
   const bool is_file = path_exists(folder) && !is_directory(folder);
-  TORCH_CHECK(!is_file, folder, " is a file, and ", flag,
-              " takes a step's folder, such as .../iter_0000100 or .../release; torch_to_dcp makes a step of a file of "
-              "torch.save");
-  TORCH_CHECK(is_directory(folder), "there is no directory ", folder, " for ", flag,
-              "; give the folder of a step, such as .../iter_0000100 or .../release");
+  TORCH_CHECK_VALUE(
+      !is_file, folder, " is a file, and ", flag,
+      " takes a step's folder, such as .../iter_0000100 or .../release; torch_to_dcp makes a step of a file of "
+      "torch.save");
+  TORCH_CHECK_VALUE(is_directory(folder), "there is no directory ", folder, " for ", flag,
+                    "; give the folder of a step, such as .../iter_0000100 or .../release");
   if (path_exists(folder + "/" + kDcpMetadataFile)) {
     check_descriptions(folder);
     return;
   }
   const auto latest = latest_step(folder);
   const auto content = content_of(folder);
-  TORCH_CHECK(content.kind != FolderContent::Kind::kRun, folder, " holds steps, and ", flag,
-              " takes one of them: give ", latest ? latest->folder : folder + "/" + content.name, ", the latest");
-  TORCH_CHECK(content.kind != FolderContent::Kind::kWeights || !content.name.ends_with(".safetensors"), folder,
-              " holds Hugging Face weights; hf_to_dcp and hf_to_torch_dist read them, and ", flag,
-              " takes a step's folder");
+  TORCH_CHECK_VALUE(content.kind != FolderContent::Kind::kRun, folder, " holds steps, and ", flag,
+                    " takes one of them: give ", latest ? latest->folder : folder + "/" + content.name, ", the latest");
+  TORCH_CHECK_VALUE(content.kind != FolderContent::Kind::kWeights || !content.name.ends_with(".safetensors"), folder,
+                    " holds Hugging Face weights; hf_to_dcp and hf_to_torch_dist read them, and ", flag,
+                    " takes a step's folder");
 }
 
 void check_source_bytes(const std::string& folder, const ConvertProgress& progress) {
@@ -78,8 +79,8 @@ void check_source_bytes(const std::string& folder, const ConvertProgress& progre
 void refuse_existing(const std::string& path, const std::string& flag) {
   std::error_code error;
   const bool empty_folder = is_directory(path) && std::filesystem::is_empty(path, error);
-  TORCH_CHECK(!path_exists(path) || empty_folder, path, " exists already, and ", flag,
-              " replaces nothing: give another name, or --overwrite");
+  TORCH_CHECK_VALUE(!path_exists(path) || empty_folder, path, " exists already, and ", flag,
+                    " replaces nothing: give another name, or --overwrite");
 }
 
 }  // namespace megashard

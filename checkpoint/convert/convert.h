@@ -31,7 +31,7 @@ class TensorCounter {
 /// files of the step, which say what it holds, as check_source_bytes does.
 void check_step_folder(const std::string& folder, const std::string& flag);
 
-/// Reads every byte of a step and compares it with manifest.json; throws a sentence that names the
+/// Reads every byte of a step and compares it with manifest.json; throws an error that names the
 /// damaged file. A step without one, from PyTorch or Megatron, has no checksums: files that are too
 /// short are found when they are read.
 void check_source_bytes(const std::string& folder, const ConvertProgress& progress);

@@ -5,14 +5,11 @@
 #include <c10/util/Exception.h>
 
 #include <map>
-#include <memory>
-#include <optional>
 #include <vector>
 
 #include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/dcp/dcp_reader.h"
 #include "checkpoint/files/file_io.h"
-#include "checkpoint/open_checkpoint.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"
 #include "checkpoint/values/value_paths.h"
@@ -23,19 +20,21 @@ namespace {
 
 /// What an entry data/N of the new archive is copied from: a whole tensor, or bytes of a data file.
 struct StorageSource {
-  const DcpEntry* tensor = nullptr;
+  std::string tensor{};  // its key
   const InputFile* file = nullptr;
-  FileRange range;
+  FileRange range{};
 };
 
 class DcpToTorch {
  public:
-  explicit DcpToTorch(const std::string& folder) : reader_(open_step(folder)) {
-    TORCH_CHECK(reader_->format() == CheckpointFormat::kTorchDcp, folder,
-                " is a torch_dist checkpoint; make it torch_dcp first (megashard convert torch_dist_to_dcp)");
+  explicit DcpToTorch(const std::string& folder) : reader_(folder, checked_format(folder), read_dcp_metadata(folder)) {
     std::vector<FlatValue> leaves;
-    for (const auto& entry : reader_->entries())
-      leaves.push_back({entry.key, entry.path, entry.is_tensor ? tensor_of(entry) : value_of(entry)});
+    for (const auto& entry : reader_.entries()) {
+      const auto* tensor = entry.tensor();
+      leaves.push_back({entry.key, entry.path,
+                        tensor != nullptr ? tensor_of(entry.key, *tensor)
+                                          : value_of(entry.key, std::get<DcpBytes>(entry.stored).location)});
+    }
     const auto keys = leaves.size();
     root_ = nest_values(std::move(leaves), keys);
   }
@@ -50,31 +49,36 @@ class DcpToTorch {
   }
 
  private:
-  Value tensor_of(const DcpEntry& entry) {
-    sources_.push_back({&entry, nullptr, {}});
-    return tensor_record(entry.dtype, entry.sizes, std::to_string(sources_.size() - 1));
+  static CheckpointFormat checked_format(const std::string& folder) {
+    const auto format = detect_format(folder);
+    TORCH_CHECK_VALUE(format == CheckpointFormat::kTorchDcp, folder,
+                      " is a torch_dist checkpoint; make it torch_dcp first (megashard convert torch_dist_to_dcp)");
+    return format;
+  }
+
+  Value tensor_of(const std::string& key, const DcpTensor& tensor) {
+    sources_.push_back({.tensor = key});
+    return tensor_record(tensor.dtype, tensor.sizes, std::to_string(sources_.size() - 1));
   }
 
   /// Its tensors' storages come along.
-  Value value_of(const DcpEntry& entry) {
-    TORCH_CHECK(!entry.location.file.empty(), reader_->folder(), "/.metadata does not say where ", entry.key,
-                " is stored");
-    const auto& file =
-        files_.try_emplace(entry.location.file, reader_->folder() + "/" + entry.location.file).first->second;
-    const TorchArchive archive(file, entry.location.range);
+  Value value_of(const std::string& key, const DcpLocation& location) {
+    TORCH_CHECK(!location.file.empty(), reader_.path(), "/.metadata does not say where ", key, " is stored");
+    const auto& file = files_.try_emplace(location.file, reader_.path() + "/" + location.file).first->second;
+    const TorchArchive archive(file, location.range);
     auto renamed = rename_storages(read_root(archive), sources_.size());
-    for (const auto& name : renamed.names) sources_.push_back({nullptr, &file, archive.locate("data/" + name)});
+    for (const auto& name : renamed.names) sources_.push_back({.file = &file, .range = archive.locate("data/" + name)});
     return std::move(renamed.value);
   }
 
   at::Tensor read(const StorageSource& source) {
-    if (source.tensor != nullptr) return reader_->read_tensor(*source.tensor);
+    if (source.file == nullptr) return reader_.read_tensor(source.tensor);
     auto bytes = at::empty({source.range.length}, at::TensorOptions(at::kByte));
     source.file->read_at(bytes.data_ptr(), source.range.length, source.range.offset);
     return bytes;
   }
 
-  std::unique_ptr<DcpReader> reader_;
+  DcpReader reader_;
   std::map<std::string, InputFile> files_;
   Dict root_;
   std::vector<StorageSource> sources_;
@@ -85,9 +89,10 @@ class DcpToTorch {
 void convert_dcp_to_torch(const std::string& dcp_folder, const std::string& torch_path, const ConvertProgress& progress,
                           bool overwrite) {
   const bool is_free = !path_exists(torch_path) || (overwrite && !is_directory(torch_path));
-  TORCH_CHECK(is_free, torch_path,
-              " exists already, and --torch-save-path replaces nothing unasked, and never a folder: give another name, "
-              "or --overwrite");
+  TORCH_CHECK_VALUE(
+      is_free, torch_path,
+      " exists already, and --torch-save-path replaces nothing unasked, and never a folder: give another name, "
+      "or --overwrite");
   check_step_folder(dcp_folder, "--dcp-checkpoint-dir");
   DcpToTorch conversion(dcp_folder);
   check_source_bytes(dcp_folder, progress);

@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <unordered_map>
 
@@ -30,32 +31,31 @@ bool is_fused(const HfToStepOptions& options, const TensorInfo& info) {
 /// The weights by the keys that they get, file by file in the order of their data.
 class HfSource {
  public:
-  explicit HfSource(const HfToStepOptions& options) : options_(options), weights_(options.hf_dir) {
-    std::vector<std::vector<std::pair<std::string, std::string>>> files(
-        static_cast<size_t>(weights_.file_count()));  // source, name
-    for (const auto& info : weights_.tensors())
-      files[static_cast<size_t>(weights_.file_of(info.name))].emplace_back(info.name, info.name);
-    auto all = weights_.tensors();
+  explicit HfSource(const HfToStepOptions& options) : options_(options), weights_(open_hf_weights(options.hf_dir)) {
+    std::map<std::string, std::vector<std::pair<std::string, std::string>>> files;  // source, name
+    const auto add_to_file = [&](const std::string& source, const std::string& name) {
+      files[weights_->chunks(source)[0].file].emplace_back(source, name);
+    };
+    auto all = weights_->tensors();
+    for (const auto& info : all) add_to_file(info.name, info.name);
     for (const auto& [target, source] : options.tie_weight_mapping) {
-      TORCH_CHECK(weights_.contains(source), "--tie-weight-mapping ", target, "=", source, ": ", options.hf_dir,
-                  " has no weight ", source);
-      const bool stored_already = weights_.contains(target);
-      if (stored_already) continue;
-      files[static_cast<size_t>(weights_.file_of(source))].emplace_back(source, target);
-      all.push_back(weights_.info(source));
-      all.back().name = target;
+      const auto* info = weights_->find(source);
+      TORCH_CHECK_VALUE(info != nullptr, "--tie-weight-mapping ", target, "=", source, ": ", options.hf_dir,
+                        " has no weight ", source);
+      if (weights_->find(target) != nullptr) continue;
+      add_to_file(source, target);
+      all.push_back({target, info->dtype, info->sizes});
     }
     if (options.check) options.check(all);
-    for (const auto& file : files) {
-      if (!content_.tensors.tensors.empty() && !file.empty())
-        content_.file_starts.insert(key_of(options, file[0].second));
-      for (const auto& [source, name] : file) add(source, name);
+    for (const auto& [file, weights] : files) {
+      if (!content_.tensors.tensors.empty()) content_.file_starts.insert(key_of(options, weights[0].second));
+      for (const auto& [source, name] : weights) add(source, name);
     }
-    const auto& tensors = weights_.tensors();
-    TORCH_CHECK(std::any_of(tensors.begin(), tensors.end(),
-                            [&](const auto& info) { return info.name.starts_with(options.hf_prefix); }),
-                "no weight in ", options.hf_dir, " has a name that begins with --hf-prefix \"", options.hf_prefix,
-                "\"; the first is ", tensors.empty() ? "not there" : tensors[0].name);
+    const auto& tensors = weights_->tensors();
+    TORCH_CHECK_VALUE(std::any_of(tensors.begin(), tensors.end(),
+                                  [&](const auto& info) { return info.name.starts_with(options.hf_prefix); }),
+                      "no weight in ", options.hf_dir, " has a name that begins with --hf-prefix \"", options.hf_prefix,
+                      "\"; the first is ", tensors.empty() ? "not there" : tensors[0].name);
   }
 
   static StepContent content(const std::shared_ptr<HfSource>& source) {
@@ -67,11 +67,11 @@ class HfSource {
 
  private:
   void add(const std::string& source, const std::string& name) {
-    auto info = weights_.info(source);
+    auto info = *weights_->find(source);
     const auto key = key_of(options_, name);
     const auto [other, is_new] = source_of_.emplace(key, source);
-    TORCH_CHECK(is_new, "with --hf-prefix \"", options_.hf_prefix, "\" and --dcp-prefix \"", options_.dcp_prefix,
-                "\", the weights ", other->second, " and ", name, " would both get the key ", key);
+    TORCH_CHECK_VALUE(is_new, "with --hf-prefix \"", options_.hf_prefix, "\" and --dcp-prefix \"", options_.dcp_prefix,
+                      "\", the weights ", other->second, " and ", name, " would both get the key ", key);
     if (is_fused(options_, info)) info.sizes = {info.sizes[0] * info.sizes[1], info.sizes[2]};
     if (options_.to_bf16 && c10::isFloatingType(info.dtype)) info.dtype = at::kBFloat16;
     info.name = key;
@@ -80,14 +80,14 @@ class HfSource {
   }
 
   at::Tensor read(const std::string& key) {
-    if (!last_.empty()) weights_.forget(last_);
+    if (!last_.empty()) weights_->release(last_);
     last_ = source_of_.at(key);
     const auto& info = info_of_.at(key);
-    return weights_.tensor(last_).to(info.dtype).view(info.sizes);
+    return weights_->read_tensor(last_).to(info.dtype).view(info.sizes);
   }
 
   const HfToStepOptions& options_;
-  HfWeights weights_;
+  std::unique_ptr<CheckpointReader> weights_;
   StepContent content_;
   std::unordered_map<std::string, std::string> source_of_;
   std::unordered_map<std::string, TensorInfo> info_of_;

@@ -12,7 +12,6 @@
 #include <unordered_map>
 
 #include "checkpoint/convert/tensor_stream.h"
-#include "checkpoint/dcp/dcp_reader.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/hugging_face/hf_assets.h"
 #include "checkpoint/hugging_face/hf_weights.h"
@@ -62,7 +61,8 @@ class StepToHf {
 
  private:
   static std::optional<nlohmann::ordered_json> config_of(const std::string& assets) {
-    TORCH_CHECK(assets.empty() || is_directory(assets), "there is no directory ", assets, " for --model-assets-dir");
+    TORCH_CHECK_VALUE(assets.empty() || is_directory(assets), "there is no directory ", assets,
+                      " for --model-assets-dir");
     return read_hf_config(assets);
   }
 
@@ -70,11 +70,11 @@ class StepToHf {
   static TensorStream model_of(const StepToHfOptions& options) {
     const auto& folder = options.load_dir;
     check_step_folder(folder, "--load-dir");
-    const std::shared_ptr<DcpReader> reader = open_step(folder);
-    const auto* other = reader->format() == CheckpointFormat::kTorchDcp ? "dcp_to_hf" : "torch_dist_to_hf";
-    TORCH_CHECK(reader->format() == options.format, folder, " is a ", format_name(reader->format()), " checkpoint; ",
-                other, " reads it");
-    auto stream = stream_of_step(reader);
+    const std::shared_ptr<CheckpointReader> reader = open_step(folder);
+    const auto format = reader->format();
+    TORCH_CHECK_VALUE(format == format_name(options.format), folder, " is a ", format, " checkpoint; ",
+                      format == "torch_dcp" ? "dcp_to_hf" : "torch_dist_to_hf", " reads it");
+    auto stream = stream_of(reader);
     std::erase_if(stream.tensors,
                   [](const TensorInfo& info) { return !is_model_key(info.name) || is_extra_state(info.name); });
     if (options.megatron_layout != nullptr) stream = as_hugging_face(std::move(stream), *options.megatron_layout);
@@ -99,12 +99,12 @@ class StepToHf {
       if (options_.to_bf16 && c10::isFloatingType(info.dtype)) info.dtype = at::kBFloat16;
       if (is_fused(stored)) info.sizes = split(stored);
       const bool is_new = keys_.emplace(info.name, stored.name).second;
-      TORCH_CHECK(is_new, "with --dcp-prefix \"", options_.dcp_prefix, "\" and --hf-prefix \"", options_.hf_prefix,
-                  "\", two weights would both get the name ", info.name);
+      TORCH_CHECK_VALUE(is_new, "with --dcp-prefix \"", options_.dcp_prefix, "\" and --hf-prefix \"",
+                        options_.hf_prefix, "\", two weights would both get the name ", info.name);
       infos_.push_back(std::move(info));
     }
-    TORCH_CHECK(found, options_.load_dir, " has no tensor whose key begins with \"", prefix, "\"",
-                infos_.empty() ? "" : "; its first is " + stream_.tensors[0].name);
+    TORCH_CHECK_VALUE(found, options_.load_dir, " has no tensor whose key begins with \"", prefix, "\"",
+                      infos_.empty() ? "" : "; its first is " + stream_.tensors[0].name);
   }
 
   at::Tensor read(const std::string& name) const { return stream_.read(keys_.at(name)); }
@@ -120,10 +120,10 @@ class StepToHf {
 
   std::vector<int64_t> split(const TensorInfo& stored) const {
     const auto experts = config_ ? expert_count(*config_) : 0;
-    TORCH_CHECK(experts > 0, "--fused-linear-names: ", stored.name,
-                " cannot be split, because there is no num_experts in the config.json of --model-assets-dir");
-    TORCH_CHECK(stored.sizes[0] % experts == 0, "--fused-linear-names: ", stored.name, " has ", stored.sizes[0],
-                " rows, which ", experts, " experts do not divide");
+    TORCH_CHECK_VALUE(experts > 0, "--fused-linear-names: ", stored.name,
+                      " cannot be split, because there is no num_experts in the config.json of --model-assets-dir");
+    TORCH_CHECK_VALUE(stored.sizes[0] % experts == 0, "--fused-linear-names: ", stored.name, " has ", stored.sizes[0],
+                      " rows, which ", experts, " experts do not divide");
     return {experts, stored.sizes[0] / experts, stored.sizes[1]};
   }
 

@@ -31,16 +31,18 @@ bool is_safetensors(const InputFile& file) {
 const InputFile& checked_zip(const InputFile& file) {
   std::string magic(4, '\0');
   if (file.size() >= 4) file.read_at(magic.data(), 4, 0);
-  TORCH_CHECK(!is_safetensors(file), file.path(),
-              " is a file of safetensors; hf_to_dcp reads the directory that it lies in");
-  TORCH_CHECK(magic == "PK\x03\x04", file.path(),
-              " is no file of torch.save's zip format; an older one (before PyTorch 1.6) is read by torch.load and "
-              "written anew by torch.save");
+  TORCH_CHECK_VALUE(!is_safetensors(file), file.path(),
+                    " is a file of safetensors; hf_to_dcp reads the directory that it lies in");
+  TORCH_CHECK_VALUE(
+      magic == "PK\x03\x04", file.path(),
+      " is no file of torch.save's zip format; an older one (before PyTorch 1.6) is read by torch.load and "
+      "written anew by torch.save");
   return file;
 }
 
 const std::string& checked_path(const std::string& path) {
-  TORCH_CHECK(!is_directory(path), path, " is a directory, and --torch-save-path takes a file that torch.save wrote");
+  TORCH_CHECK_VALUE(!is_directory(path), path,
+                    " is a directory, and --torch-save-path takes a file that torch.save wrote");
   return path;
 }
 
@@ -49,8 +51,8 @@ class TorchToDcp {
   explicit TorchToDcp(const std::string& path)
       : file_(checked_path(path)), archive_(checked_zip(file_), {0, file_.size()}) {
     const auto root = read_root(archive_);
-    TORCH_CHECK(root.get_if<Dict>() != nullptr, path, " holds ", root.kind(),
-                ", not a state dict: save model.state_dict(), or a dict of such");
+    TORCH_CHECK_VALUE(root.get_if<Dict>() != nullptr, path, " holds ", root.kind(),
+                      ", not a state dict: save model.state_dict(), or a dict of such");
     leaves_ = flatten_values(root.as_dict());
   }
 
@@ -63,8 +65,7 @@ class TorchToDcp {
     for (const auto& leaf : leaves_) {
       const bool is_tensor = is_tensor_record(leaf.value);
       metadata.entries.push_back(is_tensor ? write_tensor(leaf, out) : write_value(leaf, out));
-      if (is_tensor)
-        counter.add(tensor_bytes({leaf.key, metadata.entries.back().dtype, metadata.entries.back().sizes}));
+      if (is_tensor) counter.add(tensor_bytes(*metadata.entries.back().tensor_info()));
     }
     out.sync_and_close();
     write_dcp_metadata(folder, metadata);
@@ -73,16 +74,20 @@ class TorchToDcp {
  private:
   DcpEntry write_tensor(const FlatValue& leaf, OutputFile& out) {
     const auto found = stored_tensor(archive_, leaf.value);
-    TORCH_CHECK(found.has_value(), file_.path(), ": ", leaf.key, " is no plain tensor but ", leaf.value.kind(),
-                "; make it dense and plain before saving it");
+    TORCH_CHECK_NOT_IMPLEMENTED(found.has_value(), file_.path(), ": ", leaf.key, " is no plain tensor but ",
+                                leaf.value.kind(), "; make it dense and plain before saving it");
     const auto& stored = *found;
     const auto bytes = tensor_bytes({leaf.key, stored.dtype, stored.sizes});
-    TORCH_CHECK(bytes / kMaxExpansion <= file_.size(), file_.path(), ": tensor ", leaf.key, " of sizes ",
-                describe_sizes(stored.sizes), " repeats a few elements; save it after contiguous()");
+    TORCH_CHECK_VALUE(bytes / kMaxExpansion <= file_.size(), file_.path(), ": tensor ", leaf.key, " of sizes ",
+                      describe_sizes(stored.sizes), " repeats a few elements; save it after contiguous()");
     const auto rows = stored.sizes.empty() ? 1 : stored.sizes[0];
     const auto range = write_stored_tensor(out, read_rows(file_, stored, 0, rows));
-    const DcpChunk chunk{std::vector<int64_t>(stored.sizes.size(), 0), stored.sizes, {data_file_, range}};
-    return {leaf.key, leaf.path, true, stored.dtype, stored.sizes, {chunk}, {}};
+    const DcpChunk chunk{.offsets = std::vector<int64_t>(stored.sizes.size(), 0),
+                         .sizes = stored.sizes,
+                         .location = {data_file_, range}};
+    return {.key = leaf.key,
+            .path = leaf.path,
+            .stored = DcpTensor{.dtype = stored.dtype, .sizes = stored.sizes, .chunks = {chunk}}};
   }
 
   DcpEntry write_value(const FlatValue& leaf, OutputFile& out) {
@@ -93,7 +98,7 @@ class TorchToDcp {
       file_.read_at(bytes.data_ptr(), from.length, from.offset);
       return bytes;
     });
-    return {leaf.key, leaf.path, false, at::kFloat, {}, {}, {data_file_, range}};
+    return {.key = leaf.key, .path = leaf.path, .stored = DcpBytes{.location = {data_file_, range}}};
   }
 
   const std::string data_file_ = data_file_name(0);

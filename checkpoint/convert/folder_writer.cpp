@@ -35,7 +35,7 @@ void FolderWriter::announce(const std::vector<TensorInfo>& tensors) {
     const auto& info = tensors[i];
     const auto place = dist.empty() ? TorchDistPlace{info.name, {}, 0} : dist[i];
     auto sizes = info.sizes;
-    DcpChunk chunk{std::vector<int64_t>(sizes.size(), 0), sizes, {}};
+    DcpChunk chunk{.offsets = std::vector<int64_t>(sizes.size(), 0), .sizes = sizes};
     if (place.layer) {
       sizes.insert(sizes.begin(), place.layers);
       chunk.sizes.insert(chunk.sizes.begin(), 1);
@@ -43,13 +43,14 @@ void FolderWriter::announce(const std::vector<TensorInfo>& tensors) {
     }
     const auto [entry, is_new] = entries.try_emplace(place.key, metadata_.entries.size());
     if (is_new) {
-      metadata_.entries.push_back({place.key, tensor_path(place.key), true, info.dtype, sizes, {}, {}});
+      metadata_.entries.push_back(
+          {.key = place.key, .path = tensor_path(place.key), .stored = DcpTensor{.dtype = info.dtype, .sizes = sizes}});
     }
-    auto& chunks = metadata_.entries[entry->second].chunks;
+    auto& chunks = metadata_.entries[entry->second].tensor()->chunks;
     chunks.push_back(std::move(chunk));
     const Place there{entry->second, chunks.size() - 1, place.layer.has_value(), false};
     const bool is_first = places_.emplace(info.name, there).second;
-    TORCH_CHECK(is_first && (is_new || place.layer), "two tensors would both have the key ", place.key);
+    TORCH_CHECK_VALUE(is_first && (is_new || place.layer), "two tensors would both have the key ", place.key);
   }
 }
 
@@ -61,22 +62,28 @@ void FolderWriter::write(const std::string& key, const at::Tensor& whole) {
     return;
   }
   const auto found = places_.find(key);
-  TORCH_CHECK(found != places_.end() && !found->second.written, key,
-              found == places_.end() ? " was not announced" : " was written already");
+  TORCH_CHECK_VALUE(found != places_.end() && !found->second.written, key,
+                    found == places_.end() ? " was not announced" : " was written already");
   auto& place = found->second;
-  auto& entry = metadata_.entries[place.entry];
-  auto& chunk = entry.chunks[place.chunk];
+  auto& tensor = *metadata_.entries[place.entry].tensor();
+  auto& chunk = tensor.chunks[place.chunk];
   const auto announced = at::IntArrayRef(chunk.sizes).slice(place.stacked ? 1 : 0);
-  TORCH_CHECK(whole.scalar_type() == entry.dtype && whole.sizes() == announced, key, " is ", whole.scalar_type(),
-              describe_sizes(whole.sizes().vec()), ", announced as ", entry.dtype, describe_sizes(announced.vec()));
+  TORCH_CHECK_VALUE(whole.scalar_type() == tensor.dtype && whole.sizes() == announced, key, " is ", whole.scalar_type(),
+                    describe_sizes(whole.sizes().vec()), ", announced as ", tensor.dtype,
+                    describe_sizes(announced.vec()));
   const auto stored = write_stored_tensor(*file_, place.stacked ? whole.unsqueeze(0) : whole);
   chunk.location = {file_name(), stored};
   place.written = true;
 }
 
 void FolderWriter::write_object(const std::string& key, const Value& object) {
-  const auto range = write_stored_value(*file_, List{{object}});
-  metadata_.entries.push_back({key, {key}, false, at::kFloat, {}, {}, {file_name(), range}});
+  add_value_entry(key, {key}, List{{object}});
+}
+
+void FolderWriter::add_value_entry(const std::string& key, std::vector<Value> path, const Value& value) {
+  const auto range = write_stored_value(*file_, value);
+  metadata_.entries.push_back(
+      {.key = key, .path = std::move(path), .stored = DcpBytes{.location = {file_name(), range}}});
 }
 
 void FolderWriter::next_file() {
@@ -87,14 +94,16 @@ void FolderWriter::next_file() {
 
 /// Steps that differ: tensors like the other buffers.
 void FolderWriter::write_steps(const ShardedTensors& steps) {
-  std::map<std::string, DcpEntry> entries;
+  std::map<std::string, DcpTensor> tensors;
   for (const auto& [key, step] : steps) {
-    auto& entry = entries[key];
-    entry = {key, {key}, true, step.local.scalar_type(), step.global_sizes, std::move(entry.chunks), {}};
+    auto& tensor = tensors[key];
+    tensor.dtype = step.local.scalar_type();
+    tensor.sizes = step.global_sizes;
     const auto range = write_stored_tensor(*file_, step.local);
-    entry.chunks.push_back({step.offsets, step.local.sizes().vec(), {file_name(), range}});
+    tensor.chunks.push_back({step.offsets, step.local.sizes().vec(), {file_name(), range}});
   }
-  for (auto& [key, entry] : entries) metadata_.entries.push_back(std::move(entry));
+  for (auto& [key, tensor] : tensors)
+    metadata_.entries.push_back({.key = key, .path = {key}, .stored = std::move(tensor)});
 }
 
 void FolderWriter::write_values(const Dict& values) {
@@ -110,16 +119,13 @@ void FolderWriter::write_values(const Dict& values) {
   } else {
     flat = flatten_values(values);
   }
-  for (const auto& leaf : flat) {
-    const auto range = write_stored_value(*file_, leaf.value);
-    metadata_.entries.push_back({leaf.key, leaf.path, false, at::kFloat, {}, {}, {file_name(), range}});
-  }
+  for (auto& leaf : flat) add_value_entry(leaf.key, std::move(leaf.path), leaf.value);
 }
 
 std::vector<WrittenFile> FolderWriter::finish(const Dict& values) {
-  for (const auto& [key, place] : places_) TORCH_CHECK(place.written, key, " has not been written");
-  TORCH_CHECK(steps_.size() == announced_steps_, steps_.size(), " of ", announced_steps_,
-              " optimizer steps have been written");
+  for (const auto& [key, place] : places_) TORCH_CHECK_VALUE(place.written, key, " has not been written");
+  TORCH_CHECK_VALUE(steps_.size() == announced_steps_, steps_.size(), " of ", announced_steps_,
+                    " optimizer steps have been written");
   write_values(values);
   written_.push_back(file_->sync_and_close());
   written_.push_back(write_dcp_metadata(folder_, metadata_));

@@ -48,6 +48,7 @@ class FolderWriter {
   void announce(const std::vector<TensorInfo>& tensors);
   void write_steps(const ShardedTensors& steps);
   void write_values(const Dict& values);
+  void add_value_entry(const std::string& key, std::vector<Value> path, const Value& value);
 
   std::string folder_;
   CheckpointFormat format_;

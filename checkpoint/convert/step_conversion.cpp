@@ -13,7 +13,6 @@
 #include "checkpoint/torch_dist/torch_dist_keys.h"
 #include "checkpoint/values/state_dict_keys.h"
 #include "checkpoint/values/tensor_info.h"
-#include "checkpoint/values/value_paths.h"
 
 namespace megashard {
 namespace {
@@ -58,19 +57,12 @@ StepWriter same_step(const std::string& save_dir, const std::string& folder) {
   auto path = std::filesystem::absolute(folder).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();
   const auto step = step_named(path.filename().string(), folder);
-  TORCH_CHECK(step, folder, " is no step by its name: give a folder iter_0000100, or release");
+  TORCH_CHECK_VALUE(step, folder, " is no step by its name: give a folder iter_0000100, or release");
   return step->is_release ? StepWriter::release(save_dir) : StepWriter(save_dir, step->iteration);
 }
 
-Dict values_of(DcpReader& reader) {
-  std::vector<FlatValue> leaves;
-  for (const auto& entry : reader.entries()) {
-    const bool of_format =
-        entry.key.find(kExtraStateShard) != std::string::npos || entry.key.starts_with(kContentMetadata);
-    const bool is_value = !entry.is_tensor || is_in_value(entry);
-    if (is_value && !of_format) leaves.push_back({entry.key, entry.path, reader.read_value(entry)});
-  }
-  return nest_values(std::move(leaves), reader.entries().size());
+bool is_of_format(const std::string& key) {
+  return key.find(kExtraStateShard) != std::string::npos || key.starts_with(kContentMetadata);
 }
 
 /// Leaves out the optimizer's state when it is in buckets, which belong to Megatron's own weights.
@@ -119,13 +111,16 @@ void convert_step(const StepConversion& options, const ConvertProgress& progress
   check_step_folder(folder, "--load-dir");
   const auto step = same_step(options.save_dir, folder);
   if (!options.overwrite) step.refuse_existing();
-  const std::shared_ptr<DcpReader> reader = open_step(folder);
-  TORCH_CHECK(reader->format() == options.from, folder, " is a ", format_name(reader->format()),
-              " checkpoint; this converter reads ", format_name(options.from));
+  const std::shared_ptr<CheckpointReader> reader = open_step(folder);
+  TORCH_CHECK_VALUE(reader->format() == format_name(options.from), folder, " is a ", reader->format(),
+                    " checkpoint; this converter reads ", format_name(options.from));
   check_source_bytes(folder, progress);
   const auto* layout = options.megatron_layout;
   const bool to_megatron = options.to == CheckpointFormat::kTorchDist;
-  StepContent content{stream_of_step(reader), values_of(*reader), layout, {}};
+  StepContent content{.tensors = stream_of(reader),
+                      .values = reader->read_values([](const auto& key) { return !is_of_format(key); }),
+                      .megatron_layout = layout,
+                      .file_starts = {}};
   if (layout != nullptr) {
     drop_buckets(content, progress);
     content.tensors = to_megatron ? as_megatron(std::move(content.tensors), *layout)

@@ -12,7 +12,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "checkpoint/dcp/tied_keys.h"
 #include "checkpoint/values/state_dict_keys.h"
 
 namespace megashard {
@@ -63,19 +62,20 @@ class StreamChange {
   void miss(const std::string& key) { missing_.push_back(key); }
 
   TensorStream finish() && {
-    TORCH_CHECK(!taken_.empty() || missing_.empty(), from_.where,
-                " holds none of the weights that this takes, such as ", missing_[0],
-                ": convert without --megatron-layout, or give the config.json that belongs to it");
-    TORCH_CHECK(missing_.empty(), from_.where, " lacks weights that config.json asks for: ", listed(missing_),
-                "; give the config.json that belongs to it (its tie_word_embeddings says whether there is a head)");
+    TORCH_CHECK_VALUE(!taken_.empty() || missing_.empty(), from_.where,
+                      " holds none of the weights that this takes, such as ", missing_[0],
+                      ": convert without --megatron-layout, or give the config.json that belongs to it");
+    TORCH_CHECK_VALUE(
+        missing_.empty(), from_.where, " lacks weights that config.json asks for: ", listed(missing_),
+        "; give the config.json that belongs to it (its tie_word_embeddings says whether there is a head)");
     std::vector<std::string> left;
     for (const auto& info : from_.tensors) {
       const bool derived = is_extra_state(info.name) || info.name.ends_with(".rotary_emb.inv_freq");
       if (taken_.count(info.name) == 0 && !derived) left.push_back(info.name);
     }
-    TORCH_CHECK(left.empty(), from_.where,
-                " holds tensors that have no place in this model's Megatron layout: ", listed(left),
-                "; give the config.json that belongs to it, or convert without --megatron-layout");
+    TORCH_CHECK_VALUE(left.empty(), from_.where,
+                      " holds tensors that have no place in this model's Megatron layout: ", listed(left),
+                      "; give the config.json that belongs to it, or convert without --megatron-layout");
     TensorStream changed{std::move(tensors_), {}, from_.where};
     auto shared = std::make_shared<StreamChange>(std::move(*this));
     changed.read = [shared](const std::string& key) { return shared->reads_.at(key)(shared->from_); };
@@ -119,9 +119,9 @@ void check_stored_sizes(const TensorInfo& stored, const MegatronWeight& weight, 
   auto expected = weight.sizes;
   const bool is_padded = weight.padded && !stored.sizes.empty();
   if (is_padded) expected[0] = std::max(stored.sizes[0], source_sizes(weight, 0)[0]);
-  TORCH_CHECK(stored.sizes == expected, where, " holds ", stored.name, " of sizes ", describe_sizes(stored.sizes),
-              ", and config.json makes them ", describe_sizes(expected), is_padded ? " or more rows" : "",
-              ": give the config.json that belongs to it");
+  TORCH_CHECK_VALUE(stored.sizes == expected, where, " holds ", stored.name, " of sizes ", describe_sizes(stored.sizes),
+                    ", and config.json makes them ", describe_sizes(expected), is_padded ? " or more rows" : "",
+                    ": give the config.json that belongs to it");
 }
 
 /// The Megatron weight that was read last.
@@ -163,16 +163,15 @@ void add_sources(StreamChange& change, const KeyFamily& family, const MegatronWe
 
 }  // namespace
 
-TensorStream stream_of_step(const std::shared_ptr<DcpReader>& reader) {
+TensorStream stream_of(const std::shared_ptr<CheckpointReader>& reader) {
   TensorStream stream;
-  stream.where = reader->folder();
+  stream.where = reader->path();
   std::unordered_set<std::string> further;  // of tensors that the stream has
-  for (const auto& [key, first] : find_tied_keys(reader->entries())) further.insert(key);
-  for (const auto& entry : reader->entries()) {
-    if (!entry.is_tensor || is_in_value(entry) || further.count(entry.key) != 0) continue;
-    stream.tensors.push_back({entry.key, entry.dtype, entry.sizes});
+  for (const auto& [key, first] : reader->tied_keys()) further.insert(key);
+  for (const auto& info : reader->tensors()) {
+    if (!reader->is_value(info.name) && further.count(info.name) == 0) stream.tensors.push_back(info);
   }
-  stream.read = [reader](const std::string& key) { return reader->read_tensor(*reader->find(key)); };
+  stream.read = [reader](const std::string& key) { return reader->read_tensor(key); };
   return stream;
 }
 

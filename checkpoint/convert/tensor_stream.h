@@ -10,7 +10,7 @@
 
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/weight_layout.h"
-#include "checkpoint/dcp/dcp_reader.h"
+#include "checkpoint/readers/checkpoint_reader.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/value.h"
 
@@ -24,8 +24,8 @@ struct TensorStream {
   std::string where;                                       ///< for messages
 };
 
-/// All tensors of a step.
-TensorStream stream_of_step(const std::shared_ptr<DcpReader>& reader);
+/// All tensors of a checkpoint but those in its plain values and further keys of tied ones.
+TensorStream stream_of(const std::shared_ptr<CheckpointReader>& reader);
 
 /// The same tensors under Megatron's names and in its order of rows; the optimizer's buffers follow
 /// their weights. A weight that the layout needs and the stream lacks, or that the layout has no

@@ -28,8 +28,8 @@ const char* format_name(CheckpointFormat format) {
 
 CheckpointFormat format_of_name(const std::string& name) {
   if (name == "torch_dist") return CheckpointFormat::kTorchDist;
-  TORCH_CHECK(name == "torch_dcp", "\"", name,
-              "\" is no checkpoint format of this program: torch_dcp and torch_dist are");
+  TORCH_CHECK_VALUE(name == "torch_dcp", "\"", name,
+                    "\" is no checkpoint format of this program: torch_dcp and torch_dist are");
   return CheckpointFormat::kTorchDcp;
 }
 
@@ -38,22 +38,24 @@ std::string parse_sharded_backend(std::string_view text, const std::string& wher
   const bool has_name = json.is_object() && json.contains("sharded_backend") && json["sharded_backend"].is_string();
   TORCH_CHECK(has_name, where, " is no JSON object with a \"sharded_backend\": it is damaged");
   const auto version = json.value("sharded_backend_version", nlohmann::json(1));
-  TORCH_CHECK(version == 1, where, ": version ", version.dump(), " of the format is not known here; 1 is");
+  TORCH_CHECK_NOT_IMPLEMENTED(version == 1, where, ": version ", version.dump(),
+                              " of the format is not known here; 1 is");
   return json["sharded_backend"];
 }
 
 CheckpointFormat detect_format(const std::string& folder) {
-  TORCH_CHECK(is_directory(folder), "there is no checkpoint folder ", folder);
+  TORCH_CHECK_VALUE(is_directory(folder), "there is no checkpoint folder ", folder);
   const auto config = folder + "/" + kFormatFile;
   if (path_exists(config)) {
     const auto backend = parse_sharded_backend(read_small_file(config, kMaxConfigBytes), config);
-    TORCH_CHECK(backend == "torch_dist", folder, " is of Megatron's format ", backend,
-                ", which is not read here; let Megatron convert it (--ckpt-convert-format torch_dist)");
+    TORCH_CHECK_NOT_IMPLEMENTED(backend == "torch_dist", folder, " is of Megatron's format ", backend,
+                                ", which is not read here; let Megatron convert it (--ckpt-convert-format torch_dist)");
     return CheckpointFormat::kTorchDist;
   }
-  TORCH_CHECK(!has_legacy_ranks(folder), folder,
-              " is of Megatron's legacy format torch (mp_rank_00*), which is not read here; let Megatron convert it "
-              "(--ckpt-convert-format torch_dist)");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !has_legacy_ranks(folder), folder,
+      " is of Megatron's legacy format torch (mp_rank_00*), which is not read here; let Megatron convert it "
+      "(--ckpt-convert-format torch_dist)");
   const bool has_common = path_exists(folder + "/" + kCommonFile);
   TORCH_CHECK(!has_common, folder,
               " has a common.pt, but no metadata.json, which a torch_dist save writes last: the save was cut short");
@@ -64,8 +66,8 @@ CheckpointFormat detect_format(const std::string& folder) {
 
 void expect_format(const std::string& folder, CheckpointFormat expected) {
   const auto found = detect_format(folder);
-  TORCH_CHECK(found == expected, folder, " is a ", format_name(found), " checkpoint, not ", format_name(expected),
-              "; give --ckpt-format ", format_name(found), ", or --auto-detect-ckpt-format");
+  TORCH_CHECK_VALUE(found == expected, folder, " is a ", format_name(found), " checkpoint, not ", format_name(expected),
+                    "; give --ckpt-format ", format_name(found), ", or --auto-detect-ckpt-format");
 }
 
 }  // namespace megashard

@@ -22,11 +22,11 @@ constexpr int64_t kMaxBytes = int64_t{4} << 30;
 // Writing.
 
 Value made(const std::string& class_name, Value state) {
-  return Object{class_name, Object::Making::kNew, Tuple(), std::move(state), {}, {}};
+  return Object{class_name, Object::Opcode::kNewObj, Tuple(), std::move(state), {}, {}};
 }
 
 Value called(const std::string& name, Value argument) {
-  return Object{name, Object::Making::kCalled, Tuple{{std::move(argument)}}, {}, {}, {}};
+  return Object{name, Object::Opcode::kReduce, Tuple{{std::move(argument)}}, {}, {}, {}};
 }
 
 Dict dict_of(std::vector<std::pair<const char*, Value>> fields) {
@@ -39,7 +39,7 @@ Value tensor_properties(at::ScalarType dtype) {
   const auto layout = called("torch.serialization._get_layout", "torch.strided");
   const auto contiguous = called(std::string(kModule) + "_MEM_FORMAT_ENCODING", 0);
   return Object{std::string(kModule) + "TensorProperties",
-                Object::Making::kNew,
+                Object::Opcode::kNewObj,
                 Tuple(),
                 Tuple{{dtype, layout, false, contiguous, false}},
                 {},
@@ -47,14 +47,15 @@ Value tensor_properties(at::ScalarType dtype) {
 }
 
 Value storage_metadata(const DcpEntry& entry) {
-  if (!entry.is_tensor) return made(std::string(kModule) + "BytesStorageMetadata", Value());
+  const auto* tensor = entry.tensor();
+  if (tensor == nullptr) return made(std::string(kModule) + "BytesStorageMetadata", Value());
   List chunks;
-  for (const auto& chunk : entry.chunks) {
+  for (const auto& chunk : tensor->chunks) {
     chunks.items.push_back(made(std::string(kModule) + "ChunkStorageMetadata",
                                 dict_of({{"offsets", TorchSize{chunk.offsets}}, {"sizes", TorchSize{chunk.sizes}}})));
   }
-  return made(std::string(kModule) + "TensorStorageMetadata", dict_of({{"properties", tensor_properties(entry.dtype)},
-                                                                       {"size", TorchSize{entry.sizes}},
+  return made(std::string(kModule) + "TensorStorageMetadata", dict_of({{"properties", tensor_properties(tensor->dtype)},
+                                                                       {"size", TorchSize{tensor->sizes}},
                                                                        {"chunks", std::move(chunks)}}));
 }
 
@@ -66,9 +67,13 @@ void add_location(Dict& storage, Dict index, const DcpLocation& location) {
 }
 
 void add_locations(Dict& storage, const DcpEntry& entry) {
-  if (!entry.is_tensor) return add_location(storage, dict_of({{"fqn", entry.key}, {"index", Value()}}), entry.location);
+  const auto* tensor = entry.tensor();
+  if (tensor == nullptr) {
+    const auto& bytes = std::get<DcpBytes>(entry.stored);
+    return add_location(storage, dict_of({{"fqn", entry.key}, {"index", Value()}}), bytes.location);
+  }
   int64_t index = 0;
-  for (const auto& chunk : entry.chunks) {
+  for (const auto& chunk : tensor->chunks) {
     add_location(storage, dict_of({{"fqn", entry.key}, {"index", index++}, {"offset", TorchSize{chunk.offsets}}}),
                  chunk.location);
   }
@@ -95,38 +100,35 @@ std::vector<int64_t> offsets_of(const Value& value) {
   return offsets->sizes;
 }
 
-void check_chunk(const DcpChunk& chunk, const DcpEntry& entry) {
-  bool inside = chunk.offsets.size() == entry.sizes.size() && chunk.sizes.size() == entry.sizes.size();
-  for (size_t i = 0; inside && i < entry.sizes.size(); ++i) {
-    inside = chunk.offsets[i] >= 0 && chunk.offsets[i] <= entry.sizes[i] &&
-             chunk.sizes[i] <= entry.sizes[i] - chunk.offsets[i];
-  }
-  TORCH_CHECK(inside, "tensor ", entry.key, " of sizes ", describe_sizes(entry.sizes), " has a chunk at ",
+void check_chunk(const std::string& key, const std::vector<int64_t>& sizes, const DcpChunk& chunk) {
+  bool inside = chunk.offsets.size() == sizes.size() && chunk.sizes.size() == sizes.size();
+  for (size_t i = 0; inside && i < sizes.size(); ++i)
+    inside = chunk.offsets[i] >= 0 && chunk.offsets[i] <= sizes[i] && chunk.sizes[i] <= sizes[i] - chunk.offsets[i];
+  TORCH_CHECK(inside, "tensor ", key, " of sizes ", describe_sizes(sizes), " has a chunk at ",
               describe_sizes(chunk.offsets), " of sizes ", describe_sizes(chunk.sizes));
 }
 
-void read_tensor(DcpEntry& entry, const Dict& fields) {
-  entry.is_tensor = true;
+DcpTensor tensor_of(const std::string& key, const Dict& fields) {
   const auto& properties = state_of(fields.at("properties"), std::string(kModule) + "TensorProperties").as_items();
   const auto* dtype = properties.empty() ? nullptr : properties[0].get_if<at::ScalarType>();
-  TORCH_CHECK(dtype != nullptr, "tensor ", entry.key, " has ",
+  TORCH_CHECK(dtype != nullptr, "tensor ", key, " has ",
               properties.empty() ? "no properties" : properties[0].kind() + " for a dtype");
-  entry.dtype = *dtype;
-  entry.sizes = sizes_of(fields.at("size"));
-  TORCH_CHECK(checked_numel(entry.sizes, static_cast<int64_t>(c10::elementSize(entry.dtype))), "tensor ", entry.key,
-              " has impossible sizes ", describe_sizes(entry.sizes));
+  DcpTensor tensor{.dtype = *dtype, .sizes = sizes_of(fields.at("size"))};
+  TORCH_CHECK(checked_numel(tensor.sizes, static_cast<int64_t>(c10::elementSize(tensor.dtype))), "tensor ", key,
+              " has impossible sizes ", describe_sizes(tensor.sizes));
   for (const auto& item : fields.at("chunks").as_items()) {
     const auto& chunk = state_of(item, std::string(kModule) + "ChunkStorageMetadata").as_dict();
-    entry.chunks.push_back({offsets_of(chunk.at("offsets")), sizes_of(chunk.at("sizes")), {}});
-    check_chunk(entry.chunks.back(), entry);
+    tensor.chunks.push_back({.offsets = offsets_of(chunk.at("offsets")), .sizes = sizes_of(chunk.at("sizes"))});
+    check_chunk(key, tensor.sizes, tensor.chunks.back());
   }
+  return tensor;
 }
 
 DcpLocation location_of(const Value& info) {
   const auto& fields = state_of(info, kStorageInfo).as_dict();
   const auto* transforms = fields.find("transform_descriptors");
-  TORCH_CHECK(transforms == nullptr || transforms->is_none() || transforms->as_items().empty(),
-              "items are compressed (transform_descriptors); save without stream extensions");
+  TORCH_CHECK_NOT_IMPLEMENTED(transforms == nullptr || transforms->is_none() || transforms->as_items().empty(),
+                              "items are compressed (transform_descriptors); save without stream extensions");
   DcpLocation location{fields.at("relative_path").as_string(),
                        {fields.at("offset").as_int(), fields.at("length").as_int()}};
   TORCH_CHECK(is_plain_file_name(location.file), "\"", location.file,
@@ -159,13 +161,11 @@ class MetadataReader {
 
  private:
   void add_entry(const Value& key, const Value& value) {
-    DcpEntry entry;
-    entry.key = key.as_string();
-    entry.path = {entry.key};
+    DcpEntry entry{.key = key.as_string(), .path = {key.as_string()}, .stored = DcpBytes()};
     const auto* object = value.object();
     TORCH_CHECK(object != nullptr, "key ", entry.key, " is ", value.kind());
     if (object->class_name == std::string(kModule) + "TensorStorageMetadata") {
-      read_tensor(entry, object->state.as_dict());
+      entry.stored = tensor_of(entry.key, object->state.as_dict());
     } else {
       TORCH_CHECK(object->class_name == std::string(kModule) + "BytesStorageMetadata", "key ", entry.key, " is ",
                   value.kind());
@@ -173,7 +173,9 @@ class MetadataReader {
     const bool is_new = entries_.emplace(entry.key, metadata_.entries.size()).second;
     TORCH_CHECK(is_new, "key ", entry.key, " is there twice");
     const auto number = metadata_.entries.size();
-    for (size_t i = 0; i < entry.chunks.size(); ++i) chunks_[number].emplace(entry.chunks[i].offsets, i);
+    const auto* tensor = entry.tensor();
+    for (size_t i = 0; tensor != nullptr && i < tensor->chunks.size(); ++i)
+      chunks_[number].emplace(tensor->chunks[i].offsets, i);
     metadata_.entries.push_back(std::move(entry));
   }
 
@@ -190,18 +192,19 @@ class MetadataReader {
   void set_location(const Dict& index, DcpLocation location) {
     auto* entry = find(index.at("fqn"));
     if (entry == nullptr) return;
-    if (!entry->is_tensor) {
-      entry->location = std::move(location);
+    auto* tensor = entry->tensor();
+    if (tensor == nullptr) {
+      entry->stored = DcpBytes{.location = std::move(location)};
       return;
     }
     const auto* offset = index.find("offset");
     const auto offsets =
-        offset == nullptr || offset->is_none() ? std::vector<int64_t>(entry->sizes.size(), 0) : offsets_of(*offset);
+        offset == nullptr || offset->is_none() ? std::vector<int64_t>(tensor->sizes.size(), 0) : offsets_of(*offset);
     const auto& chunks = chunks_[static_cast<size_t>(entry - metadata_.entries.data())];
     const auto found = chunks.find(offsets);
     TORCH_CHECK(found != chunks.end(), "there is data of ", entry->key, " at ", describe_sizes(offsets),
                 ", where it has no chunk");
-    entry->chunks[found->second].location = std::move(location);
+    tensor->chunks[found->second].location = std::move(location);
   }
 
   DcpMetadata metadata_;
@@ -211,9 +214,15 @@ class MetadataReader {
 
 }  // namespace
 
+std::optional<TensorInfo> DcpEntry::tensor_info() const {
+  if (const auto* found = tensor()) return TensorInfo{key, found->dtype, found->sizes};
+  if (std::holds_alternative<DcpCommonStep>(stored)) return TensorInfo{key, at::kFloat, {}};
+  return std::nullopt;
+}
+
 DcpMetadata read_dcp_metadata(const std::string& folder) {
   const auto path = folder + "/" + kDcpMetadataFile;
-  TORCH_CHECK(is_directory(folder), "there is no checkpoint folder ", folder);
+  TORCH_CHECK_VALUE(is_directory(folder), "there is no checkpoint folder ", folder);
   TORCH_CHECK(path_exists(path), folder, " has no .metadata: it is no torch_dcp checkpoint, or its save was cut short");
   return parse_dcp_metadata(read_small_file(path, kMaxBytes), path);
 }

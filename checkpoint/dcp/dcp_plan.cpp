@@ -54,23 +54,23 @@ void check_apart(const std::string& key, Boxes boxes, int partings = 0) {
 
 }  // namespace
 
-void check_tiling(const DcpEntry& entry) {
+void check_tiling(const std::string& key, const DcpTensor& tensor) {
   std::vector<const DcpChunk*> chunks;
   int64_t volume = 0;
-  for (const auto& chunk : entry.chunks) {
+  for (const auto& chunk : tensor.chunks) {
     const auto numel = checked_numel(chunk.sizes).value_or(0);
-    for (size_t i = 0; i < entry.sizes.size(); ++i) {
-      TORCH_CHECK(chunk.offsets[i] >= 0 && chunk.offsets[i] + chunk.sizes[i] <= entry.sizes[i], "tensor ", entry.key,
-                  " of sizes ", describe_sizes(entry.sizes), " has a shard at ", describe_sizes(chunk.offsets),
+    for (size_t i = 0; i < tensor.sizes.size(); ++i) {
+      TORCH_CHECK(chunk.offsets[i] >= 0 && chunk.offsets[i] + chunk.sizes[i] <= tensor.sizes[i], "tensor ", key,
+                  " of sizes ", describe_sizes(tensor.sizes), " has a shard at ", describe_sizes(chunk.offsets),
                   " of sizes ", describe_sizes(chunk.sizes), ", which lies outside it");
     }
-    TORCH_CHECK(!__builtin_add_overflow(volume, numel, &volume), "the shards of tensor ", entry.key,
+    TORCH_CHECK(!__builtin_add_overflow(volume, numel, &volume), "the shards of tensor ", key,
                 " hold more than it has");
     if (numel > 0) chunks.push_back(&chunk);
   }
-  check_apart(entry.key, chunks);
-  const auto whole = checked_numel(entry.sizes).value_or(-1);
-  TORCH_CHECK(volume == whole, "the shards of tensor ", entry.key, " hold ", volume, " of its ", whole, " elements");
+  check_apart(key, chunks);
+  const auto whole = checked_numel(tensor.sizes).value_or(-1);
+  TORCH_CHECK(volume == whole, "the shards of tensor ", key, " hold ", volume, " of its ", whole, " elements");
 }
 
 namespace {
@@ -86,7 +86,7 @@ class PlanMerger {
       for (size_t item = 0; item < plans_[rank].size(); ++item) collect(rank, item);
     }
     for (const auto& entry : plan_.metadata.entries) {
-      if (entry.is_tensor) check_tiling(entry);
+      if (const auto* tensor = entry.tensor()) check_tiling(entry.key, *tensor);
     }
     assign();
     return std::move(plan_);
@@ -104,21 +104,25 @@ class PlanMerger {
     auto& entries = plan_.metadata.entries;
     const auto [found, is_new] = entry_of_.emplace(item.key, entries.size());
     if (is_new) {
-      entries.push_back({item.key, item.path, item.is_tensor, item.dtype, item.global_sizes, {}, {}});
+      entries.push_back({.key = item.key, .path = item.path, .stored = DcpBytes()});
+      if (item.is_tensor) entries.back().stored = DcpTensor{.dtype = item.dtype, .sizes = item.global_sizes};
       chunk_of_.emplace_back();
     }
-    auto& entry = entries[found->second];
-    TORCH_CHECK(entry.is_tensor == item.is_tensor && entry.dtype == item.dtype && entry.sizes == item.global_sizes,
-                "ranks disagree on ", item.key, ": ", torch_dtype_name(entry.dtype), describe_sizes(entry.sizes),
-                " and, on rank ", rank, ", ", torch_dtype_name(item.dtype), describe_sizes(item.global_sizes));
+    static const DcpTensor kPlainValue;
+    auto* tensor = entries[found->second].tensor();
+    const auto& planned = tensor == nullptr ? kPlainValue : *tensor;
+    TORCH_CHECK_VALUE(
+        (tensor != nullptr) == item.is_tensor && planned.dtype == item.dtype && planned.sizes == item.global_sizes,
+        "ranks disagree on ", item.key, ": ", torch_dtype_name(planned.dtype), describe_sizes(planned.sizes),
+        " and, on rank ", rank, ", ", torch_dtype_name(item.dtype), describe_sizes(item.global_sizes));
     const auto [holder, first] = chunk_of_[found->second].emplace(item.offsets, holders_.size());
     if (first) {
-      holders_.push_back({found->second, entry.chunks.size(), {}});
-      if (item.is_tensor) entry.chunks.push_back({item.offsets, item.sizes, {}});
-    } else if (item.is_tensor) {
-      auto& chunk = entry.chunks[holders_[holder->second].chunk];
-      TORCH_CHECK(chunk.sizes == item.sizes, "ranks hold ", describe_sizes(chunk.sizes), " and ",
-                  describe_sizes(item.sizes), " elements of ", item.key, " at ", describe_sizes(item.offsets));
+      holders_.push_back({found->second, planned.chunks.size(), {}});
+      if (tensor != nullptr) tensor->chunks.push_back({.offsets = item.offsets, .sizes = item.sizes});
+    } else if (tensor != nullptr) {
+      const auto& chunk = tensor->chunks[holders_[holder->second].chunk];
+      TORCH_CHECK_VALUE(chunk.sizes == item.sizes, "ranks hold ", describe_sizes(chunk.sizes), " and ",
+                        describe_sizes(item.sizes), " elements of ", item.key, " at ", describe_sizes(item.offsets));
     }
     holders_[holder->second].places.emplace_back(rank, number);
   }
@@ -174,14 +178,19 @@ int64_t WriteItem::bytes() const { return is_tensor ? tensor_bytes({key, dtype, 
 
 RankPlan make_rank_plan(const ShardedTensors& tensors, const std::vector<FlatValue>& values) {
   RankPlan plan;
-  for (const auto& value : values) plan.push_back({value.key, value.path, false, at::kFloat, {}, {}, {}});
+  for (const auto& value : values) plan.push_back({.key = value.key, .path = value.path});
   for (const auto& [key, tensor] : tensors) {
     const auto dimensions = static_cast<size_t>(tensor.local.dim());
-    TORCH_CHECK(tensor.global_sizes.size() == dimensions && tensor.offsets.size() == dimensions, "tensor ", key,
-                ": the local shard has ", dimensions, " dimensions, its global sizes ", tensor.global_sizes.size(),
-                ", its offsets ", tensor.offsets.size());
-    plan.push_back({key, tensor_path(key), true, tensor.local.scalar_type(), tensor.global_sizes, tensor.offsets,
-                    tensor.local.sizes().vec()});
+    TORCH_CHECK_VALUE(tensor.global_sizes.size() == dimensions && tensor.offsets.size() == dimensions, "tensor ", key,
+                      ": the local shard has ", dimensions, " dimensions, its global sizes ",
+                      tensor.global_sizes.size(), ", its offsets ", tensor.offsets.size());
+    plan.push_back({.key = key,
+                    .path = tensor_path(key),
+                    .is_tensor = true,
+                    .dtype = tensor.local.scalar_type(),
+                    .global_sizes = tensor.global_sizes,
+                    .offsets = tensor.offsets,
+                    .sizes = tensor.local.sizes().vec()});
   }
   return plan;
 }
@@ -201,8 +210,13 @@ RankPlan plan_of(const Value& value) {
     const auto& fields = encoded.as_items();
     const auto* dtype = fields.at(3).get_if<at::ScalarType>();
     TORCH_CHECK(dtype != nullptr, "the plan of a rank has no dtype");
-    plan.push_back({fields.at(0).as_string(), fields.at(1).as_items(), fields.at(2).as_bool(), *dtype,
-                    sizes_in(fields.at(4)), sizes_in(fields.at(5)), sizes_in(fields.at(6))});
+    plan.push_back({.key = fields.at(0).as_string(),
+                    .path = fields.at(1).as_items(),
+                    .is_tensor = fields.at(2).as_bool(),
+                    .dtype = *dtype,
+                    .global_sizes = sizes_in(fields.at(4)),
+                    .offsets = sizes_in(fields.at(5)),
+                    .sizes = sizes_in(fields.at(6))});
   }
   return plan;
 }

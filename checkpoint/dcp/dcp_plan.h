@@ -16,9 +16,9 @@ struct WriteItem {
   std::vector<Value> path;
   bool is_tensor = false;
   at::ScalarType dtype = at::ScalarType::Float;
-  std::vector<int64_t> global_sizes;
-  std::vector<int64_t> offsets;
-  std::vector<int64_t> sizes;
+  std::vector<int64_t> global_sizes{};
+  std::vector<int64_t> offsets{};
+  std::vector<int64_t> sizes{};
 
   int64_t bytes() const;  ///< of its data; 1 for plain values
   bool operator==(const WriteItem&) const = default;
@@ -46,7 +46,7 @@ struct SavePlan {
 /// Throws when the chunks of a tensor do not tile it: inside it, apart from each other, and its
 /// volume in all. As many steps as sorting takes, for shards of shards; of boxes in another order,
 /// which are compared pair by pair, it refuses too many.
-void check_tiling(const DcpEntry& entry);
+void check_tiling(const std::string& key, const DcpTensor& tensor);
 
 /// The plan of the last save, kept for the next one (torch's enable_plan_caching): it is the same
 /// while every rank has the same items as before.

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "checkpoint/dcp/dcp_plan.h"
+#include "checkpoint/dcp/verify_dcp.h"
 #include "checkpoint/values/state_dict_keys.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"
@@ -45,9 +46,6 @@ at::Tensor narrow_to(at::Tensor tensor, const std::vector<int64_t>& offsets, con
   return tensor;
 }
 
-/// Optimizers differ in whether `step` is a tensor or a number.
-bool is_number(const DcpEntry& entry) { return !entry.is_tensor || entry.value.has_value(); }
-
 /// The box is whole rows of the chunk, and `target` is plain memory for them.
 bool can_read_into(const at::Tensor& target, const StoredTensor& stored, const Overlap& box) {
   return target.device().is_cpu() && target.is_contiguous() && target.scalar_type() == stored.dtype &&
@@ -55,62 +53,85 @@ bool can_read_into(const at::Tensor& target, const StoredTensor& stored, const O
          (box.sizes.empty() || std::equal(box.sizes.begin() + 1, box.sizes.end(), stored.sizes.begin() + 1));
 }
 
-}  // namespace
-
-StoredTensor find_stored_chunk(const InputFile& file, const DcpEntry& entry, const DcpChunk& chunk) {
-  auto stored = find_stored_tensor(file, chunk.location.range);
-  for (int left = chunk.leading_ones; left > 0 && !stored.sizes.empty() && stored.sizes[0] == 1; --left) {
-    stored.sizes.erase(stored.sizes.begin());
-    stored.strides.erase(stored.strides.begin());
-  }
-  TORCH_CHECK(stored.dtype == entry.dtype && stored.sizes == chunk.sizes, file.path(), " at byte ",
-              chunk.location.range.offset, ": found ", torch_dtype_name(stored.dtype), describe_sizes(stored.sizes),
-              " instead of ", torch_dtype_name(entry.dtype), describe_sizes(chunk.sizes), " of ", entry.key);
-  return stored;
-}
-
+/// Whether a tensor is a part of a plain value: torch_dcp keeps the tensors in lists of dicts (and in
+/// rng_state, of any shape) apart from what is around them. False for weights and optimizer state.
 bool is_in_value(const DcpEntry& entry) {
-  if (!entry.is_tensor || entry.path.empty()) return false;
-  if (is_model_key(entry.key) || entry.key.starts_with(kOptimizerStatePrefix)) return false;
+  if (entry.path.empty() || is_model_key(entry.key) || entry.key.starts_with(kOptimizerStatePrefix)) return false;
   return entry.path[0] == Value(kRngStateKey) ||
          std::any_of(entry.path.begin(), entry.path.end(),
                      [](const Value& part) { return part.get_if<int64_t>() != nullptr; });
 }
 
+}  // namespace
+
+StoredTensor find_stored_chunk(const InputFile& file, const std::string& key, const DcpTensor& tensor,
+                               const DcpChunk& chunk) {
+  auto stored = find_stored_tensor(file, chunk.location.range);
+  for (int left = chunk.leading_ones; left > 0 && !stored.sizes.empty() && stored.sizes[0] == 1; --left) {
+    stored.sizes.erase(stored.sizes.begin());
+    stored.strides.erase(stored.strides.begin());
+  }
+  TORCH_CHECK(stored.dtype == tensor.dtype && stored.sizes == chunk.sizes, file.path(), " at byte ",
+              chunk.location.range.offset, ": found ", torch_dtype_name(stored.dtype), describe_sizes(stored.sizes),
+              " instead of ", torch_dtype_name(tensor.dtype), describe_sizes(chunk.sizes), " of ", key);
+  return stored;
+}
+
 DcpReader::DcpReader(std::string folder, CheckpointFormat format, DcpMetadata metadata)
-    : folder_(std::move(folder)), format_(format), metadata_(std::move(metadata)) {
-  for (size_t i = 0; i < metadata_.entries.size(); ++i) index_.emplace(metadata_.entries[i].key, i);
+    : CheckpointReader(std::move(folder)), format_(format), metadata_(std::move(metadata)) {
+  for (size_t i = 0; i < metadata_.entries.size(); ++i) {
+    const auto& entry = metadata_.entries[i];
+    index_.emplace(entry.key, i);
+    auto info = entry.tensor_info();
+    if (!info || is_in_value(entry)) add_value({entry.key, entry.path});
+    if (info) add_tensor(*std::move(info));
+  }
 }
 
-const DcpEntry* DcpReader::find(const std::string& key) const {
+const DcpEntry& DcpReader::entry_at(const std::string& key) const {
   const auto found = index_.find(key);
-  return found == index_.end() ? nullptr : &metadata_.entries[found->second];
+  TORCH_CHECK_VALUE(found != index_.end(), path(), " has no key ", key);
+  return metadata_.entries[found->second];
 }
 
-void DcpReader::check_chunks(const DcpEntry& entry) {
-  if (checked_.count(entry.key) != 0) return;
+std::vector<StoredChunk> DcpReader::chunks(const std::string& key) const {
+  const auto& entry = entry_at(key);
+  std::vector<StoredChunk> chunks;
+  if (const auto* tensor = entry.tensor()) {
+    for (const auto& chunk : tensor->chunks)
+      chunks.push_back({chunk.offsets, chunk.sizes, chunk.location.file, chunk.location.range});
+    return chunks;
+  }
+  const auto* bytes = std::get_if<DcpBytes>(&entry.stored);
+  const auto* known = std::get_if<DcpKnownValue>(&entry.stored);
+  const auto location = bytes != nullptr ? bytes->location : known != nullptr ? known->location : DcpLocation();
+  if (!location.file.empty()) chunks.push_back({.file = location.file, .range = location.range});
+  return chunks;
+}
+
+void DcpReader::check_chunks(const std::string& key, const DcpTensor& tensor) {
+  if (checked_.count(key) != 0) return;
   try {
-    check_tiling(entry);
+    check_tiling(key, tensor);
   } catch (const c10::Error& error) {
-    TORCH_CHECK(false, folder_, "/.metadata: ", error.what_without_backtrace(), ": the checkpoint is damaged");
+    TORCH_CHECK(false, path(), "/.metadata: ", error.what_without_backtrace(), ": the checkpoint is damaged");
   }
-  checked_.insert(entry.key);
+  checked_.insert(key);
 }
 
-const InputFile& DcpReader::open(const DcpLocation& location, const DcpEntry& entry) {
-  TORCH_CHECK(!location.file.empty(), folder_, "/.metadata does not say where ", entry.key, " is stored");
+const InputFile& DcpReader::open(const DcpLocation& location, const std::string& key) {
+  TORCH_CHECK(!location.file.empty(), path(), "/.metadata does not say where ", key, " is stored");
   auto found = files_.find(location.file);
-  if (found == files_.end()) {
-    found = files_.emplace(location.file, InputFile(folder_ + "/" + location.file)).first;
-  }
+  if (found == files_.end()) found = files_.emplace(location.file, InputFile(path() + "/" + location.file)).first;
   return found->second;
 }
 
-void DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk, const ShardedTensor& into, ReadQueue& reads) {
+void DcpReader::read_chunk(const std::string& key, const DcpTensor& tensor, const DcpChunk& chunk,
+                           const ShardedTensor& into, ReadQueue& reads) {
   const auto box = intersect(chunk, into);
   if (box.numel == 0) return;
-  const auto& file = open(chunk.location, entry);
-  const auto stored = find_stored_chunk(file, entry, chunk);
+  const auto& file = open(chunk.location, key);
+  const auto stored = find_stored_chunk(file, key, tensor, chunk);
   auto target = narrow_to(into.local.detach(), box.in_local, box.sizes, 0);
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(stored.dtype));
   const auto rows = box.sizes.empty() ? 1 : box.sizes[0];
@@ -131,71 +152,77 @@ void DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk, const S
   }
 }
 
-void DcpReader::read_tensor(const DcpEntry& entry, const ShardedTensor& into) {
-  ReadQueue reads;
-  read_tensor(entry, into, reads);
-  reads.run();
-}
-
-void DcpReader::read_tensor(const DcpEntry& entry, const ShardedTensor& into, ReadQueue& reads) {
+void DcpReader::read_into(const std::string& key, const ShardedTensor& into, ReadQueue& reads) {
   const at::NoGradGuard no_grad;
-  if (is_number(entry)) {
+  const auto& entry = entry_at(key);
+  const auto* tensor = entry.tensor();
+  if (tensor == nullptr) {
     into.local.detach().fill_(read_number(entry, into));
     return;
   }
-  check_fit(entry, into);
-  for (const auto& chunk : entry.chunks) read_chunk(entry, chunk, into, reads);
+  check_fit(key, into);
+  for (const auto& chunk : tensor->chunks) read_chunk(key, *tensor, chunk, into, reads);
 }
 
 double DcpReader::read_number(const DcpEntry& entry, const ShardedTensor& into) {
-  TORCH_CHECK(into.local.numel() == 1, entry.key, " is a plain value in ", folder_, ", not a tensor");
-  return (entry.value ? *entry.value : read_value(entry)).as_double();
+  TORCH_CHECK_VALUE(into.local.numel() == 1, entry.key, " is a plain value in ", path(), ", not a tensor");
+  return read_plain_value(entry).as_double();
 }
 
-void DcpReader::check_fit(const DcpEntry& entry, const ShardedTensor& into) {
-  if (is_number(entry)) {
+void DcpReader::check_fit(const std::string& key, const ShardedTensor& into) {
+  const auto& entry = entry_at(key);
+  const auto* tensor = entry.tensor();
+  if (tensor == nullptr) {
     read_number(entry, into);
     return;
   }
-  TORCH_CHECK(entry.sizes == into.global_sizes, entry.key, " has sizes ", describe_sizes(entry.sizes), " in ", folder_,
-              ", and ", describe_sizes(into.global_sizes),
-              " here: another model was saved; give the flags of the run that wrote it");
-  check_chunks(entry);
+  CheckpointReader::check_fit(key, into);
+  check_chunks(key, *tensor);
 }
 
-at::Tensor DcpReader::read_tensor(const DcpEntry& entry) {
-  return read_rows(entry, 0, entry.sizes.empty() ? 1 : entry.sizes[0]);
-}
-
-at::Tensor DcpReader::read_rows(const DcpEntry& entry, int64_t begin, int64_t count) {
-  TORCH_CHECK(entry.is_tensor, entry.key, " is a plain value in ", folder_, ", not a tensor");
-  const auto rows_there = entry.sizes.empty() ? 1 : entry.sizes[0];
-  TORCH_CHECK(begin >= 0 && count >= 0 && count <= rows_there - begin, entry.key, " has ", rows_there, " rows, not ",
-              begin, " to ", begin + count);
-  int64_t stored_bytes = 0;  // before memory is asked for: sizes alone prove nothing
-  for (const auto& chunk : entry.chunks)
-    stored_bytes += std::min(chunk.location.range.length, open(chunk.location, entry).size());
-  const auto bytes = tensor_bytes({entry.key, entry.dtype, entry.sizes});
-  TORCH_CHECK(entry.value || stored_bytes >= bytes, entry.key, " should have ", bytes, " bytes, and ", folder_,
-              " stores ", stored_bytes, " for it: the checkpoint is damaged");
-  auto sizes = entry.sizes;
+at::Tensor DcpReader::read_rows(const std::string& key, int64_t begin, int64_t count) {
+  const auto& entry = entry_at(key);
+  const auto info = entry.tensor_info();
+  TORCH_CHECK_VALUE(info, key, " is a plain value in ", path(), ", not a tensor");
+  auto sizes = info->sizes;
+  const auto rows_there = sizes.empty() ? 1 : sizes[0];
+  TORCH_CHECK_VALUE(begin >= 0 && count >= 0 && count <= rows_there - begin, key, " has ", rows_there, " rows, not ",
+                    begin, " to ", begin + count);
+  if (const auto* tensor = entry.tensor()) {
+    int64_t stored_bytes = 0;  // before memory is asked for: sizes alone prove nothing
+    for (const auto& chunk : tensor->chunks)
+      stored_bytes += std::min(chunk.location.range.length, open(chunk.location, key).size());
+    const auto bytes = tensor_bytes(*info);
+    TORCH_CHECK(stored_bytes >= bytes, key, " should have ", bytes, " bytes, and ", path(), " stores ", stored_bytes,
+                " for it: the checkpoint is damaged");
+  }
   if (!sizes.empty()) sizes[0] = count;
-  auto rows = ShardedTensor::replicated(at::empty(sizes, at::TensorOptions(entry.dtype)));
-  rows.global_sizes = entry.sizes;
+  auto rows = ShardedTensor::replicated(at::empty(sizes, at::TensorOptions(info->dtype)));
+  rows.global_sizes = info->sizes;
   if (!sizes.empty()) rows.offsets[0] = begin;
-  read_tensor(entry, rows);
+  ReadQueue reads;
+  read_into(key, rows, reads);
+  reads.run();
   return rows.local;
 }
 
-Value DcpReader::read_value(const DcpEntry& entry) {
-  if (is_in_value(entry)) return tensor_value(read_tensor(entry));
-  TORCH_CHECK(!entry.is_tensor, entry.key, " is a tensor in ", folder_, ", not a plain value");
-  if (entry.value) return *entry.value;
-  auto stored = read_stored_value(open(entry.location, entry), entry.location.range);
-  if (!entry.is_sharded_object) return stored;
-  TORCH_CHECK(stored.as_items().size() == 1, entry.key, " in ", folder_, " is ", stored.as_items().size(),
+Value DcpReader::read_value(const std::string& key) {
+  const auto& entry = entry_at(key);
+  TORCH_CHECK_VALUE(is_value(key), key, " is a tensor in ", path(), ", not a plain value");
+  return entry.tensor_info() ? tensor_value(read_tensor(key)) : read_plain_value(entry);
+}
+
+Value DcpReader::read_plain_value(const DcpEntry& entry) {
+  if (const auto* known = std::get_if<DcpKnownValue>(&entry.stored)) return known->value;
+  if (const auto* step = std::get_if<DcpCommonStep>(&entry.stored)) return step->value;
+  const auto& bytes = std::get<DcpBytes>(entry.stored);
+  auto stored = read_stored_value(open(bytes.location, entry.key), bytes.location.range);
+  if (!bytes.is_sharded_object) return stored;
+  TORCH_CHECK(stored.as_items().size() == 1, entry.key, " in ", path(), " is ", stored.as_items().size(),
               " objects instead of one");
   return stored.as_items()[0];
 }
+
+CheckedBytes DcpReader::verify(const FaultSink& fault) { return verify_dcp(path(), entries(), fault); }
 
 }  // namespace megashard

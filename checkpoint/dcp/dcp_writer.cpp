@@ -36,7 +36,9 @@ std::vector<WrittenFile> collect(const SavePlan& plan, DcpMetadata& metadata, co
     TORCH_INTERNAL_ASSERT(ranges.size() == writes.size());
     for (size_t i = 0; i < writes.size(); ++i) {
       auto& entry = metadata.entries[writes[i].entry];
-      auto& location = entry.is_tensor ? entry.chunks[writes[i].chunk].location : entry.location;
+      auto* tensor = entry.tensor();
+      auto& location =
+          tensor != nullptr ? tensor->chunks[writes[i].chunk].location : std::get<DcpBytes>(entry.stored).location;
       const auto& range = ranges[i].as_items();
       location = {files.back().name, {range.at(0).as_int(), range.at(1).as_int()}};
     }

@@ -18,7 +18,7 @@ bool is_same_chunk(const DcpChunk& one, const DcpChunk& other) {
          one.location.range.length == other.location.range.length;
 }
 
-bool is_same_tensor(const DcpEntry& one, const DcpEntry& other) {
+bool is_same_tensor(const DcpTensor& one, const DcpTensor& other) {
   return one.dtype == other.dtype && one.sizes == other.sizes &&
          std::equal(one.chunks.begin(), one.chunks.end(), other.chunks.begin(), other.chunks.end(), is_same_chunk);
 }
@@ -29,7 +29,8 @@ void add_tied_keys(DcpMetadata& metadata, const TiedKeys& tied) {
   for (const auto& [key, first] : tied) {
     const auto found = std::find_if(metadata.entries.begin(), metadata.entries.end(),
                                     [&](const DcpEntry& entry) { return entry.key == first; });
-    TORCH_CHECK(found != metadata.entries.end(), key, " is to share the bytes of ", first, ", which is not saved");
+    TORCH_CHECK_VALUE(found != metadata.entries.end(), key, " is to share the bytes of ", first,
+                      ", which is not saved");
     DcpEntry entry = *found;
     entry.key = key;
     entry.path = tensor_path(key);
@@ -41,11 +42,13 @@ TiedKeys find_tied_keys(const std::vector<DcpEntry>& entries) {
   TiedKeys tied;
   std::map<std::pair<std::string, int64_t>, const DcpEntry*> firsts;  // by file, offset of chunk 0
   for (const auto& entry : entries) {
-    const auto& chunks = entry.chunks;
-    if (entry.value || chunks.empty() || !std::all_of(chunks.begin(), chunks.end(), is_stored)) continue;
-    const auto& location = chunks[0].location;
+    const auto* tensor = entry.tensor();
+    if (tensor == nullptr || tensor->chunks.empty()) continue;
+    if (!std::all_of(tensor->chunks.begin(), tensor->chunks.end(), is_stored)) continue;
+    const auto& location = tensor->chunks[0].location;
     const auto [first, is_new] = firsts.emplace(std::pair(location.file, location.range.offset), &entry);
-    if (!is_new && is_same_tensor(entry, *first->second)) tied.emplace_back(entry.key, first->second->key);
+    const auto& other = *first->second;
+    if (!is_new && is_same_tensor(*tensor, *other.tensor())) tied.emplace_back(entry.key, other.key);
   }
   return tied;
 }

@@ -229,7 +229,7 @@ std::string parent_of(const std::string& path) {
 }
 
 void make_directories(const std::string& path) {
-  TORCH_CHECK(!path.empty(), "cannot create a folder with an empty name");
+  TORCH_CHECK_VALUE(!path.empty(), "cannot create a folder with an empty name");
   for (size_t end = path.find('/', 1); !path.empty(); end = path.find('/', end + 1)) {
     const auto part = path.substr(0, end);
     const bool made = ::mkdir(part.c_str(), 0777) == 0;

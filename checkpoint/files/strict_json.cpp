@@ -16,7 +16,7 @@ Json parse_checked(std::string_view text, const std::string& where) {
   std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
   std::string twice;
   bool too_deep = false;
-  const auto look = [&](int depth, Event event, const Json& parsed) {
+  const auto check_event = [&](int depth, Event event, const Json& parsed) {
     too_deep = too_deep || depth > kMaxDepth;
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
@@ -26,7 +26,7 @@ Json parse_checked(std::string_view text, const std::string& where) {
     }
     return !too_deep;
   };
-  auto root = Json::parse(text, look, /*allow_exceptions=*/false);
+  auto root = Json::parse(text, check_event, /*allow_exceptions=*/false);
   TORCH_CHECK(!too_deep, where, " is nested deeper than ", kMaxDepth);
   TORCH_CHECK(twice.empty(), where, " has the key \"", twice, "\" twice");
   TORCH_CHECK(!root.is_discarded(), where, " is no JSON, or was cut short");

@@ -7,7 +7,7 @@
 
 namespace megashard {
 
-/// The text as JSON. Throws a sentence that begins with `where` for what is none, for an object
+/// The text as JSON. Throws a message that begins with `where` for what is none, for an object
 /// with one key twice (readers differ in which they take, so that two tools would see two files),
 /// and for nesting deeper than 32.
 nlohmann::json parse_strict_json(std::string_view text, const std::string& where);

@@ -55,8 +55,8 @@ std::optional<nlohmann::ordered_json> read_generation_config(const std::string& 
 
 nlohmann::ordered_json need_hf_config(const std::string& directory) {
   auto config = read_hf_config(directory);
-  TORCH_CHECK(config, "cannot read ", config_path(directory),
-              ": --hf-model must be a Hugging Face model directory with a config.json in it");
+  TORCH_CHECK_VALUE(config, "cannot read ", config_path(directory),
+                    ": --hf-model must be a Hugging Face model directory with a config.json in it");
   return *std::move(config);
 }
 

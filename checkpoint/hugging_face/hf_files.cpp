@@ -35,7 +35,7 @@ bool remove_file(const std::string& path) {
 
 HfFilePlan plan_hf_files(const std::vector<TensorInfo>& tensors, const HfSaveOptions& options) {
   const auto max_bytes = options.max_shard_bytes;
-  TORCH_CHECK(max_bytes > 0, "the largest size of a safetensors file must be positive, got ", max_bytes);
+  TORCH_CHECK_VALUE(max_bytes > 0, "the largest size of a safetensors file must be positive, got ", max_bytes);
   HfFilePlan plan;
   plan.files.emplace_back();
   int64_t file_bytes = 0;

@@ -2,18 +2,118 @@
 
 #include <c10/util/Exception.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <unordered_map>
 
+#include "checkpoint/files/file_crc32.h"
+#include "checkpoint/files/file_io.h"
 #include "checkpoint/files/strict_json.h"
 #include "checkpoint/hugging_face/missing_weights.h"
+#include "checkpoint/hugging_face/safetensors.h"
 
 namespace megashard {
 namespace {
 
-constexpr const char* kSingleName = "model.safetensors";
-constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr int64_t kMaxIndexBytes = 256 << 20;
+
+std::string name_of(const std::string& path) { return std::filesystem::path(path).filename().string(); }
+
+class SafetensorsReader : public CheckpointReader {
+ public:
+  explicit SafetensorsReader(const std::string& path) : CheckpointReader(path) {}
+
+  void add_file(const std::string& path) {
+    const auto* file = files_.emplace_back(std::make_unique<SafetensorsFile>(path)).get();
+    for (const auto& info : file->tensors()) {
+      const auto [found, is_new] = file_of_.emplace(info.name, file);
+      TORCH_CHECK(is_new, "tensor \"", info.name, "\" is in ", found->second->path(), " and again in ", path);
+      add_tensor(info);
+    }
+    for (const auto& [name, value] : file->metadata()) {
+      const auto key = (path == this->path() ? "" : name_of(path) + ":") + "__metadata__." + name;
+      add_value({key, {key}}, value);
+    }
+  }
+
+  /// The file that holds a tensor; null: none does.
+  const SafetensorsFile* file_of(const std::string& key) const {
+    const auto found = file_of_.find(key);
+    return found == file_of_.end() ? nullptr : found->second;
+  }
+
+  std::string format() const override { return "safetensors"; }
+
+  std::vector<StoredChunk> chunks(const std::string& key) const override {
+    const auto* info = find(key);
+    if (info == nullptr) return {};  // within the header
+    const auto& file = *file_of(key);
+    return {{std::vector<int64_t>(info->sizes.size(), 0),
+             info->sizes,
+             name_of(file.path()),
+             {file.data_offset(key), tensor_bytes(*info)}}};
+  }
+
+  std::vector<std::string> file_names() const override {
+    std::vector<std::string> names;
+    for (const auto& file : files_) names.push_back(name_of(file->path()));
+    return names;
+  }
+
+  at::Tensor read_rows(const std::string& key, int64_t begin, int64_t count) override {
+    tensor_at(key);
+    const auto whole = file_of(key)->tensor(key);
+    return whole.dim() == 0 ? whole : whole.narrow(0, begin, count);
+  }
+
+  void release(const std::string& key) override {
+    tensor_at(key);
+    file_of(key)->forget(key);
+  }
+
+  /// The format has no checksums: opening has compared every range with the file's length, so that
+  /// reading is what is left.
+  CheckedBytes verify(const FaultSink& fault) override {
+    CheckedBytes checked;
+    for (const auto& each : files_) {
+      try {
+        const InputFile file(each->path());
+        crc32_of(file, 0, file.size());
+        checked.bytes += file.size();
+      } catch (const c10::Error& error) {
+        fault(error.what_without_backtrace());
+      }
+    }
+    checked.without_checksum = checked.bytes;
+    return checked;
+  }
+
+ private:
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::unordered_map<std::string, const SafetensorsFile*> file_of_;
+};
+
+/// The files that an index names, each checked to hold what it says.
+void add_indexed_files(SafetensorsReader& reader, const std::string& directory, const std::string& index_path) {
+  const auto file_names = parse_weight_map(read_small_file(index_path, kMaxIndexBytes), index_path);
+  std::set<std::string> files;
+  for (const auto& [name, file] : file_names) files.insert(file);
+  std::vector<std::string> missing;
+  for (const auto& file : files) {
+    if (!path_exists(directory + "/" + file)) missing.push_back(file);
+  }
+  TORCH_CHECK(missing.empty(), index_path, " names ", files.size(), files.size() == 1 ? " file" : " files",
+              ", of which ", listed(missing), missing.size() == 1 ? " is" : " are",
+              " missing; fetch the directory again, whole");
+  for (const auto& file : files) reader.add_file(directory + "/" + file);
+  for (const auto& [name, file] : file_names) {
+    const auto* found = reader.file_of(name);
+    const auto path = directory + "/" + file;
+    TORCH_CHECK(found != nullptr && found->path() == path, index_path, " says that tensor \"", name, "\" is in ", path,
+                ", but it is not there");
+  }
+}
 
 }  // namespace
 
@@ -30,59 +130,25 @@ std::map<std::string, std::string> parse_weight_map(std::string_view text, const
   return files;
 }
 
-HfWeights::HfWeights(const std::string& directory) : directory_(directory) {
-  TORCH_CHECK(is_directory(directory), "there is no Hugging Face directory ", directory);
-  const auto single = directory + "/" + kSingleName;
-  const auto index = directory + "/" + kIndexName;
+std::unique_ptr<CheckpointReader> open_hf_weights(const std::string& directory) {
+  TORCH_CHECK_VALUE(is_directory(directory), "there is no Hugging Face directory ", directory);
+  const auto single = directory + "/" + kHfWeightsFile;
+  const auto index = directory + "/" + kHfIndexFile;
+  auto reader = std::make_unique<SafetensorsReader>(directory);
   if (path_exists(index)) {
-    read_index(directory, index);
+    add_indexed_files(*reader, directory, index);
   } else {
-    if (!path_exists(single)) TORCH_CHECK(false, why_no_weights(directory));
-    add_file(single);
+    if (!path_exists(single)) TORCH_CHECK_VALUE(false, why_no_weights(directory));
+    reader->add_file(single);
   }
+  return reader;
 }
 
-void HfWeights::read_index(const std::string& directory, const std::string& index_path) {
-  const auto file_names = parse_weight_map(read_small_file(index_path, kMaxIndexBytes), index_path);
-  std::set<std::string> files;
-  for (const auto& [name, file] : file_names) files.insert(file);
-  std::vector<std::string> missing;
-  for (const auto& file : files) {
-    if (!path_exists(directory + "/" + file)) missing.push_back(file);
-  }
-  TORCH_CHECK(missing.empty(), index_path, " names ", files.size(), files.size() == 1 ? " file" : " files",
-              ", of which ", listed(missing), missing.size() == 1 ? " is" : " are",
-              " missing; fetch the directory again, whole");
-  for (const auto& file : files) add_file(directory + "/" + file);
-  for (const auto& [name, file] : file_names) {
-    const auto found = file_of_.find(name);
-    const auto path = directory + "/" + file;
-    TORCH_CHECK(found != file_of_.end() && files_[found->second]->path() == path, index_path, " says that tensor \"",
-                name, "\" is in ", path, ", but it is not there");
-  }
+std::unique_ptr<CheckpointReader> open_safetensors(const std::string& path) {
+  auto reader = std::make_unique<SafetensorsReader>(path);
+  reader->add_file(path);
+  return reader;
 }
-
-void HfWeights::add_file(const std::string& path) {
-  files_.push_back(std::make_unique<SafetensorsFile>(path));
-  const auto number = static_cast<int>(files_.size()) - 1;
-  for (const auto& info : files_.back()->tensors()) {
-    const auto [found, is_new] = file_of_.emplace(info.name, number);
-    TORCH_CHECK(is_new, "tensor \"", info.name, "\" is in ", files_[found->second]->path(), " and again in ", path);
-    tensors_.push_back(info);
-  }
-}
-
-int HfWeights::file_of(const std::string& name) const {
-  const auto found = file_of_.find(name);
-  TORCH_CHECK(found != file_of_.end(), "the weights in ", directory_, " have no tensor \"", name, "\"");
-  return found->second;
-}
-
-const TensorInfo& HfWeights::info(const std::string& name) const { return files_[file_of(name)]->info(name); }
-
-at::Tensor HfWeights::tensor(const std::string& name) const { return files_[file_of(name)]->tensor(name); }
-
-void HfWeights::forget(const std::string& name) const { files_[file_of(name)]->forget(name); }
 
 void save_hf_weights(const std::string& directory, const std::vector<TensorInfo>& tensors,
                      const std::function<at::Tensor(const TensorInfo&)>& data, const HfSaveOptions& options) {

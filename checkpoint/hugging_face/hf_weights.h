@@ -7,45 +7,28 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "checkpoint/hugging_face/hf_files.h"
-#include "checkpoint/hugging_face/safetensors.h"
+#include "checkpoint/readers/checkpoint_reader.h"
 
 namespace megashard {
 
+// What a model's weights are opened by; a directory has one of them.
+inline constexpr const char* kHfWeightsFile = "model.safetensors";
+inline constexpr const char* kHfIndexFile = "model.safetensors.index.json";
+
 /// The weights of a Hugging Face model directory: model.safetensors, or the files that
-/// model.safetensors.index.json names. Opening maps the files and reads their headers only.
-class HfWeights {
- public:
-  /// Throws a sentence when the directory has no weights (or a save into it was cut short while it
-  /// replaced them), an index that is not one, or a file it names is missing.
-  explicit HfWeights(const std::string& directory);
-
-  const std::vector<TensorInfo>& tensors() const { return tensors_; }  ///< file by file
-  bool contains(const std::string& name) const { return file_of_.count(name) != 0; }
-  const TensorInfo& info(const std::string& name) const;
-  at::Tensor tensor(const std::string& name) const;  ///< as SafetensorsFile::tensor
-  void forget(const std::string& name) const;        ///< as SafetensorsFile::forget
-
-  int file_count() const { return static_cast<int>(files_.size()); }
-  const SafetensorsFile& file(int index) const { return *files_[index]; }
-  int file_of(const std::string& name) const;  ///< throws when there is no such tensor
-
- private:
-  void add_file(const std::string& path);
-  void read_index(const std::string& directory, const std::string& index_path);
-
-  std::string directory_;
-  std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::vector<TensorInfo> tensors_;
-  std::unordered_map<std::string, int> file_of_;
-};
+/// model.safetensors.index.json names, one after the other. Opening maps the files and reads their
+/// headers only; tensors are views as of SafetensorsFile::tensor. The files' __metadata__ are the
+/// values. Throws, with the remedy, when the directory has no weights (or a save into it was cut short
+/// while it replaced them), an index that is not one, or a file it names is missing.
+std::unique_ptr<CheckpointReader> open_hf_weights(const std::string& directory);
+/// One .safetensors file.
+std::unique_ptr<CheckpointReader> open_safetensors(const std::string& path);
 
 /// The weight_map of a model.safetensors.index.json's content: the file of each tensor. `where`,
-/// its path, begins the sentences that are thrown for what is none or names a file of another
-/// folder.
+/// its path, begins the message of what is thrown for what is none or names a file of another folder.
 std::map<std::string, std::string> parse_weight_map(std::string_view text, const std::string& where);
 
 /// Writes the files of plan_hf_files, their index where there are several, and what

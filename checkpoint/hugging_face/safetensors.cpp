@@ -51,8 +51,8 @@ Entry parse_entry(const std::string& path, const std::string& name, const json& 
   const auto& dtype = fields["dtype"];
   TORCH_CHECK(dtype.is_string(), where, "has a dtype that is not a string");
   const auto* names = find_dtype_by_safetensors_name(dtype.get_ref<const std::string&>());
-  TORCH_CHECK(names != nullptr, where, "has the dtype ", dtype.get_ref<const std::string&>(),
-              ", which is not known here");
+  TORCH_CHECK_NOT_IMPLEMENTED(names != nullptr, where, "has the dtype ", dtype.get_ref<const std::string&>(),
+                              ", which is not known here");
   auto shape = as_counts(fields["shape"], kMaxDimensions);
   TORCH_CHECK(shape.has_value(), where, "has a shape that is not a list of sizes");
   const auto range = as_counts(fields["data_offsets"], 2);
@@ -122,7 +122,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path)
 
 size_t SafetensorsFile::position_of(const std::string& name) const {
   const auto found = index_.find(name);
-  TORCH_CHECK(found != index_.end(), path(), " has no tensor \"", name, "\"");
+  TORCH_CHECK_VALUE(found != index_.end(), path(), " has no tensor \"", name, "\"");
   return found->second;
 }
 
@@ -159,10 +159,10 @@ SafetensorsLayout layout_safetensors(const std::string& path, std::vector<Tensor
   int64_t position = 0;
   for (const auto& info : layout.tensors) {
     const auto* names = find_dtype(info.dtype);
-    TORCH_CHECK(names != nullptr && names->safetensors != nullptr, "tensor \"", info.name, "\" has the dtype ",
-                info.dtype, ", which safetensors cannot hold; convert it first");
-    TORCH_CHECK(!header.contains(info.name) && info.name != "__metadata__", "tensor \"", info.name,
-                "\" is declared twice for ", path);
+    TORCH_CHECK_NOT_IMPLEMENTED(names != nullptr && names->safetensors != nullptr, "tensor \"", info.name,
+                                "\" has the dtype ", info.dtype, ", which safetensors cannot hold; convert it first");
+    TORCH_CHECK_VALUE(!header.contains(info.name) && info.name != "__metadata__", "tensor \"", info.name,
+                      "\" is declared twice for ", path);
     const auto end = position + tensor_bytes(info);
     header[info.name] = {{"dtype", names->safetensors}, {"shape", info.sizes}, {"data_offsets", {position, end}}};
     layout.offsets.push_back(position);
@@ -191,19 +191,19 @@ SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<TensorInfo> t
 }
 
 void SafetensorsWriter::write(const at::Tensor& data) {
-  TORCH_CHECK(next_ < tensors_.size(), path_, ": all declared tensors are written already");
+  TORCH_CHECK_VALUE(next_ < tensors_.size(), path_, ": all declared tensors are written already");
   const auto& info = tensors_[next_];
-  TORCH_CHECK(data.scalar_type() == info.dtype && data.sizes() == at::IntArrayRef(info.sizes), "tensor \"", info.name,
-              "\" was declared as ", torch_dtype_name(info.dtype), describe_sizes(info.sizes), ", got ",
-              torch_dtype_name(data.scalar_type()), data.sizes());
+  TORCH_CHECK_VALUE(data.scalar_type() == info.dtype && data.sizes() == at::IntArrayRef(info.sizes), "tensor \"",
+                    info.name, "\" was declared as ", torch_dtype_name(info.dtype), describe_sizes(info.sizes),
+                    ", got ", torch_dtype_name(data.scalar_type()), data.sizes());
   const auto contiguous = data.detach().cpu().contiguous();
   file_->write(contiguous.data_ptr(), tensor_bytes(info));
   ++next_;
 }
 
 void SafetensorsWriter::finish() {
-  TORCH_CHECK(next_ == tensors_.size(), path_, ": ", tensors_.size() - next_,
-              " declared tensors were not written, the first is \"", tensors_[next_].name, "\"");
+  TORCH_CHECK_VALUE(next_ == tensors_.size(), path_, ": ", tensors_.size() - next_,
+                    " declared tensors were not written, the first is \"", tensors_[next_].name, "\"");
   file_->publish();
 }
 

@@ -22,12 +22,12 @@ struct SafetensorsContent {
   std::map<std::string, std::string> metadata;
 };
 
-/// Reads the header of a whole file, and no data. Throws a sentence naming `path` and entry for
+/// Reads the header of a whole file, and no data. Throws an error naming `path` and entry for
 /// anything out of order.
 SafetensorsContent parse_safetensors(std::string_view file, const std::string& path);
 
 /// One .safetensors file, mapped into memory; tensors are views of the mapping and keep it alive.
-/// The whole header is validated by the constructor, which throws a sentence naming file and entry
+/// The whole header is validated by the constructor, which throws an error naming file and entry
 /// for anything out of order.
 class SafetensorsFile {
  public:

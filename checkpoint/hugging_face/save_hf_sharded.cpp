@@ -50,7 +50,7 @@ class ShardedSave {
     for (const auto& sent : plans) decoded.push_back(plan_of(sent));
     plan_ = make_save_plan(decoded);
     std::vector<TensorInfo> infos;
-    for (const auto& entry : plan_.metadata.entries) infos.push_back({entry.key, entry.dtype, entry.sizes});
+    for (const auto& entry : plan_.metadata.entries) infos.push_back(*entry.tensor_info());
     folder_.emplace(directory, plan_hf_files(infos, options), options);
     const auto& files = folder_->plan().files;
     for (size_t i = 0; i < files.size(); ++i) {
@@ -78,7 +78,8 @@ class ShardedSave {
       const auto local = tensors_[write.item].second.local.detach().cpu().contiguous();
       const auto* data = static_cast<const char*>(local.const_data_ptr());
       const auto bytes = static_cast<int64_t>(local.element_size());
-      for_each_run(entry.sizes, entry.chunks[write.chunk], [&](int64_t in_whole, int64_t in_box, int64_t count) {
+      const auto& tensor = *entry.tensor();
+      for_each_run(tensor.sizes, tensor.chunks[write.chunk], [&](int64_t in_whole, int64_t in_box, int64_t count) {
         file->write_at(data + in_box * bytes, count * bytes, place.offset + in_whole * bytes);
       });
     }

@@ -67,9 +67,7 @@ void compare_rows(const at::Tensor& rows_a, const at::Tensor& rows_b, TensorDiff
   if (!std::isnan(into.largest)) into.largest = std::max(into.largest, largest);
 }
 
-TensorDifference compare(CheckpointSource& a, size_t in_a, CheckpointSource& b, size_t in_b) {
-  const auto& info_a = a.tensors()[in_a].info;
-  const auto& info_b = b.tensors()[in_b].info;
+TensorDifference compare(CheckpointReader& a, const TensorInfo& info_a, CheckpointReader& b, const TensorInfo& info_b) {
   TensorDifference difference{info_a.name, kind_of(info_a), kind_of(info_b), 0, 0};
   if (info_a.sizes != info_b.sizes) return difference;
   const auto rows = info_a.sizes.empty() ? 1 : info_a.sizes[0];
@@ -77,26 +75,26 @@ TensorDifference compare(CheckpointSource& a, size_t in_a, CheckpointSource& b, 
   const auto step = std::max<int64_t>(1, kDiffBytesAtOnce / std::max<int64_t>(row_bytes, 1));
   for (int64_t row = 0; row < rows; row += step) {
     const auto count = std::min(step, rows - row);
-    compare_rows(a.rows(in_a, row, count), b.rows(in_b, row, count), difference);
+    compare_rows(a.read_rows(info_a.name, row, count), b.read_rows(info_b.name, row, count), difference);
   }
   return difference;
 }
 
-std::map<std::string, size_t> tensor_index(const CheckpointSource& source, const Wanted& wanted) {
-  std::map<std::string, size_t> index;
-  for (size_t i = 0; i < source.tensors().size(); ++i) {
-    const auto& name = source.tensors()[i].info.name;
-    if (!wanted || wanted(name)) index.emplace(name, i);
+using Infos = std::map<std::string, const TensorInfo*>;
+
+Infos tensors_of(const CheckpointReader& reader, const Wanted& wanted) {
+  Infos infos;
+  for (const auto& info : reader.tensors()) {
+    if (!wanted || wanted(info.name)) infos.emplace(info.name, &info);
   }
-  return index;
+  return infos;
 }
 
-std::map<std::string, Value> values_of(CheckpointSource& source, const Wanted& wanted) {
+std::map<std::string, Value> values_of(CheckpointReader& reader, const Wanted& wanted) {
   std::map<std::string, Value> values;
-  for (size_t i = 0; i < source.value_keys().size(); ++i) {
-    const auto& key = source.value_keys()[i];
-    if (wanted && !wanted(key)) continue;
-    auto value = source.value(i);
+  for (const auto& [key, path] : reader.value_keys()) {
+    if (reader.find(key) != nullptr || (wanted && !wanted(key))) continue;
+    auto value = reader.read_value(key);
     const auto* fields = namespace_fields(value);
     if (fields == nullptr) {
       values.emplace(key, std::move(value));
@@ -130,18 +128,18 @@ void walk(const Map& a, const Map& b, const std::function<void(typename Map::con
 
 }  // namespace
 
-CheckpointDifference diff_checkpoints(CheckpointSource& a, CheckpointSource& b, const Wanted& wanted) {
+CheckpointDifference diff_checkpoints(CheckpointReader& a, CheckpointReader& b, const Wanted& wanted) {
   CheckpointDifference difference;
-  walk<std::map<std::string, size_t>>(
-      tensor_index(a, wanted), tensor_index(b, wanted),
+  walk<Infos>(
+      tensors_of(a, wanted), tensors_of(b, wanted),
       [&](const auto& one) {
-        difference.tensors.push_back({one.first, kind_of(a.tensors()[one.second].info), "", 0, 0});
+        difference.tensors.push_back({one.first, kind_of(*one.second), "", 0, 0});
       },
       [&](const auto& one) {
-        difference.tensors.push_back({one.first, "", kind_of(b.tensors()[one.second].info), 0, 0});
+        difference.tensors.push_back({one.first, "", kind_of(*one.second), 0, 0});
       },
       [&](const auto& one, const auto& other) {
-        auto compared = compare(a, one.second, b, other.second);
+        auto compared = compare(a, *one.second, b, *other.second);
         if (compared.a == compared.b && compared.differing == 0) {
           ++difference.equal_tensors;
         } else {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/inspect/checkpoint_source.h"
+#include "checkpoint/readers/checkpoint_reader.h"
 
 namespace megashard {
 
@@ -35,7 +35,7 @@ struct CheckpointDifference {
 /// Compares by names, whatever the formats are. Tensors are read some rows at a time. Values of
 /// which only one format has any (as a step's arguments beside safetensors) are differences too;
 /// namespaces are compared field by field. `wanted` chooses by name; null: all.
-CheckpointDifference diff_checkpoints(CheckpointSource& a, CheckpointSource& b,
+CheckpointDifference diff_checkpoints(CheckpointReader& a, CheckpointReader& b,
                                       const std::function<bool(const std::string&)>& wanted = {});
 
 }  // namespace megashard

@@ -1,11 +1,14 @@
 #include "checkpoint/inspect/checkpoint_summary.h"
 
+#include <c10/util/Exception.h>
+
+#include <filesystem>
 #include <nlohmann/json.hpp>
-#include <utility>
-#include <vector>
 
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/hugging_face/hf_assets.h"
+#include "checkpoint/steps/checkpoint_directory.h"
+#include "checkpoint/steps/manifest.h"
 #include "checkpoint/values/state_dict_keys.h"
 
 namespace megashard {
@@ -37,10 +40,15 @@ std::string random_rank_of(const std::string& key) {
   return key.substr(from + 1, end == key.npos ? end : end - from - 1);
 }
 
-/// A tensor's bytes, which tied names share.
-std::pair<std::string, int64_t> place_of(const SourceTensor& tensor) {
-  if (tensor.chunks.empty()) return {};
-  return {tensor.chunks[0].file, tensor.chunks[0].range.offset};
+std::vector<std::pair<std::string, int64_t>> files_of(const CheckpointReader& reader) {
+  std::vector<std::pair<std::string, int64_t>> files;
+  const bool is_folder = is_directory(reader.path());
+  for (const auto& name : reader.file_names()) {
+    std::error_code error;
+    const auto bytes = std::filesystem::file_size(is_folder ? reader.path() + "/" + name : reader.path(), error);
+    files.emplace_back(name, error ? int64_t{-1} : static_cast<int64_t>(bytes));
+  }
+  return files;
 }
 
 void take_arguments(CheckpointSummary& summary, const Dict& args) {
@@ -74,37 +82,56 @@ void take_config(CheckpointSummary& summary, const nlohmann::ordered_json& confi
 
 }  // namespace
 
-CheckpointSummary summarise(CheckpointSource& source) {
-  CheckpointSummary summary;
-  std::set<std::pair<std::string, int64_t>> places;
-  for (const auto& tensor : source.tensors()) {
-    const auto& name = tensor.info.name;
+CheckpointSummary summarise(CheckpointReader& reader) {
+  CheckpointSummary summary{.files = files_of(reader)};
+  const auto step = step_named(std::filesystem::path(reader.path()).filename().string(), reader.path());
+  if (step && !step->is_release) summary.iteration = step->iteration;
+  std::set<std::pair<std::string, int64_t>> places;  // of tensors' bytes, which tied names share
+  for (const auto& info : reader.tensors()) {
+    const auto& name = info.name;
     const auto rank = random_rank_of(name);
     if (!rank.empty()) {
       summary.random_ranks.insert(rank);
     } else if (is_optimizer_key(name)) {
-      count_tensor(summary.optimizer, tensor.info);
+      count_tensor(summary.optimizer, info);
       if (const auto parts = split_optimizer_state_key(name)) summary.buffers.insert(parts->buffer);
-    } else if (tensor.chunks.empty() || places.insert(place_of(tensor)).second) {
-      count_tensor(summary.model, tensor.info);
+    } else if (const auto chunks = reader.chunks(name);
+               chunks.empty() || places.emplace(chunks[0].file, chunks[0].range.offset).second) {
+      count_tensor(summary.model, info);
     } else {
       ++summary.tied_names;
     }
   }
-  for (const auto& [name, bytes] : source.files())
+  for (const auto& [name, bytes] : summary.files)
     summary.data_files += name.ends_with(".distcp") || name.ends_with(".safetensors");
-  for (size_t i = 0; i < source.value_keys().size(); ++i) {
-    const auto& key = source.value_keys()[i];
+  for (const auto& [key, path] : reader.value_keys()) {
     const auto rank = random_rank_of(key);
     if (!rank.empty()) summary.random_ranks.insert(rank);
     if (key != kArgsKey) continue;
-    const auto value = source.value(i);
+    const auto value = reader.read_value(key);
     if (const auto* fields = namespace_fields(value)) take_arguments(summary, *fields);
   }
-  if (source.format() == "safetensors" && is_directory(source.path())) {
-    if (const auto config = read_hf_config(source.path())) take_config(summary, *config);
+  if (reader.format() == "safetensors" && is_directory(reader.path())) {
+    if (const auto config = read_hf_config(reader.path())) take_config(summary, *config);
   }
   return summary;
+}
+
+CheckedBytes verify_checkpoint(CheckpointReader& reader, const FaultSink& fault) {
+  const auto& path = reader.path();
+  const bool is_step = reader.format() == "torch_dcp" || reader.format() == "torch_dist";
+  if (is_step && has_manifest(path)) {
+    try {
+      const auto parts = read_manifest(path).files.size();
+      for (size_t part = 0; part < parts; ++part) {  // file by file, so that every damaged one is named
+        const auto damage = step_damage(path, VerifyDepth::kBytes, part, parts);
+        if (!damage.empty()) fault(damage);
+      }
+    } catch (const c10::Error& error) {
+      fault(std::string(error.what_without_backtrace()) + " (manifest.json)");
+    }
+  }
+  return reader.verify(fault);
 }
 
 }  // namespace megashard

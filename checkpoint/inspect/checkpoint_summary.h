@@ -5,8 +5,10 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "checkpoint/inspect/checkpoint_source.h"
+#include "checkpoint/readers/checkpoint_reader.h"
 
 namespace megashard {
 
@@ -18,11 +20,14 @@ struct CheckpointSummary {
     int64_t bytes = 0;
     std::set<std::string> dtypes{};  ///< "float32", ...
   };
-  Part model{};                          ///< weights that are stored once counted once
-  int64_t tied_names = 0;                ///< further names of such weights
-  Part optimizer{};                      ///< its state
-  std::set<std::string> buffers{};       ///< of it: "exp_avg", ...
-  std::set<std::string> random_ranks{};  ///< whose random states there are
+  /// The step's, from its folder's name; nothing for release and single files.
+  std::optional<int64_t> iteration{};
+  std::vector<std::pair<std::string, int64_t>> files{};  ///< and their bytes; -1: it is gone
+  Part model{};                                          ///< weights that are stored once counted once
+  int64_t tied_names = 0;                                ///< further names of such weights
+  Part optimizer{};                                      ///< its state
+  std::set<std::string> buffers{};                       ///< of it: "exp_avg", ...
+  std::set<std::string> random_ranks{};                  ///< whose random states there are
   int64_t data_files = 0;
   bool has_arguments = false;      ///< a run's args
   std::optional<int64_t> ranks{};  ///< that saved it, as args say
@@ -34,6 +39,9 @@ struct CheckpointSummary {
 };
 
 /// Reads `args` or config.json, and no tensor.
-CheckpointSummary summarise(CheckpointSource& source);
+CheckpointSummary summarise(CheckpointReader& reader);
+
+/// CheckpointReader::verify, and of a step with a manifest every file against that.
+CheckedBytes verify_checkpoint(CheckpointReader& reader, const FaultSink& fault);
 
 }  // namespace megashard

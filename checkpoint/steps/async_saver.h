@@ -43,7 +43,7 @@ class AsyncSaver {
   /// To be called before the tensors of the save under way are changed on a GPU: the current stream
   /// waits until they are copied. The host does not wait.
   void before_changes() const;
-  /// Returns when no save is under way. Throws what it failed with, once: the same sentence on
+  /// Returns when no save is under way. Throws what it failed with, once: the same message on
   /// every rank.
   void wait();
 

@@ -22,7 +22,7 @@ constexpr const char* kPrefix = "iter_";
 bool is_step_name(const std::string& name) { return name == kRelease || name.starts_with(kPrefix); }
 
 std::string step_name(int64_t iteration) {
-  TORCH_CHECK(iteration >= 0, "a checkpoint's iteration cannot be ", iteration);
+  TORCH_CHECK_VALUE(iteration >= 0, "a checkpoint's iteration cannot be ", iteration);
   auto digits = std::to_string(iteration);
   if (digits.size() < 7) digits.insert(0, 7 - digits.size(), '0');
   return kPrefix + digits;
@@ -50,8 +50,8 @@ std::optional<CheckpointStep> find_in(const std::string& directory, const Checkp
 
 CheckpointStep existing(const CheckpointStep& step, const std::string& directory, const std::string& asked_by) {
   const auto found = is_directory(directory) ? find_in(directory, step) : std::nullopt;
-  TORCH_CHECK(found, asked_by, " asks for ", step.folder,
-              ", which is not there: ", is_directory(directory) ? steps_there(directory) : "nor is its parent");
+  TORCH_CHECK_VALUE(found, asked_by, " asks for ", step.folder,
+                    ", which is not there: ", is_directory(directory) ? steps_there(directory) : "nor is its parent");
   return *found;
 }
 

@@ -24,7 +24,7 @@ struct CheckpointStep {
 /// another name.
 std::optional<CheckpointStep> step_named(const std::string& name, const std::string& folder);
 /// What DIRECTORY/latest_checkpointed_iteration.txt names, whether it is there or not; nothing when
-/// there is no such file. Throws a sentence when the file holds something else.
+/// there is no such file. Throws when the file holds something else.
 std::optional<CheckpointStep> read_tracker(const std::string& directory);
 bool has_tracker(const std::string& directory);
 /// The same of that file's content.

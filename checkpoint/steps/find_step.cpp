@@ -52,18 +52,18 @@ std::optional<CheckpointStep> as_step(const std::string& folder, std::optional<i
   const auto step = step_named(std::filesystem::path(path).filename(), path);
   const bool is_numbered = step && !step->is_release;
   const bool is_there = is_directory(folder);
-  TORCH_CHECK(is_there || !is_numbered || path_exists(folder), "there is no step ", folder,
-              ": check the path, or give its parent by --load, for the latest step");
+  TORCH_CHECK_VALUE(is_there || !is_numbered || path_exists(folder), "there is no step ", folder,
+                    ": check the path, or give its parent by --load, for the latest step");
   if (!is_there || has_tracker(folder)) return std::nullopt;
   const auto has = [&](const char* name) { return path_exists(folder + "/" + name); };
   const bool holds_one = has(kDcpMetadataFile) || has(kFormatFile) || has(kCommonFile);
   if (!holds_one && !(is_numbered && list_steps(folder).empty())) return std::nullopt;
-  TORCH_CHECK(step, folder,
-              " is a step, but its name does not say of which iteration: rename it as iter_0000010, and give its "
-              "parent by --load, with --ckpt-step");
-  TORCH_CHECK(!ckpt_step || (is_numbered && step->iteration == *ckpt_step), folder, " is itself the step ",
-              step->is_release ? "release" : std::to_string(step->iteration), ", and --ckpt-step asks for ", *ckpt_step,
-              ": leave it out, or give the parent by --load");
+  TORCH_CHECK_VALUE(step, folder,
+                    " is a step, but its name does not say of which iteration: rename it as iter_0000010, and give its "
+                    "parent by --load, with --ckpt-step");
+  TORCH_CHECK_VALUE(!ckpt_step || (is_numbered && step->iteration == *ckpt_step), folder, " is itself the step ",
+                    step->is_release ? "release" : std::to_string(step->iteration), ", and --ckpt-step asks for ",
+                    *ckpt_step, ": leave it out, or give the parent by --load");
   return step;
 }
 
@@ -155,8 +155,9 @@ std::string take_out_other_runs(std::vector<CheckpointStep>& steps, const Checkp
     others += (others.empty() ? "" : ", ") + step.folder;
     return true;
   });
-  TORCH_CHECK(others.empty() || is_sure, others, " and ", steps.empty() ? "others" : steps[0].folder,
-              " are steps of different runs, and nothing says which of them is meant: name a step with --ckpt-step");
+  TORCH_CHECK_VALUE(
+      others.empty() || is_sure, others, " and ", steps.empty() ? "others" : steps[0].folder,
+      " are steps of different runs, and nothing says which of them is meant: name a step with --ckpt-step");
   return others.empty() ? "" : others + (others.find(", ") == others.npos ? " is" : " are") + " of another run";
 }
 

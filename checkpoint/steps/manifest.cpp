@@ -127,8 +127,9 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   TORCH_CHECK(root.is_object() && root.contains("crc32") && root.contains("files"), where,
               " is damaged, or no manifest of a step");
   const auto version = count_of(root, "format_version", where);
-  TORCH_CHECK(version == kFormatVersion, where, " has format_version ", version, "; this program reads ",
-              kFormatVersion, ": load it with the newer program that wrote it");
+  TORCH_CHECK_NOT_IMPLEMENTED(version == kFormatVersion, where, " has format_version ", version,
+                              "; this program reads ", kFormatVersion,
+                              ": load it with the newer program that wrote it");
   const auto expected = from_hex(root["crc32"], where);
   root.erase("crc32");
   TORCH_CHECK(checksum_of(root) == expected, where,
@@ -157,7 +158,7 @@ std::string checksum_damage(const std::string& folder, const WrittenFile& file, 
 
 std::string step_damage(const std::string& folder, VerifyDepth depth, size_t part, size_t parts) {
   try {
-    TORCH_CHECK(is_directory(folder), "there is no checkpoint folder ", folder);
+    TORCH_CHECK_VALUE(is_directory(folder), "there is no checkpoint folder ", folder);
     if (!has_manifest(folder)) {
       if (part == 0) check_foreign_step(folder);
       return "";

@@ -9,7 +9,7 @@ namespace megashard {
 /// on DIRECTORY/.run, which says who has it. A process that ends, however it does, has it no more.
 class RunLock {
  public:
-  /// Makes the directory. Throws a sentence that names the other process when the lock is taken.
+  /// Makes the directory. Throws an error that names the other process when the lock is taken.
   explicit RunLock(const std::string& directory);
   /// Removes the file, and of the folders that it made those that are still empty.
   ~RunLock();

@@ -29,9 +29,9 @@ const Value& only_item(const Value& list, const std::string& key) {
 }
 
 /// Megatron's writer cuts stacks into single layers.
-bool is_stack(const DcpEntry& entry) {
-  return !entry.chunks.empty() && !entry.sizes.empty() && key_of_layer(entry.key, 0).has_value() &&
-         std::all_of(entry.chunks.begin(), entry.chunks.end(),
+bool is_stack(const std::string& key, const DcpTensor& tensor) {
+  return !tensor.chunks.empty() && !tensor.sizes.empty() && key_of_layer(key, 0).has_value() &&
+         std::all_of(tensor.chunks.begin(), tensor.chunks.end(),
                      [](const DcpChunk& chunk) { return chunk.sizes[0] == 1; });
 }
 
@@ -39,13 +39,15 @@ class TorchDistView {
  public:
   explicit TorchDistView(const std::string& folder) : folder_(folder) {}
 
-  DcpMetadata of(DcpMetadata stored, std::optional<Dict> common) {
-    common_ = common ? std::move(*common) : stored_common(stored);
+  DcpMetadata of(DcpMetadata stored, std::optional<DcpKnownValue> common) {
+    if (!common) common = stored_common(stored);
+    common_ = common->value.as_dict();
+    common_location_ = common->location;
     for (auto& entry : stored.entries) {
-      if (!entry.is_tensor) {
-        add_object(std::move(entry));
-      } else if (is_stack(entry)) {
-        add_layers(entry);
+      if (auto* bytes = std::get_if<DcpBytes>(&entry.stored)) {
+        add_object(entry, *bytes);
+      } else if (const auto& tensor = std::get<DcpTensor>(entry.stored); is_stack(entry.key, tensor)) {
+        add_layers(entry.key, tensor);
       } else {
         add_tensor(std::move(entry));
       }
@@ -55,13 +57,14 @@ class TorchDistView {
   }
 
  private:
-  Dict stored_common(const DcpMetadata& stored) const {
+  DcpKnownValue stored_common(const DcpMetadata& stored) const {
     const auto found = std::find_if(stored.entries.begin(), stored.entries.end(), [](const DcpEntry& entry) {
-      return !entry.is_tensor && entry.key.starts_with(kCommonState);
+      return std::holds_alternative<DcpBytes>(entry.stored) && entry.key.starts_with(kCommonState);
     });
     TORCH_CHECK(found != stored.entries.end(), folder_,
                 " has neither common.pt nor a common_state: a torch_dist checkpoint has one of them");
-    return only_item(read_at(folder_, found->location), found->key).as_dict();
+    const auto& location = std::get<DcpBytes>(found->stored).location;
+    return {only_item(read_at(folder_, location), found->key), location};
   }
 
   void add_tensor(DcpEntry entry) {
@@ -77,61 +80,57 @@ class TorchDistView {
     view_.entries.push_back(std::move(entry));
   }
 
-  void add_layers(const DcpEntry& stack) {
-    std::vector<DcpEntry> layers;
-    TORCH_CHECK(stack.sizes[0] <= static_cast<int64_t>(stack.chunks.size()), folder_, ": the layers of ", stack.key,
+  void add_layers(const std::string& key, const DcpTensor& stack) {
+    TORCH_CHECK(stack.sizes[0] <= static_cast<int64_t>(stack.chunks.size()), folder_, ": the layers of ", key,
                 " are not all there: ", stack.chunks.size(), " chunks for ", stack.sizes[0], " layers");
-    for (int64_t i = 0; i < stack.sizes[0]; ++i) {
-      DcpEntry layer{
-          *key_of_layer(stack.key, i), {}, true, stack.dtype, {stack.sizes.begin() + 1, stack.sizes.end()}, {}, {}};
-      layers.push_back(std::move(layer));
-    }
+    std::vector<DcpTensor> layers(
+        static_cast<size_t>(stack.sizes[0]),
+        DcpTensor{.dtype = stack.dtype, .sizes = {stack.sizes.begin() + 1, stack.sizes.end()}});
     for (const auto& chunk : stack.chunks) {
-      layers[static_cast<size_t>(chunk.offsets[0])].chunks.push_back({{chunk.offsets.begin() + 1, chunk.offsets.end()},
-                                                                      {chunk.sizes.begin() + 1, chunk.sizes.end()},
-                                                                      chunk.location,
-                                                                      /*leading_ones=*/1});
+      layers[static_cast<size_t>(chunk.offsets[0])].chunks.push_back(
+          {.offsets = {chunk.offsets.begin() + 1, chunk.offsets.end()},
+           .sizes = {chunk.sizes.begin() + 1, chunk.sizes.end()},
+           .location = chunk.location,
+           .leading_ones = 1});
     }
-    for (auto& layer : layers) add_tensor(std::move(layer));
+    for (size_t i = 0; i < layers.size(); ++i)
+      add_tensor({.key = *key_of_layer(key, static_cast<int64_t>(i)), .stored = std::move(layers[i])});
   }
 
-  void add_value(std::vector<Value> path, Value value) {
-    DcpEntry entry;
+  void add_value(std::vector<Value> path, Value value, const DcpLocation& location) {
+    DcpEntry entry{.stored = DcpKnownValue{std::move(value), location}};
     for (const auto& part : path) {
       const auto* index = part.get_if<int64_t>();
       entry.key += (entry.key.empty() ? "" : ".") + (index != nullptr ? std::to_string(*index) : part.as_string());
     }
     entry.path = std::move(path);
-    entry.value = std::move(value);
     view_.entries.push_back(std::move(entry));
   }
 
-  void add_object(DcpEntry entry) {
+  void add_object(const DcpEntry& entry, DcpBytes bytes) {
     if (entry.key.starts_with(kCommonState)) return;
+    bytes.is_sharded_object = true;
     if (!entry.key.starts_with(kRngStateShard)) {
       const auto key = torch_dcp_key(entry.key);
-      if (is_optimizer_key(key) && key != entry.key) {
-        entry.key = key;
-        entry.path = {key};
-      }
-      entry.is_sharded_object = true;
-      view_.entries.push_back(std::move(entry));
+      const bool is_renamed = is_optimizer_key(key) && key != entry.key;
+      view_.entries.push_back({.key = is_renamed ? key : entry.key,
+                               .path = is_renamed ? std::vector<Value>{key} : entry.path,
+                               .stored = std::move(bytes)});
       return;
     }
     const auto at = entry.key.substr(std::string_view(kRngStateShard).size());  // "<offsets>_<shape>"
     if (at == kAllRanks) {
-      const auto object = only_item(read_at(folder_, entry.location), entry.key);
+      const auto object = only_item(read_at(folder_, bytes.location), entry.key);
       const auto& ranks = object.as_items();
       for (size_t rank = 0; rank < ranks.size(); ++rank)
-        add_value({kRngStateKey, static_cast<int64_t>(rank)}, ranks[rank]);
+        add_value({kRngStateKey, static_cast<int64_t>(rank)}, ranks[rank], bytes.location);
       return;
     }
     // Ours is "<rank>_<world>"; ranks of Megatron's pipeline and tensor groups keep their numbers.
     const bool is_ours = at.find('.') == std::string::npos;
-    entry.path = {kRngStateKey, is_ours ? at.substr(0, at.find('_')) : at};
-    entry.key = std::string(kRngStateKey) + "." + entry.path[1].as_string();
-    entry.is_sharded_object = true;
-    view_.entries.push_back(std::move(entry));
+    const auto rank = is_ours ? at.substr(0, at.find('_')) : at;
+    view_.entries.push_back(
+        {.key = std::string(kRngStateKey) + "." + rank, .path = {kRngStateKey, rank}, .stored = std::move(bytes)});
   }
 
   void add_common() {
@@ -139,17 +138,15 @@ class TorchDistView {
     lift_optimizer();
     restore_group_names();
     const auto step = take_step();
-    for (auto& leaf : flatten_values(common_)) add_value(std::move(leaf.path), std::move(leaf.value));
+    for (auto& leaf : flatten_values(common_)) add_value(std::move(leaf.path), std::move(leaf.value), common_location_);
     if (!step) return;
     const auto first = std::string(".") + kExpAvgBuffer;  // of every weight that is trained
     const auto count = view_.entries.size();
     for (size_t i = 0; i < count; ++i) {
       const auto& key = view_.entries[i].key;
-      if (!view_.entries[i].is_tensor || !key.ends_with(first)) continue;
-      DcpEntry entry{key.substr(0, key.size() - first.size()) + "." + kStepBuffer, {}, true, at::kFloat, {}, {}, {}};
-      if (keys_.count(entry.key) != 0) continue;
-      entry.value = *step;
-      add_tensor_as_is(std::move(entry));
+      if (view_.entries[i].tensor() == nullptr || !key.ends_with(first)) continue;
+      auto step_key = key.substr(0, key.size() - first.size()) + "." + kStepBuffer;
+      if (keys_.count(step_key) == 0) add_tensor_as_is({.key = std::move(step_key), .stored = DcpCommonStep{*step}});
     }
   }
 
@@ -234,6 +231,7 @@ class TorchDistView {
 
   std::string folder_;
   Dict common_;
+  DcpLocation common_location_;
   DcpMetadata view_;
   std::unordered_set<std::string> keys_;
 };
@@ -243,15 +241,16 @@ class TorchDistView {
 DcpMetadata read_torch_dist_metadata(const std::string& folder) {
   auto stored = read_dcp_metadata(folder);
   const auto path = folder + "/" + kCommonFile;
-  std::optional<Dict> common;
+  std::optional<DcpKnownValue> common;
   if (path_exists(path)) {
     const InputFile file(path);
-    common = read_stored_value(file, {0, file.size()}).as_dict();
+    const FileRange whole{0, file.size()};
+    common = DcpKnownValue{read_stored_value(file, whole), {kCommonFile, whole}};
   }
   return view_torch_dist(std::move(stored), std::move(common), folder);
 }
 
-DcpMetadata view_torch_dist(DcpMetadata stored, std::optional<Dict> common, const std::string& folder) {
+DcpMetadata view_torch_dist(DcpMetadata stored, std::optional<DcpKnownValue> common, const std::string& folder) {
   return TorchDistView(folder).of(std::move(stored), std::move(common));
 }
 

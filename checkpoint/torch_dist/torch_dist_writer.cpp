@@ -88,10 +88,10 @@ std::string check_torch_dist_shards(const ShardedTensors& tensors) {
     const auto ranks = sharding_size(tensor);
     if (ranks == 1 || tensor.global_sizes.empty()) continue;
     const auto rows = tensor.global_sizes[0];
-    TORCH_CHECK(rows >= ranks, "weight ", key, " of sizes ", describe_sizes(tensor.global_sizes), " is shared by ",
-                ranks,
-                " ranks, more than its first dimension has rows, which --ckpt-format torch_dist cannot hold; use "
-                "--ckpt-format torch_dcp, or a smaller sharding_size");
+    TORCH_CHECK_VALUE(rows >= ranks, "weight ", key, " of sizes ", describe_sizes(tensor.global_sizes),
+                      " is shared by ", ranks,
+                      " ranks, more than its first dimension has rows, which --ckpt-format torch_dist cannot hold; use "
+                      "--ckpt-format torch_dcp, or a smaller sharding_size");
     if (rows % ranks == 0) continue;
     if (count++ == 0)
       uneven = key + " " + describe_sizes(tensor.global_sizes) + " over " + std::to_string(ranks) + " ranks";

@@ -14,7 +14,7 @@ namespace megashard {
 
 /// Whether megatron-core could load these tensors, which come by their torch_dcp keys. A weight
 /// whose first dimension is smaller than the number of ranks that share it throws: Megatron's FSDP2
-/// has no such shards. Dimensions that do not divide evenly return a sentence to be shown once:
+/// has no such shards. Dimensions that do not divide evenly return a message to be shown once:
 /// megatron-core loads the chunks, but its own FSDP2 writer could not have produced them. Empty:
 /// nothing to say. Needs no communication; call it before the first step.
 std::string check_torch_dist_shards(const ShardedTensors& tensors);

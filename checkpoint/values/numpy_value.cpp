@@ -90,7 +90,7 @@ at::Tensor tensor_of(at::ScalarType dtype, std::vector<int64_t> sizes, bool fort
 
 std::optional<at::Tensor> numpy_tensor(const Value& record) {
   const auto* object = record.object();
-  if (object == nullptr || object->making == Object::Making::kPersistent) return std::nullopt;
+  if (object == nullptr || object->opcode == Object::Opcode::kPersId) return std::nullopt;
   const auto& arguments = object->arguments.as_items();
   const Value* dtype = nullptr;
   const Value* data = nullptr;

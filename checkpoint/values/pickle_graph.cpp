@@ -54,7 +54,7 @@ class TreeBuilder {
         return global(name_of(node, depth));
       case Kind::kPersistent:
         spend(sizeof(Object));
-        return Object{"", Object::Making::kPersistent, build(node->items[0], depth + 1), {}, {}, {}};
+        return Object{"", Object::Opcode::kPersId, build(node->items[0], depth + 1), {}, {}, {}};
       case Kind::kCalled:
       case Kind::kNew:
         return object(node, depth);
@@ -91,7 +91,7 @@ class TreeBuilder {
     spend(sizeof(Object) + sizeof(Value));
     Tuple arguments;
     arguments.items.emplace_back(List{build_all(node->items, depth)});
-    return Object{class_name, Object::Making::kCalled, std::move(arguments), {}, {}, {}};
+    return Object{class_name, Object::Opcode::kReduce, std::move(arguments), {}, {}, {}};
   }
 
   std::string name_of(const PickleNode* callable, int depth) {
@@ -135,7 +135,7 @@ class TreeBuilder {
     if (auto name = global_name(node, depth)) return Global{std::move(*name)};
     spend(sizeof(Object));
     Object made{name_of(node->callable, depth),
-                node->kind == Kind::kNew ? Object::Making::kNew : Object::Making::kCalled,
+                node->kind == Kind::kNew ? Object::Opcode::kNewObj : Object::Opcode::kReduce,
                 build(node->arguments, depth + 1),
                 {},
                 {},
@@ -158,7 +158,7 @@ class TreeBuilder {
     const auto* made_class = is_new ? arguments[0].get_if<Global>() : nullptr;
     if (made_class == nullptr) return;
     made.class_name = std::string(made_class->name);
-    made.making = Object::Making::kNew;
+    made.opcode = Object::Opcode::kNewObj;
     made.arguments = Tuple();
   }
 

@@ -107,14 +107,14 @@ class PickleWriter {
   void operator()(const Global& value) { global(value.name); }
 
   void operator()(const std::shared_ptr<const Object>& object) {
-    if (object->making == Object::Making::kPersistent) {
+    if (object->opcode == Object::Opcode::kPersId) {
       write(object->arguments);
       out_ += 'Q';
       return;
     }
     global(object->class_name);
     write(object->arguments);
-    out_ += object->making == Object::Making::kNew ? '\x81' : 'R';
+    out_ += object->opcode == Object::Opcode::kNewObj ? '\x81' : 'R';
     append(object->items);
     set_entries(object->entries);
     if (object->state.is_none()) return;

@@ -51,7 +51,7 @@ at::ScalarType dtype_of(const std::vector<Value>& arguments, const Value& storag
     return *dtype;
   }
   const auto* names = global->name.starts_with("torch.") ? find_dtype_by_storage(global->name.substr(6)) : nullptr;
-  TORCH_CHECK(names != nullptr, where, ": tensors of ", global->name, " are not read here");
+  TORCH_CHECK_NOT_IMPLEMENTED(names != nullptr, where, ": tensors of ", global->name, " are not read here");
   return names->dtype;
 }
 
@@ -94,12 +94,12 @@ std::optional<StoredTensor> stored_tensor(const TorchArchive& archive, const Val
   const auto& where = archive.where();
   for (size_t i = 6; i < arguments.size(); ++i) {  // conjugated and negated views say so in a dict
     const auto* marks = arguments[i].get_if<Dict>();
-    TORCH_CHECK(marks == nullptr || marks->entries.empty(), where,
-                ": a conjugated or negated view is not read here; save it after resolve_conj() and resolve_neg()");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        marks == nullptr || marks->entries.empty(), where,
+        ": a conjugated or negated view is not read here; save it after resolve_conj() and resolve_neg()");
   }
   const auto* storage = arguments[0].object();
-  TORCH_CHECK(storage != nullptr && storage->making == Object::Making::kPersistent, where,
-              ": the tensor has no storage");
+  TORCH_CHECK(storage != nullptr && storage->opcode == Object::Opcode::kPersId, where, ": the tensor has no storage");
   const auto& identity = storage->arguments.as_items();
   TORCH_CHECK(identity.size() >= 5 && identity[0] == Value("storage"), where, ": the tensor's storage is unknown");
   StoredTensor stored{dtype_of(arguments, identity[1], where), ints_of(arguments[2]), ints_of(arguments[3]), 0};

@@ -58,8 +58,8 @@ const DtypeNames* find_dtype_by_safetensors_name(const std::string& name) {
 
 std::string torch_dtype_name(ScalarType dtype) {
   const auto* names = find_dtype(dtype);
-  TORCH_CHECK(names != nullptr, "dtype ", dtype,
-              " has no place in a checkpoint; convert the tensor to a plain dtype first");
+  TORCH_CHECK_NOT_IMPLEMENTED(names != nullptr, "dtype ", dtype,
+                              " has no place in a checkpoint; convert the tensor to a plain dtype first");
   return names->torch;
 }
 
@@ -82,7 +82,7 @@ std::optional<int64_t> checked_numel(const std::vector<int64_t>& sizes, int64_t 
 int64_t tensor_bytes(const TensorInfo& info) {
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(info.dtype));
   const auto numel = checked_numel(info.sizes, element_bytes);
-  TORCH_CHECK(numel.has_value(), "tensor ", info.name, " has impossible sizes ", describe_sizes(info.sizes));
+  TORCH_CHECK_VALUE(numel.has_value(), "tensor ", info.name, " has impossible sizes ", describe_sizes(info.sizes));
   return *numel * element_bytes;
 }
 

@@ -22,7 +22,7 @@ struct FileRange {
 
 /// The zip archive that torch.save writes (entries stored, never compressed), lying in a range of a
 /// file. The whole directory is checked before anything else is read: every entry inside the range,
-/// none over another, no name twice. Damaged archives throw a sentence naming file and offset.
+/// none over another, no name twice. Damaged archives throw an error naming file and offset.
 class TorchArchive {
  public:
   struct Entry {

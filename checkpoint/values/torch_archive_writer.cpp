@@ -143,12 +143,12 @@ Value tensor_record(at::ScalarType dtype, const std::vector<int64_t>& sizes, con
   const auto bytes = tensor_bytes({storage_name, dtype, sizes});
   const auto units = typed ? bytes / static_cast<int64_t>(c10::elementSize(dtype)) : bytes;
   const Object storage{
-      "", Object::Making::kPersistent, Tuple{{"storage", storage_class, storage_name, "cpu", units}}, {}, {}, {}};
-  const Object no_hooks{"collections.OrderedDict", Object::Making::kCalled, Tuple(), {}, {}, {}};
+      "", Object::Opcode::kPersId, Tuple{{"storage", storage_class, storage_name, "cpu", units}}, {}, {}, {}};
+  const Object no_hooks{"collections.OrderedDict", Object::Opcode::kReduce, Tuple(), {}, {}, {}};
   Tuple arguments{{storage, 0, tuple_of(sizes), tuple_of(contiguous_strides(sizes)), false, no_hooks}};
   if (!typed) arguments.items.emplace_back(dtype);
   return Object{typed ? "torch._utils._rebuild_tensor_v2" : "torch._utils._rebuild_tensor_v3",
-                Object::Making::kCalled,
+                Object::Opcode::kReduce,
                 std::move(arguments),
                 {},
                 {},

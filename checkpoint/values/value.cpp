@@ -31,7 +31,7 @@ struct KindName {
   std::string operator()(const TorchSize&) const { return "a torch.Size"; }
   std::string operator()(const Global& global) const { return "the name " + global.name; }
   std::string operator()(const std::shared_ptr<const Object>& object) const {
-    return object->making == Object::Making::kPersistent ? "a storage" : "an object of class " + object->class_name;
+    return object->opcode == Object::Opcode::kPersId ? "a storage" : "an object of class " + object->class_name;
   }
 };
 
@@ -98,7 +98,7 @@ bool Value::operator==(const Value& other) const {
 }
 
 Value make_namespace(Dict fields) {
-  return Object{kNamespace, Object::Making::kNew, Tuple(), std::move(fields), {}, {}};
+  return Object{kNamespace, Object::Opcode::kNewObj, Tuple(), std::move(fields), {}, {}};
 }
 
 const Dict* namespace_fields(const Value& value) {

@@ -107,14 +107,11 @@ class Value {
 /// A Python object that is no plain data: class, and the arguments, state and contents that its
 /// pickle gives it.
 struct Object {
-  enum class Making {
-    kCalled,
-    kNew,
-    kPersistent
-  };                       ///< class(*arguments), class.__new__(class, *arguments), a torch storage
-  std::string class_name;  ///< "module.Name"; empty for kPersistent
-  Making making = Making::kCalled;
-  Value arguments;  ///< a tuple; for kPersistent whatever identifies the storage
+  /// What in the pickle makes it: class(*arguments), class.__new__(class, *arguments), a torch storage.
+  enum class Opcode { kReduce, kNewObj, kPersId };
+  std::string class_name;  ///< "module.Name"; empty for kPersId
+  Opcode opcode = Opcode::kReduce;
+  Value arguments;  ///< a tuple; for kPersId whatever identifies the storage
   Value state;      ///< of __setstate__; None when there is none
   std::vector<Value> items;
   Dict entries;

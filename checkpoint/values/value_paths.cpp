@@ -23,8 +23,8 @@ std::string part_text(const Value& part) {
 std::string key_text(const Value& key) {
   const bool is_text = key.get_if<std::string>() != nullptr;
   if (is_text || key.get_if<int64_t>() != nullptr) return part_text(key);
-  TORCH_CHECK(key.is_none() || key.get_if<bool>() != nullptr || key.get_if<double>() != nullptr,
-              "a dict of the checkpoint has a key that is ", key.kind(), ", which gives no name");
+  TORCH_CHECK_VALUE(key.is_none() || key.get_if<bool>() != nullptr || key.get_if<double>() != nullptr,
+                    "a dict of the checkpoint has a key that is ", key.kind(), ", which gives no name");
   return value_text(key);
 }
 
@@ -143,7 +143,7 @@ std::vector<FlatValue> flatten_values(const Dict& nested) {
   flatten_into(flat, path, nested);
   std::unordered_set<std::string> keys;
   for (const auto& leaf : flat) {
-    TORCH_CHECK(keys.insert(leaf.key).second, "two values of the checkpoint would both have the key ", leaf.key);
+    TORCH_CHECK_VALUE(keys.insert(leaf.key).second, "two values of the checkpoint would both have the key ", leaf.key);
   }
   return flat;
 }

@@ -40,7 +40,7 @@ Value change_storages(const Value& value, const StorageChange& change) {
   if (const auto* dict = value.get_if<Dict>()) return change_entries(*dict, change);
   const auto* object = value.object();
   if (object == nullptr) return value;
-  if (object->making == Object::Making::kPersistent) return change(*object);
+  if (object->opcode == Object::Opcode::kPersId) return change(*object);
   Object changed = *object;
   changed.arguments = change_storages(object->arguments, change);
   changed.state = change_storages(object->state, change);

@@ -13,7 +13,7 @@ namespace megashard {
 
 /// Small tensors inside plain values, as the random number states and the optimizer's step are in
 /// Megatron's checkpoints. The tensor is the record that torch.save makes of it; its storage, an
-/// Object of kind kPersistent, has the bytes as its state, so that a value is whole on its own.
+/// Object of kind kPersId, has the bytes as its state, so that a value is whole on its own.
 
 /// Sizes and strides as records hold them: torch.Size, a tuple or a list.
 std::vector<int64_t> ints_of(const Value& value);

@@ -72,7 +72,7 @@ class TextWriter {
   void operator()(const TorchSize& value) { text_ += "torch.Size(" + describe_sizes(value.sizes) + ")"; }
   void operator()(const Global& value) { text_ += printable(value.name); }
   void operator()(const std::shared_ptr<const Object>& object) {
-    if (object->making == Object::Making::kPersistent) {
+    if (object->opcode == Object::Opcode::kPersId) {
       text_ += "a storage";
       return;
     }
@@ -149,7 +149,7 @@ struct JsonWriter {
   json operator()(const Global& value) const { return {{"class", "name"}, {"name", value.name}}; }
   json operator()(const std::shared_ptr<const Object>& object) const {
     json record = {{"class", object->class_name}};
-    if (object->making == Object::Making::kPersistent) record["class"] = "storage";
+    if (object->opcode == Object::Opcode::kPersId) record["class"] = "storage";
     const auto& arguments = object->arguments;
     const bool has_arguments = arguments.get_if<Tuple>() == nullptr || !arguments.as_items().empty();
     if (has_arguments) record["arguments"] = value_json(arguments);

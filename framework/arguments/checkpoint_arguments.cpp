@@ -8,11 +8,11 @@
 #include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/files/unreadable_error.h"
-#include "checkpoint/inspect/checkpoint_source.h"
 #include "checkpoint/open_checkpoint.h"
 #include "checkpoint/steps/find_step.h"
 #include "checkpoint/steps/manifest.h"
 #include "checkpoint/values/torch_archive.h"
+#include "checkpoint/values/verify_archive.h"
 
 namespace megashard {
 namespace {
@@ -95,12 +95,11 @@ std::string damage_of_args(const std::string& folder) {
   std::string damage;
   try {
     const auto reader = open_step(folder);
-    const auto* args = reader->find("args");
-    const auto common = folder + "/" + kCommonFile;
-    if (args == nullptr || (args->value && !path_exists(common))) return "";
-    const InputFile file(args->value ? common : folder + "/" + args->location.file);
-    const auto range = args->value ? FileRange{0, file.size()} : args->location.range;
-    verify_archive(TorchArchive(file, range), "args", [&damage](const std::string& fault) { damage = fault; });
+    if (!reader->is_value("args")) return "";
+    for (const auto& chunk : reader->chunks("args")) {
+      const InputFile file(folder + "/" + chunk.file);
+      verify_archive(TorchArchive(file, chunk.range), "args", [&damage](const std::string& fault) { damage = fault; });
+    }
   } catch (const UnreadableError&) {
     throw;
   } catch (const c10::Error& error) {

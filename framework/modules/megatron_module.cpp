@@ -5,8 +5,6 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "checkpoint/torch_dist/torch_dist_keys.h"
-#include "checkpoint/values/state_dict_keys.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
@@ -57,12 +55,6 @@ bool MegatronModule::is_embedding_or_output_parameter(const std::string& name) c
   const size_t end = name.rfind('.'), begin = end == name.npos ? end : name.rfind('.', end - 1);
   const auto module = end == name.npos ? "" : name.substr(begin + 1, end - begin - 1);  // npos + 1 is 0
   return std::ranges::count(kEmbeddingsAndOutputs, module) != 0;
-}
-
-ShardedTensors MegatronModule::sharded_state_dict() {
-  ShardedTensors tensors;
-  for (auto& [name, piece] : state_dict_for_save_checkpoint()) tensors.emplace_back(model_key(name), std::move(piece));
-  return stack_layers(tensors);
 }
 
 }  // namespace megashard

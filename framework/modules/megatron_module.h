@@ -31,6 +31,11 @@ class MegatronModule : public torch::nn::Module {
   std::vector<std::pair<std::string, std::string>> tied_names() const;
   /// What a checkpoint stores; must name the same tensors as state_dict().
   virtual ShardedTensors state_dict_for_save_checkpoint() { return state_dict(); }
+  /// What --ckpt-format torch_dist stores of the model and loads into it, by the names in the checkpoint: an override
+  /// may rename tensors, add some and leave some out. They alias the model, as those of state_dict(). The format stacks
+  /// what it gives for the layers of a list, where they are alike (torch_dist_places). The optimizer's state keeps the
+  /// parameters' own names.
+  virtual ShardedTensors sharded_state_dict() { return state_dict_for_save_checkpoint(); }
   /// Whether a checkpoint's key names a weight, or optimizer state of one, that only other ranks
   /// have: experts.
   virtual bool is_elsewhere(const std::string& /*key*/) const { return false; }
@@ -45,9 +50,6 @@ class MegatronModule : public torch::nn::Module {
                                                 const std::vector<int64_t>& /*sizes*/) const {
     return {};
   }
-  /// The same as torch_dist lays it out (stack_layers of checkpoint/torch_dist/torch_dist_keys.h):
-  /// the layers of a list that are alike share a key, sizes [layers, ...] and offsets [layer, ...].
-  ShardedTensors sharded_state_dict();
 
  private:
   bool trained_only_ = false;

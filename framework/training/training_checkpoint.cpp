@@ -27,11 +27,13 @@ Value param_groups(const Optimizer& optimizer) {
   return groups;
 }
 
-ShardedTensors tensors_of(const TrainingState& state, bool with_optimizer) {
+CheckpointFormat save_format(const TrainingState& state) { return format_of_name(state.arguments.ckpt_format); }
+
+ShardedTensors tensors_of(const TrainingState& state, CheckpointFormat format, bool with_optimizer) {
+  const bool is_dist = format == CheckpointFormat::kTorchDist;
   ShardedTensors tensors;
-  for (auto& [name, tensor] : checked_state_dict(state.model)) {
+  for (auto& [name, tensor] : is_dist ? state.model.sharded_state_dict() : checked_state_dict(state.model))
     tensors.emplace_back(model_key(name), std::move(tensor));
-  }
   if (with_optimizer && state.optimizer != nullptr) {
     for (auto& entry : state.optimizer->sharded_state_dict()) tensors.push_back(std::move(entry));
   }
@@ -201,14 +203,14 @@ bool saves_where_it_loads(const Arguments& arguments) {
 }
 
 std::string check_save_format(const TrainingState& state) {
-  const auto tensors = tensors_of(state, /*with_optimizer=*/false);
-  if (format_of_name(state.arguments.ckpt_format) != CheckpointFormat::kTorchDist) return {};
-  return check_torch_dist_shards(tensors);
+  const auto format = save_format(state);
+  const auto tensors = tensors_of(state, format, /*with_optimizer=*/false);
+  return format == CheckpointFormat::kTorchDist ? check_torch_dist_shards(tensors) : "";
 }
 
 int64_t least_step_bytes(const TrainingState& state) {
   int64_t bytes = 0;
-  for (const auto& [key, tensor] : tensors_of(state, /*with_optimizer=*/!state.arguments.no_save_optim))
+  for (const auto& [key, tensor] : tensors_of(state, save_format(state), !state.arguments.no_save_optim))
     bytes += c10::multiply_integers(tensor.global_sizes) * static_cast<int64_t>(tensor.local.element_size());
   return bytes;
 }
@@ -232,7 +234,7 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
     ranks.set(std::to_string(group->rank()), random_states(state.device));
     values.set(kRngStateKey, std::move(ranks));
   }
-  SaveOptions options{.format = format_of_name(arguments.ckpt_format),
+  SaveOptions options{.format = save_format(state),
                       .retention = {.most_recent = arguments.most_recent_k,
                                     .interval = arguments.save_retain_interval,
                                     .damaged = state.damaged_steps,
@@ -244,7 +246,7 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
   const auto noticed = std::make_shared<std::vector<std::string>>();
   if (saver != nullptr) options.notice = [noticed](const std::string& line) { noticed->push_back(line); };
   ShardedTensors tensors;
-  all_or_throw(group, [&] { tensors = tensors_of(state, !arguments.no_save_optim); });
+  all_or_throw(group, [&] { tensors = tensors_of(state, options.format, !arguments.no_save_optim); });
   const AsyncSaver::Write write = [directory = *arguments.save, iteration = state.iteration, values = std::move(values),
                                    options](const ShardedTensors& shards, const ProcessGroupPtr& ranks) {
     save_checkpoint(directory, iteration, shards, values, ranks, options);
@@ -305,7 +307,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   };
   const c10::NoGradGuard no_grad;
   all_or_throw(group, [&] {
-    tensors = tensors_of(state, parts.optimizer);
+    tensors = tensors_of(state, options.format ? *options.format : detect_format(step.folder), parts.optimizer);
     further = add_further_keys(tensors, tied_keys(state.model));
   });
   const auto loaded = load_checkpoint(step, tensors, group, options);

@@ -7,7 +7,7 @@
 #include "launch/checkpoints/conversion_places.h"
 #include "launch/checkpoints/converters.h"
 #include "launch/checkpoints/megatron_layout_flags.h"
-#include "launch/print_line.h"
+#include "launch/output/print_line.h"
 
 namespace megashard {
 namespace {

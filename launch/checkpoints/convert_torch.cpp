@@ -5,7 +5,7 @@
 #include "checkpoint/convert/convert_torch_to_dcp.h"
 #include "launch/checkpoints/conversion_places.h"
 #include "launch/checkpoints/converters.h"
-#include "launch/print_line.h"
+#include "launch/output/print_line.h"
 
 namespace megashard {
 namespace {

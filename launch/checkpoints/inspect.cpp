@@ -11,13 +11,14 @@
 #include <set>
 
 #include "checkpoint/inspect/checkpoint_diff.h"
-#include "checkpoint/inspect/checkpoint_source.h"
+#include "checkpoint/inspect/checkpoint_summary.h"
+#include "checkpoint/open_checkpoint.h"
 #include "checkpoint/values/value_text.h"
 #include "framework/arguments/nearest_name.h"
 #include "framework/diagnostics.h"
 #include "launch/checkpoints/flag_mistakes.h"
 #include "launch/checkpoints/inspect_summary.h"
-#include "launch/checkpoints/text_table.h"
+#include "launch/output/text_table.h"
 
 namespace megashard {
 namespace {
@@ -44,10 +45,10 @@ void print_json(const ordered_json& json) {
 }
 
 /// "2: __0_0.distcp, __1_0.distcp"
-std::string chunk_text(const SourceTensor& tensor) {
+std::string chunk_text(const std::vector<StoredChunk>& chunks) {
   std::set<std::string> files;
-  for (const auto& chunk : tensor.chunks) files.insert(chunk.file);
-  std::string text = std::to_string(tensor.chunks.size());
+  for (const auto& chunk : chunks) files.insert(chunk.file);
+  std::string text = std::to_string(chunks.size());
   size_t shown = 0;
   for (const auto& file : files) {
     if (++shown > 3) return text + ", ... (" + std::to_string(files.size()) + " files)";
@@ -62,59 +63,67 @@ struct Totals {
   int64_t bytes = 0;
 };
 
-Totals totals_of(const CheckpointSource& source, const InspectFlags& flags) {
+Totals totals_of(const CheckpointReader& reader, const InspectFlags& flags) {
   Totals totals;
-  for (const auto& tensor : source.tensors()) {
-    if (!flags.wants(tensor.info.name)) continue;
+  for (const auto& info : reader.tensors()) {
+    if (!flags.wants(info.name)) continue;
     ++totals.tensors;
-    totals.elements += checked_numel(tensor.info.sizes).value_or(0);
-    totals.bytes += tensor_bytes(tensor.info);
+    totals.elements += checked_numel(info.sizes).value_or(0);
+    totals.bytes += tensor_bytes(info);
   }
   return totals;
 }
 
-ordered_json all_json(CheckpointSource& source, const InspectFlags& flags) {
-  ordered_json json = {{"path", source.path()}, {"format", source.format()}};
-  if (source.iteration()) json["iteration"] = *source.iteration();
-  json["summary"] = checkpoint_summary_json(summarise(source));
-  const auto totals = totals_of(source, flags);
+/// What is no tensor, or a part of a value that is one, of the names that are wanted.
+std::vector<std::string> plain_keys(const CheckpointReader& reader, const InspectFlags& flags) {
+  std::vector<std::string> keys;
+  for (const auto& [key, path] : reader.value_keys()) {
+    if (reader.find(key) == nullptr && flags.wants(key)) keys.push_back(key);
+  }
+  return keys;
+}
+
+ordered_json all_json(CheckpointReader& reader, const InspectFlags& flags) {
+  const auto summary = summarise(reader);
+  ordered_json json = {{"path", reader.path()}, {"format", reader.format()}};
+  if (summary.iteration) json["iteration"] = *summary.iteration;
+  json["summary"] = checkpoint_summary_json(summary);
+  const auto totals = totals_of(reader, flags);
   json["totals"] = {{"tensors", totals.tensors}, {"elements", totals.elements}, {"bytes", totals.bytes}};
   json["files"] = ordered_json::array();
-  for (const auto& [name, bytes] : source.files()) json["files"].push_back({{"name", name}, {"bytes", bytes}});
+  for (const auto& [name, bytes] : summary.files) json["files"].push_back({{"name", name}, {"bytes", bytes}});
   json["tensors"] = ordered_json::array();
-  for (const auto& tensor : source.tensors()) {
-    if (!flags.wants(tensor.info.name)) continue;
+  for (const auto& info : reader.tensors()) {
+    if (!flags.wants(info.name)) continue;
     auto chunks = ordered_json::array();
-    for (const auto& chunk : tensor.chunks) {
+    for (const auto& chunk : reader.chunks(info.name)) {
       chunks.push_back({{"offsets", chunk.offsets},
                         {"shape", chunk.sizes},
                         {"file", chunk.file},
                         {"offset", chunk.range.offset},
                         {"bytes", chunk.range.length}});
     }
-    json["tensors"].push_back({{"name", tensor.info.name},
-                               {"dtype", torch_dtype_name(tensor.info.dtype)},
-                               {"shape", tensor.info.sizes},
-                               {"bytes", tensor_bytes(tensor.info)},
+    json["tensors"].push_back({{"name", info.name},
+                               {"dtype", torch_dtype_name(info.dtype)},
+                               {"shape", info.sizes},
+                               {"bytes", tensor_bytes(info)},
                                {"chunks", std::move(chunks)}});
   }
   json["values"] = ordered_json::array();
-  for (size_t i = 0; i < source.value_keys().size(); ++i) {
-    const auto& key = source.value_keys()[i];
-    if (flags.wants(key)) json["values"].push_back({{"name", key}, {"value", value_json(source.value(i))}});
-  }
+  for (const auto& key : plain_keys(reader, flags))
+    json["values"].push_back({{"name", key}, {"value", value_json(reader.read_value(key))}});
   return json;
 }
 
-void print_tensors(const CheckpointSource& source, const InspectFlags& flags) {
+void print_tensors(const CheckpointReader& reader, const InspectFlags& flags) {
   TextTable table({"tensor", "dtype", "shape", "MiB", "chunks"}, {3});
-  for (const auto& tensor : source.tensors()) {
-    const auto& info = tensor.info;
+  for (const auto& info : reader.tensors()) {
     if (!flags.wants(info.name)) continue;
+    const auto chunks = reader.chunks(info.name);
     table.add({printable(info.name), torch_dtype_name(info.dtype), describe_sizes(info.sizes),
-               mebibytes(tensor_bytes(info)), chunk_text(tensor)});
+               mebibytes(tensor_bytes(info)), chunk_text(chunks)});
     if (!flags.chunks) continue;
-    for (const auto& chunk : tensor.chunks) {
+    for (const auto& chunk : chunks) {
       table.add({"  at " + describe_sizes(chunk.offsets), "", describe_sizes(chunk.sizes),
                  mebibytes(chunk.range.length),
                  printable(chunk.file) + " at byte " + std::to_string(chunk.range.offset) + ", " +
@@ -124,12 +133,10 @@ void print_tensors(const CheckpointSource& source, const InspectFlags& flags) {
   table.print();
 }
 
-void print_values(CheckpointSource& source, const InspectFlags& flags) {
+void print_values(CheckpointReader& reader, const InspectFlags& flags) {
   TextTable table({"value", ""});
-  for (size_t i = 0; i < source.value_keys().size(); ++i) {
-    const auto& key = source.value_keys()[i];
-    if (!flags.wants(key)) continue;
-    const auto value = source.value(i);
+  for (const auto& key : plain_keys(reader, flags)) {
+    const auto value = reader.read_value(key);
     const auto* fields = namespace_fields(value);
     table.add({printable(key), fields == nullptr ? value_text(value) : value.kind()});
     if (fields == nullptr) continue;
@@ -141,37 +148,38 @@ void print_values(CheckpointSource& source, const InspectFlags& flags) {
   table.print();
 }
 
-void print_all(CheckpointSource& source, const InspectFlags& flags) {
-  print_checkpoint_summary(source, summarise(source));
-  const auto totals = totals_of(source, flags);
+void print_all(CheckpointReader& reader, const InspectFlags& flags) {
+  const auto summary = summarise(reader);
+  print_checkpoint_summary(reader, summary);
+  const auto totals = totals_of(reader, flags);
   if (!flags.filter.empty()) {
     std::cout << "  --filter       " << totals.tensors << " tensors, " << totals.elements << " elements, "
               << mebibytes(totals.bytes) << " MiB\n";
   }
-  print_tensors(source, flags);
-  print_values(source, flags);
+  print_tensors(reader, flags);
+  print_values(reader, flags);
   TextTable files({"file", "MiB"}, {1});
-  for (const auto& [name, size] : source.files()) files.add({printable(name), size < 0 ? "missing" : mebibytes(size)});
+  for (const auto& [name, size] : summary.files) files.add({printable(name), size < 0 ? "missing" : mebibytes(size)});
   if (flags.filter.empty()) files.print();
 }
 
 /// `passed_over`: steps that came before this one, and why they were not taken.
-int verify(CheckpointSource& source, const std::vector<std::string>& passed_over, const InspectFlags& flags) {
+int verify(CheckpointReader& reader, const std::vector<std::string>& passed_over, const InspectFlags& flags) {
   std::vector<std::string> faults;
   const auto add = [&](const std::string& fault) {
     faults.push_back(fault);
     if (!flags.json) std::cout << "damaged: " << printable(fault) << std::endl;
   };
   for (const auto& line : passed_over) add(line);
-  const auto checked = source.verify(add);
+  const auto checked = verify_checkpoint(reader, add);
   if (flags.json) {
-    print_json({{"path", source.path()},
-                {"format", source.format()},
+    print_json({{"path", reader.path()},
+                {"format", reader.format()},
                 {"bytes", checked.bytes},
                 {"bytes_without_checksum", checked.without_checksum},
                 {"faults", faults}});
   } else {
-    std::cout << printable(source.path()) << ": " << mebibytes(checked.bytes) << " MiB read";
+    std::cout << printable(reader.path()) << ": " << mebibytes(checked.bytes) << " MiB read";
     if (checked.without_checksum > 0)
       std::cout << ", of which " << mebibytes(checked.without_checksum) << " MiB have no checksum";
     std::cout << "; " << (faults.empty() ? "whole" : std::to_string(faults.size()) + " faults") << "\n";
@@ -180,20 +188,21 @@ int verify(CheckpointSource& source, const std::vector<std::string>& passed_over
 }
 
 /// Throws when the filter fits nothing, with what may be meant: a part of a name needs stars.
-void check_filter(const std::vector<CheckpointSource*>& sources, const InspectFlags& flags) {
+void check_filter(const std::vector<CheckpointReader*>& readers, const InspectFlags& flags) {
   if (flags.filter.empty()) return;
   const auto part = "*" + flags.filter + "*";
   std::vector<std::string> names;
   int64_t with_part = 0;
-  for (const auto* source : sources) {
-    for (const auto& tensor : source->tensors()) names.push_back(tensor.info.name);
-    names.insert(names.end(), source->value_keys().begin(), source->value_keys().end());
+  for (const auto* reader : readers) {
+    for (const auto& info : reader->tensors()) names.push_back(info.name);
+    for (const auto& [key, path] : reader->value_keys())
+      if (reader->find(key) == nullptr) names.push_back(key);
   }
   for (const auto& name : names) {
     if (flags.wants(name)) return;
     with_part += ::fnmatch(part.c_str(), name.c_str(), 0) == 0;
   }
-  throw UsageError("inspect: no tensor or value of " + sources[0]->path() + " fits --filter " +
+  throw UsageError("inspect: no tensor or value of " + readers[0]->path() + " fits --filter " +
                    printable(flags.filter) +
                    (with_part > 0 ? "; did you mean \"" + part + "\", which fits " + std::to_string(with_part) +
                                         (with_part == 1 ? " name?" : " names?")
@@ -259,15 +268,15 @@ int inspect(const InspectFlags& flags) {
   if (!flags.diff.empty()) return diff(flags);
   if (flags.path.empty()) throw UsageError("inspect takes a PATH, or --diff A B");
   std::vector<std::string> passed_over;
-  const auto source =
+  const auto reader =
       open_checkpoint(flags.path, flags.ckpt_step, [&](const std::string& line) { passed_over.push_back(line); });
-  if (flags.verify) return verify(*source, passed_over, flags);
+  if (flags.verify) return verify(*reader, passed_over, flags);
   for (const auto& line : passed_over) warn(line);
-  check_filter({source.get()}, flags);
+  check_filter({reader.get()}, flags);
   if (flags.json) {
-    print_json(all_json(*source, flags));
+    print_json(all_json(*reader, flags));
   } else {
-    print_all(*source, flags);
+    print_all(*reader, flags);
   }
   return 0;
 }

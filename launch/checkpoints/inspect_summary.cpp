@@ -9,7 +9,7 @@
 
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/values/value_text.h"
-#include "launch/checkpoints/text_table.h"
+#include "launch/output/text_table.h"
 
 namespace megashard {
 namespace {
@@ -70,25 +70,25 @@ std::string network_text(const CheckpointSummary& summary) {
   return (summary.family.empty() ? "" : printable(summary.family) + ": ") + c10::Join(", ", parts);
 }
 
-std::string title_of(const CheckpointSource& source) {
-  const auto format = source.format();
-  const bool folder = is_directory(source.path());
+std::string title_of(const CheckpointReader& reader) {
+  const auto format = reader.format();
+  const bool folder = is_directory(reader.path());
   const auto what = format == "safetensors" ? (folder ? "Hugging Face model" : "safetensors file")
                     : folder                ? format + " step"
                                             : format + " file";
-  return what + " " + printable(source.path());
+  return what + " " + printable(reader.path());
 }
 
 }  // namespace
 
-void print_checkpoint_summary(const CheckpointSource& source, const CheckpointSummary& summary) {
-  std::cout << title_of(source);
-  if (source.iteration()) std::cout << ", iteration " << *source.iteration();
+void print_checkpoint_summary(const CheckpointReader& reader, const CheckpointSummary& summary) {
+  std::cout << title_of(reader);
+  if (summary.iteration) std::cout << ", iteration " << *summary.iteration;
   std::cout << "\n";
   const auto line = [](const char* title, const std::string& text) {
     if (!text.empty()) std::cout << "  " << title << text << "\n";
   };
-  const bool step = source.format() == "torch_dcp" || source.format() == "torch_dist";
+  const bool step = reader.format() == "torch_dcp" || reader.format() == "torch_dist";
   line("model          ", model_text(summary));
   line("network        ", network_text(summary));
   if (step || summary.optimizer.tensors > 0) line("optimizer      ", optimizer_text(summary));
@@ -97,8 +97,8 @@ void print_checkpoint_summary(const CheckpointSource& source, const CheckpointSu
   if (step) line("arguments      ", summary.has_arguments ? "of the run" : "none");
   if (step) line("saved by       ", saved_text(summary));
   int64_t bytes = 0;
-  for (const auto& file : source.files()) bytes += std::max<int64_t>(file.second, 0);
-  line("files          ", std::to_string(source.files().size()) + ", " + mebibytes(bytes) + " MiB");
+  for (const auto& file : summary.files) bytes += std::max<int64_t>(file.second, 0);
+  line("files          ", std::to_string(summary.files.size()) + ", " + mebibytes(bytes) + " MiB");
 }
 
 nlohmann::ordered_json checkpoint_summary_json(const CheckpointSummary& summary) {

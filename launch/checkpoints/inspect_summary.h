@@ -2,13 +2,12 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "checkpoint/inspect/checkpoint_source.h"
 #include "checkpoint/inspect/checkpoint_summary.h"
 
 namespace megashard {
 
 /// What `megashard inspect` shows first: a line for each part of the checkpoint.
-void print_checkpoint_summary(const CheckpointSource& source, const CheckpointSummary& summary);
+void print_checkpoint_summary(const CheckpointReader& reader, const CheckpointSummary& summary);
 nlohmann::ordered_json checkpoint_summary_json(const CheckpointSummary& summary);
 
 }  // namespace megashard

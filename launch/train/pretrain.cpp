@@ -16,7 +16,7 @@
 #include "framework/training/start_log.h"
 #include "framework/training/trainer.h"
 #include "launch/arguments/command_line.h"
-#include "launch/print_line.h"
+#include "launch/output/print_line.h"
 #include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"
 #include "launch/train/run_setup.h"

@@ -15,7 +15,7 @@
 #include "framework/training/training_checkpoint.h"
 #include "framework/training/training_log.h"
 #include "launch/arguments/model_folder.h"
-#include "launch/print_line.h"
+#include "launch/output/print_line.h"
 #include "launch/train/model_plugin.h"
 #include "models/layers/lora.h"
 #include "models/register_models.h"

@@ -11,16 +11,16 @@
 namespace megashard {
 
 void load_hf_weights(torch::nn::Module& module, const std::filesystem::path& hf_dir) {
-  const HfWeights files(hf_dir.string());
+  const auto files = open_hf_weights(hf_dir.string());
   WeightMismatch mismatch;
-  const auto targets = match_weights(module, files.tensors(), mismatch);
+  const auto targets = match_weights(module, files->tensors(), mismatch);
   const auto problem = mismatch.text();
   TORCH_CHECK(problem.empty(), "the weights in ", hf_dir.string(), " are not those of the model", problem,
               ". Give the directory that the model's config.json comes from");
   const at::NoGradGuard no_grad;
   for (const auto& target : targets) {
     auto piece = sharded_view(target.parameter);
-    auto stored = target.stacked ? target.stacked->view(files) : files.tensor(target.source);
+    auto stored = target.stacked ? target.stacked->view(*files) : files->read_tensor(target.source);
     for (int64_t dim = 0; dim < stored.dim(); ++dim) {
       if (piece.local.size(dim) == stored.size(dim)) continue;
       const int64_t rows = piece.local.size(dim);

@@ -57,10 +57,9 @@ std::string StackedWeight::other_source() const {
   return experts + (part == Part::kDown ? ".gate_up_proj" : ".down_proj");
 }
 
-at::Tensor StackedWeight::view(const HfWeights& files) const {
-  const auto other = other_source();
-  if (!files.contains(other)) return {};
-  return view(files.tensor(source()), files.info(other).sizes);
+at::Tensor StackedWeight::view(CheckpointReader& files) const {
+  const auto* other = files.find(other_source());
+  return other == nullptr ? at::Tensor() : view(files.read_tensor(source()), other->sizes);
 }
 
 at::Tensor StackedWeight::view(const at::Tensor& whole, at::IntArrayRef other_sizes) const {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/hugging_face/hf_weights.h"
+#include "checkpoint/readers/checkpoint_reader.h"
 #include "parallel/sharded_tensor.h"
 
 namespace megashard {
@@ -29,7 +29,7 @@ struct StackedWeight {
   std::string other_source() const;
   /// A view of it, [out, in] whichever way it is stored; undefined where it has no such expert or
   /// other dimensions.
-  at::Tensor view(const HfWeights& files) const;
+  at::Tensor view(CheckpointReader& files) const;
   /// The same of the tensor, where the other one of the layer has `other_sizes`.
   at::Tensor view(const at::Tensor& whole, at::IntArrayRef other_sizes) const;
 };

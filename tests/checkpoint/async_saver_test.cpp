@@ -104,7 +104,7 @@ TEST(AsyncSaver, AloneWritesWhatTheShardsWere) {
   EXPECT_EQ(content_of(folder.file("async") + path), content_of(folder.file("sync") + path));
 }
 
-TEST(AsyncSaver, AFailureIsTheSameSentenceOnEveryRankAndLeavesNoStep) {
+TEST(AsyncSaver, AFailureIsTheSameMessageOnEveryRankAndLeavesNoStep) {
   TemporaryFolder folder;
   testing::run_ranks_of_both(3, [&](const ProcessGroupPtr& group) {
     AsyncSaver saver(group);

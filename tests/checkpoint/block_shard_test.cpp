@@ -6,6 +6,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/steps/find_step.h"
+#include "parallel/sharded_tensor.h"
 #include "parallel/tensor_parallel_layout.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/parity.h"

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "checkpoint/checkpoint.h"
+#include "parallel/sharded_tensor.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 

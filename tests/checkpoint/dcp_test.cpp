@@ -195,7 +195,7 @@ TEST(Dcp, ChunksThatLeaveAHoleAreRefusedBeforeAnythingChanges) {
   const auto step = *latest_step(folder.path());
   auto metadata = read_dcp_metadata(step.folder);
   for (auto& entry : metadata.entries) {
-    if (entry.key == "model.w") entry.chunks.at(1).offsets[0] = 1;  // of rows 0 to 2 and 3 to 4
+    if (entry.key == "model.w") entry.tensor()->chunks.at(1).offsets[0] = 1;  // of rows 0 to 2 and 3 to 4
   }
   write_dcp_metadata(step.folder, metadata);
   auto kept = at::zeros({5, 3});
@@ -207,13 +207,14 @@ TEST(Dcp, ChunksThatLeaveAHoleAreRefusedBeforeAnythingChanges) {
   EXPECT_THAT(refused, HasSubstr(step.folder + "/.metadata"));
   EXPECT_EQ(kept.sum().item<float>() + few.sum().item<float>(), 0);
   const auto reader = open_step(step.folder);
-  EXPECT_THAT(message_of([&] { reader->read_tensor(*reader->find("model.w")); }), HasSubstr("overlap"));
+  EXPECT_THAT(message_of([&] { reader->read_tensor("model.w"); }), HasSubstr("overlap"));
 }
 
-DcpEntry tiled(std::vector<int64_t> sizes, const std::vector<std::array<int64_t, 4>>& boxes) {
-  DcpEntry entry{"w", {}, true, at::kFloat, std::move(sizes), {}, {}};
-  for (const auto& [row, column, rows, columns] : boxes) entry.chunks.push_back({{row, column}, {rows, columns}, {}});
-  return entry;
+void check_boxes(std::vector<int64_t> sizes, const std::vector<std::array<int64_t, 4>>& boxes) {
+  DcpTensor tensor{.sizes = std::move(sizes)};
+  for (const auto& [row, column, rows, columns] : boxes)
+    tensor.chunks.push_back({.offsets = {row, column}, .sizes = {rows, columns}});
+  check_tiling("w", tensor);
 }
 
 TEST(Dcp, ChunksTileATensor) {
@@ -221,16 +222,16 @@ TEST(Dcp, ChunksTileATensor) {
   for (int64_t row = 0; row < 300; ++row) {
     for (int64_t column = 299; column >= 0; --column) grid.push_back({2 * row, column, 2, 1});
   }
-  check_tiling(tiled({600, 300}, grid));  // in time: not pair by pair
+  check_boxes({600, 300}, grid);  // in time: not pair by pair
   grid[7][1] = grid[8][1];
-  EXPECT_THAT(message_of([&] { check_tiling(tiled({600, 300}, grid)); }), HasSubstr("overlap"));
+  EXPECT_THAT(message_of([&] { check_boxes({600, 300}, grid); }), HasSubstr("overlap"));
   std::vector<std::array<int64_t, 4>> wheel{{0, 0, 1, 2}, {0, 2, 2, 1}, {2, 1, 1, 2}, {1, 0, 2, 1}, {1, 1, 1, 1}};
-  check_tiling(tiled({3, 3}, wheel));  // which no plane parts
+  check_boxes({3, 3}, wheel);  // which no plane parts
   wheel[4] = {1, 0, 1, 1};
-  EXPECT_THAT(message_of([&] { check_tiling(tiled({3, 3}, wheel)); }), HasSubstr("overlap"));
+  EXPECT_THAT(message_of([&] { check_boxes({3, 3}, wheel); }), HasSubstr("overlap"));
   wheel.pop_back();
-  EXPECT_THAT(message_of([&] { check_tiling(tiled({3, 3}, wheel)); }), HasSubstr("hold 8 of its 9"));
-  check_tiling(tiled({0, 3}, {}));
+  EXPECT_THAT(message_of([&] { check_boxes({3, 3}, wheel); }), HasSubstr("hold 8 of its 9"));
+  check_boxes({0, 3}, {});
 }
 
 TEST(Dcp, ChunksThatNoPlaneReachesAreRefusedInTime) {
@@ -241,10 +242,7 @@ TEST(Dcp, ChunksThatNoPlaneReachesAreRefusedInTime) {
     spiral.push_back({i, i, 1, kTurns - i});
     if (i + 1 < kTurns) spiral.push_back({i + 1, i, kTurns - i - 1, 1});
   }
-  EXPECT_THAT(message_of([&] {
-                check_tiling(tiled({kTurns, kTurns}, spiral));
-              }),
-              HasSubstr("shards that no plane parts"));
+  EXPECT_THAT(message_of([&] { check_boxes({kTurns, kTurns}, spiral); }), HasSubstr("shards that no plane parts"));
 }
 
 /// What the process has read so far, from files and caches.

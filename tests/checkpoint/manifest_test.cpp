@@ -11,6 +11,7 @@
 #include "checkpoint/files/crc32.h"
 #include "checkpoint/files/file_io.h"
 #include "parallel/collectives/process_group.h"
+#include "parallel/sharded_tensor.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"

@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 Value dtype_record(const char* code, const char* order) {
   const Value nothing;
   return Object{"numpy.dtype",
-                Object::Making::kCalled,
+                Object::Opcode::kReduce,
                 Tuple{{code, false, true}},
                 Tuple{{3, order, nothing, nothing, nothing, -1, -1, 0}},
                 {},
@@ -24,7 +24,7 @@ Value dtype_record(const char* code, const char* order) {
 
 Value array_record(const Value& dtype, Tuple sizes, bool fortran, std::string bytes) {
   return Object{"numpy.core.multiarray._reconstruct",
-                Object::Making::kCalled,
+                Object::Opcode::kReduce,
                 Tuple{{Global{"numpy.ndarray"}, Tuple{{0}}, Bytes{"b"}}},
                 Tuple{{1, std::move(sizes), dtype, fortran, Bytes{std::move(bytes)}}},
                 {},
@@ -40,12 +40,12 @@ TEST(NumpyValue, ArraysAndScalarsBecomeTensors) {
   EXPECT_TRUE(at::equal(*rows, expected.view({2, 3})));
   const auto columns = numpy_tensor(array_record(dtype, {{2, 3}}, true, bytes));
   EXPECT_TRUE(at::equal(*columns, expected.view({3, 2}).t()));
-  const Value buffer = Object{"builtins.bytearray", Object::Making::kCalled, Tuple{{Bytes{bytes}}}, {}, {}, {}};
+  const Value buffer = Object{"builtins.bytearray", Object::Opcode::kReduce, Tuple{{Bytes{bytes}}}, {}, {}, {}};
   const Value newer = Object{
-      "numpy._core.numeric._frombuffer", Object::Making::kCalled, Tuple{{buffer, dtype, Tuple{{6}}, "C"}}, {}, {}, {}};
+      "numpy._core.numeric._frombuffer", Object::Opcode::kReduce, Tuple{{buffer, dtype, Tuple{{6}}, "C"}}, {}, {}, {}};
   EXPECT_TRUE(at::equal(*numpy_tensor(newer), expected));
   const Value scalar = Object{"numpy._core.multiarray.scalar",
-                              Object::Making::kCalled,
+                              Object::Opcode::kReduce,
                               Tuple{{dtype, Bytes{std::string("\7\0", 2)}}},
                               {},
                               {},

@@ -25,7 +25,7 @@ std::string refused(const char (&bytes)[N]) {
 TEST(Pickle, WhatIsWrittenIsRead) {
   Dict fields;
   fields.set("dtype", at::kBFloat16);
-  Object unknown{"numpy.dtype", Object::Making::kCalled, Tuple{{"f8", false, true}}, Tuple{{3, "<"}}, {}, {}};
+  Object unknown{"numpy.dtype", Object::Opcode::kReduce, Tuple{{"f8", false, true}}, Tuple{{3, "<"}}, {}, {}};
   Dict dict;
   dict.set("numbers", List{{0, 255, 256, -1, int64_t{1} << 40, -(int64_t{1} << 62), 1.5, -0.0}});
   dict.set("big", BigInt{raw("\0\0\0\0\0\0\0\0\1", 9)});

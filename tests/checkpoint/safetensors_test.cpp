@@ -116,14 +116,14 @@ TEST(HfWeights, ShardsAreWrittenAndFoundThroughTheIndex) {
   save_hf_weights(folder.path(), infos, data, {.max_shard_bytes = 32});
   EXPECT_TRUE(std::filesystem::exists(folder.file("model-00003-of-00003.safetensors")));
   {
-    const HfWeights weights(folder.path());
-    EXPECT_EQ(weights.file_count(), 3);
-    EXPECT_EQ(weights.tensors().size(), 5U);
-    EXPECT_TRUE(at::equal(weights.tensor("w3"), data(infos[3]).cpu()));
-    EXPECT_THAT(message_of([&] { weights.tensor("w9"); }), HasSubstr("no tensor \"w9\""));
+    const auto weights = open_hf_weights(folder.path());
+    EXPECT_EQ(weights->file_names().size(), 3U);
+    EXPECT_EQ(weights->tensors().size(), 5U);
+    EXPECT_TRUE(at::equal(weights->read_tensor("w3"), data(infos[3]).cpu()));
+    EXPECT_THAT(message_of([&] { weights->read_tensor("w9"); }), HasSubstr("no tensor \"w9\""));
   }
   save_hf_weights(folder.path(), infos, data);  // replaces all of the earlier files
-  EXPECT_EQ(HfWeights(folder.path()).file_count(), 1);
+  EXPECT_EQ(open_hf_weights(folder.path())->file_names().size(), 1U);
   EXPECT_FALSE(std::filesystem::exists(folder.file("model.safetensors.index.json")));
 }
 
@@ -131,9 +131,9 @@ TEST(HfWeights, AnIndexThatLiesIsRefused) {
   TemporaryFolder folder;
   const auto refused = [&](const std::string& index) {
     std::ofstream(folder.file("model.safetensors.index.json")) << index;
-    return message_of([&] { HfWeights weights(folder.path()); });
+    return message_of([&] { open_hf_weights(folder.path()); });
   };
-  EXPECT_THAT(message_of([&] { HfWeights weights(folder.path()); }), HasSubstr("save_pretrained"));
+  EXPECT_THAT(message_of([&] { open_hf_weights(folder.path()); }), HasSubstr("save_pretrained"));
   EXPECT_THAT(refused("{}"), HasSubstr("weight_map"));
   EXPECT_THAT(refused(R"({"weight_map":{"a":"../secret.safetensors"}})"), HasSubstr("not in a file of this folder"));
   EXPECT_THAT(refused(R"({"weight_map":{"a":"model-00001-of-00001.safetensors"}})"),

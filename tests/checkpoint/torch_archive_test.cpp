@@ -138,7 +138,7 @@ TEST(TorchArchive, DirectoriesThatLieAreRefused) {
 
 TEST(TorchArchive, ATensorRecordWithoutArgumentsIsNoTensor) {
   TemporaryFolder folder;
-  Value root = Object{"torch._utils._rebuild_parameter", Object::Making::kCalled, Tuple(), {}, {}, {}};
+  Value root = Object{"torch._utils._rebuild_parameter", Object::Opcode::kReduce, Tuple(), {}, {}, {}};
   FileRange range;
   {
     OutputFile file(folder.file("t"));

@@ -192,10 +192,10 @@ TEST(TorchDist, ATensorAtATimeWritesEitherFormat) {
     writer.write("optimizer.state.layers.0.w.step", at::full({}, 9, at::kFloat));
     writer.finish(values_of(0));
     const auto reader = open_step(folder.path());
-    EXPECT_EQ(reader->format(), format);
-    const auto read = reader->read_tensor(*reader->find("model.layers.1.w"));
+    EXPECT_EQ(reader->format(), format_name(format));
+    const auto read = reader->read_tensor("model.layers.1.w");
     EXPECT_TRUE(at::equal(read, counting({2, 3}, 6, at::kHalf).cpu()));
-    EXPECT_EQ(reader->read_value(*reader->find("iteration")), Value(3));
+    EXPECT_EQ(reader->read_value("iteration"), Value(3));
   }
 }
 

@@ -258,7 +258,7 @@ void save_hf_generation(const std::string& directory, int generation, int64_t fi
 /// Of all that readers find in the folder; nothing when it is refused, which must be for lack of
 /// the file that readers open first.
 std::optional<int> find_hf_generation(const std::string& directory) {
-  const auto refusal = failure_of([&] { HfWeights weights(directory); });
+  const auto refusal = failure_of([&] { open_hf_weights(directory); });
   if (!refusal.empty()) {
     EXPECT_THAT(refusal,
                 AnyOf(HasSubstr("has neither model.safetensors nor"), HasSubstr("there is no Hugging Face directory")));
@@ -268,11 +268,11 @@ std::optional<int> find_hf_generation(const std::string& directory) {
                     std::filesystem::exists(directory + "/model.safetensors.index.json");
   EXPECT_FALSE(both) << "transformers takes the one, and others the other";
   const int generation = need_hf_config(directory).at("generation").get<int>();
-  const HfWeights weights(directory);
-  EXPECT_EQ(weights.tensors().size(), 3U);
-  for (const auto& info : weights.tensors()) {
+  const auto weights = open_hf_weights(directory);
+  EXPECT_EQ(weights->tensors().size(), 3U);
+  for (const auto& info : weights->tensors()) {
     const auto whole = at::full({7, 3}, static_cast<double>(generation));
-    EXPECT_TRUE(at::equal(weights.tensor(info.name), whole)) << info.name << " is of another save";
+    EXPECT_TRUE(at::equal(weights->read_tensor(info.name), whole)) << info.name << " is of another save";
   }
   return generation;
 }

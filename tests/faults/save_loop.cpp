@@ -2,7 +2,7 @@
 // save_loop FOLDER RANK WORLD FILE FORMAT sync|async: the ranks meet in FILE. They read every byte
 // of what a reader finds in FOLDER, and go on from there, saving in FORMAT; the first rank writes
 // "found ITERATION GENERATION" (0 0: nothing) and after each save "saved ITERATION GENERATION". It
-// ends with a sentence when a step that can be seen is damaged.
+// ends with an error message when a step that can be seen is damaged.
 #include <c10/util/Exception.h>
 #include <unistd.h>
 

@@ -7,6 +7,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/files/file_io.h"
+#include "parallel/sharded_tensor.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/diagnostics.h"
 

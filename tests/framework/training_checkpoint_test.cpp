@@ -1,5 +1,7 @@
 #include "framework/training/training_checkpoint.h"
 
+#include <ATen/ops/all.h>
+#include <ATen/ops/eq.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,6 +14,8 @@
 #include <thread>
 
 #include "checkpoint/dcp/dcp_metadata.h"
+#include "checkpoint/steps/checkpoint_directory.h"
+#include "checkpoint/torch_dist/torch_dist_keys.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/fsdp/hooked_module.h"
 #include "tests/checkpoint/temporary_folder.h"
@@ -83,11 +87,11 @@ TEST(TrainingCheckpoint, TorchDistHoldsTheShardedStateDict) {
     TrainingState state{arguments, model, nullptr, nullptr};
     state.iteration = 1;
     save_training_checkpoint(state, group, [](const std::string&) {});
-    std::map<std::string, DcpEntry> stored;
+    std::map<std::string, DcpTensor> stored;
     for (auto& entry : read_dcp_metadata(folder.file("iter_0000001")).entries)
-      if (entry.is_tensor) stored.emplace(entry.key, std::move(entry));
+      if (entry.tensor() != nullptr) stored.emplace(entry.key, std::move(*entry.tensor()));
     std::set<std::string> keys;
-    for (const auto& [key, piece] : model.sharded_state_dict()) {
+    for (const auto& [key, piece] : stack_layers(model.sharded_state_dict())) {
       keys.insert(key);
       TORCH_CHECK(stored.count(key) == 1, key, " is not stored");
       const auto& entry = stored.at(key);
@@ -99,6 +103,61 @@ TEST(TrainingCheckpoint, TorchDistHoldsTheShardedStateDict) {
     }
     TORCH_CHECK(keys == (std::set<std::string>{"head", "layers.weight", "layers.bias"}));
     TORCH_CHECK(stored.size() == keys.size());
+  });
+}
+
+/// Its torch_dist checkpoints have Megatron's name for the head and a tensor more, and lack one.
+struct OwnNamesImpl : LayersImpl {
+  OwnNamesImpl() { register_parameter("scratch", at::zeros({2})); }
+  ShardedTensors sharded_state_dict() override {
+    auto tensors = MegatronModule::sharded_state_dict();
+    std::erase_if(tensors, [](const auto& entry) { return entry.first == "scratch"; });
+    for (auto& [name, tensor] : tensors)
+      if (name == "head") name = "output_layer.weight";
+    tensors.emplace_back("seen", ShardedTensor::replicated(seen));
+    return tensors;
+  }
+  void fill(double value) {
+    const at::NoGradGuard no_grad;
+    for (auto& [name, tensor] : state_dict()) tensor.local.fill_(value);
+    seen.fill_(value);
+  }
+  at::Tensor seen = at::zeros({3});
+};
+
+TEST(TrainingCheckpoint, AModelsOwnNamesAreStoredInTorchDistAndLoaded) {
+  TemporaryFolder folder;
+  Arguments arguments;
+  arguments.save = arguments.load = folder.path();
+  arguments.no_save_rng = true;
+  OptimizerParamScheduler schedule({.decay_steps = 1});
+  testing::run_ranks(2, [&](const ProcessGroupPtr& group) {
+    for (const char* format : {"torch_dcp", "torch_dist"}) {
+      const bool is_dist = std::string(format) == "torch_dist";
+      Arguments mine = arguments;
+      mine.ckpt_format = format;
+      Hooked<OwnNamesImpl> model;
+      model.fill(1);
+      fully_shard(model, {.mesh = testing::flat_mesh(group)});
+      TrainingState state{mine, model, nullptr, &schedule};
+      state.iteration = is_dist ? 2 : 1;
+      save_training_checkpoint(state, group, [](const std::string&) {});
+      const auto step = step_at(folder.path(), state.iteration);
+      std::set<std::string> keys;
+      for (const auto& entry : read_dcp_metadata(step.folder).entries)
+        if (entry.tensor() != nullptr) keys.insert(entry.key);
+      if (is_dist)
+        TORCH_CHECK(keys == (std::set<std::string>{"output_layer.weight", "layers.weight", "layers.bias", "seen"}));
+      TORCH_CHECK(is_dist || (keys.count("model.head") == 1 && keys.count("model.scratch") == 1));
+      model.fill(0);
+      mine.auto_detect_ckpt_format = true;
+      load_training_checkpoint(state, step, group);
+      for (const auto& [name, tensor] : model.state_dict()) {
+        const double expected = is_dist && name == "scratch" ? 0 : 1;
+        TORCH_CHECK(at::all(at::eq(tensor.local, expected)).item<bool>(), name, " in ", format);
+      }
+      TORCH_CHECK(model.seen.sum().item<double>() == (is_dist ? 3 : 0));
+    }
   });
 }
 
@@ -157,9 +216,9 @@ TEST(TrainingCheckpoint, ASharedWeightIsStoredOnceUnderAllItsNames) {
     EXPECT_THAT([&] { load_tied(group, 3); },
                 ::testing::ThrowsMessage<c10::Error>(HasSubstr("model.head has sizes [6, 3] in")));
   });
-  std::map<std::string, DcpEntry> stored;
+  std::map<std::string, DcpTensor> stored;
   for (auto& entry : read_dcp_metadata(folder.file("iter_0000001")).entries)
-    stored.emplace(entry.key, std::move(entry));
+    if (entry.tensor() != nullptr) stored.emplace(entry.key, std::move(*entry.tensor()));
   const auto& head = stored.at("model.head");
   const auto& embedding = stored.at("model.embedding");
   ASSERT_EQ(head.chunks.size(), 2U);

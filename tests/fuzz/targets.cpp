@@ -1,5 +1,5 @@
 // libFuzzer's entry for every parser of files that come from elsewhere. The first argument,
-// --target=NAME, chooses one. A sentence (c10::Error, UsageError) is the right answer to a damaged
+// --target=NAME, chooses one. An error message (c10::Error, UsageError) is the right answer to a damaged
 // file; any other exception, a report of a sanitizer, or more memory than the limits of
 // tests/fuzz/run is a fault.
 #include <c10/util/Exception.h>
@@ -22,13 +22,13 @@
 #include "checkpoint/files/strict_json.h"
 #include "checkpoint/hugging_face/hf_weights.h"
 #include "checkpoint/hugging_face/safetensors.h"
+#include "checkpoint/readers/torch_file.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/manifest.h"
 #include "checkpoint/torch_dist/torch_dist_reader.h"
 #include "checkpoint/values/numpy_value.h"
 #include "checkpoint/values/pickle_reader.h"
 #include "checkpoint/values/pickle_writer.h"
-#include "checkpoint/values/torch_file.h"
 #include "framework/arguments/nearest_name.h"
 #include "framework/data/conversation_dataset.h"
 #include "framework/data/indexed_dataset.h"
@@ -80,7 +80,8 @@ void fuzz_pickle(std::string_view bytes) {
 
 void fuzz_metadata(std::string_view bytes) {
   for (const auto& entry : parse_dcp_metadata(bytes, "fuzz").entries) {
-    if (!entry.location.file.empty() && !is_plain_file_name(entry.location.file)) std::abort();
+    const auto* bytes = std::get_if<DcpBytes>(&entry.stored);
+    if (bytes != nullptr && !bytes->location.file.empty() && !is_plain_file_name(bytes->location.file)) std::abort();
   }
 }
 
@@ -91,7 +92,9 @@ void fuzz_manifest(std::string_view bytes) {
   }
 }
 
-void fuzz_torch_dist(std::string_view bytes) { view_torch_dist(parse_dcp_metadata(bytes, "fuzz"), Dict{}, "/nowhere"); }
+void fuzz_torch_dist(std::string_view bytes) {
+  view_torch_dist(parse_dcp_metadata(bytes, "fuzz"), DcpKnownValue{Dict{}}, "/nowhere");
+}
 
 /// .metadata beside a file with two tensors and a value, as torch.distributed.checkpoint wrote them
 /// (make_corpus.py): what it says about places in that file is followed. The data come first, then
@@ -108,10 +111,11 @@ void fuzz_dcp_reader(std::string_view bytes) {
   metadata.write(bytes.substr(bytes.size() - length));
   DcpReader reader(ChangingFile::folder(), CheckpointFormat::kTorchDcp, read_dcp_metadata(ChangingFile::folder()));
   for (const auto& entry : reader.entries()) {
+    const auto& key = entry.key;
     try {
-      if (!entry.is_tensor || is_in_value(entry)) {
-        reader.read_value(entry);
-      } else if (reader.read_tensor(entry).sizes() != entry.sizes) {
+      if (reader.is_value(key)) {
+        reader.read_value(key);
+      } else if (reader.read_tensor(key).sizes() != reader.find(key)->sizes) {
         std::abort();
       }
     } catch (const c10::Error&) {  // the others may be whole
@@ -122,14 +126,11 @@ void fuzz_dcp_reader(std::string_view bytes) {
 /// common.pt beside the buffers of a weight of two layers.
 void fuzz_torch_dist_common(std::string_view bytes) {
   static const auto stored = [] {
-    DcpEntry entry;
-    entry.key = "optimizer.state.exp_avg.decoder.layers.mlp.weight";
-    entry.is_tensor = true;
-    entry.sizes = {2, 4};
-    entry.chunks = {DcpChunk{{0, 0}, {1, 4}, {}}, DcpChunk{{1, 0}, {1, 4}, {}}};
-    return DcpMetadata{{entry}};
+    const DcpTensor tensor{.sizes = {2, 4},
+                           .chunks = {{.offsets = {0, 0}, .sizes = {1, 4}}, {.offsets = {1, 0}, .sizes = {1, 4}}}};
+    return DcpMetadata{{{.key = "optimizer.state.exp_avg.decoder.layers.mlp.weight", .stored = tensor}}};
   }();
-  view_torch_dist(stored, read_pickle(bytes, "fuzz").as_dict(), "/nowhere");
+  view_torch_dist(stored, DcpKnownValue{read_pickle(bytes, "fuzz")}, "/nowhere");
 }
 
 void fuzz_torch_dist_config(std::string_view bytes) { parse_sharded_backend(bytes, "fuzz"); }
@@ -137,13 +138,12 @@ void fuzz_torch_dist_config(std::string_view bytes) { parse_sharded_backend(byte
 void fuzz_torch_file(std::string_view bytes) {
   static const ChangingFile on_disk("file.pt");
   on_disk.write(bytes);
-  const TorchFile file(on_disk.path());
+  TorchFile file(on_disk.path());
   for (const auto& [name, entry] : file.archive().entries()) {
     const auto content = file.archive().read(name, static_cast<int64_t>(bytes.size()));
     if (content.size() != static_cast<size_t>(entry.size)) std::abort();
   }
-  for (const auto& tensor : file.tensors())
-    file.rows(tensor, 0, tensor.stored.sizes.empty() ? 1 : tensor.stored.sizes[0]);
+  for (const auto& info : file.tensors()) file.read_tensor(info.name);
 }
 
 void fuzz_stored_value(std::string_view bytes) {

@@ -14,7 +14,6 @@
 #include <exception>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/dcp/dcp_reader.h"
 #include "checkpoint/dcp/dcp_writer.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/hugging_face/safetensors.h"
@@ -138,11 +137,8 @@ ShardedTensors load_all(const std::string& folder, Dict& values, const ProcessGr
   ShardedTensors tensors;
   {
     const auto reader = open_step(folder);
-    for (const auto& entry : reader->entries()) {
-      if (!entry.is_tensor) continue;
-      tensors.emplace_back(
-          entry.key, shard_of(at::empty(entry.sizes, at::TensorOptions(entry.dtype)), group->size(), group->rank()));
-    }
+    for (const auto& [key, dtype, sizes] : reader->tensors())
+      tensors.emplace_back(key, shard_of(at::empty(sizes, at::TensorOptions(dtype)), group->size(), group->rank()));
   }
   values = load_checkpoint(CheckpointStep{folder}, tensors, group).values;
   return tensors;

@@ -152,6 +152,18 @@ def test_a_model_of_a_plugin_trains(tmp_path, installed, plugins):
     assert resumed == pytest.approx(straight[6:], abs=1e-6)  # one rank adds gradients in another order
 
 
+def test_a_plugins_names_are_what_torch_dist_stores(tmp_path, installed, plugins):
+    program, plugin = installed[0] / "bin" / "megashard", plugins["pkg-config"]
+    dist = ["--ckpt-format", "torch_dist"]
+    straight, _ = train(program, 2, plugin, tmp_path, "--save", "a", "--save-interval", "6", *dist)
+    stored = json.loads(run(program, "inspect", "a", "--json", cwd=tmp_path))["tensors"]
+    names = {tensor["name"] for tensor in stored}
+    assert "model.output_layer.weight" in names and "model.head.weight" not in names
+    (tmp_path / "a" / TRACKER).write_text("6")
+    resumed, _ = train(program, 2, plugin, tmp_path, "--load", "a", *dist)
+    assert resumed == straight[6:]
+
+
 def test_what_is_no_plugin_says_so(tmp_path, installed, plugins):
     program = installed[0] / "bin" / "megashard"
 

@@ -46,6 +46,13 @@ class MyModel : public megashard::MultiModalModule, public megashard::FSDP2Mixin
     return at::cross_entropy_loss(logits.transpose(1, 2), input.labels, {}, at::Reduction::None);
   }
   int64_t vocab_size() const override { return vocab_size_; }
+  /// The head has Megatron's name in checkpoints of --ckpt-format torch_dist.
+  megashard::ShardedTensors sharded_state_dict() override {
+    auto tensors = MultiModalModule::sharded_state_dict();
+    for (auto& [name, tensor] : tensors)
+      if (name.starts_with("head.")) name = "output_layer" + name.substr(4);
+    return tensors;
+  }
 
  protected:
   // Its own choices, where the FSDP2 file says nothing.

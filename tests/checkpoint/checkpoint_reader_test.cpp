@@ -1,21 +1,26 @@
-#include "checkpoint/inspect/checkpoint_source.h"
+#include "checkpoint/readers/checkpoint_reader.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/files/file_io.h"
+#include "checkpoint/hugging_face/hf_weights.h"
 #include "checkpoint/hugging_face/safetensors.h"
 #include "checkpoint/inspect/checkpoint_diff.h"
+#include "checkpoint/inspect/checkpoint_summary.h"
+#include "checkpoint/open_checkpoint.h"
 #include "checkpoint/values/torch_archive.h"
+#include "checkpoint/values/value_tensors.h"
 #include "checkpoint/values/value_text.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/message_of.h"
@@ -47,8 +52,14 @@ Dict some_values(int64_t hidden_size) {
 
 std::vector<std::string> faults_of(const std::string& path) {
   std::vector<std::string> faults;
-  open_checkpoint(path)->verify([&](const std::string& fault) { faults.push_back(fault); });
+  verify_checkpoint(*open_checkpoint(path), [&](const std::string& fault) { faults.push_back(fault); });
   return faults;
+}
+
+std::vector<std::string> keys_of_values(const CheckpointReader& reader) {
+  std::vector<std::string> keys;
+  for (const auto& value : reader.value_keys()) keys.push_back(value.key);
+  return keys;
 }
 
 void flip_byte(const std::string& path, int64_t at) {
@@ -59,43 +70,45 @@ void flip_byte(const std::string& path, int64_t at) {
   file.put(byte);
 }
 
-TEST(CheckpointSource, AStepIsShownAndItsRowsAreRead) {
+TEST(CheckpointReader, AStepIsShownAndItsRowsAreRead) {
   TemporaryFolder folder;
   save_checkpoint(folder.file("run"), 10, two_tensors(), some_values(8), nullptr);
-  const auto source = open_checkpoint(folder.file("run"));
-  EXPECT_EQ(source->format(), "torch_dcp");
-  EXPECT_EQ(source->iteration(), 10);
-  ASSERT_EQ(source->tensors().size(), 2U);
-  const auto& tensor = source->tensors()[0];
-  EXPECT_EQ(tensor.info.name, "model.a");
-  ASSERT_EQ(tensor.chunks.size(), 1U);
-  EXPECT_EQ(tensor.chunks[0].file, "__0_0.distcp");
-  EXPECT_TRUE(at::equal(source->rows(0, 1, 2), counting({4, 3}).narrow(0, 1, 2).cpu()));
-  EXPECT_THAT(source->value_keys(), ElementsAre("args", "iteration"));
-  EXPECT_EQ(value_text(source->value(0)), "argparse.Namespace(hidden_size=8, nan=nan)");
+  const auto reader = open_checkpoint(folder.file("run"));
+  EXPECT_EQ(reader->format(), "torch_dcp");
+  EXPECT_EQ(summarise(*reader).iteration, 10);
+  ASSERT_EQ(reader->tensors().size(), 2U);
+  EXPECT_EQ(reader->tensors()[0].name, "model.a");
+  const auto chunks = reader->chunks("model.a");
+  ASSERT_EQ(chunks.size(), 1U);
+  EXPECT_EQ(chunks[0].file, "__0_0.distcp");
+  EXPECT_TRUE(at::equal(reader->read_rows("model.a", 1, 2), counting({4, 3}).narrow(0, 1, 2).cpu()));
+  EXPECT_THAT(keys_of_values(*reader), ElementsAre("args", "iteration"));
+  EXPECT_EQ(value_text(reader->read_value("args")), "argparse.Namespace(hidden_size=8, nan=nan)");
+  EXPECT_EQ(reader->read_values().at("iteration"), Value(10));
   EXPECT_THAT(faults_of(folder.file("run")), IsEmpty());
   EXPECT_THAT(testing::message_of([&] { open_checkpoint(folder.file("run"), 11); }),
               HasSubstr("iter_0000011, which is not there"));
 }
 
-TEST(CheckpointSource, RowsThatNoBytesStandForTakeNoMemory) {
+TEST(CheckpointReader, RowsThatNoBytesStandForTakeNoMemory) {
   TemporaryFolder folder;
   save_checkpoint(folder.path(), 10, two_tensors(), {}, nullptr);
   const auto step = folder.file("iter_0000010");
   auto metadata = read_dcp_metadata(step);
-  auto& entry = metadata.entries.at(0);
-  entry.sizes = entry.chunks.at(0).sizes = {1, int64_t{1} << 55};  // of 48 bytes
+  auto& tensor = *metadata.entries.at(0).tensor();
+  tensor.sizes = tensor.chunks.at(0).sizes = {1, int64_t{1} << 55};  // of 48 bytes
   write_dcp_metadata(step, metadata);
-  const auto source = open_dcp_source(step);
-  EXPECT_THAT(testing::message_of([&] { source->rows(0, 0, 1); }), HasSubstr("for it: the checkpoint is damaged"));
+  const auto reader = open_step(step);
+  EXPECT_THAT(testing::message_of([&] { reader->read_rows("model.a", 0, 1); }),
+              HasSubstr("for it: the checkpoint is damaged"));
 }
 
-TEST(CheckpointSource, EveryFlippedByteOfTheDataIsFoundAndNamed) {
+TEST(CheckpointReader, EveryFlippedByteOfTheDataIsFoundAndNamed) {
   TemporaryFolder folder;
   save_checkpoint(folder.file("run"), 10, two_tensors(), some_values(8), nullptr);
   const auto step = folder.file("run") + "/iter_0000010";
-  const auto source = open_checkpoint(step);
-  const auto range = source->tensors()[1].chunks[0].range;
+  const auto reader = open_checkpoint(step);
+  const auto range = reader->chunks("model.b")[0].range;
   // Without the manifest, as PyTorch writes a step: the CRC-32 of the archive's entries.
   std::filesystem::remove(step + "/manifest.json");
   const auto data = step + "/__0_0.distcp";
@@ -108,14 +121,14 @@ TEST(CheckpointSource, EveryFlippedByteOfTheDataIsFoundAndNamed) {
   EXPECT_THAT(faults_of(step), ::testing::Contains(AllOf(HasSubstr("truncated"), HasSubstr("model.b"))));
 }
 
-TEST(CheckpointSource, ValuesThatTorchDistKeepsForAllRanksAreVerifiedWhereTheyLie) {
+TEST(CheckpointReader, ValuesThatTorchDistKeepsForAllRanksAreVerifiedWhereTheyLie) {
   TemporaryFolder folder;
   auto values = some_values(8);
   values.set("rng_state", List{{Bytes{"of rank 0"}, Bytes{"of rank 1"}}});  // Megatron's one object
   save_checkpoint(folder.file("run"), 10, {}, values, nullptr, {.format = CheckpointFormat::kTorchDist});
   const auto step = folder.file("run") + "/iter_0000010";
   std::filesystem::remove(step + "/manifest.json");
-  EXPECT_THAT(open_checkpoint(step)->value_keys(), ::testing::Contains("rng_state.1"));
+  EXPECT_THAT(keys_of_values(*open_checkpoint(step)), ::testing::Contains("rng_state.1"));
   EXPECT_THAT(faults_of(step), IsEmpty());
   const auto data = step + "/__0_0.distcp";
   const auto text = read_small_file(data, 1 << 20);
@@ -124,7 +137,7 @@ TEST(CheckpointSource, ValuesThatTorchDistKeepsForAllRanksAreVerifiedWhereTheyLi
               ElementsAre(AllOf(HasSubstr(data + " at byte 0: entry data.pkl"), HasSubstr("rng_state/shard_0.0_1.1"))));
 }
 
-TEST(CheckpointSource, TheManifestNamesEveryDamagedFile) {
+TEST(CheckpointReader, TheManifestNamesEveryDamagedFile) {
   TemporaryFolder folder;
   save_checkpoint(folder.file("run"), 10, two_tensors(), some_values(8), nullptr);
   const auto step = folder.file("run") + "/iter_0000010";
@@ -132,22 +145,67 @@ TEST(CheckpointSource, TheManifestNamesEveryDamagedFile) {
   EXPECT_THAT(faults_of(step), ::testing::Contains(HasSubstr("__0_0.distcp")));
 }
 
-TEST(CheckpointSource, OfATrainingItIsTheStepThatARunWouldLoad) {
+TEST(CheckpointReader, OfATrainingItIsTheStepThatARunWouldLoad) {
   TemporaryFolder folder;
   for (const int iteration : {10, 20})
     save_checkpoint(folder.path(), iteration, two_tensors(), some_values(8), nullptr);
   const auto damaged = folder.file("iter_0000020/__0_0.distcp");
   std::filesystem::resize_file(damaged, 100);
   std::vector<std::string> lines;
+  const auto iteration_of = [](const auto& reader) { return summarise(*reader).iteration; };
   const auto note = [&](const std::string& line) { lines.push_back(line); };
-  EXPECT_EQ(open_checkpoint(folder.path(), std::nullopt, note)->iteration(), 10);
+  EXPECT_EQ(iteration_of(open_checkpoint(folder.path(), std::nullopt, note)), 10);
   EXPECT_THAT(lines, ElementsAre(AllOf(HasSubstr(damaged + " has 100 bytes instead of"),
                                        HasSubstr(folder.file("iter_0000010") + " is used"))));
   // A step that is asked for by name is shown as it is.
   lines.clear();
-  EXPECT_EQ(open_checkpoint(folder.path(), 20, note)->iteration(), 20);
-  EXPECT_EQ(open_checkpoint(folder.file("iter_0000020"), std::nullopt, note)->iteration(), 20);
+  EXPECT_EQ(iteration_of(open_checkpoint(folder.path(), 20, note)), 20);
+  EXPECT_EQ(iteration_of(open_checkpoint(folder.file("iter_0000020"), std::nullopt, note)), 20);
   EXPECT_THAT(lines, IsEmpty());
+}
+
+TEST(CheckpointReader, EveryFormatIsRecognisedAndFillsAShard) {
+  TemporaryFolder folder;
+  const auto whole = counting({4, 3}).cpu();
+  save_checkpoint(folder.file("dcp"), 10, two_tensors(), some_values(8), nullptr);
+  save_checkpoint(folder.file("dist"), 10, two_tensors(), some_values(8), nullptr,
+                  {.format = CheckpointFormat::kTorchDist});
+  save_hf_weights(folder.file("hf"), {{"model.a", at::kFloat, {4, 3}}}, [&](const TensorInfo&) { return whole; });
+  Dict tree;
+  Dict model;
+  model.set("a", tensor_value(whole));
+  tree.set("model", model);
+  {
+    OutputFile file(folder.file("file.pt"));
+    write_stored_value(file, tree);
+    file.sync_and_close();
+  }
+  for (const auto& [path, format] : std::map<std::string, std::string>{{"dcp", "torch_dcp"},
+                                                                       {"dist/iter_0000010/", "torch_dist"},
+                                                                       {"hf", "safetensors"},
+                                                                       {"hf/model.safetensors", "safetensors"},
+                                                                       {"file.pt", "torch.save"}}) {
+    const auto reader = open_checkpoint(folder.file(path));
+    EXPECT_EQ(reader->format(), format) << path;
+    ASSERT_TRUE(reader->find("model.a") != nullptr) << path;
+    EXPECT_TRUE(at::equal(reader->read_tensor("model.a"), whole)) << path;
+    auto shard = ShardedTensor::replicated(at::zeros({2, 2}, at::TensorOptions(at::kDouble)));
+    shard.global_sizes = {4, 3};
+    shard.offsets = {1, 1};
+    ReadQueue reads;
+    reader->read_into("model.a", shard, reads);
+    reads.run();
+    EXPECT_TRUE(at::equal(shard.local.cpu(), whole.narrow(0, 1, 2).narrow(1, 1, 2).to(at::kDouble))) << path;
+    shard.global_sizes = {4, 4};
+    EXPECT_THROW(reader->check_fit("model.a", shard), c10::ValueError) << path;
+    EXPECT_THROW(reader->read_tensor("model.none"), c10::ValueError) << path;
+    std::vector<std::string> faults;
+    verify_checkpoint(*reader, [&](const std::string& fault) { faults.push_back(fault); });
+    EXPECT_THAT(faults, IsEmpty()) << path;
+  }
+  std::filesystem::create_directory(folder.file("empty"));
+  EXPECT_THROW(open_checkpoint(folder.file("empty")), c10::ValueError);
+  EXPECT_THROW(open_checkpoint(folder.file("absent")), c10::ValueError);
 }
 
 TEST(CheckpointDiff, FormatsAreComparedByNames) {

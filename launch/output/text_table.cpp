@@ -1,4 +1,4 @@
-#include "launch/checkpoints/text_table.h"
+#include "launch/output/text_table.h"
 
 #include <algorithm>
 #include <cstdio>

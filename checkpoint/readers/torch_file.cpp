@@ -1,6 +1,7 @@
-#include "checkpoint/values/torch_file.h"
+#include "checkpoint/readers/torch_file.h"
 
 #include <algorithm>
+#include <filesystem>
 
 namespace megashard {
 namespace {
@@ -30,7 +31,8 @@ Value part_of(const Value& key) {
 
 }  // namespace
 
-TorchFile::TorchFile(const std::string& path) : file_(path), archive_(file_, {0, file_.size()}) {
+TorchFile::TorchFile(const std::string& path)
+    : CheckpointReader(path), file_(path), archive_(file_, {0, file_.size()}) {
   std::vector<Value> parts;
   collect(parts, read_root(archive_));
 }
@@ -42,19 +44,34 @@ void TorchFile::collect(std::vector<Value>& path, const Value& value) {
     path.pop_back();
   };
   if (const auto stored = stored_tensor(archive_, value)) {
-    tensors_.push_back({joined(path), *stored});
+    auto key = joined(path);
+    stored_.emplace(key, *stored);
+    add_tensor({std::move(key), stored->dtype, stored->sizes});
   } else if (const auto* dict = value.get_if<Dict>()) {
     for (const auto& [key, inner] : dict->entries) enter(part_of(key), inner);
   } else if (holds_more(archive_, value)) {
     const auto& items = value.as_items();
     for (size_t i = 0; i < items.size(); ++i) enter(static_cast<int64_t>(i), items[i]);
   } else {
-    values_.push_back({joined(path), path, value});
+    add_value({joined(path), path}, value);
   }
 }
 
-at::Tensor TorchFile::rows(const TorchFileTensor& tensor, int64_t begin, int64_t count) const {
-  return read_rows(file_, tensor.stored, begin, count);
+std::vector<StoredChunk> TorchFile::chunks(const std::string& key) const {
+  const auto found = stored_.find(key);
+  if (found == stored_.end()) return {};  // within the pickle
+  const auto& stored = found->second;
+  const FileRange range{stored.data_offset, tensor_bytes({key, stored.dtype, stored.sizes})};
+  return {{std::vector<int64_t>(stored.sizes.size(), 0), stored.sizes, file_names()[0], range}};
 }
+
+std::vector<std::string> TorchFile::file_names() const { return {std::filesystem::path(path()).filename().string()}; }
+
+at::Tensor TorchFile::read_rows(const std::string& key, int64_t begin, int64_t count) {
+  tensor_at(key);
+  return megashard::read_rows(file_, stored_.at(key), begin, count);
+}
+
+CheckedBytes TorchFile::verify(const FaultSink& fault) { return verify_archive(archive_, file_names()[0], fault); }
 
 }  // namespace megashard
