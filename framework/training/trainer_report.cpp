@@ -111,9 +111,9 @@ TrainingLogLine Trainer::log_line(double flops) {
   line.grad_norm = last_read_.grad_norm;
   if (arguments_.log_tps) line.tokens_per_sample = interval_.tokens_per_sample / steps;
   if (arguments_.log_num_zeros_in_grad)
-    line.zeros_in_grad = count_zero_gradients(optimizer_->parameters(), model_.parts_of_ranks()).item<double>();
+    line.zeros_in_grad = count_zero_gradients(optimizer_->parameters(), model_.expert_parallel_info()).item<double>();
   if (arguments_.log_params_norm)
-    line.params_norm = total_parameter_norm(model_.parameters(), model_.parts_of_ranks()).item<double>();
+    line.params_norm = total_parameter_norm(model_.parameters(), model_.expert_parallel_info()).item<double>();
   if (arguments_.log_tokens_per_second) {
     line.tokens_per_second = static_cast<double>(interval_.samples * data_options_.seq_length) / interval_.seconds;
   }

@@ -1,4 +1,4 @@
-#include "models/decoder_model.h"
+#include "models/decoder/decoder_model.h"
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
@@ -14,7 +14,8 @@
 #include <set>
 
 #include "framework/training/sequence_group.h"
-#include "models/layers/lora.h"
+#include "models/families/model_family.h"
+#include "models/lora/lora.h"
 #include "models/register_models.h"
 #include "tests/support/simulated_device.h"
 

@@ -9,6 +9,7 @@
 
 #include "framework/arguments/argument_table.h"
 #include "framework/diagnostics.h"
+#include "models/families/model_family.h"
 #include "models/network_arguments.h"
 
 namespace megashard {

@@ -16,7 +16,7 @@
 #include <mutex>
 
 #include "framework/training/sequence_group.h"
-#include "models/decoder_model.h"
+#include "models/decoder/decoder_model.h"
 #include "tests/models/small_vl.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
