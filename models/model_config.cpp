@@ -75,6 +75,7 @@ DecoderConfig decoder_config_from_flags(const Arguments& given) {
       .max_positions = *arguments.max_position_embeddings,
       .norm = norm_of(arguments),
       .norm_eps = arguments.norm_epsilon,
+      .zero_centered_norm = arguments.apply_layernorm_1p,
       .activation = activation_of(arguments),
       .gated_mlp = arguments.swiglu,
       .positions = positions_of(arguments),

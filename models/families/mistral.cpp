@@ -7,6 +7,7 @@ namespace {
 /// Llama without biases, with a window in every layer where config.json gives one.
 DecoderConfig read_mistral(const HfConfig& config) {
   auto network = read_decoder(config, {.names = class_names("Mistral"), .kv_heads = 8, .max_positions = 131072});
+  read_window_of_all_layers(config, network);
   return network;
 }
 

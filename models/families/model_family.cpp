@@ -32,10 +32,12 @@ const ModelFamily* find_family(const std::string& model_type) {
 
 const ModelFamily& family_of(const HfConfig& config) {
   const auto type = config.need<std::string>("model_type");
-  if (const auto* family = find_family(type)) return *family;
+  const auto* family = find_family(type);
   std::vector<std::string> names;
-  for (const auto& family : model_families()) names.push_back(family.model_type);
-  TORCH_CHECK(false, config.path(), ": model_type ", type, " is not supported; known are: ", c10::Join(", ", names));
+  for (const auto& each : model_families()) names.push_back(each.model_type);
+  TORCH_CHECK(family != nullptr, config.path(), ": model_type ", type,
+              " is not supported; known are: ", c10::Join(", ", names));
+  return *family;
 }
 
 DecoderConfig decoder_config_from_hf(const HfConfig& config) {

@@ -27,7 +27,8 @@ OrderedJson config_of_network(const DecoderConfig& network) {
   if (auto config = hf_config_of_network(network)) return std::move(*config);
   throw UsageError("--save-hf: transformers' Llama, Qwen2 and Qwen3 do not compute the network of these "
                    "flags; they need --normalization RMSNorm, --swiglu, --position-embedding-type rope, whole "
-                   "--rotary-percent, and with --qk-layernorm or --add-qkv-bias also --disable-bias-linear. "
+                   "--rotary-percent, no --apply-layernorm-1p, and with --qk-layernorm or --add-qkv-bias also "
+                   "--disable-bias-linear. "
                    "Leave --save-hf out, or change the network");
 }
 

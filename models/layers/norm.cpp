@@ -19,10 +19,13 @@ Norm::Norm(const DecoderConfig& config, int64_t width)
 }
 
 at::Tensor Norm::forward(const at::Tensor& x) {
-  if (kind_ == NormKind::kLayerNorm)
-    return at::layer_norm(x, {x.size(-1)}, zero_centered_ ? weight + 1 : weight, bias, eps_);
-  if (!zero_centered_) return rms_norm(x, weight, eps_);
-  return rms_norm(x.to(at::kFloat), weight.to(at::kFloat) + 1, eps_).to(x.scalar_type());
+  const auto normed = [this](const at::Tensor& rows, const at::Tensor& factor, const at::Tensor& shift) {
+    if (kind_ == NormKind::kRmsNorm) return rms_norm(rows, factor, eps_);
+    return at::layer_norm(rows, {rows.size(-1)}, factor, shift, eps_);
+  };
+  if (!zero_centered_) return normed(x, weight, bias);
+  const auto shift = bias.defined() ? bias.to(at::kFloat) : bias;
+  return normed(x.to(at::kFloat), weight.to(at::kFloat) + 1, shift).to(x.scalar_type());
 }
 
 void Norm::init_own_weights(const WeightInit& /*init*/) {

@@ -11,7 +11,7 @@
 namespace megashard {
 
 /// RMSNorm, or LayerNorm with a bias, over the last dimension. Zero-centred (Gemma3RMSNorm, Megatron's
-/// --apply-layernorm-1p): factors are 1 + weight, RMSNorm's in fp32 up to the result.
+/// --apply-layernorm-1p): factors are 1 + weight, in fp32 up to the result.
 class Norm : public torch::nn::Module, public SelfInitializing {
  public:
   Norm(const DecoderConfig& config, int64_t width);

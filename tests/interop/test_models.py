@@ -36,18 +36,7 @@ CASES = {
         **SMALL, num_key_value_heads=3, attention_bias=True, mlp_bias=True, rms_norm_eps=1e-3,
         rope_parameters=dict(rope_type="linear", factor=3.0, rope_theta=1000.0))),
     "llama_tied_pad": (LlamaForCausalLM, LlamaConfig(**SMALL, tie_word_embeddings=True, pad_token_id=7, head_dim=10)),
-    # Windows are shorter than the 17 tokens. Mistral's config.json has no use_sliding_window.
-    "mistral": (MistralForCausalLM, MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=5)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SMALL, num_key_value_heads=2)),
-    "qwen2_windows": (Qwen2ForCausalLM, Qwen2Config(
-        **SMALL, num_key_value_heads=2, use_sliding_window=True, sliding_window=4, max_window_layers=1)),
-    "qwen3_moe_windows": (Qwen3MoeForCausalLM, Qwen3MoeConfig(
-        **SMALL, **MOE, use_sliding_window=True, sliding_window=4)),
-    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(
-        **SMALL, num_key_value_heads=2, head_dim=12, query_pre_attn_scalar=10, sliding_window=4, pad_token_id=7,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-        rope_parameters=dict(full_attention=dict(rope_type="linear", factor=3.0, rope_theta=1000.0),
-                             sliding_attention=dict(rope_type="default", rope_theta=100.0)))),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SMALL, num_key_value_heads=2, head_dim=16)),
     "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SMALL, **MOE)),
     "qwen3_moe_balanced": (Qwen3MoeForCausalLM, Qwen3MoeConfig(  # and a dense layer
@@ -65,6 +54,17 @@ CASES = {
         **SEES, text_config=dict(**SMALL, **MOE, mlp_only_layers=[1], rope_parameters=sections(3, 4, 1),
                                  output_router_logits=True, router_aux_loss_coef=0.3),
         vision_config=dict(**VISION, num_position_embeddings=16, deepstack_visual_indexes=[1]))),
+    # Windows are shorter than the 17 tokens. Mistral's config.json has no use_sliding_window.
+    "mistral": (MistralForCausalLM, MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=5)),
+    "qwen2_windows": (Qwen2ForCausalLM, Qwen2Config(
+        **SMALL, num_key_value_heads=2, use_sliding_window=True, sliding_window=4, max_window_layers=1)),
+    "qwen3_moe_windows": (Qwen3MoeForCausalLM, Qwen3MoeConfig(
+        **SMALL, **MOE, use_sliding_window=True, sliding_window=4)),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(
+        **SMALL, num_key_value_heads=2, head_dim=12, query_pre_attn_scalar=10, sliding_window=4, pad_token_id=7,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters=dict(full_attention=dict(rope_type="linear", factor=3.0, rope_theta=1000.0),
+                             sliding_attention=dict(rope_type="default", rope_theta=100.0)))),
 }
 TOKENS = {"qwen3_vl_moe": (34, 33, 11)}  # of each row; the rest is filled up
 POSITIONS = {"qwen3": torch.arange(17).flip(0).repeat(2, 1) * 5}  # only where positions are given, not counted

@@ -71,7 +71,6 @@ def test_lines_are_not_long():
 KNOWN_CIRCLES = [
     {"framework/arguments", "framework/data"},
     {"framework/training", "framework/training/optimizers"},
-    {"models", "models/hugging_face", "models/layers", "models/moe", "models/vision"},
     {"launch", "launch/checkpoints", "launch/infer", "launch/train"},
     {"launch/arguments", "launch/roll"},
 ]

@@ -66,6 +66,8 @@ DecoderConfig grouped_network(int64_t kv_heads) {
   config.head_dim = 8;
   config.max_positions = 16;
   config.qk_norm = true;
+  config.sliding_window = 4;
+  config.sliding_layers = {1};
   return config;
 }
 
