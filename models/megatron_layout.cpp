@@ -118,6 +118,9 @@ WeightLayout megatron_layout(const DecoderConfig& config, int64_t vocab_divisor)
   TORCH_CHECK(vocab_divisor > 0, "--make-vocab-size-divisible-by must be positive, got ", vocab_divisor);
   TORCH_CHECK(config.gated_mlp && config.norm == NormKind::kRmsNorm && config.positions == PositionKind::kRotary,
               "--megatron-layout knows networks with RMSNorm, rotary positions and a gated MLP");
+  TORCH_CHECK(config.sliding_layers.empty() || config.sliding_window >= config.max_positions,
+              "--megatron-layout knows no sliding windows (sliding_window ", config.sliding_window,
+              " in config.json): convert without it");
   TORCH_CHECK(config.moe.num_experts == 0, "--megatron-layout knows no networks with experts: convert without it");
   TORCH_CHECK(config.attention_out_bias == config.mlp_bias,
               "Megatron has one switch, --add-bias-linear, for the biases of o_proj and of the MLP: a model with only "

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "checkpoint/convert/weight_layout.h"
-#include "models/model_config.h"
+#include "models/config/decoder_config.h"
 
 namespace megashard {
 

@@ -2,11 +2,11 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <cmath>
 #include <string>
 
 #include "framework/arguments/argument_validation.h"
+#include "models/families/model_family.h"
 #include "models/network_arguments.h"
 
 namespace megashard {
@@ -48,11 +48,6 @@ RotaryConfig rotary_of(const Arguments& arguments) {
 
 }  // namespace
 
-bool MoeConfig::is_sparse(int64_t layer) const {
-  const bool dense = std::find(dense_layers.begin(), dense_layers.end(), layer) != dense_layers.end();
-  return num_experts > 0 && !dense && (layer + 1) % sparse_step == 0;
-}
-
 DecoderConfig decoder_config_from_flags(const Arguments& given) {
   Arguments arguments = given;
   derive_network(arguments);
@@ -80,6 +75,7 @@ DecoderConfig decoder_config_from_flags(const Arguments& given) {
       .max_positions = *arguments.max_position_embeddings,
       .norm = norm_of(arguments),
       .norm_eps = arguments.norm_epsilon,
+      .zero_centered_norm = arguments.apply_layernorm_1p,
       .activation = activation_of(arguments),
       .gated_mlp = arguments.swiglu,
       .positions = positions_of(arguments),
@@ -108,8 +104,8 @@ DecoderConfig decoder_config(const Arguments& arguments) {
           flag + " needs a model with experts, and this one has none; leave it out");
   require(config.moe.num_experts % parts == 0, flag + " does not divide the " + std::to_string(config.moe.num_experts) +
                                                    " experts of the model; choose a number that does, or leave it out");
-  config.moe.parts = parts;
-  config.moe.part = arguments.rank % parts;
+  config.moe.ep_size = parts;
+  config.moe.ep_rank = arguments.rank % parts;
   Mistakes mistakes;
   for (const auto& each : contradictions(config, arguments)) mistakes.add(each);
   mistakes.tell();

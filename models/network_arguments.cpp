@@ -37,7 +37,7 @@ std::map<std::string, ArgumentValue> network_values(const DecoderConfig& config)
       {"use_rope_scaling", scaled},
       {"normalization", std::string(config.norm == NormKind::kRmsNorm ? "RMSNorm" : "LayerNorm")},
       {"norm_epsilon", config.norm_eps},
-      {"apply_layernorm_1p", false},
+      {"apply_layernorm_1p", config.zero_centered_norm},
       {"openai_gelu", config.activation == Activation::kGeluTanh},
       {"squared_relu", config.activation == Activation::kSquaredRelu},
       {"swiglu", config.gated_mlp && config.activation == Activation::kSilu},

@@ -1,29 +1,48 @@
 #include "models/register_models.h"
 
-#include "models/decoder_model.h"
+#include "models/config/hf_directory.h"
+#include "models/decoder/decoder_model.h"
+#include "models/families/model_family.h"
 #include "models/megatron_layout.h"
+#include "models/model_config.h"
 #include "models/vision/qwen_vl_model.h"
 
 namespace megashard {
+namespace {
+
+std::shared_ptr<MultiModalModule> model_of(const Arguments& arguments) {
+  auto network = decoder_config(arguments);
+  if (!arguments.hf_model) return std::make_shared<DecoderModel>(std::move(network));
+  const auto& folder = *arguments.hf_model;
+  const auto config = need_model_config(folder);
+  const auto path = folder + "/config.json";
+  return make_model(HfConfig(config, path), std::move(network));
+}
+
+WeightLayout layout_of(const std::filesystem::path& hf_dir, int64_t vocab_divisor) {
+  return megatron_layout(decoder_config_from_hf(hf_dir), vocab_divisor);
+}
+
+}  // namespace
+
+std::shared_ptr<MultiModalModule> make_model(const HfConfig& config, DecoderConfig network) {
+  const auto& family = family_of(config);
+  if (family.read_vision == nullptr) return std::make_shared<DecoderModel>(std::move(network));
+  return std::make_shared<QwenVlModel>(family.read_vision(config, std::move(network)));
+}
 
 void register_models(ModelRegistry& registry) {
-  const auto decoder = [](const Arguments& arguments) -> std::shared_ptr<MultiModalModule> {
-    return std::make_shared<DecoderModel>(decoder_config(arguments));
-  };
-  for (const char* name : {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "llama",
-                           "qwen2", "qwen3", "qwen3_moe", "gpt"}) {
-    registry.add(name, decoder);
-  }
-  for (const char* name : {"Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration",
-                           "Qwen3VLMoeForConditionalGeneration", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"}) {
-    registry.add(name, [](const Arguments& arguments) -> std::shared_ptr<MultiModalModule> {
-      return std::make_shared<QwenVlModel>(vision_language_config_from_hf(arguments));
-    });
-  }
-  for (const char* name : {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "llama", "qwen2", "qwen3"}) {
-    registry.add_layout(name, [](const std::filesystem::path& hf_dir, int64_t vocab_divisor) {
-      return megatron_layout(decoder_config_from_hf(hf_dir), vocab_divisor);
-    });
+  registry.add("gpt", model_of);
+  for (const auto& family : model_families()) {
+    const auto factory = [sees = family.read_vision != nullptr](const Arguments& arguments) {
+      TORCH_CHECK(arguments.hf_model || !sees,
+                  "a vision-language model is described by a Hugging Face directory: give --hf-model");
+      return model_of(arguments);
+    };
+    for (const auto& name : {family.architecture, family.model_type}) {
+      registry.add(name, factory);
+      if (family.has_megatron_layout) registry.add_layout(name, layout_of);
+    }
   }
 }
 

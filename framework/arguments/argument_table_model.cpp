@@ -51,8 +51,7 @@ void add_network(std::vector<Option>& rows) {
             "pads the vocabulary; never with --hf-model");
   group.add("--normalization", &A::normalization, "kind of norm").one_of({"LayerNorm", "RMSNorm"});
   group.add("--norm-epsilon", &A::norm_epsilon, "epsilon of the norms").alias("--layernorm-epsilon");
-  group.add("--apply-layernorm-1p", &A::apply_layernorm_1p, "")
-      .refuse("norm weights are stored as they are, and not minus one; leave it out");
+  group.add("--apply-layernorm-1p", &A::apply_layernorm_1p, "norms multiply by 1 + weight, from weights of zero");
   group.add("--openai-gelu", &A::openai_gelu, "GELU by tanh");
   group.add("--squared-relu", &A::squared_relu, "squared ReLU in the MLP");
   group.add("--swiglu", &A::swiglu, "gated SiLU in the MLP");

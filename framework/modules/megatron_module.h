@@ -38,9 +38,9 @@ class MegatronModule : public torch::nn::Module {
   virtual ShardedTensors sharded_state_dict() { return state_dict_for_save_checkpoint(); }
   /// Whether a checkpoint's key names a weight, or optimizer state of one, that only other ranks
   /// have: experts.
-  virtual bool is_elsewhere(const std::string& /*key*/) const { return false; }
+  virtual bool is_on_other_rank(const std::string& /*key*/) const { return false; }
   /// A model that says so of any names the ranks which have them all together, and its own.
-  virtual PartsOfRanks parts_of_ranks() const { return {}; }
+  virtual ExpertParallelInfo expert_parallel_info() const { return {}; }
   /// Matrices that --optimizer muon leaves to AdamW, by name (Megatron's attribute of a parameter). The default knows
   /// the usual names: embed_tokens, word_embeddings, lm_head, output_layer, ...
   virtual bool is_embedding_or_output_parameter(const std::string& name) const;

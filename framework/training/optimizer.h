@@ -36,7 +36,7 @@ class Optimizer {
   /// scaled in fp32, as Megatron's main grads, and when they are cast: in step().
   at::Tensor clip_grad_norm(double max_norm);
   /// For the norm: of these parameters other ranks have others.
-  void set_parts(PartsOfRanks parts) { parts_ = std::move(parts); }
+  void set_parts(ExpertParallelInfo parts) { parts_ = std::move(parts); }
   void zero_grad();
 
   void set_lr(double lr);                      ///< times each group's lr_mult
@@ -64,7 +64,7 @@ class Optimizer {
   std::vector<SteppedParameter> stepped_;
   std::vector<at::Tensor> parameters_;
   int64_t cast_elements_;
-  PartsOfRanks parts_;
+  ExpertParallelInfo parts_;
   std::optional<Clip> clip_;  // of gradients that step() casts
 };
 

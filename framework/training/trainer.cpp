@@ -83,7 +83,7 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr 
       state_{arguments, model, optimizer_.get(), &schedule_, device_},
       numbers_(group_, device_),
       saver_(state_, group_, callbacks_.print_on_first_rank) {
-  optimizer_->set_parts(model.parts_of_ranks());
+  optimizer_->set_parts(model.expert_parallel_info());
   check_overrides(param_group_overrides(arguments), *optimizer_, group_);
   if (arguments.hf_model && !arguments.from_scratch) weights_from_ = *arguments.hf_model;
 }

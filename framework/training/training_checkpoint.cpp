@@ -279,7 +279,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
     return std::any_of(further.begin(), further.end(), [&](const auto& each) { return each.key == key; });
   };
   options.wanted = [&](const std::string& key) {
-    if (state.model.is_elsewhere(key)) return false;
+    if (state.model.is_on_other_rank(key)) return false;
     if (is_model_key(key) || key == kArgsKey) return true;
     if (key.starts_with(param_groups_key)) return false;  // the flags and the schedule set them
     if (is_optimizer_key(key) || key.starts_with(schedule_key)) return parts.optimizer;

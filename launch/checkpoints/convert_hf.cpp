@@ -13,8 +13,8 @@
 #include "launch/checkpoints/converters.h"
 #include "launch/checkpoints/megatron_layout_flags.h"
 #include "launch/output/print_line.h"
+#include "models/families/model_family.h"
 #include "models/hugging_face/weight_check.h"
-#include "models/hugging_face/weight_names.h"
 #include "models/moe/expert_streams.h"
 
 namespace megashard {
@@ -48,11 +48,12 @@ Pairs parse_mapping(const std::vector<std::string>& words) {
   return pairs;
 }
 
-/// The model_type of a directory's config.json; empty: it says none.
-std::string model_type_of(const std::string& directory) {
+/// Those of the family that a directory's config.json names; of an unknown one, as parameters are.
+WeightFiles weight_files_of(const std::string& directory) {
   const auto config = read_hf_config(directory);
-  const bool known = config && config->contains("model_type") && config->at("model_type").is_string();
-  return known ? config->at("model_type").get<std::string>() : "";
+  const bool named = config && config->contains("model_type") && config->at("model_type").is_string();
+  const auto* family = named ? find_family(config->at("model_type").get<std::string>()) : nullptr;
+  return family == nullptr ? WeightFiles() : family->weight_files;
 }
 
 /// Names between commas, or MindSpeed-MM's list: [a, b] with or without quotes.
@@ -107,9 +108,9 @@ void add_hf_to_step(CLI::App& app, CheckpointFormat format, const char* save_fla
     options.tie_weight_mapping = parse_mapping(flags->ties);
     options.fused_linear_names = parse_names(flags->fused);
     if (options.dcp_prefix.empty() && options.hf_prefix.empty()) {
-      const auto type = model_type_of(options.hf_dir);
-      options.rename = to_parameter_names(type);
-      if (flags->fused.empty()) options.reshape = to_parameter_experts(type);
+      const auto files = weight_files_of(options.hf_dir);
+      options.rename = files.to_parameter_names;
+      if (flags->fused.empty()) options.reshape = to_parameter_experts(files.experts);
     }
     options.check = [&](const std::vector<TensorInfo>& weights) { config_of(options.hf_dir).check_files(weights); };
     convert_hf_to_step(options, print_line);
@@ -152,9 +153,9 @@ void add_step_to_hf(CLI::App& app, CheckpointFormat format) {
     options.megatron_layout = layout ? &*layout : nullptr;
     options.fused_linear_names = parse_names(flags->fused);
     if (options.dcp_prefix.empty() && options.hf_prefix.empty()) {
-      const auto type = model_type_of(options.model_assets_dir);
-      options.rename = to_published_names(type);
-      if (flags->fused.empty()) options.reshape = to_published_experts(type);
+      const auto files = weight_files_of(options.model_assets_dir);
+      options.rename = files.to_published_names;
+      if (flags->fused.empty()) options.reshape = to_published_experts(files.experts);
     }
     options.check = [&](const std::vector<TensorInfo>& weights) {
       config_of(options.model_assets_dir).check_step(weights, options.load_dir);

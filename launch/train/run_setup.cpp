@@ -17,7 +17,7 @@
 #include "launch/arguments/model_folder.h"
 #include "launch/output/print_line.h"
 #include "launch/train/model_plugin.h"
-#include "models/layers/lora.h"
+#include "models/lora/lora.h"
 #include "models/register_models.h"
 #include "parallel/collectives/device_mesh.h"
 #include "parallel/collectives/rendezvous.h"

@@ -8,8 +8,8 @@
 #include <unordered_set>
 
 #include "framework/modules/megatron_module.h"
-#include "models/hugging_face/weight_names.h"
-#include "models/layers/lora.h"
+#include "models/config/weight_files.h"
+#include "models/lora/lora.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
@@ -21,7 +21,7 @@ constexpr const char* kEmbeddings[] = {"model.embed_tokens.weight", "model.langu
 using Stored = std::unordered_map<std::string, const TensorInfo*>;
 
 std::vector<WeightTarget> targets_of(const torch::nn::Module& module) {
-  const auto* published = dynamic_cast<const PublishedNames*>(&module);
+  const auto* published = dynamic_cast<const PublishedWeights*>(&module);
   std::vector<WeightTarget> targets;
   std::unordered_map<const c10::TensorImpl*, size_t> position;
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
@@ -80,8 +80,8 @@ std::string WeightMismatch::text() const {
 std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const std::vector<TensorInfo>& infos,
                                         WeightMismatch& mismatch) {
   const auto* megatron = dynamic_cast<const MegatronModule*>(&module);
-  const auto is_elsewhere = [&](const std::string& name) {
-    return megatron != nullptr && megatron->is_elsewhere(name);
+  const auto is_on_other_rank = [&](const std::string& name) {
+    return megatron != nullptr && megatron->is_on_other_rank(name);
   };
   Stored stored;
   for (const auto& info : infos) stored.emplace(info.name, &info);
@@ -111,12 +111,12 @@ std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const s
   for (const auto& [source, experts] : experts_in) {
     const auto there = stored.at(source)->sizes.front();
     const bool more_elsewhere =
-        is_elsewhere(source.substr(0, source.rfind('.')) + "." + std::to_string(there - 1) + ".");
+        is_on_other_rank(source.substr(0, source.rfind('.')) + "." + std::to_string(there - 1) + ".");
     if (there > experts && !more_elsewhere)
       mismatch.sizes.push_back(c10::str(source, " of ", there, " experts for ", experts));
   }
   for (const auto& info : infos) {
-    const bool needed_here = !is_derived(info.name) && !is_elsewhere(info.name);
+    const bool needed_here = !is_derived(info.name) && !is_on_other_rank(info.name);
     if (needed_here && !known.contains(info.name)) mismatch.unexpected.push_back(info.name);
   }
   return targets;

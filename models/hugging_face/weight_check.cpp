@@ -8,12 +8,10 @@
 
 #include "checkpoint/hugging_face/hf_assets.h"
 #include "framework/modules/deferred_init.h"
-#include "models/decoder_model.h"
-#include "models/hugging_face/hf_families.h"
+#include "models/families/model_family.h"
 #include "models/hugging_face/match_weights.h"
-#include "models/layers/lora.h"
+#include "models/lora/lora.h"
 #include "models/register_models.h"
-#include "models/vision/qwen_vl_model.h"
 
 namespace megashard {
 namespace {
@@ -27,38 +25,21 @@ constexpr const char* kEmbeddingsEnd = "embed_tokens.weight";
 std::string unknown_model(const Json& config) {
   const auto type = config.value("model_type", Json());
   if (!type.is_string()) return "it says no model_type";
-  if (hf_families().count(type) == 0) return type.get<std::string>() + " is no model that is known here";
+  if (find_family(type) == nullptr) return type.get<std::string>() + " is no model that is known here";
   if (config.contains("quantization_config")) return "its weights are quantised";
   const auto architectures = config.value("architectures", Json());
   if (!architectures.is_array() || architectures.empty() || !architectures[0].is_string()) return "";
-  ModelRegistry registry;
-  register_models(registry);
-  const auto known = registry.names();
   const std::string name = architectures[0];
-  const bool found = std::find(known.begin(), known.end(), name) != known.end();
+  const bool found = std::any_of(model_families().begin(), model_families().end(), [&](const ModelFamily& family) {
+    return name == family.architecture || name == family.model_type;
+  });
   return found ? "" : name + " is no model that is known here";
 }
 
-/// Leaves out what this program may refuse to compute, but what changes no weight.
-void keep_sizes(Json& config) {
-  for (const char* key : {"hidden_act", "use_sliding_window"}) config.erase(key);
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    if (!config.contains(key) || !config[key].is_object()) continue;
-    config[key].erase("rope_type");
-    config[key].erase("type");
-  }
-  for (const char* part : {"text_config", "vision_config"}) {
-    if (config.contains(part) && config[part].is_object()) keep_sizes(config[part]);
-  }
-}
-
-std::shared_ptr<MultiModalModule> model_on_meta(const Json& config, const std::string& path) {
-  const auto network = decoder_config_from_hf(config, path);
+std::shared_ptr<MultiModalModule> model_on_meta(const Json& config_json, const std::string& path) {
+  const HfConfig config(config_json, path, HfConfig::Purpose::kWeights);
   InitTape tape;
-  return tape.construct([&]() -> std::shared_ptr<MultiModalModule> {
-    if (is_vision_language(config)) return std::make_shared<QwenVlModel>(vision_language_config(config, path, network));
-    return std::make_shared<DecoderModel>(network);
-  });
+  return tape.construct([&] { return make_model(config, decoder_config_from_hf(config)); });
 }
 
 /// The rows of embeddings and head, where these are all that differs; else nothing.
@@ -101,7 +82,6 @@ WeightCheck::WeightCheck(const std::string& directory) : directory_(directory) {
   auto config = read_hf_config(directory);
   unknown_ = config ? unknown_model(*config) : "there is none in " + directory;
   if (!unknown_.empty()) return;
-  keep_sizes(*config);
   model_ = model_on_meta(*config, directory + "/config.json");
 }
 

@@ -13,7 +13,7 @@ at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, cons
   const auto out = at::scaled_dot_product_attention(
       heads_first(q), heads_first(k), heads_first(v), mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt,
       is_training() ? dropout_ : 0.0,
-      /*is_causal=*/!mask.defined(), /*scale=*/std::nullopt, /*enable_gqa=*/q.size(2) != k.size(2));
+      /*is_causal=*/!mask.defined(), scale_, /*enable_gqa=*/q.size(2) != k.size(2));
   return out.transpose(1, 2).to(q.scalar_type());
 }
 
@@ -34,8 +34,7 @@ Attention::Attention(const DecoderConfig& config)
   o_proj_ = projection(
       "o_proj",
       {.in = queries, .out = hidden, .bias = config.attention_out_bias, .init_scale = config.output_init_scale});
-  core_attention_ =
-      register_module("core_attention", std::make_shared<Hooked<CoreAttention>>(config.attention_dropout));
+  core_attention_ = register_module("core_attention", std::make_shared<Hooked<CoreAttention>>(config));
   if (!config.qk_norm) return;
   q_norm_ = register_module("q_norm", std::make_shared<Hooked<Norm>>(config, head_dim_));
   k_norm_ = register_module("k_norm", std::make_shared<Hooked<Norm>>(config, head_dim_));

@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "models/layers/linear.h"
@@ -14,7 +15,7 @@
 
 namespace megashard {
 
-/// What all layers of a forward share.
+/// What all layers of a forward share, or all sliding ones.
 struct LayerContext {
   RotaryTables rotary;
   at::Tensor attention_mask;  // [B, 1, T, T] bool, true where attention is allowed; undefined: causal
@@ -33,13 +34,15 @@ struct LayerContext {
 /// itself (Megatron's core_attention).
 class CoreAttention : public torch::nn::Module {
  public:
-  explicit CoreAttention(double dropout) : dropout_(dropout) {}
+  explicit CoreAttention(const DecoderConfig& config)
+      : dropout_(config.attention_dropout), scale_(config.attention_scale) {}
 
   /// q [B, T, H, D], k and v [B, T, G, D], mask as in LayerContext -> [B, T, H, D].
   at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask);
 
  private:
   double dropout_;
+  std::optional<double> scale_;
 };
 
 /// Causal self-attention with grouped queries: q_proj, k_proj, v_proj, o_proj, and q_norm, k_norm

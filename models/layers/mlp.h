@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
+#include "models/config/decoder_config.h"
 #include "models/layers/linear.h"
-#include "models/model_config.h"
 #include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {

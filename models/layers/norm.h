@@ -5,16 +5,19 @@
 
 #include <string>
 
-#include "models/model_config.h"
+#include "framework/modules/weight_init_mixin.h"
+#include "models/config/decoder_config.h"
 
 namespace megashard {
 
-/// RMSNorm, or LayerNorm with a bias, over the last dimension.
-class Norm : public torch::nn::Module {
+/// RMSNorm, or LayerNorm with a bias, over the last dimension. Zero-centred (Gemma3RMSNorm, Megatron's
+/// --apply-layernorm-1p): factors are 1 + weight, in fp32 up to the result.
+class Norm : public torch::nn::Module, public SelfInitializing {
  public:
   Norm(const DecoderConfig& config, int64_t width);
 
   at::Tensor forward(const at::Tensor& x);
+  void init_own_weights(const WeightInit& init) override;
   std::string class_name() const { return class_name_; }
 
   at::Tensor weight;  // [width]
@@ -23,6 +26,7 @@ class Norm : public torch::nn::Module {
  private:
   std::string class_name_;
   NormKind kind_;
+  bool zero_centered_;
   double eps_;
 };
 

@@ -52,11 +52,11 @@ std::vector<int64_t> axes_of_pairs(const RotaryConfig& config, int64_t pairs) {
 
 }  // namespace
 
-RotaryEmbedding::RotaryEmbedding(const DecoderConfig& config)
+RotaryEmbedding::RotaryEmbedding(const DecoderConfig& config, const RotaryConfig& rotary)
     : class_name_(config.names.rotary),
-      config_(config.rotary),
-      rotary_dim_(static_cast<int64_t>(static_cast<double>(config.head_dim) * config.rotary.fraction)),
-      axis_of_pair_(axes_of_pairs(config.rotary, rotary_dim_ / 2)) {}
+      config_(rotary),
+      rotary_dim_(static_cast<int64_t>(static_cast<double>(config.head_dim) * rotary.fraction)),
+      axis_of_pair_(axes_of_pairs(rotary, rotary_dim_ / 2)) {}
 
 RotaryTables RotaryEmbedding::tables(const at::Tensor& positions, const at::Tensor& hidden) {
   if (!frequencies_.defined() || frequencies_.device() != hidden.device()) {

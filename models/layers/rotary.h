@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "models/model_config.h"
+#include "models/config/decoder_config.h"
 
 namespace megashard {
 
@@ -28,7 +28,8 @@ struct RotaryTables {
 /// device from one forward to the next, and so are the tables of the positions 0 .. T-1.
 class RotaryEmbedding : public torch::nn::Module {
  public:
-  explicit RotaryEmbedding(const DecoderConfig& config);
+  explicit RotaryEmbedding(const DecoderConfig& config) : RotaryEmbedding(config, config.rotary) {}
+  RotaryEmbedding(const DecoderConfig& config, const RotaryConfig& rotary);
 
   /// For hidden [B, T, C], whose dtype and device the tables take; position_ids [B, T], with
   /// M-RoPE also [3, B, T] (time, height, width), or undefined for 0 .. T-1.

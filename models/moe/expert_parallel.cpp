@@ -7,62 +7,59 @@
 
 namespace megashard {
 
-int expert_shard_size(int world, int shard, int parts, std::optional<int> wanted) {
-  TORCH_CHECK(world % parts == 0, "--expert-model-parallel-size ", parts, " does not divide the ", world,
+int expert_shard_size(int world, int shard, int ep_size, std::optional<int> wanted) {
+  TORCH_CHECK(world % ep_size == 0, "--expert-model-parallel-size ", ep_size, " does not divide the ", world,
               " ranks; change one of them");
-  const int holders = world / parts;
+  const int holders = world / ep_size;
   if (wanted) {
     TORCH_CHECK(*wanted > 0 && holders % *wanted == 0, "expert_fully_shard_parallel_size is ", *wanted,
                 ", which does not divide the ", holders, " ranks that have an expert (", world,
-                " ranks / --expert-model-parallel-size ", parts, "); change one of them");
+                " ranks / --expert-model-parallel-size ", ep_size, "); change one of them");
     return *wanted;
   }
-  TORCH_CHECK(shard % parts == 0 || parts % shard == 0, "sharding_size ", shard, " and --expert-model-parallel-size ",
-              parts,
+  TORCH_CHECK(shard % ep_size == 0 || ep_size % shard == 0, "sharding_size ", shard,
+              " and --expert-model-parallel-size ", ep_size,
               " have no multiple in common use: one must divide the other, or give expert_fully_shard_parallel_size in "
               "the FSDP2 file");
-  return std::max(1, shard / parts);
+  return std::max(1, shard / ep_size);
 }
 
-bool ExpertParallelModule::is_elsewhere(const std::string& key) const {
+bool ExpertParallelModule::is_on_other_rank(const std::string& key) const {
   const auto expert = expert_of(key);
   return expert && *expert < moe_config().num_experts && !moe_config().has_expert(*expert);
 }
 
 std::unordered_set<const c10::TensorImpl*> ExpertParallelModule::expert_parameters() const {
   std::unordered_set<const c10::TensorImpl*> parameters;
-  for (const auto& layer : decoder_layers()) {
-    if (!layer->experts()) continue;
-    for (const auto& expert : layer->experts()->experts()) {
+  for (const auto& block : sparse_blocks()) {
+    for (const auto& expert : block->experts()) {
       for (const auto& parameter : expert->parameters()) parameters.insert(parameter.unsafeGetTensorImpl());
     }
   }
   return parameters;
 }
 
-PartsOfRanks ExpertParallelModule::parts_of_ranks() const {
-  if (ranks_of_parts_ == nullptr) return {};
-  return {.ranks = ranks_of_parts_, .parameters = expert_parameters()};
+ExpertParallelInfo ExpertParallelModule::expert_parallel_info() const {
+  if (ep_ranks_ == nullptr) return {};
+  return {.ranks = ep_ranks_, .parameters = expert_parameters()};
 }
 
 void ExpertParallelModule::_init_ep_model() {
-  const auto parts = static_cast<int>(moe_config().parts);
+  const auto ep_size = static_cast<int>(moe_config().ep_size);
   const auto& config = request().config;
-  TORCH_CHECK(config.expert_parallel_size == 1 || config.expert_parallel_size == parts, "expert_parallel_size is ",
-              config.expert_parallel_size, " in the FSDP2 file, and --expert-model-parallel-size ", parts,
+  TORCH_CHECK(config.expert_parallel_size == 1 || config.expert_parallel_size == ep_size, "expert_parallel_size is ",
+              config.expert_parallel_size, " in the FSDP2 file, and --expert-model-parallel-size ", ep_size,
               ": give the flag, and the same number or none in the file");
-  if (parts == 1 && !config.expert_shard_size) return;
+  if (ep_size == 1 && !config.expert_shard_size) return;
   const auto& world = request().process_group;
   const auto& dense = *options().mesh;
-  const int shard = expert_shard_size(world->size(), dense.size(dense.ndim() - 1), parts, config.expert_shard_size);
-  TORCH_CHECK(world->rank() % parts == moe_config().part, "the model has part ", moe_config().part, " of ", parts,
-              " of the experts, which is not that of rank ", world->rank(), ": make it on this rank");
-  const int replicas = world->size() / parts / shard;
-  const DeviceMesh ranks(world, {replicas, shard, parts}, {"Expert_Replicate", "Expert_Shard", "EP"});
-  if (parts > 1) ranks_of_parts_ = ranks.group("EP");
-  for (const auto& layer : decoder_layers()) {
-    if (layer->experts()) layer->experts()->set_ranks(ranks.group("EP"));
-  }
+  const int shard = expert_shard_size(world->size(), dense.size(dense.ndim() - 1), ep_size, config.expert_shard_size);
+  TORCH_CHECK(world->rank() % ep_size == moe_config().ep_rank, "the model has part ", moe_config().ep_rank, " of ",
+              ep_size, " of the experts, which is not that of rank ", world->rank(), ": make it on this rank");
+  const int replicas = world->size() / ep_size / shard;
+  const DeviceMesh ranks(world, {replicas, shard, ep_size}, {"Expert_Replicate", "Expert_Shard", "EP"});
+  if (ep_size > 1) ep_ranks_ = ranks.group("EP");
+  for (const auto& block : sparse_blocks()) block->set_ranks(ranks.group("EP"));
   const auto mesh =
       replicas == 1 ? ranks.submesh({"Expert_Shard"}) : ranks.submesh({"Expert_Replicate", "Expert_Shard"});
   shard_over(mesh, [parameters = expert_parameters()](const at::Tensor& parameter) {

@@ -172,13 +172,13 @@ TensorStream stream_of(TensorStream stream) {
 
 }  // namespace
 
-StreamChange to_parameter_experts(const std::string& model_type) {
-  if (model_type != "qwen3_moe" && model_type != "qwen3_vl_moe") return {};
+StreamChange to_parameter_experts(WeightFiles::Experts published) {
+  if (published == WeightFiles::Experts::kNone) return {};
   return stream_of<SplitExperts>;
 }
 
-StreamChange to_published_experts(const std::string& model_type) {
-  if (model_type != "qwen3_vl_moe") return {};
+StreamChange to_published_experts(WeightFiles::Experts published) {
+  if (published != WeightFiles::Experts::kStacked) return {};
   return stream_of<StackExperts>;
 }
 

@@ -100,11 +100,11 @@ Routing TopKRouter::forward(const at::Tensor& tokens, const at::Tensor& mask) {
 
 void TopKRouter::init_own_weights(const WeightInit& init) { weight.normal_(0, init.std, init.generator); }
 
-std::shared_ptr<Mlp> ExpertElsewhere::expert() const {
+std::shared_ptr<Mlp> RemoteExpert::expert() const {
   return std::make_shared<Mlp>(config_, config_.moe.intermediate_size);
 }
 
-void ExpertElsewhere::init_own_weights(const WeightInit& init) {
+void RemoteExpert::init_own_weights(const WeightInit& init) {
   for (const auto& projection : expert()->children())
     dynamic_cast<SelfInitializing&>(*projection).init_own_weights(init);
 }
@@ -114,7 +114,7 @@ SparseMoeBlock::SparseMoeBlock(const DecoderConfig& config) : class_name_(config
   const auto list = register_module("experts", std::make_shared<torch::nn::ModuleListImpl>());
   for (int64_t i = 0; i < config_.num_experts; ++i) {
     if (!config_.has_expert(i)) {
-      list->push_back(std::make_shared<ExpertElsewhere>(config));
+      list->push_back(std::make_shared<RemoteExpert>(config));
       continue;
     }
     experts_.push_back(std::make_shared<Hooked<Mlp>>(config, config_.intermediate_size));
@@ -128,7 +128,7 @@ RoutedStates SparseMoeBlock::forward(const at::Tensor& hidden, const at::Tensor&
   const RowOrder order(routing.experts, config_.num_experts);
   const auto rows = TakeRows::apply(tokens, order.token, order.place);
   at::Tensor sorted;
-  if (config_.parts == 1) {
+  if (config_.ep_size == 1) {
     sorted = run_experts(rows, order.host_counts());
   } else {
     TORCH_CHECK(ranks_ != nullptr, "the other experts of ", class_name_,

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "framework/modules/weight_init_mixin.h"
+#include "models/config/decoder_config.h"
 #include "models/layers/mlp.h"
-#include "models/model_config.h"
 #include "models/moe/expert_exchange.h"
 #include "parallel/fsdp/hooked_module.h"
 
@@ -63,9 +63,9 @@ class TopKRouter : public torch::nn::Module, public SelfInitializing {
 
 /// Stands in the list of experts for one that another rank has. It draws the numbers that the
 /// expert would start with, so that all experts start as on one rank.
-class ExpertElsewhere : public torch::nn::Module, public SelfInitializing {
+class RemoteExpert : public torch::nn::Module, public SelfInitializing {
  public:
-  explicit ExpertElsewhere(const DecoderConfig& config) : config_(config) {}
+  explicit RemoteExpert(const DecoderConfig& config) : config_(config) {}
   /// A new expert without values, for what is drawn for it.
   std::shared_ptr<Mlp> expert() const;
   void init_own_weights(const WeightInit& init) override;
@@ -87,7 +87,7 @@ class SparseMoeBlock : public torch::nn::Module {
   RoutedStates forward(const at::Tensor& hidden, const at::Tensor& token_mask);
   std::string class_name() const { return class_name_; }
 
-  /// The ranks that share the experts, in the order of their parts; before the first forward.
+  /// The ranks that share the experts, in the order of their experts; before the first forward.
   void set_ranks(ProcessGroupPtr ranks) { ranks_ = std::move(ranks); }
   const std::vector<std::shared_ptr<Hooked<Mlp>>>& experts() const { return experts_; }
 

@@ -33,7 +33,7 @@ class Pictures {
     int64_t size() const { return frames * rows * columns; }
   };
 
-  bool is_place(int64_t token) const { return token == token_; }
+  bool is_placeholder(int64_t token) const { return token == token_; }
   /// The next one, for `room` placeholders that begin at the given token.
   const Item& take(int64_t room, int64_t row, int64_t column) {
     TORCH_CHECK(next_ < items_.size(), "row ", row, " has a place for a further ", kind_, " (token ", token_, ") at ",
@@ -50,10 +50,10 @@ class Pictures {
                 " parts, but the tokens have places (", token_, ") for ", next_,
                 ": give the pictures of the text and no others");
   }
-  void add_places(int64_t first, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) places_.push_back(first + i);
+  void add_token_indices(int64_t first, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) token_indices_.push_back(first + i);
   }
-  const std::vector<int64_t>& places() const { return places_; }
+  const std::vector<int64_t>& token_indices() const { return token_indices_; }
 
  private:
   std::string grid_name() const { return kind_ + "_grid_thw"; }
@@ -61,7 +61,7 @@ class Pictures {
   std::string kind_;
   int64_t token_;
   std::vector<Item> items_;
-  std::vector<int64_t> places_;
+  std::vector<int64_t> token_indices_;
   size_t next_ = 0;
 };
 
@@ -93,8 +93,8 @@ PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tenso
     int64_t next_position = 0;
     for (int64_t column = 0; column < length;) {
       const int64_t first = row * length + column;
-      const bool image = images.is_place(token[first]);
-      if (!image && !videos.is_place(token[first])) {
+      const bool image = images.is_placeholder(token[first]);
+      if (!image && !videos.is_placeholder(token[first])) {
         time[first] = height[first] = width[first] = next_position++;
         ++column;
         continue;
@@ -114,41 +114,42 @@ PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tenso
         height[first + i] = next_position + i / item.columns % item.rows;
         width[first + i] = next_position + i % item.columns;
       }
-      pictures.add_places(first, item.size());
+      pictures.add_token_indices(first, item.size());
       next_position += std::max(item.rows, item.columns);
       column += item.size();
     }
   }
   images.check_all_taken();
   videos.check_all_taken();
-  auto places = images.places();
-  places.insert(places.end(), videos.places().begin(), videos.places().end());
-  result.places = index_of(places);
+  auto token_indices = images.token_indices();
+  token_indices.insert(token_indices.end(), videos.token_indices().begin(), videos.token_indices().end());
+  result.token_indices = index_of(token_indices);
   return result;
 }
 
-OwnPictures pictures_in_rows(const at::Tensor& places, const at::Tensor& features_of, const SequenceShard& shard) {
+OwnPictures pictures_in_rows(const at::Tensor& token_indices, const at::Tensor& features_of,
+                             const SequenceShard& shard) {
   const auto row_of = at::full({shard.length}, -1, at::kLong);  // of a column; -1: another rank's
   shard.rows_of(row_of, 0).copy_(at::arange(shard.rows()));
   const auto* const row = row_of.const_data_ptr<int64_t>();
-  const auto* place = places.const_data_ptr<int64_t>();
+  const auto* token_index = token_indices.const_data_ptr<int64_t>();
   const auto* const count = features_of.const_data_ptr<int64_t>();
   OwnPictures own;
-  std::vector<int64_t> features, own_places;
+  std::vector<int64_t> features, own_indices;
   int64_t taken = 0;  // features of the pictures before
   for (int64_t picture = 0; picture < features_of.size(0); ++picture) {
     const auto before = features.size();
-    for (int64_t i = 0; i < count[picture]; ++i, ++place) {
-      const int64_t own_row = row[*place % shard.length];
+    for (int64_t i = 0; i < count[picture]; ++i, ++token_index) {
+      const int64_t own_row = row[*token_index % shard.length];
       if (own_row < 0) continue;
       features.push_back(taken + i);
-      own_places.push_back(*place / shard.length * shard.rows() + own_row);
+      own_indices.push_back(*token_index / shard.length * shard.rows() + own_row);
     }
     own.pictures.push_back(features.size() > before);
     if (own.pictures.back()) taken += count[picture];
   }
   own.features = index_of(features);
-  own.places = index_of(own_places);
+  own.token_indices = index_of(own_indices);
   return own;
 }
 

@@ -4,12 +4,12 @@
 
 #include <vector>
 
-#include "models/vision/vision_config.h"
+#include "models/config/vision_config.h"
 #include "parallel/sequence_parallel/ulysses.h"
 
 namespace megashard {
 
-/// Pictures of a batch, in the order in which their places come in the tokens. Undefined: none.
+/// Pictures of a batch, in the order of their placeholder tokens. Undefined: none.
 struct PictureGrids {
   at::Tensor images;             ///< [N, 3] int64: frames, rows and columns of patches
   at::Tensor videos;             ///< [M, 3]
@@ -19,8 +19,8 @@ struct PictureGrids {
 /// Where pictures stand in a batch.
 struct PicturePlaces {
   at::Tensor position_ids;  ///< [3, B, T] int64: time, height, width (transformers' get_rope_index)
-  /// [features] int64: place in the B * T tokens of each feature, images first, then videos.
-  at::Tensor places;
+  /// [features] int64: of the B * T tokens, which stands for each feature; images first, then videos.
+  at::Tensor token_indices;
 };
 
 /// From values on the host. A picture takes as many placeholder tokens as it has features; text
@@ -32,11 +32,12 @@ PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tenso
 struct OwnPictures {
   std::vector<bool> pictures;  ///< of each: whether one of its features lies in these rows
   at::Tensor features;         ///< [N] int64: which features of those pictures lie there, in their order
-  at::Tensor places;           ///< [N] int64: where in the B * rows tokens
+  at::Tensor token_indices;    ///< [N] int64: where in the B * rows tokens
 };
 
-/// `features_of` [pictures] int64: how many of `places`, which are in the B * T whole tokens, each
+/// `features_of` [pictures] int64: how many of `token_indices`, of the B * T whole tokens, each
 /// picture has.
-OwnPictures pictures_in_rows(const at::Tensor& places, const at::Tensor& features_of, const SequenceShard& shard);
+OwnPictures pictures_in_rows(const at::Tensor& token_indices, const at::Tensor& features_of,
+                             const SequenceShard& shard);
 
 }  // namespace megashard

@@ -6,10 +6,8 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <utility>
 
-#include "checkpoint/hugging_face/hf_assets.h"
 #include "framework/modules/tie.h"
 #include "models/vision/mrope_positions.h"
 #include "parallel/copies/on_device.h"
@@ -79,7 +77,7 @@ at::Tensor rows_of_pictures(const at::Tensor& rows, const at::Tensor& counts, co
 /// two ranks is seen by both; each gives gradients to the features of its own rows.
 void keep_own_pictures(PicturePlan& plan, Batch& input, PictureGrids& grids, int64_t merge) {
   const auto features = joined(grids.images, grids.videos).prod(1).div(merge * merge, "floor");
-  auto own = pictures_in_rows(plan.places, features, input.sequence);
+  auto own = pictures_in_rows(plan.token_indices, features, input.sequence);
   int64_t first = 0;
   const auto keep = [&](at::Tensor& of_kind, const char* pixels_name) {
     if (!of_kind.defined()) return;
@@ -93,7 +91,7 @@ void keep_own_pictures(PicturePlan& plan, Batch& input, PictureGrids& grids, int
   };
   keep(grids.images, "pixel_values");
   keep(grids.videos, "pixel_values_videos");
-  plan.places = own.places;
+  plan.token_indices = own.token_indices;
   plan.own_features = own.features;
 }
 
@@ -109,27 +107,29 @@ QwenVlStack::QwenVlStack(const VisionLanguageConfig& config) : class_name_(confi
   language_model_ = register_module("language_model", std::make_shared<Hooked<DecoderStack>>(config.text));
 }
 
-VisualInput QwenVlStack::look(const Batch& input) {
+VisualInput QwenVlStack::encode_images(const Batch& input) {
   const auto* plan = dynamic_cast<const PicturePlan*>(input.plan.get());
   TORCH_CHECK(plan != nullptr, class_name_, " got an input that was not prepared: call the model, not its parts");
   if (plan->vision.patches == 0) return {};
   const auto device = input.tokens.device();
   auto patches = joined(find_extra(input, "pixel_values"), find_extra(input, "pixel_values_videos"));
-  if (plan->stand_in) {
+  if (plan->dummy_image) {
     patches = at::zeros({plan->vision.patches, vision_.pixels_of_patch()}, at::TensorOptions().device(device));
   }
   auto seen = visual_->forward(on_device(patches, device), plan->vision);
-  const auto places = on_device(plan->places, device);
+  const auto token_indices = on_device(plan->token_indices, device);
   const auto own = plan->own_features.defined() ? on_device(plan->own_features, device) : at::Tensor();
   const auto placed = [&](const at::Tensor& x) {
-    return own.defined() ? x.index_select(0, own) : x.narrow(0, 0, places.size(0));
+    return own.defined() ? x.index_select(0, own) : x.narrow(0, 0, token_indices.size(0));
   };
-  VisualInput visual{.places = places, .features = placed(seen.features), .deepstack = {}};
+  VisualInput visual{.token_indices = token_indices, .features = placed(seen.features), .deepstack = {}};
   for (const auto& each : seen.deepstack) visual.deepstack.push_back(placed(each));
   return visual;
 }
 
-RoutedStates QwenVlStack::forward(const Batch& input) { return language_model_->forward(input, look(input)); }
+RoutedStates QwenVlStack::forward(const Batch& input) {
+  return language_model_->forward(input, encode_images(input));
+}
 
 QwenVlModel::QwenVlModel(VisionLanguageConfig config) : config_(std::move(config)) {
   const auto& text = config_.text;
@@ -162,16 +162,16 @@ void QwenVlModel::prepare(Batch& input) const {
                 shard.length, " tokens here, and got ", input.tokens.size(1),
                 ": call prepare() before taking this rank's rows");
     const auto placed = place_pictures(config_, input.tokens.cpu(), grids);
-    plan->places = placed.places;
+    plan->token_indices = placed.token_indices;
     if (!input.position_ids.defined()) input.position_ids = placed.position_ids;
     if (!shard.is_whole()) keep_own_pictures(*plan, input, grids, vision.merge_size);
   }
   if (grids.images.defined() || grids.videos.defined()) {
     plan->vision = plan_vision(vision, joined(grids.images, grids.videos));
   } else if (any_is_sharded(*model_->visual())) {
-    plan->stand_in = true;
+    plan->dummy_image = true;
     plan->vision = plan_vision(vision, at::tensor({int64_t{1}, vision.merge_size, vision.merge_size}).view({1, 3}));
-    plan->places = at::zeros({0}, at::kLong);
+    plan->token_indices = at::zeros({0}, at::kLong);
   }
   input.plan = plan;
 }
@@ -190,11 +190,6 @@ double QwenVlModel::training_flops(int64_t sequences, int64_t sequence_length) c
   return decoder_training_flops(config_.text, sequences, sequence_length);
 }
 
-std::string QwenVlModel::published_name(const std::string& name) const {
-  static const auto rename = to_published_names("qwen2_5_vl");
-  return config_.vision.kind == VisionKind::kQwen2_5 ? rename(name) : name;
-}
-
 std::vector<std::string> QwenVlModel::default_modules_to_wrap() const {
   return {std::string(kTower) + "blocks.{*}", std::string(kTextLayers) + ".{*}"};
 }
@@ -206,12 +201,6 @@ std::vector<std::string> QwenVlModel::patterns_of_part(const std::string& part) 
 /// The tower computes its rotation in fp32: tables must not be cast on the way into its blocks.
 std::optional<bool> QwenVlModel::cast_forward_inputs(const NamedModule& each) const {
   return each.path.starts_with(kTower) ? std::optional<bool>(false) : std::nullopt;
-}
-
-VisionLanguageConfig vision_language_config_from_hf(const Arguments& arguments) {
-  TORCH_CHECK(arguments.hf_model, "a vision-language model is described by a Hugging Face directory: give --hf-model");
-  const auto& folder = *arguments.hf_model;
-  return vision_language_config(need_hf_config(folder), folder + "/config.json", decoder_config(arguments));
 }
 
 }  // namespace megashard

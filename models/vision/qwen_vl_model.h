@@ -4,23 +4,23 @@
 #include <string>
 #include <vector>
 
-#include "models/decoder_model.h"
-#include "models/hugging_face/weight_names.h"
+#include "models/config/vision_config.h"
+#include "models/decoder/decoder_model.h"
 #include "models/vision/vision_tower.h"
 
 namespace megashard {
 
-/// What QwenVlModel::prepare works out: the pictures of a batch and their places. Of a sequence on
+/// What QwenVlModel::prepare works out: the pictures of a batch and their tokens. Of a sequence on
 /// several ranks: those that reach into this rank's rows.
 struct PicturePlan : InputPlan {
-  VisionPlan vision{};  ///< of all images, then all videos
-  at::Tensor places{};  ///< of features in this rank's tokens, as PicturePlaces; on the CPU
+  VisionPlan vision{};         ///< of all images, then all videos
+  at::Tensor token_indices{};  ///< of features in this rank's tokens, as PicturePlaces; on the CPU
   /// [features] int64, on the CPU: which of the tower's features these are, where other ranks have
-  /// places of some. Undefined: the first ones.
+  /// tokens of some. Undefined: the first ones.
   at::Tensor own_features{};
   /// No pictures, but other ranks may have some: the tower runs on one empty unit whose features
   /// are left out, so that its collectives happen and its gradients are zeros.
-  bool stand_in = false;
+  bool dummy_image = false;
 };
 
 /// `model`: the tower's features take the places of their tokens in the decoder.
@@ -34,7 +34,7 @@ class QwenVlStack : public torch::nn::Module {
   const std::shared_ptr<Hooked<DecoderStack>>& language_model() const { return language_model_; }
 
  private:
-  VisualInput look(const Batch& input);
+  VisualInput encode_images(const Batch& input);
 
   std::string class_name_;
   VisionConfig vision_;
@@ -47,7 +47,7 @@ class QwenVlStack : public torch::nn::Module {
 /// image_grid_thw and video_grid_thw [pictures, 3] int64, and second_per_grid_ts [videos], as
 /// Hugging Face's processors give them, in the order of the batch; any may be absent. Position ids
 /// follow from them and the tokens unless they are given.
-class QwenVlModel : public ExpertParallelModule, public PublishedNames {
+class QwenVlModel : public ExpertParallelModule, public PublishedWeights {
  public:
   explicit QwenVlModel(VisionLanguageConfig config);
 
@@ -64,14 +64,13 @@ class QwenVlModel : public ExpertParallelModule, public PublishedNames {
   std::vector<int64_t> qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const override {
     return name.ends_with(".attn.qkv.weight") ? std::vector<int64_t>(3, sizes[0] / 3) : std::vector<int64_t>();
   }
-  std::string published_name(const std::string& name) const override;
-  bool stacks_experts() const override { return config_.text.moe.num_experts > 0; }
+  const WeightFiles& weight_files() const override { return config_.text.weight_files; }
   const VisionLanguageConfig& config() const { return config_; }
 
  protected:
   const MoeConfig& moe_config() const override { return config_.text.moe; }
-  const std::vector<std::shared_ptr<Hooked<DecoderLayer>>>& decoder_layers() const override {
-    return model_->language_model()->layers();
+  std::vector<std::shared_ptr<Hooked<SparseMoeBlock>>> sparse_blocks() const override {
+    return model_->language_model()->sparse_blocks();
   }
   std::vector<std::string> default_modules_to_wrap() const override;
   std::vector<std::string> patterns_of_part(const std::string& part) const override;
@@ -82,8 +81,5 @@ class QwenVlModel : public ExpertParallelModule, public PublishedNames {
   std::shared_ptr<Hooked<QwenVlStack>> model_;
   std::shared_ptr<Hooked<Linear>> lm_head_;
 };
-
-/// From a Hugging Face directory.
-VisionLanguageConfig vision_language_config_from_hf(const Arguments& arguments);
 
 }  // namespace megashard

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "models/vision/vision_config.h"
+#include "models/config/vision_config.h"
 
 namespace megashard {
 

@@ -40,7 +40,7 @@ struct Gradients {
   c10::Device device = c10::kCPU;
 };
 
-Bucket& bucket_of(std::vector<Bucket>& buckets, const at::Tensor& parameter, const PartsOfRanks& parts) {
+Bucket& bucket_of(std::vector<Bucket>& buckets, const at::Tensor& parameter, const ExpertParallelInfo& parts) {
   auto groups = sharding_groups_of(parameter);
   const auto device = groups.empty() ? parameter.device() : groups.front()->device();
   if (parts.ranks != nullptr && parts.parameters.contains(parameter.unsafeGetTensorImpl()))
@@ -53,7 +53,7 @@ Bucket& bucket_of(std::vector<Bucket>& buckets, const at::Tensor& parameter, con
 
 enum class Part { kGradient, kParameter };
 
-Gradients collect_gradients(const std::vector<at::Tensor>& parameters, const PartsOfRanks& parts,
+Gradients collect_gradients(const std::vector<at::Tensor>& parameters, const ExpertParallelInfo& parts,
                             Part part = Part::kGradient) {
   Gradients found;
   std::unordered_set<const c10::TensorImpl*> seen;
@@ -231,17 +231,18 @@ void scale_cpu(const at::Tensor& gradient, double factor) {
 
 }  // namespace
 
-at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type, const PartsOfRanks& parts) {
+at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type,
+                           const ExpertParallelInfo& parts) {
   const at::NoGradGuard no_grad;
   return norm_of(collect_gradients(parameters, parts), norm_type).to(at::kFloat);
 }
 
-at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters, const PartsOfRanks& parts) {
+at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters, const ExpertParallelInfo& parts) {
   const at::NoGradGuard no_grad;
   return norm_of(collect_gradients(parameters, parts, Part::kParameter), 2.0).to(at::kFloat);
 }
 
-at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters, const PartsOfRanks& parts) {
+at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters, const ExpertParallelInfo& parts) {
   const at::NoGradGuard no_grad;
   const Gradients found = collect_gradients(parameters, parts);
   const auto none = at::dtype(at::kDouble).device(found.device);

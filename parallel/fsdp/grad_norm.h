@@ -11,7 +11,7 @@ namespace megashard {
 
 /// Parameters of which each of `ranks` has others (experts): what follows is summed over these
 /// ranks, too.
-struct PartsOfRanks {
+struct ExpertParallelInfo {
   ProcessGroupPtr ranks{};  ///< null: there are none
   std::unordered_set<const c10::TensorImpl*> parameters{};
 };
@@ -24,15 +24,15 @@ struct PartsOfRanks {
 /// and the host does not wait for the device. norm_type: any positive number, or infinity for the
 /// largest absolute value.
 at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0,
-                           const PartsOfRanks& parts = {});
+                           const ExpertParallelInfo& parts = {});
 
 /// The same norm of the parameters themselves (megatron's calc_params_l2_norm, over all
 /// parameters). Collective.
-at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters, const PartsOfRanks& parts = {});
+at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters, const ExpertParallelInfo& parts = {});
 
 /// How many elements of the gradients are exactly 0, over all ranks and counted as above; a 0-d
 /// fp64 tensor on the parameters' device (megatron's count_zeros_fp32). Collective.
-at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters, const PartsOfRanks& parts = {});
+at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters, const ExpertParallelInfo& parts = {});
 
 /// Multiplies gradients by max_norm / (norm + 1e-6) where that is below 1 (torch's
 /// clip_grads_with_norm_).

@@ -100,7 +100,6 @@ TEST(ArgumentTable, RefusesWithTheReason) {
   EXPECT_THAT(refusal("--optimizer", {"dist_muon"}), HasSubstr("--optimizer dist_muon is refused: muon shards"));
   EXPECT_THAT(refusal("--recompute-modules", {"mlp", "moe_act"}),
               HasSubstr("--recompute-modules moe_act is refused: experts are recomputed whole"));
-  EXPECT_THAT(refusal("--apply-layernorm-1p", {}), HasSubstr("is refused: norm weights"));
   EXPECT_THAT(refusal("--tensor-model-parallel-size", {"2"}), HasSubstr("is refused: tensor"));
   EXPECT_THAT(refusal("--fp16", {}), HasSubstr("--fp16 is refused: fp16 needs loss scaling"));
   EXPECT_THAT(refusal("--recompute-norm", {}), HasSubstr("recompute_modules"));
@@ -178,8 +177,8 @@ TEST(OptionsHelp, RefusedFlagsAndValuesStandAtTheEnd) {
   const auto end = help.find("\nknown, but refused:\n");
   ASSERT_NE(end, help.npos);
   EXPECT_LT(help.find("\naccepted, without effect here:\n"), end);
-  for (const char* refused : {"--fp16", "--apply-layernorm-1p", "--rotary-interleaved", "--tensor-model-parallel-size",
-                              "--optimizer dist_muon", "--ckpt-format zarr", "--dataloader-type external"})
+  for (const char* refused : {"--fp16", "--rotary-interleaved", "--tensor-model-parallel-size", "--optimizer dist_muon",
+                              "--ckpt-format zarr", "--dataloader-type external"})
     EXPECT_GT(help.find(std::string("  ") + refused), end) << refused;
 }
 

@@ -36,7 +36,7 @@
 #include "launch/arguments/argument_file.h"
 #include "launch/arguments/command_line.h"
 #include "launch/roll/roll_worker.h"
-#include "models/model_config.h"
+#include "models/families/model_family.h"
 
 namespace megashard {
 namespace {

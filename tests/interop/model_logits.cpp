@@ -7,7 +7,7 @@
 #include <iostream>
 
 #include "checkpoint/hugging_face/safetensors.h"
-#include "models/decoder_model.h"
+#include "models/decoder/decoder_model.h"
 #include "models/hugging_face/load_hf_weights.h"
 #include "models/register_models.h"
 

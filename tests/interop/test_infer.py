@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import (AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
-                          Qwen3MoeForCausalLM)
+from transformers import (AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig,
+                          Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
 from megashard import ROOT, launch, network, run, write_documents
 from tiny_vision import (AGAIN, ASKED, IMAGE, SHOWN, VIDEO, asked, make_processors, make_videos, make_vision_model,
@@ -92,6 +92,16 @@ def test_one_rank(wanted):
     out = infer(folder, 1, "--hf-model", folder / "model", "--seq-length", "23", "--micro-batch-size", "3", *BOTH)
     assert "log-probabilities of 7 documents" in out
     check(wanted)
+
+
+def test_windows_shorter_than_the_texts(tmp_path):
+    """Ranks share a sequence."""
+    torch.manual_seed(4)
+    model = Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, sliding_window=5, query_pre_attn_scalar=9)).eval()
+    expected = make_wanted(tmp_path, model)
+    infer(tmp_path, 2, "--hf-model", tmp_path / "model", "--seq-length", "23", "--micro-batch-size", "3",
+          "--use-torch-fsdp2", "--context-parallel-size", "2", *BOTH)
+    check(expected)
 
 
 def test_on_the_simulated_device(wanted):

@@ -6,9 +6,10 @@ import importlib.util
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (LlamaConfig, LlamaForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration,
-                          Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
-                          Qwen3MoeForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLMoeConfig,
+from transformers import (Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig,
+                          MistralForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Config,
+                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM,
+                          Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLMoeConfig,
                           Qwen3VLMoeForConditionalGeneration)
 
 from megashard import INTEROP, run
@@ -53,6 +54,17 @@ CASES = {
         **SEES, text_config=dict(**SMALL, **MOE, mlp_only_layers=[1], rope_parameters=sections(3, 4, 1),
                                  output_router_logits=True, router_aux_loss_coef=0.3),
         vision_config=dict(**VISION, num_position_embeddings=16, deepstack_visual_indexes=[1]))),
+    # Windows are shorter than the 17 tokens. Mistral's config.json has no use_sliding_window.
+    "mistral": (MistralForCausalLM, MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=5)),
+    "qwen2_windows": (Qwen2ForCausalLM, Qwen2Config(
+        **SMALL, num_key_value_heads=2, use_sliding_window=True, sliding_window=4, max_window_layers=1)),
+    "qwen3_moe_windows": (Qwen3MoeForCausalLM, Qwen3MoeConfig(
+        **SMALL, **MOE, use_sliding_window=True, sliding_window=4)),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(
+        **SMALL, num_key_value_heads=2, head_dim=12, query_pre_attn_scalar=10, sliding_window=4, pad_token_id=7,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters=dict(full_attention=dict(rope_type="linear", factor=3.0, rope_theta=1000.0),
+                             sliding_attention=dict(rope_type="default", rope_theta=100.0)))),
 }
 TOKENS = {"qwen3_vl_moe": (34, 33, 11)}  # of each row; the rest is filled up
 POSITIONS = {"qwen3": torch.arange(17).flip(0).repeat(2, 1) * 5}  # only where positions are given, not counted

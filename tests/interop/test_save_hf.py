@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from transformers import (AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM,
-                          Qwen3MoeConfig, Qwen3MoeForCausalLM)
+from transformers import (AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM,
+                          MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
+                          Qwen3MoeForCausalLM)
 
 import megashard
 from megashard import INTEROP, LAYERS, TRACKER, USAGE, convert, losses, mock_samples, run
@@ -67,7 +68,10 @@ def check_logits(written, dtype, family=AutoModelForCausalLM):
     (LlamaForCausalLM, LlamaConfig(**SMALL), ["--bf16"], torch.bfloat16),
     (LlamaForCausalLM, LlamaConfig(**SMALL, tie_word_embeddings=True), ["--untie-embeddings-and-output-weights"],
      torch.float32),
-], ids=["tied", "bf16", "untied"])
+    (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=6), [], torch.float32),
+    (Gemma3ForCausalLM, Gemma3TextConfig(**SMALL, head_dim=16, sliding_window=6, pad_token_id=None),
+     ["--apply-layernorm-1p"], torch.float32),
+], ids=["tied", "bf16", "untied", "mistral", "gemma3"])
 def test_a_model_of_transformers(tmp_path, family, config, flags, dtype):
     """Trained and written; the training is stopped by --exit-interval. The model was stored in the other dtype."""
     source, written, save = tmp_path / "source", tmp_path / "written", tmp_path / "save"

@@ -13,7 +13,7 @@ from megashard import fsdp2_reference, train_dump
 from tiny_vision import AGAIN, ASKED, asked, make_processors, make_vision_model, said, write_conversations
 
 STEPS, ROWS, LENGTH, VOCABULARY = 10, 4, 24, 101
-FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 # As many as ROWS, so that a step has all of them: two pictures, none, one and a long answer, a long question and one.
 LONG = "the cat sat on the mat the mat sat on the cat the cat sat"
 CONVERSATIONS = [[ASKED, said("sat on the mat"), AGAIN, said(LONG)], [asked("on the mat"), said(LONG)],
@@ -52,8 +52,13 @@ def make_model(family, folder):
                  initializer_range=0.1, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None)
     if family == "qwen3_moe":
         sizes |= dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True)
-    config = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config,
-              "qwen3_moe": transformers.Qwen3MoeConfig}[family](**sizes)
+    if family in ("mistral", "gemma3"):  # of LENGTH tokens
+        sizes |= dict(sliding_window=7)
+    if family == "gemma3":
+        sizes |= dict(layer_types=["sliding_attention", "full_attention"], query_pre_attn_scalar=6)
+    config = {"llama": transformers.LlamaConfig, "mistral": transformers.MistralConfig,
+              "qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config,
+              "qwen3_moe": transformers.Qwen3MoeConfig, "gemma3": transformers.Gemma3TextConfig}[family](**sizes)
     torch.manual_seed(len(family))
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.save_pretrained(folder)

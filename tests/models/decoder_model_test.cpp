@@ -1,4 +1,4 @@
-#include "models/decoder_model.h"
+#include "models/decoder/decoder_model.h"
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
@@ -6,6 +6,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +15,8 @@
 #include <set>
 
 #include "framework/training/sequence_group.h"
-#include "models/layers/lora.h"
+#include "models/families/model_family.h"
+#include "models/lora/lora.h"
 #include "models/register_models.h"
 #include "tests/support/simulated_device.h"
 
@@ -137,32 +139,50 @@ TEST(DecoderModel, CausalMaskAndPositionsAsGivenOnes) {
 
 TEST(DecoderModel, TheHostWaitsForNoGpuWhateverThePositions) {
   if (!testing::on_simulated_device()) GTEST_SKIP() << "nobody waits for a CPU";
-  const auto model = make(small_network());
+  const auto windows = make_small("gemma3_text");
+  windows->to(testing::device_of_tests());
   const auto on_host = at::TensorOptions(at::kLong).device(at::kCPU);
-  for (const auto& positions : {at::Tensor(), at::arange(8, on_host).expand({2, 8})}) {
-    Batch whole;  // in memory that is not pinned
-    whole.tokens = whole.labels = at::ones({2, 8}, on_host);
-    whole.position_ids = positions;
-    const auto step = [&] { (*model)(input_of_rank(*model, whole, at::Device(at::kCUDA, 0))).sum().backward(); };
-    step();
-    testing::simulated_cuda().take_host_syncs();
-    step();
-    EXPECT_THAT(testing::simulated_cuda().take_host_syncs(), ::testing::IsEmpty());
+  for (const auto& model : {make(small_network()), std::shared_ptr<MultiModalModule>(windows)}) {
+    for (const auto& positions : {at::Tensor(), at::arange(8, on_host).expand({2, 8})}) {
+      Batch whole;  // in memory that is not pinned
+      whole.tokens = whole.labels = at::ones({2, 8}, on_host);
+      whole.position_ids = positions;
+      const auto step = [&] { (*model)(input_of_rank(*model, whole, at::Device(at::kCUDA, 0))).sum().backward(); };
+      step();
+      testing::simulated_cuda().take_host_syncs();
+      step();
+      EXPECT_THAT(testing::simulated_cuda().take_host_syncs(), ::testing::IsEmpty());
+    }
   }
+}
+
+/// Small, with windows of 3 tokens in the families that have some.
+DecoderConfig small_config(const std::string& family) {
+  const nlohmann::ordered_json config = {{"model_type", family},       {"vocab_size", 40},
+                                         {"hidden_size", 16},          {"intermediate_size", 24},
+                                         {"num_hidden_layers", 2},     {"num_attention_heads", 2},
+                                         {"num_key_value_heads", 1},   {"head_dim", 8},
+                                         {"moe_intermediate_size", 8}, {"num_experts", 4},
+                                         {"num_experts_per_tok", 2},   {"initializer_range", 0.3},
+                                         {"sliding_window", 3},        {"sliding_window_pattern", 2},
+                                         {"query_pre_attn_scalar", 5}};
+  return decoder_config_from_hf(config, "config.json");
+}
+
+std::shared_ptr<DecoderModel> make_small(const std::string& family) {
+  auto model = std::make_shared<DecoderModel>(small_config(family));
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  generator.set_current_seed(1);
+  model->init_weights();
+  return model;
 }
 
 using Results = std::map<std::string, at::Tensor>;
 
 /// Losses and gradients of two sequences on `device`, in host memory.
 Results trained_on(c10::Device device, const std::string& family, bool adapters) {
-  const nlohmann::ordered_json config = {
-      {"model_type", family},       {"vocab_size", 40},         {"hidden_size", 16},        {"intermediate_size", 24},
-      {"num_hidden_layers", 2},     {"num_attention_heads", 2}, {"num_key_value_heads", 1}, {"head_dim", 8},
-      {"moe_intermediate_size", 8}, {"num_experts", 4},         {"num_experts_per_tok", 2}, {"initializer_range", 0.3}};
-  DecoderModel model(decoder_config_from_hf(config, "config.json"));
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  generator.set_current_seed(1);
-  model.init_weights();
+  const auto made = make_small(family);
+  auto& model = *made;
   if (adapters) {
     add_lora(model, {.rank = 2, .target_modules = {"all-linear"}});
     const at::NoGradGuard no_grad;  // adapters that have learnt nothing add zeros
@@ -188,7 +208,8 @@ TEST(DecoderModel, AGpuTrainsEveryFamilyAsTheCpuDoes) {
   MEGASHARD_SIM_ONLY();
   for (const auto& [family, adapters] :
        {std::pair{"llama", false}, std::pair{"qwen2", false}, std::pair{"qwen3", false}, std::pair{"qwen3_moe", false},
-        std::pair{"llama", true}, std::pair{"qwen3_moe", true}}) {
+        std::pair{"mistral", false}, std::pair{"gemma3_text", false}, std::pair{"llama", true},
+        std::pair{"qwen3_moe", true}}) {
     SCOPED_TRACE(c10::str(family, adapters ? " with adapters" : ""));
     const auto expected = trained_on(at::kCPU, family, adapters);
     const auto got = trained_on(at::kCUDA, family, adapters);
@@ -198,6 +219,58 @@ TEST(DecoderModel, AGpuTrainsEveryFamilyAsTheCpuDoes) {
       EXPECT_GT(value.abs().max().item<double>(), 0) << name;
     }
   }
+}
+
+TEST(SlidingWindowMask, AllowsTheLastKeysAndIsMadeOnce) {
+  const auto device = testing::device_of_tests();
+  SlidingWindowMask mask(3);
+  EXPECT_FALSE(mask.combined_with({}, 3, device).defined());  // plain causal attention
+  const auto of_five = mask.combined_with({}, 5, device);
+  const auto expected =
+      at::tensor({1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1}, at::kBool);
+  EXPECT_TRUE(of_five.cpu().equal(expected.cpu().view({1, 1, 5, 5})));
+  EXPECT_TRUE(mask.combined_with({}, 5, device).is_same(of_five));
+  const auto given = at::ones({2, 1, 5, 5}, of_five.options()).triu();
+  EXPECT_TRUE(mask.combined_with(given, 5, device).cpu().equal(given.logical_and(of_five).cpu()));
+  EXPECT_TRUE(SlidingWindowMask(0).combined_with(given, 5, device).is_same(given));
+}
+
+// --reset-attention-mask and --reset-position-ids: a document sees what it would see alone.
+TEST(DecoderModel, PackedDocumentsHaveTheirWindowsToThemselves) {
+  for (const char* family : {"mistral", "gemma3_text"}) {
+    const auto model = make_small(family);
+    model->to(testing::device_of_tests());
+    const auto options = at::TensorOptions(at::kLong).device(testing::device_of_tests());
+    const auto tokens = at::arange(11, options).view({1, 11}) * 7 % 40;
+    const auto at = at::arange(11, options);
+    const auto document = at.ge(5);  // 5 tokens, then 6
+    ModelInput packed;
+    packed.tokens = packed.labels = tokens;
+    packed.position_ids = (at - document * 5).view({1, 11});
+    packed.attention_mask = at.unsqueeze(1)
+                                .ge(at.unsqueeze(0))
+                                .logical_and(document.unsqueeze(1).eq(document.unsqueeze(0)))
+                                .view({1, 1, 11, 11});
+    const auto together = (*model)(packed);
+    for (const auto& [begin, length] : {std::pair{0, 5}, std::pair{5, 6}}) {
+      ModelInput alone;
+      alone.tokens = alone.labels = tokens.narrow(1, begin, length).contiguous();
+      EXPECT_TRUE((*model)(alone).allclose(together.narrow(1, begin, length), 1e-5, 1e-6)) << family << begin;
+    }
+  }
+}
+
+TEST(DecoderModel, ZeroCentredNormsBeginAtZero) {
+  auto arguments = small_network();
+  const auto plain = make(arguments);
+  arguments.apply_layernorm_1p = true;
+  const auto model = make(arguments);
+  const auto parameters = model->named_parameters();
+  EXPECT_EQ(parameters["model.norm.weight"].abs().max().item<double>(), 0);
+  const auto input = some_input();
+  EXPECT_TRUE((*model)(input).equal((*plain)(input)));  // 1 + 0
+  const auto gemma = make_small("gemma3_text")->named_parameters();
+  EXPECT_EQ(gemma["model.layers.0.post_feedforward_layernorm.weight"].abs().max().item<double>(), 0);
 }
 
 TEST(DecoderModel, ATokenOutsideTheEmbeddingIsASentence) {
@@ -212,9 +285,9 @@ TEST(DecoderModel, ATokenOutsideTheEmbeddingIsASentence) {
 TEST(DecoderModel, AnUnknownArchitectureIsASentence) {
   ModelRegistry registry;
   register_models(registry);
-  EXPECT_THAT(
-      [&] { registry.create({}, "BertModel"); },
-      ThrowsMessage<c10::Error>(HasSubstr("no model is registered for architecture BertModel; known are: Llama")));
+  EXPECT_THAT([&] { registry.create({}, "BertModel"); },
+              ThrowsMessage<c10::Error>(
+                  HasSubstr("no model is registered for architecture BertModel; known are: Gemma3ForCausalLM, Llama")));
   EXPECT_THROW(register_models(registry), c10::Error);
 }
 

@@ -9,7 +9,8 @@
 #include <map>
 
 #include "checkpoint/hugging_face/hf_weights.h"
-#include "models/decoder_model.h"
+#include "models/decoder/decoder_model.h"
+#include "models/model_config.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "tests/checkpoint/temporary_folder.h"
 #include "tests/support/run_ranks.h"

@@ -6,9 +6,12 @@
 
 #include <filesystem>
 #include <fstream>
+#include <utility>
+#include <vector>
 
 #include "framework/arguments/argument_table.h"
 #include "framework/diagnostics.h"
+#include "models/families/model_family.h"
 #include "models/network_arguments.h"
 
 namespace megashard {
@@ -77,18 +80,59 @@ TEST(HfConfig, WhatIsNotComputedIsRefused) {
   const auto refused = [](const char* type, const char* fields, const char* sentence) {
     EXPECT_THAT([&] { HfFolder(type, fields).config(); }, ThrowsMessage<c10::Error>(HasSubstr(sentence)));
   };
-  refused("mamba", "", "model_type mamba is not supported; known are: llama, qwen2, qwen2_5_vl, qwen3, qwen3_moe");
+  refused("mamba", "", "model_type mamba is not supported; known are: llama, mistral, qwen2, qwen3, qwen3_moe");
   refused("llama", R"(, "rope_scaling": {"rope_type": "yarn", "factor": 2})", "rope_type yarn is not supported");
   refused("llama", R"(, "hidden_act": "mish")", "hidden_act mish is not supported");
   refused("llama", R"(, "head_dim": "four")", "head_dim has an unexpected type");
   refused("llama", R"(, "quantization_config": {"quant_method": "gptq"})",
           "the weights are quantised, which cannot be trained here");
   refused("llama", R"(, "model_type": "qwen2")", "has the key \"model_type\" twice");
-  const std::string windows = R"(, "use_sliding_window": true, "sliding_window": 1024, "max_window_layers": )";
-  refused("qwen2", (windows + "2").c_str(), "sliding-window attention is not supported");
-  EXPECT_NO_THROW(HfFolder("qwen2", windows + "4").config());  // no layer uses it
+  refused("mistral", R"(, "sliding_window": 0)", "sliding_window 0 must be positive, or null for full attention");
+  refused("gemma3_text", R"(, "final_logit_softcapping": 30.0)", "final_logit_softcapping is not supported");
+  refused("gemma3_text", R"(, "use_bidirectional_attention": true)", "use_bidirectional_attention is not supported");
+  refused("gemma3_text", R"(, "layer_types": ["full_attention"])", "layer_types has 1 entries for num_hidden_layers 4");
+  refused("gemma3_text", R"(, "layer_types": ["a", "a", "a", "a"])", "layer_types has a, which is not supported");
   EXPECT_THAT([] { decoder_config_from_hf("/nonexistent"); },
               ThrowsMessage<c10::Error>(HasSubstr("cannot read /nonexistent/config.json")));
+}
+
+TEST(HfConfig, WindowsOfEachFamily) {
+  const auto windows = [](const char* type, const char* fields) {
+    const auto config = HfFolder(type, fields).config();
+    return std::pair(config.sliding_window, config.sliding_layers);
+  };
+  using Windows = std::pair<int64_t, std::vector<int64_t>>;
+  const auto all = std::vector<int64_t>{0, 1, 2, 3};
+  EXPECT_EQ(windows("llama", R"(, "sliding_window": 7)"), Windows(0, {}));
+  EXPECT_EQ(windows("mistral", R"(, "sliding_window": 7)"), Windows(7, all));
+  EXPECT_EQ(windows("mistral", ""), Windows(4096, all));
+  EXPECT_EQ(windows("mistral", R"(, "sliding_window": null)").first, 0);
+  EXPECT_EQ(windows("qwen2", R"(, "sliding_window": 7, "max_window_layers": 1)"), Windows(0, {}));
+  const std::string used = R"(, "use_sliding_window": true, "sliding_window": 7)";
+  EXPECT_EQ(windows("qwen2", (used + R"(, "max_window_layers": 3)").c_str()), Windows(7, {3}));
+  EXPECT_EQ(windows("qwen3_moe", used.c_str()), Windows(7, all));
+  const char* types = R"(, "layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"])";
+  EXPECT_EQ(windows("qwen3", (used + types).c_str()), Windows(7, {1}));
+  EXPECT_EQ(windows("gemma3_text", types), Windows(4096, {1}));
+  EXPECT_EQ(windows("gemma3_text", R"(, "sliding_window": 7, "sliding_window_pattern": 3)"), Windows(7, {0, 1, 3}));
+}
+
+TEST(HfConfig, Gemma3) {
+  const auto config =
+      HfFolder("gemma3_text", R"(, "query_pre_attn_scalar": 64, "rope_local_base_freq": 300, "rope_theta": 4e5,
+                                 "rope_scaling": {"rope_type": "linear", "factor": 8.0})")
+          .config();
+  EXPECT_TRUE(config.zero_centered_norm && config.sandwich_norms && config.qk_norm && config.tie_word_embeddings);
+  EXPECT_EQ(config.activation, Activation::kGeluTanh);
+  EXPECT_THAT(config.attention_scale, Optional(0.125));
+  EXPECT_EQ(config.embedding_scale, 8);
+  EXPECT_EQ(config.head_dim, 256);
+  EXPECT_EQ(config.rotary.theta, 4e5);
+  EXPECT_EQ(config.rotary.kind, RotaryConfig::Kind::kLinear);
+  ASSERT_TRUE(config.sliding_rotary);
+  EXPECT_EQ(config.sliding_rotary->theta, 300);
+  EXPECT_EQ(config.sliding_rotary->kind, RotaryConfig::Kind::kDefault);
+  EXPECT_THAT(config.pad_token_id, Optional(0));  // Gemma3TextConfig's own
 }
 
 Arguments with_flags(const std::filesystem::path& hf_model,
@@ -110,6 +154,9 @@ TEST(Contradiction, NamesFlagAndFile) {
   EXPECT_THAT(say("--qk-layernorm", {}),
               ElementsAre(HasSubstr("--qk-layernorm (qk_layernorm = True) contradicts the model's "
                                     "config.json, which says False")));
+  EXPECT_THAT(say("--apply-layernorm-1p", {}), ElementsAre(HasSubstr("config.json, which says False")));
+  const HfFolder gemma("gemma3_text", "");
+  EXPECT_THAT(contradictions(gemma.config(), with_flags(gemma.path(), {{"--apply-layernorm-1p", {}}})), IsEmpty());
   EXPECT_THAT(say("--disable-bias-linear", {}), IsEmpty());
   EXPECT_THAT(say("--disable-bias-linear", {"false"}), ElementsAre(HasSubstr("which says False")));
   EXPECT_THAT(say("--rotary-base", {"10000"}), IsEmpty());

@@ -10,8 +10,9 @@
 #include <nlohmann/json.hpp>
 
 #include "framework/modules/wrap_policy.h"
-#include "models/decoder_model.h"
-#include "models/layers/lora.h"
+#include "models/decoder/decoder_model.h"
+#include "models/families/model_family.h"
+#include "models/lora/lora.h"
 #include "parallel/fsdp/detail/fsdp_state.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "tests/support/diagnostics.h"
@@ -44,10 +45,10 @@ DecoderConfig moe_config(const nlohmann::ordered_json& changes = {}) {
   return decoder_config_from_hf(json, "config.json");
 }
 
-std::shared_ptr<DecoderModel> make_moe(const nlohmann::ordered_json& changes = {}, int parts = 1, int part = 0) {
+std::shared_ptr<DecoderModel> make_moe(const nlohmann::ordered_json& changes = {}, int ep_size = 1, int ep_rank = 0) {
   auto config = moe_config(changes);
-  config.moe.parts = parts;
-  config.moe.part = part;
+  config.moe.ep_size = ep_size;
+  config.moe.ep_rank = ep_rank;
   auto model = std::make_shared<DecoderModel>(config);
   auto generator = at::globalContext().defaultGenerator(at::kCPU);
   static std::mutex one_at_a_time;  // ranks share the generator
@@ -77,9 +78,9 @@ const nlohmann::ordered_json kBalanced = {
 /// On one rank without `world`, for as many sequences as the world to compare with has ranks; with
 /// `length` for one sequence of it, which the ranks share.
 Trained train(const ProcessGroupPtr& world, int ranks, const Fsdp2Config* config = nullptr,
-              const ActivationPlan& plan = {}, int parts = 1, int64_t length = 0) {
+              const ActivationPlan& plan = {}, int ep_size = 1, int64_t length = 0) {
   const auto model =
-      make_moe(length > 0 ? kBalanced : nlohmann::ordered_json(), parts, world ? world->rank() % parts : 0);
+      make_moe(length > 0 ? kBalanced : nlohmann::ordered_json(), ep_size, world ? world->rank() % ep_size : 0);
   CollectedDiagnostics told;
   const bool sharded = config != nullptr;
   if (sharded) {
@@ -197,7 +198,7 @@ TEST(Moe, RanksWithDifferentExpertsTrainAsOne) {
           config.wrap_policy = {.layer_classes = {{"Qwen3MoeSparseMoeBlock"}}, .expert_classes = {"Qwen3MoeExperts"}};
         config.num_to_forward_prefetch = units == 1;
         const ActivationPlan plan{.recompute = std::vector<std::string>(units == 1, "layer")};
-        const Trained ours = train(world, ranks, &config, plan, /*parts=*/2);
+        const Trained ours = train(world, ranks, &config, plan, /*ep_size=*/2);
         const auto what = c10::str(ranks, " ranks ", shard.value_or(0), " ", units);
         for (size_t step = 0; step < whole.losses.size(); ++step)
           EXPECT_NEAR(ours.losses[step], whole.losses[step], 2e-6 * whole.losses[step]) << what;
@@ -215,27 +216,27 @@ TEST(Moe, RanksWithDifferentExpertsTrainAsOne) {
 
 TEST(Moe, RanksWithoutRowsOfASequenceTrainAsOne) {
   constexpr int64_t kRows = 9;  // of 4 ranks: 3 3 3 0
-  const Trained whole = train(nullptr, 1, nullptr, {}, /*parts=*/1, kRows);
-  for (const int parts : {1, 2}) {
+  const Trained whole = train(nullptr, 1, nullptr, {}, /*ep_size=*/1, kRows);
+  for (const int ep_size : {1, 2}) {
     run_ranks(4, [&](const ProcessGroupPtr& world) {
       Fsdp2Config config;
       config.sub_modules_to_wrap = {"model.layers.{*}"};
-      const Trained ours = train(world, 4, &config, {}, parts, kRows);
+      const Trained ours = train(world, 4, &config, {}, ep_size, kRows);
       for (size_t step = 0; step < whole.losses.size(); ++step)
-        EXPECT_NEAR(ours.losses[step], whole.losses[step], 2e-6 * whole.losses[step]) << parts;
-      expect_rows_of(ours.gradients, whole.gradients, ours.offsets, c10::str(parts, " parts"));
+        EXPECT_NEAR(ours.losses[step], whole.losses[step], 2e-6 * whole.losses[step]) << ep_size;
+      expect_rows_of(ours.gradients, whole.gradients, ours.offsets, c10::str(ep_size, " parts"));
     });
   }
 }
 
 TEST(Moe, ModulesOfExpertsAreAllOfThem) {
   run_ranks(2, [&](const ProcessGroupPtr& world) {
-    const auto shard = [&](const std::string& name, int parts) {
+    const auto shard = [&](const std::string& name, int ep_size) {
       Fsdp2Config config;
       config.sub_modules_to_wrap.emplace();
       config.moe_modules = {name};
       CollectedDiagnostics told;
-      make_moe({}, parts, world->rank() % parts)
+      make_moe({}, ep_size, world->rank() % ep_size)
           ->FSDP2Mixin::fully_shard({.process_group = world, .config = config, .sink = told.sink()});
       return told.text();
     };
@@ -278,8 +279,8 @@ TEST(Moe, RanksThatShareAnExpert) {
   EXPECT_EQ(expert_shard_size(8, 4, 2, {}), 2);
   EXPECT_EQ(expert_shard_size(8, 2, 4, {}), 1);
   EXPECT_EQ(expert_shard_size(8, 8, 2, 2), 2);
-  const auto message = [](int shard, int parts, std::optional<int> wanted) {
-    return message_of([&] { expert_shard_size(12, shard, parts, wanted); });
+  const auto message = [](int shard, int ep_size, std::optional<int> wanted) {
+    return message_of([&] { expert_shard_size(12, shard, ep_size, wanted); });
   };
   EXPECT_THAT(message(12, 5, {}), HasSubstr("does not divide the 12 ranks; change one"));
   EXPECT_THAT(message(12, 2, 4), HasSubstr("is 4, which does not divide the 6 ranks"));

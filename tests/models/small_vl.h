@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "models/families/model_family.h"
 #include "models/vision/qwen_vl_model.h"
 #include "tests/support/simulated_device.h"
 
@@ -26,14 +27,16 @@ inline VisionLanguageConfig small_vl(const std::string& type) {
       "num_position_embeddings": 9, "deepstack_visual_indexes": [0]}})");
   auto typed = json;
   typed["model_type"] = type;
-  return vision_language_config(typed, "config.json", decoder_config_from_hf(typed, "config.json"));
+  const std::string path = "config.json";
+  const HfConfig config(typed, path);
+  return family_of(config).read_vision(config, decoder_config_from_hf(config));
 }
 
 /// Random weights, the same each time; with experts of a part only, if there are several.
-inline std::shared_ptr<QwenVlModel> make_vl(const std::string& type, int parts = 1, int part = 0) {
+inline std::shared_ptr<QwenVlModel> make_vl(const std::string& type, int ep_size = 1, int ep_rank = 0) {
   auto config = small_vl(type);
-  config.text.moe.parts = parts;
-  config.text.moe.part = part;
+  config.text.moe.ep_size = ep_size;
+  config.text.moe.ep_rank = ep_rank;
   auto model = std::make_shared<QwenVlModel>(config);
   model->weight_init().std = 0.3;
   model->weight_init().generator = at::detail::createCPUGenerator(3);

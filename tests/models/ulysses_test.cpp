@@ -16,7 +16,7 @@
 #include <mutex>
 
 #include "framework/training/sequence_group.h"
-#include "models/decoder_model.h"
+#include "models/decoder/decoder_model.h"
 #include "tests/models/small_vl.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
@@ -66,6 +66,8 @@ DecoderConfig grouped_network(int64_t kv_heads) {
   config.head_dim = 8;
   config.max_positions = 16;
   config.qk_norm = true;
+  config.sliding_window = 4;
+  config.sliding_layers = {1};
   return config;
 }
 

@@ -52,8 +52,7 @@ SCRIPTS = {
         "--eval-iters 1 --eval-interval 100 --save-interval 1000 --log-throughput --profile --profile-step-start "
         "4 --profile-step-end 6 --ckpt-format torch_dist --distributed-timeout-minutes 60 --save {save} --load "
         "{save} --tensorboard-dir {save}",
-        [Change("--apply-layernorm-1p is refused", "--apply-layernorm-1p"),
-         Change("--decoupled-lr is refused: give parameters settings of their own", "--decoupled-lr"),
+        [Change("--decoupled-lr is refused: give parameters settings of their own", "--decoupled-lr"),
          Change("--decoupled-min-lr is refused: give parameters", "--decoupled-min-lr"),
          Change("--grad-reduce-in-bf16 is refused", "--grad-reduce-in-bf16"),
          Change("--fp8-format is refused: fp8 training", "--fp8-format"),

@@ -4,5 +4,5 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "models/decoder_model.h"
+#include "models/decoder/decoder_model.h"
 #include "parallel/fsdp/fully_shard.h"

@@ -169,7 +169,7 @@ TEST(GradNormTest, PartsOfSeveralRanks) {
     fully_shard(common, on(testing::recording_mesh(world, {4}, {}, calls)));
     const auto of_part = give_gradients(part), of_all = give_gradients(common);
     auto parameters = part.parameters();
-    PartsOfRanks parts{.ranks = grid.group("part"), .parameters = {}};
+    ExpertParallelInfo parts{.ranks = grid.group("part"), .parameters = {}};
     for (auto& parameter : parameters) {
       parameter.mutable_grad().mul_(1 + world->rank() % 2);
       parts.parameters.insert(parameter.unsafeGetTensorImpl());

@@ -1,13 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "models/model_config.h"
+#include "models/config/decoder_config.h"
 
 namespace megashard {
 
@@ -56,14 +54,5 @@ struct VisionLanguageConfig {
   /// timestamps stand in the text, and every frame is placed by itself.
   std::optional<double> tokens_per_second{};
 };
-
-/// Whether a config.json's model_type is one of these families.
-bool is_vision_language(const nlohmann::ordered_json& config_json);
-
-/// Of a Hugging Face config.json (`path` stands in messages): qwen2_5_vl, qwen3_vl, qwen3_vl_moe,
-/// as published and as transformers 5 writes them. Throws a sentence for what is missing or not
-/// computed here.
-VisionLanguageConfig vision_language_config(const nlohmann::ordered_json& config_json, const std::string& path,
-                                            DecoderConfig text);
 
 }  // namespace megashard

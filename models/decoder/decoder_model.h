@@ -4,27 +4,29 @@
 #include <string>
 #include <vector>
 
-#include "models/layers/decoder_layer.h"
+#include "models/config/weight_files.h"
+#include "models/decoder/decoder_layer.h"
+#include "models/layers/sliding_window.h"
 #include "models/moe/expert_parallel.h"
 
 namespace megashard {
 
 /// Features of images for a DecoderStack; undefined: none.
 struct VisualInput {
-  at::Tensor places;                  ///< [N] int64: of the B * T tokens, which the features replace
+  at::Tensor token_indices;           ///< [N] int64: of the B * T tokens, which the features replace
   at::Tensor features;                ///< [N, C]
   std::vector<at::Tensor> deepstack;  ///< each [N, C]: added there behind layer 0, 1, ...
 
   template <class F>
   void visit_tensors(F&& f) {
-    f(places);
+    f(token_indices);
     f(features);
     f(deepstack);
   }
 };
 
-/// Token ids to normed hidden states: embed_tokens (and embed_positions), layers, norm, rotary_emb.
-/// `model` in the names of a DecoderModel's parameters.
+/// Token ids to normed hidden states: embed_tokens (and embed_positions), layers, norm, rotary_emb
+/// (and rotary_emb_local, of sliding layers). `model` in the names of a DecoderModel's parameters.
 class DecoderStack : public torch::nn::Module {
  public:
   explicit DecoderStack(const DecoderConfig& config);
@@ -33,17 +35,21 @@ class DecoderStack : public torch::nn::Module {
   RoutedStates forward(const Batch& input, const VisualInput& visual);
   std::string class_name() const { return class_name_; }
   const std::shared_ptr<Hooked<Embedding>>& embed_tokens() const { return embed_tokens_; }
-  const std::vector<std::shared_ptr<Hooked<DecoderLayer>>>& layers() const { return layers_; }
+  std::vector<std::shared_ptr<Hooked<SparseMoeBlock>>> sparse_blocks() const;
 
  private:
   at::Tensor embed(const at::Tensor& tokens, const at::Tensor& positions, const VisualInput& visual);
+  LayerContext sliding_context(const LayerContext& full, const at::Tensor& hidden, const at::Tensor& positions);
 
   std::string class_name_;
   double dropout_;
+  double embedding_scale_;
+  std::vector<bool> slides_;  // of each layer
+  SlidingWindowMask window_mask_;
   std::shared_ptr<Hooked<Embedding>> embed_tokens_, embed_positions_;
   std::vector<std::shared_ptr<Hooked<DecoderLayer>>> layers_;
   std::shared_ptr<Hooked<Norm>> norm_;
-  std::shared_ptr<Hooked<RotaryEmbedding>> rotary_emb_;
+  std::shared_ptr<Hooked<RotaryEmbedding>> rotary_emb_, rotary_emb_local_;
 };
 
 /// Without labels [B, T] the head's logits; with them the loss of each token, and a share of the
@@ -59,7 +65,7 @@ double decoder_training_flops(const DecoderConfig& config, int64_t sequences, in
 /// A causal language model: `model` and `lm_head`, which share one tensor where the configuration
 /// ties them. Parameters start without values: load_hf_weights(), a checkpoint or init_weights()
 /// gives them.
-class DecoderModel : public ExpertParallelModule {
+class DecoderModel : public ExpertParallelModule, public PublishedWeights {
  public:
   explicit DecoderModel(DecoderConfig config);
 
@@ -68,11 +74,14 @@ class DecoderModel : public ExpertParallelModule {
   int64_t vocab_size() const override { return config_.vocab_size; }
   void check_sequence_ranks(int64_t ranks) const override;
   double training_flops(int64_t sequences, int64_t sequence_length) const override;
+  const WeightFiles& weight_files() const override { return config_.weight_files; }
   const DecoderConfig& config() const { return config_; }
 
  protected:
   const MoeConfig& moe_config() const override { return config_.moe; }
-  const std::vector<std::shared_ptr<Hooked<DecoderLayer>>>& decoder_layers() const override { return model_->layers(); }
+  std::vector<std::shared_ptr<Hooked<SparseMoeBlock>>> sparse_blocks() const override {
+    return model_->sparse_blocks();
+  }
   std::vector<std::string> default_modules_to_wrap() const override { return {"model.layers.{*}"}; }
   std::vector<std::string> patterns_of_part(const std::string& part) const override;
 

@@ -1,4 +1,4 @@
-#include "models/layers/lora.h"
+#include "models/lora/lora.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -29,7 +29,7 @@ void visit_linear_layers(torch::nn::Module& model, const Visit& visit) {
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
     if (auto* layer = dynamic_cast<Linear*>(item.value().get())) {
       if (!is_lora_parameter(item.key() + ".")) visit(item.key(), *layer, true);
-    } else if (const auto* other = dynamic_cast<ExpertElsewhere*>(item.value().get())) {
+    } else if (const auto* other = dynamic_cast<RemoteExpert*>(item.value().get())) {
       const auto expert = other->expert();
       for (const auto& child : expert->named_children())
         visit(item.key() + "." + child.key(), dynamic_cast<Linear&>(*child.value()), false);

@@ -1,4 +1,4 @@
-#include "models/hugging_face/hf_directory.h"
+#include "models/config/hf_directory.h"
 
 #include <c10/util/Exception.h>
 

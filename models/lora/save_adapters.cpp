@@ -1,4 +1,4 @@
-#include "models/hugging_face/save_adapters.h"
+#include "models/lora/save_adapters.h"
 
 #include <cmath>
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/hugging_face/save_hf_sharded.h"
 #include "framework/training/save_contract.h"
-#include "models/layers/lora.h"
+#include "models/lora/lora.h"
 
 namespace megashard {
 namespace {

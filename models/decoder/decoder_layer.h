@@ -13,7 +13,9 @@
 
 namespace megashard {
 
-/// x + attention(norm(x)), then x + mlp(norm(x)), with dropout on both branches.
+/// x + attention(norm(x)), then x + mlp(norm(x)), with dropout on both branches. With sandwich norms
+/// (Gemma) x + norm(attention(norm(x))), and so the MLP; post_attention_layernorm then is the norm
+/// behind attention and not, as elsewhere, the one in front of the MLP.
 class DecoderLayer : public torch::nn::Module {
  public:
   DecoderLayer(const DecoderConfig& config, int64_t index);
@@ -30,7 +32,8 @@ class DecoderLayer : public torch::nn::Module {
   std::shared_ptr<Hooked<Attention>> self_attn_;
   std::shared_ptr<Hooked<Mlp>> mlp_;             // one of the two,
   std::shared_ptr<Hooked<SparseMoeBlock>> moe_;  // which is `mlp` in names
-  std::shared_ptr<Hooked<Norm>> input_layernorm_, post_attention_layernorm_;
+  std::shared_ptr<Hooked<Norm>> input_layernorm_, before_mlp_;
+  std::shared_ptr<Hooked<Norm>> after_attention_, after_mlp_;  // sandwich norms
 };
 
 }  // namespace megashard

@@ -1,19 +1,36 @@
-#include "models/decoder_model.h"
+#include "models/decoder/decoder_model.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/dropout.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 #include <c10/util/StringUtil.h>
 #include <torch/nn/modules/container/modulelist.h>
+
+#include <algorithm>
 
 #include "framework/modules/tie.h"
 #include "framework/training/flops.h"
 #include "models/kernels/fused_ops.h"
 
 namespace megashard {
+namespace {
+
+/// As a weight of that dtype holds it: sqrt(1152) is 34 in bf16.
+double rounded(double value, at::ScalarType dtype) {
+  const auto single = static_cast<float>(value);
+  if (dtype == at::kBFloat16) return static_cast<float>(c10::BFloat16(single));
+  return dtype == at::kHalf ? static_cast<float>(c10::Half(single)) : single;
+}
+
+}  // namespace
 
 DecoderStack::DecoderStack(const DecoderConfig& config)
-    : class_name_(config.names.decoder), dropout_(config.hidden_dropout) {
+    : class_name_(config.names.decoder),
+      dropout_(config.hidden_dropout),
+      embedding_scale_(config.embedding_scale),
+      window_mask_(config.sliding_window) {
   embed_tokens_ = register_module(
       "embed_tokens", std::make_shared<Hooked<Embedding>>(config.vocab_size, config.hidden_size, config.pad_token_id));
   if (config.positions == PositionKind::kLearned) {
@@ -24,18 +41,32 @@ DecoderStack::DecoderStack(const DecoderConfig& config)
   for (int64_t i = 0; i < config.num_layers; ++i) {
     layers_.push_back(std::make_shared<Hooked<DecoderLayer>>(config, i));
     layers->push_back(layers_.back());
+    slides_.push_back(config.is_sliding(i));
   }
   norm_ = register_module("norm", std::make_shared<Hooked<Norm>>(config, config.hidden_size));
   if (config.positions == PositionKind::kRotary) {
     rotary_emb_ = register_module("rotary_emb", std::make_shared<Hooked<RotaryEmbedding>>(config));
   }
+  if (config.sliding_rotary) {
+    rotary_emb_local_ =
+        register_module("rotary_emb_local", std::make_shared<Hooked<RotaryEmbedding>>(config, *config.sliding_rotary));
+  }
+}
+
+std::vector<std::shared_ptr<Hooked<SparseMoeBlock>>> DecoderStack::sparse_blocks() const {
+  std::vector<std::shared_ptr<Hooked<SparseMoeBlock>>> blocks;
+  for (const auto& layer : layers_) {
+    if (layer->experts()) blocks.push_back(layer->experts());
+  }
+  return blocks;
 }
 
 at::Tensor DecoderStack::embed(const at::Tensor& tokens, const at::Tensor& positions, const VisualInput& visual) {
   auto hidden = embed_tokens_->forward(tokens);
+  if (embedding_scale_ != 1) hidden = hidden * rounded(embedding_scale_, hidden.scalar_type());
   if (visual.features.defined()) {
     hidden = hidden.flatten(0, 1)
-                 .index_copy(0, visual.places, visual.features.to(hidden.scalar_type()))
+                 .index_copy(0, visual.token_indices, visual.features.to(hidden.scalar_type()))
                  .view(hidden.sizes());
   }
   if (embed_positions_) {
@@ -43,6 +74,15 @@ at::Tensor DecoderStack::embed(const at::Tensor& tokens, const at::Tensor& posit
                           positions.defined() ? positions : at::arange(tokens.size(1), tokens.options()).unsqueeze(0));
   }
   return is_training() && dropout_ > 0 ? at::dropout(hidden, dropout_, /*train=*/true) : hidden;
+}
+
+LayerContext DecoderStack::sliding_context(const LayerContext& full, const at::Tensor& hidden,
+                                           const at::Tensor& positions) {
+  auto context = full;
+  if (rotary_emb_local_) context.rotary = rotary_emb_local_->forward(hidden, positions);
+  const int64_t length = full.sequence.is_whole() ? hidden.size(1) : full.sequence.length;
+  context.attention_mask = window_mask_.combined_with(full.attention_mask, length, hidden.device());
+  return context;
 }
 
 RoutedStates DecoderStack::forward(const Batch& input, const VisualInput& visual) {
@@ -57,14 +97,16 @@ RoutedStates DecoderStack::forward(const Batch& input, const VisualInput& visual
   LayerContext context{
       .rotary = {}, .attention_mask = input.attention_mask, .token_mask = input.token_mask, .sequence = input.sequence};
   if (rotary_emb_) context.rotary = rotary_emb_->forward(hidden, positions);
+  const bool any_slides = std::find(slides_.begin(), slides_.end(), true) != slides_.end();
+  const auto sliding = any_slides ? sliding_context(context, hidden, positions) : LayerContext();
   at::Tensor balance;
   for (size_t i = 0; i < layers_.size(); ++i) {
-    auto states = layers_[i]->forward(hidden, context);
+    auto states = layers_[i]->forward(hidden, slides_[i] ? sliding : context);
     hidden = std::move(states.hidden);
     if (states.balance.defined()) balance = balance.defined() ? balance + states.balance : std::move(states.balance);
     if (i >= visual.deepstack.size()) continue;
     hidden = hidden.flatten(0, 1)
-                 .index_add(0, visual.places, visual.deepstack[i].to(hidden.scalar_type()))
+                 .index_add(0, visual.token_indices, visual.deepstack[i].to(hidden.scalar_type()))
                  .view(hidden.sizes());
   }
   return {norm_->forward(hidden), balance};
@@ -116,7 +158,8 @@ std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config, c
   if (part == "qkv_linear") return {attention + ".q_proj", attention + ".k_proj", attention + ".v_proj"};
   if (part == "attn_proj") return {attention + ".o_proj"};
   if (part == "attn_norm") return {layer + ".input_layernorm"};
-  if (part == "mlp_norm") return {layer + ".post_attention_layernorm"};
+  if (part == "mlp_norm")
+    return {layer + (config.sandwich_norms ? ".pre_feedforward_layernorm" : ".post_attention_layernorm")};
   if (part != "mlp" && part != "moe") return {};
   const auto layers = layers_with_experts(config, part == "moe");
   if (layers.empty()) return {};

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -15,14 +17,27 @@ namespace megashard {
 /// transformers.
 class HfConfig {
  public:
-  /// Both must outlive it.
-  HfConfig(const nlohmann::ordered_json& json, const std::string& path) : json_(json), path_(path) {}
+  enum class Purpose {
+    kComputation,
+    kWeights,  ///< their names and sizes alone: what is not computed here does not matter
+  };
+
+  /// Both must outlive it; `path` stands in messages.
+  HfConfig(const nlohmann::ordered_json& json, const std::string& path, Purpose purpose = Purpose::kComputation)
+      : json_(json), path_(path), purpose_(purpose) {}
 
   const nlohmann::ordered_json* find(const char* key) const { return find(json_, key); }
   static const nlohmann::ordered_json* find(const nlohmann::ordered_json& object, const char* key) {
     const auto found = object.find(key);
     return found == object.end() || found->is_null() ? nullptr : &*found;
   }
+  /// The object of that key (text_config); nothing where it is absent or no object.
+  std::optional<HfConfig> object(const char* key) const {
+    const auto* value = find(key);
+    return value == nullptr || !value->is_object() ? std::nullopt : std::optional(HfConfig(*value, path_, purpose_));
+  }
+  /// Whether the field says null; get() takes that for absent.
+  bool is_null(const char* key) const { return json_.contains(key) && json_.at(key).is_null(); }
 
   template <class T>
   T get(const char* key, T fallback) const {
@@ -44,6 +59,13 @@ class HfConfig {
     return need<T>(json_, key);
   }
 
+  bool describes_computation() const { return purpose_ == Purpose::kComputation; }
+  /// Throws the sentence for a setting that is not computed here, where that matters.
+  template <class... Words>
+  void require_computed(bool is_computed, const Words&... sentence) const {
+    TORCH_CHECK(is_computed || !describes_computation(), path(), ": ", c10::str(sentence...));
+  }
+
   const std::string& path() const { return path_; }
 
  private:
@@ -56,12 +78,16 @@ class HfConfig {
     if constexpr (std::is_same_v<T, std::vector<int64_t>>)
       fits = value.is_array() &&
              std::all_of(value.begin(), value.end(), [](const auto& each) { return each.is_number_integer(); });
+    if constexpr (std::is_same_v<T, std::vector<std::string>>)
+      fits = value.is_array() &&
+             std::all_of(value.begin(), value.end(), [](const auto& each) { return each.is_string(); });
     TORCH_CHECK(fits, path(), ": ", key, " has an unexpected type: ", value.dump());
     return value.get<T>();
   }
 
   const nlohmann::ordered_json& json_;
   const std::string& path_;
+  Purpose purpose_;
 };
 
 }  // namespace megashard

@@ -1,0 +1,51 @@
+#include "models/config/read_decoder_config.h"
+#include "models/families/model_family.h"
+
+namespace megashard {
+namespace {
+
+DecoderConfig read_dense_or_sparse(const HfConfig& config, const DecoderDefaults& defaults) {
+  auto network = read_decoder(config, defaults);
+  network.qk_norm = true;
+  network.qkv_bias = network.attention_out_bias = config.get("attention_bias", false);
+  return network;
+}
+
+DecoderConfig read_qwen3(const HfConfig& config) {
+  auto network = read_dense_or_sparse(config, {.names = class_names("Qwen3"), .kv_heads = 32, .head_dim = 128});
+  read_optional_windows(config, network);
+  return network;
+}
+
+std::optional<nlohmann::ordered_json> qwen3_switches(const DecoderConfig& network) {
+  const bool fits = network.qk_norm && network.qkv_bias == network.attention_out_bias && !network.mlp_bias;
+  if (!fits) return std::nullopt;
+  return nlohmann::ordered_json{{"attention_bias", network.qkv_bias}};
+}
+
+/// A window is every layer's: transformers' Qwen3MoeAttention reads no layer_types.
+DecoderConfig read_qwen3_moe(const HfConfig& config) {
+  auto network = read_dense_or_sparse(config, {.names = class_names("Qwen3Moe"), .kv_heads = 4});
+  network.moe = read_moe(config);
+  if (config.get("use_sliding_window", false)) read_window_of_all_layers(config, network);
+  return network;
+}
+
+}  // namespace
+
+ModelFamily qwen3() {
+  return {.model_type = "qwen3",
+          .architecture = "Qwen3ForCausalLM",
+          .read = read_qwen3,
+          .write_switches = qwen3_switches,
+          .has_megatron_layout = true};
+}
+
+ModelFamily qwen3_moe() {
+  return {.model_type = "qwen3_moe",
+          .architecture = "Qwen3MoeForCausalLM",
+          .read = read_qwen3_moe,
+          .weight_files = {.experts = WeightFiles::Experts::kSeparate}};
+}
+
+}  // namespace megashard
