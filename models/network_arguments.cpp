@@ -6,6 +6,7 @@
 
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/argument_validation.h"
+#include "framework/arguments/saved_arguments.h"
 
 namespace megashard {
 namespace {
@@ -53,18 +54,6 @@ std::map<std::string, ArgumentValue> network_values(const DecoderConfig& config)
   return values;
 }
 
-bool same(const ArgumentValue& a, const ArgumentValue& b) {
-  const auto number = [](const ArgumentValue& value) -> std::optional<double> {
-    if (const auto* whole = std::get_if<int64_t>(&value)) return static_cast<double>(*whole);
-    if (const auto* real = std::get_if<double>(&value)) return *real;
-    return std::nullopt;
-  };
-  const auto x = number(a);
-  const auto y = number(b);
-  if (x && y) return std::abs(*x - *y) <= 1e-9 * std::max(std::abs(*x), std::abs(*y));
-  return a == b;
-}
-
 /// NullTokenizer's --vocab-size does not count the end of documents, and the model's vocabulary
 /// does.
 bool is_vocabulary(const DecoderConfig& config, const Arguments& arguments) {
@@ -101,7 +90,7 @@ std::vector<std::string> contradictions(const DecoderConfig& config, const Argum
   const auto values = network_values(config);
   for (const auto& [name, value] : argument_values(arguments)) {
     const auto found = values.find(name);
-    if (!arguments.is_given(name) || found == values.end() || same(found->second, value)) continue;
+    if (!arguments.is_given(name) || found == values.end() || same_value(found->second, value)) continue;
     if (name == "vocab_size" && is_vocabulary(config, arguments)) continue;
     const Option& option = *find_argument(name);
     const std::string given = argument_text(value);
@@ -113,13 +102,8 @@ std::vector<std::string> contradictions(const DecoderConfig& config, const Argum
 }
 
 Dict network_arguments(const DecoderConfig& config) {
-  Dict arguments;
-  for (const auto& [name, value] : network_values(config)) {
-    if (const auto* flag = std::get_if<bool>(&value)) arguments.set(name, *flag);
-    if (const auto* whole = std::get_if<int64_t>(&value)) arguments.set(name, *whole);
-    if (const auto* real = std::get_if<double>(&value)) arguments.set(name, *real);
-    if (const auto* text = std::get_if<std::string>(&value)) arguments.set(name, *text);
-  }
+  const auto values = network_values(config);
+  Dict arguments = to_dict({values.begin(), values.end()});
   arguments.set("rotary_base", static_cast<int64_t>(std::llround(config.rotary.theta)));
   arguments.set("untie_embeddings_and_output_weights", !config.tie_word_embeddings);
   return arguments;

@@ -9,7 +9,7 @@
 
 #include "framework/arguments/arguments.h"
 #include "framework/data/build_datasets.h"
-#include "framework/data/microbatches.h"
+#include "framework/arguments/microbatches.h"
 #include "framework/training/lr_schedule.h"
 #include "framework/training/metrics_file.h"
 #include "framework/training/step_numbers.h"

@@ -10,8 +10,8 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/torch_dist/torch_dist_writer.h"
 #include "checkpoint/values/state_dict_keys.h"
-#include "framework/arguments/checkpoint_arguments.h"
-#include "framework/data/microbatches.h"
+#include "framework/arguments/microbatches.h"
+#include "framework/arguments/saved_arguments.h"
 #include "framework/training/load_strictness.h"
 #include "framework/training/random_states.h"
 #include "framework/training/save_contract.h"
@@ -202,7 +202,7 @@ bool saves_where_it_loads(const Arguments& arguments) {
 
 std::string check_save_format(const TrainingState& state) {
   const auto tensors = tensors_of(state, /*with_optimizer=*/false);
-  if (format_of_name(state.arguments.ckpt_format) != CheckpointFormat::kTorchDist) return {};
+  if (state.arguments.ckpt_format != CheckpointFormat::kTorchDist) return {};
   return check_torch_dist_shards(tensors);
 }
 
@@ -232,7 +232,7 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
     ranks.set(std::to_string(group->rank()), random_states(state.device));
     values.set(kRngStateKey, std::move(ranks));
   }
-  SaveOptions options{.format = format_of_name(arguments.ckpt_format),
+  SaveOptions options{.format = arguments.ckpt_format,
                       .retention = {.most_recent = arguments.most_recent_k,
                                     .interval = arguments.save_retain_interval,
                                     .damaged = state.damaged_steps,
@@ -269,7 +269,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   OptimizerParamScheduler schedule = *state.schedule;
 
   LoadOptions options;
-  if (!arguments.auto_detect_ckpt_format) options.format = format_of_name(arguments.ckpt_format);
+  if (!arguments.auto_detect_ckpt_format) options.format = arguments.ckpt_format;
   options.strict = false;
   ShardedTensors tensors;
   std::vector<FurtherKey> further;

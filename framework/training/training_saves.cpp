@@ -108,7 +108,7 @@ void TrainingSaves::go_beside_training() {
 
 void TrainingSaves::save() {
   finish();
-  say_(saving_line(state_.iteration, *state_.arguments.save, state_.arguments.ckpt_format));
+  say_(saving_line(state_.iteration, *state_.arguments.save, format_name(state_.arguments.ckpt_format)));
   const auto warn = [this](const std::string& line) { say_("WARNING: " + line); };
   std::erase(state_.damaged_steps, state_.iteration);  // it is replaced
   save_training_checkpoint(state_, saving_group_, warn, saver_.get());

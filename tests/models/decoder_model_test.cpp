@@ -37,8 +37,8 @@ Arguments megatrons_network() {
 
 Arguments small_network() {
   Arguments arguments = megatrons_network();
-  arguments.position_embedding_type = "rope";
-  arguments.normalization = "RMSNorm";
+  arguments.position_embedding_type = PositionEmbeddingType::kRope;
+  arguments.normalization = Normalization::kRmsNorm;
   arguments.swiglu = true;
   arguments.add_bias_linear = false;
   arguments.attention_dropout = arguments.hidden_dropout = 0;
