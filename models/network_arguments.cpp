@@ -6,7 +6,6 @@
 
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/argument_validation.h"
-#include "framework/arguments/saved_arguments.h"
 
 namespace megashard {
 namespace {
@@ -102,8 +101,13 @@ std::vector<std::string> contradictions(const DecoderConfig& config, const Argum
 }
 
 Dict network_arguments(const DecoderConfig& config) {
-  const auto values = network_values(config);
-  Dict arguments = to_dict({values.begin(), values.end()});
+  Dict arguments;
+  for (const auto& [name, value] : network_values(config)) {
+    if (const auto* flag = std::get_if<bool>(&value)) arguments.set(name, *flag);
+    if (const auto* whole = std::get_if<int64_t>(&value)) arguments.set(name, *whole);
+    if (const auto* real = std::get_if<double>(&value)) arguments.set(name, *real);
+    if (const auto* text = std::get_if<std::string>(&value)) arguments.set(name, *text);
+  }
   arguments.set("rotary_base", static_cast<int64_t>(std::llround(config.rotary.theta)));
   arguments.set("untie_embeddings_and_output_weights", !config.tie_word_embeddings);
   return arguments;

@@ -18,16 +18,13 @@
 namespace megashard {
 namespace {
 
-template <class T>
-constexpr bool kIsList = std::is_same_v<T, std::vector<int64_t>> || std::is_same_v<T, std::vector<std::string>>;
-
 Value to_value(const ArgumentValue& value) {
   return std::visit(
       [](const auto& each) -> Value {
         using T = std::decay_t<decltype(each)>;
         if constexpr (std::is_same_v<T, std::monostate>) {
           return {};
-        } else if constexpr (kIsList<T>) {
+        } else if constexpr (detail::kIsList<T>) {
           List list;
           for (const auto& item : each) list.items.emplace_back(item);
           return list;

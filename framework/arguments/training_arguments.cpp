@@ -36,7 +36,7 @@ void add_loop(std::vector<Option>& rows) {
   group.add("--exit-duration-in-mins", &A::exit_duration_in_mins, kFree, "save and exit after so many minutes")
       .above(0);
   group.add("--exit-signal-handler", &A::exit_signal_handler, kFree, "on --exit-signal save and exit");
-  group.choice("--exit-signal", &A::exit_signal, kReport,
+  group.choice("--exit-signal", &A::exit_signal, kFree,
                {{"SIGTERM", ExitSignal::kTerm},
                 {"SIGINT", ExitSignal::kInt},
                 {"SIGUSR1", ExitSignal::kUsr1},

@@ -23,7 +23,8 @@ LrScheduleOptions options_from(const Json& json) {
           .decay_steps = json["lr_decay_steps"],
           .decay_style = LrDecayStyle{choice_value("lr_decay_style", json["lr_decay_style"])},
           .wsd_decay_steps = json.value("wsd_decay_steps", 0),
-          .wsd_decay_style = WsdDecayStyle{choice_value("lr_wsd_decay_style", json.value("lr_wsd_decay_style", "exponential"))},
+          .wsd_decay_style =
+              WsdDecayStyle{choice_value("lr_wsd_decay_style", json.value("lr_wsd_decay_style", "exponential"))},
           .start_weight_decay = json["start_wd"],
           .end_weight_decay = json["end_wd"],
           .weight_decay_steps = json["wd_incr_steps"],
@@ -89,7 +90,9 @@ TEST(OptimizerParamScheduler, ChecksOrChoosesOnLoading) {
 // It was linear in silence.
 TEST(OptimizerParamScheduler, RefusesStylesThatNobodyKnows) {
   OptimizerParamScheduler scheduler(small(OnLoad::kCheckpointDecides));
-  EXPECT_THAT(usage_error([&] { scheduler.load_state_dict({{"lr_decay_style", std::string("polynomial")}}); }),
+  EXPECT_THAT(usage_error([&] {
+                scheduler.load_state_dict({{"lr_decay_style", std::string("polynomial")}});
+              }),
               HasSubstr("--lr-decay-style takes one of constant, linear, cosine, inverse-square-root, WSD, got"));
 }
 
