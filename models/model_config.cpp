@@ -5,6 +5,7 @@
 #include <cmath>
 #include <string>
 
+#include "framework/arguments/argument_table.h"
 #include "framework/arguments/argument_validation.h"
 #include "models/families/model_family.h"
 #include "models/network_arguments.h"
@@ -19,19 +20,28 @@ Activation activation_of(const Arguments& arguments) {
 }
 
 NormKind norm_of(const Arguments& arguments) {
-  if (arguments.normalization == "RMSNorm") return NormKind::kRmsNorm;
-  TORCH_CHECK(arguments.normalization == "LayerNorm", "--normalization must be LayerNorm or RMSNorm, got ",
-              arguments.normalization);
+  switch (arguments.normalization) {
+    case Normalization::kRmsNorm:
+      return NormKind::kRmsNorm;
+    case Normalization::kLayerNorm:
+      break;
+  }
   return NormKind::kLayerNorm;
 }
 
 PositionKind positions_of(const Arguments& arguments) {
-  if (arguments.position_embedding_type == "rope") return PositionKind::kRotary;
-  if (arguments.position_embedding_type == "none") return PositionKind::kNone;
-  TORCH_CHECK(arguments.position_embedding_type == "learned_absolute",
-              "--position-embedding-type must be learned_absolute, rope or none, got ",
-              arguments.position_embedding_type);
-  return PositionKind::kLearned;
+  switch (arguments.position_embedding_type) {
+    case PositionEmbeddingType::kLearnedAbsolute:
+      return PositionKind::kLearned;
+    case PositionEmbeddingType::kRope:
+      return PositionKind::kRotary;
+    case PositionEmbeddingType::kNone:
+      return PositionKind::kNone;
+    case PositionEmbeddingType::kMrope:
+      break;
+  }
+  TORCH_CHECK_VALUE(false, "--position-embedding-type mrope belongs to vision-language models, which --hf-model gives; "
+                           "use rope");
 }
 
 RotaryConfig rotary_of(const Arguments& arguments) {
@@ -58,7 +68,7 @@ DecoderConfig decoder_config_from_flags(const Arguments& given) {
   const int64_t heads = *arguments.num_attention_heads;
 
   DecoderConfig config{
-      .names = {.norm = arguments.normalization,
+      .names = {.norm = choice_name("normalization", arguments.normalization),
                 .rotary = "RotaryEmbedding",
                 .attention = "SelfAttention",
                 .mlp = "MLP",

@@ -53,18 +53,6 @@ std::map<std::string, ArgumentValue> network_values(const DecoderConfig& config)
   return values;
 }
 
-bool same(const ArgumentValue& a, const ArgumentValue& b) {
-  const auto number = [](const ArgumentValue& value) -> std::optional<double> {
-    if (const auto* whole = std::get_if<int64_t>(&value)) return static_cast<double>(*whole);
-    if (const auto* real = std::get_if<double>(&value)) return *real;
-    return std::nullopt;
-  };
-  const auto x = number(a);
-  const auto y = number(b);
-  if (x && y) return std::abs(*x - *y) <= 1e-9 * std::max(std::abs(*x), std::abs(*y));
-  return a == b;
-}
-
 /// NullTokenizer's --vocab-size does not count the end of documents, and the model's vocabulary
 /// does.
 bool is_vocabulary(const DecoderConfig& config, const Arguments& arguments) {
@@ -101,7 +89,7 @@ std::vector<std::string> contradictions(const DecoderConfig& config, const Argum
   const auto values = network_values(config);
   for (const auto& [name, value] : argument_values(arguments)) {
     const auto found = values.find(name);
-    if (!arguments.is_given(name) || found == values.end() || same(found->second, value)) continue;
+    if (!arguments.is_given(name) || found == values.end() || same_value(found->second, value)) continue;
     if (name == "vocab_size" && is_vocabulary(config, arguments)) continue;
     const Option& option = *find_argument(name);
     const std::string given = argument_text(value);

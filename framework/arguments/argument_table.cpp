@@ -1,12 +1,17 @@
 #include "framework/arguments/argument_table.h"
 
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <type_traits>
 #include <unordered_map>
 
+#include "framework/arguments/compatibility_flags.h"
 #include "framework/arguments/nearest_name.h"
+#include "framework/arguments/option_group.h"
+#include "framework/arguments/typed_text.h"
+#include "framework/arguments/yaml_value.h"
 #include "framework/diagnostics.h"
 
 namespace megashard {
@@ -22,9 +27,16 @@ std::string snake_case(std::string spelling) {
 std::vector<Option> build_table() {
   std::vector<Option> rows;
   detail::add_model_options(rows);
+  detail::add_network_options(rows);
   detail::add_training_options(rows);
-  detail::add_run_options(rows);
-  detail::add_foreign_options(rows);
+  detail::add_activation_options(rows);
+  detail::add_optimizer_options(rows);
+  detail::add_logging_options(rows);
+  detail::add_parallel_options(rows);
+  detail::add_checkpoint_options(rows);
+  detail::add_data_options(rows);
+  detail::add_compatibility_flags(rows);
+  detail::add_refused_flags(rows);
   return rows;
 }
 
@@ -42,63 +54,54 @@ std::unordered_map<std::string, const Option*> build_index() {
   throw UsageError(option.flag + " takes " + expected + ", got \"" + word + "\".");
 }
 
-template <class T>
-T parse_number(const Option& option, const std::string& word, const std::string& expected) {
-  T value{};
-  const char* begin = word.data() + (word.starts_with('+') ? 1 : 0);
-  const char* end = word.data() + word.size();
-  const auto result = std::from_chars(begin, end, value);
-  if (result.ec == std::errc::result_out_of_range) wrong_type(option, expected + " within range", word);
-  bool is_number = result.ec == std::errc() && result.ptr == end;
-  if constexpr (std::is_floating_point_v<T>) is_number &= !std::isnan(value);
-  if (!is_number) wrong_type(option, expected, word);
-  return value;
+int64_t integer(const Option& option, const std::string& word) {
+  if (const auto whole = parse_integer(word)) return *whole;
+  const auto number = parse_number(word);
+  const bool too_large = number && *number == std::floor(*number);
+  wrong_type(option, too_large ? "a whole number within range" : "a whole number", word);
 }
 
-struct StoreWords {
-  const Option& option;
-  const std::vector<std::string>& words;
-  Arguments& arguments;
+double number(const Option& option, const std::string& word) {
+  const auto number = parse_number(word);
+  if (!number) wrong_type(option, "a number", word);
+  return *number;
+}
 
-  void operator()(std::monostate) const {}
-  void operator()(bool Arguments::*member) const {
-    const std::string& word = words.front();
-    if (word != "true" && word != "false") wrong_type(option, "no value (or true / false)", word);
-    // A switch that is spelt out as false leaves the field at its default.
-    arguments.*member = (word == "true") == option.switch_value;
+ArgumentValue parse_words(const Option& option, const std::vector<std::string>& words) {
+  switch (option.type) {
+    case ValueType::kNone:
+      return {};
+    case ValueType::kSwitch:
+      if (words.front() != "true" && words.front() != "false") {
+        wrong_type(option, "no value (or true / false)", words.front());
+      }
+      // A switch that is spelt out as false leaves the field at its default.
+      return (words.front() == "true") == option.switch_value;
+    case ValueType::kInteger:
+      return integer(option, words.front());
+    case ValueType::kNumber:
+      return number(option, words.front());
+    case ValueType::kText:
+      return words.front();
+    case ValueType::kIntegers: {
+      std::vector<int64_t> values;
+      for (const auto& word : words) values.push_back(integer(option, word));
+      return values;
+    }
+    case ValueType::kTexts:
+      return words;
   }
-  void operator()(int64_t Arguments::*member) const { arguments.*member = integer(words.front()); }
-  void operator()(double Arguments::*member) const { arguments.*member = number(words.front()); }
-  void operator()(std::string Arguments::*member) const { arguments.*member = words.front(); }
-  void operator()(std::optional<int64_t> Arguments::*member) const { arguments.*member = integer(words.front()); }
-  void operator()(std::optional<double> Arguments::*member) const { arguments.*member = number(words.front()); }
-  void operator()(std::optional<std::string> Arguments::*member) const { arguments.*member = words.front(); }
-  void operator()(std::vector<int64_t> Arguments::*member) const {
-    std::vector<int64_t> values;
-    for (const auto& word : words) values.push_back(integer(word));
-    arguments.*member = std::move(values);
-  }
-  void operator()(std::vector<std::string> Arguments::*member) const { arguments.*member = words; }
-
-  int64_t integer(const std::string& word) const { return parse_number<int64_t>(option, word, "a whole number"); }
-  double number(const std::string& word) const { return parse_number<double>(option, word, "a number"); }
-};
-
-std::string joined(const std::vector<std::string>& words, const char* between) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : between) + word;
-  return text;
+  return {};
 }
 
 void check_count(const Option& option, const std::vector<std::string>& words) {
   const auto count = static_cast<int>(words.size());
-  const bool any = option.words == Option::kAnyNumber;
-  const bool foreign = option.status == OptionStatus::kWithoutEffect;
-  if (any && (count > 0 || foreign)) return;
+  const bool any = option.nargs == Option::kAnyNumber;
+  if (any && (count > 0 || option.status == OptionStatus::kWithoutEffect)) return;
   if (count == 0) throw UsageError(option.flag + " has no value; write " + option_usage(option) + ".");
-  if (count == option.words) return;
+  if (count == option.nargs) return;
   throw UsageError(option.flag + " takes " +
-                   (option.words == 1 ? "one value" : std::to_string(option.words) + " values") + ", got " +
+                   (option.nargs == 1 ? "one value" : std::to_string(option.nargs) + " values") + ", got " +
                    std::to_string(count) + ".");
 }
 
@@ -113,24 +116,42 @@ void check_word(const Option& option, const std::string& word) {
   const auto& choices = option.choices;
   if (choices.empty() || std::find(choices.begin(), choices.end(), word) != choices.end()) return;
   const std::string suggestion = did_you_mean(word, choices);
-  throw UsageError(option.flag + " takes " + (choices.size() == 1 ? "only " : "one of ") + joined(choices, ", ") +
+  throw UsageError(option.flag + " takes " + (choices.size() == 1 ? "only " : "one of ") + c10::Join(", ", choices) +
                    ", got \"" + word + "\"" + suggestion + (suggestion.empty() ? "." : ""));
 }
 
-std::optional<double> number_in(const std::string& word) {
-  double value = 0;
-  const char* end = word.data() + word.size();
-  const auto result = std::from_chars(word.data(), end, value);
-  return result.ec == std::errc() && result.ptr == end ? std::optional(value) : std::nullopt;
+/// Numbers count as such: 0 is 0.0.
+bool is_allowed(const Option& option, const std::vector<std::string>& words) {
+  const auto allowed = parse_number(option.allowed_value);
+  return !option.allowed_value.empty() && !words.empty() &&
+         std::all_of(words.begin(), words.end(), [&](const std::string& word) {
+           return word == option.allowed_value || (allowed && parse_number(word) == allowed);
+         });
 }
 
-/// Numbers count as such: 0 is 0.0.
-bool is_neutral(const Option& option, const std::vector<std::string>& words) {
-  const auto number = number_in(option.neutral);
-  return !option.neutral.empty() && !words.empty() &&
-         std::all_of(words.begin(), words.end(), [&](const std::string& word) {
-           return word == option.neutral || (number && number_in(word) == number);
-         });
+bool is_within(const ValueRange& range, double value) {
+  return (range.without_least ? value > range.least : value >= range.least) &&
+         (range.without_most ? value < range.most : value <= range.most);
+}
+
+std::string range_text(const ValueRange& range) {
+  const auto number = [](double value) { return c10::str(value); };
+  if (range.most == std::numeric_limits<double>::infinity()) {
+    if (range.least == 0) return range.without_least ? "be positive" : "not be negative";
+    return (range.without_least ? "be above " : "be at least ") + number(range.least);
+  }
+  return (range.without_least ? "be above " : "be from ") + number(range.least) +
+         (range.without_least ? " and" : " to") +
+         (range.without_most    ? " below "
+          : range.without_least ? " at most "
+                                : " ") +
+         number(range.most);
+}
+
+const Option& choice_row(const std::string& argument) {
+  const Option* option = find_argument(argument);
+  TORCH_CHECK(option != nullptr && !option->choice_values.empty(), argument, " is no argument of named values");
+  return *option;
 }
 
 }  // namespace
@@ -182,74 +203,105 @@ const std::vector<std::string>& argument_names() {
 }
 
 void set_option(const Option& option, const std::vector<std::string>& words, Arguments& arguments) {
-  const bool neutral = is_neutral(option, words);
   const bool off = option.is_switch() && words.size() == 1 && words.front() == "false";
   if (option.status == OptionStatus::kRefused) {
-    if (neutral || off) return;
+    if (off || is_allowed(option, words)) return;
     throw UsageError(option.flag + " is refused: " + option.reason + ".");
   }
   if (!option.is_switch()) {
     check_count(option, words);
     for (const auto& word : words) check_word(option, word);
-    std::visit(StoreWords{option, words, arguments}, option.field);
-  } else {
-    const std::vector<std::string> on = words.empty() ? std::vector<std::string>{"true"} : words;
-    std::visit(StoreWords{option, on, arguments}, option.field);
+  }
+  if (option.write) {
+    const bool alone = option.is_switch() && words.empty();
+    option.write(parse_words(option, alone ? std::vector<std::string>{"true"} : words), arguments);
   }
   if (option.status == OptionStatus::kUsed) arguments.given.insert(option.name);
   if (option.status == OptionStatus::kWithoutEffect && !off) arguments.given_without_effect.insert(option.flag);
 }
 
+void set_option(const Option& option, const YamlValue& value, Arguments& arguments, bool by_name) {
+  std::vector<std::string> words;
+  if (option.is_switch()) {
+    words = {value.boolean() == (by_name ? option.switch_value : true) ? "true" : "false"};
+  } else {
+    words = value.words();
+  }
+  try {
+    set_option(option, words, arguments);
+  } catch (const UsageError& error) {
+    const bool is_flag = find_option(value.key) == &option || option.name == value.key;  // which the error names
+    throw UsageError(yaml_place(value.source, value.node) + (is_flag ? "" : value.key + ": ") + error.what());
+  }
+}
+
+void check_ranges(const Arguments& arguments, Mistakes& mistakes) {
+  for (const auto& option : option_table()) {
+    if (!option.read) continue;
+    const auto value = option.read(arguments);
+    const auto number = number_of(value);
+    if (!number || is_within(option.range, *number)) continue;
+    mistakes.add(option.flag + " is " + argument_text(value) + "; it must " + range_text(option.range) + ".",
+                 {option.flag});
+  }
+}
+
+void reset_training_options(Arguments& arguments) {
+  const Arguments defaults;
+  for (const auto& option : option_table()) {
+    if (option.used_by == UsedBy::kPretrain && option.read) option.write(option.read(defaults), arguments);
+  }
+}
+
+std::string choice_name(const std::string& argument, int value) {
+  const Option& option = choice_row(argument);
+  const auto& values = option.choice_values;
+  const auto found = std::find(values.begin(), values.end(), value);
+  TORCH_CHECK(found != values.end(), argument, " has no value of number ", value);
+  return option.choices[static_cast<size_t>(found - values.begin())];
+}
+
+int choice_value(const std::string& argument, const std::string& name) {
+  const Option& option = choice_row(argument);
+  check_word(option, name);
+  const auto found = std::find(option.choices.begin(), option.choices.end(), name);
+  return option.choice_values[static_cast<size_t>(found - option.choices.begin())];
+}
+
+std::vector<std::pair<std::string, ArgumentValue>> argument_values(const Arguments& arguments) {
+  std::vector<std::pair<std::string, ArgumentValue>> values;
+  for (const auto& option : option_table()) {
+    if (option.read) values.emplace_back(option.name, option.read(arguments));
+  }
+  return values;
+}
+
+bool set_argument_value(const std::string& name, const ArgumentValue& value, Arguments& arguments) {
+  const Option* option = find_argument(name);
+  return option != nullptr && option->write && option->write(value, arguments);
+}
+
+Option& Option::refuse_values(const std::vector<std::string>& values, const std::string& why) {
+  for (const auto& value : values) refused_values.push_back({value, why});
+  return *this;
+}
+
 namespace detail {
 
-Option& OptionGroup::row(std::string flag, int words) {
+Option& OptionGroup::row(std::string flag, ValueType type) {
   Option option;
   option.group = title_;
   option.name = snake_case(flag);
   option.flag = std::move(flag);
-  option.words = words;
+  option.type = type;
+  const bool list = type == ValueType::kIntegers || type == ValueType::kTexts;
+  option.nargs = list ? Option::kAnyNumber : type == ValueType::kSwitch ? 0 : 1;
+  if (type == ValueType::kInteger || type == ValueType::kIntegers) option.metavar = "INT";
+  if (type == ValueType::kNumber) option.metavar = "FLOAT";
+  option.used_by = defaults_.used_by;
+  option.from_checkpoint = defaults_.from_checkpoint;
+  option.of_schedule = defaults_.of_schedule;
   return rows_.emplace_back(std::move(option));
-}
-
-Option& OptionGroup::add(std::string flag, ArgumentField field, std::string help) {
-  int words = 1;
-  if (std::holds_alternative<bool Arguments::*>(field)) words = 0;
-  if (std::holds_alternative<std::vector<int64_t> Arguments::*>(field) ||
-      std::holds_alternative<std::vector<std::string> Arguments::*>(field)) {
-    words = Option::kAnyNumber;
-  }
-  Option& option = row(std::move(flag), words);
-  const bool whole = std::holds_alternative<int64_t Arguments::*>(field) ||
-                     std::holds_alternative<std::optional<int64_t> Arguments::*>(field) ||
-                     std::holds_alternative<std::vector<int64_t> Arguments::*>(field);
-  const bool number = std::holds_alternative<double Arguments::*>(field) ||
-                      std::holds_alternative<std::optional<double> Arguments::*>(field);
-  option.kind = whole ? "INT" : number ? "FLOAT" : "";
-  option.field = field;
-  option.help = std::move(help);
-  return option;
-}
-
-Option& OptionGroup::computed(std::string name, ArgumentField field) {
-  Option& option = row("", 1);
-  option.name = std::move(name);
-  option.field = field;
-  option.status = OptionStatus::kComputed;
-  return option;
-}
-
-Option& OptionGroup::without_effect(std::string flag, int words, std::string reason) {
-  Option& option = row(std::move(flag), words);
-  option.status = OptionStatus::kWithoutEffect;
-  option.reason = std::move(reason);
-  return option;
-}
-
-Option& OptionGroup::refused(std::string flag, int words, std::string reason) {
-  Option& option = row(std::move(flag), words);
-  option.status = OptionStatus::kRefused;
-  option.reason = std::move(reason);
-  return option;
 }
 
 }  // namespace detail

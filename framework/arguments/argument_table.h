@@ -2,25 +2,18 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
+#include <limits>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
+#include "framework/arguments/argument_value.h"
 #include "framework/arguments/arguments.h"
+#include "framework/mistakes.h"
 
 namespace megashard {
 
-/// A value as Megatron's Namespace holds it; monostate is None.
-using ArgumentValue =
-    std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<std::string>>;
-
-/// Where an option's value lives; monostate for options without a field.
-using ArgumentField = std::variant<std::monostate, bool Arguments::*, int64_t Arguments::*, double Arguments::*,
-                                   std::string Arguments::*, std::optional<int64_t> Arguments::*,
-                                   std::optional<double> Arguments::*, std::optional<std::string> Arguments::*,
-                                   std::vector<int64_t> Arguments::*, std::vector<std::string> Arguments::*>;
+struct YamlValue;
 
 enum class OptionStatus {
   kUsed,
@@ -29,29 +22,55 @@ enum class OptionStatus {
   kComputed,       ///< no flag: computed by the program, printed and stored
 };
 
+/// What a resume does about a value that differs from the checkpoint's.
+enum class OnResume {
+  kMustMatch,  ///< refuses it: it is of another network
+  kReport,     ///< goes on and says so: it steers what is learnt
+  kFree,       ///< goes on
+};
+
+/// Which programs read an option; the others accept it and leave it at its default.
+enum class UsedBy { kPretrainAndInfer, kPretrain };
+
+enum class ValueType { kNone, kSwitch, kInteger, kNumber, kText, kIntegers, kTexts };
+
 /// A value that is known and an error, with the reason.
 struct RefusedValue {
   std::string value;
   std::string reason;
 };
 
+/// The numbers that a field may hold.
+struct ValueRange {
+  double least = -std::numeric_limits<double>::infinity(), most = std::numeric_limits<double>::infinity();
+  bool without_least = false, without_most = false;
+};
+
 /// One row: everything that parsing, YAML, help, the banner and the checkpoint's args know about an
-/// option.
+/// option. OptionGroup (option_group.h) makes them.
 struct Option {
-  /// At least one; of a foreign flag, none or more.
+  /// At least one; of a flag without a field, none or more.
   static constexpr int kAnyNumber = -1;
 
   std::string group;
   std::string flag;  // "--num-layers"
   std::vector<std::string> aliases;
   std::string name;  // Megatron's Namespace name, "num_layers"
-  ArgumentField field;
-  bool switch_value = true;                  // what a switch stores
-  int words = 1;                             // values that follow: 0 (a switch), a count or kAnyNumber
-  std::string kind;                          // of its values, for the help: INT, FLOAT, DIR, FILE ...
+  ValueType type = ValueType::kNone;
+  std::function<ArgumentValue(const Arguments&)> read;          // null: no field, nothing that a checkpoint keeps
+  std::function<bool(const ArgumentValue&, Arguments&)> write;  // false: the type does not fit
+  bool switch_value = true;                                     // what a switch stores
+  int nargs = 1;                             // values that follow: 0 (a switch), a count or kAnyNumber
+  std::string metavar;                       // of its values, for the help: INT, FLOAT, DIR, FILE ...
   std::vector<std::string> choices;          // allowed values; empty: any
+  std::vector<int> choice_values;            // those of the enum, when the field is one
   std::vector<RefusedValue> refused_values;  // Megatron's other choices
-  std::string neutral;                       // refused options only: a value that changes nothing and is let through
+  std::string allowed_value;                 // refused options only: a value that changes nothing and is let through
+  ValueRange range;
+  OnResume on_resume = OnResume::kFree;
+  bool from_checkpoint = false;  // --use-checkpoint-args takes it
+  bool of_schedule = false;      // the state of a checkpoint's scheduler has it, too
+  UsedBy used_by = UsedBy::kPretrainAndInfer;
   std::string help;
   OptionStatus status = OptionStatus::kUsed;
   std::string reason;
@@ -59,29 +78,28 @@ struct Option {
   Option& alias(std::string other) { return aliases.push_back(std::move(other)), *this; }
   Option& named(std::string megatron_name) { return name = std::move(megatron_name), *this; }
   Option& one_of(std::vector<std::string> values) { return choices = std::move(values), *this; }
-  Option& refuse_values(const std::vector<std::string>& values, const std::string& why) {
-    for (const auto& value : values) refused_values.push_back({value, why});
-    return *this;
-  }
-  Option& of_kind(std::string values) { return kind = std::move(values), *this; }
-  Option& except(std::string value) { return neutral = std::move(value), *this; }
+  Option& refuse_values(const std::vector<std::string>& values, const std::string& why);
+  Option& at_least(double number) { return range.least = number, *this; }
+  Option& at_most(double number) { return range.most = number, *this; }
+  Option& above(double number) { return range.without_least = true, at_least(number); }
+  Option& below(double number) { return range.without_most = true, at_most(number); }
+  Option& shown_as(std::string values) { return metavar = std::move(values), *this; }
+  Option& nargs_of(int number) { return nargs = number, *this; }
+  Option& unless(std::string value) { return allowed_value = std::move(value), *this; }
   Option& turns_off() { return switch_value = false, *this; }
+  Option& used_by_pretrain() { return used_by = UsedBy::kPretrain, *this; }
+  Option& used_by_all() { return used_by = UsedBy::kPretrainAndInfer, *this; }
+  Option& taken_from_checkpoint(bool taken = true) { return from_checkpoint = taken, *this; }
+  Option& in_schedule() { return of_schedule = true, *this; }
   /// Stored and printed, but changes nothing.
-  Option& in_vain(std::string why) {
-    status = OptionStatus::kWithoutEffect;
-    return reason = std::move(why), *this;
-  }
+  Option& no_effect(std::string why) { return status = OptionStatus::kWithoutEffect, reason = std::move(why), *this; }
   /// Stored and printed at its default; giving it is an error.
-  Option& refuse(std::string why) {
-    status = OptionStatus::kRefused;
-    return reason = std::move(why), *this;
-  }
-  Option& count(int number) { return words = number, *this; }
+  Option& refuse(std::string why) { return status = OptionStatus::kRefused, reason = std::move(why), *this; }
 
-  bool is_switch() const { return words == 0; }
+  bool is_switch() const { return nargs == 0; }
 };
 
-/// Every option in the order of the help. The pointers of `field` fit any Arguments.
+/// Every option in the order of the help. `read` and `write` fit any Arguments.
 const std::vector<Option>& option_table();
 /// By flag, alias or their snake case; `-` and `_` are equal. Null: unknown.
 const Option* find_option(const std::string& spelling);
@@ -93,18 +111,33 @@ const std::vector<std::string>& option_spellings();
 /// The names of all that a YAML file may hold, for suggestions.
 const std::vector<std::string>& argument_names();
 
-/// Stores the words that followed a flag (or stand in a YAML file) and marks the option as given. A
-/// switch takes no word, or "true" / "false". Throws UsageError for refused options and values,
-/// wrong types, counts and choices.
+/// Stores the words that followed a flag and marks the option as given. A switch takes no word, or
+/// "true" / "false". Throws UsageError for refused options and values, wrong types, counts and
+/// choices.
 void set_option(const Option& option, const std::vector<std::string>& words, Arguments& arguments);
+/// The same of a key in a YAML file, whose place stands in the error. `by_name`: the key is Megatron's name, which
+/// states the opposite of a switch that turns something off.
+void set_option(const Option& option, const YamlValue& value, Arguments& arguments, bool by_name = false);
+
+/// A sentence for each number that is out of its row's range.
+void check_ranges(const Arguments& arguments, Mistakes& mistakes);
+/// Sets what only pretrain reads to its default.
+void reset_training_options(Arguments& arguments);
+
+/// The name of an enum's value, as the flag and Megatron's checkpoints spell it.
+std::string choice_name(const std::string& argument, int value);
+template <class Enum>
+std::string choice_name(const std::string& argument, Enum value) {
+  return choice_name(argument, static_cast<int>(value));
+}
+/// The inverse. Throws UsageError for names that are none.
+int choice_value(const std::string& argument, const std::string& name);
 
 /// (Megatron name, value) of every option with a field: the checkpoint's args.
 std::vector<std::pair<std::string, ArgumentValue>> argument_values(const Arguments& arguments);
 /// The inverse for one name, for --use-checkpoint-args; false when the name is unknown or the type
 /// does not fit.
 bool set_argument_value(const std::string& name, const ArgumentValue& value, Arguments& arguments);
-/// As Python prints it: True, None, 0.1, 1e-05, ['a', 'b'].
-std::string argument_text(const ArgumentValue& value);
 
 /// "--lr FLOAT": the flag with its choices or the kinds of its values.
 std::string option_usage(const Option& option);
@@ -114,32 +147,5 @@ std::string help_lines(const std::string& text, size_t indent);
 /// Options that are `shown`, by group with their defaults; then all that are accepted without
 /// effect and all that are refused, by their reasons.
 std::string options_help(const std::function<bool(const Option&)>& shown);
-
-namespace detail {
-
-/// Collects the rows of one group.
-class OptionGroup {
- public:
-  OptionGroup(std::string title, std::vector<Option>& rows) : title_(std::move(title)), rows_(rows) {}
-  /// A row for a field; switches are those of bool fields, lists take one or more words. Numbers
-  /// are of the kinds INT and FLOAT; other kinds need of_kind() or one_of().
-  Option& add(std::string flag, ArgumentField field, std::string help);
-  Option& computed(std::string name, ArgumentField field);
-  Option& without_effect(std::string flag, int words, std::string reason);
-  Option& refused(std::string flag, int words, std::string reason);
-
- private:
-  Option& row(std::string flag, int words);
-
-  std::string title_;
-  std::vector<Option>& rows_;
-};
-
-void add_model_options(std::vector<Option>& rows);     // argument_table_model.cpp
-void add_training_options(std::vector<Option>& rows);  // argument_table_training.cpp
-void add_run_options(std::vector<Option>& rows);       // argument_table_run.cpp
-void add_foreign_options(std::vector<Option>& rows);   // argument_table_foreign.cpp: refused or without effect
-
-}  // namespace detail
 
 }  // namespace megashard

@@ -30,22 +30,4 @@ void validate_arguments(Arguments& arguments, const RunEnvironment& environment,
 /// sizes that follow from others and checks the rules between them. Twice is as once.
 void derive_network(Arguments& arguments);
 
-/// The next multiple of divisible_by * tensor_parallel_size. Never used for Hugging Face models.
-int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tensor_parallel_size);
-/// --vocab-size with NullTokenizer's end of document and --vocab-extra-ids: what is padded.
-int64_t unpadded_vocab_size(const Arguments& arguments);
-
-namespace detail {
-
-// Its steps, in the files argument_validation_*.cpp.
-
-/// Batches, optimizer, learning rate.
-void validate_schedule(Arguments& arguments, Mistakes& rules);
-/// Recompute and offload flags, as Megatron's TransformerConfig checks and derives them.
-void validate_activations(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules);
-void validate_data(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules);
-void validate_checkpoint(const Arguments& arguments, Mistakes& rules);
-
-}  // namespace detail
-
 }  // namespace megashard

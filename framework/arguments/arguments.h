@@ -3,15 +3,21 @@
 #include <set>
 #include <string>
 
+#include "framework/arguments/activation_arguments.h"
+#include "framework/arguments/checkpoint_arguments.h"
+#include "framework/arguments/data_arguments.h"
+#include "framework/arguments/logging_arguments.h"
 #include "framework/arguments/model_arguments.h"
-#include "framework/arguments/run_arguments.h"
+#include "framework/arguments/network_arguments.h"
+#include "framework/arguments/optimizer_arguments.h"
+#include "framework/arguments/parallel_arguments.h"
 #include "framework/arguments/training_arguments.h"
 
 namespace megashard {
 
 /// All options of a training run as plain fields, named as in Megatron's Namespace, with Megatron's
-/// defaults. framework/arguments/argument_table.h says how each is spelt on the command line and in
-/// YAML; validate_arguments derives and checks.
+/// defaults. The files of the parts hold their rows and rules; argument_table.h says what a row knows. (derived):
+/// filled by validate_arguments. An unset optional was not given.
 struct Arguments : NetworkArguments,
                    InitializationArguments,
                    RegularizationArguments,

@@ -1,176 +1,146 @@
 #include "framework/arguments/checkpoint_arguments.h"
 
 #include <algorithm>
-#include <array>
-#include <string_view>
+#include <string>
 
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/dcp/checkpoint_format.h"
-#include "checkpoint/files/file_io.h"
-#include "checkpoint/files/unreadable_error.h"
-#include "checkpoint/open_checkpoint.h"
-#include "checkpoint/steps/find_step.h"
-#include "checkpoint/steps/manifest.h"
-#include "checkpoint/values/torch_archive.h"
-#include "checkpoint/values/verify_archive.h"
+#include "framework/arguments/option_group.h"
+#include "framework/mistakes.h"
 
-namespace megashard {
+namespace megashard::detail {
 namespace {
 
-constexpr const char* kNetworkGroup = "network size";
+using A = Arguments;
+using std::to_string;
 
-/// Of the network, but free to be changed when a training goes on: no weight depends on them.
-constexpr std::array<std::string_view, 10> kNotOfWeights = {"max_position_embeddings",
-                                                            "add_position_embedding",  // the type says it
-                                                            "encoder_num_layers",
-                                                            "use_rotary_position_embeddings",
-                                                            "rotary_base",
-                                                            "rotary_seq_len_interpolation_factor",
-                                                            "use_rope_scaling",
-                                                            "rope_scaling_factor",
-                                                            "make_vocab_size_divisible_by",
-                                                            "norm_epsilon"};
-
-constexpr std::array<std::string_view, 7> kSteeringGroups = {
-    "regularization", "mixed precision", "training", "optimizer", "learning rate", "data", "tokenizer"};
-
-/// Of those groups, but without a say in what is learnt.
-constexpr std::array<std::string_view, 9> kNotSteering = {"exit_interval",
-                                                          "exit_duration_in_mins",
-                                                          "exit_signal_handler",
-                                                          "check_for_nan_in_loss_and_grad",
-                                                          "empty_unused_memory_level",
-                                                          "skip_train",
-                                                          "num_workers",
-                                                          "override_opt_param_scheduler",
-                                                          "use_checkpoint_opt_param_scheduler"};
-
-/// Taken by --use-checkpoint-args besides the network.
-constexpr std::array<std::string_view, 7> kTakenToo = {"attention_dropout", "hidden_dropout",  "seq_length",
-                                                       "tokenizer_type",    "tokenizer_model", "vocab_size",
-                                                       "vocab_extra_ids"};
-
-template <size_t N>
-bool is_among(const std::array<std::string_view, N>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
-bool equal(const ArgumentValue& a, const ArgumentValue& b) {
-  const auto number = [](const ArgumentValue& value) -> const int64_t* { return std::get_if<int64_t>(&value); };
-  if (const auto* whole = number(a); whole != nullptr && std::holds_alternative<double>(b))
-    return static_cast<double>(*whole) == std::get<double>(b);
-  if (const auto* whole = number(b); whole != nullptr && std::holds_alternative<double>(a))
-    return static_cast<double>(*whole) == std::get<double>(a);
-  return a == b;
-}
-
-/// Options whose value is known on both sides and differs: visit(option, ours, theirs).
-template <class Visit>
-void for_each_difference(const Arguments& arguments, const ArgumentRecord& saved, const Visit& visit) {
-  for (const auto& [name, ours] : argument_values(arguments)) {
-    if (std::holds_alternative<std::monostate>(ours)) continue;
-    const auto* theirs = find_known(saved, name);
-    if (theirs != nullptr && !equal(ours, *theirs)) visit(*find_argument(name), ours, *theirs);
-  }
-}
-
-bool shapes_weights(const Option& option, const Arguments& arguments) {
-  if (option.name == "padded_vocab_size") return true;
-  if (option.name == "num_query_groups" && !arguments.group_query_attention) return false;
-  return option.group == kNetworkGroup && !is_among(kNotOfWeights, option.name);
-}
-
-std::string remedy(const Option& option, const ArgumentValue& theirs, const Arguments& arguments) {
-  if (arguments.hf_model) {
-    return "it was trained from another model than --hf-model " + *arguments.hf_model + "; give that one";
-  }
-  const bool has_flag = option.status == OptionStatus::kUsed && !option.is_switch();
-  return "give " +
-         (has_flag ? option.flag + " " + argument_text(theirs) : std::string("the flags of the run that wrote it")) +
-         ", or --use-checkpoint-args";
-}
-
-/// What is wrong with the bytes of a step's args; empty: nothing.
-std::string damage_of_args(const std::string& folder) {
-  std::string damage;
-  try {
-    const auto reader = open_step(folder);
-    if (!reader->is_value("args")) return "";
-    for (const auto& chunk : reader->chunks("args")) {
-      const InputFile file(folder + "/" + chunk.file);
-      verify_archive(TorchArchive(file, chunk.range), "args", [&damage](const std::string& fault) { damage = fault; });
-    }
-  } catch (const UnreadableError&) {
-    throw;
-  } catch (const c10::Error& error) {
-    damage = error.what_without_backtrace();
-  }
-  return damage;
+void check_conversion(const Arguments& arguments, Mistakes& rules) {
+  rules.require(arguments.ckpt_convert_format || !arguments.ckpt_convert_save,
+                "--ckpt-convert-save needs --ckpt-convert-format, the format to write.");
+  if (!arguments.ckpt_convert_format) return;
+  rules.require(arguments.load && arguments.ckpt_convert_save,
+                "--ckpt-convert-format needs --load, the checkpoint, and --ckpt-convert-save, the folder "
+                "to write to.");
 }
 
 }  // namespace
 
-void check_checkpoint_arguments(const Arguments& arguments, const ArgumentRecord& saved, const std::string& folder) {
-  for_each_difference(
-      arguments, saved, [&](const Option& option, const ArgumentValue& ours, const ArgumentValue& theirs) {
-        if (!shapes_weights(option, arguments)) return;
-        throw UsageError("the checkpoint " + folder + " has " + option.name + " " + argument_text(theirs) +
-                         ", and this run has " + argument_text(ours) + ": " + remedy(option, theirs, arguments) + ".");
-      });
+void add_checkpoint_options(std::vector<Option>& rows) {
+  using enum OnResume;
+  OptionGroup group("checkpointing", rows);
+  group.add("--save", &A::save, kFree, "folder for checkpoints").shown_as("DIR").used_by_pretrain();
+  group.add("--save-interval", &A::save_interval, kFree, "steps between checkpoints")
+      .alias("--persistent-save-interval")
+      .above(0)
+      .used_by_pretrain();
+  group
+      .add("--async-save", &A::async_save, kFree,
+           "training waits only until its state is copied to host memory; a thread writes it")
+      .alias("--async-save-ckpt")
+      .used_by_pretrain();
+  group.add("--most-recent-k", &A::most_recent_k, kFree, "keep the newest so many checkpoints of --save; unset: all")
+      .alias("--keep-last-checkpoints")
+      .above(0)
+      .used_by_pretrain();
+  group
+      .add("--save-retain-interval", &A::save_retain_interval, kFree,
+           "also keep checkpoints whose step is a multiple of this; without --most-recent-k these and the newest")
+      .above(0)
+      .used_by_pretrain();
+  group
+      .add("--overwrite-run", &A::overwrite_run, kFree,
+           "--save may hold steps of another run: they are removed when this run's first step is "
+           "complete")
+      .used_by_pretrain();
+  group.add("--load", &A::load, kFree, "folder with checkpoints, or one step's; beats the weights of --hf-model")
+      .shown_as("DIR");
+  group.add("--no-save-optim", &A::no_save_optim, kFree, "leave the optimizer out").used_by_pretrain();
+  group.add("--no-save-rng", &A::no_save_rng, kFree, "leave random states out").used_by_pretrain();
+  group.add("--no-load-optim", &A::no_load_optim, kFree, "start with a fresh optimizer");
+  group.add("--no-load-rng", &A::no_load_rng, kFree, "start with fresh random states");
+  group.add("--finetune", &A::finetune, kFree, "load weights only and start at iteration 0");
+  group
+      .add("--pretrained-checkpoint", &A::pretrained_checkpoint, kFree,
+           "loaded as with --finetune when --load has no checkpoint")
+      .shown_as("DIR");
+  group.add("--ckpt-step", &A::ckpt_step, kFree, "load this iteration instead of the latest").at_least(0);
+  group
+      .add("--no-verify-checkpoint", &A::verify_checkpoint, kFree,
+           "compare only lengths before loading a checkpoint, and not the checksums of all its "
+           "bytes")
+      .turns_off()
+      .named("verify_checkpoint");
+  group.add("--use-checkpoint-args", &A::use_checkpoint_args, kFree,
+            "network, dropouts, sequence length and tokenizer of the checkpoint, where not given");
+  group.choice("--dist-ckpt-strictness", &A::dist_ckpt_strictness, kFree,
+               {{"assume_ok_unexpected", StrictHandling::kAssumeOkUnexpected},
+                {"log_unexpected", StrictHandling::kLogUnexpected},
+                {"log_all", StrictHandling::kLogAll},
+                {"raise_unexpected", StrictHandling::kRaiseUnexpected},
+                {"raise_all", StrictHandling::kRaiseAll},
+                {"return_unexpected", StrictHandling::kReturnUnexpected},
+                {"return_all", StrictHandling::kReturnAll},
+                {"ignore_all", StrictHandling::kIgnoreAll}},
+               "names that only the checkpoint or only the run has; unset: raise_all");
+  group.add("--exit-on-missing-checkpoint", &A::exit_on_missing_checkpoint, kFree,
+            "an error when --load has no checkpoint");
+  group.add("--auto-detect-ckpt-format", &A::auto_detect_ckpt_format, kFree,
+            "load a checkpoint of either format; without it, of --ckpt-format only");
+  const auto refuse_formats = [](Option& option) {
+    option
+        .refuse_values({"zarr"}, "it is not part of this program, and Megatron gave it up; use torch_dist or "
+                                 "torch_dcp")
+        .refuse_values({"torch"}, "it keeps whole tensors, which FSDP2 does not have; use torch_dist or "
+                                  "torch_dcp")
+        .refuse_values({"fsdp_dtensor"}, "it belongs to Megatron's own FSDP; use torch_dist or torch_dcp");
+  };
+  refuse_formats(
+      group.choice("--ckpt-format", &A::ckpt_format, kFree,
+                   {{"torch_dist", CheckpointFormat::kTorchDist}, {"torch_dcp", CheckpointFormat::kTorchDcp}},
+                   "format of checkpoints, saved and loaded"));
+  refuse_formats(group
+                     .choice("--ckpt-convert-format", &A::ckpt_convert_format, kFree,
+                             {{"torch_dist", CheckpointFormat::kTorchDist}, {"torch_dcp", CheckpointFormat::kTorchDcp}},
+                             "save the checkpoint of --load again in this format, and exit")
+                     .used_by_pretrain());
+  group.add("--ckpt-convert-save", &A::ckpt_convert_save, kFree, "with it: written to DIR/torch_dist or DIR/torch_dcp")
+      .shown_as("DIR")
+      .used_by_pretrain();
+  group
+      .add("--save-hf", &A::save_hf, kFree,
+           "folder for the weights as Hugging Face files, which all ranks write when training "
+           "ends")
+      .shown_as("DIR")
+      .used_by_pretrain();
+  group
+      .add("--overwrite", &A::overwrite, kFree,
+           "with it: the folder may hold weights, which are replaced when the new ones are "
+           "complete, or a run's steps, which stay")
+      .used_by_pretrain();
+  group
+      .add("--save-hf-stacked-experts", &A::save_hf_stacked_experts, kFree,
+           "with it: the experts of a layer in gate_up_proj and down_proj, as transformers has "
+           "them in memory")
+      .used_by_pretrain();
 }
 
-std::string changed_arguments(const Arguments& arguments, const ArgumentRecord& saved) {
-  std::string text;
-  for_each_difference(
-      arguments, saved, [&](const Option& option, const ArgumentValue& ours, const ArgumentValue& theirs) {
-        const bool of_schedule =
-            option.group == "learning rate" || option.name.find("weight_decay") != std::string::npos;
-        if (of_schedule && arguments.use_checkpoint_opt_param_scheduler) return;
-        const bool steers =
-            option.name == "seed" || option.group == kNetworkGroup ||
-            std::find(kSteeringGroups.begin(), kSteeringGroups.end(), option.group) != kSteeringGroups.end();
-        if (!steers || option.status != OptionStatus::kUsed || is_among(kNotSteering, option.name)) return;
-        text += (text.empty() ? "" : ", ") + option.name + " " + argument_text(theirs) + " -> " + argument_text(ours);
-      });
-  return text;
+void check_checkpointing(const Arguments& arguments, Mistakes& rules) {
+  rules.require(!arguments.save || arguments.save_interval,
+                "--save " + arguments.save.value_or("") + " needs --save-interval, the steps between checkpoints.");
+  rules.require(!arguments.save_interval || arguments.save,
+                "--save-interval " + to_string(arguments.save_interval.value_or(0)) +
+                    " needs --save, the folder for checkpoints; without it nothing would be saved.");
+  const int64_t retain = arguments.save_retain_interval.value_or(1);
+  const int64_t interval = std::max<int64_t>(1, arguments.save_interval.value_or(1));
+  rules.require(!arguments.save_retain_interval || retain % interval == 0,
+                "--save-retain-interval " + to_string(retain) + " is no multiple of --save-interval " +
+                    to_string(interval) + ", so nothing would be retained.");
+  check_conversion(arguments, rules);
+  const bool loads = arguments.load || arguments.pretrained_checkpoint;
+  rules.require(!arguments.ckpt_step || arguments.load, "--ckpt-step " + to_string(arguments.ckpt_step.value_or(0)) +
+                                                            " needs --load, the folder that has the step.");
+  rules.require(!arguments.finetune || loads || arguments.hf_model,
+                "--finetune needs --load, --pretrained-checkpoint or --hf-model, the weights to start from.");
+  rules.require(!arguments.exit_on_missing_checkpoint || arguments.load,
+                "--exit-on-missing-checkpoint needs --load, the folder to look in.");
 }
 
-void take_checkpoint_arguments(Arguments& arguments, const DiagnosticSink& sink) {
-  if (!arguments.load) {
-    throw UsageError("--use-checkpoint-args needs --load, the folder of the checkpoint to ask.");
-  }
-  if (arguments.hf_model) {
-    throw UsageError("--use-checkpoint-args and --hf-model " + *arguments.hf_model +
-                     " both say what the model is; leave one out.");
-  }
-  const auto step = find_step(*arguments.load, nullptr,
-                              {.ckpt_step = arguments.ckpt_step,
-                               .depth = VerifyDepth::kSizes,  // the ranks read the rest together
-                               .further_damage = damage_of_args});
-  if (!step) {
-    sink(Severity::kNotice,
-         "--use-checkpoint-args: " + *arguments.load + " holds no checkpoint yet, so the flags count.");
-    return;
-  }
-  const auto loaded = load_checkpoint(
-      *step, {}, nullptr, {.strict = false, .wanted = [](const std::string& key) { return key == "args"; }});
-  const Value* args = loaded.values.find("args");
-  const Dict* fields = args == nullptr ? nullptr : namespace_fields(*args);
-  if (fields == nullptr) {
-    throw UsageError("--use-checkpoint-args: " + step->folder +
-                     " keeps no args; give the network's flags, or --hf-model.");
-  }
-  const ArgumentRecord saved = to_record(*fields);
-  std::string taken;
-  for (const auto& option : option_table()) {
-    const bool wanted =
-        (option.group == kNetworkGroup && option.name != "encoder_num_layers") || is_among(kTakenToo, option.name);
-    if (!wanted || option.status != OptionStatus::kUsed || arguments.is_given(option.name)) continue;
-    const auto* value = find_known(saved, option.name);
-    if (value == nullptr || !set_argument_value(option.name, *value, arguments)) continue;
-    taken += (taken.empty() ? "" : ", ") + option.name + " " + argument_text(*value);
-  }
-  sink(Severity::kNotice, "From the args of " + step->folder + ": " + taken + ".");
-}
-
-}  // namespace megashard
+}  // namespace megashard::detail

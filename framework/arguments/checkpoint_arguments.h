@@ -1,25 +1,65 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
-#include "framework/arguments/argument_record.h"
-#include "framework/arguments/arguments.h"
-#include "framework/diagnostics.h"
+#include "checkpoint/dcp/checkpoint_format.h"
 
 namespace megashard {
 
-/// Throws UsageError, with both values and the remedy, when the checkpoint's args describe another
-/// network (check_checkpoint_args of Megatron). What either side does not know is not compared.
-void check_checkpoint_arguments(const Arguments& arguments, const ArgumentRecord& saved, const std::string& folder);
+struct Arguments;
+struct Option;
+class Mistakes;
 
-/// "global_batch_size 8 -> 16, seed 1 -> 2": what else steers the training and differs from the
-/// checkpoint's args; empty when nothing does.
-std::string changed_arguments(const Arguments& arguments, const ArgumentRecord& saved);
+/// What becomes of names that only one side has, by Megatron's values. Those of "unexpected" are of names that only the
+/// checkpoint lacks.
+enum class StrictHandling {
+  kAssumeOkUnexpected,
+  kLogUnexpected,
+  kLogAll,
+  kRaiseUnexpected,
+  kRaiseAll,
+  kReturnUnexpected,
+  kReturnAll,
+  kIgnoreAll,
+};
 
-/// --use-checkpoint-args: network, dropouts, sequence length and tokenizer of the step that --load
-/// would take, where the flags are not given (load_args_from_checkpoint of Megatron). Before
-/// validate_arguments; every process for itself, which compares the lengths of the step's files and
-/// the checksums of its args alone. Without a checkpoint the flags count.
-void take_checkpoint_arguments(Arguments& arguments, const DiagnosticSink& sink);
+struct CheckpointArguments {
+  std::optional<std::string> save;
+  std::optional<int64_t> save_interval;
+  bool async_save = false;
+  std::optional<int64_t> most_recent_k;         // steps that stay
+  std::optional<int64_t> save_retain_interval;  // multiples that stay
+  std::optional<std::string> load;
+  bool no_save_optim = false;
+  bool no_save_rng = false;
+  bool no_load_optim = false;
+  bool no_load_rng = false;
+  bool finetune = false;  // weights only, from iteration 0
+  std::optional<std::string> pretrained_checkpoint;
+  std::optional<int64_t> ckpt_step;
+  bool verify_checkpoint = true;  // read every byte before loading
+  bool use_checkpoint_args = false;
+  std::optional<StrictHandling> dist_ckpt_strictness;  // unset: all must fit
+  bool exit_on_missing_checkpoint = false;
+  bool auto_detect_ckpt_format = false;
+  CheckpointFormat ckpt_format = CheckpointFormat::kTorchDist;
+  std::optional<CheckpointFormat> ckpt_convert_format;  // load, save in this one, exit
+  std::optional<std::string> ckpt_convert_save;         // folder for it
+  std::optional<std::string> save_hf;                   // folder for Hugging Face files, at the end
+  bool save_hf_stacked_experts = false;                 // a layer's experts in two tensors there
+  bool overwrite = false;                               // --save-hf may replace what its folder holds
+  bool overwrite_run = false;                           // a new run may write among another's steps
+};
+
+namespace detail {
+
+/// The rows of these options, in the order of the help.
+void add_checkpoint_options(std::vector<Option>& rows);
+void check_checkpointing(const Arguments& arguments, Mistakes& rules);
+
+}  // namespace detail
 
 }  // namespace megashard

@@ -5,47 +5,26 @@
 #include <string>
 #include <vector>
 
+#include "framework/diagnostics.h"
+
 namespace megashard {
 
-/// Megatron's group "network size", with its names and defaults. An unset optional was not given;
-/// those marked (derived) are filled by validate_arguments. With --hf-model the sizes come from
-/// config.json instead.
-struct NetworkArguments {
-  std::optional<int64_t> num_layers;
-  std::optional<int64_t> encoder_num_layers;  // another name for num_layers
-  std::optional<int64_t> hidden_size;
-  std::optional<int64_t> ffn_hidden_size;  // (derived) 4 * hidden, with swiglu 8/3 rounded down to 64
-  std::optional<int64_t> num_attention_heads;
-  std::optional<int64_t> kv_channels;  // (derived) head size, hidden / heads
-  bool group_query_attention = false;
-  int64_t num_query_groups = 1;  // key/value heads, only with group_query_attention
-  std::optional<int64_t> max_position_embeddings;
-  std::string position_embedding_type = "learned_absolute";  // learned_absolute, rope, none
-  bool use_rotary_position_embeddings = false;
-  int64_t rotary_base = 10000;
-  double rotary_percent = 1.0;
-  bool rotary_interleaved = false;
-  std::optional<int64_t> rotary_seq_len_interpolation_factor;
-  bool use_rope_scaling = false;  // Llama 3's
-  double rope_scaling_factor = 8.0;
-  int64_t make_vocab_size_divisible_by = 128;
-  std::string normalization = "LayerNorm";  // LayerNorm, RMSNorm
-  double norm_epsilon = 1e-5;
-  bool apply_layernorm_1p = false;
-  bool openai_gelu = false;
-  bool squared_relu = false;
-  bool swiglu = false;
-  bool apply_tiled_mlp = false;
-  int64_t tiled_num_shards = 4;
-  std::optional<int64_t> lora_r;  // unset: no adapters
-  double lora_alpha = 16;
-  double lora_dropout = 0;
-  std::vector<std::string> lora_target_modules;
-  bool untie_embeddings_and_output_weights = false;
-  bool add_bias_linear = true;
-  bool add_qkv_bias = false;
-  bool qk_layernorm = false;
-  bool add_position_embedding = true;  // as Megatron's, which compares it when it loads our args
+struct Arguments;
+struct Option;
+class Mistakes;
+
+/// The model that Megatron's flags of the network describe.
+inline constexpr const char* kModelOfFlags = "gpt";
+
+/// The model's source besides Megatron's flags.
+struct ModelSourceArguments {
+  std::optional<std::string> hf_model;      // Hugging Face directory
+  bool from_scratch = false;                // with hf_model: its config, but freshly initialised weights
+  std::optional<std::string> model_plugin;  // a library that registers models
+  std::optional<std::string> model;         // a registered name; unset: by hf_model or the flags
+
+  /// A model of a plugin takes what it likes from the flags.
+  bool is_own_model() const { return model_plugin && model != kModelOfFlags; }
 };
 
 struct InitializationArguments {
@@ -69,5 +48,14 @@ struct PrecisionArguments {
   bool downcast_to_bf16 = false;      // refused, with the reason
   std::string params_dtype = "fp32";  // (derived) fp32 or bf16
 };
+
+namespace detail {
+
+/// The rows of these options, in the order of the help.
+void add_model_options(std::vector<Option>& rows);
+void check_model_source(const Arguments& arguments, Mistakes& rules);
+void derive_precision(Arguments& arguments, const DiagnosticSink& sink);
+
+}  // namespace detail
 
 }  // namespace megashard

@@ -2,8 +2,9 @@
 
 #include <fnmatch.h>
 
-#include <charconv>
+#include <algorithm>
 
+#include "framework/arguments/typed_text.h"
 #include "framework/diagnostics.h"
 
 namespace megashard {
@@ -31,21 +32,16 @@ ParamGroupOverride parse_param_group_override(const std::string& text) {
   const size_t colon = text.rfind(':');
   require(colon != text.npos && colon > 0, which + "names no parameters" + kForm);
   ParamGroupOverride settings{.pattern = text.substr(0, colon)};
-  for (size_t begin = colon + 1; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    const std::string word = text.substr(begin, end - begin);
+  for (const auto& word : split_text(text.substr(colon + 1), ",")) {
     const size_t equals = std::min(word.find('='), word.size());
     auto* setting = find_setting(settings, word.substr(0, equals));
     require(setting != nullptr,
             which + "has the setting \"" + word + "\", and there are lr_mult, wd_mult, beta1 and beta2" + kForm);
-    double value = -1;
-    const char* last = text.data() + end;
-    const auto [read_to, error] = std::from_chars(text.data() + begin + std::min(equals + 1, word.size()), last, value);
+    const auto value = parse_number(word.substr(std::min(equals + 1, word.size())));
     const bool is_beta = setting == &settings.beta1 || setting == &settings.beta2;
-    require(error == std::errc() && read_to == last && value >= 0 && (!is_beta || value < 1),
+    require(value && *value >= 0 && (!is_beta || *value < 1),
             which + "has \"" + word + "\", which is no number of 0 or more" + (is_beta ? " below 1" : "") + kForm);
     *setting = value;
-    begin = end + 1;
   }
   return settings;
 }

@@ -3,12 +3,12 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <functional>
 #include <utility>
 
+#include "framework/arguments/typed_text.h"
 #include "framework/data/blended_dataset.h"
 #include "framework/data/conversation_dataset.h"
 #include "framework/data/gpt_dataset.h"
@@ -33,17 +33,6 @@ std::string stripped(const std::string& text) {
   const char* spaces = " \t\n\r";
   const size_t begin = text.find_first_not_of(spaces);
   return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(spaces) - begin + 1);
-}
-
-std::optional<double> parse_number(const std::string& text) {
-  std::string word = stripped(text);
-  if (word.starts_with('+')) {
-    word.erase(0, 1);
-  }
-  double value = 0;
-  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-  const bool whole = error == std::errc() && end == word.data() + word.size();
-  return whole && !word.empty() ? std::optional(value) : std::nullopt;
 }
 
 // Python's round: half to even, the default rounding mode of nearbyint.
@@ -241,23 +230,7 @@ Datasets build_per_split(const Sizes& sizes, const DataOptions& options) {
 }  // namespace
 
 SplitShares parse_split(const std::string& split) {
-  std::vector<double> weights;
-  for (size_t begin = 0; begin <= split.size();) {
-    const size_t end = std::min(split.find_first_of(",/", begin), split.size());
-    const auto weight = parse_number(split.substr(begin, end - begin));
-    require(weight.has_value() && *weight >= 0 && std::isfinite(*weight),
-            "--split \"" + split +
-                "\" is not a list of weights; give three numbers for train, validation and test, as "
-                "in 969,30,1");
-    weights.push_back(*weight);
-    begin = end + 1;
-  }
-  require(weights.size() <= kSplits, "--split \"" + split + "\" has " + std::to_string(weights.size()) +
-                                         " weights; there are three splits: train, validation and test");
-  weights.resize(kSplits, 0.0);
-  require(weights[0] + weights[1] + weights[2] > 0,
-          "--split \"" + split + "\" leaves nothing to any split; at least one weight must be positive");
-  weights = normalized(std::move(weights));
+  const auto weights = normalized(parse_split_weights(split));
   SplitShares shares;
   double begin = 0;
   for (size_t i = 0; i < kSplits; ++i) {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "framework/arguments/run_arguments.h"
+#include "framework/arguments/data_arguments.h"
 #include "framework/data/sample_dataset.h"
 #include "framework/diagnostics.h"
 

@@ -7,23 +7,24 @@
 #include <utility>
 
 #include "framework/arguments/configuration_file.h"
-#include "framework/arguments/nearest_name.h"
-#include "framework/arguments/yaml_text.h"
+#include "framework/arguments/yaml_value.h"
 #include "framework/mistakes.h"
-#include "framework/modules/fsdp2_config_entry.h"
+#include "framework/modules/fsdp2_config_entries.h"
 
 namespace megashard {
 
 namespace {
 
-using Entry = detail::ConfigEntry;
+using Entry = YamlValue;
 using Reader = std::function<void(const Entry&, Fsdp2Config&)>;
 
 const std::map<std::string, Reader>& readers() {
   static const std::map<std::string, Reader> table = {
-      {"sharding_size", [](auto& entry, auto& config) { config.sharding_size = entry.sharding_size(); }},
-      {"sub_modules_to_wrap", [](auto& entry, auto& config) { config.sub_modules_to_wrap = entry.patterns(); }},
-      {"reshard_after_forward", [](auto& entry, auto& config) { config.reshard_after_forward = entry.reshard(); }},
+      {"sharding_size", [](auto& entry, auto& config) { config.sharding_size = detail::read_sharding_size(entry); }},
+      {"sub_modules_to_wrap",
+       [](auto& entry, auto& config) { config.sub_modules_to_wrap = detail::read_patterns(entry); }},
+      {"reshard_after_forward",
+       [](auto& entry, auto& config) { config.reshard_after_forward = detail::read_reshard(entry); }},
       {"param_dtype", [](auto& entry, auto& config) { config.mixed_precision.param_dtype = entry.dtype(); }},
       {"reduce_dtype", [](auto& entry, auto& config) { config.mixed_precision.reduce_dtype = entry.dtype(); }},
       {"output_dtype", [](auto& entry, auto& config) { config.mixed_precision.output_dtype = entry.dtype(); }},
@@ -31,36 +32,40 @@ const std::map<std::string, Reader>& readers() {
        [](auto& entry, auto& config) { config.mixed_precision.cast_forward_inputs = entry.boolean(); }},
       {"offload_to_cpu", [](auto& entry, auto& config) { config.offload_to_cpu = entry.boolean(); }},
       {"pin_memory", [](auto& entry, auto& config) { config.pin_memory = entry.boolean(); }},
-      {"num_to_forward_prefetch", [](auto& entry, auto& config) { config.num_to_forward_prefetch = entry.integer(0); }},
+      {"num_to_forward_prefetch",
+       [](auto& entry, auto& config) { config.num_to_forward_prefetch = detail::read_int(entry, 0); }},
       {"num_to_backward_prefetch",
-       [](auto& entry, auto& config) { config.num_to_backward_prefetch = entry.integer(0); }},
-      {"ignored_modules", [](auto& entry, auto& config) { config.ignored_modules = entry.patterns(); }},
+       [](auto& entry, auto& config) { config.num_to_backward_prefetch = detail::read_int(entry, 0); }},
+      {"ignored_modules", [](auto& entry, auto& config) { config.ignored_modules = detail::read_patterns(entry); }},
       {"ignored_modules_replicated",
        [](auto& entry, auto& config) { config.ignored_modules_replicated = entry.boolean(); }},
-      {"recompute_modules", [](auto& entry, auto& config) { config.recompute_modules = entry.patterns(); }},
+      {"recompute_modules", [](auto& entry, auto& config) { config.recompute_modules = detail::read_patterns(entry); }},
       {"use_reentrant", [](auto& entry, auto& config) { config.use_reentrant = entry.boolean(); }},
       {"recompute_save_ops",
        [](auto& entry, auto& config) {
-         config.recompute_save_ops = entry.words("a list of operators, as in [\"aten::mm\"]");
+         config.recompute_save_ops = entry.list("a list of operators, as in [\"aten::mm\"]");
        }},
-      {"offload_modules", [](auto& entry, auto& config) { config.offload_modules = entry.patterns(); }},
+      {"offload_modules", [](auto& entry, auto& config) { config.offload_modules = detail::read_patterns(entry); }},
       {"min_offloaded_tensor_size",
        [](auto& entry, auto& config) { config.min_offloaded_tensor_size = entry.integer(0); }},
       {"align_fsdp_param_groups", [](auto& entry, auto& config) { config.align_fsdp_param_groups = entry.boolean(); }},
-      {"expert_parallel_size", [](auto& entry, auto& config) { config.expert_parallel_size = entry.integer(1); }},
+      {"expert_parallel_size",
+       [](auto& entry, auto& config) { config.expert_parallel_size = detail::read_int(entry, 1); }},
       {"expert_fully_shard_parallel_size",
-       [](auto& entry, auto& config) { config.expert_shard_size = entry.integer(1); }},
+       [](auto& entry, auto& config) { config.expert_shard_size = detail::read_int(entry, 1); }},
       {"reshard_local_experts", [](auto& entry, auto& config) { config.reshard_local_experts = entry.boolean(); }},
-      {"moe_modules", [](auto& entry, auto& config) { config.moe_modules = entry.patterns(); }},
+      {"moe_modules", [](auto& entry, auto& config) { config.moe_modules = detail::read_patterns(entry); }},
   };
   return table;
 }
 
-void unknown_key(const Entry& entry, int line, Strictness strictness, const DiagnosticSink& sink) {
-  const std::string sentence = entry.source + ":" + std::to_string(line) + ": unknown key \"" + entry.key + "\"" +
-                               did_you_mean(entry.key, fsdp2_config_keys());
-  if (strictness == Strictness::kStrict) throw UsageError(sentence + (sentence.ends_with('?') ? "" : "."));
-  sink(Severity::kWarning, sentence + (sentence.ends_with('?') ? " It is ignored." : "; it is ignored."));
+void refuse_unknown_key(const std::string& place, const std::string& key, Strictness strictness,
+                        const DiagnosticSink& sink) {
+  const bool strict = strictness == Strictness::kStrict;
+  const std::string sentence =
+      unknown_key(place, key, fsdp2_config_keys(), strict ? "; remove it." : "; it is ignored.");
+  if (strict) throw UsageError(sentence);
+  sink(Severity::kWarning, sentence + (sentence.ends_with('?') ? " It is ignored." : ""));
 }
 
 /// With a remedy for `[model.layers.{*}]`, where * begins an alias.
@@ -82,14 +87,6 @@ std::vector<std::string> fsdp2_config_keys() {
   return keys;
 }
 
-std::optional<at::ScalarType> dtype_from_name(const std::string& name) {
-  static const std::map<std::string, at::ScalarType> names = {
-      {"fp16", at::kHalf}, {"bf16", at::kBFloat16}, {"fp32", at::kFloat}, {"fp64", at::kDouble},
-      {"int8", at::kChar}, {"int16", at::kShort},   {"int32", at::kInt},  {"int64", at::kLong}};
-  const auto found = names.find(name);
-  return found == names.end() ? std::nullopt : std::optional(found->second);
-}
-
 Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& source, Strictness strictness,
                                const DiagnosticSink& sink) {
   const YAML::Node root = load_patterns(text, source);
@@ -100,13 +97,12 @@ Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& sourc
   bool reentrant_written = false;
   for (const auto& item : root) {
     const Entry entry{source, item.first.Scalar(), item.second};
-    const int line = item.first.Mark().line + 1;
     const auto reader = readers().find(entry.key);
     if (reader == readers().end()) {
-      mistakes.attempt([&] { unknown_key(entry, line, strictness, sink); });
+      mistakes.attempt([&] { refuse_unknown_key(yaml_place(source, item.first), entry.key, strictness, sink); });
       continue;
     }
-    if (entry.value.IsNull()) continue;  // null: the default
+    if (entry.node.IsNull()) continue;  // null: the default
     mistakes.attempt([&] { reader->second(entry, config); });
     if (entry.key == "use_reentrant") reentrant_written = true;
   }

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "framework/arguments/training_arguments.h"
+#include "framework/arguments/activation_arguments.h"
 #include "framework/diagnostics.h"
 #include "parallel/fsdp/fully_shard.h"
 
@@ -69,8 +69,5 @@ int shard_group_size(const Fsdp2Config& config, int world_size);
 
 /// The keys of MindSpeed-MM's form that are known, sorted.
 std::vector<std::string> fsdp2_config_keys();
-
-/// "bf16" -> at::kBFloat16: fp16, bf16, fp32, fp64, int8, int16, int32, int64; others: none.
-std::optional<at::ScalarType> dtype_from_name(const std::string& name);
 
 }  // namespace megashard

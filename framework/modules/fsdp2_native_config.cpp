@@ -1,8 +1,7 @@
 #include <map>
 #include <set>
 
-#include "framework/arguments/nearest_name.h"
-#include "framework/modules/fsdp2_config_entry.h"
+#include "framework/modules/fsdp2_config_entries.h"
 
 namespace megashard::detail {
 namespace {
@@ -20,43 +19,37 @@ struct NativeFile {
   std::vector<std::string> without_effect;  // sentences
 };
 
-using NativeReader = void (*)(const ConfigEntry&, NativeFile&);
+using NativeReader = void (*)(const YamlValue&, NativeFile&);
 using NativeReaders = std::map<std::string, NativeReader>;
 
-[[noreturn]] void refuse(const ConfigEntry& entry, const std::string& why) {
-  throw UsageError(entry.source + ":" + std::to_string(entry.value.Mark().line + 1) + ": " + entry.key + " " + why +
-                   ".");
-}
-
 /// Of parallel sizes that this file cannot set.
-void take_one(const ConfigEntry& entry, NativeFile&) {
-  if (entry.integer(1) != 1) refuse(entry, "must be 1 here; the flags of the program decide");
+void take_one(const YamlValue& entry, NativeFile&) {
+  if (entry.integer(1) != 1) entry.fail("must be 1 here; the flags of the program decide");
 }
 
-void leave(const ConfigEntry&, NativeFile&) {}
+void leave(const YamlValue&, NativeFile&) {}
 
-void no_effect(const ConfigEntry& entry, const char* why, NativeFile& file) {
+void no_effect(const YamlValue& entry, const char* why, NativeFile& file) {
   file.without_effect.push_back("FSDP2: " + entry.key + " has no effect: " + why + "; leave it out");
 }
 
-void take_no_gather(const ConfigEntry& entry, NativeFile&) {
-  if (entry.boolean()) refuse(entry, "is not in this version: give num_to_forward_prefetch, which gathers ahead");
+void take_no_gather(const YamlValue& entry, NativeFile&) {
+  if (entry.boolean()) entry.fail("is not in this version: give num_to_forward_prefetch, which gathers ahead");
 }
 
-void take_no_hooks(const ConfigEntry& entry, NativeFile&) {
-  refuse(entry, "names modules of MindSpeed's own; remove it");
-}
+void take_no_hooks(const YamlValue& entry, NativeFile&) { entry.fail("names modules of MindSpeed's own; remove it"); }
 
 const NativeReaders& parallel_readers() {
   static const NativeReaders table = {
-      {"fully_shard_parallel_size", [](auto& entry, auto& file) { file.config.sharding_size = entry.sharding_size(); }},
+      {"fully_shard_parallel_size",
+       [](auto& entry, auto& file) { file.config.sharding_size = read_sharding_size(entry); }},
       {"data_parallel_size", leave},  // follows from the others
       {"tensor_parallel_size", take_one},
       {"ring_attention_size", take_one},
       {"ulysses_parallel_size", take_one},
-      {"expert_parallel_size", [](auto& entry, auto& file) { file.config.expert_parallel_size = entry.integer(1); }},
+      {"expert_parallel_size", [](auto& entry, auto& file) { file.config.expert_parallel_size = read_int(entry, 1); }},
       {"expert_fully_shard_parallel_size",
-       [](auto& entry, auto& file) { file.config.expert_shard_size = entry.integer(1); }},
+       [](auto& entry, auto& file) { file.config.expert_shard_size = read_int(entry, 1); }},
       {"recompute", [](auto& entry, auto& file) { file.recompute = entry.boolean(); }},
   };
   return table;
@@ -64,8 +57,8 @@ const NativeReaders& parallel_readers() {
 
 const NativeReaders& fsdp_readers() {
   static const NativeReaders table = {
-      {"apply_modules", [](auto& entry, auto& file) { file.config.sub_modules_to_wrap = entry.patterns(); }},
-      {"ignored_modules", [](auto& entry, auto& file) { file.config.ignored_modules = entry.patterns(); }},
+      {"apply_modules", [](auto& entry, auto& file) { file.config.sub_modules_to_wrap = read_patterns(entry); }},
+      {"ignored_modules", [](auto& entry, auto& file) { file.config.ignored_modules = read_patterns(entry); }},
       {"ignored_modules_replicated",
        [](auto& entry, auto& file) { file.config.ignored_modules_replicated = entry.boolean(); }},
       {"param_dtype", [](auto& entry, auto& file) { file.config.mixed_precision.param_dtype = entry.dtype(); }},
@@ -73,11 +66,12 @@ const NativeReaders& fsdp_readers() {
       {"output_dtype", [](auto& entry, auto& file) { file.config.mixed_precision.output_dtype = entry.dtype(); }},
       {"cast_forward_inputs",
        [](auto& entry, auto& file) { file.config.mixed_precision.cast_forward_inputs = entry.boolean(); }},
-      {"reshard_after_forward", [](auto& entry, auto& file) { file.config.reshard_after_forward = entry.reshard(); }},
+      {"reshard_after_forward",
+       [](auto& entry, auto& file) { file.config.reshard_after_forward = read_reshard(entry); }},
       {"num_to_forward_prefetch",
-       [](auto& entry, auto& file) { file.config.num_to_forward_prefetch = entry.integer(0); }},
+       [](auto& entry, auto& file) { file.config.num_to_forward_prefetch = read_int(entry, 0); }},
       {"num_to_backward_prefetch",
-       [](auto& entry, auto& file) { file.config.num_to_backward_prefetch = entry.integer(0); }},
+       [](auto& entry, auto& file) { file.config.num_to_backward_prefetch = read_int(entry, 0); }},
       {"cpu_offload", [](auto& entry, auto& file) { file.config.offload_to_cpu = entry.boolean(); }},
       {"pregather", take_no_gather},
       {"hook_modules", take_no_hooks},
@@ -87,7 +81,7 @@ const NativeReaders& fsdp_readers() {
 
 const NativeReaders& recompute_readers() {
   static const NativeReaders table = {
-      {"apply_modules", [](auto& entry, auto& file) { file.recompute_modules = entry.patterns(); }},
+      {"apply_modules", [](auto& entry, auto& file) { file.recompute_modules = read_patterns(entry); }},
       {"use_reentrant", [](auto& entry, auto& file) { file.config.use_reentrant = entry.boolean(); }},
   };
   return table;
@@ -95,7 +89,7 @@ const NativeReaders& recompute_readers() {
 
 const NativeReaders& expert_readers() {
   static const NativeReaders table = {
-      {"apply_modules", [](auto& entry, auto& file) { file.config.moe_modules = entry.patterns(); }},
+      {"apply_modules", [](auto& entry, auto& file) { file.config.moe_modules = read_patterns(entry); }},
       {"apply_efsdp_modules",
        [](auto& entry, auto& file) {
          no_effect(entry,
@@ -114,7 +108,8 @@ YAML::Node plan_of(const YAML::Node& root, const std::string& source, const char
   const YAML::Node parallel = root[kParallel];
   const YAML::Node inner = parallel.IsDefined() ? parallel[name] : parallel;
   const YAML::Node outer = root[name];
-  if (inner.IsDefined() && outer.IsDefined()) refuse({source, name, outer}, "stands under parallel too; keep one");
+  if (inner.IsDefined() && outer.IsDefined())
+    YamlValue{source, name, outer}.fail("stands under parallel too; keep one");
   return inner.IsDefined() ? inner : outer;
 }
 
@@ -123,20 +118,18 @@ bool is_empty(const YAML::Node& value) { return value.IsNull() || (value.IsSeque
 void read_section(const std::string& source, const std::string& name, const YAML::Node& section,
                   const NativeReaders& readers, const std::set<std::string>& inner, NativeFile& file) {
   if (!section.IsDefined() || section.IsNull()) return;
-  if (!section.IsMap()) ConfigEntry{source, name, section}.fail("a map");
+  if (!section.IsMap()) YamlValue{source, name, section}.expected("a map");
   for (const auto& item : section) {
     const auto key = item.first.Scalar();
     if (inner.contains(key)) continue;
-    const ConfigEntry entry{source, name + "." + key, item.second};
+    const YamlValue entry{source, name + "." + key, item.second};
     const auto reader = readers.find(key);
     if (reader == readers.end()) {
       std::vector<std::string> known(inner.begin(), inner.end());
       for (const auto& [other, function] : readers) known.push_back(other);
-      const auto hint = did_you_mean(key, known);
-      throw UsageError(source + ":" + std::to_string(item.first.Mark().line + 1) + ": unknown key \"" + entry.key +
-                       "\"" + (hint.empty() ? "." : hint));
+      throw UsageError(unknown_key(yaml_place(source, item.first), entry.key, known));
     }
-    if (!is_empty(entry.value)) reader->second(entry, file);
+    if (!is_empty(entry.node)) reader->second(entry, file);
   }
 }
 

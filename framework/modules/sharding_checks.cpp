@@ -2,6 +2,8 @@
 
 #include <unordered_set>
 
+#include "framework/arguments/typed_text.h"
+
 namespace megashard::detail {
 namespace {
 
@@ -9,7 +11,7 @@ constexpr size_t kNamed = 3;  // parameters in one sentence
 
 std::string name_of(at::ScalarType dtype) {
   for (const char* name : {"fp16", "bf16", "fp32", "fp64"}) {
-    if (dtype_from_name(name) == dtype) return name;
+    if (parse_dtype(name) == dtype) return name;
   }
   return at::toString(dtype);
 }

@@ -1,5 +1,7 @@
 #include "framework/modules/wrap_policy.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
@@ -121,11 +123,9 @@ std::vector<NamedModule> select_classes(const torch::nn::Module& model, const st
     selected.push_back({item.key(), item.value().get()});
   }
   if (missing.empty()) return selected;
-  std::string list;
-  for (const auto& name : known) list += (list.empty() ? "" : ", ") + name;
   const auto hint = did_you_mean(*missing.begin(), {known.begin(), known.end()});
   throw UsageError(key + ": the model has no module of class " + *missing.begin() +
-                   (hint.empty() ? "; its classes are " + list + "." : hint));
+                   (hint.empty() ? "; its classes are " + c10::Join(", ", known) + "." : hint));
 }
 
 std::vector<NamedModule> modules_of_policy(const torch::nn::Module& model, const WrapPolicy& policy,

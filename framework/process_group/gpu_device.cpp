@@ -24,9 +24,18 @@ bool has_gpu_files(const std::filesystem::path& devices) {
 
 bool gpu_present() { return has_gpu_files() && load_cuda_module().device_count() > 0; }
 
-bool take_device(const std::string& device) {
-  if (device == "sim") use_simulated_device();
-  return device == "sim" || (device != "cpu" && gpu_present());
+bool take_device(DeviceChoice device) {
+  switch (device) {
+    case DeviceChoice::kSim:
+      use_simulated_device();
+      return true;
+    case DeviceChoice::kCpu:
+      return false;
+    case DeviceChoice::kCuda:
+    case DeviceChoice::kAuto:
+      break;
+  }
+  return gpu_present();
 }
 
 }  // namespace megashard

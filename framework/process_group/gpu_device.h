@@ -1,7 +1,8 @@
 #pragma once
 
 #include <filesystem>
-#include <string>
+
+#include "framework/arguments/parallel_arguments.h"
 
 namespace megashard {
 
@@ -12,7 +13,7 @@ bool has_gpu_files(const std::filesystem::path& devices = "/dev");
 /// Whether this process can use a GPU. Loads the CUDA module where a driver is.
 bool gpu_present();
 
-/// Of --device: takes the simulated one for "sim". Whether the run has a CUDA device.
-bool take_device(const std::string& device);
+/// Of --device: takes the simulated one for kSim. Whether the run has a CUDA device.
+bool take_device(DeviceChoice device);
 
 }  // namespace megashard

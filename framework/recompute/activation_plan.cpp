@@ -4,9 +4,9 @@ namespace megashard {
 
 ActivationPlan activation_plan(const Arguments& arguments) {
   ActivationPlan plan;
-  if (arguments.recompute_granularity == "full") {
+  if (arguments.recompute_granularity == RecomputeGranularity::kFull) {
     plan.recompute = {"layer"};
-    if (arguments.recompute_method == "block") plan.recompute_layers = arguments.recompute_num_layers;
+    if (arguments.recompute_method == RecomputeMethod::kBlock) plan.recompute_layers = arguments.recompute_num_layers;
   } else if (arguments.recompute_granularity) {
     plan.recompute = arguments.recompute_modules;
   }

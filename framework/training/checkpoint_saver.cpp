@@ -106,7 +106,7 @@ void CheckpointSaver::enable_async() { async_ = std::make_unique<AsyncSaver>(gro
 
 void CheckpointSaver::save() {
   finish();
-  say_(saving_line(state_.iteration, *state_.arguments.save, state_.arguments.ckpt_format));
+  say_(saving_line(state_.iteration, *state_.arguments.save, format_name(state_.arguments.ckpt_format)));
   const auto warn = [this](const std::string& line) { say_("WARNING: " + line); };
   std::erase(state_.damaged_steps, state_.iteration);  // it is replaced
   save_training_checkpoint(state_, saving_group_, warn, async_.get());

@@ -22,15 +22,23 @@ std::string described(const char* kind, const std::vector<std::string>& names) {
 
 }  // namespace
 
-LoadStrictness load_strictness(const std::optional<std::string>& value) {
-  if (!value || *value == "raise_all") return {};
-  if (*value == "assume_ok_unexpected" || *value == "raise_unexpected") return {Handling::kRefuse, Handling::kIgnore};
-  if (*value == "log_unexpected" || *value == "return_unexpected") return {Handling::kPrint, Handling::kIgnore};
-  if (*value == "log_all" || *value == "return_all") return {Handling::kPrint, Handling::kPrint};
-  if (*value == "ignore_all") return {Handling::kIgnore, Handling::kIgnore};
-  throw UsageError("--dist-ckpt-strictness " + *value +
-                   " is unknown; use raise_all (the default here), log_all or another of "
-                   "Megatron's values.");
+LoadStrictness load_strictness(const std::optional<StrictHandling>& value) {
+  switch (value.value_or(StrictHandling::kRaiseAll)) {
+    case StrictHandling::kAssumeOkUnexpected:
+    case StrictHandling::kRaiseUnexpected:
+      return {Handling::kRefuse, Handling::kIgnore};
+    case StrictHandling::kLogUnexpected:
+    case StrictHandling::kReturnUnexpected:
+      return {Handling::kPrint, Handling::kIgnore};
+    case StrictHandling::kLogAll:
+    case StrictHandling::kReturnAll:
+      return {Handling::kPrint, Handling::kPrint};
+    case StrictHandling::kIgnoreAll:
+      return {Handling::kIgnore, Handling::kIgnore};
+    case StrictHandling::kRaiseAll:
+      break;
+  }
+  return {};
 }
 
 std::vector<std::string> judge_differences(const LoadReport& report, const LoadStrictness& strictness,

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "framework/arguments/checkpoint_arguments.h"
 
 namespace megashard {
 
@@ -18,7 +19,7 @@ struct LoadStrictness {
 
 /// Of one of Megatron's StrictHandling values; unset: both kinds are refused. return_* print, as a
 /// program has no caller to return them to.
-LoadStrictness load_strictness(const std::optional<std::string>& value);
+LoadStrictness load_strictness(const std::optional<StrictHandling>& value);
 
 /// Throws UsageError with both lists and the remedy, or returns the lines to print.
 std::vector<std::string> judge_differences(const LoadReport& report, const LoadStrictness& strictness,

@@ -23,60 +23,44 @@ double wsd_coefficient(const LrScheduleOptions& options, double num_steps) {
   const double start = static_cast<double>(options.decay_steps) - anneal;
   if (num_steps <= start) return 1.0;
   const double ratio = (num_steps - start) / anneal;
-  if (options.wsd_decay_style == "linear") return 1.0 - ratio;
-  if (options.wsd_decay_style == "cosine") return cosine_from_one(ratio);
+  switch (options.wsd_decay_style) {
+    case WsdDecayStyle::kLinear:
+      return 1.0 - ratio;
+    case WsdDecayStyle::kCosine:
+      return cosine_from_one(ratio);
+    case WsdDecayStyle::kExponential:
+      break;
+  }
   return 2.0 * std::pow(0.5, ratio) - 1.0;
 }
 
-/// Between min_lr (0) and max_lr (1).
-double annealed(const LrScheduleOptions& options, double coefficient) {
-  return options.min_lr + coefficient * (options.max_lr - options.min_lr);
+/// The names of styles in a checkpoint are those of these flags.
+template <class T>
+constexpr const char* kFlagOf = nullptr;
+template <>
+constexpr const char* kFlagOf<LrDecayStyle> = "lr_decay_style";
+template <>
+constexpr const char* kFlagOf<WeightDecayStyle> = "weight_decay_incr_style";
+
+template <class T>
+ArgumentValue to_state(const T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    return choice_name(kFlagOf<T>, value);
+  } else {
+    return value;
+  }
 }
 
-/// How far the decay has come, from 0 behind the warm-up to 1.
-double decay_ratio(const LrScheduleOptions& options, double steps) {
-  return (steps - options.warmup_steps) / (static_cast<double>(options.decay_steps) - options.warmup_steps);
-}
-
-double inverse_square_root_lr(const LrScheduleOptions& options, double steps) {
-  const double lr = options.max_lr * std::sqrt(std::max(options.warmup_steps, 1.0)) / std::sqrt(std::max(steps, 1.0));
-  return std::max(options.min_lr, lr);
-}
-
-/// The learning rate behind the warm-up, by --lr-decay-style. A new style is a line here, and one of the flag's
-/// choices.
-struct DecayStyle {
-  const char* name;
-  double (*lr)(const LrScheduleOptions& options, double steps);
-  bool ends = true;  ///< behind decay_steps the rate is min_lr
-};
-using Schedule = const LrScheduleOptions&;
-constexpr DecayStyle kDecayStyles[] = {
-    {"constant", [](Schedule options, double) { return options.max_lr; }, /*ends=*/false},
-    {"linear", [](Schedule options, double steps) { return annealed(options, 1.0 - decay_ratio(options, steps)); }},
-    {"cosine",
-     [](Schedule options, double steps) { return annealed(options, cosine_from_one(decay_ratio(options, steps))); }},
-    {"inverse-square-root", inverse_square_root_lr},
-    {"WSD", [](Schedule options, double steps) { return annealed(options, wsd_coefficient(options, steps)); }},
-};
-
-const DecayStyle& decay_style(const std::string& name) {
-  const auto* found = std::ranges::find(kDecayStyles, name, &DecayStyle::name);
-  TORCH_CHECK_VALUE(found != std::end(kDecayStyles), "there is no learning rate decay style ", name);
-  return *found;
-}
-
-/// The value of one key; integers fit doubles. Unset when the state has no such key.
+/// The value of one key; unset when the state has no such key. Throws UsageError for one of another type, and for a
+/// style that nobody knows.
 template <class T>
 std::optional<T> find_value(const State& state, const std::string& key) {
   for (const auto& [name, value] : state) {
     if (name != key) continue;
-    if (const auto* same = std::get_if<T>(&value)) return *same;
-    if constexpr (std::is_same_v<T, double>) {
-      if (const auto* whole = std::get_if<int64_t>(&value)) return static_cast<double>(*whole);
-    }
-    if constexpr (std::is_same_v<T, int64_t>) {
-      if (const auto* number = std::get_if<double>(&value)) return static_cast<int64_t>(*number);
+    if constexpr (std::is_enum_v<T>) {
+      if (const auto* text = std::get_if<std::string>(&value)) return static_cast<T>(choice_value(kFlagOf<T>, *text));
+    } else if (const auto same = value_as<T>(value)) {
+      return same;
     }
     throw UsageError("the checkpoint's scheduler has " + key + " = " + argument_text(value) +
                      ", which is of another type; load with --override-opt_param-scheduler.");
@@ -129,8 +113,7 @@ void OptimizerParamScheduler::check() const {
                      std::to_string(options_.decay_steps) +
                      "; shorten --lr-warmup-iters or lengthen --lr-decay-iters (or their sample forms).");
   }
-  decay_style(options_.decay_style);
-  if (options_.decay_style == "WSD" &&
+  if (options_.decay_style == LrDecayStyle::kWsd &&
       (options_.wsd_decay_steps <= 0 || options_.wsd_decay_steps > options_.decay_steps)) {
     throw UsageError("the anneal of WSD lasts " + std::to_string(options_.wsd_decay_steps) + " samples of a decay of " +
                      std::to_string(options_.decay_steps) + "; change --lr-wsd-decay-iters or --lr-decay-iters.");
@@ -143,16 +126,38 @@ double OptimizerParamScheduler::lr() const {
   if (warmup > 0 && steps <= warmup) {
     return options_.init_lr + (options_.max_lr - options_.init_lr) * steps / warmup;
   }
-  const DecayStyle& style = decay_style(options_.decay_style);
-  return style.ends && steps > decay ? options_.min_lr : style.lr(options_, steps);
+  if (options_.decay_style == LrDecayStyle::kConstant) return options_.max_lr;
+  if (steps > decay) return options_.min_lr;
+  const double ratio = (steps - warmup) / (decay - warmup);
+  switch (options_.decay_style) {
+    case LrDecayStyle::kInverseSquareRoot: {
+      const double lr = options_.max_lr * std::sqrt(std::max(warmup, 1.0)) / std::sqrt(std::max(steps, 1.0));
+      return std::max(options_.min_lr, lr);
+    }
+    case LrDecayStyle::kWsd:
+      return annealed(wsd_coefficient(options_, steps));
+    case LrDecayStyle::kCosine:
+      return annealed(cosine_from_one(ratio));
+    case LrDecayStyle::kLinear:
+    case LrDecayStyle::kConstant:
+      break;
+  }
+  return annealed(1.0 - ratio);
 }
 
 double OptimizerParamScheduler::weight_decay() const {
   const double start = options_.start_weight_decay, end = options_.end_weight_decay;
-  if (options_.weight_decay_style == "constant" || num_steps_ > options_.weight_decay_steps) return end;
+  if (num_steps_ > options_.weight_decay_steps) return end;
   const double ratio = static_cast<double>(num_steps_) / static_cast<double>(options_.weight_decay_steps);
-  const double coefficient = options_.weight_decay_style == "cosine" ? cosine_from_one(1.0 - ratio) : ratio;
-  return start + coefficient * (end - start);
+  switch (options_.weight_decay_style) {
+    case WeightDecayStyle::kLinear:
+      return start + ratio * (end - start);
+    case WeightDecayStyle::kCosine:
+      return start + cosine_from_one(1.0 - ratio) * (end - start);
+    case WeightDecayStyle::kConstant:
+      break;
+  }
+  return end;
 }
 
 State OptimizerParamScheduler::state_dict() const {
@@ -161,22 +166,23 @@ State OptimizerParamScheduler::state_dict() const {
   return {{"max_lr", options_.max_lr},
           {"lr_warmup_steps", whole ? ArgumentValue(static_cast<int64_t>(warmup)) : ArgumentValue(warmup)},
           {"num_steps", num_steps_},
-          {"lr_decay_style", options_.decay_style},
+          {"lr_decay_style", to_state(options_.decay_style)},
           {"lr_decay_steps", options_.decay_steps},
           {"min_lr", options_.min_lr},
           {"start_wd", options_.start_weight_decay},
           {"end_wd", options_.end_weight_decay},
-          {"wd_incr_style", options_.weight_decay_style},
+          {"wd_incr_style", to_state(options_.weight_decay_style)},
           {"wd_incr_steps", options_.weight_decay_steps}};
 }
 
 void OptimizerParamScheduler::load_state_dict(const State& state) {
   const auto merge = [&](auto& ours, const char* key) {
+    if (options_.on_load == LrScheduleOptions::OnLoad::kOptionsDecide) return;
     const auto theirs = find_value<std::decay_t<decltype(ours)>>(state, key);
-    if (!theirs || options_.on_load == LrScheduleOptions::OnLoad::kOptionsDecide) return;
+    if (!theirs) return;
     if (options_.on_load == LrScheduleOptions::OnLoad::kMustAgree && *theirs != ours) {
-      throw UsageError(std::string("the scheduler's ") + key + " is " + argument_text(ours) + " by the flags, but " +
-                       argument_text(*theirs) +
+      throw UsageError(std::string("the scheduler's ") + key + " is " + argument_text(to_state(ours)) +
+                       " by the flags, but " + argument_text(to_state(*theirs)) +
                        " in the checkpoint; give the same flags, or choose one by "
                        "--override-opt_param-scheduler or "
                        "--use-checkpoint-opt_param-scheduler.");

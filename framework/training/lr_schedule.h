@@ -18,13 +18,13 @@ struct LrScheduleOptions {
   double min_lr = 0.0;
   double warmup_steps = 0.0;  ///< a fraction of the decay need not be whole
   int64_t decay_steps = 0;
-  std::string decay_style = "linear";           ///< constant, linear, cosine, inverse-square-root, WSD
-  int64_t wsd_decay_steps = 0;                  ///< length of the anneal of WSD
-  std::string wsd_decay_style = "exponential";  ///< exponential, linear, cosine
+  LrDecayStyle decay_style = LrDecayStyle::kLinear;
+  int64_t wsd_decay_steps = 0;  ///< length of the anneal of WSD
+  WsdDecayStyle wsd_decay_style = WsdDecayStyle::kExponential;
   double start_weight_decay = 0.0;
   double end_weight_decay = 0.0;
   int64_t weight_decay_steps = 0;
-  std::string weight_decay_style = "constant";  ///< constant, linear, cosine
+  WeightDecayStyle weight_decay_style = WeightDecayStyle::kConstant;
 
   enum class OnLoad {
     kMustAgree,      ///< values of the checkpoint and of the options must be equal

@@ -17,8 +17,8 @@ const char* name_of(StepPart part) {
 
 }  // namespace
 
-StepTimers::StepTimers(int64_t level, std::string option, ProcessGroupPtr group, c10::Device device)
-    : level_(level), option_(std::move(option)), group_(std::move(group)), device_(device) {}
+StepTimers::StepTimers(int64_t level, TimingLogOption option, ProcessGroupPtr group, c10::Device device)
+    : level_(level), option_(option), group_(std::move(group)), device_(device) {}
 
 void StepTimers::wait_for_device() const {
   if (!device_.is_cpu()) c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());

@@ -31,7 +31,7 @@ enum class StepPart {
 class StepTimers {
  public:
   /// `level`: 1 or 2. `option`: of --timing-log-option.
-  StepTimers(int64_t level, std::string option, ProcessGroupPtr group, c10::Device device);
+  StepTimers(int64_t level, TimingLogOption option, ProcessGroupPtr group, c10::Device device);
 
   /// Parts of higher levels are not timed.
   void start(StepPart part);
@@ -51,7 +51,7 @@ class StepTimers {
   std::string lines(const std::vector<StepPart>& parts, int64_t steps);
 
   int64_t level_;
-  std::string option_;
+  TimingLogOption option_;
   ProcessGroupPtr group_;
   c10::Device device_;
   std::array<Clock::time_point, kParts> begun_{};

@@ -101,7 +101,7 @@ void Trainer::load(const CheckpointStep& step) {
 std::unique_ptr<DataLoader> Trainer::make_loader(const std::shared_ptr<const SampleDataset>& dataset,
                                                  int64_t consumed) {
   SamplerOptions sampler;
-  sampler.type = arguments_.dataloader_type == "cyclic" ? SamplerType::kCyclic : SamplerType::kSingle;
+  sampler.type = arguments_.dataloader_type == DataloaderType::kCyclic ? SamplerType::kCyclic : SamplerType::kSingle;
   sampler.total_samples = dataset->size();
   sampler.consumed_samples = consumed;
   sampler.micro_batch_size = *arguments_.micro_batch_size;
@@ -156,14 +156,15 @@ std::vector<Batch> Trainer::next_batches(DataLoader& loader, int64_t count) {
 }
 
 void Trainer::convert_checkpoint() {
-  const auto loaded = arguments_.auto_detect_ckpt_format ? "checkpoint" : arguments_.ckpt_format;
+  const std::string loaded = arguments_.auto_detect_ckpt_format ? "checkpoint" : format_name(arguments_.ckpt_format);
   arguments_.ckpt_format = *arguments_.ckpt_convert_format;
-  arguments_.save = *arguments_.ckpt_convert_save + "/" + arguments_.ckpt_format;
+  const std::string converted = format_name(arguments_.ckpt_format);
+  arguments_.save = *arguments_.ckpt_convert_save + "/" + converted;
   saver_.check();
   try_output_paths(output_paths(arguments_, /*saves=*/false), group_);
   saver_.begin_run(/*converts=*/true);
   saver_.save();
-  callbacks_.print_on_first_rank("> converted checkpoint: " + loaded + " -> " + arguments_.ckpt_format + ".");
+  callbacks_.print_on_first_rank("> converted checkpoint: " + loaded + " -> " + converted + ".");
 }
 
 bool Trainer::steps_to_come() const { return !arguments_.skip_train && state_.iteration < train_iters_; }

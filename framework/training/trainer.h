@@ -9,8 +9,8 @@
 
 #include "framework/arguments/arguments.h"
 #include "framework/data/build_datasets.h"
+#include "framework/arguments/microbatches.h"
 #include "framework/data/data_loader.h"
-#include "framework/data/microbatches.h"
 #include "framework/training/checkpoint_saver.h"
 #include "framework/training/lr_schedule.h"
 #include "framework/training/metrics_file.h"

@@ -10,8 +10,8 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/torch_dist/torch_dist_writer.h"
 #include "checkpoint/values/state_dict_keys.h"
-#include "framework/arguments/checkpoint_arguments.h"
-#include "framework/data/microbatches.h"
+#include "framework/arguments/microbatches.h"
+#include "framework/arguments/saved_arguments.h"
 #include "framework/training/load_strictness.h"
 #include "framework/training/random_states.h"
 #include "framework/training/save_contract.h"
@@ -26,8 +26,6 @@ Value param_groups(const Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) groups.items.emplace_back(optimizer.describe(group));
   return groups;
 }
-
-CheckpointFormat save_format(const TrainingState& state) { return format_of_name(state.arguments.ckpt_format); }
 
 ShardedTensors tensors_of(const TrainingState& state, CheckpointFormat format, bool with_optimizer) {
   const bool is_dist = format == CheckpointFormat::kTorchDist;
@@ -203,14 +201,14 @@ bool saves_where_it_loads(const Arguments& arguments) {
 }
 
 std::string check_save_format(const TrainingState& state) {
-  const auto format = save_format(state);
+  const auto format = state.arguments.ckpt_format;
   const auto tensors = tensors_of(state, format, /*with_optimizer=*/false);
   return format == CheckpointFormat::kTorchDist ? check_torch_dist_shards(tensors) : "";
 }
 
 int64_t least_step_bytes(const TrainingState& state) {
   int64_t bytes = 0;
-  for (const auto& [key, tensor] : tensors_of(state, save_format(state), !state.arguments.no_save_optim))
+  for (const auto& [key, tensor] : tensors_of(state, state.arguments.ckpt_format, !state.arguments.no_save_optim))
     bytes += c10::multiply_integers(tensor.global_sizes) * static_cast<int64_t>(tensor.local.element_size());
   return bytes;
 }
@@ -234,7 +232,7 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
     ranks.set(std::to_string(group->rank()), random_states(state.device));
     values.set(kRngStateKey, std::move(ranks));
   }
-  SaveOptions options{.format = save_format(state),
+  SaveOptions options{.format = arguments.ckpt_format,
                       .retention = {.most_recent = arguments.most_recent_k,
                                     .interval = arguments.save_retain_interval,
                                     .damaged = state.damaged_steps,
@@ -271,7 +269,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   OptimizerParamScheduler schedule = *state.schedule;
 
   LoadOptions options;
-  if (!arguments.auto_detect_ckpt_format) options.format = format_of_name(arguments.ckpt_format);
+  if (!arguments.auto_detect_ckpt_format) options.format = arguments.ckpt_format;
   options.strict = false;
   ShardedTensors tensors;
   std::vector<FurtherKey> further;

@@ -46,12 +46,12 @@ std::string training_log_line(const std::string& time, const StepReport& report)
   return line;
 }
 
-std::string timer_log_lines(const PartTimes& times, const std::string& option) {
+std::string timer_log_lines(const PartTimes& times, TimingLogOption option) {
   std::string text;
   for (const auto& [name, ranks] : times) {
     const auto [least, most] = std::minmax_element(ranks.begin(), ranks.end());
     if (*most <= 0) continue;
-    if (option == "all") {
+    if (option == TimingLogOption::kAll) {
       text += "\n  " + name + ":";
       for (size_t rank = 0; rank < ranks.size(); ++rank) text += formatted("\n     rank %2zu: %.2f", rank, ranks[rank]);
       continue;
@@ -59,11 +59,13 @@ std::string timer_log_lines(const PartTimes& times, const std::string& option) {
     constexpr size_t kWidth = 48;
     std::string dotted = name + " ";
     dotted.resize(std::max(kWidth, dotted.size()), '.');
-    text +=
-        "\n    " + dotted + (option == "max" ? formatted(": %.2f", *most) : formatted(": (%.2f, %.2f)", *least, *most));
+    text += "\n    " + dotted +
+            (option == TimingLogOption::kMax ? formatted(": %.2f", *most) : formatted(": (%.2f, %.2f)", *least, *most));
   }
   if (text.empty()) return text;
-  const std::string head = option == "all" ? "times" : option == "max" ? "max time" : "(min, max) time";
+  const std::string head = option == TimingLogOption::kAll   ? "times"
+                           : option == TimingLogOption::kMax ? "max time"
+                                                             : "(min, max) time";
   return head + " across ranks (ms):" + text;
 }
 

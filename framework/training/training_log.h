@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "framework/training/metrics.h"
+#include "framework/arguments/logging_arguments.h"
 
 namespace megashard {
 
@@ -26,7 +27,7 @@ std::string training_log_line(const std::string& time, const StepReport& report)
 using PartTimes = std::vector<std::pair<std::string, std::vector<double>>>;
 /// `option`: of --timing-log-option. Parts that took no time on any rank are left out; empty when
 /// all are.
-std::string timer_log_lines(const PartTimes& times, const std::string& option);
+std::string timer_log_lines(const PartTimes& times, TimingLogOption option);
 
 /// Three lines: dashes, the losses with their perplexities, dashes. `where`: "iteration 10",
 /// "iteration 10 on validation set", "iteration 10 on test set".

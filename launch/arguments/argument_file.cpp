@@ -1,7 +1,5 @@
 #include "launch/arguments/argument_file.h"
 
-#include <yaml-cpp/yaml.h>
-
 #include <algorithm>
 #include <iterator>
 #include <map>
@@ -10,9 +8,9 @@
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/configuration_file.h"
 #include "framework/arguments/nearest_name.h"
-#include "framework/arguments/yaml_text.h"
+#include "framework/arguments/typed_text.h"
+#include "framework/arguments/yaml_value.h"
 #include "framework/diagnostics.h"
-#include "launch/arguments/comma_words.h"
 #include "launch/roll/roll_keys.h"
 
 namespace megashard {
@@ -21,21 +19,6 @@ namespace {
 
 constexpr const char* kSection = "gpt_args";
 constexpr const char* kLoraSection = "lora_args";
-
-std::string where(const std::string& path, const YAML::Node& node) {
-  return path + ":" + std::to_string(node.Mark().line + 1) + ": ";
-}
-
-std::vector<std::string> yaml_words(const YAML::Node& value, const std::string& place) {
-  std::vector<std::string> words;
-  if (value.IsScalar()) return {value.Scalar()};
-  if (!value.IsSequence()) throw UsageError(place + " takes a value or a list, got a map.");
-  for (const auto& item : value) {
-    if (!item.IsScalar()) throw UsageError(place + " takes a list of plain values.");
-    words.push_back(item.Scalar());
-  }
-  return words;
-}
 
 /// The options of one file; keeps where each was given.
 class OptionFile {
@@ -53,13 +36,13 @@ class OptionFile {
     if (option == nullptr || option->status == OptionStatus::kComputed) return unknown(key, name);
     const auto [first, is_new] = lines_.try_emplace(option, name, key.Mark().line + 1);
     if (!is_new) {
-      mistakes_.add(where(path_, key) + name + " and " + first->second.first + " in line " +
+      mistakes_.add(yaml_place(path_, key) + name + " and " + first->second.first + " in line " +
                         std::to_string(first->second.second) + " mean the same; keep one.",
                     {option->flag});
       return;
     }
     if (value.IsNull()) return;
-    mistakes_.attempt([&] { store_words(*option, by_name, key, value); }, {option->flag});
+    mistakes_.attempt([&] { set_option(*option, YamlValue{path_, name, value}, arguments_, by_name); }, {option->flag});
   }
 
   /// MindSpeed-MM's section beside gpt_args.
@@ -69,9 +52,7 @@ class OptionFile {
     for (const auto& item : section) {
       const auto name = item.first.Scalar();
       if (std::find(keys.begin(), keys.end(), name) == keys.end()) {
-        const auto hint = did_you_mean(name, keys);
-        mistakes_.add(where(path_, item.first) + "unknown key " + kLoraSection + "." + name +
-                      (hint.empty() ? "; remove it." : hint));
+        mistakes_.add(unknown_key(yaml_place(path_, item.first), std::string(kLoraSection) + "." + name, keys));
       } else if (name != keys.back()) {
         store(item.first, item.second);
       }
@@ -85,36 +66,20 @@ class OptionFile {
     arguments_.unread_sections.insert(name);
     const bool known = find_option(name) != nullptr || find_argument(name) != nullptr;
     if (!known || value.IsMap()) return;
-    mistakes_.add(where(path_, key) + "\"" + name + "\" stands beside " + kSection +
+    mistakes_.add(yaml_place(path_, key) + "\"" + name + "\" stands beside " + kSection +
                   ":, which holds all options; move it there or remove it.");
   }
 
  private:
   void unknown(const YAML::Node& key, const std::string& name) {
     const auto nearest = nearest_name(name, argument_names());
-    mistakes_.add(
-        where(path_, key) + "unknown key \"" + name + "\"" + (nearest ? "; did you mean " + *nearest + "?" : "."),
-        nearest ? std::vector{flag_of(*nearest)} : std::vector<std::string>{});
+    mistakes_.add(unknown_key(yaml_place(path_, key), name, argument_names(), "."),
+                  nearest ? std::vector{flag_of(*nearest)} : std::vector<std::string>{});
   }
 
   static std::string flag_of(const std::string& name) {
     const Option* option = find_option(name);
     return (option == nullptr ? find_argument(name) : option)->flag;
-  }
-
-  void store_words(const Option& option, bool by_name, const YAML::Node& key, const YAML::Node& value) {
-    const std::string place = where(path_, key) + key.Scalar();
-    auto words = yaml_words(value, place);
-    if (option.is_switch()) {
-      bool on = false;
-      if (!YAML::convert<bool>::decode(value, on)) throw UsageError(place + " takes true or false.");
-      words = {on == (by_name ? option.switch_value : true) ? "true" : "false"};
-    }
-    try {
-      set_option(option, words, arguments_);
-    } catch (const UsageError& error) {
-      throw UsageError(where(path_, key) + error.what());
-    }
   }
 
   const std::string& path_;

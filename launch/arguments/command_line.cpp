@@ -1,5 +1,7 @@
 #include "launch/arguments/command_line.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -32,18 +34,6 @@ std::string help_of(const Program& program) {
 bool is_flag(const std::string& word) {
   if (word.size() < 2 || word[0] != '-') return false;
   return std::isdigit(static_cast<unsigned char>(word[1])) == 0 && word[1] != '.';
-}
-
-std::string in_quotes(const std::vector<std::string>& words) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "\"" : " \"") + word + "\"";
-  return text;
-}
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : " ") + word;
-  return text;
 }
 
 /// The words of a command line, flag by flag.
@@ -96,8 +86,8 @@ class WordReader {
   size_t most_values(const std::string& flag) const {
     if (find_own(flag) != nullptr) return 1;
     const Option* option = find(flag);
-    const bool any = option == nullptr || option->words == Option::kAnyNumber;
-    return any ? std::string::npos : static_cast<size_t>(option->words);
+    const bool any = option == nullptr || option->nargs == Option::kAnyNumber;
+    return any ? std::string::npos : static_cast<size_t>(option->nargs);
   }
 
   void take(const std::string& flag, std::vector<std::string> values) {
@@ -109,7 +99,7 @@ class WordReader {
     if (is_new) {
       order_.push_back(option);
     } else if (at->second != values) {
-      note_twice(option->flag, joined(at->second), joined(values));
+      note_twice(option->flag, c10::Join(" ", at->second), c10::Join(" ", values));
       at->second = values;
     }
   }
@@ -153,8 +143,8 @@ class WordReader {
 
   /// Words that belong to no flag.
   void stray(const std::vector<std::string>& words, const std::string& before) {
-    std::string sentence = "unexpected word" + std::string(words.size() > 1 ? "s " : " ") + in_quotes(words) +
-                           (before.empty() ? "" : " after " + before);
+    std::string sentence = "unexpected word" + std::string(words.size() > 1 ? "s " : " ") + "\"" +
+                           c10::Join("\" \"", words) + "\"" + (before.empty() ? "" : " after " + before);
     const Option* option = find(before);
     const std::array truths = {"true", "false", "True", "False"};
     const bool is_truth = std::find(truths.begin(), truths.end(), words.front()) != truths.end();

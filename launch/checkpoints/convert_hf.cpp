@@ -7,7 +7,7 @@
 #include "checkpoint/convert/convert_step_to_hf.h"
 #include "checkpoint/hugging_face/hf_assets.h"
 #include "framework/diagnostics.h"
-#include "launch/arguments/comma_words.h"
+#include "framework/arguments/typed_text.h"
 #include "launch/arguments/model_folder.h"
 #include "launch/checkpoints/conversion_places.h"
 #include "launch/checkpoints/converters.h"

@@ -1,12 +1,11 @@
 #include "launch/infer/infer.h"
 
 #include <algorithm>
-#include <charconv>
 #include <iostream>
 #include <map>
-#include <set>
 
-#include "framework/arguments/checkpoint_arguments.h"
+#include "framework/arguments/saved_arguments.h"
+#include "framework/arguments/typed_text.h"
 #include "framework/training/finite_weights.h"
 #include "framework/training/lr_schedule.h"
 #include "framework/training/output_paths.h"
@@ -30,18 +29,7 @@ constexpr const char* kLogProbs = "--log-probs";
 constexpr const char* kGenerate = "--generate";
 constexpr const char* kGenerated = "--generated";
 
-/// Not what only a training uses.
-bool is_shown(const Option& option) {
-  static const std::set<std::string> left_out = {"training",      "activations", "optimizer",
-                                                 "learning rate", "validation",  "logging"};
-  static const std::set<std::string> no_data = {"--split",          "--train-data-path", "--valid-data-path",
-                                                "--test-data-path", "--mock-data",       "--dataloader-type"};
-  if (option.name == "micro_batch_size") return true;
-  const auto has = [&](const char* part) { return option.name.find(part) != option.name.npos; };
-  const bool saves =
-      option.group == "checkpointing" && (has("save") || has("most_recent") || has("ckpt_convert") || has("overwrite"));
-  return !left_out.contains(option.group) && !no_data.contains(option.flag) && !saves;
-}
+bool is_shown(const Option& option) { return option.used_by == UsedBy::kPretrainAndInfer; }
 
 const Program& infer_program() {
   static const Program program = {
@@ -80,36 +68,20 @@ InferFlags infer_flags(const std::map<std::string, std::string>& own, Mistakes& 
   mistakes.require(flags.log_probs || flags.generated || number,
                    "there is nothing to do; give --log-probs FILE.npy or --generate N.");
   if (!number) return flags;
-  const auto* last = number->data() + number->size();
-  const auto [end, error] = std::from_chars(number->data(), last, flags.new_tokens);
-  mistakes.require(error == std::errc() && end == last && flags.new_tokens >= 1,
-                   "--generate takes a number of tokens, got \"" + *number + "\".");
+  flags.new_tokens = parse_integer(*number).value_or(0);
+  mistakes.require(flags.new_tokens >= 1, "--generate takes a number of tokens, got \"" + *number + "\".");
   return flags;
 }
 
 /// The flags of training that validation asks for and nothing here uses.
 void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker, const DiagnosticSink& sink) {
-  arguments.skip_train = true;
-  arguments.train_iters = 1;
-  arguments.train_samples.reset();
-  // What a batch and the schedule of one step cannot be.
-  const Arguments defaults;
-  arguments.global_batch_size.reset();
-  arguments.rampup_batch_size.clear();
-  arguments.lr_decay_style = defaults.lr_decay_style;
-  arguments.lr_decay_iters.reset();
-  arguments.lr_decay_samples.reset();
-  arguments.lr_wsd_decay_iters.reset();
-  arguments.lr_wsd_decay_samples.reset();
-  arguments.lr_warmup_fraction.reset();
-  arguments.lr_warmup_iters = arguments.lr_warmup_samples = 0;
-  arguments.save.reset();
-  arguments.save_interval.reset();
-  arguments.async_save = false;
   if (arguments.split) {
     sink(Severity::kWarning,
          "--split " + *arguments.split + " is not used: infer reads every document of --data-path.");
   }
+  reset_training_options(arguments);
+  arguments.skip_train = true;
+  arguments.train_iters = 1;
   arguments.split = kEveryDocument;
   arguments.finetune = arguments.load || arguments.pretrained_checkpoint;  // weights only
   if (!worker) {
@@ -241,7 +213,8 @@ int run_infer(int argc, char** argv) {
                       "conversations.",
                       {"--data-path"});
   }
-  validate_for_machine(arguments, environment, sink, std::move(line.mistakes));
+  const ShardingPlan sharding =
+      validate_for_machine(arguments, line.worker, environment, sink, std::move(line.mistakes));
   take_network_from_hf_model(arguments, sink);
 
   const ProcessGroupPtr group = join_world(arguments, environment);
@@ -250,7 +223,7 @@ int run_infer(int argc, char** argv) {
   const Start from = find_start(arguments, group, sink);
   const BuiltModel built = build_model(arguments, from.initialises);
   freeze_model(arguments, built, sink);
-  shard_model(arguments, line.worker, built, group, from.initialises, sink);
+  shard_model(arguments, sharding, built, group, from.initialises, sink);
   load_weights(arguments, from, *built.model, group, device);
   check_weights(*built.model, arguments, from, group);
   infer(*built.model, arguments, flags, group, device, sink);

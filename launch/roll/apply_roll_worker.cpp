@@ -1,3 +1,5 @@
+#include <c10/util/StringUtil.h>
+
 #include <cmath>
 
 #include "framework/arguments/argument_table.h"
@@ -87,8 +89,8 @@ void apply_warmup(const RollWorker& worker, Arguments& arguments) {
 void apply_recompute(const RollWorker& worker, Arguments& arguments) {
   const bool flags = arguments.recompute_granularity || arguments.recompute_activations;
   if (!worker.recompute || flags) return;
-  arguments.recompute_granularity = "full";
-  arguments.recompute_method = "uniform";
+  arguments.recompute_granularity = RecomputeGranularity::kFull;
+  arguments.recompute_method = RecomputeMethod::kUniform;
   arguments.recompute_num_layers = 1;
 }
 
@@ -113,9 +115,7 @@ void apply_roll_worker(RollWorker& worker, Arguments& arguments, int64_t world_s
     arguments.async_save = false;
     arguments.save_interval.reset();
   }
-  std::string list;
-  for (const auto& name : worker.unused) list += (list.empty() ? "" : ", ") + name;
-  if (!list.empty()) sink(Severity::kNotice, "ROLL: not used here: " + list);
+  if (!worker.unused.empty()) sink(Severity::kNotice, "ROLL: not used here: " + c10::Join(", ", worker.unused));
 }
 
 }  // namespace megashard

@@ -1,18 +1,21 @@
 #include "launch/roll/roll_keys.h"
 
-#include "launch/arguments/comma_words.h"
+#include <c10/util/StringUtil.h>
+
+#include "framework/arguments/argument_table.h"
+#include "framework/arguments/typed_text.h"
 
 namespace megashard {
 namespace {
 
-using V = RollValue;
+using V = YamlValue;
 using W = RollWorker;
 using A = Arguments;
 
 /// The value of a flag of ours.
 template <const char* flag>
 void to_flag(const V& value, W&, A& arguments) {
-  value.store(arguments, flag);
+  set_option(*find_option(flag), value, arguments);
 }
 
 constexpr char kSeed[] = "--seed", kHfModel[] = "--hf-model", kSeqLength[] = "--seq-length",
@@ -37,8 +40,7 @@ void take_pretrain(const V& value, W& worker, A& arguments) {
 }
 
 void take_devices(const V& value, W& worker, A&) {
-  std::string text;
-  for (const auto& word : value.words()) text += (text.empty() ? "" : ",") + word;
+  std::string text = c10::Join(",", value.words());
   if (value.node.IsSequence()) text = "[" + text + "]";
   const auto devices = parse_device_mapping(text);
   if (!devices || devices->empty()) {
@@ -51,9 +53,15 @@ void take_devices(const V& value, W& worker, A&) {
 
 void take_scheduler(const V& value, W&, A& arguments) {
   const auto name = value.text();
-  arguments.lr_decay_style = name == "constant_with_warmup" ? "constant" : name;
-  if (name != "linear" && name != "cosine" && arguments.lr_decay_style != "constant")
+  if (name == "linear") {
+    arguments.lr_decay_style = LrDecayStyle::kLinear;
+  } else if (name == "cosine") {
+    arguments.lr_decay_style = LrDecayStyle::kCosine;
+  } else if (name == "constant" || name == "constant_with_warmup") {
+    arguments.lr_decay_style = LrDecayStyle::kConstant;
+  } else {
     value.expected("linear, cosine, constant or constant_with_warmup");
+  }
 }
 
 void take_freeze(const V& value, W&, A& arguments) { arguments.freeze_module_prefix = comma_words(value.words()); }

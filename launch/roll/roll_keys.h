@@ -2,7 +2,7 @@
 
 #include <span>
 
-#include "launch/roll/roll_value.h"
+#include "framework/arguments/yaml_value.h"
 #include "launch/roll/roll_worker.h"
 
 namespace megashard {
@@ -11,7 +11,7 @@ namespace megashard {
 struct RollKey {
   const char* name;
   /// Null: known to ROLL, and nothing here reads it.
-  void (*take)(const RollValue& value, RollWorker& worker, Arguments& arguments) = nullptr;
+  void (*take)(const YamlValue& value, RollWorker& worker, Arguments& arguments) = nullptr;
 };
 
 /// A key whose function is missing here; values that do not ask for it are let through.

@@ -1,13 +1,14 @@
 #include "launch/roll/roll_worker.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <cmath>
 #include <set>
 #include <utility>
 
 #include "framework/arguments/configuration_file.h"
-#include "framework/arguments/nearest_name.h"
-#include "framework/arguments/yaml_text.h"
+#include "framework/arguments/yaml_value.h"
 #include "framework/mistakes.h"
 #include "launch/roll/roll_keys.h"
 
@@ -37,7 +38,7 @@ class Reader {
   Reader(const std::string& file, const YAML::Node& root, RollWorker& worker, Arguments& arguments)
       : file_(file), root_(root), worker_(worker), arguments_(arguments) {}
 
-  RollValue value(const std::string& path, const YAML::Node& node) const { return {file_, root_, path, node}; }
+  YamlValue value(const std::string& path, const YAML::Node& node) const { return {file_, path, node, &root_}; }
 
   /// Reads a map; `inner` are keys that stand for sections of their own.
   void section(const std::string& path, const YAML::Node& node, std::span<const RollKey> keys,
@@ -55,33 +56,29 @@ class Reader {
   void tell() const { mistakes_.tell(); }
 
  private:
-  std::string line(const YAML::Node& node) const { return file_ + ":" + to_string(node.Mark().line + 1) + ": "; }
-
-  void key(const RollValue& each, const std::string& name, const YAML::Node& written, std::span<const RollKey> keys,
+  void key(const YamlValue& each, const std::string& name, const YAML::Node& written, std::span<const RollKey> keys,
            const std::set<std::string>& inner, Unknown unknown) {
     const auto found = std::find_if(keys.begin(), keys.end(), [&](const auto& key) { return name == key.name; });
     if (found == keys.end()) {
       std::vector<std::string> known(inner.begin(), inner.end());
       for (const auto& key : keys) known.emplace_back(key.name);
-      const auto hint = did_you_mean(name, known);
-      if (unknown == Unknown::kError || !hint.empty()) {
-        throw UsageError(line(written) + "unknown key " + each.path + (hint.empty() ? "; remove it." : hint));
-      }
-      worker_.unused.push_back(each.path);
+      const auto sentence = unknown_key(yaml_place(file_, written), each.key, known);
+      if (unknown == Unknown::kError || sentence.ends_with('?')) throw UsageError(sentence);
+      worker_.unused.push_back(each.key);
       return;
     }
     if (each.is_null()) return;
     refuse_missing(each, name);
     if (found->take == nullptr) {
-      worker_.unused.push_back(each.path);
+      worker_.unused.push_back(each.key);
     } else {
       found->take(each, worker_, arguments_);
     }
   }
 
   /// The section is the last name but one of the path.
-  void refuse_missing(const RollValue& each, const std::string& name) const {
-    const std::string outer = each.path.substr(0, each.path.size() - name.size() - 1);
+  void refuse_missing(const YamlValue& each, const std::string& name) const {
+    const std::string outer = each.key.substr(0, each.key.size() - name.size() - 1);
     const std::string section = outer.substr(outer.rfind('.') + 1);
     for (const auto& missing : missing_functions()) {
       if (section != missing.section || name != missing.name) continue;
@@ -108,10 +105,10 @@ void set_defaults(RollWorker& worker, Arguments& arguments) {
   arguments.lr = 5e-5;
   arguments.weight_decay = 0;
   arguments.micro_batch_size = 8;
-  arguments.lr_decay_style = "linear";
+  arguments.lr_decay_style = LrDecayStyle::kLinear;
   arguments.attention_dropout = arguments.hidden_dropout = 0;  // config.json decides in ROLL
   arguments.distributed_timeout_minutes = 30;
-  arguments.ckpt_format = "torch_dcp";
+  arguments.ckpt_format = CheckpointFormat::kTorchDcp;
   arguments.async_save = true;
   arguments.use_torch_fsdp2 = true;
   worker.sharding.mixed_precision.param_dtype = at::kBFloat16;
@@ -166,10 +163,10 @@ RollWorker parse_roll_worker(const std::string& text, const std::string& path, c
   const auto found =
       std::find_if(workers.begin(), workers.end(), [&](const auto& worker) { return worker.first == role; });
   if (found == workers.end()) {
-    std::string list;
-    for (const auto& [name, node] : workers) list += (list.empty() ? "" : ", ") + name;
+    std::vector<std::string> names;
+    for (const auto& [name, node] : workers) names.push_back(name);
     throw UsageError("--role " + role + ": " + path + " has no such worker; " +
-                     (list.empty() ? "it has none with strategy_args." : "it has " + list + "."));
+                     (names.empty() ? "it has none with strategy_args." : "it has " + c10::Join(", ", names) + "."));
   }
   RollWorker worker;
   worker.role = role;

@@ -72,7 +72,7 @@ bool needs_ends(const Arguments& arguments) {
 }  // namespace
 
 int64_t end_of_document_id(const Arguments& arguments) {
-  if (arguments.tokenizer_type == "NullTokenizer") return arguments.vocab_size.value_or(-1);
+  if (arguments.tokenizer_type == TokenizerType::kNull) return arguments.vocab_size.value_or(-1);
   for (const auto& given : {arguments.tokenizer_model, arguments.hf_model}) {
     if (!given) continue;
     const std::filesystem::path path = *given;  // or tokenizer.json itself

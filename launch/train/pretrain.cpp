@@ -10,7 +10,7 @@
 #include <unordered_set>
 
 #include "framework/arguments/argument_validation.h"
-#include "framework/arguments/checkpoint_arguments.h"
+#include "framework/arguments/saved_arguments.h"
 #include "framework/process_group/launch_environment.h"
 #include "framework/training/flops.h"
 #include "framework/training/start_log.h"
@@ -160,7 +160,7 @@ int run_pretrain(int argc, char** argv) {
     if (worker) apply_worker(*worker, arguments, environment.world_size, sink);
     if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
   });
-  validate_for_machine(arguments, environment, sink, std::move(line.mistakes));
+  const ShardingPlan sharding = validate_for_machine(arguments, worker, environment, sink, std::move(line.mistakes));
   take_network_from_hf_model(arguments, sink);
   watch_signals(arguments, "megashard: interrupted before the first step; nothing was trained or saved\n",
                 environment.rank == 0, sink);
@@ -180,7 +180,7 @@ int run_pretrain(int argc, char** argv) {
   const BuiltModel built = build_model(arguments, from.initialises);
   freeze_model(arguments, built, sink);
   if (environment.rank == 0) print_parameter_counts(*built.model);
-  const at::ScalarType computed_in = shard_model(arguments, worker, built, group, from.initialises, sink);
+  const at::ScalarType computed_in = shard_model(arguments, sharding, built, group, from.initialises, sink);
   if (from.source == WeightSource::kHuggingFace || arguments.lora_r)
     all_or_rethrow(group, [&] { load_hf_weights(*built.model, *arguments.hf_model); });
 

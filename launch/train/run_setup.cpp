@@ -25,25 +25,23 @@
 namespace megashard {
 namespace {
 
-Fsdp2Config sharding_config(const Arguments& arguments, const std::optional<RollWorker>& worker, Strictness strictness,
+Strictness strictness_of(const Arguments& arguments) {
+  return arguments.fsdp2_config_strict ? Strictness::kStrict : Strictness::kWarn;
+}
+
+Fsdp2Config sharding_config(const Arguments& arguments, const std::optional<RollWorker>& worker,
                             const DiagnosticSink& sink) {
-  if (arguments.fsdp2_config_path) return load_fsdp2_config(*arguments.fsdp2_config_path, strictness, sink);
+  if (arguments.fsdp2_config_path)
+    return load_fsdp2_config(*arguments.fsdp2_config_path, strictness_of(arguments), sink);
   if (worker) return worker->sharding;
   Fsdp2Config config;
   if (!arguments.use_torch_fsdp2) config.sharding_size = 1;
   return config;
 }
 
-Strictness strictness_of(const Arguments& arguments) {
-  return arguments.fsdp2_config_strict ? Strictness::kStrict : Strictness::kWarn;
-}
-
 /// MindSpeed says in the FSDP2 file what is a flag in Megatron.
-void take_expert_ranks_of_file(Arguments& arguments, const DiagnosticSink& sink) {
-  if (!arguments.fsdp2_config_path) return;
-  const auto quiet = [](Severity, const std::string&) {};
-  const int ranks =
-      load_fsdp2_config(*arguments.fsdp2_config_path, strictness_of(arguments), quiet).expert_parallel_size;
+void take_expert_ranks(const Fsdp2Config& config, Arguments& arguments, const DiagnosticSink& sink) {
+  const int ranks = config.expert_parallel_size;
   if (ranks == 1 || arguments.is_given("expert_model_parallel_size")) return;
   arguments.expert_model_parallel_size = ranks;
   sink(Severity::kNotice, c10::str("FSDP2: expert_parallel_size: as --expert-model-parallel-size ", ranks));
@@ -76,9 +74,16 @@ DiagnosticSink sink_for(int rank) {
   };
 }
 
-void validate_for_machine(Arguments& arguments, const RendezvousOptions& environment, const DiagnosticSink& sink,
-                          Mistakes found) {
-  found.attempt([&] { take_expert_ranks_of_file(arguments, sink); });
+ShardingPlan validate_for_machine(Arguments& arguments, const std::optional<RollWorker>& worker,
+                                  const RendezvousOptions& environment, const DiagnosticSink& sink, Mistakes found) {
+  ShardingPlan plan{.config = {}, .recompute_reentrant = worker && worker->recompute_reentrant};
+  std::vector<std::pair<Severity, std::string>> told;  // of the file, for a run that starts
+  found.attempt([&] {
+    plan.config = sharding_config(arguments, worker, [&told](Severity severity, const std::string& sentence) {
+      told.emplace_back(severity, sentence);
+    });
+    take_expert_ranks(plan.config, arguments, sink);
+  });
   if (arguments.hf_model) found.attempt([&] { require_model_folder("--hf-model", *arguments.hf_model); });
   validate_arguments(arguments,
                      {.world_size = environment.world_size,
@@ -87,6 +92,8 @@ void validate_for_machine(Arguments& arguments, const RendezvousOptions& environ
                       .cuda_device_max_connections = own_variable("CUDA_DEVICE_MAX_CONNECTIONS"),
                       .nccl_algo = own_variable("NCCL_ALGO")},
                      sink, std::move(found));
+  for (const auto& [severity, sentence] : told) sink(severity, sentence);
+  return plan;
 }
 
 ProcessGroupPtr join_world(const Arguments& arguments, RendezvousOptions options) {
@@ -173,23 +180,21 @@ void freeze_model(const Arguments& arguments, const BuiltModel& built, const Dia
     sink(Severity::kNotice, c10::str("--freeze-module-prefix: ", frozen, " elements are frozen"));
 }
 
-at::ScalarType shard_model(const Arguments& arguments, const std::optional<RollWorker>& worker, const BuiltModel& built,
+at::ScalarType shard_model(const Arguments& arguments, const ShardingPlan& plan, const BuiltModel& built,
                            const ProcessGroupPtr& group, bool initialises, const DiagnosticSink& sink) {
   auto* mixin = dynamic_cast<FSDP2Mixin*>(built.model.get());
   TORCH_CHECK(mixin != nullptr, "the model ", built.model->class_name(),
               " does not derive from FSDP2Mixin, so it cannot be sharded");
-  const auto strictness = strictness_of(arguments);
-  const Fsdp2Config config = sharding_config(arguments, worker, strictness, sink);
   const at::ScalarType stored = arguments.bf16 ? at::kBFloat16 : at::kFloat;
-  const at::ScalarType computed = config.mixed_precision.param_dtype.value_or(stored);
+  const at::ScalarType computed = plan.config.mixed_precision.param_dtype.value_or(stored);
   if (computed == at::kHalf && !arguments.skip_train) {
     throw UsageError("param_dtype: fp16 needs loss scaling, which training here does not have; take bf16.");
   }
   ActivationPlan activations = activation_plan(arguments);
-  activations.recompute_reentrant = worker && worker->recompute_reentrant;
+  activations.recompute_reentrant = plan.recompute_reentrant;
   mixin->fully_shard({.process_group = group,
-                      .config = config,
-                      .strictness = strictness,
+                      .config = plan.config,
+                      .strictness = strictness_of(arguments),
                       .sink = sink,
                       .activations = activations,
                       .init_tape = built.tape.get(),

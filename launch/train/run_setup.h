@@ -20,10 +20,16 @@ namespace megashard {
 
 /// Prints on rank 0.
 DiagnosticSink sink_for(int rank);
+/// How the run shards its model: by the FSDP2 file, by ROLL's worker, or by the defaults.
+struct ShardingPlan {
+  Fsdp2Config config;
+  bool recompute_reentrant = false;  ///< what ROLL's worker recomputes
+};
+
 /// validate_arguments with this machine's GPUs and variables, and what is wrong with the FSDP2
-/// file.
-void validate_for_machine(Arguments& arguments, const RendezvousOptions& environment, const DiagnosticSink& sink,
-                          Mistakes found);
+/// file, which is read here.
+ShardingPlan validate_for_machine(Arguments& arguments, const std::optional<RollWorker>& worker,
+                                  const RendezvousOptions& environment, const DiagnosticSink& sink, Mistakes found);
 
 /// Collective.
 ProcessGroupPtr join_world(const Arguments& arguments, RendezvousOptions options);
@@ -54,7 +60,7 @@ BuiltModel build_model(const Arguments& arguments, bool initialises);
 void freeze_model(const Arguments& arguments, const BuiltModel& built, const DiagnosticSink& sink);
 /// Recomputes, shards; the dtype that the model computes in. Throws UsageError for a
 /// training in fp16. Collective.
-at::ScalarType shard_model(const Arguments& arguments, const std::optional<RollWorker>& worker, const BuiltModel& built,
+at::ScalarType shard_model(const Arguments& arguments, const ShardingPlan& plan, const BuiltModel& built,
                            const ProcessGroupPtr& group, bool initialises, const DiagnosticSink& sink);
 
 }  // namespace megashard

@@ -5,7 +5,8 @@
 #include <atomic>
 #include <csignal>
 #include <cstring>
-#include <map>
+
+#include "framework/arguments/argument_table.h"
 
 namespace megashard {
 namespace {
@@ -34,15 +35,13 @@ void on_signal(int signal) {
 }  // namespace
 
 void watch_signals(const Arguments& arguments, const char* sentence, bool speaks, const DiagnosticSink& sink) {
-  static const std::map<std::string, int> numbers = {
-      {"SIGTERM", SIGTERM}, {"SIGINT", SIGINT}, {"SIGUSR1", SIGUSR1}, {"SIGUSR2", SIGUSR2}};
   says_them = speaks;
   last_words = sentence;
   if (arguments.exit_signal_handler) {
-    exit_signal = numbers.at(arguments.exit_signal);
+    exit_signal = static_cast<int>(arguments.exit_signal);
     std::signal(exit_signal, on_signal);
   } else if (arguments.is_given("exit_signal")) {
-    sink(Severity::kWarning, "--exit-signal " + arguments.exit_signal +
+    sink(Severity::kWarning, "--exit-signal " + choice_name("exit_signal", arguments.exit_signal) +
                                  " needs --exit-signal-handler; without it the signal ends the run "
                                  "and saves nothing.");
   }

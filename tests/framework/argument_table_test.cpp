@@ -60,7 +60,7 @@ TEST(ArgumentTable, StoresEachKindOfValue) {
   EXPECT_EQ(arguments.adam_eps, 1e-6);
   EXPECT_EQ(arguments.save, "out");
   EXPECT_EQ(arguments.save_hf, "hf");
-  EXPECT_EQ(arguments.lr_decay_style, "WSD");
+  EXPECT_EQ(arguments.lr_decay_style, LrDecayStyle::kWsd);
   EXPECT_TRUE(arguments.swiglu);
   EXPECT_FALSE(arguments.add_bias_linear);
   EXPECT_THAT(arguments.rampup_batch_size, ElementsAre(16, 8, 1000));
@@ -190,7 +190,7 @@ TEST(OptionsHelp, FitsIntoEightyColumns) {
 TEST(OptionsHelp, EachValueHasAKind) {
   for (const auto& option : option_table()) {
     const bool shown = option.status == OptionStatus::kUsed && !option.is_switch();
-    EXPECT_FALSE(shown && option.kind.empty() && option.choices.empty()) << option.flag;
+    EXPECT_FALSE(shown && option.metavar.empty() && option.choices.empty()) << option.flag;
   }
 }
 

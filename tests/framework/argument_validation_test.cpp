@@ -83,7 +83,7 @@ TEST(ValidateArguments, DerivesWhatWasNotGiven) {
   const auto gated = validated("--swiglu --disable-bias-linear --use-rotary-position-embeddings").arguments;
   EXPECT_EQ(gated.ffn_hidden_size, 256) << "int(4 * 96 * 2 / 3 / 64) * 64";
   EXPECT_FALSE(gated.add_qkv_bias);
-  EXPECT_EQ(gated.position_embedding_type, "rope");
+  EXPECT_EQ(gated.position_embedding_type, PositionEmbeddingType::kRope);
   EXPECT_EQ(validated("--tokenizer-type NullTokenizer --vocab-size 128").arguments.padded_vocab_size, 256);
   EXPECT_EQ(validated("", {.has_gpu = true}).arguments.distributed_backend, "nccl");
   EXPECT_EQ(validated("--device cpu", {.has_gpu = true}).arguments.distributed_backend, "gloo");
@@ -159,7 +159,7 @@ TEST(ValidateArguments, EachRuleSaysBothValuesAndTheReason) {
       // ranks
       {"--expert-model-parallel-size 4", "is not divisible by --expert-model-parallel-size 4"},
       {"--context-parallel-size 4", "world size 6 is not divisible by --context-parallel-size 4"},
-      {"--context-parallel-size 0", "parallel sizes must be positive"},
+      {"--context-parallel-size 0", "--context-parallel-size is 0; it must be positive"},
       {"--distributed-timeout-minutes 0", "--distributed-timeout-minutes is 0"},
       {"--device cuda", "--device cuda needs a GPU"},
       {"--distributed-backend npu:hccl,cpu:gloo", "is for NPUs"},
@@ -191,7 +191,7 @@ TEST(ValidateArguments, EachRuleSaysBothValuesAndTheReason) {
       {"--weight-decay-incr-style linear --start-weight-decay 0.2 --end-weight-decay 0.1", "goes from 0.2 to 0.1"},
       {"--log-interval 0", "--log-interval is 0"},
       {"--eval-iters -1", "--eval-iters is -1"},
-      {"--empty-unused-memory-level 3", "use 0, 1 or 2"},
+      {"--empty-unused-memory-level 3", "it must be from 0 to 2"},
       {"--peak-tflops 0", "--peak-tflops is 0.0"},
       // FSDP2
       {"--use-torch-fsdp2 false", "world size is 6, which needs --use-torch-fsdp2"},
@@ -205,7 +205,7 @@ TEST(ValidateArguments, EachRuleSaysBothValuesAndTheReason) {
       {"--ckpt-convert-format torch_dcp", "--ckpt-convert-format needs --load"},
       {"--ckpt-convert-save out", "--ckpt-convert-save needs --ckpt-convert-format"},
       {"--ckpt-step 5", "--ckpt-step 5 needs --load"},
-      {"--most-recent-k 0", "--most-recent-k is 0; at least the newest"},
+      {"--most-recent-k 0", "--most-recent-k is 0; it must be positive"},
       {"--save-retain-interval 0", "--save-retain-interval is 0"},
       {"--save out --save-interval 5 --save-retain-interval 12", "no multiple of --save-interval 5"},
       {"--finetune", "--finetune needs"},
@@ -229,12 +229,12 @@ TEST(ValidateArguments, TellsAllBrokenRulesAtOnce) {
   arguments.seq_length.reset();
   EXPECT_EQ(refusal(arguments, {.world_size = 2}),
             "8 things must change:\n"
-            "  --clip-grad is -1.0; use 0 for no clipping.\n"
+            "  --clip-grad is -1.0; it must not be negative.\n"
             "  --device cuda needs a GPU, and this machine has none that can be used; leave it out "
             "or use --device cpu.\n"
             "  --hidden-size 98 is not divisible by --num-attention-heads 4; change one, or give "
             "the head size by --kv-channels.\n"
-            "  --min-lr 1.0 is above --lr 0.001 or negative; it is where the decay ends.\n"
+            "  --min-lr 1.0 is above --lr 0.001; it is where the decay ends.\n"
             "  --save out needs --save-interval, the steps between checkpoints.\n"
             "  --seq-length is missing; give the tokens of a sequence.\n"
             "  global batch size 3 is not divisible by 2 (micro batch size 2 * data parallel size "

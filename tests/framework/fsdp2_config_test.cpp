@@ -157,8 +157,8 @@ TEST(Fsdp2Config, UnknownKeysAreToldOrRefused) {
 
 TEST(Fsdp2Config, WrongValuesNameLineKeyAndValue) {
   const std::pair<const char*, const char*> rows[] = {
-      {"\nparam_dtype: bfloat", "f.yaml:2: Unsupported dtype \"bfloat\" for param_dtype; use one of fp16, bf16"},
-      {"output_dtype: int8", "Unsupported dtype \"int8\" for output_dtype; use one of fp16, bf16, fp32, fp64."},
+      {"\nparam_dtype: bfloat", "f.yaml:2: param_dtype takes one of fp16, bf16, fp32, fp64, got \"bfloat\""},
+      {"output_dtype: int8", "output_dtype takes one of fp16, bf16, fp32, fp64, got \"int8\"."},
       {"sharding_size: all", "f.yaml:1: sharding_size takes \"auto\", a number of ranks, or null, got \"all\"."},
       {"sharding_size: 0", "sharding_size takes"},
       {"sub_modules_to_wrap: layers.{*}", "sub_modules_to_wrap takes a list of module paths"},

@@ -219,7 +219,7 @@ TEST(Fsdp2Mixin, OverriddenHooksChooseWhatIsRecomputedWrappedAndPrefetched) {
     set_schedule_observer(model, [&](const char* event, const std::string& group) {
       if (group.starts_with("layers")) events.push_back(event + (" " + group));
     });
-    ModelInput input;
+    Batch input;
     input.tokens = fixed({4, 6}, 9);
     const at::Tensor loss = model(input).sum();
     ASSERT_GE(events.size(), 4U);

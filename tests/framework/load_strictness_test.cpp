@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "framework/arguments/argument_table.h"
 #include "tests/support/diagnostics.h"
 
 namespace megashard {
@@ -17,7 +18,9 @@ const LoadReport kMissing{.missing = {"model.new"}, .unexpected = {}};
 const LoadReport kUnexpected{.missing = {}, .unexpected = {"model.old"}};
 
 std::vector<std::string> judged(const LoadReport& report, const std::string& value) {
-  return judge_differences(report, load_strictness(value), "F");
+  Arguments arguments;
+  set_option(*find_option("--dist-ckpt-strictness"), std::vector{value}, arguments);
+  return judge_differences(report, load_strictness(arguments.dist_ckpt_strictness), "F");
 }
 
 bool refuses(const LoadReport& report, const std::string& value) {
@@ -47,7 +50,7 @@ TEST(LoadStrictness, IsThatOfMegatronsValues) {
   }
   EXPECT_THAT(judged(kMissing, "ignore_all"), IsEmpty());
   EXPECT_THAT(judged(kUnexpected, "ignore_all"), IsEmpty());
-  EXPECT_THAT(usage_error([] { load_strictness("loose"); }), HasSubstr("loose is unknown"));
+  EXPECT_THAT(usage_error([] { judged(kMissing, "loose"); }), HasSubstr("got \"loose\""));
 }
 
 TEST(LoadStrictness, NamesTheRemedyThatFits) {

@@ -21,13 +21,14 @@ LrScheduleOptions options_from(const Json& json) {
           .min_lr = json["min_lr"],
           .warmup_steps = json["lr_warmup_steps"],
           .decay_steps = json["lr_decay_steps"],
-          .decay_style = json["lr_decay_style"],
+          .decay_style = LrDecayStyle{choice_value("lr_decay_style", json["lr_decay_style"])},
           .wsd_decay_steps = json.value("wsd_decay_steps", 0),
-          .wsd_decay_style = json.value("lr_wsd_decay_style", "exponential"),
+          .wsd_decay_style =
+              WsdDecayStyle{choice_value("lr_wsd_decay_style", json.value("lr_wsd_decay_style", "exponential"))},
           .start_weight_decay = json["start_wd"],
           .end_weight_decay = json["end_wd"],
           .weight_decay_steps = json["wd_incr_steps"],
-          .weight_decay_style = json["wd_incr_style"]};
+          .weight_decay_style = WeightDecayStyle{choice_value("weight_decay_incr_style", json["wd_incr_style"])}};
 }
 
 // tests/golden/make_lr_schedule.py wrote what megatron-core computes.
@@ -86,6 +87,15 @@ TEST(OptimizerParamScheduler, ChecksOrChoosesOnLoading) {
   EXPECT_EQ(by_checkpoint.lr(), saved.lr());
 }
 
+// It was linear in silence.
+TEST(OptimizerParamScheduler, RefusesStylesThatNobodyKnows) {
+  OptimizerParamScheduler scheduler(small(OnLoad::kCheckpointDecides));
+  EXPECT_THAT(usage_error([&] {
+                scheduler.load_state_dict({{"lr_decay_style", std::string("polynomial")}});
+              }),
+              HasSubstr("--lr-decay-style takes one of constant, linear, cosine, inverse-square-root, WSD, got"));
+}
+
 TEST(OptimizerParamScheduler, RefusesImpossibleLengths) {
   auto options = small();
   options.warmup_steps = 20;
@@ -95,7 +105,7 @@ TEST(OptimizerParamScheduler, RefusesImpossibleLengths) {
   options.decay_steps = 0;
   EXPECT_THAT(usage_error([&] { OptimizerParamScheduler scheduler(options); }), HasSubstr("decays over 0 samples"));
   options = small();
-  options.decay_style = "WSD";
+  options.decay_style = LrDecayStyle::kWsd;
   EXPECT_THAT(usage_error([&] { OptimizerParamScheduler scheduler(options); }), HasSubstr("the anneal of WSD lasts 0"));
 }
 

@@ -82,7 +82,7 @@ TEST(MegatronFlags, TakeAsManyValuesAsThere) {
     for (const auto& spelling : flag.spellings) {
       const Option* option = find_option(spelling);
       if (option == nullptr) continue;
-      EXPECT_EQ(option->words, words_of(flag)) << spelling;
+      EXPECT_EQ(option->nargs, words_of(flag)) << spelling;
     }
   }
 }

@@ -1,4 +1,4 @@
-#include "framework/data/microbatches.h"
+#include "framework/arguments/microbatches.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -177,7 +177,7 @@ TEST(Trainer, WhatWasLoadedFromTheFolderOfSavesIsNotSavedAgain) {
   TemporaryFolder folder;
   arguments.save = folder.path();
   arguments.save_interval = 2;
-  arguments.ckpt_format = "torch_dcp";
+  arguments.ckpt_format = CheckpointFormat::kTorchDcp;
   const auto twice = [](const at::Tensor& weight, int) { return weight * 2; };
   OneWeight model(1, twice), again(1, twice);
   EXPECT_THAT(train(arguments, model), HasSubstr("saving checkpoint at iteration       3"));
@@ -255,7 +255,7 @@ TEST(Trainer, AnExitThatIsAskedForInAnEvaluationSaves) {
   TemporaryFolder folder;
   arguments.save = folder.path();
   arguments.save_interval = 100;
-  arguments.ckpt_format = "torch_dcp";
+  arguments.ckpt_format = CheckpointFormat::kTorchDcp;
   arguments.split = "50,50,0";
   arguments.eval_iters = 4;
   arguments.eval_interval = 1;

@@ -37,7 +37,7 @@ TEST(TrainingCheckpoint, WhatASaveBesideTheTrainingNoticesIsSaidByTheTrainingThr
   std::filesystem::create_directory(folder.file("iter_" + std::string(244, '0') + "1"));
   Arguments arguments;
   arguments.save = folder.path();
-  arguments.ckpt_format = "torch_dcp";
+  arguments.ckpt_format = CheckpointFormat::kTorchDcp;
   arguments.most_recent_k = 1;
   arguments.no_save_rng = true;
   testing::run_ranks(1, [&](const ProcessGroupPtr& group) {
@@ -79,7 +79,7 @@ TEST(TrainingCheckpoint, TorchDistHoldsTheShardedStateDict) {
   TemporaryFolder folder;
   Arguments arguments;
   arguments.save = folder.path();
-  arguments.ckpt_format = "torch_dist";
+  arguments.ckpt_format = CheckpointFormat::kTorchDist;
   arguments.no_save_rng = true;
   testing::run_ranks(2, [&](const ProcessGroupPtr& group) {
     Hooked<LayersImpl> model;
@@ -175,7 +175,7 @@ TEST(TrainingCheckpoint, ASharedWeightIsStoredOnceUnderAllItsNames) {
   Arguments arguments;
   arguments.save = folder.path();
   arguments.load = folder.path() + "/";
-  arguments.ckpt_format = "torch_dcp";
+  arguments.ckpt_format = CheckpointFormat::kTorchDcp;
   arguments.no_save_rng = true;
   OptimizerParamScheduler schedule({.decay_steps = 1});
   const auto save = [&](const ProcessGroupPtr& group, bool tied, int64_t iteration, int64_t head_rows = 7) {

@@ -74,15 +74,17 @@ TEST(TrainingLogLine, ShowsALossThatIsNoNumber) {
 
 TEST(TimerLogLines, AreMegatrons) {
   const PartTimes times = {{"forward-backward", {13.571, 12.344}}, {"optimizer", {0, 0}}, {"batch-generator", {1, 2}}};
-  EXPECT_EQ(timer_log_lines(times, "minmax"), "(min, max) time across ranks (ms):\n"
-                                              "    forward-backward ...............................: (12.34, 13.57)\n"
-                                              "    batch-generator ................................: (1.00, 2.00)");
-  EXPECT_EQ(timer_log_lines({times[0]}, "max"), "max time across ranks (ms):\n"
-                                                "    forward-backward ...............................: 13.57");
-  EXPECT_EQ(timer_log_lines(times, "all"),
+  EXPECT_EQ(timer_log_lines(times, TimingLogOption::kMinMax),
+            "(min, max) time across ranks (ms):\n"
+            "    forward-backward ...............................: (12.34, 13.57)\n"
+            "    batch-generator ................................: (1.00, 2.00)");
+  EXPECT_EQ(timer_log_lines({times[0]}, TimingLogOption::kMax),
+            "max time across ranks (ms):\n"
+            "    forward-backward ...............................: 13.57");
+  EXPECT_EQ(timer_log_lines(times, TimingLogOption::kAll),
             "times across ranks (ms):\n  forward-backward:\n     rank  0: 13.57\n     rank  1: 12.34\n"
             "  batch-generator:\n     rank  0: 1.00\n     rank  1: 2.00");
-  EXPECT_EQ(timer_log_lines({times[1]}, "minmax"), "");
+  EXPECT_EQ(timer_log_lines({times[1]}, TimingLogOption::kMinMax), "");
 }
 
 TEST(InterruptionLine, SaysWhereAndWhatIsSaved) {

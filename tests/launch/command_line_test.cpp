@@ -231,7 +231,7 @@ lora_args:
   EXPECT_THAT(arguments.lora_target_modules, ElementsAre("v_proj", "o_proj"));
   EXPECT_TRUE(arguments.unread_sections.empty());
   const TemporaryFile wrong("gpt_args: {lr: 1}\nlora_args: {lora_rr: 4}");
-  EXPECT_THAT(refusal(wrong.path), HasSubstr(":2: unknown key lora_args.lora_rr; did you mean lora_r?"));
+  EXPECT_THAT(refusal(wrong.path), HasSubstr(":2: unknown key \"lora_args.lora_rr\"; did you mean lora_r?"));
 }
 
 TEST(ArgumentFile, MayBeFlatAndNamedByConfig) {
@@ -248,8 +248,8 @@ TEST(ArgumentFile, MistakesNameLineAndKey) {
       {"world_size: 3", "unknown key \"world_size\""},
       {"num_layers: two", ":1: --num-layers takes a whole number, got \"two\""},
       {"swiglu: 7", ":1: swiglu takes true or false"},
-      {"num_layers: {a: 1}", "num_layers takes a value or a list, got a map"},
-      {"data_path: [[a]]", "data_path takes a list of plain values"},
+      {"num_layers: {a: 1}", "num_layers takes a value or a list of plain values, got a map"},
+      {"data_path: [[a]]", "data_path takes a value or a list of plain values"},
       {"num_layers: [1, 2]", "--num-layers takes one value, got 2"},
       {"num_layers: 2\nnum_layers: 2", ":2: num_layers is given twice"},
       {"gpt_args: {seed: 1}\ngpt_args: {lr: 2}", ":2: gpt_args is given twice; keep one."},

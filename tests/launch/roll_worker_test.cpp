@@ -101,7 +101,7 @@ TEST(RollWorker, BecomesArgumentsAndSharding) {
   EXPECT_EQ(arguments.seed, 7);
   EXPECT_EQ(arguments.lr, 1e-6);
   EXPECT_EQ(arguments.weight_decay, 0);
-  EXPECT_EQ(arguments.lr_decay_style, "cosine");
+  EXPECT_EQ(arguments.lr_decay_style, LrDecayStyle::kCosine);
   EXPECT_EQ(arguments.micro_batch_size, 2);
   EXPECT_EQ(arguments.global_batch_size, 2 * 32 * 16);
   EXPECT_EQ(arguments.train_iters, 6) << "ceil(1.5 * (5000 / 1024))";
@@ -117,7 +117,7 @@ TEST(RollWorker, BecomesArgumentsAndSharding) {
   EXPECT_FALSE(arguments.reduce_scatter_during_grad_accumulation);
   EXPECT_EQ(arguments.context_parallel_size, 1);
   EXPECT_FALSE(arguments.apply_tiled_mlp);
-  EXPECT_EQ(arguments.recompute_granularity, "full");
+  EXPECT_EQ(arguments.recompute_granularity, RecomputeGranularity::kFull);
   EXPECT_THAT(arguments.freeze_module_prefix, ElementsAre("model.embed_tokens", "model.layers.0."));
   const auto& sharding = worker.sharding;
   EXPECT_EQ(sharding.sharding_size, 8);
@@ -145,7 +145,7 @@ TEST(RollWorker, HasRollsDefaults) {
   EXPECT_EQ(arguments.seed, 42);
   EXPECT_EQ(arguments.global_batch_size, 8 * 4);
   EXPECT_EQ(arguments.train_iters, 5000 / 32);
-  EXPECT_EQ(arguments.lr_decay_style, "linear");
+  EXPECT_EQ(arguments.lr_decay_style, LrDecayStyle::kLinear);
   EXPECT_TRUE(arguments.async_save);
   EXPECT_TRUE(arguments.reduce_scatter_during_grad_accumulation);
   EXPECT_EQ(worker.sharding.sharding_size, std::nullopt) << "fsdp_size 1 is the whole world";
@@ -160,7 +160,7 @@ TEST(RollWorker, FlagsOfTheCommandLineWin) {
     flags.train_iters = 3;
     flags.global_batch_size = 64;
     flags.lr_warmup_iters = 1;
-    flags.recompute_granularity = "selective";
+    flags.recompute_granularity = RecomputeGranularity::kSelective;
   });
   EXPECT_EQ(parsed.arguments.train_iters, 3);
   EXPECT_EQ(parsed.arguments.global_batch_size, 64);
@@ -190,7 +190,7 @@ TEST(RollWorker, MistakesAreSentences) {
   };
   const Row rows[] = {
       {"fsdp_size: 8", "fsdp_siz: 8",
-       "x.yaml:37: unknown key actor_train.strategy_args.strategy_config.fsdp_siz; did you mean "
+       "x.yaml:37: unknown key \"actor_train.strategy_args.strategy_config.fsdp_siz\"; did you mean "
        "fsdp_size?"},
       {"warmup_steps: 20", "warm_steps: 20", "did you mean warmup_steps?"},
       {"wrap_lm_output: true", "wrap_lm_outpt: true", "did you mean wrap_lm_output?"},
@@ -205,7 +205,7 @@ TEST(RollWorker, MistakesAreSentences) {
       {"ulysses_size: 1", "additional_target: embed_tokens", "nothing but adapters is trained"},
       {"model_type: ~", "model_type: trl", "reward and value models"},
       {"param_dtype: bf16", "param_dtype: fp16", "needs loss scaling"},
-      {"param_dtype: bf16", "param_dtype: int8", "param_dtype takes bf16, float32 or fp16, got"},
+      {"param_dtype: bf16", "param_dtype: int8", "param_dtype takes one of fp16, bf16, fp32, fp64, got"},
       {"fsdp_size: 8", "fsdp_size: many", "takes a whole number of at least -1, got \"many\"."},
       {"reshard_after_forward: true", "reshard_after_forward: 2", "takes true or false"},
       {"fsdp2_train", "megatron_train", "is megatron_train; this program runs workers of fsdp2_tr"},

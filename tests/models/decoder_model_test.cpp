@@ -39,8 +39,8 @@ Arguments megatrons_network() {
 
 Arguments small_network() {
   Arguments arguments = megatrons_network();
-  arguments.position_embedding_type = "rope";
-  arguments.normalization = "RMSNorm";
+  arguments.position_embedding_type = PositionEmbeddingType::kRope;
+  arguments.normalization = Normalization::kRmsNorm;
   arguments.swiglu = true;
   arguments.add_bias_linear = false;
   arguments.attention_dropout = arguments.hidden_dropout = 0;
@@ -244,7 +244,7 @@ TEST(DecoderModel, PackedDocumentsHaveTheirWindowsToThemselves) {
     const auto tokens = at::arange(11, options).view({1, 11}) * 7 % 40;
     const auto at = at::arange(11, options);
     const auto document = at.ge(5);  // 5 tokens, then 6
-    ModelInput packed;
+    Batch packed;
     packed.tokens = packed.labels = tokens;
     packed.position_ids = (at - document * 5).view({1, 11});
     packed.attention_mask = at.unsqueeze(1)
@@ -253,7 +253,7 @@ TEST(DecoderModel, PackedDocumentsHaveTheirWindowsToThemselves) {
                                 .view({1, 1, 11, 11});
     const auto together = (*model)(packed);
     for (const auto& [begin, length] : {std::pair{0, 5}, std::pair{5, 6}}) {
-      ModelInput alone;
+      Batch alone;
       alone.tokens = alone.labels = tokens.narrow(1, begin, length).contiguous();
       EXPECT_TRUE((*model)(alone).allclose(together.narrow(1, begin, length), 1e-5, 1e-6)) << family << begin;
     }

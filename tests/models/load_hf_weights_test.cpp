@@ -30,8 +30,8 @@ DecoderConfig small_config(bool tied) {
   arguments.padded_vocab_size = 61;
   arguments.ffn_hidden_size = 50;
   arguments.kv_channels = 4;
-  arguments.position_embedding_type = "rope";
-  arguments.normalization = "RMSNorm";
+  arguments.position_embedding_type = PositionEmbeddingType::kRope;
+  arguments.normalization = Normalization::kRmsNorm;
   arguments.swiglu = true;
   arguments.untie_embeddings_and_output_weights = !tied;
   arguments.add_bias_linear = false;

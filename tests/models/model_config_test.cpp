@@ -217,7 +217,7 @@ TEST(HfModel, ArgumentsShowItsNetwork) {
   EXPECT_EQ(arguments.padded_vocab_size, 1000);
   EXPECT_EQ(arguments.vocab_size, std::nullopt);
   EXPECT_EQ(arguments.rotary_base, 1000000);
-  EXPECT_EQ(arguments.normalization, "RMSNorm");
+  EXPECT_EQ(arguments.normalization, Normalization::kRmsNorm);
   EXPECT_EQ(arguments.norm_epsilon, 1e-5);
   EXPECT_EQ(arguments.hidden_dropout, 0);
   EXPECT_EQ(arguments.init_method_std, 0.03);

@@ -8,10 +8,10 @@ TRAIN = [*PRETRAIN, *RATE, *MOCK]
 LAYERS = "recompute_modules:\n  - model.layers.{*}\n"
 # by name: the file, a part of the one message
 REFUSED = {
-    "a dtype by PyTorch's name": ("param_dtype: bfloat16",
-                                  'f.yaml:1: Unsupported dtype "bfloat16" for param_dtype; use one of fp16'),
+    "a dtype that is none": ("param_dtype: bfloat",
+                             'f.yaml:1: param_dtype takes one of fp16, bf16, fp32, fp64, got "bfloat"'),
     "a dtype of whole numbers": ("reduce_dtype: int32",
-                                 'Unsupported dtype "int32" for reduce_dtype; use one of fp16, bf16'),
+                                 'reduce_dtype takes one of fp16, bf16, fp32, fp64, got "int32"'),
     "a dtype that is a list": ("param_dtype: [bf16]", "param_dtype takes one of fp16, bf16, fp32, fp64, got a list"),
     "a training in fp16": ("param_dtype: fp16",
                            "fp16 needs loss scaling, which training here does not have; take bf16"),

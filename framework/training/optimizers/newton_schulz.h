@@ -5,12 +5,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "framework/arguments/optimizer_arguments.h"
+
 namespace megashard {
 
-/// The words and numbers of Megatron's --muon-* flags (NVIDIA's emerging_optimizers).
-enum class MuonScaleMode { kSpectral, kShapeScaling, kUnitRmsNorm };
-enum class MuonCoefficients { kQuintic, kSimple };
-
+/// The numbers of Megatron's --muon-* flags (NVIDIA's emerging_optimizers).
 struct NewtonSchulzOptions {
   int64_t num_ns_steps = 5;
   MuonCoefficients coefficients = MuonCoefficients::kQuintic;

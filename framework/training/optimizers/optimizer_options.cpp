@@ -1,29 +1,10 @@
 #include "framework/training/optimizers/optimizer_options.h"
 
-#include <c10/util/Exception.h>
-
 namespace megashard {
-namespace {
-
-OptimizerKind kind_of(const std::string& name) {
-  if (name == "adam") return OptimizerKind::kAdam;
-  if (name == "sgd") return OptimizerKind::kSgd;
-  if (name == "muon") return OptimizerKind::kMuon;
-  TORCH_CHECK(false, "there is no optimizer ", name);
-}
-
-MuonScaleMode scale_mode_of(const std::string& name) {
-  if (name == "spectral") return MuonScaleMode::kSpectral;
-  if (name == "shape_scaling") return MuonScaleMode::kShapeScaling;
-  if (name == "unit_rms_norm") return MuonScaleMode::kUnitRmsNorm;
-  TORCH_CHECK(false, "there is no scale mode ", name);
-}
-
-}  // namespace
 
 OptimizerOptions optimizer_options(const Arguments& arguments, const MegatronModule& model) {
   OptimizerOptions options;
-  options.kind = kind_of(arguments.optimizer);
+  options.kind = arguments.optimizer;
   options.lr = arguments.lr.value_or(0);
   options.weight_decay = arguments.weight_decay;
   options.beta1 = arguments.adam_beta1;
@@ -36,11 +17,10 @@ OptimizerOptions optimizer_options(const Arguments& arguments, const MegatronMod
   muon.use_nesterov = arguments.muon_use_nesterov;
   muon.split_qkv = arguments.muon_split_qkv;
   muon.newton_schulz.num_ns_steps = arguments.muon_num_ns_steps;
-  muon.newton_schulz.coefficients =
-      arguments.muon_coefficient_type == "simple" ? MuonCoefficients::kSimple : MuonCoefficients::kQuintic;
-  muon.newton_schulz.scale_mode = scale_mode_of(arguments.muon_scale_mode);
+  muon.newton_schulz.coefficients = arguments.muon_coefficient_type;
+  muon.newton_schulz.scale_mode = arguments.muon_scale_mode;
   muon.newton_schulz.extra_scale_factor = arguments.muon_extra_scale_factor;
-  muon.newton_schulz.tf32 = arguments.muon_fp32_matmul_prec != "highest";
+  muon.newton_schulz.tf32 = arguments.muon_fp32_matmul_prec != MatmulPrecision::kHighest;
   muon.is_embedding_or_output_parameter = [&model](const std::string& name) {
     return model.is_embedding_or_output_parameter(name);
   };

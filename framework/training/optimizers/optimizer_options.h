@@ -11,12 +11,6 @@
 
 namespace megashard {
 
-enum class OptimizerKind {
-  kAdam,  ///< AdamW, as Megatron's `--optimizer adam`
-  kSgd,
-  kMuon,  ///< matrices by Muon; embeddings, output layers, norms and biases by AdamW
-};
-
 struct MuonOptions {
   double momentum = 0.9;
   bool use_nesterov = false;

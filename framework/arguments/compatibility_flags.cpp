@@ -1,10 +1,10 @@
-#include "framework/arguments/argument_table_foreign.h"
+#include "framework/arguments/compatibility_flags.h"
 
 namespace megashard::detail {
 
 namespace {
 
-void accept_kernels(ForeignFlags& flags) {
+void accept_kernels(CompatibilityFlags& flags) {
   flags.accept("there are no other models here", {{"--use-mcore-models"}});
   flags.accept("layers are LibTorch's, without Transformer Engine", {{"--transformer-impl", 1}});
   flags.accept("LibTorch chooses the attention kernel", {{"--attention-backend", 1}, {"--use-flash-attn"}});
@@ -43,7 +43,7 @@ void accept_kernels(ForeignFlags& flags) {
   flags.accept("it only allows others, which have to be known themselves", {{"--enable-experimental"}});
 }
 
-void accept_communication(ForeignFlags& flags) {
+void accept_communication(CompatibilityFlags& flags) {
   flags.accept("FSDP2 overlaps its collectives with compute anyway",
                {{"--overlap-grad-reduce"}, {"--overlap-param-gather"}, {"--overlap-param-gather-with-optimizer-step"}});
   flags.accept("FSDP2 reduces the gradients of a unit at once, without buckets",
@@ -79,7 +79,7 @@ void accept_communication(ForeignFlags& flags) {
   flags.accept("no work moves between ranks to balance it", {{"--encoder-dp-balance"}});
 }
 
-void accept_watching(ForeignFlags& flags) {
+void accept_watching(CompatibilityFlags& flags) {
   flags.accept(
       "there is no Python garbage collector here",
       {{"--manual-gc"}, {"--manual-gc-interval", 1}, {"--no-manual-gc-eval", 0, "", "--disable-manual-gc-eval"}});
@@ -128,7 +128,7 @@ void accept_watching(ForeignFlags& flags) {
   flags.accept("notices and warnings are always shown", {{"--logging-level", 1}});
 }
 
-void accept_files(ForeignFlags& flags) {
+void accept_files(CompatibilityFlags& flags) {
   flags.accept("it is an option of the torch_dist format",
                {{"--no-ckpt-fully-parallel-save", 0, "", "--disable-ckpt-fully-parallel-save"},
                 {"--ckpt-fully-parallel-load"},
@@ -165,13 +165,30 @@ void accept_files(ForeignFlags& flags) {
   flags.accept("gradients reach adapters without it", {{"--lora-register-forward-hook", kAny}});
 }
 
+void name_again(Option& option, const CompatibilityFlag& flag) {
+  if (*flag.other != '\0') option.alias(flag.other);
+}
+
 }  // namespace
 
-void accept_flags_of_speed(ForeignFlags& flags) {
+void CompatibilityFlags::accept(const std::string& reason, std::initializer_list<CompatibilityFlag> flags) {
+  for (const auto& each : flags) name_again(accepted_.without_effect(each.flag, each.nargs, reason), each);
+}
+
+void CompatibilityFlags::refuse(const std::string& reason, std::initializer_list<CompatibilityFlag> flags) {
+  for (const auto& each : flags) {
+    name_again(refused_.refused(each.flag, each.nargs, reason).unless(each.allowed_value), each);
+  }
+}
+
+void add_compatibility_flags(std::vector<Option>& rows) {
+  CompatibilityFlags flags(rows);
   accept_kernels(flags);
   accept_communication(flags);
   accept_watching(flags);
   accept_files(flags);
+  accept_flags_of_refused_ones(flags);
+  accept_flags_of_other_programs(flags);
 }
 
 }  // namespace megashard::detail

@@ -1,4 +1,4 @@
-#include "framework/arguments/checkpoint_arguments.h"
+#include "framework/arguments/saved_arguments.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -75,6 +75,18 @@ TEST(CheckpointArguments, ThatChangedAreListed) {
   EXPECT_EQ(changed_arguments(other, saved), "rotary_base 10000 -> 500000, seed 1234 -> 1, weight_decay 0.01 -> 0.5");
   other.use_checkpoint_opt_param_scheduler = true;
   EXPECT_EQ(changed_arguments(other, saved), "rotary_base 10000 -> 500000, seed 1234 -> 1");
+}
+
+// No weight of the network depends on them: after an out-of-memory a run goes on with tiles.
+TEST(CheckpointArguments, OfMemoryAndAdaptersMayChange) {
+  const auto saved = argument_values(sized(2));
+  Arguments other = sized(2);
+  other.apply_tiled_mlp = true;
+  other.tiled_num_shards = 8;
+  other.lora_dropout = 0.5;
+  check_checkpoint_arguments(other, saved, "F");
+  EXPECT_EQ(changed_arguments(other, saved),
+            "apply_tiled_mlp False -> True, tiled_num_shards 4 -> 8, lora_dropout 0.0 -> 0.5");
 }
 
 TEST(CheckpointArguments, AreTakenWhereNoFlagIsGiven) {

@@ -1,13 +1,23 @@
-#include <algorithm>
-#include <utility>
+#include "framework/arguments/activation_arguments.h"
 
-#include "framework/arguments/argument_validation.h"
+#include <algorithm>
+#include <string>
+
+#include "framework/arguments/option_group.h"
+#include "framework/mistakes.h"
 
 namespace megashard::detail {
-
 namespace {
 
+using A = Arguments;
 using std::to_string;
+
+constexpr const char* kPartOfExpert =
+    "experts are recomputed whole, by --recompute-modules moe, or one by one by modules in the "
+    "FSDP2 file";
+constexpr const char* kNormsAlone =
+    "the next projection keeps its output anyway; recompute_modules with recompute_save_ops "
+    "[aten::mm] in the FSDP2 file recomputes norms and activations, and keeps products";
 
 bool names_part(const std::vector<std::string>& names, const char* name) {
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -23,7 +33,7 @@ void check_full(const Arguments& arguments, Mistakes& rules) {
   rules.require(layers >= 1 && layers <= arguments.num_layers.value_or(layers),
                 "--recompute-num-layers is " + to_string(layers) + "; it must be from 1 to the " +
                     to_string(arguments.num_layers.value_or(layers)) + " layers of the model.");
-  rules.require(arguments.recompute_method != "uniform" || layers == 1,
+  rules.require(arguments.recompute_method != RecomputeMethod::kUniform || layers == 1,
                 "--recompute-method uniform with --recompute-num-layers " + to_string(layers) +
                     " is refused: layers are recomputed one by one here, which needs the least memory in "
                     "backward; give 1.");
@@ -71,23 +81,55 @@ void check_offload(const Arguments& arguments, Mistakes& rules) {
   rules.require(!names_part(parts, "attn_proj") || names_part(parts, "core_attn"),
                 "--offload-modules attn_proj needs core_attn too: its input is the output of core_attn, "
                 "which keeps it for its own backward.");
-  rules.require(
-      arguments.min_offloaded_tensor_size >= 0,
-      "--min-offloaded-tensor-size is " + to_string(arguments.min_offloaded_tensor_size) + "; it must be 0 or more.");
 }
 
 }  // namespace
 
+void add_activation_options(std::vector<Option>& rows) {
+  using enum OnResume;
+  OptionGroup group("activations", rows, {.used_by = UsedBy::kPretrain});
+  group.add("--recompute-activations", &A::recompute_activations, kFree,
+            "the same as --recompute-granularity selective");
+  group.choice("--recompute-granularity", &A::recompute_granularity, kFree,
+               {{"full", RecomputeGranularity::kFull}, {"selective", RecomputeGranularity::kSelective}},
+               "full: whole layers are computed again in backward; selective: --recompute-modules");
+  group.choice("--recompute-method", &A::recompute_method, kFree,
+               {{"uniform", RecomputeMethod::kUniform}, {"block", RecomputeMethod::kBlock}},
+               "of full: uniform recomputes all layers, block the first --recompute-num-layers");
+  group.add("--recompute-num-layers", &A::recompute_num_layers, kFree, "see --recompute-method");
+  group.add("--recompute-modules", &A::recompute_modules, kFree, "of selective; unset: core_attn")
+      .one_of({"core_attn", "mlp", "moe"})
+      .refuse_values({"layernorm"}, kNormsAlone)
+      .refuse_values({"moe_act"}, kPartOfExpert)
+      .refuse_values({"shared_experts"}, "no model here has shared experts")
+      .refuse_values({"mla_up_proj"}, "no model here has multi-latent attention");
+  group
+      .add("--cpu-offloading-num-layers", &A::cpu_offloading_num_layers, kFree,
+           "keep the activations of the first so many layers in host memory until backward")
+      .at_least(0);
+  group.add("--fine-grained-activation-offloading", &A::fine_grained_activation_offloading, kFree,
+            "keep the activations of --offload-modules in host memory until backward");
+  group
+      .add("--offload-modules", &A::offload_modules, kFree,
+           "parts of a layer, for --fine-grained-activation-offloading")
+      .one_of({"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm"})
+      .refuse_values({"expert_fc1", "moe_act"}, kPartOfExpert);
+  group
+      .add("--min-offloaded-tensor-size", &A::min_offloaded_tensor_size, kFree,
+           "tensors of fewer elements are not offloaded")
+      .at_least(0);
+}
+
 void validate_activations(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules) {
   auto& granularity = arguments.recompute_granularity;
   if (arguments.recompute_activations) {
-    rules.require(granularity.value_or("selective") == "selective",
-                  "--recompute-activations means --recompute-granularity selective, but that is " +
-                      granularity.value_or("") + "; keep one of them.");
-    granularity = "selective";
+    rules.require(granularity != RecomputeGranularity::kFull,
+                  "--recompute-activations means --recompute-granularity selective, but that is full; keep one of "
+                  "them.");
+    granularity = RecomputeGranularity::kSelective;
   }
-  if (granularity == "full") check_full(arguments, rules);
-  if (granularity == "selective") check_selective(arguments, sink, rules);
+  if (granularity == RecomputeGranularity::kFull) check_full(arguments, rules);
+  if (granularity == RecomputeGranularity::kSelective) check_selective(arguments, sink, rules);
   rules.require(granularity || (!arguments.recompute_method && !arguments.recompute_num_layers &&
                                 arguments.recompute_modules.empty()),
                 "--recompute-method, --recompute-num-layers and --recompute-modules need "

@@ -1,4 +1,4 @@
-#include "framework/arguments/argument_table_foreign.h"
+#include "framework/arguments/compatibility_flags.h"
 
 namespace megashard::detail {
 
@@ -11,7 +11,7 @@ constexpr const char* kNoPipeline =
 constexpr const char* kNoFp8 = "fp8 training is not part of this program; use param_dtype: bf16";
 constexpr const char* kFp32States = "the optimizer keeps its states and what it steps in fp32; leave it out";
 
-void refuse_launching(ForeignFlags& flags) {
+void refuse_launching(CompatibilityFlags& flags) {
   flags.refuse(
       "it is a flag of torchrun; give it before the program's name, or use `megashard launch -n "
       "RANKS -- pretrain ...`",
@@ -31,7 +31,7 @@ void refuse_launching(ForeignFlags& flags) {
                {{"--checkpoint-activations"}, {"--activations-checkpoint-method", 1}});
 }
 
-void refuse_memory(ForeignFlags& flags) {
+void refuse_memory(CompatibilityFlags& flags) {
   flags.refuse("it spreads them over tensor parallel ranks, of which there are none; leave it out",
                {{"--distribute-saved-activations"}});
   flags.refuse("give --recompute-activations --recompute-modules moe instead", {{"--moe-layer-recompute"}});
@@ -53,7 +53,7 @@ void refuse_memory(ForeignFlags& flags) {
                              {"--exp-avg-sq-dtype", 1, "fp32"}});
 }
 
-void refuse_parallelism(ForeignFlags& flags) {
+void refuse_parallelism(CompatibilityFlags& flags) {
   flags.refuse("FSDP2 shards the optimizer's state already; leave it out and keep --use-torch-fsdp2",
                {{"--use-distributed-optimizer"}});
   flags.refuse(kSharding, {{"--use-custom-fsdp"},
@@ -80,7 +80,7 @@ void refuse_parallelism(ForeignFlags& flags) {
                {{"--fake-process-group"}});
 }
 
-void refuse_precision(ForeignFlags& flags) {
+void refuse_precision(CompatibilityFlags& flags) {
   flags.refuse(kNoFp8, {{"--fp8-format", 1}, {"--fp8-param-gather"}});
   flags.refuse("fp4 training is not part of this program; use param_dtype: bf16",
                {{"--fp4-format", 1}, {"--fp4-param-gather"}});
@@ -96,7 +96,7 @@ void refuse_precision(ForeignFlags& flags) {
   flags.refuse("set reduce_dtype: fp32 in the FSDP2 file instead", {{"--ddp-reduce-scatter-with-fp32-accumulation"}});
 }
 
-void refuse_steps(ForeignFlags& flags) {
+void refuse_steps(CompatibilityFlags& flags) {
   flags.refuse("steps are never skipped; change the data instead", {{"--iterations-to-skip", kAny}});
   flags.refuse("the batch never changes at given steps; use --rampup-batch-size",
                {{"--phase-transition-iterations", 1}});
@@ -125,7 +125,7 @@ void refuse_steps(ForeignFlags& flags) {
                {{"--inprocess-restart"}, {"--enable-ft-package"}, {"--adlr-autoresume"}});
 }
 
-void refuse_checkpoints(ForeignFlags& flags) {
+void refuse_checkpoints(CompatibilityFlags& flags) {
   flags.refuse("use the program `megashard convert`", {{"--ckpt-convert-update-legacy-dist-opt-format"}});
   flags.refuse("there are no non-persistent checkpoints here; use --save-interval",
                {{"--non-persistent-save-interval", 1},
@@ -145,7 +145,7 @@ void refuse_checkpoints(ForeignFlags& flags) {
   flags.refuse("the weights that LoRA adapts come from --hf-model", {{"--load-base-model", 1}});
 }
 
-void refuse_data(ForeignFlags& flags) {
+void refuse_data(CompatibilityFlags& flags) {
   flags.refuse("use --train-data-path, --valid-data-path and --test-data-path instead",
                {{"--per-split-data-args-path", 1}});
   flags.refuse("an evaluation has --eval-iters batches of the one validation set; leave it out",
@@ -167,9 +167,82 @@ void refuse_data(ForeignFlags& flags) {
                 {"--embedding-path", 1}});
 }
 
+void refuse_experts(CompatibilityFlags& flags) {
+  flags.refuse(
+      "experts come with a model of experts by --hf-model, whose config.json describes them; leave "
+      "it out",
+      {{"--num-experts", 1}, {"--moe-ffn-hidden-size", 1}, {"--moe-router-topk", 1}, {"--moe-layer-freq", 1, "1"}});
+  flags.refuse("the load-balancing loss is that of config.json of --hf-model (output_router_logits and "
+               "router_aux_loss_coef); leave it out",
+               {{"--moe-aux-loss-coeff", kAny, "0.0"}, {"--moe-router-load-balancing-type", kAny, "aux_loss"}});
+  flags.refuse("routers take the largest softmax values, in fp32 and without further losses, groups or "
+               "biases; leave it out",
+               {{"--moe-z-loss-coeff", 1, "0"},
+                {"--moe-input-jitter-eps", 1, "0"},
+                {"--moe-router-dtype", 1, "fp32"},
+                {"--moe-router-score-function", 1, "softmax"},
+                {"--moe-router-pre-softmax"},
+                {"--moe-router-topk-scaling-factor", 1, "1.0"},
+                {"--moe-router-num-groups", 1},
+                {"--moe-router-group-topk", 1},
+                {"--moe-router-enable-expert-bias"},
+                {"--moe-router-force-load-balancing"},
+                {"--moe-enable-routing-replay"}});
+  flags.refuse("every token reaches all the experts that it chose; leave it out",
+               {{"--moe-expert-capacity-factor", 1}});
+  flags.refuse("no model family of this program has experts of that kind; leave it out",
+               {{"--moe-shared-expert-intermediate-size", 1},
+                {"--moe-shared-expert-gate"},
+                {"--moe-apply-probs-on-input"},
+                {"--moe-latent-size", 1},
+                {"--moe-use-upcycling"}});
+}
+
+void refuse_attention(CompatibilityFlags& flags) {
+  flags.refuse("attention is causal and over the whole sequence; leave it out",
+               {{"--attention-mask-type", 1, "causal"}, {"--window-size", 1}});
+  flags.refuse("no model family of this program has attention of that kind; leave it out",
+               {{"--softmax-type", 1, "vanilla"},
+                {"--qk-l2-norm"},
+                {"--qk-clip"},
+                {"--attention-output-gate"},
+                {"--experimental-attention-variant", 1},
+                {"--linear-attention-freq", 1}});
+  flags.refuse("all layers have the same positions; leave it out", {{"--no-rope-freq", 1}});
+  flags.refuse("positions are scaled by --use-rope-scaling with --rope-scaling-factor (Llama 3) or by "
+               "--rotary-seq-len-interpolation-factor",
+               {{"--rope-type", 1, "rope"}, {"--rotary-scaling-factor", 1, "1.0"}});
+  flags.refuse("M-RoPE's sections come from the config.json of --hf-model", {{"--mrope-section", kAny}});
+}
+
+void refuse_layers(CompatibilityFlags& flags) {
+  flags.refuse("the MLP is GELU, --openai-gelu, --squared-relu or --swiglu; use one of these",
+               {{"--quick-geglu"}, {"--glu-linear-offset", 1, "0.0"}, {"--activation-func-clamp-value", 1}});
+  flags.refuse("the embedding is drawn as the other weights, by --init-method-std",
+               {{"--embedding-init-method-std", 1}});
+  flags.refuse("all layers of a network are alike, and none is Mamba's; leave it out",
+               {{"--is-hybrid-model"},
+                {"--hybrid-attention-ratio", 1, "0.0"},
+                {"--hybrid-mlp-ratio", 1, "0.0"},
+                {"--hybrid-override-pattern", 1},
+                {"--heterogeneous-layers-config-path", 1},
+                {"--heterogeneous-layers-config-encoded-json", 1}});
+  flags.refuse("networks here have no encoder beside the decoder; use --num-layers", {{"--decoder-num-layers", 1}});
+  flags.refuse("networks here have no encoder beside the decoder; use --seq-length", {{"--decoder-seq-length", 1}});
+  flags.refuse("vision towers come with a vision-language model by --hf-model; leave it out",
+               {{"--vision-pretraining"}});
+}
+
+void refuse_adapters(CompatibilityFlags& flags) {
+  flags.refuse("adapters stand on linear layers; choose them by --lora-target-modules",
+               {{"--lora-target-parameters", kAny}, {"--lora-apply-modules", kAny, "all"}});
+  flags.refuse("adapters alone are trained; leave it out", {{"--lora-mixed-training", 1, "False"}});
+}
+
 }  // namespace
 
-void refuse_flags_of_runs(ForeignFlags& flags) {
+void add_refused_flags(std::vector<Option>& rows) {
+  CompatibilityFlags flags(rows);
   refuse_launching(flags);
   refuse_memory(flags);
   refuse_parallelism(flags);
@@ -177,6 +250,10 @@ void refuse_flags_of_runs(ForeignFlags& flags) {
   refuse_steps(flags);
   refuse_checkpoints(flags);
   refuse_data(flags);
+  refuse_experts(flags);
+  refuse_attention(flags);
+  refuse_layers(flags);
+  refuse_adapters(flags);
 }
 
 }  // namespace megashard::detail

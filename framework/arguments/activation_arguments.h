@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "framework/diagnostics.h"
+
+namespace megashard {
+
+struct Arguments;
+struct Option;
+class Mistakes;
+
+/// Saved tensors of fewer elements stay on the device (Megatron's --min-offloaded-tensor-size).
+inline constexpr int64_t kMinOffloadedElements = int64_t{1} << 20;
+
+enum class RecomputeGranularity { kFull, kSelective };
+enum class RecomputeMethod { kUniform, kBlock };
+
+/// What is kept between forward and backward, and where.
+struct ActivationArguments {
+  bool recompute_activations = false;                         // recompute_granularity selective
+  std::optional<RecomputeGranularity> recompute_granularity;  // (derived)
+  std::optional<RecomputeMethod> recompute_method;            // with full
+  std::optional<int64_t> recompute_num_layers;                // with full
+  std::vector<std::string> recompute_modules;                 // (derived) core_attn with selective
+  int64_t cpu_offloading_num_layers = 0;
+  bool fine_grained_activation_offloading = false;
+  std::vector<std::string> offload_modules;
+  int64_t min_offloaded_tensor_size = kMinOffloadedElements;
+};
+
+namespace detail {
+
+/// The rows of these options, in the order of the help.
+void add_activation_options(std::vector<Option>& rows);
+/// Recompute and offload flags, as Megatron's TransformerConfig checks and derives them.
+void validate_activations(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules);
+
+}  // namespace detail
+
+}  // namespace megashard

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "framework/diagnostics.h"
+
+namespace megashard {
+
+struct Arguments;
+struct Option;
+class Mistakes;
+
+/// Megatron's shares of training, validation and test.
+inline constexpr const char* kDefaultSplit = "969, 30, 1";
+
+enum class DataloaderType { kSingle, kCyclic };
+enum class TokenizerType { kNull, kHuggingFace };
+
+struct DataArguments {
+  std::vector<std::string> data_path;  // [weight] prefix ...
+  std::optional<std::string> split;    // (derived) kDefaultSplit with data_path
+  std::vector<std::string> train_data_path, valid_data_path, test_data_path;
+  std::optional<std::string> data_args_path;  // a file with the words of data_path
+  std::optional<std::string> data_cache_path;
+  bool mmap_bin_files = true;
+  bool mock_data = false;
+  std::optional<int64_t> seq_length;
+  std::optional<int64_t> encoder_seq_length;  // another name for seq_length
+  DataloaderType dataloader_type = DataloaderType::kSingle;
+  int64_t num_workers = 2;
+  bool reset_position_ids = false;
+  bool reset_attention_mask = false;
+  bool eod_mask_loss = false;
+};
+
+struct TokenizerArguments {
+  std::optional<TokenizerType> tokenizer_type;
+  std::optional<std::string> tokenizer_model;
+  std::optional<int64_t> vocab_size;
+  int64_t vocab_extra_ids = 0;
+  std::optional<int64_t> padded_vocab_size;  // (derived) without hf_model
+};
+
+/// The weights of --split, three of them; their sum is positive. Throws UsageError with the sentence.
+std::vector<double> parse_split_weights(const std::string& split);
+
+/// The next multiple of divisible_by * tensor_parallel_size. Never used for Hugging Face models.
+int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tensor_parallel_size);
+/// --vocab-size with NullTokenizer's end of document and --vocab-extra-ids: what is padded.
+int64_t unpadded_vocab_size(const Arguments& arguments);
+
+namespace detail {
+
+/// The rows of these options, in the order of the help.
+void add_data_options(std::vector<Option>& rows);
+/// Sources, lengths and the vocabulary.
+void validate_data(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules);
+
+}  // namespace detail
+
+}  // namespace megashard

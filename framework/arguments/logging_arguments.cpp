@@ -1,0 +1,47 @@
+#include "framework/arguments/logging_arguments.h"
+
+#include "framework/arguments/option_group.h"
+
+namespace megashard::detail {
+namespace {
+
+using A = Arguments;
+
+}  // namespace
+
+void add_logging_options(std::vector<Option>& rows) {
+  using enum OnResume;
+  OptionGroup group("logging", rows, {.used_by = UsedBy::kPretrain});
+  group
+      .add("--log-interval", &A::log_interval, kFree,
+           "steps between log lines; the first and the last step have one, too")
+      .above(0);
+  group.add("--log-params-norm", &A::log_params_norm, kFree, "norm of the parameters in the log line");
+  group.add("--log-num-zeros-in-grad", &A::log_num_zeros_in_grad, kFree, "zeros among the gradients in the log line");
+  group.add("--log-throughput", &A::log_throughput, kFree, "TFLOP/s per device in the log line");
+  group.add("--log-tokens-per-second", &A::log_tokens_per_second, kFree,
+            "tokens a second, of all ranks, at the end of the log line");
+  group.add("--log-memory", &A::log_memory, kFree,
+            "peak memory of the largest rank, in MiB, at the end of the log line");
+  group
+      .add("--timing-log-level", &A::timing_log_level, kFree,
+           "parts of a step below the log line: 1 those that a step has once, 2 those of each "
+           "microbatch, too; both wait for the GPU at each part")
+      .one_of({"0", "1", "2"});
+  group.choice("--timing-log-option", &A::timing_log_option, kFree,
+               {{"max", TimingLogOption::kMax}, {"minmax", TimingLogOption::kMinMax}, {"all", TimingLogOption::kAll}},
+               "with it, of the ranks' times: the largest, least and largest, or all");
+  group.add("--print-all-arguments", &A::print_all_arguments, kFree,
+            "at the start also arguments that are at their defaults, as Megatron");
+  group.add("--log-progress", &A::log_progress, kFree, "")
+      .no_effect("there is no progress.txt; --metrics-file has a line for every step");
+  group.add("--log-tps", &A::log_tps, kFree, "tokens per sample in the log line, as MindSpeed-MM");
+  group.add("--metrics-file", &A::metrics_file, kFree, "one JSON object a step, in full precision, by rank 0")
+      .shown_as("FILE");
+  group
+      .add("--peak-tflops", &A::peak_tflops, kFree,
+           "peak of one device, for mfu; unset: the device's, on a CPU a measured matrix product")
+      .above(0);
+}
+
+}  // namespace megashard::detail

@@ -1,0 +1,177 @@
+#include "framework/arguments/network_arguments.h"
+
+#include <string>
+
+#include "framework/arguments/option_group.h"
+#include "framework/mistakes.h"
+
+namespace megashard::detail {
+namespace {
+
+using A = Arguments;
+using std::to_string;
+
+/// Rotary positions turn channels in pairs.
+void check_rotary(const Arguments& arguments, Mistakes& rules) {
+  rules.require(!arguments.rotary_seq_len_interpolation_factor || !arguments.use_rope_scaling,
+                "--rotary-seq-len-interpolation-factor and --use-rope-scaling exclude each other; "
+                "give one of them.");
+  if (arguments.position_embedding_type != PositionEmbeddingType::kRope || arguments.kv_channels.value_or(0) <= 0)
+    return;
+  const int64_t channels = *arguments.kv_channels;
+  const auto turning = static_cast<int64_t>(static_cast<double>(channels) * arguments.rotary_percent);
+  rules.require(turning > 0 && turning % 2 == 0, "rotary positions need an even number of channels a head, got " +
+                                                     to_string(turning) + " of " + to_string(channels) +
+                                                     "; change --kv-channels or --rotary-percent.");
+}
+
+void check_lora(const Arguments& arguments, Mistakes& rules) {
+  if (!arguments.lora_r) {
+    rules.require(arguments.lora_target_modules.empty(),
+                  "--lora-target-modules needs --lora-r, the rank of the adapters.");
+    return;
+  }
+  rules.require(!arguments.lora_target_modules.empty(),
+                "--lora-r needs --lora-target-modules, the linear layers that get adapters; for Llama and "
+                "Qwen q_proj k_proj v_proj o_proj gate_proj up_proj down_proj, or all-linear.");
+  rules.require(arguments.hf_model && !arguments.from_scratch,
+                "--lora-r needs --hf-model, whose weights the adapters change, without --from-scratch.");
+}
+
+}  // namespace
+
+void add_network_options(std::vector<Option>& rows) {
+  using enum OnResume;
+  OptionGroup group("network size", rows, {.from_checkpoint = true});
+  group.add("--num-layers", &A::num_layers, kMustMatch, "transformer layers").above(0);
+  group.add("--encoder-num-layers", &A::encoder_num_layers, kReport, "another name for --num-layers")
+      .above(0)
+      .taken_from_checkpoint(false);
+  group.add("--hidden-size", &A::hidden_size, kMustMatch, "width of the residual stream").above(0);
+  group
+      .add("--ffn-hidden-size", &A::ffn_hidden_size, kMustMatch,
+           "width of the MLP; unset: 4 * hidden size, with --swiglu 8/3 of it in steps of 64")
+      .above(0);
+  group.add("--num-attention-heads", &A::num_attention_heads, kMustMatch, "query heads").above(0);
+  group.add("--kv-channels", &A::kv_channels, kMustMatch, "head size; unset: hidden size / heads").above(0);
+  group.add("--group-query-attention", &A::group_query_attention, kMustMatch, "fewer key/value than query heads");
+  group.add("--num-query-groups", &A::num_query_groups, kMustMatch, "key/value heads with --group-query-attention")
+      .above(0);
+  group.add("--max-position-embeddings", &A::max_position_embeddings, kReport, "longest sequence").above(0);
+  group
+      .choice("--position-embedding-type", &A::position_embedding_type, kMustMatch,
+              {{"learned_absolute", PositionEmbeddingType::kLearnedAbsolute},
+               {"rope", PositionEmbeddingType::kRope},
+               {"mrope", PositionEmbeddingType::kMrope},
+               {"none", PositionEmbeddingType::kNone}},
+              "how positions are encoded; mrope: only with --hf-model of a vision-language model")
+      .refuse_values({"relative"}, "it belongs to T5; use rope or learned_absolute");
+  group.add("--use-rotary-position-embeddings", &A::use_rotary_position_embeddings, kReport,
+            "same as --position-embedding-type rope");
+  group.add("--rotary-base", &A::rotary_base, kReport, "base of the rotary frequencies").above(0);
+  group.add("--rotary-percent", &A::rotary_percent, kMustMatch, "part of the head that is rotated").above(0).at_most(1);
+  group.add("--rotary-interleaved", &A::rotary_interleaved, kMustMatch, "")
+      .refuse("halves of a head are rotated, as in Hugging Face's models, and not pairs of neighbours; "
+              "leave it out");
+  group
+      .add("--rotary-seq-len-interpolation-factor", &A::rotary_seq_len_interpolation_factor, kReport,
+           "divides the positions")
+      .above(0);
+  group.add("--use-rope-scaling", &A::use_rope_scaling, kReport, "Llama 3's scaling of the rotary frequencies");
+  group.add("--rope-scaling-factor", &A::rope_scaling_factor, kReport, "factor of --use-rope-scaling").above(0);
+  group
+      .add("--make-vocab-size-divisible-by", &A::make_vocab_size_divisible_by, kReport,
+           "pads the vocabulary; never with --hf-model")
+      .above(0);
+  group.choice("--normalization", &A::normalization, kMustMatch,
+               {{"LayerNorm", Normalization::kLayerNorm}, {"RMSNorm", Normalization::kRmsNorm}}, "kind of norm");
+  group.add("--norm-epsilon", &A::norm_epsilon, kReport, "epsilon of the norms").alias("--layernorm-epsilon").above(0);
+  group.add("--apply-layernorm-1p", &A::apply_layernorm_1p, kMustMatch,
+            "norms multiply by 1 + weight, from weights of zero");
+  group.add("--openai-gelu", &A::openai_gelu, kMustMatch, "GELU by tanh");
+  group.add("--squared-relu", &A::squared_relu, kMustMatch, "squared ReLU in the MLP");
+  group.add("--swiglu", &A::swiglu, kMustMatch, "gated SiLU in the MLP");
+  group.add("--apply-tiled-mlp", &A::apply_tiled_mlp, kReport,
+            "compute each MLP in pieces of the sequence, again in backward (ROLL)");
+  group.add("--tiled-num-shards", &A::tiled_num_shards, kReport, "sequence chunks per MLP, with --apply-tiled-mlp")
+      .above(0);
+  group.add("--lora-r", &A::lora_r, kMustMatch, "rank of LoRA adapters, which alone are trained and saved").above(0);
+  group
+      .add("--lora-alpha", &A::lora_alpha, kMustMatch,
+           "LoRA scaling: the adapter's output is multiplied by alpha / rank")
+      .above(0);
+  group.add("--lora-dropout", &A::lora_dropout, kReport, "dropout on the adapter's input").at_least(0).below(1);
+  group
+      .add("--lora-target-modules", &A::lora_target_modules, kMustMatch,
+           "linear layers that get them, by last name (q_proj v_proj ...); all-linear: all but "
+           "the output's")
+      .shown_as("NAME");
+  group.add("--untie-embeddings-and-output-weights", &A::untie_embeddings_and_output_weights, kMustMatch,
+            "the output layer has weights of its own");
+  group.add("--disable-bias-linear", &A::add_bias_linear, kMustMatch, "no biases in linear layers")
+      .turns_off()
+      .named("add_bias_linear");
+  group.add("--add-qkv-bias", &A::add_qkv_bias, kMustMatch, "biases in the query/key/value projection");
+  group.add("--qk-layernorm", &A::qk_layernorm, kMustMatch, "norms on queries and keys");
+  group
+      .add("--no-position-embedding", &A::add_position_embedding, kReport,
+           "no learned positions, which goes with rope and none")
+      .turns_off()
+      .named("add_position_embedding");
+  group.refused("--apply-residual-connection-post-layernorm", 0,
+                "it belongs to BERT models, which are not part of this program; leave it out");
+  group.refused("--multi-latent-attention", 0,
+                "no model family of this program has multi-latent attention; leave it out");
+  group.refused("--mtp-num-layers", 1, "no model family of this program has multi-token prediction; leave it out");
+}
+
+void derive_network_sizes(Arguments& arguments, Mistakes& rules) {
+  const std::pair<const char*, const std::optional<int64_t>*> required[] = {
+      {"--num-layers", &arguments.num_layers},
+      {"--hidden-size", &arguments.hidden_size},
+      {"--num-attention-heads", &arguments.num_attention_heads},
+      {"--max-position-embeddings", &arguments.max_position_embeddings},
+  };
+  for (const auto& [flag, value] : required) {
+    rules.require(value->has_value(),
+                  std::string(flag) + " is missing; give it, or --hf-model DIR with a config.json.");
+  }
+  const int64_t hidden = arguments.hidden_size.value_or(0);
+  const int64_t heads = arguments.num_attention_heads.value_or(0);
+  if (hidden <= 0 || heads <= 0) return;
+  if (!arguments.ffn_hidden_size) {
+    constexpr int64_t kStep = 64;
+    const auto gated = static_cast<int64_t>(static_cast<double>(4 * hidden) * 2 / 3 / kStep) * kStep;
+    const bool enough = rules.require(!arguments.swiglu || gated > 0,
+                                      "--ffn-hidden-size is missing: with --swiglu it would be 8/3 of --hidden-size " +
+                                          to_string(hidden) + " in steps of 64, which is 0; give it.");
+    if (enough) arguments.ffn_hidden_size = arguments.swiglu ? gated : 4 * hidden;
+  }
+  if (!arguments.kv_channels) {
+    const bool divides = rules.require(
+        hidden % heads == 0, "--hidden-size " + to_string(hidden) + " is not divisible by --num-attention-heads " +
+                                 to_string(heads) + "; change one, or give the head size by --kv-channels.");
+    if (divides) arguments.kv_channels = hidden / heads;
+  }
+}
+
+void check_network(Arguments& arguments, Mistakes& rules) {
+  check_rotary(arguments, rules);
+  check_lora(arguments, rules);
+  const auto positions = arguments.position_embedding_type;
+  rules.require(positions != PositionEmbeddingType::kMrope || arguments.hf_model,
+                "--position-embedding-type mrope belongs to vision-language models; give one by "
+                "--hf-model, or use rope.");
+  rules.require(arguments.add_position_embedding || positions != PositionEmbeddingType::kLearnedAbsolute,
+                "--no-position-embedding leaves learned positions out, and "
+                "--position-embedding-type is learned_absolute; say rope or none there.");
+  rules.require(int{arguments.swiglu} + int{arguments.squared_relu} + int{arguments.openai_gelu} <= 1,
+                "--swiglu, --squared-relu and --openai-gelu exclude each other; give one.");
+  if (!arguments.group_query_attention || !arguments.num_attention_heads) return;
+  const int64_t heads = *arguments.num_attention_heads, groups = arguments.num_query_groups;
+  rules.require(groups <= 0 || heads % groups == 0, "--num-attention-heads " + to_string(heads) +
+                                                        " is not divisible by --num-query-groups " + to_string(groups) +
+                                                        "; each group serves the same number of heads.");
+}
+
+}  // namespace megashard::detail

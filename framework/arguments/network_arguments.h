@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace megashard {
+
+struct Arguments;
+struct Option;
+class Mistakes;
+
+enum class PositionEmbeddingType { kLearnedAbsolute, kRope, kMrope, kNone };
+enum class Normalization { kLayerNorm, kRmsNorm };
+
+/// Megatron's group "network size", with its names and defaults. An unset optional was not given;
+/// those marked (derived) are filled by validate_arguments. With --hf-model the sizes come from
+/// config.json instead.
+struct NetworkArguments {
+  std::optional<int64_t> num_layers;
+  std::optional<int64_t> encoder_num_layers;  // another name for num_layers
+  std::optional<int64_t> hidden_size;
+  std::optional<int64_t> ffn_hidden_size;  // (derived) 4 * hidden, with swiglu 8/3 rounded down to 64
+  std::optional<int64_t> num_attention_heads;
+  std::optional<int64_t> kv_channels;  // (derived) head size, hidden / heads
+  bool group_query_attention = false;
+  int64_t num_query_groups = 1;  // key/value heads, only with group_query_attention
+  std::optional<int64_t> max_position_embeddings;
+  PositionEmbeddingType position_embedding_type = PositionEmbeddingType::kLearnedAbsolute;
+  bool use_rotary_position_embeddings = false;
+  int64_t rotary_base = 10000;
+  double rotary_percent = 1.0;
+  bool rotary_interleaved = false;
+  std::optional<int64_t> rotary_seq_len_interpolation_factor;
+  bool use_rope_scaling = false;  // Llama 3's
+  double rope_scaling_factor = 8.0;
+  int64_t make_vocab_size_divisible_by = 128;
+  Normalization normalization = Normalization::kLayerNorm;
+  double norm_epsilon = 1e-5;
+  bool apply_layernorm_1p = false;
+  bool openai_gelu = false;
+  bool squared_relu = false;
+  bool swiglu = false;
+  bool apply_tiled_mlp = false;
+  int64_t tiled_num_shards = 4;
+  std::optional<int64_t> lora_r;  // unset: no adapters
+  double lora_alpha = 16;
+  double lora_dropout = 0;
+  std::vector<std::string> lora_target_modules;
+  bool untie_embeddings_and_output_weights = false;
+  bool add_bias_linear = true;
+  bool add_qkv_bias = false;
+  bool qk_layernorm = false;
+  bool add_position_embedding = true;  // as Megatron's, which compares it when it loads our args
+};
+
+namespace detail {
+
+/// The rows of these options, in the order of the help.
+void add_network_options(std::vector<Option>& rows);
+/// Of a network that flags describe (--num-layers ..., not --hf-model): fills the sizes that follow from others.
+void derive_network_sizes(Arguments& arguments, Mistakes& rules);
+/// The rules between them, and those of adapters.
+void check_network(Arguments& arguments, Mistakes& rules);
+
+}  // namespace detail
+
+}  // namespace megashard

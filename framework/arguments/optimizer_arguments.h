@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace megashard {
+
+struct Arguments;
+struct Option;
+class Mistakes;
+
+enum class OptimizerKind {
+  kAdam,  ///< AdamW, as Megatron's `--optimizer adam`
+  kSgd,
+  kMuon,  ///< matrices by Muon; embeddings, output layers, norms and biases by AdamW
+};
+enum class WeightDecayStyle { kConstant, kLinear, kCosine };
+enum class MatmulPrecision { kMedium, kHigh, kHighest };
+/// The words of Megatron's --muon-* flags (NVIDIA's emerging_optimizers).
+enum class MuonScaleMode { kSpectral, kShapeScaling, kUnitRmsNorm };
+enum class MuonCoefficients { kQuintic, kSimple };
+enum class LrDecayStyle { kConstant, kLinear, kCosine, kInverseSquareRoot, kWsd };
+enum class WsdDecayStyle { kExponential, kLinear, kCosine };
+
+struct OptimizerArguments {
+  OptimizerKind optimizer = OptimizerKind::kAdam;
+  std::string optimizer_selection = "fused_torch_adamw";
+  double weight_decay = 0.01;
+  std::optional<double> start_weight_decay;  // (derived) weight_decay when the increase is constant
+  std::optional<double> end_weight_decay;    // (derived)
+  WeightDecayStyle weight_decay_incr_style = WeightDecayStyle::kConstant;
+  double clip_grad = 1.0;  // 0: the norm is computed, nothing is clipped
+  double adam_beta1 = 0.9;
+  double adam_beta2 = 0.999;
+  double adam_eps = 1e-8;
+  double sgd_momentum = 0.9;
+  double muon_momentum = 0.9;
+  bool muon_use_nesterov = false;
+  bool muon_split_qkv = true;  // each projection of a fused one is a matrix of its own
+  MuonScaleMode muon_scale_mode = MuonScaleMode::kSpectral;
+  MatmulPrecision muon_fp32_matmul_prec = MatmulPrecision::kMedium;
+  MuonCoefficients muon_coefficient_type = MuonCoefficients::kQuintic;
+  int64_t muon_num_ns_steps = 5;
+  double muon_extra_scale_factor = 1.0;
+  double lr_mult = 1.0;  // of parameters whose names contain one of lr_scale_modules
+  std::vector<std::string> lr_scale_modules;
+  std::vector<std::string> weight_decay_exclude_modules;
+  std::vector<std::string> param_group_overrides;  // PATTERN:SETTING=NUMBER,...
+};
+
+struct LearningRateArguments {
+  std::optional<double> lr;
+  LrDecayStyle lr_decay_style = LrDecayStyle::kLinear;
+  WsdDecayStyle lr_wsd_decay_style = WsdDecayStyle::kExponential;
+  std::optional<int64_t> lr_decay_iters;
+  std::optional<int64_t> lr_decay_samples;
+  std::optional<int64_t> lr_wsd_decay_iters;
+  std::optional<int64_t> lr_wsd_decay_samples;
+  std::optional<double> lr_warmup_fraction;
+  int64_t lr_warmup_iters = 0;
+  int64_t lr_warmup_samples = 0;
+  double lr_warmup_init = 0.0;
+  double min_lr = 0.0;
+  bool override_opt_param_scheduler = false;
+  bool use_checkpoint_opt_param_scheduler = false;
+};
+
+namespace detail {
+
+/// The rows of these options, in the order of the help.
+void add_optimizer_options(std::vector<Option>& rows);
+void validate_optimizer(Arguments& arguments, Mistakes& rules);
+
+}  // namespace detail
+
+}  // namespace megashard

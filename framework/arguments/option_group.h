@@ -1,0 +1,102 @@
+#pragma once
+
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "framework/arguments/argument_table.h"
+
+namespace megashard::detail {
+
+/// What all rows of a group have, unless they say otherwise.
+struct OptionDefaults {
+  UsedBy used_by = UsedBy::kPretrainAndInfer;
+  bool from_checkpoint = false, of_schedule = false;
+};
+
+/// Makes the rows of one group, in the order of the help.
+class OptionGroup {
+ public:
+  OptionGroup(std::string title, std::vector<Option>& rows, OptionDefaults defaults = {})
+      : title_(std::move(title)), rows_(rows), defaults_(defaults) {}
+
+  /// A row for a field; switches are those of bool fields, lists take one or more words. Numbers
+  /// are shown as INT and FLOAT; other values need shown_as() or one_of().
+  template <class Struct, class Field>
+  Option& add(std::string flag, Field Struct::*member, OnResume on_resume, std::string help) {
+    Option& option = row(std::move(flag), type_of<typename FieldType<Field>::Inner>());
+    option.read = [member](const Arguments& arguments) { return read_field(arguments.*member); };
+    option.write = [member](const ArgumentValue& value, Arguments& arguments) {
+      return write_field(arguments.*member, value);
+    };
+    option.on_resume = on_resume;
+    option.help = std::move(help);
+    return option;
+  }
+
+  /// The same for an enum, or an optional one: its values by their names.
+  template <class Struct, class Field, class Enum = typename FieldType<Field>::Inner>
+  Option& choice(std::string flag, Field Struct::*member, OnResume on_resume,
+                 std::initializer_list<std::pair<const char*, std::type_identity_t<Enum>>> choices, std::string help) {
+    Option& option = row(std::move(flag), ValueType::kText);
+    const std::vector<std::pair<std::string, Enum>> named(choices.begin(), choices.end());
+    for (const auto& [name, value] : named) {
+      option.choices.push_back(name);
+      option.choice_values.push_back(static_cast<int>(value));
+    }
+    option.read = [member, named](const Arguments& arguments) -> ArgumentValue {
+      const std::optional<Enum> ours = arguments.*member;
+      for (const auto& [name, value] : named) {
+        if (ours == value) return name;
+      }
+      return {};
+    };
+    option.write = [member, named](const ArgumentValue& value, Arguments& arguments) {
+      for (const auto& [name, each] : named) {
+        if (value == ArgumentValue(name)) return arguments.*member = each, true;
+      }
+      const bool is_none = FieldType<Field>::kOptional && std::holds_alternative<std::monostate>(value);
+      if (is_none) arguments.*member = Field{};
+      return is_none;
+    };
+    option.on_resume = on_resume;
+    option.help = std::move(help);
+    return option;
+  }
+
+  /// A field without a flag.
+  template <class Struct, class Field>
+  Option& computed(std::string name, Field Struct::*member, OnResume on_resume = OnResume::kFree) {
+    Option& option = add("", member, on_resume, "");
+    option.status = OptionStatus::kComputed;
+    return option.named(std::move(name));
+  }
+
+  /// Flags without a field.
+  Option& without_effect(std::string flag, int nargs, std::string reason) {
+    return row(std::move(flag), ValueType::kNone).nargs_of(nargs).no_effect(std::move(reason));
+  }
+  Option& refused(std::string flag, int nargs, std::string reason) {
+    return row(std::move(flag), ValueType::kNone).nargs_of(nargs).refuse(std::move(reason));
+  }
+
+ private:
+  template <class T>
+  static ValueType type_of() {
+    if (std::is_same_v<T, bool>) return ValueType::kSwitch;
+    if (std::is_same_v<T, int64_t>) return ValueType::kInteger;
+    if (std::is_same_v<T, double>) return ValueType::kNumber;
+    if (std::is_same_v<T, std::vector<int64_t>>) return ValueType::kIntegers;
+    return std::is_same_v<T, std::string> ? ValueType::kText : ValueType::kTexts;
+  }
+
+  Option& row(std::string flag, ValueType type);
+
+  std::string title_;
+  std::vector<Option>& rows_;
+  OptionDefaults defaults_;
+};
+
+}  // namespace megashard::detail

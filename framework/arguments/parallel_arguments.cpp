@@ -1,0 +1,183 @@
+#include "framework/arguments/parallel_arguments.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "framework/arguments/argument_validation.h"
+#include "framework/arguments/option_group.h"
+#include "framework/mistakes.h"
+
+namespace megashard::detail {
+namespace {
+
+using A = Arguments;
+using std::to_string;
+
+void derive_parallel(Arguments& arguments, const RunEnvironment& environment, Mistakes& rules) {
+  arguments.world_size = environment.world_size;
+  arguments.rank = environment.rank;
+  arguments.sequence_parallel = false;
+  const auto divides = [&](const char* flag, int64_t size) {
+    if (size <= 0) return false;
+    return rules.require(arguments.world_size % size == 0, "world size " + to_string(arguments.world_size) +
+                                                               " is not divisible by " + flag + " " + to_string(size) +
+                                                               "; change one of them.");
+  };
+  divides("--expert-model-parallel-size", arguments.expert_model_parallel_size);
+  if (divides("--context-parallel-size", arguments.context_parallel_size))
+    arguments.data_parallel_size = arguments.world_size / arguments.context_parallel_size;
+}
+
+void check_fsdp2(const Arguments& arguments, bool on_gpu, const RunEnvironment& environment, Mistakes& rules) {
+  rules.require(
+      !arguments.fsdp2_config_path || arguments.use_torch_fsdp2,
+      "--fsdp2-config-path " + arguments.fsdp2_config_path.value_or("") + " needs --use-torch-fsdp2; add it.");
+  rules.require(!arguments.fsdp2_config_strict || arguments.fsdp2_config_path,
+                "--fsdp2-config-strict needs --fsdp2-config-path, the file that it checks.");
+  rules.require(arguments.use_torch_fsdp2 || arguments.world_size == 1,
+                "world size is " + to_string(arguments.world_size) +
+                    ", which needs --use-torch-fsdp2; sharding_size: 1 in the FSDP2 file replicates the "
+                    "model instead.");
+  const bool one_connection = environment.cuda_device_max_connections == "1";
+  rules.require(!on_gpu || !arguments.use_torch_fsdp2 || !one_connection,
+                "CUDA_DEVICE_MAX_CONNECTIONS is 1, which keeps FSDP2's collectives from overlapping "
+                "compute; unset it.");
+}
+
+void check_backend(const Arguments& arguments, bool on_gpu, Mistakes& rules) {
+  const auto& backend = *arguments.distributed_backend;
+  if (!rules.require(
+          backend.find("hccl") == backend.npos,
+          "--distributed-backend " + backend + " is for NPUs, which this program does not drive; use nccl or gloo."))
+    return;
+  constexpr std::array kKnown = {"nccl", "gloo", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo"};
+  if (!rules.require(std::find(kKnown.begin(), kKnown.end(), backend) != kKnown.end(),
+                     "--distributed-backend " + backend + " is unknown; use nccl, gloo or cpu:gloo,cuda:nccl."))
+    return;
+  rules.require(
+      on_gpu || backend == "gloo",
+      "--distributed-backend " + backend + " needs GPUs, but this run is on CPUs; use gloo or leave the flag out.");
+  rules.require(backend != "nccl" || !arguments.async_save,
+                "--async-save needs a backend for the CPU, over which its threads agree; use "
+                "--distributed-backend cpu:gloo,cuda:nccl or leave the flag out.");
+}
+
+bool is_gpu(DeviceChoice device, bool has_gpu) {
+  switch (device) {
+    case DeviceChoice::kAuto:
+      return has_gpu;
+    case DeviceChoice::kCpu:
+      return false;
+    case DeviceChoice::kCuda:
+    case DeviceChoice::kSim:
+      return true;
+  }
+  return false;
+}
+
+bool derive_device(Arguments& arguments, const RunEnvironment& environment, Mistakes& rules) {
+  rules.require(arguments.device != DeviceChoice::kCuda || environment.has_gpu,
+                "--device cuda needs a GPU, and this machine has none that can be used; leave it out or "
+                "use --device cpu.");
+  const bool on_gpu = is_gpu(arguments.device, environment.has_gpu);
+  if (!arguments.distributed_backend) {
+    const char* on_gpus = arguments.save || arguments.async_save ? "cpu:gloo,cuda:nccl" : "nccl";
+    arguments.distributed_backend = on_gpu ? on_gpus : "gloo";
+  }
+  check_backend(arguments, on_gpu, rules);
+  return on_gpu;
+}
+
+void check_determinism(const Arguments& arguments, bool on_gpu, const RunEnvironment& environment, Mistakes& rules) {
+  if (!arguments.deterministic_mode || !on_gpu || arguments.world_size == 1) return;
+  constexpr std::array kDeterministic = {"Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS"};
+  const auto& algorithm = environment.nccl_algo;
+  const bool known =
+      algorithm && std::find(kDeterministic.begin(), kDeterministic.end(), *algorithm) != kDeterministic.end();
+  rules.require(known, "--deterministic-mode needs NCCL_ALGO to be one of Tree, Ring, CollnetDirect, "
+                       "CollnetChain, ^NVLS, "
+                       "but it is " +
+                           algorithm.value_or("not set") + "; NCCL may otherwise choose another order of addition.");
+}
+
+}  // namespace
+
+void add_parallel_options(std::vector<Option>& rows) {
+  using enum OnResume;
+  OptionGroup group("distributed", rows);
+  group.add("--use-torch-fsdp2", &A::use_torch_fsdp2, kFree, "shard parameters, gradients and optimizer state");
+  group.add("--fsdp2-config-path", &A::fsdp2_config_path, kFree, "the FSDP2 file; see fsdp2_config.yaml")
+      .shown_as("FILE");
+  group.add("--fsdp2-config-strict", &A::fsdp2_config_strict, kFree,
+            "an unknown key, or a pattern without a match, in the FSDP2 file is an error");
+  group
+      .add("--fsdp-schedule-trace", &A::fsdp_schedule_trace, kFree,
+           "folder for rank_N.json: when the first steps gathered and reduced, for "
+           "chrome://tracing")
+      .shown_as("DIR");
+  group
+      .add("--no-reduce-scatter-during-grad-accumulation", &A::reduce_scatter_during_grad_accumulation, kFree,
+           "gradients stay whole until the last microbatch: less communication, more memory")
+      .turns_off()
+      .named("reduce_scatter_during_grad_accumulation");
+  group
+      .add("--freeze-module-prefix", &A::freeze_module_prefix, kFree,
+           "parameters whose names begin so are not trained: model.embed_tokens model.layers.0.")
+      .shown_as("NAME");
+  group.choice("--device", &A::device, kFree,
+               {{"auto", DeviceChoice::kAuto},
+                {"cpu", DeviceChoice::kCpu},
+                {"cuda", DeviceChoice::kCuda},
+                {"sim", DeviceChoice::kSim}},
+               "auto: cuda when there is a GPU; sim: a CUDA device made of the CPU, which finds races");
+  group.add("--log-host-syncs", &A::log_host_syncs, kFree, "after each step, what made the host wait for the device");
+  group
+      .add("--distributed-backend", &A::distributed_backend, kFree,
+           "nccl, gloo, or cpu:gloo,cuda:nccl; unset: by the device")
+      .shown_as("NAME");
+  group.add("--distributed-timeout-minutes", &A::distributed_timeout_minutes, kFree, "deadline of every collective")
+      .above(0);
+  group
+      .add("--distributed-init-method", &A::distributed_init_method, kFree,
+           "tcp://HOST:PORT or file://PATH; unset: env:// (MASTER_ADDR, MASTER_PORT)")
+      .shown_as("URL");
+  group.add("--local-rank", &A::local_rank, kFree,
+            "rank on this machine, and its GPU, where the launcher does not say it");
+  group.add("--tensor-model-parallel-size", &A::tensor_model_parallel_size, kFree, "")
+      .refuse("tensor parallelism is not in this version, which shards over all ranks by FSDP2; leave "
+              "it out")
+      .unless("1");
+  group.add("--pipeline-model-parallel-size", &A::pipeline_model_parallel_size, kFree, "")
+      .refuse("pipeline parallelism is not part of this program, which shards over all ranks by FSDP2; "
+              "leave it out")
+      .unless("1");
+  group.add("--context-parallel-size", &A::context_parallel_size, kFree, "ranks that share each sequence").above(0);
+  group
+      .add("--context-parallel-algo", &A::context_parallel_algo, kFree, "how: by all-to-all exchanges around attention")
+      .one_of({"ulysses_cp_algo"})
+      .refuse_values(
+          {"megatron_cp_algo", "hybrid_cp_algo", "adaptive_cp_algo", "hybrid_adaptive_cp_algo", "kvallgather_cp_algo"},
+          "ring attention is not in this version; ulysses_cp_algo is, which shares out "
+          "attention heads");
+  group.add("--expert-model-parallel-size", &A::expert_model_parallel_size, kFree, "ranks that share the experts")
+      .above(0);
+  group.add("--sequence-parallel", &A::sequence_parallel, kFree, "")
+      .no_effect("it needs tensor parallelism; --context-parallel-size shares sequences");
+  group.add("--no-gradient-accumulation-fusion", &A::gradient_accumulation_fusion, kFree, "")
+      .turns_off()
+      .named("gradient_accumulation_fusion")
+      .no_effect("gradients are never accumulated by a fused kernel here");
+  group.computed("world_size", &A::world_size);
+  group.computed("rank", &A::rank);
+  group.computed("data_parallel_size", &A::data_parallel_size);
+}
+
+void validate_parallel(Arguments& arguments, const RunEnvironment& environment, Mistakes& rules) {
+  derive_parallel(arguments, environment, rules);
+  const bool on_gpu = derive_device(arguments, environment, rules);
+  check_fsdp2(arguments, on_gpu, environment, rules);
+  check_determinism(arguments, on_gpu, environment, rules);
+}
+
+}  // namespace megashard::detail

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace megashard {
+
+struct Arguments;
+struct Option;
+struct RunEnvironment;
+class Mistakes;
+
+enum class DeviceChoice {
+  kAuto,
+  kCpu,
+  kCuda,
+  kSim,  ///< a CUDA device made of the CPU
+};
+
+/// Where and from what a run is made. (derived): filled by validate_arguments.
+struct DistributedArguments {
+  int64_t tensor_model_parallel_size = 1;
+  int64_t pipeline_model_parallel_size = 1;
+  int64_t context_parallel_size = 1;
+  std::string context_parallel_algo = "ulysses_cp_algo";
+  int64_t expert_model_parallel_size = 1;
+  bool sequence_parallel = false;
+  std::optional<std::string> distributed_backend;  // (derived) nccl with GPUs, gloo without
+  int64_t distributed_timeout_minutes = 10;
+  std::optional<std::string> distributed_init_method;  // tcp://HOST:PORT, file://PATH; unset: env://
+  std::optional<int64_t> local_rank;
+  DeviceChoice device = DeviceChoice::kAuto;
+  bool use_torch_fsdp2 = false;
+  std::optional<std::string> fsdp2_config_path;
+  bool fsdp2_config_strict = false;
+  std::optional<std::string> fsdp_schedule_trace;  // a folder for rank_N.json
+  bool log_host_syncs = false;                     // what made the host wait for the device
+  bool reduce_scatter_during_grad_accumulation = true;
+  std::vector<std::string> freeze_module_prefix;  // of parameter names
+  bool gradient_accumulation_fusion = true;       // as Megatron's default; has no meaning here
+  int64_t world_size = 1;                         // (derived)
+  int64_t rank = 0;                               // (derived)
+  int64_t data_parallel_size = 1;                 // (derived)
+};
+
+namespace detail {
+
+/// The rows of these options, in the order of the help.
+void add_parallel_options(std::vector<Option>& rows);
+/// World, device, backend and FSDP2.
+void validate_parallel(Arguments& arguments, const RunEnvironment& environment, Mistakes& rules);
+
+}  // namespace detail
+
+}  // namespace megashard

@@ -1,0 +1,139 @@
+#include "framework/arguments/training_arguments.h"
+
+#include <limits>
+#include <string>
+
+#include "framework/arguments/microbatches.h"
+#include "framework/arguments/option_group.h"
+#include "framework/mistakes.h"
+
+namespace megashard::detail {
+namespace {
+
+using A = Arguments;
+using std::to_string;
+
+void add_loop(std::vector<Option>& rows) {
+  using enum OnResume;
+  OptionGroup group("training", rows, {.used_by = UsedBy::kPretrain});
+  group.add("--micro-batch-size", &A::micro_batch_size, kReport, "sequences of one forward on one rank")
+      .above(0)
+      .used_by_all();
+  group
+      .add("--global-batch-size", &A::global_batch_size, kReport,
+           "sequences of one step; unset: micro batch size * data parallel size")
+      .above(0);
+  group
+      .add("--rampup-batch-size", &A::rampup_batch_size, kReport,
+           "start, increment and samples of a growing global batch, with --train-samples")
+      .nargs_of(3);
+  group.add("--decrease-batch-size-if-needed", &A::decrease_batch_size_if_needed, kReport,
+            "shrink the global batch to a multiple of micro batch * data parallel size");
+  group.add("--train-iters", &A::train_iters, kReport, "steps of the whole training").above(0);
+  group.add("--train-samples", &A::train_samples, kReport, "sequences of the whole training, instead of --train-iters")
+      .above(0);
+  group.add("--exit-interval", &A::exit_interval, kFree, "save and exit when the step is a multiple of it").above(0);
+  group.add("--exit-duration-in-mins", &A::exit_duration_in_mins, kFree, "save and exit after so many minutes")
+      .above(0);
+  group.add("--exit-signal-handler", &A::exit_signal_handler, kFree, "on --exit-signal save and exit");
+  group.choice("--exit-signal", &A::exit_signal, kFree,
+               {{"SIGTERM", ExitSignal::kTerm},
+                {"SIGINT", ExitSignal::kInt},
+                {"SIGUSR1", ExitSignal::kUsr1},
+                {"SIGUSR2", ExitSignal::kUsr2}},
+               "the signal of --exit-signal-handler");
+  group
+      .add("--no-check-for-nan-in-loss-and-grad", &A::check_for_nan_in_loss_and_grad, kFree,
+           "go on when the loss or a gradient is not a number")
+      .turns_off()
+      .named("check_for_nan_in_loss_and_grad");
+  group.add("--calculate-per-token-loss", &A::calculate_per_token_loss, kReport,
+            "average over all tokens of the global batch, not over microbatches");
+  group
+      .add("--empty-unused-memory-level", &A::empty_unused_memory_level, kFree,
+           "return cached GPU memory: 0 never, 1 before, 2 also after the optimizer")
+      .at_least(0)
+      .at_most(2);
+  group
+      .add("--deterministic-mode", &A::deterministic_mode, kReport,
+           "only deterministic kernels; an operator that has none is an error")
+      .alias("--use-deter-comp");
+  group.add("--skip-train", &A::skip_train, kFree, "evaluate only");
+  group.computed("consumed_train_samples", &A::consumed_train_samples);
+  group.computed("consumed_valid_samples", &A::consumed_valid_samples);
+}
+
+void add_validation(std::vector<Option>& rows) {
+  using enum OnResume;
+  OptionGroup group("validation", rows, {.used_by = UsedBy::kPretrain});
+  group.add("--eval-iters", &A::eval_iters, kFree, "global batches of one evaluation; 0: none").at_least(0);
+  group.add("--eval-interval", &A::eval_interval, kFree, "steps between evaluations").above(0);
+  group.add("--test-mode", &A::test_mode, kFree, "").no_effect("it belongs to Megatron's own tests");
+}
+
+void require_absent(Mistakes& rules, bool given, const std::string& flag, const std::string& mode) {
+  rules.require(!given, flag + " does not go with " + mode +
+                            "; count everything in steps (--train-iters) or everything in "
+                            "sequences (--train-samples).");
+}
+
+/// An evaluation has no length, batch or rate to ask for: it goes on from a checkpoint, if any.
+void leave_training_out(Arguments& arguments) {
+  if (!arguments.skip_train) return;
+  if (!arguments.train_iters && !arguments.train_samples) arguments.train_iters = 1;
+  if (!arguments.micro_batch_size) arguments.micro_batch_size = 1;
+  if (!arguments.override_opt_param_scheduler) arguments.use_checkpoint_opt_param_scheduler = true;
+}
+
+void check_length(const Arguments& arguments, Mistakes& rules) {
+  rules.require(arguments.train_iters || arguments.train_samples,
+                "the length of the training is missing; give --train-iters or --train-samples.");
+  rules.require(!arguments.train_iters || !arguments.train_samples,
+                "--train-iters and --train-samples exclude each other; give one.");
+  if (arguments.train_iters) {
+    require_absent(rules, arguments.lr_decay_samples.has_value(), "--lr-decay-samples", "--train-iters");
+    require_absent(rules, arguments.lr_warmup_samples != 0, "--lr-warmup-samples", "--train-iters");
+    require_absent(rules, arguments.lr_wsd_decay_samples.has_value(), "--lr-wsd-decay-samples", "--train-iters");
+    require_absent(rules, !arguments.rampup_batch_size.empty(), "--rampup-batch-size", "--train-iters");
+  } else if (arguments.train_samples) {
+    require_absent(rules, arguments.lr_decay_iters.has_value(), "--lr-decay-iters", "--train-samples");
+    require_absent(rules, arguments.lr_warmup_iters != 0, "--lr-warmup-iters", "--train-samples");
+    require_absent(rules, arguments.lr_wsd_decay_iters.has_value(), "--lr-wsd-decay-iters", "--train-samples");
+  }
+  rules.require(!arguments.lr_warmup_fraction || (arguments.lr_warmup_iters == 0 && arguments.lr_warmup_samples == 0),
+                "--lr-warmup-fraction excludes --lr-warmup-iters and --lr-warmup-samples; give one.");
+}
+
+void check_batches(Arguments& arguments, Mistakes& rules) {
+  rules.require(arguments.micro_batch_size.has_value(),
+                "--micro-batch-size is missing; give the sequences of one forward.");
+  if (arguments.micro_batch_size.value_or(0) <= 0 || arguments.global_batch_size.value_or(1) <= 0) return;
+  if (!arguments.global_batch_size) {
+    arguments.global_batch_size = *arguments.micro_batch_size * arguments.data_parallel_size;
+  }
+  const auto options = microbatch_options(arguments);
+  // A checkpoint may be beyond its ramp, or beyond the part that these ranks cannot share.
+  const bool ramp_may_be_over = arguments.load && !arguments.rampup_batch_size.empty();
+  const bool divisible =
+      rules.attempt([&] { Microbatches(options, ramp_may_be_over ? std::numeric_limits<int64_t>::max() : 0); });
+  if (!arguments.train_samples || !divisible) return;
+  arguments.train_iters = iterations_for_samples(options, *arguments.train_samples);
+  rules.require(*arguments.train_iters > 0 || *arguments.train_samples <= 0,
+                "--train-samples " + to_string(*arguments.train_samples) + " is less than one global batch of " +
+                    to_string(*arguments.global_batch_size) + "; there is no step to take.");
+}
+
+}  // namespace
+
+void add_training_options(std::vector<Option>& rows) {
+  add_loop(rows);
+  add_validation(rows);
+}
+
+void validate_training(Arguments& arguments, Mistakes& rules) {
+  leave_training_out(arguments);
+  check_length(arguments, rules);
+  check_batches(arguments, rules);
+}
+
+}  // namespace megashard::detail

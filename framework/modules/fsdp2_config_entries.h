@@ -1,0 +1,25 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "framework/arguments/yaml_value.h"
+#include "framework/modules/fsdp2_config.h"
+
+namespace megashard::detail {
+
+// Values that only FSDP2 files have.
+
+int read_int(const YamlValue& value, int smallest);
+std::vector<std::string> read_patterns(const YamlValue& value);
+std::optional<int> read_sharding_size(const YamlValue& value);
+ReshardAfterForward read_reshard(const YamlValue& value);
+
+/// Whether the file is one of MindSpeed's native route: fsdp_plan and recompute_plan, at the top or
+/// under parallel.
+bool is_native_config(const YAML::Node& root);
+/// Keys that change nothing here are told to `sink`.
+Fsdp2Config parse_native_config(const YAML::Node& root, const std::string& source, const DiagnosticSink& sink);
+
+}  // namespace megashard::detail
