@@ -220,6 +220,16 @@ std::optional<TensorInfo> DcpEntry::tensor_info() const {
   return std::nullopt;
 }
 
+std::vector<DcpLocation> DcpEntry::locations() const {
+  std::vector<DcpLocation> found;
+  if (const auto* of_tensor = tensor())
+    for (const auto& chunk : of_tensor->chunks) found.push_back(chunk.location);
+  if (const auto* bytes = std::get_if<DcpBytes>(&stored)) found.push_back(bytes->location);
+  if (const auto* known = std::get_if<DcpKnownValue>(&stored)) found.push_back(known->location);
+  std::erase_if(found, [](const DcpLocation& location) { return location.file.empty(); });
+  return found;
+}
+
 DcpMetadata read_dcp_metadata(const std::string& folder) {
   const auto path = folder + "/" + kDcpMetadataFile;
   TORCH_CHECK_VALUE(is_directory(folder), "there is no checkpoint folder ", folder);

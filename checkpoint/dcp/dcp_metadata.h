@@ -66,6 +66,8 @@ struct DcpEntry {
   DcpTensor* tensor() { return std::get_if<DcpTensor>(&stored); }
   /// Of a tensor or a common step; nothing for plain values.
   std::optional<TensorInfo> tensor_info() const;
+  /// Of its items, as far as the metadata says them.
+  std::vector<DcpLocation> locations() const;
 };
 
 /// torch.distributed.checkpoint.metadata.Metadata: the content of a folder's .metadata file.

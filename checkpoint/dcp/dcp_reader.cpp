@@ -102,10 +102,7 @@ std::vector<StoredChunk> DcpReader::chunks(const std::string& key) const {
       chunks.push_back({chunk.offsets, chunk.sizes, chunk.location.file, chunk.location.range});
     return chunks;
   }
-  const auto* bytes = std::get_if<DcpBytes>(&entry.stored);
-  const auto* known = std::get_if<DcpKnownValue>(&entry.stored);
-  const auto location = bytes != nullptr ? bytes->location : known != nullptr ? known->location : DcpLocation();
-  if (!location.file.empty()) chunks.push_back({.file = location.file, .range = location.range});
+  for (const auto& [file, range] : entry.locations()) chunks.push_back({.file = file, .range = range});
   return chunks;
 }
 

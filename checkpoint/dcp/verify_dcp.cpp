@@ -44,16 +44,11 @@ class Verification {
 
   void check_overlaps(const DcpMetadata& stored) const {
     std::map<std::string, std::vector<std::pair<FileRange, const DcpEntry*>>> items;
-    const auto add_item = [&](const DcpEntry& entry, const DcpLocation& location) {
-      if (!location.file.empty()) items[location.file].emplace_back(location.range, &entry);
-    };
     std::set<std::string> further;
     for (const auto& [key, first] : find_tied_keys(stored.entries)) further.insert(key);
     for (const auto& entry : stored.entries) {
       if (further.count(entry.key) != 0) continue;
-      if (const auto* bytes = std::get_if<DcpBytes>(&entry.stored)) add_item(entry, bytes->location);
-      if (const auto* tensor = entry.tensor())
-        for (const auto& chunk : tensor->chunks) add_item(entry, chunk.location);
+      for (const auto& location : entry.locations()) items[location.file].emplace_back(location.range, &entry);
     }
     for (auto& [file, ranges] : items) {
       std::sort(ranges.begin(), ranges.end(),

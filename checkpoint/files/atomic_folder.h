@@ -16,7 +16,6 @@ class AtomicFolder {
 
   const std::string& path() const { return path_; }
   const std::string& hidden() const { return hidden_; }
-  bool is_being_written() const { return lock_ != nullptr; }
   /// Makes the hidden folder, empty. Throws when another process writes it.
   void begin();
   /// With all files synced. The hidden folder gets its name, durably. An old one of that name

@@ -89,14 +89,11 @@ void check_foreign_step(const std::string& folder) {
   TORCH_CHECK(!path_exists(folder + "/" + kCommonFile) || path_exists(folder + "/" + kFormatFile), folder,
               " has no metadata.json, which is written last: its save was cut short");
   std::map<std::string, int64_t> reach;  // where the last item of each file ends
-  const auto add = [&reach](const DcpLocation& location) {
-    if (location.file.empty()) return;
-    auto& end = reach[location.file];
-    end = std::max(end, location.range.offset + location.range.length);
-  };
   for (const auto& entry : read_dcp_metadata(folder).entries) {
-    if (!entry.is_tensor) add(entry.location);
-    for (const auto& chunk : entry.chunks) add(chunk.location);
+    for (const auto& location : entry.locations()) {
+      auto& end = reach[location.file];
+      end = std::max(end, location.range.offset + location.range.length);
+    }
   }
   for (const auto& [name, bytes] : reach) check_length(folder + "/" + name, bytes, true);
 }
