@@ -82,13 +82,7 @@ void add_learning_rate(std::vector<Option>& rows) {
   using enum OnResume;
   OptionGroup group("learning rate", rows, {.used_by = UsedBy::kPretrain, .of_schedule = true});
   group.add("--lr", &A::lr, kReport, "largest learning rate").at_least(0);
-  group.choice("--lr-decay-style", &A::lr_decay_style, kReport,
-               {{"constant", LrDecayStyle::kConstant},
-                {"linear", LrDecayStyle::kLinear},
-                {"cosine", LrDecayStyle::kCosine},
-                {"inverse-square-root", LrDecayStyle::kInverseSquareRoot},
-                {"WSD", LrDecayStyle::kWsd}},
-               "from the largest to --min-lr");
+  group.choice("--lr-decay-style", &A::lr_decay_style, kReport, kLrDecayStyles, "from the largest to --min-lr");
   group.choice("--lr-wsd-decay-style", &A::lr_wsd_decay_style, kReport,
                {{"exponential", WsdDecayStyle::kExponential},
                 {"linear", WsdDecayStyle::kLinear},

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace megashard {
@@ -22,6 +24,13 @@ enum class MatmulPrecision { kMedium, kHigh, kHighest };
 enum class MuonScaleMode { kSpectral, kShapeScaling, kUnitRmsNorm };
 enum class MuonCoefficients { kQuintic, kSimple };
 enum class LrDecayStyle { kConstant, kLinear, kCosine, kInverseSquareRoot, kWsd };
+/// The words of --lr-decay-style.
+inline constexpr std::initializer_list<std::pair<const char*, LrDecayStyle>> kLrDecayStyles = {
+    {"constant", LrDecayStyle::kConstant},
+    {"linear", LrDecayStyle::kLinear},
+    {"cosine", LrDecayStyle::kCosine},
+    {"inverse-square-root", LrDecayStyle::kInverseSquareRoot},
+    {"WSD", LrDecayStyle::kWsd}};
 enum class WsdDecayStyle { kExponential, kLinear, kCosine };
 
 struct OptimizerArguments {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "framework/data/numpy_random.h"
@@ -53,9 +54,7 @@ Batch joined(std::vector<Batch> parts, bool pin_memory) {
 
 std::vector<double> normalized(std::vector<double> weights) {
   const double sum = numpy_sum(weights);
-  for (double& weight : weights) {
-    weight /= sum;
-  }
+  for (double& weight : weights) weight /= sum;
   return weights;
 }
 
@@ -71,58 +70,32 @@ BlendedDataset::BlendedDataset(std::vector<std::shared_ptr<const SampleDataset>>
                 weights[i], "; weights must be positive, leave the data set out");
   }
   if (size.has_value()) {
-    build_by_weight(normalized(std::move(weights)), *size);
+    build(normalized(std::move(weights)), *size, /*drops_spent=*/false);
   } else {
-    build_exhaustive();
+    int64_t total = 0;
+    for (const auto& dataset : datasets_) total += dataset->size();
+    std::vector<double> shares;
+    for (const auto& dataset : datasets_)
+      shares.push_back(static_cast<double>(dataset->size()) / static_cast<double>(total));
+    build(shares, total, /*drops_spent=*/true);
   }
   check_not_oversampled(split_name);
 }
 
-void BlendedDataset::build_by_weight(const std::vector<double>& weights, int64_t size) {
-  dataset_index_.resize(static_cast<size_t>(size));
-  sample_index_.resize(static_cast<size_t>(size));
-  for (size_t position = 0; position < dataset_index_.size(); ++position) {
-    const double drawn = std::max(static_cast<double>(position), 1.0);
-    size_t chosen = 0;
-    double largest = weights[0] * drawn - static_cast<double>(counts_[0]);
-    for (size_t i = 1; i < weights.size(); ++i) {
-      const double lag = weights[i] * drawn - static_cast<double>(counts_[i]);
-      if (lag > largest) {
-        largest = lag;
-        chosen = i;
-      }
-    }
-    dataset_index_[position] = static_cast<int16_t>(chosen);
-    sample_index_[position] = counts_[chosen]++;
-  }
-}
-
-void BlendedDataset::build_exhaustive() {
-  int64_t total = 0;
-  std::vector<size_t> unspent;
-  for (size_t i = 0; i < datasets_.size(); ++i) {
-    total += datasets_[i]->size();
-    if (datasets_[i]->size() > 0) {
-      unspent.push_back(i);
-    }
-  }
-  std::vector<double> weights(datasets_.size());
-  for (size_t i = 0; i < datasets_.size(); ++i) {
-    weights[i] = static_cast<double>(datasets_[i]->size()) / static_cast<double>(total);
-  }
-  dataset_index_.reserve(static_cast<size_t>(total));
-  sample_index_.reserve(static_cast<size_t>(total));
-  for (int64_t position = 0; position < total; ++position) {
+void BlendedDataset::build(const std::vector<double>& weights, int64_t size, bool drops_spent) {
+  std::vector<size_t> drawn_from(datasets_.size());
+  std::iota(drawn_from.begin(), drawn_from.end(), size_t{0});
+  if (drops_spent) std::erase_if(drawn_from, [this](size_t i) { return datasets_[i]->size() == 0; });
+  dataset_index_.reserve(static_cast<size_t>(size));
+  sample_index_.reserve(static_cast<size_t>(size));
+  for (int64_t position = 0; position < size; ++position) {
     const double drawn = std::max(static_cast<double>(position), 1.0);
     const auto lag = [&](size_t i) { return weights[i] * drawn - static_cast<double>(counts_[i]); };
-    const auto chosen =
-        std::max_element(unspent.begin(), unspent.end(), [&](size_t a, size_t b) { return lag(a) < lag(b); });
+    const auto chosen = std::ranges::max_element(drawn_from, {}, lag);
     const size_t dataset = *chosen;
     dataset_index_.push_back(static_cast<int16_t>(dataset));
     sample_index_.push_back(counts_[dataset]++);
-    if (counts_[dataset] == datasets_[dataset]->size()) {
-      unspent.erase(chosen);
-    }
+    if (drops_spent && counts_[dataset] == datasets_[dataset]->size()) drawn_from.erase(chosen);
   }
 }
 

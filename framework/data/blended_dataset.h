@@ -10,12 +10,12 @@
 
 namespace megashard {
 
-// Several datasets drawn from in proportion to weights, as megatron.core's BlendedDataset: at every
-// position the one that lags most behind its share; ties go to the first. Datasets may be of any kind.
+/// Several datasets drawn from in proportion to weights, as megatron.core's BlendedDataset: at every
+/// position the one that lags most behind its share; ties go to the first. Datasets may be of any kind.
 class BlendedDataset : public SampleDataset {
  public:
-  // `size` samples by `weights` (normalised here), or, when `size` is nullopt, each dataset
-  // completely: a spent one drops out. `split_name` is for messages.
+  /// `size` samples by `weights` (normalised here), or, when `size` is nullopt, each dataset
+  /// completely: a spent one drops out. `split_name` is for messages.
   BlendedDataset(std::vector<std::shared_ptr<const SampleDataset>> datasets, std::vector<double> weights,
                  std::optional<int64_t> size, const std::string& split_name);
 
@@ -27,8 +27,7 @@ class BlendedDataset : public SampleDataset {
   void add_facts(int64_t samples, DatasetFacts& facts) const override;
 
  private:
-  void build_by_weight(const std::vector<double>& weights, int64_t size);
-  void build_exhaustive();
+  void build(const std::vector<double>& weights, int64_t size, bool drops_spent);
   void check_not_oversampled(const std::string& split_name) const;
 
   std::vector<std::shared_ptr<const SampleDataset>> datasets_;
@@ -37,7 +36,7 @@ class BlendedDataset : public SampleDataset {
   std::vector<int64_t> sample_index_;   // [size], sample of that dataset
 };
 
-// Weights divided by numpy's sum of them (megatron.core.datasets.utils.normalize).
+/// Weights divided by numpy's sum of them (megatron.core.datasets.utils.normalize).
 std::vector<double> normalized(std::vector<double> weights);
 
 }  // namespace megashard

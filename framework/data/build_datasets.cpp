@@ -51,9 +51,7 @@ std::string better_split(size_t count) {
     const SplitShares shares = parse_split(split);
     const bool each =
         std::all_of(shares.begin(), shares.end(), [count](const auto& share) { return has_documents(*share, count); });
-    if (each) {
-      return "--split " + std::string(split) + ", which leaves each split some, or " + all;
-    }
+    if (each) return "--split " + std::string(split) + ", which leaves each split some, or " + all;
   }
   return all;
 }
@@ -114,9 +112,8 @@ constexpr DataFormat kDataFormats[] = {
 };
 
 DataSource open_source(const std::string& prefix, const DataOptions& options) {
-  for (const DataFormat& format : kDataFormats) {
+  for (const DataFormat& format : kDataFormats)
     if (std::filesystem::exists(prefix + format.extension)) return format.open(prefix, options);
-  }
   return open_tokens(prefix, options);
 }
 
@@ -161,9 +158,7 @@ std::shared_ptr<const SampleDataset> blend_split(std::vector<std::shared_ptr<con
                                                  const char* split_name) {
   if (!weights.empty()) {
     int64_t total = 0;
-    for (double weight : weights) {
-      total += share_of(*size, weight);
-    }
+    for (double weight : weights) total += share_of(*size, weight);
     size = total;
   } else {
     int64_t total = 0;
@@ -171,9 +166,7 @@ std::shared_ptr<const SampleDataset> blend_split(std::vector<std::shared_ptr<con
       total += member->size();
       weights.push_back(static_cast<double>(member->size()));
     }
-    if (size.has_value()) {
-      size = std::min(*size, total);
-    }
+    if (size.has_value()) size = std::min(*size, total);
   }
   return std::make_shared<BlendedDataset>(std::move(members), std::move(weights), size, split_name);
 }
@@ -184,26 +177,19 @@ Datasets build_blend(const Blend& blend, const SplitShares& shares, const Sizes&
   for (size_t k = 0; k < blend.prefixes.size(); ++k) {
     const DataSource source = open_source(blend.prefixes[k], options);
     auto built = build_splits(source, shares, member_sizes(sizes, weights, k), options);
-    for (size_t i = 0; i < kSplits; ++i) {
-      if (built[i] != nullptr) {
-        members[i].push_back(std::move(built[i]));
-      }
-    }
+    for (size_t i = 0; i < kSplits; ++i)
+      if (built[i] != nullptr) members[i].push_back(std::move(built[i]));
   }
   Datasets blended;
-  for (size_t i = 0; i < kSplits; ++i) {
-    if (!members[i].empty()) {
-      blended[i] = blend_split(std::move(members[i]), weights, sizes[i], kSplitNames[i]);
-    }
-  }
+  for (size_t i = 0; i < kSplits; ++i)
+    if (!members[i].empty()) blended[i] = blend_split(std::move(members[i]), weights, sizes[i], kSplitNames[i]);
   return blended;
 }
 
 Datasets build_from_one_path(const SplitShares& shares, const Sizes& sizes, const DataOptions& options) {
   const Blend blend = parse_blend(options.data_path);
-  if (blend.prefixes.size() == 1 && blend.weights.empty()) {
+  if (blend.prefixes.size() == 1 && blend.weights.empty())
     return build_splits(open_source(blend.prefixes[0], options), shares, sizes, options);
-  }
   return build_blend(blend, shares, sizes, options);
 }
 
@@ -212,17 +198,14 @@ Datasets build_per_split(const Sizes& sizes, const DataOptions& options) {
       &options.train_data_path, &options.valid_data_path, &options.test_data_path};
   Datasets built;
   for (size_t i = 0; i < kSplits; ++i) {
-    if (paths[i]->empty()) {
-      continue;
-    }
+    if (paths[i]->empty()) continue;
     const Blend blend = parse_blend(*paths[i]);
     SplitShares shares;
     shares[i] = SplitShare{};
-    if (blend.prefixes.size() == 1) {
+    if (blend.prefixes.size() == 1)
       built[i] = build_splits(open_source(blend.prefixes[0], options), shares, sizes, options)[i];
-    } else {
+    else
       built[i] = build_blend(blend, shares, sizes, options)[i];
-    }
   }
   return built;
 }
@@ -235,9 +218,7 @@ SplitShares parse_split(const std::string& split) {
   double begin = 0;
   for (size_t i = 0; i < kSplits; ++i) {
     const double end = begin + weights[i];
-    if (end > begin) {
-      shares[i] = SplitShare{.begin = begin, .end = end};
-    }
+    if (end > begin) shares[i] = SplitShare{.begin = begin, .end = end};
     begin = end;
   }
   return shares;
@@ -246,9 +227,8 @@ SplitShares parse_split(const std::string& split) {
 Blend parse_blend(const std::vector<std::string>& words) {
   Blend blend;
   size_t numbers = 0;
-  for (size_t i = 0; words.size() % 2 == 0 && i < words.size(); i += 2) {
+  for (size_t i = 0; words.size() % 2 == 0 && i < words.size(); i += 2)
     numbers += parse_number(words[i]).has_value() ? 1 : 0;
-  }
   require(numbers == 0 || numbers == words.size() / 2, "the data path has weights for " + std::to_string(numbers) +
                                                            " of " + std::to_string(words.size() / 2) +
                                                            " data sets; give WEIGHT PREFIX pairs, or prefixes alone");

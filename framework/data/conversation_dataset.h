@@ -17,15 +17,15 @@ namespace megashard {
 
 inline constexpr const char* kConversationsSuffix = ".vision.safetensors";
 
-// Conversations with images and videos as launch/preprocess/preprocess_data.py --input-format
-// conversations writes them: PREFIX.vision.safetensors, mapped. The constructor checks names,
-// dtypes, sizes and bounds, and throws a sentence with the file and the remedy.
-//   tokens int32 [S], loss_mask uint8 [S]: of all samples, one behind the other
-//   sample_ends, image_ends int64 [N]: tokens and images up to the end of each sample
-//   image_grid_thw int64 [M, 3]; pixel_values float32 [patches, pixels of a patch]
-// and, where there are videos, which a set may be without:
-//   video_ends int64 [N]; video_grid_thw int64 [V, 3]; second_per_grid_ts float32 [V]
-//   pixel_values_videos float32 [patches, pixels of a patch]
+/// Conversations with images and videos as launch/preprocess/preprocess_data.py --input-format
+/// conversations writes them: PREFIX.vision.safetensors, mapped. The constructor checks names,
+/// dtypes, sizes and bounds, and throws a sentence with the file and the remedy.
+///   tokens int32 [S], loss_mask uint8 [S]: of all samples, one behind the other
+///   sample_ends, image_ends int64 [N]: tokens and images up to the end of each sample
+///   image_grid_thw int64 [M, 3]; pixel_values float32 [patches, pixels of a patch]
+/// and, where there are videos, which a set may be without:
+///   video_ends int64 [N]; video_grid_thw int64 [V, 3]; second_per_grid_ts float32 [V]
+///   pixel_values_videos float32 [patches, pixels of a patch]
 class ConversationSet {
  public:
   explicit ConversationSet(const std::string& prefix);
@@ -33,12 +33,12 @@ class ConversationSet {
 
   struct Sample {
     std::span<const int32_t> tokens;
-    std::span<const uint8_t> loss_mask;  // of each token: 1 where it is to be learnt
-    at::Tensor image_grids;              // [images, 3] int64
-    at::Tensor pixel_values;             // [patches, width], inside the mapping
-    at::Tensor video_grids;              // [videos, 3] int64
-    at::Tensor pixel_values_videos;      // [patches, width]
-    at::Tensor second_per_grid;          // [videos] float
+    std::span<const uint8_t> loss_mask;  ///< of each token: 1 where it is to be learnt
+    at::Tensor image_grids;              ///< [images, 3] int64
+    at::Tensor pixel_values;             ///< [patches, width], inside the mapping
+    at::Tensor video_grids;              ///< [videos, 3] int64
+    at::Tensor pixel_values_videos;      ///< [patches, width]
+    at::Tensor second_per_grid;          ///< [videos] float
   };
   int64_t size() const { return static_cast<int64_t>(sample_ends_.size()); }
   int64_t tokens_of(int64_t sample) const;
@@ -61,14 +61,14 @@ class ConversationSet {
   Pictures images_, videos_;
 };
 
-// Batch::extra of some samples, whose pictures follow each other: pixel_values,
-// image_grid_thw, pixel_values_videos, video_grid_thw, second_per_grid_ts; of a kind that none has,
-// nothing. Pixels in page-locked memory if asked for; grids are read on the host.
+/// Batch::extra of some samples, whose pictures follow each other: pixel_values,
+/// image_grid_thw, pixel_values_videos, video_grid_thw, second_per_grid_ts; of a kind that none has,
+/// nothing. Pixels in page-locked memory if asked for; grids are read on the host.
 std::map<std::string, at::Tensor> picture_inputs(std::span<const ConversationSet::Sample> samples, bool pin_memory);
 
-// Samples of a set in a shuffled order, epoch after epoch. A sample is a whole conversation of at
-// most seq_length + 1 tokens; longer ones are an error that names the first. A batch is as long as its longest one; its
-// loss_mask is the set's, and the flags about documents do not concern it.
+/// Samples of a set in a shuffled order, epoch after epoch. A sample is a whole conversation of at
+/// most seq_length + 1 tokens; longer ones are an error that names the first. A batch is as long as its longest one;
+/// its loss_mask is the set's, and the flags about documents do not concern it.
 class ConversationDataset : public SampleDataset {
  public:
   ConversationDataset(std::shared_ptr<const ConversationSet> set, const SplitOptions& options);

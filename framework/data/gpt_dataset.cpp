@@ -63,9 +63,7 @@ int64_t GPTDataset::tokens_per_epoch() const {
 }
 
 void GPTDataset::plan_epochs(int64_t epoch_tokens) {
-  if (!options_.num_samples.has_value()) {
-    return;
-  }
+  if (!options_.num_samples.has_value()) return;
   const int64_t seq_length = options_.seq_length;
   const int64_t samples = *options_.num_samples;
   TORCH_CHECK(samples >= 0 && samples <= kMaxEntries, "the number of ", options_.split_name,
@@ -73,9 +71,7 @@ void GPTDataset::plan_epochs(int64_t epoch_tokens) {
               "; check the number of iterations and the global batch size");
   const int64_t wanted_tokens = samples * seq_length + 1;
   num_epochs_ = std::max<int64_t>(1, (wanted_tokens + epoch_tokens - 1) / epoch_tokens);
-  if (num_epochs_ == 1) {
-    return;
-  }
+  if (num_epochs_ == 1) return;
   samples_before_last_epoch_ = ((num_epochs_ - 1) * epoch_tokens - 1) / seq_length;
   const int64_t samples_per_epoch = (epoch_tokens - 1) / seq_length;
   const int64_t from_last_epoch = samples - samples_before_last_epoch_;
@@ -96,9 +92,7 @@ void GPTDataset::build_document_index(NumpyRandomState& random) {
   const int64_t together = separate_last_epoch_ ? num_epochs_ - 1 : num_epochs_;
   const std::span<int32_t> all(document_index_);
   random.shuffle(all.first(static_cast<size_t>(together * documents)));
-  if (separate_last_epoch_) {
-    random.shuffle(all.last(static_cast<size_t>(documents)));
-  }
+  if (separate_last_epoch_) random.shuffle(all.last(static_cast<size_t>(documents)));
 }
 
 void GPTDataset::build_sample_index(int64_t samples) {

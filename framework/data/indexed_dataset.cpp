@@ -26,9 +26,7 @@ T load(const std::byte* at) {
 
 template <typename T>
 void copy_as(const std::byte* from, std::span<int64_t> out) {
-  for (size_t i = 0; i < out.size(); ++i) {
-    out[i] = static_cast<int64_t>(load<T>(from + i * sizeof(T)));
-  }
+  for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<int64_t>(load<T>(from + i * sizeof(T)));
 }
 
 std::span<const std::byte> bytes_of(const MappedFile& file) {
@@ -36,9 +34,7 @@ std::span<const std::byte> bytes_of(const MappedFile& file) {
 }
 
 std::string path_of_prefix(const std::string& prefix, const char* suffix) {
-  if (!path_exists(prefix + ".idx") || !path_exists(prefix + ".bin")) {
-    throw UsageError(why_no_tokens(prefix));
-  }
+  if (!path_exists(prefix + ".idx") || !path_exists(prefix + ".bin")) throw UsageError(why_no_tokens(prefix));
   return prefix + suffix;
 }
 
@@ -114,9 +110,8 @@ void IndexedDataset::read_index() {
   std::memcpy(lengths_.data(), at, 4 * sequences);
   pointers_ = at + 4 * sequences;
   documents_.resize(documents);
-  if (documents > 0) {  // else refused by check_sequences
+  if (documents > 0)  // else refused by check_sequences
     std::memcpy(documents_.data(), pointers_ + 8 * sequences, 8 * documents);
-  }
 }
 
 void IndexedDataset::check_sequences() const {

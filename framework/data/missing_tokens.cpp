@@ -31,9 +31,7 @@ std::string set_in(const std::string& folder) {
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     for (const char* end : {".idx", kConversationsSuffix}) {
       const std::string prefix = without(entry.path().string(), end);
-      if (!prefix.empty() && has_tokens(prefix)) {
-        sets.push_back(prefix);
-      }
+      if (!prefix.empty() && has_tokens(prefix)) sets.push_back(prefix);
     }
   }
   return sets.empty() ? "" : *std::min_element(sets.begin(), sets.end());
@@ -44,9 +42,7 @@ std::string tokenise(const std::string& path) {
   const bool lines =
       path.ends_with(".jsonl") || path.ends_with(".jsonl.gz") || path.ends_with(".json") || path.ends_with(".json.gz");
   const bool text = path.ends_with(".txt") || path.ends_with(".txt.gz") || path.ends_with(".md");
-  if (!lines && !text) {
-    return "";
-  }
+  if (!lines && !text) return "";
   const std::string stem = path.substr(0, path.find('.', path.rfind('/') + 1));
   return "\"" + path +
          "\" is text, and training reads tokens: run `python launch/preprocess/"
@@ -59,26 +55,18 @@ std::string tokenise(const std::string& path) {
 std::string instead_of(const std::string& prefix) {
   for (const char* end : {".bin", ".idx", kConversationsSuffix}) {
     const std::string shorter = without(prefix, end);
-    if (!shorter.empty()) {
-      return "give the prefix without " + std::string(end) + ": " + shorter;
-    }
+    if (!shorter.empty()) return "give the prefix without " + std::string(end) + ": " + shorter;
   }
-  for (const char* end : {"_text_document", "text_document", "_document"}) {
-    if (has_tokens(prefix + end)) {
-      return "give the whole prefix, " + prefix + end;
-    }
-  }
+  for (const char* end : {"_text_document", "text_document", "_document"})
+    if (has_tokens(prefix + end)) return "give the whole prefix, " + prefix + end;
   if (fs::is_directory(prefix)) {
     const std::string set = set_in(prefix);
     return "it is a folder; give the prefix of a .bin and a .idx file in it" +
            (set.empty() ? ", which preprocess_data.py writes" : ", such as " + set);
   }
-  if (prefix.find_first_not_of("0123456789.") == prefix.npos) {
+  if (prefix.find_first_not_of("0123456789.") == prefix.npos)
     return "if it is a weight, a data set must follow it: WEIGHT PREFIX WEIGHT PREFIX ...";
-  }
-  if (prefix.find(',') != prefix.npos) {
-    return "weights and prefixes are divided by spaces, not by commas";
-  }
+  if (prefix.find(',') != prefix.npos) return "weights and prefixes are divided by spaces, not by commas";
   return "give the common prefix of a .bin and a .idx file, as launch/preprocess/"
          "preprocess_data.py writes them (PREFIX_text_document)";
 }
@@ -94,9 +82,7 @@ std::string why_no_tokens(const std::string& prefix) {
   }
   for (const char* end : {"", ".jsonl", ".json", ".txt", ".jsonl.gz"}) {
     if (is_file(prefix + end)) {
-      if (const std::string how = tokenise(prefix + end); !how.empty()) {
-        return how;
-      }
+      if (const std::string how = tokenise(prefix + end); !how.empty()) return how;
     }
   }
   return "data set \"" + prefix + "\": there is no file " + prefix + ".idx; " + instead_of(prefix);

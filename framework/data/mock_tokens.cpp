@@ -22,9 +22,7 @@ class DefaultRngZero {
   uint32_t below(uint32_t bound) {
     uint64_t product = uint64_t{next32()} * bound;
     const uint32_t threshold = (0U - bound) % bound;
-    while (static_cast<uint32_t>(product) < threshold) {
-      product = uint64_t{next32()} * bound;
-    }
+    while (static_cast<uint32_t>(product) < threshold) product = uint64_t{next32()} * bound;
     return static_cast<uint32_t>(product >> 32);
   }
 
@@ -57,9 +55,7 @@ MockTokens::MockTokens(int64_t vocab_size, int64_t eod_id) : vocab_size_(vocab_s
               ", to which NullTokenizer adds it");
   DefaultRngZero random;
   lengths_.resize(kSequences);
-  for (int32_t& length : lengths_) {
-    length = static_cast<int32_t>(1 + random.below(kLengths));
-  }
+  for (int32_t& length : lengths_) length = static_cast<int32_t>(1 + random.below(kLengths));
 }
 
 void MockTokens::copy_tokens(int64_t sequence, int64_t offset, std::span<int64_t> out) const {

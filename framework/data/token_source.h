@@ -6,19 +6,19 @@
 
 namespace megashard {
 
-// What a dataset of samples is cut from: numbered sequences of token ids (Megatron's low-level
-// dataset). Safe to read from several threads.
+/// What a dataset of samples is cut from: numbered sequences of token ids (Megatron's low-level
+/// dataset). Safe to read from several threads.
 class TokenSource {
  public:
   virtual ~TokenSource() = default;
 
-  // Tokens in each sequence; its size is the number of sequences.
+  /// Tokens in each sequence; its size is the number of sequences.
   virtual std::span<const int32_t> sequence_lengths() const = 0;
 
-  // Copies tokens [offset, offset + out.size()) of one sequence.
+  /// Copies tokens [offset, offset + out.size()) of one sequence.
   virtual void copy_tokens(int64_t sequence, int64_t offset, std::span<int64_t> out) const = 0;
 
-  // For messages: the path prefix of the files, or "mock data".
+  /// For messages: the path prefix of the files, or "mock data".
   virtual const std::string& name() const = 0;
 };
 

@@ -204,6 +204,22 @@ TEST(MuonTest, AFusedProjectionIsSeveralMatrices) {
   EXPECT_FALSE(all.allclose(orthogonalized(fused, {})));
 }
 
+TEST(MuonTest, StepsThoseThatHaveGradientsNow) {
+  Weights some, all;
+  const auto few = named(some), many = named(all);
+  Optimizer optimizer(few, options_of_test()), other(many, options_of_test());
+  for (uint64_t step = 1; step <= 3; ++step) {
+    set_gradients(few, step);
+    set_gradients(many, step);
+    if (step == 2) few[0].second.mutable_grad().reset();  // "wide"
+    const at::Tensor before = few[0].second.detach().clone();
+    optimizer.step();
+    other.step();
+    EXPECT_EQ(few[0].second.equal(before), step == 2);
+    EXPECT_TRUE(few[1].second.equal(many[1].second));  // "tall" does not mind
+  }
+}
+
 TEST(MuonTest, GoesOnFromItsStateToTheBit) {
   Weights first, second;
   const auto straight = named(first), resumed = named(second);

@@ -5,7 +5,10 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
+import torch
+from transformers import MinistralConfig, MinistralForCausalLM
 
 import megashard
 from megashard import BUILD, ROOT, environment, losses
@@ -71,10 +74,14 @@ def extended(tmp_path_factory):
     return tree / build
 
 
-def test_the_recipes_work_together(extended, folder, monkeypatch):
+@pytest.fixture()
+def libraries(extended, monkeypatch):
+    """Runs go to the program with all recipes; it names the other folder's libraries, and needs its own."""
     monkeypatch.setattr(megashard, "PROGRAM", extended / "launch" / "megashard")
-    libraries = environment(LD_LIBRARY_PATH=f"{extended}:{extended / 'launch'}")  # its own name the other folder's
+    return environment(LD_LIBRARY_PATH=f"{extended}:{extended / 'launch'}")
 
+
+def test_the_recipes_work_together(libraries, folder):
     def pretrain(**options):
         return megashard.pretrain(folder, "--data-path", folder / "counted", defaults=training, env=libraries,
                                   **options)
@@ -82,8 +89,8 @@ def test_the_recipes_work_together(extended, folder, monkeypatch):
     document = " ".join(str(3 + number % 7) for number in range(50))
     (folder / "counted.numbers.txt").write_text(f"{document}\n" * 12)
     training = megashard.network() + ("--split 100,0,0 --micro-batch-size 2 --global-batch-size 4 --train-iters 8 "
-                                      "--lr 1e-2 --log-interval 1 --optimizer lion --lr-decay-style square-root " +
-                                      megashard.RUN)
+                                      "--lr 1e-2 --log-interval 1 --optimizer lion --lr-decay-style square-root "
+                                      "--log-samples-per-second " + megashard.RUN)
     steps, out = pretrain(ranks=2)
     assert "> training data: 12 documents, 600 tokens" in out
     assert [step["lr"] for step in steps] == pytest.approx([1e-2 * (1 - math.sqrt(done / 8)) for done in range(8)])
@@ -94,3 +101,21 @@ def test_the_recipes_work_together(extended, folder, monkeypatch):
     alone, _ = pretrain()
     # Where the momentum of an element is about 0, its sign may be another one.
     assert losses(alone) == pytest.approx(losses(steps), rel=1e-2)
+
+
+@torch.no_grad()
+def test_the_family_computes_what_transformers_does(libraries, folder):
+    torch.manual_seed(5)
+    config = MinistralConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=3, head_dim=8,
+                             num_attention_heads=4, num_key_value_heads=2, sliding_window=5, initializer_range=0.3,
+                             layer_types=["sliding_attention", "full_attention", "sliding_attention"])
+    model = MinistralForCausalLM(config).eval()
+    model.save_pretrained(folder / "model")
+    text = torch.randint(0, 97, (24,))
+    megashard.write_documents(folder / "text", [text])
+    megashard.run(*megashard.launch(2, "infer", "--hf-model", folder / "model", "--data-path", folder / "text",
+                                    "--seq-length", 23, "--micro-batch-size", 1, "--log-probs", folder / "ours.npy"),
+                  env=libraries)
+    wanted = model(text[None]).logits[0, :-1].log_softmax(-1).gather(1, text[1:, None])[:, 0]
+    ours = torch.from_numpy(np.load(folder / "ours.npy"))[0, :23]
+    torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
