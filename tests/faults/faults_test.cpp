@@ -17,7 +17,7 @@
 #include "checkpoint/hugging_face/save_hf_sharded.h"
 #include "checkpoint/steps/manifest.h"
 #include "parallel/collectives/agreement.h"
-#include "tests/checkpoint/temporary_folder.h"
+#include "tests/checkpoint/files/temporary_folder.h"
 #include "tests/faults/failing_io.h"
 #include "tests/faults/known_step.h"
 #include "tests/support/run_ranks.h"

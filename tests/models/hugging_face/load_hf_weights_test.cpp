@@ -1,0 +1,118 @@
+#include "models/hugging_face/load_hf_weights.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/randint.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "checkpoint/hugging_face/hf_weights.h"
+#include "models/decoder/decoder_model.h"
+#include "models/model_config.h"
+#include "parallel/fsdp/fully_shard.h"
+#include "tests/checkpoint/files/temporary_folder.h"
+#include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
+
+namespace megashard::testing {
+namespace {
+
+/// 22 hidden channels and 61 tokens: nothing divides by 3 ranks, and norms over heads leave a rank
+/// without rows.
+DecoderConfig small_config(bool tied) {
+  Arguments arguments;
+  arguments.num_layers = 2;
+  arguments.hidden_size = 22;
+  arguments.num_attention_heads = 2;
+  arguments.max_position_embeddings = 16;
+  arguments.padded_vocab_size = 61;
+  arguments.ffn_hidden_size = 50;
+  arguments.kv_channels = 4;
+  arguments.position_embedding_type = PositionEmbeddingType::kRope;
+  arguments.normalization = Normalization::kRmsNorm;
+  arguments.swiglu = true;
+  arguments.untie_embeddings_and_output_weights = !tied;
+  arguments.add_bias_linear = false;
+  arguments.qk_layernorm = true;
+  arguments.attention_dropout = arguments.hidden_dropout = 0;
+  return decoder_config_from_flags(arguments);
+}
+
+/// A tied model with weights, and a directory that holds them.
+struct Saved {
+  Saved() {
+    model.init_weights();
+    model.to(device_of_tests());
+    std::vector<TensorInfo> infos;
+    for (const auto& item : model.named_parameters()) {
+      if (item.key() == "lm_head.weight") continue;  // as transformers stores tied models
+      infos.push_back({item.key(), item.value().scalar_type(), item.value().sizes().vec()});
+    }
+    save_hf_weights(folder.path(), infos,
+                    [this](const TensorInfo& info) { return model.named_parameters()[info.name].detach(); });
+  }
+  TemporaryFolder folder;
+  DecoderModel model{small_config(/*tied=*/true)};
+};
+
+TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
+  Saved saved;
+  const auto tokens = at::randint(0, 61, {2, 7}, at::kLong);
+  const auto logits =
+      saved.model({.tokens = tokens, .position_ids = {}, .labels = {}, .attention_mask = {}, .extra = {}});
+  const auto loss =
+      saved.model({.tokens = tokens, .position_ids = {}, .labels = tokens, .attention_mask = {}, .extra = {}});
+  loss.sum().backward();
+  std::map<std::string, at::Tensor> whole;
+  for (const auto& item : saved.model.named_parameters()) whole[item.key()] = item.value().grad();
+  run_ranks(3, [&](const ProcessGroupPtr& world) {
+    DecoderModel model(small_config(/*tied=*/true));
+    model.fully_shard({.process_group = world});  // layers, then the root with both ends of the tie
+    EXPECT_TRUE(is_fsdp_module(*model.named_modules("", /*include_self=*/false)["model.layers.1"]));
+    load_hf_weights(model, saved.folder.path());
+    const auto here = tokens.to(device_of_tests());
+    Batch input{.tokens = here};
+    EXPECT_TRUE(at::equal(model(input), logits.to(here.device())));
+    input.labels = here;
+    model(input).sum().backward();
+    for (const auto& item : model.named_parameters()) {
+      const auto view = sharded_view(item.value());
+      if (view.local.size(0) == 0) continue;
+      const auto expected = whole.at(item.key()).to(here.device());
+      const auto rows = expected.narrow(0, view.offsets[0], view.local.size(0));
+      EXPECT_LT((item.value().grad() - rows).abs().max().item<double>(), 1e-6 * expected.abs().max().item<double>())
+          << item.key();
+    }
+  });
+}
+
+TEST(LoadHfWeights, AnUntiedHeadTakesTheEmbedding) {
+  const Saved saved;
+  DecoderModel model(small_config(/*tied=*/false));
+  model.to(device_of_tests());
+  load_hf_weights(model, saved.folder.path());
+  const auto parameters = model.named_parameters();
+  EXPECT_FALSE(parameters["lm_head.weight"].is_same(parameters["model.embed_tokens.weight"]));
+  EXPECT_TRUE(at::equal(parameters["lm_head.weight"], saved.model.named_parameters()["model.embed_tokens.weight"]));
+}
+
+TEST(LoadHfWeights, OtherWeightsAreListedAndNothingChanges) {
+  const Saved saved;
+  auto config = small_config(/*tied=*/true);
+  config.num_layers = 4;
+  config.intermediate_size = 70;
+  DecoderModel model(config);
+  model.init_weights();
+  model.to(device_of_tests());
+  const auto before = model.named_parameters()["model.embed_tokens.weight"].clone();
+  EXPECT_THAT([&] { load_hf_weights(model, saved.folder.path()); },
+              ::testing::ThrowsMessage<c10::Error>(::testing::AllOf(
+                  ::testing::HasSubstr("missing: model.layers.2."), ::testing::HasSubstr(", and 2 more"),
+                  ::testing::HasSubstr("of other sizes: model.layers.0.mlp.gate_proj.weight"))));
+  EXPECT_TRUE(at::equal(model.named_parameters()["model.embed_tokens.weight"], before));
+}
+
+}  // namespace
+}  // namespace megashard::testing
