@@ -9,9 +9,9 @@ namespace megashard {
 enum class Severity { kNotice, kWarning };
 
 /// Takes what a user should read; the caller decides where it goes. Library code never prints.
-using DiagnosticSink = std::function<void(Severity severity, const std::string& sentence)>;
+using DiagnosticSink = std::function<void(Severity severity, const std::string& message)>;
 
-/// A mistake in flags or configuration files: one sentence with the remedy. The program exits with
+/// A mistake in flags or configuration files: one message with the remedy. The program exits with
 /// code 2.
 class UsageError : public std::runtime_error {
  public:
@@ -25,8 +25,8 @@ class OwnUsageError : public UsageError {
 };
 
 /// Throws UsageError unless the condition holds.
-inline void require(bool condition, const std::string& sentence) {
-  if (!condition) throw UsageError(sentence);
+inline void require(bool condition, const std::string& message) {
+  if (!condition) throw UsageError(message);
 }
 
 }  // namespace megashard

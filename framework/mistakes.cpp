@@ -7,37 +7,37 @@ namespace megashard {
 
 namespace {
 
-std::vector<std::string> sorted(std::vector<std::string> sentences) {
-  std::sort(sentences.begin(), sentences.end());
-  sentences.erase(std::unique(sentences.begin(), sentences.end()), sentences.end());
-  return sentences;
+std::vector<std::string> sorted(std::vector<std::string> messages) {
+  std::sort(messages.begin(), messages.end());
+  messages.erase(std::unique(messages.begin(), messages.end()), messages.end());
+  return messages;
 }
 
-std::string told(const std::vector<std::string>& sentences) {
-  if (sentences.size() == 1) return sentences.front();
-  std::string text = std::to_string(sentences.size()) + " things must change:";
-  for (const auto& each : sentences) text += "\n  " + each;
+std::string told(const std::vector<std::string>& messages) {
+  if (messages.size() == 1) return messages.front();
+  std::string text = std::to_string(messages.size()) + " things must change:";
+  for (const auto& each : messages) text += "\n  " + each;
   return text;
 }
 
 bool is_of_flag(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_'; }
 
-bool names(const std::string& sentence, const std::string& flag) {
-  for (auto at = sentence.find(flag); at != sentence.npos; at = sentence.find(flag, at + 1)) {
+bool names(const std::string& message, const std::string& flag) {
+  for (auto at = message.find(flag); at != message.npos; at = message.find(flag, at + 1)) {
     const auto end = at + flag.size();
-    const bool begins = at == 0 || !is_of_flag(sentence[at - 1]);
-    if (begins && (end == sentence.size() || !is_of_flag(sentence[end]))) return true;
+    const bool begins = at == 0 || !is_of_flag(message[at - 1]);
+    if (begins && (end == message.size() || !is_of_flag(message[end]))) return true;
   }
   return false;
 }
 
 }  // namespace
 
-UsageErrors::UsageErrors(std::vector<std::string> sentences)
-    : UsageError(told(sorted(sentences))), sentences_(sorted(std::move(sentences))) {}
+UsageErrors::UsageErrors(std::vector<std::string> messages)
+    : UsageError(told(sorted(messages))), messages_(sorted(std::move(messages))) {}
 
-void Mistakes::add(const std::string& sentence, const std::vector<std::string>& flags) {
-  sentences_.push_back(sentence);
+void Mistakes::add(const std::string& message, const std::vector<std::string>& flags) {
+  messages_.push_back(message);
   flags_.insert(flags.begin(), flags.end());
 }
 
@@ -46,17 +46,17 @@ bool Mistakes::attempt(const std::function<void()>& step, const std::vector<std:
     step();
     return true;
   } catch (const UsageErrors& errors) {
-    for (const auto& each : errors.sentences()) add(each, flags);
+    for (const auto& each : errors.messages()) add(each, flags);
   } catch (const UsageError& error) {
     add(error.what(), flags);
   }
   return false;
 }
 
-bool Mistakes::require(bool condition, const std::string& sentence) {
+bool Mistakes::require(bool condition, const std::string& message) {
   const bool follows =
-      std::any_of(flags_.begin(), flags_.end(), [&](const std::string& flag) { return names(sentence, flag); });
-  if (!condition && !follows) sentences_.push_back(sentence);
+      std::any_of(flags_.begin(), flags_.end(), [&](const std::string& flag) { return names(message, flag); });
+  if (!condition && !follows) messages_.push_back(message);
   return condition;
 }
 
@@ -65,7 +65,7 @@ void Mistakes::tell_with(const std::function<void()>& step) {
 }
 
 void Mistakes::tell() const {
-  if (!none()) throw UsageErrors(sentences_);
+  if (!none()) throw UsageErrors(messages_);
 }
 
 }  // namespace megashard

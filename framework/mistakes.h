@@ -10,34 +10,34 @@
 namespace megashard {
 
 /// Several mistakes told at once: what() is a line that counts them, and one for each, sorted; of a
-/// single one its sentence alone.
+/// single one its message alone.
 class UsageErrors : public UsageError {
  public:
-  explicit UsageErrors(std::vector<std::string> sentences);
-  const std::vector<std::string>& sentences() const { return sentences_; }
+  explicit UsageErrors(std::vector<std::string> messages);
+  const std::vector<std::string>& messages() const { return messages_; }
 
  private:
-  std::vector<std::string> sentences_;
+  std::vector<std::string> messages_;
 };
 
 /// Collects mistakes in flags and configuration files, so that one run tells them all.
 class Mistakes {
  public:
-  /// `flags`: those that the sentence is about.
-  void add(const std::string& sentence, const std::vector<std::string>& flags = {});
+  /// `flags`: those that the message is about.
+  void add(const std::string& message, const std::vector<std::string>& flags = {});
   /// Adds what `step` throws as UsageError; false then.
   bool attempt(const std::function<void()>& step, const std::vector<std::string>& flags = {});
-  /// A rule between flags; returns the condition. A sentence that names a flag with a mistake of
+  /// A rule between flags; returns the condition. A message that names a flag with a mistake of
   /// its own is left out: it may only follow from that one.
-  bool require(bool condition, const std::string& sentence);
+  bool require(bool condition, const std::string& message);
   /// Runs a step that nothing can be checked without: what it throws is told with the others.
   void tell_with(const std::function<void()>& step);
-  bool none() const { return sentences_.empty(); }
+  bool none() const { return messages_.empty(); }
   /// Throws UsageErrors unless there are none.
   void tell() const;
 
  private:
-  std::vector<std::string> sentences_;
+  std::vector<std::string> messages_;
   std::set<std::string> flags_;
 };
 

@@ -67,7 +67,7 @@ int run_subcommand(int argc, char** argv) {
 }  // namespace megashard
 
 int megashard_run(int argc, char** argv) {
-  // What c10d logs before it throws would stand above the one sentence that the user needs.
+  // What c10d logs before it throws would stand above the one message that the user needs.
   if (!megashard::show_stack()) FLAGS_caffe2_log_level = megashard::kFatalOnly;
   const auto text = [](const c10::Error& error) {
     return std::string(megashard::show_stack() ? error.what() : error.what_without_backtrace());

@@ -85,7 +85,7 @@ void warn_of_length(const DecoderConfig& config, const Arguments& arguments, con
 }  // namespace
 
 std::vector<std::string> contradictions(const DecoderConfig& config, const Arguments& arguments) {
-  std::vector<std::string> sentences;
+  std::vector<std::string> messages;
   const auto values = network_values(config);
   for (const auto& [name, value] : argument_values(arguments)) {
     const auto found = values.find(name);
@@ -93,11 +93,11 @@ std::vector<std::string> contradictions(const DecoderConfig& config, const Argum
     if (name == "vocab_size" && is_vocabulary(config, arguments)) continue;
     const Option& option = *find_argument(name);
     const std::string given = argument_text(value);
-    sentences.push_back(option.flag + (option.is_switch() ? " (" + name + " = " + given + ")" : " " + given) +
-                        " contradicts the model's config.json, which says " + argument_text(found->second) +
-                        ": leave the flag out, or edit config.json");
+    messages.push_back(option.flag + (option.is_switch() ? " (" + name + " = " + given + ")" : " " + given) +
+                       " contradicts the model's config.json, which says " + argument_text(found->second) +
+                       ": leave the flag out, or edit config.json");
   }
-  return sentences;
+  return messages;
 }
 
 Dict network_arguments(const DecoderConfig& config) {

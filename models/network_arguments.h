@@ -10,7 +10,7 @@
 
 namespace megashard {
 
-/// A sentence about each flag given that says something else than config.json (naming both).
+/// A message about each flag given that says something else than config.json (naming both).
 /// --untie-embeddings-and-output-weights and --init-method-std override instead.
 std::vector<std::string> contradictions(const DecoderConfig& config, const Arguments& arguments);
 

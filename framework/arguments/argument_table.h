@@ -119,7 +119,7 @@ void set_option(const Option& option, const std::vector<std::string>& words, Arg
 /// states the opposite of a switch that turns something off.
 void set_option(const Option& option, const YamlValue& value, Arguments& arguments, bool by_name = false);
 
-/// A sentence for each number that is out of its row's range.
+/// A message for each number that is out of its row's range.
 void check_ranges(const Arguments& arguments, Mistakes& mistakes);
 /// Sets what only pretrain reads to its default.
 void reset_training_options(Arguments& arguments);

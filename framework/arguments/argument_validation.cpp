@@ -42,8 +42,8 @@ void derive_network(Arguments& arguments) {
 void validate_arguments(Arguments& arguments, const RunEnvironment& environment, const DiagnosticSink& sink,
                         Mistakes rules) {
   std::vector<std::pair<Severity, std::string>> notices;  // for a run that starts
-  const DiagnosticSink later = [&](Severity severity, const std::string& sentence) {
-    notices.emplace_back(severity, sentence);
+  const DiagnosticSink later = [&](Severity severity, const std::string& message) {
+    notices.emplace_back(severity, message);
   };
   check_ranges(arguments, rules);
   detail::check_model_source(arguments, rules);
@@ -58,7 +58,7 @@ void validate_arguments(Arguments& arguments, const RunEnvironment& environment,
   detail::validate_data(arguments, later, rules);
   detail::check_checkpointing(arguments, rules);
   rules.tell();
-  for (const auto& [severity, sentence] : notices) sink(severity, sentence);
+  for (const auto& [severity, message] : notices) sink(severity, message);
   detail::derive_precision(arguments, sink);
   list_without_effect(arguments, sink);
 }

@@ -44,7 +44,7 @@ struct TokenizerArguments {
   std::optional<int64_t> padded_vocab_size;  // (derived) without hf_model
 };
 
-/// The weights of --split, three of them; their sum is positive. Throws UsageError with the sentence.
+/// The weights of --split, three of them; their sum is positive. Throws UsageError with the message.
 std::vector<double> parse_split_weights(const std::string& split);
 
 /// The next multiple of divisible_by * tensor_parallel_size. Never used for Hugging Face models.

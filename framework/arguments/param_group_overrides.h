@@ -17,7 +17,7 @@ struct ParamGroupOverride {
   bool matches(const std::string& name) const;
 };
 
-/// "*.norm.weight:wd_mult=0.5,lr_mult=0.1". Throws UsageError with the sentence.
+/// "*.norm.weight:wd_mult=0.5,lr_mult=0.1". Throws UsageError with the message.
 ParamGroupOverride parse_param_group_override(const std::string& text);
 
 /// Of --lr-mult with --lr-scale-modules, --weight-decay-exclude-modules and --param-group-overrides; where several

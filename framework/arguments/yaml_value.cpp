@@ -91,8 +91,8 @@ std::string unknown_key(const std::string& place, const std::string& path, const
   return place + "unknown key \"" + path + "\"" + (hint.empty() ? otherwise : hint);
 }
 
-void YamlValue::fail(const std::string& sentence) const {
-  throw UsageError(yaml_place(source, node) + key + " " + sentence + ".");
+void YamlValue::fail(const std::string& message) const {
+  throw UsageError(yaml_place(source, node) + key + " " + message + ".");
 }
 
 void YamlValue::expected(const std::string& what) const {

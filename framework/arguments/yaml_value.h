@@ -38,7 +38,7 @@ struct YamlValue {
   std::vector<std::string> words() const;                        ///< a list, or one word
   std::vector<std::string> list(const std::string& what) const;  ///< a list only
 
-  [[noreturn]] void fail(const std::string& sentence) const;  ///< after the key, without the full stop
+  [[noreturn]] void fail(const std::string& message) const;  ///< after the key, without the full stop
   [[noreturn]] void expected(const std::string& what) const;
 };
 

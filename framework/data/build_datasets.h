@@ -45,7 +45,7 @@ struct DataSplits {
 };
 
 /// The datasets that megatron.core's BlendedMegatronDatasetBuilder builds for these options, sample
-/// for sample. No communication: every rank builds the same. Throws one sentence with the remedy.
+/// for sample. No communication: every rank builds the same. Throws one error with the remedy.
 DataSplits build_datasets(const DataOptions& options);
 
 /// A fraction of a set's sequences, from `begin` to `end`.

@@ -19,7 +19,7 @@ inline constexpr const char* kConversationsSuffix = ".vision.safetensors";
 
 /// Conversations with images and videos as launch/preprocess/preprocess_data.py --input-format
 /// conversations writes them: PREFIX.vision.safetensors, mapped. The constructor checks names,
-/// dtypes, sizes and bounds, and throws a sentence with the file and the remedy.
+/// dtypes, sizes and bounds, and throws an error with the file and the remedy.
 ///   tokens int32 [S], loss_mask uint8 [S]: of all samples, one behind the other
 ///   sample_ends, image_ends int64 [N]: tokens and images up to the end of each sample
 ///   image_grid_thw int64 [M, 3]; pixel_values float32 [patches, pixels of a patch]

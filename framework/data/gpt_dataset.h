@@ -16,7 +16,7 @@ namespace megashard {
 /// memory: 4 bytes a document and epoch, 12 bytes a sample.
 class GPTDataset : public TokenDataset {
  public:
-  /// Throws a sentence that names the split when the range holds too few tokens to cut a sample.
+  /// Throws an error that names the split when the range holds too few tokens to cut a sample.
   GPTDataset(std::shared_ptr<const TokenSource> source, SplitOptions options);
 
   int64_t size() const override { return static_cast<int64_t>(shuffle_index_.size()); }

@@ -31,7 +31,7 @@ enum class TokenType : uint8_t {
 int64_t token_bytes(TokenType type);
 
 /// PREFIX.bin and PREFIX.idx, mapped. The constructor checks all of the index (magic, version,
-/// counts, file sizes, every sequence inside .bin) and throws a sentence with the file and the
+/// counts, file sizes, every sequence inside .bin) and throws an error with the file and the
 /// remedy.
 class IndexedDataset : public TokenSource {
  public:

@@ -56,7 +56,7 @@ class SampleDataset {
 
   virtual int64_t size() const = 0;
   /// Those samples, in that order, as a batch on the CPU: tokens, labels, loss_mask, and what else its kind has. A
-  /// token outside the vocabulary throws a sentence with the data set, the sample and the token.
+  /// token outside the vocabulary throws an error with the data set, the sample and the token.
   virtual Batch collate(const std::vector<int64_t>& indices, const BatchOptions& options) const = 0;
   /// Where sample `index` comes from, for messages: the path prefix of its files.
   virtual const std::string& source_of(int64_t index) const = 0;
@@ -64,7 +64,7 @@ class SampleDataset {
   virtual void add_facts(int64_t samples, DatasetFacts& facts) const = 0;
 
  protected:
-  /// Throws collate()'s sentence.
+  /// Throws collate()'s message.
   void check_tokens(std::span<const int64_t> tokens, int64_t index, const BatchOptions& options) const;
 };
 

@@ -56,7 +56,7 @@ class InitTape {
   InitTape(const InitTape&) = delete;
   InitTape& operator=(const InitTape&) = delete;
 
-  /// make() under a DeferredInit; raw access to bytes in a constructor becomes a sentence.
+  /// make() under a DeferredInit; raw access to bytes in a constructor becomes a message.
   template <class Make>
   auto construct(Make make) {
     const DeferredInit guard(*this);

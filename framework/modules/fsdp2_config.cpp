@@ -62,10 +62,10 @@ const std::map<std::string, Reader>& readers() {
 void refuse_unknown_key(const std::string& place, const std::string& key, Strictness strictness,
                         const DiagnosticSink& sink) {
   const bool strict = strictness == Strictness::kStrict;
-  const std::string sentence =
+  const std::string message =
       unknown_key(place, key, fsdp2_config_keys(), strict ? "; remove it." : "; it is ignored.");
-  if (strict) throw UsageError(sentence);
-  sink(Severity::kWarning, sentence + (sentence.ends_with('?') ? " It is ignored." : ""));
+  if (strict) throw UsageError(message);
+  sink(Severity::kWarning, message + (message.ends_with('?') ? " It is ignored." : ""));
 }
 
 /// With a remedy for `[model.layers.{*}]`, where * begins an alias.
@@ -73,9 +73,9 @@ YAML::Node load_patterns(const std::string& text, const std::string& source) {
   try {
     return load_yaml(text, source);
   } catch (const UsageError& error) {
-    const std::string sentence = error.what();
-    if (sentence.find("alias not found") == std::string::npos) throw;
-    throw UsageError(sentence + " Patterns inside [ ] need quotes, as in [\"model.layers.{*}\"].");
+    const std::string message = error.what();
+    if (message.find("alias not found") == std::string::npos) throw;
+    throw UsageError(message + " Patterns inside [ ] need quotes, as in [\"model.layers.{*}\"].");
   }
 }
 

@@ -16,7 +16,7 @@ struct NativeFile {
   Fsdp2Config config;
   std::vector<std::string> recompute_modules;
   bool recompute = true;                    // `recompute` of parallel; absent: a recompute_plan is meant
-  std::vector<std::string> without_effect;  // sentences
+  std::vector<std::string> without_effect;  // messages
 };
 
 using NativeReader = void (*)(const YamlValue&, NativeFile&);
@@ -153,7 +153,7 @@ Fsdp2Config parse_native_config(const YAML::Node& root, const std::string& sourc
   read_plan(kFsdpPlan, fsdp_readers());
   read_plan(kRecomputePlan, recompute_readers());
   read_plan(kExpertPlan, expert_readers());
-  for (const auto& sentence : file.without_effect) sink(Severity::kWarning, sentence);
+  for (const auto& message : file.without_effect) sink(Severity::kWarning, message);
   if (file.recompute) file.config.recompute_modules = file.recompute_modules;
   return file.config;
 }

@@ -7,7 +7,7 @@
 namespace megashard::detail {
 namespace {
 
-constexpr size_t kNamed = 3;  // parameters in one sentence
+constexpr size_t kNamed = 3;  // parameters in one message
 
 std::string name_of(at::ScalarType dtype) {
   for (const char* name : {"fp16", "bf16", "fp32", "fp64"}) {

@@ -17,7 +17,7 @@ struct LaunchEnvironment {
 
 /// Reads the variables of the launcher that find_launcher names. MASTER_ADDR and MASTER_PORT, which
 /// torchrun sets, win over what the others derive (first host of the job, port from the job's id).
-/// No variables at all: one process. Throws OwnUsageError, one sentence, for partial or
+/// No variables at all: one process. Throws OwnUsageError, one message, for partial or
 /// contradicting ones. `local_rank` (--local-rank) is LOCAL_RANK where that is not set, and the GPU
 /// of one process without a launcher. RANK and WORLD_SIZE alone leave it open: -1.
 LaunchEnvironment read_environment(const GetVariable& get, std::optional<int> local_rank = {});

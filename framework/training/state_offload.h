@@ -31,7 +31,7 @@ constexpr bool contains(StateKinds kinds, StateKinds some) {
 /// Moves the states of a sharded model between the device and pinned host memory, for a program
 /// that trains and infers by turns (load_states and offload_states of ROLL's fsdp2 strategies).
 /// Every tensor stays the one it is, with its views: only the memory under it goes and comes back
-/// with the same bits. While it is gone, forward, backward, step and checkpoints throw a sentence.
+/// with the same bits. While it is gone, forward, backward, step and checkpoints throw an error.
 /// On a CPU nothing is copied; the states are out of reach alike. Called between steps, by all
 /// ranks in the same order. The device's cached memory is freed too, for other processes.
 class StateOffload {

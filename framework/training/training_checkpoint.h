@@ -35,7 +35,7 @@ struct TrainingState {
   std::shared_ptr<SavePlanCache> save_plans = std::make_shared<SavePlanCache>();
 };
 
-/// Whether --ckpt-format can hold the state: throws a sentence for what it cannot, returns one to
+/// Whether --ckpt-format can hold the state: throws an error for what it cannot, returns one to
 /// be shown for what is unusual (check_torch_dist_shards), or nothing.
 std::string check_save_format(const TrainingState& state);
 

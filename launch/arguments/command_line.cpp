@@ -143,22 +143,22 @@ class WordReader {
 
   /// Words that belong to no flag.
   void stray(const std::vector<std::string>& words, const std::string& before) {
-    std::string sentence = "unexpected word" + std::string(words.size() > 1 ? "s " : " ") + "\"" +
-                           c10::Join("\" \"", words) + "\"" + (before.empty() ? "" : " after " + before);
+    std::string message = "unexpected word" + std::string(words.size() > 1 ? "s " : " ") + "\"" +
+                          c10::Join("\" \"", words) + "\"" + (before.empty() ? "" : " after " + before);
     const Option* option = find(before);
     const std::array truths = {"true", "false", "True", "False"};
     const bool is_truth = std::find(truths.begin(), truths.end(), words.front()) != truths.end();
     if (option != nullptr && option->is_switch() && is_truth && words.size() == 1) {
       const bool on = words.front().ends_with("rue");
-      sentence += "; a switch takes none: " + (on ? "leave it out." : "write " + option->flag + "=false.");
+      message += "; a switch takes none: " + (on ? "leave it out." : "write " + option->flag + "=false.");
     } else if (words.front().starts_with("\u2013") || words.front().starts_with("\u2014")) {
-      sentence += "; flags begin with two plain hyphens, and this one with a long dash.";
+      message += "; flags begin with two plain hyphens, and this one with a long dash.";
     } else if (words.front().find_first_not_of(" \n\t") == std::string::npos) {
-      sentence += "; a backslash that continues a line must be its last character.";
+      message += "; a backslash that continues a line must be its last character.";
     } else {
-      sentence += "; values follow their flag, and `megashard " + program_.name + " --help` shows how many each takes.";
+      message += "; values follow their flag, and `megashard " + program_.name + " --help` shows how many each takes.";
     }
-    line_.mistakes.add(sentence);
+    line_.mistakes.add(message);
   }
 
   const Program& program_;

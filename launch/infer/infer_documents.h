@@ -17,7 +17,7 @@ class InferDocuments {
   /// Texts of at most `seq_length` + 1 tokens from [0, vocab_size).
   InferDocuments(const std::string& prefix, int64_t seq_length, int64_t vocab_size);
 
-  /// Documents [first, last), conversations with their pictures. Throws a sentence for one that is
+  /// Documents [first, last), conversations with their pictures. Throws an error for one that is
   /// too long or empty, or has a token of another vocabulary.
   InferenceBatch read(int64_t first, int64_t last) const;
   /// What read() gave of them, each conversation up to its last answer.

@@ -80,7 +80,7 @@ def open_text(file):
 
 @contextlib.contextmanager
 def reading(file, line):
-    """Sentences for what goes wrong in reading; `line` says how far it came."""
+    """Messages for what goes wrong in reading; `line` says how far it came."""
     try:
         yield
     except UnicodeDecodeError:

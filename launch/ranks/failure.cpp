@@ -36,21 +36,21 @@ void tell_launcher(const std::string& rank, bool only_waited) {
   if (write(std::atoi(variable(kFailureDescriptor).c_str()), line.data(), line.size()) < 0) return;
 }
 
-int fail(const std::string& sentence, int exit_code, bool of_one_rank, bool only_waited = false) {
+int fail(const std::string& message, int exit_code, bool of_one_rank, bool only_waited = false) {
   const std::string rank = rank_in_world();
   if (!variable(kFailureDescriptor).empty()) tell_launcher(rank, only_waited);
   // Ranks that compare their failures name the rank themselves.
-  const bool name_rank = of_one_rank && !rank.empty() && !sentence.starts_with("rank ");
-  const std::string line = kErrorPrefix + (name_rank ? "rank " + rank + ": " : "") + sentence + "\n";
+  const bool name_rank = of_one_rank && !rank.empty() && !message.starts_with("rank ");
+  const std::string line = kErrorPrefix + (name_rank ? "rank " + rank + ": " : "") + message + "\n";
   std::fflush(stdout);
   std::fwrite(line.data(), 1, line.size(), stderr);
   return exit_code;
 }
 
-int fail_as_all_ranks(const std::string& sentence, std::chrono::milliseconds patience) {
+int fail_as_all_ranks(const std::string& message, std::chrono::milliseconds patience) {
   const bool is_said_elsewhere = variable(kFailureDescriptor).empty() && !first_of_host();
   if (is_said_elsewhere) std::this_thread::sleep_for(patience);
-  return fail(sentence, kExitUsage, is_said_elsewhere);
+  return fail(message, kExitUsage, is_said_elsewhere);
 }
 
 std::string out_of_memory(const std::string& detail) {
@@ -64,7 +64,7 @@ std::string out_of_memory(const std::string& detail) {
 
 bool show_stack() { return variable(kStackVariable) == "1"; }
 
-std::string error_sentence(const std::exception& error) {
+std::string error_message(const std::exception& error) {
   std::string text = error.what();
   if (!show_stack()) text.resize(std::min(text.size(), text.find("\nException raised from ")));
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
@@ -78,15 +78,15 @@ int run_program(const std::function<int()>& program, std::chrono::milliseconds p
   try {
     return program();
   } catch (const OwnUsageError& error) {
-    return fail(error_sentence(error), kExitUsage, true);
+    return fail(error_message(error), kExitUsage, true);
   } catch (const UsageError& error) {
-    return fail_as_all_ranks(error_sentence(error), patience);
+    return fail_as_all_ranks(error_message(error), patience);
   } catch (const PeerLostError& error) {
-    return fail(error_sentence(error), kExitFailure, true, /*only_waited=*/true);
+    return fail(error_message(error), kExitFailure, true, /*only_waited=*/true);
   } catch (const std::bad_alloc&) {
     return fail(out_of_memory(""), kExitFailure, true);
   } catch (const std::exception& error) {
-    return fail(error_sentence(error), kExitFailure, true);
+    return fail(error_message(error), kExitFailure, true);
   }
 }
 

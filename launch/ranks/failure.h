@@ -11,7 +11,7 @@ namespace megashard {
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;  ///< a mistake in flags, configuration files or the environment
 
-/// What stands before the one sentence in which a program ends.
+/// What stands before the one message in which a program ends.
 inline constexpr const char* kErrorPrefix = "megashard: error: ";
 /// Set to 1: errors show the stack they come from, and `megashard launch` shows every rank's.
 inline constexpr const char* kStackVariable = "MEGASHARD_STACK";
@@ -28,16 +28,16 @@ class PeerLostError : public std::runtime_error {
 
 bool show_stack();
 
-/// Runs `program` and returns its exit code. An exception ends in one sentence on stderr, with the
+/// Runs `program` and returns its exit code. An exception ends in one message on stderr, with the
 /// rank before it in a world of several, and kExitUsage for UsageError, kExitFailure otherwise. A
 /// UsageError, which all ranks of a host make alike, is printed by the host's first rank only,
 /// unless it is an OwnUsageError, or `megashard launch` sorts out who failed first. The other ranks
 /// wait for their launcher to end them then: had they left first, torchrun and mpirun would have
-/// ended the first rank before its sentence. One that is still there after `patience` prints too.
+/// ended the first rank before its message. One that is still there after `patience` prints too.
 int run_program(const std::function<int()>& program, std::chrono::milliseconds patience = std::chrono::seconds(10));
 
-/// The sentence that run_program prints, without prefix: what() without the stack that LibTorch
+/// The message that run_program prints, without prefix: what() without the stack that LibTorch
 /// appends.
-std::string error_sentence(const std::exception& error);
+std::string error_message(const std::exception& error);
 
 }  // namespace megashard

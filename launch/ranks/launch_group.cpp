@@ -209,8 +209,8 @@ class LaunchGroup {
     }
   }
 
-  static void say(const std::string& sentence) {
-    const std::string line = kErrorPrefix + ("launch: " + sentence) + "\n";
+  static void say(const std::string& message) {
+    const std::string line = kErrorPrefix + ("launch: " + message) + "\n";
     std::fwrite(line.data(), 1, line.size(), stderr);
   }
 

@@ -22,7 +22,7 @@ struct LaunchGroupOptions {
 /// shared out). SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on; a second SIGINT or
 /// SIGTERM ends the group like a failure. The first failure ends the others, and what they say on
 /// stderr from then on is dropped: the cause is what the user sees. No process outlives the caller.
-/// Throws std::runtime_error, one sentence, when the group cannot start (port in use, no such
+/// Throws std::runtime_error, one message, when the group cannot start (port in use, no such
 /// program).
 int run_launch_group(const LaunchGroupOptions& options);
 

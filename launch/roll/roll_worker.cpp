@@ -62,8 +62,8 @@ class Reader {
     if (found == keys.end()) {
       std::vector<std::string> known(inner.begin(), inner.end());
       for (const auto& key : keys) known.emplace_back(key.name);
-      const auto sentence = unknown_key(yaml_place(file_, written), each.key, known);
-      if (unknown == Unknown::kError || sentence.ends_with('?')) throw UsageError(sentence);
+      const auto message = unknown_key(yaml_place(file_, written), each.key, known);
+      if (unknown == Unknown::kError || message.ends_with('?')) throw UsageError(message);
       worker_.unused.push_back(each.key);
       return;
     }

@@ -69,8 +69,8 @@ std::string parent_of(const CheckpointStep& step) { return std::filesystem::path
 }  // namespace
 
 DiagnosticSink sink_for(int rank) {
-  return [rank](Severity severity, const std::string& sentence) {
-    if (rank == 0) print_line((severity == Severity::kWarning ? "WARNING: " : "") + sentence);
+  return [rank](Severity severity, const std::string& message) {
+    if (rank == 0) print_line((severity == Severity::kWarning ? "WARNING: " : "") + message);
   };
 }
 
@@ -79,8 +79,8 @@ ShardingPlan validate_for_machine(Arguments& arguments, const std::optional<Roll
   ShardingPlan plan{.config = {}, .recompute_reentrant = worker && worker->recompute_reentrant};
   std::vector<std::pair<Severity, std::string>> told;  // of the file, for a run that starts
   found.attempt([&] {
-    plan.config = sharding_config(arguments, worker, [&told](Severity severity, const std::string& sentence) {
-      told.emplace_back(severity, sentence);
+    plan.config = sharding_config(arguments, worker, [&told](Severity severity, const std::string& message) {
+      told.emplace_back(severity, message);
     });
     take_expert_ranks(plan.config, arguments, sink);
   });
@@ -92,7 +92,7 @@ ShardingPlan validate_for_machine(Arguments& arguments, const std::optional<Roll
                       .cuda_device_max_connections = own_variable("CUDA_DEVICE_MAX_CONNECTIONS"),
                       .nccl_algo = own_variable("NCCL_ALGO")},
                      sink, std::move(found));
-  for (const auto& [severity, sentence] : told) sink(severity, sentence);
+  for (const auto& [severity, message] : told) sink(severity, message);
   return plan;
 }
 

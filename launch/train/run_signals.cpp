@@ -34,9 +34,9 @@ void on_signal(int signal) {
 
 }  // namespace
 
-void watch_signals(const Arguments& arguments, const char* sentence, bool speaks, const DiagnosticSink& sink) {
+void watch_signals(const Arguments& arguments, const char* message, bool speaks, const DiagnosticSink& sink) {
   says_them = speaks;
-  last_words = sentence;
+  last_words = message;
   if (arguments.exit_signal_handler) {
     exit_signal = static_cast<int>(arguments.exit_signal);
     std::signal(exit_signal, on_signal);
@@ -48,7 +48,7 @@ void watch_signals(const Arguments& arguments, const char* sentence, bool speaks
   if (std::signal(SIGINT, on_signal) == SIG_IGN && exit_signal != SIGINT) std::signal(SIGINT, SIG_IGN);
 }
 
-void end_at_interrupt(const char* sentence) { last_words = sentence; }
+void end_at_interrupt(const char* message) { last_words = message; }
 
 void finish_step_at_interrupt() { last_words = nullptr; }
 

@@ -8,12 +8,12 @@ namespace megashard {
 
 constexpr int kExitInterrupted = 130;  ///< what a shell expects of a program that SIGINT has ended
 
-/// From now on Ctrl-C ends this process at once, with `sentence` on stderr where `speaks`: whatever
+/// From now on Ctrl-C ends this process at once, with `message` on stderr where `speaks`: whatever
 /// the ranks wait for. Where the caller ignores SIGINT (nohup), it stays ignored. With
 /// --exit-signal-handler --exit-signal is noted for stop_request().
-void watch_signals(const Arguments& arguments, const char* sentence, bool speaks, const DiagnosticSink& sink);
-/// Another sentence for what is interrupted from now on.
-void end_at_interrupt(const char* sentence);
+void watch_signals(const Arguments& arguments, const char* message, bool speaks, const DiagnosticSink& sink);
+/// Another message for what is interrupted from now on.
+void end_at_interrupt(const char* message);
 /// From now on the first Ctrl-C is noted for stop_request(), and the second ends the process.
 void finish_step_at_interrupt();
 

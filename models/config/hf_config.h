@@ -13,7 +13,7 @@
 
 namespace megashard {
 
-/// config.json with sentences for what it lacks. A field that is null counts as absent, as in
+/// config.json with messages for what it lacks. A field that is null counts as absent, as in
 /// transformers.
 class HfConfig {
  public:
@@ -60,10 +60,10 @@ class HfConfig {
   }
 
   bool describes_computation() const { return purpose_ == Purpose::kComputation; }
-  /// Throws the sentence for a setting that is not computed here, where that matters.
+  /// Throws the error for a setting that is not computed here, where that matters.
   template <class... Words>
-  void require_computed(bool is_computed, const Words&... sentence) const {
-    TORCH_CHECK(is_computed || !describes_computation(), path(), ": ", c10::str(sentence...));
+  void require_computed(bool is_computed, const Words&... message) const {
+    TORCH_CHECK(is_computed || !describes_computation(), path(), ": ", c10::str(message...));
   }
 
   const std::string& path() const { return path_; }

@@ -25,7 +25,7 @@ struct DecoderDefaults {
 ModuleNames class_names(const std::string& prefix);
 
 /// The fields that all decoders have: sizes, norm_eps, activation, rotary positions, tying, dropout,
-/// padding. Throws a sentence for what is missing, does not fit, or is not computed here.
+/// padding. Throws an error for what is missing, does not fit, or is not computed here.
 DecoderConfig read_decoder(const HfConfig& config, const DecoderDefaults& defaults);
 
 /// rope_theta and rope_scaling, or the rope_parameters that transformers 5 writes in their place,

@@ -18,7 +18,7 @@ struct ModelFamily {
   std::string model_type;    ///< of config.json: "qwen3_moe"
   std::string architecture;  ///< of its `architectures`: "Qwen3MoeForCausalLM"
   /// The decoder that config.json describes, with the class names that wrap policies ask for.
-  /// Throws a sentence for what is not computed here.
+  /// Throws an error for what is not computed here.
   DecoderConfig (*read)(const HfConfig& config);
   /// Of a model that sees: tower, decoder, and how they meet. Null: it reads text alone.
   VisionLanguageConfig (*read_vision)(const HfConfig& config, DecoderConfig text) = nullptr;

@@ -20,7 +20,7 @@ class WeightCheck {
   /// Why nothing can be compared: no config.json, or a model that is not known here. Empty: it can.
   const std::string& unknown() const { return unknown_; }
 
-  /// Weights of a step on their way into files. Throws a sentence with the remedy when they are
+  /// Weights of a step on their way into files. Throws an error with the remedy when they are
   /// adapters, or, unless unknown(), not those of config.json in names and sizes. `step` is where
   /// they come from.
   void check_step(const std::vector<TensorInfo>& weights, const std::string& step) const;

@@ -37,7 +37,7 @@ class ExpertParallelModule : public MultiModalModule, public FSDP2Mixin, public 
 
 /// How many ranks share the rows of an expert's parameters, of world / ep_size that have it; the
 /// others of these have replicas. `wanted` (expert_fully_shard_parallel_size) or, without it, as
-/// many copies as the other parameters have, which `shard` ranks share. Throws one sentence for
+/// many copies as the other parameters have, which `shard` ranks share. Throws one error for
 /// sizes that do not fit.
 int expert_shard_size(int world, int shard, int ep_size, std::optional<int> wanted);
 

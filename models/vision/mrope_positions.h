@@ -24,7 +24,7 @@ struct PicturePlaces {
 };
 
 /// From values on the host. A picture takes as many placeholder tokens as it has features; text
-/// behind it goes on from its larger side. Throws one sentence when the tokens' placeholders are
+/// behind it goes on from its larger side. Throws one error when the tokens' placeholders are
 /// not those of the grids.
 PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tensor& tokens, const PictureGrids& grids);
 

@@ -52,7 +52,7 @@ class QwenVlModel : public ExpertParallelModule, public PublishedWeights {
   explicit QwenVlModel(VisionLanguageConfig config);
 
   at::Tensor forward(Batch input) override;
-  /// Throws one sentence for pictures that do not fit the tokens or each other. Of a sequence on
+  /// Throws one error for pictures that do not fit the tokens or each other. Of a sequence on
   /// several ranks every rank gives all tokens and pictures, and keeps the pictures of its rows.
   void prepare(Batch& input) const override;
   std::string class_name() const override { return config_.text.names.model; }

@@ -47,7 +47,7 @@ struct VisionPlan {
 /// divisible by the merge size (check_grids tells).
 VisionPlan plan_vision(const VisionConfig& config, const at::Tensor& grids);
 
-/// Throws a sentence naming `name` (image_grid_thw) for a tensor that is no such list.
+/// Throws an error naming `name` (image_grid_thw) for a tensor that is no such list.
 void check_grids(const VisionConfig& config, const at::Tensor& grids, const std::string& name);
 
 }  // namespace megashard

@@ -12,7 +12,7 @@ namespace megashard {
 /// Connects every member of `group` with every other, through keys of `store` that are this group's
 /// alone. A connection that fails (under load, one is closed now and then while it is made) is not
 /// the end: all members drop the attempt and make another with fresh keys, at most three.
-/// Collective; throws one sentence after the last, at the group's deadline, or what `look` throws,
+/// Collective; throws one error after the last, at the group's deadline, or what `look` throws,
 /// which is called now and then to see whether the members live (null: nobody knows). Included by
 /// .cpp files only.
 c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_gloo(const ProcessGroup& group,

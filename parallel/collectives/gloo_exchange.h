@@ -19,7 +19,7 @@ class PeerWatch;
 
 /// Messages under way between this rank and its peers, all with the tag of one collective; may be
 /// used again after wait(), since messages between two ranks with one tag keep their order. Errors
-/// are the sentences of wait_error.h.
+/// are the messages of wait_error.h.
 class GlooExchange {
  public:
   /// How `group` sends, and how long it waits. Its ranks give one tag to one collective, and none
@@ -44,7 +44,7 @@ class GlooExchange {
     int peer;
   };
   using Messages = std::vector<Message>;
-  /// What a call to Gloo returns, or the sentence for its failure.
+  /// What a call to Gloo returns, or the message for its failure.
   template <typename Call>
   auto or_say_why(int peer, Clock::time_point started, const Call& call) const;
   void wait_for(Message& message, Clock::time_point started);

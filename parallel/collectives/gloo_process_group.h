@@ -33,7 +33,7 @@ struct GlooGroupOptions {
 /// Collectives on CPU tensors over Gloo's point-to-point messages, which move bytes between tensors
 /// without a copy of ours: faster by three than c10d's own all-gather and reduce-scatter on Gloo,
 /// which clone (docs/process_groups.md). Collective: returns when all members are connected, or
-/// throws one sentence at the deadline.
+/// throws one error at the deadline.
 ProcessGroupPtr make_gloo_group(const GlooGroupOptions& options);
 
 /// A group of all ranks of `group`, which is one of the above or of their subgroups, whose

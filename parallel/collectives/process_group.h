@@ -43,7 +43,7 @@ class Work {
   explicit Work(std::shared_ptr<Task> task) : task_(std::move(task)) {}
 
   /// CPU tensors: blocks until the data is there or the group's deadline passed (throws one
-  /// sentence with operation, group, rank and the time waited). Part of a reduction is computed
+  /// message with operation, group, rank and the time waited). Part of a reduction is computed
   /// here, so every rank waits in the same order. CUDA tensors: makes the current stream wait; the
   /// host does not block.
   void wait();
@@ -103,7 +103,7 @@ class ProcessGroup {
  protected:
   ProcessGroup(int rank, std::vector<int> ranks, std::string name, std::chrono::milliseconds timeout);
 
-  // Checks of the arguments, for backends; each throws one sentence with the operation and the
+  // Checks of the arguments, for backends; each throws one error with the operation and the
   // group.
   enum class Shapes { kGather, kScatter, kEqual };  ///< output [size * n] of input [n], the reverse, [size * n] both
   void check_tensor(const char* operation, const at::Tensor& tensor) const;

@@ -42,7 +42,7 @@ int choose_gpu(const CudaModule& cuda, const RendezvousOptions& options) {
   return gpu;
 }
 
-/// A write to a rank that has died is an error of that write, to be told in a sentence; the signal
+/// A write to a rank that has died is an error of that write, to be told in a message; the signal
 /// would end this process without one. A handler of the user's stays.
 void ignore_broken_connections() {
   struct sigaction action {};

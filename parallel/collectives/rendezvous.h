@@ -35,7 +35,7 @@ struct RendezvousOptions {
 
 /// The group of all ranks (torch.distributed.init_process_group). With NCCL, loads CUDA and makes
 /// its GPU the current device of the calling thread. Collective; checks that the ranks agree on the
-/// world size and that no two have the same rank or the same GPU. Throws one sentence with the
+/// world size and that no two have the same rank or the same GPU. Throws one error with the
 /// remedy for what a user can get wrong, at the deadline for ranks that do not come. SIGPIPE is
 /// ignored from then on, unless the program handles it.
 ProcessGroupPtr init_process_group(const RendezvousOptions& options);

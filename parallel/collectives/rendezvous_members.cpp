@@ -19,7 +19,7 @@ constexpr size_t kRanksNamed = 4;  // ranks in one line
 
 constexpr const char* kWorldSize = "megashard/world_size";
 constexpr const char* kMembers = "megashard/members";
-constexpr const char* kVerdict = "megashard/verdict";  // kAllCame, or the sentence of a failure
+constexpr const char* kVerdict = "megashard/verdict";  // kAllCame, or the message of a failure
 constexpr const char* kAllCame = "all came";
 
 std::string rank_key(int rank) { return "megashard/rank/" + std::to_string(rank); }
@@ -64,9 +64,9 @@ bool await_key(c10d::Store& store, const std::string& key, const StartDeadline& 
   }
 }
 
-[[noreturn]] void fail_for_all(c10d::Store& store, const std::string& sentence) {
-  store.compareSet(kVerdict, {}, text_bytes(sentence));
-  TORCH_CHECK(false, sentence);
+[[noreturn]] void fail_for_all(c10d::Store& store, const std::string& message) {
+  store.compareSet(kVerdict, {}, text_bytes(message));
+  TORCH_CHECK(false, message);
 }
 
 /// This rank is there, and may be.

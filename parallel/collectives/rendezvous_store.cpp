@@ -57,7 +57,7 @@ std::optional<Store> open_store(const std::string& host, int port, bool serves, 
   c10d::TCPStoreOptions tcp;
   tcp.port = static_cast<uint16_t>(port);
   tcp.isServer = serves;
-  // The ranks are counted when they meet, by a clearer sentence.
+  // The ranks are counted when they meet, by a clearer message.
   tcp.waitWorkers = false;
   tcp.timeout = std::max(deadline.left(), Milliseconds(1));
   return before<Store>(deadline, [host, tcp]() -> Store { return c10::make_intrusive<c10d::TCPStore>(host, tcp); });

@@ -45,7 +45,7 @@ struct CudaModule {
   /// too large for LibTorch's pinned blocks, which are powers of two.
   at::Tensor (*pinned_bytes)(int64_t bytes);
   std::shared_ptr<ProcessGroup> (*make_nccl_group)(const NcclGroupOptions& options);
-  /// What the device found wrong with the program since the last call, one sentence each. Null: it
+  /// What the device found wrong with the program since the last call, one message each. Null: it
   /// does not look.
   std::vector<std::string> (*take_findings)();
   std::string (*what_was_checked)();  ///< "1234 operations on streams"
@@ -60,7 +60,7 @@ struct CudaModule {
 void use_simulated_device();
 
 /// Loads the module from the folder of libmegashard (the first time) and with it LibTorch's CUDA
-/// kernels. Throws one sentence where this build has no CUDA.
+/// kernels. Throws one error where this build has no CUDA.
 CudaModule load_cuda_module();
 
 }  // namespace megashard

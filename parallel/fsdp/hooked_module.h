@@ -29,7 +29,7 @@ class ForwardHooks {
   virtual void forward_failed() noexcept = 0;  ///< an exception left forward; post_forward does not follow
   /// Called before Module::to gives the hooked module's parameters another dtype or device.
   virtual void before_conversion() = 0;
-  /// Called before clone, save and load of the hooked module; may throw a sentence.
+  /// Called before clone, save and load of the hooked module; may throw an error.
   virtual void before_rebind(const char* operation) = 0;
 };
 

@@ -41,7 +41,7 @@ at::Tensor sum_over_sequence(const at::Tensor& mine, const SequenceShard& shard)
 /// are.
 at::Tensor spread_heads(const at::Tensor& heads, int64_t ranks);
 
-/// The sentence about heads that cannot be spread over so many ranks; `model` begins it.
+/// The message about heads that cannot be spread over so many ranks; `model` begins it.
 void check_ulysses_heads(const std::string& model, int64_t heads, int64_t kv_heads, int64_t ranks);
 
 }  // namespace megashard

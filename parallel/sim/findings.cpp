@@ -19,7 +19,7 @@ constexpr size_t kMost = 200;  // the first ones are what is read
 
 struct Findings {
   std::mutex mutex;
-  std::vector<std::string> sentences;
+  std::vector<std::string> messages;
 };
 Findings& findings() {
   static auto* each = new Findings;
@@ -62,17 +62,16 @@ bool ours(const std::string& function) {
 
 }  // namespace
 
-void found(const std::string& sentence) {
+void found(const std::string& message) {
   Findings& all = findings();
   const std::lock_guard lock(all.mutex);
-  if (all.sentences.size() < kMost &&
-      std::find(all.sentences.begin(), all.sentences.end(), sentence) == all.sentences.end())
-    all.sentences.push_back(sentence);
+  if (all.messages.size() < kMost && std::find(all.messages.begin(), all.messages.end(), message) == all.messages.end())
+    all.messages.push_back(message);
 }
 
 std::vector<std::string> take_findings() {
   const std::lock_guard lock(findings().mutex);
-  return std::exchange(findings().sentences, {});
+  return std::exchange(findings().messages, {});
 }
 
 std::string call_stack() {

@@ -5,8 +5,8 @@
 
 namespace megashard::sim {
 
-/// Notes what is wrong with the program, one sentence; the same one is kept once.
-void found(const std::string& sentence);
+/// Notes what is wrong with the program, one message; the same one is kept once.
+void found(const std::string& message);
 /// All since the last call.
 std::vector<std::string> take_findings();
 /// What called the running operation, innermost first, one function a line; for findings that show

@@ -23,7 +23,7 @@ namespace {
 /// What one rank calls, as it is compared.
 struct Called {
   char operation[24] = {};
-  char unit[104] = {};  // for the sentence only
+  char unit[104] = {};  // for the message only
   int64_t input_numel = 0;
   int64_t output_numel = 0;
   int32_t dtype = 0;
@@ -164,12 +164,12 @@ class SimProcessGroup final : public ProcessGroup {
       Called theirs;
       std::memcpy(&theirs, first + other * bytes, sizeof(Called));
       if (mine.matches(theirs)) continue;
-      const std::string sentence = c10::str("collective ", calls_, " of group '", name(), "' differs: rank ",
-                                            ranks()[static_cast<size_t>(rank())], " calls ", mine.text(), ", rank ",
-                                            ranks()[static_cast<size_t>(other)], " calls ", theirs.text(),
-                                            "; on GPUs this hangs or gives wrong numbers");
-      found(sentence);
-      TORCH_CHECK(false, sentence);
+      const std::string message = c10::str("collective ", calls_, " of group '", name(), "' differs: rank ",
+                                           ranks()[static_cast<size_t>(rank())], " calls ", mine.text(), ", rank ",
+                                           ranks()[static_cast<size_t>(other)], " calls ", theirs.text(),
+                                           "; on GPUs this hangs or gives wrong numbers");
+      found(message);
+      TORCH_CHECK(false, message);
     }
     exchange(*gloo_);
   }
@@ -178,25 +178,25 @@ class SimProcessGroup final : public ProcessGroup {
     const auto key = [](int rank) { return "sim_waits/" + std::to_string(rank); };
     auto& store = *world_store_->store;
     const int me = ranks()[static_cast<size_t>(rank())];
-    std::string sentence = c10::str("a collective is not matched, which hangs on GPUs: rank ", me,
-                                    " waits in collective ", calls_, " of group '", name(), "' (", mine.text(), ")");
+    std::string message = c10::str("a collective is not matched, which hangs on GPUs: rank ", me,
+                                   " waits in collective ", calls_, " of group '", name(), "' (", mine.text(), ")");
     try {
       store.set(key(me), c10::str("collective ", calls_, " of group '", name(), "' (", mine.text(), ")"));
       for (const int other : ranks()) {
         if (other == me) continue;
         try {
           store.wait({key(other)}, std::chrono::milliseconds(1000));
-          sentence += c10::str("; rank ", other, " waits in ", store.get_to_str(key(other)));
+          message += c10::str("; rank ", other, " waits in ", store.get_to_str(key(other)));
         } catch (const std::exception&) {
-          sentence += c10::str("; rank ", other, " has not come and waits in no collective");
+          message += c10::str("; rank ", other, " has not come and waits in no collective");
         }
       }
     } catch (const std::exception&) {
       // The store has gone with its rank: what is known is told.
     }
-    found(sentence);
+    found(message);
     const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-    TORCH_CHECK(false, sentence, ": ", torch_error == nullptr ? error.what() : torch_error->what_without_backtrace());
+    TORCH_CHECK(false, message, ": ", torch_error == nullptr ? error.what() : torch_error->what_without_backtrace());
   }
 
   NcclGroupOptions options_;

@@ -58,10 +58,10 @@ void over_runs(const at::Tensor& tensor, const std::function<void(const void*, s
 /// FullStorage says in its storage which parameter it is of: the words up to its second quote.
 const std::string* name_of_memory(const at::Tensor& tensor) {
   auto* storage = tensor.storage().unsafeGetStorageImpl();
-  const auto& sentence = storage->get_extra_meta().custom_data_ptr_error_msg_;
-  if (!sentence) return nullptr;
-  const auto first = sentence->find('\''), second = sentence->find('\'', first + 1);
-  return second == sentence->npos ? nullptr : interned(sentence->substr(0, second + 1));
+  const auto& message = storage->get_extra_meta().custom_data_ptr_error_msg_;
+  if (!message) return nullptr;
+  const auto first = message->find('\''), second = message->find('\'', first + 1);
+  return second == message->npos ? nullptr : interned(message->substr(0, second + 1));
 }
 
 at::Tensor host_alias(const at::Tensor& tensor) {

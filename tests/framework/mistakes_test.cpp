@@ -10,11 +10,11 @@ namespace {
 
 using testing::ElementsAre;
 
-TEST(UsageErrors, OneIsASentenceAndSeveralAreLines) {
+TEST(UsageErrors, OneIsAnErrorAndSeveralAreLines) {
   EXPECT_STREQ(UsageErrors({"b is wrong."}).what(), "b is wrong.");
   const UsageErrors several({"b is wrong.", "a is wrong.", "b is wrong."});
   EXPECT_STREQ(several.what(), "2 things must change:\n  a is wrong.\n  b is wrong.");
-  EXPECT_THAT(several.sentences(), ElementsAre("a is wrong.", "b is wrong."));
+  EXPECT_THAT(several.messages(), ElementsAre("a is wrong.", "b is wrong."));
 }
 
 TEST(Mistakes, CollectWhatStepsThrow) {

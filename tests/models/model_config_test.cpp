@@ -77,8 +77,8 @@ TEST(HfConfig, BothSpellingsOfRope) {
 }
 
 TEST(HfConfig, WhatIsNotComputedIsRefused) {
-  const auto refused = [](const char* type, const char* fields, const char* sentence) {
-    EXPECT_THAT([&] { HfFolder(type, fields).config(); }, ThrowsMessage<c10::Error>(HasSubstr(sentence)));
+  const auto refused = [](const char* type, const char* fields, const char* message) {
+    EXPECT_THAT([&] { HfFolder(type, fields).config(); }, ThrowsMessage<c10::Error>(HasSubstr(message)));
   };
   refused("mamba", "", "model_type mamba is not supported; known are: llama, mistral, qwen2, qwen3, qwen3_moe");
   refused("llama", R"(, "rope_scaling": {"rope_type": "yarn", "factor": 2})", "rope_type yarn is not supported");

@@ -90,7 +90,7 @@ def find_tool(name):
 
 
 def mistakes():
-    """Sentences about what keeps anything from running here."""
+    """Messages about what keeps anything from running here."""
     if not PROGRAM.exists():
         yield f"{PROGRAM} is missing: build it with launch/setup --tests"
     if PACK_FACTS.exists():

@@ -15,12 +15,12 @@ struct CollectedDiagnostics {
   std::vector<std::pair<Severity, std::string>> all;
 
   DiagnosticSink sink() {
-    return [this](Severity severity, const std::string& sentence) { all.emplace_back(severity, sentence); };
+    return [this](Severity severity, const std::string& message) { all.emplace_back(severity, message); };
   }
-  /// All sentences, one a line.
+  /// All messages, one a line.
   std::string text() const {
     std::string lines;
-    for (const auto& [severity, sentence] : all) lines += sentence + "\n";
+    for (const auto& [severity, message] : all) lines += message + "\n";
     return lines;
   }
 };

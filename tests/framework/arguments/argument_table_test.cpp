@@ -80,7 +80,7 @@ TEST(ArgumentTable, SwitchesCanBeSpeltOut) {
   EXPECT_TRUE(arguments.swiglu);
 }
 
-TEST(ArgumentTable, WrongValuesAreSentences) {
+TEST(ArgumentTable, WrongValuesAreErrors) {
   EXPECT_EQ(refusal("--lr", {"fast"}), "--lr takes a number, got \"fast\".");
   EXPECT_EQ(refusal("--num-layers", {"2.5"}), "--num-layers takes a whole number, got \"2.5\".");
   EXPECT_THAT(refusal("--seed", {"99999999999999999999"}), HasSubstr("within range"));

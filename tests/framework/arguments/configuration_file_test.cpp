@@ -57,11 +57,11 @@ TEST_F(ConfigurationFile, MayBeForbidden) {
   if (was_root) {
     ASSERT_EQ(seteuid(kNobody), 0);
   }
-  const auto sentence = refusal(path);
+  const auto message = refusal(path);
   if (was_root) {
     ASSERT_EQ(seteuid(0), 0);
   }
-  EXPECT_THAT(sentence, HasSubstr("Permission denied; give this user the right to read it"));
+  EXPECT_THAT(message, HasSubstr("Permission denied; give this user the right to read it"));
 }
 
 }  // namespace

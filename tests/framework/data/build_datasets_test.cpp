@@ -164,7 +164,7 @@ TEST(BuildDatasets, WarnsOfTokensThatTheTokenizerCannotHaveWritten) {
   IndexedDatasetWriter writer(options.data_path[0], TokenType::kUInt16);
   writer.add_document(std::vector<int64_t>{1, 2, 3, 4, 5, 6});
   writer.finish();
-  options.sink = [&](Severity, const std::string& sentence) { warnings.push_back(sentence); };
+  options.sink = [&](Severity, const std::string& message) { warnings.push_back(message); };
   options.vocab_size = 65536;
   build_datasets(options);
   EXPECT_TRUE(warnings.empty());

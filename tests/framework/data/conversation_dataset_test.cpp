@@ -142,9 +142,9 @@ TEST_F(ConversationSets, AreFoundByTheirPrefixAndBlendedWithAnySet) {
 }
 
 TEST_F(ConversationSets, DamageIsNamed) {
-  const auto refuses = [&](const char* name, const at::Tensor& value, const std::string& sentence) {
+  const auto refuses = [&](const char* name, const at::Tensor& value, const std::string& message) {
     const auto before = std::exchange(entries_[name], value);
-    EXPECT_THAT([&] { ConversationSet set(write()); }, ThrowsMessage<c10::Error>(HasSubstr(sentence)));
+    EXPECT_THAT([&] { ConversationSet set(write()); }, ThrowsMessage<c10::Error>(HasSubstr(message)));
     entries_[name] = before;
   };
   refuses("sample_ends", whole_numbers({4, 3, 9}), "sample_ends goes back from 4 to 3");

@@ -255,7 +255,7 @@ ModulePtr build_under(InitTape& tape, const std::function<ModulePtr()>& make) {
   return tape.construct([&] { return on_host(make); });
 }
 
-TEST(DeferredInit, RawBytesAreASentence) {
+TEST(DeferredInit, RawBytesAreAnError) {
   InitTape tape;
   const auto accessor = built([](Built& m) {
     auto t = at::empty({4});

@@ -179,7 +179,7 @@ TEST(Fsdp2Config, WrongValuesNameLineKeyAndValue) {
   }
 }
 
-TEST(Fsdp2Config, AMissingFileIsASentence) {
+TEST(Fsdp2Config, AMissingFileIsAnError) {
   CollectedDiagnostics told;
   EXPECT_THAT(usage_error([&] { load_fsdp2_config("/nowhere.yaml", Strictness::kWarn, told.sink()); }),
               HasSubstr("--fsdp2-config-path /nowhere.yaml"));

@@ -143,8 +143,8 @@ void wait_for_device() {
   c10::impl::VirtualGuardImpl(c10::kCUDA).synchronizeDevice(0);
 }
 
-TEST(ActivationOffload, WhatChangedSinceIsASentence) {
-  const auto sentence =
+TEST(ActivationOffload, WhatChangedSinceIsAnError) {
+  const auto message =
       HasSubstr("a tensor of sizes [6, 6] that backward needs was changed in place after forward had used "
                 "it: it is at version 1 and was saved at version 0");
   for (const int64_t min_elements : {1, 1000}) {  // it travels, or stays
@@ -153,7 +153,7 @@ TEST(ActivationOffload, WhatChangedSinceIsASentence) {
     const auto y = row.forward(some());
     wait_for_device();
     y.detach().zero_();
-    EXPECT_THAT(message_of([&] { y.sum().backward(); }), sentence);
+    EXPECT_THAT(message_of([&] { y.sum().backward(); }), message);
   }
   Row row(2, exp_of);
   row.begin();
@@ -161,7 +161,7 @@ TEST(ActivationOffload, WhatChangedSinceIsASentence) {
   wait_for_device();
   between.detach().zero_();
   const auto y = row.modules[1]->forward(between);  // the memory of the first is let go
-  EXPECT_THAT(message_of([&] { y.sum().backward(); }), sentence);
+  EXPECT_THAT(message_of([&] { y.sum().backward(); }), message);
 }
 
 TEST(ActivationOffload, WhatChangesLaterComesFromTheHost) {

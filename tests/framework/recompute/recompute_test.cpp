@@ -194,7 +194,7 @@ TEST(Recompute, AnExceptionEndsTheGuards) {
   }
 }
 
-TEST(Recompute, AForwardThatDiffersIsASentence) {
+TEST(Recompute, AForwardThatDiffersIsAnError) {
   struct FickleImpl : nn::Module {
     at::Tensor forward(at::Tensor x) { return runs++ == 0 ? x.exp().exp() : x.exp().view({2, 2}).exp(); }
     int runs = 0;

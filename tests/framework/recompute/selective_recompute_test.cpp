@@ -132,7 +132,7 @@ TEST(SelectiveRecompute, ScaledDotProductAttentionMeansItsFusedKernels) {
       results_of(attend));
 }
 
-TEST(SelectiveRecompute, AnotherOrderIsASentence) {
+TEST(SelectiveRecompute, AnotherOrderIsAnError) {
   int runs = 0;
   const auto fickle = region(
       [&runs](const at::Tensor& x) {
@@ -146,7 +146,7 @@ TEST(SelectiveRecompute, AnotherOrderIsASentence) {
                         "megashard_test::counted asks for it"));
 }
 
-TEST(SelectiveRecompute, AnotherNumberIsASentence) {
+TEST(SelectiveRecompute, AnotherNumberIsAnError) {
   for (const bool more : {true, false}) {
     int runs = 0;
     const auto fickle = region(
@@ -161,7 +161,7 @@ TEST(SelectiveRecompute, AnotherNumberIsASentence) {
   }
 }
 
-TEST(SelectiveRecompute, AnOutputChangedInPlaceIsASentence) {
+TEST(SelectiveRecompute, AnOutputChangedInPlaceIsAnError) {
   const auto changing =
       region([](const at::Tensor& x) { return x.mm(x).relu_() * x.exp(); }, {"aten::mm"}, /*early_stop=*/false);
   EXPECT_THAT(message_of([&] { results_of([&](at::Tensor x) { return changing->forward(x); }); }),

@@ -117,7 +117,7 @@ TEST(StateOffload, TurnsOfTrainingAndInferenceChangeNoBit) {
   }
 }
 
-TEST(StateOffload, UseOfOffloadedStatesIsASentence) {
+TEST(StateOffload, UseOfOffloadedStatesIsAnError) {
   run_ranks(2, [&](const ProcessGroupPtr& world) {
     Worker worker({.mesh = mesh_of(world)});
     StateOffload states(*worker.model, worker.optimizer.get(), {.device = world->device()});
@@ -125,9 +125,9 @@ TEST(StateOffload, UseOfOffloadedStatesIsASentence) {
     const auto loss = worker.forward(1);  // its graph is alive meanwhile
     states.offload_states(kModel);
     states.offload_states(kModel);  // twice is once
-    const auto sentence = HasSubstr("model_params are offloaded to host memory: call "
-                                    "StateOffload::load_states before a forward");
-    EXPECT_THAT(message_of([&] { worker.forward(2); }), sentence);
+    const auto message = HasSubstr("model_params are offloaded to host memory: call "
+                                   "StateOffload::load_states before a forward");
+    EXPECT_THAT(message_of([&] { worker.forward(2); }), message);
     states.load_states(kModel);
     states.load_states();
     loss.backward();

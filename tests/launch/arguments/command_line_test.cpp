@@ -65,7 +65,7 @@ TEST(CommandLine, ReadsFlagsInEverySpelling) {
   EXPECT_EQ(parse("").seed, 1234);
 }
 
-TEST(CommandLine, MistakesAreSentences) {
+TEST(CommandLine, MistakesAreErrors) {
   const std::pair<const char*, const char*> rows[] = {
       {"--train-iter 5", "unknown flag --train-iter; did you mean --train-iters?"},
       {"--zzz", "unknown flag --zzz; `megashard pretrain --help` lists all."},

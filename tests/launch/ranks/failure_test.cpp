@@ -87,9 +87,9 @@ TEST_F(Failure, UsageErrorOfOneRankIsSaidByIt) {
 
 TEST_F(Failure, StackOnlyWhenAskedFor) {
   const std::runtime_error error("bad shape\nException raised from f at g.cpp:1 (most recent call first):\nframe #0");
-  EXPECT_EQ(error_sentence(error), "bad shape");
+  EXPECT_EQ(error_message(error), "bad shape");
   setenv(kStackVariable, "1", 1);
-  EXPECT_NE(error_sentence(error).find("frame #0"), std::string::npos);
+  EXPECT_NE(error_message(error).find("frame #0"), std::string::npos);
 }
 
 TEST_F(Failure, OutOfMemoryNamesRemedies) {

@@ -133,7 +133,7 @@ TEST_F(LaunchGroup, EndsHoweverItsRanksEnd) {
   for (int i = 0; i < 100; ++i) ASSERT_EQ(run(8, "exit 0"), 0);
 }
 
-TEST_F(LaunchGroup, SilentFailureGetsASentence) {
+TEST_F(LaunchGroup, SilentFailureGetsAnError) {
   EXPECT_EQ(run(2, "test $RANK = 0 || exit 5"), 5);
   EXPECT_EQ(errors_, "megashard: error: launch: rank 1 ended with exit code 5\n");
 }
@@ -154,7 +154,7 @@ TEST_F(LaunchGroup, OutputIsPassedOnWhileTheGroupRuns) {
   EXPECT_THAT(errors_, HasSubstr("from 1\n"));
 }
 
-TEST_F(LaunchGroup, MissingProgramIsASentence) {
+TEST_F(LaunchGroup, MissingProgramIsAnError) {
   testing::internal::CaptureStderr();
   EXPECT_EQ(run_launch_group({.processes = 1, .command = {"/no/such/program"}}), 127);
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("cannot run /no/such/program: No such file"));
@@ -206,7 +206,7 @@ TEST_F(LaunchGroup, RanksDieWithTheLauncher) {
   EXPECT_TRUE(gone("pid1"));
 }
 
-TEST(ReservePort, TakenPortIsASentence) {
+TEST(ReservePort, TakenPortIsAnError) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;

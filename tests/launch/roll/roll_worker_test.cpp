@@ -184,9 +184,9 @@ std::string with(const std::string& line, const std::string& other) {
   return text.replace(place, line.size(), other);
 }
 
-TEST(RollWorker, MistakesAreSentences) {
+TEST(RollWorker, MistakesAreErrors) {
   struct Row {
-    const char *line, *other, *sentence;
+    const char *line, *other, *message;
   };
   const Row rows[] = {
       {"fsdp_size: 8", "fsdp_siz: 8",
@@ -224,9 +224,9 @@ TEST(RollWorker, MistakesAreSentences) {
       {"fsdp_size: 8", "ep_size: 0", "ep_size is 0; it is a number of ranks, so at least 1."},
       {"dtype: bf16", "dtype: bf16\n    dtype: bf16", "dtype is given twice"},
   };
-  for (const auto& [line, other, sentence] : rows) {
+  for (const auto& [line, other, message] : rows) {
     const auto text = with(line, other);
-    EXPECT_THAT(usage_error([&] { parse_and_apply(text, "actor_train", 16); }), HasSubstr(sentence)) << other;
+    EXPECT_THAT(usage_error([&] { parse_and_apply(text, "actor_train", 16); }), HasSubstr(message)) << other;
   }
   EXPECT_THAT(usage_error([] { parse_and_apply(kPipeline, "actor", 16); }),
               HasSubstr("has no such worker; it has actor_train, reference, actor_infer."));

@@ -273,7 +273,7 @@ TEST(DecoderModel, ZeroCentredNormsBeginAtZero) {
   EXPECT_EQ(gemma["model.layers.0.post_feedforward_layernorm.weight"].abs().max().item<double>(), 0);
 }
 
-TEST(DecoderModel, ATokenOutsideTheEmbeddingIsASentence) {
+TEST(DecoderModel, ATokenOutsideTheEmbeddingIsAnError) {
   MEGASHARD_NOT_ON_SIM("on a GPU the kernel asserts, as a check would stall the stream");
   const auto model = make(small_network());
   auto input = some_input();
@@ -282,7 +282,7 @@ TEST(DecoderModel, ATokenOutsideTheEmbeddingIsASentence) {
               ThrowsMessage<c10::Error>(HasSubstr("64 lies outside an embedding of 64 rows")));
 }
 
-TEST(DecoderModel, AnUnknownArchitectureIsASentence) {
+TEST(DecoderModel, AnUnknownArchitectureIsAnError) {
   ModelRegistry registry;
   register_models(registry);
   EXPECT_THAT([&] { registry.create({}, "BertModel"); },

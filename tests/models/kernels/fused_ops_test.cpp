@@ -138,7 +138,7 @@ TEST(FusedOps, ATiedWeightHasTwoGradientsAtMost) {
   EXPECT_TRUE(at::equal(gradients[0], gradients[1]));
 }
 
-TEST(FusedOps, ALabelOutsideTheVocabularyIsASentence) {
+TEST(FusedOps, ALabelOutsideTheVocabularyIsAnError) {
   MEGASHARD_NOT_ON_SIM("on a GPU the kernel asserts, as a check would stall the stream");
   EXPECT_THAT(
       [] {

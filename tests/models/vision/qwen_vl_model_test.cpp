@@ -166,12 +166,12 @@ TEST(QwenVlModel, PublishedNamesOfTheFirstFamilyOnly) {
   EXPECT_EQ(later->published_name("model.visual.merger.norm.weight"), "model.visual.merger.norm.weight");
 }
 
-TEST(QwenVlModel, WrongPicturesAreASentence) {
+TEST(QwenVlModel, WrongPicturesAreAnError) {
   const auto model = make_vl("qwen2_5_vl");
-  const auto refuses = [&](const std::string& sentence, const std::function<void(Batch&)>& spoil) {
+  const auto refuses = [&](const std::string& message, const std::function<void(Batch&)>& spoil) {
     auto input = picture_and_text();
     spoil(input);
-    EXPECT_THAT([&] { (*model)(input); }, ThrowsMessage<c10::Error>(HasSubstr(sentence)));
+    EXPECT_THAT([&] { (*model)(input); }, ThrowsMessage<c10::Error>(HasSubstr(message)));
   };
   refuses("image 0 of image_grid_thw has 3 features, but only 2 tokens 50 stand for it in row 0 at 2",
           [](Batch& input) { input.tokens[0][4] = 1; });

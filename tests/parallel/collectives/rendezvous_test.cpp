@@ -142,7 +142,7 @@ TEST(Rendezvous, PortInUse) {
                 "(--master-port or MASTER_PORT)");
 }
 
-/// What one rank says that waits in vain: its first and its last line, and its sentence, which
+/// What one rank says that waits in vain: its first and its last line, and its message, which
 /// comes at the deadline.
 std::vector<std::string> wait_in_vain(RendezvousOptions options) {
   std::vector<std::string> lines;
@@ -150,12 +150,12 @@ std::vector<std::string> wait_in_vain(RendezvousOptions options) {
   options.notice = [&lines](const std::string& line) { lines.push_back(line); };
   options.first_notice = std::chrono::milliseconds(300);
   const auto start = std::chrono::steady_clock::now();
-  const std::string sentence = message_of([&] { init_process_group(options); });
+  const std::string message = message_of([&] { init_process_group(options); });
   const auto waited = std::chrono::steady_clock::now() - start;
   EXPECT_GE(waited, options.timeout);
   EXPECT_LT(waited, options.timeout + std::chrono::seconds(1));
   EXPECT_GE(lines.size(), 3u) << "after 0.3, 0.6 and 1.2 s";
-  return {lines.front(), lines.back(), sentence};
+  return {lines.front(), lines.back(), message};
 }
 
 TEST(Rendezvous, MasterOutOfReach) {

@@ -1,4 +1,4 @@
-// Failures leave a model usable, wrong uses end in a sentence, and parameters on meta become real
+// Failures leave a model usable, wrong uses end in a message, and parameters on meta become real
 // shard by shard.
 
 #include <ATen/ops/empty.h>
@@ -103,7 +103,7 @@ TEST(FsdpFailures, AnExceptionInBackwardKeepsGradientsThatWaitForSync) {
   });
 }
 
-TEST(FsdpFailures, WrongUsesEndInASentence) {  // others: fully_shard_test and state_dict_test
+TEST(FsdpFailures, WrongUsesEndInAnError) {  // others: fully_shard_test and state_dict_test
   run_ranks(2, [](const ProcessGroupPtr& world) {
     const auto mesh = flat_mesh(world);
     Formula unit({{6, 6}}, linear);

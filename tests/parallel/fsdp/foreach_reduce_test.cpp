@@ -186,11 +186,11 @@ TEST(FsdpReduction, ParametersUsedOnSomeRanksOnlyAreAnErrorWhereAskedFor) {
       backward();  // used on none
       EXPECT_FALSE(twins.unit.w[1].grad().defined());
       use_second = world->rank() == 1 || world->rank() == 2;
-      const std::string sentence = message_of(backward);
-      contains(sentence, "parameter 'w1' got a gradient on rank(s) 1, 2 of its mesh but none on "
-                         "rank(s) 0, 3");
-      std::vector<std::string> sentences = world->all_gather_strings(sentence);
-      EXPECT_EQ(std::count(sentences.begin(), sentences.end(), sentence), 4);
+      const std::string message = message_of(backward);
+      contains(message, "parameter 'w1' got a gradient on rank(s) 1, 2 of its mesh but none on "
+                        "rank(s) 0, 3");
+      std::vector<std::string> messages = world->all_gather_strings(message);
+      EXPECT_EQ(std::count(messages.begin(), messages.end(), message), 4);
       use_second = true;  // and the model goes on
       twins.unit.zero_grad();
       backward();

@@ -118,7 +118,7 @@ TEST(ParameterIdentity, Case04_FrozenParametersOfAnotherUnitAreGuardedInsideForw
   });
 }
 
-TEST(ParameterIdentity, Case05_AKeptViewOfAFreedFullReadsAsASentence) {
+TEST(ParameterIdentity, Case05_AKeptViewOfAFreedFullIsAnError) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     at::Tensor kept;
     Twins twins(
@@ -129,11 +129,11 @@ TEST(ParameterIdentity, Case05_AKeptViewOfAFreedFullReadsAsASentence) {
         },
         resharding(world));
     const at::Tensor output = twins.unit.forward(fixed({4, 6}, 9));
-    const std::string sentence = "parameter 'w0' was resharded: its full tensor is not available here";
-    contains(message_of([&] { kept.add(1); }), sentence);
-    contains(message_of([&] { kept.sum(); }), sentence);
+    const std::string message = "parameter 'w0' was resharded: its full tensor is not available here";
+    contains(message_of([&] { kept.add(1); }), message);
+    contains(message_of([&] { kept.sum(); }), message);
     output.sum().backward();
-    contains(message_of([&] { at::linear(fixed({4, 6}, 1), kept); }), sentence);
+    contains(message_of([&] { at::linear(fixed({4, 6}, 1), kept); }), message);
   });
 }
 

@@ -68,9 +68,9 @@ TEST(FullyShardTraining, test_shared_params_separate_fsdp_groups_error) {
     Chain chain;
     chain.root.register_parameter("head", chain.units[0]->w[0]);
     fully_shard(*chain.units[0], {.mesh = flat_mesh(world)});
-    const std::string sentence = message_of([&] { fully_shard(chain.root, {.mesh = flat_mesh(world)}); });
-    contains(sentence, "'w0' and 'head' are one tensor in two groups");
-    contains(sentence, "untied");
+    const std::string message = message_of([&] { fully_shard(chain.root, {.mesh = flat_mesh(world)}); });
+    contains(message, "'w0' and 'head' are one tensor in two groups");
+    contains(message, "untied");
   });
 }
 
