@@ -24,7 +24,7 @@ FLAGS = {
     "no workers": ([*GIVEN, "--workers", "0"], USAGE, "--workers and --log-interval must be at least 1"),
     "another tokenizer": ([*GIVEN, "--tokenizer-type", "GPT2BPETokenizer"], USAGE,
                           "is not supported; use HuggingFaceTokenizer"),
-    "messages": ([*GIVEN, "--split-sentences"], USAGE, "--split-sentences is for BERT-like models"),
+    "sentences": ([*GIVEN, "--split-sentences"], USAGE, "--split-sentences is for BERT-like models"),
     "an unknown format": ([*GIVEN, "--input-format", "parquet"], USAGE,
                           "argument --input-format: invalid choice: 'parquet'"),
     "an unknown form": ([*GIVEN, "--input-format", "conversations", "--conversation-form", "vicuna"], USAGE,

@@ -35,7 +35,7 @@ class ConfigurationFile : public testing::Test {
 
 TEST_F(ConfigurationFile, IsRead) { EXPECT_EQ(read_configuration(file("good.yaml", "a: 1\n"), "--config"), "a: 1\n"); }
 
-TEST_F(ConfigurationFile, EachFaultHasItsSentence) {
+TEST_F(ConfigurationFile, EachFaultHasItsMessage) {
   const std::string none = folder_ / "none.yaml", link = folder_ / "link.yaml";
   EXPECT_EQ(refusal(none), "--config " + none + " cannot be read: there is no such file.");
   EXPECT_THAT(refusal("none.yaml"), HasSubstr("no such file, seen from " + fs::current_path().string()));

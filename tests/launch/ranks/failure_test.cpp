@@ -40,7 +40,7 @@ TEST_F(Failure, SuccessPrintsNothing) {
   EXPECT_EQ(run_program([] { return 0; }), 0);
 }
 
-TEST_F(Failure, ExceptionIsOneSentence) {
+TEST_F(Failure, ExceptionIsOneMessage) {
   EXPECT_EQ(run(std::runtime_error("no data\n")), 1);
   EXPECT_EQ(printed_, "megashard: error: no data\n");
 }
