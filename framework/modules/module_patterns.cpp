@@ -153,7 +153,8 @@ class Selector {
       const std::string why =
           list == nullptr ? container.problem : container.reached.path + " is not a list of modules";
       if (!wanted && from.module == nullptr) {
-        throw UsageError(key_ + ": {*} in \"" + pattern.text + "\" needs a list of modules, but " + message(why));
+        throw UsageError(key_ + ": {*} in \"" + pattern.text + "\" needs a list of modules, but " +
+                         with_full_stop(why));
       }
       complain(pattern.text, why);
       return;
@@ -213,11 +214,11 @@ class Selector {
     return name.empty() ? "" : ", nor a module of class " + name;
   }
 
-  static std::string message(const std::string& text) { return text.ends_with('?') ? text : text + "."; }
+  static std::string with_full_stop(const std::string& text) { return text.ends_with('?') ? text : text + "."; }
 
   void complain(const std::string& text, const std::string& why) {
     complained_ = true;
-    const std::string message = key_ + ": Module not found at path \"" + text + "\": " + message(why);
+    const std::string message = key_ + ": Module not found at path \"" + text + "\": " + with_full_stop(why);
     if (strictness_ == Strictness::kStrict) throw UsageError(message);
     sink_(Severity::kWarning, message);
   }

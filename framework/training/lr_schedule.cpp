@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <numbers>
 #include <type_traits>
 
@@ -129,6 +128,9 @@ double OptimizerParamScheduler::lr() const {
   if (options_.decay_style == LrDecayStyle::kConstant) return options_.max_lr;
   if (steps > decay) return options_.min_lr;
   const double ratio = (steps - warmup) / (decay - warmup);
+  const auto annealed = [this](double coefficient) {  // between min_lr (0) and max_lr (1)
+    return options_.min_lr + coefficient * (options_.max_lr - options_.min_lr);
+  };
   switch (options_.decay_style) {
     case LrDecayStyle::kInverseSquareRoot: {
       const double lr = options_.max_lr * std::sqrt(std::max(warmup, 1.0)) / std::sqrt(std::max(steps, 1.0));
