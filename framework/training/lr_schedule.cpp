@@ -1,7 +1,5 @@
 #include "framework/training/lr_schedule.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -132,19 +130,18 @@ double OptimizerParamScheduler::lr() const {
     return options_.min_lr + coefficient * (options_.max_lr - options_.min_lr);
   };
   switch (options_.decay_style) {
-    case LrDecayStyle::kInverseSquareRoot: {
-      const double lr = options_.max_lr * std::sqrt(std::max(warmup, 1.0)) / std::sqrt(std::max(steps, 1.0));
-      return std::max(options_.min_lr, lr);
-    }
-    case LrDecayStyle::kWsd:
-      return annealed(wsd_coefficient(options_, steps));
-    case LrDecayStyle::kCosine:
-      return annealed(cosine_from_one(ratio));
-    case LrDecayStyle::kLinear:
     case LrDecayStyle::kConstant:
       break;
+    case LrDecayStyle::kLinear:
+      return annealed(options_, 1.0 - ratio);
+    case LrDecayStyle::kCosine:
+      return annealed(options_, cosine_from_one(ratio));
+    case LrDecayStyle::kInverseSquareRoot:
+      return inverse_square_root_lr(options_, steps);
+    case LrDecayStyle::kWsd:
+      return annealed(options_, wsd_coefficient(options_, steps));
   }
-  return annealed(1.0 - ratio);
+  return options_.max_lr;
 }
 
 double OptimizerParamScheduler::weight_decay() const {

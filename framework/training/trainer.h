@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "framework/arguments/arguments.h"
+#include "framework/arguments/microbatches.h"
 #include "framework/data/build_datasets.h"
 #include "framework/arguments/microbatches.h"
 #include "framework/data/data_loader.h"

@@ -58,7 +58,32 @@ std::shared_ptr<MultiModalModule> make(const Arguments& arguments) {
   return model;
 }
 
+<<<<<<< HEAD:tests/models/decoder/decoder_model_test.cpp
 Batch some_input() {
+=======
+/// Small, with windows of 3 tokens in the families that have some.
+DecoderConfig small_config(const std::string& family) {
+  const nlohmann::ordered_json config = {{"model_type", family},       {"vocab_size", 40},
+                                         {"hidden_size", 16},          {"intermediate_size", 24},
+                                         {"num_hidden_layers", 2},     {"num_attention_heads", 2},
+                                         {"num_key_value_heads", 1},   {"head_dim", 8},
+                                         {"moe_intermediate_size", 8}, {"num_experts", 4},
+                                         {"num_experts_per_tok", 2},   {"initializer_range", 0.3},
+                                         {"sliding_window", 3},        {"sliding_window_pattern", 2},
+                                         {"query_pre_attn_scalar", 5}};
+  return decoder_config_from_hf(config, "config.json");
+}
+
+std::shared_ptr<DecoderModel> make_small(const std::string& family) {
+  auto model = std::make_shared<DecoderModel>(small_config(family));
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  generator.set_current_seed(1);
+  model->init_weights();
+  return model;
+}
+
+ModelInput some_input() {
+>>>>>>> h1/main:tests/models/decoder_model_test.cpp
   const auto tokens = at::randint(0, 64, {2, 8}, at::kLong);
   return {.tokens = tokens, .position_ids = {}, .labels = tokens.flip({1}), .attention_mask = {}, .extra = {}};
 }
@@ -142,7 +167,7 @@ TEST(DecoderModel, TheHostWaitsForNoGpuWhateverThePositions) {
   const auto windows = make_small("gemma3_text");
   windows->to(testing::device_of_tests());
   const auto on_host = at::TensorOptions(at::kLong).device(at::kCPU);
-  for (const auto& model : {make(small_network()), std::shared_ptr<MultiModalModule>(windows)}) {
+  for (const auto& model : std::vector<std::shared_ptr<MultiModalModule>>{make(small_network()), windows}) {
     for (const auto& positions : {at::Tensor(), at::arange(8, on_host).expand({2, 8})}) {
       Batch whole;  // in memory that is not pinned
       whole.tokens = whole.labels = at::ones({2, 8}, on_host);
@@ -154,27 +179,6 @@ TEST(DecoderModel, TheHostWaitsForNoGpuWhateverThePositions) {
       EXPECT_THAT(testing::simulated_cuda().take_host_syncs(), ::testing::IsEmpty());
     }
   }
-}
-
-/// Small, with windows of 3 tokens in the families that have some.
-DecoderConfig small_config(const std::string& family) {
-  const nlohmann::ordered_json config = {{"model_type", family},       {"vocab_size", 40},
-                                         {"hidden_size", 16},          {"intermediate_size", 24},
-                                         {"num_hidden_layers", 2},     {"num_attention_heads", 2},
-                                         {"num_key_value_heads", 1},   {"head_dim", 8},
-                                         {"moe_intermediate_size", 8}, {"num_experts", 4},
-                                         {"num_experts_per_tok", 2},   {"initializer_range", 0.3},
-                                         {"sliding_window", 3},        {"sliding_window_pattern", 2},
-                                         {"query_pre_attn_scalar", 5}};
-  return decoder_config_from_hf(config, "config.json");
-}
-
-std::shared_ptr<DecoderModel> make_small(const std::string& family) {
-  auto model = std::make_shared<DecoderModel>(small_config(family));
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  generator.set_current_seed(1);
-  model->init_weights();
-  return model;
 }
 
 using Results = std::map<std::string, at::Tensor>;
