@@ -82,7 +82,7 @@ std::shared_ptr<DecoderModel> make_small(const std::string& family) {
   return model;
 }
 
-ModelInput some_input() {
+Batch some_input() {
 >>>>>>> h1/main:tests/models/decoder_model_test.cpp
   const auto tokens = at::randint(0, 64, {2, 8}, at::kLong);
   return {.tokens = tokens, .position_ids = {}, .labels = tokens.flip({1}), .attention_mask = {}, .extra = {}};
