@@ -58,9 +58,6 @@ std::shared_ptr<MultiModalModule> make(const Arguments& arguments) {
   return model;
 }
 
-<<<<<<< HEAD:tests/models/decoder/decoder_model_test.cpp
-Batch some_input() {
-=======
 /// Small, with windows of 3 tokens in the families that have some.
 DecoderConfig small_config(const std::string& family) {
   const nlohmann::ordered_json config = {{"model_type", family},       {"vocab_size", 40},
@@ -83,7 +80,6 @@ std::shared_ptr<DecoderModel> make_small(const std::string& family) {
 }
 
 Batch some_input() {
->>>>>>> h1/main:tests/models/decoder_model_test.cpp
   const auto tokens = at::randint(0, 64, {2, 8}, at::kLong);
   return {.tokens = tokens, .position_ids = {}, .labels = tokens.flip({1}), .attention_mask = {}, .extra = {}};
 }
