@@ -133,13 +133,14 @@ double OptimizerParamScheduler::lr() const {
     case LrDecayStyle::kConstant:
       break;
     case LrDecayStyle::kLinear:
-      return annealed(options_, 1.0 - ratio);
+      return annealed(1.0 - ratio);
     case LrDecayStyle::kCosine:
-      return annealed(options_, cosine_from_one(ratio));
+      return annealed(cosine_from_one(ratio));
     case LrDecayStyle::kInverseSquareRoot:
-      return inverse_square_root_lr(options_, steps);
+      return std::max(options_.min_lr,
+                      options_.max_lr * std::sqrt(std::max(warmup, 1.0)) / std::sqrt(std::max(steps, 1.0)));
     case LrDecayStyle::kWsd:
-      return annealed(options_, wsd_coefficient(options_, steps));
+      return annealed(wsd_coefficient(options_, steps));
   }
   return options_.max_lr;
 }
