@@ -204,25 +204,30 @@ TEST(FsdpReduction, WeightsThatBackwardDoesNotNeedAreNotGatheredForIt) {
   // laid out like the parameter by autograd.
   const Body table = [](const Weights& w, at::Tensor x) { return x + at::embedding(w[0], at::arange(4)); };
   const Body sum = [](const Weights& w, at::Tensor x) { return x + w[0].sum(0); };
-  for (const Body& body : {table, sum})
-    run_ranks(2, [&](const ProcessGroupPtr& world) {
-      Chain plain(2), chain(2);
-      for (Chain* each : {&plain, &chain}) each->units[0]->body = body;
-      chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = true});
-      set_unshard_in_backward(*chain.units[0], false);
-      for (int step = 0; step < 2; ++step) {
-        plain.root.zero_grad();
-        chain.root.zero_grad();
-        plain.forward().backward();
-        chain.backward(chain.forward());
-        EXPECT_EQ(chain.gathers_and_post_backwards(), (Events{"unshard Formula", "unshard b", "post_backward b",
-                                                              "post_backward a", "post_backward Formula"}));
-        for (size_t i = 0; i < 2; ++i) {
-          const at::Tensor& w = chain.units[i]->w[0];
-          EXPECT_TRUE(at::equal(w.grad(), part_like(plain.units[i]->w[0].grad(), w))) << i;
+  for (const bool listed : {false, true})  // for prefetch, by hand
+    for (const Body& body : {table, sum})
+      run_ranks(2, [&](const ProcessGroupPtr& world) {
+        Chain plain(2), chain(2);
+        for (Chain* each : {&plain, &chain}) each->units[0]->body = body;
+        chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = true});
+        set_unshard_in_backward(*chain.units[0], false);
+        if (listed) {
+          torch::nn::Module* const first = chain.units[0].get();
+          set_modules_to_backward_prefetch(*chain.units[1], {&first, 1});
         }
-      }
-    });
+        for (int step = 0; step < 2; ++step) {
+          plain.root.zero_grad();
+          chain.root.zero_grad();
+          plain.forward().backward();
+          chain.backward(chain.forward());
+          EXPECT_EQ(chain.gathers_and_post_backwards(), (Events{"unshard Formula", "unshard b", "post_backward b",
+                                                                "post_backward a", "post_backward Formula"}));
+          for (size_t i = 0; i < 2; ++i) {
+            const at::Tensor& w = chain.units[i]->w[0];
+            EXPECT_TRUE(at::equal(w.grad(), part_like(plain.units[i]->w[0].grad(), w))) << i;
+          }
+        }
+      });
 }
 
 }  // namespace
