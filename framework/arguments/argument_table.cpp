@@ -4,7 +4,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <cmath>
 #include <unordered_map>
 
 #include "framework/arguments/compatibility_flags.h"
@@ -56,8 +55,7 @@ std::unordered_map<std::string, const Option*> build_index() {
 
 int64_t integer(const Option& option, const std::string& word) {
   if (const auto whole = parse_integer(word)) return *whole;
-  const auto number = parse_number(word);
-  const bool too_large = number && *number == std::floor(*number);
+  const bool too_large = !word.empty() && word.find_first_not_of("+-0123456789") == word.npos;
   wrong_type(option, too_large ? "a whole number within range" : "a whole number", word);
 }
 

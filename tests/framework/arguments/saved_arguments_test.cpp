@@ -72,9 +72,9 @@ TEST(CheckpointArguments, ThatChangedAreListed) {
   other.save = "S";
   other.num_workers = 9;
   other.weight_decay = 0.5;
-  EXPECT_EQ(changed_arguments(other, saved), "rotary_base 10000 -> 500000, seed 1234 -> 1, weight_decay 0.01 -> 0.5");
+  EXPECT_EQ(changed_arguments(other, saved), "seed 1234 -> 1, rotary_base 10000 -> 500000, weight_decay 0.01 -> 0.5");
   other.use_checkpoint_opt_param_scheduler = true;
-  EXPECT_EQ(changed_arguments(other, saved), "rotary_base 10000 -> 500000, seed 1234 -> 1");
+  EXPECT_EQ(changed_arguments(other, saved), "seed 1234 -> 1, rotary_base 10000 -> 500000");
 }
 
 // No weight of the network depends on them: after an out-of-memory a run goes on with tiles.
