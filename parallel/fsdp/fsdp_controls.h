@@ -15,8 +15,9 @@
 
 namespace megashard {
 
-// Run-time controls of a module under fully_shard: the methods of PyTorch's FSDPModule, under their
-// names. All throw for other modules. `recurse`: the units inside it too.
+// Run-time controls: the methods of PyTorch's FSDPModule; docs/terms.md has those whose names differ. With `recurse`
+// they also change the units inside the module, which need not be one itself. The others throw for a module that is not
+// under fully_shard; they change its own groups, set_unshard_async_op those of the units inside it too.
 
 void set_modules_to_forward_prefetch(torch::nn::Module& module, std::span<torch::nn::Module* const> next);
 void set_modules_to_backward_prefetch(torch::nn::Module& module, std::span<torch::nn::Module* const> next);

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <concepts>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -56,7 +57,9 @@ struct ReshardAfterForward {
   int ranks = 0;
 
   ReshardAfterForward() = default;
-  ReshardAfterForward(bool always) : kind(always ? Kind::kAlways : Kind::kNever) {}  // NOLINT: reads as in PyTorch
+  /// Of a bool alone: a number of ranks is to().
+  ReshardAfterForward(std::same_as<bool> auto always)  // NOLINT: reads as in PyTorch
+      : kind(always ? Kind::kAlways : Kind::kNever) {}
   static ReshardAfterForward to(int ranks) {
     ReshardAfterForward value;
     value.kind = Kind::kTo;

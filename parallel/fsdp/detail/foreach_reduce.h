@@ -28,7 +28,8 @@ DivideFactors divide_factors(int shard_ranks, int replicas, at::ScalarType reduc
                              bool force_sum);
 
 /// One group's gradients on their way (foreach_reduce): buffers in the reduce dtype, the collectives that run on them,
-/// and what to do with the results.
+/// and what to do with the results. A reduction also counts the ranks that had each gradient, which tells a parameter
+/// that nobody used from one that some ranks did not use.
 struct Reduction {
   struct Entry {
     FsdpParam* param;

@@ -39,7 +39,7 @@ class FsdpParamGroup {
   const ShardLayout& layout() const { return layout_; }
   ShardedState sharded_state() const { return sharded_state_; }
 
-  /// Fixes dtypes on first use; throws for parameters that are still on meta, naming them.
+  /// Joins the units of the context; throws for parameters that are still on meta, naming them.
   void lazy_init(const std::shared_ptr<FsdpContext>& context);
 
   void unshard();                          ///< starts; no-op when unsharding or unsharded
