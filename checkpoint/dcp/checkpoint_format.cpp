@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/files/strict_json.h"
 

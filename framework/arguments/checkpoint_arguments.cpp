@@ -70,16 +70,18 @@ void add_checkpoint_options(std::vector<Option>& rows) {
       .named("verify_checkpoint");
   group.add("--use-checkpoint-args", &A::use_checkpoint_args, kFree,
             "network, dropouts, sequence length and tokenizer of the checkpoint, where not given");
-  group.choice("--dist-ckpt-strictness", &A::dist_ckpt_strictness, kFree,
-               {{"assume_ok_unexpected", StrictHandling::kAssumeOkUnexpected},
-                {"log_unexpected", StrictHandling::kLogUnexpected},
-                {"log_all", StrictHandling::kLogAll},
-                {"raise_unexpected", StrictHandling::kRaiseUnexpected},
-                {"raise_all", StrictHandling::kRaiseAll},
-                {"return_unexpected", StrictHandling::kReturnUnexpected},
-                {"return_all", StrictHandling::kReturnAll},
-                {"ignore_all", StrictHandling::kIgnoreAll}},
-               "names that only the checkpoint or only the run has; unset: raise_all");
+  group.choice(
+      "--dist-ckpt-strictness", &A::dist_ckpt_strictness, kFree,
+      {{"assume_ok_unexpected", StrictHandling::kAssumeOkUnexpected},
+       {"log_unexpected", StrictHandling::kLogUnexpected},
+       {"log_all", StrictHandling::kLogAll},
+       {"raise_unexpected", StrictHandling::kRaiseUnexpected},
+       {"raise_all", StrictHandling::kRaiseAll},
+       {"return_unexpected", StrictHandling::kReturnUnexpected},
+       {"return_all", StrictHandling::kReturnAll},
+       {"ignore_all", StrictHandling::kIgnoreAll}},
+      "names that only the checkpoint or only the run has: raise_* refuses them, log_* and return_* tell them, "
+      "ignore_all and assume_ok_* say nothing; unset: raise_all");
   group.add("--exit-on-missing-checkpoint", &A::exit_on_missing_checkpoint, kFree,
             "an error when --load has no checkpoint");
   group.add("--auto-detect-ckpt-format", &A::auto_detect_ckpt_format, kFree,
@@ -101,7 +103,9 @@ void add_checkpoint_options(std::vector<Option>& rows) {
                              {{"torch_dist", CheckpointFormat::kTorchDist}, {"torch_dcp", CheckpointFormat::kTorchDcp}},
                              "save the checkpoint of --load again in this format, and exit")
                      .used_by_pretrain());
-  group.add("--ckpt-convert-save", &A::ckpt_convert_save, kFree, "with it: written to DIR/torch_dist or DIR/torch_dcp")
+  group
+      .add("--ckpt-convert-save", &A::ckpt_convert_save, kFree,
+           "with --ckpt-convert-format: the folder that gets DIR/torch_dist or DIR/torch_dcp")
       .shown_as("DIR")
       .used_by_pretrain();
   group
@@ -112,12 +116,12 @@ void add_checkpoint_options(std::vector<Option>& rows) {
       .used_by_pretrain();
   group
       .add("--overwrite", &A::overwrite, kFree,
-           "with it: the folder may hold weights, which are replaced when the new ones are "
+           "with --save-hf: the folder may hold weights, which are replaced when the new ones are "
            "complete, or a run's steps, which stay")
       .used_by_pretrain();
   group
       .add("--save-hf-stacked-experts", &A::save_hf_stacked_experts, kFree,
-           "with it: the experts of a layer in gate_up_proj and down_proj, as transformers has "
+           "with --save-hf: the experts of a layer in gate_up_proj and down_proj, as transformers has "
            "them in memory")
       .used_by_pretrain();
 }

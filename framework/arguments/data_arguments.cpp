@@ -95,7 +95,7 @@ void check_sources(Arguments& arguments, const DiagnosticSink& sink, Mistakes& r
                                                    " does not go with --train-/--valid-/--test-data-path, which are "
                                                    "split already; leave it out.");
   if (arguments.split && !by_split) rules.attempt([&] { parse_split_weights(*arguments.split); });
-  if (!arguments.split && !by_split) {
+  if (!arguments.split && blended) {
     arguments.split = kDefaultSplit;
     sink(Severity::kNotice, std::string("--split is not given; the data is split ") + kDefaultSplit +
                                 " into training, validation and test, as in Megatron.");

@@ -30,7 +30,7 @@ void add_logging_options(std::vector<Option>& rows) {
       .one_of({"0", "1", "2"});
   group.choice("--timing-log-option", &A::timing_log_option, kFree,
                {{"max", TimingLogOption::kMax}, {"minmax", TimingLogOption::kMinMax}, {"all", TimingLogOption::kAll}},
-               "with it, of the ranks' times: the largest, least and largest, or all");
+               "with --timing-log-level, of the ranks' times: the largest, least and largest, or all");
   group.add("--print-all-arguments", &A::print_all_arguments, kFree,
             "at the start also arguments that are at their defaults, as Megatron");
   group.add("--log-progress", &A::log_progress, kFree, "")

@@ -24,7 +24,9 @@ void add_optimizer(std::vector<Option>& rows) {
            "MindSpeed-MM's choice of AdamW; all that are accepted mean the fused one of LibTorch")
       .one_of({"fused_adamw", "fused_torch_adamw"})
       .no_effect("both mean the fused AdamW of LibTorch, which is always used");
-  group.add("--weight-decay", &A::weight_decay, kReport, "decoupled; biases and 1-D parameters have none")
+  group
+      .add("--weight-decay", &A::weight_decay, kReport,
+           "decoupled, but with sgd added to the gradient; biases and 1-D parameters have none")
       .in_schedule();
   group.add("--start-weight-decay", &A::start_weight_decay, kReport, "first value of an increasing weight decay")
       .in_schedule();
@@ -52,7 +54,8 @@ void add_optimizer(std::vector<Option>& rows) {
                {{"spectral", MuonScaleMode::kSpectral},
                 {"shape_scaling", MuonScaleMode::kShapeScaling},
                 {"unit_rms_norm", MuonScaleMode::kUnitRmsNorm}},
-               "how a matrix's sizes scale its update");
+               "a matrix's update is multiplied by: spectral, the root of the larger of rows and columns; "
+               "shape_scaling, the root of rows / columns, at least 1; unit_rms_norm, the root of rows / columns");
   group.choice(
       "--muon-fp32-matmul-prec", &A::muon_fp32_matmul_prec, kReport,
       {{"medium", MatmulPrecision::kMedium}, {"high", MatmulPrecision::kHigh}, {"highest", MatmulPrecision::kHighest}},
@@ -82,12 +85,13 @@ void add_learning_rate(std::vector<Option>& rows) {
   using enum OnResume;
   OptionGroup group("learning rate", rows, {.used_by = UsedBy::kPretrain, .of_schedule = true});
   group.add("--lr", &A::lr, kReport, "largest learning rate").at_least(0);
-  group.choice("--lr-decay-style", &A::lr_decay_style, kReport, kLrDecayStyles, "from the largest to --min-lr");
+  group.choice("--lr-decay-style", &A::lr_decay_style, kReport, kLrDecayStyles,
+               "behind the warm-up, from --lr to --min-lr; WSD stays at --lr until its anneal, constant for good");
   group.choice("--lr-wsd-decay-style", &A::lr_wsd_decay_style, kReport,
                {{"exponential", WsdDecayStyle::kExponential},
                 {"linear", WsdDecayStyle::kLinear},
                 {"cosine", WsdDecayStyle::kCosine}},
-               "the anneal of WSD");
+               "form of the anneal of WSD");
   group.add("--lr-decay-iters", &A::lr_decay_iters, kReport, "steps of the decay; unset: --train-iters").above(0);
   group.add("--lr-decay-samples", &A::lr_decay_samples, kReport, "sequences of the decay; unset: --train-samples")
       .above(0);

@@ -1,5 +1,5 @@
 """Conversations, with images and videos or without, to PREFIX.vision.safetensors, which the runtime maps
-(framework/data/picture_dataset.h).
+(framework/data/conversation_dataset.h).
 
 The input has one JSON object a line, or an array of objects, as transformers' chat templates take them
 (conversation_forms.py has the other forms):

@@ -7,7 +7,7 @@ JOB.json is a list of cases; train_dump (the C++ twin) reads the same file. Fiel
   model        Hugging Face directory (config.json, model.safetensors)
   batches      safetensors file with `tokens` [steps, world * micro_batch, T + 1] int64
   conversations, rows   instead: PREFIX of PREFIX.vision.safetensors, and how many of it a step takes, in the order of
-               framework/data/picture_dataset.h; for a vision-language model (here on one rank)
+               framework/data/conversation_dataset.h; for a vision-language model (here on one rank)
   mesh         [shard ranks] or [replicas, shard ranks]
   steps        optimizer steps
   optimizer    "adam" (AdamW) or "sgd" (momentum 0.9)
