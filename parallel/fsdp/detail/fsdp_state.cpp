@@ -195,15 +195,21 @@ void FsdpState::abandon_forward(bool parameters_too) noexcept {
   }
 }
 
+void FsdpState::unshard_for_backward() {
+  for (const auto& group : groups_) {
+    if (!group->unshard_in_backward) continue;
+    group->lazy_init(context_);
+    group->unshard();
+  }
+}
+
 void FsdpState::pre_backward() {
   context_->queue_final_callback();
   if (training_state_ == TrainingState::kPreBackward) return;
   training_state_ = TrainingState::kPreBackward;
   if (groups_.empty()) return;
   context_->note("pre_backward", name_);
-  for (const auto& group : groups_) {
-    if (group->unshard_in_backward) group->unshard();
-  }
+  unshard_for_backward();
   for (const auto& group : groups_) {
     if (group->unshard_in_backward) {
       group->wait_for_unshard(/*in_forward=*/false);
@@ -216,16 +222,17 @@ void FsdpState::pre_backward() {
 }
 
 void FsdpState::prefetch_backward() {
-  if (!backward_prefetch.empty()) return prefetch(backward_prefetch);
+  for (const auto& target : backward_prefetch) {
+    const auto state = target.lock();
+    if (state != nullptr) state->unshard_for_backward();
+  }
+  if (!backward_prefetch.empty()) return;
   if (post_forward_indices_.empty()) return;
   const size_t index = post_forward_indices_.back();
   post_forward_indices_.pop_back();
   if (index == 0 || index > context_->post_forward_order.size()) return;
-  const FsdpState* next = context_->post_forward_order[index - 1];
-  if (next == nullptr) return;  // its module is gone
-  for (const auto& group : next->groups_) {
-    if (group->unshard_in_backward) group->unshard();
-  }
+  FsdpState* next = context_->post_forward_order[index - 1];
+  if (next != nullptr) next->unshard_for_backward();  // null: its module is gone
 }
 
 void FsdpState::post_backward() {

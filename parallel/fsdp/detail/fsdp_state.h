@@ -67,6 +67,7 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   void finish_forward();
   void prefetch(const std::vector<std::weak_ptr<FsdpState>>& targets);
   void unshard();
+  void unshard_for_backward();
   void move_to_device(TensorRefs tensors) const;
   void check_outputs(TensorRefs outputs) const;
   void pre_backward();

@@ -132,8 +132,8 @@ TEST(TrainingCheckpoint, AModelsOwnNamesAreStoredInTorchDistAndLoaded) {
   arguments.no_save_rng = true;
   OptimizerParamScheduler schedule({.decay_steps = 1});
   testing::run_ranks(2, [&](const ProcessGroupPtr& group) {
-    for (const char* format : {"torch_dcp", "torch_dist"}) {
-      const bool is_dist = std::string(format) == "torch_dist";
+    for (const auto format : {CheckpointFormat::kTorchDcp, CheckpointFormat::kTorchDist}) {
+      const bool is_dist = format == CheckpointFormat::kTorchDist;
       Arguments mine = arguments;
       mine.ckpt_format = format;
       Hooked<OwnNamesImpl> model;
@@ -154,7 +154,7 @@ TEST(TrainingCheckpoint, AModelsOwnNamesAreStoredInTorchDistAndLoaded) {
       load_training_checkpoint(state, step, group);
       for (const auto& [name, tensor] : model.state_dict()) {
         const double expected = is_dist && name == "scratch" ? 0 : 1;
-        TORCH_CHECK(at::all(at::eq(tensor.local, expected)).item<bool>(), name, " in ", format);
+        TORCH_CHECK(at::all(at::eq(tensor.local, expected)).item<bool>(), name, " in ", format_name(format));
       }
       TORCH_CHECK(model.seen.sum().item<double>() == (is_dist ? 3 : 0));
     }

@@ -167,7 +167,7 @@ TEST(DecoderModel, TheHostWaitsForNoGpuWhateverThePositions) {
       Batch whole;  // in memory that is not pinned
       whole.tokens = whole.labels = at::ones({2, 8}, on_host);
       whole.position_ids = positions;
-      const auto step = [&] { (*model)(input_of_rank(*model, whole, at::Device(at::kCUDA, 0))).sum().backward(); };
+      const auto step = [&] { (*model)(batch_of_rank(*model, whole, at::Device(at::kCUDA, 0))).sum().backward(); };
       step();
       testing::simulated_cuda().take_host_syncs();
       step();
@@ -193,7 +193,7 @@ Results trained_on(c10::Device device, const std::string& family, bool adapters)
   Batch input;
   input.tokens = at::arange(16, at::TensorOptions(at::kLong).device(at::kCPU)).view({2, 8}) * 7 % 40;
   input.labels = (input.tokens + 1) % 40;
-  const auto losses = model(input_of_rank(model, input, device));
+  const auto losses = model(batch_of_rank(model, input, device));
   losses.sum().backward();
   Results results{{"losses", losses.detach().cpu()}};
   for (const auto& item : model.named_parameters()) {

@@ -79,7 +79,7 @@ struct LossAndGradients {
 /// Of an input in host memory, of which a rank that shares the sequence takes its rows.
 LossAndGradients of_model(MultiModalModule& model, const Batch& whole) {
   LossAndGradients result;
-  result.losses = model(input_of_rank(model, whole, testing::device_of_tests()));
+  result.losses = model(batch_of_rank(model, whole, testing::device_of_tests()));
   result.losses.sum().backward();
   for (const auto& item : model.named_parameters()) {
     const auto& gradient = item.value().grad();

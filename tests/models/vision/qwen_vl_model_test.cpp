@@ -43,7 +43,7 @@ Batch picture_and_text() {
 
 /// The input comes to the device as a program brings it there.
 at::Tensor run(QwenVlModel& model, const Batch& on_host) {
-  return model(input_of_rank(model, on_host, testing::device_of_tests()));
+  return model(batch_of_rank(model, on_host, testing::device_of_tests()));
 }
 
 using Gradients = std::map<std::string, at::Tensor>;
