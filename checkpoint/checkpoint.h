@@ -37,16 +37,13 @@ struct SaveOptions {
 /// for torch_dist {common.pt, metadata.json}; then the tracker. Collective over `group` (null: this
 /// process alone); on return the step is on the disk, whole, and the latest.
 ///
-/// tensors: "model.<name>", "optimizer.state.<name>.exp_avg", ...; every rank gives its shards, in
-/// any order. values: what is not a tensor, nested: {"args": make_namespace(..), "iteration": 10,
-/// "checkpoint_version": 3.0,
-///   "optimizer": {"param_groups": List{..}}, "opt_param_scheduler": {..}, "rng_state": {"<rank>":
-///   {..}}, ...}. Ranks may give different keys (as in rng_state: each its own); equal keys must
-///   hold equal values.
-/// A failure on any rank is thrown on all of them, and leaves what was there, or when it comes
-/// after the step's rename, the new step. Where `options` keeps few steps, the first rank then
-/// removes what is too old. For saves beside
-/// the training, see async_saver.h.
+/// tensors: "model.<name>", "optimizer.state.<name>.exp_avg", ...; every rank gives its shards, in any order.
+/// values: what is not a tensor, nested: {"args": make_namespace(..), "iteration": 10, "checkpoint_version": 3.0,
+/// "optimizer": {"param_groups": List{..}}, "opt_param_scheduler": {..}, "rng_state": {"<rank>": {..}}, ...}. Ranks may
+/// give different keys (as in rng_state: each its own); equal keys must hold equal values.
+/// A failure on any rank is thrown on all of them, and leaves what was there, or when it comes after the step's rename,
+/// the new step. Where `options` keeps few steps, the first rank then removes what is too old. For saves beside the
+/// training, see async_saver.h.
 void save_checkpoint(const std::string& directory, int64_t iteration, const ShardedTensors& tensors, const Dict& values,
                      const ProcessGroupPtr& group, const SaveOptions& options = {});
 

@@ -95,10 +95,12 @@ void check_sources(Arguments& arguments, const DiagnosticSink& sink, Mistakes& r
                                                    " does not go with --train-/--valid-/--test-data-path, which are "
                                                    "split already; leave it out.");
   if (arguments.split && !by_split) rules.attempt([&] { parse_split_weights(*arguments.split); });
-  if (!arguments.split && blended) {
+  if (!arguments.split && !by_split) {
     arguments.split = kDefaultSplit;
-    sink(Severity::kNotice, std::string("--split is not given; the data is split ") + kDefaultSplit +
-                                " into training, validation and test, as in Megatron.");
+    if (blended) {
+      sink(Severity::kNotice, std::string("--split is not given; the data is split ") + kDefaultSplit +
+                                  " into training, validation and test, as in Megatron.");
+    }
   }
 }
 

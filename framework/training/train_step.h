@@ -16,7 +16,7 @@ namespace megashard {
 
 struct TrainStepOptions {
   double clip_grad = 1.0;                 ///< 0: the norm is computed, nothing is clipped
-  bool needs_finite_gradients = false;    ///< else weights stay as they are
+  bool needs_finite_gradients = false;    ///< true: a step whose gradient norm is not finite changes nothing
   bool calculate_per_token_loss = false;  ///< one mean over the global batch, not a mean of microbatches' means
   bool has_replicas = false;              ///< HSDP: all-reduce in the last microbatch's backward only
   /// false: gradients stay whole until the last microbatch's backward reduces them: less

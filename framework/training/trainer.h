@@ -10,7 +10,6 @@
 #include "framework/arguments/arguments.h"
 #include "framework/arguments/microbatches.h"
 #include "framework/data/build_datasets.h"
-#include "framework/arguments/microbatches.h"
 #include "framework/data/data_loader.h"
 #include "framework/training/checkpoint_saver.h"
 #include "framework/training/lr_schedule.h"

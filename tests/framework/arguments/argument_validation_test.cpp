@@ -299,7 +299,7 @@ TEST(ValidateArguments, TellsWhatAUserShouldKnow) {
   EXPECT_THAT(validated("--use-flash-attn --manual-gc").told.text(),
               HasSubstr("Accepted without effect: --manual-gc (there is no Python garbage collector here); "
                         "--use-flash-attn (LibTorch chooses the attention kernel)."));
-  EXPECT_THAT(validated("").told.text(), HasSubstr("the data is split 969, 30, 1"));
+  EXPECT_THAT(validated("--mock-data false --data-path a").told.text(), HasSubstr("the data is split 969, 30, 1"));
 }
 
 TEST(PaddedVocabSize, IsTheNextMultiple) {
