@@ -221,7 +221,7 @@ TEST(DecoderModel, AGpuTrainsEveryFamilyAsTheCpuDoes) {
 }
 
 TEST(SlidingWindowMask, AllowsTheLastKeysAndIsMadeOnce) {
-  const auto device = testing::device_of_tests();
+  const auto device = at::ones({1}, at::TensorOptions(testing::device_of_tests())).device();  // with its index
   SlidingWindowMask mask(3);
   EXPECT_FALSE(mask.combined_with({}, 3, device).defined());  // plain causal attention
   const auto of_five = mask.combined_with({}, 5, device);
