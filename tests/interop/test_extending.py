@@ -114,7 +114,8 @@ def test_the_family_computes_what_transformers_does(libraries, folder):
     text = torch.randint(0, 97, (24,))
     megashard.write_documents(folder / "text", [text])
     megashard.run(*megashard.launch(2, "infer", "--hf-model", folder / "model", "--data-path", folder / "text",
-                                    "--seq-length", 23, "--micro-batch-size", 1, "--log-probs", folder / "ours.npy"),
+                                    "--seq-length", 23, "--micro-batch-size", 1, "--use-torch-fsdp2", "--log-probs",
+                                    folder / "ours.npy"),
                   env=libraries)
     wanted = model(text[None]).logits[0, :-1].log_softmax(-1).gather(1, text[1:, None])[:, 0]
     ours = torch.from_numpy(np.load(folder / "ours.npy"))[0, :23]
