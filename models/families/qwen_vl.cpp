@@ -7,19 +7,20 @@
 namespace megashard {
 namespace {
 
-const std::string kVisual = "visual.", kText = "language_model.", kModel = "model.";
+const std::string kVisualPrefix = "visual.", kTextPrefix = "language_model.", kModelPrefix = "model.";
 
 std::string published_qwen2_5_vl(const std::string& name) {
-  if (name.starts_with(kModel + kVisual)) return name.substr(kModel.size());
-  if (name.starts_with(kModel + kText)) return kModel + name.substr((kModel + kText).size());
+  if (name.starts_with(kModelPrefix + kVisualPrefix)) return name.substr(kModelPrefix.size());
+  if (name.starts_with(kModelPrefix + kTextPrefix))
+    return kModelPrefix + name.substr((kModelPrefix + kTextPrefix).size());
   return name;
 }
 
 std::string parameter_of_qwen2_5_vl(const std::string& name) {
-  if (name.starts_with(kVisual)) return kModel + name;
-  const bool text =
-      name.starts_with(kModel) && !name.starts_with(kModel + kText) && !name.starts_with(kModel + kVisual);
-  return text ? kModel + kText + name.substr(kModel.size()) : name;
+  if (name.starts_with(kVisualPrefix)) return kModelPrefix + name;
+  const bool text = name.starts_with(kModelPrefix) && !name.starts_with(kModelPrefix + kTextPrefix) &&
+                    !name.starts_with(kModelPrefix + kVisualPrefix);
+  return text ? kModelPrefix + kTextPrefix + name.substr(kModelPrefix.size()) : name;
 }
 
 HfConfig text_config(const HfConfig& root) { return root.object("text_config").value_or(root); }
