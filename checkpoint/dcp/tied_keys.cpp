@@ -28,7 +28,7 @@ bool is_same_tensor(const DcpTensor& one, const DcpTensor& other) {
 void add_tied_keys(DcpMetadata& metadata, const TiedKeys& tied) {
   for (const auto& [key, first] : tied) {
     const auto found = std::find_if(metadata.entries.begin(), metadata.entries.end(),
-                                    [&](const DcpEntry& entry) { return entry.key == first; });
+                                    [&name = first](const DcpEntry& entry) { return entry.key == name; });
     TORCH_CHECK_VALUE(found != metadata.entries.end(), key, " is to share the bytes of ", first,
                       ", which is not saved");
     DcpEntry entry = *found;
