@@ -50,7 +50,7 @@ def printed_by_two_ranks(program, folder, packages):
     flags = run("pkg-config", "--cflags", "--libs", "megashard", cwd=folder, PKG_CONFIG_PATH=str(packages)).split()
     run("g++", "train.cpp", "-o", "train", *flags, cwd=folder)
     world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [subprocess.Popen([folder / "train"], stdout=subprocess.PIPE, text=True,
+    ranks = [subprocess.Popen([folder / "train"], cwd=folder, stdout=subprocess.PIPE, text=True,
                               env=environment(RANK=str(rank), LOCAL_RANK=str(rank), **world)) for rank in range(2)]
     try:
         printed = [rank.communicate(timeout=60)[0] for rank in ranks]
