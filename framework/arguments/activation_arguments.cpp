@@ -87,7 +87,7 @@ void check_offload(const Arguments& arguments, Mistakes& rules) {
 
 void add_activation_options(std::vector<Option>& rows) {
   using enum OnResume;
-  OptionGroup group("activations", rows, {.used_by = UsedBy::kPretrain});
+  OptionGroup group("activations", rows, {.pretrain_only = true});
   group.add("--recompute-activations", &A::recompute_activations, kFree,
             "the same as --recompute-granularity selective");
   group.choice("--recompute-granularity", &A::recompute_granularity, kFree,

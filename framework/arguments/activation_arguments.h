@@ -22,7 +22,7 @@ enum class RecomputeMethod { kUniform, kBlock };
 /// What is kept between forward and backward, and where.
 struct ActivationArguments {
   bool recompute_activations = false;                         // recompute_granularity selective
-  std::optional<RecomputeGranularity> recompute_granularity;  // (derived)
+  std::optional<RecomputeGranularity> recompute_granularity;  // (derived) selective with recompute_activations
   std::optional<RecomputeMethod> recompute_method;            // with full
   std::optional<int64_t> recompute_num_layers;                // with full
   std::vector<std::string> recompute_modules;                 // (derived) core_attn with selective

@@ -37,10 +37,13 @@ std::string wrapped(const std::string& text, size_t first, size_t indent) {
 }
 
 std::string help_text(const Option& option, const Arguments& defaults) {
-  if (option.is_switch()) return option.help;
+  std::string text = option.help;
+  if (option.is_switch() && !option.switch_value) text += "; in YAML also " + option.name + ": false";
+  if (const auto range = range_text(option.range); !range.empty()) text += "; " + range;
+  if (option.on_resume == OnResume::kMustMatch) text += "; must match a resumed checkpoint";
   const auto value = option.read(defaults);
-  if (std::holds_alternative<std::monostate>(value)) return option.help;
-  return option.help + " [" + argument_text(value) + "]";
+  if (option.is_switch() || std::holds_alternative<std::monostate>(value)) return text;
+  return text + " [" + argument_text(value) + "]";
 }
 
 }  // namespace

@@ -132,20 +132,6 @@ bool is_within(const ValueRange& range, double value) {
          (range.without_most ? value < range.most : value <= range.most);
 }
 
-std::string range_text(const ValueRange& range) {
-  const auto number = [](double value) { return c10::str(value); };
-  if (range.most == std::numeric_limits<double>::infinity()) {
-    if (range.least == 0) return range.without_least ? "be positive" : "not be negative";
-    return (range.without_least ? "be above " : "be at least ") + number(range.least);
-  }
-  return (range.without_least ? "be above " : "be from ") + number(range.least) +
-         (range.without_least ? " and" : " to") +
-         (range.without_most    ? " below "
-          : range.without_least ? " at most "
-                                : " ") +
-         number(range.most);
-}
-
 const Option& choice_row(const std::string& argument) {
   const Option* option = find_argument(argument);
   TORCH_CHECK(option != nullptr && !option->choice_values.empty(), argument, " is no argument of named values");
@@ -233,13 +219,24 @@ void set_option(const Option& option, const YamlValue& value, Arguments& argumen
   }
 }
 
+std::string range_text(const ValueRange& range) {
+  const std::string least = c10::str(range.least), most = c10::str(range.most);
+  if (range.most == ValueRange().most) {
+    if (range.least == ValueRange().least) return "";
+    if (range.least == 0) return range.without_least ? "positive" : "not negative";
+    return (range.without_least ? "above " : "at least ") + least;
+  }
+  if (range.without_least) return "above " + least + (range.without_most ? " and below " : " and at most ") + most;
+  return "from " + least + (range.without_most ? " to below " : " to ") + most;
+}
+
 void check_ranges(const Arguments& arguments, Mistakes& mistakes) {
   for (const auto& option : option_table()) {
     if (!option.read) continue;
     const auto value = option.read(arguments);
     const auto number = number_of(value);
     if (!number || is_within(option.range, *number)) continue;
-    mistakes.add(option.flag + " is " + argument_text(value) + "; it must " + range_text(option.range) + ".",
+    mistakes.add(option.flag + " is " + argument_text(value) + "; it must be " + range_text(option.range) + ".",
                  {option.flag});
   }
 }
@@ -247,7 +244,7 @@ void check_ranges(const Arguments& arguments, Mistakes& mistakes) {
 void reset_training_options(Arguments& arguments) {
   const Arguments defaults;
   for (const auto& option : option_table()) {
-    if (option.used_by == UsedBy::kPretrain && option.read) option.write(option.read(defaults), arguments);
+    if (option.pretrain_only && option.read) option.write(option.read(defaults), arguments);
   }
 }
 
@@ -296,9 +293,9 @@ Option& OptionGroup::row(std::string flag, ValueType type) {
   option.nargs = list ? Option::kAnyNumber : type == ValueType::kSwitch ? 0 : 1;
   if (type == ValueType::kInteger || type == ValueType::kIntegers) option.metavar = "INT";
   if (type == ValueType::kNumber) option.metavar = "FLOAT";
-  option.used_by = defaults_.used_by;
+  option.pretrain_only = defaults_.pretrain_only;
   option.from_checkpoint = defaults_.from_checkpoint;
-  option.of_schedule = defaults_.of_schedule;
+  option.in_scheduler_state = defaults_.in_scheduler_state;
   return rows_.emplace_back(std::move(option));
 }
 

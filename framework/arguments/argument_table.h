@@ -29,9 +29,6 @@ enum class OnResume {
   kFree,       ///< goes on
 };
 
-/// Which programs read an option; the others accept it and leave it at its default.
-enum class UsedBy { kPretrainAndInfer, kPretrain };
-
 enum class ValueType { kNone, kSwitch, kInteger, kNumber, kText, kIntegers, kTexts };
 
 /// A value that is known and an error, with the reason.
@@ -68,9 +65,9 @@ struct Option {
   std::string allowed_value;                 // refused options only: a value that changes nothing and is let through
   ValueRange range;
   OnResume on_resume = OnResume::kFree;
-  bool from_checkpoint = false;  // --use-checkpoint-args takes it
-  bool of_schedule = false;      // the state of a checkpoint's scheduler has it, too
-  UsedBy used_by = UsedBy::kPretrainAndInfer;
+  bool pretrain_only = false;       // infer accepts it and leaves it at its default
+  bool from_checkpoint = false;     // --use-checkpoint-args takes it
+  bool in_scheduler_state = false;  // Megatron's OptimizerParamScheduler.state_dict() has it
   std::string help;
   OptionStatus status = OptionStatus::kUsed;
   std::string reason;
@@ -87,10 +84,7 @@ struct Option {
   Option& nargs_of(int number) { return nargs = number, *this; }
   Option& unless(std::string value) { return allowed_value = std::move(value), *this; }
   Option& turns_off() { return switch_value = false, *this; }
-  Option& used_by_pretrain() { return used_by = UsedBy::kPretrain, *this; }
-  Option& used_by_all() { return used_by = UsedBy::kPretrainAndInfer, *this; }
   Option& taken_from_checkpoint(bool taken = true) { return from_checkpoint = taken, *this; }
-  Option& in_schedule() { return of_schedule = true, *this; }
   /// Stored and printed, but changes nothing.
   Option& no_effect(std::string why) { return status = OptionStatus::kWithoutEffect, reason = std::move(why), *this; }
   /// Stored and printed at its default; giving it is an error.
@@ -139,6 +133,8 @@ std::vector<std::pair<std::string, ArgumentValue>> argument_values(const Argumen
 /// does not fit.
 bool set_argument_value(const std::string& name, const ArgumentValue& value, Arguments& arguments);
 
+/// "positive", "from 0 to 2"; empty: any number.
+std::string range_text(const ValueRange& range);
 /// "--lr FLOAT": the flag with its choices or the kinds of its values.
 std::string option_usage(const Option& option);
 /// Lines of at most kHelpWidth columns.

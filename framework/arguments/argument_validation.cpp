@@ -25,8 +25,7 @@ void list_without_effect(const Arguments& arguments, const DiagnosticSink& sink)
     flags.push_back(flag + " (" + find_option(flag)->reason + ")");
   if (!flags.empty()) sink(Severity::kNotice, "Accepted without effect: " + c10::Join("; ", flags) + ".");
   if (arguments.unread_sections.empty()) return;
-  sink(Severity::kWarning, "Not read: " + c10::Join(", ", arguments.unread_sections) +
-                               ", which stand beside gpt_args; data and model come from flags here.");
+  sink(Severity::kNotice, "Not read: " + c10::Join(", ", arguments.unread_sections) + ", which stand beside gpt_args.");
 }
 
 }  // namespace
@@ -36,7 +35,7 @@ void derive_network(Arguments& arguments) {
   check_ranges(arguments, rules);
   detail::derive_network_sizes(arguments, rules);
   detail::check_network(arguments, rules);
-  rules.tell();
+  rules.throw_if_any();
 }
 
 void validate_arguments(Arguments& arguments, const RunEnvironment& environment, const DiagnosticSink& sink,
@@ -47,17 +46,19 @@ void validate_arguments(Arguments& arguments, const RunEnvironment& environment,
   };
   check_ranges(arguments, rules);
   detail::check_model_source(arguments, rules);
+  detail::check_precision(arguments, rules);
   take_synonyms(arguments, rules);
   // Sizes come from config.json, or are the model's own business.
   if (!arguments.hf_model && !arguments.is_own_model()) detail::derive_network_sizes(arguments, rules);
   detail::check_network(arguments, rules);
-  detail::validate_parallel(arguments, environment, rules);
+  detail::validate_parallel(arguments, environment, later, rules);
+  detail::validate_context_parallel(arguments, later, rules);
   detail::validate_training(arguments, rules);
   detail::validate_optimizer(arguments, rules);
   detail::validate_activations(arguments, later, rules);
   detail::validate_data(arguments, later, rules);
   detail::check_checkpointing(arguments, rules);
-  rules.tell();
+  rules.throw_if_any();
   for (const auto& [severity, message] : notices) sink(severity, message);
   detail::derive_precision(arguments, sink);
   list_without_effect(arguments, sink);

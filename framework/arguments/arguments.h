@@ -5,6 +5,7 @@
 
 #include "framework/arguments/activation_arguments.h"
 #include "framework/arguments/checkpoint_arguments.h"
+#include "framework/arguments/context_parallel_arguments.h"
 #include "framework/arguments/data_arguments.h"
 #include "framework/arguments/logging_arguments.h"
 #include "framework/arguments/model_arguments.h"
@@ -29,6 +30,7 @@ struct Arguments : NetworkArguments,
                    ValidationArguments,
                    LoggingArguments,
                    DistributedArguments,
+                   ContextParallelArguments,
                    CheckpointArguments,
                    ModelSourceArguments,
                    DataArguments,

@@ -26,34 +26,29 @@ void check_conversion(const Arguments& arguments, Mistakes& rules) {
 void add_checkpoint_options(std::vector<Option>& rows) {
   using enum OnResume;
   OptionGroup group("checkpointing", rows);
-  group.add("--save", &A::save, kFree, "folder for checkpoints").shown_as("DIR").used_by_pretrain();
-  group.add("--save-interval", &A::save_interval, kFree, "steps between checkpoints")
+  OptionGroup saving("checkpointing", rows, {.pretrain_only = true});
+  saving.add("--save", &A::save, kFree, "folder for checkpoints").shown_as("DIR");
+  saving.add("--save-interval", &A::save_interval, kFree, "steps between checkpoints")
       .alias("--persistent-save-interval")
-      .above(0)
-      .used_by_pretrain();
-  group
+      .above(0);
+  saving
       .add("--async-save", &A::async_save, kFree,
            "training waits only until its state is copied to host memory; a thread writes it")
-      .alias("--async-save-ckpt")
-      .used_by_pretrain();
-  group.add("--most-recent-k", &A::most_recent_k, kFree, "keep the newest so many checkpoints of --save; unset: all")
+      .alias("--async-save-ckpt");
+  saving.add("--most-recent-k", &A::most_recent_k, kFree, "keep the newest so many checkpoints of --save; unset: all")
       .alias("--keep-last-checkpoints")
-      .above(0)
-      .used_by_pretrain();
-  group
+      .above(0);
+  saving
       .add("--save-retain-interval", &A::save_retain_interval, kFree,
            "also keep checkpoints whose step is a multiple of this; without --most-recent-k these and the newest")
-      .above(0)
-      .used_by_pretrain();
-  group
-      .add("--overwrite-run", &A::overwrite_run, kFree,
-           "--save may hold steps of another run: they are removed when this run's first step is "
-           "complete")
-      .used_by_pretrain();
+      .above(0);
+  saving.add("--overwrite-run", &A::overwrite_run, kFree,
+             "--save may hold steps of another run: they are removed when this run's first step is "
+             "complete");
   group.add("--load", &A::load, kFree, "folder with checkpoints, or one step's; beats the weights of --hf-model")
       .shown_as("DIR");
-  group.add("--no-save-optim", &A::no_save_optim, kFree, "leave the optimizer out").used_by_pretrain();
-  group.add("--no-save-rng", &A::no_save_rng, kFree, "leave random states out").used_by_pretrain();
+  saving.add("--no-save-optim", &A::no_save_optim, kFree, "leave the optimizer out");
+  saving.add("--no-save-rng", &A::no_save_rng, kFree, "leave random states out");
   group.add("--no-load-optim", &A::no_load_optim, kFree, "start with a fresh optimizer");
   group.add("--no-load-rng", &A::no_load_rng, kFree, "start with fresh random states");
   group.add("--finetune", &A::finetune, kFree, "load weights only and start at iteration 0");
@@ -98,32 +93,25 @@ void add_checkpoint_options(std::vector<Option>& rows) {
       group.choice("--ckpt-format", &A::ckpt_format, kFree,
                    {{"torch_dist", CheckpointFormat::kTorchDist}, {"torch_dcp", CheckpointFormat::kTorchDcp}},
                    "format of checkpoints, saved and loaded"));
-  refuse_formats(group
-                     .choice("--ckpt-convert-format", &A::ckpt_convert_format, kFree,
-                             {{"torch_dist", CheckpointFormat::kTorchDist}, {"torch_dcp", CheckpointFormat::kTorchDcp}},
-                             "save the checkpoint of --load again in this format, and exit")
-                     .used_by_pretrain());
-  group
+  refuse_formats(
+      saving.choice("--ckpt-convert-format", &A::ckpt_convert_format, kFree,
+                    {{"torch_dist", CheckpointFormat::kTorchDist}, {"torch_dcp", CheckpointFormat::kTorchDcp}},
+                    "save the checkpoint of --load again in this format, and exit"));
+  saving
       .add("--ckpt-convert-save", &A::ckpt_convert_save, kFree,
            "with --ckpt-convert-format: the folder that gets DIR/torch_dist or DIR/torch_dcp")
-      .shown_as("DIR")
-      .used_by_pretrain();
-  group
+      .shown_as("DIR");
+  saving
       .add("--save-hf", &A::save_hf, kFree,
            "folder for the weights as Hugging Face files, which all ranks write when training "
            "ends")
-      .shown_as("DIR")
-      .used_by_pretrain();
-  group
-      .add("--overwrite", &A::overwrite, kFree,
-           "with --save-hf: the folder may hold weights, which are replaced when the new ones are "
-           "complete, or a run's steps, which stay")
-      .used_by_pretrain();
-  group
-      .add("--save-hf-stacked-experts", &A::save_hf_stacked_experts, kFree,
-           "with --save-hf: the experts of a layer in gate_up_proj and down_proj, as transformers has "
-           "them in memory")
-      .used_by_pretrain();
+      .shown_as("DIR");
+  saving.add("--overwrite", &A::overwrite, kFree,
+             "with --save-hf: the folder may hold weights, which are replaced when the new ones are "
+             "complete, or a run's steps, which stay");
+  saving.add("--save-hf-stacked-experts", &A::save_hf_stacked_experts, kFree,
+             "with --save-hf: the experts of a layer in gate_up_proj and down_proj, as transformers has "
+             "them in memory");
 }
 
 void check_checkpointing(const Arguments& arguments, Mistakes& rules) {

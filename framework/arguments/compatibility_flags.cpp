@@ -12,13 +12,14 @@ void accept_kernels(CompatibilityFlags& flags) {
                                                                      {"--use-fused-rmsnorm"},
                                                                      {"--use-fused-swiglu"},
                                                                      {"--use-fused-rotary-pos-emb"},
+                                                                     {"--use-fused-ring-attention-update"},
+                                                                     {"--megatron-cp-in-bnsd"},
                                                                      {"--use-fused-weighted-squared-relu"},
                                                                      {"--use-te-activation-func"},
                                                                      {"--moe-grouped-gemm"},
                                                                      {"--moe-use-legacy-grouped-gemm"},
                                                                      {"--moe-permute-fusion"},
                                                                      {"--moe-router-fusion"},
-                                                                     {"--no-bias-gelu-fusion"},
                                                                      {"--no-bias-swiglu-fusion"},
                                                                      {"--no-bias-dropout-fusion"},
                                                                      {"--no-rope-fusion"},
@@ -64,7 +65,8 @@ void accept_communication(CompatibilityFlags& flags) {
                                                                   {"--create-all-gather-group"}});
   flags.accept("the groups are those of --distributed-backend", {{"--disable-gloo-process-groups"}});
   flags.accept("there is no program around this one that starts the groups", {{"--lazy-mpu-init", 1}});
-  flags.accept("a sequence's ranks exchange heads by all-to-all (a2a)", {{"--cp-comm-type", kAny}});
+  flags.accept("keys and values always travel beside the compute", {{"--use-cp-send-recv-overlap"}});
+  flags.accept("a ring's keys take one way, over all its places", {{"--cp-window-size", 1}});
   flags.accept("rows go to their experts by all-to-all exchanges", {{"--moe-token-dispatcher-type", 1},
                                                                     {"--moe-enable-deepep"},
                                                                     {"--moe-flex-dispatcher-backend", 1},

@@ -1,8 +1,10 @@
 #include "framework/arguments/data_arguments.h"
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <string>
 
+#include "framework/arguments/configuration_file.h"
 #include "framework/arguments/option_group.h"
 #include "framework/arguments/typed_text.h"
 #include "framework/mistakes.h"
@@ -16,16 +18,14 @@ using std::to_string;
 void add_data(std::vector<Option>& rows) {
   using enum OnResume;
   OptionGroup group("data", rows);
+  OptionGroup training("data", rows, {.pretrain_only = true});
   constexpr const char* kBlend = "[WEIGHT] PREFIX";
   group.add("--data-path", &A::data_path, kReport, "of .bin/.idx files, split by --split").shown_as(kBlend);
-  group.add("--split", &A::split, kReport, "parts of training, validation and test: 969,30,1")
-      .shown_as("N,N,N")
-      .used_by_pretrain();
-  group.add("--train-data-path", &A::train_data_path, kReport, "training data, instead of --data-path")
-      .shown_as(kBlend)
-      .used_by_pretrain();
-  group.add("--valid-data-path", &A::valid_data_path, kReport, "validation data").shown_as(kBlend).used_by_pretrain();
-  group.add("--test-data-path", &A::test_data_path, kReport, "test data").shown_as(kBlend).used_by_pretrain();
+  training.add("--split", &A::split, kReport, "parts of training, validation and test: 969,30,1").shown_as("N,N,N");
+  training.add("--train-data-path", &A::train_data_path, kReport, "training data, instead of --data-path")
+      .shown_as(kBlend);
+  training.add("--valid-data-path", &A::valid_data_path, kReport, "validation data").shown_as(kBlend);
+  training.add("--test-data-path", &A::test_data_path, kReport, "test data").shown_as(kBlend);
   group.add("--data-args-path", &A::data_args_path, kReport, "a file with the words of --data-path").shown_as("FILE");
   group.add("--data-cache-path", &A::data_cache_path, kFree, "")
       .no_effect("sample indices are built in memory at every start, so there is no cache");
@@ -33,15 +33,19 @@ void add_data(std::vector<Option>& rows) {
       .turns_off()
       .named("mmap_bin_files")
       .no_effect("the .bin files are always mapped");
-  group.add("--mock-data", &A::mock_data, kReport, "generated tokens, for trials").used_by_pretrain();
+  training.add("--mock-data", &A::mock_data, kReport, "generated tokens, for trials");
   group.add("--seq-length", &A::seq_length, kReport, "tokens of a sequence").above(0).taken_from_checkpoint();
   group.add("--encoder-seq-length", &A::encoder_seq_length, kReport, "another name for --seq-length").above(0);
-  group
+  training
       .choice("--dataloader-type", &A::dataloader_type, kReport,
               {{"single", DataloaderType::kSingle}, {"cyclic", DataloaderType::kCyclic}},
               "single: in order; cyclic: shuffled each epoch")
-      .refuse_values({"external"}, "it takes a loader written in Python; use single or cyclic")
-      .used_by_pretrain();
+      .refuse_values({"external"}, "it takes a loader written in Python; use single or cyclic");
+  training
+      .add("--no-shuffle-conversations", &A::shuffle_conversations, kReport,
+           "conversations come in the order of their file, every epoch")
+      .turns_off()
+      .named("shuffle_conversations");
   group.add("--num-workers", &A::num_workers, kFree, "batches that are prepared ahead, by one thread; at least one")
       .at_least(0);
   group.add("--reset-position-ids", &A::reset_position_ids, kReport, "positions start anew after an end of document");
@@ -54,10 +58,13 @@ void add_tokenizer(std::vector<Option>& rows) {
   OptionGroup group("tokenizer", rows);
   group
       .choice("--tokenizer-type", &A::tokenizer_type, kReport,
-              {{"NullTokenizer", TokenizerType::kNull}, {"HuggingFaceTokenizer", TokenizerType::kHuggingFace}},
-              "training reads tokens, so it only tells the end of a document: NullTokenizer: token "
-              "number --vocab-size; HuggingFaceTokenizer: the eos_token of --tokenizer-model")
-      .refuse_values({"BertWordPieceLowerCase", "BertWordPieceCase", "GPT2BPETokenizer", "SentencePieceTokenizer",
+              {{"NullTokenizer", TokenizerType::kNull},
+               {"HuggingFaceTokenizer", TokenizerType::kHuggingFace},
+               {"GPT2BPETokenizer", TokenizerType::kGpt2Bpe}},
+              "training reads tokens, so it only tells the end of a document: NullTokenizer: token number "
+              "--vocab-size; HuggingFaceTokenizer: the eos_token of --tokenizer-model; GPT2BPETokenizer: "
+              "<|endoftext|> of --vocab-file")
+      .refuse_values({"BertWordPieceLowerCase", "BertWordPieceCase", "SentencePieceTokenizer",
                       "GPTSentencePieceTokenizer", "Llama2Tokenizer", "TikTokenizer", "MultimodalTokenizer",
                       "NullMultimodalTokenizer", "SFTTokenizer"},
                      "training reads tokens and loads no tokenizer; leave it out, or give "
@@ -69,13 +76,14 @@ void add_tokenizer(std::vector<Option>& rows) {
       .taken_from_checkpoint();
   group
       .add("--vocab-size", &A::vocab_size, kReport,
-           "tokens, needed without --hf-model; NullTokenizer adds one for the end of a document")
+           "tokens, needed without --hf-model and --vocab-file; NullTokenizer adds one for the end of a document")
       .above(0)
       .taken_from_checkpoint();
   group.add("--vocab-extra-ids", &A::vocab_extra_ids, kReport, "further tokens").at_least(0).taken_from_checkpoint();
   group.add("--padded-vocab-size", &A::padded_vocab_size, kMustMatch,
             "tokens with padding; unset: by --make-vocab-size-divisible-by");
-  group.without_effect("--vocab-file", 1, "training reads tokens; a vocabulary file is for preprocessing");
+  group.add("--vocab-file", &A::vocab_file, kReport, "vocab.json of a GPT-2 tokenizer, whose tokens are counted")
+      .shown_as("FILE");
   group.without_effect("--merge-file", 1, "training reads tokens; a merge file is for preprocessing");
 }
 
@@ -113,13 +121,25 @@ void check_lengths(const Arguments& arguments, Mistakes& rules) {
                                                     "; the model would have no positions for the rest.");
 }
 
+int64_t tokens_in(const std::string& vocab_file) {
+  const auto words =
+      nlohmann::json::parse(read_configuration(vocab_file, "--vocab-file"), nullptr, /*allow_exceptions=*/false);
+  require(words.is_object() && !words.empty(),
+          "--vocab-file " + vocab_file + " is not a JSON object of tokens and their numbers; give vocab.json of a "
+                                         "GPT-2 tokenizer, or --vocab-size.");
+  return static_cast<int64_t>(words.size());
+}
+
 void derive_vocabulary(Arguments& arguments, Mistakes& rules) {
   if (arguments.hf_model) return;  // config.json has the vocabulary, which is never padded
+  if (arguments.vocab_file && !arguments.vocab_size) {
+    if (!rules.attempt([&] { arguments.vocab_size = tokens_in(*arguments.vocab_file); })) return;
+  }
   if (arguments.is_own_model() && !arguments.vocab_size) return;  // the model has it
   const bool given =
       rules.require(arguments.vocab_size.has_value(),
                     "--vocab-size is missing; give the number of tokens, or --hf-model DIR with a config.json.");
-  if (!given || arguments.make_vocab_size_divisible_by <= 0) return;
+  if (!given || arguments.make_vocab_size_divisible_by <= 0 || arguments.tensor_model_parallel_size <= 0) return;
   const int64_t tokens = unpadded_vocab_size(arguments);
   if (arguments.is_given("padded_vocab_size")) {
     const int64_t with_padding = arguments.padded_vocab_size.value_or(0);
@@ -141,6 +161,9 @@ void add_data_options(std::vector<Option>& rows) {
 void validate_data(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules) {
   check_sources(arguments, sink, rules);
   check_lengths(arguments, rules);
+  rules.require(arguments.tokenizer_type != TokenizerType::kGpt2Bpe || arguments.vocab_file.has_value(),
+                "--tokenizer-type GPT2BPETokenizer needs --vocab-file, its vocab.json; give it, or leave the type "
+                "out.");
   derive_vocabulary(arguments, rules);
 }
 

@@ -17,7 +17,7 @@ class Mistakes;
 inline constexpr const char* kDefaultSplit = "969, 30, 1";
 
 enum class DataloaderType { kSingle, kCyclic };
-enum class TokenizerType { kNull, kHuggingFace };
+enum class TokenizerType { kNull, kHuggingFace, kGpt2Bpe };
 
 struct DataArguments {
   std::vector<std::string> data_path;  // [weight] prefix ...
@@ -27,9 +27,10 @@ struct DataArguments {
   std::optional<std::string> data_cache_path;
   bool mmap_bin_files = true;
   bool mock_data = false;
-  std::optional<int64_t> seq_length;
+  std::optional<int64_t> seq_length;          // (derived) from its other name, too
   std::optional<int64_t> encoder_seq_length;  // another name for seq_length
   DataloaderType dataloader_type = DataloaderType::kSingle;
+  bool shuffle_conversations = true;
   int64_t num_workers = 2;
   bool reset_position_ids = false;
   bool reset_attention_mask = false;
@@ -39,7 +40,8 @@ struct DataArguments {
 struct TokenizerArguments {
   std::optional<TokenizerType> tokenizer_type;
   std::optional<std::string> tokenizer_model;
-  std::optional<int64_t> vocab_size;
+  std::optional<std::string> vocab_file;  // of a GPT-2 tokenizer
+  std::optional<int64_t> vocab_size;      // (derived) with vocab_file
   int64_t vocab_extra_ids = 0;
   std::optional<int64_t> padded_vocab_size;  // (derived) without hf_model
 };

@@ -5,25 +5,16 @@ namespace megashard::detail {
 namespace {
 
 void accept_parts_of_precision(CompatibilityFlags& flags) {
-  flags.accept("loss scaling belongs to fp16", {{"--loss-scale", 1},
-                                                {"--initial-loss-scale", 1},
-                                                {"--min-loss-scale", 1},
-                                                {"--loss-scale-window", 1},
-                                                {"--hysteresis", 1}});
-  flags.accept("it only matters with --fp8-format, which is refused", {{"--fp8-recipe", 1},
-                                                                       {"--fp8-quantizer-factory", 1},
-                                                                       {"--fp8-margin", 1},
-                                                                       {"--fp8-interval", 1},
-                                                                       {"--fp8-amax-history-len", 1},
-                                                                       {"--fp8-amax-compute-algo", 1},
-                                                                       {"--no-fp8-wgrad", 0, "", "--disable-fp8-wgrad"},
-                                                                       {"--first-last-layers-bf16"},
-                                                                       {"--num-layers-at-start-in-bf16", 1},
-                                                                       {"--num-layers-at-end-in-bf16", 1},
-                                                                       {"--keep-fp8-transpose-cache"},
-                                                                       {"--reuse-grad-buf-for-mxfp8-param-ag"},
-                                                                       {"--moe-router-padding-for-fp8"},
-                                                                       {"--moe-router-padding-for-quantization"}});
+  flags.accept("it only matters with --fp8-recipe delayed or custom, which are refused",
+               {{"--fp8-quantizer-factory", 1},
+                {"--fp8-margin", 1},
+                {"--fp8-interval", 1},
+                {"--fp8-amax-history-len", 1},
+                {"--fp8-amax-compute-algo", 1}});
+  flags.accept("fp8 numbers of weights are made anew for each product", {{"--keep-fp8-transpose-cache"},
+                                                                         {"--reuse-grad-buf-for-mxfp8-param-ag"}});
+  flags.accept("an expert's rows need no padding here",
+               {{"--moe-router-padding-for-fp8"}, {"--moe-router-padding-for-quantization"}});
   flags.accept("it only matters with --fp4-format, which is refused",
                {{"--fp4-recipe", 1}, {"--fp4-quantizer-factory", 1}});
   flags.accept("it only matters with --use-kitchen-attention, which is refused", {{"--kitchen-attention-backend", 1}});

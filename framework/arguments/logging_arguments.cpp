@@ -11,7 +11,7 @@ using A = Arguments;
 
 void add_logging_options(std::vector<Option>& rows) {
   using enum OnResume;
-  OptionGroup group("logging", rows, {.used_by = UsedBy::kPretrain});
+  OptionGroup group("logging", rows, {.pretrain_only = true});
   group
       .add("--log-interval", &A::log_interval, kFree,
            "steps between log lines; the first and the last step have one, too")

@@ -24,6 +24,15 @@ void add_source(std::vector<Option>& rows) {
       .add("--model", &A::model, kFree,
            "registered model; unset: what --hf-model's config.json names, or the flags' network")
       .shown_as("NAME");
+  group
+      .add("--mm-model", &A::mm_model, kFree,
+           "MindSpeed-MM's model section, JSON or YAML: what is frozen, the model's folder")
+      .shown_as("FILE");
+  group
+      .add("--mm-data", &A::mm_data, kFree,
+           "its data section: conversations, and how they are prepared; --data-path wins over it")
+      .shown_as("FILE");
+  group.add("--mm-tool", &A::mm_tool, kFree, "its profilers, which are not used here").shown_as("FILE");
 }
 
 void add_initialization(std::vector<Option>& rows) {
@@ -36,7 +45,9 @@ void add_initialization(std::vector<Option>& rows) {
   group.add("--init-method-xavier-uniform", &A::init_method_xavier_uniform, kFree, "")
       .refuse("fresh weights are drawn from a normal distribution; leave it out and choose its width "
               "by --init-method-std");
-  group.add("--no-initialization", &A::perform_initialization, kFree, "leave weights unset: they are loaded")
+  group
+      .add("--no-initialization", &A::perform_initialization, kFree,
+           "leave weights unset: they are loaded, or drawn with --init-model-with-meta-device")
       .turns_off()
       .named("perform_initialization");
   group.add("--use-cpu-initialization", &A::use_cpu_initialization, kFree, "")
@@ -61,17 +72,38 @@ void add_regularization(std::vector<Option>& rows) {
 void add_precision(std::vector<Option>& rows) {
   using enum OnResume;
   OptionGroup group("mixed precision", rows);
+  OptionGroup scaling("mixed precision", rows, {.pretrain_only = true});
+  group.add("--fp16", &A::fp16, kReport,
+            "STORE parameters in fp16, and scale losses; to compute in fp16 with fp32 weights set param_dtype: fp16 "
+            "in the FSDP2 file instead, which scales too");
   group.add("--bf16", &A::bf16, kReport,
             "STORE parameters in bf16; to compute in bf16 with fp32 weights set param_dtype: bf16 "
             "in the FSDP2 file instead");
-  group.add("--downcast-to-bf16", &A::downcast_to_bf16, kReport, "")
-      .refuse("weights are loaded as they were saved; to compute in bf16 set param_dtype: bf16 in the "
-              "FSDP2 file, to store them in bf16 give --bf16");
+  scaling.add("--loss-scale", &A::loss_scale, kReport, "constant loss scale; unset or 0: dynamic with fp16, else none")
+      .at_least(0);
+  scaling.add("--initial-loss-scale", &A::initial_loss_scale, kReport, "first value of a dynamic loss scale").above(0);
+  scaling.add("--min-loss-scale", &A::min_loss_scale, kReport, "least value of a dynamic loss scale").above(0);
+  scaling
+      .add("--loss-scale-window", &A::loss_scale_window, kReport,
+           "steps in a row without overflow before a dynamic loss scale is doubled")
+      .at_least(1);
+  scaling
+      .add("--hysteresis", &A::hysteresis, kReport,
+           "overflows until a dynamic loss scale is halved; counted anew when it is doubled")
+      .at_least(1);
+  group.add("--downcast-to-bf16", &A::downcast_to_bf16, kReport,
+            "round the weights that are loaded to bf16 values; they stay stored as they are");
+  scaling.choice("--fp8-format", &A::fp8_format, kReport, {{"e4m3", Fp8Format::kE4m3}, {"hybrid", Fp8Format::kHybrid}},
+                 "linear layers but the output's compute in fp8: e4m3, or hybrid: gradients in e5m2");
+  scaling
+      .choice("--fp8-recipe", &A::fp8_recipe, kReport,
+              {{"delayed", Fp8Recipe::kDelayed},
+               {"tensorwise", Fp8Recipe::kTensorwise},
+               {"mxfp8", Fp8Recipe::kMxfp8}},
+              "scales of --fp8-format: tensorwise: one a tensor, from its numbers of now; mxfp8: a power of two for "
+              "each 32 numbers")
+      .refuse_values({"blockwise", "custom"}, "there are tensorwise and mxfp8; use one of them");
   group.computed("params_dtype", &A::params_dtype);
-  group.refused("--fp16", 0,
-                "fp16 needs loss scaling, which FSDP2 training here does not have; use "
-                "param_dtype: bf16 in the "
-                "FSDP2 file, or --bf16");
   group.refused("--fp16-lm-cross-entropy", 0, "the loss is computed in fp32; leave it out");
   group.refused("--fp32-residual-connection", 0, "the residual stream has the dtype of the parameters; leave it out");
   group.refused("--grad-reduce-in-bf16", 0,
@@ -99,12 +131,40 @@ void check_model_source(const Arguments& arguments, Mistakes& rules) {
                 "--model-plugin.");
 }
 
+void check_precision(const Arguments& arguments, Mistakes& rules) {
+  rules.require(!arguments.fp16 || !arguments.bf16,
+                "--fp16 and --bf16 exclude each other: parameters are stored in one dtype; keep one.");
+  rules.require(arguments.min_loss_scale <= arguments.initial_loss_scale,
+                "--min-loss-scale " + argument_text(arguments.min_loss_scale) + " is above --initial-loss-scale " +
+                    argument_text(arguments.initial_loss_scale) + ", where the scale starts; lower it.");
+  rules.require(!arguments.fp8_format || arguments.fp8_recipe != Fp8Recipe::kDelayed,
+                "--fp8-format needs --fp8-recipe tensorwise or mxfp8: Megatron's default, delayed, takes scales from "
+                "earlier steps, which this program does not.");
+}
+
 void derive_precision(Arguments& arguments, const DiagnosticSink& sink) {
-  if (!arguments.bf16) return;
-  arguments.params_dtype = "bf16";
-  sink(Severity::kNotice, "--bf16 stores the parameters in bf16, and the optimizer steps fp32 copies of them; to store "
-                          "them in fp32 only and compute in bf16, leave it out and set param_dtype: bf16 in the FSDP2 "
-                          "file.");
+  if (arguments.fp16 || arguments.bf16) {
+    const std::string dtype = arguments.fp16 ? "fp16" : "bf16";
+    arguments.params_dtype = dtype;
+    sink(Severity::kNotice, "--" + dtype + " stores the parameters in " + dtype +
+                                ", and the optimizer steps fp32 copies of them; to store them in fp32 only and compute "
+                                "in " +
+                                dtype + ", leave it out and set param_dtype: " + dtype + " in the FSDP2 file.");
+  }
+  arguments.gradients_in_fp16 = arguments.gradients_in_fp16 || arguments.fp16;
+  if (arguments.skip_train) return;
+  const bool is_dynamic = arguments.gradients_in_fp16 && !arguments.has_constant_loss_scale();
+  if (is_dynamic && arguments.check_for_nan_in_loss_and_grad) {
+    arguments.check_for_nan_in_loss_and_grad = false;
+    sink(Severity::kNotice, "the loss scale is dynamic: a loss or gradient that is no number does not end the run but "
+                            "skips the step and lowers the scale, as in Megatron.");
+  }
+  for (const char* name : {"initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"}) {
+    if (is_dynamic || !arguments.is_given(name)) continue;
+    sink(Severity::kNotice,
+         find_argument(name)->flag + " has no effect: it is of a dynamic loss scale, and " +
+             (arguments.has_constant_loss_scale() ? "--loss-scale gives a constant one." : "only fp16 has one."));
+  }
 }
 
 }  // namespace megashard::detail

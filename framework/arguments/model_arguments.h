@@ -22,6 +22,7 @@ struct ModelSourceArguments {
   bool from_scratch = false;                // with hf_model: its config, but freshly initialised weights
   std::optional<std::string> model_plugin;  // a library that registers models
   std::optional<std::string> model;         // a registered name; unset: by hf_model or the flags
+  std::optional<std::string> mm_data, mm_model, mm_tool;  // MindSpeed-MM's JSON files
 
   /// A model of a plugin takes what it likes from the flags.
   bool is_own_model() const { return model_plugin && model != kModelOfFlags; }
@@ -43,10 +44,24 @@ struct RegularizationArguments {
   double hidden_dropout = 0.1;
 };
 
+enum class Fp8Format { kE4m3, kHybrid };
+enum class Fp8Recipe { kDelayed, kTensorwise, kMxfp8 };
+
 struct PrecisionArguments {
-  bool bf16 = false;                  // parameters are STORED in bf16; see docs/arguments.md
-  bool downcast_to_bf16 = false;      // refused, with the reason
-  std::string params_dtype = "fp32";  // (derived) fp32 or bf16
+  bool fp16 = false;                  // parameters are STORED in fp16; see docs/arguments.md
+  bool bf16 = false;                  // likewise in bf16
+  bool downcast_to_bf16 = false;      // weights that are loaded take the nearest values of bf16
+  std::string params_dtype = "fp32";  // (derived) fp32, fp16 or bf16
+  bool gradients_in_fp16 = false;     // (derived) set by the program where the FSDP2 file has fp16, else from fp16
+  std::optional<double> loss_scale;   // constant; unset or 0: dynamic, where gradients pass through fp16
+  double initial_loss_scale = 4294967296;
+  double min_loss_scale = 1;
+  int64_t loss_scale_window = 1000;
+  int64_t hysteresis = 2;
+  std::optional<Fp8Format> fp8_format;         // unset: no fp8
+  Fp8Recipe fp8_recipe = Fp8Recipe::kDelayed;  // Megatron's default, which --fp8-format refuses
+
+  bool has_constant_loss_scale() const { return loss_scale.value_or(0) != 0; }
 };
 
 namespace detail {
@@ -54,6 +69,7 @@ namespace detail {
 /// The rows of these options, in the order of the help.
 void add_model_options(std::vector<Option>& rows);
 void check_model_source(const Arguments& arguments, Mistakes& rules);
+void check_precision(const Arguments& arguments, Mistakes& rules);
 void derive_precision(Arguments& arguments, const DiagnosticSink& sink);
 
 }  // namespace detail

@@ -70,9 +70,8 @@ void add_network_options(std::vector<Option>& rows) {
             "same as --position-embedding-type rope");
   group.add("--rotary-base", &A::rotary_base, kReport, "base of the rotary frequencies").above(0);
   group.add("--rotary-percent", &A::rotary_percent, kMustMatch, "part of the head that is rotated").above(0).at_most(1);
-  group.add("--rotary-interleaved", &A::rotary_interleaved, kMustMatch, "")
-      .refuse("halves of a head are rotated, as in Hugging Face's models, and not pairs of neighbours; "
-              "leave it out");
+  group.add("--rotary-interleaved", &A::rotary_interleaved, kMustMatch,
+            "rotate neighbouring channels of a head together, not those of its halves");
   group
       .add("--rotary-seq-len-interpolation-factor", &A::rotary_seq_len_interpolation_factor, kReport,
            "divides the positions")
@@ -89,6 +88,11 @@ void add_network_options(std::vector<Option>& rows) {
   group.add("--apply-layernorm-1p", &A::apply_layernorm_1p, kMustMatch,
             "norms multiply by 1 + weight, from weights of zero");
   group.add("--openai-gelu", &A::openai_gelu, kMustMatch, "GELU by tanh");
+  group
+      .add("--no-bias-gelu-fusion", &A::bias_gelu_fusion, kMustMatch,
+           "exact GELU; with biases Megatron's fused kernel computes it by tanh, and so does this program")
+      .turns_off()
+      .named("bias_gelu_fusion");
   group.add("--squared-relu", &A::squared_relu, kMustMatch, "squared ReLU in the MLP");
   group.add("--swiglu", &A::swiglu, kMustMatch, "gated SiLU in the MLP");
   group.add("--apply-tiled-mlp", &A::apply_tiled_mlp, kReport,

@@ -18,7 +18,7 @@ enum class Normalization { kLayerNorm, kRmsNorm };
 /// those marked (derived) are filled by validate_arguments. With --hf-model the sizes come from
 /// config.json instead.
 struct NetworkArguments {
-  std::optional<int64_t> num_layers;
+  std::optional<int64_t> num_layers;          // (derived) from its other name, too
   std::optional<int64_t> encoder_num_layers;  // another name for num_layers
   std::optional<int64_t> hidden_size;
   std::optional<int64_t> ffn_hidden_size;  // (derived) 4 * hidden, with swiglu 8/3 rounded down to 64
@@ -27,6 +27,7 @@ struct NetworkArguments {
   bool group_query_attention = false;
   int64_t num_query_groups = 1;  // key/value heads, only with group_query_attention
   std::optional<int64_t> max_position_embeddings;
+  // (derived) kRope with use_rotary_position_embeddings
   PositionEmbeddingType position_embedding_type = PositionEmbeddingType::kLearnedAbsolute;
   bool use_rotary_position_embeddings = false;
   int64_t rotary_base = 10000;
@@ -40,6 +41,7 @@ struct NetworkArguments {
   double norm_epsilon = 1e-5;
   bool apply_layernorm_1p = false;
   bool openai_gelu = false;
+  bool bias_gelu_fusion = true;
   bool squared_relu = false;
   bool swiglu = false;
   bool apply_tiled_mlp = false;
@@ -50,7 +52,7 @@ struct NetworkArguments {
   std::vector<std::string> lora_target_modules;
   bool untie_embeddings_and_output_weights = false;
   bool add_bias_linear = true;
-  bool add_qkv_bias = false;
+  bool add_qkv_bias = false;  // (derived) true with add_bias_linear
   bool qk_layernorm = false;
   bool add_position_embedding = true;  // as Megatron's, which compares it when it loads our args
 };

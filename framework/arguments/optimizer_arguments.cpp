@@ -13,10 +13,10 @@ using A = Arguments;
 
 void add_optimizer(std::vector<Option>& rows) {
   using enum OnResume;
-  OptionGroup group("optimizer", rows, {.used_by = UsedBy::kPretrain});
+  OptionGroup group("optimizer", rows, {.pretrain_only = true});
+  OptionGroup saved("optimizer", rows, {.pretrain_only = true, .in_scheduler_state = true});
   group
-      .choice("--optimizer", &A::optimizer, kReport,
-              {{"adam", OptimizerKind::kAdam}, {"sgd", OptimizerKind::kSgd}, {"muon", OptimizerKind::kMuon}},
+      .choice("--optimizer", &A::optimizer, kReport, kOptimizerKinds,
               "adam is AdamW; muon steps matrices, and AdamW what is none")
       .refuse_values({"dist_muon"}, "muon shards its states and shares its work as they are; use muon");
   group
@@ -24,21 +24,15 @@ void add_optimizer(std::vector<Option>& rows) {
            "MindSpeed-MM's choice of AdamW; all that are accepted mean the fused one of LibTorch")
       .one_of({"fused_adamw", "fused_torch_adamw"})
       .no_effect("both mean the fused AdamW of LibTorch, which is always used");
-  group
-      .add("--weight-decay", &A::weight_decay, kReport,
-           "decoupled, but with sgd added to the gradient; biases and 1-D parameters have none")
-      .in_schedule();
-  group.add("--start-weight-decay", &A::start_weight_decay, kReport, "first value of an increasing weight decay")
-      .in_schedule();
-  group.add("--end-weight-decay", &A::end_weight_decay, kReport, "last value of an increasing weight decay")
-      .in_schedule();
-  group
-      .choice("--weight-decay-incr-style", &A::weight_decay_incr_style, kReport,
-              {{"constant", WeightDecayStyle::kConstant},
-               {"linear", WeightDecayStyle::kLinear},
-               {"cosine", WeightDecayStyle::kCosine}},
-              "how the weight decay increases")
-      .in_schedule();
+  saved.add("--weight-decay", &A::weight_decay, kReport,
+            "decoupled, but with sgd added to the gradient; biases and 1-D parameters have none");
+  saved.add("--start-weight-decay", &A::start_weight_decay, kReport, "first value of an increasing weight decay");
+  saved.add("--end-weight-decay", &A::end_weight_decay, kReport, "last value of an increasing weight decay");
+  saved.choice("--weight-decay-incr-style", &A::weight_decay_incr_style, kReport,
+               {{"constant", WeightDecayStyle::kConstant},
+                {"linear", WeightDecayStyle::kLinear},
+                {"cosine", WeightDecayStyle::kCosine}},
+               "how the weight decay increases");
   group.add("--clip-grad", &A::clip_grad, kReport, "largest gradient norm; 0 does not clip").at_least(0);
   group.add("--adam-beta1", &A::adam_beta1, kReport, "decay of the first moment").at_least(0).below(1);
   group.add("--adam-beta2", &A::adam_beta2, kReport, "decay of the second moment").at_least(0).below(1);
@@ -83,27 +77,28 @@ void add_optimizer(std::vector<Option>& rows) {
 
 void add_learning_rate(std::vector<Option>& rows) {
   using enum OnResume;
-  OptionGroup group("learning rate", rows, {.used_by = UsedBy::kPretrain, .of_schedule = true});
-  group.add("--lr", &A::lr, kReport, "largest learning rate").at_least(0);
-  group.choice("--lr-decay-style", &A::lr_decay_style, kReport, kLrDecayStyles,
+  OptionGroup group("learning rate", rows, {.pretrain_only = true});
+  OptionGroup saved("learning rate", rows, {.pretrain_only = true, .in_scheduler_state = true});
+  saved.add("--lr", &A::lr, kReport, "largest learning rate").at_least(0);
+  saved.choice("--lr-decay-style", &A::lr_decay_style, kReport, kLrDecayStyles,
                "behind the warm-up, from --lr to --min-lr; WSD stays at --lr until its anneal, constant for good");
   group.choice("--lr-wsd-decay-style", &A::lr_wsd_decay_style, kReport,
                {{"exponential", WsdDecayStyle::kExponential},
                 {"linear", WsdDecayStyle::kLinear},
                 {"cosine", WsdDecayStyle::kCosine}},
                "form of the anneal of WSD");
-  group.add("--lr-decay-iters", &A::lr_decay_iters, kReport, "steps of the decay; unset: --train-iters").above(0);
-  group.add("--lr-decay-samples", &A::lr_decay_samples, kReport, "sequences of the decay; unset: --train-samples")
+  saved.add("--lr-decay-iters", &A::lr_decay_iters, kReport, "steps of the decay; unset: --train-iters").above(0);
+  saved.add("--lr-decay-samples", &A::lr_decay_samples, kReport, "sequences of the decay; unset: --train-samples")
       .above(0);
   group.add("--lr-wsd-decay-iters", &A::lr_wsd_decay_iters, kReport, "steps of the anneal of WSD").above(0);
   group.add("--lr-wsd-decay-samples", &A::lr_wsd_decay_samples, kReport, "sequences of the anneal of WSD").above(0);
-  group.add("--lr-warmup-fraction", &A::lr_warmup_fraction, kReport, "part of the decay that is warm-up")
+  saved.add("--lr-warmup-fraction", &A::lr_warmup_fraction, kReport, "part of the decay that is warm-up")
       .at_least(0)
       .below(1);
-  group.add("--lr-warmup-iters", &A::lr_warmup_iters, kReport, "steps of warm-up").at_least(0);
-  group.add("--lr-warmup-samples", &A::lr_warmup_samples, kReport, "sequences of warm-up").at_least(0);
+  saved.add("--lr-warmup-iters", &A::lr_warmup_iters, kReport, "steps of warm-up").at_least(0);
+  saved.add("--lr-warmup-samples", &A::lr_warmup_samples, kReport, "sequences of warm-up").at_least(0);
   group.add("--lr-warmup-init", &A::lr_warmup_init, kReport, "learning rate at the start of warm-up").at_least(0);
-  group.add("--min-lr", &A::min_lr, kReport, "smallest learning rate").at_least(0);
+  saved.add("--min-lr", &A::min_lr, kReport, "smallest learning rate").at_least(0);
   group.add("--override-opt_param-scheduler", &A::override_opt_param_scheduler, kFree,
             "the flags beat the schedule of a loaded checkpoint");
   group.add("--use-checkpoint-opt_param-scheduler", &A::use_checkpoint_opt_param_scheduler, kFree,

@@ -18,6 +18,9 @@ enum class OptimizerKind {
   kSgd,
   kMuon,  ///< matrices by Muon; embeddings, output layers, norms and biases by AdamW
 };
+/// The words of --optimizer.
+inline constexpr std::initializer_list<std::pair<const char*, OptimizerKind>> kOptimizerKinds = {
+    {"adam", OptimizerKind::kAdam}, {"sgd", OptimizerKind::kSgd}, {"muon", OptimizerKind::kMuon}};
 enum class WeightDecayStyle { kConstant, kLinear, kCosine };
 enum class MatmulPrecision { kMedium, kHigh, kHighest };
 /// The words of Megatron's --muon-* flags (NVIDIA's emerging_optimizers).
@@ -38,7 +41,7 @@ struct OptimizerArguments {
   std::string optimizer_selection = "fused_torch_adamw";
   double weight_decay = 0.01;
   std::optional<double> start_weight_decay;  // (derived) weight_decay when the increase is constant
-  std::optional<double> end_weight_decay;    // (derived)
+  std::optional<double> end_weight_decay;    // (derived) likewise
   WeightDecayStyle weight_decay_incr_style = WeightDecayStyle::kConstant;
   double clip_grad = 1.0;  // 0: the norm is computed, nothing is clipped
   double adam_beta1 = 0.9;
@@ -73,7 +76,7 @@ struct LearningRateArguments {
   double lr_warmup_init = 0.0;
   double min_lr = 0.0;
   bool override_opt_param_scheduler = false;
-  bool use_checkpoint_opt_param_scheduler = false;
+  bool use_checkpoint_opt_param_scheduler = false;  // (derived) true with skip_train
 };
 
 namespace detail {

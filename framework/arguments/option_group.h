@@ -10,10 +10,10 @@
 
 namespace megashard::detail {
 
-/// What all rows of a group have, unless they say otherwise.
+/// What all rows of a group have. Rows that differ are of another OptionGroup with the same title, or say it
+/// themselves (taken_from_checkpoint).
 struct OptionDefaults {
-  UsedBy used_by = UsedBy::kPretrainAndInfer;
-  bool from_checkpoint = false, of_schedule = false;
+  bool pretrain_only = false, from_checkpoint = false, in_scheduler_state = false;
 };
 
 /// Makes the rows of one group, in the order of the help.

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "framework/arguments/argument_validation.h"
+#include "framework/arguments/context_parallel_arguments.h"
 #include "framework/arguments/option_group.h"
 #include "framework/mistakes.h"
 
@@ -17,16 +18,32 @@ using std::to_string;
 void derive_parallel(Arguments& arguments, const RunEnvironment& environment, Mistakes& rules) {
   arguments.world_size = environment.world_size;
   arguments.rank = environment.rank;
-  arguments.sequence_parallel = false;
-  const auto divides = [&](const char* flag, int64_t size) {
+  const int64_t pieces = arguments.tensor_model_parallel_size;
+  const auto divides = [&](int64_t ranks, const std::string& of_them, const char* flag, int64_t size) {
     if (size <= 0) return false;
-    return rules.require(arguments.world_size % size == 0, "world size " + to_string(arguments.world_size) +
-                                                               " is not divisible by " + flag + " " + to_string(size) +
-                                                               "; change one of them.");
+    return rules.require(ranks % size == 0, of_them + to_string(ranks) + " is not divisible by " + flag + " " +
+                                                to_string(size) + "; change one of them.");
   };
-  divides("--expert-model-parallel-size", arguments.expert_model_parallel_size);
-  if (divides("--context-parallel-size", arguments.context_parallel_size))
-    arguments.data_parallel_size = arguments.world_size / arguments.context_parallel_size;
+  if (!divides(arguments.world_size, "world size ", "--tensor-model-parallel-size", pieces)) return;
+  const int64_t ranks = arguments.world_size / pieces;
+  const std::string of_them = pieces == 1 ? "world size " : "world size / --tensor-model-parallel-size = ";
+  divides(ranks, of_them, "--expert-model-parallel-size", arguments.expert_model_parallel_size);
+  if (divides(ranks, of_them, "--context-parallel-size", arguments.context_parallel_size))
+    arguments.data_parallel_size = ranks / arguments.context_parallel_size;
+}
+
+void check_sequence_parallel(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules) {
+  if (arguments.sequence_parallel && arguments.tensor_model_parallel_size == 1) {
+    arguments.sequence_parallel = false;
+    sink(Severity::kNotice, "--sequence-parallel has no effect: it needs --tensor-model-parallel-size above 1; "
+                            "--context-parallel-size shares sequences without it");
+  }
+  if (!arguments.sequence_parallel || !arguments.seq_length) return;
+  const int64_t parts = arguments.tensor_model_parallel_size * arguments.context_parallel_size;
+  rules.require(*arguments.seq_length % parts == 0,
+                "--seq-length " + to_string(*arguments.seq_length) + " is not divisible by the " + to_string(parts) +
+                    " ranks that share a sequence with --sequence-parallel (--tensor-model-parallel-size * "
+                    "--context-parallel-size); change it, or leave --sequence-parallel out.");
 }
 
 void check_fsdp2(const Arguments& arguments, bool on_gpu, const RunEnvironment& environment, Mistakes& rules) {
@@ -125,6 +142,10 @@ void add_parallel_options(std::vector<Option>& rows) {
       .add("--freeze-module-prefix", &A::freeze_module_prefix, kFree,
            "parameters whose names begin so are not trained: model.embed_tokens model.layers.0.")
       .shown_as("NAME");
+  group
+      .add("--freeze-modules", &A::freeze_modules, kFree,
+           "modules that are not trained, by patterns of MindSpeed's native route: model.visual model.layers.{0-3}")
+      .shown_as("PATTERN");
   group.choice("--device", &A::device, kFree,
                {{"auto", DeviceChoice::kAuto},
                 {"cpu", DeviceChoice::kCpu},
@@ -144,26 +165,19 @@ void add_parallel_options(std::vector<Option>& rows) {
       .shown_as("URL");
   group.add("--local-rank", &A::local_rank, kFree,
             "rank on this machine, and its GPU, where the launcher does not say it");
-  group.add("--tensor-model-parallel-size", &A::tensor_model_parallel_size, kFree, "")
-      .refuse("tensor parallelism is not in this version, which shards over all ranks by FSDP2; leave "
-              "it out")
-      .unless("1");
+  group
+      .add("--tensor-model-parallel-size", &A::tensor_model_parallel_size, kFree,
+           "ranks that share each layer; FSDP2 shards their pieces over the others")
+      .above(0);
   group.add("--pipeline-model-parallel-size", &A::pipeline_model_parallel_size, kFree, "")
       .refuse("pipeline parallelism is not part of this program, which shards over all ranks by FSDP2; "
               "leave it out")
       .unless("1");
-  group.add("--context-parallel-size", &A::context_parallel_size, kFree, "ranks that share each sequence").above(0);
-  group
-      .add("--context-parallel-algo", &A::context_parallel_algo, kFree, "how: by all-to-all exchanges around attention")
-      .one_of({"ulysses_cp_algo"})
-      .refuse_values(
-          {"megatron_cp_algo", "hybrid_cp_algo", "adaptive_cp_algo", "hybrid_adaptive_cp_algo", "kvallgather_cp_algo"},
-          "ring attention is not in this version; ulysses_cp_algo is, which shares out "
-          "attention heads");
+  add_context_parallel_options(rows);
   group.add("--expert-model-parallel-size", &A::expert_model_parallel_size, kFree, "ranks that share the experts")
       .above(0);
-  group.add("--sequence-parallel", &A::sequence_parallel, kFree, "")
-      .no_effect("it needs tensor parallelism; --context-parallel-size shares sequences");
+  group.add("--sequence-parallel", &A::sequence_parallel, kFree,
+            "between its layers each tensor-parallel rank has a part of the sequence");
   group.add("--no-gradient-accumulation-fusion", &A::gradient_accumulation_fusion, kFree, "")
       .turns_off()
       .named("gradient_accumulation_fusion")
@@ -173,8 +187,10 @@ void add_parallel_options(std::vector<Option>& rows) {
   group.computed("data_parallel_size", &A::data_parallel_size);
 }
 
-void validate_parallel(Arguments& arguments, const RunEnvironment& environment, Mistakes& rules) {
+void validate_parallel(Arguments& arguments, const RunEnvironment& environment, const DiagnosticSink& sink,
+                       Mistakes& rules) {
   derive_parallel(arguments, environment, rules);
+  check_sequence_parallel(arguments, sink, rules);
   const bool on_gpu = derive_device(arguments, environment, rules);
   check_fsdp2(arguments, on_gpu, environment, rules);
   check_determinism(arguments, on_gpu, environment, rules);

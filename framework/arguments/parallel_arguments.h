@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "framework/diagnostics.h"
+
 namespace megashard {
 
 struct Arguments;
@@ -23,9 +25,7 @@ enum class DeviceChoice {
 struct DistributedArguments {
   int64_t tensor_model_parallel_size = 1;
   int64_t pipeline_model_parallel_size = 1;
-  int64_t context_parallel_size = 1;
-  std::string context_parallel_algo = "ulysses_cp_algo";
-  int64_t expert_model_parallel_size = 1;
+  int64_t expert_model_parallel_size = 1;  // or what the FSDP2 file says
   bool sequence_parallel = false;
   std::optional<std::string> distributed_backend;  // (derived) nccl with GPUs, gloo without
   int64_t distributed_timeout_minutes = 10;
@@ -39,6 +39,7 @@ struct DistributedArguments {
   bool log_host_syncs = false;                     // what made the host wait for the device
   bool reduce_scatter_during_grad_accumulation = true;
   std::vector<std::string> freeze_module_prefix;  // of parameter names
+  std::vector<std::string> freeze_modules;        // patterns of module paths
   bool gradient_accumulation_fusion = true;       // as Megatron's default; has no meaning here
   int64_t world_size = 1;                         // (derived)
   int64_t rank = 0;                               // (derived)
@@ -50,7 +51,8 @@ namespace detail {
 /// The rows of these options, in the order of the help.
 void add_parallel_options(std::vector<Option>& rows);
 /// World, device, backend and FSDP2.
-void validate_parallel(Arguments& arguments, const RunEnvironment& environment, Mistakes& rules);
+void validate_parallel(Arguments& arguments, const RunEnvironment& environment, const DiagnosticSink& sink,
+                       Mistakes& rules);
 
 }  // namespace detail
 

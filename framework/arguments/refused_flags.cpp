@@ -8,7 +8,6 @@ constexpr const char* kSharding =
     "this program shards by FSDP2; use --use-torch-fsdp2 with --fsdp2-config-path instead";
 constexpr const char* kNoPipeline =
     "pipeline parallelism is not part of this program; FSDP2 shards over all ranks instead";
-constexpr const char* kNoFp8 = "fp8 training is not part of this program; use param_dtype: bf16";
 constexpr const char* kFp32States = "the optimizer keeps its states and what it steps in fp32; leave it out";
 
 void refuse_launching(CompatibilityFlags& flags) {
@@ -19,9 +18,6 @@ void refuse_launching(CompatibilityFlags& flags) {
   flags.refuse("the programs are LibTorch's; leave it out", {{"--ai-framework", 1, "pytorch"}});
   flags.refuse("Megatron's YAML has another form; give the flags, or a file of them by --config", {{"--yaml-cfg", 1}});
   flags.refuse("it names Python code; a model of your own comes by --model-plugin", {{"--spec", kAny}});
-  flags.refuse("MindSpeed-MM's JSON files are not read; describe the model by --hf-model and the data by "
-               "--data-path",
-               {{"--mm-data", 1}, {"--mm-model", 1}, {"--mm-tool", 1}});
   flags.refuse("Megatron's old model classes are not part of this program; leave it out", {{"--use-legacy-models"}});
   flags.refuse("Megatron removed it long ago; use --micro-batch-size", {{"--batch-size", 1}});
   flags.refuse("Megatron removed it long ago; use --lr-warmup-fraction", {{"--warmup", 1}});
@@ -72,8 +68,7 @@ void refuse_parallelism(CompatibilityFlags& flags) {
                              {"--num-virtual-stages-per-pipeline-rank", 1, "1"}});
   flags.refuse("experts are shared out whole, by --expert-model-parallel-size; leave it out",
                {{"--expert-tensor-parallel-size", 1, "1"}});
-  flags.refuse("a sequence is shared by Ulysses alone; use --context-parallel-size",
-               {{"--hierarchical-context-parallel-sizes", kAny}, {"--hybrid-context-parallel"}});
+  flags.refuse("every sequence has as many ranks; use --context-parallel-size", {{"--hybrid-context-parallel"}});
   flags.refuse("all parts of a model are sharded over the same ranks; leave it out",
                {{"--hetero-parallel"}, {"--hetero-encoder-mbs-scale", 1, "1"}});
   flags.refuse("every rank must be there; start fewer ranks of a smaller model for a trial",
@@ -81,7 +76,13 @@ void refuse_parallelism(CompatibilityFlags& flags) {
 }
 
 void refuse_precision(CompatibilityFlags& flags) {
-  flags.refuse(kNoFp8, {{"--fp8-format", 1}, {"--fp8-param-gather"}});
+  flags.refuse("weights stay as they are stored; set fp8_all_gather: true in the FSDP2 file to gather them in fp8",
+               {{"--fp8-param-gather"}});
+  flags.refuse("all linear layers but the output's compute in fp8, in all three products; leave it out",
+               {{"--first-last-layers-bf16"},
+                {"--num-layers-at-start-in-bf16", 1, "1"},
+                {"--num-layers-at-end-in-bf16", 1, "1"},
+                {"--no-fp8-wgrad", 0, "", "--disable-fp8-wgrad"}});
   flags.refuse("fp4 training is not part of this program; use param_dtype: bf16",
                {{"--fp4-format", 1}, {"--fp4-param-gather"}});
   flags.refuse("the FSDP2 file decides on precision; use param_dtype and reduce_dtype there",

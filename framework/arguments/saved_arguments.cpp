@@ -127,19 +127,22 @@ const ArgumentValue* find_known(const ArgumentRecord& record, const std::string&
 }
 
 void check_checkpoint_arguments(const Arguments& arguments, const ArgumentRecord& saved, const std::string& folder) {
+  Mistakes mistakes;
   for_each_difference(
       arguments, saved, [&](const Option& option, const ArgumentValue& ours, const ArgumentValue& theirs) {
-        if (!must_match(option, arguments)) return;
-        throw UsageError("the checkpoint " + folder + " has " + option.name + " " + argument_text(theirs) +
-                         ", and this run has " + argument_text(ours) + ": " + remedy(option, theirs, arguments) + ".");
+        const bool is_told = arguments.hf_model && !mistakes.none();  // which model it is, one of them says
+        if (is_told || !must_match(option, arguments)) return;
+        mistakes.add("the checkpoint " + folder + " has " + option.name + " " + argument_text(theirs) +
+                     ", and this run has " + argument_text(ours) + ": " + remedy(option, theirs, arguments) + ".");
       });
+  mistakes.throw_if_any();
 }
 
-std::string changed_arguments(const Arguments& arguments, const ArgumentRecord& saved) {
+std::string changed_arguments(const Arguments& arguments, const ArgumentRecord& saved, bool takes_schedule) {
   std::vector<std::string> changes;
   for_each_difference(arguments, saved,
                       [&](const Option& option, const ArgumentValue& ours, const ArgumentValue& theirs) {
-                        if (option.of_schedule && arguments.use_checkpoint_opt_param_scheduler) return;
+                        if (option.in_scheduler_state && takes_schedule) return;
                         if (option.status != OptionStatus::kUsed || option.on_resume == OnResume::kFree) return;
                         changes.push_back(option.name + " " + argument_text(theirs) + " -> " + argument_text(ours));
                       });

@@ -15,10 +15,9 @@ using std::to_string;
 
 void add_loop(std::vector<Option>& rows) {
   using enum OnResume;
-  OptionGroup group("training", rows, {.used_by = UsedBy::kPretrain});
-  group.add("--micro-batch-size", &A::micro_batch_size, kReport, "sequences of one forward on one rank")
-      .above(0)
-      .used_by_all();
+  OptionGroup group("training", rows, {.pretrain_only = true});
+  OptionGroup shared("training", rows);
+  shared.add("--micro-batch-size", &A::micro_batch_size, kReport, "sequences of one forward on one rank").above(0);
   group
       .add("--global-batch-size", &A::global_batch_size, kReport,
            "sequences of one step; unset: micro batch size * data parallel size")
@@ -65,7 +64,7 @@ void add_loop(std::vector<Option>& rows) {
 
 void add_validation(std::vector<Option>& rows) {
   using enum OnResume;
-  OptionGroup group("validation", rows, {.used_by = UsedBy::kPretrain});
+  OptionGroup group("validation", rows, {.pretrain_only = true});
   group.add("--eval-iters", &A::eval_iters, kFree, "global batches of one evaluation; 0: none").at_least(0);
   group.add("--eval-interval", &A::eval_interval, kFree, "steps between evaluations").above(0);
   group.add("--test-mode", &A::test_mode, kFree, "").no_effect("it belongs to Megatron's own tests");

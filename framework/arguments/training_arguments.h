@@ -17,11 +17,11 @@ enum class ExitSignal { kTerm = SIGTERM, kInt = SIGINT, kUsr1 = SIGUSR1, kUsr2 =
 /// Megatron's groups for the loop itself, with its names and defaults. (derived): filled by
 /// validate_arguments.
 struct TrainingArguments {
-  std::optional<int64_t> micro_batch_size;   // per rank
+  std::optional<int64_t> micro_batch_size;   // per rank; (derived) 1 with skip_train
   std::optional<int64_t> global_batch_size;  // (derived) micro batch * data parallel size
   std::vector<int64_t> rampup_batch_size;    // {start, increment, samples}; empty: constant
   bool decrease_batch_size_if_needed = false;
-  std::optional<int64_t> train_iters;  // one of these two
+  std::optional<int64_t> train_iters;  // one of these two; (derived) of train_samples, and 1 with skip_train
   std::optional<int64_t> train_samples;
   std::optional<int64_t> exit_interval;
   std::optional<int64_t> exit_duration_in_mins;

@@ -15,7 +15,7 @@ class DuplicateKeys {
 
   void refuse(const YAML::Node& root) {
     find(root);
-    mistakes_.tell();
+    mistakes_.throw_if_any();
   }
 
  private:
