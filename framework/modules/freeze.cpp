@@ -5,6 +5,7 @@
 
 #include "framework/arguments/nearest_name.h"
 #include "framework/diagnostics.h"
+#include "framework/modules/module_patterns.h"
 
 namespace megashard {
 namespace {
@@ -13,6 +14,19 @@ namespace {
 void add_prefixes(const std::string& name, std::set<std::string>& prefixes) {
   for (auto dot = name.find('.'); dot != name.npos; dot = name.find('.', dot + 1)) prefixes.insert(name.substr(0, dot));
   prefixes.insert(name);
+}
+
+/// How many elements stop to be trained.
+int64_t freeze(at::Tensor parameter) {
+  if (!parameter.requires_grad()) return 0;
+  parameter.set_requires_grad(false);
+  return parameter.numel();
+}
+
+void require_something_to_train(const torch::nn::Module& model, const std::string& key) {
+  const auto left = model.parameters();
+  require(std::any_of(left.begin(), left.end(), [](const auto& each) { return each.requires_grad(); }),
+          key + " freezes every parameter; leave some to train.");
 }
 
 }  // namespace
@@ -29,9 +43,7 @@ int64_t freeze_parameters(torch::nn::Module& model, const std::vector<std::strin
       unmatched.erase(prefix);
       frozen = true;
     }
-    if (!frozen) continue;
-    item.value().set_requires_grad(false);
-    elements += item.value().numel();
+    if (frozen) elements += freeze(item.value());
   }
   if (!unmatched.empty()) {
     const std::string& wrong = *unmatched.begin();
@@ -39,9 +51,28 @@ int64_t freeze_parameters(torch::nn::Module& model, const std::vector<std::strin
     throw UsageError("freeze_module_prefix: no parameter's name begins with \"" + wrong + "\"" +
                      (hint.empty() ? "; write for example model.embed_tokens." : hint));
   }
-  const auto left = model.parameters();
-  if (std::none_of(left.begin(), left.end(), [](const auto& each) { return each.requires_grad(); }))
-    throw UsageError("freeze_module_prefix freezes every parameter; leave some to train.");
+  require_something_to_train(model, "freeze_module_prefix");
+  return elements;
+}
+
+int64_t freeze_modules(torch::nn::Module& model, const std::vector<std::string>& patterns) {
+  if (patterns.empty()) return 0;
+  std::set<std::string> unmatched(patterns.begin(), patterns.end()), known;
+  int64_t elements = 0;
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    known.insert(item.key());
+    for (const auto& pattern : patterns) {
+      if (!matches_native_pattern(pattern, item.key())) continue;
+      unmatched.erase(pattern);
+      for (const auto& parameter : item.value()->parameters()) elements += freeze(parameter);
+    }
+  }
+  if (!unmatched.empty()) {
+    const auto hint = did_you_mean(*unmatched.begin(), {known.begin(), known.end()});
+    throw UsageError("freeze_modules: no module's path matches \"" + *unmatched.begin() + "\"" +
+                     (hint.empty() ? "; write for example model.layers.{0-3}." : hint));
+  }
+  require_something_to_train(model, "freeze_modules");
   return elements;
 }
 

@@ -13,4 +13,8 @@ namespace megashard {
 /// fully_shard. Throws UsageError for a prefix that no name has, and when nothing is left to train.
 int64_t freeze_parameters(torch::nn::Module& model, const std::vector<std::string>& prefixes);
 
+/// The same for the parameters of the modules whose paths match one of the patterns, which are those
+/// of MindSpeed's native route ("model.layers.{0-3}"; module_patterns.h).
+int64_t freeze_modules(torch::nn::Module& model, const std::vector<std::string>& patterns);
+
 }  // namespace megashard

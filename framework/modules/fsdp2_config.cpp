@@ -30,6 +30,19 @@ const std::map<std::string, Reader>& readers() {
       {"output_dtype", [](auto& entry, auto& config) { config.mixed_precision.output_dtype = entry.dtype(); }},
       {"cast_forward_inputs",
        [](auto& entry, auto& config) { config.mixed_precision.cast_forward_inputs = entry.boolean(); }},
+      {"grad_dtype", [](auto& entry, auto& config) { config.mixed_precision.grad_dtype = entry.dtype(); }},
+      {"buffer_dtype", [](auto& entry, auto& config) { config.mixed_precision.buffer_dtype = entry.dtype(); }},
+      {"shard_placement",
+       [](auto& entry, auto& config) { config.shard_placement = detail::read_shard_placement(entry); }},
+      {"unused_parameters",
+       [](auto& entry, auto& config) { config.unused_parameters = detail::read_unused_parameters(entry); }},
+      {"fp8_all_gather", [](auto& entry, auto& config) { config.fp8_all_gather = detail::read_fp8_scale(entry); }},
+      {"fp8_all_gather_modules",
+       [](auto& entry, auto& config) { config.fp8_all_gather_modules = detail::read_patterns(entry); }},
+      {"reduce_scatter_max_input_buffers",
+       [](auto& entry, auto& config) { config.reduce_scatter_max_input_buffers = detail::read_int(entry, 1); }},
+      {"communication_memory",
+       [](auto& entry, auto& config) { config.communication_memory = detail::read_memory(entry); }},
       {"offload_to_cpu", [](auto& entry, auto& config) { config.offload_to_cpu = entry.boolean(); }},
       {"pin_memory", [](auto& entry, auto& config) { config.pin_memory = entry.boolean(); }},
       {"num_to_forward_prefetch",
@@ -106,7 +119,7 @@ Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& sourc
     mistakes.attempt([&] { reader->second(entry, config); });
     if (entry.key == "use_reentrant") reentrant_written = true;
   }
-  mistakes.tell();
+  mistakes.throw_if_any();
   if (!config.recompute_save_ops.empty()) {
     if (config.use_reentrant && reentrant_written) {
       throw UsageError(source + ": recompute_save_ops needs use_reentrant: false; change it, or leave it out.");

@@ -2,10 +2,12 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "framework/arguments/activation_arguments.h"
 #include "framework/diagnostics.h"
+#include "parallel/copies/float8_quantise.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
@@ -22,6 +24,13 @@ struct WrapPolicy {
   std::vector<std::string> expert_classes{};
 };
 
+/// Along which dimension parameters are cut: 0 where it says nothing.
+struct ShardDimRule {
+  bool divisible = false;  ///< the first dimension that the ranks divide, if there is one (ROLL)
+  /// By patterns of modules, for all their parameters that have the dimension; of several matches the last.
+  std::vector<std::pair<std::string, int64_t>> dims{};
+};
+
 /// The file of --fsdp2-config-path (MindSpeed-MM's Fsdp2Config), with its defaults. The lists hold
 /// path patterns; see framework/modules/module_patterns.h.
 struct Fsdp2Config {
@@ -31,7 +40,13 @@ struct Fsdp2Config {
   std::optional<WrapPolicy> wrap_policy;                        ///< set: instead of the patterns
   bool native_patterns = false;                                 ///< as MindSpeed's native route writes them; fsdp_plan
   ReshardAfterForward reshard_after_forward = true;
-  MixedPrecisionPolicy mixed_precision;  ///< param_dtype, reduce_dtype, output_dtype, cast_forward_inputs
+  MixedPrecisionPolicy mixed_precision;  ///< all its fields are keys
+  ShardDimRule shard_placement;
+  UnusedParameters unused_parameters = UnusedParameters::kZeroFill;
+  std::optional<Float8Scale> fp8_all_gather;        ///< set: matrices are gathered as float8_e4m3fn
+  std::vector<std::string> fp8_all_gather_modules;  ///< empty: all but embeddings and output layers
+  int reduce_scatter_max_input_buffers = 1;         ///< in flight at a time
+  std::optional<GroupMemory> communication_memory;  ///< of the buffers; unset: the allocator's
   bool offload_to_cpu = false;
   bool pin_memory = true;  ///< only with offload_to_cpu
   int num_to_forward_prefetch = 0;

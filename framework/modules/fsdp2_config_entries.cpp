@@ -1,6 +1,10 @@
 #include "framework/modules/fsdp2_config_entries.h"
 
+#include <algorithm>
+#include <cctype>
+#include <initializer_list>
 #include <limits>
+#include <utility>
 
 #include "framework/arguments/typed_text.h"
 
@@ -12,6 +16,18 @@ std::optional<int> ranks_in(const YamlValue& value, const char* expected) {
   if (!ranks) return std::nullopt;
   if (*ranks < 1 || *ranks > std::numeric_limits<int>::max()) value.expected(expected);
   return static_cast<int>(*ranks);
+}
+
+/// One of these words, in any case.
+template <class T>
+T choice(const YamlValue& value, std::initializer_list<std::pair<const char*, T>> choices) {
+  std::string given = value.node.IsScalar() ? value.text() : "", words;
+  std::ranges::transform(given, given.begin(), [](unsigned char letter) { return std::tolower(letter); });
+  for (const auto& [word, meaning] : choices) {
+    if (given == word) return meaning;
+    words += (words.empty() ? "" : ", ") + std::string(word);
+  }
+  value.expected("one of " + words);
 }
 
 }  // namespace
@@ -40,6 +56,39 @@ ReshardAfterForward read_reshard(const YamlValue& value) {
   bool always = true;
   if (!value.node.IsScalar() || !YAML::convert<bool>::decode(value.node, always)) value.expected(kExpected);
   return always;
+}
+
+ShardDimRule read_shard_placement(const YamlValue& value) {
+  constexpr const char* kExpected =
+      "\"auto\", or dimensions by patterns of modules as in `model.layers.{*}.mlp.down_proj: 1`";
+  ShardDimRule rule;
+  if (value.node.IsScalar() && value.text() == "auto") {
+    rule.divisible = true;
+    return rule;
+  }
+  if (!value.node.IsMap()) value.expected(kExpected);
+  for (const auto& item : value.node) {
+    const auto dim = item.second.IsScalar() ? parse_integer(item.second.Scalar()) : std::nullopt;
+    if (!item.first.IsScalar() || !dim) value.expected(kExpected);
+    rule.dims.emplace_back(item.first.Scalar(), *dim);
+  }
+  return rule;
+}
+
+UnusedParameters read_unused_parameters(const YamlValue& value) {
+  return choice<UnusedParameters>(value,
+                                  {{"zero_fill", UnusedParameters::kZeroFill}, {"error", UnusedParameters::kError}});
+}
+
+std::optional<Float8Scale> read_fp8_scale(const YamlValue& value) {
+  return choice<std::optional<Float8Scale>>(value, {{"false", std::nullopt},
+                                                    {"true", Float8Scale::kAmax},
+                                                    {"amax", Float8Scale::kAmax},
+                                                    {"power_of_two", Float8Scale::kPowerOfTwo}});
+}
+
+GroupMemory read_memory(const YamlValue& value) {
+  return choice<GroupMemory>(value, {{"registered", GroupMemory::kRegistered}, {"symmetric", GroupMemory::kSymmetric}});
 }
 
 }  // namespace megashard::detail

@@ -15,6 +15,10 @@ int read_int(const YamlValue& value, int smallest);
 std::vector<std::string> read_patterns(const YamlValue& value);
 std::optional<int> read_sharding_size(const YamlValue& value);
 ReshardAfterForward read_reshard(const YamlValue& value);
+ShardDimRule read_shard_placement(const YamlValue& value);
+UnusedParameters read_unused_parameters(const YamlValue& value);
+std::optional<Float8Scale> read_fp8_scale(const YamlValue& value);  ///< unset: false
+GroupMemory read_memory(const YamlValue& value);
 
 /// Whether the file is one of MindSpeed's native route: fsdp_plan and recompute_plan, at the top or
 /// under parallel.

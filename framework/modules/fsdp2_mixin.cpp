@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "framework/modules/fsdp2_controls.h"
 #include "framework/modules/sharding_checks.h"
 #include "framework/modules/wrap_policy.h"
 #include "framework/recompute/activation_offload.h"
@@ -44,10 +45,16 @@ torch::nn::Module& FSDP2Mixin::module() {
 void FSDP2Mixin::fully_shard(ShardingRequest request) {
   check_patterns(module(), request.config, request.strictness);
   _pre_fully_shard(std::move(request));
+  _init_tp_model();
   _init_ep_model();
   check_moe_modules();
   check_ignored_modules();
+  set_shard_placements();
   _fully_shard();
+  const auto& config = request_.config;
+  detail::set_communication(module(), config, options_.mesh->device().is_cpu());
+  detail::gather_in_fp8(module(), config, select(config.fp8_all_gather_modules, "fp8_all_gather_modules"),
+                        request_.sink);
   _post_fully_shard();
   make_copies_equal();
 }
@@ -67,6 +74,8 @@ void FSDP2Mixin::_pre_fully_shard(ShardingRequest request) {
                                                      std::vector<std::string>{"Replicate", "Shard"});
   options_.reshard_after_forward = config.reshard_after_forward;
   options_.mixed_precision = config.mixed_precision;
+  options_.unused_parameters = config.unused_parameters;
+  placements_ = detail::ShardPlacements(options_.mesh);
   if (config.offload_to_cpu) options_.cpu_offload = CpuOffloadPolicy{.pin_memory = config.pin_memory};
   if (request_.sink) {
     request_.sink(Severity::kNotice, "FSDP2: parameters are sharded over " + std::to_string(shard) + " ranks" +
@@ -84,6 +93,13 @@ void FSDP2Mixin::_pre_fully_shard(ShardingRequest request) {
   }
 }
 
+void FSDP2Mixin::_init_tp_model() {
+  if (request_.tensor_parallel_group == nullptr) return;
+  throw UsageError("--tensor-model-parallel-size " + std::to_string(request_.tensor_parallel_group->size()) +
+                   ": this model has no tensor-parallel layers; leave it out, and FSDP2 shards the model over all "
+                   "ranks.");
+}
+
 void FSDP2Mixin::_init_ep_model() {
   TORCH_CHECK(request_.config.expert_parallel_size == 1, "expert_parallel_size is ",
               request_.config.expert_parallel_size,
@@ -91,24 +107,35 @@ void FSDP2Mixin::_init_ep_model() {
 }
 
 void FSDP2Mixin::shard_over(DeviceMeshPtr mesh, std::function<bool(const at::Tensor& parameter)> which) {
-  is_spread_ = std::move(which);
-  options_.shard_placement_fn = [mesh = std::move(mesh), which = is_spread_](const at::Tensor& parameter) {
-    return which(parameter) ? ShardPlacement{.mesh = mesh} : ShardPlacement{};
-  };
+  placements_.set_other_mesh(std::move(mesh), std::move(which));
+}
+
+void FSDP2Mixin::set_shard_placements() {
+  const auto& rule = request_.config.shard_placement;
+  if (rule.divisible) placements_.cut_where_divisible();
+  for (const auto& [pattern, dim] : rule.dims) {
+    for (const auto& each : select({pattern}, "shard_placement")) placements_.cut(*each.module, dim);
+  }
+  const auto& ignored = options_.ignored_parameters;
+  for (const auto& item : module().named_parameters()) {
+    if (std::ranges::none_of(ignored, [&](const at::Tensor& each) { return each.is_same(item.value()); }))
+      placements_.check(item.key(), item.value());
+  }
+  if (placements_.has_other_mesh() || rule.divisible || !rule.dims.empty()) options_.shard_placement_fn = placements_;
 }
 
 void FSDP2Mixin::check_moe_modules() {
   const auto& patterns = request_.config.moe_modules;
   const auto parameters = module().parameters();
   const bool has_experts = std::any_of(parameters.begin(), parameters.end(), [this](const at::Tensor& parameter) {
-    return is_spread_ && is_spread_(parameter);
+    return placements_.is_on_other_mesh(parameter);
   });
   if (request_.config.expert_shard_size && !has_experts && request_.sink) {
     request_.sink(Severity::kWarning, "FSDP2: expert_fully_shard_parallel_size has no effect: this model has no "
                                       "experts; leave it out");
   }
   if (patterns.empty()) return;
-  if (!is_spread_) {
+  if (!placements_.has_other_mesh()) {
     if (request_.sink) {
       request_.sink(Severity::kWarning, "FSDP2: moe_modules has no effect: it names the experts that are spread over "
                                         "ranks, and expert_parallel_size is 1");
@@ -118,14 +145,14 @@ void FSDP2Mixin::check_moe_modules() {
   std::unordered_set<const c10::TensorImpl*> named;
   for (const auto& each : select(patterns, "moe_modules")) {
     for (const auto& parameter : each.module->parameters()) {
-      require(is_spread_(parameter), "moe_modules names " + each.path +
-                                         ", which is more than experts; name their list, as in "
-                                         "model.layers.{*}.mlp.experts.");
+      require(placements_.is_on_other_mesh(parameter), "moe_modules names " + each.path +
+                                                           ", which is more than experts; name their list, as in "
+                                                           "model.layers.{*}.mlp.experts.");
       named.insert(parameter.unsafeGetTensorImpl());
     }
   }
   for (const auto& item : module().named_parameters()) {
-    require(named.contains(item.value().unsafeGetTensorImpl()) || !is_spread_(item.value()),
+    require(named.contains(item.value().unsafeGetTensorImpl()) || !placements_.is_on_other_mesh(item.value()),
             "moe_modules leaves out " + item.key() +
                 ", but all experts of the model are spread over the ranks; name all lists of "
                 "experts, or leave moe_modules out.");
@@ -138,7 +165,7 @@ void FSDP2Mixin::check_ignored_modules() {
   detail::NamedParameters ignored;
   for (const auto& item : module().named_parameters()) {
     if (left.erase(item.value().unsafeGetTensorImpl()) == 0) continue;  // tied ones come once
-    require(!is_spread_ || !is_spread_(item.value()),
+    require(!placements_.is_on_other_mesh(item.value()),
             "ignored_modules names " + item.key() +
                 " of an expert, but experts are spread over the ranks; leave them out of it.");
     ignored.emplace_back(item.key(), item.value());
@@ -276,9 +303,9 @@ void FSDP2Mixin::set_fullyshard_modules_to_wrap() {
     shard_matching(request_.config.sub_modules_to_wrap.value_or(default_modules_to_wrap()));
     return;
   }
-  const auto layers = policy->layer_classes
-                          ? select_classes(module(), *policy->layer_classes, "transformer_layer_cls_to_wrap")
-                          : select(default_modules_to_wrap(), "the model's layers");
+  const auto layers = policy->layer_classes ? select_classes(module(), *policy->layer_classes,
+                                                             "transformer_layer_cls_to_wrap", request_.sink)
+                                            : select(default_modules_to_wrap(), "the model's layers");
   auto groups = modules_of_policy(module(), *policy, layers, request_.sink);
   std::unordered_set<const torch::nn::Module*> experts;
   for (const auto& group : expert_groups(module(), policy->expert_classes, request_.sink)) {

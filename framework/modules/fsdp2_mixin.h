@@ -8,6 +8,7 @@
 #include "framework/modules/deferred_init.h"
 #include "framework/modules/fsdp2_config.h"
 #include "framework/modules/module_patterns.h"
+#include "framework/modules/shard_placement.h"
 #include "framework/recompute/activation_plan.h"
 #include "parallel/fsdp/fully_shard.h"
 
@@ -16,6 +17,8 @@ namespace megashard {
 /// What a program gives FSDP2Mixin::fully_shard besides the file.
 struct ShardingRequest {
   ProcessGroupPtr process_group{};  ///< the data parallel ranks
+  /// Ranks that share each layer; null: none do. No two of them are in one process_group.
+  ProcessGroupPtr tensor_parallel_group{};
   Fsdp2Config config{};
   Strictness strictness = Strictness::kWarn;  ///< of patterns that match nothing
   DiagnosticSink sink{};                      ///< what each pattern matched, warnings
@@ -40,12 +43,15 @@ class FSDP2Mixin {
   /// Turns requires_grad off where the model's configuration says so. Called by the model's
   /// constructor or by the program, before fully_shard.
   virtual void freeze() {}
-  /// _pre_fully_shard, _init_ep_model, _fully_shard, _post_fully_shard, in this order.
+  /// _pre_fully_shard, _init_tp_model, _init_ep_model, _fully_shard, _post_fully_shard, in this order.
   void fully_shard(ShardingRequest request);
 
  protected:
   /// Takes the request and lays the ranks out: sharding_size consecutive ranks share one copy.
   virtual void _pre_fully_shard(ShardingRequest request);
+  /// Layers of which this rank has pieces (set_tensor_parallel); throws if they are asked for, unless the
+  /// model has its own.
+  virtual void _init_tp_model();
   /// Experts on several ranks; throws if the file asks for them, unless the model has its own.
   virtual void _init_ep_model();
   /// Recompute, wrapped modules bottom-up, the root, prefetch. A model with other ideas overrides
@@ -94,6 +100,8 @@ class FSDP2Mixin {
   torch::nn::Module& module();
   void check_moe_modules();
   void check_ignored_modules();
+  /// After everything has said where it wants parameters.
+  void set_shard_placements();
   /// What several ranks hold becomes what the first of them has: each may have drawn its own
   /// values.
   void make_copies_equal();
@@ -104,8 +112,8 @@ class FSDP2Mixin {
 
   ShardingRequest request_;
   FullyShardOptions options_;
-  std::function<bool(const at::Tensor& parameter)> is_spread_;  // by shard_over; unset: nothing is
-  std::vector<NamedModule> wrapped_;                            // in the order of the model
+  detail::ShardPlacements placements_;
+  std::vector<NamedModule> wrapped_;  // in the order of the model
 };
 
 }  // namespace megashard

@@ -308,7 +308,9 @@ void check_patterns(const torch::nn::Module& model, const Fsdp2Config& config, S
   check(config.recompute_modules, "recompute_modules");
   check(config.offload_modules, "offload_modules");
   check(config.moe_modules, "moe_modules");
-  mistakes.tell();
+  check(config.fp8_all_gather_modules, "fp8_all_gather_modules");
+  for (const auto& [pattern, dim] : config.shard_placement.dims) check({pattern}, "shard_placement");
+  mistakes.throw_if_any();
 }
 
 std::string describe_match(const PatternMatch& match) {

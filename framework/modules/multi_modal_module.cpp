@@ -2,6 +2,7 @@
 
 #include <unordered_set>
 
+#include "framework/diagnostics.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
@@ -10,6 +11,12 @@ void MultiModalModule::check_sequence_ranks(int64_t /*ranks*/) const {
   TORCH_CHECK(false, "the model ", class_name(),
               " does not take a part of a sequence: leave out --context-parallel-size, or let its forward follow "
               "Batch::sequence and override check_sequence_ranks()");
+}
+
+void MultiModalModule::check_sequence_ring() const {
+  throw UsageError("the model " + class_name() +
+                   " has no ring attention; give --context-parallel-algo "
+                   "ulysses_cp_algo (--cp-comm-type a2a), which shares out attention heads.");
 }
 
 double MultiModalModule::training_flops(int64_t sequences, int64_t sequence_length) const {

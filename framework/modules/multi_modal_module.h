@@ -32,9 +32,11 @@ class MultiModalModule : public MegatronModule, public HookedModule {
 
   /// Tokens are from [0, vocab_size()).
   virtual int64_t vocab_size() const = 0;
-  /// Throws where forward cannot take a sequence whose rows are spread over so many ranks; the
-  /// default cannot (Batch::sequence).
+  /// Throws where forward cannot take a sequence whose rows are spread over so many ranks that share
+  /// out its heads (Ulysses); the default cannot (Batch::sequence).
   virtual void check_sequence_ranks(int64_t ranks) const;
+  /// Throws where it cannot take one in a ring; the default cannot (SequenceShard::ring).
+  virtual void check_sequence_ring() const;
   /// Floating-point operations of forward and backward of `sequences` sequences; 6 per parameter
   /// and token unless a model knows better.
   virtual double training_flops(int64_t sequences, int64_t sequence_length) const;

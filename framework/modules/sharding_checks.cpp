@@ -66,6 +66,10 @@ void warn_of_keys_without_effect(const Fsdp2Config& config, bool on_cpu, const D
   warn(config.use_reentrant != defaults.use_reentrant && !config.native_patterns && config.recompute_modules.empty() &&
            config.recompute_save_ops.empty(),
        "use_reentrant", "it belongs to recompute_modules, which names none");
+  warn(config.communication_memory.has_value() && on_cpu, "communication_memory",
+       "it is NCCL's, which needs GPUs, and there is none");
+  warn(!config.fp8_all_gather_modules.empty() && !config.fp8_all_gather, "fp8_all_gather_modules",
+       "it belongs to fp8_all_gather, which is false");
   warn(config.ignored_modules_replicated && config.ignored_modules.empty(), "ignored_modules_replicated",
        "it belongs to ignored_modules, which names none");
 }

@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 
@@ -52,6 +53,32 @@ void tell(const std::vector<NamedModule>& modules, const DiagnosticSink& sink) {
   for (const auto& [name, match] : by_class) sink(Severity::kNotice, "FSDP2: wrap_policy: " + describe_match(match));
 }
 
+/// What a class is in a model of any family: "Qwen3MoeAttention" is an Attention. Empty: none of these.
+std::string part_of(const std::string& name) {
+  for (const char* part : {"DecoderLayer", "SparseMoeBlock", "Block", "Experts", "Attention", "MLP"}) {
+    if (!name.ends_with(part)) continue;
+    const bool sees = name.find("Vision") != name.npos;
+    return (sees ? "Vision" : "") + std::string(part);
+  }
+  return "";
+}
+
+/// The classes asked for as the model has them.
+std::vector<std::string> played_by(std::vector<std::string> classes, const std::set<std::string>& known,
+                                   const std::string& key, const DiagnosticSink& sink) {
+  for (auto& name : classes) {
+    const auto part = part_of(name);
+    if (known.contains(name) || part.empty()) continue;
+    std::vector<std::string> players;
+    std::copy_if(known.begin(), known.end(), std::back_inserter(players),
+                 [&](const auto& other) { return part_of(other) == part; });
+    if (players.size() != 1) continue;
+    if (sink) sink(Severity::kNotice, "FSDP2: " + key + ": " + name + " is " + players.front() + " in this model");
+    name = players.front();
+  }
+  return classes;
+}
+
 /// The experts of one block and what transformers calls the class that holds them.
 struct ExpertList {
   std::string held_by;
@@ -84,12 +111,16 @@ bool is_output_projection(const std::string& path) {
 }
 
 std::vector<std::vector<torch::nn::Module*>> expert_groups(const torch::nn::Module& model,
-                                                           const std::vector<std::string>& classes,
+                                                           const std::vector<std::string>& asked,
                                                            const DiagnosticSink& sink) {
   std::vector<std::vector<torch::nn::Module*>> groups;
-  std::set<std::string> modules(classes.begin(), classes.end());
   std::map<std::string, PatternMatch> stacked;
-  for (const auto& list : expert_lists(model)) {
+  const auto lists = expert_lists(model);
+  std::set<std::string> holders;
+  for (const auto& list : lists) holders.insert(list.held_by);
+  const auto classes = played_by(asked, holders, "moe_experts", sink);
+  std::set<std::string> modules(classes.begin(), classes.end());
+  for (const auto& list : lists) {
     if (std::find(classes.begin(), classes.end(), list.held_by) == classes.end()) continue;
     modules.erase(list.held_by);
     auto& match = stacked[list.held_by];
@@ -104,28 +135,35 @@ std::vector<std::vector<torch::nn::Module*>> expert_groups(const torch::nn::Modu
     if (sink) sink(Severity::kNotice, "FSDP2: moe_experts: " + describe_match(match));
   }
   if (modules.empty()) return groups;
-  const auto selected = select_classes(model, {modules.begin(), modules.end()}, "moe_experts");
+  const auto selected = select_classes(model, {modules.begin(), modules.end()}, "moe_experts", sink);
   for (const auto& each : selected) groups.push_back({each.module});
   tell(selected, sink);
   return groups;
 }
 
-std::vector<NamedModule> select_classes(const torch::nn::Module& model, const std::vector<std::string>& classes,
-                                        const std::string& key) {
+std::vector<NamedModule> select_classes(const torch::nn::Module& model, const std::vector<std::string>& asked,
+                                        const std::string& key, const DiagnosticSink& sink) {
+  std::set<std::string> known;
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) known.insert(class_of(*item.value()));
+  known.erase("");  // modules without hooks
+  const auto classes = played_by(asked, known, key, sink);
   std::vector<NamedModule> selected;
-  std::set<std::string> known, missing(classes.begin(), classes.end());
+  std::set<std::string> missing(classes.begin(), classes.end());
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
     const auto name = class_of(*item.value());
-    if (name.empty()) continue;
-    known.insert(name);
     if (std::find(classes.begin(), classes.end(), name) == classes.end()) continue;
     missing.erase(name);
     selected.push_back({item.key(), item.value().get()});
   }
-  if (missing.empty()) return selected;
-  const auto hint = did_you_mean(*missing.begin(), {known.begin(), known.end()});
-  throw UsageError(key + ": the model has no module of class " + *missing.begin() +
-                   (hint.empty() ? "; its classes are " + c10::Join(", ", known) + "." : hint));
+  for (const auto& name : missing) {
+    const auto hint = did_you_mean(name, {known.begin(), known.end()});
+    if (selected.empty() || !hint.empty()) {
+      throw UsageError(key + ": the model has no module of class " + name +
+                       (hint.empty() ? "; its classes are " + c10::Join(", ", known) + "." : hint));
+    }
+    if (sink) sink(Severity::kNotice, "FSDP2: " + key + ": no module of this model plays the part of " + name);
+  }
+  return selected;
 }
 
 std::vector<NamedModule> modules_of_policy(const torch::nn::Module& model, const WrapPolicy& policy,

@@ -10,11 +10,12 @@
 
 namespace megashard {
 
-/// The modules whose class_name() is one of `classes`, in the order of the model. `key` stands in
-/// messages. Throws UsageError for a class that no hooked module has, with the nearest that one
-/// has.
+/// The modules whose class_name() is one of `classes`, in the order of the model. A class of another
+/// family ("Qwen2Attention") stands for the one that plays its part in the model ("Qwen3Attention"),
+/// which `sink` is told, as where nothing does but other classes match. `key` stands in messages.
+/// Throws UsageError for a class that is misspelt, or where none matches, with the nearest.
 std::vector<NamedModule> select_classes(const torch::nn::Module& model, const std::vector<std::string>& classes,
-                                        const std::string& key);
+                                        const std::string& key, const DiagnosticSink& sink);
 
 /// The groups that `classes` of experts make, in the order of the model: each module of a class;
 /// for the class that transformers stacks experts in ("PExperts" inside "PSparseMoeBlock"), all
