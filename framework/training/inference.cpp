@@ -1,7 +1,7 @@
 #include "framework/training/inference.h"
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/isin.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
@@ -39,20 +39,16 @@ Batch input_of_rows(const MultiModalModule& model, const at::Tensor& rows, std::
                     const InferenceRanks& ranks) {
   Batch whole;
   whole.tokens = rows;
-  whole.sequence = {ranks.sequence_group, rows.size(1)};
+  whole.sequence = ranks.sequence.with_length(rows.size(1));
   whole.extra = std::move(extra);
   return batch_of_rank(model, std::move(whole), ranks.device);
 }
 
-/// [B, rows()] of each rank of a shard -> [B, length] on all of them.
-at::Tensor whole_rows(const at::Tensor& mine, const SequenceShard& shard) {
-  if (shard.is_whole()) return mine;
-  const int64_t batch = mine.size(0), most = shard.most_rows(), ranks = shard.group->size();
-  at::Tensor part = at::zeros({batch, most}, mine.options());
-  part.narrow(1, 0, mine.size(1)).copy_(mine);
-  at::Tensor all = at::empty({ranks, batch, most}, mine.options());
-  shard.group->all_gather_into(all.view({-1}), part.view({-1})).wait();
-  return all.transpose(0, 1).reshape({batch, ranks * most}).narrow(1, 0, shard.length);
+/// The length with which the ranks take so many tokens: some of them want a multiple. No token sees what is filled up
+/// behind it.
+int64_t length_for(int64_t tokens, const InferenceRanks& ranks) {
+  const int64_t multiple = ranks.sequence.length_multiple();
+  return (tokens + multiple - 1) / multiple * multiple;
 }
 
 /// The likeliest token at `place` [B] of each sequence, from logits [B, rows(), V].
@@ -60,12 +56,12 @@ at::Tensor likeliest_at(const at::Tensor& logits, const at::Tensor& place, const
   const at::Tensor row_numbers = at::arange(logits.size(0), place.options());
   if (shard.is_whole()) return logits.index({row_numbers, place}).argmax(-1);
   // The rank that has the place gives its token, the others 0.
-  const at::Tensor local = place - shard.group->rank() * shard.most_rows();
-  const at::Tensor is_here = (local >= 0).logical_and(local < logits.size(1));
   at::Tensor token = at::zeros_like(place);
   if (logits.size(1) > 0) {
-    const at::Tensor row = local.clamp(0, logits.size(1) - 1);
-    token = logits.index({row_numbers, row}).argmax(-1) * is_here;
+    const at::Tensor places_here = shard.rows_of(at::arange(shard.length, place.options()), 0);
+    const at::Tensor is_here = places_here.unsqueeze(0) == place.unsqueeze(1);  // [B, rows()]
+    const at::Tensor row = is_here.to(at::kLong).argmax(1);
+    token = logits.index({row_numbers, row}).argmax(-1) * is_here.any(1);
   }
   shard.group->all_reduce(token, ReduceOp::kSum).wait();
   return token;
@@ -76,11 +72,12 @@ at::Tensor likeliest_at(const at::Tensor& logits, const at::Tensor& place, const
 at::Tensor log_probabilities(MultiModalModule& model, InferenceBatch batch, int64_t length,
                              const InferenceRanks& ranks) {
   const c10::NoGradGuard no_grad;
-  const at::Tensor rows = padded(batch.texts, length + 1);
-  Batch input = input_of_rows(model, rows.narrow(1, 0, length).contiguous(), std::move(batch.extra), ranks);
+  const int64_t taken = length_for(length, ranks);
+  const at::Tensor rows = at::constant_pad_nd(padded(batch.texts, length + 1), {0, taken - length});
+  Batch input = input_of_rows(model, rows.narrow(1, 0, taken).contiguous(), std::move(batch.extra), ranks);
   const SequenceShard shard = input.sequence;
-  input.labels = shard.rows_of(rows.narrow(1, 1, length).to(ranks.device), 1).contiguous();
-  const at::Tensor losses = whole_rows(model(std::move(input)), shard).cpu();
+  input.labels = shard.rows_of(rows.narrow(1, 1, taken).to(ranks.device), 1).contiguous();
+  const at::Tensor losses = whole_of_rows(model(std::move(input)), 1, shard).narrow(1, 0, length).cpu();
   const at::Tensor wanted = at::arange(1, length + 1).unsqueeze(0) < lengths_of(batch.texts).unsqueeze(1);
   return at::where(wanted, losses.neg(), at::zeros({}, losses.options()))
       .narrow(0, 0, static_cast<int64_t>(batch.texts.size()));
@@ -93,7 +90,7 @@ at::Tensor greedy_continuations(MultiModalModule& model, const InferenceBatch& b
   if (count == 0) return at::zeros({texts, 0}, at::kLong);
   at::Tensor at_end = lengths_of(batch.texts).to(ranks.device);  // where each row goes on
   const int64_t longest = at_end.max().item<int64_t>();
-  const at::Tensor given = padded(batch.texts, longest + count);
+  const at::Tensor given = padded(batch.texts, length_for(longest + count, ranks));
   const at::Tensor rows = given.to(ranks.device, given.scalar_type(), false, /*copy=*/true);
   const at::Tensor row_numbers = at::arange(rows.size(0), at_end.options());
   const at::Tensor marks = at::tensor(ends, at::kLong).to(ranks.device);
@@ -102,9 +99,10 @@ at::Tensor greedy_continuations(MultiModalModule& model, const InferenceBatch& b
   for (int64_t step = 0; step < count; ++step) {
     // Tokens behind a row's end are seen by no token before them. Pictures have their places in
     // what was given, whatever the model says.
-    Batch input = input_of_rows(model, given.narrow(1, 0, longest + step).contiguous(), batch.extra, ranks);
+    const int64_t taken = length_for(longest + step, ranks);
+    Batch input = input_of_rows(model, given.narrow(1, 0, taken).contiguous(), batch.extra, ranks);
     const SequenceShard shard = input.sequence;
-    input.tokens = shard.rows_of(rows.narrow(1, 0, longest + step), 1).contiguous();
+    input.tokens = shard.rows_of(rows.narrow(1, 0, taken), 1).contiguous();
     at::Tensor next = likeliest_at(model(std::move(input)), at_end - 1, shard);
     if (step > 0) next = at::where(ended, chosen.back(), next);
     ended = ended.logical_or(at::isin(next, marks));

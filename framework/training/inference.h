@@ -23,7 +23,7 @@ struct InferenceBatch {
 /// too, as a sharded model needs it.
 struct InferenceRanks {
   c10::Device device{c10::kCPU};
-  ProcessGroupPtr sequence_group{};  ///< of ranks that share the sequences; null: none does
+  SequenceShard sequence{};  ///< of ranks that share the sequences
 };
 
 /// Log-probability of each token given those before it: [texts, length] fp32 on the CPU, row i

@@ -16,8 +16,8 @@ Result shown_if(bool asked_for, double value) { return asked_for ? Result(value)
 double number(int64_t count) { return static_cast<double>(count); }
 
 double mean_loss(const StepInterval& interval) {
-  const int64_t counted = interval.steps - interval.nan_steps;
-  return counted > 0 ? interval.loss_sum / number(counted) : std::nan("");
+  if (interval.losses > 0) return interval.loss_sum / number(interval.losses);
+  return interval.steps > interval.skipped_steps ? std::nan("") : 0;
 }
 
 /// Losses of 0 or less are left out, as in Megatron; NaN is shown.
@@ -68,12 +68,17 @@ constexpr Metric kMetrics[] = {
      .value = [](Report r) -> Result {
        return shown_if(r.arguments.log_tps, r.interval.tokens_per_sample / number(r.interval.steps));
      }},
-    // There is no loss scaling here, nor iterations that it skips.
-    {.text = " loss scale: %.1f |", .value = [](Report) -> Result { return 1.0; }},
-    {.text = " grad norm: %.3f |", .value = [](Report r) -> Result { return r.step.grad_norm; }},
+    {.text = " loss scale: %.1f |", .value = [](Report r) -> Result { return r.step.loss_scale.value_or(1); }},
+    {.key = "loss_scale", .value = [](Report r) -> Result { return r.step.loss_scale; }},
+    {.text = " grad norm: %.3f |",
+     .value = [](Report r) -> Result { return shown_if(!r.step.skipped, r.step.grad_norm); }},
     {.key = "zeros_in_grad", .text = " num zeros: %.1f |", .value = [](Report r) -> Result { return r.zeros_in_grad; }},
     {.key = "params_norm", .text = " params norm: %.3f |", .value = [](Report r) -> Result { return r.params_norm; }},
-    {.text = " number of skipped iterations: %3.0f |", .value = [](Report) -> Result { return 0.0; }},
+    {.text = " number of skipped iterations: %3.0f |",
+     .value = [](Report r) -> Result { return number(r.interval.skipped_steps); }},
+    {.key = "skipped",
+     .is_whole = true,
+     .value = [](Report r) -> Result { return shown_if(r.step.loss_scale.has_value(), r.step.skipped ? 1 : 0); }},
     {.text = " number of nan iterations: %3.0f |",
      .value = [](Report r) -> Result { return number(r.interval.nan_steps); }},
     {.text = " tokens per second: %.1f |",

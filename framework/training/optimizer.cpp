@@ -84,9 +84,9 @@ void count_step(const std::vector<at::Tensor>& counts, const at::Tensor& skip) {
 
 at::Tensor main_gradient(const SteppedParameter& each, const StepContext& context) {
   const at::Tensor gradient = unguarded(each.parameter.grad());
-  const bool scaled = each.has_copy() && context.clip;
+  const bool scaled = each.casts_gradient() && context.factor;
   at::Tensor wide = gradient.to(each.main.scalar_type(), /*non_blocking=*/false, /*copy=*/scaled);
-  if (scaled) clip_grads_with_norm_({wide}, context.clip->max_norm, context.clip->norm);
+  if (scaled) multiply_grads_({wide}, *context.factor);
   return wide;
 }
 
@@ -124,7 +124,7 @@ Optimizer::Optimizer(const NamedTensors& named_parameters, const OptimizerOption
 
 void Optimizer::zero_grad() {
   for (auto& each : stepped_) each.parameter.mutable_grad().reset();
-  clip_.reset();
+  factor_.reset();
 }
 
 void Optimizer::set_lr(double lr) {
@@ -150,17 +150,23 @@ Dict Optimizer::describe(const ParamGroup& group) const {
   return entry;
 }
 
-at::Tensor Optimizer::clip_grad_norm(double max_norm) {
-  const at::Tensor norm = total_grad_norm(parameters_, 2.0, parts_);
-  clip_.reset();
-  if (max_norm == 0) return norm;
+at::Tensor Optimizer::clip_grad_norm(double max_norm, const at::Tensor& loss_scale) {
+  const at::NoGradGuard no_grad;
+  at::Tensor norm = total_grad_norm(parameters_, 2.0, parts_), unscale;
+  if (loss_scale.defined()) {
+    unscale = loss_scale.to(norm.device(), at::kDouble).reciprocal();
+    norm = (norm * unscale).to(at::kFloat);
+  }
+  factor_.reset();
+  if (max_norm != 0) factor_ = clip_factor(max_norm, norm);
+  if (unscale.defined()) factor_ = factor_ ? *factor_ * unscale : unscale;
+  if (!factor_) return norm;
   std::vector<at::Tensor> gradients;
   for (const auto& each : stepped_) {
     const at::Tensor& gradient = each.parameter.grad();
-    if (gradient.defined() && !each.has_copy()) gradients.push_back(gradient);
+    if (gradient.defined() && !each.casts_gradient()) gradients.push_back(gradient);
   }
-  clip_grads_with_norm_(gradients, max_norm, norm);
-  clip_ = Clip{max_norm, norm};
+  multiply_grads_(gradients, *factor_);
   return norm;
 }
 
@@ -176,13 +182,13 @@ void Optimizer::step(const at::Tensor& skip) {
   }
   count_step(counts, skip);
   const StepContext context{
-      .skip = skip.defined() ? std::optional(skip) : std::nullopt, .clip = clip_, .cast_elements = cast_elements_};
+      .skip = skip.defined() ? std::optional(skip) : std::nullopt, .factor = factor_, .cast_elements = cast_elements_};
   for (size_t i = 0; i < param_groups_.size(); ++i) {
     if (!of_group[i].empty()) rules_[param_groups_[i].rule]->step(of_group[i], param_groups_[i], context);
     // Neither the fused kernels nor parts of a parameter tell autograd.
     for (const auto* each : of_group[i]) each->parameter.unsafeGetTensorImpl()->bump_version();
   }
-  clip_.reset();
+  factor_.reset();
 }
 
 void Optimizer::check_sizes(const SteppedParameter& each) {

@@ -32,9 +32,11 @@ class Optimizer {
   /// know. Undefined: 0. Collective where a rule needs whole matrices.
   void step(const at::Tensor& skip = {});
   /// Clips what step() will use to max_norm and returns the norm before; 0: only measures.
-  /// Collective. Call it once between backward and step: gradients of fp16 and bf16 parameters are
-  /// scaled in fp32, as Megatron's main grads, and when they are cast: in step().
-  at::Tensor clip_grad_norm(double max_norm);
+  /// `loss_scale`: the gradients are that many times too large (0-d, GradScaler), and what step()
+  /// uses is divided by it at the same time; the norm is that of the true ones.
+  /// Collective. Call it once between backward and step: gradients of another dtype than what is
+  /// stepped are scaled in fp32, as Megatron's main grads, and when they are cast: in step().
+  at::Tensor clip_grad_norm(double max_norm, const at::Tensor& loss_scale = {});
   /// For the norm: of these parameters other ranks have others.
   void set_parts(ExpertParallelInfo parts) { parts_ = std::move(parts); }
   void zero_grad();
@@ -65,7 +67,7 @@ class Optimizer {
   std::vector<at::Tensor> parameters_;
   int64_t cast_elements_;
   ExpertParallelInfo parts_;
-  std::optional<Clip> clip_;  // of gradients that step() casts
+  std::optional<at::Tensor> factor_;  // of gradients that step() casts
 };
 
 inline std::unique_ptr<Optimizer> make_optimizer(const NamedTensors& named_parameters,

@@ -6,14 +6,15 @@
 
 namespace megashard {
 
-ProcessGroupPtr sequence_group(const Arguments& arguments, const MultiModalModule& model,
-                               const ProcessGroupPtr& group) {
+SequenceShard sequence_ranks(const Arguments& arguments, const MultiModalModule& model, const ProcessGroupPtr& group) {
   const auto ranks = static_cast<int>(arguments.context_parallel_size);
-  if (ranks == 1) return nullptr;
-  model.check_sequence_ranks(ranks);
+  if (ranks == 1) return {};
+  const int64_t ring = arguments.ring_size(), sharing_heads = ranks / ring;
+  if (sharing_heads > 1) model.check_sequence_ranks(sharing_heads);
+  if (ring > 1) model.check_sequence_ring();
   std::vector<int> members(static_cast<size_t>(ranks));
   std::iota(members.begin(), members.end(), group->rank() / ranks * ranks);
-  return group->split(members, "context_parallel");
+  return share_sequences(group->split(members, "context_parallel"), ring);
 }
 
 ProcessGroupPtr data_parallel_group(const Arguments& arguments, const ProcessGroupPtr& group) {
@@ -30,6 +31,7 @@ Batch batch_of_rank(const MultiModalModule& model, Batch whole, c10::Device devi
     if (tensor.defined()) tensor = on_device(tensor, device);
   };
   for (auto& [name, tensor] : whole.extra) move(tensor);
+  whole.attention_mask = whole.sequence.place_rows_of(whole.attention_mask, 2);
   move(whole.attention_mask);
   for (at::Tensor* each : {&whole.tokens, &whole.position_ids, &whole.labels, &whole.token_mask}) {
     move(*each);

@@ -6,17 +6,18 @@
 
 namespace megashard {
 
-/// The --context-parallel-size ranks of `group` that share this one's sequences: neighbours, so
-/// that their exchanges stay within a node. Null: it has them alone. Throws where the model cannot
-/// share a sequence among so many. Collective.
-ProcessGroupPtr sequence_group(const Arguments& arguments, const MultiModalModule& model, const ProcessGroupPtr& group);
+/// How the --context-parallel-size ranks of `group` that share this one's sequences do it, neighbours
+/// among themselves, so that their exchanges stay within a node; the length is that of no sequence yet. One
+/// rank shares with none. Throws where the model cannot share a sequence so. Collective.
+SequenceShard sequence_ranks(const Arguments& arguments, const MultiModalModule& model, const ProcessGroupPtr& group);
 
 /// The ranks that read the same rows of different sequences: of each sequence group one. `group`
 /// itself where sequences are not shared. Collective.
 ProcessGroupPtr data_parallel_group(const Arguments& arguments, const ProcessGroupPtr& group);
 
 /// What this rank's forward takes of a batch with whole sequences on the host (`sequence` set):
-/// prepared, on `device`, with this rank's rows. The attention mask stays whole.
+/// prepared, on `device`, with this rank's rows. The attention mask stays whole, or has the rows of the
+/// rank's place in a ring.
 Batch batch_of_rank(const MultiModalModule& model, Batch whole, c10::Device device);
 
 }  // namespace megashard

@@ -74,7 +74,7 @@ std::string data_line(const std::string& split, const SampleDataset* dataset, in
   if (dataset == nullptr) return start + "not read";
   DatasetFacts facts;
   dataset->add_facts(samples, facts);
-  const std::string least = decimal(facts.fewest_epochs), most = decimal(facts.most_epochs);
+  const std::string least = decimal(facts.min_epochs), most = decimal(facts.max_epochs);
   std::string holds;
   for (const auto& [unit, count] : facts.units) holds += counted(count, unit) + ", ";
   return start + holds + counted(facts.tokens, "token") + "; asked for: " + counted(samples, "sample") +

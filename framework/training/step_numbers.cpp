@@ -22,13 +22,14 @@ std::vector<double> flat(const HostNumbers& host) {
 }
 
 RankNumbers rank_numbers(std::span<const double> field) {
-  const auto measures = field.subspan(6);
+  const auto measures = field.subspan(7);
   return {.weighted_loss = field[0],
           .tokens = field[1],
           .grad_norm = field[2],
-          .host = {.stop_request = field[3],
-                   .save_failed = field[4],
-                   .time_is_up = field[5],
+          .loss_scale = field[3],
+          .host = {.stop_request = field[4],
+                   .save_failed = field[5],
+                   .time_is_up = field[6],
                    .measures = {measures.begin(), measures.end()}}};
 }
 

@@ -22,6 +22,7 @@ struct HostNumbers {
 struct RankNumbers {
   double weighted_loss = 0, tokens = 0;  ///< sums over its share
   double grad_norm = 0;
+  double loss_scale = 1;  ///< after the step
   HostNumbers host;
 };
 using StepOfRanks = std::vector<RankNumbers>;  // by rank
@@ -33,7 +34,7 @@ class StepNumbers {
  public:
   StepNumbers(ProcessGroupPtr group, c10::Device device);
 
-  /// `of_device`: loss, tokens and norm as in RankNumbers, [3] fp64 on the device.
+  /// `of_device`: loss, tokens, norm and scale as in RankNumbers, [4] fp64 on the device.
   void add(const at::Tensor& of_device, const HostNumbers& of_host);
   bool empty() const { return steps_.empty(); }
   /// Enqueues the exchange and the copy of all steps that were added: what is enqueued behind it

@@ -28,7 +28,7 @@ void TrainStep::empty_unused_memory(int64_t from_level) {
 }
 
 TrainStep::TokenLosses TrainStep::token_losses(Batch batch) {
-  const SequenceShard shard{options_.sequence_group, batch.tokens.size(1)};
+  const SequenceShard shard = options_.sequence.with_length(batch.tokens.size(1));
   const at::Tensor mask = on_device(std::exchange(batch.loss_mask, {}), device_);
   batch.sequence = shard;
   return {model_(batch_of_rank(model_, std::move(batch), device_)), shard.rows_of(mask, 1), mask};
@@ -37,7 +37,7 @@ TrainStep::TokenLosses TrainStep::token_losses(Batch batch) {
 at::Tensor TrainStep::forward_backward(const std::vector<Batch>& microbatches) {
   const TimedPart timed(options_.timers, StepPart::kForwardBackward);
   const auto count = static_cast<double>(microbatches.size());
-  const double sequence_ranks = options_.sequence_group ? options_.sequence_group->size() : 1;
+  const double sequence_ranks = options_.sequence.is_whole() ? 1 : options_.sequence.group->size();
   at::Tensor token_scale;
   if (options_.calculate_per_token_loss) {
     at::Tensor tokens = at::zeros({1}, at::TensorOptions(at::kDouble).device(device_));
@@ -60,6 +60,7 @@ at::Tensor TrainStep::forward_backward(const std::vector<Batch>& microbatches) {
                                                : sum * (sequence_ranks / count) / whole_mask.sum().clamp_min(1);
       sums.push_back(at::stack({sum.detach().to(at::kDouble), mask.sum().to(at::kDouble)}));
     }
+    if (options_.scaler != nullptr) loss = options_.scaler->scale(loss);
     const TimedPart backward(options_.timers, StepPart::kBackward);
     loss.backward();
   }
@@ -73,19 +74,23 @@ at::Tensor TrainStep::gradients(const std::vector<Batch>& microbatches) {
   empty_unused_memory(1);
   const TimedPart timed(options_.timers, StepPart::kOptimizer);
   const TimedPart clipping(options_.timers, StepPart::kClip);
-  norm_ = optimizer_.clip_grad_norm(options_.clip_grad);
-  return at::cat({sums, norm_.to(sums.device(), at::kDouble).reshape({1})});
+  GradScaler* const scaler = options_.scaler;
+  const at::Tensor norm =
+      optimizer_.clip_grad_norm(options_.clip_grad, scaler == nullptr ? at::Tensor() : scaler->scale_tensor());
+  skip_ = options_.needs_finite_gradients || scaler != nullptr ? norm.isfinite().logical_not().to(at::kFloat)
+                                                               : at::Tensor();
+  if (scaler != nullptr) scaler->update(skip_);
+  const at::Tensor scale = scaler == nullptr ? at::ones_like(norm) : scaler->scale_tensor();
+  return at::cat({sums, at::stack({norm, scale}).to(sums.device(), at::kDouble)});
 }
 
 void TrainStep::update() {
   {
     const TimedPart timed(options_.timers, StepPart::kOptimizer);
     const TimedPart stepping(options_.timers, StepPart::kInnerStep);
-    at::Tensor skip;
-    if (options_.needs_finite_gradients) skip = norm_.isfinite().logical_not().to(at::kFloat);
-    optimizer_.step(skip);
+    optimizer_.step(skip_);
   }
-  norm_.reset();
+  skip_.reset();
   empty_unused_memory(2);
 }
 

@@ -11,6 +11,7 @@
 #include "framework/training/optimizer.h"
 #include "framework/training/step_timers.h"
 #include "parallel/collectives/process_group.h"
+#include "parallel/fsdp/grad_scaler.h"
 
 namespace megashard {
 
@@ -24,7 +25,8 @@ struct TrainStepOptions {
   bool reduces_each_microbatch = true;
   int64_t empty_unused_memory_level = 0;  ///< of a GPU: 1 before, 2 also after the optimizer
   StepTimers* timers = nullptr;           ///< null: nobody asks for times
-  ProcessGroupPtr sequence_group{};       ///< ranks that get the same batches and share each sequence
+  GradScaler* scaler = nullptr;           ///< null: losses are not scaled; else it needs finite gradients, too
+  SequenceShard sequence{};               ///< ranks that get the same batches and share each sequence
 };
 
 /// Forward and backward of one global batch in microbatches, then the optimizer (train_step of
@@ -32,13 +34,15 @@ struct TrainStepOptions {
 /// (replicated_gradients.h): what is known of a step comes back as a tensor, which StepNumbers reads.
 class TrainStep {
  public:
+  /// `group`: the ranks that the model is sharded over (ParallelGroups::sharding).
   TrainStep(MultiModalModule& model, Optimizer& optimizer, ProcessGroupPtr group, c10::Device device,
             const TrainStepOptions& options);
 
-  /// Clipped gradients of the batch. Returns what is then known of the step, [3] fp64 on the
+  /// Clipped gradients of the batch. Returns what is then known of the step, [4] fp64 on the
   /// device: over this rank's share the loss summed over tokens whose mask is not 0, and how many
-  /// these are (with a sequence group: over this rank's rows of it); the norm before clipping,
-  /// which is the same on all ranks. Collective.
+  /// these are (of sequences that ranks share: over this rank's rows of it); the norm before clipping,
+  /// and the loss scale of the next step (1 without a scaler), which are the same on all ranks.
+  /// Collective.
   at::Tensor gradients(const std::vector<Batch>& microbatches);
   /// Steps the optimizer, at its own learning rate, by these gradients. Where the options ask for a
   /// finite norm and it is none, the device leaves all as it is.
@@ -62,7 +66,7 @@ class TrainStep {
   ProcessGroupPtr group_;
   c10::Device device_;
   TrainStepOptions options_;
-  at::Tensor norm_;  // of the gradients that update() takes
+  at::Tensor skip_;  // of the gradients that update() takes; undefined: never
 };
 
 }  // namespace megashard

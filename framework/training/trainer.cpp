@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "framework/training/loss_scale.h"
 #include "framework/training/output_paths.h"
 #include "framework/training/sequence_group.h"
 #include "framework/training/start_log.h"
@@ -46,6 +47,14 @@ void check_overrides(const std::vector<ParamGroupOverride>& overrides, const Opt
   }
 }
 
+/// Null: losses are not scaled.
+std::unique_ptr<GradScaler> make_scaler(const Arguments& arguments, const Optimizer& optimizer) {
+  const auto options = scaler_options(arguments);
+  if (!options) return nullptr;
+  const auto& parameters = optimizer.parameters();
+  return std::make_unique<GradScaler>(*options, parameters.empty() ? c10::kCPU : parameters.front().device());
+}
+
 bool has_replicas(const torch::nn::Module& model) {
   for (const auto& parameter : model.parameters()) {
     const auto view = sharded_view(parameter);
@@ -57,21 +66,23 @@ bool has_replicas(const torch::nn::Module& model) {
 
 }  // namespace
 
-Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr group, c10::Device device,
+Trainer::Trainer(Arguments& arguments, MultiModalModule& model, const ParallelGroups& groups, c10::Device device,
                  const DataOptions& data, TrainerCallbacks callbacks)
     : arguments_(arguments),
       model_(model),
-      group_(std::move(group)),
+      group_(groups.world),
+      sharding_(groups.sharding),
       device_(device),
       data_options_(data),
       callbacks_(std::move(callbacks)),
       optimizer_(make_optimizer(named_parameters(model), optimizer_options(arguments, model))),
-      schedule_(lr_schedule_options(arguments)),
+      schedule_(scheduler_options(arguments)),
+      scaler_(make_scaler(arguments, *optimizer_)),
       timers_(
           arguments.timing_log_level == 0
               ? nullptr
               : std::make_unique<StepTimers>(arguments.timing_log_level, arguments.timing_log_option, group_, device_)),
-      step_(model, *optimizer_, group_, device_,
+      step_(model, *optimizer_, sharding_, device_,
             {.clip_grad = arguments.clip_grad,
              .needs_finite_gradients = arguments.check_for_nan_in_loss_and_grad,
              .calculate_per_token_loss = arguments.calculate_per_token_loss,
@@ -79,10 +90,12 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr 
              .reduces_each_microbatch = arguments.reduce_scatter_during_grad_accumulation,
              .empty_unused_memory_level = arguments.empty_unused_memory_level,
              .timers = timers_.get(),
-             .sequence_group = sequence_group(arguments, model, group_)}),
+             .scaler = scaler_.get(),
+             .sequence = sequence_ranks(arguments, model, sharding_)}),
       state_{arguments, model, optimizer_.get(), &schedule_, device_},
       numbers_(group_, device_),
       saver_(state_, group_, callbacks_.print_on_first_rank) {
+  state_.scaler = scaler_.get();
   optimizer_->set_parts(model.expert_parallel_info());
   check_overrides(param_group_overrides(arguments), *optimizer_, group_);
   if (arguments.hf_model && !arguments.from_scratch) weights_from_ = *arguments.hf_model;
@@ -105,10 +118,11 @@ std::unique_ptr<DataLoader> Trainer::make_loader(const std::shared_ptr<const Sam
   sampler.total_samples = dataset->size();
   sampler.consumed_samples = consumed;
   sampler.micro_batch_size = *arguments_.micro_batch_size;
-  sampler.data_parallel_rank = group_->rank() / arguments_.context_parallel_size;
+  sampler.data_parallel_rank = sharding_->rank() / arguments_.context_parallel_size;
   sampler.data_parallel_size = arguments_.data_parallel_size;
   BatchOptions batch;
   batch.seq_length = data_options_.seq_length;
+  batch.length_multiple = arguments_.sequence_multiple();
   batch.vocab_size = data_options_.vocab_size;
   batch.eod_id = data_options_.eod_id;
   batch.eod_mask_loss = arguments_.eod_mask_loss;
@@ -210,6 +224,7 @@ bool Trainer::reads_step(int64_t iteration) const {
 
 void Trainer::run_step() {
   const auto begin = Clock::now();
+  heard_ = {};
   const int64_t before = microbatches_->count();
   microbatches_->update(arguments_.consumed_train_samples);
   // A larger batch can be shared by more ranks: a step to start them from, as Megatron.
@@ -219,24 +234,26 @@ void Trainer::run_step() {
     const TimedPart timed(timers_.get(), StepPart::kBatch);
     batches = next_batches(*train_loader_, microbatches_->count());
   }
+  const bool reads = reads_step(state_.iteration + 1);
+  const at::Tensor numbers = step_.gradients(batches);
+  // Whether the step before was skipped decides on this one's rate. The host asks now that the device has this step's
+  // forward and backward to do, so that it never runs dry.
+  if (scaler_ && !numbers_.empty()) read_steps();
   last_lr_ = schedule_.lr();
   optimizer_->set_lr(last_lr_);
   optimizer_->set_weight_decay(schedule_.weight_decay());
-  const bool reads = reads_step(state_.iteration + 1);
-  const at::Tensor numbers = step_.gradients(batches);
   const HostNumbers host = host_numbers(train_loader_->take_wait_seconds());
   numbers_.add(numbers, host);
   unread_batches_.push_back(microbatches_->global_batch_size());
-  if (reads) numbers_.start_read();
+  if (reads || scaler_) numbers_.start_read();
   saver_.before_changes();
   step_.update();  // what the device does while the host reads
-  heard_ = {};
-  if (group_->size() == 1) hear(host);
   if (reads) read_steps();
+  if (!reads && group_->size() == 1) hear(host);  // the only rank need not ask the device
   if (callbacks_.after_step) callbacks_.after_step();
   ++state_.iteration;
   arguments_.consumed_train_samples += microbatches_->global_batch_size();
-  schedule_.advance(microbatches_->global_batch_size());
+  if (!scaler_) schedule_.advance(microbatches_->global_batch_size());
   has_stepped_ = true;
   last_seconds_ = seconds_between(begin, Clock::now());
 }
@@ -250,6 +267,7 @@ std::optional<double> Trainer::evaluate_if_due() {
 }
 
 void Trainer::save() {
+  if (scaler_ && !numbers_.empty()) read_steps();  // the schedule is saved
   let_last_rank_print();
   {
     const TimedPart timed(timers_.get(), StepPart::kSave);

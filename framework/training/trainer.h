@@ -12,8 +12,9 @@
 #include "framework/data/build_datasets.h"
 #include "framework/data/data_loader.h"
 #include "framework/training/checkpoint_saver.h"
-#include "framework/training/lr_schedule.h"
 #include "framework/training/metrics_file.h"
+#include "framework/training/optimizer_param_scheduler.h"
+#include "framework/training/parallel_groups.h"
 #include "framework/training/step_numbers.h"
 #include "framework/training/step_timers.h"
 #include "framework/training/train_step.h"
@@ -48,7 +49,7 @@ struct TrainerCallbacks {
 /// model is sharded and its weights are there; everything else is made here from the arguments.
 class Trainer {
  public:
-  Trainer(Arguments& arguments, MultiModalModule& model, ProcessGroupPtr group, c10::Device device,
+  Trainer(Arguments& arguments, MultiModalModule& model, const ParallelGroups& groups, c10::Device device,
           const DataOptions& data, TrainerCallbacks callbacks);
 
   /// A step of arguments.load. Collective.
@@ -72,7 +73,8 @@ class Trainer {
   /// Throws for a loss that is no number, where that is not allowed.
   StepSummary summarise(const StepOfRanks& step);
   void hear(const HostNumbers& said);
-  /// Waits for the device, and counts the steps since it last did. Collective.
+  /// Waits for the device, and counts the steps since it last did: with a scaler the schedule
+  /// advances here, by those that were not skipped. Collective.
   void read_steps();
   bool line_is_due(int64_t iteration) const;
   /// Whether the host must know the numbers of that step when it ends; alike on all ranks.
@@ -110,12 +112,14 @@ class Trainer {
 
   Arguments& arguments_;
   MultiModalModule& model_;
-  ProcessGroupPtr group_;
+  ProcessGroupPtr group_;     // the world
+  ProcessGroupPtr sharding_;  // ParallelGroups'
   c10::Device device_;
   DataOptions data_options_;
   TrainerCallbacks callbacks_;
   std::unique_ptr<Optimizer> optimizer_;
   OptimizerParamScheduler schedule_;
+  std::unique_ptr<GradScaler> scaler_;        // null: losses are not scaled
   std::optional<Microbatches> microbatches_;  // from the first step of this run on
   std::unique_ptr<StepTimers> timers_;        // null: --timing-log-level 0
   TrainStep step_;

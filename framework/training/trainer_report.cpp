@@ -34,8 +34,11 @@ StepSummary Trainer::summarise(const StepOfRanks& step) {
   double loss_sum = 0;
   for (size_t rank = 0; rank < step.size(); ++rank) {
     const RankNumbers& of_rank = step[rank];
-    loss_sum += of_rank.weighted_loss;
-    summary.tokens += of_rank.tokens;
+    const bool has_own_tokens = rank % static_cast<size_t>(arguments_.tensor_model_parallel_size) == 0;
+    if (has_own_tokens) {
+      loss_sum += of_rank.weighted_loss;
+      summary.tokens += of_rank.tokens;
+    }
     if (arguments_.check_for_nan_in_loss_and_grad && !std::isfinite(of_rank.weighted_loss)) {
       refuse_number(c10::str("the loss of rank ", rank, " is ", of_rank.weighted_loss),
                     ": lower the learning rate, or look at the batch; "
@@ -44,7 +47,11 @@ StepSummary Trainer::summarise(const StepOfRanks& step) {
     reduce_metrics(summary.measures, of_rank.host.measures);
   }
   summary.loss = summary.tokens == 0 ? 0 : loss_sum / summary.tokens;
-  summary.grad_norm = step[static_cast<size_t>(group_->rank())].grad_norm;
+  const RankNumbers& mine = step[static_cast<size_t>(group_->rank())];
+  summary.grad_norm = mine.grad_norm;
+  if (scaler_ == nullptr) return summary;
+  summary.skipped = !std::isfinite(mine.grad_norm);
+  summary.loss_scale = mine.loss_scale;
   return summary;
 }
 
@@ -64,11 +71,14 @@ void Trainer::read_steps() {
                     ", and the loss is finite: lower the learning rate, or look at the batch and the "
                     "layers' backward; --no-check-for-nan-in-loss-and-grad goes on regardless");
     }
-    if (std::isfinite(last_read_.loss)) {
+    const bool is_number = std::isfinite(last_read_.loss);
+    if (is_number && !last_read_.skipped) {
       interval_.loss_sum += last_read_.loss;
-    } else {
-      ++interval_.nan_steps;
+      ++interval_.losses;
     }
+    if (!is_number) ++interval_.nan_steps;
+    if (last_read_.skipped) ++interval_.skipped_steps;
+    if (scaler_ != nullptr && !last_read_.skipped) schedule_.advance(unread_batches_[i]);
     interval_.tokens_per_sample += last_read_.tokens / static_cast<double>(unread_batches_[i]);
   }
   unread_batches_.clear();
@@ -148,7 +158,7 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
     ProgressClock progress(callbacks_.progress_interval);
     model_.eval();
     for (int64_t i = 1; i <= iterations && stop_ == StopRequest::kNone; ++i) {
-      at::Tensor loss_and_tokens = at::zeros({3}, at::TensorOptions(at::kDouble).device(device_));
+      at::Tensor loss_and_tokens = at::zeros({4}, at::TensorOptions(at::kDouble).device(device_));
       for (int64_t micro = 0; micro < microbatches_->count(); ++micro)
         loss_and_tokens.narrow(0, 0, 2) += step_.evaluate(loader->next());
       numbers.add(loss_and_tokens, host_numbers(0));

@@ -13,7 +13,9 @@
 #include "framework/arguments/microbatches.h"
 #include "framework/arguments/saved_arguments.h"
 #include "framework/training/load_strictness.h"
+#include "framework/training/loss_scale.h"
 #include "framework/training/random_states.h"
+#include "framework/training/round_weights.h"
 #include "framework/training/save_contract.h"
 #include "parallel/collectives/agreement.h"
 #include "parallel/fsdp/fully_shard.h"
@@ -29,9 +31,9 @@ Value param_groups(const Optimizer& optimizer) {
 
 ShardedTensors tensors_of(const TrainingState& state, CheckpointFormat format, bool with_optimizer) {
   const bool is_dist = format == CheckpointFormat::kTorchDist;
-  ShardedTensors tensors;
-  for (auto& [name, tensor] : is_dist ? state.model.sharded_state_dict() : checked_state_dict(state.model))
-    tensors.emplace_back(model_key(name), std::move(tensor));
+  ShardedTensors tensors, saved = checked_state_dict(state.model);
+  if (is_dist) saved = state.model.sharded_state_dict();  // by default what was checked, and free to differ from it
+  for (auto& [name, tensor] : saved) tensors.emplace_back(model_key(name), std::move(tensor));
   if (with_optimizer && state.optimizer != nullptr) {
     for (auto& entry : state.optimizer->sharded_state_dict()) tensors.push_back(std::move(entry));
   }
@@ -224,6 +226,7 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
   if (!arguments.no_save_optim && state.optimizer != nullptr) {
     Dict optimizer;
     optimizer.set(kParamGroupsKey, param_groups(*state.optimizer));
+    save_loss_scale(state.scaler, optimizer);
     values.set(kOptimizerKey, std::move(optimizer));
     values.set(kSchedulerKey, to_dict(state.schedule->state_dict()));
   }
@@ -267,6 +270,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   std::unordered_set<std::string> stale_copies;
   Position position;
   OptimizerParamScheduler schedule = *state.schedule;
+  std::optional<GradScaler::State> scale;
 
   LoadOptions options;
   if (!arguments.auto_detect_ckpt_format) options.format = arguments.ckpt_format;
@@ -295,8 +299,13 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
       const Microbatches batches(microbatch_options(arguments), position.train_samples);
       lines.insert(lines.end(), position.lines.begin(), position.lines.end());
     }
-    if (parts.optimizer) set_schedule(schedule, values, position, lines);
-    if (const auto changed = changed_arguments(arguments, saved); !changed.empty())
+    if (parts.optimizer) {
+      set_schedule(schedule, values, position, lines);
+      scale = loss_scale_to_load(state.scaler, values.find(kOptimizerKey), lines);
+    }
+    const bool has_schedule = parts.optimizer && values.find(kSchedulerKey) != nullptr;
+    const bool takes_schedule = has_schedule && arguments.use_checkpoint_opt_param_scheduler;
+    if (const auto changed = changed_arguments(arguments, saved, takes_schedule); !changed.empty())
       lines.push_back("the flags of this run count where the checkpoint's differ: " + changed);
     stale_copies = take_missing_copies(report);
     std::erase_if(report.missing, is_further);
@@ -310,6 +319,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   });
   const auto loaded = load_checkpoint(step, tensors, group, options);
   all_or_throw(group, [&] { check_tied(further, loaded.report.missing, step.folder); });
+  if (arguments.downcast_to_bf16) round_weights_to_bf16(state.model);
   if (state.optimizer != nullptr) {
     state.optimizer->reload_model_parameters(
         [&](const std::string& name) { return !parts.optimizer || stale_copies.count(name) != 0; });
@@ -322,6 +332,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   arguments.consumed_train_samples = position.train_samples;
   arguments.consumed_valid_samples = position.valid_samples;
   if (parts.optimizer) *state.schedule = schedule;
+  if (scale) state.scaler->load_state(*scale);
   if (parts.random) {
     all_or_throw(group, [&] { restore_random(state, loaded.values, position, group, lines); });
   }

@@ -14,9 +14,10 @@
 #include "checkpoint/steps/run_history.h"
 #include "framework/arguments/arguments.h"
 #include "framework/modules/megatron_module.h"
-#include "framework/training/lr_schedule.h"
 #include "framework/training/optimizer.h"
+#include "framework/training/optimizer_param_scheduler.h"
 #include "parallel/collectives/process_group.h"
+#include "parallel/fsdp/grad_scaler.h"
 
 namespace megashard {
 
@@ -32,6 +33,7 @@ struct TrainingState {
   std::vector<int64_t> damaged_steps{};  ///< of arguments.save, passed over by the load
   RunHistory run{};                      ///< on the first rank: whose steps are saved
   bool replaces_other_runs = false;      ///< the next save removes their steps
+  GradScaler* scaler = nullptr;          ///< null: losses are not scaled
   std::shared_ptr<SavePlanCache> save_plans = std::make_shared<SavePlanCache>();
 };
 
@@ -43,7 +45,7 @@ std::string check_save_format(const TrainingState& state);
 int64_t least_step_bytes(const TrainingState& state);
 
 /// Saves to arguments.save in --ckpt-format, as the entries of Megatron's checkpoints: model,
-/// optimizer, opt_param_scheduler, args, iteration, checkpoint_version,
+/// optimizer (with the dynamic loss scale), opt_param_scheduler, args, iteration, checkpoint_version,
 /// num_floating_point_operations_so_far, rng_state (by rank); then removes what --most-recent-k and
 /// --save-retain-interval do not keep. Collective. `notice` gets a line, on the first rank, when
 /// old checkpoints could not be removed. With a saver, returns when the state is copied; the saver

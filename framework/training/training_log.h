@@ -12,7 +12,7 @@
 
 namespace megashard {
 
-/// The texts that Megatron 0.12.1 prints, as pure functions: scripts cut them at ':' and '|', so
+/// The texts that Megatron prints, as pure functions: scripts cut them at ':' and '|', so
 /// the order of fields is a contract.
 
 /// "2026-01-31 08:05:09"

@@ -20,9 +20,7 @@ class ElementwiseRule::Buckets {
 
   void add(const SteppedParameter& each) {
     const at::Tensor gradient = unguarded(each.parameter.grad());
-    const bool scaled = each.has_copy() && context_.clip;
-    const bool fits = !scaled && gradient.scalar_type() == each.main.scalar_type();
-    if (fits && gradient.is_contiguous()) {
+    if (!each.casts_gradient() && gradient.is_contiguous()) {
       append(as_they_are_, each, gradient, [](const at::Tensor& tensor) { return tensor; });
       if (each.has_copy()) with_copies_.push_back(&each);
       return;
@@ -59,7 +57,7 @@ class ElementwiseRule::Buckets {
     const at::Tensor mine = part(gradient);
     if (cast_ > 0 && cast_ + mine.numel() > context_.cast_elements) flush();
     cast_ += mine.numel();
-    const bool scaled = each.has_copy() && context_.clip;
+    const bool scaled = each.casts_gradient() && context_.factor;
     const at::Tensor wide = mine.to(each.main.scalar_type(), /*non_blocking=*/false, /*copy=*/scaled).contiguous();
     if (scaled) scaled_.push_back(wide);
     append(bucket_, each, wide, part);
@@ -68,7 +66,7 @@ class ElementwiseRule::Buckets {
 
   void flush() {
     if (bucket_.parameters.empty()) return;
-    if (!scaled_.empty()) clip_grads_with_norm_(scaled_, context_.clip->max_norm, context_.clip->norm);
+    if (!scaled_.empty()) multiply_grads_(scaled_, *context_.factor);
     rule_.run_kernel(bucket_, group_, context_.skip);
     for (const auto& [parameter, main] : rounded_) parameter.copy_(main);
     bucket_ = {};
@@ -84,7 +82,7 @@ class ElementwiseRule::Buckets {
   size_t states_;
   KernelLists as_they_are_, bucket_;
   std::vector<const SteppedParameter*> with_copies_;        // of as_they_are_
-  std::vector<at::Tensor> scaled_;                          // of bucket_: to be clipped
+  std::vector<at::Tensor> scaled_;                          // of bucket_: to be multiplied by the factor
   std::vector<std::pair<at::Tensor, at::Tensor>> rounded_;  // of bucket_: parameter, fp32 copy
   int64_t cast_ = 0;                                        // elements of bucket_
 };

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <mutex>
 #include <numeric>
 #include <optional>
 
@@ -43,18 +44,27 @@ double scale_of(const at::Tensor& matrix, MuonScaleMode mode) {
   TORCH_INTERNAL_ASSERT(false, "a scale mode without a scale");
 }
 
-/// Whether cuBLAS may round the factors of fp32 products, while it lives.
+/// Whether cuBLAS may round the factors of fp32 products, while one lives. It is a setting of the process, which ranks
+/// that are threads share: the first one sets it and the last one sets it back.
 class AllowTf32 {
  public:
-  explicit AllowTf32(bool allow) : before_(at::globalContext().allowTF32CuBLAS()) {
+  explicit AllowTf32(bool allow) {
+    const std::lock_guard lock(mutex_);
+    if (users_++ > 0) return;
+    before_ = at::globalContext().allowTF32CuBLAS();
     at::globalContext().setAllowTF32CuBLAS(allow);
   }
-  ~AllowTf32() { at::globalContext().setAllowTF32CuBLAS(before_); }
+  ~AllowTf32() {
+    const std::lock_guard lock(mutex_);
+    if (--users_ == 0) at::globalContext().setAllowTF32CuBLAS(before_);
+  }
   AllowTf32(const AllowTf32&) = delete;
   AllowTf32& operator=(const AllowTf32&) = delete;
 
  private:
-  bool before_;
+  inline static std::mutex mutex_;
+  inline static int users_ = 0;
+  inline static bool before_ = false;
 };
 
 }  // namespace

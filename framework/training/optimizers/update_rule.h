@@ -32,18 +32,14 @@ struct SteppedParameter {
   at::Tensor step{};                 ///< 0-d fp32; undefined: the rule does not count
 
   bool has_copy() const { return !main.is_same(parameter); }
-};
-
-/// Clipping that is left to the step: of gradients that are cast, which are scaled in fp32.
-struct Clip {
-  double max_norm;
-  at::Tensor norm;
+  /// Whether its gradient, which it has, is of another dtype than what is stepped.
+  bool casts_gradient() const { return parameter.grad().scalar_type() != main.scalar_type(); }
 };
 
 struct StepContext {
-  std::optional<at::Tensor> skip{};  ///< 0-d fp32 on the device, 1 where nothing is to change; unset: 0
-  std::optional<Clip> clip{};
-  int64_t cast_elements = 0;  ///< so many elements are cast at once
+  std::optional<at::Tensor> skip{};    ///< 0-d fp32 on the device, 1 where nothing is to change; unset: 0
+  std::optional<at::Tensor> factor{};  ///< of gradients that are cast, in fp32: clips and unscales; 0-d fp64
+  int64_t cast_elements = 0;           ///< so many elements are cast at once
 };
 
 /// How an optimizer changes parameters, and what it keeps of each: AdamW, SGD, Muon.

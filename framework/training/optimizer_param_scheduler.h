@@ -12,7 +12,7 @@ namespace megashard {
 
 /// Learning rate and weight decay as functions of the samples seen. "steps" are samples, as in
 /// Megatron.
-struct LrScheduleOptions {
+struct SchedulerOptions {
   double init_lr = 0.0;  ///< at the start of warm-up
   double max_lr = 0.0;
   double min_lr = 0.0;
@@ -35,7 +35,7 @@ struct LrScheduleOptions {
 };
 
 /// From validated arguments (get_optimizer_param_scheduler).
-LrScheduleOptions lr_schedule_options(const Arguments& arguments);
+SchedulerOptions scheduler_options(const Arguments& arguments);
 
 /// megatron.core.optimizer_param_scheduler.OptimizerParamScheduler, without the optimizer: the
 /// caller writes the values into its parameter groups. The first step uses the values before any
@@ -43,7 +43,7 @@ LrScheduleOptions lr_schedule_options(const Arguments& arguments);
 class OptimizerParamScheduler {
  public:
   /// Throws UsageError when the options contradict each other.
-  explicit OptimizerParamScheduler(LrScheduleOptions options);
+  explicit OptimizerParamScheduler(SchedulerOptions options);
 
   void advance(int64_t samples) { num_steps_ += samples; }
   int64_t num_steps() const { return num_steps_; }
@@ -52,14 +52,14 @@ class OptimizerParamScheduler {
 
   /// Megatron's state_dict: max_lr, lr_warmup_steps, num_steps, ...
   std::vector<std::pair<std::string, ArgumentValue>> state_dict() const;
-  /// Sets num_steps and, by on_load, the values; throws UsageError naming both values when they
-  /// must agree but do not.
+  /// Sets num_steps and, by on_load, the values; throws UsageErrors naming both values of each
+  /// that must agree but does not.
   void load_state_dict(const std::vector<std::pair<std::string, ArgumentValue>>& state);
 
  private:
   void check() const;
 
-  LrScheduleOptions options_;
+  SchedulerOptions options_;
   int64_t num_steps_ = 0;
 };
 

@@ -1,11 +1,11 @@
-#include "framework/training/lr_schedule.h"
+#include "framework/training/optimizer_param_scheduler.h"
 
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <type_traits>
 
-#include "framework/diagnostics.h"
+#include "framework/mistakes.h"
 
 namespace megashard {
 
@@ -15,7 +15,7 @@ using State = std::vector<std::pair<std::string, ArgumentValue>>;
 
 double cosine_from_one(double ratio) { return 0.5 * (std::cos(std::numbers::pi * ratio) + 1.0); }
 
-double wsd_coefficient(const LrScheduleOptions& options, double num_steps) {
+double wsd_coefficient(const SchedulerOptions& options, double num_steps) {
   const auto anneal = static_cast<double>(options.wsd_decay_steps);
   const double start = static_cast<double>(options.decay_steps) - anneal;
   if (num_steps <= start) return 1.0;
@@ -67,15 +67,15 @@ std::optional<T> find_value(const State& state, const std::string& key) {
 
 }  // namespace
 
-LrScheduleOptions lr_schedule_options(const Arguments& arguments) {
-  LrScheduleOptions options{.init_lr = arguments.lr_warmup_init,
-                            .max_lr = arguments.lr.value_or(0.0),
-                            .min_lr = arguments.min_lr,
-                            .decay_style = arguments.lr_decay_style,
-                            .wsd_decay_style = arguments.lr_wsd_decay_style,
-                            .start_weight_decay = arguments.start_weight_decay.value_or(arguments.weight_decay),
-                            .end_weight_decay = arguments.end_weight_decay.value_or(arguments.weight_decay),
-                            .weight_decay_style = arguments.weight_decay_incr_style};
+SchedulerOptions scheduler_options(const Arguments& arguments) {
+  SchedulerOptions options{.init_lr = arguments.lr_warmup_init,
+                           .max_lr = arguments.lr.value_or(0.0),
+                           .min_lr = arguments.min_lr,
+                           .decay_style = arguments.lr_decay_style,
+                           .wsd_decay_style = arguments.lr_wsd_decay_style,
+                           .start_weight_decay = arguments.start_weight_decay.value_or(arguments.weight_decay),
+                           .end_weight_decay = arguments.end_weight_decay.value_or(arguments.weight_decay),
+                           .weight_decay_style = arguments.weight_decay_incr_style};
   if (arguments.train_samples) {
     options.decay_steps = arguments.lr_decay_samples.value_or(*arguments.train_samples);
     options.weight_decay_steps = *arguments.train_samples;
@@ -91,14 +91,14 @@ LrScheduleOptions lr_schedule_options(const Arguments& arguments) {
   if (arguments.lr_warmup_fraction) {
     options.warmup_steps = *arguments.lr_warmup_fraction * static_cast<double>(options.decay_steps);
   }
-  if (arguments.override_opt_param_scheduler) options.on_load = LrScheduleOptions::OnLoad::kOptionsDecide;
+  if (arguments.override_opt_param_scheduler) options.on_load = SchedulerOptions::OnLoad::kOptionsDecide;
   if (arguments.use_checkpoint_opt_param_scheduler) {
-    options.on_load = LrScheduleOptions::OnLoad::kCheckpointDecides;
+    options.on_load = SchedulerOptions::OnLoad::kCheckpointDecides;
   }
   return options;
 }
 
-OptimizerParamScheduler::OptimizerParamScheduler(LrScheduleOptions options) : options_(std::move(options)) { check(); }
+OptimizerParamScheduler::OptimizerParamScheduler(SchedulerOptions options) : options_(std::move(options)) { check(); }
 
 void OptimizerParamScheduler::check() const {
   if (options_.decay_steps <= 0) {
@@ -176,17 +176,16 @@ State OptimizerParamScheduler::state_dict() const {
 }
 
 void OptimizerParamScheduler::load_state_dict(const State& state) {
+  Mistakes mistakes;
   const auto merge = [&](auto& ours, const char* key) {
-    if (options_.on_load == LrScheduleOptions::OnLoad::kOptionsDecide) return;
+    if (options_.on_load == SchedulerOptions::OnLoad::kOptionsDecide) return;
     const auto theirs = find_value<std::decay_t<decltype(ours)>>(state, key);
     if (!theirs) return;
-    if (options_.on_load == LrScheduleOptions::OnLoad::kMustAgree && *theirs != ours) {
-      throw UsageError(std::string("the scheduler's ") + key + " is " + argument_text(to_state(ours)) +
-                       " by the flags, but " + argument_text(to_state(*theirs)) +
-                       " in the checkpoint; give the same flags, or choose one by "
-                       "--override-opt_param-scheduler or "
-                       "--use-checkpoint-opt_param-scheduler.");
-    }
+    mistakes.require(options_.on_load != SchedulerOptions::OnLoad::kMustAgree || *theirs == ours,
+                     std::string("the scheduler's ") + key + " is " + argument_text(to_state(ours)) +
+                         " by the flags, but " + argument_text(to_state(*theirs)) +
+                         " in the checkpoint; give the same flags, or choose one by --override-opt_param-scheduler or "
+                         "--use-checkpoint-opt_param-scheduler.");
     ours = *theirs;
   };
   merge(options_.max_lr, "max_lr");
@@ -198,6 +197,7 @@ void OptimizerParamScheduler::load_state_dict(const State& state) {
   merge(options_.end_weight_decay, "end_wd");
   merge(options_.weight_decay_style, "wd_incr_style");
   merge(options_.weight_decay_steps, "wd_incr_steps");
+  mistakes.throw_if_any();
   num_steps_ = find_value<int64_t>(state, "num_steps").value_or(0);
   check();
 }
