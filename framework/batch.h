@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "parallel/sequence_parallel/ulysses.h"
+#include "parallel/sequence_parallel/sequence_shard.h"
 
 namespace megashard {
 
@@ -24,9 +24,11 @@ struct Batch {
   at::Tensor position_ids{};    ///< [B, T] int64, or [3, B, T] with M-RoPE; absent: the model's own
   at::Tensor labels{};          ///< [B, T] int64; absent: the model returns logits
   at::Tensor loss_mask{};       ///< [B, T] float32, 0 or 1: whose loss counts. For the trainer: models do not see it
-  at::Tensor attention_mask{};  ///< [B, 1, T, T] bool: which tokens (dim 2) see which (dim 3); absent: causal
+  at::Tensor attention_mask{};  ///< [B, 1, T, T] bool: which tokens (dim 2) see which (dim 3), none behind them;
+                                ///< absent: causal
   at::Tensor token_mask{};      ///< [B, T] bool: false where a row was only filled up; absent: none was
-  SequenceShard sequence{};     ///< sharded: the above but attention_mask are this rank's T rows of it
+  SequenceShard sequence{};     ///< sharded: the above are this rank's T rows of it, but attention_mask, which is that
+                                ///< of the whole sequence, or in a ring has the rows of this rank's place
   std::map<std::string, at::Tensor> extra{};  ///< further modalities by name (pixel_values, ...)
   std::shared_ptr<const InputPlan> plan{};    ///< of MultiModalModule::prepare
 

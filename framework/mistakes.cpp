@@ -60,11 +60,11 @@ bool Mistakes::require(bool condition, const std::string& message) {
   return condition;
 }
 
-void Mistakes::tell_with(const std::function<void()>& step) {
-  if (!attempt(step)) tell();
+void Mistakes::attempt_or_throw(const std::function<void()>& step) {
+  if (!attempt(step)) throw_if_any();
 }
 
-void Mistakes::tell() const {
+void Mistakes::throw_if_any() const {
   if (!none()) throw UsageErrors(messages_);
 }
 

@@ -31,10 +31,10 @@ class Mistakes {
   /// its own is left out: it may only follow from that one.
   bool require(bool condition, const std::string& message);
   /// Runs a step that nothing can be checked without: what it throws is told with the others.
-  void tell_with(const std::function<void()>& step);
+  void attempt_or_throw(const std::function<void()>& step);
   bool none() const { return messages_.empty(); }
-  /// Throws UsageErrors unless there are none.
-  void tell() const;
+  /// Throws UsageErrors.
+  void throw_if_any() const;
 
  private:
   std::vector<std::string> messages_;

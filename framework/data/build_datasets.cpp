@@ -81,11 +81,11 @@ DataSource source_of(std::shared_ptr<const TokenSource> tokens) {
 
 // A tokenizer of fewer tokens writes them in two bytes.
 constexpr int64_t kShortTokens = 65500;
-constexpr int64_t kMostPadded = 65536;  // what padding makes of its vocabulary
+constexpr int64_t kMaxPadded = 65536;  // what padding makes of its vocabulary
 
 DataSource open_tokens(const std::string& prefix, const DataOptions& options) {
   auto set = std::make_shared<IndexedDataset>(prefix);
-  if (options.sink && options.vocab_size > kMostPadded && token_bytes(set->token_type()) <= 2) {
+  if (options.sink && options.vocab_size > kMaxPadded && token_bytes(set->token_type()) <= 2) {
     options.sink(Severity::kWarning, "data set \"" + prefix +
                                          "\" has tokens of two bytes, so its tokenizer has less than " +
                                          std::to_string(kShortTokens) + " of them, but the model has a vocabulary of " +
@@ -112,9 +112,15 @@ constexpr DataFormat kDataFormats[] = {
 };
 
 DataSource open_source(const std::string& prefix, const DataOptions& options) {
-  for (const DataFormat& format : kDataFormats)
-    if (std::filesystem::exists(prefix + format.extension)) return format.open(prefix, options);
-  return open_tokens(prefix, options);
+  const DataFormat* found = nullptr;
+  for (const DataFormat& format : kDataFormats) {
+    if (!std::filesystem::exists(prefix + format.extension)) continue;
+    if (found != nullptr)
+      throw UsageError(prefix + found->extension + " and " + prefix + format.extension +
+                       " are two data sets of one prefix; rename the one that is not meant");
+    found = &format;
+  }
+  return found == nullptr ? open_tokens(prefix, options) : found->open(prefix, options);
 }
 
 Datasets build_splits(const DataSource& source, const SplitShares& shares, const Sizes& sizes,
@@ -128,6 +134,7 @@ Datasets build_splits(const DataSource& source, const SplitShares& shares, const
                                .last = split_bound(shares[i]->end, source.count),
                                .seq_length = options.seq_length,
                                .seed = options.seed,
+                               .shuffles = options.shuffle_conversations,
                                .num_samples = sizes[i]});
   }
   return built;

@@ -75,9 +75,9 @@ ConversationSet::Pictures ConversationSet::read_pictures(const std::string& kind
   const auto* grid = pictures.grids.const_data_ptr<int64_t>();
   int64_t patches = 0;
   for (int64_t picture = 0; picture < pictures.grids.size(0); ++picture, grid += 3) {
-    constexpr int64_t kMost = int64_t{1} << 20;  // no product of three overflows
+    constexpr int64_t kMax = int64_t{1} << 20;  // no product of three overflows
     for (int i = 0; i < 3; ++i) {
-      TORCH_CHECK(grid[i] > 0 && grid[i] < kMost, file_.path(), ": ", kind, " ", picture, " has a grid with ", grid[i],
+      TORCH_CHECK(grid[i] > 0 && grid[i] < kMax, file_.path(), ": ", kind, " ", picture, " has a grid with ", grid[i],
                   "; the file is damaged, write it again");
     }
     patches += grid[0] * grid[1] * grid[2];
@@ -167,7 +167,7 @@ ConversationDataset::ConversationDataset(std::shared_ptr<const ConversationSet> 
   std::vector<int64_t> epoch(static_cast<size_t>(count));
   while (size() < wanted) {
     std::iota(epoch.begin(), epoch.end(), options.first);
-    random.shuffle(std::span<int64_t>(epoch));
+    if (options.shuffles) random.shuffle(std::span<int64_t>(epoch));
     const auto some = std::min(wanted - size(), count);
     order_.insert(order_.end(), epoch.begin(), epoch.begin() + some);
   }
@@ -182,6 +182,7 @@ Batch ConversationDataset::collate(const std::vector<int64_t>& indices, const Ba
     check_tokens(std::vector<int64_t>(tokens.begin(), tokens.end()), index, options);
     length = std::max(length, static_cast<int64_t>(tokens.size()) - 1);
   }
+  length = (length + options.length_multiple - 1) / options.length_multiple * options.length_multiple;
   const auto rows = static_cast<int64_t>(samples.size());
   const auto zeros = [&](at::ScalarType type) {
     return at::zeros({rows, length}, at::TensorOptions(type).pinned_memory(options.pin_memory));

@@ -66,9 +66,9 @@ class ConversationSet {
 /// nothing. Pixels in page-locked memory if asked for; grids are read on the host.
 std::map<std::string, at::Tensor> picture_inputs(std::span<const ConversationSet::Sample> samples, bool pin_memory);
 
-/// Samples of a set in a shuffled order, epoch after epoch. A sample is a whole conversation of at
-/// most seq_length + 1 tokens; longer ones are an error that names the first. A batch is as long as its longest one;
-/// its loss_mask is the set's, and the flags about documents do not concern it.
+/// Samples of a set in a shuffled order, or in that of the file, epoch after epoch. A sample is a whole conversation
+/// of at most seq_length + 1 tokens; longer ones are an error that names the first. A batch is as long as its longest
+/// one; its loss_mask is the set's, and the flags about documents do not concern it.
 class ConversationDataset : public SampleDataset {
  public:
   ConversationDataset(std::shared_ptr<const ConversationSet> set, const SplitOptions& options);

@@ -18,12 +18,12 @@ struct DatasetFacts {
   std::map<std::string, int64_t> units{};  ///< how many, by what one is called: "document", "conversation"
   bool has_fixed_length = true;            ///< every sample has seq_length tokens
   int64_t tokens = 0;
-  double fewest_epochs = std::numeric_limits<double>::infinity();  ///< of a blend's members
-  double most_epochs = 0;
+  double min_epochs = std::numeric_limits<double>::infinity();  ///< of a blend's members
+  double max_epochs = 0;
 
   void add_epochs(double epochs) {
-    fewest_epochs = std::min(fewest_epochs, epochs);
-    most_epochs = std::max(most_epochs, epochs);
+    min_epochs = std::min(min_epochs, epochs);
+    max_epochs = std::max(max_epochs, epochs);
   }
 };
 
@@ -34,13 +34,15 @@ struct SplitOptions {
   int64_t last = 0;
   int64_t seq_length = 0;
   int64_t seed = 1234;
+  bool shuffles = true;                  ///< conversations only; documents are always shuffled
   std::optional<int64_t> num_samples{};  ///< at least so many; unset: each document or conversation once
 };
 
 struct BatchOptions {
   int64_t seq_length = 0;
-  int64_t vocab_size = 0;  ///< a token outside [0, vocab_size) is an error
-  int64_t eod_id = -1;     ///< end-of-document token; needed by the three flags, which concern documents
+  int64_t length_multiple = 1;  ///< batches of samples of any length are filled up to a multiple of so many tokens
+  int64_t vocab_size = 0;       ///< a token outside [0, vocab_size) is an error
+  int64_t eod_id = -1;          ///< end-of-document token; needed by the three flags, which concern documents
   bool eod_mask_loss = false;
   bool reset_position_ids = false;
   bool reset_attention_mask = false;

@@ -6,10 +6,7 @@
 namespace megashard {
 
 ProcessGroupPtr init_process_group(const std::string& init_method) {
-  RendezvousOptions options = read_environment(std::nullopt).rendezvous;
-  // Torchrun's agent listens at MASTER_ADDR:MASTER_PORT, and at no other address.
-  if (init_method != "env://") options.agent_store_prefix.clear();
-  options.init_method = init_method;
+  RendezvousOptions options = read_environment(std::nullopt, init_method).rendezvous;
   options.backend = gpu_present() ? "cpu:gloo,cuda:nccl" : "gloo";
   return init_process_group(options);
 }

@@ -204,29 +204,31 @@ std::string first_slurm_host(const std::string& node_list) {
 
 namespace {
 
-LaunchEnvironment read_variables(const GetVariable& get) {
+LaunchEnvironment read_variables(const GetVariable& get, const std::string& init_method) {
   const Reader reader(get);
   if (const LauncherVariables* names = find_launcher(get)) {
     RendezvousOptions options = read_ranks(reader, *names);
     check(options, *names);
-    read_master(reader, *names, &options);
+    options.init_method = init_method;
+    if (init_method == "env://") read_master(reader, *names, &options);
     return {options, names->launcher};
   }
-  RendezvousOptions alone;
+  RendezvousOptions alone{.init_method = init_method};
   alone.local_world_size = 1;
   alone.master_addr = kThisHost;
   alone.master_port = kDefaultPort;
   return {alone, "none"};
 }
 
-LaunchEnvironment read_with_flag(const GetVariable& get, int local_rank) {
+LaunchEnvironment read_with_flag(const GetVariable& get, int local_rank, const std::string& init_method) {
   const std::string text = std::to_string(local_rank);
   require(local_rank >= 0, "--local-rank is " + text + ", which is no whole number >= 0");
-  auto result = read_variables([&](const std::string& name) {
+  const auto get_with_flag = [&](const std::string& name) {
     const auto value = get(name);
     const bool unsaid = name == "LOCAL_RANK" && value.value_or("").empty();
     return unsaid ? text : value;
-  });
+  };
+  auto result = read_variables(get_with_flag, init_method);
   int& read = result.rendezvous.local_rank;
   if (result.launcher == "none") read = local_rank;
   require(read == local_rank, "--local-rank is " + text + ", but the launcher's variables say " + std::to_string(read) +
@@ -236,14 +238,17 @@ LaunchEnvironment read_with_flag(const GetVariable& get, int local_rank) {
 
 }  // namespace
 
-LaunchEnvironment read_environment(const GetVariable& get, std::optional<int> local_rank) {
+LaunchEnvironment read_environment(const GetVariable& get, std::optional<int> local_rank,
+                                   const std::string& init_method) {
   try {
-    return local_rank ? read_with_flag(get, *local_rank) : read_variables(get);
+    return local_rank ? read_with_flag(get, *local_rank, init_method) : read_variables(get, init_method);
   } catch (const UsageError& error) {
     throw OwnUsageError(error.what());
   }
 }
 
-LaunchEnvironment read_environment(std::optional<int> local_rank) { return read_environment(own_variable, local_rank); }
+LaunchEnvironment read_environment(std::optional<int> local_rank, const std::string& init_method) {
+  return read_environment(own_variable, local_rank, init_method);
+}
 
 }  // namespace megashard

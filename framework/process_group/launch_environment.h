@@ -19,9 +19,12 @@ struct LaunchEnvironment {
 /// torchrun sets, win over what the others derive (first host of the job, port from the job's id).
 /// No variables at all: one process. Throws OwnUsageError, one message, for partial or
 /// contradicting ones. `local_rank` (--local-rank) is LOCAL_RANK where that is not set, and the GPU
-/// of one process without a launcher. RANK and WORLD_SIZE alone leave it open: -1.
-LaunchEnvironment read_environment(const GetVariable& get, std::optional<int> local_rank = {});
-LaunchEnvironment read_environment(std::optional<int> local_rank);  ///< of this process
+/// of one process without a launcher. RANK and WORLD_SIZE alone leave it open: -1. Only the init method env:// asks
+/// for an address.
+LaunchEnvironment read_environment(const GetVariable& get, std::optional<int> local_rank = {},
+                                   const std::string& init_method = "env://");
+/// Of this process.
+LaunchEnvironment read_environment(std::optional<int> local_rank, const std::string& init_method);
 
 /// First host of a Slurm node list: "gpu[003-007,9],login" -> "gpu003". Throws
 /// UsageError.
