@@ -10,8 +10,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "parallel/tensor_parallel/tensor_parallel_regions.h"
-
 namespace megashard {
 namespace {
 
@@ -67,15 +65,15 @@ at::Tensor exchanged(const at::Tensor& sent, const SequenceShard& shard) {
   return got;
 }
 
-/// A buffer of blocks, one for each rank, of rows: [ranks * most_rows, B, heads, D]. Rows beyond
+/// A buffer of blocks, one for each rank, of rows: [ranks * max_rows, B, heads, D]. Rows beyond
 /// the sequence, at its end, stay unset: nobody reads them.
 at::Tensor blocks_for(const at::Tensor& like, int64_t heads, const SequenceShard& shard) {
-  return at::empty({shard.group->size() * shard.most_rows(), like.size(0), heads, like.size(3)}, like.options());
+  return at::empty({shard.group->size() * shard.max_rows(), like.size(0), heads, like.size(3)}, like.options());
 }
 
 /// The same as [ranks, rows, B, heads, D].
 at::Tensor by_rank(const at::Tensor& blocks, const SequenceShard& shard) {
-  return blocks.unflatten(0, {shard.group->size(), shard.most_rows()}).narrow(1, 0, shard.rows());
+  return blocks.unflatten(0, {shard.group->size(), shard.max_rows()}).narrow(1, 0, shard.rows());
 }
 
 int64_t total_heads(const HeadTensors& tensors) {
@@ -130,19 +128,6 @@ void check_heads(const at::Tensor& each, int64_t rows, int64_t multiple) {
 
 }  // namespace
 
-int64_t SequenceShard::most_rows() const { return is_whole() ? length : (length + group->size() - 1) / group->size(); }
-
-int64_t SequenceShard::rows() const {
-  if (is_whole()) return length;
-  return std::clamp<int64_t>(length - group->rank() * most_rows(), 0, most_rows());
-}
-
-at::Tensor SequenceShard::rows_of(const at::Tensor& whole, int64_t dim) const {
-  if (is_whole() || !whole.defined()) return whole;
-  const int64_t begin = std::min(length, group->rank() * most_rows());
-  return whole.narrow(dim, begin, rows());
-}
-
 std::vector<at::Tensor> gather_sequence(const std::vector<at::Tensor>& rows, const SequenceShard& shard) {
   if (shard.is_whole()) return rows;
   for (const auto& each : rows) check_heads(each, shard.rows(), shard.group->size());
@@ -155,11 +140,6 @@ at::Tensor scatter_sequence(const at::Tensor& heads, const SequenceShard& shard)
   return recorded_exchange("ScatterSequence", {heads}, shard, &to_rows, &to_whole_sequence)[0];
 }
 
-at::Tensor sum_over_sequence(const at::Tensor& mine, const SequenceShard& shard) {
-  if (shard.is_whole()) return mine;
-  return copy_to_tensor_parallel_region(reduce_from_tensor_parallel_region(mine, shard.group), shard.group);
-}
-
 at::Tensor spread_heads(const at::Tensor& heads, int64_t ranks) {
   const int64_t count = heads.size(2);
   if (count % ranks == 0) return heads;
@@ -170,8 +150,8 @@ at::Tensor spread_heads(const at::Tensor& heads, int64_t ranks) {
 
 void check_ulysses_heads(const std::string& model, int64_t heads, int64_t kv_heads, int64_t ranks) {
   TORCH_CHECK(heads % ranks == 0, model, " has ", heads, " attention heads, which ", ranks,
-              " ranks of a sequence cannot share evenly: choose a context parallel (Ulysses) size that divides ",
-              heads);
+              " ranks of a sequence cannot share evenly: choose a context parallel (Ulysses) size that divides ", heads,
+              ", or ring attention");
   TORCH_CHECK(kv_heads % ranks == 0 || ranks % kv_heads == 0, model, " has ", kv_heads, " key and value heads, and ",
               ranks, " ranks share a sequence: one number must be a multiple of the other");
 }

@@ -1,0 +1,177 @@
+#include "parallel/sequence_parallel/ring_attention.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/logaddexp.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "parallel/device/streams.h"
+#include "parallel/sequence_parallel/block_attention.h"
+#include "parallel/sequence_parallel/ring_blocks.h"
+
+namespace megashard {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+/// A tensor on its way to the next place, and the one that comes from the place before. On a GPU
+/// both go over the ring's stream; they are kept until the current stream has waited for it.
+class Passage {
+ public:
+  Passage(const Ring& ring, at::Tensor sent) : sent_(std::move(sent)), received_(at::empty_like(sent_)) {
+    if (ring.stream) order_streams(current_stream(sent_.device()), *ring.stream);
+    const StreamScope scope(ring.stream);
+    work_ = ring.group->shift_into(received_, sent_, 1);
+    if (ring.stream) passed_ = StreamEvent::record(*ring.stream);
+  }
+
+  at::Tensor arrival() {
+    work_.wait();
+    if (!received_.is_cpu()) passed_.make_wait(current_stream(received_.device()));
+    sent_.reset();
+    return std::move(received_);
+  }
+
+ private:
+  at::Tensor sent_, received_;
+  Work work_;
+  StreamEvent passed_;
+};
+
+/// What all of a call's steps share.
+struct RingCall : torch::CustomClassHolder {
+  SequenceShard shard;
+  int64_t window = 0;
+  double scale = 0;
+
+  int places() const { return shard.ring->group->size(); }
+  /// Whose keys are here at a step.
+  int source_at(int step) const { return (shard.ring->group->rank() + places() - step) % places(); }
+  std::vector<RingBlock> blocks_at(int step, const at::Tensor& allowed, const at::Tensor& q) const {
+    return ring_blocks({allowed, window}, places(), shard.ring->group->rank(), source_at(step), q.size(1), q.device());
+  }
+};
+using RingCallPtr = c10::intrusive_ptr<RingCall>;
+
+/// Rows of [B, rows, heads, D], as kernels take them: [B, heads, rows, D].
+at::Tensor heads_of(const at::Tensor& x, const RowRange& rows) {
+  return x.narrow(1, rows.begin, rows.size).transpose(1, 2);
+}
+
+/// The attention of a place's queries over the keys that have come by so far.
+class MergedAttention {
+ public:
+  explicit MergedAttention(const at::Tensor& q)
+      : out_(at::zeros(q.sizes(), q.options().dtype(accumulated_dtype(q)))),
+        lse_(at::full({q.size(0), q.size(2), q.size(1)}, kNoKey, out_.options())) {}
+
+  void add(const BlockAttention& block, const RowRange& queries) {
+    const at::Tensor lse = lse_.narrow(2, queries.begin, queries.size);
+    const at::Tensor both = at::logaddexp(lse, block.lse);
+    heads_of(out_, queries)
+        .mul_((lse - both).exp_().unsqueeze(3))
+        .add_(block.out * (block.lse - both).exp_().unsqueeze(3));
+    lse.copy_(both);
+  }
+
+  const at::Tensor& out() const { return out_; }  ///< [B, rows, H, D]
+  const at::Tensor& lse() const { return lse_; }  ///< [B, H, rows]
+
+ private:
+  at::Tensor out_, lse_;
+};
+
+struct RingAttention : torch::autograd::Function<RingAttention> {
+  static Variable forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const std::optional<at::Tensor>& mask, const RingCallPtr& call) {
+    const at::Tensor allowed = mask.value_or(at::Tensor());
+    MergedAttention merged(q);
+    at::Tensor keys_values = at::stack({k, v});
+    for (int step = 0; step < call->places(); ++step) {
+      std::optional<Passage> next;
+      if (step + 1 < call->places()) next.emplace(*call->shard.ring, keys_values);
+      for (const auto& block : call->blocks_at(step, allowed, q)) {
+        merged.add(attend_block(heads_of(q, block.queries), heads_of(keys_values[0], block.keys),
+                                heads_of(keys_values[1], block.keys), block.mask, call->scale),
+                   block.queries);
+      }
+      if (next) keys_values = next->arrival();
+    }
+    const at::Tensor out = merged.out().to(q.scalar_type());
+    context->save_for_backward({q, k, v, allowed, out, merged.lse()});
+    context->saved_data["call"] = c10::IValue::make_capsule(call);
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    TORCH_CHECK(!c10::GradMode::is_enabled(),
+                "ring attention has no second derivative: call backward without create_graph");
+    const auto saved = context->get_saved_variables();
+    const auto &q = saved[0], &k = saved[1], &v = saved[2], &allowed = saved[3], &out = saved[4], &lse = saved[5];
+    const auto& call = static_cast<const RingCall&>(*context->saved_data["call"].toCapsule());
+    const at::Tensor& grad_out = grads[0];
+    const auto accumulated = q.options().dtype(accumulated_dtype(q));
+    const at::Tensor grad_q = at::zeros(q.sizes(), accumulated);
+    at::Tensor keys_values = at::stack({k, v});
+    std::optional<Passage> gradients;  // of the keys and values at hand, from the places that had them before
+    for (int step = 0; step < call.places(); ++step) {
+      std::optional<Passage> next;
+      if (step + 1 < call.places()) next.emplace(*call.shard.ring, keys_values);
+      const at::Tensor grad_keys_values = at::zeros(keys_values.sizes(), accumulated);
+      for (const auto& block : call.blocks_at(step, allowed, q)) {
+        const BlockAttention whole{.out = heads_of(out, block.queries),
+                                   .lse = lse.narrow(2, block.queries.begin, block.queries.size)};
+        const BlockGradients of_block = attend_block_backward(
+            heads_of(grad_out, block.queries), heads_of(q, block.queries), heads_of(keys_values[0], block.keys),
+            heads_of(keys_values[1], block.keys), whole, block.mask, call.scale);
+        heads_of(grad_q, block.queries).add_(of_block.q);
+        heads_of(grad_keys_values[0], block.keys).add_(of_block.k);
+        heads_of(grad_keys_values[1], block.keys).add_(of_block.v);
+      }
+      if (gradients) grad_keys_values.add_(gradients->arrival());
+      gradients.emplace(*call.shard.ring, grad_keys_values);
+      if (next) keys_values = next->arrival();
+    }
+    const at::Tensor home = gradients->arrival();
+    return {grad_q.to(q.scalar_type()), home[0].to(k.scalar_type()), home[1].to(v.scalar_type()), Variable(),
+            Variable()};
+  }
+};
+
+}  // namespace
+
+at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const RingMask& mask,
+                          std::optional<double> scale, const SequenceShard& shard) {
+  TORCH_CHECK(shard.ring != nullptr, "ring attention needs a sequence in a ring");
+  const int64_t rows = shard.of_place().length, width = q.size(3);
+  TORCH_CHECK(q.size(1) == rows && k.sizes() == v.sizes() && k.size(1) == rows && q.size(2) % k.size(2) == 0,
+              "ring attention of ", rows, " rows a place takes queries [B, ", rows, ", H, D], keys and values [B, ",
+              rows, ", G, D] with G a divisor of H; got ", q.sizes(), ", ", k.sizes(), " and ", v.sizes());
+  TORCH_CHECK(!mask.allowed.defined() || (mask.allowed.size(2) == rows && mask.allowed.size(3) == shard.length),
+              "the mask of ring attention is [B, 1, ", rows, ", ", shard.length, "], the place's rows; got ",
+              mask.allowed.sizes());
+  const auto call = c10::make_intrusive<RingCall>();
+  call->shard = shard;
+  call->window = mask.window;
+  call->scale = scale.value_or(1 / std::sqrt(static_cast<double>(width)));
+  const int64_t missing = q.is_cuda() ? (8 - width % 8) % 8 : 0;  // what its kernels take is a multiple of 8 wide
+  const auto allowed = mask.allowed.defined() ? std::optional(mask.allowed) : std::nullopt;
+  if (missing == 0) return RingAttention::apply(q, k, v, allowed, call);
+  const auto wide = [missing](const at::Tensor& x) { return at::constant_pad_nd(x, {0, missing}); };
+  return RingAttention::apply(wide(q), wide(k), wide(v), allowed, call).narrow(3, 0, width);
+}
+
+}  // namespace megashard
