@@ -1,5 +1,9 @@
 #include "parallel/sharded_tensor.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+
 #include "parallel/collectives/device_mesh.h"
 
 namespace megashard {
@@ -20,6 +24,21 @@ std::vector<ProcessGroupPtr> sharding_groups(const ShardedTensor& tensor) {
     if (group->size() > 1) groups.push_back(group);
   }
   return groups;
+}
+
+at::Tensor full_tensor(const ShardedTensor& piece) {
+  const auto groups = sharding_groups(piece);
+  if (groups.empty()) return piece.local.detach();
+  TORCH_CHECK(groups.size() == 1 && piece.offsets[1] == 0 && piece.local.size(1) == piece.global_sizes[1],
+              "a matrix of sizes ", piece.global_sizes,
+              " is cut along another dimension than 0: its rows cannot be gathered");
+  const int64_t ranks = groups[0]->size(), rows = piece.global_sizes[0];
+  const int64_t each = (rows + ranks - 1) / ranks;
+  const auto mine = at::zeros({each, piece.global_sizes[1]}, piece.local.options().requires_grad(false));
+  mine.narrow(0, 0, piece.local.size(0)).copy_(piece.local.detach());
+  const auto all = at::empty({ranks * each, piece.global_sizes[1]}, mine.options());
+  groups[0]->all_gather_into(all.view({-1}), mine.view({-1})).wait();
+  return all.narrow(0, 0, rows);
 }
 
 }  // namespace megashard

@@ -52,6 +52,10 @@ struct ShardedTensor {
 /// it.
 std::vector<std::shared_ptr<ProcessGroup>> sharding_groups(const ShardedTensor& tensor);
 
+/// The whole of a matrix that is cut along dimension 0, on every rank that shares it; without such ranks the piece
+/// itself (DTensor.full_tensor). Collective over them; throws for another cut.
+at::Tensor full_tensor(const ShardedTensor& piece);
+
 /// Ordered by first insertion; keys are fully qualified names.
 using ShardedTensors = std::vector<std::pair<std::string, ShardedTensor>>;
 

@@ -1,6 +1,8 @@
 #include "parallel/tensor_parallel/tensor_parallel_regions.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/movedim.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
@@ -65,6 +67,40 @@ at::Tensor pieces_together(const at::Tensor& input, ProcessGroup& group) {
   return pieces.transpose(0, 1).reshape(sizes);
 }
 
+void check_rows(const at::Tensor& input, const ProcessGroup& group) {
+  TORCH_CHECK(input.dim() >= 2 && input.size(1) % group.size() == 0, "a sequence of sizes ", input.sizes(),
+              " cannot be shared by the ", group.size(), " ranks of group '", group.name(),
+              "': sequence parallelism needs a length (dimension 1) that is a multiple of their number");
+}
+
+/// [B, T, ...] -> [ranks, B, T / ranks, ...], a view.
+at::Tensor by_rank(const at::Tensor& input, const ProcessGroup& group) {
+  return input.unflatten(1, {group.size(), input.size(1) / group.size()}).movedim(1, 0);
+}
+
+at::Tensor own_rows(const at::Tensor& input, ProcessGroup& group) {
+  check_rows(input, group);
+  const int64_t rows = input.size(1) / group.size();
+  return input.detach().narrow(1, group.rank() * rows, rows).contiguous();
+}
+
+at::Tensor rows_together(const at::Tensor& rows, ProcessGroup& group) {
+  const at::Tensor mine = rows.detach().contiguous();
+  auto sizes = mine.sizes().vec();
+  sizes.insert(sizes.begin(), group.size());
+  const at::Tensor all = at::empty(sizes, mine.options());
+  group.all_gather_into(all.view({-1}), mine.view({-1})).wait();
+  return all.movedim(0, 1).flatten(1, 2);
+}
+
+at::Tensor own_rows_of_sum(const at::Tensor& input, ProcessGroup& group) {
+  check_rows(input, group);
+  const at::Tensor pieces = by_rank(input.detach(), group).contiguous();
+  const at::Tensor mine = at::empty_like(pieces[0], at::MemoryFormat::Contiguous);
+  group.reduce_scatter_into(mine.view({-1}), pieces.view({-1}), ReduceOp::kSum).wait();
+  return mine;
+}
+
 }  // namespace
 
 at::Tensor copy_to_tensor_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group) {
@@ -88,6 +124,30 @@ at::Tensor gather_from_tensor_parallel_region(const at::Tensor& input, const Pro
   if (group->size() == 1) return input;
   return recorded("GatherFromTensorParallelRegion", input, pieces_together(input, *group),
                   &scatter_to_tensor_parallel_region, group);
+}
+
+at::Tensor gather_from_sequence_parallel_region(const at::Tensor& rows, const ProcessGroupPtr& group) {
+  if (group->size() == 1) return rows;
+  return recorded("GatherFromSequenceParallelRegion", rows, rows_together(rows, *group),
+                  &reduce_scatter_to_sequence_parallel_region, group);
+}
+
+at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group) {
+  if (group->size() == 1) return input;
+  return recorded("ReduceScatterToSequenceParallelRegion", input, own_rows_of_sum(input, *group),
+                  &gather_from_sequence_parallel_region, group);
+}
+
+at::Tensor gather_replicated_from_sequence_parallel_region(const at::Tensor& rows, const ProcessGroupPtr& group) {
+  if (group->size() == 1) return rows;
+  return recorded("GatherReplicatedFromSequenceParallelRegion", rows, rows_together(rows, *group),
+                  &scatter_to_sequence_parallel_region, group);
+}
+
+at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group) {
+  if (group->size() == 1) return input;
+  return recorded("ScatterToSequenceParallelRegion", input, own_rows(input, *group),
+                  &gather_replicated_from_sequence_parallel_region, group);
 }
 
 }  // namespace megashard

@@ -22,4 +22,18 @@ at::Tensor scatter_to_tensor_parallel_region(const at::Tensor& input, const Proc
 /// the gradient.
 at::Tensor gather_from_tensor_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group);
 
+// Between layers whose ranks have rows [B, T / ranks, C] of a sequence each (Megatron's sequence
+// parallelism) and those in which every rank sees the whole of it. T is a multiple of the ranks.
+
+/// Forward: the ranks' rows together. Backward: this rank's rows of the sum of the gradients, which
+/// are parts of it.
+at::Tensor gather_from_sequence_parallel_region(const at::Tensor& rows, const ProcessGroupPtr& group);
+/// Forward: this rank's rows of the sum of the ranks' inputs. Backward: the gradients of all rows.
+at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group);
+/// Forward: the ranks' rows together. Backward: this rank's rows of the gradient, which all ranks
+/// have whole.
+at::Tensor gather_replicated_from_sequence_parallel_region(const at::Tensor& rows, const ProcessGroupPtr& group);
+/// Forward: this rank's rows. Backward: the gradients of all rows.
+at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group);
+
 }  // namespace megashard
