@@ -30,8 +30,8 @@ class ReduceScatter : public Comm {
   virtual Work run(at::Tensor output, at::Tensor input, ReduceOp op, ProcessGroup& group) = 0;
 };
 
-/// What an extension knows of its parameter and of the ranks that gather it. Leading dimensions that are cut as one are
-/// one in all sizes and tensors here.
+/// Ours: what an extension knows of its parameter and of the ranks that gather it. Leading dimensions that are cut as
+/// one are one in all sizes and tensors here.
 struct GatherShape {
   std::vector<int64_t> whole_sizes;  ///< of the unsharded parameter
   std::vector<int64_t> chunk_sizes;  ///< of the first rank's sharded parameter: the padded local sizes
@@ -42,9 +42,9 @@ struct GatherShape {
   at::ScalarType compute_dtype = at::kFloat;  ///< of the unsharded parameter
 };
 
-/// Chooses what a parameter sends in its group's all-gather instead of its rows in the compute dtype, and how the whole
-/// is rebuilt (fsdp_pre_all_gather and fsdp_post_all_gather of PyTorch's tensor subclasses). Payloads of any dtype
-/// travel in the group's one packed buffer, beside plain parameters.
+/// Ours: chooses what a parameter sends in its group's all-gather instead of its rows in the compute dtype, and how the
+/// whole is rebuilt (fsdp_pre_all_gather and fsdp_post_all_gather of PyTorch's tensor subclasses). Payloads of any
+/// dtype travel in the group's one packed buffer, beside plain parameters. See set_all_gather_extension.
 class AllGatherExtension {
  public:
   virtual ~AllGatherExtension() = default;
@@ -64,8 +64,5 @@ class AllGatherExtension {
   /// the gathered buffer that are valid during the call. Runs on the compute stream.
   virtual void unpack(const GatherShape& shape, at::ArrayRef<at::Tensor> payloads, const at::Tensor& whole) = 0;
 };
-
-/// From the parameter's next gather on; null: plain again. The parameter must be under fully_shard.
-void set_all_gather_extension(const at::Tensor& parameter, std::shared_ptr<AllGatherExtension> extension);
 
 }  // namespace megashard

@@ -35,11 +35,7 @@ void set_prefetch(std::vector<std::weak_ptr<FsdpState>>& list, std::span<Module*
   for (auto* module : next) list.push_back(state_of(*module).weak_from_this());
 }
 
-FsdpContext& context_of(Module& module) {
-  FsdpState& state = state_of(module);
-  state.lazy_init();
-  return *state.context();
-}
+FsdpContext& context_of(Module& module) { return state_of(module).ensure_context(); }
 
 /// Changes the module's own groups.
 template <class F>

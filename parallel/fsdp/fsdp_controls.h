@@ -15,10 +15,13 @@
 
 namespace megashard {
 
-// Run-time controls: the methods of PyTorch's FSDPModule; docs/terms.md has those whose names differ. With `recurse`
-// they also change the units inside the module, which need not be one itself. The others throw for a module that is not
-// under fully_shard; they change its own groups, set_unshard_async_op those of the units inside it too.
+// Run-time controls: the methods of PyTorch 2.11's FSDPModule, where no other origin is named; docs/terms.md has those
+// whose names differ. With `recurse` they also change the units inside the module, which need not be one itself. The
+// others throw for a module that is not under fully_shard; they change its own groups, set_unshard_async_op those of
+// the units inside it too. "Of the root": they hold for all units under a root, on whichever of them they are called;
+// before the root's first forward, a call on itself comes before one on a unit inside it.
 
+/// Units of another root: only of one that shares the comm context.
 void set_modules_to_forward_prefetch(torch::nn::Module& module, std::span<torch::nn::Module* const> next);
 void set_modules_to_backward_prefetch(torch::nn::Module& module, std::span<torch::nn::Module* const> next);
 void set_reshard_after_forward(torch::nn::Module& module, bool reshard, bool recurse = true);
@@ -52,11 +55,11 @@ void set_requires_gradient_sync(torch::nn::Module& module, bool sync, bool recur
 /// with true.
 void set_requires_all_reduce(torch::nn::Module& module, bool all_reduce, bool recurse = true);
 /// false: backward callbacks leave reductions in flight and the order of prefetch alone (several
-/// backwards a step).
+/// backwards a step). Of the root.
 void set_is_last_backward(torch::nn::Module& module, bool last);
 
 /// Whole gradients in the reduce dtype that wait for their reduction (accumulation without sync),
-/// by parameter; empty ones left out.
+/// by parameter; empty ones left out. This and the next two are ours.
 std::vector<std::pair<at::Tensor, at::Tensor>> pending_gradients(torch::nn::Module& module, bool recurse = true);
 /// Drops them, and HSDP's partial sums too.
 void clear_pending_gradients(torch::nn::Module& module, bool recurse = true);
@@ -82,26 +85,32 @@ void set_custom_reduce_scatter(torch::nn::Module& module, std::shared_ptr<Reduce
 /// collectives, which allocate by themselves. The last of this and the next call counts.
 void set_allocate_memory_from_process_group(torch::nn::Module& module, bool allocate);
 /// Communication buffers are of symmetric memory (GroupMemory::kSymmetric). Not with custom
-/// collectives. Mirrors FSDPModule.set_symm_mem_for_comm.
+/// collectives. Of a PyTorch later than 2.11.
 void set_symm_mem_for_comm(torch::nn::Module& module, bool symmetric);
-/// How many reduce-scatter inputs may be in flight under this root, 1 by default: more overlap for
-/// more memory, and never another result. The largest value that was asked for counts.
+/// How many reduce-scatter inputs may be in flight, 1 by default: more overlap for more memory, and
+/// never another result. The largest value that was asked for counts. Of the root; of a PyTorch later
+/// than 2.11.
 void set_reduce_scatter_max_input_buffers(torch::nn::Module& module, int buffers);
 
 /// The next forward's gathers wait for this event instead of all work on the current stream: what
-/// follows the optimizer's step may overlap. Consumed once. Root only.
+/// follows the optimizer's step may overlap. Consumed once. Of the root.
 void set_post_optim_event(torch::nn::Module& module, StreamEvent event);
 /// Several roots (chunks of a pipeline) share streams and buffers in flight. Before any of them
 /// runs.
 void share_comm_context(std::span<torch::nn::Module* const> roots);
 
 /// `hook` runs each time the parameter's sharded gradient is complete, in backward: an optimizer
-/// that steps and frees it there needs no memory for gradients (optimizer in backward).
+/// that steps and frees it there needs no memory for gradients (optimizer in backward). PyTorch's is
+/// a method of Tensor.
 void register_post_accumulate_grad_hook(const at::Tensor& parameter,
                                         std::function<void(const at::Tensor& parameter)> hook);
 
+/// From the parameter's next gather on; null: plain again. The parameter must be under fully_shard.
+/// Ours: PyTorch asks the parameter's tensor subclass.
+void set_all_gather_extension(const at::Tensor& parameter, std::shared_ptr<AllGatherExtension> extension);
+
 /// Reports "unshard", "pre_backward", "reshard", "post_backward" and "reduce" of each group, by
-/// name, in host order.
+/// name, in host order. Of the root; ours.
 void set_schedule_observer(torch::nn::Module& module,
                            std::function<void(const char* event, const std::string& group)> observer);
 

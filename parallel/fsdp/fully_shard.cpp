@@ -12,26 +12,6 @@ namespace {
 
 using torch::nn::Module;
 
-/// Connects one module of a fully_shard call with the call's state.
-class ModuleHooks final : public ForwardHooks {
- public:
-  ModuleHooks(std::shared_ptr<FsdpState> state, size_t index) : state_(std::move(state)), index_(index) {}
-  void pre_forward(TensorRefs inputs) override { state_->pre_forward(inputs); }
-  void post_forward(TensorRefs outputs) override { state_->post_forward(index_, outputs); }
-  void forward_failed() noexcept override { state_->forward_failed(); }
-  void before_conversion() override { state_->reshard(); }
-  void before_rebind(const char* operation) override {
-    TORCH_CHECK(false, "Module::", operation, " on module '", state_->name(),
-                "', which is under fully_shard, would see local rows only. Save and load through save_checkpoint and "
-                "load_checkpoint; build a second model instead of cloning");
-  }
-  const std::shared_ptr<FsdpState>& state() const { return state_; }
-
- private:
-  std::shared_ptr<FsdpState> state_;
-  size_t index_;
-};
-
 HookedModule& seam_of(Module& module) {
   auto* hooked = dynamic_cast<HookedModule*>(&module);
   const auto name = detail::demangled_class_name(typeid(module).name());
@@ -198,16 +178,7 @@ void fully_shard(std::span<Module* const> modules, const FullyShardOptions& opti
   for (const auto& part : parts)
     state->add_group(std::make_unique<FsdpParamGroup>(part.parameters, part.layout, part.options));
   for (const auto& [name, buffer] : managed.buffers) place_buffer(name, buffer, options);
-  for (size_t i = 0; i < modules.size(); ++i) {
-    seam_of(*modules[i]).set_forward_hooks(std::make_shared<ModuleHooks>(state, i));
-  }
-}
-
-std::shared_ptr<FsdpState> fsdp_state(const Module& module) {
-  const auto* hooked = dynamic_cast<const HookedModule*>(&module);
-  if (hooked == nullptr) return nullptr;
-  const auto* hooks = dynamic_cast<const ModuleHooks*>(hooked->forward_hooks().get());
-  return hooks == nullptr ? nullptr : hooks->state();
+  state->register_hooks();
 }
 
 bool is_sharded(const at::Tensor& parameter) { return find_fsdp_param(parameter) != nullptr; }
@@ -249,5 +220,7 @@ void materialise_empty_parameter(const at::Tensor& parameter, c10::Device device
   TORCH_CHECK_VALUE(param != nullptr, "materialise_empty_parameter needs a parameter under fully_shard");
   if (param->is_meta()) param->materialise_empty(device);
 }
+
+bool is_unsharded_storage(const c10::StorageImpl* storage) { return UnshardedStorage::any_owns(storage); }
 
 }  // namespace megashard

@@ -25,10 +25,12 @@ struct MixedPrecisionPolicy {
   std::optional<at::ScalarType> output_dtype{};  ///< floating outputs are cast to it
   bool cast_forward_inputs = true;               ///< floating inputs are cast to param_dtype
   /// Of the gradients, before the reduction and after: what a module's backward produces in this
-  /// dtype is not cast to param_dtype. Unset: param_dtype before, the stored dtype after.
+  /// dtype is not cast to param_dtype. Unset: param_dtype before, the stored dtype after. Ours: PyTorch has none in
+  /// 2.11; later ones take each parameter's Tensor.grad_dtype.
   std::optional<at::ScalarType> grad_dtype{};
   /// Floating buffers are cast to it by fully_shard, except running statistics (running_mean,
-  /// running_var), which lose too much in 16 bits. Unset: buffers are never cast, as in PyTorch.
+  /// running_var), which lose too much in 16 bits. Unset: buffers are never cast, as by FSDP2. Of FSDP1's
+  /// MixedPrecision.
   std::optional<at::ScalarType> buffer_dtype{};
 };
 
@@ -39,7 +41,7 @@ struct CpuOffloadPolicy {
   bool pin_memory = true;  ///< copies need not wait for the host, but the memory cannot be paged
 };
 
-/// What becomes of a parameter that got a gradient on some ranks of its group only.
+/// Ours: what becomes of a parameter that got a gradient on some ranks of its group only.
 enum class UnusedParameters {
   kZeroFill,  ///< counts as zero where it is missing
   kError,     ///< backward throws on every rank, naming parameter and ranks
@@ -68,14 +70,14 @@ struct ReshardAfterForward {
   }
 };
 
-/// How one parameter is sharded (ShardPlacementResult).
+/// How one parameter is sharded: a Shard in PyTorch 2.11, a ShardPlacementResult in later ones.
 struct ShardPlacement {
   /// The dimension that is cut; negative ones count from the end. Dimensions other than 0 must be a multiple of the
   /// sharding ranks.
   int64_t dim = 0;
-  /// How many leading dimensions are cut as one (BlockShard): experts [experts, out, in] of fewer experts than ranks
-  /// with 2, each rank getting rows of one expert; a gather is as cheap as along dimension 0. Every rank's part must be
-  /// a box of the whole. More than 1 only with dim 0.
+  /// How many leading dimensions are cut as one (BlockShard of a PyTorch later than 2.11): experts [experts, out, in]
+  /// of fewer experts than ranks with 2, each rank getting rows of one expert; a gather is as cheap as along dimension
+  /// 0. Every rank's part must be a box of the whole. More than 1 only with dim 0.
   int64_t leading_dims = 1;
   /// Other ranks than the module's: experts over what expert parallelism leaves. Of the same device; 1-D or 2-D. Null:
   /// the module's mesh. Parameters of one mesh are unsharded and reduced together.
@@ -99,11 +101,13 @@ struct FullyShardOptions {
 /// takes the parameters that no earlier call on a submodule took. torch.distributed.fsdp.fully_shard. Throws c10::Error
 /// for parameters that cannot be sharded.
 void fully_shard(torch::nn::Module& module, const FullyShardOptions& options);
-/// The same over all ranks of a group.
+/// The same over all ranks of a group. Ours.
 void fully_shard(torch::nn::Module& module, const ProcessGroupPtr& group, FullyShardOptions options = {});
 /// Several modules as one group: unsharded when the first of them runs, resharded after the last has run. Modules
 /// inside others of the list belong to these.
 void fully_shard(std::span<torch::nn::Module* const> modules, const FullyShardOptions& options);
+
+// Ours: what PyTorch's DTensor knows of a parameter, and to_local(), distribute_tensor() and to_empty() do.
 
 bool is_sharded(const at::Tensor& parameter);          ///< under fully_shard, whether or not it is unsharded now
 bool is_fsdp_module(const torch::nn::Module& module);  ///< fully_shard was called on it

@@ -257,21 +257,32 @@ at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters, const
   return total;
 }
 
-void clip_grads_with_norm_(const std::vector<at::Tensor>& gradients, double max_norm, const at::Tensor& norm) {
+at::Tensor clip_factor(double max_norm, const at::Tensor& norm) {
   TORCH_CHECK(max_norm > 0, "gradients are clipped to a positive norm, got ", max_norm,
               ": call total_grad_norm to measure without clipping");
   const at::NoGradGuard no_grad;
+  const at::Tensor wide = norm.to(at::kDouble);
+  if (!wide.is_cpu()) return (max_norm / (wide + kEpsilon)).clamp_max(1.0);
+  const double factor = max_norm / (*wide.const_data_ptr<double>() + kEpsilon);
+  return at::scalar_tensor(factor < 1 ? factor : 1.0, wide.options());
+}
+
+void multiply_grads_(const std::vector<at::Tensor>& gradients, const at::Tensor& factor) {
+  const at::NoGradGuard no_grad;
   if (gradients.empty()) return;
-  if (norm.is_cpu()) {
-    const double factor = max_norm / (norm.to(at::kDouble).const_data_ptr<double>()[0] + kEpsilon);
-    if (!(factor < 1)) return;
-    for (const auto& gradient : gradients) scale_cpu(gradient, factor);
+  if (factor.is_cpu()) {
+    const double value = *factor.const_data_ptr<double>();
+    if (value == 1) return;
+    for (const auto& gradient : gradients) scale_cpu(gradient, value);
   } else {
     // Of their dtype: a scalar of another one costs a launch for each gradient.
     const auto dtype = gradients.front().scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    const at::Tensor factor = (max_norm / (norm.to(at::kDouble) + kEpsilon)).clamp_max(1.0);
     at::_foreach_mul_(gradients, factor.to(dtype));
   }
+}
+
+void clip_grads_with_norm_(const std::vector<at::Tensor>& gradients, double max_norm, const at::Tensor& norm) {
+  multiply_grads_(gradients, clip_factor(max_norm, norm));
 }
 
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {

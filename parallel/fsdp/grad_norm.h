@@ -34,12 +34,15 @@ at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters, const
 /// fp64 tensor on the parameters' device (megatron's count_zeros_fp32). Collective.
 at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters, const ExpertParallelInfo& parts = {});
 
-/// Multiplies gradients by max_norm / (norm + 1e-6) where that is below 1 (torch's
-/// clip_grads_with_norm_).
+/// max_norm / (norm + 1e-6), at most 1: what clips gradients of that norm; 0-d fp64 on the norm's device.
+at::Tensor clip_factor(double max_norm, const at::Tensor& norm);
+/// Multiplies gradients by a 0-d fp64 factor on their device.
+void multiply_grads_(const std::vector<at::Tensor>& gradients, const at::Tensor& factor);
+/// Both (torch's clip_grads_with_norm_).
 void clip_grads_with_norm_(const std::vector<at::Tensor>& gradients, double max_norm, const at::Tensor& norm);
 
-/// Both: clips the gradients of all parameters to max_norm, and returns the norm before
-/// (torch.nn.utils.clip_grad_norm_ over DTensors, megatron's clip_grad_by_total_norm).
+/// Clips the gradients of all parameters to max_norm, and returns the norm before (torch.nn.utils.clip_grad_norm_
+/// over DTensors, megatron's clip_grad_by_total_norm).
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0);
 
 }  // namespace megashard

@@ -150,6 +150,13 @@ void FsdpContext::abandon_backward() noexcept {
   backward_running = false;
 }
 
+void FsdpContext::take_settings(FsdpContext& of_unit) {
+  comm->max_reducing = std::max(comm->max_reducing, of_unit.comm->max_reducing);
+  is_last_backward &= of_unit.is_last_backward;
+  if (!post_optim_event) post_optim_event = std::exchange(of_unit.post_optim_event, std::nullopt);
+  if (!observer) observer = std::move(of_unit.observer);
+}
+
 void FsdpContext::forget(const FsdpState* state) {
   std::erase(states, state);
   std::replace(post_forward_order.begin(), post_forward_order.end(), const_cast<FsdpState*>(state),

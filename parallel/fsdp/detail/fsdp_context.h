@@ -80,6 +80,8 @@ class FsdpContext : public std::enable_shared_from_this<FsdpContext> {
   /// post-backward).
   void queue_final_callback();
   void forget(const FsdpState* state);
+  /// What the run-time controls set in a unit's own context, before this one was there. What is set here stays.
+  void take_settings(FsdpContext& of_unit);
 
   std::shared_ptr<CommContext> comm;
   std::vector<FsdpState*> states;              // in pre-order of the module tree

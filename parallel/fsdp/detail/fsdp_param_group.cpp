@@ -38,6 +38,10 @@ void FsdpParamGroup::lazy_init(const std::shared_ptr<FsdpContext>& context) {
               ". Materialise and initialise the model (post-construction init, or a checkpoint) before its forward");
 }
 
+void FsdpParamGroup::move_to(const std::shared_ptr<FsdpContext>& context) {
+  if (context_ != nullptr) context_ = context;
+}
+
 /// Takes over what became of the sharded parameters outside. Whether a dtype was changed by it.
 bool FsdpParamGroup::reset_sharded_params() {
   bool converted = false, rebound = false;

@@ -41,6 +41,8 @@ class FsdpParamGroup {
 
   /// Joins the units of the context; throws for parameters that are still on meta, naming them.
   void lazy_init(const std::shared_ptr<FsdpContext>& context);
+  /// To the root's context, from the unit's own (FsdpState::ensure_context). No-op before lazy_init.
+  void move_to(const std::shared_ptr<FsdpContext>& context);
 
   void unshard();                          ///< starts; no-op when unsharding or unsharded
   void wait_for_unshard(bool in_forward);  ///< the parameters become unsharded

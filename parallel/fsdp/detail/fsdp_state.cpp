@@ -19,6 +19,26 @@ namespace {
 
 bool inside_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
+/// Connects one module of a fully_shard call with the call's state.
+class ModuleHooks final : public ForwardHooks {
+ public:
+  ModuleHooks(std::shared_ptr<FsdpState> state, size_t index) : state_(std::move(state)), index_(index) {}
+  void pre_forward(TensorRefs inputs) override { state_->pre_forward(inputs); }
+  void post_forward(TensorRefs outputs) override { state_->post_forward(index_, outputs); }
+  void forward_failed() noexcept override { state_->forward_failed(); }
+  void before_conversion() override { state_->reshard(); }
+  void before_rebind(const char* operation) override {
+    TORCH_CHECK(false, "Module::", operation, " on module '", state_->name(),
+                "', which is under fully_shard, would see local rows only. Save and load through save_checkpoint and "
+                "load_checkpoint; build a second model instead of cloning");
+  }
+  const std::shared_ptr<FsdpState>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<FsdpState> state_;
+  size_t index_;
+};
+
 void cast_floating(TensorRefs tensors, at::ScalarType dtype) {
   for (auto* tensor : tensors) {
     if (tensor->defined() && tensor->is_floating_point() && tensor->scalar_type() != dtype) *tensor = tensor->to(dtype);
@@ -36,6 +56,34 @@ FsdpState::FsdpState(std::vector<torch::nn::Module*> modules, const FullyShardOp
 
 FsdpState::~FsdpState() {
   if (context_ != nullptr) context_->forget(this);
+}
+
+void FsdpState::register_hooks() {
+  for (size_t i = 0; i < modules_.size(); ++i) {
+    dynamic_cast<HookedModule&>(*modules_[i]).set_forward_hooks(std::make_shared<ModuleHooks>(shared_from_this(), i));
+  }
+}
+
+void FsdpState::add_group(std::unique_ptr<FsdpParamGroup> group) {
+  groups_.push_back(std::move(group));
+  name_group(groups_.size() - 1);  // by the module's class, until a root gives it a path
+}
+
+void FsdpState::name_group(size_t index) {
+  groups_[index]->set_name(index == 0 ? name_ : c10::str(name_, "#", index));
+}
+
+FsdpContext& FsdpState::ensure_context() {
+  if (context_ == nullptr) {
+    if (comm_ == nullptr) comm_ = std::make_shared<CommContext>(mesh_device_);
+    context_ = std::make_shared<FsdpContext>(comm_);
+    context_->states.push_back(this);
+    provisional_ = true;
+    // New streams, which no root's forward has made wait for the weights.
+    const CommStreams& streams = context_->streams();
+    if (streams.enabled()) order_streams(streams.current(), *streams.copy_in);
+  }
+  return *context_;
 }
 
 void FsdpState::lazy_init() {
@@ -57,9 +105,9 @@ void FsdpState::lazy_init() {
   adopt(name_, root);
   for (const auto& item : root.named_modules("", /*include_self=*/false)) adopt(item.key(), *item.value());
   for (auto* state : context->states) {
+    if (std::exchange(state->provisional_, false)) context->take_settings(*state->context_);
     state->context_ = context;
-    if (!std::exchange(state->provisional_, false)) continue;
-    for (const auto& group : state->groups_) group->lazy_init(context);
+    for (const auto& group : state->groups_) group->move_to(context);
   }
   name_parameters(root);
   for (const auto& group : groups_) group->set_of_root();
@@ -70,9 +118,8 @@ void FsdpState::name_parameters(const torch::nn::Module& root) {
   for (const auto& item : root.named_parameters()) names.emplace(item.value().unsafeGetTensorImpl(), item.key());
   for (auto* state : context_->states) {
     for (size_t i = 0; i < state->groups_.size(); ++i) {
-      FsdpParamGroup& group = *state->groups_[i];
-      group.set_name(i == 0 ? state->name_ : c10::str(state->name_, "#", i));
-      for (const auto& param : group.params()) {
+      state->name_group(i);
+      for (const auto& param : state->groups_[i]->params()) {
         const auto found = names.find(param->parameter().unsafeGetTensorImpl());
         if (found != names.end()) param->set_name(found->second);
       }
@@ -108,7 +155,10 @@ void FsdpState::start_forward(TensorRefs inputs) {
   for (const auto& group : groups_) group->reshard_if_partial();
   unshard();
   for (const auto& group : groups_) group->wait_for_unshard(/*in_forward=*/!recompute);
-  if (!recompute) prefetch(forward_prefetch);
+  for (const auto& target : forward_prefetch) {
+    const auto state = target.lock();
+    if (!recompute && state != nullptr) state->unshard();
+  }
   if (!c10::GradMode::is_enabled()) return;
   inputs_.clear();
   for (const auto* input : inputs) {
@@ -123,16 +173,11 @@ void FsdpState::finish_partial_forward() {
   if (!all_ran()) finish_forward();
 }
 
-void FsdpState::prefetch(const std::vector<std::weak_ptr<FsdpState>>& targets) {
-  for (const auto& target : targets) {
-    const auto state = target.lock();
-    if (state != nullptr) state->unshard();
-  }
-}
-
-void FsdpState::unshard() {
+void FsdpState::unshard(bool in_backward) {
+  ensure_context();  // a list or the user may name a unit of a root that has not run
   for (const auto& group : groups_) {
-    group->lazy_init(context_);
+    if (in_backward && !group->unshard_in_backward) continue;
+    group->lazy_init(context_);  // a listed unit need not have run before
     group->unshard();
   }
 }
@@ -195,21 +240,13 @@ void FsdpState::abandon_forward(bool parameters_too) noexcept {
   }
 }
 
-void FsdpState::unshard_for_backward() {
-  for (const auto& group : groups_) {
-    if (!group->unshard_in_backward) continue;
-    group->lazy_init(context_);
-    group->unshard();
-  }
-}
-
 void FsdpState::pre_backward() {
   context_->queue_final_callback();
   if (training_state_ == TrainingState::kPreBackward) return;
   training_state_ = TrainingState::kPreBackward;
   if (groups_.empty()) return;
   context_->note("pre_backward", name_);
-  unshard_for_backward();
+  unshard(/*in_backward=*/true);
   for (const auto& group : groups_) {
     if (group->unshard_in_backward) {
       group->wait_for_unshard(/*in_forward=*/false);
@@ -224,7 +261,7 @@ void FsdpState::pre_backward() {
 void FsdpState::prefetch_backward() {
   for (const auto& target : backward_prefetch) {
     const auto state = target.lock();
-    if (state != nullptr) state->unshard_for_backward();
+    if (state != nullptr) state->unshard(/*in_backward=*/true);
   }
   if (!backward_prefetch.empty()) return;
   if (post_forward_indices_.empty()) return;
@@ -232,7 +269,7 @@ void FsdpState::prefetch_backward() {
   post_forward_indices_.pop_back();
   if (index == 0 || index > context_->post_forward_order.size()) return;
   FsdpState* next = context_->post_forward_order[index - 1];
-  if (next != nullptr) next->unshard_for_backward();  // null: its module is gone
+  if (next != nullptr) next->unshard(/*in_backward=*/true);  // null: its module is gone
 }
 
 void FsdpState::post_backward() {
@@ -287,13 +324,7 @@ void FsdpState::check_outputs(TensorRefs outputs) const {
 }
 
 void FsdpState::start_unshard() {
-  if (context_ == nullptr) {  // which module is the root, only its forward tells
-    if (comm_ == nullptr) comm_ = std::make_shared<CommContext>(mesh_device_);
-    context_ = std::make_shared<FsdpContext>(comm_);
-    context_->states.push_back(this);
-    provisional_ = true;
-  }
-  const CommStreams& streams = context_->streams();
+  const CommStreams& streams = ensure_context().streams();
   if (streams.enabled()) order_streams(streams.current(), *streams.copy_in);
   for (const auto& group : groups_) group->reshard_if_partial();
   unshard();
@@ -313,6 +344,13 @@ void FsdpState::reshard() {
 void FsdpState::share_comm(std::shared_ptr<CommContext> comm) {
   TORCH_CHECK(context_ == nullptr, "'", name_, "' has run already: call share_comm_context before the first forward");
   comm_ = std::move(comm);
+}
+
+std::shared_ptr<FsdpState> fsdp_state(const torch::nn::Module& module) {
+  const auto* hooked = dynamic_cast<const HookedModule*>(&module);
+  if (hooked == nullptr) return nullptr;
+  const auto* hooks = dynamic_cast<const ModuleHooks*>(hooked->forward_hooks().get());
+  return hooks == nullptr ? nullptr : hooks->state();
 }
 
 }  // namespace megashard

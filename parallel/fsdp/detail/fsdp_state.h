@@ -19,20 +19,22 @@ namespace megashard {
 class FsdpState : public std::enable_shared_from_this<FsdpState> {
  public:
   FsdpState(std::vector<torch::nn::Module*> modules, const FullyShardOptions& options);
+  void register_hooks();  ///< on its modules, which then own it
   ~FsdpState();
   FsdpState(const FsdpState&) = delete;
   FsdpState& operator=(const FsdpState&) = delete;
 
   /// None for a module without parameters of its own; several where parameters have other meshes.
   const std::vector<std::unique_ptr<FsdpParamGroup>>& groups() const { return groups_; }
-  void add_group(std::unique_ptr<FsdpParamGroup> group) { groups_.push_back(std::move(group)); }
+  void add_group(std::unique_ptr<FsdpParamGroup> group);
   FsdpContext* context() { return context_.get(); }
+  /// The root's; until its first forward, which alone tells which module is the root, one of this unit's own. The
+  /// root's takes over what was set there (PyTorch's forgets it).
+  FsdpContext& ensure_context();
   const std::string& name() const { return name_; }
   c10::Device device() const { return mesh_device_; }
   bool forward_running() const { return forward_running_; }  ///< a forward, not a recompute
   void share_comm(std::shared_ptr<CommContext> comm);        ///< of a root that has not run yet
-  /// If no root was found yet, this state's module is it: names everything from there and shares one context.
-  void lazy_init();
 
   // Forward, for the module at `index` of the list. A list runs as one: from the first module to the last.
   void pre_forward(TensorRefs inputs);
@@ -61,13 +63,14 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
     int64_t version;
   };
 
+  /// If no root was found yet, this state's module is it: names everything from there and shares one context.
+  void lazy_init();
+  void name_group(size_t index);
   void name_parameters(const torch::nn::Module& root);
   bool all_ran() const;
   void start_forward(TensorRefs inputs);
   void finish_forward();
-  void prefetch(const std::vector<std::weak_ptr<FsdpState>>& targets);
-  void unshard();
-  void unshard_for_backward();
+  void unshard(bool in_backward = false);
   void move_to_device(TensorRefs tensors) const;
   void check_outputs(TensorRefs outputs) const;
   void pre_backward();
@@ -79,7 +82,7 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   c10::Device mesh_device_;
   std::shared_ptr<CommContext> comm_;  // of a root
   std::shared_ptr<FsdpContext> context_;
-  bool provisional_ = false;  // the context is this state's own: unsharded by hand before the root ran
+  bool provisional_ = false;  // ensure_context made the context
   std::vector<std::unique_ptr<FsdpParamGroup>> groups_;
   std::string name_;
   TrainingState training_state_ = TrainingState::kIdle;

@@ -5,7 +5,6 @@
 
 #include "parallel/device/buffer_pool.h"
 #include "parallel/device/storage.h"
-#include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
 namespace {
@@ -53,7 +52,7 @@ void UnshardedStorage::release() {
   allocated_ = false;
 }
 
-bool is_unsharded_storage(const c10::StorageImpl* storage) {
+bool UnshardedStorage::any_owns(const c10::StorageImpl* storage) {
   return dynamic_cast<const UnshardedStorageImpl*>(storage) != nullptr;
 }
 

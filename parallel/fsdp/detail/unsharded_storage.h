@@ -18,6 +18,7 @@ class UnshardedStorage {
   const at::Tensor& bytes() const { return bytes_; }    ///< the same storage as a 1-D uint8 tensor
   bool allocated() const { return allocated_; }
   bool owns(const c10::StorageImpl* storage) const { return storage == storage_; }
+  static bool any_owns(const c10::StorageImpl* storage);  ///< whether one of all there are does
   /// Whether other views are alive, such as autograd saves. For a parameter that is unsharded.
   bool has_views() const { return tensor_.storage().use_count() > kOwnReferences; }
   void set_name(const std::string& name);  ///< for the error
