@@ -135,7 +135,7 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
   }
 
   Work all_to_all_into(at::Tensor output, at::Tensor input) override {
-    check_tensors("all_to_all", Shapes::kEqual, output, input);
+    check_tensors("all_to_all", Shapes::kSliced, output, input);
     const at::AutoDispatchBelowADInplaceOrView raw;
     const int64_t n = input.numel() / size();
     if (n == 0) return Work();
@@ -147,6 +147,23 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
     GlooExchange exchange = exchange_of("all_to_all");
     for (const int peer : peers()) exchange.receive(piece(output, peer * n, n), peer);
     for (const int peer : peers()) exchange.send(piece(input, peer * n, n), peer);
+    return start(std::move(exchange), nullptr);
+  }
+
+  Work shift_into(at::Tensor output, at::Tensor input, int distance) override {
+    check_tensors("shift", Shapes::kEqual, output, input);
+    const at::AutoDispatchBelowADInplaceOrView raw;
+    if (input.numel() == 0) return Work();
+    TORCH_CHECK(output.const_data_ptr() != input.const_data_ptr(), "shift of group '", name(),
+                "' cannot work in place; give it an output of its own");
+    const int next = rank_behind(distance), previous = rank_behind(-distance);
+    if (next == rank()) {
+      std::memcpy(output.mutable_data_ptr(), input.const_data_ptr(), input.nbytes());
+      return Work();
+    }
+    GlooExchange exchange = exchange_of("shift");
+    exchange.receive(piece(output, 0, output.numel()), previous);
+    exchange.send(piece(input, 0, input.numel()), next);
     return start(std::move(exchange), nullptr);
   }
 

@@ -82,7 +82,8 @@ void ProcessGroup::check_tensors(const char* operation, Shapes shapes, const at:
   const int64_t in = input.numel();
   const bool fits = shapes == Shapes::kGather    ? out == in * size()
                     : shapes == Shapes::kScatter ? in == out * size()
-                                                 : out == in && out % size() == 0;
+                    : shapes == Shapes::kSliced  ? out == in && out % size() == 0
+                                                 : out == in;
   TORCH_CHECK(fits, operation, " of group '", name_, "' over ", size(), " ranks cannot take an input of ", in,
               " elements to an output of ", out);
 }

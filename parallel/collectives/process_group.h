@@ -81,6 +81,9 @@ class ProcessGroup {
   virtual Work broadcast(at::Tensor tensor, int root) = 0;  ///< root: rank in this group
   /// output and input [size * n]: slice i of input goes to rank i.
   virtual Work all_to_all_into(at::Tensor output, at::Tensor input) = 0;
+  /// output and input [n]: input goes to the rank `distance` behind this one, and output comes from
+  /// the one as far before it, all ranks in a ring.
+  virtual Work shift_into(at::Tensor output, at::Tensor input, int distance) = 0;
   virtual void barrier() = 0;
 
   /// Uninitialised, for communication buffers; ordinary memory where the backend has no other.
@@ -105,11 +108,14 @@ class ProcessGroup {
 
   // Checks of the arguments, for backends; each throws one error with the operation and the
   // group.
-  enum class Shapes { kGather, kScatter, kEqual };  ///< output [size * n] of input [n], the reverse, [size * n] both
+  /// Output [size * n] of input [n], the reverse, [size * n] both, [n] both.
+  enum class Shapes { kGather, kScatter, kSliced, kEqual };
   void check_tensor(const char* operation, const at::Tensor& tensor) const;
   void check_tensors(const char* operation, Shapes shapes, const at::Tensor& output, const at::Tensor& input) const;
   void check_reduction(const char* operation, const at::Tensor& tensor, ReduceOp op) const;
   void check_root(int root) const;
+  /// The rank so far behind this one in the ring of all.
+  int rank_behind(int distance) const { return ((rank() + distance) % size() + size()) % size(); }
   /// `members` as ranks of the world, and this rank's place among them.
   std::vector<int> members_in_world(const std::vector<int>& members, const std::string& name) const;
   int place_in(const std::vector<int>& members) const;

@@ -30,6 +30,9 @@ class RoutedProcessGroup final : public ProcessGroup {
   Work all_to_all_into(at::Tensor output, at::Tensor input) override {
     return group_of(output).all_to_all_into(output, input);
   }
+  Work shift_into(at::Tensor output, at::Tensor input, int distance) override {
+    return group_of(output).shift_into(output, input, distance);
+  }
   void barrier() override { on_cpu_->barrier(); }
   at::Tensor allocate(int64_t numel, c10::ScalarType dtype, c10::Device device, GroupMemory memory) override {
     return (device.is_cpu() ? on_cpu_ : on_accelerator_)->allocate(numel, dtype, device, memory);

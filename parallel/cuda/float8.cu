@@ -7,7 +7,7 @@ namespace megashard {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMostBlocks = 2048;
+constexpr int kMaxBlocks = 2048;
 
 __device__ int64_t thread_of_grid() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 __device__ int64_t threads_of_grid() { return static_cast<int64_t>(gridDim.x) * kThreads; }
@@ -39,7 +39,7 @@ __global__ __launch_bounds__(kThreads) void dequantise_kernel(const Float8Dequan
 /// Four vectors of eight a thread, as long as the grid allows.
 unsigned blocks_for(int64_t numel) {
   const int64_t blocks = (numel + 32 * kThreads - 1) / (32 * kThreads);
-  return static_cast<unsigned>(blocks < 1 ? 1 : blocks < kMostBlocks ? blocks : kMostBlocks);
+  return static_cast<unsigned>(blocks < 1 ? 1 : blocks < kMaxBlocks ? blocks : kMaxBlocks);
 }
 
 }  // namespace

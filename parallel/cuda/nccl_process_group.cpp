@@ -133,12 +133,25 @@ class NcclProcessGroup final : public ProcessGroup {
   }
 
   Work all_to_all_into(at::Tensor output, at::Tensor input) override {
-    check_tensors("all_to_all", Shapes::kEqual, output, input);
+    check_tensors("all_to_all", Shapes::kSliced, output, input);
     if (nccl_ == nullptr) return copy(output, input);
     c10d::AllToAllOptions options;
     options.asyncOp = false;
     std::vector<int64_t> equal_splits;
     return run("all_to_all", [&] { return nccl_->alltoall_base(output, input, equal_splits, equal_splits, options); });
+  }
+
+  /// Messages to one rank and from one, in the form of an all-to-all: the host knows all sizes.
+  Work shift_into(at::Tensor output, at::Tensor input, int distance) override {
+    check_tensors("shift", Shapes::kEqual, output, input);
+    const int next = rank_behind(distance), previous = rank_behind(-distance);
+    if (nccl_ == nullptr || next == rank()) return copy(output, input);
+    c10d::AllToAllOptions options;
+    options.asyncOp = false;
+    std::vector<int64_t> received(static_cast<size_t>(size())), sent(received);
+    received[static_cast<size_t>(previous)] = sent[static_cast<size_t>(next)] = input.numel();
+    at::Tensor flat_output = output.view({-1}), flat_input = input.view({-1});
+    return run("shift", [&] { return nccl_->alltoall_base(flat_output, flat_input, received, sent, options); });
   }
 
   void barrier() override {

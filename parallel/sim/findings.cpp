@@ -15,7 +15,7 @@
 namespace megashard::sim {
 namespace {
 
-constexpr size_t kMost = 200;  // the first ones are what is read
+constexpr size_t kMax = 200;  // the first ones are what is read
 
 struct Findings {
   std::mutex mutex;
@@ -65,7 +65,7 @@ bool ours(const std::string& function) {
 void found(const std::string& message) {
   Findings& all = findings();
   const std::lock_guard lock(all.mutex);
-  if (all.messages.size() < kMost && std::find(all.messages.begin(), all.messages.end(), message) == all.messages.end())
+  if (all.messages.size() < kMax && std::find(all.messages.begin(), all.messages.end(), message) == all.messages.end())
     all.messages.push_back(message);
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "parallel/sim/casting_softmax.h"
 #include "parallel/sim/generator.h"
 #include "parallel/sim/graph_capture.h"
 #include "parallel/sim/settings.h"
@@ -41,7 +42,9 @@ bool draws_by_default(const c10::OperatorHandle& op) {
 void call_on_host(const c10::OperatorHandle& op, Stack* stack, int draws_from) {
   std::optional<DrawsFromDevice> numbers;
   if (draws_from >= 0) numbers.emplace(draws_from);
+  const CastingSoftmax softmax = CastingSoftmax::begin(op, stack);
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  softmax.end(stack);
 }
 
 /// One call on its way to the CPU and back.

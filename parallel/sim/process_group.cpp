@@ -27,7 +27,7 @@ struct Called {
   int64_t input_numel = 0;
   int64_t output_numel = 0;
   int32_t dtype = 0;
-  int32_t detail = 0;  // the reduction, or the root
+  int32_t detail = 0;  // the reduction, the root, or the distance
 
   bool matches(const Called& other) const {
     return std::strcmp(operation, other.operation) == 0 && input_numel == other.input_numel &&
@@ -78,10 +78,17 @@ class SimProcessGroup final : public ProcessGroup {
     });
   }
   Work all_to_all_into(at::Tensor output, at::Tensor input) override {
-    check_tensors("all_to_all", Shapes::kEqual, output, input);
+    check_tensors("all_to_all", Shapes::kSliced, output, input);
     return run("all_to_all", 0, output, input, [](ProcessGroup& gloo, const at::Tensor& out, const at::Tensor& in) {
       return gloo.all_to_all_into(out, in);
     });
+  }
+  Work shift_into(at::Tensor output, at::Tensor input, int distance) override {
+    check_tensors("shift", Shapes::kEqual, output, input);
+    return run("shift", distance, output, input,
+               [distance](ProcessGroup& gloo, const at::Tensor& out, const at::Tensor& in) {
+                 return gloo.shift_into(out, in, distance);
+               });
   }
   void barrier() override {
     if (size() == 1) return;

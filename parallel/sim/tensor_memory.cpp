@@ -15,7 +15,7 @@
 namespace megashard::sim {
 namespace {
 
-constexpr size_t kMostRuns = 4096;
+constexpr size_t kMaxRuns = 4096;
 
 const char* first_byte(const at::Tensor& tensor) {
   const auto& memory = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
@@ -42,7 +42,7 @@ void over_runs(const at::Tensor& tensor, const std::function<void(const void*, s
   }
   size_t runs = 1;
   for (size_t i = inner; i < dims.size(); ++i) runs *= static_cast<size_t>(dims[i].second);
-  if (runs > kMostRuns) {
+  if (runs > kMaxRuns) {
     for (; inner < dims.size(); ++inner) run += (dims[inner].second - 1) * dims[inner].first;
     runs = 1;
   }
