@@ -24,7 +24,7 @@ struct CheckpointStep;
 struct SavePlanCache;
 
 struct SaveOptions {
-  CheckpointFormat format = CheckpointFormat::kTorchDcp;
+  CheckpointFormat format = CheckpointFormat::kTorchDcp;  ///< as PyTorch; --ckpt-format's default is Megatron's
   RetentionPolicy retention{};
   RunHistory run{};  ///< whose step it is; the first rank's counts
   /// On the first rank, for what goes wrong without harm to the step: old ones that stay.

@@ -19,14 +19,6 @@ std::string without_slash(std::string path) {
   return path;
 }
 
-bool is_zip(const std::string& path) {
-  const InputFile file(path);
-  std::string begin(2, '\0');
-  if (file.size() < 2) return false;
-  file.read_at(begin.data(), 2, 0);
-  return begin == "PK";
-}
-
 }  // namespace
 
 std::unique_ptr<CheckpointReader> open_checkpoint(const std::string& given, std::optional<int64_t> ckpt_step,
@@ -35,7 +27,7 @@ std::unique_ptr<CheckpointReader> open_checkpoint(const std::string& given, std:
   TORCH_CHECK_VALUE(path_exists(path), "there is no file or folder ", path);
   if (!is_directory(path)) {
     TORCH_CHECK_VALUE(!ckpt_step, "--ckpt-step goes with the directory of a training, and ", path, " is a file");
-    if (is_zip(path)) return std::make_unique<TorchFile>(path);
+    if (is_zip(InputFile(path))) return std::make_unique<TorchFile>(path);
     return open_safetensors(path);
   }
   if (!ckpt_step) {

@@ -29,12 +29,10 @@ bool is_safetensors(const InputFile& file) {
 }
 
 const InputFile& checked_zip(const InputFile& file) {
-  std::string magic(4, '\0');
-  if (file.size() >= 4) file.read_at(magic.data(), 4, 0);
   TORCH_CHECK_VALUE(!is_safetensors(file), file.path(),
                     " is a file of safetensors; hf_to_dcp reads the directory that it lies in");
   TORCH_CHECK_VALUE(
-      magic == "PK\x03\x04", file.path(),
+      is_zip(file), file.path(),
       " is no file of torch.save's zip format; an older one (before PyTorch 1.6) is read by torch.load and "
       "written anew by torch.save");
   return file;
@@ -46,6 +44,7 @@ const std::string& checked_path(const std::string& path) {
   return path;
 }
 
+/// Takes the file's values as they are nested, which the reader of open_checkpoint flattens.
 class TorchToDcp {
  public:
   explicit TorchToDcp(const std::string& path)

@@ -31,6 +31,7 @@ inline constexpr const char* kOptimizerKey = "optimizer";
 inline constexpr const char* kStateKey = "state";               ///< of the optimizer
 inline constexpr const char* kParamGroupsKey = "param_groups";  ///< of the optimizer
 inline constexpr const char* kParamsKey = "params";             ///< of a group: names of weights
+inline constexpr const char* kGradScalerKey = "grad_scaler";    ///< of the optimizer: a dynamic loss scale
 
 // Buffers of the optimizer that are known by name.
 inline constexpr const char* kExpAvgBuffer = "exp_avg";

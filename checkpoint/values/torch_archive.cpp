@@ -34,6 +34,13 @@ std::string read_text(const InputFile& file, int64_t offset, int64_t bytes) {
 
 }  // namespace
 
+bool is_zip(const InputFile& file) {
+  std::string begin(2, '\0');
+  if (file.size() < 2) return false;
+  file.read_at(begin.data(), 2, 0);
+  return begin == "PK";
+}
+
 TorchArchive::TorchArchive(const InputFile& file, FileRange range)
     : file_(file), range_(range), where_(file.path() + " at byte " + std::to_string(range.offset)) {
   TORCH_CHECK(range.offset >= 0 && range.length >= kEndBytes && range.offset <= file.size() &&

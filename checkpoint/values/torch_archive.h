@@ -20,6 +20,9 @@ struct FileRange {
   int64_t length = 0;
 };
 
+/// Whether it begins as a zip archive does: what torch.save writes, and nothing else that is read here.
+bool is_zip(const InputFile& file);
+
 /// The zip archive that torch.save writes (entries stored, never compressed), lying in a range of a
 /// file. The whole directory is checked before anything else is read: every entry inside the range,
 /// none over another, no name twice. Damaged archives throw an error naming file and offset.
