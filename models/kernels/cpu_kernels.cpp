@@ -6,6 +6,8 @@
 #include <cmath>
 #include <vector>
 
+#include "parallel/copies/float_formats.h"
+
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3")  // -O2 of GCC 12 vectorises next to nothing
 #endif
@@ -20,11 +22,16 @@ constexpr int64_t kGrain = 1 << 15;  // elements a thread takes at least
 [[gnu::always_inline]] inline float load(c10::BFloat16 value) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(value.x) << 16);
 }
+[[gnu::always_inline]] inline float load(c10::Half value) { return to_float(HalfBits{value.x}); }
 
 template <class T>
 [[gnu::always_inline]] inline T store(float value) {
   if constexpr (std::is_same_v<T, float>) {
     return value;
+  } else if constexpr (std::is_same_v<T, c10::Half>) {
+    HalfBits half{};
+    round_to(half, value);
+    return c10::Half(half.bits, c10::Half::from_bits());
   } else {
     const auto bits = __builtin_bit_cast(uint32_t, value);
     const uint32_t rounded = (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16;  // to nearest even
@@ -188,7 +195,7 @@ struct SwigluBackward {
 template <class T>
 struct CrossEntropy {
   [[gnu::always_inline]] static inline void run(const T* logits, const int64_t* labels, float* loss, float* stats,
-                                                int64_t rows, int64_t width, int64_t ignore_index) {
+                                                int64_t rows, int64_t width) {
     constexpr int64_t kBlock = 1024;  // partial sums go to a double before fp32 loses digits
     for (int64_t row = 0; row < rows; ++row, logits += width) {
       float largest = -INFINITY;
@@ -218,7 +225,7 @@ struct CrossEntropy {
       const auto log_sum = static_cast<float>(std::log(sum));
       stats[2 * row] = largest;
       stats[2 * row + 1] = log_sum;
-      loss[row] = labels[row] == ignore_index ? 0.0F : log_sum - (load(logits[labels[row]]) - largest);
+      loss[row] = labels[row] < 0 ? 0.0F : log_sum - (load(logits[labels[row]]) - largest);
     }
   }
 };
@@ -237,11 +244,11 @@ struct CrossEntropyBackward {
       const float log_sum = stats[2 * row + 1];
       const float scale = grad_loss[row];
       const int64_t label = labels[row];
-      const float at_label = fast_exp((load(logits[label]) - largest) - log_sum) - 1.0F;
+      const float at_label = label < 0 ? 0.0F : fast_exp((load(logits[label]) - largest) - log_sum) - 1.0F;
       for (int64_t j = 0; j < width; ++j) {
         logits[j] = store<T>(scale * fast_exp((load(logits[j]) - largest) - log_sum));
       }
-      logits[label] = store<T>(scale * at_label);
+      if (label >= 0) logits[label] = store<T>(scale * at_label);
     }
   }
 };
@@ -296,11 +303,10 @@ void swiglu_backward(const T* grad_y, const T* gate, const T* up, T* grad_gate, 
 }
 
 template <class T>
-void cross_entropy(const T* logits, const int64_t* labels, float* loss, float* stats, int64_t rows, int64_t width,
-                   int64_t ignore_index) {
+void cross_entropy(const T* logits, const int64_t* labels, float* loss, float* stats, int64_t rows, int64_t width) {
   for_rows(rows, width, [=](int64_t begin, int64_t end) {
     run_best<CrossEntropy<T>>(logits + begin * width, labels + begin, loss + begin, stats + 2 * begin, end - begin,
-                              width, ignore_index);
+                              width);
   });
 }
 
@@ -319,10 +325,11 @@ void cross_entropy_backward_(T* logits, const int64_t* labels, const float* stat
   template void rotate(const T*, const T*, const T*, T*, const RotaryShape&, bool);                          \
   template void swiglu(const T*, const T*, T*, int64_t);                                                     \
   template void swiglu_backward(const T*, const T*, const T*, T*, T*, int64_t);                              \
-  template void cross_entropy(const T*, const int64_t*, float*, float*, int64_t, int64_t, int64_t);          \
+  template void cross_entropy(const T*, const int64_t*, float*, float*, int64_t, int64_t);                   \
   template void cross_entropy_backward_(T*, const int64_t*, const float*, const float*, int64_t, int64_t, int64_t)
 MEGASHARD_INSTANTIATE(float);
 MEGASHARD_INSTANTIATE(c10::BFloat16);
+MEGASHARD_INSTANTIATE(c10::Half);
 #undef MEGASHARD_INSTANTIATE
 
 }  // namespace megashard::kernels

@@ -1,11 +1,12 @@
 #pragma once
 
 #include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 #include <cstdint>
 
 /// Loops over rows that do on a CPU, in one pass over memory, what takes eager LibTorch four to
-/// eight. T is float or c10::BFloat16; arithmetic is fp32. Rows are split over LibTorch's intra-op
+/// eight. T is float, c10::BFloat16 or c10::Half; arithmetic is fp32. Rows are split over LibTorch's intra-op
 /// threads; AVX-512 and AVX2 are picked at run time. No checks: fused_ops.h is the door.
 namespace megashard::kernels {
 
@@ -38,12 +39,11 @@ void swiglu(const T* gate, const T* up, T* y, int64_t count);
 template <class T>
 void swiglu_backward(const T* grad_y, const T* gate, const T* up, T* grad_gate, T* grad_up, int64_t count);
 
-/// loss[i] = log(sum(exp(logits[i]))) - logits[i][labels[i]], 0 where labels[i] == ignore_index.
+/// loss[i] = log(sum(exp(logits[i]))) - logits[i][labels[i]], 0 where labels[i] < 0.
 /// stats [rows, 2]: the row's largest logit and log(sum(exp(logit - largest))).
 template <class T>
-void cross_entropy(const T* logits, const int64_t* labels, float* loss, float* stats, int64_t rows, int64_t width,
-                   int64_t ignore_index);
-/// Overwrites logits by their gradient.
+void cross_entropy(const T* logits, const int64_t* labels, float* loss, float* stats, int64_t rows, int64_t width);
+/// Overwrites logits by their gradient: 0 where labels[i] == ignore_index; other labels < 0 are of no logit here.
 template <class T>
 void cross_entropy_backward_(T* logits, const int64_t* labels, const float* stats, const float* grad_loss, int64_t rows,
                              int64_t width, int64_t ignore_index);

@@ -19,6 +19,8 @@ template <class Body>
 void with_type(const Tensor& x, const Body& body) {
   if (x.scalar_type() == at::kFloat) {
     body(static_cast<float*>(nullptr));
+  } else if (x.scalar_type() == at::kHalf) {
+    body(static_cast<c10::Half*>(nullptr));
   } else {
     body(static_cast<c10::BFloat16*>(nullptr));
   }
@@ -95,7 +97,7 @@ TwoTensors cross_entropy_on_cpu(const Tensor& logits, const Tensor& labels) {
   auto stats = at::empty({rows, 2}, loss.options());
   with_type(logits, [&](auto* type) {
     kernels::cross_entropy(data(type, logits), labels.const_data_ptr<int64_t>(), loss.mutable_data_ptr<float>(),
-                           stats.mutable_data_ptr<float>(), rows, logits.size(1), kIgnoredLabel);
+                           stats.mutable_data_ptr<float>(), rows, logits.size(1));
   });
   return {loss, stats};
 }

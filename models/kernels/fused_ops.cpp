@@ -10,10 +10,13 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/sub.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "models/kernels/fused_operators.h"
 
@@ -28,7 +31,8 @@ using torch::autograd::variable_list;
 /// Whether the backend of x has `fused` for its dtype.
 template <class Fused>
 bool has_kernel(const Fused& fused, const at::Tensor& x) {
-  return (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) && fused.runs_on(x);
+  const auto dtype = x.scalar_type();
+  return (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) && fused.runs_on(x);
 }
 bool alike(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.device() == b.device();
@@ -135,7 +139,7 @@ FusedOperators::TwoTensors cross_entropy_by_operators(const at::Tensor& logits, 
     const int64_t count = std::min(step, logits.size(0) - row);
     const auto chunk = logits.narrow(0, row, count).to(at::kFloat);
     const auto label = labels.narrow(0, row, count);
-    const auto valid = label.ne(kIgnoredLabel);
+    const auto valid = label.ge(0);
     const auto sum = at::logsumexp(chunk, 1);
     const auto at_label = chunk.gather(1, label.clamp_min(0).unsqueeze(1)).squeeze(1);
     loss.narrow(0, row, count).copy_((sum - at_label) * valid);
@@ -153,17 +157,42 @@ void cross_entropy_backward_by_operators_(at::Tensor& logits, const at::Tensor& 
     const auto label = labels.narrow(0, row, count).unsqueeze(1);
     const auto scale = (grad_loss.narrow(0, row, count).unsqueeze(1)) * label.ne(kIgnoredLabel);
     auto grad = at::sub(target.to(at::kFloat), stats.narrow(0, row, count).unsqueeze(1)).exp_().mul_(scale);
-    grad.scatter_add_(1, label.clamp_min(0), scale.neg());
+    grad.scatter_add_(1, label.clamp_min(0), scale.neg() * label.ge(0));
     target.copy_(grad);
   }
 }
 
+constexpr int64_t kLabelOfOtherRank = -1;
+
+/// Within this rank's piece of the vocabulary.
+at::Tensor labels_of_piece(const at::Tensor& labels, int64_t width, int64_t rank) {
+  const auto own = labels - rank * width;
+  const auto others = own.lt(0).logical_or(own.ge(width));
+  return own.masked_fill(others, kLabelOfOtherRank).masked_fill(labels.eq(kIgnoredLabel), kIgnoredLabel);
+}
+
+/// Of pieces of the vocabulary, from those of this rank's: the loss on all ranks, and the sum of all exponentials.
+FusedOperators::TwoTensors combine_pieces(const at::Tensor& loss, const at::Tensor& stats, const at::Tensor& labels,
+                                          ProcessGroup& ranks) {
+  const bool by_kernel = stats.dim() == 2;  // largest logit and the rest of the sum
+  const auto own = by_kernel ? stats.sum(1) : stats;
+  const auto sums = at::empty({ranks.size() * own.numel()}, own.options());
+  ranks.all_gather_into(sums, own).wait();
+  const auto whole = at::logsumexp(sums.view({ranks.size(), -1}), 0);
+  const auto losses = (loss + (whole - own)) * labels.ge(0);
+  ranks.all_reduce(losses, ReduceOp::kSum).wait();
+  return {losses, by_kernel ? at::stack({whole, at::zeros_like(whole)}, 1) : whole};
+}
+
 struct CrossEntropyFunction : Function<CrossEntropyFunction> {
-  static Variable forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& labels) {
+  static Variable forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& all_labels,
+                          const ProcessGroupPtr& ranks) {
     const auto logits = input.contiguous();
+    const bool in_pieces = ranks != nullptr && ranks->size() > 1;
+    const auto labels = in_pieces ? labels_of_piece(all_labels, logits.size(1), ranks->rank()) : all_labels;
     const auto& fused = fused_operators().cross_entropy;
-    const auto [loss, stats] =
-        has_kernel(fused, logits) ? fused(logits, labels) : cross_entropy_by_operators(logits, labels);
+    auto [loss, stats] = has_kernel(fused, logits) ? fused(logits, labels) : cross_entropy_by_operators(logits, labels);
+    if (in_pieces) std::tie(loss, stats) = combine_pieces(loss, stats, labels, *ranks);
     context->save_for_backward({logits, labels, stats});
     return loss;
   }
@@ -183,7 +212,7 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
     } else {
       cross_entropy_backward_by_operators_(logits, saved[1], saved[2], grad_loss);
     }
-    return {logits, Variable()};
+    return {logits, Variable(), Variable()};
   }
 };
 
@@ -191,11 +220,12 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
 
 bool by_way_of_fp32(const at::Tensor& x) {
 #if defined(__x86_64__)
-  static const bool slow = __builtin_cpu_supports("avx512bw") == 0;
+  static const bool slow_bf16 = __builtin_cpu_supports("avx512bw") == 0;
+  const bool slow = x.scalar_type() == at::kHalf || (slow_bf16 && x.scalar_type() == at::kBFloat16);
+  return slow && fused_operators().linear_by_fp32.runs_on(x);
 #else
-  constexpr bool slow = false;
+  return false;
 #endif
-  return slow && x.scalar_type() == at::kBFloat16 && fused_operators().linear_by_fp32.runs_on(x);
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
@@ -238,10 +268,15 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
 }
 
 at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& labels) {
+  return vocab_parallel_cross_entropy(logits, labels, nullptr);
+}
+
+at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
+                                        const ProcessGroupPtr& ranks) {
   TORCH_CHECK(logits.dim() >= 1 && logits.sizes().slice(0, logits.dim() - 1) == labels.sizes(), "logits ",
               logits.sizes(), " must be the sizes of the labels ", labels.sizes(), " and the vocabulary");
   TORCH_CHECK(labels.scalar_type() == at::kLong, "labels must be int64, got ", labels.scalar_type());
-  const int64_t vocabulary = logits.size(-1);
+  const int64_t width = logits.size(-1), vocabulary = width * (ranks == nullptr ? 1 : ranks->size());
   const auto flat = labels.reshape({-1}).contiguous();
   if (flat.device().is_cpu()) {  // on a GPU the check would stall the stream; the gather asserts there
     const auto* label = flat.const_data_ptr<int64_t>();
@@ -251,7 +286,7 @@ at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& label
                   ": the data were tokenised with another tokenizer than the model's");
     }
   }
-  return CrossEntropyFunction::apply(logits.reshape({-1, vocabulary}), flat).view(labels.sizes());
+  return CrossEntropyFunction::apply(logits.reshape({-1, width}), flat, ranks).view(labels.sizes());
 }
 
 }  // namespace megashard

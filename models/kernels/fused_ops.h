@@ -2,13 +2,15 @@
 
 #include <ATen/core/Tensor.h>
 
-/// Differentiable functions whose eager form wastes memory or passes over it. On CPUs, for fp32 and
-/// bf16, they run cpu_kernels.h; elsewhere LibTorch's operators. First derivatives only: a second
+#include "parallel/collectives/process_group.h"
+
+/// Differentiable functions whose eager form wastes memory or passes over it. On CPUs, for fp32, bf16
+/// and fp16, they run cpu_kernels.h; elsewhere LibTorch's operators. First derivatives only: a second
 /// backward is an error.
 namespace megashard {
 
-/// Whether LibTorch computes x's bf16 so slowly (CPUs without AVX-512) that fp32 with conversions,
-/// which rounds as often, is many times as fast.
+/// Whether LibTorch computes in x's dtype so slowly (bf16 on CPUs without AVX-512, fp16 on x86) that
+/// fp32 with conversions, which rounds as often, is many times as fast.
 bool by_way_of_fp32(const at::Tensor& x);
 
 /// x W^T + bias, bias may be undefined. Where by_way_of_fp32(x), products are fp32 ones of
@@ -38,5 +40,10 @@ constexpr int64_t kIgnoredLabel = -100;
 /// so that one copy of them is all that ever exists; they must not be read after backward, and
 /// backward runs once. labels outside [0, V) are an error.
 at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& labels);
+/// The same where each of the ranks has the logits [..., V / ranks] of its piece of the vocabulary
+/// (Megatron's vocab_parallel_cross_entropy); labels and losses are the same on all of them.
+/// Collective: one gather and one sum of a number a token.
+at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
+                                        const ProcessGroupPtr& ranks);
 
 }  // namespace megashard

@@ -1,15 +1,34 @@
 #include "models/layers/attention.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "models/kernels/fused_ops.h"
+#include "parallel/sequence_parallel/ring_attention.h"
+#include "parallel/sequence_parallel/ulysses.h"
 
 namespace megashard {
+namespace {
 
-at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                  const at::Tensor& mask) {
+/// Of the first `dims` channels the even ones, then the odd ones: pairs of neighbours become pairs of halves. Queries
+/// and keys are turned over alike, so their products stay.
+at::Tensor neighbours_to_halves(const at::Tensor& x, int64_t dims) {
+  const auto halves = x.narrow(3, 0, dims).unflatten(3, {dims / 2, 2}).transpose(3, 4).flatten(3);
+  return at::cat({halves, x.narrow(3, dims, x.size(3) - dims)}, 3);
+}
+
+}  // namespace
+
+at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask,
+                                  const KeySpan& span) {
   const bool by_fp32 = by_way_of_fp32(q);
-  const auto heads_first = [&](const at::Tensor& x) { return (by_fp32 ? x.to(at::kFloat) : x).transpose(1, 2); };
+  const auto computed = [&](const at::Tensor& x) { return by_fp32 ? x.to(at::kFloat) : x; };
+  if (span.sequence.ring) {
+    const auto mixed = ring_attention(computed(q), computed(k), computed(v), {.allowed = mask, .window = span.window},
+                                      scale_, span.sequence);
+    return mixed.to(q.scalar_type());
+  }
+  const auto heads_first = [&](const at::Tensor& x) { return computed(x).transpose(1, 2); };
   const auto out = at::scaled_dot_product_attention(
       heads_first(q), heads_first(k), heads_first(v), mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt,
       is_training() ? dropout_ : 0.0,
@@ -19,28 +38,38 @@ at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, cons
 
 Attention::Attention(const DecoderConfig& config)
     : class_name_(config.names.attention),
-      num_heads_(config.num_heads),
-      num_kv_heads_(config.num_kv_heads),
-      head_dim_(config.head_dim) {
+      ranks_(config.tensor_parallel),
+      num_heads_(config.num_heads / ranks_->size()),
+      num_kv_heads_(config.num_kv_heads / ranks_->size()),
+      head_dim_(config.head_dim),
+      rotary_interleaved_(config.rotary.interleaved) {
   const auto projection = [this](const char* name, const Linear::Options& options) {
     return register_module(name, std::make_shared<Hooked<Linear>>(options));
   };
   const int64_t hidden = config.hidden_size;
-  const int64_t queries = num_heads_ * head_dim_;
-  const int64_t keys = num_kv_heads_ * head_dim_;
-  q_proj_ = projection("q_proj", {.in = hidden, .out = queries, .bias = config.qkv_bias});
-  k_proj_ = projection("k_proj", {.in = hidden, .out = keys, .bias = config.qkv_bias});
-  v_proj_ = projection("v_proj", {.in = hidden, .out = keys, .bias = config.qkv_bias});
-  o_proj_ = projection(
-      "o_proj",
-      {.in = queries, .out = hidden, .bias = config.attention_out_bias, .init_scale = config.output_init_scale});
+  const int64_t queries = config.num_heads * head_dim_;
+  const int64_t keys = config.num_kv_heads * head_dim_;
+  const auto of_heads = [&](int64_t out) {
+    return Linear::Options{
+        .in = hidden, .out = out, .bias = config.qkv_bias, .cut = Linear::Cut::kOutputs, .ranks = ranks_};
+  };
+  q_proj_ = projection("q_proj", of_heads(queries));
+  k_proj_ = projection("k_proj", of_heads(keys));
+  v_proj_ = projection("v_proj", of_heads(keys));
+  o_proj_ = projection("o_proj", {.in = queries,
+                                  .out = hidden,
+                                  .bias = config.attention_out_bias,
+                                  .init_scale = config.output_init_scale,
+                                  .cut = Linear::Cut::kInputs,
+                                  .ranks = ranks_});
   core_attention_ = register_module("core_attention", std::make_shared<Hooked<CoreAttention>>(config));
   if (!config.qk_norm) return;
-  q_norm_ = register_module("q_norm", std::make_shared<Hooked<Norm>>(config, head_dim_));
-  k_norm_ = register_module("k_norm", std::make_shared<Hooked<Norm>>(config, head_dim_));
+  q_norm_ = register_module("q_norm", std::make_shared<Hooked<Norm>>(config, head_dim_, NormInput::kHeads));
+  k_norm_ = register_module("k_norm", std::make_shared<Hooked<Norm>>(config, head_dim_, NormInput::kHeads));
 }
 
-at::Tensor Attention::forward(const at::Tensor& hidden, const LayerContext& context) {
+at::Tensor Attention::forward(const at::Tensor& own, const LayerContext& context) {
+  const auto hidden = ranks_->enter(own);
   const int64_t batch = hidden.size(0);
   const int64_t length = hidden.size(1);
   auto q = q_proj_->forward(hidden).view({batch, length, num_heads_, head_dim_});
@@ -51,18 +80,20 @@ at::Tensor Attention::forward(const at::Tensor& hidden, const LayerContext& cont
     k = k_norm_->forward(k);
   }
   if (context.rotary.cos.defined()) {
+    if (rotary_interleaved_) {
+      const int64_t dims = 2 * context.rotary.cos.size(-1);
+      q = neighbours_to_halves(q, dims);
+      k = neighbours_to_halves(k, dims);
+    }
     q = rotate(q, context.rotary.cos, context.rotary.sin);
     k = rotate(k, context.rotary.cos, context.rotary.sin);
   }
-  const auto& shard = context.sequence;
-  if (!shard.is_whole()) {
-    const int64_t ranks = shard.group->size();
-    auto whole = gather_sequence({q, spread_heads(k, ranks), spread_heads(v, ranks)}, shard);
-    const auto mixed = core_attention_->forward(whole[0], whole[1], whole[2], context.attention_mask);
-    return o_proj_->forward(scatter_sequence(mixed, shard).flatten(2));
-  }
-  const auto mixed = core_attention_->forward(q, k, v, context.attention_mask);
-  return o_proj_->forward(mixed.reshape({batch, length, num_heads_ * head_dim_}));
+  // The ranks that share this rank's rows take all of them with some of the heads.
+  const SequenceShard rows = context.span.sequence.of_place();
+  const int64_t sharing = rows.is_whole() ? 1 : rows.group->size();
+  const auto whole = gather_sequence({q, spread_heads(k, sharing), spread_heads(v, sharing)}, rows);
+  const auto mixed = core_attention_->forward(whole[0], whole[1], whole[2], context.attention_mask, context.span);
+  return o_proj_->forward(scatter_sequence(mixed, rows).flatten(2));
 }
 
 }  // namespace megashard

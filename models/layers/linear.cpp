@@ -10,20 +10,60 @@
 #include <cmath>
 
 #include "models/kernels/fused_ops.h"
+#include "parallel/tensor_parallel_layout.h"
 
 namespace megashard {
 
-Linear::Linear(const Options& options) : init_scale_(options.init_scale), tied_(options.tied) {
-  weight = register_parameter("weight", at::empty({options.out, options.in}));
-  if (options.bias) bias = register_parameter("bias", at::empty({options.out}));
+namespace {
+
+/// The draws of the whole weight, of which a rank keeps its piece along `dim`.
+void draw_piece(const at::Tensor& weight, int64_t dim, const TensorParallelRanks& ranks, double std,
+                const std::optional<at::Generator>& generator) {
+  auto sizes = weight.sizes().vec();
+  const int64_t length = sizes[static_cast<size_t>(dim)];
+  sizes[static_cast<size_t>(dim)] *= ranks.size();
+  auto options = at::TensorOptions().dtype(weight.scalar_type());
+  if (!weight.is_meta()) options = options.device(weight.device());
+  const auto whole = at::empty(sizes, options).normal_(0, std, generator);
+  weight.copy_(whole.narrow(dim, ranks.rank() * length, length));
+}
+
+}  // namespace
+
+Linear::Linear(const Options& options)
+    : init_scale_(options.init_scale),
+      tied_(options.tied),
+      cut_(options.ranks == nullptr || options.ranks->size() == 1 ? Cut::kNone : options.cut),
+      ranks_(options.ranks) {
+  const int64_t out = cut_ == Cut::kOutputs ? options.out / ranks_->size() : options.out;
+  const int64_t in = cuts_inputs() ? options.in / ranks_->size() : options.in;
+  weight = register_parameter("weight", at::empty({out, in}));
+  if (options.bias) bias = register_parameter("bias", at::empty({out}));
+  TORCH_INTERNAL_ASSERT(cut_ != Cut::kInputsOfSums || !options.bias);
+}
+
+void Linear::declare_cut(const DeviceMeshPtr& mesh) {
+  if (cut_ == Cut::kNone) return;
+  set_tensor_parallel(weight, mesh, Placement::shard(cuts_inputs() ? 1 : 0));
+  if (bias.defined() && !cuts_inputs()) set_tensor_parallel(bias, mesh, Placement::shard(0));
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) {
-  auto y = linear(x, tied_ ? with_own_gradient(weight) : weight, bias);
+  if (cuts_inputs()) {
+    const auto partial = product(x, weight, at::Tensor());
+    if (cut_ == Cut::kInputsOfSums) return partial;
+    const auto y = ranks_->leave(partial);
+    return bias.defined() ? y + ranks_->for_own_rows(bias) : y;
+  }
+  auto y = product(x, tied_ ? with_own_gradient(weight) : weight, bias);
   if (!has_adapter()) return y;
   const bool drops = is_training() && adapter_dropout_ > 0;
   const auto narrow = lora_a_->forward(drops ? at::dropout(x, adapter_dropout_, true) : x);
   return at::add(y, lora_b_->forward(narrow), adapter_scale_);
+}
+
+at::Tensor Linear::product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) const {
+  return float8_ ? float8_linear(x, w, b, *float8_) : linear(x, w, b);
 }
 
 void Linear::add_adapter(int64_t rank, double scale, double dropout) {
@@ -39,13 +79,27 @@ void Linear::add_adapter(int64_t rank, double scale, double dropout) {
 }
 
 void Linear::init_own_weights(const WeightInit& init) {
-  weight.normal_(0, init.std * init_scale_, init.generator);
+  const double std = init.std * init_scale_;
+  if (cut_ == Cut::kNone) {
+    weight.normal_(0, std, init.generator);
+  } else {
+    draw_piece(weight, cuts_inputs() ? 1 : 0, *ranks_, std, init.generator);
+  }
   if (bias.defined()) bias.zero_();
 }
 
-Embedding::Embedding(int64_t rows, int64_t width, std::optional<int64_t> padding_index)
-    : rows_(rows), padding_index_(padding_index) {
-  weight = register_parameter("weight", at::empty({rows, width}));
+Embedding::Embedding(int64_t rows, int64_t width, std::optional<int64_t> padding_index, TensorParallelRanksPtr ranks)
+    : rows_(rows), padding_index_(padding_index), ranks_(std::move(ranks)) {
+  if (ranks_ != nullptr && ranks_->size() == 1) ranks_ = nullptr;
+  const int64_t own = ranks_ == nullptr ? rows : rows / ranks_->size();
+  if (ranks_ != nullptr) first_row_ = own * ranks_->rank();
+  if (padding_index_) *padding_index_ -= first_row_;
+  if (padding_index_ && (*padding_index_ < 0 || *padding_index_ >= own)) padding_index_.reset();
+  weight = register_parameter("weight", at::empty({own, width}));
+}
+
+void Embedding::declare_cut(const DeviceMeshPtr& mesh) {
+  if (ranks_ != nullptr) set_tensor_parallel(weight, mesh, Placement::shard(0));
 }
 
 at::Tensor Embedding::forward(const at::Tensor& indices) {
@@ -59,11 +113,19 @@ at::Tensor Embedding::forward(const at::Tensor& indices) {
                   " rows: the data were tokenised with another tokenizer than the model's, or are too long for it");
     }
   }
-  return at::embedding(weight, indices, padding_index_.value_or(-1));
+  if (ranks_ == nullptr) return at::embedding(weight, indices, padding_index_.value_or(-1));
+  const auto own = indices - first_row_;
+  const auto others = own.lt(0).logical_or(own.ge(weight.size(0)));
+  const auto rows = at::embedding(weight, own.masked_fill(others, 0), padding_index_.value_or(-1));
+  return ranks_->leave(rows.masked_fill(others.unsqueeze(-1), 0));
 }
 
 void Embedding::init_own_weights(const WeightInit& init) {
-  weight.normal_(0, init.std, init.generator);
+  if (ranks_ == nullptr) {
+    weight.normal_(0, init.std, init.generator);
+  } else {
+    draw_piece(weight, 0, *ranks_, init.std, init.generator);
+  }
   if (padding_index_) weight.select(0, *padding_index_).zero_();
 }
 

@@ -8,24 +8,39 @@
 #include <string>
 
 #include "framework/modules/weight_init_mixin.h"
+#include "models/config/tensor_parallel_ranks.h"
+#include "models/kernels/float8_linear.h"
+#include "parallel/collectives/device_mesh.h"
 #include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {
 
 /// y = x W^T + b. Unlike torch::nn::Linear it starts without values: init_weights() or a checkpoint
-/// gives them, and a start does not pay for random numbers that nobody reads.
+/// gives them, and a start does not pay for random numbers that nobody reads. A layer that is cut
+/// starts with its piece of what the whole one starts with.
 class Linear : public torch::nn::Module, public SelfInitializing {
  public:
+  /// How the weight is cut over tensor-parallel ranks.
+  enum class Cut {
+    kNone,
+    kOutputs,  ///< Megatron's ColumnParallelLinear: x is whole, y this rank's piece
+    kInputs,   ///< RowParallelLinear: x is this rank's piece, y hidden states (TensorParallelRanks::leave)
+    kInputsOfSums,  ///< the same, but y is this rank's part of the sums; without a bias
+  };
   struct Options {
-    int64_t in = 0;
+    int64_t in = 0;   ///< of the whole layer, as out
     int64_t out = 0;
     bool bias = false;
     double init_scale = 1;  ///< on the std of the initialisation
     bool tied = false;      ///< the weight is another module's, too
+    Cut cut = Cut::kNone;
+    TensorParallelRanksPtr ranks{};  ///< with a cut
   };
   explicit Linear(const Options& options);
 
   at::Tensor forward(const at::Tensor& x);  // [..., in] -> [..., out]
+  /// set_tensor_parallel of what is cut.
+  void declare_cut(const DeviceMeshPtr& mesh);
 
   /// Low-rank adapters: y + scale * lora_B(lora_A(dropout(x))), with lora_A [rank, in] as torch
   /// starts a linear layer and lora_B [out, rank] zero (PEFT's LoraLayer).
@@ -34,6 +49,7 @@ class Linear : public torch::nn::Module, public SelfInitializing {
   double adapter_scale() const { return adapter_scale_; }
   const at::Tensor& lora_a() const { return lora_a_->weight; }
   const at::Tensor& lora_b() const { return lora_b_->weight; }
+  void compute_in_float8(const Float8Options& options) { float8_ = options; }
   void init_own_weights(const WeightInit& init) override;
   std::string class_name() const { return "Linear"; }
 
@@ -41,21 +57,29 @@ class Linear : public torch::nn::Module, public SelfInitializing {
   at::Tensor bias;    // [out]
 
  private:
+  at::Tensor product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) const;
+  bool cuts_inputs() const { return cut_ == Cut::kInputs || cut_ == Cut::kInputsOfSums; }
+
   double init_scale_;
   bool tied_;
+  Cut cut_;
+  TensorParallelRanksPtr ranks_;
+  std::optional<Float8Options> float8_{};
   double adapter_scale_ = 0, adapter_dropout_ = 0;
   std::shared_ptr<Hooked<Linear>> lora_a_, lora_b_;
 };
 
 /// Rows of a table; starts without values, as Linear. A padding row gets no gradient and starts at
-/// zero.
+/// zero. With tensor-parallel ranks each has a piece of the rows (Megatron's VocabParallelEmbedding).
 class Embedding : public torch::nn::Module, public SelfInitializing {
  public:
-  Embedding(int64_t rows, int64_t width, std::optional<int64_t> padding_index = std::nullopt);
+  Embedding(int64_t rows, int64_t width, std::optional<int64_t> padding_index = std::nullopt,
+            TensorParallelRanksPtr ranks = {});
 
-  /// indices [...] int64 -> [..., width]. On a CPU, an index outside the table is an error that
-  /// names it.
+  /// indices [...] int64 -> [..., width]; with ranks [B, T] -> hidden states (TensorParallelRanks::leave).
+  /// On a CPU, an index outside the table is an error that names it.
   at::Tensor forward(const at::Tensor& indices);
+  void declare_cut(const DeviceMeshPtr& mesh);
   void init_own_weights(const WeightInit& init) override;
   std::string class_name() const { return "Embedding"; }
 
@@ -63,7 +87,9 @@ class Embedding : public torch::nn::Module, public SelfInitializing {
 
  private:
   int64_t rows_;
-  std::optional<int64_t> padding_index_;
+  int64_t first_row_ = 0;                // of this rank's
+  std::optional<int64_t> padding_index_;  // among these
+  TensorParallelRanksPtr ranks_;          // or null
 };
 
 }  // namespace megashard

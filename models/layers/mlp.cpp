@@ -26,21 +26,33 @@ at::Tensor activate(const at::Tensor& x, Activation activation) {
   TORCH_INTERNAL_ASSERT(false, "activation without a body");
 }
 
-Mlp::Mlp(const DecoderConfig& config, int64_t intermediate_size)
+std::shared_ptr<Hooked<Mlp>> Mlp::expert(const DecoderConfig& config) {
+  return std::make_shared<Hooked<Mlp>>(config, config.moe.intermediate_size, Linear::Cut::kInputsOfSums);
+}
+
+Mlp::Mlp(const DecoderConfig& config, int64_t intermediate_size, Linear::Cut cut_of_down)
     : class_name_(config.names.mlp), activation_(config.activation), tiles_(config.mlp_tiles) {
-  const Linear::Options widen{.in = config.hidden_size, .out = intermediate_size, .bias = config.mlp_bias};
+  if (cut_of_down == Linear::Cut::kInputs) ranks_ = config.tensor_parallel;
+  const Linear::Options widen{.in = config.hidden_size,
+                              .out = intermediate_size,
+                              .bias = config.mlp_bias,
+                              .cut = Linear::Cut::kOutputs,
+                              .ranks = config.tensor_parallel};
   if (config.gated_mlp) gate_proj_ = register_module("gate_proj", std::make_shared<Hooked<Linear>>(widen));
   up_proj_ = register_module("up_proj", std::make_shared<Hooked<Linear>>(widen));
   down_proj_ = register_module(
       "down_proj", std::make_shared<Hooked<Linear>>(Linear::Options{.in = intermediate_size,
                                                                     .out = config.hidden_size,
                                                                     .bias = config.mlp_bias,
-                                                                    .init_scale = config.output_init_scale}));
+                                                                    .init_scale = config.output_init_scale,
+                                                                    .cut = cut_of_down,
+                                                                    .ranks = config.tensor_parallel}));
 }
 
-at::Tensor Mlp::forward(const at::Tensor& hidden) {
-  const bool is_expert = hidden.dim() == 2;  // its rows are few already, and no sequence
-  if (tiles_ == 1 || is_expert) return of_rows(hidden);
+at::Tensor Mlp::forward(const at::Tensor& own) {
+  if (ranks_ == nullptr) return of_rows(own);  // an expert's rows are few already, and no sequence
+  const auto hidden = ranks_->enter(own);
+  if (tiles_ == 1) return of_rows(hidden);
   auto self = shared_from_this();  // a graph may outlive the model
   const auto body = [this, self = std::move(self)](const at::Tensor& rows) { return of_rows(rows); };
   return tiled_rows(body, hidden, parameters(), tiles_);

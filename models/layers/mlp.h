@@ -15,11 +15,14 @@ namespace megashard {
 at::Tensor activate(const at::Tensor& x, Activation activation);
 
 /// down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate. Projections gate_proj, up_proj,
-/// down_proj.
+/// down_proj, cut over the tensor-parallel ranks.
 class Mlp : public torch::nn::Module {
  public:
-  explicit Mlp(const DecoderConfig& config) : Mlp(config, config.intermediate_size) {}
-  Mlp(const DecoderConfig& config, int64_t intermediate_size);
+  /// Between hidden states.
+  explicit Mlp(const DecoderConfig& config) : Mlp(config, config.intermediate_size, Linear::Cut::kInputs) {}
+  /// An expert: rows [N, C] -> this rank's part of the sums.
+  static std::shared_ptr<Hooked<Mlp>> expert(const DecoderConfig& config);
+  Mlp(const DecoderConfig& config, int64_t intermediate_size, Linear::Cut cut_of_down);
 
   at::Tensor forward(const at::Tensor& hidden);  // [..., C] -> [..., C]
   std::string class_name() const { return class_name_; }
@@ -30,6 +33,7 @@ class Mlp : public torch::nn::Module {
   std::string class_name_;
   Activation activation_;
   int64_t tiles_;
+  TensorParallelRanksPtr ranks_;  // null: an expert's, which does not meet them by itself
   std::shared_ptr<Hooked<Linear>> gate_proj_, up_proj_, down_proj_;
 };
 

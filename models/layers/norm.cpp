@@ -9,8 +9,10 @@
 
 namespace megashard {
 
-Norm::Norm(const DecoderConfig& config, int64_t width)
+Norm::Norm(const DecoderConfig& config, int64_t width, NormInput input)
     : class_name_(config.names.norm),
+      input_(input),
+      ranks_(config.tensor_parallel),
       kind_(config.norm),
       zero_centered_(config.zero_centered_norm),
       eps_(config.norm_eps) {
@@ -18,14 +20,26 @@ Norm::Norm(const DecoderConfig& config, int64_t width)
   if (kind_ == NormKind::kLayerNorm) bias = register_parameter("bias", at::zeros({width}));
 }
 
+at::Tensor Norm::shared(const at::Tensor& parameter) const {
+  if (!parameter.defined()) return parameter;
+  switch (input_) {
+    case NormInput::kHidden:
+      return ranks_->for_own_rows(parameter);
+    case NormInput::kHeads:
+      break;
+  }
+  return ranks_->with_summed_gradient(parameter);
+}
+
 at::Tensor Norm::forward(const at::Tensor& x) {
   const auto normed = [this](const at::Tensor& rows, const at::Tensor& factor, const at::Tensor& shift) {
     if (kind_ == NormKind::kRmsNorm) return rms_norm(rows, factor, eps_);
     return at::layer_norm(rows, {rows.size(-1)}, factor, shift, eps_);
   };
-  if (!zero_centered_) return normed(x, weight, bias);
-  const auto shift = bias.defined() ? bias.to(at::kFloat) : bias;
-  return normed(x.to(at::kFloat), weight.to(at::kFloat) + 1, shift).to(x.scalar_type());
+  const auto factor = shared(weight), shift = shared(bias);
+  if (!zero_centered_) return normed(x, factor, shift);
+  return normed(x.to(at::kFloat), factor.to(at::kFloat) + 1, shift.defined() ? shift.to(at::kFloat) : shift)
+      .to(x.scalar_type());
 }
 
 void Norm::init_own_weights(const WeightInit& /*init*/) {

@@ -10,11 +10,14 @@
 
 namespace megashard {
 
+/// What a norm is given: hidden states, of which a rank may have its rows, or its own heads.
+enum class NormInput { kHidden, kHeads };
+
 /// RMSNorm, or LayerNorm with a bias, over the last dimension. Zero-centred (Gemma3RMSNorm, Megatron's
 /// --apply-layernorm-1p): factors are 1 + weight, in fp32 up to the result.
 class Norm : public torch::nn::Module, public SelfInitializing {
  public:
-  Norm(const DecoderConfig& config, int64_t width);
+  Norm(const DecoderConfig& config, int64_t width, NormInput input = NormInput::kHidden);
 
   at::Tensor forward(const at::Tensor& x);
   void init_own_weights(const WeightInit& init) override;
@@ -24,7 +27,12 @@ class Norm : public torch::nn::Module, public SelfInitializing {
   at::Tensor bias;    // [width], LayerNorm only
 
  private:
+  /// What backward gives it is the sum over the ranks, where they see different rows or heads.
+  at::Tensor shared(const at::Tensor& parameter) const;
+
   std::string class_name_;
+  NormInput input_;
+  TensorParallelRanksPtr ranks_;
   NormKind kind_;
   bool zero_centered_;
   double eps_;

@@ -73,11 +73,10 @@ RotaryTables RotaryEmbedding::tables(const at::Tensor& positions, const at::Tens
   return {angles.cos().to(hidden.scalar_type()), angles.sin().to(hidden.scalar_type())};
 }
 
-RotaryTables RotaryEmbedding::forward(const at::Tensor& hidden, const at::Tensor& position_ids) {
+RotaryTables RotaryEmbedding::forward(const at::Tensor& hidden, const at::Tensor& position_ids, int64_t length) {
   const c10::InferenceMode no_inference(false);  // tables outlive this call, and a training step may use them
   const at::NoGradGuard no_grad;
   if (position_ids.defined()) return tables(on_device(position_ids, hidden.device()), hidden);
-  const int64_t length = hidden.size(1);
   const auto& cos = cached_.cos;
   const bool fits = cos.defined() && cos.size(0) == length && cos.scalar_type() == hidden.scalar_type() &&
                     cos.device() == hidden.device();

@@ -31,9 +31,9 @@ class RotaryEmbedding : public torch::nn::Module {
   explicit RotaryEmbedding(const DecoderConfig& config) : RotaryEmbedding(config, config.rotary) {}
   RotaryEmbedding(const DecoderConfig& config, const RotaryConfig& rotary);
 
-  /// For hidden [B, T, C], whose dtype and device the tables take; position_ids [B, T], with
-  /// M-RoPE also [3, B, T] (time, height, width), or undefined for 0 .. T-1.
-  RotaryTables forward(const at::Tensor& hidden, const at::Tensor& position_ids);
+  /// Tables of the dtype and on the device of `hidden`; position_ids [B, T], with M-RoPE also
+  /// [3, B, T] (time, height, width), or undefined for 0 .. length-1.
+  RotaryTables forward(const at::Tensor& hidden, const at::Tensor& position_ids, int64_t length);
   std::string class_name() const { return class_name_; }
 
  private:

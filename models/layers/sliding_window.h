@@ -13,6 +13,7 @@ class SlidingWindowMask {
  public:
   /// 0: no window.
   explicit SlidingWindowMask(int64_t window) : window_(window) {}
+  int64_t window() const { return window_; }
 
   /// The mask of attention over `length` rows, [1, 1, T, T] bool, or [B, 1, T, T] with one that is given
   /// (true where attention is allowed, undefined: causal). A window that holds the whole sequence
