@@ -7,8 +7,8 @@
 
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/argument_validation.h"
+#include "models/decoder_arguments.h"
 #include "models/families/model_family.h"
-#include "models/network_arguments.h"
 
 namespace megashard {
 namespace {
@@ -16,7 +16,9 @@ namespace {
 Activation activation_of(const Arguments& arguments) {
   if (arguments.swiglu) return Activation::kSilu;
   if (arguments.squared_relu) return Activation::kSquaredRelu;
-  return arguments.openai_gelu ? Activation::kGeluTanh : Activation::kGelu;
+  // The kernel that Megatron fuses with a bias computes GELU by tanh.
+  const bool fused = arguments.bias_gelu_fusion && arguments.add_bias_linear;
+  return arguments.openai_gelu || fused ? Activation::kGeluTanh : Activation::kGelu;
 }
 
 NormKind norm_of(const Arguments& arguments) {
@@ -45,7 +47,8 @@ PositionKind positions_of(const Arguments& arguments) {
 }
 
 RotaryConfig rotary_of(const Arguments& arguments) {
-  RotaryConfig rotary{.theta = static_cast<double>(arguments.rotary_base), .fraction = arguments.rotary_percent};
+  RotaryConfig rotary{.theta = static_cast<double>(arguments.rotary_base), .fraction = arguments.rotary_percent,
+                      .interleaved = arguments.rotary_interleaved};
   if (arguments.rotary_seq_len_interpolation_factor) {
     rotary.kind = RotaryConfig::Kind::kLinear;
     rotary.factor = static_cast<double>(*arguments.rotary_seq_len_interpolation_factor);
@@ -54,6 +57,48 @@ RotaryConfig rotary_of(const Arguments& arguments) {
     rotary.factor = arguments.rope_scaling_factor;
   }
   return rotary;
+}
+
+/// Pieces of equal size on each tensor-parallel rank.
+void cut_over_ranks(DecoderConfig& config, const Arguments& arguments) {
+  const int64_t ranks = arguments.tensor_model_parallel_size;
+  if (ranks == 1) return;
+  const std::string flag = "--tensor-model-parallel-size " + std::to_string(ranks);
+  Mistakes mistakes;
+  const auto must_divide = [&](int64_t number, const char* what) {
+    mistakes.require(number % ranks == 0, flag + " does not divide the model's " + std::to_string(number) + " " + what +
+                                              "; choose a number that does, or leave it out.");
+  };
+  must_divide(config.num_heads, "attention heads");
+  must_divide(config.num_kv_heads, "key and value heads");
+  must_divide(config.intermediate_size, "channels of an MLP");
+  if (config.moe.num_experts > 0) must_divide(config.moe.intermediate_size, "channels of an expert");
+  must_divide(config.vocab_size, "tokens of the vocabulary");
+  mistakes.require(!arguments.lora_r, flag + " does not go with --lora-r: adapters are not cut over ranks; leave one "
+                                             "of them out.");
+  mistakes.require(!arguments.sequence_parallel || config.mlp_tiles == 1,
+                   "--sequence-parallel does not go with --apply-tiled-mlp: both cut the sequence of an MLP; leave one "
+                   "of them out.");
+  mistakes.throw_if_any();
+  config.tensor_parallel =
+      std::make_shared<TensorParallelRanks>(ranks, arguments.rank % ranks, arguments.sequence_parallel);
+}
+
+/// What flags change of a network that config.json describes.
+void apply_flags(DecoderConfig& config, const Arguments& arguments) {
+  const int64_t parts = arguments.expert_model_parallel_size;
+  const std::string flag = "--expert-model-parallel-size " + std::to_string(parts);
+  require(parts == 1 || config.moe.num_experts > 0,
+          flag + " needs a model with experts, and this one has none; leave it out");
+  require(config.moe.num_experts % parts == 0, flag + " does not divide the " + std::to_string(config.moe.num_experts) +
+                                                   " experts of the model; choose a number that does, or leave it out");
+  config.moe.ep_size = parts;
+  config.moe.ep_rank = arguments.rank / arguments.tensor_model_parallel_size % parts;
+  Mistakes mistakes;
+  for (const auto& each : contradictions(config, arguments)) mistakes.add(each);
+  mistakes.throw_if_any();
+  if (arguments.untie_embeddings_and_output_weights) config.tie_word_embeddings = false;
+  if (arguments.is_given("init_method_std")) config.init_std = arguments.init_method_std;
 }
 
 }  // namespace
@@ -105,22 +150,12 @@ DecoderConfig decoder_config_from_flags(const Arguments& given) {
 
 DecoderConfig decoder_config(const Arguments& arguments) {
   const int64_t parts = arguments.expert_model_parallel_size;
-  const std::string flag = "--expert-model-parallel-size " + std::to_string(parts);
-  require(parts == 1 || arguments.hf_model, flag + " needs a model with experts, which --hf-model gives; leave it out");
+  require(parts == 1 || arguments.hf_model, "--expert-model-parallel-size " + std::to_string(parts) +
+                                                " needs a model with experts, which --hf-model gives; leave it out");
   auto config = arguments.hf_model ? decoder_config_from_hf(*arguments.hf_model) : decoder_config_from_flags(arguments);
   if (arguments.apply_tiled_mlp) config.mlp_tiles = arguments.tiled_num_shards;
-  if (!arguments.hf_model) return config;
-  require(parts == 1 || config.moe.num_experts > 0,
-          flag + " needs a model with experts, and this one has none; leave it out");
-  require(config.moe.num_experts % parts == 0, flag + " does not divide the " + std::to_string(config.moe.num_experts) +
-                                                   " experts of the model; choose a number that does, or leave it out");
-  config.moe.ep_size = parts;
-  config.moe.ep_rank = arguments.rank % parts;
-  Mistakes mistakes;
-  for (const auto& each : contradictions(config, arguments)) mistakes.add(each);
-  mistakes.tell();
-  if (arguments.untie_embeddings_and_output_weights) config.tie_word_embeddings = false;
-  if (arguments.is_given("init_method_std")) config.init_std = arguments.init_method_std;
+  if (arguments.hf_model) apply_flags(config, arguments);
+  cut_over_ranks(config, arguments);
   return config;
 }
 

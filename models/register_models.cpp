@@ -1,5 +1,6 @@
 #include "models/register_models.h"
 
+#include "framework/mistakes.h"
 #include "models/config/hf_directory.h"
 #include "models/decoder/decoder_model.h"
 #include "models/families/model_family.h"
@@ -28,6 +29,9 @@ WeightLayout layout_of(const std::filesystem::path& hf_dir, int64_t vocab_diviso
 std::shared_ptr<MultiModalModule> make_model(const HfConfig& config, DecoderConfig network) {
   const auto& family = family_of(config);
   if (family.read_vision == nullptr) return std::make_shared<DecoderModel>(std::move(network));
+  require(network.tensor_parallel->size() == 1,
+          "--tensor-model-parallel-size does not go with vision-language models, whose vision tower is not cut over "
+          "ranks; leave it out, and FSDP2 shards the model over all ranks");
   return std::make_shared<QwenVlModel>(family.read_vision(config, std::move(network)));
 }
 

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "models/config/tensor_parallel_ranks.h"
 #include "models/config/weight_files.h"
 
 namespace megashard {
@@ -27,6 +29,7 @@ struct RotaryConfig {
   /// section behind the other or, interleaved, in turns (T H W T H W ... T T). Empty: one id.
   std::vector<int64_t> mrope_section{};
   bool mrope_interleaved = false;
+  bool interleaved = false;  ///< neighbouring channels turn together, not those of the two halves
 };
 
 /// Class names that the modules of a family answer, for wrap policies.
@@ -88,6 +91,8 @@ struct DecoderConfig {
   double output_init_scale = 1;  ///< on init_std of the projections that end a residual branch
   std::optional<int64_t> pad_token_id{};
   MoeConfig moe{};
+  /// Sizes above are the whole network's; models of one configuration are pieces on the same rank.
+  TensorParallelRanksPtr tensor_parallel = std::make_shared<TensorParallelRanks>();
   WeightFiles weight_files{};
 
   bool is_sliding(int64_t layer) const;

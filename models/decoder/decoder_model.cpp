@@ -10,9 +10,13 @@
 
 #include <algorithm>
 
+#include "framework/diagnostics.h"
 #include "framework/modules/tie.h"
 #include "framework/training/flops.h"
 #include "models/kernels/fused_ops.h"
+#include "parallel/sequence_parallel/ulysses.h"
+#include "parallel/tensor_parallel/tensor_parallel_regions.h"
+#include "parallel/tensor_parallel_layout.h"
 
 namespace megashard {
 namespace {
@@ -28,11 +32,13 @@ double rounded(double value, at::ScalarType dtype) {
 
 DecoderStack::DecoderStack(const DecoderConfig& config)
     : class_name_(config.names.decoder),
+      ranks_(config.tensor_parallel),
       dropout_(config.hidden_dropout),
       embedding_scale_(config.embedding_scale),
       window_mask_(config.sliding_window) {
-  embed_tokens_ = register_module(
-      "embed_tokens", std::make_shared<Hooked<Embedding>>(config.vocab_size, config.hidden_size, config.pad_token_id));
+  embed_tokens_ =
+      register_module("embed_tokens", std::make_shared<Hooked<Embedding>>(config.vocab_size, config.hidden_size,
+                                                                          config.pad_token_id, ranks_));
   if (config.positions == PositionKind::kLearned) {
     embed_positions_ = register_module("embed_positions",
                                        std::make_shared<Hooked<Embedding>>(config.max_positions, config.hidden_size));
@@ -70,18 +76,23 @@ at::Tensor DecoderStack::embed(const at::Tensor& tokens, const at::Tensor& posit
                  .view(hidden.sizes());
   }
   if (embed_positions_) {
-    hidden = hidden + embed_positions_->forward(
-                          positions.defined() ? positions : at::arange(tokens.size(1), tokens.options()).unsqueeze(0));
+    hidden = hidden + ranks_->own_rows(embed_positions_->forward(
+                          positions.defined() ? positions : at::arange(tokens.size(1), tokens.options()).unsqueeze(0)));
   }
   return is_training() && dropout_ > 0 ? at::dropout(hidden, dropout_, /*train=*/true) : hidden;
 }
 
 LayerContext DecoderStack::sliding_context(const LayerContext& full, const at::Tensor& hidden,
-                                           const at::Tensor& positions) {
+                                           const at::Tensor& positions, int64_t length) {
   auto context = full;
-  if (rotary_emb_local_) context.rotary = rotary_emb_local_->forward(hidden, positions);
-  const int64_t length = full.sequence.is_whole() ? hidden.size(1) : full.sequence.length;
-  context.attention_mask = window_mask_.combined_with(full.attention_mask, length, hidden.device());
+  if (rotary_emb_local_) context.rotary = rotary_emb_local_->forward(hidden, positions, length);
+  const auto& sequence = full.span.sequence;
+  if (sequence.ring) {  // which makes the masks of its blocks
+    context.span.window = window_mask_.window();
+    return context;
+  }
+  const int64_t whole = sequence.is_whole() ? length : sequence.length;
+  context.attention_mask = window_mask_.combined_with(full.attention_mask, whole, hidden.device());
   return context;
 }
 
@@ -95,10 +106,11 @@ RoutedStates DecoderStack::forward(const Batch& input, const VisualInput& visual
   }
   auto hidden = embed(input.tokens, positions, visual);
   LayerContext context{
-      .rotary = {}, .attention_mask = input.attention_mask, .token_mask = input.token_mask, .sequence = input.sequence};
-  if (rotary_emb_) context.rotary = rotary_emb_->forward(hidden, positions);
+      .rotary = {}, .attention_mask = input.attention_mask, .token_mask = input.token_mask, .span = {input.sequence}};
+  const int64_t length = input.tokens.size(1);
+  if (rotary_emb_) context.rotary = rotary_emb_->forward(hidden, positions, length);
   const bool any_slides = std::find(slides_.begin(), slides_.end(), true) != slides_.end();
-  const auto sliding = any_slides ? sliding_context(context, hidden, positions) : LayerContext();
+  const auto sliding = any_slides ? sliding_context(context, hidden, positions, length) : LayerContext();
   at::Tensor balance;
   for (size_t i = 0; i < layers_.size(); ++i) {
     auto states = layers_[i]->forward(hidden, slides_[i] ? sliding : context);
@@ -116,8 +128,11 @@ DecoderModel::DecoderModel(DecoderConfig config) : config_(std::move(config)) {
   weight_init().std = config_.init_std;
   model_ = register_module("model", std::make_shared<Hooked<DecoderStack>>(config_));
   lm_head_ = register_module(
-      "lm_head", std::make_shared<Hooked<Linear>>(Linear::Options{
-                     .in = config_.hidden_size, .out = config_.vocab_size, .tied = config_.tie_word_embeddings}));
+      "lm_head", std::make_shared<Hooked<Linear>>(Linear::Options{.in = config_.hidden_size,
+                                                                  .out = config_.vocab_size,
+                                                                  .tied = config_.tie_word_embeddings,
+                                                                  .cut = Linear::Cut::kOutputs,
+                                                                  .ranks = config_.tensor_parallel}));
   if (config_.tie_word_embeddings) tie_parameter(*lm_head_, lm_head_->weight, model_->embed_tokens()->weight);
 }
 
@@ -142,9 +157,11 @@ std::vector<int64_t> layers_with_experts(const DecoderConfig& config, bool with)
 
 at::Tensor logits_or_losses(const DecoderConfig& config, const RoutedStates& states, Hooked<Linear>& head,
                             const at::Tensor& labels, const SequenceShard& shard) {
-  const auto logits = head.forward(states.hidden);
-  if (!labels.defined()) return logits;
-  const auto losses = token_cross_entropy(logits, labels);
+  const auto& ranks = *config.tensor_parallel;
+  const auto logits = head.forward(ranks.enter(states.hidden));
+  const auto group = ranks.size() == 1 ? nullptr : ranks.group();
+  if (!labels.defined()) return group == nullptr ? logits : gather_from_tensor_parallel_region(logits, group);
+  const auto losses = vocab_parallel_cross_entropy(logits, labels, group);
   if (!states.balance.defined()) return losses;
   const auto balance = sum_over_sequence(states.balance, shard);
   return losses + load_balancing_loss(balance, config.moe.experts_per_token) * config.moe.aux_loss_coef;
@@ -171,7 +188,30 @@ std::vector<std::string> DecoderModel::patterns_of_part(const std::string& part)
 }
 
 void DecoderModel::check_sequence_ranks(int64_t ranks) const {
-  check_ulysses_heads(class_name(), config_.num_heads, config_.num_kv_heads, ranks);
+  const int64_t pieces = config_.tensor_parallel->size();
+  check_ulysses_heads(class_name(), config_.num_heads / pieces, config_.num_kv_heads / pieces, ranks);
+}
+
+void DecoderModel::_init_tp_model() {
+  const auto& group = request().tensor_parallel_group;
+  if (group == nullptr && config_.tensor_parallel->size() == 1) return;
+  config_.tensor_parallel->set_group(group);
+  const auto mesh =
+      std::make_shared<DeviceMesh>(std::vector<ProcessGroupPtr>{group}, std::vector<std::string>{"tp"});
+  for (const auto& module : modules()) {
+    if (auto* linear = dynamic_cast<Linear*>(module.get())) linear->declare_cut(mesh);
+    if (auto* embedding = dynamic_cast<Embedding*>(module.get())) embedding->declare_cut(mesh);
+  }
+  for (const auto& parameter : parameters()) {
+    if (!tensor_parallel_layout(parameter)) set_tensor_parallel(parameter, mesh, Placement::replicate());
+  }
+}
+
+void DecoderModel::check_sequence_ring() const {
+  require(!is_training() || config_.attention_dropout == 0,
+          c10::str(class_name(), " has an attention dropout of ", config_.attention_dropout,
+                   ", and ring attention has none; give --attention-dropout 0 (in config.json attention_dropout), or "
+                   "--context-parallel-algo ulysses_cp_algo."));
 }
 
 double DecoderModel::training_flops(int64_t sequences, int64_t sequence_length) const {

@@ -39,9 +39,11 @@ class DecoderStack : public torch::nn::Module {
 
  private:
   at::Tensor embed(const at::Tensor& tokens, const at::Tensor& positions, const VisualInput& visual);
-  LayerContext sliding_context(const LayerContext& full, const at::Tensor& hidden, const at::Tensor& positions);
+  LayerContext sliding_context(const LayerContext& full, const at::Tensor& hidden, const at::Tensor& positions,
+                               int64_t length);
 
   std::string class_name_;
+  TensorParallelRanksPtr ranks_;
   double dropout_;
   double embedding_scale_;
   std::vector<bool> slides_;  // of each layer
@@ -52,8 +54,8 @@ class DecoderStack : public torch::nn::Module {
   std::shared_ptr<Hooked<RotaryEmbedding>> rotary_emb_, rotary_emb_local_;
 };
 
-/// Without labels [B, T] the head's logits; with them the loss of each token, and a share of the
-/// load-balancing loss where one is asked for.
+/// Without labels [B, T] the head's logits, on all tensor-parallel ranks; with them the loss of each token, and a share
+/// of the load-balancing loss where one is asked for.
 at::Tensor logits_or_losses(const DecoderConfig& config, const RoutedStates& states, Hooked<Linear>& head,
                             const at::Tensor& labels, const SequenceShard& shard = {});
 /// Patterns of a decoder's parts by Megatron's names (FSDP2Mixin::patterns_of_part); `list` is the
@@ -73,11 +75,13 @@ class DecoderModel : public ExpertParallelModule, public PublishedWeights {
   std::string class_name() const override { return config_.names.model; }
   int64_t vocab_size() const override { return config_.vocab_size; }
   void check_sequence_ranks(int64_t ranks) const override;
+  void check_sequence_ring() const override;
   double training_flops(int64_t sequences, int64_t sequence_length) const override;
   const WeightFiles& weight_files() const override { return config_.weight_files; }
   const DecoderConfig& config() const { return config_; }
 
  protected:
+  void _init_tp_model() override;
   const MoeConfig& moe_config() const override { return config_.moe; }
   std::vector<std::shared_ptr<Hooked<SparseMoeBlock>>> sparse_blocks() const override {
     return model_->sparse_blocks();

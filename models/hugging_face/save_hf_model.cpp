@@ -7,6 +7,8 @@
 #include "checkpoint/hugging_face/hf_assets.h"
 #include "checkpoint/hugging_face/save_hf_sharded.h"
 #include "checkpoint/steps/folder_content.h"
+#include "checkpoint/values/tensor_info.h"
+#include "framework/arguments/typed_text.h"
 #include "framework/diagnostics.h"
 #include "framework/training/checkpoint_saver.h"
 #include "framework/training/save_contract.h"
@@ -37,7 +39,7 @@ OrderedJson config_of_run(const Arguments& arguments) {
   auto config = arguments.hf_model ? need_hf_config(*arguments.hf_model) : config_of_network(network);
   config["tie_word_embeddings"] = network.tie_word_embeddings;
   const bool new_name = config.contains("dtype");  // transformers 5 reads both
-  config[new_name ? "dtype" : "torch_dtype"] = arguments.bf16 ? "bfloat16" : "float32";
+  config[new_name ? "dtype" : "torch_dtype"] = torch_dtype_name(*parse_dtype(arguments.params_dtype));
   return config;
 }
 

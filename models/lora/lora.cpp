@@ -12,7 +12,6 @@
 
 #include "checkpoint/values/tensor_info.h"
 #include "framework/modules/wrap_policy.h"
-#include "models/kernels/gather_rows.h"
 #include "models/layers/linear.h"
 #include "models/moe/moe.h"
 #include "parallel/fsdp/fully_shard.h"
@@ -53,7 +52,7 @@ ShardedTensor merged(const std::string& name, const Linear& layer) {
   const auto narrow = sharded_view(layer.lora_b());
   TORCH_CHECK(piece.offsets[0] == narrow.offsets[0] && piece.local.size(0) == narrow.local.size(0), name,
               " and its adapter are cut into other rows, so they cannot be merged: make them one unit of fully_shard");
-  const auto wide = gather_rows(sharded_view(layer.lora_a())).to(at::kFloat);
+  const auto wide = full_tensor(sharded_view(layer.lora_a())).to(at::kFloat);
   const auto product = at::mm(narrow.local.detach().to(at::kFloat), wide) * layer.adapter_scale();
   piece.local = (piece.local.detach().to(at::kFloat) + product).to(piece.local.scalar_type());
   return piece;

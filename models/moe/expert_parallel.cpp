@@ -51,7 +51,7 @@ void ExpertParallelModule::_init_ep_model() {
               config.expert_parallel_size, " in the FSDP2 file, and --expert-model-parallel-size ", ep_size,
               ": give the flag, and the same number or none in the file");
   if (ep_size == 1 && !config.expert_shard_size) return;
-  const auto& world = request().process_group;
+  const auto& world = request().process_group;  // without other tensor-parallel pieces
   const auto& dense = *options().mesh;
   const int shard = expert_shard_size(world->size(), dense.size(dense.ndim() - 1), ep_size, config.expert_shard_size);
   TORCH_CHECK(world->rank() % ep_size == moe_config().ep_rank, "the model has part ", moe_config().ep_rank, " of ",

@@ -100,8 +100,8 @@ Routing TopKRouter::forward(const at::Tensor& tokens, const at::Tensor& mask) {
 
 void TopKRouter::init_own_weights(const WeightInit& init) { weight.normal_(0, init.std, init.generator); }
 
-std::shared_ptr<Mlp> RemoteExpert::expert() const {
-  return std::make_shared<Mlp>(config_, config_.moe.intermediate_size);
+std::shared_ptr<Hooked<Mlp>> RemoteExpert::expert() const {
+  return Mlp::expert(config_);
 }
 
 void RemoteExpert::init_own_weights(const WeightInit& init) {
@@ -109,7 +109,8 @@ void RemoteExpert::init_own_weights(const WeightInit& init) {
     dynamic_cast<SelfInitializing&>(*projection).init_own_weights(init);
 }
 
-SparseMoeBlock::SparseMoeBlock(const DecoderConfig& config) : class_name_(config.names.moe), config_(config.moe) {
+SparseMoeBlock::SparseMoeBlock(const DecoderConfig& config)
+    : class_name_(config.names.moe), config_(config.moe), tensor_parallel_(config.tensor_parallel) {
   gate_ = register_module("gate", std::make_shared<Hooked<TopKRouter>>(config));
   const auto list = register_module("experts", std::make_shared<torch::nn::ModuleListImpl>());
   for (int64_t i = 0; i < config_.num_experts; ++i) {
@@ -117,12 +118,13 @@ SparseMoeBlock::SparseMoeBlock(const DecoderConfig& config) : class_name_(config
       list->push_back(std::make_shared<RemoteExpert>(config));
       continue;
     }
-    experts_.push_back(std::make_shared<Hooked<Mlp>>(config, config_.intermediate_size));
+    experts_.push_back(Mlp::expert(config));
     list->push_back(experts_.back());
   }
 }
 
-RoutedStates SparseMoeBlock::forward(const at::Tensor& hidden, const at::Tensor& token_mask) {
+RoutedStates SparseMoeBlock::forward(const at::Tensor& own_states, const at::Tensor& token_mask) {
+  const auto hidden = tensor_parallel_->whole_sequence(own_states);
   const auto tokens = hidden.reshape({-1, hidden.size(-1)});
   const auto routing = gate_->forward(tokens, token_mask.defined() ? token_mask.flatten() : at::Tensor());
   const RowOrder order(routing.experts, config_.num_experts);
@@ -140,13 +142,13 @@ RoutedStates SparseMoeBlock::forward(const at::Tensor& hidden, const at::Tensor&
   const auto results = sorted.index_select(0, order.place.flatten());
   const auto weighted =
       results.view({tokens.size(0), config_.experts_per_token, tokens.size(1)}) * routing.weights.unsqueeze(-1);
-  return {weighted.sum(1).view(hidden.sizes()), routing.balance};
+  return {tensor_parallel_->own_rows(weighted.sum(1).view(hidden.sizes())), routing.balance};
 }
 
 at::Tensor SparseMoeBlock::run_experts(const at::Tensor& rows, const std::vector<int64_t>& counts) {
-  auto pieces = rows.split_with_sizes(counts);
+  auto pieces = tensor_parallel_->with_summed_gradient(rows).split_with_sizes(counts);
   for (size_t i = 0; i < experts_.size(); ++i) pieces[i] = experts_[i]->forward(pieces[i]);
-  return at::cat(pieces);
+  return tensor_parallel_->sum(at::cat(pieces));
 }
 
 at::Tensor load_balancing_loss(const at::Tensor& balance, int64_t experts_per_token) {

@@ -67,7 +67,7 @@ class RemoteExpert : public torch::nn::Module, public SelfInitializing {
  public:
   explicit RemoteExpert(const DecoderConfig& config) : config_(config) {}
   /// A new expert without values, for what is drawn for it.
-  std::shared_ptr<Mlp> expert() const;
+  std::shared_ptr<Hooked<Mlp>> expert() const;
   void init_own_weights(const WeightInit& init) override;
 
  private:
@@ -97,6 +97,7 @@ class SparseMoeBlock : public torch::nn::Module {
 
   std::string class_name_;
   MoeConfig config_;
+  TensorParallelRanksPtr tensor_parallel_;  // each has a piece of every expert
   ProcessGroupPtr ranks_;
   std::shared_ptr<Hooked<TopKRouter>> gate_;
   std::vector<std::shared_ptr<Hooked<Mlp>>> experts_;  // this rank's

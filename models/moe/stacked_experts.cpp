@@ -5,7 +5,6 @@
 #include <charconv>
 #include <utility>
 
-#include "models/kernels/gather_rows.h"
 #include "parallel/collectives/process_group.h"
 
 namespace megashard {
@@ -110,7 +109,7 @@ ShardedTensors stack_experts_transposed(const ShardedTensors& tensors, int64_t n
     }
     const auto groups = sharding_groups(tensor);
     const bool mine = groups.empty() || groups[0]->rank() == weight->expert % groups[0]->size();
-    auto whole = gather_rows(tensor);
+    auto whole = full_tensor(tensor);
     if (!mine) continue;
     whole = whole.t().cpu();
     if (weight->part == StackedWeight::Part::kGate) {

@@ -1,4 +1,4 @@
-#include "models/network_arguments.h"
+#include "models/decoder_arguments.h"
 
 #include <algorithm>
 #include <cmath>
@@ -33,7 +33,7 @@ std::map<std::string, ArgumentValue> network_values(const DecoderConfig& config)
       {"use_rotary_position_embeddings", rotary},
       {"rotary_base", config.rotary.theta},
       {"rotary_percent", config.rotary.fraction},
-      {"rotary_interleaved", false},
+      {"rotary_interleaved", config.rotary.interleaved},
       {"use_rope_scaling", scaled},
       {"normalization", std::string(config.norm == NormKind::kRmsNorm ? "RMSNorm" : "LayerNorm")},
       {"norm_epsilon", config.norm_eps},
