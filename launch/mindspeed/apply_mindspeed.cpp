@@ -1,0 +1,246 @@
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "framework/arguments/argument_table.h"
+#include "framework/modules/module_patterns.h"
+#include "launch/mindspeed/mindspeed_keys.h"
+
+namespace megashard {
+namespace {
+
+using std::to_string;
+
+void freeze_parts(const MindSpeedRun& run, Arguments& arguments) {
+  const auto* model = find_mindspeed_model(run.model_id);
+  if (model == nullptr) return;
+  const auto add = [&](bool frozen, const auto& modules) {
+    if (frozen) arguments.freeze_modules.insert(arguments.freeze_modules.end(), modules.begin(), modules.end());
+  };
+  // pretrain_vlm freezes the tower unless its section says otherwise.
+  add(run.freezes_encoder.value_or(!run.is_from_hf), model->encoder);
+  add(run.freezes_projector.value_or(false), model->projector);
+  add(run.freezes_decoder.value_or(false), std::vector<const char*>{"model.language_model", "lm_head"});
+}
+
+/// Megatron asks for them; the model is built from config.json alone.
+void drop_flags_of_the_network(Arguments& arguments, const DiagnosticSink& sink) {
+  std::vector<std::string> dropped;
+  const auto drop = [&](const char* name, auto& field) {
+    if (arguments.given.erase(name) > 0) dropped.push_back(find_argument(name)->flag);
+    field = {};
+  };
+  drop("vocab_size", arguments.vocab_size);
+  drop("padded_vocab_size", arguments.padded_vocab_size);
+  drop("tokenizer_type", arguments.tokenizer_type);
+  if (!dropped.empty())
+    sink(Severity::kNotice,
+         "MindSpeed-MM: without effect, because config.json describes the model: " + c10::Join(", ", dropped));
+}
+
+void apply_data(MindSpeedRun& run, Arguments& arguments, const DiagnosticSink& sink, Mistakes& mistakes) {
+  if (!run.data) return;
+  const bool own = arguments.is_given("data_path") || arguments.is_given("train_data_path") || arguments.mock_data;
+  if (own) {
+    sink(Severity::kNotice, run.data->place + " is not read: the data are given by a flag");
+    return;
+  }
+  if (!run.data->cutoff_length) run.data->cutoff_length = arguments.seq_length;
+  if (!arguments.seq_length) arguments.seq_length = run.data->cutoff_length;
+  mistakes.attempt([&] { require_prepared(*run.data); });
+  arguments.data_path = {run.data->prefix()};
+  if (run.validation && !run.validation->inputs.empty()) {
+    Preparation validation = *run.data;
+    validation.inputs = run.validation->inputs;
+    validation.max_samples = run.validation->max_samples;
+    mistakes.attempt([&] { require_prepared(validation); });
+    arguments.train_data_path = std::exchange(arguments.data_path, {});
+    arguments.valid_data_path = {validation.prefix()};
+  } else if (run.validation_share > 0) {
+    arguments.split = argument_text(1 - run.validation_share) + "," + argument_text(run.validation_share) + ",0";
+  } else {
+    arguments.split = "1,0,0";
+    arguments.eval_iters = 0;
+    sink(Severity::kNotice, run.data->place + " has no val_dataset and no val_rate, so nothing is evaluated");
+  }
+}
+
+void apply_length(const MindSpeedRun& run, Arguments& arguments, int64_t world_size,
+                  const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink) {
+  const int64_t shared = arguments.context_parallel_size;
+  require(shared >= 1 && world_size % shared == 0, "parallel.ulysses_parallel_size " + to_string(shared) +
+                                                       " must divide the number of ranks, " + to_string(world_size) +
+                                                       "; change one of them.");
+  if (!arguments.is_given("global_batch_size")) {
+    arguments.global_batch_size = *arguments.micro_batch_size * run.gradient_accumulation_steps * (world_size / shared);
+    sink(Severity::kNotice, "MindSpeed-MM: micro_batch_size " + to_string(*arguments.micro_batch_size) +
+                                " * gradient_accumulation_steps " + to_string(run.gradient_accumulation_steps) + " * " +
+                                to_string(world_size / shared) + " ranks are a global batch of " +
+                                to_string(*arguments.global_batch_size));
+  }
+  if (run.epochs && !run.length_by_flag) {
+    const int64_t samples = samples_of_epoch();
+    arguments.train_iters = std::max<int64_t>(1, *run.epochs * (samples / *arguments.global_batch_size));
+    sink(Severity::kNotice, "MindSpeed-MM: train_epochs " + to_string(*run.epochs) + " of " + to_string(samples) +
+                                " samples are " + to_string(*arguments.train_iters) + " iterations");
+  }
+  const auto iterations = static_cast<double>(*arguments.train_iters);
+  const bool warms_up = arguments.lr_warmup_fraction || arguments.lr_warmup_iters != 0;
+  if (!warms_up) arguments.lr_warmup_iters = static_cast<int64_t>(iterations * run.warmup_ratio);
+  if (!arguments.lr_decay_iters && arguments.lr_decay_style == LrDecayStyle::kCosine && run.decay_ratio < 1)
+    arguments.lr_decay_iters = static_cast<int64_t>(iterations * run.decay_ratio);
+  if (!arguments.lr_decay_iters && arguments.lr_warmup_iters >= *arguments.train_iters)
+    arguments.lr_decay_iters = arguments.lr_warmup_iters + 1;  // which the run does not reach
+}
+
+/// Its weights come from a checkpoint or are drawn; model_name_or_path only describes the model.
+void apply_start(const MindSpeedRun& run, Arguments& arguments, const DiagnosticSink& sink) {
+  const bool has_start = arguments.load || arguments.from_scratch || arguments.skip_train;
+  if (!run.is_native || !arguments.init_model_with_meta_device || has_start) return;
+  arguments.from_scratch = !run.model_by_flag;
+  if (!arguments.from_scratch) return;
+  sink(Severity::kWarning,
+       "training.init_model_with_meta_device without training.load: as in MindSpeed-MM, the weights are drawn, not "
+       "those of model_name_or_path; to train those, give --hf-model " +
+           arguments.hf_model.value_or("DIR") + ", or the checkpoint by training.load");
+}
+
+void apply_files(Arguments& arguments, const DiagnosticSink& sink) {
+  if (arguments.save_interval && !arguments.save) {
+    sink(Severity::kNotice, "MindSpeed-MM: without effect, because there is no --save: --save-interval");
+    arguments.save_interval.reset();
+  }
+  std::string tracked;
+  if (!arguments.lora_r || !arguments.load || !arguments.hf_model) return;
+  std::ifstream(*arguments.load + "/latest_checkpointed_iteration.txt") >> tracked;
+  if (tracked != "release") return;
+  sink(Severity::kWarning, "--load " + *arguments.load +
+                               " holds the weights that adapters are trained for, which are "
+                               "taken from --hf-model " +
+                               *arguments.hf_model + " here: they must be the same");
+  arguments.load.reset();
+}
+
+const std::map<std::string, std::string>& names_of_megatron_modules() {
+  static const std::map<std::string, std::string> names = {
+      {"image_encoder", "model.visual"},
+      {"text_decoder.embedding", "model.language_model.embed_tokens"},
+      {"text_decoder.rotary_pos_emb", "model.language_model.rotary_emb"},
+      {"text_decoder.decoder.layers", "model.language_model.layers"},
+      {"text_decoder.decoder.final_layernorm", "model.language_model.norm"},
+      {"text_decoder.output_layer", "lm_head"}};
+  return names;
+}
+
+void rename(std::vector<std::string>& patterns) {
+  for (auto& pattern : patterns) {
+    for (const auto& [theirs, ours] : names_of_megatron_modules()) {
+      const auto rest = pattern.starts_with(theirs) ? pattern.substr(theirs.size()) : "-";
+      if (rest.empty() || rest.front() == '.') pattern = ours + rest;
+    }
+  }
+}
+
+nlohmann::ordered_json config_json(const Arguments& arguments) {
+  std::ifstream file(*arguments.hf_model + "/config.json");
+  return nlohmann::ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
+}
+
+/// A number of config.json, or of the object that describes a part of it.
+std::optional<double> number_in(const nlohmann::ordered_json& object, const char* key) {
+  const auto found = object.find(key);
+  return found == object.end() || !found->is_number() ? std::nullopt : std::optional(found->get<double>());
+}
+
+void check_sizes(const MindSpeedRun& run, const nlohmann::ordered_json& config, Mistakes& mistakes) {
+  static const std::map<std::string, const char*> names = {
+      {"text_decoder.num_layers", "num_hidden_layers"},
+      {"text_decoder.hidden_size", "hidden_size"},
+      {"text_decoder.ffn_hidden_size", "intermediate_size"},
+      {"text_decoder.num_attention_heads", "num_attention_heads"},
+      {"text_decoder.num_query_groups", "num_key_value_heads"},
+      {"image_encoder.vision_encoder.num_layers", "depth"},
+      {"image_encoder.vision_encoder.hidden_size", "hidden_size"},
+      {"image_encoder.vision_encoder.ffn_hidden_size", "intermediate_size"},
+      {"image_encoder.vision_encoder.num_attention_heads", "num_heads"},
+      {"image_encoder.vision_encoder.patch_size", "patch_size"}};
+  const auto part = [&](const char* name) { return config.contains(name) ? config.at(name) : config; };
+  for (const auto& [key, size] : run.sizes) {
+    const auto name = key.starts_with("model.") ? key.substr(6) : key;
+    const auto found = names.find(name);
+    if (found == names.end()) continue;
+    const auto theirs = number_in(part(name.starts_with("text") ? "text_config" : "vision_config"), found->second);
+    mistakes.require(!theirs || *theirs == static_cast<double>(size),
+                     "the model section's " + name + " is " + to_string(size) + ", but config.json of the model says " +
+                         argument_text(theirs.value_or(0)) + "; correct one of them.");
+  }
+}
+
+void check_balance(const MindSpeedRun& run, const nlohmann::ordered_json& config, Mistakes& mistakes) {
+  if (!run.router_aux_loss_coef) return;
+  const auto& text = config.contains("text_config") ? config.at("text_config") : config;
+  const bool on = text.value("output_router_logits", false) || config.value("output_router_logits", false);
+  const double ours = on ? number_in(text, "router_aux_loss_coef").value_or(0.001) : 0;
+  mistakes.require(*run.router_aux_loss_coef == ours,
+                   "loss_cfg.router_aux_loss_coef is " + argument_text(*run.router_aux_loss_coef) +
+                       ", but by config.json of the model it is " + argument_text(ours) +
+                       ", which counts here: set output_router_logits to " +
+                       (*run.router_aux_loss_coef > 0 ? "true and router_aux_loss_coef to that" : "false") + " there.");
+}
+
+}  // namespace
+
+void apply_mindspeed(MindSpeedRun& run, Arguments& arguments, int64_t world_size,
+                     const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink, Mistakes& mistakes) {
+  freeze_parts(run, arguments);
+  if (run.is_from_hf || find_mindspeed_model(run.model_id) != nullptr) drop_flags_of_the_network(arguments, sink);
+  apply_data(run, arguments, sink, mistakes);
+  if (run.is_native) {
+    mistakes.attempt([&] { apply_length(run, arguments, world_size, samples_of_epoch, sink); });
+    // Its optimizer decays every parameter.
+    if (arguments.weight_decay != 0) {
+      auto& overrides = arguments.param_group_overrides;
+      overrides.insert(overrides.begin(), "*:wd_mult=1");
+    }
+  }
+  apply_start(run, arguments, sink);
+  apply_files(arguments, sink);
+  if (!run.unused.empty()) sink(Severity::kNotice, "MindSpeed-MM: not used here: " + c10::Join(", ", run.unused));
+}
+
+void apply_mindspeed(const MindSpeedRun& run, Fsdp2Config& config) {
+  if (config.sub_modules_to_wrap) rename(*config.sub_modules_to_wrap);
+  rename(config.ignored_modules);
+  rename(config.recompute_modules);
+  const auto* model = find_mindspeed_model(run.model_id);
+  const bool own = !run.is_native && model != nullptr && model->always_recomputes;
+  if (config.recompute_modules.empty() && own) {
+    config.recompute_modules = {"model.visual.blocks.{*}", "model.language_model.layers.{*}"};
+    config.use_reentrant = true;
+  }
+  if (run.recomputes && !run.recompute_modules.empty()) {
+    config.recompute_modules = run.recompute_modules;
+    config.use_reentrant = run.recompute_reentrant;
+  }
+  if (run.offloads && config.offload_modules.empty()) config.offload_modules = run.offload_modules;
+}
+
+void check_mindspeed_model(const MindSpeedRun& run, const Arguments& arguments) {
+  if (!arguments.hf_model) return;
+  const auto config = config_json(arguments);
+  if (!config.is_object()) return;  // who reads it says what is wrong
+  Mistakes mistakes;
+  const auto type = config.value("model_type", "");
+  const auto* model = find_mindspeed_model(run.model_id);
+  mistakes.require(model == nullptr || type == model->model_type,
+                   run.model_place + " is " + run.model_id + ", but " + *arguments.hf_model +
+                       "/config.json is of model_type " + type + "; correct one of them.");
+  if (!run.is_from_hf) check_sizes(run, config, mistakes);
+  check_balance(run, config, mistakes);
+  mistakes.throw_if_any();
+}
+
+}  // namespace megashard

@@ -1,0 +1,191 @@
+#include <c10/util/StringUtil.h>
+
+#include "framework/arguments/typed_text.h"
+#include "launch/mindspeed/mindspeed_keys.h"
+
+namespace megashard {
+namespace mindspeed_data {  // names of its own: files are compiled together
+namespace {
+
+using V = YamlValue;
+using R = MindSpeedRun;
+using A = Arguments;
+
+constexpr char kWorkers[] = "--num-workers";
+
+Preparation& prepared(R& run) { return *run.data; }
+
+template <int64_t Preparation::*field>
+void take_integer(const V& value, R& run, A&) {
+  prepared(run).*field = value.integer(0);
+}
+
+template <bool Preparation::*field>
+void take_switch(const V& value, R& run, A&) {
+  prepared(run).*field = value.boolean();
+}
+
+template <std::string Preparation::*field>
+void take_text(const V& value, R& run, A&) {
+  prepared(run).*field = value.text();
+}
+
+constexpr char kMessages[] = "messages", kImages[] = "images", kSystem[] = "system", kRole[] = "role",
+               kContent[] = "content", kUser[] = "user", kAssistant[] = "assistant", kSystemRole[] = "system_role";
+
+template <const char* column>
+void take_column(const V& value, R& run, A&) {
+  prepared(run).columns[column] = value.is_null() ? "" : value.text();
+}
+
+void take_template(const V& value, R& run, A&) {
+  const auto name = value.text();
+  if (name != "qwen2vl" && name != "qwen3_vl_nothink")
+    value.fail("is " + name +
+               "; conversations are prepared by the templates qwen2vl and qwen3_vl_nothink here. For "
+               "another one prepare them by the model's chat template (docs/data.md) and give --data-path");
+  prepared(run).turn_template = name;
+}
+
+void take_shuffle(const V& value, R&, A& arguments) {
+  if (!arguments.is_given("shuffle_conversations")) arguments.shuffle_conversations = value.boolean();
+}
+
+std::vector<std::string> files_in(const V& value) {
+  auto files = comma_words({value.text()});
+  if (files.empty()) value.expected("a file, or several by commas");
+  return files;
+}
+
+constexpr const char* kPairs = "conversations are prepared as pairs of a question and an answer";
+constexpr const char* kWhole = "a set is prepared as a whole, before the run";
+
+const MindSpeedKey kData[] = {{"val_dataset_param", nullptr, "", "give a validation set by --valid-data-path"}};
+
+const MindSpeedKey kDataset[] = {
+    {"dataset_type", nullptr, "huggingface", "only conversations (huggingface) are read"},
+};
+
+const MindSpeedKey kAttributes[] = {
+    {"packing", nullptr, "false", "conversations are padded, not packed"},
+    {"ranking", nullptr, "false", "there is no training on preferences"},
+    {"pretrain", nullptr, "false", "text is prepared by preprocess_data.py without --input-format; give --data-path"},
+    {"formatting", nullptr, "sharegpt", kPairs},
+    {"messages", take_column<kMessages>},
+    {"images", take_column<kImages>, "", "", true},
+    {"system", take_column<kSystem>, "", "", true},
+    {"role_tag", take_column<kRole>},
+    {"content_tag", take_column<kContent>},
+    {"user_tag", take_column<kUser>},
+    {"assistant_tag", take_column<kAssistant>},
+    {"system_tag", take_column<kSystemRole>, "", "", true},
+    {"videos", nullptr, "", "videos are prepared by the model's chat template alone (docs/data.md): give --data-path"},
+    {"audios", nullptr, "", "no model here hears"},
+    {"tools", nullptr, "", "tools are prepared by the model's chat template alone (docs/data.md): give --data-path"},
+    {"observation_tag"},  // a record that has such a turn is refused when it is prepared
+    {"function_tag"},
+    {"chosen"},
+    {"rejected"},
+    {"prompt"},
+    {"query"},
+    {"response"},
+    {"history"},
+};
+
+const MindSpeedKey kPreprocessing[] = {
+    {"model_name_or_path", take_text<&Preparation::model>},
+    {"image_max_pixels", take_integer<&Preparation::image_max_pixels>},
+    {"image_min_pixels", take_integer<&Preparation::image_min_pixels>},
+    {"split_special_tokens", nullptr, "false", "special tokens in the text stay whole"},
+    {"image_do_pan_and_scan", nullptr, "false", "no model here has it"},
+    {"crop_to_patches", nullptr, "false", "no model here has it"},
+    {"use_audio_in_video", nullptr, "false", "no model here hears"},
+    {"fix_mistral_regex", nullptr, "false", "correct tokenizer.json instead"},
+    {"use_fast_tokenizer"},
+    {"trust_remote_code"},
+    {"image_resolution"},
+    {"video_resolution"},
+    {"video_max_pixels"},  // videos are refused
+    {"video_min_pixels"},
+    {"video_fps"},
+    {"video_maxlen"},
+    {"audio_sampling_rate"},
+};
+
+const MindSpeedKey kBasic[] = {
+    {"template", take_template},
+    {"dataset", [](const V& value, R& run, A&) { prepared(run).inputs = files_in(value); }},
+    {"dataset_dir", take_text<&Preparation::image_folder>},
+    {"cache_dir", take_text<&Preparation::cache_folder>},
+    {"cutoff_len",
+     [](const V& value, R& run, A&) {
+       if (!run.is_native) value.fail("is not read by MindSpeed-MM either; write seq_length");
+       prepared(run).cutoff_length = value.integer(1);
+     }},
+    {"train_on_prompt", take_switch<&Preparation::learn_questions>},
+    {"mask_history", take_switch<&Preparation::mask_history>},
+    {"max_samples", [](const V& value, R& run, A&) { prepared(run).max_samples = value.integer(1); }},
+    {"preprocessing_num_workers", take_integer<&Preparation::workers>},
+    {"val_dataset",
+     [](const V& value, R& run, A&) {
+       if (!run.validation) run.validation.emplace();
+       run.validation->inputs = files_in(value);
+     }},
+    {"val_max_samples",
+     [](const V& value, R& run, A&) {
+       if (!run.validation) run.validation.emplace();
+       run.validation->max_samples = value.integer(1);
+     }},
+    {"val_rate",
+     [](const V& value, R& run, A&) {
+       run.validation_share = value.number();
+       if (!(run.validation_share >= 0 && run.validation_share < 1)) value.expected("a number from 0 to below 1");
+     }},
+    {"stage", nullptr, "sft", kPairs},
+    {"packing", nullptr, "false", "conversations are padded, not packed"},
+    {"neat_packing", nullptr, "false", "conversations are padded, not packed"},
+    {"streaming", nullptr, "false", kWhole},
+    {"preprocess_on_fly", nullptr, "false", kWhole},
+    {"async_preprocess", nullptr, "false", kWhole},
+    {"use_pmcc_data", nullptr, "false", "records are read by their columns"},
+    {"tool_format", nullptr, "", "tools are prepared by the model's chat template alone (docs/data.md)"},
+    {"async_preprocess_buffer_size"},
+    {"enable_thinking"},  // of templates that are refused
+    {"overwrite_cache"},
+    {"preprocessing_batch_size"},
+};
+
+const MindSpeedKey kLoader[] = {
+    {"num_workers", mindspeed_flag<kWorkers>},
+    {"shuffle", take_shuffle},
+    {"dataloader_mode", nullptr, "sampler", "samples are drawn by a sampler"},
+    {"sampler_type", nullptr, "BaseRandomBatchSampler", "samples are drawn one after the other, or in a random order"},
+    {"drop_last", nullptr, "true", "batches are always full"},
+    {"pin_memory"},
+    {"enable_preload"},
+    {"group_data"},
+};
+
+const MindSpeedKey kCollation[] = {
+    {"ignore_pad_token_for_loss", nullptr, "true", "padding is never learnt"},
+    {"model_name"},
+    {"collator_id"},
+    {"pad_to_multiple_of"},
+};
+
+const MindSpeedSection kSections[] = {
+    {"data", kData},
+    {"data.dataset_param", kDataset},
+    {"data.dataset_param.attr", kAttributes},
+    {"data.dataset_param.preprocess_parameters", kPreprocessing},
+    {"data.dataset_param.basic_parameters", kBasic},
+    {"data.dataloader_param", kLoader},
+    {"data.dataloader_param.collate_param", kCollation},
+};
+
+}  // namespace
+}  // namespace mindspeed_data
+
+std::span<const MindSpeedSection> mindspeed_data_sections() { return mindspeed_data::kSections; }
+
+}  // namespace megashard

@@ -1,0 +1,253 @@
+// Finds MindSpeed-MM's sections in the files that flags name, and reads them key by key.
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <set>
+
+#include "framework/arguments/configuration_file.h"
+#include "framework/arguments/typed_text.h"
+#include "launch/mindspeed/mindspeed_keys.h"
+
+namespace megashard {
+namespace {
+
+constexpr const char* kNativeSections[] = {"training", "features", "model", "data"};
+
+/// Reads one section of a file and those inside it.
+class SectionReader {
+ public:
+  /// `skip`: what stands before the keys of a file that is a section itself ("data.").
+  SectionReader(const std::string& file, std::span<const MindSpeedSection> sections, const std::string& skip,
+                MindSpeedRun& run, Arguments& arguments, Mistakes& mistakes)
+      : file_(file), sections_(sections), skip_(skip), run_(run), arguments_(arguments), mistakes_(mistakes) {}
+
+  /// What stands there does not count.
+  void leave(const std::string& path) { left_.insert(path); }
+
+  void read(const std::string& path, const YAML::Node& node) {
+    if (!node.IsDefined() || node.IsNull()) return;
+    const auto* section = find(path);
+    mistakes_.attempt([&] {
+      if (!node.IsMap()) value(path, node).expected("a map");
+    });
+    if (!node.IsMap()) return;
+    for (const auto& item : node) {
+      const auto below = path + "." + item.first.Scalar();
+      if (left_.contains(below)) continue;
+      if (find(below) != nullptr) {
+        read(below, item.second);
+      } else {
+        mistakes_.attempt([&] { read_key(*section, item.first, below, item.second); });
+      }
+    }
+  }
+
+ private:
+  const MindSpeedSection* find(const std::string& path) const {
+    const auto found =
+        std::find_if(sections_.begin(), sections_.end(), [&](const auto& section) { return path == section.path; });
+    return found == sections_.end() ? nullptr : &*found;
+  }
+
+  YamlValue value(const std::string& path, const YAML::Node& node) const {
+    return {file_, path.starts_with(skip_) ? path.substr(skip_.size()) : path, node};
+  }
+
+  void read_key(const MindSpeedSection& section, const YAML::Node& written, const std::string& path,
+                const YAML::Node& node) {
+    const auto name = written.Scalar();
+    const auto each = value(path, node);
+    const auto keys = section.keys;
+    const auto found = std::find_if(keys.begin(), keys.end(), [&](const auto& key) { return name == key.name; });
+    if (found == keys.end()) return unknown(section, written, each);
+    if (each.is_null() && !found->null_counts) return;
+    if (found->take != nullptr) return found->take(each, run_, arguments_);
+    if (*found->why != '\0') return refuse(*found, each);
+    run_.unused.push_back(each.key);
+  }
+
+  void unknown(const MindSpeedSection& section, const YAML::Node& written, const YamlValue& each) {
+    std::vector<std::string> known;
+    for (const auto& key : section.keys) known.emplace_back(key.name);
+    for (const auto& other : sections_) {
+      const std::string path = other.path, outer = std::string(section.path) + ".";
+      if (path.starts_with(outer)) known.push_back(path.substr(outer.size()));
+    }
+    const auto message = unknown_key(yaml_place(file_, written), each.key, known);
+    if (section.unknown == UnknownKey::kError || message.ends_with('?')) throw UsageError(message);
+    run_.unused.push_back(each.key);
+  }
+
+  static void refuse(const MindSpeedKey& key, const YamlValue& each) {
+    const bool empty = !each.node.IsScalar() && each.node.size() == 0;
+    const auto harmless = comma_words({key.only});
+    auto text = each.node.IsScalar() ? each.text() : "";
+    std::transform(text.begin(), text.end(), text.begin(), [](char c) { return std::tolower(c); });
+    const bool same = std::any_of(harmless.begin(), harmless.end(), [&](std::string word) {
+      std::transform(word.begin(), word.end(), word.begin(), [](char c) { return std::tolower(c); });
+      return word == text;
+    });
+    if (empty || same) return;
+    each.fail((each.node.IsScalar() ? "is " + each.text() : "is given") + ", but " + key.why +
+              (harmless.empty() ? "; remove it" : "; write " + harmless.front()));
+  }
+
+  const std::string& file_;
+  std::span<const MindSpeedSection> sections_;
+  std::string skip_;
+  MindSpeedRun& run_;
+  Arguments& arguments_;
+  Mistakes& mistakes_;
+  std::set<std::string> left_;
+};
+
+/// A section and the file that it stands in.
+struct Section {
+  std::string file;
+  YAML::Node node{YAML::NodeType::Undefined};
+  bool is_file = false;  // the file is the section
+};
+
+/// `--mm-data FILE` is a section in JSON, or a YAML file that has it under its name.
+Section section_of(const std::string& path, const std::string& flag, const char* name) {
+  Section section{path, load_yaml(read_configuration(path, flag), path), true};
+  if (!section.node.IsMap()) throw UsageError(flag + " " + path + ": the file must hold a map of keys.");
+  if (const YAML::Node inner = section.node[name]; path.ends_with(".yaml") && inner.IsDefined())
+    return {path, inner, false};
+  return section;
+}
+
+YAML::Node root_of(const std::string& path) {
+  try {
+    return load_yaml(read_configuration(path, ""), path);
+  } catch (const UsageError&) {
+    return YAML::Node(YAML::NodeType::Undefined);  // who needs the file says what is wrong with it
+  }
+}
+
+bool is_native(const YAML::Node& root) {
+  return root.IsDefined() && root.IsMap() && !root["gpt_args"].IsDefined() &&
+         std::any_of(std::begin(kNativeSections), std::end(kNativeSections), [&](const char* name) {
+           const YAML::Node section = root[name];
+           return section.IsDefined() && section.IsMap();
+         });
+}
+
+std::string known_models() {
+  std::vector<std::string> ids;
+  for (const auto& model : mindspeed_models()) ids.emplace_back(model.id);
+  return c10::Join(", ", ids);
+}
+
+/// Refuses a section about a model that is not here, whose other keys then say nothing.
+void check_model_id(const Section& model) {
+  const YAML::Node id = model.node["model_id"];
+  const bool named = id.IsDefined() && id.IsScalar();
+  if (named && find_mindspeed_model(id.Scalar()) != nullptr) return;
+  const bool from_hf = model.node["init_from_hf_path"].IsDefined() || model.node["model_name_or_path"].IsDefined();
+  if (!named && from_hf) return;  // config.json says which
+  throw UsageError(yaml_place(model.file, named ? id : model.node) + "model" +
+                   (named ? "_id " + id.Scalar() + " is" : ": the section describes") +
+                   " no model that this program has; it has " + known_models() + ", and models of text by --hf-model.");
+}
+
+/// A key inside a map, or one that is not defined.
+YAML::Node inside(const YAML::Node& map, const char* key) {
+  return map.IsDefined() && map.IsMap() ? map[key] : YAML::Node(YAML::NodeType::Undefined);
+}
+
+bool is_on(const YAML::Node& node) {
+  bool on = false;
+  return node.IsDefined() && YAML::convert<bool>::decode(node, on) && on;
+}
+
+/// What the native route takes where its file says nothing.
+void set_native_defaults(Arguments& arguments) {
+  const auto set = [&](const char* name, auto& field, auto value) {
+    if (!arguments.is_given(name)) field = value;
+  };
+  set("lr", arguments.lr, 5e-5);
+  set("seed", arguments.seed, 42);
+  set("weight_decay", arguments.weight_decay, 0.0);
+  set("lr_decay_style", arguments.lr_decay_style, LrDecayStyle::kConstant);
+  set("micro_batch_size", arguments.micro_batch_size, 1);
+  set("train_iters", arguments.train_iters, 10000);
+  set("log_interval", arguments.log_interval, 1);
+  set("ckpt_format", arguments.ckpt_format, CheckpointFormat::kTorchDcp);
+  set("use_torch_fsdp2", arguments.use_torch_fsdp2, true);
+  set("muon_momentum", arguments.muon_momentum, 0.95);
+  set("muon_extra_scale_factor", arguments.muon_extra_scale_factor, 0.2);
+}
+
+void read_native(const std::string& file, const YAML::Node& root, MindSpeedRun& run, Arguments& arguments,
+                 Mistakes& mistakes) {
+  run.is_native = true;
+  run.recomputes = run.offloads = run.recompute_reentrant = false;
+  SectionReader reader(file, mindspeed_training_sections(), "", run, arguments, mistakes);
+  if (!is_on(inside(inside(root["training"], "lora"), "enable"))) reader.leave("training.lora");
+  reader.read("training", root["training"]);
+  reader.read("features", root["features"]);
+  if (root["tools"].IsDefined()) run.unused.emplace_back("tools");
+  const YAML::Node sequence = inside(root["parallel"], "ulysses_parallel_size");
+  if (sequence.IsDefined() && sequence.IsScalar()) {
+    mistakes.attempt([&] {
+      set_unless_given("--context-parallel-size", {file, "parallel.ulysses_parallel_size", sequence}, arguments);
+    });
+  }
+  set_native_defaults(arguments);
+  if (!arguments.save) arguments.save_interval.reset();
+  if (arguments.save && !arguments.save_interval) arguments.save_interval = 1;
+}
+
+void read_data(const Section& section, MindSpeedRun& run, Arguments& arguments, Mistakes& mistakes) {
+  run.prepares_data = true;
+  run.data.emplace();
+  run.data->place = section.file + ": " + (section.is_file ? "" : "data.") + "dataset_param";
+  run.data->strip_text = run.is_native;
+  if (run.is_native) run.data->cutoff_length = 1024;
+  SectionReader(section.file, mindspeed_data_sections(), section.is_file ? "data." : "", run, arguments, mistakes)
+      .read("data", section.node);
+  mistakes.require(!run.data->inputs.empty(), run.data->place + ".basic_parameters.dataset is missing; name the file.");
+  mistakes.require(!run.data->model.empty(), run.data->place + ".preprocess_parameters.model_name_or_path is missing; "
+                                                               "name the model's folder.");
+  mistakes.require(!run.data->turn_template.empty() || arguments.is_given("data_path"),
+                   run.data->place + ".basic_parameters.template is missing; give qwen2vl or qwen3_vl_nothink.");
+}
+
+}  // namespace
+
+bool is_native_configuration(const std::string& path) { return is_native(root_of(path)); }
+
+std::optional<MindSpeedRun> read_mindspeed(const std::optional<std::string>& config, Arguments& arguments,
+                                           Mistakes& mistakes) {
+  Section data, model;
+  MindSpeedRun run;
+  run.model_by_flag = arguments.is_given("hf_model");
+  run.length_by_flag = arguments.is_given("train_iters");
+  for (const auto& file : {arguments.fsdp2_config_path, config}) {  // the later one counts
+    if (!file) continue;
+    const YAML::Node root = root_of(*file);
+    const bool beside_flags = root.IsDefined() && root.IsMap() && root["gpt_args"].IsDefined();
+    if (!is_native(root) && !beside_flags) continue;
+    if (is_native(root)) {
+      read_native(*file, root, run, arguments, mistakes);
+      if (!arguments.fsdp2_config_path) arguments.fsdp2_config_path = *file;
+    }
+    if (const YAML::Node found = root["data"]; found.IsDefined() && found.IsMap()) data = {*file, found, false};
+    if (const YAML::Node found = root["model"]; found.IsDefined() && found.IsMap()) model = {*file, found, false};
+  }
+  if (arguments.mm_data) mistakes.attempt([&] { data = section_of(*arguments.mm_data, "--mm-data", "data"); });
+  if (arguments.mm_model) mistakes.attempt([&] { model = section_of(*arguments.mm_model, "--mm-model", "model"); });
+  if (arguments.mm_tool) run.unused.emplace_back("--mm-tool");
+  if (model.node.IsDefined()) {
+    mistakes.attempt_or_throw([&] { check_model_id(model); });  // all else is about that model
+    SectionReader(model.file, mindspeed_model_sections(), model.is_file ? "model." : "", run, arguments, mistakes)
+        .read("model", model.node);
+  }
+  if (data.node.IsDefined()) read_data(data, run, arguments, mistakes);
+  if (run.data && !arguments.hf_model) arguments.hf_model = run.data->model;  // whose weights MindSpeed-MM converts
+  const bool any = run.is_native || data.node.IsDefined() || model.node.IsDefined() || arguments.mm_tool;
+  return any ? std::optional(std::move(run)) : std::nullopt;
+}
+
+}  // namespace megashard

@@ -1,0 +1,147 @@
+#include <algorithm>
+
+#include "launch/mindspeed/mindspeed_keys.h"
+
+namespace megashard {
+namespace mindspeed_model {  // names of its own: files are compiled together
+namespace {
+
+using V = YamlValue;
+using R = MindSpeedRun;
+using A = Arguments;
+
+constexpr char kHfModel[] = "--hf-model";
+
+void take_id(const V& value, R& run, A&) {
+  run.model_id = value.text();
+  run.model_place = yaml_place(value.source, value.node) + value.key;
+}
+
+/// init_from_hf_path of the legacy route, model_name_or_path of the native one.
+void take_folder(const V& value, R& run, A& arguments) {
+  run.is_from_hf = true;
+  set_unless_given(kHfModel, value, arguments);
+}
+
+void take_frozen(const V& value, R&, A& arguments) {
+  const auto patterns = value.list("a list of modules, as in [model.visual]");
+  arguments.freeze_modules.insert(arguments.freeze_modules.end(), patterns.begin(), patterns.end());
+}
+
+template <std::optional<bool> R::*field>
+void take_freeze(const V& value, R& run, A&) {
+  run.*field = value.boolean();
+}
+
+/// Sizes of a network that the file describes, to be compared with config.json.
+void take_size(const V& value, R& run, A&) {
+  if (value.node.IsScalar() && value.node.Scalar() == "null") return;
+  run.sizes[value.key] = value.integer(0);
+}
+
+void take_offload(const V& value, R& run, A&) {
+  if (value.boolean()) run.offload_modules.emplace_back("model.language_model.layers.{*}");
+}
+
+void take_loss(const V& value, R&, A& arguments) {
+  const auto type = value.text();
+  if (type == "per_token_loss") {
+    if (!arguments.is_given("calculate_per_token_loss")) arguments.calculate_per_token_loss = true;
+  } else if (type != "default" && type != "raw") {
+    value.fail("is " + type +
+               "; the loss is the mean of a microbatch's tokens (default) or of all of a step's "
+               "(per_token_loss)");
+  }
+}
+
+void take_balance(const V& value, R& run, A&) { run.router_aux_loss_coef = value.number(); }
+
+constexpr const char* kSees = "no model of this program has it";
+
+const MindSpeedKey kModel[] = {
+    {"model_id", take_id},
+    {"init_from_hf_path", take_folder},
+    {"model_name_or_path", take_folder},
+    {"freeze", take_frozen},
+    {"mtp_num_layers", nullptr, "0", "no model here predicts several tokens"},
+    {"text_encoder", nullptr, "", kSees},
+    {"video_encoder", nullptr, "", kSees},
+    {"audio_encoder", nullptr, "", kSees},
+    {"mtp_loss_scaling_factor"},
+    {"trust_remote_code"},
+    {"attn_implementation"},
+    {"img_context_token_id"},  // config.json has them
+    {"vision_start_token_id"},
+    {"patch"},
+};
+
+const MindSpeedKey kEncoder[] = {
+    {"freeze", take_freeze<&R::freezes_encoder>},
+    {"num_layers", take_size},
+    {"hidden_size", take_size},
+    {"ffn_hidden_size", take_size},
+    {"num_attention_heads", take_size},
+    {"patch_size", take_size},
+    {"temporal_patch_size"},
+    {"pipeline_num_layers"},
+};
+
+const MindSpeedKey kProjector[] = {
+    {"freeze", take_freeze<&R::freezes_projector>},
+};
+
+const MindSpeedKey kDecoder[] = {
+    {"freeze", take_freeze<&R::freezes_decoder>},
+    {"activation_offload", take_offload},
+    {"num_layers", take_size},
+    {"hidden_size", take_size},
+    {"ffn_hidden_size", take_size},
+    {"num_attention_heads", take_size},
+    {"num_query_groups", take_size},
+    {"pipeline_num_layers"},
+};
+
+const MindSpeedKey kLoss[] = {
+    {"loss_type", take_loss}, {"router_aux_loss_coef", take_balance}, {"router_aux_loss_offload"},
+    {"compute_mode"},  // how much memory it takes
+    {"chunk_size"},
+};
+
+const MindSpeedSection kSections[] = {
+    {"model", kModel},
+    {"model.image_encoder", {}},
+    {"model.image_encoder.vision_encoder", kEncoder, UnknownKey::kErrorIfMisspelt},
+    {"model.image_encoder.vision_projector", kProjector, UnknownKey::kErrorIfMisspelt},
+    {"model.text_decoder", kDecoder, UnknownKey::kErrorIfMisspelt},
+    {"model.loss_cfg", kLoss},
+};
+
+const MindSpeedModel kModels[] = {
+    {"qwen2_5vl", "qwen2_5_vl", {"model.visual.patch_embed", "model.visual.blocks"}, {"model.visual.merger"}, false},
+    {"qwen3_vl",
+     "qwen3_vl",
+     {"model.visual.patch_embed", "model.visual.blocks", "model.visual.pos_embed"},
+     {"model.visual.merger"},
+     true},
+    {"qwen3_vl_moe",
+     "qwen3_vl_moe",
+     {"model.visual.patch_embed", "model.visual.blocks", "model.visual.pos_embed"},
+     {"model.visual.merger"},
+     true},
+};
+
+}  // namespace
+}  // namespace mindspeed_model
+
+std::span<const MindSpeedSection> mindspeed_model_sections() { return mindspeed_model::kSections; }
+std::span<const MindSpeedKey> mindspeed_loss_keys() { return mindspeed_model::kLoss; }
+
+std::span<const MindSpeedModel> mindspeed_models() { return mindspeed_model::kModels; }
+
+const MindSpeedModel* find_mindspeed_model(const std::string& id) {
+  const auto found = std::find_if(std::begin(mindspeed_model::kModels), std::end(mindspeed_model::kModels),
+                                  [&](const auto& each) { return id == each.id; });
+  return found == std::end(mindspeed_model::kModels) ? nullptr : found;
+}
+
+}  // namespace megashard
