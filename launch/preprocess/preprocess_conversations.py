@@ -10,28 +10,28 @@ Images go through the model's own image processor (its Pillow form, resized as t
 ({"type": "video", "video": "cat.mp4"}) through preprocess_videos.py, text through its chat template and tokenizer. A
 placeholder becomes one token for each merge_size^2 patches, as in the model's processor. Only what the assistant says
 is learnt: what the chat template has between {% generation %} and {% endgeneration %}, else from behind the generation
-prompt to the mark that ends the turn.
+prompt to the mark that ends the turn. With --template, turn_templates.py reads and tokenises the records instead.
+
+The file's metadata say of what it was made, and by which flags, so that a run can tell whether they are those that its
+configuration asks for.
 """
 
-import array
 import itertools
-import json
 import math
 import os
 import re
-import shutil
-import struct
 from pathlib import Path
-from typing import NamedTuple
 
 from conversation_forms import form_of, messages_in
+from conversation_writer import Pictures, Sample, Writer
 from preprocess_input import (FlagError, InputError, Progress, in_workers, input_files, model_folder, records_of,
                               whole_text)
+from turn_templates import Turns
 
 ROLES = ("system", "user", "assistant", "tool")
 
 
-def load_tokenizer(model):
+def load_tokenizer(model, needs_template=True):
     if not model_folder("--tokenizer-model", str(model)).is_dir():
         raise FlagError(f"--tokenizer-model {model} is no model directory; conversations need its chat template")
     try:
@@ -44,9 +44,9 @@ def load_tokenizer(model):
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError, ImportError) as error:
         raise InputError(f"{model} has no tokenizer that transformers reads: {error}") from None
-    if not tokenizer.chat_template:
+    if needs_template and not tokenizer.chat_template:
         raise InputError(f"{model} has no chat template; put its chat_template.jinja or tokenizer_config.json there")
-    if not tokenizer.is_fast:
+    if needs_template and not tokenizer.is_fast:
         raise InputError(f"{model} has no tokenizer.json, which tells where in the text a token begins; put it there")
     return tokenizer
 
@@ -67,27 +67,14 @@ def load_image_processor(model):
     return images
 
 
-class Pictures(NamedTuple):
-    grids: list = []
-    pixels: bytes = b""
-    width: int = 0  # values of a patch
-
-
-class Sample(NamedTuple):
-    tokens: list
-    mask: bytes
-    images: Pictures = Pictures()
-    videos: Pictures = Pictures()
-    seconds: list = []  # per step of the grid, of each video
-
-
 class Encoder:
     """Makes samples of lines; each worker process has one."""
 
-    def __init__(self, model, video_fps=None, video_num_frames=None, mask_history=False, form="messages"):
-        self.model, self.sampling, self.mask_history = model, (video_fps, video_num_frames), mask_history
-        self.form = form
-        self.tokenizer = load_tokenizer(model)
+    def __init__(self, flags, form="messages"):
+        self.model, self.sampling = flags.tokenizer_model, (flags.video_fps, flags.video_num_frames)
+        self.flags, self.mask_history, self.form = flags, flags.mask_history, form
+        self.turns = Turns(flags) if flags.template else None
+        self.tokenizer = load_tokenizer(self.model, needs_template=not flags.template)
         self.images, self.videos = None, None  # their processors, until there is one
         marks = {kind: getattr(self.tokenizer, f"{kind}_token", None) or f"<|{kind}_pad|>"
                  for kind in ("image", "video")}
@@ -101,6 +88,8 @@ class Encoder:
 
     def encode(self, job):
         where, item, folder = job
+        if self.turns:
+            return self.encode_turns(where, item, folder)
         messages, tools = self.messages_of(where, item)
         parts = [part for message in messages if isinstance(message.get("content"), list)
                  for part in message["content"]]
@@ -117,6 +106,15 @@ class Encoder:
                  "video": [self.text_of(video) for video in watched]}
         tokens, mask = self.tokenise(where, messages, tools, texts)
         return Sample(tokens, mask, images, videos, [video.seconds_per_grid for video in watched])
+
+    def encode_turns(self, where, item, folder):
+        system, texts, paths = self.turns.read(where, item)
+        if paths:
+            self.need_images(where)
+        images = self.see_images(where, [self.turns.open_image(where, folder, path) for path in paths])
+        places = [f"<|vision_start|>{self.placeholders['image'] * (math.prod(grid) // self.images.merge_size**2)}"
+                  "<|vision_end|>" for grid in images.grids]
+        return Sample(*self.turns.tokenise(where, self.tokenizer, system, texts, places), images)
 
     def see_images(self, where, images):
         if not images:
@@ -193,13 +191,25 @@ class Encoder:
             return {**message, "content": "".join(part["text"] for part in content)}
         return message
 
-    def open_image(self, where, folder, part):
+    def need_images(self, where):
         if self.images is None:
             try:
                 self.need_placeholder("image")
                 self.images = load_image_processor(self.model)
+                if not self.turns:
+                    self.set_limits()
             except InputError as error:
                 raise InputError(f"{where}: {error}") from None
+
+    def set_limits(self):
+        """Of pixels, where flags have others than the processor."""
+        size, flags = self.images.size, self.flags
+        least = size.shortest_edge if flags.image_min_pixels is None else flags.image_min_pixels
+        most = size.longest_edge if flags.image_max_pixels is None else flags.image_max_pixels
+        self.images.size = type(size)(shortest_edge=least, longest_edge=most)
+
+    def open_image(self, where, folder, part):
+        self.need_images(where)
         from preprocess_images import read_image
         path = os.path.join(folder, part["image"])
         try:
@@ -272,82 +282,6 @@ class Encoder:
         return encoded["input_ids"], bytes(mask[first] for first, _ in encoded["offset_mapping"])
 
 
-class PictureWriter:
-    """Grids of images or of videos, and their pixels in a file of their own until all are there."""
-
-    def __init__(self, path):
-        self.grids, self.ends, self.patches, self.width = array.array("q"), array.array("q"), 0, 0
-        self.path = path
-        self.pixels = open(path, "w+b")
-
-    def add(self, pictures):
-        for grid in pictures.grids:
-            self.grids.extend(grid)
-        self.ends.append(len(self.grids) // 3)
-        if pictures.grids:
-            self.width = pictures.width
-            self.patches += len(pictures.pixels) // (4 * self.width)
-            self.pixels.write(pictures.pixels)
-
-    @property
-    def count(self):
-        return len(self.grids) // 3
-
-
-class Writer:
-    """The set; it gets its name in finish(), so that half a set never looks whole."""
-
-    def __init__(self, prefix):
-        self.path = prefix + ".vision.safetensors"
-        self.tokens, self.mask, self.sample_ends, self.seconds = array.array("i"), bytearray(), array.array(
-            "q"), array.array("f")
-        self.images = PictureWriter(self.path + ".images.partial")
-        self.videos = PictureWriter(self.path + ".videos.partial")
-
-    def add(self, sample):
-        self.tokens.extend(sample.tokens)
-        self.mask += sample.mask
-        self.sample_ends.append(len(self.tokens))
-        self.images.add(sample.images)
-        self.videos.add(sample.videos)
-        self.seconds.extend(sample.seconds)
-
-    def finish(self):
-        kinds = [("image", "pixel_values", self.images)]
-        if self.videos.count:
-            kinds.append(("video", "pixel_values_videos", self.videos))
-        arrays = [("sample_ends", "I64", [len(self.sample_ends)], self.sample_ends)]  # widest first: all are aligned
-        arrays += [(f"{kind}_ends", "I64", [len(of.ends)], of.ends) for kind, _, of in kinds]
-        arrays += [(f"{kind}_grid_thw", "I64", [of.count, 3], of.grids) for kind, _, of in kinds]
-        arrays += [(name, "F32", [of.patches, of.width], of) for _, name, of in kinds]
-        arrays += [("second_per_grid_ts", "F32", [self.videos.count], self.seconds)] if self.videos.count else []
-        arrays += [("tokens", "I32", [len(self.tokens)], self.tokens), ("loss_mask", "U8", [len(self.mask)], self.mask)]
-        header, offset = {"__metadata__": {"format": "pt"}}, 0
-        for name, dtype, shape, data in arrays:
-            size = 4 * data.patches * data.width if isinstance(data, PictureWriter) else memoryview(data).nbytes
-            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
-            offset += size
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        with open(self.path + ".partial", "wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text)
-            for _, _, _, data in arrays:
-                if isinstance(data, PictureWriter):
-                    data.pixels.seek(0)
-                    shutil.copyfileobj(data.pixels, file, 1 << 20)
-                else:
-                    file.write(data)
-        os.replace(self.path + ".partial", self.path)
-        self.discard()
-
-    def discard(self):
-        for pictures in (self.images, self.videos):
-            pictures.pixels.close()
-        for path in (self.path + ".partial", self.images.path, self.videos.path):
-            if os.path.exists(path):
-                os.remove(path)
-
-
 def jobs_of(arguments):
     for file in input_files(arguments.input):
         folder = arguments.image_folder or os.path.dirname(file)
@@ -355,17 +289,35 @@ def jobs_of(arguments):
             yield f"{file}, line {number},", item, folder
 
 
+# What a set's tokens and pixels follow from, besides the files themselves.
+RECORDED = ("conversation_form", "template", "columns", "cutoff_length", "image_max_pixels", "image_min_pixels",
+            "video_fps", "video_num_frames", "max_length", "max_samples", "mask_history", "learn_questions",
+            "strip_text")
+
+
+def recorded_flags(arguments):
+    """{"--cutoff-length": "1024", ...}: what was given, lists by blanks; switches have no words."""
+    flags = {}
+    for name in RECORDED:
+        value = getattr(arguments, name)
+        if value is not None and value is not False:
+            words = value if isinstance(value, list) else [] if value is True else [value]
+            flags["--" + name.replace("_", "-")] = " ".join(map(str, words))
+    return flags
+
+
 def preprocess(arguments):
     jobs = jobs_of(arguments)
     first = next(jobs, None)
     if first is None:
         raise InputError("the input holds no conversation; check --input")
-    form = arguments.conversation_form or form_of(*first[:2])
-    jobs = itertools.chain([first], jobs)
-    encoder = (arguments.tokenizer_model, arguments.video_fps, arguments.video_num_frames, arguments.mask_history, form)
+    form = None if arguments.template else arguments.conversation_form or form_of(*first[:2])
+    jobs = itertools.islice(itertools.chain([first], jobs), arguments.max_samples)
+    encoder = (arguments, form)
     if arguments.workers > 1:
         Encoder(*encoder)  # its errors here, not in a worker
-    writer, progress, left_out = Writer(arguments.output_prefix), Progress(arguments.log_interval), 0
+    writer = Writer(arguments.output_prefix, recorded_flags(arguments), input_files(arguments.input))
+    progress, left_out = Progress(arguments.log_interval), 0
     try:
         for sample in in_workers(arguments.workers, Encoder, encoder, jobs):
             if arguments.max_length is not None and len(sample.tokens) > arguments.max_length:

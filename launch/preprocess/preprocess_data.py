@@ -16,7 +16,9 @@ from pathlib import Path
 
 from preprocess_input import (FlagError, InputError, Progress, in_workers, input_files, lines_of, model_folder,
                               records_of, whole_text)
+from turn_templates import COLUMNS, TEMPLATES, columns_of
 
+OF_TEMPLATES = ("columns", "cutoff_length", "learn_questions", "strip_text")
 DTYPE_CODES = {"H": 8, "i": 4}  # array type codes of uint16 and int32 -> the codes in an .idx file
 CHUNK_DOCUMENTS = 64  # documents that a worker takes at a time
 CONVERSATION_KEYS = {"messages", "conversations", "instruction"}  # of conversation_forms.py
@@ -58,6 +60,24 @@ def parse_arguments():
                         help="conversations only: leave out longer ones, in tokens with pictures")
     parser.add_argument("--mask-history", action="store_true", default=None,
                         help="conversations only: learn the last answer alone")
+    parser.add_argument("--template", choices=tuple(TEMPLATES),
+                        help="conversations only: tokenise turn by turn, as LLaMA-Factory and MindSpeed-MM do, instead "
+                        "of by the model's chat template; <image> in the text stands for a picture")
+    parser.add_argument("--columns", nargs="+", metavar="KEY=NAME",
+                        help="with --template: where a record has its turns, and what they call their parts: "
+                        + " ".join(f"{key}={name}" for key, name in COLUMNS.items()))
+    parser.add_argument("--cutoff-length", type=int, metavar="N", help="with --template: cut longer ones, in tokens")
+    parser.add_argument("--image-max-pixels", type=int, metavar="N",
+                        help="conversations only: make larger images smaller: instead of the model's processor's own "
+                        "limit, with --template before it")
+    parser.add_argument("--image-min-pixels", type=int, metavar="N",
+                        help="conversations only: likewise make smaller ones larger")
+    parser.add_argument("--learn-questions", action="store_true", default=None,
+                        help="with --template: learn questions too")
+    parser.add_argument("--strip-text", action="store_true", default=None,
+                        help="with --template: take blanks and line breaks from the ends of every turn")
+    parser.add_argument("--max-samples", type=int, metavar="N",
+                        help="conversations only: take the first N")
     parser.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY",
                         help="keys to tokenise, each into files of its own (default: text)")
     parser.add_argument("--lines-per-document", type=int, metavar="N",
@@ -87,10 +107,24 @@ def parse_arguments():
     if arguments.workers < 1 or arguments.log_interval < 1:
         raise FlagError("--workers and --log-interval must be at least 1")
     conversations = arguments.input_format == "conversations"
-    theirs = ("conversation_form", "image_folder", "max_length", "video_fps", "video_num_frames", "mask_history")
+    theirs = ("conversation_form", "image_folder", "max_length", "video_fps", "video_num_frames", "mask_history",
+              "template", "max_samples", "image_max_pixels", "image_min_pixels", *OF_TEMPLATES)
     for name in theirs:
         if not conversations and getattr(arguments, name) is not None:
             raise FlagError(f"--{name.replace('_', '-')} belongs to --input-format conversations")
+    for name in OF_TEMPLATES:
+        if not arguments.template and getattr(arguments, name) is not None:
+            raise FlagError(f"--{name.replace('_', '-')} needs --template, of {', '.join(TEMPLATES)}")
+    for name in ("cutoff_length", "image_max_pixels", "max_samples"):
+        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
+            raise FlagError(f"--{name.replace('_', '-')} must be at least 1")
+    if arguments.template and (arguments.conversation_form or arguments.video_fps or arguments.video_num_frames):
+        raise FlagError("--conversation-form, --video-fps and --video-num-frames do not go with --template, which "
+                        "reads by --columns, and no videos")
+    try:
+        columns_of(arguments.columns)
+    except ValueError as error:
+        raise FlagError(f"--columns: {error}") from None
     if arguments.video_fps is not None and arguments.video_num_frames is not None:
         raise FlagError("--video-fps and --video-num-frames exclude each other; give one of them")
     if any(value is not None and not 0 < value < float("inf") for value in (arguments.video_fps,

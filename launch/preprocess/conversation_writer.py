@@ -1,0 +1,100 @@
+"""PREFIX.vision.safetensors: samples as the preprocessing makes them, and the file that the runtime maps."""
+
+import array
+import json
+import os
+import shutil
+import struct
+from typing import NamedTuple
+
+
+class Pictures(NamedTuple):
+    grids: list = []
+    pixels: bytes = b""
+    width: int = 0  # values of a patch
+
+
+class Sample(NamedTuple):
+    tokens: list
+    mask: bytes
+    images: Pictures = Pictures()
+    videos: Pictures = Pictures()
+    seconds: list = []  # per step of the grid, of each video
+
+
+class PictureWriter:
+    """Grids of images or of videos, and their pixels in a file of their own until all are there."""
+
+    def __init__(self, path):
+        self.grids, self.ends, self.patches, self.width = array.array("q"), array.array("q"), 0, 0
+        self.path = path
+        self.pixels = open(path, "w+b")
+
+    def add(self, pictures):
+        for grid in pictures.grids:
+            self.grids.extend(grid)
+        self.ends.append(len(self.grids) // 3)
+        if pictures.grids:
+            self.width = pictures.width
+            self.patches += len(pictures.pixels) // (4 * self.width)
+            self.pixels.write(pictures.pixels)
+
+    @property
+    def count(self):
+        return len(self.grids) // 3
+
+
+class Writer:
+    """The set; it gets its name in finish(), so that half a set never looks whole."""
+
+    def __init__(self, prefix, flags, inputs):
+        self.path = prefix + ".vision.safetensors"
+        self.facts = {"flags": flags, "inputs": {os.path.basename(file): str(os.path.getsize(file)) for file in inputs}}
+        self.tokens, self.mask, self.sample_ends, self.seconds = array.array("i"), bytearray(), array.array(
+            "q"), array.array("f")
+        self.images = PictureWriter(self.path + ".images.partial")
+        self.videos = PictureWriter(self.path + ".videos.partial")
+
+    def add(self, sample):
+        self.tokens.extend(sample.tokens)
+        self.mask += sample.mask
+        self.sample_ends.append(len(self.tokens))
+        self.images.add(sample.images)
+        self.videos.add(sample.videos)
+        self.seconds.extend(sample.seconds)
+
+    def finish(self):
+        kinds = [("image", "pixel_values", self.images)]
+        if self.videos.count:
+            kinds.append(("video", "pixel_values_videos", self.videos))
+        arrays = [("sample_ends", "I64", [len(self.sample_ends)], self.sample_ends)]  # widest first: all are aligned
+        arrays += [(f"{kind}_ends", "I64", [len(of.ends)], of.ends) for kind, _, of in kinds]
+        arrays += [(f"{kind}_grid_thw", "I64", [of.count, 3], of.grids) for kind, _, of in kinds]
+        arrays += [(name, "F32", [of.patches, of.width], of) for _, name, of in kinds]
+        arrays += [("second_per_grid_ts", "F32", [self.videos.count], self.seconds)] if self.videos.count else []
+        arrays += [("tokens", "I32", [len(self.tokens)], self.tokens), ("loss_mask", "U8", [len(self.mask)], self.mask)]
+        facts = {name: json.dumps(of) for name, of in self.facts.items()}
+        header, offset = {"__metadata__": {"format": "pt", **facts}}, 0
+        for name, dtype, shape, data in arrays:
+            size = 4 * data.patches * data.width if isinstance(data, PictureWriter) else memoryview(data).nbytes
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
+            offset += size
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with open(self.path + ".partial", "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            for _, _, _, data in arrays:
+                if isinstance(data, PictureWriter):
+                    data.pixels.seek(0)
+                    shutil.copyfileobj(data.pixels, file, 1 << 20)
+                else:
+                    file.write(data)
+        os.replace(self.path + ".partial", self.path)
+        self.discard()
+
+    def discard(self):
+        for pictures in (self.images, self.videos):
+            pictures.pixels.close()
+        for path in (self.path + ".partial", self.images.path, self.videos.path):
+            if os.path.exists(path):
+                os.remove(path)

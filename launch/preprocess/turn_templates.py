@@ -1,0 +1,159 @@
+"""Conversations tokenised turn by turn (--template), as LLaMA-Factory does it, and MindSpeed-MM in its configurations.
+
+A record has its turns in one column, pairs of a question and an answer, and its pictures in another; <image> stands in
+the text for each of them, in their order. Each turn is tokenised by itself. An answer is learnt with its end mark and
+the line break behind it. What is longer than --cutoff-length is cut, pair by pair.
+"""
+
+import math
+import os
+from typing import NamedTuple
+
+from preprocess_input import InputError, whole_text
+
+PLACE = "<image>"
+USER = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+ANSWER = "{}<|im_end|>\n"
+SYSTEM = "<|im_start|>system\n{}<|im_end|>\n"
+LEAST_SIDE, LONGEST, CUT_TO = 28, 200, 180  # pixels of a side; sides of an image that are stretched, and to what
+
+
+class Template(NamedTuple):
+    system: str  # where a record has none
+    resample: int  # Pillow's number of the filter that brings a picture between the limits of its pixels
+
+
+TEMPLATES = {"qwen2vl": Template("You are a helpful assistant.", 0), "qwen3_vl_nothink": Template("", 3)}
+COLUMNS = {"messages": "conversations", "images": "", "system": "", "role": "from", "content": "value", "user": "human",
+           "assistant": "gpt", "system_role": "system"}  # LLaMA-Factory's
+
+
+def columns_of(words):
+    """{"messages": "conversations", ...} of KEY=NAME words; an empty name: there is no such column."""
+    columns = dict(COLUMNS)
+    for word in words or ():
+        key, equals, name = word.partition("=")
+        if not equals or key not in columns:
+            raise ValueError(f"{word!r} is not KEY=NAME with a key of {', '.join(columns)}")
+        columns[key] = name
+    return columns
+
+
+def shares(question, answer, room):
+    """How many tokens of a pair stay where there is room for so many."""
+    if 2 * answer < room:
+        most = room
+    elif 2 * question < room:
+        most = room - question
+    else:
+        most = int(room * (answer / (question + answer)))
+    answer = min(most, answer)
+    return min(max(room - answer, 0), question), answer
+
+
+def without_turns(where):
+    return InputError(f"{where}: the turns must be pairs of a question and an answer; correct or delete it")
+
+
+class Turns:
+    """Reads records and tokenises them. `flags` are preprocess_data.py's."""
+
+    def __init__(self, flags):
+        self.template = TEMPLATES[flags.template]
+        self.columns = columns_of(flags.columns)
+        self.flags = flags
+
+    def text_in(self, where, turn):
+        text = turn.get(self.columns["content"])
+        if not isinstance(text, str):
+            raise InputError(f"{where}: a turn has no text {self.columns['content']!r}; correct or delete it")
+        whole_text(where, text)
+        return text.strip() if self.flags.strip_text else text
+
+    def read(self, where, item):
+        """(system, texts of question and answer by turns, paths of pictures)"""
+        turns = item.get(self.columns["messages"]) if isinstance(item, dict) else None
+        if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
+            raise InputError(f"{where} has no list {self.columns['messages']!r} of turns; give --columns messages=NAME")
+        system, role = "", self.columns["role"]
+        if self.columns["system_role"] and turns[0].get(role) == self.columns["system_role"]:
+            system, turns = self.text_in(where, turns[0]), turns[1:]
+        elif self.columns["system"]:
+            system = item.get(self.columns["system"]) or ""
+        for number, turn in enumerate(turns):
+            wanted = self.columns["assistant" if number % 2 else "user"]
+            if turn.get(role) != wanted:
+                raise InputError(f"{where}: turn {number + 1} has {role} {turn.get(role)!r} instead of {wanted!r}; "
+                                 "correct or delete it, or give --columns")
+        if not turns or len(turns) % 2:
+            raise without_turns(where)
+        images = (item.get(self.columns["images"]) or []) if self.columns["images"] else []
+        images = images if isinstance(images, list) else [images]
+        texts = [self.text_in(where, turn) for turn in turns]
+        if sum(text.count(PLACE) for text in texts) != len(images):
+            raise InputError(f"{where}: there are {sum(text.count(PLACE) for text in texts)} marks {PLACE} for "
+                             f"{len(images)} images; correct or delete it")
+        return system, texts, images
+
+    def open_image(self, where, folder, path):
+        """As it lies in the file, whatever its EXIF says, with no more and no fewer pixels than the limits say."""
+        from PIL import Image
+
+        inside = os.path.join(folder, path)
+        try:
+            with Image.open(inside if os.path.isfile(inside) else path) as file:
+                image = self.limited(file)
+        except Exception as error:  # Pillow's decoders raise many kinds for a damaged file
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"{where}: cannot read the image {path}: {reason}; correct the path, the file or "
+                             "--image-folder, or delete the record") from None
+        return image
+
+    def limited(self, image):
+        resample = self.template.resample
+        for limit, is_beyond in ((self.flags.image_max_pixels, int.__gt__), (self.flags.image_min_pixels, int.__lt__)):
+            if limit is not None and is_beyond(image.width * image.height, limit):
+                scale = math.sqrt(limit / (image.width * image.height))
+                image = image.resize((int(image.width * scale), int(image.height * scale)), resample)
+        image = image.convert("RGB")
+        if min(image.size) < LEAST_SIDE:
+            image = image.resize(tuple(max(side, LEAST_SIDE) for side in image.size))
+        if image.width / image.height > LONGEST:
+            image = image.resize((image.height * CUT_TO, image.height))
+        if image.height / image.width > LONGEST:
+            image = image.resize((image.width, image.width * CUT_TO))
+        return image
+
+    def tokenise(self, where, tokenizer, system, texts, pictures):
+        """Tokens and loss mask; `pictures` are what the places of the images become."""
+        pictures, pairs = iter(pictures), []
+        system = system or self.template.system
+        for number, text in enumerate(texts):
+            before, *rest = text.split(PLACE)
+            text = before + "".join(next(pictures) + part for part in rest)
+            text = (ANSWER if number % 2 else USER).format(text)
+            if number == 0 and system:
+                text = SYSTEM.format(system) + text
+            pairs.append(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self.cut(where, list(zip(pairs[::2], pairs[1::2])), tokenizer)
+
+    def cut(self, where, pairs, tokenizer):
+        room = self.flags.cutoff_length or sum(map(len, sum(pairs, ())))
+        last_first = bool(self.flags.mask_history)
+        kept = []
+        for number, (question, answer) in enumerate(reversed(pairs) if last_first else pairs):
+            if room <= 0:
+                break
+            asked, said = shares(len(question), len(answer), room)
+            room -= asked + said
+            learnt = not (last_first and number > 0)
+            kept.append((question[:asked] + answer[:said],
+                         bytes([bool(self.flags.learn_questions)]) * asked + bytes([learnt]) * said))
+        if last_first:
+            kept.reverse()
+        tokens = [token for part, _ in kept for token in part]
+        mark = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+        if tokens.count(mark) != sum(part.count(mark) for pair in pairs for part in pair):
+            raise InputError(f"{where}: --cutoff-length {self.flags.cutoff_length} cuts a picture; give more, smaller "
+                             "pictures by --image-max-pixels, or delete the record")
+        return tokens, b"".join(mask for _, mask in kept)
