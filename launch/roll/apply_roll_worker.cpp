@@ -17,7 +17,8 @@ void check_devices(const RollWorker& worker, int64_t world_size) {
             worker.role + "." + key + " is for " + to_string(count.value_or(0)) + " devices, but the run has " +
                 to_string(world_size) + " ranks; start as many ranks as the configuration has devices, or change it.");
   };
-  check(worker.devices, "device_mapping");
+  const auto devices = static_cast<int64_t>(worker.device_mapping.size());
+  check(devices == 0 ? std::nullopt : std::optional(devices), "device_mapping");
   check(worker.world_size, "world_size");
 }
 
@@ -84,6 +85,16 @@ void apply_warmup(const RollWorker& worker, Arguments& arguments) {
       worker.warmup_steps > 0
           ? worker.warmup_steps
           : static_cast<int64_t>(std::ceil(worker.warmup_ratio * static_cast<double>(*arguments.train_iters)));
+  // ROLL's schedule may end before its warm-up: the decay begins behind the run.
+  if (!arguments.lr_decay_iters && arguments.lr_warmup_iters >= *arguments.train_iters)
+    arguments.lr_decay_iters = arguments.lr_warmup_iters + 1;
+}
+
+/// AdamW decays every parameter there.
+void apply_decay(Arguments& arguments) {
+  if (arguments.weight_decay == 0) return;
+  auto& overrides = arguments.param_group_overrides;
+  overrides.insert(overrides.begin(), "*:wd_mult=1");
 }
 
 void apply_recompute(const RollWorker& worker, Arguments& arguments) {
@@ -109,12 +120,16 @@ void apply_roll_worker(RollWorker& worker, Arguments& arguments, int64_t world_s
     apply_batches(worker, arguments, world_size, sink);
     apply_length(worker, arguments, samples_of_epoch, sink);
     apply_warmup(worker, arguments);
+    apply_decay(arguments);
     apply_recompute(worker, arguments);
   }
   if (!arguments.save) {  // the file's intervals and keeping count with --save only
     arguments.async_save = false;
     arguments.save_interval.reset();
   }
+  if (!worker.dropped_by_roll.empty())
+    sink(Severity::kNotice,
+         "ROLL: read here, though ROLL itself drops them: " + c10::Join(", ", worker.dropped_by_roll));
   if (!worker.unused.empty()) sink(Severity::kNotice, "ROLL: not used here: " + c10::Join(", ", worker.unused));
 }
 

@@ -7,7 +7,7 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kMostDevices = 1 << 20;
+constexpr int64_t kMaxDevices = 1 << 20;
 
 /// Reads a Python expression of lists and ranges from left to right.
 class DeviceReader {
@@ -50,7 +50,7 @@ class DeviceReader {
     const int64_t begin = words.size() == 1 ? 0 : words[0];
     const int64_t end = words.size() == 1 ? words[0] : words[1];
     const int64_t step = words.size() == 3 ? words[2] : 1;
-    if (step < 1 || end - begin > kMostDevices) return false;
+    if (step < 1 || end - begin > kMaxDevices) return false;
     for (int64_t device = begin; device < end; device += step) devices_.push_back(device);
     return true;
   }
@@ -59,7 +59,7 @@ class DeviceReader {
     skip_spaces();
     int64_t value = 0;
     const auto result = std::from_chars(rest_.data(), rest_.data() + rest_.size(), value);
-    if (result.ec != std::errc() || value < 0 || value > kMostDevices) return std::nullopt;
+    if (result.ec != std::errc() || value < 0 || value > kMaxDevices) return std::nullopt;
     rest_.remove_prefix(static_cast<size_t>(result.ptr - rest_.data()));
     return value;
   }

@@ -2,6 +2,8 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <limits>
+
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/typed_text.h"
 
@@ -24,6 +26,7 @@ constexpr char kSeed[] = "--seed", kHfModel[] = "--hf-model", kSeqLength[] = "--
                kTimeout[] = "--distributed-timeout-minutes", kLr[] = "--lr", kDecay[] = "--weight-decay",
                kBeta1[] = "--adam-beta1", kBeta2[] = "--adam-beta2", kMicroBatch[] = "--micro-batch-size",
                kWorkers[] = "--num-workers", kContext[] = "--context-parallel-size", kTiles[] = "--tiled-num-shards",
+               kMaxPixels[] = "--image-max-pixels", kMinPixels[] = "--image-min-pixels",
                kLoraDropout[] = "--lora-dropout", kExpertRanks[] = "--expert-model-parallel-size";
 
 void take_resume(const V& value, W&, A& arguments) {
@@ -48,7 +51,7 @@ void take_devices(const V& value, W& worker, A&) {
                "evaluated, and \"" +
                text + "\" is neither");
   }
-  worker.devices = static_cast<int64_t>(devices->size());
+  worker.device_mapping = *devices;
 }
 
 void take_scheduler(const V& value, W&, A& arguments) {
@@ -79,9 +82,24 @@ void take_lora_target(const V& value, W&, A& arguments) {
   }
 }
 
+template <const char* flag>
+void take_pixels(const V& value, W& worker, A&) {
+  worker.image_pixels[flag] = value.integer(0);
+}
+
+void take_prefetch(const V& value, W& worker, A&) { worker.sharding.num_to_forward_prefetch = value.boolean() ? 1 : 0; }
+
 void take_reshard(const V& value, W& worker, A&) { worker.sharding.reshard_after_forward = value.boolean(); }
 
 WrapPolicy& policy(W& worker) { return *worker.sharding.wrap_policy; }
+
+/// PyTorch's ShardedGradScaler(growth_interval=400).
+void scale_as_roll(A& arguments) {
+  arguments.initial_loss_scale = 65536;
+  arguments.min_loss_scale = std::numeric_limits<float>::min();
+  arguments.loss_scale_window = 400;
+  arguments.hysteresis = 1;
+}
 
 const RollKey kPipeline[] = {
     {"seed", to_flag<kSeed>},
@@ -126,6 +144,11 @@ const RollKey kWorker[] = {
     {"router_replay"},
     {"apply_loss_scale"},
     {"tag_included"},
+    {"checkpoint_config"},
+    {"topr_positive_weight"},
+    {"topr_negative_weight"},
+    {"mtp_training_mode"},
+    {"opd_kl_coef"},
 };
 
 const RollKey kModel[] = {
@@ -139,6 +162,8 @@ const RollKey kModel[] = {
     {"model_type"},
     {"model_config_kwargs"},
     {"moe_aux_loss_coef"},
+    {"max_pixels", take_pixels<kMaxPixels>, true},
+    {"min_pixels", take_pixels<kMinPixels>, true},
     {"attn_implementation"},
     {"flash_attn"},
     {"device_map"},
@@ -147,6 +172,7 @@ const RollKey kModel[] = {
     {"additional_target"},
     {"autocast_adapter_dtype"},
     {"lora_target", take_lora_target},
+    {"lora_r", [](const V& value, W& worker, A&) { worker.lora_r = value.integer(1); }, true},
     {"lora_rank", [](const V& value, W& worker, A&) { worker.lora_rank = value.integer(1); }},
     {"lora_alpha",
      [](const V& value, W& worker, A&) {
@@ -178,6 +204,10 @@ const RollKey kTraining[] = {
     {"lr_scheduler_type", take_scheduler},
     {"dataloader_num_workers", to_flag<kWorkers>},
     {"seed", to_flag<kSeed>},
+    {"save_steps", to_flag<kSaveInterval>, true},
+    {"logging_steps", to_flag<kLogInterval>, true},
+    {"eval_steps", to_flag<kEvalInterval>, true},
+    {"max_grad_norm", to_flag<kClip>, true},
     {"data_seed"},
     {"output_dir"},
     {"bf16"},
@@ -189,14 +219,14 @@ const RollKey kTraining[] = {
 const RollKey kStrategy[] = {
     {"fsdp_size", [](const V& value, W& worker, A&) { worker.fsdp_size = value.integer(-1); }},
     {"param_dtype",
-     [](const V& value, W& worker, A&) {
+     [](const V& value, W& worker, A& arguments) {
        worker.sharding.mixed_precision.param_dtype = value.dtype();
-       if (value.dtype() == at::kHalf)
-         value.fail("is fp16, which needs loss scaling; this program has none, so use bf16");
+       if (value.dtype() == at::kHalf) scale_as_roll(arguments);
      }},
     {"reduce_dtype",
      [](const V& value, W& worker, A&) { worker.sharding.mixed_precision.reduce_dtype = value.dtype(); }},
     {"reshard_after_forward", take_reshard},
+    {"forward_prefetch", take_prefetch, true},
     {"offload_policy", [](const V& value, W& worker, A&) { worker.sharding.offload_to_cpu = value.boolean(); }},
     {"async_save_ckpt", [](const V& value, W&, A& arguments) { arguments.async_save = value.boolean(); }},
     {"save_only_model", [](const V& value, W&, A& arguments) { arguments.no_save_optim = value.boolean(); }},
@@ -236,7 +266,10 @@ const std::vector<MissingFunction>& missing_functions() {
       {"model_args", "moe_aux_loss_coef", {}, "router_aux_loss_coef of config.json decides"},
       {"model_args", "model_type", {}, "reward and value models are not in this version"},
       {"model_args", "model_config_kwargs", {}, "config.json of the model decides"},
-      {"training_args", "fp16", {"false"}, "there is no loss scaling here; use bf16"},
+      {"strategy_config",
+       "moe_use_grouped_mm",
+       {"false"},
+       "each expert is a product of its own here, with the same results"},
   };
   return all;
 }

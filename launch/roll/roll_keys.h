@@ -12,6 +12,7 @@ struct RollKey {
   const char* name;
   /// Null: known to ROLL, and nothing here reads it.
   void (*take)(const YamlValue& value, RollWorker& worker, Arguments& arguments) = nullptr;
+  bool roll_drops = false;  ///< ROLL itself reads it at another place, and takes no notice of it here
 };
 
 /// A key whose function is missing here; values that do not ask for it are let through.

@@ -10,6 +10,7 @@
 #include "framework/arguments/configuration_file.h"
 #include "framework/arguments/yaml_value.h"
 #include "framework/mistakes.h"
+#include "launch/roll/hydra_defaults.h"
 #include "launch/roll/roll_keys.h"
 
 namespace megashard {
@@ -18,6 +19,7 @@ namespace {
 using std::to_string;
 
 constexpr const char* kStrategyArgs = "strategy_args";
+constexpr int64_t kLoraRank = 8;  // ROLL's default
 
 bool is_worker(const YAML::Node& node) { return node.IsMap() && node[kStrategyArgs].IsDefined(); }
 
@@ -53,7 +55,7 @@ class Reader {
     }
   }
 
-  void tell() const { mistakes_.tell(); }
+  void throw_if_any() const { mistakes_.throw_if_any(); }
 
  private:
   void key(const YamlValue& each, const std::string& name, const YAML::Node& written, std::span<const RollKey> keys,
@@ -69,6 +71,7 @@ class Reader {
     }
     if (each.is_null()) return;
     refuse_missing(each, name);
+    if (found->roll_drops) worker_.dropped_by_roll.push_back(each.key);
     if (found->take == nullptr) {
       worker_.unused.push_back(each.key);
     } else {
@@ -144,8 +147,8 @@ void apply_lora(RollWorker& worker, Arguments& arguments) {
   };
   if (!worker.trains) return drop(arguments.lora_target_modules, "lora_target");
   drop(arguments.freeze_module_prefix, "freeze_module_prefix");
-  arguments.lora_r = worker.lora_rank;
-  arguments.lora_alpha = worker.lora_alpha.value_or(2.0 * static_cast<double>(worker.lora_rank));
+  arguments.lora_r = worker.lora_rank.value_or(worker.lora_r.value_or(kLoraRank));
+  arguments.lora_alpha = worker.lora_alpha.value_or(2.0 * static_cast<double>(*arguments.lora_r));
 }
 
 }  // namespace
@@ -158,7 +161,7 @@ RollWorker read_roll_worker(const std::string& path, const std::string& role, Ar
 
 RollWorker parse_roll_worker(const std::string& text, const std::string& path, const std::string& role,
                              Arguments& arguments) {
-  const YAML::Node root = load_yaml(text, path);
+  const YAML::Node root = compose_defaults(load_yaml(text, path), path);
   const auto workers = root.IsMap() ? workers_of(root) : decltype(workers_of(root)){};
   const auto found =
       std::find_if(workers.begin(), workers.end(), [&](const auto& worker) { return worker.first == role; });
@@ -186,7 +189,7 @@ RollWorker parse_roll_worker(const std::string& text, const std::string& path, c
     if (std::none_of(keys.begin(), keys.end(), [&](const auto& key) { return name == key.name; })) others.insert(name);
   }
   reader.section("", root, roll_pipeline_keys(), others, Unknown::kError);
-  reader.tell();
+  reader.throw_if_any();
   others.erase(role);
   worker.unused.insert(worker.unused.end(), others.begin(), others.end());
   return worker;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,8 +19,8 @@ struct RollWorker {
   bool trains = true;    ///< strategy_name: fsdp2_train; else fsdp2_infer
   Fsdp2Config sharding;  ///< strategy_config; sharding_size follows from fsdp_size
   int64_t fsdp_size = 1;
-  std::optional<int64_t> devices;     ///< how many device_mapping lists
-  std::optional<int64_t> world_size;  ///< as written
+  std::vector<int64_t> device_mapping;  ///< the GPU of each rank, modulo those of its host; empty: any
+  std::optional<int64_t> world_size;    ///< as written
   int64_t gradient_accumulation_steps = 1;
   double epochs = 1;
   int64_t max_steps = -1;  ///< above 0 instead of epochs
@@ -28,15 +29,19 @@ struct RollWorker {
   bool recompute = true;    ///< every layer
   bool recompute_reentrant = false;
   int64_t infer_batch_size = 16;
-  int64_t efsdp_size = 1;            ///< ranks that share one of the experts that ep_size spreads
-  bool apply_expert_patch = false;   ///< moe_experts counts without ep_size too
-  int64_t lora_rank = 8;             ///< count where there are --lora-target-modules
-  std::optional<double> lora_alpha;  ///< unset: twice the rank
-  std::vector<std::string> unused;   ///< "exp_name", "actor_train.data_args": read by nothing here
+  int64_t efsdp_size = 1;           ///< ranks that share one of the experts that ep_size spreads
+  bool apply_expert_patch = false;  ///< moe_experts counts without ep_size too
+  /// --image-max-pixels and its like, which the data must have been prepared with.
+  std::map<std::string, int64_t> image_pixels{};
+  std::optional<int64_t> lora_rank, lora_r;    ///< count where there are --lora-target-modules
+  std::optional<double> lora_alpha;            ///< unset: twice the rank
+  std::vector<std::string> unused;             ///< "exp_name", "actor_train.data_args": read by nothing here
+  std::vector<std::string> dropped_by_roll{};  ///< "actor_train.model_args.lora_r": count here alone
 };
 
 /// Reads the worker `role`: what has a flag of ours goes to `arguments`, together with ROLL's
-/// defaults, before the flags of the command line. `${name}` is replaced by that key's value.
+/// defaults, before the flags of the command line. `${name}` is replaced by that key's value, and
+/// the files of Hydra's `defaults:` are merged.
 /// Throws UsageError with file and line for unknown keys, wrong values, and keys whose function is
 /// missing here.
 RollWorker read_roll_worker(const std::string& path, const std::string& role, Arguments& arguments);
