@@ -60,9 +60,10 @@ class OptionFile {
     arguments_.lora_target_modules = comma_words(arguments_.lora_target_modules);
   }
 
-  /// data, model and anchors of MindSpeed-MM's files.
+  /// What MindSpeed-MM's files have beside gpt_args: data and model, which launch/mindspeed reads, and anchors.
   void leave_section(const YAML::Node& key, const YAML::Node& value) {
     const auto name = key.Scalar();
+    if (value.IsMap() && (name == "data" || name == "model")) return;
     arguments_.unread_sections.insert(name);
     const bool known = find_option(name) != nullptr || find_argument(name) != nullptr;
     if (!known || value.IsMap()) return;

@@ -59,7 +59,7 @@ class WordReader {
       if (equals != words[i].npos) values.push_back(words[i].substr(equals + 1));
       ++i;
       before = flag;
-      const size_t wanted = most_values(flag);
+      const size_t wanted = max_values(flag);
       while (values.size() < wanted && i < words.size() && !is_flag(words[i])) values.push_back(words[i++]);
       take(flag, std::move(values));
     }
@@ -83,7 +83,7 @@ class WordReader {
 
   const Option* find(const std::string& flag) const { return flag.starts_with("--") ? find_option(flag) : nullptr; }
 
-  size_t most_values(const std::string& flag) const {
+  size_t max_values(const std::string& flag) const {
     if (find_own(flag) != nullptr) return 1;
     const Option* option = find(flag);
     const bool any = option == nullptr || option->nargs == Option::kAnyNumber;
@@ -208,11 +208,12 @@ CommandLine parse_arguments(int argc, const char* const* argv, const Program& pr
   bool readable = true;
   if (file && role != line.own.end()) {
     readable = mistakes.attempt([&] { line.worker = read_roll_worker(*file, role->second, arguments); });
-  } else if (file) {
+  } else if (file && !is_native_configuration(*file)) {
     readable = mistakes.attempt([&] { read_argument_file(*file, arguments, mistakes); });
   }
   reader.store();
-  if (!readable) mistakes.tell();  // without it much would seem to be missing
+  if (!readable) mistakes.throw_if_any();  // without it much would seem to be missing
+  if (!line.worker) line.mindspeed = read_mindspeed(file, arguments, mistakes);
   if (arguments.data_args_path && arguments.data_path.empty()) {
     const bool read = mistakes.attempt(
         [&] { arguments.data_path = read_words(*arguments.data_args_path, "--data-args-path"); }, {"--data-path"});

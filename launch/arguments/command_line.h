@@ -11,6 +11,7 @@
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/arguments.h"
 #include "framework/mistakes.h"
+#include "launch/mindspeed/mindspeed_run.h"
 #include "launch/roll/roll_worker.h"
 
 namespace megashard {
@@ -43,13 +44,15 @@ const Program& pretrain_program();
 struct CommandLine {
   Arguments arguments;
   std::optional<RollWorker> worker;        ///< of --role
+  std::optional<MindSpeedRun> mindspeed;   ///< of its files
   std::map<std::string, std::string> own;  ///< the program's own flags that were given
   std::vector<std::string> notices;        ///< for the user to read
   Mistakes mistakes;                       ///< in single flags; validate_arguments adds its own
 };
 
 /// The options of `megashard pretrain [FILE.yaml] [flags]`; argv[0] is the subcommand. Flags beat
-/// the YAML file (the first word, or --config FILE), which with --role is ROLL's. Abbreviations are
+/// the YAML file (the first word, or --config FILE), which with --role is ROLL's, or may be that of
+/// MindSpeed-MM's native route. Abbreviations are
 /// refused, `_` counts as `-`, and of a flag that is given twice the last counts. Only single flags
 /// are checked here: what is wrong with them is in `mistakes`. Throws HelpRequested, and
 /// UsageErrors for a file without which nothing else can be checked.

@@ -7,7 +7,7 @@
 #include "framework/arguments/saved_arguments.h"
 #include "framework/arguments/typed_text.h"
 #include "framework/training/finite_weights.h"
-#include "framework/training/lr_schedule.h"
+#include "framework/training/optimizer_param_scheduler.h"
 #include "framework/training/output_paths.h"
 #include "framework/training/progress_clock.h"
 #include "framework/training/sequence_group.h"
@@ -18,8 +18,7 @@
 #include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"
 #include "launch/train/run_setup.h"
-#include "models/hugging_face/load_hf_weights.h"
-#include "models/network_arguments.h"
+#include "models/decoder_arguments.h"
 #include "models/vision/qwen_vl_model.h"
 
 namespace megashard {
@@ -29,7 +28,7 @@ constexpr const char* kLogProbs = "--log-probs";
 constexpr const char* kGenerate = "--generate";
 constexpr const char* kGenerated = "--generated";
 
-bool is_shown(const Option& option) { return option.used_by == UsedBy::kPretrainAndInfer; }
+bool is_shown(const Option& option) { return !option.pretrain_only; }
 
 const Program& infer_program() {
   static const Program program = {
@@ -81,6 +80,7 @@ void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker,
   }
   reset_training_options(arguments);
   arguments.skip_train = true;
+  arguments.sequence_parallel = false;  // prompts are of any length; the numbers are the same
   arguments.train_iters = 1;
   arguments.split = kEveryDocument;
   arguments.finetune = arguments.load || arguments.pretrained_checkpoint;  // weights only
@@ -90,8 +90,11 @@ void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker,
   }
   if (!arguments.is_given("micro_batch_size")) arguments.micro_batch_size = worker->infer_batch_size;
   // As ROLL loads a model that is not trained; a worker of fsdp2_train keeps fp32.
-  const bool half = worker->sharding.mixed_precision.param_dtype == at::kBFloat16;
-  arguments.bf16 = arguments.bf16 || (half && !worker->trains);
+  if (!worker->trains && !arguments.bf16 && !arguments.fp16) {
+    const auto& dtype = worker->sharding.mixed_precision.param_dtype;
+    arguments.bf16 = dtype == at::kBFloat16;
+    arguments.fp16 = dtype == at::kHalf;
+  }
   worker->trains = false;
 }
 
@@ -115,8 +118,9 @@ at::Tensor gather_rows(const at::Tensor& mine, int64_t rows, const ProcessGroupP
   return all.cpu();
 }
 
-void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags& flags, const ProcessGroupPtr& group,
+void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags& flags, const ParallelGroups& groups,
            c10::Device device, const DiagnosticSink& sink) {
+  const ProcessGroupPtr& group = groups.world;
   const InferDocuments data(arguments.data_path.front(), *arguments.seq_length, model.vocab_size());
   const int64_t documents = data.size();
   if (flags.log_probs) refuse_balance_loss(model);
@@ -124,15 +128,15 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
   if (flags.log_probs) outputs.push_back({"--log-probs", *flags.log_probs, OutputPath::Kind::kFile});
   if (flags.generated) outputs.push_back({"--generated", *flags.generated, OutputPath::Kind::kFile});
   try_output_paths(outputs, group);
-  const InferenceRanks ranks{.device = device, .sequence_group = sequence_group(arguments, model, group)};
-  const ProcessGroupPtr readers = data_parallel_group(arguments, group);
+  model.eval();
+  const InferenceRanks ranks{.device = device, .sequence = sequence_ranks(arguments, model, groups.sharding)};
+  const ProcessGroupPtr readers = data_parallel_group(arguments, groups.sharding);
   const int64_t batch = *arguments.micro_batch_size, length = *arguments.seq_length;
   const std::vector<int64_t> ends = end_of_text_ids(arguments);
   std::optional<NpyFile> log_probs, generated;
   if (group->rank() == 0 && flags.log_probs) log_probs.emplace(*flags.log_probs, at::kFloat, length);
   if (group->rank() == 0 && flags.generated) generated.emplace(*flags.generated, at::kLong, flags.new_tokens);
   double sum = 0;
-  model.eval();
   sink(Severity::kNotice, c10::str("Inferring on ", documents, " documents"));
   ProgressClock progress;
   for (int64_t start = 0; start < documents; start += batch * readers->size()) {
@@ -166,12 +170,12 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
   }
 }
 
-void load_weights(Arguments& arguments, const Start& from, MultiModalModule& model, const ProcessGroupPtr& group,
+void load_weights(Arguments& arguments, const Start& from, const BuiltModel& built, const ProcessGroupPtr& group,
                   c10::Device device) {
-  if (from.source == WeightSource::kHuggingFace || arguments.lora_r) load_hf_weights(model, *arguments.hf_model);
+  if (from.source == WeightSource::kHuggingFace || arguments.lora_r) load_first_weights(arguments, built, group);
   if (from.source != WeightSource::kCheckpoint) return;
-  OptimizerParamScheduler schedule(lr_schedule_options(arguments));
-  TrainingState state{arguments, model, nullptr, &schedule, device};
+  OptimizerParamScheduler schedule(scheduler_options(arguments));
+  TrainingState state{arguments, *built.model, nullptr, &schedule, device};
   load_training_checkpoint(state, from.step, group);
 }
 
@@ -197,15 +201,19 @@ int run_infer(int argc, char** argv) {
     return 0;
   }
   Arguments& arguments = line.arguments;
-  const RendezvousOptions environment = read_environment(arguments.local_rank).rendezvous;
+  const RendezvousOptions environment =
+      read_environment(arguments.local_rank, arguments.distributed_init_method.value_or("env://")).rendezvous;
   const DiagnosticSink sink = sink_for(environment.rank);
   for (const auto& notice : line.notices) sink(Severity::kNotice, notice);
   const InferFlags flags = infer_flags(line.own, line.mistakes);
   leave_training_out(arguments, line.worker, sink);
-  line.mistakes.tell_with([&] {
+  line.mistakes.attempt_or_throw([&] {
     if (line.worker)
       apply_roll_worker(
           *line.worker, arguments, environment.world_size, [] { return 0; }, sink);
+    if (line.mindspeed)
+      apply_mindspeed(
+          *line.mindspeed, arguments, environment.world_size, [] { return 0; }, sink, line.mistakes);
     if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
   });
   if (arguments.data_path.size() != 1) {
@@ -213,20 +221,20 @@ int run_infer(int argc, char** argv) {
                       "conversations.",
                       {"--data-path"});
   }
-  const ShardingPlan sharding =
-      validate_for_machine(arguments, line.worker, environment, sink, std::move(line.mistakes));
+  const ShardingPlan sharding = validate_for_machine(line, environment, sink);
   take_network_from_hf_model(arguments, sink);
 
-  const ProcessGroupPtr group = join_world(arguments, environment);
+  const ProcessGroupPtr group = join_world(arguments, line.worker, environment);
+  const ParallelGroups groups(arguments, group);
   const c10::Device device = device_of(group);
   seed_generators(arguments, group->rank(), device);
   const Start from = find_start(arguments, group, sink);
   const BuiltModel built = build_model(arguments, from.initialises);
   freeze_model(arguments, built, sink);
-  shard_model(arguments, sharding, built, group, from.initialises, sink);
-  load_weights(arguments, from, *built.model, group, device);
+  shard_model(arguments, sharding, built, groups, from.initialises, sink);
+  load_weights(arguments, from, built, group, device);
   check_weights(*built.model, arguments, from, group);
-  infer(*built.model, arguments, flags, group, device, sink);
+  infer(*built.model, arguments, flags, groups, device, sink);
   group->barrier();
   tell_findings(device, sink);
   return 0;

@@ -73,6 +73,11 @@ bool needs_ends(const Arguments& arguments) {
 
 int64_t end_of_document_id(const Arguments& arguments) {
   if (arguments.tokenizer_type == TokenizerType::kNull) return arguments.vocab_size.value_or(-1);
+  if (arguments.vocab_file) {
+    const auto words = read_tokenizer_file(*arguments.vocab_file);
+    if (const auto end = words.find("<|endoftext|>"); end != words.end() && end->is_number_integer())
+      return end->get<int64_t>();
+  }
   for (const auto& given : {arguments.tokenizer_model, arguments.hf_model}) {
     if (!given) continue;
     const std::filesystem::path path = *given;  // or tokenizer.json itself

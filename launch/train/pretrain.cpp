@@ -16,15 +16,14 @@
 #include "framework/training/start_log.h"
 #include "framework/training/trainer.h"
 #include "launch/arguments/command_line.h"
+#include "launch/mindspeed/preparation.h"
 #include "launch/output/print_line.h"
 #include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"
 #include "launch/train/run_setup.h"
 #include "launch/train/run_signals.h"
-#include "models/hugging_face/load_hf_weights.h"
+#include "models/decoder_arguments.h"
 #include "models/hugging_face/save_hf_model.h"
-#include "models/network_arguments.h"
-#include "parallel/collectives/agreement.h"
 #include "parallel/device/cuda_module.h"
 #include "parallel/fsdp/schedule_trace.h"
 
@@ -42,6 +41,7 @@ DataOptions data_options(const Arguments& arguments, int64_t vocab_size, int64_t
   options.mock_data = arguments.mock_data;
   options.seq_length = *arguments.seq_length;
   options.seed = arguments.seed;
+  options.shuffle_conversations = arguments.shuffle_conversations;
   options.vocab_size = vocab_size;
   options.eod_id = eod_id;
   options.sink = sink;
@@ -66,6 +66,10 @@ void apply_worker(RollWorker& worker, Arguments& arguments, int world_size, cons
   }
   apply_roll_worker(
       worker, arguments, world_size, [&] { return samples_of_epoch(arguments); }, sink);
+  for (const auto* words : {&arguments.data_path, &arguments.train_data_path}) {
+    for (const auto& prefix : parse_blend(*words).prefixes)
+      require_pictures_prepared(prefix, worker.image_pixels, worker.role + ".model_args");
+  }
 }
 
 int64_t peak_memory_bytes(c10::Device device) {
@@ -152,15 +156,20 @@ int run_pretrain(int argc, char** argv) {
     return 0;
   }
   Arguments& arguments = line.arguments;
-  std::optional<RollWorker>& worker = line.worker;
-  const RendezvousOptions environment = read_environment(arguments.local_rank).rendezvous;
+  const RendezvousOptions environment =
+      read_environment(arguments.local_rank, arguments.distributed_init_method.value_or("env://")).rendezvous;
   const DiagnosticSink sink = sink_for(environment.rank);
   for (const auto& notice : line.notices) sink(Severity::kNotice, notice);
-  line.mistakes.tell_with([&] {
-    if (worker) apply_worker(*worker, arguments, environment.world_size, sink);
+  line.mistakes.attempt_or_throw([&] {
+    if (line.worker) apply_worker(*line.worker, arguments, environment.world_size, sink);
+    if (line.mindspeed) {
+      apply_mindspeed(
+          *line.mindspeed, arguments, environment.world_size, [&] { return samples_of_epoch(arguments); }, sink,
+          line.mistakes);
+    }
     if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
   });
-  const ShardingPlan sharding = validate_for_machine(arguments, worker, environment, sink, std::move(line.mistakes));
+  const ShardingPlan sharding = validate_for_machine(line, environment, sink);
   take_network_from_hf_model(arguments, sink);
   watch_signals(arguments, "megashard: interrupted before the first step; nothing was trained or saved\n",
                 environment.rank == 0, sink);
@@ -171,7 +180,8 @@ int run_pretrain(int argc, char** argv) {
       print_line(padded_vocab_line(unpadded_vocab_size(arguments), *arguments.padded_vocab_size));
   }
 
-  const ProcessGroupPtr group = join_world(arguments, environment);
+  const ProcessGroupPtr group = join_world(arguments, line.worker, environment);
+  const ParallelGroups groups(arguments, group);
   const c10::Device device = device_of(group);
   seed_generators(arguments, group->rank(), device);
   at::globalContext().setDeterministicAlgorithms(arguments.deterministic_mode, /*warn_only=*/false);
@@ -180,9 +190,8 @@ int run_pretrain(int argc, char** argv) {
   const BuiltModel built = build_model(arguments, from.initialises);
   freeze_model(arguments, built, sink);
   if (environment.rank == 0) print_parameter_counts(*built.model);
-  const at::ScalarType computed_in = shard_model(arguments, sharding, built, group, from.initialises, sink);
-  if (from.source == WeightSource::kHuggingFace || arguments.lora_r)
-    all_or_rethrow(group, [&] { load_hf_weights(*built.model, *arguments.hf_model); });
+  const at::ScalarType computed_in = shard_model(arguments, sharding, built, groups, from.initialises, sink);
+  if (from.source == WeightSource::kHuggingFace || arguments.lora_r) load_first_weights(arguments, built, group);
 
   TrainerCallbacks callbacks = trainer_callbacks(arguments, group, device, computed_in, start);
   callbacks.after_step = [traces = arguments.fsdp_schedule_trace
@@ -192,7 +201,7 @@ int run_pretrain(int argc, char** argv) {
     if (traces) traces();
     if (logs) logs();
   };
-  Trainer trainer(arguments, *built.model, group, device,
+  Trainer trainer(arguments, *built.model, groups, device,
                   data_options(arguments, built.model->vocab_size(), end_of_document_id(arguments), sink),
                   std::move(callbacks));
   if (from.source == WeightSource::kCheckpoint) trainer.load(from.step);

@@ -1,24 +1,30 @@
 #include "launch/train/run_setup.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/steps/find_step.h"
 #include "checkpoint/steps/manifest.h"
 #include "framework/arguments/argument_validation.h"
+#include "framework/arguments/typed_text.h"
 #include "framework/modules/freeze.h"
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/weight_init_mixin.h"
 #include "framework/process_group/gpu_device.h"
 #include "framework/process_group/launcher_variables.h"
 #include "framework/training/random_states.h"
+#include "framework/training/round_weights.h"
 #include "framework/training/training_checkpoint.h"
 #include "framework/training/training_log.h"
 #include "launch/arguments/model_folder.h"
 #include "launch/output/print_line.h"
-#include "launch/train/model_plugin.h"
+#include "launch/train/load_model_plugin.h"
+#include "models/float8/float8_layers.h"
+#include "models/hugging_face/load_hf_weights.h"
 #include "models/lora/lora.h"
 #include "models/register_models.h"
+#include "parallel/collectives/agreement.h"
 #include "parallel/collectives/device_mesh.h"
 #include "parallel/collectives/rendezvous.h"
 
@@ -29,14 +35,23 @@ Strictness strictness_of(const Arguments& arguments) {
   return arguments.fsdp2_config_strict ? Strictness::kStrict : Strictness::kWarn;
 }
 
-Fsdp2Config sharding_config(const Arguments& arguments, const std::optional<RollWorker>& worker,
-                            const DiagnosticSink& sink) {
-  if (arguments.fsdp2_config_path)
-    return load_fsdp2_config(*arguments.fsdp2_config_path, strictness_of(arguments), sink);
-  if (worker) return worker->sharding;
+Fsdp2Config sharding_config(const CommandLine& line, const DiagnosticSink& sink) {
+  const Arguments& arguments = line.arguments;
   Fsdp2Config config;
-  if (!arguments.use_torch_fsdp2) config.sharding_size = 1;
+  if (arguments.fsdp2_config_path) {
+    config = load_fsdp2_config(*arguments.fsdp2_config_path, strictness_of(arguments), sink);
+  } else if (line.worker) {
+    return line.worker->sharding;
+  } else if (!arguments.use_torch_fsdp2) {
+    config.sharding_size = 1;
+  }
+  if (line.mindspeed) apply_mindspeed(*line.mindspeed, config);
   return config;
+}
+
+bool has_fp16(const MixedPrecisionPolicy& policy) {
+  const auto dtypes = {policy.param_dtype, policy.reduce_dtype, policy.output_dtype, policy.grad_dtype};
+  return std::ranges::find(dtypes, at::kHalf) != dtypes.end();
 }
 
 /// MindSpeed says in the FSDP2 file what is a flag in Megatron.
@@ -63,6 +78,25 @@ void go_on_without_checkpoint(const Arguments& arguments, const DiagnosticSink& 
   sink(Severity::kNotice, missing_checkpoint_lines(tracker, weights));
 }
 
+at::ScalarType stored_dtype(const Arguments& arguments) { return *parse_dtype(arguments.params_dtype); }
+
+/// ROLL's other engine calls the tower of a vision-language model vision_model, and so do files of it.
+std::vector<std::string> our_prefixes(std::vector<std::string> prefixes, const torch::nn::Module& model,
+                                      const DiagnosticSink& sink) {
+  constexpr std::string_view kTheirs = "vision_model", kOurs = "model.visual";
+  const auto parameters = model.named_parameters();
+  const auto begins = [&](std::string_view prefix) {
+    return std::any_of(parameters.begin(), parameters.end(),
+                       [&](const auto& item) { return item.key().starts_with(prefix); });
+  };
+  for (auto& prefix : prefixes) {
+    if (!prefix.starts_with(kTheirs) || begins(kTheirs) || !begins(kOurs)) continue;
+    prefix.replace(0, kTheirs.size(), kOurs);
+    sink(Severity::kNotice, "--freeze-module-prefix: vision_model is model.visual in this model");
+  }
+  return prefixes;
+}
+
 /// What --load means from here on: a step's own folder may have been given.
 std::string parent_of(const CheckpointStep& step) { return std::filesystem::path(step.folder).parent_path().string(); }
 
@@ -74,17 +108,21 @@ DiagnosticSink sink_for(int rank) {
   };
 }
 
-ShardingPlan validate_for_machine(Arguments& arguments, const std::optional<RollWorker>& worker,
-                                  const RendezvousOptions& environment, const DiagnosticSink& sink, Mistakes found) {
-  ShardingPlan plan{.config = {}, .recompute_reentrant = worker && worker->recompute_reentrant};
+ShardingPlan validate_for_machine(CommandLine& line, const RendezvousOptions& environment, const DiagnosticSink& sink) {
+  Arguments& arguments = line.arguments;
+  Mistakes& found = line.mistakes;
+  ShardingPlan plan{.config = {}, .recompute_reentrant = line.worker && line.worker->recompute_reentrant};
   std::vector<std::pair<Severity, std::string>> told;  // of the file, for a run that starts
   found.attempt([&] {
-    plan.config = sharding_config(arguments, worker, [&told](Severity severity, const std::string& message) {
-      told.emplace_back(severity, message);
-    });
+    plan.config = sharding_config(
+        line, [&told](Severity severity, const std::string& message) { told.emplace_back(severity, message); });
     take_expert_ranks(plan.config, arguments, sink);
+    arguments.gradients_in_fp16 = has_fp16(plan.config.mixed_precision);
   });
-  if (arguments.hf_model) found.attempt([&] { require_model_folder("--hf-model", *arguments.hf_model); });
+  if (arguments.hf_model) {
+    const bool there = found.attempt([&] { require_model_folder("--hf-model", *arguments.hf_model); });
+    if (there && line.mindspeed) found.attempt([&] { check_mindspeed_model(*line.mindspeed, arguments); });
+  }
   validate_arguments(arguments,
                      {.world_size = environment.world_size,
                       .rank = environment.rank,
@@ -96,12 +134,14 @@ ShardingPlan validate_for_machine(Arguments& arguments, const std::optional<Roll
   return plan;
 }
 
-ProcessGroupPtr join_world(const Arguments& arguments, RendezvousOptions options) {
-  if (arguments.distributed_init_method) options.init_method = *arguments.distributed_init_method;
+ProcessGroupPtr join_world(const Arguments& arguments, const std::optional<RollWorker>& worker,
+                           RendezvousOptions options) {
   options.backend = *arguments.distributed_backend;
   options.timeout = std::chrono::minutes(arguments.distributed_timeout_minutes);
   // The first rank of each host speaks for it.
   if (options.local_rank <= 0 || options.local_world_size == 0) options.notice = print_line;
+  if (worker && !worker->device_mapping.empty())
+    options.local_rank = static_cast<int>(worker->device_mapping.at(static_cast<size_t>(options.rank)));
   return init_process_group(options);
 }
 
@@ -110,7 +150,9 @@ c10::Device device_of(const ProcessGroupPtr& group) {
 }
 
 void seed_generators(const Arguments& arguments, int rank, c10::Device device) {
-  const int64_t seed = arguments.seed + (arguments.data_parallel_random_init ? 10 * rank : 0);
+  const int64_t alike = arguments.tensor_model_parallel_size * arguments.context_parallel_size;
+  const int64_t apart = 10 * (rank / alike);  // by data parallel rank, as Megatron
+  const int64_t seed = arguments.seed + (arguments.data_parallel_random_init ? apart : 0);
   seed_random_states(static_cast<uint64_t>(seed), device);
 }
 
@@ -138,7 +180,7 @@ Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const Diagn
     return {WeightSource::kCheckpoint, *step, may_lack_weights(arguments)};
   }
   if (arguments.hf_model && !arguments.from_scratch) return {WeightSource::kHuggingFace};
-  if (!arguments.perform_initialization) {
+  if (!arguments.perform_initialization && !arguments.init_model_with_meta_device) {
     sink(Severity::kWarning, "--no-initialization: no weights are loaded either, so training starts from whatever the "
                              "layers' constructors left; give --load or --hf-model, or leave it out");
   }
@@ -152,14 +194,22 @@ BuiltModel build_model(const Arguments& arguments, bool initialises) {
   const auto make = [&] {
     auto model = registry.create(arguments, arguments.model.value_or(""));
     auto* init = dynamic_cast<WeightInitMixin*>(model.get());
-    if (initialises && arguments.perform_initialization && init != nullptr) init->init_weights();
+    // With the meta device --no-initialization is only a promise not to draw what is drawn later (MindSpeed-MM).
+    const bool draws = arguments.perform_initialization || arguments.init_model_with_meta_device;
+    if (initialises && draws && init != nullptr) init->init_weights();
     if (arguments.lora_r) {
       add_lora(*model, {.rank = *arguments.lora_r,
                         .alpha = arguments.lora_alpha,
                         .dropout = arguments.lora_dropout,
                         .target_modules = arguments.lora_target_modules});
     }
-    if (arguments.bf16) model->to(at::kBFloat16);
+    if (arguments.fp8_format) {
+      use_float8(*model, {.recipe = arguments.fp8_recipe == Fp8Recipe::kMxfp8 ? Float8Recipe::kMxfp8
+                                                                              : Float8Recipe::kTensorwise,
+                          .gradient_format = arguments.fp8_format == Fp8Format::kHybrid ? at::kFloat8_e5m2
+                                                                                        : at::kFloat8_e4m3fn});
+    }
+    if (stored_dtype(arguments) != at::kFloat) model->to(stored_dtype(arguments));
     return model;
   };
   BuiltModel built;
@@ -175,24 +225,29 @@ BuiltModel build_model(const Arguments& arguments, bool initialises) {
 
 void freeze_model(const Arguments& arguments, const BuiltModel& built, const DiagnosticSink& sink) {
   if (auto* mixin = dynamic_cast<FSDP2Mixin*>(built.model.get())) mixin->freeze();
-  const auto& prefixes = arguments.freeze_module_prefix;
-  if (const int64_t frozen = freeze_parameters(*built.model, prefixes); frozen > 0)
-    sink(Severity::kNotice, c10::str("--freeze-module-prefix: ", frozen, " elements are frozen"));
+  const auto prefixes = our_prefixes(arguments.freeze_module_prefix, *built.model, sink);
+  const int64_t frozen =
+      freeze_parameters(*built.model, prefixes) + freeze_modules(*built.model, arguments.freeze_modules);
+  if (frozen == 0) return;
+  auto names = prefixes;
+  names.insert(names.end(), arguments.freeze_modules.begin(), arguments.freeze_modules.end());
+  sink(Severity::kNotice, c10::str("frozen: ", frozen, " elements of ", c10::Join(", ", names)));
+}
+
+void load_first_weights(const Arguments& arguments, const BuiltModel& built, const ProcessGroupPtr& group) {
+  all_or_rethrow(group, [&] { load_hf_weights(*built.model, *arguments.hf_model); });
+  if (arguments.downcast_to_bf16) round_weights_to_bf16(*built.model);
 }
 
 at::ScalarType shard_model(const Arguments& arguments, const ShardingPlan& plan, const BuiltModel& built,
-                           const ProcessGroupPtr& group, bool initialises, const DiagnosticSink& sink) {
+                           const ParallelGroups& groups, bool initialises, const DiagnosticSink& sink) {
   auto* mixin = dynamic_cast<FSDP2Mixin*>(built.model.get());
   TORCH_CHECK(mixin != nullptr, "the model ", built.model->class_name(),
               " does not derive from FSDP2Mixin, so it cannot be sharded");
-  const at::ScalarType stored = arguments.bf16 ? at::kBFloat16 : at::kFloat;
-  const at::ScalarType computed = plan.config.mixed_precision.param_dtype.value_or(stored);
-  if (computed == at::kHalf && !arguments.skip_train) {
-    throw UsageError("param_dtype: fp16 needs loss scaling, which training here does not have; take bf16.");
-  }
   ActivationPlan activations = activation_plan(arguments);
   activations.recompute_reentrant = plan.recompute_reentrant;
-  mixin->fully_shard({.process_group = group,
+  mixin->fully_shard({.process_group = groups.sharding,
+                      .tensor_parallel_group = groups.tensor_parallel,
                       .config = plan.config,
                       .strictness = strictness_of(arguments),
                       .sink = sink,
@@ -201,7 +256,7 @@ at::ScalarType shard_model(const Arguments& arguments, const ShardingPlan& plan,
                       .weights_follow = !initialises && !arguments.lora_r,
                       .unset_weights_follow = arguments.lora_r.has_value(),
                       .trains = !arguments.skip_train});
-  return computed;
+  return plan.config.mixed_precision.param_dtype.value_or(stored_dtype(arguments));
 }
 
 }  // namespace megashard

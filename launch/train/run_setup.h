@@ -11,7 +11,8 @@
 #include "framework/modules/deferred_init.h"
 #include "framework/modules/multi_modal_module.h"
 #include "framework/process_group/launch_environment.h"
-#include "launch/roll/roll_worker.h"
+#include "framework/training/parallel_groups.h"
+#include "launch/arguments/command_line.h"
 #include "parallel/collectives/process_group.h"
 
 namespace megashard {
@@ -27,12 +28,12 @@ struct ShardingPlan {
 };
 
 /// validate_arguments with this machine's GPUs and variables, and what is wrong with the FSDP2
-/// file, which is read here.
-ShardingPlan validate_for_machine(Arguments& arguments, const std::optional<RollWorker>& worker,
-                                  const RendezvousOptions& environment, const DiagnosticSink& sink, Mistakes found);
+/// file, which is read here. Takes the line's mistakes.
+ShardingPlan validate_for_machine(CommandLine& line, const RendezvousOptions& environment, const DiagnosticSink& sink);
 
-/// Collective.
-ProcessGroupPtr join_world(const Arguments& arguments, RendezvousOptions options);
+/// Collective. The device_mapping of ROLL's worker chooses the GPU of a rank.
+ProcessGroupPtr join_world(const Arguments& arguments, const std::optional<RollWorker>& worker,
+                           RendezvousOptions options);
 /// The rank's own, which join_world chose.
 c10::Device device_of(const ProcessGroupPtr& group);
 void seed_generators(const Arguments& arguments, int rank, c10::Device device);
@@ -56,11 +57,12 @@ struct BuiltModel {
 
 /// A model of models/ or of --model-plugin; its parameters have values if `initialises`.
 BuiltModel build_model(const Arguments& arguments, bool initialises);
-/// By the model itself and by --freeze-module-prefix; before it is sharded.
+/// By the model itself, --freeze-module-prefix and --freeze-modules; before it is sharded.
 void freeze_model(const Arguments& arguments, const BuiltModel& built, const DiagnosticSink& sink);
-/// Recomputes, shards; the dtype that the model computes in. Throws UsageError for a
-/// training in fp16. Collective.
+/// Hugging Face weights, with --downcast-to-bf16. Collective.
+void load_first_weights(const Arguments& arguments, const BuiltModel& built, const ProcessGroupPtr& group);
+/// Recomputes, shards; the dtype that the model computes in. Collective.
 at::ScalarType shard_model(const Arguments& arguments, const ShardingPlan& plan, const BuiltModel& built,
-                           const ProcessGroupPtr& group, bool initialises, const DiagnosticSink& sink);
+                           const ParallelGroups& groups, bool initialises, const DiagnosticSink& sink);
 
 }  // namespace megashard

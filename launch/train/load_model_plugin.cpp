@@ -1,4 +1,4 @@
-#include "launch/train/model_plugin.h"
+#include "launch/train/load_model_plugin.h"
 
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
