@@ -16,9 +16,13 @@ JOB.json is a list of cases; train_dump (the C++ twin) reads the same file. Fiel
   reshard      reshard_after_forward: true, false or null
   wrapper      "fsdp2", "ddp" or "fsdp1" (only here; the last two take a 1-D mesh and fp32)
   save, save_after   folder for a DCP step of model and optimizer after so many steps (optional, only here)
+  loss_scale         {"initial": N, "window": N, "overflows": [STEP, ...]}: of torch's GradScaler (optional); in these
+               steps a gradient is infinite on the last of the ranks that shard it, in every replica
+  fp8          {"recipe": "tensorwise" or "mxfp8", "gradients": "e4m3fn" or "e5m2"}: of linear layers (optional)
   count_memory       path of live_memory.so: bytes of tensors are counted, and no tensors written (optional)
   process_group      "fake": one rank, whose collectives do nothing (optional)
-Written: loss [steps] (mean over ranks; of conversations over the tokens to learn), grad_norm [steps] (before clipping),
+Written: loss [steps] (mean over ranks; of conversations over the tokens to learn), grad_norm [steps] (before clipping;
+1 where it is no number), with a loss scale what it is after each step, loss_scale [steps],
 grad.NAME (step 1, whole, before clipping), weight.NAME (after the last step, whole); or loss, grad_norm, peak_bytes and
 kept_bytes [steps] (rank 0's tensors, at most in each step and after it).
 
@@ -47,6 +51,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+from float8_products import use_float8
 
 
 def whole(tensor):
@@ -113,6 +119,35 @@ def clip(wrapped, limit):
     if isinstance(wrapped, FullyShardedDataParallel):
         return wrapped.clip_grad_norm_(limit)
     return torch.nn.utils.clip_grad_norm_(wrapped.parameters(), limit)
+
+
+class Scaling:
+    """Of losses, by torch's GradScaler; without it a plain step."""
+
+    def __init__(self, case):
+        given = case.get("loss_scale")
+        self.overflows = given["overflows"] if given else []
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=given["initial"], growth_interval=given["window"],
+                                           enabled=True) if given else None
+        self.scales = []
+        self.shards = case["mesh"][-1]
+
+    def backward(self, loss, step, wrapped):
+        (self.scaler.scale(loss) if self.scaler else loss).backward()
+        if step in self.overflows and dist.get_rank() % self.shards == self.shards - 1:
+            gradient = next(wrapped.parameters()).grad
+            (gradient.to_local() if isinstance(gradient, DTensor) else gradient).fill_(float("inf"))
+
+    def unscale(self, optimizer):
+        if self.scaler:
+            self.scaler.unscale_(optimizer)
+
+    def step(self, optimizer):
+        if self.scaler is None:
+            return optimizer.step()
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        self.scales.append(self.scaler.get_scale())
 
 
 class Batches:
@@ -187,24 +222,29 @@ def train(case):
     family = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     model = family.from_pretrained(case["model"], dtype=torch.float32, attn_implementation="sdpa")
     model.train()
+    if "fp8" in case:
+        use_float8(model, **case["fp8"])
     undecayed = undecayed_names(model)
     model = wrap(model, case)
     optimizer = make_optimizer(model, undecayed, case)
     data = Conversations(case) if sees else Batches(case)
+    scaling = Scaling(case)
     results = {}
     losses, norms = [], []
     for step in range(case["steps"]):
         loss = data.loss(model, step, rank, world)
-        loss.backward()
+        scaling.backward(loss, step, model)
         if step == 0 and memory is None:
             results |= {f"grad.{name}": grad for name, _, grad in names_and_tensors(model)}
+        scaling.unscale(optimizer)
         norm = clip(model, case["clip"] or float("inf"))
-        optimizer.step()
+        scaling.step(optimizer)
         optimizer.zero_grad()
         mean = loss.detach().double()
         dist.all_reduce(mean)
         losses.append(mean / world)
-        norms.append(whole(norm).double())
+        norm = whole(norm).double()
+        norms.append(norm if norm.isfinite() else torch.ones_like(norm))
         if memory is not None:
             memory.end_step()
         if step + 1 == case.get("save_after"):
@@ -216,6 +256,8 @@ def train(case):
         results |= memory.results()
     results["loss"] = torch.stack(losses)
     results["grad_norm"] = torch.stack(norms)
+    if scaling.scales:
+        results["loss_scale"] = torch.tensor(scaling.scales)
     if rank == 0:
         save_file({key: value.contiguous() for key, value in results.items()}, case["output"])
 

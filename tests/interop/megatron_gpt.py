@@ -1,8 +1,8 @@
 """Megatron-core's GPTModel on a checkpoint that megashard converted, for test_convert_megatron.py.
 
 megatron_gpt.py CASE...: each a folder with hf/config.json and ours/release. Leaves logits.pt, and theirs/iter_0000005,
-the same weights as megatron-core saves them. megatron-core asks for a GPU in places that need none: these are answered
-here. """
+the same weights as megatron-core saves them.
+"""
 
 import argparse
 import contextlib
@@ -67,7 +67,8 @@ def run(case):
     dist_checkpointing.save(state, str(case / "theirs" / "iter_0000005"))
 
 
-def main():
+def without_gpu():
+    """One rank. megatron-core asks for a GPU in places that need none: these are answered here."""
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     from megatron.core import parallel_state, tensor_parallel
@@ -76,6 +77,10 @@ def main():
     torch.cuda.current_device = lambda: "cpu"
     torch.cuda.synchronize = lambda: None
     tensor_parallel.get_cuda_rng_tracker = lambda: types.SimpleNamespace(fork=contextlib.nullcontext)
+
+
+def main():
+    without_gpu()
     for case in sys.argv[1:]:
         run(Path(case))
     torch.distributed.destroy_process_group()

@@ -1,12 +1,16 @@
-// For each DIR of the command line: builds the model of DIR/config.json, loads DIR/*.safetensors,
-// runs DIR/input.bin (safetensors: tokens, labels [B, T] int64, and position_ids and token_mask if
-// wanted) and writes DIR/output.bin (safetensors): logits, loss [B, T], zeros where the mask is,
-// and grad.NAME of the loss's mean for every parameter.
+// For each DIR of the command line: builds the model of DIR/config.json (or of the flags in
+// DIR/flags.json, a list of lists), loads DIR/*.safetensors, runs DIR/input.bin (safetensors: tokens,
+// labels [B, T] int64, and position_ids and token_mask if wanted) and writes DIR/output.bin
+// (safetensors): logits, loss [B, T], zeros where the mask is, and grad.NAME of the loss's mean for
+// every parameter.
 #include <ATen/core/grad_mode.h>
 
+#include <fstream>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "checkpoint/hugging_face/safetensors.h"
+#include "framework/arguments/argument_table.h"
 #include "models/decoder/decoder_model.h"
 #include "models/hugging_face/load_hf_weights.h"
 #include "models/register_models.h"
@@ -27,11 +31,26 @@ void write(const std::string& path, const Entries& entries) {
   writer.finish();
 }
 
+megashard::Arguments network_of(const std::string& dir) {
+  megashard::Arguments arguments;
+  std::ifstream file(dir + "/flags.json");
+  if (!file) {
+    arguments.hf_model = dir;
+    return arguments;
+  }
+  for (auto words : nlohmann::json::parse(file).get<std::vector<std::vector<std::string>>>()) {
+    const auto* option = megashard::find_option(words.front());
+    words.erase(words.begin());
+    megashard::set_option(*option, words.empty() ? std::vector<std::string>{"true"} : words, arguments);
+  }
+  arguments.padded_vocab_size = arguments.vocab_size;
+  return arguments;
+}
+
 void run(const std::string& dir) {
   megashard::ModelRegistry registry;
   megashard::register_models(registry);
-  megashard::Arguments arguments;
-  arguments.hf_model = dir;
+  const megashard::Arguments arguments = network_of(dir);
   const auto model = registry.create(arguments);
   megashard::load_hf_weights(*model, dir);
 

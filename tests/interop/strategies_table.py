@@ -12,10 +12,11 @@ import xml.etree.ElementTree as ElementTree
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEAD = """# Families and strategies
 
-Each cell: ten steps of a small random model on 2 or 4 CPU ranks. Every loss is within 4e-6 of its value (bf16: 2e-3) of
-one rank's run, and of transformers trained by PyTorch. The vision-language families (vl) learn conversations with
-pictures. `python3 tests/interop/strategies_table.py RESULT.xml...` writes this page from the results of
-`tests/interop/test_strategies.py`, which has the settings of each strategy at its top.
+Each cell: ten steps of a small random model on 2 or 4 CPU ranks. Every loss is within 4e-6 of its value (bf16: 2e-3,
+fp16: 5e-4) of one rank's run, and of transformers trained by PyTorch. The vision-language families (vl) learn
+conversations with pictures. `python3 tests/interop/strategies_table.py RESULT.xml...` writes this page from the results
+of `tests/interop/test_strategies.py`, which has the settings of each strategy at its top. Columns of a strategy and a
+dtype are slow tests, which `tests/run --slow` runs.
 
 """
 

@@ -99,9 +99,11 @@ def test_windows_shorter_than_the_texts(tmp_path):
     torch.manual_seed(4)
     model = Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, sliding_window=5, query_pre_attn_scalar=9)).eval()
     expected = make_wanted(tmp_path, model)
-    infer(tmp_path, 2, "--hf-model", tmp_path / "model", "--seq-length", "23", "--micro-batch-size", "3",
-          "--use-torch-fsdp2", "--context-parallel-size", "2", *BOTH)
-    check(expected)
+    common = ["--hf-model", tmp_path / "model", "--seq-length", "23", "--micro-batch-size", "3", "--use-torch-fsdp2",
+              "--context-parallel-size", "2", *BOTH]
+    for way in ("a2a", "p2p"):  # in a ring texts are filled up
+        infer(tmp_path, 2, "--cp-comm-type", way, *common)
+        check(expected)
 
 
 def test_on_the_simulated_device(wanted):

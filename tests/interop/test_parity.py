@@ -31,6 +31,7 @@ class Case:
     reduce_dtype: str | None = None
     reshard: bool | None = None
     wrapper: str = "fsdp2"  # of the reference
+    loss_scale: tuple | None = None  # (initial, window, steps that overflow)
 
     @property
     def world(self):
@@ -59,6 +60,14 @@ FP32 = [
 BF16 = [
     Case("qwen3", (2,), steps=10, param_dtype="bfloat16", reduce_dtype="float32"),
     Case("llama", (2, 2), steps=10, param_dtype="bfloat16", reduce_dtype="float32"),
+]
+
+# The scale doubles after four steps and is halved where a step is skipped.
+FP16 = [
+    Case("qwen3", (2,), steps=12, param_dtype="float16", reduce_dtype="float32", loss_scale=(4096.0, 4, (6, 9))),
+    Case("llama", (3,), steps=10, param_dtype="float16", reduce_dtype="float32", loss_scale=(1024.0, 4, (0, 5))),
+    Case("qwen2", (3,), steps=10, optimizer="sgd", lr=0.05, clip=0.0, param_dtype="float16", reduce_dtype="float32",
+         loss_scale=(1024.0, 3, (2, 3))),
 ]
 
 OTHER_WRAPPERS = [Case("qwen3", (2,), wrapper="ddp"), Case("qwen3", (2,), wrapper="fsdp1")]
@@ -94,7 +103,7 @@ def make_batches(case, file):
 
 def make_jobs(folder):
     jobs = {"theirs": [], "ours": []}
-    for case in FP32 + BF16 + OTHER_WRAPPERS:
+    for case in FP32 + BF16 + FP16 + OTHER_WRAPPERS:
         model = folder / case.family
         if not model.exists():
             make_model(case.family, model)
@@ -104,8 +113,11 @@ def make_jobs(folder):
         for side, job in jobs.items():
             if side == "ours" and case.wrapper != "fsdp2":
                 continue  # compared with ours of the same case
-            job.append(dataclasses.asdict(case) | {"model": str(model), "batches": str(batches),
-                                                   "output": str(folder / f"{case}.{side}.safetensors")})
+            fields = {key: value for key, value in dataclasses.asdict(case).items() if key != "loss_scale"}
+            if case.loss_scale:
+                fields["loss_scale"] = dict(zip(("initial", "window", "overflows"), case.loss_scale))
+            job.append(fields | {"model": str(model), "batches": str(batches),
+                                 "output": str(folder / f"{case}.{side}.safetensors")})
     for side, job in jobs.items():
         (folder / f"{side}.json").write_text(json.dumps(job))
     return jobs
@@ -126,7 +138,7 @@ def results(trained_by_torch, request):
     folder = trained_by_torch
     train_dump(folder / "ours.json", request.param)
     loaded = {case: tuple(load_file(folder / f"{case}.{side}.safetensors") for side in ("theirs", "ours"))
-              for case in FP32 + BF16}
+              for case in FP32 + BF16 + FP16}
     for case, (_, ours) in loaded.items():
         with safe_open(folder / f"{case}.ours.safetensors", "pt") as file:
             ours["dtypes"] = file.metadata()
@@ -172,6 +184,21 @@ def test_bf16_parameters_fp32_reduction(results, case):
     assert dtypes["reduce_scatter"] == "float32"
     assert dtypes["gradient"] == dtypes["parameter"] == dtypes["optimizer_state"] == "float32"
     assert len(case.mesh) == 1 or dtypes["all_reduce"] == "float32"
+
+
+@pytest.mark.parametrize("case", FP16, ids=str)
+def test_fp16_with_a_loss_scale(results, case):
+    """Beside torch's GradScaler: the same scales and skipped steps, and what the others learn."""
+    theirs, ours = results[case]
+    assert torch.equal(ours["loss_scale"], theirs["loss_scale"])
+    initial, _, overflows = case.loss_scale
+    changes = torch.cat([torch.tensor([initial]).double(), ours["loss_scale"].double()]).diff()
+    assert (changes < 0).nonzero().flatten().tolist() == list(overflows) and (changes > 0).any()
+    assert furthest(theirs, ours, "loss") <= (1e-3, case.steps)
+    assert furthest(theirs, ours, "grad_norm") <= (2e-2, case.steps)
+    dtypes = ours["dtypes"]
+    assert dtypes["gathered_parameter"] == "float16"
+    assert dtypes["gradient"] == dtypes["parameter"] == dtypes["optimizer_state"] == "float32"
 
 
 def test_bf16_gathers_half_the_bytes(results):

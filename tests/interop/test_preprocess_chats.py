@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from conversations import losses_by_pytorch, train
 from megashard import launch, run
-from tiny_vision import ASKED, asked, said, write_conversations
+from tiny_vision import ASKED, asked, preprocessing, said, write_conversations
 
 # As the published ones are written; {% generation %} is for transformers, to say which tokens are the assistant's.
 TURN = ("{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
@@ -137,7 +137,7 @@ def test_answers_are_learnt_as_the_template_writes_them(tmp_path):
 
     def encode(template, line, **options):
         tokenizer = make_chat_tokenizer(tmp_path, template)
-        sample = Encoder(tmp_path, **options).encode(("in.jsonl, line 2,", line, str(tmp_path)))
+        sample = Encoder(preprocessing(tmp_path, **options)).encode(("in.jsonl, line 2,", line, str(tmp_path)))
         return tokenizer, sample, tokenizer.decode([token for token, learnt in zip(sample.tokens, sample.mask)
                                                     if learnt])
 

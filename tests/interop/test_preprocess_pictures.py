@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from conversations import losses_by_pytorch, train
 from test_preprocess_data import run
-from tiny_vision import (AGAIN, ASKED, MIXED, SHOWN, asked, make_processors, make_videos, make_vision_model, said,
-                         write_conversations, write_video)
+from tiny_vision import (AGAIN, ASKED, MIXED, SHOWN, asked, make_processors, make_videos, make_vision_model,
+                         preprocessing, said, write_conversations, write_video)
 
 
 def prepared_by_theirs(processor, folder, messages):
@@ -118,7 +118,7 @@ def encoder(tmp_path_factory):
         Image.fromarray(noise).save(folder / "frames" / f"{number}.png")
     from preprocess_conversations import Encoder
 
-    return Encoder(folder), folder
+    return Encoder(preprocessing(folder)), folder
 
 
 def about(kind, path):

@@ -82,10 +82,26 @@ def test_recompute_changes_nothing(folder, straight):
         assert any(event["name"].startswith("reduce ") for event in events)
 
 
-def test_a_start_on_meta_changes_nothing(folder, straight):
-    deferred, _ = pretrain(folder, "--train-iters", "5", "--lr-decay-iters", "20",
-                           "--init-model-with-meta-device")
+@pytest.mark.parametrize("more", [[], ["--no-initialization"]])  # MindSpeed-MM's scripts give both
+def test_a_start_on_meta_changes_nothing(folder, straight, more):
+    deferred, out = pretrain(folder, "--train-iters", "5", "--lr-decay-iters", "20", "--init-model-with-meta-device",
+                             *more)
     assert losses(deferred) == losses(straight)[:5]
+    assert "WARNING" not in out
+
+
+def test_bytes_that_changed_are_noticed_unless_nobody_is_to_look(folder):
+    save = folder / "save_verified"
+    flags = ["--train-iters", "4", "--lr-decay-iters", "20"]
+    whole, _ = pretrain(folder, *flags, "--save", str(save), "--save-interval", "2", "--exit-interval", "2")
+    [*_, changed] = sorted((save / "iter_0000002").glob("*.distcp"))
+    content = bytearray(changed.read_bytes())
+    content[len(content) // 2] ^= 1
+    changed.write_bytes(content)
+    _, out = pretrain(folder, *flags, "--load", str(save), expect=1)
+    assert changed.name in out
+    steps, _ = pretrain(folder, *flags, "--load", str(save), "--no-verify-checkpoint")
+    assert [step["step"] for step in steps] == [3, 4]
 
 
 def test_prefetch_and_resharding_change_nothing(folder, straight):
@@ -173,3 +189,27 @@ def test_ranks_that_share_a_sequence_have_the_losses_of_one(folder):
     assert means[0] == pytest.approx(means[1], abs=2e-6)  # means of microbatches
     _, out = pretrain(folder, *flags, "--context-parallel-size", "3", ranks=3, expect=1)
     assert "GPTModel has 4 attention heads, which 3 ranks of a sequence cannot share evenly" in out
+
+
+def test_a_ring_has_the_losses_of_one_rank(folder):
+    """Of two and of four places, with shared heads, and beside what else goes round a layer."""
+    flags = ["--train-iters", "6", *NO_DROPOUT, "--reset-attention-mask", "--reset-position-ids", "--eval-iters", "1",
+             "--eval-interval", "6"]
+    ring, hybrid = ["--cp-comm-type", "p2p"], ["--context-parallel-algo", "hybrid_cp_algo"]
+    whole = pretrain(folder, *flags, ranks=1)
+    value = [float(whole[1].split("lm loss value: ")[1].split()[0])]
+    save = folder / "save_ring"
+    saving = ["--save", str(save), "--save-interval", "3"]
+    for ranks, size, config, more in (
+            (2, 2, LAYERS, [*ring, *saving]),
+            (4, 4, "sharding_size: 2\n" + LAYERS, [*hybrid, "--ulysses-degree-in-cp", "2"]),
+            (4, 2, LAYERS + "reshard_after_forward: true\n", [*ring, "--recompute-activations"])):
+        shared = pretrain(folder, *flags, "--context-parallel-size", str(size), *more, ranks=ranks, config=config)
+        # sums over keys and ranks, in other orders
+        assert losses(shared[0]) == pytest.approx(losses(whole[0]), abs=2e-6)
+        assert [step["grad_norm"] for step in shared[0]] == pytest.approx([step["grad_norm"] for step in whole[0]],
+                                                                          rel=1e-5)
+        assert [float(shared[1].split("lm loss value: ")[1].split()[0])] == pytest.approx(value, abs=3e-6)
+    on, out = pretrain(folder, *flags, "--load", str(save), "--ckpt-step", "3", "--context-parallel-size", "4",
+                       "--cp-comm-type", "all_gather", ranks=4)
+    assert losses(on) == pytest.approx(losses(whole[0])[3:], abs=2e-6) and "is done as megatron_cp_algo" in out

@@ -177,6 +177,8 @@ def test_the_schedule(folder, saved):
     new, out = pretrain(folder, *load, "--override-opt_param-scheduler")
     assert new[0]["lr"] > straight[4]["lr"]
     assert "the flags of this run count where the checkpoint's differ: min_lr 0.0 -> 0.001" in out
+    _, out = pretrain(folder, *load, "--use-checkpoint-opt_param-scheduler", "--no-load-optim")
+    assert "the checkpoint's differ: min_lr 0.0 -> 0.001" in out  # its schedule is not loaded
 
 
 def test_a_batch_that_does_not_divide_is_refused_before_loading(folder, saved):
@@ -276,6 +278,18 @@ def test_a_step_that_pytorch_trained(folder):
         assert losses(more) == pytest.approx(expected["loss"][STOP:].tolist(), rel=1e-6)  # other kernels
         norms = [step["grad_norm"] for step in more]
         assert norms == pytest.approx(expected["grad_norm"][STOP:].tolist(), rel=1e-5)
+
+
+def test_ranks_of_a_sequence_draw_alike(folder):
+    """--data-parallel-random-init counts data parallel ranks, as Megatron."""
+    save = folder / "drawn_by_sequence"
+    pretrain(folder, *NO_DROPOUT, "--train-iters", 1, "--save", save, "--save-interval", 1,
+             "--data-parallel-random-init", "--context-parallel-size", 2, ranks=4)
+    dcp_to_torch_save(str(save / "iter_0000001"), str(folder / "drawn_by_sequence.pt"))
+    states = torch.load(folder / "drawn_by_sequence.pt", weights_only=False)["rng_state"]
+    each = [as_torch_keeps_them(states[str(rank)])["torch_rng_state"] for rank in range(4)]
+    assert [torch.equal(each[0], other) for other in each] == [True, True, False, False]
+    assert torch.equal(each[2], each[3])
 
 
 @pytest.mark.slow  # imports megatron-core again and again

@@ -24,6 +24,13 @@ def test_it_trains(tmp_path):
     assert [json.loads(line)["step"] for line in (tmp_path / "m.jsonl").read_text().splitlines()] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("method", ["tcp", "file"])
+def test_its_ranks_meet_where_they_are_told(tmp_path, method):
+    place = {"tcp": f"tcp://127.0.0.1:{free_port()}", "file": f"file://{tmp_path}/store"}[method]
+    done = torchrun("--master-port", free_port(), PROGRAM, *PRETRAIN, "--mock-data", "--distributed-init-method", place)
+    assert done.returncode == 0 and "over 2 ranks" in done.stdout, done.stderr
+
+
 def test_it_fails():
     """Whoever comes last: torchrun ends all ranks as soon as one has left."""
     first_rank_comes_last = ("sh", "-c", '[ "$LOCAL_RANK" = 1 ] || sleep 1; exec "$@"', "sh")

@@ -112,14 +112,19 @@ def make_vision_model(folder, family="qwen2_5_vl"):
     return made
 
 
-def write_conversations(folder, conversations, prefix):
+def preprocessing(model, **given):
+    """The flags of preprocess_data.py --input-format conversations."""
+    names = ("conversation_form image_folder template columns cutoff_length image_max_pixels image_min_pixels "
+             "video_fps video_num_frames max_length max_samples mask_history learn_questions strip_text").split()
+    return argparse.Namespace(**{**dict.fromkeys(names), "tokenizer_model": str(model), "workers": 1,
+                                 "log_interval": 1000, **given})
+
+
+def write_conversations(folder, conversations, prefix, **flags):
     """PREFIX.vision.safetensors by launch/preprocess/preprocess_conversations.py in this process; the processors are in
     `folder`."""
     file = folder / "conversations.jsonl"
     file.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in conversations))
     from preprocess_conversations import preprocess
 
-    preprocess(argparse.Namespace(
-        input=[str(file)], image_folder=None, tokenizer_model=str(folder), output_prefix=str(prefix), workers=1,
-        max_length=None, log_interval=1000, video_fps=None, video_num_frames=None, mask_history=None,
-        conversation_form=None))
+    preprocess(preprocessing(folder, input=[str(file)], output_prefix=str(prefix), **flags))

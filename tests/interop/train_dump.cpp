@@ -1,7 +1,7 @@
 // Trains Hugging Face models with megashard and writes what fsdp2_reference.py writes for PyTorch
-// FSDP2; the job file and its fields are described there, and three more are read here:
+// FSDP2; the job file and its fields are described there, and four more are read here:
 // `fsdp2_config`, the text of an FSDP2 file, which the model's own mixin follows instead of `mesh`,
-// `sequence_ranks`, that share each row (Ulysses), and `expert_ranks`, that share the experts.
+// `sequence_ranks`, that share each row (Ulysses), `ring` places of them, and `expert_ranks`, that share the experts.
 // Ranks are threads on the real Gloo backend, or one of a fake group; with MEGASHARD_TEST_DEVICE=sim
 // each has a simulated device.
 // Conversations come by the loader's own functions.
@@ -25,12 +25,14 @@
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/model_registry.h"
 #include "framework/training/optimizer.h"
+#include "models/float8/float8_layers.h"
 #include "models/hugging_face/load_hf_weights.h"
 #include "models/register_models.h"
 #include "parallel/collectives/fake_process_group.h"
 #include "parallel/copies/on_device.h"
 #include "parallel/device/buffer_pool.h"
 #include "parallel/fsdp/fully_shard.h"
+#include "parallel/fsdp/grad_scaler.h"
 #include "tests/interop/live_memory.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
@@ -99,7 +101,14 @@ std::shared_ptr<MultiModalModule> make_model(const json& job, int rank) {
   arguments.hf_model = job.at("model");
   arguments.expert_model_parallel_size = job.value("expert_ranks", 1);
   arguments.rank = rank;
-  return registry.create(arguments);
+  auto model = registry.create(arguments);
+  if (job.contains("fp8")) {
+    const auto& fp8 = job.at("fp8");
+    use_float8(*model,
+               {.recipe = fp8.at("recipe") == "mxfp8" ? Float8Recipe::kMxfp8 : Float8Recipe::kTensorwise,
+                .gradient_format = fp8.at("gradients") == "e5m2" ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn});
+  }
+  return model;
 }
 
 std::vector<torch::nn::Module*> layers_of(const MultiModalModule& model) {
@@ -139,14 +148,55 @@ NamedTensors parameters_of(const torch::nn::Module& model) {
   return found;
 }
 
-/// Neighbours that share each row; null: no rank shares.
-ProcessGroupPtr sequence_group(const json& job, const ProcessGroupPtr& world) {
+/// Neighbours that share each row.
+SequenceShard sequence_ranks(const json& job, const ProcessGroupPtr& world) {
   const int ranks = job.value("sequence_ranks", 1);
-  if (ranks == 1) return nullptr;
+  if (ranks == 1) return {};
   std::vector<int> members(static_cast<size_t>(ranks));
   std::iota(members.begin(), members.end(), world->rank() / ranks * ranks);
-  return world->subgroup(members, "sequence");
+  return share_sequences(world->subgroup(members, "sequence"), job.value("ring", 1));
 }
+
+/// `loss_scale` of the job.
+class Scaling {
+ public:
+  Scaling(const json& job, c10::Device device, int64_t steps) {
+    if (job.value("loss_scale", json()).is_null()) return;
+    const auto& given = job.at("loss_scale");
+    overflows_ = given.at("overflows").get<std::set<int64_t>>();
+    scaler_.emplace(GradScaler::Options{.initial_scale = given.at("initial"), .growth_interval = given.at("window")},
+                    device);
+    scales_ = at::empty({steps}, at::kDouble);
+    shards_ = job.at("mesh").back();
+  }
+
+  void backward(const at::Tensor& loss, int64_t step, const NamedTensors& parameters, const ProcessGroup& world) {
+    (scaler_ ? scaler_->scale(loss) : loss).backward();
+    if (overflows_.contains(step) && world.rank() % shards_ == shards_ - 1)
+      parameters.front().second.mutable_grad().fill_(std::numeric_limits<double>::infinity());
+  }
+  /// As TrainStep does it; the norm, 1 where it is no number.
+  at::Tensor step(Optimizer& optimizer, double clip, int64_t step) {
+    if (!scaler_) {
+      const at::Tensor norm = optimizer.clip_grad_norm(clip);
+      optimizer.step();
+      return norm;
+    }
+    const at::Tensor norm = optimizer.clip_grad_norm(clip, scaler_->scale_tensor());
+    const at::Tensor skip = norm.isfinite().logical_not().to(at::kFloat);
+    optimizer.step(skip);
+    scaler_->update(skip);
+    scales_[step] = scaler_->scale();
+    return at::where(norm.isfinite(), norm, 1);
+  }
+  const at::Tensor& scales() const { return scales_; }
+
+ private:
+  std::set<int64_t> overflows_;
+  int shards_ = 1;
+  std::optional<GradScaler> scaler_;
+  at::Tensor scales_;
+};
 
 /// Rows of `batches`, or as many conversations a step.
 class JobData {
@@ -242,26 +292,26 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
   optimizer->set_parts(model->expert_parallel_info());
 
   const JobData data(job);
-  const auto sequence = sequence_group(job, world);
-  const int64_t sequence_ranks = sequence == nullptr ? 1 : sequence->size();
-  const int64_t rows = data.rows() * sequence_ranks / world->size();
+  const SequenceShard sequence = sequence_ranks(job, world);
+  const int64_t sharing = sequence.is_whole() ? 1 : sequence.group->size();
+  const int64_t rows = data.rows() * sharing / world->size();
   const int64_t steps = job.at("steps");
   at::Tensor losses = at::empty({steps}, at::kDouble), norms = at::empty({steps}, at::kDouble);
+  Scaling scaling(job, parameters.front().second.device(), steps);
   for (int64_t step = 0; step < steps; ++step) {
-    const Batch batch = data.read(step, world->rank() / sequence_ranks * rows, rows);
-    const SequenceShard shard{sequence, batch.tokens.size(1)};
+    const Batch batch = data.read(step, world->rank() / sharing * rows, rows);
+    const SequenceShard shard = sequence.with_length(batch.tokens.size(1));
     const double tokens = data.read(step, 0, data.rows()).loss_mask.sum(at::kDouble).item<double>();
     const at::Tensor each = (*model)(input_of(*model, batch, shard));
     const at::Tensor mask = on_device(shard.rows_of(batch.loss_mask, 1), each.device());
     const at::Tensor loss = (each * mask).sum() * (world->size() / tokens);
-    loss.backward();
+    scaling.backward(loss, step, parameters, *world);
     for (const auto& [name, parameter] : parameters) {
       if (!parameter.grad().defined()) continue;  // never on the way from tokens to logits
       results.saw_dtype("gradient", parameter.grad().scalar_type());
       if (step == 0 && !memory.counts()) results.put_piece("grad." + name, sharded_view(parameter), parameter.grad());
     }
-    norms[step] = optimizer->clip_grad_norm(job.at("clip"));
-    optimizer->step();
+    norms[step] = scaling.step(*optimizer, job.at("clip"), step);
     optimizer->zero_grad();
     at::Tensor mean = loss.detach().to(at::kDouble);
     world->all_reduce(mean, ReduceOp::kSum).wait();
@@ -292,6 +342,7 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
     results.put("gathered_bytes_a_step", at::scalar_tensor(gathered_bytes / steps, at::kLong));
     results.put("loss", losses);
     results.put("grad_norm", norms);
+    if (scaling.scales().defined()) results.put("loss_scale", scaling.scales());
     if (memory.counts()) memory.put_into(results);
   }
 }

@@ -1,0 +1,97 @@
+"""Megatron-core's GPTModel, random, for test_megatron_network.py: one forward and backward of each case.
+
+megatron_network.py FOLDER: FOLDER/cases.json has by name the arguments of TransformerConfig ("config"), of GPTModel
+("model") and of the layers ("layer"), and what is taken off the norms' weights that are written ("norms_less"). Leaves
+in FOLDER/NAME the weights by our names (model.safetensors), input.bin and wanted.bin, as model_logits reads and writes
+them.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from megatron_gpt import without_gpu
+
+PARTS = {"embedding.word_embeddings": "model.embed_tokens", "embedding.position_embeddings": "model.embed_positions",
+         "decoder.final_layernorm": "model.norm", "output_layer": "lm_head"}
+LAYER_PARTS = {"input_layernorm": "input_layernorm", "pre_mlp_layernorm": "post_attention_layernorm",
+               "self_attention.linear_proj": "self_attn.o_proj", "self_attention.q_layernorm": "self_attn.q_norm",
+               "self_attention.k_layernorm": "self_attn.k_norm", "mlp.linear_fc2": "mlp.down_proj"}
+BATCH, LENGTH = 2, 17
+
+
+def by_our_names(tensors, config):
+    """Megatron has queries, keys and values of a group of heads together, and both halves of a gated MLP."""
+    found = {}
+    for name, tensor in tensors.items():
+        part, leaf = name.rsplit(".", 1)
+        if part in PARTS:
+            found[f"{PARTS[part]}.{leaf}"] = tensor
+            continue
+        layer, part = part.removeprefix("decoder.layers.").split(".", 1)
+        ours = f"model.layers.{layer}."
+        if part in LAYER_PARTS:
+            found[f"{ours}{LAYER_PARTS[part]}.{leaf}"] = tensor
+        elif part == "self_attention.linear_qkv":
+            groups, head = config.num_query_groups, config.kv_channels
+            queries = config.num_attention_heads // groups * head
+            rows = tensor.reshape(groups, queries + 2 * head, *tensor.shape[1:])
+            for letter, piece in zip("qkv", rows.split([queries, head, head], 1)):
+                found[f"{ours}self_attn.{letter}_proj.{leaf}"] = piece.flatten(0, 1)
+        else:
+            assert part == "mlp.linear_fc1", name
+            names = ["gate_proj", "up_proj"] if config.gated_linear_unit else ["up_proj"]
+            for each, piece in zip(names, tensor.chunk(len(names))):
+                found[f"{ours}mlp.{each}.{leaf}"] = piece
+    return {name: tensor.contiguous() for name, tensor in found.items()}
+
+
+def run(folder, case):
+    from megatron.core.activations import squared_relu
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+    from torch.nn.functional import gelu, silu
+
+    activations = {"gelu": gelu, "silu": silu, "squared_relu": squared_relu}
+    given = case["config"] | {"activation_func": activations[case["config"]["activation_func"]]}
+    config = TransformerConfig(use_cpu_initialization=True, attention_dropout=0.0, hidden_dropout=0.0,
+                               masked_softmax_fusion=False, bias_dropout_fusion=False, apply_rope_fusion=False,
+                               gradient_accumulation_fusion=False, **given)
+    layer = get_gpt_layer_local_spec(normalization=config.normalization, **case["layer"])
+    model = GPTModel(config, layer, **case["model"])
+    for name, parameter in model.named_parameters():  # norms and biases too, or their gradients prove little
+        torch.nn.init.normal_(parameter, 1.0 if name.endswith("norm.weight") else 0.0, 0.3)
+    vocabulary = case["model"]["vocab_size"]
+    tokens, labels = (torch.randint(0, vocabulary, (BATCH, LENGTH)) for _ in range(2))
+    mask = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).triu(1)
+    positions = torch.arange(LENGTH).expand(BATCH, -1)
+    with torch.no_grad():
+        logits = model(tokens, positions, mask)
+    loss = model(tokens, positions, mask, labels=labels)
+    loss.mean().backward()
+    gradients = by_our_names({name: each.grad for name, each in model.named_parameters()}, config)
+    gradients.setdefault("lm_head.weight", gradients["model.embed_tokens.weight"].clone())
+    folder.mkdir()
+    weights = {name: each.detach() - case["norms_less"] if name.endswith("norm.weight") else each.detach()
+               for name, each in model.named_parameters()}
+    save_file(by_our_names(weights, config), folder / "model.safetensors")
+    save_file({"tokens": tokens, "labels": labels}, folder / "input.bin")
+    save_file({"logits": logits, "loss": loss.detach()} | {f"grad.{name}": each for name, each in gradients.items()},
+              folder / "wanted.bin")
+
+
+def main():
+    folder = Path(sys.argv[1])
+    without_gpu()
+    for seed, (name, case) in enumerate(json.loads((folder / "cases.json").read_text()).items()):
+        torch.manual_seed(seed)
+        run(folder / name, case)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

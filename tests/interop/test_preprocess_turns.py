@@ -1,0 +1,132 @@
+"""--template: conversations turn by turn, as LLaMA-Factory and MindSpeed-MM tokenise them."""
+import json
+
+import pytest
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from megashard import PREPROCESS, USAGE, run
+from tiny_vision import make_processors, preprocessing
+
+COLUMNS = "messages=messages images=images role=role content=content user=user assistant=assistant system_role="
+PYTHON = __import__("sys").executable
+
+
+def turns(*texts):
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    make_processors(folder)
+    (folder / "config.json").write_text('{"model_type": "qwen3_vl"}')
+    return folder
+
+
+def encode(model, item, template="qwen3_vl_nothink", **flags):
+    from preprocess_conversations import Encoder
+
+    flags = preprocessing(model, template=template, columns=COLUMNS.split(), **flags)
+    return Encoder(flags).encode(("in.jsonl, line 2,", item, str(model)))
+
+
+def learnt(sample, tokenizer):
+    return tokenizer.decode([token for token, mask in zip(sample.tokens, sample.mask) if mask])
+
+
+def test_turns_and_pictures_become_tokens(model):
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    item = {"messages": turns("<image> the cat", "sat", "on <image>", "the mat"), "images": ["a.png", "b.jpg"]}
+    sample = encode(model, item)
+    pictures = [f"<|vision_start|>{'<|image_pad|>' * (rows * columns // 4)}<|vision_end|>"
+                for _, rows, columns in sample.images.grids]
+    texts = [f"<|im_start|>user\n{pictures[0]} the cat<|im_end|>\n<|im_start|>assistant\n", "sat<|im_end|>\n",
+             f"<|im_start|>user\non {pictures[1]}<|im_end|>\n<|im_start|>assistant\n", "the mat<|im_end|>\n"]
+    pieces = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    assert sample.tokens == sum(pieces, [])
+    assert list(sample.mask) == sum(([number % 2] * len(piece) for number, piece in enumerate(pieces)), [])
+    last = encode(model, item, mask_history=True)
+    assert last.tokens == sample.tokens and learnt(last, tokenizer) == learnt(sample, tokenizer).removeprefix(
+        tokenizer.decode(pieces[1])).strip()
+    assert all(encode(model, item, learn_questions=True).mask)
+    stripped = encode(model, {"messages": turns(" the cat\n", " sat ")}, strip_text=True)
+    assert stripped.tokens == encode(model, {"messages": turns("the cat", "sat")}).tokens
+    helped = encode(model, {"messages": turns("the", "cat")}, "qwen2vl").tokens
+    assert tokenizer.decode(helped).startswith(tokenizer.decode(
+        tokenizer("<|im_start|>system\nYou are a helpful assistant.<|im_end|>", add_special_tokens=False)["input_ids"]))
+
+
+@pytest.mark.parametrize("template, resample", [("qwen2vl", Image.Resampling.NEAREST),
+                                                ("qwen3_vl_nothink", Image.Resampling.BICUBIC)])
+@pytest.mark.parametrize("least, most, size", [(None, 150, (15, 9)), (2000, None, (55, 36)), (None, None, None)])
+def test_pictures_keep_the_limits_of_their_pixels(model, template, resample, least, most, size):
+    from preprocess_conversations import Encoder
+
+    item = {"messages": turns("<image>", "sat"), "images": ["a.png"]}
+    made = encode(model, item, template, image_min_pixels=least, image_max_pixels=most).images
+    image = Image.open(model / "a.png")  # 13 x 20
+    if size is not None:
+        wanted = (size[1], size[0]) if image.height > image.width else size
+        image = image.resize(wanted, resample)
+    if min(image.size) < 28:
+        image = image.resize(tuple(max(28, side) for side in image.size))
+    theirs = Encoder(preprocessing(model))
+    theirs.need_images("")
+    assert made == theirs.see_images("", [image])
+
+
+@pytest.mark.parametrize("question, answer, room, kept", [
+    (10, 4, 20, (10, 4)), (30, 4, 20, (16, 4)), (4, 30, 20, (4, 16)), (30, 30, 20, (10, 10)), (20, 60, 40, (10, 30))])
+def test_a_pair_that_is_too_long_is_cut(question, answer, room, kept):
+    from turn_templates import shares
+
+    assert shares(question, answer, room) == kept
+
+
+def test_long_conversations_are_cut_pair_by_pair(model):
+    from preprocess_input import InputError
+
+    whole = encode(model, {"messages": turns("the cat", "sat", "on the mat", "the cat sat")})
+    cut = encode(model, {"messages": turns("the cat", "sat", "on the mat", "the cat sat")}, cutoff_length=16)
+    assert len(cut.tokens) == 16 and cut.tokens[:9] == whole.tokens[:9]
+    with pytest.raises(InputError, match="--cutoff-length 12 cuts a picture"):
+        encode(model, {"messages": turns("<image> the cat", "sat"), "images": ["a.png"]}, cutoff_length=12)
+
+
+def test_the_file_says_by_which_flags_it_was_made(model):
+    source = model / "chats.json"
+    source.write_text(json.dumps([{"messages": turns("the <image>", "cat"), "images": ["a.png"]}] * 3))
+    command = [PYTHON, PREPROCESS / "preprocess_data.py", "--input", source, "--output-prefix", model / "set",
+               "--tokenizer-model", model, "--input-format", "conversations"]
+    done = run(*command, "--template", "qwen2vl", "--columns", *COLUMNS.split(), "--cutoff-length", 64, "--max-samples",
+               2, "--mask-history", "--image-max-pixels", 9999)
+    assert "2 conversations" in done.stdout
+    path = model / "set.vision.safetensors"
+    with safe_open(path, "pt") as file:
+        flags, inputs = (json.loads(file.metadata()[name]) for name in ("flags", "inputs"))
+    assert inputs == {"chats.json": str(source.stat().st_size)}
+    assert flags == {"--template": "qwen2vl", "--columns": COLUMNS, "--cutoff-length": "64", "--max-samples": "2",
+                     "--mask-history": "", "--image-max-pixels": "9999"}
+    assert len(load_file(path)["sample_ends"]) == 2
+    for wrong, message in ((["--cutoff-length", 4], "--cutoff-length needs --template, of qwen2vl"),
+                           (["--template", "qwen2vl", "--columns", "speaker=x"], "is not KEY=NAME with a key of"),
+                           (["--template", "qwen2vl", "--video-fps", 2], "do not go with --template")):
+        assert message in run(*command, *wrong, expect=USAGE).stderr
+
+
+@pytest.mark.parametrize("item, message", [
+    ({"messages": turns("the")}, "the turns must be pairs"),
+    ({"messages": turns("the <image>", "cat")}, "there are 1 marks <image> for 0 images"),
+    ({"messages": turns("the <image>", "cat"), "images": ["none.png"]}, "cannot read the image none.png: No such"),
+    ({"messages": turns("the", "cat")[::-1]}, "turn 1 has role 'assistant' instead of 'user'"),
+    ({"messages": [{"role": "user"}, {"role": "assistant", "content": "cat"}]}, "a turn has no text 'content'"),
+    ({"text": "the"}, "has no list 'messages' of turns"),
+], ids=["unpaired", "mark", "missing", "roles", "no text", "no turns"])
+def test_wrong_records_are_named(model, item, message):
+    from preprocess_input import InputError
+
+    with pytest.raises(InputError) as refused:
+        encode(model, item)
+    assert message in str(refused.value) and str(refused.value).startswith("in.jsonl, line 2")

@@ -1,0 +1,79 @@
+"""Small models, data and checkpoints in place of those that upstream's files name; each is made once."""
+import functools
+import json
+import pathlib
+
+import numpy
+import torch
+
+import megashard
+from tiny_vision import make_processors, make_vision_model, write_conversations, asked, said
+
+TEXT_SIZES = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+                  num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.1, bos_token_id=1,
+                  eos_token_id=2, head_dim=8)
+VISION_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+
+
+class Workshop:
+    """Makes them below one folder."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+
+    @functools.cache
+    def model(self, family):
+        """A Hugging Face folder; of a family that is not here only a config.json."""
+        import transformers
+
+        folder = self.folder / "models" / family
+        folder.mkdir(parents=True)
+        torch.manual_seed(0)
+        text = {"qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}), "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {}),
+                "llama": ("LlamaConfig", "LlamaForCausalLM",
+                          dict(hidden_size=32, intermediate_size=64)),  # which mxfp8 takes
+                "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
+                              dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16))}
+        if family in VISION_FAMILIES:
+            make_processors(folder)
+            make_vision_model(folder, family)
+        elif family in text:
+            config, model, more = text[family]
+            config = getattr(transformers, config)(**{**TEXT_SIZES, **more}, tie_word_embeddings=False)
+            getattr(transformers, model)(config).save_pretrained(folder)
+        else:
+            (folder / "config.json").write_text(json.dumps({"model_type": family, "architectures": [family]}))
+        return folder
+
+    @functools.cache
+    def checkpoint(self, family, form):
+        """What `convert` makes of the model, to be loaded."""
+        folder = self.folder / "checkpoints" / f"{family}_{form}"
+        target = "--dcp-dir" if form == "torch_dcp" else "--save-dir"
+        megashard.convert(f"hf_to_{form.replace('torch_', '') if form == 'torch_dcp' else form}", "--hf-dir",
+                          self.model(family), target, folder)
+        return folder
+
+    @functools.cache
+    def documents(self, vocabulary=60, number=400):
+        prefix = self.folder / f"text_{vocabulary}_{number}"
+        random = numpy.random.RandomState(0)
+        megashard.write_documents(prefix, [random.randint(3, vocabulary, random.randint(20, 60))
+                                           for _ in range(number)])
+        return prefix
+
+    @functools.cache
+    def conversations(self, family, **limits):
+        """Prepared by the model's chat template."""
+        prefix = self.folder / f"chats_{family}"
+        folder = self.model(family)
+        write_conversations(folder, [[asked([{"type": "image", "image": "a.png"}, {"type": "text", "text": "the cat"}]),
+                                      said("sat on the mat")]] * 16, prefix, **limits)
+        return prefix
+
+    def records(self, family, path):
+        """A data set in the form of MindSpeed-MM's examples."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / "a.png").write_bytes((self.model(family) / "a.png").read_bytes())
+        turns = [{"role": "user", "content": "<image> the cat"}, {"role": "assistant", "content": "sat on the mat"}]
+        path.write_text(json.dumps([{"messages": turns, "images": ["a.png"]}] * 24))

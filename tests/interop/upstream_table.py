@@ -1,0 +1,107 @@
+"""Writes docs/upstream_files.md: which of upstream's scripts and configurations run here.
+
+    export PYTHONPATH=tests:launch/preprocess
+    python tests/interop/upstream_table.py            # all of them, some minutes
+    python tests/interop/upstream_table.py qwen3vl    # those with that in their names; the others' lines stay
+"""
+import collections
+import pathlib
+import re
+import sys
+import tempfile
+import textwrap
+
+import megashard
+
+PAGE = megashard.ROOT / "docs" / "upstream_files.md"
+WIDTH = 120
+MOST_REASONS, LONGEST_REASON = 3, 230
+TITLES = {"Ascend/MindSpeed-MM": "scripts and configurations of FSDP2, legacy and native",
+          "alibaba/ROLL": "workers of fsdp2_train and fsdp2_infer", "NVIDIA/Megatron-LM": "tests of torch FSDP2",
+          "pytorch/torchtitan": "Llama, by the meaning of its keys (`tests/interop/upstream_titan.py`)"}
+HEAD = """\
+# Upstream's own files
+
+Which launch scripts and configurations of MindSpeed-MM, ROLL, Megatron-LM and torchtitan run here as they are, on a
+scaled-down model: two ranks of a CPU, two iterations, small numbers of layers, widths, batches and lengths, paths of
+another folder. All other flags, keys and values are upstream's; `tests/golden/upstream_files.json` has them
+(`make_upstream_list.py` reads them from clones). A file runs, or it is refused with the reasons that stand here, which
+are what its user reads. None trains something else in silence: what upstream's file asks for and this program does not
+do is an error, and what changes no numbers is in the run's notices.
+
+`PYTHONPATH=tests:launch/preprocess python tests/interop/upstream_table.py` runs all and writes this page;
+`tests/interop/test_paste.py` checks some of its lines. Where data must be prepared first, the program's message has the
+command, which the run then follows.
+"""
+
+
+def wrapped(text):
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def line_of(name, result, reasons):
+    if result == "runs":
+        return wrapped(f"- `{name}`: runs")
+    shown = [each if len(each) <= LONGEST_REASON else each[:LONGEST_REASON - 4].rsplit(" ", 1)[0] + " ..."
+             for each in reasons[:MOST_REASONS]]
+    more = [f"({len(reasons) - MOST_REASONS} more)"] if len(reasons) > MOST_REASONS else []
+    return wrapped(f"- `{name}`: refused. " + " ".join([*shown, *more]).replace("<", "\\<"))
+
+
+def lines_of_page(text):
+    """{repository: {name: its line, wrapped}}"""
+    sections = collections.defaultdict(dict)
+    repository = ""
+    for block in re.split(r"\n(?=- `|## )", text):
+        if block.startswith("## "):
+            repository = block[3:].split("\n")[0].split(",")[0]
+        elif block.startswith("- `") and repository in TITLES:
+            sections[repository][re.match(r"- `([^`]*)`", block)[1]] = block.rstrip("\n")
+    return sections
+
+
+def share(done, of):
+    return f"{done} of {of} ({100 * done // of}%)" if of else "none"
+
+
+def counts(entries, revisions, lines, title, is_here):
+    """The table at the head."""
+    rows = ["", "| project | run | of families that are here |", "|---|---|---|"]
+    for name in [*revisions, "all"]:
+        some = [entry for entry in entries if name in ("all", entry["repository"])]
+        runs = [": runs" in lines[entry["repository"]][title(entry)] for entry in some]
+        ours = [done for done, entry in zip(runs, some) if is_here(entry)]
+        rows.append(f"| {name} | {share(sum(runs), len(runs))} | {share(sum(ours), len(ours))} |")
+    return "\n".join(rows) + "\n"
+
+
+def written(entries, revisions, lines, title, is_here):
+    text = HEAD + counts(entries, revisions, lines, title, is_here)
+    for repository, revision in revisions.items():
+        text += f"\n## {repository}, {revision[:8]}: {TITLES[repository]}\n\n"
+        text += "\n".join(lines[repository][title(entry)] for entry in entries if entry["repository"] == repository)
+        text += "\n"
+    return text
+
+
+def main():
+    from upstream_models import Workshop
+    from upstream_runs import is_here, run_entry, title, upstream_list
+
+    wanted = sys.argv[1:]
+    listed = upstream_list()
+    lines = lines_of_page(PAGE.read_text()) if PAGE.exists() and wanted else collections.defaultdict(dict)
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        workshop = Workshop(folder / "made")
+        for number, entry in enumerate(listed["entries"]):
+            if wanted and not any(word in title(entry) for word in wanted):
+                continue
+            result, reasons, _ = run_entry(entry, folder / str(number), workshop)
+            lines[entry["repository"]][title(entry)] = line_of(title(entry), result, reasons)
+            print(lines[entry["repository"]][title(entry)], flush=True)
+    PAGE.write_text(written(listed["entries"], listed["revisions"], lines, title, is_here))
+
+
+if __name__ == "__main__":
+    main()
