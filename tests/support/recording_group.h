@@ -13,7 +13,8 @@
 namespace megashard::testing {
 
 struct CollectiveCall {
-  std::string operation;  ///< "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "allocate"
+  /// "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "shift", "allocate"
+  std::string operation;
   at::ScalarType dtype;
   int64_t numel;                 ///< of the input
   ReduceOp op = ReduceOp::kSum;  ///< of reductions
@@ -45,6 +46,10 @@ class RecordingGroup final : public ProcessGroup {
   Work all_to_all_into(at::Tensor output, at::Tensor input) override {
     note("all_to_all", input);
     return inner_->all_to_all_into(output, input);
+  }
+  Work shift_into(at::Tensor output, at::Tensor input, int distance) override {
+    note("shift", input);
+    return inner_->shift_into(output, input, distance);
   }
   void barrier() override { inner_->barrier(); }
   at::Tensor allocate(int64_t numel, at::ScalarType dtype, c10::Device device, GroupMemory memory) override {

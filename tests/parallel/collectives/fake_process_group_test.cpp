@@ -50,6 +50,11 @@ TEST(FakeProcessGroup, SeesWhatAWorldOfEqualRanksSees) {
       group.all_to_all_into(output, at::arange(6, at::kFloat)).wait();
       return output;
     });
+    expect_equal([](ProcessGroup& group) {
+      at::Tensor output = at::empty({6});
+      group.shift_into(output, at::arange(6, at::kFloat), 1).wait();
+      return output;
+    });
     EXPECT_EQ(world->all_gather_strings("plan"), fake->all_gather_strings("plan"));
   });
 }

@@ -128,6 +128,20 @@ TEST_P(Collectives, BroadcastFromEveryRootAndAllToAll) {
   });
 }
 
+TEST_P(Collectives, ShiftGoesRoundTheRing) {
+  const int world_size = GetParam();
+  run_ranks(world_size, [&](const ProcessGroupPtr& world) {
+    for (const int distance : {1, 2, -1, 0}) {
+      for (const int64_t n : {0, 5, 70000}) {
+        const at::Tensor output = at::empty({n}, at::kBFloat16);
+        world->shift_into(output, values(world->rank(), n, at::kBFloat16), distance).wait();
+        const int source = ((world->rank() - distance) % world_size + world_size) % world_size;
+        EXPECT_TRUE(at::equal(output, values(source, n, at::kBFloat16))) << distance << " ranks on, x " << n;
+      }
+    }
+  });
+}
+
 TEST_P(Collectives, GatherStringsOfAnyLength) {
   const int world_size = GetParam();
   run_ranks(world_size, [&](const ProcessGroupPtr& world) {
@@ -218,6 +232,8 @@ TEST(ProcessGroup, WrongArgumentsAreNamed) {
     EXPECT_THAT(message_of([&] { world->all_reduce(table.t(), ReduceOp::kSum); }), HasSubstr("call contiguous()"));
     EXPECT_THAT(message_of([&] { world->all_reduce(whole, ReduceOp::kAvg); }), HasSubstr("sum and divide instead"));
     EXPECT_THAT(message_of([&] { world->broadcast(four, 2); }), HasSubstr("root 2 is no rank of this group of 2"));
+    EXPECT_THAT(message_of([&] { world->shift_into(four, four.narrow(0, 0, 2), 1); }),
+                HasSubstr("shift of group 'world' over 2 ranks cannot take an input of 2 elements to an output of 4"));
     EXPECT_THAT(message_of([&] { world->subgroup({1, 0}, "s"); }), HasSubstr("ascending"));
     EXPECT_THAT(message_of([&] { world->subgroup({1 - world->rank()}, "s"); }),
                 HasSubstr("only members make a subgroup"));

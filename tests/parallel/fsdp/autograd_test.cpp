@@ -8,11 +8,9 @@
 
 #include "parallel/fsdp/detail/fsdp_state.h"
 #include "parallel/fsdp/grad_norm.h"
-#include "tests/support/chain.h"
-#include "tests/support/parity.h"
+#include "tests/support/model_pairs.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
-#include "tests/support/small_model.h"
 
 namespace megashard::testing {
 namespace {
@@ -63,19 +61,8 @@ TEST(FullyShardAutograd, test_unused_forward_module) {
         };
       }
       chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = reshard});
-      for (uint64_t step = 0; step < 3; ++step) {
-        const uint64_t seed = 10 * step + static_cast<uint64_t>(world->rank());
-        plain.root.zero_grad();
-        chain.root.zero_grad();
-        plain.forward(seed).backward();
-        chain.forward(seed).backward();
-        average_gradients(plain.root, *world);
-        expect_gradients_of(plain.root, chain.root);
-        EXPECT_FALSE(chain.units[1]->w[0].grad().defined());
-        expect_sharded(chain.root);
-        descend(plain.root, 1e-3);
-        descend(chain.root, 1e-3);
-      }
+      expect_chain_parity(plain, chain, *world);
+      EXPECT_FALSE(chain.units[1]->w[0].grad().defined());
     });
   }
 }
@@ -238,16 +225,7 @@ TEST(FullyShardFrozen, test_multi_forward_mixed_requires_grad) {
         };
       }
       chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = reshard});
-      for (uint64_t step = 0; step < 3; ++step) {
-        const uint64_t seed = 10 * step + static_cast<uint64_t>(world->rank());
-        plain.root.zero_grad();
-        chain.root.zero_grad();
-        plain.forward(seed).backward();
-        chain.forward(seed).backward();
-        average_gradients(plain.root, *world);
-        expect_gradients_of(plain.root, chain.root, 1e-6);  // a reduction for each use of a unit
-        expect_sharded(chain.root);
-      }
+      expect_chain_parity(plain, chain, *world, 1e-6);  // a reduction for each use of a unit
     });
   }
 }

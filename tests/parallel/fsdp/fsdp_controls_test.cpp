@@ -176,5 +176,70 @@ TEST(FsdpControls, ReductionsMayChangeBetweenForwardAndBackward) {
   }
 }
 
+TEST(FsdpControls, UnshardReadsWeightsThatHaveJustChanged) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Chain plain, chain;
+    chain.shard({.mesh = flat_mesh(world)});
+    chain.forward().backward();
+    for (Chain* each : {&plain, &chain}) {
+      const at::NoGradGuard no_grad;
+      each->units[1]->w[0].mul_(2);
+    }
+    unshard(*chain.units[1]);
+    EXPECT_TRUE(at::equal(chain.units[1]->w[0], plain.units[1]->w[0]));
+    reshard(*chain.units[1]);
+  });
+}
+
+// Before the first forward nobody knows which unit is the root: its controls may be called on any.
+TEST(FsdpControls, OfTheRootReachItFromAUnitThatHasNotRun) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Chain plain, chain;
+    for (auto& unit : chain.units) fully_shard(*unit, {.mesh = flat_mesh(world)});
+    fully_shard(chain.root, {.mesh = flat_mesh(world)});
+    Formula& unit = *chain.units[1];
+    set_schedule_observer(
+        unit, [&](const char* event, const std::string& group) { chain.events.push_back(event + (" " + group)); });
+    set_reduce_scatter_max_input_buffers(unit, 3);
+    set_is_last_backward(unit, false);
+    const CommStreams streams(fsdp_state(unit)->device());
+    set_post_optim_event(unit, streams.enabled() ? StreamEvent::record(streams.current()) : StreamEvent());
+    const at::Tensor loss = chain.forward();
+    EXPECT_EQ(chain.gathers_and_post_backwards(), gathers({"Formula", "a", "b", "c"}));
+    const FsdpContext* context = fsdp_state(chain.root)->context();
+    EXPECT_EQ(fsdp_state(unit)->context(), context);
+    EXPECT_EQ(context->comm->max_reducing, 3U);
+    EXPECT_FALSE(context->is_last_backward);
+    EXPECT_FALSE(context->post_optim_event.has_value()) << "consumed";
+    set_is_last_backward(unit, true);
+    plain.forward().backward();
+    loss.backward();
+    expect_gradients_of(plain.root, chain.root);
+  });
+}
+
+TEST(FsdpControls, PrefetchListsMayNameUnitsOfARootThatHasNotRun) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Chain plain_first(2), plain_second(2), first(2), second(2);  // two stages of a pipeline
+    for (Chain* each : {&first, &second}) {
+      for (auto& unit : each->units) fully_shard(*unit, {.mesh = flat_mesh(world)});
+      fully_shard(each->root, {.mesh = flat_mesh(world)});
+    }
+    torch::nn::Module* const roots[] = {&first.root, &second.root};
+    share_comm_context(roots);
+    first.watch();
+    torch::nn::Module* const next[] = {second.units[0].get()};
+    set_modules_to_forward_prefetch(*first.units[1], next);
+    const at::Tensor x = input_of(0, *world);
+    const at::Tensor between = first.root.forward(x);
+    EXPECT_EQ(first.gathers_and_post_backwards(), gathers({"Formula", "a", "b"}));
+    second.root.forward(between).sum().backward();
+    plain_second.root.forward(plain_first.root.forward(x)).sum().backward();
+    for (Chain* each : {&plain_first, &plain_second}) average_gradients(each->root, *world);
+    expect_gradients_of(plain_first.root, first.root);
+    expect_gradients_of(plain_second.root, second.root);
+  });
+}
+
 }  // namespace
 }  // namespace megashard::testing

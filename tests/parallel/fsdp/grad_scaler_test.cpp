@@ -7,6 +7,7 @@
 #include "tests/support/chain.h"
 #include "tests/support/parity.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
 namespace {
@@ -104,6 +105,59 @@ TEST(FullyShardGradScaler, MisuseThrows) {
     contains(message_of([&] { scaler.unscale_(chain.root.parameters()); }), "once an iteration");
   });
   contains(message_of([] { GradScaler({.backoff_factor = 1}); }), "check GradScaler's options");
+  contains(message_of([] { GradScaler({.initial_scale = 4, .min_scale = 8}); }), "check GradScaler's options");
+  contains(message_of([] { GradScaler({.hysteresis = 0}); }), "check GradScaler's options");
+}
+
+/// The scales after steps of which "x" overflowed.
+std::vector<double> scales_after(GradScaler& scaler, const std::string& steps) {
+  std::vector<double> scales;
+  for (const char step : steps) {
+    scaler.update(at::scalar_tensor(step == 'x' ? 1 : 0, at::dtype(at::kFloat).device(device_of_tests())));
+    scales.push_back(scaler.scale());
+  }
+  return scales;
+}
+
+TEST(GradScaler, BacksOffWhenHysteresisIsUsedUpAndGrowsByTheWindow) {
+  using Scales = std::vector<double>;
+  GradScaler scaler({.initial_scale = 8, .growth_interval = 3, .min_scale = 2, .hysteresis = 2}, device_of_tests());
+  EXPECT_EQ(scales_after(scaler, "x..x"), (Scales{8, 8, 8, 4}));  // not anew by good steps
+  EXPECT_EQ(scales_after(scaler, "xxx"), (Scales{2, 2, 2}));      // no further down
+  EXPECT_EQ(scales_after(scaler, "...x"), (Scales{2, 2, 4, 4}));  // grown: the count is anew
+  EXPECT_EQ(scales_after(scaler, "x"), (Scales{2}));
+
+  GradScaler constant({.initial_scale = 8, .is_dynamic = false, .growth_interval = 1}, device_of_tests());
+  EXPECT_EQ(scales_after(constant, "x.x."), (Scales{8, 8, 8, 8}));
+  GradScaler largest({.initial_scale = std::ldexp(1.0, 127), .growth_interval = 1}, device_of_tests());
+  EXPECT_EQ(scales_after(largest, "."), (Scales{std::ldexp(1.0, 127)}));  // twice that is no fp32
+}
+
+TEST(GradScaler, GoesOnFromItsState) {
+  const GradScaler::Options options{.initial_scale = 64, .growth_interval = 4, .hysteresis = 3};
+  GradScaler whole(options, device_of_tests()), first(options, device_of_tests()), second(options, device_of_tests());
+  scales_after(whole, "x..");
+  scales_after(first, "x..");
+  const auto state = first.state();
+  EXPECT_EQ(state.growth_tracker, 2);
+  EXPECT_EQ(state.hysteresis_tracker, 2);
+  second.load_state(state);
+  EXPECT_EQ(scales_after(whole, "..xx.x....xx"), scales_after(second, "..xx.x....xx"));
+}
+
+TEST(GradScaler, TheHostDoesNotWaitForIt) {
+  MEGASHARD_SIM_ONLY();
+  run_ranks(1, [](const ProcessGroupPtr& world) {
+    Chain chain;
+    chain.shard({.mesh = flat_mesh(world)});
+    GradScaler scaler({}, world->device());
+    const at::Tensor loss = chain.forward();
+    simulated_cuda().take_host_syncs();
+    scaler.scale(loss).backward();
+    scaler.unscale_(chain.root.parameters());
+    scaler.update();
+    EXPECT_TRUE(simulated_cuda().take_host_syncs().empty());
+  });
 }
 
 }  // namespace

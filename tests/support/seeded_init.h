@@ -1,0 +1,18 @@
+#pragma once
+
+#include <ATen/Context.h>
+
+#include "framework/modules/weight_init_mixin.h"
+
+namespace megashard::testing {
+
+/// First values by a generator of its own. The default one is shared by ranks that are threads, and the simulated
+/// device borrows it for operators that may draw.
+inline void init_weights(WeightInitMixin& model, uint64_t seed) {
+  at::Generator own = at::globalContext().defaultGenerator(at::kCPU).clone();
+  own.set_current_seed(seed);
+  model.weight_init().generator = own;
+  model.init_weights();
+}
+
+}  // namespace megashard::testing
