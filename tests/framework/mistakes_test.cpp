@@ -21,12 +21,12 @@ TEST(Mistakes, CollectWhatStepsThrow) {
   Mistakes mistakes;
   EXPECT_TRUE(mistakes.attempt([] {}));
   EXPECT_TRUE(mistakes.none());
-  mistakes.tell();
+  mistakes.throw_if_any();
   EXPECT_FALSE(mistakes.attempt([] { throw UsageErrors({"c.", "b."}); }));
   EXPECT_FALSE(mistakes.attempt([] { throw UsageError("a."); }));
   EXPECT_THROW(mistakes.attempt([] { throw std::runtime_error("a failure"); }), std::runtime_error);
-  EXPECT_EQ(usage_error([&] { mistakes.tell(); }), "3 things must change:\n  a.\n  b.\n  c.");
-  EXPECT_EQ(usage_error([&] { mistakes.tell_with([] { throw UsageError("d."); }); }),
+  EXPECT_EQ(usage_error([&] { mistakes.throw_if_any(); }), "3 things must change:\n  a.\n  b.\n  c.");
+  EXPECT_EQ(usage_error([&] { mistakes.attempt_or_throw([] { throw UsageError("d."); }); }),
             "4 things must change:\n  a.\n  b.\n  c.\n  d.");
 }
 
@@ -39,7 +39,7 @@ TEST(Mistakes, RulesThatMayOnlyFollowAreLeftOut) {
   EXPECT_FALSE(mistakes.require(false, "--min-lr is missing."));
   EXPECT_FALSE(mistakes.require(false, "--lr-decay-iters is missing."));
   EXPECT_TRUE(mistakes.require(true, "--save is missing."));
-  EXPECT_EQ(usage_error([&] { mistakes.tell(); }),
+  EXPECT_EQ(usage_error([&] { mistakes.throw_if_any(); }),
             "3 things must change:\n  --lr takes a number.\n  --lr-decay-iters is missing.\n  "
             "--min-lr is missing.");
 }

@@ -11,8 +11,8 @@
 
 #include "framework/arguments/argument_table.h"
 #include "framework/diagnostics.h"
+#include "models/decoder_arguments.h"
 #include "models/families/model_family.h"
-#include "models/network_arguments.h"
 
 namespace megashard {
 namespace {
@@ -241,7 +241,7 @@ TEST(DecoderConfig, MegatronsDefaults) {
   arguments.padded_vocab_size = 256;
   const auto plain = decoder_config_from_flags(arguments);
   EXPECT_EQ(plain.intermediate_size, 3072);
-  EXPECT_EQ(plain.activation, Activation::kGelu);
+  EXPECT_EQ(plain.activation, Activation::kGeluTanh) << "Megatron's kernel for GELU with a bias";
   EXPECT_EQ(plain.norm, NormKind::kLayerNorm);
   EXPECT_EQ(plain.positions, PositionKind::kLearned);
   EXPECT_TRUE(plain.qkv_bias && plain.attention_out_bias && plain.mlp_bias && plain.tie_word_embeddings);

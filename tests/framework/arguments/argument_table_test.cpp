@@ -100,15 +100,16 @@ TEST(ArgumentTable, RefusesWithTheReason) {
   EXPECT_THAT(refusal("--optimizer", {"dist_muon"}), HasSubstr("--optimizer dist_muon is refused: muon shards"));
   EXPECT_THAT(refusal("--recompute-modules", {"mlp", "moe_act"}),
               HasSubstr("--recompute-modules moe_act is refused: experts are recomputed whole"));
-  EXPECT_THAT(refusal("--tensor-model-parallel-size", {"2"}), HasSubstr("is refused: tensor"));
-  EXPECT_THAT(refusal("--fp16", {}), HasSubstr("--fp16 is refused: fp16 needs loss scaling"));
+  EXPECT_THAT(refusal("--pipeline-model-parallel-size", {"2"}), HasSubstr("is refused: pipeline"));
+  EXPECT_THAT(refusal("--grad-reduce-in-bf16", {}),
+              HasSubstr("--grad-reduce-in-bf16 is refused: with FSDP2 gradients are reduced in"));
   EXPECT_THAT(refusal("--recompute-norm", {}), HasSubstr("recompute_modules"));
   EXPECT_THAT(refusal("--batch-size", {"3"}), HasSubstr("use --micro-batch-size"));
   Arguments arguments;
   set(arguments, "--num-distributed-optimizer-instances", {"1"});
-  set(arguments, "--tensor-model-parallel-size", {"1"});
+  set(arguments, "--pipeline-model-parallel-size", {"1"});
   set(arguments, "--data-parallel-sharding-strategy", {"no_shard"});
-  set(arguments, "--fp16", {"false"});
+  set(arguments, "--grad-reduce-in-bf16", {"false"});
 }
 
 TEST(ArgumentTable, KeepsCountOfFlagsWithoutEffect) {
@@ -165,7 +166,9 @@ std::string whole_help() {
 TEST(OptionsHelp, ShowsGroupsDefaultsAndReasons) {
   const auto help = whole_help();
   EXPECT_THAT(help, HasSubstr("\nlearning rate:\n"));
-  EXPECT_THAT(help, HasSubstr("--adam-beta2 FLOAT\n      decay of the second moment [0.999]"));
+  EXPECT_THAT(help, HasSubstr("--adam-beta2 FLOAT\n      decay of the second moment; from 0 to below 1 [0.999]"));
+  EXPECT_THAT(help, HasSubstr("transformer layers; positive; must match a resumed checkpoint\n"));
+  EXPECT_THAT(help, HasSubstr("; in YAML also\n      check_for_nan_in_loss_and_grad: false\n"));
   EXPECT_THAT(help, HasSubstr("--save-interval INT, --persistent-save-interval"));
   EXPECT_THAT(help, HasSubstr("--optimizer adam|sgd|muon\n"));
   EXPECT_THAT(help, Not(HasSubstr("consumed_train_samples")));
@@ -177,8 +180,8 @@ TEST(OptionsHelp, RefusedFlagsAndValuesStandAtTheEnd) {
   const auto end = help.find("\nknown, but refused:\n");
   ASSERT_NE(end, help.npos);
   EXPECT_LT(help.find("\naccepted, without effect here:\n"), end);
-  for (const char* refused : {"--fp16", "--rotary-interleaved", "--tensor-model-parallel-size", "--optimizer dist_muon",
-                              "--ckpt-format zarr", "--dataloader-type external"})
+  for (const char* refused : {"--grad-reduce-in-bf16", "--multi-latent-attention", "--pipeline-model-parallel-size",
+                              "--optimizer dist_muon", "--ckpt-format zarr", "--dataloader-type external"})
     EXPECT_GT(help.find(std::string("  ") + refused), end) << refused;
 }
 

@@ -3,11 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <sstream>
 
 #include "framework/arguments/argument_table.h"
 #include "framework/recompute/activation_plan.h"
+#include "tests/checkpoint/files/temporary_folder.h"
 #include "tests/support/diagnostics.h"
 
 namespace megashard {
@@ -89,6 +92,26 @@ TEST(ValidateArguments, DerivesWhatWasNotGiven) {
   EXPECT_EQ(validated("--device cpu", {.has_gpu = true}).arguments.distributed_backend, "gloo");
 }
 
+TEST(ValidateArguments, TokensOfAVocabularyFileAreCounted) {
+  const TemporaryFolder folder;
+  const auto file = folder.file("vocab.json");
+  const auto with = [&](const std::string& text) {
+    std::ofstream(file) << text;
+    auto arguments = arguments_from("--tokenizer-type GPT2BPETokenizer --vocab-file " + file);
+    arguments.vocab_size.reset();
+    return arguments;
+  };
+  auto arguments = with(R"({"a": 0, "b": 1, "<|endoftext|>": 2})");
+  CollectedDiagnostics told;
+  validate_arguments(arguments, {}, told.sink());
+  EXPECT_EQ(arguments.vocab_size, 3);
+  EXPECT_EQ(arguments.padded_vocab_size, 128);
+  for (const char* wrong : {"[]", "{}", "{", "\"a\""})
+    EXPECT_THAT(refusal(with(wrong)), HasSubstr("is not a JSON object of tokens and their numbers")) << wrong;
+  std::filesystem::remove(file);
+  EXPECT_THAT(refusal(arguments_from("--tokenizer-type GPT2BPETokenizer")), HasSubstr("needs --vocab-file"));
+}
+
 TEST(ValidateArguments, HuggingFaceModelsBringTheirSizes) {
   Arguments arguments;
   arguments.hf_model = "dir";
@@ -145,7 +168,7 @@ TEST(ValidateArguments, EachRuleSaysBothValuesAndTheReason) {
       {"--kv-channels 0", "--kv-channels is 0; it must be positive"},
       {"--ffn-hidden-size -1", "--ffn-hidden-size is -1"},
       {"--norm-epsilon 0", "--norm-epsilon is 0"},
-      {"--init-method-std -0.5", "--init-method-std is -0.5; it must not be negative"},
+      {"--init-method-std -0.5", "--init-method-std is -0.5; it must be not negative"},
       {"--adam-eps 0", "--adam-eps is 0"},
       {"--use-rope-scaling --rotary-seq-len-interpolation-factor 2", "exclude each other"},
       {"--position-embedding-type rope --kv-channels 3", "an even number of channels a head, got 3"},
@@ -160,6 +183,20 @@ TEST(ValidateArguments, EachRuleSaysBothValuesAndTheReason) {
       {"--expert-model-parallel-size 4", "is not divisible by --expert-model-parallel-size 4"},
       {"--context-parallel-size 4", "world size 6 is not divisible by --context-parallel-size 4"},
       {"--context-parallel-size 0", "--context-parallel-size is 0; it must be positive"},
+      {"--context-parallel-size 3 --cp-comm-type p2p", "--seq-length 64 is not divisible by 6, twice"},
+      {"--context-parallel-size 2 --cp-comm-type p2p a2a", "--cp-comm-type p2p a2a differs between layers"},
+      {"--context-parallel-size 2 --cp-comm-type a2a --context-parallel-algo megatron_cp_algo",
+       "--context-parallel-algo megatron_cp_algo and --cp-comm-type a2a are different ways"},
+      {"--context-parallel-size 6 --cp-comm-type a2a+p2p", "hybrid_cp_algo (a2a+p2p) needs --ulysses-degree-in-cp"},
+      {"--context-parallel-size 6 --cp-comm-type a2a+p2p --ulysses-degree-in-cp 4",
+       "--ulysses-degree-in-cp 4 must divide --context-parallel-size 6"},
+      {"--context-parallel-size 6 --cp-comm-type a2a+p2p --ulysses-degree-in-cp 6", "leave a ring of two places"},
+      {"--context-parallel-size 6 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2",
+       "--hierarchical-context-parallel-sizes 2 2 must be two numbers"},
+      {"--context-parallel-size 6 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 3 "
+       "--ulysses-degree-in-cp 3",
+       "differ; give one of them"},
+      {"--context-parallel-size 6 --hierarchical-context-parallel-sizes 2 3", "add --context-parallel-algo hybrid"},
       {"--distributed-timeout-minutes 0", "--distributed-timeout-minutes is 0"},
       {"--device cuda", "--device cuda needs a GPU"},
       {"--distributed-backend npu:hccl,cpu:gloo", "is for NPUs"},
@@ -229,7 +266,7 @@ TEST(ValidateArguments, TellsAllBrokenRulesAtOnce) {
   arguments.seq_length.reset();
   EXPECT_EQ(refusal(arguments, {.world_size = 2}),
             "8 things must change:\n"
-            "  --clip-grad is -1.0; it must not be negative.\n"
+            "  --clip-grad is -1.0; it must be not negative.\n"
             "  --device cuda needs a GPU, and this machine has none that can be used; leave it out "
             "or use --device cpu.\n"
             "  --hidden-size 98 is not divisible by --num-attention-heads 4; change one, or give "
@@ -290,11 +327,29 @@ TEST(ValidateArguments, RulesForLimitationsOfOthersAreDropped) {
   EXPECT_TRUE(tied.arguments.gradient_accumulation_fusion);
 }
 
+TEST(ValidateArguments, ADynamicLossScaleGoesOnWhereThereIsNoNumber) {
+  const auto checks = [](const std::string& line) {
+    return validated(line).arguments.check_for_nan_in_loss_and_grad;
+  };
+  EXPECT_FALSE(checks("--fp16"));
+  EXPECT_FALSE(checks("--fp16 --loss-scale 0"));
+  EXPECT_TRUE(checks("--fp16 --loss-scale 128"));
+  EXPECT_TRUE(checks(""));
+  EXPECT_THAT(validated("--fp16").told.text(), HasSubstr("skips the step and lowers the scale, as in Megatron"));
+  EXPECT_THAT(validated("--hysteresis 3").told.text(),
+              HasSubstr("--hysteresis has no effect: it is of a dynamic loss scale, and only fp16 has one."));
+  EXPECT_THAT(validated("--fp16 --loss-scale 4 --min-loss-scale 2").told.text(),
+              HasSubstr("--min-loss-scale has no effect: it is of a dynamic loss scale, and --loss-scale gives a"));
+  EXPECT_EQ(validated("--fp16 --hysteresis 3").told.text().find("no effect"), std::string::npos);
+}
+
 TEST(ValidateArguments, TellsWhatAUserShouldKnow) {
   EXPECT_THAT(validated("--bf16").told.text(), HasSubstr("set param_dtype: bf16 in the FSDP2 file"));
   EXPECT_EQ(validated("--bf16").arguments.params_dtype, "bf16");
+  EXPECT_THAT(validated("--fp16").told.text(), HasSubstr("set param_dtype: fp16 in the FSDP2 file"));
+  EXPECT_EQ(validated("--fp16").arguments.params_dtype, "fp16");
   EXPECT_THAT(validated("--sequence-parallel").told.text(),
-              HasSubstr("--sequence-parallel (it needs tensor parallelism"));
+              HasSubstr("--sequence-parallel has no effect: it needs --tensor-model-parallel-size above 1"));
   EXPECT_FALSE(validated("--sequence-parallel").arguments.sequence_parallel);
   EXPECT_THAT(validated("--use-flash-attn --manual-gc").told.text(),
               HasSubstr("Accepted without effect: --manual-gc (there is no Python garbage collector here); "

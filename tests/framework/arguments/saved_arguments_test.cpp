@@ -51,6 +51,10 @@ TEST(CheckpointArguments, OfAnotherNetworkAreRefusedWithBothValues) {
   other.padded_vocab_size = 256;
   EXPECT_THAT(usage_error([&] { check_checkpoint_arguments(other, saved, "F"); }), HasSubstr("padded_vocab_size 128"));
   other = sized(3);
+  other.openai_gelu = true;
+  EXPECT_THAT(usage_error([&] { check_checkpoint_arguments(other, saved, "F"); }),
+              AllOf(HasSubstr("2 things must change"), HasSubstr("num_layers 2"), HasSubstr("openai_gelu False")));
+  other = sized(3);
   other.hf_model = "M";
   EXPECT_THAT(usage_error([&] { check_checkpoint_arguments(other, saved, "F"); }),
               HasSubstr("another model than --hf-model M"));
@@ -65,16 +69,31 @@ TEST(CheckpointArguments, OfAnotherNetworkAreRefusedWithBothValues) {
 TEST(CheckpointArguments, ThatChangedAreListed) {
   const auto saved = argument_values(sized(2));
   Arguments other = sized(2);
-  EXPECT_EQ(changed_arguments(other, saved), "");
+  EXPECT_EQ(changed_arguments(other, saved, /*takes_schedule=*/false), "");
   other.seed = 1;
   other.global_batch_size = 8;  // not said by the checkpoint
   other.rotary_base = 500000;
   other.save = "S";
   other.num_workers = 9;
   other.weight_decay = 0.5;
-  EXPECT_EQ(changed_arguments(other, saved), "seed 1234 -> 1, rotary_base 10000 -> 500000, weight_decay 0.01 -> 0.5");
-  other.use_checkpoint_opt_param_scheduler = true;
-  EXPECT_EQ(changed_arguments(other, saved), "seed 1234 -> 1, rotary_base 10000 -> 500000");
+  EXPECT_EQ(changed_arguments(other, saved, /*takes_schedule=*/false),
+            "seed 1234 -> 1, rotary_base 10000 -> 500000, weight_decay 0.01 -> 0.5");
+  EXPECT_EQ(changed_arguments(other, saved, /*takes_schedule=*/true), "seed 1234 -> 1, rotary_base 10000 -> 500000");
+}
+
+// --use-checkpoint-opt_param-scheduler restores what Megatron's scheduler saves; of the rest the flags count.
+TEST(CheckpointArguments, ThatTheSchedulersStateLacksAreListedWithIt) {
+  const auto saved = argument_values(sized(2));
+  Arguments other = sized(2);
+  other.lr = other.min_lr = 0.5;
+  other.lr_decay_style = LrDecayStyle::kCosine;
+  other.lr_warmup_iters = other.lr_warmup_samples = 1;
+  other.weight_decay_incr_style = WeightDecayStyle::kLinear;
+  EXPECT_EQ(changed_arguments(other, saved, /*takes_schedule=*/true), "");
+  other.lr_wsd_decay_style = WsdDecayStyle::kCosine;
+  other.lr_warmup_init = 0.125;
+  EXPECT_EQ(changed_arguments(other, saved, /*takes_schedule=*/true),
+            "lr_wsd_decay_style exponential -> cosine, lr_warmup_init 0.0 -> 0.125");
 }
 
 // No weight of the network depends on them: after an out-of-memory a run goes on with tiles.
@@ -85,7 +104,7 @@ TEST(CheckpointArguments, OfMemoryAndAdaptersMayChange) {
   other.tiled_num_shards = 8;
   other.lora_dropout = 0.5;
   check_checkpoint_arguments(other, saved, "F");
-  EXPECT_EQ(changed_arguments(other, saved),
+  EXPECT_EQ(changed_arguments(other, saved, /*takes_schedule=*/false),
             "apply_tiled_mlp False -> True, tiled_num_shards 4 -> 8, lora_dropout 0.0 -> 0.5");
 }
 

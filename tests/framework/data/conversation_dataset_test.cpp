@@ -141,6 +141,13 @@ TEST_F(ConversationSets, AreFoundByTheirPrefixAndBlendedWithAnySet) {
       ThrowsMessage<c10::NotImplementedError>(HasSubstr("give --micro-batch-size 1")));
 }
 
+TEST_F(ConversationSets, BesideDocumentsOfTheSamePrefixAreRefused) {
+  const auto prefix = write_documents(write(), {40});
+  const DataOptions options{.data_path = {prefix}, .split = "1,0,0", .seq_length = 8, .train_samples = 5};
+  EXPECT_THAT([&] { build_datasets(options); },
+              ThrowsMessage<UsageError>(HasSubstr("set.vision.safetensors and " + prefix + ".idx are two data sets")));
+}
+
 TEST_F(ConversationSets, DamageIsNamed) {
   const auto refuses = [&](const char* name, const at::Tensor& value, const std::string& message) {
     const auto before = std::exchange(entries_[name], value);

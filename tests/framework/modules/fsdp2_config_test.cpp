@@ -51,6 +51,16 @@ param_dtype: bf16
 reduce_dtype: "fp32"
 output_dtype: 'fp16'
 cast_forward_inputs: False
+grad_dtype: fp32
+buffer_dtype: bf16
+shard_placement:
+  a.{*}.out: 1
+  b: -1
+unused_parameters: error
+fp8_all_gather: Power_of_two
+fp8_all_gather_modules: [b]
+reduce_scatter_max_input_buffers: 3
+communication_memory: symmetric
 offload_to_cpu: true
 pin_memory: no
 num_to_forward_prefetch: 1
@@ -78,6 +88,14 @@ moe_modules:
   EXPECT_EQ(config.mixed_precision.reduce_dtype, at::kFloat);
   EXPECT_EQ(config.mixed_precision.output_dtype, at::kHalf);
   EXPECT_FALSE(config.mixed_precision.cast_forward_inputs);
+  EXPECT_EQ(config.mixed_precision.grad_dtype, at::kFloat);
+  EXPECT_EQ(config.mixed_precision.buffer_dtype, at::kBFloat16);
+  EXPECT_THAT(config.shard_placement.dims, ElementsAre(testing::Pair("a.{*}.out", 1), testing::Pair("b", -1)));
+  EXPECT_EQ(config.unused_parameters, UnusedParameters::kError);
+  EXPECT_EQ(config.fp8_all_gather, Float8Scale::kPowerOfTwo);
+  EXPECT_THAT(config.fp8_all_gather_modules, ElementsAre("b"));
+  EXPECT_EQ(config.reduce_scatter_max_input_buffers, 3);
+  EXPECT_EQ(config.communication_memory, GroupMemory::kSymmetric);
   EXPECT_TRUE(config.offload_to_cpu);
   EXPECT_FALSE(config.pin_memory);
   EXPECT_EQ(config.num_to_forward_prefetch, 1);
@@ -166,6 +184,13 @@ TEST(Fsdp2Config, WrongValuesNameLineKeyAndValue) {
       {"use_reentrant: 3", "use_reentrant takes true or false, got \"3\"."},
       {"reshard_after_forward: often", "reshard_after_forward takes true, false or a number of ranks"},
       {"reshard_after_forward: 0", "reshard_after_forward takes true, false or a number of ranks"},
+      {"grad_dtype: int8", "grad_dtype takes one of fp16, bf16, fp32, fp64, got \"int8\"."},
+      {"shard_placement: 1", "shard_placement takes \"auto\", or dimensions by patterns of modules"},
+      {"shard_placement: {a: first}", "shard_placement takes \"auto\", or dimensions"},
+      {"unused_parameters: ignore", "unused_parameters takes one of zero_fill, error, got \"ignore\"."},
+      {"fp8_all_gather: tensorwise", "fp8_all_gather takes one of false, true, amax, power_of_two, got \"tens"},
+      {"reduce_scatter_max_input_buffers: 0", "takes a whole number of at least 1, got \"0\"."},
+      {"communication_memory: pinned", "communication_memory takes one of registered, symmetric, got \"pinned\"."},
       {"num_to_forward_prefetch: -1", "num_to_forward_prefetch takes a whole number of at least 0, got \"-1\"."},
       {"expert_parallel_size: 0", "expert_parallel_size takes a whole number of at least 1"},
       {"offload_to_cpu: [1]", "offload_to_cpu takes true or false, got a list."},

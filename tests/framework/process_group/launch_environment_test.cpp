@@ -167,6 +167,12 @@ TEST(EnvironmentErrors, NameTheVariableAndTheRemedy) {
   EXPECT_THAT(message_of({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}), HasSubstr("MPI_LOCALRANKID is not"));
 }
 
+TEST(Environment, OnlyEnvAsksForAnAddress) {
+  const auto environment = read_environment(getter(without(kTorchrun, "MASTER_ADDR")), {}, "tcp://gpu1:29400");
+  EXPECT_EQ(environment.rendezvous.init_method, "tcp://gpu1:29400");
+  EXPECT_TRUE(environment.rendezvous.agent_store_prefix.empty());  // torchrun's agent listens elsewhere
+}
+
 TEST(EnvironmentLocalRank, IsTheFlagsWhereTheLauncherIsSilent) {
   const auto read = [](const Variables& variables, int local_rank) {
     return read_environment(getter(variables), local_rank).rendezvous.local_rank;

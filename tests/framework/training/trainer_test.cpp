@@ -10,7 +10,7 @@
 #include "framework/arguments/argument_validation.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "tests/checkpoint/files/temporary_folder.h"
-#include "tests/framework/data/token_files.h"
+#include "tests/framework/training/small_run.h"
 #include "tests/support/diagnostics.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"
@@ -38,28 +38,11 @@ class OneWeight : public MultiModalModule {
   Loss loss_;
 };
 
-Arguments small_run() {
-  Arguments arguments;
-  arguments.num_layers = 1;
-  arguments.hidden_size = 8;
-  arguments.num_attention_heads = 2;
-  arguments.seq_length = arguments.max_position_embeddings = 8;
-  arguments.micro_batch_size = 1;
-  arguments.global_batch_size = 2;
-  arguments.train_iters = 3;
-  arguments.eval_iters = 0;
-  arguments.log_interval = 1;
-  arguments.lr = 1e-2;
-  arguments.vocab_size = 200;
-  arguments.data_path = {write_documents(fresh_prefix("tokens"), {40, 40, 40, 40})};
-  arguments.split = "100,0,0";
-  return arguments;
-}
-
-/// Trains on one rank; what it printed.
+/// Trains on one rank, in a program that has run for so long; what it printed.
 std::string train(
     Arguments arguments, OneWeight& model, std::string* said = nullptr,
-    std::function<StopRequest()> stop = [] { return StopRequest::kNone; }) {
+    std::function<StopRequest()> stop = [] { return StopRequest::kNone; },
+    std::chrono::seconds running_for = std::chrono::seconds(0)) {
   std::string printed;
   const auto print = [&printed](const std::string& line) { printed += line + "\n"; };
   CollectedDiagnostics told;
@@ -75,7 +58,7 @@ std::string train(
                      .print_on_last_rank = print,
                      .stop_request = stop,
                      .peak_memory_bytes = [] { return int64_t{1}; },
-                     .program_start = std::chrono::steady_clock::now(),
+                     .program_start = std::chrono::steady_clock::now() - running_for,
                      .peak_tflops = {},
                      .progress_interval = std::chrono::milliseconds(0)});
     if (arguments.load) trainer.load(*find_step(*arguments.load, world));
@@ -107,6 +90,23 @@ TEST(Trainer, AGradientThatIsNoNumberEndsItBeforeTheWeightsMove) {
   arguments.check_for_nan_in_loss_and_grad = false;
   train(arguments, model);
   EXPECT_EQ(model.forwards, 6);
+}
+
+TEST(Trainer, ADurationEndsItAfterTheStepInWhichItIsOver) {
+  const auto constant = [](const at::Tensor& weight, int) { return weight * 1; };
+  for (const int seconds : {59, 61}) {
+    OneWeight model(1, constant);
+    auto arguments = small_run();
+    arguments.exit_duration_in_mins = 1;
+    TemporaryFolder folder;
+    arguments.save = folder.path();
+    arguments.save_interval = 100;
+    const auto no_request = [] { return StopRequest::kNone; };
+    const auto printed = train(arguments, model, nullptr, no_request, std::chrono::seconds(seconds));
+    EXPECT_EQ(model.forwards, seconds < 60 ? 6 : 2);
+    EXPECT_EQ(printed.find("[exiting program at iteration 1]") != printed.npos, seconds > 60) << printed;
+    EXPECT_THAT(printed, HasSubstr(seconds < 60 ? "iteration       3" : "saved checkpoint from iteration       1"));
+  }
 }
 
 TEST(Trainer, LossesThatAreNoNumberAreCountedApart) {

@@ -20,6 +20,7 @@
 #include "parallel/fsdp/hooked_module.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 #include "tests/support/formula.h"
+#include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
 
 namespace megashard {
@@ -103,6 +104,29 @@ TEST(TrainingCheckpoint, TorchDistHoldsTheShardedStateDict) {
     }
     TORCH_CHECK(keys == (std::set<std::string>{"head", "layers.weight", "layers.bias"}));
     TORCH_CHECK(stored.size() == keys.size());
+  });
+}
+
+/// Would lose its head in a checkpoint.
+struct ForgetfulImpl : LayersImpl {
+  ShardedTensors state_dict_for_save_checkpoint() override {
+    auto tensors = state_dict();
+    std::erase_if(tensors, [](const auto& entry) { return entry.first == "head"; });
+    return tensors;
+  }
+};
+
+TEST(TrainingCheckpoint, BothFormatsRefuseAModelThatForgetsAWeight) {
+  testing::run_ranks(1, [&](const ProcessGroupPtr& group) {
+    for (const auto format : {CheckpointFormat::kTorchDcp, CheckpointFormat::kTorchDist}) {
+      Arguments arguments;
+      arguments.ckpt_format = format;
+      Hooked<ForgetfulImpl> model;
+      fully_shard(model, {.mesh = testing::flat_mesh(group)});
+      TrainingState state{arguments, model, nullptr, nullptr};
+      const auto message = testing::message_of([&] { check_save_format(state); });
+      TORCH_CHECK(message.find("is not saved") != std::string::npos, format_name(format), ": ", message);
+    }
   });
 }
 

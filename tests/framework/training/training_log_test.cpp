@@ -26,7 +26,7 @@ StepReport plain_report(const Arguments& arguments) {
           .next_lr = 9.9e-5,
           .flops = 1e12,
           .step = {.loss = 4, .grad_norm = 1.23456, .measures = {812.34 * (1 << 20), 0.25}},
-          .interval = {.loss_sum = 8.5, .steps = 2, .samples = 16, .seconds = 2 * 1.23456}};
+          .interval = {.loss_sum = 8.5, .losses = 2, .steps = 2, .samples = 16, .seconds = 2 * 1.23456}};
 }
 
 TEST(TrainingLogLine, IsMegatrons) {
@@ -50,7 +50,7 @@ TEST(TrainingLogLine, ShowsEveryOptionalPieceInItsPlace) {
   report.zeros_in_grad = 12;
   report.params_norm = 100;
   report.interval.loss_sum = 4.25;
-  report.interval.nan_steps = 1;
+  report.interval.losses = report.interval.nan_steps = 1;
   EXPECT_EQ(training_log_line(kTime, report),
             " [2026-01-31 08:05:09] iteration       10/     100 | consumed samples:           80 | "
             "elapsed time per iteration (ms): 1234.6 | throughput per GPU "
@@ -66,9 +66,22 @@ TEST(TrainingLogLine, ShowsEveryOptionalPieceInItsPlace) {
 TEST(TrainingLogLine, ShowsALossThatIsNoNumber) {
   const Arguments arguments;
   auto report = plain_report(arguments);
+  report.interval.losses = 0;
   report.interval.nan_steps = 2;
   EXPECT_THAT(training_log_line(kTime, report), HasSubstr("| lm loss: NAN |"));
-  report.interval = {.loss_sum = 0, .steps = 1};
+  report.interval = {.loss_sum = 0, .losses = 1, .steps = 1};
+  EXPECT_THAT(training_log_line(kTime, report), testing::Not(HasSubstr("lm loss"))) << "as Megatron";
+}
+
+TEST(TrainingLogLine, ShowsTheLossScaleAndWhatItSkipped) {
+  const Arguments arguments;
+  auto report = plain_report(arguments);
+  report.step.skipped = true;
+  report.step.loss_scale = 65536;
+  report.interval = {.loss_sum = 4, .losses = 1, .steps = 2, .samples = 16, .skipped_steps = 1, .seconds = 1};
+  EXPECT_THAT(training_log_line(kTime, report),
+              HasSubstr("| lm loss: 4.000000E+00 | loss scale: 65536.0 | number of skipped iterations:   1 | number"));
+  report.interval = {.steps = 2, .samples = 16, .skipped_steps = 2, .seconds = 1};
   EXPECT_THAT(training_log_line(kTime, report), testing::Not(HasSubstr("lm loss"))) << "as Megatron";
 }
 

@@ -25,7 +25,7 @@ CommandLine parsed(const std::string& line) {
 
 Arguments parse(const std::string& line) {
   auto result = parsed(line);
-  result.mistakes.tell();
+  result.mistakes.throw_if_any();
   return result.arguments;
 }
 
@@ -86,7 +86,7 @@ TEST(CommandLine, MistakesAreErrors) {
       {"--save-rng", "unknown flag --save-rng; leave it out: only --no-save-rng changes that."},
       {"--no-swiglu", "unknown flag --no-swiglu; leave it out: it is off unless --swiglu is given."},
       {"--no-lrr 1", "unknown flag --no-lrr; `megashard"},
-      {"--fp16", "--fp16 is refused"},
+      {"--grad-reduce-in-bf16", "--grad-reduce-in-bf16 is refused"},
       {"--calculate-token-loss", "--calculate-token-loss is refused"},
       {"--ckpt-format dcp", "--ckpt-format takes one of torch_dist, torch_dcp, got \"dcp\""},
       {"--data-args-path /nowhere", "--data-args-path /nowhere cannot be read"},
@@ -100,10 +100,10 @@ TEST(CommandLine, MistakesAreErrors) {
 }
 
 TEST(CommandLine, TellsAllMistakesAtOnce) {
-  EXPECT_EQ(refusal("--train-iter 5 --fp16 --lr fast --optimizer dist_muon --seed 1 2 --save"),
+  EXPECT_EQ(refusal("--train-iter 5 --grad-reduce-in-bf16 --lr fast --optimizer dist_muon --seed 1 2 --save"),
             "6 things must change:\n"
-            "  --fp16 is refused: fp16 needs loss scaling, which FSDP2 training here does not have; "
-            "use param_dtype: bf16 in the FSDP2 file, or --bf16.\n"
+            "  --grad-reduce-in-bf16 is refused: with FSDP2 gradients are reduced in the file's reduce_dtype; set "
+            "reduce_dtype: bf16 there.\n"
             "  --lr takes a number, got \"fast\".\n"
             "  --optimizer dist_muon is refused: muon shards its states and shares its work as they are; use muon.\n"
             "  --save has no value; write --save DIR.\n"
@@ -132,7 +132,8 @@ TEST(CommandLine, HelpComesFromTheTable) {
     FAIL() << "help was not requested";
   } catch (const HelpRequested& help) {
     EXPECT_THAT(help.what(), HasSubstr("--config FILE"));
-    EXPECT_THAT(help.what(), HasSubstr("--eval-iters INT\n      global batches of one evaluation; 0: none [100]"));
+    EXPECT_THAT(help.what(),
+                HasSubstr("--eval-iters INT\n      global batches of one evaluation; 0: none; not negative [100]"));
     EXPECT_THAT(help.what(), HasSubstr("known, but refused:"));
   }
 }
@@ -198,7 +199,10 @@ gpt_args:
   untie_embeddings_and_output_weights: true
   no_masked_softmax_fusion: true
 data:
-  dataset_param: {dataset_type: huggingface}
+  dataset_param:
+    dataset_type: huggingface
+    preprocess_parameters: {model_name_or_path: *HF_MODEL_LOAD_PATH}
+    basic_parameters: {template: qwen3_vl_nothink, dataset: chats.json}
 model:
   model_id: qwen3_vl
   init_from_hf_path: *HF_MODEL_LOAD_PATH
@@ -207,7 +211,7 @@ model:
   EXPECT_EQ(arguments.fsdp2_config_path, "./fsdp2_config.yaml");
   EXPECT_EQ(arguments.lr_warmup_fraction, 0.1);
   EXPECT_TRUE(arguments.untie_embeddings_and_output_weights);
-  EXPECT_THAT(arguments.unread_sections, ElementsAre("FSDP2_PATH", "HF_MODEL_LOAD_PATH", "data", "model"));
+  EXPECT_THAT(arguments.unread_sections, ElementsAre("FSDP2_PATH", "HF_MODEL_LOAD_PATH"));
   const TemporaryFile roll("actor_train: {strategy_args: {strategy_name: fsdp2_train}}");
   EXPECT_THAT(refusal(roll.path), HasSubstr("is a configuration of ROLL; name the worker to run"));
   EXPECT_THAT(refusal("--role actor_train"), HasSubstr("--role actor_train needs --config"));
@@ -258,7 +262,7 @@ TEST(ArgumentFile, MistakesNameLineAndKey) {
       {"gpt_args: 3", "the file must hold `key: value` lines"},
       {"- a", "the file must hold `key: value` lines"},
       {"a: [", "this is not YAML"},
-      {"fp16: true", "--fp16 is refused"},
+      {"grad_reduce_in_bf16: true", "--grad-reduce-in-bf16 is refused"},
       {"train_iters: 2\ntrain-iters: 2", ":2: train-iters and train_iters in line 1 mean the same; keep one."},
       {"disable_bias_linear: true\nlr: 1\nadd_bias_linear: true",
        ":3: add_bias_linear and disable_bias_linear in line 1 mean the same"},
@@ -272,12 +276,12 @@ TEST(ArgumentFile, MistakesNameLineAndKey) {
 }
 
 TEST(ArgumentFile, TellsAllMistakesAtOnce) {
-  const TemporaryFile file("gpt_args:\n  num_layer: 2\n  lr: fast\n  seed: 1\n  fp16: true\n");
+  const TemporaryFile file("gpt_args:\n  num_layer: 2\n  lr: fast\n  seed: 1\n  grad_reduce_in_bf16: true\n");
   EXPECT_EQ(refusal(file.path + " --zzz"),
             "4 things must change:\n  " + file.path + ":2: unknown key \"num_layer\"; did you mean num_layers?\n  " +
                 file.path + ":3: --lr takes a number, got \"fast\".\n  " + file.path +
-                ":5: --fp16 is refused: fp16 needs loss scaling, which FSDP2 training here does not "
-                "have; use param_dtype: bf16 in the FSDP2 file, or --bf16.\n  unknown flag --zzz; "
+                ":5: --grad-reduce-in-bf16 is refused: with FSDP2 gradients are reduced in the file's reduce_dtype; "
+                "set reduce_dtype: bf16 there.\n  unknown flag --zzz; "
                 "`megashard pretrain --help` lists all.");
 }
 

@@ -204,7 +204,6 @@ TEST(RollWorker, MistakesAreErrors) {
       {"ulysses_size: 1", "lora_rank: 0", "takes a whole number of at least 1"},
       {"ulysses_size: 1", "additional_target: embed_tokens", "nothing but adapters is trained"},
       {"model_type: ~", "model_type: trl", "reward and value models"},
-      {"param_dtype: bf16", "param_dtype: fp16", "needs loss scaling"},
       {"param_dtype: bf16", "param_dtype: int8", "param_dtype takes one of fp16, bf16, fp32, fp64, got"},
       {"fsdp_size: 8", "fsdp_size: many", "takes a whole number of at least -1, got \"many\"."},
       {"reshard_after_forward: true", "reshard_after_forward: 2", "takes true or false"},
@@ -221,6 +220,8 @@ TEST(RollWorker, MistakesAreErrors) {
       {"ulysses_size: 1", "ulysses_size: 32", "actor_train: ulysses_size 32 must divide the number of ranks, 16"},
       {"per_device_train_batch_size: 2", "per_device_train_batch_size: 0",
        "per_device_train_batch_size is 0; it must be at least 1."},
+      {"fsdp_size: 8", "moe_use_grouped_mm: true", "is true, but each expert is a product of its own here"},
+      {"fsdp_size: 8", "forward_prefetch: 2", "takes true or false"},
       {"fsdp_size: 8", "ep_size: 0", "ep_size is 0; it is a number of ranks, so at least 1."},
       {"dtype: bf16", "dtype: bf16\n    dtype: bf16", "dtype is given twice"},
   };
@@ -316,7 +317,7 @@ TEST(RollWorker, ExamplesOfRollAreReadAsTheyAre) {
        {"Qwen3MoeMLP"}},
       {"qwen3.5-35BA3-sft with ep",
        "ulysses_size: 1",
-       "fsdp_size: 8, efsdp_size: 1, ep_size: 8, moe_use_grouped_mm: true, "
+       "fsdp_size: 8, efsdp_size: 1, ep_size: 8, moe_use_grouped_mm: false, "
        "apply_expert_patch: false, apply_tiled_mlp: false",
        "transformer_layer_cls_to_wrap: [Qwen3_5MoeAttention, Qwen3_5MoeSparseMoeBlock], "
        "moe_experts: [Qwen3_5MoeExperts]",
@@ -371,11 +372,52 @@ TEST(RollWorker, AdaptersComeFromTheModelArguments) {
   EXPECT_EQ(lora("lora_rank: 4").arguments.lora_r, std::nullopt) << "no lora_target";
 }
 
+TEST(RollWorker, KeysThatRollDropsCountAndAreTold) {
+  const auto parsed =
+      parse_and_apply("actor: {model_args: {lora_target: q_proj, lora_r: 16, max_pixels: 100, min_pixels: "
+                      "4}, training_args: {logging_steps: 3, eval_steps: 4, max_grad_norm: 0.5, max_steps: "
+                      "9}, strategy_args: {strategy_config: {forward_prefetch: true}}}",
+                      "actor", 2);
+  EXPECT_EQ(parsed.arguments.lora_r, 16);
+  EXPECT_EQ(parsed.arguments.lora_alpha, 32);
+  EXPECT_EQ(parsed.arguments.log_interval, 3);
+  EXPECT_EQ(parsed.arguments.eval_interval, 4);
+  EXPECT_EQ(parsed.arguments.clip_grad, 0.5);
+  EXPECT_EQ(parsed.worker.sharding.num_to_forward_prefetch, 1);
+  EXPECT_EQ(parsed.worker.image_pixels.at("--image-max-pixels"), 100);
+  EXPECT_EQ(parsed.worker.image_pixels.at("--image-min-pixels"), 4);
+  EXPECT_THAT(parsed.told, HasSubstr("though ROLL itself drops them: "));
+  for (const auto* key : {"model_args.lora_r", "model_args.max_pixels", "training_args.logging_steps"})
+    EXPECT_THAT(parsed.told, HasSubstr(std::string("actor.") + key));
+  const auto both =
+      parse_and_apply("logging_steps: 7\nactor: {model_args: {lora_target: q_proj, lora_rank: 4, lora_r: 16}, "
+                      "training_args: {logging_steps: 3}, strategy_args: {}}",
+                      "actor", 2);
+  EXPECT_EQ(both.arguments.lora_r, 4) << "lora_rank is what ROLL reads";
+  EXPECT_EQ(both.arguments.log_interval, 7) << "and the pipeline's";
+}
+
+TEST(RollWorker, SchedulesAndDecayAreRolls) {
+  const auto train = [](const std::string& keys) {
+    return parse_and_apply("actor: {training_args: {" + keys + "}, strategy_args: {}}", "actor", 2).arguments;
+  };
+  const auto longer = train("max_steps: 5, warmup_steps: 20");
+  EXPECT_EQ(longer.lr_warmup_iters, 20);
+  EXPECT_EQ(longer.lr_decay_iters, 21) << "behind the run";
+  EXPECT_EQ(train("max_steps: 50, warmup_steps: 20").lr_decay_iters, std::nullopt);
+  EXPECT_THAT(train("max_steps: 5, weight_decay: 0.1").param_group_overrides, ElementsAre("*:wd_mult=1"));
+  EXPECT_TRUE(train("max_steps: 5, weight_decay: 0").param_group_overrides.empty());
+}
+
 TEST(RollWorker, DeviceMappingsAreParsed) {
   const auto size = [](const std::string& text) {
     const auto devices = parse_device_mapping(text);
     return devices ? static_cast<int64_t>(devices->size()) : -1;
   };
+  EXPECT_THAT(parse_and_apply("a: {device_mapping: '[3, 1]', training_args: {max_steps: 1}, strategy_args: {}}", "a", 2)
+                  .worker.device_mapping,
+              ElementsAre(3, 1))
+      << "the GPUs of ranks 0 and 1";
   EXPECT_THAT(*parse_device_mapping("list(range(2, 5))"), ElementsAre(2, 3, 4));
   EXPECT_THAT(*parse_device_mapping(" [ 0,1 ] + list(range(4,8,2))"), ElementsAre(0, 1, 4, 6));
   EXPECT_EQ(size("list(range(16))"), 16);

@@ -35,7 +35,8 @@ double error(const Tensor& got, const Tensor& want) {
 template <class Fused, class Plain>
 void expect_same(const Tensors& inputs, const Fused& fused, const Plain& plain) {
   for (const auto& [dtype, tolerance] :
-       {std::pair{at::kFloat, 2e-6}, std::pair{at::kBFloat16, 2e-2}, std::pair{at::kDouble, 2e-6}}) {
+       {std::pair{at::kFloat, 2e-6}, std::pair{at::kBFloat16, 2e-2}, std::pair{at::kHalf, 2.5e-3},
+        std::pair{at::kDouble, 2e-6}}) {
     Tensors narrow;
     Tensors wide;
     for (const auto& input : inputs) {

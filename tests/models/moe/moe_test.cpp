@@ -1,6 +1,5 @@
 #include "models/moe/moe.h"
 
-#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <gmock/gmock.h>
@@ -18,6 +17,7 @@
 #include "tests/support/diagnostics.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/seeded_init.h"
 #include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
@@ -50,11 +50,7 @@ std::shared_ptr<DecoderModel> make_moe(const nlohmann::ordered_json& changes = {
   config.moe.ep_size = ep_size;
   config.moe.ep_rank = ep_rank;
   auto model = std::make_shared<DecoderModel>(config);
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  static std::mutex one_at_a_time;  // ranks share the generator
-  const std::scoped_lock lock(one_at_a_time);
-  generator.set_current_seed(3);
-  model->init_weights();
+  testing::init_weights(*model, 3);
   model->to(device_of_tests());
   return model;
 }

@@ -1,4 +1,4 @@
-#include "framework/training/lr_schedule.h"
+#include "framework/training/optimizer_param_scheduler.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,10 +12,10 @@ namespace megashard {
 namespace {
 
 using testing::HasSubstr;
-using OnLoad = LrScheduleOptions::OnLoad;
+using OnLoad = SchedulerOptions::OnLoad;
 using Json = nlohmann::json;
 
-LrScheduleOptions options_from(const Json& json) {
+SchedulerOptions options_from(const Json& json) {
   return {.init_lr = json["init_lr"],
           .max_lr = json["max_lr"],
           .min_lr = json["min_lr"],
@@ -58,7 +58,7 @@ TEST(OptimizerParamScheduler, EqualsMegatronCore) {
   }
 }
 
-LrScheduleOptions small(OnLoad on_load = OnLoad::kMustAgree) {
+SchedulerOptions small(OnLoad on_load = OnLoad::kMustAgree) {
   return {.max_lr = 1.0, .min_lr = 0.1, .warmup_steps = 4, .decay_steps = 20, .on_load = on_load};
 }
 
@@ -77,6 +77,10 @@ TEST(OptimizerParamScheduler, ChecksOrChoosesOnLoading) {
   other.max_lr = 2.0;
   EXPECT_THAT(usage_error([&] { OptimizerParamScheduler(other).load_state_dict(saved.state_dict()); }),
               HasSubstr("max_lr is 2.0 by the flags, but 1.0 in the checkpoint"));
+  other.min_lr = 0.2;
+  EXPECT_THAT(usage_error([&] { OptimizerParamScheduler(other).load_state_dict(saved.state_dict()); }),
+              AllOf(HasSubstr("max_lr is 2.0"), HasSubstr("min_lr is 0.2")));
+  other.min_lr = 0.1;
   other.on_load = OnLoad::kOptionsDecide;
   OptimizerParamScheduler by_flags(other);
   by_flags.load_state_dict(saved.state_dict());
@@ -109,23 +113,23 @@ TEST(OptimizerParamScheduler, RefusesImpossibleLengths) {
   EXPECT_THAT(usage_error([&] { OptimizerParamScheduler scheduler(options); }), HasSubstr("the anneal of WSD lasts 0"));
 }
 
-TEST(LrScheduleOptions, CountSamples) {
+TEST(SchedulerOptions, CountSamples) {
   Arguments arguments;
   arguments.lr = 1e-3;
   arguments.train_iters = 100;
   arguments.global_batch_size = 8;
   arguments.lr_warmup_iters = 3;
-  auto options = lr_schedule_options(arguments);
+  auto options = scheduler_options(arguments);
   EXPECT_EQ(options.decay_steps, 800);
   EXPECT_EQ(options.warmup_steps, 24);
   EXPECT_EQ(options.weight_decay_steps, 800);
   EXPECT_EQ(options.end_weight_decay, 0.01);
   arguments.lr_warmup_fraction = 0.001;
-  EXPECT_EQ(lr_schedule_options(arguments).warmup_steps, 0.8) << "not rounded";
+  EXPECT_EQ(scheduler_options(arguments).warmup_steps, 0.8) << "not rounded";
   arguments.train_samples = 900;
   arguments.lr_warmup_fraction.reset();
   arguments.lr_warmup_samples = 5;
-  options = lr_schedule_options(arguments);
+  options = scheduler_options(arguments);
   EXPECT_EQ(options.decay_steps, 900);
   EXPECT_EQ(options.warmup_steps, 5);
 }

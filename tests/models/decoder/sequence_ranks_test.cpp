@@ -1,6 +1,5 @@
 #include "parallel/sequence_parallel/ulysses.h"
 
-#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -13,13 +12,13 @@
 #include <gtest/gtest.h>
 
 #include <map>
-#include <mutex>
 
 #include "framework/training/sequence_group.h"
 #include "models/decoder/decoder_model.h"
 #include "tests/models/vision/small_vl.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/seeded_init.h"
 #include "tests/support/simulated_device.h"
 
 namespace megashard {
@@ -90,18 +89,19 @@ LossAndGradients of_model(MultiModalModule& model, const Batch& whole) {
 
 LossAndGradients of_decoder(int64_t kv_heads, const Batch& whole) {
   DecoderModel model(grouped_network(kv_heads));
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  static std::mutex one_at_a_time;  // ranks are threads, and draw from one generator
-  {
-    const std::lock_guard lock(one_at_a_time);
-    generator.set_current_seed(1);
-    model.init_weights();
-  }
+  testing::init_weights(model, 1);
   model.to(testing::device_of_tests());
   return of_model(model, whole);
 }
 
-/// `got` on each rank of a sequence against one rank's. Collective.
+/// For all ranks: no GPU's memory is read by another while it works.
+LossAndGradients copied_to_host(LossAndGradients result) {
+  result.losses = result.losses.detach().cpu();
+  for (auto& [name, gradient] : result.gradients) gradient = gradient.cpu();
+  return result;
+}
+
+/// `got` on each rank of a sequence against one rank's, in host memory. Collective.
 void expect_same(const LossAndGradients& got, const LossAndGradients& expected, const SequenceShard& shard) {
   // Other shapes take other kernels: as PyTorch's own fp32 tests, 1.3e-6 relative.
   const auto here = got.losses.device();
@@ -114,10 +114,17 @@ void expect_same(const LossAndGradients& got, const LossAndGradients& expected, 
   }
 }
 
-TEST(Ulysses, LossesAndGradientsAreThoseOfOneRank) {
-  for (const auto& [ranks, kv_heads, length, masked] :
-       {std::tuple{2, 4, 12, false}, {2, 2, 11, true}, {4, 2, 12, false}, {4, 1, 9, true}}) {
-    SCOPED_TRACE(c10::str(ranks, " ranks, ", kv_heads, " key heads, length ", length));
+/// Ranks, and places of a ring of them; the network and the batch.
+struct SharedCase {
+  int ranks = 2;
+  int64_t ring = 1;
+  int64_t kv_heads = 4, length = 12;
+  bool masked = false;
+};
+
+void expect_losses_of_one_rank(std::initializer_list<SharedCase> cases) {
+  for (const auto& [ranks, ring, kv_heads, length, masked] : cases) {
+    SCOPED_TRACE(c10::str(ranks, " ranks, ring of ", ring, ", ", kv_heads, " key heads, length ", length));
     Batch whole;
     const auto on_host = at::TensorOptions(at::kLong).device(at::kCPU);
     whole.tokens = at::randint(0, 40, {2, length}, on_host);
@@ -129,14 +136,26 @@ TEST(Ulysses, LossesAndGradientsAreThoseOfOneRank) {
       whole.attention_mask =
           causal.logical_and(document.unsqueeze(1).eq(document.unsqueeze(0))).view({1, 1, length, length});
     }
-    const auto expected = of_decoder(kv_heads, whole);
-    run_ranks(ranks, [&, kv_heads = kv_heads](const ProcessGroupPtr& world) {
-      const SequenceShard shard{world, whole.tokens.size(1)};
+    const auto expected = copied_to_host(of_decoder(kv_heads, whole));
+    run_ranks(ranks, [&, ring = ring, kv_heads = kv_heads, length = length](const ProcessGroupPtr& world) {
       Batch mine = whole;
-      mine.sequence = shard;
-      expect_same(of_decoder(kv_heads, mine), expected, shard);
+      mine.sequence = share_sequences(world, ring).with_length(length);
+      expect_same(of_decoder(kv_heads, mine), expected, mine.sequence);
     });
   }
+}
+
+TEST(Ulysses, LossesAndGradientsAreThoseOfOneRank) {
+  expect_losses_of_one_rank({{.ranks = 2},
+                             {.ranks = 2, .kv_heads = 2, .length = 11, .masked = true},
+                             {.ranks = 4, .kv_heads = 2},
+                             {.ranks = 4, .kv_heads = 1, .length = 9, .masked = true}});
+}
+
+TEST(Ring, LossesAndGradientsAreThoseOfOneRank) {
+  expect_losses_of_one_rank({{.ranks = 2, .ring = 2},
+                             {.ranks = 3, .ring = 3, .kv_heads = 2, .masked = true},
+                             {.ranks = 4, .ring = 2, .kv_heads = 1, .length = 16, .masked = true}});
 }
 
 at::Tensor grids(std::initializer_list<int64_t> values) {
@@ -175,7 +194,7 @@ TEST_P(UlyssesOfPictures, LossesAndGradientsAreThoseOfOneRank) {
     if (testing::on_simulated_device() && length == 13 && ranks == 4) continue;
     SCOPED_TRACE(c10::str(length, " tokens on ", ranks, " ranks"));
     const auto whole = pictures_over_borders(length);
-    const auto expected = of_model(*testing::make_vl(GetParam()), whole);
+    const auto expected = copied_to_host(of_model(*testing::make_vl(GetParam()), whole));
     run_ranks(ranks, [&, patches = patches](const ProcessGroupPtr& world) {
       const SequenceShard shard{world, whole.tokens.size(1)};
       const auto model = testing::make_vl(GetParam());
@@ -200,6 +219,18 @@ TEST(Ulysses, PicturesArePlacedInWholeSequences) {
     const auto model = testing::make_vl("qwen3_vl");
     EXPECT_THAT(message_of([&] { model->prepare(input); }), HasSubstr("of 13 tokens here, and got"));
   });
+}
+
+TEST(Ring, ModelsThatHaveNoneAreNamed) {
+  EXPECT_THAT(message_of([] { testing::make_vl("qwen2_5_vl")->check_sequence_ring(); }),
+              HasSubstr("Qwen2_5_VLForConditionalGeneration has no ring attention; give --context-parallel-algo "
+                        "ulysses_cp_algo"));
+  auto config = grouped_network(4);
+  config.attention_dropout = 0.1;
+  DecoderModel model(config);
+  EXPECT_THAT(message_of([&] { model.check_sequence_ring(); }), HasSubstr("give --attention-dropout 0"));
+  model.eval();
+  model.check_sequence_ring();
 }
 
 TEST(Ulysses, HeadsThatRanksCannotShareAreNamed) {

@@ -1,0 +1,280 @@
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "launch/arguments/command_line.h"
+#include "tests/support/diagnostics.h"
+
+namespace megashard {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+constexpr const char* kData = R"(
+  dataset_param:
+    dataset_type: huggingface
+    attr: {system: null, images: images, messages: messages, role_tag: role, content_tag: content, user_tag: user,
+           assistant_tag: assistant, system_tag: null}
+    preprocess_parameters: {model_name_or_path: hf, image_max_pixels: 262144, image_min_pixels: 0}
+    basic_parameters: {template: qwen2vl, dataset_dir: pictures, dataset: chats.json, cache_dir: cache,
+                       preprocessing_num_workers: 16, max_samples: 50}
+  dataloader_param: {dataloader_mode: sampler, drop_last: true, sampler_type: BaseRandomBatchSampler, shuffle: false,
+                     collate_param: {model_name: qwen2vl, ignore_pad_token_for_loss: true}}
+)";
+constexpr const char* kNative = R"(
+parallel:
+  fully_shard_parallel_size: auto
+  ulysses_parallel_size: 2
+  fsdp_plan: {apply_modules: ["model.language_model.layers.{*}"], param_dtype: bf16, reduce_dtype: fp32}
+model: {model_id: qwen3_vl_moe, model_name_or_path: hf, freeze: [model.visual]}
+features:
+  loss_cfg: {loss_type: default, router_aux_loss_coef: 0.0}
+  recompute: true
+  recompute_plan: {apply_modules: ["model.visual.blocks.{*}"]}
+  activation_offload_plan: {apply_modules: ["model.language_model.layers.{*}"]}
+training:
+  micro_batch_size: 2
+  gradient_accumulation_steps: 3
+  lr: 1.0e-5
+  lr_decay_style: cosine
+  lr_warmup_ratio: 0.25
+  weight_decay: 0.5
+  train_iters: 10
+  clip_grad: 0.0
+  init_model_with_meta_device: true
+  optimizer: adamw
+  lora: {enable: false, rank: 0}
+tools: {profile: {enable: false}}
+)";
+
+class MindSpeed : public testing::Test {
+ protected:
+  MindSpeed() : folder_(fs::temp_directory_path() / ("mindspeed_" + std::to_string(::getpid()))) {
+    fs::create_directories(folder_);
+  }
+  ~MindSpeed() override { fs::remove_all(folder_); }
+
+  std::string write(const std::string& name, const std::string& text) const {
+    const auto path = (folder_ / name).string();
+    std::ofstream(path) << text;
+    return path;
+  }
+
+  static CommandLine parse(std::vector<std::string> words) {
+    words.insert(words.begin(), "pretrain");
+    std::vector<const char*> argv;
+    for (const auto& word : words) argv.push_back(word.c_str());
+    return parse_arguments(static_cast<int>(argv.size()), argv.data());
+  }
+
+  /// The mistakes of a line.
+  static std::string refusal(const std::vector<std::string>& words) {
+    return usage_error([&] { parse(words).mistakes.throw_if_any(); });
+  }
+
+  struct Applied {
+    CommandLine line;
+    std::string told;
+  };
+  static Applied apply(const std::vector<std::string>& words, int64_t ranks = 4) {
+    Applied applied{parse(words), ""};
+    applied.line.mistakes.throw_if_any();
+    CollectedDiagnostics told;
+    Mistakes ignored;  // that the data are not prepared
+    apply_mindspeed(
+        *applied.line.mindspeed, applied.line.arguments, ranks, [] { return 100; }, told.sink(), ignored);
+    applied.told = told.text();
+    return applied;
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(MindSpeed, JsonFilesAreSections) {
+  const auto data = write("data.json", "{\"dataset_param\": {\"basic_parameters\": {\"template\": \"qwen2vl\",\n"
+                                       "\t\"dataset\": \"a.json,b.json\"}, \"preprocess_parameters\": "
+                                       "{\"model_name_or_path\": \"hf\"}}}");
+  const auto model = write("model.json", "{\"model_id\": \"qwen2_5vl\", \"image_encoder\": {\"vision_encoder\": "
+                                         "{\"num_layers\": 32, \"window_attn_size\": 112}, \"vision_projector\": "
+                                         "{\"freeze\": true}}, \"text_decoder\": {\"num_layers\": 80}}");
+  const auto [line, told] = apply({"--mm-data", data, "--mm-model", model, "--mm-tool", "tools.json", "--seq-length",
+                                   "16", "--vocab-size", "152064", "--tokenizer-type", "NullTokenizer"});
+  EXPECT_EQ(line.arguments.hf_model, "hf");
+  EXPECT_THAT(line.arguments.freeze_modules,
+              ElementsAre("model.visual.patch_embed", "model.visual.blocks", "model.visual.merger"))
+      << "the tower is frozen where nothing is said";
+  EXPECT_EQ(line.mindspeed->sizes.at("text_decoder.num_layers"), 80);
+  EXPECT_EQ(line.mindspeed->data->cutoff_length, 16) << "--seq-length";
+  EXPECT_THAT(line.mindspeed->data->inputs, ElementsAre("a.json", "b.json"));
+  EXPECT_THAT(line.arguments.data_path, ElementsAre("a"));
+  EXPECT_EQ(line.arguments.eval_iters, 0);
+  EXPECT_FALSE(line.arguments.is_given("vocab_size"));
+  EXPECT_THAT(told, HasSubstr("because config.json describes the model: --vocab-size, --tokenizer-type"));
+  EXPECT_THAT(told, HasSubstr("image_encoder.vision_encoder.window_attn_size"));
+}
+
+TEST_F(MindSpeed, SectionsStandBesideGptArgs) {
+  const auto file = write("a.yaml", std::string("gpt_args: {seq_length: 32}\ndata:") + kData +
+                                        "model:\n  model_id: qwen3_vl\n  init_from_hf_path: other\n  image_encoder: "
+                                        "{vision_encoder: {num_layers: 27, freeze: true}, vision_projector: {freeze: "
+                                        "false}}\n  text_decoder: {freeze: false, activation_offload: true}\n  "
+                                        "loss_cfg: {loss_type: per_token_loss}\n");
+  const auto [line, told] = apply({file});
+  EXPECT_EQ(line.arguments.hf_model, "other");
+  EXPECT_TRUE(line.arguments.calculate_per_token_loss);
+  EXPECT_FALSE(line.arguments.shuffle_conversations);
+  EXPECT_THAT(line.arguments.freeze_modules,
+              ElementsAre("model.visual.patch_embed", "model.visual.blocks", "model.visual.pos_embed"));
+  const Preparation& data = *line.mindspeed->data;
+  EXPECT_EQ(data.image_max_pixels, 262144);
+  EXPECT_EQ(data.image_min_pixels, 0);
+  EXPECT_EQ(data.image_folder, "pictures");
+  EXPECT_EQ(data.columns.at("system_role"), "") << "null is no role";
+  EXPECT_EQ(data.columns.at("messages"), "messages");
+  EXPECT_EQ(data.prefix(), "cache/chats");
+  EXPECT_FALSE(data.strip_text);
+  Fsdp2Config config;
+  apply_mindspeed(*line.mindspeed, config);
+  EXPECT_THAT(config.recompute_modules, ElementsAre("model.visual.blocks.{*}", "model.language_model.layers.{*}"))
+      << "MindSpeed-MM's class does so by itself";
+  EXPECT_THAT(config.offload_modules, ElementsAre("model.language_model.layers.{*}"));
+}
+
+TEST_F(MindSpeed, ModulesOfMegatronsLayoutHaveOurNames) {
+  MindSpeedRun run;
+  run.model_id = "qwen2_5vl";
+  Fsdp2Config config;
+  config.sub_modules_to_wrap = {
+      {"text_decoder.output_layer", "text_decoder.embedding", "text_decoder.decoder.layers.{*}", "image_encoders"}};
+  config.ignored_modules = {"image_encoder"};
+  apply_mindspeed(run, config);
+  EXPECT_THAT(*config.sub_modules_to_wrap, ElementsAre("lm_head", "model.language_model.embed_tokens",
+                                                       "model.language_model.layers.{*}", "image_encoders"));
+  EXPECT_THAT(config.ignored_modules, ElementsAre("model.visual"));
+  EXPECT_THAT(config.recompute_modules, IsEmpty());
+}
+
+TEST_F(MindSpeed, TheNativeFileMeansTheSameBothWays) {
+  const auto file = write("native.yaml", std::string(kNative) + "data:" + kData);
+  const auto flag = apply({"--fsdp2-config-path", file});
+  for (const auto& [line, told] : {apply({file}), apply({"--config", file}), flag}) {
+    const Arguments& arguments = line.arguments;
+    EXPECT_EQ(arguments.fsdp2_config_path, file);
+    EXPECT_TRUE(arguments.use_torch_fsdp2);
+    EXPECT_EQ(arguments.ckpt_format, CheckpointFormat::kTorchDcp);
+    EXPECT_EQ(arguments.global_batch_size, 2 * 3 * (4 / 2));
+    EXPECT_EQ(arguments.context_parallel_size, 2);
+    EXPECT_EQ(arguments.train_iters, 10);
+    EXPECT_EQ(arguments.lr_warmup_iters, 2) << "int(10 * 0.25)";
+    EXPECT_EQ(arguments.clip_grad, 0);
+    EXPECT_EQ(arguments.seed, 42) << "its default";
+    EXPECT_EQ(arguments.log_interval, 1);
+    EXPECT_EQ(arguments.lora_r, std::nullopt) << "not enabled";
+    EXPECT_EQ(arguments.save_interval, std::nullopt);
+    EXPECT_THAT(arguments.freeze_modules, ElementsAre("model.visual"));
+    EXPECT_THAT(arguments.param_group_overrides, ElementsAre("*:wd_mult=1")) << "its AdamW decays all";
+    EXPECT_TRUE(arguments.from_scratch);
+    EXPECT_THAT(told, HasSubstr("the weights are drawn, not those of model_name_or_path"));
+    EXPECT_TRUE(line.mindspeed->data->strip_text);
+    Fsdp2Config config;
+    apply_mindspeed(*line.mindspeed, config);
+    EXPECT_THAT(config.recompute_modules, ElementsAre("model.visual.blocks.{*}"));
+    EXPECT_FALSE(config.use_reentrant);
+    EXPECT_THAT(config.offload_modules, IsEmpty()) << "not enabled";
+  }
+  const auto [line, told] = apply({file, "--lr", "1", "--hf-model", "mine", "--train-iters", "7"});
+  EXPECT_EQ(line.arguments.lr, 1) << "flags win";
+  EXPECT_EQ(line.arguments.train_iters, 7);
+  EXPECT_EQ(line.arguments.hf_model, "mine");
+  EXPECT_FALSE(line.arguments.from_scratch);
+  EXPECT_THAT(told, Not(HasSubstr("are drawn")));
+}
+
+TEST_F(MindSpeed, WhatIsNotHereIsRefusedByName) {
+  struct Row {
+    const char *line, *other, *message;
+  };
+  const Row rows[] = {
+      {"model_id: qwen3_vl_moe", "model_id: wan2_2",
+       ":6: model_id wan2_2 is no model that this program has; it has qwen2_5vl, qwen3_vl, qwen3_vl_moe"},
+      {"freeze: [model.visual]", "freez: [model.visual]", "unknown key \"model.freez\"; did you mean freeze?"},
+      {"freeze: [model.visual]", "mtp_num_layers: 2", "model.mtp_num_layers is 2, but no model here predicts several"},
+      {"freeze: [model.visual]", "text_encoder: {a: 1}", "model.text_encoder is given, but no model of this program"},
+      {"loss_type: default", "loss_type: per_sample_loss", "features.loss_cfg.loss_type is per_sample_loss; the loss"},
+      {"clip_grad: 0.0", "quantization_plan: {recipe_name: mxfp8}",
+       "training.quantization_plan.recipe_name is mxfp8, but fp8 is for all linear layers here, by --fp8-format"},
+      {"clip_grad: 0.0", "no_decay_params: [bias]", "training.no_decay_params is given, but give --param-group"},
+      {"clip_grad: 0.0", "lr_scaling_plan: []\n  clip_grd: 1", "unknown key \"training.clip_grd\"; did you mean"},
+      {"optimizer: adamw", "optimizer: adam", "training.optimizer takes adamw, adamw_swap or muon, got \"adam\""},
+      {"lr_warmup_ratio: 0.25", "lr_warmup_ratio: 2", "takes a number from 0 to 1, got \"2\""},
+      {"enable: false", "enable: true, init_lora_weights: pissa", "init_lora_weights is pissa, but adapters begin"},
+      {"template: qwen2vl", "template: llama3", "is llama3; conversations are prepared by the templates qwen2vl and"},
+      {"template: qwen2vl", "template: qwen2vl, streaming: True",
+       "streaming is True, but a set is prepared as a whole"},
+      {"template: qwen2vl", "template: qwen2vl, packing: false, neat_packing: true", "neat_packing is true, but"},
+      {"images: images", "images: images, videos: videos", "attr.videos is videos, but videos are prepared by"},
+      {"drop_last: true", "drop_last: false", "dataloader_param.drop_last is false, but batches are always full"},
+      {"huggingface", "video", "dataset_type is video, but only conversations (huggingface) are read"},
+      {"image_max_pixels: 262144", "image_maxpixels: 262144", "did you mean image_max_pixels?"},
+      {"dataset: chats.json, ", "", "dataset_param.basic_parameters.dataset is missing"},
+  };
+  const std::string whole = std::string(kNative) + "data:" + kData;
+  for (const auto& [line, other, message] : rows) {
+    auto text = whole;
+    const auto place = text.find(line);
+    ASSERT_NE(place, text.npos) << line;
+    text.replace(place, std::string(line).size(), other);
+    EXPECT_THAT(refusal({write("wrong.yaml", text)}), HasSubstr(message)) << other;
+  }
+  const auto both = refusal({write("wrong.yaml", "model: {model_id: qwen3_vl, a: 1}\ntraining: {b: 2, lr: x}\n")});
+  EXPECT_THAT(both, HasSubstr("3 things must change:"));
+  EXPECT_THAT(refusal({"--mm-model", write("m.json", "{\"predictor\": {\"model_id\": \"wandit\"}}")}),
+              HasSubstr("the section describes no model that this program has"));
+  EXPECT_THAT(refusal({"--mm-data", "none.json"}), HasSubstr("--mm-data none.json"));
+}
+
+TEST_F(MindSpeed, TheModelMustBeThatOfItsConfiguration) {
+  write("config.json", R"({"model_type": "qwen2_5_vl", "text_config": {"num_hidden_layers": 2, "hidden_size": 8,
+                           "output_router_logits": true, "router_aux_loss_coef": 0.5},
+                           "vision_config": {"depth": 3}})");
+  Arguments arguments;
+  arguments.hf_model = folder_.string();
+  const auto refused = [&](const MindSpeedRun& run) {
+    return usage_error([&] { check_mindspeed_model(run, arguments); });
+  };
+  MindSpeedRun run;
+  run.model_id = "qwen2_5vl";
+  run.sizes = {{"text_decoder.num_layers", 2}, {"image_encoder.vision_encoder.num_layers", 3}};
+  EXPECT_NO_THROW(check_mindspeed_model(run, arguments));
+  run.sizes["text_decoder.hidden_size"] = 16;
+  EXPECT_THAT(refused(run), HasSubstr("text_decoder.hidden_size is 16, but config.json of the model says 8"));
+  run.is_from_hf = true;
+  EXPECT_NO_THROW(check_mindspeed_model(run, arguments)) << "MindSpeed-MM does not read them either";
+  run.router_aux_loss_coef = 0;
+  EXPECT_THAT(refused(run), HasSubstr("router_aux_loss_coef is 0.0, but by config.json of the model it is 0.5"));
+  run.router_aux_loss_coef = 0.5;
+  run.model_id = "qwen3_vl";
+  EXPECT_THAT(refused(run),
+              HasSubstr("is qwen3_vl, but " + folder_.string() + "/config.json is of model_type qwen2_5"));
+}
+
+TEST_F(MindSpeed, EpochsAndLongWarmUps) {
+  const auto file = write(
+      "epochs.yaml", "training: {train_epochs: 3, train_iters: 9, micro_batch_size: 2, lr_warmup_ratio: 1.0, save: "
+                     "out}\nmodel: {model_name_or_path: hf}\n");
+  const auto [line, told] = apply({file, "--mock-data"}, 4);
+  EXPECT_EQ(line.arguments.train_iters, 3 * (100 / 8));
+  EXPECT_EQ(line.arguments.lr_warmup_iters, 36);
+  EXPECT_EQ(line.arguments.lr_decay_iters, 37) << "behind the run";
+  EXPECT_EQ(line.arguments.save_interval, 1);
+  EXPECT_FALSE(line.arguments.from_scratch) << "no meta device";
+  EXPECT_THAT(told, HasSubstr("train_epochs 3 of 100 samples are 36 iterations"));
+}
+
+}  // namespace
+}  // namespace megashard
