@@ -1,12 +1,14 @@
 """Checkpoints of megashard and torch.distributed.checkpoint side by side: bandwidth, stall and slow-down.
 
-    checkpoint.py [--build-dir build] [--repeats 7] [--mebibytes 1024] [--folder DIR]
+    checkpoint.py [--build-dir build] [--repeats 7] [--mebibytes 1024] [--folder DIR] [--against BUILD]
 
 One process each, with one thread of ATen, takes turns with the other on one disk (of DIR; unset: beside the build), and
 with `dd bs=16M oflag=direct conv=fsync` of the same size. Every save is synced. Loads are of the folder that DCP wrote,
 cold (evicted from the page cache) and cached; resuming is from the step that megashard wrote, whose checksums it
 compares first, while DCP, which has none, only loads it. Figures are medians of the repeats, ratios are those of the
-pairs, as their median with the smallest and the largest. Exits with 1 when a bar is missed. """
+pairs, as their median with the smallest and the largest. Exits with 1 when a bar is missed. --against puts an older
+build of megashard (its folder) in DCP's place: nothing may be more than 5 % slower.
+"""
 
 import argparse
 import json
@@ -81,12 +83,16 @@ def rested(work, folder):
 
 
 def measure(args, work):
-    sides = {"ours": Side([args.build_dir / "tests/benchmarks/checkpoint_speed", args.mebibytes]),
-             "theirs": Side([sys.executable, HERE / "dcp_speed.py", args.mebibytes])}
-    kept, step = work / "dcp", work / "steps" / "iter_0000001"
-    sides["theirs"]("save", kept)
+    program = "tests/benchmarks/checkpoint_speed"
+    theirs = [args.against / program] if args.against else [sys.executable, HERE / "dcp_speed.py"]
+    sides = {"ours": Side([args.build_dir / program, args.mebibytes]), "theirs": Side([*theirs, args.mebibytes])}
+    step = work / "steps" / "iter_0000001"
+    kept = work / "theirs" / step.name if args.against else work / "dcp"
+    sides["theirs"]("save", kept.parent if args.against else kept)
     sides["ours"]("save", step.parent)
-    resume = {"ours": lambda: sides["ours"]("resume", step.parent), "theirs": lambda: sides["theirs"]("load", step)}
+    resume = {name: lambda side=side: side("resume", step.parent) for name, side in sides.items()}
+    if not args.against:
+        resume["theirs"] = lambda: sides["theirs"]("load", step)
     for name, side in sides.items():  # the first of each pays for memory and modules
         rested(lambda folder: side("async", folder), work / "warm_up")
         for load in (lambda: side("load", kept), resume[name]):
@@ -117,6 +123,23 @@ def measure(args, work):
 def ratios(rows, over, under):
     pairs = [over(row) / under(row) for row in rows]
     return statistics.median(pairs), min(pairs), max(pairs)
+
+
+def report_against(rows, build):
+    """As report() below, beside an older build."""
+    seconds = {"stall of an asynchronous save": lambda row, name: row["async", name]["stall"],
+               "a step while it writes": lambda row, name: row["async", name]["step_during"]}
+    for key in ("save", "load, cold", "load, cached", "resume, cold", "resume, cached"):
+        seconds[key] = lambda row, name, key=key: row[key, name]
+    missed = []
+    print(f"| measure | {build} | megashard | ratio of times (spread) | bar |\n|---|---|---|---|---|")
+    for measure, of in seconds.items():
+        median, least, most = ratios(rows, lambda row: of(row, "ours"), lambda row: of(row, "theirs"))
+        missed += [measure] if median > 1.05 else []
+        middle = lambda name: f"{statistics.median(of(row, name) for row in rows) * 1e3:.0f} ms"
+        print(f"| {measure} | {middle('theirs')} | {middle('ours')} | {median:.2f} ({least:.2f} .. {most:.2f}) | "
+              "<= 1.05 |")
+    return missed
 
 
 def report(rows, mebibytes):
@@ -161,9 +184,11 @@ def main():
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--mebibytes", type=int, default=1024)
     parser.add_argument("--folder", type=pathlib.Path)
+    parser.add_argument("--against", type=pathlib.Path, metavar="BUILD", help="an older build in DCP's place")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder or args.build_dir) as folder:
-        missed = report(measure(args, pathlib.Path(folder)), args.mebibytes)
+        rows = measure(args, pathlib.Path(folder))
+        missed = report_against(rows, args.against) if args.against else report(rows, args.mebibytes)
     if missed:
         raise SystemExit("missed: " + ", ".join(missed))
 

@@ -1,13 +1,15 @@
 """megashard and PyTorch FSDP2 side by side: speed, memory, start and host cost, as ratios.
 
     run.py [--repeats 3] [--steps 20] [--hf-model DIR] [--only train|host] [--bf16-params] [--pictures DIR]
+    run.py --against BUILD [...]
 
 Both sides run by turns on the same machine, data and weights, one thread a rank; every figure is a ratio
 megashard / PyTorch, as its median with the smallest and largest of the repeats. Time and memory are taken from
 outside, by the same means for both: the clock when a step's line appears in the metrics file, and VmHWM of the
 largest process. Exits with 1 when a bar is missed. --hf-model replaces the 8 M model. MEGASHARD_BUILD names another
 build folder. --pictures also trains the curve of the losses and counts the bytes of a step, writes DIR/figures.json and
-draws (pictures.py).
+draws (pictures.py). --against puts an older build of megashard (its folder) in PyTorch's place: nothing may be more
+than 3 % worse.
 """
 
 import argparse
@@ -32,6 +34,7 @@ RANKS, POLL_S, WARM_UP = 2, 0.005, 3
 BARS = {"tokens/s": (1.0, True), "resident memory": (0.6, False), "time to first step": (0.5, False),
         "host cost of a unit": (0.2, False), "clip + AdamW, 128 tensors": (0.2, False),
         "tensors of a step": (1.0, False)}
+NOT_WORSE = {measure: (0.97 if more else 1.03, more) for measure, (_, more) in BARS.items()}  # --against
 CURVE_STEPS, CURVE_ROWS, CURVE_LENGTH, CURVE_WORDS = 200, 4, 64, 512
 
 
@@ -103,10 +106,13 @@ def training_commands(args, work, metrics):
     shape = {"--seq-length": args.seq_length, "--micro-batch-size": 1, "--train-iters": args.steps,
              "--metrics-file": metrics, "--hf-model": args.hf_model}
     shape = [word for pair in shape.items() for word in pair]
-    ours = [BUILD / "launch/megashard", "launch", "-n", RANKS, "--", "pretrain", *shape,
-            "--data-path", work / "tokens", "--global-batch-size", RANKS, "--lr", 1e-4, "--lr-decay-style", "constant",
-            "--weight-decay", 0.1, "--clip-grad", 1.0, "--split", "100,0,0", "--eval-iters", 0,
-            "--use-torch-fsdp2", "--fsdp2-config-path", work / "fsdp2_config.yaml"]
+    flags = ["launch", "-n", RANKS, "--", "pretrain", *shape,
+             "--data-path", work / "tokens", "--global-batch-size", RANKS, "--lr", 1e-4, "--lr-decay-style", "constant",
+             "--weight-decay", 0.1, "--clip-grad", 1.0, "--split", "100,0,0", "--eval-iters", 0,
+             "--use-torch-fsdp2", "--fsdp2-config-path", work / "fsdp2_config.yaml"]
+    ours = [BUILD / "launch/megashard", *flags]
+    if args.against:
+        return {"ours": ours, "theirs": [args.against / "launch/megashard", *flags]}
     theirs = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}",
               HERE / "fsdp2_train.py", *shape, "--bin", work / "tokens.bin"]
     theirs += ["--bf16-params"] if args.bf16_params else []
@@ -135,7 +141,8 @@ def measure_training(args, work):
 
 def measure_host(args):
     commands = {"ours": [BUILD / "tests/benchmarks/unit_cost"],
-                "theirs": [sys.executable, HERE / "fsdp2_unit_cost.py"]}
+                "theirs": [args.against / "tests/benchmarks/unit_cost"] if args.against else
+                          [sys.executable, HERE / "fsdp2_unit_cost.py"]}
     figures = {"ours": [], "theirs": []}
     for _ in range(args.repeats):
         for side, command in commands.items():
@@ -187,13 +194,13 @@ def measure_bytes(work, model, vocabulary):
     return {side: [{"tensors of a step": int(found["peak_bytes"][2])}] for side, found in written.items()}
 
 
-def report(figures):
+def report(figures, bars):
     """Prints the rows of a table; returns the measures that miss their bar."""
     missed = []
     for measure in figures["ours"][0]:
         ours, theirs = ([each[measure] for each in figures[side]] for side in ("ours", "theirs"))
         ratios = [a / b for a, b in zip(ours, theirs)]
-        bar, more_is_better = BARS[measure]
+        bar, more_is_better = bars[measure]
         median = statistics.median(ratios)
         if (median < bar) if more_is_better else (median > bar):
             missed.append(measure)
@@ -225,11 +232,16 @@ def main():
     parser.add_argument("--only", choices=["train", "host"])
     parser.add_argument("--bf16-params", action="store_true", help="bf16 gather and compute, fp32 storage")
     parser.add_argument("--pictures", type=pathlib.Path, metavar="DIR", help="writes the figures and draws them there")
+    parser.add_argument("--against", type=pathlib.Path, metavar="BUILD", help="an older build in PyTorch's place")
     args = parser.parse_args()
+    if args.against and args.pictures:
+        parser.error("--pictures shows PyTorch; leave out --against.")
     missed, figures = [], {}
+    bars = NOT_WORSE if args.against else BARS
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
-        print("| measure | PyTorch FSDP2 | megashard | ratio (spread) | bar |\n|---|---|---|---|---|")
+        beside = args.against or "PyTorch FSDP2"
+        print(f"| measure | {beside} | megashard | ratio (spread) | bar |\n|---|---|---|---|---|")
         if args.only != "host":
             if args.hf_model is None:
                 args.hf_model = work / "model"
@@ -237,13 +249,13 @@ def main():
             vocabulary = json.loads((args.hf_model / "config.json").read_text())["vocab_size"]
             make_data(work / "tokens", vocabulary)
             figures["training"] = measure_training(args, work)
-            missed += report(figures["training"])
+            missed += report(figures["training"], bars)
         if args.only != "train":
             figures["host"] = measure_host(args)
-            missed += report(figures["host"])
+            missed += report(figures["host"], bars)
         if args.pictures:
             figures["bytes"] = measure_bytes(work, args.hf_model, vocabulary)
-            missed += report(figures["bytes"])
+            missed += report(figures["bytes"], bars)
             figures["loss"] = measure_loss(work)
             write_figures(args.pictures, figures)
             pictures.draw(args.pictures)

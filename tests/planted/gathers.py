@@ -3,10 +3,12 @@
 from fault import Fault, Tests, without
 
 PARITY = Tests("parallel", "Each/ReductionStreams.*/added")
+STEPS = Tests("parallel", "FullyShardTraining.test_train_parity_multi_group*")
 SLICES = Tests("parallel", "FullyShardTraining.test_param_registration_after_backward")
 REBOUND = Tests("parallel", "FullyShardInit.test_reset_sharded_param_in_lazy_init")
 CURRENT = Tests("parallel", "FullyShardTraining.test_train_parity_multi_group_unshard_async_op")
-UNSHARD = Tests("parallel", "FullyShardComm.test_unshard*")
+EARLY = Tests("parallel", "FsdpControls.PrefetchListsMayName*:FsdpControls.OfTheRootReachIt*")
+UNSHARD = Tests("parallel", "FullyShardComm.test_unshard*:FsdpControls.UnshardReads*")
 OFFLOAD = Tests("parallel", "FullyShardTraining.test_train_parity_multi_group_cpu_offload_eager")
 EXTENSION = Tests("parallel", "FullyShardExtensions.Float8TravelsAlongAnyDimensionAndOnOneRank")
 MEMORY = Tests("parallel", "GatherBuffers.*")
@@ -65,9 +67,13 @@ FAULTS = [
             "if (!in_forward) shared.drop_held_gather();", MEMORY),
     without("packing does not wait for the reader of a held buffer", CONTEXT,
             "copied_out_.make_wait(*streams.copy_in);", PARITY),
-    without("packing does not wait for the optimizer", CONTEXT, "written.make_wait(*streams().copy_in);", PARITY),
+    without("packing does not wait for the optimizer", CONTEXT, "written.make_wait(*streams().copy_in);", STEPS),
     without("the last held buffer outlives forward", CONTEXT, "comm->drop_held_gather();", MEMORY,
             after="set_autocast_cache_enabled(autocast_cache_);\n  "),
     without("unshard does not wait for the weights", STATE,
-            "if (streams.enabled()) order_streams(streams.current(), *streams.copy_in);", UNSHARD),
+            "if (streams.enabled()) order_streams(streams.current(), *streams.copy_in);", UNSHARD,
+            after="ensure_context().streams();\n  "),
+    without("new streams of a unit before its root has run do not wait for the weights", STATE,
+            "if (streams.enabled()) order_streams(streams.current(), *streams.copy_in);", EARLY,
+            before="\n  }\n  return *context_;"),
 ]

@@ -6,9 +6,10 @@ import gathers
 import memory
 import offloads
 import reductions
+import rings
 
 FAULTS = [*gathers.FAULTS, *reductions.FAULTS, *memory.FAULTS, *offloads.FAULTS, *collectives.FAULTS,
-          *arithmetic.FAULTS]
+          *rings.FAULTS, *arithmetic.FAULTS]
 
 # Of most kinds one, from few files, because each is compiled.
 SAMPLE = {
@@ -29,12 +30,15 @@ OVERLAP = "beside the computation or in its stream, the order is the same: what 
 REASONS = {
     ("parallel/collectives/process_group.cpp", "all_gather_into(gathered"): AT_ONCE,
     ("framework/modules/fsdp2_mixin.cpp", "group.broadcast(first, 0)"): AT_ONCE,
-    ("framework/training/inference.cpp", "shard.group->all_gather_into(all"): AT_ONCE,
+    ("parallel/sequence_parallel/sequence_shard.cpp", "shard.group->all_gather_into(all"): AT_ONCE,
     ("framework/training/inference.cpp", "shard.group->all_reduce(token"): AT_ONCE,
     ("framework/training/step_timers.cpp", "group_->all_gather_into(all"): AT_ONCE,
     ("framework/training/train_step.cpp", "group_->all_reduce(tokens"): AT_ONCE,
     ("framework/training/step_numbers.cpp", "group_->all_gather_into(all"): AT_ONCE,
-    ("models/kernels/gather_rows.cpp", "groups[0]->all_gather_into(all"): AT_ONCE,
+    ("parallel/tensor_parallel/tensor_parallel_regions.cpp", "group.all_gather_into("): AT_ONCE,
+    ("parallel/tensor_parallel/tensor_parallel_regions.cpp", "group.reduce_scatter_into("): AT_ONCE,
+    ("models/kernels/fused_ops.cpp", "ranks.all_gather_into("): AT_ONCE,
+    ("models/kernels/fused_ops.cpp", "ranks.all_reduce("): AT_ONCE,
     ("parallel/fsdp/detail/fsdp_param_group.cpp",
             "param->wait_for_offloaded_grad();"): "the loop of wait_for_host_memory",
     ("parallel/fsdp/detail/fsdp_context.cpp",
@@ -42,6 +46,7 @@ REASONS = {
     ("parallel/fsdp/detail/fsdp_context.cpp", "const StreamEvent written"): "the event of the wait behind it",
     ("parallel/fsdp/detail/fsdp_context.cpp", "comm->drop_held_gather();"):
         "after a backward that threw; the next gather drops it otherwise",
+    ("parallel/sequence_parallel/ring_attention.cpp", "const StreamScope scope(ring.stream)"): OVERLAP,
     ("framework/recompute/offloaded_storage.cpp", "const StreamScope scope(streams_.out)"): OVERLAP,
     ("framework/recompute/offloaded_storage.cpp", "const StreamScope scope(streams_.back)"): OVERLAP,
     ("framework/training/state_offload.cpp", "StreamEvent::record(current_stream(device)).synchronize()"):

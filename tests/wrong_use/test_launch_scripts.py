@@ -14,7 +14,7 @@ class Change(NamedTuple):
     take: str = ""  # the words that come
 
 
-NO_TENSOR = Change("--tensor-model-parallel-size is refused", "--tensor-model-parallel-size")
+NO_TENSOR = Change("world size 1 is not divisible by --tensor-model-parallel-size 8", "--tensor-model-parallel-size")
 NO_PIPELINE = Change("--pipeline-model-parallel-size is refused", "--pipeline-model-parallel-size")
 NO_OPTIMIZER = Change("--use-distributed-optimizer is refused: FSDP2 shards the optimizer's state already",
                       "--use-distributed-optimizer")
@@ -31,8 +31,9 @@ SCRIPTS = {
         "{text} --vocab-file vocab.json --merge-file merges.txt --split 949,50,1 --log-interval 100 "
         "--save-interval 10000 --eval-interval 1000 --save {save} --load {save} --eval-iters 1 --tensorboard-dir "
         "{save}",
-        [Change("--fp16 is refused: fp16 needs loss scaling", "--fp16"),
-         Change("--rampup-batch-size does not go with --train-iters", "--rampup-batch-size"), TOKENS, NO_TENSOR,
+        [Change("--rampup-batch-size does not go with --train-iters", "--rampup-batch-size"),
+         Change("--vocab-file vocab.json cannot be read: there is no such file", "--vocab-file", TOKENS.take),
+         NO_TENSOR,
          NO_PIPELINE]),
     "Megatron-LM's llama/train_llama3_8b_h100_fp8.sh": (
         "--use-mcore-models --num-layers 2 --hidden-size 32 --ffn-hidden-size 64 --num-attention-heads 4 "
@@ -55,8 +56,8 @@ SCRIPTS = {
         [Change("--decoupled-lr is refused: give parameters settings of their own", "--decoupled-lr"),
          Change("--decoupled-min-lr is refused: give parameters", "--decoupled-min-lr"),
          Change("--grad-reduce-in-bf16 is refused", "--grad-reduce-in-bf16"),
-         Change("--fp8-format is refused: fp8 training", "--fp8-format"),
-         Change("--fp8-param-gather is refused: fp8 training", "--fp8-param-gather"), NO_OPTIMIZER]),
+         Change("--fp8-format needs --fp8-recipe tensorwise or mxfp8", "--fp8-format"),
+         Change("--fp8-param-gather is refused: weights stay as they are stored", "--fp8-param-gather"), NO_OPTIMIZER]),
     "Megatron-LM's mixtral/train_mixtral_8x7b_distributed.sh": (
         "--use-mcore-models --disable-bias-linear --seq-length 32 --max-position-embeddings 64 --num-layers 2 "
         "--hidden-size 32 --ffn-hidden-size 64 --num-attention-heads 4 --init-method-std 0.01 --attention-dropout "
@@ -91,9 +92,8 @@ SCRIPTS = {
         "--no-initialization --distributed-timeout-minutes 60 --mm-data data_72b.json --mm-model model_72b.json "
         "--mm-tool tools.json --log-interval 1 --save-interval 10000 --eval-interval 10000 --eval-iters 0 --save "
         "{save} --ckpt-format torch_dist --log-tps --distributed-backend nccl",
-        [Change("--mm-data is refused: MindSpeed-MM's JSON files are not read", "--mm-data"),
-         Change("--mm-model is refused: MindSpeed-MM's JSON files are not read", "--mm-model"),
-         Change("--mm-tool is refused: MindSpeed-MM's JSON files are not read", "--mm-tool"),
+        [Change("--mm-data data_72b.json cannot be read: there is no such file", "--mm-data"),
+         Change("--mm-model model_72b.json cannot be read: there is no such file", "--mm-model"),
          Change("--num-layers is missing; give it, or --hf-model DIR", take="--hf-model {sees}"),
          Change("--hidden-size is missing"), Change("--num-attention-heads is missing"),
          Change("--max-position-embeddings is missing"),
@@ -112,9 +112,8 @@ SCRIPTS = {
         "--lora-dropout 0 --lora-target-modules q_proj k_proj v_proj o_proj gate_proj up_proj down_proj --mm-data "
         "data.json --mm-model model.json --mm-tool tools.json --log-interval 1 --save-interval 10000 "
         "--eval-interval 10000 --eval-iters 1 --save {save} --ckpt-format torch_dcp --distributed-backend nccl",
-        [Change("--mm-data is refused: MindSpeed-MM's JSON files are not read", "--mm-data"),
-         Change("--mm-model is refused: MindSpeed-MM's JSON files are not read", "--mm-model"),
-         Change("--mm-tool is refused: MindSpeed-MM's JSON files are not read", "--mm-tool"),
+        [Change("--mm-data data.json cannot be read: there is no such file", "--mm-data"),
+         Change("--mm-model model.json cannot be read: there is no such file", "--mm-model"),
          Change("--num-layers is missing; give it, or --hf-model DIR"), Change("--hidden-size is missing"),
          Change("--num-attention-heads is missing"), Change("--max-position-embeddings is missing"),
          Change("--lora-r needs --hf-model", take="--hf-model {model}"),

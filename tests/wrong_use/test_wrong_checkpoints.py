@@ -142,7 +142,7 @@ LOADS = {
     "a step below zero": ([*TRAIN, "--load", SAVED, "--ckpt-step", "-2"], USAGE, "--ckpt-step"),
     "a path below a file": ([*EVALUATE, "--load", "{here}/file/below"], USAGE, "there is nothing to load"),
     "more layers": ([*another("--num-layers", "2"), "--load", SAVED], USAGE, "has num_layers 1, and this run has 2"),
-    "other heads": ([*another("--num-attention-heads", "4"), "--load", SAVED], USAGE,
+    "other heads": ([*another("--num-attention-heads", "4"), "--kv-channels", "8", "--load", SAVED], USAGE,
                     "has num_attention_heads 2, and this run has 4"),
     "another vocabulary": ([*another("--vocab-size", "600"), "--load", SAVED], USAGE,
                            "has padded_vocab_size 128, and this run has 640"),

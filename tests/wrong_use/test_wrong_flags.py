@@ -84,7 +84,9 @@ FLAGS = {
     "positions of pictures": ("--position-embedding-type mrope", "belongs to vision-language models"),
     "a tokenizer that is not loaded": ("--tokenizer-type Llama2Tokenizer",
                                        "training reads tokens and loads no tokenizer"),
-    "ring attention": ("--context-parallel-algo megatron_cp_algo", "ring attention is not in this version"),
+    "a ring that adapts": ("--context-parallel-algo adaptive_cp_algo",
+                           "the way of the keys does not follow the mask here; use megatron_cp_algo"),
+    "a ring of another name": ("--cp-comm-type ring", "--cp-comm-type takes one of p2p, a2a, a2a+p2p"),
     "layernorm alone": ("--recompute-activations --recompute-modules layernorm",
                         "the next projection keeps its output anyway"),
     "a part of an expert": ("--fine-grained-activation-offloading --offload-modules moe_act",
@@ -97,10 +99,16 @@ FLAGS = {
     "a backend of NPUs": ("--distributed-backend hccl", "is for NPUs, which this program does not drive"),
     "a backend that is none": ("--distributed-backend mpi", "--distributed-backend mpi is unknown; use nccl, gloo"),
     # refused flags
-    "rotated neighbours": ("--rotary-interleaved", "--rotary-interleaved is refused: halves of a head are rotated"),
-    "tensor parallelism": ("--tensor-model-parallel-size 2", "tensor parallelism is not in this version"),
+    "more pieces than ranks": ("--tensor-model-parallel-size 2",
+                               "world size 1 is not divisible by --tensor-model-parallel-size 2"),
+    "no piece": ("--tensor-model-parallel-size 0", "--tensor-model-parallel-size is 0; it must be positive"),
     "a pipeline": ("--pipeline-model-parallel-size 2", "pipeline parallelism is not part of this program"),
-    "fp16": ("--fp16", "--fp16 is refused: fp16 needs loss scaling"),
+    "fp16 and bf16": ("--fp16 --bf16", "--fp16 and --bf16 exclude each other"),
+    "a loss scale below zero": ("--loss-scale -1", "--loss-scale is -1.0; it must be not negative"),
+    "a least loss scale above the first": ("--min-loss-scale 8 --initial-loss-scale 4",
+                                           "--min-loss-scale 8.0 is above --initial-loss-scale 4.0"),
+    "no steps before a loss scale grows": ("--loss-scale-window 0", "--loss-scale-window is 0; it must be at least 1"),
+    "a loss in fp16": ("--fp16-lm-cross-entropy", "--fp16-lm-cross-entropy is refused: the loss is computed in fp32"),
     "a flag of old": ("--batch-size 4", "Megatron removed it long ago; use --micro-batch-size"),
     "uniform Xavier": ("--init-method-xavier-uniform",
                        "is refused: fresh weights are drawn from a normal distribution"),
@@ -124,14 +132,14 @@ FLAGS = {
     "negative steps": ("--train-iters -5", "--train-iters is -5; it must be positive"),
     "no micro batch": ("--micro-batch-size 0", "--micro-batch-size is 0; it must be positive"),
     "a batch that does not divide": ("--micro-batch-size 3", "global batch size 2 is not divisible by 3"),
-    "a negative rate": ("--lr -1e-3", "--lr is -0.001; it must not be negative"),
+    "a negative rate": ("--lr -1e-3", "--lr is -0.001; it must be not negative"),
     "a least rate above the largest": ("--min-lr 1", "--min-lr 1.0 is above --lr 0.001"),
     "a warm-up of everything": ("--lr-warmup-fraction 1", "--lr-warmup-fraction is 1.0; it must be from 0 to below 1"),
     "a beta of one": ("--adam-beta2 1", "--adam-beta2 is 1.0; it must be from 0 to below 1"),
-    "a negative clipping": ("--clip-grad -1", "--clip-grad is -1.0; it must not be negative"),
-    "a negative evaluation": ("--eval-iters -1", "--eval-iters is -1; it must not be negative"),
+    "a negative clipping": ("--clip-grad -1", "--clip-grad is -1.0; it must be not negative"),
+    "a negative evaluation": ("--eval-iters -1", "--eval-iters is -1; it must be not negative"),
     "no deadline": ("--distributed-timeout-minutes 0", "--distributed-timeout-minutes is 0; it must be positive"),
-    "fewer than no workers": ("--num-workers -1", "--num-workers is -1; it must not be negative"),
+    "fewer than no workers": ("--num-workers -1", "--num-workers is -1; it must be not negative"),
     "half a rank": ("--context-parallel-size 0", "--context-parallel-size is 0; it must be positive"),
     "sequences on ranks that are not there": ("--context-parallel-size 2",
                                               "world size 1 is not divisible by --context-parallel-size 2"),
@@ -194,7 +202,7 @@ YAML = {  # the text of an argument file, and a part of the message
     "a switch of seven": ("swiglu: 7\n", ":1: swiglu takes true or false"),
     "a map for a number": ("seed: {a: 1}\n", "seed takes a value or a list of plain values, got a map"),
     "a list for a number": ("seed: [1, 2]\n", "--seed takes one value, got 2"),
-    "a refused key": ("gpt_args: {fp16: true}\n", ":1: --fp16 is refused"),
+    "a refused key": ("gpt_args: {grad_reduce_in_bf16: true}\n", ":1: --grad-reduce-in-bf16 is refused"),
     "a refused choice": ("optimizer: dist_muon\n", ":1: --optimizer dist_muon is refused"),
     "a key beside gpt_args": ("gpt_args: {seed: 1}\nlog_interval: 2\n", '"log_interval" stands beside gpt_args:'),
     "a misspelt key of adapters": ("gpt_args: {seed: 1}\nlora_args: {lora_rr: 4}\n",
@@ -230,7 +238,8 @@ def lines_of(done, expected):
     return [line[2:] for line in lines]
 
 
-WRONG = ("--fp16 --lr fast --trian-iters 3 --optimizer dist_muon --tensor-model-parallel-size 3 --hidden-size 17 "
+WRONG = ("--grad-reduce-in-bf16 --lr fast --trian-iters 3 --optimizer dist_muon --pipeline-model-parallel-size 3 "
+         "--hidden-size 17 "
          "--save x").split()
 
 
@@ -238,9 +247,10 @@ WRONG = ("--fp16 --lr fast --trian-iters 3 --optimizer dist_muon --tensor-model-
 def test_all_mistakes_are_told_at_once(before):
     """Those of single flags, the refused ones, and the rules between them, once for all ranks."""
     lines = lines_of(run(*before, *PRETRAIN[1:], *MOCK, *WRONG), 7)
-    starts = ["--fp16 is refused", "--hidden-size 17 is not divisible", '--lr takes a number, got "fast"',
-              "--optimizer dist_muon is refused", "--save x needs --save-interval",
-              "--tensor-model-parallel-size is refused", "unknown flag --trian-iters; did you mean"]
+    starts = ["--grad-reduce-in-bf16 is refused", "--hidden-size 17 is not divisible",
+              '--lr takes a number, got "fast"',
+              "--optimizer dist_muon is refused", "--pipeline-model-parallel-size is refused",
+              "--save x needs --save-interval", "unknown flag --trian-iters; did you mean"]
     assert all(line.startswith(start) for line, start in zip(lines, starts)), lines
 
 

@@ -6,7 +6,12 @@ from megashard import USAGE
 from wrong_use import MOCK, PRETRAIN, RATE, check, run
 
 CASES = {
-    "fp8": ("--fp8-format hybrid", "fp8 training is not part of this program; use param_dtype: bf16"),
+    "fp8 with delayed scales": ("--fp8-format hybrid", "--fp8-format needs --fp8-recipe tensorwise or mxfp8"),
+    "fp8 with blocks of 128": ("--fp8-format e4m3 --fp8-recipe blockwise", "there are tensorwise and mxfp8"),
+    "fp8 of no format": ("--fp8-format e5m2 --fp8-recipe mxfp8", '--fp8-format takes one of e4m3, hybrid, got "e5m2"'),
+    "fp8 of some layers": ("--num-layers-at-start-in-bf16 2", "all linear layers but the output's compute in fp8"),
+    "fp8 of small layers": ("--fp8-format e4m3 --fp8-recipe mxfp8",
+                            "no linear layer of the model has sizes that are multiples of 32; leave it out"),
     "fp4": ("--fp4-format e2m1", "fp4 training is not part of this program"),
     "precision by layer": ("--te-precision-config-file precision.yaml", "use param_dtype and reduce_dtype there"),
     "experts by flags": ("--num-experts 8", "experts come with a model of experts by --hf-model"),
@@ -75,5 +80,6 @@ def test_defaults_and_flags_without_effect_are_let_through():
         "--use-dist-ckpt --tiktoken-pattern v2")
     done = run(*PRETRAIN, *MOCK, *RATE, *defaults.split())
     assert done.returncode == 0, done.stderr
-    assert "--fp8-margin (it only matters with --fp8-format, which is refused)" in done.stdout + done.stderr
+    reason = "it only matters with --fp8-recipe delayed or custom, which are refused"
+    assert f"--fp8-margin ({reason})" in done.stdout + done.stderr
     assert "padded vocab (size: 61) with 3 dummy tokens (new size: 64)" in done.stdout

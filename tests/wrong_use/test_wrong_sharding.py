@@ -13,8 +13,15 @@ REFUSED = {
     "a dtype of whole numbers": ("reduce_dtype: int32",
                                  'reduce_dtype takes one of fp16, bf16, fp32, fp64, got "int32"'),
     "a dtype that is a list": ("param_dtype: [bf16]", "param_dtype takes one of fp16, bf16, fp32, fp64, got a list"),
-    "a training in fp16": ("param_dtype: fp16",
-                           "fp16 needs loss scaling, which training here does not have; take bf16"),
+    "gradients of whole numbers": ("grad_dtype: int8", "grad_dtype takes one of fp16, bf16, fp32, fp64"),
+    "buffers of whole numbers": ("buffer_dtype: int8", "buffer_dtype takes one of fp16, bf16, fp32, fp64"),
+    "a placement in a word": ("shard_placement: last", 'takes "auto", or dimensions by patterns of modules as in'),
+    "a placement of what is not there": ("shard_placement:\n  layers.{*}: 1",
+                                         'needs a list of modules, but the model has no submodule "layers"'),
+    "a third way with unused parameters": ("unused_parameters: skip", "takes one of zero_fill, error, got"),
+    "a scale of fp8 that is none": ("fp8_all_gather: rowwise", "takes one of false, true, amax, power_of_two, got"),
+    "no reduction in flight": ("reduce_scatter_max_input_buffers: 0", "takes a whole number of at least 1"),
+    "buffers of a memory that is none": ("communication_memory: shared", "takes one of registered, symmetric, got"),
     "outputs in a dtype of their own": (
         "output_dtype: bf16", "makes model.layers.0 return bf16, but model.norm behind it computes in fp32; set "
         "param_dtype: bf16"),
@@ -66,6 +73,9 @@ WITH_FLAGS = {
     "a strict file with a path that is not there": (
         "sub_modules_to_wrap: [model.layer]", ["--fsdp2-config-strict"], 'Module not found at path "model.layer"'),
 }
+CUT_UNEVENLY = ("shard_placement:\n  model.layers.0.mlp: 1",
+                "shard_placement in the FSDP2 file cuts model.layers.0.mlp.",
+                ", which the 3 ranks that share it do not divide; choose another dimension, or auto")
 TRAINED_APART = ("ignored_modules: [model.layers.0.mlp, model.norm]",
                  " more), so each of the 2 ranks would train its own copy; give " "ignored_modules_replicated: true")
 # by name: the file, the key that is told to have no effect
@@ -75,6 +85,8 @@ MUTE_NO_MORE = {
     "casts without a dtype": ("cast_forward_inputs: false", "cast_forward_inputs"),
     "offloaded sizes without offload": ("min_offloaded_tensor_size: 10", "min_offloaded_tensor_size"),
     "a kind of recompute without recompute": ("use_reentrant: false", "use_reentrant"),
+    "memory of NCCL without a GPU": ("communication_memory: registered", "communication_memory"),
+    "modules of fp8 without fp8": ("fp8_all_gather_modules: [model.layers.0]", "fp8_all_gather_modules"),
     "replication of nothing": ("ignored_modules_replicated: true", "ignored_modules_replicated"),
     "rows of experts without experts": ("expert_fully_shard_parallel_size: 1", "expert_fully_shard_parallel_size"),
     "experts without experts": ("moe_modules: [model.layers.0.mlp]", "moe_modules"),
@@ -109,6 +121,13 @@ def test_modules_that_each_rank_would_train_for_itself(tmp_path):
     frozen = ["--freeze-module-prefix", "model.layers.0.mlp", "model.norm"]
     assert with_file(tmp_path, text, "launch", "-n", "2", "--", *TRAIN, *frozen).returncode == 0
     assert with_file(tmp_path, text, "launch", "-n", "2", "--", *PRETRAIN, *MOCK, "--skip-train").returncode == 0
+
+
+def test_a_dimension_that_the_ranks_do_not_divide(tmp_path):
+    text, *parts = CUT_UNEVENLY
+    done = with_file(tmp_path, text, "launch", "-n", "3", "--", *TRAIN, "--global-batch-size", "3")
+    for part in parts:
+        refused(done, part)
 
 
 def test_experts_that_are_spread_are_not_ignored(folder, tmp_path):

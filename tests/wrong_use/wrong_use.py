@@ -41,7 +41,7 @@ def write_conversations(prefix, tokens=(3, 50, 50, 4, 1, 2), grid=(1, 2, 4), wid
     """A set of two alike: a question with places (50) for a picture of zeros, and an answer."""
     from preprocess_conversations import Pictures, Sample, Writer
 
-    writer = Writer(str(prefix))
+    writer = Writer(str(prefix), [], [])
     for _ in range(2):
         writer.add(Sample(tokens, bytes([0, 0, 0, 0, 1, 1]), Pictures([grid], bytes(4 * width * math.prod(grid)),
                                                                       width)))
