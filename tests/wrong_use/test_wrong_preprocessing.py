@@ -90,7 +90,6 @@ RECORDS = {
     "text as conversations": ('{"text": "a"}\n', "conversations",
                               "it has none of the keys messages, conversations, instruction (it has text)"),
     "half of a character": ('{"text": "\\ud83d"}\n', "jsonl", "line 1: the text has half of a surrogate pair"),
-    "a deep record": ('{"text": ' + "[" * 100000, "jsonl", "line 1, is not JSON"),
     "an empty file": ("", "jsonl", "holds no text at all"),
     "an empty file of conversations": ("", "conversations", "holds no conversation; check --input"),
     "another encoding": ("caf\u00e9\n".encode("latin-1"), "text", "after line 0, is not UTF-8; convert it"),
@@ -195,3 +194,12 @@ def test_the_program_itself_ends_so(place):
     words = [word.format(folder=place) for word in [*GIVEN, "--tokenizer-model", "Qwen/Qwen3-0.6B"]]
     done = run(sys.executable, PROGRAM, *words, expect=USAGE, env=environment(HF_HUB_CACHE=str(place / "none")))
     assert done.stderr.count("\n") == 1 and "hf download" in done.stderr
+
+
+def test_a_deep_record(place):
+    """In a process of its own: in pytest's the recursion limit is reached in pytest's hooks too."""
+    (place / "deep.jsonl").write_text('{"text": ' + "[" * 100000)
+    words = [word.format(folder=place) for word in [*GIVEN, "--input", "{folder}/deep.jsonl"]]
+    done = run(sys.executable, PROGRAM, *words, expect=FAILURE)
+    assert done.stderr.count("\n") == 1 and "line 1, is not JSON" in done.stderr
+    assert not list(place.glob("out*"))
