@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "models/kernels/fused_ops.h"
+#include "models/kernels/once_differentiable.h"
 
 namespace megashard {
 namespace {
@@ -94,6 +95,7 @@ struct Float8Product : torch::autograd::Function<Float8Product> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    require_once_differentiated("float8_linear");
     const auto saved = context->get_saved_variables();
     const auto &x = saved[0], &weight = saved[1];
     const auto recipe = static_cast<Float8Recipe>(context->saved_data["recipe"].toInt());

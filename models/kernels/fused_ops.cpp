@@ -19,6 +19,7 @@
 #include <tuple>
 
 #include "models/kernels/fused_operators.h"
+#include "models/kernels/once_differentiable.h"
 
 namespace megashard {
 namespace {
@@ -38,11 +39,6 @@ bool alike(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.device() == b.device();
 }
 
-void refuse_second_derivative(const char* name) {
-  TORCH_CHECK(!at::GradMode::is_enabled(), name,
-              " has no second derivative: call backward without create_graph, or compute it with plain operators");
-}
-
 struct LinearByFp32 : Function<LinearByFp32> {
   static Variable forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
     context->save_for_backward({x, weight});
@@ -50,7 +46,7 @@ struct LinearByFp32 : Function<LinearByFp32> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    refuse_second_derivative("linear");
+    require_once_differentiated("linear");
     const auto saved = context->get_saved_variables();
     const auto& x = saved[0];
     const auto& weight = saved[1];
@@ -85,7 +81,7 @@ struct RmsNormFunction : Function<RmsNormFunction> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    refuse_second_derivative("rms_norm");
+    require_once_differentiated("rms_norm");
     const auto saved = context->get_saved_variables();
     auto [grad_x, grad_weight] = fused_operators().rms_norm_backward(grads[0].contiguous(), saved[0], saved[1],
                                                                      saved[2], context->needs_input_grad(1));
@@ -105,7 +101,7 @@ struct RotateFunction : Function<RotateFunction> {
     return run_rotate(x, cos, sin, /*back=*/false);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    refuse_second_derivative("rotate");
+    require_once_differentiated("rotate");
     const auto saved = context->get_saved_variables();
     return {run_rotate(grads[0], saved[0], saved[1], /*back=*/true), Variable(), Variable()};
   }
@@ -119,7 +115,7 @@ struct SwigluFunction : Function<SwigluFunction> {
     return fused_operators().swiglu(gate, up);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    refuse_second_derivative("swiglu");
+    require_once_differentiated("swiglu");
     const auto saved = context->get_saved_variables();
     const auto [grad_gate, grad_up] = fused_operators().swiglu_backward(grads[0].contiguous(), saved[0], saved[1]);
     return {grad_gate, grad_up};
@@ -198,7 +194,7 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    refuse_second_derivative("token_cross_entropy");
+    require_once_differentiated("token_cross_entropy");
     TORCH_CHECK(context->saved_data.count("consumed") == 0,
                 "the loss was already differentiated, and its logits are overwritten by their gradient: call backward "
                 "once, without retain_graph");

@@ -1,7 +1,8 @@
 #include "models/kernels/float8_linear.h"
 
 #include <ATen/Functions.h>
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -87,6 +88,13 @@ TEST_P(Float8LinearTest, NoRowsHaveGradientsOfZero) {
   auto x = at::empty({0, 32}).requires_grad_(), w = at::ones({32, 32}).requires_grad_();
   float8_linear(x, w, at::Tensor(), GetParam()).sum().backward();
   EXPECT_EQ(w.grad().abs().sum().item<float>(), 0);
+}
+
+TEST_P(Float8LinearTest, ASecondDerivativeIsRefused) {
+  const auto x = at::randn({32, 32}).requires_grad_();
+  const auto y = float8_linear(x, at::ones({32, 32}), at::Tensor(), GetParam()).sum();
+  EXPECT_THAT([&] { torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true); },
+              ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr("float8_linear has no second derivative")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, Float8LinearTest,
