@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/hugging_face/hf_assets.h"
+#include "framework/arguments/configuration_file.h"
 #include "framework/diagnostics.h"
 
 namespace megashard {
@@ -65,6 +66,13 @@ std::optional<int64_t> named_eos(const std::filesystem::path& folder) {
   return id;
 }
 
+/// By --tokenizer-type; without it --vocab-file counts where no other tokenizer is given.
+bool has_gpt2_tokenizer(const Arguments& arguments) {
+  if (!arguments.vocab_file) return false;
+  if (arguments.tokenizer_type) return arguments.tokenizer_type == TokenizerType::kGpt2Bpe;
+  return !arguments.tokenizer_model && !arguments.hf_model;
+}
+
 bool needs_ends(const Arguments& arguments) {
   return arguments.eod_mask_loss || arguments.reset_position_ids || arguments.reset_attention_mask;
 }
@@ -73,8 +81,9 @@ bool needs_ends(const Arguments& arguments) {
 
 int64_t end_of_document_id(const Arguments& arguments) {
   if (arguments.tokenizer_type == TokenizerType::kNull) return arguments.vocab_size.value_or(-1);
-  if (arguments.vocab_file) {
-    const auto words = read_tokenizer_file(*arguments.vocab_file);
+  if (has_gpt2_tokenizer(arguments)) {
+    const auto text = read_configuration(*arguments.vocab_file, "--vocab-file");
+    const auto words = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (const auto end = words.find("<|endoftext|>"); end != words.end() && end->is_number_integer())
       return end->get<int64_t>();
   }
