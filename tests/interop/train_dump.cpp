@@ -1,7 +1,8 @@
 // Trains Hugging Face models with megashard and writes what fsdp2_reference.py writes for PyTorch
-// FSDP2; the job file and its fields are described there, and four more are read here:
+// FSDP2; the job file and its fields are described there, and five more are read here:
 // `fsdp2_config`, the text of an FSDP2 file, which the model's own mixin follows instead of `mesh`,
-// `sequence_ranks`, that share each row (Ulysses), `ring` places of them, and `expert_ranks`, that share the experts.
+// `sequence_ranks`, that share each row (Ulysses), `ring` places of them, `expert_ranks`, that share the experts, and
+// `tensor_ranks`, that share the layers.
 // Ranks are threads on the real Gloo backend, or one of a fake group; with MEGASHARD_TEST_DEVICE=sim
 // each has a simulated device.
 // Conversations come by the loader's own functions.
@@ -25,6 +26,7 @@
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/model_registry.h"
 #include "framework/training/optimizer.h"
+#include "framework/training/parallel_groups.h"
 #include "models/float8/float8_layers.h"
 #include "models/hugging_face/load_hf_weights.h"
 #include "models/register_models.h"
@@ -50,16 +52,16 @@ class Results {
     const std::scoped_lock lock(mutex_);
     tensors_[name] = value.detach().cpu().clone();
   }
-  /// This rank's rows of a whole tensor.
-  void put_piece(const std::string& name, const ShardedTensor& piece, const at::Tensor& rows) {
+  /// `local`, which lies in a whole tensor where `piece` does.
+  void put_piece(const std::string& name, const ShardedTensor& piece, const at::Tensor& local) {
     const std::scoped_lock lock(mutex_);
     auto& whole = tensors_[name];
-    if (!whole.defined()) whole = at::full(piece.global_sizes, std::nan(""), rows.options().device(at::kCPU));
-    if (rows.dim() == 0) {
-      whole.copy_(rows);
-    } else {
-      whole.narrow(0, piece.offsets[0], rows.size(0)).copy_(rows);
+    if (!whole.defined()) whole = at::full(piece.global_sizes, std::nan(""), local.options().device(at::kCPU));
+    at::Tensor place = whole;
+    for (int64_t dim = 0; dim < local.dim(); ++dim) {
+      place = place.narrow(dim, piece.offsets[static_cast<size_t>(dim)], local.size(dim));
     }
+    place.copy_(local);
   }
   void saw_dtype(const std::string& where, at::ScalarType dtype) {
     const std::scoped_lock lock(mutex_);
@@ -94,13 +96,18 @@ std::optional<at::ScalarType> dtype_of(const json& name) {
   return find_dtype_by_torch_name(name.get<std::string>())->dtype;
 }
 
-std::shared_ptr<MultiModalModule> make_model(const json& job, int rank) {
-  ModelRegistry registry;
-  register_models(registry);
+Arguments arguments_of(const json& job, int rank) {
   Arguments arguments;
   arguments.hf_model = job.at("model");
   arguments.expert_model_parallel_size = job.value("expert_ranks", 1);
+  arguments.tensor_model_parallel_size = job.value("tensor_ranks", 1);
   arguments.rank = rank;
+  return arguments;
+}
+
+std::shared_ptr<MultiModalModule> make_model(const json& job, const Arguments& arguments) {
+  ModelRegistry registry;
+  register_models(registry);
   auto model = registry.create(arguments);
   if (job.contains("fp8")) {
     const auto& fp8 = job.at("fp8");
@@ -120,11 +127,14 @@ std::vector<torch::nn::Module*> layers_of(const MultiModalModule& model) {
   return layers;
 }
 
-void shard_by_file(MultiModalModule& model, const json& job, const ProcessGroupPtr& world) {
+void shard_by_file(MultiModalModule& model, const json& job, const ParallelGroups& groups) {
   const auto config =
       parse_fsdp2_config(job.at("fsdp2_config"), "the job", Strictness::kStrict, [](Severity, const std::string&) {});
   dynamic_cast<FSDP2Mixin&>(model).fully_shard(
-      {.process_group = world, .config = config, .strictness = Strictness::kStrict});
+      {.process_group = groups.sharding,
+       .tensor_parallel_group = groups.tensor_parallel,
+       .config = config,
+       .strictness = Strictness::kStrict});
 }
 
 void shard(MultiModalModule& model, const json& job, DeviceMeshPtr mesh) {
@@ -149,12 +159,12 @@ NamedTensors parameters_of(const torch::nn::Module& model) {
 }
 
 /// Neighbours that share each row.
-SequenceShard sequence_ranks(const json& job, const ProcessGroupPtr& world) {
+SequenceShard sequence_ranks(const json& job, const ProcessGroupPtr& sharding) {
   const int ranks = job.value("sequence_ranks", 1);
   if (ranks == 1) return {};
   std::vector<int> members(static_cast<size_t>(ranks));
-  std::iota(members.begin(), members.end(), world->rank() / ranks * ranks);
-  return share_sequences(world->subgroup(members, "sequence"), job.value("ring", 1));
+  std::iota(members.begin(), members.end(), sharding->rank() / ranks * ranks);
+  return share_sequences(sharding->subgroup(members, "sequence"), job.value("ring", 1));
 }
 
 /// `loss_scale` of the job.
@@ -276,9 +286,12 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
   std::vector<testing::CollectiveCall> calls;
   const auto shape = job.at("mesh").get<std::vector<int>>();
   const std::vector<std::string> names = {"replicate", "shard"};
-  const auto model = make_model(job, world->rank());
+  const Arguments arguments = arguments_of(job, world->rank());
+  const ParallelGroups groups(arguments, world);
+  const ProcessGroupPtr& sharding = groups.sharding;
+  const auto model = make_model(job, arguments);
   if (job.contains("fsdp2_config")) {
-    shard_by_file(*model, job, world);
+    shard_by_file(*model, job, groups);
   } else {
     shard(*model, job, testing::recording_mesh(world, shape, {names.end() - shape.size(), names.end()}, calls));
   }
@@ -292,19 +305,19 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
   optimizer->set_parts(model->expert_parallel_info());
 
   const JobData data(job);
-  const SequenceShard sequence = sequence_ranks(job, world);
+  const SequenceShard sequence = sequence_ranks(job, sharding);
   const int64_t sharing = sequence.is_whole() ? 1 : sequence.group->size();
-  const int64_t rows = data.rows() * sharing / world->size();
+  const int64_t rows = data.rows() * sharing / sharding->size();
   const int64_t steps = job.at("steps");
   at::Tensor losses = at::empty({steps}, at::kDouble), norms = at::empty({steps}, at::kDouble);
   Scaling scaling(job, parameters.front().second.device(), steps);
   for (int64_t step = 0; step < steps; ++step) {
-    const Batch batch = data.read(step, world->rank() / sharing * rows, rows);
+    const Batch batch = data.read(step, sharding->rank() / sharing * rows, rows);
     const SequenceShard shard = sequence.with_length(batch.tokens.size(1));
     const double tokens = data.read(step, 0, data.rows()).loss_mask.sum(at::kDouble).item<double>();
     const at::Tensor each = (*model)(input_of(*model, batch, shard));
     const at::Tensor mask = on_device(shard.rows_of(batch.loss_mask, 1), each.device());
-    const at::Tensor loss = (each * mask).sum() * (world->size() / tokens);
+    const at::Tensor loss = (each * mask).sum() * (sharding->size() / tokens);
     scaling.backward(loss, step, parameters, *world);
     for (const auto& [name, parameter] : parameters) {
       if (!parameter.grad().defined()) continue;  // never on the way from tokens to logits
