@@ -1,4 +1,6 @@
 """Wrong flags, YAML files and sizes end in one message each, all of them in one run, and in exit code 2."""
+import re
+
 import pytest
 
 from megashard import USAGE
@@ -330,3 +332,20 @@ def test_the_help_is_whole(program):
     assert "VALUE" not in help_text
     trains = "--lr FLOAT" in help_text and "--save DIR" in help_text
     assert trains == (program == "pretrain") and ("--log-probs FILE.npy" in help_text) == (program == "infer")
+
+
+def kinds_of_flags(help_text):
+    """By flag: what stands behind it in --help, "" behind a switch. Of those that have an effect."""
+    understood = help_text.partition("\naccepted, without effect here:\n")[0]
+    return dict(re.findall(r"^  (--[a-z0-9-]+)(?: ([^ ,\n]+).*)?,?$", understood, re.MULTILINE))
+
+
+def test_every_flag_says_what_it_takes():
+    kinds = kinds_of_flags(run("pretrain", "--help").stdout)
+    assert len(kinds) > 150
+    bad = {flag: "" if kind.isupper() and kind not in ("INT", "FLOAT") else "seven" for flag, kind in kinds.items()}
+    lines = lines_of(run("pretrain", *[f"{flag}={value}" for flag, value in bad.items()]), len(bad))
+    told = {line.split()[0]: line for line in lines}
+    for flag, value in bad.items():
+        says = r"takes \S" if value else "has (no|an empty) value"
+        assert re.match(f"{flag} {says}", told.get(flag, "")), (flag, told.get(flag))

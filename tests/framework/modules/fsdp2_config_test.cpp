@@ -204,6 +204,13 @@ TEST(Fsdp2Config, WrongValuesNameLineKeyAndValue) {
   }
 }
 
+TEST(Fsdp2Config, EveryKeySaysWhatItTakes) {
+  for (const auto& key : fsdp2_config_keys()) {
+    CollectedDiagnostics told;
+    EXPECT_THAT(usage_error([&] { parse(key + ": [[seven]]", told); }), HasSubstr("f.yaml:1: " + key + " takes "));
+  }
+}
+
 TEST(Fsdp2Config, AMissingFileIsAnError) {
   CollectedDiagnostics told;
   EXPECT_THAT(usage_error([&] { load_fsdp2_config("/nowhere.yaml", Strictness::kWarn, told.sink()); }),

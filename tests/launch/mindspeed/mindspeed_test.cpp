@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "launch/arguments/command_line.h"
+#include "launch/mindspeed/mindspeed_keys.h"
 #include "tests/support/diagnostics.h"
 
 namespace megashard {
@@ -236,6 +237,23 @@ TEST_F(MindSpeed, WhatIsNotHereIsRefusedByName) {
   EXPECT_THAT(refusal({"--mm-model", write("m.json", "{\"predictor\": {\"model_id\": \"wandit\"}}")}),
               HasSubstr("the section describes no model that this program has"));
   EXPECT_THAT(refusal({"--mm-data", "none.json"}), HasSubstr("--mm-data none.json"));
+}
+
+TEST_F(MindSpeed, EveryKeySaysWhatItTakes) {
+  const std::string file = "x.yaml";
+  for (const auto& sections :
+       {mindspeed_data_sections(), mindspeed_model_sections(), mindspeed_training_sections()}) {
+    for (const auto& section : sections) {
+      for (const auto& key : section.keys) {
+        if (key.take == nullptr) continue;
+        MindSpeedRun run;
+        Arguments arguments;
+        const YamlValue value{file, std::string(section.path) + "." + key.name, YAML::Load("[[seven]]")};
+        const auto message = usage_error([&] { key.take(value, run, arguments); });
+        EXPECT_THAT(message, testing::ContainsRegex("x.yaml:1: " + value.key + ":? .*(takes|write) "));
+      }
+    }
+  }
 }
 
 TEST_F(MindSpeed, TheModelMustBeThatOfItsConfiguration) {

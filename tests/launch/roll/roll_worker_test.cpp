@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include "launch/roll/roll_keys.h"
 #include "tests/support/diagnostics.h"
 
 namespace megashard {
@@ -234,6 +235,21 @@ TEST(RollWorker, MistakesAreErrors) {
   Arguments arguments;
   EXPECT_THAT(usage_error([&] { read_roll_worker("/", "actor", arguments); }),
               HasSubstr("--config / cannot be read: it is a folder"));
+}
+
+TEST(RollWorker, EveryKeySaysWhatItTakes) {
+  const std::string file = "x.yaml";
+  for (const auto& keys : {roll_pipeline_keys(), roll_worker_keys(), roll_model_keys(), roll_training_keys(),
+                           roll_strategy_keys(), roll_wrap_keys()}) {
+    for (const auto& key : keys) {
+      if (key.take == nullptr) continue;
+      RollWorker worker;
+      Arguments arguments;
+      const YamlValue value{file, key.name, YAML::Load("[[seven]]")};
+      const auto message = usage_error([&] { key.take(value, worker, arguments); });
+      EXPECT_THAT(message, testing::ContainsRegex(std::string("x.yaml:1: ") + key.name + ":? .*takes "));
+    }
+  }
 }
 
 /// What the files of ROLL's examples have in strategy_config, as far as it is about experts.
