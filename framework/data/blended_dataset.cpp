@@ -1,5 +1,6 @@
 #include "framework/data/blended_dataset.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/ones_like.h>
 #include <c10/util/Exception.h>
@@ -18,7 +19,7 @@ bool has_tensor(const Batch& batch, at::Tensor Batch::*tensor) { return (batch.*
 
 /// The rows of all parts in one batch, the shorter ones filled up.
 Batch joined(std::vector<Batch> parts, bool pin_memory) {
-  for (const auto tensor : {&Batch::position_ids, &Batch::attention_mask}) {
+  for (const auto tensor : {&Batch::position_ids, &Batch::document_lengths}) {
     const auto with = std::ranges::count_if(parts, [&](const Batch& part) { return has_tensor(part, tensor); });
     TORCH_CHECK_NOT_IMPLEMENTED(with == 0 || with == std::ssize(parts),
                                 "--reset-position-ids and --reset-attention-mask are about documents, and this blend "
@@ -36,15 +37,19 @@ Batch joined(std::vector<Batch> parts, bool pin_memory) {
   }
   Batch all;
   for (const auto tensor : {&Batch::tokens, &Batch::position_ids, &Batch::labels, &Batch::loss_mask,
-                            &Batch::attention_mask, &Batch::token_mask}) {
+                            &Batch::token_mask}) {
     if (!has_tensor(parts.front(), tensor)) continue;
     std::vector<at::Tensor> rows;
     for (const Batch& part : parts) {
-      // Those with a mask for pairs of tokens are of documents, which are all of one length.
       const int64_t missing = length - (part.*tensor).size(-1);
       rows.push_back(missing == 0 ? part.*tensor : at::constant_pad_nd(part.*tensor, {0, missing}));
     }
     all.*tensor = cat_rows(rows, pin_memory);
+  }
+  if (has_tensor(parts.front(), &Batch::document_lengths)) {
+    std::vector<at::Tensor> lengths;
+    for (const Batch& part : parts) lengths.push_back(part.document_lengths);
+    all.document_lengths = at::cat(lengths);
   }
   for (const auto& [name, tensors] : extra) all.extra[name] = cat_rows(tensors, tensors.front().is_pinned());
   return all;

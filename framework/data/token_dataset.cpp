@@ -1,6 +1,7 @@
 #include "framework/data/token_dataset.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 
@@ -25,8 +26,10 @@ class RowWriter {
       labels[i] = sample[static_cast<size_t>(i) + 1];
     }
     if (options_.reset_position_ids) write_positions(row, sample);
-    if (options_.reset_attention_mask) write_attention_mask(row, sample);
+    if (options_.reset_attention_mask) write_documents(sample);
   }
+
+  at::Tensor document_lengths() const { return at::tensor(document_lengths_, at::device(at::kCPU).dtype(at::kLong)); }
 
  private:
   void write_positions(int64_t row, const std::vector<int64_t>& sample) {
@@ -39,19 +42,18 @@ class RowWriter {
     }
   }
 
-  void write_attention_mask(int64_t row, const std::vector<int64_t>& sample) {
-    const int64_t length = options_.seq_length;
-    bool* mask = batch_.attention_mask.mutable_data_ptr<bool>() + row * length * length;
-    int64_t begin = 0;  // first token of the document that token i belongs to
-    for (int64_t i = 0; i < length; ++i, mask += length) {
-      std::fill_n(mask, length, false);
-      std::fill(mask + begin, mask + i + 1, true);
-      if (sample[static_cast<size_t>(i)] == options_.eod_id) begin = i + 1;
+  void write_documents(const std::vector<int64_t>& sample) {
+    int64_t begin = 0;
+    for (int64_t i = 0; i < options_.seq_length; ++i) {
+      if (sample[static_cast<size_t>(i)] != options_.eod_id && i + 1 < options_.seq_length) continue;
+      document_lengths_.push_back(i + 1 - begin);
+      begin = i + 1;
     }
   }
 
   Batch& batch_;
   const BatchOptions& options_;
+  std::vector<int64_t> document_lengths_;
 };
 
 }  // namespace
@@ -66,7 +68,6 @@ Batch TokenDataset::collate(const std::vector<int64_t>& indices, const BatchOpti
               .labels = empty({rows, length}, at::kLong),
               .loss_mask = empty({rows, length}, at::kFloat)};
   if (options.reset_position_ids) batch.position_ids = empty({rows, length}, at::kLong);
-  if (options.reset_attention_mask) batch.attention_mask = empty({rows, 1, length, length}, at::kBool);
   RowWriter writer(batch, options);
   std::vector<int64_t> sample(static_cast<size_t>(length) + 1);
   for (int64_t row = 0; row < rows; ++row) {
@@ -75,6 +76,7 @@ Batch TokenDataset::collate(const std::vector<int64_t>& indices, const BatchOpti
     check_tokens(sample, index, options);
     writer.write(row, sample);
   }
+  if (options.reset_attention_mask) batch.document_lengths = writer.document_lengths();
   return batch;
 }
 

@@ -31,8 +31,6 @@ Batch batch_of_rank(const MultiModalModule& model, Batch whole, c10::Device devi
     if (tensor.defined()) tensor = on_device(tensor, device);
   };
   for (auto& [name, tensor] : whole.extra) move(tensor);
-  whole.attention_mask = whole.sequence.place_rows_of(whole.attention_mask, 2);
-  move(whole.attention_mask);
   for (at::Tensor* each : {&whole.tokens, &whole.position_ids, &whole.labels, &whole.token_mask}) {
     move(*each);
     *each = whole.sequence.rows_of(*each, -1);

@@ -35,7 +35,7 @@ DecoderStack::DecoderStack(const DecoderConfig& config)
       ranks_(config.tensor_parallel),
       dropout_(config.hidden_dropout),
       embedding_scale_(config.embedding_scale),
-      window_mask_(config.sliding_window) {
+      window_(config.sliding_window) {
   embed_tokens_ =
       register_module("embed_tokens", std::make_shared<Hooked<Embedding>>(config.vocab_size, config.hidden_size,
                                                                           config.pad_token_id, ranks_));
@@ -83,16 +83,10 @@ at::Tensor DecoderStack::embed(const at::Tensor& tokens, const at::Tensor& posit
 }
 
 LayerContext DecoderStack::sliding_context(const LayerContext& full, const at::Tensor& hidden,
-                                           const at::Tensor& positions, int64_t length) {
+                                           const at::Tensor& positions, int64_t length) const {
   auto context = full;
   if (rotary_emb_local_) context.rotary = rotary_emb_local_->forward(hidden, positions, length);
-  const auto& sequence = full.span.sequence;
-  if (sequence.ring) {  // which makes the masks of its blocks
-    context.span.window = window_mask_.window();
-    return context;
-  }
-  const int64_t whole = sequence.is_whole() ? length : sequence.length;
-  context.attention_mask = window_mask_.combined_with(full.attention_mask, whole, hidden.device());
+  context.span.window = window_;
   return context;
 }
 
@@ -105,9 +99,11 @@ RoutedStates DecoderStack::forward(const Batch& input, const VisualInput& visual
     positions = input.sequence.rows_of(at::arange(input.sequence.length, input.tokens.options()).unsqueeze(0), 1);
   }
   auto hidden = embed(input.tokens, positions, visual);
-  LayerContext context{
-      .rotary = {}, .attention_mask = input.attention_mask, .token_mask = input.token_mask, .span = {input.sequence}};
-  const int64_t length = input.tokens.size(1);
+  const int64_t rows = input.tokens.size(0), length = input.tokens.size(1);
+  const auto& sequence = input.sequence;
+  LayerContext context{.rotary = {}, .token_mask = input.token_mask, .span = {.sequence = sequence}};
+  context.span.documents = Documents::of(input.document_lengths, rows, sequence.is_whole() ? length : sequence.length,
+                                         sequence.ring != nullptr, hidden.device());
   if (rotary_emb_) context.rotary = rotary_emb_->forward(hidden, positions, length);
   const bool any_slides = std::find(slides_.begin(), slides_.end(), true) != slides_.end();
   const auto sliding = any_slides ? sliding_context(context, hidden, positions, length) : LayerContext();

@@ -6,7 +6,6 @@
 
 #include "models/config/weight_files.h"
 #include "models/decoder/decoder_layer.h"
-#include "models/layers/sliding_window.h"
 #include "models/moe/expert_parallel.h"
 
 namespace megashard {
@@ -40,14 +39,14 @@ class DecoderStack : public torch::nn::Module {
  private:
   at::Tensor embed(const at::Tensor& tokens, const at::Tensor& positions, const VisualInput& visual);
   LayerContext sliding_context(const LayerContext& full, const at::Tensor& hidden, const at::Tensor& positions,
-                               int64_t length);
+                               int64_t length) const;
 
   std::string class_name_;
   TensorParallelRanksPtr ranks_;
   double dropout_;
   double embedding_scale_;
   std::vector<bool> slides_;  // of each layer
-  SlidingWindowMask window_mask_;
+  int64_t window_;  // of these that slide
   std::shared_ptr<Hooked<Embedding>> embed_tokens_, embed_positions_;
   std::vector<std::shared_ptr<Hooked<DecoderLayer>>> layers_;
   std::shared_ptr<Hooked<Norm>> norm_;

@@ -1,9 +1,9 @@
 #include "models/layers/attention.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "models/kernels/fused_ops.h"
+#include "models/layers/causal_attention.h"
 #include "parallel/sequence_parallel/ring_attention.h"
 #include "parallel/sequence_parallel/ulysses.h"
 
@@ -19,21 +19,17 @@ at::Tensor neighbours_to_halves(const at::Tensor& x, int64_t dims) {
 
 }  // namespace
 
-at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask,
-                                  const KeySpan& span) {
+at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpan& span) {
   const bool by_fp32 = by_way_of_fp32(q);
   const auto computed = [&](const at::Tensor& x) { return by_fp32 ? x.to(at::kFloat) : x; };
   if (span.sequence.ring) {
-    const auto mixed = ring_attention(computed(q), computed(k), computed(v), {.allowed = mask, .window = span.window},
-                                      scale_, span.sequence);
-    return mixed.to(q.scalar_type());
+    const RingMask mask{.document_begins = span.documents ? span.documents->begins : at::Tensor(),
+                        .window = span.window};
+    return ring_attention(computed(q), computed(k), computed(v), mask, scale_, span.sequence).to(q.scalar_type());
   }
-  const auto heads_first = [&](const at::Tensor& x) { return computed(x).transpose(1, 2); };
-  const auto out = at::scaled_dot_product_attention(
-      heads_first(q), heads_first(k), heads_first(v), mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt,
-      is_training() ? dropout_ : 0.0,
-      /*is_causal=*/!mask.defined(), scale_, /*enable_gqa=*/q.size(2) != k.size(2));
-  return out.transpose(1, 2).to(q.scalar_type());
+  return causal_attention(computed(q), computed(k), computed(v), span,
+                          {.dropout = is_training() ? dropout_ : 0.0, .scale = scale_})
+      .to(q.scalar_type());
 }
 
 Attention::Attention(const DecoderConfig& config)
@@ -92,7 +88,7 @@ at::Tensor Attention::forward(const at::Tensor& own, const LayerContext& context
   const SequenceShard rows = context.span.sequence.of_place();
   const int64_t sharing = rows.is_whole() ? 1 : rows.group->size();
   const auto whole = gather_sequence({q, spread_heads(k, sharing), spread_heads(v, sharing)}, rows);
-  const auto mixed = core_attention_->forward(whole[0], whole[1], whole[2], context.attention_mask, context.span);
+  const auto mixed = core_attention_->forward(whole[0], whole[1], whole[2], context.span);
   return o_proj_->forward(scatter_sequence(mixed, rows).flatten(2));
 }
 

@@ -7,31 +7,23 @@
 #include <optional>
 #include <string>
 
+#include "models/layers/key_span.h"
 #include "models/layers/linear.h"
 #include "models/layers/norm.h"
 #include "models/layers/rotary.h"
 #include "parallel/fsdp/hooked_module.h"
-#include "parallel/sequence_parallel/sequence_shard.h"
 
 namespace megashard {
-
-/// Which keys there are for a layer's queries.
-struct KeySpan {
-  SequenceShard sequence{};  // where the rows of [B, T] are
-  int64_t window = 0;        // in a ring: how many of the last keys a query sees; 0: all
-};
 
 /// What all layers of a forward share, or all sliding ones.
 struct LayerContext {
   RotaryTables rotary;
-  at::Tensor attention_mask;  // as Batch's; of sliding layers with the window, where there is no ring
-  at::Tensor token_mask{};    // as Batch's
+  at::Tensor token_mask{};  // as Batch's
   KeySpan span{};
 
   template <class F>
   void visit_tensors(F&& f) {
     rotary.visit_tensors(f);
-    f(attention_mask);
     f(token_mask);
   }
 };
@@ -43,10 +35,9 @@ class CoreAttention : public torch::nn::Module {
   explicit CoreAttention(const DecoderConfig& config)
       : dropout_(config.attention_dropout), scale_(config.attention_scale) {}
 
-  /// q [B, T, H, D], k and v [B, T, G, D], mask as in LayerContext -> [B, T, H, D]. Of a sequence in a ring the
-  /// T rows are those of this rank's place, and keys of the others come by in here.
-  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask,
-                     const KeySpan& span);
+  /// q [B, T, H, D], k and v [B, T, G, D] -> [B, T, H, D]. Of a sequence in a ring the T rows are those of this
+  /// rank's place, and keys of the others come by in here.
+  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpan& span);
 
  private:
   double dropout_;
@@ -54,8 +45,8 @@ class CoreAttention : public torch::nn::Module {
 };
 
 /// Causal self-attention with grouped queries: q_proj, k_proj, v_proj, o_proj, and q_norm, k_norm
-/// over each head where the family has them, and core_attention: one scaled_dot_product_attention,
-/// or ring_attention; key and value heads are not expanded.
+/// over each head where the family has them, and core_attention: causal_attention, or
+/// ring_attention; key and value heads are not expanded.
 class Attention : public torch::nn::Module {
  public:
   explicit Attention(const DecoderConfig& config);

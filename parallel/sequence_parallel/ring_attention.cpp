@@ -60,8 +60,8 @@ struct RingCall : torch::CustomClassHolder {
   int places() const { return shard.ring->group->size(); }
   /// Whose keys are here at a step.
   int source_at(int step) const { return (shard.ring->group->rank() + places() - step) % places(); }
-  std::vector<RingBlock> blocks_at(int step, const at::Tensor& allowed, const at::Tensor& q) const {
-    return ring_blocks({allowed, window}, places(), shard.ring->group->rank(), source_at(step), q.size(1), q.device());
+  std::vector<RingBlock> blocks_at(int step, const at::Tensor& begins, const at::Tensor& q) const {
+    return ring_blocks({begins, window}, places(), shard.ring->group->rank(), source_at(step), q.size(1), q.device());
   }
 };
 using RingCallPtr = c10::intrusive_ptr<RingCall>;
@@ -96,14 +96,14 @@ class MergedAttention {
 
 struct RingAttention : torch::autograd::Function<RingAttention> {
   static Variable forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const std::optional<at::Tensor>& mask, const RingCallPtr& call) {
-    const at::Tensor allowed = mask.value_or(at::Tensor());
+                          const std::optional<at::Tensor>& document_begins, const RingCallPtr& call) {
+    const at::Tensor begins = document_begins.value_or(at::Tensor());
     MergedAttention merged(q);
     at::Tensor keys_values = at::stack({k, v});
     for (int step = 0; step < call->places(); ++step) {
       std::optional<Passage> next;
       if (step + 1 < call->places()) next.emplace(*call->shard.ring, keys_values);
-      for (const auto& block : call->blocks_at(step, allowed, q)) {
+      for (const auto& block : call->blocks_at(step, begins, q)) {
         merged.add(attend_block(heads_of(q, block.queries), heads_of(keys_values[0], block.keys),
                                 heads_of(keys_values[1], block.keys), block.mask, call->scale),
                    block.queries);
@@ -111,7 +111,7 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
       if (next) keys_values = next->arrival();
     }
     const at::Tensor out = merged.out().to(q.scalar_type());
-    context->save_for_backward({q, k, v, allowed, out, merged.lse()});
+    context->save_for_backward({q, k, v, begins, out, merged.lse()});
     context->saved_data["call"] = c10::IValue::make_capsule(call);
     return out;
   }
@@ -120,7 +120,7 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
     TORCH_CHECK(!c10::GradMode::is_enabled(),
                 "ring attention has no second derivative: call backward without create_graph");
     const auto saved = context->get_saved_variables();
-    const auto &q = saved[0], &k = saved[1], &v = saved[2], &allowed = saved[3], &out = saved[4], &lse = saved[5];
+    const auto &q = saved[0], &k = saved[1], &v = saved[2], &begins = saved[3], &out = saved[4], &lse = saved[5];
     const auto& call = static_cast<const RingCall&>(*context->saved_data["call"].toCapsule());
     const at::Tensor& grad_out = grads[0];
     const auto accumulated = q.options().dtype(accumulated_dtype(q));
@@ -131,7 +131,7 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
       std::optional<Passage> next;
       if (step + 1 < call.places()) next.emplace(*call.shard.ring, keys_values);
       const at::Tensor grad_keys_values = at::zeros(keys_values.sizes(), accumulated);
-      for (const auto& block : call.blocks_at(step, allowed, q)) {
+      for (const auto& block : call.blocks_at(step, begins, q)) {
         const BlockAttention whole{.out = heads_of(out, block.queries),
                                    .lse = lse.narrow(2, block.queries.begin, block.queries.size)};
         const BlockGradients of_block = attend_block_backward(
@@ -160,18 +160,19 @@ at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
   TORCH_CHECK(q.size(1) == rows && k.sizes() == v.sizes() && k.size(1) == rows && q.size(2) % k.size(2) == 0,
               "ring attention of ", rows, " rows a place takes queries [B, ", rows, ", H, D], keys and values [B, ",
               rows, ", G, D] with G a divisor of H; got ", q.sizes(), ", ", k.sizes(), " and ", v.sizes());
-  TORCH_CHECK(!mask.allowed.defined() || (mask.allowed.size(2) == rows && mask.allowed.size(3) == shard.length),
-              "the mask of ring attention is [B, 1, ", rows, ", ", shard.length, "], the place's rows; got ",
-              mask.allowed.sizes());
+  const at::Tensor& begins = mask.document_begins;
+  TORCH_CHECK(!begins.defined() || (begins.dim() == 2 && begins.size(1) == shard.length),
+              "the documents of ring attention are [B, ", shard.length, "], those of the whole sequence; got ",
+              begins.sizes());
   const auto call = c10::make_intrusive<RingCall>();
   call->shard = shard;
   call->window = mask.window;
   call->scale = scale.value_or(1 / std::sqrt(static_cast<double>(width)));
   const int64_t missing = q.is_cuda() ? (8 - width % 8) % 8 : 0;  // what its kernels take is a multiple of 8 wide
-  const auto allowed = mask.allowed.defined() ? std::optional(mask.allowed) : std::nullopt;
-  if (missing == 0) return RingAttention::apply(q, k, v, allowed, call);
+  const auto documents = begins.defined() ? std::optional(begins) : std::nullopt;
+  if (missing == 0) return RingAttention::apply(q, k, v, documents, call);
   const auto wide = [missing](const at::Tensor& x) { return at::constant_pad_nd(x, {0, missing}); };
-  return RingAttention::apply(wide(q), wide(k), wide(v), allowed, call).narrow(3, 0, width);
+  return RingAttention::apply(wide(q), wide(k), wide(v), documents, call).narrow(3, 0, width);
 }
 
 }  // namespace megashard

@@ -11,8 +11,8 @@ namespace megashard {
 
 /// What limits the keys that a query sees; those behind it are never seen.
 struct RingMask {
-  at::Tensor allowed{};  ///< [B or 1, 1, rows, length] bool, the place's rows of a mask; undefined: all
-  int64_t window = 0;    ///< a query's own key and the window - 1 before it; 0: all
+  at::Tensor document_begins{};  ///< [B or 1, length] int64: a query's first key; undefined: that of the sequence
+  int64_t window = 0;            ///< a query's own key and the window - 1 before it; 0: all
 };
 
 /// Causal attention of a sequence in a ring (Megatron's p2p, MindSpeed's megatron_cp_algo): keys and

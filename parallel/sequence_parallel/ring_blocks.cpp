@@ -15,11 +15,19 @@ RingBlock causal_block(int64_t place, int64_t source, int64_t rows) {
   return {.queries = second, .keys = all};
 }
 
-/// Of queries that stand `ahead` rows behind the keys of the same number: those that see them.
-at::Tensor window_mask(int64_t rows, int64_t ahead, int64_t window, c10::Device device) {
-  const auto numbers = at::arange(rows, at::TensorOptions(at::kLong).device(device));
-  const at::Tensor queries = numbers.unsqueeze(1) + ahead, keys = numbers.unsqueeze(0);
-  return queries.ge(keys).logical_and(queries.lt(keys + window)).view({1, 1, rows, rows});
+/// Rows of the sequence.
+at::Tensor numbers_of(const RowRange& rows, c10::Device device) {
+  return at::arange(rows.begin, rows.begin + rows.size, at::TensorOptions(at::kLong).device(device));
+}
+
+/// Of some queries and keys, by their rows of the sequence: which see which.
+at::Tensor seen(const RingMask& mask, const RowRange& queries, const RowRange& keys, c10::Device device) {
+  const at::Tensor query = numbers_of(queries, device).view({1, 1, -1, 1}), key = numbers_of(keys, device);
+  at::Tensor allowed = query.ge(key);
+  if (mask.window > 0) allowed = allowed.logical_and(query.lt(key + mask.window));
+  if (!mask.document_begins.defined()) return allowed;
+  const at::Tensor first = mask.document_begins.narrow(1, queries.begin, queries.size);
+  return allowed.logical_and(key.ge(first.unsqueeze(1).unsqueeze(3)));
 }
 
 }  // namespace
@@ -28,7 +36,8 @@ std::vector<RingBlock> ring_blocks(const RingMask& mask, int64_t places, int64_t
                                    c10::Device device) {
   const int64_t chunk = rows / 2;
   const bool has_window = mask.window > 0 && mask.window < places * rows;
-  if (!mask.allowed.defined() && !has_window) return {causal_block(place, source, rows)};
+  const bool has_documents = mask.document_begins.defined();
+  if (!has_documents && !has_window) return {causal_block(place, source, rows)};
   const int64_t chunks_here[] = {place, 2 * places - 1 - place}, chunks_there[] = {source, 2 * places - 1 - source};
   std::vector<RingBlock> blocks;
   for (int64_t i = 0; i < 2; ++i) {
@@ -37,14 +46,12 @@ std::vector<RingBlock> ring_blocks(const RingMask& mask, int64_t places, int64_t
       const bool is_seen = ahead == 0 || (ahead > 0 && (!has_window || ahead - chunk + 1 < mask.window));
       if (!is_seen) continue;
       RingBlock block{.queries = {i * chunk, chunk}, .keys = {j * chunk, chunk}};
-      auto& allowed = block.mask.allowed;
-      if (mask.allowed.defined())
-        allowed = mask.allowed.narrow(2, i * chunk, chunk).narrow(3, chunks_there[j] * chunk, chunk);
-      if (has_window && ahead + chunk > mask.window) {
-        const at::Tensor within = window_mask(chunk, ahead, mask.window, device);
-        allowed = allowed.defined() ? allowed.logical_and(within) : within;
+      if (has_documents || (has_window && ahead + chunk > mask.window)) {
+        block.mask.allowed =
+            seen(mask, {chunks_here[i] * chunk, chunk}, {chunks_there[j] * chunk, chunk}, device);
+      } else {
+        block.mask.causal = ahead == 0;
       }
-      block.mask.causal = ahead == 0 && !allowed.defined();
       blocks.push_back(std::move(block));
     }
   }

@@ -76,11 +76,6 @@ SequenceShard SequenceShard::of_place() const {
   return {.group = place, .length = length / ring->group->size()};
 }
 
-at::Tensor SequenceShard::place_rows_of(const at::Tensor& whole, int64_t dim) const {
-  if (ring == nullptr || !whole.defined()) return whole;
-  return rows_in(whole, dim, chunks_of_place(*this, ring->group->rank()));
-}
-
 SequenceShard share_sequences(const ProcessGroupPtr& group, int64_t ring) {
   SequenceShard shard{.group = group};
   if (group == nullptr || ring == 1) return shard;

@@ -48,8 +48,6 @@ struct SequenceShard {
   /// What the ranks of this rank's place share, a sequence of the place's rows; without a ring the
   /// sequence itself.
   SequenceShard of_place() const;
-  /// The place's rows of a tensor; without a ring the tensor.
-  at::Tensor place_rows_of(const at::Tensor& whole, int64_t dim) const;
 };
 
 /// Sequences of which `group`'s ranks share each: ring x per_place, as many as there are. A ring of

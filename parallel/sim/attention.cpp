@@ -5,10 +5,16 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <array>
+#include <limits>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "parallel/sim/tensor_memory.h"
 
@@ -69,6 +75,81 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(const Tensor& grad
   return {of_query, of_key, of_value, Tensor()};
 }
 
+/// Of flash attention that takes documents [tokens, heads, D] by their ends, or rows [B, T, heads, D]: each as the
+/// CPU's takes it.
+struct Documents {
+  Documents(const Tensor& rows, const std::optional<Tensor>& ends, std::optional<int64_t> before)
+      : window(before.value_or(-1) + 1) {
+    if (!ends || !ends->defined()) {
+      begins_and_lengths.emplace_back(0, rows.size(1));
+      return;
+    }
+    const auto* end = ends->const_data_ptr<int32_t>();
+    for (int64_t i = 1; i < ends->numel(); ++i) begins_and_lengths.emplace_back(end[i - 1], end[i] - end[i - 1]);
+  }
+
+  static Tensor rows_of(const Tensor& x) { return x.dim() == 4 ? x : x.unsqueeze(0); }
+  static Tensor lse_of(const Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
+  /// What is added to the scores of one; none: it is causal.
+  std::optional<Tensor> bias(int64_t length, const Tensor& like) const {
+    if (window == 0) return std::nullopt;
+    const Tensor seen = at::ones({length, length}, like.options().dtype(at::kBool)).tril().triu(1 - window);
+    return at::zeros({1, 1, length, length}, like.options())
+        .masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
+  }
+
+  std::vector<std::pair<int64_t, int64_t>> begins_and_lengths;
+  int64_t window;  // 0: none
+};
+
+/// LibTorch's CPU has none; what reaches this are tensors of the simulated device, in order.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_of_documents(
+    const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& ends,
+    const std::optional<Tensor>& /*key_ends*/, int64_t, int64_t, double dropout, bool /*causal*/, bool /*debug*/,
+    std::optional<double> scale, std::optional<int64_t> before, std::optional<int64_t> /*behind*/,
+    const std::optional<Tensor>&, const std::optional<Tensor>&) {
+  TORCH_CHECK(dropout == 0, "the simulated device has no flash attention of documents with dropout");
+  const Documents documents(query, ends, before);
+  const Tensor out = at::empty(query.sizes(), query.options());
+  std::vector<int64_t> sizes = {query.size(-2), query.size(-3)};
+  if (query.dim() == 4) sizes.insert(sizes.begin(), query.size(0));
+  const Tensor lse = at::empty(sizes, query.options().dtype(at::kFloat));
+  for (const auto& [begin, length] : documents.begins_and_lengths) {
+    const auto part = [begin = begin, length = length](const Tensor& x) {
+      return Documents::rows_of(x).narrow(1, begin, length).transpose(1, 2);
+    };
+    const auto bias = documents.bias(length, query);
+    const auto [of_part, lse_of_part] = at::_scaled_dot_product_flash_attention_for_cpu(
+        part(query), part(key), part(value), dropout, /*is_causal=*/!bias, bias, scale);
+    part(out).copy_(of_part);
+    Documents::lse_of(lse).narrow(2, begin, length).copy_(lse_of_part);
+  }
+  const auto nothing = [&] { return at::empty({0}, query.options()); };
+  return {out, lse, nothing(), nothing(), nothing()};
+}
+
+std::tuple<Tensor, Tensor, Tensor> flash_of_documents_backward(
+    const Tensor& gradient, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& output,
+    const Tensor& logsumexp, const Tensor& ends, const Tensor& /*key_ends*/, int64_t, int64_t, double dropout,
+    bool /*causal*/, const Tensor&, const Tensor&, std::optional<double> scale, std::optional<int64_t> before,
+    std::optional<int64_t> /*behind*/) {
+  const Documents documents(query, ends, before);
+  const Tensor of_query = at::empty_like(query), of_key = at::empty_like(key), of_value = at::empty_like(value);
+  for (const auto& [begin, length] : documents.begins_and_lengths) {
+    const auto part = [begin = begin, length = length](const Tensor& x) {
+      return Documents::rows_of(x).narrow(1, begin, length).transpose(1, 2);
+    };
+    const auto bias = documents.bias(length, query);
+    const auto [q, k, v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        part(gradient), part(query), part(key), part(value), part(output),
+        Documents::lse_of(logsumexp).narrow(2, begin, length), dropout, /*is_causal=*/!bias, bias, scale);
+    part(of_query).copy_(q);
+    part(of_key).copy_(k);
+    part(of_value).copy_(v);
+  }
+  return {of_query, of_key, of_value};
+}
+
 // scaled_dot_product_attention asks the stub, and computes by formulas where it has none.
 const at::native::RegisterCUDADispatch<at::native::_fused_sdp_choice_stub_DECLARE_DISPATCH_type> choice_of_stub(
     at::native::_fused_sdp_choice_stub, &choice);
@@ -82,4 +163,9 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("_scaled_dot_product_flash_attention_backward", &megashard::sim::flash_backward);
   m.impl("_scaled_dot_product_efficient_attention", &megashard::sim::efficient);
   m.impl("_scaled_dot_product_efficient_attention_backward", &megashard::sim::efficient_backward);
+}
+
+TORCH_LIBRARY_IMPL(aten, CPU, m) {
+  m.impl("_flash_attention_forward", &megashard::sim::flash_of_documents);
+  m.impl("_flash_attention_backward", &megashard::sim::flash_of_documents_backward);
 }

@@ -2,6 +2,8 @@
 // for test_data_order.py to compare with megatron-core. Usage: dump_samples CASES.json OUT
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/diag.h>
+#include <ATen/ops/ones.h>
 
 #include <nlohmann/json.hpp>
 
@@ -60,6 +62,19 @@ DataOptions data_options(const json& item) {
           .test_samples = samples_of(item, 2)};
 }
 
+/// Megatron's mask, which marks what a token does not see.
+at::Tensor hidden_by(const at::Tensor& document_lengths) {
+  if (!document_lengths.defined()) return {};
+  const at::Tensor hidden = at::ones({document_lengths.sum().item<int64_t>()}, at::kBool).diag().logical_not();
+  int64_t begin = 0;
+  for (int64_t i = 0; i < document_lengths.numel(); ++i) {
+    const int64_t length = document_lengths[i].item<int64_t>();
+    hidden.narrow(0, begin, length).narrow(1, begin, length).triu_(1);
+    begin += length;
+  }
+  return hidden;
+}
+
 void dump_batch(const SampleDataset& dataset, int64_t index, const json& item, Output& out) {
   const BatchOptions options{.seq_length = item.at("seq_length"),
                              .vocab_size = item.at("vocab_size"),
@@ -70,9 +85,8 @@ void dump_batch(const SampleDataset& dataset, int64_t index, const json& item, O
   megashard::Batch batch = dataset.collate({index}, options);
   if (!batch.position_ids.defined())
     batch.position_ids = at::arange(batch.tokens.size(1), at::kLong).expand_as(batch.tokens);
-  if (batch.attention_mask.defined()) batch.attention_mask.logical_not_();  // Megatron's marks what is hidden
   for (const at::Tensor& tensor :
-       {batch.tokens, batch.labels, batch.loss_mask, batch.position_ids, batch.attention_mask}) {
+       {batch.tokens, batch.labels, batch.loss_mask, batch.position_ids, hidden_by(batch.document_lengths)}) {
     if (tensor.defined()) {
       const at::Tensor values = tensor.to(at::kLong).contiguous();
       out.put(values.const_data_ptr<int64_t>(), static_cast<size_t>(values.numel()));

@@ -112,7 +112,7 @@ TEST(TokenDataset, ShiftsLabelsByOne) {
   EXPECT_THAT(values<int64_t>(batch.labels), ElementsAre(6, 7, 8, 3, 4, 5));
   EXPECT_THAT(values<float>(batch.loss_mask), ElementsAre(1, 1, 1, 1, 1, 1));
   EXPECT_FALSE(batch.position_ids.defined());  // the model's own tables do
-  EXPECT_FALSE(batch.attention_mask.defined());
+  EXPECT_FALSE(batch.document_lengths.defined());
   EXPECT_EQ(batch.tokens.sizes(), (at::IntArrayRef{2, 3}));
 }
 
@@ -123,8 +123,7 @@ TEST(TokenDataset, RestartsAfterTheEndOfADocument) {
   const Batch batch = Counting(9).collate({5}, options);
   EXPECT_THAT(values<float>(batch.loss_mask), ElementsAre(1, 0, 1));
   EXPECT_THAT(values<int64_t>(batch.position_ids), ElementsAre(0, 1, 0));
-  EXPECT_THAT(values<bool>(batch.attention_mask),
-              ElementsAre(true, false, false, true, true, false, false, false, true));
+  EXPECT_THAT(values<int64_t>(batch.document_lengths), ElementsAre(2, 1));
 }
 
 TEST(DataLoader, YieldsTheSamplersOrderAndItsErrors) {

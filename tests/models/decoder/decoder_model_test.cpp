@@ -78,9 +78,13 @@ std::shared_ptr<DecoderModel> make_small(const std::string& family) {
   return model;
 }
 
+at::Tensor on_host(std::initializer_list<int64_t> numbers) {
+  return at::tensor(at::IntArrayRef(numbers), at::TensorOptions(at::kLong).device(at::kCPU));
+}
+
 Batch some_input() {
   const auto tokens = at::randint(0, 64, {2, 8}, at::kLong);
-  return {.tokens = tokens, .position_ids = {}, .labels = tokens.flip({1}), .attention_mask = {}, .extra = {}};
+  return {.tokens = tokens, .position_ids = {}, .labels = tokens.flip({1}), .extra = {}};
 }
 
 TEST(DecoderModel, EveryNamedSubmoduleCanBeWrapped) {
@@ -146,11 +150,11 @@ TEST(DecoderModel, MegatronsDefaultNetworkTrains) {
   EXPECT_TRUE(at::equal((*model)(input), (*model)(input)));
 }
 
-TEST(DecoderModel, CausalMaskAndPositionsAsGivenOnes) {
+TEST(DecoderModel, DocumentsAndPositionsAsGivenOnes) {
   const auto model = make(small_network());
   auto input = some_input();
   const auto loss = (*model)(input);
-  input.attention_mask = at::ones({8, 8}, at::kBool).tril().view({1, 1, 8, 8});
+  input.document_lengths = on_host({8, 8});
   input.position_ids = at::arange(8, at::kLong).expand({2, 8}).contiguous();
   EXPECT_LT(((*model)(input)-loss).abs().max().item<double>(), 1e-5);
   input.position_ids = input.position_ids * 2;
@@ -220,22 +224,6 @@ TEST(DecoderModel, AGpuTrainsEveryFamilyAsTheCpuDoes) {
   }
 }
 
-TEST(SlidingWindowMask, AllowsTheLastKeysAndIsMadeOnce) {
-  const auto device = at::ones({1}, at::TensorOptions(testing::device_of_tests())).device();  // with its index
-  SlidingWindowMask mask(3);
-  EXPECT_FALSE(mask.combined_with({}, 3, device).defined());  // plain causal attention
-  const auto of_five = mask.combined_with({}, 5, device);
-  const auto expected = at::ones({5, 5}, at::kBool);
-  for (int64_t query = 0; query < 5; ++query) {
-    for (int64_t key = 0; key < 5; ++key) expected[query][key] = key <= query && key > query - 3;
-  }
-  EXPECT_TRUE(of_five.cpu().equal(expected.cpu().view({1, 1, 5, 5})));
-  EXPECT_TRUE(mask.combined_with({}, 5, device).is_same(of_five));
-  const auto given = at::ones({2, 1, 5, 5}, of_five.options()).triu();
-  EXPECT_TRUE(mask.combined_with(given, 5, device).cpu().equal(given.logical_and(of_five).cpu()));
-  EXPECT_TRUE(SlidingWindowMask(0).combined_with(given, 5, device).is_same(given));
-}
-
 // --reset-attention-mask and --reset-position-ids: a document sees what it would see alone.
 TEST(DecoderModel, PackedDocumentsHaveTheirWindowsToThemselves) {
   for (const char* family : {"mistral", "gemma3_text"}) {
@@ -248,10 +236,7 @@ TEST(DecoderModel, PackedDocumentsHaveTheirWindowsToThemselves) {
     Batch packed;
     packed.tokens = packed.labels = tokens;
     packed.position_ids = (at - document * 5).view({1, 11});
-    packed.attention_mask = at.unsqueeze(1)
-                                .ge(at.unsqueeze(0))
-                                .logical_and(document.unsqueeze(1).eq(document.unsqueeze(0)))
-                                .view({1, 1, 11, 11});
+    packed.document_lengths = on_host({5, 6});
     const auto together = (*model)(packed);
     for (const auto& [begin, length] : {std::pair{0, 5}, std::pair{5, 6}}) {
       Batch alone;

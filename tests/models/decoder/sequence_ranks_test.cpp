@@ -130,11 +130,11 @@ void expect_losses_of_one_rank(std::initializer_list<SharedCase> cases) {
     whole.tokens = at::randint(0, 40, {2, length}, on_host);
     whole.labels = whole.tokens.roll(1, 1);
     if (masked) {  // documents of 5 tokens
-      const auto at = at::arange(length, on_host);
-      const auto causal = at.unsqueeze(1).ge(at.unsqueeze(0));
-      const auto document = at.div(5, "floor");
-      whole.attention_mask =
-          causal.logical_and(document.unsqueeze(1).eq(document.unsqueeze(0))).view({1, 1, length, length});
+      std::vector<int64_t> lengths;
+      for (int64_t row = 0; row < 2; ++row) {
+        for (int64_t begin = 0; begin < length; begin += 5) lengths.push_back(std::min<int64_t>(5, length - begin));
+      }
+      whole.document_lengths = at::tensor(lengths, on_host);
     }
     const auto expected = copied_to_host(of_decoder(kv_heads, whole));
     run_ranks(ranks, [&, ring = ring, kv_heads = kv_heads, length = length](const ProcessGroupPtr& world) {

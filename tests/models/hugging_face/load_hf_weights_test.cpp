@@ -61,9 +61,9 @@ TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
   Saved saved;
   const auto tokens = at::randint(0, 61, {2, 7}, at::kLong);
   const auto logits =
-      saved.model({.tokens = tokens, .position_ids = {}, .labels = {}, .attention_mask = {}, .extra = {}});
+      saved.model({.tokens = tokens, .position_ids = {}, .labels = {}, .extra = {}});
   const auto loss =
-      saved.model({.tokens = tokens, .position_ids = {}, .labels = tokens, .attention_mask = {}, .extra = {}});
+      saved.model({.tokens = tokens, .position_ids = {}, .labels = tokens, .extra = {}});
   loss.sum().backward();
   std::map<std::string, at::Tensor> whole;
   for (const auto& item : saved.model.named_parameters()) whole[item.key()] = item.value().grad();

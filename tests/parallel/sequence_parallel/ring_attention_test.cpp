@@ -42,6 +42,11 @@ at::Tensor seen_of(int64_t length, int64_t window, int64_t document) {
   return seen;
 }
 
+/// Of each row of a sequence the first of its document.
+at::Tensor begins_of(int64_t length, int64_t document) {
+  return at::arange(length, at::kLong).div(document, "floor").mul(document).unsqueeze(0);
+}
+
 TEST(RingBlocks, EveryPairThatIsSeenIsInOneBlock) {
   constexpr int64_t kRows = 6;
   for (const int64_t places : {2, 3, 4}) {
@@ -56,8 +61,7 @@ TEST(RingBlocks, EveryPairThatIsSeenIsInOneBlock) {
       int64_t taken = 0;
       for (int64_t place = 0; place < places; ++place) {
         RingMask mask{.window = window};
-        if (document > 0)
-          mask.allowed = seen_of(length, 0, document).index_select(0, rows_of(place)).view({1, 1, kRows, length});
+        if (document > 0) mask.document_begins = begins_of(length, document);
         for (int64_t source = 0; source < places; ++source) {
           for (const auto& block : ring_blocks(mask, places, place, source, kRows, found.device())) {
             at::Tensor pairs = at::ones({block.queries.size, block.keys.size}, at::kLong);
@@ -136,9 +140,7 @@ void expect_whole_attention(const RingCase& c) {
     };
     const Heads rows{mine(given.q), mine(given.k), mine(given.v)};
     RingMask mask{.window = c.window};
-    if (c.document > 0)
-      mask.allowed = shard.place_rows_of(seen_of(c.length, 0, c.document).view({1, 1, c.length, c.length}), 2)
-                         .to(testing::device_of_tests());
+    if (c.document > 0) mask.document_begins = begins_of(c.length, c.document).to(testing::device_of_tests());
     const auto at_place = gather_sequence({rows.q, rows.k, rows.v}, shard.of_place());
     const at::Tensor out =
         scatter_sequence(ring_attention(at_place[0], at_place[1], at_place[2], mask, c.scale, shard), shard.of_place());
@@ -216,9 +218,9 @@ TEST(RingAttention, WrongSizesAreNamed) {
                 HasSubstr("ring attention of 4 rows a place takes queries [B, 4, H, D]"));
     EXPECT_THAT(message_of([&] { ring_attention(of(4, 3), of(4, 2), of(4, 2), {}, std::nullopt, shard); }),
                 HasSubstr("with G a divisor of H"));
-    const RingMask whole{.allowed = at::ones({1, 1, 8, 8}, at::kBool)};
-    EXPECT_THAT(message_of([&] { ring_attention(of(4, 2), of(4, 2), of(4, 2), whole, std::nullopt, shard); }),
-                HasSubstr("the mask of ring attention is [B, 1, 4, 8], the place's rows; got [1, 1, 8, 8]"));
+    const RingMask of_place{.document_begins = at::zeros({1, 4}, at::kLong)};
+    EXPECT_THAT(message_of([&] { ring_attention(of(4, 2), of(4, 2), of(4, 2), of_place, std::nullopt, shard); }),
+                HasSubstr("the documents of ring attention are [B, 8], those of the whole sequence; got [1, 4]"));
   });
 }
 

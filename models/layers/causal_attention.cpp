@@ -1,0 +1,117 @@
+#include "models/layers/causal_attention.h"
+
+#include <ATen/ops/_flash_attention_forward.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace megashard {
+namespace {
+
+/// Queries that a long window is cut into: their keys, a window more than they are, have the one mask.
+constexpr int64_t kMostQueries = 256;
+
+struct Heads {
+  at::Tensor q, k, v;  ///< [B, T, heads, D]
+};
+
+/// Of queries of which the last has the last key; without `allowed` as many as keys, and causal.
+at::Tensor attend(const Heads& x, const std::optional<at::Tensor>& allowed, const AttentionOptions& options) {
+  const auto heads_first = [](const at::Tensor& each) { return each.transpose(1, 2); };
+  return at::scaled_dot_product_attention(heads_first(x.q), heads_first(x.k), heads_first(x.v), allowed,
+                                          options.dropout, /*is_causal=*/!allowed, options.scale,
+                                          /*enable_gqa=*/x.q.size(2) != x.k.size(2))
+      .transpose(1, 2);
+}
+
+/// Attention that sees a window, a part of the queries at a time.
+class WindowedAttention {
+ public:
+  WindowedAttention(int64_t window, const AttentionOptions& options) : window_(window), options_(options) {}
+
+  at::Tensor operator()(const Heads& x) {
+    const int64_t length = x.q.size(1);
+    if (window_ == 0 || window_ >= length) return attend(x, std::nullopt, options_);
+    const auto queries = x.q.split(part_, 1), keys = x.k.split(part_, 1), values = x.v.split(part_, 1);
+    std::vector<at::Tensor> mixed;
+    for (int64_t i = 0; i < std::ssize(queries); ++i) {
+      const auto first = static_cast<size_t>(std::max<int64_t>(0, i - before_)), count = static_cast<size_t>(i) + 1;
+      const auto seen = [&](const std::vector<at::Tensor>& parts) {
+        return at::cat(at::TensorList(parts).slice(first, count - first), 1);
+      };
+      const auto& q = queries[static_cast<size_t>(i)];
+      mixed.push_back(attend({q, seen(keys), seen(values)}, allowed(q.size(1), std::min(i, before_), q), options_));
+    }
+    return at::cat(mixed, 1);
+  }
+
+ private:
+  /// Of the keys of `parts` parts before that of the queries, and of that; none: the window holds these.
+  std::optional<at::Tensor> allowed(int64_t queries, int64_t parts, const at::Tensor& like) {
+    if (parts == 0) return std::nullopt;
+    const int64_t most = before_ * part_, ahead = parts * part_;
+    if (!allowed_.defined()) {
+      const auto all = at::ones({part_, most + part_}, like.options().dtype(at::kBool));
+      allowed_ = all.tril(most).triu(most - window_ + 1);
+    }
+    return allowed_.narrow(0, 0, queries).narrow(1, most - ahead, ahead + queries);
+  }
+
+  int64_t window_;
+  int64_t part_ = std::min(window_, kMostQueries);
+  int64_t before_ = window_ == 0 ? 0 : (window_ - 1 + part_ - 1) / part_;  // parts with keys that a query may see
+  const AttentionOptions& options_;
+  at::Tensor allowed_;
+};
+
+at::Tensor by_pieces(const Heads& x, const KeySpan& span, const AttentionOptions& options) {
+  WindowedAttention attention(span.window, options);
+  if (!span.documents) return attention(x);
+  const auto pieces = [&](const at::Tensor& each) {
+    return each.flatten(0, 1).unsqueeze(0).split_with_sizes(span.documents->lengths, 1);
+  };
+  const auto queries = pieces(x.q), keys = pieces(x.k), values = pieces(x.v);
+  std::vector<at::Tensor> mixed;
+  for (size_t i = 0; i < queries.size(); ++i) mixed.push_back(attention({queries[i], keys[i], values[i]}));
+  return at::cat(mixed, 1).view(x.q.sizes());
+}
+
+/// Whether flash attention of documents and windows has a kernel.
+bool has_flash_kernel(const at::Tensor& q) {
+  const bool half = q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16;
+  return q.is_cuda() && half && q.size(3) <= 256;
+}
+
+/// As torch.nn.attention.varlen.varlen_attn calls it. What its kernels take is a multiple of 8 wide.
+at::Tensor by_flash(const Heads& x, const KeySpan& span, const AttentionOptions& options) {
+  const int64_t width = x.q.size(3), missing = (8 - width % 8) % 8;
+  const auto rows = [&](const at::Tensor& each) {
+    const auto wide = missing == 0 ? each : at::constant_pad_nd(each, {0, missing});
+    return span.documents ? wide.flatten(0, 1) : wide;
+  };
+  const auto ends = span.documents ? std::optional(span.documents->ends) : std::nullopt;
+  const int64_t longest = span.documents ? std::ranges::max(span.documents->lengths) : x.q.size(1);
+  const auto before = span.window > 0 ? std::optional(span.window - 1) : std::nullopt;
+  const auto behind = span.window > 0 ? std::optional<int64_t>(0) : std::nullopt;
+  const auto mixed = std::get<0>(at::_flash_attention_forward(
+      rows(x.q), rows(x.k), rows(x.v), ends, ends, longest, longest, options.dropout, /*is_causal=*/true,
+      /*return_debug_mask=*/false, options.scale.value_or(1 / std::sqrt(static_cast<double>(width))), before, behind));
+  return mixed.narrow(-1, 0, width).reshape(x.q.sizes());
+}
+
+}  // namespace
+
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpan& span,
+                            const AttentionOptions& options) {
+  const Heads heads{q, k, v};
+  const bool sees_all = !span.documents && (span.window == 0 || span.window >= q.size(1));
+  if (sees_all) return attend(heads, std::nullopt, options);
+  return has_flash_kernel(q) ? by_flash(heads, span, options) : by_pieces(heads, span, options);
+}
+
+}  // namespace megashard

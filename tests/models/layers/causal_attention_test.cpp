@@ -1,0 +1,139 @@
+#include "models/layers/causal_attention.h"
+
+#include <ATen/Functions.h>
+#include <gmock/gmock.h>
+
+#include <limits>
+#include <numeric>
+
+#include "tests/support/formula.h"
+#include "tests/support/message_of.h"
+#include "tests/support/simulated_device.h"
+
+namespace megashard {
+namespace {
+
+using testing::fixed;
+using ::testing::HasSubstr;
+using testing::message_of;
+
+struct Case {
+  std::vector<int64_t> documents{};  // empty: each row is one
+  int64_t window = 0;
+  int64_t rows = 1, length = 24;
+  int64_t heads = 4, kv_heads = 4, width = 8;
+  at::ScalarType dtype = at::kFloat;
+  std::optional<double> scale{};
+};
+
+at::Tensor lengths_of(const std::vector<int64_t>& lengths) {
+  return lengths.empty() ? at::Tensor() : at::tensor(lengths, at::TensorOptions(at::kLong).device(at::kCPU));
+}
+
+/// Which keys of all rows the queries of all rows see.
+at::Tensor seen_by(const Case& c) {
+  auto documents = c.documents;
+  if (documents.empty()) documents.assign(static_cast<size_t>(c.rows), c.length);
+  const int64_t tokens = c.rows * c.length;
+  const at::Tensor seen = at::zeros({tokens, tokens}, at::TensorOptions(at::kBool).device(at::kCPU));
+  int64_t begin = 0;
+  for (const int64_t length : documents) {
+    for (int64_t query = begin; query < begin + length; ++query) {
+      const int64_t first = c.window == 0 ? begin : std::max(begin, query - c.window + 1);
+      seen[query].narrow(0, first, query - first + 1).fill_(true);
+    }
+    begin += length;
+  }
+  return seen;
+}
+
+struct Heads {
+  at::Tensor q, k, v;
+};
+
+/// By the formula, over all rows as one.
+at::Tensor attention_of(const Heads& x, const Case& c) {
+  const auto heads_first = [&](const at::Tensor& each) {
+    return each.flatten(0, 1).transpose(0, 1).repeat_interleave(c.heads / each.size(2), 0);
+  };
+  const double scale = c.scale.value_or(1 / std::sqrt(static_cast<double>(c.width)));
+  const at::Tensor scores = at::matmul(heads_first(x.q), heads_first(x.k).transpose(1, 2)) * scale;
+  const at::Tensor lowest = at::full({}, -std::numeric_limits<double>::infinity(), scores.options());
+  const at::Tensor weights = at::softmax(at::where(seen_by(c), scores, lowest), -1);
+  return at::matmul(weights, heads_first(x.v)).transpose(0, 1).reshape(x.q.sizes());
+}
+
+void expect_formula(const Case& c) {
+  SCOPED_TRACE(c10::str("documents ", c.documents, ", window ", c.window, ", ", c.rows, " rows of ", c.length, ", ",
+                        c.kv_heads, " key heads of ", c.width, ", ", c.dtype));
+  const auto random = [&](int64_t heads, uint64_t seed) {
+    return fixed({c.rows, c.length, heads, c.width}, seed).to(c.dtype).cpu();
+  };
+  const Heads given{random(c.heads, 1), random(c.kv_heads, 2), random(c.kv_heads, 3)};
+  const at::Tensor weight = random(c.heads, 4);
+  const auto wide = [](const at::Tensor& x) { return x.to(at::kDouble).requires_grad_(); };
+  const Heads exact{wide(given.q), wide(given.k), wide(given.v)};
+  const at::Tensor expected = attention_of(exact, c);
+  (expected * weight.to(at::kDouble)).sum().backward();
+
+  const auto device = testing::device_of_tests();
+  const auto here = [&](const at::Tensor& x) { return x.to(device).clone().requires_grad_(); };
+  const Heads mine{here(given.q), here(given.k), here(given.v)};
+  KeySpan span{.documents = Documents::of(lengths_of(c.documents), c.rows, c.length, /*in_ring=*/false,
+                                          mine.q.device()),
+               .window = c.window};
+  const at::Tensor out = causal_attention(mine.q, mine.k, mine.v, span, {.scale = c.scale});
+  EXPECT_EQ(out.scalar_type(), c.dtype);
+  (out * weight.to(device)).sum().backward();
+  // The kernels' exponentials are good to 1e-6, and gradients are sums of some; bf16 rounds by 2^-9.
+  const double bar = c.dtype == at::kBFloat16 ? 1e-2 : 3e-6;
+  const auto compare = [&](const char* name, const at::Tensor& got, const at::Tensor& wanted) {
+    const double largest = std::max(wanted.abs().max().item<double>(), 1e-3);
+    EXPECT_LE((got.detach().cpu().to(at::kDouble) - wanted.detach()).abs().max().item<double>(), bar * largest) << name;
+  };
+  compare("out", out, expected);
+  compare("q", mine.q.grad(), exact.q.grad());
+  compare("k", mine.k.grad(), exact.k.grad());
+  compare("v", mine.v.grad(), exact.v.grad());
+}
+
+TEST(CausalAttention, DocumentsSeeNothingOfEachOther) {
+  expect_formula({.documents = {}, .rows = 2});
+  expect_formula({.documents = {24}});
+  expect_formula({.documents = {5, 1, 18}});
+  expect_formula({.documents = {5, 19, 24, 1, 22, 1}, .rows = 3, .kv_heads = 2, .scale = 0.5});
+  expect_formula({.documents = {7, 17}, .kv_heads = 1, .width = 6});
+}
+
+TEST(CausalAttention, AQuerySeesTheLastKeysOfItsDocument) {
+  for (const int64_t window : {1, 2, 7, 23, 24, 100}) expect_formula({.window = window, .rows = 2, .kv_heads = 2});
+  for (const int64_t window : {1, 4, 16}) expect_formula({.documents = {5, 19, 24}, .window = window, .rows = 2});
+}
+
+TEST(CausalAttention, LongWindowsAreTakenInParts) {
+  for (const int64_t window : {257, 300, 512}) {  // 256 queries at a time, with a part or two before them
+    expect_formula({.window = window, .length = 900, .heads = 2, .kv_heads = 1});
+    expect_formula({.documents = {100, 800}, .window = window, .length = 900, .heads = 2, .kv_heads = 1});
+  }
+}
+
+TEST(CausalAttention, InBf16) {  // on a GPU one call for all
+  expect_formula({.documents = {5, 19, 24}, .rows = 2, .kv_heads = 2, .dtype = at::kBFloat16});
+  expect_formula({.documents = {5, 19, 24}, .window = 4, .rows = 2, .width = 6, .dtype = at::kBFloat16});
+  expect_formula({.window = 7, .rows = 2, .dtype = at::kBFloat16, .scale = 0.5});
+}
+
+TEST(Documents, EndWithTheirRows) {
+  const auto of = [](const std::vector<int64_t>& lengths, bool in_ring) {
+    return Documents::of(lengths_of(lengths), 2, 6, in_ring, testing::device_of_tests());
+  };
+  EXPECT_EQ(Documents::of(at::Tensor(), 2, 6, false, testing::device_of_tests()), nullptr);
+  EXPECT_TRUE(of({2, 4, 6}, true)->begins.cpu().equal(
+      at::tensor({0, 0, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0}, at::TensorOptions(at::kLong).device(at::kCPU)).view({2, 6})));
+  EXPECT_THAT(message_of([&] { of({2, 5, 5}, false); }), HasSubstr("a document ends with its row"));
+  EXPECT_THAT(message_of([&] { of({6}, false); }), HasSubstr("of 6 tokens, but there are 2 rows of 6"));
+  EXPECT_THAT(message_of([&] { of({0, 6, 6}, false); }), HasSubstr("a document ends with its row"));
+}
+
+}  // namespace
+}  // namespace megashard
