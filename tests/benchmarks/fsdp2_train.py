@@ -1,4 +1,5 @@
-"""The PyTorch side of run.py: a Hugging Face model under FSDP2 with fused AdamW, started by torchrun.
+"""The PyTorch side of run.py: a Hugging Face model under FSDP2 (its layers compiled or not) or FSDP1, with fused AdamW,
+started by torchrun.
 
 One JSON line a step is appended to --metrics-file by rank 0, as `megashard pretrain` does. Tokens come from the
 .bin of a Megatron data set, row after row.
@@ -11,7 +12,28 @@ import os
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, ShardingStrategy,
+                                    fully_shard)
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+BF16 = dict(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def shard_by_fsdp2(model, compiles, dtypes):
+    mesh, policy = init_device_mesh("cpu", (dist.get_world_size(),)), MixedPrecisionPolicy(**dtypes)
+    for layer in model.model.layers:
+        if compiles:  # as torchtitan does
+            layer.compile(fullgraph=True)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
+
+
+def shard_by_fsdp1(model, dtypes):
+    return FullyShardedDataParallel(model, sharding_strategy=ShardingStrategy.FULL_SHARD, use_orig_params=True,
+                                    auto_wrap_policy=ModuleWrapPolicy({type(model.model.layers[0])}),
+                                    mixed_precision=MixedPrecision(**dtypes) if dtypes else None,
+                                    device_id=torch.device("cpu"))
 
 
 def main():
@@ -23,6 +45,7 @@ def main():
     parser.add_argument("--train-iters", type=int, required=True)
     parser.add_argument("--bf16-params", action="store_true", help="bf16 compute, fp32 storage and reduction")
     parser.add_argument("--metrics-file", required=True)
+    parser.add_argument("--wrapper", choices=["fsdp2", "compiled", "fsdp1"], default="fsdp2")
     args = parser.parse_args()
 
     from transformers import AutoModelForCausalLM  # after parsing: --help is quick
@@ -32,13 +55,11 @@ def main():
     rank, world = dist.get_rank(), dist.get_world_size()
     model = AutoModelForCausalLM.from_pretrained(args.hf_model, dtype=torch.float32, attn_implementation="sdpa")
     model.train()
-    policy = MixedPrecisionPolicy()
-    if args.bf16_params:
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    mesh = init_device_mesh("cpu", (world,))
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    dtypes = BF16 if args.bf16_params else {}
+    if args.wrapper == "fsdp1":
+        model = shard_by_fsdp1(model, dtypes)
+    else:
+        model = shard_by_fsdp2(model, args.wrapper == "compiled", dtypes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
 
     tokens = torch.from_file(args.bin, size=os.path.getsize(args.bin) // 2, dtype=torch.uint16)
@@ -50,12 +71,14 @@ def main():
         logits = model(input_ids=batch[:, :-1].contiguous(), use_cache=False).logits.float()
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if args.wrapper == "fsdp1":
+            norm = model.clip_grad_norm_(1.0)
+        else:
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor()
         optimizer.step()
         optimizer.zero_grad()
         mean = loss.detach()
         dist.all_reduce(mean)
-        norm = norm.full_tensor()
         if rank == 0:
             with open(args.metrics_file, "a") as metrics:
                 metrics.write(json.dumps({"step": step + 1, "loss": mean.item() / world, "grad_norm": norm.item()}) +

@@ -12,7 +12,8 @@ import statistics
 import sys
 
 OURS, THEIRS, GREY = "#1f6feb", "#d29922", "#57606a"
-NAMES = {"theirs": "PyTorch FSDP2", "ours": "megashard"}
+NAMES = {"theirs": "PyTorch FSDP2", "compiled": "compiled PyTorch FSDP2", "fsdp1": "PyTorch FSDP1",
+         "ours": "megashard"}
 SHOWN = {  # measure: how a value is printed
     "tokens/s": lambda value: f"{value:.0f} tokens/s",
     "time to first step": lambda value: f"{value:.2f} s",

@@ -1,15 +1,16 @@
 """megashard and PyTorch FSDP2 side by side: speed, memory, start and host cost, as ratios.
 
     run.py [--repeats 3] [--steps 20] [--hf-model DIR] [--only train|host] [--bf16-params] [--pictures DIR]
+           [--peers compiled fsdp1]
     run.py --against BUILD [...]
 
-Both sides run by turns on the same machine, data and weights, one thread a rank; every figure is a ratio
-megashard / PyTorch, as its median with the smallest and largest of the repeats. Time and memory are taken from
-outside, by the same means for both: the clock when a step's line appears in the metrics file, and VmHWM of the
-largest process. Exits with 1 when a bar is missed. --hf-model replaces the 8 M model. MEGASHARD_BUILD names another
-build folder. --pictures also trains the curve of the losses and counts the bytes of a step, writes DIR/figures.json and
-draws (pictures.py). --against puts an older build of megashard (its folder) in PyTorch's place: nothing may be more
-than 3 % worse.
+Both sides run by turns on the same machine, data and weights, one thread a rank; every figure is a ratio megashard /
+PyTorch, as its median with the smallest and largest of the repeats. Time and memory are taken from outside, by the
+same means for both: the clock when a step's line appears in the metrics file, and VmHWM of the largest process. Exits
+with 1 when a bar is missed. --hf-model replaces the 8 M model. MEGASHARD_BUILD names another build folder. --peers
+trains further ones: FSDP2 with compiled layers, FSDP1. --pictures also trains the curve of the losses and counts the
+bytes of a step, writes DIR/figures.json and draws (pictures.py). --against puts an older build of megashard (its
+folder) in PyTorch's place: nothing may be more than 3 % worse.
 """
 
 import argparse
@@ -116,7 +117,7 @@ def training_commands(args, work, metrics):
     theirs = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}",
               HERE / "fsdp2_train.py", *shape, "--bin", work / "tokens.bin"]
     theirs += ["--bf16-params"] if args.bf16_params else []
-    return {"ours": ours, "theirs": theirs}
+    return {"ours": ours, "theirs": theirs} | {peer: [*theirs, "--wrapper", peer] for peer in args.peers}
 
 
 def write_fsdp2_config(path, bf16):
@@ -125,18 +126,22 @@ def write_fsdp2_config(path, bf16):
 
 
 def measure_training(args, work):
-    """Ratios of one interleaved series: lists by measure, and the figures themselves."""
+    """Figures of one interleaved series by side, and of megashard's runs the share of the rate of matrix products that
+    each rank measures at its start."""
     metrics = work / "metrics.jsonl"
     write_fsdp2_config(work / "fsdp2_config.yaml", args.bf16_params)
-    figures = {"ours": [], "theirs": []}
+    figures, shares = {}, []
     for _ in range(args.repeats):
         for side, command in training_commands(args, work, metrics).items():
             ends, memory = watch(command, metrics, work / f"{side}.log")
             steps = [b - a for a, b in zip(ends[WARM_UP:], ends[WARM_UP + 1:])]
             tokens = RANKS * args.seq_length
-            figures[side].append({"tokens/s": tokens * len(steps) / sum(steps), "resident memory": memory,
-                                  "time to first step": ends[0]})
-    return figures
+            figures.setdefault(side, []).append({"tokens/s": tokens * len(steps) / sum(steps),
+                                                 "resident memory": memory, "time to first step": ends[0]})
+            if side == "ours":
+                shares.append(statistics.mean(json.loads(line)["mfu"]
+                                              for line in metrics.read_text().splitlines()[WARM_UP:]))
+    return figures, shares
 
 
 def measure_host(args):
@@ -194,11 +199,11 @@ def measure_bytes(work, model, vocabulary):
     return {side: [{"tensors of a step": int(found["peak_bytes"][2])}] for side, found in written.items()}
 
 
-def report(figures, bars):
+def report(figures, bars, peer="theirs"):
     """Prints the rows of a table; returns the measures that miss their bar."""
     missed = []
     for measure in figures["ours"][0]:
-        ours, theirs = ([each[measure] for each in figures[side]] for side in ("ours", "theirs"))
+        ours, theirs = ([each[measure] for each in figures[side]] for side in ("ours", peer))
         ratios = [a / b for a, b in zip(ours, theirs)]
         bar, more_is_better = bars[measure]
         median = statistics.median(ratios)
@@ -208,6 +213,13 @@ def report(figures, bars):
         print(f"| {measure} | {shown[0]} | {shown[1]} | "
               f"{median:.2f} ({min(ratios):.2f} .. {max(ratios):.2f}) | {'>=' if more_is_better else '<='} {bar} |")
     return missed
+
+
+def report_shares(figures, shares):
+    rate = [each["tokens/s"] for each in figures["ours"]]
+    for side, runs in figures.items():
+        share = statistics.median(part * run["tokens/s"] / own for part, run, own in zip(shares, runs, rate))
+        print(f"| share of the rate of matrix products, {pictures.NAMES[side]} | | {share:.2f} | | |")
 
 
 def write_figures(folder, figures):
@@ -232,10 +244,11 @@ def main():
     parser.add_argument("--only", choices=["train", "host"])
     parser.add_argument("--bf16-params", action="store_true", help="bf16 gather and compute, fp32 storage")
     parser.add_argument("--pictures", type=pathlib.Path, metavar="DIR", help="writes the figures and draws them there")
+    parser.add_argument("--peers", nargs="*", choices=["compiled", "fsdp1"], default=[])
     parser.add_argument("--against", type=pathlib.Path, metavar="BUILD", help="an older build in PyTorch's place")
     args = parser.parse_args()
-    if args.against and args.pictures:
-        parser.error("--pictures shows PyTorch; leave out --against.")
+    if args.against and (args.pictures or args.peers):
+        parser.error("--pictures and --peers show PyTorch; leave out --against.")
     missed, figures = [], {}
     bars = NOT_WORSE if args.against else BARS
     with tempfile.TemporaryDirectory() as folder:
@@ -248,8 +261,12 @@ def main():
                 make_model(args.hf_model)
             vocabulary = json.loads((args.hf_model / "config.json").read_text())["vocab_size"]
             make_data(work / "tokens", vocabulary)
-            figures["training"] = measure_training(args, work)
+            figures["training"], shares = measure_training(args, work)
             missed += report(figures["training"], bars)
+            for peer in args.peers:
+                print(f"| beside {pictures.NAMES[peer]}: | | | | |")
+                missed += report(figures["training"], bars, peer)
+            report_shares(figures["training"], shares)
         if args.only != "train":
             figures["host"] = measure_host(args)
             missed += report(figures["host"], bars)
