@@ -2,9 +2,9 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/linear.h>
 #include <torch/library.h>
 
+#include "framework/matrix_product.h"
 #include "models/kernels/cpu_kernels.h"
 #include "models/kernels/fused_ops.h"
 
@@ -31,7 +31,10 @@ T* data(T* /*type*/, const Tensor& x) {
 }
 
 Tensor linear_by_fp32_on_cpu(const Tensor& x, const Tensor& weight) {
-  return at::linear(x.to(at::kFloat), weight.to(at::kFloat)).to(x.scalar_type());
+  const auto rows = x.reshape({-1, weight.size(1)}).to(at::kFloat);
+  auto sizes = x.sizes().vec();
+  sizes.back() = weight.size(0);
+  return matrix_product(rows, weight.to(at::kFloat).t()).to(x.scalar_type()).view(sizes);
 }
 
 TwoTensors rms_norm_on_cpu(const Tensor& x, const Tensor& weight, double eps) {

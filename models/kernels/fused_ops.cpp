@@ -7,7 +7,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/logsumexp.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/stack.h>
@@ -18,6 +17,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "framework/matrix_product.h"
 #include "models/kernels/fused_operators.h"
 #include "models/kernels/once_differentiable.h"
 
@@ -54,13 +54,33 @@ struct LinearByFp32 : Function<LinearByFp32> {
     Variable grad_x;
     Variable grad_weight;
     if (context->needs_input_grad(0)) {
-      grad_x = at::mm(grad, weight.to(at::kFloat)).to(x.scalar_type()).view(x.sizes());
+      grad_x = matrix_product(grad, weight.to(at::kFloat)).to(x.scalar_type()).view(x.sizes());
     }
     if (context->needs_input_grad(1)) {
       const auto rows = x.reshape({-1, weight.size(1)}).to(at::kFloat);
-      grad_weight = at::mm(grad.t(), rows).to(weight.scalar_type());
+      grad_weight = matrix_product(grad.t(), rows).to(weight.scalar_type());
     }
     return {grad_x, grad_weight};
+  }
+};
+
+struct LinearByOwnProducts : Function<LinearByOwnProducts> {
+  static Variable forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
+    context->save_for_backward({x, weight});
+    auto sizes = x.sizes().vec();
+    sizes.back() = weight.size(0);
+    return matrix_product(x.reshape({-1, weight.size(1)}), weight.t()).view(sizes);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    require_once_differentiated("linear");
+    const auto saved = context->get_saved_variables();
+    const auto &x = saved[0], &weight = saved[1];
+    const auto grad = grads[0].reshape({-1, weight.size(0)});
+    Variable of_x, of_weight;
+    if (context->needs_input_grad(0)) of_x = matrix_product(grad, weight).view(x.sizes());
+    if (context->needs_input_grad(1)) of_weight = matrix_product(grad.t(), x.reshape({-1, weight.size(1)}));
+    return {of_x, of_weight};
   }
 };
 
@@ -225,8 +245,9 @@ bool by_way_of_fp32(const at::Tensor& x) {
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  if (by_way_of_fp32(x) && alike(x, weight)) {
-    const auto product = LinearByFp32::apply(x, weight);
+  const bool by_fp32 = by_way_of_fp32(x);
+  if ((by_fp32 || has_own_products(x)) && alike(x, weight)) {
+    const auto product = by_fp32 ? LinearByFp32::apply(x, weight) : LinearByOwnProducts::apply(x, weight);
     return bias.defined() ? product + bias : product;
   }
   return at::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);

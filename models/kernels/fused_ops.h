@@ -13,8 +13,8 @@ namespace megashard {
 /// fp32 with conversions, which rounds as often, is many times as fast.
 bool by_way_of_fp32(const at::Tensor& x);
 
-/// x W^T + bias, bias may be undefined. Where by_way_of_fp32(x), products are fp32 ones of
-/// converted copies, which are not kept: backward converts again.
+/// x W^T + bias, bias may be undefined. fp32 products are those of framework/matrix_product.h; where
+/// by_way_of_fp32(x), they are of converted copies, which are not kept: backward converts again.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
 /// A weight that is used once more elsewhere (tied embeddings). What comes back for it has memory of

@@ -3,8 +3,9 @@
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
-#include <memory>
 #include <mutex>
+#include <unordered_map>
+#include <utility>
 
 namespace {
 
@@ -27,10 +28,16 @@ class CountingAllocator final : public c10::Allocator {
  public:
   CountingAllocator() : inner_(c10::GetAllocator(c10::kCPU)) {}
   c10::DataPtr allocate(size_t bytes) override {
-    auto* block = new Block{inner_->allocate(bytes), static_cast<int64_t>(bytes), account()};
-    block->account.add(block->bytes);
-    return {block->data.get(), block, &release, c10::kCPU};
+    auto data = inner_->allocate(bytes);
+    void* const begin = data.get();
+    if (begin == nullptr) return data;
+    account().add(static_cast<int64_t>(bytes));
+    const std::scoped_lock lock(blocks().mutex);
+    blocks().by_begin.emplace(begin, Block{std::move(data), static_cast<int64_t>(bytes), account()});
+    return {begin, begin, &release, c10::kCPU};
   }
+  /// oneDNN's buffers have no other context than their begin, and are freed by the allocator of that time.
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
  private:
@@ -39,9 +46,19 @@ class CountingAllocator final : public c10::Allocator {
     int64_t bytes;
     Account& account;
   };
-  static void release(void* context) {
-    const std::unique_ptr<Block> block(static_cast<Block*>(context));
-    block->account.add(-block->bytes);
+  struct Blocks {
+    std::mutex mutex;
+    std::unordered_map<void*, Block> by_begin;
+  };
+  static Blocks& blocks() {
+    static auto* of_all = new Blocks;
+    return *of_all;
+  }
+  static void release(void* begin) {
+    const std::scoped_lock lock(blocks().mutex);
+    const auto block = blocks().by_begin.extract(begin);
+    if (block.empty()) return c10::GetDefaultCPUAllocator()->raw_deallocate(begin);  // from before the counting
+    block.mapped().account.add(-block.mapped().bytes);
   }
   c10::Allocator* inner_;
 };

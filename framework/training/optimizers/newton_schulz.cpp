@@ -2,9 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/mm.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -13,6 +11,8 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+
+#include "framework/matrix_product.h"
 
 namespace megashard {
 namespace {
@@ -78,8 +78,8 @@ at::Tensor orthogonalized(const at::Tensor& matrix, const NewtonSchulzOptions& o
   const auto& sets = coefficients_of(options.coefficients);
   for (int64_t step = 0; step < options.num_ns_steps; ++step) {
     const auto& [a, b, c] = sets[static_cast<size_t>(step) % sets.size()];
-    const at::Tensor gram = at::mm(x, x.t());
-    x = at::addmm(x, at::addmm(gram, gram, gram, /*beta=*/b, /*alpha=*/c), x, /*beta=*/a);
+    const at::Tensor gram = matrix_product(x, x.t());
+    x = matrix_product(x, a, matrix_product(gram, b, gram, gram, c), x, 1);
   }
   x.mul_(scale_of(matrix, options.scale_mode) * options.extra_scale_factor);
   return transposed ? x.t() : x;

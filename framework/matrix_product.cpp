@@ -1,0 +1,78 @@
+#include "framework/matrix_product.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <torch/library.h>
+
+namespace at::native {
+/// result = beta result + alpha mat1 mat2, by oneDNN: exported by LibTorch, in no header of it. Weak: null where a
+/// LibTorch lacks it.
+__attribute__((weak)) void mkldnn_matmul(const Tensor& mat1, const Tensor& mat2, const Tensor& result, float beta,
+                                         float alpha);
+}  // namespace at::native
+
+namespace megashard {
+namespace {
+
+/// Below, looking up a kernel of oneDNN takes longer than MKL's product.
+constexpr int64_t kFewestProducts = 1'000'000;
+
+bool cpu_has_slow_mkl() {
+#if defined(__x86_64__)
+  static const bool slow = at::native::mkldnn_matmul != nullptr && __builtin_cpu_is("intel") == 0 &&
+                           __builtin_cpu_supports("avx512f") != 0;
+  return slow;
+#else
+  return false;
+#endif
+}
+
+using Product = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double, double);
+
+/// An operator of LibTorch's dispatcher, so that the simulated device sees what it reads and writes.
+const c10::TypedOperatorHandle<Product>& product_operator() {
+  static const auto handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow("megashard::matrix_product", "").typed<Product>();
+  return handle;
+}
+
+at::Tensor product_on_cpu(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& c, double beta,
+                          double alpha) {
+  const at::Tensor result = at::empty({a.size(0), b.size(1)}, a.options());
+  if (c) result.copy_(*c);
+  at::native::mkldnn_matmul(a, b, result, static_cast<float>(beta), static_cast<float>(alpha));
+  return result;
+}
+
+bool takes(const at::Tensor& a, const at::Tensor& b) {
+  return has_own_products(a) && a.dim() == 2 && b.dim() == 2 && a.scalar_type() == b.scalar_type() &&
+         a.device() == b.device() && a.size(0) * a.size(1) * b.size(1) >= kFewestProducts;
+}
+
+}  // namespace
+
+bool has_own_products(const at::Tensor& x) {
+  if (!cpu_has_slow_mkl() || x.scalar_type() != at::kFloat) return false;
+  return product_operator().hasComputedKernelForDispatchKey(
+      c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Dense, x.key_set().highestBackendKey()));
+}
+
+at::Tensor matrix_product(const at::Tensor& a, const at::Tensor& b) {
+  return takes(a, b) ? product_operator().call(a, b, std::nullopt, 0, 1) : at::mm(a, b);
+}
+
+at::Tensor matrix_product(const at::Tensor& c, double beta, const at::Tensor& a, const at::Tensor& b, double alpha) {
+  return takes(a, b) ? product_operator().call(a, b, c, beta, alpha) : at::addmm(c, a, b, beta, alpha);
+}
+
+TORCH_LIBRARY_FRAGMENT(megashard, library) {
+  library.def("matrix_product(Tensor a, Tensor b, Tensor? c, float beta, float alpha) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(megashard, CPU, library) { library.impl("matrix_product", &product_on_cpu); }
+TORCH_LIBRARY_IMPL(megashard, Autograd, library) {
+  library.impl("matrix_product", torch::CppFunction::makeFallthrough());
+}
+
+}  // namespace megashard

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace megashard {
+
+/// Matrix products in fp32 by oneDNN, where MKL, which LibTorch takes for them, has slow kernels: on CPUs with AVX-512
+/// that are not Intel's, MKL runs those of AVX2 (EPYC 9005, one core: 110 GFLOP/s by MKL, 240 by oneDNN). Small
+/// matrices, other dtypes and other CPUs are LibTorch's. The choice depends on the CPU, dtype and sizes alone, so a run
+/// repeats itself. Without autograd.
+
+/// Whether products of matrices like x are not LibTorch's own.
+bool has_own_products(const at::Tensor& x);
+
+/// a b of matrices [n, k] and [k, m] of any strides: at::mm.
+at::Tensor matrix_product(const at::Tensor& a, const at::Tensor& b);
+
+/// beta c + alpha a b, c of sizes [n, m]: at::addmm.
+at::Tensor matrix_product(const at::Tensor& c, double beta, const at::Tensor& a, const at::Tensor& b, double alpha);
+
+}  // namespace megashard
