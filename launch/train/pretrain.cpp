@@ -112,7 +112,7 @@ TrainerCallbacks trainer_callbacks(const Arguments& arguments, const ProcessGrou
   callbacks.peak_tflops = arguments.peak_tflops;
   if (!callbacks.peak_tflops && arguments.metrics_file && rank == 0) {
     callbacks.peak_tflops = device.is_cpu()
-                                ? measured_cpu_tflops(at::kFloat)
+                                ? measured_cpu_tflops(computed_in)
                                 : gpu_peak_tflops(load_cuda_module().device_name(device.index()), computed_in);
   }
   return callbacks;
