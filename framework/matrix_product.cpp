@@ -1,10 +1,11 @@
 #include "framework/matrix_product.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <torch/library.h>
+
+#include "framework/dispatched_operator.h"
 
 namespace at::native {
 /// result = beta result + alpha mat1 mat2, by oneDNN: exported by LibTorch, in no header of it. Weak: null where a
@@ -31,11 +32,10 @@ bool cpu_has_slow_mkl() {
 
 using Product = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double, double);
 
-/// An operator of LibTorch's dispatcher, so that the simulated device sees what it reads and writes.
-const c10::TypedOperatorHandle<Product>& product_operator() {
-  static const auto handle =
-      c10::Dispatcher::singleton().findSchemaOrThrow("megashard::matrix_product", "").typed<Product>();
-  return handle;
+/// An operator, so that the simulated device sees what it reads and writes.
+const DispatchedOperator<Product>& product_operator() {
+  static const DispatchedOperator<Product> product("megashard::matrix_product");
+  return product;
 }
 
 at::Tensor product_on_cpu(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& c, double beta,
@@ -54,17 +54,15 @@ bool takes(const at::Tensor& a, const at::Tensor& b) {
 }  // namespace
 
 bool has_own_products(const at::Tensor& x) {
-  if (!cpu_has_slow_mkl() || x.scalar_type() != at::kFloat) return false;
-  return product_operator().hasComputedKernelForDispatchKey(
-      c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Dense, x.key_set().highestBackendKey()));
+  return cpu_has_slow_mkl() && x.scalar_type() == at::kFloat && product_operator().runs_on(x);
 }
 
 at::Tensor matrix_product(const at::Tensor& a, const at::Tensor& b) {
-  return takes(a, b) ? product_operator().call(a, b, std::nullopt, 0, 1) : at::mm(a, b);
+  return takes(a, b) ? product_operator()(a, b, std::nullopt, 0, 1) : at::mm(a, b);
 }
 
 at::Tensor matrix_product(const at::Tensor& c, double beta, const at::Tensor& a, const at::Tensor& b, double alpha) {
-  return takes(a, b) ? product_operator().call(a, b, c, beta, alpha) : at::addmm(c, a, b, beta, alpha);
+  return takes(a, b) ? product_operator()(a, b, c, beta, alpha) : at::addmm(c, a, b, beta, alpha);
 }
 
 TORCH_LIBRARY_FRAGMENT(megashard, library) {

@@ -39,6 +39,7 @@ bool alike(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.device() == b.device();
 }
 
+/// Of tensors in fp32 the conversions are none.
 struct LinearByFp32 : Function<LinearByFp32> {
   static Variable forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
     context->save_for_backward({x, weight});
@@ -61,26 +62,6 @@ struct LinearByFp32 : Function<LinearByFp32> {
       grad_weight = matrix_product(grad.t(), rows).to(weight.scalar_type());
     }
     return {grad_x, grad_weight};
-  }
-};
-
-struct LinearByOwnProducts : Function<LinearByOwnProducts> {
-  static Variable forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
-    context->save_for_backward({x, weight});
-    auto sizes = x.sizes().vec();
-    sizes.back() = weight.size(0);
-    return matrix_product(x.reshape({-1, weight.size(1)}), weight.t()).view(sizes);
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    require_once_differentiated("linear");
-    const auto saved = context->get_saved_variables();
-    const auto &x = saved[0], &weight = saved[1];
-    const auto grad = grads[0].reshape({-1, weight.size(0)});
-    Variable of_x, of_weight;
-    if (context->needs_input_grad(0)) of_x = matrix_product(grad, weight).view(x.sizes());
-    if (context->needs_input_grad(1)) of_weight = matrix_product(grad.t(), x.reshape({-1, weight.size(1)}));
-    return {of_x, of_weight};
   }
 };
 
@@ -245,9 +226,8 @@ bool by_way_of_fp32(const at::Tensor& x) {
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  const bool by_fp32 = by_way_of_fp32(x);
-  if ((by_fp32 || has_own_products(x)) && alike(x, weight)) {
-    const auto product = by_fp32 ? LinearByFp32::apply(x, weight) : LinearByOwnProducts::apply(x, weight);
+  if ((by_way_of_fp32(x) || has_own_products(x)) && alike(x, weight)) {
+    const auto product = LinearByFp32::apply(x, weight);
     return bias.defined() ? product + bias : product;
   }
   return at::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);

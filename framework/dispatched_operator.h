@@ -1,0 +1,32 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <utility>
+
+namespace megashard {
+
+template <class Signature>
+class DispatchedOperator;
+
+/// An operator of LibTorch's dispatcher by its name ("megashard::swiglu"), for which a backend has a kernel or not;
+/// looked up when this is made.
+template <class Result, class... Arguments>
+class DispatchedOperator<Result(Arguments...)> {
+ public:
+  explicit DispatchedOperator(const char* name)
+      : handle_(c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Result(Arguments...)>()) {}
+
+  /// Whether x's backend runs it; a backend that does runs its gradient, too.
+  bool runs_on(const at::Tensor& x) const {
+    return handle_.hasComputedKernelForDispatchKey(
+        c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Dense, x.key_set().highestBackendKey()));
+  }
+  Result operator()(Arguments... arguments) const { return handle_.call(std::forward<Arguments>(arguments)...); }
+
+ private:
+  c10::TypedOperatorHandle<Result(Arguments...)> handle_;
+};
+
+}  // namespace megashard
