@@ -11,67 +11,29 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wpsabi"  // no vector is passed: all functions that take them are inlined
-#if defined(__x86_64__)
-#define MEGASHARD_INSTRUCTION_SETS
 #endif
-#endif
-
-#define MEGASHARD_INLINE [[gnu::always_inline]] inline
-#define MEGASHARD_EACH [&](int64_t j, int64_t count) __attribute__((always_inline))
 
 namespace megashard::kernels {
 namespace {
 
-#define MEGASHARD_LANES 4
-namespace any_cpu {
-#include "models/kernels/lanes.inc"
-#include "models/kernels/row_kernels.inc"
-}  // namespace any_cpu
-#undef MEGASHARD_LANES
-
-#ifdef MEGASHARD_INSTRUCTION_SETS
-#define MEGASHARD_LANES 8
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
-namespace avx2 {
-#include "models/kernels/lanes.inc"
-#include "models/kernels/row_kernels.inc"
-}  // namespace avx2
-#pragma GCC pop_options
-#undef MEGASHARD_LANES
-
-#define MEGASHARD_LANES 16
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
-namespace avx512 {
-#include "models/kernels/lanes.inc"
-#include "models/kernels/row_kernels.inc"
-}  // namespace avx512
-#pragma GCC pop_options
-#undef MEGASHARD_LANES
-
-enum class Instructions { kAnyCpu, kAvx2, kAvx512 };
+#define MEGASHARD_WITH_LANES "models/kernels/row_kernels.inc"
+#include "models/kernels/each_instruction_set.inc"
+#undef MEGASHARD_WITH_LANES
 
 Instructions instructions() {
-  static const Instructions best = [] {
-    if (__builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512vl") != 0)
-      return Instructions::kAvx512;
-    const bool avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
-    return avx2 ? Instructions::kAvx2 : Instructions::kAnyCpu;
-  }();
+  static const Instructions best = cpu_has(Instructions::kAvx512) ? Instructions::kAvx512
+                                   : cpu_has(Instructions::kAvx2) ? Instructions::kAvx2
+                                                                  : Instructions::kAnyCpu;
   return best;
 }
 
 /// Calls the kernel of the best instructions.
-#define MEGASHARD_RUN(Kernel, ...)                                                     \
-  switch (instructions()) {                                                           \
-    case Instructions::kAvx512: return avx512::Kernel<T>::run(__VA_ARGS__);           \
-    case Instructions::kAvx2: return avx2::Kernel<T>::run(__VA_ARGS__);               \
-    case Instructions::kAnyCpu: return any_cpu::Kernel<T>::run(__VA_ARGS__);          \
+#define MEGASHARD_RUN(Kernel, ...)                                           \
+  switch (instructions()) {                                                 \
+    case Instructions::kAvx512: return avx512::Kernel<T>::run(__VA_ARGS__); \
+    case Instructions::kAvx2: return avx2::Kernel<T>::run(__VA_ARGS__);     \
+    case Instructions::kAnyCpu: return any_cpu::Kernel<T>::run(__VA_ARGS__); \
   }
-#else
-#define MEGASHARD_RUN(Kernel, ...) return any_cpu::Kernel<T>::run(__VA_ARGS__)
-#endif
 
 constexpr int64_t kGrain = 1 << 15;  // elements a thread takes at least
 
@@ -160,9 +122,6 @@ MEGASHARD_INSTANTIATE(c10::BFloat16);
 MEGASHARD_INSTANTIATE(c10::Half);
 #undef MEGASHARD_INSTANTIATE
 #undef MEGASHARD_RUN
-#undef MEGASHARD_EACH
-#undef MEGASHARD_INLINE
-#undef MEGASHARD_INSTRUCTION_SETS
 
 }  // namespace megashard::kernels
 

@@ -16,65 +16,12 @@
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
 
-#define MEGASHARD_INLINE [[gnu::always_inline]] inline
-#define MEGASHARD_EACH [&](int64_t j, int64_t count) __attribute__((always_inline))
-#define MEGASHARD_DEFINE_CHECKS \
-  template <class T> \
-  void round_trip(const std::vector<float>& values, std::vector<float>& out) { \
-    std::vector<T> rounded(values.size()); \
-    out.resize(values.size()); \
-    for_lanes(0, static_cast<int64_t>(values.size()), \
-              MEGASHARD_EACH { write_lanes(read_lanes(values.data() + j, count), rounded.data() + j, count); }); \
-    for_lanes(0, static_cast<int64_t>(values.size()), \
-              MEGASHARD_EACH { write_lanes(read_lanes(rounded.data() + j, count), out.data() + j, count); }); \
-  } \
-  inline void exponentials(const std::vector<float>& values, std::vector<float>& out) { \
-    out.resize(values.size()); \
-    for_lanes(0, static_cast<int64_t>(values.size()), \
-              MEGASHARD_EACH { write_lanes(exp_of(read_lanes(values.data() + j, count)), out.data() + j, count); }); \
-  } \
-  inline float sum(const std::vector<float>& values) { \
-    Floats sums{}; \
-    for_lanes(0, static_cast<int64_t>(values.size()), \
-              MEGASHARD_EACH { sums += read_lanes(values.data() + j, count); }); \
-    return sum_of(sums); \
-  } \
-  template <class Check> \
-  void run(const Check& check) { \
-    check(round_trip<c10::Half>, round_trip<c10::BFloat16>, exponentials, sum); \
-  }
-
 namespace megashard::kernels {
 namespace {
 
-#define MEGASHARD_LANES 4
-namespace any_cpu {
-#include "models/kernels/lanes.inc"
-MEGASHARD_DEFINE_CHECKS
-}  // namespace any_cpu
-#undef MEGASHARD_LANES
-
-#if defined(__x86_64__) && !defined(__clang__)
-#define MEGASHARD_LANES 8
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
-namespace avx2 {
-#include "models/kernels/lanes.inc"
-MEGASHARD_DEFINE_CHECKS
-}  // namespace avx2
-#pragma GCC pop_options
-#undef MEGASHARD_LANES
-
-#define MEGASHARD_LANES 16
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
-namespace avx512 {
-#include "models/kernels/lanes.inc"
-MEGASHARD_DEFINE_CHECKS
-}  // namespace avx512
-#pragma GCC pop_options
-#undef MEGASHARD_LANES
-#endif
+#define MEGASHARD_WITH_LANES "tests/models/kernels/lanes_checks.inc"
+#include "models/kernels/each_instruction_set.inc"
+#undef MEGASHARD_WITH_LANES
 
 /// Of every exponent and sign, with what rounds down, up and to even; infinities, NaN; an odd number of them.
 std::vector<float> all_kinds() {
@@ -127,18 +74,15 @@ constexpr auto kCheck = [](const auto& halves, const auto& brain_floats, const a
 
 TEST(Lanes, OfAnyCpu) { any_cpu::run(kCheck); }
 
-#if defined(__x86_64__) && !defined(__clang__)
 TEST(Lanes, OfAvx2) {
-  if (__builtin_cpu_supports("avx2") == 0 || __builtin_cpu_supports("fma") == 0) GTEST_SKIP() << "no AVX2 here";
+  if (!cpu_has(Instructions::kAvx2)) GTEST_SKIP() << "no AVX2 here";
   avx2::run(kCheck);
 }
 
 TEST(Lanes, OfAvx512) {
-  if (__builtin_cpu_supports("avx512bw") == 0 || __builtin_cpu_supports("avx512vl") == 0)
-    GTEST_SKIP() << "no AVX-512 here";
+  if (!cpu_has(Instructions::kAvx512)) GTEST_SKIP() << "no AVX-512 here";
   avx512::run(kCheck);
 }
-#endif
 
 }  // namespace
 }  // namespace megashard::kernels
