@@ -10,6 +10,8 @@
 #include <cmath>
 #include <vector>
 
+#include "parallel/sequence_parallel/block_attention.h"
+
 namespace megashard {
 namespace {
 
@@ -81,15 +83,9 @@ at::Tensor by_pieces(const Heads& x, const KeySpan& span, const AttentionOptions
   return at::cat(mixed, 1).view(x.q.sizes());
 }
 
-/// Whether flash attention of documents and windows has a kernel.
-bool has_flash_kernel(const at::Tensor& q) {
-  const bool half = q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16;
-  return q.is_cuda() && half && q.size(3) <= 256;
-}
-
-/// As torch.nn.attention.varlen.varlen_attn calls it. What its kernels take is a multiple of 8 wide.
+/// As torch.nn.attention.varlen.varlen_attn calls it.
 at::Tensor by_flash(const Heads& x, const KeySpan& span, const AttentionOptions& options) {
-  const int64_t width = x.q.size(3), missing = (8 - width % 8) % 8;
+  const int64_t width = x.q.size(3), missing = missing_channels(width);
   const auto rows = [&](const at::Tensor& each) {
     const auto wide = missing == 0 ? each : at::constant_pad_nd(each, {0, missing});
     return span.documents ? wide.flatten(0, 1) : wide;

@@ -25,8 +25,7 @@ enum class Kernel { kCpuFlash, kFlash, kEfficient };
 Kernel kernel_for(const at::Tensor& q, const BlockMask& mask) {
   if (q.is_cpu()) return Kernel::kCpuFlash;
   TORCH_CHECK(q.is_cuda(), "ring attention has kernels for CPUs and for CUDA; its queries are on ", q.device());
-  const bool half = q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16;
-  return half && !mask.allowed.defined() && q.size(3) <= 256 ? Kernel::kFlash : Kernel::kEfficient;
+  return has_flash_kernel(q) && !mask.allowed.defined() ? Kernel::kFlash : Kernel::kEfficient;
 }
 
 /// What is added to the scores. Of memory-efficient attention a row begins at a multiple of 16 elements, and the
@@ -71,6 +70,11 @@ void mark_blind_queries(BlockAttention& block, const at::Tensor& allowed) {
 }
 
 }  // namespace
+
+bool has_flash_kernel(const at::Tensor& q) {
+  const bool half = q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16;
+  return q.is_cuda() && half && q.size(3) <= 256;
+}
 
 at::ScalarType accumulated_dtype(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

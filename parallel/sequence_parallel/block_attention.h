@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 namespace megashard {
 
 /// Which keys of a block each of its queries sees.
@@ -9,6 +11,11 @@ struct BlockMask {
   bool causal = false;   ///< query i sees the keys up to i; as many keys as queries
   at::Tensor allowed{};  ///< [B or 1, 1, queries, keys] bool; undefined: all, or as `causal` says
 };
+
+/// Whether CUDA's flash attention takes such queries.
+bool has_flash_kernel(const at::Tensor& q);
+/// By how many channels a head must be wider for CUDA's kernels, which take multiples of 8.
+inline int64_t missing_channels(int64_t width) { return (8 - width % 8) % 8; }
 
 /// Attention of queries over a part of their keys, and the log-sum-exp of their scores there: what is
 /// needed to merge it with other parts.

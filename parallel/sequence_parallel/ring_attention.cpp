@@ -168,7 +168,7 @@ at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
   call->shard = shard;
   call->window = mask.window;
   call->scale = scale.value_or(1 / std::sqrt(static_cast<double>(width)));
-  const int64_t missing = q.is_cuda() ? (8 - width % 8) % 8 : 0;  // what its kernels take is a multiple of 8 wide
+  const int64_t missing = q.is_cuda() ? missing_channels(width) : 0;
   const auto documents = begins.defined() ? std::optional(begins) : std::nullopt;
   if (missing == 0) return RingAttention::apply(q, k, v, documents, call);
   const auto wide = [missing](const at::Tensor& x) { return at::constant_pad_nd(x, {0, missing}); };

@@ -13,7 +13,6 @@
 #include <array>
 #include <limits>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "parallel/sim/tensor_memory.h"
@@ -75,21 +74,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(const Tensor& grad
   return {of_query, of_key, of_value, Tensor()};
 }
 
-/// Of flash attention that takes documents [tokens, heads, D] by their ends, or rows [B, T, heads, D]: each as the
-/// CPU's takes it.
+/// Some of the tokens [tokens, heads, D] that flash attention takes, or of all rows [B, T, heads, D].
+struct Document {
+  Tensor heads_of(const Tensor& x) const {  // as the CPU's takes them
+    return (x.dim() == 4 ? x : x.unsqueeze(0)).narrow(1, begin, length).transpose(1, 2);
+  }
+  Tensor lse_of(const Tensor& x) const { return (x.dim() == 3 ? x : x.unsqueeze(0)).narrow(2, begin, length); }
+
+  int64_t begin, length;
+};
+
 struct Documents {
   Documents(const Tensor& rows, const std::optional<Tensor>& ends, std::optional<int64_t> before)
       : window(before.value_or(-1) + 1) {
     if (!ends || !ends->defined()) {
-      begins_and_lengths.emplace_back(0, rows.size(1));
+      all.push_back({0, rows.size(1)});
       return;
     }
     const auto* end = ends->const_data_ptr<int32_t>();
-    for (int64_t i = 1; i < ends->numel(); ++i) begins_and_lengths.emplace_back(end[i - 1], end[i] - end[i - 1]);
+    for (int64_t i = 1; i < ends->numel(); ++i) all.push_back({end[i - 1], end[i] - end[i - 1]});
   }
 
-  static Tensor rows_of(const Tensor& x) { return x.dim() == 4 ? x : x.unsqueeze(0); }
-  static Tensor lse_of(const Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
   /// What is added to the scores of one; none: it is causal.
   std::optional<Tensor> bias(int64_t length, const Tensor& like) const {
     if (window == 0) return std::nullopt;
@@ -98,7 +103,7 @@ struct Documents {
         .masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
   }
 
-  std::vector<std::pair<int64_t, int64_t>> begins_and_lengths;
+  std::vector<Document> all;
   int64_t window;  // 0: none
 };
 
@@ -114,15 +119,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_of_documents(
   std::vector<int64_t> sizes = {query.size(-2), query.size(-3)};
   if (query.dim() == 4) sizes.insert(sizes.begin(), query.size(0));
   const Tensor lse = at::empty(sizes, query.options().dtype(at::kFloat));
-  for (const auto& [begin, length] : documents.begins_and_lengths) {
-    const auto part = [begin = begin, length = length](const Tensor& x) {
-      return Documents::rows_of(x).narrow(1, begin, length).transpose(1, 2);
-    };
-    const auto bias = documents.bias(length, query);
+  for (const auto& document : documents.all) {
+    const auto part = [&](const Tensor& x) { return document.heads_of(x); };
+    const auto bias = documents.bias(document.length, query);
     const auto [of_part, lse_of_part] = at::_scaled_dot_product_flash_attention_for_cpu(
         part(query), part(key), part(value), dropout, /*is_causal=*/!bias, bias, scale);
     part(out).copy_(of_part);
-    Documents::lse_of(lse).narrow(2, begin, length).copy_(lse_of_part);
+    document.lse_of(lse).copy_(lse_of_part);
   }
   const auto nothing = [&] { return at::empty({0}, query.options()); };
   return {out, lse, nothing(), nothing(), nothing()};
@@ -135,14 +138,12 @@ std::tuple<Tensor, Tensor, Tensor> flash_of_documents_backward(
     std::optional<int64_t> /*behind*/) {
   const Documents documents(query, ends, before);
   const Tensor of_query = at::empty_like(query), of_key = at::empty_like(key), of_value = at::empty_like(value);
-  for (const auto& [begin, length] : documents.begins_and_lengths) {
-    const auto part = [begin = begin, length = length](const Tensor& x) {
-      return Documents::rows_of(x).narrow(1, begin, length).transpose(1, 2);
-    };
-    const auto bias = documents.bias(length, query);
+  for (const auto& document : documents.all) {
+    const auto part = [&](const Tensor& x) { return document.heads_of(x); };
+    const auto bias = documents.bias(document.length, query);
     const auto [q, k, v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
         part(gradient), part(query), part(key), part(value), part(output),
-        Documents::lse_of(logsumexp).narrow(2, begin, length), dropout, /*is_causal=*/!bias, bias, scale);
+        document.lse_of(logsumexp), dropout, /*is_causal=*/!bias, bias, scale);
     part(of_query).copy_(q);
     part(of_key).copy_(k);
     part(of_value).copy_(v);

@@ -3,9 +3,10 @@
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 
-#include <limits>
-#include <numeric>
+#include <algorithm>
+#include <vector>
 
+#include "tests/support/attention_formula.h"
 #include "tests/support/formula.h"
 #include "tests/support/message_of.h"
 #include "tests/support/simulated_device.h"
@@ -13,7 +14,9 @@
 namespace megashard {
 namespace {
 
+using testing::attention_by_formula;
 using testing::fixed;
+using testing::Heads;
 using ::testing::HasSubstr;
 using testing::message_of;
 
@@ -47,22 +50,6 @@ at::Tensor seen_by(const Case& c) {
   return seen;
 }
 
-struct Heads {
-  at::Tensor q, k, v;
-};
-
-/// By the formula, over all rows as one.
-at::Tensor attention_of(const Heads& x, const Case& c) {
-  const auto heads_first = [&](const at::Tensor& each) {
-    return each.flatten(0, 1).transpose(0, 1).repeat_interleave(c.heads / each.size(2), 0);
-  };
-  const double scale = c.scale.value_or(1 / std::sqrt(static_cast<double>(c.width)));
-  const at::Tensor scores = at::matmul(heads_first(x.q), heads_first(x.k).transpose(1, 2)) * scale;
-  const at::Tensor lowest = at::full({}, -std::numeric_limits<double>::infinity(), scores.options());
-  const at::Tensor weights = at::softmax(at::where(seen_by(c), scores, lowest), -1);
-  return at::matmul(weights, heads_first(x.v)).transpose(0, 1).reshape(x.q.sizes());
-}
-
 void expect_formula(const Case& c) {
   SCOPED_TRACE(c10::str("documents ", c.documents, ", window ", c.window, ", ", c.rows, " rows of ", c.length, ", ",
                         c.kv_heads, " key heads of ", c.width, ", ", c.dtype));
@@ -73,7 +60,9 @@ void expect_formula(const Case& c) {
   const at::Tensor weight = random(c.heads, 4);
   const auto wide = [](const at::Tensor& x) { return x.to(at::kDouble).requires_grad_(); };
   const Heads exact{wide(given.q), wide(given.k), wide(given.v)};
-  const at::Tensor expected = attention_of(exact, c);
+  const auto in_one_row = [](const at::Tensor& x) { return x.flatten(0, 1).unsqueeze(0); };
+  const Heads as_one{in_one_row(exact.q), in_one_row(exact.k), in_one_row(exact.v)};
+  const at::Tensor expected = attention_by_formula(as_one, seen_by(c), c.scale).view(exact.q.sizes());
   (expected * weight.to(at::kDouble)).sum().backward();
 
   const auto device = testing::device_of_tests();

@@ -3,22 +3,17 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/softmax.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <limits>
 
 #include "parallel/sequence_parallel/ring_blocks.h"
 #include "parallel/sequence_parallel/ulysses.h"
+#include "tests/support/attention_formula.h"
 #include "tests/support/formula.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
@@ -27,7 +22,9 @@
 namespace megashard {
 namespace {
 
+using testing::attention_by_formula;
 using testing::fixed;
+using testing::Heads;
 using ::testing::HasSubstr;
 using testing::message_of;
 using testing::run_ranks;
@@ -82,10 +79,6 @@ TEST(RingBlocks, EveryPairThatIsSeenIsInOneBlock) {
   }
 }
 
-struct Heads {
-  at::Tensor q, k, v;
-};
-
 struct RingCase {
   int ranks = 2;
   int64_t ring = 2;
@@ -100,18 +93,6 @@ struct RingCase {
                     ", documents of ", document, ", ", dtype);
   }
 };
-
-/// By the formula, in fp64.
-at::Tensor attention_of(const Heads& x, const RingCase& c) {
-  const auto heads_first = [&](const at::Tensor& each) {
-    return each.transpose(1, 2).repeat_interleave(c.heads / each.size(2), 1);
-  };
-  const at::Tensor scores = at::matmul(heads_first(x.q), heads_first(x.k).transpose(2, 3)) *
-                            c.scale.value_or(1 / std::sqrt(static_cast<double>(c.width)));
-  const at::Tensor seen = seen_of(c.length, c.window, c.document).to(scores.device());
-  const at::Tensor lowest = at::full({}, -std::numeric_limits<double>::infinity(), scores.options());
-  return at::matmul(at::softmax(at::where(seen, scores, lowest), -1), heads_first(x.v)).transpose(1, 2);
-}
 
 double distance(const at::Tensor& got, const at::Tensor& expected) {
   const double largest = expected.abs().max().item<double>();  // 0: of queries that see one key each
@@ -128,7 +109,7 @@ void expect_whole_attention(const RingCase& c) {
   const at::Tensor weight = random(c.heads, 4);
   const auto wide = [](const at::Tensor& x) { return x.to(at::kDouble).requires_grad_(); };
   const Heads whole{wide(given.q), wide(given.k), wide(given.v)};
-  const at::Tensor expected = attention_of(whole, c);
+  const at::Tensor expected = attention_by_formula(whole, seen_of(c.length, c.window, c.document), c.scale);
   (expected * weight.to(at::kDouble)).sum().backward();
   // In fp32 the kernels' exponentials are good to 1e-6, and gradients are sums of `length` of them. In bf16 each part
   // is rounded, by 2^-9, before the sum.
