@@ -15,8 +15,9 @@
 
 #include "parallel/collectives/chunk_range.h"
 #include "parallel/collectives/gloo_connect.h"
-#include "parallel/collectives/gloo_exchange.h"
 #include "parallel/collectives/group_store.h"
+#include "parallel/collectives/host_messages.h"
+#include "parallel/collectives/message_exchange.h"
 #include "parallel/collectives/peer_watch.h"
 #include "parallel/collectives/rank_order_reduce.h"
 #include "parallel/device/buffer_pool.h"
@@ -39,7 +40,7 @@ const char* bytes_at(const at::Tensor& tensor, int64_t element) {
 /// The collective of one call: an exchange, and what remains to be done once it is through.
 class ExchangeTask final : public Work::Task {
  public:
-  ExchangeTask(ProcessGroupPtr group, GlooExchange exchange, std::function<void(GlooExchange&)> then)
+  ExchangeTask(ProcessGroupPtr group, MessageExchange exchange, std::function<void(MessageExchange&)> then)
       : group_(std::move(group)), exchange_(std::move(exchange)), then_(std::move(then)) {}
   void finish() override {
     exchange_.wait();
@@ -48,18 +49,25 @@ class ExchangeTask final : public Work::Task {
 
  private:
   ProcessGroupPtr group_;  // outlives its last collective
-  GlooExchange exchange_;
-  std::function<void(GlooExchange&)> then_;
+  MessageExchange exchange_;
+  std::function<void(MessageExchange&)> then_;
 };
 
 class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_from_this<GlooProcessGroup> {
  public:
   /// `look`: connect_gloo's.
-  explicit GlooProcessGroup(const GlooGroupOptions& options, const std::function<void()>& look = nullptr)
+  GlooProcessGroup(const GlooGroupOptions& options, const std::function<void()>& look)
       : ProcessGroup(options.rank, options.ranks, options.name, options.timeout), options_(options) {
     if (size() == 1) return;
     gloo_ = connect_gloo(*this, options_.store->store, options_.network, look);
     watch_.emplace(gloo_);
+  }
+
+  static std::shared_ptr<GlooProcessGroup> make(const GlooGroupOptions& options,
+                                                const std::function<void()>& look = nullptr) {
+    auto group = std::make_shared<GlooProcessGroup>(options, look);
+    if (group->size() > 1) group->host_ = HostMessages::connect(*group);
+    return group;
   }
 
   c10::DeviceType device_type() const override { return c10::kCPU; }
@@ -74,7 +82,7 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
       std::memcpy(own.mutable_data_ptr(), input.const_data_ptr(), input.nbytes());
     }
     if (size() == 1) return Work();
-    GlooExchange exchange = exchange_of("all_gather");
+    MessageExchange exchange = exchange_of("all_gather");
     for (const int peer : peers()) exchange.receive(piece(output, peer * n, n), peer);
     for (const int peer : peers()) exchange.send(own, peer);
     return start(std::move(exchange), nullptr);
@@ -92,10 +100,10 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
       }
       return Work();
     }
-    GlooExchange exchange = exchange_of("reduce_scatter");
+    MessageExchange exchange = exchange_of("reduce_scatter");
     at::Tensor scratch = receive_from_peers(exchange, output.nbytes());
     for (const int peer : peers()) exchange.send(piece(input, peer * n, n), peer);
-    return start(std::move(exchange), [this, output, input, scratch, op, n](GlooExchange&) {
+    return start(std::move(exchange), [this, output, input, scratch, op, n](MessageExchange&) {
       const void* own = bytes_at(input, rank() * n);
       reduce(output.mutable_data_ptr(), own, scratch, n, output.scalar_type(), op);
     });
@@ -122,13 +130,13 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
     for (int step = 1; step < lowest_bit && place + step < size(); step *= 2) {
       children.insert(children.begin(), (place + step + root) % size());
     }
-    GlooExchange exchange = exchange_of("broadcast");
+    MessageExchange exchange = exchange_of("broadcast");
     if (place == 0) {
       for (const int child : children) exchange.send(tensor, child);
       return start(std::move(exchange), nullptr);
     }
     exchange.receive(tensor, ((place - lowest_bit) + root) % size());
-    return start(std::move(exchange), [tensor, children](GlooExchange& onward) {
+    return start(std::move(exchange), [tensor, children](MessageExchange& onward) {
       for (const int child : children) onward.send(tensor, child);
       onward.wait();
     });
@@ -144,7 +152,7 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
     at::Tensor own = piece(output, rank() * n, n);
     std::memcpy(own.mutable_data_ptr(), bytes_at(input, rank() * n), own.nbytes());
     if (size() == 1) return Work();
-    GlooExchange exchange = exchange_of("all_to_all");
+    MessageExchange exchange = exchange_of("all_to_all");
     for (const int peer : peers()) exchange.receive(piece(output, peer * n, n), peer);
     for (const int peer : peers()) exchange.send(piece(input, peer * n, n), peer);
     return start(std::move(exchange), nullptr);
@@ -161,7 +169,7 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
       std::memcpy(output.mutable_data_ptr(), input.const_data_ptr(), input.nbytes());
       return Work();
     }
-    GlooExchange exchange = exchange_of("shift");
+    MessageExchange exchange = exchange_of("shift");
     exchange.receive(piece(output, 0, output.numel()), previous);
     exchange.send(piece(input, 0, input.numel()), next);
     return start(std::move(exchange), nullptr);
@@ -173,7 +181,7 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
     // After the round with step 2^k a rank has heard, at second hand, of the 2^(k+1) ranks up to
     // its own.
     for (int step = 1; step < size(); step *= 2) {
-      GlooExchange round = exchange_of("barrier");
+      MessageExchange round = exchange_of("barrier");
       round.receive(token.narrow(0, 0, 1), (rank() - step + size()) % size());
       round.send(token.narrow(0, 1, 1), (rank() + step) % size());
       round.wait();
@@ -201,7 +209,7 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
     const std::string prefix = next_store_prefix(name, options.ranks);
     options.store = std::make_shared<GroupStore>();
     options.store->store = c10::make_intrusive<c10d::PrefixStore>(prefix, options_.store->store);
-    return std::make_shared<GlooProcessGroup>(options, [&] {
+    return make(options, [&] {
       for (const int member : members)
         if (member != rank()) watch_->throw_if_gone(member);
     });
@@ -214,13 +222,13 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
     return others;
   }
 
-  Work start(GlooExchange exchange, std::function<void(GlooExchange&)> then) {
+  Work start(MessageExchange exchange, std::function<void(MessageExchange&)> then) {
     return Work(std::make_shared<ExchangeTask>(shared_from_this(), std::move(exchange), std::move(then)));
   }
 
   /// Scratch of size() - 1 slices, in the order of the peers' ranks; every peer's message goes to
   /// its slice.
-  at::Tensor receive_from_peers(GlooExchange& exchange, size_t slice_bytes) {
+  at::Tensor receive_from_peers(MessageExchange& exchange, size_t slice_bytes) {
     const auto bytes = static_cast<int64_t>(slice_bytes);
     at::Tensor scratch = pooled_empty(bytes * (size() - 1), at::kByte, c10::kCPU);
     for (const int peer : peers()) {
@@ -242,10 +250,10 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
   }
 
   Work all_reduce_whole(const at::Tensor& tensor, ReduceOp op) {
-    GlooExchange exchange = exchange_of("all_reduce");
+    MessageExchange exchange = exchange_of("all_reduce");
     at::Tensor scratch = receive_from_peers(exchange, tensor.nbytes());
     for (const int peer : peers()) exchange.send(tensor, peer);
-    return start(std::move(exchange), [this, tensor, scratch, op](GlooExchange&) {
+    return start(std::move(exchange), [this, tensor, scratch, op](MessageExchange&) {
       void* own = tensor.mutable_data_ptr();
       reduce(own, own, scratch, tensor.numel(), tensor.scalar_type(), op);
     });
@@ -256,10 +264,10 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
   Work all_reduce_by_pieces(const at::Tensor& tensor, ReduceOp op) {
     const auto range_of = [this, n = tensor.numel()](int peer) { return chunk_range(n, size(), peer); };
     const ChunkRange own = range_of(rank());
-    GlooExchange exchange = exchange_of("all_reduce");
+    MessageExchange exchange = exchange_of("all_reduce");
     at::Tensor scratch = receive_from_peers(exchange, static_cast<size_t>(own.size) * tensor.element_size());
     for (const int peer : peers()) exchange.send(piece(tensor, range_of(peer).offset, range_of(peer).size), peer);
-    return start(std::move(exchange), [this, tensor, scratch, op, own, range_of](GlooExchange& onward) {
+    return start(std::move(exchange), [this, tensor, scratch, op, own, range_of](MessageExchange& onward) {
       const at::AutoDispatchBelowADInplaceOrView raw;
       at::Tensor reduced = piece(tensor, own.offset, own.size);
       void* data = reduced.mutable_data_ptr();
@@ -270,14 +278,15 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
     });
   }
 
-  GlooExchange exchange_of(const char* operation) {
+  MessageExchange exchange_of(const char* operation) {
     tag_ = tag_ == std::numeric_limits<int>::max() ? PeerWatch::kTag + 1 : tag_ + 1;
-    return {{*this, *gloo_, *watch_, patience_}, operation, tag_};
+    return {{*this, *gloo_, host_.get(), *watch_, patience_}, operation, tag_};
   }
 
   GlooGroupOptions options_;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;  // null in a group of one
   std::optional<PeerWatch> watch_;                   // nothing there, too
+  std::unique_ptr<HostMessages> host_;               // null: no peer is on this machine
   int tag_ = PeerWatch::kTag;
   std::chrono::milliseconds patience_ = timeout();  // of a wait
 };
@@ -292,7 +301,7 @@ GroupStorePtr make_in_process_store() {
 
 ProcessGroupPtr make_gloo_group(const GlooGroupOptions& options) {
   TORCH_CHECK(options.store != nullptr, "group '", options.name, "' has no store to meet in");
-  return std::make_shared<GlooProcessGroup>(options);
+  return GlooProcessGroup::make(options);
 }
 
 ProcessGroupPtr make_patient_group(const ProcessGroupPtr& group, const std::string& name,

@@ -11,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <future>
 #include <stdexcept>
 #include <thread>
@@ -48,11 +49,40 @@ at::Tensor expected_sum(int world, int64_t count, at::ScalarType dtype, bool ave
   return (average ? sum / world : sum).to(dtype);
 }
 
-class Collectives : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Worlds, Collectives, ::testing::Values(1, 2, 3, 4));
+/// How messages between ranks of one machine go: the groups of these tests are made so.
+enum class Way { kMemory, kGloo };
+
+class SetWay {
+ public:
+  explicit SetWay(Way way) { setenv("MEGASHARD_HOST_MESSAGES", way == Way::kMemory ? "1" : "0", 1); }
+  ~SetWay() { unsetenv("MEGASHARD_HOST_MESSAGES"); }
+  SetWay(const SetWay&) = delete;
+  SetWay& operator=(const SetWay&) = delete;
+};
+
+std::string name_of(Way way) { return way == Way::kMemory ? "memory" : "gloo"; }
+
+class Collectives : public ::testing::TestWithParam<std::tuple<int, Way>> {
+ protected:
+  int ranks() const { return std::get<0>(GetParam()); }
+
+ private:
+  SetWay way_{std::get<1>(GetParam())};
+};
+INSTANTIATE_TEST_SUITE_P(Worlds, Collectives,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4), ::testing::Values(Way::kMemory, Way::kGloo)),
+                         [](const auto& info) {
+                           return std::to_string(std::get<0>(info.param)) + "_" + name_of(std::get<1>(info.param));
+                         });
+
+class LostRanks : public ::testing::TestWithParam<Way> {
+  SetWay way_{GetParam()};
+};
+INSTANTIATE_TEST_SUITE_P(Ways, LostRanks, ::testing::Values(Way::kMemory, Way::kGloo),
+                         [](const auto& info) { return name_of(info.param); });
 
 TEST_P(Collectives, GatherEveryDtypeAlsoInPlace) {
-  const int world_size = GetParam();
+  const int world_size = ranks();
   run_ranks(world_size, [&](const ProcessGroupPtr& world) {
     for (const at::ScalarType dtype : kDtypes) {
       for (const int64_t n : {0, 5, 70000}) {
@@ -76,7 +106,7 @@ TEST_P(Collectives, GatherEveryDtypeAlsoInPlace) {
 }
 
 TEST_P(Collectives, ReduceInRankOrder) {
-  const int world_size = GetParam();
+  const int world_size = ranks();
   run_ranks(world_size, [&](const ProcessGroupPtr& world) {
     for (const at::ScalarType dtype : kDtypes) {
       for (const int64_t n : {0, 3, 1500, 70001}) {  // both ways of all_reduce, whole blocks and remainders
@@ -97,7 +127,7 @@ TEST_P(Collectives, ReduceInRankOrder) {
 }
 
 TEST_P(Collectives, MaxAndMinHandOnNan) {
-  const int world_size = GetParam();
+  const int world_size = ranks();
   run_ranks(world_size, [&](const ProcessGroupPtr& world) {
     const auto reduce = [&](ReduceOp op) {
       at::Tensor tensor = at::full({3}, static_cast<double>(world->rank()), at::kFloat);
@@ -113,7 +143,7 @@ TEST_P(Collectives, MaxAndMinHandOnNan) {
 }
 
 TEST_P(Collectives, BroadcastFromEveryRootAndAllToAll) {
-  const int world_size = GetParam();
+  const int world_size = ranks();
   run_ranks(world_size, [&](const ProcessGroupPtr& world) {
     for (int root = 0; root < world_size; ++root) {
       const at::Tensor tensor = values(world->rank(), 1000, at::kFloat);
@@ -129,7 +159,7 @@ TEST_P(Collectives, BroadcastFromEveryRootAndAllToAll) {
 }
 
 TEST_P(Collectives, ShiftGoesRoundTheRing) {
-  const int world_size = GetParam();
+  const int world_size = ranks();
   run_ranks(world_size, [&](const ProcessGroupPtr& world) {
     for (const int distance : {1, 2, -1, 0}) {
       for (const int64_t n : {0, 5, 70000}) {
@@ -143,7 +173,7 @@ TEST_P(Collectives, ShiftGoesRoundTheRing) {
 }
 
 TEST_P(Collectives, GatherStringsOfAnyLength) {
-  const int world_size = GetParam();
+  const int world_size = ranks();
   run_ranks(world_size, [&](const ProcessGroupPtr& world) {
     const auto text = [](int rank) {
       return std::string(static_cast<size_t>(rank) * 1000, 'x') + std::string(1, '\0');
@@ -240,7 +270,7 @@ TEST(ProcessGroup, WrongArgumentsAreNamed) {
   });
 }
 
-TEST(ProcessGroup, RankThatMakesNoCallEndsTheWaitAtTheDeadline) {
+TEST_P(LostRanks, RankThatMakesNoCallEndsTheWaitAtTheDeadline) {
   MEGASHARD_NOT_ON_SIM("what it expects is Gloo's");
   const std::string message = message_of([] {
     run_ranks(
@@ -257,7 +287,7 @@ TEST(ProcessGroup, RankThatMakesNoCallEndsTheWaitAtTheDeadline) {
                                        "needs longer (raise --distributed-timeout-minutes)")));
 }
 
-TEST(ProcessGroup, RankThatDiesEndsMessagesThatHaveBegun) {
+TEST_P(LostRanks, RankThatDiesEndsMessagesThatHaveBegun) {
   MEGASHARD_NOT_ON_SIM("what it expects is Gloo's");
   constexpr int64_t kBytes = 256 << 20;  // takes far longer than the other rank lives
   std::string message;
@@ -290,7 +320,7 @@ TEST(ProcessGroup, RankThatDiesEndsTheMakingOfAGroup) {
   EXPECT_THAT(message, AllOf(HasSubstr("connecting to the other ranks in group 'all' failed"), HasSubstr("by peer")));
 }
 
-TEST(ProcessGroup, ARankThatIsNotWaitedForYetEndsTheWaitToo) {
+TEST_P(LostRanks, ARankThatIsNotWaitedForYetEndsTheWaitToo) {
   MEGASHARD_NOT_ON_SIM("what it expects is Gloo's");
   std::string message;
   run_ranks(3, [&](const ProcessGroupPtr& world) {

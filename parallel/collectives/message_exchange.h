@@ -6,7 +6,7 @@
 #include <chrono>
 #include <vector>
 
-#include "parallel/collectives/process_group.h"
+#include "parallel/collectives/host_messages.h"
 
 namespace c10d {
 class ProcessGroupGloo;
@@ -16,25 +16,30 @@ class Work;
 namespace megashard {
 
 class PeerWatch;
+class ProcessGroup;
 
-/// Messages under way between this rank and its peers, all with the tag of one collective; may be
-/// used again after wait(), since messages between two ranks with one tag keep their order. Errors
-/// are the messages of wait_error.h.
-class GlooExchange {
+/// Messages under way between this rank and its peers, all with the tag of one collective and at most one each way a
+/// peer; may be used again after wait(), since messages between two ranks with one tag keep their order. Errors are the
+/// messages of wait_error.h.
+class MessageExchange {
  public:
   /// How `group` sends, and how long it waits. Its ranks give one tag to one collective, and none
   /// PeerWatch::kTag.
   struct Link {
     const ProcessGroup& group;
     c10d::ProcessGroupGloo& gloo;
+    HostMessages* host;  // null: everything by Gloo
     PeerWatch& watch;
     std::chrono::milliseconds patience;
   };
-  GlooExchange(const Link& link, const char* operation, int tag);
+  MessageExchange(const Link& link, const char* operation, int tag);
+  MessageExchange(MessageExchange&&) = default;
+  MessageExchange& operator=(MessageExchange&&) = delete;
+  ~MessageExchange();  ///< messages that nobody waited for are withdrawn
 
   void send(at::Tensor bytes, int peer);
   void receive(at::Tensor bytes, int peer);
-  /// Blocks until all messages are through, receives first: they name the rank that is missing.
+  /// Blocks until all messages are through. Peers on this machine have then waited for theirs, or wait now.
   void wait();
 
  private:
@@ -44,15 +49,24 @@ class GlooExchange {
     int peer;
   };
   using Messages = std::vector<Message>;
+  struct HostMessage {
+    at::Tensor bytes;
+    int peer;
+    HostMessages::Slot* slot;  // null: is received
+  };
   /// What a call to Gloo returns, or the message for its failure.
   template <typename Call>
   auto or_say_why(int peer, Clock::time_point started, const Call& call) const;
+  bool goes_by_host(int peer) const { return link_.host != nullptr && link_.host->reaches(peer); }
+  void wait_for_host(Clock::time_point started);
+  void move_host_messages();
   void wait_for(Message& message, Clock::time_point started);
   void look_at_peers(Messages& messages, Clock::time_point started);
 
   Link link_;
   const char* operation_;
   int tag_;
+  std::vector<HostMessage> host_messages_;
   Messages sends_;
   Messages receives_;
 };
