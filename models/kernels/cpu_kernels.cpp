@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -19,21 +21,6 @@ namespace {
 #define MEGASHARD_WITH_LANES "models/kernels/row_kernels.inc"
 #include "models/kernels/each_instruction_set.inc"
 #undef MEGASHARD_WITH_LANES
-
-Instructions instructions() {
-  static const Instructions best = cpu_has(Instructions::kAvx512) ? Instructions::kAvx512
-                                   : cpu_has(Instructions::kAvx2) ? Instructions::kAvx2
-                                                                  : Instructions::kAnyCpu;
-  return best;
-}
-
-/// Calls the kernel of the best instructions.
-#define MEGASHARD_RUN(Kernel, ...)                                           \
-  switch (instructions()) {                                                 \
-    case Instructions::kAvx512: return avx512::Kernel<T>::run(__VA_ARGS__); \
-    case Instructions::kAvx2: return avx2::Kernel<T>::run(__VA_ARGS__);     \
-    case Instructions::kAnyCpu: return any_cpu::Kernel<T>::run(__VA_ARGS__); \
-  }
 
 constexpr int64_t kGrain = 1 << 15;  // elements a thread takes at least
 

@@ -1,10 +1,12 @@
 #include "models/kernels/fused_operators.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include "framework/matrix_product.h"
+#include "models/kernels/attention_kernels.h"
 #include "models/kernels/cpu_kernels.h"
 #include "models/kernels/fused_ops.h"
 
@@ -13,6 +15,7 @@ namespace {
 
 using at::Tensor;
 using TwoTensors = FusedOperators::TwoTensors;
+using ThreeTensors = FusedOperators::ThreeTensors;
 
 /// Calls body with a null pointer of the element type.
 template <class Body>
@@ -113,9 +116,60 @@ void cross_entropy_backward_on_cpu(Tensor& logits, const Tensor& labels, const T
   });
 }
 
+template <class T>
+flash_attention::Heads<T> heads(T* type, const Tensor& x) {
+  return {data(type, x), x.stride(0), x.stride(1), x.stride(2)};
+}
+
+flash_attention::Shape attention_shape(const Tensor& q, const Tensor& k, const std::optional<Tensor>& key_begins,
+                                       int64_t window, double scale) {
+  return {.batch = q.size(0),
+          .length = q.size(1),
+          .heads = q.size(2),
+          .key_heads = k.size(2),
+          .head_dim = q.size(3),
+          .window = window,
+          .key_begins = key_begins ? key_begins->const_data_ptr<int64_t>() : nullptr,
+          .scale = static_cast<float>(scale)};
+}
+
+/// A row for each thread; at 64 bytes, as all of LibTorch's memory.
+Tensor scratch_of(int64_t floats, const Tensor& like) {
+  return at::empty({at::get_num_threads(), floats}, like.options().dtype(at::kFloat));
+}
+
+TwoTensors attention_on_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& key_begins,
+                            int64_t window, double scale) {
+  const auto shape = attention_shape(q, k, key_begins, window, scale);
+  const Tensor out = at::empty(q.sizes(), q.options());
+  const Tensor lse = at::empty({shape.batch, shape.heads, shape.length}, q.options().dtype(at::kFloat));
+  const Tensor scratch = scratch_of(flash_attention::forward_scratch(shape), q);
+  with_type(q, [&](auto* type) {
+    flash_attention::forward(heads(type, q), heads(type, k), heads(type, v), heads(type, out),
+                             lse.mutable_data_ptr<float>(), shape, scratch.mutable_data_ptr<float>());
+  });
+  return {out, lse};
+}
+
+ThreeTensors attention_backward_on_cpu(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v,
+                                       const Tensor& out, const Tensor& lse, const std::optional<Tensor>& key_begins,
+                                       int64_t window, double scale) {
+  const auto shape = attention_shape(q, k, key_begins, window, scale);
+  const Tensor grad_q = at::empty(q.sizes(), q.options()), grad_k = at::empty(k.sizes(), k.options()),
+               grad_v = at::empty(v.sizes(), v.options());
+  const Tensor scratch = scratch_of(flash_attention::backward_scratch(shape), q);
+  with_type(q, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    const flash_attention::Gradients<T> grads{heads(type, grad_q), heads(type, grad_k), heads(type, grad_v)};
+    flash_attention::backward(heads(type, grad_out), heads(type, q), heads(type, k), heads(type, v), heads(type, out),
+                              lse.const_data_ptr<float>(), grads, shape, scratch.mutable_data_ptr<float>());
+  });
+  return {grad_q, grad_k, grad_v};
+}
+
 constexpr const char* kFusedOperators[] = {
-    "linear_by_fp32", "rms_norm",        "rms_norm_backward", "rotate",
-    "swiglu",         "swiglu_backward", "cross_entropy",     "cross_entropy_backward_"};
+    "linear_by_fp32",  "rms_norm",      "rms_norm_backward",       "rotate",    "swiglu",
+    "swiglu_backward", "cross_entropy", "cross_entropy_backward_", "attention", "attention_backward"};
 
 }  // namespace
 
@@ -131,6 +185,10 @@ TORCH_LIBRARY_FRAGMENT(megashard, library) {
   library.def("cross_entropy(Tensor logits, Tensor labels) -> (Tensor, Tensor)");
   library.def("cross_entropy_backward_(Tensor(a!) logits, Tensor labels, Tensor stats, Tensor grad_loss)"
               " -> ()");
+  library.def("attention(Tensor q, Tensor k, Tensor v, Tensor? key_begins, int window, float scale)"
+              " -> (Tensor, Tensor)");
+  library.def("attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+              "Tensor? key_begins, int window, float scale) -> (Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(megashard, CPU, library) {
@@ -142,6 +200,8 @@ TORCH_LIBRARY_IMPL(megashard, CPU, library) {
   library.impl("swiglu_backward", &swiglu_backward_on_cpu);
   library.impl("cross_entropy", &cross_entropy_on_cpu);
   library.impl("cross_entropy_backward_", &cross_entropy_backward_on_cpu);
+  library.impl("attention", &attention_on_cpu);
+  library.impl("attention_backward", &attention_backward_on_cpu);
 }
 
 // fused_ops.cpp differentiates them; LibTorch's default for the key would box every call.

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <tuple>
 
 #include "framework/dispatched_operator.h"
@@ -15,13 +16,14 @@ namespace megashard {
 struct FusedOperators {
   using Tensor = at::Tensor;
   using TwoTensors = std::tuple<Tensor, Tensor>;
+  using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
 
   DispatchedOperator<Tensor(const Tensor& x, const Tensor& weight)> linear_by_fp32{"megashard::linear_by_fp32"};
   /// y; 1 / rms of each row, fp32.
   DispatchedOperator<TwoTensors(const Tensor& x, const Tensor& weight, double eps)> rms_norm{"megashard::rms_norm"};
   /// Of x; of the weight, fp32, undefined unless asked for.
   DispatchedOperator<TwoTensors(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& inverse_rms,
-                           bool of_weight)>
+                                bool of_weight)>
       rms_norm_backward{"megashard::rms_norm_backward"};
   /// `back` turns by the opposite angle.
   DispatchedOperator<Tensor(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back)> rotate{
@@ -34,6 +36,14 @@ struct FusedOperators {
   /// Overwrites logits by their gradient.
   DispatchedOperator<void(Tensor& logits, const Tensor& labels, const Tensor& stats, const Tensor& grad_loss)>
       cross_entropy_backward_{"megashard::cross_entropy_backward_"};
+  /// attention_kernels.h's, of dense last dimensions: the weighted values; the log-sum-exp [B, H, T], fp32.
+  DispatchedOperator<TwoTensors(const Tensor& q, const Tensor& k, const Tensor& v,
+                                const std::optional<Tensor>& key_begins, int64_t window, double scale)>
+      attention{"megashard::attention"};
+  DispatchedOperator<ThreeTensors(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v,
+                                  const Tensor& out, const Tensor& lse, const std::optional<Tensor>& key_begins,
+                                  int64_t window, double scale)>
+      attention_backward{"megashard::attention_backward"};
 };
 
 /// Looked up once.

@@ -110,7 +110,8 @@ void expect_same(const LossAndGradients& got, const LossAndGradients& expected, 
     const auto sum = got.gradients.at(name).clone();
     shard.group->all_reduce(sum, ReduceOp::kSum).wait();
     const double largest = gradient.abs().max().item<double>();
-    EXPECT_TRUE(sum.allclose(gradient.to(here), 0, 2e-6 * largest)) << name;
+    // The vision tower's are behind all layers of the decoder: some roundings more.
+    EXPECT_TRUE(sum.allclose(gradient.to(here), 0, 4e-6 * largest)) << name;
   }
 }
 
