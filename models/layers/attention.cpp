@@ -20,16 +20,14 @@ at::Tensor neighbours_to_halves(const at::Tensor& x, int64_t dims) {
 }  // namespace
 
 at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpan& span) {
-  const bool by_fp32 = by_way_of_fp32(q);
-  const auto computed = [&](const at::Tensor& x) { return by_fp32 ? x.to(at::kFloat) : x; };
   if (span.sequence.ring) {
+    const bool by_fp32 = by_way_of_fp32(q);
+    const auto computed = [&](const at::Tensor& x) { return by_fp32 ? x.to(at::kFloat) : x; };
     const RingMask mask{.document_begins = span.documents ? span.documents->begins : at::Tensor(),
                         .window = span.window};
     return ring_attention(computed(q), computed(k), computed(v), mask, scale_, span.sequence).to(q.scalar_type());
   }
-  return causal_attention(computed(q), computed(k), computed(v), span,
-                          {.dropout = is_training() ? dropout_ : 0.0, .scale = scale_})
-      .to(q.scalar_type());
+  return causal_attention(q, k, v, span, {.dropout = is_training() ? dropout_ : 0.0, .scale = scale_});
 }
 
 Attention::Attention(const DecoderConfig& config)

@@ -10,6 +10,8 @@
 #include <cmath>
 #include <vector>
 
+#include "models/kernels/fused_attention.h"
+#include "models/kernels/fused_ops.h"
 #include "parallel/sequence_parallel/block_attention.h"
 
 namespace megashard {
@@ -104,6 +106,13 @@ at::Tensor by_flash(const Heads& x, const KeySpan& span, const AttentionOptions&
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpan& span,
                             const AttentionOptions& options) {
+  const bool is_plain = options.dropout == 0 && v.size(3) == q.size(3);
+  if (is_plain && has_fused_attention(q)) {
+    const KeyRange range{span.documents ? span.documents->begins : at::Tensor(), span.window};
+    return fused_attention(q, k, v, range, options.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3)))));
+  }
+  if (by_way_of_fp32(q))
+    return causal_attention(q.to(at::kFloat), k.to(at::kFloat), v.to(at::kFloat), span, options).to(q.scalar_type());
   const Heads heads{q, k, v};
   const bool sees_all = !span.documents && (span.window == 0 || span.window >= q.size(1));
   if (sees_all) return attend(heads, std::nullopt, options);

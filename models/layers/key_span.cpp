@@ -51,9 +51,9 @@ std::shared_ptr<const Documents> Documents::of(const at::Tensor& lengths, int64_
   }
   TORCH_CHECK(tokens == rows * length, "document_lengths are of ", tokens, " tokens, but there are ", rows, " rows of ",
               length);
-  if (in_ring) {
+  if (in_ring || device.is_cpu()) {
     documents->begins = on_device(begins_of(documents->lengths, rows, length), device);
-  } else if (device.is_cuda()) {
+  } else {
     documents->ends = on_device(ends_of(documents->lengths), device);
   }
   return documents;

@@ -13,8 +13,8 @@ namespace megashard {
 /// Documents that stand one behind the other in the rows of a batch, and see nothing of each other.
 struct Documents {
   std::vector<int64_t> lengths;  ///< of all rows one behind the other; each row begins a document
-  at::Tensor ends;               ///< on GPUs [documents + 1] int32: 0, then where each ends in all rows
-  at::Tensor begins;             ///< in a ring [B, T] int64: where each token's document begins in its row
+  at::Tensor ends;               ///< elsewhere [documents + 1] int32: 0, then where each ends in all rows
+  at::Tensor begins;             ///< in a ring and on CPUs [B, T] int64: where a token's document begins in its row
 
   /// From Batch::document_lengths, for `rows` rows of `length` tokens, of which a ring has parts; the host waits for
   /// nothing. Null without lengths; throws where they are not those of the rows.
