@@ -56,7 +56,7 @@ class Sight {
 };
 
 #define MEGASHARD_WITH_LANES "models/kernels/attention_blocks.inc"
-#include "models/kernels/each_instruction_set.inc"
+#include "parallel/lanes/each_instruction_set.inc"
 #undef MEGASHARD_WITH_LANES
 
 /// body(row, head, scratch) of every head of every row.

@@ -19,7 +19,7 @@ namespace megashard::kernels {
 namespace {
 
 #define MEGASHARD_WITH_LANES "models/kernels/row_kernels.inc"
-#include "models/kernels/each_instruction_set.inc"
+#include "parallel/lanes/each_instruction_set.inc"
 #undef MEGASHARD_WITH_LANES
 
 constexpr int64_t kGrain = 1 << 15;  // elements a thread takes at least

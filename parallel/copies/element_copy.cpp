@@ -4,9 +4,44 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
 
+#include <cstdlib>
 #include <cstring>
+#include <string_view>
+#include <type_traits>
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wpsabi"  // no vector is passed: all functions that take them are inlined
+#endif
 
 namespace megashard {
+
+namespace element_copy {
+namespace {
+
+#define MEGASHARD_WITH_LANES "parallel/copies/element_copy_loops.inc"
+#include "parallel/lanes/each_instruction_set.inc"
+#undef MEGASHARD_WITH_LANES
+
+template <class From, class To>
+void convert(const From* from, To* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) to[i] = static_cast<To>(from[i]);
+}
+template <class T>
+  requires(sizeof(T) == 2)
+void convert(const float* from, T* to, int64_t count) {
+  MEGASHARD_RUN(FromFloats, from, to, count)
+}
+template <class T>
+  requires(sizeof(T) == 2)
+void convert(const T* from, float* to, int64_t count) {
+  MEGASHARD_RUN(ToFloats, from, to, count)
+}
+#undef MEGASHARD_RUN
+
+}  // namespace
+}  // namespace element_copy
+
 namespace {
 
 template <class Function>
@@ -36,9 +71,7 @@ void copy_elements(void* destination, at::ScalarType destination_dtype, const vo
   }
   with_floating_type(destination_dtype, [&]<class To>(To) {
     with_floating_type(source_dtype, [&]<class From>(From) {
-      auto* to = static_cast<To*>(destination);
-      const auto* from = static_cast<const From*>(source);
-      for (int64_t i = 0; i < count; ++i) to[i] = static_cast<To>(from[i]);
+      element_copy::convert(static_cast<const From*>(source), static_cast<To*>(destination), count);
     });
   });
 }
@@ -52,3 +85,7 @@ void add_elements(void* destination, const void* source, at::ScalarType dtype, i
 }
 
 }  // namespace megashard
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif

@@ -21,8 +21,8 @@
 namespace megashard::kernels {
 namespace {
 
-#define MEGASHARD_WITH_LANES "tests/models/kernels/lanes_checks.inc"
-#include "models/kernels/each_instruction_set.inc"
+#define MEGASHARD_WITH_LANES "tests/parallel/lanes/lanes_checks.inc"
+#include "parallel/lanes/each_instruction_set.inc"
 #undef MEGASHARD_WITH_LANES
 
 /// Of every exponent and sign, with what rounds down, up and to even; infinities, NaN; an odd number of them.
