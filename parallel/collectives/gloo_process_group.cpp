@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -28,6 +29,8 @@ namespace {
 
 // Below this an all-reduce sends whole tensors to everyone: one exchange instead of two.
 constexpr int64_t kSmallBytes = 64 * 1024;
+// Of each peer's message that a reduction reads in place at a time: they stay in the cache.
+constexpr int64_t kReadBytes = 128 * 1024;
 
 at::Tensor piece(const at::Tensor& tensor, int64_t begin, int64_t count) {
   return tensor.view({-1}).narrow(0, begin, count);
@@ -37,20 +40,21 @@ const char* bytes_at(const at::Tensor& tensor, int64_t element) {
   return static_cast<const char*>(tensor.const_data_ptr()) + element * static_cast<int64_t>(tensor.element_size());
 }
 
-/// The collective of one call: an exchange, and what remains to be done once it is through.
+/// The collective of one call: its messages, and how to wait for them; by default as they are.
 class ExchangeTask final : public Work::Task {
  public:
-  ExchangeTask(ProcessGroupPtr group, MessageExchange exchange, std::function<void(MessageExchange&)> then)
-      : group_(std::move(group)), exchange_(std::move(exchange)), then_(std::move(then)) {}
+  using Finish = std::function<void(MessageExchange&)>;
+  ExchangeTask(ProcessGroupPtr group, MessageExchange exchange, Finish finish)
+      : group_(std::move(group)), exchange_(std::move(exchange)), finish_(std::move(finish)) {}
   void finish() override {
+    if (finish_) return finish_(exchange_);
     exchange_.wait();
-    if (then_) then_(exchange_);
   }
 
  private:
   ProcessGroupPtr group_;  // outlives its last collective
   MessageExchange exchange_;
-  std::function<void(MessageExchange&)> then_;
+  Finish finish_;
 };
 
 class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_from_this<GlooProcessGroup> {
@@ -101,11 +105,12 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
       return Work();
     }
     MessageExchange exchange = exchange_of("reduce_scatter");
-    at::Tensor scratch = receive_from_peers(exchange, output.nbytes());
+    const at::Tensor received = receive_from_peers(exchange, output.nbytes());
     for (const int peer : peers()) exchange.send(piece(input, peer * n, n), peer);
-    return start(std::move(exchange), [this, output, input, scratch, op, n](MessageExchange&) {
+    return start(std::move(exchange), [this, output, input, received, op, n](MessageExchange& messages) {
       const void* own = bytes_at(input, rank() * n);
-      reduce(output.mutable_data_ptr(), own, scratch, n, output.scalar_type(), op);
+      reduce(messages, received, own, output.mutable_data_ptr(), n, output.scalar_type(), op);
+      messages.wait();
     });
   }
 
@@ -137,6 +142,7 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
     }
     exchange.receive(tensor, ((place - lowest_bit) + root) % size());
     return start(std::move(exchange), [tensor, children](MessageExchange& onward) {
+      onward.wait();
       for (const int child : children) onward.send(tensor, child);
       onward.wait();
     });
@@ -222,40 +228,64 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
     return others;
   }
 
-  Work start(MessageExchange exchange, std::function<void(MessageExchange&)> then) {
-    return Work(std::make_shared<ExchangeTask>(shared_from_this(), std::move(exchange), std::move(then)));
+  Work start(MessageExchange exchange, ExchangeTask::Finish finish) {
+    return Work(std::make_shared<ExchangeTask>(shared_from_this(), std::move(exchange), std::move(finish)));
   }
 
-  /// Scratch of size() - 1 slices, in the order of the peers' ranks; every peer's message goes to
-  /// its slice.
+  /// A message of so many bytes from every peer, for reduce(). They are read where they are, or received into what is
+  /// returned: size() - 1 slices in the order of the peers' ranks.
   at::Tensor receive_from_peers(MessageExchange& exchange, size_t slice_bytes) {
+    if (exchange.reads_in_place()) {
+      for (const int peer : peers()) exchange.expect(slice_bytes, peer);
+      return {};
+    }
     const auto bytes = static_cast<int64_t>(slice_bytes);
-    at::Tensor scratch = pooled_empty(bytes * (size() - 1), at::kByte, c10::kCPU);
-    for (const int peer : peers()) {
-      const int slice = peer < rank() ? peer : peer - 1;
-      exchange.receive(scratch.narrow(0, slice * bytes, bytes), peer);
-    }
-    return scratch;
+    at::Tensor received = pooled_empty(bytes * (size() - 1), at::kByte, c10::kCPU);
+    for (const int peer : peers()) exchange.receive(received.narrow(0, slice_of(peer) * bytes, bytes), peer);
+    return received;
   }
+  int64_t slice_of(int peer) const { return peer < rank() ? peer : peer - 1; }
 
-  void reduce(void* out, const void* own, const at::Tensor& scratch, int64_t count, at::ScalarType dtype, ReduceOp op) {
-    const int64_t slice_bytes = count * static_cast<int64_t>(c10::elementSize(dtype));
-    const char* next = static_cast<const char*>(scratch.const_data_ptr());
-    std::vector<const void*> sources;
-    for (int source = 0; source < size(); ++source) {
-      sources.push_back(source == rank() ? own : next);
-      if (source != rank()) next += slice_bytes;
+  /// Waits for receive_from_peers(), whose result `received` is, and reduces it with this rank's `own`.
+  void reduce(MessageExchange& exchange, const at::Tensor& received, const void* own, void* out, int64_t count,
+              at::ScalarType dtype, ReduceOp op) {
+    const auto element = static_cast<int64_t>(c10::elementSize(dtype));
+    const bool in_place = !received.defined();
+    const int64_t at_once = in_place ? std::min(count, kReadBytes / element) : count;
+    const at::Tensor place = in_place ? pooled_empty(at_once * element * (size() - 1), at::kByte, c10::kCPU) : received;
+    auto* slices = static_cast<char*>(place.mutable_data_ptr());
+    if (in_place) {
+      exchange.wait_for_expected();
+    } else {
+      exchange.wait();
     }
-    reduce_in_rank_order(out, sources, count, dtype, op);
+    std::vector<const void*> sources(static_cast<size_t>(size()));
+    for (int64_t begin = 0; begin < count; begin += at_once) {
+      const int64_t offset = begin * element, bytes = std::min(at_once, count - begin) * element;
+      for (int source = 0; source < size(); ++source) {
+        const void* part = static_cast<const char*>(own) + offset;
+        if (source != rank()) {
+          char* slice = slices + slice_of(source) * at_once * element;
+          part =
+              in_place ? exchange.read(source, static_cast<size_t>(offset), static_cast<size_t>(bytes), slice) : slice;
+        }
+        sources[static_cast<size_t>(source)] = part;
+      }
+      reduce_in_rank_order(static_cast<char*>(out) + offset, sources, bytes / element, dtype, op);
+    }
+    if (in_place) exchange.close_expected();
   }
 
   Work all_reduce_whole(const at::Tensor& tensor, ReduceOp op) {
     MessageExchange exchange = exchange_of("all_reduce");
-    at::Tensor scratch = receive_from_peers(exchange, tensor.nbytes());
-    for (const int peer : peers()) exchange.send(tensor, peer);
-    return start(std::move(exchange), [this, tensor, scratch, op](MessageExchange&) {
-      void* own = tensor.mutable_data_ptr();
-      reduce(own, own, scratch, tensor.numel(), tensor.scalar_type(), op);
+    const at::Tensor mine = at::empty_like(tensor);  // what peers read while the sum is written
+    std::memcpy(mine.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
+    const at::Tensor received = receive_from_peers(exchange, tensor.nbytes());
+    for (const int peer : peers()) exchange.send(mine, peer);
+    return start(std::move(exchange), [this, tensor, mine, received, op](MessageExchange& messages) {
+      reduce(messages, received, mine.const_data_ptr(), tensor.mutable_data_ptr(), tensor.numel(), tensor.scalar_type(),
+             op);
+      messages.wait();
     });
   }
 
@@ -265,13 +295,14 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
     const auto range_of = [this, n = tensor.numel()](int peer) { return chunk_range(n, size(), peer); };
     const ChunkRange own = range_of(rank());
     MessageExchange exchange = exchange_of("all_reduce");
-    at::Tensor scratch = receive_from_peers(exchange, static_cast<size_t>(own.size) * tensor.element_size());
+    const at::Tensor received = receive_from_peers(exchange, static_cast<size_t>(own.size) * tensor.element_size());
     for (const int peer : peers()) exchange.send(piece(tensor, range_of(peer).offset, range_of(peer).size), peer);
-    return start(std::move(exchange), [this, tensor, scratch, op, own, range_of](MessageExchange& onward) {
+    return start(std::move(exchange), [this, tensor, received, op, own, range_of](MessageExchange& onward) {
       const at::AutoDispatchBelowADInplaceOrView raw;
       at::Tensor reduced = piece(tensor, own.offset, own.size);
       void* data = reduced.mutable_data_ptr();
-      reduce(data, data, scratch, own.size, tensor.scalar_type(), op);
+      reduce(onward, received, data, data, own.size, tensor.scalar_type(), op);
+      onward.wait();
       for (const int peer : peers()) onward.receive(piece(tensor, range_of(peer).offset, range_of(peer).size), peer);
       for (const int peer : peers()) onward.send(reduced, peer);
       onward.wait();

@@ -47,7 +47,7 @@ std::string target_of(const char* link) {
   return {text, length < 0 ? 0 : static_cast<size_t>(length)};
 }
 
-/// Copies from the memory of another process; false if it has gone.
+/// Copies from the memory of another process; false if it has gone, or forbids it.
 bool copy_from(pid_t process, void* to, uint64_t from, size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     const iovec here{static_cast<char*>(to) + done, bytes - done};
@@ -111,7 +111,7 @@ class HostMessages::Segment {
 
   int file() const { return file_; }
   void close_file() {
-    if (file_ >= 0) close(file_);
+    if (file_ >= 0) ::close(file_);
     file_ = -1;
   }
   Bell& bell() const { return *static_cast<Bell*>(memory_); }
@@ -259,26 +259,41 @@ void HostMessages::withdraw(Slot& slot) {
     if (slot.state.load(std::memory_order_acquire) != Slot::kBeingTaken) return;
 }
 
-bool HostMessages::take(void* data, size_t bytes, int peer, int tag) {
-  const Peer& sender = peers_[static_cast<size_t>(peer)];
-  auto& table = sender.segment->table(rank_);
+HostMessages::Slot* HostMessages::open(size_t bytes, int peer, int tag) {
+  auto& table = peers_[static_cast<size_t>(peer)].segment->table(rank_);
   const uint32_t used = table.used.load(std::memory_order_acquire);
   for (uint32_t place = 0; place < used; ++place) {
     Slot& slot = table.slots[place];
     uint32_t expected = Slot::kPosted;
     if (slot.state.load(std::memory_order_acquire) != expected || slot.tag != tag) continue;
     if (!slot.state.compare_exchange_strong(expected, Slot::kBeingTaken)) continue;  // withdrawn
-    const bool fits = slot.bytes == bytes;
-    bool is_there = true;
-    if (fits && sender.process == 0) std::memcpy(data, reinterpret_cast<const void*>(slot.address), bytes);
-    if (fits && sender.process != 0) is_there = copy_from(sender.process, data, slot.address, bytes);
-    slot.state.store(is_there ? Slot::kTaken : Slot::kPosted, std::memory_order_release);
-    if (!is_there) return false;
-    sender.segment->ring();
-    TORCH_CHECK(fits, "rank ", peer, " sent ", slot.bytes, " bytes where this rank takes ", bytes);
-    return true;
+    if (slot.bytes == bytes) return &slot;
+    close(slot, peer);
+    TORCH_CHECK(false, "rank ", peer, " sent ", slot.bytes, " bytes where this rank takes ", bytes);
   }
-  return false;
+  return nullptr;
+}
+
+const void* HostMessages::read(const Slot& slot, int peer, size_t offset, size_t bytes, void* place) const {
+  const pid_t process = peers_[static_cast<size_t>(peer)].process;
+  if (process == 0) return reinterpret_cast<const char*>(slot.address) + offset;
+  const bool is_there = copy_from(process, place, slot.address + offset, bytes);
+  TORCH_CHECK(is_there, "the memory of rank ", peer, " cannot be read: ", std::strerror(errno));
+  return place;
+}
+
+void HostMessages::close(Slot& slot, int peer) {
+  slot.state.store(Slot::kTaken, std::memory_order_release);
+  peers_[static_cast<size_t>(peer)].segment->ring();
+}
+
+bool HostMessages::take(void* data, size_t bytes, int peer, int tag) {
+  Slot* slot = open(bytes, peer, tag);
+  if (slot == nullptr) return false;
+  const void* found = read(*slot, peer, 0, bytes, data);
+  if (found != data) std::memcpy(data, found, bytes);
+  close(*slot, peer);
+  return true;
 }
 
 uint32_t HostMessages::news() const { return own_->bell().rung.load(); }

@@ -31,7 +31,13 @@ class HostMessages {
   bool is_taken(Slot& slot);
   /// Takes an offer back. When it returns, no thread of this process reads the bytes.
   void withdraw(Slot& slot);
-  /// Copies what `peer` posted with this tag; false if it has not. Throws if that is not of so many bytes.
+  /// What `peer` posted with this tag, to be read until close(); null if it has not. Throws if that is not of so many
+  /// bytes.
+  Slot* open(size_t bytes, int peer, int tag);
+  /// A part of it: where it is, or, of another process, copied to `place`. Throws if the process has gone.
+  const void* read(const Slot& slot, int peer, size_t offset, size_t bytes, void* place) const;
+  void close(Slot& slot, int peer);
+  /// Copies what `peer` posted with this tag; false if it has not.
   bool take(void* data, size_t bytes, int peer, int tag);
 
   /// How often peers have posted to this rank or taken from it; ask before looking at messages, and give it to

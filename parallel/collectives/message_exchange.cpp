@@ -57,36 +57,78 @@ void MessageExchange::receive(at::Tensor bytes, int peer) {
 
 void MessageExchange::wait() {
   const auto started = Clock::now();
-  if (!host_messages_.empty()) wait_for_host(started);
+  if (!host_messages_.empty()) {
+    wait_for_host(
+        started, [&] { return move_host_messages(); }, [&] { return host_messages_.front().peer; });
+  }
   for (Message& message : receives_) wait_for(message, started);  // before sends: they name the rank that is missing
   for (Message& message : sends_) wait_for(message, started);
   receives_.clear();
   sends_.clear();
 }
 
-void MessageExchange::wait_for_host(Clock::time_point started) {
+bool MessageExchange::reads_in_place() const {
+  for (int peer = 0; peer < link_.group.size(); ++peer)
+    if (peer != link_.group.rank() && !goes_by_host(peer)) return false;
+  return true;
+}
+
+void MessageExchange::expect(size_t bytes, int peer) { expected_.push_back({bytes, peer, nullptr}); }
+
+void MessageExchange::wait_for_expected() {
+  wait_for_host(
+      Clock::now(), [&] { return open_expected(); },
+      [&] { return std::ranges::find(expected_, nullptr, &Expected::slot)->peer; });
+}
+
+const void* MessageExchange::read(int peer, size_t offset, size_t bytes, void* place) const {
+  const auto message = std::ranges::find(expected_, peer, &Expected::peer);
+  return or_say_why(peer, Clock::now(), [&] { return link_.host->read(*message->slot, peer, offset, bytes, place); });
+}
+
+void MessageExchange::close_expected() {
+  for (const Expected& message : expected_) link_.host->close(*message.slot, message.peer);
+  expected_.clear();
+}
+
+template <typename TryAll, typename FirstPeer>
+void MessageExchange::wait_for_host(Clock::time_point started, const TryAll& try_all, const FirstPeer& first_peer) {
   while (true) {
     const uint32_t seen = link_.host->news();
-    or_say_why(host_messages_.front().peer, started, [&] { move_host_messages(); });
-    if (host_messages_.empty()) return;
+    if (try_all()) return;
     const auto waited = Clock::now() - started;
     const auto left = link_.patience - std::chrono::duration_cast<std::chrono::milliseconds>(waited);
     if (left.count() <= 0) {
-      throw_wait_error(operation_, link_.group, host_messages_.front().peer, waited, std::runtime_error("timed out"));
+      throw_wait_error(operation_, link_.group, first_peer(), waited, std::runtime_error("timed out"));
     }
     link_.host->sleep(seen, std::min(left, kLookEvery));
     if (Clock::now() - started < kLookEvery || link_.host->news() != seen) continue;
-    for (const HostMessage& message : host_messages_)
-      or_say_why(message.peer, started, [&] { link_.watch.throw_if_gone(message.peer); });
+    const auto look_at = [&](int peer) { or_say_why(peer, started, [&] { link_.watch.throw_if_gone(peer); }); };
+    for (const HostMessage& message : host_messages_) look_at(message.peer);
+    for (const Expected& message : expected_) look_at(message.peer);
   }
 }
 
-/// Takes what is there, and forgets the messages that are through.
-void MessageExchange::move_host_messages() {
+/// Takes what is there, and forgets the messages that are through. True: all are.
+bool MessageExchange::move_host_messages() {
   std::erase_if(host_messages_, [&](HostMessage& message) {
-    if (message.slot != nullptr) return link_.host->is_taken(*message.slot);
-    return link_.host->take(message.bytes.mutable_data_ptr(), message.bytes.nbytes(), message.peer, tag_);
+    return or_say_why(message.peer, Clock::now(), [&] {
+      if (message.slot != nullptr) return link_.host->is_taken(*message.slot);
+      return link_.host->take(message.bytes.mutable_data_ptr(), message.bytes.nbytes(), message.peer, tag_);
+    });
   });
+  return host_messages_.empty();
+}
+
+bool MessageExchange::open_expected() {
+  bool all = true;
+  for (Expected& message : expected_) {
+    if (message.slot == nullptr)
+      message.slot =
+          or_say_why(message.peer, Clock::now(), [&] { return link_.host->open(message.bytes, message.peer, tag_); });
+    all = all && message.slot != nullptr;
+  }
+  return all;
 }
 
 void MessageExchange::wait_for(Message& message, Clock::time_point started) {

@@ -42,6 +42,14 @@ class MessageExchange {
   /// Blocks until all messages are through. Peers on this machine have then waited for theirs, or wait now.
   void wait();
 
+  /// Whether messages from every peer can be read where they are.
+  bool reads_in_place() const;
+  /// A message that is read where it is: wait for all of them, read, close them, and then wait().
+  void expect(size_t bytes, int peer);
+  void wait_for_expected();
+  const void* read(int peer, size_t offset, size_t bytes, void* place) const;  ///< HostMessages::read
+  void close_expected();
+
  private:
   using Clock = std::chrono::steady_clock;
   struct Message {
@@ -54,12 +62,20 @@ class MessageExchange {
     int peer;
     HostMessages::Slot* slot;  // null: is received
   };
+  struct Expected {
+    size_t bytes;
+    int peer;
+    HostMessages::Slot* slot;  // null: is not there yet
+  };
   /// What a call to Gloo returns, or the message for its failure.
   template <typename Call>
   auto or_say_why(int peer, Clock::time_point started, const Call& call) const;
   bool goes_by_host(int peer) const { return link_.host != nullptr && link_.host->reaches(peer); }
-  void wait_for_host(Clock::time_point started);
-  void move_host_messages();
+  /// Waits for peers on this machine until try_all() is true; first_peer() names one that it lacks.
+  template <typename TryAll, typename FirstPeer>
+  void wait_for_host(Clock::time_point started, const TryAll& try_all, const FirstPeer& first_peer);
+  bool move_host_messages();
+  bool open_expected();
   void wait_for(Message& message, Clock::time_point started);
   void look_at_peers(Messages& messages, Clock::time_point started);
 
@@ -67,6 +83,7 @@ class MessageExchange {
   const char* operation_;
   int tag_;
   std::vector<HostMessage> host_messages_;
+  std::vector<Expected> expected_;
   Messages sends_;
   Messages receives_;
 };
