@@ -12,6 +12,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string_view>
 
 #include "framework/training/sequence_group.h"
 #include "models/families/model_family.h"
@@ -183,7 +184,7 @@ TEST(DecoderModel, TheHostWaitsForNoGpuWhateverThePositions) {
 using Results = std::map<std::string, at::Tensor>;
 
 /// Losses and gradients of two sequences on `device`, in host memory.
-Results trained_on(c10::Device device, const std::string& family, bool adapters) {
+Results trained_on(c10::Device device, at::ScalarType dtype, const std::string& family, bool adapters) {
   const auto made = make_small(family);
   auto& model = *made;
   if (adapters) {
@@ -193,7 +194,7 @@ Results trained_on(c10::Device device, const std::string& family, bool adapters)
       if (item.key().find("lora_B") != std::string::npos) item.value().fill_(0.5);
     }
   }
-  model.to(device);
+  model.to(device, dtype);
   Batch input;
   input.tokens = at::arange(16, at::TensorOptions(at::kLong).device(at::kCPU)).view({2, 8}) * 7 % 40;
   input.labels = (input.tokens + 1) % 40;
@@ -214,13 +215,20 @@ TEST(DecoderModel, AGpuTrainsEveryFamilyAsTheCpuDoes) {
         std::pair{"mistral", false}, std::pair{"gemma3_text", false}, std::pair{"llama", true},
         std::pair{"qwen3_moe", true}}) {
     SCOPED_TRACE(c10::str(family, adapters ? " with adapters" : ""));
-    const auto expected = trained_on(at::kCPU, family, adapters);
-    const auto got = trained_on(at::kCUDA, family, adapters);
+    const auto expected = trained_on(at::kCPU, at::kDouble, family, adapters);
+    const auto got = trained_on(at::kCUDA, at::kDouble, family, adapters);
     ASSERT_EQ(got.size(), expected.size());
-    for (const auto& [name, value] : expected) {
-      EXPECT_TRUE(at::equal(got.at(name), value)) << name;
-      EXPECT_GT(value.abs().max().item<double>(), 0) << name;
-    }
+    // Attention is another kernel there; large adapters and routers make much of roundings.
+    const auto expect_close = [&](const Results& found, double bar) {
+      for (const auto& [name, value] : expected) {
+        const double largest = value.abs().max().item<double>();
+        EXPECT_LE((found.at(name) - value).abs().max().item<double>(), bar * largest) << name;
+        EXPECT_GT(largest, 0) << name;
+      }
+    };
+    expect_close(got, 1e-11);
+    if (adapters || std::string_view(family) == "qwen3_moe") continue;
+    expect_close(trained_on(at::kCUDA, at::kFloat, family, adapters), 4e-6);
   }
 }
 
