@@ -2,7 +2,9 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <cstdlib>
 #include <optional>
+#include <string_view>
 
 #include "models/kernels/fused_operators.h"
 #include "models/kernels/once_differentiable.h"
@@ -14,6 +16,15 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
+
+/// MEGASHARD_CPU_ATTENTION=libtorch: CPUs take LibTorch's kernels, as the simulated device does, and so have its bits.
+bool is_wanted() {
+  static const bool wanted = [] {
+    const char* given = std::getenv("MEGASHARD_CPU_ATTENTION");
+    return given == nullptr || std::string_view(given) != "libtorch";
+  }();
+  return wanted;
+}
 
 at::Tensor with_dense_channels(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
@@ -44,7 +55,7 @@ struct AttentionFunction : Function<AttentionFunction> {
 
 bool has_fused_attention(const at::Tensor& q) {
   const auto dtype = q.scalar_type();
-  return q.is_cpu() && (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf);
+  return is_wanted() && q.is_cpu() && (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf);
 }
 
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeyRange& range,

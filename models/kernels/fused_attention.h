@@ -12,7 +12,7 @@ struct KeyRange {
   int64_t window = 0;       ///< its own key and the window - 1 before it; 0: all
 };
 
-/// Whether fused_attention() takes such queries: CPU, fp32, bf16, fp16.
+/// Whether fused_attention() takes such queries: CPU, fp32, bf16, fp16; none if MEGASHARD_CPU_ATTENTION is libtorch.
 bool has_fused_attention(const at::Tensor& q);
 
 /// softmax(scale q k^T) v over the keys that each query sees, by attention_kernels.h: no scores are kept, and blocks of
