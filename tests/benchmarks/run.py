@@ -244,7 +244,7 @@ def main():
     parser.add_argument("--only", choices=["train", "host"])
     parser.add_argument("--bf16-params", action="store_true", help="bf16 gather and compute, fp32 storage")
     parser.add_argument("--pictures", type=pathlib.Path, metavar="DIR", help="writes the figures and draws them there")
-    parser.add_argument("--peers", nargs="*", choices=["compiled", "fsdp1"], default=[])
+    parser.add_argument("--peers", nargs="*", choices=["compiled", "fsdp1", "eager-experts"], default=[])
     parser.add_argument("--against", type=pathlib.Path, metavar="BUILD", help="an older build in PyTorch's place")
     args = parser.parse_args()
     if args.against and (args.pictures or args.peers):

@@ -107,6 +107,13 @@ TEST(CausalAttention, LongWindowsAreTakenInParts) {
   }
 }
 
+TEST(CausalAttention, HeadsOfEveryWidth) {  // the CPU's kernel takes them 64, 32 and 16 channels at a time
+  for (const int64_t width : {16, 24, 32, 48, 64, 80, 128}) {
+    expect_formula({.rows = 2, .length = 130, .heads = 2, .kv_heads = 1, .width = width});
+    expect_formula({.documents = {60, 3, 67}, .window = 40, .length = 130, .heads = 2, .kv_heads = 2, .width = width});
+  }
+}
+
 TEST(CausalAttention, InBf16) {  // on a GPU one call for all
   expect_formula({.documents = {5, 19, 24}, .rows = 2, .kv_heads = 2, .dtype = at::kBFloat16});
   expect_formula({.documents = {5, 19, 24}, .window = 4, .rows = 2, .width = 6, .dtype = at::kBFloat16});
