@@ -40,13 +40,13 @@ Mlp::Mlp(const DecoderConfig& config, int64_t intermediate_size, Linear::Cut cut
                               .ranks = config.tensor_parallel};
   if (config.gated_mlp) gate_proj_ = register_module("gate_proj", std::make_shared<Hooked<Linear>>(widen));
   up_proj_ = register_module("up_proj", std::make_shared<Hooked<Linear>>(widen));
-  down_proj_ = register_module("down_proj",
-                               std::make_shared<Hooked<Linear>>(Linear::Options{.in = intermediate_size,
-                                                                                .out = config.hidden_size,
-                                                                                .bias = config.mlp_bias,
-                                                                                .init_scale = config.output_init_scale,
-                                                                                .cut = cut_of_down,
-                                                                                .ranks = config.tensor_parallel}));
+  down_proj_ = register_module(
+      "down_proj", std::make_shared<Hooked<Linear>>(Linear::Options{.in = intermediate_size,
+                                                                    .out = config.hidden_size,
+                                                                    .bias = config.mlp_bias,
+                                                                    .init_scale = config.output_init_scale,
+                                                                    .cut = cut_of_down,
+                                                                    .ranks = config.tensor_parallel}));
 }
 
 at::Tensor Mlp::forward(const at::Tensor& own) {
