@@ -11,11 +11,6 @@
 #include <string_view>
 #include <type_traits>
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wpsabi"  // no vector is passed: all functions that take them are inlined
-#endif
-
 namespace megashard::flash_attention {
 namespace {
 
@@ -105,7 +100,3 @@ MEGASHARD_INSTANTIATE(c10::Half);
 #undef MEGASHARD_RUN
 
 }  // namespace megashard::flash_attention
-
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif

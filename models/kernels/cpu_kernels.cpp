@@ -10,11 +10,6 @@
 #include <type_traits>
 #include <vector>
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wpsabi"  // no vector is passed: all functions that take them are inlined
-#endif
-
 namespace megashard::kernels {
 namespace {
 
@@ -111,7 +106,3 @@ MEGASHARD_INSTANTIATE(c10::Half);
 #undef MEGASHARD_RUN
 
 }  // namespace megashard::kernels
-
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif

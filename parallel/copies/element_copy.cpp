@@ -9,11 +9,6 @@
 #include <string_view>
 #include <type_traits>
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wpsabi"  // no vector is passed: all functions that take them are inlined
-#endif
-
 namespace megashard {
 
 namespace element_copy {
@@ -85,7 +80,3 @@ void add_elements(void* destination, const void* source, at::ScalarType dtype, i
 }
 
 }  // namespace megashard
-
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif

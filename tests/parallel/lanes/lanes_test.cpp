@@ -14,10 +14,6 @@
 #include <type_traits>
 #include <vector>
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wpsabi"
-#endif
-
 namespace megashard::kernels {
 namespace {
 
