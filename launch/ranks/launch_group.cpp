@@ -118,6 +118,8 @@ class LaunchGroup {
     if (std::getenv("OMP_NUM_THREADS") == nullptr) {
       changes.push_back("OMP_NUM_THREADS=" + number(std::max(1, usable_cores() / options_.processes)));
     }
+    // The C library's heap in huge pages: a first step touches all of its memory, 4 KiB a page fault otherwise.
+    if (std::getenv("GLIBC_TUNABLES") == nullptr) changes.push_back("GLIBC_TUNABLES=glibc.malloc.hugetlb=1");
     ranks_.push_back(start_rank({.rank = rank,
                                  .command = options_.command,
                                  .variables = std::move(changes),

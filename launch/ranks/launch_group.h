@@ -19,9 +19,10 @@ struct LaunchGroupOptions {
 /// Starts the group, waits for it, and returns its exit code: 0, or that of the rank that failed
 /// first (128 + signal where one ended it). Every process gets RANK, LOCAL_RANK, WORLD_SIZE,
 /// LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and, unless set, OMP_NUM_THREADS (this host's cores
-/// shared out). SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on; a second SIGINT or
-/// SIGTERM ends the group like a failure. The first failure ends the others, and what they say on
-/// stderr from then on is dropped: the cause is what the user sees. No process outlives the caller.
+/// shared out) and GLIBC_TUNABLES (memory in huge pages). SIGINT, SIGTERM, SIGHUP, SIGUSR1 and
+/// SIGUSR2 are passed on; a second SIGINT or SIGTERM ends the group like a failure. The first
+/// failure ends the others, and what they say on stderr from then on is dropped: the cause is what
+/// the user sees. No process outlives the caller.
 /// Throws std::runtime_error, one message, when the group cannot start (port in use, no such
 /// program).
 int run_launch_group(const LaunchGroupOptions& options);

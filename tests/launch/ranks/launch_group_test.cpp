@@ -100,6 +100,14 @@ TEST_F(LaunchGroup, KeepsTheUsersThreads) {
   unsetenv("OMP_NUM_THREADS");
 }
 
+TEST_F(LaunchGroup, AsksForHugePagesUnlessTheUserSetsTheTunables) {
+  unsetenv("GLIBC_TUNABLES");
+  EXPECT_EQ(run(1, "test $GLIBC_TUNABLES = glibc.malloc.hugetlb=1"), 0);
+  setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0", 1);
+  EXPECT_EQ(run(1, "test $GLIBC_TUNABLES = glibc.malloc.hugetlb=0"), 0);
+  unsetenv("GLIBC_TUNABLES");
+}
+
 TEST_F(LaunchGroup, FirstFailureEndsTheOthersAndIsWhatTheUserSees) {
   EXPECT_EQ(run(3, "if [ $RANK = 1 ]; then echo cause >&2; exit 7; fi; "
                    "trap 'echo consequence >&2; exit 9' TERM; while :; do sleep 0.05; done"),
