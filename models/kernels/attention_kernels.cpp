@@ -6,10 +6,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <string_view>
 #include <type_traits>
+
+#include "parallel/lanes/instructions.h"
 
 namespace megashard::flash_attention {
 namespace {

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <string_view>
 #include <type_traits>
 #include <vector>
+
+#include "parallel/lanes/instructions.h"
 
 namespace megashard::kernels {
 namespace {

@@ -4,10 +4,10 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
 
-#include <cstdlib>
 #include <cstring>
-#include <string_view>
 #include <type_traits>
+
+#include "parallel/lanes/instructions.h"
 
 namespace megashard {
 

@@ -10,9 +10,10 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
-#include <string_view>
 #include <type_traits>
 #include <vector>
+
+#include "parallel/lanes/instructions.h"
 
 namespace megashard::kernels {
 namespace {

@@ -1,0 +1,14 @@
+#pragma once
+
+namespace megashard {
+
+/// The instruction sets that each_instruction_set.inc compiles for.
+enum class Instructions { kAnyCpu, kAvx2, kAvx512 };
+
+/// Whether this CPU, and the compiler of this library, has them.
+bool cpu_has(Instructions instructions);
+
+/// Of this CPU; ATEN_CPU_CAPABILITY (avx2, default), which LibTorch reads for its own kernels, may ask for fewer.
+Instructions best_instructions();
+
+}  // namespace megashard
