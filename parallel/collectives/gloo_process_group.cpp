@@ -21,6 +21,7 @@
 #include "parallel/collectives/message_exchange.h"
 #include "parallel/collectives/peer_watch.h"
 #include "parallel/collectives/rank_order_reduce.h"
+#include "parallel/copies/element_copy.h"
 #include "parallel/device/buffer_pool.h"
 
 namespace megashard {
@@ -75,6 +76,7 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
   }
 
   c10::DeviceType device_type() const override { return c10::kCPU; }
+  bool takes_narrow_sums() const override { return true; }
 
   Work all_gather_into(at::Tensor output, at::Tensor input) override {
     check_tensors("all_gather", Shapes::kGather, output, input);
@@ -99,17 +101,16 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
     const int64_t n = output.numel();
     if (n == 0) return Work();
     if (size() == 1) {
-      if (output.const_data_ptr() != input.const_data_ptr()) {
-        std::memcpy(output.mutable_data_ptr(), input.const_data_ptr(), input.nbytes());
-      }
+      copy_elements(output.mutable_data_ptr(), output.scalar_type(), input.const_data_ptr(), input.scalar_type(), n);
       return Work();
     }
     MessageExchange exchange = exchange_of("reduce_scatter");
-    const at::Tensor received = receive_from_peers(exchange, output.nbytes());
+    const at::Tensor received = receive_from_peers(exchange, input.nbytes() / ranks().size());
     for (const int peer : peers()) exchange.send(piece(input, peer * n, n), peer);
     return start(std::move(exchange), [this, output, input, received, op, n](MessageExchange& messages) {
       const void* own = bytes_at(input, rank() * n);
-      reduce(messages, received, own, output.mutable_data_ptr(), n, output.scalar_type(), op);
+      const ReducedTypes types{.from = input.scalar_type(), .to = output.scalar_type()};
+      reduce(messages, received, own, output.mutable_data_ptr(), n, types, op);
       messages.wait();
     });
   }
@@ -148,19 +149,23 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
     });
   }
 
-  Work all_to_all_into(at::Tensor output, at::Tensor input) override {
-    check_tensors("all_to_all", Shapes::kSliced, output, input);
+  Work all_to_all_into(at::Tensor output, at::Tensor input, const Splits& splits) override {
+    check_all_to_all(output, input, splits);
     const at::AutoDispatchBelowADInplaceOrView raw;
-    const int64_t n = input.numel() / size();
-    if (n == 0) return Work();
-    TORCH_CHECK(output.const_data_ptr() != input.const_data_ptr(), "all_to_all of group '", name(),
-                "' cannot work in place; give it an output of its own");
-    at::Tensor own = piece(output, rank() * n, n);
-    std::memcpy(own.mutable_data_ptr(), bytes_at(input, rank() * n), own.nbytes());
+    TORCH_CHECK(input.numel() == 0 || output.const_data_ptr() != input.const_data_ptr(), "all_to_all of group '",
+                name(), "' cannot work in place; give it an output of its own");
+    const std::vector<at::Tensor> received = slices(output, splits.output), sent = slices(input, splits.input);
+    const auto me = static_cast<size_t>(rank());
+    if (sent[me].numel() > 0)
+      std::memcpy(received[me].mutable_data_ptr(), sent[me].const_data_ptr(), sent[me].nbytes());
     if (size() == 1) return Work();
     MessageExchange exchange = exchange_of("all_to_all");
-    for (const int peer : peers()) exchange.receive(piece(output, peer * n, n), peer);
-    for (const int peer : peers()) exchange.send(piece(input, peer * n, n), peer);
+    for (const int peer : peers()) {
+      if (const auto& slice = received[static_cast<size_t>(peer)]; slice.numel() > 0) exchange.receive(slice, peer);
+    }
+    for (const int peer : peers()) {
+      if (const auto& slice = sent[static_cast<size_t>(peer)]; slice.numel() > 0) exchange.send(slice, peer);
+    }
     return start(std::move(exchange), nullptr);
   }
 
@@ -221,6 +226,18 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
     });
   }
 
+  /// A rank's slice for each; none: equal ones.
+  std::vector<at::Tensor> slices(const at::Tensor& whole, const std::vector<int64_t>& counts) const {
+    std::vector<at::Tensor> parts;
+    int64_t begin = 0;
+    for (size_t each = 0; each < ranks().size(); ++each) {
+      const int64_t count = counts.empty() ? whole.numel() / size() : counts[each];
+      parts.push_back(piece(whole, begin, count));
+      begin += count;
+    }
+    return parts;
+  }
+
   /// The other ranks, starting after this one: not everyone talks to rank 0 first.
   std::vector<int> peers() const {
     std::vector<int> others;
@@ -248,8 +265,9 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
 
   /// Waits for receive_from_peers(), whose result `received` is, and reduces it with this rank's `own`.
   void reduce(MessageExchange& exchange, const at::Tensor& received, const void* own, void* out, int64_t count,
-              at::ScalarType dtype, ReduceOp op) {
-    const auto element = static_cast<int64_t>(c10::elementSize(dtype));
+              ReducedTypes types, ReduceOp op) {
+    const auto element = static_cast<int64_t>(c10::elementSize(types.from));
+    const auto out_element = static_cast<int64_t>(c10::elementSize(types.to));
     const bool in_place = !received.defined();
     const int64_t at_once = in_place ? std::min(count, kReadBytes / element) : count;
     const at::Tensor place = in_place ? pooled_empty(at_once * element * (size() - 1), at::kByte, c10::kCPU) : received;
@@ -271,7 +289,7 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
         }
         sources[static_cast<size_t>(source)] = part;
       }
-      reduce_in_rank_order(static_cast<char*>(out) + offset, sources, bytes / element, dtype, op);
+      reduce_in_rank_order(static_cast<char*>(out) + begin * out_element, sources, bytes / element, types, op);
     }
     if (in_place) exchange.close_expected();
   }
@@ -283,8 +301,8 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
     const at::Tensor received = receive_from_peers(exchange, tensor.nbytes());
     for (const int peer : peers()) exchange.send(mine, peer);
     return start(std::move(exchange), [this, tensor, mine, received, op](MessageExchange& messages) {
-      reduce(messages, received, mine.const_data_ptr(), tensor.mutable_data_ptr(), tensor.numel(), tensor.scalar_type(),
-             op);
+      reduce(messages, received, mine.const_data_ptr(), tensor.mutable_data_ptr(), tensor.numel(),
+             {tensor.scalar_type(), tensor.scalar_type()}, op);
       messages.wait();
     });
   }
@@ -301,7 +319,7 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
       const at::AutoDispatchBelowADInplaceOrView raw;
       at::Tensor reduced = piece(tensor, own.offset, own.size);
       void* data = reduced.mutable_data_ptr();
-      reduce(onward, received, data, data, own.size, tensor.scalar_type(), op);
+      reduce(onward, received, data, data, own.size, {tensor.scalar_type(), tensor.scalar_type()}, op);
       onward.wait();
       for (const int peer : peers()) onward.receive(piece(tensor, range_of(peer).offset, range_of(peer).size), peer);
       for (const int peer : peers()) onward.send(reduced, peer);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <numeric>
 
 #include "parallel/device/buffer_pool.h"
 
@@ -75,7 +76,9 @@ void ProcessGroup::check_tensors(const char* operation, Shapes shapes, const at:
                                  const at::Tensor& input) const {
   check_tensor(operation, output);
   check_tensor(operation, input);
-  TORCH_CHECK(output.scalar_type() == input.scalar_type(), operation, " of group '", name_,
+  const bool widens = shapes == Shapes::kScatter && takes_narrow_sums() && output.scalar_type() == at::kFloat &&
+                      (input.scalar_type() == at::kBFloat16 || input.scalar_type() == at::kHalf);
+  TORCH_CHECK(output.scalar_type() == input.scalar_type() || widens, operation, " of group '", name_,
               "' takes tensors of one dtype, got ", output.scalar_type(), " for the output and ", input.scalar_type(),
               " for the input");
   const int64_t out = output.numel();
@@ -86,6 +89,20 @@ void ProcessGroup::check_tensors(const char* operation, Shapes shapes, const at:
                                                  : out == in;
   TORCH_CHECK(fits, operation, " of group '", name_, "' over ", size(), " ranks cannot take an input of ", in,
               " elements to an output of ", out);
+}
+
+void ProcessGroup::check_all_to_all(const at::Tensor& output, const at::Tensor& input, const Splits& splits) const {
+  if (splits.equal()) return check_tensors("all_to_all", Shapes::kSliced, output, input);
+  check_tensor("all_to_all", output);
+  check_tensor("all_to_all", input);
+  const auto fits = [&](const std::vector<int64_t>& slices, const at::Tensor& whole) {
+    return slices.size() == ranks_.size() &&
+           std::accumulate(slices.begin(), slices.end(), int64_t{0}) == whole.numel();
+  };
+  TORCH_CHECK(output.scalar_type() == input.scalar_type() && fits(splits.output, output) && fits(splits.input, input),
+              "all_to_all of group '", name_, "' over ", size(), " ranks: slices of ", splits.input, " and ",
+              splits.output, " elements are not those of an input of ", input.numel(), " ", input.scalar_type(),
+              " and an output of ", output.numel(), " ", output.scalar_type());
 }
 
 void ProcessGroup::check_reduction(const char* operation, const at::Tensor& tensor, ReduceOp op) const {

@@ -54,6 +54,14 @@ class Work {
   std::shared_ptr<Task> task_;
 };
 
+/// Elements of each rank's slice in an all-to-all, of output and of input; none: equal slices. What a rank sends to
+/// another is what that one receives from it.
+struct Splits {
+  std::vector<int64_t> output{}, input{};
+
+  bool equal() const { return input.empty() && output.empty(); }
+};
+
 /// A set of ranks that communicate. Calls are collective: every member makes the same ones in the
 /// same order, from one thread at a time. Tensors are contiguous and on device_type(). A group of
 /// one rank is legal and moves nothing. Groups on the CPU reduce element by element in rank order
@@ -75,12 +83,15 @@ class ProcessGroup {
 
   /// output [size * n], input [n] (the same dtype); input may be this rank's slice of output.
   virtual Work all_gather_into(at::Tensor output, at::Tensor input) = 0;
-  /// output [n], input [size * n]; output may be this rank's slice of input.
+  /// output [n], input [size * n]; output may be this rank's slice of input. Of one dtype, but an output of fp32 may
+  /// have an input of 16-bit floats where the group takes_narrow_sums(): each is widened before it is added.
   virtual Work reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op) = 0;
+  virtual bool takes_narrow_sums() const { return false; }
   virtual Work all_reduce(at::Tensor tensor, ReduceOp op) = 0;
   virtual Work broadcast(at::Tensor tensor, int root) = 0;  ///< root: rank in this group
-  /// output and input [size * n]: slice i of input goes to rank i.
-  virtual Work all_to_all_into(at::Tensor output, at::Tensor input) = 0;
+  /// Slice i of input goes to rank i; slice i of output comes from rank i. Without splits output and input are
+  /// [size * n] and their slices alike.
+  virtual Work all_to_all_into(at::Tensor output, at::Tensor input, const Splits& splits = {}) = 0;
   /// output and input [n]: input goes to the rank `distance` behind this one, and output comes from
   /// the one as far before it, all ranks in a ring.
   virtual Work shift_into(at::Tensor output, at::Tensor input, int distance) = 0;
@@ -112,6 +123,7 @@ class ProcessGroup {
   enum class Shapes { kGather, kScatter, kSliced, kEqual };
   void check_tensor(const char* operation, const at::Tensor& tensor) const;
   void check_tensors(const char* operation, Shapes shapes, const at::Tensor& output, const at::Tensor& input) const;
+  void check_all_to_all(const at::Tensor& output, const at::Tensor& input, const Splits& splits) const;
   void check_reduction(const char* operation, const at::Tensor& tensor, ReduceOp op) const;
   void check_root(int root) const;
   /// The rank so far behind this one in the ring of all.

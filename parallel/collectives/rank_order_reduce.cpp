@@ -4,103 +4,99 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
 
-#include <algorithm>
+#include <cstring>
 #include <type_traits>
+
+#include "parallel/lanes/instructions.h"
 
 namespace megashard {
 
+namespace rank_order {
 namespace {
 
-// Accumulated in the L1 cache; loops of this known length are vectorised at -O2 too.
-constexpr int64_t kBlock = 1024;
+#define MEGASHARD_WITH_LANES "parallel/collectives/rank_order_sums.inc"
+#include "parallel/lanes/each_instruction_set.inc"
+#undef MEGASHARD_WITH_LANES
 
-template <typename T>
-constexpr bool is_16_bit_float = std::is_same_v<T, c10::BFloat16> || std::is_same_v<T, c10::Half>;
+using Sources = std::vector<const void*>;
 
-struct Sum {
-  template <typename A>
-  static A apply(A left, A right) {
-    return static_cast<A>(left + right);
-  }
-};
+template <class T, class To>
+void sum_floats(To* out, const Sources& sources, int64_t count, bool average) {
+  MEGASHARD_RUN(SumOfRanks, out, sources.data(), static_cast<int64_t>(sources.size()), count, average)
+}
+#undef MEGASHARD_RUN
 
-// Both hand on a NaN, as PyTorch's max and min do.
-struct Max {
-  template <typename A>
-  static A apply(A left, A right) {
-    return (left > right || left != left) ? left : right;
+/// combine(left, right) over the sources' numbers.
+template <class T, class Combine>
+void fold(T* out, const Sources& sources, int64_t count, Combine combine) {
+  for (int64_t i = 0; i < count; ++i) {
+    T value = static_cast<const T*>(sources[0])[i];
+    for (size_t k = 1; k < sources.size(); ++k) {
+      value = static_cast<T>(combine(value, static_cast<const T*>(sources[k])[i]));
+    }
+    out[i] = value;
   }
-};
-
-struct Min {
-  template <typename A>
-  static A apply(A left, A right) {
-    return (left < right || left != left) ? left : right;
-  }
-};
-
-template <typename T, typename Op, bool kWholeBlock>
-void reduce_block(T* out, const std::vector<const void*>& sources, int64_t begin, int64_t length, bool average) {
-  using Accumulator = std::conditional_t<is_16_bit_float<T>, float, T>;
-  const int64_t count = kWholeBlock ? kBlock : length;
-  Accumulator sums[kBlock];
-  const T* first = static_cast<const T*>(sources[0]) + begin;
-  for (int64_t i = 0; i < count; ++i) sums[i] = static_cast<Accumulator>(first[i]);
-  for (size_t k = 1; k < sources.size(); ++k) {
-    const T* next = static_cast<const T*>(sources[k]) + begin;
-    for (int64_t i = 0; i < count; ++i) sums[i] = Op::apply(sums[i], static_cast<Accumulator>(next[i]));
-  }
-  if (average) {
-    const auto parts = static_cast<Accumulator>(sources.size());
-    for (int64_t i = 0; i < count; ++i) sums[i] = static_cast<Accumulator>(sums[i] / parts);
-  }
-  for (int64_t i = 0; i < count; ++i) out[begin + i] = static_cast<T>(sums[i]);
 }
 
-template <typename T, typename Op>
-void reduce_all(void* out, const std::vector<const void*>& sources, int64_t count, bool average) {
-  T* typed_out = static_cast<T*>(out);
-  int64_t begin = 0;
-  for (; begin + kBlock <= count; begin += kBlock) {
-    reduce_block<T, Op, true>(typed_out, sources, begin, kBlock, average);
+template <class T>
+constexpr bool is_narrow = std::is_same_v<T, c10::BFloat16> || std::is_same_v<T, c10::Half>;
+
+template <class T>
+void sum(T* out, const Sources& sources, int64_t count, bool average) {
+  if constexpr (std::is_same_v<T, float> || is_narrow<T>) {
+    sum_floats<T>(out, sources, count, average);
+  } else {
+    fold(out, sources, count, [](T left, T right) { return left + right; });
+    for (int64_t i = 0; average && i < count; ++i) out[i] = static_cast<T>(out[i] / static_cast<T>(sources.size()));
   }
-  if (begin < count) reduce_block<T, Op, false>(typed_out, sources, begin, count - begin, average);
 }
 
-template <typename T>
-void reduce_as(void* out, const std::vector<const void*>& sources, int64_t count, ReduceOp op) {
+template <class T>
+void reduce(void* untyped, const Sources& sources, int64_t count, ReduceOp op) {
+  auto* out = static_cast<T*>(untyped);
   switch (op) {
     case ReduceOp::kSum:
-      return reduce_all<T, Sum>(out, sources, count, false);
     case ReduceOp::kAvg:
-      return reduce_all<T, Sum>(out, sources, count, true);
-    case ReduceOp::kMax:
-      return reduce_all<T, Max>(out, sources, count, false);
+      return sum(out, sources, count, op == ReduceOp::kAvg);
+    case ReduceOp::kMax:  // both hand on a NaN, as PyTorch's max and min do
+      return fold(out, sources, count, [](T left, T right) { return left > right || left != left ? left : right; });
     case ReduceOp::kMin:
-      return reduce_all<T, Min>(out, sources, count, false);
+      return fold(out, sources, count, [](T left, T right) { return left < right || left != left ? left : right; });
   }
+}
+
+template <class T>
+void sum_widened(void* out, const Sources& sources, int64_t count, ReduceOp op) {
+  TORCH_CHECK(op == ReduceOp::kSum || op == ReduceOp::kAvg, "only sums and averages widen their numbers");
+  sum_floats<T>(static_cast<float*>(out), sources, count, op == ReduceOp::kAvg);
 }
 
 }  // namespace
+}  // namespace rank_order
 
-void reduce_in_rank_order(void* out, const std::vector<const void*>& sources, int64_t count, c10::ScalarType dtype,
+void reduce_in_rank_order(void* out, const std::vector<const void*>& sources, int64_t count, ReducedTypes types,
                           ReduceOp op) {
-  switch (dtype) {
-    case c10::ScalarType::Float:
-      return reduce_as<float>(out, sources, count, op);
-    case c10::ScalarType::BFloat16:
-      return reduce_as<c10::BFloat16>(out, sources, count, op);
-    case c10::ScalarType::Half:
-      return reduce_as<c10::Half>(out, sources, count, op);
-    case c10::ScalarType::Double:
-      return reduce_as<double>(out, sources, count, op);
-    case c10::ScalarType::Long:
-      return reduce_as<int64_t>(out, sources, count, op);
-    case c10::ScalarType::Byte:
-      return reduce_as<uint8_t>(out, sources, count, op);
+  using enum c10::ScalarType;
+  const bool widens = types.from != types.to;
+  TORCH_INTERNAL_ASSERT(!widens || types.to == Float);
+  switch (types.from) {
+    case Float:
+      return rank_order::reduce<float>(out, sources, count, op);
+    case BFloat16:
+      return widens ? rank_order::sum_widened<c10::BFloat16>(out, sources, count, op)
+                    : rank_order::reduce<c10::BFloat16>(out, sources, count, op);
+    case Half:
+      return widens ? rank_order::sum_widened<c10::Half>(out, sources, count, op)
+                    : rank_order::reduce<c10::Half>(out, sources, count, op);
+    case Double:
+      return rank_order::reduce<double>(out, sources, count, op);
+    case Long:
+      return rank_order::reduce<int64_t>(out, sources, count, op);
+    case Byte:
+      return rank_order::reduce<uint8_t>(out, sources, count, op);
     default:
       TORCH_CHECK(false, "a reduction across ranks takes fp32, bf16, fp16, fp64, int64 or uint8, got ",
-                  c10::toString(dtype));
+                  c10::toString(types.from));
   }
 }
 

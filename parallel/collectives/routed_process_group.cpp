@@ -27,8 +27,8 @@ class RoutedProcessGroup final : public ProcessGroup {
   }
   Work all_reduce(at::Tensor tensor, ReduceOp op) override { return group_of(tensor).all_reduce(tensor, op); }
   Work broadcast(at::Tensor tensor, int root) override { return group_of(tensor).broadcast(tensor, root); }
-  Work all_to_all_into(at::Tensor output, at::Tensor input) override {
-    return group_of(output).all_to_all_into(output, input);
+  Work all_to_all_into(at::Tensor output, at::Tensor input, const Splits& splits) override {
+    return group_of(output).all_to_all_into(output, input, splits);
   }
   Work shift_into(at::Tensor output, at::Tensor input, int distance) override {
     return group_of(output).shift_into(output, input, distance);

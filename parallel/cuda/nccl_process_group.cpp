@@ -132,13 +132,15 @@ class NcclProcessGroup final : public ProcessGroup {
     return run("broadcast", [&] { return nccl_->broadcast(tensors, options); });
   }
 
-  Work all_to_all_into(at::Tensor output, at::Tensor input) override {
-    check_tensors("all_to_all", Shapes::kSliced, output, input);
+  Work all_to_all_into(at::Tensor output, at::Tensor input, const Splits& splits) override {
+    check_all_to_all(output, input, splits);
     if (nccl_ == nullptr) return copy(output, input);
     c10d::AllToAllOptions options;
     options.asyncOp = false;
-    std::vector<int64_t> equal_splits;
-    return run("all_to_all", [&] { return nccl_->alltoall_base(output, input, equal_splits, equal_splits, options); });
+    Splits given = splits;  // it takes them by reference to what may change
+    at::Tensor flat_output = output.view({-1}), flat_input = input.view({-1});
+    return run("all_to_all",
+               [&] { return nccl_->alltoall_base(flat_output, flat_input, given.output, given.input, options); });
   }
 
   /// Messages to one rank and from one, in the form of an all-to-all: the host knows all sizes.

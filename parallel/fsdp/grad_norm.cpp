@@ -12,18 +12,53 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
+#include <type_traits>
 #include <unordered_set>
 #include <utility>
 
 #include "parallel/collectives/device_mesh.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/guarded_tensor.h"
+#include "parallel/lanes/instructions.h"
 
 namespace megashard {
+
+namespace gradient_loops {
+namespace {
+
+// The two loops that a training step runs over every gradient.
+#define MEGASHARD_WITH_LANES "parallel/fsdp/gradient_loops.inc"
+#include "parallel/lanes/each_instruction_set.inc"
+#undef MEGASHARD_WITH_LANES
+
+template <class T>
+double sum_of_squares(const T* values, int64_t n) {
+  MEGASHARD_RUN(SumOfSquares, values, n)
+  return 0;  // not reached
+}
+double sum_of_squares(const double* values, int64_t n) {
+  return std::inner_product(values, values + n, values, 0.0);
+}
+
+template <class T>
+void multiply(T* values, int64_t n, float factor) {
+  MEGASHARD_RUN(Multiply, values, n, factor)
+}
+void multiply(double* values, int64_t n, double factor) {
+  for (int64_t i = 0; i < n; ++i) values[i] *= factor;
+}
+#undef MEGASHARD_RUN
+
+}  // namespace
+}  // namespace gradient_loops
+
 namespace {
 
 constexpr double kEpsilon = 1e-6;
@@ -80,48 +115,6 @@ double sum_over(const T* values, int64_t n, F f) {
   return total;
 }
 
-// The two loops that a training step runs over every gradient: sixteen values a turn, as GCC's
-// vector types, because -O2 leaves loops over floats scalar.
-using Floats = float __attribute__((vector_size(16)));
-using Doubles = double __attribute__((vector_size(32)));
-constexpr int64_t kWidth = 4, kTurn = 4 * kWidth;
-
-double sum_of_squares(const float* values, int64_t n) {
-  Doubles sums[4] = {};
-  int64_t i = 0;
-  for (; i + kTurn <= n; i += kTurn) {
-    Floats some[4];
-    std::memcpy(some, values + i, sizeof(some));
-    for (int part = 0; part < 4; ++part) {
-      const Doubles wide = __builtin_convertvector(some[part], Doubles);
-      sums[part] += wide * wide;
-    }
-  }
-  const Doubles sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  return (sum[0] + sum[1]) + (sum[2] + sum[3]) + sum_over(values + i, n - i, [](double x) { return x * x; });
-}
-
-void multiply(float* values, int64_t n, float factor) {
-  int64_t i = 0;
-  for (; i + kTurn <= n; i += kTurn) {
-    Floats some[4];
-    std::memcpy(some, values + i, sizeof(some));
-    for (auto& part : some) part *= factor;
-    std::memcpy(values + i, some, sizeof(some));
-  }
-  for (; i < n; ++i) values[i] *= factor;
-}
-
-template <class T>
-double sum_of_squares(const T* values, int64_t n) {
-  return sum_over(values, n, [](double x) { return x * x; });
-}
-
-template <class T, class Factor>
-void multiply(T* values, int64_t n, Factor factor) {
-  for (int64_t i = 0; i < n; ++i) values[i] = static_cast<T>(values[i] * factor);
-}
-
 template <class T>
 double largest(const T* values, int64_t n) {
   double best = 0;
@@ -141,7 +134,7 @@ double local_power_cpu(const at::Tensor& gradient, double norm_type) {
         const auto* values = dense.const_data_ptr<scalar_t>();
         const int64_t n = dense.numel();
         if (std::isinf(norm_type)) return largest(values, n);
-        if (norm_type == 2.0) return sum_of_squares(values, n);
+        if (norm_type == 2.0) return gradient_loops::sum_of_squares(values, n);
         if (norm_type == 1.0) return sum_over(values, n, [](double x) { return std::abs(x); });
         return sum_over(values, n, [&](double x) { return std::pow(std::abs(x), norm_type); });
       });
@@ -224,7 +217,8 @@ void scale_cpu(const at::Tensor& gradient, double factor) {
     return;
   }
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, gradient.scalar_type(), "clip_grad_norm_", [&] {
-    multiply(gradient.mutable_data_ptr<scalar_t>(), gradient.numel(), static_cast<at::opmath_type<scalar_t>>(factor));
+    gradient_loops::multiply(gradient.mutable_data_ptr<scalar_t>(), gradient.numel(),
+                             static_cast<at::opmath_type<scalar_t>>(factor));
   });
   if (!gradient.is_inference()) gradient.unsafeGetTensorImpl()->bump_version();
 }

@@ -20,6 +20,8 @@
 namespace megashard::sim {
 namespace {
 
+constexpr int kSizesDiffer = -1;  // a call's detail: each rank has sizes of its own
+
 /// What one rank calls, as it is compared.
 struct Called {
   char operation[24] = {};
@@ -30,8 +32,10 @@ struct Called {
   int32_t detail = 0;  // the reduction, the root, or the distance
 
   bool matches(const Called& other) const {
-    return std::strcmp(operation, other.operation) == 0 && input_numel == other.input_numel &&
-           output_numel == other.output_numel && dtype == other.dtype && detail == other.detail;
+    const bool same_sizes =
+        detail == kSizesDiffer || (input_numel == other.input_numel && output_numel == other.output_numel);
+    return std::strcmp(operation, other.operation) == 0 && same_sizes && dtype == other.dtype &&
+           detail == other.detail;
   }
   std::string text() const {
     return c10::str(operation, " of ", input_numel, " ", static_cast<at::ScalarType>(dtype), " elements",
@@ -77,11 +81,13 @@ class SimProcessGroup final : public ProcessGroup {
       return gloo.broadcast(out, root);
     });
   }
-  Work all_to_all_into(at::Tensor output, at::Tensor input) override {
-    check_tensors("all_to_all", Shapes::kSliced, output, input);
-    return run("all_to_all", 0, output, input, [](ProcessGroup& gloo, const at::Tensor& out, const at::Tensor& in) {
-      return gloo.all_to_all_into(out, in);
-    });
+  Work all_to_all_into(at::Tensor output, at::Tensor input, const Splits& splits) override {
+    check_all_to_all(output, input, splits);
+    const int detail = splits.equal() ? 0 : kSizesDiffer;
+    return run("all_to_all", detail, output, input,
+               [splits](ProcessGroup& gloo, const at::Tensor& out, const at::Tensor& in) {
+                 return gloo.all_to_all_into(out, in, splits);
+               });
   }
   Work shift_into(at::Tensor output, at::Tensor input, int distance) override {
     check_tensors("shift", Shapes::kEqual, output, input);

@@ -55,7 +55,7 @@ at::Tensor reduced(const std::vector<at::Tensor>& sources, ReduceOp op) {
   at::Tensor out = at::zeros_like(sources[0]);
   std::vector<const void*> pointers;
   for (const auto& source : sources) pointers.push_back(source.const_data_ptr());
-  reduce_in_rank_order(out.data_ptr(), pointers, out.numel(), out.scalar_type(), op);
+  reduce_in_rank_order(out.data_ptr(), pointers, out.numel(), {out.scalar_type(), out.scalar_type()}, op);
   return out;
 }
 

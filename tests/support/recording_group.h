@@ -38,14 +38,15 @@ class RecordingGroup final : public ProcessGroup {
     note("reduce_scatter", input, op);
     return inner_->reduce_scatter_into(output, input, op);
   }
+  bool takes_narrow_sums() const override { return inner_->takes_narrow_sums(); }
   Work all_reduce(at::Tensor tensor, ReduceOp op) override {
     note("all_reduce", tensor, op);
     return inner_->all_reduce(tensor, op);
   }
   Work broadcast(at::Tensor tensor, int root) override { return inner_->broadcast(tensor, root); }
-  Work all_to_all_into(at::Tensor output, at::Tensor input) override {
+  Work all_to_all_into(at::Tensor output, at::Tensor input, const Splits& splits) override {
     note("all_to_all", input);
-    return inner_->all_to_all_into(output, input);
+    return inner_->all_to_all_into(output, input, splits);
   }
   Work shift_into(at::Tensor output, at::Tensor input, int distance) override {
     note("shift", input);

@@ -137,6 +137,10 @@ Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
   }
   const bool may_stay = reduction.factors.before == 1 && group.comm.reduce_scatter == nullptr && !group.comm.memory &&
                         (alone || streams.device.is_cpu());
+  const bool widens = !group.has_wide_grads && !alone && dtype == at::kFloat && shard_group.takes_narrow_sums();
+  const auto is_sent_as = [&](at::ScalarType type) {
+    return type == dtype || (widens && (type == at::kBFloat16 || type == at::kHalf));
+  };
   struct Item {
     FsdpParam* param;
     at::Tensor grad;
@@ -150,7 +154,7 @@ Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
     if (!param->trainable() || (alone && !grad.defined())) continue;
     const auto& geometry = param->geometry();
     // Whether a gradient is there may differ from rank to rank, so only what all ranks know may decide the route.
-    const bool stays = may_stay && param->compute_dtype() == dtype && geometry.contiguous_chunks() &&
+    const bool stays = may_stay && is_sent_as(param->compute_dtype()) && geometry.contiguous_chunks() &&
                        (alone || geometry.chunk_numel * element >= kMinInPlaceBytes);
     items.push_back({param.get(), std::move(grad), stays ? kInPlace : part_numel});
     if (!stays) part_numel += geometry.chunk_numel;
@@ -174,9 +178,10 @@ Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
     const int64_t its_flag = flags == 0 ? -1 : flag;
     const bool had = grad.defined();
     if (offset == kInPlace) {
-      const auto options = at::TensorOptions().dtype(dtype).device(streams.device);
+      const auto sent = widens ? param->compute_dtype() : dtype;
+      const auto options = at::TensorOptions().dtype(sent).device(streams.device);
       const at::Tensor flat = had ? grad.view({-1}) : at::zeros({param->geometry().numel}, options);
-      reduction.buffers.push_back({flat.to(dtype), at::Tensor(), {{param, 0, its_flag, had}}, Work()});
+      reduction.buffers.push_back({flat.to(sent), at::Tensor(), {{param, 0, its_flag, had}}, Work()});
     } else {
       const bool there = had && grad.numel() > 0;
       auto* first = static_cast<char*>(packed.input.data_ptr()) + offset * element;

@@ -38,7 +38,7 @@ struct Reduction {
     bool mine;       // this rank had one
   };
   struct Buffer {
-    at::Tensor input;   // [ranks * n], rank r's part is what rank r receives
+    at::Tensor input;   // [ranks * n], rank r's part is what rank r receives; its dtype may be the computation's
     at::Tensor output;  // [n]: sums over the shard group
     std::vector<Entry> entries;
     Work work;
@@ -57,6 +57,7 @@ struct ReduceGroup {
   const CommOptions& comm;
   at::ScalarType dtype;
   UnusedParameters unused;
+  bool has_wide_grads;  // some may be in that dtype already, as those of earlier backwards are; the same on all ranks
 };
 
 /// The dtype of a group's reduction; throws where its parameters compute in several.

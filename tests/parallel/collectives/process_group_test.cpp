@@ -5,6 +5,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
@@ -126,6 +127,20 @@ TEST_P(Collectives, ReduceInRankOrder) {
   });
 }
 
+TEST_P(Collectives, ReduceScatterAddsNarrowNumbersInSinglePrecision) {
+  const int world_size = ranks();
+  run_ranks(world_size, [&](const ProcessGroupPtr& world) {
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+      constexpr int64_t n = 70001;  // more than is read at a time
+      at::Tensor wanted = values(0, n * world_size, dtype).to(at::kFloat);
+      for (int rank = 1; rank < world_size; ++rank) wanted += values(rank, n * world_size, dtype).to(at::kFloat);
+      const at::Tensor output = at::empty({n}, at::kFloat);
+      world->reduce_scatter_into(output, values(world->rank(), n * world_size, dtype), ReduceOp::kSum).wait();
+      EXPECT_TRUE(at::equal(output, wanted.narrow(0, world->rank() * n, n))) << dtype;
+    }
+  });
+}
+
 TEST_P(Collectives, MaxAndMinHandOnNan) {
   const int world_size = ranks();
   run_ranks(world_size, [&](const ProcessGroupPtr& world) {
@@ -155,6 +170,27 @@ TEST_P(Collectives, BroadcastFromEveryRootAndAllToAll) {
     const at::Tensor output = at::empty({world_size}, at::kLong);
     world->all_to_all_into(output, input).wait();
     EXPECT_TRUE(at::equal(output, at::arange(world_size, at::kLong) * 10 + world->rank()));
+  });
+}
+
+TEST_P(Collectives, AllToAllOfUnequalSlices) {
+  const int world_size = ranks();
+  run_ranks(world_size, [&](const ProcessGroupPtr& world) {
+    const auto count = [](int from, int to) { return 1000 * ((from + 2 * to) % 3); };  // some send nothing
+    Splits splits;
+    std::vector<at::Tensor> sent, expected;
+    for (int other = 0; other < world_size; ++other) {
+      splits.input.push_back(count(world->rank(), other));
+      splits.output.push_back(count(other, world->rank()));
+      sent.push_back(at::full({splits.input.back()}, 10 * world->rank() + other, at::kFloat));
+      expected.push_back(at::full({splits.output.back()}, 10 * other + world->rank(), at::kFloat));
+    }
+    const at::Tensor wanted = at::cat(expected), output = at::empty_like(wanted);
+    world->all_to_all_into(output, at::cat(sent), splits).wait();
+    EXPECT_TRUE(at::equal(output, wanted));
+    splits.input.front() += 1;
+    EXPECT_THAT(message_of([&] { world->all_to_all_into(output, at::cat(sent), splits); }),
+                HasSubstr("are not those of an input of"));
   });
 }
 

@@ -1,7 +1,9 @@
 // dtypes of everything that moves under a MixedPrecisionPolicy.
 
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include "parallel/fsdp/detail/comm_options.h"
 #include "tests/support/formula.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
@@ -51,6 +53,43 @@ TEST(FsdpMixedPrecision, GathersInParamDtypeReducesInReduceDtypeKeepsTheStoredDt
     EXPECT_EQ(at::zeros_like(w).scalar_type(), at::kFloat);  // optimizers' state
     twins.plain.forward(fixed({4, 6}, 1).to(kHalfPrecision)).sum().backward();
     twins.expect_equal_gradients();
+  });
+}
+
+TEST(FsdpMixedPrecision, LargeGradientsTravelInTheirOwnDtypeAndAreAddedInTheReduceDtype) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    constexpr int64_t kRows = 2 * kMinInPlaceBytes / 64;  // of 64 bytes in fp32
+    std::vector<CollectiveCall> calls;
+    FullyShardOptions options{.mesh = recording_mesh(world, {2}, {"shard"}, calls)};
+    options.mixed_precision.param_dtype = kHalfPrecision;
+    options.mixed_precision.reduce_dtype = at::kFloat;
+    Formula unit({{kRows, 16}}, linear);
+    fully_shard(unit, options);
+    const auto gradient = [&](uint64_t step) {  // of this rank, as backward makes it
+      const auto weight = at::zeros({kRows, 16}, kHalfPrecision).requires_grad_();
+      linear({weight}, fixed({4, 16}, data_seed(step, *world)).to(kHalfPrecision)).sum().backward();
+      return weight.grad().to(at::kFloat);
+    };
+    const auto backward = [&](uint64_t step) {
+      unit.forward(fixed({4, 16}, data_seed(step, *world))).sum().backward();
+    };
+    const auto expect_mean = [&](const at::Tensor& of_rank) {
+      at::Tensor sum = of_rank.clone();
+      world->all_reduce(sum, ReduceOp::kAvg).wait();
+      EXPECT_TRUE(at::equal(unit.w[0].grad(), sum.narrow(0, world->rank() * kRows / 2, kRows / 2)));
+    };
+    const auto dtype_on_the_wire = [&] { return calls.at(calls.size() - 2).dtype; };  // before who had a gradient
+    backward(1);
+    EXPECT_EQ(dtype_on_the_wire(), kHalfPrecision);
+    expect_mean(gradient(1));
+
+    unit.w[0].mutable_grad() = at::Tensor();
+    set_requires_gradient_sync(unit, false);
+    backward(1);
+    set_requires_gradient_sync(unit, true);
+    backward(2);
+    EXPECT_EQ(dtype_on_the_wire(), at::kFloat);  // the sum of two has no place in 16 bits
+    expect_mean(gradient(1) + gradient(2));
   });
 }
 
