@@ -2,11 +2,10 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
+#include <numeric>
 
 #include "parallel/copies/on_device.h"
 
@@ -56,58 +55,50 @@ ExpertExchange::ExpertExchange(ProcessGroupPtr ranks, const at::Tensor& counts) 
   const auto count = [&](int64_t from, int64_t expert) {
     return host.const_data_ptr<int64_t>()[from * size * own + expert];
   };
-  const auto slice = [&](int64_t from, int64_t to) {
-    int64_t rows = 0;
-    for (int64_t i = 0; i < own; ++i) rows += count(from, to * own + i);
-    return rows;
-  };
-  int64_t largest = 1;
-  for (int64_t from = 0; from < size; ++from) {
-    for (int64_t to = 0; to < size; ++to) largest = std::max(largest, slice(from, to));
-  }
-  // Slots without a row carry the first one, which nobody takes.
-  std::vector<int64_t> row_of_slot(static_cast<size_t>(size * largest), 0), slot_of_row;
-  std::vector<int64_t> result_of_slot(row_of_slot), slot_of_result;
-  for (int64_t to = 0; to < size; ++to) {
-    for (int64_t i = 0; i < slice(me, to); ++i) {
-      row_of_slot[static_cast<size_t>(to * largest + i)] = static_cast<int64_t>(slot_of_row.size());
-      slot_of_row.push_back(to * largest + i);
+  for (int64_t other = 0; other < size; ++other) {
+    sent_.push_back(0);
+    received_.push_back(0);
+    for (int64_t i = 0; i < own; ++i) {
+      sent_.back() += count(me, other * own + i);
+      received_.back() += count(other, me * own + i);
     }
   }
-  std::vector<int64_t> next(static_cast<size_t>(size));
-  for (int64_t from = 0; from < size; ++from) next[static_cast<size_t>(from)] = from * largest;
+  std::vector<int64_t> next(static_cast<size_t>(size), 0);  // of each rank's rows, where they arrive
+  std::partial_sum(received_.begin(), received_.end() - 1, next.begin() + 1);
+  std::vector<int64_t> by_expert;
   for (int64_t expert = me * own; expert < (me + 1) * own; ++expert) {
-    const auto before = static_cast<int64_t>(slot_of_result.size());
+    const auto before = static_cast<int64_t>(by_expert.size());
     for (int64_t from = 0; from < size; ++from) {
-      for (int64_t i = 0; i < count(from, expert); ++i) {
-        const int64_t slot = next[static_cast<size_t>(from)]++;
-        result_of_slot[static_cast<size_t>(slot)] = static_cast<int64_t>(slot_of_result.size());
-        slot_of_result.push_back(slot);
-      }
+      for (int64_t i = 0; i < count(from, expert); ++i) by_expert.push_back(next[static_cast<size_t>(from)]++);
     }
-    own_counts_.push_back(static_cast<int64_t>(slot_of_result.size()) - before);
+    own_counts_.push_back(static_cast<int64_t>(by_expert.size()) - before);
   }
-  const auto index = [&](const std::vector<int64_t>& rows) {
-    return on_device(at::tensor(rows, at::kLong), counts.device());
+  if (own == 1) return;
+  std::vector<int64_t> by_rank(by_expert.size());
+  for (size_t i = 0; i < by_expert.size(); ++i) by_rank[static_cast<size_t>(by_expert[i])] = static_cast<int64_t>(i);
+  by_expert_ = on_device(at::tensor(by_expert, at::kLong), counts.device());
+  by_rank_ = on_device(at::tensor(by_rank, at::kLong), counts.device());
+}
+
+at::Tensor ExpertExchange::swap(const at::Tensor& rows, const std::vector<int64_t>& sent,
+                                const std::vector<int64_t>& received) const {
+  const int64_t width = rows.size(1), arriving = std::accumulate(received.begin(), received.end(), int64_t{0});
+  auto arrived = at::empty({arriving, width}, rows.options());
+  const auto elements = [width](std::vector<int64_t> counts) {
+    for (auto& each : counts) each *= width;
+    return counts;
   };
-  row_of_slot_ = index(row_of_slot);
-  slot_of_row_ = index(slot_of_row);
-  result_of_slot_ = index(result_of_slot);
-  slot_of_result_ = index(slot_of_result);
+  ranks_->all_to_all_into(arrived, rows.contiguous(), {elements(received), elements(sent)}).wait();
+  return arrived;
 }
 
-at::Tensor ExpertExchange::swap(const at::Tensor& rows, const at::Tensor& sent, const at::Tensor& taken) const {
-  const bool nothing = rows.size(0) == 0;  // slots still have to be filled
-  const auto outgoing = nothing ? at::empty({sent.size(0), rows.size(1)}, rows.options()) : rows.index_select(0, sent);
-  auto incoming = at::empty_like(outgoing);
-  ranks_->all_to_all_into(incoming.flatten(), outgoing.flatten()).wait();
-  return incoming.index_select(0, taken);
+at::Tensor ExpertExchange::there(const at::Tensor& rows) const {
+  const auto arrived = swap(rows, sent_, received_);
+  return by_expert_.defined() ? arrived.index_select(0, by_expert_) : arrived;
 }
-
-at::Tensor ExpertExchange::there(const at::Tensor& rows) const { return swap(rows, row_of_slot_, slot_of_result_); }
 
 at::Tensor ExpertExchange::back(const at::Tensor& results) const {
-  return swap(results, result_of_slot_, slot_of_row_);
+  return swap(by_rank_.defined() ? results.index_select(0, by_rank_) : results, received_, sent_);
 }
 
 at::Tensor ExpertExchange::send(const ExchangePtr& exchange, const at::Tensor& rows) {

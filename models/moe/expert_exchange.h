@@ -12,8 +12,7 @@ namespace megashard {
 
 /// How the rows of one forward travel to the ranks that have their experts, and back: expert
 /// parallelism's dispatch. Experts lie on `ranks` in order, as many on each. All ranks make one and
-/// call its functions together, in forward and in backward. Each slice of the all-to-all has the
-/// rows of the largest, so the wire carries more the less the experts are balanced.
+/// call its functions together, in forward and in backward. The wire carries the rows and no more.
 class ExpertExchange : public torch::CustomClassHolder {
  public:
   /// `counts` [experts] int64: this rank's rows for each expert. Collective, and the host waits.
@@ -35,12 +34,14 @@ class ExpertExchange : public torch::CustomClassHolder {
   at::Tensor back(const at::Tensor& results) const;
 
  private:
-  at::Tensor swap(const at::Tensor& rows, const at::Tensor& sent, const at::Tensor& taken) const;
+  /// Rows that are sorted by the rank that they go to -> what arrives, sorted by the rank that it comes from.
+  at::Tensor swap(const at::Tensor& rows, const std::vector<int64_t>& sent,
+                  const std::vector<int64_t>& received) const;
 
   ProcessGroupPtr ranks_;
   std::vector<int64_t> own_counts_;
-  at::Tensor row_of_slot_, slot_of_row_;        // slots: [ranks * rows of the largest slice]
-  at::Tensor result_of_slot_, slot_of_result_;  // on the side of the experts
+  std::vector<int64_t> sent_, received_;  // rows to and from each rank
+  at::Tensor by_expert_, by_rank_;        // orders of what arrives; undefined: one, as there is one expert here
 };
 
 }  // namespace megashard

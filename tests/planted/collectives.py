@@ -32,7 +32,7 @@ FAULTS = [
                    "ranks_->all_gather_into(gathered, counts.contiguous())",
                    on_cpu("models", "Moe.RanksWithDifferentExperts*")),
     not_waited_for("the exchange of experts' rows", "models/moe/expert_exchange.cpp",
-                   "ranks_->all_to_all_into(incoming.flatten(), outgoing.flatten())",
+                   "ranks_->all_to_all_into(arrived, rows.contiguous(), {elements(received), elements(sent)})",
                    on_cpu("models", "Moe.RanksWithDifferentExperts*")),
     not_waited_for("the average of replicated gradients", "framework/training/replicated_gradients.cpp",
                    "group.all_reduce(buffer, ReduceOp::kAvg)",
