@@ -46,6 +46,16 @@ at::Tensor product_on_cpu(const at::Tensor& a, const at::Tensor& b, const std::o
   return result;
 }
 
+const DispatchedOperator<void(at::Tensor&, const at::Tensor&, const at::Tensor&)>& adding_operator() {
+  static const DispatchedOperator<void(at::Tensor&, const at::Tensor&, const at::Tensor&)> adding(
+      "megashard::add_matrix_product_");
+  return adding;
+}
+
+void add_product_on_cpu(at::Tensor& c, const at::Tensor& a, const at::Tensor& b) {
+  at::native::mkldnn_matmul(a, b, c, /*beta=*/1, /*alpha=*/1);
+}
+
 bool takes(const at::Tensor& a, const at::Tensor& b) {
   return has_own_products(a) && a.dim() == 2 && b.dim() == 2 && a.scalar_type() == b.scalar_type() &&
          a.device() == b.device() && a.size(0) * a.size(1) * b.size(1) >= kFewestProducts;
@@ -65,12 +75,22 @@ at::Tensor matrix_product(const at::Tensor& c, double beta, const at::Tensor& a,
   return takes(a, b) ? product_operator()(a, b, c, beta, alpha) : at::addmm(c, a, b, beta, alpha);
 }
 
+void add_matrix_product_(at::Tensor& c, const at::Tensor& a, const at::Tensor& b) {
+  if (takes(a, b) && c.is_contiguous()) return adding_operator()(c, a, b);
+  c.addmm_(a, b);
+}
+
 TORCH_LIBRARY_FRAGMENT(megashard, library) {
   library.def("matrix_product(Tensor a, Tensor b, Tensor? c, float beta, float alpha) -> Tensor");
+  library.def("add_matrix_product_(Tensor(a!) c, Tensor a, Tensor b) -> ()");
 }
-TORCH_LIBRARY_IMPL(megashard, CPU, library) { library.impl("matrix_product", &product_on_cpu); }
+TORCH_LIBRARY_IMPL(megashard, CPU, library) {
+  library.impl("matrix_product", &product_on_cpu);
+  library.impl("add_matrix_product_", &add_product_on_cpu);
+}
 TORCH_LIBRARY_IMPL(megashard, Autograd, library) {
   library.impl("matrix_product", torch::CppFunction::makeFallthrough());
+  library.impl("add_matrix_product_", torch::CppFunction::makeFallthrough());
 }
 
 }  // namespace megashard

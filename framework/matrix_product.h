@@ -18,4 +18,7 @@ at::Tensor matrix_product(const at::Tensor& a, const at::Tensor& b);
 /// beta c + alpha a b, c of sizes [n, m]: at::addmm.
 at::Tensor matrix_product(const at::Tensor& c, double beta, const at::Tensor& a, const at::Tensor& b, double alpha);
 
+/// c += a b, in place.
+void add_matrix_product_(at::Tensor& c, const at::Tensor& a, const at::Tensor& b);
+
 }  // namespace megashard

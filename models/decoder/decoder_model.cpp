@@ -13,7 +13,6 @@
 #include "framework/diagnostics.h"
 #include "framework/modules/tie.h"
 #include "framework/training/flops.h"
-#include "models/kernels/fused_ops.h"
 #include "parallel/sequence_parallel/ulysses.h"
 #include "parallel/tensor_parallel/tensor_parallel_regions.h"
 #include "parallel/tensor_parallel_layout.h"
@@ -154,10 +153,12 @@ std::vector<int64_t> layers_with_experts(const DecoderConfig& config, bool with)
 at::Tensor logits_or_losses(const DecoderConfig& config, const RoutedStates& states, Hooked<Linear>& head,
                             const at::Tensor& labels, const SequenceShard& shard) {
   const auto& ranks = *config.tensor_parallel;
-  const auto logits = head.forward(ranks.enter(states.hidden));
-  const auto group = ranks.size() == 1 ? nullptr : ranks.group();
-  if (!labels.defined()) return group == nullptr ? logits : gather_from_tensor_parallel_region(logits, group);
-  const auto losses = vocab_parallel_cross_entropy(logits, labels, group);
+  const auto hidden = ranks.enter(states.hidden);
+  if (!labels.defined()) {
+    const auto logits = head.forward(hidden);
+    return ranks.size() == 1 ? logits : gather_from_tensor_parallel_region(logits, ranks.group());
+  }
+  const auto losses = head.run_as_forward([&](const at::Tensor& x) { return head.token_losses(x, labels); }, hidden);
   if (!states.balance.defined()) return losses;
   const auto balance = sum_over_sequence(states.balance, shard);
   return losses + load_balancing_loss(balance, config.moe.experts_per_token) * config.moe.aux_loss_coef;

@@ -54,8 +54,7 @@ struct AttentionFunction : Function<AttentionFunction> {
 }  // namespace
 
 bool has_fused_attention(const at::Tensor& q) {
-  const auto dtype = q.scalar_type();
-  return is_wanted() && q.is_cpu() && (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf);
+  return is_wanted() && q.is_cpu() && has_kernel(fused_operators().attention, q);
 }
 
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeyRange& range,

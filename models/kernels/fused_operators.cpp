@@ -8,7 +8,7 @@
 #include "framework/matrix_product.h"
 #include "models/kernels/attention_kernels.h"
 #include "models/kernels/cpu_kernels.h"
-#include "models/kernels/fused_ops.h"
+#include "models/kernels/cross_entropy.h"
 
 namespace megashard {
 namespace {

@@ -49,4 +49,11 @@ struct FusedOperators {
 /// Looked up once.
 const FusedOperators& fused_operators();
 
+/// Whether the backend of x has the operator for its dtype.
+template <class Operator>
+bool has_kernel(const Operator& fused, const at::Tensor& x) {
+  const auto dtype = x.scalar_type();
+  return (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) && fused.runs_on(x);
+}
+
 }  // namespace megashard

@@ -2,8 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "parallel/collectives/process_group.h"
-
 /// Differentiable functions whose eager form wastes memory or passes over it. On CPUs, for fp32, bf16
 /// and fp16, they run cpu_kernels.h; elsewhere LibTorch's operators. First derivatives only: a second
 /// backward is an error.
@@ -32,18 +30,5 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
 
 /// silu(gate) * up; keeps gate and up only.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
-
-constexpr int64_t kIgnoredLabel = -100;
-
-/// Cross-entropy of each token in fp32: logits [..., V], labels [...] int64; returns [...] fp32, 0
-/// where the label is kIgnoredLabel. CONSUMES logits: backward overwrites them by their gradient,
-/// so that one copy of them is all that ever exists; they must not be read after backward, and
-/// backward runs once. labels outside [0, V) are an error.
-at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& labels);
-/// The same where each of the ranks has the logits [..., V / ranks] of its piece of the vocabulary
-/// (Megatron's vocab_parallel_cross_entropy); labels and losses are the same on all of them.
-/// Collective: one gather and one sum of a number a token.
-at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
-                                        const ProcessGroupPtr& ranks);
 
 }  // namespace megashard

@@ -9,6 +9,7 @@
 
 #include <cmath>
 
+#include "models/kernels/cross_entropy.h"
 #include "models/kernels/fused_ops.h"
 #include "parallel/tensor_parallel_layout.h"
 
@@ -60,6 +61,13 @@ at::Tensor Linear::forward(const at::Tensor& x) {
   const bool drops = is_training() && adapter_dropout_ > 0;
   const auto narrow = lora_a_->forward(drops ? at::dropout(x, adapter_dropout_, true) : x);
   return at::add(y, lora_b_->forward(narrow), adapter_scale_);
+}
+
+at::Tensor Linear::token_losses(const at::Tensor& x, const at::Tensor& labels) {
+  TORCH_INTERNAL_ASSERT(!cuts_inputs());
+  const auto group = cut_ == Cut::kNone ? nullptr : ranks_->group();
+  if (has_adapter() || float8_ || bias.defined()) return vocab_parallel_cross_entropy(forward(x), labels, group);
+  return linear_cross_entropy(x, tied_ ? with_own_gradient(weight) : weight, labels, group);
 }
 
 at::Tensor Linear::product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) const {

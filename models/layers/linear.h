@@ -39,6 +39,9 @@ class Linear : public torch::nn::Module, public SelfInitializing {
   explicit Linear(const Options& options);
 
   at::Tensor forward(const at::Tensor& x);  // [..., in] -> [..., out]
+  /// Of a language model's head: what vocab_parallel_cross_entropy makes of forward(x), x [..., in] and labels [...],
+  /// without all logits at a time where neither adapter, bias nor fp8 needs them.
+  at::Tensor token_losses(const at::Tensor& x, const at::Tensor& labels);
   /// set_tensor_parallel of what is cut.
   void declare_cut(const DeviceMeshPtr& mesh);
 

@@ -10,6 +10,9 @@ UNUSED = Tests("parallel", "FsdpReduction.ParametersUsedOnSomeRanksOnly", device
 OWED = Tests("parallel", "FsdpReduction.WhatIsOwedIsReducedByABackwardThatDoesNotReachTheUnit", device="cpu")
 RECOMPUTE = Tests("framework", "All/FsdpRecompute.*/around_root*", device="cpu")
 ATTENTION = Tests("models", "CausalAttention.*", device="cpu")
+EXPERTS = Tests("models", "Moe.RanksWithDifferentExperts*", device="cpu")
+LOSSES = Tests("models", "CrossEntropy.*", device="cpu")
+NARROW = Tests("parallel", "FsdpMixedPrecision.*", device="cpu")
 MESSAGES = Tests("parallel", "HostMessages.*", device="cpu")
 
 PLAN = "parallel/fsdp/detail/foreach_all_gather.cpp"
@@ -30,6 +33,13 @@ def seen(name, file, text, instead, tests=TREES):
 FAULTS = [
     seen("the backward of attention forgets the window", "models/kernels/fused_attention.cpp",
          'context->saved_data["window"].toInt()', 'PLANTED ? 0 : context->saved_data["window"].toInt()', ATTENTION),
+    seen("parts of a head's loss take the first part's sums", "models/kernels/cross_entropy.cpp",
+         "turn_into_gradient(logits, labels.narrow(0, row, count), stats.narrow(0, row, count),",
+         "turn_into_gradient(logits, labels.narrow(0, row, count), stats.narrow(0, PLANTED ? 0 : row, count),", LOSSES),
+    seen("experts' rows stay in the order of the ranks", "models/moe/expert_exchange.cpp",
+         "return by_expert_.defined() ?", "return by_expert_.defined() && !PLANTED ?", EXPERTS),
+    seen("accumulated gradients travel in 16 bits", PACKING, "const bool widens = !group.has_wide_grads &&",
+         "const bool widens = (PLANTED || !group.has_wide_grads) &&", NARROW),
     seen("a message is taken for another collective's", "parallel/collectives/host_messages.cpp",
          "!= expected || slot.tag != tag) continue;", "!= expected || (!PLANTED && slot.tag != tag)) continue;",
          MESSAGES),

@@ -3,20 +3,19 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/silu.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "tests/models/kernels/against_fp64.h"
 #include "tests/support/counting_allocator.h"
 #include "tests/support/simulated_device.h"
 
@@ -24,35 +23,8 @@ namespace megashard {
 namespace {
 
 using at::Tensor;
-using Tensors = std::vector<Tensor>;
-
-double error(const Tensor& got, const Tensor& want) {
-  return ((got.to(at::kDouble) - want).abs().max() / want.abs().max()).item<double>();
-}
-
-/// Value and gradients of `fused` in each dtype against those of `plain` in fp64, on the same
-/// (rounded) inputs. No backend has kernels for fp64: there operators compute them.
-template <class Fused, class Plain>
-void expect_same(const Tensors& inputs, const Fused& fused, const Plain& plain) {
-  for (const auto& [dtype, tolerance] :
-       {std::pair{at::kFloat, 2e-6}, std::pair{at::kBFloat16, 2e-2}, std::pair{at::kHalf, 2.5e-3},
-        std::pair{at::kDouble, 2e-6}}) {
-    Tensors narrow;
-    Tensors wide;
-    for (const auto& input : inputs) {
-      narrow.push_back(input.to(dtype).detach().requires_grad_());
-      wide.push_back(narrow.back().detach().to(at::kDouble).requires_grad_());
-    }
-    const auto y = fused(narrow);
-    const auto reference = plain(wide);
-    EXPECT_LT(error(y.detach(), reference.detach()), tolerance) << dtype;
-    const auto grad = at::randn(y.sizes());
-    const auto grads = torch::autograd::grad({y}, narrow, {grad.to(y.scalar_type())}, {}, false, true);
-    const auto wanted =
-        torch::autograd::grad({reference}, wide, {grad.to(y.scalar_type()).to(at::kDouble)}, {}, false, true);
-    for (size_t i = 0; i < grads.size(); ++i) EXPECT_LT(error(grads[i], wanted[i]), tolerance) << dtype << " " << i;
-  }
-}
+using testing::expect_same;
+using testing::Tensors;
 
 TEST(FusedOps, Linear) {
   expect_same(
@@ -98,28 +70,6 @@ TEST(FusedOps, Swiglu) {
       [](const Tensors& in) { return at::silu(in[0]) * in[1]; });
 }
 
-TEST(FusedOps, CrossEntropyOfEachToken) {
-  auto labels = at::randint(0, 1037, {2, 6}, at::kLong);
-  labels[1][2] = kIgnoredLabel;
-  expect_same(
-      {at::randn({2, 6, 1037}) * 10}, [&](const Tensors& in) { return token_cross_entropy(in[0] * 1, labels); },
-      [&](const Tensors& in) {
-        return at::cross_entropy_loss(in[0].reshape({-1, 1037}), labels.reshape({-1}), {},
-                                      /*reduction=*/0, kIgnoredLabel)
-            .view({2, 6});
-      });
-}
-
-TEST(FusedOps, CrossEntropyKeepsOneCopyOfTheLogits) {
-  const auto x = at::randn({4, 100}).requires_grad_();
-  const auto logits = x * 1;
-  const auto loss = token_cross_entropy(logits, at::randint(0, 100, {4}, at::kLong)).sum();
-  const auto grad = torch::autograd::grad({loss}, {logits}, {}, /*retain_graph=*/true).front();
-  EXPECT_EQ(grad.const_data_ptr(), logits.const_data_ptr());
-  EXPECT_THAT([&] { loss.backward(); },
-              ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr("call backward once")));
-}
-
 TEST(FusedOps, ATiedWeightHasTwoGradientsAtMost) {
   MEGASHARD_NOT_ON_SIM("it counts what the CPU's allocator gives");
   auto& allocator = *new testing::CountingAllocator;
@@ -137,15 +87,6 @@ TEST(FusedOps, ATiedWeightHasTwoGradientsAtMost) {
   }
   allocator.stop();
   EXPECT_TRUE(at::equal(gradients[0], gradients[1]));
-}
-
-TEST(FusedOps, ALabelOutsideTheVocabularyIsAnError) {
-  MEGASHARD_NOT_ON_SIM("on a GPU the kernel asserts, as a check would stall the stream");
-  EXPECT_THAT(
-      [] {
-        token_cross_entropy(at::randn({1, 5}), at::ones({1}, at::kLong) * 5);
-      },
-      ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr("label 5 lies outside the model's vocabulary of 5")));
 }
 
 TEST(FusedOps, ASecondDerivativeIsRefused) {

@@ -1,0 +1,252 @@
+#include "models/kernels/cross_entropy.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+#include "framework/matrix_product.h"
+#include "models/kernels/fused_operators.h"
+#include "models/kernels/fused_ops.h"
+#include "models/kernels/once_differentiable.h"
+
+namespace megashard {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+/// Rows of [rows, width] with so many elements in all.
+int64_t rows_of(int64_t elements, int64_t width) {
+  return std::max<int64_t>(1, elements / std::max<int64_t>(1, width));
+}
+
+/// body(first, count) for parts of the rows.
+template <class Body>
+void for_rows(int64_t rows, int64_t at_once, const Body& body) {
+  for (int64_t row = 0; row < rows; row += at_once) body(row, std::min(at_once, rows - row));
+}
+
+constexpr int64_t kWidenedAtOnce = int64_t{1} << 25;  // logits that the operator path turns to fp32 at a time
+
+using LossAndStats = FusedOperators::TwoTensors;  // [rows] fp32; what the gradient needs to know, of as many rows
+
+LossAndStats cross_entropy_by_operators(const at::Tensor& logits, const at::Tensor& labels) {
+  auto loss = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
+  auto stats = at::empty_like(loss);
+  for_rows(logits.size(0), rows_of(kWidenedAtOnce, logits.size(1)), [&](int64_t row, int64_t count) {
+    const auto chunk = logits.narrow(0, row, count).to(at::kFloat);
+    const auto label = labels.narrow(0, row, count);
+    const auto valid = label.ge(0);
+    const auto sum = at::logsumexp(chunk, 1);
+    const auto at_label = chunk.gather(1, label.clamp_min(0).unsqueeze(1)).squeeze(1);
+    loss.narrow(0, row, count).copy_((sum - at_label) * valid);
+    stats.narrow(0, row, count).copy_(sum);
+  });
+  return {loss, stats};
+}
+
+void cross_entropy_backward_by_operators_(at::Tensor& logits, const at::Tensor& labels, const at::Tensor& stats,
+                                          const at::Tensor& grad_loss) {
+  for_rows(logits.size(0), rows_of(kWidenedAtOnce, logits.size(1)), [&](int64_t row, int64_t count) {
+    auto target = logits.narrow(0, row, count);
+    const auto label = labels.narrow(0, row, count).unsqueeze(1);
+    const auto scale = (grad_loss.narrow(0, row, count).unsqueeze(1)) * label.ne(kIgnoredLabel);
+    auto grad = at::sub(target.to(at::kFloat), stats.narrow(0, row, count).unsqueeze(1)).exp_().mul_(scale);
+    grad.scatter_add_(1, label.clamp_min(0), scale.neg() * label.ge(0));
+    target.copy_(grad);
+  });
+}
+
+constexpr int64_t kLabelOfOtherRank = -1;
+
+/// Within this rank's piece of the vocabulary.
+at::Tensor labels_of_piece(const at::Tensor& labels, int64_t width, const ProcessGroupPtr& ranks) {
+  if (ranks == nullptr || ranks->size() == 1) return labels;
+  const auto own = labels - ranks->rank() * width;
+  const auto others = own.lt(0).logical_or(own.ge(width));
+  return own.masked_fill(others, kLabelOfOtherRank).masked_fill(labels.eq(kIgnoredLabel), kIgnoredLabel);
+}
+
+/// Of pieces of the vocabulary, from those of this rank's: the loss on all ranks, and the sum of all exponentials.
+LossAndStats combine_pieces(const at::Tensor& loss, const at::Tensor& stats, const at::Tensor& labels,
+                            ProcessGroup& ranks) {
+  const bool by_kernel = stats.dim() == 2;  // largest logit and the rest of the sum
+  const auto own = by_kernel ? stats.sum(1) : stats;
+  const auto sums = at::empty({ranks.size() * own.numel()}, own.options());
+  ranks.all_gather_into(sums, own).wait();
+  const auto whole = at::logsumexp(sums.view({ranks.size(), -1}), 0);
+  const auto losses = (loss + (whole - own)) * labels.ge(0);
+  ranks.all_reduce(losses, ReduceOp::kSum).wait();
+  return {losses, by_kernel ? at::stack({whole, at::zeros_like(whole)}, 1) : whole};
+}
+
+/// labels: of this rank's piece.
+LossAndStats losses_of(const at::Tensor& logits, const at::Tensor& labels, const ProcessGroupPtr& ranks) {
+  const auto& fused = fused_operators().cross_entropy;
+  const auto [loss, stats] =
+      has_kernel(fused, logits) ? fused(logits, labels) : cross_entropy_by_operators(logits, labels);
+  if (ranks == nullptr || ranks->size() == 1) return {loss, stats};
+  return combine_pieces(loss, stats, labels, *ranks);
+}
+
+void turn_into_gradient(at::Tensor& logits, const at::Tensor& labels, const at::Tensor& stats,
+                        const at::Tensor& grad_loss) {
+  const auto& fused = fused_operators().cross_entropy_backward_;
+  if (has_kernel(fused, logits)) {
+    fused(logits, labels, stats, grad_loss);
+  } else {
+    cross_entropy_backward_by_operators_(logits, labels, stats, grad_loss);
+  }
+}
+
+struct CrossEntropyFunction : Function<CrossEntropyFunction> {
+  static Variable forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& all_labels,
+                          const ProcessGroupPtr& ranks) {
+    const auto logits = input.contiguous();
+    const auto labels = labels_of_piece(all_labels, logits.size(1), ranks);
+    const auto [loss, stats] = losses_of(logits, labels, ranks);
+    context->save_for_backward({logits, labels, stats});
+    return loss;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    require_once_differentiated("token_cross_entropy");
+    TORCH_CHECK(context->saved_data.count("consumed") == 0,
+                "the loss was already differentiated, and its logits are overwritten by their gradient: call backward "
+                "once, without retain_graph");
+    context->saved_data["consumed"] = true;
+    const auto saved = context->get_saved_variables();
+    auto logits = saved[0].detach();  // its gradient from here on
+    turn_into_gradient(logits, saved[1], saved[2], grads[0].contiguous());
+    return {logits, Variable(), Variable()};
+  }
+};
+
+/// A gradient of hidden states for some rows, and one of the weight that grows by theirs.
+class HeadGradients {
+ public:
+  /// Undefined where it is not asked for.
+  HeadGradients(const at::Tensor& hidden, const at::Tensor& weight, bool of_hidden, bool of_weight)
+      : weight_(weight), widens_(by_way_of_fp32(hidden)), of_weight_(of_weight) {
+    if (of_hidden) grad_hidden_ = at::empty_like(hidden);
+  }
+
+  void add(const at::Tensor& grad_logits, const at::Tensor& hidden, int64_t row) {
+    const auto grad = operand(grad_logits);
+    if (grad_hidden_.defined()) {
+      grad_hidden_.narrow(0, row, grad.size(0)).copy_(matrix_product(grad, operand(weight_)));
+    }
+    if (!of_weight_) return;
+    const auto rows = operand(hidden);
+    if (grad_weight_.defined()) {
+      add_matrix_product_(grad_weight_, grad.t(), rows);
+    } else {
+      grad_weight_ = matrix_product(grad.t(), rows);
+    }
+  }
+
+  const at::Tensor& of_hidden() const { return grad_hidden_; }
+  at::Tensor of_weight() const {
+    return grad_weight_.defined() ? grad_weight_.to(weight_.scalar_type()) : grad_weight_;
+  }
+
+ private:
+  at::Tensor operand(const at::Tensor& x) const { return widens_ ? x.to(at::kFloat) : x; }
+
+  at::Tensor weight_, grad_hidden_, grad_weight_;
+  bool widens_, of_weight_;
+};
+
+struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
+  static Variable forward(AutogradContext* context, const at::Tensor& hidden, const at::Tensor& weight,
+                          const at::Tensor& all_labels, const ProcessGroupPtr& ranks, int64_t rows_at_once) {
+    const auto labels = labels_of_piece(all_labels, weight.size(0), ranks);
+    std::vector<at::Tensor> losses, stats;
+    for_rows(hidden.size(0), rows_at_once, [&](int64_t row, int64_t count) {
+      const auto logits = linear(hidden.narrow(0, row, count), weight, at::Tensor());
+      auto [loss, each] = losses_of(logits, labels.narrow(0, row, count), ranks);
+      losses.push_back(std::move(loss));
+      stats.push_back(std::move(each));
+    });
+    context->save_for_backward({hidden, weight, labels, at::cat(stats)});
+    context->saved_data["rows_at_once"] = rows_at_once;
+    return at::cat(losses);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    require_once_differentiated("linear_cross_entropy");
+    const auto saved = context->get_saved_variables();
+    const auto &hidden = saved[0], &weight = saved[1], &labels = saved[2], &stats = saved[3];
+    const auto grad_loss = grads[0].contiguous();
+    HeadGradients gradients(hidden, weight, context->needs_input_grad(0), context->needs_input_grad(1));
+    for_rows(hidden.size(0), context->saved_data["rows_at_once"].toInt(), [&](int64_t row, int64_t count) {
+      const auto some = hidden.narrow(0, row, count);
+      auto logits = linear(some, weight, at::Tensor());
+      turn_into_gradient(logits, labels.narrow(0, row, count), stats.narrow(0, row, count),
+                         grad_loss.narrow(0, row, count));
+      gradients.add(logits, some, row);
+    });
+    return {gradients.of_hidden(), gradients.of_weight(), Variable(), Variable(), Variable()};
+  }
+};
+
+/// labels as [tokens], checked.
+at::Tensor flat_labels(const at::Tensor& labels, int64_t vocabulary) {
+  TORCH_CHECK(labels.scalar_type() == at::kLong, "labels must be int64, got ", labels.scalar_type());
+  const auto flat = labels.reshape({-1}).contiguous();
+  if (flat.device().is_cpu()) {  // on a GPU the check would stall the stream; the gather asserts there
+    const auto* label = flat.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < flat.numel(); ++i) {
+      TORCH_CHECK(label[i] == kIgnoredLabel || (label[i] >= 0 && label[i] < vocabulary), "label ", label[i],
+                  " lies outside the model's vocabulary of ", vocabulary,
+                  ": the data were tokenised with another tokenizer than the model's");
+    }
+  }
+  return flat;
+}
+
+int64_t pieces(const ProcessGroupPtr& ranks) { return ranks == nullptr ? 1 : ranks->size(); }
+
+void check_rows(const char* what, const at::Tensor& rows, const at::Tensor& labels) {
+  TORCH_CHECK(rows.dim() >= 1 && rows.sizes().slice(0, rows.dim() - 1) == labels.sizes(), what, " ", rows.sizes(),
+              " must have the sizes of the labels ", labels.sizes(), " and one dimension more");
+}
+
+}  // namespace
+
+at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& labels) {
+  return vocab_parallel_cross_entropy(logits, labels, nullptr);
+}
+
+at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
+                                        const ProcessGroupPtr& ranks) {
+  check_rows("logits", logits, labels);
+  const int64_t width = logits.size(-1);
+  const auto flat = flat_labels(labels, width * pieces(ranks));
+  return CrossEntropyFunction::apply(logits.reshape({-1, width}), flat, ranks).view(labels.sizes());
+}
+
+at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                                const ProcessGroupPtr& ranks, int64_t at_once) {
+  check_rows("hidden", hidden, labels);
+  const int64_t width = weight.size(0), rows = rows_of(at_once, width);
+  if (labels.numel() <= rows) return vocab_parallel_cross_entropy(linear(hidden, weight, at::Tensor()), labels, ranks);
+  const auto flat = flat_labels(labels, width * pieces(ranks));
+  const auto states = hidden.reshape({-1, hidden.size(-1)});
+  return LinearCrossEntropyFunction::apply(states, weight, flat, ranks, rows).view(labels.sizes());
+}
+
+}  // namespace megashard

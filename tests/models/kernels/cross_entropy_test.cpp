@@ -1,0 +1,105 @@
+#include "models/kernels/cross_entropy.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
+#include <gmock/gmock.h>
+
+#include "tests/models/kernels/against_fp64.h"
+#include "tests/support/counting_allocator.h"
+#include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
+
+namespace megashard {
+namespace {
+
+using at::Tensor;
+using testing::expect_same;
+using testing::Tensors;
+
+Tensor plain_losses(const Tensor& logits, const Tensor& labels) {
+  return at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), labels.reshape({-1}), {}, /*reduction=*/0,
+                                kIgnoredLabel)
+      .view(labels.sizes());
+}
+
+TEST(CrossEntropy, OfEachToken) {
+  auto labels = at::randint(0, 1037, {2, 6}, at::kLong);
+  labels[1][2] = kIgnoredLabel;
+  expect_same(
+      {at::randn({2, 6, 1037}) * 10}, [&](const Tensors& in) { return token_cross_entropy(in[0] * 1, labels); },
+      [&](const Tensors& in) { return plain_losses(in[0], labels); });
+}
+
+TEST(CrossEntropy, KeepsOneCopyOfTheLogits) {
+  const auto x = at::randn({4, 100}).requires_grad_();
+  const auto logits = x * 1;
+  const auto loss = token_cross_entropy(logits, at::randint(0, 100, {4}, at::kLong)).sum();
+  const auto grad = torch::autograd::grad({loss}, {logits}, {}, /*retain_graph=*/true).front();
+  EXPECT_EQ(grad.const_data_ptr(), logits.const_data_ptr());
+  EXPECT_THAT([&] { loss.backward(); },
+              ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr("call backward once")));
+}
+
+Tensor some_labels() {
+  auto labels = at::randint(0, 101, {3, 7}, at::kLong);
+  labels[1][2] = kIgnoredLabel;
+  return labels;
+}
+
+TEST(CrossEntropy, OfAHeadInPartsOfTheTokens) {
+  const auto labels = some_labels();
+  for (const int64_t rows : {1, 5, 20, 21}) {  // the last: all at once
+    expect_same(
+        {at::randn({3, 7, 16}), at::randn({101, 16})},
+        [&](const Tensors& in) { return linear_cross_entropy(in[0], in[1], labels, nullptr, rows * 101); },
+        [&](const Tensors& in) { return plain_losses(in[0].matmul(in[1].t()), labels); });
+  }
+}
+
+TEST(CrossEntropy, OfAHeadInPartsAndPiecesOfTheVocabulary) {
+  const auto labels = some_labels().clamp(kIgnoredLabel, 99);
+  const auto states = at::randn({3, 7, 16}), weight = at::randn({100, 16}), grad = at::randn({3, 7});
+  const auto x = states.clone().requires_grad_(), w = weight.clone().requires_grad_();
+  const auto losses = token_cross_entropy(x.matmul(w.t()), labels);
+  const auto wanted = torch::autograd::grad({losses}, {x, w}, {grad});
+  testing::run_ranks(2, [&](const ProcessGroupPtr& world) {
+    const auto own_x = states.clone().requires_grad_();
+    const auto own_w = weight.narrow(0, world->rank() * 50, 50).clone().requires_grad_();
+    const auto got = linear_cross_entropy(own_x, own_w, labels, world, 4 * 50);
+    EXPECT_TRUE(at::allclose(got, losses, 1e-5, 1e-5));
+    const auto grads = torch::autograd::grad({got}, {own_x, own_w}, {grad});
+    world->all_reduce(grads[0], ReduceOp::kSum).wait();  // of what each piece of the head gives
+    EXPECT_TRUE(at::allclose(grads[0], wanted[0], 1e-5, 1e-5));
+    EXPECT_TRUE(at::allclose(grads[1], wanted[1].narrow(0, world->rank() * 50, 50), 1e-5, 1e-5));
+  });
+}
+
+TEST(CrossEntropy, OfAHeadInPartsNeverHasAllLogits) {
+  MEGASHARD_NOT_ON_SIM("it counts what the CPU's allocator gives");
+  auto& allocator = *new testing::CountingAllocator;
+  const auto labels = at::randint(0, 4096, {256}, at::kLong);
+  const auto x = at::randn({256, 8}).requires_grad_(), w = at::randn({4096, 8}).requires_grad_();
+  const auto before = allocator.live();
+  allocator.reset_peak();
+  linear_cross_entropy(x, w, labels, nullptr, 16 * 4096).sum().backward();
+  const auto peak = allocator.peak() - before;
+  allocator.stop();
+  EXPECT_LT(peak, 256 * 4096 * 4 / 4);  // of all logits; those of 16 tokens are a sixteenth
+}
+
+TEST(CrossEntropy, ALabelOutsideTheVocabularyIsAnError) {
+  MEGASHARD_NOT_ON_SIM("on a GPU the kernel asserts, as a check would stall the stream");
+  EXPECT_THAT(
+      [] {
+        token_cross_entropy(at::randn({1, 5}), at::ones({1}, at::kLong) * 5);
+      },
+      ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr("label 5 lies outside the model's vocabulary of 5")));
+}
+
+}  // namespace
+}  // namespace megashard
