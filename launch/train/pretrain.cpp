@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <iostream>
+#include <optional>
 #include <unordered_set>
 
 #include "framework/arguments/argument_validation.h"
@@ -25,6 +26,7 @@
 #include "models/decoder_arguments.h"
 #include "models/hugging_face/save_hf_model.h"
 #include "parallel/device/cuda_module.h"
+#include "parallel/device/large_blocks.h"
 #include "parallel/fsdp/schedule_trace.h"
 
 namespace megashard {
@@ -211,6 +213,8 @@ int run_pretrain(int argc, char** argv) {
     trainer.convert_checkpoint();
   } else {
     keep_freed_memory();
+    std::optional<PooledLargeTensors> pooled;
+    if (device.is_cpu()) pooled.emplace();
     end = trainer.train();
     end_at_interrupt("megashard: interrupted after training; what --save-hf was writing is not whole\n");
   }
