@@ -7,7 +7,8 @@ namespace {
 void accept_kernels(CompatibilityFlags& flags) {
   flags.accept("there are no other models here", {{"--use-mcore-models"}});
   flags.accept("layers are LibTorch's, without Transformer Engine", {{"--transformer-impl", 1}});
-  flags.accept("LibTorch chooses the attention kernel", {{"--attention-backend", 1}, {"--use-flash-attn"}});
+  flags.accept("the attention kernel follows from device and dtype",
+               {{"--attention-backend", 1}, {"--use-flash-attn"}});
   flags.accept("there are no separate kernels to choose from here", {{"--no-masked-softmax-fusion"},
                                                                      {"--use-fused-rmsnorm"},
                                                                      {"--use-fused-swiglu"},

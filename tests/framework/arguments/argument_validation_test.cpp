@@ -353,7 +353,7 @@ TEST(ValidateArguments, TellsWhatAUserShouldKnow) {
   EXPECT_FALSE(validated("--sequence-parallel").arguments.sequence_parallel);
   EXPECT_THAT(validated("--use-flash-attn --manual-gc").told.text(),
               HasSubstr("Accepted without effect: --manual-gc (there is no Python garbage collector here); "
-                        "--use-flash-attn (LibTorch chooses the attention kernel)."));
+                        "--use-flash-attn (the attention kernel follows from device and dtype)."));
   EXPECT_THAT(validated("--mock-data false --data-path a").told.text(), HasSubstr("the data is split 969, 30, 1"));
 }
 
