@@ -121,6 +121,8 @@ std::string guarded_name(const at::Tensor& tensor) {
   return info == nullptr ? "" : info->name;
 }
 
+UnguardedScope::UnguardedScope() : below_(kGuardKey) {}
+
 void enter_guarded_forward() { ++forward_depth; }
 void leave_guarded_forward() { --forward_depth; }
 

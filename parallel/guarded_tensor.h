@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <string>
 
@@ -26,6 +27,15 @@ at::Tensor unguarded(const at::Tensor& tensor);
 bool is_guarded(const at::Tensor& tensor);
 /// The name of a guarded tensor; empty for others.
 std::string guarded_name(const at::Tensor& tensor);
+
+/// While it lives, this thread's operators take guarded tensors as they are: for our own arithmetic over many.
+class UnguardedScope {
+ public:
+  UnguardedScope();
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard below_;
+};
 
 /// Between these calls this thread runs a unit's forward; they nest.
 void enter_guarded_forward();

@@ -194,7 +194,7 @@ ShardedTensor sharded_view(const at::Tensor& parameter) {
 
 std::vector<ProcessGroupPtr> sharding_groups_of(const at::Tensor& parameter) {
   const auto* param = find_fsdp_param(parameter);
-  return sharding_groups(param == nullptr ? unsharded_view(parameter) : param->sharded_tensor());
+  return param == nullptr ? sharding_groups(unsharded_view(parameter)) : param->sharding_groups();
 }
 
 std::vector<int64_t> global_sizes(const at::Tensor& parameter) {

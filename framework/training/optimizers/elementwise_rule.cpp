@@ -19,12 +19,12 @@ class ElementwiseRule::Buckets {
   }
 
   void add(const SteppedParameter& each) {
-    const at::Tensor gradient = unguarded(each.parameter.grad());
-    if (!each.casts_gradient() && gradient.is_contiguous()) {
-      append(as_they_are_, each, gradient, [](const at::Tensor& tensor) { return tensor; });
+    if (!each.casts_gradient() && each.parameter.grad().is_contiguous()) {
+      append(as_they_are_, each, each.parameter.grad(), [](const at::Tensor& tensor) { return tensor; });
       if (each.has_copy()) with_copies_.push_back(&each);
       return;
     }
+    const at::Tensor gradient = unguarded(each.parameter.grad());
     const int64_t all = gradient.numel(), limit = context_.cast_elements;
     // A part is a row of the flat tensors; what has gaps is taken whole.
     const bool divides =
@@ -39,11 +39,16 @@ class ElementwiseRule::Buckets {
 
   void finish() {
     flush();
-    if (!as_they_are_.parameters.empty()) rule_.run_kernel(as_they_are_, group_, context_.skip);
+    if (!as_they_are_.parameters.empty()) run_kernel(as_they_are_);
     for (const auto* each : with_copies_) each->parameter.copy_(each->main);
   }
 
  private:
+  void run_kernel(const KernelLists& lists) const {
+    const UnguardedScope rows;
+    rule_.run_kernel(lists, group_, context_.skip);
+  }
+
   template <class Part>
   static void append(KernelLists& lists, const SteppedParameter& each, at::Tensor gradient, const Part& part) {
     lists.parameters.push_back(part(each.main));
@@ -67,7 +72,7 @@ class ElementwiseRule::Buckets {
   void flush() {
     if (bucket_.parameters.empty()) return;
     if (!scaled_.empty()) multiply_grads_(scaled_, *context_.factor);
-    rule_.run_kernel(bucket_, group_, context_.skip);
+    run_kernel(bucket_);
     for (const auto& [parameter, main] : rounded_) parameter.copy_(main);
     bucket_ = {};
     bucket_.states.resize(states_);

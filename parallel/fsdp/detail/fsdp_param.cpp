@@ -75,6 +75,7 @@ FsdpParam::FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& 
   grad_info_->name = info_->name;
 
   bind_sharded_param(rows_of(parameter_));
+  sharding_groups_ = megashard::sharding_groups(sharded_tensor());
   switch_to(guarded_sharded_param_);
   if (policy_.grad_dtype && at::isFloatingType(stored_dtype())) parameter_.set_grad_dtype(policy_.grad_dtype);
   params_by_tensor().set(parameter_, this);

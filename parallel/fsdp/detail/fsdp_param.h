@@ -56,6 +56,8 @@ class FsdpParam {
   bool trainable() const { return parameter_.requires_grad(); }
   bool is_meta() const { return sharded_param_.is_meta(); }
   ShardedTensor sharded_tensor() const;  ///< the local rows in the whole model's weight
+  /// sharding_groups() of it.
+  const std::vector<ProcessGroupPtr>& sharding_groups() const { return sharding_groups_; }
 
   /// Fixes the compute dtype and makes the unsharded storage; keeps the one that is there if it still fits, because
   /// graphs that are alive hold views of it. Called before the first gather, and when reset_sharded_param asks for it.
@@ -111,6 +113,7 @@ class FsdpParam {
   ShardLayout layout_;
   std::optional<TensorParallelLayout> tensor_parallel_;
   DeviceMeshPtr joint_mesh_;  // with the tensor-parallel dimension
+  std::vector<ProcessGroupPtr> sharding_groups_;
   c10::intrusive_ptr<GuardInfo> info_;
   c10::intrusive_ptr<GuardInfo> grad_info_;
   MixedPrecisionPolicy policy_;
