@@ -1,0 +1,207 @@
+"""What a training step on one GPU should take, from FLOPs, bytes and launches; standard library only, no GPU.
+
+    forecast.py [--gpu H200|H100] [--sequence 4096] [--micro-batches N]
+
+Qwen2.5's shapes (tests/on_gpu/models.py), bf16 compute, weights, gradients and AdamW's moments in fp32, FSDP2 of one
+rank with reshard_after_forward, no recompute. A kernel takes max(FLOPs / rate, bytes / bandwidth) and its start; a step
+the sum over its kernels, or what the host needs to launch them if that is more. Prints steps and MFU, also with
+LibTorch's operators instead of fused kernels; the time by class; the memory by class.
+"""
+
+import argparse
+import collections
+import dataclasses
+import math
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "on_gpu"))
+from models import SIZES, Model  # noqa: E402
+
+# Data sheets; both have 132 multiprocessors. bf16 is dense, as in framework/training/flops.cpp.
+MACHINES = {"H200": {"flops": 989.4e12, "bandwidth": 4.8e12, "memory": 141e9},
+            "H100": {"flops": 989.4e12, "bandwidth": 3.35e12, "memory": 80e9}}
+SHARES = {
+    "products": 0.80,  # 794.5 TFLOP/s, the best of all shapes (stas00/ml-engineering, compute/accelerator)
+    "bandwidth": 0.85,  # of long passes; assumed
+    # Channels: forward and backward of endless causal sequences, by cuDNN, which torch 2.11 takes on sm_90. Assumed:
+    # it is 1.7 to 2.3 times as fast on an H100 as FlashAttention 2 (huggingface/transformers#48163), whose 284 and 287
+    # TFLOP/s at 128 channels and 8,192 keys FlashAttention 3 makes 630 and 532 (Dao-AILab/flash-attention#1791).
+    "attention": {64: (0.42, 0.34), 128: (0.58, 0.47)},
+}
+MULTIPROCESSORS = 132
+TILES = {(128, 256): 1.0, (256, 128): 1.0, (128, 128): 0.9}  # of products, and their relative rate; assumed
+PIECES = (1, 2, 4, 8)  # that a product's depth may be split into
+TILE_START = 256  # depth that beginning and ending a tile costs; assumed
+ATTENTION_START = 512  # keys, likewise; assumed
+KERNEL_START_S = 1.5e-6  # between two kernels of a stream; assumed
+HOST_LAUNCH_S = 6e-6  # operator, autograd node, allocation and launch, in C++; assumed
+LIST_ELEMENTS = 320 * 65536  # of one launch over a list of tensors (ATen's multi_tensor_apply)
+
+# bf16: bytes an element, forward and backward, and launches likewise. Fused: each in one pass; else the operators of
+# models/kernels/fused_ops.cpp. Left out: a norm's statistics and the sums of its weight, tables of angles (0.2%).
+FUSED = {"norm": (4, 6, 1, 3), "rotation": (4, 4, 1, 1), "SwiGLU": (6, 10, 1, 1), "loss": (2, 4, 1, 1)}
+UNFUSED = {"norm": (4, 10, 1, 3), "rotation": (18, 38, 7, 15), "SwiGLU": (10, 18, 2, 3), "loss": (30, 36, 10, 9)}
+UNFUSED_CHUNK = 1 << 25  # logits that the operators turn to fp32 at a time
+
+# size: (tokens of a micro batch, micro batches of a step, MFU to reach)
+RUNS = {"0.5 B": (32768, 4, 0.47), "1.5 B": (32768, 4, 0.57), "3 B": (16384, 8, 0.60), "7 B": (8192, 1, 0.60)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """`count` kernels alike, of that many launches each."""
+
+    kind: str
+    flops: float = 0.0
+    bytes: float = 0.0
+    share: float = 1.0  # of the peak that its FLOPs reach
+    launches: float = 1
+    count: float = 1
+
+    def seconds(self, machine: dict) -> float:
+        moved = self.bytes / (machine["bandwidth"] * SHARES["bandwidth"])
+        return self.count * (max(self.flops / (machine["flops"] * self.share), moved) + self.launches * KERNEL_START_S)
+
+
+def widths(model: Model) -> tuple[int, int]:
+    """Of queries and of keys."""
+    return model.hidden, model.hidden // model.heads * model.kv_heads
+
+
+def training_flops(model: Model, tokens: int) -> float:
+    """As Megatron's log line counts them (framework/training/flops.cpp): 6 a token and weight of a product, and 6 a
+    token, query channel and key of which half is seen, so attention's backward counts twice its forward."""
+    q, kv = widths(model)
+    layer = 2 * model.hidden * q + 2 * model.hidden * kv + 3 * model.hidden * model.ffn + q * model.sequence
+    return 6.0 * tokens * (model.layers * layer + model.hidden * model.vocabulary)
+
+
+def product_share(m: int, n: int, k: int) -> float:
+    """Of the peak, for [m, k] x [k, n]: the best tile and split of the depth, with waves that are not full."""
+    best = 0.0
+    for (rows, columns), rate in TILES.items():
+        for pieces in PIECES:
+            waves = math.ceil(math.ceil(m / rows) * math.ceil(n / columns) * pieces / MULTIPROCESSORS)
+            busy = m * n * pieces / (rows * columns * waves * MULTIPROCESSORS)
+            best = max(best, rate * busy * k / pieces / (k / pieces + TILE_START))
+    return SHARES["products"] * best
+
+
+def linear(tokens: int, inputs: int, outputs: int) -> list[Kernel]:
+    """A product of forward, and those of backward: of the input and of the weight."""
+    shapes = [(tokens, outputs, inputs), (tokens, inputs, outputs), (outputs, inputs, tokens)]
+    return [Kernel("products", 2.0 * m * n * k, 2.0 * (m * k + k * n + m * n), product_share(m, n, k))
+            for m, n, k in shapes]
+
+
+def attention(model: Model, tokens: int) -> list[Kernel]:
+    """Half of the scores; backward is 2.5 times forward, and adds the gradients of queries up in fp32."""
+    q, kv = widths(model)
+    start = model.sequence / (model.sequence + ATTENTION_START)
+    forward, backward = (share * start for share in SHARES["attention"][q // model.heads])
+    flops = 2.0 * tokens * model.sequence * q
+    return [Kernel("attention", flops, 2.0 * tokens * (2 * q + 2 * kv), forward),
+            Kernel("attention", 2.5 * flops, tokens * (2.0 * (4 * q + 4 * kv) + 8 * q), backward, launches=3)]
+
+
+def elementwise(table: dict, kind: str, elements: float, chunks: float = 1) -> list[Kernel]:
+    ahead, back, launches_ahead, launches_back = table[kind]
+    return [Kernel(kind, bytes=ahead * elements, launches=launches_ahead * chunks),
+            Kernel(kind, bytes=back * elements, launches=launches_back * chunks)]
+
+
+def layer(model: Model, tokens: int, table: dict) -> list[Kernel]:
+    """Forward and backward of one, without what FSDP does."""
+    h, f, (q, kv) = model.hidden, model.ffn, widths(model)
+    kernels = attention(model, tokens)
+    for inputs, outputs in ((h, q), (h, kv), (h, kv), (q, h), (h, f), (h, f), (f, h)):
+        kernels += linear(tokens, inputs, outputs)
+    for kind, width in (("norm", h), ("norm", h), ("rotation", q), ("rotation", kv), ("SwiGLU", f)):
+        kernels += elementwise(table, kind, tokens * width)
+    # Residuals: two in forward. Gradients that meet: at both residuals, at the input of q, k, v and of gate and up.
+    kernels.append(Kernel("sums", bytes=6.0 * tokens * h, count=2 + 2 + 2 + 1))
+    kernels += [Kernel("sums", bytes=2.0 * tokens * width) for width in (q, kv, kv)]  # gradients of biases
+    return kernels
+
+
+def micro_batch(model: Model, tokens: int, table: dict, adds: bool) -> list[Kernel]:
+    """adds: there are gradients of an earlier micro batch."""
+    h, logits = model.hidden, float(tokens * model.vocabulary)
+    kernels = [dataclasses.replace(kernel, count=kernel.count * model.layers) for kernel in layer(model, tokens, table)]
+    chunks = 1 if table is FUSED else math.ceil(logits / UNFUSED_CHUNK)
+    kernels += elementwise(table, "norm", tokens * h) + elementwise(table, "loss", logits, chunks)
+    kernels += linear(tokens, h, model.vocabulary)
+    # Backward of the embedding: zeros, sorted tokens, rows; a tied weight's two gradients are added up.
+    weight = 2.0 * model.vocabulary * h
+    kernels += [Kernel("embedding", bytes=4.0 * tokens * h),
+                Kernel("embedding", bytes=weight * (4 if model.tied else 1) + 4.0 * tokens * h, launches=13)]
+    # fp32 rows to bf16 for forward, again for backward; bf16 gradients to fp32, and added to earlier ones.
+    units, of_unit = model.layers + 1, model.parameters() / (model.layers + 1)
+    kernels += [Kernel("gathers", bytes=6 * of_unit, count=2 * units),
+                Kernel("gradients", bytes=6 * of_unit, count=units)]
+    return kernels + ([Kernel("gradients", bytes=12 * of_unit, launches=12, count=units)] if adds else [])
+
+
+def step(model: Model, tokens: int, micro_batches: int, table: dict) -> list[Kernel]:
+    """Micro batches; norm, clipping and AdamW (reads weight, gradient and two moments, writes all but the gradient)."""
+    parameters, launches = model.parameters(), math.ceil(model.parameters() / LIST_ELEMENTS)
+    kernels = [Kernel("optimizer", bytes=float(each) * parameters, launches=launches) for each in (4, 8, 28)]
+    for index in range(micro_batches):
+        kernels += micro_batch(model, tokens, table, adds=index > 0)
+    return kernels
+
+
+def memory(model: Model, tokens: int, micro_batches: int) -> dict[str, float]:
+    """Bytes at the peak, by class, without what the allocator wastes."""
+    h, f, (q, kv) = model.hidden, model.ffn, widths(model)
+    parameters, root = model.parameters(), (1 if model.tied else 2) * model.vocabulary * model.hidden
+    kept = 2 * (4 * h + 2 * q + 2 * kv + 3 * f)  # norms' inputs and outputs; q, k, v, mixed; gate, up and their product
+    activations = tokens * (model.layers * kept + 4 * h + 6 * f + 2 * model.vocabulary)  # and three of ffn's width
+    gathered = 4 * root + 8 * (parameters - root) // model.layers  # bf16, with gradients: the root, two layers
+    earlier = 4 * parameters if micro_batches > 1 else 0
+    now = activations if earlier else max(activations, 4 * parameters)  # as gradients come, activations go
+    return {"weights, moments": 12 * parameters, "gradients of earlier micro batches": earlier,
+            "activations and logits, or gradients": now, "gathered": gathered}
+
+
+def forecast(size: str, machine: dict, sequence: int, micro_batches: int | None) -> list[dict[str, str]]:
+    """Rows of the tables: the step, shares of its time, memory."""
+    tokens, usual, goal = RUNS[size]
+    model, count = dataclasses.replace(SIZES[size], sequence=sequence), micro_batches or usual
+    classes: collections.Counter = collections.Counter()
+    seconds, host = [], []
+    for table in (FUSED, UNFUSED):
+        kernels = step(model, tokens, count, table)
+        host.append(HOST_LAUNCH_S * sum(kernel.launches * kernel.count for kernel in kernels))
+        seconds.append(max(host[-1], sum(kernel.seconds(machine) for kernel in kernels)))
+        for kernel in kernels if table is FUSED else []:
+            classes[kernel.kind] += kernel.seconds(machine)
+    fused, unfused = (training_flops(model, tokens * count) / (machine["flops"] * each) for each in seconds)
+    held = memory(model, tokens, count)
+    return [{"size": size, "tokens a step": f"{count} x {tokens}", "step (ms)": f"{seconds[0] * 1e3:.0f}",
+             "host (ms)": f"{host[0] * 1e3:.0f}", "tokens/s": f"{tokens * count / seconds[0]:.0f}",
+             "MFU": f"{fused:.1%}", "goal": f"{goal:.0%}", "MFU unfused": f"{unfused:.1%}",
+             "memory (GB)": f"{sum(held.values()) / 1e9:.0f} of {machine['memory'] / 1e9:.0f}"},
+            {"time": size, **{kind: f"{each / classes.total():.1%}" for kind, each in classes.most_common()}},
+            {"GB": size, **{kind: f"{each / 1e9:.1f}" for kind, each in held.items()}}]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", choices=MACHINES, default="H200")
+    parser.add_argument("--sequence", type=int, default=4096, help="tokens; a micro batch keeps its number of them")
+    parser.add_argument("--micro-batches", type=int, help="of a step; unset: 4, 4, 8 and 1")
+    given = parser.parse_args()
+    print(f"{given.gpu}, sequences of {given.sequence}")
+    rows = [forecast(size, MACHINES[given.gpu], given.sequence, given.micro_batches) for size in RUNS]
+    for table in zip(*rows):
+        names = list(table[0])  # of the first row's order
+        print()
+        print("| " + " | ".join(names) + " |\n|" + "---|" * len(names))
+        for row in table:
+            print("| " + " | ".join(row[name] for name in names) + " |")
+
+
+if __name__ == "__main__":
+    main()
