@@ -1,0 +1,109 @@
+#pragma once
+
+#include "models/kernels/gpu/row_threads.h"
+
+/// RMSNorm, the formulas and roundings of cpu_kernels.h; rms_norm_grad_rows.h is its gradient.
+namespace megashard::gpu {
+
+/// x, y [rows, width]; weight [width]; inverse_rms [rows].
+struct RmsNormRows {
+  const void* x;
+  const void* weight;
+  void* y;
+  float* inverse_rms;
+  int64_t rows;
+  int64_t width;
+  float eps;
+  FloatFormat format;
+  bool vectors;  ///< every row of x and y, and weight, lie at 16 bytes
+};
+
+constexpr int kHeldByNorm = 8;      ///< vectors of x in a thread's registers; what is longer is read again
+constexpr int kHeldByNormGrad = 4;  ///< of x and of grad_y, with their sums of grad_weight
+
+/// Whether a warp has a row rather than a block.
+constexpr bool norm_by_warps(int64_t width, FloatFormat format, bool vectors) {
+  return width <= int64_t{kWarp} * kHeldByNormGrad * (vectors ? 16 / size_of(format) : 1);
+}
+
+template <class T, int kVector, int kGroupSize>
+struct RmsNormThreads {
+  using Launch = RmsNormRows;
+  static constexpr int kGroup = kGroupSize;
+  struct Registers {
+    Vector<T, kVector> x[kHeldByNorm];
+    float partial;
+  };
+
+  static constexpr int64_t rows(const Launch& launch) { return launch.rows; }
+  static constexpr int64_t groups(const Launch& launch) { return launch.rows; }
+
+  static constexpr void before(const Launch& launch, int64_t row, int lane, Registers& mine) {
+    const T* x = static_cast<const T*>(launch.x) + row * launch.width;
+    float squares = 0;
+    for_vectors<kGroup, kHeldByNorm>(lane, static_cast<int>(launch.width) / kVector, [&](int v, int i) {
+      const auto values = load<T, kVector>(x + v * kVector);
+      if (i < kHeldByNorm) mine.x[i] = values;
+      for (const T each : values.values) squares += widened(each) * widened(each);
+    });
+    mine.partial = squares;
+  }
+
+  static constexpr void after(const Launch& launch, int64_t row, int lane, Registers& mine) {
+    const T* x = static_cast<const T*>(launch.x) + row * launch.width;
+    T* y = static_cast<T*>(launch.y) + row * launch.width;
+    const float scale = 1.0F / std::sqrt(mine.partial / static_cast<float>(launch.width) + launch.eps);
+    if (lane == 0) launch.inverse_rms[row] = scale;
+    for_vectors<kGroup, kHeldByNorm>(lane, static_cast<int>(launch.width) / kVector, [&](int v, int i) {
+      const auto values = i < kHeldByNorm ? mine.x[i] : load<T, kVector>(x + v * kVector);
+      const auto weight = load<T, kVector>(static_cast<const T*>(launch.weight) + v * kVector);
+      Vector<T, kVector> out{};
+      for (int k = 0; k < kVector; ++k) {
+        const float normed = rounded<T>(widened(values.values[k]) * scale);
+        out.values[k] = narrowed<T>(widened(weight.values[k]) * normed);
+      }
+      store(y + v * kVector, out);
+    });
+  }
+
+  static constexpr void end(const Launch& /*launch*/, int64_t /*group*/, int /*lane*/, Registers& /*mine*/) {}
+};
+
+template <class Threads>
+struct OfThreads {
+  using Type = Threads;
+};
+
+/// function(OfThreads<Threads<...>>), the class that `launch` asks for.
+template <template <class T, int kVector, int kGroup> class Threads, class Launch, class Function>
+void with_norm_threads(const Launch& launch, const Function& function) {
+  const bool by_warps = norm_by_warps(launch.width, launch.format, launch.vectors);
+  with_row_format(launch.format, [&](auto zero) {
+    using T = decltype(zero);
+    if (launch.vectors && by_warps) {
+      function(OfThreads<Threads<T, kVectorOf<T>, kWarp>>{});
+    } else if (launch.vectors) {
+      function(OfThreads<Threads<T, kVectorOf<T>, kBlock>>{});
+    } else if (by_warps) {
+      function(OfThreads<Threads<T, 1, kWarp>>{});
+    } else {
+      function(OfThreads<Threads<T, 1, kBlock>>{});
+    }
+  });
+}
+
+/// Elements of a row that are read once more for want of registers.
+constexpr int64_t norm_rest(int64_t width, FloatFormat format, bool vectors, int held) {
+  const int64_t group = norm_by_warps(width, format, vectors) ? kWarp : kBlock;
+  const int64_t in_registers = group * held * (vectors ? 16 / size_of(format) : 1);
+  return width < in_registers ? 0 : width - in_registers;
+}
+
+constexpr Traffic traffic_of(const RmsNormRows& launch) {
+  const int64_t size = size_of(launch.format), row = launch.width * size;
+  const int64_t rest = norm_rest(launch.width, launch.format, launch.vectors, kHeldByNorm) * size;
+  const int64_t least = launch.rows * (2 * row + 4) + row, again = launch.rows * (row + rest) - row;
+  return {.moved = least + again, .again = again, .least = least};
+}
+
+}  // namespace megashard::gpu

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "parallel/copies/copy_table.h"
+
+/// What the threads of the row kernels have in common. Compiled by nvcc for the GPU and by the host's compiler, where
+/// the threads of a group run one after the other between two barriers (gpu_kernels.cpp). A group, a warp or a
+/// block, has one row at a time. Its class has, each for one thread (`lane` of kGroup):
+///
+///   Launch, Registers            what the kernel is given, and what a thread keeps; `partial` is what is reduced
+///   rows(), groups()             group g has the rows g, g + groups(), ...
+///   before(), after()            a row, up to the reduction over its group, and from it on
+///   end()                        when the group has no more rows
+namespace megashard::gpu {
+
+#if defined(__CUDACC__)
+#define MEGASHARD_UNROLL _Pragma("unroll")
+#else
+#define MEGASHARD_UNROLL
+#endif
+
+constexpr int kWarp = 32;
+constexpr int kBlock = 256;  ///< threads; 8 warps with a row each, or one group
+
+template <class T>
+constexpr int kVectorOf = 16 / sizeof(T);
+
+/// To fp32. The GPU's instruction gives the bits of float_formats.h but for those of NaN.
+template <class T>
+constexpr float widened(T value) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<T, HalfBits>) {
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
+    return wide;
+  }
+#endif
+  return to_float(value);
+}
+/// To T, to nearest even; likewise.
+template <class T>
+constexpr T narrowed(float value) {
+  T narrow{};
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<T, HalfBits>) {
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
+    return narrow;
+  } else if constexpr (std::is_same_v<T, BFloat16Bits>) {
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
+    return narrow;
+  }
+#endif
+  round_to(narrow, value);
+  return narrow;
+}
+/// As T would hold it.
+template <class T>
+constexpr float rounded(float value) {
+  return widened(narrowed<T>(value));
+}
+
+/// Clamped to [-86, 88] as exp_of of lanes.inc, so that infinities become the same; NaN stays NaN.
+constexpr float exp_of(float x) {
+  x = x > 88.0F ? 88.0F : x;
+  x = x < -86.0F ? -86.0F : x;
+  return std::exp(x);
+}
+
+template <class T, int kVector>
+constexpr Vector<T, kVector> load(const T* from) {
+  return *static_cast<const Vector<T, kVector>*>(static_cast<const void*>(from));
+}
+template <class T, int kVector>
+constexpr void store(T* to, const Vector<T, kVector>& values) {
+  *static_cast<Vector<T, kVector>*>(static_cast<void*>(to)) = values;
+}
+
+/// body(v, i) for the vectors v = lane, lane + kGroup, ... of a row; i counts them up to kHeld, which is how many a
+/// thread holds in registers, and is kHeld for those after.
+template <int kGroup, int kHeld, class Body>
+constexpr void for_vectors(int lane, int vectors, const Body& body) {
+  MEGASHARD_UNROLL
+  for (int i = 0; i < kHeld; ++i) {
+    if (lane + i * kGroup < vectors) body(lane + i * kGroup, i);
+  }
+  for (int v = lane + kHeld * kGroup; v < vectors; v += kGroup) body(v, kHeld);
+}
+
+constexpr float combined(float one, float other) { return one + other; }
+
+/// function(a zero of the format's type): fp32, bf16 or fp16.
+template <class Function>
+void with_row_format(FloatFormat format, const Function& function) {
+  if (format == FloatFormat::kFloat) {
+    function(float{});
+  } else if (format == FloatFormat::kBFloat16) {
+    function(BFloat16Bits{});
+  } else {
+    function(HalfBits{});
+  }
+}
+
+/// Bytes of an element.
+constexpr int64_t size_of(FloatFormat format) { return format == FloatFormat::kFloat ? 4 : 2; }
+
+/// Bytes of a launch, from the sizes of its arrays.
+struct Traffic {
+  int64_t moved;  ///< what its threads load and store of device memory, whether or not a cache has it
+  int64_t again;  ///< of these, what the launch has read before: the weight for each row, the table for each head
+  int64_t least;  ///< what any kernel has to move: each input read once, each output written once
+};
+
+}  // namespace megashard::gpu
