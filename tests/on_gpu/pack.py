@@ -14,7 +14,7 @@ PROGRAMS = ["launch/megashard", "launch/libmegashard_programs.so", "libmegashard
 # Where this build has them.
 MODULES = ["libmegashard_cuda.so", "tests/parallel/libtest_cuda_graph.so"]
 SOURCES = ["tests/gpu", "tests/on_gpu/*.py", "launch/torch_probe.py", "docs/on_gpu.md", "parallel/cuda/*",
-           "parallel/**/*.h"]
+           "parallel/**/*.h", "models/kernels/gpu/*"]
 # Of every Linux that torch runs on, and tied to it.
 EVERYWHERE = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|util|pthread|stdc\+\+|gcc_s))\.so.*")
 

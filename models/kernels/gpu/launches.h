@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "models/kernels/gpu/gpu_kernels.h"
+
+namespace megashard::gpu {
+
+// The kernels, compiled by nvcc, which sees no header of LibTorch. They return before the device has run them; the
+// caller asks for errors of the launch.
+void launch_rms_norm(const RmsNormRows& launch, cudaStream_t stream);
+void launch_rms_norm_grad(const RmsNormGradRows& launch, cudaStream_t stream);
+void launch_swiglu(const SwigluElements& launch, cudaStream_t stream);
+void launch_swiglu_grad(const SwigluGradElements& launch, cudaStream_t stream);
+void launch_rotate(const RotaryTokens& launch, cudaStream_t stream);
+void launch_cross_entropy(const CrossEntropyRows& launch, cudaStream_t stream);
+void launch_cross_entropy_grad(const CrossEntropyGradRows& launch, cudaStream_t stream);
+
+}  // namespace megashard::gpu
