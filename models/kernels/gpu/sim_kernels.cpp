@@ -1,0 +1,146 @@
+// Of libmegashard_sim.so: the row kernels as operations on the current stream of the simulated device, with what they
+// read and write; they run as host_kernels() over the memory behind the device's addresses.
+
+#include "models/kernels/gpu/cross_entropy_grad_rows.h"
+#include "models/kernels/gpu/gpu_kernels.h"
+#include "models/kernels/gpu/rms_norm_grad_rows.h"
+#include "models/kernels/gpu/rotary_threads.h"
+#include "models/kernels/gpu/swiglu_threads.h"
+#include "parallel/sim/arena.h"
+#include "parallel/sim/sim_device.h"
+
+namespace megashard::gpu {
+namespace {
+
+/// One launch while it is enqueued: each array is declared, and its address becomes the host's.
+class Enqueued {
+ public:
+  explicit Enqueued(const char* name) : operation_(sim::SimDevice::at(sim::current_device()), name) {}
+
+  template <class T>
+  void reads(T*& array, int64_t bytes) {
+    if (bytes > 0) operation_.reads(array, static_cast<size_t>(bytes));
+    to_host(array);
+  }
+  template <class T>
+  void writes(T*& array, int64_t bytes) {
+    if (bytes > 0) operation_.writes(array, static_cast<size_t>(bytes));
+    to_host(array);
+  }
+  /// `count` parts of so many bytes, at these distances.
+  void reads_parts(const void* array, int64_t bytes, int64_t count, int64_t distance) {
+    for (int64_t i = 0; i < count; ++i)
+      operation_.reads(static_cast<const char*>(array) + i * distance, static_cast<size_t>(bytes));
+  }
+  template <class T>
+  void to_host(T*& array) const {
+    if (array != nullptr) array = reinterpret_cast<T*>(sim::Arena::get().reachable(array));
+  }
+  template <class Launch>
+  void run(void (*kernel)(const Launch&), const Launch& launch) {
+    operation_.run([kernel, launch] { kernel(launch); });
+  }
+
+ private:
+  sim::Operation operation_;
+};
+
+void rms_norm(const RmsNormRows& asked) {
+  RmsNormRows launch = asked;
+  const int64_t row = launch.width * size_of(launch.format);
+  Enqueued enqueued("rms_norm_kernel");
+  enqueued.reads(launch.x, launch.rows * row);
+  enqueued.reads(launch.weight, row);
+  enqueued.writes(launch.y, launch.rows * row);
+  enqueued.writes(launch.inverse_rms, 4 * launch.rows);
+  enqueued.run(host_kernels().rms_norm, launch);
+}
+
+void rms_norm_grad(const RmsNormGradRows& asked) {
+  RmsNormGradRows launch = asked;
+  const int64_t row = launch.width * size_of(launch.format);
+  Enqueued enqueued("rms_norm_grad_kernel");
+  enqueued.reads(launch.grad_y, launch.rows * row);
+  enqueued.reads(launch.x, launch.rows * row);
+  enqueued.reads(launch.weight, row);
+  enqueued.reads(launch.inverse_rms, 4 * launch.rows);
+  enqueued.writes(launch.grad_x, launch.rows * row);
+  enqueued.writes(launch.partial, launch.partial == nullptr ? 0 : 4 * launch.groups * launch.width);
+  enqueued.writes(launch.grad_weight, launch.grad_weight == nullptr ? 0 : 4 * launch.width);
+  enqueued.run(host_kernels().rms_norm_grad, launch);
+}
+
+void swiglu(const SwigluElements& asked) {
+  SwigluElements launch = asked;
+  const int64_t bytes = launch.numel * size_of(launch.format);
+  Enqueued enqueued("swiglu_kernel");
+  enqueued.reads(launch.gate, bytes);
+  enqueued.reads(launch.up, bytes);
+  enqueued.writes(launch.y, bytes);
+  enqueued.run(host_kernels().swiglu, launch);
+}
+
+void swiglu_grad(const SwigluGradElements& asked) {
+  SwigluGradElements launch = asked;
+  const int64_t bytes = launch.numel * size_of(launch.format);
+  Enqueued enqueued("swiglu_grad_kernel");
+  enqueued.reads(launch.grad_y, bytes);
+  enqueued.reads(launch.gate, bytes);
+  enqueued.reads(launch.up, bytes);
+  enqueued.writes(launch.grad_gate, bytes);
+  enqueued.writes(launch.grad_up, bytes);
+  enqueued.run(host_kernels().swiglu_grad, launch);
+}
+
+void rotate(const RotaryTokens& asked) {
+  RotaryTokens launch = asked;
+  const int64_t size = size_of(launch.format), tokens = launch.batch * launch.length;
+  const int64_t table = (launch.table_per_batch ? tokens : launch.length) * launch.half * size;
+  const bool dense_heads = launch.stride_head == launch.head_dim || launch.heads == 1;
+  const int64_t heads_at_once = dense_heads ? launch.heads : 1;
+  Enqueued enqueued("rotate_kernel");
+  for (int64_t token = 0; token < tokens; ++token) {
+    const int64_t first = token / launch.length * launch.stride_batch + token % launch.length * launch.stride_time;
+    enqueued.reads_parts(static_cast<const char*>(launch.x) + first * size, heads_at_once * launch.head_dim * size,
+                         launch.heads / heads_at_once, launch.stride_head * size);
+  }
+  enqueued.to_host(launch.x);
+  enqueued.reads(launch.cos, table);
+  enqueued.reads(launch.sin, table);
+  enqueued.writes(launch.y, tokens * launch.heads * launch.head_dim * size);
+  enqueued.run(host_kernels().rotate, launch);
+}
+
+void cross_entropy(const CrossEntropyRows& asked) {
+  CrossEntropyRows launch = asked;
+  Enqueued enqueued("cross_entropy_kernel");
+  enqueued.reads(launch.logits, launch.rows * launch.width * size_of(launch.format));
+  enqueued.reads(launch.labels, 8 * launch.rows);
+  enqueued.writes(launch.loss, 4 * launch.rows);
+  enqueued.writes(launch.stats, 8 * launch.rows);
+  enqueued.run(host_kernels().cross_entropy, launch);
+}
+
+void cross_entropy_grad(const CrossEntropyGradRows& asked) {
+  CrossEntropyGradRows launch = asked;
+  Enqueued enqueued("cross_entropy_grad_kernel");
+  enqueued.writes(launch.logits, launch.rows * launch.width * size_of(launch.format));
+  enqueued.reads(launch.labels, 8 * launch.rows);
+  enqueued.reads(launch.stats, 8 * launch.rows);
+  enqueued.reads(launch.grad_loss, 4 * launch.rows);
+  enqueued.run(host_kernels().cross_entropy_grad, launch);
+}
+
+[[maybe_unused]] const bool set = [] {
+  set_gpu_kernels({.rms_norm = rms_norm,
+                   .rms_norm_grad = rms_norm_grad,
+                   .swiglu = swiglu,
+                   .swiglu_grad = swiglu_grad,
+                   .rotate = rotate,
+                   .cross_entropy = cross_entropy,
+                   .cross_entropy_grad = cross_entropy_grad});
+  return true;
+}();
+
+}  // namespace
+}  // namespace megashard::gpu
