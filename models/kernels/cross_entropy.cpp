@@ -207,7 +207,7 @@ struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
 at::Tensor flat_labels(const at::Tensor& labels, int64_t vocabulary) {
   TORCH_CHECK(labels.scalar_type() == at::kLong, "labels must be int64, got ", labels.scalar_type());
   const auto flat = labels.reshape({-1}).contiguous();
-  if (flat.device().is_cpu()) {  // on a GPU the check would stall the stream; the gather asserts there
+  if (flat.device().is_cpu()) {  // on a GPU the check would stall the stream; the kernel asserts there
     const auto* label = flat.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < flat.numel(); ++i) {
       TORCH_CHECK(label[i] == kIgnoredLabel || (label[i] >= 0 && label[i] < vocabulary), "label ", label[i],

@@ -9,6 +9,7 @@
 #include "models/kernels/attention_kernels.h"
 #include "models/kernels/cpu_kernels.h"
 #include "models/kernels/cross_entropy.h"
+#include "models/kernels/gpu_operators.h"
 
 namespace megashard {
 namespace {
@@ -193,6 +194,9 @@ TORCH_LIBRARY_FRAGMENT(megashard, library) {
 
 TORCH_LIBRARY_IMPL(megashard, CPU, library) {
   library.impl("linear_by_fp32", &linear_by_fp32_on_cpu);
+  library.impl("attention", &attention_on_cpu);
+  library.impl("attention_backward", &attention_backward_on_cpu);
+  if (cpu_takes_row_kernels_of_gpu()) return register_row_kernels_of_gpu(library);
   library.impl("rms_norm", &rms_norm_on_cpu);
   library.impl("rms_norm_backward", &rms_norm_backward_on_cpu);
   library.impl("rotate", &rotate_on_cpu);
@@ -200,8 +204,6 @@ TORCH_LIBRARY_IMPL(megashard, CPU, library) {
   library.impl("swiglu_backward", &swiglu_backward_on_cpu);
   library.impl("cross_entropy", &cross_entropy_on_cpu);
   library.impl("cross_entropy_backward_", &cross_entropy_backward_on_cpu);
-  library.impl("attention", &attention_on_cpu);
-  library.impl("attention_backward", &attention_backward_on_cpu);
 }
 
 // fused_ops.cpp differentiates them; LibTorch's default for the key would box every call.

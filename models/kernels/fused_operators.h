@@ -8,8 +8,9 @@
 #include "framework/dispatched_operator.h"
 
 /// The fused functions and their gradients as operators of LibTorch's dispatcher, where a backend
-/// has kernels for them or not. The CPU has; the names and what each operator writes are in the
-/// schemas of fused_operators.cpp, and a module may register another backend's kernels for them.
+/// has kernels for them or not. CPUs have all, GPUs those of gpu_operators.h; the names and what each
+/// operator writes are in the schemas of fused_operators.cpp, and a module may register another
+/// backend's kernels for them.
 namespace megashard {
 
 /// Tensors are contiguous but for rotate's x, whose last dimension is dense.

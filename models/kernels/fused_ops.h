@@ -2,9 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
-/// Differentiable functions whose eager form wastes memory or passes over it. On CPUs, for fp32, bf16
-/// and fp16, they run cpu_kernels.h; elsewhere LibTorch's operators. First derivatives only: a second
-/// backward is an error.
+/// Differentiable functions whose eager form wastes memory or passes over it. For fp32, bf16 and fp16 they
+/// run cpu_kernels.h on CPUs and gpu_operators.h on GPUs; elsewhere LibTorch's operators. First derivatives
+/// only: a second backward is an error.
 namespace megashard {
 
 /// Whether LibTorch computes in x's dtype so slowly (bf16 on CPUs without AVX-512, fp16 on x86) that

@@ -40,9 +40,10 @@ SMOLLM2 = network(layers=30, heads=9, groups=3, head_dim=64, ffn=1536, vocabular
 
 def steps(folder, device, ranks, flags, config=LAYERS, timeout=120):
     """Loss and norm of each step, and what the program said."""
-    # The attention of CPUs is another sum than that of GPUs.
+    # A CPU's own attention and row kernels are other sums than those of GPUs.
+    as_gpu = environment(MEGASHARD_CPU_ATTENTION="libtorch", MEGASHARD_CPU_ROW_KERNELS="gpu")
     taken, said = pretrain(folder, "--device", device, *flags, ranks=ranks, defaults=TRAINING, config=config,
-                           timeout=timeout, env=environment(MEGASHARD_CPU_ATTENTION="libtorch"))
+                           timeout=timeout, env=as_gpu)
     return [(step["loss"], step["grad_norm"]) for step in taken], said
 
 

@@ -226,7 +226,8 @@ TEST(DecoderModel, AGpuTrainsEveryFamilyAsTheCpuDoes) {
         EXPECT_GT(largest, 0) << name;
       }
     };
-    expect_close(got, 1e-11);
+    // Gemma's norms compute in fp32, and are sums in another order there.
+    expect_close(got, std::string_view(family) == "gemma3_text" ? 4e-6 : 1e-11);
     if (adapters || std::string_view(family) == "qwen3_moe") continue;
     expect_close(trained_on(at::kCUDA, at::kFloat, family, adapters), 4e-6);
   }

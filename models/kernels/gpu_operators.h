@@ -1,0 +1,39 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <tuple>
+
+namespace torch {
+class Library;
+}
+
+namespace megashard {
+
+/// The operators of fused_operators.h by the row kernels of gpu/: on a GPU launched on the current stream, on a CPU in
+/// their host form, for fp32, bf16 and fp16. They allocate what they return, and rms_norm_backward the partial sums of
+/// the weight's gradient; nobody waits.
+namespace gpu {
+
+using at::Tensor;
+using TwoTensors = std::tuple<Tensor, Tensor>;
+
+TwoTensors rms_norm(const Tensor& x, const Tensor& weight, double eps);
+TwoTensors rms_norm_backward(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& inverse_rms,
+                             bool of_weight);
+Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back);
+Tensor swiglu(const Tensor& gate, const Tensor& up);
+TwoTensors swiglu_backward(const Tensor& grad_y, const Tensor& gate, const Tensor& up);
+TwoTensors cross_entropy(const Tensor& logits, const Tensor& labels);
+void cross_entropy_backward_(Tensor& logits, const Tensor& labels, const Tensor& stats, const Tensor& grad_loss);
+
+}  // namespace gpu
+
+/// Registers them for the backend of `library`. For CUDA they are registered already.
+void register_row_kernels_of_gpu(torch::Library& library);
+
+/// MEGASHARD_CPU_ROW_KERNELS=gpu: CPUs take the host form of the GPU's row kernels, whose bits the simulated device
+/// has. One core, scalar: for comparisons.
+bool cpu_takes_row_kernels_of_gpu();
+
+}  // namespace megashard

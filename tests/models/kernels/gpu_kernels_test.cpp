@@ -1,0 +1,294 @@
+// The row kernels of GPUs beside the formulas in fp64 and beside the CPU's kernels: their host form; on the simulated
+// device, with what is declared of them; and on a GPU, where there is one (CudaRowKernels).
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/one_hot.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "models/kernels/fused_operators.h"
+#include "models/kernels/fused_ops.h"
+#include "models/kernels/gpu/cross_entropy_grad_rows.h"
+#include "models/kernels/gpu/rms_norm_grad_rows.h"
+#include "models/kernels/gpu/rotary_threads.h"
+#include "models/kernels/gpu/swiglu_threads.h"
+#include "models/kernels/gpu_operators.h"
+#include "tests/support/simulated_device.h"
+
+namespace megashard::testing {
+namespace {
+
+using at::Tensor;
+
+constexpr double kEps = 1e-5;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+Tensor normal(at::IntArrayRef sizes, at::ScalarType dtype) {
+  static auto generator = at::detail::createCPUGenerator(7);
+  return at::randn(sizes, generator, at::TensorOptions(at::kCPU)).to(dtype);
+}
+Tensor labels_below(int64_t width, int64_t rows) {
+  static auto generator = at::detail::createCPUGenerator(8);
+  return at::randint(0, width, {rows}, generator, at::TensorOptions(at::kCPU).dtype(at::kLong));
+}
+
+/// The same numbers, dense, on `device`; `shift` elements past an address that vectors can have.
+Tensor placed(const Tensor& x, c10::Device device, int64_t shift) {
+  const Tensor memory = at::empty({x.numel() + shift}, x.options().device(device));
+  return memory.narrow(0, shift, x.numel()).view(x.sizes()).copy_(x);
+}
+
+/// One rounding to the dtype, twice where a result is rounded before its last product too; sums of fp32 in any order.
+double roundings(at::ScalarType dtype) {
+  if (dtype == at::kFloat) return 2e-6;
+  return dtype == at::kBFloat16 ? 0x1p-8 : 0x1p-10;
+}
+
+/// NaN and infinities at the same places, and the other numbers within `bar` of the largest, or of `terms`, whose
+/// difference they are; fp16 near zero, within its smallest number.
+void expect_close(const Tensor& on_device, const Tensor& wanted, double bar, const std::string& what,
+                  double terms = 0) {
+  const Tensor got = on_device.cpu().to(at::kDouble), want = wanted.to(at::kDouble);
+  ASSERT_EQ(got.sizes(), want.sizes()) << what;
+  const Tensor finite = want.isfinite();
+  EXPECT_TRUE(at::equal(got.isnan(), want.isnan())) << what;
+  EXPECT_TRUE(at::equal(got == kInfinity, want == kInfinity) && at::equal(got == -kInfinity, want == -kInfinity))
+      << what;
+  const Tensor numbers = want.masked_fill(~finite, 0);
+  const double largest = std::max(numbers.abs().max().item<double>(), terms);
+  const double smallest = on_device.scalar_type() == at::kHalf ? 0x1p-24 : 0;
+  EXPECT_LE((got.masked_fill(~finite, 0) - numbers).abs().max().item<double>(), bar * largest + smallest) << what;
+}
+
+struct Place {
+  c10::Device device;
+  at::ScalarType dtype;
+  int64_t shift;
+  std::string text() const { return c10::str(dtype, " on ", device, " shifted by ", shift); }
+};
+
+/// In each dtype, at 16 bytes and not.
+template <class Body>
+void in_each_place(c10::Device device, const Body& body) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const int64_t shift : {0, 1}) body(Place{device, dtype, shift});
+  }
+}
+
+/// Finite inputs beside fp64, too.
+void check_rms_norm(const Place& place, const Tensor& x, const Tensor& weight, const Tensor& grad_y, bool finite) {
+  const auto what = c10::str("rms_norm ", x.sizes(), " ", place.text());
+  const double bar = roundings(place.dtype);
+  const auto on = [&](const Tensor& tensor) { return placed(tensor, place.device, place.shift); };
+  const auto [y, inverse_rms] = gpu::rms_norm(on(x), on(weight), kEps);
+  const auto [grad_x, grad_weight] = gpu::rms_norm_backward(on(grad_y), on(x), on(weight), inverse_rms, true);
+  const auto [no_weight, none] = gpu::rms_norm_backward(on(grad_y), on(x), on(weight), inverse_rms, false);
+  EXPECT_FALSE(none.defined());
+  expect_close(no_weight, grad_x.cpu(), 0, what);
+
+  const auto [cpu_y, cpu_inverse] = fused_operators().rms_norm(x, weight, kEps);
+  const auto [cpu_grad_x, cpu_grad_weight] = fused_operators().rms_norm_backward(grad_y, x, weight, cpu_inverse, true);
+  expect_close(y, cpu_y, bar, what);
+  expect_close(inverse_rms, cpu_inverse, 2e-6, what);
+  const double terms = finite ? (grad_y * weight).abs().max().item<double>() * cpu_inverse.max().item<double>() : 0;
+  expect_close(grad_x, cpu_grad_x, bar, what, terms);
+  expect_close(grad_weight, cpu_grad_weight, bar, what);  // of rounded numbers, where one may be another
+  if (!finite) return;
+  const Tensor wide = x.to(at::kDouble), factor = weight.to(at::kDouble), gradient = grad_y.to(at::kDouble);
+  const Tensor scale = (wide.square().mean({-1}, true) + kEps).rsqrt(), normed = wide * scale;
+  expect_close(y, normed * factor, 2 * bar, what);
+  const Tensor along = normed * (gradient * factor * normed).mean({-1}, true);
+  expect_close(grad_x, scale * (gradient * factor - along), bar, what, terms);
+  const Tensor of_weight = gradient * normed;
+  expect_close(grad_weight, of_weight.sum(0), bar, what, of_weight.abs().sum(0).max().item<double>());
+}
+
+void check_rms_norm(c10::Device device) {
+  in_each_place(device, [](const Place& place) {
+    // Warps and blocks; in vectors and not; rows that registers do not hold; 1, 4 and 5 groups.
+    for (const auto& [rows, width] :
+         {std::pair{1, 1}, {5, 3}, {17, 17}, {17, 64}, {9, 1024}, {5, 1536}, {9, 4097}, {9, 16384}}) {
+      check_rms_norm(place, 3 * normal({rows, width}, place.dtype), normal({width}, place.dtype),
+                     normal({rows, width}, place.dtype), true);
+    }
+    const Tensor x = normal({5, 40}, place.dtype), grad_y = normal({5, 40}, place.dtype);
+    x[0][3] = kNan;
+    x[1][3] = kInfinity;
+    grad_y[2][39] = kNan;
+    check_rms_norm(place, x, normal({40}, place.dtype), grad_y, false);
+    const Tensor none = at::empty({0, 8}, at::TensorOptions(device_of_tests()).dtype(place.dtype)).to(place.device);
+    const Tensor weight = placed(normal({8}, place.dtype), place.device, 0);
+    const auto [y, inverse_rms] = gpu::rms_norm(none, weight, kEps);
+    const auto [grad_x, grad_weight] = gpu::rms_norm_backward(none, none, weight, inverse_rms, true);
+    EXPECT_EQ(grad_weight.abs().sum().item<float>(), 0);
+  });
+}
+
+void check_swiglu(const Place& place, const Tensor& gate, const Tensor& up, const Tensor& grad_y, bool finite) {
+  const auto what = c10::str("swiglu ", gate.sizes(), " ", place.text());
+  const double bar = roundings(place.dtype);
+  const auto on = [&](const Tensor& tensor) { return placed(tensor, place.device, place.shift); };
+  const Tensor y = gpu::swiglu(on(gate), on(up));
+  const auto [grad_gate, grad_up] = gpu::swiglu_backward(on(grad_y), on(gate), on(up));
+  expect_close(y, fused_operators().swiglu(gate, up), bar, what);
+  const auto [cpu_grad_gate, cpu_grad_up] = fused_operators().swiglu_backward(grad_y, gate, up);
+  expect_close(grad_gate, cpu_grad_gate, bar, what);
+  expect_close(grad_up, cpu_grad_up, bar, what);
+  if (!finite) return;
+  const Tensor g = gate.to(at::kDouble), u = up.to(at::kDouble), dy = grad_y.to(at::kDouble), s = at::sigmoid(g);
+  expect_close(y, at::silu(g) * u, 2 * bar, what);
+  expect_close(grad_gate, dy * u * s * (1 + g * (1 - s)), bar, what);
+  expect_close(grad_up, dy * at::silu(g), 2 * bar, what);
+}
+
+void check_swiglu(c10::Device device) {
+  in_each_place(device, [](const Place& place) {
+    for (const int64_t numel : {1, 3, 17, 4097, 8192}) {
+      check_swiglu(place, 20 * normal({numel}, place.dtype), normal({numel}, place.dtype),  // exp saturates
+                   normal({numel}, place.dtype), true);
+    }
+    const Tensor gate = normal({64}, place.dtype), up = normal({64}, place.dtype), grad_y = normal({64}, place.dtype);
+    gate[0] = kNan;
+    gate[9] = kInfinity;
+    gate[18] = -kInfinity;
+    up[20] = kNan;
+    grad_y[22] = -kInfinity;
+    check_swiglu(place, gate, up, grad_y, false);
+  });
+}
+
+struct RotaryCase {
+  int64_t head_dim, half;
+  bool table_per_batch;
+};
+
+void check_rotation(const Place& place, const RotaryCase& shape) {
+  const auto what = c10::str("rotate ", shape.head_dim, " of which 2 * ", shape.half, " ", place.text());
+  const int64_t batch = 2, length = 5, heads = 3;
+  const Tensor angles = 3 * normal({batch, length, shape.half}, at::kFloat);
+  const Tensor tables = shape.table_per_batch ? angles : angles[0];
+  const Tensor cos = tables.cos().to(place.dtype), sin = tables.sin().to(place.dtype);
+  const Tensor wide = normal({batch, heads + 1, length, shape.head_dim}, place.dtype);  // a head that is of others
+  const auto heads_of = [&](const Tensor& memory) { return memory.narrow(1, 0, heads).transpose(1, 2); };
+  const auto on = [&](const Tensor& tensor) { return placed(tensor, place.device, place.shift); };
+  for (const bool back : {false, true}) {
+    const Tensor y = gpu::rotate(heads_of(on(wide)), on(cos), on(sin), back);
+    expect_close(y, fused_operators().rotate(heads_of(wide), cos, sin, back), roundings(place.dtype), what);
+    const Tensor x = heads_of(wide).to(at::kDouble);
+    const Tensor c = cos.to(at::kDouble).unsqueeze(-2), s = (back ? -1 : 1) * sin.to(at::kDouble).unsqueeze(-2);
+    const Tensor first = x.narrow(3, 0, shape.half), second = x.narrow(3, shape.half, shape.half);
+    const Tensor rest = x.narrow(3, 2 * shape.half, shape.head_dim - 2 * shape.half);
+    expect_close(y, at::cat({first * c - second * s, second * c + first * s, rest}, 3), roundings(place.dtype), what);
+  }
+}
+
+void check_rotation(c10::Device device) {
+  in_each_place(device, [](const Place& place) {
+    for (const auto& shape : {RotaryCase{8, 3, false}, {64, 32, false}, {64, 32, true}, {128, 16, true}, {17, 1, true}})
+      check_rotation(place, shape);
+  });
+}
+
+void check_cross_entropy(const Place& place, const Tensor& logits, const Tensor& labels, bool finite) {
+  const auto what = c10::str("cross_entropy ", logits.sizes(), " ", place.text());
+  const int64_t rows = logits.size(0);
+  const Tensor grad_loss = normal({rows}, at::kFloat);
+  const auto on = [&](const Tensor& tensor) { return placed(tensor, place.device, place.shift); };
+  Tensor gradient = on(logits), cpu_gradient = logits.clone();
+  const auto [loss, stats] = gpu::cross_entropy(gradient, on(labels));
+  const auto [cpu_loss, cpu_stats] = fused_operators().cross_entropy(logits, labels);
+  expect_close(loss, cpu_loss, 2e-6, what);
+  expect_close(stats, cpu_stats, 2e-6, what);
+  gpu::cross_entropy_backward_(gradient, on(labels), stats, on(grad_loss));
+  fused_operators().cross_entropy_backward_(cpu_gradient, labels, cpu_stats, grad_loss);
+  expect_close(gradient, cpu_gradient, std::max(roundings(place.dtype), 1e-5), what);  // of exp(x - statistics)
+  if (!finite) return;
+  const Tensor all = at::log_softmax(logits.to(at::kDouble), 1), counted = labels.ge(0);
+  const Tensor at_label = all.gather(1, labels.clamp_min(0).unsqueeze(1)).squeeze(1);
+  expect_close(loss, -at_label * counted, 2e-6, what);
+  const Tensor hot = at::one_hot(labels.clamp_min(0), logits.size(1)) * counted.unsqueeze(1);
+  const Tensor scale = grad_loss.to(at::kDouble) * labels.ne(kIgnoredLabel);
+  expect_close(gradient, (all.exp() - hot) * scale.unsqueeze(1), std::max(roundings(place.dtype), 1e-5), what);
+}
+
+void check_cross_entropy(c10::Device device) {
+  in_each_place(device, [](const Place& place) {
+    for (const auto& [rows, width] : {std::pair{2, 1}, {5, 3}, {5, 17}, {5, 4097}, {2, 4096}, {2, 150001}}) {
+      const Tensor labels = labels_below(width, rows);
+      if (rows > 2) {
+        labels[1] = kIgnoredLabel;
+        labels[2] = -1;  // of another rank's piece
+      }
+      check_cross_entropy(place, 10 * normal({rows, width}, place.dtype), labels, true);
+    }
+    const Tensor logits = normal({6, 2000}, place.dtype);
+    logits[0][3] = kNan;
+    logits[1][3] = kInfinity;
+    logits[2][3] = -kInfinity;
+    logits[3].fill_(-kInfinity);
+    logits[4].narrow(0, 0, 1999).fill_(-kInfinity);
+    logits[4][1999] = -200;
+    check_cross_entropy(place, logits, labels_below(2000, 6), false);
+  });
+}
+
+TEST(GpuKernels, RmsNorm) { check_rms_norm(device_of_tests()); }
+TEST(GpuKernels, Swiglu) { check_swiglu(device_of_tests()); }
+TEST(GpuKernels, Rotation) { check_rotation(device_of_tests()); }
+TEST(GpuKernels, CrossEntropy) { check_cross_entropy(device_of_tests()); }
+
+TEST(GpuKernels, ALabelPastTheRowIsAnError) {
+  MEGASHARD_NOT_ON_SIM("the same message through its stream");
+  EXPECT_THROW(gpu::cross_entropy(normal({1, 5}, at::kFloat), at::full({1}, 5, at::kLong)), c10::Error);
+}
+
+#ifdef MEGASHARD_TEST_CUDA
+class CudaRowKernels : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    MEGASHARD_NOT_ON_SIM("GpuKernels are its tests");
+    if (load_cuda_module().device_count() == 0) GTEST_SKIP() << "this machine has no GPU";
+  }
+  const c10::Device gpu_{c10::kCUDA, 0};
+};
+
+TEST_F(CudaRowKernels, RmsNorm) { check_rms_norm(gpu_); }
+TEST_F(CudaRowKernels, Swiglu) { check_swiglu(gpu_); }
+TEST_F(CudaRowKernels, Rotation) { check_rotation(gpu_); }
+TEST_F(CudaRowKernels, CrossEntropy) { check_cross_entropy(gpu_); }
+
+// Sums, products, divisions and roots are IEEE's in the same order; exp alone is another function there.
+TEST_F(CudaRowKernels, HaveTheBitsOfTheirHostForm) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const int64_t width : {17, 64, 1536, 4097, 16384}) {
+      const Tensor x = normal({33, width}, dtype), weight = normal({width}, dtype), grad_y = normal({33, width}, dtype);
+      const auto [y, inverse] = gpu::rms_norm(x, weight, kEps);
+      const auto [on_gpu, inverse_on_gpu] = gpu::rms_norm(x.to(gpu_), weight.to(gpu_), kEps);
+      EXPECT_TRUE(at::equal(y, on_gpu.cpu()) && at::equal(inverse, inverse_on_gpu.cpu())) << dtype << " " << width;
+      const auto [grad_x, grad_weight] = gpu::rms_norm_backward(grad_y, x, weight, inverse, true);
+      const auto [grad_x_on_gpu, grad_weight_on_gpu] =
+          gpu::rms_norm_backward(grad_y.to(gpu_), x.to(gpu_), weight.to(gpu_), inverse.to(gpu_), true);
+      EXPECT_TRUE(at::equal(grad_x, grad_x_on_gpu.cpu())) << dtype << " " << width;
+      EXPECT_TRUE(at::equal(grad_weight, grad_weight_on_gpu.cpu())) << dtype << " " << width;
+    }
+    const Tensor x = normal({2, 5, 3, 64}, dtype), cos = normal({5, 32}, dtype), sin = normal({5, 32}, dtype);
+    EXPECT_TRUE(
+        at::equal(gpu::rotate(x, cos, sin, false), gpu::rotate(x.to(gpu_), cos.to(gpu_), sin.to(gpu_), false).cpu()));
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace megashard::testing
