@@ -7,7 +7,7 @@ from lines import Failure, Line
 from machine import BUILD, find_tool, program_environment
 from models import SMALL, TINY
 
-KERNEL_TESTS = "CudaKernels.*"
+KERNEL_TESTS = {"parallel": "CudaKernels.*", "models": "CudaRowKernels.*"}  # by layer
 FP32, BF16 = 1e-4, 2e-2  # relative: other kernels, other orders of sums
 AGAIN_FP32, AGAIN_BF16 = 1e-5, 5e-3  # the same kernels once more: what atomics add in any order
 STEPS, SAVED_STEP = 6, 3
@@ -107,11 +107,12 @@ class Smoke:
     def sanitizers(self):
         tool = find_tool("compute-sanitizer")
         obstacle = "" if tool else "compute-sanitizer is not installed"
-        tests = BUILD / "tests" / "parallel" / "parallel_tests"
-        for check in ("memcheck", "racecheck"):
-            command = [tool or "compute-sanitizer", "--tool", check, "--error-exitcode", 9, tests,
-                       f"--gtest_filter={KERNEL_TESTS}"]
-            yield Line(f"kernels under {check}", command, 90, program_environment(), obstacle=obstacle)
+        for layer, cases in KERNEL_TESTS.items():
+            tests = BUILD / "tests" / layer / f"{layer}_tests"
+            for check in ("memcheck", "racecheck"):
+                command = [tool or "compute-sanitizer", "--tool", check, "--error-exitcode", 9, tests,
+                           f"--gtest_filter={cases}"]
+                yield Line(f"kernels of {layer} under {check}", command, 90, program_environment(), obstacle=obstacle)
 
     def finish(self, output):
         gtests.write_results(self.scratch, output / "smoke.xml")
