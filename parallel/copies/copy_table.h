@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "parallel/copies/float_formats.h"
+#include "parallel/copies/traffic.h"
 
 /// One launch of the batched copy, and what each of its threads does. Compiled by nvcc for the
 /// kernel and by the host's compiler for its test, which runs the threads one after the other.
@@ -135,6 +136,19 @@ constexpr void copy_tile(const CopyTable& table, int64_t tile, int thread) {
     case FloatFormat::kHalf:
       return convert_from<HalfBits>(piece, row, begin, end, thread);
   }
+}
+
+constexpr Traffic traffic_of(const CopyTable& table) {
+  int64_t bytes = 0;
+  for (int i = 0; i < table.count; ++i) {
+    const CopyTable::Piece& piece = table.pieces[i];
+    const int64_t past = i + 1 < table.count ? table.pieces[i + 1].first_tile : table.tiles;
+    const int64_t places = (past - piece.first_tile) / piece.tiles_per_row * piece.row_numel;
+    const int64_t copied = piece.numel < places ? piece.numel : places;
+    bytes += copied * (piece.converts ? size_of(piece.from_format) : 1);
+    bytes += (piece.zero_rest ? places : copied) * (piece.converts ? size_of(piece.to_format) : 1);
+  }
+  return {.moved = bytes, .again = 0, .least = bytes};
 }
 
 }  // namespace megashard

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "parallel/copies/float_formats.h"
+#include "parallel/copies/traffic.h"
 
 /// The two kernels of an fp8 gather, and what each of their threads does; see copy_table.h.
 namespace megashard {
@@ -117,6 +118,18 @@ constexpr void dequantise_in_thread(const Float8Dequantise& dequantise, int rank
         round_to(to[k], to_float(payload[i + k]) * scale);
     }
   }
+}
+
+/// Both launches: the second reads the rows again.
+constexpr Traffic traffic_of(const Float8Quantise& quantise) {
+  const int64_t rows = quantise.numel * size_of(quantise.format);
+  const int64_t least = rows + quantise.payload_numel + 4;
+  return {.moved = least + rows, .again = rows, .least = least};
+}
+constexpr Traffic traffic_of(const Float8Dequantise& dequantise) {
+  const int64_t numel = dequantise.runs * dequantise.whole_run;
+  const int64_t bytes = numel * (1 + size_of(dequantise.format)) + 4 * dequantise.ranks;
+  return {.moved = bytes, .again = 0, .least = bytes};
 }
 
 }  // namespace megashard

@@ -94,6 +94,19 @@ constexpr void round_to(Float8Bits& to, float value) {
 /// dtypes that kernels convert.
 enum class FloatFormat : uint8_t { kFloat, kDouble, kBFloat16, kHalf };
 
+constexpr int64_t size_of(FloatFormat format) {
+  switch (format) {
+    case FloatFormat::kFloat:
+      return 4;
+    case FloatFormat::kDouble:
+      return 8;
+    case FloatFormat::kBFloat16:
+    case FloatFormat::kHalf:
+      break;
+  }
+  return 2;
+}
+
 /// function(a zero of the format's type). On the host: it chooses the kernel.
 template <class Function>
 void with_format(FloatFormat format, Function function) {

@@ -9,11 +9,7 @@
 namespace megashard::sim {
 namespace {
 
-size_t bytes_of(FloatFormat format) {
-  size_t bytes = 0;
-  with_format(format, [&](auto zero) { bytes = sizeof(zero); });
-  return bytes;
-}
+size_t bytes_of(FloatFormat format) { return static_cast<size_t>(size_of(format)); }
 
 template <class T>
 T* mirror_of(T* address) {

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "parallel/copies/copy_table.h"
+#include "parallel/copies/traffic.h"
 
 /// What the threads of the row kernels have in common. Compiled by nvcc for the GPU and by the host's compiler, where
 /// the threads of a group run one after the other between two barriers (gpu_kernels.cpp). A group, a warp or a
@@ -23,7 +24,7 @@ namespace megashard::gpu {
 #endif
 
 constexpr int kWarp = 32;
-constexpr int kBlock = 256;  ///< threads; 8 warps with a row each, or one group
+constexpr int kBlock = 256;  ///< threads; 8 warps with a row each, or one group of as many or more
 
 template <class T>
 constexpr int kVectorOf = 16 / sizeof(T);
@@ -102,15 +103,5 @@ void with_row_format(FloatFormat format, const Function& function) {
     function(HalfBits{});
   }
 }
-
-/// Bytes of an element.
-constexpr int64_t size_of(FloatFormat format) { return format == FloatFormat::kFloat ? 4 : 2; }
-
-/// Bytes of a launch, from the sizes of its arrays.
-struct Traffic {
-  int64_t moved;  ///< what its threads load and store of device memory, whether or not a cache has it
-  int64_t again;  ///< of these, what the launch has read before: the weight for each row, the table for each head
-  int64_t least;  ///< what any kernel has to move: each input read once, each output written once
-};
 
 }  // namespace megashard::gpu
