@@ -24,7 +24,7 @@ struct RmsNormGradRows {
 
 /// Groups of RmsNormGradRows: two blocks for each of 132 multiprocessors, four rows for a group.
 constexpr int64_t norm_grad_groups(int64_t rows, int64_t width, FloatFormat format, bool vectors) {
-  const int64_t most = norm_by_warps(width, format, vectors) ? 264 * kBlock / kWarp : 264;
+  const int64_t most = norm_group(width, format, vectors) == kWarp ? 264 * kBlock / kWarp : 264;
   const int64_t by_rows = (rows + 3) / 4;
   return by_rows < most ? by_rows : most;
 }

@@ -21,9 +21,10 @@ struct RmsNormRows {
 constexpr int kHeldByNorm = 8;      ///< vectors of x in a thread's registers; what is longer is read again
 constexpr int kHeldByNormGrad = 4;  ///< of x and of grad_y, with their sums of grad_weight
 
-/// Whether a warp has a row rather than a block.
-constexpr bool norm_by_warps(int64_t width, FloatFormat format, bool vectors) {
-  return width <= int64_t{kWarp} * kHeldByNormGrad * (vectors ? 16 / size_of(format) : 1);
+/// Threads of a row: as few as hold it in registers in backward, 512 at most.
+constexpr int norm_group(int64_t width, FloatFormat format, bool vectors) {
+  const int64_t of_thread = kHeldByNormGrad * (vectors ? 16 / size_of(format) : 1);
+  return width <= kWarp * of_thread ? kWarp : width <= kBlock * of_thread ? kBlock : 2 * kBlock;
 }
 
 template <class T, int kVector, int kGroupSize>
@@ -77,25 +78,30 @@ struct OfThreads {
 /// function(OfThreads<Threads<...>>), the class that `launch` asks for.
 template <template <class T, int kVector, int kGroup> class Threads, class Launch, class Function>
 void with_norm_threads(const Launch& launch, const Function& function) {
-  const bool by_warps = norm_by_warps(launch.width, launch.format, launch.vectors);
+  const int group = norm_group(launch.width, launch.format, launch.vectors);
+  const auto of_vectors = [&]<class T, int kVector>(OfThreads<Vector<T, kVector>>) {
+    if (group == kWarp) {
+      function(OfThreads<Threads<T, kVector, kWarp>>{});
+    } else if (group == kBlock) {
+      function(OfThreads<Threads<T, kVector, kBlock>>{});
+    } else {
+      function(OfThreads<Threads<T, kVector, 2 * kBlock>>{});
+    }
+  };
   with_row_format(launch.format, [&](auto zero) {
     using T = decltype(zero);
-    if (launch.vectors && by_warps) {
-      function(OfThreads<Threads<T, kVectorOf<T>, kWarp>>{});
-    } else if (launch.vectors) {
-      function(OfThreads<Threads<T, kVectorOf<T>, kBlock>>{});
-    } else if (by_warps) {
-      function(OfThreads<Threads<T, 1, kWarp>>{});
+    if (launch.vectors) {
+      of_vectors(OfThreads<Vector<T, kVectorOf<T>>>{});
     } else {
-      function(OfThreads<Threads<T, 1, kBlock>>{});
+      of_vectors(OfThreads<Vector<T, 1>>{});
     }
   });
 }
 
 /// Elements of a row that are read once more for want of registers.
 constexpr int64_t norm_rest(int64_t width, FloatFormat format, bool vectors, int held) {
-  const int64_t group = norm_by_warps(width, format, vectors) ? kWarp : kBlock;
-  const int64_t in_registers = group * held * (vectors ? 16 / size_of(format) : 1);
+  const int64_t in_registers =
+      int64_t{norm_group(width, format, vectors)} * held * (vectors ? 16 / size_of(format) : 1);
   return width < in_registers ? 0 : width - in_registers;
 }
 
