@@ -11,15 +11,17 @@
 namespace megashard::kernels {
 
 /// y = weight * (x / rms(x)), rounded to T before and after the weight as transformers does. x, y:
-/// [rows, width].
+/// [rows, width]. With a branch [rows, width], of x + branch, which is rounded to T and left in sum; else
+/// both are null.
 template <class T>
-void rms_norm(const T* x, const T* weight, T* y, float* inverse_rms, int64_t rows, int64_t width, float eps);
+void rms_norm(const T* x, const T* branch, T* sum, const T* weight, T* y, float* inverse_rms, int64_t rows,
+              int64_t width, float eps);
 
 /// grad_weight is overwritten, and may be null. x, grad_y, grad_x: [rows, width]; grad_weight:
-/// [width].
+/// [width]. grad_sum [rows, width] or null: added to grad_x, both rounded to T.
 template <class T>
-void rms_norm_backward(const T* grad_y, const T* x, const T* weight, const float* inverse_rms, T* grad_x,
-                       float* grad_weight, int64_t rows, int64_t width);
+void rms_norm_backward(const T* grad_y, const T* x, const T* weight, const float* inverse_rms, const T* grad_sum,
+                       T* grad_x, float* grad_weight, int64_t rows, int64_t width);
 
 struct RotaryShape {
   int64_t batch, length, heads, head_dim;

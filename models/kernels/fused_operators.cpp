@@ -47,20 +47,37 @@ TwoTensors rms_norm_on_cpu(const Tensor& x, const Tensor& weight, double eps) {
   auto y = at::empty_like(x);
   auto inverse_rms = at::empty({rows}, x.options().dtype(at::kFloat));
   with_type(x, [&](auto* type) {
-    kernels::rms_norm(data(type, x), data(type, weight), data(type, y), inverse_rms.mutable_data_ptr<float>(), rows,
-                      width, static_cast<float>(eps));
+    using T = std::remove_pointer_t<decltype(type)>;
+    kernels::rms_norm<T>(data(type, x), nullptr, nullptr, data(type, weight), data(type, y),
+                         inverse_rms.mutable_data_ptr<float>(), rows, width, static_cast<float>(eps));
   });
   return {y, inverse_rms};
 }
 
+ThreeTensors add_rms_norm_on_cpu(const Tensor& residual, const Tensor& branch, const Tensor& weight, double eps) {
+  const int64_t width = residual.size(-1);
+  const int64_t rows = width == 0 ? 0 : residual.numel() / width;
+  const Tensor sum = at::empty_like(residual), y = at::empty_like(residual);
+  const Tensor inverse_rms = at::empty({rows}, residual.options().dtype(at::kFloat));
+  with_type(residual, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    kernels::rms_norm<T>(data(type, residual), data(type, branch), data(type, sum), data(type, weight), data(type, y),
+                         inverse_rms.mutable_data_ptr<float>(), rows, width, static_cast<float>(eps));
+  });
+  return {sum, y, inverse_rms};
+}
+
 TwoTensors rms_norm_backward_on_cpu(const Tensor& grad_y, const Tensor& x, const Tensor& weight,
-                                    const Tensor& inverse_rms, bool of_weight) {
+                                    const Tensor& inverse_rms, bool of_weight,
+                                    const std::optional<Tensor>& grad_sum) {
   auto grad_x = at::empty_like(x);
   auto grad_weight = of_weight ? at::empty({x.size(-1)}, x.options().dtype(at::kFloat)) : Tensor();
   with_type(x, [&](auto* type) {
-    kernels::rms_norm_backward(
-        data(type, grad_y), data(type, x), data(type, weight), inverse_rms.const_data_ptr<float>(), data(type, grad_x),
-        of_weight ? grad_weight.mutable_data_ptr<float>() : nullptr, inverse_rms.numel(), x.size(-1));
+    using T = std::remove_pointer_t<decltype(type)>;
+    kernels::rms_norm_backward<T>(data(type, grad_y), data(type, x), data(type, weight),
+                                  inverse_rms.const_data_ptr<float>(), grad_sum ? data(type, *grad_sum) : nullptr,
+                                  data(type, grad_x), of_weight ? grad_weight.mutable_data_ptr<float>() : nullptr,
+                                  inverse_rms.numel(), x.size(-1));
   });
   return {grad_x, grad_weight};
 }
@@ -169,17 +186,17 @@ ThreeTensors attention_backward_on_cpu(const Tensor& grad_out, const Tensor& q, 
 }
 
 constexpr const char* kFusedOperators[] = {
-    "linear_by_fp32",  "rms_norm",      "rms_norm_backward",       "rotate",    "swiglu",
-    "swiglu_backward", "cross_entropy", "cross_entropy_backward_", "attention", "attention_backward"};
+    "linear_by_fp32",  "rms_norm",      "add_rms_norm",            "rms_norm_backward", "rotate", "swiglu",
+    "swiglu_backward", "cross_entropy", "cross_entropy_backward_", "attention",         "attention_backward"};
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(megashard, library) {
   library.def("linear_by_fp32(Tensor x, Tensor weight) -> Tensor");
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
+  library.def("add_rms_norm(Tensor residual, Tensor branch, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)");
   library.def("rms_norm_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor inverse_rms, bool "
-              "of_weight)"
-              " -> (Tensor, Tensor)");
+              "of_weight, Tensor? grad_sum) -> (Tensor, Tensor)");
   library.def("rotate(Tensor x, Tensor cos, Tensor sin, bool back) -> Tensor");
   library.def("swiglu(Tensor gate, Tensor up) -> Tensor");
   library.def("swiglu_backward(Tensor grad_y, Tensor gate, Tensor up) -> (Tensor, Tensor)");
@@ -198,6 +215,7 @@ TORCH_LIBRARY_IMPL(megashard, CPU, library) {
   library.impl("attention_backward", &attention_backward_on_cpu);
   if (cpu_takes_row_kernels_of_gpu()) return register_row_kernels_of_gpu(library);
   library.impl("rms_norm", &rms_norm_on_cpu);
+  library.impl("add_rms_norm", &add_rms_norm_on_cpu);
   library.impl("rms_norm_backward", &rms_norm_backward_on_cpu);
   library.impl("rotate", &rotate_on_cpu);
   library.impl("swiglu", &swiglu_on_cpu);

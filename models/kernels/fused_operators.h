@@ -22,9 +22,12 @@ struct FusedOperators {
   DispatchedOperator<Tensor(const Tensor& x, const Tensor& weight)> linear_by_fp32{"megashard::linear_by_fp32"};
   /// y; 1 / rms of each row, fp32.
   DispatchedOperator<TwoTensors(const Tensor& x, const Tensor& weight, double eps)> rms_norm{"megashard::rms_norm"};
-  /// Of x; of the weight, fp32, undefined unless asked for.
+  /// residual + branch; its y and 1 / rms as of rms_norm.
+  DispatchedOperator<ThreeTensors(const Tensor& residual, const Tensor& branch, const Tensor& weight, double eps)>
+      add_rms_norm{"megashard::add_rms_norm"};
+  /// Of x, to which grad_sum is added if given; of the weight, fp32, undefined unless asked for.
   DispatchedOperator<TwoTensors(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& inverse_rms,
-                                bool of_weight)>
+                                bool of_weight, const std::optional<Tensor>& grad_sum)>
       rms_norm_backward{"megashard::rms_norm_backward"};
   /// `back` turns by the opposite angle.
   DispatchedOperator<Tensor(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back)> rotate{

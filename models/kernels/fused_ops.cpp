@@ -70,9 +70,28 @@ struct RmsNormFunction : Function<RmsNormFunction> {
     require_once_differentiated("rms_norm");
     const auto saved = context->get_saved_variables();
     auto [grad_x, grad_weight] = fused_operators().rms_norm_backward(grads[0].contiguous(), saved[0], saved[1],
-                                                                     saved[2], context->needs_input_grad(1));
+                                                                     saved[2], context->needs_input_grad(1), {});
     if (grad_weight.defined()) grad_weight = grad_weight.to(saved[1].scalar_type());
     return {grad_x, grad_weight, Variable()};
+  }
+};
+
+struct AddRmsNormFunction : Function<AddRmsNormFunction> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& residual, const at::Tensor& branch,
+                               const at::Tensor& weight, double eps) {
+    const auto [sum, y, inverse_rms] =
+        fused_operators().add_rms_norm(residual.contiguous(), branch.contiguous(), weight, eps);
+    context->save_for_backward({sum, weight, inverse_rms});
+    return {sum, y};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    require_once_differentiated("add_rms_norm");
+    const auto saved = context->get_saved_variables();
+    auto [gradient, grad_weight] = fused_operators().rms_norm_backward(
+        grads[1].contiguous(), saved[0], saved[1], saved[2], context->needs_input_grad(2), grads[0].contiguous());
+    if (grad_weight.defined()) grad_weight = grad_weight.to(saved[1].scalar_type());
+    return {gradient, gradient, grad_weight, Variable()};
   }
 };
 
@@ -135,6 +154,17 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
               x.sizes(), " must be that of the weight ", weight.sizes());
   if (has_kernel(fused_operators().rms_norm, x) && alike(x, weight)) return RmsNormFunction::apply(x, weight, eps);
   return at::rms_norm(x, {x.size(-1)}, weight, eps);
+}
+
+NormedSum add_rms_norm(const at::Tensor& residual, const at::Tensor& branch, const at::Tensor& weight, double eps) {
+  const bool fits = alike(residual, branch) && alike(residual, weight) && residual.sizes() == branch.sizes() &&
+                    weight.dim() == 1 && residual.dim() >= 1 && residual.size(-1) == weight.size(0);
+  if (!fits || !has_kernel(fused_operators().add_rms_norm, residual)) {
+    const auto sum = residual + branch;
+    return {sum, rms_norm(sum, weight, eps)};
+  }
+  const auto both = AddRmsNormFunction::apply(residual, branch, weight, eps);
+  return {both[0], both[1]};
 }
 
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {

@@ -23,6 +23,13 @@ at::Tensor with_own_gradient(const at::Tensor& weight);
 /// weight * x / sqrt(mean(x^2) + eps) over the last dimension; weight [width]. Statistics in fp32.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
+/// residual + branch, rounded to their dtype, and rms_norm() of it: what the two functions give, bit for bit, in one
+/// pass over memory, and so backward. All have the same dtype; residual and branch the same sizes.
+struct NormedSum {
+  at::Tensor sum, normed;
+};
+NormedSum add_rms_norm(const at::Tensor& residual, const at::Tensor& branch, const at::Tensor& weight, double eps);
+
 /// Rotary embedding, as transformers' rotate_half does it: pairs (i, i + R/2) of the first R
 /// channels are turned. x [B, T, H, D]; cos, sin [T, R/2] or [B, T, R/2], of x's dtype. Returns [B,
 /// T, H, D], dense.

@@ -52,6 +52,8 @@ TwoTensors rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   const int64_t width = x.size(-1), rows = width == 0 ? 0 : x.numel() / width;
   const Tensor y = at::empty_like(x), inverse_rms = floats({rows}, x);
   kernels_of(x).rms_norm({.x = x.const_data_ptr(),
+                          .branch = nullptr,
+                          .sum = nullptr,
                           .weight = weight.const_data_ptr(),
                           .y = y.mutable_data_ptr(),
                           .inverse_rms = inverse_rms.mutable_data_ptr<float>(),
@@ -63,13 +65,32 @@ TwoTensors rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   return {y, inverse_rms};
 }
 
+std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& residual, const Tensor& branch, const Tensor& weight,
+                                                double eps) {
+  const c10::DeviceGuard guard(residual.device());
+  const int64_t width = residual.size(-1), rows = width == 0 ? 0 : residual.numel() / width;
+  const Tensor sum = at::empty_like(residual), y = at::empty_like(residual), inverse_rms = floats({rows}, residual);
+  kernels_of(residual).rms_norm({.x = residual.const_data_ptr(),
+                                 .branch = branch.const_data_ptr(),
+                                 .sum = sum.mutable_data_ptr(),
+                                 .weight = weight.const_data_ptr(),
+                                 .y = y.mutable_data_ptr(),
+                                 .inverse_rms = inverse_rms.mutable_data_ptr<float>(),
+                                 .rows = rows,
+                                 .width = width,
+                                 .eps = static_cast<float>(eps),
+                                 .format = format_of(residual),
+                                 .vectors = in_vectors({residual, branch, sum, weight, y}, {width})});
+  return {sum, y, inverse_rms};
+}
+
 TwoTensors rms_norm_backward(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& inverse_rms,
-                             bool of_weight) {
+                             bool of_weight, const std::optional<Tensor>& grad_sum) {
   const c10::DeviceGuard guard(x.device());
   const int64_t width = x.size(-1), rows = inverse_rms.numel();
   const Tensor grad_x = at::empty_like(x);
   const FloatFormat format = format_of(x);
-  const bool vectors = in_vectors({grad_y, x, weight, grad_x}, {width});
+  const bool vectors = in_vectors({grad_y, x, weight, grad_sum ? *grad_sum : grad_x, grad_x}, {width});
   const int64_t groups = norm_grad_groups(rows, width, format, vectors);
   const Tensor partial = of_weight ? floats({groups, width}, x) : Tensor();
   const Tensor grad_weight = of_weight ? floats({width}, x) : Tensor();
@@ -77,6 +98,7 @@ TwoTensors rms_norm_backward(const Tensor& grad_y, const Tensor& x, const Tensor
                                .x = x.const_data_ptr(),
                                .weight = weight.const_data_ptr(),
                                .inverse_rms = inverse_rms.const_data_ptr<float>(),
+                               .grad_sum = grad_sum ? grad_sum->const_data_ptr() : nullptr,
                                .grad_x = grad_x.mutable_data_ptr(),
                                .partial = of_weight ? partial.mutable_data_ptr<float>() : nullptr,
                                .grad_weight = of_weight ? grad_weight.mutable_data_ptr<float>() : nullptr,
@@ -168,6 +190,7 @@ void cross_entropy_backward_(Tensor& logits, const Tensor& labels, const Tensor&
 
 void register_row_kernels_of_gpu(torch::Library& library) {
   library.impl("rms_norm", &gpu::rms_norm);
+  library.impl("add_rms_norm", &gpu::add_rms_norm);
   library.impl("rms_norm_backward", &gpu::rms_norm_backward);
   library.impl("rotate", &gpu::rotate);
   library.impl("swiglu", &gpu::swiglu);

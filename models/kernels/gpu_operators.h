@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <tuple>
 
 namespace torch {
@@ -19,8 +20,10 @@ using at::Tensor;
 using TwoTensors = std::tuple<Tensor, Tensor>;
 
 TwoTensors rms_norm(const Tensor& x, const Tensor& weight, double eps);
+std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& residual, const Tensor& branch, const Tensor& weight,
+                                                double eps);
 TwoTensors rms_norm_backward(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& inverse_rms,
-                             bool of_weight);
+                             bool of_weight, const std::optional<Tensor>& grad_sum);
 Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back);
 Tensor swiglu(const Tensor& gate, const Tensor& up);
 TwoTensors swiglu_backward(const Tensor& grad_y, const Tensor& gate, const Tensor& up);

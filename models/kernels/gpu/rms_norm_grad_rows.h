@@ -6,12 +6,14 @@
 namespace megashard::gpu {
 
 /// grad_y, x, grad_x [rows, width]; grad_weight [width], the sum over partial [groups, width], in the order of groups:
-/// the same sizes give the same bits on every GPU. Both may be null.
+/// the same sizes give the same bits on every GPU. Both may be null. grad_sum [rows, width] or null: added to grad_x,
+/// both rounded.
 struct RmsNormGradRows {
   const void* grad_y;
   const void* x;
   const void* weight;
   const float* inverse_rms;
+  const void* grad_sum;
   void* grad_x;
   float* partial;
   float* grad_weight;
@@ -74,9 +76,13 @@ struct RmsNormGradThreads {
       const auto of_y = i < kHeld ? mine.grad_y[i] : load<T, kVector>(grad_y + v * kVector);
       const auto weight = load<T, kVector>(static_cast<const T*>(launch.weight) + v * kVector);
       Vector<T, kVector> out{};
+      if (launch.grad_sum != nullptr)
+        out = load<T, kVector>(static_cast<const T*>(launch.grad_sum) + row * launch.width + v * kVector);
       for (int k = 0; k < kVector; ++k) {
         const float value = widened(of_x.values[k]), gradient = widened(of_y.values[k]);
-        out.values[k] = narrowed<T>(gradient * widened(weight.values[k]) * scale - along * value);
+        const float of_norm = gradient * widened(weight.values[k]) * scale - along * value;
+        const float before = widened(out.values[k]);  // zero if nothing is added
+        out.values[k] = narrowed<T>(launch.grad_sum == nullptr ? of_norm : rounded<T>(of_norm) + before);
         if (launch.partial == nullptr) continue;
         const float of_weight = gradient * rounded<T>(value * scale);
         if (i < kHeld) {
@@ -128,7 +134,7 @@ constexpr Traffic traffic_of(const RmsNormGradRows& launch) {
   const int64_t size = size_of(launch.format), row = launch.width * size;
   const int64_t rest = norm_rest(launch.width, launch.format, launch.vectors, kHeldByNormGrad);
   const int64_t again = launch.rows * 2 * (row + rest * size) - row;
-  int64_t least = launch.rows * (3 * row + 4) + row, partial = 0;
+  int64_t least = launch.rows * ((launch.grad_sum == nullptr ? 3 : 4) * row + 4) + row, partial = 0;
   if (launch.partial != nullptr) {
     least += 4 * launch.width;
     partial = 4 * 2 * (launch.groups * launch.width + (launch.rows - launch.groups) * rest);

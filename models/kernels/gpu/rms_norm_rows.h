@@ -5,9 +5,12 @@
 /// RMSNorm, the formulas and roundings of cpu_kernels.h; rms_norm_grad_rows.h is its gradient.
 namespace megashard::gpu {
 
-/// x, y [rows, width]; weight [width]; inverse_rms [rows].
+/// x, y [rows, width]; weight [width]; inverse_rms [rows]. With a branch [rows, width], of x + branch, which is rounded
+/// and left in sum [rows, width]; else both are null.
 struct RmsNormRows {
   const void* x;
+  const void* branch;
+  void* sum;
   const void* weight;
   void* y;
   float* inverse_rms;
@@ -15,7 +18,7 @@ struct RmsNormRows {
   int64_t width;
   float eps;
   FloatFormat format;
-  bool vectors;  ///< every row of x and y, and weight, lie at 16 bytes
+  bool vectors;  ///< every row, and weight, lie at 16 bytes
 };
 
 constexpr int kHeldByNorm = 8;      ///< vectors of x in a thread's registers; what is longer is read again
@@ -43,7 +46,13 @@ struct RmsNormThreads {
     const T* x = static_cast<const T*>(launch.x) + row * launch.width;
     float squares = 0;
     for_vectors<kGroup, kHeldByNorm>(lane, static_cast<int>(launch.width) / kVector, [&](int v, int i) {
-      const auto values = load<T, kVector>(x + v * kVector);
+      auto values = load<T, kVector>(x + v * kVector);
+      if (launch.branch != nullptr) {
+        const auto added = load<T, kVector>(static_cast<const T*>(launch.branch) + row * launch.width + v * kVector);
+        for (int k = 0; k < kVector; ++k)
+          values.values[k] = narrowed<T>(widened(values.values[k]) + widened(added.values[k]));
+        store(static_cast<T*>(launch.sum) + row * launch.width + v * kVector, values);
+      }
       if (i < kHeldByNorm) mine.x[i] = values;
       for (const T each : values.values) squares += widened(each) * widened(each);
     });
@@ -51,7 +60,7 @@ struct RmsNormThreads {
   }
 
   static constexpr void after(const Launch& launch, int64_t row, int lane, Registers& mine) {
-    const T* x = static_cast<const T*>(launch.x) + row * launch.width;
+    const T* x = static_cast<const T*>(launch.branch == nullptr ? launch.x : launch.sum) + row * launch.width;
     T* y = static_cast<T*>(launch.y) + row * launch.width;
     const float scale = 1.0F / std::sqrt(mine.partial / static_cast<float>(launch.width) + launch.eps);
     if (lane == 0) launch.inverse_rms[row] = scale;
@@ -108,7 +117,8 @@ constexpr int64_t norm_rest(int64_t width, FloatFormat format, bool vectors, int
 constexpr Traffic traffic_of(const RmsNormRows& launch) {
   const int64_t size = size_of(launch.format), row = launch.width * size;
   const int64_t rest = norm_rest(launch.width, launch.format, launch.vectors, kHeldByNorm) * size;
-  const int64_t least = launch.rows * (2 * row + 4) + row, again = launch.rows * (row + rest) - row;
+  const int64_t arrays = launch.branch == nullptr ? 2 : 4;
+  const int64_t least = launch.rows * (arrays * row + 4) + row, again = launch.rows * (row + rest) - row;
   return {.moved = least + again, .again = again, .least = least};
 }
 

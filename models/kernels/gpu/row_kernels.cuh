@@ -25,8 +25,10 @@ __device__ Value over_group(Value value) {
 template <class Threads>
 constexpr int kThreadsOfBlock = Threads::kGroup > kBlock ? Threads::kGroup : kBlock;
 
+/// Up to 128 registers a thread: fewer would spill.
 template <class Threads>
-__global__ __launch_bounds__(kThreadsOfBlock<Threads>) void rows_kernel(const typename Threads::Launch launch) {
+__global__ __launch_bounds__(kThreadsOfBlock<Threads>,
+                             512 / kThreadsOfBlock<Threads>) void rows_kernel(const typename Threads::Launch launch) {
   constexpr int kGroups = kThreadsOfBlock<Threads> / Threads::kGroup;
   const int64_t group = static_cast<int64_t>(blockIdx.x) * kGroups + threadIdx.x / Threads::kGroup;
   if (group >= Threads::groups(launch)) return;

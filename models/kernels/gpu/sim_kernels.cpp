@@ -50,6 +50,8 @@ void rms_norm(const RmsNormRows& asked) {
   const int64_t row = launch.width * size_of(launch.format);
   Enqueued enqueued("rms_norm_kernel");
   enqueued.reads(launch.x, launch.rows * row);
+  enqueued.reads(launch.branch, launch.branch == nullptr ? 0 : launch.rows * row);
+  enqueued.writes(launch.sum, launch.sum == nullptr ? 0 : launch.rows * row);
   enqueued.reads(launch.weight, row);
   enqueued.writes(launch.y, launch.rows * row);
   enqueued.writes(launch.inverse_rms, 4 * launch.rows);
@@ -64,6 +66,7 @@ void rms_norm_grad(const RmsNormGradRows& asked) {
   enqueued.reads(launch.x, launch.rows * row);
   enqueued.reads(launch.weight, row);
   enqueued.reads(launch.inverse_rms, 4 * launch.rows);
+  enqueued.reads(launch.grad_sum, launch.grad_sum == nullptr ? 0 : launch.rows * row);
   enqueued.writes(launch.grad_x, launch.rows * row);
   enqueued.writes(launch.partial, launch.partial == nullptr ? 0 : 4 * launch.groups * launch.width);
   enqueued.writes(launch.grad_weight, launch.grad_weight == nullptr ? 0 : 4 * launch.width);

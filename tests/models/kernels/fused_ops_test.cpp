@@ -43,6 +43,21 @@ TEST(FusedOps, RmsNorm) {
       [](const Tensors& in) { return in[1] * in[0] * (in[0].square().mean({-1}, true) + 1e-5).rsqrt(); });
 }
 
+TEST(FusedOps, ASumAndItsNormHaveTheBitsOfOneAfterTheOther) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
+    const auto normal = [&](at::IntArrayRef sizes) { return at::randn(sizes).to(dtype).requires_grad_(); };
+    const Tensors inputs{normal({3, 5, 37}), normal({3, 5, 37}), normal({37})};
+    const Tensors grads{at::randn({3, 5, 37}).to(dtype), at::randn({3, 5, 37}).to(dtype)};
+    const auto [sum, normed] = add_rms_norm(inputs[0], inputs[1], inputs[2], 1e-5);
+    const auto sum_alone = inputs[0] + inputs[1];
+    const auto normed_alone = rms_norm(sum_alone, inputs[2], 1e-5);
+    EXPECT_TRUE(at::equal(sum, sum_alone) && at::equal(normed, normed_alone)) << dtype;
+    const auto got = torch::autograd::grad({sum, normed}, inputs, grads);
+    const auto wanted = torch::autograd::grad({sum_alone, normed_alone}, inputs, grads);
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], wanted[i])) << dtype << " " << i;
+  }
+}
+
 TEST(FusedOps, RotateWithStridesAndARest) {
   const auto angles = at::rand({4, 3}) * 6;
   const auto cos = angles.cos();

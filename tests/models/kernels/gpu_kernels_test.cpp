@@ -13,8 +13,10 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "models/kernels/fused_operators.h"
@@ -90,25 +92,40 @@ void in_each_place(c10::Device device, const Body& body) {
   }
 }
 
+/// A sum and its norm have the bits of one after the other, and so the gradients; `other` is any of x's sizes.
+void check_added(const Tensor& x, const Tensor& other, const Tensor& weight, const std::string& what) {
+  const auto [sum, y, inverse_rms] = gpu::add_rms_norm(x, other, weight, kEps);
+  const auto [y_alone, inverse_alone] = gpu::rms_norm(sum, weight, kEps);
+  expect_close(sum, (x + other).cpu(), 0, what);
+  expect_close(y, y_alone.cpu(), 0, what);
+  expect_close(inverse_rms, inverse_alone.cpu(), 0, what);
+  const auto [gradient, of_weight] = gpu::rms_norm_backward(x, sum, weight, inverse_rms, true, other);
+  const auto [alone, of_weight_alone] = gpu::rms_norm_backward(x, sum, weight, inverse_rms, true, {});
+  expect_close(gradient, (alone + other).cpu(), 0, what);
+  expect_close(of_weight, of_weight_alone.cpu(), 0, what);
+}
+
 /// Finite inputs beside fp64, too.
 void check_rms_norm(const Place& place, const Tensor& x, const Tensor& weight, const Tensor& grad_y, bool finite) {
   const auto what = c10::str("rms_norm ", x.sizes(), " ", place.text());
   const double bar = roundings(place.dtype);
   const auto on = [&](const Tensor& tensor) { return placed(tensor, place.device, place.shift); };
   const auto [y, inverse_rms] = gpu::rms_norm(on(x), on(weight), kEps);
-  const auto [grad_x, grad_weight] = gpu::rms_norm_backward(on(grad_y), on(x), on(weight), inverse_rms, true);
-  const auto [no_weight, none] = gpu::rms_norm_backward(on(grad_y), on(x), on(weight), inverse_rms, false);
+  const auto [grad_x, grad_weight] = gpu::rms_norm_backward(on(grad_y), on(x), on(weight), inverse_rms, true, {});
+  const auto [no_weight, none] = gpu::rms_norm_backward(on(grad_y), on(x), on(weight), inverse_rms, false, {});
   EXPECT_FALSE(none.defined());
   expect_close(no_weight, grad_x.cpu(), 0, what);
 
   const auto [cpu_y, cpu_inverse] = fused_operators().rms_norm(x, weight, kEps);
-  const auto [cpu_grad_x, cpu_grad_weight] = fused_operators().rms_norm_backward(grad_y, x, weight, cpu_inverse, true);
+  const auto [cpu_grad_x, cpu_grad_weight] =
+      fused_operators().rms_norm_backward(grad_y, x, weight, cpu_inverse, true, {});
   expect_close(y, cpu_y, beside_cpu(place.dtype), what);
   expect_close(inverse_rms, cpu_inverse, 1e-5, what);
   const double terms = finite ? (grad_y * weight).abs().max().item<double>() * cpu_inverse.max().item<double>() : 0;
   expect_close(grad_x, cpu_grad_x, beside_cpu(place.dtype), what, terms);
   expect_close(grad_weight, cpu_grad_weight, beside_cpu(place.dtype),
                what);  // of rounded numbers, where one may be another
+  check_added(on(x), on(grad_y), on(weight), what);
   if (!finite) return;
   const Tensor wide = x.to(at::kDouble), factor = weight.to(at::kDouble), gradient = grad_y.to(at::kDouble);
   const Tensor scale = (wide.square().mean({-1}, true) + kEps).rsqrt(), normed = wide * scale;
@@ -136,7 +153,7 @@ void check_rms_norm(c10::Device device) {
     const Tensor none = at::empty({0, 8}, at::TensorOptions(device_of_tests()).dtype(place.dtype)).to(place.device);
     const Tensor weight = placed(normal({8}, place.dtype), place.device, 0);
     const auto [y, inverse_rms] = gpu::rms_norm(none, weight, kEps);
-    const auto [grad_x, grad_weight] = gpu::rms_norm_backward(none, none, weight, inverse_rms, true);
+    const auto [grad_x, grad_weight] = gpu::rms_norm_backward(none, none, weight, inverse_rms, true, {});
     EXPECT_EQ(grad_weight.abs().sum().item<float>(), 0);
   });
 }
@@ -259,6 +276,42 @@ TEST(GpuKernels, ALabelPastTheRowIsAnError) {
   EXPECT_THROW(gpu::cross_entropy(normal({1, 5}, at::kFloat), at::full({1}, 5, at::kLong)), c10::Error);
 }
 
+// Each array that a kernel reads is written on another stream, without an event in between.
+TEST(GpuKernels, TheSimulatedDeviceKnowsWhatTheyReadAndWrite) {
+  MEGASHARD_SIM_ONLY();
+  const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
+  const c10::Device device(c10::kCUDA, 0);
+  const c10::Stream side = guard.getStreamFromGlobalPool(device);
+  const auto expect_ordered = [&](const char* kernel, std::vector<Tensor> arrays, const auto& launch) {
+    for (const Tensor& array : arrays) {
+      const c10::Stream before = guard.exchangeStream(side);
+      array.fill_(array.is_floating_point() ? 0.5 : 1);
+      guard.exchangeStream(before);
+      launch();
+      guard.synchronizeDevice(0);
+      const auto findings = simulated_cuda().take_findings();
+      EXPECT_TRUE(
+          std::any_of(findings.begin(), findings.end(),
+                      [&](const std::string& finding) { return finding.find(std::string("race: ") + kernel) == 0; }))
+          << kernel << " " << &array - arrays.data();
+    }
+  };
+  const auto made = [&](at::IntArrayRef sizes) { return normal(sizes, at::kFloat).to(device); };
+  const Tensor x = made({4, 40}), other = made({4, 40}), third = made({4, 40}), weight = made({40}), rms = made({4});
+  expect_ordered("rms_norm_kernel", {x, other, weight}, [&] { gpu::add_rms_norm(x, other, weight, kEps); });
+  expect_ordered("rms_norm_grad_kernel", {x, other, third, weight, rms},
+                 [&] { gpu::rms_norm_backward(x, other, weight, rms, true, third); });
+  expect_ordered("swiglu_kernel", {x, other}, [&] { gpu::swiglu(x, other); });
+  expect_ordered("swiglu_grad_kernel", {x, other, third}, [&] { gpu::swiglu_backward(x, other, third); });
+  const Tensor heads = made({2, 2, 3, 8}), cos = made({3, 4}), sin = made({3, 4});
+  expect_ordered("rotate_kernel", {heads, cos, sin}, [&] { gpu::rotate(heads.transpose(1, 2), cos, sin, false); });
+  Tensor logits = made({4, 40});
+  const Tensor labels = labels_below(40, 4).to(device), stats = made({4, 2}), grad_loss = made({4});
+  expect_ordered("cross_entropy_kernel", {logits, labels}, [&] { gpu::cross_entropy(logits, labels); });
+  expect_ordered("cross_entropy_grad_kernel", {logits, labels, stats, grad_loss},
+                 [&] { gpu::cross_entropy_backward_(logits, labels, stats, grad_loss); });
+}
+
 #ifdef MEGASHARD_TEST_CUDA
 class CudaRowKernels : public ::testing::Test {
  protected:
@@ -282,9 +335,9 @@ TEST_F(CudaRowKernels, HaveTheBitsOfTheirHostForm) {
       const auto [y, inverse] = gpu::rms_norm(x, weight, kEps);
       const auto [on_gpu, inverse_on_gpu] = gpu::rms_norm(x.to(gpu_), weight.to(gpu_), kEps);
       EXPECT_TRUE(at::equal(y, on_gpu.cpu()) && at::equal(inverse, inverse_on_gpu.cpu())) << dtype << " " << width;
-      const auto [grad_x, grad_weight] = gpu::rms_norm_backward(grad_y, x, weight, inverse, true);
+      const auto [grad_x, grad_weight] = gpu::rms_norm_backward(grad_y, x, weight, inverse, true, {});
       const auto [grad_x_on_gpu, grad_weight_on_gpu] =
-          gpu::rms_norm_backward(grad_y.to(gpu_), x.to(gpu_), weight.to(gpu_), inverse.to(gpu_), true);
+          gpu::rms_norm_backward(grad_y.to(gpu_), x.to(gpu_), weight.to(gpu_), inverse.to(gpu_), true, {});
       EXPECT_TRUE(at::equal(grad_x, grad_x_on_gpu.cpu())) << dtype << " " << width;
       EXPECT_TRUE(at::equal(grad_weight, grad_weight_on_gpu.cpu())) << dtype << " " << width;
     }

@@ -74,6 +74,8 @@ TEST(KernelTraffic, IsWhatTheThreadsLoadAndStore) {
   const std::vector<int64_t> labels{5, -100, -1};
 
   const RmsNormRows of_norm{.x = x.data(),
+                            .branch = grad.data(),
+                            .sum = other.data(),
                             .weight = weight.data(),
                             .y = y.data(),
                             .inverse_rms = floats.data(),
@@ -88,6 +90,7 @@ TEST(KernelTraffic, IsWhatTheThreadsLoadAndStore) {
                                      .x = x.data(),
                                      .weight = weight.data(),
                                      .inverse_rms = floats.data(),
+                                     .grad_sum = other.data(),
                                      .grad_x = y.data(),
                                      .partial = nullptr,
                                      .grad_weight = nullptr,
@@ -178,6 +181,13 @@ TEST(KernelTraffic, OfTheTableOfTheDocumentation) {
   expect_megabytes(traffic_of(norm_grad(kTokens, 4096, &any)), 344.2, 210.0, 201.4);
   expect_megabytes(traffic_of(norm(32 * kTokens, 128)), 202.4, 135.3, 135.3);
   expect_megabytes(traffic_of(norm_grad(32 * kTokens, 128, &any)), 338.8, 204.5, 202.4);
+  RmsNormRows added = norm(kTokens, 4096);
+  added.branch = &any;
+  added.sum = &any;
+  expect_megabytes(traffic_of(added), 335.6, 268.5, 268.5);
+  RmsNormGradRows added_grad = norm_grad(kTokens, 4096, &any);
+  added_grad.grad_sum = &any;
+  expect_megabytes(traffic_of(added_grad), 411.4, 277.1, 268.5);
   expect_megabytes(traffic_of(norm(kTokens, 16384)), 805.3, 536.9, 536.9);
   expect_megabytes(traffic_of(norm_grad(kTokens, 16384, &any)), 1376.9, 840.0, 805.4);
 
