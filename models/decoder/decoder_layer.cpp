@@ -26,19 +26,25 @@ DecoderLayer::DecoderLayer(const DecoderConfig& config, int64_t index)
   after_mlp_ = norm("post_feedforward_layernorm");
 }
 
-at::Tensor DecoderLayer::add_branch(const at::Tensor& residual, const at::Tensor& branch) const {
-  if (is_training() && dropout_ > 0) return residual + at::dropout(branch, dropout_, /*train=*/true);
-  return residual + branch;
+at::Tensor DecoderLayer::with_dropout(const at::Tensor& branch) const {
+  return is_training() && dropout_ > 0 ? at::dropout(branch, dropout_, /*train=*/true) : branch;
+}
+
+NormedSum DecoderLayer::attended(const at::Tensor& hidden, const at::Tensor& attention) {
+  // What surrounds the norm's forward alone (a unit of its own, recompute) is not for the sum.
+  const bool alone = before_mlp_->forward_hooks() != nullptr || before_mlp_->forward_runner() != nullptr;
+  if (!alone) return before_mlp_->forward_sum(hidden, attention);
+  const auto sum = hidden + attention;
+  return {sum, before_mlp_->forward(sum)};
 }
 
 RoutedStates DecoderLayer::forward(const at::Tensor& hidden, const LayerContext& context) {
   auto attention = self_attn_->forward(input_layernorm_->forward(hidden), context);
   if (after_attention_) attention = after_attention_->forward(attention);
-  const auto attended = add_branch(hidden, attention);
-  const auto normed = before_mlp_->forward(attended);
+  const auto [sum, normed] = attended(hidden, with_dropout(attention));
   auto states = mlp_ ? RoutedStates{mlp_->forward(normed), {}} : moe_->forward(normed, context.token_mask);
   if (after_mlp_) states.hidden = after_mlp_->forward(states.hidden);
-  return {add_branch(attended, states.hidden), states.balance};
+  return {sum + with_dropout(states.hidden), states.balance};
 }
 
 }  // namespace megashard

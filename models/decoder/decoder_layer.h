@@ -25,7 +25,9 @@ class DecoderLayer : public torch::nn::Module {
   const std::shared_ptr<Hooked<SparseMoeBlock>>& experts() const { return moe_; }  ///< or null
 
  private:
-  at::Tensor add_branch(const at::Tensor& residual, const at::Tensor& branch) const;
+  at::Tensor with_dropout(const at::Tensor& branch) const;
+  /// hidden + attention, and the norm of it in front of the MLP.
+  NormedSum attended(const at::Tensor& hidden, const at::Tensor& attention);
 
   std::string class_name_;
   double dropout_;

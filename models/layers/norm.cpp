@@ -5,8 +5,6 @@
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/zeros.h>
 
-#include "models/kernels/fused_ops.h"
-
 namespace megashard {
 
 Norm::Norm(const DecoderConfig& config, int64_t width, NormInput input)
@@ -40,6 +38,12 @@ at::Tensor Norm::forward(const at::Tensor& x) {
   if (!zero_centered_) return normed(x, factor, shift);
   return normed(x.to(at::kFloat), factor.to(at::kFloat) + 1, shift.defined() ? shift.to(at::kFloat) : shift)
       .to(x.scalar_type());
+}
+
+NormedSum Norm::forward_sum(const at::Tensor& residual, const at::Tensor& branch) {
+  if (kind_ == NormKind::kRmsNorm && !zero_centered_) return add_rms_norm(residual, branch, shared(weight), eps_);
+  const auto sum = residual + branch;
+  return {sum, forward(sum)};
 }
 
 void Norm::init_own_weights(const WeightInit& /*init*/) {

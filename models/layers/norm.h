@@ -7,6 +7,7 @@
 
 #include "framework/modules/weight_init_mixin.h"
 #include "models/config/decoder_config.h"
+#include "models/kernels/fused_ops.h"
 
 namespace megashard {
 
@@ -20,6 +21,8 @@ class Norm : public torch::nn::Module, public SelfInitializing {
   Norm(const DecoderConfig& config, int64_t width, NormInput input = NormInput::kHidden);
 
   at::Tensor forward(const at::Tensor& x);
+  /// residual + branch, and forward() of it.
+  NormedSum forward_sum(const at::Tensor& residual, const at::Tensor& branch);
   void init_own_weights(const WeightInit& init) override;
   std::string class_name() const { return class_name_; }
 
