@@ -139,9 +139,9 @@ void check_rms_norm(const Place& place, const Tensor& x, const Tensor& weight, c
 
 void check_rms_norm(c10::Device device) {
   in_each_place(device, [](const Place& place) {
-    // Warps and blocks; in vectors and not; rows that registers do not hold; 1, 4 and 5 groups.
+    // Warps and blocks; in vectors and not; rows that registers do not hold; 1 to 5 groups, and 50.
     for (const auto& [rows, width] :
-         {std::pair{1, 1}, {5, 3}, {17, 17}, {17, 64}, {9, 1024}, {5, 1536}, {9, 4097}, {9, 16384}}) {
+         {std::pair{1, 1}, {5, 3}, {17, 17}, {17, 64}, {9, 1024}, {5, 1536}, {9, 4097}, {9, 16384}, {200, 24}}) {
       check_rms_norm(place, 3 * normal({rows, width}, place.dtype), normal({width}, place.dtype),
                      normal({rows, width}, place.dtype), true);
     }
