@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "models/kernels/fused_ops.h"
+#include "models/kernels/cross_entropy.h"
 #include "models/kernels/gpu/cross_entropy_grad_rows.h"
 #include "models/kernels/gpu/gpu_kernels.h"
 #include "models/kernels/gpu/rms_norm_grad_rows.h"

@@ -20,6 +20,7 @@
 #include <limits>
 
 #include "models/kernels/fused_operators.h"
+#include "models/kernels/cross_entropy.h"
 #include "models/kernels/fused_ops.h"
 #include "models/kernels/gpu/cross_entropy_grad_rows.h"
 #include "models/kernels/gpu/rms_norm_grad_rows.h"
