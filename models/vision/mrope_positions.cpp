@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "models/layers/key_span.h"
+
 namespace megashard {
 namespace {
 
@@ -73,7 +75,8 @@ at::Tensor index_of(const std::vector<int64_t>& values) {
 
 }  // namespace
 
-PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tensor& tokens, const PictureGrids& grids) {
+PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tensor& tokens, const PictureGrids& grids,
+                             const at::Tensor& document_lengths) {
   const int64_t merge = config.vision.merge_size;
   Pictures images(grids.images, "image", config.image_token_id, merge, /*frames_apart=*/false);
   Pictures videos(grids.videos, "video", config.video_token_id, merge,
@@ -89,20 +92,23 @@ PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tenso
   const auto seconds =
       grids.seconds_per_frame.defined() ? grids.seconds_per_frame.to(at::kFloat).contiguous() : at::Tensor();
 
-  for (int64_t row = 0; row < rows; ++row) {
+  const auto documents = Documents::of(document_lengths, rows, length, /*in_ring=*/false, at::kCPU);
+  const auto lengths = documents ? documents->lengths : std::vector<int64_t>(static_cast<size_t>(rows), length);
+  int64_t begin = 0;
+  for (const int64_t document_length : lengths) {
     int64_t next_position = 0;
-    for (int64_t column = 0; column < length;) {
-      const int64_t first = row * length + column;
+    const int64_t end = begin + document_length;
+    for (int64_t first = begin; first < end;) {
       const bool image = images.is_placeholder(token[first]);
       if (!image && !videos.is_placeholder(token[first])) {
         time[first] = height[first] = width[first] = next_position++;
-        ++column;
+        ++first;
         continue;
       }
       auto& pictures = image ? images : videos;
       int64_t room = 1;
-      while (column + room < length && token[first + room] == token[first]) ++room;
-      const auto& item = pictures.take(room, row, column);
+      while (first + room < end && token[first + room] == token[first]) ++room;
+      const auto& item = pictures.take(room, first / length, first % length);
       float interval = 1;  // as transformers computes it, in fp32
       if (!image && config.tokens_per_second) {
         interval = static_cast<float>(*config.tokens_per_second);
@@ -116,8 +122,9 @@ PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tenso
       }
       pictures.add_token_indices(first, item.size());
       next_position += std::max(item.rows, item.columns);
-      column += item.size();
+      first += item.size();
     }
+    begin = end;
   }
   images.check_all_taken();
   videos.check_all_taken();

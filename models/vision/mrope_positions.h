@@ -24,9 +24,11 @@ struct PicturePlaces {
 };
 
 /// From values on the host. A picture takes as many placeholder tokens as it has features; text
-/// behind it goes on from its larger side. Throws one error when the tokens' placeholders are
-/// not those of the grids.
-PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tensor& tokens, const PictureGrids& grids);
+/// behind it goes on from its larger side. Positions begin at 0 in each row, or in each document of
+/// `document_lengths` (as in Batch), where that is defined. Throws one error when the tokens'
+/// placeholders are not those of the grids.
+PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tensor& tokens, const PictureGrids& grids,
+                             const at::Tensor& document_lengths = {});
 
 /// What a rank that has some rows of each sequence needs of its pictures.
 struct OwnPictures {

@@ -161,9 +161,10 @@ void QwenVlModel::prepare(Batch& input) const {
     TORCH_CHECK(shard.is_whole() || input.tokens.size(1) == shard.length, "pictures are placed in whole sequences, of ",
                 shard.length, " tokens here, and got ", input.tokens.size(1),
                 ": call prepare() before taking this rank's rows");
-    const auto placed = place_pictures(config_, input.tokens.cpu(), grids);
+    const auto placed = place_pictures(config_, input.tokens.cpu(), grids, input.document_lengths);
     plan->token_indices = placed.token_indices;
-    if (!input.position_ids.defined()) input.position_ids = placed.position_ids;
+    const bool has_those_of_text = input.document_lengths.defined() && input.position_ids.dim() == 2;
+    if (!input.position_ids.defined() || has_those_of_text) input.position_ids = placed.position_ids;
     if (!shard.is_whole()) keep_own_pictures(*plan, input, grids, vision.merge_size);
   }
   if (grids.images.defined() || grids.videos.defined()) {

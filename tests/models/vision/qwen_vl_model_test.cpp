@@ -1,6 +1,8 @@
 #include "models/vision/qwen_vl_model.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -14,6 +16,7 @@
 #include "framework/training/sequence_group.h"
 #include "models/vision/mrope_positions.h"
 #include "tests/models/vision/small_vl.h"
+#include "tests/support/default_device.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"
 
@@ -104,6 +107,31 @@ TEST_P(QwenVlFamilies, TheHostWaitsForNoGpu) {
   testing::simulated_cuda().take_host_syncs();
   step();
   EXPECT_THAT(testing::simulated_cuda().take_host_syncs(), ::testing::IsEmpty());
+}
+
+/// One row of both, and of the first again.
+Batch packed_row(const Batch& rows) {
+  const testing::MadeOnTheHost on_host;
+  Batch row;
+  row.tokens = at::cat({rows.tokens.view({1, 18}), rows.tokens.narrow(0, 0, 1)}, 1);
+  row.labels = at::cat({rows.labels.view({1, 18}), rows.labels.narrow(0, 0, 1)}, 1);
+  row.document_lengths = at::full({3}, 9, row.tokens.options());
+  row.position_ids = at::arange(9, row.tokens.options()).repeat({3}).view({1, 27});
+  for (const auto* name : {"image_grid_thw", "pixel_values"}) row.extra[name] = rows.extra.at(name).repeat({2, 1});
+  return row;
+}
+
+/// --neat-packing: two conversations with the same picture and one of text, in one row or each in a row of its own.
+TEST_P(QwenVlFamilies, PackedConversationsTrainAsRowsOfTheirOwn) {
+  const auto packed = make_vl(GetParam()), alone = make_vl(GetParam());
+  const auto rows = picture_and_text();  // the second row has no picture
+  const auto together = run(*packed, packed_row(rows)).view({3, 9});
+  (together.sum() / 27).backward();
+  const auto apart = run(*alone, rows);
+  EXPECT_LE((apart - together.narrow(0, 0, 2)).abs().max().item<double>(), 2e-6);  // fp32
+  EXPECT_LE((apart[0] - together[2]).abs().max().item<double>(), 2e-6);
+  ((apart.sum() + apart[0].sum()) / 27).backward();
+  expect_rows_of(*packed, gradients_of(*alone));
 }
 
 /// Calls as they come, and what they are given.
