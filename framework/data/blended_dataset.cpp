@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones_like.h>
 #include <c10/util/Exception.h>
 
@@ -22,8 +23,8 @@ Batch joined(std::vector<Batch> parts, bool pin_memory) {
   for (const auto tensor : {&Batch::position_ids, &Batch::document_lengths}) {
     const auto with = std::ranges::count_if(parts, [&](const Batch& part) { return has_tensor(part, tensor); });
     TORCH_CHECK_NOT_IMPLEMENTED(with == 0 || with == std::ssize(parts),
-                                "--reset-position-ids and --reset-attention-mask are about documents, and this blend "
-                                "has batches of documents and conversations: leave them out, or give "
+                                "--reset-position-ids and --reset-attention-mask are about documents, --neat-packing "
+                                "about conversations, and this blend has batches of both: leave them out, or give "
                                 "--micro-batch-size 1");
   }
   int64_t length = 0;
@@ -48,7 +49,11 @@ Batch joined(std::vector<Batch> parts, bool pin_memory) {
   }
   if (has_tensor(parts.front(), &Batch::document_lengths)) {
     std::vector<at::Tensor> lengths;
-    for (const Batch& part : parts) lengths.push_back(part.document_lengths);
+    for (const Batch& part : parts) {
+      lengths.push_back(part.document_lengths);
+      const int64_t missing = length - part.tokens.size(1);
+      if (missing > 0) lengths.push_back(at::full({1}, missing, part.document_lengths.options()));
+    }
     all.document_lengths = at::cat(lengths);
   }
   for (const auto& [name, tensors] : extra) all.extra[name] = cat_rows(tensors, tensors.front().is_pinned());

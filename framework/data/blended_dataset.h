@@ -21,7 +21,7 @@ class BlendedDataset : public SampleDataset {
 
   int64_t size() const override { return static_cast<int64_t>(dataset_index_.size()); }
   /// Members of several kinds have their rows filled up to the longest one. Throws where only some of the rows would
-  /// have position ids or an attention mask (--reset-position-ids, --reset-attention-mask).
+  /// have position ids or documents (--reset-position-ids, --reset-attention-mask, --neat-packing).
   Batch collate(const std::vector<int64_t>& indices, const BatchOptions& options) const override;
   const std::string& source_of(int64_t index) const override;
   void add_facts(int64_t samples, DatasetFacts& facts) const override;

@@ -135,6 +135,7 @@ Datasets build_splits(const DataSource& source, const SplitShares& shares, const
                                .seq_length = options.seq_length,
                                .seed = options.seed,
                                .shuffles = options.shuffle_conversations,
+                               .packs = options.neat_packing,
                                .num_samples = sizes[i]});
   }
   return built;
@@ -217,6 +218,15 @@ Datasets build_per_split(const Sizes& sizes, const DataOptions& options) {
   return built;
 }
 
+void check_has_conversations(const SampleDataset& dataset, const std::string& split_name) {
+  DatasetFacts facts;
+  dataset.add_facts(dataset.size(), facts);
+  require(facts.units.contains("conversation"),
+          "--neat-packing packs conversations, and the " + split_name +
+              " data are documents, which fill their samples anyway; leave it out, and give --reset-attention-mask and "
+              "--reset-position-ids to keep documents apart");
+}
+
 }  // namespace
 
 SplitShares parse_split(const std::string& split) {
@@ -276,6 +286,8 @@ DataSplits build_datasets(const DataOptions& options) {
                     : "there is no training data: --split " + options.split +
                           " gives the train split a weight of 0; give it a share, as in "
                           "--split 100,0,0");
+  for (size_t i = 0; i < kSplits && options.neat_packing; ++i)
+    if (built[i] != nullptr) check_has_conversations(*built[i], kSplitNames[i]);
   return {.train = built[0], .valid = built[1], .test = built[2]};
 }
 

@@ -27,6 +27,7 @@ struct DataOptions {
   int64_t seq_length = 0;
   int64_t seed = 1234;
   bool shuffle_conversations = true;
+  bool neat_packing = false;  ///< of conversations
   int64_t vocab_size = 0;
   int64_t eod_id = -1;  ///< mock data without one: the last of the vocabulary
   /// Samples wanted; 0: the split is not built; nullopt: each document once.

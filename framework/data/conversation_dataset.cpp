@@ -1,6 +1,7 @@
 #include "framework/data/conversation_dataset.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
@@ -9,6 +10,7 @@
 #include <numeric>
 
 #include "framework/data/numpy_random.h"
+#include "framework/data/sequence_packing.h"
 
 namespace megashard {
 namespace {
@@ -33,6 +35,23 @@ at::Tensor joined(std::span<const ConversationSet::Sample> samples, at::Tensor C
     if ((sample.*part).size(0) > 0) parts.push_back(sample.*part);
   }
   return parts.empty() ? at::Tensor() : cat_rows(parts, pin_memory);
+}
+
+/// From token `begin` of the batch on: its last token is a label only.
+void write_conversation(const ConversationSet::Sample& sample, Batch& batch, int64_t begin) {
+  const size_t count = sample.tokens.size() - 1;
+  auto* tokens = batch.tokens.mutable_data_ptr<int64_t>() + begin;
+  auto* labels = batch.labels.mutable_data_ptr<int64_t>() + begin;
+  auto* mask = batch.loss_mask.mutable_data_ptr<float>() + begin;
+  for (size_t i = 0; i < count; ++i) {
+    tokens[i] = sample.tokens[i];
+    labels[i] = sample.tokens[i + 1];
+    mask[i] = sample.loss_mask[i + 1] == 0 ? 0.0F : 1.0F;
+  }
+  std::fill_n(batch.token_mask.mutable_data_ptr<bool>() + begin, count, true);
+  if (!batch.position_ids.defined()) return;
+  auto* positions = batch.position_ids.mutable_data_ptr<int64_t>() + begin;
+  std::iota(positions, positions + count, int64_t{0});
 }
 
 }  // namespace
@@ -150,7 +169,7 @@ std::map<std::string, at::Tensor> picture_inputs(std::span<const ConversationSet
 }
 
 ConversationDataset::ConversationDataset(std::shared_ptr<const ConversationSet> set, const SplitOptions& options)
-    : set_(std::move(set)), first_(options.first), last_(options.last) {
+    : set_(std::move(set)), first_(options.first), last_(options.last), packs_(options.packs) {
   const int64_t count = options.last - options.first;
   TORCH_CHECK(count > 0, "the ", options.split_name, " split of \"", set_->prefix(), "\" has none of its ",
               set_->size(), " conversations; give it a larger share by --split");
@@ -161,65 +180,85 @@ ConversationDataset::ConversationDataset(std::shared_ptr<const ConversationSet> 
                 " tokens, pictures included; it must have from 2 to --seq-length + 1 = ", options.seq_length + 1,
                 ": raise --seq-length, or write the set with a smaller --max-length");
   }
-  const int64_t wanted = options.num_samples.value_or(count);
-  order_.reserve(static_cast<size_t>(wanted));
   NumpyRandomState random(options.seed);
   std::vector<int64_t> epoch(static_cast<size_t>(count));
-  while (size() < wanted) {
+  do {
     std::iota(epoch.begin(), epoch.end(), options.first);
     if (options.shuffles) random.shuffle(std::span<int64_t>(epoch));
-    const auto some = std::min(wanted - size(), count);
-    order_.insert(order_.end(), epoch.begin(), epoch.begin() + some);
+    add_epoch(epoch, options.seq_length);
+  } while (size() < options.num_samples.value_or(0));
+  if (options.num_samples) sample_ends_.resize(static_cast<size_t>(*options.num_samples));
+}
+
+void ConversationDataset::add_epoch(const std::vector<int64_t>& epoch, int64_t seq_length) {
+  if (!packs_) {
+    for (const int64_t conversation : epoch) {
+      order_.push_back(conversation);
+      sample_ends_.push_back(std::ssize(order_));
+    }
+    return;
+  }
+  std::vector<int64_t> lengths;
+  for (const int64_t conversation : epoch) lengths.push_back(set_->tokens_of(conversation) - 1);
+  for (const auto& sample : pack_sequences(lengths, seq_length)) {
+    for (const int64_t place : sample) order_.push_back(epoch[static_cast<size_t>(place)]);
+    sample_ends_.push_back(std::ssize(order_));
   }
 }
 
 Batch ConversationDataset::collate(const std::vector<int64_t>& indices, const BatchOptions& options) const {
-  std::vector<ConversationSet::Sample> samples;
+  std::vector<ConversationSet::Sample> all;
+  std::vector<size_t> row_ends;  // in `all`
   int64_t length = 0;
   for (const int64_t index : indices) {
-    samples.push_back(conversation(index));
-    const auto& tokens = samples.back().tokens;
-    check_tokens(std::vector<int64_t>(tokens.begin(), tokens.end()), index, options);
-    length = std::max(length, static_cast<int64_t>(tokens.size()) - 1);
+    int64_t of_row = 0;
+    for (const auto& each : conversations(index)) {
+      check_tokens(std::vector<int64_t>(each.tokens.begin(), each.tokens.end()), index, options);
+      of_row += std::ssize(each.tokens) - 1;
+      all.push_back(each);
+    }
+    row_ends.push_back(all.size());
+    length = std::max(length, of_row);
   }
   length = (length + options.length_multiple - 1) / options.length_multiple * options.length_multiple;
-  const auto rows = static_cast<int64_t>(samples.size());
   const auto zeros = [&](at::ScalarType type) {
-    return at::zeros({rows, length}, at::TensorOptions(type).pinned_memory(options.pin_memory));
+    return at::zeros({std::ssize(indices), length}, at::TensorOptions(type).pinned_memory(options.pin_memory));
   };
   Batch batch{.tokens = zeros(at::kLong),
+              .position_ids = packs_ ? zeros(at::kLong) : at::Tensor(),
               .labels = zeros(at::kLong),
               .loss_mask = zeros(at::kFloat),
               .token_mask = zeros(at::kBool)};
-  auto* tokens = batch.tokens.mutable_data_ptr<int64_t>();
-  auto* labels = batch.labels.mutable_data_ptr<int64_t>();
-  auto* mask = batch.loss_mask.mutable_data_ptr<float>();
-  auto* real = batch.token_mask.mutable_data_ptr<bool>();
-  for (const auto& sample : samples) {
-    std::fill_n(real, sample.tokens.size() - 1, true);
-    real += length;
-    for (size_t i = 0; i + 1 < sample.tokens.size(); ++i) {
-      tokens[i] = sample.tokens[i];
-      labels[i] = sample.tokens[i + 1];
-      mask[i] = sample.loss_mask[i + 1] == 0 ? 0.0F : 1.0F;
+  std::vector<int64_t> documents;
+  auto conversation = all.cbegin();
+  for (size_t row = 0; row < row_ends.size(); ++row) {
+    int64_t column = 0;
+    for (const auto end = all.cbegin() + static_cast<int64_t>(row_ends[row]); conversation != end; ++conversation) {
+      write_conversation(*conversation, batch, static_cast<int64_t>(row) * length + column);
+      documents.push_back(std::ssize(conversation->tokens) - 1);
+      column += documents.back();
     }
-    tokens += length;
-    labels += length;
-    mask += length;
+    if (column < length) documents.push_back(length - column);
   }
-  batch.extra = picture_inputs(samples, options.pin_memory);
+  if (packs_) batch.document_lengths = at::tensor(documents, at::device(at::kCPU).dtype(at::kLong));
+  batch.extra = picture_inputs(all, options.pin_memory);
   return batch;
 }
 
-ConversationSet::Sample ConversationDataset::conversation(int64_t index) const {
-  return set_->sample(order_.at(static_cast<size_t>(index)));
+std::vector<ConversationSet::Sample> ConversationDataset::conversations(int64_t index) const {
+  const int64_t begin = index == 0 ? 0 : sample_ends_.at(static_cast<size_t>(index) - 1);
+  std::vector<ConversationSet::Sample> all;
+  for (int64_t i = begin; i < sample_ends_.at(static_cast<size_t>(index)); ++i)
+    all.push_back(set_->sample(order_[static_cast<size_t>(i)]));
+  return all;
 }
 
 void ConversationDataset::add_facts(int64_t samples, DatasetFacts& facts) const {
   facts.units["conversation"] += last_ - first_;
   facts.has_fixed_length = false;
   for (int64_t i = first_; i < last_; ++i) facts.tokens += set_->tokens_of(i);
-  facts.add_epochs(static_cast<double>(samples) / static_cast<double>(last_ - first_));
+  const int64_t taken = samples == 0 ? 0 : sample_ends_.at(static_cast<size_t>(samples) - 1);
+  facts.add_epochs(static_cast<double>(taken) / static_cast<double>(last_ - first_));
 }
 
 }  // namespace megashard

@@ -66,23 +66,30 @@ class ConversationSet {
 /// nothing. Pixels in page-locked memory if asked for; grids are read on the host.
 std::map<std::string, at::Tensor> picture_inputs(std::span<const ConversationSet::Sample> samples, bool pin_memory);
 
-/// Samples of a set in a shuffled order, or in that of the file, epoch after epoch. A sample is a whole conversation
-/// of at most seq_length + 1 tokens; longer ones are an error that names the first. A batch is as long as its longest
-/// one; its loss_mask is the set's, and the flags about documents do not concern it.
+/// Conversations of a set in a shuffled order, or in that of the file, epoch after epoch. They have at most seq_length
+/// + 1 tokens; longer ones are an error that names the first. A sample is one, or, where `packs` is set, as many whole
+/// ones of an epoch as pack_sequences() lays into seq_length: each is a document of the batch, with positions that
+/// begin anew and no label of the next one. A batch is as long as its longest sample, what is behind the others a
+/// document of its own; its loss_mask is the set's, and the flags about documents do not concern it.
 class ConversationDataset : public SampleDataset {
  public:
   ConversationDataset(std::shared_ptr<const ConversationSet> set, const SplitOptions& options);
 
-  int64_t size() const override { return static_cast<int64_t>(order_.size()); }
+  int64_t size() const override { return static_cast<int64_t>(sample_ends_.size()); }
   Batch collate(const std::vector<int64_t>& indices, const BatchOptions& options) const override;
   const std::string& source_of(int64_t /*index*/) const override { return set_->prefix(); }
   void add_facts(int64_t samples, DatasetFacts& facts) const override;
-  ConversationSet::Sample conversation(int64_t index) const;
+  /// Of sample `index`, one behind the other.
+  std::vector<ConversationSet::Sample> conversations(int64_t index) const;
 
  private:
+  void add_epoch(const std::vector<int64_t>& epoch, int64_t seq_length);
+
   std::shared_ptr<const ConversationSet> set_;
   int64_t first_, last_;
-  std::vector<int64_t> order_;
+  bool packs_;
+  std::vector<int64_t> order_;        // of conversations
+  std::vector<int64_t> sample_ends_;  // of each sample, in order_
 };
 
 }  // namespace megashard

@@ -35,6 +35,7 @@ struct SplitOptions {
   int64_t seq_length = 0;
   int64_t seed = 1234;
   bool shuffles = true;                  ///< conversations only; documents are always shuffled
+  bool packs = false;                    ///< conversations only: several to a sample
   std::optional<int64_t> num_samples{};  ///< at least so many; unset: each document or conversation once
 };
 

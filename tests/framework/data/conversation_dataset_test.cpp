@@ -8,7 +8,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <ranges>
 #include <set>
 
 #include "framework/data/build_datasets.h"
@@ -58,6 +60,12 @@ class ConversationSets : public ::testing::Test {
         std::make_shared<ConversationSet>(write()),
         SplitOptions{.split_name = "train", .first = 0, .last = 3, .seq_length = seq_length, .num_samples = samples});
   }
+  /// In the order of the file, several to a sample.
+  std::shared_ptr<ConversationDataset> packed(int64_t seq_length) {
+    return std::make_shared<ConversationDataset>(
+        std::make_shared<ConversationSet>(write()),
+        SplitOptions{.first = 0, .last = 3, .seq_length = seq_length, .shuffles = false, .packs = true});
+  }
 
   const testing::MadeOnTheHost on_host_;
   TemporaryFolder folder_;
@@ -67,7 +75,7 @@ class ConversationSets : public ::testing::Test {
 TEST_F(ConversationSets, BatchesOfTheLongestWithTheAnswersMask) {
   const auto set = dataset(8, 3);
   std::vector<int64_t> by_size(3);  // index of the samples of 4, 3 and 2 tokens
-  for (int64_t i = 0; i < 3; ++i) by_size[4 - set->conversation(i).tokens.size()] = i;
+  for (int64_t i = 0; i < 3; ++i) by_size[4 - set->conversations(i)[0].tokens.size()] = i;
   const auto batch = set->collate({by_size[0], by_size[2]}, {.seq_length = 8, .vocab_size = 10});
   EXPECT_TRUE(at::equal(batch.tokens, whole_numbers({1, 9, 2, 9, 0, 0}).view({2, 3})));
   EXPECT_TRUE(at::equal(batch.labels, whole_numbers({9, 2, 3, 7, 0, 0}).view({2, 3})));
@@ -86,7 +94,7 @@ TEST_F(ConversationSets, BatchesOfVideos) {
   with_videos();
   const auto set = dataset(8, 3);
   std::vector<int64_t> by_size(3);
-  for (int64_t i = 0; i < 3; ++i) by_size[4 - set->conversation(i).tokens.size()] = i;
+  for (int64_t i = 0; i < 3; ++i) by_size[4 - set->conversations(i)[0].tokens.size()] = i;
   const auto batch = set->collate(by_size, {.seq_length = 8, .vocab_size = 10});
   for (const auto* name : {"video_grid_thw", "pixel_values_videos", "second_per_grid_ts"})
     EXPECT_TRUE(at::equal(batch.extra.at(name), entries_[name])) << name;
@@ -101,9 +109,85 @@ TEST_F(ConversationSets, EachOnceAnEpoch) {
   ASSERT_EQ(set->size(), 6);
   for (const int64_t first : {0, 3}) {
     std::set<size_t> sizes;
-    for (int64_t i = 0; i < 3; ++i) sizes.insert(set->conversation(first + i).tokens.size());
+    for (int64_t i = 0; i < 3; ++i) sizes.insert(set->conversations(first + i)[0].tokens.size());
     EXPECT_EQ(sizes.size(), 3U);
   }
+}
+
+TEST_F(ConversationSets, ArePackedWithoutCrossingIntoEachOther) {
+  const auto set = packed(4);
+  ASSERT_EQ(set->size(), 2);  // of 3 + 1 and of 2 tokens with labels
+  const auto batch = set->collate({0, 1}, {.seq_length = 4, .vocab_size = 10});
+  EXPECT_TRUE(at::equal(batch.tokens, whole_numbers({1, 9, 2, 9, 4, 5, 0, 0}).view({2, 4})));
+  EXPECT_TRUE(at::equal(batch.labels, whole_numbers({9, 2, 3, 7, 5, 6, 0, 0}).view({2, 4})))
+      << "a conversation's last token has no label and is none's input";
+  EXPECT_TRUE(at::equal(batch.loss_mask, whole_numbers({0, 1, 1, 1, 0, 1, 0, 0}, at::kFloat).view({2, 4})));
+  EXPECT_TRUE(at::equal(batch.token_mask, whole_numbers({1, 1, 1, 1, 1, 1, 0, 0}).view({2, 4}).to(at::kBool)));
+  EXPECT_TRUE(at::equal(batch.position_ids, whole_numbers({0, 1, 2, 0, 0, 1, 0, 0}).view({2, 4})));
+  EXPECT_TRUE(at::equal(batch.document_lengths, whole_numbers({3, 1, 2, 2}))) << "what is filled up stands alone";
+  EXPECT_TRUE(at::equal(batch.extra.at("pixel_values"), entries_["pixel_values"]));
+  const auto last = set->collate({1}, {.seq_length = 4, .length_multiple = 3, .vocab_size = 10});
+  EXPECT_TRUE(at::equal(last.document_lengths, whole_numbers({2, 1})));
+  EXPECT_THAT([&] { packed(2); }, ThrowsMessage<c10::Error>(HasSubstr("conversation 0 of ")));
+}
+
+/// The sizes of the conversations of each sample.
+std::vector<std::vector<size_t>> sizes_of(const ConversationDataset& set) {
+  std::vector<std::vector<size_t>> sizes(static_cast<size_t>(set.size()));
+  for (int64_t i = 0; i < set.size(); ++i) {
+    for (const auto& each : set.conversations(i)) sizes[static_cast<size_t>(i)].push_back(each.tokens.size());
+  }
+  return sizes;
+}
+
+TEST_F(ConversationSets, ArePackedEpochByEpochInTheSameOrderForMoreSteps) {
+  const auto of_seed = [&](int64_t seed, int64_t samples) {
+    return ConversationDataset(std::make_shared<ConversationSet>(write()), SplitOptions{.first = 0,
+                                                                                        .last = 3,
+                                                                                        .seq_length = 5,
+                                                                                        .seed = seed,
+                                                                                        .packs = true,
+                                                                                        .num_samples = samples});
+  };
+  const auto some = sizes_of(of_seed(1, 5)), more = sizes_of(of_seed(1, 40));
+  ASSERT_EQ(some.size(), 5);
+  EXPECT_TRUE(std::ranges::equal(some, more | std::views::take(5))) << "a longer run goes on from the same samples";
+  EXPECT_NE(more, sizes_of(of_seed(2, 40)));
+  for (size_t i = 0; i < 40; i += 2) {  // 3 + 2, 3 + 1 or 2 + 1 tokens, and then the third
+    std::multiset<size_t> epoch(more[i].begin(), more[i].end());
+    epoch.insert(more[i + 1].begin(), more[i + 1].end());
+    EXPECT_EQ(epoch, (std::multiset<size_t>{2, 3, 4})) << i;
+  }
+  DatasetFacts facts;
+  of_seed(1, 40).add_facts(4, facts);
+  EXPECT_EQ(facts.max_epochs, 2);
+}
+
+TEST_F(ConversationSets, PackedRowsOfABlendAreFilledUpAsDocuments) {
+  const DataOptions options{.data_path = {"1", write(), "1", folder_.path() + "/set"},
+                            .split = "1,0,0",
+                            .seq_length = 4,
+                            .shuffle_conversations = false,
+                            .neat_packing = true,
+                            .train_samples = 4,
+                            .valid_samples = 0,
+                            .test_samples = 0};
+  const auto batch = build_datasets(options).train->collate({0, 3}, {.seq_length = 4, .vocab_size = 10});
+  EXPECT_TRUE(at::equal(batch.tokens, whole_numbers({1, 9, 2, 9, 4, 5, 0, 0}).view({2, 4})));
+  EXPECT_TRUE(at::equal(batch.position_ids, whole_numbers({0, 1, 2, 0, 0, 1, 0, 0}).view({2, 4})));
+  EXPECT_TRUE(at::equal(batch.document_lengths, whole_numbers({3, 1, 2, 2})));
+}
+
+TEST_F(ConversationSets, NothingIsPackedOfDocumentsAlone) {
+  DataOptions options{.data_path = {write_documents(fresh_prefix("documents"), {40})},
+                      .split = "1,0,0",
+                      .seq_length = 8,
+                      .neat_packing = true,
+                      .train_samples = 3};
+  EXPECT_THAT([&] { build_datasets(options); },
+              ThrowsMessage<UsageError>(HasSubstr("the train data are documents, which fill their samples anyway")));
+  options.data_path.push_back(write());
+  EXPECT_NO_THROW(build_datasets(options));
 }
 
 TEST_F(ConversationSets, AreFoundByTheirPrefixAndBlendedWithAnySet) {
