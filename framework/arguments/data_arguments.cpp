@@ -46,6 +46,10 @@ void add_data(std::vector<Option>& rows) {
            "conversations come in the order of their file, every epoch")
       .turns_off()
       .named("shuffle_conversations");
+  training
+      .add("--neat-packing", &A::neat_packing, kReport,
+           "whole conversations fill a sample up to --seq-length, and see nothing of each other")
+      .alias("--neat-pack");
   group.add("--num-workers", &A::num_workers, kFree, "batches that are prepared ahead, by one thread; at least one")
       .at_least(0);
   group.add("--reset-position-ids", &A::reset_position_ids, kReport, "positions start anew after an end of document");

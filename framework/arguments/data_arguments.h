@@ -31,6 +31,7 @@ struct DataArguments {
   std::optional<int64_t> encoder_seq_length;  // another name for seq_length
   DataloaderType dataloader_type = DataloaderType::kSingle;
   bool shuffle_conversations = true;
+  bool neat_packing = false;
   int64_t num_workers = 2;
   bool reset_position_ids = false;
   bool reset_attention_mask = false;

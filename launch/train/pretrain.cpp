@@ -44,6 +44,7 @@ DataOptions data_options(const Arguments& arguments, int64_t vocab_size, int64_t
   options.seq_length = *arguments.seq_length;
   options.seed = arguments.seed;
   options.shuffle_conversations = arguments.shuffle_conversations;
+  options.neat_packing = arguments.neat_packing;
   options.vocab_size = vocab_size;
   options.eod_id = eod_id;
   options.sink = sink;

@@ -20,11 +20,17 @@ def losses_by_pytorch(model, samples):
     return seen
 
 
-def train(folder, *flags):
-    """The losses of the same steps by two ranks, on a set of four samples."""
-    steps, _ = pretrain(folder, *flags, ranks=2, config=None, defaults=(
+def train(folder, *flags, ranks=2):
+    """The losses of the same steps, on a set of four samples."""
+    steps, _ = pretrain(folder, *flags, ranks=ranks, config=None, defaults=(
         f"--hf-model {folder} --data-path {folder / 'out'} --split 1,0,0 --seq-length 128 --micro-batch-size 2 "
         "--global-batch-size 4 --train-iters 3 --lr 0.1 --eval-iters 0 --optimizer sgd --sgd-momentum 0 "
         "--weight-decay 0 "
         "--lr-decay-style constant --calculate-per-token-loss --use-torch-fsdp2 --peak-tflops 1"))
     return losses(steps)
+
+
+def packed(folder, *flags, ranks=1):
+    """With all four in one row."""
+    return train(folder, "--neat-packing", "--seq-length", 320, "--micro-batch-size", 1, "--global-batch-size", 1,
+                 *flags, ranks=ranks)

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from conversations import losses_by_pytorch, train
+from conversations import losses_by_pytorch, packed, train
 from megashard import launch, run
 from tiny_vision import ASKED, asked, preprocessing, said, write_conversations
 
@@ -79,6 +79,9 @@ def test_conversations_of_text_are_prepared_and_trained(tmp_path, family, templa
         for ours, (tokens, _, _) in zip(numpy.load(tmp_path / "log_probs.npy"), samples):
             wanted = model(tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0].detach().numpy()
             assert abs(ours[:len(wanted)] - wanted).max() < 1e-5 * abs(wanted).max()
+    assert packed(tmp_path) == pytest.approx(seen, rel=1e-6)
+    assert packed(tmp_path, "--context-parallel-size", 2, "--context-parallel-algo", "megatron_cp_algo",
+                  ranks=2) == pytest.approx(seen, rel=1e-6)
     assert seen == pytest.approx(losses_by_pytorch(model, samples), rel=2e-6)  # fp32, sums over two ranks
     assert seen[2] < seen[0]
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from conversations import losses_by_pytorch, train
+from conversations import losses_by_pytorch, packed, train
 from test_preprocess_data import run
 from tiny_vision import (AGAIN, ASKED, MIXED, SHOWN, asked, make_processors, make_videos, make_vision_model,
                          preprocessing, said, write_conversations, write_video)
@@ -85,6 +85,7 @@ def test_conversations_with_pictures_are_prepared_and_trained(tmp_path, family):
 
     seen = train(tmp_path)
     assert seen == pytest.approx(losses_by_pytorch(model, samples), rel=2e-6)  # fp32, sums over two ranks
+    assert packed(tmp_path) == pytest.approx(seen, rel=1e-6)
     assert seen[2] < seen[0]
     if family == "qwen2_5_vl":  # each conversation on both ranks
         assert train(tmp_path, "--context-parallel-size", 2) == pytest.approx(seen, rel=2e-6)
