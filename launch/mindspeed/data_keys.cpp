@@ -58,6 +58,7 @@ std::vector<std::string> files_in(const V& value) {
 }
 
 constexpr const char* kPairs = "conversations are prepared as pairs of a question and an answer";
+constexpr const char* kNeat = "packed conversations do not see each other here; give neat_packing: true instead";
 constexpr const char* kWhole = "a set is prepared as a whole, before the run";
 
 const MindSpeedKey kData[] = {{"val_dataset_param", nullptr, "", "give a validation set by --valid-data-path"}};
@@ -67,7 +68,7 @@ const MindSpeedKey kDataset[] = {
 };
 
 const MindSpeedKey kAttributes[] = {
-    {"packing", nullptr, "false", "conversations are padded, not packed"},
+    {"packing", nullptr, "false", kNeat},
     {"ranking", nullptr, "false", "there is no training on preferences"},
     {"pretrain", nullptr, "false", "text is prepared by preprocess_data.py without --input-format; give --data-path"},
     {"formatting", nullptr, "sharegpt", kPairs},
@@ -142,8 +143,11 @@ const MindSpeedKey kBasic[] = {
        if (!(run.validation_share >= 0 && run.validation_share < 1)) value.expected("a number from 0 to below 1");
      }},
     {"stage", nullptr, "sft", kPairs},
-    {"packing", nullptr, "false", "conversations are padded, not packed"},
-    {"neat_packing", nullptr, "false", "conversations are padded, not packed"},
+    {"packing", nullptr, "false", kNeat},
+    {"neat_packing",
+     [](const V& value, R&, A& arguments) {
+       if (!arguments.is_given("neat_packing")) arguments.neat_packing = value.boolean();
+     }},
     {"streaming", nullptr, "false", kWhole},
     {"preprocess_on_fly", nullptr, "false", kWhole},
     {"async_preprocess", nullptr, "false", kWhole},

@@ -23,7 +23,7 @@ constexpr const char* kData = R"(
            assistant_tag: assistant, system_tag: null}
     preprocess_parameters: {model_name_or_path: hf, image_max_pixels: 262144, image_min_pixels: 0}
     basic_parameters: {template: qwen2vl, dataset_dir: pictures, dataset: chats.json, cache_dir: cache,
-                       preprocessing_num_workers: 16, max_samples: 50}
+                       preprocessing_num_workers: 16, max_samples: 50, packing: false, neat_packing: true}
   dataloader_param: {dataloader_mode: sampler, drop_last: true, sampler_type: BaseRandomBatchSampler, shuffle: false,
                      collate_param: {model_name: qwen2vl, ignore_pad_token_for_loss: true}}
 )";
@@ -129,6 +129,7 @@ TEST_F(MindSpeed, SectionsStandBesideGptArgs) {
   EXPECT_EQ(line.arguments.hf_model, "other");
   EXPECT_TRUE(line.arguments.calculate_per_token_loss);
   EXPECT_FALSE(line.arguments.shuffle_conversations);
+  EXPECT_TRUE(line.arguments.neat_packing);
   EXPECT_THAT(line.arguments.freeze_modules,
               ElementsAre("model.visual.patch_embed", "model.visual.blocks", "model.visual.pos_embed"));
   const Preparation& data = *line.mindspeed->data;
@@ -217,7 +218,8 @@ TEST_F(MindSpeed, WhatIsNotHereIsRefusedByName) {
       {"template: qwen2vl", "template: llama3", "is llama3; conversations are prepared by the templates qwen2vl and"},
       {"template: qwen2vl", "template: qwen2vl, streaming: True",
        "streaming is True, but a set is prepared as a whole"},
-      {"template: qwen2vl", "template: qwen2vl, packing: false, neat_packing: true", "neat_packing is true, but"},
+      {"packing: false", "packing: true",
+       "packing is true, but packed conversations do not see each other here; give neat_packing: true instead"},
       {"images: images", "images: images, videos: videos", "attr.videos is videos, but videos are prepared by"},
       {"drop_last: true", "drop_last: false", "dataloader_param.drop_last is false, but batches are always full"},
       {"huggingface", "video", "dataset_type is video, but only conversations (huggingface) are read"},
