@@ -93,7 +93,7 @@ at::Tensor by_flash(const Heads& x, const KeySpan& span, const AttentionOptions&
     return span.documents ? wide.flatten(0, 1) : wide;
   };
   const auto ends = span.documents ? std::optional(span.documents->ends) : std::nullopt;
-  const int64_t longest = span.documents ? std::ranges::max(span.documents->lengths) : x.q.size(1);
+  const int64_t longest = span.documents ? span.documents->longest : x.q.size(1);
   const auto before = span.window > 0 ? std::optional(span.window - 1) : std::nullopt;
   const auto behind = span.window > 0 ? std::optional<int64_t>(0) : std::nullopt;
   const auto mixed = std::get<0>(at::_flash_attention_forward(

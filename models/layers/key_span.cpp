@@ -48,6 +48,7 @@ std::shared_ptr<const Documents> Documents::of(const at::Tensor& lengths, int64_
     TORCH_CHECK(each > 0 && tokens % length + each <= length, "document_lengths ", documents->lengths,
                 " are not those of rows of ", length, " tokens: a document ends with its row");
     tokens += each;
+    documents->longest = std::max(documents->longest, each);
   }
   TORCH_CHECK(tokens == rows * length, "document_lengths are of ", tokens, " tokens, but there are ", rows, " rows of ",
               length);

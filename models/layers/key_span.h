@@ -13,6 +13,7 @@ namespace megashard {
 /// Documents that stand one behind the other in the rows of a batch, and see nothing of each other.
 struct Documents {
   std::vector<int64_t> lengths;  ///< of all rows one behind the other; each row begins a document
+  int64_t longest = 0;           ///< of the lengths
   at::Tensor ends;               ///< elsewhere [documents + 1] int32: 0, then where each ends in all rows
   at::Tensor begins;             ///< in a ring and on CPUs [B, T] int64: where a token's document begins in its row
 

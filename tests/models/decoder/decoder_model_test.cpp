@@ -167,12 +167,15 @@ TEST(DecoderModel, TheHostWaitsForNoGpuWhateverThePositions) {
   if (!testing::on_simulated_device()) GTEST_SKIP() << "nobody waits for a CPU";
   const auto windows = make_small("gemma3_text");
   windows->to(testing::device_of_tests());
-  const auto on_host = at::TensorOptions(at::kLong).device(at::kCPU);
-  for (const auto& model : std::vector<std::shared_ptr<MultiModalModule>>{make(small_network()), windows}) {
-    for (const auto& positions : {at::Tensor(), at::arange(8, on_host).expand({2, 8})}) {
+  const auto in_bf16 = make(small_network());  // documents by flash attention
+  in_bf16->to(at::kBFloat16);
+  const auto host = at::TensorOptions(at::kLong).device(at::kCPU);
+  for (const auto& model : std::vector<std::shared_ptr<MultiModalModule>>{make(small_network()), in_bf16, windows}) {
+    for (const auto& positions : {at::Tensor(), at::arange(8, host).expand({2, 8})}) {
       Batch whole;  // in memory that is not pinned
-      whole.tokens = whole.labels = at::ones({2, 8}, on_host);
+      whole.tokens = whole.labels = at::ones({2, 8}, host);
       whole.position_ids = positions;
+      if (positions.defined()) whole.document_lengths = on_host({5, 3, 8});
       const auto step = [&] { (*model)(batch_of_rank(*model, whole, at::Device(at::kCUDA, 0))).sum().backward(); };
       step();
       testing::simulated_cuda().take_host_syncs();
