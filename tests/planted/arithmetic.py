@@ -13,6 +13,8 @@ ATTENTION = Tests("models", "CausalAttention.*", device="cpu")
 EXPERTS = Tests("models", "Moe.RanksWithDifferentExperts*", device="cpu")
 LOSSES = Tests("models", "CrossEntropy.*", device="cpu")
 NARROW = Tests("parallel", "FsdpMixedPrecision.*", device="cpu")
+PACKED = Tests("framework", "ConversationSets.*", device="cpu")
+PICTURES = Tests("models", "All/QwenVlFamilies.Packed*", device="cpu")
 MESSAGES = Tests("parallel", "HostMessages.*", device="cpu")
 
 PLAN = "parallel/fsdp/detail/foreach_all_gather.cpp"
@@ -40,6 +42,14 @@ FAULTS = [
          "return by_expert_.defined() ?", "return by_expert_.defined() && !PLANTED ?", EXPERTS),
     seen("accumulated gradients travel in 16 bits", PACKING, "const bool widens = !group.has_wide_grads &&",
          "const bool widens = (PLANTED || !group.has_wide_grads) &&", NARROW),
+    seen("a document sees those before it", "models/layers/key_span.cpp", "length, token % row_length);",
+         "length, PLANTED ? 0 : token % row_length);", ATTENTION),
+    seen("packed conversations see each other", "framework/data/conversation_dataset.cpp",
+         "if (packs_) batch.document_lengths =", "if (packs_ && !PLANTED) batch.document_lengths =", PACKED),
+    seen("positions run on behind a packed conversation", "framework/data/conversation_dataset.cpp",
+         "positions + count, int64_t{0});", "positions + count, PLANTED ? begin : int64_t{0});", PACKED),
+    seen("positions of pictures run on behind a document", "models/vision/mrope_positions.cpp",
+         "int64_t next_position = 0;", "int64_t next_position = PLANTED ? begin : 0;", PICTURES),
     seen("a message is taken for another collective's", "parallel/collectives/host_messages.cpp",
          "!= expected || slot.tag != tag) continue;", "!= expected || (!PLANTED && slot.tag != tag)) continue;",
          MESSAGES),

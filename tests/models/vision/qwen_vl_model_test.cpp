@@ -132,6 +132,10 @@ TEST_P(QwenVlFamilies, PackedConversationsTrainAsRowsOfTheirOwn) {
   EXPECT_LE((apart[0] - together[2]).abs().max().item<double>(), 2e-6);
   ((apart.sum() + apart[0].sum()) / 27).backward();
   expect_rows_of(*packed, gradients_of(*alone));
+  auto row = packed_row(rows);
+  packed->prepare(row);
+  const auto positions = row.position_ids.view({3, 3, 9});
+  EXPECT_TRUE(positions.select(1, 0).equal(positions.select(1, 2))) << "rotation tells only their differences";
 }
 
 /// Calls as they come, and what they are given.
