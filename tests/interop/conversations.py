@@ -32,5 +32,6 @@ def train(folder, *flags, ranks=2):
 
 def packed(folder, *flags, ranks=1):
     """With all four in one row."""
-    return train(folder, "--neat-packing", "--seq-length", 320, "--micro-batch-size", 1, "--global-batch-size", 1,
-                 *flags, ranks=ranks)
+    length = [] if "--seq-length" in flags else ["--seq-length", 320]
+    return train(folder, "--neat-packing", *length, "--micro-batch-size", 1, "--global-batch-size", 1, *flags,
+                 ranks=ranks)

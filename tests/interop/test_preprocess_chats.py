@@ -74,6 +74,10 @@ def test_conversations_of_text_are_prepared_and_trained(tmp_path, family, templa
                                                                              3) and ours["pixel_values"].shape[0] == 0
     seen = train(tmp_path)
     if family == "Llama":
+        rows = "--seq-length", 128  # two an epoch
+        whole = packed(tmp_path, *rows)
+        packed(tmp_path, *rows, "--exit-interval", 2, "--save-interval", 2, "--save", tmp_path / "saved")
+        assert packed(tmp_path, *rows, "--load", tmp_path / "saved") == whole[2:]
         run(*launch(1, "infer", "--hf-model", tmp_path, "--data-path", tmp_path / "out", "--seq-length", 128,
                     "--log-probs", tmp_path / "log_probs.npy"))
         for ours, (tokens, _, _) in zip(numpy.load(tmp_path / "log_probs.npy"), samples):

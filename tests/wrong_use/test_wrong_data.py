@@ -109,6 +109,8 @@ CASES = {
                                                      "--reset-position-ids", "--data-path", "1", "{folder}/chats", "1",
                                                      "{folder}/good", *ALL_TRAINING], FAILURE,
                                                     "leave them out, or give --micro-batch-size 1"),
+    "packing of documents": ([*DATA, "{folder}/good", "--neat-packing", *ALL_TRAINING], USAGE,
+                             "the train data are documents, which fill their samples anyway; leave it out"),
     "a split in words": ([*DATA, "{folder}/good", "--split", "a,b"], USAGE, '--split "a,b" is not a list of weights'),
     "a split below zero": ([*DATA, "{folder}/good", "--split=-1,1,1"], USAGE,
                            "is not a list of weights; give three numbers"),
