@@ -16,10 +16,10 @@ namespace megashard {
 namespace {
 
 using Entry = YamlValue;
-using Reader = std::function<void(const Entry&, Fsdp2Config&)>;
+using EntryReader = std::function<void(const Entry&, Fsdp2Config&)>;
 
-const std::map<std::string, Reader>& readers() {
-  static const std::map<std::string, Reader> table = {
+const std::map<std::string, EntryReader>& readers() {
+  static const std::map<std::string, EntryReader> table = {
       {"sharding_size", [](auto& entry, auto& config) { config.sharding_size = detail::read_sharding_size(entry); }},
       {"sub_modules_to_wrap",
        [](auto& entry, auto& config) { config.sub_modules_to_wrap = detail::read_patterns(entry); }},
