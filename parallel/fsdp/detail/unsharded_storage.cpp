@@ -4,6 +4,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include "parallel/device/buffer_pool.h"
+#include "parallel/device/memory_use.h"
 #include "parallel/device/storage.h"
 
 namespace megashard {
@@ -43,7 +44,8 @@ void UnshardedStorage::set_name(const std::string& name) {
 
 void UnshardedStorage::allocate() {
   if (allocated_) return;
-  give_memory(*storage_, storage_->allocator()->allocate(storage_->nbytes()));
+  const size_t bytes = storage_->nbytes();
+  give_memory(*storage_, counted_memory(MemoryClass::kUnsharded, storage_->allocator()->allocate(bytes), bytes));
   allocated_ = true;
 }
 

@@ -6,6 +6,7 @@
 
 #include "parallel/collectives/fake_process_group.h"
 #include "parallel/device/buffer_pool.h"
+#include "parallel/device/memory_use.h"
 #include "tests/support/chain.h"
 #include "tests/support/counting_allocator.h"
 #include "tests/support/parity.h"
@@ -91,6 +92,33 @@ TEST(FullyShardMemory, test_fully_shard_training_memory) {
       EXPECT_EQ(counts.bytes().now, 0) << "after zero_grad";
     }
   }
+}
+
+TEST(FullyShardMemory, WhatIsObservedByClassIsAllOfIt) {
+  BufferCounts counts;
+  MemoryUse most;
+  int64_t calls = 0;
+  observe_memory_use([&](const MemoryUse& use) {
+    EXPECT_EQ(use.unsharded + use.communication, counts.bytes().now) << "call " << calls;
+    most.unsharded = std::max(most.unsharded, use.unsharded);
+    most.communication = std::max(most.communication, use.communication);
+    ++calls;
+  });
+  {
+    Chain chain(kDepth, 7);
+    chain.shard({.mesh = fake_mesh()});
+    for (int step = 0; step < 2; ++step) chain.forward().backward();
+    EXPECT_EQ(most.unsharded, 2 * kFull);
+    EXPECT_GE(most.communication, kInput + kGroups * kReduced) << "gradients stay where they were reduced";
+    for (const auto& weight : chain.root.parameters()) {
+      EXPECT_TRUE(is_counted_communication(weight.grad()));
+      EXPECT_FALSE(is_counted_communication(weight));
+    }
+    chain.forward();  // a model that goes with its gathered parameters
+  }
+  observe_memory_use(nullptr);
+  EXPECT_GT(calls, 0);
+  EXPECT_EQ(counts.bytes().now, 0);
 }
 
 TEST(FullyShardMemory, AnOptimizerInBackwardNeedsOneGradient) {
