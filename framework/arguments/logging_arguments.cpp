@@ -22,7 +22,7 @@ void add_logging_options(std::vector<Option>& rows) {
   group.add("--log-tokens-per-second", &A::log_tokens_per_second, kFree,
             "tokens a second, of all ranks, at the end of the log line");
   group.add("--log-memory", &A::log_memory, kFree,
-            "peak memory of the largest rank, in MiB, at the end of the log line");
+            "peak memory of the largest rank, in MiB, at the end of the log line; what the first rank's was made of");
   group
       .add("--timing-log-level", &A::timing_log_level, kFree,
            "parts of a step below the log line: 1 those that a step has once, 2 those of each "

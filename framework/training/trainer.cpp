@@ -97,6 +97,11 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, const ParallelGr
       saver_(state_, group_, callbacks_.print_on_first_rank) {
   state_.scaler = scaler_.get();
   optimizer_->set_parts(model.expert_parallel_info());
+  if (arguments.log_memory && group_->rank() == 0) {
+    memory_log_ = std::make_unique<MemoryLog>(
+        model, *optimizer_, device_,
+        MemoryLog::Sources{.live_bytes = callbacks_.live_memory_bytes, .peak_bytes = callbacks_.peak_memory_bytes});
+  }
   check_overrides(param_group_overrides(arguments), *optimizer_, group_);
   if (arguments.hf_model && !arguments.from_scratch) weights_from_ = *arguments.hf_model;
 }
@@ -252,6 +257,8 @@ void Trainer::run_step() {
   if (!reads && group_->size() == 1) hear(host);  // the only rank need not ask the device
   if (callbacks_.after_step) callbacks_.after_step();
   ++state_.iteration;
+  if (const auto line = memory_log_ ? memory_log_->line(state_.iteration) : std::nullopt)
+    callbacks_.print_on_first_rank(*line);
   arguments_.consumed_train_samples += microbatches_->global_batch_size();
   if (!scaler_) schedule_.advance(microbatches_->global_batch_size());
   has_stepped_ = true;

@@ -12,6 +12,7 @@
 #include "framework/data/build_datasets.h"
 #include "framework/data/data_loader.h"
 #include "framework/training/checkpoint_saver.h"
+#include "framework/training/memory_log.h"
 #include "framework/training/metrics_file.h"
 #include "framework/training/optimizer_param_scheduler.h"
 #include "framework/training/parallel_groups.h"
@@ -38,6 +39,7 @@ struct TrainerCallbacks {
   std::function<void(const std::string& line)> print_on_last_rank;
   std::function<StopRequest()> stop_request;   ///< of this rank
   std::function<int64_t()> peak_memory_bytes;  ///< of this rank
+  std::function<int64_t()> live_memory_bytes{};  ///< of this rank, now; for --log-memory
   std::function<void()> before_first_step{};   ///< null: nothing
   std::function<void()> after_step{};          ///< null: nothing
   std::chrono::steady_clock::time_point program_start;
@@ -122,6 +124,7 @@ class Trainer {
   std::unique_ptr<GradScaler> scaler_;        // null: losses are not scaled
   std::optional<Microbatches> microbatches_;  // from the first step of this run on
   std::unique_ptr<StepTimers> timers_;        // null: --timing-log-level 0
+  std::unique_ptr<MemoryLog> memory_log_;     // of the first rank with --log-memory
   TrainStep step_;
   TrainingState state_;
   int64_t train_iters_ = 0;

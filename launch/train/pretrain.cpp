@@ -4,8 +4,10 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <malloc.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <optional>
 #include <unordered_set>
@@ -85,6 +87,16 @@ int64_t peak_memory_bytes(c10::Device device) {
   return usage.ru_maxrss * 1024;
 }
 
+int64_t live_memory_bytes(c10::Device device) {
+  if (!device.is_cpu()) {
+    const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+    return stats.allocated_bytes[0].current;
+  }
+  int64_t size = 0, resident = 0;  // in pages
+  std::ifstream("/proc/self/statm") >> size >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
 /// Traces the first steps for --fsdp-schedule-trace; called after each step.
 std::function<void()> schedule_tracer(const std::string& folder, torch::nn::Module& model, int rank) {
   constexpr int kTracedSteps = 3;
@@ -111,6 +123,7 @@ TrainerCallbacks trainer_callbacks(const Arguments& arguments, const ProcessGrou
   callbacks.stop_request = stop_request;
   callbacks.before_first_step = finish_step_at_interrupt;
   callbacks.peak_memory_bytes = [device] { return peak_memory_bytes(device); };
+  callbacks.live_memory_bytes = [device] { return live_memory_bytes(device); };
   callbacks.program_start = start;
   callbacks.peak_tflops = arguments.peak_tflops;
   if (!callbacks.peak_tflops && arguments.metrics_file && rank == 0) {

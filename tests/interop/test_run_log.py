@@ -50,6 +50,9 @@ def test_what_is_added_to_the_line_of_a_step_stands_behind_megatrons(folder):
     assert re.search(r"nan iterations: +\d+ \| tokens per second: [\d.]+ \| peak memory \(MiB\): [\d.]+ \|$", line)
     assert float(line.split(":")[4].split("|")[0]) > 0  # where scripts cut the time of a step
     assert "TFLOP/s/GPU" in line
+    (made_of,) = [line for line in out.splitlines() if line.startswith("[Rank 0] (after 1 iterations) memory (MiB) | ")]
+    peak, *parts = map(float, re.findall(r": ([\d.]+)", made_of))
+    assert len(parts) == 6 and sum(parts) == pytest.approx(peak, abs=0.5)  # each is rounded to 0.1
 
 
 def test_the_start_says_what_differs_from_the_defaults(folder):

@@ -1,0 +1,75 @@
+#include "framework/training/memory_log.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <unordered_set>
+#include <utility>
+
+namespace megashard {
+namespace {
+
+constexpr double kGrowth = 1.01;  // of a peak that is worth a line
+
+int64_t bytes_on(c10::Device device, const at::Tensor& tensor) {
+  const bool counts = tensor.defined() && tensor.device().type() == device.type();
+  return counts ? tensor.numel() * static_cast<int64_t>(tensor.element_size()) : 0;
+}
+
+std::string in_mib(const char* what, int64_t bytes) {
+  char text[96];
+  std::snprintf(text, sizeof text, " | %s: %.1f", what, static_cast<double>(bytes) / (1 << 20));
+  return text;
+}
+
+}  // namespace
+
+MemoryLog::MemoryLog(const torch::nn::Module& model, Optimizer& optimizer, c10::Device device, Sources sources)
+    : model_(model),
+      optimizer_(optimizer),
+      device_(device),
+      sources_(std::move(sources)),
+      state_bytes_(optimizer_bytes()) {
+  observe_memory_use([this](const MemoryUse& use) { look(use); });
+}
+
+MemoryLog::~MemoryLog() { observe_memory_use(nullptr); }
+
+int64_t MemoryLog::optimizer_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& [name, piece] : optimizer_.sharded_state_dict()) bytes += bytes_on(device_, piece.local);
+  return bytes;
+}
+
+void MemoryLog::look(const MemoryUse& use) {
+  const int64_t live = sources_.live_bytes();
+  if (live <= fullest_) return;
+  fullest_ = live;
+  held_ = {.use = use, .optimizer = state_bytes_};
+  for (const auto& parameter : optimizer_.parameters()) {
+    const at::Tensor& gradient = parameter.grad();
+    const int64_t bytes = bytes_on(device_, gradient);
+    held_.gradients += bytes;
+    if (bytes > 0 && is_counted_communication(gradient)) held_.use.communication -= bytes;  // counted once
+  }
+}
+
+std::optional<std::string> MemoryLog::line(int64_t iteration) {
+  state_bytes_ = optimizer_bytes();
+  const int64_t peak = sources_.peak_bytes();
+  if (static_cast<double>(peak) <= kGrowth * static_cast<double>(told_)) return std::nullopt;
+  told_ = peak;
+  int64_t parameters = 0;
+  std::unordered_set<const c10::TensorImpl*> counted;  // tied ones have several names
+  for (const auto& parameter : model_.parameters()) {
+    if (counted.insert(parameter.unsafeGetTensorImpl()).second) parameters += bytes_on(device_, parameter);
+  }
+  const auto& use = held_.use;
+  const int64_t known = parameters + held_.gradients + held_.optimizer + use.unsharded + use.communication;
+  return "[Rank 0] (after " + std::to_string(iteration) + " iterations) memory (MiB)" + in_mib("peak", peak) +
+         in_mib("sharded parameters", parameters) + in_mib("gradients", held_.gradients) +
+         in_mib("optimizer state", held_.optimizer) + in_mib("unsharded parameters", use.unsharded) +
+         in_mib("communication buffers", use.communication) +
+         in_mib("activations and the rest", std::max<int64_t>(0, peak - known));
+}
+
+}  // namespace megashard

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <c10/core/Device.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "framework/training/optimizer.h"
+#include "parallel/device/memory_use.h"
+
+namespace megashard {
+
+/// What this rank's memory was made of when it was fullest, for --log-memory. Looks whenever a unit's parameters are
+/// gathered or a communication buffer is taken, which is where a step's peaks are. One in a process.
+class MemoryLog {
+ public:
+  struct Sources {
+    std::function<int64_t()> live_bytes;  ///< of this rank, now
+    std::function<int64_t()> peak_bytes;  ///< the most that it had
+  };
+  /// Counts what lies on `device`. `model` and `optimizer` outlive it.
+  MemoryLog(const torch::nn::Module& model, Optimizer& optimizer, c10::Device device, Sources sources);
+  ~MemoryLog();
+  MemoryLog(const MemoryLog&) = delete;
+  MemoryLog& operator=(const MemoryLog&) = delete;
+
+  /// After a step, where the peak has grown by more than 1 % since the last line:
+  /// "[Rank 0] (after 1 iterations) memory (MiB) | peak: 712.0 | sharded parameters: 32.0 | ...". The last field,
+  /// "activations and the rest", is what remains of the peak; on a CPU it holds the program and its libraries too.
+  std::optional<std::string> line(int64_t iteration);
+
+ private:
+  struct Held {
+    MemoryUse use{};
+    int64_t gradients = 0, optimizer = 0;
+  };
+  void look(const MemoryUse& use);
+  int64_t optimizer_bytes() const;
+
+  const torch::nn::Module& model_;
+  Optimizer& optimizer_;
+  c10::Device device_;
+  Sources sources_;
+  int64_t state_bytes_;  // of the optimizer, since the last step
+  int64_t fullest_ = 0;  // of live_bytes, when `held_` was there
+  Held held_;
+  int64_t told_ = 0;  // the peak of the last line
+};
+
+}  // namespace megashard
