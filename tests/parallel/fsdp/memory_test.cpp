@@ -1,6 +1,8 @@
 // test_fully_shard_memory.py, counted to the byte: the buffers that a step takes from the pool, by
 // what they are for. One rank of a fake group; cuda_test.cpp asks a GPU's allocator.
 
+#include <c10/util/ScopeExit.h>
+
 #include <cstdlib>
 #include <map>
 
@@ -98,6 +100,7 @@ TEST(FullyShardMemory, WhatIsObservedByClassIsAllOfIt) {
   BufferCounts counts;
   MemoryUse most;
   int64_t calls = 0;
+  const auto stop = c10::make_scope_exit([] { observe_memory_use(nullptr); });
   observe_memory_use([&](const MemoryUse& use) {
     EXPECT_EQ(use.unsharded + use.communication, counts.bytes().now) << "call " << calls;
     most.unsharded = std::max(most.unsharded, use.unsharded);
@@ -116,7 +119,6 @@ TEST(FullyShardMemory, WhatIsObservedByClassIsAllOfIt) {
     }
     chain.forward();  // a model that goes with its gathered parameters
   }
-  observe_memory_use(nullptr);
   EXPECT_GT(calls, 0);
   EXPECT_EQ(counts.bytes().now, 0);
 }
