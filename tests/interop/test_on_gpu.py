@@ -38,7 +38,8 @@ def dry_run(pack, mode, output, device="sim"):
 
 def test_the_pack_needs_nothing_of_the_tree(elsewhere):
     assert sum(path.stat().st_size for path in elsewhere.rglob("*") if path.is_file()) <= 60 << 20
-    assert (elsewhere / "parallel" / "cuda" / "batched_copy.cu").exists()
+    for kernels in ("parallel/cuda/batched_copy.cu", "models/kernels/gpu/rms_norm.cu"):
+        assert (elsewhere / kernels).exists()
     code = ("import sys; sys.path.insert(0, 'tests/on_gpu'); import machine, pack\n"
             "for each in [*machine.BUILD.rglob('*.so'), machine.PROGRAM, *machine.BUILD.glob('tests/*/*_tests')]:\n"
             "    for name, path in pack.needed_libraries(each): print(path)")
@@ -57,7 +58,8 @@ def test_smoke_from_a_pack(elsewhere, tmp_path):
                  "fp32, saved, resumed"):
         assert lines[name]["outcome"] == "passed" and lines[name]["figures"]["difference"] < 1e-4, lines[name]
     assert {line["outcome"] for line in lines.values()} <= {"passed", "skipped"}
-    assert any(name.startswith("CudaKernels.") for name in lines)
+    for kernels in ("CudaKernels.", "CudaRowKernels."):
+        assert any(name.startswith(kernels) for name in lines)
     tests = [line for name, line in lines.items() if "." in name]
     assert sum(line["outcome"] == "passed" for line in tests) >= 8
     assert all(line["why"].startswith("not run on the simulated device: ") for line in tests
