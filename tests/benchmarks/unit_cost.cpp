@@ -1,29 +1,63 @@
 // Host cost of fully_shard, where no collective takes time: the twin of fsdp2_unit_cost.py, which
-// says what is measured. One JSON line.
+// says what is measured. One JSON line. `unit_cost --count CALLS` calls a step without units, one
+// with them, and clipping with AdamW so often each, in functions of their own for tools that count
+// instructions, and says how often a call asked for memory.
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <limits>
+#include <memory>
+#include <string_view>
 
 #include "framework/training/optimizer.h"
 #include "parallel/collectives/fake_process_group.h"
 #include "parallel/fsdp/fully_shard.h"
 
+namespace {
+int64_t allocations = 0;
+}  // namespace
+
+// The C library's, which count here.
+extern "C" {
+void* __libc_malloc(size_t bytes);
+void* __libc_calloc(size_t count, size_t bytes);
+void* __libc_memalign(size_t alignment, size_t bytes);
+
+void* malloc(size_t bytes) {
+  ++allocations;
+  return __libc_malloc(bytes);
+}
+void* calloc(size_t count, size_t bytes) {
+  ++allocations;
+  return __libc_calloc(count, bytes);
+}
+int posix_memalign(void** block, size_t alignment, size_t bytes) {
+  ++allocations;
+  *block = __libc_memalign(alignment, bytes);
+  return *block == nullptr ? ENOMEM : 0;
+}
+}
+
 namespace megashard {
 namespace {
+
+using Call = std::function<void()>;
 
 constexpr int kUnits = 8;
 constexpr int kLayers = 5;
 
 /// Microseconds of a call: the fastest of several averages, which is the one that nothing
 /// disturbed.
-template <class Work>
-double best_us(Work work, int calls, int repeats = 7) {
+double best_us(const Call& work, int calls, int repeats = 7) {
   for (int i = 0; i < calls; ++i) work();
   double best = std::numeric_limits<double>::max();
   for (int repeat = 0; repeat < repeats; ++repeat) {
@@ -61,30 +95,25 @@ struct Chains : torch::nn::Module {
   std::vector<std::shared_ptr<Hooked<Chain>>> units;
 };
 
-double step_us(Hooked<Chains>& model) {
-  const auto x = at::ones({4, 16}).requires_grad_();
-  const auto gradient = at::ones({4, 16});
-  const auto parameters = model.parameters();
-  return best_us(
-      [&] {
-        model.forward(x).backward(gradient);
-        x.mutable_grad().reset();
-        for (const auto& parameter : parameters) parameter.mutable_grad().reset();
-      },
-      30);
-}
-
 FullyShardOptions on(DeviceMeshPtr mesh) {
   FullyShardOptions options;
   options.mesh = std::move(mesh);
   return options;
 }
 
-double unit_us(const DeviceMeshPtr& mesh) {
-  Hooked<Chains> plain, wrapped;
-  for (auto& unit : wrapped.units) fully_shard(*unit, on(mesh));
-  fully_shard(wrapped, on(mesh));
-  return (step_us(wrapped) - step_us(plain)) / kUnits;
+/// Forward and backward of all units, sharded or not.
+Call step(const DeviceMeshPtr& mesh, bool sharded) {
+  const auto model = std::make_shared<Hooked<Chains>>();
+  if (sharded) {
+    for (auto& unit : model->units) fully_shard(*unit, on(mesh));
+    fully_shard(*model, on(mesh));
+  }
+  const auto x = at::ones({4, 16}).requires_grad_();
+  return [model, x, gradient = at::ones({4, 16}), parameters = model->parameters()] {
+    model->forward(x).backward(gradient);
+    x.mutable_grad().reset();
+    for (const auto& parameter : parameters) parameter.mutable_grad().reset();
+  };
 }
 
 struct Weights : torch::nn::Module {
@@ -94,29 +123,51 @@ struct Weights : torch::nn::Module {
   at::Tensor forward(at::Tensor x) { return x; }
 };
 
-double clip_adamw_us(const DeviceMeshPtr& mesh) {
-  Hooked<Weights> module;
-  fully_shard(module, on(mesh));
+Call clip_adamw(const DeviceMeshPtr& mesh) {
+  const auto module = std::make_shared<Hooked<Weights>>();
+  fully_shard(*module, on(mesh));
   NamedTensors named;
-  for (const auto& item : module.named_parameters()) {
+  for (const auto& item : module->named_parameters()) {
     item.value().mutable_grad() = at::ones({16, 32});
     named.emplace_back(item.key(), item.value());
   }
-  const auto optimizer = make_optimizer(named, {});
-  return best_us(
-      [&] {
-        optimizer->clip_grad_norm(1.0);
-        optimizer->step();
-      },
-      20);
+  const std::shared_ptr<Optimizer> optimizer = make_optimizer(named, {});
+  return [module, optimizer] {
+    optimizer->clip_grad_norm(1.0);
+    optimizer->step();
+  };
 }
 
 }  // namespace
+
+template <char kWhat>
+[[gnu::noinline]] void counted(const Call& work, int calls) {
+  for (int i = 0; i < calls; ++i) work();
+}
+
+/// What a call asks of the C library's heap, after some to warm up.
+template <char kWhat>
+double allocations_of(const Call& work, int calls) {
+  for (int i = 0; i < 3; ++i) work();
+  const int64_t before = allocations;
+  counted<kWhat>(work, calls);
+  return static_cast<double>(allocations - before) / calls;
+}
+
 }  // namespace megashard
 
-int main() {
+int main(int argc, char** argv) {
   using namespace megashard;
   at::set_num_threads(1);
   const auto mesh = std::make_shared<DeviceMesh>(make_fake_group({.world_size = 2}), std::vector<int>{2});
-  std::cout << "{\"unit_us\": " << unit_us(mesh) << ", \"clip_adamw_us\": " << clip_adamw_us(mesh) << "}\n";
+  if (argc == 3 && std::string_view(argv[1]) == "--count") {
+    const int calls = std::atoi(argv[2]);
+    const double plain = allocations_of<'p'>(step(mesh, false), calls);
+    const double units = allocations_of<'u'>(step(mesh, true), calls);
+    std::cout << "{\"unit\": " << (units - plain) / kUnits
+              << ", \"clip_adamw\": " << allocations_of<'c'>(clip_adamw(mesh), calls) << "}\n";
+    return 0;
+  }
+  const double unit_us = (best_us(step(mesh, true), 30) - best_us(step(mesh, false), 30)) / kUnits;
+  std::cout << "{\"unit_us\": " << unit_us << ", \"clip_adamw_us\": " << best_us(clip_adamw(mesh), 20) << "}\n";
 }
