@@ -148,6 +148,7 @@ Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
   };
   constexpr int64_t kInPlace = -1;
   std::vector<Item> items;
+  items.reserve(group.params.size());
   int64_t part_numel = 0;
   for (const auto& param : group.params) {
     at::Tensor grad = take_grad(*param);
@@ -172,7 +173,10 @@ Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
     for (const auto& item : items) had.push_back(item.grad.defined());
     set_flags(packed.input, ranks, {first_flag, flags, mine}, had);
   }
+  reduction.buffers.reserve(items.size() + 1);
+  packed.entries.reserve(items.size());
   std::vector<RowsCopy> copies;
+  copies.reserve(items.size() * static_cast<size_t>(ranks));
   int64_t flag = first_flag;
   for (auto& [param, grad, offset] : items) {
     const int64_t its_flag = flags == 0 ? -1 : flag;
