@@ -128,6 +128,7 @@ TEST_P(Collectives, ReduceInRankOrder) {
 }
 
 TEST_P(Collectives, ReduceScatterAddsNarrowNumbersInSinglePrecision) {
+  MEGASHARD_NOT_ON_SIM("NCCL adds numbers of one dtype");
   const int world_size = ranks();
   run_ranks(world_size, [&](const ProcessGroupPtr& world) {
     for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
