@@ -11,7 +11,7 @@
 namespace megashard {
 namespace {
 
-constexpr size_t kLarge = 8 << 20;
+constexpr size_t kLarge = 128 << 10;
 constexpr uint8_t kPriority = 255;
 
 class LargeBlocks final : public c10::Allocator {
