@@ -41,29 +41,28 @@ Tensor linear_by_fp32_on_cpu(const Tensor& x, const Tensor& weight) {
   return matrix_product(rows, weight.to(at::kFloat).t()).to(x.scalar_type()).view(sizes);
 }
 
-TwoTensors rms_norm_on_cpu(const Tensor& x, const Tensor& weight, double eps) {
+/// Of x, or of x + branch, which is left in `sum`: y; 1 / rms of each row.
+TwoTensors normed_on_cpu(const Tensor& x, const Tensor& branch, const Tensor& sum, const Tensor& weight, double eps) {
   const int64_t width = x.size(-1);
   const int64_t rows = width == 0 ? 0 : x.numel() / width;
-  auto y = at::empty_like(x);
-  auto inverse_rms = at::empty({rows}, x.options().dtype(at::kFloat));
+  const Tensor y = at::empty_like(x), inverse_rms = at::empty({rows}, x.options().dtype(at::kFloat));
+  const bool adds = branch.defined();
   with_type(x, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    kernels::rms_norm<T>(data(type, x), nullptr, nullptr, data(type, weight), data(type, y),
-                         inverse_rms.mutable_data_ptr<float>(), rows, width, static_cast<float>(eps));
+    kernels::rms_norm<T>(data(type, x), adds ? data(type, branch) : nullptr, adds ? data(type, sum) : nullptr,
+                         data(type, weight), data(type, y), inverse_rms.mutable_data_ptr<float>(), rows, width,
+                         static_cast<float>(eps));
   });
   return {y, inverse_rms};
 }
 
+TwoTensors rms_norm_on_cpu(const Tensor& x, const Tensor& weight, double eps) {
+  return normed_on_cpu(x, {}, {}, weight, eps);
+}
+
 ThreeTensors add_rms_norm_on_cpu(const Tensor& residual, const Tensor& branch, const Tensor& weight, double eps) {
-  const int64_t width = residual.size(-1);
-  const int64_t rows = width == 0 ? 0 : residual.numel() / width;
-  const Tensor sum = at::empty_like(residual), y = at::empty_like(residual);
-  const Tensor inverse_rms = at::empty({rows}, residual.options().dtype(at::kFloat));
-  with_type(residual, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    kernels::rms_norm<T>(data(type, residual), data(type, branch), data(type, sum), data(type, weight), data(type, y),
-                         inverse_rms.mutable_data_ptr<float>(), rows, width, static_cast<float>(eps));
-  });
+  const Tensor sum = at::empty_like(residual);
+  const auto [y, inverse_rms] = normed_on_cpu(residual, branch, sum, weight, eps);
   return {sum, y, inverse_rms};
 }
 

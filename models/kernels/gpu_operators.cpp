@@ -45,15 +45,15 @@ bool in_vectors(std::initializer_list<Tensor> tensors, std::initializer_list<int
 
 Tensor floats(at::IntArrayRef sizes, const Tensor& like) { return at::empty(sizes, like.options().dtype(at::kFloat)); }
 
-}  // namespace
-
-TwoTensors rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+/// Of x, or of x + branch, which is left in `sum`: y; 1 / rms of each row.
+TwoTensors normed(const Tensor& x, const Tensor& branch, const Tensor& sum, const Tensor& weight, double eps) {
   const c10::DeviceGuard guard(x.device());
   const int64_t width = x.size(-1), rows = width == 0 ? 0 : x.numel() / width;
   const Tensor y = at::empty_like(x), inverse_rms = floats({rows}, x);
+  const bool adds = branch.defined();
   kernels_of(x).rms_norm({.x = x.const_data_ptr(),
-                          .branch = nullptr,
-                          .sum = nullptr,
+                          .branch = adds ? branch.const_data_ptr() : nullptr,
+                          .sum = adds ? sum.mutable_data_ptr() : nullptr,
                           .weight = weight.const_data_ptr(),
                           .y = y.mutable_data_ptr(),
                           .inverse_rms = inverse_rms.mutable_data_ptr<float>(),
@@ -61,26 +61,19 @@ TwoTensors rms_norm(const Tensor& x, const Tensor& weight, double eps) {
                           .width = width,
                           .eps = static_cast<float>(eps),
                           .format = format_of(x),
-                          .vectors = in_vectors({x, weight, y}, {width})});
+                          .vectors = in_vectors({x, adds ? branch : x, adds ? sum : x, weight, y}, {width})});
   return {y, inverse_rms};
 }
+
+}  // namespace
+
+TwoTensors rms_norm(const Tensor& x, const Tensor& weight, double eps) { return normed(x, {}, {}, weight, eps); }
 
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& residual, const Tensor& branch, const Tensor& weight,
                                                 double eps) {
   const c10::DeviceGuard guard(residual.device());
-  const int64_t width = residual.size(-1), rows = width == 0 ? 0 : residual.numel() / width;
-  const Tensor sum = at::empty_like(residual), y = at::empty_like(residual), inverse_rms = floats({rows}, residual);
-  kernels_of(residual).rms_norm({.x = residual.const_data_ptr(),
-                                 .branch = branch.const_data_ptr(),
-                                 .sum = sum.mutable_data_ptr(),
-                                 .weight = weight.const_data_ptr(),
-                                 .y = y.mutable_data_ptr(),
-                                 .inverse_rms = inverse_rms.mutable_data_ptr<float>(),
-                                 .rows = rows,
-                                 .width = width,
-                                 .eps = static_cast<float>(eps),
-                                 .format = format_of(residual),
-                                 .vectors = in_vectors({residual, branch, sum, weight, y}, {width})});
+  const Tensor sum = at::empty_like(residual);
+  const auto [y, inverse_rms] = normed(residual, branch, sum, weight, eps);
   return {sum, y, inverse_rms};
 }
 
