@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "parallel/copies/float_formats.h"
+#include "parallel/copies/tiles.h"
 #include "parallel/copies/traffic.h"
 
 /// One launch of the batched copy, and what each of its threads does. Compiled by nvcc for the
@@ -36,11 +37,6 @@ struct CopyTable {
   int32_t count;
 };
 static_assert(sizeof(CopyTable) <= 4096);
-
-template <class T, int kCount>
-struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Vector {
-  T values[kCount];
-};
 
 /// Elements [begin, end) of one row, by thread `thread` of kThreads.
 template <class From, class To, int kVector>
@@ -114,12 +110,7 @@ constexpr void move_bytes(const CopyTable::Piece& piece, int64_t row, int64_t be
 
 /// What block `tile` of the launch does in one of its threads.
 constexpr void copy_tile(const CopyTable& table, int64_t tile, int thread) {
-  int first = 0;
-  for (int past = table.count; past - first > 1;) {
-    const int middle = (first + past) / 2;
-    (table.pieces[middle].first_tile <= tile ? first : past) = middle;
-  }
-  const CopyTable::Piece& piece = table.pieces[first];
+  const CopyTable::Piece& piece = table.pieces[piece_of_tile(table.pieces, table.count, tile)];
   const int64_t row = (tile - piece.first_tile) / piece.tiles_per_row;
   const int64_t place = (tile - piece.first_tile) % piece.tiles_per_row;
   const int64_t tile_numel = piece.converts ? CopyTable::kTileNumel : CopyTable::kTileBytes;
