@@ -1,5 +1,11 @@
 #pragma once
 
+#include <cmath>
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#include <immintrin.h>  // of lanes.inc
+#endif
+
 namespace megashard {
 
 /// The instruction sets that each_instruction_set.inc compiles for.

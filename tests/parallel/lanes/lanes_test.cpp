@@ -50,7 +50,8 @@ void expect_rounded(const RoundTrip& round_trip) {
   EXPECT_EQ(wrong, 0);
 }
 
-constexpr auto kCheck = [](const auto& halves, const auto& brain_floats, const auto& exponentials, const auto& sum) {
+constexpr auto kCheck = [](const auto& halves, const auto& brain_floats, const auto& exponentials, const auto& sum,
+                           const auto& roots_and_squares, bool fuses) {
   expect_rounded<c10::Half>(halves);
   expect_rounded<c10::BFloat16>(brain_floats);
   std::vector<float> values, got;
@@ -68,6 +69,14 @@ constexpr auto kCheck = [](const auto& halves, const auto& brain_floats, const a
     std::vector<float> numbers(static_cast<size_t>(count));
     std::iota(numbers.begin(), numbers.end(), 1.0F);
     EXPECT_EQ(sum(numbers), static_cast<float>(count * (count + 1) / 2));
+  }
+  std::vector<float> roots, squares;
+  values.resize(1001);
+  for (float& value : values) value = 1 - value / 100;
+  roots_and_squares(values, roots, squares);
+  for (size_t i = 0; i < values.size(); ++i) {
+    ASSERT_EQ(roots[i], std::sqrt(values[i]));
+    ASSERT_EQ(squares[i], fuses ? std::fma(values[i], values[i], -1.0F) : values[i] * values[i] - 1.0F);
   }
 };
 
