@@ -19,7 +19,10 @@ void on_current_stream(const Launch& launch) {
 CudaKernels kernels_of_module() {
   return {.copy = on_current_stream<CopyTable, launch_copy>,
           .quantise = on_current_stream<Float8Quantise, launch_quantise>,
-          .dequantise = on_current_stream<Float8Dequantise, launch_dequantise>};
+          .dequantise = on_current_stream<Float8Dequantise, launch_dequantise>,
+          .adamw = on_current_stream<AdamWTable, launch_adamw>,
+          .squares = on_current_stream<SquaresTable, launch_squares>,
+          .squares_total = on_current_stream<SquaresTotal, launch_squares_total>};
 }
 
 }  // namespace megashard

@@ -5,6 +5,9 @@ namespace megashard {
 struct CopyTable;
 struct Float8Quantise;
 struct Float8Dequantise;
+struct AdamWTable;
+struct SquaresTable;
+struct SquaresTotal;
 
 /// The kernels of libmegashard_cuda.so. They run on the current stream of the current device and
 /// return at once.
@@ -12,6 +15,9 @@ struct CudaKernels {
   void (*copy)(const CopyTable& table);
   void (*quantise)(const Float8Quantise& quantise);
   void (*dequantise)(const Float8Dequantise& dequantise);
+  void (*adamw)(const AdamWTable& table);
+  void (*squares)(const SquaresTable& table);
+  void (*squares_total)(const SquaresTotal& of);
 };
 
 /// Loads the module at the first call; see cuda_module.h.

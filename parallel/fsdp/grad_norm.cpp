@@ -27,6 +27,7 @@
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/guarded_tensor.h"
 #include "parallel/lanes/instructions.h"
+#include "parallel/updates/squares.h"
 
 namespace megashard {
 
@@ -158,6 +159,7 @@ at::Tensor local_power(const Bucket& bucket, c10::Device device, double norm_typ
   }
   if (some.empty()) return at::zeros({}, at::dtype(at::kDouble).device(device));
   // In fp64, as on the CPU: the norm, and what is clipped by it, have the same bits.
+  if (norm_type == 2.0) return sum_of_squares(some);
   const auto norms = at::_foreach_norm(some, norm_type, at::kDouble);
   const auto norm = at::linalg_vector_norm(at::stack(norms), norm_type);
   return take_max ? norm : norm.pow(norm_type);

@@ -20,9 +20,8 @@ struct ExpertParallelInfo {
 /// tensor on the parameters' device. Collective: one all-reduce for each group that shards some of
 /// the parameters (FSDP's, and the tensor-parallel one); values that replicas share are counted
 /// once, and so is a tied parameter that is listed twice. Every rank passes the same parameters;
-/// those without a gradient count as zero. CPU: squares are summed in fp64. Other devices: fp32,
-/// and the host does not wait for the device. norm_type: any positive number, or infinity for the
-/// largest absolute value.
+/// those without a gradient count as zero. Squares are summed in fp64, and the host does not wait for
+/// the device. norm_type: any positive number, or infinity for the largest absolute value.
 at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0,
                            const ExpertParallelInfo& parts = {});
 

@@ -5,6 +5,7 @@
 #include "parallel/copies/copy_table.h"
 #include "parallel/copies/float8_rows.h"
 #include "parallel/sim/sim_device.h"
+#include "parallel/sim/update_kernels.h"
 
 namespace megashard::sim {
 namespace {
@@ -84,6 +85,13 @@ void dequantise(const Float8Dequantise& asked) {
 
 }  // namespace
 
-CudaKernels kernels_of_module() { return {.copy = copy_rows, .quantise = quantise, .dequantise = dequantise}; }
+CudaKernels kernels_of_module() {
+  return {.copy = copy_rows,
+          .quantise = quantise,
+          .dequantise = dequantise,
+          .adamw = adamw,
+          .squares = squares,
+          .squares_total = squares_total};
+}
 
 }  // namespace megashard::sim

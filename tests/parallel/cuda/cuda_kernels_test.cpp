@@ -14,7 +14,10 @@
 #include "parallel/copies/batched_copy.h"
 #include "parallel/copies/float8_quantise.h"
 #include "parallel/device/cuda_module.h"
+#include "parallel/updates/adamw.h"
+#include "parallel/updates/squares.h"
 #include "tests/parallel/copies/copy_cases.h"
+#include "tests/parallel/updates/adamw_cases.h"
 #include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
@@ -88,6 +91,36 @@ TEST_F(CudaKernels, RebuildTheWholeAsTheTwin) {
   expect_same_whole({5, 8}, 0, 4, gpu_);
   expect_same_whole({3, 12}, 1, 2, gpu_);
   expect_same_whole({2, 32, 8}, 1, 4, gpu_);
+}
+
+TEST_F(CudaKernels, AdamWAsTheTwinBitForBit) {
+  const at::Tensor factor = at::full({}, 0.37, at::kDouble), factor_there = factor.to(gpu_);
+  for (const auto& dtypes : adamw_dtypes()) {
+    AdamWShards on_host(dtypes, c10::kCPU), on_device(dtypes, gpu_);
+    AdamWNumbers numbers{
+        .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .factor = nullptr, .skip = nullptr};
+    for (auto* shards : {&on_host, &on_device}) {
+      const bool is_host = shards == &on_host;
+      numbers.factor = (is_host ? factor : factor_there).const_data_ptr<double>();
+      auto pieces = shards->pieces();
+      adamw_step(pieces, numbers, is_host ? c10::Device(c10::kCPU) : gpu_);
+    }
+    const auto one = on_host.written(), other = on_device.written();
+    for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(same_numbers(one[i], other[i])) << dtypes.gradient << i;
+  }
+}
+
+TEST_F(CudaKernels, SumsSquares) {
+  std::vector<at::Tensor> many;
+  double expected = 0;
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
+    for (const int64_t numel : {1, 77, 100'003}) {
+      const at::Tensor values = normal({numel}, 6).to(dtype);
+      expected += values.to(at::kDouble).square().sum().item<double>();
+      many.push_back(values.to(gpu_));
+    }
+  }
+  EXPECT_NEAR(sum_of_squares(many).item<double>(), expected, 1e-14 * expected);  // another order of sums
 }
 
 #endif
