@@ -21,9 +21,9 @@ void add_optimizer(std::vector<Option>& rows) {
       .refuse_values({"dist_muon"}, "muon shards its states and shares its work as they are; use muon");
   group
       .add("--optimizer-selection", &A::optimizer_selection, kFree,
-           "MindSpeed-MM's choice of AdamW; all that are accepted mean the fused one of LibTorch")
+           "MindSpeed-MM's choice of AdamW; all that are accepted mean a fused one")
       .one_of({"fused_adamw", "fused_torch_adamw"})
-      .no_effect("both mean the fused AdamW of LibTorch, which is always used");
+      .no_effect("both mean a fused AdamW, which is always used");
   saved.add("--weight-decay", &A::weight_decay, kReport,
             "decoupled, but with sgd added to the gradient; biases and 1-D parameters have none");
   saved.add("--start-weight-decay", &A::start_weight_decay, kReport, "first value of an increasing weight decay");
@@ -37,6 +37,14 @@ void add_optimizer(std::vector<Option>& rows) {
   group.add("--adam-beta1", &A::adam_beta1, kReport, "decay of the first moment").at_least(0).below(1);
   group.add("--adam-beta2", &A::adam_beta2, kReport, "decay of the second moment").at_least(0).below(1);
   group.add("--adam-eps", &A::adam_eps, kReport, "added to the denominator").above(0);
+  group.add("--use-precision-aware-optimizer", &A::use_precision_aware_optimizer, kReport,
+            "--exp-avg-dtype and --exp-avg-sq-dtype may be bf16");
+  const char* const scaled = "AdamW's moments are kept in fp32 or bf16; give one of these";
+  const auto moments = {std::pair{"fp32", MomentDtype::kFp32}, std::pair{"bf16", MomentDtype::kBf16}};
+  group.choice("--exp-avg-dtype", &A::exp_avg_dtype, kReport, moments, "how AdamW keeps its first moment")
+      .refuse_values({"fp16", "fp8"}, scaled);
+  group.choice("--exp-avg-sq-dtype", &A::exp_avg_sq_dtype, kReport, moments, "how AdamW keeps its second moment")
+      .refuse_values({"fp16", "fp8"}, scaled);
   group.add("--sgd-momentum", &A::sgd_momentum, kReport, "momentum of --optimizer sgd").at_least(0).below(1);
   group.add("--muon-momentum", &A::muon_momentum, kReport, "momentum of --optimizer muon").at_least(0).below(1);
   group.add("--muon-use-nesterov", &A::muon_use_nesterov, kReport, "Nesterov's momentum");
@@ -110,6 +118,12 @@ void check_optimizer(Arguments& arguments, Mistakes& rules) {
                 "--lr-mult needs --lr-scale-modules, the parts of the model that it is for.");
   for (const auto& text : arguments.param_group_overrides)
     rules.attempt([&] { parse_param_group_override(text); }, {"--param-group-overrides"});
+  const bool narrow =
+      arguments.exp_avg_dtype != MomentDtype::kFp32 || arguments.exp_avg_sq_dtype != MomentDtype::kFp32;
+  rules.require(!narrow || arguments.use_precision_aware_optimizer,
+                "--exp-avg-dtype and --exp-avg-sq-dtype other than fp32 need --use-precision-aware-optimizer.");
+  rules.require(!arguments.use_precision_aware_optimizer || arguments.optimizer == OptimizerKind::kAdam,
+                "--use-precision-aware-optimizer is for AdamW's moments; give --optimizer adam or leave it out.");
   auto &start = arguments.start_weight_decay, &end = arguments.end_weight_decay;
   if (arguments.weight_decay_incr_style == WeightDecayStyle::kConstant) {
     rules.require(!start && !end,

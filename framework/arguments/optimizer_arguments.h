@@ -34,6 +34,7 @@ inline constexpr std::initializer_list<std::pair<const char*, LrDecayStyle>> kLr
     {"cosine", LrDecayStyle::kCosine},
     {"inverse-square-root", LrDecayStyle::kInverseSquareRoot},
     {"WSD", LrDecayStyle::kWsd}};
+enum class MomentDtype { kFp32, kBf16 };
 enum class WsdDecayStyle { kExponential, kLinear, kCosine };
 
 struct OptimizerArguments {
@@ -47,6 +48,9 @@ struct OptimizerArguments {
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_eps = 1e-8;
+  bool use_precision_aware_optimizer = false;
+  MomentDtype exp_avg_dtype = MomentDtype::kFp32;  // of what AdamW keeps
+  MomentDtype exp_avg_sq_dtype = MomentDtype::kFp32;
   double sgd_momentum = 0.9;
   double muon_momentum = 0.9;
   bool muon_use_nesterov = false;

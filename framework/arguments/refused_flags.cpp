@@ -8,7 +8,7 @@ constexpr const char* kSharding =
     "this program shards by FSDP2; use --use-torch-fsdp2 with --fsdp2-config-path instead";
 constexpr const char* kNoPipeline =
     "pipeline parallelism is not part of this program; FSDP2 shards over all ranks instead";
-constexpr const char* kFp32States = "the optimizer keeps its states and what it steps in fp32; leave it out";
+constexpr const char* kFp32Steps = "the optimizer takes gradients as they are and steps in fp32; leave it out";
 
 void refuse_launching(CompatibilityFlags& flags) {
   flags.refuse(
@@ -42,11 +42,7 @@ void refuse_memory(CompatibilityFlags& flags) {
                {{"--swap-attention"}, {"--swap-modules", 1}});
   flags.refuse("choose what is recomputed or offloaded by hand", {{"--adaptive-memory-optimization"}});
   flags.refuse("set offload_to_cpu: true in the FSDP2 file instead", {{"--optimizer-cpu-offload"}});
-  flags.refuse(kFp32States, {{"--use-precision-aware-optimizer"},
-                             {"--main-grads-dtype", 1, "fp32"},
-                             {"--main-params-dtype", 1, "fp32"},
-                             {"--exp-avg-dtype", 1, "fp32"},
-                             {"--exp-avg-sq-dtype", 1, "fp32"}});
+  flags.refuse(kFp32Steps, {{"--main-grads-dtype", 1, "fp32"}, {"--main-params-dtype", 1, "fp32"}});
 }
 
 void refuse_parallelism(CompatibilityFlags& flags) {
