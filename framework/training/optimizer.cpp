@@ -108,8 +108,9 @@ Optimizer::Optimizer(const NamedTensors& named_parameters, const OptimizerOption
     each.main = copied ? parameter.detach().to(at::kFloat) : parameter;
     const auto& rule = *rules_[settings.back().rule];
     const auto state = each.main.options().requires_grad(false);
-    for (size_t i = 0; i < rule.state_names().size(); ++i) each.states.push_back(at::zeros(each.main.sizes(), state));
-    if (rule.counts_steps()) each.step = at::zeros({}, state);
+    for (size_t i = 0; i < rule.state_names().size(); ++i)
+      each.states.push_back(at::zeros(each.main.sizes(), state.dtype(rule.state_dtype(i, each.main.scalar_type()))));
+    if (rule.counts_steps()) each.step = at::zeros({}, state.dtype(at::kFloat));
     stepped_.push_back(std::move(each));
     parameters_.push_back(parameter);
   }
@@ -164,7 +165,8 @@ at::Tensor Optimizer::clip_grad_norm(double max_norm, const at::Tensor& loss_sca
   std::vector<at::Tensor> gradients;
   for (const auto& each : stepped_) {
     const at::Tensor& gradient = each.parameter.grad();
-    if (gradient.defined() && !each.casts_gradient()) gradients.push_back(gradient);
+    const bool in_step = rules_[param_groups_[each.group].rule]->takes_factor();
+    if (gradient.defined() && !in_step && !each.casts_gradient()) gradients.push_back(gradient);
   }
   multiply_grads_(gradients, *factor_);
   return norm;

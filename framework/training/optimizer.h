@@ -34,8 +34,10 @@ class Optimizer {
   /// Clips what step() will use to max_norm and returns the norm before; 0: only measures.
   /// `loss_scale`: the gradients are that many times too large (0-d, GradScaler), and what step()
   /// uses is divided by it at the same time; the norm is that of the true ones.
-  /// Collective. Call it once between backward and step: gradients of another dtype than what is
-  /// stepped are scaled in fp32, as Megatron's main grads, and when they are cast: in step().
+  /// Collective. Call it once between backward and step. Where AdamW steps, `.grad` stays as backward
+  /// left it: step() multiplies as it reads. Elsewhere so do gradients of another dtype than what is
+  /// stepped, which are scaled in fp32, as Megatron's main grads; the others are multiplied here.
+  /// What reads clipped gradients calls clip_grad_norm_ (grad_norm.h) instead.
   at::Tensor clip_grad_norm(double max_norm, const at::Tensor& loss_scale = {});
   /// For the norm: of these parameters other ranks have others.
   void set_parts(ExpertParallelInfo parts) { parts_ = std::move(parts); }
@@ -67,7 +69,7 @@ class Optimizer {
   std::vector<at::Tensor> parameters_;
   int64_t cast_elements_;
   ExpertParallelInfo parts_;
-  std::optional<at::Tensor> factor_;  // of gradients that step() casts
+  std::optional<at::Tensor> factor_;  // of gradients that step() casts, or all of a rule's
 };
 
 inline std::unique_ptr<Optimizer> make_optimizer(const NamedTensors& named_parameters,

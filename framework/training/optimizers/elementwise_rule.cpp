@@ -92,13 +92,6 @@ class ElementwiseRule::Buckets {
   int64_t cast_ = 0;                                        // elements of bucket_
 };
 
-void ElementwiseRule::set_common_keys(Dict& entry) {
-  entry.set("maximize", false);
-  entry.set("foreach", Value());
-  entry.set("differentiable", false);
-  entry.set("fused", Value());
-}
-
 void ElementwiseRule::step(const std::vector<const SteppedParameter*>& parameters, const ParamGroup& group,
                            const StepContext& context) {
   Buckets buckets(*this, group, context);

@@ -17,8 +17,6 @@ class ElementwiseRule : public UpdateRule {
     std::vector<at::Tensor> parameters, gradients, steps;
     std::vector<std::vector<at::Tensor>> states;  ///< for each name of state_names()
   };
-  /// Keys of describe() that torch's AdamW and SGD share, with their defaults.
-  static void set_common_keys(Dict& entry);
   /// The lists are not empty.
   virtual void run_kernel(const KernelLists& lists, const ParamGroup& group,
                           const std::optional<at::Tensor>& skip) const = 0;

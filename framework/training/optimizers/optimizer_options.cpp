@@ -10,6 +10,9 @@ OptimizerOptions optimizer_options(const Arguments& arguments, const MegatronMod
   options.beta1 = arguments.adam_beta1;
   options.beta2 = arguments.adam_beta2;
   options.eps = arguments.adam_eps;
+  const auto dtype_of = [](MomentDtype dtype) { return dtype == MomentDtype::kBf16 ? at::kBFloat16 : at::kFloat; };
+  options.exp_avg_dtype = dtype_of(arguments.exp_avg_dtype);
+  options.exp_avg_sq_dtype = dtype_of(arguments.exp_avg_sq_dtype);
   options.momentum = arguments.sgd_momentum;
   options.overrides = param_group_overrides(arguments);
   auto& muon = options.muon;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -29,6 +31,8 @@ struct OptimizerOptions {
   double beta1 = 0.9;
   double beta2 = 0.999;
   double eps = 1e-8;
+  at::ScalarType exp_avg_dtype = at::kFloat;  ///< AdamW's moments of fp32 parameters: fp32 or bf16
+  at::ScalarType exp_avg_sq_dtype = at::kFloat;
   double momentum = 0.9;  ///< SGD
   MuonOptions muon{};
   std::vector<ParamGroupOverride> overrides{};

@@ -38,7 +38,8 @@ struct SteppedParameter {
 
 struct StepContext {
   std::optional<at::Tensor> skip{};    ///< 0-d fp32 on the device, 1 where nothing is to change; unset: 0
-  std::optional<at::Tensor> factor{};  ///< of gradients that are cast, in fp32: clips and unscales; 0-d fp64
+  /// Clips and unscales, 0-d fp64: all gradients where a rule takes the factor, else those that are cast, in fp32.
+  std::optional<at::Tensor> factor{};
   int64_t cast_elements = 0;           ///< so many elements are cast at once
 };
 
@@ -50,6 +51,10 @@ class UpdateRule {
   /// PyTorch's names of what is kept for every element of a parameter: "exp_avg". It starts at 0, and is saved and
   /// loaded under these names.
   virtual std::vector<std::string> state_names() const = 0;
+  /// The dtype of the state of that place in state_names(), for what is stepped in `main`.
+  virtual at::ScalarType state_dtype(size_t /*state*/, at::ScalarType main) const { return main; }
+  /// Whether step() multiplies every gradient by the context's factor, so that nobody has to do it before.
+  virtual bool takes_factor() const { return false; }
   /// Whether it keeps a number of steps for each parameter.
   virtual bool counts_steps() const { return false; }
   /// Steps the parameters, all of them of `group`; their step counts are up to date, and grad mode is off. Every rank

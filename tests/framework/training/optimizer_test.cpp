@@ -220,6 +220,74 @@ TEST(OptimizerTest, Bf16GradientsAreClippedInFp32) {
   EXPECT_LT((main - (start - gradient * (0.5 / norm))).abs().max().item<double>(), 1e-6);
 }
 
+TEST(OptimizerTest, AdamWClipsWhatItReadsAndLeavesTheGradients) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    const auto folded = small_model(dtype), multiplied = small_model(dtype);
+    auto ours = make_optimizer(folded, {.lr = 1e-2}), other = make_optimizer(multiplied, {.lr = 1e-2});
+    for (int64_t step = 1; step <= 3; ++step) {
+      set_gradients(folded, step);
+      set_gradients(multiplied, step);
+      const auto gradient = folded[0].second.grad().clone();
+      // Powers of two: a product is exact, where a gradient in bf16 is multiplied, too.
+      const double scale = 1 << step;
+      for (const auto& [name, parameter] : folded) parameter.mutable_grad() *= scale;
+      const at::Tensor norm = ours->clip_grad_norm(0, at::full({}, scale));
+      EXPECT_TRUE(folded[0].second.grad().equal(gradient * scale));
+      EXPECT_TRUE(norm.equal(other->clip_grad_norm(0)));
+      ours->step();
+      other->step();
+    }
+    EXPECT_EQ(largest_difference(folded, multiplied), 0);
+  }
+}
+
+TEST(OptimizerTest, MomentsInBf16AreRoundedOnceAStep) {
+  const auto narrow = small_model(), wide = small_model();
+  OptimizerOptions options{.lr = 1e-2};
+  auto reference = make_optimizer(wide, options);
+  options.exp_avg_dtype = options.exp_avg_sq_dtype = at::kBFloat16;
+  auto optimizer = make_optimizer(narrow, options);
+  const auto state = optimizer->sharded_state_dict(), expected = reference->sharded_state_dict();
+  ASSERT_EQ(state[0].second.local.scalar_type(), at::kBFloat16);
+  ASSERT_EQ(state[1].second.local.scalar_type(), at::kBFloat16);
+  for (int64_t step = 1; step <= 5; ++step) {
+    set_gradients(narrow, step);
+    set_gradients(wide, step);
+    optimizer->step();
+    reference->step();
+    // A step uses the moments before they are rounded: the first one is exact.
+    if (step > 1) continue;
+    EXPECT_EQ(largest_difference(narrow, wide), 0);
+    EXPECT_TRUE(state[0].second.local.equal(expected[0].second.local.to(at::kBFloat16)));
+  }
+  EXPECT_GT(largest_difference(narrow, wide), 0);
+  EXPECT_LT(largest_difference(narrow, wide), 5 * 1e-2 * 0x1p-7);  // five steps of lr, moments of 8 bits
+}
+
+TEST(OptimizerTest, AdamWStepsWhatHasGaps) {
+  const auto with_gaps = [](at::ScalarType dtype) {
+    NamedTensors model{{"a.weight", leaf({4, 6}, 1, dtype).detach().t().requires_grad_()},
+                       {"b.weight", leaf({4, 6}, 2, dtype).detach().narrow(1, 1, 3).requires_grad_()}};
+    return model;
+  };
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto model = with_gaps(dtype);
+    NamedTensors dense;
+    for (const auto& [name, parameter] : model)
+      dense.emplace_back(name, parameter.detach().contiguous().requires_grad_());
+    auto ours = make_optimizer(model, {.lr = 1e-2}), other = make_optimizer(dense, {.lr = 1e-2});
+    for (int64_t step = 1; step <= 2; ++step) {
+      set_gradients(dense, step);
+      for (size_t i = 0; i < model.size(); ++i)  // laid out otherwise, too
+        model[i].second.mutable_grad() = dense[i].second.grad().t().contiguous().t();
+      ours->step();
+      other->step();
+    }
+    EXPECT_EQ(largest_difference(model, dense), 0);
+    EXPECT_GT(largest_difference(model, with_gaps(dtype)), 0);
+  }
+}
+
 TEST(OptimizerTest, AStepMovesTheVersionSoThatAutogradNotices) {
   const auto model = small_model();
   auto optimizer = make_optimizer(model, {});
@@ -282,13 +350,24 @@ TEST(OptimizerTest, HoldsAFewCastGradientsAtATime) {
   NamedTensors model;
   for (const char* name : {"a.weight", "b.weight"})
     model.emplace_back(name, leaf({kElements / 2, 2}, 1, at::kBFloat16));
-  auto optimizer = make_optimizer(model, {.cast_elements = kBucket});
+  auto optimizer = make_optimizer(model, {.kind = OptimizerKind::kSgd, .cast_elements = kBucket});
   set_gradients(model, 1);
   const auto peak = peak_bytes([&] {
     optimizer->clip_grad_norm(0.5);
     optimizer->step();
   });
   EXPECT_LT(peak, size_t{2} * kBucket * sizeof(float));
+}
+
+TEST(OptimizerTest, AdamWCastsNothing) {
+  const NamedTensors model{{"a.weight", leaf({1 << 12, 2}, 1, at::kBFloat16)}};
+  auto optimizer = make_optimizer(model, {});
+  set_gradients(model, 1);
+  const auto peak = peak_bytes([&] {
+    optimizer->clip_grad_norm(0.5);
+    optimizer->step();
+  });
+  EXPECT_LT(peak, size_t{1} << 12);  // a norm, a factor and sums; the gradient has 16 KiB
 }
 
 TEST(OptimizerTest, AStepThatTheDeviceSkipsChangesNothing) {
@@ -327,7 +406,7 @@ NamedTensors named(const torch::nn::Module& module) {
   return found;
 }
 
-// Element by element the same arithmetic, but for the fused kernels' last elements, which are not
+// Element by element the same arithmetic, but for the last elements of LibTorch's SGD, which are not
 // computed in vectors and round otherwise. Five rows on four ranks: the last has none.
 TEST(OptimizerTest, ShardedEqualsWhole) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
