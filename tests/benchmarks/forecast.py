@@ -36,7 +36,6 @@ TILE_START = 256  # depth that beginning and ending a tile costs; assumed
 ATTENTION_START = 512  # keys, likewise; assumed
 KERNEL_START_S = 1.5e-6  # between two kernels of a stream; assumed
 HOST_LAUNCH_S = 6e-6  # operator, autograd node, allocation and launch, in C++; assumed
-LIST_ELEMENTS = 320 * 65536  # of one launch over a list of tensors (ATen's multi_tensor_apply)
 
 # bf16: bytes an element, forward and backward, and launches likewise. Fused: each in one pass; else the operators of
 # models/kernels/fused_ops.cpp. Left out: a norm's statistics and the sums of its weight, tables of angles (0.2%).
@@ -144,9 +143,10 @@ def micro_batch(model: Model, tokens: int, table: dict, adds: bool) -> list[Kern
 
 
 def step(model: Model, tokens: int, micro_batches: int, table: dict) -> list[Kernel]:
-    """Micro batches; norm, clipping and AdamW (reads weight, gradient and two moments, writes all but the gradient)."""
-    parameters, launches = model.parameters(), math.ceil(model.parameters() / LIST_ELEMENTS)
-    kernels = [Kernel("optimizer", bytes=float(each) * parameters, launches=launches) for each in (4, 8, 28)]
+    """Micro batches; norm and AdamW, which clips (reads weight, gradient and two moments, writes all but the gradient),
+    each two launches."""
+    parameters = model.parameters()
+    kernels = [Kernel("optimizer", bytes=float(each) * parameters, launches=2) for each in (4, 28)]
     for index in range(micro_batches):
         kernels += micro_batch(model, tokens, table, adds=index > 0)
     return kernels

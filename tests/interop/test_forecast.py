@@ -34,7 +34,7 @@ def test_flops_and_bytes_of_a_small_model():
     assert moved["sums"] == 7 * 3 * row + 2 * row  # of residuals and gradients; of biases, as wide as two rows
     assert moved["gathers"] == pytest.approx(2 * (4 + 2) * WEIGHTS)  # two units of half each, so rounded
     assert moved["gradients"] == pytest.approx((2 + 4) * WEIGHTS)
-    assert moved["optimizer"] == (4 + 8 + 28) * WEIGHTS
+    assert moved["optimizer"] == (4 + 28) * WEIGHTS
     held = forecast.memory(SMALL, TOKENS, micro_batches=2)
     assert held["weights, moments"] + held["gradients of earlier micro batches"] == 16 * WEIGHTS
 
