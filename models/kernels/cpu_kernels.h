@@ -29,6 +29,12 @@ struct RotaryShape {
   int64_t stride_batch, stride_time,
       stride_head;       ///< of x, in elements; its last dimension is dense
   bool table_per_batch;  ///< tables are [batch * length, rotary_dim / 2], else [length, ...]
+
+  // Where a head of a token, b * length + t, lies in x, and its angles in the tables.
+  int64_t place_of(int64_t token, int64_t head) const {
+    return token / length * stride_batch + token % length * stride_time + head * stride_head;
+  }
+  int64_t angles_of(int64_t token) const { return (table_per_batch ? token : token % length) * (rotary_dim / 2); }
 };
 /// y [batch, length, heads, head_dim], dense: pairs (i, i + rotary_dim / 2) turned by the angle, or
 /// back by it.
