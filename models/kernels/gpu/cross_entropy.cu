@@ -4,8 +4,8 @@
 
 namespace megashard::gpu {
 
-__device__ inline MaxSum of_lane(const MaxSum& value, int distance) {
-  return {of_lane(value.largest, distance), of_lane(value.sum, distance)};
+__device__ inline MaxSum of_lane(const MaxSum& value, int distance, unsigned lanes) {
+  return {of_lane(value.largest, distance, lanes), of_lane(value.sum, distance, lanes)};
 }
 
 namespace {

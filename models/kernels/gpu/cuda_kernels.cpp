@@ -17,6 +17,8 @@ void on_current_stream(const Launch& launch) {
 [[maybe_unused]] const bool set = [] {
   set_gpu_kernels({.rms_norm = on_current_stream<RmsNormRows, launch_rms_norm>,
                    .rms_norm_grad = on_current_stream<RmsNormGradRows, launch_rms_norm_grad>,
+                   .head_norm = on_current_stream<HeadNormRows, launch_head_norm>,
+                   .head_norm_grad = on_current_stream<HeadNormGradRows, launch_head_norm_grad>,
                    .swiglu = on_current_stream<SwigluElements, launch_swiglu>,
                    .swiglu_grad = on_current_stream<SwigluGradElements, launch_swiglu_grad>,
                    .rotate = on_current_stream<RotaryTokens, launch_rotate>,

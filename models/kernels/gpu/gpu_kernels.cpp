@@ -5,6 +5,8 @@
 #include <array>
 
 #include "models/kernels/gpu/cross_entropy_grad_rows.h"
+#include "models/kernels/gpu/head_norm_grad_rows.h"
+#include "models/kernels/gpu/head_norm_rows.h"
 #include "models/kernels/gpu/rms_norm_grad_rows.h"
 #include "models/kernels/gpu/rotary_threads.h"
 #include "models/kernels/gpu/swiglu_threads.h"
@@ -20,7 +22,7 @@ void reduce(std::array<Registers, kGroup>& threads) {
   using Value = decltype(Registers::partial);
   std::array<Value, kGroup> values;
   for (size_t lane = 0; lane < kGroup; ++lane) values[lane] = threads[lane].partial;
-  for (size_t distance = kWarp / 2; distance > 0; distance /= 2) {
+  for (size_t distance = (kGroup < kWarp ? kGroup : kWarp) / 2; distance > 0; distance /= 2) {
     const auto before = values;
     for (size_t lane = 0; lane < kGroup; ++lane) values[lane] = combined(before[lane], before[lane ^ distance]);
   }
@@ -49,9 +51,7 @@ void rms_norm(const RmsNormRows& launch) {
   with_norm_threads<RmsNormThreads>(launch, [&](auto threads) { run_rows<typename decltype(threads)::Type>(launch); });
 }
 
-void rms_norm_grad(const RmsNormGradRows& launch) {
-  with_norm_threads<RmsNormGradThreads>(launch,
-                                        [&](auto threads) { run_rows<typename decltype(threads)::Type>(launch); });
+void column_sums(const RmsNormGradRows& launch) {
   if (launch.grad_weight == nullptr) return;
   std::array<float, ColumnSums::kParts * ColumnSums::kColumns> parts;
   for (int64_t first = 0; first < launch.width; first += ColumnSums::kColumns) {
@@ -59,6 +59,22 @@ void rms_norm_grad(const RmsNormGradRows& launch) {
     for (int thread = 0; thread < ColumnSums::kThreads; ++thread)
       ColumnSums::whole(launch, first, thread, parts.data());
   }
+}
+
+void rms_norm_grad(const RmsNormGradRows& launch) {
+  with_norm_threads<RmsNormGradThreads>(launch,
+                                        [&](auto threads) { run_rows<typename decltype(threads)::Type>(launch); });
+  column_sums(launch);
+}
+
+void head_norm(const HeadNormRows& launch) {
+  with_head_threads<HeadNormThreads>(launch, [&](auto threads) { run_rows<typename decltype(threads)::Type>(launch); });
+}
+
+void head_norm_grad(const HeadNormGradRows& launch) {
+  with_head_threads<HeadNormGradThreads>(launch,
+                                         [&](auto threads) { run_rows<typename decltype(threads)::Type>(launch); });
+  column_sums(column_sums_of(launch));
 }
 
 template <class Launch>
@@ -128,6 +144,8 @@ const GpuKernels& gpu_kernels() {
 const GpuKernels& host_kernels() {
   static const GpuKernels kernels{.rms_norm = on_host::rms_norm,
                                   .rms_norm_grad = on_host::rms_norm_grad,
+                                  .head_norm = on_host::head_norm,
+                                  .head_norm_grad = on_host::head_norm_grad,
                                   .swiglu = on_host::swiglu<SwigluElements>,
                                   .swiglu_grad = on_host::swiglu<SwigluGradElements>,
                                   .rotate = on_host::rotate,

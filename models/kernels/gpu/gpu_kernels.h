@@ -4,6 +4,8 @@ namespace megashard::gpu {
 
 struct RmsNormRows;
 struct RmsNormGradRows;
+struct HeadNormRows;
+struct HeadNormGradRows;
 struct SwigluElements;
 struct SwigluGradElements;
 struct RotaryTokens;
@@ -14,6 +16,8 @@ struct CrossEntropyGradRows;
 struct GpuKernels {
   void (*rms_norm)(const RmsNormRows& launch);
   void (*rms_norm_grad)(const RmsNormGradRows& launch);
+  void (*head_norm)(const HeadNormRows& launch);
+  void (*head_norm_grad)(const HeadNormGradRows& launch);
   void (*swiglu)(const SwigluElements& launch);
   void (*swiglu_grad)(const SwigluGradElements& launch);
   void (*rotate)(const RotaryTokens& launch);

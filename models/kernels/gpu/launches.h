@@ -10,6 +10,8 @@ namespace megashard::gpu {
 // caller asks for errors of the launch.
 void launch_rms_norm(const RmsNormRows& launch, cudaStream_t stream);
 void launch_rms_norm_grad(const RmsNormGradRows& launch, cudaStream_t stream);
+void launch_head_norm(const HeadNormRows& launch, cudaStream_t stream);
+void launch_head_norm_grad(const HeadNormGradRows& launch, cudaStream_t stream);
 void launch_swiglu(const SwigluElements& launch, cudaStream_t stream);
 void launch_swiglu_grad(const SwigluGradElements& launch, cudaStream_t stream);
 void launch_rotate(const RotaryTokens& launch, cudaStream_t stream);

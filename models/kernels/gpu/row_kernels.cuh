@@ -5,12 +5,26 @@
 /// How threads of row_threads.h run on a GPU; on_host::run_rows of gpu_kernels.cpp is the same on a CPU.
 namespace megashard::gpu {
 
-__device__ inline float of_lane(float value, int distance) { return __shfl_xor_sync(~0U, value, distance); }
+/// The threads of a warp that are in one group: other groups of it may have fewer rows.
+template <int kGroup>
+__device__ unsigned lanes_of_group() {
+  if constexpr (kGroup >= kWarp) {
+    return ~0U;
+  } else {
+    return ((1U << kGroup) - 1U) << (threadIdx.x % kWarp / kGroup * kGroup);
+  }
+}
 
-/// combined() over a warp, or a block of kGroup threads; the same value, of the same bits, in each thread.
+__device__ inline float of_lane(float value, int distance, unsigned lanes) {
+  return __shfl_xor_sync(lanes, value, distance);
+}
+
+/// combined() over kGroup threads, a warp, some of one or a block; the same value, of the same bits, in each thread.
 template <int kGroup, class Value>
 __device__ Value over_group(Value value) {
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) value = combined(value, of_lane(value, distance));
+  const unsigned lanes = lanes_of_group<kGroup>();
+  for (int distance = (kGroup < kWarp ? kGroup : kWarp) / 2; distance > 0; distance /= 2)
+    value = combined(value, of_lane(value, distance, lanes));
   if constexpr (kGroup > kWarp) {
     __shared__ Value of_warps[kGroup / kWarp];
     __syncthreads();  // the row before has been read

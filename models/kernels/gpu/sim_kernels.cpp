@@ -3,6 +3,8 @@
 
 #include "models/kernels/gpu/cross_entropy_grad_rows.h"
 #include "models/kernels/gpu/gpu_kernels.h"
+#include "models/kernels/gpu/head_norm_grad_rows.h"
+#include "models/kernels/gpu/head_norm_rows.h"
 #include "models/kernels/gpu/rms_norm_grad_rows.h"
 #include "models/kernels/gpu/rotary_threads.h"
 #include "models/kernels/gpu/swiglu_threads.h"
@@ -73,6 +75,44 @@ void rms_norm_grad(const RmsNormGradRows& asked) {
   enqueued.run(host_kernels().rms_norm_grad, launch);
 }
 
+/// Reads heads that may be apart, tables and the weight.
+template <class Launch>
+void reads_heads(Enqueued& enqueued, Launch& launch) {
+  const HeadShape& shape = launch.shape;
+  const int64_t size = size_of(shape.format);
+  for (int64_t token = 0; token < shape.tokens; ++token)
+    enqueued.reads_parts(static_cast<const char*>(launch.x) + place_of_head(shape, token * shape.heads) * size,
+                         shape.head_dim * size, shape.heads, shape.stride_head * size);
+  enqueued.to_host(launch.x);
+  const int64_t table = (shape.table_per_batch ? shape.tokens : shape.length) * shape.half * size;
+  enqueued.reads(launch.cos, table);
+  enqueued.reads(launch.sin, table);
+  enqueued.reads(launch.weight, shape.head_dim * size);
+}
+
+void head_norm(const HeadNormRows& asked) {
+  HeadNormRows launch = asked;
+  const int64_t rows = head_rows(launch.shape);
+  Enqueued enqueued("head_norm_kernel");
+  reads_heads(enqueued, launch);
+  enqueued.writes(launch.y, rows * launch.shape.head_dim * size_of(launch.shape.format));
+  enqueued.writes(launch.inverse_rms, 4 * rows);
+  enqueued.run(host_kernels().head_norm, launch);
+}
+
+void head_norm_grad(const HeadNormGradRows& asked) {
+  HeadNormGradRows launch = asked;
+  const int64_t rows = head_rows(launch.shape), width = launch.shape.head_dim;
+  Enqueued enqueued("head_norm_grad_kernel");
+  reads_heads(enqueued, launch);
+  enqueued.reads(launch.grad_y, rows * width * size_of(launch.shape.format));
+  enqueued.reads(launch.inverse_rms, 4 * rows);
+  enqueued.writes(launch.grad_x, rows * width * size_of(launch.shape.format));
+  enqueued.writes(launch.partial, launch.partial == nullptr ? 0 : 4 * launch.groups * width);
+  enqueued.writes(launch.grad_weight, launch.grad_weight == nullptr ? 0 : 4 * width);
+  enqueued.run(host_kernels().head_norm_grad, launch);
+}
+
 void swiglu(const SwigluElements& asked) {
   SwigluElements launch = asked;
   const int64_t bytes = launch.numel * size_of(launch.format);
@@ -137,6 +177,8 @@ void cross_entropy_grad(const CrossEntropyGradRows& asked) {
 [[maybe_unused]] const bool set = [] {
   set_gpu_kernels({.rms_norm = rms_norm,
                    .rms_norm_grad = rms_norm_grad,
+                   .head_norm = head_norm,
+                   .head_norm_grad = head_norm_grad,
                    .swiglu = swiglu,
                    .swiglu_grad = swiglu_grad,
                    .rotate = rotate,
