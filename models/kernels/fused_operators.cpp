@@ -10,6 +10,7 @@
 #include "models/kernels/cpu_kernels.h"
 #include "models/kernels/cross_entropy.h"
 #include "models/kernels/gpu_operators.h"
+#include "models/kernels/head_kernels.h"
 
 namespace megashard {
 namespace {
@@ -81,21 +82,57 @@ TwoTensors rms_norm_backward_on_cpu(const Tensor& grad_y, const Tensor& x, const
   return {grad_x, grad_weight};
 }
 
+kernels::RotaryShape rotary_shape(const Tensor& x, const Tensor& cos) {
+  return {.batch = x.size(0),
+          .length = x.size(1),
+          .heads = x.size(2),
+          .head_dim = x.size(3),
+          .rotary_dim = 2 * cos.size(-1),
+          .stride_batch = x.stride(0),
+          .stride_time = x.stride(1),
+          .stride_head = x.stride(2),
+          .table_per_batch = cos.dim() == 3 && cos.size(0) > 1};
+}
+
 Tensor rotate_on_cpu(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back) {
   auto y = at::empty(x.sizes(), x.options());
-  const kernels::RotaryShape shape{.batch = x.size(0),
-                                   .length = x.size(1),
-                                   .heads = x.size(2),
-                                   .head_dim = x.size(3),
-                                   .rotary_dim = 2 * cos.size(-1),
-                                   .stride_batch = x.stride(0),
-                                   .stride_time = x.stride(1),
-                                   .stride_head = x.stride(2),
-                                   .table_per_batch = cos.dim() == 3 && cos.size(0) > 1};
+  const auto shape = rotary_shape(x, cos);
   with_type(x, [&](auto* type) {
     kernels::rotate(data(type, x), data(type, cos), data(type, sin), data(type, y), shape, back);
   });
   return y;
+}
+
+template <class T>
+kernels::HeadArrays<T> head_arrays(T* type, const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
+                                   bool zero_centered) {
+  return {data(type, x), data(type, weight), data(type, cos), data(type, sin), zero_centered};
+}
+
+TwoTensors norm_and_rotate_on_cpu(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
+                                  double eps, bool zero_centered) {
+  const Tensor y = at::empty(x.sizes(), x.options());
+  const Tensor inverse_rms = at::empty({x.size(0), x.size(1), x.size(2)}, x.options().dtype(at::kFloat));
+  with_type(x, [&](auto* type) {
+    kernels::norm_and_rotate(head_arrays(type, x, weight, cos, sin, zero_centered), data(type, y),
+                             inverse_rms.mutable_data_ptr<float>(), rotary_shape(x, cos), static_cast<float>(eps));
+  });
+  return {y, inverse_rms};
+}
+
+TwoTensors norm_and_rotate_backward_on_cpu(const Tensor& grad_y, const Tensor& x, const Tensor& weight,
+                                           const Tensor& cos, const Tensor& sin, const Tensor& inverse_rms,
+                                           bool zero_centered, bool of_weight) {
+  const Tensor grad_x = at::empty(x.sizes(), x.options());
+  const Tensor grad_weight = of_weight ? at::empty({x.size(-1)}, x.options().dtype(at::kFloat)) : Tensor();
+  with_type(x, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    kernels::norm_and_rotate_backward<T>(data(type, grad_y), head_arrays(type, x, weight, cos, sin, zero_centered),
+                                         inverse_rms.const_data_ptr<float>(), data(type, grad_x),
+                                         of_weight ? grad_weight.mutable_data_ptr<float>() : nullptr,
+                                         rotary_shape(x, cos));
+  });
+  return {grad_x, grad_weight};
 }
 
 Tensor swiglu_on_cpu(const Tensor& gate, const Tensor& up) {
@@ -186,7 +223,8 @@ ThreeTensors attention_backward_on_cpu(const Tensor& grad_out, const Tensor& q, 
 
 constexpr const char* kFusedOperators[] = {
     "linear_by_fp32",  "rms_norm",      "add_rms_norm",            "rms_norm_backward", "rotate", "swiglu",
-    "swiglu_backward", "cross_entropy", "cross_entropy_backward_", "attention",         "attention_backward"};
+    "swiglu_backward", "cross_entropy", "cross_entropy_backward_", "attention",         "attention_backward",
+    "norm_and_rotate", "norm_and_rotate_backward"};
 
 }  // namespace
 
@@ -197,6 +235,10 @@ TORCH_LIBRARY_FRAGMENT(megashard, library) {
   library.def("rms_norm_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor inverse_rms, bool "
               "of_weight, Tensor? grad_sum) -> (Tensor, Tensor)");
   library.def("rotate(Tensor x, Tensor cos, Tensor sin, bool back) -> Tensor");
+  library.def("norm_and_rotate(Tensor x, Tensor weight, Tensor cos, Tensor sin, float eps, bool zero_centered)"
+              " -> (Tensor, Tensor)");
+  library.def("norm_and_rotate_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor cos, Tensor sin, "
+              "Tensor inverse_rms, bool zero_centered, bool of_weight) -> (Tensor, Tensor)");
   library.def("swiglu(Tensor gate, Tensor up) -> Tensor");
   library.def("swiglu_backward(Tensor grad_y, Tensor gate, Tensor up) -> (Tensor, Tensor)");
   library.def("cross_entropy(Tensor logits, Tensor labels) -> (Tensor, Tensor)");
@@ -217,6 +259,8 @@ TORCH_LIBRARY_IMPL(megashard, CPU, library) {
   library.impl("add_rms_norm", &add_rms_norm_on_cpu);
   library.impl("rms_norm_backward", &rms_norm_backward_on_cpu);
   library.impl("rotate", &rotate_on_cpu);
+  library.impl("norm_and_rotate", &norm_and_rotate_on_cpu);
+  library.impl("norm_and_rotate_backward", &norm_and_rotate_backward_on_cpu);
   library.impl("swiglu", &swiglu_on_cpu);
   library.impl("swiglu_backward", &swiglu_backward_on_cpu);
   library.impl("cross_entropy", &cross_entropy_on_cpu);

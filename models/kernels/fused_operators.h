@@ -13,7 +13,7 @@
 /// backend's kernels for them.
 namespace megashard {
 
-/// Tensors are contiguous but for rotate's x, whose last dimension is dense.
+/// Tensors are contiguous but for the x of what rotates, whose last dimension is dense.
 struct FusedOperators {
   using Tensor = at::Tensor;
   using TwoTensors = std::tuple<Tensor, Tensor>;
@@ -32,6 +32,15 @@ struct FusedOperators {
   /// `back` turns by the opposite angle.
   DispatchedOperator<Tensor(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back)> rotate{
       "megashard::rotate"};
+  /// rotate of rms_norm over each head, of 256 channels at most; zero_centered as HeadArrays has it. y, dense; 1 / rms
+  /// of each head, fp32.
+  DispatchedOperator<TwoTensors(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin, double eps,
+                                bool zero_centered)>
+      norm_and_rotate{"megashard::norm_and_rotate"};
+  /// grad_y is contiguous. Of x, dense; of the weight, as rms_norm_backward.
+  DispatchedOperator<TwoTensors(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& cos,
+                                const Tensor& sin, const Tensor& inverse_rms, bool zero_centered, bool of_weight)>
+      norm_and_rotate_backward{"megashard::norm_and_rotate_backward"};
   DispatchedOperator<Tensor(const Tensor& gate, const Tensor& up)> swiglu{"megashard::swiglu"};
   DispatchedOperator<TwoTensors(const Tensor& grad_y, const Tensor& gate, const Tensor& up)> swiglu_backward{
       "megashard::swiglu_backward"};

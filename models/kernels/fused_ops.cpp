@@ -10,6 +10,7 @@
 
 #include "framework/matrix_product.h"
 #include "models/kernels/fused_operators.h"
+#include "models/kernels/head_kernels.h"
 #include "models/kernels/once_differentiable.h"
 
 namespace megashard {
@@ -95,6 +96,13 @@ struct AddRmsNormFunction : Function<AddRmsNormFunction> {
   }
 };
 
+void check_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  const bool fits = x.dim() == 4 && cos.sizes() == sin.sizes() && cos.size(-2) == x.size(1) &&
+                    2 * cos.size(-1) <= x.size(3) && (cos.dim() == 2 || cos.size(0) == 1 || cos.size(0) == x.size(0));
+  TORCH_CHECK(fits, "rotate: x ", x.sizes(), " must be [B, T, H, D], and cos ", cos.sizes(), " and sin ", sin.sizes(),
+              " [T, R/2] or [B, T, R/2] with R <= D: do the position ids have the sizes of the tokens?");
+}
+
 at::Tensor run_rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
   const auto dense = x.stride(-1) == 1 ? x : x.contiguous();
   return fused_operators().rotate(dense, cos, sin, back);
@@ -109,6 +117,26 @@ struct RotateFunction : Function<RotateFunction> {
     require_once_differentiated("rotate");
     const auto saved = context->get_saved_variables();
     return {run_rotate(grads[0], saved[0], saved[1], /*back=*/true), Variable(), Variable()};
+  }
+};
+
+struct NormAndRotateFunction : Function<NormAndRotateFunction> {
+  static Variable forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& weight,
+                          const at::Tensor& cos, const at::Tensor& sin, double eps, bool zero_centered) {
+    const auto x = input.stride(-1) == 1 ? input : input.contiguous();
+    const auto [y, inverse_rms] = fused_operators().norm_and_rotate(x, weight, cos, sin, eps, zero_centered);
+    context->save_for_backward({x, weight, cos, sin, inverse_rms});
+    context->saved_data["zero_centered"] = zero_centered;
+    return y;
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    require_once_differentiated("norm_and_rotate");
+    const auto saved = context->get_saved_variables();
+    auto [grad_x, grad_weight] = fused_operators().norm_and_rotate_backward(
+        grads[0].contiguous(), saved[0], saved[1], saved[2], saved[3], saved[4],
+        context->saved_data["zero_centered"].toBool(), context->needs_input_grad(1));
+    if (grad_weight.defined()) grad_weight = grad_weight.to(saved[1].scalar_type());
+    return {grad_x, grad_weight, Variable(), Variable(), Variable(), Variable()};
   }
 };
 
@@ -167,11 +195,20 @@ NormedSum add_rms_norm(const at::Tensor& residual, const at::Tensor& branch, con
   return {both[0], both[1]};
 }
 
+at::Tensor norm_and_rotate(const at::Tensor& x, const HeadNorm& norm, const at::Tensor& cos, const at::Tensor& sin) {
+  const bool fits = x.dim() == 4 && x.size(3) <= kernels::kWidestHead && norm.weight.dim() == 1 &&
+                    norm.weight.size(0) == x.size(3) && alike(x, norm.weight) && alike(x, cos);
+  if (fits && has_kernel(fused_operators().norm_and_rotate, x)) {
+    check_rotary(x, cos, sin);
+    return NormAndRotateFunction::apply(x, norm.weight, cos.contiguous(), sin.contiguous(), norm.eps,
+                                        norm.zero_centered);
+  }
+  if (!norm.zero_centered) return rotate(rms_norm(x, norm.weight, norm.eps), cos, sin);
+  return rotate(rms_norm(x.to(at::kFloat), norm.weight.to(at::kFloat) + 1, norm.eps).to(x.scalar_type()), cos, sin);
+}
+
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
-  const bool fits = x.dim() == 4 && cos.sizes() == sin.sizes() && cos.size(-2) == x.size(1) &&
-                    2 * cos.size(-1) <= x.size(3) && (cos.dim() == 2 || cos.size(0) == 1 || cos.size(0) == x.size(0));
-  TORCH_CHECK(fits, "rotate: x ", x.sizes(), " must be [B, T, H, D], and cos ", cos.sizes(), " and sin ", sin.sizes(),
-              " [T, R/2] or [B, T, R/2] with R <= D: do the position ids have the sizes of the tokens?");
+  check_rotary(x, cos, sin);
   if (has_kernel(fused_operators().rotate, x) && alike(x, cos))
     return RotateFunction::apply(x, cos.contiguous(), sin.contiguous());
   const int64_t half = cos.size(-1);

@@ -11,6 +11,8 @@
 #include "models/kernels/cross_entropy.h"
 #include "models/kernels/gpu/cross_entropy_grad_rows.h"
 #include "models/kernels/gpu/gpu_kernels.h"
+#include "models/kernels/gpu/head_norm_grad_rows.h"
+#include "models/kernels/gpu/head_norm_rows.h"
 #include "models/kernels/gpu/rms_norm_grad_rows.h"
 #include "models/kernels/gpu/rotary_threads.h"
 #include "models/kernels/gpu/swiglu_threads.h"
@@ -127,6 +129,64 @@ Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back) 
   return y;
 }
 
+namespace {
+
+HeadShape head_shape(const Tensor& x, const Tensor& cos, bool zero_centered, bool at_vectors) {
+  const int64_t half = cos.size(-1);
+  return {.tokens = x.size(0) * x.size(1),
+          .length = x.size(1),
+          .stride_batch = x.stride(0),
+          .stride_time = x.stride(1),
+          .stride_head = x.stride(2),
+          .heads = static_cast<int32_t>(x.size(2)),
+          .head_dim = static_cast<int32_t>(x.size(3)),
+          .half = static_cast<int32_t>(half),
+          .table_per_batch = cos.dim() == 3 && cos.size(0) > 1,
+          .zero_centered = zero_centered,
+          .format = format_of(x),
+          .vectors = at_vectors && in_vectors({x}, {x.stride(0), x.stride(1), x.stride(2), x.size(3), half})};
+}
+
+}  // namespace
+
+TwoTensors norm_and_rotate(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin, double eps,
+                           bool zero_centered) {
+  const c10::DeviceGuard guard(x.device());
+  const Tensor y = at::empty(x.sizes(), x.options()), inverse_rms = floats({x.size(0), x.size(1), x.size(2)}, x);
+  kernels_of(x).head_norm({.x = x.const_data_ptr(),
+                           .weight = weight.const_data_ptr(),
+                           .cos = cos.const_data_ptr(),
+                           .sin = sin.const_data_ptr(),
+                           .y = y.mutable_data_ptr(),
+                           .inverse_rms = inverse_rms.mutable_data_ptr<float>(),
+                           .eps = static_cast<float>(eps),
+                           .shape = head_shape(x, cos, zero_centered, in_vectors({y, weight, cos, sin}, {}))});
+  return {y, inverse_rms};
+}
+
+TwoTensors norm_and_rotate_backward(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& cos,
+                                    const Tensor& sin, const Tensor& inverse_rms, bool zero_centered, bool of_weight) {
+  const c10::DeviceGuard guard(x.device());
+  const Tensor grad_x = at::empty(x.sizes(), x.options());
+  const HeadShape shape =
+      head_shape(x, cos, zero_centered, in_vectors({grad_x, grad_y, weight, cos, sin}, {}));
+  const int64_t groups = head_grad_groups(shape);
+  const Tensor partial = of_weight ? floats({groups, x.size(-1)}, x) : Tensor();
+  const Tensor grad_weight = of_weight ? floats({x.size(-1)}, x) : Tensor();
+  kernels_of(x).head_norm_grad({.grad_y = grad_y.const_data_ptr(),
+                                .x = x.const_data_ptr(),
+                                .weight = weight.const_data_ptr(),
+                                .cos = cos.const_data_ptr(),
+                                .sin = sin.const_data_ptr(),
+                                .inverse_rms = inverse_rms.const_data_ptr<float>(),
+                                .grad_x = grad_x.mutable_data_ptr(),
+                                .partial = of_weight ? partial.mutable_data_ptr<float>() : nullptr,
+                                .grad_weight = of_weight ? grad_weight.mutable_data_ptr<float>() : nullptr,
+                                .groups = groups,
+                                .shape = shape});
+  return {grad_x, grad_weight};
+}
+
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
   const c10::DeviceGuard guard(gate.device());
   const Tensor y = at::empty_like(gate);
@@ -186,6 +246,8 @@ void register_row_kernels_of_gpu(torch::Library& library) {
   library.impl("add_rms_norm", &gpu::add_rms_norm);
   library.impl("rms_norm_backward", &gpu::rms_norm_backward);
   library.impl("rotate", &gpu::rotate);
+  library.impl("norm_and_rotate", &gpu::norm_and_rotate);
+  library.impl("norm_and_rotate_backward", &gpu::norm_and_rotate_backward);
   library.impl("swiglu", &gpu::swiglu);
   library.impl("swiglu_backward", &gpu::swiglu_backward);
   library.impl("cross_entropy", &gpu::cross_entropy);
