@@ -306,6 +306,12 @@ TEST(GpuKernels, TheSimulatedDeviceKnowsWhatTheyReadAndWrite) {
   expect_ordered("swiglu_grad_kernel", {x, other, third}, [&] { gpu::swiglu_backward(x, other, third); });
   const Tensor heads = made({2, 2, 3, 8}), cos = made({3, 4}), sin = made({3, 4});
   expect_ordered("rotate_kernel", {heads, cos, sin}, [&] { gpu::rotate(heads.transpose(1, 2), cos, sin, false); });
+  const Tensor of_head = made({8}), rms_of_heads = made({12}), dense = made({2, 3, 2, 8});
+  expect_ordered("head_norm_kernel", {heads, of_head, cos, sin},
+                 [&] { gpu::norm_and_rotate(heads.transpose(1, 2), of_head, cos, sin, kEps, false); });
+  expect_ordered("head_norm_grad_kernel", {dense, heads, of_head, cos, sin, rms_of_heads}, [&] {
+    gpu::norm_and_rotate_backward(dense, heads.transpose(1, 2), of_head, cos, sin, rms_of_heads, false, true);
+  });
   Tensor logits = made({4, 40});
   const Tensor labels = labels_below(40, 4).to(device), stats = made({4, 2}), grad_loss = made({4});
   expect_ordered("cross_entropy_kernel", {logits, labels}, [&] { gpu::cross_entropy(logits, labels); });

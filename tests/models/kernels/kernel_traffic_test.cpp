@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "models/kernels/gpu/cross_entropy_grad_rows.h"
+#include "models/kernels/gpu/head_norm_grad_rows.h"
+#include "models/kernels/gpu/head_norm_rows.h"
 #include "models/kernels/gpu/rms_norm_grad_rows.h"
 #include "models/kernels/gpu/rotary_threads.h"
 #include "models/kernels/gpu/swiglu_threads.h"
@@ -101,6 +103,28 @@ TEST(KernelTraffic, IsWhatTheThreadsLoadAndStore) {
                                      .vectors = true};
   EXPECT_EQ((bytes_of_rows<RmsNormGradThreads<CountedBits, 8, 2 * kBlock>>(of_norm_grad)),
             traffic_of(of_norm_grad).moved - 4 * kRows);
+
+  const HeadShape heads{.tokens = 4,
+                        .length = 2,
+                        .stride_batch = 6 * 96,
+                        .stride_time = 3 * 96,
+                        .stride_head = 96,
+                        .heads = 3,
+                        .head_dim = 96,
+                        .half = 32,
+                        .table_per_batch = false,
+                        .zero_centered = false,
+                        .format = kFormat,
+                        .vectors = true};
+  std::vector<float> of_heads(12);
+  const HeadNormRows of_head_norm{x.data(), weight.data(),   grad.data(), other.data(),
+                                  y.data(), of_heads.data(), 1,           heads};
+  EXPECT_EQ((bytes_of_rows<HeadNormThreads<CountedBits, 8, kHeadGroup>>(of_head_norm)),
+            traffic_of(of_head_norm).moved - 4 * 12);
+  const HeadNormGradRows of_head_grad{grad.data(), x.data(), weight.data(), other.data(), other.data(), of_heads.data(),
+                                      y.data(),    nullptr,  nullptr,       1,            heads};
+  EXPECT_EQ((bytes_of_rows<HeadNormGradThreads<CountedBits, 8, kHeadGroup>>(of_head_grad)),
+            traffic_of(of_head_grad).moved - 4 * 12);
 
   const SwigluElements swiglu{x.data(), grad.data(), y.data(), 1003, kFormat, true};
   EXPECT_EQ(bytes_of_threads(7, [&](int thread) { swiglu_in_thread<CountedBits>(swiglu, thread, 7); }),
@@ -206,6 +230,21 @@ TEST(KernelTraffic, OfTheTableOfTheDocumentation) {
   rotary.half = 64;
   rotary.format = kFormat;
   expect_megabytes(traffic_of(rotary), 201.3, 136.3, 136.3);
+
+  HeadNormRows head_norm{};
+  HeadNormGradRows head_grad{};
+  auto& heads = head_norm.shape;
+  heads.tokens = heads.length = kTokens;
+  heads.heads = 32;
+  heads.head_dim = 128;
+  heads.half = 64;
+  heads.format = kFormat;
+  heads.vectors = true;
+  head_grad.shape = heads;
+  head_grad.partial = &any;
+  head_grad.groups = head_grad_groups(heads);
+  expect_megabytes(traffic_of(head_norm), 269.5, 137.4, 137.4);
+  expect_megabytes(traffic_of(head_grad), 412.4, 213.1, 204.5);
 
   CrossEntropyRows entropy{};
   CrossEntropyGradRows entropy_grad{};
