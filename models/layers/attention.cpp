@@ -17,6 +17,11 @@ at::Tensor neighbours_to_halves(const at::Tensor& x, int64_t dims) {
   return at::cat({halves, x.narrow(3, dims, x.size(3) - dims)}, 3);
 }
 
+/// What surrounds a norm's forward alone (a unit of its own, recompute) is not for the rotation.
+bool runs_alone(const Hooked<Norm>& norm) {
+  return norm.forward_hooks() != nullptr || norm.forward_runner() != nullptr;
+}
+
 }  // namespace
 
 at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpan& span) {
@@ -69,11 +74,16 @@ at::Tensor Attention::forward(const at::Tensor& own, const LayerContext& context
   auto q = q_proj_->forward(hidden).view({batch, length, num_heads_, head_dim_});
   auto k = k_proj_->forward(hidden).view({batch, length, num_kv_heads_, head_dim_});
   const auto v = v_proj_->forward(hidden).view({batch, length, num_kv_heads_, head_dim_});
-  if (q_norm_) {
+  const bool turns = context.rotary.cos.defined();
+  const bool at_once = q_norm_ && turns && !rotary_interleaved_ && !runs_alone(*q_norm_) && !runs_alone(*k_norm_);
+  if (q_norm_ && !at_once) {
     q = q_norm_->forward(q);
     k = k_norm_->forward(k);
   }
-  if (context.rotary.cos.defined()) {
+  if (at_once) {
+    q = q_norm_->forward_rotated(q, context.rotary.cos, context.rotary.sin);
+    k = k_norm_->forward_rotated(k, context.rotary.cos, context.rotary.sin);
+  } else if (turns) {
     if (rotary_interleaved_) {
       const int64_t dims = 2 * context.rotary.cos.size(-1);
       q = neighbours_to_halves(q, dims);

@@ -46,6 +46,11 @@ NormedSum Norm::forward_sum(const at::Tensor& residual, const at::Tensor& branch
   return {sum, forward(sum)};
 }
 
+at::Tensor Norm::forward_rotated(const at::Tensor& heads, const at::Tensor& cos, const at::Tensor& sin) {
+  if (kind_ != NormKind::kRmsNorm) return rotate(forward(heads), cos, sin);
+  return norm_and_rotate(heads, {.weight = shared(weight), .eps = eps_, .zero_centered = zero_centered_}, cos, sin);
+}
+
 void Norm::init_own_weights(const WeightInit& /*init*/) {
   weight.fill_(zero_centered_ ? 0 : 1);
   if (bias.defined()) bias.zero_();

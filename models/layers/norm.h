@@ -23,6 +23,8 @@ class Norm : public torch::nn::Module, public SelfInitializing {
   at::Tensor forward(const at::Tensor& x);
   /// residual + branch, and forward() of it.
   NormedSum forward_sum(const at::Tensor& residual, const at::Tensor& branch);
+  /// rotate() of forward(), for heads.
+  at::Tensor forward_rotated(const at::Tensor& heads, const at::Tensor& cos, const at::Tensor& sin);
   void init_own_weights(const WeightInit& init) override;
   std::string class_name() const { return class_name_; }
 
