@@ -22,6 +22,8 @@ KERNELS = {  # as docs/kernels.md calls them: what stands in the function's mang
     "its tiles' sum": "squares_total_kernel",
     "RMSNorm": "14RmsNormThreads",
     "its backward": "18RmsNormGradThreads",
+    "norm of heads, rotated": "15HeadNormThreads",
+    "norm's and rotation's backward": "19HeadNormGradThreads",
     "its weight's sums": "column_sums_kernel",
     "SwiGLU": "swiglu_kernel.*14SwigluElements",
     "SwiGLU's backward": "swiglu_kernel.*18SwigluGradElements",
