@@ -43,7 +43,8 @@ def plain(folder):
 
 
 @pytest.mark.parametrize("ranks, sharding, flags", [
-    (3, None, ["--optimizer", "sgd"]), (4, 2, ["--bf16"]), (2, None, ["--optimizer", "muon", "--bf16"])])
+    (3, None, ["--optimizer", "sgd"]), (4, 2, ["--bf16"]), (2, None, ["--optimizer", "muon", "--bf16"]),
+    (1, None, ["--use-precision-aware-optimizer", "--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16"])])
 def test_the_same_ranks_go_on_bit_for_bit(folder, ranks, sharding, flags):
     """Weights, optimizer, schedule, data and dropout, after a step that is asked for."""
     save = folder / f"same_{ranks}"
