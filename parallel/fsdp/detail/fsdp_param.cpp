@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+#include <map>
 #include <utility>
 
 #include "parallel/copies/element_copy.h"
@@ -50,6 +52,34 @@ ShardGeometry geometry_of(const at::Tensor& parameter, const std::string& name, 
 }
 
 }  // namespace
+
+void place_adjacent(const FsdpParams& params) {
+  constexpr size_t kAlignment = 64;  // of each, as of all of LibTorch's memory
+  std::map<int64_t, std::vector<FsdpParam*>> sets;
+  for (const auto& param : params) {
+    const auto place = adjacent_place(param->parameter());
+    if (!place || param->aliases_sharded_param()) continue;
+    auto& set = sets[place->set];
+    set.resize(place->count);
+    set[place->index] = param.get();
+  }
+  for (const auto& [_, set] : sets) {
+    const auto fits = [&](const FsdpParam* param) {
+      return param != nullptr && param->compute_dtype() == set.front()->compute_dtype() &&
+             (param == set.back() || param->unsharded().tensor().nbytes() % kAlignment == 0);
+    };
+    if (set.front() == nullptr || !std::all_of(set.begin(), set.end(), fits)) continue;
+    size_t bytes = 0;
+    for (const auto* param : set) bytes += param->unsharded().tensor().nbytes();
+    const auto& storage = set.front()->unsharded().tensor().storage();
+    const auto memory = c10::make_intrusive<AdjacentMemory>(bytes, storage.allocator());
+    size_t offset = 0;
+    for (auto* param : set) {
+      param->unsharded().lie_in(memory, offset);
+      offset += param->unsharded().tensor().nbytes();
+    }
+  }
+}
 
 FsdpParam* find_fsdp_param(const at::Tensor& parameter) { return params_by_tensor().find(parameter).value_or(nullptr); }
 

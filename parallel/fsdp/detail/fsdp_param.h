@@ -65,6 +65,7 @@ class FsdpParam {
   void set_extension(std::shared_ptr<AllGatherExtension> extension) { extension_ = std::move(extension); }
   AllGatherExtension* extension() const { return extension_.get(); }
   UnshardedStorage& unsharded() { return unsharded_; }
+  const UnshardedStorage& unsharded() const { return unsharded_; }
   /// The unsharded parameter is the sharded one: one rank holds all rows, in the compute dtype.
   bool aliases_sharded_param() const { return aliases_sharded_param_; }
 
@@ -139,6 +140,9 @@ class FsdpParam {
 };
 
 using FsdpParams = std::vector<std::unique_ptr<FsdpParam>>;
+
+/// Puts the unsharded storages of those that keep_adjacent was given together into one memory, where that is possible.
+void place_adjacent(const FsdpParams& params);
 
 /// The FsdpParam behind a parameter; null if it is not under fully_shard.
 FsdpParam* find_fsdp_param(const at::Tensor& parameter);

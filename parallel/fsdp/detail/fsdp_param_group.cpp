@@ -58,6 +58,7 @@ bool FsdpParamGroup::reset_sharded_params() {
 
 void FsdpParamGroup::init_all_gather() {
   for (const auto& param : params_) param->init_unsharded(policy_.param_dtype);
+  place_adjacent(params_);
   all_gather_ = ForeachAllGather::of_shards(layout_.shard_group, params_, comm, unshard_async_op);
   post_forward_all_gather_ = ForeachAllGather();
 }

@@ -3,6 +3,8 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StorageImpl.h>
 
+#include <utility>
+
 #include "parallel/device/buffer_pool.h"
 #include "parallel/device/memory_use.h"
 #include "parallel/device/storage.h"
@@ -13,6 +15,8 @@ namespace {
 /// Known by its type, so that a saved tensor can be recognised without looking for its group.
 struct UnshardedStorageImpl final : c10::StorageImpl {
   using c10::StorageImpl::StorageImpl;
+  c10::intrusive_ptr<AdjacentMemory> adjacent;  // or null
+  size_t offset = 0;                            // in it
 };
 
 c10::Storage empty_storage(size_t nbytes, c10::Device device) {
@@ -42,10 +46,24 @@ void UnshardedStorage::set_name(const std::string& name) {
                           "unit's forward only, and do not keep views of it");
 }
 
+void UnshardedStorage::lie_in(c10::intrusive_ptr<AdjacentMemory> memory, size_t offset) {
+  auto& storage = static_cast<UnshardedStorageImpl&>(*storage_);
+  storage.adjacent = std::move(memory);
+  storage.offset = offset;
+}
+
+const AdjacentMemory* UnshardedStorage::adjacent_memory(const at::Tensor& tensor) {
+  const auto* storage = dynamic_cast<const UnshardedStorageImpl*>(tensor.storage().unsafeGetStorageImpl());
+  return storage == nullptr ? nullptr : storage->adjacent.get();
+}
+
 void UnshardedStorage::allocate() {
   if (allocated_) return;
-  const size_t bytes = storage_->nbytes();
-  give_memory(*storage_, counted_memory(MemoryClass::kUnsharded, storage_->allocator()->allocate(bytes), bytes));
+  const auto& storage = static_cast<UnshardedStorageImpl&>(*storage_);
+  const auto alone = [bytes = storage.nbytes(), allocator = storage_->allocator()] {
+    return counted_memory(MemoryClass::kUnsharded, allocator->allocate(bytes), bytes);
+  };
+  give_memory(*storage_, storage.adjacent ? storage.adjacent->part(storage.offset) : alone());
   allocated_ = true;
 }
 

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "parallel/fsdp/detail/adjacent_memory.h"
+
 namespace megashard {
 
 /// The unsharded form of one parameter: a tensor whose TensorImpl and StorageImpl live as long as the parameter, so
@@ -22,6 +24,11 @@ class UnshardedStorage {
   /// Whether other views are alive, such as autograd saves. For a parameter that is unsharded.
   bool has_views() const { return tensor_.storage().use_count() > kOwnReferences; }
   void set_name(const std::string& name);  ///< for the error
+
+  /// From the next allocation on, at `offset` of the memory that it shares with others.
+  void lie_in(c10::intrusive_ptr<AdjacentMemory> memory, size_t offset);
+  /// That of the unsharded storage under a tensor; null: none, or one by itself.
+  static const AdjacentMemory* adjacent_memory(const at::Tensor& tensor);
 
   /// Memory from the buffer pool (CPU) or the caching allocator on the current stream; contents undefined. No-op where
   /// there is some.
