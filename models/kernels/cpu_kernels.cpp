@@ -24,6 +24,17 @@ void for_rows(int64_t rows, int64_t width, const Body& body) {
   at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, width)), body);
 }
 
+/// Calls body(place in dense rows, place in rows `stride` apart, elements that follow in both) until all are done.
+template <class Body>
+void for_parts(int64_t rows, int64_t width, int64_t stride, const Body& body) {
+  if (stride == width) {
+    return for_rows(rows * width, 1, [&](int64_t begin, int64_t end) { body(begin, begin, end - begin); });
+  }
+  for_rows(rows, width, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) body(row * width, row * stride, width);
+  });
+}
+
 }  // namespace
 
 template <class T>
@@ -64,17 +75,17 @@ void rotate(const T* x, const T* cos, const T* sin, T* y, const RotaryShape& sha
 }
 
 template <class T>
-void swiglu(const T* gate, const T* up, T* y, int64_t count) {
-  for_rows(count, 1, [=](int64_t begin, int64_t end) {
-    MEGASHARD_RUN(Swiglu, gate + begin, up + begin, y + begin, end - begin);
+void swiglu(const T* gate, const T* up, T* y, int64_t rows, int64_t width, int64_t stride) {
+  for_parts(rows, width, stride, [=](int64_t dense, int64_t at, int64_t count) {
+    MEGASHARD_RUN(Swiglu, gate + at, up + at, y + dense, count);
   });
 }
 
 template <class T>
-void swiglu_backward(const T* grad_y, const T* gate, const T* up, T* grad_gate, T* grad_up, int64_t count) {
-  for_rows(count, 1, [=](int64_t begin, int64_t end) {
-    MEGASHARD_RUN(SwigluBackward, grad_y + begin, gate + begin, up + begin, grad_gate + begin, grad_up + begin,
-                  end - begin);
+void swiglu_backward(const T* grad_y, const T* gate, const T* up, T* grad_gate, T* grad_up, int64_t rows, int64_t width,
+                     int64_t stride) {
+  for_parts(rows, width, stride, [=](int64_t dense, int64_t at, int64_t count) {
+    MEGASHARD_RUN(SwigluBackward, grad_y + dense, gate + at, up + at, grad_gate + at, grad_up + at, count);
   });
 }
 
@@ -99,8 +110,8 @@ void cross_entropy_backward_(T* logits, const int64_t* labels, const float* stat
   template void rms_norm(const T*, const T*, T*, const T*, T*, float*, int64_t, int64_t, float);                       \
   template void rms_norm_backward(const T*, const T*, const T*, const float*, const T*, T*, float*, int64_t, int64_t); \
   template void rotate(const T*, const T*, const T*, T*, const RotaryShape&, bool);                                    \
-  template void swiglu(const T*, const T*, T*, int64_t);                                                               \
-  template void swiglu_backward(const T*, const T*, const T*, T*, T*, int64_t);                                        \
+  template void swiglu(const T*, const T*, T*, int64_t, int64_t, int64_t);                                             \
+  template void swiglu_backward(const T*, const T*, const T*, T*, T*, int64_t, int64_t, int64_t);                      \
   template void cross_entropy(const T*, const int64_t*, float*, float*, int64_t, int64_t);                             \
   template void cross_entropy_backward_(T*, const int64_t*, const float*, const float*, int64_t, int64_t, int64_t)
 MEGASHARD_INSTANTIATE(float);

@@ -11,6 +11,7 @@
 #include "models/kernels/cross_entropy.h"
 #include "models/kernels/gpu_operators.h"
 #include "models/kernels/head_kernels.h"
+#include "models/kernels/row_layout.h"
 
 namespace megashard {
 namespace {
@@ -136,19 +137,22 @@ TwoTensors norm_and_rotate_backward_on_cpu(const Tensor& grad_y, const Tensor& x
 }
 
 Tensor swiglu_on_cpu(const Tensor& gate, const Tensor& up) {
-  auto y = at::empty_like(gate);
-  with_type(gate, [&](auto* type) { kernels::swiglu(data(type, gate), data(type, up), data(type, y), gate.numel()); });
+  auto y = at::empty(gate.sizes(), gate.options());
+  const RowLayout layout = *row_layout(gate);  // up's too
+  with_type(gate, [&](auto* type) {
+    kernels::swiglu(data(type, gate), data(type, up), data(type, y), layout.rows, layout.width, layout.stride);
+  });
   return y;
 }
 
 TwoTensors swiglu_backward_on_cpu(const Tensor& grad_y, const Tensor& gate, const Tensor& up) {
-  auto grad_gate = at::empty_like(gate);
-  auto grad_up = at::empty_like(up);
+  const RowLayout layout = *row_layout(gate);  // up's too
+  auto grads = empty_pair_like(gate);
   with_type(gate, [&](auto* type) {
-    kernels::swiglu_backward(data(type, grad_y), data(type, gate), data(type, up), data(type, grad_gate),
-                             data(type, grad_up), grad_y.numel());
+    kernels::swiglu_backward(data(type, grad_y), data(type, gate), data(type, up), data(type, std::get<0>(grads)),
+                             data(type, std::get<1>(grads)), layout.rows, layout.width, layout.stride);
   });
-  return {grad_gate, grad_up};
+  return grads;
 }
 
 TwoTensors cross_entropy_on_cpu(const Tensor& logits, const Tensor& labels) {

@@ -13,7 +13,8 @@
 /// backend's kernels for them.
 namespace megashard {
 
-/// Tensors are contiguous but for the x of what rotates, whose last dimension is dense.
+/// Tensors are contiguous but for the x of what rotates, whose last dimension is dense, and for gate and up, which have
+/// one row_layout; their gradients have it too.
 struct FusedOperators {
   using Tensor = at::Tensor;
   using TwoTensors = std::tuple<Tensor, Tensor>;

@@ -16,6 +16,7 @@
 #include "models/kernels/gpu/rms_norm_grad_rows.h"
 #include "models/kernels/gpu/rotary_threads.h"
 #include "models/kernels/gpu/swiglu_threads.h"
+#include "models/kernels/row_layout.h"
 
 namespace megashard {
 namespace gpu {
@@ -43,6 +44,17 @@ bool in_vectors(std::initializer_list<Tensor> tensors, std::initializer_list<int
   for (const Tensor& each : tensors) fits &= reinterpret_cast<uintptr_t>(each.const_data_ptr()) % 16 == 0;
   for (const int64_t numel : numels) fits &= numel * size % 16 == 0;
   return fits;
+}
+
+/// Dense elements are one row.
+SwigluRows swiglu_rows(const Tensor& gate) {
+  const RowLayout layout = *row_layout(gate);
+  const bool dense = layout.stride == layout.width;
+  return dense ? SwigluRows{1, gate.numel(), gate.numel()} : SwigluRows{layout.rows, layout.width, layout.stride};
+}
+
+bool swiglu_in_vectors(std::initializer_list<Tensor> tensors, const SwigluRows& shape) {
+  return shape.rows == 1 ? in_vectors(tensors, {}) : in_vectors(tensors, {shape.width, shape.stride});
 }
 
 Tensor floats(at::IntArrayRef sizes, const Tensor& like) { return at::empty(sizes, like.options().dtype(at::kFloat)); }
@@ -189,27 +201,29 @@ TwoTensors norm_and_rotate_backward(const Tensor& grad_y, const Tensor& x, const
 
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
   const c10::DeviceGuard guard(gate.device());
-  const Tensor y = at::empty_like(gate);
+  const SwigluRows shape = swiglu_rows(gate);
+  const Tensor y = at::empty(gate.sizes(), gate.options());
   kernels_of(gate).swiglu({.gate = gate.const_data_ptr(),
                            .up = up.const_data_ptr(),
                            .y = y.mutable_data_ptr(),
-                           .numel = gate.numel(),
+                           .shape = shape,
                            .format = format_of(gate),
-                           .vectors = in_vectors({gate, up, y}, {})});
+                           .vectors = swiglu_in_vectors({gate, up, y}, shape)});
   return y;
 }
 
 TwoTensors swiglu_backward(const Tensor& grad_y, const Tensor& gate, const Tensor& up) {
   const c10::DeviceGuard guard(gate.device());
-  const Tensor grad_gate = at::empty_like(gate), grad_up = at::empty_like(up);
+  const SwigluRows shape = swiglu_rows(gate);
+  const auto [grad_gate, grad_up] = empty_pair_like(gate);
   kernels_of(gate).swiglu_grad({.grad_y = grad_y.const_data_ptr(),
                                 .gate = gate.const_data_ptr(),
                                 .up = up.const_data_ptr(),
                                 .grad_gate = grad_gate.mutable_data_ptr(),
                                 .grad_up = grad_up.mutable_data_ptr(),
-                                .numel = gate.numel(),
+                                .shape = shape,
                                 .format = format_of(gate),
-                                .vectors = in_vectors({grad_y, gate, up, grad_gate, grad_up}, {})});
+                                .vectors = swiglu_in_vectors({grad_y, gate, up, grad_gate, grad_up}, shape)});
   return {grad_gate, grad_up};
 }
 

@@ -17,7 +17,7 @@ void launch_elements(const Launch& launch, cudaStream_t stream) {
   with_row_format(launch.format, [&](auto zero) {
     using T = decltype(zero);
     const int64_t of_block = 2 * int64_t{kBlock} * (launch.vectors ? kVectorOf<T> : 1);
-    const int64_t blocks = (launch.numel + of_block - 1) / of_block;
+    const int64_t blocks = (launch.shape.numel() + of_block - 1) / of_block;
     if (blocks > 0) swiglu_kernel<T><<<static_cast<unsigned>(blocks), kBlock, 0, stream>>>(launch);
   });
 }

@@ -34,6 +34,10 @@ class Enqueued {
     for (int64_t i = 0; i < count; ++i)
       operation_.reads(static_cast<const char*>(array) + i * distance, static_cast<size_t>(bytes));
   }
+  void writes_parts(const void* array, int64_t bytes, int64_t count, int64_t distance) {
+    for (int64_t i = 0; i < count; ++i)
+      operation_.writes(static_cast<const char*>(array) + i * distance, static_cast<size_t>(bytes));
+  }
   template <class T>
   void to_host(T*& array) const {
     if (array != nullptr) array = reinterpret_cast<T*>(sim::Arena::get().reachable(array));
@@ -115,23 +119,31 @@ void head_norm_grad(const HeadNormGradRows& asked) {
 
 void swiglu(const SwigluElements& asked) {
   SwigluElements launch = asked;
-  const int64_t bytes = launch.numel * size_of(launch.format);
+  const auto [rows, width, stride] = launch.shape;
+  const int64_t size = size_of(launch.format);
   Enqueued enqueued("swiglu_kernel");
-  enqueued.reads(launch.gate, bytes);
-  enqueued.reads(launch.up, bytes);
-  enqueued.writes(launch.y, bytes);
+  for (const void** from : {&launch.gate, &launch.up}) {
+    enqueued.reads_parts(*from, width * size, rows, stride * size);
+    enqueued.to_host(*from);
+  }
+  enqueued.writes(launch.y, rows * width * size);
   enqueued.run(host_kernels().swiglu, launch);
 }
 
 void swiglu_grad(const SwigluGradElements& asked) {
   SwigluGradElements launch = asked;
-  const int64_t bytes = launch.numel * size_of(launch.format);
+  const auto [rows, width, stride] = launch.shape;
+  const int64_t size = size_of(launch.format);
   Enqueued enqueued("swiglu_grad_kernel");
-  enqueued.reads(launch.grad_y, bytes);
-  enqueued.reads(launch.gate, bytes);
-  enqueued.reads(launch.up, bytes);
-  enqueued.writes(launch.grad_gate, bytes);
-  enqueued.writes(launch.grad_up, bytes);
+  enqueued.reads(launch.grad_y, rows * width * size);
+  for (const void** from : {&launch.gate, &launch.up}) {
+    enqueued.reads_parts(*from, width * size, rows, stride * size);
+    enqueued.to_host(*from);
+  }
+  for (void** to : {&launch.grad_gate, &launch.grad_up}) {
+    enqueued.writes_parts(*to, width * size, rows, stride * size);
+    enqueued.to_host(*to);
+  }
   enqueued.run(host_kernels().swiglu_grad, launch);
 }
 

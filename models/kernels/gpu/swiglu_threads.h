@@ -5,32 +5,42 @@
 /// silu(gate) * up and its gradient, element by element, the formulas and roundings of row_kernels.inc.
 namespace megashard::gpu {
 
-/// gate, up, y [numel]
+/// Rows of gate and up, and of their gradients, begin `stride` elements apart: dense ones are one row. Columns of a
+/// joint product are not.
+struct SwigluRows {
+  int64_t rows;
+  int64_t width;
+  int64_t stride;
+  constexpr int64_t numel() const { return rows * width; }
+};
+
+/// gate, up; y [rows, width], dense
 struct SwigluElements {
   const void* gate;
   const void* up;
   void* y;
-  int64_t numel;
+  SwigluRows shape;
   FloatFormat format;
-  bool vectors;  ///< all lie at 16 bytes
+  bool vectors;  ///< all rows lie at 16 bytes
 };
 
-/// grad_y, gate, up, grad_gate, grad_up [numel]
+/// grad_y [rows, width], dense; gate, up, grad_gate, grad_up
 struct SwigluGradElements {
   const void* grad_y;
   const void* gate;
   const void* up;
   void* grad_gate;
   void* grad_up;
-  int64_t numel;
+  SwigluRows shape;
   FloatFormat format;
   bool vectors;
 };
 
+/// `place` in dense memory, `at` in that of rows.
 template <class T, int kVector>
-constexpr void swiglu_at(const SwigluElements& launch, int64_t place) {
-  const auto gate = load<T, kVector>(static_cast<const T*>(launch.gate) + place);
-  const auto up = load<T, kVector>(static_cast<const T*>(launch.up) + place);
+constexpr void swiglu_at(const SwigluElements& launch, int64_t place, int64_t at) {
+  const auto gate = load<T, kVector>(static_cast<const T*>(launch.gate) + at);
+  const auto up = load<T, kVector>(static_cast<const T*>(launch.up) + at);
   Vector<T, kVector> y{};
   for (int k = 0; k < kVector; ++k) {
     const float g = widened(gate.values[k]);
@@ -40,10 +50,10 @@ constexpr void swiglu_at(const SwigluElements& launch, int64_t place) {
 }
 
 template <class T, int kVector>
-constexpr void swiglu_at(const SwigluGradElements& launch, int64_t place) {
+constexpr void swiglu_at(const SwigluGradElements& launch, int64_t place, int64_t at) {
   const auto grad_y = load<T, kVector>(static_cast<const T*>(launch.grad_y) + place);
-  const auto gate = load<T, kVector>(static_cast<const T*>(launch.gate) + place);
-  const auto up = load<T, kVector>(static_cast<const T*>(launch.up) + place);
+  const auto gate = load<T, kVector>(static_cast<const T*>(launch.gate) + at);
+  const auto up = load<T, kVector>(static_cast<const T*>(launch.up) + at);
   Vector<T, kVector> grad_gate{}, grad_up{};
   for (int k = 0; k < kVector; ++k) {
     const float dy = widened(grad_y.values[k]), g = widened(gate.values[k]), u = widened(up.values[k]);
@@ -51,24 +61,40 @@ constexpr void swiglu_at(const SwigluGradElements& launch, int64_t place) {
     grad_up.values[k] = narrowed<T>(dy * rounded<T>(g * sigmoid));
     grad_gate.values[k] = narrowed<T>(dy * u * sigmoid * (1.0F + g * (1.0F - sigmoid)));
   }
-  store(static_cast<T*>(launch.grad_gate) + place, grad_gate);
-  store(static_cast<T*>(launch.grad_up) + place, grad_up);
+  store(static_cast<T*>(launch.grad_gate) + at, grad_gate);
+  store(static_cast<T*>(launch.grad_up) + at, grad_up);
 }
 
-/// Of either launch: vectors thread, thread + threads, ..., and elements after the last vector likewise.
+/// a / b. GPUs divide 32 bits several times as fast.
+constexpr int64_t quotient(int64_t a, int64_t b) {
+  return a <= UINT32_MAX && b <= UINT32_MAX ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
+}
+
+/// Of either launch: vectors thread, thread + threads, ... of all rows, and elements after a row's last vector
+/// likewise.
 template <class T, class Launch>
 constexpr void swiglu_in_thread(const Launch& launch, int64_t thread, int64_t threads) {
-  const int64_t vectors = launch.vectors ? launch.numel / kVectorOf<T> : 0;
-  for (int64_t v = thread; v < vectors; v += threads) swiglu_at<T, kVectorOf<T>>(launch, v * kVectorOf<T>);
-  for (int64_t i = vectors * kVectorOf<T> + thread; i < launch.numel; i += threads) swiglu_at<T, 1>(launch, i);
+  const auto& [rows, width, stride] = launch.shape;
+  const int64_t vectors = launch.vectors ? width / kVectorOf<T> : 0;  // of a row
+  const int64_t rest = width - vectors * kVectorOf<T>;
+  for (int64_t v = thread; v < rows * vectors; v += threads) {
+    const int64_t row = rows == 1 ? 0 : quotient(v, vectors);
+    const int64_t column = (v - row * vectors) * kVectorOf<T>;
+    swiglu_at<T, kVectorOf<T>>(launch, row * width + column, row * stride + column);
+  }
+  for (int64_t i = thread; i < rows * rest; i += threads) {
+    const int64_t row = rows == 1 ? 0 : quotient(i, rest);
+    const int64_t column = width - rest + i - row * rest;
+    swiglu_at<T, 1>(launch, row * width + column, row * stride + column);
+  }
 }
 
 constexpr Traffic traffic_of(const SwigluElements& launch) {
-  const int64_t bytes = 3 * launch.numel * size_of(launch.format);
+  const int64_t bytes = 3 * launch.shape.numel() * size_of(launch.format);
   return {.moved = bytes, .again = 0, .least = bytes};
 }
 constexpr Traffic traffic_of(const SwigluGradElements& launch) {
-  const int64_t bytes = 5 * launch.numel * size_of(launch.format);
+  const int64_t bytes = 5 * launch.shape.numel() * size_of(launch.format);
   return {.moved = bytes, .again = 0, .least = bytes};
 }
 

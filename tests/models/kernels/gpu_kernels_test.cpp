@@ -159,6 +159,21 @@ void check_rms_norm(c10::Device device) {
   });
 }
 
+/// Of columns of one tensor, as of dense ones.
+void check_swiglu_of_columns(const Place& place, int64_t width) {
+  const auto what = c10::str("swiglu of columns ", width, " ", place.text());
+  const Tensor both = placed(normal({2, 3, 2 * width}, place.dtype), place.device, place.shift);
+  const Tensor grad_y = placed(normal({2, 3, width}, place.dtype), place.device, place.shift);
+  const auto parts = both.split(width, -1);
+  const Tensor gate = parts[0].contiguous(), up = parts[1].contiguous();
+  EXPECT_TRUE(at::equal(gpu::swiglu(parts[0], parts[1]).cpu(), gpu::swiglu(gate, up).cpu())) << what;
+  const auto [of_gate, of_up] = gpu::swiglu_backward(grad_y, parts[0], parts[1]);
+  const auto [dense_of_gate, dense_of_up] = gpu::swiglu_backward(grad_y, gate, up);
+  EXPECT_TRUE(at::equal(of_gate.cpu(), dense_of_gate.cpu()) && at::equal(of_up.cpu(), dense_of_up.cpu())) << what;
+  EXPECT_EQ(of_gate.strides(), parts[0].strides()) << what;
+  EXPECT_EQ(of_up.storage_offset() - of_gate.storage_offset(), width) << what << ": not side by side";
+}
+
 void check_swiglu(const Place& place, const Tensor& gate, const Tensor& up, const Tensor& grad_y, bool finite) {
   const auto what = c10::str("swiglu ", gate.sizes(), " ", place.text());
   const double bar = roundings(place.dtype);
@@ -182,6 +197,7 @@ void check_swiglu(c10::Device device) {
       check_swiglu(place, 20 * normal({numel}, place.dtype), normal({numel}, place.dtype),  // exp saturates
                    normal({numel}, place.dtype), true);
     }
+    for (const int64_t width : {1, 24, 64}) check_swiglu_of_columns(place, width);
     const Tensor gate = normal({64}, place.dtype), up = normal({64}, place.dtype), grad_y = normal({64}, place.dtype);
     gate[0] = kNan;
     gate[9] = kInfinity;

@@ -126,11 +126,11 @@ TEST(KernelTraffic, IsWhatTheThreadsLoadAndStore) {
   EXPECT_EQ((bytes_of_rows<HeadNormGradThreads<CountedBits, 8, kHeadGroup>>(of_head_grad)),
             traffic_of(of_head_grad).moved - 4 * 12);
 
-  const SwigluElements swiglu{x.data(), grad.data(), y.data(), 1003, kFormat, true};
+  const SwigluElements swiglu{x.data(), grad.data(), y.data(), {1, 1003, 1003}, kFormat, true};
   EXPECT_EQ(bytes_of_threads(7, [&](int thread) { swiglu_in_thread<CountedBits>(swiglu, thread, 7); }),
             traffic_of(swiglu).moved);
-  const SwigluGradElements swiglu_grad{grad.data(),  x.data(), weight.data(), y.data(),
-                                       other.data(), 1003,     kFormat,       true};
+  const SwigluGradElements swiglu_grad{grad.data(),  x.data(),      weight.data(), y.data(),
+                                       other.data(), {5, 200, 400}, kFormat,       true};
   EXPECT_EQ(bytes_of_threads(7, [&](int thread) { swiglu_in_thread<CountedBits>(swiglu_grad, thread, 7); }),
             traffic_of(swiglu_grad).moved);
 
@@ -217,7 +217,7 @@ TEST(KernelTraffic, OfTheTableOfTheDocumentation) {
 
   SwigluElements swiglu{};
   SwigluGradElements swiglu_grad{};
-  swiglu.numel = swiglu_grad.numel = kTokens * 14336;
+  swiglu.shape = swiglu_grad.shape = {kTokens, 14336, 2 * 14336};
   swiglu.format = swiglu_grad.format = kFormat;
   expect_megabytes(traffic_of(swiglu), 704.6, 704.6, 704.6);
   expect_megabytes(traffic_of(swiglu_grad), 1174.4, 1174.4, 1174.4);
