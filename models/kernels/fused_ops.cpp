@@ -8,10 +8,11 @@
 #include <ATen/ops/silu.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "framework/matrix_product.h"
 #include "models/kernels/fused_operators.h"
 #include "models/kernels/head_kernels.h"
+#include "models/kernels/linear_products.h"
 #include "models/kernels/once_differentiable.h"
+#include "models/kernels/row_layout.h"
 
 namespace megashard {
 namespace {
@@ -25,7 +26,6 @@ bool alike(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.device() == b.device();
 }
 
-/// Of tensors in fp32 the conversions are none.
 struct LinearByFp32 : Function<LinearByFp32> {
   static Variable forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
     context->save_for_backward({x, weight});
@@ -37,16 +37,10 @@ struct LinearByFp32 : Function<LinearByFp32> {
     const auto saved = context->get_saved_variables();
     const auto& x = saved[0];
     const auto& weight = saved[1];
-    const auto grad = grads[0].reshape({-1, weight.size(0)}).to(at::kFloat);
-    Variable grad_x;
-    Variable grad_weight;
-    if (context->needs_input_grad(0)) {
-      grad_x = matrix_product(grad, weight.to(at::kFloat)).to(x.scalar_type()).view(x.sizes());
-    }
-    if (context->needs_input_grad(1)) {
-      const auto rows = x.reshape({-1, weight.size(1)}).to(at::kFloat);
-      grad_weight = matrix_product(grad.t(), rows).to(weight.scalar_type());
-    }
+    const auto grad = widened_for_products(grads[0].reshape({-1, weight.size(0)}));
+    Variable grad_x, grad_weight;
+    if (context->needs_input_grad(0)) grad_x = gradient_of_linear_input(grad, weight).view(x.sizes());
+    if (context->needs_input_grad(1)) grad_weight = gradient_of_linear_weight(grad, x);
     return {grad_x, grad_weight};
   }
 };
@@ -142,8 +136,10 @@ struct NormAndRotateFunction : Function<NormAndRotateFunction> {
 
 struct SwigluFunction : Function<SwigluFunction> {
   static Variable forward(AutogradContext* context, const at::Tensor& gate_in, const at::Tensor& up_in) {
-    const auto gate = gate_in.contiguous();
-    const auto up = up_in.contiguous();
+    const auto layout = row_layout(gate_in);
+    const bool alike = layout && layout == row_layout(up_in);
+    const auto gate = alike ? gate_in : gate_in.contiguous();
+    const auto up = alike ? up_in : up_in.contiguous();
     context->save_for_backward({gate, up});
     return fused_operators().swiglu(gate, up);
   }
@@ -168,7 +164,7 @@ bool by_way_of_fp32(const at::Tensor& x) {
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  if ((by_way_of_fp32(x) || has_own_products(x)) && alike(x, weight)) {
+  if (has_own_linear_products(x, weight)) {
     const auto product = LinearByFp32::apply(x, weight);
     return bias.defined() ? product + bias : product;
   }
