@@ -52,9 +52,9 @@ Attention::Attention(const DecoderConfig& config)
     return Linear::Options{
         .in = hidden, .out = out, .bias = config.qkv_bias, .cut = Linear::Cut::kOutputs, .ranks = ranks_};
   };
-  q_proj_ = projection("q_proj", of_heads(queries));
-  k_proj_ = projection("k_proj", of_heads(keys));
-  v_proj_ = projection("v_proj", of_heads(keys));
+  const auto q_proj = projection("q_proj", of_heads(queries));
+  const auto k_proj = projection("k_proj", of_heads(keys));
+  projections_ = JointLinears({q_proj, k_proj, projection("v_proj", of_heads(keys))});
   o_proj_ = projection("o_proj", {.in = queries,
                                   .out = hidden,
                                   .bias = config.attention_out_bias,
@@ -71,11 +71,14 @@ at::Tensor Attention::forward(const at::Tensor& own, const LayerContext& context
   const auto hidden = ranks_->enter(own);
   const int64_t batch = hidden.size(0);
   const int64_t length = hidden.size(1);
-  auto q = q_proj_->forward(hidden).view({batch, length, num_heads_, head_dim_});
-  auto k = k_proj_->forward(hidden).view({batch, length, num_kv_heads_, head_dim_});
-  const auto v = v_proj_->forward(hidden).view({batch, length, num_kv_heads_, head_dim_});
+  const auto projected = projections_.forward(hidden);
+  auto q = projected[0].view({batch, length, num_heads_, head_dim_});
+  auto k = projected[1].view({batch, length, num_kv_heads_, head_dim_});
   const bool turns = context.rotary.cos.defined();
   const bool at_once = q_norm_ && turns && !rotary_interleaved_ && !runs_alone(*q_norm_) && !runs_alone(*k_norm_);
+  // Dense where nothing keeps the others: or attention would keep their memory with it.
+  const bool alone = turns && !at_once;
+  const auto v = (alone ? projected[2].contiguous() : projected[2]).view({batch, length, num_kv_heads_, head_dim_});
   if (q_norm_ && !at_once) {
     q = q_norm_->forward(q);
     k = k_norm_->forward(k);

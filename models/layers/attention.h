@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "models/layers/joint_linears.h"
 #include "models/layers/key_span.h"
 #include "models/layers/linear.h"
 #include "models/layers/norm.h"
@@ -62,7 +63,8 @@ class Attention : public torch::nn::Module {
   int64_t num_kv_heads_;
   int64_t head_dim_;
   bool rotary_interleaved_;
-  std::shared_ptr<Hooked<Linear>> q_proj_, k_proj_, v_proj_, o_proj_;
+  JointLinears projections_;  // q_proj, k_proj, v_proj
+  std::shared_ptr<Hooked<Linear>> o_proj_;
   std::shared_ptr<Hooked<Norm>> q_norm_, k_norm_;
   std::shared_ptr<Hooked<CoreAttention>> core_attention_;
 };

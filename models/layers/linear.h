@@ -48,6 +48,8 @@ class Linear : public torch::nn::Module, public SelfInitializing {
   /// Low-rank adapters: y + scale * lora_B(lora_A(dropout(x))), with lora_A [rank, in] as torch
   /// starts a linear layer and lora_B [out, rank] zero (PEFT's LoraLayer).
   void add_adapter(int64_t rank, double scale, double dropout);
+  /// Whether forward(x) is x W^T + b and nothing else.
+  bool is_plain() const { return !has_adapter() && !float8_ && !tied_ && !cuts_inputs(); }
   bool has_adapter() const { return lora_a_ != nullptr; }
   double adapter_scale() const { return adapter_scale_; }
   const at::Tensor& lora_a() const { return lora_a_->weight; }

@@ -38,8 +38,10 @@ Mlp::Mlp(const DecoderConfig& config, int64_t intermediate_size, Linear::Cut cut
                               .bias = config.mlp_bias,
                               .cut = Linear::Cut::kOutputs,
                               .ranks = config.tensor_parallel};
-  if (config.gated_mlp) gate_proj_ = register_module("gate_proj", std::make_shared<Hooked<Linear>>(widen));
+  std::shared_ptr<Hooked<Linear>> gate_proj;
+  if (config.gated_mlp) gate_proj = register_module("gate_proj", std::make_shared<Hooked<Linear>>(widen));
   up_proj_ = register_module("up_proj", std::make_shared<Hooked<Linear>>(widen));
+  if (gate_proj) gate_and_up_ = JointLinears({gate_proj, up_proj_});
   down_proj_ = register_module(
       "down_proj", std::make_shared<Hooked<Linear>>(Linear::Options{.in = intermediate_size,
                                                                     .out = config.hidden_size,
@@ -59,9 +61,9 @@ at::Tensor Mlp::forward(const at::Tensor& own) {
 }
 
 at::Tensor Mlp::of_rows(const at::Tensor& hidden) {
-  if (!gate_proj_) return down_proj_->forward(activate(up_proj_->forward(hidden), activation_));
-  const auto gate = gate_proj_->forward(hidden);
-  const auto up = up_proj_->forward(hidden);
+  if (!gate_and_up_) return down_proj_->forward(activate(up_proj_->forward(hidden), activation_));
+  const auto wide = gate_and_up_->forward(hidden);
+  const auto &gate = wide[0], &up = wide[1];
   if (activation_ == Activation::kSilu) return down_proj_->forward(swiglu(gate, up));
   return down_proj_->forward(activate(gate, activation_) * up);
 }

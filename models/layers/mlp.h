@@ -4,9 +4,11 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "models/config/decoder_config.h"
+#include "models/layers/joint_linears.h"
 #include "models/layers/linear.h"
 #include "parallel/fsdp/hooked_module.h"
 
@@ -34,7 +36,8 @@ class Mlp : public torch::nn::Module {
   Activation activation_;
   int64_t tiles_;
   TensorParallelRanksPtr ranks_;  // null: an expert's, which does not meet them by itself
-  std::shared_ptr<Hooked<Linear>> gate_proj_, up_proj_, down_proj_;
+  std::shared_ptr<Hooked<Linear>> up_proj_, down_proj_;
+  std::optional<JointLinears> gate_and_up_;  // of a gated MLP
 };
 
 }  // namespace megashard

@@ -74,7 +74,9 @@ TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
     load_hf_weights(model, saved.folder.path());
     const auto here = tokens.to(device_of_tests());
     Batch input{.tokens = here};
-    EXPECT_TRUE(at::equal(model(input), logits.to(here.device())));
+    // Sharded, q, k and v are one product, and so are gate and up: sums in another order.
+    EXPECT_LE((model(input) - logits.to(here.device())).abs().max().item<double>(),
+              2e-6 * logits.abs().max().item<double>());
     input.labels = here;
     model(input).sum().backward();
     for (const auto& item : model.named_parameters()) {
@@ -82,7 +84,7 @@ TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
       if (view.local.size(0) == 0) continue;
       const auto expected = whole.at(item.key()).to(here.device());
       const auto rows = expected.narrow(0, view.offsets[0], view.local.size(0));
-      EXPECT_LT((item.value().grad() - rows).abs().max().item<double>(), 1e-6 * expected.abs().max().item<double>())
+      EXPECT_LT((item.value().grad() - rows).abs().max().item<double>(), 5e-6 * expected.abs().max().item<double>())
           << item.key();
     }
   });

@@ -1,0 +1,48 @@
+#include "models/layers/joint_linears.h"
+
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "models/kernels/joint_linear.h"
+#include "parallel/fsdp/adjacent_parameters.h"
+
+namespace megashard {
+namespace {
+
+bool is_plain(const Hooked<Linear>& layer) {
+  return layer.forward_hooks() == nullptr && layer.forward_runner() == nullptr && layer.is_plain();
+}
+
+using Weights = c10::SmallVector<at::Tensor, 4>;
+
+Weights weights_of(const std::vector<std::shared_ptr<Hooked<Linear>>>& layers) {
+  Weights weights;
+  for (const auto& layer : layers) weights.push_back(layer->weight);
+  return weights;
+}
+
+}  // namespace
+
+JointLinears::JointLinears(std::vector<std::shared_ptr<Hooked<Linear>>> layers) : layers_(std::move(layers)) {
+  keep_adjacent(weights_of(layers_));
+}
+
+std::vector<at::Tensor> JointLinears::forward(const at::Tensor& x) const {
+  if (std::all_of(layers_.begin(), layers_.end(), [](const auto& layer) { return is_plain(*layer); })) {
+    const auto weights = weights_of(layers_);
+    if (can_join(x, weights)) {
+      Weights biases;
+      if (layers_[0]->bias.defined()) {
+        for (const auto& layer : layers_) biases.push_back(layer->bias);
+      }
+      return joint_linear(x, weights, biases);
+    }
+  }
+  std::vector<at::Tensor> results;
+  for (const auto& layer : layers_) results.push_back(layer->forward(x));
+  return results;
+}
+
+}  // namespace megashard
