@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "parallel/device/cuda_kernels.h"
+#include "parallel/device/device_plan.h"
 
 namespace at {
 class Tensor;
@@ -53,6 +54,7 @@ struct CudaModule {
   void (*log_host_syncs)(bool places);
   std::vector<HostSync> (*take_host_syncs)();  ///< since the last call
   CudaKernels kernels;
+  DevicePlan plan{};  ///< of the simulated device; else null
 };
 
 /// Takes libmegashard_sim.so instead, which makes a CUDA device out of the CPU, for tests and

@@ -43,6 +43,11 @@ void observe_memory_use(std::function<void(const MemoryUse&)> observer) {
   counts.observer = std::move(observer);
 }
 
+MemoryUse memory_use() {
+  auto& counts = use_counts();
+  return {.unsharded = counts.of(MemoryClass::kUnsharded), .communication = counts.of(MemoryClass::kCommunication)};
+}
+
 c10::DataPtr counted_memory(MemoryClass of, c10::DataPtr memory, size_t bytes) {
   auto& counts = use_counts();
   if (!counts.observed) return memory;
@@ -53,8 +58,7 @@ c10::DataPtr counted_memory(MemoryClass of, c10::DataPtr memory, size_t bytes) {
   c10::DataPtr result(data, counted.release(), &give_counted_back, device);
   const std::lock_guard lock(counts.mutex);
   if (counts.observer) {
-    counts.observer({.unsharded = counts.of(MemoryClass::kUnsharded),
-                     .communication = counts.of(MemoryClass::kCommunication)});
+    counts.observer(memory_use());
   }
   return result;
 }

@@ -22,6 +22,9 @@ struct MemoryUse {
 /// one call at a time. What is taken from here on is counted. Null: no more.
 void observe_memory_use(std::function<void(const MemoryUse& use)> observer);
 
+/// What is held now, of what was counted.
+MemoryUse memory_use();
+
 /// For who takes it: `memory`, of so many bytes, counted until it is given back; itself while nobody observes.
 c10::DataPtr counted_memory(MemoryClass of, c10::DataPtr memory, size_t bytes);
 /// Whether a tensor lies in memory that was counted as communication.

@@ -1,0 +1,27 @@
+#include "parallel/device/device_plan.h"
+
+#include <c10/util/Exception.h>
+
+#include <atomic>
+
+#include "parallel/device/cuda_module.h"
+
+namespace megashard {
+namespace {
+
+std::atomic<bool> planned{false};
+
+}  // namespace
+
+DevicePlan begin_device_plan(const DeviceModel& model, bool keeps_spans) {
+  use_simulated_device();
+  const DevicePlan plan = load_cuda_module().plan;
+  TORCH_CHECK(plan.begin != nullptr, "the simulated device of this build makes no plans; build again");
+  plan.begin(model, keeps_spans);
+  planned = true;
+  return plan;
+}
+
+bool device_is_planned() { return planned; }
+
+}  // namespace megashard

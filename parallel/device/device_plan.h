@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace megashard {
+
+/// A GPU, its links and its network as a plan takes them (docs/plan.md). Bytes, seconds, FLOP/s.
+struct DeviceModel {
+  struct AttentionShare {
+    int64_t channels = 0;  ///< of a head
+    double forward = 0, backward = 0;
+  };
+
+  std::string name;
+  int64_t memory_bytes = 0;
+  double flops_8 = 0, flops_16 = 0, flops_32 = 0;  ///< dense peaks of products, by bits
+  double product_share = 1;                        ///< of the peak that the best product reaches
+  int64_t multiprocessors = 1;
+  std::vector<AttentionShare> attention;  ///< of the peak that long causal sequences reach
+  double memory_bandwidth = 0, memory_share = 1;
+  double kernel_start = 0;                           ///< between two kernels of a stream
+  double host_launch = 0;                            ///< of the host, for one operator
+  int64_t node_devices = 1;                          ///< that node_bandwidth joins
+  double node_bandwidth = 0, network_bandwidth = 0;  ///< of collectives, of one device
+  double node_latency = 0, network_latency = 0;      ///< of one step of a collective
+  double host_bandwidth = 0;                         ///< between a device and its host
+  double storage_bandwidth = 0;                      ///< of a node
+};
+
+struct CollectiveTotal {
+  std::string kind;  ///< "all_gather"
+  int64_t count = 0;
+  int64_t bytes = 0;  ///< of the larger tensor of each
+  double seconds = 0;
+};
+
+/// One operation on a stream of the planned device.
+struct PlannedSpan {
+  int stream = 0;  ///< 0: computes
+  std::string name, unit;
+  double begin = 0, seconds = 0;
+};
+
+/// What a planned device has done since the last question.
+struct PlanTotals {
+  double seconds = 0;          ///< by the clock of the stream that computes
+  double host_seconds = 0;     ///< of launches; what the host waited for is not in it
+  double exposed_seconds = 0;  ///< that this stream stood still because of other streams
+  std::vector<CollectiveTotal> collectives;
+  std::vector<PlannedSpan> spans;  ///< where they are kept
+};
+
+/// A device of shapes without memory: operators have sizes and times, and no values.
+struct DevicePlan {
+  void (*begin)(const DeviceModel& model, bool keeps_spans);  ///< before anything is made on it
+  PlanTotals (*take_totals)();
+  /// Calls it, with the name of the operation, whenever more memory is in use than ever before.
+  void (*observe_peak)(std::function<void(const std::string& operation)> observer);
+};
+
+/// Makes the simulated device one of shapes, before anything is made on it, and for as long as the process lives.
+DevicePlan begin_device_plan(const DeviceModel& model, bool keeps_spans);
+/// Whether it is: of the operators that this project brings it has those with a kernel for GPUs.
+bool device_is_planned();
+
+}  // namespace megashard
