@@ -86,6 +86,13 @@ char* BlockPools::allocate(size_t bytes, c10::StreamId stream) {
   block->requested = bytes;
   blocks_[block->address] = block;
   count(std::get<1>(key), 1, static_cast<int64_t>(block->size), static_cast<int64_t>(bytes));
+  if (settings().shapes) {
+    if (stats_.allocated_bytes[0].peak > told_peak_ && on_peak_) {
+      told_peak_ = stats_.allocated_bytes[0].peak;
+      on_peak_();
+    }
+    return block->address;
+  }
   char* mirror = Arena::get().mirror(block->address);
   std::memset(mirror, kUndefinedByte, block->size);
   block->handed_out =
@@ -208,8 +215,10 @@ void BlockPools::return_waiting(bool after_waiting_for_all) {
 
 void BlockPools::give_back(Block* block) {
   block->in_use = false;
-  std::memset(Arena::get().mirror(block->address), kUndefinedByte, block->size);
-  device().log.hand_out(reinterpret_cast<uintptr_t>(block->address), block->size, device().recording.window());
+  if (!settings().shapes) {
+    std::memset(Arena::get().mirror(block->address), kUndefinedByte, block->size);
+    device().log.hand_out(reinterpret_cast<uintptr_t>(block->address), block->size, device().recording.window());
+  }
   merge(block);
 }
 

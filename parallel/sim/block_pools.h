@@ -10,6 +10,7 @@
 #include <memory>
 #include <set>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "parallel/sim/recording.h"
@@ -41,6 +42,8 @@ class BlockPools {
   void release_pool(uint64_t pool);
 
   c10::CachingDeviceAllocator::DeviceStats& stats() { return stats_; }
+  /// Of shapes: called whenever more is in use than ever before.
+  void on_peak(std::function<void()> observer) { on_peak_ = std::move(observer); }
   size_t reserved() const { return reserved_; }
   void over_blocks(const std::function<void(char* address, size_t bytes)>& visit) const;  ///< in use
   /// Where the recording makes the block undefined that holds an address.
@@ -82,6 +85,8 @@ class BlockPools {
   std::map<const char*, Block*> blocks_;  // in use, by address
   std::vector<Block*> waiting_;           // freed, but other streams used them
   c10::CachingDeviceAllocator::DeviceStats stats_;
+  int64_t told_peak_ = 0;
+  std::function<void()> on_peak_;
 };
 
 }  // namespace megashard::sim

@@ -3,8 +3,8 @@
 #include <cstring>
 #include <mutex>
 
+#include "parallel/sim/operation.h"
 #include "parallel/sim/settings.h"
-#include "parallel/sim/sim_device.h"
 
 namespace megashard::sim {
 namespace {

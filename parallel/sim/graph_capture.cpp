@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "parallel/sim/findings.h"
-#include "parallel/sim/sim_device.h"
+#include "parallel/sim/operation.h"
 
 namespace megashard::sim {
 

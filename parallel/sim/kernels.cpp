@@ -4,7 +4,7 @@
 
 #include "parallel/copies/copy_table.h"
 #include "parallel/copies/float8_rows.h"
-#include "parallel/sim/sim_device.h"
+#include "parallel/sim/operation.h"
 #include "parallel/sim/update_kernels.h"
 
 namespace megashard::sim {

@@ -8,8 +8,9 @@
 #include <string>
 
 #include "parallel/sim/device_allocator.h"
+#include "parallel/sim/operation.h"
 #include "parallel/sim/pinned_memory.h"
-#include "parallel/sim/sim_device.h"
+#include "parallel/sim/settings.h"
 #include "parallel/sim/tensor_memory.h"
 
 namespace megashard::sim {
@@ -49,6 +50,15 @@ at::Tensor as_of_now(const at::Tensor& source) {
   return source.is_cpu() && !PinnedMemory::get().holds(source.const_data_ptr()) ? source.clone() : source;
 }
 
+/// What the host gets are zeros.
+void copy_of_shapes(Operation& operation, const at::Tensor& self, const at::Tensor& source, bool waits) {
+  if (self.is_cpu()) self.detach().zero_();
+  const auto& on_host = self.is_cpu() ? self : source;
+  if (on_host.is_cpu()) operation.computes(static_cast<double>(on_host.nbytes()) / settings().model.host_bandwidth);
+  operation.end();
+  if (waits) operation.device().timeline.host_waits(operation.device().timeline.over(agent_of(operation.stream())));
+}
+
 at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   if (self.numel() == 0) return self;
   const c10::Device where = self.is_cuda() ? self.device() : source.device();
@@ -61,6 +71,10 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
                                                       : "aten::copy_");
   operation.reads(source);
   operation.writes(self);
+  if (settings().shapes) {
+    copy_of_shapes(operation, self, source, waits);
+    return self;
+  }
   const auto host_view = [](const at::Tensor& tensor) {
     const bool known = tensor.is_cuda() || PinnedMemory::get().holds(tensor.storage().data());
     return known ? host_alias(tensor) : tensor;

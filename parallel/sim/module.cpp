@@ -44,19 +44,24 @@ std::vector<std::string> findings_of_all() {
 
 Counts counts() {
   Counts result{.operations = 0,
+                .collectives = 0,
+                .collective_bytes = 0,
                 .shuffled_windows = shuffled_windows(),
                 .pinned_bytes = static_cast<int64_t>(PinnedMemory::get().bytes_in_use())};
   for (int index = 0; index < kDevices; ++index) {
     SimDevice& device = SimDevice::at(index);
     const std::lock_guard lock(device.mutex);
     result.operations += device.operations;
+    result.collectives += device.collectives;
+    result.collective_bytes += device.collective_bytes;
   }
   return result;
 }
 
 std::string what_was_checked() {
   const Counts checked = counts();
-  return c10::str(checked.operations, " operations on streams, ", checked.shuffled_windows,
+  return c10::str(checked.operations, " operations on streams, ", checked.collectives, " collectives of ",
+                  checked.collective_bytes, " bytes, ", checked.shuffled_windows,
                   " windows run again in another order");
 }
 
@@ -87,6 +92,27 @@ void* capture(void (*work)(void*), void* argument) {
 void replay_graph(void* graph) { replay(*static_cast<Graph*>(graph)); }
 void free_graph(void* graph) { delete static_cast<Graph*>(graph); }
 
+// A plan is of one rank, on the first device.
+void begin_plan(const DeviceModel& model, bool keeps_spans) {
+  settings().shapes = true;
+  settings().model = model;
+  settings().capacity = kRegionBytes;  // what does not fit is told, with its size
+  SimDevice::at(0).timeline.keep_spans(keeps_spans);
+}
+PlanTotals take_totals() {
+  SimDevice& device = SimDevice::at(0);
+  const std::lock_guard lock(device.mutex);
+  return device.timeline.take_totals();
+}
+void observe_peak(std::function<void(const std::string&)> observer) {
+  SimDevice& device = SimDevice::at(0);
+  const std::lock_guard lock(device.mutex);
+  if (!observer) return device.pools.on_peak(nullptr);
+  device.pools.on_peak([&device, observer = std::move(observer)] {
+    observer(device.running == nullptr ? "allocation" : *device.running);
+  });
+}
+
 void register_device() {
   static const bool once = [] {
     c10::SetAllocator(c10::kCUDA, &DeviceAllocator::get());
@@ -114,7 +140,8 @@ extern "C" void megashard_cuda_module(megashard::CudaModule* module) {
              .what_was_checked = sim::what_was_checked,
              .log_host_syncs = sim::log_host_syncs,
              .take_host_syncs = sim::take_host_syncs,
-             .kernels = sim::kernels_of_module()};
+             .kernels = sim::kernels_of_module(),
+             .plan = {.begin = sim::begin_plan, .take_totals = sim::take_totals, .observe_peak = sim::observe_peak}};
 }
 
 // What tests look up by name.

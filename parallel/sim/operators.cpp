@@ -11,8 +11,10 @@
 #include "parallel/sim/casting_softmax.h"
 #include "parallel/sim/generator.h"
 #include "parallel/sim/graph_capture.h"
+#include "parallel/sim/operation.h"
+#include "parallel/sim/operation_costs.h"
 #include "parallel/sim/settings.h"
-#include "parallel/sim/sim_device.h"
+#include "parallel/sim/shape_operators.h"
 #include "parallel/sim/tensor_memory.h"
 
 namespace megashard::sim {
@@ -60,7 +62,9 @@ class Call {
     device_ = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(operation.device().index));
     if (reads_values(schema_.name()) || indexes_by_mask()) waits_ = true;
     if (waits_) capture_of(operation.device()).refuse(schema_.name().c_str());
+    if (shapes_) operation.computes(arithmetic_seconds(op_, *stack_));
     arguments_to_host();
+    if (shapes_) return call_with_shapes();
     Stack again;
     if (operation.device().recording.on()) again = arguments_of_now();
     std::optional<at::Tensor> random_state;
@@ -75,6 +79,14 @@ class Call {
   }
 
  private:
+  void call_with_shapes() {
+    call_on_meta(op_, stack_);
+    for (auto& [alias, original] : written_) take_new_sizes(alias, original);
+    results_to_device();
+    operation_->end();
+    if (waits_) operation_->device().host_waits_for_stream(operation_->stream(), interned(schema_.name())->c_str());
+  }
+
   bool keep() const { return operation_->device().recording.on() && touches_; }
 
   template <class Visit>
@@ -131,11 +143,12 @@ class Call {
     const bool views = alias_info != nullptr && !writes;
     if (writes) {
       operation_->writes(tensor);
+      if (shapes_ && reads_what_it_writes(schema_.name())) operation_->reads(tensor);
     } else if (!views) {
       operation_->reads(tensor);
     }
     if (!views) touches_ = true;
-    at::Tensor alias = host_alias(tensor);
+    at::Tensor alias = shapes_ ? meta_alias(tensor) : host_alias(tensor);
     storages_.emplace_back(alias.storage().unsafeGetStorageImpl(), tensor.storage());
     if (writes) written_.emplace_back(alias, tensor);
     return alias;
@@ -158,7 +171,7 @@ class Call {
           tensors.push_back(tensor ? std::optional(to_host(*tensor, info)) : tensor);
         value = std::move(tensors);
       } else if (value.isDevice() && value.toDevice().is_cuda()) {
-        value = c10::Device(c10::kCPU);
+        value = c10::Device(shapes_ ? c10::kMeta : c10::kCPU);
       } else if (value.isGenerator() && value.toGenerator().defined()) {
         generator_ = cpu_generator_of(value.toGenerator());
         value = generator_;
@@ -198,6 +211,7 @@ class Call {
     if (alias.sizes() == original.sizes() && alias.strides() == original.strides() &&
         alias.storage_offset() == original.storage_offset())
       return;
+    if (shapes_) return take_shape(alias, original);
     const void* before = Arena::get().reachable(original.storage().data());
     if (alias.storage().data() != before && alias.storage().nbytes() > 0) {
       const size_t bytes = alias.storage().nbytes();
@@ -210,8 +224,16 @@ class Call {
     operation_->writes(original);
   }
 
+  void take_shape(const at::Tensor& alias, const at::Tensor& original) {
+    auto* impl = original.unsafeGetTensorImpl();
+    if (const size_t bytes = alias.storage().nbytes(); bytes > original.storage().nbytes())
+      impl->set_storage_keep_dtype(new_device_storage(bytes, device_));
+    impl->set_sizes_and_strides(alias.sizes(), alias.strides(), alias.storage_offset());
+    operation_->writes(original);
+  }
+
   at::Tensor to_device(const at::Tensor& result) {
-    if (!result.defined() || !result.is_cpu()) return result;
+    if (!result.defined() || result.device().type() != (shapes_ ? c10::kMeta : c10::kCPU)) return result;
     for (const auto& [alias, original] : written_) {
       if (alias.unsafeGetTensorImpl() == result.unsafeGetTensorImpl()) return original;
     }
@@ -223,7 +245,7 @@ class Call {
     const c10::Storage made = new_device_storage(bytes, device_);
     storages_.emplace_back(result.storage().unsafeGetStorageImpl(), made);
     host_results_.push_back(result);  // so that its storage's address stays its own
-    if (bytes > 0) {
+    if (bytes > 0 && !shapes_) {
       char* mirror = Arena::get().mirror(made.data());
       std::memcpy(mirror, result.storage().data(), bytes);
       made_.emplace_back(mirror, bytes);
@@ -250,8 +272,7 @@ class Call {
 
   /// What runs again: the same call, whose new results go where they went the first time.
   void record(Stack arguments, std::optional<at::Tensor> random_state) {
-    const bool captured = capture_of(operation_->device()).running();
-    if (captured) random_state.reset();  // each replay draws new numbers
+    if (capture_of(operation_->device()).running()) random_state.reset();  // each replay draws new numbers
     operation_->recorded([op = op_, arguments = std::move(arguments), made = made_, moved = moved_,
                           device = device_.index(), generator = generator_,
                           random_state = std::move(random_state)]() mutable {
@@ -304,8 +325,8 @@ class Call {
   Operation* operation_ = nullptr;
   c10::Device device_{c10::kCUDA};
   at::Generator generator_;
-  bool touches_ = false;
-  bool waits_ = false;
+  const bool shapes_ = settings().shapes;
+  bool touches_ = false, waits_ = false;
   std::vector<std::pair<at::Tensor, at::Tensor>> written_;                  // alias, original
   std::vector<std::pair<const c10::StorageImpl*, c10::Storage>> storages_;  // of aliases and of results
   std::vector<at::Tensor> host_results_;

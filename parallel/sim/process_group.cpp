@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <utility>
@@ -13,7 +14,9 @@
 #include "parallel/collectives/process_group.h"
 #include "parallel/sim/findings.h"
 #include "parallel/sim/graph_capture.h"
-#include "parallel/sim/sim_device.h"
+#include "parallel/sim/operation.h"
+#include "parallel/sim/settings.h"
+#include "parallel/sim/shape_group.h"
 #include "parallel/sim/tensor_memory.h"
 #include "parallel/sim/unit_scope.h"
 
@@ -34,8 +37,7 @@ struct Called {
   bool matches(const Called& other) const {
     const bool same_sizes =
         detail == kSizesDiffer || (input_numel == other.input_numel && output_numel == other.output_numel);
-    return std::strcmp(operation, other.operation) == 0 && same_sizes && dtype == other.dtype &&
-           detail == other.detail;
+    return std::strcmp(operation, other.operation) == 0 && same_sizes && dtype == other.dtype && detail == other.detail;
   }
   std::string text() const {
     return c10::str(operation, " of ", input_numel, " ", static_cast<at::ScalarType>(dtype), " elements",
@@ -126,6 +128,7 @@ class SimProcessGroup final : public ProcessGroup {
       Operation operation(device, c10::str(name, " of group '", this->name(), "'"));
       operation.reads(input);
       operation.writes(output);
+      operation.is_collective(static_cast<int64_t>(std::max(output.nbytes(), input.nbytes())));
       after = operation.after();
     }
     Called mine;
@@ -221,6 +224,7 @@ class SimProcessGroup final : public ProcessGroup {
 }  // namespace
 
 ProcessGroupPtr make_process_group(const NcclGroupOptions& options) {
+  if (settings().shapes) return make_shape_group(options);
   const auto part = std::make_shared<GroupStore>();
   part->store = c10::make_intrusive<c10d::PrefixStore>("sim", options.store->store);
   ProcessGroupPtr gloo = make_gloo_group({.store = part,

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
 
 #include <array>
@@ -13,6 +12,7 @@
 #include "parallel/sim/arena.h"
 #include "parallel/sim/block_pools.h"
 #include "parallel/sim/recording.h"
+#include "parallel/sim/timeline.h"
 #include "parallel/sim/vector_clock.h"
 
 namespace megashard::sim {
@@ -40,7 +40,11 @@ class SimDevice {
   BlockPools pools;
   AccessLog log;
   Recording recording;
-  int64_t operations = 0;  ///< enqueued so far
+  Timeline timeline;
+  int64_t operations = 0;                ///< enqueued so far
+  int64_t collectives = 0;               ///< of these
+  int64_t collective_bytes = 0;          ///< of the larger tensor of each
+  const std::string* running = nullptr;  ///< the operation that is being enqueued; null: none
 
   const VectorClock& seen_by(int agent) const { return clocks_[static_cast<size_t>(agent)]; }
   /// The host enqueues on `agent`: the new operation's time.
@@ -62,7 +66,8 @@ class SimDevice {
   void end_window();
 
  private:
-  void host_joins(const VectorClock& clock, const char* what);
+  /// `over`: when it is, by the timeline.
+  void host_joins(const VectorClock& clock, double over, const char* what);
 
   std::array<VectorClock, 1 + kStreams> clocks_;
   int next_stream_[2] = {0, 0};
@@ -74,6 +79,7 @@ struct Event {
   VectorClock clock;
   Recording::Place place;
   uint64_t capture = 0;  ///< the graph capture that it was recorded in; 0: none
+  double over = 0;       ///< when it is, by the timeline
 };
 
 // Of the calling thread.
@@ -81,38 +87,6 @@ int current_device();
 void set_current_device(int index);
 c10::StreamId current_stream(int device);
 c10::StreamId exchange_current_stream(int device, c10::StreamId stream);
-
-/// One operation on the current stream of a device, while it is enqueued and run; holds the
-/// device's lock.
-class Operation {
- public:
-  Operation(SimDevice& device, const std::string& name);
-
-  void reads(const at::Tensor& tensor) { touch(tensor, false); }
-  void writes(const at::Tensor& tensor) { touch(tensor, true); }
-  void reads(const void* begin, size_t bytes) { touch(begin, bytes, false, nullptr); }
-  void writes(const void* begin, size_t bytes) { touch(begin, bytes, true, nullptr); }
-  /// For what is added to the recording by hand.
-  const std::vector<Recording::Place>& after() const { return after_; }
-  /// Runs `work` now, and again whenever the recording is run. Of an operation that touches
-  /// something only.
-  void run(std::function<void()> work);
-  void recorded(std::function<void()> work);  ///< the same of work that has run already
-
-  SimDevice& device() { return device_; }
-  c10::StreamId stream() const { return stream_; }
-
- private:
-  void touch(const at::Tensor& tensor, bool writes);
-  void touch(const void* begin, size_t bytes, bool writes, const std::string* name);
-  void report(const Access& earlier, bool earlier_wrote, bool writes, const std::string* name);
-
-  std::unique_lock<std::recursive_mutex> lock_;
-  std::vector<Recording::Place> after_;  // where the memory that it uses was handed out
-  SimDevice& device_;
-  c10::StreamId stream_;
-  Access access_;
-};
 
 /// The same text at the same address for good.
 const std::string* interned(const std::string& text);

@@ -8,6 +8,8 @@ namespace megashard::sim {
 
 struct Counts {
   int64_t operations;        ///< checked, on all devices
+  int64_t collectives;       ///< of these
+  int64_t collective_bytes;  ///< of the larger tensor of each
   int64_t shuffled_windows;  ///< run a second time in a random order
   int64_t pinned_bytes;      ///< in use now
 };

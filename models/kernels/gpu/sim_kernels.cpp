@@ -9,7 +9,7 @@
 #include "models/kernels/gpu/rotary_threads.h"
 #include "models/kernels/gpu/swiglu_threads.h"
 #include "parallel/sim/arena.h"
-#include "parallel/sim/sim_device.h"
+#include "parallel/sim/operation.h"
 
 namespace megashard::gpu {
 namespace {
