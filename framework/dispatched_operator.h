@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "parallel/device/device_plan.h"
+
 namespace megashard {
 
 template <class Signature>
@@ -20,8 +22,9 @@ class DispatchedOperator<Result(Arguments...)> {
 
   /// Whether x's backend runs it; a backend that does runs its gradient, too.
   bool runs_on(const at::Tensor& x) const {
-    return handle_.hasComputedKernelForDispatchKey(
-        c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Dense, x.key_set().highestBackendKey()));
+    const auto key = c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Dense, x.key_set().highestBackendKey());
+    // The simulated device runs the CPU's kernels, too, and a planned one is like a GPU.
+    return device_is_planned() ? handle_.hasKernelForDispatchKey(key) : handle_.hasComputedKernelForDispatchKey(key);
   }
   Result operator()(Arguments... arguments) const { return handle_.call(std::forward<Arguments>(arguments)...); }
 

@@ -37,11 +37,11 @@ enum class TrainingEnd { kDone, kExited, kInterrupted };
 struct TrainerCallbacks {
   std::function<void(const std::string& line)> print_on_first_rank;
   std::function<void(const std::string& line)> print_on_last_rank;
-  std::function<StopRequest()> stop_request;   ///< of this rank
-  std::function<int64_t()> peak_memory_bytes;  ///< of this rank
+  std::function<StopRequest()> stop_request;     ///< of this rank
+  std::function<int64_t()> peak_memory_bytes;    ///< of this rank
   std::function<int64_t()> live_memory_bytes{};  ///< of this rank, now; for --log-memory
-  std::function<void()> before_first_step{};   ///< null: nothing
-  std::function<void()> after_step{};          ///< null: nothing
+  std::function<void()> before_first_step{};     ///< null: nothing
+  std::function<void()> after_step{};            ///< null: nothing
   std::chrono::steady_clock::time_point program_start;
   std::optional<double> peak_tflops;                  ///< of one device, for mfu; the first rank's counts
   std::chrono::milliseconds progress_interval{5000};  ///< between lines of a long evaluation
@@ -60,6 +60,7 @@ class Trainer {
   void convert_checkpoint();
   /// An interrupted one has ended after a step or within an evaluation, and said so. Collective.
   TrainingEnd train();
+  Optimizer& optimizer() { return *optimizer_; }
 
  private:
   struct Heard {  // from all ranks, of the steps that were read since the last one
