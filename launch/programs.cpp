@@ -12,6 +12,7 @@
 #include "launch/checkpoints/convert.h"
 #include "launch/checkpoints/inspect.h"
 #include "launch/infer/infer.h"
+#include "launch/plan/plan.h"
 #include "launch/ranks/failure.h"
 #include "launch/train/pretrain.h"
 
@@ -34,6 +35,7 @@ const std::vector<Subcommand>& subcommands() {
       {"convert", "converts checkpoints and Hugging Face directories", run_convert},
       {"infer", "log-probabilities and continuations of a data set", run_infer},
       {"inspect", "shows, checks and compares checkpoints", run_inspect},
+      {"plan", "whether a training fits, and how fast it will be", run_plan},
       {"pretrain", "trains a model", run_pretrain},
   };
   return all;

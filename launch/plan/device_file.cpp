@@ -1,0 +1,133 @@
+#include "launch/plan/device_file.h"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <utility>
+
+#include "framework/arguments/typed_text.h"
+#include "framework/arguments/yaml_value.h"
+#include "framework/diagnostics.h"
+
+namespace megashard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The folder of the devices that come with the program.
+fs::path own_devices() {
+  Dl_info here;
+  TORCH_INTERNAL_ASSERT(dladdr(reinterpret_cast<void*>(&own_devices), &here) != 0);
+  return fs::path(here.dli_fname).parent_path() / "plan" / "devices";
+}
+
+fs::path file_of(const std::string& file_or_name) {
+  std::error_code ignored;
+  if (fs::is_regular_file(file_or_name, ignored)) return file_or_name;
+  const auto own = own_devices() / (file_or_name + ".yaml");
+  if (fs::is_regular_file(own, ignored)) return own;
+  throw UsageError("--device " + file_or_name +
+                   " is neither a file nor one of h100 and h200; docs/plan.md shows what "
+                   "stands in such a file.");
+}
+
+double positive(const YamlValue& value) {
+  const double number = value.number();
+  if (!(number > 0)) value.expected("a number above 0");
+  return number;
+}
+
+std::vector<DeviceModel::AttentionShare> attention_shares(const std::string& source, const YamlValue& value) {
+  if (!value.node.IsMap() || value.node.size() == 0) value.expected("a map of channels to [forward, backward]");
+  std::map<int64_t, DeviceModel::AttentionShare> shares;
+  for (const auto& item : value.node) {
+    const std::string name = value.key + "." + item.first.as<std::string>();
+    const YamlValue share{source, name, item.second};
+    const auto channels = parse_integer(item.first.as<std::string>());
+    if (!channels || !item.second.IsSequence() || item.second.size() != 2) share.expected("[forward, backward]");
+    shares[*channels] = {*channels, positive({source, name, item.second[0]}), positive({source, name, item.second[1]})};
+  }
+  std::vector<DeviceModel::AttentionShare> sorted;
+  for (const auto& [channels, share] : shares) sorted.push_back(share);
+  return sorted;
+}
+
+using Field = std::pair<const char*, double DeviceModel::*>;
+constexpr std::array kFields = {Field{"flops_8", &DeviceModel::flops_8},
+                                Field{"flops_16", &DeviceModel::flops_16},
+                                Field{"flops_32", &DeviceModel::flops_32},
+                                Field{"product_share", &DeviceModel::product_share},
+                                Field{"memory_bandwidth", &DeviceModel::memory_bandwidth},
+                                Field{"memory_share", &DeviceModel::memory_share},
+                                Field{"kernel_start", &DeviceModel::kernel_start},
+                                Field{"host_launch", &DeviceModel::host_launch},
+                                Field{"node_bandwidth", &DeviceModel::node_bandwidth},
+                                Field{"network_bandwidth", &DeviceModel::network_bandwidth},
+                                Field{"node_latency", &DeviceModel::node_latency},
+                                Field{"network_latency", &DeviceModel::network_latency},
+                                Field{"host_bandwidth", &DeviceModel::host_bandwidth},
+                                Field{"storage_bandwidth", &DeviceModel::storage_bandwidth}};
+
+std::vector<std::string> known_keys() {
+  std::vector<std::string> keys = {"name", "memory", "multiprocessors", "attention", "node_devices"};
+  for (const auto& [key, field] : kFields) keys.emplace_back(key);
+  return keys;
+}
+
+}  // namespace
+
+DeviceModel read_device_model(const std::string& file_or_name) {
+  const std::string source = file_of(file_or_name).string();
+  std::stringstream text;
+  text << std::ifstream(source).rdbuf();
+  const YAML::Node root = load_yaml(text.str(), source);
+  if (!root.IsMap()) throw UsageError(source + " holds no keys; docs/plan.md shows what a device needs.");
+  const auto keys = known_keys();
+  std::map<std::string, YamlValue> values;
+  for (const auto& item : root) {
+    const auto key = item.first.as<std::string>();
+    if (std::find(keys.begin(), keys.end(), key) == keys.end())
+      throw UsageError(unknown_key(yaml_place(source, item.first), key, keys));
+    values.emplace(key, YamlValue{source, key, item.second});
+  }
+  const auto value = [&](const std::string& key) -> const YamlValue& {
+    const auto found = values.find(key);
+    if (found == values.end()) throw UsageError(source + " has no key " + key + "; docs/plan.md says what it is.");
+    return found->second;
+  };
+  DeviceModel model;
+  model.name = value("name").text();
+  model.memory_bytes = parse_bytes(value("memory").text(), source + ": memory");
+  model.multiprocessors = static_cast<int>(value("multiprocessors").integer(1));
+  model.node_devices = value("node_devices").integer(1);
+  model.attention = attention_shares(source, value("attention"));
+  for (const auto& [key, field] : kFields) model.*field = positive(value(key));
+  return model;
+}
+
+int64_t parse_bytes(const std::string& text, const std::string& what) {
+  constexpr std::array<std::pair<const char*, double>, 9> kUnits = {{{"KiB", 1024.0},
+                                                                     {"MiB", 1048576.0},
+                                                                     {"GiB", 1073741824.0},
+                                                                     {"TiB", 1099511627776.0},
+                                                                     {"KB", 1e3},
+                                                                     {"MB", 1e6},
+                                                                     {"GB", 1e9},
+                                                                     {"TB", 1e12},
+                                                                     {"", 1}}};
+  for (const auto& [unit, bytes] : kUnits) {
+    if (!text.ends_with(unit)) continue;
+    std::string digits = text.substr(0, text.size() - std::string(unit).size());
+    while (digits.ends_with(' ')) digits.pop_back();
+    const auto number = parse_number(digits);
+    if (number && *number > 0) return static_cast<int64_t>(*number * bytes);
+    break;
+  }
+  throw UsageError(what + " takes bytes, as 139GiB or 80GB, got \"" + text + "\".");
+}
+
+}  // namespace megashard

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "parallel/device/device_plan.h"
+
+namespace megashard {
+
+/// Of --device: a YAML file, or the name of one of those that come with the program ("h200"). Throws
+/// UsageError.
+DeviceModel read_device_model(const std::string& file_or_name);
+
+/// "139GiB", "80GB", "512 MiB" or plain bytes; throws UsageError, which says what `what` takes.
+int64_t parse_bytes(const std::string& text, const std::string& what);
+
+}  // namespace megashard

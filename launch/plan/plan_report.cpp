@@ -1,0 +1,70 @@
+#include "launch/plan/plan_report.h"
+
+#include <cmath>
+#include <cstdio>
+
+#include "launch/output/print_line.h"
+#include "launch/output/text_table.h"
+
+namespace megashard {
+namespace {
+
+std::string number(const char* format, double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, value);
+  return text;
+}
+std::string milliseconds(double seconds) { return number("%.2f", 1e3 * seconds); }
+std::string gibibytes(double bytes) { return number("%.2f GiB", bytes / (int64_t{1} << 30)); }
+
+void print_memory(const PeakMemory& peak, const DeviceModel& device) {
+  const bool fits = peak.bytes <= device.memory_bytes;
+  print_line("peak memory of rank 0: " + gibibytes(static_cast<double>(peak.bytes)) + " (" +
+             std::to_string(peak.bytes) + " bytes) of " + gibibytes(static_cast<double>(device.memory_bytes)) +
+             (fits ? ": fits" : ": DOES NOT FIT"));
+  print_line("  in " + peak.moment + ", " + peak.operation);
+  TextTable table({"of these", "bytes", "MiB"}, {1, 2});
+  const auto row = [&](const char* what, int64_t bytes) { table.add({what, std::to_string(bytes), mebibytes(bytes)}); };
+  row("sharded parameters", peak.parameters);
+  row("gradients", peak.gradients);
+  row("optimizer state", peak.optimizer);
+  row("unsharded parameters", peak.unsharded);
+  row("communication buffers", peak.communication);
+  row("activations and the rest", peak.rest());
+  table.print();
+}
+
+void print_communication(const PlanTotals& step) {
+  TextTable table({"collectives of a step", "count", "bytes", "ms"}, {1, 2, 3});
+  for (const auto& each : step.collectives)
+    table.add({each.kind, std::to_string(each.count), std::to_string(each.bytes), milliseconds(each.seconds)});
+  table.print();
+  print_line("exposed: " + milliseconds(step.exposed_seconds) + " ms, in which the compute waits for other streams");
+}
+
+void print_checkpoint(const PlannedRun& run, const DeviceModel& device) {
+  const double nodes = std::ceil(static_cast<double>(run.world_size) / static_cast<double>(device.node_devices));
+  const auto bytes = static_cast<double>(run.checkpoint_bytes);
+  print_line("checkpoint: " + gibibytes(bytes) + " (" + std::to_string(run.checkpoint_bytes) + " bytes), " +
+             number("%.1f s", bytes / (nodes * device.storage_bandwidth)) + " at " +
+             number("%.3g", device.storage_bandwidth) + " bytes/s of each node");
+}
+
+}  // namespace
+
+void print_plan(const PlannedRun& run, const DeviceModel& device) {
+  const PlanTotals& step = run.step;
+  print_line("plan: " + number("%.3f", static_cast<double>(run.parameters) / 1e9) + " B parameters, " +
+             std::to_string(run.world_size) + " x " + device.name);
+  print_memory(run.peak, device);
+  print_communication(step);
+  const double tokens_per_second = static_cast<double>(run.tokens) / step.seconds;
+  print_line("\nstep: " + milliseconds(step.seconds) + " ms, of which the host launches for " +
+             milliseconds(step.host_seconds) + " ms; " + std::to_string(run.tokens) + " tokens");
+  print_line("speed: " + number("%.1f", tokens_per_second / run.world_size) + " tokens/s a device, " +
+             number("%.4g", tokens_per_second * 86400) + " tokens a day, MFU " +
+             number("%.1f%%", 100 * run.flops / run.world_size / step.seconds / run.peak_flops));
+  print_checkpoint(run, device);
+}
+
+}  // namespace megashard

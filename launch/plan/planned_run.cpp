@@ -1,0 +1,187 @@
+#include "launch/plan/planned_run.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <numeric>
+#include <unordered_set>
+
+#include "framework/training/trainer.h"
+#include "launch/train/run_setup.h"
+#include "models/decoder_arguments.h"
+#include "parallel/collectives/fake_process_group.h"
+#include "parallel/collectives/routed_process_group.h"
+#include "parallel/device/cuda_module.h"
+#include "parallel/device/memory_use.h"
+#include "parallel/fsdp/fsdp_controls.h"
+
+namespace megashard {
+namespace {
+
+constexpr int64_t kSteps = 3;  // moments are there from the second one on; the third is like all later ones
+
+void ignore(Severity, const std::string&) {}
+
+/// What a plan does not do, or does otherwise.
+void leave_out_what_has_no_shape(Arguments& arguments) {
+  arguments.device = DeviceChoice::kSim;
+  arguments.distributed_backend = "cpu:gloo,cuda:nccl";
+  arguments.init_model_with_meta_device = true;
+  arguments.train_iters = kSteps;
+  arguments.train_samples.reset();
+  arguments.eval_iters = 0;
+  arguments.data_path.clear();
+  arguments.data_args_path.reset();
+  arguments.train_data_path.clear();
+  arguments.valid_data_path.clear();
+  arguments.test_data_path.clear();
+  arguments.mock_data = true;
+  for (auto* path : {&arguments.load, &arguments.save, &arguments.save_hf, &arguments.pretrained_checkpoint,
+                     &arguments.metrics_file, &arguments.fsdp_schedule_trace})
+    path->reset();
+  arguments.async_save = false;
+  arguments.log_memory = arguments.log_host_syncs = arguments.exit_signal_handler = false;
+  arguments.exit_interval.reset();
+  arguments.exit_duration_in_mins.reset();
+  arguments.timing_log_level = 0;
+}
+
+ProcessGroupPtr group_of_rank_0(int world_size) {
+  std::vector<int> ranks(static_cast<size_t>(world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return make_routed_group(make_fake_group({.rank = 0, .world_size = world_size}),
+                           load_cuda_module().make_nccl_group({.rank = 0, .ranks = ranks, .device = 0}));
+}
+
+int64_t bytes_of(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_cuda() ? static_cast<int64_t>(tensor.nbytes()) : 0;
+}
+
+int64_t whole_bytes(const ShardedTensor& piece) {
+  const auto& sizes = piece.global_sizes;
+  const int64_t numel = std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+  return numel * static_cast<int64_t>(piece.local.element_size());
+}
+
+std::vector<at::Tensor> distinct_parameters(const torch::nn::Module& model) {
+  std::vector<at::Tensor> all;
+  std::unordered_set<const c10::TensorImpl*> seen;  // tied ones have several names
+  for (const auto& parameter : model.parameters()) {
+    if (seen.insert(parameter.unsafeGetTensorImpl()).second) all.push_back(parameter);
+  }
+  return all;
+}
+
+/// Notes what is in use whenever that is more than ever before.
+class PeakWatch {
+ public:
+  PeakWatch(MultiModalModule& model, Optimizer& optimizer, const int64_t& step, const DevicePlan& plan)
+      : optimizer_(optimizer), step_(step), plan_(plan) {
+    for (const auto& parameter : distinct_parameters(model)) parameters_ += bytes_of(parameter);
+    set_schedule_observer(model, [this](const char* event, const std::string& unit) {
+      last_event_ = std::string("after ") + event + " of " + (unit.empty() ? "the root" : unit);
+    });
+    step_ended();
+    observe_memory_use([](const MemoryUse&) {});
+    plan_.observe_peak([this](const std::string& operation) { look(operation); });
+  }
+  ~PeakWatch() {
+    plan_.observe_peak(nullptr);
+    observe_memory_use(nullptr);
+  }
+  PeakWatch(const PeakWatch&) = delete;
+  PeakWatch& operator=(const PeakWatch&) = delete;
+
+  void step_ended() {
+    state_ = 0;
+    for (const auto& [name, piece] : optimizer_.sharded_state_dict()) state_ += bytes_of(piece.local);
+  }
+  const PeakMemory& peak() const { return peak_; }
+
+ private:
+  void look(const std::string& operation) {
+    const MemoryUse use = memory_use();
+    peak_ = {.bytes = c10::getDeviceAllocator(c10::kCUDA)->getDeviceStats(0).allocated_bytes[0].current,
+             .parameters = parameters_,
+             .optimizer = state_,
+             .unsharded = use.unsharded,
+             .communication = use.communication,
+             .moment = "step " + std::to_string(step_) + (last_event_.empty() ? "" : ", " + last_event_),
+             .operation = operation};
+    for (const auto& parameter : optimizer_.parameters()) {
+      const at::Tensor& gradient = parameter.grad();
+      const int64_t bytes = bytes_of(gradient);
+      peak_.gradients += bytes;
+      if (bytes > 0 && is_counted_communication(gradient)) peak_.communication -= bytes;  // counted once
+    }
+  }
+
+  Optimizer& optimizer_;
+  const int64_t& step_;
+  DevicePlan plan_;
+  int64_t parameters_ = 0, state_ = 0;
+  std::string last_event_;
+  PeakMemory peak_;
+};
+
+TrainerCallbacks quiet_callbacks(std::function<void()> after_step) {
+  const auto no_line = [](const std::string&) {};
+  TrainerCallbacks callbacks;
+  callbacks.print_on_first_rank = callbacks.print_on_last_rank = no_line;
+  callbacks.stop_request = [] { return StopRequest::kNone; };
+  callbacks.peak_memory_bytes = callbacks.live_memory_bytes = [] { return int64_t{0}; };
+  callbacks.after_step = std::move(after_step);
+  callbacks.program_start = std::chrono::steady_clock::now();
+  return callbacks;
+}
+
+double peak_flops(const DeviceModel& device, at::ScalarType computed_in) {
+  return c10::elementSize(computed_in) == 2 ? device.flops_16 : device.flops_32;
+}
+
+}  // namespace
+
+PlannedRun run_planned(CommandLine& line, const DeviceModel& device, int world_size, bool keeps_spans) {
+  Arguments& arguments = line.arguments;
+  leave_out_what_has_no_shape(arguments);
+  const DiagnosticSink sink = sink_for(0);
+  const ShardingPlan sharding =
+      validate_for_machine(line, {.rank = 0, .world_size = world_size, .local_world_size = world_size}, sink);
+  take_network_from_hf_model(arguments, ignore);
+  if (sharding.config.offload_to_cpu)
+    throw UsageError("a plan does not go through offload_to_cpu of the FSDP2 file, whose optimizer runs on the host.");
+  const DevicePlan plan = begin_device_plan(device, keeps_spans);
+  const ProcessGroupPtr group = group_of_rank_0(world_size);
+  const ParallelGroups groups(arguments, group);
+  const c10::Device where = device_of(group);
+  const BuiltModel built = build_model(arguments, /*initialises=*/false);
+  freeze_model(arguments, built, ignore);
+  PlannedRun run{.world_size = world_size};
+  for (const auto& parameter : distinct_parameters(*built.model)) run.parameters += parameter.numel();
+  const auto computed_in = shard_model(arguments, sharding, built, groups, /*initialises=*/false, sink);
+  const DataOptions data{.mock_data = true,
+                         .seq_length = *arguments.seq_length,
+                         .seed = arguments.seed,
+                         .vocab_size = built.model->vocab_size(),
+                         .eod_id = built.model->vocab_size() - 1};
+  int64_t step = 1;
+  PeakWatch* watch = nullptr;
+  Trainer trainer(arguments, *built.model, groups, where, data, quiet_callbacks([&] {
+                    run.step = plan.take_totals();
+                    watch->step_ended();
+                    ++step;
+                  }));
+  PeakWatch watches(*built.model, trainer.optimizer(), step, plan);
+  watch = &watches;
+  plan.take_totals();
+  trainer.train();
+  run.peak = watches.peak();
+  run.tokens = *arguments.global_batch_size * *arguments.seq_length;
+  run.flops = built.model->training_flops(*arguments.global_batch_size, *arguments.seq_length);
+  run.peak_flops = peak_flops(device, computed_in);
+  for (const auto& parameter : distinct_parameters(*built.model))
+    run.checkpoint_bytes += whole_bytes(sharded_view(parameter));
+  for (const auto& [name, piece] : trainer.optimizer().sharded_state_dict()) run.checkpoint_bytes += whole_bytes(piece);
+  return run;
+}
+
+}  // namespace megashard
