@@ -1,0 +1,269 @@
+"""`megashard plan`: its peak beside PyTorch's FSDP2 at 7 B, its bytes beside those of runs with memory, and its limits.
+
+docs/benchmarks.md (Bytes of a step) and docs/plan.md have the figures: pytest -s prints them.
+"""
+import dataclasses
+import re
+import sys
+import time
+
+import pytest
+
+from megashard import INTEROP, LAYERS, NO_DROPOUT, PROGRAM, ROOT, environment, peak_bytes, pretrain, run
+
+sys.path.append(str(ROOT / "tests" / "benchmarks"))
+import forecast  # noqa: E402
+
+MIXED = LAYERS + "param_dtype: bf16\nreduce_dtype: fp32\n"
+STATE = 12  # bytes of a parameter's fp32 row, and of its two moments
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    groups: int
+    vocabulary: int
+    bias: bool = False  # of queries, keys and values
+
+    @property
+    def keys(self):
+        return self.hidden // self.heads * self.groups
+
+    @property
+    def unit(self):
+        """Parameters of a layer."""
+        h, kv = self.hidden, self.keys
+        return 2 * h * h + 2 * h * kv + 3 * h * self.ffn + 2 * h + self.bias * (h + 2 * kv)
+
+    @property
+    def root(self):
+        return (2 * self.vocabulary + 1) * self.hidden
+
+    def flags(self, length):
+        sizes = {"num-layers": self.layers, "hidden-size": self.hidden, "ffn-hidden-size": self.ffn,
+                 "num-attention-heads": self.heads, "num-query-groups": self.groups, "seq-length": length,
+                 "max-position-embeddings": length, "vocab-size": self.vocabulary - 1}
+        return [*(word for name, value in sizes.items() for word in (f"--{name}", value)), *LLAMA,
+                *(["--add-qkv-bias"] if self.bias else [])]
+
+
+LLAMA = ("--group-query-attention --make-vocab-size-divisible-by 1 --tokenizer-type NullTokenizer --swiglu --lr 1e-4 "
+         "--normalization RMSNorm --position-embedding-type rope --disable-bias-linear --use-torch-fsdp2 "
+         "--untie-embeddings-and-output-weights").split() + NO_DROPOUT
+LLAMA_7B = Model(layers=32, hidden=4096, ffn=11008, heads=32, groups=32, vocabulary=32000)
+QWEN_7B = Model(layers=28, hidden=3584, ffn=18944, heads=28, groups=4, vocabulary=152064, bias=True)
+LLAMA_70B = Model(layers=80, hidden=8192, ffn=28672, heads=64, groups=8, vocabulary=128256)
+SMALL = Model(layers=4, hidden=64, ffn=172, heads=4, groups=4, vocabulary=1000)
+
+
+def plan(folder, model, world, *flags, length=4096, micro_batch=1, batches=1, config=MIXED, **options):
+    (folder / "plan.yaml").write_text(config)
+    return run(PROGRAM, "plan", "--world-size", world, *model.flags(length), "--micro-batch-size", micro_batch,
+               "--global-batch-size", world * micro_batch * batches, "--fsdp2-config-path", folder / "plan.yaml",
+               *flags, **options).stdout
+
+
+def peak_of(text):
+    return int(re.search(r"peak memory of rank 0: .* \((\d+) bytes\) of", text)[1])
+
+
+# --- beside PyTorch's FSDP2 ---
+
+def kept_of_layer(model):
+    """Bytes a token that PyTorch's eager Llama or Qwen2 of transformers keeps of a layer for backward, in bf16.
+
+    Two norms: the input in fp32 (4 h), the normed one in bf16 before and after the weight (2 h + 2 h). Attention:
+    turned queries and keys, values, the output, and a sum of exponentials a head in fp32. MLP: gate, up, SiLU of gate,
+    and the product."""
+    h = model.hidden
+    return 2 * 8 * h + 2 * (2 * h + 2 * model.keys) + 4 * model.heads + 4 * 2 * model.ffn
+
+
+def peak_of_fsdp2(model, world, tokens):
+    """What rank 0 holds at least when most is held, with a unit a layer: fully_shard, reshard_after_forward, AdamW in
+    fp32, param_dtype bf16, reduce_dtype fp32; without what allocators and cuBLAS waste."""
+    parameters = model.layers * model.unit + model.root
+    held = STATE * parameters / world          # rows and moments
+    held += 2 * model.root                     # the root stays gathered from its forward to the end of backward
+    held += tokens * (model.layers * kept_of_layer(model) + 8 * model.hidden)  # and the last norm's
+    # In the loss: logits in bf16 and in fp32, and their log-softmax. In the last layer's backward: the head's
+    # gradient, that layer's weights, and what the next one is gathered into.
+    loss = tokens * (2 + 4 + 4) * model.vocabulary
+    backward = 2 * model.vocabulary * model.hidden + 2 * 2 * model.unit
+    return held + max(loss, backward)
+
+
+# World, micro batch of 4,096 tokens a sequence: the share of PyTorch's peak that ours may have. The bar is 0.75; of
+# Llama at world 8 with one sequence a rank weights and moments, alike on both sides, are a third of all.
+BARS = {(QWEN_7B, 8, 1): 0.75, (QWEN_7B, 8, 2): 0.75, (QWEN_7B, 64, 1): 0.75, (LLAMA_7B, 8, 1): 0.82,
+        (LLAMA_7B, 8, 2): 0.75, (LLAMA_7B, 64, 1): 0.75}
+
+
+@pytest.mark.parametrize("model, world, micro_batch", BARS, ids=lambda each: getattr(each, "vocabulary", each))
+def test_a_step_of_7b_holds_less_than_fsdp2(folder, model, world, micro_batch):
+    ours = peak_of(plan(folder, model, world, micro_batch=micro_batch))
+    theirs = peak_of_fsdp2(model, world, 4096 * micro_batch)
+    print(f"\nvocabulary {model.vocabulary}, {world} ranks, {micro_batch} x 4096: {ours / 1e9:.2f} of "
+          f"{theirs / 1e9:.2f} GB, {ours / theirs:.3f}")
+    assert ours <= BARS[model, world, micro_batch] * theirs
+    # Rows and moments, and half of what is kept at the least: it is a plan of this model.
+    assert ours > STATE * (model.layers * model.unit + model.root) / world + 4096 * micro_batch * model.layers * (
+        kept_of_layer(model) / 2)
+
+
+# Logits of transformers' loss, by the count of live_memory.so, which takes over the allocator of a process.
+LOSS = """
+import ctypes, sys, torch, transformers
+model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+    hidden_size=8, intermediate_size=8, num_hidden_layers=1, vocab_size=20000, num_attention_heads=1))
+model.to(torch.bfloat16)
+ids = torch.zeros(1, 64, dtype=torch.long)
+memory = ctypes.CDLL(sys.argv[1])
+memory.live_memory_peak.restype = ctypes.c_int64
+memory.live_memory_start()
+model(ids, labels=ids)
+print(memory.live_memory_peak() / ids.numel() / 20000)
+"""
+
+
+def test_pytorch_holds_three_copies_of_the_logits():
+    of_logit = float(run(sys.executable, "-c", LOSS, INTEROP / "live_memory.so").stdout)
+    assert 2 + 4 + 4 <= of_logit <= 10.2  # the rest is the layer's
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2"])
+def test_pytorch_keeps_what_the_formula_says(family):
+    import torch
+    import transformers
+
+    model = Model(layers=2, hidden=64, ffn=172, heads=4, groups=2, vocabulary=50, bias=family == "Qwen2")
+    config = getattr(transformers, family + "Config")(
+        hidden_size=model.hidden, intermediate_size=model.ffn, num_hidden_layers=model.layers, vocab_size=50,
+        num_attention_heads=model.heads, num_key_value_heads=model.groups)
+    layers = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).model
+    tokens = 64
+    states = torch.randn(1, tokens, model.hidden, dtype=torch.bfloat16, requires_grad=True)
+    angles = layers.rotary_emb(states, torch.arange(tokens)[None])
+    tensors = [*layers.parameters(), *layers.buffers(), states, *angles]
+    given = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in given:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        for layer in layers.layers:
+            states = layer(states, position_embeddings=angles)
+        states.sum()
+    of_layer = sum(kept.values()) / tokens / model.layers
+    # A norm's 1 / rms is 4 bytes a token, the seeds of dropout are some more.
+    assert kept_of_layer(model) <= of_layer <= 1.01 * kept_of_layer(model) + 16
+
+
+# --- beside runs with memory ---
+
+RECOMPUTE = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".split()
+RUNS = {"fp32": (LAYERS, []), "bf16": (MIXED, []), "recompute": (MIXED, RECOMPUTE),
+        "kept": (MIXED + "reshard_after_forward: false\n", []),
+        "replicas": (MIXED + "sharding_size: 2\n", [])}
+
+
+def collectives(text):
+    """Of a run on the simulated device: how many, and their bytes."""
+    return [int(number) for number in re.search(r"streams, (\d+) collectives of (\d+) bytes", text).groups()]
+
+
+@pytest.mark.parametrize("name, world", [("fp32", 1), ("bf16", 1), ("bf16", 2), ("recompute", 2), ("kept", 2),
+                                         ("replicas", 4)])
+def test_a_plan_has_the_bytes_of_a_run(folder, name, world):
+    config, flags = RUNS[name]
+    said = plan(folder, SMALL, world, *flags, length=128, micro_batch=2, batches=2, config=config)
+    batch = ["--micro-batch-size", 2, "--global-batch-size", 4 * world]
+    taken = []
+    for steps in (2, 3):
+        metrics, log = pretrain(folder, *SMALL.flags(128), *batch, *flags, "--mock-data", "--eval-iters", 0, "--device",
+                                "sim", "--init-model-with-meta-device", "--train-iters", steps, ranks=world,
+                                config=config)
+        taken.append(collectives(log))
+    assert peak_of(said) == metrics[-1]["peak_memory_bytes"]
+    of_step = [more - less for less, more in zip(*taken)]
+    rows = re.findall(r"^(?:all_gather|reduce_scatter|all_reduce|broadcast) +(\d+) +(\d+)", said, re.M)
+    assert [sum(int(row[i]) for row in rows) for i in (0, 1)] == of_step
+
+
+# --- time ---
+
+def seconds_of(text, what="step"):
+    """Of the step, or what of its communication is "exposed"."""
+    return float(re.search(rf"^{what}: ([\d.]+) ms", text, re.M)[1]) / 1e3
+
+
+@pytest.mark.parametrize("size", ["0.5 B", "7 B"])
+def test_a_step_takes_what_the_forecast_says(folder, size):
+    tokens, batches, _ = forecast.RUNS[size]
+    shape = dataclasses.replace(forecast.SIZES[size], sequence=4096)
+    model = Model(shape.layers, shape.hidden, shape.ffn, shape.heads, shape.kv_heads, shape.vocabulary, bias=True)
+    flags = [word for word in model.flags(4096) if word != "--untie-embeddings-and-output-weights" or not shape.tied]
+    (folder / "plan.yaml").write_text(MIXED)
+    micro_batch = tokens // 4096
+    said = run(PROGRAM, "plan", *flags, "--micro-batch-size", micro_batch, "--global-batch-size", micro_batch * batches,
+               "--fsdp2-config-path", folder / "plan.yaml").stdout
+    kernels = forecast.step(shape, tokens, batches, forecast.FUSED)
+    expected = sum(kernel.seconds(forecast.MACHINES["H200"]) for kernel in kernels)
+    assert 0.98 * expected < seconds_of(said) < 1.08 * expected  # which leaves small operators out
+
+
+def test_a_slow_network_is_exposed_and_a_fast_one_is_hidden(folder):
+    text = (ROOT / "launch" / "plan" / "devices" / "h200.yaml").read_text()
+    steps = []
+    for bandwidth in ("1e15", "45e9", "1e9"):
+        (folder / "device.yaml").write_text(re.sub(r"network_bandwidth: \S+", f"network_bandwidth: {bandwidth}", text))
+        said = plan(folder, LLAMA_7B, 64, "--device", folder / "device.yaml")
+        rows = re.findall(r"^(?:all_gather|reduce_scatter) .* ([\d.]+)$", said, re.M)
+        moved = sum(map(float, rows)) / 1e3
+        steps.append((seconds_of(said), seconds_of(said, "exposed"), moved))
+    for step, exposed, moved in steps:
+        assert step > 0.99 * moved and exposed < step  # one collective after the other
+    fast, usual, slow = steps
+    assert fast[1] < 0.03 * fast[0] and usual[1] < 0.05 * usual[0]
+    assert slow[1] > 0.8 * (slow[2] - fast[0])  # gathers and reductions follow one another, and compute waits
+    assert slow[0] > 2 * usual[0] and usual[0] >= fast[0]
+
+
+# --- limits ---
+
+def test_70b_on_2816_ranks_is_planned_in_seconds(folder):
+    begin = time.monotonic()
+    said = plan(folder, LLAMA_70B, 2816, *RECOMPUTE, "--device-memory", "139GiB")
+    assert time.monotonic() - begin < 10
+    (folder / "plan.yaml").write_text(MIXED)
+    assert peak_bytes(PROGRAM, "plan", "--world-size", 2816, *LLAMA_70B.flags(4096), *RECOMPUTE, "--micro-batch-size",
+                      1, "--global-batch-size", 2816, "--fsdp2-config-path", folder / "plan.yaml",
+                      env=environment()) < 1e9
+    assert "70.554 B parameters, 2816 x NVIDIA H200" in said and ": fits" in said
+
+
+def test_what_does_not_fit_is_told(folder):
+    said = plan(folder, LLAMA_7B, 8, "--device-memory", "20GiB")
+    assert "20.00 GiB: DOES NOT FIT" in said
+
+
+@pytest.mark.parametrize("flags, message", [
+    (["--device", "h300"], "--device h300 is neither a file nor one of h100 and h200"),
+    (["--device-memory", "much"], '--device-memory takes bytes, as 139GiB or 80GB, got "much"'),
+    (["--world-size", "none"], '--world-size takes a number of ranks, got "none"')])
+def test_wrong_flags_are_told(folder, flags, message):
+    done = run(PROGRAM, "plan", *SMALL.flags(16), "--micro-batch-size", 1, *flags, expect=2)
+    assert message in done.stdout + done.stderr
+
+
+def test_a_device_file_says_what_it_lacks(folder):
+    (folder / "device.yaml").write_text("name: mine\nmemry: 1GiB\n")
+    done = run(PROGRAM, "plan", *SMALL.flags(16), "--micro-batch-size", 1, "--device", folder / "device.yaml", expect=2)
+    assert 'device.yaml:2: unknown key "memry"; did you mean memory?' in done.stdout + done.stderr
