@@ -55,13 +55,14 @@ struct PlanTotals {
 
 /// A device of shapes without memory: operators have sizes and times, and no values.
 struct DevicePlan {
-  void (*begin)(const DeviceModel& model, bool keeps_spans);  ///< before anything is made on it
+  void (*begin)(const DeviceModel& model, bool keeps_spans);
   PlanTotals (*take_totals)();
   /// Calls it, with the name of the operation, whenever more memory is in use than ever before.
   void (*observe_peak)(std::function<void(const std::string& operation)> observer);
 };
 
-/// Makes the simulated device one of shapes, before anything is made on it, and for as long as the process lives.
+/// Makes the simulated device one of shapes for as long as the process lives, before anything is made on it; a further
+/// plan may begin when all of the one before is gone.
 DevicePlan begin_device_plan(const DeviceModel& model, bool keeps_spans);
 /// Whether it is: of the operators that this project brings it has those with a kernel for GPUs.
 bool device_is_planned();

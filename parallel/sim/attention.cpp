@@ -15,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "parallel/device/device_plan.h"
 #include "parallel/sim/tensor_memory.h"
 
 namespace megashard::sim {
@@ -29,6 +30,8 @@ constexpr int64_t kMath = 0, kFlash = 1, kEfficient = 2;
 int64_t choice(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                double dropout, bool causal, std::optional<double> scale, bool grouped) {
   const std::optional<Tensor> host_mask = mask && mask->defined() ? std::optional(host_alias(*mask)) : std::nullopt;
+  // A GPU's flash attention drops out, and the CPU's, which computes for it here, does not.
+  if (device_is_planned()) dropout = 0;
   const auto on_host = at::_fused_sdp_choice(host_alias(query), host_alias(key), host_alias(value), host_mask, dropout,
                                              causal, scale, grouped);
   if (on_host != kFlash) return kMath;
@@ -142,8 +145,8 @@ std::tuple<Tensor, Tensor, Tensor> flash_of_documents_backward(
     const auto part = [&](const Tensor& x) { return document.heads_of(x); };
     const auto bias = documents.bias(document.length, query);
     const auto [q, k, v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-        part(gradient), part(query), part(key), part(value), part(output),
-        document.lse_of(logsumexp), dropout, /*is_causal=*/!bias, bias, scale);
+        part(gradient), part(query), part(key), part(value), part(output), document.lse_of(logsumexp), dropout,
+        /*is_causal=*/!bias, bias, scale);
     part(of_query).copy_(q);
     part(of_key).copy_(k);
     part(of_value).copy_(v);

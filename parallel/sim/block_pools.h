@@ -43,7 +43,10 @@ class BlockPools {
 
   c10::CachingDeviceAllocator::DeviceStats& stats() { return stats_; }
   /// Of shapes: called whenever more is in use than ever before.
-  void on_peak(std::function<void()> observer) { on_peak_ = std::move(observer); }
+  void on_peak(std::function<void()> observer) {
+    on_peak_ = std::move(observer);
+    told_peak_ = 0;
+  }
   size_t reserved() const { return reserved_; }
   void over_blocks(const std::function<void(char* address, size_t bytes)>& visit) const;  ///< in use
   /// Where the recording makes the block undefined that holds an address.

@@ -97,7 +97,12 @@ void begin_plan(const DeviceModel& model, bool keeps_spans) {
   settings().shapes = true;
   settings().model = model;
   settings().capacity = kRegionBytes;  // what does not fit is told, with its size
-  SimDevice::at(0).timeline.keep_spans(keeps_spans);
+  DeviceAllocator::get().emptyCache({});
+  DeviceAllocator::get().resetPeakStats(0);
+  SimDevice& device = SimDevice::at(0);
+  const std::lock_guard lock(device.mutex);
+  device.timeline = {};
+  device.timeline.keep_spans(keeps_spans);
 }
 PlanTotals take_totals() {
   SimDevice& device = SimDevice::at(0);

@@ -76,6 +76,23 @@ Stack layer_norm(const CallArguments& a) {
   std::fill(rows.end() - static_cast<std::ptrdiff_t>(a[1].toIntVector().size()), rows.end(), 1);
   return {at::empty_like(input), of_sizes(rows, input, at::kFloat), of_sizes(rows, input, at::kFloat)};
 }
+Stack layer_norm_backward(const CallArguments& a) {
+  const auto like = [&](size_t i) { return a[i].isNone() ? Tensor() : at::empty_like(a[i].toTensor()); };
+  return {at::empty_like(a[1].toTensor()), like(5), like(6)};
+}
+Stack count_nonzero(const CallArguments& a) {
+  const Tensor& self = a[0].toTensor();
+  std::vector<int64_t> sizes;
+  const auto dims = a[1].toIntVector();
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    const bool counted = dims.empty() || std::ranges::any_of(dims, [&](int64_t each) {
+                           return at::maybe_wrap_dim(each, self.dim()) == dim;
+                         });
+    if (!counted) sizes.push_back(self.size(dim));
+  }
+  return {of_sizes(sizes, self, at::kLong)};
+}
+Stack like_first(const CallArguments& a) { return {at::empty_like(a[0].toTensor())}; }
 
 /// Operators without a kernel for meta tensors, or whose kernel is slow or in Python.
 const std::unordered_map<std::string, Stack (*)(const CallArguments&)>& shape_formulas() {
@@ -87,8 +104,11 @@ const std::unordered_map<std::string, Stack (*)(const CallArguments&)>& shape_fo
       {"aten::index_select", index_select},
       {"aten::embedding_dense_backward", embedding_backward},
       {"aten::where.self", where},
+      {"aten::count_nonzero.dim_IntList", count_nonzero},
       {"aten::native_dropout", dropout},
+      {"aten::native_dropout_backward", like_first},
       {"aten::native_layer_norm", layer_norm},
+      {"aten::native_layer_norm_backward", layer_norm_backward},
       {"aten::_scaled_mm", scaled_product},
       {"aten::_local_scalar_dense", [](const CallArguments&) { return Stack{c10::Scalar(1)}; }},
       {"aten::equal", [](const CallArguments&) { return Stack{true}; }},
@@ -154,7 +174,7 @@ void call_on_meta(const c10::OperatorHandle& op, Stack* stack) {
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
   } else {
     TORCH_CHECK(returns_what_it_writes(schema), "a plan cannot go through ", full_name(op),
-                ": the sizes of what it returns depend on values; leave out the flag that asks for it");
+                ": what it returns depends on values, and a plan has none (experts and pictures need some)");
     return_what_it_writes(schema, stack);
   }
 }
