@@ -9,13 +9,8 @@
 namespace megashard {
 namespace {
 
-std::string number(const char* format, double value) {
-  char text[64];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
-std::string milliseconds(double seconds) { return number("%.2f", 1e3 * seconds); }
-std::string gibibytes(double bytes) { return number("%.2f GiB", bytes / (int64_t{1} << 30)); }
+std::string milliseconds(double seconds) { return decimal("%.2f", 1e3 * seconds); }
+std::string gibibytes(double bytes) { return decimal("%.2f GiB", bytes / (int64_t{1} << 30)); }
 
 void print_memory(const PeakMemory& peak, const DeviceModel& device) {
   const bool fits = peak.bytes <= device.memory_bytes;
@@ -46,24 +41,32 @@ void print_checkpoint(const PlannedRun& run, const DeviceModel& device) {
   const double nodes = std::ceil(static_cast<double>(run.world_size) / static_cast<double>(device.node_devices));
   const auto bytes = static_cast<double>(run.checkpoint_bytes);
   print_line("checkpoint: " + gibibytes(bytes) + " (" + std::to_string(run.checkpoint_bytes) + " bytes), " +
-             number("%.1f s", bytes / (nodes * device.storage_bandwidth)) + " at " +
-             number("%.3g", device.storage_bandwidth) + " bytes/s of each node");
+             decimal("%.1f s", bytes / (nodes * device.storage_bandwidth)) + " at " +
+             decimal("%.3g", device.storage_bandwidth) + " bytes/s of each node");
 }
 
 }  // namespace
 
+double utilisation(const PlannedRun& run) { return run.flops / run.world_size / run.step.seconds / run.peak_flops; }
+
+std::string decimal(const char* format, double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, value);
+  return text;
+}
+
 void print_plan(const PlannedRun& run, const DeviceModel& device) {
   const PlanTotals& step = run.step;
-  print_line("plan: " + number("%.3f", static_cast<double>(run.parameters) / 1e9) + " B parameters, " +
+  print_line("plan: " + decimal("%.3f", static_cast<double>(run.parameters) / 1e9) + " B parameters, " +
              std::to_string(run.world_size) + " x " + device.name);
   print_memory(run.peak, device);
   print_communication(step);
   const double tokens_per_second = static_cast<double>(run.tokens) / step.seconds;
   print_line("\nstep: " + milliseconds(step.seconds) + " ms, of which the host launches for " +
              milliseconds(step.host_seconds) + " ms; " + std::to_string(run.tokens) + " tokens");
-  print_line("speed: " + number("%.1f", tokens_per_second / run.world_size) + " tokens/s a device, " +
-             number("%.4g", tokens_per_second * 86400) + " tokens a day, MFU " +
-             number("%.1f%%", 100 * run.flops / run.world_size / step.seconds / run.peak_flops));
+  print_line("speed: " + decimal("%.1f", tokens_per_second / run.world_size) + " tokens/s a device, " +
+             decimal("%.4g", tokens_per_second * 86400) + " tokens a day, MFU " +
+             decimal("%.1f%%", 100 * utilisation(run)));
   print_checkpoint(run, device);
 }
 

@@ -45,6 +45,14 @@ void leave_out_what_has_no_shape(Arguments& arguments) {
   arguments.timing_log_level = 0;
 }
 
+void change_arguments(const PlanChange& change, Arguments& arguments) {
+  if (change.micro_batch_size) arguments.micro_batch_size = *change.micro_batch_size;
+  if (!change.recomputes) return;
+  arguments.recompute_granularity = RecomputeGranularity::kFull;
+  arguments.recompute_method = RecomputeMethod::kUniform;
+  arguments.recompute_num_layers = 1;
+}
+
 ProcessGroupPtr group_of_rank_0(int world_size) {
   std::vector<int> ranks(static_cast<size_t>(world_size));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -140,12 +148,15 @@ double peak_flops(const DeviceModel& device, at::ScalarType computed_in) {
 
 }  // namespace
 
-PlannedRun run_planned(CommandLine& line, const DeviceModel& device, int world_size, bool keeps_spans) {
+PlannedRun run_planned(CommandLine& line, const PlanOptions& options) {
+  const auto& [device, world_size, keeps_spans, sink, change] = options;
   Arguments& arguments = line.arguments;
   leave_out_what_has_no_shape(arguments);
-  const DiagnosticSink sink = sink_for(0);
-  const ShardingPlan sharding =
+  change_arguments(change, arguments);
+  ShardingPlan sharding =
       validate_for_machine(line, {.rank = 0, .world_size = world_size, .local_world_size = world_size}, sink);
+  if (change.reshard_after_forward) sharding.config.reshard_after_forward = *change.reshard_after_forward;
+  if (change.sharding_size) sharding.config.sharding_size = *change.sharding_size;
   take_network_from_hf_model(arguments, ignore);
   if (sharding.config.offload_to_cpu)
     throw UsageError("a plan does not go through offload_to_cpu of the FSDP2 file, whose optimizer runs on the host.");

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
+#include "framework/diagnostics.h"
 #include "launch/arguments/command_line.h"
 #include "parallel/device/device_plan.h"
 
@@ -27,8 +29,24 @@ struct PlannedRun {
   int64_t checkpoint_bytes = 0;
 };
 
-/// Trains as the line says on `device`, as rank 0 of `world_size`, for a few steps of generated
-/// tokens. Throws UsageError for flags that a plan cannot go through. Once in a process.
-PlannedRun run_planned(CommandLine& line, const DeviceModel& device, int world_size, bool keeps_spans);
+/// What is done otherwise than the line and its FSDP2 file say.
+struct PlanChange {
+  std::optional<int64_t> micro_batch_size{};
+  bool recomputes = false;  ///< each layer, whole
+  std::optional<bool> reshard_after_forward{};
+  std::optional<int> sharding_size{};
+};
+
+struct PlanOptions {
+  DeviceModel device;
+  int world_size = 1;
+  bool keeps_spans = false;
+  DiagnosticSink sink;
+  PlanChange change{};
+};
+
+/// Trains as the line says, as rank 0, for a few steps of generated tokens. Throws UsageError for flags
+/// that a plan cannot go through. Fills the line's arguments; one at a time in a process.
+PlannedRun run_planned(CommandLine& line, const PlanOptions& options);
 
 }  // namespace megashard

@@ -1,0 +1,88 @@
+#include "launch/plan/fit.h"
+
+#include <algorithm>
+
+#include "launch/output/text_table.h"
+#include "launch/plan/plan_report.h"
+
+namespace megashard {
+namespace {
+
+constexpr int64_t kMostSequences = 64;  // of a micro batch
+
+/// All but the micro batch, that of least memory last.
+std::vector<PlanChange> ways(const Arguments& arguments, const PlanOptions& options) {
+  std::vector<PlanChange> all;
+  const bool chooses = !arguments.recompute_granularity && !arguments.recompute_activations;
+  const auto near = static_cast<int>(options.device.node_devices);
+  const bool has_nodes = near > 1 && options.world_size > near && options.world_size % near == 0;
+  for (const bool in_node : {false, true}) {
+    if (in_node && !has_nodes) continue;
+    for (const bool recomputes : {false, true}) {
+      if (recomputes && !chooses) continue;
+      for (const bool reshards : {false, true}) {
+        all.push_back({.recomputes = recomputes,
+                       .reshard_after_forward = reshards,
+                       .sharding_size = in_node ? std::optional(near) : std::nullopt});
+      }
+    }
+  }
+  return all;
+}
+
+bool fits(const PlannedRun& run, const DeviceModel& device) { return run.peak.bytes <= device.memory_bytes; }
+
+}  // namespace
+
+std::vector<FitTrial> try_what_fits(const std::function<CommandLine()>& line, const PlanOptions& options) {
+  const CommandLine first = line();
+  const auto batch = first.arguments.global_batch_size;
+  if (!batch) throw UsageError("--fit needs --global-batch-size, of which it tries micro batches.");
+  const auto& own = first.arguments;
+  const int64_t ranks = options.world_size / (own.tensor_model_parallel_size * own.context_parallel_size);
+  std::vector<FitTrial> trials;
+  for (const PlanChange& way : ways(first.arguments, options)) {
+    for (int64_t sequences = 1; sequences <= kMostSequences; sequences *= 2) {
+      if (*batch % (ranks * sequences) != 0) break;
+      PlanOptions changed = options;
+      changed.change = way;
+      changed.change.micro_batch_size = sequences;
+      CommandLine each = line();
+      trials.push_back({changed.change, run_planned(each, changed)});
+      if (!fits(trials.back().run, options.device)) break;
+    }
+  }
+  if (trials.empty()) {
+    throw UsageError("--global-batch-size " + std::to_string(*batch) + " is not divisible by the " +
+                     std::to_string(ranks) + " data parallel ranks; change one of them.");
+  }
+  std::ranges::stable_sort(trials, {}, [&](const FitTrial& each) {
+    return std::pair(!fits(each.run, options.device), each.run.step.seconds);
+  });
+  return trials;
+}
+
+std::string change_text(const PlanChange& change) {
+  std::string text;
+  if (change.micro_batch_size) text += "--micro-batch-size " + std::to_string(*change.micro_batch_size);
+  if (change.recomputes) text += " --recompute-granularity full --recompute-method uniform --recompute-num-layers 1";
+  if (change.reshard_after_forward)
+    text += std::string("; reshard_after_forward: ") + (*change.reshard_after_forward ? "true" : "false");
+  if (change.sharding_size) text += "; sharding_size: " + std::to_string(*change.sharding_size);
+  return text;
+}
+
+void print_trials(const std::vector<FitTrial>& trials, const DeviceModel& device) {
+  TextTable table({"micro batch", "recompute", "reshard", "shards", "GiB", "", "step ms", "MFU"}, {0, 4, 6, 7});
+  for (const auto& [change, run] : trials) {
+    const auto bytes = static_cast<double>(run.peak.bytes);
+    table.add({std::to_string(*change.micro_batch_size), change.recomputes ? "full" : "-",
+               *change.reshard_after_forward ? "true" : "false",
+               change.sharding_size ? std::to_string(*change.sharding_size) : "all",
+               decimal("%.2f", bytes / (int64_t{1} << 30)), fits(run, device) ? "fits" : "does not fit",
+               decimal("%.2f", 1e3 * run.step.seconds), decimal("%.1f%%", 100 * utilisation(run))});
+  }
+  table.print();
+}
+
+}  // namespace megashard
