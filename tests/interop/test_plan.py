@@ -3,6 +3,7 @@
 docs/benchmarks.md (Bytes of a step) and docs/plan.md have the figures: pytest -s prints them.
 """
 import dataclasses
+import json
 import re
 import sys
 import time
@@ -236,6 +237,40 @@ def test_a_slow_network_is_exposed_and_a_fast_one_is_hidden(folder):
     assert slow[0] > 2 * usual[0] and usual[0] >= fast[0]
 
 
+def test_a_trace_has_the_step(folder):
+    said = plan(folder, LLAMA_7B, 16, "--trace", folder / "trace.json")
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    ends = [event["ts"] + event["dur"] for event in events if event["tid"] == 0]
+    assert max(ends) / 1e6 == pytest.approx(seconds_of(said), rel=0.02)  # it begins with the copy of a batch
+    gathers = [event for event in events if event["name"].startswith("all_gather")]
+    assert len(gathers) == int(re.search(r"^all_gather +(\d+)", said, re.M)[1])
+    assert any("model.layers.30" in event["name"] for event in gathers)
+    links = sorted((event["ts"], event["ts"] + event["dur"]) for event in events
+                   if event["name"].split()[0] in ("all_gather", "reduce_scatter"))
+    assert all(end <= begin + 1e-6 for (_, end), (begin, _) in zip(links, links[1:]))  # one at a time
+
+
+# --- the search ---
+
+def test_the_fastest_that_fits_is_found(folder):
+    said = plan(folder, LLAMA_7B, 16, "--fit", "true", "--device-memory", "30GiB", batches=4)
+    trials = re.findall(r"^ +(\d+) +(full|-) +(true|false) +(all|8) +([\d.]+) +(fits|does not fit) +([\d.]+) ", said,
+                        re.M)
+    assert len({trial[:4] for trial in trials}) == len(trials) > 16
+    for *_, gib, fits, _ in trials:
+        assert (float(gib) <= 30) == (fits == "fits")
+    best = min((trial for trial in trials if trial[5] == "fits"), key=lambda trial: float(trial[6]))
+    micro_batch, recompute, reshards, shards, gib, _, ms = best
+    told = re.search(r"^fastest that fits: (--micro-batch-size \d+)(.*?); (.*)$", said, re.M)
+    assert told[1] == f"--micro-batch-size {micro_batch}"
+    assert told[2].split() == (RECOMPUTE if recompute == "full" else [])
+    # The same flags by hand are the same plan.
+    again = plan(folder, LLAMA_7B, 16, *told[2].split(), micro_batch=int(micro_batch), batches=4 // int(micro_batch),
+                 config=MIXED + told[3].replace("; ", "\n") + "\n")
+    assert f"{peak_of(again) / 2**30:.2f}" == gib and f"{1e3 * seconds_of(again):.2f}" == ms
+    assert f"reshard_after_forward: {reshards}" in told[3] and ("sharding_size: 8" in told[3]) == (shards == "8")
+
+
 # --- limits ---
 
 def test_70b_on_2816_ranks_is_planned_in_seconds(folder):
@@ -257,6 +292,8 @@ def test_what_does_not_fit_is_told(folder):
 @pytest.mark.parametrize("flags, message", [
     (["--device", "h300"], "--device h300 is neither a file nor one of h100 and h200"),
     (["--device-memory", "much"], '--device-memory takes bytes, as 139GiB or 80GB, got "much"'),
+    (["--fit", "yes"], '--fit takes true or false, got "yes"'),
+    (["--fit", "true"], "--fit needs --global-batch-size"),
     (["--world-size", "none"], '--world-size takes a number of ranks, got "none"')])
 def test_wrong_flags_are_told(folder, flags, message):
     done = run(PROGRAM, "plan", *SMALL.flags(16), "--micro-batch-size", 1, *flags, expect=2)
