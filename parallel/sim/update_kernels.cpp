@@ -3,7 +3,7 @@
 #include <array>
 
 #include "parallel/sim/arena.h"
-#include "parallel/sim/sim_device.h"
+#include "parallel/sim/operation.h"
 #include "parallel/updates/adamw_table.h"
 #include "parallel/updates/squares_table.h"
 
