@@ -92,8 +92,8 @@ def random_run(dice):
     config += dice.choice(["", "", "recompute_modules: ['model.layers.{*}']\nuse_reentrant: false\n",
                            "offload_modules: ['model.layers.{*}']\nmin_offloaded_tensor_size: 1024\n"])
     config += dice.choice(["", "", "offload_to_cpu: true\n"])
-    # One rank that offloads gathers, and has q, k and v in one product; one rank of a CPU has nothing to gather, and adds
-    # three.
+    # One rank that offloads gathers, and has q, k and v in one product; one rank of a CPU has nothing to gather, and
+    # adds three.
     ranks = 2 if "offload_to_cpu" in config else dice.choice([1, 2])
     return ranks, flags, config
 
