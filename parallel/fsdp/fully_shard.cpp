@@ -174,7 +174,8 @@ void fully_shard(std::span<Module* const> modules, const FullyShardOptions& opti
   for (const auto& [name, parameter] : managed.parameters) check_parameter(name, parameter);
   const auto parts = split_by_mesh(managed.parameters, options);  // throws before anything changes
 
-  const auto state = std::make_shared<FsdpState>(std::vector<Module*>(modules.begin(), modules.end()), options);
+  const auto state = std::make_shared<FsdpState>(std::vector<Module*>(modules.begin(), modules.end()),
+                                                 options.mixed_precision, options.mesh->device());
   for (const auto& part : parts)
     state->add_group(std::make_unique<FsdpParamGroup>(part.parameters, part.layout, part.options));
   for (const auto& [name, buffer] : managed.buffers) place_buffer(name, buffer, options);

@@ -32,6 +32,8 @@ struct MixedPrecisionPolicy {
   /// running_var), which lose too much in 16 bits. Unset: buffers are never cast, as by FSDP2. Of FSDP1's
   /// MixedPrecision.
   std::optional<at::ScalarType> buffer_dtype{};
+
+  bool operator==(const MixedPrecisionPolicy&) const = default;
 };
 
 /// Local rows, their gradients and the optimizer's state lie in host memory; a gather copies rows

@@ -30,7 +30,7 @@ FAULTS = [
     without("a unit of which a part runs again in backward frees weights", STATE,
             "group->reshards_one_by_one = false;", REENTRANT),
     without("a forward inside backward finds weights gone", STATE, "group->reshard_if_partial();", EARLY,
-            after="for (const auto& group : groups_) ", before="\n  unshard();\n  for"),
+            after="for (const auto& group : groups_) ", before="\n  const bool gathers"),
     without("a block of the pool is given to two", POOL, "free.pop_back();", CPU, MEMORY),
     Fault("blocks of the pool come from another class", POOL, "auto& free = free_[bytes];",
           "auto& free = free_[PLANTED ? 64 : bytes];", (CPU,)),

@@ -21,7 +21,7 @@ struct CollectiveCall {
 };
 
 /// A rank's group that notes what moves through it; the log is the rank's own and outlives it.
-class RecordingGroup final : public ProcessGroup {
+class RecordingGroup : public ProcessGroup {
  public:
   RecordingGroup(ProcessGroupPtr inner, std::vector<CollectiveCall>& log)
       : ProcessGroup(inner->rank(), inner->ranks(), inner->name(), inner->timeout()),
@@ -62,7 +62,7 @@ class RecordingGroup final : public ProcessGroup {
     return std::make_shared<RecordingGroup>(inner_->subgroup(members, name), log_);
   }
 
- private:
+ protected:
   void note(const char* operation, const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum) {
     log_.push_back({operation, tensor.scalar_type(), tensor.numel(), op});
   }

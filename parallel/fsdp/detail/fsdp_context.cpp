@@ -23,7 +23,7 @@ CommStreams::CommStreams(c10::Device target) : device(target) {
 
 void CommContext::forget(const FsdpParamGroup* group) {
   std::erase(reducing, group);
-  if (all_reducing == group) all_reducing = nullptr;
+  std::erase(all_reducing, group);
 }
 
 void CommContext::hold_gather(at::Tensor buffer) {
@@ -123,7 +123,7 @@ void FsdpContext::finish_backward() {
   for (auto* state : states) state->end_backward();
   if (is_last_backward) {
     while (!comm->reducing.empty()) comm->reducing.front()->wait_for_reduce_scatter();
-    if (comm->all_reducing != nullptr) comm->all_reducing->wait_for_all_reduce();
+    while (!comm->all_reducing.empty()) comm->all_reducing.front()->wait_for_all_reduce();
     comm->drop_held_reduction();
     comm->wait_for_reductions();
     for (auto* state : states) {

@@ -17,6 +17,15 @@ namespace megashard {
 class FsdpParamGroup;
 class FsdpState;
 
+/// What a step's clock is told of a unit (UnitTrace).
+enum class UnitMoment {
+  kGather,     ///< begins
+  kGathered,   ///< its forward or backward begins
+  kResharded,  ///< after its forward, or after a backward whose gradients are not reduced
+  kReduce,     ///< its backward is done, the reduction begins
+  kReduced,
+};
+
 /// The streams of one root's communication. On a CPU there are none: collectives run on the backend's threads, and
 /// waiting for their Work is all the ordering there is.
 struct CommStreams {
@@ -37,9 +46,12 @@ struct CommContext {
   explicit CommContext(c10::Device device) : streams(device) {}
 
   CommStreams streams;
-  std::deque<FsdpParamGroup*> reducing;    // their reduce-scatters are in flight, oldest first
-  size_t max_reducing = 1;                 // set_reduce_scatter_max_input_buffers
-  FsdpParamGroup* all_reducing = nullptr;  // its all-reduce across replicas is in flight: one at a time
+  std::deque<FsdpParamGroup*> reducing;  // their reduce-scatters are in flight, oldest first
+  size_t max_reducing = 1;               // set_reduce_scatter_max_input_buffers
+  /// Their all-reduces across replicas are in flight, oldest first; reduce-scatters go on beside them. One at a time
+  /// where buffers go back afterwards.
+  std::deque<FsdpParamGroup*> all_reducing;
+  static constexpr size_t kMaxAllReducing = 4;
   /// The group's reductions are no longer in flight, or are given up.
   void forget(const FsdpParamGroup* group);
 
@@ -48,7 +60,7 @@ struct CommContext {
   void hold_gather(at::Tensor buffer);
   void drop_held_gather();
   /// The last group's outputs, made on the reduce-scatter stream and read on another one, until the first waits for
-  /// their readers.
+  /// their readers. Those that have become gradients need not be held.
   void hold_reduction(std::unique_ptr<Reduction> reduction);
   void drop_held_reduction();
 
@@ -93,6 +105,8 @@ class FsdpContext : public std::enable_shared_from_this<FsdpContext> {
 
   /// Test and tracing hook: events "unshard", "reshard", "reduce", ... of groups by name, in host order.
   std::function<void(const char* event, const std::string& group)> observer;
+  /// While it is set, nothing is prefetched, and reductions are waited for where they begin.
+  std::function<void(UnitMoment moment, FsdpState& unit)> clock;
   void note(const char* event, const std::string& group) const {
     if (observer) observer(event, group);
   }

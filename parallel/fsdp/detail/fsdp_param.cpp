@@ -302,6 +302,12 @@ void FsdpParam::accumulate_sharded_grad(const at::Tensor& buffer, int64_t offset
   }
 }
 
+bool FsdpParam::takes_reduced_rows(const at::Tensor& buffer) const {
+  const at::Tensor& mine = sharded_grad_is_aside_ ? sharded_grad_ : parameter_.grad();
+  return !mine.defined() && !has_grad_hooks() && buffer.scalar_type() == grad_dtype() &&
+         buffer.device() == sharded_param_.device();
+}
+
 /// In the gradient's dtype and where the shard lies; the rows themselves if they are both already.
 at::Tensor FsdpParam::to_stored_grad(const at::Tensor& rows, bool adds) {
   at::Tensor converted = rows;

@@ -46,6 +46,7 @@ class FsdpParam {
   void set_name(const std::string& name);
   const at::Tensor& parameter() const { return parameter_; }
   FsdpParamGroup* group() const { return group_; }
+  void set_group(FsdpParamGroup* group) { group_ = group; }
   const at::Tensor& sharded_param() const { return sharded_param_; }  ///< local rows, unguarded; may have none
   /// The same, on the mesh's device: under CPU offload, a copy on its way on the current stream.
   at::Tensor sharded_param_on_device() const;
@@ -92,6 +93,8 @@ class FsdpParam {
   /// Adds the local rows that lie at `offset` of a reduced 1-D buffer, converted to the gradient's dtype; the gradient
   /// may be a view of the buffer.
   void accumulate_sharded_grad(const at::Tensor& buffer, int64_t offset);
+  /// Rows in such a buffer will be the gradient themselves. The same on all ranks.
+  bool takes_reduced_rows(const at::Tensor& buffer) const;
   void wait_for_offloaded_grad();  ///< the host waits; no-op without CPU offload
   void add_grad_hook(std::function<void(const at::Tensor&)> hook) { grad_hooks_.push_back(std::move(hook)); }
   bool has_grad_hooks() const { return !grad_hooks_.empty(); }

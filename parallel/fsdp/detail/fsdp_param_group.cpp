@@ -13,13 +13,20 @@ namespace megashard {
 
 FsdpParamGroup::FsdpParamGroup(const std::vector<std::pair<std::string, at::Tensor>>& parameters, ShardLayout layout,
                                const FullyShardOptions& options)
-    : reshard_after_forward(options.reshard_after_forward),
-      layout_(std::move(layout)),
-      policy_(options.mixed_precision),
-      unused_(options.unused_parameters) {
+    : layout_(std::move(layout)), policy_(options.mixed_precision), unused_(options.unused_parameters) {
+  reshard_after_forward = options.reshard_after_forward;
   for (const auto& [name, parameter] : parameters) {
     params_.push_back(std::make_unique<FsdpParam>(parameter, name, layout_, this, options));
   }
+}
+
+FsdpParamGroup::FsdpParamGroup(FsdpParams params, const FsdpParamGroup& like)
+    : GroupControls(like),
+      layout_(like.layout_),
+      policy_(like.policy_),
+      unused_(like.unused_),
+      params_(std::move(params)) {
+  for (const auto& param : params_) param->set_group(this);
 }
 
 FsdpParamGroup::~FsdpParamGroup() {
@@ -61,6 +68,11 @@ void FsdpParamGroup::init_all_gather() {
   place_adjacent(params_);
   all_gather_ = ForeachAllGather::of_shards(layout_.shard_group, params_, comm, unshard_async_op);
   post_forward_all_gather_ = ForeachAllGather();
+}
+
+FsdpParams FsdpParamGroup::take_params() {
+  forget_all_gathers();
+  return std::exchange(params_, {});
 }
 
 void FsdpParamGroup::forget_all_gathers() {
@@ -250,7 +262,8 @@ void FsdpParamGroup::wait_for_reduce_scatter() {
     reduction_.reset();
     return;
   }
-  if (shared.all_reducing != nullptr) shared.all_reducing->wait_for_all_reduce();
+  const size_t most = gradients_are_views() ? CommContext::kMaxAllReducing : 1;
+  while (shared.all_reducing.size() >= most) shared.all_reducing.front()->wait_for_all_reduce();
   if (streams.enabled()) {
     order_streams(*streams.reduce_scatter, *streams.all_reduce);
     shared.reduces_on(*streams.all_reduce);
@@ -259,12 +272,19 @@ void FsdpParamGroup::wait_for_reduce_scatter() {
   for (auto& buffer : reduction_->buffers) {
     buffer.work = layout_.replicate_group->all_reduce(buffer.output, reduction_->factors.all_reduce);
   }
-  shared.all_reducing = this;
+  shared.all_reducing.push_back(this);
+}
+
+/// Of what is reduced: no buffer of it goes back.
+bool FsdpParamGroup::gradients_are_views() const {
+  return std::ranges::all_of(reduction_->buffers, [](const Reduction::Buffer& buffer) {
+    return std::ranges::all_of(buffer.entries,
+                               [&](const auto& entry) { return entry.param->takes_reduced_rows(buffer.output); });
+  });
 }
 
 void FsdpParamGroup::wait_for_all_reduce() {
-  if (context_->comm->all_reducing != this) return;
-  context_->comm->all_reducing = nullptr;
+  if (std::erase(context_->comm->all_reducing, this) == 0) return;
   const ProfilerRange range("finish_all_reduce", name_);
   const c10::NoGradGuard no_grad;
   for (auto& buffer : reduction_->buffers) buffer.work.wait();
@@ -303,8 +323,11 @@ void FsdpParamGroup::assign_grads() {
   }
   CommContext& shared = *context_->comm;
   const bool elsewhere = layout_.replicate_group != nullptr || comm.all_reduce_hook_stream;
-  // The outputs were made on the reduce-scatter stream and read on this one: they wait for the next reduction.
-  if (shared.streams.enabled() && elsewhere) shared.hold_reduction(std::move(reduction));
+  if (shared.streams.enabled() && elsewhere) {
+    // What the gradients do not keep is held: it was made on the reduce-scatter stream and is read on this one.
+    std::erase_if(reduction->buffers, [](const auto& buffer) { return buffer.output.storage().use_count() > 1; });
+    if (!reduction->buffers.empty()) shared.hold_reduction(std::move(reduction));
+  }
   TORCH_CHECK(unused.empty(), unused);
 }
 

@@ -22,21 +22,38 @@ enum class ShardedState {
   kSizesOnly,  ///< unsharded sizes, and no data: for a backward that needs no weights
 };
 
+/// The run-time controls. Those of reductions may change at any time; after a change of how gathers travel
+/// (comm.all_gather, comm.memory, unshard_async_op) or of an extension, forget_all_gathers.
+struct GroupControls {
+  ReshardAfterForward reshard_after_forward;
+  bool reshard_after_backward = true;
+  bool reshards_one_by_one = true;  ///< in backward, as gradients get complete
+  bool unshard_in_backward = true;
+  bool unshard_async_op = false;  ///< gathers are packed on the compute stream
+  bool reduce_grads = true;
+  bool all_reduce_grads = true;
+  CommOptions comm;
+};
+
 /// The parameters of one fully_shard call, unsharded and reduced together (FSDPParamGroup): unshard starts the
 /// all-gather, wait_for_unshard gives the unsharded parameters on the current stream, reshard frees them. See
 /// docs/group_life_cycle.md.
-class FsdpParamGroup {
+class FsdpParamGroup : public GroupControls {
  public:
   FsdpParamGroup(const std::vector<std::pair<std::string, at::Tensor>>& parameters, ShardLayout layout,
                  const FullyShardOptions& options);
+  /// Of parameters that take_params() of other groups gave, with the layout and the controls of `like`.
+  FsdpParamGroup(FsdpParams params, const FsdpParamGroup& like);
   ~FsdpParamGroup();
   FsdpParamGroup(const FsdpParamGroup&) = delete;
   FsdpParamGroup& operator=(const FsdpParamGroup&) = delete;
 
   const FsdpParams& params() const { return params_; }
+  FsdpParams take_params();  ///< sharded, with no gradients on their way
   const std::string& name() const { return name_; }
   void set_name(std::string name) { name_ = std::move(name); }
   const ShardLayout& layout() const { return layout_; }
+  const MixedPrecisionPolicy& policy() const { return policy_; }
   ShardedState sharded_state() const { return sharded_state_; }
 
   /// Joins the units of the context; throws for parameters that are still on meta, naming them.
@@ -79,21 +96,12 @@ class FsdpParamGroup {
   /// started.
   void abandon_backward() noexcept;
 
-  // The run-time controls. Those of reductions may change at any time; after a change of how gathers travel
-  // (comm.all_gather, comm.memory, unshard_async_op) or of an extension, forget_all_gathers.
-  ReshardAfterForward reshard_after_forward;
-  bool reshard_after_backward = true;
-  bool reshards_one_by_one = true;  ///< in backward, as gradients get complete
-  bool unshard_in_backward = true;
-  bool unshard_async_op = false;  ///< gathers are packed on the compute stream
-  bool reduce_grads = true;
-  bool all_reduce_grads = true;
-  CommOptions comm;
   void forget_all_gathers();
 
  private:
   bool reset_sharded_params();
   void init_all_gather();
+  bool gradients_are_views() const;
   void assign_grads();
   void assign_grads_on(const c10::Stream& stream);
 

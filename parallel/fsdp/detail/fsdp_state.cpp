@@ -47,10 +47,10 @@ void cast_floating(TensorRefs tensors, at::ScalarType dtype) {
 
 }  // namespace
 
-FsdpState::FsdpState(std::vector<torch::nn::Module*> modules, const FullyShardOptions& options)
+FsdpState::FsdpState(std::vector<torch::nn::Module*> modules, const MixedPrecisionPolicy& policy, c10::Device device)
     : modules_(std::move(modules)),
-      policy_(options.mixed_precision),
-      mesh_device_(options.mesh->device()),
+      policy_(policy),
+      mesh_device_(device),
       name_(dynamic_cast<const HookedModule&>(*modules_[0]).class_name()),
       ran_(modules_.size(), true) {}
 
@@ -67,64 +67,6 @@ void FsdpState::register_hooks() {
 void FsdpState::add_group(std::unique_ptr<FsdpParamGroup> group) {
   groups_.push_back(std::move(group));
   name_group(groups_.size() - 1);  // by the module's class, until a root gives it a path
-}
-
-void FsdpState::name_group(size_t index) {
-  groups_[index]->set_name(index == 0 ? name_ : c10::str(name_, "#", index));
-}
-
-FsdpContext& FsdpState::ensure_context() {
-  if (context_ == nullptr) {
-    if (comm_ == nullptr) comm_ = std::make_shared<CommContext>(mesh_device_);
-    context_ = std::make_shared<FsdpContext>(comm_);
-    context_->states.push_back(this);
-    provisional_ = true;
-    // New streams, which no root's forward has made wait for the weights.
-    const CommStreams& streams = context_->streams();
-    if (streams.enabled()) order_streams(streams.current(), *streams.copy_in);
-  }
-  return *context_;
-}
-
-void FsdpState::lazy_init() {
-  if (context_ != nullptr && !provisional_) return;
-  TORCH_CHECK(modules_.size() == 1, "the root of fully_shard must be one module: call fully_shard on the whole model "
-                                    "last, or run forward through it");
-  torch::nn::Module& root = *modules_[0];
-  if (comm_ == nullptr) comm_ = std::make_shared<CommContext>(mesh_device_);
-  auto context = std::make_shared<FsdpContext>(comm_);
-  std::unordered_set<const FsdpState*> seen;
-  auto adopt = [&](const std::string& path, const torch::nn::Module& module) {
-    const auto state = fsdp_state(module);
-    if (state == nullptr || !seen.insert(state.get()).second) return;
-    TORCH_CHECK(state->context_ == nullptr || state->provisional_, "module '", path,
-                "' ran forward on its own before its root did: run forward through the root module first");
-    state->name_ = path;
-    context->states.push_back(state.get());
-  };
-  adopt(name_, root);
-  for (const auto& item : root.named_modules("", /*include_self=*/false)) adopt(item.key(), *item.value());
-  for (auto* state : context->states) {
-    if (std::exchange(state->provisional_, false)) context->take_settings(*state->context_);
-    state->context_ = context;
-    for (const auto& group : state->groups_) group->move_to(context);
-  }
-  name_parameters(root);
-  for (const auto& group : groups_) group->set_of_root();
-}
-
-void FsdpState::name_parameters(const torch::nn::Module& root) {
-  std::unordered_map<const c10::TensorImpl*, std::string> names;
-  for (const auto& item : root.named_parameters()) names.emplace(item.value().unsafeGetTensorImpl(), item.key());
-  for (auto* state : context_->states) {
-    for (size_t i = 0; i < state->groups_.size(); ++i) {
-      state->name_group(i);
-      for (const auto& param : state->groups_[i]->params()) {
-        const auto found = names.find(param->parameter().unsafeGetTensorImpl());
-        if (found != names.end()) param->set_name(found->second);
-      }
-    }
-  }
 }
 
 bool FsdpState::all_ran() const {
@@ -153,11 +95,14 @@ void FsdpState::start_forward(TensorRefs inputs) {
     scope->before_inner_backward([context = context_] { context->queue_final_callback(); });
   }
   for (const auto& group : groups_) group->reshard_if_partial();
+  const bool gathers = is_sharded();
+  if (gathers) tell_clock(UnitMoment::kGather);
   unshard();
   for (const auto& group : groups_) group->wait_for_unshard(/*in_forward=*/!recompute);
+  if (gathers) tell_clock(UnitMoment::kGathered);
   for (const auto& target : forward_prefetch) {
     const auto state = target.lock();
-    if (!recompute && state != nullptr) state->unshard();
+    if (!recompute && state != nullptr && !context_->clock) state->unshard();
   }
   if (!c10::GradMode::is_enabled()) return;
   inputs_.clear();
@@ -167,6 +112,15 @@ void FsdpState::start_forward(TensorRefs inputs) {
   if (!groups_.empty()) {
     pass_through_node("FsdpPostBackward", inputs, [self = shared_from_this()] { self->post_backward(); });
   }
+}
+
+bool FsdpState::is_sharded() const {
+  return std::any_of(groups_.begin(), groups_.end(),
+                     [](const auto& group) { return group->sharded_state() != ShardedState::kUnsharded; });
+}
+
+void FsdpState::tell_clock(UnitMoment moment) {
+  if (context_->clock) context_->clock(moment, *this);
 }
 
 void FsdpState::finish_partial_forward() {
@@ -213,6 +167,7 @@ void FsdpState::finish_forward() {
   training_state_ = TrainingState::kIdle;
   if (groups_.empty()) return;
   for (const auto& group : groups_) group->post_forward();
+  if (is_sharded()) tell_clock(UnitMoment::kResharded);
   if (backward_may_follow()) {
     post_forward_indices_.push_back(context_->post_forward_order.size());
     context_->post_forward_order.push_back(this);
@@ -246,6 +201,8 @@ void FsdpState::pre_backward() {
   training_state_ = TrainingState::kPreBackward;
   if (groups_.empty()) return;
   context_->note("pre_backward", name_);
+  const bool gathers = is_sharded();
+  if (gathers) tell_clock(UnitMoment::kGather);
   unshard(/*in_backward=*/true);
   for (const auto& group : groups_) {
     if (group->unshard_in_backward) {
@@ -255,7 +212,8 @@ void FsdpState::pre_backward() {
     }
     group->set_aside_sharded_grads();
   }
-  prefetch_backward();
+  if (gathers) tell_clock(UnitMoment::kGathered);
+  if (!context_->clock) prefetch_backward();
 }
 
 void FsdpState::prefetch_backward() {
@@ -279,6 +237,9 @@ void FsdpState::post_backward() {
   for (const auto& group : groups_) {
     if (group->reshard_after_backward || group->sharded_state() == ShardedState::kSizesOnly) group->reshard();
   }
+  const bool reduces =
+      std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->reduce_grads; });
+  tell_clock(reduces ? UnitMoment::kReduce : UnitMoment::kResharded);
   CommContext& comm = *context_->comm;
   const size_t max_reducing = std::max(comm.max_reducing, groups_.size());  // a unit's own may overlap
   while (comm.reducing.size() + groups_.size() > max_reducing) comm.reducing.front()->wait_for_reduce_scatter();
@@ -289,6 +250,12 @@ void FsdpState::post_backward() {
       group->accumulate_unsharded_grads();
     }
   }
+  if (!context_->clock || !reduces) return;
+  for (const auto& group : groups_) {
+    group->wait_for_reduce_scatter();
+    group->wait_for_all_reduce();
+  }
+  tell_clock(UnitMoment::kReduced);
 }
 
 void FsdpState::finish_missed_backward() {

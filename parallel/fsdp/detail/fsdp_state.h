@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "parallel/fsdp/detail/fsdp_context.h"
@@ -18,15 +19,22 @@ namespace megashard {
 /// graphs that are alive.
 class FsdpState : public std::enable_shared_from_this<FsdpState> {
  public:
-  FsdpState(std::vector<torch::nn::Module*> modules, const FullyShardOptions& options);
+  /// `policy` says to which dtypes inputs and outputs are cast.
+  FsdpState(std::vector<torch::nn::Module*> modules, const MixedPrecisionPolicy& policy, c10::Device device);
   void register_hooks();  ///< on its modules, which then own it
   ~FsdpState();
   FsdpState(const FsdpState&) = delete;
   FsdpState& operator=(const FsdpState&) = delete;
 
-  /// None for a module without parameters of its own; several where parameters have other meshes.
+  /// None for a module without parameters of its own; several where they have other meshes, or a plan mixes dtypes.
   const std::vector<std::unique_ptr<FsdpParamGroup>>& groups() const { return groups_; }
   void add_group(std::unique_ptr<FsdpParamGroup> group);
+  const std::vector<torch::nn::Module*>& modules() const { return modules_; }
+  const MixedPrecisionPolicy& policy() const { return policy_; }
+  bool casts() const { return policy_.output_dtype || (policy_.cast_forward_inputs && policy_.param_dtype); }
+  /// Between steps: it has none until others are added.
+  std::vector<std::unique_ptr<FsdpParamGroup>> take_groups() { return std::exchange(groups_, {}); }
+  void adopt_units();  ///< those under a root that has run, after a change of them
   FsdpContext* context() { return context_.get(); }
   /// The root's; until its first forward, which alone tells which module is the root, one of this unit's own. The
   /// root's takes over what was set there (PyTorch's forgets it).
@@ -65,10 +73,13 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
 
   /// If no root was found yet, this state's module is it: names everything from there and shares one context.
   void lazy_init();
+  void adopt_units(const std::shared_ptr<FsdpContext>& context);
   void name_group(size_t index);
   void name_parameters(const torch::nn::Module& root);
   bool all_ran() const;
   void start_forward(TensorRefs inputs);
+  bool is_sharded() const;
+  void tell_clock(UnitMoment moment);
   void finish_forward();
   void unshard(bool in_backward = false);
   void move_to_device(TensorRefs tensors) const;

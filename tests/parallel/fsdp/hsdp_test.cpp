@@ -1,10 +1,12 @@
 // Replicas of shards (HSDP), and offload to the host with them. PyTorch keeps these in test_fully_shard_extensions.py
 // and _training.py.
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
 #include "tests/support/model_pairs.h"
+#include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"
 
@@ -44,6 +46,44 @@ void expect_hybrid_parity(FullyShardOptions options, bool async_op) {
       expect_chain_parity(plain, chain, *world, 1e-5);
     });
   }
+}
+
+/// Also notes where its all-reduces are waited for.
+class WaitNotingGroup final : public RecordingGroup {
+ public:
+  using RecordingGroup::RecordingGroup;
+  Work all_reduce(at::Tensor tensor, ReduceOp op) override {
+    struct Noted final : Work::Task {
+      WaitNotingGroup* group;
+      at::Tensor tensor;
+      Work work;
+      void finish() override {
+        group->note("all_reduce waited for", tensor);
+        work.wait();
+      }
+    };
+    const auto noted = std::make_shared<Noted>();
+    noted->group = this;
+    noted->tensor = tensor;
+    noted->work = RecordingGroup::all_reduce(tensor, op);
+    return Work(noted);
+  }
+};
+
+TEST(FullyShardExtensions, ReduceScattersDoNotWaitForOlderAllReduces) {
+  run_ranks(4, [](const ProcessGroupPtr& world) {
+    std::vector<CollectiveCall> calls;
+    const DeviceMeshPtr mesh = two_by_two(world);
+    const std::vector<ProcessGroupPtr> groups = {std::make_shared<WaitNotingGroup>(mesh->group(0), calls),
+                                                 std::make_shared<RecordingGroup>(mesh->group(1), calls)};
+    Chain chain;
+    chain.shard({.mesh = std::make_shared<DeviceMesh>(groups, std::vector<std::string>{"replicate", "shard"})});
+    chain.backward(chain.forward());
+    const auto of = [](const char* operation) { return [=](const auto& call) { return call.operation == operation; }; };
+    const auto first_wait = std::ranges::find_if(calls, of("all_reduce waited for"));
+    EXPECT_EQ(std::count_if(calls.begin(), first_wait, of("reduce_scatter")), 4);
+    EXPECT_EQ(std::count_if(first_wait, calls.end(), of("all_reduce waited for")), 4);
+  });
 }
 
 TEST(FullyShardExtensions, test_hsdp_train_parity_multi_group) { expect_hybrid_parity({}, false); }
