@@ -52,6 +52,10 @@ void check_fsdp2(const Arguments& arguments, bool on_gpu, const RunEnvironment& 
       "--fsdp2-config-path " + arguments.fsdp2_config_path.value_or("") + " needs --use-torch-fsdp2; add it.");
   rules.require(!arguments.fsdp2_config_strict || arguments.fsdp2_config_path,
                 "--fsdp2-config-strict needs --fsdp2-config-path, the file that it checks.");
+  rules.require(arguments.fsdp2_plan == "off" || arguments.use_torch_fsdp2,
+                "--fsdp2-plan " + arguments.fsdp2_plan + " needs --use-torch-fsdp2; add it.");
+  rules.require(!arguments.fsdp2_plan_memory_mib || arguments.fsdp2_plan == "auto",
+                "--fsdp2-plan-memory-mib is for --fsdp2-plan auto, which has to be given too.");
   rules.require(arguments.use_torch_fsdp2 || arguments.world_size == 1,
                 "world size is " + to_string(arguments.world_size) +
                     ", which needs --use-torch-fsdp2; sharding_size: 1 in the FSDP2 file replicates the "
@@ -128,6 +132,16 @@ void add_parallel_options(std::vector<Option>& rows) {
       .shown_as("FILE");
   group.add("--fsdp2-config-strict", &A::fsdp2_config_strict, kFree,
             "an unknown key, or a pattern without a match, in the FSDP2 file is an error");
+  group
+      .add("--fsdp2-plan", &A::fsdp2_plan, kFree,
+           "units merged or split, and prefetch, by a plan's FILE; auto: found in the first ten steps, and kept if "
+           "they get faster")
+      .shown_as("auto|off|FILE");
+  group
+      .add("--fsdp2-plan-memory-mib", &A::fsdp2_plan_memory_mib, kFree,
+           "MiB of a rank that a plan of auto may take more; unset: a tenth of the peak")
+      .shown_as("MIB")
+      .at_least(0);
   group
       .add("--fsdp-schedule-trace", &A::fsdp_schedule_trace, kFree,
            "folder for rank_N.json: when the first steps gathered and reduced, for "

@@ -35,6 +35,8 @@ struct DistributedArguments {
   bool use_torch_fsdp2 = false;
   std::optional<std::string> fsdp2_config_path;
   bool fsdp2_config_strict = false;
+  std::string fsdp2_plan = "off";                  // auto, off, or a file
+  std::optional<int64_t> fsdp2_plan_memory_mib;    // that a plan of auto may take more; unset: a tenth of the peak
   std::optional<std::string> fsdp_schedule_trace;  // a folder for rank_N.json
   bool log_host_syncs = false;                     // what made the host wait for the device
   bool reduce_scatter_during_grad_accumulation = true;

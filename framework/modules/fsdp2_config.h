@@ -39,7 +39,7 @@ struct Fsdp2Config {
   std::optional<std::vector<std::string>> sub_modules_to_wrap;  ///< unset: the model's own choice
   std::optional<WrapPolicy> wrap_policy;                        ///< set: instead of the patterns
   bool native_patterns = false;                                 ///< as MindSpeed's native route writes them; fsdp_plan
-  ReshardAfterForward reshard_after_forward = true;
+  ReshardAfterForward reshard_after_forward;
   MixedPrecisionPolicy mixed_precision;  ///< all its fields are keys
   ShardDimRule shard_placement;
   UnusedParameters unused_parameters = UnusedParameters::kZeroFill;

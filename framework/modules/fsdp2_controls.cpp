@@ -3,6 +3,7 @@
 #include <unordered_set>
 
 #include "framework/modules/megatron_module.h"
+#include "parallel/collectives/agreement.h"
 #include "parallel/fsdp/float8_all_gather.h"
 
 namespace megashard::detail {
@@ -48,6 +49,14 @@ void gather_in_fp8(torch::nn::Module& model, const Fsdp2Config& config, const st
   sink(count == 0 ? Severity::kWarning : Severity::kNotice,
        count == 0 ? "FSDP2: fp8_all_gather has no effect: it is for matrices, and none is meant; leave it out"
                   : "FSDP2: fp8_all_gather: " + told + " gathered as float8_e4m3fn");
+}
+
+void regroup(torch::nn::Module& model, const UnitPlan& plan) {
+  try {
+    apply_unit_plan(model, plan);
+  } catch (const c10::ValueError& error) {
+    throw UsageError("--fsdp2-plan: " + error_text(error) + "; make the plan anew with auto, or change it.");
+  }
 }
 
 }  // namespace megashard::detail

@@ -55,6 +55,7 @@ void FSDP2Mixin::fully_shard(ShardingRequest request) {
   detail::set_communication(module(), config, options_.mesh->device().is_cpu());
   detail::gather_in_fp8(module(), config, select(config.fp8_all_gather_modules, "fp8_all_gather_modules"),
                         request_.sink);
+  if (request_.unit_plan) detail::regroup(module(), *request_.unit_plan);
   _post_fully_shard();
   make_copies_equal();
 }

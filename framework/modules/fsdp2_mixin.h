@@ -11,6 +11,7 @@
 #include "framework/modules/shard_placement.h"
 #include "framework/recompute/activation_plan.h"
 #include "parallel/fsdp/fully_shard.h"
+#include "parallel/fsdp/unit_plan.h"
 
 namespace megashard {
 
@@ -23,6 +24,7 @@ struct ShardingRequest {
   Strictness strictness = Strictness::kWarn;  ///< of patterns that match nothing
   DiagnosticSink sink{};                      ///< what each pattern matched, warnings
   ActivationPlan activations{};               ///< by flags; the file has its own keys
+  std::optional<UnitPlan> unit_plan{};        ///< other units than those of the file's patterns
   /// Not null: the model was constructed under this tape and captured, and is on meta.
   InitTape* init_tape = nullptr;
   /// With init_tape: parameters get memory only, because a checkpoint or weights are loaded next;

@@ -32,7 +32,7 @@ TEST(Fsdp2Config, HasTheDefaultsOfMindSpeed) {
   const auto config = parse("", told);
   EXPECT_FALSE(config.sharding_size.has_value());
   EXPECT_FALSE(config.sub_modules_to_wrap.has_value());
-  EXPECT_EQ(config.reshard_after_forward.kind, Kind::kAlways);
+  EXPECT_EQ(config.reshard_after_forward.kind, Kind::kDefault);  // MindSpeed-MM's is true: the root's group too
   EXPECT_FALSE(config.mixed_precision.param_dtype.has_value());
   EXPECT_TRUE(config.mixed_precision.cast_forward_inputs);
   EXPECT_TRUE(config.use_reentrant);
