@@ -18,6 +18,7 @@
 #include "framework/training/flops.h"
 #include "framework/training/start_log.h"
 #include "framework/training/trainer.h"
+#include "framework/training/unit_planner.h"
 #include "launch/arguments/command_line.h"
 #include "launch/mindspeed/preparation.h"
 #include "launch/output/print_line.h"
@@ -134,6 +135,20 @@ TrainerCallbacks trainer_callbacks(const Arguments& arguments, const ProcessGrou
   return callbacks;
 }
 
+/// Of --fsdp2-plan auto.
+std::shared_ptr<UnitPlanner> unit_planner(const Arguments& arguments, torch::nn::Module& model,
+                                          const ParallelGroups& groups, c10::Device device,
+                                          const TrainerCallbacks& callbacks) {
+  if (arguments.fsdp2_plan != "auto") return nullptr;
+  UnitPlannerOptions options;
+  options.memory_budget = [mib = arguments.fsdp2_plan_memory_mib, peak = callbacks.peak_memory_bytes] {
+    return mib ? *mib << 20 : peak() / 10;
+  };
+  if (arguments.save) options.file = *arguments.save + "/fsdp2_plan.yaml";
+  options.print = callbacks.print_on_first_rank;
+  return std::make_shared<UnitPlanner>(model, groups.world, device, std::move(options));
+}
+
 /// Of a model that is not sharded yet.
 void print_parameter_counts(const torch::nn::Module& model) {
   int64_t elements = 0, trainable = 0;
@@ -213,8 +228,10 @@ int run_pretrain(int argc, char** argv) {
   callbacks.after_step = [traces = arguments.fsdp_schedule_trace
                                        ? schedule_tracer(*arguments.fsdp_schedule_trace, *built.model, group->rank())
                                        : nullptr,
+                          plans = unit_planner(arguments, *built.model, groups, device, callbacks),
                           logs = arguments.log_host_syncs ? host_sync_log(device, sink) : nullptr] {
     if (traces) traces();
+    if (plans) plans->after_step();
     if (logs) logs();
   };
   Trainer trainer(arguments, *built.model, groups, device,

@@ -11,6 +11,7 @@
 #include "framework/modules/freeze.h"
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/weight_init_mixin.h"
+#include "framework/modules/unit_plan_file.h"
 #include "framework/process_group/gpu_device.h"
 #include "framework/process_group/launcher_variables.h"
 #include "framework/training/random_states.h"
@@ -246,12 +247,14 @@ at::ScalarType shard_model(const Arguments& arguments, const ShardingPlan& plan,
               " does not derive from FSDP2Mixin, so it cannot be sharded");
   ActivationPlan activations = activation_plan(arguments);
   activations.recompute_reentrant = plan.recompute_reentrant;
+  const bool has_plan = arguments.fsdp2_plan != "auto" && arguments.fsdp2_plan != "off";
   mixin->fully_shard({.process_group = groups.sharding,
                       .tensor_parallel_group = groups.tensor_parallel,
                       .config = plan.config,
                       .strictness = strictness_of(arguments),
                       .sink = sink,
                       .activations = activations,
+                      .unit_plan = has_plan ? std::optional(load_unit_plan(arguments.fsdp2_plan)) : std::nullopt,
                       .init_tape = built.tape.get(),
                       .weights_follow = !initialises && !arguments.lora_r,
                       .unset_weights_follow = arguments.lora_r.has_value(),

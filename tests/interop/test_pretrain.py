@@ -111,6 +111,24 @@ def test_prefetch_and_resharding_change_nothing(folder, straight):
     assert losses(other) == losses(straight)[:5]
 
 
+def test_a_plan_of_units_changes_nothing(folder, straight):
+    flags = ["--lr-decay-iters", "20", "--train-iters"]
+    save = folder / "planned"
+    found, out = pretrain(folder, *flags, "12", "--fsdp2-plan", "auto", "--save", str(save),
+                         "--save-interval", "100")
+    assert losses(found) == losses(straight)[:12]
+    assert "--fsdp2-plan auto: gathers take " in out  # and then whatever is faster
+    (folder / "plan.yaml").write_text("units:\n  - [model.layers.0, model.layers.1]\nnum_to_forward_prefetch: 1\n")
+    given, _ = pretrain(folder, *flags, "5", "--fsdp2-plan", folder / "plan.yaml", "--fsdp-schedule-trace",
+                        folder / "planned_traces")
+    assert losses(given) == losses(straight)[:5]
+    events = json.loads((folder / "planned_traces" / "rank_0.json").read_text())["traceEvents"]
+    assert {event["name"] for event in events if event["ph"] == "b"} == {"model.layers.0", "GPTModel"}
+    (folder / "plan.yaml").write_text("units:\n  - model.layers.7\n")
+    _, out = pretrain(folder, *flags, "5", "--fsdp2-plan", folder / "plan.yaml", expect=2)
+    assert "--fsdp2-plan: the plan names 'model.layers.7', and the model has no such module" in out
+
+
 def test_megatrons_format_and_a_conversion_change_nothing(folder, straight):
     save, converted = folder / "save_dist", folder / "converted"
     flags = ["--train-iters", "6", "--lr-decay-iters", "20"]
