@@ -114,12 +114,14 @@ def layer(model: Model, tokens: int, table: dict) -> list[Kernel]:
     """Forward and backward of one, without what FSDP does."""
     h, f, (q, kv) = model.hidden, model.ffn, widths(model)
     kernels = attention(model, tokens)
-    for inputs, outputs in ((h, q), (h, kv), (h, kv), (q, h), (h, f), (h, f), (f, h)):
+    joint = ((h, q + 2 * kv), (h, 2 * f)) if table is FUSED else ((h, q), (h, kv), (h, kv), (h, f), (h, f))
+    for inputs, outputs in (*joint, (q, h), (f, h)):
         kernels += linear(tokens, inputs, outputs)
     for kind, width in (("norm", h), ("norm", h), ("rotation", q), ("rotation", kv), ("SwiGLU", f)):
         kernels += elementwise(table, kind, tokens * width)
-    # Residuals: two in forward. Gradients that meet: at both residuals, at the input of q, k, v and of gate and up.
-    kernels.append(Kernel("sums", bytes=6.0 * tokens * h, count=2 + 2 + 2 + 1))
+    # Residuals: two in forward. Gradients that meet: at both residuals; unfused, at the input of q, k, v and of gate and
+    # up, too.
+    kernels.append(Kernel("sums", bytes=6.0 * tokens * h, count=2 + 2 + (0 if table is FUSED else 2 + 1)))
     kernels += [Kernel("sums", bytes=2.0 * tokens * width) for width in (q, kv, kv)]  # gradients of biases
     return kernels
 
@@ -135,9 +137,10 @@ def micro_batch(model: Model, tokens: int, table: dict, adds: bool) -> list[Kern
     weight = 2.0 * model.vocabulary * h
     kernels += [Kernel("embedding", bytes=4.0 * tokens * h),
                 Kernel("embedding", bytes=weight * (4 if model.tied else 1) + 4.0 * tokens * h, launches=13)]
-    # fp32 rows to bf16 for forward, again for backward; bf16 gradients to fp32, and added to earlier ones.
+    # fp32 rows to bf16 for forward, but for the root's again for backward; bf16 gradients to fp32, and added to earlier
+    # ones.
     units, of_unit = model.layers + 1, model.parameters() / (model.layers + 1)
-    kernels += [Kernel("gathers", bytes=6 * of_unit, count=2 * units),
+    kernels += [Kernel("gathers", bytes=6 * of_unit, count=2 * units - 1),
                 Kernel("gradients", bytes=6 * of_unit, count=units)]
     return kernels + ([Kernel("gradients", bytes=12 * of_unit, launches=12, count=units)] if adds else [])
 
