@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 #include <utility>
 
 #include "parallel/copies/element_copy.h"
@@ -51,10 +52,35 @@ ShardGeometry geometry_of(const at::Tensor& parameter, const std::string& name, 
   return {sizes, dim, ranks};
 }
 
+size_t unsharded_bytes(const FsdpParam* param) { return param->unsharded().tensor().nbytes(); }
+
+/// Behind those of `set` from `first` on that can lie one after the other; null: one of another unit.
+size_t end_of_run(const std::vector<FsdpParam*>& set, size_t first) {
+  constexpr size_t kAlignment = 64;  // of each, as of all of LibTorch's memory
+  size_t end = first;
+  const auto follows = [&](const FsdpParam* param) {
+    return param != nullptr && param->compute_dtype() == set[first]->compute_dtype() &&
+           (end == first || unsharded_bytes(set[end - 1]) % kAlignment == 0);
+  };
+  while (end < set.size() && follows(set[end])) ++end;
+  return end;
+}
+
+void share_memory(std::span<FsdpParam* const> run) {
+  size_t bytes = 0;
+  for (const auto* param : run) bytes += unsharded_bytes(param);
+  const auto& storage = run.front()->unsharded().tensor().storage();
+  const auto memory = c10::make_intrusive<AdjacentMemory>(bytes, storage.allocator());
+  size_t offset = 0;
+  for (auto* param : run) {
+    param->unsharded().lie_in(memory, offset);
+    offset += unsharded_bytes(param);
+  }
+}
+
 }  // namespace
 
 void place_adjacent(const FsdpParams& params) {
-  constexpr size_t kAlignment = 64;  // of each, as of all of LibTorch's memory
   std::map<int64_t, std::vector<FsdpParam*>> sets;
   for (const auto& param : params) {
     const auto place = adjacent_place(param->parameter());
@@ -64,19 +90,10 @@ void place_adjacent(const FsdpParams& params) {
     set[place->index] = param.get();
   }
   for (const auto& [_, set] : sets) {
-    const auto fits = [&](const FsdpParam* param) {
-      return param != nullptr && param->compute_dtype() == set.front()->compute_dtype() &&
-             (param == set.back() || param->unsharded().tensor().nbytes() % kAlignment == 0);
-    };
-    if (set.front() == nullptr || !std::all_of(set.begin(), set.end(), fits)) continue;
-    size_t bytes = 0;
-    for (const auto* param : set) bytes += param->unsharded().tensor().nbytes();
-    const auto& storage = set.front()->unsharded().tensor().storage();
-    const auto memory = c10::make_intrusive<AdjacentMemory>(bytes, storage.allocator());
-    size_t offset = 0;
-    for (auto* param : set) {
-      param->unsharded().lie_in(memory, offset);
-      offset += param->unsharded().tensor().nbytes();
+    for (size_t first = 0; first < set.size();) {
+      const size_t end = end_of_run(set, first);
+      if (end > first + 1) share_memory(std::span(set).subspan(first, end - first));
+      first = std::max(end, first + 1);
     }
   }
 }

@@ -68,6 +68,21 @@ TEST(AdjacentParameters, OfTwoUnitsTheyLieApart) {
   });
 }
 
+TEST(AdjacentParameters, ThoseOfOneUnitLieTogetherWithoutTheRest) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Formula one({{8, 16}, {4, 16}}, linear), other({{4, 16}}, linear);
+    keep_adjacent(Weights{other.w[0], one.w[0], one.w[1]});
+    for (auto* unit : {&one, &other}) {
+      fully_shard(*unit, resharding(world));
+      unshard(*unit);
+    }
+    const auto whole = adjacent_matrix(one.w);
+    ASSERT_TRUE(whole.defined());
+    EXPECT_TRUE(at::equal(whole, at::cat(one.w)));
+    EXPECT_FALSE(adjacent_matrix(Weights{other.w[0], one.w[0]}).defined());
+  });
+}
+
 TEST(AdjacentParameters, TheirMemoryGoesWithTheLastOfThem) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     const auto body = [](const Weights& w, at::Tensor x) {
