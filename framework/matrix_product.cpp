@@ -75,6 +75,14 @@ at::Tensor matrix_product(const at::Tensor& c, double beta, const at::Tensor& a,
   return takes(a, b) ? product_operator()(a, b, c, beta, alpha) : at::addmm(c, a, b, beta, alpha);
 }
 
+void matrix_product_into(at::Tensor& result, const at::Tensor& a, const at::Tensor& b) {
+  if (takes(a, b)) {
+    at::native::mkldnn_matmul(a, b, result, /*beta=*/0, /*alpha=*/1);
+  } else {
+    at::mm_out(result, a, b);
+  }
+}
+
 void add_matrix_product_(at::Tensor& c, const at::Tensor& a, const at::Tensor& b) {
   if (takes(a, b) && c.is_contiguous()) return adding_operator()(c, a, b);
   c.addmm_(a, b);

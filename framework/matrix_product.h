@@ -18,6 +18,9 @@ at::Tensor matrix_product(const at::Tensor& a, const at::Tensor& b);
 /// beta c + alpha a b, c of sizes [n, m]: at::addmm.
 at::Tensor matrix_product(const at::Tensor& c, double beta, const at::Tensor& a, const at::Tensor& b, double alpha);
 
+/// result = a b, result [n, m] dense and on a CPU: at::mm_out.
+void matrix_product_into(at::Tensor& result, const at::Tensor& a, const at::Tensor& b);
+
 /// c += a b, in place.
 void add_matrix_product_(at::Tensor& c, const at::Tensor& a, const at::Tensor& b);
 

@@ -1,9 +1,9 @@
 #include "models/kernels/joint_linear.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "models/kernels/column_parts.h"
 #include "models/kernels/linear_products.h"
 #include "models/kernels/once_differentiable.h"
 #include "parallel/fsdp/adjacent_parameters.h"
@@ -15,37 +15,10 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-/// Parts of `whole` along `dim`, of the sizes that the weights have along their first dimension.
-variable_list parts_of(const at::Tensor& whole, int64_t dim, at::TensorList weights) {
-  const at::AutoDispatchBelowADInplaceOrView plain;  // autograd would take them for views of one output
-  variable_list parts;
-  int64_t first = 0;
-  for (const auto& weight : weights) {
-    parts.push_back(whole.narrow(dim, first, weight.size(0)));
-    first += weight.size(0);
-  }
-  return parts;
-}
-
-/// [N, sum of widths] of gradients [..., width]: what they are columns of, or a copy.
-at::Tensor joined_columns(at::TensorList grads) {
-  int64_t width = 0;
-  for (const auto& grad : grads) width += grad.size(-1);
-  bool beside = true;
-  int64_t offset = grads[0].storage_offset(), stride = width, rows = 1;
-  for (int64_t dim = grads[0].dim() - 2; dim >= 0; --dim) {
-    for (const auto& grad : grads) beside &= grad.stride(dim) == stride;
-    stride *= grads[0].size(dim);
-    rows *= grads[0].size(dim);
-  }
-  for (const auto& grad : grads) {
-    beside &= grad.stride(-1) == 1 && grad.is_alias_of(grads[0]) && grad.storage_offset() == offset;
-    offset += grad.size(-1);
-  }
-  if (beside) return grads[0].as_strided({rows, width}, {width, 1});
-  std::vector<at::Tensor> flat;
-  for (const auto& grad : grads) flat.push_back(grad.reshape({rows, grad.size(-1)}));
-  return at::cat(flat, 1);
+std::vector<int64_t> widths_of(at::TensorList weights) {
+  std::vector<int64_t> widths;
+  for (const auto& weight : weights) widths.push_back(weight.size(0));
+  return widths;
 }
 
 struct JointLinear : torch::autograd::Function<JointLinear> {
@@ -56,7 +29,7 @@ struct JointLinear : torch::autograd::Function<JointLinear> {
     context->save_for_backward(std::move(saved));
     context->saved_data["biases"] = !biases.empty();
     const auto bias = biases.empty() ? at::Tensor() : at::cat(biases);
-    return parts_of(linear_product(x, adjacent_matrix(weights), bias), -1, weights);
+    return parts_of(linear_product(x, adjacent_matrix(weights), bias), -1, widths_of(weights));
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -78,7 +51,7 @@ struct JointLinear : torch::autograd::Function<JointLinear> {
       results[0] = gradient_of_linear_input(grad, whole.defined() ? whole : at::cat(weights)).view(x.sizes());
     }
     const auto give = [&](size_t first, const at::Tensor& whole) {
-      const auto parts = parts_of(whole, 0, weights);
+      const auto parts = parts_of(whole, 0, widths_of(weights));
       for (size_t i = 0; i < parts.size(); ++i) {
         if (context->needs_input_grad(first + i)) results[first + i] = parts[i];
       }

@@ -44,7 +44,7 @@ double product_share(double m, double n, double k) {
   return settings().model.product_share * best;
 }
 
-/// [batches, m, k] x [batches, k, n].
+/// [batches, m, k] x [batches, k, n]; or of groups of rows, as if all were one: [m, k] x [groups, k, n].
 double product_seconds(const Tensor& a, const Tensor& b) {
   const auto batches = static_cast<double>(a.dim() == 3 ? a.size(0) : 1);
   const auto m = static_cast<double>(a.size(-2)), k = static_cast<double>(a.size(-1));
@@ -81,6 +81,7 @@ const std::unordered_map<std::string, ArithmeticFormula>& arithmetic_formulas() 
       {"aten::addmm", [](A a) { return product_seconds(a[1].toTensor(), a[2].toTensor()); }},
       {"aten::addmm_", [](A a) { return product_seconds(a[1].toTensor(), a[2].toTensor()); }},
       {"aten::baddbmm", [](A a) { return product_seconds(a[1].toTensor(), a[2].toTensor()); }},
+      {"aten::_grouped_mm", [](A a) { return product_seconds(a[0].toTensor(), a[1].toTensor()); }},
       {"aten::_scaled_mm", [](A a) { return product_seconds(a[0].toTensor(), a[1].toTensor()); }},
       {"aten::_scaled_dot_product_flash_attention_for_cpu",
        [](A a) {

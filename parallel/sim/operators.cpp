@@ -346,6 +346,6 @@ TORCH_LIBRARY_IMPL(_, CUDA, m) {
 // Kernels of CUDA as of the CPU; for other devices LibTorch has formulas, which come before a
 // fallback.
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
-  for (const char* name : {"native_layer_norm", "native_group_norm", "mish_backward"})
+  for (const char* name : {"native_layer_norm", "native_group_norm", "mish_backward", "_grouped_mm"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&megashard::sim::run_on_host>());
 }

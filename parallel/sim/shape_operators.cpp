@@ -70,6 +70,11 @@ Stack scaled_product(const CallArguments& a) {
   const Tensor &first = a[0].toTensor(), &second = a[1].toTensor();
   return {of_sizes({first.size(0), second.size(1)}, first, a[6].isNone() ? first.scalar_type() : a[6].toScalarType())};
 }
+Stack grouped_product(const CallArguments& a) {
+  const Tensor &first = a[0].toTensor(), &second = a[1].toTensor();
+  if (second.dim() == 3) return {of_sizes({first.size(0), second.size(2)}, first, first.scalar_type())};
+  return {of_sizes({a[2].toTensor().size(0), first.size(0), second.size(1)}, first, first.scalar_type())};
+}
 Stack layer_norm(const CallArguments& a) {
   const Tensor& input = a[0].toTensor();
   std::vector<int64_t> rows = input.sizes().vec();
@@ -109,6 +114,7 @@ const std::unordered_map<std::string, Stack (*)(const CallArguments&)>& shape_fo
       {"aten::native_dropout_backward", like_first},
       {"aten::native_layer_norm", layer_norm},
       {"aten::native_layer_norm_backward", layer_norm_backward},
+      {"aten::_grouped_mm", grouped_product},
       {"aten::_scaled_mm", scaled_product},
       {"aten::_local_scalar_dense", [](const CallArguments&) { return Stack{c10::Scalar(1)}; }},
       {"aten::equal", [](const CallArguments&) { return Stack{true}; }},

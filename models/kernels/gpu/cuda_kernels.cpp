@@ -14,6 +14,17 @@ void on_current_stream(const Launch& launch) {
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
+/// LibTorch has them for Hopper and Blackwell.
+bool has_grouped_products() {
+  static const bool has = [] {
+    int device = 0, major = 0;
+    C10_CUDA_CHECK(cudaGetDevice(&device));
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    return major == 9 || major == 10;
+  }();
+  return has;
+}
+
 [[maybe_unused]] const bool set = [] {
   set_gpu_kernels({.rms_norm = on_current_stream<RmsNormRows, launch_rms_norm>,
                    .rms_norm_grad = on_current_stream<RmsNormGradRows, launch_rms_norm_grad>,
@@ -23,7 +34,8 @@ void on_current_stream(const Launch& launch) {
                    .swiglu_grad = on_current_stream<SwigluGradElements, launch_swiglu_grad>,
                    .rotate = on_current_stream<RotaryTokens, launch_rotate>,
                    .cross_entropy = on_current_stream<CrossEntropyRows, launch_cross_entropy>,
-                   .cross_entropy_grad = on_current_stream<CrossEntropyGradRows, launch_cross_entropy_grad>});
+                   .cross_entropy_grad = on_current_stream<CrossEntropyGradRows, launch_cross_entropy_grad>,
+                   .has_grouped_products = has_grouped_products});
   return true;
 }();
 

@@ -12,7 +12,8 @@ struct RotaryTokens;
 struct CrossEntropyRows;
 struct CrossEntropyGradRows;
 
-/// The row kernels of a device. They run on the current stream of the current device and return at once.
+/// The row kernels of a device, which run on the current stream of the current device and return at once, and what it
+/// has of LibTorch's.
 struct GpuKernels {
   void (*rms_norm)(const RmsNormRows& launch);
   void (*rms_norm_grad)(const RmsNormGradRows& launch);
@@ -23,6 +24,7 @@ struct GpuKernels {
   void (*rotate)(const RotaryTokens& launch);
   void (*cross_entropy)(const CrossEntropyRows& launch);
   void (*cross_entropy_grad)(const CrossEntropyGradRows& launch);
+  bool (*has_grouped_products)() = nullptr;  ///< at::_grouped_mm in bf16, without the host's waiting; null: on a CPU
 };
 
 /// Those of libmegashard_cuda.so or of the simulated device, which it loads at the first call (cuda_module.h).

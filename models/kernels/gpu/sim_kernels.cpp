@@ -195,7 +195,8 @@ void cross_entropy_grad(const CrossEntropyGradRows& asked) {
                    .swiglu_grad = swiglu_grad,
                    .rotate = rotate,
                    .cross_entropy = cross_entropy,
-                   .cross_entropy_grad = cross_entropy_grad});
+                   .cross_entropy_grad = cross_entropy_grad,
+                   .has_grouped_products = [] { return true; }});
   return true;
 }();
 
