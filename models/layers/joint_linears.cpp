@@ -11,10 +11,6 @@
 namespace megashard {
 namespace {
 
-bool is_plain(const Hooked<Linear>& layer) {
-  return layer.forward_hooks() == nullptr && layer.forward_runner() == nullptr && layer.is_plain();
-}
-
 using Weights = c10::SmallVector<at::Tensor, 4>;
 
 Weights weights_of(const std::vector<std::shared_ptr<Hooked<Linear>>>& layers) {
@@ -24,6 +20,10 @@ Weights weights_of(const std::vector<std::shared_ptr<Hooked<Linear>>>& layers) {
 }
 
 }  // namespace
+
+bool is_plain(const Hooked<Linear>& layer) {
+  return layer.forward_hooks() == nullptr && layer.forward_runner() == nullptr && layer.is_plain();
+}
 
 JointLinears::JointLinears(std::vector<std::shared_ptr<Hooked<Linear>>> layers) : layers_(std::move(layers)) {
   keep_adjacent(weights_of(layers_));

@@ -10,6 +10,9 @@
 
 namespace megashard {
 
+/// Whether a call of it is x W^T + b and nothing else: no hooks, adapters or fp8.
+bool is_plain(const Hooked<Linear>& layer);
+
 /// Layers that take the same input, such as q_proj, k_proj and v_proj: modules of their own for names, checkpoints,
 /// adapters and units, and one product where nothing is in the way.
 class JointLinears {
@@ -21,6 +24,7 @@ class JointLinears {
   /// [..., in] -> [..., out] of each layer; of one product, columns of one tensor. Layers with hooks, adapters or fp8
   /// run one after the other.
   std::vector<at::Tensor> forward(const at::Tensor& x) const;
+  const std::vector<std::shared_ptr<Hooked<Linear>>>& layers() const { return layers_; }
 
  private:
   std::vector<std::shared_ptr<Hooked<Linear>>> layers_;

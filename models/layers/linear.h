@@ -49,7 +49,7 @@ class Linear : public torch::nn::Module, public SelfInitializing {
   /// starts a linear layer and lora_B [out, rank] zero (PEFT's LoraLayer).
   void add_adapter(int64_t rank, double scale, double dropout);
   /// Whether forward(x) is x W^T + b and nothing else.
-  bool is_plain() const { return !has_adapter() && !float8_ && !tied_ && !cuts_inputs(); }
+  bool is_plain() const { return !has_adapter() && !float8_ && !tied_ && cut_ != Cut::kInputs; }
   bool has_adapter() const { return lora_a_ != nullptr; }
   double adapter_scale() const { return adapter_scale_; }
   const at::Tensor& lora_a() const { return lora_a_->weight; }

@@ -38,10 +38,10 @@ Mlp::Mlp(const DecoderConfig& config, int64_t intermediate_size, Linear::Cut cut
                               .bias = config.mlp_bias,
                               .cut = Linear::Cut::kOutputs,
                               .ranks = config.tensor_parallel};
-  std::shared_ptr<Hooked<Linear>> gate_proj;
-  if (config.gated_mlp) gate_proj = register_module("gate_proj", std::make_shared<Hooked<Linear>>(widen));
-  up_proj_ = register_module("up_proj", std::make_shared<Hooked<Linear>>(widen));
-  if (gate_proj) gate_and_up_ = JointLinears({gate_proj, up_proj_});
+  std::vector<std::shared_ptr<Hooked<Linear>>> widening;
+  if (config.gated_mlp) widening.push_back(register_module("gate_proj", std::make_shared<Hooked<Linear>>(widen)));
+  widening.push_back(register_module("up_proj", std::make_shared<Hooked<Linear>>(widen)));
+  widening_ = JointLinears(std::move(widening));
   down_proj_ = register_module(
       "down_proj", std::make_shared<Hooked<Linear>>(Linear::Options{.in = intermediate_size,
                                                                     .out = config.hidden_size,
@@ -61,11 +61,12 @@ at::Tensor Mlp::forward(const at::Tensor& own) {
 }
 
 at::Tensor Mlp::of_rows(const at::Tensor& hidden) {
-  if (!gate_and_up_) return down_proj_->forward(activate(up_proj_->forward(hidden), activation_));
-  const auto wide = gate_and_up_->forward(hidden);
-  const auto &gate = wide[0], &up = wide[1];
-  if (activation_ == Activation::kSilu) return down_proj_->forward(swiglu(gate, up));
-  return down_proj_->forward(activate(gate, activation_) * up);
+  return down_proj_->forward(activated(widening_.forward(hidden)));
+}
+
+at::Tensor Mlp::activated(const std::vector<at::Tensor>& wide) const {
+  if (wide.size() == 1) return activate(wide[0], activation_);
+  return activation_ == Activation::kSilu ? swiglu(wide[0], wide[1]) : activate(wide[0], activation_) * wide[1];
 }
 
 }  // namespace megashard

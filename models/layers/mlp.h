@@ -4,8 +4,8 @@
 #include <torch/nn/module.h>
 
 #include <memory>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "models/config/decoder_config.h"
 #include "models/layers/joint_linears.h"
@@ -27,6 +27,12 @@ class Mlp : public torch::nn::Module {
   Mlp(const DecoderConfig& config, int64_t intermediate_size, Linear::Cut cut_of_down);
 
   at::Tensor forward(const at::Tensor& hidden);  // [..., C] -> [..., C]
+  /// What it is made of, for experts that share their products: gate_proj and up_proj, or up_proj;
+  const std::vector<std::shared_ptr<Hooked<Linear>>>& widening() const { return widening_.layers(); }
+  /// what becomes of their results [..., I] each;
+  at::Tensor activated(const std::vector<at::Tensor>& wide) const;
+  /// down_proj.
+  const std::shared_ptr<Hooked<Linear>>& narrowing() const { return down_proj_; }
   std::string class_name() const { return class_name_; }
 
  private:
@@ -36,8 +42,8 @@ class Mlp : public torch::nn::Module {
   Activation activation_;
   int64_t tiles_;
   TensorParallelRanksPtr ranks_;  // null: an expert's, which does not meet them by itself
-  std::shared_ptr<Hooked<Linear>> up_proj_, down_proj_;
-  std::optional<JointLinears> gate_and_up_;  // of a gated MLP
+  JointLinears widening_;
+  std::shared_ptr<Hooked<Linear>> down_proj_;
 };
 
 }  // namespace megashard

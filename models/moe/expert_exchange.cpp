@@ -65,14 +65,16 @@ ExpertExchange::ExpertExchange(ProcessGroupPtr ranks, const at::Tensor& counts) 
   }
   std::vector<int64_t> next(static_cast<size_t>(size), 0);  // of each rank's rows, where they arrive
   std::partial_sum(received_.begin(), received_.end() - 1, next.begin() + 1);
-  std::vector<int64_t> by_expert;
+  std::vector<int64_t> by_expert, own_counts;
   for (int64_t expert = me * own; expert < (me + 1) * own; ++expert) {
     const auto before = static_cast<int64_t>(by_expert.size());
     for (int64_t from = 0; from < size; ++from) {
       for (int64_t i = 0; i < count(from, expert); ++i) by_expert.push_back(next[static_cast<size_t>(from)]++);
     }
-    own_counts_.push_back(static_cast<int64_t>(by_expert.size()) - before);
+    own_counts.push_back(static_cast<int64_t>(by_expert.size()) - before);
   }
+  own_rows_ = c10::make_intrusive<RowGroups>(gathered.view({size, size * own}).narrow(1, me * own, own).sum(0),
+                                             std::move(own_counts));
   if (own == 1) return;
   std::vector<int64_t> by_rank(by_expert.size());
   for (size_t i = 0; i < by_expert.size(); ++i) by_rank[static_cast<size_t>(by_expert[i])] = static_cast<int64_t>(i);

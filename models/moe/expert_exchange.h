@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "models/kernels/row_groups.h"
 #include "parallel/collectives/process_group.h"
 
 namespace megashard {
@@ -18,8 +19,8 @@ class ExpertExchange : public torch::CustomClassHolder {
   /// `counts` [experts] int64: this rank's rows for each expert. Collective, and the host waits.
   ExpertExchange(ProcessGroupPtr ranks, const at::Tensor& counts);
 
-  /// Rows of each of this rank's experts, from all ranks.
-  const std::vector<int64_t>& own_counts() const { return own_counts_; }
+  /// Of each of this rank's experts, from all ranks.
+  const RowGroupsPtr& own_rows() const { return own_rows_; }
 
   /// Rows sorted by expert [n, C] -> the rows for this rank's experts [m, C], sorted by expert.
   /// Differentiable, as is the way back.
@@ -39,7 +40,7 @@ class ExpertExchange : public torch::CustomClassHolder {
                   const std::vector<int64_t>& received) const;
 
   ProcessGroupPtr ranks_;
-  std::vector<int64_t> own_counts_;
+  RowGroupsPtr own_rows_;
   std::vector<int64_t> sent_, received_;  // rows to and from each rank
   at::Tensor by_expert_, by_rank_;        // orders of what arrives; undefined: one, as there is one expert here
 };

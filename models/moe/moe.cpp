@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones_like.h>
@@ -55,12 +54,6 @@ struct RowOrder {
     place = place.view(experts.sizes());
     const auto bounds = at::searchsorted(sorted, at::arange(num_experts + 1, order.options()));  // first rows
     counts = bounds.slice(0, 1) - bounds.slice(0, 0, num_experts);
-  }
-
-  std::vector<int64_t> host_counts() const {
-    const auto host = counts.cpu();
-    const auto* first = host.const_data_ptr<int64_t>();
-    return {first, first + host.numel()};
   }
 };
 
@@ -121,6 +114,7 @@ SparseMoeBlock::SparseMoeBlock(const DecoderConfig& config)
     experts_.push_back(Mlp::expert(config));
     list->push_back(experts_.back());
   }
+  grouped_experts_ = GroupedExperts(experts_);
 }
 
 RoutedStates SparseMoeBlock::forward(const at::Tensor& own_states, const at::Tensor& token_mask) {
@@ -131,13 +125,13 @@ RoutedStates SparseMoeBlock::forward(const at::Tensor& own_states, const at::Ten
   const auto rows = TakeRows::apply(tokens, order.token, order.place);
   at::Tensor sorted;
   if (config_.ep_size == 1) {
-    sorted = run_experts(rows, order.host_counts());
+    sorted = run_experts(rows, c10::make_intrusive<RowGroups>(order.counts));
   } else {
     TORCH_CHECK(ranks_ != nullptr, "the other experts of ", class_name_,
                 " are on ranks that it does not know: shard the model by FSDP2Mixin::fully_shard first");
     const auto exchange = c10::make_intrusive<ExpertExchange>(ranks_, order.counts);
     const auto own = ExpertExchange::send(exchange, rows);
-    sorted = ExpertExchange::send_back(exchange, run_experts(own, exchange->own_counts()));
+    sorted = ExpertExchange::send_back(exchange, run_experts(own, exchange->own_rows()));
   }
   const auto results = sorted.index_select(0, order.place.flatten());
   const auto weighted =
@@ -145,10 +139,8 @@ RoutedStates SparseMoeBlock::forward(const at::Tensor& own_states, const at::Ten
   return {tensor_parallel_->own_rows(weighted.sum(1).view(hidden.sizes())), routing.balance};
 }
 
-at::Tensor SparseMoeBlock::run_experts(const at::Tensor& rows, const std::vector<int64_t>& counts) {
-  auto pieces = tensor_parallel_->with_summed_gradient(rows).split_with_sizes(counts);
-  for (size_t i = 0; i < experts_.size(); ++i) pieces[i] = experts_[i]->forward(pieces[i]);
-  return tensor_parallel_->sum(at::cat(pieces));
+at::Tensor SparseMoeBlock::run_experts(const at::Tensor& rows, const RowGroupsPtr& groups) {
+  return tensor_parallel_->sum(grouped_experts_.forward(tensor_parallel_->with_summed_gradient(rows), groups));
 }
 
 at::Tensor load_balancing_loss(const at::Tensor& balance, int64_t experts_per_token) {

@@ -11,6 +11,7 @@
 #include "models/config/decoder_config.h"
 #include "models/layers/mlp.h"
 #include "models/moe/expert_exchange.h"
+#include "models/moe/grouped_experts.h"
 #include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {
@@ -74,11 +75,12 @@ class RemoteExpert : public torch::nn::Module, public SelfInitializing {
   DecoderConfig config_;
 };
 
-/// Router `gate` and the list `experts`. Rows are sorted by expert once; each expert works on its
-/// own, and the weighted sum of a token's results takes its place. On a GPU the host waits once a
-/// forward, for the numbers of rows. Every expert runs, also on no rows: its gradients are zeros
-/// then, and as a unit of fully_shard it joins the collectives of the ranks that have rows for it.
-/// With experts on several ranks, rows go to those that have theirs, and results come back.
+/// Router `gate` and the list `experts`. Rows are sorted by expert once; each expert has those that are
+/// its own, in one product for all or one after the other (GroupedExperts), and the weighted sum of a
+/// token's results takes its place. Every expert runs, also on no rows: its gradients are zeros then,
+/// and as a unit of fully_shard it joins the collectives of the ranks that have rows for it. With
+/// experts on several ranks, rows go to those that have theirs, and results come back; on a GPU the
+/// host waits for their numbers then, once a forward.
 class SparseMoeBlock : public torch::nn::Module {
  public:
   explicit SparseMoeBlock(const DecoderConfig& config);
@@ -92,8 +94,8 @@ class SparseMoeBlock : public torch::nn::Module {
   const std::vector<std::shared_ptr<Hooked<Mlp>>>& experts() const { return experts_; }
 
  private:
-  /// Rows of each expert, side by side -> their results.
-  at::Tensor run_experts(const at::Tensor& rows, const std::vector<int64_t>& counts);
+  /// Rows sorted by expert -> their results.
+  at::Tensor run_experts(const at::Tensor& rows, const RowGroupsPtr& groups);
 
   std::string class_name_;
   MoeConfig config_;
@@ -101,6 +103,7 @@ class SparseMoeBlock : public torch::nn::Module {
   ProcessGroupPtr ranks_;
   std::shared_ptr<Hooked<TopKRouter>> gate_;
   std::vector<std::shared_ptr<Hooked<Mlp>>> experts_;  // this rank's
+  GroupedExperts grouped_experts_;               // the same
 };
 
 /// transformers' load_balancing_loss_func: `balance` summed over the layers (and ranks), each token
