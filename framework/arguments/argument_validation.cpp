@@ -58,6 +58,7 @@ void validate_arguments(Arguments& arguments, const RunEnvironment& environment,
   detail::validate_activations(arguments, later, rules);
   detail::validate_data(arguments, later, rules);
   detail::check_checkpointing(arguments, rules);
+  detail::check_logging(arguments, rules);
   rules.throw_if_any();
   for (const auto& [severity, message] : notices) sink(severity, message);
   detail::derive_precision(arguments, sink);

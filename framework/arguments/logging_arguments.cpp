@@ -1,6 +1,8 @@
 #include "framework/arguments/logging_arguments.h"
 
+#include "framework/arguments/arguments.h"
 #include "framework/arguments/option_group.h"
+#include "framework/mistakes.h"
 
 namespace megashard::detail {
 namespace {
@@ -39,9 +41,42 @@ void add_logging_options(std::vector<Option>& rows) {
   group.add("--metrics-file", &A::metrics_file, kFree, "one JSON object a step, in full precision, by rank 0")
       .shown_as("FILE");
   group
+      .add("--prometheus-file", &A::prometheus_file, kFree,
+           "the last step's metrics, for node_exporter's textfile collector")
+      .shown_as("FILE");
+  group.add("--tensorboard-dir", &A::tensorboard_dir, kFree, "event files with Megatron's tags, by rank 0")
+      .shown_as("DIR");
+  group.add("--tensorboard-log-interval", &A::tensorboard_log_interval, kFree, "steps between points of their curves")
+      .above(0);
+  group.add("--log-timers-to-tensorboard", &A::log_timers_to_tensorboard, kFree,
+            "iteration-time there, and with --log-throughput throughput");
+  group.add("--log-validation-ppl-to-tensorboard", &A::log_validation_ppl_to_tensorboard, kFree,
+            "perplexities of evaluations there");
+  group.add("--log-memory-to-tensorboard", &A::log_memory_to_tensorboard, kFree,
+            "peak memory of the largest rank there");
+  group.add("--log-world-size-to-tensorboard", &A::log_world_size_to_tensorboard, kFree, "world-size there");
+  group.add("--no-log-loss-scale-to-tensorboard", &A::log_loss_scale_to_tensorboard, kFree, "loss-scale not there")
+      .turns_off()
+      .named("log_loss_scale_to_tensorboard")
+      .alias("--disable-log-loss-scale-to-tensorboard");
+  group.add("--profile", &A::profile, kFree, "a Chrome trace of some steps by LibTorch's profiler");
+  group.add("--profile-step-start", &A::profile_step_start, kFree, "steps completed before it begins").at_least(0);
+  group.add("--profile-step-end", &A::profile_step_end, kFree, "steps completed when it ends").above(0);
+  group.add("--profile-ranks", &A::profile_ranks, kFree, "ranks that write one").shown_as("RANK ...");
+  group.add("--profile-save-path", &A::profile_save_path, kFree, "folder of the traces; unset: --tensorboard-dir")
+      .shown_as("DIR");
+  group
       .add("--peak-tflops", &A::peak_tflops, kFree,
            "peak of one device, for mfu; unset: the device's, on a CPU a measured matrix product")
       .above(0);
+}
+
+void check_logging(const Arguments& arguments, Mistakes& rules) {
+  if (!arguments.profile) return;
+  rules.require(arguments.profile_save_path || arguments.tensorboard_dir,
+                "--profile needs a folder for its traces; give --profile-save-path or --tensorboard-dir.");
+  rules.require(arguments.profile_step_start < arguments.profile_step_end,
+                "--profile-step-end must be above --profile-step-start: the steps between them are profiled.");
 }
 
 }  // namespace megashard::detail

@@ -7,6 +7,8 @@
 
 namespace megashard {
 
+class Mistakes;
+struct Arguments;
 struct Option;
 
 /// Which of the ranks' times the log shows.
@@ -25,13 +27,27 @@ struct LoggingArguments {
   bool log_progress = false;                // no effect: metrics_file says more
   bool log_tps = false;                     // "tokens per sample" in the log line
   std::optional<std::string> metrics_file;  // JSON lines, one object a step
-  std::optional<double> peak_tflops;        // of one device, for mfu; unset: the device's, or measured
+  std::optional<std::string> prometheus_file;  // the last step's metrics
+  std::optional<std::string> tensorboard_dir;  // event files
+  int64_t tensorboard_log_interval = 1;
+  bool log_timers_to_tensorboard = false;  // time and, with log_throughput, TFLOP/s of steps
+  bool log_validation_ppl_to_tensorboard = false;
+  bool log_memory_to_tensorboard = false;
+  bool log_world_size_to_tensorboard = false;
+  bool log_loss_scale_to_tensorboard = true;
+  bool profile = false;
+  int64_t profile_step_start = 10, profile_step_end = 12;  // steps completed before and behind it
+  std::vector<int64_t> profile_ranks{0};
+  std::optional<std::string> profile_save_path;  // unset: tensorboard_dir
+  std::optional<double> peak_tflops;             // of one device, for mfu; unset: the device's, or measured
 };
 
 namespace detail {
 
 /// The rows of these options, in the order of the help.
 void add_logging_options(std::vector<Option>& rows);
+
+void check_logging(const Arguments& arguments, Mistakes& rules);
 
 }  // namespace detail
 

@@ -29,9 +29,12 @@ Result measured(Report report, std::string_view key);
 /// behind them. The log line begins with its time and "iteration N/N", which is no metric.
 constexpr Metric kMetrics[] = {
     {.key = "step", .is_whole = true, .value = [](Report r) -> Result { return number(r.iteration); }},
-    {.key = "loss", .value = [](Report r) -> Result { return r.step.loss; }},
-    {.key = "grad_norm", .value = [](Report r) -> Result { return r.step.grad_norm; }},
-    {.key = "lr", .value = [](Report r) -> Result { return r.lr; }},
+    {.key = "loss", .tag = "lm loss", .by_samples = true, .value = [](Report r) -> Result { return r.step.loss; }},
+    {.key = "grad_norm",
+     .tag = "grad-norm",
+     .by_samples = true,
+     .value = [](Report r) -> Result { return r.step.grad_norm; }},
+    {.key = "lr", .tag = "learning-rate", .by_samples = true, .value = [](Report r) -> Result { return r.lr; }},
     {.key = "tokens_per_s",
      .value = [](Report r) -> Result { return number(r.global_batch_size * r.seq_length) / r.seconds; }},
     {.key = "mfu",
@@ -62,6 +65,8 @@ constexpr Metric kMetrics[] = {
     {.key = "global_batch_size",
      .text = " global batch size: %5.0f |",
      .is_whole = true,
+     .tag = "batch-size",
+     .by_samples = true,
      .value = [](Report r) -> Result { return number(r.global_batch_size); }},
     {.text = " lm loss: %.6E |", .value = [](Report r) -> Result { return shown_loss(mean_loss(r.interval)); }},
     {.text = " tokens per sample: %.6E |",
@@ -72,8 +77,16 @@ constexpr Metric kMetrics[] = {
     {.key = "loss_scale", .value = [](Report r) -> Result { return r.step.loss_scale; }},
     {.text = " grad norm: %.3f |",
      .value = [](Report r) -> Result { return shown_if(!r.step.skipped, r.step.grad_norm); }},
-    {.key = "zeros_in_grad", .text = " num zeros: %.1f |", .value = [](Report r) -> Result { return r.zeros_in_grad; }},
-    {.key = "params_norm", .text = " params norm: %.3f |", .value = [](Report r) -> Result { return r.params_norm; }},
+    {.key = "zeros_in_grad",
+     .text = " num zeros: %.1f |",
+     .tag = "num-zeros",
+     .by_samples = true,
+     .value = [](Report r) -> Result { return r.zeros_in_grad; }},
+    {.key = "params_norm",
+     .text = " params norm: %.3f |",
+     .tag = "params-norm",
+     .by_samples = true,
+     .value = [](Report r) -> Result { return r.params_norm; }},
     {.text = " number of skipped iterations: %3.0f |",
      .value = [](Report r) -> Result { return number(r.interval.skipped_steps); }},
     {.key = "skipped",
@@ -91,7 +104,40 @@ constexpr Metric kMetrics[] = {
        const Result bytes = measured(r, "peak_memory_bytes");
        return shown_if(r.arguments.log_memory && bytes, bytes.value_or(0) / (1 << 20));
      }},
-    {.key = "validation_loss", .value = [](Report r) -> Result { return r.validation_loss; }},
+    {.key = "validation_loss",
+     .tag = "lm loss validation",
+     .by_samples = true,
+     .of_evaluation = true,
+     .value = [](Report r) -> Result { return r.validation_loss; }},
+    {.tag = "lm loss validation ppl",
+     .by_samples = true,
+     .of_evaluation = true,
+     .value = [](Report r) -> Result {
+       constexpr double kMost = 20;  // Megatron's
+       return shown_if(r.arguments.log_validation_ppl_to_tensorboard && r.validation_loss,
+                       std::exp(std::min(kMost, r.validation_loss.value_or(0))));
+     }},
+    {.tag = "loss-scale",
+     .by_samples = true,
+     .value = [](Report r) -> Result {
+       return shown_if(r.arguments.log_loss_scale_to_tensorboard, r.step.loss_scale.value_or(1));
+     }},
+    {.tag = "world-size",
+     .by_samples = true,
+     .value = [](Report r) -> Result {
+       return shown_if(r.arguments.log_world_size_to_tensorboard, number(r.world_size));
+     }},
+    {.tag = "iteration-time",
+     .value = [](Report r) -> Result { return shown_if(r.arguments.log_timers_to_tensorboard, r.seconds); }},
+    {.tag = "throughput",
+     .value = [](Report r) -> Result {
+       return shown_if(r.arguments.log_timers_to_tensorboard && r.arguments.log_throughput,
+                       tflops_per_device(r.flops, r.seconds, r.world_size));
+     }},
+    {.tag = "mem-max-allocated-bytes",
+     .value = [](Report r) -> Result {
+       return r.arguments.log_memory_to_tensorboard ? measured(r, "peak_memory_bytes") : Result();
+     }},
 };
 
 Result measured(Report report, std::string_view key) {

@@ -60,12 +60,15 @@ struct StepReport {
 
 enum class OverRanks { kMax, kSum };
 
-/// A number that is told of a step. The log line and the metrics file print those that are theirs, in the order of
-/// metrics(); a further writer (TensorBoard, ...) would, too.
+/// A number that is told of a step. The log line and the writers of metrics_writer.h print their own ones, in the
+/// order of metrics().
 struct Metric {
   const char* key = nullptr;   ///< in the metrics file; null: not there
   const char* text = nullptr;  ///< in the log line, as printf's format of a double; null: not there
   bool is_whole = false;       ///< an integer in the file
+  const char* tag = nullptr;   ///< in TensorBoard, Megatron's; null: not there
+  bool by_samples = false;     ///< there also "TAG vs samples"
+  bool of_evaluation = false;  ///< there whenever there is one
   /// None: the step has no such number, and nothing is written. Null: what the ranks have measured.
   std::optional<double> (*value)(const StepReport& report) = nullptr;
   /// Measured by every rank when its gradients are there, and reduced over the ranks. Null: not measured.

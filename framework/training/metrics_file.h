@@ -4,7 +4,7 @@
 #include <fstream>
 #include <string>
 
-#include "framework/training/metrics.h"
+#include "framework/training/metrics_writer.h"
 
 namespace megashard {
 
@@ -17,14 +17,13 @@ std::string metrics_line(const StepReport& report);
 std::string lines_until(const std::string& text, int64_t step);
 
 /// Writes one line a step, flushed, so that a reader can follow it. For rank 0.
-class MetricsFile {
+class MetricsFile final : public MetricsWriter {
  public:
   /// A new file, or where a run goes on after `loaded_step`, the lines up to that one. Creates
   /// missing folders. Throws UsageError when the file cannot be written.
   MetricsFile(const std::string& path, int64_t loaded_step);
 
-  /// Throws std::runtime_error when the line could not be written (a full disk).
-  void write(const StepReport& report);
+  void write(const StepReport& report) override;
 
  private:
   std::string path_;

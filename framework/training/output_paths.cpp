@@ -76,6 +76,9 @@ std::vector<OutputPath> output_paths(const Arguments& arguments, bool saves) {
   add("--save-hf", arguments.save_hf, Kind::kSharedFolder);
   add("--fsdp-schedule-trace", arguments.fsdp_schedule_trace, Kind::kFolder);
   add("--metrics-file", arguments.metrics_file, Kind::kFile);
+  add("--prometheus-file", arguments.prometheus_file, Kind::kFile);
+  add("--tensorboard-dir", arguments.tensorboard_dir, Kind::kFolder);
+  if (arguments.profile) add("--profile-save-path", arguments.profile_save_path, Kind::kFolder);
   return paths;
 }
 

@@ -102,6 +102,8 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, const ParallelGr
         model, *optimizer_, device_,
         MemoryLog::Sources{.live_bytes = callbacks_.live_memory_bytes, .peak_bytes = callbacks_.peak_memory_bytes});
   }
+  if (arguments.profile && std::ranges::count(arguments.profile_ranks, group_->rank()) > 0)
+    profile_ = std::make_unique<StepProfile>(arguments, *group_, device_);
   check_overrides(param_group_overrides(arguments), *optimizer_, group_);
   if (arguments.hf_model && !arguments.from_scratch) weights_from_ = *arguments.hf_model;
 }
@@ -201,8 +203,7 @@ void Trainer::prepare_training() {
   try_output_paths(output_paths(arguments_, /*saves=*/!arguments_.skip_train), group_);
   if (!arguments_.skip_train) saver_.begin_run(/*converts=*/false);
   all_or_rethrow(group_, [this] {
-    if (!arguments_.metrics_file || group_->rank() != 0) return;
-    metrics_ = std::make_unique<MetricsFile>(*arguments_.metrics_file, state_.iteration);
+    if (group_->rank() == 0) writers_ = make_metrics_writers(arguments_, state_.iteration);
   });
   if (arguments_.save && arguments_.async_save) saver_.enable_async();
   callbacks_.print_on_first_rank("training ...");
@@ -220,8 +221,9 @@ bool Trainer::reads_step(int64_t iteration) const {
   const auto ends = [iteration](const std::optional<int64_t>& interval) {
     return interval && iteration % *interval == 0;
   };
-  const bool each_step = device_.is_cpu() || arguments_.check_for_nan_in_loss_and_grad || arguments_.metrics_file ||
-                         arguments_.exit_signal_handler || arguments_.exit_duration_in_mins;
+  const bool each_step = device_.is_cpu() || arguments_.check_for_nan_in_loss_and_grad ||
+                         writers_take(arguments_, iteration) || arguments_.exit_signal_handler ||
+                         arguments_.exit_duration_in_mins;
   return each_step || line_is_due(iteration) || ends(arguments_.exit_interval) ||
          (arguments_.save && ends(arguments_.save_interval)) ||
          (arguments_.eval_iters > 0 && ends(arguments_.eval_interval));
@@ -229,6 +231,7 @@ bool Trainer::reads_step(int64_t iteration) const {
 
 void Trainer::run_step() {
   const auto begin = Clock::now();
+  if (profile_) profile_->begin_step(state_.iteration);
   heard_ = {};
   const int64_t before = microbatches_->count();
   microbatches_->update(arguments_.consumed_train_samples);
@@ -262,6 +265,7 @@ void Trainer::run_step() {
   arguments_.consumed_train_samples += microbatches_->global_batch_size();
   if (!scaler_) schedule_.advance(microbatches_->global_batch_size());
   has_stepped_ = true;
+  if (profile_) tell_profile(profile_->end_step(state_.iteration));
   last_seconds_ = seconds_between(begin, Clock::now());
 }
 
@@ -294,6 +298,11 @@ TrainingEnd Trainer::interrupted() {
   return TrainingEnd::kInterrupted;
 }
 
+void Trainer::tell_profile(const std::string& path) const {
+  if (path.empty()) return;
+  callbacks_.print_on_first_rank(c10::str("wrote a profile that ends with iteration ", state_.iteration, " to ", path));
+}
+
 void Trainer::finish_training() {
   let_last_rank_print();
   callbacks_.print_on_first_rank(datetime_line("after training is done", log_time_now()));
@@ -312,12 +321,13 @@ TrainingEnd Trainer::train() {
     exits = must_exit();
     StepReport told = report(exits || stop_ != StopRequest::kNone || !steps_to_come());
     if (stop_ == StopRequest::kNone) told.validation_loss = evaluate_if_due();
-    if (metrics_) metrics_->write(told);
+    for (const auto& writer : writers_) writer->write(told);
     saver_.poll(heard_.save_failed);
     exits = exits || stop_ == StopRequest::kExit;
     const bool due = arguments_.save && arguments_.save_interval && state_.iteration % *arguments_.save_interval == 0;
     if (arguments_.save && (due || exits)) save();
   }
+  if (profile_) tell_profile(profile_->finish());
   if (!exits && stop_ == StopRequest::kNone) finish_training();
   if (stop_ == StopRequest::kInterrupt) return interrupted();
   saver_.finish();

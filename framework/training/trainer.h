@@ -13,11 +13,12 @@
 #include "framework/data/data_loader.h"
 #include "framework/training/checkpoint_saver.h"
 #include "framework/training/memory_log.h"
-#include "framework/training/metrics_file.h"
 #include "framework/training/optimizer_param_scheduler.h"
 #include "framework/training/parallel_groups.h"
 #include "framework/training/step_numbers.h"
+#include "framework/training/step_profile.h"
 #include "framework/training/step_timers.h"
+#include "framework/training/metrics_writer.h"
 #include "framework/training/train_step.h"
 #include "framework/training/training_checkpoint.h"
 
@@ -98,6 +99,8 @@ class Trainer {
   /// Collective.
   void let_last_rank_print();
   void save();
+  /// `path`: of a trace that was written; empty: none.
+  void tell_profile(const std::string& path) const;
   void prepare_training();
   void print_data() const;
   /// One iteration: batches, forward, backward, optimizer; the host reads its numbers where it
@@ -126,12 +129,13 @@ class Trainer {
   std::optional<Microbatches> microbatches_;  // from the first step of this run on
   std::unique_ptr<StepTimers> timers_;        // null: --timing-log-level 0
   std::unique_ptr<MemoryLog> memory_log_;     // of the first rank with --log-memory
+  std::unique_ptr<StepProfile> profile_;      // of --profile-ranks with --profile
   TrainStep step_;
   TrainingState state_;
   int64_t train_iters_ = 0;
   DataSplits splits_;
   std::unique_ptr<DataLoader> train_loader_;  // null: no step is to come
-  std::unique_ptr<MetricsFile> metrics_;
+  MetricsWriters writers_;  // of the first rank
   StepInterval interval_;  // of steps that were read: losses and tokens
   StepNumbers numbers_;
   std::vector<int64_t> unread_batches_;  // sizes of the global batches of numbers_

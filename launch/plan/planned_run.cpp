@@ -36,10 +36,11 @@ void leave_out_what_has_no_shape(Arguments& arguments) {
   arguments.test_data_path.clear();
   arguments.mock_data = true;
   for (auto* path : {&arguments.load, &arguments.save, &arguments.save_hf, &arguments.pretrained_checkpoint,
-                     &arguments.metrics_file, &arguments.fsdp_schedule_trace})
+                     &arguments.metrics_file, &arguments.fsdp_schedule_trace, &arguments.prometheus_file,
+                     &arguments.tensorboard_dir})
     path->reset();
   arguments.async_save = false;
-  arguments.log_memory = arguments.log_host_syncs = arguments.exit_signal_handler = false;
+  arguments.log_memory = arguments.log_host_syncs = arguments.exit_signal_handler = arguments.profile = false;
   arguments.exit_interval.reset();
   arguments.exit_duration_in_mins.reset();
   arguments.timing_log_level = 0;

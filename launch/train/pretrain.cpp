@@ -127,7 +127,7 @@ TrainerCallbacks trainer_callbacks(const Arguments& arguments, const ProcessGrou
   callbacks.live_memory_bytes = [device] { return live_memory_bytes(device); };
   callbacks.program_start = start;
   callbacks.peak_tflops = arguments.peak_tflops;
-  if (!callbacks.peak_tflops && arguments.metrics_file && rank == 0) {
+  if (!callbacks.peak_tflops && (arguments.metrics_file || arguments.prometheus_file) && rank == 0) {
     callbacks.peak_tflops = device.is_cpu()
                                 ? measured_cpu_tflops(computed_in)
                                 : gpu_peak_tflops(load_cuda_module().device_name(device.index()), computed_in);

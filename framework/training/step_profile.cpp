@@ -1,0 +1,55 @@
+#include "framework/training/step_profile.h"
+
+#include <torch/csrc/autograd/profiler_kineto.h>
+
+#include <filesystem>
+#include <set>
+
+namespace megashard {
+namespace {
+
+using torch::profiler::impl::ActivityType;
+
+torch::profiler::impl::ProfilerConfig profiler_config() {
+  return torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::KINETO);
+}
+
+}  // namespace
+
+std::string profile_folder(const Arguments& arguments) {
+  return arguments.profile_save_path ? *arguments.profile_save_path : arguments.tensorboard_dir.value_or("");
+}
+
+StepProfile::StepProfile(const Arguments& arguments, const ProcessGroup& world, c10::Device device)
+    : first_(arguments.profile_step_start),
+      last_(arguments.profile_step_end),
+      device_(device),
+      path_(profile_folder(arguments) + "/rank_" + std::to_string(world.rank()) + ".pt.trace.json") {}
+
+StepProfile::~StepProfile() {
+  if (runs_) torch::autograd::profiler::disableProfiler();
+}
+
+void StepProfile::begin_step(int64_t completed) {
+  if (completed < first_ || completed >= last_ || runs_) return;
+  std::set<ActivityType> activities{ActivityType::CPU};
+  if (!device_.is_cpu()) activities.insert(ActivityType::CUDA);
+  torch::autograd::profiler::prepareProfiler(profiler_config(), activities);
+  torch::autograd::profiler::enableProfiler(
+      profiler_config(), activities,
+      {at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE, at::RecordScope::BACKWARD_FUNCTION});
+  runs_ = true;
+}
+
+std::string StepProfile::end_step(int64_t completed) { return completed >= last_ ? finish() : ""; }
+
+std::string StepProfile::finish() {
+  if (!runs_) return "";
+  runs_ = false;
+  const auto profiled = torch::autograd::profiler::disableProfiler();
+  std::filesystem::create_directories(std::filesystem::path(path_).parent_path());
+  profiled->save(path_);
+  return path_;
+}
+
+}  // namespace megashard

@@ -1,0 +1,23 @@
+#include "framework/training/tensorboard_writer.h"
+
+namespace megashard {
+
+TensorBoardWriter::TensorBoardWriter(const std::string& folder, int64_t loaded_step) : file_(folder) {
+  if (loaded_step > 0) file_.start_at(loaded_step + 1);
+  file_.flush();
+}
+
+void TensorBoardWriter::write(const StepReport& report) {
+  const bool is_due = report.iteration % report.arguments.tensorboard_log_interval == 0;
+  if (!is_due && !report.validation_loss) return;
+  for (const Metric& metric : metrics()) {
+    if (metric.tag == nullptr || !(is_due || metric.of_evaluation)) continue;
+    const auto value = value_of(metric, report);
+    if (!value) continue;
+    file_.add_scalar(metric.tag, *value, report.iteration);
+    if (metric.by_samples) file_.add_scalar(metric.tag + std::string(" vs samples"), *value, report.consumed_samples);
+  }
+  file_.flush();
+}
+
+}  // namespace megashard
