@@ -52,7 +52,7 @@ TEST(EventFile, HoldsProtobufsOfTheirFields) {
   ASSERT_EQ(events.size(), 3U);
   EXPECT_EQ(events[0], "\x1a\x0d" "brain.Event:2");
   EXPECT_EQ(events[1], "\x10\x03\x3a\x02\x08\x01");
-  EXPECT_EQ(events[2], std::string("\x10\xac\x02\x2a\x10\x0a\x0e\x0a\x07lm loss\x15\x00\x00\xc0\x3f", 23));
+  EXPECT_EQ(events[2], std::string("\x10\xac\x02\x2a\x10\x0a\x0e\x0a\x07lm loss\x15\x00\x00\xc0\x3f", 21));
 }
 
 TEST(EventFile, AFolderThatIsAFileIsRefused) {
