@@ -14,7 +14,6 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr Milliseconds kLongestPoll{250};
 constexpr size_t kRanksNamed = 4;  // ranks in one line
 
 constexpr const char* kWorldSize = "megashard/world_size";
@@ -49,18 +48,18 @@ std::string missing_ranks(c10d::Store& store, const RendezvousOptions& options) 
 }
 
 /// Waits for `key`; false at the deadline. `look` is called less and less often.
-bool await_key(c10d::Store& store, const std::string& key, const StartDeadline& deadline,
+bool await_key(c10d::Store& store, const std::string& key, const StartDeadline& deadline, int ranks,
                const std::function<void()>& look) {
   auto next_look = std::chrono::steady_clock::now() + Milliseconds(500);
   auto between = Milliseconds(500);
-  for (Milliseconds pause(1);; pause = std::min(2 * pause, kLongestPoll)) {
+  while (true) {
     if (store.check({key})) return true;
     if (deadline.left() == Milliseconds(0)) return false;
     if (std::chrono::steady_clock::now() >= next_look) {
       look();
       next_look += between *= 2;
     }
-    std::this_thread::sleep_for(std::min(pause, deadline.left()));
+    std::this_thread::sleep_for(deadline.pause(ranks));
   }
 }
 
@@ -77,8 +76,8 @@ void register_rank(c10d::Store& store, const RendezvousOptions& options, const s
   if (options.rank == 0 && first) store.set(kWorldSize, text_bytes(std::to_string(options.world_size)));
   const std::string place = meeting_place(options);
   teller.wait_for("rank 0 at " + place);
-  TORCH_CHECK(await_key(store, kWorldSize, deadline, [] {}), "rank ", rank, " of ", options.world_size, " waited ",
-              deadline.waited(), " for rank 0 to come to ", place,
+  TORCH_CHECK(await_key(store, kWorldSize, deadline, options.world_size, [] {}), "rank ", rank, " of ",
+              options.world_size, " waited ", deadline.waited(), " for rank 0 to come to ", place,
               ": start it, or raise --distributed-timeout-minutes");
   if (!first) {
     fail_for_all(store, options.init_method.starts_with("file://")
@@ -106,7 +105,7 @@ void meet_all_ranks(c10d::Store& store, const RendezvousOptions& options, const 
     register_rank(store, options, gpu, deadline, teller);
     if (store.add(kMembers, 1) == options.world_size) store.compareSet(kVerdict, {}, text_bytes(kAllCame));
     teller.wait_for("the other ranks");
-    const bool told = await_key(store, kVerdict, deadline, [&] {
+    const bool told = await_key(store, kVerdict, deadline, options.world_size, [&] {
       const std::string of = " of " + std::to_string(options.world_size);
       if (teller.tells()) teller.wait_for(missing_ranks(store, options) + of);
     });
@@ -120,7 +119,7 @@ void meet_all_ranks(c10d::Store& store, const RendezvousOptions& options, const 
   }
   if (verdict == kAllCame) return;
   // The others read it from the store of rank 0, which ends with it.
-  if (options.rank == 0) std::this_thread::sleep_for(2 * kLongestPoll);
+  if (options.rank == 0) std::this_thread::sleep_for(2 * StartDeadline::kLongestPause);
   TORCH_CHECK(false, verdict);
 }
 

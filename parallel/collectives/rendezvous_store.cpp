@@ -21,8 +21,6 @@ namespace {
 using Milliseconds = std::chrono::milliseconds;
 using Store = c10::intrusive_ptr<c10d::Store>;
 
-constexpr Milliseconds kFirstRetry{20}, kLongestRetry{500};
-
 struct Address {
   std::string host;
   int port = 0;
@@ -92,7 +90,7 @@ Store make_tcp_store(const RendezvousOptions& options, const StartDeadline& dead
   teller.wait_for(whom);
   Store store;
   std::string why = "the name service does not answer", remedy = "check the name and the service";
-  for (Milliseconds pause = kFirstRetry; store == nullptr; pause = std::min(2 * pause, kLongestRetry)) {
+  while (store == nullptr) {
     const AddressProbe probe = probe_address(address.host, address.port, !serves, deadline);
     if (!probe.reached.empty() && serves) {
       teller.wait_for(whom, "it is this rank, which listens, but does not reach itself there");
@@ -114,7 +112,7 @@ Store make_tcp_store(const RendezvousOptions& options, const StartDeadline& dead
     TORCH_CHECK(store != nullptr || deadline.left() > Milliseconds(0), "rank ", options.rank, " of ",
                 options.world_size, " cannot reach ", whom, " after ", deadline.waited(), ": ", why, "; ", remedy,
                 " (MASTER_ADDR, MASTER_PORT)");
-    if (store == nullptr) std::this_thread::sleep_for(std::min(pause, deadline.left()));
+    if (store == nullptr) std::this_thread::sleep_for(deadline.pause(options.world_size));
   }
   if (options.agent_store_prefix.empty()) return store;
   return c10::make_intrusive<c10d::PrefixStore>(options.agent_store_prefix, store);

@@ -20,6 +20,12 @@ Milliseconds StartDeadline::left() const {
   return std::max(Milliseconds(0), std::chrono::ceil<Milliseconds>(end - std::chrono::steady_clock::now()));
 }
 
+Milliseconds StartDeadline::pause(int ranks) const {
+  const auto waited = std::chrono::floor<Milliseconds>(std::chrono::steady_clock::now() - started_);
+  const Milliseconds least(std::max(2, ranks / 16));
+  return std::min({std::max(waited / 16, least), kLongestPause, left()});
+}
+
 std::string StartDeadline::waited() const { return seconds_since(started_); }
 
 WaitTeller::WaitTeller(std::function<void(const std::string&)> notice, Milliseconds first)

@@ -20,6 +20,10 @@ class StartDeadline {
       : started_(std::chrono::steady_clock::now()), timeout_(timeout) {}
   std::chrono::milliseconds left() const;  ///< 0: it has passed
   std::string waited() const;              ///< "60 s"
+  /// Until one of `ranks` asks rank 0 again: a sixteenth of what it has waited, so that little is lost once the answer
+  /// is there, but at least 2 ms and 1 ms for each 16 ranks, which all ask.
+  std::chrono::milliseconds pause(int ranks) const;
+  static constexpr std::chrono::milliseconds kLongestPause{256};
 
  private:
   std::chrono::steady_clock::time_point started_;
