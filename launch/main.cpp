@@ -13,7 +13,8 @@
 namespace {
 
 decltype(&megashard_run) load_programs() {
-  void* library = dlopen("libmegashard_programs.so", RTLD_NOW | RTLD_GLOBAL);
+  // Lazy: of the 31,000 functions that LibTorch would look up at once, a run calls a few thousand.
+  void* library = dlopen("libmegashard_programs.so", RTLD_LAZY | RTLD_GLOBAL);
   if (library == nullptr) {
     throw std::runtime_error("cannot load " + std::string(dlerror()) + ": build it with launch/setup");
   }
