@@ -66,17 +66,19 @@ double product_tflops(at::ScalarType dtype) {
   using Clock = std::chrono::steady_clock;
   constexpr int64_t kSize = 768;
   constexpr double kProductFlops = 2.0 * kSize * kSize * kSize;
-  constexpr auto kDuration = std::chrono::milliseconds(100);
-  constexpr int kFewest = 2;
+  constexpr auto kLongest = std::chrono::milliseconds(100);
+  constexpr int kNoFaster = 3;  // in a row: the best is found
   const auto a = at::ones({kSize, kSize}, dtype), b = at::ones({kSize, kSize}, dtype);
   matrix_product(a, b);  // threads and code generation
   double best = 0.0;
   const auto begin = Clock::now();
-  for (int run = 0; run < kFewest || Clock::now() - begin < kDuration; ++run) {
+  for (int no_faster = 0; no_faster < kNoFaster && Clock::now() - begin < kLongest;) {
     const auto start = Clock::now();
     matrix_product(a, b);
     const std::chrono::duration<double> seconds = Clock::now() - start;
-    best = std::max(best, kProductFlops / (seconds.count() * kTera));
+    const double rate = kProductFlops / (seconds.count() * kTera);
+    no_faster = rate > 1.02 * best ? 0 : no_faster + 1;
+    best = std::max(best, rate);
   }
   return best;
 }

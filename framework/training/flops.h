@@ -32,7 +32,7 @@ double tflops_per_device(double flops, double seconds, int64_t world_size);
 std::optional<double> gpu_peak_tflops(const std::string& gpu_name, at::ScalarType dtype);
 
 /// What a large matrix product reaches on this CPU with LibTorch's present number of threads, in TFLOP/s: in fp32, or
-/// in bf16 where that is the dtype and faster. Takes about 0.2 s.
+/// in bf16 where that is the dtype and faster. Takes 0.02 to 0.25 s.
 double measured_cpu_tflops(at::ScalarType dtype);
 
 }  // namespace megashard
