@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
@@ -11,6 +12,7 @@
 
 #include "checkpoint/values/state_dict_keys.h"
 #include "framework/training/optimizers/rules.h"
+#include "parallel/device/device_plan.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/guarded_tensor.h"
 
@@ -80,6 +82,12 @@ void count_step(const std::vector<at::Tensor>& counts, const at::Tensor& skip) {
   }
 }
 
+/// A plan leaves the host's memory untouched.
+at::Tensor zeros_of_state(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  const bool touches = !(device_is_planned() && options.device().is_cpu());
+  return touches ? at::zeros(sizes, options) : at::empty(sizes, options);
+}
+
 }  // namespace
 
 at::Tensor main_gradient(const SteppedParameter& each, const StepContext& context) {
@@ -109,7 +117,8 @@ Optimizer::Optimizer(const NamedTensors& named_parameters, const OptimizerOption
     const auto& rule = *rules_[settings.back().rule];
     const auto state = each.main.options().requires_grad(false);
     for (size_t i = 0; i < rule.state_names().size(); ++i)
-      each.states.push_back(at::zeros(each.main.sizes(), state.dtype(rule.state_dtype(i, each.main.scalar_type()))));
+      each.states.push_back(
+          zeros_of_state(each.main.sizes(), state.dtype(rule.state_dtype(i, each.main.scalar_type()))));
     if (rule.counts_steps()) each.step = at::zeros({}, state.dtype(at::kFloat));
     stepped_.push_back(std::move(each));
     parameters_.push_back(parameter);

@@ -12,6 +12,7 @@
 #include "framework/arguments/typed_text.h"
 #include "framework/arguments/yaml_value.h"
 #include "framework/diagnostics.h"
+#include "launch/plan/plan_report.h"
 
 namespace megashard {
 namespace {
@@ -70,10 +71,43 @@ constexpr std::array kFields = {Field{"flops_8", &DeviceModel::flops_8},
                                 Field{"node_latency", &DeviceModel::node_latency},
                                 Field{"network_latency", &DeviceModel::network_latency},
                                 Field{"host_bandwidth", &DeviceModel::host_bandwidth},
+                                Field{"host_memory_bandwidth", &DeviceModel::host_memory_bandwidth},
                                 Field{"storage_bandwidth", &DeviceModel::storage_bandwidth}};
 
+/// - {bits: 32, m: 1024, n: 1024, k: 64, flops: 4e10}
+std::vector<DeviceModel::Product> measured_products(const YamlValue& value) {
+  constexpr const char* kExpected = "a list of {bits: 32, m: 1024, n: 1024, k: 64, flops: 4e10}";
+  if (!value.node.IsSequence()) value.expected(kExpected);
+  std::vector<DeviceModel::Product> products;
+  for (const auto& item : value.node) {
+    if (!item.IsMap() || item.size() != 5) value.expected(kExpected);
+    const auto inside = [&](const char* key) {
+      if (!item[key].IsDefined()) value.expected(kExpected);
+      return YamlValue{value.source, value.key + "." + key, item[key]};
+    };
+    products.push_back({inside("bits").integer(1), inside("m").integer(1), inside("n").integer(1),
+                        inside("k").integer(1), positive(inside("flops"))});
+  }
+  return products;
+}
+
+/// megashard::swiglu: 8e9
+std::map<std::string, double> measured_operators(const YamlValue& value) {
+  if (!value.node.IsMap()) value.expected("a map of operators to bytes a second");
+  std::map<std::string, double> operators;
+  for (const auto& item : value.node) {
+    const auto name = item.first.as<std::string>();
+    operators[name] = positive({value.source, value.key + "." + name, item.second});
+  }
+  return operators;
+}
+
+constexpr const char* kProducts = "products";
+constexpr const char* kOperators = "operators";
+
 std::vector<std::string> known_keys() {
-  std::vector<std::string> keys = {"name", "memory", "multiprocessors", "attention", "node_devices"};
+  std::vector<std::string> keys = {"name",         "memory",  "multiprocessors", "attention",
+                                   "node_devices", kProducts, kOperators};
   for (const auto& [key, field] : kFields) keys.emplace_back(key);
   return keys;
 }
@@ -106,7 +140,38 @@ DeviceModel read_device_model(const std::string& file_or_name) {
   model.node_devices = value("node_devices").integer(1);
   model.attention = attention_shares(source, value("attention"));
   for (const auto& [key, field] : kFields) model.*field = positive(value(key));
+  if (values.contains(kProducts)) model.products = measured_products(value(kProducts));
+  if (values.contains(kOperators)) model.operators = measured_operators(value(kOperators));
   return model;
+}
+
+void write_device_model(const std::string& path, const DeviceModel& model, const std::string& header) {
+  YAML::Emitter out;
+  const auto number = [](double value) { return decimal("%.4g", value); };
+  out << YAML::Comment(header) << YAML::BeginMap;
+  out << YAML::Key << "name" << YAML::Value << model.name;
+  out << YAML::Key << "memory" << YAML::Value << model.memory_bytes;
+  out << YAML::Key << "multiprocessors" << YAML::Value << model.multiprocessors;
+  out << YAML::Key << "node_devices" << YAML::Value << model.node_devices;
+  for (const auto& [key, field] : kFields) out << YAML::Key << key << YAML::Value << number(model.*field);
+  out << YAML::Key << "attention" << YAML::Value << YAML::BeginMap;
+  for (const auto& each : model.attention) {
+    out << YAML::Key << each.channels << YAML::Value << YAML::Flow << YAML::BeginSeq << number(each.forward)
+        << number(each.backward) << YAML::EndSeq;
+  }
+  out << YAML::EndMap << YAML::Key << kProducts << YAML::Value << YAML::BeginSeq;
+  for (const auto& each : model.products) {
+    out << YAML::Flow << YAML::BeginMap << YAML::Key << "bits" << YAML::Value << each.bits << YAML::Key << "m"
+        << YAML::Value << each.m << YAML::Key << "n" << YAML::Value << each.n << YAML::Key << "k" << YAML::Value
+        << each.k << YAML::Key << "flops" << YAML::Value << number(each.flops) << YAML::EndMap;
+  }
+  out << YAML::EndSeq << YAML::Key << kOperators << YAML::Value << YAML::BeginMap;
+  for (const auto& [name, bandwidth] : model.operators) out << YAML::Key << name << YAML::Value << number(bandwidth);
+  out << YAML::EndMap << YAML::EndMap;
+  std::ofstream file(path);
+  file << out.c_str() << "\n";
+  file.close();
+  if (!file) throw UsageError("--measure " + path + " cannot be written; give another path.");
 }
 
 int64_t parse_bytes(const std::string& text, const std::string& what) {

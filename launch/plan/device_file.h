@@ -11,6 +11,9 @@ namespace megashard {
 /// UsageError.
 DeviceModel read_device_model(const std::string& file_or_name);
 
+/// Writes the numbers as such a file; `header`: its first lines, without the #. Throws UsageError.
+void write_device_model(const std::string& path, const DeviceModel& model, const std::string& header);
+
 /// "139GiB", "80GB", "512 MiB" or plain bytes; throws UsageError, which says what `what` takes.
 int64_t parse_bytes(const std::string& text, const std::string& what);
 

@@ -22,6 +22,11 @@ DevicePlan begin_device_plan(const DeviceModel& model, bool keeps_spans) {
   return plan;
 }
 
+bool plan_host_pass(int64_t bytes) {
+  if (planned) load_cuda_module().plan.host_passes(bytes);
+  return planned;
+}
+
 bool device_is_planned() { return planned; }
 
 }  // namespace megashard

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -13,20 +14,28 @@ struct DeviceModel {
     int64_t channels = 0;  ///< of a head
     double forward = 0, backward = 0;
   };
+  /// A measured product [m, k] x [k, n] of elements of so many bits.
+  struct Product {
+    int64_t bits = 0, m = 0, n = 0, k = 0;
+    double flops = 0;  ///< a second
+  };
 
   std::string name;
   int64_t memory_bytes = 0;
   double flops_8 = 0, flops_16 = 0, flops_32 = 0;  ///< dense peaks of products, by bits
   double product_share = 1;                        ///< of the peak that the best product reaches
+  std::vector<Product> products;                   ///< all of a few m, n and k; of bits without any, the peaks count
   int64_t multiprocessors = 1;
   std::vector<AttentionShare> attention;  ///< of the peak that long causal sequences reach
   double memory_bandwidth = 0, memory_share = 1;
+  std::map<std::string, double> operators;           ///< bytes a second of those that were measured, by their names
   double kernel_start = 0;                           ///< between two kernels of a stream
   double host_launch = 0;                            ///< of the host, for one operator
   int64_t node_devices = 1;                          ///< that node_bandwidth joins
   double node_bandwidth = 0, network_bandwidth = 0;  ///< of collectives, of one device
   double node_latency = 0, network_latency = 0;      ///< of one step of a collective
   double host_bandwidth = 0;                         ///< between a device and its host
+  double host_memory_bandwidth = 0;                  ///< of a device's share of its host
   double storage_bandwidth = 0;                      ///< of a node
 };
 
@@ -59,11 +68,15 @@ struct DevicePlan {
   PlanTotals (*take_totals)();
   /// Calls it, with the name of the operation, whenever more memory is in use than ever before.
   void (*observe_peak)(std::function<void(const std::string& operation)> observer);
+  void (*host_passes)(int64_t bytes);  ///< over its memory
 };
 
 /// Makes the simulated device one of shapes for as long as the process lives, before anything is made on it; a further
 /// plan may begin when all of the one before is gone.
 DevicePlan begin_device_plan(const DeviceModel& model, bool keeps_spans);
+/// Of a plan: notes that the host passes over so many bytes of its memory, and returns true; no values are there, and
+/// none come. Else false.
+bool plan_host_pass(int64_t bytes);
 /// Whether it is: of the operators that this project brings it has those with a kernel for GPUs.
 bool device_is_planned();
 

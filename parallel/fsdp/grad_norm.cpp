@@ -24,6 +24,7 @@
 #include <utility>
 
 #include "parallel/collectives/device_mesh.h"
+#include "parallel/device/device_plan.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/guarded_tensor.h"
 #include "parallel/lanes/instructions.h"
@@ -44,9 +45,7 @@ double sum_of_squares(const T* values, int64_t n) {
   MEGASHARD_RUN(SumOfSquares, values, n)
   return 0;  // not reached
 }
-double sum_of_squares(const double* values, int64_t n) {
-  return std::inner_product(values, values + n, values, 0.0);
-}
+double sum_of_squares(const double* values, int64_t n) { return std::inner_product(values, values + n, values, 0.0); }
 
 template <class T>
 void multiply(T* values, int64_t n, float factor) {
@@ -129,6 +128,7 @@ double largest(const T* values, int64_t n) {
 
 /// Of one gradient on the CPU: the largest |g|, or the sum of |g|^norm_type.
 double local_power_cpu(const at::Tensor& gradient, double norm_type) {
+  if (plan_host_pass(static_cast<int64_t>(gradient.nbytes()))) return 1;
   const at::Tensor dense = gradient.contiguous();
   return AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, dense.scalar_type(), "total_grad_norm", [&]() -> double {

@@ -109,6 +109,11 @@ PlanTotals take_totals() {
   const std::lock_guard lock(device.mutex);
   return device.timeline.take_totals();
 }
+void host_passes(int64_t bytes) {
+  SimDevice& device = SimDevice::at(0);
+  const std::lock_guard lock(device.mutex);
+  device.timeline.host_works(static_cast<double>(bytes) / settings().model.host_memory_bandwidth);
+}
 void observe_peak(std::function<void(const std::string&)> observer) {
   SimDevice& device = SimDevice::at(0);
   const std::lock_guard lock(device.mutex);
@@ -146,7 +151,10 @@ extern "C" void megashard_cuda_module(megashard::CudaModule* module) {
              .log_host_syncs = sim::log_host_syncs,
              .take_host_syncs = sim::take_host_syncs,
              .kernels = sim::kernels_of_module(),
-             .plan = {.begin = sim::begin_plan, .take_totals = sim::take_totals, .observe_peak = sim::observe_peak}};
+             .plan = {.begin = sim::begin_plan,
+                      .take_totals = sim::take_totals,
+                      .observe_peak = sim::observe_peak,
+                      .host_passes = sim::host_passes}};
 }
 
 // What tests look up by name.

@@ -44,12 +44,55 @@ double product_share(double m, double n, double k) {
   return settings().model.product_share * best;
 }
 
+/// The two neighbours of a size among those that were measured, and how far it is from the first to the second.
+struct Between {
+  int64_t low = 0, high = 0;
+  double share = 0;
+};
+
+Between neighbours(std::vector<int64_t> sizes, double size) {
+  std::ranges::sort(sizes);
+  const auto above = std::ranges::find_if(sizes, [&](int64_t each) { return static_cast<double>(each) >= size; });
+  if (above == sizes.begin()) return {sizes.front(), sizes.front(), 0};
+  if (above == sizes.end()) return {sizes.back(), sizes.back(), 0};
+  const int64_t low = *std::prev(above), high = *above;
+  return {low, high,
+          std::log(size / static_cast<double>(low)) / std::log(static_cast<double>(high) / static_cast<double>(low))};
+}
+
+/// Between the rates of the eight measured products around this one, by the logarithms of their sizes; 0: none are of
+/// so many bits.
+double measured_flops(int64_t bits, double m, double n, double k) {
+  const auto& products = settings().model.products;
+  const auto around = [&](double size, int64_t DeviceModel::Product::*side) {
+    std::vector<int64_t> sizes;
+    for (const auto& each : products) {
+      if (each.bits == bits) sizes.push_back(each.*side);
+    }
+    return sizes.empty() ? Between{} : neighbours(sizes, size);
+  };
+  using Product = DeviceModel::Product;
+  const Between rows = around(m, &Product::m), columns = around(n, &Product::n), depth = around(k, &Product::k);
+  const auto weight = [](const Between& between, int64_t size) {
+    return (size == between.low ? 1 - between.share : 0) + (size == between.high ? between.share : 0);
+  };
+  double seconds = 0;  // of one FLOP
+  for (const auto& each : products) {
+    if (each.bits != bits) continue;
+    const double part = weight(rows, each.m) * weight(columns, each.n) * weight(depth, each.k);
+    seconds += part / each.flops;
+  }
+  return seconds > 0 ? 1 / seconds : 0;
+}
+
 /// [batches, m, k] x [batches, k, n]; or of groups of rows, as if all were one: [m, k] x [groups, k, n].
 double product_seconds(const Tensor& a, const Tensor& b) {
   const auto batches = static_cast<double>(a.dim() == 3 ? a.size(0) : 1);
   const auto m = static_cast<double>(a.size(-2)), k = static_cast<double>(a.size(-1));
   const auto n = static_cast<double>(b.size(-1));
   if (batches * m * k * n == 0) return 0;
+  const auto bits = static_cast<int64_t>(8 * a.element_size());
+  if (const double rate = measured_flops(bits, m, n, k); rate > 0) return 2 * batches * m * n * k / rate;
   return 2 * batches * m * n * k / (peak_of(a) * product_share(batches * m, n, k));
 }
 
@@ -114,9 +157,12 @@ bool reads_what_it_writes(const std::string& name) {
   return name.ends_with('_') && std::ranges::find(kOnlyWrite, name) == kOnlyWrite.end();
 }
 
-double kernel_seconds(double arithmetic, int64_t bytes) {
+double kernel_seconds(const std::string& name, double arithmetic, int64_t bytes) {
   const DeviceModel& model = settings().model;
-  const double moved = static_cast<double>(bytes) / (model.memory_bandwidth * model.memory_share);
+  const auto measured = model.operators.find(name);
+  const double bandwidth =
+      measured == model.operators.end() ? model.memory_bandwidth * model.memory_share : measured->second;
+  const double moved = static_cast<double>(bytes) / bandwidth;
   return std::max(arithmetic, moved) + model.kernel_start;
 }
 

@@ -16,7 +16,7 @@ double arithmetic_seconds(const c10::OperatorHandle& op, const torch::jit::Stack
 /// Of an operator in place: x.add_(y), and not x.zero_().
 bool reads_what_it_writes(const std::string& name);
 /// A kernel with so much arithmetic that moves so many bytes.
-double kernel_seconds(double arithmetic, int64_t bytes);
+double kernel_seconds(const std::string& name, double arithmetic, int64_t bytes);
 /// Over the ranks of a group; `bytes`: of the tensor that is whole on every rank.
 double collective_seconds(const std::string& kind, int64_t bytes, const std::vector<int>& ranks);
 

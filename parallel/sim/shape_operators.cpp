@@ -97,6 +97,10 @@ Stack count_nonzero(const CallArguments& a) {
   }
   return {of_sizes(sizes, self, at::kLong)};
 }
+Stack searchsorted(const CallArguments& a) {
+  const Tensor& values = a[1].toTensor();
+  return {of_sizes(values.sizes(), values, at::kLong)};
+}
 Stack like_first(const CallArguments& a) { return {at::empty_like(a[0].toTensor())}; }
 
 /// Operators without a kernel for meta tensors, or whose kernel is slow or in Python.
@@ -110,6 +114,7 @@ const std::unordered_map<std::string, Stack (*)(const CallArguments&)>& shape_fo
       {"aten::embedding_dense_backward", embedding_backward},
       {"aten::where.self", where},
       {"aten::count_nonzero.dim_IntList", count_nonzero},
+      {"aten::searchsorted.Tensor", searchsorted},
       {"aten::native_dropout", dropout},
       {"aten::native_dropout_backward", like_first},
       {"aten::native_layer_norm", layer_norm},
@@ -180,7 +185,7 @@ void call_on_meta(const c10::OperatorHandle& op, Stack* stack) {
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
   } else {
     TORCH_CHECK(returns_what_it_writes(schema), "a plan cannot go through ", full_name(op),
-                ": what it returns depends on values, and a plan has none (experts and pictures need some)");
+                ": what it returns depends on values, and a plan has none (pictures need some)");
     return_what_it_writes(schema, stack);
   }
 }

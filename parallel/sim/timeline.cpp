@@ -63,6 +63,8 @@ void Timeline::wait(int agent, double until) {
 
 void Timeline::host_waits(double until) { host_ = std::max(host_, until); }
 
+void Timeline::host_works(double seconds) { host_ += seconds; }
+
 PlanTotals Timeline::take_totals() {
   PlanTotals taken = std::exchange(totals_, {});
   const double now = over(kComputes);

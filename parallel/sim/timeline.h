@@ -24,6 +24,7 @@ class Timeline {
   double over(int agent) const;
   void wait(int agent, double until);
   void host_waits(double until);
+  void host_works(double seconds);  ///< not for a launch
 
   void keep_spans(bool keep) { keeps_spans_ = keep; }
   PlanTotals take_totals();

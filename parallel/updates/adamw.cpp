@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "parallel/device/cuda_kernels.h"
+#include "parallel/device/device_plan.h"
 #include "parallel/lanes/instructions.h"
 
 namespace megashard {
@@ -51,7 +52,21 @@ namespace {
 
 constexpr int64_t kElementsOfAThread = int64_t{1} << 15;
 
+/// What a step reads and writes.
+int64_t bytes_moved(std::span<const AdamWPiece> pieces) {
+  int64_t bytes = 0;
+  for (const AdamWPiece& piece : pieces) {
+    int64_t each = size_of(piece.gradient_format) + 2 * size_of(piece.main_format);
+    if (piece.exp_avg != nullptr) each += 2 * size_of(piece.exp_avg_format);
+    if (piece.exp_avg_sq != nullptr) each += 2 * size_of(piece.exp_avg_sq_format);
+    if (piece.rounded != nullptr) each += size_of(piece.rounded_format);
+    bytes += each * piece.numel;
+  }
+  return bytes;
+}
+
 void step_on_host(std::span<const AdamWPiece> pieces, const AdamWNumbers& numbers) {
+  if (plan_host_pass(bytes_moved(pieces))) return;
   if (numbers.skip != nullptr && *numbers.skip == 1) return;
   int64_t all = 0;
   for (const AdamWPiece& piece : pieces) all += piece.numel;

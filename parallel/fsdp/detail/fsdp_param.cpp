@@ -165,9 +165,12 @@ at::Tensor FsdpParam::rows_of(const at::Tensor& whole) const {
                                                              : rows.to(sharded_device()).contiguous();
 }
 
+bool FsdpParam::pins_host_memory() const {
+  return offload_ && offload_->pin_memory && !layout_.mesh->device().is_cpu();
+}
+
 void FsdpParam::bind_sharded_param(const at::Tensor& local) {
-  const bool pin = offload_ && offload_->pin_memory && !layout_.mesh->device().is_cpu();
-  sharded_param_ = pin && local.is_cpu() && !local.is_pinned() ? local.pin_memory() : local;
+  sharded_param_ = pins_host_memory() && local.is_cpu() && !local.is_pinned() ? local.pin_memory() : local;
   info_->layout = c10::str("local rows ", sizes_text(sharded_param_.sizes()), " of ", sizes_text(geometry_.sizes));
   grad_info_->layout = info_->layout;
   guarded_sharded_param_ = guarded(sharded_param_, info_);
@@ -285,8 +288,10 @@ void FsdpParam::assign_full(const at::Tensor& given) {
 void FsdpParam::materialise_empty(c10::Device device) {
   TORCH_INTERNAL_ASSERT(is_meta() && !is_unsharded_);
   const c10::InferenceMode no_inference(false);
+  const bool pin = pins_host_memory();
   bind_sharded_param(
-      at::empty(sharded_param_.sizes(), sharded_param_.options().device(offload_ ? sharded_device() : device)));
+      at::empty(sharded_param_.sizes(),
+                sharded_param_.options().device(offload_ ? sharded_device() : device).pinned_memory(pin)));
   switch_to(guarded_sharded_param_);
 }
 

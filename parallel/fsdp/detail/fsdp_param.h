@@ -106,6 +106,7 @@ class FsdpParam {
   at::Tensor part_of(const at::Tensor& full) const;
   at::Tensor rows_of(const at::Tensor& full) const;
   c10::Device sharded_device() const;
+  bool pins_host_memory() const;
   at::ScalarType grad_dtype() const { return policy_.grad_dtype.value_or(stored_dtype()); }
   at::Tensor to_stored_grad(const at::Tensor& rows, bool adds);
   void switch_to(const at::Tensor& tensor);
