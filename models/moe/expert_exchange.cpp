@@ -7,6 +7,7 @@
 
 #include <numeric>
 
+#include "models/moe/expert_counts.h"
 #include "parallel/copies/on_device.h"
 
 namespace megashard {
@@ -45,15 +46,16 @@ struct SendBack : torch::autograd::Function<SendBack> {
 
 }  // namespace
 
-ExpertExchange::ExpertExchange(ProcessGroupPtr ranks, const at::Tensor& counts) : ranks_(std::move(ranks)) {
+ExpertExchange::ExpertExchange(ProcessGroupPtr ranks, const at::Tensor& counts, int64_t rows)
+    : ranks_(std::move(ranks)) {
   const int64_t size = ranks_->size(), me = ranks_->rank();
   const int64_t own = counts.size(0) / size;
   auto gathered = at::empty({size * size * own}, counts.options());
   ranks_->all_gather_into(gathered, counts.contiguous()).wait();
-  const auto host = gathered.cpu();
+  const std::vector<int64_t> host = counts_on_host(gathered, size * rows);
   // of [from][expert]
   const auto count = [&](int64_t from, int64_t expert) {
-    return host.const_data_ptr<int64_t>()[from * size * own + expert];
+    return host[static_cast<size_t>(from * size * own + expert)];
   };
   for (int64_t other = 0; other < size; ++other) {
     sent_.push_back(0);

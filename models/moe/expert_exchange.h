@@ -16,8 +16,8 @@ namespace megashard {
 /// call its functions together, in forward and in backward. The wire carries the rows and no more.
 class ExpertExchange : public torch::CustomClassHolder {
  public:
-  /// `counts` [experts] int64: this rank's rows for each expert. Collective, and the host waits.
-  ExpertExchange(ProcessGroupPtr ranks, const at::Tensor& counts);
+  /// `counts` [experts] int64: of `rows`, this rank's, those for each expert. Collective, and the host waits.
+  ExpertExchange(ProcessGroupPtr ranks, const at::Tensor& counts, int64_t rows);
 
   /// Of each of this rank's experts, from all ranks.
   const RowGroupsPtr& own_rows() const { return own_rows_; }
@@ -36,8 +36,7 @@ class ExpertExchange : public torch::CustomClassHolder {
 
  private:
   /// Rows that are sorted by the rank that they go to -> what arrives, sorted by the rank that it comes from.
-  at::Tensor swap(const at::Tensor& rows, const std::vector<int64_t>& sent,
-                  const std::vector<int64_t>& received) const;
+  at::Tensor swap(const at::Tensor& rows, const std::vector<int64_t>& sent, const std::vector<int64_t>& received) const;
 
   ProcessGroupPtr ranks_;
   RowGroupsPtr own_rows_;

@@ -93,9 +93,7 @@ Routing TopKRouter::forward(const at::Tensor& tokens, const at::Tensor& mask) {
 
 void TopKRouter::init_own_weights(const WeightInit& init) { weight.normal_(0, init.std, init.generator); }
 
-std::shared_ptr<Hooked<Mlp>> RemoteExpert::expert() const {
-  return Mlp::expert(config_);
-}
+std::shared_ptr<Hooked<Mlp>> RemoteExpert::expert() const { return Mlp::expert(config_); }
 
 void RemoteExpert::init_own_weights(const WeightInit& init) {
   for (const auto& projection : expert()->children())
@@ -129,7 +127,7 @@ RoutedStates SparseMoeBlock::forward(const at::Tensor& own_states, const at::Ten
   } else {
     TORCH_CHECK(ranks_ != nullptr, "the other experts of ", class_name_,
                 " are on ranks that it does not know: shard the model by FSDP2Mixin::fully_shard first");
-    const auto exchange = c10::make_intrusive<ExpertExchange>(ranks_, order.counts);
+    const auto exchange = c10::make_intrusive<ExpertExchange>(ranks_, order.counts, rows.size(0));
     const auto own = ExpertExchange::send(exchange, rows);
     sorted = ExpertExchange::send_back(exchange, run_experts(own, exchange->own_rows()));
   }
