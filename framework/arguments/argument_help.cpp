@@ -1,7 +1,9 @@
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <map>
 
+#include "framework/arguments/argument_help.h"
 #include "framework/arguments/argument_table.h"
 
 namespace megashard {
@@ -46,7 +48,32 @@ std::string help_text(const Option& option, const Arguments& defaults) {
   return text + " [" + argument_text(value) + "]";
 }
 
+std::string lines_of(const Option& option, const Arguments& defaults) {
+  std::string usage = option_usage(option);
+  for (const auto& other : option.aliases) usage += ", " + other;
+  return "  " + wrapped(usage, kUsageIndent, kTextIndent) + "\n" + help_lines(help_text(option, defaults), kTextIndent);
+}
+
 }  // namespace
+
+std::vector<std::string> option_groups() {
+  std::vector<std::string> groups;
+  for (const auto& option : option_table()) {
+    const bool listed = option.status == OptionStatus::kUsed;
+    if (listed && std::ranges::find(groups, option.group) == groups.end()) groups.push_back(option.group);
+  }
+  return groups;
+}
+
+std::string group_help(const std::string& group, const std::function<bool(const Option&)>& shown) {
+  const Arguments defaults;
+  std::string text = group + ":\n";
+  for (const auto& option : option_table()) {
+    if (option.status == OptionStatus::kUsed && option.group == group && shown(option))
+      text += lines_of(option, defaults);
+  }
+  return text;
+}
 
 std::string option_usage(const Option& option) {
   std::string usage = option.flag;
@@ -83,10 +110,7 @@ std::string options_help(const std::function<bool(const Option&)>& shown) {
       group = option.group;
       text += "\n" + group + ":\n";
     }
-    std::string usage = option_usage(option);
-    for (const auto& other : option.aliases) usage += ", " + other;
-    text +=
-        "  " + wrapped(usage, kUsageIndent, kTextIndent) + "\n" + help_lines(help_text(option, defaults), kTextIndent);
+    text += lines_of(option, defaults);
   }
   const char* titles[] = {"accepted, without effect here", "known, but refused"};
   for (int which = 0; which < 2; ++which) {

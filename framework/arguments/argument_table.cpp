@@ -200,7 +200,7 @@ void set_option(const Option& option, const std::vector<std::string>& words, Arg
     const bool alone = option.is_switch() && words.empty();
     option.write(parse_words(option, alone ? std::vector<std::string>{"true"} : words), arguments);
   }
-  if (option.status == OptionStatus::kUsed) arguments.given.insert(option.name);
+  if (option.status == OptionStatus::kUsed) arguments.given[option.name] = "command line";
   if (option.status == OptionStatus::kWithoutEffect && !off) arguments.given_without_effect.insert(option.flag);
 }
 
@@ -213,6 +213,8 @@ void set_option(const Option& option, const YamlValue& value, Arguments& argumen
   }
   try {
     set_option(option, words, arguments);
+    if (const auto given = arguments.given.find(option.name); given != arguments.given.end())
+      given->second = c10::str(value.source, ":", value.node.Mark().line + 1);
   } catch (const UsageError& error) {
     const bool is_flag = find_option(value.key) == &option || option.name == value.key;  // which the error names
     throw UsageError(yaml_place(value.source, value.node) + (is_flag ? "" : value.key + ": ") + error.what());

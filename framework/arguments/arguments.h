@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <set>
 #include <string>
 
@@ -35,7 +36,7 @@ struct Arguments : NetworkArguments,
                    ModelSourceArguments,
                    DataArguments,
                    TokenizerArguments {
-  std::set<std::string> given;                 ///< names that the user set: "num_layers"
+  std::map<std::string, std::string> given;    ///< names that the user set, and where: "num_layers", "run.yaml:12"
   std::set<std::string> given_without_effect;  ///< flags that were accepted but change nothing here
   std::set<std::string> unread_sections;       ///< of the YAML file, beside gpt_args
 

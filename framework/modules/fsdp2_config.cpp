@@ -72,12 +72,13 @@ const std::map<std::string, EntryReader>& readers() {
   return table;
 }
 
-void refuse_unknown_key(const std::string& place, const std::string& key, Strictness strictness,
-                        const DiagnosticSink& sink) {
+void unknown_fsdp2_key(const Entry& entry, const YAML::Node& written, Strictness strictness, const DiagnosticSink& sink,
+                       KeyLog* log) {
   const bool strict = strictness == Strictness::kStrict;
-  const std::string message =
-      unknown_key(place, key, fsdp2_config_keys(), strict ? "; remove it." : "; it is ignored.");
-  if (strict) throw UsageError(message);
+  const std::string message = unknown_key(yaml_place(entry.source, written), entry.key, fsdp2_config_keys(),
+                                          strict ? "; remove it." : "; it is ignored.");
+  if (strict) return take_key(log, entry, [&] { throw UsageError(message); });
+  leave_key(log, entry, message.substr(yaml_place(entry.source, written).size()));
   sink(Severity::kWarning, message + (message.ends_with('?') ? " It is ignored." : ""));
 }
 
@@ -101,10 +102,10 @@ std::vector<std::string> fsdp2_config_keys() {
 }
 
 Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& source, Strictness strictness,
-                               const DiagnosticSink& sink) {
+                               const DiagnosticSink& sink, KeyLog* log) {
   const YAML::Node root = load_patterns(text, source);
   if (!root.IsMap() && !root.IsNull()) throw UsageError(source + ": the file must hold `key: value` lines.");
-  if (detail::is_native_config(root)) return detail::parse_native_config(root, source, sink);
+  if (detail::is_native_config(root)) return detail::parse_native_config(root, source, sink, log);
   Fsdp2Config config;
   Mistakes mistakes;
   bool reentrant_written = false;
@@ -112,11 +113,14 @@ Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& sourc
     const Entry entry{source, item.first.Scalar(), item.second};
     const auto reader = readers().find(entry.key);
     if (reader == readers().end()) {
-      mistakes.attempt([&] { refuse_unknown_key(yaml_place(source, item.first), entry.key, strictness, sink); });
+      mistakes.attempt([&] { unknown_fsdp2_key(entry, item.first, strictness, sink, log); });
       continue;
     }
-    if (entry.node.IsNull()) continue;  // null: the default
-    mistakes.attempt([&] { reader->second(entry, config); });
+    if (entry.node.IsNull()) {
+      leave_key(log, entry, "it has no value");
+      continue;
+    }
+    mistakes.attempt([&] { take_key(log, entry, [&] { reader->second(entry, config); }); });
     if (entry.key == "use_reentrant") reentrant_written = true;
   }
   mistakes.throw_if_any();
@@ -129,8 +133,8 @@ Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& sourc
   return config;
 }
 
-Fsdp2Config load_fsdp2_config(const std::string& path, Strictness strictness, const DiagnosticSink& sink) {
-  return parse_fsdp2_config(read_configuration(path, "--fsdp2-config-path"), path, strictness, sink);
+Fsdp2Config load_fsdp2_config(const std::string& path, Strictness strictness, const DiagnosticSink& sink, KeyLog* log) {
+  return parse_fsdp2_config(read_configuration(path, "--fsdp2-config-path"), path, strictness, sink, log);
 }
 
 int shard_group_size(const Fsdp2Config& config, int world_size) {

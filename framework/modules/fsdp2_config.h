@@ -12,6 +12,8 @@
 
 namespace megashard {
 
+struct KeyNote;
+
 /// Groups by class instead of by path (wrap_policy of ROLL's strategy_config). Embeddings whose
 /// weight nothing else holds are always groups of their own.
 struct WrapPolicy {
@@ -72,11 +74,12 @@ enum class Strictness { kWarn, kStrict };
 
 /// Reads the file: keys of MindSpeed-MM's fsdp2_config.yaml, or fsdp_plan, recompute_plan and
 /// ep_plan of MindSpeed's native route, at the top or under parallel. Throws UsageError naming
-/// file, line, key and value; unknown keys are told to `sink` unless strict.
-Fsdp2Config load_fsdp2_config(const std::string& path, Strictness strictness, const DiagnosticSink& sink);
+/// file, line, key and value; unknown keys are told to `sink` unless strict. `log`: see key_log.h.
+Fsdp2Config load_fsdp2_config(const std::string& path, Strictness strictness, const DiagnosticSink& sink,
+                              std::vector<KeyNote>* log = nullptr);
 /// The same from text; `source` stands in messages.
 Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& source, Strictness strictness,
-                               const DiagnosticSink& sink);
+                               const DiagnosticSink& sink, std::vector<KeyNote>* log = nullptr);
 
 /// Ranks of one shard group for a data parallel world (context parallel ranks included). Throws
 /// UsageError when they do not divide the world.

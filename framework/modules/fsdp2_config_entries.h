@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "framework/arguments/key_log.h"
 #include "framework/arguments/yaml_value.h"
 #include "framework/modules/fsdp2_config.h"
 
@@ -24,6 +25,7 @@ GroupMemory read_memory(const YamlValue& value);
 /// under parallel.
 bool is_native_config(const YAML::Node& root);
 /// Keys that change nothing here are told to `sink`.
-Fsdp2Config parse_native_config(const YAML::Node& root, const std::string& source, const DiagnosticSink& sink);
+Fsdp2Config parse_native_config(const YAML::Node& root, const std::string& source, const DiagnosticSink& sink,
+                                KeyLog* log);
 
 }  // namespace megashard::detail

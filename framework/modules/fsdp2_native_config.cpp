@@ -1,6 +1,7 @@
 #include <map>
 #include <set>
 
+#include "framework/mistakes.h"
 #include "framework/modules/fsdp2_config_entries.h"
 
 namespace megashard::detail {
@@ -17,6 +18,7 @@ struct NativeFile {
   std::vector<std::string> recompute_modules;
   bool recompute = true;                    // `recompute` of parallel; absent: a recompute_plan is meant
   std::vector<std::string> without_effect;  // messages
+  Mistakes mistakes{};
 };
 
 using NativeReader = void (*)(const YamlValue&, NativeFile&);
@@ -116,7 +118,7 @@ YAML::Node plan_of(const YAML::Node& root, const std::string& source, const char
 bool is_empty(const YAML::Node& value) { return value.IsNull() || (value.IsSequence() && value.size() == 0); }
 
 void read_section(const std::string& source, const std::string& name, const YAML::Node& section,
-                  const NativeReaders& readers, const std::set<std::string>& inner, NativeFile& file) {
+                  const NativeReaders& readers, const std::set<std::string>& inner, NativeFile& file, KeyLog* log) {
   if (!section.IsDefined() || section.IsNull()) return;
   if (!section.IsMap()) YamlValue{source, name, section}.expected("a map");
   for (const auto& item : section) {
@@ -124,12 +126,21 @@ void read_section(const std::string& source, const std::string& name, const YAML
     if (inner.contains(key)) continue;
     const YamlValue entry{source, name + "." + key, item.second};
     const auto reader = readers.find(key);
-    if (reader == readers.end()) {
-      std::vector<std::string> known(inner.begin(), inner.end());
-      for (const auto& [other, function] : readers) known.push_back(other);
-      throw UsageError(unknown_key(yaml_place(source, item.first), entry.key, known));
-    }
-    if (!is_empty(entry.node)) reader->second(entry, file);
+    file.mistakes.attempt([&] {
+      if (reader == readers.end()) {
+        std::vector<std::string> known(inner.begin(), inner.end());
+        for (const auto& [other, function] : readers) known.push_back(other);
+        return take_key(log, entry,
+                        [&] { throw UsageError(unknown_key(yaml_place(source, item.first), entry.key, known)); });
+      }
+      if (is_empty(entry.node)) return leave_key(log, entry, "it has no value");
+      if (reader->second == leave) return leave_key(log, entry, "it follows from the others");
+      const size_t told = file.without_effect.size();
+      take_key(log, entry, [&] { reader->second(entry, file); });
+      if (log == nullptr || file.without_effect.size() == told) return;
+      log->pop_back();
+      leave_key(log, entry, file.without_effect.back());
+    });
   }
 }
 
@@ -141,18 +152,20 @@ bool is_native_config(const YAML::Node& root) {
          root[kExpertPlan].IsDefined();
 }
 
-Fsdp2Config parse_native_config(const YAML::Node& root, const std::string& source, const DiagnosticSink& sink) {
+Fsdp2Config parse_native_config(const YAML::Node& root, const std::string& source, const DiagnosticSink& sink,
+                                KeyLog* log) {
   const std::set<std::string> plans = {kFsdpPlan, kRecomputePlan, kExpertPlan};
   NativeFile file;
   file.config.native_patterns = true;
   file.config.use_reentrant = false;
-  read_section(source, kParallel, root[kParallel], parallel_readers(), plans, file);
+  read_section(source, kParallel, root[kParallel], parallel_readers(), plans, file, log);
   const auto read_plan = [&](const char* name, const NativeReaders& readers) {
-    read_section(source, name, plan_of(root, source, name), readers, {}, file);
+    read_section(source, name, plan_of(root, source, name), readers, {}, file, log);
   };
   read_plan(kFsdpPlan, fsdp_readers());
   read_plan(kRecomputePlan, recompute_readers());
   read_plan(kExpertPlan, expert_readers());
+  file.mistakes.throw_if_any();
   for (const auto& message : file.without_effect) sink(Severity::kWarning, message);
   if (file.recompute) file.config.recompute_modules = file.recompute_modules;
   return file.config;

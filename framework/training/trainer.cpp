@@ -5,6 +5,7 @@
 #include "framework/training/loss_scale.h"
 #include "framework/training/output_paths.h"
 #include "framework/training/sequence_group.h"
+#include "framework/training/split_samples.h"
 #include "framework/training/start_log.h"
 #include "framework/training/training_log.h"
 #include "parallel/collectives/agreement.h"
@@ -142,18 +143,7 @@ std::unique_ptr<DataLoader> Trainer::make_loader(const std::shared_ptr<const Sam
 }
 
 void Trainer::build_data() {
-  const int64_t batch = *arguments_.global_batch_size;
-  const int64_t interval = arguments_.eval_interval;
-  const int64_t evaluations = train_iters_ / interval + 1;
-  const int64_t to_come = evaluations - std::min(state_.iteration, train_iters_) / interval;  // the last one included
-  data_options_.train_samples = arguments_.train_samples.value_or(train_iters_ * batch);
-  if (!steps_to_come()) data_options_.train_samples = 0;
-  // As Megatron sizes it; an earlier run may have evaluated more often than this one.
-  const int64_t evaluation = arguments_.eval_iters * batch;
-  data_options_.valid_samples =
-      evaluation == 0 ? 0
-                      : std::max(evaluations * evaluation, arguments_.consumed_valid_samples + to_come * evaluation);
-  data_options_.test_samples = arguments_.eval_iters * batch;
+  ask_for_samples(arguments_, train_iters_, state_.iteration, data_options_);
   callbacks_.print_on_first_rank("> building train, validation, and test datasets ...");
   splits_ = build_datasets(data_options_);
   if (splits_.train) train_loader_ = make_loader(splits_.train, arguments_.consumed_train_samples);

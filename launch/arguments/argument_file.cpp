@@ -23,8 +23,8 @@ constexpr const char* kLoraSection = "lora_args";
 /// The options of one file; keeps where each was given.
 class OptionFile {
  public:
-  OptionFile(const std::string& path, Arguments& arguments, Mistakes& mistakes)
-      : path_(path), arguments_(arguments), mistakes_(mistakes) {}
+  OptionFile(const std::string& path, Arguments& arguments, Mistakes& mistakes, KeyLog* log)
+      : path_(path), arguments_(arguments), mistakes_(mistakes), log_(log) {}
 
   /// `name` counts too: Megatron's name of a switch that turns something off states the opposite of
   /// its flag.
@@ -35,14 +35,16 @@ class OptionFile {
     if (by_name) option = find_argument(name);
     if (option == nullptr || option->status == OptionStatus::kComputed) return unknown(key, name);
     const auto [first, is_new] = lines_.try_emplace(option, name, key.Mark().line + 1);
+    const YamlValue each{path_, name, value};
     if (!is_new) {
-      mistakes_.add(yaml_place(path_, key) + name + " and " + first->second.first + " in line " +
-                        std::to_string(first->second.second) + " mean the same; keep one.",
-                    {option->flag});
+      refuse(key, name,
+             yaml_place(path_, key) + name + " and " + first->second.first + " in line " +
+                 std::to_string(first->second.second) + " mean the same; keep one.",
+             {option->flag});
       return;
     }
-    if (value.IsNull()) return;
-    mistakes_.attempt([&] { set_option(*option, YamlValue{path_, name, value}, arguments_, by_name); }, {option->flag});
+    if (value.IsNull()) return leave_key(log_, each, "it has no value");
+    mistakes_.attempt([&] { take(*option, each, by_name); }, {option->flag});
   }
 
   /// MindSpeed-MM's section beside gpt_args.
@@ -52,9 +54,12 @@ class OptionFile {
     for (const auto& item : section) {
       const auto name = item.first.Scalar();
       if (std::find(keys.begin(), keys.end(), name) == keys.end()) {
-        mistakes_.add(unknown_key(yaml_place(path_, item.first), std::string(kLoraSection) + "." + name, keys));
+        const auto inside = std::string(kLoraSection) + "." + name;
+        refuse(item.first, inside, unknown_key(yaml_place(path_, item.first), inside, keys), {});
       } else if (name != keys.back()) {
         store(item.first, item.second);
+      } else {
+        leave_key(log_, {path_, name, item.second}, "inputs need no gradient for it");
       }
     }
     arguments_.lora_target_modules = comma_words(arguments_.lora_target_modules);
@@ -66,16 +71,31 @@ class OptionFile {
     if (value.IsMap() && (name == "data" || name == "model")) return;
     arguments_.unread_sections.insert(name);
     const bool known = find_option(name) != nullptr || find_argument(name) != nullptr;
-    if (!known || value.IsMap()) return;
-    mistakes_.add(yaml_place(path_, key) + "\"" + name + "\" stands beside " + kSection +
-                  ":, which holds all options; move it there or remove it.");
+    if (!known || value.IsMap())
+      return leave_key(log_, {path_, name, value}, std::string("it stands beside ") + kSection);
+    refuse(key, name,
+           yaml_place(path_, key) + "\"" + name + "\" stands beside " + kSection +
+               ":, which holds all options; move it there or remove it.",
+           {});
   }
 
  private:
+  void take(const Option& option, const YamlValue& value, bool by_name) {
+    const auto set = [&] { set_option(option, value, arguments_, by_name); };
+    if (option.status != OptionStatus::kWithoutEffect) return take_key(log_, value, arguments_, set);
+    set();
+    leave_key(log_, value, option.reason);
+  }
+
   void unknown(const YAML::Node& key, const std::string& name) {
     const auto nearest = nearest_name(name, argument_names());
-    mistakes_.add(unknown_key(yaml_place(path_, key), name, argument_names(), "."),
-                  nearest ? std::vector{flag_of(*nearest)} : std::vector<std::string>{});
+    refuse(key, name, unknown_key(yaml_place(path_, key), name, argument_names(), "."),
+           nearest ? std::vector{flag_of(*nearest)} : std::vector<std::string>{});
+  }
+
+  void refuse(const YAML::Node& key, const std::string& name, const std::string& message,
+              const std::vector<std::string>& flags) {
+    mistakes_.attempt([&] { take_key(log_, {path_, name, key}, [&] { throw UsageError(message); }); }, flags);
   }
 
   static std::string flag_of(const std::string& name) {
@@ -86,16 +106,18 @@ class OptionFile {
   const std::string& path_;
   Arguments& arguments_;
   Mistakes& mistakes_;
+  KeyLog* log_;
   std::map<const Option*, std::pair<std::string, int>> lines_;  // as spelt there
 };
 
 }  // namespace
 
-void read_argument_file(const std::string& path, Arguments& arguments, Mistakes& mistakes) {
-  parse_argument_file(read_configuration(path, "the argument file"), path, arguments, mistakes);
+void read_argument_file(const std::string& path, Arguments& arguments, Mistakes& mistakes, KeyLog* log) {
+  parse_argument_file(read_configuration(path, "the argument file"), path, arguments, mistakes, log);
 }
 
-void parse_argument_file(const std::string& text, const std::string& path, Arguments& arguments, Mistakes& mistakes) {
+void parse_argument_file(const std::string& text, const std::string& path, Arguments& arguments, Mistakes& mistakes,
+                         KeyLog* log) {
   const YAML::Node root = load_yaml(text, path);
   const auto fail = [&path] {
     throw UsageError(path + ": the file must hold `key: value` lines, at the top or under " + kSection + ":.");
@@ -107,7 +129,7 @@ void parse_argument_file(const std::string& text, const std::string& path, Argum
   const bool has_section = root[kSection].IsDefined();
   const YAML::Node options = has_section ? root[kSection] : root;
   if (!options.IsMap()) fail();
-  OptionFile reader(path, arguments, mistakes);
+  OptionFile reader(path, arguments, mistakes, log);
   for (const auto& item : options) reader.store(item.first, item.second);
   if (!has_section) return;
   for (const auto& item : root) {

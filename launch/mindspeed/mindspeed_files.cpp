@@ -18,8 +18,14 @@ class SectionReader {
  public:
   /// `skip`: what stands before the keys of a file that is a section itself ("data.").
   SectionReader(const std::string& file, std::span<const MindSpeedSection> sections, const std::string& skip,
-                MindSpeedRun& run, Arguments& arguments, Mistakes& mistakes)
-      : file_(file), sections_(sections), skip_(skip), run_(run), arguments_(arguments), mistakes_(mistakes) {}
+                MindSpeedRun& run, Arguments& arguments, Mistakes& mistakes, KeyLog* log)
+      : file_(file),
+        sections_(sections),
+        skip_(skip),
+        run_(run),
+        arguments_(arguments),
+        mistakes_(mistakes),
+        log_(log) {}
 
   /// What stands there does not count.
   void leave(const std::string& path) { left_.insert(path); }
@@ -27,14 +33,16 @@ class SectionReader {
   void read(const std::string& path, const YAML::Node& node) {
     if (!node.IsDefined() || node.IsNull()) return;
     const auto* section = find(path);
-    mistakes_.attempt([&] {
-      if (!node.IsMap()) value(path, node).expected("a map");
-    });
-    if (!node.IsMap()) return;
+    if (!node.IsMap()) {
+      const auto each = value(path, node);
+      mistakes_.attempt([&] { take_key(log_, each, [&] { each.expected("a map"); }); });
+      return;
+    }
     for (const auto& item : node) {
       const auto below = path + "." + item.first.Scalar();
-      if (left_.contains(below)) continue;
-      if (find(below) != nullptr) {
+      if (left_.contains(below)) {
+        leave_key(log_, value(below, item.second), "it is not enabled");
+      } else if (find(below) != nullptr) {
         read(below, item.second);
       } else {
         mistakes_.attempt([&] { read_key(*section, item.first, below, item.second); });
@@ -60,10 +68,16 @@ class SectionReader {
     const auto keys = section.keys;
     const auto found = std::find_if(keys.begin(), keys.end(), [&](const auto& key) { return name == key.name; });
     if (found == keys.end()) return unknown(section, written, each);
-    if (each.is_null() && !found->null_counts) return;
-    if (found->take != nullptr) return found->take(each, run_, arguments_);
-    if (*found->why != '\0') return refuse(*found, each);
+    if (each.is_null() && !found->null_counts) return leave_key(log_, each, "it has no value");
+    if (found->take != nullptr) return take_key(log_, each, arguments_, [&] { found->take(each, run_, arguments_); });
+    if (*found->why == '\0') return leave(each);
+    if (asks_for_nothing(*found, each)) return leave_key(log_, each, "it asks for nothing");
+    take_key(log_, each, [&] { refuse(*found, each); });
+  }
+
+  void leave(const YamlValue& each) {
     run_.unused.push_back(each.key);
+    leave_key(log_, each, "nothing here reads it");
   }
 
   void unknown(const MindSpeedSection& section, const YAML::Node& written, const YamlValue& each) {
@@ -74,11 +88,11 @@ class SectionReader {
       if (path.starts_with(outer)) known.push_back(path.substr(outer.size()));
     }
     const auto message = unknown_key(yaml_place(file_, written), each.key, known);
-    if (section.unknown == UnknownKey::kError || message.ends_with('?')) throw UsageError(message);
-    run_.unused.push_back(each.key);
+    if (section.unknown != UnknownKey::kError && !message.ends_with('?')) return leave(each);
+    take_key(log_, each, [&] { throw UsageError(message); });
   }
 
-  static void refuse(const MindSpeedKey& key, const YamlValue& each) {
+  static bool asks_for_nothing(const MindSpeedKey& key, const YamlValue& each) {
     const bool empty = !each.node.IsScalar() && each.node.size() == 0;
     const auto harmless = comma_words({key.only});
     auto text = each.node.IsScalar() ? each.text() : "";
@@ -87,7 +101,11 @@ class SectionReader {
       std::transform(word.begin(), word.end(), word.begin(), [](char c) { return std::tolower(c); });
       return word == text;
     });
-    if (empty || same) return;
+    return empty || same;
+  }
+
+  static void refuse(const MindSpeedKey& key, const YamlValue& each) {
+    const auto harmless = comma_words({key.only});
     each.fail((each.node.IsScalar() ? "is " + each.text() : "is given") + ", but " + key.why +
               (harmless.empty() ? "; remove it" : "; write " + harmless.front()));
   }
@@ -98,6 +116,7 @@ class SectionReader {
   MindSpeedRun& run_;
   Arguments& arguments_;
   Mistakes& mistakes_;
+  KeyLog* log_;
   std::set<std::string> left_;
 };
 
@@ -180,32 +199,35 @@ void set_native_defaults(Arguments& arguments) {
 }
 
 void read_native(const std::string& file, const YAML::Node& root, MindSpeedRun& run, Arguments& arguments,
-                 Mistakes& mistakes) {
+                 Mistakes& mistakes, KeyLog* log) {
   run.is_native = true;
   run.recomputes = run.offloads = run.recompute_reentrant = false;
-  SectionReader reader(file, mindspeed_training_sections(), "", run, arguments, mistakes);
+  SectionReader reader(file, mindspeed_training_sections(), "", run, arguments, mistakes, log);
   if (!is_on(inside(inside(root["training"], "lora"), "enable"))) reader.leave("training.lora");
   reader.read("training", root["training"]);
   reader.read("features", root["features"]);
-  if (root["tools"].IsDefined()) run.unused.emplace_back("tools");
+  if (const YAML::Node tools = root["tools"]; tools.IsDefined()) {
+    run.unused.emplace_back("tools");
+    leave_key(log, {file, "tools", tools}, "nothing here reads it");
+  }
   const YAML::Node sequence = inside(root["parallel"], "ulysses_parallel_size");
   if (sequence.IsDefined() && sequence.IsScalar()) {
-    mistakes.attempt([&] {
-      set_unless_given("--context-parallel-size", {file, "parallel.ulysses_parallel_size", sequence}, arguments);
-    });
+    const YamlValue each{file, "parallel.ulysses_parallel_size", sequence};
+    mistakes.attempt(
+        [&] { take_key(log, each, arguments, [&] { set_unless_given("--context-parallel-size", each, arguments); }); });
   }
   set_native_defaults(arguments);
   if (!arguments.save) arguments.save_interval.reset();
   if (arguments.save && !arguments.save_interval) arguments.save_interval = 1;
 }
 
-void read_data(const Section& section, MindSpeedRun& run, Arguments& arguments, Mistakes& mistakes) {
+void read_data(const Section& section, MindSpeedRun& run, Arguments& arguments, Mistakes& mistakes, KeyLog* log) {
   run.prepares_data = true;
   run.data.emplace();
   run.data->place = section.file + ": " + (section.is_file ? "" : "data.") + "dataset_param";
   run.data->strip_text = run.is_native;
   if (run.is_native) run.data->cutoff_length = 1024;
-  SectionReader(section.file, mindspeed_data_sections(), section.is_file ? "data." : "", run, arguments, mistakes)
+  SectionReader(section.file, mindspeed_data_sections(), section.is_file ? "data." : "", run, arguments, mistakes, log)
       .read("data", section.node);
   mistakes.require(!run.data->inputs.empty(), run.data->place + ".basic_parameters.dataset is missing; name the file.");
   mistakes.require(!run.data->model.empty(), run.data->place + ".preprocess_parameters.model_name_or_path is missing; "
@@ -219,7 +241,7 @@ void read_data(const Section& section, MindSpeedRun& run, Arguments& arguments, 
 bool is_native_configuration(const std::string& path) { return is_native(root_of(path)); }
 
 std::optional<MindSpeedRun> read_mindspeed(const std::optional<std::string>& config, Arguments& arguments,
-                                           Mistakes& mistakes) {
+                                           Mistakes& mistakes, KeyLog* log) {
   Section data, model;
   MindSpeedRun run;
   run.model_by_flag = arguments.is_given("hf_model");
@@ -230,7 +252,7 @@ std::optional<MindSpeedRun> read_mindspeed(const std::optional<std::string>& con
     const bool beside_flags = root.IsDefined() && root.IsMap() && root["gpt_args"].IsDefined();
     if (!is_native(root) && !beside_flags) continue;
     if (is_native(root)) {
-      read_native(*file, root, run, arguments, mistakes);
+      read_native(*file, root, run, arguments, mistakes, log);
       if (!arguments.fsdp2_config_path) arguments.fsdp2_config_path = *file;
     }
     if (const YAML::Node found = root["data"]; found.IsDefined() && found.IsMap()) data = {*file, found, false};
@@ -241,10 +263,10 @@ std::optional<MindSpeedRun> read_mindspeed(const std::optional<std::string>& con
   if (arguments.mm_tool) run.unused.emplace_back("--mm-tool");
   if (model.node.IsDefined()) {
     mistakes.attempt_or_throw([&] { check_model_id(model); });  // all else is about that model
-    SectionReader(model.file, mindspeed_model_sections(), model.is_file ? "model." : "", run, arguments, mistakes)
+    SectionReader(model.file, mindspeed_model_sections(), model.is_file ? "model." : "", run, arguments, mistakes, log)
         .read("model", model.node);
   }
-  if (data.node.IsDefined()) read_data(data, run, arguments, mistakes);
+  if (data.node.IsDefined()) read_data(data, run, arguments, mistakes, log);
   if (run.data && !arguments.hf_model) arguments.hf_model = run.data->model;  // whose weights MindSpeed-MM converts
   const bool any = run.is_native || data.node.IsDefined() || model.node.IsDefined() || arguments.mm_tool;
   return any ? std::optional(std::move(run)) : std::nullopt;

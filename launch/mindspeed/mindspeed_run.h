@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "framework/arguments/arguments.h"
+#include "framework/arguments/key_log.h"
 #include "framework/mistakes.h"
 #include "framework/modules/fsdp2_config.h"
 #include "launch/mindspeed/preparation.h"
@@ -40,7 +41,7 @@ struct MindSpeedRun {
 /// Reads the sections that the flags and files name, `config` (the YAML file, which may have them)
 /// among them. Flags that the user gave win. None: there are no such sections.
 std::optional<MindSpeedRun> read_mindspeed(const std::optional<std::string>& config, Arguments& arguments,
-                                           Mistakes& mistakes);
+                                           Mistakes& mistakes, KeyLog* log = nullptr);
 
 /// Whether the file is one of the native route: the sections of training and parallelism at its top.
 bool is_native_configuration(const std::string& path);

@@ -1,6 +1,9 @@
 #pragma once
 
 #include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "framework/arguments/yaml_value.h"
 #include "launch/roll/roll_worker.h"
@@ -33,5 +36,9 @@ const std::vector<MissingFunction>& missing_functions();
 
 /// Whether the file has workers, so that a role must be named.
 bool is_roll_configuration(const YAML::Node& root);
+/// The workers of a file, and the strategy of each.
+std::vector<std::pair<std::string, std::string>> roll_roles(const YAML::Node& root);
+/// Whether workers of that strategy are run here.
+bool is_roll_strategy(const std::string& name);
 
 }  // namespace megashard

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <set>
 #include <utility>
 
@@ -19,6 +20,7 @@ namespace {
 using std::to_string;
 
 constexpr const char* kStrategyArgs = "strategy_args";
+constexpr const char* kDefaultStrategy = "fsdp2_train";
 constexpr int64_t kLoraRank = 8;  // ROLL's default
 
 bool is_worker(const YAML::Node& node) { return node.IsMap() && node[kStrategyArgs].IsDefined(); }
@@ -37,10 +39,13 @@ enum class Unknown { kError, kErrorIfMisspelt };
 
 class Reader {
  public:
-  Reader(const std::string& file, const YAML::Node& root, RollWorker& worker, Arguments& arguments)
-      : file_(file), root_(root), worker_(worker), arguments_(arguments) {}
+  Reader(const std::string& file, const YAML::Node& root, RollWorker& worker, Arguments& arguments, KeyLog* log)
+      : file_(file), root_(root), worker_(worker), arguments_(arguments), log_(log) {}
 
   YamlValue value(const std::string& path, const YAML::Node& node) const { return {file_, path, node, &root_}; }
+
+  /// Reads a key that no table has.
+  void take(const YamlValue& value, const std::function<void()>& take) { take_key(log_, value, arguments_, take); }
 
   /// Reads a map; `inner` are keys that stand for sections of their own.
   void section(const std::string& path, const YAML::Node& node, std::span<const RollKey> keys,
@@ -55,6 +60,12 @@ class Reader {
     }
   }
 
+  /// Nothing reads this key.
+  void leave(const YamlValue& each) {
+    worker_.unused.push_back(each.key);
+    leave_key(log_, each, "nothing here reads it");
+  }
+
   void throw_if_any() const { mistakes_.throw_if_any(); }
 
  private:
@@ -65,40 +76,39 @@ class Reader {
       std::vector<std::string> known(inner.begin(), inner.end());
       for (const auto& key : keys) known.emplace_back(key.name);
       const auto message = unknown_key(yaml_place(file_, written), each.key, known);
-      if (unknown == Unknown::kError || message.ends_with('?')) throw UsageError(message);
-      worker_.unused.push_back(each.key);
-      return;
+      if (unknown == Unknown::kError || message.ends_with('?'))
+        return take_key(log_, each, [&] { throw UsageError(message); });
+      return leave(each);
     }
-    if (each.is_null()) return;
-    refuse_missing(each, name);
+    if (each.is_null()) return leave_key(log_, each, "it has no value");
+    if (const auto why = why_missing(each, name); !why.empty()) return take_key(log_, each, [&] { each.fail(why); });
     if (found->roll_drops) worker_.dropped_by_roll.push_back(each.key);
-    if (found->take == nullptr) {
-      worker_.unused.push_back(each.key);
-    } else {
-      found->take(each, worker_, arguments_);
-    }
+    if (found->take == nullptr) return leave(each);
+    take_key(log_, each, arguments_, [&] { found->take(each, worker_, arguments_); });
   }
 
-  /// The section is the last name but one of the path.
-  void refuse_missing(const YamlValue& each, const std::string& name) const {
+  /// Of a key that asks for a missing function; else empty. The section is the last name but one of the path.
+  static std::string why_missing(const YamlValue& each, const std::string& name) {
     const std::string outer = each.key.substr(0, each.key.size() - name.size() - 1);
     const std::string section = outer.substr(outer.rfind('.') + 1);
     for (const auto& missing : missing_functions()) {
       if (section != missing.section || name != missing.name) continue;
-      if (each.node.IsMap() && each.node.size() == 0) return;
+      if (each.node.IsMap() && each.node.size() == 0) return "";
       auto text = each.node.IsScalar() ? each.text() : "";
       std::transform(text.begin(), text.end(), text.begin(), [](char c) { return std::tolower(c); });
       const auto& harmless = missing.harmless;
-      if (std::find(harmless.begin(), harmless.end(), text) != harmless.end()) return;
-      each.fail((each.node.IsScalar() ? "is " + each.text() : "is given") + ", but " + missing.why +
-                (harmless.empty() ? "; remove it" : "; write " + harmless.front()));
+      if (std::find(harmless.begin(), harmless.end(), text) != harmless.end()) return "";
+      return (each.node.IsScalar() ? "is " + each.text() : "is given") + ", but " + missing.why +
+             (harmless.empty() ? "; remove it" : "; write " + harmless.front());
     }
+    return "";
   }
 
   const std::string& file_;
   const YAML::Node& root_;
   RollWorker& worker_;
   Arguments& arguments_;
+  KeyLog* log_;
   Mistakes mistakes_;
 };
 
@@ -124,10 +134,11 @@ void read_strategy(Reader& reader, const std::string& path, const YAML::Node& no
   reader.section(path, node, {}, {"strategy_name", "strategy_config"}, Unknown::kError);
   const auto name = node["strategy_name"];
   const auto strategy = reader.value(path + ".strategy_name", name.IsDefined() ? name : node);
-  const std::string text = name.IsDefined() ? strategy.text() : "fsdp2_train";
-  if (text != "fsdp2_train" && text != "fsdp2_infer") {
-    strategy.fail("is " + text + "; this program runs workers of fsdp2_train and fsdp2_infer");
-  }
+  const std::string text = name.IsDefined() ? strategy.text() : kDefaultStrategy;
+  reader.take(strategy, [&] {
+    if (!is_roll_strategy(text))
+      strategy.fail("is " + text + "; this program runs workers of fsdp2_train and fsdp2_infer");
+  });
   worker.trains = text == "fsdp2_train";
   const auto config = node["strategy_config"];
   const std::string inside = path + ".strategy_config";
@@ -155,12 +166,23 @@ void apply_lora(RollWorker& worker, Arguments& arguments) {
 
 bool is_roll_configuration(const YAML::Node& root) { return root.IsMap() && !workers_of(root).empty(); }
 
-RollWorker read_roll_worker(const std::string& path, const std::string& role, Arguments& arguments) {
-  return parse_roll_worker(read_configuration(path, "--config"), path, role, arguments);
+std::vector<std::pair<std::string, std::string>> roll_roles(const YAML::Node& root) {
+  std::vector<std::pair<std::string, std::string>> roles;
+  for (const auto& [name, worker] : workers_of(root)) {
+    const YAML::Node strategy = worker[kStrategyArgs]["strategy_name"];
+    roles.emplace_back(name, strategy.IsDefined() ? strategy.Scalar() : kDefaultStrategy);
+  }
+  return roles;
+}
+
+bool is_roll_strategy(const std::string& name) { return name == "fsdp2_train" || name == "fsdp2_infer"; }
+
+RollWorker read_roll_worker(const std::string& path, const std::string& role, Arguments& arguments, KeyLog* log) {
+  return parse_roll_worker(read_configuration(path, "--config"), path, role, arguments, log);
 }
 
 RollWorker parse_roll_worker(const std::string& text, const std::string& path, const std::string& role,
-                             Arguments& arguments) {
+                             Arguments& arguments, KeyLog* log) {
   const YAML::Node root = compose_defaults(load_yaml(text, path), path);
   const auto workers = root.IsMap() ? workers_of(root) : decltype(workers_of(root)){};
   const auto found =
@@ -174,7 +196,7 @@ RollWorker parse_roll_worker(const std::string& text, const std::string& path, c
   RollWorker worker;
   worker.role = role;
   set_defaults(worker, arguments);
-  Reader reader(path, root, worker, arguments);
+  Reader reader(path, root, worker, arguments, log);
   const YAML::Node own = found->second;
   read_strategy(reader, role + "." + kStrategyArgs, own[kStrategyArgs], worker);
   reader.section(role, own, roll_worker_keys(), {"model_args", "training_args", kStrategyArgs},
@@ -191,7 +213,7 @@ RollWorker parse_roll_worker(const std::string& text, const std::string& path, c
   reader.section("", root, roll_pipeline_keys(), others, Unknown::kError);
   reader.throw_if_any();
   others.erase(role);
-  worker.unused.insert(worker.unused.end(), others.begin(), others.end());
+  for (const auto& name : others) reader.leave(reader.value(name, root[name]));
   return worker;
 }
 

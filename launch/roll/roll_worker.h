@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "framework/arguments/arguments.h"
+#include "framework/arguments/key_log.h"
 #include "framework/modules/fsdp2_config.h"
 
 namespace megashard {
@@ -44,9 +45,10 @@ struct RollWorker {
 /// the files of Hydra's `defaults:` are merged.
 /// Throws UsageError with file and line for unknown keys, wrong values, and keys whose function is
 /// missing here.
-RollWorker read_roll_worker(const std::string& path, const std::string& role, Arguments& arguments);
+RollWorker read_roll_worker(const std::string& path, const std::string& role, Arguments& arguments,
+                            KeyLog* log = nullptr);
 RollWorker parse_roll_worker(const std::string& text, const std::string& path, const std::string& role,
-                             Arguments& arguments);
+                             Arguments& arguments, KeyLog* log = nullptr);
 
 /// What depends on the number of ranks, the data and the flags of the command line, which win:
 /// sharding, batches, length and warm-up of the training, recompute. `samples_of_epoch` is called

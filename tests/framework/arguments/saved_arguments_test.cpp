@@ -124,7 +124,7 @@ TEST(CheckpointArguments, AreTakenWhereNoFlagIsGiven) {
   values.set("args", make_namespace(to_dict(argument_values(written))));
   save_checkpoint(folder.path(), 1, {}, values, nullptr);
   run.hidden_dropout = 0.25;
-  run.given = {"hidden_dropout"};
+  run.given = {{"hidden_dropout", "command line"}};
   take_checkpoint_arguments(run, said.sink());
   EXPECT_EQ(run.num_layers, 2);
   EXPECT_TRUE(run.swiglu);
