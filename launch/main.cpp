@@ -37,7 +37,8 @@ int main(int argc, char** argv) {
   const std::string_view subcommand = argc > 1 ? argv[1] : "--help";
   return megashard::run_program([&] {
     if (subcommand == "launch") return megashard::run_launch(argc - 1, argv + 1);
-    if (subcommand == "--version") return std::puts("megashard " MEGASHARD_VERSION) < 0 ? 1 : 0;
+    if (subcommand == "--version")
+      return std::puts("megashard " MEGASHARD_VERSION "\n" MEGASHARD_BUILT_WITH) < 0 ? 1 : 0;
     return load_programs()(argc, argv);
   });
 }

@@ -1,19 +1,26 @@
 #include "launch/programs.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <iostream>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "framework/arguments/nearest_name.h"
 #include "framework/diagnostics.h"
 #include "launch/checkpoints/convert.h"
 #include "launch/checkpoints/inspect.h"
+#include "launch/config/config.h"
 #include "launch/infer/infer.h"
+#include "launch/plan/dry_run.h"
 #include "launch/plan/plan.h"
 #include "launch/ranks/failure.h"
+#include "launch/ranks/launch_command.h"
+#include "launch/shell/completion.h"
 #include "launch/train/pretrain.h"
 
 // Of c10, which declares it in no header: 2 shows errors, 3 fatal ones only.
@@ -25,20 +32,81 @@ namespace {
 constexpr int kFatalOnly = 3;
 
 struct Subcommand {
-  std::string_view name;
-  std::string_view purpose;
+  std::string name;
+  std::string purpose;
   int (*run)(int argc, char** argv);  // argv[0] is the subcommand
 };
 
+int print_completion(int argc, char** argv);
+int print_manual(int argc, char** argv);
+std::string unknown_subcommand(const std::string& name);
+
 const std::vector<Subcommand>& subcommands() {
   static const std::vector<Subcommand> all = {
+      {"config", "what becomes of each key of configuration files", run_config},
       {"convert", "converts checkpoints and Hugging Face directories", run_convert},
       {"infer", "log-probabilities and continuations of a data set", run_infer},
       {"inspect", "shows, checks and compares checkpoints", run_inspect},
       {"plan", "whether a training fits, and how fast it will be", run_plan},
-      {"pretrain", "trains a model", run_pretrain},
+      {"pretrain", "trains a model", [](int argc, char** argv) { return run_pretrain(argc, argv, run_dry_run); }},
+      {"launch", "starts N ranks on this host: megashard launch -n N -- SUBCOMMAND ...", run_launch},
+      {"completion", "prints the completions for bash, zsh or fish", print_completion},
+      {"man", "prints the manual page of a subcommand, or of all", print_manual},
   };
   return all;
+}
+
+std::string unknown_subcommand(const std::string& name) {
+  std::vector<std::string> known;
+  for (const Subcommand& each : subcommands()) known.push_back(each.name);
+  const auto hint = did_you_mean(name, known);
+  return "unknown subcommand '" + name + "'" + (hint.empty() ? ": known are " + c10::Join(", ", known) : hint);
+}
+
+/// What `megashard SUBCOMMAND --help` prints.
+std::string help_of(const Subcommand& program) {
+  std::ostringstream text;
+  auto* const standard = std::cout.rdbuf(text.rdbuf());
+  std::string name = program.name, help = "--help";
+  char* words[] = {name.data(), help.data(), nullptr};
+  program.run(2, words);
+  std::cout.rdbuf(standard);
+  return text.str();
+}
+
+std::vector<HelpOfProgram> help_of_all() {
+  std::vector<HelpOfProgram> all;
+  for (const Subcommand& each : subcommands()) all.push_back({each.name, each.purpose, help_of(each)});
+  return all;
+}
+
+/// The word behind a subcommand; empty: --help, or none.
+std::string word_of(int argc, char** argv, const std::string& usage) {
+  const std::string word = argc > 1 ? argv[1] : "";
+  if (word != "--help" && word != "-h") return word;
+  std::cout << "usage: megashard " << usage << "\n";
+  return "";
+}
+
+int print_completion(int argc, char** argv) {
+  const std::string shell = word_of(argc, argv, "completion bash|zsh|fish");
+  if (argc < 2) throw UsageError("completion needs the name of a shell: bash, zsh or fish.");
+  if (!shell.empty()) std::cout << completion_script(shell, help_of_all());
+  return 0;
+}
+
+int print_manual(int argc, char** argv) {
+  const std::string name = word_of(argc, argv, "man [SUBCOMMAND]");
+  if (argc > 1 && name.empty()) return 0;
+  for (const Subcommand& each : subcommands()) {
+    if (each.name == name) {
+      std::cout << manual_page({each.name, each.purpose, help_of(each)}, MEGASHARD_VERSION);
+      return 0;
+    }
+  }
+  if (!name.empty()) throw UsageError(unknown_subcommand(name));
+  std::cout << manual_page(help_of_all(), MEGASHARD_VERSION);
+  return 0;
 }
 
 void print_help() {
@@ -46,8 +114,7 @@ void print_help() {
   for (const Subcommand& each : subcommands()) {
     std::cout << "  " << each.name << std::string(12 - each.name.size(), ' ') << each.purpose << "\n";
   }
-  std::cout << "  launch      starts N ranks on this host: megashard launch -n N -- SUBCOMMAND ...\n"
-               "  --version   prints the version\n\n"
+  std::cout << "  --version   prints the version, and what it was built against\n\n"
                "MEGASHARD_STACK=1 in the environment shows the stack of an error.\n";
 }
 
@@ -57,12 +124,10 @@ int run_subcommand(int argc, char** argv) {
     print_help();
     return 0;
   }
-  std::string known;
   for (const Subcommand& each : subcommands()) {
     if (each.name == name) return each.run(argc - 1, argv + 1);
-    known += std::string(each.name) + ", ";
   }
-  throw UsageError("unknown subcommand '" + std::string(name) + "': known are " + known + "launch");
+  throw UsageError(unknown_subcommand(std::string(name)));
 }
 
 }  // namespace

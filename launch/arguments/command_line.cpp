@@ -6,6 +6,7 @@
 #include <array>
 #include <cctype>
 
+#include "framework/arguments/argument_help.h"
 #include "framework/arguments/nearest_name.h"
 #include "launch/arguments/argument_file.h"
 
@@ -23,10 +24,24 @@ std::vector<OwnFlag> own_flags(const Program& program) {
   return flags;
 }
 
+/// Of a group of flags, which is called by its words, with - between them or not.
+std::string group_help_of(const Program& program, std::string group) {
+  std::ranges::replace(group, '-', ' ');
+  const auto groups = option_groups();
+  if (std::ranges::find(groups, group) != groups.end()) return group_help(group, program.shown);
+  const auto hint = did_you_mean(group, groups);
+  throw UsageError("--help " + group + ": there is no such group of flags" +
+                   (hint.empty() ? "; there are " + c10::Join(", ", groups) + "." : hint));
+}
+
 std::string help_of(const Program& program) {
-  std::string text = program.purpose + "\n";
+  std::string text = program.purpose;
+  text += help_lines("`megashard " + program.name +
+                         " --help GROUP` shows one group of flags: " + c10::Join(", ", option_groups()) + ".",
+                     0) +
+          "\n";
   for (const auto& each : own_flags(program))
-    text += "  " + each.flag + " " + each.kind + "\n" + help_lines(each.help, 6);
+    text += "  " + each.flag + (each.is_switch() ? "" : " " + each.kind) + "\n" + help_lines(each.help, 6);
   return text + options_help(program.shown);
 }
 
@@ -84,7 +99,7 @@ class WordReader {
   const Option* find(const std::string& flag) const { return flag.starts_with("--") ? find_option(flag) : nullptr; }
 
   size_t max_values(const std::string& flag) const {
-    if (find_own(flag) != nullptr) return 1;
+    if (const OwnFlag* own = find_own(flag)) return own->is_switch() ? 0 : 1;
     const Option* option = find(flag);
     const bool any = option == nullptr || option->nargs == Option::kAnyNumber;
     return any ? std::string::npos : static_cast<size_t>(option->nargs);
@@ -105,6 +120,7 @@ class WordReader {
   }
 
   void take_own(const OwnFlag& own, const std::vector<std::string>& values) {
+    if (own.is_switch()) return take_own_switch(own, values.empty() ? "true" : values.front());
     if (values.empty() || values.front().empty()) {
       line_.mistakes.add(own.flag + " has no value; write " + own.flag + " " + own.kind + ".", {own.flag});
       return;
@@ -113,6 +129,12 @@ class WordReader {
     if (is_new || at->second == values.front()) return;
     note_twice(own.flag, at->second, values.front());
     at->second = values.front();
+  }
+
+  void take_own_switch(const OwnFlag& own, const std::string& value) {
+    line_.mistakes.require(value == "true" || value == "false",
+                           own.flag + " takes no value (or true / false), got \"" + value + "\".");
+    if (value == "true") line_.own[own.flag] = value;
   }
 
   void note_twice(const std::string& flag, const std::string& before, const std::string& after) {
@@ -146,11 +168,14 @@ class WordReader {
     std::string message = "unexpected word" + std::string(words.size() > 1 ? "s " : " ") + "\"" +
                           c10::Join("\" \"", words) + "\"" + (before.empty() ? "" : " after " + before);
     const Option* option = find(before);
+    const OwnFlag* own = find_own(before);
+    const bool is_switch = own != nullptr ? own->is_switch() : option != nullptr && option->is_switch();
     const std::array truths = {"true", "false", "True", "False"};
     const bool is_truth = std::find(truths.begin(), truths.end(), words.front()) != truths.end();
-    if (option != nullptr && option->is_switch() && is_truth && words.size() == 1) {
+    if (is_switch && is_truth && words.size() == 1) {
       const bool on = words.front().ends_with("rue");
-      message += "; a switch takes none: " + (on ? "leave it out." : "write " + option->flag + "=false.");
+      const auto& flag = own != nullptr ? own->flag : option->flag;
+      message += "; a switch takes none: " + (on ? "leave it out." : "write " + flag + "=false.");
     } else if (words.front().starts_with("\u2013") || words.front().starts_with("\u2014")) {
       message += "; flags begin with two plain hyphens, and this one with a long dash.";
     } else if (words.front().find_first_not_of(" \n\t") == std::string::npos) {
@@ -177,15 +202,24 @@ const Program& pretrain_program() {
                                       "megashard pretrain [FILE.yaml] [options]\n\n"
                                       "Trains a model. Options may also stand in a YAML file as snake_case keys, at\n"
                                       "the top or under gpt_args:; flags beat the file. Defaults are shown in [].\n",
-                                  .flags = {},
+                                  .flags = {{kDryRun, "",
+                                             "prints the arguments and where they come from, the units, the data and "
+                                             "a plan (docs/plan.md), and trains nothing"},
+                                            {kWorldSize, "INT", "ranks, with --dry-run [the launcher's]"},
+                                            {kMachine, "NAME|FILE",
+                                             "with --dry-run, of the plan: h100, h200, or a YAML file as `megashard "
+                                             "plan --measure` writes it [h200]"}},
                                   .shown = [](const Option&) { return true; }};
   return program;
 }
 
 CommandLine parse_arguments(int argc, const char* const* argv, const Program& program) {
   std::vector<std::string> words(argv + 1, argv + argc);
-  for (const auto& word : words) {
-    if (word == "--help" || word == "-h") throw HelpRequested(help_of(program));
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (words[i] != "--help" && words[i] != "-h") continue;
+    const std::vector<std::string> group(words.begin() + static_cast<std::ptrdiff_t>(i) + 1, words.end());
+    const bool named = !group.empty() && !is_flag(group.front());
+    throw HelpRequested(named ? group_help_of(program, c10::Join(" ", group)) : help_of(program));
   }
   std::optional<std::string> file;
   if (!words.empty() && !words.front().starts_with('-')) {

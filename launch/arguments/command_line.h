@@ -26,9 +26,13 @@ class HelpRequested : public std::exception {
   std::string text_;
 };
 
-/// A flag of one value that only one program has.
+/// A flag that only one program has.
 struct OwnFlag {
-  std::string flag, kind, help;
+  std::string flag;
+  std::string kind;  ///< of its one value, for the help; empty: a switch
+  std::string help;
+
+  bool is_switch() const { return kind.empty(); }
 };
 
 /// What a program takes besides the table's options.
@@ -40,14 +44,22 @@ struct Program {
 };
 
 const Program& pretrain_program();
+inline constexpr const char* kDryRun = "--dry-run";
+inline constexpr const char* kWorldSize = "--world-size";  ///< with --dry-run, and of `megashard plan`
+inline constexpr const char* kMachine = "--machine";       ///< with --dry-run
 
 struct CommandLine {
   Arguments arguments;
   std::optional<RollWorker> worker;        ///< of --role
   std::optional<MindSpeedRun> mindspeed;   ///< of its files
-  std::map<std::string, std::string> own;  ///< the program's own flags that were given
+  std::map<std::string, std::string> own;  ///< the program's own flags that were given; switches that are on: "true"
   std::vector<std::string> notices;        ///< for the user to read
   Mistakes mistakes;                       ///< in single flags; validate_arguments adds its own
+
+  std::string own_value(const std::string& flag, const std::string& otherwise) const {
+    const auto found = own.find(flag);
+    return found == own.end() ? otherwise : found->second;
+  }
 };
 
 /// The options of `megashard pretrain [FILE.yaml] [flags]`; argv[0] is the subcommand. Flags beat

@@ -1,14 +1,20 @@
 #include "launch/plan/plan.h"
 
-#include <algorithm>
+#include <ATen/Parallel.h>
+#include <c10/util/StringUtil.h>
+
+#include <filesystem>
 #include <functional>
 #include <iostream>
 
-#include "framework/arguments/typed_text.h"
+#include "framework/process_group/gpu_device.h"
+#include "framework/process_group/launch_environment.h"
 #include "launch/arguments/command_line.h"
 #include "launch/output/print_line.h"
 #include "launch/plan/device_file.h"
 #include "launch/plan/fit.h"
+#include "launch/plan/measure.h"
+#include "launch/plan/plan_flags.h"
 #include "launch/plan/plan_report.h"
 #include "launch/plan/plan_trace.h"
 #include "launch/plan/planned_run.h"
@@ -17,11 +23,11 @@
 namespace megashard {
 namespace {
 
-constexpr const char* kWorldSize = "--world-size";
 constexpr const char* kDevice = "--device";
 constexpr const char* kDeviceMemory = "--device-memory";
 constexpr const char* kFit = "--fit";
 constexpr const char* kTrace = "--trace";
+constexpr const char* kMeasure = "--measure";
 
 const Program& plan_program() {
   static const Program program = {
@@ -34,24 +40,15 @@ const Program& plan_program() {
       .flags = {{kWorldSize, "INT", "ranks of the training [1]"},
                 {kDevice, "NAME|FILE", "the GPU: h100, h200, or a YAML file of another [h200]"},
                 {kDeviceMemory, "BYTES", "memory of a GPU, as 139GiB, instead of the device's"},
-                {kFit, "true|false",
+                {kFit, "",
                  "tries micro batches of --global-batch-size, recompute, resharding and shards within a node, and "
-                 "shows the plan of the fastest that fits [false]"},
-                {kTrace, "FILE", "the planned step for chrome://tracing"}},
+                 "shows the plan of the fastest that fits"},
+                {kTrace, "FILE", "the planned step for chrome://tracing"},
+                {kMeasure, "FILE",
+                 "measures this machine, in less than a minute, and writes it for --device; its links by the ranks of "
+                 "a launcher"}},
       .shown = [](const Option& option) { return option.flag != kDevice; }};
   return program;
-}
-
-std::string own_value(const CommandLine& line, const char* flag, const std::string& otherwise) {
-  const auto found = line.own.find(flag);
-  return found == line.own.end() ? otherwise : found->second;
-}
-
-int world_size_of(CommandLine& line) {
-  const std::string text = own_value(line, kWorldSize, "1");
-  const int64_t ranks = parse_integer(text).value_or(0);
-  line.mistakes.require(0 < ranks && ranks <= (1 << 24), "--world-size takes a number of ranks, got \"" + text + "\".");
-  return static_cast<int>(std::max<int64_t>(ranks, 1));
 }
 
 PlanChange fastest_that_fits(const std::function<CommandLine()>& line, PlanOptions options) {
@@ -65,6 +62,23 @@ PlanChange fastest_that_fits(const std::function<CommandLine()>& line, PlanOptio
   return best.change;
 }
 
+/// Of the launcher's ranks, which measure together, and the first writes.
+void measure_into(const std::string& path, Arguments& arguments) {
+  RendezvousOptions ranks = read_environment(arguments.local_rank, "env://").rendezvous;
+  arguments.distributed_backend = take_device(DeviceChoice::kAuto) ? "cpu:gloo,cuda:nccl" : "gloo";
+  const ProcessGroupPtr group = join_world(arguments, {}, ranks);
+  const DeviceModel model = measure_machine(group, std::filesystem::path(path).parent_path().string());
+  if (group->rank() == 0) {
+    write_device_model(path, model,
+                       c10::str("Measured by `megashard plan --measure` with ", group->size(), " rank(s), ",
+                                at::get_num_threads(), " thread(s) each. docs/plan.md says what the keys are."));
+    print_line("wrote " + path + ": " + model.name + ", " + decimal("%.3g", model.flops_32) + " FLOP/s of fp32, " +
+               decimal("%.3g", model.flops_16) + " of bf16, " + decimal("%.3g", model.memory_bandwidth) +
+               " bytes/s of memory, " + decimal("%.3g", model.node_bandwidth) + " of links");
+  }
+  group->barrier();
+}
+
 }  // namespace
 
 int run_plan(int argc, char** argv) {
@@ -75,16 +89,19 @@ int run_plan(int argc, char** argv) {
     std::cout << help.what();
     return 0;
   }
-  const int world_size = world_size_of(line);
+  if (const auto file = line.own.find(kMeasure); file != line.own.end()) {
+    line.mistakes.throw_if_any();
+    measure_into(file->second, line.arguments);
+    return 0;
+  }
+  const int world_size = read_world_size(line);
   DeviceModel device;
-  line.mistakes.attempt([&] { device = read_device_model(own_value(line, kDevice, "h200")); });
+  line.mistakes.attempt([&] { device = read_device_model(line.own_value(kDevice, kDefaultDevice)); });
   if (line.own.contains(kDeviceMemory)) {
     line.mistakes.attempt([&] { device.memory_bytes = parse_bytes(line.own.at(kDeviceMemory), kDeviceMemory); });
   }
-  const std::string fit = own_value(line, kFit, "false");
-  line.mistakes.require(fit == "true" || fit == "false", "--fit takes true or false, got \"" + fit + "\".");
   PlanOptions options{.device = device, .world_size = world_size, .sink = sink_for(0)};
-  if (fit == "true") {
+  if (line.own.contains(kFit)) {
     line.mistakes.throw_if_any();
     options.change = fastest_that_fits([&] { return parse_arguments(argc, argv, plan_program()); }, options);
   }

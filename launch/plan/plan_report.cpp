@@ -60,6 +60,9 @@ void print_plan(const PlannedRun& run, const DeviceModel& device) {
   print_line("plan: " + decimal("%.3f", static_cast<double>(run.parameters) / 1e9) + " B parameters, " +
              std::to_string(run.world_size) + " x " + device.name);
   print_memory(run.peak, device);
+  if (run.host_bytes > 0)
+    print_line("host memory of rank 0: " + gibibytes(static_cast<double>(run.host_bytes)) + " (" +
+               std::to_string(run.host_bytes) + " bytes) of rows, gradients and optimizer state");
   print_communication(step);
   const double tokens_per_second = static_cast<double>(run.tokens) / step.seconds;
   print_line("\nstep: " + milliseconds(step.seconds) + " ms, of which the host launches for " +

@@ -5,7 +5,9 @@
 #include <numeric>
 #include <unordered_set>
 
+#include "framework/arguments/saved_arguments.h"
 #include "framework/training/trainer.h"
+#include "launch/train/run_arguments.h"
 #include "launch/train/run_setup.h"
 #include "models/decoder_arguments.h"
 #include "parallel/collectives/fake_process_group.h"
@@ -20,6 +22,20 @@ namespace {
 constexpr int64_t kSteps = 3;  // moments are there from the second one on; the third is like all later ones
 
 void ignore(Severity, const std::string&) {}
+
+/// ROLL's, MindSpeed-MM's and checkpoints' arguments; tokens are generated.
+void take_files(CommandLine& line, int world_size, const DiagnosticSink& sink) {
+  constexpr int64_t kAnyLength = 1 << 20;  // of an epoch: the plan has steps of its own
+  Arguments& arguments = line.arguments;
+  arguments.mock_data = true;
+  if (line.mindspeed && line.mindspeed->data && !arguments.seq_length)
+    arguments.seq_length = line.mindspeed->data->cutoff_length;
+  line.mistakes.attempt_or_throw([&] {
+    apply_files(
+        line, world_size, [] { return kAnyLength; }, sink);
+    if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
+  });
+}
 
 /// What a plan does not do, or does otherwise.
 void leave_out_what_has_no_shape(Arguments& arguments) {
@@ -41,6 +57,7 @@ void leave_out_what_has_no_shape(Arguments& arguments) {
     path->reset();
   arguments.async_save = false;
   arguments.log_memory = arguments.log_host_syncs = arguments.exit_signal_handler = arguments.profile = false;
+  arguments.save_interval.reset();
   arguments.exit_interval.reset();
   arguments.exit_duration_in_mins.reset();
   arguments.timing_log_level = 0;
@@ -132,6 +149,15 @@ class PeakWatch {
   PeakMemory peak_;
 };
 
+/// Of what CPU offload keeps there; gradients are like the rows.
+int64_t host_bytes(Optimizer& optimizer) {
+  const auto of = [](const at::Tensor& tensor) { return tensor.is_cpu() ? static_cast<int64_t>(tensor.nbytes()) : 0; };
+  int64_t bytes = 0;
+  for (const auto& parameter : optimizer.parameters()) bytes += 2 * of(parameter);
+  for (const auto& [name, piece] : optimizer.sharded_state_dict()) bytes += of(piece.local);
+  return bytes;
+}
+
 TrainerCallbacks quiet_callbacks(std::function<void()> after_step) {
   const auto no_line = [](const std::string&) {};
   TrainerCallbacks callbacks;
@@ -152,6 +178,7 @@ double peak_flops(const DeviceModel& device, at::ScalarType computed_in) {
 PlannedRun run_planned(CommandLine& line, const PlanOptions& options) {
   const auto& [device, world_size, keeps_spans, sink, change] = options;
   Arguments& arguments = line.arguments;
+  take_files(line, world_size, sink);
   leave_out_what_has_no_shape(arguments);
   change_arguments(change, arguments);
   ShardingPlan sharding =
@@ -159,8 +186,6 @@ PlannedRun run_planned(CommandLine& line, const PlanOptions& options) {
   if (change.reshard_after_forward) sharding.config.reshard_after_forward = *change.reshard_after_forward;
   if (change.sharding_size) sharding.config.sharding_size = *change.sharding_size;
   take_network_from_hf_model(arguments, ignore);
-  if (sharding.config.offload_to_cpu)
-    throw UsageError("a plan does not go through offload_to_cpu of the FSDP2 file, whose optimizer runs on the host.");
   const DevicePlan plan = begin_device_plan(device, keeps_spans);
   const ProcessGroupPtr group = group_of_rank_0(world_size);
   const ParallelGroups groups(arguments, group);
@@ -186,6 +211,8 @@ PlannedRun run_planned(CommandLine& line, const PlanOptions& options) {
   watch = &watches;
   plan.take_totals();
   trainer.train();
+  run.host_bytes = host_bytes(trainer.optimizer());
+  run.units = unit_summaries(*built.model);
   run.peak = watches.peak();
   run.tokens = *arguments.global_batch_size * *arguments.seq_length;
   run.flops = built.model->training_flops(*arguments.global_batch_size, *arguments.seq_length);

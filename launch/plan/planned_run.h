@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "framework/diagnostics.h"
 #include "launch/arguments/command_line.h"
 #include "parallel/device/device_plan.h"
+#include "parallel/fsdp/unit_summary.h"
 
 namespace megashard {
 
@@ -25,8 +27,10 @@ struct PlannedRun {
   double flops = 0;       ///< of a step, of all ranks, as Megatron counts them
   double peak_flops = 0;  ///< of one device, in the dtype that the model computes in
   PeakMemory peak{};
-  PlanTotals step{};  ///< the last one
+  PlanTotals step{};       ///< the last one
+  int64_t host_bytes = 0;  ///< of rows, gradients and moments that CPU offload keeps there
   int64_t checkpoint_bytes = 0;
+  std::vector<UnitSummary> units{};
 };
 
 /// What is done otherwise than the line and its FSDP2 file say.

@@ -20,10 +20,10 @@
 #include "framework/training/trainer.h"
 #include "framework/training/unit_planner.h"
 #include "launch/arguments/command_line.h"
-#include "launch/mindspeed/preparation.h"
 #include "launch/output/print_line.h"
 #include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"
+#include "launch/train/run_arguments.h"
 #include "launch/train/run_setup.h"
 #include "launch/train/run_signals.h"
 #include "models/decoder_arguments.h"
@@ -34,49 +34,6 @@
 
 namespace megashard {
 namespace {
-
-DataOptions data_options(const Arguments& arguments, int64_t vocab_size, int64_t eod_id,
-                         const DiagnosticSink& sink = {}) {
-  DataOptions options;
-  options.data_path = arguments.data_path;
-  options.split = arguments.split.value_or(kDefaultSplit);
-  options.train_data_path = arguments.train_data_path;
-  options.valid_data_path = arguments.valid_data_path;
-  options.test_data_path = arguments.test_data_path;
-  options.mock_data = arguments.mock_data;
-  options.seq_length = *arguments.seq_length;
-  options.seed = arguments.seed;
-  options.shuffle_conversations = arguments.shuffle_conversations;
-  options.neat_packing = arguments.neat_packing;
-  options.vocab_size = vocab_size;
-  options.eod_id = eod_id;
-  options.sink = sink;
-  return options;
-}
-
-int64_t samples_of_epoch(const Arguments& arguments) {
-  if (!arguments.seq_length) {
-    throw UsageError("num_train_epochs needs the length of a sequence; give sequence_length in the file, "
-                     "--seq-length, or the length of the training by --train-iters.");
-  }
-  // Tokens do not matter for their number.
-  auto options = data_options(arguments, /*vocab_size=*/1, /*eod_id=*/0);
-  options.valid_samples = options.test_samples = 0;
-  return build_datasets(options).train->size();
-}
-
-void apply_worker(RollWorker& worker, Arguments& arguments, int world_size, const DiagnosticSink& sink) {
-  if (!worker.trains) {
-    throw UsageError(worker.role + " is a worker of fsdp2_infer, which trains nothing; choose one "
-                                   "of fsdp2_train.");
-  }
-  apply_roll_worker(
-      worker, arguments, world_size, [&] { return samples_of_epoch(arguments); }, sink);
-  for (const auto* words : {&arguments.data_path, &arguments.train_data_path}) {
-    for (const auto& prefix : parse_blend(*words).prefixes)
-      require_pictures_prepared(prefix, worker.image_pixels, worker.role + ".model_args");
-  }
-}
 
 int64_t peak_memory_bytes(c10::Device device) {
   if (!device.is_cpu()) {
@@ -176,7 +133,7 @@ void keep_freed_memory() {
 
 }  // namespace
 
-int run_pretrain(int argc, char** argv) {
+int run_pretrain(int argc, char** argv, DryRun dry_run) {
   const auto start = std::chrono::steady_clock::now();
   give_freed_memory_back();
   CommandLine line;
@@ -186,18 +143,18 @@ int run_pretrain(int argc, char** argv) {
     std::cout << help.what();
     return 0;
   }
+  if (line.own.contains(kDryRun)) return dry_run(std::move(line), [&] { return parse_arguments(argc, argv); });
+  for (const char* flag : {kWorldSize, kMachine})
+    line.mistakes.require(!line.own.contains(flag),
+                          std::string(flag) + " is for --dry-run; leave it out, or add that.");
   Arguments& arguments = line.arguments;
   const RendezvousOptions environment =
       read_environment(arguments.local_rank, arguments.distributed_init_method.value_or("env://")).rendezvous;
   const DiagnosticSink sink = sink_for(environment.rank);
   for (const auto& notice : line.notices) sink(Severity::kNotice, notice);
   line.mistakes.attempt_or_throw([&] {
-    if (line.worker) apply_worker(*line.worker, arguments, environment.world_size, sink);
-    if (line.mindspeed) {
-      apply_mindspeed(
-          *line.mindspeed, arguments, environment.world_size, [&] { return samples_of_epoch(arguments); }, sink,
-          line.mistakes);
-    }
+    apply_files(
+        line, environment.world_size, [&] { return samples_of_epoch(arguments); }, sink);
     if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
   });
   const ShardingPlan sharding = validate_for_machine(line, environment, sink);

@@ -1,9 +1,16 @@
 #pragma once
 
+#include <functional>
+
+#include "launch/arguments/command_line.h"
+
 namespace megashard {
+
+/// What --dry-run does instead of training; `parse` reads the line anew.
+using DryRun = int (*)(CommandLine line, const std::function<CommandLine()>& parse);
 
 /// `megashard pretrain [FILE.yaml] [flags]`: trains a model; argv[0] is the subcommand. Returns the
 /// exit code.
-int run_pretrain(int argc, char** argv);
+int run_pretrain(int argc, char** argv, DryRun dry_run);
 
 }  // namespace megashard

@@ -36,11 +36,11 @@ Strictness strictness_of(const Arguments& arguments) {
   return arguments.fsdp2_config_strict ? Strictness::kStrict : Strictness::kWarn;
 }
 
-Fsdp2Config sharding_config(const CommandLine& line, const DiagnosticSink& sink) {
+Fsdp2Config sharding_config(const CommandLine& line, const DiagnosticSink& sink, KeyLog* log) {
   const Arguments& arguments = line.arguments;
   Fsdp2Config config;
   if (arguments.fsdp2_config_path) {
-    config = load_fsdp2_config(*arguments.fsdp2_config_path, strictness_of(arguments), sink);
+    config = load_fsdp2_config(*arguments.fsdp2_config_path, strictness_of(arguments), sink, log);
   } else if (line.worker) {
     return line.worker->sharding;
   } else if (!arguments.use_torch_fsdp2) {
@@ -109,14 +109,15 @@ DiagnosticSink sink_for(int rank) {
   };
 }
 
-ShardingPlan validate_for_machine(CommandLine& line, const RendezvousOptions& environment, const DiagnosticSink& sink) {
+ShardingPlan validate_for_machine(CommandLine& line, const RendezvousOptions& environment, const DiagnosticSink& sink,
+                                  KeyLog* log) {
   Arguments& arguments = line.arguments;
   Mistakes& found = line.mistakes;
   ShardingPlan plan{.config = {}, .recompute_reentrant = line.worker && line.worker->recompute_reentrant};
   std::vector<std::pair<Severity, std::string>> told;  // of the file, for a run that starts
   found.attempt([&] {
     plan.config = sharding_config(
-        line, [&told](Severity severity, const std::string& message) { told.emplace_back(severity, message); });
+        line, [&told](Severity severity, const std::string& message) { told.emplace_back(severity, message); }, log);
     take_expert_ranks(plan.config, arguments, sink);
     arguments.gradients_in_fp16 = has_fp16(plan.config.mixed_precision);
   });
@@ -205,10 +206,10 @@ BuiltModel build_model(const Arguments& arguments, bool initialises) {
                         .target_modules = arguments.lora_target_modules});
     }
     if (arguments.fp8_format) {
-      use_float8(*model, {.recipe = arguments.fp8_recipe == Fp8Recipe::kMxfp8 ? Float8Recipe::kMxfp8
-                                                                              : Float8Recipe::kTensorwise,
-                          .gradient_format = arguments.fp8_format == Fp8Format::kHybrid ? at::kFloat8_e5m2
-                                                                                        : at::kFloat8_e4m3fn});
+      use_float8(
+          *model,
+          {.recipe = arguments.fp8_recipe == Fp8Recipe::kMxfp8 ? Float8Recipe::kMxfp8 : Float8Recipe::kTensorwise,
+           .gradient_format = arguments.fp8_format == Fp8Format::kHybrid ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn});
     }
     if (stored_dtype(arguments) != at::kFloat) model->to(stored_dtype(arguments));
     return model;

@@ -6,6 +6,7 @@
 
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "framework/arguments/arguments.h"
+#include "framework/arguments/key_log.h"
 #include "framework/diagnostics.h"
 #include "framework/mistakes.h"
 #include "framework/modules/deferred_init.h"
@@ -28,8 +29,9 @@ struct ShardingPlan {
 };
 
 /// validate_arguments with this machine's GPUs and variables, and what is wrong with the FSDP2
-/// file, which is read here. Takes the line's mistakes.
-ShardingPlan validate_for_machine(CommandLine& line, const RendezvousOptions& environment, const DiagnosticSink& sink);
+/// file, which is read here (its keys: `log`). Takes the line's mistakes.
+ShardingPlan validate_for_machine(CommandLine& line, const RendezvousOptions& environment, const DiagnosticSink& sink,
+                                  KeyLog* log = nullptr);
 
 /// Collective. The device_mapping of ROLL's worker chooses the GPU of a rank.
 ProcessGroupPtr join_world(const Arguments& arguments, const std::optional<RollWorker>& worker,

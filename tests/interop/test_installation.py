@@ -195,3 +195,66 @@ def test_what_is_no_plugin_says_so(tmp_path, installed, plugins):
     assert "failed to register its models: out of luck" in refused(tmp_path / "throws.so")
     unknown = train(program, 2, plugins["pkg-config"], tmp_path, "--model", "mine", expect=1)[1]
     assert "no model is registered for architecture mine; known are: " in unknown and "my_model" in unknown
+
+
+def test_cmake_finds_it(tmp_path, installed):
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.16)\nproject(mine CXX)\nfind_package(megashard 0.1 REQUIRED)\n"
+        "add_executable(mine mine.cpp)\ntarget_link_libraries(mine megashard::megashard)\n")
+    (tmp_path / "mine.cpp").write_text(
+        "#include <megashard/megashard.h>\n#include <cstdio>\n"
+        "int main() { std::printf(\"%d ranks\\n\", megashard::init_process_group()->size()); }\n")
+    run("cmake", "-S", ".", "-B", "out", f"-DCMAKE_PREFIX_PATH={installed[0]}", cwd=tmp_path)
+    run("cmake", "--build", "out", cwd=tmp_path)
+    assert run(tmp_path / "out" / "mine", cwd=tmp_path) == "1 ranks\n"
+
+
+def test_manual_pages_are_pages(tmp_path, installed):
+    pages = sorted((installed[0] / "share" / "man" / "man1").glob("*.1"))
+    assert [page.name for page in pages] == [
+        "megashard-config.1", "megashard-convert.1", "megashard-infer.1", "megashard-inspect.1", "megashard-launch.1",
+        "megashard-plan.1", "megashard-pretrain.1", "megashard.1"]
+    for page in pages:
+        lines = page.read_text().splitlines()
+        assert lines[0].startswith(f'.TH {page.stem} 1 ') and lines[1] == ".SH NAME"
+        # Requests are the page's own: no line of the help begins as one.
+        assert {line.split()[0] for line in lines if line.startswith((".", "'"))} <= {".TH", ".SH", ".nf", ".fi"}
+    assert "\\-\\-lr\\-decay\\-style" in (pages[0].parent / "megashard-pretrain.1").read_text()
+
+
+COMPLETE = """source {}
+COMP_WORDS=({}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _megashard; echo "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.parametrize("line, expected", [
+    ("megashard pl", {"plan"}),
+    ("megashard pretrain --lr-decay-st", {"--lr-decay-style"}),
+    ("megashard pretrain --lr-decay-style co", {"constant", "cosine"}),
+    ("megashard launch -n 2 -- pre", {"pretrain"}),
+    ("megashard launch -n 2 -- pretrain --hidden-s", {"--hidden-size"}),
+    ("megashard inspect --veri", {"--verify"}),
+    ("megashard plan --device-m", {"--device-memory"})])
+def test_bash_completes(tmp_path, installed, line, expected):
+    script = installed[0] / "share" / "bash-completion" / "completions" / "megashard"
+    found = run("bash", "-c", COMPLETE.format(script, line), cwd=tmp_path)
+    assert set(found.split()) == expected
+
+
+def test_other_shells_have_the_same_flags(installed):
+    share = installed[0] / "share"
+    flags = set(re.findall(r"--[\w-]+", re.search(r'pretrain\) flags="(.*)"', (
+        share / "bash-completion" / "completions" / "megashard").read_text())[1]))
+    assert len(flags) > 150
+    zsh = (share / "zsh" / "site-functions" / "_megashard").read_text()
+    assert set(re.findall(r"--[\w-]+", re.search(r"^ +pretrain\) compadd -- (.*) ;;$", zsh, re.M)[1])) == flags
+    fish = (share / "fish" / "vendor_completions.d" / "megashard.fish").read_text()
+    assert {"--" + name for name in re.findall(r"^complete .*_from pretrain' -l (\S+)", fish, re.M)} == flags
+
+
+def test_the_version_says_what_it_was_built_against():
+    import torch
+
+    version = megashard.run(BUILD / "launch" / "megashard", "--version").stdout
+    libtorch = re.escape(torch.__version__)
+    assert re.match(rf"megashard \d+\.\d+\.\d+\nLibTorch {libtorch} with(out)? CUDA, gcc \d", version)

@@ -15,7 +15,7 @@ from wrong_use import MOCK, ON_TWO_RANKS, PRETRAIN, RATE, check, only_line, run
 TRAIN = [*PRETRAIN, *RATE, *MOCK]
 
 CASES = {
-    "unknown subcommand": (["train"], USAGE, "unknown subcommand 'train': known are"),
+    "unknown subcommand": (["train"], USAGE, "unknown subcommand 'train'; did you mean pretrain?"),
     "unknown subcommand on every rank": (["launch", "-n", "3", "--", "train"], USAGE, "unknown subcommand 'train'"),
     "launch without a number": (["launch", "--", "pretrain"], USAGE, "--processes is required"),
     "launch without a subcommand": (["launch", "-n", "2"], USAGE, "no subcommand to start"),

@@ -138,6 +138,44 @@ TEST(CommandLine, HelpComesFromTheTable) {
   }
 }
 
+TEST(CommandLine, HelpOfAGroup) {
+  const auto help_of = [](const std::string& line) -> std::string {
+    try {
+      parse(line);
+    } catch (const HelpRequested& help) {
+      return help.what();
+    }
+    return "";
+  };
+  for (const char* line : {"--help learning rate", "--seed 1 --help learning-rate"}) {
+    const auto help = help_of(line);
+    EXPECT_THAT(help, testing::StartsWith("learning rate:\n"));
+    EXPECT_THAT(help, HasSubstr("\n  --lr FLOAT\n"));
+    EXPECT_THAT(help, testing::Not(testing::AnyOf(HasSubstr("--num-layers"), HasSubstr("refused"))));
+  }
+  EXPECT_THAT(help_of("--help --lr 1"), HasSubstr("--num-layers")) << "a flag is no group";
+  EXPECT_THAT(refusal("--help optimiser"),
+              HasSubstr("--help optimiser: there is no such group of flags; did you mean optimizer?"));
+}
+
+TEST(CommandLine, SwitchesOfAProgramTakeNoValue) {
+  EXPECT_TRUE(parsed("--dry-run").own.contains(kDryRun));
+  EXPECT_TRUE(parsed("--dry_run=true").own.contains(kDryRun));
+  EXPECT_FALSE(parsed("--dry-run=false").own.contains(kDryRun));
+  EXPECT_EQ(refusal("--dry-run true"), "unexpected word \"true\" after --dry-run; a switch takes none: leave it out.");
+  EXPECT_EQ(refusal("--dry-run=yes"), "--dry-run takes no value (or true / false), got \"yes\".");
+  EXPECT_EQ(parsed("--world-size 8").own_value(kWorldSize, "1"), "8");
+  EXPECT_EQ(parsed("").own_value(kWorldSize, "1"), "1");
+}
+
+TEST(CommandLine, ArgumentsKnowWhereTheyWereGiven) {
+  const TemporaryFile file("lr: 0.5\nseed: 3\n");
+  const auto arguments = parse(file.path + " --seed 4");
+  EXPECT_EQ(arguments.given.at("lr"), file.path + ":1");
+  EXPECT_EQ(arguments.given.at("seed"), "command line");
+  EXPECT_FALSE(arguments.is_given("num_layers"));
+}
+
 TEST(ArgumentFile, ReadsMegatronsSection) {
   const TemporaryFile file(R"(
 gpt_args:

@@ -1,0 +1,170 @@
+#include "launch/plan/dry_run.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "framework/arguments/key_log.h"
+#include "framework/arguments/microbatches.h"
+#include "framework/arguments/saved_arguments.h"
+#include "framework/training/split_samples.h"
+#include "framework/training/start_log.h"
+#include "launch/output/print_line.h"
+#include "launch/output/text_table.h"
+#include "launch/plan/device_file.h"
+#include "launch/plan/plan_flags.h"
+#include "launch/plan/plan_report.h"
+#include "launch/plan/planned_run.h"
+#include "launch/plan/unit_table.h"
+#include "launch/plan/value_origins.h"
+#include "launch/train/end_of_document.h"
+#include "launch/train/run_arguments.h"
+#include "launch/train/run_setup.h"
+#include "models/decoder_arguments.h"
+
+namespace megashard {
+namespace {
+
+constexpr const char* kFromOthers = "follows from others";
+
+/// The launcher's, or as many ranks as --world-size says.
+RendezvousOptions ranks_of(CommandLine& line) {
+  const Arguments& arguments = line.arguments;
+  auto ranks = read_environment(arguments.local_rank, arguments.distributed_init_method.value_or("env://")).rendezvous;
+  if (!line.own.contains(kWorldSize)) return ranks;
+  ranks = {};
+  ranks.world_size = ranks.local_world_size = read_world_size(line);
+  return ranks;
+}
+
+/// Goes the way of run_pretrain up to the first rank's meeting with others.
+void complete(CommandLine& line, const RendezvousOptions& ranks, ValueOrigins& origins, KeyLog& sharding_keys,
+              const DiagnosticSink& sink) {
+  Arguments& arguments = line.arguments;
+  arguments.world_size = ranks.world_size;
+  origins.note_changes(arguments, line.own.contains(kWorldSize) ? kWorldSize : "launcher's environment");
+  line.mistakes.attempt_or_throw([&] {
+    apply_files(
+        line, ranks.world_size, [&] { return samples_of_epoch(arguments); }, sink);
+    origins.note_changes(arguments, line.worker ? "worker " + line.worker->role : "MindSpeed-MM's files");
+    if (arguments.use_checkpoint_args) {
+      take_checkpoint_arguments(arguments, sink);
+      origins.note_changes(arguments, "checkpoint " + *arguments.load);
+    }
+  });
+  validate_for_machine(line, ranks, sink, &sharding_keys);
+  origins.note_changes(arguments, kFromOthers);
+  take_network_from_hf_model(arguments, sink);
+  origins.note_changes(arguments, "config.json of " + arguments.hf_model.value_or(""));
+}
+
+void print_arguments(const Arguments& arguments, const ValueOrigins& origins) {
+  TextTable table({"argument", "from", "value"});
+  auto values = argument_values(arguments);
+  std::ranges::sort(values, {}, &std::pair<std::string, ArgumentValue>::first);
+  int64_t defaults = 0;
+  for (const auto& [name, value] : values) {
+    const std::string& origin = origins.of(name);
+    if (origin == "default" && !arguments.print_all_arguments) {
+      ++defaults;
+    } else {
+      table.add({name, origin, argument_text(value)});
+    }
+  }
+  table.print();
+  if (defaults > 0)
+    print_line("and " + std::to_string(defaults) + " at their defaults, which --print-all-arguments shows");
+}
+
+void print_sharding_keys(const KeyLog& keys) {
+  if (keys.empty()) return;
+  TextTable table({"key of the FSDP2 file", "from", "value"});
+  for (const auto& note : keys)
+    table.add({note.key, note.source + ":" + std::to_string(note.line),
+               (note.use == KeyNote::Use::kRead ? "" : "ignored: ") + note.text});
+  table.print();
+}
+
+void print_batches(const Arguments& arguments) {
+  const MicrobatchOptions batches = microbatch_options(arguments);
+  const int64_t microbatches = batches.global_batch_size / (batches.micro_batch_size * batches.data_parallel_size);
+  const int64_t length = *arguments.seq_length;
+  print_line("\nbatch: " + std::to_string(batches.global_batch_size) + " sequences of " + std::to_string(length) +
+             " tokens a step: " + std::to_string(batches.micro_batch_size) + " in a micro batch x " +
+             std::to_string(microbatches) + " micro batches x " + std::to_string(batches.data_parallel_size) +
+             " data parallel ranks" + (batches.rampup.empty() ? "" : ", after the ramp-up of --rampup-batch-size"));
+  const int64_t steps = arguments.train_iters.value_or(0);
+  const int64_t samples = arguments.train_samples.value_or(samples_of_iterations(batches, steps));
+  print_line("training: " + std::to_string(steps) + " steps, " + std::to_string(samples) + " sequences, " +
+             std::to_string(samples * length) + " tokens");
+}
+
+void print_data(const Arguments& arguments, int64_t iteration) {
+  const int64_t end = end_of_document_id(arguments);
+  DataOptions data =
+      data_options(arguments, /*vocab_size=*/std::max<int64_t>(end, 0) + 1, end);  // tokens do not matter
+  ask_for_samples(arguments, arguments.train_iters.value_or(0), iteration, data);
+  const DataSplits splits = build_datasets(data);
+  const auto print = [&](const char* split, const auto& dataset, const std::optional<int64_t>& samples) {
+    print_line(data_line(split, dataset.get(), *samples, data.seq_length));
+  };
+  print("training", splits.train, data.train_samples);
+  print("validation", splits.valid, data.valid_samples);
+  print("test", splits.test, data.test_samples);
+}
+
+std::string weights_line(const Start& from, const Arguments& arguments) {
+  switch (from.source) {
+    case WeightSource::kCheckpoint:
+      return "weights: " + from.step.folder;
+    case WeightSource::kHuggingFace:
+      return "weights: " + *arguments.hf_model;
+    case WeightSource::kInitialisation:
+      return "weights: drawn";
+  }
+  return "";
+}
+
+void print_forecast(CommandLine line, const DeviceModel& machine, int world_size, int64_t steps) {
+  PlannedRun run;
+  try {
+    run = run_planned(line, {.device = machine, .world_size = world_size, .sink = [](Severity, const std::string&) {}});
+  } catch (const c10::Error& error) {
+    print_line(std::string("\nno units and no forecast: ") + error.what_without_backtrace());
+    return;
+  }
+  print_units(run.units);
+  print_line("");
+  print_plan(run, machine);
+  const double seconds = static_cast<double>(steps) * run.step.seconds;
+  print_line("the whole training: " +
+             (seconds < 3600 ? decimal("%.1f min", seconds / 60) : decimal("%.1f h", seconds / 3600)) +
+             ", without evaluations and saves");
+}
+
+}  // namespace
+
+int run_dry_run(CommandLine line, const std::function<CommandLine()>& parse) {
+  const DiagnosticSink sink = sink_for(0);
+  const RendezvousOptions ranks = ranks_of(line);
+  if (ranks.rank != 0) return 0;  // the first one speaks for all
+  print_line("dry run: nothing is trained, and nothing is written");
+  for (const auto& notice : line.notices) sink(Severity::kNotice, notice);
+  DeviceModel machine;
+  line.mistakes.attempt([&] { machine = read_device_model(line.own_value(kMachine, kDefaultDevice)); });
+  Arguments& arguments = line.arguments;
+  ValueOrigins origins(line);
+  KeyLog sharding_keys;
+  complete(line, ranks, origins, sharding_keys, sink);
+  print_line(sizes_line(arguments));
+  print_arguments(arguments, origins);
+  print_sharding_keys(sharding_keys);
+  print_batches(arguments);
+  const Start from = find_start(arguments, nullptr, sink);
+  print_data(arguments, from.source == WeightSource::kCheckpoint && !arguments.finetune ? from.step.iteration : 0);
+  print_line(weights_line(from, arguments));
+  print_forecast(parse(), machine, ranks.world_size, arguments.train_iters.value_or(0));
+  return 0;
+}
+
+}  // namespace megashard

@@ -1,0 +1,135 @@
+#include "launch/shell/completion.h"
+
+#include <c10/util/StringUtil.h>
+
+#include "framework/arguments/nearest_name.h"
+#include "framework/diagnostics.h"
+
+namespace megashard {
+namespace {
+
+std::vector<std::string> names_of(const std::vector<HelpOfProgram>& programs) {
+  std::vector<std::string> names;
+  for (const auto& each : programs) names.push_back(each.name);
+  return names;
+}
+
+std::vector<std::string> names_of(const std::vector<HelpFlag>& flags) {
+  std::vector<std::string> names;
+  for (const auto& each : flags) names.push_back(each.name);
+  return names;
+}
+
+/// Which subcommand a line is about: the second word, or the one behind `launch ... --`.
+constexpr const char* kBashHead =
+    R"(# bash completion of megashard; source it, or put it into /usr/share/bash-completion/completions.
+_megashard() {
+  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} sub=${COMP_WORDS[1]} i first=1
+  if [[ $sub == launch ]]; then
+    for ((i = 2; i < COMP_CWORD; ++i)); do
+      [[ ${COMP_WORDS[i]} == -- ]] && { sub=${COMP_WORDS[i+1]}; first=$((i + 1)); break; }
+    done
+  fi
+  if ((COMP_CWORD == first)); then
+    COMPREPLY=($(compgen -W "@PROGRAMS@" -- "$cur"))
+    return
+  fi
+  local flags=
+  case $sub in
+)";
+
+std::string bash(const std::vector<HelpOfProgram>& programs) {
+  std::string head = kBashHead, values;
+  head.replace(head.find("@PROGRAMS@"), 10, c10::Join(" ", names_of(programs)));
+  for (const auto& program : programs) {
+    const auto flags = flags_in_help(program.help);
+    head += "    " + program.name + ") flags=\"" + c10::Join(" ", names_of(flags)) + "\" ;;\n";
+    for (const auto& flag : flags) {
+      if (flag.choices.empty()) continue;
+      values += "    " + program.name + ":" + flag.name + ") COMPREPLY=($(compgen -W \"" +
+                c10::Join(" ", flag.choices) + "\" -- \"$cur\")); return ;;\n";
+    }
+  }
+  return head + "  esac\n  case $sub:$prev in\n" + values +
+         "  esac\n  if [[ $cur == -* ]]; then\n    COMPREPLY=($(compgen -W \"$flags\" -- \"$cur\"))\n  else\n"
+         "    COMPREPLY=($(compgen -f -- \"$cur\"))\n  fi\n}\ncomplete -o filenames -F _megashard megashard\n";
+}
+
+std::string zsh(const std::vector<HelpOfProgram>& programs) {
+  std::string text =
+      "#compdef megashard\n# zsh completion of megashard; put it into a folder of $fpath as _megashard.\n"
+      "_megashard() {\n  local sub=$words[2] first=2 behind=${words[(i)--]}\n"
+      "  if [[ $sub == launch && $behind -lt $CURRENT ]]; then\n"
+      "    first=$((behind + 1)); sub=$words[first]\n  fi\n"
+      "  if ((CURRENT == first)); then\n    local -a programs=(\n";
+  for (const auto& program : programs) text += "      '" + program.name + ":" + program.purpose + "'\n";
+  text += "    )\n    _describe program programs\n    return\n  fi\n  case $sub:$words[CURRENT-1] in\n";
+  std::string flags_of;
+  for (const auto& program : programs) {
+    const auto flags = flags_in_help(program.help);
+    flags_of += "      " + program.name + ") compadd -- " + c10::Join(" ", names_of(flags)) + " ;;\n";
+    for (const auto& flag : flags) {
+      if (!flag.choices.empty())
+        text +=
+            "    " + program.name + ":" + flag.name + ") compadd -- " + c10::Join(" ", flag.choices) + "; return ;;\n";
+    }
+  }
+  return text + "  esac\n  if [[ $PREFIX == -* ]]; then\n    case $sub in\n" + flags_of +
+         "    esac\n  else\n    _files\n  fi\n}\n_megashard \"$@\"\n";
+}
+
+std::string fish(const std::vector<HelpOfProgram>& programs) {
+  std::string text = "# fish completion of megashard; put it into ~/.config/fish/completions as megashard.fish.\n";
+  for (const auto& program : programs) {
+    text += "complete -c megashard -n __fish_use_subcommand -f -a " + program.name + " -d '" + program.purpose + "'\n";
+    for (const auto& flag : flags_in_help(program.help)) {
+      text += "complete -c megashard -n '__fish_seen_subcommand_from " + program.name + "' -l " + flag.name.substr(2);
+      if (!flag.choices.empty()) {
+        text += " -x -a '" + c10::Join(" ", flag.choices) + "'";
+      } else if (flag.takes_value) {
+        text += " -r";
+      }
+      text += "\n";
+    }
+  }
+  return text;
+}
+
+/// Lines that troff takes as they are.
+std::string verbatim(const std::string& text) {
+  std::string lines = ".nf\n";
+  for (const char letter : text) {
+    if (letter == '\\' || letter == '-') lines += '\\';
+    if ((letter == '.' || letter == '\'') && lines.ends_with('\n')) lines += "\\&";
+    lines += letter;
+  }
+  return lines + (text.ends_with('\n') ? "" : "\n") + ".fi\n";
+}
+
+std::string page(const std::string& name, const std::string& purpose, const std::string& version,
+                 const std::string& help) {
+  return ".TH " + name + " 1 \"\" \"megashard " + version + "\"\n.SH NAME\n" + name + " \\- " + purpose +
+         "\n.SH DESCRIPTION\n" + verbatim(help);
+}
+
+}  // namespace
+
+std::string completion_script(const std::string& shell, const std::vector<HelpOfProgram>& programs) {
+  if (shell == "bash") return bash(programs);
+  if (shell == "zsh") return zsh(programs);
+  if (shell == "fish") return fish(programs);
+  const auto hint = did_you_mean(shell, {"bash", "zsh", "fish"});
+  throw UsageError("completion takes bash, zsh or fish, got \"" + shell + "\"" + (hint.empty() ? "." : hint));
+}
+
+std::string manual_page(const std::vector<HelpOfProgram>& programs, const std::string& version) {
+  std::string text;
+  for (const auto& each : programs) text += "megashard-" + each.name + "(1): " + each.purpose + "\n";
+  return page("megashard", "trains models, and what belongs to it", version, "megashard SUBCOMMAND [FLAGS]\n\n" + text);
+}
+
+std::string manual_page(const HelpOfProgram& program, const std::string& version) {
+  return page("megashard-" + program.name, program.purpose, version, program.help);
+}
+
+}  // namespace megashard

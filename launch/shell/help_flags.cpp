@@ -1,0 +1,47 @@
+#include "launch/shell/help_flags.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "framework/arguments/typed_text.h"
+
+namespace megashard {
+namespace {
+
+constexpr const char* kFlagLetters = "abcdefghijklmnopqrstuvwxyz0123456789-_";
+
+/// "--json", "-n,--processes": the long one.
+std::string long_name(std::string word) {
+  const auto begin = word.find("--");
+  if (begin == word.npos) return "";
+  word.erase(0, begin);
+  return word.substr(0, word.find_first_not_of(kFlagLetters, 2));
+}
+
+/// "constant|linear"; a kind of value, as INT, is none.
+std::vector<std::string> choices_in(const std::string& word) {
+  if (word.find('|') == word.npos || word.find_first_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ") == 0) return {};
+  return split_text(word, "|");
+}
+
+}  // namespace
+
+std::vector<HelpFlag> flags_in_help(const std::string& help) {
+  std::vector<HelpFlag> flags;
+  std::istringstream lines(help);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("  -")) continue;
+    // Behind two spaces there is an explanation.
+    const std::string usage = line.substr(2, line.find("  ", 2) - 2);
+    std::istringstream words(usage);
+    std::string word, value;
+    words >> word >> value;
+    const std::string name = long_name(word);
+    if (name.size() < 3 || std::ranges::find(flags, name, &HelpFlag::name) != flags.end()) continue;
+    const bool takes_value = !value.empty() && !value.starts_with("-") && !word.ends_with(",");
+    flags.push_back({name, takes_value, takes_value ? choices_in(value) : std::vector<std::string>{}});
+  }
+  return flags;
+}
+
+}  // namespace megashard
