@@ -89,8 +89,9 @@ class WordReader {
 
  private:
   const OwnFlag* find_own(const std::string& flag) const {
+    if (!flag.starts_with("--")) return nullptr;
     std::string spelling = flag;
-    std::replace(spelling.begin() + 1, spelling.end(), '_', '-');
+    std::replace(spelling.begin() + 2, spelling.end(), '_', '-');
     const auto found =
         std::find_if(own_.begin(), own_.end(), [&](const OwnFlag& each) { return each.flag == spelling; });
     return found == own_.end() ? nullptr : &*found;

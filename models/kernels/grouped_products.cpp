@@ -25,7 +25,7 @@ template <class Visit>
 void over_groups(RowGroups& groups, const Visit& visit) {
   int64_t first = 0;
   for (int64_t group = 0; group < groups.size(); ++group) {
-    const int64_t count = groups.counts_on_host()[static_cast<size_t>(group)];
+    const int64_t count = groups.on_host()[static_cast<size_t>(group)];
     if (count > 0) visit(group, first, count);
     first += count;
   }

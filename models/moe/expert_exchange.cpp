@@ -7,7 +7,6 @@
 
 #include <numeric>
 
-#include "models/moe/expert_counts.h"
 #include "parallel/copies/on_device.h"
 
 namespace megashard {
@@ -76,7 +75,7 @@ ExpertExchange::ExpertExchange(ProcessGroupPtr ranks, const at::Tensor& counts, 
     own_counts.push_back(static_cast<int64_t>(by_expert.size()) - before);
   }
   own_rows_ = c10::make_intrusive<RowGroups>(gathered.view({size, size * own}).narrow(1, me * own, own).sum(0),
-                                             std::move(own_counts));
+                                             static_cast<int64_t>(by_expert.size()), std::move(own_counts));
   if (own == 1) return;
   std::vector<int64_t> by_rank(by_expert.size());
   for (size_t i = 0; i < by_expert.size(); ++i) by_rank[static_cast<size_t>(by_expert[i])] = static_cast<int64_t>(i);

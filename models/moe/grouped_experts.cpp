@@ -68,7 +68,7 @@ at::Tensor GroupedExperts::grouped(const at::Tensor& rows, const RowGroupsPtr& g
 
 at::Tensor GroupedExperts::forward(const at::Tensor& rows, const RowGroupsPtr& groups) const {
   if (auto results = grouped(rows, groups); results.defined()) return results;
-  auto pieces = rows.split_with_sizes(groups->counts_on_host());
+  auto pieces = rows.split_with_sizes(groups->on_host());
   for (size_t i = 0; i < experts_.size(); ++i) pieces[i] = experts_[i]->forward(pieces[i]);
   return at::cat(pieces);
 }

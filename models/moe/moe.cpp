@@ -123,7 +123,7 @@ RoutedStates SparseMoeBlock::forward(const at::Tensor& own_states, const at::Ten
   const auto rows = TakeRows::apply(tokens, order.token, order.place);
   at::Tensor sorted;
   if (config_.ep_size == 1) {
-    sorted = run_experts(rows, c10::make_intrusive<RowGroups>(order.counts));
+    sorted = run_experts(rows, c10::make_intrusive<RowGroups>(order.counts, rows.size(0)));
   } else {
     TORCH_CHECK(ranks_ != nullptr, "the other experts of ", class_name_,
                 " are on ranks that it does not know: shard the model by FSDP2Mixin::fully_shard first");

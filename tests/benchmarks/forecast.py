@@ -119,8 +119,7 @@ def layer(model: Model, tokens: int, table: dict) -> list[Kernel]:
         kernels += linear(tokens, inputs, outputs)
     for kind, width in (("norm", h), ("norm", h), ("rotation", q), ("rotation", kv), ("SwiGLU", f)):
         kernels += elementwise(table, kind, tokens * width)
-    # Residuals: two in forward. Gradients that meet: at both residuals; unfused, at the input of q, k, v and of gate and
-    # up, too.
+    # Residuals: two in forward. Gradients that meet: at both residuals; unfused, at the input of q, k, v and gate, up.
     kernels.append(Kernel("sums", bytes=6.0 * tokens * h, count=2 + 2 + (0 if table is FUSED else 2 + 1)))
     kernels += [Kernel("sums", bytes=2.0 * tokens * width) for width in (q, kv, kv)]  # gradients of biases
     return kernels

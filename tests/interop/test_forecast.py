@@ -32,7 +32,7 @@ def test_flops_and_bytes_of_a_small_model():
     assert moved["SwiGLU"] == (3 + 5) * TOKENS * 256 * 2
     assert moved["loss"] == (1 + 2) * TOKENS * 1000 * 2
     assert moved["sums"] == 4 * 3 * row + 2 * row  # of residuals and gradients; of biases, as wide as two rows
-    assert moved["gathers"] == pytest.approx(1.5 * (4 + 2) * WEIGHTS)  # two units of half each, so rounded; the root once
+    assert moved["gathers"] == pytest.approx(1.5 * (4 + 2) * WEIGHTS)  # two of half each; the root once
     assert moved["gradients"] == pytest.approx((2 + 4) * WEIGHTS)
     assert moved["optimizer"] == (4 + 28) * WEIGHTS
     held = forecast.memory(SMALL, TOKENS, micro_batches=2)

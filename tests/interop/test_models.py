@@ -175,9 +175,10 @@ def test_real_weights_of_llama(tmp_path):
     save_file({"tokens": tokens, "labels": labels}, tmp_path / "input.bin")
     done = model_logits(tmp_path)
     assert done.returncode == 0, done.stderr
-    # 30 layers of real weights magnify roundings: of fp64 ours is up to 2e-5 away, transformers' own fp32 up to 1.4e-3.
+    # 30 layers of real weights magnify roundings: of fp64 ours is up to 5.1e-5 away (with AVX2), transformers' own fp32
+    # up to 1.4e-3.
     check(load_file(tmp_path / "output.bin"), by_transformers(model.double(), tokens, labels, torch.ones_like(labels)),
-          bar=5e-5)
+          bar=1e-4)
 
 
 def test_stacked_experts_are_the_same_weights(compared, tmp_path):

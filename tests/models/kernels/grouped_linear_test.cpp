@@ -21,11 +21,11 @@ namespace {
 
 using Counts = std::vector<int64_t>;
 
-RowGroupsPtr groups_of(const Counts& counts) {
-  return c10::make_intrusive<RowGroups>(at::tensor(counts, at::kLong).to(device_of_tests()));
-}
-
 int64_t rows_of(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+
+RowGroupsPtr groups_of(const Counts& counts) {
+  return c10::make_intrusive<RowGroups>(at::tensor(counts, at::kLong).to(device_of_tests()), rows_of(counts));
+}
 
 /// What grouped_linear is to be: for each of a group's weights the rows of all groups, [N, out].
 Tensors one_by_one(const at::Tensor& x, at::TensorList weights, const Counts& counts) {

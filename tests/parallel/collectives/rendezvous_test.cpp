@@ -24,15 +24,17 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::message_of;
 
-/// A socket that listens on a port of its own on loopback.
+/// A socket with a port of its own, which nobody else can take.
 class TakenPort {
  public:
-  TakenPort() : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+  explicit TakenPort(bool listens = true) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_ANY);
     EXPECT_EQ(::bind(socket_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-    EXPECT_EQ(::listen(socket_, 1), 0);
+    if (listens) {
+      EXPECT_EQ(::listen(socket_, 1), 0);
+    }
     socklen_t length = sizeof(address);
     EXPECT_EQ(::getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &length), 0);
     port_ = ntohs(address.sin_port);
@@ -159,7 +161,8 @@ std::vector<std::string> wait_in_vain(RendezvousOptions options) {
 }
 
 TEST(Rendezvous, MasterOutOfReach) {
-  RendezvousOptions options = two_ranks("tcp://127.0.0.1:" + std::to_string(free_port()));
+  const TakenPort quiet(/*listens=*/false);
+  RendezvousOptions options = two_ranks("tcp://127.0.0.1:" + std::to_string(quiet.port()));
   options.rank = 1;
   const std::string place = options.init_method.substr(6);
   const auto nobody = wait_in_vain(options);
