@@ -1,0 +1,50 @@
+"""The commands of docs/fine_tuning.md, as they stand there, print what stands there."""
+import json
+import re
+import sys
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from documented import blocks, blocks_run_by
+from megashard import ROOT, environment, run
+
+PAGE = ROOT / "docs" / "fine_tuning.md"
+TEMPLATE = ("{% for m in messages %}{{ m.role + ':' + m.content + eos_token }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}")
+
+
+def make_model(folder, text):
+    """A small Qwen3 that has almost learnt the page's answers, which a real model needs the page's run for."""
+    (folder / "text").write_text(text + " user assistant")
+    run(sys.executable, ROOT / "launch/first_run/make_tiny_qwen3.py", folder / "text", folder, "--vocab-size", 700)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    for _ in range(30):
+        for line in text.splitlines():
+            record = json.loads(line)
+            said = [{"role": "user", "content": record["instruction"]},
+                    {"role": "assistant", "content": record["output"]}]
+            tokens = tokenizer.apply_chat_template(said, return_dict=True, return_tensors="pt").input_ids
+            model(tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
+
+
+def test_the_commands_of_the_page(folder):
+    commands = "\n".join(blocks_run_by("tests/interop/test_fine_tuning.py", PAGE))
+    (folder / "run" / "model").mkdir(parents=True)
+    make_model(folder / "run" / "model", "\n".join(line for line in commands.splitlines() if line[:1] == "{"))
+    for name in ("launch", "build"):
+        (folder / name).symlink_to(ROOT / name)
+    out = run("bash", "-euc", commands, cwd=folder, env=environment(MEGASHARD_VENV=sys.prefix), timeout=300).stdout
+    assert blocks(PAGE)[-2].text in out  # the answers, by transformers and by infer
+    losses = [float(loss) for loss in re.findall(r"/ +20 .* lm loss: (\S+)", out)]  # of the run, then of the adapters
+    assert losses[4] < 0.8 * losses[0]
+    assert {"adapter", "model.safetensors"} <= {each.name for each in (folder / "run/lora_trained").iterdir()}
+    assert "18 read, 0 ignored, 0 refused" in out and "iteration       30/      30" in out
