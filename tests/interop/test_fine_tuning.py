@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from documented import blocks, blocks_run_by
-from megashard import ROOT, environment, run
+from megashard import BUILD, ROOT, environment, run
 
 PAGE = ROOT / "docs" / "fine_tuning.md"
 TEMPLATE = ("{% for m in messages %}{{ m.role + ':' + m.content + eos_token }}{% endfor %}"
@@ -40,8 +40,8 @@ def test_the_commands_of_the_page(folder):
     commands = "\n".join(blocks_run_by("tests/interop/test_fine_tuning.py", PAGE))
     (folder / "run" / "model").mkdir(parents=True)
     make_model(folder / "run" / "model", "\n".join(line for line in commands.splitlines() if line[:1] == "{"))
-    for name in ("launch", "build"):
-        (folder / name).symlink_to(ROOT / name)
+    (folder / "launch").symlink_to(ROOT / "launch")
+    (folder / "build").symlink_to(BUILD)
     out = run("bash", "-euc", commands, cwd=folder, env=environment(MEGASHARD_VENV=sys.prefix), timeout=300).stdout
     assert blocks(PAGE)[-2].text in out  # the answers, by transformers and by infer
     losses = [float(loss) for loss in re.findall(r"/ +20 .* lm loss: (\S+)", out)]  # of the run, then of the adapters

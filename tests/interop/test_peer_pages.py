@@ -1,0 +1,79 @@
+"""docs/from_*.md: their commands run, and what they say of flags and keys is so."""
+import re
+
+import pytest
+import torch
+import transformers
+
+import megatron_page
+from documented import blocks_run_by
+from megashard import BUILD, PROGRAM, ROOT, environment, run
+
+PAGES = {name: ROOT / "docs" / f"{name}.md" for name in ("from_megatron", "from_torchtitan", "from_accelerate")}
+SUBCOMMANDS = ("pretrain", "infer", "plan", "launch", "convert hf_to_dcp", "convert dcp_to_hf",
+               "convert hf_to_torch_dist")
+OTHERS = {"--nnodes", "--node-rank", "--nproc-per-node", "--no-python"}  # torchrun's
+
+
+def rows(page):
+    """(there, here) of each row of its tables whose second column is ours."""
+    ours = False
+    for line in page.read_text().splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if len(cells) != 2 or cells[0].startswith("---"):
+            ours &= len(cells) == 2
+        elif cells[1] == "here":
+            ours = True
+        elif ours:
+            yield cells
+
+
+def flags_quoted(text):
+    return {flag for code in re.findall(r"`([^`]*)`", text) for flag in re.findall(r"--[a-z][\w-]*", code)}
+
+
+@pytest.fixture(scope="module")
+def known():
+    """Of each subcommand, by --help."""
+    texts = [run(PROGRAM, *name.split(), "--help").stdout for name in SUBCOMMANDS]
+    return {flag.replace("_", "-") for text in texts for flag in re.findall(r"--[a-z][\w-]*", text)}
+
+
+@pytest.mark.parametrize("name", [*PAGES, "fine_tuning", "mindspeed", "roll"])
+def test_every_flag_of_ours_is_known(name, known):
+    page = PAGES.get(name, ROOT / "docs" / f"{name}.md")
+    text = "\n".join(here for _, here in rows(page)) if name in PAGES else page.read_text()
+    flags = flags_quoted(text)
+    assert len(flags) > 5 and not flags - known - OTHERS
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_key_of_ours_is_one_of_the_file(name):
+    """A flag's value is written with a blank, a key's with a colon."""
+    sample = set(re.findall(r"^#? ?(\w+):", (ROOT / "fsdp2_config.yaml").read_text(), re.MULTILINE))
+    keys = {key for _, here in rows(PAGES[name]) for key in re.findall(r"`(\w+): [^`]*`", here)}
+    assert keys and not keys - sample
+
+
+def test_what_is_the_same_as_megatron_s_works():
+    works = megatron_page.lists().split("### These have no effect")[0]
+    same = {flag for there, here in rows(PAGES["from_megatron"]) if here == "the same" for flag in flags_quoted(there)}
+    assert len(same) > 3 and not [flag for flag in same if f"`{flag}`" not in works]
+
+
+def test_the_list_of_megatron_s_flags_is_of_today():
+    """If not: PYTHONPATH=tests python tests/interop/megatron_page.py"""
+    text = PAGES["from_megatron"].read_text()
+    assert text.split(megatron_page.MARK)[1] == megatron_page.lists()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_commands_of_the_page(tmp_path, name):
+    torch.manual_seed(0)
+    transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, head_dim=16,
+        num_key_value_heads=1, max_position_embeddings=64)).save_pretrained(tmp_path / "run" / "model")
+    (tmp_path / "build").symlink_to(BUILD)
+    commands = "\n".join(blocks_run_by("tests/interop/test_peer_pages.py", PAGES[name]))
+    out = run("bash", "-euc", commands, cwd=tmp_path, env=environment(), timeout=300)
+    assert "successfully saved checkpoint" in out.stdout and "no module" not in out.stdout
