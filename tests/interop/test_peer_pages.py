@@ -1,5 +1,6 @@
 """docs/from_*.md: their commands run, and what they say of flags and keys is so."""
 import re
+import sys
 
 import pytest
 import torch
@@ -7,12 +8,13 @@ import transformers
 
 import megatron_page
 from documented import blocks_run_by
-from megashard import BUILD, PROGRAM, ROOT, environment, run
+from megashard import BUILD, PREPROCESS, PROGRAM, ROOT, environment, run
 
 PAGES = {name: ROOT / "docs" / f"{name}.md" for name in ("from_megatron", "from_torchtitan", "from_accelerate")}
-SUBCOMMANDS = ("pretrain", "infer", "plan", "launch", "convert hf_to_dcp", "convert dcp_to_hf",
-               "convert hf_to_torch_dist")
-OTHERS = {"--nnodes", "--node-rank", "--nproc-per-node", "--no-python"}  # torchrun's
+PROGRAMS = [*([PROGRAM, *name.split()] for name in (
+    "pretrain", "infer", "plan", "config", "launch", "convert hf_to_dcp", "convert dcp_to_hf",
+    "convert hf_to_torch_dist")), [sys.executable, PREPROCESS / "preprocess_data.py"], [ROOT / "launch" / "quickstart"]]
+OTHERS = {"--nnodes", "--node-rank", "--nproc-per-node", "--no-python", "--local-dir"}  # torchrun's, hf's
 
 
 def rows(page):
@@ -29,14 +31,14 @@ def rows(page):
 
 
 def flags_quoted(text):
-    return {flag for code in re.findall(r"`([^`]*)`", text) for flag in re.findall(r"--[a-z][\w-]*", code)}
+    return {flag for code in re.findall(r"`([^`]*)`", text) for flag in megatron_page.flags_in(code)}
 
 
 @pytest.fixture(scope="module")
 def known():
-    """Of each subcommand, by --help."""
-    texts = [run(PROGRAM, *name.split(), "--help").stdout for name in SUBCOMMANDS]
-    return {flag.replace("_", "-") for text in texts for flag in re.findall(r"--[a-z][\w-]*", text)}
+    """Of each program, by --help."""
+    texts = [run(*words, "--help").stdout for words in PROGRAMS]
+    return {flag for text in texts for flag in megatron_page.flags_in(text)}
 
 
 @pytest.mark.parametrize("name", [*PAGES, "fine_tuning", "mindspeed", "roll"])
@@ -44,7 +46,7 @@ def test_every_flag_of_ours_is_known(name, known):
     page = PAGES.get(name, ROOT / "docs" / f"{name}.md")
     text = "\n".join(here for _, here in rows(page)) if name in PAGES else page.read_text()
     flags = flags_quoted(text)
-    assert len(flags) > 5 and not flags - known - OTHERS
+    assert len(flags) > 5 and flags - known - OTHERS == set()
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -52,7 +54,7 @@ def test_every_key_of_ours_is_one_of_the_file(name):
     """A flag's value is written with a blank, a key's with a colon."""
     sample = set(re.findall(r"^#? ?(\w+):", (ROOT / "fsdp2_config.yaml").read_text(), re.MULTILINE))
     keys = {key for _, here in rows(PAGES[name]) for key in re.findall(r"`(\w+): [^`]*`", here)}
-    assert keys and not keys - sample
+    assert keys and keys - sample == set()
 
 
 def test_what_is_the_same_as_megatron_s_works():
@@ -65,6 +67,16 @@ def test_the_list_of_megatron_s_flags_is_of_today():
     """If not: PYTHONPATH=tests python tests/interop/megatron_page.py"""
     text = PAGES["from_megatron"].read_text()
     assert text.split(megatron_page.MARK)[1] == megatron_page.lists()
+
+
+@pytest.mark.parametrize("name, sources", [("mindspeed", "launch/mindspeed/*_keys.cpp"),
+                                           ("roll", "launch/roll/roll_keys.cpp")])
+def test_every_key_that_is_known_is_named(name, sources):
+    known = {key for file in ROOT.glob(sources) for line in file.read_text().splitlines()
+             for key in re.findall(r'(?:^    |}, ){"(\w+)"[,}]', line)}
+    page = (ROOT / "docs" / f"{name}.md").read_text()
+    named = {key for code in re.findall(r"`([^`]*)`", page) for key in re.findall(r"\w+", code)}
+    assert len(known) > 60 and known - named == set()
 
 
 @pytest.mark.parametrize("name", PAGES)
