@@ -111,8 +111,11 @@ def draw(folder):
     draw_bars(folder / "speed.svg", {measure: values for measure, values in measured.items() if measure not in memory})
     (folder / "README.md").write_text(f"""# How these pictures were made
 
-    python tests/benchmarks/run.py --pictures docs/pictures      # measures and draws
-    python tests/benchmarks/pictures.py docs/pictures            # draws again from figures.json
+<!-- not run: it takes minutes -->
+```sh
+python tests/benchmarks/run.py --pictures docs/pictures      # measures and draws
+python tests/benchmarks/pictures.py docs/pictures            # draws again from figures.json
+```
 
 Measured on {figures["date"]} with torch {figures["torch"]} on {figures["machine"]}. Both sides ran by turns, on 2
 ranks of one thread each; a bar is the median of {len(figures["training"]["ours"])} run(s).
