@@ -61,6 +61,9 @@ void take_arguments(CheckpointSummary& summary, const Dict& args) {
   for (const char* name : kArgumentNames) {
     if (const auto* value = number(name)) summary.network[name] = *value;
   }
+  const auto* grouped = args.find("group_query_attention");  // without it the number of groups means nothing
+  if (grouped != nullptr && grouped->get_if<bool>() != nullptr && !*grouped->get_if<bool>())
+    summary.network.erase("num_query_groups");
   for (const char* name : {"vocab_size", "padded_vocab_size"}) {
     if (const auto* value = number(name)) summary.network["vocab_size"] = *value;
   }

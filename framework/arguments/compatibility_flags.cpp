@@ -87,13 +87,13 @@ void accept_watching(CompatibilityFlags& flags) {
       "there is no Python garbage collector here",
       {{"--manual-gc"}, {"--manual-gc-interval", 1}, {"--no-manual-gc-eval", 0, "", "--disable-manual-gc-eval"}});
   flags.accept("--profile is PyTorch's profiler", {{"--use-pytorch-profiler"}});
-  flags.accept("programs are profiled from outside here, for example with nsys or perf",
+  flags.accept("--profile has no such part here; `megashard plan` forecasts a step",
                {{"--profile-subgraph-seg"},
                 {"--profile-stage", 1},
                 {"--simulated-nnodes", 1},
-                {"--simulated-nproc-per-node", 1},
-                {"--record-memory-history"},
-                {"--memory-snapshot-path", 1}});
+                {"--simulated-nproc-per-node", 1}});
+  flags.accept("--log-memory prints the bytes of each class at the peak",
+               {{"--record-memory-history"}, {"--memory-snapshot-path", 1}});
   flags.accept("metrics go to --metrics-file",
                {{"--tensorboard-queue-size", 1},
                 {"--wandb-project", 1},

@@ -22,7 +22,7 @@ void accept_parts_of_precision(CompatibilityFlags& flags) {
 
 void accept_parts_of_parallelism(CompatibilityFlags& flags) {
   flags.accept(
-      "it only matters with tensor parallelism, which is not in this version",
+      "tensor-parallel layers communicate in one way here",
       {{"--no-async-tensor-model-parallel-allreduce", 0, "", "--disable-async-tensor-model-parallel-allreduce"},
        {"--tp-comm-overlap"},
        {"--tp-comm-overlap-cfg", 1},
@@ -63,7 +63,7 @@ void accept_parts_of_parallelism(CompatibilityFlags& flags) {
                 {"--overlap-cpu-optimizer-d2h-h2d"},
                 {"--no-pin-cpu-grads"},
                 {"--no-pin-cpu-params"}});
-  flags.accept("it only matters with tensor parallelism, which is not in this version", {{"--muon-tp-mode", 1}});
+  flags.accept("muon orthogonalises whole matrices, of whatever ranks their rows are", {{"--muon-tp-mode", 1}});
 }
 
 void accept_parts_of_networks(CompatibilityFlags& flags) {

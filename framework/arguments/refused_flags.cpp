@@ -28,7 +28,7 @@ void refuse_launching(CompatibilityFlags& flags) {
 }
 
 void refuse_memory(CompatibilityFlags& flags) {
-  flags.refuse("it spreads them over tensor parallel ranks, of which there are none; leave it out",
+  flags.refuse("every tensor-parallel rank keeps its own; --sequence-parallel divides them",
                {{"--distribute-saved-activations"}});
   flags.refuse("give --recompute-activations --recompute-modules moe instead", {{"--moe-layer-recompute"}});
   flags.refuse("list the layers under recompute_modules and aten::mm under recompute_save_ops in the FSDP2 "
@@ -67,7 +67,7 @@ void refuse_parallelism(CompatibilityFlags& flags) {
   flags.refuse("every sequence has as many ranks; use --context-parallel-size", {{"--hybrid-context-parallel"}});
   flags.refuse("all parts of a model are sharded over the same ranks; leave it out",
                {{"--hetero-parallel"}, {"--hetero-encoder-mbs-scale", 1, "1"}});
-  flags.refuse("every rank must be there; start fewer ranks of a smaller model for a trial",
+  flags.refuse("every rank must be there; --dry-run --world-size N needs none",
                {{"--fake-process-group"}});
 }
 
@@ -197,7 +197,8 @@ void refuse_experts(CompatibilityFlags& flags) {
 
 void refuse_attention(CompatibilityFlags& flags) {
   flags.refuse("attention is causal and over the whole sequence; leave it out",
-               {{"--attention-mask-type", 1, "causal"}, {"--window-size", 1}});
+               {{"--attention-mask-type", 1, "causal"}});
+  flags.refuse("windows are those of the model's config.json (--hf-model); leave it out", {{"--window-size", 1}});
   flags.refuse("no model family of this program has attention of that kind; leave it out",
                {{"--softmax-type", 1, "vanilla"},
                 {"--qk-l2-norm"},

@@ -184,7 +184,9 @@ at::Tensor Optimizer::clip_grad_norm(double max_norm, const at::Tensor& loss_sca
 void Optimizer::step(const at::Tensor& skip) {
   const at::NoGradGuard no_grad;
   std::vector<std::vector<const SteppedParameter*>> of_group(param_groups_.size());
+  for (size_t i = 0; i < of_group.size(); ++i) of_group[i].reserve(param_groups_[i].params.size());
   std::vector<at::Tensor> counts;
+  counts.reserve(stepped_.size());
   for (const auto& each : stepped_) {
     if (!each.parameter.grad().defined()) continue;
     check_sizes(each);

@@ -31,9 +31,8 @@ fs::path file_of(const std::string& file_or_name) {
   if (fs::is_regular_file(file_or_name, ignored)) return file_or_name;
   const auto own = own_devices() / (file_or_name + ".yaml");
   if (fs::is_regular_file(own, ignored)) return own;
-  throw UsageError("--device " + file_or_name +
-                   " is neither a file nor one of h100 and h200; docs/plan.md shows what "
-                   "stands in such a file.");
+  throw UsageError("the device " + file_or_name +
+                   " is neither a file nor one of h100 and h200; docs/plan.md shows what stands in such a file.");
 }
 
 double positive(const YamlValue& value) {

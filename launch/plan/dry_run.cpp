@@ -126,9 +126,12 @@ std::string weights_line(const Start& from, const Arguments& arguments) {
 }
 
 void print_forecast(CommandLine line, const DeviceModel& machine, int world_size, int64_t steps) {
+  const auto warnings = [sink = sink_for(0)](Severity severity, const std::string& message) {
+    if (severity == Severity::kWarning) sink(severity, message);
+  };
   PlannedRun run;
   try {
-    run = run_planned(line, {.device = machine, .world_size = world_size, .sink = [](Severity, const std::string&) {}});
+    run = run_planned(line, {.device = machine, .world_size = world_size, .sink = warnings});
   } catch (const c10::Error& error) {
     print_line(std::string("\nno units and no forecast: ") + error.what_without_backtrace());
     return;

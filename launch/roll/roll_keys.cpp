@@ -266,10 +266,6 @@ const std::vector<MissingFunction>& missing_functions() {
       {"model_args", "moe_aux_loss_coef", {}, "router_aux_loss_coef of config.json decides"},
       {"model_args", "model_type", {}, "reward and value models are not in this version"},
       {"model_args", "model_config_kwargs", {}, "config.json of the model decides"},
-      {"strategy_config",
-       "moe_use_grouped_mm",
-       {"false"},
-       "each expert is a product of its own here, with the same results"},
   };
   return all;
 }

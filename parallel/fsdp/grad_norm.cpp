@@ -20,11 +20,11 @@
 #include <cstring>
 #include <numeric>
 #include <type_traits>
-#include <unordered_set>
 #include <utility>
 
 #include "parallel/collectives/device_mesh.h"
 #include "parallel/device/device_plan.h"
+#include "parallel/fsdp/detail/fsdp_param.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/guarded_tensor.h"
 #include "parallel/lanes/instructions.h"
@@ -75,15 +75,35 @@ struct Gradients {
   c10::Device device = c10::kCPU;
 };
 
+/// No copy of the groups is made where there is a bucket: this runs for every parameter in every step.
 Bucket& bucket_of(std::vector<Bucket>& buckets, const at::Tensor& parameter, const ExpertParallelInfo& parts) {
-  auto groups = sharding_groups_of(parameter);
-  const auto device = groups.empty() ? parameter.device() : groups.front()->device();
-  if (parts.ranks != nullptr && parts.parameters.contains(parameter.unsafeGetTensorImpl()))
-    groups.push_back(parts.ranks);
+  const auto* param = find_fsdp_param(parameter);
+  const auto own = param == nullptr ? sharding_groups_of(parameter) : std::vector<ProcessGroupPtr>();
+  const auto& sharding = param == nullptr ? own : param->sharding_groups();
+  const bool has_others = parts.ranks != nullptr && parts.parameters.contains(parameter.unsafeGetTensorImpl());
   for (auto& bucket : buckets) {
-    if (bucket.groups == groups) return bucket;
+    const bool as_many = bucket.groups.size() == sharding.size() + (has_others ? 1 : 0);
+    if (as_many && std::equal(sharding.begin(), sharding.end(), bucket.groups.begin()) &&
+        (!has_others || bucket.groups.back() == parts.ranks))
+      return bucket;
   }
-  return buckets.emplace_back(Bucket{std::move(groups), device, {}});
+  Bucket bucket{sharding, sharding.empty() ? parameter.device() : sharding.front()->device(), {}};
+  if (has_others) bucket.groups.push_back(parts.ranks);
+  return buckets.emplace_back(std::move(bucket));
+}
+
+/// Those that are defined, in their order; a tied one where it stands first.
+std::vector<const at::Tensor*> each_once(const std::vector<at::Tensor>& tensors) {
+  std::vector<const at::Tensor*> found;
+  found.reserve(tensors.size());
+  for (const auto& tensor : tensors) {
+    if (tensor.defined()) found.push_back(&tensor);
+  }
+  std::ranges::sort(found, {}, [](const at::Tensor* each) { return std::pair(each->unsafeGetTensorImpl(), each); });
+  const auto repeated = std::ranges::unique(found, {}, [](const auto* each) { return each->unsafeGetTensorImpl(); });
+  found.erase(repeated.begin(), repeated.end());
+  std::ranges::sort(found);
+  return found;
 }
 
 enum class Part { kGradient, kParameter };
@@ -91,11 +111,12 @@ enum class Part { kGradient, kParameter };
 Gradients collect_gradients(const std::vector<at::Tensor>& parameters, const ExpertParallelInfo& parts,
                             Part part = Part::kGradient) {
   Gradients found;
-  std::unordered_set<const c10::TensorImpl*> seen;
-  for (const auto& parameter : parameters) {
-    if (!parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-    if (seen.size() == 1) found.device = parameter.device();
+  const auto listed = each_once(parameters);
+  if (!listed.empty()) found.device = listed.front()->device();
+  for (const at::Tensor* each : listed) {
+    const at::Tensor& parameter = *each;
     auto& bucket = bucket_of(found.buckets, parameter, parts);  // also without a gradient: ranks reduce alike
+    if (bucket.gradients.empty()) bucket.gradients.reserve(listed.size());
     const at::Tensor gradient = part == Part::kGradient ? parameter.grad() : sharded_view(parameter).local.detach();
     if (!gradient.defined()) continue;
     TORCH_CHECK(gradient.layout() == at::kStrided, "the norm of a sparse gradient of sizes ", gradient.sizes(),

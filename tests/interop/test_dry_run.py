@@ -123,7 +123,7 @@ def test_a_model_of_70b_needs_no_memory(folder):
 
 @pytest.mark.parametrize("flags, message", [
     (["--world-size", 2], "--world-size is for --dry-run; leave it out, or add that."),
-    (["--dry-run", "--machine", "h300"], "--device h300 is neither a file nor one of"),
+    (["--dry-run", "--machine", "h300"], "the device h300 is neither a file nor one of"),
     (["--dry-run", "true"], 'unexpected word "true" after --dry-run; a switch takes none: leave it out.'),
     (["--dry-run", "--world-size", 3], "global batch size 8 is not divisible by 3")])
 def test_mistakes_are_told(folder, flags, message):

@@ -345,7 +345,7 @@ def test_what_does_not_fit_is_told(folder):
 
 
 @pytest.mark.parametrize("flags, message", [
-    (["--device", "h300"], "--device h300 is neither a file nor one of h100 and h200"),
+    (["--device", "h300"], "the device h300 is neither a file nor one of h100 and h200"),
     (["--device-memory", "much"], '--device-memory takes bytes, as 139GiB or 80GB, got "much"'),
     (["--fit", "yes"], 'unexpected word "yes" after --fit'),
     (["--fit"], "--fit needs --global-batch-size"),

@@ -221,7 +221,6 @@ TEST(RollWorker, MistakesAreErrors) {
       {"ulysses_size: 1", "ulysses_size: 32", "actor_train: ulysses_size 32 must divide the number of ranks, 16"},
       {"per_device_train_batch_size: 2", "per_device_train_batch_size: 0",
        "per_device_train_batch_size is 0; it must be at least 1."},
-      {"fsdp_size: 8", "moe_use_grouped_mm: true", "is true, but each expert is a product of its own here"},
       {"fsdp_size: 8", "forward_prefetch: 2", "takes true or false"},
       {"fsdp_size: 8", "ep_size: 0", "ep_size is 0; it is a number of ranks, so at least 1."},
       {"dtype: bf16", "dtype: bf16\n    dtype: bf16", "dtype is given twice"},
