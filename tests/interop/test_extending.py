@@ -57,6 +57,15 @@ def in_place_of_root(tree, *command):
     return ["unshare", "--mount", *user, "sh", "-c", script, tree, ROOT, *command]
 
 
+def with_fewer_optimisations(folder):
+    """An environment in which c++ is not asked to optimise much: a third less time."""
+    folder.mkdir()
+    compiler = folder / "c++"
+    compiler.write_text(f'#!/bin/sh\nexec {shutil.which("c++")} "$@" -O1\n')
+    compiler.chmod(0o755)
+    return environment(PATH=f"{folder}:{os.environ['PATH']}", CCACHE_COMPILERCHECK="content")
+
+
 def test_every_block_of_the_page_says_where_it_goes():
     assert len(EDITS) == PAGE.count("\n```") // 2 > 10
 
@@ -70,7 +79,8 @@ def extended(tmp_path_factory):
     if subprocess.run(in_place_of_root(tree, "true"), capture_output=True).returncode != 0:
         pytest.skip("nothing can be mounted here, and a build from nothing takes too long")
     build = BUILD.relative_to(ROOT)
-    megashard.run(*in_place_of_root(tree, "ninja", "-C", build, "launch/megashard"), timeout=1500)
+    megashard.run(*in_place_of_root(tree, "ninja", "-C", build, "launch/megashard"), timeout=1500,
+                  env=with_fewer_optimisations(tree.parent / "compiler"))
     return tree / build
 
 
