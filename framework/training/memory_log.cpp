@@ -8,17 +8,17 @@
 namespace megashard {
 namespace {
 
-constexpr double kGrowth = 1.01;  // of a peak that is worth a line
+constexpr double kGrowth = 1.01;  // of a peak that is worth telling
 
 int64_t bytes_on(c10::Device device, const at::Tensor& tensor) {
   const bool counts = tensor.defined() && tensor.device().type() == device.type();
   return counts ? tensor.numel() * static_cast<int64_t>(tensor.element_size()) : 0;
 }
 
-std::string in_mib(const char* what, int64_t bytes) {
-  char text[96];
-  std::snprintf(text, sizeof text, " | %s: %.1f", what, static_cast<double>(bytes) / (1 << 20));
-  return text;
+std::string in_mib(const std::string& what, int64_t bytes) {
+  char number[32];
+  std::snprintf(number, sizeof number, "%.1f", static_cast<double>(bytes) / (1 << 20));
+  return " | " + what + ": " + number;
 }
 
 }  // namespace
@@ -53,7 +53,7 @@ void MemoryLog::look(const MemoryUse& use) {
   }
 }
 
-std::optional<std::string> MemoryLog::line(int64_t iteration) {
+std::optional<MemoryPeak> MemoryLog::grown(int64_t iteration) {
   state_bytes_ = optimizer_bytes();
   const int64_t peak = sources_.peak_bytes();
   if (static_cast<double>(peak) <= kGrowth * static_cast<double>(told_)) return std::nullopt;
@@ -65,11 +65,21 @@ std::optional<std::string> MemoryLog::line(int64_t iteration) {
   }
   const auto& use = held_.use;
   const int64_t known = parameters + held_.gradients + held_.optimizer + use.unsharded + use.communication;
-  return "[Rank 0] (after " + std::to_string(iteration) + " iterations) memory (MiB)" + in_mib("peak", peak) +
-         in_mib("sharded parameters", parameters) + in_mib("gradients", held_.gradients) +
-         in_mib("optimizer state", held_.optimizer) + in_mib("unsharded parameters", use.unsharded) +
-         in_mib("communication buffers", use.communication) +
-         in_mib("activations and the rest", std::max<int64_t>(0, peak - known));
+  return MemoryPeak{.iteration = iteration,
+                    .bytes = peak,
+                    .parts = {{"sharded parameters", parameters},
+                              {"gradients", held_.gradients},
+                              {"optimizer state", held_.optimizer},
+                              {"unsharded parameters", use.unsharded},
+                              {"communication buffers", use.communication},
+                              {"activations and the rest", std::max<int64_t>(0, peak - known)}}};
+}
+
+std::string memory_line(const MemoryPeak& peak) {
+  std::string line =
+      "[Rank 0] (after " + std::to_string(peak.iteration) + " iterations) memory (MiB)" + in_mib("peak", peak.bytes);
+  for (const auto& [what, bytes] : peak.parts) line += in_mib(what, bytes);
+  return line;
 }
 
 }  // namespace megashard

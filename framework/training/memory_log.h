@@ -7,11 +7,24 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "framework/training/optimizer.h"
 #include "parallel/device/memory_use.h"
 
 namespace megashard {
+
+/// A peak of this rank's memory, in bytes, and what it was made of: "sharded parameters", ... The last part,
+/// "activations and the rest", is what remains of the peak; on a CPU it holds the program and its libraries too.
+struct MemoryPeak {
+  int64_t iteration = 0;
+  int64_t bytes = 0;
+  std::vector<std::pair<std::string, int64_t>> parts{};
+};
+
+/// "[Rank 0] (after 1 iterations) memory (MiB) | peak: 712.0 | sharded parameters: 32.0 | ..."
+std::string memory_line(const MemoryPeak& peak);
 
 /// What this rank's memory was made of when it was fullest, for --log-memory. Looks whenever a unit's parameters are
 /// gathered or a communication buffer is taken, which is where a step's peaks are. One in a process.
@@ -27,10 +40,8 @@ class MemoryLog {
   MemoryLog(const MemoryLog&) = delete;
   MemoryLog& operator=(const MemoryLog&) = delete;
 
-  /// After a step, where the peak has grown by more than 1 % since the last line:
-  /// "[Rank 0] (after 1 iterations) memory (MiB) | peak: 712.0 | sharded parameters: 32.0 | ...". The last field,
-  /// "activations and the rest", is what remains of the peak; on a CPU it holds the program and its libraries too.
-  std::optional<std::string> line(int64_t iteration);
+  /// After a step, where the peak has grown by more than 1 % since the last one that was told.
+  std::optional<MemoryPeak> grown(int64_t iteration);
 
  private:
   struct Held {
@@ -47,7 +58,7 @@ class MemoryLog {
   int64_t state_bytes_;  // of the optimizer, since the last step
   int64_t fullest_ = 0;  // of live_bytes, when `held_` was there
   Held held_;
-  int64_t told_ = 0;  // the peak of the last line
+  int64_t told_ = 0;  // the last peak that was told
 };
 
 }  // namespace megashard

@@ -195,6 +195,10 @@ void Trainer::prepare_training() {
   all_or_rethrow(group_, [this] {
     if (group_->rank() == 0) writers_ = make_metrics_writers(arguments_, state_.iteration);
   });
+  if (arguments_.metrics_file && group_->rank() == 0) {
+    events_ = std::make_unique<RunEvents>(*arguments_.metrics_file, state_.iteration);
+    events_->start(arguments_, state_.iteration);
+  }
   if (arguments_.save && arguments_.async_save) saver_.enable_async();
   callbacks_.print_on_first_rank("training ...");
   callbacks_.print_on_first_rank(datetime_line("before the start of training step", log_time_now()));
@@ -250,8 +254,10 @@ void Trainer::run_step() {
   if (!reads && group_->size() == 1) hear(host);  // the only rank need not ask the device
   if (callbacks_.after_step) callbacks_.after_step();
   ++state_.iteration;
-  if (const auto line = memory_log_ ? memory_log_->line(state_.iteration) : std::nullopt)
-    callbacks_.print_on_first_rank(*line);
+  if (const auto peak = memory_log_ ? memory_log_->grown(state_.iteration) : std::nullopt) {
+    callbacks_.print_on_first_rank(memory_line(*peak));
+    if (events_) events_->memory(*peak);
+  }
   arguments_.consumed_train_samples += microbatches_->global_batch_size();
   if (!scaler_) schedule_.advance(microbatches_->global_batch_size());
   has_stepped_ = true;
@@ -285,11 +291,18 @@ TrainingEnd Trainer::interrupted() {
                                                     .in_evaluation = in_evaluation_,
                                                     .save = arguments_.save,
                                                     .saved_step = saver_.last_in_folder()}));
-  return TrainingEnd::kInterrupted;
+  return end_of(TrainingEnd::kInterrupted);
 }
 
-void Trainer::tell_profile(const std::string& path) const {
+TrainingEnd Trainer::end_of(TrainingEnd how) {
+  constexpr const char* kNames[] = {"done", "exited", "interrupted"};
+  if (events_) events_->end(kNames[static_cast<size_t>(how)], state_.iteration);
+  return how;
+}
+
+void Trainer::tell_profile(const std::string& path) {
   if (path.empty()) return;
+  if (events_) events_->profile(path, state_.iteration);
   callbacks_.print_on_first_rank(c10::str("wrote a profile that ends with iteration ", state_.iteration, " to ", path));
 }
 
@@ -321,11 +334,11 @@ TrainingEnd Trainer::train() {
   if (!exits && stop_ == StopRequest::kNone) finish_training();
   if (stop_ == StopRequest::kInterrupt) return interrupted();
   saver_.finish();
-  if (!exits && stop_ == StopRequest::kNone) return TrainingEnd::kDone;
+  if (!exits && stop_ == StopRequest::kNone) return end_of(TrainingEnd::kDone);
   let_last_rank_print();
   callbacks_.print_on_first_rank(exit_line(state_.iteration, log_time_now()));
   callbacks_.print_on_first_rank(datetime_line("after training is done", log_time_now()));
-  return TrainingEnd::kExited;
+  return end_of(TrainingEnd::kExited);
 }
 
 }  // namespace megashard

@@ -15,6 +15,7 @@
 #include "framework/training/memory_log.h"
 #include "framework/training/optimizer_param_scheduler.h"
 #include "framework/training/parallel_groups.h"
+#include "framework/training/run_events.h"
 #include "framework/training/step_numbers.h"
 #include "framework/training/step_profile.h"
 #include "framework/training/step_timers.h"
@@ -100,7 +101,8 @@ class Trainer {
   void let_last_rank_print();
   void save();
   /// `path`: of a trace that was written; empty: none.
-  void tell_profile(const std::string& path) const;
+  void tell_profile(const std::string& path);
+  TrainingEnd end_of(TrainingEnd how);
   void prepare_training();
   void print_data() const;
   /// One iteration: batches, forward, backward, optimizer; the host reads its numbers where it
@@ -136,6 +138,7 @@ class Trainer {
   DataSplits splits_;
   std::unique_ptr<DataLoader> train_loader_;  // null: no step is to come
   MetricsWriters writers_;  // of the first rank
+  std::unique_ptr<RunEvents> events_;  // likewise; null: no --metrics-file
   StepInterval interval_;  // of steps that were read: losses and tokens
   StepNumbers numbers_;
   std::vector<int64_t> unread_batches_;  // sizes of the global batches of numbers_

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+
+#include "framework/arguments/arguments.h"
+#include "framework/training/memory_log.h"
+
+namespace megashard {
+
+/// Where the events of a run with that --metrics-file are: "metrics.jsonl.events".
+std::string events_path(const std::string& metrics_file);
+
+/// What happens to a run besides its steps, for `megashard report`: one JSON object a line, each with "event" and the
+/// "time", as the log shows it. For rank 0. A run goes on without them where they cannot be written.
+///   {"event": "start", "step": 0, "folder": "/where/it/ran", "world_size": 8, "arguments": {"lr": "0.001", ...}}
+///   {"event": "memory", "step": 1, "peak": 1024, "parts": {"gradients": 512, ...}}   bytes
+///   {"event": "profile", "step": 12, "path": "/traces/rank_0.pt.trace.json"}
+///   {"event": "end", "step": 100, "how": "done"}   or "exited", "interrupted"; none: it was killed
+class RunEvents {
+ public:
+  /// Beside a metrics file that is there, and a regular one. Appends where a run goes on after `loaded_step`.
+  RunEvents(const std::string& metrics_file, int64_t loaded_step);
+
+  bool is_open() const { return file_.is_open(); }
+  /// "arguments" are those that differ from their defaults.
+  void start(const Arguments& arguments, int64_t step);
+  void memory(const MemoryPeak& peak);
+  void profile(const std::string& path, int64_t step);
+  void end(const std::string& how, int64_t step);
+
+ private:
+  std::ofstream file_;
+};
+
+}  // namespace megashard

@@ -1,0 +1,60 @@
+#include "framework/training/run_events.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "tests/checkpoint/files/temporary_folder.h"
+
+namespace megashard {
+namespace {
+
+class RunEventsTest : public ::testing::Test {
+ protected:
+  RunEventsTest() { std::ofstream{metrics_}; }
+  std::vector<nlohmann::json> lines() const {
+    std::vector<nlohmann::json> all;
+    std::ifstream file(events_path(metrics_));
+    for (std::string line; std::getline(file, line);) all.push_back(nlohmann::json::parse(line));
+    return all;
+  }
+  TemporaryFolder folder_;
+  std::string metrics_ = folder_.path() + "/metrics.jsonl";
+};
+
+TEST_F(RunEventsTest, HasALineForEachEvent) {
+  Arguments arguments;
+  arguments.seed = 7;
+  RunEvents events(metrics_, 0);
+  events.start(arguments, 0);
+  events.memory({.iteration = 1, .bytes = 1024, .parts = {{"gradients", 512}}});
+  events.profile("trace.json", 12);
+  events.end("done", 20);
+  const auto all = lines();
+  ASSERT_EQ(all.size(), 4u);
+  EXPECT_EQ(all[0]["event"], "start");
+  EXPECT_EQ(all[0]["arguments"], nlohmann::json({{"seed", "7"}})) << "others are at their defaults";
+  EXPECT_EQ(all[1]["parts"]["gradients"], 512);
+  EXPECT_EQ(all[2]["path"], (std::filesystem::current_path() / "trace.json").string());
+  EXPECT_EQ(all[3]["how"], "done");
+  EXPECT_EQ(all[3]["step"], 20);
+}
+
+TEST_F(RunEventsTest, ARunThatGoesOnAddsToThemAndAFreshOneDoesNot) {
+  RunEvents(metrics_, 0).start(Arguments(), 0);
+  RunEvents(metrics_, 10).start(Arguments(), 10);
+  EXPECT_EQ(lines().size(), 2u);
+  RunEvents(metrics_, 0).start(Arguments(), 0);
+  EXPECT_EQ(lines().size(), 1u);
+}
+
+TEST_F(RunEventsTest, AreNotWrittenBesideADevice) {
+  EXPECT_TRUE(RunEvents(metrics_, 0).is_open());
+  EXPECT_FALSE(RunEvents("/dev/null", 0).is_open());
+  EXPECT_FALSE(std::filesystem::exists("/dev/null.events"));
+}
+
+}  // namespace
+}  // namespace megashard
