@@ -4,6 +4,7 @@
 
 #include "checkpoint/files/atomic_folder.h"
 #include "checkpoint/files/unreadable_error.h"
+#include "checkpoint/steps/best_step.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/manifest.h"
 
@@ -30,13 +31,15 @@ void remove_old_steps(const std::string& directory, int64_t newest, const Retent
   const auto latest = step_at(directory, newest);
   verify_step(latest.folder, VerifyDepth::kSizes);
   const auto run = run_of_step(latest.folder);
+  const auto best = read_best_step(directory);
   const int64_t max_recent = policy.most_recent.value_or(1);
   const bool keeps_all = !policy.most_recent && !policy.interval;
   int64_t kept = 1;
   for (const auto& step : list_steps(directory)) {
     if (step.is_release || step.iteration == newest) continue;
     if (step.iteration > newest && !policy.other_runs) continue;
-    const bool stays = policy.interval && step.iteration % *policy.interval == 0;
+    const bool stays =
+        (policy.interval && step.iteration % *policy.interval == 0) || (best && step.iteration == best->iteration);
     if (stays && kept >= max_recent && !policy.other_runs) continue;
     const auto& damaged = policy.damaged;
     const bool is_known = std::find(damaged.begin(), damaged.end(), step.iteration) != damaged.end();
