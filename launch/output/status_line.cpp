@@ -1,0 +1,76 @@
+#include "launch/output/status_line.h"
+
+#include <cmath>
+#include <iostream>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "launch/output/print_line.h"
+#include "launch/output/short_text.h"
+
+namespace megashard {
+namespace {
+
+constexpr const char* kEraseLine = "\r\033[K";
+
+std::optional<double> number_in(const StepReport& report, std::string_view key) {
+  for (const Metric& metric : metrics()) {
+    if (metric.key != nullptr && metric.key == key) return value_of(metric, report);
+  }
+  return std::nullopt;
+}
+
+/// What is shown, and whether it alarms.
+std::vector<std::pair<std::string, bool>> status_fields(const StepReport& report, double step_seconds) {
+  std::vector<std::pair<std::string, bool>> fields;
+  const auto add = [&](const std::string& text, bool alarms = false) { fields.emplace_back(text, alarms); };
+  add("step " + std::to_string(report.iteration) + "/" + std::to_string(report.train_iters));
+  add("ETA " + duration_text(step_seconds * static_cast<double>(report.train_iters - report.iteration)));
+  add("loss " + (std::isfinite(report.step.loss) ? short_number(report.step.loss) : "is no number"),
+      !std::isfinite(report.step.loss));
+  if (const auto speed = number_in(report, "tokens_per_s")) add(short_number(*speed) + " tokens/s");
+  if (const auto mfu = number_in(report, "mfu")) add("MFU " + percent_text(*mfu));
+  if (const auto bytes = number_in(report, "peak_memory_bytes")) add(byte_text(*bytes));
+  if (const auto wait = number_in(report, "data_wait_s"))
+    add("data " + duration_text(*wait), *wait > step_seconds / 10);
+  return fields;
+}
+
+}  // namespace
+
+std::string status_text(const StepReport& report, double step_seconds, const Terminal& terminal) {
+  std::string text;
+  auto room = static_cast<size_t>(std::max(0, terminal.columns - 1));  // in the last column a line would wrap
+  bool is_first = true;
+  for (const auto& [field, alarms] : status_fields(report, step_seconds)) {
+    const size_t space = is_first ? 0 : 2;
+    if (field.size() + space > room) break;
+    room -= field.size() + space;
+    const char* color = alarms ? "\033[31m" : is_first ? "\033[1m" : nullptr;
+    const bool colored = terminal.has_colors && color != nullptr;
+    text += std::string(space, ' ') + (colored ? color + field + "\033[0m" : field);
+    is_first = false;
+  }
+  return text;
+}
+
+void print_over_status(const std::string& line) { print_line((standard_output().is_there ? "\033[K" : "") + line); }
+
+StatusLine::StatusLine(std::chrono::milliseconds interval) : clock_(interval) {}
+
+void StatusLine::show(const StepReport& report) {
+  constexpr double kOfLast = 0.1;  // how much one step counts
+  step_seconds_ = step_seconds_ ? (1 - kOfLast) * *step_seconds_ + kOfLast * report.seconds : report.seconds;
+  const Terminal terminal = standard_output();
+  if (!terminal.is_there) return;
+  if (!clock_.is_due() && is_shown_ && report.iteration != report.train_iters) return;
+  std::cout << kEraseLine << status_text(report, *step_seconds_, terminal) << '\r' << std::flush;
+  is_shown_ = true;
+}
+
+void StatusLine::clear() {
+  if (std::exchange(is_shown_, false)) std::cout << kEraseLine << std::flush;
+}
+
+}  // namespace megashard

@@ -1,0 +1,23 @@
+#include "launch/output/terminal.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string_view>
+
+namespace megashard {
+
+Terminal standard_output() {
+  Terminal terminal;
+  const char* kind = std::getenv("TERM");
+  terminal.is_there = isatty(STDOUT_FILENO) != 0 && kind != nullptr && std::string_view(kind) != "dumb";
+  const char* plain = std::getenv("NO_COLOR");  // no-color.org: unless it is empty
+  terminal.has_colors = terminal.is_there && (plain == nullptr || *plain == '\0');
+  winsize size{};
+  if (terminal.is_there && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+    terminal.columns = size.ws_col;
+  return terminal;
+}
+
+}  // namespace megashard

@@ -1,0 +1,15 @@
+#pragma once
+
+namespace megashard {
+
+/// What standard output can show. A file or a pipe shows lines alone.
+struct Terminal {
+  bool is_there = false;    ///< one that can rewrite a line: not TERM=dumb
+  bool has_colors = false;  ///< without NO_COLOR in the environment
+  int columns = 80;
+};
+
+/// Of this process, now: windows change their sizes.
+Terminal standard_output();
+
+}  // namespace megashard
