@@ -1,0 +1,102 @@
+#include "launch/report/run_charts.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <set>
+#include <string_view>
+
+#include "launch/output/short_text.h"
+
+namespace megashard {
+namespace {
+
+struct KnownNumber {
+  std::string_view key;
+  const char* title;
+  std::string (*value_text)(double value) = short_number;
+  bool only_if_it_varies = false;
+  double unit = 1;  ///< values are shown divided by it
+};
+
+constexpr std::array kKnownNumbers = {
+    KnownNumber{"loss", "Loss"},
+    KnownNumber{"grad_norm", "Norm of the gradients"},
+    KnownNumber{"params_norm", "Norm of the parameters"},
+    KnownNumber{"lr", "Learning rate"},
+    KnownNumber{"tokens_per_s", "Tokens per second"},
+    KnownNumber{"mfu", "Model FLOP utilization", percent_text},
+    KnownNumber{"step_s", "Time of a step", duration_text},
+    KnownNumber{"data_wait_s", "Waited for data", duration_text},
+    KnownNumber{"peak_memory_bytes", "Peak memory of a rank (MiB)", short_number, false, 1 << 20},
+    KnownNumber{"loss_scale", "Loss scale"},
+    KnownNumber{"skipped", "Skipped steps", short_number, true},
+    KnownNumber{"zeros_in_grad", "Zeros in the gradients"},
+    KnownNumber{"global_batch_size", "Global batch size", short_number, true},
+};
+constexpr std::string_view kValidationLoss = "validation_loss";
+constexpr std::string_view kConsumed = "consumed_samples";  // a straight line
+
+bool varies(const std::vector<ReportedRun>& runs, const std::string& key) {
+  std::set<double> values;
+  for (const auto& run : runs) {
+    const auto found = run.numbers.find(key);
+    if (found != run.numbers.end()) values.insert(found->second.begin(), found->second.end());
+  }
+  return values.size() > 1;
+}
+
+/// Points of their own where most steps have none.
+bool is_sparse(const std::vector<double>& values) {
+  return 2 * std::ranges::count_if(values, [](double value) { return std::isfinite(value); }) <
+         static_cast<std::ptrdiff_t>(values.size());
+}
+
+std::vector<double> in_units(std::vector<double> values, double unit) {
+  for (double& value : values) value /= unit;
+  return values;
+}
+
+LineChart chart_of(const std::vector<ReportedRun>& runs, const KnownNumber& number) {
+  LineChart chart{.title = number.title, .value_text = number.value_text};
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const auto add = [&](std::string_view key, const std::string& name, bool has_gaps) {
+      const auto found = runs[i].numbers.find(std::string(key));
+      if (found == runs[i].numbers.end()) return;
+      chart.curves.push_back({.name = name,
+                              .color = i % 8,
+                              .steps = runs[i].steps,
+                              .values = in_units(found->second, number.unit),
+                              .has_gaps = has_gaps || is_sparse(found->second)});
+    };
+    const std::string of = runs.size() > 1 ? runs[i].name : "";
+    const std::string space = of.empty() ? "" : " ";
+    add(number.key, of.empty() ? number.title : of, false);
+    if (number.key == "loss") add(kValidationLoss, of + space + "validation", true);
+    for (size_t start = 1; start < runs[i].starts.size(); ++start)
+      chart.restarts.push_back(static_cast<double>(runs[i].starts[start].step));
+  }
+  return chart;
+}
+
+}  // namespace
+
+std::vector<LineChart> charts_of(const std::vector<ReportedRun>& runs) {
+  std::set<std::string> keys;
+  for (const auto& run : runs) {
+    for (const auto& [key, values] : run.numbers) keys.insert(key);
+  }
+  const bool has_loss = keys.contains("loss");
+  std::vector<LineChart> charts;
+  for (const auto& number : kKnownNumbers) {
+    const std::string key(number.key);
+    if (keys.erase(key) > 0 && (!number.only_if_it_varies || varies(runs, key)))
+      charts.push_back(chart_of(runs, number));
+  }
+  keys.erase(std::string(kConsumed));
+  if (has_loss && keys.erase(std::string(kValidationLoss)) > 0) charts.front().title += " (points: validation)";
+  for (const auto& key : keys) charts.push_back(chart_of(runs, {key, key.c_str()}));
+  return charts;
+}
+
+}  // namespace megashard
