@@ -20,6 +20,7 @@
 #include "launch/plan/plan.h"
 #include "launch/ranks/failure.h"
 #include "launch/ranks/launch_command.h"
+#include "launch/report/report.h"
 #include "launch/shell/completion.h"
 #include "launch/train/pretrain.h"
 
@@ -49,6 +50,7 @@ const std::vector<Subcommand>& subcommands() {
       {"inspect", "shows, checks and compares checkpoints", run_inspect},
       {"plan", "whether a training fits, and how fast it will be", run_plan},
       {"pretrain", "trains a model", [](int argc, char** argv) { return run_pretrain(argc, argv, run_dry_run); }},
+      {"report", "an HTML page about runs: curves, memory, timeline, checkpoints", run_report},
       {"launch", "starts N ranks on this host: megashard launch -n N -- SUBCOMMAND ...", run_launch},
       {"completion", "prints the completions for bash, zsh or fish", print_completion},
       {"man", "prints the manual page of a subcommand, or of all", print_manual},
@@ -89,14 +91,15 @@ std::string word_of(int argc, char** argv, const std::string& usage) {
 }
 
 int print_completion(int argc, char** argv) {
-  const std::string shell = word_of(argc, argv, "completion bash|zsh|fish");
+  const std::string shell =
+      word_of(argc, argv, "completion bash|zsh|fish\n\nExample:\n  source <(megashard completion bash)");
   if (argc < 2) throw UsageError("completion needs the name of a shell: bash, zsh or fish.");
   if (!shell.empty()) std::cout << completion_script(shell, help_of_all());
   return 0;
 }
 
 int print_manual(int argc, char** argv) {
-  const std::string name = word_of(argc, argv, "man [SUBCOMMAND]");
+  const std::string name = word_of(argc, argv, "man [SUBCOMMAND]\n\nExample:\n  megashard man pretrain | man -l -");
   if (argc > 1 && name.empty()) return 0;
   for (const Subcommand& each : subcommands()) {
     if (each.name == name) {

@@ -1,0 +1,80 @@
+#include "launch/report/report.h"
+
+#include <CLI/CLI.hpp>
+
+#include <fstream>
+#include <iostream>
+
+#include "checkpoint/files/file_io.h"
+#include "framework/diagnostics.h"
+#include "framework/training/training_log.h"
+#include "launch/checkpoints/flag_mistakes.h"
+#include "launch/output/print_line.h"
+#include "launch/report/report_page.h"
+
+namespace megashard {
+namespace {
+
+/// What is replaced must be an earlier report: `--out metrics.jsonl` would end a run's record.
+void check_report_file(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return;
+  require(std::filesystem::is_regular_file(path, error), "--out " + path + " is no file; give the name of one.");
+  std::string head(kReportMark.size(), '\0');
+  std::ifstream(path).read(head.data(), static_cast<std::streamsize>(head.size()));
+  require(head == kReportMark, "--out " + path + " is there and is no report; remove it, or give another name.");
+}
+
+void write_report(const std::string& path, const std::string& page) {
+  try {
+    write_file_atomically(path, page);
+  } catch (const std::exception& error) {
+    throw UsageError("--out " + path + " cannot be written: " + error.what());
+  }
+}
+
+}  // namespace
+
+int run_report(int argc, char** argv) {
+  CLI::App app("one HTML page about runs: curves, memory, a step's timeline, restarts, checkpoints, configuration",
+               "megashard report");
+  std::vector<std::string> paths, traces;
+  std::string out = "report.html";
+  app.add_option("RUN", paths, "the file of --metrics-file, or a folder that has it; a run may still go on")
+      ->required()
+      ->type_name("...");
+  app.add_option("--trace", traces,
+                 "Chrome traces of `--profile` or of `plan --trace`, besides those that the runs have written")
+      ->type_name("FILE...");
+  app.add_option("--out", out, "the page; an earlier one is replaced")->capture_default_str()->type_name("FILE");
+  app.footer("Examples:\n"
+             "  megashard report runs/a                          # writes report.html\n"
+             "  megashard report runs/a runs/b --out ab.html     # two runs, and how their flags differ\n"
+             "  megashard report metrics.jsonl --trace plan.json # with the timeline of a planned step");
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app.help();
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(what_is_wrong(error, app, words) + "; `megashard report --help` lists the flags");
+  }
+  check_report_file(out);
+  Report report{.written = log_time_now()};
+  int64_t steps = 0;
+  for (const auto& path : paths) {
+    report.runs.push_back(read_run(path));
+    steps += static_cast<int64_t>(report.runs.back().steps.size());
+    for (const auto& trace : report.runs.back().traces) {
+      if (std::filesystem::exists(trace)) report.traces.push_back(read_trace(trace));
+    }
+  }
+  for (const auto& trace : traces) report.traces.push_back(read_trace(trace));
+  write_report(out, report_page(report));
+  print_line("wrote " + out + ": " + std::to_string(paths.size()) + (paths.size() == 1 ? " run, " : " runs, ") +
+             std::to_string(steps) + " steps");
+  return 0;
+}
+
+}  // namespace megashard

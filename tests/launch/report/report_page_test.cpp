@@ -1,0 +1,102 @@
+#include "launch/report/report_page.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "launch/output/short_text.h"
+#include "launch/report/html_text.h"
+#include "launch/report/line_chart.h"
+
+namespace megashard {
+namespace {
+
+using ::testing::DoubleEq;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+ReportedRun run_named(const std::string& name) {
+  ReportedRun run{.name = name, .steps = {1, 2, 3}};
+  run.numbers["loss"] = {3, 2, 1};
+  return run;
+}
+
+TEST(ReportPage, TextOfFilesIsEscaped) {
+  auto run = run_named("<b>&\"'");
+  run.numbers["<i>"] = {1, 2, 3};
+  run.starts = {{.time = "<u>"}};
+  run.arguments["<s>"] = "<em>";
+  const auto page = report_page({.runs = {run}});
+  for (const char* tag : {"<b>", "<i>", "<u>", "<s>", "<em>"}) EXPECT_THAT(page, Not(HasSubstr(tag)));
+  EXPECT_THAT(page, HasSubstr("&lt;b&gt;&amp;&quot;&#39;"));
+}
+
+TEST(ReportPage, NeedsNothingFromElsewhere) {
+  const auto page = report_page({.runs = {run_named("a")}});
+  EXPECT_TRUE(page.starts_with(kReportMark));
+  for (const char* part : {"src=", "href=", "@import", "url("}) EXPECT_THAT(page, Not(HasSubstr(part)));
+}
+
+TEST(ReportPage, ShowsArgumentsThatDifferBetweenRuns) {
+  auto one = run_named("one"), other = run_named("other");
+  one.starts = other.starts = {{}};
+  one.arguments = {{"lr", "0.25"}, {"hidden_size", "16"}};
+  other.arguments = {{"hidden_size", "16"}, {"seed", "99"}};
+  const auto page = report_page({.runs = {one, other}});
+  const auto begin = page.find("<h3>Differences</h3>");
+  const auto differences = page.substr(begin, page.find("</table>", begin) - begin);
+  EXPECT_THAT(differences, HasSubstr("<td>seed</td><td>1234</td><td>99</td>")) << "the default beside it";
+  EXPECT_THAT(differences, HasSubstr("<td>lr</td><td>0.25</td>"));
+  EXPECT_THAT(differences, Not(HasSubstr("hidden_size")));
+}
+
+TEST(LineChart, HasGapsWhereThereIsNoNumber) {
+  const Curve curve{.name = "loss", .steps = {1, 2, 3, 4, 5}, .values = {5, 4, kNan, 2, 1}};
+  const auto svg = svg_of(LineChart{.title = "Loss", .value_text = short_number, .curves = {curve}});
+  EXPECT_EQ(count_of(svg, "<polyline"), 2u);
+  EXPECT_THAT(svg, HasSubstr("points=\"58,10 ")) << "the largest value stands at the top left";
+  auto joined = curve;
+  joined.has_gaps = true;
+  const auto dots = svg_of(LineChart{.title = "Loss", .value_text = short_number, .curves = {joined}});
+  EXPECT_EQ(count_of(dots, "<polyline"), 1u);
+  EXPECT_EQ(count_of(dots, "<circle"), 4u);
+  EXPECT_EQ(svg_of(LineChart{.value_text = short_number, .curves = {{.steps = {1}, .values = {kNan}}}}), "");
+}
+
+TEST(LineChart, ALongCurveKeepsItsPeaks) {
+  Curve curve{.name = "norm"};
+  for (int step = 1; step <= 100000; ++step) {
+    curve.steps.push_back(step);
+    curve.values.push_back(step == 54321 ? 100 : 1);
+  }
+  const auto svg = svg_of(LineChart{.title = "Norm", .value_text = short_number, .curves = {curve}});
+  EXPECT_LT(svg.size(), 40000u);
+  EXPECT_EQ(count_of(svg, ",10 "), 1u) << "one point at the top";
+}
+
+TEST(LineChart, TicksAreRoundNumbers) {
+  EXPECT_THAT(axis_ticks(0, 10), ElementsAre(0, 2, 4, 6, 8, 10));
+  EXPECT_THAT(axis_ticks(3.9, 4.2), ElementsAre(DoubleEq(3.9), DoubleEq(4.0), DoubleEq(4.1), DoubleEq(4.2)));
+  EXPECT_THAT(axis_ticks(2, 2), ElementsAre(2));
+  EXPECT_EQ(axis_ticks(-1e-5, 1e-5)[2], 0);
+}
+
+TEST(HtmlText, PlacesAreShort) {
+  EXPECT_EQ(place_text(58), "58");
+  EXPECT_EQ(place_text(0.005), "0.01");
+  EXPECT_EQ(place_text(100), "100");
+}
+
+}  // namespace
+}  // namespace megashard
