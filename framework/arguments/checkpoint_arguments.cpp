@@ -42,6 +42,9 @@ void add_checkpoint_options(std::vector<Option>& rows) {
       .add("--save-retain-interval", &A::save_retain_interval, kFree,
            "also keep checkpoints whose step is a multiple of this; without --most-recent-k these and the newest")
       .above(0);
+  saving.add("--save-best", &A::save_best, kFree,
+             "also save after an evaluation with the lowest validation loss so far, and keep that checkpoint until a "
+             "better one is there");
   saving.add("--overwrite-run", &A::overwrite_run, kFree,
              "--save may hold steps of another run: they are removed when this run's first step is "
              "complete");
@@ -120,6 +123,9 @@ void check_checkpointing(const Arguments& arguments, Mistakes& rules) {
   rules.require(!arguments.save_interval || arguments.save,
                 "--save-interval " + to_string(arguments.save_interval.value_or(0)) +
                     " needs --save, the folder for checkpoints; without it nothing would be saved.");
+  rules.require(!arguments.save_best || arguments.save, "--save-best needs --save, the folder for checkpoints.");
+  rules.require(!arguments.save_best || arguments.eval_iters > 0,
+                "--save-best needs evaluations, whose loss tells which checkpoint is the best; give --eval-iters.");
   const int64_t retain = arguments.save_retain_interval.value_or(1);
   const int64_t interval = std::max<int64_t>(1, arguments.save_interval.value_or(1));
   rules.require(!arguments.save_retain_interval || retain % interval == 0,

@@ -1,6 +1,7 @@
 #include "framework/training/checkpoint_saver.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <utility>
 
@@ -100,18 +101,48 @@ void CheckpointSaver::begin_run(bool converts) {
   const auto* refusal = answer.get_if<std::string>();
   require(refusal == nullptr, refusal == nullptr ? "" : *refusal);
   state_.replaces_other_runs = answer.as_bool();
+  if (state_.arguments.save_best) find_best();
+}
+
+void CheckpointSaver::find_best() {
+  const auto& folder = *state_.arguments.save;
+  const auto found = first_rank_value(group_, [&]() -> Value {
+    List marked;
+    const auto best = read_best_step(folder);
+    if (!best) return marked;
+    const auto steps = list_steps(folder);
+    const auto step = std::ranges::find_if(
+        steps, [&](const CheckpointStep& each) { return !each.is_release && each.iteration == best->iteration; });
+    const bool is_own =
+        step != steps.end() && kinship(state_.run, run_of_step(step->folder).id, step->iteration) == Kinship::kOwn;
+    marked.items = {best->iteration, best->validation_loss, is_own};
+    return marked;
+  });
+  const auto& marked = found.get_if<List>()->items;
+  if (marked.empty()) return;
+  marked_ = marked[0].as_int();
+  if (marked[2].as_bool()) best_ = BestStep{*marked_, marked[1].as_double()};
 }
 
 void CheckpointSaver::enable_async() { async_ = std::make_unique<AsyncSaver>(group_, AsyncSaverOptions{.say = say_}); }
 
-void CheckpointSaver::save() {
+void CheckpointSaver::save(std::optional<double> best_loss) {
   finish();
+  // The step that is marked is written anew, with other weights.
+  if (marked_ == state_.iteration) {
+    all_or_throw(group_, [&] {
+      if (group_->rank() == 0) unmark_best_step(*state_.arguments.save);
+    });
+    marked_.reset();
+    best_.reset();
+  }
   say_(saving_line(state_.iteration, *state_.arguments.save, format_name(state_.arguments.ckpt_format)));
   const auto warn = [this](const std::string& line) { say_("WARNING: " + line); };
   std::erase(state_.damaged_steps, state_.iteration);  // it is replaced
   save_training_checkpoint(state_, saving_group_, warn, async_.get());
   state_.replaces_other_runs = false;  // this save does that
   last_saved_ = being_saved_ = state_.iteration;
+  loss_of_saved_ = best_loss;
   if (async_ == nullptr) finish();
 }
 
@@ -124,7 +155,28 @@ void CheckpointSaver::finish() {
   if (!being_saved_) return;
   if (async_ != nullptr) async_->wait();
   say_(saved_line(*being_saved_, *state_.arguments.save));
+  const int64_t iteration = *being_saved_;
   being_saved_.reset();
+  if (loss_of_saved_) mark({iteration, *std::exchange(loss_of_saved_, std::nullopt)});
+}
+
+void CheckpointSaver::mark(const BestStep& best) {
+  all_or_throw(group_, [&] {
+    if (group_->rank() == 0) mark_best_step(*state_.arguments.save, best);
+  });
+  best_ = best;
+  marked_ = best.iteration;
+  say_(best_line(best.iteration, best.validation_loss));
+}
+
+void CheckpointSaver::mark_best(double validation_loss) {
+  finish();
+  mark({state_.iteration, validation_loss});
+}
+
+bool CheckpointSaver::is_best(double validation_loss) const {
+  const auto& best = loss_of_saved_ ? loss_of_saved_ : best_ ? std::optional(best_->validation_loss) : std::nullopt;
+  return state_.arguments.save_best && std::isfinite(validation_loss) && (!best || validation_loss < *best);
 }
 
 bool CheckpointSaver::has_failed() const { return async_ != nullptr && async_->state() == AsyncSaver::State::kFailed; }

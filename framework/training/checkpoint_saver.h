@@ -7,6 +7,7 @@
 #include <string>
 
 #include "checkpoint/steps/async_saver.h"
+#include "checkpoint/steps/best_step.h"
 #include "checkpoint/steps/run_lock.h"
 #include "framework/training/training_checkpoint.h"
 
@@ -17,7 +18,7 @@ namespace megashard {
 ProcessGroupPtr make_saving_group(const ProcessGroupPtr& group, const std::string& name);
 
 /// The checkpoints that a training writes to --save, one at a time: training waits for each, or
-/// goes on beside it. All but has_failed() and was_just_saved() are collective.
+/// goes on beside it. All but is_best(), has_failed() and was_just_saved() are collective.
 class CheckpointSaver {
  public:
   /// `say` takes log lines, on every rank. `state` must outlive this.
@@ -33,7 +34,10 @@ class CheckpointSaver {
   /// --async-save: from now on training does not wait.
   void enable_async();
 
-  void save();
+  /// `best_loss`: once the step is whole it is marked as the best one, with that validation loss.
+  void save(std::optional<double> best_loss = std::nullopt);
+  /// The step that was saved last, or loaded from --save and is as it was, is the best one.
+  void mark_best(double validation_loss);
   /// Before a step changes weights and state; not collective.
   void before_changes() const {
     if (async_ != nullptr) async_->before_changes();
@@ -43,6 +47,8 @@ class CheckpointSaver {
   /// Waits for the save under way, if there is one.
   void finish();
 
+  /// --save-best, and lower than that of the best step in --save that is of this run, or that it goes on from.
+  bool is_best(double validation_loss) const;
   bool has_failed() const;  ///< on this rank, the one under way
   bool was_just_saved() const { return last_saved_ == state_.iteration; }
   /// The state as it is now is that of the step, of --load.
@@ -58,6 +64,8 @@ class CheckpointSaver {
  private:
   std::string settle_run(bool converts);
   void warn_of_little_room();
+  void find_best();
+  void mark(const BestStep& best);
 
   TrainingState& state_;
   ProcessGroupPtr group_;
@@ -65,6 +73,9 @@ class CheckpointSaver {
   std::optional<int64_t> last_saved_, loaded_at_;
   std::optional<CheckpointStep> loaded_;
   std::optional<int64_t> being_saved_;
+  std::optional<BestStep> best_;         // of this run
+  std::optional<int64_t> marked_;        // in --save, of whatever run
+  std::optional<double> loss_of_saved_;  // of being_saved_, where it will be the best one
   ProcessGroupPtr saving_group_;
   std::unique_ptr<RunLock> lock_;      // of the first rank
   std::unique_ptr<AsyncSaver> async_;  // null: training waits for each save

@@ -273,12 +273,12 @@ std::optional<double> Trainer::evaluate_if_due() {
   return loss;
 }
 
-void Trainer::save() {
+void Trainer::save(std::optional<double> best_loss) {
   if (scaler_ && !numbers_.empty()) read_steps();  // the schedule is saved
   let_last_rank_print();
   {
     const TimedPart timed(timers_.get(), StepPart::kSave);
-    saver_.save();
+    saver_.save(best_loss);
   }
   if (timers_) print_on_last_rank(timers_->tell(StepPart::kSave));
 }
@@ -311,7 +311,10 @@ void Trainer::finish_training() {
   callbacks_.print_on_first_rank(datetime_line("after training is done", log_time_now()));
   if (arguments_.save && !arguments_.skip_train && !saver_.is_saved()) save();
   const std::string where = "iteration " + std::to_string(state_.iteration);
-  evaluate(splits_.valid, where + " on validation set", arguments_.consumed_valid_samples, Announce::kYes);
+  const auto loss =
+      evaluate(splits_.valid, where + " on validation set", arguments_.consumed_valid_samples, Announce::kYes);
+  const bool is_new = !arguments_.skip_train && state_.iteration % arguments_.eval_interval != 0;  // not evaluated yet
+  if (loss && is_new && saver_.is_best(*loss) && saver_.is_saved()) saver_.mark_best(*loss);
   if (stop_ == StopRequest::kNone) evaluate(splits_.test, where + " on test set", 0, Announce::kYes);
 }
 
@@ -325,10 +328,12 @@ TrainingEnd Trainer::train() {
     StepReport told = report(exits || stop_ != StopRequest::kNone || !steps_to_come());
     if (stop_ == StopRequest::kNone) told.validation_loss = evaluate_if_due();
     for (const auto& writer : writers_) writer->write(told);
+    if (callbacks_.show_step && group_->rank() == 0) callbacks_.show_step(told);
     saver_.poll(heard_.save_failed);
     exits = exits || stop_ == StopRequest::kExit;
     const bool due = arguments_.save && arguments_.save_interval && state_.iteration % *arguments_.save_interval == 0;
-    if (arguments_.save && (due || exits)) save();
+    const bool is_best = told.validation_loss && saver_.is_best(*told.validation_loss);
+    if (arguments_.save && (due || exits || is_best)) save(is_best ? told.validation_loss : std::nullopt);
   }
   if (profile_) tell_profile(profile_->finish());
   if (!exits && stop_ == StopRequest::kNone) finish_training();

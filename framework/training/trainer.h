@@ -44,6 +44,7 @@ struct TrainerCallbacks {
   std::function<int64_t()> live_memory_bytes{};  ///< of this rank, now; for --log-memory
   std::function<void()> before_first_step{};     ///< null: nothing
   std::function<void()> after_step{};            ///< null: nothing
+  std::function<void(const StepReport& step)> show_step{};  ///< on the first rank, after each step; null: nothing
   std::chrono::steady_clock::time_point program_start;
   std::optional<double> peak_tflops;                  ///< of one device, for mfu; the first rank's counts
   std::chrono::milliseconds progress_interval{5000};  ///< between lines of a long evaluation
@@ -99,7 +100,8 @@ class Trainer {
   /// What the last rank has printed stands before what the first one prints from now on.
   /// Collective.
   void let_last_rank_print();
-  void save();
+  /// `best_loss`: of the evaluation after this step, where it is the lowest so far.
+  void save(std::optional<double> best_loss = std::nullopt);
   /// `path`: of a trace that was written; empty: none.
   void tell_profile(const std::string& path);
   TrainingEnd end_of(TrainingEnd how);

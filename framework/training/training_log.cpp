@@ -114,6 +114,11 @@ std::string saved_line(int64_t iteration, const std::string& directory) {
          kRanks;
 }
 
+std::string best_line(int64_t iteration, double validation_loss) {
+  return formatted("  the best checkpoint so far is that of iteration %7lld, with the validation loss %.6E",
+                   wide(iteration), validation_loss);
+}
+
 std::string loading_line(const std::string& directory, std::optional<int64_t> iteration) {
   const std::string text = " loading distributed checkpoint from " + directory;
   return iteration ? text + " at iteration " + std::to_string(*iteration)

@@ -55,6 +55,8 @@ std::string interruption_line(const Interruption& interruption);
 // Checkpoints.
 std::string saving_line(int64_t iteration, const std::string& directory, const std::string& format);
 std::string saved_line(int64_t iteration, const std::string& directory);
+/// "  the best checkpoint so far is that of iteration       40, with the validation loss 4.020619E+00"
+std::string best_line(int64_t iteration, double validation_loss);
 /// Without an iteration: a "release" checkpoint, which has none.
 std::string loading_line(const std::string& directory, std::optional<int64_t> iteration);
 std::string loaded_line(const std::string& directory, int64_t iteration);

@@ -136,6 +136,8 @@ TEST(EvaluationLogLines, StandBetweenDashes) {
 TEST(LogLines, AreMegatrons) {
   EXPECT_EQ(saving_line(10, "out", "torch_dcp"), "saving checkpoint at iteration      10 to out in torch_dcp format");
   EXPECT_EQ(saved_line(10, "out"), "  successfully saved checkpoint from iteration      10 to out [ t 1/1, p 1/1 ]");
+  EXPECT_EQ(best_line(40, 4.0206187),
+            "  the best checkpoint so far is that of iteration      40, with the validation loss 4.020619E+00");
   EXPECT_EQ(loading_line("out", 10), " loading distributed checkpoint from out at iteration 10");
   EXPECT_EQ(loading_line("out", std::nullopt), " loading release checkpoint from out");
   EXPECT_EQ(loaded_line("out", 10), "  successfully loaded checkpoint from out [ t 1/1, p 1/1 ] at iteration 10");
