@@ -117,7 +117,6 @@ void accept_watching(CompatibilityFlags& flags) {
                                                                        {"--disable-straggler-on-startup"},
                                                                        {"--run-workload-inspector-server"}});
   flags.accept("timers meet at no barrier here", {{"--no-barrier-with-level-1-timing"}});
-  flags.accept("notices and warnings are always shown", {{"--logging-level", 1}});
 }
 
 void accept_files(CompatibilityFlags& flags) {

@@ -18,6 +18,12 @@ void add_logging_options(std::vector<Option>& rows) {
       .add("--log-interval", &A::log_interval, kFree,
            "steps between log lines; the first and the last step have one, too")
       .above(0);
+  OptionGroup everywhere("logging", rows);
+  everywhere
+      .add("--logging-level", &A::logging_level, kFree,
+           "what is told besides Megatron's lines, as Python's numbers: up to 20 notices and warnings, up to 30 "
+           "warnings, above neither")
+      .at_least(0);
   group.add("--log-params-norm", &A::log_params_norm, kFree, "norm of the parameters in the log line");
   group.add("--log-num-zeros-in-grad", &A::log_num_zeros_in_grad, kFree, "zeros among the gradients in the log line");
   group.add("--log-throughput", &A::log_throughput, kFree, "TFLOP/s per device in the log line");

@@ -21,6 +21,7 @@ struct LoggingArguments {
   bool log_throughput = false;
   bool log_tokens_per_second = false;
   bool log_memory = false;       // peak of a rank
+  std::optional<int64_t> logging_level;  // of what is told, as Python's numbers; unset: notices, too
   int64_t timing_log_level = 0;  // 0 to 2: how finely a step's time is told
   TimingLogOption timing_log_option = TimingLogOption::kMinMax;
   bool print_all_arguments = false;         // also those at their defaults

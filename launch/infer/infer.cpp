@@ -203,7 +203,7 @@ int run_infer(int argc, char** argv) {
   Arguments& arguments = line.arguments;
   const RendezvousOptions environment =
       read_environment(arguments.local_rank, arguments.distributed_init_method.value_or("env://")).rendezvous;
-  const DiagnosticSink sink = sink_for(environment.rank);
+  const DiagnosticSink sink = sink_for(environment.rank, &arguments);
   for (const auto& notice : line.notices) sink(Severity::kNotice, notice);
   const InferFlags flags = infer_flags(line.own, line.mistakes);
   leave_training_out(arguments, line.worker, sink);

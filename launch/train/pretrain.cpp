@@ -21,6 +21,8 @@
 #include "framework/training/unit_planner.h"
 #include "launch/arguments/command_line.h"
 #include "launch/output/print_line.h"
+#include "launch/output/status_line.h"
+#include "launch/output/terminal.h"
 #include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"
 #include "launch/train/run_arguments.h"
@@ -73,18 +75,22 @@ TrainerCallbacks trainer_callbacks(const Arguments& arguments, const ProcessGrou
   const int rank = group->rank(), last = group->size() - 1;
   TrainerCallbacks callbacks;
   callbacks.print_on_first_rank = [rank](const std::string& line) {
-    if (rank == 0) print_line(line);
+    if (rank == 0) print_over_status(line);
   };
   callbacks.print_on_last_rank = [rank, last](const std::string& line) {
-    if (rank == last) print_line(line);
+    if (rank == last) print_over_status(line);
   };
   callbacks.stop_request = stop_request;
   callbacks.before_first_step = finish_step_at_interrupt;
   callbacks.peak_memory_bytes = [device] { return peak_memory_bytes(device); };
   callbacks.live_memory_bytes = [device] { return live_memory_bytes(device); };
   callbacks.program_start = start;
+  const bool has_terminal = rank == 0 && standard_output().is_there;
+  if (has_terminal)
+    callbacks.show_step = [status = std::make_shared<StatusLine>()](const StepReport& step) { status->show(step); };
   callbacks.peak_tflops = arguments.peak_tflops;
-  if (!callbacks.peak_tflops && (arguments.metrics_file || arguments.prometheus_file) && rank == 0) {
+  const bool needs_peak = arguments.metrics_file || arguments.prometheus_file || (has_terminal && !device.is_cpu());
+  if (!callbacks.peak_tflops && needs_peak && rank == 0) {
     callbacks.peak_tflops = device.is_cpu()
                                 ? measured_cpu_tflops(computed_in)
                                 : gpu_peak_tflops(load_cuda_module().device_name(device.index()), computed_in);
@@ -150,7 +156,7 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
   Arguments& arguments = line.arguments;
   const RendezvousOptions environment =
       read_environment(arguments.local_rank, arguments.distributed_init_method.value_or("env://")).rendezvous;
-  const DiagnosticSink sink = sink_for(environment.rank);
+  const DiagnosticSink sink = sink_for(environment.rank, &arguments);
   for (const auto& notice : line.notices) sink(Severity::kNotice, notice);
   line.mistakes.attempt_or_throw([&] {
     apply_files(

@@ -19,7 +19,7 @@
 #include "framework/training/training_checkpoint.h"
 #include "framework/training/training_log.h"
 #include "launch/arguments/model_folder.h"
-#include "launch/output/print_line.h"
+#include "launch/output/status_line.h"
 #include "launch/train/load_model_plugin.h"
 #include "models/float8/float8_layers.h"
 #include "models/hugging_face/load_hf_weights.h"
@@ -103,9 +103,13 @@ std::string parent_of(const CheckpointStep& step) { return std::filesystem::path
 
 }  // namespace
 
-DiagnosticSink sink_for(int rank) {
-  return [rank](Severity severity, const std::string& message) {
-    if (rank == 0) print_line((severity == Severity::kWarning ? "WARNING: " : "") + message);
+DiagnosticSink sink_for(int rank, const Arguments* arguments) {
+  return [rank, arguments](Severity severity, const std::string& message) {
+    constexpr int64_t kInfo = 20, kWarning = 30;  // of Python's logging
+    const bool is_warning = severity == Severity::kWarning;
+    const int64_t least = arguments == nullptr ? 0 : arguments->logging_level.value_or(0);
+    if (rank == 0 && least <= (is_warning ? kWarning : kInfo))
+      print_over_status((is_warning ? "WARNING: " : "") + message);
   };
 }
 
@@ -141,7 +145,7 @@ ProcessGroupPtr join_world(const Arguments& arguments, const std::optional<RollW
   options.backend = *arguments.distributed_backend;
   options.timeout = std::chrono::minutes(arguments.distributed_timeout_minutes);
   // The first rank of each host speaks for it.
-  if (options.local_rank <= 0 || options.local_world_size == 0) options.notice = print_line;
+  if (options.local_rank <= 0 || options.local_world_size == 0) options.notice = print_over_status;
   if (worker && !worker->device_mapping.empty())
     options.local_rank = static_cast<int>(worker->device_mapping.at(static_cast<size_t>(options.rank)));
   return init_process_group(options);

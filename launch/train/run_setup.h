@@ -21,7 +21,8 @@ namespace megashard {
 /// What every program that runs a model does first.
 
 /// Prints on rank 0.
-DiagnosticSink sink_for(int rank);
+/// `arguments`: whose --logging-level counts, as it is when something is told; null: all is told.
+DiagnosticSink sink_for(int rank, const Arguments* arguments = nullptr);
 /// How the run shards its model: by the FSDP2 file, by ROLL's worker, or by the defaults.
 struct ShardingPlan {
   Fsdp2Config config;

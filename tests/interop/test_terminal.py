@@ -1,0 +1,98 @@
+"""What a run shows on a terminal: a line that is written again; and what of its lines is shown at all."""
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+
+import pytest
+
+import megashard
+from megashard import environment, launch, with_defaults
+from test_pretrain import TRAINING
+
+ERASE = "\r\x1b[K"
+
+
+def on_a_terminal(folder, *flags, ranks=1, columns=120, **variables):
+    """All that a run writes to a terminal of that width."""
+    (folder / "fsdp2.yaml").write_text(megashard.LAYERS)
+    words = ["pretrain", *with_defaults(flags, TRAINING), "--fsdp2-config-path", folder / "fsdp2.yaml"]
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    clean = {name: value for name, value in environment().items() if name not in {"NO_COLOR", "TERM"}}
+    started = subprocess.Popen([str(word) for word in launch(ranks, *words)], stdout=theirs, stderr=subprocess.PIPE,
+                               stdin=subprocess.DEVNULL, env={**clean, "TERM": "xterm", **variables})
+    os.close(theirs)
+    seen = b""
+    try:
+        while piece := os.read(ours, 65536):
+            seen += piece
+    except OSError:  # Linux says so when nobody has the other end any more
+        pass
+    finally:
+        os.close(ours)
+    errors = started.stderr.read().decode()
+    assert started.wait() == 0, errors
+    return seen.decode().replace("\r\n", "\n")
+
+
+def status_lines(seen):
+    return re.findall(re.escape(ERASE) + r"([^\r\n]*step[^\r\n]*)\r", seen)
+
+
+def shown(seen):
+    """What stands on the screen in the end: each line as it was written last."""
+    lines = []
+    for line in seen.split("\n"):
+        text = ""
+        for piece in line.split("\r"):
+            text = piece[3:] if piece.startswith("\x1b[K") else piece + text[len(piece):]
+        lines.append(text)
+    return lines
+
+
+def bare(line):
+    return re.sub(r"\x1b\[\d*m", "", line)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_terminal_has_a_line_that_is_written_again(folder, ranks):
+    seen = on_a_terminal(folder, "--train-iters", "12", ranks=ranks)
+    status = [bare(line) for line in status_lines(seen)]
+    assert re.fullmatch(r"step 1/12  ETA [\d.]+ \w+  loss \d\.\d+  [\d.]+k? tokens/s  [\d.]+ [MG]iB  "
+                        r"data [\d.]+ \w+", status[0]), status
+    assert status[-1].startswith("step 12/12  ETA 0.0 ms")
+    lines = shown(seen)
+    assert not [line for line in lines if "ETA" in line]  # log lines have taken its place, and the end has erased it
+    steps = re.findall(r"^ \[[^]]+\] iteration +(\d+)/ +12 \| consumed", "\n".join(lines), re.M)
+    assert [int(step) for step in steps] == [1, 5, 10, 12]
+
+
+def test_colors_are_for_terminals_that_want_them(folder):
+    assert "\x1b[1mstep 1/2\x1b[0m" in on_a_terminal(folder, "--train-iters", "2")
+    plain = on_a_terminal(folder, "--train-iters", "2", NO_COLOR="1")
+    assert status_lines(plain) and not re.search(r"\x1b\[\d*m", plain)
+    assert "\x1b" not in on_a_terminal(folder, "--train-iters", "2", TERM="dumb")
+
+
+def test_the_line_is_cut_to_the_terminal(folder):
+    status = status_lines(on_a_terminal(folder, "--train-iters", "2", columns=30))
+    assert status and all(len(bare(line)) < 30 and bare(line).startswith("step") for line in status)
+
+
+def test_a_file_has_lines_alone(folder):
+    _, out = megashard.pretrain(folder, "--train-iters", "6", defaults=TRAINING)
+    assert "\x1b" not in out and "\r" not in out and "ETA" not in out
+
+
+def test_the_logging_level_leaves_notices_and_warnings_out(folder):
+    def told(*flags):
+        _, out = megashard.pretrain(folder, "--train-iters", "1", "--log-progress", *flags, defaults=TRAINING)
+        assert "iteration        1/" in out
+        return "there is no progress.txt" in out
+
+    assert told() and told("--logging-level", "20")
+    assert not told("--logging-level", "30")
