@@ -106,6 +106,10 @@ int run_convert(int argc, char** argv) {
   ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
   CLI::App app("converts checkpoints and model directories", "megashard convert");
   app.require_subcommand(1);
+  app.footer("Examples:\n"
+             "  megashard convert dcp_to_hf --load-dir runs/a/best --save-dir out --model-assets-dir MODEL\n"
+             "  megashard convert dcp_to_torch_dist --load-dir runs/a/iter_0000100 --save-dir converted\n"
+             "A step may be named DIR/best, for the one that --save-best has kept.");
   for (const auto& converter : kConverters) {
     auto* subcommand = app.add_subcommand(converter.name, converter.purpose);
     converter.add(*subcommand);

@@ -6,8 +6,9 @@
 #include "checkpoint/convert/convert_hf_to_step.h"
 #include "checkpoint/convert/convert_step_to_hf.h"
 #include "checkpoint/hugging_face/hf_assets.h"
-#include "framework/diagnostics.h"
+#include "checkpoint/steps/best_step.h"
 #include "framework/arguments/typed_text.h"
+#include "framework/diagnostics.h"
 #include "launch/arguments/model_folder.h"
 #include "launch/checkpoints/conversion_places.h"
 #include "launch/checkpoints/converters.h"
@@ -129,7 +130,7 @@ void add_step_to_hf(CLI::App& app, CheckpointFormat format) {
   const auto flags = std::make_shared<Flags>();
   auto& options = flags->options;
   options.format = format;
-  app.add_option("--load-dir", options.load_dir, "step folder: .../iter_0000100 or .../release")->required();
+  app.add_option("--load-dir", options.load_dir, "step folder: .../iter_0000100, .../release or .../best")->required();
   app.add_option("--save-dir", options.save_dir, "gets the Hugging Face model directory")->required();
   app.add_option("--model-assets-dir", options.model_assets_dir, "config and tokenizer files to copy")
       ->required()
@@ -148,6 +149,7 @@ void add_step_to_hf(CLI::App& app, CheckpointFormat format) {
   if (format == CheckpointFormat::kTorchDist) flags->layout.add(app);
   app.callback([flags] {
     auto& options = flags->options;
+    options.load_dir = resolve_best_step(options.load_dir);
     check_hf_target({options.load_dir, "--load-dir"}, {options.save_dir, "--save-dir"}, flags->overwrite);
     const auto layout = flags->layout.layout(options.model_assets_dir, "--model-assets-dir");
     options.megatron_layout = layout ? &*layout : nullptr;

@@ -3,6 +3,7 @@
 
 #include "checkpoint/convert/convert_dcp_to_torch.h"
 #include "checkpoint/convert/convert_torch_to_dcp.h"
+#include "checkpoint/steps/best_step.h"
 #include "launch/checkpoints/conversion_places.h"
 #include "launch/checkpoints/converters.h"
 #include "launch/output/print_line.h"
@@ -25,10 +26,11 @@ struct TorchFlags {
 
 void add_dcp_to_torch(CLI::App& app) {
   const auto flags = std::make_shared<TorchFlags>();
-  app.add_option(kFolderFlag, flags->folder, "step folder: .../iter_0000100 or .../release")->required();
+  app.add_option(kFolderFlag, flags->folder, "step folder: .../iter_0000100, .../release or .../best")->required();
   app.add_option(kPathFlag, flags->path, "gets the file that torch.load reads")->required();
   add_overwrite(app, flags->overwrite);
   app.callback([flags] {
+    flags->folder = resolve_best_step(flags->folder);
     check_file_target(flags->given_folder(), flags->given_path(), flags->overwrite);
     convert_dcp_to_torch(flags->folder, flags->path, print_line, flags->overwrite);
     print_line("written: " + flags->path);

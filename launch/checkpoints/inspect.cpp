@@ -13,6 +13,7 @@
 #include "checkpoint/inspect/checkpoint_diff.h"
 #include "checkpoint/inspect/checkpoint_summary.h"
 #include "checkpoint/open_checkpoint.h"
+#include "checkpoint/steps/best_step.h"
 #include "checkpoint/values/value_text.h"
 #include "framework/arguments/nearest_name.h"
 #include "framework/diagnostics.h"
@@ -261,10 +262,12 @@ int diff(const InspectFlags& flags) {
   return difference.any() ? 1 : 0;
 }
 
-int inspect(const InspectFlags& flags) {
+int inspect(InspectFlags flags) {
   if (!flags.diff.empty() && !flags.path.empty()) throw UsageError("inspect takes a PATH or --diff A B, not both");
   if (flags.verify && !(flags.filter.empty() && flags.diff.empty()))
     throw UsageError("inspect: --verify reads all of one checkpoint; leave --filter and --diff out");
+  for (auto& path : flags.diff) path = resolve_best_step(path);
+  flags.path = resolve_best_step(flags.path);
   if (!flags.diff.empty()) return diff(flags);
   if (flags.path.empty()) throw UsageError("inspect takes a PATH, or --diff A B");
   std::vector<std::string> passed_over;
@@ -286,15 +289,20 @@ int inspect(const InspectFlags& flags) {
 int run_inspect(int argc, char** argv) {
   InspectFlags flags;
   CLI::App app("shows, checks and compares checkpoints", "megashard inspect");
-  app.add_option("path", flags.path,
-                 "step folder, directory of a training (its latest whole step), Hugging Face directory, "
-                 ".safetensors or torch.save file");
+  app.add_option(
+      "path", flags.path,
+      "step folder, directory of a training (its latest whole step; DIR/best: of --save-best), Hugging Face directory, "
+      ".safetensors or torch.save file");
   app.add_option("--ckpt-step", flags.ckpt_step, "the step of this iteration");
   app.add_option("--filter", flags.filter, "only names that fit this pattern (* and ?)");
   app.add_flag("--chunks", flags.chunks, "a line for each chunk of a tensor");
   app.add_flag("--json", flags.json, "everything, as JSON");
   app.add_flag("--verify", flags.verify, "read every byte and name what is damaged (exit code 1)");
   app.add_option("--diff", flags.diff, "compare A with B by names (exit code 1 when they differ)")->expected(2);
+  app.footer("Examples:\n"
+             "  megashard inspect runs/a                        # the latest whole step\n"
+             "  megashard inspect runs/a/best --filter '*norm*' # the best one, of --save-best\n"
+             "  megashard inspect --diff runs/a/iter_0000100 runs/b/iter_0000100");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
