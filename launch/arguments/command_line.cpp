@@ -42,7 +42,7 @@ std::string help_of(const Program& program) {
           "\n";
   for (const auto& each : own_flags(program))
     text += "  " + each.flag + (each.is_switch() ? "" : " " + each.kind) + "\n" + help_lines(each.help, 6);
-  return text + options_help(program.shown);
+  return text + options_help(program.shown) + (program.examples.empty() ? "" : "\nExamples:\n" + program.examples);
 }
 
 /// Negative numbers are values.
@@ -198,19 +198,22 @@ class WordReader {
 }  // namespace
 
 const Program& pretrain_program() {
-  static const Program program = {.name = "pretrain",
-                                  .purpose =
-                                      "megashard pretrain [FILE.yaml] [options]\n\n"
-                                      "Trains a model. Options may also stand in a YAML file as snake_case keys, at\n"
-                                      "the top or under gpt_args:; flags beat the file. Defaults are shown in [].\n",
-                                  .flags = {{kDryRun, "",
-                                             "prints the arguments and where they come from, the units, the data and "
-                                             "a plan (docs/plan.md), and trains nothing"},
-                                            {kWorldSize, "INT", "ranks, with --dry-run [the launcher's]"},
-                                            {kMachine, "NAME|FILE",
-                                             "with --dry-run, of the plan: h100, h200, or a YAML file as `megashard "
-                                             "plan --measure` writes it [h200]"}},
-                                  .shown = [](const Option&) { return true; }};
+  static const Program program = {
+      .name = "pretrain",
+      .purpose = "megashard pretrain [FILE.yaml] [options]\n\n"
+                 "Trains a model. Options may also stand in a YAML file as snake_case keys, at\n"
+                 "the top or under gpt_args:; flags beat the file. Defaults are shown in [].\n",
+      .flags = {{kDryRun, "",
+                 "prints the arguments and where they come from, the units, the data and "
+                 "a plan (docs/plan.md), and trains nothing"},
+                {kWorldSize, "INT", "ranks, with --dry-run [the launcher's]"},
+                {kMachine, "NAME|FILE",
+                 "with --dry-run, of the plan: h100, h200, or a YAML file as `megashard "
+                 "plan --measure` writes it [h200]"}},
+      .shown = [](const Option&) { return true; },
+      .examples = "  megashard pretrain run.yaml --dry-run      # what it would do\n"
+                  "  megashard launch -n 2 -- pretrain run.yaml --lr 1e-4\n"
+                  "  megashard pretrain run.yaml --save runs/a --save-interval 100 --load runs/a\n"};
   return program;
 }
 

@@ -41,6 +41,7 @@ struct Program {
   std::string purpose;  ///< the head of its help
   std::vector<OwnFlag> flags;
   std::function<bool(const Option&)> shown;  ///< options that its help lists
+  std::string examples{};                    ///< the end of its help: command lines
 };
 
 const Program& pretrain_program();

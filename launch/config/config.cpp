@@ -60,6 +60,9 @@ int run_config(int argc, char** argv) {
       ->type_name("FILE...");
   app.add_option("--role", role, "the worker of a configuration of ROLL; else all that can be run here")
       ->type_name("NAME");
+  app.footer("Examples:\n"
+             "  megashard config --check run.yaml fsdp2_config.yaml\n"
+             "  megashard config --check roll.yaml --role actor_train");
   const std::vector<std::string> words(argv + 1, argv + argc);
   try {
     app.parse(argc, argv);

@@ -44,7 +44,9 @@ const Program& infer_program() {
                  "continue each document by so many likeliest tokens, one by one; of a "
                  "conversation what comes before its last answer"},
                 {kGenerated, "FILE.npy", "where to: [documents, number of --generate]"}},
-      .shown = is_shown};
+      .shown = is_shown,
+      .examples = "  megashard infer --hf-model DIR --data-path data --log-probs out.npy\n"
+                  "  megashard infer run.yaml --load runs/a --generate 64 --generated out.npy\n"};
   return program;
 }
 

@@ -47,7 +47,10 @@ const Program& plan_program() {
                 {kMeasure, "FILE",
                  "measures this machine, in less than a minute, and writes it for --device; its links by the ranks of "
                  "a launcher"}},
-      .shown = [](const Option& option) { return option.flag != kDevice; }};
+      .shown = [](const Option& option) { return option.flag != kDevice; },
+      .examples = "  megashard plan run.yaml --world-size 64 --device h100\n"
+                  "  megashard plan run.yaml --world-size 64 --fit --global-batch-size 512\n"
+                  "  megashard plan run.yaml --world-size 64 --trace plan.json\n"};
   return program;
 }
 
