@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <iostream>
 
+#include "framework/arguments/nearest_name.h"
 #include "framework/diagnostics.h"
 #include "launch/ranks/launch_group.h"
 
@@ -17,7 +18,9 @@ void refuse_flag(const std::vector<std::string>& subcommand) {
   if (subcommand.empty() || subcommand.front().rfind("-", 0) != 0 || subcommand.front() == "--") {
     return;
   }
-  throw UsageError("launch: unknown flag " + subcommand.front() + "; " + kUsage);
+  const auto& flag = subcommand.front();
+  const auto hint = did_you_mean(flag, {"--processes", "--master-port"});
+  throw UsageError("launch: unknown flag " + flag + (hint.empty() ? ";" : hint) + " " + kUsage);
 }
 
 }  // namespace
@@ -32,6 +35,7 @@ int run_launch(int argc, char** argv) {
   app.add_option("--master-port", options.master_port, "port of rank 0's store; default: a free one")
       ->check(CLI::Range(1, 65535));
   app.prefix_command();
+  app.footer("Example:\n  megashard launch -n 2 -- pretrain run.yaml");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "framework/arguments/configuration_file.h"
+#include "framework/arguments/nearest_name.h"
 #include "framework/arguments/yaml_value.h"
 #include "framework/mistakes.h"
 #include "launch/roll/hydra_defaults.h"
@@ -190,8 +191,10 @@ RollWorker parse_roll_worker(const std::string& text, const std::string& path, c
   if (found == workers.end()) {
     std::vector<std::string> names;
     for (const auto& [name, node] : workers) names.push_back(name);
+    const auto hint = did_you_mean(role, names);
     throw UsageError("--role " + role + ": " + path + " has no such worker; " +
-                     (names.empty() ? "it has none with strategy_args." : "it has " + c10::Join(", ", names) + "."));
+                     (names.empty() ? "it has none with strategy_args" : "it has " + c10::Join(", ", names)) +
+                     (hint.empty() ? "." : hint));
   }
   RollWorker worker;
   worker.role = role;
