@@ -6,6 +6,7 @@
 
 #include "framework/arguments/argument_validation.h"
 #include "framework/arguments/context_parallel_arguments.h"
+#include "framework/arguments/nearest_name.h"
 #include "framework/arguments/option_group.h"
 #include "framework/mistakes.h"
 
@@ -73,8 +74,10 @@ void check_backend(const Arguments& arguments, bool on_gpu, Mistakes& rules) {
           "--distributed-backend " + backend + " is for NPUs, which this program does not drive; use nccl or gloo."))
     return;
   constexpr std::array kKnown = {"nccl", "gloo", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo"};
+  const auto hint = did_you_mean(backend, {kKnown.begin(), kKnown.end()});
   if (!rules.require(std::find(kKnown.begin(), kKnown.end(), backend) != kKnown.end(),
-                     "--distributed-backend " + backend + " is unknown; use nccl, gloo or cpu:gloo,cuda:nccl."))
+                     "--distributed-backend " + backend + " is unknown; use nccl, gloo or cpu:gloo,cuda:nccl" +
+                         (hint.empty() ? "." : hint)))
     return;
   rules.require(
       on_gpu || backend == "gloo",

@@ -100,7 +100,10 @@ void YamlValue::expected(const std::string& what) const {
                           : node.IsSequence() ? "a list"
                           : node.IsMap()      ? "a map"
                                               : "nothing";
-  fail("takes " + what + ", got " + got);
+  constexpr std::string_view kChoice = "one of ";
+  const bool is_choice = node.IsScalar() && what.starts_with(kChoice);
+  const auto hint = is_choice ? did_you_mean(text(), split_text(what.substr(kChoice.size()), ",")) : "";
+  throw UsageError(yaml_place(source, node) + key + " takes " + what + ", got " + got + (hint.empty() ? "." : hint));
 }
 
 std::string YamlValue::text() const {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/hugging_face/hf_assets.h"
+#include "framework/arguments/nearest_name.h"
 
 namespace megashard {
 namespace {
@@ -61,10 +62,11 @@ WeightLayout ModelRegistry::layout(const std::filesystem::path& hf_dir, int64_t 
 }
 
 std::shared_ptr<MultiModalModule> ModelRegistry::create(const Arguments& arguments, std::string name) const {
+  const bool is_of_user = !name.empty();  // and not of a config.json, whose names are those of other models
   if (name.empty()) name = arguments.hf_model ? name_in_config(*arguments.hf_model, factories_) : kModelOfFlags;
   const auto found = factories_.find(name);
   TORCH_CHECK(found != factories_.end(), "no model is registered for architecture ", name,
-              "; known are: ", c10::Join(", ", names()));
+              "; known are: ", c10::Join(", ", names()), is_of_user ? did_you_mean(name, names()) : "");
   return found->second(arguments);
 }
 

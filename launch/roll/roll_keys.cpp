@@ -63,7 +63,7 @@ void take_scheduler(const V& value, W&, A& arguments) {
   } else if (name == "constant" || name == "constant_with_warmup") {
     arguments.lr_decay_style = LrDecayStyle::kConstant;
   } else {
-    value.expected("linear, cosine, constant or constant_with_warmup");
+    value.expected("one of linear, cosine, constant, constant_with_warmup");
   }
 }
 

@@ -82,7 +82,8 @@ def test_the_sample_of_fsdp2(folder):
 def test_mistakes_of_fsdp2(folder):
     keys, _, end = check(folder, "fsdp2.yaml", "sharding_size: auto\nparam_dtype: bf17\nreshard_after_forwad: true\n"
                          "num_to_forward_prefetch: -1\n", expect=2)
-    assert keys["param_dtype"] == (2, 'REFUSED: param_dtype takes one of fp16, bf16, fp32, fp64, got "bf17".')
+    assert keys["param_dtype"] == (2, 'REFUSED: param_dtype takes one of fp16, bf16, fp32, fp64, got "bf17"; did you '
+                                      'mean bf16?')
     assert keys["reshard_after_forwad"][1].startswith("ignored: unknown key")
     assert "did you mean reshard_after_forward?" in keys["reshard_after_forwad"][1]
     assert keys["num_to_forward_prefetch"][1].startswith("REFUSED: num_to_forward_prefetch takes a whole number")

@@ -27,6 +27,7 @@ CASES = {
                                         "leaves 1 with the same experts; efsdp_size, which is 2, must divide that"),
     "devices that are not there": (["launch", "-n", "2", "--", *ROLL, "large"], USAGE,
                                    "large.device_mapping is for 16 devices, but the run has 2 ranks; start as many"),
+    "a role misspelt": ([*ROLL, "studnet"], USAGE, "it has actor, student, large; did you mean student?"),
     "a role that is not there": ([*ROLL, "critic"], USAGE, "has no such worker; it has actor, student, large."),
     "a role without a file": ([*GOOD, "--role", "actor"], USAGE, "--role actor needs --config"),
     "ROLL's file without a role": (["pretrain", "{folder}/roll.yaml"], USAGE,
@@ -99,6 +100,7 @@ FLAGS = {
     "a GPU that is not there": ("--device cuda", "--device cuda needs a GPU, and this machine has none"),
     "a backend for GPUs": ("--distributed-backend nccl", "needs GPUs, but this run is on CPUs"),
     "a backend of NPUs": ("--distributed-backend hccl", "is for NPUs, which this program does not drive"),
+    "a backend misspelt": ("--distributed-backend glo", "cpu:gloo,cuda:nccl; did you mean gloo?"),
     "a backend that is none": ("--distributed-backend mpi", "--distributed-backend mpi is unknown; use nccl, gloo"),
     # refused flags
     "more pieces than ranks": ("--tensor-model-parallel-size 2",

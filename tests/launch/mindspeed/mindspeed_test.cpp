@@ -212,7 +212,7 @@ TEST_F(MindSpeed, WhatIsNotHereIsRefusedByName) {
        "training.quantization_plan.recipe_name is mxfp8, but fp8 is for all linear layers here, by --fp8-format"},
       {"clip_grad: 0.0", "no_decay_params: [bias]", "training.no_decay_params is given, but give --param-group"},
       {"clip_grad: 0.0", "lr_scaling_plan: []\n  clip_grd: 1", "unknown key \"training.clip_grd\"; did you mean"},
-      {"optimizer: adamw", "optimizer: adam", "training.optimizer takes adamw, adamw_swap or muon, got \"adam\""},
+      {"optimizer: adamw", "optimizer: adam", "one of adamw, adamw_swap, muon, got \"adam\"; did you mean adamw?"},
       {"lr_warmup_ratio: 0.25", "lr_warmup_ratio: 2", "takes a number from 0 to 1, got \"2\""},
       {"enable: false", "enable: true, init_lora_weights: pissa", "init_lora_weights is pissa, but adapters begin"},
       {"template: qwen2vl", "template: llama3", "is llama3; conversations are prepared by the templates qwen2vl and"},

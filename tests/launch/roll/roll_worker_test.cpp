@@ -211,7 +211,7 @@ TEST(RollWorker, MistakesAreErrors) {
       {"fsdp2_train", "megatron_train", "is megatron_train; this program runs workers of fsdp2_tr"},
       {"learning_rate: 1.0e-6", "learning_rate: quick",
        "x.yaml:25: actor_train.training_args.learning_rate: --lr takes a number, got \"quick\"."},
-      {"lr_scheduler_type: cosine", "lr_scheduler_type: polynomial", "takes linear, cosine, "},
+      {"lr_scheduler_type: cosine", "lr_scheduler_type: polynomial", "takes one of linear, cosine, "},
       {"pretrain: ${root}/tiny", "pretrain: ${rot}/tiny", "${rot} is no plain value of this file"},
       {"root: /models", "root: ${root}", "is no plain value"},
       {"list(range(0,16))", "__import__('os')", "it is read, not evaluated"},
