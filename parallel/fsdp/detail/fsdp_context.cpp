@@ -63,6 +63,16 @@ void CommContext::wait_for_reductions() {
   reducing_streams_.clear();
 }
 
+namespace {
+
+/// Whoever reads or frees gradients from here on comes after the reductions, complete or given up.
+void end_reductions(CommContext& comm) {
+  comm.drop_held_reduction();
+  comm.wait_for_reductions();
+}
+
+}  // namespace
+
 void FsdpContext::begin_iteration() {
   auto given = std::exchange(post_optim_event, std::nullopt);
   if (streams().enabled()) {  // the optimizer's writes come before packing, and so before gathers
@@ -124,8 +134,7 @@ void FsdpContext::finish_backward() {
   if (is_last_backward) {
     while (!comm->reducing.empty()) comm->reducing.front()->wait_for_reduce_scatter();
     while (!comm->all_reducing.empty()) comm->all_reducing.front()->wait_for_all_reduce();
-    comm->drop_held_reduction();
-    comm->wait_for_reductions();
+    end_reductions(*comm);
     for (auto* state : states) {
       state->forget_post_forward_order();
       for (const auto& group : state->groups()) {
@@ -147,8 +156,7 @@ void FsdpContext::abandon_backward() noexcept {
   }
   post_forward_order.clear();
   comm->drop_held_gather();
-  comm->drop_held_reduction();
-  comm->wait_for_reductions();
+  end_reductions(*comm);
   backward_running = false;
 }
 
