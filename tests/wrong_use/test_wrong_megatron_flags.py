@@ -27,7 +27,7 @@ CASES = {
                        "no model family of this program has experts of that kind"),
     "latent attention": ("--multi-latent-attention --kv-lora-rank 32",
                          "no model family of this program has multi-latent attention"),
-    "a window": ("--window-size 127,0", "attention is causal and over the whole sequence; leave it out"),
+    "a window": ("--window-size 127,0", "windows are those of the model's config.json (--hf-model); leave it out"),
     "attention without a mask": ("--attention-mask-type general", "attention is causal and over the whole sequence"),
     "another softmax": ("--softmax-type off-by-one",
                         "no model family of this program has attention of that kind"),
