@@ -1,6 +1,9 @@
 #include "launch/checkpoints/flag_mistakes.h"
 
+#include <iostream>
+
 #include "framework/arguments/nearest_name.h"
+#include "framework/diagnostics.h"
 
 namespace megashard {
 
@@ -15,6 +18,18 @@ std::string what_is_wrong(const CLI::ParseError& error, const CLI::App& app, con
     return "unknown flag " + flag + did_you_mean(flag, known);
   }
   return error.what();
+}
+
+bool parse_words(CLI::App& app, int argc, char** argv, const std::string& before, const std::string& after) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app.help();
+    return false;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(before + what_is_wrong(error, app, {argv + 1, argv + argc}) + after);
+  }
+  return true;
 }
 
 }  // namespace megashard

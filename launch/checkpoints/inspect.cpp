@@ -303,15 +303,7 @@ int run_inspect(int argc, char** argv) {
              "  megashard inspect runs/a                        # the latest whole step\n"
              "  megashard inspect runs/a/best --filter '*norm*' # the best one, of --save-best\n"
              "  megashard inspect --diff runs/a/iter_0000100 runs/b/iter_0000100");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    throw UsageError("inspect: " + what_is_wrong(error, app, {argv + 1, argv + argc}) +
-                     "; megashard inspect --help lists the flags");
-  }
+  if (!parse_words(app, argc, argv, "inspect: ", "; megashard inspect --help lists the flags")) return 0;
   return inspect(flags);
 }
 

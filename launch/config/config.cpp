@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 
-#include <iostream>
 #include <map>
 
 #include "framework/diagnostics.h"
@@ -63,15 +62,7 @@ int run_config(int argc, char** argv) {
   app.footer("Examples:\n"
              "  megashard config --check run.yaml fsdp2_config.yaml\n"
              "  megashard config --check roll.yaml --role actor_train");
-  const std::vector<std::string> words(argv + 1, argv + argc);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(what_is_wrong(error, app, words) + "; `megashard config --help` lists the flags");
-  }
+  if (!parse_words(app, argc, argv, "", "; `megashard config --help` lists the flags")) return 0;
   return check(files, role);
 }
 

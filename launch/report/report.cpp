@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 
 #include <fstream>
-#include <iostream>
 
 #include "checkpoint/files/file_io.h"
 #include "framework/diagnostics.h"
@@ -51,15 +50,7 @@ int run_report(int argc, char** argv) {
              "  megashard report runs/a                          # writes report.html\n"
              "  megashard report runs/a runs/b --out ab.html     # two runs, and how their flags differ\n"
              "  megashard report metrics.jsonl --trace plan.json # with the timeline of a planned step");
-  const std::vector<std::string> words(argv + 1, argv + argc);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(what_is_wrong(error, app, words) + "; `megashard report --help` lists the flags");
-  }
+  if (!parse_words(app, argc, argv, "", "; `megashard report --help` lists the flags")) return 0;
   check_report_file(out);
   Report report{.written = log_time_now()};
   int64_t steps = 0;
