@@ -27,6 +27,13 @@ std::optional<BestStep> read_best_step(const std::string& directory) {
   return BestStep{mark["iteration"].get<int64_t>(), mark["validation_loss"].get<double>()};
 }
 
+std::optional<CheckpointStep> step_of(const BestStep& best, const std::string& directory) {
+  for (const auto& step : list_steps(directory)) {
+    if (!step.is_release && step.iteration == best.iteration) return step;
+  }
+  return std::nullopt;
+}
+
 void mark_best_step(const std::string& directory, const BestStep& best) {
   const nlohmann::ordered_json mark = {{"iteration", best.iteration}, {"validation_loss", best.validation_loss}};
   write_file_atomically(mark_of(directory), mark.dump() + "\n");
@@ -42,10 +49,9 @@ std::string resolve_best_step(const std::string& path) {
   const auto best = read_best_step(directory);
   TORCH_CHECK_VALUE(best, directory, " has no ", kMark,
                     ", which names the best step: train with --save-best, or name a ", "step's folder");
-  for (const auto& step : list_steps(directory)) {
-    if (!step.is_release && step.iteration == best->iteration) return step.folder;
-  }
-  TORCH_CHECK_VALUE(false, mark_of(directory), " names iteration ", best->iteration, ", which is not there any more");
+  const auto step = step_of(*best, directory);
+  TORCH_CHECK_VALUE(step, mark_of(directory), " names iteration ", best->iteration, ", which is not there any more");
+  return step->folder;
 }
 
 }  // namespace megashard

@@ -18,6 +18,8 @@ struct BestStep {
 
 /// Nothing when there is no such file. Throws, naming it, when it holds something else.
 std::optional<BestStep> read_best_step(const std::string& directory);
+/// Where it is; nothing when it is not there any more.
+std::optional<CheckpointStep> step_of(const BestStep& best, const std::string& directory);
 /// Replaces the file at once. The step must be there.
 void mark_best_step(const std::string& directory, const BestStep& best);
 /// No step is the best one any more.

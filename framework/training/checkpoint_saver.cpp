@@ -110,11 +110,8 @@ void CheckpointSaver::find_best() {
     List marked;
     const auto best = read_best_step(folder);
     if (!best) return marked;
-    const auto steps = list_steps(folder);
-    const auto step = std::ranges::find_if(
-        steps, [&](const CheckpointStep& each) { return !each.is_release && each.iteration == best->iteration; });
-    const bool is_own =
-        step != steps.end() && kinship(state_.run, run_of_step(step->folder).id, step->iteration) == Kinship::kOwn;
+    const auto step = step_of(*best, folder);
+    const bool is_own = step && kinship(state_.run, run_of_step(step->folder).id, step->iteration) == Kinship::kOwn;
     marked.items = {best->iteration, best->validation_loss, is_own};
     return marked;
   });
