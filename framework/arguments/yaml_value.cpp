@@ -1,5 +1,7 @@
 #include "framework/arguments/yaml_value.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <set>
 
 #include "framework/arguments/nearest_name.h"
@@ -68,6 +70,11 @@ std::string resolved(const YamlValue& value, std::string text, int depth = kDeep
   return text;
 }
 
+std::string found_in(const YamlValue& value) {
+  if (value.node.IsScalar()) return "\"" + value.text() + "\"";
+  return value.node.IsSequence() ? "a list" : value.node.IsMap() ? "a map" : "nothing";
+}
+
 }  // namespace
 
 YAML::Node load_yaml(const std::string& text, const std::string& source) {
@@ -95,15 +102,12 @@ void YamlValue::fail(const std::string& message) const {
   throw UsageError(yaml_place(source, node) + key + " " + message + ".");
 }
 
-void YamlValue::expected(const std::string& what) const {
-  const std::string got = node.IsScalar()     ? "\"" + text() + "\""
-                          : node.IsSequence() ? "a list"
-                          : node.IsMap()      ? "a map"
-                                              : "nothing";
-  constexpr std::string_view kChoice = "one of ";
-  const bool is_choice = node.IsScalar() && what.starts_with(kChoice);
-  const auto hint = is_choice ? did_you_mean(text(), split_text(what.substr(kChoice.size()), ",")) : "";
-  throw UsageError(yaml_place(source, node) + key + " takes " + what + ", got " + got + (hint.empty() ? "." : hint));
+void YamlValue::expected(const std::string& what) const { fail("takes " + what + ", got " + found_in(*this)); }
+
+void YamlValue::expected_one_of(const std::vector<std::string>& names) const {
+  const auto hint = node.IsScalar() ? did_you_mean(text(), names) : "";
+  throw UsageError(yaml_place(source, node) + key + " takes one of " + c10::Join(", ", names) + ", got " +
+                   found_in(*this) + (hint.empty() ? "." : hint));
 }
 
 std::string YamlValue::text() const {
@@ -131,7 +135,7 @@ bool YamlValue::boolean() const {
 
 at::ScalarType YamlValue::dtype() const {
   const auto dtype = node.IsScalar() ? parse_dtype(text()) : std::nullopt;
-  if (!dtype || !at::isFloatingType(*dtype)) expected("one of fp16, bf16, fp32, fp64");
+  if (!dtype || !at::isFloatingType(*dtype)) expected_one_of({"fp16", "bf16", "fp32", "fp64"});
   return *dtype;
 }
 

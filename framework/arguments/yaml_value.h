@@ -40,6 +40,7 @@ struct YamlValue {
 
   [[noreturn]] void fail(const std::string& message) const;  ///< after the key, without the full stop
   [[noreturn]] void expected(const std::string& what) const;
+  [[noreturn]] void expected_one_of(const std::vector<std::string>& names) const;  ///< suggests the nearest
 };
 
 }  // namespace megashard

@@ -21,13 +21,14 @@ std::optional<int> ranks_in(const YamlValue& value, const char* expected) {
 /// One of these words, in any case.
 template <class T>
 T choice(const YamlValue& value, std::initializer_list<std::pair<const char*, T>> choices) {
-  std::string given = value.node.IsScalar() ? value.text() : "", words;
+  std::string given = value.node.IsScalar() ? value.text() : "";
   std::ranges::transform(given, given.begin(), [](unsigned char letter) { return std::tolower(letter); });
+  std::vector<std::string> words;
   for (const auto& [word, meaning] : choices) {
     if (given == word) return meaning;
-    words += (words.empty() ? "" : ", ") + std::string(word);
+    words.emplace_back(word);
   }
-  value.expected("one of " + words);
+  value.expected_one_of(words);
 }
 
 }  // namespace

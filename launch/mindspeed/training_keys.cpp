@@ -33,7 +33,7 @@ void take_optimizer(const V& value, R& run, A& arguments) {
   } else if (name == "muon") {
     if (!arguments.is_given("optimizer")) arguments.optimizer = OptimizerKind::kMuon;
   } else if (name != "adamw") {
-    value.expected("one of adamw, adamw_swap, muon");
+    value.expected_one_of({"adamw", "adamw_swap", "muon"});
   }
 }
 

@@ -63,7 +63,7 @@ void take_scheduler(const V& value, W&, A& arguments) {
   } else if (name == "constant" || name == "constant_with_warmup") {
     arguments.lr_decay_style = LrDecayStyle::kConstant;
   } else {
-    value.expected("one of linear, cosine, constant, constant_with_warmup");
+    value.expected_one_of({"linear", "cosine", "constant", "constant_with_warmup"});
   }
 }
 
