@@ -1,6 +1,10 @@
 #pragma once
 
+#include <cstddef>
+
 namespace megashard {
+
+inline constexpr size_t kCurveColors = 8;
 
 /// The page's style sheet. Curves have the classes c0 to c7, in colours that differ on light and dark ground.
 inline constexpr const char* kPageStyle = R"(

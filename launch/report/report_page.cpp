@@ -16,10 +16,8 @@
 namespace megashard {
 namespace {
 
-constexpr size_t kColors = 8;
-
 std::string key_of(size_t color, const std::string& text) {
-  return "<span><i class=\"key c" + std::to_string(color % kColors) + "\"></i>" + html_text(text) + "</span>";
+  return "<span><i class=\"key c" + std::to_string(color % kCurveColors) + "\"></i>" + html_text(text) + "</span>";
 }
 
 std::string cell(const std::string& text, const char* kind = "number") {
@@ -109,7 +107,7 @@ std::string memory_section(const Report& report) {
     std::string rows;
     for (const auto& [name, bytes] : run.memory->parts) {
       const auto known = std::find(classes.begin(), classes.end(), name);
-      const auto color = static_cast<size_t>(known - classes.begin()) % kColors;
+      const auto color = static_cast<size_t>(known - classes.begin()) % kCurveColors;
       if (known == classes.end()) classes.push_back(name);
       const double share = static_cast<double>(bytes) / static_cast<double>(run.memory->bytes);
       const auto text = byte_text(static_cast<double>(bytes));

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "launch/output/short_text.h"
+#include "launch/report/page_style.h"
 
 namespace megashard {
 namespace {
@@ -64,7 +65,7 @@ LineChart chart_of(const std::vector<ReportedRun>& runs, const KnownNumber& numb
       const auto found = runs[i].numbers.find(std::string(key));
       if (found == runs[i].numbers.end()) return;
       chart.curves.push_back({.name = name,
-                              .color = i % 8,
+                              .color = i % kCurveColors,
                               .steps = runs[i].steps,
                               .values = in_units(found->second, number.unit),
                               .has_gaps = has_gaps || is_sparse(found->second)});
