@@ -32,7 +32,7 @@ struct CheckpointArguments {
   bool async_save = false;
   std::optional<int64_t> most_recent_k;         // steps that stay
   std::optional<int64_t> save_retain_interval;  // multiples that stay
-  bool save_best = false;                              // and keep the step with the lowest validation loss
+  bool save_best = false;                       // and keep the step with the lowest validation loss
   std::optional<std::string> load;
   bool no_save_optim = false;
   bool no_save_rng = false;

@@ -67,8 +67,7 @@ void refuse_parallelism(CompatibilityFlags& flags) {
   flags.refuse("every sequence has as many ranks; use --context-parallel-size", {{"--hybrid-context-parallel"}});
   flags.refuse("all parts of a model are sharded over the same ranks; leave it out",
                {{"--hetero-parallel"}, {"--hetero-encoder-mbs-scale", 1, "1"}});
-  flags.refuse("every rank must be there; --dry-run --world-size N needs none",
-               {{"--fake-process-group"}});
+  flags.refuse("every rank must be there; --dry-run --world-size N needs none", {{"--fake-process-group"}});
 }
 
 void refuse_precision(CompatibilityFlags& flags) {

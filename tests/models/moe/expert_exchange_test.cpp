@@ -21,8 +21,8 @@ TEST(ExpertExchange, TheWireCarriesTheRowsAndNoMore) {
     const int64_t rows = first ? 7 : 5, arriving = first ? 1 + 2 : 6 + 3;
     std::vector<CollectiveCall> calls;
     const auto recording = std::make_shared<RecordingGroup>(world, calls);
-    const auto exchange = c10::make_intrusive<ExpertExchange>(
-        recording, at::tensor(counts, at::kLong).to(device_of_tests()), rows);
+    const auto exchange =
+        c10::make_intrusive<ExpertExchange>(recording, at::tensor(counts, at::kLong).to(device_of_tests()), rows);
     EXPECT_THAT(exchange->own_rows()->on_host(), first ? ::testing::ElementsAre(1, 2) : ::testing::ElementsAre(5, 4));
 
     const at::Tensor mine = at::full({rows, kWidth}, world->rank(), at::TensorOptions(device_of_tests()));
