@@ -15,13 +15,12 @@ bool aligned_to(const at::Tensor& tensor, int64_t bytes) {
 }
 
 /// The device's threads, all in one.
-void quantise_on_host(Float8Quantise quantise) {
-  uint32_t amax = 0;
-  quantise.amax = &amax;
+void quantise_on_host(const Float8Quantise& quantise) {
   with_format(quantise.format, [&](auto zero) {
     using From = decltype(zero);
-    amax = amax_of_thread<From>(quantise, 0, 1);
-    quantise_in_thread<From>(quantise, 0, 1);
+    for (int64_t row = 0; row < quantise.scale_count; ++row) {
+      quantise_in_thread<From>(quantise, row, amax_of_thread<From>(quantise, row, 0, 1), 0, 1);
+    }
   });
 }
 
@@ -33,26 +32,33 @@ void dequantise_on_host(const Float8Dequantise& dequantise) {
 
 }  // namespace
 
-void quantise_float8(const at::Tensor& rows, const at::Tensor& payload, const at::Tensor& scale, Float8Scale kind) {
-  TORCH_CHECK(
-      payload.scalar_type() == at::kFloat8_e4m3fn && payload.is_contiguous() && scale.scalar_type() == at::kFloat &&
-          scale.numel() == 1 && rows.is_contiguous() && rows.numel() <= payload.numel(),
-      "quantise_float8 takes contiguous rows, at least as many places for float8_e4m3fn and one fp32 scale, but got ",
-      rows.sizes(), ", ", payload.scalar_type(), " ", payload.sizes(), " and ", scale.scalar_type(), " ",
-      scale.sizes());
+void quantise_float8(const at::Tensor& rows, const at::Tensor& payload, const at::Tensor& scales, Float8Scale kind) {
+  TORCH_CHECK(payload.scalar_type() == at::kFloat8_e4m3fn && payload.is_contiguous() &&
+                  scales.scalar_type() == at::kFloat && scales.is_contiguous() && scales.numel() > 0 &&
+                  payload.numel() % scales.numel() == 0 && rows.is_contiguous() && rows.numel() <= payload.numel(),
+              "quantise_float8 takes contiguous rows, at least as many places for float8_e4m3fn and fp32 scales whose "
+              "number divides that of the places, but got ",
+              rows.sizes(), ", ", payload.scalar_type(), " ", payload.sizes(), " and ", scales.scalar_type(), " ",
+              scales.sizes());
+  const int64_t row_numel = payload.numel() / scales.numel();
   Float8Quantise quantise{.rows = rows.const_data_ptr(),
                           .format = float_format_of(rows.scalar_type()),
                           .power_of_two = kind == Float8Scale::kPowerOfTwo,
-                          .vectors = aligned_to(rows, 16) && aligned_to(payload, 8),
+                          .vectors = aligned_to(rows, 16) && aligned_to(payload, 8) &&
+                                     (scales.numel() == 1 || row_numel % 8 == 0),
                           .numel = rows.numel(),
                           .payload = static_cast<Float8Bits*>(payload.data_ptr()),
-                          .payload_numel = payload.numel(),
-                          .scale = scale.mutable_data_ptr<float>(),
+                          .row_numel = row_numel,
+                          .scale_count = scales.numel(),
+                          .scales = scales.mutable_data_ptr<float>(),
                           .amax = nullptr};
   if (payload.is_cpu()) return quantise_on_host(quantise);
-  const at::Tensor amax = at::zeros({1}, payload.options().dtype(at::kInt));
-  quantise.amax = static_cast<uint32_t*>(amax.data_ptr());
   const c10::DeviceGuard guard(payload.device());
+  at::Tensor amax;
+  if (scales.numel() == 1) {
+    amax = at::zeros({1}, payload.options().dtype(at::kInt));
+    quantise.amax = static_cast<uint32_t*>(amax.data_ptr());
+  }
   cuda_kernels().quantise(quantise);
 }
 
@@ -60,8 +66,10 @@ void dequantise_float8(const at::Tensor& payloads, const at::Tensor& scales, int
                        const at::Tensor& whole) {
   TORCH_CHECK(payloads.scalar_type() == at::kFloat8_e4m3fn && payloads.dim() == 2 && payloads.stride(1) == 1 &&
                   scales.scalar_type() == at::kFloat && scales.dim() == 2 && scales.size(0) == payloads.size(0) &&
+                  scales.stride(1) == 1 && scales.size(1) > 0 && payloads.size(1) % scales.size(1) == 0 &&
                   whole.is_contiguous(),
-              "dequantise_float8 takes float8_e4m3fn [ranks, n], fp32 [ranks, 1] and a contiguous whole, but got ",
+              "dequantise_float8 takes float8_e4m3fn [ranks, n], fp32 [ranks, m] where m divides n and a contiguous "
+              "whole, but got ",
               payloads.scalar_type(), " ", payloads.sizes(), ", ", scales.scalar_type(), " ", scales.sizes(), " and ",
               whole.sizes());
   if (whole.numel() == 0) return;
@@ -72,12 +80,15 @@ void dequantise_float8(const at::Tensor& payloads, const at::Tensor& scales, int
               " numbers cannot hold a chunk of ", runs * chunk_run);
   TORCH_CHECK(dim == 0 || chunk_size * payloads.size(0) == whole.size(dim), "dimension ", dim, " of ", whole.sizes(),
               " cannot be cut into ", payloads.size(0), " chunks of ", chunk_size, ": only dimension 0 may be uneven");
-  const bool side_by_side = chunk_run % 8 == 0 && (runs == 1 || whole_run % 8 == 0);
+  const int64_t row_numel = payloads.size(1) / scales.size(1);
+  const bool side_by_side = chunk_run % 8 == 0 && (runs == 1 || whole_run % 8 == 0) &&
+                            (scales.size(1) == 1 || row_numel % 8 == 0);
   const Float8Dequantise dequantise{
       .payload = static_cast<const Float8Bits*>(payloads.const_data_ptr()),
       .scales = scales.const_data_ptr<float>(),
       .payload_stride = payloads.stride(0),
       .scale_stride = scales.stride(0),
+      .row_numel = row_numel,
       .ranks = static_cast<int32_t>(payloads.size(0)),
       .format = float_format_of(whole.scalar_type()),
       .vectors = side_by_side && payloads.stride(0) % 8 == 0 && aligned_to(payloads, 8) && aligned_to(whole, 16),

@@ -5,21 +5,22 @@
 #include "parallel/copies/float_formats.h"
 #include "parallel/copies/traffic.h"
 
-/// The two kernels of an fp8 gather, and what each of their threads does; see copy_table.h.
+/// The kernels of an fp8 gather, and what each of their threads does; see copy_table.h.
 namespace megashard {
 
-/// Rows become fp8 with one scale: value = fp8 * scale. Two launches: the largest magnitude, then
-/// the numbers.
+/// Rows become fp8 with a scale each, or all with one: value = fp8 * scale. One scale takes two
+/// launches, the largest magnitude and the numbers; a scale for each row one, a warp a row.
 struct Float8Quantise {
   const void* rows;
   FloatFormat format;
   bool power_of_two;
   bool vectors;  // `rows` and `payload` are aligned for 8 elements at once
   int64_t numel;
-  Float8Bits* payload;  // [payload_numel]: zeros after the rows
-  int64_t payload_numel;
-  float* scale;
-  uint32_t* amax;  // bits of the largest magnitude; zero before
+  Float8Bits* payload;  // [scale_count, row_numel]: zeros after the rows
+  int64_t row_numel;    // numbers of one scale
+  int64_t scale_count;
+  float* scales;
+  uint32_t* amax;  // of one scale: bits of the largest magnitude; zero before
 };
 
 /// Every rank's payload becomes its part of the whole. A rank's chunk lies in the whole as `runs`
@@ -29,6 +30,7 @@ struct Float8Dequantise {
   const float* scales;
   int64_t payload_stride;  // elements from rank to rank
   int64_t scale_stride;
+  int64_t row_numel;  // numbers of one scale
   int32_t ranks;
   FloatFormat format;
   bool vectors;  // 8 elements of a payload lie side by side in the whole, and both are aligned
@@ -58,11 +60,18 @@ constexpr Eight<T> load_eight(const T* from) {
   return *static_cast<const Eight<T>*>(static_cast<const void*>(from));
 }
 
-/// Of elements thread, thread + threads, ..., by eights where aligned.
+/// How many of the scale's numbers there are in `rows`.
+constexpr int64_t count_of_row(const Float8Quantise& quantise, int64_t row) {
+  const int64_t left = quantise.numel - row * quantise.row_numel;
+  return left < 0 ? 0 : left < quantise.row_numel ? left : quantise.row_numel;
+}
+
+/// Of a row's elements thread, thread + threads, ..., by eights where aligned.
 template <class From>
-constexpr uint32_t amax_of_thread(const Float8Quantise& quantise, int64_t thread, int64_t threads) {
-  const From* rows = static_cast<const From*>(quantise.rows);
-  const int64_t by_eights = quantise.vectors ? quantise.numel / 8 : 0;
+constexpr uint32_t amax_of_thread(const Float8Quantise& quantise, int64_t row, int64_t thread, int64_t threads) {
+  const From* rows = static_cast<const From*>(quantise.rows) + row * quantise.row_numel;
+  const int64_t numel = count_of_row(quantise, row);
+  const int64_t by_eights = quantise.vectors ? numel / 8 : 0;
   uint32_t amax = 0;
   auto include = [&amax](float value) {
     const uint32_t magnitude = std::bit_cast<uint32_t>(value) & ~kSignBit;
@@ -72,27 +81,30 @@ constexpr uint32_t amax_of_thread(const Float8Quantise& quantise, int64_t thread
     const auto eight = load_eight(rows + 8 * i);
     for (int k = 0; k < 8; ++k) include(to_float(eight.values[k]));
   }
-  for (int64_t i = 8 * by_eights + thread; i < quantise.numel; i += threads) include(to_float(rows[i]));
+  for (int64_t i = 8 * by_eights + thread; i < numel; i += threads) include(to_float(rows[i]));
   return amax;
 }
 
 template <class From>
-constexpr void quantise_in_thread(const Float8Quantise& quantise, int64_t thread, int64_t threads) {
-  const From* rows = static_cast<const From*>(quantise.rows);
-  const float scale = float8_scale(*quantise.amax, quantise.power_of_two);
+constexpr void quantise_in_thread(const Float8Quantise& quantise, int64_t row, uint32_t amax, int64_t thread,
+                                  int64_t threads) {
+  const From* rows = static_cast<const From*>(quantise.rows) + row * quantise.row_numel;
+  Float8Bits* payload = quantise.payload + row * quantise.row_numel;
+  const float scale = float8_scale(amax, quantise.power_of_two);
   const float inverse = 1.0F / scale;
-  if (thread == 0) *quantise.scale = scale;
-  const int64_t by_eights = quantise.vectors ? quantise.numel / 8 : 0;
+  if (thread == 0) quantise.scales[row] = scale;
+  const int64_t numel = count_of_row(quantise, row);
+  const int64_t by_eights = quantise.vectors ? numel / 8 : 0;
   for (int64_t i = thread; i < by_eights; i += threads) {
     const auto eight = load_eight(rows + 8 * i);
     Eight<Float8Bits> out;
     for (int k = 0; k < 8; ++k) round_to(out.values[k], to_float(eight.values[k]) * inverse);
-    *static_cast<Eight<Float8Bits>*>(static_cast<void*>(quantise.payload + 8 * i)) = out;
+    *static_cast<Eight<Float8Bits>*>(static_cast<void*>(payload + 8 * i)) = out;
   }
-  for (int64_t i = 8 * by_eights + thread; i < quantise.payload_numel; i += threads) {
+  for (int64_t i = 8 * by_eights + thread; i < quantise.row_numel; i += threads) {
     Float8Bits number{0};
-    if (i < quantise.numel) round_to(number, to_float(rows[i]) * inverse);
-    quantise.payload[i] = number;
+    if (i < numel) round_to(number, to_float(rows[i]) * inverse);
+    payload[i] = number;
   }
 }
 
@@ -100,13 +112,15 @@ constexpr void quantise_in_thread(const Float8Quantise& quantise, int64_t thread
 template <class To>
 constexpr void dequantise_in_thread(const Float8Dequantise& dequantise, int rank, int64_t thread, int64_t threads) {
   const Float8Bits* payload = dequantise.payload + rank * dequantise.payload_stride;
-  const float scale = dequantise.scales[rank * dequantise.scale_stride];
+  const float* scales = dequantise.scales + rank * dequantise.scale_stride;
   const int64_t first = rank * dequantise.chunk_run;  // of this rank, in each run of the whole
   const int64_t numel = dequantise.runs * dequantise.chunk_run;
   const int64_t step = dequantise.vectors ? 8 : 1;
+  const bool one_scale = dequantise.row_numel >= numel;
   for (int64_t i = thread * step; i < numel; i += threads * step) {
     const int64_t run = dequantise.runs == 1 ? 0 : i / dequantise.chunk_run;
     const int64_t place = first + i - run * dequantise.chunk_run;
+    const float scale = scales[one_scale ? 0 : i / dequantise.row_numel];
     To* to = static_cast<To*>(dequantise.whole) + run * dequantise.whole_run + place;
     if (step == 8 && place + 8 <= dequantise.whole_run) {
       const auto eight = load_eight(payload + i);
@@ -120,15 +134,17 @@ constexpr void dequantise_in_thread(const Float8Dequantise& dequantise, int rank
   }
 }
 
-/// Both launches: the second reads the rows again.
+/// The rows are read again, when their largest magnitude is known.
 constexpr Traffic traffic_of(const Float8Quantise& quantise) {
   const int64_t rows = quantise.numel * size_of(quantise.format);
-  const int64_t least = rows + quantise.payload_numel + 4;
+  const int64_t least = rows + quantise.scale_count * (quantise.row_numel + 4);
   return {.moved = least + rows, .again = rows, .least = least};
 }
 constexpr Traffic traffic_of(const Float8Dequantise& dequantise) {
   const int64_t numel = dequantise.runs * dequantise.whole_run;
-  const int64_t bytes = numel * (1 + size_of(dequantise.format)) + 4 * dequantise.ranks;
+  const int64_t of_rank = dequantise.runs * dequantise.chunk_run;
+  const int64_t scales = of_rank > dequantise.row_numel ? of_rank / dequantise.row_numel : 1;
+  const int64_t bytes = numel * (1 + size_of(dequantise.format)) + 4 * scales * dequantise.ranks;
   return {.moved = bytes, .again = 0, .least = bytes};
 }
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <type_traits>
 
 #include "parallel/copies/float8_rows.h"
@@ -15,7 +16,7 @@ __device__ int64_t threads_of_grid() { return static_cast<int64_t>(gridDim.x) * 
 /// The maximum of bits does not depend on the order of the blocks.
 template <class From>
 __global__ __launch_bounds__(kThreads) void amax_kernel(const Float8Quantise quantise) {
-  const uint32_t mine = amax_of_thread<From>(quantise, thread_of_grid(), threads_of_grid());
+  const uint32_t mine = amax_of_thread<From>(quantise, 0, thread_of_grid(), threads_of_grid());
   const uint32_t of_warp = __reduce_max_sync(~0U, mine);
   __shared__ uint32_t of_warps[kThreads / 32];
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = of_warp;
@@ -28,7 +29,17 @@ __global__ __launch_bounds__(kThreads) void amax_kernel(const Float8Quantise qua
 
 template <class From>
 __global__ __launch_bounds__(kThreads) void quantise_kernel(const Float8Quantise quantise) {
-  quantise_in_thread<From>(quantise, thread_of_grid(), threads_of_grid());
+  quantise_in_thread<From>(quantise, 0, *quantise.amax, thread_of_grid(), threads_of_grid());
+}
+
+/// A warp a row.
+template <class From>
+__global__ __launch_bounds__(kThreads) void quantise_rows_kernel(const Float8Quantise quantise) {
+  const int64_t warps = threads_of_grid() / 32, lane = threadIdx.x % 32;
+  for (int64_t row = thread_of_grid() / 32; row < quantise.scale_count; row += warps) {
+    const uint32_t amax = __reduce_max_sync(~0U, amax_of_thread<From>(quantise, row, lane, 32));
+    quantise_in_thread<From>(quantise, row, amax, lane, 32);
+  }
 }
 
 template <class To>
@@ -45,9 +56,15 @@ unsigned blocks_for(int64_t numel) {
 }  // namespace
 
 void launch_quantise(const Float8Quantise& quantise, cudaStream_t stream) {
-  const unsigned blocks = blocks_for(quantise.payload_numel);
   with_format(quantise.format, [&](auto zero) {
     using From = decltype(zero);
+    if (quantise.amax == nullptr) {
+      constexpr int64_t kRows = kThreads / 32;
+      const auto blocks = std::min<int64_t>((quantise.scale_count + kRows - 1) / kRows, kMaxBlocks);
+      quantise_rows_kernel<From><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(quantise);
+      return;
+    }
+    const unsigned blocks = blocks_for(quantise.row_numel);
     if (quantise.numel > 0) amax_kernel<From><<<blocks, kThreads, 0, stream>>>(quantise);
     quantise_kernel<From><<<blocks, kThreads, 0, stream>>>(quantise);
   });

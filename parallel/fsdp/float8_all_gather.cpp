@@ -1,9 +1,22 @@
 #include "parallel/fsdp/float8_all_gather.h"
 
 namespace megashard {
+namespace {
+
+/// The last dimensions of together at least 16 numbers: a row of a matrix, of each stacked matrix, a filter of a
+/// convolution. Scales then take a quarter of the payload's bytes at most.
+int64_t row_numel(at::IntArrayRef chunk_sizes) {
+  int64_t numel = 1;
+  for (size_t dim = chunk_sizes.size(); dim > 0 && numel < 16; --dim) numel *= chunk_sizes[dim - 1];
+  return numel;
+}
+
+}  // namespace
 
 std::vector<AllGatherExtension::Payload> Float8AllGather::payloads(const GatherShape& shape) {
-  return {{at::kFloat8_e4m3fn, c10::multiply_integers(shape.chunk_sizes)}, {at::kFloat, 1}};
+  const int64_t numel = c10::multiply_integers(shape.chunk_sizes);
+  return {{at::kFloat8_e4m3fn, numel},
+          {at::kFloat, scale_ == Float8Scale::kRowAmax ? numel / row_numel(shape.chunk_sizes) : 1}};
 }
 
 void Float8AllGather::pack(const GatherShape& /*shape*/, const at::Tensor& rows, at::ArrayRef<at::Tensor> payloads) {

@@ -6,8 +6,9 @@
 namespace megashard {
 
 /// Gathers a parameter as float8_e4m3fn: a quarter of the bytes of fp32, half of those of bf16.
-/// Each rank sends its rows with a scale of their own, so none waits for another's amax; the whole
-/// is rebuilt in the compute dtype. What the optimizer sees and the gradients stay as they are.
+/// Each rank sends its rows with a scale of their own, or with one for each row, so none waits for
+/// another's amax; the whole is rebuilt in the compute dtype. What the optimizer sees and the
+/// gradients stay as they are.
 class Float8AllGather final : public AllGatherExtension {
  public:
   explicit Float8AllGather(Float8Scale scale = Float8Scale::kAmax) : scale_(scale) {}

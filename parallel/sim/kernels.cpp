@@ -47,19 +47,22 @@ void copy_rows(const CopyTable& table) {
 void quantise(const Float8Quantise& asked) {
   Operation operation(SimDevice::at(current_device()), "quantise_kernel");
   operation.reads(asked.rows, static_cast<size_t>(asked.numel) * bytes_of(asked.format));
-  operation.writes(asked.payload, static_cast<size_t>(asked.payload_numel));
-  operation.writes(asked.scale, sizeof(float));
-  operation.writes(asked.amax, sizeof(uint32_t));
+  operation.writes(asked.payload, static_cast<size_t>(asked.scale_count * asked.row_numel));
+  operation.writes(asked.scales, static_cast<size_t>(asked.scale_count) * sizeof(float));
+  if (asked.amax != nullptr) operation.writes(asked.amax, sizeof(uint32_t));
   Float8Quantise quantise = asked;
   quantise.rows = mirror_of(asked.rows);
   quantise.payload = mirror_of(asked.payload);
-  quantise.scale = mirror_of(asked.scale);
-  quantise.amax = mirror_of(asked.amax);
+  quantise.scales = mirror_of(asked.scales);
+  if (asked.amax != nullptr) quantise.amax = mirror_of(asked.amax);
   operation.run([quantise] {
     with_format(quantise.format, [&](auto zero) {
       using From = decltype(zero);
-      *quantise.amax = std::max(*quantise.amax, amax_of_thread<From>(quantise, 0, 1));
-      quantise_in_thread<From>(quantise, 0, 1);
+      for (int64_t row = 0; row < quantise.scale_count; ++row) {
+        uint32_t amax = amax_of_thread<From>(quantise, row, 0, 1);
+        if (quantise.amax != nullptr) amax = *quantise.amax = std::max(*quantise.amax, amax);
+        quantise_in_thread<From>(quantise, row, amax, 0, 1);
+      }
     });
   });
 }
@@ -69,7 +72,8 @@ void dequantise(const Float8Dequantise& asked) {
   const int64_t of_rank = asked.runs * asked.chunk_run;
   for (int rank = 0; rank < asked.ranks; ++rank) {
     operation.reads(asked.payload + rank * asked.payload_stride, static_cast<size_t>(of_rank));
-    operation.reads(asked.scales + rank * asked.scale_stride, sizeof(float));
+    const int64_t scales = of_rank > asked.row_numel ? (of_rank + asked.row_numel - 1) / asked.row_numel : 1;
+    operation.reads(asked.scales + rank * asked.scale_stride, static_cast<size_t>(scales) * sizeof(float));
   }
   operation.writes(asked.whole, static_cast<size_t>(asked.runs * asked.whole_run) * bytes_of(asked.format));
   Float8Dequantise dequantise = asked;

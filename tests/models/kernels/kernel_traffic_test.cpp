@@ -265,14 +265,22 @@ TEST(KernelTraffic, OfTheTableOfTheDocumentation) {
   expect_megabytes(traffic_of(copy), 402.7, 402.7, 402.7);
   Float8Quantise quantise{};
   quantise.format = kFormat;
-  quantise.numel = quantise.payload_numel = kMany;
+  quantise.numel = quantise.row_numel = kMany;
+  quantise.scale_count = 1;
   expect_megabytes(traffic_of(quantise), 335.5, 201.3, 201.3);
+  quantise.row_numel = 4096;
+  quantise.scale_count = kMany / 4096;
+  expect_megabytes(traffic_of(quantise), 335.6, 201.4, 201.4);
   Float8Dequantise dequantise{};
   dequantise.ranks = 8;
   dequantise.format = kFormat;
   dequantise.runs = 1;
+  dequantise.chunk_run = kMany / 8;
   dequantise.whole_run = kMany;
+  dequantise.row_numel = kMany / 8;
   expect_megabytes(traffic_of(dequantise), 201.3, 201.3, 201.3);
+  dequantise.row_numel = 4096;
+  expect_megabytes(traffic_of(dequantise), 201.4, 201.4, 201.4);
 }
 
 }  // namespace

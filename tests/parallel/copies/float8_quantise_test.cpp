@@ -34,20 +34,21 @@ at::Tensor normal(at::IntArrayRef sizes, uint64_t seed) {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Quantised {
-  explicit Quantised(const at::Tensor& rows, int64_t places = -1, Float8Scale kind = Float8Scale::kAmax)
+  explicit Quantised(const at::Tensor& rows, int64_t places = -1, Float8Scale kind = Float8Scale::kAmax,
+                     int64_t scale_count = 1)
       : payload(at::full({places < 0 ? rows.numel() : places}, 99, at::kByte).view(at::kFloat8_e4m3fn)),
-        scale(at::zeros({1})) {
-    quantise_float8(rows, payload, scale, kind);
+        scales(at::zeros({scale_count})) {
+    quantise_float8(rows, payload, scales, kind);
   }
   at::Tensor bytes() const { return payload.view(at::kByte); }
-  float number() const { return scale.item<float>(); }
+  float number() const { return scales.item<float>(); }
   at::Tensor rebuilt() const {
     const at::Tensor whole = at::empty({payload.numel()});
-    dequantise_float8(payload.view({1, -1}), scale.view({1, 1}), 0, payload.numel(), whole);
+    dequantise_float8(payload.view({1, -1}), scales.view({1, -1}), 0, payload.numel(), whole);
     return whole;
   }
 
-  at::Tensor payload, scale;
+  at::Tensor payload, scales;
 };
 
 TEST(Float8Quantise, IsTheCastOfLibTorchAfterScaling) {
@@ -96,22 +97,46 @@ TEST(Float8Quantise, InfinityAndNanMakeAllNan) {
   }
 }
 
+TEST(Float8Quantise, EachRowHasItsScale) {
+  for (const int64_t width : {5, 8, 32}) {
+    const at::Tensor rows = normal({6, width}, 4) * at::tensor({1e-3F, 1.0F, 50.0F, 0.0F, 7.0F, 2.0F}).view({6, 1});
+    const Quantised ours(rows, 8 * width, Float8Scale::kRowAmax, 8);  // a rank with two rows fewer than the first
+    for (int64_t row = 0; row < 6; ++row) {
+      const Quantised alone(rows[row]);
+      EXPECT_EQ(ours.scales[row].item<float>(), alone.number());
+      EXPECT_TRUE(at::equal(ours.bytes().narrow(0, row * width, width), alone.bytes()));
+      EXPECT_TRUE(at::equal(ours.rebuilt().narrow(0, row * width, width), alone.rebuilt()));
+    }
+    EXPECT_TRUE(at::equal(ours.bytes().narrow(0, 6 * width, 2 * width), at::zeros({2 * width}, at::kByte)));
+  }
+}
+
+TEST(Float8Quantise, NanStaysInItsRow) {
+  const at::Tensor rows = normal({3, 8}, 4);
+  rows[1][2] = kInfinity;
+  const at::Tensor bad = at::isnan(Quantised(rows, -1, Float8Scale::kRowAmax, 3).rebuilt()).view({3, 8});
+  EXPECT_TRUE(bad[1].all().item<bool>());
+  EXPECT_EQ(bad.sum().item<int64_t>(), 8);
+}
+
 /// Payloads of all ranks side by side in a buffer with something else between them.
 struct Gathered {
-  Gathered(const at::Tensor& whole, int64_t dim, int ranks)
+  Gathered(const at::Tensor& whole, int64_t dim, int ranks, bool by_rows)
       : dim(dim), chunk_size((whole.size(dim) + ranks - 1) / ranks) {
     const int64_t numel = whole.numel() / whole.size(dim) * chunk_size;
-    const at::Tensor bytes = at::full({ranks, (numel + 15) / 16 * 16 + 16}, 77, at::kByte);
+    const int64_t row_numel = dim + 1 == whole.dim() ? chunk_size : whole.size(-1);
+    const int64_t count = by_rows ? numel / row_numel : 1;
+    const int64_t place = (numel + 15) / 16 * 16;
+    const at::Tensor bytes = at::full({ranks, place + 4 * count + 12}, 77, at::kByte);
     payloads = bytes.narrow(1, 0, numel).view(at::kFloat8_e4m3fn);
-    scales = bytes.view(at::kFloat).narrow(1, (numel + 15) / 16 * 4, 1);
+    scales = bytes.narrow(1, place, 4 * count).view(at::kFloat);
     for (int rank = 0; rank < ranks; ++rank) {
       const int64_t begin = std::min(rank * chunk_size, whole.size(dim));
       const at::Tensor rows = whole.narrow(dim, begin, std::min(chunk_size, whole.size(dim) - begin)).contiguous();
       quantise_float8(rows, payloads[rank], scales[rank]);
-      const at::Tensor alone = at::empty({rows.numel()});
-      dequantise_float8(payloads.narrow(0, rank, 1).narrow(1, 0, rows.numel()), scales.narrow(0, rank, 1), 0,
-                        rows.numel(), alone);
-      parts.push_back(alone.view(rows.sizes()));
+      const at::Tensor numbers = payloads[rank].narrow(0, 0, rows.numel()).to(at::kFloat);
+      const at::Tensor repeated = scales[rank].repeat_interleave(by_rows ? row_numel : numel);
+      parts.push_back((numbers * repeated.narrow(0, 0, rows.numel())).view(rows.sizes()));
     }
   }
 
@@ -121,11 +146,13 @@ struct Gathered {
 };
 
 void expect_rebuilt(at::IntArrayRef sizes, int64_t dim, int ranks, at::ScalarType dtype) {
-  const Gathered gathered(normal(sizes, 5), dim, ranks);
-  const at::Tensor whole = at::full(sizes, -1, dtype);
-  dequantise_float8(gathered.payloads, gathered.scales, dim, gathered.chunk_size, whole);
-  EXPECT_TRUE(at::equal(whole, at::cat(gathered.parts, dim).to(dtype)))
-      << at::IntArrayRef(sizes) << " cut along " << dim << " over " << ranks;
+  for (const bool by_rows : {false, true}) {
+    const Gathered gathered(normal(sizes, 5), dim, ranks, by_rows);
+    const at::Tensor whole = at::full(sizes, -1, dtype);
+    dequantise_float8(gathered.payloads, gathered.scales, dim, gathered.chunk_size, whole);
+    EXPECT_TRUE(at::equal(whole, at::cat(gathered.parts, dim).to(dtype)))
+        << at::IntArrayRef(sizes) << " cut along " << dim << " over " << ranks << (by_rows ? " by rows" : "");
+  }
 }
 
 TEST(Float8Quantise, RebuildsTheWholeOfEvenAndUnevenChunks) {
@@ -135,6 +162,7 @@ TEST(Float8Quantise, RebuildsTheWholeOfEvenAndUnevenChunks) {
     expect_rebuilt({5, 8}, 0, 4, dtype);  // and here none
     expect_rebuilt({3, 12}, 1, 2, dtype);
     expect_rebuilt({2, 32, 2}, 1, 4, dtype);
+    expect_rebuilt({2, 8, 16}, 1, 4, dtype);
     expect_rebuilt({1, 1}, 0, 1, dtype);
   }
 }
@@ -162,11 +190,12 @@ TEST(Float8Quantise, TheKernelsDoAsTheirTwinsBitForBit) {
                                   .vectors = offset == 0,
                                   .numel = rows.numel(),
                                   .payload = static_cast<Float8Bits*>(bytes.data_ptr()),
-                                  .payload_numel = bytes.numel(),
-                                  .scale = &scale,
-                                  .amax = &amax};
-    for (int64_t i = 0; i < kThreads; ++i) amax = std::max(amax, amax_of_thread<float>(quantise, i, kThreads));
-    for (int64_t i = 0; i < kThreads; ++i) quantise_in_thread<float>(quantise, i, kThreads);
+                                  .row_numel = bytes.numel(),
+                                  .scale_count = 1,
+                                  .scales = &scale,
+                                  .amax = nullptr};
+    for (int64_t i = 0; i < kThreads; ++i) amax = std::max(amax, amax_of_thread<float>(quantise, 0, i, kThreads));
+    for (int64_t i = 0; i < kThreads; ++i) quantise_in_thread<float>(quantise, 0, amax, i, kThreads);
     EXPECT_EQ(scale, by_loops.number());
     EXPECT_TRUE(at::equal(bytes, by_loops.bytes()));
 
@@ -175,6 +204,7 @@ TEST(Float8Quantise, TheKernelsDoAsTheirTwinsBitForBit) {
                                       .scales = &scale,
                                       .payload_stride = 0,
                                       .scale_stride = 0,
+                                      .row_numel = 1008,
                                       .ranks = 1,
                                       .format = FloatFormat::kBFloat16,
                                       .vectors = offset == 0,

@@ -260,6 +260,42 @@ TEST(FullyShardExtensions, Float8TravelsAlongAnyDimensionAndOnOneRank) {
   }
 }
 
+/// A row, a row of a stacked matrix, a filter; cut along the first dimension and along rows.
+TEST(FullyShardExtensions, Float8RowsHaveScalesOfTheirOwn) {
+  struct Case {
+    std::vector<int64_t> sizes;
+    int dim;
+    int64_t rows;  // scales of a rank
+  };
+  for (const Case& each : {Case{{6, 16}, 0, 3}, Case{{5, 32}, 0, 3}, Case{{4, 3, 16}, 0, 6}, Case{{4, 2, 3, 3}, 0, 2},
+                           Case{{6, 32}, 1, 6}, Case{{6, 16}, 1, 1}}) {
+    run_ranks(2, [each](const ProcessGroupPtr& world) {
+      std::vector<CollectiveCall> calls;
+      FullyShardOptions options{.mesh = recording_mesh(world, {2}, {"shard"}, calls)};
+      options.shard_placement_fn = [each](const at::Tensor&) { return ShardPlacement{.dim = each.dim}; };
+      const Body body = [](const Weights& w, at::Tensor x) { return w[0] * x; };
+      Formula unit({each.sizes}, body);
+      const at::Tensor whole = unit.w[0].detach().clone();
+      fully_shard(unit, options);
+      set_all_gather_extension(unit.w[0], std::make_shared<Float8AllGather>(Float8Scale::kRowAmax));
+      const at::Tensor one = at::ones({1});
+      const at::Tensor gathered = unit.forward(one).detach();
+      const int64_t chunk = (each.sizes[each.dim] + 1) / 2;
+      const int64_t numel = whole.numel() / each.sizes[each.dim] * chunk;
+      EXPECT_EQ(calls[0].numel, (numel + 15) / 16 * 16 + (4 * each.rows + 15) / 16 * 16) << at::IntArrayRef(each.sizes);
+      for (int rank = 0; rank < 2; ++rank) {
+        const int64_t begin = std::min(rank * chunk, each.sizes[each.dim]);
+        const int64_t length = std::min(chunk, each.sizes[each.dim] - begin);
+        const at::Tensor part = whole.narrow(each.dim, begin, length).contiguous().view({-1, numel / each.rows});
+        const at::Tensor ours = gathered.narrow(each.dim, begin, length).contiguous().view(part.sizes());
+        for (int64_t row = 0; row < part.size(0); ++row) {
+          EXPECT_TRUE(at::equal(ours[row], through_float8(part[row].view({1, -1}), 1, at::kFloat)[0]));
+        }
+      }
+    });
+  }
+}
+
 TEST(FullyShardInit, test_mixed_dtypes_no_grad_param) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     std::vector<CollectiveCall> calls;
