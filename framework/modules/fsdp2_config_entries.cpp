@@ -85,7 +85,8 @@ std::optional<Float8Scale> read_fp8_scale(const YamlValue& value) {
   return choice<std::optional<Float8Scale>>(value, {{"false", std::nullopt},
                                                     {"true", Float8Scale::kAmax},
                                                     {"amax", Float8Scale::kAmax},
-                                                    {"power_of_two", Float8Scale::kPowerOfTwo}});
+                                                    {"power_of_two", Float8Scale::kPowerOfTwo},
+                                                    {"rowwise", Float8Scale::kRowAmax}});
 }
 
 GroupMemory read_memory(const YamlValue& value) {

@@ -19,7 +19,8 @@ REFUSED = {
     "a placement of what is not there": ("shard_placement:\n  layers.{*}: 1",
                                          'needs a list of modules, but the model has no submodule "layers"'),
     "a third way with unused parameters": ("unused_parameters: skip", "takes one of zero_fill, error, got"),
-    "a scale of fp8 that is none": ("fp8_all_gather: rowwise", "takes one of false, true, amax, power_of_two, got"),
+    "a scale of fp8 that is none": ("fp8_all_gather: blockwise",
+                                       "takes one of false, true, amax, power_of_two, rowwise, got"),
     "no reduction in flight": ("reduce_scatter_max_input_buffers: 0", "takes a whole number of at least 1"),
     "buffers of a memory that is none": ("communication_memory: shared", "takes one of registered, symmetric, got"),
     "outputs in a dtype of their own": (

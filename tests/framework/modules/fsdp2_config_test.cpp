@@ -188,7 +188,7 @@ TEST(Fsdp2Config, WrongValuesNameLineKeyAndValue) {
       {"shard_placement: 1", "shard_placement takes \"auto\", or dimensions by patterns of modules"},
       {"shard_placement: {a: first}", "shard_placement takes \"auto\", or dimensions"},
       {"unused_parameters: ignore", "unused_parameters takes one of zero_fill, error, got \"ignore\"."},
-      {"fp8_all_gather: tensorwise", "fp8_all_gather takes one of false, true, amax, power_of_two, got \"tens"},
+      {"fp8_all_gather: tensorwise", "fp8_all_gather takes one of false, true, amax, power_of_two, rowwise, got \""},
       {"reduce_scatter_max_input_buffers: 0", "takes a whole number of at least 1, got \"0\"."},
       {"communication_memory: pinned", "communication_memory takes one of registered, symmetric, got \"pinned\"."},
       {"num_to_forward_prefetch: -1", "num_to_forward_prefetch takes a whole number of at least 0, got \"-1\"."},
