@@ -101,12 +101,13 @@ std::map<std::string, double> measured_operators(const YamlValue& value) {
   return operators;
 }
 
+constexpr const char* kProgramMemory = "program_memory";
 constexpr const char* kProducts = "products";
 constexpr const char* kOperators = "operators";
 
 std::vector<std::string> known_keys() {
   std::vector<std::string> keys = {"name",         "memory",  "multiprocessors", "attention",
-                                   "node_devices", kProducts, kOperators};
+                                   "node_devices", kProducts, kOperators,        kProgramMemory};
   for (const auto& [key, field] : kFields) keys.emplace_back(key);
   return keys;
 }
@@ -139,6 +140,8 @@ DeviceModel read_device_model(const std::string& file_or_name) {
   model.node_devices = value("node_devices").integer(1);
   model.attention = attention_shares(source, value("attention"));
   for (const auto& [key, field] : kFields) model.*field = positive(value(key));
+  if (values.contains(kProgramMemory))
+    model.program_memory = parse_bytes(value(kProgramMemory).text(), source + ": program_memory");
   if (values.contains(kProducts)) model.products = measured_products(value(kProducts));
   if (values.contains(kOperators)) model.operators = measured_operators(value(kOperators));
   return model;
@@ -150,6 +153,7 @@ void write_device_model(const std::string& path, const DeviceModel& model, const
   out << YAML::Comment(header) << YAML::BeginMap;
   out << YAML::Key << "name" << YAML::Value << model.name;
   out << YAML::Key << "memory" << YAML::Value << model.memory_bytes;
+  if (model.program_memory > 0) out << YAML::Key << kProgramMemory << YAML::Value << model.program_memory;
   out << YAML::Key << "multiprocessors" << YAML::Value << model.multiprocessors;
   out << YAML::Key << "node_devices" << YAML::Value << model.node_devices;
   for (const auto& [key, field] : kFields) out << YAML::Key << key << YAML::Value << number(model.*field);

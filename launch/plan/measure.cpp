@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "launch/plan/operator_times.h"
+#include "launch/plan/program_memory.h"
 #include "launch/plan/stopwatch.h"
 #include "launch/train/run_setup.h"
 #include "models/kernels/fused_ops.h"
@@ -131,7 +132,10 @@ DeviceModel measure_machine(const ProcessGroupPtr& group, const std::string& fol
   measure_memory(model, watch, device);
   measure_links(model, watch, group, device);
   measure_attention(model, watch, device);
-  if (device.is_cpu()) measure_operators(model, watch);
+  if (device.is_cpu()) {
+    measure_operators(model, watch);
+    model.program_memory = program_memory(group);
+  }
   if (group->rank() == 0) model.storage_bandwidth = storage_bandwidth(folder);
   group->barrier();
   return model;

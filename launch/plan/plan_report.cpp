@@ -26,6 +26,10 @@ void print_memory(const PeakMemory& peak, const DeviceModel& device) {
   row("unsharded parameters", peak.unsharded);
   row("communication buffers", peak.communication);
   row("activations and the rest", peak.rest());
+  if (peak.program > 0) {
+    row("free, kept for reuse", peak.kept);
+    row("program and libraries", peak.program);
+  }
   table.print();
 }
 

@@ -7,6 +7,7 @@
 
 #include "framework/arguments/saved_arguments.h"
 #include "framework/training/trainer.h"
+#include "launch/plan/quiet_callbacks.h"
 #include "launch/train/run_arguments.h"
 #include "launch/train/run_setup.h"
 #include "models/decoder_arguments.h"
@@ -100,15 +101,15 @@ std::vector<at::Tensor> distinct_parameters(const torch::nn::Module& model) {
 /// Notes what is in use whenever that is more than ever before.
 class PeakWatch {
  public:
-  PeakWatch(MultiModalModule& model, Optimizer& optimizer, const int64_t& step, const DevicePlan& plan)
-      : optimizer_(optimizer), step_(step), plan_(plan) {
+  PeakWatch(MultiModalModule& model, Optimizer& optimizer, const int64_t& step, const DevicePlan& plan, int64_t program)
+      : optimizer_(optimizer), step_(step), plan_(plan), program_(program) {
     for (const auto& parameter : distinct_parameters(model)) parameters_ += bytes_of(parameter);
     set_schedule_observer(model, [this](const char* event, const std::string& unit) {
       last_event_ = std::string("after ") + event + " of " + (unit.empty() ? "the root" : unit);
     });
     step_ended();
     observe_memory_use([](const MemoryUse&) {});
-    plan_.observe_peak([this](const std::string& operation) { look(operation); });
+    plan_.observe_peak([this](const std::string& operation, int64_t bytes) { look(operation, bytes); });
   }
   ~PeakWatch() {
     plan_.observe_peak(nullptr);
@@ -124,9 +125,12 @@ class PeakWatch {
   const PeakMemory& peak() const { return peak_; }
 
  private:
-  void look(const std::string& operation) {
+  void look(const std::string& operation, int64_t bytes) {
     const MemoryUse use = memory_use();
-    peak_ = {.bytes = c10::getDeviceAllocator(c10::kCUDA)->getDeviceStats(0).allocated_bytes[0].current,
+    const int64_t in_use = c10::getDeviceAllocator(c10::kCUDA)->getDeviceStats(0).requested_bytes[0].current;
+    peak_ = {.bytes = bytes + program_,
+             .program = program_,
+             .kept = program_ > 0 ? bytes - in_use : 0,
              .parameters = parameters_,
              .optimizer = state_,
              .unsharded = use.unsharded,
@@ -144,6 +148,7 @@ class PeakWatch {
   Optimizer& optimizer_;
   const int64_t& step_;
   DevicePlan plan_;
+  int64_t program_;
   int64_t parameters_ = 0, state_ = 0;
   std::string last_event_;
   PeakMemory peak_;
@@ -156,17 +161,6 @@ int64_t host_bytes(Optimizer& optimizer) {
   for (const auto& parameter : optimizer.parameters()) bytes += 2 * of(parameter);
   for (const auto& [name, piece] : optimizer.sharded_state_dict()) bytes += of(piece.local);
   return bytes;
-}
-
-TrainerCallbacks quiet_callbacks(std::function<void()> after_step) {
-  const auto no_line = [](const std::string&) {};
-  TrainerCallbacks callbacks;
-  callbacks.print_on_first_rank = callbacks.print_on_last_rank = no_line;
-  callbacks.stop_request = [] { return StopRequest::kNone; };
-  callbacks.peak_memory_bytes = callbacks.live_memory_bytes = [] { return int64_t{0}; };
-  callbacks.after_step = std::move(after_step);
-  callbacks.program_start = std::chrono::steady_clock::now();
-  return callbacks;
 }
 
 double peak_flops(const DeviceModel& device, at::ScalarType computed_in) {
@@ -207,7 +201,7 @@ PlannedRun run_planned(CommandLine& line, const PlanOptions& options) {
                     watch->step_ended();
                     ++step;
                   }));
-  PeakWatch watches(*built.model, trainer.optimizer(), step, plan);
+  PeakWatch watches(*built.model, trainer.optimizer(), step, plan, device.program_memory);
   watch = &watches;
   plan.take_totals();
   trainer.train();

@@ -12,11 +12,14 @@
 
 namespace megashard {
 
-/// What was in use when most was, in bytes.
+/// What was in use, of a CPU what was resident, when most was, in bytes.
 struct PeakMemory {
   int64_t bytes = 0;
+  int64_t program = 0, kept = 0;  ///< of a CPU: the program and its libraries, and free blocks of the buffer pool
   int64_t parameters = 0, gradients = 0, optimizer = 0, unsharded = 0, communication = 0;
-  int64_t rest() const { return bytes - parameters - gradients - optimizer - unsharded - communication; }
+  int64_t rest() const {
+    return bytes - program - kept - parameters - gradients - optimizer - unsharded - communication;
+  }
   std::string moment;     ///< "step 2, after pre_backward of model.layers.30"
   std::string operation;  ///< that asked for the last of it
 };

@@ -5,7 +5,6 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 
-#include <bit>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -17,7 +16,7 @@ class CpuBufferPool final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, c10::kCPU};
-    Block* block = take(size_class(bytes), bytes);
+    Block* block = take(pooled_size(bytes), bytes);
     return {block->data, block, &give_back, c10::kCPU};
   }
   void observe(std::function<void(int64_t)> observer) {
@@ -35,11 +34,6 @@ class CpuBufferPool final : public c10::Allocator {
     void* data;
     size_t asked;
   };
-
-  static size_t size_class(size_t bytes) {
-    const size_t step = std::max<size_t>(64, std::bit_floor(bytes) / 8);
-    return (bytes + step - 1) / step * step;
-  }
 
   Block* take(size_t bytes, size_t asked) {
     {

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 
+#include <bit>
 #include <functional>
 
 namespace megashard {
@@ -12,6 +13,13 @@ namespace megashard {
 /// faults cost more than the copy) or keep far too many. Freed blocks wait in size classes (steps
 /// of at most 1/8) for the life of the process. Thread safe.
 c10::Allocator* cpu_buffer_pool();
+
+/// The bytes of the block that holds so many.
+constexpr size_t pooled_size(size_t bytes) {
+  const size_t eighth = std::bit_floor(bytes) / 8;
+  const size_t step = eighth < 64 ? 64 : eighth;
+  return (bytes + step - 1) / step * step;
+}
 
 /// Called with the bytes of each buffer that the pool hands out, and with their negative when it
 /// comes back; under the pool's lock. For tests of peaks. Null: nobody listens.

@@ -22,6 +22,7 @@ struct DeviceModel {
 
   std::string name;
   int64_t memory_bytes = 0;
+  int64_t program_memory = 0;                      ///< of a CPU: resident besides tensors; 0: a GPU
   double flops_8 = 0, flops_16 = 0, flops_32 = 0;  ///< dense peaks of products, by bits
   double product_share = 1;                        ///< of the peak that the best product reaches
   std::vector<Product> products;                   ///< all of a few m, n and k; of bits without any, the peaks count
@@ -66,8 +67,9 @@ struct PlanTotals {
 struct DevicePlan {
   void (*begin)(const DeviceModel& model, bool keeps_spans);
   PlanTotals (*take_totals)();
-  /// Calls it, with the name of the operation, whenever more memory is in use than ever before.
-  void (*observe_peak)(std::function<void(const std::string& operation)> observer);
+  /// Calls it, with the name of the operation, whenever tensors take more memory than ever before: what is in use, of
+  /// a CPU what is resident, free blocks that it keeps too.
+  void (*observe_peak)(std::function<void(const std::string& operation, int64_t bytes)> observer);
   void (*host_passes)(int64_t bytes);  ///< over its memory
 };
 

@@ -11,13 +11,12 @@
 namespace megashard {
 namespace {
 
-constexpr size_t kLarge = 128 << 10;
 constexpr uint8_t kPriority = 255;
 
 class LargeBlocks final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    if (bytes < kLarge) return c10::GetDefaultCPUAllocator()->allocate(bytes);
+    if (bytes < kPooledFrom) return c10::GetDefaultCPUAllocator()->allocate(bytes);
     auto block = cpu_buffer_pool()->allocate(bytes);
     void* const begin = block.get();
     const std::scoped_lock lock(mutex_);

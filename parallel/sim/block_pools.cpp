@@ -87,9 +87,11 @@ char* BlockPools::allocate(size_t bytes, c10::StreamId stream) {
   blocks_[block->address] = block;
   count(std::get<1>(key), 1, static_cast<int64_t>(block->size), static_cast<int64_t>(bytes));
   if (settings().shapes) {
-    if (stats_.allocated_bytes[0].peak > told_peak_ && on_peak_) {
-      told_peak_ = stats_.allocated_bytes[0].peak;
-      on_peak_();
+    resident_.take(block->address, bytes);
+    const int64_t taken = settings().model.program_memory > 0 ? resident_.bytes() : stats_.allocated_bytes[0].current;
+    if (taken > told_peak_ && on_peak_) {
+      told_peak_ = taken;
+      on_peak_(taken);
     }
     return block->address;
   }
@@ -189,6 +191,7 @@ void BlockPools::free(char* address) {
   TORCH_INTERNAL_ASSERT(found != blocks_.end());
   Block* block = found->second;
   blocks_.erase(found);
+  if (settings().shapes) resident_.give_back(address);
   count(std::get<1>(block->segment->key), -1, -static_cast<int64_t>(block->size),
         -static_cast<int64_t>(block->requested));
   for (const c10::StreamId stream : block->streams) device().record(block->events.emplace_back(), stream);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "parallel/sim/recording.h"
+#include "parallel/sim/resident_blocks.h"
 
 namespace megashard::sim {
 
@@ -42,8 +43,8 @@ class BlockPools {
   void release_pool(uint64_t pool);
 
   c10::CachingDeviceAllocator::DeviceStats& stats() { return stats_; }
-  /// Of shapes: called whenever more is in use than ever before.
-  void on_peak(std::function<void()> observer) {
+  /// Of shapes: called with DevicePlan::observe_peak's bytes.
+  void on_peak(std::function<void(int64_t bytes)> observer) {
     on_peak_ = std::move(observer);
     told_peak_ = 0;
   }
@@ -89,7 +90,8 @@ class BlockPools {
   std::vector<Block*> waiting_;           // freed, but other streams used them
   c10::CachingDeviceAllocator::DeviceStats stats_;
   int64_t told_peak_ = 0;
-  std::function<void()> on_peak_;
+  std::function<void(int64_t bytes)> on_peak_;
+  ResidentBlocks resident_;  // of shapes
 };
 
 }  // namespace megashard::sim

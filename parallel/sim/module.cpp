@@ -114,12 +114,12 @@ void host_passes(int64_t bytes) {
   const std::lock_guard lock(device.mutex);
   device.timeline.host_works(static_cast<double>(bytes) / settings().model.host_memory_bandwidth);
 }
-void observe_peak(std::function<void(const std::string&)> observer) {
+void observe_peak(std::function<void(const std::string&, int64_t)> observer) {
   SimDevice& device = SimDevice::at(0);
   const std::lock_guard lock(device.mutex);
   if (!observer) return device.pools.on_peak(nullptr);
-  device.pools.on_peak([&device, observer = std::move(observer)] {
-    observer(device.running == nullptr ? "allocation" : *device.running);
+  device.pools.on_peak([&device, observer = std::move(observer)](int64_t bytes) {
+    observer(device.running == nullptr ? "allocation" : *device.running, bytes);
   });
 }
 
