@@ -222,25 +222,6 @@ def test_manual_pages_are_pages(tmp_path, installed):
     assert "\\-\\-lr\\-decay\\-style" in (pages[0].parent / "megashard-pretrain.1").read_text()
 
 
-COMPLETE = """source {}
-COMP_WORDS=({}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _megashard; echo "${{COMPREPLY[@]}}"
-"""
-
-
-@pytest.mark.parametrize("line, expected", [
-    ("megashard pl", {"plan"}),
-    ("megashard pretrain --lr-decay-st", {"--lr-decay-style"}),
-    ("megashard pretrain --lr-decay-style co", {"constant", "cosine"}),
-    ("megashard launch -n 2 -- pre", {"pretrain"}),
-    ("megashard launch -n 2 -- pretrain --hidden-s", {"--hidden-size"}),
-    ("megashard inspect --veri", {"--verify"}),
-    ("megashard plan --device-m", {"--device-memory"})])
-def test_bash_completes(tmp_path, installed, line, expected):
-    script = installed[0] / "share" / "bash-completion" / "completions" / "megashard"
-    found = run("bash", "-c", COMPLETE.format(script, line), cwd=tmp_path)
-    assert set(found.split()) == expected
-
-
 def test_other_shells_have_the_same_flags(installed):
     share = installed[0] / "share"
     flags = set(re.findall(r"--[\w-]+", re.search(r'pretrain\) flags="(.*)"', (
