@@ -1,0 +1,83 @@
+"""launch/examples/*.sh as they stand: their jobs have the losses of `megashard launch` with as many ranks."""
+import json
+import os
+import pathlib
+import shutil
+import sys
+
+import pytest
+import torch
+import transformers
+
+from megashard import BUILD, ROOT, environment, launch, run, write_documents
+
+EXAMPLES = ROOT / "launch" / "examples"
+STAND_INS = ROOT / "tests" / "interop" / "job_stand_ins.py"
+RANKS = 4
+SMALL = ("--seq-length 16 --micro-batch-size 1 --global-batch-size 8 --train-iters 4 --lr 1e-3 --min-lr 0 "
+         "--lr-decay-style cosine --lr-warmup-iters 1 --eval-iters 0").split()  # the last of two values counts
+
+
+@pytest.fixture(scope="module", autouse=True)
+def work(folder):
+    """Where the scripts run: it has a model, data, and of the tree what they name."""
+    torch.manual_seed(0)
+    transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, head_dim=16,
+        num_key_value_heads=1, max_position_embeddings=64)).save_pretrained(folder / "model")
+    write_documents(folder / "data", [torch.randint(0, 64, (100,)).tolist() for _ in range(60)])
+    (folder / "build").symlink_to(BUILD)
+    (folder / "fsdp2_config.yaml").symlink_to(ROOT / "fsdp2_config.yaml")
+
+
+def losses_of(folder, *command, metrics, **variables):
+    done = run(*command, cwd=folder, env=environment(**variables))
+    assert f"over {RANKS} ranks" in done.stdout, done.stdout
+    return [json.loads(line)["loss"] for line in (folder / metrics).read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def expected(folder, work):
+    losses = losses_of(folder, *launch(RANKS, "pretrain"), "--use-torch-fsdp2", "--fsdp2-config-path",
+                       "fsdp2_config.yaml", "--ckpt-format", "torch_dcp", "--hf-model", "model", "--data-path", "data",
+                       "--split", "99,1,0", *SMALL, "--metrics-file", "expected.jsonl", metrics="expected.jsonl")
+    assert len(losses) == 4 and len(set(losses)) == 4
+    return losses
+
+
+def path_with(folder, *stand_ins):
+    """PATH, where those programs come first."""
+    folder.mkdir()
+    for name in stand_ins:
+        (folder / name).symlink_to(STAND_INS)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def test_slurm(folder, expected, tmp_path):
+    """Two nodes. What is given to sbatch counts more than what the script asks for."""
+    path = path_with(tmp_path / "bin", "sbatch", "srun", "scontrol")
+    losses = losses_of(folder, "sbatch", "--ntasks-per-node=2", "--cpus-per-task=1", EXAMPLES / "slurm.sh", *SMALL,
+                       metrics="checkpoints/run.jsonl", MODEL="model", DATA="data", PATH=path)
+    assert losses == expected
+    assert (folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == "4"
+
+
+def real_mpirun():
+    return shutil.which("mpirun") and "Open MPI" in run("mpirun", "--version", expect=None).stdout
+
+
+@pytest.mark.parametrize("hosts", [{}, {"HOSTS": f"localhost:{RANKS}"}], ids=["this_host", "named_host"])
+def test_mpirun(folder, expected, tmp_path, hosts):
+    real = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "OMPI_MCA_rmaps_base_oversubscribe": "1"}  # ranks may be more than cores
+    variables = real if real_mpirun() else {"PATH": path_with(tmp_path / "bin", "mpirun")}
+    losses = losses_of(folder, EXAMPLES / "mpirun.sh", "model", "data", *SMALL, "--metrics-file", tmp_path / "m.jsonl",
+                       metrics=tmp_path / "m.jsonl", RANKS=str(RANKS), **variables, **hosts)
+    assert losses == expected
+
+
+def test_torchrun(folder, expected, tmp_path):
+    path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+    losses = losses_of(folder, EXAMPLES / "torchrun.sh", "model", "data", *SMALL, "--metrics-file",
+                       tmp_path / "m.jsonl", metrics=tmp_path / "m.jsonl", RANKS=str(RANKS), PATH=path)
+    assert losses == expected
