@@ -1,9 +1,12 @@
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <iterator>
 #include <set>
 #include <unordered_set>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/files/work_progress.h"
 #include "checkpoint/open_checkpoint.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/find_step.h"
@@ -54,6 +57,20 @@ void check_fit(CheckpointReader& reader, const ShardedTensors& tensors, const Wa
   }
 }
 
+/// What cannot go straight to its place is read first, then the rest at once.
+void read_tensors(CheckpointReader& reader, const ShardedTensors& tensors) {
+  int64_t bytes = 0;
+  for (const auto& [key, tensor] : tensors) bytes += static_cast<int64_t>(tensor.local.nbytes());
+  LongWork work("load", bytes);
+  ReadQueue reads;
+  for (const auto& [key, tensor] : tensors) {
+    const auto waiting = reads.bytes();
+    reader.read_into(key, tensor, reads);
+    work.add(static_cast<int64_t>(tensor.local.nbytes()) - (reads.bytes() - waiting));
+  }
+  reads.run(&work);
+}
+
 void check_names(const LoadReport& report, const std::string& folder) {
   std::string text;
   if (!report.missing.empty()) {
@@ -91,11 +108,10 @@ LoadedCheckpoint load_checkpoint(const CheckpointStep& step, const ShardedTensor
   if (options.accept) all_or_rethrow(group, [&] { options.accept(loaded.values, loaded.report); });
   all_or_throw(group, [&] { check_fit(*reader, tensors, is_wanted); });
   all_or_throw(group, [&] {
-    ReadQueue reads;
-    for (const auto& [key, tensor] : tensors) {
-      if (is_wanted(key) && reader->contains(key)) reader->read_into(key, tensor, reads);
-    }
-    reads.run();
+    ShardedTensors found;
+    std::ranges::copy_if(tensors, std::back_inserter(found),
+                         [&](const auto& entry) { return is_wanted(entry.first) && reader->contains(entry.first); });
+    read_tensors(*reader, found);
   });
   return loaded;
 }

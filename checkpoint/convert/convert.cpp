@@ -16,7 +16,6 @@ namespace megashard {
 namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
-constexpr size_t kTensorsBetweenLines = 1000;
 constexpr const char* kDataFileEnd = ".distcp";
 constexpr const char* kRemedy = ": put back what is damaged from a copy, or convert another step";
 
@@ -42,10 +41,14 @@ void check_descriptions(const std::string& folder) {
 void TensorCounter::add(int64_t bytes) {
   ++count_;
   bytes_ += bytes;
-  const bool due = count_ == total_ || count_ % kTensorsBetweenLines == 0 || bytes_ - said_bytes_ >= kGiB;
-  if (!due) return;
-  said_bytes_ = bytes_;
-  progress_(std::to_string(count_) + " of " + std::to_string(total_) + " tensors, " + gibibytes(bytes_));
+  work_.add(bytes);
+  if (count_ == total_) progress_(std::to_string(count_) + " tensors, " + gibibytes(bytes_));
+}
+
+int64_t total_bytes(const std::vector<TensorInfo>& tensors) {
+  int64_t bytes = 0;
+  for (const auto& info : tensors) bytes += tensor_bytes(info);
+  return bytes;
 }
 
 void check_step_folder(const std::string& folder, const std::string& flag) {

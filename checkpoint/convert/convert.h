@@ -4,18 +4,23 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
+
+#include "checkpoint/files/work_progress.h"
+#include "checkpoint/values/tensor_info.h"
 
 namespace megashard {
 
 // What the converters share.
 
-/// Takes one line about how far a conversion is.
+/// Takes one line about what a conversion has done.
 using ConvertProgress = std::function<void(const std::string& line)>;
 
-/// Counts tensors and their bytes, and says so after each GiB, each 1000 tensors and the last one.
+/// Counts tensors and their bytes: a long work, of which the last tensor says a line.
 class TensorCounter {
  public:
-  TensorCounter(const ConvertProgress& progress, size_t total) : progress_(progress), total_(total) {}
+  TensorCounter(const ConvertProgress& progress, size_t total, int64_t total_bytes)
+      : progress_(progress), total_(total), work_("convert", total_bytes) {}
   void add(int64_t bytes);
 
  private:
@@ -23,8 +28,10 @@ class TensorCounter {
   size_t total_;
   size_t count_ = 0;
   int64_t bytes_ = 0;
-  int64_t said_bytes_ = 0;
+  LongWork work_;
 };
+
+int64_t total_bytes(const std::vector<TensorInfo>& tensors);
 
 /// Throws unless `folder`, as it was given to `flag`, is there and may be one step's: of a
 /// directory of steps it names the one to give, of weights the converter to take. Checks the small

@@ -40,7 +40,9 @@ class DcpToTorch {
   }
 
   void write(OutputFile& file, const ConvertProgress& progress) {
-    TensorCounter counter(progress, sources_.size());
+    int64_t bytes = 0;
+    for (const auto& source : sources_) bytes += bytes_of(source);
+    TensorCounter counter(progress, sources_.size(), bytes);
     write_stored_tree(file, root_, sources_.size(), [&](size_t number) {
       auto data = read(sources_[number]);
       counter.add(static_cast<int64_t>(data.nbytes()));
@@ -69,6 +71,10 @@ class DcpToTorch {
     auto renamed = rename_storages(read_root(archive), sources_.size());
     for (const auto& name : renamed.names) sources_.push_back({.file = &file, .range = archive.locate("data/" + name)});
     return std::move(renamed.value);
+  }
+
+  int64_t bytes_of(const StorageSource& source) const {
+    return source.file == nullptr ? tensor_bytes(*reader_.find(source.tensor)) : source.range.length;
   }
 
   at::Tensor read(const StorageSource& source) {

@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <filesystem>
 
 #include "checkpoint/dcp/checkpoint_format.h"
@@ -56,9 +55,11 @@ class TorchToDcp {
   }
 
   void write(const std::string& folder, const ConvertProgress& progress) {
-    const auto tensors = std::count_if(leaves_.begin(), leaves_.end(),
-                                       [](const FlatValue& leaf) { return is_tensor_record(leaf.value); });
-    TensorCounter counter(progress, static_cast<size_t>(tensors));
+    std::vector<TensorInfo> tensors;
+    for (const auto& leaf : leaves_) {
+      if (is_tensor_record(leaf.value)) tensors.push_back(info_of(leaf));
+    }
+    TensorCounter counter(progress, tensors.size(), total_bytes(tensors));
     OutputFile out(folder + "/" + data_file_);
     DcpMetadata metadata;
     for (const auto& leaf : leaves_) {
@@ -71,11 +72,20 @@ class TorchToDcp {
   }
 
  private:
-  DcpEntry write_tensor(const FlatValue& leaf, OutputFile& out) {
-    const auto found = stored_tensor(archive_, leaf.value);
+  StoredTensor stored_of(const FlatValue& leaf) const {
+    auto found = stored_tensor(archive_, leaf.value);
     TORCH_CHECK_NOT_IMPLEMENTED(found.has_value(), file_.path(), ": ", leaf.key, " is no plain tensor but ",
                                 leaf.value.kind(), "; make it dense and plain before saving it");
-    const auto& stored = *found;
+    return *std::move(found);
+  }
+
+  TensorInfo info_of(const FlatValue& leaf) const {
+    const auto stored = stored_of(leaf);
+    return {leaf.key, stored.dtype, stored.sizes};
+  }
+
+  DcpEntry write_tensor(const FlatValue& leaf, OutputFile& out) {
+    const auto stored = stored_of(leaf);
     const auto bytes = tensor_bytes({leaf.key, stored.dtype, stored.sizes});
     TORCH_CHECK_VALUE(bytes / kMaxExpansion <= file_.size(), file_.path(), ": tensor ", leaf.key, " of sizes ",
                       describe_sizes(stored.sizes), " repeats a few elements; save it after contiguous()");

@@ -40,7 +40,7 @@ std::string extra_state_key(const std::string& module, const std::vector<TensorI
 
 void write_content(FolderWriter& writer, CheckpointFormat format, const StepContent& content,
                    const ConvertProgress& progress) {
-  TensorCounter counter(progress, content.tensors.tensors.size());
+  TensorCounter counter(progress, content.tensors.tensors.size(), total_bytes(content.tensors.tensors));
   for (const auto& info : content.tensors.tensors) {
     const bool full = writer.bytes_in_file() > kMaxFileBytes;
     if (full || content.file_starts.count(info.name) != 0) writer.next_file();

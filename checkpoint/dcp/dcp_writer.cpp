@@ -7,6 +7,7 @@
 
 #include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/files/file_io.h"
+#include "checkpoint/files/work_progress.h"
 #include "checkpoint/values/gather_values.h"
 #include "checkpoint/values/torch_archive.h"
 #include "parallel/collectives/agreement.h"
@@ -91,12 +92,15 @@ std::vector<WrittenFile> save_dcp(const std::string& folder, const ShardedTensor
   SavePlanCache& cache = plans == nullptr ? only_now : *plans;
   const auto plan = plan_save(tensors, values, group, cache);
   const auto results = gather_values(group, [&] {
-    OutputFile file(folder + "/" + data_file_name(rank), bytes_to_write(*plan, cache.mine, rank));
+    const auto bytes = bytes_to_write(*plan, cache.mine, rank);
+    LongWork work("save", bytes);
+    OutputFile file(folder + "/" + data_file_name(rank), bytes);
     std::vector<FileRange> ranges;
     for (const auto& write : plan->writes[rank]) {
       const bool is_value = write.item < values.size();
       ranges.push_back(is_value ? write_stored_value(file, values[write.item].value)
                                 : write_stored_tensor(file, tensors[write.item - values.size()].second.local));
+      work.add(cache.mine[write.item].bytes());
     }
     return written_value(file.sync_and_close(), ranges);
   });

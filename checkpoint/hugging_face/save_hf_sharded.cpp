@@ -9,6 +9,7 @@
 
 #include "checkpoint/dcp/dcp_plan.h"
 #include "checkpoint/files/placed_file.h"
+#include "checkpoint/files/work_progress.h"
 #include "checkpoint/hugging_face/safetensors.h"
 #include "checkpoint/values/gather_values.h"
 #include "checkpoint/values/tensor_info.h"
@@ -41,6 +42,8 @@ void for_each_run(const std::vector<int64_t>& whole, const DcpChunk& box,
   }
 }
 
+int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
+
 class ShardedSave {
  public:
   explicit ShardedSave(const ShardedTensors& tensors) : tensors_(tensors) {}
@@ -70,6 +73,9 @@ class ShardedSave {
 
   void write(size_t rank) {
     std::map<size_t, std::unique_ptr<PlacedFile>> open;
+    int64_t all_bytes = 0;
+    for (const auto& write : plan_.writes[rank]) all_bytes += bytes_of(tensors_[write.item].second.local);
+    LongWork work("save", all_bytes);
     for (const auto& write : plan_.writes[rank]) {
       const auto& entry = plan_.metadata.entries[write.entry];
       const auto& place = places_.at(entry.key);
@@ -82,6 +88,7 @@ class ShardedSave {
       for_each_run(tensor.sizes, tensor.chunks[write.chunk], [&](int64_t in_whole, int64_t in_box, int64_t count) {
         file->write_at(data + in_box * bytes, count * bytes, place.offset + in_whole * bytes);
       });
+      work.add(bytes_of(local));
     }
     for (auto& [number, file] : open) file->sync();
   }

@@ -182,6 +182,7 @@ List sums_of_stretch(const std::string& folder, const std::vector<WrittenFile>& 
   const auto share = total / ranks + 1;
   const auto begin = std::min(total, share * rank);
   const auto end = std::min(total, begin + share);
+  LongWork work("check", end - begin);
   List sums;
   int64_t at = 0;  // where the file begins
   for (const auto& file : files) {
@@ -189,7 +190,7 @@ List sums_of_stretch(const std::string& folder, const std::vector<WrittenFile>& 
     const auto to = std::min(end - at, file.bytes);
     int64_t sum = 0;
     if (from < to) {
-      const auto crc = crc32_of(InputFile(folder + "/" + file.name), from, to - from);
+      const auto crc = crc32_of(InputFile(folder + "/" + file.name), from, to - from, &work);
       sum = crc32_combine(crc, 0, file.bytes - to);
     }
     sums.items.emplace_back(sum);

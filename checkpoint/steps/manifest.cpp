@@ -14,6 +14,7 @@
 #include "checkpoint/files/file_crc32.h"
 #include "checkpoint/files/strict_json.h"
 #include "checkpoint/files/unreadable_error.h"
+#include "checkpoint/files/work_progress.h"
 
 namespace megashard {
 namespace {
@@ -161,12 +162,15 @@ std::string step_damage(const std::string& folder, VerifyDepth depth, size_t par
       return "";
     }
     const auto files = read_manifest(folder).files;
+    int64_t bytes = 0;
+    for (size_t i = part; i < files.size() && depth == VerifyDepth::kBytes; i += parts) bytes += files[i].bytes;
+    LongWork work("check", bytes);
     for (size_t i = part; i < files.size(); i += parts) {
       const auto path = folder + "/" + files[i].name;
       check_length(path, files[i].bytes, false);
       if (depth == VerifyDepth::kSizes) continue;
       const InputFile file(path);
-      const auto damage = checksum_damage(folder, files[i], crc32_of(file, 0, file.size()));
+      const auto damage = checksum_damage(folder, files[i], crc32_of(file, 0, file.size(), &work));
       if (!damage.empty()) return damage;
     }
   } catch (const UnreadableError&) {

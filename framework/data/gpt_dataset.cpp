@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "checkpoint/files/work_progress.h"
 #include "framework/data/numpy_random.h"
 #include "framework/diagnostics.h"
 
@@ -17,6 +18,7 @@ namespace {
 // A last epoch that gives less than this share of its samples is shuffled apart.
 constexpr double kLastEpochThreshold = 0.80;
 
+constexpr int64_t kSamplesAtOnce = 1 << 16;  // until progress is told
 constexpr int64_t kMaxEntries = std::numeric_limits<uint32_t>::max() - 1;
 
 }  // namespace
@@ -101,7 +103,9 @@ void GPTDataset::build_sample_index(int64_t samples) {
   sample_index_.push_back({.document = 0, .offset = 0});
   uint32_t document = 0;
   int64_t offset = 0;
+  LongWork work("index", samples, "samples");
   for (int64_t sample = 0; sample < samples; ++sample) {
+    if (sample > 0 && sample % kSamplesAtOnce == 0) work.add(kSamplesAtOnce);
     // A sample that ends with a document's last token leaves the next one to start on that token:
     // samples overlap by one.
     int64_t missing = options_.seq_length + 1;

@@ -15,6 +15,8 @@
 #include "framework/diagnostics.h"
 #include "launch/checkpoints/converters.h"
 #include "launch/checkpoints/flag_mistakes.h"
+#include "launch/output/print_line.h"
+#include "launch/output/progress_line.h"
 
 namespace megashard {
 namespace {
@@ -117,6 +119,7 @@ int run_convert(int argc, char** argv) {
   auto words = words_of(argc, argv);
   check_converter(words);
   const auto given = words;
+  const ProgressLine progress(print_line);
   try {
     app.parse(words);
   } catch (const CLI::CallForHelp&) {

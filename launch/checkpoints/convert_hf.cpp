@@ -14,6 +14,7 @@
 #include "launch/checkpoints/converters.h"
 #include "launch/checkpoints/megatron_layout_flags.h"
 #include "launch/output/print_line.h"
+#include "launch/output/status_line.h"
 #include "models/families/model_family.h"
 #include "models/hugging_face/weight_check.h"
 #include "models/moe/expert_streams.h"
@@ -114,7 +115,7 @@ void add_hf_to_step(CLI::App& app, CheckpointFormat format, const char* save_fla
       if (flags->fused.empty()) options.reshape = to_parameter_experts(files.experts);
     }
     options.check = [&](const std::vector<TensorInfo>& weights) { config_of(options.hf_dir).check_files(weights); };
-    convert_hf_to_step(options, print_line);
+    convert_hf_to_step(options, print_over_status);
     print_line("written: " + options.save_dir + "/release");
   });
 }
@@ -162,7 +163,7 @@ void add_step_to_hf(CLI::App& app, CheckpointFormat format) {
     options.check = [&](const std::vector<TensorInfo>& weights) {
       config_of(options.model_assets_dir).check_step(weights, options.load_dir);
     };
-    convert_step_to_hf(options, print_line);
+    convert_step_to_hf(options, print_over_status);
     print_line("written: " + options.save_dir);
   });
 }

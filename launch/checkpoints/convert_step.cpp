@@ -9,6 +9,7 @@
 #include "launch/checkpoints/converters.h"
 #include "launch/checkpoints/megatron_layout_flags.h"
 #include "launch/output/print_line.h"
+#include "launch/output/status_line.h"
 
 namespace megashard {
 namespace {
@@ -45,7 +46,7 @@ void add_step_conversion(CLI::App& app, CheckpointFormat from, CheckpointFormat 
                       step_name_of(options.load_dir), options.overwrite);
     const auto layout = flags->layout.layout(flags->model_assets_dir, "--model-assets-dir");
     flags->options.megatron_layout = layout ? &*layout : nullptr;
-    convert_step(flags->options, print_line);
+    convert_step(flags->options, print_over_status);
     print_line("written: " + flags->options.save_dir);
   });
 }

@@ -7,6 +7,7 @@
 #include "launch/checkpoints/conversion_places.h"
 #include "launch/checkpoints/converters.h"
 #include "launch/output/print_line.h"
+#include "launch/output/status_line.h"
 
 namespace megashard {
 namespace {
@@ -32,7 +33,7 @@ void add_dcp_to_torch(CLI::App& app) {
   app.callback([flags] {
     flags->folder = resolve_best_step(flags->folder);
     check_file_target(flags->given_folder(), flags->given_path(), flags->overwrite);
-    convert_dcp_to_torch(flags->folder, flags->path, print_line, flags->overwrite);
+    convert_dcp_to_torch(flags->folder, flags->path, print_over_status, flags->overwrite);
     print_line("written: " + flags->path);
   });
 }
@@ -44,7 +45,7 @@ void add_torch_to_dcp(CLI::App& app) {
   add_overwrite(app, flags->overwrite);
   app.callback([flags] {
     check_whole_folder(flags->given_path(), flags->given_folder(), flags->overwrite);
-    convert_torch_to_dcp(flags->path, flags->folder, print_line, flags->overwrite);
+    convert_torch_to_dcp(flags->path, flags->folder, print_over_status, flags->overwrite);
     print_line("written: " + flags->folder);
   });
 }

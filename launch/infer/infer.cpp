@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iostream>
 #include <map>
+#include <optional>
 
 #include "framework/arguments/saved_arguments.h"
 #include "framework/arguments/typed_text.h"
@@ -15,6 +16,7 @@
 #include "launch/arguments/command_line.h"
 #include "launch/infer/infer_documents.h"
 #include "launch/infer/npy_file.h"
+#include "launch/output/progress_line.h"
 #include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"
 #include "launch/train/run_setup.h"
@@ -228,6 +230,8 @@ int run_infer(int argc, char** argv) {
 
   const ProcessGroupPtr group = join_world(arguments, line.worker, environment);
   const ParallelGroups groups(arguments, group);
+  std::optional<ProgressLine> progress;
+  if (environment.rank == 0) progress.emplace([&sink](const std::string& text) { sink(Severity::kNotice, text); });
   const c10::Device device = device_of(group);
   seed_generators(arguments, group->rank(), device);
   const Start from = find_start(arguments, group, sink);

@@ -1,7 +1,6 @@
 #include "launch/output/status_line.h"
 
 #include <cmath>
-#include <iostream>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -11,8 +10,6 @@
 
 namespace megashard {
 namespace {
-
-constexpr const char* kEraseLine = "\r\033[K";
 
 std::optional<double> number_in(const StepReport& report, std::string_view key) {
   for (const Metric& metric : metrics()) {
@@ -65,12 +62,12 @@ void StatusLine::show(const StepReport& report) {
   const Terminal terminal = standard_output();
   if (!terminal.is_there) return;
   if (!clock_.is_due() && is_shown_ && report.iteration != report.train_iters) return;
-  std::cout << kEraseLine << status_text(report, *step_seconds_, terminal) << '\r' << std::flush;
+  rewrite_line(status_text(report, *step_seconds_, terminal));
   is_shown_ = true;
 }
 
 void StatusLine::clear() {
-  if (std::exchange(is_shown_, false)) std::cout << kEraseLine << std::flush;
+  if (std::exchange(is_shown_, false)) rewrite_line("");
 }
 
 }  // namespace megashard

@@ -17,8 +17,7 @@ std::string status_text(const StepReport& report, double step_seconds, const Ter
 /// A line, or several, on standard output, over a status line that may stand there. Every rank prints so.
 void print_over_status(const std::string& line);
 
-/// A line at the bottom of a terminal that tells the last step and is written again, a few times a second. The cursor
-/// stays at its begin, so that what else is printed, by other ranks too, overwrites it. For rank 0.
+/// A line at the bottom of a terminal that tells the last step and is written again, a few times a second. For rank 0.
 class StatusLine {
  public:
   explicit StatusLine(std::chrono::milliseconds interval = std::chrono::milliseconds(200));

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <iostream>
 #include <string_view>
 
 namespace megashard {
@@ -19,5 +20,7 @@ Terminal standard_output() {
     terminal.columns = size.ws_col;
   return terminal;
 }
+
+void rewrite_line(const std::string& text) { std::cout << "\r\033[K" << text << '\r' << std::flush; }
 
 }  // namespace megashard

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 namespace megashard {
 
 /// What standard output can show. A file or a pipe shows lines alone.
@@ -11,5 +13,9 @@ struct Terminal {
 
 /// Of this process, now: windows change their sizes.
 Terminal standard_output();
+
+/// Writes the line at the bottom of a terminal again, or with no text erases it. The cursor stays at its begin, so that
+/// what else is printed, by other ranks too, overwrites it.
+void rewrite_line(const std::string& text);
 
 }  // namespace megashard

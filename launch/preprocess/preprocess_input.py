@@ -201,7 +201,8 @@ class Progress:
 
     def __init__(self, interval):
         self.interval, self.start = interval, time.monotonic()
-        self.documents, self.shown, self.terminal = 0, 0.0, sys.stderr.isatty()
+        self.documents, self.shown = 0, 0.0
+        self.terminal = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
     def add(self, documents, tokens):
         before, now = self.documents, time.monotonic()
@@ -209,7 +210,8 @@ class Progress:
         if self.terminal:
             if now - self.shown >= 0.2:
                 self.shown = now
-                print(f"\r{self.text(tokens)}", end="", file=sys.stderr, flush=True)
+                line = self.text(tokens)[:(os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1]
+                print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
         elif before // self.interval != self.documents // self.interval:
             print(self.text(tokens), file=sys.stderr, flush=True)
 

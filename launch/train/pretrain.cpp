@@ -21,6 +21,7 @@
 #include "framework/training/unit_planner.h"
 #include "launch/arguments/command_line.h"
 #include "launch/output/print_line.h"
+#include "launch/output/progress_line.h"
 #include "launch/output/status_line.h"
 #include "launch/output/terminal.h"
 #include "launch/train/device_report.h"
@@ -174,6 +175,8 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
       print_line(padded_vocab_line(unpadded_vocab_size(arguments), *arguments.padded_vocab_size));
   }
 
+  std::optional<ProgressLine> progress;
+  if (environment.rank == 0) progress.emplace([&sink](const std::string& text) { sink(Severity::kNotice, text); });
   const ProcessGroupPtr group = join_world(arguments, line.worker, environment);
   const ParallelGroups groups(arguments, group);
   const c10::Device device = device_of(group);

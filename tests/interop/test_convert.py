@@ -119,8 +119,8 @@ def test_prefixes_and_stacked_experts(tmp_path):
     assert back.keys() == weights.keys() and all(torch.equal(back[name], weight) for name, weight in weights.items())
 
 
-def test_bf16_and_progress(tmp_path):
-    """Floating weights become bfloat16, the others stay; the lines count the tensors and their bytes."""
+def test_bf16_and_what_is_said(tmp_path):
+    """Floating weights become bfloat16, the others stay; a line counts the tensors and their bytes."""
     weights = {f"w{i}": torch.randn(3) for i in range(1001)} | {"ids": torch.arange(4)}
     (tmp_path / "hf").mkdir()
     save_file(weights, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
@@ -131,11 +131,10 @@ def test_bf16_and_progress(tmp_path):
     for name, flag in (("half", "true"), ("whole", "false")):
         done = convert("hf_to_dcp", "--hf_dir", tmp_path / "hf", "--dcp_dir", tmp_path / name, "--to_bf16", flag)
         release = tmp_path / name / "release"
-        assert done.stdout.splitlines() == [unknown, "1000 of 1002 tensors, 0.00 GiB", "1002 of 1002 tensors, 0.00 GiB",
-                                            f"written: {release}"]
+        assert done.stdout.splitlines() == [unknown, "1002 tensors, 0.00 GiB", f"written: {release}"]
         done = convert(*back, release, *(("--to_bf16", "true") if name == "whole" else ()))
         assert done.stdout.splitlines() == [unknown, f"checking the bytes of {release}",
-                                            "1000 of 1002 tensors, 0.00 GiB", "1002 of 1002 tensors, 0.00 GiB",
+                                            "1002 tensors, 0.00 GiB",
                                             f"written: {tmp_path / 'back'}"]
         written = load_file(tmp_path / "back" / "model.safetensors")
         assert written.keys() == expected.keys() and all(same_bits(written[key], tensor)

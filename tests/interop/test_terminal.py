@@ -16,15 +16,21 @@ from test_pretrain import TRAINING
 ERASE = "\r\x1b[K"
 
 
-def on_a_terminal(folder, *flags, ranks=1, columns=120, **variables):
-    """All that a run writes to a terminal of that width."""
+def on_a_terminal(folder, *flags, ranks=1, **options):
+    """All that a run writes to a terminal."""
     (folder / "fsdp2.yaml").write_text(megashard.LAYERS)
     words = ["pretrain", *with_defaults(flags, TRAINING), "--fsdp2-config-path", folder / "fsdp2.yaml"]
+    return written_to_a_terminal(launch(ranks, *words), **options)
+
+
+def written_to_a_terminal(words, columns=120, **variables):
+    """All that a command writes to a terminal of that width."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     clean = {name: value for name, value in environment().items() if name not in {"NO_COLOR", "TERM"}}
-    started = subprocess.Popen([str(word) for word in launch(ranks, *words)], stdout=theirs, stderr=subprocess.PIPE,
-                               stdin=subprocess.DEVNULL, env={**clean, "TERM": "xterm", **variables})
+    variables = {**clean, "TERM": "xterm", **variables}
+    started = subprocess.Popen([str(word) for word in words], stdout=theirs, stderr=subprocess.PIPE,
+                               stdin=subprocess.DEVNULL, cwd=megashard.ROOT, env=variables)
     os.close(theirs)
     seen = b""
     try:
@@ -81,6 +87,61 @@ def test_colors_are_for_terminals_that_want_them(folder):
 def test_the_line_is_cut_to_the_terminal(folder):
     status = status_lines(on_a_terminal(folder, "--train-iters", "2", columns=30))
     assert status and all(len(bare(line)) < 30 and bare(line).startswith("step") for line in status)
+
+
+BYTES = r"[\d.]+ [MG]iB of [\d.]+ [MG]iB, [\d.]+ %(, [\d.]+ [MG]iB/s(, [\d.]+ \w+ left)?)?"
+SAMPLES = r"[\d.]+[kM]? of [\d.]+[kM]? samples, [\d.]+ %(, \S+ samples/s, [\d.]+ \w+ left)?"
+
+
+def works(seen):
+    """Which works have told their progress, in their order."""
+    lines = re.finditer(re.escape(ERASE) + rf"(index: {SAMPLES}|(?!index)\w+: {BYTES})\r", seen)
+    return list(dict.fromkeys(match[1].split(":")[0] for match in lines))
+
+
+def in_the_end(seen):
+    return [line for line in shown(seen) if re.match(r"\w+: .* of .*%", line)]
+
+
+def test_saves_loads_and_indices_tell_their_progress(folder):
+    def train(steps, *flags, **options):
+        return on_a_terminal(folder, "--train-iters", steps, "--save", save, "--save-interval", steps,
+                             "--override-opt_param-scheduler", *flags, **options)
+
+    save = folder / "progress"
+    first = train(2)
+    assert works(first) == ["index", "save"]
+    again = train(4, "--load", save, ranks=2)
+    assert works(again) == ["check", "load", "index", "save"]
+    beside = train(6, "--load", save, "--async-save")
+    assert works(beside) == ["check", "load", "index"]  # training goes on, and tells its own
+    assert not in_the_end(first + again + beside)
+    _, piped = megashard.pretrain(folder, "--load", save, "--train-iters", 6, defaults=TRAINING)
+    assert "\r" not in piped and "% " not in piped and "at iteration 6" in piped
+
+
+def test_conversions_tell_their_progress(folder):
+    words = [megashard.PROGRAM, "convert", "dcp_to_torch", "--dcp-checkpoint-dir", folder / "progress" / "iter_0000002",
+             "--torch-save-path", folder / "whole.pt"]
+    seen = written_to_a_terminal(words)
+    assert works(seen) == ["check", "convert"] and not in_the_end(seen)
+    assert shown(seen)[-2] == f"written: {folder / 'whole.pt'}"
+    assert "\x1b" not in written_to_a_terminal([*words, "--overwrite"], TERM="dumb")
+    assert "\r" not in megashard.convert(*words[2:], "--overwrite").stdout
+    cut = written_to_a_terminal([*words, "--overwrite"], columns=20)
+    assert max(len(line) for line in re.findall(re.escape(ERASE) + r"(convert: [^\r\n]*)\r", cut)) == 19
+
+
+def test_a_step_of_a_script_tells_its_progress(tmp_path):
+    script = f"""set -euo pipefail; steps_log={tmp_path}; . launch/steps.sh
+    work() {{ echo "[3/40] Compiling"; sleep 1.5; }}
+    step "building" work"""
+    seen = written_to_a_terminal(["bash", "-c", script])
+    assert re.search(re.escape(ERASE) + r"==> building \.\.\. \[3/40\] [\d.]+ s", seen)
+    assert re.fullmatch(r"==> building \.\.\. 1\.\d s", shown(seen)[0]), seen
+    piped = subprocess.run(["bash", "-c", script + "; step failing false"], cwd=megashard.ROOT, capture_output=True,
+                           text=True)
+    assert piped.returncode == 1 and "\r" not in piped.stdout and "'failing' failed with exit code 1" in piped.stderr
 
 
 def test_a_file_has_lines_alone(folder):
