@@ -111,7 +111,7 @@ int run_plan(int argc, char** argv) {
   options.keeps_spans = line.own.contains(kTrace);
   const PlannedRun run = run_planned(line, options);
   print_plan(run, device);
-  if (options.keeps_spans) write_plan_trace(line.own.at(kTrace), run.step.spans);
+  if (options.keeps_spans) write_plan_trace(line.own.at(kTrace), run);
   return 0;
 }
 

@@ -19,17 +19,7 @@ void print_memory(const PeakMemory& peak, const DeviceModel& device) {
              (fits ? ": fits" : ": DOES NOT FIT"));
   print_line("  in " + peak.moment + ", " + peak.operation);
   TextTable table({"of these", "bytes", "MiB"}, {1, 2});
-  const auto row = [&](const char* what, int64_t bytes) { table.add({what, std::to_string(bytes), mebibytes(bytes)}); };
-  row("sharded parameters", peak.parameters);
-  row("gradients", peak.gradients);
-  row("optimizer state", peak.optimizer);
-  row("unsharded parameters", peak.unsharded);
-  row("communication buffers", peak.communication);
-  row("activations and the rest", peak.rest());
-  if (peak.program > 0) {
-    row("free, kept for reuse", peak.kept);
-    row("program and libraries", peak.program);
-  }
+  for (const auto& [what, bytes] : peak.parts()) table.add({what, std::to_string(bytes), mebibytes(bytes)});
   table.print();
 }
 

@@ -8,10 +8,11 @@
 
 namespace megashard {
 
-void write_plan_trace(const std::string& path, const std::vector<PlannedSpan>& spans) {
+void write_plan_trace(const std::string& path, const PlannedRun& run) {
+  const auto& spans = run.step.spans;
   double begin = spans.empty() ? 0 : spans.front().begin;
   for (const auto& span : spans) begin = std::min(begin, span.begin);
-  auto events = nlohmann::json::array();
+  auto events = nlohmann::ordered_json::array();
   for (const auto& span : spans) {
     events.push_back({{"name", span.unit.empty() ? span.name : span.name + " (" + span.unit + ")"},
                       {"ph", "X"},
@@ -20,8 +21,14 @@ void write_plan_trace(const std::string& path, const std::vector<PlannedSpan>& s
                       {"pid", 0},
                       {"tid", span.stream}});
   }
+  for (const auto& [at, memory] : run.memory) {
+    auto parts = nlohmann::ordered_json::object();  // that are drawn from below in this order
+    for (const auto& [name, bytes] : memory.parts()) parts[name] = bytes;
+    const double since_begin = std::max(0.0, 1e6 * (at - begin));
+    events.push_back({{"name", "memory"}, {"ph", "C"}, {"ts", since_begin}, {"pid", 0}, {"args", std::move(parts)}});
+  }
   std::ofstream file(path);
-  file << nlohmann::json{{"traceEvents", std::move(events)}} << "\n";
+  file << nlohmann::ordered_json{{"traceEvents", std::move(events)}} << "\n";
   file.close();
   if (!file) throw UsageError("--trace " + path + " cannot be written; give another path.");
 }

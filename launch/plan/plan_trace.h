@@ -1,13 +1,13 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
-#include "parallel/device/device_plan.h"
+#include "launch/plan/planned_run.h"
 
 namespace megashard {
 
-/// Writes a planned step in Chrome's trace format (chrome://tracing, Perfetto): a row for each stream.
-void write_plan_trace(const std::string& path, const std::vector<PlannedSpan>& spans);
+/// Writes the planned step in Chrome's trace format (chrome://tracing, Perfetto): a row for each stream, and as a
+/// counter the memory by class, in bytes.
+void write_plan_trace(const std::string& path, const PlannedRun& run);
 
 }  // namespace megashard

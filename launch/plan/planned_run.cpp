@@ -3,10 +3,12 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <numeric>
+#include <optional>
 #include <unordered_set>
 
 #include "framework/arguments/saved_arguments.h"
 #include "framework/training/trainer.h"
+#include "launch/plan/memory_curve.h"
 #include "launch/plan/quiet_callbacks.h"
 #include "launch/train/run_arguments.h"
 #include "launch/train/run_setup.h"
@@ -52,9 +54,9 @@ void leave_out_what_has_no_shape(Arguments& arguments) {
   arguments.valid_data_path.clear();
   arguments.test_data_path.clear();
   arguments.mock_data = true;
-  for (auto* path : {&arguments.load, &arguments.save, &arguments.save_hf, &arguments.pretrained_checkpoint,
-                     &arguments.metrics_file, &arguments.fsdp_schedule_trace, &arguments.prometheus_file,
-                     &arguments.tensorboard_dir})
+  for (auto* path :
+       {&arguments.load, &arguments.save, &arguments.save_hf, &arguments.pretrained_checkpoint, &arguments.metrics_file,
+        &arguments.fsdp_schedule_trace, &arguments.prometheus_file, &arguments.tensorboard_dir})
     path->reset();
   arguments.async_save = false;
   arguments.log_memory = arguments.log_host_syncs = arguments.exit_signal_handler = arguments.profile = false;
@@ -124,25 +126,32 @@ class PeakWatch {
   }
   const PeakMemory& peak() const { return peak_; }
 
- private:
-  void look(const std::string& operation, int64_t bytes) {
+  /// Now; of a CPU without what it keeps, and without the program.
+  PeakMemory in_use() const {
     const MemoryUse use = memory_use();
-    const int64_t in_use = c10::getDeviceAllocator(c10::kCUDA)->getDeviceStats(0).requested_bytes[0].current;
-    peak_ = {.bytes = bytes + program_,
-             .program = program_,
-             .kept = program_ > 0 ? bytes - in_use : 0,
-             .parameters = parameters_,
-             .optimizer = state_,
-             .unsharded = use.unsharded,
-             .communication = use.communication,
-             .moment = "step " + std::to_string(step_) + (last_event_.empty() ? "" : ", " + last_event_),
-             .operation = operation};
+    const auto stats = c10::getDeviceAllocator(c10::kCUDA)->getDeviceStats(0);
+    PeakMemory now{.bytes = (program_ > 0 ? stats.requested_bytes : stats.allocated_bytes)[0].current,
+                   .parameters = parameters_,
+                   .optimizer = state_,
+                   .unsharded = use.unsharded,
+                   .communication = use.communication};
     for (const auto& parameter : optimizer_.parameters()) {
       const at::Tensor& gradient = parameter.grad();
       const int64_t bytes = bytes_of(gradient);
-      peak_.gradients += bytes;
-      if (bytes > 0 && is_counted_communication(gradient)) peak_.communication -= bytes;  // counted once
+      now.gradients += bytes;
+      if (bytes > 0 && is_counted_communication(gradient)) now.communication -= bytes;  // counted once
     }
+    return now;
+  }
+
+ private:
+  void look(const std::string& operation, int64_t bytes) {
+    peak_ = in_use();
+    peak_.program = program_;
+    peak_.kept = bytes - peak_.bytes;
+    peak_.bytes = bytes + program_;
+    peak_.moment = "step " + std::to_string(step_) + (last_event_.empty() ? "" : ", " + last_event_);
+    peak_.operation = operation;
   }
 
   Optimizer& optimizer_;
@@ -168,6 +177,18 @@ double peak_flops(const DeviceModel& device, at::ScalarType computed_in) {
 }
 
 }  // namespace
+
+std::vector<std::pair<std::string, int64_t>> PeakMemory::parts() const {
+  std::vector<std::pair<std::string, int64_t>> all = {
+      {"sharded parameters", parameters},       {"gradients", gradients},
+      {"optimizer state", optimizer},           {"unsharded parameters", unsharded},
+      {"communication buffers", communication}, {"activations and the rest", rest()}};
+  if (program > 0) {
+    all.emplace_back("free, kept for reuse", kept);
+    all.emplace_back("program and libraries", program);
+  }
+  return all;
+}
 
 PlannedRun run_planned(CommandLine& line, const PlanOptions& options) {
   const auto& [device, world_size, keeps_spans, sink, change] = options;
@@ -196,15 +217,18 @@ PlannedRun run_planned(CommandLine& line, const PlanOptions& options) {
                          .eod_id = built.model->vocab_size() - 1};
   int64_t step = 1;
   PeakWatch* watch = nullptr;
+  std::optional<MemoryCurve> curve;
   Trainer trainer(arguments, *built.model, groups, where, data, quiet_callbacks([&] {
-                    run.step = plan.take_totals();
+                    run.step = curve ? curve->take_totals(run.memory) : plan.take_totals();
                     watch->step_ended();
                     ++step;
                   }));
   PeakWatch watches(*built.model, trainer.optimizer(), step, plan, device.program_memory);
   watch = &watches;
   plan.take_totals();
+  if (keeps_spans) curve.emplace(plan, [&] { return watches.in_use(); });
   trainer.train();
+  curve.reset();
   run.host_bytes = host_bytes(trainer.optimizer());
   run.units = unit_summaries(*built.model);
   run.peak = watches.peak();

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "framework/diagnostics.h"
@@ -20,8 +21,16 @@ struct PeakMemory {
   int64_t rest() const {
     return bytes - program - kept - parameters - gradients - optimizer - unsharded - communication;
   }
-  std::string moment;     ///< "step 2, after pre_backward of model.layers.30"
-  std::string operation;  ///< that asked for the last of it
+  /// By class, as --log-memory names them; with `program` if there is one.
+  std::vector<std::pair<std::string, int64_t>> parts() const;
+  std::string moment{};     ///< "step 2, after pre_backward of model.layers.30"
+  std::string operation{};  ///< that asked for the last of it
+};
+
+/// What was in use from a time on, of the clock of PlannedSpan.
+struct MemorySample {
+  double at = 0;
+  PeakMemory memory{};
 };
 
 struct PlannedRun {
@@ -30,8 +39,9 @@ struct PlannedRun {
   double flops = 0;       ///< of a step, of all ranks, as Megatron counts them
   double peak_flops = 0;  ///< of one device, in the dtype that the model computes in
   PeakMemory peak{};
-  PlanTotals step{};       ///< the last one
-  int64_t host_bytes = 0;  ///< of rows, gradients and moments that CPU offload keeps there
+  PlanTotals step{};                   ///< the last one
+  std::vector<MemorySample> memory{};  ///< over that step, where spans are kept
+  int64_t host_bytes = 0;              ///< of rows, gradients and moments that CPU offload keeps there
   int64_t checkpoint_bytes = 0;
   std::vector<UnitSummary> units{};
 };

@@ -39,6 +39,9 @@ svg text.x { text-anchor: middle; } .grid { stroke: var(--line); } .curve { fill
 .c0 { stroke: var(--k0); } .c1 { stroke: var(--k1); } .c2 { stroke: var(--k2); } .c3 { stroke: var(--k3); }
 .c4 { stroke: var(--k4); } .c5 { stroke: var(--k5); } .c6 { stroke: var(--k6); } .c7 { stroke: var(--k7); }
 circle { fill: var(--ground); }
+.area { stroke: none; }
+.area.c0 { fill: var(--k0); } .area.c1 { fill: var(--k1); } .area.c2 { fill: var(--k2); } .area.c3 { fill: var(--k3); }
+.area.c4 { fill: var(--k4); } .area.c5 { fill: var(--k5); } .area.c6 { fill: var(--k6); } .area.c7 { fill: var(--k7); }
 .key.c0, .part.c0 { background: var(--k0); } .key.c1, .part.c1 { background: var(--k1); }
 .key.c2, .part.c2 { background: var(--k2); } .key.c3, .part.c3 { background: var(--k3); }
 .key.c4, .part.c4 { background: var(--k4); } .key.c5, .part.c5 { background: var(--k5); }

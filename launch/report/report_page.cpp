@@ -9,6 +9,7 @@
 #include "launch/report/configuration_table.h"
 #include "launch/report/html_text.h"
 #include "launch/report/line_chart.h"
+#include "launch/report/memory_drawing.h"
 #include "launch/report/page_style.h"
 #include "launch/report/run_charts.h"
 #include "launch/report/trace_drawing.h"
@@ -122,6 +123,16 @@ std::string memory_section(const Report& report) {
   return html + "<p class=\"soft\">Of rank 0, by class.</p>\n" + bars;
 }
 
+/// Beneath a trace's drawing.
+std::string memory_of(const ReportedTrace& trace) {
+  const auto drawing = memory_drawing_of(trace);
+  if (drawing.empty()) return "";
+  std::string keys;
+  for (size_t i = 0; i < trace.memory_classes.size(); ++i) keys += key_of(i, trace.memory_classes[i]);
+  return "<p>Memory, at most " + byte_text(fullest_bytes(trace)) + "</p><div class=\"wide\">" + drawing +
+         "</div><p class=\"keys\">" + keys + "</p>";
+}
+
 std::string traces_section(const Report& report) {
   std::string html = "<h2>Timeline</h2>\n";
   if (report.traces.empty())
@@ -136,7 +147,7 @@ std::string traces_section(const Report& report) {
     html += "<div class=\"card\"><h3>" + html_text(trace.path) + "</h3><p>" + duration_text(trace.seconds) +
             ": compute " + share(trace.compute) + ", communication " + share(trace.communication) +
             ", of which exposed " + share(trace.exposed) + ", nothing at all " + share(trace.idle) +
-            "</p><div class=\"wide\">" + drawing_of(trace) + "</div></div>\n";
+            "</p><div class=\"wide\">" + drawing_of(trace) + "</div>" + memory_of(trace) + "</div>\n";
   }
   return html;
 }

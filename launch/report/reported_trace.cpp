@@ -13,7 +13,7 @@
 namespace megashard {
 namespace {
 
-using nlohmann::json;
+using json = nlohmann::ordered_json;  // classes of memory stay in the order of the file
 /// From and to, sorted, none of which touches another.
 using Stretches = std::vector<std::pair<double, double>>;
 
@@ -84,6 +84,26 @@ json trace_events(const std::string& path) {
   return trace;
 }
 
+bool is_memory(const json& event) {
+  if (!event.is_object() || text_of(event, "ph") != "C" || text_of(event, "name") != "memory") return false;
+  const auto at = event.find("ts"), parts = event.find("args");
+  return at != event.end() && at->is_number() && parts != event.end() && parts->is_object();
+}
+
+/// Adds a counter of `plan --trace`; a class that a later one has anew was empty before.
+void add_memory(const json& event, double at, ReportedTrace& trace) {
+  ReportedTrace::Memory sample{.at = at};
+  for (const auto& [name, bytes] : event["args"].items()) {
+    if (!bytes.is_number()) continue;
+    auto& classes = trace.memory_classes;
+    const auto place = static_cast<size_t>(std::ranges::find(classes, name) - classes.begin());
+    if (place == classes.size()) classes.push_back(name);
+    sample.bytes.resize(classes.size());
+    sample.bytes[place] = bytes.get<double>();
+  }
+  trace.memory.push_back(std::move(sample));
+}
+
 void work_out_times(ReportedTrace& trace) {
   Stretches communication, busy, computes;
   for (const auto& row : trace.rows) {
@@ -114,6 +134,7 @@ ReportedTrace read_trace(const std::string& path) {
   std::map<std::string, ReportedTrace::Row> rows;
   double first = 0, last = 0;
   for (const auto& event : events) {
+    if (is_memory(event)) add_memory(event, event["ts"].get<double>() * kMicroseconds, trace);
     if (!is_span(event) || (has_gpu && !is_of_gpu(event))) continue;
     const double begin = event["ts"].get<double>() * kMicroseconds;
     const double end = begin + event["dur"].get<double>() * kMicroseconds;
@@ -131,6 +152,11 @@ ReportedTrace read_trace(const std::string& path) {
     std::ranges::sort(row.spans, {}, &ReportedTrace::Span::begin);
     trace.rows.push_back(std::move(row));
   }
+  for (auto& sample : trace.memory) {
+    sample.at -= first;
+    sample.bytes.resize(trace.memory_classes.size());
+  }
+  std::ranges::stable_sort(trace.memory, {}, &ReportedTrace::Memory::at);
   trace.seconds = last - first;
   work_out_times(trace);
   return trace;

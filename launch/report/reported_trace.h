@@ -17,7 +17,15 @@ struct ReportedTrace {
     std::vector<Span> spans{};  ///< by their begin
   };
 
+  /// Of a plan: bytes by class from a time on.
+  struct Memory {
+    double at = 0;
+    std::vector<double> bytes{};  ///< as many as memory_classes
+  };
+
   std::string path{};
+  std::vector<std::string> memory_classes{};
+  std::vector<Memory> memory{};  ///< in the order of time
   std::vector<Row> rows{};
   double seconds = 0;        ///< from the first span to the last one's end
   double compute = 0;        ///< of the row that computes most

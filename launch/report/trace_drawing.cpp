@@ -7,13 +7,8 @@
 namespace megashard {
 namespace {
 
-constexpr double kTraceLeft = 110, kTraceWidth = 1000, kRowHeight = 26, kBarHeight = 20, kAxisHeight = 22;
+constexpr double kRowHeight = 26, kBarHeight = 20;
 constexpr double kLeastGap = 0.7;  // that can be seen
-
-double trace_x(const ReportedTrace& trace, double seconds) {
-  const double share = trace.seconds > 0 ? seconds / trace.seconds : 0;
-  return kTraceLeft + share * (kTraceWidth - kTraceLeft);
-}
 
 /// Spans drawn as one.
 struct Block {
@@ -56,8 +51,24 @@ std::string blocks_of(const ReportedTrace& trace, const ReportedTrace::Row& row,
 
 }  // namespace
 
+double trace_x(const ReportedTrace& trace, double seconds) {
+  const double share = trace.seconds > 0 ? seconds / trace.seconds : 0;
+  return kTraceLeft + share * (kTraceWidth - kTraceLeft);
+}
+
+std::string time_axis(const ReportedTrace& trace, double height) {
+  std::string svg;
+  for (const double tick : axis_ticks(0, trace.seconds)) {
+    const auto x = place_text(trace_x(trace, tick));
+    svg += "<line class=\"grid\" x1=\"" + x + "\" y1=\"0\" x2=\"" + x + "\" y2=\"" +
+           place_text(height - kTraceAxisHeight) + "\"/><text class=\"x\" x=\"" + x + "\" y=\"" +
+           place_text(height - 6) + "\">" + duration_text(tick) + "</text>";
+  }
+  return svg;
+}
+
 std::string drawing_of(const ReportedTrace& trace) {
-  const double height = kRowHeight * static_cast<double>(trace.rows.size()) + kAxisHeight;
+  const double height = kRowHeight * static_cast<double>(trace.rows.size()) + kTraceAxisHeight;
   std::string svg = "<svg class=\"trace\" role=\"img\" aria-label=\"timeline\" viewBox=\"0 0 " +
                     place_text(kTraceWidth) + " " + place_text(height) + "\">\n";
   double y = 2;
@@ -66,13 +77,7 @@ std::string drawing_of(const ReportedTrace& trace) {
     svg += blocks_of(trace, row, y, /*communicates=*/false) + blocks_of(trace, row, y, /*communicates=*/true) + "\n";
     y += kRowHeight;
   }
-  for (const double tick : axis_ticks(0, trace.seconds)) {
-    const auto x = place_text(trace_x(trace, tick));
-    svg += "<line class=\"grid\" x1=\"" + x + "\" y1=\"0\" x2=\"" + x + "\" y2=\"" + place_text(height - kAxisHeight) +
-           "\"/><text class=\"x\" x=\"" + x + "\" y=\"" + place_text(height - 6) + "\">" + duration_text(tick) +
-           "</text>";
-  }
-  return svg + "</svg>\n";
+  return svg + time_axis(trace, height) + "</svg>\n";
 }
 
 }  // namespace megashard

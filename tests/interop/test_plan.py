@@ -294,7 +294,8 @@ def test_a_slow_network_is_exposed_and_a_fast_one_is_hidden(folder):
 
 def test_a_trace_has_the_step(folder):
     said = plan(folder, LLAMA_7B, 16, "--trace", folder / "trace.json")
-    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    all_events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    events = [event for event in all_events if event["ph"] == "X"]
     ends = [event["ts"] + event["dur"] for event in events if event["tid"] == 0]
     assert max(ends) / 1e6 == pytest.approx(seconds_of(said), rel=0.02)  # it begins with the copy of a batch
     gathers = [event for event in events if event["name"].startswith("all_gather")]
@@ -303,6 +304,19 @@ def test_a_trace_has_the_step(folder):
     links = sorted((event["ts"], event["ts"] + event["dur"]) for event in events
                    if event["name"].split()[0] in ("all_gather", "reduce_scatter"))
     assert all(end <= begin + 1e-6 for (_, end), (begin, _) in zip(links, links[1:]))  # one at a time
+    memory = [event for event in all_events if event["ph"] == "C"]
+    times = [event["ts"] for event in memory]
+    assert times == sorted(times) and len(times) > 100 and 0 <= times[0] and times[-1] <= max(ends)
+    assert 0.95 * peak_of(said) < max(sum(event["args"].values()) for event in memory) <= peak_of(said)
+    parts = dict(re.findall(r"^([a-z ]+?)  +(\d+) +[\d.]+$", said[:said.index("collectives of a step")], re.M))
+    assert list(memory[0]["args"]) == ["sharded parameters", "gradients", "optimizer state", "unsharded parameters",
+                                       "communication buffers", "activations and the rest"]
+    for name in ("sharded parameters", "optimizer state"):
+        assert {event["args"][name] for event in memory} == {int(parts[name])}
+    # Activations grow over forward and are gone at the end; gradients are there in backward.
+    ends_with, most = memory[-1]["args"], lambda name: max(event["args"][name] for event in memory)
+    assert ends_with["activations and the rest"] < 0.1 * most("activations and the rest")
+    assert memory[0]["args"]["gradients"] < most("gradients") and most("unsharded parameters") > 0
 
 
 # --- the search ---

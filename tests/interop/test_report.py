@@ -82,11 +82,14 @@ def test_a_run_that_goes_on_is_reported_up_to_its_last_whole_line(folder, runs):
 
 def test_a_planned_step_is_drawn(folder, runs):
     trace = [{"ph": "X", "name": "aten::mm", "tid": 0, "ts": 0, "dur": 60},
-             {"ph": "X", "name": "all_gather (layer)", "tid": 34, "ts": 50, "dur": 50}]
+             {"ph": "X", "name": "all_gather (layer)", "tid": 34, "ts": 50, "dur": 50},
+             {"ph": "C", "name": "memory", "ts": 0, "args": {"sharded parameters": 1 << 20, "gradients": 0}},
+             {"ph": "C", "name": "memory", "ts": 60, "args": {"sharded parameters": 1 << 20, "gradients": 3 << 20}}]
     (folder / "plan.json").write_text(json.dumps({"traceEvents": trace}))
     report(folder, runs[0], "--trace", folder / "plan.json")
-    assert "compute 60 us (60.0 %), communication 50 us (50.0 %), of which exposed 40 us (40.0 %)" in (
-        folder / "page.html").read_text()
+    text = (folder / "page.html").read_text()
+    assert "compute 60 us (60.0 %), communication 50 us (50.0 %), of which exposed 40 us (40.0 %)" in text
+    assert "Memory, at most 4.0 MiB" in text and "<title>gradients, at most 3.0 MiB</title>" in text
 
 
 def test_wrong_files_are_one_sentence(folder, runs):

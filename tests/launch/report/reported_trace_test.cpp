@@ -6,12 +6,14 @@
 #include <fstream>
 
 #include "framework/diagnostics.h"
+#include "launch/report/memory_drawing.h"
 #include "launch/report/trace_drawing.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 
 namespace megashard {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr double kError = 1e-9;  // sums of a few doubles of about 1e-5
@@ -63,6 +65,25 @@ TEST_F(ReportedTraceTest, NamesInADrawingAreEscaped) {
   const auto svg = drawing_of(read(span("<script>&", 0, 0, 10)));
   EXPECT_THAT(svg, HasSubstr("&lt;script&gt;&amp;"));
   EXPECT_EQ(svg.find("<script"), svg.npos);
+}
+
+TEST_F(ReportedTraceTest, MemoryIsDrawnByItsClassesUponEachOther) {
+  EXPECT_EQ(memory_drawing_of(read(span("aten::mm", 0, 1000, 100))), "");
+  const auto counter = [](int at, const std::string& parts) {
+    return R"(,{"ph":"C","name":"memory","ts":)" + std::to_string(at) + R"(,"args":{)" + parts + "}}";
+  };
+  const auto trace = read(span("aten::mm", 0, 1000, 100) + counter(1000, R"("z": 1048576)") +
+                          counter(1050, R"("z": 1048576, "<b>": 3145728)") + R"(,{"ph":"C","name":"other"})");
+  EXPECT_THAT(trace.memory_classes, ElementsAre("z", "<b>")) << "in the order of the file";
+  ASSERT_EQ(trace.memory.size(), 2u);
+  EXPECT_NEAR(trace.memory[1].at, 50e-6, kError);
+  EXPECT_THAT(trace.memory[0].bytes, ElementsAre(1 << 20, 0));
+  EXPECT_EQ(fullest_bytes(trace), 4 << 20);
+  const auto svg = memory_drawing_of(trace);
+  EXPECT_THAT(svg, HasSubstr("<polygon class=\"area c0\" points=\"110,135.5 555,135.5 555,135.5 1000,135.5 1000,178"));
+  EXPECT_THAT(svg, HasSubstr("<polygon class=\"area c1\" points=\"110,135.5 555,135.5 555,8 1000,8 1000,135.5"));
+  EXPECT_THAT(svg, HasSubstr("<title>&lt;b&gt;, at most 3.0 MiB</title>"));
+  EXPECT_THAT(svg, HasSubstr(">2 MiB</text>"));
 }
 
 TEST_F(ReportedTraceTest, OtherFilesAreRefused) {

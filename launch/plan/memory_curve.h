@@ -1,0 +1,37 @@
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include <functional>
+#include <vector>
+
+#include "launch/plan/planned_run.h"
+#include "parallel/device/device_plan.h"
+
+namespace megashard {
+
+/// Looks, after each operator of a plan, at what is in use. While it lives it takes the plan's totals, bit by bit.
+class MemoryCurve {
+ public:
+  /// `in_use`: of now.
+  MemoryCurve(const DevicePlan& plan, std::function<PeakMemory()> in_use);
+  ~MemoryCurve() { at::removeCallback(handle_); }
+  MemoryCurve(const MemoryCurve&) = delete;
+  MemoryCurve& operator=(const MemoryCurve&) = delete;
+
+  /// Since the last question, with all samples of that time; each differs from the one before.
+  PlanTotals take_totals(std::vector<MemorySample>& samples);
+
+ private:
+  void look();
+  void take_new_totals();
+
+  DevicePlan plan_;
+  std::function<PeakMemory()> in_use_;
+  PlanTotals totals_;
+  double now_ = 0;  // when the last operation of the stream that computes is over
+  std::vector<MemorySample> samples_;
+  at::CallbackHandle handle_;
+};
+
+}  // namespace megashard
