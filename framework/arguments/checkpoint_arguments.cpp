@@ -48,7 +48,9 @@ void add_checkpoint_options(std::vector<Option>& rows) {
   saving.add("--overwrite-run", &A::overwrite_run, kFree,
              "--save may hold steps of another run: they are removed when this run's first step is "
              "complete");
-  group.add("--load", &A::load, kFree, "folder with checkpoints, or one step's; beats the weights of --hf-model")
+  group
+      .add("--load", &A::load, kFree,
+           "folder with checkpoints, or one step's (DIR/best: of --save-best); beats the weights of --hf-model")
       .shown_as("DIR");
   saving.add("--no-save-optim", &A::no_save_optim, kFree, "leave the optimizer out");
   saving.add("--no-save-rng", &A::no_save_rng, kFree, "leave random states out");

@@ -10,6 +10,7 @@
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/files/unreadable_error.h"
 #include "checkpoint/open_checkpoint.h"
+#include "checkpoint/steps/best_step.h"
 #include "checkpoint/steps/find_step.h"
 #include "checkpoint/steps/manifest.h"
 #include "checkpoint/values/torch_archive.h"
@@ -157,7 +158,7 @@ void take_checkpoint_arguments(Arguments& arguments, const DiagnosticSink& sink)
     throw UsageError("--use-checkpoint-args and --hf-model " + *arguments.hf_model +
                      " both say what the model is; leave one out.");
   }
-  const auto step = find_step(*arguments.load, nullptr,
+  const auto step = find_step(resolve_best_step(*arguments.load), nullptr,
                               {.ckpt_step = arguments.ckpt_step,
                                .depth = VerifyDepth::kSizes,  // the ranks read the rest together
                                .further_damage = damage_of_args});

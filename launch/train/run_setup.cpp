@@ -4,8 +4,10 @@
 #include <filesystem>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/steps/best_step.h"
 #include "checkpoint/steps/find_step.h"
 #include "checkpoint/steps/manifest.h"
+#include "checkpoint/values/gather_values.h"
 #include "framework/arguments/argument_validation.h"
 #include "framework/arguments/typed_text.h"
 #include "framework/modules/freeze.h"
@@ -166,6 +168,9 @@ Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const Diagn
   const FindOptions find{.ckpt_step = arguments.ckpt_step,
                          .depth = arguments.verify_checkpoint ? VerifyDepth::kBytes : VerifyDepth::kSizes,
                          .notice = [&sink](const std::string& line) { sink(Severity::kWarning, line); }};
+  for (auto* folder : {&arguments.load, &arguments.pretrained_checkpoint}) {
+    if (*folder) *folder = first_rank_value(group, [&]() -> Value { return resolve_best_step(**folder); }).as_string();
+  }
   if (arguments.load) {
     if (const auto step = find_step(*arguments.load, group, find)) {
       arguments.load = parent_of(*step);

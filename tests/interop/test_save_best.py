@@ -50,6 +50,20 @@ def test_the_best_checkpoint_stays_when_a_resumed_run_is_worse(diverged):
     assert "best checkpoint" not in out
 
 
+def test_a_run_goes_on_from_the_best_one(folder, diverged):
+    save = diverged[0]
+    best = best_of(save)[0]
+    assert best < max(steps_in(save))  # or this tests nothing
+    for flags in ([], ["--use-checkpoint-args"]):
+        _, out = pretrain(folder, folder / f"gone_on{len(flags)}", "--load", save / "best", "--lr", "3e-3",
+                          "--train-iters", best + 1, "--override-opt_param-scheduler", *flags)
+        assert f"successfully loaded checkpoint from {save}" in out and f"at iteration {best}\n" in out
+        assert f" iteration {best + 1:8}/ {best + 1:7} |" in out
+    words = megashard.with_defaults([], TRAINING + "--lr 1e-3 --train-iters 1")
+    out = run(PROGRAM, "pretrain", *words, "--save", folder / "x", "--load", folder / "nothing" / "best", expect=None)
+    assert out.returncode != 0 and "train with --save-best" in out.stderr
+
+
 def test_a_better_one_takes_its_place(folder):
     save = folder / "better"
     metrics, out = pretrain(folder, save, "--lr", "3e-3", "--train-iters", 6)
