@@ -17,6 +17,11 @@ CASES = {
     "experts that cannot be shared out": (
         ["launch", "-n", "2", "--", *FROM_MODEL, "{folder}/experts", "--from-scratch", *EXPERT_RANKS, "2"], USAGE,
         "--expert-model-parallel-size 2 does not divide the 3 experts of the model; choose a number that does"),
+    "a misspelt model": ([*FROM_MODEL, "{folder}/model", "--from-scratch", "--model", "LlamaForCausalML"], FAILURE,
+                         "no model is registered for architecture LlamaForCausalML; known are: "),
+    "what a misspelt model may mean": (
+        [*FROM_MODEL, "{folder}/model", "--from-scratch", "--model", "LlamaForCausalML"], FAILURE,
+        "; did you mean LlamaForCausalLM?"),
     "a model without experts": (
         ["launch", "-n", "2", "--", *FROM_MODEL, "{folder}/model", "--from-scratch", *EXPERT_RANKS, "2"], USAGE,
         "--expert-model-parallel-size 2 needs a model with experts, and this one has none; leave it out"),
