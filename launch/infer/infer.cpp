@@ -211,7 +211,7 @@ int run_infer(int argc, char** argv) {
   for (const auto& notice : line.notices) sink(Severity::kNotice, notice);
   const InferFlags flags = infer_flags(line.own, line.mistakes);
   leave_training_out(arguments, line.worker, sink);
-  line.mistakes.attempt_or_throw([&] {
+  const bool applied = line.mistakes.attempt([&] {
     if (line.worker)
       apply_roll_worker(
           *line.worker, arguments, environment.world_size, [] { return 0; }, sink);
@@ -220,18 +220,20 @@ int run_infer(int argc, char** argv) {
           *line.mindspeed, arguments, environment.world_size, [] { return 0; }, sink, line.mistakes);
     if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
   });
-  if (arguments.data_path.size() != 1) {
+  const bool data_may_follow = !applied && (line.worker || line.mindspeed);
+  if (arguments.data_path.size() != 1 && !data_may_follow) {
     line.mistakes.add("infer reads one data set; give --data-path PREFIX of a .bin/.idx pair or of "
                       "conversations.",
                       {"--data-path"});
   }
+  if (!applied) line.mistakes.throw_if_any();  // without it much would seem to be missing
   const ShardingPlan sharding = validate_for_machine(line, environment, sink);
   take_network_from_hf_model(arguments, sink);
 
-  const ProcessGroupPtr group = join_world(arguments, line.worker, environment);
-  const ParallelGroups groups(arguments, group);
   std::optional<ProgressLine> progress;
   if (environment.rank == 0) progress.emplace([&sink](const std::string& text) { sink(Severity::kNotice, text); });
+  const ProcessGroupPtr group = join_world(arguments, line.worker, environment);
+  const ParallelGroups groups(arguments, group);
   const c10::Device device = device_of(group);
   seed_generators(arguments, group->rank(), device);
   const Start from = find_start(arguments, group, sink);

@@ -94,6 +94,16 @@ def test_without_a_model_all_of_it_is_asked_for(places):
     assert done.returncode == USAGE
 
 
+def test_all_that_is_missing_is_told_at_once(places):
+    done = run("infer", "--hf-model", places / "whole", "--generate", "2")
+    parts = ["--generate N and --generated FILE.npy belong together; give both.", "--seq-length is missing",
+             "infer reads one data set; give --data-path PREFIX"]
+    assert done.returncode == USAGE and all(part in line for part, line in zip(parts, done.stderr.splitlines()[1:]))
+    done = run("infer", "--use-checkpoint-args")
+    parts = ["--use-checkpoint-args needs --load", "infer reads one data set", "there is nothing to do"]
+    assert done.returncode == USAGE and all(part in line for part, line in zip(parts, done.stderr.splitlines()[1:]))
+
+
 def test_help_needs_neither_model_nor_data():
     assert "Runs a model over each document" in run("infer", "--help").stdout
 
