@@ -1,3 +1,6 @@
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -24,9 +27,10 @@ struct NativeFile {
 using NativeReader = void (*)(const YamlValue&, NativeFile&);
 using NativeReaders = std::map<std::string, NativeReader>;
 
-/// Of parallel sizes that this file cannot set.
-void take_one(const YamlValue& entry, NativeFile&) {
-  if (entry.integer(1) != 1) entry.fail("must be 1 here; the flags of the program decide");
+/// Of parallel sizes that are flags here: `flag`, for another one than 1.
+void take_one(const YamlValue& entry, const std::string& flag) {
+  const auto ranks = entry.integer(1);
+  if (ranks != 1) entry.fail("must be 1 here; give " + flag + " " + std::to_string(ranks) + " instead");
 }
 
 void leave(const YamlValue&, NativeFile&) {}
@@ -46,9 +50,10 @@ const NativeReaders& parallel_readers() {
       {"fully_shard_parallel_size",
        [](auto& entry, auto& file) { file.config.sharding_size = read_sharding_size(entry); }},
       {"data_parallel_size", leave},  // follows from the others
-      {"tensor_parallel_size", take_one},
-      {"ring_attention_size", take_one},
-      {"ulysses_parallel_size", take_one},
+      {"tensor_parallel_size", [](auto& entry, auto&) { take_one(entry, "--tensor-model-parallel-size"); }},
+      {"ring_attention_size",
+       [](auto& entry, auto&) { take_one(entry, "--cp-comm-type p2p --context-parallel-size"); }},
+      {"ulysses_parallel_size", [](auto& entry, auto&) { take_one(entry, "--context-parallel-size"); }},
       {"expert_parallel_size", [](auto& entry, auto& file) { file.config.expert_parallel_size = read_int(entry, 1); }},
       {"expert_fully_shard_parallel_size",
        [](auto& entry, auto& file) { file.config.expert_shard_size = read_int(entry, 1); }},
@@ -115,6 +120,19 @@ YAML::Node plan_of(const YAML::Node& root, const std::string& source, const char
   return inner.IsDefined() ? inner : outer;
 }
 
+/// Beside what is read here stand the sections of a whole configuration, which the program reads.
+void check_top(const YAML::Node& root, const std::string& source, NativeFile& file, KeyLog* log) {
+  const std::vector<std::string> known = {kParallel,  kFsdpPlan, kRecomputePlan, kExpertPlan, "training",
+                                          "features", "model",   "data",         "tools"};
+  for (const auto& item : root) {
+    const YamlValue entry{source, item.first.Scalar(), item.second};
+    if (std::ranges::find(known, entry.key) != known.end()) continue;
+    const auto message = unknown_key(yaml_place(source, item.first), entry.key, known,
+                                     "; remove it: there are " + c10::Join(", ", known) + ".");
+    file.mistakes.attempt([&] { take_key(log, entry, [&] { throw UsageError(message); }); });
+  }
+}
+
 bool is_empty(const YAML::Node& value) { return value.IsNull() || (value.IsSequence() && value.size() == 0); }
 
 void read_section(const std::string& source, const std::string& name, const YAML::Node& section,
@@ -158,6 +176,7 @@ Fsdp2Config parse_native_config(const YAML::Node& root, const std::string& sourc
   NativeFile file;
   file.config.native_patterns = true;
   file.config.use_reentrant = false;
+  check_top(root, source, file, log);
   read_section(source, kParallel, root[kParallel], parallel_readers(), plans, file, log);
   const auto read_plan = [&](const char* name, const NativeReaders& readers) {
     read_section(source, name, plan_of(root, source, name), readers, {}, file, log);

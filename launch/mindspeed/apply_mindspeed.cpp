@@ -71,7 +71,7 @@ void apply_data(MindSpeedRun& run, Arguments& arguments, const DiagnosticSink& s
 void apply_length(const MindSpeedRun& run, Arguments& arguments, int64_t world_size,
                   const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink) {
   const int64_t shared = arguments.context_parallel_size;
-  require(shared >= 1 && world_size % shared == 0, "parallel.ulysses_parallel_size " + to_string(shared) +
+  require(shared >= 1 && world_size % shared == 0, "--context-parallel-size " + to_string(shared) +
                                                        " must divide the number of ranks, " + to_string(world_size) +
                                                        "; change one of them.");
   if (!arguments.is_given("global_batch_size")) {

@@ -210,12 +210,6 @@ void read_native(const std::string& file, const YAML::Node& root, MindSpeedRun& 
     run.unused.emplace_back("tools");
     leave_key(log, {file, "tools", tools}, "nothing here reads it");
   }
-  const YAML::Node sequence = inside(root["parallel"], "ulysses_parallel_size");
-  if (sequence.IsDefined() && sequence.IsScalar()) {
-    const YamlValue each{file, "parallel.ulysses_parallel_size", sequence};
-    mistakes.attempt(
-        [&] { take_key(log, each, arguments, [&] { set_unless_given("--context-parallel-size", each, arguments); }); });
-  }
   set_native_defaults(arguments);
   if (!arguments.save) arguments.save_interval.reset();
   if (arguments.save && !arguments.save_interval) arguments.save_interval = 1;

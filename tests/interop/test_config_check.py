@@ -117,6 +117,12 @@ def test_mindspeed(folder):
     assert keys["training.save_format"][1].startswith("REFUSED: training.save_format is hf, but checkpoints are")
     assert keys["fsdp_plan.x"][1].startswith('REFUSED: unknown key "fsdp_plan.x"')
     assert keys["fsdp_plan.apply_modules"][1].startswith("read as")  # all are told
+    wrong = NATIVE.replace("data_parallel_size: 4", "ulysses_parallel_size: 2") + "paralel: {}\n"
+    keys, _, end = check(folder, "native.yaml", wrong, expect=2)
+    assert keys["parallel.ulysses_parallel_size"][1] == (
+        "REFUSED: parallel.ulysses_parallel_size must be 1 here; give --context-parallel-size 2 instead.")
+    assert keys["paralel"][1] == 'REFUSED: unknown key "paralel"; did you mean parallel?'
+    assert end == "keys: 3 read, 2 ignored, 2 refused"
     keys, dialect, end = check(folder, "data.json", DATA)
     assert dialect == "data file of MindSpeed-MM"
     assert keys["dataset_param.preprocess_parameters.image_max_pixels"] == (2, "read as 1024")

@@ -275,7 +275,10 @@ recompute_plan:
 
   const std::pair<const char*, const char*> rows[] = {
       {"fsdp_plan: {apply_module: [a]}", "unknown key \"fsdp_plan.apply_module\"; did you mean apply_modules?"},
-      {"parallel: {ulysses_parallel_size: 2}", "ulysses_parallel_size must be 1 here"},
+      {"parallel: {ulysses_parallel_size: 2}",
+       "parallel.ulysses_parallel_size must be 1 here; give --context-parallel-size 2 instead."},
+      {"fsdp_plan: {}\nrecompute_plann: 3", ":2: unknown key \"recompute_plann\"; did you mean recompute_plan?"},
+      {"fsdp_plan: {}\nzzz: 3", ":2: unknown key \"zzz\"; remove it: there are parallel, fsdp_plan, "},
       {"fsdp_plan: {pregather: true}", "pregather is not in this version"},
       {"fsdp_plan: {hook_modules: [a]}", "hook_modules names modules of MindSpeed's own"},
       {"fsdp_plan: 3", "fsdp_plan takes a map"},

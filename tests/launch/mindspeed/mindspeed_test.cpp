@@ -30,7 +30,6 @@ constexpr const char* kData = R"(
 constexpr const char* kNative = R"(
 parallel:
   fully_shard_parallel_size: auto
-  ulysses_parallel_size: 2
   fsdp_plan: {apply_modules: ["model.language_model.layers.{*}"], param_dtype: bf16, reduce_dtype: fp32}
 model: {model_id: qwen3_vl_moe, model_name_or_path: hf, freeze: [model.visual]}
 features:
@@ -169,8 +168,7 @@ TEST_F(MindSpeed, TheNativeFileMeansTheSameBothWays) {
     EXPECT_EQ(arguments.fsdp2_config_path, file);
     EXPECT_TRUE(arguments.use_torch_fsdp2);
     EXPECT_EQ(arguments.ckpt_format, CheckpointFormat::kTorchDcp);
-    EXPECT_EQ(arguments.global_batch_size, 2 * 3 * (4 / 2));
-    EXPECT_EQ(arguments.context_parallel_size, 2);
+    EXPECT_EQ(arguments.global_batch_size, 2 * 3 * 4);
     EXPECT_EQ(arguments.train_iters, 10);
     EXPECT_EQ(arguments.lr_warmup_iters, 2) << "int(10 * 0.25)";
     EXPECT_EQ(arguments.clip_grad, 0);
@@ -203,7 +201,7 @@ TEST_F(MindSpeed, WhatIsNotHereIsRefusedByName) {
   };
   const Row rows[] = {
       {"model_id: qwen3_vl_moe", "model_id: wan2_2",
-       ":6: model_id wan2_2 is no model that this program has; it has qwen2_5vl, qwen3_vl, qwen3_vl_moe"},
+       ":5: model_id wan2_2 is no model that this program has; it has qwen2_5vl, qwen3_vl, qwen3_vl_moe"},
       {"freeze: [model.visual]", "freez: [model.visual]", "unknown key \"model.freez\"; did you mean freeze?"},
       {"freeze: [model.visual]", "mtp_num_layers: 2", "model.mtp_num_layers is 2, but no model here predicts several"},
       {"freeze: [model.visual]", "text_encoder: {a: 1}", "model.text_encoder is given, but no model of this program"},
