@@ -28,15 +28,14 @@ ProcessGroupPtr make_saving_group(const ProcessGroupPtr& group, const std::strin
   return make_host_group(group, name, std::max(AsyncSaverOptions().deadline, group->timeout()));
 }
 
-CheckpointSaver::CheckpointSaver(TrainingState& state, ProcessGroupPtr group,
-                                 std::function<void(const std::string& line)> say)
-    : state_(state), group_(std::move(group)), say_(std::move(say)) {}
+CheckpointSaver::CheckpointSaver(TrainingState& state, ProcessGroupPtr group, Say say, Say warn)
+    : state_(state), group_(std::move(group)), say_(std::move(say)), warn_(std::move(warn)) {}
 
 void CheckpointSaver::check() {
   if (!state_.arguments.save) return;
   std::string warning;
   all_or_throw(group_, [&] { warning = check_save_format(state_); });
-  if (!warning.empty()) say_("WARNING: " + warning);
+  if (!warning.empty()) warn_(warning);
   saving_group_ = make_saving_group(group_, "saves");
 }
 
@@ -79,9 +78,9 @@ void CheckpointSaver::warn_of_little_room() {
   std::error_code error;
   const auto room = std::filesystem::space(folder, error).available;
   if (error || room >= needed) return;
-  say_("WARNING: the disk of --save " + folder + " has " + size_text(room) +
-       " left, and a checkpoint of this run takes more than " + size_text(needed) +
-       ": make room before the first one is due, or give another folder");
+  warn_("the disk of --save " + folder + " has " + size_text(room) +
+        " left, and a checkpoint of this run takes more than " + size_text(needed) +
+        ": make room before the first one is due, or give another folder");
 }
 
 void CheckpointSaver::begin_run(bool converts) {
@@ -90,8 +89,8 @@ void CheckpointSaver::begin_run(bool converts) {
   const auto answer = first_rank_value(group_, [&]() -> Value {
     lock_ = std::make_unique<RunLock>(*state_.arguments.save);
     if (!lock_->is_held()) {
-      say_("WARNING: the file system of --save " + *state_.arguments.save +
-           " has no locks, so nothing keeps a second run out of it");
+      warn_("the file system of --save " + *state_.arguments.save +
+            " has no locks, so nothing keeps a second run out of it");
     }
     const auto refusal = settle_run(converts);
     if (!refusal.empty()) return refusal;
@@ -134,9 +133,8 @@ void CheckpointSaver::save(std::optional<double> best_loss) {
     best_.reset();
   }
   say_(saving_line(state_.iteration, *state_.arguments.save, format_name(state_.arguments.ckpt_format)));
-  const auto warn = [this](const std::string& line) { say_("WARNING: " + line); };
   std::erase(state_.damaged_steps, state_.iteration);  // it is replaced
-  save_training_checkpoint(state_, saving_group_, warn, async_.get());
+  save_training_checkpoint(state_, saving_group_, warn_, async_.get());
   state_.replaces_other_runs = false;  // this save does that
   last_saved_ = being_saved_ = state_.iteration;
   loss_of_saved_ = best_loss;

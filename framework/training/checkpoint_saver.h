@@ -21,8 +21,9 @@ ProcessGroupPtr make_saving_group(const ProcessGroupPtr& group, const std::strin
 /// goes on beside it. All but is_best(), has_failed() and was_just_saved() are collective.
 class CheckpointSaver {
  public:
-  /// `say` takes log lines, on every rank. `state` must outlive this.
-  CheckpointSaver(TrainingState& state, ProcessGroupPtr group, std::function<void(const std::string& line)> say);
+  using Say = std::function<void(const std::string& line)>;
+  /// `say` takes log lines, `warn` warnings, on every rank. `state` must outlive this.
+  CheckpointSaver(TrainingState& state, ProcessGroupPtr group, Say say, Say warn);
 
   /// That --ckpt-format can hold the state, before time is spent on it.
   void check();
@@ -69,7 +70,7 @@ class CheckpointSaver {
 
   TrainingState& state_;
   ProcessGroupPtr group_;
-  std::function<void(const std::string& line)> say_;
+  Say say_, warn_;
   std::optional<int64_t> last_saved_, loaded_at_;
   std::optional<CheckpointStep> loaded_;
   std::optional<int64_t> being_saved_;

@@ -95,7 +95,9 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, const ParallelGr
              .sequence = sequence_ranks(arguments, model, sharding_)}),
       state_{arguments, model, optimizer_.get(), &schedule_, device_},
       numbers_(group_, device_),
-      saver_(state_, group_, callbacks_.print_on_first_rank) {
+      saver_(state_, group_, callbacks_.print_on_first_rank, [sink = callbacks_.sink](const std::string& line) {
+        if (sink) sink(Severity::kWarning, line);
+      }) {
   state_.scaler = scaler_.get();
   optimizer_->set_parts(model.expert_parallel_info());
   if (arguments.log_memory && group_->rank() == 0) {

@@ -11,6 +11,7 @@
 #include "framework/arguments/microbatches.h"
 #include "framework/data/build_datasets.h"
 #include "framework/data/data_loader.h"
+#include "framework/diagnostics.h"
 #include "framework/training/checkpoint_saver.h"
 #include "framework/training/memory_log.h"
 #include "framework/training/metrics_writer.h"
@@ -39,11 +40,12 @@ enum class TrainingEnd { kDone, kExited, kInterrupted };
 struct TrainerCallbacks {
   std::function<void(const std::string& line)> print_on_first_rank;
   std::function<void(const std::string& line)> print_on_last_rank;
-  std::function<StopRequest()> stop_request;     ///< of this rank
-  std::function<int64_t()> peak_memory_bytes;    ///< of this rank
-  std::function<int64_t()> live_memory_bytes{};  ///< of this rank, now; for --log-memory
-  std::function<void()> before_first_step{};     ///< null: nothing
-  std::function<void()> after_step{};            ///< null: nothing
+  DiagnosticSink sink{};                                    ///< of warnings, on every rank; null: nobody
+  std::function<StopRequest()> stop_request;                ///< of this rank
+  std::function<int64_t()> peak_memory_bytes;               ///< of this rank
+  std::function<int64_t()> live_memory_bytes{};             ///< of this rank, now; for --log-memory
+  std::function<void()> before_first_step{};                ///< null: nothing
+  std::function<void()> after_step{};                       ///< null: nothing
   std::function<void(const StepReport& step)> show_step{};  ///< on the first rank, after each step; null: nothing
   std::chrono::steady_clock::time_point program_start;
   std::optional<double> peak_tflops;                  ///< of one device, for mfu; the first rank's counts
@@ -139,9 +141,9 @@ class Trainer {
   int64_t train_iters_ = 0;
   DataSplits splits_;
   std::unique_ptr<DataLoader> train_loader_;  // null: no step is to come
-  MetricsWriters writers_;  // of the first rank
-  std::unique_ptr<RunEvents> events_;  // likewise; null: no --metrics-file
-  StepInterval interval_;  // of steps that were read: losses and tokens
+  MetricsWriters writers_;                    // of the first rank
+  std::unique_ptr<RunEvents> events_;         // likewise; null: no --metrics-file
+  StepInterval interval_;                     // of steps that were read: losses and tokens
   StepNumbers numbers_;
   std::vector<int64_t> unread_batches_;  // sizes of the global batches of numbers_
   StepSummary last_read_;

@@ -191,6 +191,7 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
   if (from.source == WeightSource::kHuggingFace || arguments.lora_r) load_first_weights(arguments, built, group);
 
   TrainerCallbacks callbacks = trainer_callbacks(arguments, group, device, computed_in, start);
+  callbacks.sink = sink;
   callbacks.after_step = [traces = arguments.fsdp_schedule_trace
                                        ? schedule_tracer(*arguments.fsdp_schedule_trace, *built.model, group->rank())
                                        : nullptr,

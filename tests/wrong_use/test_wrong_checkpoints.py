@@ -277,6 +277,7 @@ def test_a_disk_that_is_too_small(tmp_path):
     done = on_small_disk(PROGRAM, *TRAIN, *SAVE, tmp_path / "save")
     assert (f"WARNING: the disk of --save {tmp_path}/save has 60 KiB left, and a checkpoint of this run takes more "
             "than 65 KiB") in done.stdout
+    assert "WARNING" not in on_small_disk(PROGRAM, *TRAIN, "--logging-level", "40", *SAVE, tmp_path / "save").stdout
     assert "No space left on device" in only_line(done) and done.returncode == FAILURE
 
 
