@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <cctype>
+#include <utility>
 
 namespace megashard {
 
 namespace {
 
+/// A misspelt flag stands before what is missing for it.
 std::vector<std::string> sorted(std::vector<std::string> messages) {
-  std::sort(messages.begin(), messages.end());
+  std::ranges::sort(messages, {}, [](const std::string& message) {
+    return std::pair(!message.starts_with("unknown flag "), message);
+  });
   messages.erase(std::unique(messages.begin(), messages.end()), messages.end());
   return messages;
 }

@@ -9,8 +9,8 @@
 
 namespace megashard {
 
-/// Several mistakes told at once: what() is a line that counts them, and one for each, sorted; of a
-/// single one its message alone.
+/// Several mistakes told at once: what() is a line that counts them, and one for each, unknown flags
+/// first, sorted; of a single one its message alone.
 class UsageErrors : public UsageError {
  public:
   explicit UsageErrors(std::vector<std::string> messages);

@@ -61,7 +61,9 @@ const std::vector<Subcommand>& subcommands() {
 std::string unknown_subcommand(const std::string& name) {
   std::vector<std::string> known;
   for (const Subcommand& each : subcommands()) known.push_back(each.name);
-  const auto hint = did_you_mean(name, known);
+  auto meant = known;
+  meant.insert(meant.end(), {"--help", "--version"});
+  const auto hint = did_you_mean(name, meant);
   return "unknown subcommand '" + name + "'" + (hint.empty() ? ": known are " + c10::Join(", ", known) : hint);
 }
 

@@ -57,6 +57,7 @@ class WordReader {
   WordReader(const Program& program, CommandLine& line) : program_(program), own_(own_flags(program)), line_(line) {
     spellings_ = option_spellings();
     for (const auto& each : own_) spellings_.push_back(each.flag);
+    spellings_.emplace_back("--help");
   }
 
   void read(const std::vector<std::string>& words) {

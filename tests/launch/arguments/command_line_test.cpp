@@ -69,6 +69,7 @@ TEST(CommandLine, MistakesAreErrors) {
   const std::pair<const char*, const char*> rows[] = {
       {"--train-iter 5", "unknown flag --train-iter; did you mean --train-iters?"},
       {"--zzz", "unknown flag --zzz; `megashard pretrain --help` lists all."},
+      {"--hlep", "unknown flag --hlep; did you mean --help?"},
       {"--lr fast", "--lr takes a number, got \"fast\""},
       {"--lr", "--lr has no value"},
       {"--save --load x", "--save has no value"},
@@ -103,14 +104,14 @@ TEST(CommandLine, MistakesAreErrors) {
 TEST(CommandLine, TellsAllMistakesAtOnce) {
   EXPECT_EQ(refusal("--train-iter 5 --grad-reduce-in-bf16 --lr fast --optimizer dist_muon --seed 1 2 --save"),
             "6 things must change:\n"
+            "  unknown flag --train-iter; did you mean --train-iters?\n"
             "  --grad-reduce-in-bf16 is refused: with FSDP2 gradients are reduced in the file's reduce_dtype; set "
             "reduce_dtype: bf16 there.\n"
             "  --lr takes a number, got \"fast\".\n"
             "  --optimizer dist_muon is refused: muon shards its states and shares its work as they are; use muon.\n"
             "  --save has no value; write --save DIR.\n"
             "  unexpected word \"2\" after --seed; values follow their flag, and `megashard "
-            "pretrain --help` shows how many each takes.\n"
-            "  unknown flag --train-iter; did you mean --train-iters?");
+            "pretrain --help` shows how many each takes.");
 }
 
 // Scripts end in "$@".
@@ -317,11 +318,11 @@ TEST(ArgumentFile, MistakesNameLineAndKey) {
 TEST(ArgumentFile, TellsAllMistakesAtOnce) {
   const TemporaryFile file("gpt_args:\n  num_layer: 2\n  lr: fast\n  seed: 1\n  grad_reduce_in_bf16: true\n");
   EXPECT_EQ(refusal(file.path + " --zzz"),
-            "4 things must change:\n  " + file.path + ":2: unknown key \"num_layer\"; did you mean num_layers?\n  " +
-                file.path + ":3: --lr takes a number, got \"fast\".\n  " + file.path +
+            "4 things must change:\n  unknown flag --zzz; `megashard pretrain --help` lists all.\n  " + file.path +
+                ":2: unknown key \"num_layer\"; did you mean num_layers?\n  " + file.path +
+                ":3: --lr takes a number, got \"fast\".\n  " + file.path +
                 ":5: --grad-reduce-in-bf16 is refused: with FSDP2 gradients are reduced in the file's reduce_dtype; "
-                "set reduce_dtype: bf16 there.\n  unknown flag --zzz; "
-                "`megashard pretrain --help` lists all.");
+                "set reduce_dtype: bf16 there.");
 }
 
 TEST(DataArgsPath, ReplacesTheWordsOfDataPath) {
