@@ -78,8 +78,22 @@ std::string zsh(const std::vector<HelpOfProgram>& programs) {
          "    esac\n  else\n    _files\n  fi\n}\n_megashard \"$@\"\n";
 }
 
+/// fish offers no flags behind --: behind that of launch, what it would offer without launch.
+constexpr const char* kFishHead =
+    R"(# fish completion of megashard; put it into ~/.config/fish/completions as megashard.fish.
+function __megashard_is_behind_launch
+  set -l words (commandline -opc)
+  test "$words[2]" = launch; and contains -- -- $words
+end
+function __megashard_behind_launch
+  set -l words (commandline -opc) (commandline -ct)
+  complete -C "megashard "(string join ' ' -- $words[(math 1 + (contains -i -- -- $words))..-1])
+end
+complete -c megashard -n __megashard_is_behind_launch -f -a '(__megashard_behind_launch)'
+)";
+
 std::string fish(const std::vector<HelpOfProgram>& programs) {
-  std::string text = "# fish completion of megashard; put it into ~/.config/fish/completions as megashard.fish.\n";
+  std::string text = kFishHead;
   for (const auto& program : programs) {
     text += "complete -c megashard -n __fish_use_subcommand -f -a " + program.name + " -d '" + program.purpose + "'\n";
     for (const auto& flag : flags_in_help(program.help)) {

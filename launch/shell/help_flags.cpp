@@ -20,8 +20,12 @@ std::string long_name(std::string word) {
 
 /// "constant|linear"; a kind of value, as INT, is none.
 std::vector<std::string> choices_in(const std::string& word) {
-  if (word.find('|') == word.npos || word.find_first_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ") == 0) return {};
-  return split_text(word, "|");
+  if (word.find('|') == word.npos) return {};
+  auto choices = split_text(word, "|");
+  std::erase_if(choices, [](const std::string& each) {
+    return each.find_first_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ") == 0;
+  });
+  return choices;
 }
 
 }  // namespace
@@ -31,6 +35,9 @@ std::vector<HelpFlag> flags_in_help(const std::string& help) {
   std::istringstream lines(help);
   for (std::string line; std::getline(lines, line);) {
     if (!line.starts_with("  -")) continue;
+    for (std::string rest; line.ends_with('|') && std::getline(lines, rest);) {
+      line += rest.substr(std::min(rest.find_first_not_of(' '), rest.size()));  // many choices have several lines
+    }
     // Behind two spaces there is an explanation.
     const std::string usage = line.substr(2, line.find("  ", 2) - 2);
     std::istringstream words(usage);

@@ -60,7 +60,7 @@ def main():
     parser.add_argument("--machine", help="a file of `megashard plan --measure`")
     parser.add_argument("--only", default="", help="trainings whose names hold this")
     arguments = parser.parse_args()
-    machines, programs = {}, {}
+    machines = {}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for title, (ranks, *training) in TRAININGS.items():
@@ -70,12 +70,10 @@ def main():
                 machines[ranks] = arguments.machine or folder / f"machine_{ranks}.yaml"
                 if not arguments.machine:
                     run(*launch(ranks, "plan", "--measure", machines[ranks]))
-                metrics = trained(folder, ranks, network(1, 64, 16, 100), 1, 1, LAYERS, [], steps=3)
-                programs[ranks] = metrics[-1]["peak_memory_bytes"]  # of the program and its libraries
             said = planned(folder, ranks, *training, machines[ranks])
             metrics = trained(folder, ranks, *training)
             peak = int(re.search(r"peak memory of rank 0: .* \((\d+) bytes\)", said)[1])
-            resident = metrics[-1]["peak_memory_bytes"] - programs[ranks]
+            resident = metrics[-1]["peak_memory_bytes"]
             seconds = float(re.search(r"^step: ([\d.]+) ms", said, re.M)[1]) / 1e3
             took = statistics.median(step["step_s"] for step in metrics[2:])
             print(f"{title:27} resident {resident / 2**20:7.1f} MiB, planned {peak / 2**20:7.1f}, "

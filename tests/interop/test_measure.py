@@ -20,8 +20,10 @@ def test_a_machine_is_measured_and_planned(folder):
     assert len(products) == 2 * 27
     assert products[32, 1024, 1024, 1024] > products[32, 32, 32, 32]
     assert re.search(r"^node_devices: 2$", text, re.M)
+    assert 100e6 < int(re.search(r"^program_memory: (\d+)$", text, re.M)[1]) < 400e6  # LibTorch alone has 90 MB
     planned = run(PROGRAM, "plan", *FLAGS, "--world-size", 2, "--device", folder / "here.yaml").stdout
     assert float(re.search(r"^step: ([\d.]+) ms", planned, re.M)[1]) > 0
+    assert "free, kept for reuse" in planned and "program and libraries" in planned
     said = run(PROGRAM, "pretrain", *FLAGS, "--mock-data", "--train-iters", 2, "--dry-run", "--machine",
                folder / "here.yaml").stdout
     assert "the whole training: " in said
