@@ -80,6 +80,8 @@ void dequantise_float8(const at::Tensor& payloads, const at::Tensor& scales, int
               " numbers cannot hold a chunk of ", runs * chunk_run);
   TORCH_CHECK(dim == 0 || chunk_size * payloads.size(0) == whole.size(dim), "dimension ", dim, " of ", whole.sizes(),
               " cannot be cut into ", payloads.size(0), " chunks of ", chunk_size, ": only dimension 0 may be uneven");
+  TORCH_CHECK(scales.size(1) == 1 || payloads.size(1) <= UINT32_MAX, "a rank's payload of ", payloads.size(1),
+              " numbers is too large for a scale a row: one scale for all has no limit");
   const int64_t row_numel = payloads.size(1) / scales.size(1);
   const bool side_by_side = chunk_run % 8 == 0 && (runs == 1 || whole_run % 8 == 0) &&
                             (scales.size(1) == 1 || row_numel % 8 == 0);

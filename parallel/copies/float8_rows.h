@@ -30,7 +30,7 @@ struct Float8Dequantise {
   const float* scales;
   int64_t payload_stride;  // elements from rank to rank
   int64_t scale_stride;
-  int64_t row_numel;  // numbers of one scale
+  int64_t row_numel;  // numbers of one scale; of several, a payload has less than 2^32
   int32_t ranks;
   FloatFormat format;
   bool vectors;  // 8 elements of a payload lie side by side in the whole, and both are aligned
@@ -108,19 +108,27 @@ constexpr void quantise_in_thread(const Float8Quantise& quantise, int64_t row, u
   }
 }
 
-/// Of one rank's payload, elements thread, thread + threads, ....
-template <class To>
-constexpr void dequantise_in_thread(const Float8Dequantise& dequantise, int rank, int64_t thread, int64_t threads) {
+/// Whether a payload has several scales.
+constexpr bool has_rows(const Float8Dequantise& dequantise) {
+  return dequantise.row_numel < dequantise.runs * dequantise.chunk_run;
+}
+
+/// Of one rank's payload, elements thread, thread + threads, .... Rows are found by divisions of 32 bits: with two of
+/// 64 bits a GPU's thread would keep registers on its stack.
+template <class To, bool kHasRows>
+constexpr void dequantise_payload(const Float8Dequantise& dequantise, int rank, int64_t thread, int64_t threads) {
   const Float8Bits* payload = dequantise.payload + rank * dequantise.payload_stride;
   const float* scales = dequantise.scales + rank * dequantise.scale_stride;
   const int64_t first = rank * dequantise.chunk_run;  // of this rank, in each run of the whole
   const int64_t numel = dequantise.runs * dequantise.chunk_run;
   const int64_t step = dequantise.vectors ? 8 : 1;
-  const bool one_scale = dequantise.row_numel >= numel;
+  const auto quotient = [](int64_t number, int64_t divisor) -> int64_t {
+    return kHasRows ? static_cast<uint32_t>(number) / static_cast<uint32_t>(divisor) : number / divisor;
+  };
   for (int64_t i = thread * step; i < numel; i += threads * step) {
-    const int64_t run = dequantise.runs == 1 ? 0 : i / dequantise.chunk_run;
+    const int64_t run = dequantise.runs == 1 ? 0 : quotient(i, dequantise.chunk_run);
     const int64_t place = first + i - run * dequantise.chunk_run;
-    const float scale = scales[one_scale ? 0 : i / dequantise.row_numel];
+    const float scale = scales[kHasRows ? quotient(i, dequantise.row_numel) : 0];
     To* to = static_cast<To*>(dequantise.whole) + run * dequantise.whole_run + place;
     if (step == 8 && place + 8 <= dequantise.whole_run) {
       const auto eight = load_eight(payload + i);
@@ -132,6 +140,12 @@ constexpr void dequantise_in_thread(const Float8Dequantise& dequantise, int rank
         round_to(to[k], to_float(payload[i + k]) * scale);
     }
   }
+}
+
+template <class To>
+constexpr void dequantise_in_thread(const Float8Dequantise& dequantise, int rank, int64_t thread, int64_t threads) {
+  if (has_rows(dequantise)) return dequantise_payload<To, true>(dequantise, rank, thread, threads);
+  dequantise_payload<To, false>(dequantise, rank, thread, threads);
 }
 
 /// The rows are read again, when their largest magnitude is known.

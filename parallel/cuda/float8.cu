@@ -32,9 +32,9 @@ __global__ __launch_bounds__(kThreads) void quantise_kernel(const Float8Quantise
   quantise_in_thread<From>(quantise, 0, *quantise.amax, thread_of_grid(), threads_of_grid());
 }
 
-/// A warp a row.
+/// A warp a row. Two blocks on a multiprocessor, as four below, leave the registers with which fp64 does not spill.
 template <class From>
-__global__ __launch_bounds__(kThreads) void quantise_rows_kernel(const Float8Quantise quantise) {
+__global__ __launch_bounds__(kThreads, 2) void quantise_rows_kernel(const Float8Quantise quantise) {
   const int64_t warps = threads_of_grid() / 32, lane = threadIdx.x % 32;
   for (int64_t row = thread_of_grid() / 32; row < quantise.scale_count; row += warps) {
     const uint32_t amax = __reduce_max_sync(~0U, amax_of_thread<From>(quantise, row, lane, 32));
@@ -42,9 +42,9 @@ __global__ __launch_bounds__(kThreads) void quantise_rows_kernel(const Float8Qua
   }
 }
 
-template <class To>
-__global__ __launch_bounds__(kThreads) void dequantise_kernel(const Float8Dequantise dequantise) {
-  dequantise_in_thread<To>(dequantise, static_cast<int>(blockIdx.y), thread_of_grid(), threads_of_grid());
+template <class To, bool kHasRows>
+__global__ __launch_bounds__(kThreads, 4) void dequantise_kernel(const Float8Dequantise dequantise) {
+  dequantise_payload<To, kHasRows>(dequantise, static_cast<int>(blockIdx.y), thread_of_grid(), threads_of_grid());
 }
 
 /// Four vectors of eight a thread, as long as the grid allows.
@@ -72,8 +72,14 @@ void launch_quantise(const Float8Quantise& quantise, cudaStream_t stream) {
 
 void launch_dequantise(const Float8Dequantise& dequantise, cudaStream_t stream) {
   const dim3 grid(blocks_for(dequantise.runs * dequantise.chunk_run), static_cast<unsigned>(dequantise.ranks));
-  with_format(dequantise.format,
-              [&](auto zero) { dequantise_kernel<decltype(zero)><<<grid, kThreads, 0, stream>>>(dequantise); });
+  with_format(dequantise.format, [&](auto zero) {
+    using To = decltype(zero);
+    if (has_rows(dequantise)) {
+      dequantise_kernel<To, true><<<grid, kThreads, 0, stream>>>(dequantise);
+    } else {
+      dequantise_kernel<To, false><<<grid, kThreads, 0, stream>>>(dequantise);
+    }
+  });
 }
 
 }  // namespace megashard

@@ -16,6 +16,7 @@ KERNELS = {  # as docs/kernels.md calls them: what stands in the function's mang
     "copies": "copy_kernel",
     "fp8: largest magnitude": "amax_kernel",
     "fp8: quantise": "15quantise_kernel",
+    "fp8: quantise rows": "20quantise_rows_kernel",
     "fp8: rebuild": "17dequantise_kernel",
     "AdamW": "adamw_kernel",
     "sum of squares": "14squares_kernel",

@@ -62,7 +62,7 @@ REFUSED = {
                                         "ignored_modules_replicated takes true or false"),
     "no ranks for experts": ("expert_parallel_size: 0", "expert_parallel_size takes a whole number of at least 1"),
     "a size that MindSpeed's plan cannot set": ("parallel:\n  tensor_parallel_size: 2",
-                                                "the flags of the program decide"),
+                                                "give --tensor-model-parallel-size 2 instead"),
     "a pattern of a plan that matches nothing": ("fsdp_plan:\n  apply_modules: [model.layer.0]", "model.layer.0"),
     "a misspelt key of a plan": ("fsdp_plan:\n  aply_modules: [a]",
                                  'unknown key "fsdp_plan.aply_modules"; did you mean apply_modules?'),
