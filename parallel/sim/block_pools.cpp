@@ -24,6 +24,9 @@ constexpr size_t kSegmentStep = size_t{2} << 20;
 
 constexpr size_t kExpandableAddresses = size_t{64} << 30;
 
+/// Whether a plan is, whose tensors lie in cpu_buffer_pool().
+bool is_of_cpu() { return settings().shapes && settings().model.program_memory > 0; }
+
 size_t rounded(size_t bytes, size_t step) { return (bytes + step - 1) / step * step; }
 
 size_t segment_size(size_t size) {
@@ -87,8 +90,11 @@ char* BlockPools::allocate(size_t bytes, c10::StreamId stream) {
   blocks_[block->address] = block;
   count(std::get<1>(key), 1, static_cast<int64_t>(block->size), static_cast<int64_t>(bytes));
   if (settings().shapes) {
-    resident_.take(block->address, bytes);
-    const int64_t taken = settings().model.program_memory > 0 ? resident_.bytes() : stats_.allocated_bytes[0].current;
+    int64_t taken = stats_.allocated_bytes[0].current;
+    if (is_of_cpu()) {
+      resident_.take(block->address, bytes);
+      taken = resident_.bytes();
+    }
     if (taken > told_peak_ && on_peak_) {
       told_peak_ = taken;
       on_peak_(taken);
@@ -191,7 +197,7 @@ void BlockPools::free(char* address) {
   TORCH_INTERNAL_ASSERT(found != blocks_.end());
   Block* block = found->second;
   blocks_.erase(found);
-  if (settings().shapes) resident_.give_back(address);
+  if (is_of_cpu()) resident_.give_back(address);
   count(std::get<1>(block->segment->key), -1, -static_cast<int64_t>(block->size),
         -static_cast<int64_t>(block->requested));
   for (const c10::StreamId stream : block->streams) device().record(block->events.emplace_back(), stream);

@@ -48,6 +48,8 @@ class BlockPools {
     on_peak_ = std::move(observer);
     told_peak_ = 0;
   }
+  /// Before a plan: what the one before kept is gone.
+  void forget_resident() { resident_ = {}; }
   size_t reserved() const { return reserved_; }
   void over_blocks(const std::function<void(char* address, size_t bytes)>& visit) const;  ///< in use
   /// Where the recording makes the block undefined that holds an address.
@@ -91,7 +93,7 @@ class BlockPools {
   c10::CachingDeviceAllocator::DeviceStats stats_;
   int64_t told_peak_ = 0;
   std::function<void(int64_t bytes)> on_peak_;
-  ResidentBlocks resident_;  // of shapes
+  ResidentBlocks resident_;  // of a plan of a CPU
 };
 
 }  // namespace megashard::sim

@@ -101,6 +101,7 @@ void begin_plan(const DeviceModel& model, bool keeps_spans) {
   DeviceAllocator::get().resetPeakStats(0);
   SimDevice& device = SimDevice::at(0);
   const std::lock_guard lock(device.mutex);
+  device.pools.forget_resident();
   device.timeline = {};
   device.timeline.keep_spans(keeps_spans);
 }
