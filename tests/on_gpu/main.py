@@ -1,8 +1,8 @@
 """tests/gpu: finds out on a machine with a GPU whether all works and how fast, in minutes.
 
-Each of --smoke, --mfu, --peers and --all ends within nine minutes, whatever happens: every line runs in a process of
-its own, under its own limit, and a failure ends nothing. Results lie in the output folder: MODE.json, MODE.md (a table
-for docs/benchmarks.md) and MODE.log. The last line is `N passed, N failed, N skipped`.
+Each of --smoke, --mfu, --peers and --all ends within --seconds (nine minutes), whatever happens: every line runs in a
+process of its own, under its own limit, and a failure ends nothing. Results lie in the output folder: MODE.json,
+MODE.md (a table for docs/benchmarks.md) and MODE.log. The last line is `N passed, N failed, N skipped`.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from smoke import Smoke
 from training import Training
 
 SECONDS = 530  # of a mode or of --all; the rest of the nine minutes is for what is around the lines
-# With their seconds of --all; what one leaves is the next one's.
+# With their seconds of --all, of SECONDS; what one leaves is the next one's.
 MODES = {
     "smoke": (Smoke, 230, "does all work? kernels, tests, a CPU's losses, races, saves, NCCL"),
     "mfu": (Mfu, 140, "models of 0.5 to 7 B parameters, saves"),
@@ -41,6 +41,7 @@ def parse():
     what.add_argument("--pack", type=pathlib.Path, metavar="DIR", help="lays all that is needed into DIR")
     parser.add_argument("--dry-run", action="store_true", help="without a GPU: every line with tiny sizes")
     parser.add_argument("--device", choices=["sim", "cpu"], default="sim", help="of a dry run (sim, the simulated one)")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for the lines ({SECONDS})")
     parser.add_argument("--output", type=pathlib.Path, default=machine.ROOT / "run" / "results_gpu", help="for results")
     parser.add_argument("--scratch", type=pathlib.Path, help="for checkpoints, which are removed; unset: TMPDIR")
     return parser.parse_args()
@@ -90,7 +91,8 @@ def main():
     modes = [args.mode] if args.mode else list(MODES)
     deadline, counts, first = begin, [], first_line(on)
     for mode in modes:
-        deadline = begin + SECONDS if len(modes) == 1 else deadline + MODES[mode][1]
+        share = 1 if len(modes) == 1 else MODES[mode][1] / SECONDS
+        deadline += share * args.seconds
         with tempfile.TemporaryDirectory(prefix="megashard_gpu_", dir=args.scratch) as scratch:
             counts.append(run_mode(mode, on, args.output, pathlib.Path(scratch), deadline, first))
         first = None

@@ -1,19 +1,18 @@
 """How fast is it? Models of 0.5 to 7 B parameters, saves, and where the time of a microbatch goes."""
 
-import collections
-import csv
 import dataclasses
+import gzip
 import re
 import shutil
 
+from kernel_trace import ON_DEVICE, device_figures
 from lines import Failure
-from machine import find_tool
 from models import largest, sized
-from training import speed
+from training import folder_name, speed
 
 BF16 = "param_dtype: bf16\nreduce_dtype: fp32\n"
 STEPS = 8
-SHOWN_KERNELS = 12
+TRACED, TRACED_MICROBATCHES = ("0.5 B", "3 B"), 2
 SAVE_TIME = re.compile(r"save-checkpoint \.*: \(([\d.]+), ([\d.]+)\)")
 
 
@@ -30,10 +29,11 @@ def train(training, name, size, model=None, *, sharding=BF16, flags=(), obstacle
 class Mfu:
     def __init__(self, machine, training, scratch):
         self.machine, self.training, self.scratch = machine, training, scratch
+        self.traced = {}  # traces by line name
 
     def groups(self):
         sizes = [train(self.training, size, size, limit=55) for size in ("0.5 B", "1.5 B", "3 B")]
-        yield 1, [*sizes, *self.recomputed(), *self.saves(), self.kernel_times()]
+        yield 1, [*sizes, *self.traces(), *self.recomputed(), *self.saves()]
 
     def recomputed(self):
         size = largest(self.machine)
@@ -56,18 +56,33 @@ class Mfu:
             yield train(self.training, name, size, flags=flags, limit=80, obstacle=obstacle,
                         judge=save_speed(sized(size, self.machine)))
 
-    def kernel_times(self):
-        """One microbatch under NVIDIA's profiler."""
-        model = sized("0.5 B", self.machine)
-        name = "0.5 B, kernels of a microbatch"
-        model = dataclasses.replace(model, global_batch=model.micro_batch)
-        line = train(self.training, name, "0.5 B", model, steps=1, limit=60)
-        tool, table = find_tool("ncu"), self.training.folder(name) / "kernels.csv"
-        line.obstacle = line.obstacle or ("" if tool else "ncu is not installed")
-        line.command = [tool or "ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none",
-                        "--metrics", "gpu__time_duration.sum", "--log-file", table, *line.command]
-        line.judge = lambda _: kernel_figures(table.read_text())
-        return line
+    def traces(self):
+        """A step of a few micro batches by LibTorch's profiler; the traces are kept."""
+        for size in TRACED:
+            model = sized(size, self.machine)
+            name = f"{size}, traced"
+            model = dataclasses.replace(model, global_batch=TRACED_MICROBATCHES * model.micro_batch)
+            folder = self.training.folder(f"{name}, trace")
+            flags = ["--profile", "--profile-step-start", STEPS // 2 - 1, "--profile-step-end", STEPS // 2,
+                     "--profile-save-path", folder]
+            self.traced[name] = folder / "rank_0.pt.trace.json"
+            yield train(self.training, name, size, model, steps=STEPS // 2, flags=flags, limit=60,
+                        judge=self.judge_trace(self.traced[name]))
+
+    def judge_trace(self, path):
+        categories = {"cpu_op"} if self.machine.dry_run else ON_DEVICE
+
+        def judge(steps, _output):
+            step_ms = 1e3 * steps[-2]["step_s"]  # the one before: the profiler takes time itself
+            return {"step (ms)": step_ms, **device_figures(path.read_text(), categories)}
+
+        return judge
+
+    def finish(self, output):
+        for name, path in self.traced.items():
+            if path.exists():
+                with gzip.open(output / f"{folder_name(name)}.json.gz", "wb") as kept:
+                    kept.write(path.read_bytes())
 
 
 def save_speed(model):
@@ -81,18 +96,3 @@ def save_speed(model):
         return {**speed(steps), "state (GiB)": model.state_gib(), **times}
 
     return judge
-
-
-def kernel_figures(text):
-    """Of ncu's raw page in nanoseconds: a head, a row of units, a row a kernel; its notices begin with ==."""
-    rows = list(csv.DictReader(line for line in text.splitlines() if line.startswith('"')))
-    times, counts = collections.Counter(), collections.Counter()
-    for row in rows[1:]:
-        name = row["Kernel Name"].partition("(")[0][:80]
-        times[name] += float(row["gpu__time_duration.sum"].replace(",", "")) / 1e6
-        counts[name] += 1
-    if not times:
-        raise Failure("ncu saw no kernel")
-    return {"kernels": sum(counts.values()), "kernels (ms)": sum(times.values()),
-            "longest": [{"kernel": name, "launches": counts[name], "ms": round(ms, 3)}
-                        for name, ms in times.most_common(SHOWN_KERNELS)]}

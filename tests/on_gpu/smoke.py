@@ -56,10 +56,12 @@ class Smoke:
         self.machine, self.training, self.scratch = machine, training, scratch
 
     def groups(self):
-        """(workers, lines): tests measure overlap and have the GPU for themselves; trainings only compare numbers."""
+        """(workers, lines): tests that measure overlap have the GPU for themselves; the others only compare numbers."""
         together = min(2, self.machine.cores)
+        tests = list(gtests.lines(self.scratch, self.machine.device))
         yield together, [self.train(each, on_cpu=True) for each in STRATEGIES if not each.reference]
-        yield (together if self.machine.dry_run else 1), list(gtests.lines(self.scratch, self.machine.device))
+        yield min(4, self.machine.cores), [line for line in tests if "Overlap" not in line.name]
+        yield 1, [line for line in tests if "Overlap" in line.name]
         yield together, [self.train(each, same_as=(each.reference or each.name) + ON_CPU, tolerance=each.tolerance)
                          for each in STRATEGIES]
         yield together, [*self.repeats(), *self.saves()]
