@@ -44,7 +44,7 @@ struct CrossEntropyGradThreads {
     constexpr void write(int64_t place) const {
       auto values = load<T, kVector>(logits + place);
       for (int k = 0; k < kVector; ++k) {
-        const float softmax = exp_of((widened(values.values[k]) - largest) - log_sum);
+        const float softmax = exp_of_negative<T>((widened(values.values[k]) - largest) - log_sum);
         const float gradient = scale * (place + k == label ? softmax - 1.0F : softmax);
         values.values[k] = narrowed<T>(ignored ? 0.0F : gradient);
       }

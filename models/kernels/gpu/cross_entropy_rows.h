@@ -54,7 +54,7 @@ struct MaxSum {
       largest = most;
     }
     const float from = base();
-    for (const T each : logits.values) sum += exp_of(widened(each) - from);
+    for (const T each : logits.values) sum += exp_of_negative<T>(widened(each) - from);
   }
 };
 
@@ -69,6 +69,7 @@ template <class T>
 struct CrossEntropyThreads {
   using Launch = CrossEntropyRows;
   static constexpr int kGroup = 512;
+  static constexpr int kAhead = 4;  ///< vectors that a thread reads before it looks at the first
   struct Registers {
     MaxSum partial;
   };
@@ -81,8 +82,16 @@ struct CrossEntropyThreads {
     const VectorsOfRow<T> vectors(logits, launch.width);
     MaxSum all{-std::numeric_limits<float>::infinity(), 0};
     for (int64_t i = lane; i < vectors.begin; i += kGroup) all.include(load<T, 1>(logits + i));
-    for (int64_t v = lane; v < vectors.count; v += kGroup)
-      all.include(load<T, kVectorOf<T>>(logits + vectors.begin + v * kVectorOf<T>));
+    const T* begin = logits + vectors.begin;
+    int64_t v = lane;
+    for (; v + (kAhead - 1) * kGroup < vectors.count; v += kAhead * kGroup) {
+      Vector<T, kVectorOf<T>> some[kAhead];
+      MEGASHARD_UNROLL
+      for (int i = 0; i < kAhead; ++i) some[i] = load<T, kVectorOf<T>>(begin + (v + i * kGroup) * kVectorOf<T>);
+      MEGASHARD_UNROLL
+      for (int i = 0; i < kAhead; ++i) all.include(some[i]);
+    }
+    for (; v < vectors.count; v += kGroup) all.include(load<T, kVectorOf<T>>(begin + v * kVectorOf<T>));
     for (int64_t i = vectors.end + lane; i < launch.width; i += kGroup) all.include(load<T, 1>(logits + i));
     mine.partial = all;
   }

@@ -24,9 +24,12 @@ struct RmsNormGradRows {
   bool vectors;
 };
 
-/// Groups of RmsNormGradRows: two blocks for each of 132 multiprocessors, four rows for a group.
+constexpr int norm_grad_threads_at_once(int group) { return group == kLongestNormGroup ? 512 : 768; }
+
+/// Groups of RmsNormGradRows: those that 132 multiprocessors run at a time, with four rows for a group at least.
 constexpr int64_t norm_grad_groups(int64_t rows, int64_t width, FloatFormat format, bool vectors) {
-  const int64_t most = norm_group(width, format, vectors) == kWarp ? 264 * kBlock / kWarp : 264;
+  const int group = norm_group(width, format, vectors);
+  const int64_t most = int64_t{132} * norm_grad_threads_at_once(group) / group;
   const int64_t by_rows = (rows + 3) / 4;
   return by_rows < most ? by_rows : most;
 }
@@ -36,7 +39,8 @@ template <class T, int kVector, int kGroupSize>
 struct RmsNormGradThreads {
   using Launch = RmsNormGradRows;
   static constexpr int kGroup = kGroupSize;
-  static constexpr int kHeld = kHeldByNormGrad;
+  static constexpr int kHeld = kGroup == kLongestNormGroup ? kHeldByNormGrad : kHeldOfRow;
+  static constexpr int kThreadsAtOnce = norm_grad_threads_at_once(kGroup);
   struct Registers {
     Vector<T, kVector> x[kHeld];
     Vector<T, kVector> grad_y[kHeld];

@@ -21,21 +21,27 @@ struct RmsNormRows {
   bool vectors;  ///< every row, and weight, lie at 16 bytes
 };
 
-constexpr int kHeldByNorm = 8;      ///< vectors of x in a thread's registers; what is longer is read again
+constexpr int kHeldOfRow = 2;           ///< vectors of a row in a thread's registers, where few enough threads have it
+constexpr int kLongestNormGroup = 512;  ///< with more vectors in registers; what is longer still is read again:
+constexpr int kHeldByNorm = 6;
 constexpr int kHeldByNormGrad = 4;  ///< of x and of grad_y, with their sums of grad_weight
 
-/// Threads of a row: as few as hold it in registers in backward, 512 at most.
+/// Threads of a row: as few as hold it two vectors each, so that many rows are on their way at a time.
 constexpr int norm_group(int64_t width, FloatFormat format, bool vectors) {
-  const int64_t of_thread = kHeldByNormGrad * (vectors ? 16 / size_of(format) : 1);
-  return width <= kWarp * of_thread ? kWarp : width <= kBlock * of_thread ? kBlock : 2 * kBlock;
+  const int64_t of_thread = kHeldOfRow * (vectors ? 16 / size_of(format) : 1);
+  int group = kWarp;
+  while (group < kLongestNormGroup && width > group * of_thread) group *= 2;
+  return group;
 }
 
 template <class T, int kVector, int kGroupSize>
 struct RmsNormThreads {
   using Launch = RmsNormRows;
   static constexpr int kGroup = kGroupSize;
+  static constexpr int kHeld = kGroup == kLongestNormGroup ? kHeldByNorm : kHeldOfRow;
+  static constexpr int kThreadsAtOnce = kGroup == kLongestNormGroup ? 512 : 1024;
   struct Registers {
-    Vector<T, kVector> x[kHeldByNorm];
+    Vector<T, kVector> x[kHeld];
     float partial;
   };
 
@@ -44,16 +50,22 @@ struct RmsNormThreads {
 
   static constexpr void before(const Launch& launch, int64_t row, int lane, Registers& mine) {
     const T* x = static_cast<const T*>(launch.x) + row * launch.width;
+    const T* branch =
+        launch.branch == nullptr ? nullptr : static_cast<const T*>(launch.branch) + row * launch.width;
+    const int vectors = static_cast<int>(launch.width) / kVector;
+    Vector<T, kVector> of_branch[kHeld]{};
+    load_held<kGroup>(lane, vectors, x, mine.x);
+    if (branch != nullptr) load_held<kGroup>(lane, vectors, branch, of_branch);
     float squares = 0;
-    for_vectors<kGroup, kHeldByNorm>(lane, static_cast<int>(launch.width) / kVector, [&](int v, int i) {
-      auto values = load<T, kVector>(x + v * kVector);
-      if (launch.branch != nullptr) {
-        const auto added = load<T, kVector>(static_cast<const T*>(launch.branch) + row * launch.width + v * kVector);
+    for_vectors<kGroup, kHeld>(lane, vectors, [&](int v, int i) {
+      auto values = i < kHeld ? mine.x[i] : load<T, kVector>(x + v * kVector);
+      if (branch != nullptr) {
+        const auto added = i < kHeld ? of_branch[i] : load<T, kVector>(branch + v * kVector);
         for (int k = 0; k < kVector; ++k)
           values.values[k] = narrowed<T>(widened(values.values[k]) + widened(added.values[k]));
         store(static_cast<T*>(launch.sum) + row * launch.width + v * kVector, values);
+        if (i < kHeld) mine.x[i] = values;
       }
-      if (i < kHeldByNorm) mine.x[i] = values;
       for (const T each : values.values) squares += widened(each) * widened(each);
     });
     mine.partial = squares;
@@ -64,8 +76,8 @@ struct RmsNormThreads {
     T* y = static_cast<T*>(launch.y) + row * launch.width;
     const float scale = 1.0F / std::sqrt(mine.partial / static_cast<float>(launch.width) + launch.eps);
     if (lane == 0) launch.inverse_rms[row] = scale;
-    for_vectors<kGroup, kHeldByNorm>(lane, static_cast<int>(launch.width) / kVector, [&](int v, int i) {
-      const auto values = i < kHeldByNorm ? mine.x[i] : load<T, kVector>(x + v * kVector);
+    for_vectors<kGroup, kHeld>(lane, static_cast<int>(launch.width) / kVector, [&](int v, int i) {
+      const auto values = i < kHeld ? mine.x[i] : load<T, kVector>(x + v * kVector);
       const auto weight = load<T, kVector>(static_cast<const T*>(launch.weight) + v * kVector);
       Vector<T, kVector> out{};
       for (int k = 0; k < kVector; ++k) {
@@ -89,12 +101,17 @@ template <template <class T, int kVector, int kGroup> class Threads, class Launc
 void with_norm_threads(const Launch& launch, const Function& function) {
   const int group = norm_group(launch.width, launch.format, launch.vectors);
   const auto of_vectors = [&]<class T, int kVector>(OfThreads<Vector<T, kVector>>) {
-    if (group == kWarp) {
-      function(OfThreads<Threads<T, kVector, kWarp>>{});
-    } else if (group == kBlock) {
-      function(OfThreads<Threads<T, kVector, kBlock>>{});
-    } else {
-      function(OfThreads<Threads<T, kVector, 2 * kBlock>>{});
+    switch (group) {
+      case 32:
+        return function(OfThreads<Threads<T, kVector, 32>>{});
+      case 64:
+        return function(OfThreads<Threads<T, kVector, 64>>{});
+      case 128:
+        return function(OfThreads<Threads<T, kVector, 128>>{});
+      case 256:
+        return function(OfThreads<Threads<T, kVector, 256>>{});
+      default:
+        return function(OfThreads<Threads<T, kVector, kLongestNormGroup>>{});
     }
   };
   with_row_format(launch.format, [&](auto zero) {

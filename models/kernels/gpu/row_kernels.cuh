@@ -37,12 +37,19 @@ __device__ Value over_group(Value value) {
 }
 
 template <class Threads>
-constexpr int kThreadsOfBlock = Threads::kGroup > kBlock ? Threads::kGroup : kBlock;
+constexpr int kThreadsOfBlock = Threads::kGroup > kWarp ? Threads::kGroup : kBlock;
 
-/// Up to 128 registers a thread: fewer would spill.
+/// Threads that a multiprocessor has registers for at least. Up to 128 registers a thread, where it asks for no fewer:
+/// most would spill.
 template <class Threads>
-__global__ __launch_bounds__(kThreadsOfBlock<Threads>,
-                             512 / kThreadsOfBlock<Threads>) void rows_kernel(const typename Threads::Launch launch) {
+constexpr int kThreadsAtOnce = [] {
+  if constexpr (requires { Threads::kThreadsAtOnce; }) return Threads::kThreadsAtOnce;
+  return 512;
+}();
+
+template <class Threads>
+__global__ __launch_bounds__(kThreadsOfBlock<Threads>, kThreadsAtOnce<Threads> /
+                                                           kThreadsOfBlock<Threads>) void rows_kernel(const typename Threads::Launch launch) {
   constexpr int kGroups = kThreadsOfBlock<Threads> / Threads::kGroup;
   const int64_t group = static_cast<int64_t>(blockIdx.x) * kGroups + threadIdx.x / Threads::kGroup;
   if (group >= Threads::groups(launch)) return;

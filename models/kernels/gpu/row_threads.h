@@ -24,7 +24,7 @@ namespace megashard::gpu {
 #endif
 
 constexpr int kWarp = 32;
-constexpr int kBlock = 256;  ///< threads; 8 warps with a row each, or one group of as many or more
+constexpr int kBlock = 256;  ///< threads of a block, but for groups of several warps, which are a block each
 
 template <class T>
 constexpr int kVectorOf = 16 / sizeof(T);
@@ -70,6 +70,35 @@ constexpr float exp_of(float x) {
   return std::exp(x);
 }
 
+/// The same of x <= 0, or NaN, in a sum or product that is rounded to T. A GPU's instruction, 2^-22 from it, is a third
+/// of the work, which is what keeps 16-bit numbers from coming as fast as memory has them.
+template <class T>
+constexpr float exp_of_negative(float x) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == 2) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.44269504F));
+    return power;
+  }
+#endif
+  return exp_of(x);
+}
+
+/// 1 / (1 + e^-x), likewise; never 0, so that infinities have the results of exp_of.
+template <class T>
+constexpr float sigmoid_of(float x) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == 2) {
+    x = x < -87.0F ? -87.0F : x;
+    float power, reciprocal;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -1.44269504F));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(1.0F + power));
+    return reciprocal;
+  }
+#endif
+  return 1.0F / (1.0F + exp_of(-x));
+}
+
 template <class T, int kVector>
 constexpr Vector<T, kVector> load(const T* from) {
   return *static_cast<const Vector<T, kVector>*>(static_cast<const void*>(from));
@@ -88,6 +117,15 @@ constexpr void for_vectors(int lane, int vectors, const Body& body) {
     if (lane + i * kGroup < vectors) body(lane + i * kGroup, i);
   }
   for (int v = lane + kHeld * kGroup; v < vectors; v += kGroup) body(v, kHeld);
+}
+
+/// The vectors that a thread holds of a row, all asked for before the first has come.
+template <int kGroup, class T, int kVector, int kHeld>
+constexpr void load_held(int lane, int vectors, const T* row, Vector<T, kVector> (&held)[kHeld]) {
+  MEGASHARD_UNROLL
+  for (int i = 0; i < kHeld; ++i) {
+    if (lane + i * kGroup < vectors) held[i] = load<T, kVector>(row + (lane + i * kGroup) * kVector);
+  }
 }
 
 constexpr float combined(float one, float other) { return one + other; }

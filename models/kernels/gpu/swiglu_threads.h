@@ -36,6 +36,14 @@ struct SwigluGradElements {
   bool vectors;
 };
 
+template <class T>
+constexpr float silu_of(float x) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == 2) return x * sigmoid_of<T>(x);
+#endif
+  return x / (1.0F + exp_of(-x));
+}
+
 /// `place` in dense memory, `at` in that of rows.
 template <class T, int kVector>
 constexpr void swiglu_at(const SwigluElements& launch, int64_t place, int64_t at) {
@@ -44,7 +52,7 @@ constexpr void swiglu_at(const SwigluElements& launch, int64_t place, int64_t at
   Vector<T, kVector> y{};
   for (int k = 0; k < kVector; ++k) {
     const float g = widened(gate.values[k]);
-    y.values[k] = narrowed<T>(rounded<T>(g / (1.0F + exp_of(-g))) * widened(up.values[k]));
+    y.values[k] = narrowed<T>(rounded<T>(silu_of<T>(g)) * widened(up.values[k]));
   }
   store(static_cast<T*>(launch.y) + place, y);
 }
@@ -57,7 +65,7 @@ constexpr void swiglu_at(const SwigluGradElements& launch, int64_t place, int64_
   Vector<T, kVector> grad_gate{}, grad_up{};
   for (int k = 0; k < kVector; ++k) {
     const float dy = widened(grad_y.values[k]), g = widened(gate.values[k]), u = widened(up.values[k]);
-    const float sigmoid = 1.0F / (1.0F + exp_of(-g));
+    const float sigmoid = sigmoid_of<T>(g);
     grad_up.values[k] = narrowed<T>(dy * rounded<T>(g * sigmoid));
     grad_gate.values[k] = narrowed<T>(dy * u * sigmoid * (1.0F + g * (1.0F - sigmoid)));
   }
