@@ -24,6 +24,8 @@ struct Batch {
   at::Tensor position_ids{};    ///< [B, T] int64, or [3, B, T] with M-RoPE; absent: the model's own
   at::Tensor labels{};          ///< [B, T] int64; absent: the model returns logits
   at::Tensor loss_mask{};       ///< [B, T] float32, 0 or 1: whose loss counts. For the trainer: models do not see it
+  at::Tensor loss_weights{};    ///< [B, T] float32: the gradient that the losses will have, bit for bit; a model may
+                                ///< begin backward with it (linear_cross_entropy). Absent: it is not known yet
   at::Tensor document_lengths{};  ///< [documents] int64, always in host memory: of those in the rows, one row behind
                                   ///< the other; a token sees none before its own; absent: each row is one
   at::Tensor token_mask{};        ///< [B, T] bool: false where a row was only filled up; absent: none was

@@ -31,7 +31,7 @@ Batch batch_of_rank(const MultiModalModule& model, Batch whole, c10::Device devi
     if (tensor.defined()) tensor = on_device(tensor, device);
   };
   for (auto& [name, tensor] : whole.extra) move(tensor);
-  for (at::Tensor* each : {&whole.tokens, &whole.position_ids, &whole.labels, &whole.token_mask}) {
+  for (at::Tensor* each : {&whole.tokens, &whole.position_ids, &whole.labels, &whole.loss_weights, &whole.token_mask}) {
     move(*each);
     *each = whole.sequence.rows_of(*each, -1);
   }

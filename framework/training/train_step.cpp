@@ -28,10 +28,11 @@ void TrainStep::empty_unused_memory(int64_t from_level) {
 }
 
 TrainStep::TokenLosses TrainStep::token_losses(Batch batch) {
-  const SequenceShard shard = options_.sequence.with_length(batch.tokens.size(1));
-  const at::Tensor mask = on_device(std::exchange(batch.loss_mask, {}), device_);
-  batch.sequence = shard;
-  return {model_(batch_of_rank(model_, std::move(batch), device_)), shard.rows_of(mask, 1), mask};
+  batch.sequence = options_.sequence.with_length(batch.tokens.size(1));
+  const at::Tensor mask = batch.sequence.rows_of(on_device(std::exchange(batch.loss_mask, {}), device_), 1);
+  batch = batch_of_rank(model_, std::move(batch), device_);
+  const at::Tensor weights = batch.loss_weights;
+  return {model_(std::move(batch)), mask, weights};
 }
 
 at::Tensor TrainStep::forward_backward(const std::vector<Batch>& microbatches) {
@@ -54,13 +55,17 @@ at::Tensor TrainStep::forward_backward(const std::vector<Batch>& microbatches) {
     at::Tensor loss;
     {
       const TimedPart forward(options_.timers, StepPart::kForward);
-      const auto [losses, mask, whole_mask] = token_losses(microbatches[i]);
-      const at::Tensor sum = (losses * mask).sum();
-      loss = options_.calculate_per_token_loss ? sum * token_scale
-                                               : sum * (sequence_ranks / count) / whole_mask.sum().clamp_min(1);
-      sums.push_back(at::stack({sum.detach().to(at::kDouble), mask.sum().to(at::kDouble)}));
+      Batch batch = microbatches[i];
+      const at::Tensor whole_mask = batch.loss_mask = on_device(batch.loss_mask, device_);
+      at::Tensor factor =
+          options_.scaler == nullptr ? at::ones({}, whole_mask.options()) : options_.scaler->scale_tensor();
+      factor = options_.calculate_per_token_loss ? factor * token_scale
+                                                 : factor / whole_mask.sum().clamp_min(1) * (sequence_ranks / count);
+      batch.loss_weights = whole_mask * factor;
+      const auto [losses, mask, weights] = token_losses(std::move(batch));
+      loss = (losses * weights).sum();
+      sums.push_back(at::stack({(losses.detach() * mask).sum().to(at::kDouble), mask.sum().to(at::kDouble)}));
     }
-    if (options_.scaler != nullptr) loss = options_.scaler->scale(loss);
     const TimedPart backward(options_.timers, StepPart::kBackward);
     loss.backward();
   }
@@ -96,7 +101,7 @@ void TrainStep::update() {
 
 at::Tensor TrainStep::evaluate(const Batch& batch) {
   const c10::NoGradGuard no_grad;
-  const auto [losses, mask, whole_mask] = token_losses(batch);
+  const auto [losses, mask, weights] = token_losses(batch);
   return at::stack({(losses * mask).sum().to(at::kDouble), mask.sum().to(at::kDouble)});
 }
 

@@ -54,9 +54,9 @@ class TrainStep {
   void empty_unused_memory(int64_t from_level);
   /// Sums of the loss and of the tokens, [2] fp64 on the device.
   at::Tensor forward_backward(const std::vector<Batch>& microbatches);
-  /// What this rank's tokens lose, and their mask; `whole_mask` is that of the whole sequences.
+  /// What this rank's tokens lose, their mask, and their Batch::loss_weights.
   struct TokenLosses {
-    at::Tensor losses, mask, whole_mask;
+    at::Tensor losses, mask, weights;
   };
   TokenLosses token_losses(Batch batch);
 

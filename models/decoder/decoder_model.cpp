@@ -135,7 +135,7 @@ at::Tensor DecoderModel::forward(Batch input) {
   TORCH_CHECK(input.extra.empty(), class_name(), " sees no pictures, but the input has ", input.extra.begin()->first,
               ": train a vision-language model, or give text");
   const auto labels = std::exchange(input.labels, at::Tensor());
-  return logits_or_losses(config_, model_->forward(input, {}), *lm_head_, labels, input.sequence);
+  return logits_or_losses(config_, model_->forward(input, {}), *lm_head_, labels, input.loss_weights, input.sequence);
 }
 
 namespace {
@@ -151,14 +151,15 @@ std::vector<int64_t> layers_with_experts(const DecoderConfig& config, bool with)
 }  // namespace
 
 at::Tensor logits_or_losses(const DecoderConfig& config, const RoutedStates& states, Hooked<Linear>& head,
-                            const at::Tensor& labels, const SequenceShard& shard) {
+                            const at::Tensor& labels, const at::Tensor& loss_weights, const SequenceShard& shard) {
   const auto& ranks = *config.tensor_parallel;
   const auto hidden = ranks.enter(states.hidden);
   if (!labels.defined()) {
     const auto logits = head.forward(hidden);
     return ranks.size() == 1 ? logits : gather_from_tensor_parallel_region(logits, ranks.group());
   }
-  const auto losses = head.run_as_forward([&](const at::Tensor& x) { return head.token_losses(x, labels); }, hidden);
+  const auto losses =
+      head.run_as_forward([&](const at::Tensor& x) { return head.token_losses(x, labels, loss_weights); }, hidden);
   if (!states.balance.defined()) return losses;
   const auto balance = sum_over_sequence(states.balance, shard);
   return losses + load_balancing_loss(balance, config.moe.experts_per_token) * config.moe.aux_loss_coef;

@@ -54,9 +54,9 @@ class DecoderStack : public torch::nn::Module {
 };
 
 /// Without labels [B, T] the head's logits, on all tensor-parallel ranks; with them the loss of each token, and a share
-/// of the load-balancing loss where one is asked for.
+/// of the load-balancing loss where one is asked for. loss_weights: the batch's.
 at::Tensor logits_or_losses(const DecoderConfig& config, const RoutedStates& states, Hooked<Linear>& head,
-                            const at::Tensor& labels, const SequenceShard& shard = {});
+                            const at::Tensor& labels, const at::Tensor& loss_weights, const SequenceShard& shard);
 /// Patterns of a decoder's parts by Megatron's names (FSDP2Mixin::patterns_of_part); `list` is the
 /// path of its layers.
 std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config, const std::string& list,

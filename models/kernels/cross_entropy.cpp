@@ -8,10 +8,13 @@
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sub.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -112,6 +115,13 @@ void turn_into_gradient(at::Tensor& logits, const at::Tensor& labels, const at::
   }
 }
 
+void require_first_backward(AutogradContext& context) {
+  TORCH_CHECK(context.saved_data.count("consumed") == 0,
+              "the loss was already differentiated, and its logits are overwritten by their gradient: call backward "
+              "once, without retain_graph");
+  context.saved_data["consumed"] = true;
+}
+
 struct CrossEntropyFunction : Function<CrossEntropyFunction> {
   static Variable forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& all_labels,
                           const ProcessGroupPtr& ranks) {
@@ -124,10 +134,7 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     require_once_differentiated("token_cross_entropy");
-    TORCH_CHECK(context->saved_data.count("consumed") == 0,
-                "the loss was already differentiated, and its logits are overwritten by their gradient: call backward "
-                "once, without retain_graph");
-    context->saved_data["consumed"] = true;
+    require_first_backward(*context);
     const auto saved = context->get_saved_variables();
     auto logits = saved[0].detach();  // its gradient from here on
     turn_into_gradient(logits, saved[1], saved[2], grads[0].contiguous());
@@ -170,20 +177,38 @@ class HeadGradients {
   bool widens_, of_weight_;
 };
 
+/// A head's tokens, labels of its piece of the vocabulary, and how many tokens make a part.
+struct HeadRows {
+  at::Tensor hidden, weight, labels;
+  ProcessGroupPtr ranks;
+  int64_t at_once;
+
+  /// Losses of all; body(row, count, logits, stats) behind each part's.
+  template <class Body>
+  at::Tensor losses(const Body& body) const {
+    std::vector<at::Tensor> all;
+    for_rows(hidden.size(0), at_once, [&](int64_t row, int64_t count) {
+      auto logits = linear(hidden.narrow(0, row, count), weight, at::Tensor());
+      auto [loss, stats] = losses_of(logits, labels.narrow(0, row, count), ranks);
+      all.push_back(std::move(loss));
+      body(row, count, logits, stats);
+    });
+    return at::cat(all);
+  }
+};
+
+/// Makes the logits again in backward.
 struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
   static Variable forward(AutogradContext* context, const at::Tensor& hidden, const at::Tensor& weight,
                           const at::Tensor& all_labels, const ProcessGroupPtr& ranks, int64_t rows_at_once) {
-    const auto labels = labels_of_piece(all_labels, weight.size(0), ranks);
-    std::vector<at::Tensor> losses, stats;
-    for_rows(hidden.size(0), rows_at_once, [&](int64_t row, int64_t count) {
-      const auto logits = linear(hidden.narrow(0, row, count), weight, at::Tensor());
-      auto [loss, each] = losses_of(logits, labels.narrow(0, row, count), ranks);
-      losses.push_back(std::move(loss));
-      stats.push_back(std::move(each));
+    const HeadRows rows{hidden, weight, labels_of_piece(all_labels, weight.size(0), ranks), ranks, rows_at_once};
+    std::vector<at::Tensor> stats;
+    const auto losses = rows.losses([&](int64_t, int64_t, const at::Tensor&, const at::Tensor& each) {
+      stats.push_back(each);
     });
-    context->save_for_backward({hidden, weight, labels, at::cat(stats)});
+    context->save_for_backward({hidden, weight, rows.labels, at::cat(stats)});
     context->saved_data["rows_at_once"] = rows_at_once;
-    return at::cat(losses);
+    return losses;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -203,6 +228,36 @@ struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
   }
 };
 
+/// Makes gradients with the losses.
+struct WeightedLinearCrossEntropyFunction : Function<WeightedLinearCrossEntropyFunction> {
+  static Variable forward(AutogradContext* context, const at::Tensor& hidden, const at::Tensor& weight,
+                          const at::Tensor& all_labels, const at::Tensor& weights, const ProcessGroupPtr& ranks,
+                          int64_t rows_at_once) {
+    const HeadRows rows{hidden, weight, labels_of_piece(all_labels, weight.size(0), ranks), ranks, rows_at_once};
+    HeadGradients gradients(hidden, weight, hidden.requires_grad(), weight.requires_grad());
+    auto losses = rows.losses([&](int64_t row, int64_t count, at::Tensor& logits, const at::Tensor& stats) {
+      turn_into_gradient(logits, rows.labels.narrow(0, row, count), stats, weights.narrow(0, row, count));
+      gradients.add(logits, hidden.narrow(0, row, count), row);
+    });
+    context->save_for_backward({gradients.of_hidden(), gradients.of_weight(), weights});
+    return losses;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    require_once_differentiated("linear_cross_entropy");
+    require_first_backward(*context);
+    const auto saved = context->get_saved_variables();
+    const auto as_promised = grads[0].eq(saved[2]).all();
+    TORCH_CHECK(!grads[0].is_cpu() || as_promised.item<bool>() || !grads[0].isfinite().all().item<bool>(),
+                "the losses of a head have another gradient than the batch's loss_weights: leave these out of the "
+                "model's batch");
+    const auto checked = at::where(as_promised, 1.0, std::numeric_limits<double>::quiet_NaN());
+    const auto &of_hidden = saved[0], &of_weight = saved[1];
+    return {of_hidden.defined() ? of_hidden * checked.to(of_hidden.scalar_type()) : of_hidden, of_weight,
+            Variable(), Variable(), Variable(), Variable()};
+  }
+};
+
 /// labels as [tokens], checked.
 at::Tensor flat_labels(const at::Tensor& labels, int64_t vocabulary) {
   TORCH_CHECK(labels.scalar_type() == at::kLong, "labels must be int64, got ", labels.scalar_type());
@@ -216,6 +271,13 @@ at::Tensor flat_labels(const at::Tensor& labels, int64_t vocabulary) {
     }
   }
   return flat;
+}
+
+/// Rows of each part, of about one size: as few parts as may be, of multiples of 128 rows where there are so many.
+int64_t rows_of_part(int64_t rows, int64_t most) {
+  const auto divided = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const int64_t even = divided(rows, divided(rows, most)), whole_tiles = divided(even, 128) * 128;
+  return whole_tiles <= most ? whole_tiles : even;
 }
 
 int64_t pieces(const ProcessGroupPtr& ranks) { return ranks == nullptr ? 1 : ranks->size(); }
@@ -240,13 +302,20 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
 }
 
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
-                                const ProcessGroupPtr& ranks, int64_t at_once) {
+                                const ProcessGroupPtr& ranks, const at::Tensor& loss_weights,
+                                std::optional<int64_t> at_once) {
   check_rows("hidden", hidden, labels);
-  const int64_t width = weight.size(0), rows = rows_of(at_once, width);
-  if (labels.numel() <= rows) return vocab_parallel_cross_entropy(linear(hidden, weight, at::Tensor()), labels, ranks);
+  const int64_t width = weight.size(0), most = rows_of(at_once.value_or(logits_at_once(hidden.device())), width);
+  if (labels.numel() <= most) return vocab_parallel_cross_entropy(linear(hidden, weight, at::Tensor()), labels, ranks);
   const auto flat = flat_labels(labels, width * pieces(ranks));
   const auto states = hidden.reshape({-1, hidden.size(-1)});
-  return LinearCrossEntropyFunction::apply(states, weight, flat, ranks, rows).view(labels.sizes());
+  const int64_t rows = rows_of_part(states.size(0), most);
+  const bool differentiates = at::GradMode::is_enabled() && (hidden.requires_grad() || weight.requires_grad());
+  if (!loss_weights.defined() || !differentiates) {
+    return LinearCrossEntropyFunction::apply(states, weight, flat, ranks, rows).view(labels.sizes());
+  }
+  const auto weights = loss_weights.reshape({-1}).contiguous();
+  return WeightedLinearCrossEntropyFunction::apply(states, weight, flat, weights, ranks, rows).view(labels.sizes());
 }
 
 }  // namespace megashard

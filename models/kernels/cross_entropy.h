@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
 #include "parallel/collectives/process_group.h"
 
 /// Differentiable cross-entropy of tokens in fp32, once: a second derivative is an error. labels [...] are int64, and
@@ -18,13 +20,17 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
                                         const ProcessGroupPtr& ranks);
 at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& labels);
 
-/// The logits of so many tokens that linear_cross_entropy has at a time.
-constexpr int64_t kLogitsAtOnce = int64_t{1} << 27;
+/// The logits that linear_cross_entropy has at a time; GPUs multiply longer parts faster.
+inline int64_t logits_at_once(c10::Device device) { return int64_t{1} << (device.is_cpu() ? 27 : 28); }
 
-/// That of the logits hidden weight^T; hidden [..., C], weight [V / ranks, C]. More than `at_once` logits are never
-/// there at a time: they are made for some tokens after the others, and again in backward. Gradients of 16-bit weights
-/// are then rounded once for each of these parts.
+/// That of the logits hidden weight^T; hidden [..., C], weight [V / ranks, C]. More than `at_once` logits (unset:
+/// logits_at_once) are never there at a time: they are made for some tokens after the others. Gradients of 16-bit
+/// weights are then rounded once for each of these parts.
+/// `loss_weights` [...] fp32 are what the losses' gradient will be, bit for bit: gradients are then made in forward,
+/// where a part's logits are. Undefined: a part's logits are made again in backward. Another gradient than that is an
+/// error on a CPU, and gives NaN on a GPU.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
-                                const ProcessGroupPtr& ranks, int64_t at_once = kLogitsAtOnce);
+                                const ProcessGroupPtr& ranks, const at::Tensor& loss_weights = {},
+                                std::optional<int64_t> at_once = {});
 
 }  // namespace megashard

@@ -63,11 +63,11 @@ at::Tensor Linear::forward(const at::Tensor& x) {
   return at::add(y, lora_b_->forward(narrow), adapter_scale_);
 }
 
-at::Tensor Linear::token_losses(const at::Tensor& x, const at::Tensor& labels) {
+at::Tensor Linear::token_losses(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& loss_weights) {
   TORCH_INTERNAL_ASSERT(!cuts_inputs());
   const auto group = cut_ == Cut::kNone ? nullptr : ranks_->group();
   if (has_adapter() || float8_ || bias.defined()) return vocab_parallel_cross_entropy(forward(x), labels, group);
-  return linear_cross_entropy(x, tied_ ? with_own_gradient(weight) : weight, labels, group);
+  return linear_cross_entropy(x, tied_ ? with_own_gradient(weight) : weight, labels, group, loss_weights);
 }
 
 at::Tensor Linear::product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) const {

@@ -40,8 +40,8 @@ class Linear : public torch::nn::Module, public SelfInitializing {
 
   at::Tensor forward(const at::Tensor& x);  // [..., in] -> [..., out]
   /// Of a language model's head: what vocab_parallel_cross_entropy makes of forward(x), x [..., in] and labels [...],
-  /// without all logits at a time where neither adapter, bias nor fp8 needs them.
-  at::Tensor token_losses(const at::Tensor& x, const at::Tensor& labels);
+  /// without all logits at a time where neither adapter, bias nor fp8 needs them. loss_weights: linear_cross_entropy's.
+  at::Tensor token_losses(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& loss_weights);
   /// set_tensor_parallel of what is cut.
   void declare_cut(const DeviceMeshPtr& mesh);
 

@@ -179,7 +179,7 @@ void QwenVlModel::prepare(Batch& input) const {
 
 at::Tensor QwenVlModel::forward(Batch input) {
   const auto labels = std::exchange(input.labels, at::Tensor());
-  return logits_or_losses(config_.text, model_->forward(input), *lm_head_, labels, input.sequence);
+  return logits_or_losses(config_.text, model_->forward(input), *lm_head_, labels, input.loss_weights, input.sequence);
 }
 
 /// The tower is on no sequence: its heads may be any number.

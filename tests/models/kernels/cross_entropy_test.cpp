@@ -56,7 +56,7 @@ TEST(CrossEntropy, OfAHeadInPartsOfTheTokens) {
   for (const int64_t rows : {1, 5, 20, 21}) {  // the last: all at once
     expect_same(
         {at::randn({3, 7, 16}), at::randn({101, 16})},
-        [&](const Tensors& in) { return linear_cross_entropy(in[0], in[1], labels, nullptr, rows * 101); },
+        [&](const Tensors& in) { return linear_cross_entropy(in[0], in[1], labels, nullptr, {}, rows * 101); },
         [&](const Tensors& in) { return plain_losses(in[0].matmul(in[1].t()), labels); });
   }
 }
@@ -70,7 +70,7 @@ TEST(CrossEntropy, OfAHeadInPartsAndPiecesOfTheVocabulary) {
   testing::run_ranks(2, [&](const ProcessGroupPtr& world) {
     const auto own_x = states.clone().requires_grad_();
     const auto own_w = weight.narrow(0, world->rank() * 50, 50).clone().requires_grad_();
-    const auto got = linear_cross_entropy(own_x, own_w, labels, world, 4 * 50);
+    const auto got = linear_cross_entropy(own_x, own_w, labels, world, {}, 4 * 50);
     EXPECT_TRUE(at::allclose(got, losses, 1e-5, 1e-5));
     const auto grads = torch::autograd::grad({got}, {own_x, own_w}, {grad});
     world->all_reduce(grads[0], ReduceOp::kSum).wait();  // of what each piece of the head gives
@@ -79,17 +79,73 @@ TEST(CrossEntropy, OfAHeadInPartsAndPiecesOfTheVocabulary) {
   });
 }
 
+Tensor weighted_sum(const Tensor& losses, const Tensor& weights) { return (losses * weights).sum(); }
+
+TEST(CrossEntropy, OfAHeadInPartsWithWeights) {
+  const auto labels = some_labels();
+  const auto weights = at::randn({3, 7});
+  const auto x = at::randn({3, 7, 16}).requires_grad_(), w = at::randn({101, 16}).requires_grad_();
+  const auto losses = plain_losses(x.matmul(w.t()), labels);
+  const auto wanted = torch::autograd::grad({losses}, {x, w}, {weights});
+  for (const int64_t rows : {5, 20}) {
+    const auto got = linear_cross_entropy(x, w, labels, nullptr, weights, rows * 101);
+    EXPECT_TRUE(at::allclose(got, losses, 1e-5, 1e-5));
+    const auto grads = torch::autograd::grad({got}, {x, w}, {weights});
+    EXPECT_TRUE(at::allclose(grads[0], wanted[0], 1e-5, 1e-5));
+    EXPECT_TRUE(at::allclose(grads[1], wanted[1], 1e-5, 1e-5));
+  }
+}
+
+TEST(CrossEntropy, WeightsAndPiecesOfTheVocabulary) {
+  const auto labels = some_labels().clamp(kIgnoredLabel, 99);
+  const auto weights = at::randn({3, 7});
+  const auto states = at::randn({3, 7, 16}), weight = at::randn({100, 16});
+  const auto x = states.clone().requires_grad_(), w = weight.clone().requires_grad_();
+  const auto loss = weighted_sum(token_cross_entropy(x.matmul(w.t()), labels), weights);
+  const auto wanted = torch::autograd::grad({loss}, {x, w});
+  testing::run_ranks(2, [&](const ProcessGroupPtr& world) {
+    const auto own_x = states.clone().requires_grad_();
+    const auto own_w = weight.narrow(0, world->rank() * 50, 50).clone().requires_grad_();
+    const auto got = weighted_sum(linear_cross_entropy(own_x, own_w, labels, world, weights, 4 * 50), weights);
+    const auto grads = torch::autograd::grad({got}, {own_x, own_w});
+    world->all_reduce(grads[0], ReduceOp::kSum).wait();
+    EXPECT_TRUE(at::allclose(grads[0], wanted[0], 1e-5, 1e-5));
+    EXPECT_TRUE(at::allclose(grads[1], wanted[1].narrow(0, world->rank() * 50, 50), 1e-5, 1e-5));
+  });
+}
+
+TEST(CrossEntropy, AnotherGradientThanTheWeightsIsNoticed) {
+  const auto labels = some_labels();
+  const auto weights = at::ones({3, 7});
+  const auto x = at::randn({3, 7, 16}).requires_grad_(), w = at::randn({101, 16}).requires_grad_();
+  const auto losses = [&] { return linear_cross_entropy(x, w, labels, nullptr, weights, 5 * 101); };
+  const auto twice = [&] { (losses() * 2).sum().backward(); };
+  if (x.is_cpu()) {
+    EXPECT_THAT(twice, ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr("than the batch's loss_weights")));
+  } else {
+    twice();
+    EXPECT_TRUE(x.grad().isnan().all().item<bool>());
+  }
+  const auto loss = losses().sum();
+  loss.backward({}, /*keep_graph=*/true);
+  EXPECT_THAT([&] { loss.backward(); },
+              ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr("call backward once")));
+}
+
 TEST(CrossEntropy, OfAHeadInPartsNeverHasAllLogits) {
   MEGASHARD_NOT_ON_SIM("it counts what the CPU's allocator gives");
   auto& allocator = *new testing::CountingAllocator;
   const auto labels = at::randint(0, 4096, {256}, at::kLong);
   const auto x = at::randn({256, 8}).requires_grad_(), w = at::randn({4096, 8}).requires_grad_();
   const auto before = allocator.live();
-  allocator.reset_peak();
-  linear_cross_entropy(x, w, labels, nullptr, 16 * 4096).sum().backward();
-  const auto peak = allocator.peak() - before;
+  std::vector<size_t> peaks;
+  for (const auto& weights : {Tensor(), at::ones({256})}) {
+    allocator.reset_peak();
+    linear_cross_entropy(x, w, labels, nullptr, weights, 16 * 4096).sum().backward();
+    peaks.push_back(allocator.peak() - before);
+  }
   allocator.stop();
-  EXPECT_LT(peak, 256 * 4096 * 4 / 4);  // of all logits; those of 16 tokens are a sixteenth
+  EXPECT_THAT(peaks, ::testing::Each(::testing::Lt(256 * 4096 * 4 / 4)));  // of all; those of 16 tokens are a sixteenth
 }
 
 TEST(CrossEntropy, ALabelOutsideTheVocabularyIsAnError) {
