@@ -8,6 +8,7 @@ MODE.md (a table for docs/benchmarks.md) and MODE.log. The last line is `N passe
 import argparse
 import os
 import pathlib
+import re
 import sys
 import tempfile
 import time
@@ -42,6 +43,8 @@ def parse():
     parser.add_argument("--dry-run", action="store_true", help="without a GPU: every line with tiny sizes")
     parser.add_argument("--device", choices=["sim", "cpu"], default="sim", help="of a dry run (sim, the simulated one)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for the lines ({SECONDS})")
+    parser.add_argument("--lines", type=re.compile, default=re.compile(""), metavar="REGEX",
+                        help="only those in whose names it is found")
     parser.add_argument("--output", type=pathlib.Path, default=machine.ROOT / "run" / "results_gpu", help="for results")
     parser.add_argument("--scratch", type=pathlib.Path, help="for checkpoints, which are removed; unset: TMPDIR")
     return parser.parse_args()
@@ -54,8 +57,8 @@ def first_line(on):
     return Line("torch computes here", [sys.executable, "-c", code], 120, dict(os.environ))
 
 
-def run_mode(mode, on, output, scratch, deadline, first):
-    """Runs a mode's lines, behind the line `first` if there is one; returns (passed, failed, skipped)."""
+def run_mode(mode, wanted, on, output, scratch, deadline, first):
+    """Runs a mode's wanted lines, behind the line `first` if there is one; returns (passed, failed, skipped)."""
     print(f"==> {mode}", flush=True)
     report = Report(mode, on, output)
     log = output / f"{mode}.log"
@@ -64,7 +67,7 @@ def run_mode(mode, on, output, scratch, deadline, first):
     if first:
         Runner(deadline, log, report.add).run(first)
     for workers, lines in stage.groups():
-        Runner(deadline, log, report.add, workers).run_together(lines)
+        Runner(deadline, log, report.add, workers).run_together(line for line in lines if wanted.search(line.name))
     if hasattr(stage, "finish"):
         stage.finish(output)
     return report.counts()
@@ -94,7 +97,7 @@ def main():
         share = 1 if len(modes) == 1 else MODES[mode][1] / SECONDS
         deadline += share * args.seconds
         with tempfile.TemporaryDirectory(prefix="megashard_gpu_", dir=args.scratch) as scratch:
-            counts.append(run_mode(mode, on, args.output, pathlib.Path(scratch), deadline, first))
+            counts.append(run_mode(mode, args.lines, on, args.output, pathlib.Path(scratch), deadline, first))
         first = None
     passed, failed, skipped = map(sum, zip(*counts))
     print(f"{passed} passed, {failed} failed, {skipped} skipped, in {time.monotonic() - begin:.0f} s")

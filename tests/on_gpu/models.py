@@ -17,8 +17,9 @@ class Model:
     vocabulary: int
     tied: bool = True
     sequence: int = SEQUENCE
-    micro_batch: int = 1  # sequences, where the GPU has 80 GB
+    micro_batch: int = 1  # sequences, where the GPU has 80 GB; twice as many where it has LARGE_GPU_GIB
     global_batch: int = SEQUENCES_OF_STEP
+    tokens_at_once: int = 0  # of a micro batch that fills a large GPU
     needed_gib: float = 0.0  # of GPU memory, to train it as the lines do
 
     def parameters(self):
@@ -46,11 +47,12 @@ class Model:
 
 
 SIZES = {
-    "0.5 B": Model(896, 4864, 24, 14, 2, 151936, micro_batch=8, needed_gib=40),
-    "1.5 B": Model(1536, 8960, 28, 12, 2, 151936, micro_batch=4, needed_gib=60),
-    "3 B": Model(2048, 11008, 36, 16, 2, 151936, micro_batch=2, needed_gib=76),
+    "0.5 B": Model(896, 4864, 24, 14, 2, 151936, micro_batch=8, tokens_at_once=32768, needed_gib=40),
+    "1.5 B": Model(1536, 8960, 28, 12, 2, 151936, micro_batch=4, tokens_at_once=32768, needed_gib=60),
+    "3 B": Model(2048, 11008, 36, 16, 2, 151936, micro_batch=2, tokens_at_once=16384, needed_gib=76),
     "4 B": Model(2560, 9728, 36, 20, 4, 151936, micro_batch=2, needed_gib=76),
-    "7 B": Model(3584, 18944, 28, 28, 4, 152064, tied=False, micro_batch=4, needed_gib=130),
+    "7 B": Model(3584, 18944, 28, 28, 4, 152064, tied=False, micro_batch=4, tokens_at_once=8192,
+                 needed_gib=130),
 }
 # For comparing devices and runs: wide enough that a GPU is busy while the host goes on.
 SMALL = Model(512, 1408, 4, 8, 4, 2048, sequence=256, micro_batch=2, global_batch=2)
@@ -65,6 +67,15 @@ def sized(name, machine):
     model = SIZES[name]
     doubled = machine.memory_gib >= LARGE_GPU_GIB and model.needed_gib < LARGE_GPU_GIB
     return dataclasses.replace(model, micro_batch=model.micro_batch * 2) if doubled else model
+
+
+def filling(name, machine, sequence, microbatches):
+    """The model of that size, so many tokens at once that they fill a large GPU: what its speed is judged by."""
+    model = sized(name, machine)
+    if machine.dry_run or machine.memory_gib < LARGE_GPU_GIB:
+        return model
+    at_once = model.tokens_at_once // sequence
+    return dataclasses.replace(model, sequence=sequence, micro_batch=at_once, global_batch=microbatches * at_once)
 
 
 def largest(machine):
