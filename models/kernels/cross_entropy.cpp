@@ -203,9 +203,8 @@ struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
                           const at::Tensor& all_labels, const ProcessGroupPtr& ranks, int64_t rows_at_once) {
     const HeadRows rows{hidden, weight, labels_of_piece(all_labels, weight.size(0), ranks), ranks, rows_at_once};
     std::vector<at::Tensor> stats;
-    const auto losses = rows.losses([&](int64_t, int64_t, const at::Tensor&, const at::Tensor& each) {
-      stats.push_back(each);
-    });
+    const auto losses =
+        rows.losses([&](int64_t, int64_t, const at::Tensor&, const at::Tensor& each) { stats.push_back(each); });
     context->save_for_backward({hidden, weight, rows.labels, at::cat(stats)});
     context->saved_data["rows_at_once"] = rows_at_once;
     return losses;

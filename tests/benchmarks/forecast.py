@@ -18,16 +18,16 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "on_gpu"))
 from models import SIZES, Model  # noqa: E402
 
-# Data sheets; both have 132 multiprocessors. bf16 is dense, as in framework/training/flops.cpp.
-MACHINES = {"H200": {"flops": 989.4e12, "bandwidth": 4.8e12, "memory": 141e9},
-            "H100": {"flops": 989.4e12, "bandwidth": 3.35e12, "memory": 80e9}}
+# Data sheets; both have 132 multiprocessors. bf16 is dense, as in framework/training/flops.cpp. `products` is the share
+# of it that the best of all shapes have: of an H200 in training, where 700 W hold its clock at 1.4 to 1.65 of 1.98 GHz
+# (measured); of an H100 for a moment, 794.5 TFLOP/s (stas00/ml-engineering, compute/accelerator).
+MACHINES = {"H200": {"flops": 989.4e12, "bandwidth": 4.8e12, "memory": 141e9, "products": 0.74},
+            "H100": {"flops": 989.4e12, "bandwidth": 3.35e12, "memory": 80e9, "products": 0.80}}
 SHARES = {
-    "products": 0.80,  # 794.5 TFLOP/s, the best of all shapes (stas00/ml-engineering, compute/accelerator)
-    "bandwidth": 0.85,  # of long passes; assumed
-    # Channels: forward and backward of endless causal sequences, by cuDNN, which torch 2.11 takes on sm_90. Assumed:
-    # it is 1.7 to 2.3 times as fast on an H100 as FlashAttention 2 (huggingface/transformers#48163), whose 284 and 287
-    # TFLOP/s at 128 channels and 8,192 keys FlashAttention 3 makes 630 and 532 (Dao-AILab/flash-attention#1791).
-    "attention": {64: (0.42, 0.34), 128: (0.58, 0.47)},
+    "bandwidth": 0.85,  # of long passes; 0.77 to 0.92 of our kernels were measured on an H200
+    # Channels: forward and backward of endless causal sequences, by cuDNN, which torch 2.11 takes on sm_90; from traces
+    # of an H200 at 1,024 keys.
+    "attention": {64: (0.41, 0.31), 128: (0.56, 0.38)},
 }
 MULTIPROCESSORS = 132
 TILES = {(128, 256): 1.0, (256, 128): 1.0, (128, 128): 0.9}  # of products, and their relative rate; assumed
@@ -60,7 +60,8 @@ class Kernel:
 
     def seconds(self, machine: dict) -> float:
         moved = self.bytes / (machine["bandwidth"] * SHARES["bandwidth"])
-        return self.count * (max(self.flops / (machine["flops"] * self.share), moved) + self.launches * KERNEL_START_S)
+        rate = machine["flops"] * self.share * (machine["products"] if self.kind == "products" else 1)
+        return self.count * (max(self.flops / rate, moved) + self.launches * KERNEL_START_S)
 
 
 def widths(model: Model) -> tuple[int, int]:
@@ -84,7 +85,7 @@ def product_share(m: int, n: int, k: int) -> float:
             waves = math.ceil(math.ceil(m / rows) * math.ceil(n / columns) * pieces / MULTIPROCESSORS)
             busy = m * n * pieces / (rows * columns * waves * MULTIPROCESSORS)
             best = max(best, rate * busy * k / pieces / (k / pieces + TILE_START))
-    return SHARES["products"] * best
+    return best
 
 
 def linear(tokens: int, inputs: int, outputs: int) -> list[Kernel]:

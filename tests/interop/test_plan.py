@@ -263,6 +263,27 @@ def test_a_step_takes_what_the_forecast_says(folder, size):
     assert 0.98 * expected < seconds_of(said) < 1.08 * expected  # which leaves small operators out
 
 
+# Of an H200, 2026-11-27 (docs/benchmarks.md): sequences of 1,024 in a micro batch, micro batches, bytes, seconds a step.
+KEPT = "reshard_after_forward: false\n"
+SMALL_MOMENTS = ("--use-precision-aware-optimizer", "--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16")
+ON_H200 = {"0.5 B": (32, 4, KEPT, (), 41804899328, 0.866), "1.5 B": (32, 4, KEPT, (), 96846085632, 2.242),
+           "3 B": (16, 8, KEPT, (), 111131508224, 4.439), "7 B": (8, 6, "", SMALL_MOMENTS, 132122213376, 3.777)}
+
+
+@pytest.mark.parametrize("size", ON_H200)
+def test_a_plan_has_what_a_gpu_had(folder, size):
+    """Bytes within 0.2% and seconds within 3%: what was planned of them on the day."""
+    micro_batch, batches, kept, flags, peak, seconds = ON_H200[size]
+    forecast.SIZES[size].write(folder / "model")
+    (folder / "plan.yaml").write_text(MIXED + kept)
+    said = run(PROGRAM, "plan", "--hf-model", folder / "model", "--from-scratch", "--init-model-with-meta-device",
+               "--seq-length", 1024, "--micro-batch-size", micro_batch, "--global-batch-size", micro_batch * batches,
+               "--lr", 1e-4, "--use-torch-fsdp2", "--fsdp2-config-path", folder / "plan.yaml", "--world-size", 1,
+               "--device", "h200", *flags).stdout
+    assert peak_of(said) == pytest.approx(peak, rel=0.002)
+    assert seconds_of(said) == pytest.approx(seconds, rel=0.03)
+
+
 def test_measured_products_take_their_time(folder):
     def step(flops):
         sizes = [(m, n, k) for m in (16, 4096) for n in (16, 4096) for k in (16, 4096)]

@@ -50,8 +50,7 @@ struct RmsNormThreads {
 
   static constexpr void before(const Launch& launch, int64_t row, int lane, Registers& mine) {
     const T* x = static_cast<const T*>(launch.x) + row * launch.width;
-    const T* branch =
-        launch.branch == nullptr ? nullptr : static_cast<const T*>(launch.branch) + row * launch.width;
+    const T* branch = launch.branch == nullptr ? nullptr : static_cast<const T*>(launch.branch) + row * launch.width;
     const int vectors = static_cast<int>(launch.width) / kVector;
     Vector<T, kVector> of_branch[kHeld]{};
     load_held<kGroup>(lane, vectors, x, mine.x);
