@@ -263,7 +263,7 @@ def test_a_step_takes_what_the_forecast_says(folder, size):
     assert 0.98 * expected < seconds_of(said) < 1.08 * expected  # which leaves small operators out
 
 
-# Of an H200, 2026-11-27 (docs/benchmarks.md): sequences of 1,024 in a micro batch, micro batches, bytes, seconds a step.
+# Of an H200, 2026-11-27 (docs/benchmarks.md): sequences of 1,024 in a micro batch, such batches, bytes, seconds a step.
 KEPT = "reshard_after_forward: false\n"
 SMALL_MOMENTS = ("--use-precision-aware-optimizer", "--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16")
 ON_H200 = {"0.5 B": (32, 4, KEPT, (), 41804899328, 0.866), "1.5 B": (32, 4, KEPT, (), 96846085632, 2.242),

@@ -48,8 +48,11 @@ constexpr int kThreadsAtOnce = [] {
 }();
 
 template <class Threads>
-__global__ __launch_bounds__(kThreadsOfBlock<Threads>, kThreadsAtOnce<Threads> /
-                                                           kThreadsOfBlock<Threads>) void rows_kernel(const typename Threads::Launch launch) {
+constexpr int kBlocksAtOnce = kThreadsAtOnce<Threads> / kThreadsOfBlock<Threads>;
+
+template <class Threads>
+__global__ __launch_bounds__(kThreadsOfBlock<Threads>,
+                             kBlocksAtOnce<Threads>) void rows_kernel(const typename Threads::Launch launch) {
   constexpr int kGroups = kThreadsOfBlock<Threads> / Threads::kGroup;
   const int64_t group = static_cast<int64_t>(blockIdx.x) * kGroups + threadIdx.x / Threads::kGroup;
   if (group >= Threads::groups(launch)) return;
