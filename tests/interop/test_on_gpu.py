@@ -9,8 +9,8 @@ import pytest
 
 import gtests
 import megashard
-import mfu
 import smoke
+from kernel_trace import device_figures
 from lines import Failure, Line, Runner
 from megashard import ROOT
 from training import Training, read_steps
@@ -167,11 +167,16 @@ def test_a_test_that_sees_no_gpu_where_there_is_one_fails(tmp_path):
 
 
 def test_what_tools_print_is_read():
-    table = ('==PROF== Connected to process 7\n"ID","Kernel Name","gpu__time_duration.sum"\n"","","ns"\n'
-             '"0","void copy<float>(Table)","1,500,000"\n"1","gemm(int)","250,000"\n'
-             '"2","void copy<float>(Table)","500,000"\n')
-    figures = mfu.kernel_figures(table)
-    assert figures["kernels"] == 3 and figures["kernels (ms)"] == pytest.approx(2.25)
-    assert figures["longest"][0] == {"kernel": "void copy<float>", "launches": 2, "ms": 2.0}
+    def kernel(name, begin, microseconds):
+        return {"cat": "kernel", "name": name, "ts": begin, "dur": microseconds}
+
+    events = [kernel("gemm(int)", 100, 250), {"cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 9000},
+              kernel("void copy<float>(Table)", 380, 1500), kernel("void copy<float>(Table)", 1000, 1000)]
+    figures = device_figures(json.dumps({"traceEvents": events}))
+    assert figures["kernels"] == 3 and figures["busy (ms)"] == pytest.approx(1.87)
+    assert figures["idle (ms)"] == pytest.approx(0.03) and figures["long gaps"] == 1
+    assert figures["longest"][0] == {"kernel": "copy<float>", "launches": 2, "ms": 2.5}
+    with pytest.raises(Failure, match="no kernel"):
+        device_figures('{"traceEvents": []}')
     listed = "Running main() from x.cc\nCudaA.\n  one\n  two\nCuda/B.\n  three/0  # GetParam() = 0\n"
     assert list(gtests.names(listed)) == ["CudaA.one", "CudaA.two", "Cuda/B.three/0"]
