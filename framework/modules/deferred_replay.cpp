@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "framework/modules/normal_in_parts.h"
 #include "framework/recompute/generator_state.h"
 
 namespace megashard::detail {
@@ -109,6 +110,12 @@ void Replay::drop(StorageKey storage) {
 void Replay::call_drawing(const c10::OperatorHandle& op, int track, int generator_argument, torch::jit::Stack& stack) {
   if (generator_argument >= 0) {
     const auto base = stack.size() - op.schema().arguments().size();
+    if (op.operator_name() == c10::OperatorName{"aten::normal_", ""} &&
+        normal_in_parts_(stack[base].toTensor(), stack[base + 1].toDouble(), stack[base + 2].toDouble(),
+                         generators_[track])) {
+      stack.erase(stack.end() - 3, stack.end());  // the tensor is the result
+      return;
+    }
     stack[base + generator_argument] = c10::IValue(generators_[track]);
     op.callBoxed(stack);
   } else {
