@@ -8,13 +8,17 @@
 #include <gtest/gtest.h>
 
 #include "framework/recompute/generator_state.h"
+#include "tests/support/simulated_device.h"
 
 namespace megashard {
 namespace {
 
 class NormalInParts : public ::testing::Test {
  protected:
-  void SetUp() override { at::set_num_threads(3); }
+  void SetUp() override {
+    MEGASHARD_NOT_ON_SIM("weights are drawn on the CPU");
+    at::set_num_threads(3);
+  }
   void TearDown() override { at::set_num_threads(threads_); }
 
  private:
