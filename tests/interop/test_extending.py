@@ -58,7 +58,7 @@ def in_place_of_root(tree, *command):
 
 
 def without_optimisations(folder):
-    """An environment in which c++ does not optimise, which takes about half the time."""
+    """An environment in which c++ does not optimise, which saves some of its time."""
     folder.mkdir()
     compiler = folder / "c++"
     compiler.write_text(f'#!/bin/sh\nexec {shutil.which("c++")} "$@" -O0\n')
