@@ -70,16 +70,21 @@ constexpr float exp_of(float x) {
   return std::exp(x);
 }
 
-/// The same of x <= 0, or NaN, in a sum or product that is rounded to T. A GPU's instruction, 2^-22 from it, is a third
-/// of the work, which is what keeps 16-bit numbers from coming as fast as memory has them.
+#if defined(__CUDA_ARCH__)
+/// e^x by the GPU's instruction, 2^-22 from it: a third of the work, which is what keeps 16-bit numbers from coming as
+/// fast as memory has them.
+constexpr float exp_by_instruction(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.44269504F));
+  return power;
+}
+#endif
+
+/// exp_of x <= 0, or NaN, in a sum or product that is rounded to T: of 16 bits by the instruction.
 template <class T>
 constexpr float exp_of_negative(float x) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (sizeof(T) == 2) {
-    float power;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.44269504F));
-    return power;
-  }
+  if constexpr (sizeof(T) == 2) return exp_by_instruction(x);
 #endif
   return exp_of(x);
 }
@@ -90,9 +95,8 @@ constexpr float sigmoid_of(float x) {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(T) == 2) {
     x = x < -87.0F ? -87.0F : x;
-    float power, reciprocal;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -1.44269504F));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(1.0F + power));
+    float reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(1.0F + exp_by_instruction(-x)));
     return reciprocal;
   }
 #endif
