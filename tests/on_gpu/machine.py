@@ -19,7 +19,7 @@ BUILD = ROOT / "build"
 PROGRAM = BUILD / "launch" / "megashard"
 CARRIED = BUILD / "carried"  # shared libraries that are neither torch's nor everywhere; only in a pack
 PACK_FACTS = ROOT / "pack.json"
-TOOL_FOLDERS = ["/usr/local/cuda/bin", "/opt/cuda/bin", "/opt/nvidia/nsight-compute"]
+TOOL_FOLDERS = ["/usr/local/cuda/bin", "/opt/cuda/bin"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -72,9 +72,10 @@ def sized(name, machine):
 def filling(name, machine, sequence, microbatches):
     """The model of that size, so many tokens at once that they fill a large GPU: what its speed is judged by."""
     model = sized(name, machine)
-    if machine.dry_run or machine.memory_gib < LARGE_GPU_GIB:
+    if machine.dry_run:
         return model
-    at_once = model.tokens_at_once // sequence
+    large = machine.memory_gib >= LARGE_GPU_GIB
+    at_once = max(1, (model.tokens_at_once if large else model.micro_batch * model.sequence) // sequence)
     return dataclasses.replace(model, sequence=sequence, micro_batch=at_once, global_batch=microbatches * at_once)
 
 
