@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "parallel/collectives/process_group.h"
+#include "parallel/device/device_plan.h"
 
 /// Differentiable cross-entropy of tokens in fp32, once: a second derivative is an error. labels [...] are int64, and
 /// an error outside [0, V) unless kIgnoredLabel, where loss and gradient are 0. Losses are [...] fp32. `ranks`, null or
@@ -21,7 +22,7 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
 at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& labels);
 
 /// The logits that linear_cross_entropy has at a time; GPUs multiply longer parts faster.
-inline int64_t logits_at_once(c10::Device device) { return int64_t{1} << (device.is_cpu() ? 27 : 28); }
+inline int64_t logits_at_once(c10::Device device) { return int64_t{1} << (acts_as_cpu(device) ? 27 : 28); }
 
 /// That of the logits hidden weight^T; hidden [..., C], weight [V / ranks, C]. More than `at_once` logits (unset:
 /// logits_at_once) are never there at a time: they are made for some tokens after the others. Gradients of 16-bit

@@ -25,6 +25,7 @@ class RoutedProcessGroup final : public ProcessGroup {
   Work reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op) override {
     return group_of(output).reduce_scatter_into(output, input, op);
   }
+  bool takes_narrow_sums() const override { return on_accelerator_->takes_narrow_sums(); }
   Work all_reduce(at::Tensor tensor, ReduceOp op) override { return group_of(tensor).all_reduce(tensor, op); }
   Work broadcast(at::Tensor tensor, int root) override { return group_of(tensor).broadcast(tensor, root); }
   Work all_to_all_into(at::Tensor output, at::Tensor input, const Splits& splits) override {

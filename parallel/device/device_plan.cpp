@@ -9,7 +9,7 @@
 namespace megashard {
 namespace {
 
-std::atomic<bool> planned{false};
+std::atomic<bool> planned{false}, planned_cpu{false};
 
 }  // namespace
 
@@ -19,6 +19,7 @@ DevicePlan begin_device_plan(const DeviceModel& model, bool keeps_spans) {
   TORCH_CHECK(plan.begin != nullptr, "the simulated device of this build makes no plans; build again");
   plan.begin(model, keeps_spans);
   planned = true;
+  planned_cpu = model.program_memory > 0;
   return plan;
 }
 
@@ -28,5 +29,7 @@ bool plan_host_pass(int64_t bytes) {
 }
 
 bool device_is_planned() { return planned; }
+
+bool acts_as_cpu(c10::Device device) { return device.is_cpu() || planned_cpu; }
 
 }  // namespace megashard

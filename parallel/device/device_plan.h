@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -81,5 +83,7 @@ DevicePlan begin_device_plan(const DeviceModel& model, bool keeps_spans);
 bool plan_host_pass(int64_t bytes);
 /// Whether it is: of the operators that this project brings it has those with a kernel for GPUs.
 bool device_is_planned();
+/// Whether collectives and memory are a CPU's: on one, and in a plan of one (DeviceModel::program_memory).
+bool acts_as_cpu(c10::Device device);
 
 }  // namespace megashard

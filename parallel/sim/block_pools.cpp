@@ -7,6 +7,7 @@
 #include <iterator>
 #include <tuple>
 
+#include "parallel/device/device_plan.h"
 #include "parallel/sim/arena.h"
 #include "parallel/sim/settings.h"
 #include "parallel/sim/sim_device.h"
@@ -23,9 +24,6 @@ constexpr size_t kOwnSegment = size_t{10} << 20;
 constexpr size_t kSegmentStep = size_t{2} << 20;
 
 constexpr size_t kExpandableAddresses = size_t{64} << 30;
-
-/// Whether a plan is, whose tensors lie in cpu_buffer_pool().
-bool is_of_cpu() { return settings().shapes && settings().model.program_memory > 0; }
 
 size_t rounded(size_t bytes, size_t step) { return (bytes + step - 1) / step * step; }
 
@@ -91,7 +89,7 @@ char* BlockPools::allocate(size_t bytes, c10::StreamId stream) {
   count(std::get<1>(key), 1, static_cast<int64_t>(block->size), static_cast<int64_t>(bytes));
   if (settings().shapes) {
     int64_t taken = stats_.allocated_bytes[0].current;
-    if (is_of_cpu()) {
+    if (acts_as_cpu({c10::kCUDA})) {
       resident_.take(block->address, bytes);
       taken = resident_.bytes();
     }
@@ -197,7 +195,7 @@ void BlockPools::free(char* address) {
   TORCH_INTERNAL_ASSERT(found != blocks_.end());
   Block* block = found->second;
   blocks_.erase(found);
-  if (is_of_cpu()) resident_.give_back(address);
+  if (acts_as_cpu({c10::kCUDA})) resident_.give_back(address);
   count(std::get<1>(block->segment->key), -1, -static_cast<int64_t>(block->size),
         -static_cast<int64_t>(block->requested));
   for (const c10::StreamId stream : block->streams) device().record(block->events.emplace_back(), stream);

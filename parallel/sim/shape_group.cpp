@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "parallel/device/device_plan.h"
 #include "parallel/sim/operation.h"
 #include "parallel/sim/operation_costs.h"
 
@@ -20,6 +21,7 @@ class ShapeGroup final : public ProcessGroup {
 
   c10::DeviceType device_type() const override { return c10::kCUDA; }
   c10::Device device() const override { return {c10::kCUDA, static_cast<c10::DeviceIndex>(options_.device)}; }
+  bool takes_narrow_sums() const override { return acts_as_cpu(device()); }
 
   Work all_gather_into(at::Tensor output, at::Tensor input) override {
     check_tensors("all_gather", Shapes::kGather, output, input);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "parallel/device/device_plan.h"
 #include "parallel/device/storage.h"
 #include "parallel/fsdp/detail/fsdp_context.h"
 
@@ -51,9 +52,9 @@ ForeachAllGather ForeachAllGather::of_slices(ProcessGroupPtr group, const FsdpPa
 }
 
 void ForeachAllGather::place(Item item, bool contiguous) {
-  const bool in_place =
-      item.payloads.empty() && custom_ == nullptr && !memory_ &&
-      (ranks() == 1 || (contiguous && item.param->unsharded().tensor().is_cpu() && item.bytes >= kMinInPlaceBytes));
+  const auto device = item.param->unsharded().tensor().device();
+  const bool in_place = item.payloads.empty() && custom_ == nullptr && !memory_ &&
+                        (ranks() == 1 || (contiguous && acts_as_cpu(device) && item.bytes >= kMinInPlaceBytes));
   if (!in_place) {
     item.offset = packed_bytes_;
     packed_bytes_ += aligned(item.bytes);

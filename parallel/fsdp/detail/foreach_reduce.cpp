@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "parallel/copies/element_copy.h"
+#include "parallel/device/device_plan.h"
 #include "parallel/device/storage.h"
 #include "parallel/fsdp/detail/fsdp_context.h"
 
@@ -136,7 +137,7 @@ Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
     reduction.stream = stays_on_stream(group, streams) ? streams.current() : *streams.reduce_scatter;
   }
   const bool may_stay = reduction.factors.before == 1 && group.comm.reduce_scatter == nullptr && !group.comm.memory &&
-                        (alone || streams.device.is_cpu());
+                        (alone || acts_as_cpu(streams.device));
   const bool widens = !group.has_wide_grads && !alone && dtype == at::kFloat && shard_group.takes_narrow_sums();
   const auto is_sent_as = [&](at::ScalarType type) {
     return type == dtype || (widens && (type == at::kBFloat16 || type == at::kHalf));

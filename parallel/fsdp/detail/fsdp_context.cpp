@@ -7,13 +7,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "parallel/device/device_plan.h"
 #include "parallel/fsdp/detail/fsdp_param_group.h"
 #include "parallel/fsdp/detail/fsdp_state.h"
 
 namespace megashard {
 
 CommStreams::CommStreams(c10::Device target) : device(target) {
-  if (device.is_cpu()) return;
+  if (acts_as_cpu(device)) return;
   const c10::impl::VirtualGuardImpl guard(device.type());
   copy_in = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
   all_gather = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "parallel/copies/element_copy.h"
+#include "parallel/device/device_plan.h"
 #include "parallel/device/storage.h"
 #include "parallel/device/tensor_table.h"
 #include "parallel/fsdp/detail/fsdp_param_group.h"
@@ -318,7 +319,8 @@ void FsdpParam::accumulate_sharded_grad(const at::Tensor& buffer, int64_t offset
     mine = guarded(rows, grad_info_);
   } else if (rows.is_cpu() && mine.is_contiguous() && mine.scalar_type() == rows.scalar_type()) {
     // What was offloaded before is there: the host has waited for `rows` on the same stream.
-    add_elements(mine.data_ptr(), rows.const_data_ptr(), rows.scalar_type(), rows.numel());
+    if (!plan_host_pass(static_cast<int64_t>(3 * rows.nbytes())))
+      add_elements(mine.data_ptr(), rows.const_data_ptr(), rows.scalar_type(), rows.numel());
   } else {
     unguarded(mine).add_(rows);
   }
