@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kMostSequences = 64;  // of a micro batch
 
 /// All but the micro batch, that of least memory last.
-std::vector<PlanChange> ways(const Arguments& arguments, const PlanOptions& options) {
+std::vector<PlanChange> ways(const Arguments& arguments, const PlanOptions& options, bool offloads) {
   std::vector<PlanChange> all;
   const bool chooses = !arguments.recompute_granularity && !arguments.recompute_activations;
   const auto near = static_cast<int>(options.device.node_devices);
@@ -23,7 +23,8 @@ std::vector<PlanChange> ways(const Arguments& arguments, const PlanOptions& opti
       for (const bool reshards : {false, true}) {
         all.push_back({.recomputes = recomputes,
                        .reshard_after_forward = reshards,
-                       .sharding_size = in_node ? std::optional(near) : std::nullopt});
+                       .sharding_size = in_node ? std::optional(near) : std::nullopt,
+                       .offloads = offloads});
       }
     }
   }
@@ -41,17 +42,22 @@ std::vector<FitTrial> try_what_fits(const std::function<CommandLine()>& line, co
   const auto& own = first.arguments;
   const int64_t ranks = options.world_size / (own.tensor_model_parallel_size * own.context_parallel_size);
   std::vector<FitTrial> trials;
-  for (const PlanChange& way : ways(first.arguments, options)) {
-    for (int64_t sequences = 1; sequences <= kMostSequences; sequences *= 2) {
-      if (*batch % (ranks * sequences) != 0) break;
-      PlanOptions changed = options;
-      changed.change = way;
-      changed.change.micro_batch_size = sequences;
-      CommandLine each = line();
-      trials.push_back({changed.change, run_planned(each, changed)});
-      if (!fits(trials.back().run, options.device)) break;
+  const auto try_all = [&](bool offloads) {
+    for (const PlanChange& way : ways(first.arguments, options, offloads)) {
+      for (int64_t sequences = 1; sequences <= kMostSequences; sequences *= 2) {
+        if (*batch % (ranks * sequences) != 0) break;
+        PlanOptions changed = options;
+        changed.change = way;
+        changed.change.micro_batch_size = sequences;
+        CommandLine each = line();
+        trials.push_back({changed.change, run_planned(each, changed)});
+        if (!fits(trials.back().run, options.device)) break;
+      }
     }
-  }
+  };
+  try_all(/*offloads=*/false);
+  const bool any = std::ranges::any_of(trials, [&](const FitTrial& each) { return fits(each.run, options.device); });
+  if (!any && options.device.program_memory == 0) try_all(/*offloads=*/true);
   if (trials.empty()) {
     throw UsageError("--global-batch-size " + std::to_string(*batch) + " is not divisible by the " +
                      std::to_string(ranks) + " data parallel ranks; change one of them.");
@@ -69,16 +75,18 @@ std::string change_text(const PlanChange& change) {
   if (change.reshard_after_forward)
     text += std::string("; reshard_after_forward: ") + (*change.reshard_after_forward ? "true" : "false");
   if (change.sharding_size) text += "; sharding_size: " + std::to_string(*change.sharding_size);
+  if (change.offloads) text += "; offload_to_cpu: true";
   return text;
 }
 
 void print_trials(const std::vector<FitTrial>& trials, const DeviceModel& device) {
-  TextTable table({"micro batch", "recompute", "reshard", "shards", "GiB", "", "step ms", "MFU"}, {0, 4, 6, 7});
+  TextTable table({"micro batch", "recompute", "reshard", "shards", "offload", "GiB", "", "step ms", "MFU"},
+                  {0, 5, 7, 8});
   for (const auto& [change, run] : trials) {
     const auto bytes = static_cast<double>(run.peak.bytes);
     table.add({std::to_string(*change.micro_batch_size), change.recomputes ? "full" : "-",
                *change.reshard_after_forward ? "true" : "false",
-               change.sharding_size ? std::to_string(*change.sharding_size) : "all",
+               change.sharding_size ? std::to_string(*change.sharding_size) : "all", change.offloads ? "yes" : "-",
                decimal("%.2f", bytes / (int64_t{1} << 30)), fits(run, device) ? "fits" : "does not fit",
                decimal("%.2f", 1e3 * run.step.seconds), decimal("%.1f%%", 100 * utilisation(run))});
   }

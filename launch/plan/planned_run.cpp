@@ -200,6 +200,7 @@ PlannedRun run_planned(CommandLine& line, const PlanOptions& options) {
       validate_for_machine(line, {.rank = 0, .world_size = world_size, .local_world_size = world_size}, sink);
   if (change.reshard_after_forward) sharding.config.reshard_after_forward = *change.reshard_after_forward;
   if (change.sharding_size) sharding.config.sharding_size = *change.sharding_size;
+  if (change.offloads) sharding.config.offload_to_cpu = true;
   take_network_from_hf_model(arguments, ignore);
   const DevicePlan plan = begin_device_plan(device, keeps_spans);
   const ProcessGroupPtr group = group_of_rank_0(world_size);

@@ -52,6 +52,7 @@ struct PlanChange {
   bool recomputes = false;  ///< each layer, whole
   std::optional<bool> reshard_after_forward{};
   std::optional<int> sharding_size{};
+  bool offloads = false;  ///< rows, gradients and optimizer state to host memory
 };
 
 struct PlanOptions {

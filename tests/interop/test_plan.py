@@ -202,6 +202,24 @@ def test_a_plan_has_the_bytes_of_a_run(folder, name, world):
     assert [sum(int(row[i]) for row in rows) for i in (0, 1)] == of_step
 
 
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_a_plan_of_a_cpu_has_what_is_resident(folder, name):
+    """In a large network more than in a small one, in both: the program itself is left out."""
+    config, _ = RUNS[name]
+    if config == MIXED and "avx512bw" not in pathlib.Path("/proc/cpuinfo").read_text():
+        pytest.skip("products in bf16 are copies in fp32 on this CPU")
+    text = (ROOT / "launch" / "plan" / "devices" / "h200.yaml").read_text()
+    (folder / "cpu.yaml").write_text(text + "program_memory: 100000000\n")
+    planned, resident = [], []
+    for model in (SMALL, Model(layers=4, hidden=768, ffn=2048, heads=12, groups=12, vocabulary=20000)):
+        planned.append(peak_of(plan(folder, model, 2, "--device", folder / "cpu.yaml", length=128, config=config)))
+        metrics, _ = pretrain(folder, *model.flags(128), "--micro-batch-size", 1, "--global-batch-size", 2,
+                              "--mock-data", "--eval-iters", 0, "--init-model-with-meta-device", "--train-iters", 3,
+                              ranks=2, config=config)
+        resident.append(metrics[-1]["peak_memory_bytes"])
+    assert planned[1] - planned[0] == pytest.approx(resident[1] - resident[0], rel=0.03)
+
+
 def test_offloaded_rows_are_counted_on_the_host(folder):
     config = MIXED + "offload_to_cpu: true\n"
     said = plan(folder, LLAMA_7B, 8, config=config)
@@ -344,7 +362,7 @@ def test_a_trace_has_the_step(folder):
 
 def test_the_fastest_that_fits_is_found(folder):
     said = plan(folder, LLAMA_7B, 16, "--fit", "--device-memory", "30GiB", batches=4)
-    trials = re.findall(r"^ +(\d+) +(full|-) +(true|false) +(all|8) +([\d.]+) +(fits|does not fit) +([\d.]+) ", said,
+    trials = re.findall(r"^ +(\d+) +(full|-) +(true|false) +(all|8) +- +([\d.]+) +(fits|does not fit) +([\d.]+) ", said,
                         re.M)
     assert len({trial[:4] for trial in trials}) == len(trials) > 16
     for *_, gib, fits, _ in trials:
@@ -359,6 +377,14 @@ def test_the_fastest_that_fits_is_found(folder):
                  config=MIXED + told[3].replace("; ", "\n") + "\n")
     assert f"{peak_of(again) / 2**30:.2f}" == gib and f"{1e3 * seconds_of(again):.2f}" == ms
     assert f"reshard_after_forward: {reshards}" in told[3] and ("sharding_size: 8" in told[3]) == (shards == "8")
+
+
+def test_host_memory_is_tried_where_nothing_else_fits(folder):
+    said = plan(folder, LLAMA_7B, 2, "--fit", "--device-memory", "40GiB", batches=2)
+    trials = re.findall(r"^ +\d+ +(?:full|-) +(?:true|false) +all +(yes|-) +([\d.]+) +(fits|does not fit) ", said, re.M)
+    assert {fits for offloads, _, fits in trials if offloads == "-"} == {"does not fit"}
+    assert "fits" in {fits for offloads, _, fits in trials if offloads == "yes"}
+    assert re.search(r"^fastest that fits: .*; offload_to_cpu: true$", said, re.M)
 
 
 # --- limits ---
