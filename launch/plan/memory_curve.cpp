@@ -34,7 +34,9 @@ MemoryCurve::MemoryCurve(const DevicePlan& plan, std::function<PeakMemory()> in_
   curve_of_process = this;
   const auto nothing = [](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> { return nullptr; };
   const auto look_now = [](const at::RecordFunction&, at::ObserverContext*) { curve_of_process->look(); };
-  handle_ = at::addGlobalCallback(at::RecordFunctionCallback(nothing, look_now).scopes({at::RecordScope::FUNCTION}));
+  // Of this thread, and of autograd's, which works for it while it waits; threads that load data have operators, too.
+  handle_ =
+      at::addThreadLocalCallback(at::RecordFunctionCallback(nothing, look_now).scopes({at::RecordScope::FUNCTION}));
 }
 
 PlanTotals MemoryCurve::take_totals(std::vector<MemorySample>& samples) {

@@ -13,7 +13,7 @@ namespace megashard {
 /// Looks, after each operator of a plan, at what is in use. While it lives it takes the plan's totals, bit by bit.
 class MemoryCurve {
  public:
-  /// `in_use`: of now.
+  /// `in_use`: of now. The thread that calls it trains, and destroys it.
   MemoryCurve(const DevicePlan& plan, std::function<PeakMemory()> in_use);
   ~MemoryCurve() { at::removeCallback(handle_); }
   MemoryCurve(const MemoryCurve&) = delete;
