@@ -104,10 +104,12 @@ std::map<std::string, double> measured_operators(const YamlValue& value) {
 constexpr const char* kProgramMemory = "program_memory";
 constexpr const char* kProducts = "products";
 constexpr const char* kOperators = "operators";
+constexpr const char* kOperators16 = "operators_16";
+constexpr const char* kAttention16 = "attention_16";
 
 std::vector<std::string> known_keys() {
-  std::vector<std::string> keys = {"name",         "memory",  "multiprocessors", "attention",
-                                   "node_devices", kProducts, kOperators,        kProgramMemory};
+  std::vector<std::string> keys = {"name",         "memory",  "multiprocessors", "attention",  kAttention16,
+                                   "node_devices", kProducts, kOperators,        kOperators16, kProgramMemory};
   for (const auto& [key, field] : kFields) keys.emplace_back(key);
   return keys;
 }
@@ -144,6 +146,8 @@ DeviceModel read_device_model(const std::string& file_or_name) {
     model.program_memory = parse_bytes(value(kProgramMemory).text(), source + ": program_memory");
   if (values.contains(kProducts)) model.products = measured_products(value(kProducts));
   if (values.contains(kOperators)) model.operators = measured_operators(value(kOperators));
+  if (values.contains(kOperators16)) model.operators_16 = measured_operators(value(kOperators16));
+  if (values.contains(kAttention16)) model.attention_16 = attention_shares(source, value(kAttention16));
   return model;
 }
 
@@ -157,20 +161,30 @@ void write_device_model(const std::string& path, const DeviceModel& model, const
   out << YAML::Key << "multiprocessors" << YAML::Value << model.multiprocessors;
   out << YAML::Key << "node_devices" << YAML::Value << model.node_devices;
   for (const auto& [key, field] : kFields) out << YAML::Key << key << YAML::Value << number(model.*field);
-  out << YAML::Key << "attention" << YAML::Value << YAML::BeginMap;
-  for (const auto& each : model.attention) {
-    out << YAML::Key << each.channels << YAML::Value << YAML::Flow << YAML::BeginSeq << number(each.forward)
-        << number(each.backward) << YAML::EndSeq;
-  }
-  out << YAML::EndMap << YAML::Key << kProducts << YAML::Value << YAML::BeginSeq;
+  const auto write_attention = [&](const char* key, const std::vector<DeviceModel::AttentionShare>& shares) {
+    if (shares.empty()) return;
+    out << YAML::Key << key << YAML::Value << YAML::BeginMap;
+    for (const auto& each : shares) {
+      out << YAML::Key << each.channels << YAML::Value << YAML::Flow << YAML::BeginSeq << number(each.forward)
+          << number(each.backward) << YAML::EndSeq;
+    }
+    out << YAML::EndMap;
+  };
+  write_attention("attention", model.attention);
+  write_attention(kAttention16, model.attention_16);
+  out << YAML::Key << kProducts << YAML::Value << YAML::BeginSeq;
   for (const auto& each : model.products) {
     out << YAML::Flow << YAML::BeginMap << YAML::Key << "bits" << YAML::Value << each.bits << YAML::Key << "m"
         << YAML::Value << each.m << YAML::Key << "n" << YAML::Value << each.n << YAML::Key << "k" << YAML::Value
         << each.k << YAML::Key << "flops" << YAML::Value << number(each.flops) << YAML::EndMap;
   }
-  out << YAML::EndSeq << YAML::Key << kOperators << YAML::Value << YAML::BeginMap;
-  for (const auto& [name, bandwidth] : model.operators) out << YAML::Key << name << YAML::Value << number(bandwidth);
-  out << YAML::EndMap << YAML::EndMap;
+  out << YAML::EndSeq;
+  for (const auto& [key, operators] : {std::pair(kOperators, &model.operators), {kOperators16, &model.operators_16}}) {
+    out << YAML::Key << key << YAML::Value << YAML::BeginMap;
+    for (const auto& [name, bandwidth] : *operators) out << YAML::Key << name << YAML::Value << number(bandwidth);
+    out << YAML::EndMap;
+  }
+  out << YAML::EndMap;
   std::ofstream file(path);
   file << out.c_str() << "\n";
   file.close();

@@ -46,16 +46,21 @@ int64_t memory_of(c10::Device device, int ranks) {
   return int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE) / ranks;
 }
 
-/// Products of all sizes of a grid, as models ask for them: x [m, k], weight [n, k].
+/// Products of all sizes of a grid, as models ask for them: x [m, k], weight [n, k]; of other weights each time, as in
+/// a model, whose caches have lost them.
 void measure_products(DeviceModel& model, const Stopwatch& watch, c10::Device device) {
+  constexpr size_t kWeights = 16;
+  std::vector<at::Tensor> weights(kWeights);
   const auto sizes = device.is_cpu() ? std::array<int64_t, 3>{32, 256, 1024} : std::array<int64_t, 3>{256, 1024, 8192};
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     double best = 0;
     for (const int64_t m : sizes) {
       for (const int64_t n : sizes) {
         for (const int64_t k : sizes) {
-          const auto x = filled({m, k}, dtype, device), weight = filled({n, k}, dtype, device);
-          const double seconds = watch.seconds_of([&] { linear(x, weight, at::Tensor()); });
+          const auto x = filled({m, k}, dtype, device);
+          for (auto& each : weights) each = filled({n, k}, dtype, device);
+          size_t calls = 0;
+          const double seconds = watch.seconds_of([&] { linear(x, weights[calls++ % kWeights], at::Tensor()); });
           const double flops = 2.0 * static_cast<double>(m * n * k) / seconds;
           model.products.push_back({static_cast<int64_t>(8 * c10::elementSize(dtype)), m, n, k, flops});
           best = std::max(best, flops);

@@ -29,9 +29,11 @@ struct DeviceModel {
   double product_share = 1;                        ///< of the peak that the best product reaches
   std::vector<Product> products;                   ///< all of a few m, n and k; of bits without any, the peaks count
   int64_t multiprocessors = 1;
-  std::vector<AttentionShare> attention;  ///< of the peak that long causal sequences reach
+  std::vector<AttentionShare> attention;     ///< of the peak that long causal sequences reach
+  std::vector<AttentionShare> attention_16;  ///< in 16 bits; empty: the same
   double memory_bandwidth = 0, memory_share = 1;
   std::map<std::string, double> operators;           ///< bytes a second of those that were measured, by their names
+  std::map<std::string, double> operators_16;        ///< of mostly 16-bit elements; those without are in `operators`
   double kernel_start = 0;                           ///< between two kernels of a stream
   double host_launch = 0;                            ///< of the host, for one operator
   int64_t node_devices = 1;                          ///< that node_bandwidth joins

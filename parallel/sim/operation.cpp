@@ -44,7 +44,8 @@ void Operation::end() {
   device_.collective_bytes += bytes;
   if (!settings().shapes) return;
   if (bytes == 0 && moved_ == 0) return;  // a view, or it has ended
-  const double takes = bytes > 0 ? seconds : kernel_seconds(*access_.operation, arithmetic_, moved_);
+  const bool narrow = 2 * narrow_ > moved_;
+  const double takes = bytes > 0 ? seconds : kernel_seconds(*access_.operation, arithmetic_, moved_, narrow);
   device_.timeline.run(access_.agent, {access_.operation, takes, bytes}, current_unit());
   moved_ = 0;
 }
@@ -52,7 +53,9 @@ void Operation::end() {
 void Operation::touch(const at::Tensor& tensor, bool writes) {
   if (!tensor.defined() || !tensor.has_storage() || tensor.numel() == 0) return;
   if (settings().shapes) {
-    moved_ += bytes_of_elements(tensor);
+    const int64_t bytes = bytes_of_elements(tensor);
+    moved_ += bytes;
+    if (tensor.element_size() == 2) narrow_ += bytes;
     return;
   }
   const std::string* name = name_of_memory(tensor);

@@ -50,7 +50,8 @@ class Operation {
   SimDevice& device_;
   c10::StreamId stream_;
   Access access_;
-  int64_t moved_ = 0;  // bytes, of shapes
+  int64_t moved_ = 0;   // bytes, of shapes
+  int64_t narrow_ = 0;  // of these, of tensors of 16-bit elements
   double arithmetic_ = 0;
   std::pair<int64_t, double> collective_{};  // bytes; seconds
 };

@@ -101,7 +101,8 @@ constexpr double kBackwardOfForward = 2.5;  // products of either
 
 /// Causal: half of the scores. Tensors [.., T, channels], heads and batches before.
 double attention_seconds(const Tensor& query, const Tensor& key, int64_t length, bool causal, bool backward) {
-  const auto& shares = settings().model.attention;
+  const auto& in_16 = settings().model.attention_16;
+  const auto& shares = key.element_size() == 2 && !in_16.empty() ? in_16 : settings().model.attention;
   const int64_t channels = query.size(-1);
   const auto share = std::find_if(shares.begin(), shares.end(), [&](const auto& each) {
     return each.channels >= channels || &each == &shares.back();
@@ -157,11 +158,12 @@ bool reads_what_it_writes(const std::string& name) {
   return name.ends_with('_') && std::ranges::find(kOnlyWrite, name) == kOnlyWrite.end();
 }
 
-double kernel_seconds(const std::string& name, double arithmetic, int64_t bytes) {
+double kernel_seconds(const std::string& name, double arithmetic, int64_t bytes, bool narrow) {
   const DeviceModel& model = settings().model;
-  const auto measured = model.operators.find(name);
-  const double bandwidth =
-      measured == model.operators.end() ? model.memory_bandwidth * model.memory_share : measured->second;
+  double bandwidth = model.memory_bandwidth * model.memory_share;
+  if (const auto wide = model.operators.find(name); wide != model.operators.end()) bandwidth = wide->second;
+  const auto in_16 = model.operators_16.find(name);
+  if (narrow && in_16 != model.operators_16.end()) bandwidth = in_16->second;
   const double moved = static_cast<double>(bytes) / bandwidth;
   return std::max(arithmetic, moved) + model.kernel_start;
 }
