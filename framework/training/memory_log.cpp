@@ -28,6 +28,7 @@ MemoryLog::MemoryLog(const torch::nn::Module& model, Optimizer& optimizer, c10::
       optimizer_(optimizer),
       device_(device),
       sources_(std::move(sources)),
+      parameters_(parameter_bytes()),
       state_bytes_(optimizer_bytes()) {
   observe_memory_use([this](const MemoryUse& use) { look(use); });
 }
@@ -40,17 +41,48 @@ int64_t MemoryLog::optimizer_bytes() const {
   return bytes;
 }
 
+int64_t MemoryLog::parameter_bytes() const {
+  int64_t bytes = 0;
+  std::unordered_set<const c10::TensorImpl*> counted;  // tied ones have several names
+  for (const auto& parameter : model_.parameters()) {
+    if (counted.insert(parameter.unsafeGetTensorImpl()).second) bytes += bytes_on(device_, parameter);
+  }
+  return bytes;
+}
+
+MemoryLog::Held MemoryLog::held_now(const MemoryUse& use) const {
+  Held held{.use = use, .optimizer = state_bytes_};
+  for (const auto& parameter : optimizer_.parameters()) {
+    const at::Tensor& gradient = parameter.grad();
+    const int64_t bytes = bytes_on(device_, gradient);
+    held.gradients += bytes;
+    if (bytes > 0 && is_counted_communication(gradient)) held.use.communication -= bytes;  // counted once
+  }
+  return held;
+}
+
 void MemoryLog::look(const MemoryUse& use) {
   const int64_t live = sources_.live_bytes();
   if (live <= fullest_) return;
   fullest_ = live;
-  held_ = {.use = use, .optimizer = state_bytes_};
-  for (const auto& parameter : optimizer_.parameters()) {
-    const at::Tensor& gradient = parameter.grad();
-    const int64_t bytes = bytes_on(device_, gradient);
-    held_.gradients += bytes;
-    if (bytes > 0 && is_counted_communication(gradient)) held_.use.communication -= bytes;  // counted once
-  }
+  held_ = held_now(use);
+}
+
+MemoryParts MemoryLog::parts_of(const Held& held, int64_t bytes) const {
+  const auto& use = held.use;
+  const int64_t known = parameters_ + held.gradients + held.optimizer + use.unsharded + use.communication;
+  return {{"sharded parameters", parameters_},
+          {"gradients", held.gradients},
+          {"optimizer state", held.optimizer},
+          {"unsharded parameters", use.unsharded},
+          {"communication buffers", use.communication},
+          {"activations and the rest", std::max<int64_t>(0, bytes - known)}};
+}
+
+MemoryParts MemoryLog::now() const {
+  // What a CPU's pool hands out is not what was there before the training.
+  const int64_t before = device_.is_cpu() ? parameters_ + state_bytes_ : 0;
+  return parts_of(held_now(memory_use()), before + sources_.live_bytes());
 }
 
 std::optional<MemoryPeak> MemoryLog::grown(int64_t iteration) {
@@ -58,21 +90,7 @@ std::optional<MemoryPeak> MemoryLog::grown(int64_t iteration) {
   const int64_t peak = sources_.peak_bytes();
   if (static_cast<double>(peak) <= kGrowth * static_cast<double>(told_)) return std::nullopt;
   told_ = peak;
-  int64_t parameters = 0;
-  std::unordered_set<const c10::TensorImpl*> counted;  // tied ones have several names
-  for (const auto& parameter : model_.parameters()) {
-    if (counted.insert(parameter.unsafeGetTensorImpl()).second) parameters += bytes_on(device_, parameter);
-  }
-  const auto& use = held_.use;
-  const int64_t known = parameters + held_.gradients + held_.optimizer + use.unsharded + use.communication;
-  return MemoryPeak{.iteration = iteration,
-                    .bytes = peak,
-                    .parts = {{"sharded parameters", parameters},
-                              {"gradients", held_.gradients},
-                              {"optimizer state", held_.optimizer},
-                              {"unsharded parameters", use.unsharded},
-                              {"communication buffers", use.communication},
-                              {"activations and the rest", std::max<int64_t>(0, peak - known)}}};
+  return MemoryPeak{.iteration = iteration, .bytes = peak, .parts = parts_of(held_, peak)};
 }
 
 std::string memory_line(const MemoryPeak& peak) {

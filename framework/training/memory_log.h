@@ -15,12 +15,15 @@
 
 namespace megashard {
 
-/// A peak of this rank's memory, in bytes, and what it was made of: "sharded parameters", ... The last part,
-/// "activations and the rest", is what remains of the peak; on a CPU it holds the program and its libraries too.
+/// Bytes by what holds them: "sharded parameters", ... The last part is "activations and the rest".
+using MemoryParts = std::vector<std::pair<std::string, int64_t>>;
+
+/// A peak of this rank's memory, in bytes, and what it was made of; on a CPU the rest holds the program and its
+/// libraries too.
 struct MemoryPeak {
   int64_t iteration = 0;
   int64_t bytes = 0;
-  std::vector<std::pair<std::string, int64_t>> parts{};
+  MemoryParts parts{};
 };
 
 /// "[Rank 0] (after 1 iterations) memory (MiB) | peak: 712.0 | sharded parameters: 32.0 | ..."
@@ -31,7 +34,7 @@ std::string memory_line(const MemoryPeak& peak);
 class MemoryLog {
  public:
   struct Sources {
-    std::function<int64_t()> live_bytes;  ///< of this rank, now
+    std::function<int64_t()> live_bytes;  ///< of this rank, now; of a CPU those of cpu_buffer_pool()
     std::function<int64_t()> peak_bytes;  ///< the most that it had
   };
   /// Counts what lies on `device`. `model` and `optimizer` outlive it.
@@ -42,6 +45,8 @@ class MemoryLog {
 
   /// After a step, where the peak has grown by more than 1 % since the last one that was told.
   std::optional<MemoryPeak> grown(int64_t iteration);
+  /// What is in use. Of a CPU without the program and tensors that are less than kPooledFrom.
+  MemoryParts now() const;
 
  private:
   struct Held {
@@ -49,12 +54,16 @@ class MemoryLog {
     int64_t gradients = 0, optimizer = 0;
   };
   void look(const MemoryUse& use);
+  Held held_now(const MemoryUse& use) const;
+  MemoryParts parts_of(const Held& held, int64_t bytes) const;
+  int64_t parameter_bytes() const;
   int64_t optimizer_bytes() const;
 
   const torch::nn::Module& model_;
   Optimizer& optimizer_;
   c10::Device device_;
   Sources sources_;
+  int64_t parameters_;
   int64_t state_bytes_;  // of the optimizer, since the last step
   int64_t fullest_ = 0;  // of live_bytes, when `held_` was there
   Held held_;

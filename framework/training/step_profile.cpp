@@ -20,11 +20,13 @@ std::string profile_folder(const Arguments& arguments) {
   return arguments.profile_save_path ? *arguments.profile_save_path : arguments.tensorboard_dir.value_or("");
 }
 
-StepProfile::StepProfile(const Arguments& arguments, const ProcessGroup& world, c10::Device device)
+StepProfile::StepProfile(const Arguments& arguments, const ProcessGroup& world, c10::Device device,
+                         const MemoryLog* memory)
     : first_(arguments.profile_step_start),
       last_(arguments.profile_step_end),
       device_(device),
-      path_(profile_folder(arguments) + "/rank_" + std::to_string(world.rank()) + ".pt.trace.json") {}
+      path_(profile_folder(arguments) + "/rank_" + std::to_string(world.rank()) + ".pt.trace.json"),
+      memory_(memory) {}
 
 StepProfile::~StepProfile() {
   if (runs_) torch::autograd::profiler::disableProfiler();
@@ -38,6 +40,7 @@ void StepProfile::begin_step(int64_t completed) {
   torch::autograd::profiler::enableProfiler(
       profiler_config(), activities,
       {at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE, at::RecordScope::BACKWARD_FUNCTION});
+  if (memory_ != nullptr) counters_ = std::make_unique<MemoryCounters>(*memory_);
   runs_ = true;
 }
 
@@ -47,8 +50,10 @@ std::string StepProfile::finish() {
   if (!runs_) return "";
   runs_ = false;
   const auto profiled = torch::autograd::profiler::disableProfiler();
+  const auto counters = std::move(counters_);
   std::filesystem::create_directories(std::filesystem::path(path_).parent_path());
   profiled->save(path_);
+  if (counters != nullptr) counters->add_to(path_);
   return path_;
 }
 

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "framework/arguments/arguments.h"
+#include "framework/training/memory_counters.h"
 #include "parallel/collectives/process_group.h"
 
 namespace megashard {
@@ -12,8 +14,8 @@ namespace megashard {
 /// --profile-step-end, by LibTorch's profiler (Kineto), as a Chrome trace: chrome://tracing and Perfetto show it.
 class StepProfile {
  public:
-  /// Of one of --profile-ranks.
-  StepProfile(const Arguments& arguments, const ProcessGroup& world, c10::Device device);
+  /// Of one of --profile-ranks. With a `memory`, which outlives it, the trace has memory by class, too.
+  StepProfile(const Arguments& arguments, const ProcessGroup& world, c10::Device device, const MemoryLog* memory);
   /// A profile under way ends without a file.
   ~StepProfile();
   StepProfile(const StepProfile&) = delete;
@@ -30,6 +32,8 @@ class StepProfile {
   int64_t first_, last_;
   c10::Device device_;
   std::string path_;
+  const MemoryLog* memory_;
+  std::unique_ptr<MemoryCounters> counters_;  // while it runs
   bool runs_ = false;
 };
 

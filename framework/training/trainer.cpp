@@ -106,7 +106,7 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, const ParallelGr
         MemoryLog::Sources{.live_bytes = callbacks_.live_memory_bytes, .peak_bytes = callbacks_.peak_memory_bytes});
   }
   if (arguments.profile && std::ranges::count(arguments.profile_ranks, group_->rank()) > 0)
-    profile_ = std::make_unique<StepProfile>(arguments, *group_, device_);
+    profile_ = std::make_unique<StepProfile>(arguments, *group_, device_, memory_log_.get());
   check_overrides(param_group_overrides(arguments), *optimizer_, group_);
   if (arguments.hf_model && !arguments.from_scratch) weights_from_ = *arguments.hf_model;
 }

@@ -43,7 +43,7 @@ struct TrainerCallbacks {
   DiagnosticSink sink{};                                    ///< of warnings, on every rank; null: nobody
   std::function<StopRequest()> stop_request;                ///< of this rank
   std::function<int64_t()> peak_memory_bytes;               ///< of this rank
-  std::function<int64_t()> live_memory_bytes{};             ///< of this rank, now; for --log-memory
+  std::function<int64_t()> live_memory_bytes{};             ///< MemoryLog::Sources::live_bytes, for --log-memory
   std::function<void()> before_first_step{};                ///< null: nothing
   std::function<void()> after_step{};                       ///< null: nothing
   std::function<void(const StepReport& step)> show_step{};  ///< on the first rank, after each step; null: nothing

@@ -24,20 +24,10 @@ void add_totals(PlanTotals& all, PlanTotals part) {
   std::ranges::move(part.spans, std::back_inserter(all.spans));
 }
 
-// A callback of PyTorch's is a plain function.
-MemoryCurve* curve_of_process = nullptr;
-
 }  // namespace
 
 MemoryCurve::MemoryCurve(const DevicePlan& plan, std::function<PeakMemory()> in_use)
-    : plan_(plan), in_use_(std::move(in_use)) {
-  curve_of_process = this;
-  const auto nothing = [](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> { return nullptr; };
-  const auto look_now = [](const at::RecordFunction&, at::ObserverContext*) { curve_of_process->look(); };
-  // Of this thread, and of autograd's, which works for it while it waits; threads that load data have operators, too.
-  handle_ =
-      at::addThreadLocalCallback(at::RecordFunctionCallback(nothing, look_now).scopes({at::RecordScope::FUNCTION}));
-}
+    : plan_(plan), in_use_(std::move(in_use)), watch_([this] { look(); }) {}
 
 PlanTotals MemoryCurve::take_totals(std::vector<MemorySample>& samples) {
   take_new_totals();

@@ -1,10 +1,9 @@
 #pragma once
 
-#include <ATen/record_function.h>
-
 #include <functional>
 #include <vector>
 
+#include "framework/training/operator_watch.h"
 #include "launch/plan/planned_run.h"
 #include "parallel/device/device_plan.h"
 
@@ -15,9 +14,6 @@ class MemoryCurve {
  public:
   /// `in_use`: of now. The thread that calls it trains, and destroys it.
   MemoryCurve(const DevicePlan& plan, std::function<PeakMemory()> in_use);
-  ~MemoryCurve() { at::removeCallback(handle_); }
-  MemoryCurve(const MemoryCurve&) = delete;
-  MemoryCurve& operator=(const MemoryCurve&) = delete;
 
   /// Since the last question, with all samples of that time; each differs from the one before.
   PlanTotals take_totals(std::vector<MemorySample>& samples);
@@ -31,7 +27,7 @@ class MemoryCurve {
   PlanTotals totals_;
   double now_ = 0;  // when the last operation of the stream that computes is over
   std::vector<MemorySample> samples_;
-  at::CallbackHandle handle_;
+  OperatorWatch watch_;
 };
 
 }  // namespace megashard

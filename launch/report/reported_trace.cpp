@@ -90,7 +90,7 @@ bool is_memory(const json& event) {
   return at != event.end() && at->is_number() && parts != event.end() && parts->is_object();
 }
 
-/// Adds a counter of `plan --trace`; a class that a later one has anew was empty before.
+/// Adds a counter; a class that a later one has anew was empty before.
 void add_memory(const json& event, double at, ReportedTrace& trace) {
   ReportedTrace::Memory sample{.at = at};
   for (const auto& [name, bytes] : event["args"].items()) {

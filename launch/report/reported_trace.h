@@ -17,7 +17,7 @@ struct ReportedTrace {
     std::vector<Span> spans{};  ///< by their begin
   };
 
-  /// Of a plan: bytes by class from a time on.
+  /// Bytes by class from a time on.
   struct Memory {
     double at = 0;
     std::vector<double> bytes{};  ///< as many as memory_classes

@@ -3,7 +3,6 @@
 #include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <malloc.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -30,6 +29,7 @@
 #include "launch/train/run_signals.h"
 #include "models/decoder_arguments.h"
 #include "models/hugging_face/save_hf_model.h"
+#include "parallel/device/buffer_pool.h"
 #include "parallel/device/cuda_module.h"
 #include "parallel/device/large_blocks.h"
 #include "parallel/fsdp/schedule_trace.h"
@@ -55,9 +55,7 @@ int64_t live_memory_bytes(c10::Device device) {
     const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
     return stats.allocated_bytes[0].current;
   }
-  int64_t size = 0, resident = 0;  // in pages
-  std::ifstream("/proc/self/statm") >> size >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
+  return cpu_buffer_pool_bytes();
 }
 
 /// Traces the first steps for --fsdp-schedule-trace; called after each step.

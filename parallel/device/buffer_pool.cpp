@@ -19,6 +19,10 @@ class CpuBufferPool final : public c10::Allocator {
     Block* block = take(pooled_size(bytes), bytes);
     return {block->data, block, &give_back, c10::kCPU};
   }
+  int64_t bytes() {
+    const std::lock_guard lock(mutex_);
+    return handed_out_;
+  }
   void observe(std::function<void(int64_t)> observer) {
     const std::lock_guard lock(mutex_);
     observer_ = std::move(observer);
@@ -57,11 +61,13 @@ class CpuBufferPool final : public c10::Allocator {
     block->pool->free_[block->bytes].push_back(block);
   }
 
-  void note(int64_t bytes) const {
+  void note(int64_t bytes) {
+    handed_out_ += bytes;
     if (observer_) observer_(bytes);
   }
 
   std::mutex mutex_;
+  int64_t handed_out_ = 0;
   std::function<void(int64_t)> observer_;
   std::unordered_map<size_t, std::vector<Block*>> free_;
 };
@@ -74,6 +80,8 @@ CpuBufferPool& the_pool() {
 }  // namespace
 
 c10::Allocator* cpu_buffer_pool() { return &the_pool(); }
+
+int64_t cpu_buffer_pool_bytes() { return the_pool().bytes(); }
 
 void observe_cpu_buffer_pool(std::function<void(int64_t bytes)> observer) { the_pool().observe(std::move(observer)); }
 

@@ -21,6 +21,9 @@ constexpr size_t pooled_size(size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
+/// The bytes of all that it has handed out and that have not come back.
+int64_t cpu_buffer_pool_bytes();
+
 /// Called with the bytes of each buffer that the pool hands out, and with their negative when it
 /// comes back; under the pool's lock. For tests of peaks. Null: nobody listens.
 void observe_cpu_buffer_pool(std::function<void(int64_t bytes)> observer);

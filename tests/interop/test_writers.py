@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from megashard import NO_DROPOUT, network, pretrain
+from megashard import LAYERS, NO_DROPOUT, network, pretrain
 
 FLAGS = network() + ("--micro-batch-size 1 --global-batch-size 2 --lr 1e-2 --train-iters 4 --mock-data --eval-iters 1 "
                      "--eval-interval 2 --use-torch-fsdp2 --ckpt-format torch_dcp " + " ".join(NO_DROPOUT))
@@ -72,6 +72,27 @@ def test_a_profile_names_operators_and_units(tmp_path):
     assert list(trace.parent.iterdir()) == [trace]  # --profile-ranks is 0
     names = [event.get("name", "") for event in json.loads(trace.read_text())["traceEvents"]]
     assert names.count("FSDP::all_gather (model.layers.0)") >= 2 and any(name.startswith("aten::") for name in names)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_a_profile_has_memory_over_its_step(tmp_path, device):
+    large = FLAGS.replace(network(), network(hidden=128, length=512))  # a CPU's tensors count from 128 KiB on
+    pretrain(tmp_path, "--profile", "--profile-step-start", 2, "--profile-step-end", 3, "--profile-save-path", tmp_path,
+             "--log-memory", "--device", device, ranks=2, config=LAYERS, defaults=large)
+    events = json.loads((tmp_path / "rank_0.pt.trace.json").read_text())["traceEvents"]
+    seen = [(event["ts"], event["args"]) for event in events if event["ph"] == "C" and event["name"] == "memory"]
+    step = [event for event in events if event.get("cat") == "cpu_op"]
+    begin, end = step[0]["ts"], max(event["ts"] + event["dur"] for event in step)
+    assert all(begin <= at <= end for at, _ in seen)
+    assert len({parts["sharded parameters"] for _, parts in seen}) == 1
+    assert 2 * seen[0][1]["sharded parameters"] == pytest.approx(seen[0][1]["optimizer state"], rel=0.01)  # two moments
+    backward = next(event["ts"] for event in step if "Backward" in event["name"])
+    at_first = [parts["gradients"] for at, parts in seen if at < backward]
+    assert set(at_first) == {0} and seen[-1][1]["gradients"] > 0
+    gathered = [parts["unsharded parameters"] for _, parts in seen]
+    assert max(gathered) > min(gathered)
+    kept = [parts["activations and the rest"] for at, parts in seen]
+    assert max(kept) > 1.5 * kept[-1] and kept.index(max(kept)) > 0
 
 
 def test_a_profile_needs_a_folder_and_steps(tmp_path):
