@@ -11,6 +11,7 @@
 #include "framework/modules/fsdp2_config.h"
 #include "launch/arguments/argument_file.h"
 #include "launch/mindspeed/mindspeed_run.h"
+#include "launch/plan/device_file.h"
 #include "launch/roll/roll_keys.h"
 #include "launch/roll/roll_worker.h"
 
@@ -101,6 +102,22 @@ CheckedFile check_mindspeed(const std::string& path, std::string dialect, std::o
   return check.take();
 }
 
+/// As `megashard plan --device` takes it.
+CheckedFile check_device(const std::string& path, const YAML::Node& root) {
+  Check check("device of megashard plan");
+  check.attempt([&](Mistakes&, KeyLog* log) {
+    read_device_model(path);  // all keys, or an error of one of them
+    for (const auto& item : root) {
+      const YAML::Node& value = item.second;
+      const std::string text = value.IsScalar() ? value.Scalar()
+                                                : (value.IsMap() ? "a map of " : "a list of ") +
+                                                      std::to_string(value.size());
+      log->push_back({path, item.first.Mark().line + 1, item.first.Scalar(), KeyNote::Use::kRead, text});
+    }
+  });
+  return check.take();
+}
+
 void read_fsdp2(const std::string& path, KeyLog* log) { load_fsdp2_config(path, Strictness::kWarn, ignore, log); }
 
 }  // namespace
@@ -110,6 +127,7 @@ CheckedFile check_file(const std::string& path, const std::optional<std::string>
   if (!root.IsMap()) throw UsageError(path + ": the file must hold `key: value` lines.");
   if (is_roll_configuration(root)) return check_roll(path, root, role);
   if (role) throw UsageError("--role " + *role + ": " + path + " is no configuration of ROLL; leave it out.");
+  if (has_any(root, {"flops_32", "memory_bandwidth", "node_bandwidth"})) return check_device(path, root);
   if (has_any(root, {"dataset_param"})) return check_mindspeed(path, "data file of MindSpeed-MM", &Arguments::mm_data);
   if (has_any(root, {"model_id", "image_encoder", "text_decoder"}))
     return check_mindspeed(path, "model file of MindSpeed-MM", &Arguments::mm_model);

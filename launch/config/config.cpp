@@ -53,8 +53,8 @@ int run_config(int argc, char** argv) {
   std::vector<std::string> files;
   std::optional<std::string> role;
   app.add_option("--check", files,
-                 "YAML or JSON: a file of pretrain's flags, an FSDP2 file, a configuration of ROLL, or files of "
-                 "MindSpeed-MM; exits with 2 if a training would refuse a key")
+                 "YAML or JSON: a file of pretrain's flags, an FSDP2 file, a configuration of ROLL, files of "
+                 "MindSpeed-MM, or a device of megashard plan; exits with 2 if it would be refused")
       ->required()
       ->type_name("FILE...");
   app.add_option("--role", role, "the worker of a configuration of ROLL; else all that can be run here")

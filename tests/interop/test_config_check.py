@@ -69,6 +69,18 @@ def test_mistakes_of_arguments(folder):
             assert f"wrong.yaml:{number}: {what.removeprefix('REFUSED: ')}" in done.stdout + done.stderr
 
 
+def test_a_device_of_plans(folder):
+    text = (ROOT / "launch" / "plan" / "devices" / "h200.yaml").read_text()
+    keys, dialect, _ = check(folder, "device.yaml", text)
+    assert dialect == "device of megashard plan"
+    assert keys["name"][1] == "read as NVIDIA H200" and keys["attention"][1] == "read as a map of 2"
+    assert keys.keys() == set(re.findall(r"^(\w+):", text, re.M))
+    (folder / "wrong.yaml").write_text(text.replace("memory_share", "memory_shard"))
+    done = run(PROGRAM, "config", "--check", folder / "wrong.yaml", expect=2)
+    mistake = r'REFUSED: \S+wrong.yaml:\d+: unknown key "memory_shard"; did you mean memory_share\?'
+    assert re.search(mistake, done.stdout)
+
+
 def test_the_sample_of_fsdp2(folder):
     text = (ROOT / "fsdp2_config.yaml").read_text()
     keys, dialect, _ = check(folder, "sample.yaml", text)
