@@ -3,9 +3,12 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 
+#include "parallel/collectives/deadline_store.h"
+#include "parallel/collectives/start_wait.h"
 #include "parallel/collectives/wait_error.h"
 
 namespace megashard {
@@ -27,14 +30,14 @@ Milliseconds time_for(int attempt, const ProcessGroup& group, Milliseconds left)
   return std::clamp(group.timeout() / 20 * (1 << (2 * attempt)), Milliseconds(1), left);
 }
 
-GlooPtr connect_once(const ProcessGroup& group, StorePtr store, GlooNetwork network, Milliseconds timeout) {
+GlooPtr connect_once(int rank, int size, StorePtr store, GlooNetwork network, Milliseconds timeout) {
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
   // Threads would run collectives of c10d's; messages need only the device's own thread.
   options->threads = 0;
   options->devices = network == GlooNetwork::kLoopback
                          ? std::vector{c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")}
                          : c10d::ProcessGroupGloo::Options::create_default(timeout)->devices;
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(std::move(store), group.rank(), group.size(), std::move(options));
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(std::move(store), rank, size, std::move(options));
 }
 
 /// A wait of a store's that ends early warns on stderr; so keys are asked for, less and less often.
@@ -58,14 +61,13 @@ std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), t
 
 }  // namespace
 
-GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& store, GlooNetwork network,
+GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& group_store, GlooNetwork network,
                      const std::function<void()>& look) {
   const auto started = std::chrono::steady_clock::now();
   const auto waited = [&] { return std::chrono::steady_clock::now() - started; };
-  const auto left = [&] {
-    const auto rest = group.timeout() - std::chrono::duration_cast<Milliseconds>(waited());
-    return std::max(rest, Milliseconds(1));
-  };
+  const StartDeadline deadline(group.timeout());
+  const auto left = [deadline] { return std::max(deadline.left(), Milliseconds(1)); };
+  const StorePtr store = c10::make_intrusive<DeadlineStore>(group_store, left);
   const auto meet = [&](const std::string& place) {
     if (store->add(place + "/members", 1) == group.size()) store->set(place + "/complete", bytes_of("1"));
     wait_for_key(*store, place + "/complete", left, look);
@@ -77,18 +79,24 @@ GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& store, GlooNetwo
     for (int attempt = 0; attempt < kAttempts; ++attempt) {
       const std::string place = "attempt_" + std::to_string(attempt);
       const std::string failure_key = place + "/failure";
-      GlooPtr gloo;
+      const auto attempt_once = [rank = group.rank(), size = group.size(), network,
+                                 keys = c10::make_intrusive<c10d::PrefixStore>(place, store),
+                                 time = time_for(attempt, group, left())] {
+        return connect_once(rank, size, keys, network, time);
+      };
+      std::optional<GlooPtr> gloo = GlooPtr();
       try {
-        gloo = connect_once(group, c10::make_intrusive<c10d::PrefixStore>(place, store), network,
-                            time_for(attempt, group, left()));
+        // Where packets vanish Gloo takes five times the time that it is given.
+        gloo = before<GlooPtr>(deadline, attempt_once);
       } catch (const std::exception& error) {
         const std::string cause = "rank " + std::to_string(group.rank()) + ": " + first_line(error);
         store->compareSet(failure_key, {}, bytes_of(cause));  // the first to fail is told
       }
+      TORCH_CHECK(gloo, "Gloo has no answer from another rank's machine: check the network between them");
       meet(place);  // after it everyone knows of every failure
       if (!store->check({failure_key})) {
-        gloo->setTimeout(group.timeout());
-        return gloo;
+        (*gloo)->setTimeout(group.timeout());
+        return *gloo;
       }
       const auto bytes = store->get(failure_key);
       failure.assign(bytes.begin(), bytes.end());

@@ -6,6 +6,7 @@
 
 #include <numeric>
 
+#include "parallel/collectives/deadline_store.h"
 #include "parallel/collectives/gloo_process_group.h"
 #include "parallel/collectives/group_store.h"
 #include "parallel/collectives/rendezvous_members.h"
@@ -27,7 +28,8 @@ GroupStorePtr make_store(const RendezvousOptions& options, const std::string& gp
   const auto store = std::make_shared<GroupStore>();
   store->store = tcp ? make_tcp_store(options, deadline, teller) : make_file_store(options);
   store->store->setTimeout(options.timeout);
-  meet_all_ranks(*store->store, options, gpu, deadline, teller);
+  const auto met = c10::make_intrusive<DeadlineStore>(store->store, [deadline] { return deadline.left(); });
+  meet_all_ranks(*met, options, gpu, deadline, teller);
   teller.wait_for("the connections of all ranks to each other");
   return store;
 }
@@ -69,22 +71,27 @@ ProcessGroupPtr init_process_group(const RendezvousOptions& options) {
   const GroupStorePtr store = make_store(options, nccl ? cuda.device_identity(gpu) : std::string(), teller);
   std::vector<int> ranks(static_cast<size_t>(options.world_size));
   std::iota(ranks.begin(), ranks.end(), 0);
-  const auto in_store = [&](const char* prefix) {
+  const auto in_store = [](const char* prefix, c10::intrusive_ptr<c10d::Store> whole) {
     const auto part = std::make_shared<GroupStore>();
-    part->store = c10::make_intrusive<c10d::PrefixStore>(prefix, store->store);
+    part->store = c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(whole));
     return part;
   };
   const auto make_gloo = [&] {
     const bool one_machine = options.local_world_size == options.world_size;
-    return make_gloo_group({.store = in_store("gloo"),
+    return make_gloo_group({.store = in_store("gloo", store->store),
                             .rank = options.rank,
                             .ranks = ranks,
                             .timeout = options.timeout,
                             .network = one_machine ? GlooNetwork::kLoopback : GlooNetwork::kDefault});
   };
   if (!nccl) return make_gloo();
-  ProcessGroupPtr on_gpu = cuda.make_nccl_group(
-      {.store = in_store("nccl"), .rank = options.rank, .ranks = ranks, .timeout = options.timeout, .device = gpu});
+  // NCCL's groups connect at any time, and c10d's threads ask for news of the others.
+  auto at_any_time = c10::make_intrusive<DeadlineStore>(store->store, [timeout = options.timeout] { return timeout; });
+  ProcessGroupPtr on_gpu = cuda.make_nccl_group({.store = in_store("nccl", std::move(at_any_time)),
+                                                 .rank = options.rank,
+                                                 .ranks = ranks,
+                                                 .timeout = options.timeout,
+                                                 .device = gpu});
   return both ? make_routed_group(make_gloo(), std::move(on_gpu)) : on_gpu;
 }
 

@@ -115,7 +115,8 @@ void meet_all_ranks(c10d::Store& store, const RendezvousOptions& options, const 
     verdict = read(store, kVerdict);
   } catch (const c10::DistError& error) {
     TORCH_CHECK(false, "rank ", options.rank, " of ", options.world_size, " lost ", meeting_place(options),
-                ", where the ranks meet: see why rank 0 ended [", first_line(error), "]");
+                ", where the ranks meet: see whether rank 0 ended, and check the network to it [", first_line(error),
+                "]");
   }
   if (verdict == kAllCame) return;
   // The others read it from the store of rank 0, which ends with it.

@@ -56,10 +56,14 @@ class WaitTeller {
 };
 
 /// What `call` returns or throws; nothing at the deadline. It runs on a thread of its own, which is
-/// left behind then: for calls that know no deadline. So `call` must hold all that it uses.
+/// left behind then: for calls that know no deadline. So `call` must hold all that it uses, which is let go before the
+/// result is there.
 template <class T>
 std::optional<T> before(const StartDeadline& deadline, std::function<T()> call) {
-  const auto task = std::make_shared<std::packaged_task<T()>>(std::move(call));
+  const auto task = std::make_shared<std::packaged_task<T()>>([call = std::move(call)]() mutable {
+    const std::function<T()> once = std::exchange(call, nullptr);
+    return once();
+  });
   auto result = task->get_future();
   std::thread([task] { (*task)(); }).detach();
   if (result.wait_for(deadline.left()) != std::future_status::ready) return std::nullopt;
