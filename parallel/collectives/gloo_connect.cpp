@@ -30,13 +30,12 @@ Milliseconds time_for(int attempt, const ProcessGroup& group, Milliseconds left)
   return std::clamp(group.timeout() / 20 * (1 << (2 * attempt)), Milliseconds(1), left);
 }
 
-GlooPtr connect_once(int rank, int size, StorePtr store, GlooNetwork network, Milliseconds timeout) {
+GlooPtr connect_once(int rank, int size, StorePtr store, const std::string& address, Milliseconds timeout) {
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
   // Threads would run collectives of c10d's; messages need only the device's own thread.
   options->threads = 0;
-  options->devices = network == GlooNetwork::kLoopback
-                         ? std::vector{c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")}
-                         : c10d::ProcessGroupGloo::Options::create_default(timeout)->devices;
+  options->devices = address.empty() ? c10d::ProcessGroupGloo::Options::create_default(timeout)->devices
+                                     : std::vector{c10d::ProcessGroupGloo::createDeviceForHostname(address)};
   return c10::make_intrusive<c10d::ProcessGroupGloo>(std::move(store), rank, size, std::move(options));
 }
 
@@ -61,7 +60,7 @@ std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), t
 
 }  // namespace
 
-GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& group_store, GlooNetwork network,
+GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& group_store, const std::string& address,
                      const std::function<void()>& look) {
   const auto started = std::chrono::steady_clock::now();
   const auto waited = [&] { return std::chrono::steady_clock::now() - started; };
@@ -79,10 +78,10 @@ GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& group_store, Glo
     for (int attempt = 0; attempt < kAttempts; ++attempt) {
       const std::string place = "attempt_" + std::to_string(attempt);
       const std::string failure_key = place + "/failure";
-      const auto attempt_once = [rank = group.rank(), size = group.size(), network,
+      const auto attempt_once = [rank = group.rank(), size = group.size(), address,
                                  keys = c10::make_intrusive<c10d::PrefixStore>(place, store),
                                  time = time_for(attempt, group, left())] {
-        return connect_once(rank, size, keys, network, time);
+        return connect_once(rank, size, keys, address, time);
       };
       std::optional<GlooPtr> gloo = GlooPtr();
       try {

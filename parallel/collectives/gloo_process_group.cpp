@@ -64,7 +64,7 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
   GlooProcessGroup(const GlooGroupOptions& options, const std::function<void()>& look)
       : ProcessGroup(options.rank, options.ranks, options.name, options.timeout), options_(options) {
     if (size() == 1) return;
-    gloo_ = connect_gloo(*this, options_.store->store, options_.network, look);
+    gloo_ = connect_gloo(*this, options_.store->store, options_.address, look);
     watch_.emplace(gloo_);
   }
 

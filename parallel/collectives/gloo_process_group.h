@@ -15,19 +15,14 @@ using GroupStorePtr = std::shared_ptr<GroupStore>;
 /// For ranks that are threads of this process.
 GroupStorePtr make_in_process_store();
 
-/// Where Gloo opens its sockets.
-enum class GlooNetwork {
-  kLoopback,  ///< every rank is on this machine; needs no name service
-  kDefault,   ///< what c10d takes: GLOO_SOCKET_IFNAME, else the address of the host's name
-};
-
 struct GlooGroupOptions {
   GroupStorePtr store{};
   int rank = 0;
   std::vector<int> ranks{};  ///< members as ranks of the world
   std::string name = "world";
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  GlooNetwork network = GlooNetwork::kLoopback;
+  /// Of this machine, where Gloo listens. Empty: what c10d takes, GLOO_SOCKET_IFNAME's or the host name's.
+  std::string address = "127.0.0.1";
 };
 
 /// Collectives on CPU tensors over Gloo's point-to-point messages, which move bytes between tensors

@@ -30,6 +30,22 @@ struct Lookup {
   std::vector<NumericAddress> addresses;
 };
 
+/// "10.0.0.1"; empty if it has no such text.
+std::string text_of(const NumericAddress& address) {
+  char text[NI_MAXHOST];
+  const auto* socket = reinterpret_cast<const sockaddr*>(&address.socket);
+  const bool known = ::getnameinfo(socket, address.size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0;
+  return known ? text : "";
+}
+
+bool is_loopback(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET) {
+    return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24 == 127;
+  }
+  const in6_addr& wide = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&wide) || (IN6_IS_ADDR_V4MAPPED(&wide) && wide.s6_addr[12] == 127);
+}
+
 Lookup look_up(const std::string& host, int port) {
   addrinfo wanted{}, *first = nullptr;
   wanted.ai_socktype = SOCK_STREAM;
@@ -43,11 +59,8 @@ Lookup look_up(const std::string& host, int port) {
     NumericAddress address;
     std::memcpy(&address.socket, each->ai_addr, each->ai_addrlen);
     address.size = each->ai_addrlen;
-    char text[NI_MAXHOST];
-    if (::getnameinfo(each->ai_addr, each->ai_addrlen, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0) {
-      address.text = text;
-      result.addresses.push_back(std::move(address));
-    }
+    address.text = text_of(address);
+    if (!address.text.empty()) result.addresses.push_back(std::move(address));
   }
   ::freeaddrinfo(first);
   return result;
@@ -71,22 +84,36 @@ int connect_to(const NumericAddress& address, Milliseconds timeout) {
   return error;
 }
 
+/// AddressProbe's own. A datagram socket that is connected knows it, and sends nothing.
+std::string own_address(const NumericAddress& there) {
+  const int fd = ::socket(there.socket.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return "";
+  NumericAddress own;
+  own.size = sizeof(own.socket);
+  const bool known = ::connect(fd, reinterpret_cast<const sockaddr*>(&there.socket), there.size) == 0 &&
+                     ::getsockname(fd, reinterpret_cast<sockaddr*>(&own.socket), &own.size) == 0;
+  ::close(fd);
+  return known && !is_loopback(own.socket) ? text_of(own) : "";
+}
+
 }  // namespace
 
 AddressProbe probe_address(const std::string& host, int port, bool connects, const StartDeadline& deadline) {
   const auto found = before<Lookup>(deadline, [host, port] { return look_up(host, port); });
   if (!found) return {};
   if (!found->failure.empty()) {
-    return {"", "the name " + host + " does not resolve (" + found->failure + ")", "check the name"};
+    return {.why = "the name " + host + " does not resolve (" + found->failure + ")", .remedy = "check the name"};
   }
   int error = 0;
   for (const NumericAddress& address : found->addresses) {
     if (connects) error = connect_to(address, std::min(deadline.left(), kLongestConnect));
-    if (error == 0) return {address.text, "", ""};
+    if (error == 0) return {.reached = address.text, .own = own_address(address)};
   }
-  if (error == ECONNREFUSED) return {"", "nobody listens there", "start rank 0, and check address and port"};
-  if (error == ETIMEDOUT) return {"", "nothing there answers", "start rank 0, and check address, port and firewall"};
-  return {"", std::strerror(error), "check address and network"};
+  if (error == ECONNREFUSED)
+    return {.why = "nobody listens there", .remedy = "start rank 0, and check address and port"};
+  if (error == ETIMEDOUT)
+    return {.why = "nothing there answers", .remedy = "start rank 0, and check address, port and firewall"};
+  return {.why = std::strerror(error), .remedy = "check address and network"};
 }
 
 }  // namespace megashard

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <cstdlib>
 #include <numeric>
 
 #include "parallel/collectives/deadline_store.h"
@@ -19,19 +20,46 @@ namespace megashard {
 
 namespace {
 
-GroupStorePtr make_store(const RendezvousOptions& options, const std::string& gpu, WaitTeller& teller) {
-  if (options.world_size == 1) return make_in_process_store();
+constexpr const char* kLoopback = "127.0.0.1";
+constexpr const char* kReached = "megashard/reached";  // the address of rank 0's machine for ranks on others
+
+struct Meeting {
+  GroupStorePtr store;
+  std::string gloo_address = kLoopback;  // GlooGroupOptions'
+};
+
+bool names_gloo_interface() {
+  const char* given = std::getenv("GLOO_SOCKET_IFNAME");
+  return given != nullptr && *given != '\0';
+}
+
+/// Where Gloo listens if there are several machines: where this one is on the way to rank 0's. A rank that gets there
+/// by the loopback interface, as where /etc/hosts says that its host is 127.0.1.1, is on that machine, and listens
+/// where others reach it.
+std::string gloo_address(c10d::Store& store, const MeetingStore& met) {
+  if (names_gloo_interface() || met.reached.empty()) return "";
+  if (!met.own.empty()) return met.own;
+  if (!store.check({kReached})) return kLoopback;  // nobody is on another machine
+  const std::vector<uint8_t> bytes = store.get(kReached);
+  return std::string(bytes.begin(), bytes.end());
+}
+
+Meeting meet(const RendezvousOptions& options, const std::string& gpu, WaitTeller& teller) {
+  if (options.world_size == 1) return {.store = make_in_process_store()};
   const bool tcp = options.init_method == "env://" || options.init_method.starts_with("tcp://");
   TORCH_CHECK(tcp || options.init_method.starts_with("file://"), "unknown init method '", options.init_method,
               "'; give env://, tcp://HOST:PORT or file:///PATH");
   const StartDeadline deadline(options.timeout);
-  const auto store = std::make_shared<GroupStore>();
-  store->store = tcp ? make_tcp_store(options, deadline, teller) : make_file_store(options);
-  store->store->setTimeout(options.timeout);
-  const auto met = c10::make_intrusive<DeadlineStore>(store->store, [deadline] { return deadline.left(); });
-  meet_all_ranks(*met, options, gpu, deadline, teller);
+  const MeetingStore met = tcp ? make_tcp_store(options, deadline, teller) : make_file_store(options);
+  met.store->setTimeout(options.timeout);
+  const auto store = c10::make_intrusive<DeadlineStore>(met.store, [deadline] { return deadline.left(); });
+  if (!met.own.empty()) store->set(kReached, std::vector<uint8_t>(met.reached.begin(), met.reached.end()));
+  meet_all_ranks(*store, options, gpu, deadline, teller);
+  Meeting meeting{.store = std::make_shared<GroupStore>()};
+  meeting.store->store = met.store;
+  if (options.local_world_size != options.world_size) meeting.gloo_address = gloo_address(*store, met);
   teller.wait_for("the connections of all ranks to each other");
-  return store;
+  return meeting;
 }
 
 /// Makes this rank's GPU the current one; returns its index.
@@ -68,25 +96,25 @@ ProcessGroupPtr init_process_group(const RendezvousOptions& options) {
 
   ignore_broken_connections();
   WaitTeller teller(options.notice, options.first_notice);
-  const GroupStorePtr store = make_store(options, nccl ? cuda.device_identity(gpu) : std::string(), teller);
+  const Meeting meeting = meet(options, nccl ? cuda.device_identity(gpu) : std::string(), teller);
   std::vector<int> ranks(static_cast<size_t>(options.world_size));
   std::iota(ranks.begin(), ranks.end(), 0);
-  const auto in_store = [](const char* prefix, c10::intrusive_ptr<c10d::Store> whole) {
+  const auto in_store = [](const char* prefix, c10::intrusive_ptr<c10d::Store> store) {
     const auto part = std::make_shared<GroupStore>();
-    part->store = c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(whole));
+    part->store = c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store));
     return part;
   };
   const auto make_gloo = [&] {
-    const bool one_machine = options.local_world_size == options.world_size;
-    return make_gloo_group({.store = in_store("gloo", store->store),
+    return make_gloo_group({.store = in_store("gloo", meeting.store->store),
                             .rank = options.rank,
                             .ranks = ranks,
                             .timeout = options.timeout,
-                            .network = one_machine ? GlooNetwork::kLoopback : GlooNetwork::kDefault});
+                            .address = meeting.gloo_address});
   };
   if (!nccl) return make_gloo();
   // NCCL's groups connect at any time, and c10d's threads ask for news of the others.
-  auto at_any_time = c10::make_intrusive<DeadlineStore>(store->store, [timeout = options.timeout] { return timeout; });
+  auto at_any_time =
+      c10::make_intrusive<DeadlineStore>(meeting.store->store, [timeout = options.timeout] { return timeout; });
   ProcessGroupPtr on_gpu = cuda.make_nccl_group({.store = in_store("nccl", std::move(at_any_time)),
                                                  .rank = options.rank,
                                                  .ranks = ranks,

@@ -83,15 +83,18 @@ std::string meeting_place(const RendezvousOptions& options) {
   return host_and_port(parse_address(options));
 }
 
-Store make_tcp_store(const RendezvousOptions& options, const StartDeadline& deadline, WaitTeller& teller) {
+MeetingStore make_tcp_store(const RendezvousOptions& options, const StartDeadline& deadline, WaitTeller& teller) {
   const Address address = parse_address(options);
   const bool serves = options.rank == 0 && options.agent_store_prefix.empty();
   const std::string whom = "rank 0 at " + host_and_port(address);
   teller.wait_for(whom);
-  Store store;
+  MeetingStore met;
+  Store& store = met.store;
   std::string why = "the name service does not answer", remedy = "check the name and the service";
   while (store == nullptr) {
     const AddressProbe probe = probe_address(address.host, address.port, !serves, deadline);
+    met.reached = probe.reached;
+    met.own = probe.own;
     if (!probe.reached.empty() && serves) {
       teller.wait_for(whom, "it is this rank, which listens, but does not reach itself there");
       store = serve(address, deadline);
@@ -114,11 +117,12 @@ Store make_tcp_store(const RendezvousOptions& options, const StartDeadline& dead
                 " (MASTER_ADDR, MASTER_PORT)");
     if (store == nullptr) std::this_thread::sleep_for(deadline.pause(options.world_size));
   }
-  if (options.agent_store_prefix.empty()) return store;
-  return c10::make_intrusive<c10d::PrefixStore>(options.agent_store_prefix, store);
+  if (!options.agent_store_prefix.empty())
+    store = c10::make_intrusive<c10d::PrefixStore>(options.agent_store_prefix, store);
+  return met;
 }
 
-Store make_file_store(const RendezvousOptions& options) {
+MeetingStore make_file_store(const RendezvousOptions& options) {
   const std::string path = options.init_method.substr(std::string("file://").size());
   TORCH_CHECK(path.size() > 1 && path.front() == '/', "init method '", options.init_method,
               "' should read file:///PATH with an absolute path");
@@ -126,7 +130,7 @@ Store make_file_store(const RendezvousOptions& options) {
   TORCH_CHECK(std::filesystem::is_directory(folder), "init method '", options.init_method, "': folder ",
               folder.string(), " does not exist; create it, in a place that every rank sees");
   try {
-    return c10::make_intrusive<c10d::FileStore>(path, options.world_size);
+    return {.store = c10::make_intrusive<c10d::FileStore>(path, options.world_size)};
   } catch (const std::exception& error) {
     TORCH_CHECK(false, "init method '", options.init_method, "': rank ", options.rank, " cannot use ", path, " [",
                 first_line(error), "]");

@@ -227,12 +227,8 @@ ProcessGroupPtr make_process_group(const NcclGroupOptions& options) {
   if (settings().shapes) return make_shape_group(options);
   const auto part = std::make_shared<GroupStore>();
   part->store = c10::make_intrusive<c10d::PrefixStore>("sim", options.store->store);
-  ProcessGroupPtr gloo = make_gloo_group({.store = part,
-                                          .rank = options.rank,
-                                          .ranks = options.ranks,
-                                          .name = options.name,
-                                          .timeout = options.timeout,
-                                          .network = GlooNetwork::kLoopback});
+  ProcessGroupPtr gloo = make_gloo_group(
+      {.store = part, .rank = options.rank, .ranks = options.ranks, .name = options.name, .timeout = options.timeout});
   return std::make_shared<SimProcessGroup>(options, options.store, std::move(gloo));
 }
 

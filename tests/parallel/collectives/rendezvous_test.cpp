@@ -89,7 +89,20 @@ TEST(Rendezvous, OverTcpAndEnvironment) {
   RendezvousOptions options = two_ranks("env://");
   options.master_addr = "localhost";
   options.master_port = free_port();
-  options.local_world_size = 0;  // as on several machines: the address of the host's name, or loopback
+  options.local_world_size = 0;  // as on several machines
+  EXPECT_EQ(meet(options), kBothFine);
+}
+
+TEST(Rendezvous, OverIpv6) {
+  const int taken = ::socket(AF_INET6, SOCK_STREAM, 0);
+  sockaddr_in6 own{};
+  own.sin6_family = AF_INET6;
+  own.sin6_addr = in6addr_loopback;
+  const bool there = taken >= 0 && ::bind(taken, reinterpret_cast<const sockaddr*>(&own), sizeof(own)) == 0;
+  ::close(taken);
+  if (!there) GTEST_SKIP() << "this machine has no IPv6";
+  RendezvousOptions options = two_ranks("tcp://[::1]:" + std::to_string(free_port()));
+  options.local_world_size = 0;
   EXPECT_EQ(meet(options), kBothFine);
 }
 
