@@ -21,7 +21,7 @@ double Stopwatch::seconds_of(int calls, const std::function<void()>& work) const
 }
 
 double Stopwatch::seconds_of(const std::function<void()>& work) const {
-  constexpr double kRound = 0.01;
+  constexpr double kRound = 0.02;
   constexpr int kMostCalls = 10'000;
   const double once = seconds_of(1, work);
   const int calls = std::clamp(static_cast<int>(kRound / once), 1, kMostCalls);

@@ -11,7 +11,7 @@ class Stopwatch {
  public:
   explicit Stopwatch(c10::Device device) : device_(device) {}
 
-  /// Of one call: the median of a few rounds, each of as many calls as take a hundredth of a second.
+  /// Of one call: the median of a few rounds, each of as many calls as take a fiftieth of a second.
   double seconds_of(const std::function<void()>& work) const;
   /// Of one of so many calls, after a first one.
   double seconds_of(int calls, const std::function<void()>& work) const;

@@ -44,7 +44,7 @@ void Operation::end() {
   device_.collective_bytes += bytes;
   if (!settings().shapes) return;
   if (bytes == 0 && moved_ == 0) return;  // a view, or it has ended
-  const bool narrow = 2 * narrow_ > moved_;
+  const bool narrow = is_narrow_ || 2 * narrow_ > moved_;
   const double takes = bytes > 0 ? seconds : kernel_seconds(*access_.operation, arithmetic_, moved_, narrow);
   device_.timeline.run(access_.agent, {access_.operation, takes, bytes}, current_unit());
   moved_ = 0;

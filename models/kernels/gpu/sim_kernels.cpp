@@ -17,7 +17,9 @@ namespace {
 /// One launch while it is enqueued: each array is declared, and its address becomes the host's.
 class Enqueued {
  public:
-  explicit Enqueued(const char* name) : operation_(sim::SimDevice::at(sim::current_device()), name) {}
+  Enqueued(const char* name, FloatFormat format) : operation_(sim::SimDevice::at(sim::current_device()), name) {
+    operation_.has_elements_of(size_of(format));
+  }
 
   template <class T>
   void reads(T*& array, int64_t bytes) {
@@ -54,7 +56,7 @@ class Enqueued {
 void rms_norm(const RmsNormRows& asked) {
   RmsNormRows launch = asked;
   const int64_t row = launch.width * size_of(launch.format);
-  Enqueued enqueued("rms_norm_kernel");
+  Enqueued enqueued("rms_norm_kernel", launch.format);
   enqueued.reads(launch.x, launch.rows * row);
   enqueued.reads(launch.branch, launch.branch == nullptr ? 0 : launch.rows * row);
   enqueued.writes(launch.sum, launch.sum == nullptr ? 0 : launch.rows * row);
@@ -67,7 +69,7 @@ void rms_norm(const RmsNormRows& asked) {
 void rms_norm_grad(const RmsNormGradRows& asked) {
   RmsNormGradRows launch = asked;
   const int64_t row = launch.width * size_of(launch.format);
-  Enqueued enqueued("rms_norm_grad_kernel");
+  Enqueued enqueued("rms_norm_grad_kernel", launch.format);
   enqueued.reads(launch.grad_y, launch.rows * row);
   enqueued.reads(launch.x, launch.rows * row);
   enqueued.reads(launch.weight, row);
@@ -97,7 +99,7 @@ void reads_heads(Enqueued& enqueued, Launch& launch) {
 void head_norm(const HeadNormRows& asked) {
   HeadNormRows launch = asked;
   const int64_t rows = head_rows(launch.shape);
-  Enqueued enqueued("head_norm_kernel");
+  Enqueued enqueued("head_norm_kernel", launch.shape.format);
   reads_heads(enqueued, launch);
   enqueued.writes(launch.y, rows * launch.shape.head_dim * size_of(launch.shape.format));
   enqueued.writes(launch.inverse_rms, 4 * rows);
@@ -107,7 +109,7 @@ void head_norm(const HeadNormRows& asked) {
 void head_norm_grad(const HeadNormGradRows& asked) {
   HeadNormGradRows launch = asked;
   const int64_t rows = head_rows(launch.shape), width = launch.shape.head_dim;
-  Enqueued enqueued("head_norm_grad_kernel");
+  Enqueued enqueued("head_norm_grad_kernel", launch.shape.format);
   reads_heads(enqueued, launch);
   enqueued.reads(launch.grad_y, rows * width * size_of(launch.shape.format));
   enqueued.reads(launch.inverse_rms, 4 * rows);
@@ -121,7 +123,7 @@ void swiglu(const SwigluElements& asked) {
   SwigluElements launch = asked;
   const auto [rows, width, stride] = launch.shape;
   const int64_t size = size_of(launch.format);
-  Enqueued enqueued("swiglu_kernel");
+  Enqueued enqueued("swiglu_kernel", launch.format);
   for (const void** from : {&launch.gate, &launch.up}) {
     enqueued.reads_parts(*from, width * size, rows, stride * size);
     enqueued.to_host(*from);
@@ -134,7 +136,7 @@ void swiglu_grad(const SwigluGradElements& asked) {
   SwigluGradElements launch = asked;
   const auto [rows, width, stride] = launch.shape;
   const int64_t size = size_of(launch.format);
-  Enqueued enqueued("swiglu_grad_kernel");
+  Enqueued enqueued("swiglu_grad_kernel", launch.format);
   enqueued.reads(launch.grad_y, rows * width * size);
   for (const void** from : {&launch.gate, &launch.up}) {
     enqueued.reads_parts(*from, width * size, rows, stride * size);
@@ -153,7 +155,7 @@ void rotate(const RotaryTokens& asked) {
   const int64_t table = (launch.table_per_batch ? tokens : launch.length) * launch.half * size;
   const bool dense_heads = launch.stride_head == launch.head_dim || launch.heads == 1;
   const int64_t heads_at_once = dense_heads ? launch.heads : 1;
-  Enqueued enqueued("rotate_kernel");
+  Enqueued enqueued("rotate_kernel", launch.format);
   for (int64_t token = 0; token < tokens; ++token) {
     const int64_t first = token / launch.length * launch.stride_batch + token % launch.length * launch.stride_time;
     enqueued.reads_parts(static_cast<const char*>(launch.x) + first * size, heads_at_once * launch.head_dim * size,
@@ -168,7 +170,7 @@ void rotate(const RotaryTokens& asked) {
 
 void cross_entropy(const CrossEntropyRows& asked) {
   CrossEntropyRows launch = asked;
-  Enqueued enqueued("cross_entropy_kernel");
+  Enqueued enqueued("cross_entropy_kernel", launch.format);
   enqueued.reads(launch.logits, launch.rows * launch.width * size_of(launch.format));
   enqueued.reads(launch.labels, 8 * launch.rows);
   enqueued.writes(launch.loss, 4 * launch.rows);
@@ -178,7 +180,7 @@ void cross_entropy(const CrossEntropyRows& asked) {
 
 void cross_entropy_grad(const CrossEntropyGradRows& asked) {
   CrossEntropyGradRows launch = asked;
-  Enqueued enqueued("cross_entropy_grad_kernel");
+  Enqueued enqueued("cross_entropy_grad_kernel", launch.format);
   enqueued.writes(launch.logits, launch.rows * launch.width * size_of(launch.format));
   enqueued.reads(launch.labels, 8 * launch.rows);
   enqueued.reads(launch.stats, 8 * launch.rows);
