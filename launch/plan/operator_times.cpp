@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t kSide = 1024;  // rows, and elements of each
 constexpr int64_t kNumel = kSide * kSide;
-constexpr size_t kCopies = 16;  // of all that a function takes: 64 MiB or more, so that no cache holds it
+constexpr size_t kCopies = 16;  // of all that a function takes: 32 MiB or more, which no core's share of a cache holds
 
 struct BothWays {
   double forward = 0, backward = 0;  // seconds
