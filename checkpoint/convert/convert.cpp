@@ -15,13 +15,14 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kGiB = int64_t{1} << 30;
+constexpr int64_t kMiB = int64_t{1} << 20, kGiB = kMiB << 10;
 constexpr const char* kDataFileEnd = ".distcp";
 constexpr const char* kRemedy = ": put back what is damaged from a copy, or convert another step";
 
-std::string gibibytes(int64_t bytes) {
+std::string bytes_text(int64_t bytes) {
+  const bool large = bytes >= kGiB;
   char text[32];
-  std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / static_cast<double>(kGiB));
+  std::snprintf(text, sizeof text, large ? "%.2f GiB" : "%.2f MiB", static_cast<double>(bytes) / (large ? kGiB : kMiB));
   return text;
 }
 
@@ -42,7 +43,7 @@ void TensorCounter::add(int64_t bytes) {
   ++count_;
   bytes_ += bytes;
   work_.add(bytes);
-  if (count_ == total_) progress_(std::to_string(count_) + " tensors, " + gibibytes(bytes_));
+  if (count_ == total_) progress_(std::to_string(count_) + " tensors, " + bytes_text(bytes_));
 }
 
 int64_t total_bytes(const std::vector<TensorInfo>& tensors) {

@@ -131,10 +131,10 @@ def test_bf16_and_what_is_said(tmp_path):
     for name, flag in (("half", "true"), ("whole", "false")):
         done = convert("hf_to_dcp", "--hf_dir", tmp_path / "hf", "--dcp_dir", tmp_path / name, "--to_bf16", flag)
         release = tmp_path / name / "release"
-        assert done.stdout.splitlines() == [unknown, "1002 tensors, 0.00 GiB", f"written: {release}"]
+        assert done.stdout.splitlines() == [unknown, "1002 tensors, 0.01 MiB", f"written: {release}"]
         done = convert(*back, release, *(("--to_bf16", "true") if name == "whole" else ()))
         assert done.stdout.splitlines() == [unknown, f"checking the bytes of {release}",
-                                            "1002 tensors, 0.00 GiB",
+                                            "1002 tensors, 0.01 MiB",
                                             f"written: {tmp_path / 'back'}"]
         written = load_file(tmp_path / "back" / "model.safetensors")
         assert written.keys() == expected.keys() and all(same_bits(written[key], tensor)
