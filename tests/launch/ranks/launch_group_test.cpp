@@ -69,10 +69,14 @@ class LaunchGroup : public testing::Test {
       std::this_thread::sleep_for(200ms);
     }
     int status = 0;
-    // Signals that wait for a busy launcher become one: the last is sent until it has its effect.
+    // Signals that wait for a busy launcher become one: the last is sent again where it has had no effect for long. One
+    // that comes as the launcher ends, half a second after the others, would kill it.
+    auto again = std::chrono::steady_clock::now() + 2s;
     while (waitpid(launcher, &status, WNOHANG) == 0) {
-      if (signals.size() > 1) kill(launcher, signals.back());
-      std::this_thread::sleep_for(100ms);
+      std::this_thread::sleep_for(10ms);
+      if (signals.size() == 1 || std::chrono::steady_clock::now() < again) continue;
+      kill(launcher, signals.back());
+      again += 2s;
     }
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
   }
