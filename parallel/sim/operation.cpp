@@ -44,8 +44,7 @@ void Operation::end() {
   device_.collective_bytes += bytes;
   if (!settings().shapes) return;
   if (bytes == 0 && moved_ == 0) return;  // a view, or it has ended
-  const bool narrow = is_narrow_ || 2 * narrow_ > moved_;
-  const double takes = bytes > 0 ? seconds : kernel_seconds(*access_.operation, arithmetic_, moved_, narrow);
+  const double takes = bytes > 0 ? seconds : kernel_seconds(*access_.operation, arithmetic_, moved_, is_narrow_);
   device_.timeline.run(access_.agent, {access_.operation, takes, bytes}, current_unit());
   moved_ = 0;
 }
@@ -53,9 +52,7 @@ void Operation::end() {
 void Operation::touch(const at::Tensor& tensor, bool writes) {
   if (!tensor.defined() || !tensor.has_storage() || tensor.numel() == 0) return;
   if (settings().shapes) {
-    const int64_t bytes = bytes_of_elements(tensor);
-    moved_ += bytes;
-    if (tensor.element_size() == 2) narrow_ += bytes;
+    moved_ += bytes_of_elements(tensor);
     return;
   }
   const std::string* name = name_of_memory(tensor);

@@ -33,7 +33,7 @@ class Operation {
   void recorded(std::function<void()> work);  ///< the same of work that has run already
 
   void is_collective(int64_t bytes, double seconds = 0) { collective_ = {bytes, seconds}; }
-  /// Of shapes: what it computes with has so many bytes an element, where addresses do not say it.
+  /// Of shapes: what a kernel of ours computes with has so many bytes an element.
   void has_elements_of(int64_t bytes) { is_narrow_ = bytes == 2; }
   /// Of shapes: seconds besides those of the bytes that it reads and writes.
   void computes(double seconds) { arithmetic_ = seconds; }
@@ -52,8 +52,7 @@ class Operation {
   SimDevice& device_;
   c10::StreamId stream_;
   Access access_;
-  int64_t moved_ = 0;   // bytes, of shapes
-  int64_t narrow_ = 0;  // of these, of tensors of 16-bit elements
+  int64_t moved_ = 0;  // bytes, of shapes
   bool is_narrow_ = false;
   double arithmetic_ = 0;
   std::pair<int64_t, double> collective_{};  // bytes; seconds
