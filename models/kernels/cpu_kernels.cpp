@@ -82,10 +82,11 @@ void swiglu(const T* gate, const T* up, T* y, int64_t rows, int64_t width, int64
 }
 
 template <class T>
-void swiglu_backward(const T* grad_y, const T* gate, const T* up, T* grad_gate, T* grad_up, int64_t rows, int64_t width,
-                     int64_t stride) {
+void swiglu_backward(const T* grad_y, const T* gate, const T* up, T* grad_gate, T* grad_up, T* y, int64_t rows,
+                     int64_t width, int64_t stride) {
   for_parts(rows, width, stride, [=](int64_t dense, int64_t at, int64_t count) {
-    MEGASHARD_RUN(SwigluBackward, grad_y + dense, gate + at, up + at, grad_gate + at, grad_up + at, count);
+    MEGASHARD_RUN(SwigluBackward, grad_y + dense, gate + at, up + at, grad_gate + at, grad_up + at,
+                  y == nullptr ? nullptr : y + dense, count);
   });
 }
 
@@ -111,7 +112,7 @@ void cross_entropy_backward_(T* logits, const int64_t* labels, const float* stat
   template void rms_norm_backward(const T*, const T*, const T*, const float*, const T*, T*, float*, int64_t, int64_t); \
   template void rotate(const T*, const T*, const T*, T*, const RotaryShape&, bool);                                    \
   template void swiglu(const T*, const T*, T*, int64_t, int64_t, int64_t);                                             \
-  template void swiglu_backward(const T*, const T*, const T*, T*, T*, int64_t, int64_t, int64_t);                      \
+  template void swiglu_backward(const T*, const T*, const T*, T*, T*, T*, int64_t, int64_t, int64_t);                  \
   template void cross_entropy(const T*, const int64_t*, float*, float*, int64_t, int64_t);                             \
   template void cross_entropy_backward_(T*, const int64_t*, const float*, const float*, int64_t, int64_t, int64_t)
 MEGASHARD_INSTANTIATE(float);

@@ -42,11 +42,12 @@ template <class T>
 void rotate(const T* x, const T* cos, const T* sin, T* y, const RotaryShape& shape, bool back);
 
 /// y = silu(gate) * up. y and grad_y [rows, width] are dense; rows of the others begin `stride` elements apart.
+/// Backward makes y again unless it is null; it may be grad_y.
 template <class T>
 void swiglu(const T* gate, const T* up, T* y, int64_t rows, int64_t width, int64_t stride);
 template <class T>
-void swiglu_backward(const T* grad_y, const T* gate, const T* up, T* grad_gate, T* grad_up, int64_t rows, int64_t width,
-                     int64_t stride);
+void swiglu_backward(const T* grad_y, const T* gate, const T* up, T* grad_gate, T* grad_up, T* y, int64_t rows,
+                     int64_t width, int64_t stride);
 
 /// loss[i] = log(sum(exp(logits[i]))) - logits[i][labels[i]], 0 where labels[i] < 0.
 /// stats [rows, 2]: the row's largest logit and log(sum(exp(logit - largest))).

@@ -145,14 +145,23 @@ Tensor swiglu_on_cpu(const Tensor& gate, const Tensor& up) {
   return y;
 }
 
-TwoTensors swiglu_backward_on_cpu(const Tensor& grad_y, const Tensor& gate, const Tensor& up) {
+TwoTensors swiglu_gradients_on_cpu(const Tensor& grad_y, const Tensor& gate, const Tensor& up, bool leaves_product) {
   const RowLayout layout = *row_layout(gate);  // up's too
   auto grads = empty_pair_like(gate);
   with_type(gate, [&](auto* type) {
+    auto* const y = leaves_product ? data(type, grad_y) : nullptr;
     kernels::swiglu_backward(data(type, grad_y), data(type, gate), data(type, up), data(type, std::get<0>(grads)),
-                             data(type, std::get<1>(grads)), layout.rows, layout.width, layout.stride);
+                             data(type, std::get<1>(grads)), y, layout.rows, layout.width, layout.stride);
   });
   return grads;
+}
+
+TwoTensors swiglu_backward_on_cpu(const Tensor& grad_y, const Tensor& gate, const Tensor& up) {
+  return swiglu_gradients_on_cpu(grad_y, gate, up, false);
+}
+
+TwoTensors swiglu_backward_in_place_on_cpu(Tensor& grad_y, const Tensor& gate, const Tensor& up) {
+  return swiglu_gradients_on_cpu(grad_y, gate, up, true);
 }
 
 TwoTensors cross_entropy_on_cpu(const Tensor& logits, const Tensor& labels) {
@@ -228,7 +237,7 @@ ThreeTensors attention_backward_on_cpu(const Tensor& grad_out, const Tensor& q, 
 constexpr const char* kFusedOperators[] = {
     "linear_by_fp32",  "rms_norm",      "add_rms_norm",            "rms_norm_backward", "rotate", "swiglu",
     "swiglu_backward", "cross_entropy", "cross_entropy_backward_", "attention",         "attention_backward",
-    "norm_and_rotate", "norm_and_rotate_backward"};
+    "norm_and_rotate", "norm_and_rotate_backward", "swiglu_backward_"};
 
 }  // namespace
 
@@ -245,6 +254,7 @@ TORCH_LIBRARY_FRAGMENT(megashard, library) {
               "Tensor inverse_rms, bool zero_centered, bool of_weight) -> (Tensor, Tensor)");
   library.def("swiglu(Tensor gate, Tensor up) -> Tensor");
   library.def("swiglu_backward(Tensor grad_y, Tensor gate, Tensor up) -> (Tensor, Tensor)");
+  library.def("swiglu_backward_(Tensor(a!) grad_y, Tensor gate, Tensor up) -> (Tensor, Tensor)");
   library.def("cross_entropy(Tensor logits, Tensor labels) -> (Tensor, Tensor)");
   library.def("cross_entropy_backward_(Tensor(a!) logits, Tensor labels, Tensor stats, Tensor grad_loss)"
               " -> ()");
@@ -267,6 +277,7 @@ TORCH_LIBRARY_IMPL(megashard, CPU, library) {
   library.impl("norm_and_rotate_backward", &norm_and_rotate_backward_on_cpu);
   library.impl("swiglu", &swiglu_on_cpu);
   library.impl("swiglu_backward", &swiglu_backward_on_cpu);
+  library.impl("swiglu_backward_", &swiglu_backward_in_place_on_cpu);
   library.impl("cross_entropy", &cross_entropy_on_cpu);
   library.impl("cross_entropy_backward_", &cross_entropy_backward_on_cpu);
 }

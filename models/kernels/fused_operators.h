@@ -45,6 +45,9 @@ struct FusedOperators {
   DispatchedOperator<Tensor(const Tensor& gate, const Tensor& up)> swiglu{"megashard::swiglu"};
   DispatchedOperator<TwoTensors(const Tensor& grad_y, const Tensor& gate, const Tensor& up)> swiglu_backward{
       "megashard::swiglu_backward"};
+  /// The same; overwrites grad_y by swiglu(gate, up).
+  DispatchedOperator<TwoTensors(Tensor& grad_y, const Tensor& gate, const Tensor& up)> swiglu_backward_{
+      "megashard::swiglu_backward_"};
   /// The loss of each row, fp32; what its gradient needs to know.
   DispatchedOperator<TwoTensors(const Tensor& logits, const Tensor& labels)> cross_entropy{"megashard::cross_entropy"};
   /// Overwrites logits by their gradient.

@@ -136,10 +136,7 @@ struct NormAndRotateFunction : Function<NormAndRotateFunction> {
 
 struct SwigluFunction : Function<SwigluFunction> {
   static Variable forward(AutogradContext* context, const at::Tensor& gate_in, const at::Tensor& up_in) {
-    const auto layout = row_layout(gate_in);
-    const bool alike = layout && layout == row_layout(up_in);
-    const auto gate = alike ? gate_in : gate_in.contiguous();
-    const auto up = alike ? up_in : up_in.contiguous();
+    const auto [gate, up] = in_one_layout(gate_in, up_in);
     context->save_for_backward({gate, up});
     return fused_operators().swiglu(gate, up);
   }

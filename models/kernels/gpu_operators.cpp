@@ -212,7 +212,9 @@ Tensor swiglu(const Tensor& gate, const Tensor& up) {
   return y;
 }
 
-TwoTensors swiglu_backward(const Tensor& grad_y, const Tensor& gate, const Tensor& up) {
+namespace {
+
+TwoTensors swiglu_gradients(const Tensor& grad_y, const Tensor& gate, const Tensor& up, void* y) {
   const c10::DeviceGuard guard(gate.device());
   const SwigluRows shape = swiglu_rows(gate);
   const auto [grad_gate, grad_up] = empty_pair_like(gate);
@@ -221,10 +223,21 @@ TwoTensors swiglu_backward(const Tensor& grad_y, const Tensor& gate, const Tenso
                                 .up = up.const_data_ptr(),
                                 .grad_gate = grad_gate.mutable_data_ptr(),
                                 .grad_up = grad_up.mutable_data_ptr(),
+                                .y = y,
                                 .shape = shape,
                                 .format = format_of(gate),
                                 .vectors = swiglu_in_vectors({grad_y, gate, up, grad_gate, grad_up}, shape)});
   return {grad_gate, grad_up};
+}
+
+}  // namespace
+
+TwoTensors swiglu_backward(const Tensor& grad_y, const Tensor& gate, const Tensor& up) {
+  return swiglu_gradients(grad_y, gate, up, nullptr);
+}
+
+TwoTensors swiglu_backward_(Tensor& grad_y, const Tensor& gate, const Tensor& up) {
+  return swiglu_gradients(grad_y, gate, up, grad_y.mutable_data_ptr());
 }
 
 TwoTensors cross_entropy(const Tensor& logits, const Tensor& labels) {
@@ -264,6 +277,7 @@ void register_row_kernels_of_gpu(torch::Library& library) {
   library.impl("norm_and_rotate_backward", &gpu::norm_and_rotate_backward);
   library.impl("swiglu", &gpu::swiglu);
   library.impl("swiglu_backward", &gpu::swiglu_backward);
+  library.impl("swiglu_backward_", &gpu::swiglu_backward_);
   library.impl("cross_entropy", &gpu::cross_entropy);
   library.impl("cross_entropy_backward_", &gpu::cross_entropy_backward_);
 }

@@ -31,6 +31,7 @@ TwoTensors norm_and_rotate_backward(const Tensor& grad_y, const Tensor& x, const
                                     const Tensor& sin, const Tensor& inverse_rms, bool zero_centered, bool of_weight);
 Tensor swiglu(const Tensor& gate, const Tensor& up);
 TwoTensors swiglu_backward(const Tensor& grad_y, const Tensor& gate, const Tensor& up);
+TwoTensors swiglu_backward_(Tensor& grad_y, const Tensor& gate, const Tensor& up);
 TwoTensors cross_entropy(const Tensor& logits, const Tensor& labels);
 void cross_entropy_backward_(Tensor& logits, const Tensor& labels, const Tensor& stats, const Tensor& grad_loss);
 

@@ -19,4 +19,9 @@ bool can_group(const at::Tensor& x, at::TensorList weights, int64_t groups);
 /// (joint_linear.h). The weights' gradients are rows of one tensor; those of a group without rows are zeros.
 std::vector<at::Tensor> grouped_linear(const at::Tensor& x, at::TensorList weights, const RowGroupsPtr& groups);
 
+/// swiglu_linear of each group's rows with its own weight: gate, up [N, in], weights [out, in], one for each group,
+/// which can_group takes for gate -> [N, out].
+at::Tensor grouped_swiglu_linear(const at::Tensor& gate, const at::Tensor& up, at::TensorList weights,
+                                 const RowGroupsPtr& groups);
+
 }  // namespace megashard

@@ -18,6 +18,12 @@ std::optional<RowLayout> row_layout(const at::Tensor& x) {
   return RowLayout{rows, width, x.stride(-2)};
 }
 
+std::tuple<at::Tensor, at::Tensor> in_one_layout(const at::Tensor& a, const at::Tensor& b) {
+  const auto layout = row_layout(a);
+  if (layout && layout == row_layout(b)) return {a, b};
+  return {a.contiguous(), b.contiguous()};
+}
+
 std::tuple<at::Tensor, at::Tensor> empty_pair_like(const at::Tensor& x) {
   if (x.is_contiguous()) return {at::empty(x.sizes(), x.options()), at::empty(x.sizes(), x.options())};
   auto sizes = x.sizes().vec();

@@ -10,7 +10,9 @@
 
 namespace megashard {
 
-/// Whether a call of it is x W^T + b and nothing else: no hooks, adapters or fp8.
+/// Whether a call of it is one of the layer's forward and nothing else: no hooks, such as a unit's or recompute's.
+bool is_without_hooks(const Hooked<Linear>& layer);
+/// Whether besides forward is x W^T + b and nothing else: no adapters or fp8.
 bool is_plain(const Hooked<Linear>& layer);
 
 /// Layers that take the same input, such as q_proj, k_proj and v_proj: modules of their own for names, checkpoints,

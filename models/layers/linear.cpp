@@ -11,6 +11,7 @@
 
 #include "models/kernels/cross_entropy.h"
 #include "models/kernels/fused_ops.h"
+#include "models/kernels/swiglu_linear.h"
 #include "parallel/tensor_parallel_layout.h"
 
 namespace megashard {
@@ -50,17 +51,24 @@ void Linear::declare_cut(const DeviceMeshPtr& mesh) {
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) {
-  if (cuts_inputs()) {
-    const auto partial = product(x, weight, at::Tensor());
-    if (cut_ == Cut::kInputsOfSums) return partial;
-    const auto y = ranks_->leave(partial);
-    return bias.defined() ? y + ranks_->for_own_rows(bias) : y;
-  }
+  if (cuts_inputs()) return sum_over_ranks(product(x, weight, at::Tensor()));
   auto y = product(x, tied_ ? with_own_gradient(weight) : weight, bias);
   if (!has_adapter()) return y;
   const bool drops = is_training() && adapter_dropout_ > 0;
   const auto narrow = lora_a_->forward(drops ? at::dropout(x, adapter_dropout_, true) : x);
   return at::add(y, lora_b_->forward(narrow), adapter_scale_);
+}
+
+at::Tensor Linear::forward_of_swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  if (has_adapter() || float8_) return forward(swiglu(gate, up));
+  if (cuts_inputs()) return sum_over_ranks(swiglu_linear(gate, up, weight, at::Tensor()));
+  return swiglu_linear(gate, up, weight, bias);
+}
+
+at::Tensor Linear::sum_over_ranks(const at::Tensor& partial) const {
+  if (cut_ == Cut::kInputsOfSums) return partial;
+  const auto y = ranks_->leave(partial);
+  return bias.defined() ? y + ranks_->for_own_rows(bias) : y;
 }
 
 at::Tensor Linear::token_losses(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& loss_weights) {

@@ -39,6 +39,8 @@ class Linear : public torch::nn::Module, public SelfInitializing {
   explicit Linear(const Options& options);
 
   at::Tensor forward(const at::Tensor& x);  // [..., in] -> [..., out]
+  /// forward(swiglu(gate, up)), whose input is not kept (swiglu_linear) where neither adapter nor fp8 needs it.
+  at::Tensor forward_of_swiglu(const at::Tensor& gate, const at::Tensor& up);
   /// Of a language model's head: what vocab_parallel_cross_entropy makes of forward(x), x [..., in] and labels [...],
   /// without all logits at a time where neither adapter, bias nor fp8 needs them. loss_weights: linear_cross_entropy's.
   at::Tensor token_losses(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& loss_weights);
@@ -63,6 +65,8 @@ class Linear : public torch::nn::Module, public SelfInitializing {
 
  private:
   at::Tensor product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) const;
+  /// What becomes of a cut layer's product without its bias.
+  at::Tensor sum_over_ranks(const at::Tensor& partial) const;
   bool cuts_inputs() const { return cut_ == Cut::kInputs || cut_ == Cut::kInputsOfSums; }
 
   double init_scale_;

@@ -61,12 +61,15 @@ at::Tensor Mlp::forward(const at::Tensor& own) {
 }
 
 at::Tensor Mlp::of_rows(const at::Tensor& hidden) {
-  return down_proj_->forward(activated(widening_.forward(hidden)));
+  const auto wide = widening_.forward(hidden);
+  if (is_swiglu() && is_without_hooks(*down_proj_)) return down_proj_->forward_of_swiglu(wide[0], wide[1]);
+  return down_proj_->forward(activated(wide));
 }
 
 at::Tensor Mlp::activated(const std::vector<at::Tensor>& wide) const {
-  if (wide.size() == 1) return activate(wide[0], activation_);
-  return activation_ == Activation::kSilu ? swiglu(wide[0], wide[1]) : activate(wide[0], activation_) * wide[1];
+  if (is_swiglu()) return swiglu(wide[0], wide[1]);
+  const auto active = activate(wide[0], activation_);
+  return wide.size() == 1 ? active : active * wide[1];
 }
 
 }  // namespace megashard

@@ -33,6 +33,8 @@ class Mlp : public torch::nn::Module {
   at::Tensor activated(const std::vector<at::Tensor>& wide) const;
   /// down_proj.
   const std::shared_ptr<Hooked<Linear>>& narrowing() const { return down_proj_; }
+  /// Whether activated() is swiglu of its two.
+  bool is_swiglu() const { return widening().size() == 2 && activation_ == Activation::kSilu; }
   std::string class_name() const { return class_name_; }
 
  private:

@@ -63,6 +63,7 @@ at::Tensor GroupedExperts::grouped(const at::Tensor& rows, const RowGroupsPtr& g
   } else {
     return {};
   }
+  if (experts_[0]->is_swiglu()) return grouped_swiglu_linear(wide[0], wide[1], narrowing, groups);
   return grouped_linear(experts_[0]->activated(wide), narrowing, groups)[0];
 }
 

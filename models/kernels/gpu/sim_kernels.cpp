@@ -146,6 +146,7 @@ void swiglu_grad(const SwigluGradElements& asked) {
     enqueued.writes_parts(*to, width * size, rows, stride * size);
     enqueued.to_host(*to);
   }
+  enqueued.writes(launch.y, launch.y == nullptr ? 0 : rows * width * size);
   enqueued.run(host_kernels().swiglu_grad, launch);
 }
 

@@ -31,6 +31,7 @@ struct SwigluGradElements {
   const void* up;
   void* grad_gate;
   void* grad_up;
+  void* y;  ///< null, or where silu(gate) * up is left, dense; it may be grad_y
   SwigluRows shape;
   FloatFormat format;
   bool vectors;
@@ -62,15 +63,17 @@ constexpr void swiglu_at(const SwigluGradElements& launch, int64_t place, int64_
   const auto grad_y = load<T, kVector>(static_cast<const T*>(launch.grad_y) + place);
   const auto gate = load<T, kVector>(static_cast<const T*>(launch.gate) + at);
   const auto up = load<T, kVector>(static_cast<const T*>(launch.up) + at);
-  Vector<T, kVector> grad_gate{}, grad_up{};
+  Vector<T, kVector> grad_gate{}, grad_up{}, y{};
   for (int k = 0; k < kVector; ++k) {
     const float dy = widened(grad_y.values[k]), g = widened(gate.values[k]), u = widened(up.values[k]);
-    const float sigmoid = sigmoid_of<T>(g);
-    grad_up.values[k] = narrowed<T>(dy * rounded<T>(g * sigmoid));
+    const float sigmoid = sigmoid_of<T>(g), silu = rounded<T>(silu_of<T>(g));
+    grad_up.values[k] = narrowed<T>(dy * silu);
     grad_gate.values[k] = narrowed<T>(dy * u * sigmoid * (1.0F + g * (1.0F - sigmoid)));
+    y.values[k] = narrowed<T>(silu * u);
   }
   store(static_cast<T*>(launch.grad_gate) + at, grad_gate);
   store(static_cast<T*>(launch.grad_up) + at, grad_up);
+  if (launch.y != nullptr) store(static_cast<T*>(launch.y) + place, y);
 }
 
 /// a / b. GPUs divide 32 bits several times as fast.
@@ -102,7 +105,7 @@ constexpr Traffic traffic_of(const SwigluElements& launch) {
   return {.moved = bytes, .again = 0, .least = bytes};
 }
 constexpr Traffic traffic_of(const SwigluGradElements& launch) {
-  const int64_t bytes = 5 * launch.shape.numel() * size_of(launch.format);
+  const int64_t bytes = (launch.y == nullptr ? 5 : 6) * launch.shape.numel() * size_of(launch.format);
   return {.moved = bytes, .again = 0, .least = bytes};
 }
 

@@ -184,6 +184,11 @@ void check_swiglu(const Place& place, const Tensor& gate, const Tensor& up, cons
   const auto [cpu_grad_gate, cpu_grad_up] = fused_operators().swiglu_backward(grad_y, gate, up);
   expect_close(grad_gate, cpu_grad_gate, bar, what);
   expect_close(grad_up, cpu_grad_up, bar, what);
+  Tensor product = on(grad_y);  // and then, in its place, y
+  const auto [again_grad_gate, again_grad_up] = gpu::swiglu_backward_(product, on(gate), on(up));
+  expect_close(product, y.cpu(), 0, what);
+  expect_close(again_grad_gate, grad_gate.cpu(), 0, what);
+  expect_close(again_grad_up, grad_up.cpu(), 0, what);
   if (!finite) return;
   const Tensor g = gate.to(at::kDouble), u = up.to(at::kDouble), dy = grad_y.to(at::kDouble), s = at::sigmoid(g);
   expect_close(y, at::silu(g) * u, 2 * bar, what);
@@ -320,6 +325,8 @@ TEST(GpuKernels, TheSimulatedDeviceKnowsWhatTheyReadAndWrite) {
                  [&] { gpu::rms_norm_backward(x, other, weight, rms, true, third); });
   expect_ordered("swiglu_kernel", {x, other}, [&] { gpu::swiglu(x, other); });
   expect_ordered("swiglu_grad_kernel", {x, other, third}, [&] { gpu::swiglu_backward(x, other, third); });
+  Tensor product = made({4, 40});
+  expect_ordered("swiglu_grad_kernel", {product}, [&] { gpu::swiglu_backward_(product, other, third); });
   const Tensor heads = made({2, 2, 3, 8}), cos = made({3, 4}), sin = made({3, 4});
   expect_ordered("rotate_kernel", {heads, cos, sin}, [&] { gpu::rotate(heads.transpose(1, 2), cos, sin, false); });
   const Tensor of_head = made({8}), rms_of_heads = made({12}), dense = made({2, 3, 2, 8});

@@ -3,15 +3,18 @@
 #include "models/kernels/grouped_linear.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <numeric>
 
+#include "models/kernels/fused_ops.h"
 #include "parallel/fsdp/adjacent_parameters.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/guarded_tensor.h"
 #include "tests/models/kernels/against_fp64.h"
+#include "tests/support/counting_allocator.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"
@@ -122,6 +125,36 @@ void expect_the_same(const ProcessGroupPtr& world, const Counts& counts, at::Sca
   for (size_t i = 0; i < apart.size(); ++i)
     EXPECT_LE((grouped[i] - apart[i]).abs().max().item<double>(), bar * apart[i].abs().max().item<double>())
         << dtype << " " << i;
+}
+
+TEST(GroupedLinear, OfASwigluThatIsNotKept) {
+  MEGASHARD_NOT_ON_SIM("its kernel is for weights that a unit has gathered; moe_test.cpp has these");
+  auto& allocator = *new CountingAllocator;
+  for (const Counts& counts : kCounts) {
+    const int64_t rows = rows_of(counts);
+    const auto both = fixed({rows, 2 * 24}, 1);
+    Tensors leaves{both.narrow(1, 0, 24).detach().requires_grad_(), both.narrow(1, 24, 24).detach().requires_grad_()};
+    for (size_t i = 0; i < counts.size(); ++i) leaves.push_back(fixed({9, 24}, 10 + i).requires_grad_());
+    leaves.back().set_requires_grad(false);
+    const auto weights = at::TensorList(leaves).slice(2);
+    const auto groups = groups_of(counts);
+    const auto run = [&](const auto& body) {
+      const auto before = allocator.live();
+      Tensors results{body()};
+      const auto kept = static_cast<int64_t>(allocator.live() - before) / 4;
+      Tensors trained = leaves;
+      trained.pop_back();
+      const auto grads = torch::autograd::grad(results, trained, {fixed({rows, 9}, 3)});
+      results.insert(results.end(), grads.begin(), grads.end());
+      return std::pair{results, kept};
+    };
+    const auto [joint, kept] = run([&] { return grouped_swiglu_linear(leaves[0], leaves[1], weights, groups); });
+    const auto [apart, kept_apart] =
+        run([&] { return grouped_linear(swiglu(leaves[0], leaves[1]), weights, groups)[0]; });
+    for (size_t i = 0; i < apart.size(); ++i) EXPECT_TRUE(at::equal(joint[i], apart[i])) << i;
+    EXPECT_EQ(kept_apart - kept, rows * 24);
+  }
+  allocator.stop();
 }
 
 TEST(GroupedLinear, OfWeightsThatLieAdjacent) {

@@ -129,10 +129,12 @@ TEST(KernelTraffic, IsWhatTheThreadsLoadAndStore) {
   const SwigluElements swiglu{x.data(), grad.data(), y.data(), {1, 1003, 1003}, kFormat, true};
   EXPECT_EQ(bytes_of_threads(7, [&](int thread) { swiglu_in_thread<CountedBits>(swiglu, thread, 7); }),
             traffic_of(swiglu).moved);
-  const SwigluGradElements swiglu_grad{grad.data(),  x.data(),      weight.data(), y.data(),
-                                       other.data(), {5, 200, 400}, kFormat,       true};
-  EXPECT_EQ(bytes_of_threads(7, [&](int thread) { swiglu_in_thread<CountedBits>(swiglu_grad, thread, 7); }),
-            traffic_of(swiglu_grad).moved);
+  for (void* const product : {static_cast<void*>(nullptr), static_cast<void*>(grad.data())}) {
+    const SwigluGradElements swiglu_grad{grad.data(), x.data(),      weight.data(), y.data(), other.data(),
+                                         product,     {5, 200, 400}, kFormat,       true};
+    EXPECT_EQ(bytes_of_threads(7, [&](int thread) { swiglu_in_thread<CountedBits>(swiglu_grad, thread, 7); }),
+              traffic_of(swiglu_grad).moved);
+  }
 
   const RotaryTokens rotary{.x = x.data(),
                             .cos = grad.data(),
@@ -221,6 +223,8 @@ TEST(KernelTraffic, OfTheTableOfTheDocumentation) {
   swiglu.format = swiglu_grad.format = kFormat;
   expect_megabytes(traffic_of(swiglu), 704.6, 704.6, 704.6);
   expect_megabytes(traffic_of(swiglu_grad), 1174.4, 1174.4, 1174.4);
+  swiglu_grad.y = &any;
+  expect_megabytes(traffic_of(swiglu_grad), 1409.3, 1409.3, 1409.3);
 
   RotaryTokens rotary{};
   rotary.batch = 1;

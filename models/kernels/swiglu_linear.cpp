@@ -1,0 +1,56 @@
+#include "models/kernels/swiglu_linear.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "models/kernels/fused_operators.h"
+#include "models/kernels/fused_ops.h"
+#include "models/kernels/linear_products.h"
+#include "models/kernels/once_differentiable.h"
+#include "models/kernels/row_layout.h"
+
+namespace megashard {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+struct SwigluLinear : torch::autograd::Function<SwigluLinear> {
+  static Variable forward(AutogradContext* context, const at::Tensor& gate_in, const at::Tensor& up_in,
+                          const at::Tensor& weight, at::TensorList bias) {
+    const auto [gate, up] = in_one_layout(gate_in, up_in);
+    context->save_for_backward({gate, up, weight});
+    context->saved_data["has_bias"] = !bias.empty();
+    return linear_product(fused_operators().swiglu(gate, up), weight, bias.empty() ? at::Tensor() : bias[0]);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    require_once_differentiated("swiglu_linear");
+    const auto saved = context->get_saved_variables();
+    const auto &gate = saved[0], &up = saved[1], &weight = saved[2];
+    const bool of_weight = context->needs_input_grad(2);
+    const auto rows = grads[0].reshape({-1, weight.size(0)});
+    const auto grad = widened_for_products(rows);
+    auto product = gradient_of_linear_input(grad, weight);  // and then, in its place, what it is the gradient of
+    const auto [grad_gate, grad_up] = of_weight ? fused_operators().swiglu_backward_(product, gate, up)
+                                                : fused_operators().swiglu_backward(product, gate, up);
+    variable_list results{grad_gate, grad_up, of_weight ? gradient_of_linear_weight(grad, product) : Variable()};
+    if (context->saved_data["has_bias"].toBool())
+      results.push_back(context->needs_input_grad(3) ? rows.sum(0) : Variable());
+    return results;
+  }
+};
+
+}  // namespace
+
+at::Tensor swiglu_linear(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& weight,
+                         const at::Tensor& bias) {
+  const auto like_gate = [&](const at::Tensor& other) {
+    return other.scalar_type() == gate.scalar_type() && other.device() == gate.device();
+  };
+  const bool fused = has_kernel(fused_operators().swiglu, gate) && like_gate(up) && like_gate(weight);
+  if (!fused || gate.sizes() != up.sizes()) return linear(swiglu(gate, up), weight, bias);
+  return SwigluLinear::apply(gate, up, weight, bias.defined() ? at::TensorList(bias) : at::TensorList());
+}
+
+}  // namespace megashard
