@@ -32,6 +32,8 @@ void accept_kernels(CompatibilityFlags& flags) {
                                                                      {"--jit-compile"},
                                                                      {"--allow-internal-format"},
                                                                      {"--optimization-level", 1}});
+  flags.accept("SwiGLU's result is never kept for backward, which makes it again",
+               {{"--recompute-activation-function"}});
   flags.accept("softmax is always accumulated in fp32", {{"--attention-softmax-in-fp32"}});
   flags.accept("scores are scaled once", {{"--no-query-key-layer-scaling"}});
   flags.accept("it only protects fp16 from overflow", {{"--apply-query-key-layer-scaling"}});

@@ -33,7 +33,7 @@ void refuse_memory(CompatibilityFlags& flags) {
   flags.refuse("give --recompute-activations --recompute-modules moe instead", {{"--moe-layer-recompute"}});
   flags.refuse("list the layers under recompute_modules and aten::mm under recompute_save_ops in the FSDP2 "
                "file: norms and activations are recomputed, products are kept",
-               {{"--recompute-activation-function"}, {"--recompute-norm"}});
+               {{"--recompute-norm"}});
   flags.refuse("list the layers under recompute_modules in the FSDP2 file and the operators whose results "
                "are kept under recompute_save_ops",
                {{"--recompute-skip-core-attention"}, {"--recompute-num-layers-skip-core-attention", 1, "0"}});
