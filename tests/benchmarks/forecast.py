@@ -39,12 +39,13 @@ HOST_LAUNCH_S = 6e-6  # operator, autograd node, allocation and launch, in C++; 
 
 # bf16: bytes an element, forward and backward, and launches likewise. Fused: each in one pass; else the operators of
 # models/kernels/fused_ops.cpp. Left out: a norm's statistics and the sums of its weight, tables of angles (0.2%).
-FUSED = {"norm": (4, 6, 1, 3), "rotation": (4, 4, 1, 1), "SwiGLU": (6, 10, 1, 1), "loss": (2, 4, 1, 1)}
+FUSED = {"norm": (4, 6, 1, 3), "rotation": (4, 4, 1, 1), "SwiGLU": (6, 12, 1, 1), "loss": (2, 4, 1, 1)}
 UNFUSED = {"norm": (4, 10, 1, 3), "rotation": (18, 38, 7, 15), "SwiGLU": (10, 18, 2, 3), "loss": (30, 36, 10, 9)}
 UNFUSED_CHUNK = 1 << 25  # logits that the operators turn to fp32 at a time
+LOGITS_AT_ONCE = 1 << 28  # that exist, of a head in parts
 
 # size: (tokens of a micro batch, micro batches of a step, MFU to reach)
-RUNS = {"0.5 B": (32768, 4, 0.47), "1.5 B": (32768, 4, 0.57), "3 B": (16384, 8, 0.60), "7 B": (8192, 1, 0.60)}
+RUNS = {"0.5 B": (65536, 2, 0.47), "1.5 B": (49152, 4, 0.57), "3 B": (24576, 8, 0.60), "7 B": (12288, 1, 0.60)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,8 +160,9 @@ def memory(model: Model, tokens: int, micro_batches: int) -> dict[str, float]:
     """Bytes at the peak, by class, without what the allocator wastes."""
     h, f, (q, kv) = model.hidden, model.ffn, widths(model)
     parameters, root = model.parameters(), (1 if model.tied else 2) * model.vocabulary * model.hidden
-    kept = 2 * (4 * h + 2 * q + 2 * kv + 3 * f)  # norms' inputs and outputs; q, k, v, mixed; gate, up and their product
-    activations = tokens * (model.layers * kept + 4 * h + 6 * f + 2 * model.vocabulary)  # and three of ffn's width
+    kept = 2 * (4 * h + 2 * q + 2 * kv + 2 * f)  # norms' inputs and outputs; q, k, v, mixed; gate and up
+    logits = 2 * min(tokens * model.vocabulary, LOGITS_AT_ONCE)
+    activations = tokens * (model.layers * kept + 4 * h + 6 * f) + logits  # and three of ffn's width
     gathered = 4 * root + 8 * (parameters - root) // model.layers  # bf16, with gradients: the root, two layers
     earlier = 4 * parameters if micro_batches > 1 else 0
     now = activations if earlier else max(activations, 4 * parameters)  # as gradients come, activations go
@@ -194,7 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", choices=MACHINES, default="H200")
     parser.add_argument("--sequence", type=int, default=4096, help="tokens; a micro batch keeps its number of them")
-    parser.add_argument("--micro-batches", type=int, help="of a step; unset: 4, 4, 8 and 1")
+    parser.add_argument("--micro-batches", type=int, help="of a step; unset: 2, 4, 8 and 1")
     given = parser.parse_args()
     print(f"{given.gpu}, sequences of {given.sequence}")
     rows = [forecast(size, MACHINES[given.gpu], given.sequence, given.micro_batches) for size in RUNS]

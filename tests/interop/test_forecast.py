@@ -29,7 +29,7 @@ def test_flops_and_bytes_of_a_small_model():
     assert SMALL.parameters() == WEIGHTS == 276096
     assert moved["norm"] == 3 * (2 + 3) * row
     assert moved["rotation"] == (2 + 2) * (row + row // 2)
-    assert moved["SwiGLU"] == (3 + 5) * TOKENS * 256 * 2
+    assert moved["SwiGLU"] == (3 + 6) * TOKENS * 256 * 2
     assert moved["loss"] == (1 + 2) * TOKENS * 1000 * 2
     assert moved["sums"] == 4 * 3 * row + 2 * row  # of residuals and gradients; of biases, as wide as two rows
     assert moved["gathers"] == pytest.approx(1.5 * (4 + 2) * WEIGHTS)  # two of half each; the root once

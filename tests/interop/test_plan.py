@@ -98,10 +98,10 @@ def peak_of_fsdp2(model, world, tokens):
     return held + max(loss, backward)
 
 
-# World, micro batch of 4,096 tokens a sequence: the share of PyTorch's peak that ours may have. The bar is 0.75; of
-# Llama at world 8 with one sequence a rank weights and moments, alike on both sides, are a third of all.
-BARS = {(QWEN_7B, 8, 1): 0.75, (QWEN_7B, 8, 2): 0.75, (QWEN_7B, 64, 1): 0.75, (LLAMA_7B, 8, 1): 0.82,
-        (LLAMA_7B, 8, 2): 0.75, (LLAMA_7B, 64, 1): 0.75}
+# World, micro batch of 4,096 tokens a sequence: the share of PyTorch's peak that ours may have. The bar is 0.75; where
+# less was reached it is that and 2%.
+BARS = {(QWEN_7B, 8, 1): 0.66, (QWEN_7B, 8, 2): 0.57, (QWEN_7B, 64, 1): 0.56, (LLAMA_7B, 8, 1): 0.75,
+        (LLAMA_7B, 8, 2): 0.67, (LLAMA_7B, 64, 1): 0.65}
 
 
 @pytest.mark.parametrize("model, world, micro_batch", BARS, ids=lambda each: getattr(each, "vocabulary", each))
@@ -290,7 +290,8 @@ ON_H200 = {"0.5 B": (32, 4, KEPT, (), 41804899328, 0.866), "1.5 B": (32, 4, KEPT
 
 @pytest.mark.parametrize("size", ON_H200)
 def test_a_plan_has_what_a_gpu_had(folder, size):
-    """Bytes within 0.2% and seconds within 3%: what was planned of them on the day."""
+    """Bytes within 0.4% and seconds within 3%; what was planned of them on the day was within 0.2%. Since then the
+    products of SwiGLU are not kept, of all layers but the one that is in backward."""
     micro_batch, batches, kept, flags, peak, seconds = ON_H200[size]
     forecast.SIZES[size].write(folder / "model")
     (folder / "plan.yaml").write_text(MIXED + kept)
@@ -298,7 +299,9 @@ def test_a_plan_has_what_a_gpu_had(folder, size):
                "--seq-length", 1024, "--micro-batch-size", micro_batch, "--global-batch-size", micro_batch * batches,
                "--lr", 1e-4, "--use-torch-fsdp2", "--fsdp2-config-path", folder / "plan.yaml", "--world-size", 1,
                "--device", "h200", *flags).stdout
-    assert peak_of(said) == pytest.approx(peak, rel=0.002)
+    shape = forecast.SIZES[size]
+    products = 2 * 1024 * micro_batch * (shape.layers - 1) * shape.ffn
+    assert peak_of(said) == pytest.approx(peak - products, rel=0.004)
     assert seconds_of(said) == pytest.approx(seconds, rel=0.03)
 
 

@@ -37,7 +37,7 @@ class Mfu:
 
     def sizes(self, sequence):
         """As docs/benchmarks.md forecasts them."""
-        for size, microbatches in (("0.5 B", 4), ("1.5 B", 4), ("3 B", 8), ("7 B", 1)):
+        for size, microbatches in (("0.5 B", 2), ("1.5 B", 4), ("3 B", 8), ("7 B", 1)):
             model = filling(size, self.machine, sequence, microbatches)
             yield train(self.training, f"{size}, sequences of {sequence}", size, model, limit=90, steps=6,
                         sharding=BF16 if size == "7 B" else BF16 + KEPT)

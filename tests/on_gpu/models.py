@@ -47,11 +47,11 @@ class Model:
 
 
 SIZES = {
-    "0.5 B": Model(896, 4864, 24, 14, 2, 151936, micro_batch=8, tokens_at_once=32768, needed_gib=40),
-    "1.5 B": Model(1536, 8960, 28, 12, 2, 151936, micro_batch=4, tokens_at_once=32768, needed_gib=60),
-    "3 B": Model(2048, 11008, 36, 16, 2, 151936, micro_batch=2, tokens_at_once=16384, needed_gib=76),
+    "0.5 B": Model(896, 4864, 24, 14, 2, 151936, micro_batch=8, tokens_at_once=65536, needed_gib=40),
+    "1.5 B": Model(1536, 8960, 28, 12, 2, 151936, micro_batch=4, tokens_at_once=49152, needed_gib=60),
+    "3 B": Model(2048, 11008, 36, 16, 2, 151936, micro_batch=2, tokens_at_once=24576, needed_gib=76),
     "4 B": Model(2560, 9728, 36, 20, 4, 151936, micro_batch=2, needed_gib=76),
-    "7 B": Model(3584, 18944, 28, 28, 4, 152064, tied=False, micro_batch=4, tokens_at_once=8192,
+    "7 B": Model(3584, 18944, 28, 28, 4, 152064, tied=False, micro_batch=4, tokens_at_once=12288,
                  needed_gib=130),
 }
 # For comparing devices and runs: wide enough that a GPU is busy while the host goes on.
