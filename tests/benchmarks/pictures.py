@@ -18,6 +18,7 @@ NAMES = {"theirs": "PyTorch FSDP2", "compiled": "compiled PyTorch FSDP2", "fsdp1
 SHOWN = {  # measure: how a value is printed
     "tokens/s": lambda value: f"{value:.0f} tokens/s",
     "time to first step": lambda value: f"{value:.2f} s",
+    "the same, behind another program": lambda value: f"{value:.2f} s",
     "host cost of a unit": lambda value: f"{value:.0f} µs",
     "clip + AdamW, 128 tensors": lambda value: f"{value:.0f} µs",
     "resident memory": lambda value: f"{value / 1e6:.0f} MB",

@@ -32,9 +32,11 @@ from megashard import BUILD, INTEROP, fsdp2_reference, train_dump, write_documen
 
 RANKS, POLL_S, WARM_UP = 2, 0.005, 3
 # measure: (bar, whether more is better)
-BARS = {"tokens/s": (1.0, True), "resident memory": (0.6, False), "time to first step": (0.5, False),
+FIRST, FIRST_COLD = "time to first step", "the same, behind another program"
+BARS = {"tokens/s": (1.0, True), "resident memory": (0.6, False), FIRST: (0.1, False), FIRST_COLD: (0.5, False),
         "host cost of a unit": (0.2, False), "clip + AdamW, 128 tensors": (0.2, False),
         "tensors of a step": (1.0, False)}
+LARGER_FIRST = 0.25  # of a model of whose first step more is the step
 NOT_WORSE = {measure: (0.97 if more else 1.03, more) for measure, (_, more) in BARS.items()}  # --against
 CURVE_STEPS, CURVE_ROWS, CURVE_LENGTH, CURVE_WORDS = 200, 4, 64, 512
 
@@ -103,8 +105,8 @@ def watch(command, metrics, log):
     return ends, memory
 
 
-def training_commands(args, work, metrics):
-    shape = {"--seq-length": args.seq_length, "--micro-batch-size": 1, "--train-iters": args.steps,
+def training_commands(args, work, metrics, steps):
+    shape = {"--seq-length": args.seq_length, "--micro-batch-size": 1, "--train-iters": steps,
              "--metrics-file": metrics, "--hf-model": args.hf_model}
     shape = [word for pair in shape.items() for word in pair]
     flags = ["launch", "-n", RANKS, "--", "pretrain", *shape,
@@ -127,20 +129,24 @@ def write_fsdp2_config(path, bf16):
 
 def measure_training(args, work):
     """Figures of one interleaved series by side, and of megashard's runs the share of the rate of matrix products that
-    each rank measures at its start."""
+    each rank measures at its start. The first step is that of two short runs behind the long one, of which the second
+    counts: files are in the cache then, and the memory that it takes is the one that the first gave back."""
     metrics = work / "metrics.jsonl"
     write_fsdp2_config(work / "fsdp2_config.yaml", args.bf16_params)
     figures, shares = {}, []
     for _ in range(args.repeats):
-        for side, command in training_commands(args, work, metrics).items():
+        short = training_commands(args, work, metrics, 1)
+        for side, command in training_commands(args, work, metrics, args.steps).items():
             ends, memory = watch(command, metrics, work / f"{side}.log")
-            steps = [b - a for a, b in zip(ends[WARM_UP:], ends[WARM_UP + 1:])]
-            tokens = RANKS * args.seq_length
-            figures.setdefault(side, []).append({"tokens/s": tokens * len(steps) / sum(steps),
-                                                 "resident memory": memory, "time to first step": ends[0]})
             if side == "ours":
                 shares.append(statistics.mean(json.loads(line)["mfu"]
                                               for line in metrics.read_text().splitlines()[WARM_UP:]))
+            first = [watch(short[side], metrics, work / f"{side}.log")[0][0] for _ in range(2)]
+            steps = [b - a for a, b in zip(ends[WARM_UP:], ends[WARM_UP + 1:])]
+            tokens = RANKS * args.seq_length
+            figures.setdefault(side, []).append({"tokens/s": tokens * len(steps) / sum(steps),
+                                                 "resident memory": memory, FIRST: first[-1],
+                                                 FIRST_COLD: ends[0]})
     return figures, shares
 
 
@@ -250,7 +256,8 @@ def main():
     if args.against and (args.pictures or args.peers):
         parser.error("--pictures and --peers show PyTorch; leave out --against.")
     missed, figures = [], {}
-    bars = NOT_WORSE if args.against else BARS
+    larger = {FIRST: (LARGER_FIRST, False)} if args.hf_model else {}
+    bars = NOT_WORSE if args.against else BARS | larger
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
         beside = args.against or "PyTorch FSDP2"
