@@ -10,6 +10,9 @@ namespace megashard {
 /// one output.
 std::vector<at::Tensor> parts_of(const at::Tensor& whole, int64_t dim, at::IntArrayRef sizes);
 
+/// Whether tensors [..., width] are columns side by side of one.
+bool are_side_by_side(at::TensorList columns);
+
 /// [N, sum of widths] of tensors [..., width]: what they are columns of, or a copy.
 at::Tensor joined_columns(at::TensorList columns);
 

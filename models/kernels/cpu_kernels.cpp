@@ -68,9 +68,10 @@ void rms_norm_backward(const T* grad_y, const T* x, const T* weight, const float
 }
 
 template <class T>
-void rotate(const T* x, const T* cos, const T* sin, T* y, const RotaryShape& shape, bool back) {
+void rotate(const T* x, const T* cos, const T* sin, T* y, const RotaryShape& shape, const HeadStrides& of_y,
+            bool back) {
   for_rows(shape.batch * shape.length, shape.heads * shape.head_dim, [&](int64_t begin, int64_t end) {
-    MEGASHARD_RUN(Rotate, x, cos, sin, y, &shape, back ? -1.0F : 1.0F, begin, end);
+    MEGASHARD_RUN(Rotate, x, cos, sin, y, &shape, &of_y, back ? -1.0F : 1.0F, begin, end);
   });
 }
 
@@ -110,7 +111,7 @@ void cross_entropy_backward_(T* logits, const int64_t* labels, const float* stat
 #define MEGASHARD_INSTANTIATE(T)                                                                                       \
   template void rms_norm(const T*, const T*, T*, const T*, T*, float*, int64_t, int64_t, float);                       \
   template void rms_norm_backward(const T*, const T*, const T*, const float*, const T*, T*, float*, int64_t, int64_t); \
-  template void rotate(const T*, const T*, const T*, T*, const RotaryShape&, bool);                                    \
+  template void rotate(const T*, const T*, const T*, T*, const RotaryShape&, const HeadStrides&, bool);                \
   template void swiglu(const T*, const T*, T*, int64_t, int64_t, int64_t);                                             \
   template void swiglu_backward(const T*, const T*, const T*, T*, T*, T*, int64_t, int64_t, int64_t);                  \
   template void cross_entropy(const T*, const int64_t*, float*, float*, int64_t, int64_t);                             \

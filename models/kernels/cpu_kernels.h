@@ -36,10 +36,13 @@ struct RotaryShape {
   }
   int64_t angles_of(int64_t token) const { return (table_per_batch ? token : token % length) * (rotary_dim / 2); }
 };
-/// y [batch, length, heads, head_dim], dense: pairs (i, i + rotary_dim / 2) turned by the angle, or
-/// back by it.
+/// Of heads [batch, length, heads, head_dim], in elements; their last dimension is dense.
+struct HeadStrides {
+  int64_t batch, time, head;
+};
+/// y, of x's sizes: pairs (i, i + rotary_dim / 2) turned by the angle, or back by it. It may be x.
 template <class T>
-void rotate(const T* x, const T* cos, const T* sin, T* y, const RotaryShape& shape, bool back);
+void rotate(const T* x, const T* cos, const T* sin, T* y, const RotaryShape& shape, const HeadStrides& of_y, bool back);
 
 /// y = silu(gate) * up. y and grad_y [rows, width] are dense; rows of the others begin `stride` elements apart.
 /// Backward makes y again unless it is null; it may be grad_y.

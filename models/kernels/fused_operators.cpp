@@ -95,12 +95,16 @@ kernels::RotaryShape rotary_shape(const Tensor& x, const Tensor& cos) {
           .table_per_batch = cos.dim() == 3 && cos.size(0) > 1};
 }
 
+void rotate_to_on_cpu(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back, Tensor& y) {
+  const kernels::HeadStrides of_y{y.stride(0), y.stride(1), y.stride(2)};
+  with_type(x, [&](auto* type) {
+    kernels::rotate(data(type, x), data(type, cos), data(type, sin), data(type, y), rotary_shape(x, cos), of_y, back);
+  });
+}
+
 Tensor rotate_on_cpu(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back) {
   auto y = at::empty(x.sizes(), x.options());
-  const auto shape = rotary_shape(x, cos);
-  with_type(x, [&](auto* type) {
-    kernels::rotate(data(type, x), data(type, cos), data(type, sin), data(type, y), shape, back);
-  });
+  rotate_to_on_cpu(x, cos, sin, back, y);
   return y;
 }
 
@@ -237,7 +241,7 @@ ThreeTensors attention_backward_on_cpu(const Tensor& grad_out, const Tensor& q, 
 constexpr const char* kFusedOperators[] = {
     "linear_by_fp32",  "rms_norm",      "add_rms_norm",            "rms_norm_backward", "rotate", "swiglu",
     "swiglu_backward", "cross_entropy", "cross_entropy_backward_", "attention",         "attention_backward",
-    "norm_and_rotate", "norm_and_rotate_backward", "swiglu_backward_"};
+    "norm_and_rotate", "norm_and_rotate_backward", "swiglu_backward_", "rotate_to"};
 
 }  // namespace
 
@@ -248,6 +252,7 @@ TORCH_LIBRARY_FRAGMENT(megashard, library) {
   library.def("rms_norm_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor inverse_rms, bool "
               "of_weight, Tensor? grad_sum) -> (Tensor, Tensor)");
   library.def("rotate(Tensor x, Tensor cos, Tensor sin, bool back) -> Tensor");
+  library.def("rotate_to(Tensor x, Tensor cos, Tensor sin, bool back, Tensor(a!) y) -> ()");
   library.def("norm_and_rotate(Tensor x, Tensor weight, Tensor cos, Tensor sin, float eps, bool zero_centered)"
               " -> (Tensor, Tensor)");
   library.def("norm_and_rotate_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor cos, Tensor sin, "
@@ -273,6 +278,7 @@ TORCH_LIBRARY_IMPL(megashard, CPU, library) {
   library.impl("add_rms_norm", &add_rms_norm_on_cpu);
   library.impl("rms_norm_backward", &rms_norm_backward_on_cpu);
   library.impl("rotate", &rotate_on_cpu);
+  library.impl("rotate_to", &rotate_to_on_cpu);
   library.impl("norm_and_rotate", &norm_and_rotate_on_cpu);
   library.impl("norm_and_rotate_backward", &norm_and_rotate_backward_on_cpu);
   library.impl("swiglu", &swiglu_on_cpu);

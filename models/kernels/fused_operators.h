@@ -13,8 +13,8 @@
 /// backend's kernels for them.
 namespace megashard {
 
-/// Tensors are contiguous but for the x of what rotates, whose last dimension is dense, and for gate and up, which have
-/// one row_layout; their gradients have it too.
+/// Tensors are contiguous but for the x of what rotates and rotate_to's y, whose last dimension is dense, and for gate
+/// and up, which have one row_layout; their gradients have it too.
 struct FusedOperators {
   using Tensor = at::Tensor;
   using TwoTensors = std::tuple<Tensor, Tensor>;
@@ -33,6 +33,9 @@ struct FusedOperators {
   /// `back` turns by the opposite angle.
   DispatchedOperator<Tensor(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back)> rotate{
       "megashard::rotate"};
+  /// Into y, of x's sizes, which may be x.
+  DispatchedOperator<void(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back, Tensor& y)> rotate_to{
+      "megashard::rotate_to"};
   /// rotate of rms_norm over each head, of 256 channels at most; zero_centered as HeadArrays has it. y, dense; 1 / rms
   /// of each head, fp32.
   DispatchedOperator<TwoTensors(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin, double eps,

@@ -90,13 +90,6 @@ struct AddRmsNormFunction : Function<AddRmsNormFunction> {
   }
 };
 
-void check_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
-  const bool fits = x.dim() == 4 && cos.sizes() == sin.sizes() && cos.size(-2) == x.size(1) &&
-                    2 * cos.size(-1) <= x.size(3) && (cos.dim() == 2 || cos.size(0) == 1 || cos.size(0) == x.size(0));
-  TORCH_CHECK(fits, "rotate: x ", x.sizes(), " must be [B, T, H, D], and cos ", cos.sizes(), " and sin ", sin.sizes(),
-              " [T, R/2] or [B, T, R/2] with R <= D: do the position ids have the sizes of the tokens?");
-}
-
 at::Tensor run_rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
   const auto dense = x.stride(-1) == 1 ? x : x.contiguous();
   return fused_operators().rotate(dense, cos, sin, back);
@@ -198,6 +191,13 @@ at::Tensor norm_and_rotate(const at::Tensor& x, const HeadNorm& norm, const at::
   }
   if (!norm.zero_centered) return rotate(rms_norm(x, norm.weight, norm.eps), cos, sin);
   return rotate(rms_norm(x.to(at::kFloat), norm.weight.to(at::kFloat) + 1, norm.eps).to(x.scalar_type()), cos, sin);
+}
+
+void check_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  const bool fits = x.dim() == 4 && cos.sizes() == sin.sizes() && cos.size(-2) == x.size(1) &&
+                    2 * cos.size(-1) <= x.size(3) && (cos.dim() == 2 || cos.size(0) == 1 || cos.size(0) == x.size(0));
+  TORCH_CHECK(fits, "rotate: x ", x.sizes(), " must be [B, T, H, D], and cos ", cos.sizes(), " and sin ", sin.sizes(),
+              " [T, R/2] or [B, T, R/2] with R <= D: do the position ids have the sizes of the tokens?");
 }
 
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {

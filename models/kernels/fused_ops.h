@@ -35,6 +35,9 @@ NormedSum add_rms_norm(const at::Tensor& residual, const at::Tensor& branch, con
 /// T, H, D], dense.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 
+/// Throws unless rotate() takes them.
+void check_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+
 /// rotate() of each head's norm: rms_norm() by `weight`, or zero-centred, by 1 + weight and in fp32 up to its result.
 /// The roundings of one after the other, in one pass over memory; x need be dense in its last dimension only.
 struct HeadNorm {

@@ -117,9 +117,8 @@ TwoTensors rms_norm_backward(const Tensor& grad_y, const Tensor& x, const Tensor
   return {grad_x, grad_weight};
 }
 
-Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back) {
+void rotate_to(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back, Tensor& y) {
   const c10::DeviceGuard guard(x.device());
-  const Tensor y = at::empty(x.sizes(), x.options());
   const int64_t half = cos.size(-1);
   kernels_of(x).rotate(
       {.x = x.const_data_ptr(),
@@ -128,16 +127,21 @@ Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back) 
        .y = y.mutable_data_ptr(),
        .batch = x.size(0),
        .length = x.size(1),
-       .stride_batch = x.stride(0),
-       .stride_time = x.stride(1),
-       .stride_head = x.stride(2),
+       .of_x = {x.stride(0), x.stride(1), x.stride(2)},
+       .of_y = {y.stride(0), y.stride(1), y.stride(2)},
        .heads = static_cast<int32_t>(x.size(2)),
        .head_dim = static_cast<int32_t>(x.size(3)),
        .half = static_cast<int32_t>(half),
        .table_per_batch = cos.dim() == 3 && cos.size(0) > 1,
        .back = back,
        .format = format_of(x),
-       .vectors = in_vectors({x, cos, sin, y}, {x.stride(0), x.stride(1), x.stride(2), x.size(3), half})});
+       .vectors = in_vectors({x, cos, sin, y}, {x.stride(0), x.stride(1), x.stride(2), y.stride(0), y.stride(1),
+                                                y.stride(2), x.size(3), half})});
+}
+
+Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back) {
+  Tensor y = at::empty(x.sizes(), x.options());
+  rotate_to(x, cos, sin, back, y);
   return y;
 }
 
@@ -273,6 +277,7 @@ void register_row_kernels_of_gpu(torch::Library& library) {
   library.impl("add_rms_norm", &gpu::add_rms_norm);
   library.impl("rms_norm_backward", &gpu::rms_norm_backward);
   library.impl("rotate", &gpu::rotate);
+  library.impl("rotate_to", &gpu::rotate_to);
   library.impl("norm_and_rotate", &gpu::norm_and_rotate);
   library.impl("norm_and_rotate_backward", &gpu::norm_and_rotate_backward);
   library.impl("swiglu", &gpu::swiglu);

@@ -25,6 +25,7 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& residual, const Te
 TwoTensors rms_norm_backward(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& inverse_rms,
                              bool of_weight, const std::optional<Tensor>& grad_sum);
 Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back);
+void rotate_to(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back, Tensor& y);
 TwoTensors norm_and_rotate(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin, double eps,
                            bool zero_centered);
 TwoTensors norm_and_rotate_backward(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& cos,

@@ -3,6 +3,7 @@
 #include <ATen/ops/cat.h>
 
 #include "models/kernels/fused_ops.h"
+#include "models/kernels/rotate_columns.h"
 #include "models/layers/causal_attention.h"
 #include "parallel/sequence_parallel/ring_attention.h"
 #include "parallel/sequence_parallel/ulysses.h"
@@ -71,10 +72,15 @@ at::Tensor Attention::forward(const at::Tensor& own, const LayerContext& context
   const auto hidden = ranks_->enter(own);
   const int64_t batch = hidden.size(0);
   const int64_t length = hidden.size(1);
-  const auto projected = projections_.forward(hidden);
+  auto projected = projections_.forward(hidden);
+  const auto& [cos, sin] = context.rotary;
+  bool turns = cos.defined();
+  if (turns && !q_norm_ && !rotary_interleaved_ && can_rotate_columns(projected, cos)) {
+    projected = rotate_columns_(projected, head_dim_, cos, sin);
+    turns = false;
+  }
   auto q = projected[0].view({batch, length, num_heads_, head_dim_});
   auto k = projected[1].view({batch, length, num_kv_heads_, head_dim_});
-  const bool turns = context.rotary.cos.defined();
   const bool at_once = q_norm_ && turns && !rotary_interleaved_ && !runs_alone(*q_norm_) && !runs_alone(*k_norm_);
   // Dense where nothing keeps the others: or attention would keep their memory with it.
   const bool alone = turns && !at_once;
@@ -84,16 +90,16 @@ at::Tensor Attention::forward(const at::Tensor& own, const LayerContext& context
     k = k_norm_->forward(k);
   }
   if (at_once) {
-    q = q_norm_->forward_rotated(q, context.rotary.cos, context.rotary.sin);
-    k = k_norm_->forward_rotated(k, context.rotary.cos, context.rotary.sin);
+    q = q_norm_->forward_rotated(q, cos, sin);
+    k = k_norm_->forward_rotated(k, cos, sin);
   } else if (turns) {
     if (rotary_interleaved_) {
-      const int64_t dims = 2 * context.rotary.cos.size(-1);
+      const int64_t dims = 2 * cos.size(-1);
       q = neighbours_to_halves(q, dims);
       k = neighbours_to_halves(k, dims);
     }
-    q = rotate(q, context.rotary.cos, context.rotary.sin);
-    k = rotate(k, context.rotary.cos, context.rotary.sin);
+    q = rotate(q, cos, sin);
+    k = rotate(k, cos, sin);
   }
   // The ranks that share this rank's rows take all of them with some of the heads.
   const SequenceShard rows = context.span.sequence.of_place();

@@ -5,7 +5,14 @@
 /// Rotary embedding of heads, the formulas of row_kernels.inc.
 namespace megashard::gpu {
 
-/// x [batch, length, heads, head_dim], strided but for its last dimension; y likewise, dense; cos, sin
+/// Of heads [batch, length, heads, head_dim], in elements; their last dimension is dense.
+struct HeadStrides {
+  int64_t batch;
+  int64_t time;
+  int64_t head;
+};
+
+/// x and y [batch, length, heads, head_dim], strided but for their last dimension; y may be x. cos, sin
 /// [length or batch * length, half].
 struct RotaryTokens {
   const void* x;
@@ -14,9 +21,8 @@ struct RotaryTokens {
   void* y;
   int64_t batch;
   int64_t length;
-  int64_t stride_batch;  ///< of x, elements
-  int64_t stride_time;
-  int64_t stride_head;
+  HeadStrides of_x;
+  HeadStrides of_y;
   int32_t heads;
   int32_t head_dim;
   int32_t half;  ///< channels i and half + i turn together, for i < half; those from 2 half on stay
@@ -41,14 +47,14 @@ constexpr int rotary_threads(const RotaryTokens& launch) {
 template <class T, int kVector>
 constexpr void rotate_token(const RotaryTokens& launch, int64_t token, int thread, int threads) {
   const int64_t time = token % launch.length, row = token / launch.length;
-  const T* x = static_cast<const T*>(launch.x) + row * launch.stride_batch + time * launch.stride_time;
-  T* y = static_cast<T*>(launch.y) + token * launch.heads * launch.head_dim;
+  const T* x = static_cast<const T*>(launch.x) + row * launch.of_x.batch + time * launch.of_x.time;
+  T* y = static_cast<T*>(launch.y) + row * launch.of_y.batch + time * launch.of_y.time;
   const int64_t angles = (launch.table_per_batch ? token : time) * launch.half;
   const int pieces = (launch.head_dim - launch.half) / kVector;
   for (int piece = thread; piece < launch.heads * pieces; piece += threads) {
     const int head = piece / pieces, place = piece % pieces * kVector;
-    const T* from = x + head * launch.stride_head;
-    T* to = y + head * launch.head_dim;
+    const T* from = x + head * launch.of_x.head;
+    T* to = y + head * launch.of_y.head;
     if (place >= launch.half) {
       store(to + launch.half + place, load<T, kVector>(from + launch.half + place));
       continue;

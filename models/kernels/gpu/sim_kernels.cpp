@@ -154,18 +154,22 @@ void rotate(const RotaryTokens& asked) {
   RotaryTokens launch = asked;
   const int64_t size = size_of(launch.format), tokens = launch.batch * launch.length;
   const int64_t table = (launch.table_per_batch ? tokens : launch.length) * launch.half * size;
-  const bool dense_heads = launch.stride_head == launch.head_dim || launch.heads == 1;
-  const int64_t heads_at_once = dense_heads ? launch.heads : 1;
   Enqueued enqueued("rotate_kernel", launch.format);
-  for (int64_t token = 0; token < tokens; ++token) {
-    const int64_t first = token / launch.length * launch.stride_batch + token % launch.length * launch.stride_time;
-    enqueued.reads_parts(static_cast<const char*>(launch.x) + first * size, heads_at_once * launch.head_dim * size,
-                         launch.heads / heads_at_once, launch.stride_head * size);
-  }
+  /// Calls touch(array, bytes, count, distance) for the heads of each token.
+  const auto of_tokens = [&](const void* array, const HeadStrides& strides, const auto& touch) {
+    const int64_t heads_at_once = strides.head == launch.head_dim ? launch.heads : 1;
+    for (int64_t token = 0; token < tokens; ++token) {
+      const int64_t first = token / launch.length * strides.batch + token % launch.length * strides.time;
+      touch(static_cast<const char*>(array) + first * size, heads_at_once * launch.head_dim * size,
+            launch.heads / heads_at_once, strides.head * size);
+    }
+  };
+  of_tokens(launch.x, launch.of_x, [&](auto... parts) { enqueued.reads_parts(parts...); });
+  of_tokens(launch.y, launch.of_y, [&](auto... parts) { enqueued.writes_parts(parts...); });
   enqueued.to_host(launch.x);
+  enqueued.to_host(launch.y);
   enqueued.reads(launch.cos, table);
   enqueued.reads(launch.sin, table);
-  enqueued.writes(launch.y, tokens * launch.heads * launch.head_dim * size);
   enqueued.run(host_kernels().rotate, launch);
 }
 

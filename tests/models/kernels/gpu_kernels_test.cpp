@@ -229,6 +229,9 @@ void check_rotation(const Place& place, const RotaryCase& shape) {
   const auto on = [&](const Tensor& tensor) { return placed(tensor, place.device, place.shift); };
   for (const bool back : {false, true}) {
     const Tensor y = gpu::rotate(heads_of(on(wide)), on(cos), on(sin), back);
+    Tensor in_place = heads_of(on(wide));
+    gpu::rotate_to(in_place, on(cos), on(sin), back, in_place);
+    expect_close(in_place, y.cpu(), 0, what);
     expect_close(y, fused_operators().rotate(heads_of(wide), cos, sin, back), roundings(place.dtype), what);
     const Tensor x = heads_of(wide).to(at::kDouble);
     const Tensor c = cos.to(at::kDouble).unsqueeze(-2), s = (back ? -1 : 1) * sin.to(at::kDouble).unsqueeze(-2);
@@ -329,6 +332,8 @@ TEST(GpuKernels, TheSimulatedDeviceKnowsWhatTheyReadAndWrite) {
   expect_ordered("swiglu_grad_kernel", {product}, [&] { gpu::swiglu_backward_(product, other, third); });
   const Tensor heads = made({2, 2, 3, 8}), cos = made({3, 4}), sin = made({3, 4});
   expect_ordered("rotate_kernel", {heads, cos, sin}, [&] { gpu::rotate(heads.transpose(1, 2), cos, sin, false); });
+  Tensor turned = made({2, 3, 2, 8});
+  expect_ordered("rotate_kernel", {turned}, [&] { gpu::rotate_to(heads.transpose(1, 2), cos, sin, false, turned); });
   const Tensor of_head = made({8}), rms_of_heads = made({12}), dense = made({2, 3, 2, 8});
   expect_ordered("head_norm_kernel", {heads, of_head, cos, sin},
                  [&] { gpu::norm_and_rotate(heads.transpose(1, 2), of_head, cos, sin, kEps, false); });
