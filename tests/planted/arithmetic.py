@@ -91,9 +91,9 @@ FAULTS = [
          "    else\n      add_elements(mine.data_ptr(), rows.const_data_ptr(), rows.scalar_type(), rows.numel());"),
     seen("a gradient is used where its parameter is not", PARAM,
          "at::Tensor& mine = sharded_grad_is_aside_ ? sharded_grad_ : parameter_.mutable_grad();\n  const "
-         "at::Tensor rows",
+         "at::Tensor given",
          "at::Tensor& mine = sharded_grad_is_aside_ && !PLANTED ? sharded_grad_ : parameter_.mutable_grad();\n  "
-         "const at::Tensor rows"),
+         "const at::Tensor given"),
     seen("the place of local rows is wrong", PARAM, "geometry_.offsets(rank_), layout_.mesh",
          "geometry_.offsets(PLANTED ? 0 : rank_), layout_.mesh"),
     seen("param_dtype is ignored", PARAM, "compute_dtype = converts ? *param_dtype : stored_dtype();",

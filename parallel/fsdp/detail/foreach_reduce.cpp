@@ -80,6 +80,8 @@ int64_t flags_per_param(const ReduceGroup& group) {
   return group.unused == UnusedParameters::kError ? ranks : 1;
 }
 
+bool is_narrow(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
+
 at::Tensor new_buffer(const ReduceGroup& group, int64_t numel, const CommStreams& streams) {
   return allocate_comm_buffer(group.comm.reduce_scatter.get(), "reduce-scatter", group.comm.memory,
                               *group.layout.shard_group, numel, group.dtype, streams.device);
@@ -140,7 +142,13 @@ Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
                         (alone || acts_as_cpu(streams.device));
   const bool widens = !group.has_wide_grads && !alone && dtype == at::kFloat && shard_group.takes_narrow_sums();
   const auto is_sent_as = [&](at::ScalarType type) {
-    return type == dtype || (widens && (type == at::kBFloat16 || type == at::kHalf));
+    return type == dtype || (widens && is_narrow(type));
+  };
+  const bool adds_narrow = alone && dtype == at::kFloat && streams.enabled() && stays_on_stream(group, streams) &&
+                           reduction.factors.after == 1 && !group.comm.all_reduce_hook;
+  /// One rank's gradient that is widened as it is added to that of earlier backwards.
+  const auto is_added_as_it_is = [&](const FsdpParam& param, const at::Tensor& grad) {
+    return adds_narrow && grad.defined() && is_narrow(grad.scalar_type()) && param.adds_on_device();
   };
   struct Item {
     FsdpParam* param;
@@ -156,7 +164,8 @@ Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
     if (!param->trainable() || (alone && !grad.defined())) continue;
     const auto& geometry = param->geometry();
     // Whether a gradient is there may differ from rank to rank, so only what all ranks know may decide the route.
-    const bool stays = may_stay && is_sent_as(param->compute_dtype()) && geometry.contiguous_chunks() &&
+    const bool sent_as_it_is = is_sent_as(param->compute_dtype()) || is_added_as_it_is(*param, grad);
+    const bool stays = may_stay && sent_as_it_is && geometry.contiguous_chunks() &&
                        (alone || geometry.chunk_numel * element >= kMinInPlaceBytes);
     items.push_back({param.get(), std::move(grad), stays ? kInPlace : part_numel});
     if (!stays) part_numel += geometry.chunk_numel;
@@ -183,7 +192,8 @@ Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
     const int64_t its_flag = flags == 0 ? -1 : flag;
     const bool had = grad.defined();
     if (offset == kInPlace) {
-      const auto sent = widens ? param->compute_dtype() : dtype;
+      const bool as_it_is = widens || is_added_as_it_is(*param, grad);
+      const auto sent = as_it_is ? param->compute_dtype() : dtype;
       const auto options = at::TensorOptions().dtype(sent).device(streams.device);
       const at::Tensor flat = had ? grad.view({-1}) : at::zeros({param->geometry().numel}, options);
       reduction.buffers.push_back({flat.to(sent), at::Tensor(), {{param, 0, its_flag, had}}, Work()});

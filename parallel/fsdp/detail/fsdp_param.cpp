@@ -314,7 +314,12 @@ at::Tensor FsdpParam::take_unsharded_grad() {
 
 void FsdpParam::accumulate_sharded_grad(const at::Tensor& buffer, int64_t offset) {
   at::Tensor& mine = sharded_grad_is_aside_ ? sharded_grad_ : parameter_.mutable_grad();
-  const at::Tensor rows = to_stored_grad(flat_view(buffer, sharded_param_.sizes(), offset), mine.defined());
+  const at::Tensor given = flat_view(buffer, sharded_param_.sizes(), offset);
+  if (adds_on_device() && given.element_size() < mine.element_size()) {
+    unguarded(mine).add_(given);
+    return;
+  }
+  const at::Tensor rows = to_stored_grad(given, mine.defined());
   if (!mine.defined()) {
     mine = guarded(rows, grad_info_);
   } else if (rows.is_cpu() && mine.is_contiguous() && mine.scalar_type() == rows.scalar_type()) {
@@ -330,6 +335,11 @@ bool FsdpParam::takes_reduced_rows(const at::Tensor& buffer) const {
   const at::Tensor& mine = sharded_grad_is_aside_ ? sharded_grad_ : parameter_.grad();
   return !mine.defined() && !has_grad_hooks() && buffer.scalar_type() == grad_dtype() &&
          buffer.device() == sharded_param_.device();
+}
+
+bool FsdpParam::adds_on_device() const {
+  const at::Tensor& mine = sharded_grad_is_aside_ ? sharded_grad_ : parameter_.grad();
+  return mine.defined() && !mine.is_cpu();
 }
 
 /// In the gradient's dtype and where the shard lies; the rows themselves if they are both already.

@@ -90,11 +90,13 @@ class FsdpParam {
   at::Tensor take_unsharded_grad();
   /// Unreduced, in the reduce dtype; from backwards without sync.
   at::Tensor& unsharded_accumulated_grad() { return unsharded_accumulated_grad_; }
-  /// Adds the local rows that lie at `offset` of a reduced 1-D buffer, converted to the gradient's dtype; the gradient
-  /// may be a view of the buffer.
+  /// Adds the local rows that lie at `offset` of a reduced 1-D buffer, converted to the gradient's dtype, or widened as
+  /// they are added on a device; the gradient may be a view of the buffer.
   void accumulate_sharded_grad(const at::Tensor& buffer, int64_t offset);
   /// Rows in such a buffer will be the gradient themselves. The same on all ranks.
   bool takes_reduced_rows(const at::Tensor& buffer) const;
+  /// There is a gradient on a device, to which rows are added.
+  bool adds_on_device() const;
   void wait_for_offloaded_grad();  ///< the host waits; no-op without CPU offload
   void add_grad_hook(std::function<void(const at::Tensor&)> hook) { grad_hooks_.push_back(std::move(hook)); }
   bool has_grad_hooks() const { return !grad_hooks_.empty(); }

@@ -1,8 +1,12 @@
 // Reductions on a GPU, where their streams and what makes the host wait matter: on the simulated
 // device (MEGASHARD_TEST_DEVICE=sim), which also reports what they do without an order.
 
+#include <ATen/ops/equal.h>
+#include <c10/core/CachingDeviceAllocator.h>
+
 #include <barrier>
 
+#include "parallel/guarded_tensor.h"
 #include "tests/support/chain.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"
@@ -43,6 +47,40 @@ TEST_F(GpuReduction, OneRankConvertsAndAddsInOrder) {
       EXPECT_EQ(chain.root.w[0].grad().scalar_type(), at::kFloat);
       EXPECT_EQ(chain.root.w[0].grad().is_cpu(), offload);
     }
+  });
+}
+
+/// Since the start.
+int64_t allocations() {
+  return at::getDeviceAllocator(at::kCUDA)->getDeviceStats(0).allocation[0].allocated;
+}
+
+/// Gradients in bf16 are cast into a buffer of their unit, but added to those of earlier microbatches without one.
+TEST_F(GpuReduction, OneRankAddsNarrowGradientsAsTheyAre) {
+  run_ranks(1, [](const ProcessGroupPtr& world) {
+    FullyShardOptions options{.mesh = flat_mesh(world)};
+    options.mixed_precision.param_dtype = at::kBFloat16;
+    options.mixed_precision.reduce_dtype = at::kFloat;
+    Chain chain;
+    chain.shard(options);
+    at::Tensor sum;
+    for (uint64_t micro = 0; micro < 3; ++micro) {
+      chain.root.zero_grad();
+      chain.backward(chain.forward(micro));
+      const at::Tensor own = unguarded(chain.root.w[0].grad()).clone();
+      EXPECT_TRUE(at::equal(own, own.to(at::kBFloat16).to(at::kFloat)));
+      sum = micro == 0 ? own : sum + own;
+    }
+    chain.root.zero_grad();
+    std::vector<int64_t> taken;
+    for (uint64_t micro = 0; micro < 3; ++micro) {
+      const int64_t before = allocations();
+      chain.backward(chain.forward(micro));
+      taken.push_back(allocations() - before);
+    }
+    EXPECT_EQ(taken[1], taken[0] - 4) << "of four units";
+    EXPECT_EQ(taken[2], taken[1]);
+    EXPECT_TRUE(at::equal(unguarded(chain.root.w[0].grad()), sum));
   });
 }
 
