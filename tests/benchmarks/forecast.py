@@ -138,12 +138,12 @@ def micro_batch(model: Model, tokens: int, table: dict, adds: bool) -> list[Kern
     weight = 2.0 * model.vocabulary * h
     kernels += [Kernel("embedding", bytes=4.0 * tokens * h),
                 Kernel("embedding", bytes=weight * (4 if model.tied else 1) + 4.0 * tokens * h, launches=13)]
-    # fp32 rows to bf16 for forward, but for the root's again for backward; bf16 gradients to fp32, and added to earlier
-    # ones.
+    # fp32 rows to bf16 for forward, but for the root's again for backward; bf16 gradients to fp32, or added to earlier
+    # ones as they are.
     units, of_unit = model.layers + 1, model.parameters() / (model.layers + 1)
-    kernels += [Kernel("gathers", bytes=6 * of_unit, count=2 * units - 1),
-                Kernel("gradients", bytes=6 * of_unit, count=units)]
-    return kernels + ([Kernel("gradients", bytes=12 * of_unit, launches=12, count=units)] if adds else [])
+    cast = Kernel("gradients", bytes=6 * of_unit, count=units)
+    added = Kernel("gradients", bytes=10 * of_unit, launches=12, count=units)
+    return [*kernels, Kernel("gathers", bytes=6 * of_unit, count=2 * units - 1), added if adds else cast]
 
 
 def step(model: Model, tokens: int, micro_batches: int, table: dict) -> list[Kernel]:

@@ -291,7 +291,8 @@ ON_H200 = {"0.5 B": (32, 4, KEPT, (), 41804899328, 0.866), "1.5 B": (32, 4, KEPT
 @pytest.mark.parametrize("size", ON_H200)
 def test_a_plan_has_what_a_gpu_had(folder, size):
     """Bytes within 0.4% and seconds within 3%; what was planned of them on the day was within 0.2%. Since then the
-    products of SwiGLU are not kept, of all layers but the one that is in backward."""
+    products of SwiGLU are not kept, of all layers but the one that is in backward, and gradients of later micro batches
+    are added without being cast first, for 10 bytes a parameter instead of 18."""
     micro_batch, batches, kept, flags, peak, seconds = ON_H200[size]
     forecast.SIZES[size].write(folder / "model")
     (folder / "plan.yaml").write_text(MIXED + kept)
@@ -302,7 +303,8 @@ def test_a_plan_has_what_a_gpu_had(folder, size):
     shape = forecast.SIZES[size]
     products = 2 * 1024 * micro_batch * (shape.layers - 1) * shape.ffn
     assert peak_of(said) == pytest.approx(peak - products, rel=0.004)
-    assert seconds_of(said) == pytest.approx(seconds, rel=0.03)
+    casts = 8 * shape.parameters() * (batches - 1) / (forecast.SHARES["bandwidth"] * 4.8e12)
+    assert seconds_of(said) == pytest.approx(seconds - casts, rel=0.03)
 
 
 def test_measured_products_take_their_time(folder):
