@@ -141,19 +141,19 @@ Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
   const bool may_stay = reduction.factors.before == 1 && group.comm.reduce_scatter == nullptr && !group.comm.memory &&
                         (alone || acts_as_cpu(streams.device));
   const bool widens = !group.has_wide_grads && !alone && dtype == at::kFloat && shard_group.takes_narrow_sums();
-  const auto is_sent_as = [&](at::ScalarType type) {
-    return type == dtype || (widens && is_narrow(type));
-  };
   const bool adds_narrow = alone && dtype == at::kFloat && streams.enabled() && stays_on_stream(group, streams) &&
                            reduction.factors.after == 1 && !group.comm.all_reduce_hook;
-  /// One rank's gradient that is widened as it is added to that of earlier backwards.
-  const auto is_added_as_it_is = [&](const FsdpParam& param, const at::Tensor& grad) {
-    return adds_narrow && grad.defined() && is_narrow(grad.scalar_type()) && param.adds_on_device();
+  /// In place: 16 bits are widened by the collective, or as one rank adds them to the gradient of earlier backwards.
+  const auto sent_as = [&](const FsdpParam& param, const at::Tensor& grad) {
+    const at::ScalarType own = param.compute_dtype();  // a gradient of backwards without sync may be wide
+    const bool is_added = adds_narrow && grad.defined() && grad.scalar_type() == own && param.adds_on_device();
+    return is_narrow(own) && (widens || is_added) ? own : dtype;
   };
   struct Item {
     FsdpParam* param;
     at::Tensor grad;
     int64_t offset;  // in each rank's part of the packed buffer; kInPlace: reduced where it lies
+    at::ScalarType sent;
   };
   constexpr int64_t kInPlace = -1;
   std::vector<Item> items;
@@ -164,10 +164,10 @@ Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
     if (!param->trainable() || (alone && !grad.defined())) continue;
     const auto& geometry = param->geometry();
     // Whether a gradient is there may differ from rank to rank, so only what all ranks know may decide the route.
-    const bool sent_as_it_is = is_sent_as(param->compute_dtype()) || is_added_as_it_is(*param, grad);
-    const bool stays = may_stay && sent_as_it_is && geometry.contiguous_chunks() &&
+    const at::ScalarType sent = sent_as(*param, grad);
+    const bool stays = may_stay && sent == param->compute_dtype() && geometry.contiguous_chunks() &&
                        (alone || geometry.chunk_numel * element >= kMinInPlaceBytes);
-    items.push_back({param.get(), std::move(grad), stays ? kInPlace : part_numel});
+    items.push_back({param.get(), std::move(grad), stays ? kInPlace : part_numel, sent});
     if (!stays) part_numel += geometry.chunk_numel;
   }
   const int64_t flags = items.empty() ? 0 : flags_per_param(group);
@@ -188,12 +188,10 @@ Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
   std::vector<RowsCopy> copies;
   copies.reserve(items.size() * static_cast<size_t>(ranks));
   int64_t flag = first_flag;
-  for (auto& [param, grad, offset] : items) {
+  for (auto& [param, grad, offset, sent] : items) {
     const int64_t its_flag = flags == 0 ? -1 : flag;
     const bool had = grad.defined();
     if (offset == kInPlace) {
-      const bool as_it_is = widens || is_added_as_it_is(*param, grad);
-      const auto sent = as_it_is ? param->compute_dtype() : dtype;
       const auto options = at::TensorOptions().dtype(sent).device(streams.device);
       const at::Tensor flat = had ? grad.view({-1}) : at::zeros({param->geometry().numel}, options);
       reduction.buffers.push_back({flat.to(sent), at::Tensor(), {{param, 0, its_flag, had}}, Work()});

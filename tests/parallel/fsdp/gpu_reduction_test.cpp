@@ -63,13 +63,12 @@ TEST_F(GpuReduction, OneRankAddsNarrowGradientsAsTheyAre) {
     options.mixed_precision.reduce_dtype = at::kFloat;
     Chain chain;
     chain.shard(options);
-    at::Tensor sum;
-    for (uint64_t micro = 0; micro < 3; ++micro) {
+    std::vector<at::Tensor> own;
+    for (uint64_t micro = 0; micro < 5; ++micro) {
       chain.root.zero_grad();
       chain.backward(chain.forward(micro));
-      const at::Tensor own = unguarded(chain.root.w[0].grad()).clone();
-      EXPECT_TRUE(at::equal(own, own.to(at::kBFloat16).to(at::kFloat)));
-      sum = micro == 0 ? own : sum + own;
+      own.push_back(unguarded(chain.root.w[0].grad()).clone());
+      EXPECT_TRUE(at::equal(own[micro], own[micro].to(at::kBFloat16).to(at::kFloat)));
     }
     chain.root.zero_grad();
     std::vector<int64_t> taken;
@@ -80,7 +79,12 @@ TEST_F(GpuReduction, OneRankAddsNarrowGradientsAsTheyAre) {
     }
     EXPECT_EQ(taken[1], taken[0] - 4) << "of four units";
     EXPECT_EQ(taken[2], taken[1]);
-    EXPECT_TRUE(at::equal(unguarded(chain.root.w[0].grad()), sum));
+    EXPECT_TRUE(at::equal(unguarded(chain.root.w[0].grad()), own[0] + own[1] + own[2]));
+    set_requires_gradient_sync(chain.root, false);
+    chain.backward(chain.forward(3));
+    set_requires_gradient_sync(chain.root, true);
+    chain.backward(chain.forward(4));  // and the one before, together in fp32
+    EXPECT_TRUE(at::equal(unguarded(chain.root.w[0].grad()), own[0] + own[1] + own[2] + (own[3] + own[4])));
   });
 }
 
