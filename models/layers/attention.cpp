@@ -68,43 +68,41 @@ Attention::Attention(const DecoderConfig& config)
   k_norm_ = register_module("k_norm", std::make_shared<Hooked<Norm>>(config, head_dim_, NormInput::kHeads));
 }
 
-at::Tensor Attention::forward(const at::Tensor& own, const LayerContext& context) {
-  const auto hidden = ranks_->enter(own);
-  const int64_t batch = hidden.size(0);
-  const int64_t length = hidden.size(1);
-  auto projected = projections_.forward(hidden);
-  const auto& [cos, sin] = context.rotary;
-  bool turns = cos.defined();
-  if (turns && !q_norm_ && !rotary_interleaved_ && can_rotate_columns(projected, cos)) {
-    projected = rotate_columns_(projected, head_dim_, cos, sin);
-    turns = false;
-  }
-  auto q = projected[0].view({batch, length, num_heads_, head_dim_});
-  auto k = projected[1].view({batch, length, num_kv_heads_, head_dim_});
+std::vector<at::Tensor> Attention::heads_of(const std::vector<at::Tensor>& projected,
+                                            const RotaryTables& rotary) const {
+  const auto& [cos, sin] = rotary;
+  const bool turns = cos.defined();
+  if (turns && !q_norm_ && !rotary_interleaved_ && can_rotate_columns(projected, cos))
+    return rotate_columns_(projected, head_dim_, cos, sin);
+  const auto cut = [&](const at::Tensor& x, int64_t heads) {
+    return x.view({x.size(0), x.size(1), heads, head_dim_});
+  };
+  auto q = cut(projected[0], num_heads_), k = cut(projected[1], num_kv_heads_);
   const bool at_once = q_norm_ && turns && !rotary_interleaved_ && !runs_alone(*q_norm_) && !runs_alone(*k_norm_);
   // Dense where nothing keeps the others: or attention would keep their memory with it.
   const bool alone = turns && !at_once;
-  const auto v = (alone ? projected[2].contiguous() : projected[2]).view({batch, length, num_kv_heads_, head_dim_});
-  if (q_norm_ && !at_once) {
+  const auto v = cut(alone ? projected[2].contiguous() : projected[2], num_kv_heads_);
+  if (at_once) return {q_norm_->forward_rotated(q, cos, sin), k_norm_->forward_rotated(k, cos, sin), v};
+  if (q_norm_) {
     q = q_norm_->forward(q);
     k = k_norm_->forward(k);
   }
-  if (at_once) {
-    q = q_norm_->forward_rotated(q, cos, sin);
-    k = k_norm_->forward_rotated(k, cos, sin);
-  } else if (turns) {
-    if (rotary_interleaved_) {
-      const int64_t dims = 2 * cos.size(-1);
-      q = neighbours_to_halves(q, dims);
-      k = neighbours_to_halves(k, dims);
-    }
-    q = rotate(q, cos, sin);
-    k = rotate(k, cos, sin);
+  if (!turns) return {q, k, v};
+  if (rotary_interleaved_) {
+    const int64_t dims = 2 * cos.size(-1);
+    q = neighbours_to_halves(q, dims);
+    k = neighbours_to_halves(k, dims);
   }
+  return {rotate(q, cos, sin), rotate(k, cos, sin), v};
+}
+
+at::Tensor Attention::forward(const at::Tensor& own, const LayerContext& context) {
+  const auto heads = heads_of(projections_.forward(ranks_->enter(own)), context.rotary);
   // The ranks that share this rank's rows take all of them with some of the heads.
   const SequenceShard rows = context.span.sequence.of_place();
   const int64_t sharing = rows.is_whole() ? 1 : rows.group->size();
-  const auto whole = gather_sequence({q, spread_heads(k, sharing), spread_heads(v, sharing)}, rows);
+  const auto keys = spread_heads(heads[1], sharing), values = spread_heads(heads[2], sharing);
+  const auto whole = gather_sequence({heads[0], keys, values}, rows);
   const auto mixed = core_attention_->forward(whole[0], whole[1], whole[2], context.span);
   return o_proj_->forward(scatter_sequence(mixed, rows).flatten(2));
 }

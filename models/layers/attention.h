@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "models/layers/joint_linears.h"
 #include "models/layers/key_span.h"
@@ -57,6 +58,9 @@ class Attention : public torch::nn::Module {
   std::string class_name() const { return class_name_; }
 
  private:
+  /// Of what the projections gave, queries, keys and values [B, T, heads, head_dim], normed and turned.
+  std::vector<at::Tensor> heads_of(const std::vector<at::Tensor>& projected, const RotaryTables& rotary) const;
+
   std::string class_name_;
   TensorParallelRanksPtr ranks_;
   int64_t num_heads_;  // this rank's, as num_kv_heads_
