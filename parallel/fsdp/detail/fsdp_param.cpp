@@ -332,13 +332,12 @@ void FsdpParam::accumulate_sharded_grad(const at::Tensor& buffer, int64_t offset
 }
 
 bool FsdpParam::takes_reduced_rows(const at::Tensor& buffer) const {
-  const at::Tensor& mine = sharded_grad_is_aside_ ? sharded_grad_ : parameter_.grad();
-  return !mine.defined() && !has_grad_hooks() && buffer.scalar_type() == grad_dtype() &&
+  return !sharded_grad().defined() && !has_grad_hooks() && buffer.scalar_type() == grad_dtype() &&
          buffer.device() == sharded_param_.device();
 }
 
 bool FsdpParam::adds_on_device() const {
-  const at::Tensor& mine = sharded_grad_is_aside_ ? sharded_grad_ : parameter_.grad();
+  const at::Tensor& mine = sharded_grad();
   return mine.defined() && !mine.is_cpu();
 }
 

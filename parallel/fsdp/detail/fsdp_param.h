@@ -110,6 +110,7 @@ class FsdpParam {
   c10::Device sharded_device() const;
   bool pins_host_memory() const;
   at::ScalarType grad_dtype() const { return policy_.grad_dtype.value_or(stored_dtype()); }
+  const at::Tensor& sharded_grad() const { return sharded_grad_is_aside_ ? sharded_grad_ : parameter_.grad(); }
   at::Tensor to_stored_grad(const at::Tensor& rows, bool adds);
   void switch_to(const at::Tensor& tensor);
   void install_accumulator();
