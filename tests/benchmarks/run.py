@@ -31,8 +31,8 @@ import pictures  # noqa: E402
 from megashard import BUILD, INTEROP, fsdp2_reference, train_dump, write_documents  # noqa: E402
 
 RANKS, POLL_S, WARM_UP = 2, 0.005, 3
-# measure: (bar, whether more is better)
 FIRST, FIRST_COLD = "time to first step", "the same, behind another program"
+# measure: (bar, whether more is better)
 BARS = {"tokens/s": (1.0, True), "resident memory": (0.6, False), FIRST: (0.1, False), FIRST_COLD: (0.5, False),
         "host cost of a unit": (0.2, False), "clip + AdamW, 128 tensors": (0.2, False),
         "tensors of a step": (1.0, False)}
