@@ -90,6 +90,10 @@ void set_reshard_after_backward(Module& module, bool reshard, bool recurse) {
   for_each_group(module, recurse, [=](FsdpParamGroup& group) { group.reshard_after_backward = reshard; });
 }
 
+void set_is_last_microbatch(Module& module, bool last, bool recurse) {
+  for_each_group(module, recurse, [=](FsdpParamGroup& group) { group.is_last_microbatch = last; });
+}
+
 void set_unshard_in_backward(Module& module, bool unshard) {
   for_each_group(module, /*recurse=*/false, [=](FsdpParamGroup& group) { group.unshard_in_backward = unshard; });
 }

@@ -26,6 +26,9 @@ void set_modules_to_forward_prefetch(torch::nn::Module& module, std::span<torch:
 void set_modules_to_backward_prefetch(torch::nn::Module& module, std::span<torch::nn::Module* const> next);
 void set_reshard_after_forward(torch::nn::Module& module, bool reshard, bool recurse = true);
 void set_reshard_after_backward(torch::nn::Module& module, bool reshard, bool recurse = true);
+/// false: another forward and backward follow before the optimizer steps, so units that are not resharded after forward
+/// stay gathered for it. Ours.
+void set_is_last_microbatch(torch::nn::Module& module, bool last, bool recurse = true);
 /// false: backward does not gather this unit, whose gradients need no weights (embeddings).
 void set_unshard_in_backward(torch::nn::Module& module, bool unshard);
 /// CUDA: gathers of these units are packed on the compute stream, so that their buffers come from

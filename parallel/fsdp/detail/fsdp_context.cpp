@@ -140,7 +140,7 @@ void FsdpContext::finish_backward() {
       state->forget_post_forward_order();
       for (const auto& group : state->groups()) {
         // Prefetched for nothing, or unsharded by an evaluation that ran inside this backward.
-        if (group->reshard_after_backward && !state->forward_running()) group->reshard();
+        if (group->reshards_after_backward() && !state->forward_running()) group->reshard();
         group->wait_for_host_memory();
       }
     }

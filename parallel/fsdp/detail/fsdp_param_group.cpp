@@ -153,8 +153,13 @@ void FsdpParamGroup::reshard() {
               "sharded_view(parameter).local between steps instead");
 }
 
+bool FsdpParamGroup::reshards_after_backward() const {
+  const bool stays = reshard_after_forward.kind == ReshardAfterForward::Kind::kNever && !is_last_microbatch;
+  return reshard_after_backward && !stays;
+}
+
 void FsdpParamGroup::reshard_when_complete(FsdpParam& param) {
-  if (sharded_state_ != ShardedState::kUnsharded || !reshard_after_backward || !reshards_one_by_one) return;
+  if (sharded_state_ != ShardedState::kUnsharded || !reshards_after_backward() || !reshards_one_by_one) return;
   // A backward inside another one knows only its own uses of the parameter.
   if (torch::autograd::get_current_graph_task_id() != backward_) return;
   if (param.aliases_sharded_param() || param.unsharded().has_views() || param.changed_while_unsharded()) return;

@@ -27,6 +27,7 @@ enum class ShardedState {
 struct GroupControls {
   ReshardAfterForward reshard_after_forward;
   bool reshard_after_backward = true;
+  bool is_last_microbatch = true;
   bool reshards_one_by_one = true;  ///< in backward, as gradients get complete
   bool unshard_in_backward = true;
   bool unshard_async_op = false;  ///< gathers are packed on the compute stream
@@ -68,6 +69,8 @@ class FsdpParamGroup : public GroupControls {
   void reshard_if_partial();  ///< if reshard_when_complete has begun to: it can be unsharded again
   void reshard_if_idle();     ///< unless a forward or backward of the root is running
   void post_forward();        ///< reshards as reshard_after_forward says; kept for a backward only
+  /// If not, then what is not resharded after forward either stays for the next microbatch.
+  bool reshards_after_backward() const;
   void set_of_root() { of_root_ = true; }  ///< by default, the root's stays unsharded until backward
   bool owns_unsharded(const c10::StorageImpl* storage) const;
 

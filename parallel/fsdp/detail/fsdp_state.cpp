@@ -235,7 +235,7 @@ void FsdpState::post_backward() {
   if (groups_.empty()) return;
   context_->note("post_backward", name_);
   for (const auto& group : groups_) {
-    if (group->reshard_after_backward || group->sharded_state() == ShardedState::kSizesOnly) group->reshard();
+    if (group->reshards_after_backward() || group->sharded_state() == ShardedState::kSizesOnly) group->reshard();
   }
   const bool reduces =
       std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->reduce_grads; });

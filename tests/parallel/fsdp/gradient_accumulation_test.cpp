@@ -88,6 +88,34 @@ TEST(FullyShardTraining, test_gradient_accumulation) {
   }
 }
 
+/// Gathers of a step of three microbatches by three groups.
+int gathers_of_step(const ReshardAfterForward& reshard, const ProcessGroupPtr& world) {
+  constexpr int kMicrobatches = 3;
+  std::vector<CollectiveCall> calls;
+  Stacks stacks(2, 5, 7);
+  Stack& model = stacks.model;
+  shard_stack(model,
+              {.mesh = recording_mesh(world, {world->size()}, {"shard"}, calls), .reshard_after_forward = reshard});
+  for (int micro = 0; micro < kMicrobatches; ++micro) {
+    set_is_last_microbatch(model, micro + 1 == kMicrobatches);
+    const at::Tensor x = fixed({4, 5}, data_seed(0, *world) + 1000 * micro);
+    stacks.plain.forward(x).pow(2).sum().backward();
+    model.forward(x).pow(2).sum().backward();
+  }
+  average_gradients(stacks.plain, *world);
+  expect_gradients_of(stacks.plain, model, 1e-6);  // sums of averages against averages of sums
+  expect_sharded(model);
+  return count(calls, "all_gather");
+}
+
+TEST(Microbatches, OnlyWhatIsKeptAfterForwardStaysUntilTheLast) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    EXPECT_EQ(gathers_of_step(false, world), 3);
+    EXPECT_EQ(gathers_of_step(true, world), 3 * 6);
+    EXPECT_EQ(gathers_of_step({}, world), 3 * 5);  // the root stays until backward
+  });
+}
+
 TEST(FullyShardTraining, test_1f1b_microbatching) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     constexpr int kMicrobatches = 4;
