@@ -50,8 +50,10 @@ at::Tensor TrainStep::forward_backward(const std::vector<Batch>& microbatches) {
   }
   std::vector<at::Tensor> sums;
   for (size_t i = 0; i < microbatches.size(); ++i) {
-    if (!options_.reduces_each_microbatch) set_requires_gradient_sync(model_, i + 1 == microbatches.size());
-    if (options_.has_replicas) set_requires_all_reduce(model_, i + 1 == microbatches.size());
+    const bool last = i + 1 == microbatches.size();
+    if (!options_.reduces_each_microbatch) set_requires_gradient_sync(model_, last);
+    if (options_.has_replicas) set_requires_all_reduce(model_, last);
+    if (i == 0 || last) set_is_last_microbatch(model_, last);
     at::Tensor loss;
     {
       const TimedPart forward(options_.timers, StepPart::kForward);

@@ -3,9 +3,9 @@
     forecast.py [--gpu H200|H100] [--sequence 4096] [--micro-batches N]
 
 Qwen2.5's shapes (tests/on_gpu/models.py), bf16 compute, weights, gradients and AdamW's moments in fp32, FSDP2 of one
-rank with reshard_after_forward, no recompute. A kernel takes max(FLOPs / rate, bytes / bandwidth) and its start; a step
-the sum over its kernels, or what the host needs to launch them if that is more. Prints steps and MFU, also with
-LibTorch's operators instead of fused kernels; the time by class; the memory by class.
+rank, no recompute. A kernel takes max(FLOPs / rate, bytes / bandwidth) and its start; a step the sum over its kernels,
+or what the host needs to launch them if that is more. Prints steps and MFU, also with LibTorch's operators instead of
+fused kernels; the time by class; the memory by class.
 """
 
 import argparse
@@ -44,8 +44,21 @@ UNFUSED = {"norm": (4, 10, 1, 3), "rotation": (18, 38, 7, 15), "SwiGLU": (10, 18
 UNFUSED_CHUNK = 1 << 25  # logits that the operators turn to fp32 at a time
 LOGITS_AT_ONCE = 1 << 28  # that exist, of a head in parts
 
-# size: (tokens of a micro batch, micro batches of a step, MFU to reach)
-RUNS = {"0.5 B": (65536, 2, 0.47), "1.5 B": (49152, 4, 0.57), "3 B": (24576, 8, 0.60), "7 B": (12288, 1, 0.60)}
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    size: str
+    tokens: int  # of a micro batch
+    micro_batches: int
+    goal: float  # MFU
+    kept: bool = True  # reshard_after_forward: false
+    moment_bytes: int = 4
+
+
+RUNS = {"0.5 B": Run("0.5 B", 65536, 2, 0.47), "1.5 B": Run("1.5 B", 49152, 4, 0.57),
+        "3 B": Run("3 B", 24576, 8, 0.60),
+        "7 B, moments in bf16": Run("7 B", 12288, 6, 0.60, kept=False, moment_bytes=2),
+        "7 B": Run("7 B", 12288, 1, 0.60, kept=False)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +140,7 @@ def layer(model: Model, tokens: int, table: dict) -> list[Kernel]:
     return kernels
 
 
-def micro_batch(model: Model, tokens: int, table: dict, adds: bool) -> list[Kernel]:
-    """adds: there are gradients of an earlier micro batch."""
+def micro_batch(model: Model, tokens: int, table: dict, is_first: bool, kept: bool) -> list[Kernel]:
     h, logits = model.hidden, float(tokens * model.vocabulary)
     kernels = [dataclasses.replace(kernel, count=kernel.count * model.layers) for kernel in layer(model, tokens, table)]
     chunks = 1 if table is FUSED else math.ceil(logits / UNFUSED_CHUNK)
@@ -138,68 +150,75 @@ def micro_batch(model: Model, tokens: int, table: dict, adds: bool) -> list[Kern
     weight = 2.0 * model.vocabulary * h
     kernels += [Kernel("embedding", bytes=4.0 * tokens * h),
                 Kernel("embedding", bytes=weight * (4 if model.tied else 1) + 4.0 * tokens * h, launches=13)]
-    # fp32 rows to bf16 for forward, but for the root's again for backward; bf16 gradients to fp32, or added to earlier
-    # ones as they are.
+    # fp32 rows to bf16: kept, once a step; else for forward, and all but the root's again for backward. bf16 gradients
+    # to fp32, or added to earlier ones as they are.
     units, of_unit = model.layers + 1, model.parameters() / (model.layers + 1)
+    gathers = int(is_first) * units if kept else 2 * units - 1
     cast = Kernel("gradients", bytes=6 * of_unit, count=units)
     added = Kernel("gradients", bytes=10 * of_unit, launches=12, count=units)
-    return [*kernels, Kernel("gathers", bytes=6 * of_unit, count=2 * units - 1), added if adds else cast]
+    return [*kernels, Kernel("gathers", bytes=6 * of_unit, count=gathers), cast if is_first else added]
 
 
-def step(model: Model, tokens: int, micro_batches: int, table: dict) -> list[Kernel]:
+def step(model: Model, run: Run, table: dict) -> list[Kernel]:
     """Micro batches; norm and AdamW, which clips (reads weight, gradient and two moments, writes all but the gradient),
     each two launches."""
     parameters = model.parameters()
-    kernels = [Kernel("optimizer", bytes=float(each) * parameters, launches=2) for each in (4, 28)]
-    for index in range(micro_batches):
-        kernels += micro_batch(model, tokens, table, adds=index > 0)
+    adamw = 12 + 4 * run.moment_bytes
+    kernels = [Kernel("optimizer", bytes=float(each) * parameters, launches=2) for each in (4, adamw)]
+    for index in range(run.micro_batches):
+        kernels += micro_batch(model, run.tokens, table, is_first=index == 0, kept=run.kept)
     return kernels
 
 
-def memory(model: Model, tokens: int, micro_batches: int) -> dict[str, float]:
+def memory(model: Model, run: Run) -> dict[str, float]:
     """Bytes at the peak, by class, without what the allocator wastes."""
+    tokens = run.tokens
     h, f, (q, kv) = model.hidden, model.ffn, widths(model)
     parameters, root = model.parameters(), (1 if model.tied else 2) * model.vocabulary * model.hidden
     kept = 2 * (4 * h + 2 * q + 2 * kv + 2 * f)  # norms' inputs and outputs; q, k, v, mixed; gate and up
     logits = 2 * min(tokens * model.vocabulary, LOGITS_AT_ONCE)
     activations = tokens * (model.layers * kept + 4 * h + 6 * f) + logits  # and three of ffn's width
-    gathered = 4 * root + 8 * (parameters - root) // model.layers  # bf16, with gradients: the root, two layers
-    earlier = 4 * parameters if micro_batches > 1 else 0
+    unit = (parameters - root) // model.layers
+    weights = parameters if run.kept else root + 2 * unit
+    gathered = 2 * weights + 2 * (root + 2 * unit)  # bf16: weights; gradients of the root and of two layers
+    earlier = 4 * parameters if run.micro_batches > 1 else 0
     now = activations if earlier else max(activations, 4 * parameters)  # as gradients come, activations go
-    return {"weights, moments": 12 * parameters, "gradients of earlier micro batches": earlier,
+    state = (4 + 2 * run.moment_bytes) * parameters
+    return {"weights, moments": state, "gradients of earlier micro batches": earlier,
             "activations and logits, or gradients": now, "gathered": gathered}
 
 
-def forecast(size: str, machine: dict, sequence: int, micro_batches: int | None) -> list[dict[str, str]]:
+def forecast(name: str, run: Run, machine: dict, sequence: int) -> list[dict[str, str]]:
     """Rows of the tables: the step, shares of its time, memory."""
-    tokens, usual, goal = RUNS[size]
-    model, count = dataclasses.replace(SIZES[size], sequence=sequence), micro_batches or usual
+    model, tokens = dataclasses.replace(SIZES[run.size], sequence=sequence), run.tokens * run.micro_batches
     classes: collections.Counter = collections.Counter()
     seconds, host = [], []
     for table in (FUSED, UNFUSED):
-        kernels = step(model, tokens, count, table)
+        kernels = step(model, run, table)
         host.append(HOST_LAUNCH_S * sum(kernel.launches * kernel.count for kernel in kernels))
         seconds.append(max(host[-1], sum(kernel.seconds(machine) for kernel in kernels)))
         for kernel in kernels if table is FUSED else []:
             classes[kernel.kind] += kernel.seconds(machine)
-    fused, unfused = (training_flops(model, tokens * count) / (machine["flops"] * each) for each in seconds)
-    held = memory(model, tokens, count)
-    return [{"size": size, "tokens a step": f"{count} x {tokens}", "step (ms)": f"{seconds[0] * 1e3:.0f}",
-             "host (ms)": f"{host[0] * 1e3:.0f}", "tokens/s": f"{tokens * count / seconds[0]:.0f}",
-             "MFU": f"{fused:.1%}", "goal": f"{goal:.0%}", "MFU unfused": f"{unfused:.1%}",
+    fused, unfused = (training_flops(model, tokens) / (machine["flops"] * each) for each in seconds)
+    held = memory(model, run)
+    return [{"size": name, "tokens a step": f"{run.micro_batches} x {run.tokens}", "step (ms)": f"{seconds[0] * 1e3:.0f}",
+             "host (ms)": f"{host[0] * 1e3:.0f}", "tokens/s": f"{tokens / seconds[0]:.0f}",
+             "MFU": f"{fused:.1%}", "goal": f"{run.goal:.0%}", "MFU unfused": f"{unfused:.1%}",
              "memory (GB)": f"{sum(held.values()) / 1e9:.0f} of {machine['memory'] / 1e9:.0f}"},
-            {"time": size, **{kind: f"{each / classes.total():.1%}" for kind, each in classes.most_common()}},
-            {"GB": size, **{kind: f"{each / 1e9:.1f}" for kind, each in held.items()}}]
+            {"time": name, **{kind: f"{each / classes.total():.1%}" for kind, each in classes.most_common()}},
+            {"GB": name, **{kind: f"{each / 1e9:.1f}" for kind, each in held.items()}}]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", choices=MACHINES, default="H200")
     parser.add_argument("--sequence", type=int, default=4096, help="tokens; a micro batch keeps its number of them")
-    parser.add_argument("--micro-batches", type=int, help="of a step; unset: 2, 4, 8 and 1")
+    parser.add_argument("--micro-batches", type=int, help="of a step; unset: 2, 4, 8, 6 and 1")
     given = parser.parse_args()
     print(f"{given.gpu}, sequences of {given.sequence}")
-    rows = [forecast(size, MACHINES[given.gpu], given.sequence, given.micro_batches) for size in RUNS]
+    runs = RUNS if given.micro_batches is None else {
+        name: dataclasses.replace(run, micro_batches=given.micro_batches) for name, run in RUNS.items()}
+    rows = [forecast(name, run, MACHINES[given.gpu], given.sequence) for name, run in runs.items()]
     for table in zip(*rows):
         names = list(table[0])  # of the first row's order
         print()

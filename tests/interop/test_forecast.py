@@ -1,5 +1,6 @@
 """The forecast for a GPU (docs/benchmarks.md): it runs, and what it counts is what a hand counts."""
 import collections
+import dataclasses
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ import forecast  # noqa: E402
 # Queries are 128 wide, keys 64. Two sequences of 32 tokens.
 SMALL = forecast.Model(hidden=128, ffn=256, layers=1, heads=2, kv_heads=1, vocabulary=1000, sequence=32)
 TOKENS = 64
+RUN = forecast.Run("small", TOKENS, micro_batches=1, goal=0, kept=False)
 PRODUCTS = 2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 256 + 1000 * 128  # q and o; k and v; MLP; head
 WEIGHTS = PRODUCTS + (128 + 64 + 64) + 3 * 128  # biases, norms; the head is the embedding
 SCORES = 2 * (2 * 2 * 32 * 32 * 128) // 2  # sequences: scores, then values, of which half is seen
@@ -19,7 +21,7 @@ SCORES = 2 * (2 * 2 * 32 * 32 * 128) // 2  # sequences: scores, then values, of 
 
 def test_flops_and_bytes_of_a_small_model():
     flops, moved = collections.Counter(), collections.Counter()
-    for kernel in forecast.step(SMALL, TOKENS, 1, forecast.FUSED):
+    for kernel in forecast.step(SMALL, RUN, forecast.FUSED):
         flops[kernel.kind] += kernel.flops * kernel.count
         moved[kernel.kind] += kernel.bytes * kernel.count
     assert flops["products"] == 3 * 2 * TOKENS * PRODUCTS
@@ -35,7 +37,7 @@ def test_flops_and_bytes_of_a_small_model():
     assert moved["gathers"] == pytest.approx(1.5 * (4 + 2) * WEIGHTS)  # two of half each; the root once
     assert moved["gradients"] == pytest.approx((2 + 4) * WEIGHTS)
     assert moved["optimizer"] == (4 + 28) * WEIGHTS
-    held = forecast.memory(SMALL, TOKENS, micro_batches=2)
+    held = forecast.memory(SMALL, dataclasses.replace(RUN, micro_batches=2))
     assert held["weights, moments"] + held["gradients of earlier micro batches"] == 16 * WEIGHTS
 
 
