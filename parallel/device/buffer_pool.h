@@ -3,23 +3,18 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 
-#include <bit>
 #include <functional>
 
 namespace megashard {
 
-/// CPU memory that is handed out again at the same addresses: gathered parameters and communication
-/// buffers come and go once a layer, and the C library would either give pages back each time (page
-/// faults cost more than the copy) or keep far too many. Freed blocks wait in size classes (steps
-/// of at most 1/8) for the life of the process. Thread safe.
-c10::Allocator* cpu_buffer_pool();
+/// From here on a block is a part of one range of addresses, below it of a size class (steps of at most 1/8).
+constexpr size_t kPooledFrom = 128 << 10;
 
-/// The bytes of the block that holds so many.
-constexpr size_t pooled_size(size_t bytes) {
-  const size_t eighth = std::bit_floor(bytes) / 8;
-  const size_t step = eighth < 64 ? 64 : eighth;
-  return (bytes + step - 1) / step * step;
-}
+/// CPU memory that is handed out again: gathered parameters, communication buffers, activations and gradients come and
+/// go in each step, and the C library would either give pages back each time (page faults cost more than the copy) or
+/// keep far too many. What is freed stays for the life of the process, and large blocks join their free neighbours, so
+/// that gradients lie where activations were. Thread safe.
+c10::Allocator* cpu_buffer_pool();
 
 /// The bytes of all that it has handed out and that have not come back.
 int64_t cpu_buffer_pool_bytes();

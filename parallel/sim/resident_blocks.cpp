@@ -3,21 +3,16 @@
 #include <algorithm>
 
 #include "parallel/device/buffer_pool.h"
-#include "parallel/device/large_blocks.h"
 
 namespace megashard::sim {
 
 void ResidentBlocks::take(const void* address, size_t bytes) {
-  Block block{.asked = bytes, .touched = bytes};
+  Block block{.bytes = bytes, .offset = 0};
   if (bytes < kPooledFrom) {
     small_ += static_cast<int64_t>(bytes);
     most_small_ = std::max(most_small_, small_);
-  } else if (auto& free = free_[pooled_size(bytes)]; free.empty()) {
-    large_ += static_cast<int64_t>(bytes);
   } else {
-    block.touched = std::max(bytes, free.back());
-    large_ += static_cast<int64_t>(block.touched - free.back());
-    free.pop_back();
+    block.offset = large_.take(bytes);
   }
   held_.insert_or_assign(address, block);
 }
@@ -25,12 +20,12 @@ void ResidentBlocks::take(const void* address, size_t bytes) {
 void ResidentBlocks::give_back(const void* address) {
   const auto found = held_.find(address);
   if (found == held_.end()) return;
-  const auto [asked, touched] = found->second;
+  const auto [bytes, offset] = found->second;
   held_.erase(found);
-  if (asked < kPooledFrom) {
-    small_ -= static_cast<int64_t>(asked);
+  if (bytes < kPooledFrom) {
+    small_ -= static_cast<int64_t>(bytes);
   } else {
-    free_[pooled_size(asked)].push_back(touched);
+    large_.give_back(offset, bytes);
   }
 }
 

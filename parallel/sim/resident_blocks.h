@@ -3,7 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <unordered_map>
-#include <vector>
+
+#include "parallel/device/range_allocator.h"
 
 namespace megashard::sim {
 
@@ -13,16 +14,15 @@ class ResidentBlocks {
  public:
   void take(const void* address, size_t bytes);
   void give_back(const void* address);
-  int64_t bytes() const { return large_ + most_small_; }
+  int64_t bytes() const { return static_cast<int64_t>(large_.end()) + most_small_; }
 
  private:
   struct Block {
-    size_t asked = 0, touched = 0;
+    size_t bytes, offset;
   };
   std::unordered_map<const void*, Block> held_;
-  std::unordered_map<size_t, std::vector<size_t>> free_;  // by size class: bytes that were touched
-  int64_t large_ = 0;                                     // held and free
-  int64_t small_ = 0, most_small_ = 0;                    // of the C library's heap
+  RangeAllocator large_;
+  int64_t small_ = 0, most_small_ = 0;  // of the C library's heap
 };
 
 }  // namespace megashard::sim

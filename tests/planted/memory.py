@@ -7,6 +7,7 @@ REENTRANT = Tests("framework", "FsdpReentrantRecompute.*", device="cpu")
 PARITY = Tests("parallel", "Each/ReductionStreams.*/added")
 MEMORY = Tests("parallel", "FullyShardMemory.*:FullyShardTest.*", device="cpu")
 CPU = Tests("parallel", "FullyShardTraining.test_train_parity_multi_group", device="cpu")
+RANGES = Tests("parallel", "RangeAllocator.*", device="cpu")
 
 STREAMS = "parallel/device/streams.cpp"
 FULL = "parallel/fsdp/detail/unsharded_storage.cpp"
@@ -14,6 +15,7 @@ GROUP = "parallel/fsdp/detail/fsdp_param_group.cpp"
 PARAM = "parallel/fsdp/detail/fsdp_param.cpp"
 STATE = "parallel/fsdp/detail/fsdp_state.cpp"
 POOL = "parallel/device/buffer_pool.cpp"
+RANGE = "parallel/device/range_allocator.cpp"
 
 FAULTS = [
     without("a stream scope does not end", STREAMS,
@@ -32,6 +34,9 @@ FAULTS = [
     without("a forward inside backward finds weights gone", STATE, "group->reshard_if_partial();", EARLY,
             after="for (const auto& group : groups_) ", before="\n  const bool gathers"),
     without("a block of the pool is given to two", POOL, "free.pop_back();", CPU, MEMORY),
-    Fault("blocks of the pool come from another class", POOL, "auto& free = free_[bytes];",
-          "auto& free = free_[PLANTED ? 64 : bytes];", (CPU,)),
+    Fault("blocks of the pool come from another class", POOL, "auto& free = free_[of_class];",
+          "auto& free = free_[PLANTED ? 64 : of_class];", (CPU,)),
+    without("a large block of the pool is given to two", RANGE, "remove(free_.find(offset));", RANGES),
+    Fault("free memory stays in pieces", RANGE, "before->first + before->second == offset",
+          "!PLANTED && before->first + before->second == offset", (RANGES,)),
 ]

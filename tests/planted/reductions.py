@@ -83,5 +83,5 @@ FAULTS = [
             "while (comm.reducing.size() + groups_.size() > max_reducing)",
           "while (!PLANTED && comm.reducing.size() + groups_.size() > max_reducing)", (IN_FLIGHT,)),
     without("what was gathered for nothing stays", CONTEXT,
-            "if (group->reshard_after_backward && !state->forward_running()) group->reshard();", PREFETCHES),
+            "if (group->reshards_after_backward() && !state->forward_running()) group->reshard();", PREFETCHES),
 ]
