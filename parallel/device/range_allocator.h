@@ -9,10 +9,10 @@
 namespace megashard {
 
 /// Hands out parts of a range that grows at its end. A part is the one of the same size that came back last, if that
-/// was not long ago: a CPU's caches have it. Else it is the beginning of the smallest free part that holds it, or of the
-/// lowest of these. What came back longer ago has joined its free neighbours, and before the range grows, all has. It
-/// counts bytes and has no memory: where the range lies is its owner's affair (buffer_pool.h, sim/resident_blocks.h).
-/// Not thread safe.
+/// was not long ago: a CPU's caches have it. Else it is the beginning of the smallest free part that holds it, or of
+/// the lowest of these. What came back longer ago has joined its free neighbours, and before the range grows, all has.
+/// It counts bytes and has no memory: where the range lies is its owner's affair (buffer_pool.h,
+/// sim/resident_blocks.h). Not thread safe.
 class RangeAllocator {
  public:
   /// Where a part of so many bytes, rounded up to 64, begins.

@@ -201,9 +201,10 @@ def forecast(name: str, run: Run, machine: dict, sequence: int) -> list[dict[str
             classes[kernel.kind] += kernel.seconds(machine)
     fused, unfused = (training_flops(model, tokens) / (machine["flops"] * each) for each in seconds)
     held = memory(model, run)
-    return [{"size": name, "tokens a step": f"{run.micro_batches} x {run.tokens}", "step (ms)": f"{seconds[0] * 1e3:.0f}",
-             "host (ms)": f"{host[0] * 1e3:.0f}", "tokens/s": f"{tokens / seconds[0]:.0f}",
-             "MFU": f"{fused:.1%}", "goal": f"{run.goal:.0%}", "MFU unfused": f"{unfused:.1%}",
+    return [{"size": name, "tokens a step": f"{run.micro_batches} x {run.tokens}",
+             "step (ms)": f"{seconds[0] * 1e3:.0f}", "host (ms)": f"{host[0] * 1e3:.0f}",
+             "tokens/s": f"{tokens / seconds[0]:.0f}", "MFU": f"{fused:.1%}", "goal": f"{run.goal:.0%}",
+             "MFU unfused": f"{unfused:.1%}",
              "memory (GB)": f"{sum(held.values()) / 1e9:.0f} of {machine['memory'] / 1e9:.0f}"},
             {"time": name, **{kind: f"{each / classes.total():.1%}" for kind, each in classes.most_common()}},
             {"GB": name, **{kind: f"{each / 1e9:.1f}" for kind, each in held.items()}}]
