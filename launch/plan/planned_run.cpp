@@ -47,6 +47,7 @@ void leave_out_what_has_no_shape(Arguments& arguments) {
   arguments.init_model_with_meta_device = true;
   arguments.train_iters = kSteps;
   arguments.train_samples.reset();
+  if (!arguments.lr) arguments.lr = 1;  // no figure depends on it
   arguments.eval_iters = 0;
   arguments.data_path.clear();
   arguments.data_args_path.reset();

@@ -414,6 +414,15 @@ def test_70b_on_2816_ranks_is_planned_in_seconds(folder):
     assert "70.554 B parameters, 2816 x NVIDIA H200" in said and ": fits" in said
 
 
+def test_a_plan_needs_no_learning_rate(folder):
+    flags = SMALL.flags(16)
+    at = flags.index("--lr")
+    (folder / "plan.yaml").write_text(LAYERS)
+    common = ["--micro-batch-size", 1, "--fsdp2-config-path", folder / "plan.yaml"]
+    without, given = (run(PROGRAM, "plan", *each, *common).stdout for each in (flags[:at] + flags[at + 2:], flags))
+    assert without == given and "step: " in given
+
+
 def test_what_does_not_fit_is_told(folder):
     said = plan(folder, LLAMA_7B, 8, "--device-memory", "20GiB")
     assert "20.00 GiB: DOES NOT FIT" in said
