@@ -47,18 +47,19 @@ LOGITS_AT_ONCE = 1 << 28  # that exist, of a head in parts
 
 @dataclasses.dataclass(frozen=True)
 class Run:
+    """Micro batches are the model's tokens_at_once."""
+
     size: str
-    tokens: int  # of a micro batch
     micro_batches: int
     goal: float  # MFU
     kept: bool = True  # reshard_after_forward: false
     moment_bytes: int = 4
 
 
-RUNS = {"0.5 B": Run("0.5 B", 65536, 2, 0.47), "1.5 B": Run("1.5 B", 49152, 4, 0.57),
-        "3 B": Run("3 B", 24576, 8, 0.60),
-        "7 B, moments in bf16": Run("7 B", 12288, 6, 0.60, kept=False, moment_bytes=2),
-        "7 B": Run("7 B", 12288, 1, 0.60, kept=False)}
+RUNS = {"0.5 B": Run("0.5 B", 2, 0.47), "1.5 B": Run("1.5 B", 4, 0.57),
+        "3 B": Run("3 B", 8, 0.60),
+        "7 B, moments in bf16": Run("7 B", 6, 0.60, kept=False, moment_bytes=2),
+        "7 B": Run("7 B", 1, 0.60, kept=False)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,13 +167,13 @@ def step(model: Model, run: Run, table: dict) -> list[Kernel]:
     adamw = 12 + 4 * run.moment_bytes
     kernels = [Kernel("optimizer", bytes=float(each) * parameters, launches=2) for each in (4, adamw)]
     for index in range(run.micro_batches):
-        kernels += micro_batch(model, run.tokens, table, is_first=index == 0, kept=run.kept)
+        kernels += micro_batch(model, model.tokens_at_once, table, is_first=index == 0, kept=run.kept)
     return kernels
 
 
 def memory(model: Model, run: Run) -> dict[str, float]:
     """Bytes at the peak, by class, without what the allocator wastes."""
-    tokens = run.tokens
+    tokens = model.tokens_at_once
     h, f, (q, kv) = model.hidden, model.ffn, widths(model)
     parameters, root = model.parameters(), (1 if model.tied else 2) * model.vocabulary * model.hidden
     kept = 2 * (4 * h + 2 * q + 2 * kv + 2 * f)  # norms' inputs and outputs; q, k, v, mixed; gate and up
@@ -190,7 +191,8 @@ def memory(model: Model, run: Run) -> dict[str, float]:
 
 def forecast(name: str, run: Run, machine: dict, sequence: int) -> list[dict[str, str]]:
     """Rows of the tables: the step, shares of its time, memory."""
-    model, tokens = dataclasses.replace(SIZES[run.size], sequence=sequence), run.tokens * run.micro_batches
+    model = dataclasses.replace(SIZES[run.size], sequence=sequence)
+    tokens = model.tokens_at_once * run.micro_batches
     classes: collections.Counter = collections.Counter()
     seconds, host = [], []
     for table in (FUSED, UNFUSED):
@@ -201,7 +203,7 @@ def forecast(name: str, run: Run, machine: dict, sequence: int) -> list[dict[str
             classes[kernel.kind] += kernel.seconds(machine)
     fused, unfused = (training_flops(model, tokens) / (machine["flops"] * each) for each in seconds)
     held = memory(model, run)
-    return [{"size": name, "tokens a step": f"{run.micro_batches} x {run.tokens}",
+    return [{"size": name, "tokens a step": f"{run.micro_batches} x {model.tokens_at_once}",
              "step (ms)": f"{seconds[0] * 1e3:.0f}", "host (ms)": f"{host[0] * 1e3:.0f}",
              "tokens/s": f"{tokens / seconds[0]:.0f}", "MFU": f"{fused:.1%}", "goal": f"{run.goal:.0%}",
              "MFU unfused": f"{unfused:.1%}",

@@ -11,9 +11,10 @@ sys.path.append(str(ROOT / "tests" / "benchmarks"))
 import forecast  # noqa: E402
 
 # Queries are 128 wide, keys 64. Two sequences of 32 tokens.
-SMALL = forecast.Model(hidden=128, ffn=256, layers=1, heads=2, kv_heads=1, vocabulary=1000, sequence=32)
 TOKENS = 64
-RUN = forecast.Run("small", TOKENS, micro_batches=1, goal=0, kept=False)
+SMALL = forecast.Model(hidden=128, ffn=256, layers=1, heads=2, kv_heads=1, vocabulary=1000, sequence=32,
+                       tokens_at_once=TOKENS)
+RUN = forecast.Run("small", micro_batches=1, goal=0, kept=False)
 PRODUCTS = 2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 256 + 1000 * 128  # q and o; k and v; MLP; head
 WEIGHTS = PRODUCTS + (128 + 64 + 64) + 3 * 128  # biases, norms; the head is the embedding
 SCORES = 2 * (2 * 2 * 32 * 32 * 128) // 2  # sequences: scores, then values, of which half is seen

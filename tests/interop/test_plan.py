@@ -282,7 +282,7 @@ def test_a_step_takes_what_the_forecast_says(folder, size):
     model = Model(shape.layers, shape.hidden, shape.ffn, shape.heads, shape.kv_heads, shape.vocabulary, bias=True)
     flags = [word for word in model.flags(4096) if word != "--untie-embeddings-and-output-weights" or not shape.tied]
     (folder / "plan.yaml").write_text(MIXED + (KEPT if forecast_run.kept else ""))
-    micro_batch = forecast_run.tokens // 4096
+    micro_batch = shape.tokens_at_once // 4096
     said = run(PROGRAM, "plan", *flags, "--micro-batch-size", micro_batch, "--global-batch-size",
                micro_batch * forecast_run.micro_batches, "--fsdp2-config-path", folder / "plan.yaml").stdout
     kernels = forecast.step(shape, forecast_run, forecast.FUSED)
