@@ -53,7 +53,7 @@ at::Tensor TrainStep::forward_backward(const std::vector<Batch>& microbatches) {
     const bool last = i + 1 == microbatches.size();
     if (!options_.reduces_each_microbatch) set_requires_gradient_sync(model_, last);
     if (options_.has_replicas) set_requires_all_reduce(model_, last);
-    if (i == 0 || last) set_is_last_microbatch(model_, last);
+    if (microbatches.size() > 1 && (i == 0 || last)) set_is_last_microbatch(model_, last);
     at::Tensor loss;
     {
       const TimedPart forward(options_.timers, StepPart::kForward);
