@@ -1,27 +1,106 @@
 """The forms in which conversations are published, as the messages that chat templates take.
 
-    messages   {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
-    sharegpt   {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
-    alpaca     {"instruction": "...", "input": "...", "output": "..."}
+    messages    {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
+    sharegpt    {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
+    alpaca      {"instruction": "...", "input": "...", "output": "..."}
+    completion  {"prompt": [messages], "completion": [messages]}; both may be texts, which no template wraps
+
+A turn of any of them may have role and content, or from and value.
 """
 
-from preprocess_input import InputError
+import difflib
+import inspect
+from typing import NamedTuple
 
-FORMS = {"messages": "messages", "sharegpt": "conversations", "alpaca": "instruction"}  # the key that tells
-SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
-                  "system": "system", "tool": "tool", "observation": "tool"}
-PICTURES = ("image", "images", "video", "videos")
+from learnt_turns import is_learnt, without_marks
+from preprocess_input import RecordError
+from tool_calls import call_of_text, given_calls, given_tools
+
+FORMS = {"messages": "messages", "sharegpt": "conversations", "alpaca": "instruction",
+         "completion": "completion"}  # the key that tells
+OTHER_KEYS = {"messages": (), "sharegpt": (), "alpaca": ("input", "output", "history"), "completion": ("prompt",)}
+COMMON_KEYS = ("system", "tools", "functions", "chat_template_kwargs")
+ROLES = {"system": "system", "developer": "developer", "user": "user", "human": "user", "assistant": "assistant",
+         "gpt": "assistant", "chatgpt": "assistant", "function_call": "assistant", "tool": "tool",
+         "observation": "tool", "function": "tool"}
+PICTURES = ("image", "images", "video", "videos", "audio", "audios")
+PREFERENCES = ("chosen", "rejected", "kto_tag")
+
+# Of what a record has and its tokens do not show: how it is told, of what, and what is counted.
+UNREAD = "nobody reads these keys"
+SYSTEM_TURN = "a system turn is taken instead of the record's own"
+
+
+class Conversation(NamedTuple):
+    messages: list
+    learnt: list  # of each message
+    tools: list | None = None
+    variables: dict = {}  # of the chat template
+    told: tuple = ()  # (how, what, of what)
+
+
+class Completion(NamedTuple):
+    """Two texts of which the second is learnt."""
+    prompt: str
+    text: str
+    told: tuple = ()
 
 
 def form_of(where, item):
     """By the keys of a set's first record."""
-    for form, key in FORMS.items():
+    if isinstance(item, RecordError):
+        raise item
+    has = [form for form, key in FORMS.items() if isinstance(item, dict) and item.get(key) is not None]
+    if len(has) == 1:
+        return has[0]
+    if has:
+        raise RecordError(f"{where}: the record has {' and '.join(FORMS[form] for form in has)}, each of which may be "
+                          "the conversation; say which by --conversation-form")
+    for key in PREFERENCES:
         if isinstance(item, dict) and key in item:
-            return form
+            raise preference(where, key)
     found = ", ".join(sorted(map(str, item))) or "none" if isinstance(item, dict) else "no JSON object"
-    raise InputError(f"{where} is no conversation: it has none of the keys {', '.join(FORMS.values())} (it has "
-                     f"{found}); text "
-                     "without turns is read by --input-format jsonl")
+    raise RecordError(f"{where}: this is no conversation: it has none of the keys {', '.join(FORMS.values())} (it has "
+                      f"{found}); text without turns is read by --input-format jsonl")
+
+
+def preference(where, key):
+    return RecordError(f"{where}: {key!r} is of preference data, whose answers are not all to be learnt; make records "
+                       "of the answers to learn, without that key")
+
+
+def read(where, item, form, knows_developer=False):
+    """The Conversation or Completion of a record; a template that knows no developer gets a system."""
+    if not isinstance(item, dict):
+        raise RecordError(f"{where}: the record is no JSON object; correct or delete it")
+    for key in PREFERENCES + (("label",) if form == "completion" else ()):
+        if item.get(key) is not None:
+            raise preference(where, key)
+    if any(item.get(key) for key in PICTURES):
+        raise RecordError(f"{where}: pictures beside the turns are not read; give them as parts of a message, in the "
+                          "messages form, or tokenise by --template")
+    known = {FORMS[form], *OTHER_KEYS[form], *COMMON_KEYS}
+    told = [(UNREAD, repr(key), "record") for key, value in item.items() if key not in known and value is not None]
+    if form == "completion" and isinstance(item.get("prompt"), str):
+        return completion(where, item, told)
+    if form == "alpaca":
+        turns = alpaca(where, item)
+    elif form == "completion":
+        turns = prompted(where, item)
+    else:
+        turns = [(turn, True) for turn in turns_in(where, item, FORMS[form])]
+    messages = [message_of(where, turn, knows_developer) for turn, _ in turns]
+    learnt = [is_learnt(where, turn, message["role"]) and may for (turn, may), message in zip(turns, messages)]
+    if system := text_in(where, item, "system", ""):
+        if messages[0]["role"] in ("system", "developer"):
+            if messages[0]["content"] != system:
+                told.append((SYSTEM_TURN, "", "record"))
+        else:
+            messages.insert(0, {"role": "system", "content": system})
+            learnt.insert(0, False)
+    require_order(where, messages)
+    return Conversation(messages, learnt, given_tools(where, item, wrap=form in ("sharegpt", "alpaca")),
+                        variables_of(where, item), tuple(told))
 
 
 def text_in(where, item, key, missing=None):
@@ -29,49 +108,99 @@ def text_in(where, item, key, missing=None):
     value = item.get(key)
     value = missing if value is None else value
     if not isinstance(value, str):
-        raise InputError(f"{where}: {key!r} " + ("is missing" if value is None else "is no text") +
-                         "; correct or delete the record")
+        raise RecordError(f"{where}: {key!r} " + ("is missing" if value is None else "is no text") +
+                          "; correct or delete the record")
     return value
 
 
-def messages_in(where, item, form):
-    """(messages, tools) of a record."""
-    if not isinstance(item, dict):
-        raise InputError(f"{where} is no JSON object; correct or delete it")
-    if form == "messages":
-        return item.get("messages"), item.get("tools")
-    if any(item.get(key) for key in PICTURES):
-        raise InputError(f"{where}: pictures beside the turns are not read; give them as parts of a message, in the "
-                         f"messages form")
-    messages = [{"role": "system", "content": item["system"]}] if item.get("system") else []
-    return messages + (sharegpt if form == "sharegpt" else alpaca)(where, item), None
+def turns_in(where, item, key):
+    turns = item.get(key)
+    if not isinstance(turns, list):
+        raise RecordError(f"{where}: the record has no list {key!r}; each is {{{key!r}: [{{\"role\": ..., "
+                          "\"content\": ...}]}")
+    if not turns:
+        raise RecordError(f"{where}: its list {key!r} is empty; delete the record")
+    return turns
 
 
-def sharegpt(where, item):
-    turns = item.get("conversations")
-    if not isinstance(turns, list) or not turns:
-        raise InputError(f"{where} has no list 'conversations'; each record is {{\"conversations\": [{{\"from\": "
-                         f"\"human\", \"value\": "
-                         "...}, {\"from\": \"gpt\", \"value\": ...}]}")
-    if item.get("tools"):
-        raise InputError(f"{where}: tools are read in the messages form alone")
-    messages = []
-    for turn in turns:
-        speaker = turn.get("from") if isinstance(turn, dict) else None
-        if not isinstance(speaker, str) or speaker not in SHAREGPT_ROLES:
-            raise InputError(f"{where}: a turn is from {speaker!r}; known are {', '.join(SHAREGPT_ROLES)}")
-        messages.append({"role": SHAREGPT_ROLES[speaker], "content": text_in(where, turn, "value")})
-    return messages
+def prompted(where, item):
+    """Of the prompt nothing is learnt."""
+    turns = [(turn, False) for turn in turns_in(where, item, "prompt")]
+    turns += [(turn, True) for turn in turns_in(where, item, "completion")]
+    for turn, of_completion in turns:
+        if of_completion and isinstance(turn, dict) and ROLES.get(str(turn.get("role"))) not in ("assistant", None):
+            raise RecordError(f"{where}: its completion has a turn of {turn['role']!r}; give the whole conversation "
+                              "as \"messages\"")
+    return turns
+
+
+def completion(where, item, told):
+    for key in COMMON_KEYS:
+        if item.get(key):
+            raise RecordError(f"{where}: {key!r} beside a prompt that is a text has no place, since no chat template "
+                              "is applied; give messages instead")
+    return Completion(item["prompt"], text_in(where, item, "completion"), tuple(told))
 
 
 def alpaca(where, item):
-    messages = []
+    turns = []
     history = item.get("history") or []
     if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
-        raise InputError(f"{where}: 'history' is no list of pairs [question, answer]")
+        raise RecordError(f"{where}: 'history' is no list of pairs [question, answer]")
     for question, answer in history:
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     asked = [text_in(where, item, "instruction"), text_in(where, item, "input", "")]
-    question = "\n".join(part for part in asked if part)
-    return [*messages, {"role": "user", "content": question},
-            {"role": "assistant", "content": text_in(where, item, "output")}]
+    turns += [{"role": "user", "content": "\n".join(part for part in asked if part)},
+              {"role": "assistant", "content": text_in(where, item, "output")}]
+    return [(turn, True) for turn in turns]
+
+
+def message_of(where, turn, knows_developer):
+    """A message with role, content and what else the turn has that is not null."""
+    if not isinstance(turn, dict):
+        raise RecordError(f"{where}: a turn is no JSON object; correct or delete the record")
+    message = {key: value for key, value in without_marks(turn).items() if value is not None}
+    for theirs, ours in (("from", "role"), ("value", "content")):
+        if theirs in message:
+            if message.get(ours, message[theirs]) != message[theirs]:
+                raise RecordError(f"{where}: a turn has {theirs!r} and {ours!r}, which differ; delete one of them")
+            message[ours] = message.pop(theirs)
+        elif "from" in turn and ours == "content" and "content" not in message and "tool_calls" not in message:
+            raise RecordError(f"{where}: 'value' is missing; correct or delete the record")
+    said = message.get("role")
+    if not isinstance(said, str) or said not in ROLES:
+        near = difflib.get_close_matches(str(said).lower(), ROLES, 1)
+        raise RecordError(f"{where}: a message has the role {said!r}; " +
+                          (f"did you mean {near[0]!r}? " if near else "") + f"known are {', '.join(ROLES)}")
+    message["role"] = ROLES[said]
+    if said == "developer" and not knows_developer:
+        message["role"] = "system"
+    if said == "function_call":
+        message |= call_of_text(where, message.get("content"))
+    calls = given_calls(where, message)
+    message.pop("function_call", None)
+    if calls:
+        message["tool_calls"] = calls
+        message.setdefault("content", None)
+    return message
+
+
+def require_order(where, messages):
+    if messages[0]["role"] == "assistant" or messages[-1]["role"] != "assistant":
+        raise RecordError(f"{where}: a conversation must begin with a question and end with an answer of the "
+                          "assistant; complete or delete it")
+
+
+def variables_of(where, item):
+    """What a record says to its chat template, as TRL has it."""
+    variables = item.get("chat_template_kwargs")
+    if variables is None:
+        return {}
+    if not isinstance(variables, dict):
+        raise RecordError(f"{where}: 'chat_template_kwargs' is no JSON object; correct or delete it")
+    from transformers import PreTrainedTokenizerBase
+    taken = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+    for name in variables:
+        if name in taken:
+            raise RecordError(f"{where}: 'chat_template_kwargs' may not set {name!r}; delete it there")
+    return variables

@@ -20,6 +20,7 @@ class Sample(NamedTuple):
     images: Pictures = Pictures()
     videos: Pictures = Pictures()
     seconds: list = []  # per step of the grid, of each video
+    told: list = []  # what the record has and the sample has not, of conversation_forms.py's kinds
 
 
 class PictureWriter:

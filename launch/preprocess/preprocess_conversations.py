@@ -16,19 +16,21 @@ The file's metadata say of what it was made, and by which flags, so that a run c
 configuration asks for.
 """
 
+import collections
 import itertools
 import math
 import os
 import re
 from pathlib import Path
 
-from conversation_forms import form_of, messages_in
+from chat_text import ChatText
+from conversation_forms import Completion, form_of, read
 from conversation_writer import Pictures, Sample, Writer
-from preprocess_input import (FlagError, InputError, Progress, in_workers, input_files, model_folder, records_of,
-                              whole_text)
+from preprocess_input import (BadRecords, FlagError, InputError, Progress, RecordError, counted, in_workers,
+                              input_files, model_folder, notice, records_of, whole_text)
 from turn_templates import Turns
 
-ROLES = ("system", "user", "assistant", "tool")
+NOTHING = "nothing is learnt of"
 
 
 def load_tokenizer(model, needs_template=True):
@@ -72,9 +74,10 @@ class Encoder:
 
     def __init__(self, flags, form="messages"):
         self.model, self.sampling = flags.tokenizer_model, (flags.video_fps, flags.video_num_frames)
-        self.flags, self.mask_history, self.form = flags, flags.mask_history, form
+        self.flags, self.form = flags, form
         self.turns = Turns(flags) if flags.template else None
-        self.tokenizer = load_tokenizer(self.model, needs_template=not flags.template)
+        self.tokenizer = load_tokenizer(self.model, needs_template=not flags.template and form != "completion")
+        self.chat = ChatText(self.tokenizer, flags.mask_history, flags.training_form)
         self.images, self.videos = None, None  # their processors, until there is one
         marks = {kind: getattr(self.tokenizer, f"{kind}_token", None) or f"<|{kind}_pad|>"
                  for kind in ("image", "video")}
@@ -87,11 +90,26 @@ class Encoder:
                              f"vision-language model")
 
     def encode(self, job):
+        """A sample or, with --skip-bad-records, what is wrong with its record."""
         where, item, folder = job
-        if self.turns:
-            return self.encode_turns(where, item, folder)
-        messages, tools = self.messages_of(where, item)
-        parts = [part for message in messages if isinstance(message.get("content"), list)
+        try:
+            if isinstance(item, RecordError):
+                raise item
+            whole_text(where, item)
+            sample = self.encode_turns(where, item, folder) if self.turns else self.encode_record(where, item, folder)
+        except RecordError as error:
+            if not self.flags.skip_bad_records:
+                raise
+            return error
+        return sample if any(sample.mask) else sample._replace(told=[*sample.told, (NOTHING, "", "conversation")])
+
+    def encode_record(self, where, item, folder):
+        knows_developer = "developer" in str(self.tokenizer.chat_template)
+        conversation = read(where, item, self.form, knows_developer)
+        if isinstance(conversation, Completion):
+            return self.encode_completion(where, conversation)
+        conversation = self.checked(where, conversation)
+        parts = [part for message in conversation.messages if isinstance(message.get("content"), list)
                  for part in message["content"]]
         images = self.see_images(where, [self.open_image(where, folder, part) for part in parts
                                          if part["type"] == "image"])
@@ -104,17 +122,30 @@ class Encoder:
         texts = {"image": [self.placeholders["image"] * (math.prod(grid) // self.images.merge_size**2)
                            for grid in images.grids],
                  "video": [self.text_of(video) for video in watched]}
-        tokens, mask = self.tokenise(where, messages, tools, texts)
-        return Sample(tokens, mask, images, videos, [video.seconds_per_grid for video in watched])
+        tokens, mask, told = self.tokenise(where, conversation, texts)
+        return Sample(tokens, mask, images, videos, [video.seconds_per_grid for video in watched],
+                      [*conversation.told, *told])
+
+    def encode_completion(self, where, texts):
+        """A prompt and what follows it, as TRL tokenises them: no chat template, and the end token behind."""
+        end = self.tokenizer.eos_token
+        if not end:
+            raise InputError(f"the tokenizer of {self.model} names no eos_token, which ends a completion; name one in "
+                             "its tokenizer_config.json")
+        text = texts.text if texts.text.endswith(end) else texts.text + end
+        prompt, tokens = (self.tokenizer(each)["input_ids"] for each in (texts.prompt, texts.prompt + text))
+        same = next((i for i, (one, other) in enumerate(zip(prompt, tokens)) if one != other),
+                    min(len(prompt), len(tokens)))
+        return Sample(tokens, bytes(same) + b"\1" * (len(tokens) - same), told=texts.told)
 
     def encode_turns(self, where, item, folder):
-        system, texts, paths = self.turns.read(where, item)
+        system, texts, learnt, paths, told = self.turns.read(where, item)
         if paths:
             self.need_images(where)
         images = self.see_images(where, [self.turns.open_image(where, folder, path) for path in paths])
         places = [f"<|vision_start|>{self.placeholders['image'] * (math.prod(grid) // self.images.merge_size**2)}"
                   "<|vision_end|>" for grid in images.grids]
-        return Sample(*self.turns.tokenise(where, self.tokenizer, system, texts, places), images)
+        return Sample(*self.turns.tokenise(where, self.tokenizer, system, texts, learnt, places), images, told=told)
 
     def see_images(self, where, images):
         if not images:
@@ -129,7 +160,7 @@ class Encoder:
                           for image in images]
             seen = of(images=images, do_resize=False, return_tensors="np")
         except ValueError as error:
-            raise InputError(f"{where}: the image processor refuses a picture: {error}; give another form of it, or "
+            raise RecordError(f"{where}: the image processor refuses a picture: {error}; give another form of it, or "
                              f"delete the "
                              "line") from None
         return Pictures(seen["image_grid_thw"].tolist(), seen["pixel_values"].astype("<f4").tobytes(),
@@ -143,7 +174,7 @@ class Encoder:
                 self.videos = VideoProcessor(self.model, *self.sampling)
             return self.videos.process(os.path.join(folder, part["video"]), part.get("sample_fps"))
         except InputError as error:
-            raise InputError(f"{where}: {error}") from None
+            raise type(error)(f"{where}: {error}") from None
 
     def text_of(self, video):
         count = math.prod(video.grid) // self.videos.parameters["merge_size"]**2
@@ -154,34 +185,28 @@ class Encoder:
         step = start + self.placeholders["video"] * (count // video.grid[0]) + end
         return "".join(f"<{time:.1f} seconds>{step}" for time in video.times)
 
-    def messages_of(self, where, item):
-        messages, tools = messages_in(where, item, self.form)
-        if not isinstance(messages, list) or not messages:
-            raise InputError(f"{where} has no list \"messages\"; each line is {{\"messages\": [{{\"role\": ..., "
-                             f"\"content\": ...}}]}}")
-        for message in messages:
-            if not isinstance(message, dict) or message.get("role") not in ROLES:
-                raise InputError(f"{where}: a message must have a role of {', '.join(ROLES)}")
+    def checked(self, where, conversation):
+        """With contents that are known here; parts of text alone become one."""
+        for message in conversation.messages:
             content = message.get("content")
             if content is None and message.get("tool_calls"):
                 continue
+            if content is None or content == []:
+                raise RecordError(f"{where}: a message of the {message['role']} has no content; complete or delete the "
+                                  "record")
             parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
             for part in parts:
                 kind = part.get("type") if isinstance(part, dict) else None
                 if kind not in ("text", "image", "video"):
-                    raise InputError(f"{where}: content of type {kind!r} is not supported; known are text, image and "
-                                     f"video")
+                    raise RecordError(f"{where}: content of type {kind!r} is not supported; known are text, image and "
+                                      "video")
                 if not isinstance(part.get(kind), str):
-                    raise InputError(f"{where}: content of type {kind} needs a string {kind!r}")
-                whole_text(where, part[kind])
+                    raise RecordError(f"{where}: content of type {kind} needs a string {kind!r}")
                 for what, mark in self.placeholders.items():
                     if kind == "text" and mark in part["text"]:
-                        raise InputError(f"{where}: the text contains {mark}; say {{\"type\": \"{what}\", \"{what}\": "
-                                         f"PATH}} instead")
-        if messages[0]["role"] == "assistant" or messages[-1]["role"] != "assistant":
-            raise InputError(f"{where} must begin with a question and end with an answer of the assistant; complete "
-                             f"or delete it")
-        return [self.joined(message) for message in messages], tools
+                        raise RecordError(f"{where}: the text contains {mark}; say {{\"type\": \"{what}\", \"{what}\": "
+                                          f"PATH}} instead")
+        return conversation._replace(messages=[self.joined(message) for message in conversation.messages])
 
     @staticmethod
     def joined(message):
@@ -216,60 +241,17 @@ class Encoder:
             return read_image(path)
         except Exception as error:  # Pillow's decoders raise many kinds for a damaged file
             reason = getattr(error, "strerror", None) or error
-            raise InputError(f"{where}: cannot read the image {path}: {reason}; correct the path or the file, or "
+            raise RecordError(f"{where}: cannot read the image {path}: {reason}; correct the path or the file, or "
                              f"delete the "
                              "line") from None
 
-    def render(self, where, messages, tools, generate=False, **more):
-        try:
-            return self.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=generate,
-                                                      **more or {"tokenize": False})
-        except Exception as error:  # templates raise what they like
-            raise InputError(
-                f"{where}: the chat template refuses the messages: {error}; correct or delete the line") from None
-
-    def learnt(self, where, messages, tools):
-        """The text of the conversation, and for each character whether it is learnt."""
-        text = self.render(where, messages, tools)
-        learnt = bytearray(len(text))
-        tagged = re.search(r"{%-?\s*generation\s*-?%}", self.tokenizer.get_chat_template(tools=tools))
-        if tagged:
-            marked = self.render(where, messages, tools, return_assistant_tokens_mask=True,
-                                 tokenizer_kwargs={"return_offsets_mapping": True})
-            for (start, end), is_answer in zip(marked["offset_mapping"], marked["assistant_masks"]):
-                learnt[start:end] = bytes([is_answer]) * (end - start)
-        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if self.mask_history:
-            answers = answers[-1:]
-        elif tagged:
-            answers = []
-        for i in answers:
-            before, upto = self.render(where, messages[:i], tools, True), self.render(where, messages[:i + 1], tools)
-            if not text.startswith(upto):
-                raise InputError(f"{where}: the chat template writes an earlier answer in another way when later "
-                                 f"turns come, so it "
-                                 "is not what the model would have said; give each answer to learn a line that ends "
-                                 "with it, and "
-                                 "--mask-history, or mark what is learnt in the template by {% generation %}")
-            if not upto.startswith(before):
-                raise InputError(f"{where}: an answer does not begin with the chat template's generation prompt; give "
-                                 f"it as the "
-                                 "template expects it, with its reasoning for example, or correct the template")
-            if tagged:
-                learnt[:len(before)] = bytes(len(before))
-            else:
-                end = len(upto.rstrip())
-                learnt[len(before):end] = b"\1" * (end - len(before))
-        return text, learnt
-
-    def tokenise(self, where, messages, tools, texts):
-        """Tokens and loss mask; `texts` are what the places of each kind become, in their order."""
-        text, learnt = self.learnt(where, messages, tools)
+    def tokenise(self, where, conversation, texts):
+        """Tokens, loss mask, and what is to be told; `texts`: what the places of each kind become, in their order."""
+        text, learnt, told = self.chat.of(where, conversation)
         for kind, mark in self.placeholders.items():
             if text.count(mark) != len(texts[kind]):
-                raise InputError(f"{where}: the chat template makes {text.count(mark)} places for {len(texts[kind])} "
-                                 f"{kind}s; use "
-                                 "the model's own")
+                raise RecordError(f"{where}: the chat template makes {text.count(mark)} places for {len(texts[kind])} "
+                                  f"{kind}s; use the model's own")
         expanded, mask, done = "", bytearray(), 0
         for place in re.finditer("|".join(map(re.escape, self.placeholders.values())) or "$^", text):
             instead = texts["image" if place.group() == self.placeholders.get("image") else "video"].pop(0)
@@ -279,20 +261,35 @@ class Encoder:
         expanded += text[done:]
         mask += learnt[done:]
         encoded = self.tokenizer(expanded, return_offsets_mapping=True, add_special_tokens=False)
-        return encoded["input_ids"], bytes(mask[first] for first, _ in encoded["offset_mapping"])
+        return encoded["input_ids"], bytes(mask[first] for first, _ in encoded["offset_mapping"]), told
 
 
 def jobs_of(arguments):
     for file in input_files(arguments.input):
         folder = arguments.image_folder or os.path.dirname(file)
         for number, item in records_of(file):
-            yield f"{file}, line {number},", item, folder
+            yield f"{file}, line {number}", item, folder
+
+
+def form_and_jobs(arguments, jobs):
+    """The form of the first record that has one, and all jobs again."""
+    seen = []
+    for job in jobs:
+        seen.append(job)
+        try:
+            form = None if arguments.template else arguments.conversation_form or form_of(*job[:2])
+        except RecordError:
+            if not arguments.skip_bad_records:
+                raise
+        else:
+            return form, itertools.islice(itertools.chain(seen, jobs), arguments.max_samples)
+    raise InputError("the input holds no conversation; check --input")
 
 
 # What a set's tokens and pixels follow from, besides the files themselves.
 RECORDED = ("conversation_form", "template", "columns", "cutoff_length", "image_max_pixels", "image_min_pixels",
-            "video_fps", "video_num_frames", "max_length", "max_samples", "mask_history", "learn_questions",
-            "strip_text")
+            "video_fps", "video_num_frames", "max_length", "max_samples", "mask_history", "training_form",
+            "learn_questions", "strip_text")
 
 
 def recorded_flags(arguments):
@@ -306,13 +303,18 @@ def recorded_flags(arguments):
     return flags
 
 
+def tell(told):
+    """Each kind of what was met, in a line with its counts."""
+    lines = {}
+    for (how, what, of), count in told.items():
+        lines.setdefault(how, []).append((f"{what} of " if what else "") + counted(count, of))
+    for how, met in lines.items():
+        notice(f"{how}: {', '.join(met)}")
+
+
 def preprocess(arguments):
-    jobs = jobs_of(arguments)
-    first = next(jobs, None)
-    if first is None:
-        raise InputError("the input holds no conversation; check --input")
-    form = None if arguments.template else arguments.conversation_form or form_of(*first[:2])
-    jobs = itertools.islice(itertools.chain([first], jobs), arguments.max_samples)
+    bad, told = BadRecords(arguments.skip_bad_records), collections.Counter()
+    form, jobs = form_and_jobs(arguments, jobs_of(arguments))
     encoder = (arguments, form)
     if arguments.workers > 1:
         Encoder(*encoder)  # its errors here, not in a worker
@@ -320,12 +322,17 @@ def preprocess(arguments):
     progress, left_out = Progress(arguments.log_interval), 0
     try:
         for sample in in_workers(arguments.workers, Encoder, encoder, jobs):
+            if isinstance(sample, RecordError):
+                bad.add(sample)
+                continue
             if arguments.max_length is not None and len(sample.tokens) > arguments.max_length:
                 left_out += 1
                 continue
             writer.add(sample)
+            told.update(sample.told)
             progress.add(1, len(writer.tokens))
         if not writer.sample_ends:
+            bad.tell()
             raise InputError("the input holds no conversation (of at most --max-length tokens); check --input")
         writer.finish()
     except BaseException:
@@ -333,8 +340,9 @@ def preprocess(arguments):
         raise
     finally:
         progress.end()
-    print(f"wrote {writer.path}: {progress.documents} conversations ({left_out} longer ones left out), "
-          f"{len(writer.tokens)} tokens, "
-          f"{sum(writer.mask)} of them to learn, {writer.images.count} images, {writer.videos.count} videos; train "
-          f"with "
-          f"--data-path {arguments.output_prefix}")
+    bad.tell()
+    tell(told)
+    print(f"wrote {writer.path}: {counted(progress.documents, 'conversation')} ({left_out} longer ones left out), "
+          f"{counted(len(writer.tokens), 'token')}, {sum(writer.mask)} of them to learn, "
+          f"{counted(writer.images.count, 'image')}, {counted(writer.videos.count, 'video')}; train with --data-path "
+          f"{arguments.output_prefix}")

@@ -5,147 +5,21 @@ The flags are those of Megatron's tools/preprocess_data.py. Needs the Hugging Fa
 conversations (--input-format conversations, preprocess_conversations.py) need `transformers`, images `Pillow`, videos
 `av` too. """
 
-import argparse
 import array
-import difflib
 import json
 import os
 import struct
 import sys
 from pathlib import Path
 
-from preprocess_input import (FlagError, InputError, Progress, in_workers, input_files, lines_of, model_folder,
-                              records_of, whole_text)
-from turn_templates import COLUMNS, TEMPLATES, columns_of
+from conversation_forms import FORMS
+from preprocess_arguments import parse_arguments
+from preprocess_input import (BadRecords, FlagError, InputError, Progress, RecordError, in_workers, input_files,
+                              lines_of, model_folder, records_of, whole_text)
 
-OF_TEMPLATES = ("columns", "cutoff_length", "learn_questions", "strip_text")
 DTYPE_CODES = {"H": 8, "i": 4}  # array type codes of uint16 and int32 -> the codes in an .idx file
 CHUNK_DOCUMENTS = 64  # documents that a worker takes at a time
-CONVERSATION_KEYS = {"messages", "conversations", "instruction"}  # of conversation_forms.py
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage."""
-
-    def error(self, message):
-        known = [flag for flag in self._option_string_actions if flag.startswith("--")]
-        for word in message.split() if message.startswith("unrecognized") else ():
-            for near in difflib.get_close_matches(word.split("=")[0], known, 1):
-                message += f"; did you mean {near}?"
-        raise FlagError(message + "; --help lists the flags")
-
-
-def parse_arguments():
-    parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--input", required=True, nargs="+", metavar="FILE",
-                        help="input files, packed by gzip or not; patterns such as 'part*.jsonl.gz' are expanded")
-    parser.add_argument("--input-format", choices=("jsonl", "text", "conversations"), default="jsonl",
-                        help="jsonl: one JSON object a line, or an array of them; text: documents divided by blank "
-                        "lines; "
-                             "conversations: the same of conversations, with images and videos or without, into "
-                             "PREFIX.vision.safetensors")
-    parser.add_argument("--conversation-form", choices=("messages", "sharegpt", "alpaca"),
-                        help="conversations only: the records' form, {\"messages\": [...]}, {\"conversations\": "
-                        "[{\"from\": ...}]} or "
-                             "{\"instruction\": ...} (default: that of the first record)")
-    parser.add_argument("--image-folder", metavar="DIR",
-                        help="conversations only: where relative paths of images and videos begin (default: the input "
-                        "file's folder)")
-    parser.add_argument("--video-fps", type=float, metavar="F",
-                        help="conversations only: take so many frames of a second of video (default: what the model's "
-                        "processor says)")
-    parser.add_argument("--video-num-frames", type=int, metavar="N",
-                        help="conversations only: take so many frames of every video")
-    parser.add_argument("--max-length", type=int, metavar="N",
-                        help="conversations only: leave out longer ones, in tokens with pictures")
-    parser.add_argument("--mask-history", action="store_true", default=None,
-                        help="conversations only: learn the last answer alone")
-    parser.add_argument("--template", choices=tuple(TEMPLATES),
-                        help="conversations only: tokenise turn by turn, as LLaMA-Factory and MindSpeed-MM do, instead "
-                        "of by the model's chat template; <image> in the text stands for a picture")
-    parser.add_argument("--columns", nargs="+", metavar="KEY=NAME",
-                        help="with --template: where a record has its turns, and what they call their parts: "
-                        + " ".join(f"{key}={name}" for key, name in COLUMNS.items()))
-    parser.add_argument("--cutoff-length", type=int, metavar="N", help="with --template: cut longer ones, in tokens")
-    parser.add_argument("--image-max-pixels", type=int, metavar="N",
-                        help="conversations only: make larger images smaller: instead of the model's processor's own "
-                        "limit, with --template before it")
-    parser.add_argument("--image-min-pixels", type=int, metavar="N",
-                        help="conversations only: likewise make smaller ones larger")
-    parser.add_argument("--learn-questions", action="store_true", default=None,
-                        help="with --template: learn questions too")
-    parser.add_argument("--strip-text", action="store_true", default=None,
-                        help="with --template: take blanks and line breaks from the ends of every turn")
-    parser.add_argument("--max-samples", type=int, metavar="N",
-                        help="conversations only: take the first N")
-    parser.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY",
-                        help="keys to tokenise, each into files of its own (default: text)")
-    parser.add_argument("--lines-per-document", type=int, metavar="N",
-                        help="text only: end a document every N lines instead of at blank lines")
-    parser.add_argument("--output-prefix", required=True, metavar="PREFIX",
-                        help="writes PREFIX_KEY_document.bin and .idx")
-    parser.add_argument("--tokenizer-type", default="HuggingFaceTokenizer", metavar="TYPE",
-                        help="HuggingFaceTokenizer is the one there is")
-    parser.add_argument("--tokenizer-model", required=True, metavar="PATH",
-                        help="a tokenizer.json, or a Hugging Face model directory that has one")
-    parser.add_argument("--append-eod", action="store_true",
-                        help="end every document with the end-of-document token")
-    parser.add_argument("--eod-token", metavar="TOKEN",
-                        help="that token; default: the directory's eos token")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that tokenise")
-    parser.add_argument("--partitions", type=int, default=1, metavar="N",
-                        help="accepted for Megatron's sake; the input needs no partitions here")
-    parser.add_argument("--log-interval", type=int, default=10000, metavar="N",
-                        help="documents between two lines of progress where it is not a terminal")
-    parser.add_argument("--split-sentences", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.split_sentences:
-        raise FlagError("--split-sentences is for BERT-like models and not supported; leave it out")
-    if arguments.tokenizer_type != "HuggingFaceTokenizer":
-        raise FlagError(f"--tokenizer-type {arguments.tokenizer_type} is not supported; use "
-                         "HuggingFaceTokenizer with a tokenizer.json")
-    if arguments.workers < 1 or arguments.log_interval < 1:
-        raise FlagError("--workers and --log-interval must be at least 1")
-    conversations = arguments.input_format == "conversations"
-    theirs = ("conversation_form", "image_folder", "max_length", "video_fps", "video_num_frames", "mask_history",
-              "template", "max_samples", "image_max_pixels", "image_min_pixels", *OF_TEMPLATES)
-    for name in theirs:
-        if not conversations and getattr(arguments, name) is not None:
-            raise FlagError(f"--{name.replace('_', '-')} belongs to --input-format conversations")
-    for name in OF_TEMPLATES:
-        if not arguments.template and getattr(arguments, name) is not None:
-            raise FlagError(f"--{name.replace('_', '-')} needs --template, of {', '.join(TEMPLATES)}")
-    for name in ("cutoff_length", "image_max_pixels", "max_samples"):
-        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
-            raise FlagError(f"--{name.replace('_', '-')} must be at least 1")
-    if arguments.template and (arguments.conversation_form or arguments.video_fps or arguments.video_num_frames):
-        raise FlagError("--conversation-form, --video-fps and --video-num-frames do not go with --template, which "
-                        "reads by --columns, and no videos")
-    try:
-        columns_of(arguments.columns)
-    except ValueError as error:
-        raise FlagError(f"--columns: {error}") from None
-    if arguments.video_fps is not None and arguments.video_num_frames is not None:
-        raise FlagError("--video-fps and --video-num-frames exclude each other; give one of them")
-    if any(value is not None and not 0 < value < float("inf") for value in (arguments.video_fps,
-                                                                            arguments.video_num_frames)):
-        raise FlagError("--video-fps and --video-num-frames must be above 0")
-    if arguments.max_length is not None and arguments.max_length < 2:
-        raise FlagError(f"--max-length is {arguments.max_length}; a conversation has at least 2 tokens")
-    if conversations and (arguments.append_eod or arguments.eod_token):
-        raise FlagError("--append-eod and --eod-token have no place in conversations: the chat template ends the turns")
-    if arguments.eod_token and not arguments.append_eod:
-        raise FlagError("--eod-token needs --append-eod, which writes it")
-    folder, name = os.path.split(arguments.output_prefix)
-    if not name:
-        raise FlagError(f"--output-prefix {arguments.output_prefix} is a folder; give a name in it, such as "
-                        f"{os.path.join(folder, 'corpus')}")
-    if folder and not os.path.isdir(folder):
-        raise FlagError(f"the folder {folder} of --output-prefix does not exist; create it first")
-    if arguments.lines_per_document is not None and (arguments.input_format != "text" or
-                                                     arguments.lines_per_document < 1):
-        raise FlagError("--lines-per-document takes a number of at least 1 and --input-format text")
-    return arguments
+CONVERSATION_KEYS = set(FORMS.values())
 
 
 def tokenizer_file(model):
@@ -205,27 +79,36 @@ def eod_id(tokenizer, file, token):
                     "give one with --eod-token")
 
 
-def json_documents(file, keys):
+def json_documents(file, keys, bad):
     """A dict key -> list of texts for each line; a text becomes one sequence of the document."""
     for number, item in records_of(file):
-        if not isinstance(item, dict):
-            raise InputError(f"{file}, line {number}, is not a JSON object such as "
-                             "{\"text\": \"...\"}; correct or delete it")
-        document = {}
-        for key in keys:
-            if key not in item:
-                how = "give --input-format conversations" if CONVERSATION_KEYS & item.keys() else "set --json-keys"
-                raise InputError(f"{file}, line {number}, has no key {key!r} (it has "
-                                 f"{', '.join(sorted(item)) or 'none'}); {how}")
-            texts = item[key] if isinstance(item[key], list) else [item[key]]
-            if not all(isinstance(text, str) for text in texts):
-                talk = key in CONVERSATION_KEYS
-                how = "give --input-format conversations" if talk else "set --json-keys to one that is"
-                raise InputError(f"{file}, line {number}: the value of {key!r} is no text; {how}")
-            for text in texts:
-                whole_text(f"{file}, line {number}", text)
-            document[key] = texts
-        yield document
+        try:
+            document = json_document(f"{file}, line {number}", item, keys)
+        except RecordError as error:
+            bad.add(error)
+        else:
+            yield document
+
+
+def json_document(where, item, keys):
+    if isinstance(item, RecordError):
+        raise item
+    if not isinstance(item, dict):
+        raise RecordError(f"{where}, is not a JSON object such as {{\"text\": \"...\"}}; correct or delete it")
+    document = {}
+    for key in keys:
+        if key not in item:
+            how = "give --input-format conversations" if CONVERSATION_KEYS & item.keys() else "set --json-keys"
+            raise RecordError(f"{where}, has no key {key!r} (it has {', '.join(sorted(item)) or 'none'}); {how}")
+        texts = item[key] if isinstance(item[key], list) else [item[key]]
+        if not all(isinstance(text, str) for text in texts):
+            talk = key in CONVERSATION_KEYS
+            how = "give --input-format conversations" if talk else "set --json-keys to one that is"
+            raise RecordError(f"{where}: the value of {key!r} is no text; {how}")
+        for text in texts:
+            whole_text(where, text)
+        document[key] = texts
+    return document
 
 
 def text_documents(file, key, lines_per_document):
@@ -243,10 +126,10 @@ def text_documents(file, key, lines_per_document):
         yield {key: ["\n".join(lines)]}
 
 
-def documents_of(arguments, files):
+def documents_of(arguments, files, bad):
     for file in files:
         if arguments.input_format == "jsonl":
-            yield from json_documents(file, arguments.json_keys)
+            yield from json_documents(file, arguments.json_keys, bad)
         else:
             yield from text_documents(file, arguments.json_keys[0], arguments.lines_per_document)
 
@@ -336,17 +219,18 @@ def preprocess(arguments):
     eod = eod_id(tokenizer, file, arguments.eod_token) if arguments.append_eod else None
     keys = arguments.json_keys if arguments.input_format == "jsonl" else arguments.json_keys[:1]
     writers = {}
-    progress = Progress(arguments.log_interval)
+    progress, bad = Progress(arguments.log_interval), BadRecords(arguments.skip_bad_records)
     try:
         for key in keys:
             writers[key] = Writer(f"{arguments.output_prefix}_{key}_document", type_code)
-        chunks = chunks_of(documents_of(arguments, files))
+        chunks = chunks_of(documents_of(arguments, files, bad))
         for encoded, documents in in_workers(arguments.workers, Encoder, (file, type_code, eod), chunks):
             for key, (data, lengths) in encoded.items():
                 writers[key].add(data, lengths)
             progress.add(documents, sum(writer.tokens for writer in writers.values()))
         for key, writer in writers.items():
             if writer.tokens == 0:
+                bad.tell()
                 raise InputError(f"the input holds no text at all for {key!r}; check --input")
         for writer in writers.values():
             writer.finish()
@@ -356,6 +240,7 @@ def preprocess(arguments):
         raise
     finally:
         progress.end()
+    bad.tell()
     for key, writer in writers.items():
         print(f"wrote {writer.prefix}.bin and .idx: {progress.documents} documents, {writer.tokens} "
               f"tokens, vocabulary of {vocab_size}; train with --data-path {writer.prefix}")

@@ -26,6 +26,42 @@ class FlagError(InputError):
     """A flag is wrong: exit code 2."""
 
 
+class RecordError(InputError):
+    """One record is wrong; others may be right."""
+
+
+FIRST_PLACES = 3  # of what was left out
+
+
+class BadRecords:
+    """Ends the work at the first of them or, with --skip-bad-records, counts them."""
+
+    def __init__(self, skip=False):
+        self.skip, self.count, self.first = bool(skip), 0, []
+
+    def add(self, error):
+        if not self.skip:
+            raise error
+        self.count += 1
+        if len(self.first) < FIRST_PLACES:
+            self.first.append(str(error))
+
+    def tell(self):
+        if self.count:
+            notice(f"{counted(self.count, 'bad record')} left out" +
+                   (f"; the first {len(self.first)}" if self.count > len(self.first) else ""))
+            for place in self.first:
+                print(f"  {place}", file=sys.stderr)
+
+
+def notice(text):
+    print(f"preprocess_data: notice: {text}", file=sys.stderr)
+
+
+def counted(count, what):
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def input_files(patterns):
     files = []
     for pattern in patterns:
@@ -101,7 +137,7 @@ def lines_of(file):
 
 
 def records_of(file):
-    """(line number, JSON value) of a file of JSON lines or of one JSON array."""
+    """(line number, JSON value) of a file of JSON lines, or of JSON arrays; of a line that is none, its RecordError."""
     with reading(file, lambda: 0), open_text(file) as stream:
         while (first := stream.read(1)).isspace():
             pass
@@ -117,40 +153,60 @@ def records_of(file):
             several = line.strip() in ("{", "{}") or line.rstrip().endswith((",", "{", "["))
             how = ("give each record a line of its own (`jq -c . FILE` does), or the file a JSON array" if several else
                    "correct or delete it, or use --input-format text for plain text")
-            raise InputError(f"{file}, line {number}, is not JSON ({error}); {how}") from None
+            yield number, RecordError(f"{file}, line {number}, is not JSON ({error}); {how}")
 
 
 def array_of(file):
+    """The values of an array, and of what stands behind it: further arrays, and objects that were appended."""
     with reading(file, lambda: 0), open_text(file) as stream:
         text = stream.read()
     decoder, spaces = json.JSONDecoder(), re.compile(r"\s*")
-    number, counted, at = 1, 0, spaces.match(text, text.index("[") + 1).end()
-    ended = text[at:at + 1] == "]"
-    while not ended:
-        number, counted = number + text.count("\n", counted, at), at
+    number, counted_to = 1, 0
+
+    def line_of(at):
+        nonlocal number, counted_to
+        number, counted_to = number + text.count("\n", counted_to, at), at
+        return number
+
+    def value_at(at):
+        line = line_of(at)
         try:
-            value, at = decoder.raw_decode(text, at)
+            value, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            raise InputError(
-                f"{file}, the record at line {number}, is not JSON ({error}); correct or delete it") from None
-        yield number, value
-        at = spaces.match(text, at).end()
-        ended = text[at:at + 1] == "]"
-        if not ended and text[at:at + 1] != ",":
-            raise InputError(f"{file}: the JSON array breaks off or lacks a comma after the record at line {number}; "
-                             f"fetch or correct "
-                             "it")
+            raise InputError(f"{file}, the record at line {line}, is not JSON ({error}); correct or delete "
+                             "it") from None
+        return line, value, spaces.match(text, end).end()
+
+    at = spaces.match(text).end()
+    while at < len(text):
+        if text[at] == "{":
+            line, value, at = value_at(at)
+            yield line, value
+            continue
+        if text[at] != "[":
+            raise InputError(f"{file}, line {line_of(at)}: behind the JSON array stands {text[at:at + 20]!r}; delete "
+                             "it, or give records")
+        at = spaces.match(text, at + 1).end()
+        while text[at:at + 1] != "]":
+            line, value, at = value_at(at)
+            yield line, value
+            if text[at:at + 1] == ",":
+                at = spaces.match(text, at + 1).end()
+            elif text[at:at + 1] != "]":
+                raise InputError(f"{file}: the JSON array breaks off or lacks a comma after the record at line {line}; "
+                                 "fetch or correct it")
         at = spaces.match(text, at + 1).end()
 
 
-def whole_text(where, text):
-    """JSON may hold half of a pair (\\ud83d), which is no character."""
+def whole_text(where, value):
+    """JSON may hold half of a pair (\\ud83d), which is no character; `value` is a text or another JSON value."""
     try:
-        text.encode()
+        (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
     except UnicodeEncodeError:
-        raise InputError(f"{where}: the text has half of a surrogate pair (such as \\ud83d), which is no character; "
-                         f"correct or "
-                         "delete it") from None
+        raise RecordError(f"{where}: the text has half of a surrogate pair (such as \\ud83d), which is no character; "
+                          "correct or delete it") from None
+    except RecursionError:
+        raise RecordError(f"{where}: its values are nested too deeply; correct or delete it") from None
 
 
 def in_workers(count, encoder, arguments, jobs):

@@ -14,7 +14,7 @@ import numpy
 from PIL import Image
 
 from preprocess_images import read_image, resize
-from preprocess_input import InputError
+from preprocess_input import InputError, RecordError
 
 CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
 BOTH = {"rescale_factor": 1 / 255, "resample": 3, "temporal_patch_size": 2, "merge_size": 2, "min_frames": 4,
@@ -95,7 +95,7 @@ class VideoProcessor:
                 numbers = self.sample(video.total, video.fps)
             return self.patches_of(self.resized(video, numbers), numbers.tolist(), video)
         except ValueError as error:
-            raise InputError(f"the video {path} {error}") from None
+            raise RecordError(f"the video {path} {error}") from None
 
     def resized(self, video, numbers):
         resized, size, seen = [], None, None

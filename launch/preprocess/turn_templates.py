@@ -9,7 +9,9 @@ import math
 import os
 from typing import NamedTuple
 
-from preprocess_input import InputError, whole_text
+from conversation_forms import UNREAD
+from learnt_turns import MARKS, is_learnt
+from preprocess_input import RecordError
 
 PLACE = "<image>"
 USER = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -52,7 +54,7 @@ def shares(question, answer, room):
 
 
 def without_turns(where):
-    return InputError(f"{where}: the turns must be pairs of a question and an answer; correct or delete it")
+    return RecordError(f"{where}: the turns must be pairs of a question and an answer; correct or delete it")
 
 
 class Turns:
@@ -66,34 +68,51 @@ class Turns:
     def text_in(self, where, turn):
         text = turn.get(self.columns["content"])
         if not isinstance(text, str):
-            raise InputError(f"{where}: a turn has no text {self.columns['content']!r}; correct or delete it")
-        whole_text(where, text)
+            raise RecordError(f"{where}: a turn has no text {self.columns['content']!r}; correct or delete it")
         return text.strip() if self.flags.strip_text else text
 
     def read(self, where, item):
-        """(system, texts of question and answer by turns, paths of pictures)"""
+        """(system, texts of question and answer by turns, which are learnt, paths of pictures, what is told)"""
         turns = item.get(self.columns["messages"]) if isinstance(item, dict) else None
         if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
-            raise InputError(f"{where} has no list {self.columns['messages']!r} of turns; give --columns messages=NAME")
+            raise RecordError(f"{where} has no list {self.columns['messages']!r} of turns; give --columns "
+                              "messages=NAME")
         system, role = "", self.columns["role"]
         if self.columns["system_role"] and turns[0].get(role) == self.columns["system_role"]:
             system, turns = self.text_in(where, turns[0]), turns[1:]
         elif self.columns["system"]:
             system = item.get(self.columns["system"]) or ""
+            if not isinstance(system, str):
+                raise RecordError(f"{where}: {self.columns['system']!r} is no text; correct or delete it")
         for number, turn in enumerate(turns):
             wanted = self.columns["assistant" if number % 2 else "user"]
             if turn.get(role) != wanted:
-                raise InputError(f"{where}: turn {number + 1} has {role} {turn.get(role)!r} instead of {wanted!r}; "
-                                 "correct or delete it, or give --columns")
+                raise RecordError(f"{where}: turn {number + 1} has {role} {turn.get(role)!r} instead of {wanted!r}; "
+                                  "correct or delete it, or give --columns")
         if not turns or len(turns) % 2:
             raise without_turns(where)
         images = (item.get(self.columns["images"]) or []) if self.columns["images"] else []
         images = images if isinstance(images, list) else [images]
+        if not all(isinstance(path, str) for path in images):
+            raise RecordError(f"{where}: {self.columns['images']!r} is no list of paths; correct or delete it")
         texts = [self.text_in(where, turn) for turn in turns]
         if sum(text.count(PLACE) for text in texts) != len(images):
-            raise InputError(f"{where}: there are {sum(text.count(PLACE) for text in texts)} marks {PLACE} for "
-                             f"{len(images)} images; correct or delete it")
-        return system, texts, images
+            raise RecordError(f"{where}: there are {sum(text.count(PLACE) for text in texts)} marks {PLACE} for "
+                              f"{len(images)} images; correct or delete it")
+        return system, texts, self.learnt(where, turns), images, self.unread(item, turns)
+
+    def learnt(self, where, turns):
+        """Of each turn: answers are, and with --learn-questions questions; a mark may take it out."""
+        return [is_learnt(where, turn, "assistant" if number % 2 or self.flags.learn_questions else "user")
+                for number, turn in enumerate(turns)]
+
+    def unread(self, item, turns):
+        read = {self.columns[key] for key in ("messages", "images", "system")}
+        told = [(UNREAD, repr(key), "record") for key, value in item.items()
+                if key not in read and value not in (None, "", [], {})]
+        of_turns = {self.columns["role"], self.columns["content"], *MARKS}
+        return told + [(UNREAD, repr(key), "message") for turn in turns for key, value in turn.items()
+                       if key not in of_turns and value not in (None, "", [], {})]
 
     def open_image(self, where, folder, path):
         """As it lies in the file, whatever its EXIF says, with no more and no fewer pixels than the limits say."""
@@ -105,7 +124,7 @@ class Turns:
                 image = self.limited(file)
         except Exception as error:  # Pillow's decoders raise many kinds for a damaged file
             reason = getattr(error, "strerror", None) or error
-            raise InputError(f"{where}: cannot read the image {path}: {reason}; correct the path, the file or "
+            raise RecordError(f"{where}: cannot read the image {path}: {reason}; correct the path, the file or "
                              "--image-folder, or delete the record") from None
         return image
 
@@ -124,9 +143,9 @@ class Turns:
             image = image.resize((image.width, image.width * CUT_TO))
         return image
 
-    def tokenise(self, where, tokenizer, system, texts, pictures):
+    def tokenise(self, where, tokenizer, system, texts, learnt, pictures):
         """Tokens and loss mask; `pictures` are what the places of the images become."""
-        pictures, pairs = iter(pictures), []
+        pictures, turns = iter(pictures), []
         system = system or self.template.system
         for number, text in enumerate(texts):
             before, *rest = text.split(PLACE)
@@ -134,26 +153,28 @@ class Turns:
             text = (ANSWER if number % 2 else USER).format(text)
             if number == 0 and system:
                 text = SYSTEM.format(system) + text
-            pairs.append(tokenizer(text, add_special_tokens=False)["input_ids"])
-        return self.cut(where, list(zip(pairs[::2], pairs[1::2])), tokenizer)
+            turns.append(tokenizer(text, add_special_tokens=False)["input_ids"])
+        pairs = list(zip(turns[::2], turns[1::2], learnt[::2], learnt[1::2]))
+        return self.cut(where, pairs, tokenizer)
 
     def cut(self, where, pairs, tokenizer):
-        room = self.flags.cutoff_length or sum(map(len, sum(pairs, ())))
+        """`pairs`: (tokens of the question, tokens of the answer, whether each of them is learnt)"""
+        room = self.flags.cutoff_length or sum(len(question) + len(answer) for question, answer, _, _ in pairs)
         last_first = bool(self.flags.mask_history)
         kept = []
-        for number, (question, answer) in enumerate(reversed(pairs) if last_first else pairs):
+        for number, (question, answer, *learnt) in enumerate(reversed(pairs) if last_first else pairs):
             if room <= 0:
                 break
             asked, said = shares(len(question), len(answer), room)
             room -= asked + said
-            learnt = not (last_first and number > 0)
-            kept.append((question[:asked] + answer[:said],
-                         bytes([bool(self.flags.learn_questions)]) * asked + bytes([learnt]) * said))
+            learns = learnt[1] and not (last_first and number > 0)
+            kept.append((question[:asked] + answer[:said], bytes([learnt[0]]) * asked + bytes([learns]) * said))
         if last_first:
             kept.reverse()
         tokens = [token for part, _ in kept for token in part]
         mark = tokenizer.convert_tokens_to_ids("<|image_pad|>")
-        if tokens.count(mark) != sum(part.count(mark) for pair in pairs for part in pair):
-            raise InputError(f"{where}: --cutoff-length {self.flags.cutoff_length} cuts a picture; give more, smaller "
-                             "pictures by --image-max-pixels, or delete the record")
+        if tokens.count(mark) != sum(part.count(mark) for question, answer, _, _ in pairs
+                                     for part in (question, answer)):
+            raise RecordError(f"{where}: --cutoff-length {self.flags.cutoff_length} cuts a picture; give more, smaller "
+                              "pictures by --image-max-pixels, or delete the record")
         return tokens, b"".join(mask for _, mask in kept)

@@ -119,9 +119,9 @@ def test_published_forms_are_the_same_conversation(tmp_path, monkeypatch, packed
         ours = load_file(tmp_path / "out.vision.safetensors")
         assert ours["tokens"].tolist() == theirs["input_ids"] * 2, name
         assert ours["loss_mask"].tolist() == theirs["assistant_masks"] * 2, name
-    from conversation_forms import messages_in
+    from conversation_forms import read
     given = {"instruction": "Say it in French.", "input": "a cat", "output": "un chat"}
-    assert messages_in("", given, "alpaca")[0] == [asked("Say it in French.\na cat"), said("un chat")]
+    assert read("", given, "alpaca").messages == [asked("Say it in French.\na cat"), said("un chat")]
 
 
 # drops the reasoning of answers before the last question, as Qwen3's
@@ -144,7 +144,7 @@ def test_answers_are_learnt_as_the_template_writes_them(tmp_path):
 
     def encode(template, line, **options):
         tokenizer = make_chat_tokenizer(tmp_path, template)
-        sample = Encoder(preprocessing(tmp_path, **options)).encode(("in.jsonl, line 2,", line, str(tmp_path)))
+        sample = Encoder(preprocessing(tmp_path, **options)).encode(("in.jsonl, line 2", line, str(tmp_path)))
         return tokenizer, sample, tokenizer.decode([token for token, learnt in zip(sample.tokens, sample.mask)
                                                     if learnt])
 

@@ -105,6 +105,8 @@ def test_packed_files_and_arrays(tmp_path):
     lines = "".join(json.dumps({"text": text}) + "\n\n" for text in texts)
     contents = {"in.jsonl.gz": gzip.compress(lines.encode()), "marked.jsonl": b"\xef\xbb\xbf" + lines.encode(),
                 "array.json": json.dumps([{"text": text} for text in texts], indent=2).encode(),
+                "arrays.json": b'[{"text": "the cat"}, {"text": "sat"}]\n[\n{"text": "a dog"}\n]\n',
+                "appended.json": b'[{"text": "the cat"}]\n{"text": "sat"}\n{"text": "a dog"}\n',
                 "array.json.gz": gzip.compress(json.dumps([{"text": text} for text in texts]).encode()),
                 "empty.json": b"[ ]"}
     for name, content in contents.items():
@@ -118,6 +120,20 @@ def test_packed_files_and_arrays(tmp_path):
     (tmp_path / "in.txt.gz").write_bytes(gzip.compress("the cat\n\nsat\n\na dog\n".encode()))
     assert run(tmp_path, "--input", tmp_path / "in.txt.gz", "--input-format", "text").returncode == 0
     assert read(tmp_path)[0] == [[2, 3], [4], [7, 8]]
+
+
+def test_bad_records_are_left_out_where_a_flag_says_so(tmp_path):
+    lines = ['{"text": "the cat"}', '{"text": ', '{"text": 3}', '["a"]', '{"body": "a"}', '{"text": "\\ud83d"}',
+             '{"text": "sat"}']
+    assert "line 2, is not JSON" in run(tmp_path, lines=lines).stderr
+    done = run(tmp_path, "--skip-bad-records")
+    assert done.returncode == 0 and read(tmp_path)[0] == [[2, 3], [4]]
+    told = done.stderr.splitlines()
+    assert told[0] == "preprocess_data: notice: 5 bad records left out; the first 3" and len(told) == 4
+    assert ["line 2, is not JSON" in told[1], "line 3: the value of 'text' is no text" in told[2],
+            "line 4, is not a JSON object" in told[3]] == [True] * 3
+    done = run(tmp_path, "--skip-bad-records", lines=lines[1:-1])
+    assert done.returncode == 1 and "holds no text at all" in done.stderr
 
 
 def test_end_of_document_must_be_known(tmp_path):

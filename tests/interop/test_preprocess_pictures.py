@@ -144,8 +144,8 @@ def about(kind, path):
     ([asked("<|image_pad|>"), said("sat")], "the text contains <|image_pad|>"),
     ([asked("<|video_pad|>"), said("sat")], "the text contains <|video_pad|>"),
     ([ASKED], "must begin with a question and end with an answer"),
-    ([], "has no list \"messages\""),
-    ([{"role": "robot", "content": "the"}], "a message must have a role of system, user, assistant, tool"),
+    ([], "its list 'messages' is empty"),
+    ([{"role": "robot", "content": "the"}], "a message has the role 'robot'; known are system, developer, user"),
 ], ids=["missing", "not an image", "cut", "huge", "thin", "sound", "missing video", "cut video", "cut in its frames",
         "no video", "one frame", "empty folder", "folder", "placeholder", "video placeholder", "unanswered", "empty",
         "role"])
@@ -153,8 +153,8 @@ def test_wrong_conversations_are_named(encoder, messages, message):
     encode, folder = encoder[0].encode, encoder[1]
     from preprocess_input import InputError
     with pytest.raises(InputError) as refused:
-        encode(("in.jsonl, line 2,", {"messages": messages}, str(folder)))
-    assert message in str(refused.value) and str(refused.value).startswith("in.jsonl, line 2,")
+        encode(("in.jsonl, line 2", {"messages": messages}, str(folder)))
+    assert message in str(refused.value) and str(refused.value).startswith("in.jsonl, line 2: ")
 
 
 def test_videos_are_those_of_both_processors(encoder, monkeypatch):

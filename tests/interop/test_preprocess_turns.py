@@ -29,7 +29,7 @@ def encode(model, item, template="qwen3_vl_nothink", **flags):
     from preprocess_conversations import Encoder
 
     flags = preprocessing(model, template=template, columns=COLUMNS.split(), **flags)
-    return Encoder(flags).encode(("in.jsonl, line 2,", item, str(model)))
+    return Encoder(flags).encode(("in.jsonl, line 2", item, str(model)))
 
 
 def learnt(sample, tokenizer):

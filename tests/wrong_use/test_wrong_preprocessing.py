@@ -1,5 +1,6 @@
 """launch/preprocess/preprocess_data.py with wrong flags, files and records: one message on stderr, and nothing
 written."""
+import argparse
 import gzip
 import json
 import sys
@@ -39,6 +40,10 @@ FLAGS = {
     "no frames": ([*GIVEN, "--input-format", "conversations", "--video-fps", "0"], USAGE, "must be above 0"),
     "an end of conversations": ([*GIVEN, "--input-format", "conversations", "--append-eod"], USAGE,
                                 "the chat template ends the turns"),
+    "bad records of text": ([*GIVEN, "--input-format", "text", "--skip-bad-records"], USAGE,
+                            "--skip-bad-records is about records of JSON"),
+    "two templates": ([*GIVEN, "--input-format", "conversations", "--template", "qwen2vl", "--training-form"], USAGE,
+                      "--template takes its place; give one"),
     "an end that is not appended": ([*GIVEN, "--eod-token", "<eos>"], USAGE, "--eod-token needs --append-eod"),
     "an unknown end": ([*GIVEN, "--append-eod", "--eod-token", "<no>"], USAGE, "has no token '<no>'"),
     "no end that is known": ([*GIVEN, "--append-eod"], USAGE,
@@ -74,6 +79,13 @@ FLAGS = {
                                  "give the tokenizer.json of a Hugging Face model"),
 }
 TALK = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]}
+HALF = "has half of a surrogate pair"
+
+
+def talk(**answer):
+    return {"messages": [TALK["messages"][0], {**TALK["messages"][1], **answer}]}
+
+
 # The file's content, the format, and a part of the message.
 RECORDS = {
     "not JSON": ('{"text": "a"}\n{"text": ', "jsonl", "line 2, is not JSON"),
@@ -88,7 +100,13 @@ RECORDS = {
     "no text": ('{"text": 3}\n', "jsonl", "line 1: the value of 'text' is no text"),
     "conversations as text": (json.dumps(TALK), "jsonl", "(it has messages); give --input-format conversations"),
     "text as conversations": ('{"text": "a"}\n', "conversations",
-                              "it has none of the keys messages, conversations, instruction (it has text)"),
+                              "it has none of the keys messages, conversations, instruction, completion (it has text)"),
+    "preferences as conversations": ('{"chosen": [], "rejected": []}', "conversations",
+                                     "'chosen' is of preference data"),
+    "a record of two forms": ('{"messages": [], "conversations": []}', "conversations",
+                              "has messages and conversations, each of which may be the conversation; say which by"),
+    "text behind an array": ('[{"text": "a"}]\nthe end', "jsonl", "line 2: behind the JSON array stands 'the end'"),
+    "an array behind an array that breaks off": ('[{"text": "a"}] [{"text": "a"}', "jsonl", "breaks off or lacks a"),
     "half of a character": ('{"text": "\\ud83d"}\n', "jsonl", "line 1: the text has half of a surrogate pair"),
     "an empty file": ("", "jsonl", "holds no text at all"),
     "an empty file of conversations": ("", "conversations", "holds no conversation; check --input"),
@@ -103,25 +121,71 @@ CONVERSATIONS = {
     "a turn without a text": ({"conversations": [{"from": "human"}]}, "sharegpt",
                               "'value' is missing; correct or delete the record"),
     "a turn of nobody": ({"conversations": [{"value": "a"}]}, "sharegpt",
-                         "a turn is from None; known are human, user, gpt"),
-    "a turn of a list": ({"conversations": [{"from": [], "value": "a"}]}, "sharegpt", "a turn is from []"),
-    "turns of another form": (TALK, "sharegpt", "has no list 'conversations'; each record is"),
+                         "a message has the role None; known are system, developer, user"),
+    "a turn of a list": ({"conversations": [{"from": [], "value": "a"}]}, "sharegpt", "a message has the role []"),
+    "a turn that is a text": ({"messages": ["a"]}, "messages", "a turn is no JSON object"),
+    "a misspelt role": ({"messages": [{"role": "Assistnt", "content": "a"}]}, "messages",
+                        "a message has the role 'Assistnt'; did you mean 'assistant'?"),
+    "a turn of two": ({"conversations": [{"from": "human", "role": "gpt", "value": "a"}]}, "sharegpt",
+                      "a turn has 'from' and 'role', which differ"),
+    "no turns": ({"messages": []}, "messages", "its list 'messages' is empty"),
+    "turns of another form": (TALK, "sharegpt", "has no list 'conversations'; each is"),
+    "an answer learnt by half": (talk(weight=0.5), "messages", "'weight' of a turn is 0.5; a turn is learnt or not"),
+    "an answer learnt in words": (talk(train="no"), "messages", "'train' of a turn is 'no'; a turn is learnt or not"),
+    "an answer learnt and not": (talk(weight=0, train=True), "messages", "'weight' and 'train' of a turn contradict"),
+    "parts of an answer": (talk(train_detail=[{"begin_offset": 0, "end_offset": 1, "train": False}]), "messages",
+                           "'train_detail' of a turn is not read"),
+    "a question to learn": ({"messages": [{**TALK["messages"][0], "train": True}, TALK["messages"][1]]}, "messages",
+                            "'train' asks to learn a turn of the user; only answers are learnt"),
+    "arguments of words": (talk(tool_calls=[{"function": {"name": "f", "arguments": "city"}}]), "messages",
+                           "'arguments' of a tool call 'city' is not JSON"),
+    "arguments of a list": (talk(tool_calls=[{"function": {"name": "f", "arguments": "[1]"}}]), "messages",
+                            "'arguments' of a tool call are no JSON object"),
+    "a call of nothing": (talk(tool_calls=[{"function": {}}]), "messages", "a tool call has no 'name'"),
+    "a call that is a text": (talk(tool_calls=["f"]), "messages", "a tool call is no JSON object"),
+    "calls that are a number": (talk(tool_calls=3), "messages", "'tool_calls' is no list"),
+    "both kinds of calls": (talk(tool_calls=[{"name": "f"}], function_call={"name": "f"}), "messages",
+                            "has 'tool_calls' and 'function_call'"),
+    "a question with a call": ({"messages": [{"role": "user", "content": "a", "tool_calls": [{"name": "f"}]}]},
+                               "messages", "a message of the user has tool calls"),
+    "a call in words": ({"conversations": [{"from": "function_call", "value": "f(a)"}]}, "sharegpt",
+                        "a function_call 'f(a)' is not JSON"),
+    "tools in words": ({"tools": "look", **TALK}, "messages", "'tools' 'look' is not JSON"),
+    "tools that are names": ({"tools": ["look"], **TALK}, "messages", "'tools' is no list of JSON objects"),
+    "no content": ({"messages": [{"role": "user"}, *TALK["messages"]]}, "messages",
+                   "a message of the user has no content"),
+    "a list of systems": ({"system": ["a"], **TALK}, "messages", "'system' is no text"),
+    "variables of a list": ({"chat_template_kwargs": [1], **TALK}, "messages", "is no JSON object"),
+    "variables of the program": ({"chat_template_kwargs": {"tokenize": 1}, **TALK}, "messages", "not set 'tokenize'"),
+    "a bad answer of preferences": ({"kto_tag": False, **TALK}, "messages", "'kto_tag' is of preference data"),
+    "a bad completion": ({"prompt": "a", "completion": "a", "label": False}, "completion",
+                         "'label' is of preference data"),
+    "a completion with a question": ({"prompt": TALK["messages"][:1], "completion": TALK["messages"]}, "completion",
+                                     "its completion has a turn of 'user'"),
+    "a completion that is a list": ({"prompt": "a", "completion": []}, "completion", "'completion' is no text"),
+    "a prompt with tools": ({"prompt": "a", "completion": "a", "tools": [{}]}, "completion",
+                            "'tools' beside a prompt that is a text has no place"),
+    "pictures beside messages": ({"images": ["a.png"], **TALK}, "messages", "pictures beside the turns are not read"),
     "turns without an answer": ({"conversations": [{"from": "human", "value": "a"}]}, "sharegpt",
                                 "end with an answer of the assistant"),
     "turns that begin with an answer": ({"conversations": [{"from": "gpt", "value": "a"}]}, "sharegpt",
                                         "must begin with a question"),
     "turns with a picture": ({"image": "a.png", "conversations": [{"from": "human", "value": "<image> a"}]}, "sharegpt",
                              "pictures beside the turns are not read"),
-    "turns with tools": ({"tools": "[]", "conversations": [{"from": "human", "value": "a"}]}, "sharegpt",
-                         "in the messages form alone"),
     "an instruction without an answer": ({"instruction": "a"}, "alpaca", "'output' is missing"),
     "an answer without an instruction": ({"output": "a"}, "alpaca", "'instruction' is missing"),
     "an instruction that is a number": ({"instruction": 3, "output": "a"}, "alpaca", "'instruction' is no text"),
     "a history of texts": ({"instruction": "a", "output": "a", "history": ["a"]}, "alpaca",
                            "'history' is no list of pairs"),
     "a record that is no object": (["a"], "alpaca", "is no JSON object"),
-    "messages of turns": ({"conversations": []}, "messages", 'has no list "messages"'),
-    "half of a character": ({"instruction": "\ud83d", "output": "a"}, "alpaca", "has half of a surrogate pair"),
+    "messages of turns": ({"conversations": []}, "messages", "has no list 'messages'"),
+    "half of a character": ({"instruction": "\ud83d", "output": "a"}, "alpaca", HALF),
+    "half of a character in a thought": (talk(reasoning_content="\ud83d"), "messages", HALF),
+    "half of a character in a system": ({"system": "\ud83d", **TALK}, "messages", HALF),
+    "half of a character in a call": (talk(tool_calls=[{"function": {"name": "f", "arguments": {"a": "\ud83d"}}}]),
+                                      "messages", HALF),
+    "half of a character behind a call": (talk(tool_calls=[{"name": "f", "arguments": '{"a": "\\ud83d"}'}]), "messages",
+                                          HALF),
 }
 
 
@@ -180,13 +244,14 @@ def test_wrong_files(programs, place, monkeypatch, capsys, name):
 def test_wrong_conversations(programs, name):
     """Without a tokenizer: what a record lacks is found before."""
     from preprocess_conversations import Encoder
-    from preprocess_input import InputError
+    from preprocess_input import RecordError
     record, form, message = CONVERSATIONS[name]
     encoder = Encoder.__new__(Encoder)
-    encoder.form, encoder.placeholders = form, {}
-    with pytest.raises(InputError) as refused:
-        encoder.messages_of("in.jsonl, line 2,", record)
-    assert message in str(refused.value) and str(refused.value).startswith("in.jsonl, line 2,")
+    encoder.form, encoder.placeholders, encoder.turns = form, {}, None
+    encoder.tokenizer, encoder.flags = argparse.Namespace(chat_template=""), argparse.Namespace(skip_bad_records=False)
+    with pytest.raises(RecordError) as refused:
+        encoder.encode(("in.jsonl, line 2", record, ""))
+    assert message in str(refused.value) and str(refused.value).startswith("in.jsonl, line 2: ")
 
 
 def test_the_program_itself_ends_so(place):

@@ -1,0 +1,146 @@
+"""The text of a conversation by the model's chat template, and which of its characters are learnt."""
+
+import re
+
+from preprocess_input import RecordError
+
+# How it is told, beside those of conversation_forms.py.
+DROPPED = "the chat template does not write"
+ANSWERS = "--training-form: answers differ from how the chat template repeats them later"
+QUIET = {"role", "content", "tool_call_id"}  # nobody expects that id in a text
+
+
+class ChatText:
+    """`training_form`: each answer as the template writes the last one; else as it stands in the whole."""
+
+    def __init__(self, tokenizer, mask_history, training_form):
+        self.tokenizer, self.mask_history, self.training_form = tokenizer, mask_history, training_form
+
+    def template(self, tools=None):
+        return self.tokenizer.get_chat_template(tools=tools)
+
+    def render(self, where, conversation, end=None, generate=False, **more):
+        """Of the messages before `end`; `generate`: with what comes before the answer."""
+        try:
+            return self.tokenizer.apply_chat_template(conversation.messages[:end], tools=conversation.tools,
+                                                      add_generation_prompt=generate, **conversation.variables,
+                                                      **more or {"tokenize": False})
+        except Exception as error:  # templates raise what they like
+            raise RecordError(
+                f"{where}: the chat template refuses the messages: {error}; correct or delete the record") from None
+
+    def of(self, where, conversation):
+        """(text, for each character whether it is learnt, what is to be told)"""
+        answers = [i for i, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+        learnt = [i for i in answers[-1 if self.mask_history else 0:] if conversation.learnt[i]]
+        if self.training_form:
+            text, mask, told = self.written_for_training(where, conversation, answers, learnt)
+        elif re.search(r"{%-?\s*generation\s*-?%}", self.template(conversation.tools)):
+            text, mask, told = *self.marked(where, conversation, answers, learnt), []
+        else:
+            text, mask, told = *self.written(where, conversation, learnt), []
+        return text, mask, told + self.dropped(where, conversation, text)
+
+    def span(self, where, conversation, i, text=None):
+        """Where answer i lies in what the template writes up to it, and that text; `text`: the whole must begin so."""
+        before = self.render(where, conversation, i, True)
+        upto = self.render(where, conversation, i + 1)
+        if text is not None and not text.startswith(upto):
+            raise RecordError(f"{where}: the chat template writes an earlier answer in another way when later turns "
+                              "come, so it is not what the model would have said; give --training-form, which writes "
+                              "each answer as if it were the last, or give each answer to learn a record that ends "
+                              "with it, and --mask-history, or mark what is learnt in the template by {% generation "
+                              "%}")
+        if not upto.startswith(before):
+            raise RecordError(f"{where}: an answer does not begin with the chat template's generation prompt; give it "
+                              "as the template expects it, with its reasoning for example, or correct the template")
+        return len(before), len(upto.rstrip()), upto
+
+    def written(self, where, conversation, learnt):
+        text = self.render(where, conversation)
+        mask = bytearray(len(text))
+        for i in learnt:
+            first, end, _ = self.span(where, conversation, i, text)
+            mask[first:end] = b"\1" * (end - first)
+        return text, mask
+
+    def marked(self, where, conversation, answers, learnt):
+        """By a template with {% generation %}; of answers that are not `learnt` nothing is."""
+        text = self.render(where, conversation)
+        mask = bytearray(len(text))
+        marked = self.render(where, conversation, return_assistant_tokens_mask=True,
+                             tokenizer_kwargs={"return_offsets_mapping": True})
+        for (start, end), is_answer in zip(marked["offset_mapping"], marked["assistant_masks"]):
+            mask[start:end] = bytes([is_answer]) * (end - start)
+        if self.mask_history:
+            first, _, _ = self.span(where, conversation, answers[-1], text)
+            mask[:first if learnt else len(text)] = bytes(first if learnt else len(text))
+        else:
+            for i in set(answers) - set(learnt):
+                first, _, upto = self.span(where, conversation, i, text)
+                mask[first:len(upto)] = bytes(len(upto) - first)
+        return text, mask
+
+    def written_for_training(self, where, conversation, answers, learnt):
+        """Questions and what stands between as in the whole, each answer as if it were the last."""
+        text, mask, last = "", bytearray(), None
+        for i in answers:
+            first, end, upto = self.span(where, conversation, i)
+            between = upto[:first] if last is None else self.between(where, conversation, last, i)
+            text += between + upto[first:]
+            mask += bytes(len(between)) + bytes([i in learnt]) * (end - first) + bytes(len(upto) - end)
+            last = i
+        told = [(ANSWERS, "", "conversation")] if text != self.render(where, conversation) else []
+        return text, mask, told
+
+    def between(self, where, conversation, last, i):
+        """What the template writes from the end of answer `last` to the beginning of answer i."""
+        mark = "\u2042megashard\u2042"  # at the end of what that answer says; what follows it, follows the answer
+        said = conversation.messages[last].get("content")
+        said = [*said, {"type": "text", "text": mark}] if isinstance(said, list) else (said or "") + mark
+        marked = conversation._replace(messages=[*conversation.messages[:last],
+                                                 {**conversation.messages[last], "content": said},
+                                                 *conversation.messages[last + 1:]])
+        upto = self.render(where, marked, last + 1).rpartition(mark)
+        whole = self.render(where, marked, i, True).rpartition(mark)
+        if not upto[1] or not whole[1] or not whole[2].startswith(upto[2]):
+            raise RecordError(f"{where}: the chat template does not write answers one after the other, so there is no "
+                              "--training-form of it; leave the flag out")
+        return whole[2][len(upto[2]):]
+
+    def dropped(self, where, conversation, text):
+        """What the messages hold and the text is the same without."""
+        messages, told, keys = conversation.messages, [], {}
+
+        def without(messages, **parts):
+            changed = conversation._replace(messages=messages, **parts)
+            try:
+                if not self.training_form:
+                    return self.render(where, changed) == text
+                answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+                return self.written_for_training(where, changed, answers, [])[0] == text
+            except RecordError:  # needed, then
+                return False
+
+        if conversation.tools and without(messages, tools=None):
+            told.append((DROPPED, "'tools'", "record"))
+        names = self.template(conversation.tools)
+        told += [(DROPPED, f"{name!r} of chat_template_kwargs", "record") for name in conversation.variables
+                 if name not in names]
+        for i, message in enumerate(messages):
+            for key, value in message.items():
+                if key not in QUIET and value not in ("", [], {}) and (key, message["role"]) != ("name", "tool"):
+                    keys.setdefault(key, set()).add(i)
+        for key, of in keys.items():
+            def cut(some):
+                return [{name: value for name, value in message.items() if name != key} if i in some else message
+                        for i, message in enumerate(messages)]
+            one_by_one = len(of) > 1 and not self.training_form  # which writes all answers alike
+            lost = of if without(cut(of)) else [i for i in of if one_by_one and without(cut({i}))]
+            told += [(DROPPED, repr(key), "message")] * len(lost)
+        for i, message in enumerate(messages):
+            said = message.get("content")
+            if isinstance(said, str) and said.strip() and said.strip() not in text and without(
+                    [*messages[:i], {**message, "content": ""}, *messages[i + 1:]]):
+                told.append((DROPPED, f"the content of {message['role']!r}", "message"))
+        return told
