@@ -21,7 +21,7 @@ show_progress() {
   local size columns done line
   while kill -0 $$ 2>/dev/null; do
     sleep 0.5
-    done=$(tail -c 4096 "$3" | grep -ao '^\[[0-9]*/[0-9]*\]' | tail -n 1)
+    done=$(tail -c 4096 "$3" | grep -ao '^\[[0-9]*/[0-9]*\]' | tail -n 1) || true  # a log without a count has no line
     line="==> $1 ... ${done:+$done }$(seconds_since "$2")"
     size=$(stty size <&1 2>/dev/null) || size=""
     columns=${size#* }
@@ -29,10 +29,25 @@ show_progress() {
   done
 }
 
+# run_step COMMAND...: sets `code`. A Ctrl-C ends the command, and then this script.
+run_step() {
+  code=0 interrupted=""
+  trap 'interrupted=yes' INT
+  ("$@") </dev/null || code=$?
+  trap - INT
+  [ "$code" -ne 130 ] || interrupted=yes
+}
+
+stop_if_interrupted() { # MESSAGE BEGIN
+  [ -n "$interrupted" ] || return 0
+  echo "$steps_program: interrupted in '$1' after $(seconds_since "$2"); run it again to go on" >&2
+  exit 130
+}
+
 # step MESSAGE COMMAND...: runs the command; its output goes to a log, whose end is shown when it fails. On a terminal
 # its line tells the progress.
 step() {
-  local message=$1 begin=$EPOCHREALTIME log code=0 shown=""
+  local message=$1 begin=$EPOCHREALTIME log code interrupted shown=""
   shift
   mkdir -p "$steps_log"
   log=$steps_log/$(tr -cs 'a-zA-Z0-9\n' '_' <<<"${message:0:40}").log
@@ -42,7 +57,7 @@ step() {
     show_progress "$message" "$begin" "$log" &
     shown=$!
   fi
-  "$@" >"$log" 2>&1 </dev/null || code=$?
+  run_step "$@" >"$log" 2>&1
   if [ -n "$shown" ]; then
     kill "$shown" 2>/dev/null && wait "$shown" 2>/dev/null || true
     printf '\r\033[K==> %s ... ' "$message"
@@ -51,6 +66,8 @@ step() {
     seconds_since "$begin" && echo
     return 0
   fi
+  [ -z "$interrupted" ] || echo
+  stop_if_interrupted "$message" "$begin"
   echo "failed after $(seconds_since "$begin")"
   tail -n 30 "$log" >&2
   fail "'$message' failed with exit code $code; all it said is in $log"
@@ -58,10 +75,11 @@ step() {
 
 # shown_step MESSAGE COMMAND...: as step, with the output on the terminal.
 shown_step() {
-  local message=$1 begin=$EPOCHREALTIME code=0
+  local message=$1 begin=$EPOCHREALTIME code interrupted
   shift
   echo "==> $message"
-  "$@" </dev/null || code=$?
+  run_step "$@"
+  [ "$code" -eq 0 ] || stop_if_interrupted "$message" "$begin"
   [ "$code" -eq 0 ] || fail "'$message' failed with exit code $code after $(seconds_since "$begin")"
-  echo "    took $(seconds_since "$begin")"
+  echo "==> $message: took $(seconds_since "$begin")"
 }

@@ -3,9 +3,11 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import termios
+import time
 
 import pytest
 
@@ -132,16 +134,35 @@ def test_conversions_tell_their_progress(folder):
     assert max(len(line) for line in re.findall(re.escape(ERASE) + r"(convert: [^\r\n]*)\r", cut)) == 19
 
 
-def test_a_step_of_a_script_tells_its_progress(tmp_path):
-    script = f"""set -euo pipefail; steps_log={tmp_path}; . launch/steps.sh
-    work() {{ echo "[3/40] Compiling"; sleep 1.5; }}
-    step "building" work"""
+STEPS = "set -euo pipefail; steps_log={}; . launch/steps.sh; "
+
+
+@pytest.mark.parametrize("says, shows", [("[3/40] Compiling", "[3/40] "), ("", "")])
+def test_a_step_of_a_script_tells_its_progress(tmp_path, says, shows):
+    script = STEPS.format(tmp_path) + f'work() {{ echo "{says}"; sleep 1.2; }}; step "building" work'
     seen = written_to_a_terminal(["bash", "-c", script])
-    assert re.search(re.escape(ERASE) + r"==> building \.\.\. \[3/40\] [\d.]+ s", seen)
+    times = re.findall(re.escape(f"{ERASE}==> building ... {shows}") + r"\d\.\d s\r", seen)  # \r: not the last one
+    assert times and times == sorted(set(times)), seen
     assert re.fullmatch(r"==> building \.\.\. 1\.\d s", shown(seen)[0]), seen
     piped = subprocess.run(["bash", "-c", script + "; step failing false"], cwd=megashard.ROOT, capture_output=True,
                            text=True)
     assert piped.returncode == 1 and "\r" not in piped.stdout and "'failing' failed with exit code 1" in piped.stderr
+
+
+@pytest.mark.parametrize("kind", ["step", "shown_step"])
+def test_a_script_that_is_interrupted_says_so(tmp_path, kind):
+    """By Ctrl-C, which the script and its command get; the command ends as ninja does."""
+    command = "bash -c \"trap 'exit 2' INT; touch $0/begun; sleep 9 & wait\""
+    script = STEPS.format(tmp_path) + f"{kind} working {command.replace('$0', str(tmp_path))}; step more true"
+    started = subprocess.Popen(["bash", "-c", script], cwd=megashard.ROOT, stdout=subprocess.PIPE, text=True,
+                               stderr=subprocess.STDOUT, start_new_session=True)
+    while not (tmp_path / "begun").exists():
+        assert started.poll() is None
+        time.sleep(0.01)
+    os.killpg(started.pid, signal.SIGINT)
+    said = started.communicate(timeout=20)[0]
+    assert started.returncode == 130 and "more" not in said and "failed" not in said
+    assert re.search(r"interrupted in 'working' after \d\.\d s; run it again to go on$", said.strip()), said
 
 
 def test_a_file_has_lines_alone(folder):
