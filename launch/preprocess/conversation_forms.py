@@ -93,7 +93,7 @@ def read(where, item, form, knows_developer=False):
     learnt = [is_learnt(where, turn, message["role"]) and may for (turn, may), message in zip(turns, messages)]
     if system := text_in(where, item, "system", ""):
         if messages[0]["role"] in ("system", "developer"):
-            if messages[0]["content"] != system:
+            if messages[0].get("content") != system:
                 told.append((SYSTEM_TURN, "", "record"))
         else:
             messages.insert(0, {"role": "system", "content": system})

@@ -24,13 +24,14 @@ import re
 from pathlib import Path
 
 from chat_text import ChatText
-from conversation_forms import Completion, form_of, read
+from conversation_forms import UNREAD, Completion, form_of, read
 from conversation_writer import Pictures, Sample, Writer
 from preprocess_input import (BadRecords, FlagError, InputError, Progress, RecordError, counted, in_workers,
                               input_files, model_folder, notice, records_of, whole_text)
 from turn_templates import Turns
 
 NOTHING = "nothing is learnt of"
+PART_KEYS = {"text": ("type", "text"), "image": ("type", "image"), "video": ("type", "video", "sample_fps")}
 
 
 def load_tokenizer(model, needs_template=True):
@@ -187,6 +188,7 @@ class Encoder:
 
     def checked(self, where, conversation):
         """With contents that are known here; parts of text alone become one."""
+        told = []
         for message in conversation.messages:
             content = message.get("content")
             if content is None and message.get("tool_calls"):
@@ -197,16 +199,19 @@ class Encoder:
             parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
             for part in parts:
                 kind = part.get("type") if isinstance(part, dict) else None
-                if kind not in ("text", "image", "video"):
+                if not isinstance(kind, str) or kind not in PART_KEYS:
                     raise RecordError(f"{where}: content of type {kind!r} is not supported; known are text, image and "
                                       "video")
                 if not isinstance(part.get(kind), str):
                     raise RecordError(f"{where}: content of type {kind} needs a string {kind!r}")
+                told += [(UNREAD, repr(key), f"part of {kind}") for key, value in part.items()
+                         if key not in PART_KEYS[kind] and value is not None]
                 for what, mark in self.placeholders.items():
                     if kind == "text" and mark in part["text"]:
                         raise RecordError(f"{where}: the text contains {mark}; say {{\"type\": \"{what}\", \"{what}\": "
                                           f"PATH}} instead")
-        return conversation._replace(messages=[self.joined(message) for message in conversation.messages])
+        return conversation._replace(messages=[self.joined(message) for message in conversation.messages],
+                                     told=[*conversation.told, *told])
 
     @staticmethod
     def joined(message):

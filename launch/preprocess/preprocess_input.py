@@ -59,7 +59,9 @@ def notice(text):
 
 
 def counted(count, what):
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    """The plural of "part of text" is "parts of text"."""
+    first, of, rest = what.partition(" of ")
+    return f"{count} {first}{'' if count == 1 else 's'}{of}{rest}"
 
 
 def input_files(patterns):

@@ -10,10 +10,13 @@ import random
 from typing import NamedTuple
 
 # Tools and calls as JSON, so that a string that was not decoded shows.
+SAYS = ("{{ m.content or '' }}{% for call in m.tool_calls or [] %}[{{ call.function.name }} "
+        "{{ call.function.arguments | tojson }}]{% endfor %}<|im_end|>")
 TEMPLATE = ("{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}{% for m in messages %}"
-            "<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for call in m.tool_calls or [] %}"
-            "[{{ call.function.name }} {{ call.function.arguments | tojson }}]{% endfor %}<|im_end|>\n{% endfor %}"
+            "<|im_start|>{{ m.role }}\n" + SAYS + "{{ '\n' }}{% endfor %}"
             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+TAGGED = TEMPLATE.replace(SAYS, "{% if m.role == 'assistant' %}{% generation %}" + SAYS + "{% endgeneration %}"
+                          "{% else %}" + SAYS + "{% endif %}")
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 SPELLINGS = {"user": ("human", "user"), "assistant": ("gpt", "assistant", "chatgpt"), "tool": ("observation", "tool"),
              "system": ("system", "developer")}
@@ -162,3 +165,34 @@ def odd_file(seed):
     form = FORMS[seed % len(FORMS)]
     meanings = [draw(dice, form) for _ in range(3)]
     return form, meanings, layout(dice, [spell(dice, meaning, form) for meaning in meanings])
+
+
+ODD = (None, True, 0, -1, 0.5, 10**30, float("nan"), "", " ", "a", "[]", "{}", "null", "[1]", "\ud83d", '"\\ud83d"',
+       [], {}, [None], [[]], ["a"], [{}], {"a": None}, {"type": "text"}, [{"type": "text", "text": "x"}], "assistant",
+       "system", [{"name": "f"}], {"name": "f", "arguments": "{}"}, '[{"name": "f", "arguments": {"a": "\\ud83d"}}]')
+KEYS = ("role from content value tool_calls function_call name tool_call_id reasoning_content weight train training "
+        "loss loss_weight train_detail tools functions system messages conversations prompt completion instruction "
+        "input output history images chat_template_kwargs").split()
+
+
+def broken_record(seed):
+    """(form, a record of it that has something odd in one or two places)"""
+    dice = random.Random(seed)
+    form = FORMS[seed % len(FORMS)]
+    record = json.loads(json.dumps(spell(dice, draw(dice, form), form)))
+    for _ in range(dice.randint(1, 2)):
+        parent = dice.choice(list(containers(record)))
+        if isinstance(parent, dict):
+            key = dice.choice(KEYS if dice.random() < 0.3 or not parent else list(parent))
+        else:
+            key = dice.randrange(len(parent))
+        parent[key] = json.loads(json.dumps(dice.choice(ODD)))
+    return form, record
+
+
+def containers(value):
+    """It, and all objects and lists in it that are not empty."""
+    if isinstance(value, dict) or (isinstance(value, list) and value):
+        yield value
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from containers(part)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from conversation_spellings import TEMPLATE, odd_file, pieces, turn_pieces
+from conversation_spellings import FORMS, TAGGED, TEMPLATE, broken_record, odd_file, pieces, turn_pieces
 from test_preprocess_chats import make_chat_tokenizer
+from tiny_vision import preprocessing
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def meant(tokenizer, texts, whole=True):
     return sum(each, []), sum(([int(learnt)] * len(tokens) for tokens, (_, learnt) in zip(each, texts)), [])
 
 
-def compare(chats, seeds):
+def compare(chats, seeds, template=TEMPLATE):
     tokenizer, prepare = chats
     for seed in seeds:
         form, meanings, content = odd_file(seed)
@@ -58,18 +59,44 @@ def compare(chats, seeds):
             found = prepare(content, "--template", "qwen3_vl_nothink")
             wanted = [meant(tokenizer, turn_pieces(meaning), whole=False) for meaning in meanings]
         else:
-            found = prepare(content)
+            found = prepare(content, template=template)
             wanted = [meant(tokenizer, pieces(meaning)) for meaning in meanings]
         assert found == wanted, (seed, content)
 
 
+def encode_broken(chats, folder, seeds):
+    """What becomes of each: samples, or a message."""
+    from preprocess_conversations import Encoder
+    from preprocess_input import RecordError
+
+    chats[1](json.dumps({"messages": [ASKED, SAID]}))  # the folder has a template
+    encoders = {form: Encoder(preprocessing(folder, template="qwen2vl" if form == "template" else None), form)
+                for form in FORMS}
+    refused = 0
+    for seed in seeds:
+        form, record = broken_record(seed)
+        try:
+            encoders[form].encode(("in.jsonl, line 2", record, str(folder)))
+        except RecordError as error:
+            refused += 1
+            assert str(error).startswith("in.jsonl, line 2"), (seed, error)
+    assert len(seeds) / 4 < refused < len(seeds)
+
+
 def test_odd_files_mean_what_they_say(chats):
     compare(chats, range(40))
+    compare(chats, range(10), TAGGED)
+
+
+def test_broken_records_are_named(chats, folder):
+    encode_broken(chats, folder, range(500))
 
 
 @pytest.mark.slow
-def test_many_odd_files_mean_what_they_say(chats):
-    compare(chats, range(40, 1040))
+def test_many_odd_files_and_broken_records(chats, folder):
+    compare(chats, range(40, 540))
+    compare(chats, range(10, 210), TAGGED)
+    encode_broken(chats, folder, range(500, 10500))
 
 
 ASKED, SAID = {"role": "user", "content": "ask"}, {"role": "assistant", "content": "say"}
@@ -84,6 +111,9 @@ NOTICES = {  # template, records, what is told
     "keys of messages": (TEMPLATE, [{"messages": [{**ASKED, "name": "Bob"}, {**SAID, "mood": "sad", "stars": 5}]}] * 2,
                          "the chat template does not write: 'name' of 2 messages, 'mood' of 2 messages, 'stars' of 2 "
                          "messages\n"),
+    "keys of parts": (TEMPLATE, [{"messages": [{"role": "user", "content": [
+        {"type": "text", "text": "ask", "mood": "sad"}, {"type": "text", "text": ".", "mood": None}]}, SAID]}],
+                      "nobody reads these keys: 'mood' of 1 part of text\n"),
     "calls": (PLAIN, [{"messages": [ASKED, CALL, RESULT, CALL, RESULT, SAID], "tools": [{"name": "look"}]}],
               "the chat template does not write: 'tools' of 1 record, 'tool_calls' of 2 messages\n"),
     "some calls": (TEMPLATE.replace("m.tool_calls or []", "([] if m.content else m.tool_calls or [])"),
@@ -208,22 +238,22 @@ def test_the_training_form_writes_each_answer_as_the_last(chats, capsys, name):
     assert last == list(thought_out(FOR_TRAINING[name]))[-2][0]
 
 
-@pytest.mark.parametrize("name", FOR_TRAINING)
-def test_the_training_form_of_qwen3_has_the_tokens_of_trl(chats, name):
+TRL = importlib.util.find_spec("trl")
+
+
+@pytest.mark.skipif(TRL is None, reason="trl is not installed")
+def test_the_training_form_of_qwen3_has_the_tokens_of_trl(chats):
     """Of its published template, and TRL's that it trains with; its mask has the line break behind an answer too."""
-    trl = importlib.util.find_spec("trl")
-    if trl is None:
-        pytest.skip("trl is not installed")
-    templates = Path(trl.submodule_search_locations[0]) / "chat_templates"
+    templates = Path(TRL.submodule_search_locations[0]) / "chat_templates"
     tokenizer, prepare = chats
-    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
-    (tokens, mask), = prepare(json.dumps({"messages": FOR_TRAINING[name], "tools": tools}), "--training-form",
-                              template=(templates / "qwen3.jinja").read_text())
-    theirs = tokenizer.apply_chat_template(FOR_TRAINING[name], tools=tools, return_assistant_tokens_mask=True,
-                                           chat_template=(templates / "qwen3_training.jinja").read_text())
-    end = tokenizer.eos_token_id
-    assert tokens == theirs["input_ids"]
-    assert mask == [int(learnt and before != end) for learnt, before in zip(theirs["assistant_masks"], [0, *tokens])]
+    tools, end = [{"type": "function", "function": {"name": "look", "parameters": {}}}], tokenizer.eos_token_id
+    found = prepare("\n".join(json.dumps({"messages": messages, "tools": tools}) for messages in FOR_TRAINING.values()),
+                    "--training-form", template=(templates / "qwen3.jinja").read_text())
+    for (tokens, mask), messages in zip(found, FOR_TRAINING.values(), strict=True):
+        theirs = tokenizer.apply_chat_template(messages, tools=tools, return_assistant_tokens_mask=True,
+                                               chat_template=(templates / "qwen3_training.jinja").read_text())
+        assert tokens == theirs["input_ids"]
+        assert mask == [int(learnt and last != end) for learnt, last in zip(theirs["assistant_masks"], [0, *tokens])]
 
 
 def test_a_template_that_forgets_answers_has_no_training_form(chats, capsys):
