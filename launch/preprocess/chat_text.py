@@ -8,6 +8,7 @@ from preprocess_input import RecordError
 DROPPED = "the chat template does not write"
 ANSWERS = "--training-form: answers differ from how the chat template repeats them later"
 QUIET = {"role", "content", "tool_call_id"}  # nobody expects that id in a text
+MARK = "\u2042megashard\u2042"  # stands in a message to be found in the text
 
 
 class ChatText:
@@ -95,14 +96,13 @@ class ChatText:
 
     def between(self, where, conversation, last, i):
         """What the template writes from the end of answer `last` to the beginning of answer i."""
-        mark = "\u2042megashard\u2042"  # at the end of what that answer says; what follows it, follows the answer
-        said = conversation.messages[last].get("content")
-        said = [*said, {"type": "text", "text": mark}] if isinstance(said, list) else (said or "") + mark
+        said = conversation.messages[last].get("content")  # what follows its end, follows the answer
+        said = [*said, {"type": "text", "text": MARK}] if isinstance(said, list) else (said or "") + MARK
         marked = conversation._replace(messages=[*conversation.messages[:last],
                                                  {**conversation.messages[last], "content": said},
                                                  *conversation.messages[last + 1:]])
-        upto = self.render(where, marked, last + 1).rpartition(mark)
-        whole = self.render(where, marked, i, True).rpartition(mark)
+        upto = self.render(where, marked, last + 1).rpartition(MARK)
+        whole = self.render(where, marked, i, True).rpartition(MARK)
         if not upto[1] or not whole[1] or not whole[2].startswith(upto[2]):
             raise RecordError(f"{where}: the chat template does not write answers one after the other, so there is no "
                               "--training-form of it; leave the flag out")
@@ -138,9 +138,19 @@ class ChatText:
             one_by_one = len(of) > 1 and not self.training_form  # which writes all answers alike
             lost = of if without(cut(of)) else [i for i in of if one_by_one and without(cut({i}))]
             told += [(DROPPED, repr(key), "message")] * len(lost)
-        for i, message in enumerate(messages):
-            said = message.get("content")
-            if isinstance(said, str) and said.strip() and said.strip() not in text and without(
-                    [*messages[:i], {**message, "content": ""}, *messages[i + 1:]]):
-                told.append((DROPPED, f"the content of {message['role']!r}", "message"))
+        for i in self.unwritten(where, conversation):
+            if without([*messages[:i], {**messages[i], "content": ""}, *messages[i + 1:]]):
+                told.append((DROPPED, f"the content of {messages[i]['role']!r}", "message"))
         return told
+
+    def unwritten(self, where, conversation):
+        """Messages whose texts seem to be missing: what stands in their place is."""
+        said = [i for i, message in enumerate(conversation.messages)
+                if isinstance(message.get("content"), str) and message["content"].strip()]
+        marked = [{**message, "content": f"{MARK}{i}{MARK}"} if i in said else message
+                  for i, message in enumerate(conversation.messages)]
+        try:
+            text = self.render(where, conversation._replace(messages=marked))
+        except RecordError:  # it looks into the texts
+            return said
+        return [i for i in said if f"{MARK}{i}{MARK}" not in text]

@@ -122,6 +122,10 @@ NOTICES = {  # template, records, what is told
     "a role": (TEMPLATE.replace("{% for m in messages %}", "{% for m in messages if m.role != 'tool' %}"),
                [{"messages": [ASKED, CALL, RESULT, SAID]}],
                "the chat template does not write: the content of 'tool' of 1 message\n"),
+    "texts that are no parts": (TEMPLATE.replace("{{ m.content or '' }}", "{% for part in m.content %}{{ part.text }}"
+                                                 "{% endfor %}"), [{"messages": [ASKED, {**SAID, "content": "a"}]}],
+        "the chat template does not write: the content of 'user' of 1 message, the content of 'assistant' of 1 "
+        "message\n"),
     "variables": (TEMPLATE, [{"messages": [ASKED, SAID], "chat_template_kwargs": {"enable_thinking": False}}],
                   "the chat template does not write: 'enable_thinking' of chat_template_kwargs of 1 record\n"),
     "a system beside a turn": (TEMPLATE, [{"system": "A.", "messages": [{"role": "system", "content": "B."}, ASKED,
@@ -242,18 +246,21 @@ TRL = importlib.util.find_spec("trl")
 
 
 @pytest.mark.skipif(TRL is None, reason="trl is not installed")
-def test_the_training_form_of_qwen3_has_the_tokens_of_trl(chats):
-    """Of its published template, and TRL's that it trains with; its mask has the line break behind an answer too."""
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "qwen3_6"])
+def test_the_training_form_of_qwen_has_the_tokens_of_trl(chats, name):
+    """Of its published template, and TRL's that it trains with, whose mask has the line break behind an answer too, and
+    the generation prompt's <think> where there is one."""
     templates = Path(TRL.submodule_search_locations[0]) / "chat_templates"
     tokenizer, prepare = chats
     tools, end = [{"type": "function", "function": {"name": "look", "parameters": {}}}], tokenizer.eos_token_id
     found = prepare("\n".join(json.dumps({"messages": messages, "tools": tools}) for messages in FOR_TRAINING.values()),
-                    "--training-form", template=(templates / "qwen3.jinja").read_text())
+                    "--training-form", template=(templates / f"{name}.jinja").read_text())
     for (tokens, mask), messages in zip(found, FOR_TRAINING.values(), strict=True):
         theirs = tokenizer.apply_chat_template(messages, tools=tools, return_assistant_tokens_mask=True,
-                                               chat_template=(templates / "qwen3_training.jinja").read_text())
+                                               chat_template=(templates / f"{name}_training.jinja").read_text())
         assert tokens == theirs["input_ids"]
-        assert mask == [int(learnt and last != end) for learnt, last in zip(theirs["assistant_masks"], [0, *tokens])]
+        assert name != "qwen3" or mask == [int(learnt and last != end) for learnt, last in
+                                           zip(theirs["assistant_masks"], [0, *tokens])]
 
 
 def test_a_template_that_forgets_answers_has_no_training_form(chats, capsys):
