@@ -34,7 +34,7 @@ SYSTEM_TURN = "a system turn is taken instead of the record's own"
 class Conversation(NamedTuple):
     messages: list
     learnt: list  # of each message
-    tools: list | None = None
+    tools: list = None
     variables: dict = {}  # of the chat template
     told: tuple = ()  # (how, what, of what)
 

@@ -291,7 +291,7 @@ def form_and_jobs(arguments, jobs):
     raise InputError("the input holds no conversation; check --input")
 
 
-# What a set's tokens and pixels follow from, besides the files themselves.
+# What a set's tokens and pixels follow from, besides the files themselves (--skip-bad-records changes none of them).
 RECORDED = ("conversation_form", "template", "columns", "cutoff_length", "image_max_pixels", "image_min_pixels",
             "video_fps", "video_num_frames", "max_length", "max_samples", "mask_history", "training_form",
             "learn_questions", "strip_text")

@@ -9,7 +9,7 @@ import math
 import os
 from typing import NamedTuple
 
-from conversation_forms import UNREAD
+from conversation_forms import PICTURES, PREFERENCES, UNREAD, preference
 from learnt_turns import MARKS, is_learnt
 from preprocess_input import RecordError
 
@@ -77,6 +77,7 @@ class Turns:
         if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
             raise RecordError(f"{where} has no list {self.columns['messages']!r} of turns; give --columns "
                               "messages=NAME")
+        self.refuse_unread(where, item)
         system, role = "", self.columns["role"]
         if self.columns["system_role"] and turns[0].get(role) == self.columns["system_role"]:
             system, turns = self.text_in(where, turns[0]), turns[1:]
@@ -100,6 +101,15 @@ class Turns:
             raise RecordError(f"{where}: there are {sum(text.count(PLACE) for text in texts)} marks {PLACE} for "
                               f"{len(images)} images; correct or delete it")
         return system, texts, self.learnt(where, turns), images, self.unread(item, turns)
+
+    def refuse_unread(self, where, item):
+        """What a record without it would not mean."""
+        for key in PREFERENCES:
+            if item.get(key) is not None and self.columns["messages"] not in PREFERENCES:
+                raise preference(where, key)
+        for key in PICTURES:
+            if item.get(key) and key != self.columns["images"]:
+                raise RecordError(f"{where}: its {key!r} are not read; pictures are those of --columns images=NAME")
 
     def learnt(self, where, turns):
         """Of each turn: answers are, and with --learn-questions questions; a mark may take it out."""

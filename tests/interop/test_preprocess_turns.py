@@ -28,7 +28,7 @@ def model(folder):
 def encode(model, item, template="qwen3_vl_nothink", **flags):
     from preprocess_conversations import Encoder
 
-    flags = preprocessing(model, template=template, columns=COLUMNS.split(), **flags)
+    flags = preprocessing(model, template=template, columns=[*COLUMNS.split(), "system=system"], **flags)
     return Encoder(flags).encode(("in.jsonl, line 2", item, str(model)))
 
 
@@ -123,7 +123,13 @@ def test_the_file_says_by_which_flags_it_was_made(model):
     ({"messages": turns("the", "cat")[::-1]}, "turn 1 has role 'assistant' instead of 'user'"),
     ({"messages": [{"role": "user"}, {"role": "assistant", "content": "cat"}]}, "a turn has no text 'content'"),
     ({"text": "the"}, "has no list 'messages' of turns"),
-], ids=["unpaired", "mark", "missing", "roles", "no text", "no turns"])
+    ({"messages": turns("the", "cat"), "kto_tag": False}, "'kto_tag' is of preference data"),
+    ({"messages": turns("the", "cat"), "videos": ["a.mp4"]}, "its 'videos' are not read"),
+    ({"messages": turns("the", "cat"), "system": ["the"]}, "'system' is no text"),
+    ({"messages": turns("the", "\ud83d")}, "has half of a surrogate pair"),
+    ({"messages": turns("the", "cat"), "images": [3]}, "'images' is no list of paths"),
+], ids=["unpaired", "mark", "missing", "roles", "no text", "no turns", "preference", "videos", "system", "half",
+        "path"])
 def test_wrong_records_are_named(model, item, message):
     from preprocess_input import InputError
 
