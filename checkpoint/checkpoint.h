@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checkpoint/dcp/checkpoint_format.h"
+#include "checkpoint/dcp/step_names.h"
 #include "checkpoint/steps/retention.h"
 #include "checkpoint/steps/run_history.h"
 #include "checkpoint/values/state_dict_keys.h"
@@ -30,6 +31,7 @@ struct SaveOptions {
   /// On the first rank, for what goes wrong without harm to the step: old ones that stay.
   std::function<void(const std::string& line)> notice{};
   TiedKeys tied{};                         ///< of torch_dcp
+  bool bare_names = false;                 ///< of torch_dcp: weights as DcpNaming has them
   std::shared_ptr<SavePlanCache> plans{};  ///< of this rank's earlier saves; null: none are kept
 };
 
@@ -51,6 +53,7 @@ void save_checkpoint(const std::string& directory, int64_t iteration, const Shar
 struct LoadReport {
   std::vector<std::string> missing;     ///< asked for, not in the checkpoint
   std::vector<std::string> unexpected;  ///< tensors of the checkpoint that were not asked for
+  StepNames names{};                    ///< how the checkpoint spells them
 };
 
 struct LoadOptions {
@@ -61,6 +64,9 @@ struct LoadOptions {
   /// Looks at the plain values (nested) and at the names before any tensor is changed, and throws
   /// to refuse them: that is thrown as it is, and where it was not thrown, with the rank's number.
   std::function<void(const Dict& values, const LoadReport& report)> accept{};
+  /// The model's parameters in the order of its parameters(), each once: whose the optimizer's state is that
+  /// PyTorch's optimizer.state_dict() numbers. Empty: such state is under no name.
+  std::vector<std::string> parameters{};
   /// A folder of another format is an error that names --ckpt-format. Unset: it is detected.
   std::optional<CheckpointFormat> format{};
 };
@@ -70,7 +76,8 @@ struct LoadedCheckpoint {
   LoadReport report;  ///< of keys, when not strict
 };
 
-/// Loads a step into `tensors` (in place, any world size, dtypes converted) and returns its values.
+/// Loads a step into `tensors` (in place, any world size, dtypes converted) and returns its values. Keys of the
+/// tensors are those of save_checkpoint, also where the step has others (step_names.h).
 /// Collective over `group` (null: this process alone). Values are read first; names and sizes are
 /// checked before any tensor is changed; an error on one rank is one on all. LoadOptions::wanted leaves parts out, such
 /// as every "optimizer." or the other ranks' "rng_state.<rank>.".

@@ -34,6 +34,15 @@ LoadReport compare_names(const CheckpointReader& reader, const ShardedTensors& t
   return report;
 }
 
+/// Weights and the optimizer's numbers, as the caller names them.
+ModelNames names_of(const ShardedTensors& tensors, const LoadOptions& options) {
+  ModelNames names{.parameters = options.parameters};
+  for (const auto& [key, tensor] : tensors) {
+    if (is_model_key(key)) names.weights.push_back(key.substr(kModelPrefix.size()));
+  }
+  return names;
+}
+
 Value report_value(const LoadReport& report) {
   const auto list_of = [](const std::vector<std::string>& names) {
     return List{std::vector<Value>(names.begin(), names.end())};
@@ -48,7 +57,7 @@ LoadReport merge_reports(const std::vector<Value>& reports) {
     for (const auto& name : report.as_items()[0].as_items()) missing.insert(name.as_string());
     for (const auto& name : report.as_items()[1].as_items()) unexpected.insert(name.as_string());
   }
-  return {{missing.begin(), missing.end()}, {unexpected.begin(), unexpected.end()}};
+  return {{missing.begin(), missing.end()}, {unexpected.begin(), unexpected.end()}, {}};
 }
 
 void check_fit(CheckpointReader& reader, const ShardedTensors& tensors, const Wanted& is_wanted) {
@@ -73,11 +82,16 @@ void read_tensors(CheckpointReader& reader, const ShardedTensors& tensors) {
 
 void check_names(const LoadReport& report, const std::string& folder) {
   std::string text;
+  const auto spelled = [&](std::vector<std::string> keys) {
+    for (auto& key : keys) key = report.names.spelled(key);
+    return keys;
+  };
   if (!report.missing.empty()) {
-    text += "; missing keys (" + std::to_string(report.missing.size()) + "): " + listed(report.missing);
+    text += "; missing keys (" + std::to_string(report.missing.size()) + "): " + listed(spelled(report.missing));
   }
   if (!report.unexpected.empty()) {
-    text += "; unexpected keys (" + std::to_string(report.unexpected.size()) + "): " + listed(report.unexpected);
+    text +=
+        "; unexpected keys (" + std::to_string(report.unexpected.size()) + "): " + listed(spelled(report.unexpected));
   }
   TORCH_CHECK_VALUE(text.empty(), "the checkpoint ", folder, " does not fit this model", text);
 }
@@ -90,11 +104,13 @@ LoadedCheckpoint load_checkpoint(const CheckpointStep& step, const ShardedTensor
   const Wanted is_wanted = [&](const std::string& key) { return !options.wanted || options.wanted(key); };
   std::unique_ptr<CheckpointReader> reader;
   LoadedCheckpoint loaded;
+  StepNames names;
   loaded.report = merge_reports(gather_values(group, [&] {
     if (options.format) expect_format(folder, *options.format);
-    reader = open_step(folder);
+    reader = open_step_for(names_of(tensors, options), folder, &names);
     return report_value(compare_names(*reader, tensors, is_wanted));
   }));
+  loaded.report.names = names;
   all_or_throw(group, [&] {
     if (options.strict) {
       check_fit(*reader, tensors, is_wanted);

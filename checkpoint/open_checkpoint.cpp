@@ -50,4 +50,12 @@ std::unique_ptr<CheckpointReader> open_step(const std::string& folder) {
                                      is_dist ? read_torch_dist_metadata(folder) : read_dcp_metadata(folder));
 }
 
+std::unique_ptr<CheckpointReader> open_step_for(const ModelNames& model, const std::string& folder, StepNames* found) {
+  if (detect_format(folder) == CheckpointFormat::kTorchDist) return open_step(folder);
+  auto metadata = read_dcp_metadata(folder);
+  const auto names = take_own_names(metadata, model);
+  if (found != nullptr) *found = names;
+  return std::make_unique<DcpReader>(folder, CheckpointFormat::kTorchDcp, std::move(metadata));
+}
+
 }  // namespace megashard

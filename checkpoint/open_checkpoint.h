@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "checkpoint/dcp/step_names.h"
 #include "checkpoint/readers/checkpoint_reader.h"
 
 namespace megashard {
@@ -20,5 +21,8 @@ std::unique_ptr<CheckpointReader> open_checkpoint(const std::string& path,
 
 /// A step's folder, torch_dcp or torch_dist; throws for others, as detect_format does.
 std::unique_ptr<CheckpointReader> open_step(const std::string& folder);
+/// The same for a model, with the keys of state_dict_keys.h where the step has others: these are put into `found`.
+std::unique_ptr<CheckpointReader> open_step_for(const ModelNames& model, const std::string& folder,
+                                                StepNames* found = nullptr);
 
 }  // namespace megashard

@@ -40,7 +40,7 @@ class StepToHf {
       : options_(options),
         progress_(progress),
         config_(config_of(options.model_assets_dir)),
-        stream_(model_of(options)) {}
+        stream_(model_of(options, progress)) {}
 
   void run() {
     collect();
@@ -67,10 +67,12 @@ class StepToHf {
   }
 
   /// The step's weights, under Hugging Face's names where it has Megatron's.
-  static TensorStream model_of(const StepToHfOptions& options) {
+  static TensorStream model_of(const StepToHfOptions& options, const ConvertProgress& progress) {
     const auto& folder = options.load_dir;
     check_step_folder(folder, "--load-dir");
-    const std::shared_ptr<CheckpointReader> reader = open_step(folder);
+    StepNames found;
+    const std::shared_ptr<CheckpointReader> reader = open_step_for(options.names, folder, &found);
+    if (const auto told = found.told(); !told.empty()) progress(told);
     const auto format = reader->format();
     TORCH_CHECK_VALUE(format == format_name(options.format), folder, " is a ", format, " checkpoint; ",
                       format == "torch_dcp" ? "dcp_to_hf" : "torch_dist_to_hf", " reads it");

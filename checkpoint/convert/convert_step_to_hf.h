@@ -9,6 +9,7 @@
 #include "checkpoint/convert/tensor_stream.h"
 #include "checkpoint/convert/weight_layout.h"
 #include "checkpoint/dcp/checkpoint_format.h"
+#include "checkpoint/dcp/step_names.h"
 
 namespace megashard {
 
@@ -17,6 +18,8 @@ struct StepToHfOptions {
   CheckpointFormat format = CheckpointFormat::kTorchDcp;  ///< of the step
   std::string save_dir;                                   ///< gets the safetensors and the assets
   std::string model_assets_dir;                           ///< its config and tokenizer files are copied; empty: none
+  /// Of the model that is written, for a step with other keys than ours (step_names.h). Empty: nothing is known.
+  ModelNames names{};
   /// A key that begins with "model." + dcp_prefix is named hf_prefix + the rest; any other one of
   /// the model what stands behind "model.".
   std::string dcp_prefix;

@@ -61,6 +61,18 @@ StepWriter same_step(const std::string& save_dir, const std::string& folder) {
   return step->is_release ? StepWriter::release(save_dir) : StepWriter(save_dir, step->iteration);
 }
 
+/// PyTorch's optimizer.state_dict() has numbers for names, which only the model tells.
+void refuse_numbers(const CheckpointReader& reader) {
+  for (const auto& info : reader.tensors()) {
+    const auto parts = split_optimizer_state_key(info.name);
+    const bool is_number = parts && !parts->weight.empty() &&
+                           std::all_of(parts->weight.begin(), parts->weight.end(), [](char c) { return isdigit(c); });
+    TORCH_CHECK_VALUE(!is_number, reader.path(), " numbers the optimizer's state (", info.name,
+                      ") and does not name it: convert with the model, by pretrain --load ... --ckpt-convert-format "
+                      "torch_dist --ckpt-convert-save DIR");
+  }
+}
+
 bool is_of_format(const std::string& key) {
   return key.find(kExtraStateShard) != std::string::npos || key.starts_with(kContentMetadata);
 }
@@ -111,9 +123,12 @@ void convert_step(const StepConversion& options, const ConvertProgress& progress
   check_step_folder(folder, "--load-dir");
   const auto step = same_step(options.save_dir, folder);
   if (!options.overwrite) step.refuse_existing();
-  const std::shared_ptr<CheckpointReader> reader = open_step(folder);
+  StepNames found;
+  const std::shared_ptr<CheckpointReader> reader = open_step_for({}, folder, &found);
+  if (const auto told = found.told(); !told.empty()) progress(told);
   TORCH_CHECK_VALUE(reader->format() == format_name(options.from), folder, " is a ", reader->format(),
                     " checkpoint; this converter reads ", format_name(options.from));
+  refuse_numbers(*reader);
   check_source_bytes(folder, progress);
   const auto* layout = options.megatron_layout;
   const bool to_megatron = options.to == CheckpointFormat::kTorchDist;

@@ -127,11 +127,13 @@ class PlanMerger {
     holders_[holder->second].places.emplace_back(rank, number);
   }
 
-  /// What one rank alone holds is settled first; the rest goes where the least is planned so far.
+  /// What only one rank may write is settled first; the rest goes where the least is planned so far.
   void assign() {
     std::vector<size_t> owner(holders_.size(), SIZE_MAX);
     for (size_t i = 0; i < holders_.size(); ++i) {
-      if (holders_[i].places.size() == 1) owner[i] = claim(holders_[i], 0);
+      const auto& places = holders_[i].places;
+      const auto& [rank, item] = places.front();
+      if (places.size() == 1 || plans_[rank][item].is_unsharded) owner[i] = claim(holders_[i], 0);
     }
     for (size_t i = 0; i < holders_.size(); ++i) {
       if (owner[i] != SIZE_MAX) continue;
@@ -190,7 +192,8 @@ RankPlan make_rank_plan(const ShardedTensors& tensors, const std::vector<FlatVal
                     .dtype = tensor.local.scalar_type(),
                     .global_sizes = tensor.global_sizes,
                     .offsets = tensor.offsets,
-                    .sizes = tensor.local.sizes().vec()});
+                    .sizes = tensor.local.sizes().vec(),
+                    .is_unsharded = tensor.is_replicated()});
   }
   return plan;
 }
@@ -198,8 +201,9 @@ RankPlan make_rank_plan(const ShardedTensors& tensors, const std::vector<FlatVal
 Value plan_value(const RankPlan& plan) {
   List items;
   for (const auto& item : plan) {
-    items.items.emplace_back(Tuple{{item.key, Tuple{item.path}, item.is_tensor, item.dtype,
-                                    TorchSize{item.global_sizes}, TorchSize{item.offsets}, TorchSize{item.sizes}}});
+    items.items.emplace_back(
+        Tuple{{item.key, Tuple{item.path}, item.is_tensor, item.dtype, TorchSize{item.global_sizes},
+               TorchSize{item.offsets}, TorchSize{item.sizes}, item.is_unsharded}});
   }
   return items;
 }
@@ -216,7 +220,8 @@ RankPlan plan_of(const Value& value) {
                     .dtype = *dtype,
                     .global_sizes = sizes_in(fields.at(4)),
                     .offsets = sizes_in(fields.at(5)),
-                    .sizes = sizes_in(fields.at(6))});
+                    .sizes = sizes_in(fields.at(6)),
+                    .is_unsharded = fields.at(7).as_bool()});
   }
   return plan;
 }

@@ -19,6 +19,7 @@ struct WriteItem {
   std::vector<int64_t> global_sizes{};
   std::vector<int64_t> offsets{};
   std::vector<int64_t> sizes{};
+  bool is_unsharded = false;  ///< no sharding keeps it equal on the ranks that have it: buffers
 
   int64_t bytes() const;  ///< of its data; 1 for plain values
   bool operator==(const WriteItem&) const = default;
@@ -53,11 +54,13 @@ void check_tiling(const std::string& key, const DcpTensor& tensor);
 struct SavePlanCache {
   RankPlan mine;
   std::shared_ptr<const SavePlan> plan;
+  bool told_of_copies = false;  ///< those that differ (differing_copies.h)
 };
 
 /// Merges the ranks' plans: what several ranks hold (replicas, values, empty shards) is written
-/// once, by the one with the least to write. Throws when ranks disagree on a tensor, or its chunks
-/// do not cover it exactly.
+/// once, by the one with the least to write; what is_unsharded by the first rank that has it, so that
+/// tensors that differ between ranks (a BatchNorm's mean and variance) are all of one. Throws when
+/// ranks disagree on a tensor, or its chunks do not cover it exactly.
 SavePlan make_save_plan(const std::vector<RankPlan>& plans);
 
 }  // namespace megashard

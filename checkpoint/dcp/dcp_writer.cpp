@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "checkpoint/dcp/checkpoint_format.h"
+#include "checkpoint/dcp/step_names.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/files/work_progress.h"
 #include "checkpoint/values/gather_values.h"
@@ -65,7 +66,8 @@ std::shared_ptr<const SavePlan> plan_save(const ShardedTensors& tensors, const s
     for (const auto& sent : plans) decoded.push_back(plan_of(sent));
     *plan = make_save_plan(decoded);
   });
-  cache = {std::move(mine), plan};
+  cache.mine = std::move(mine);
+  cache.plan = plan;
   return plan;
 }
 
@@ -78,15 +80,15 @@ int64_t bytes_to_write(const SavePlan& plan, const RankPlan& mine, size_t rank) 
 }  // namespace
 
 std::vector<WrittenFile> save_dcp(const std::string& folder, const ShardedTensors& tensors, const Dict& values,
-                                  const ProcessGroupPtr& group, SavePlanCache* plans, const TiedKeys& tied) {
+                                  const ProcessGroupPtr& group, SavePlanCache* plans, const DcpNaming& naming) {
   std::vector<FlatValue> flat;
   all_or_throw(group, [&] { flat = flatten_values(values); });
-  return save_dcp(folder, tensors, flat, group, plans, tied);
+  return save_dcp(folder, tensors, flat, group, plans, naming);
 }
 
 std::vector<WrittenFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
                                   const std::vector<FlatValue>& values, const ProcessGroupPtr& group,
-                                  SavePlanCache* plans, const TiedKeys& tied) {
+                                  SavePlanCache* plans, const DcpNaming& naming) {
   const auto rank = static_cast<size_t>(rank_in(group));
   SavePlanCache only_now;
   SavePlanCache& cache = plans == nullptr ? only_now : *plans;
@@ -109,7 +111,8 @@ std::vector<WrittenFile> save_dcp(const std::string& folder, const ShardedTensor
     if (rank != 0) return;
     DcpMetadata metadata = plan->metadata;
     files = collect(*plan, metadata, results);
-    add_tied_keys(metadata, tied);
+    add_tied_keys(metadata, naming.tied);
+    if (naming.bare_names) take_bare_names(metadata);
     files.push_back(write_dcp_metadata(folder, metadata));
   });
   return files;

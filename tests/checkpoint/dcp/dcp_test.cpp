@@ -293,7 +293,9 @@ TEST(Dcp, ReplicasAreSpreadOverTheRanks) {
   for (int rank = 0; rank < 4; ++rank) {
     ShardedTensors tensors;
     for (int i = 0; i < 8; ++i) tensors.emplace_back(std::to_string(i), ShardedTensor::replicated(counting({4})));
-    plans.push_back(plan_of(plan_value(make_rank_plan(tensors, {}))));
+    auto items = make_rank_plan(tensors, {});
+    for (auto& item : items) item.is_unsharded = false;  // as what a mesh keeps equal
+    plans.push_back(plan_of(plan_value(items)));
   }
   const auto plan = make_save_plan(plans);
   for (const auto& writes : plan.writes) EXPECT_EQ(writes.size(), 2U);
