@@ -18,14 +18,13 @@ configuration asks for.
 
 import collections
 import itertools
-import math
 import os
 import re
-from pathlib import Path
 
 from chat_text import ChatText
 from conversation_forms import UNREAD, Completion, form_of, read
-from conversation_writer import Pictures, Sample, Writer
+from conversation_pictures import PictureReader
+from conversation_writer import Sample, Writer
 from preprocess_input import (BadRecords, FlagError, InputError, Progress, RecordError, counted, in_workers,
                               input_files, model_folder, notice, records_of, whole_text)
 from turn_templates import Turns
@@ -54,41 +53,15 @@ def load_tokenizer(model, needs_template=True):
     return tokenizer
 
 
-def load_image_processor(model):
-    if not any((Path(model) / f"{name}_config.json").exists() for name in ("preprocessor", "processor")):
-        raise InputError(f"{model} has no image processor (preprocessor_config.json); images need the directory of a "
-                         f"vision-language "
-                         "model")
-    try:
-        from transformers import AutoImageProcessor
-        images = AutoImageProcessor.from_pretrained(model, backend="pil")
-    except (OSError, ValueError, ImportError) as error:
-        raise InputError(
-            f"{model} has no image processor that transformers reads with the package Pillow: {error}") from None
-    if not hasattr(images, "merge_size"):
-        raise InputError(f"the image processor of {model} is not that of a Qwen-VL model")
-    return images
-
-
 class Encoder:
     """Makes samples of lines; each worker process has one."""
 
     def __init__(self, flags, form="messages"):
-        self.model, self.sampling = flags.tokenizer_model, (flags.video_fps, flags.video_num_frames)
-        self.flags, self.form = flags, form
+        self.model, self.flags, self.form = flags.tokenizer_model, flags, form
         self.turns = Turns(flags) if flags.template else None
         self.tokenizer = load_tokenizer(self.model, needs_template=not flags.template and form != "completion")
         self.chat = ChatText(self.tokenizer, flags.mask_history, flags.training_form)
-        self.images, self.videos = None, None  # their processors, until there is one
-        marks = {kind: getattr(self.tokenizer, f"{kind}_token", None) or f"<|{kind}_pad|>"
-                 for kind in ("image", "video")}
-        self.placeholders = {kind: mark for kind, mark in marks.items()
-                             if self.tokenizer.convert_tokens_to_ids(mark) not in (None, self.tokenizer.unk_token_id)}
-
-    def need_placeholder(self, kind):
-        if kind not in self.placeholders:
-            raise InputError(f"the tokenizer of {self.model} has no <|{kind}_pad|>; give the directory of a "
-                             f"vision-language model")
+        self.pictures = PictureReader(flags, self.tokenizer)
 
     def encode(self, job):
         """A sample or, with --skip-bad-records, what is wrong with its record."""
@@ -112,20 +85,12 @@ class Encoder:
         conversation = self.checked(where, conversation)
         parts = [part for message in conversation.messages if isinstance(message.get("content"), list)
                  for part in message["content"]]
-        images = self.see_images(where, [self.open_image(where, folder, part) for part in parts
-                                         if part["type"] == "image"])
-        watched = [self.watch(where, folder, part) for part in parts if part["type"] == "video"]
-        videos = Pictures()
-        if watched:
-            videos = Pictures([video.grid for video in watched], b"".join(video.pixels.astype("<f4").tobytes()
-                                                                          for video in watched),
-                              watched[0].pixels.shape[1])
-        texts = {"image": [self.placeholders["image"] * (math.prod(grid) // self.images.merge_size**2)
-                           for grid in images.grids],
-                 "video": [self.text_of(video) for video in watched]}
-        tokens, mask, told = self.tokenise(where, conversation, texts)
-        return Sample(tokens, mask, images, videos, [video.seconds_per_grid for video in watched],
-                      [*conversation.told, *told])
+        paths = [os.path.join(folder, part["image"]) for part in parts if part["type"] == "image"]
+        images, places = self.pictures.images(where, [self.pictures.open_image(where, path) for path in paths])
+        videos, seconds, video_places = self.pictures.videos(
+            where, folder, [part for part in parts if part["type"] == "video"])
+        tokens, mask, told = self.tokenise(where, conversation, {"image": places, "video": video_places})
+        return Sample(tokens, mask, images, videos, seconds, [*conversation.told, *told])
 
     def encode_completion(self, where, texts):
         """A prompt and what follows it, as TRL tokenises them: no chat template, and the end token behind."""
@@ -141,50 +106,9 @@ class Encoder:
 
     def encode_turns(self, where, item, folder):
         system, texts, learnt, paths, told = self.turns.read(where, item)
-        if paths:
-            self.need_images(where)
-        images = self.see_images(where, [self.turns.open_image(where, folder, path) for path in paths])
-        places = [f"<|vision_start|>{self.placeholders['image'] * (math.prod(grid) // self.images.merge_size**2)}"
-                  "<|vision_end|>" for grid in images.grids]
+        images, places = self.pictures.images(where, [self.turns.open_image(where, folder, path) for path in paths])
+        places = [f"<|vision_start|>{place}<|vision_end|>" for place in places]
         return Sample(*self.turns.tokenise(where, self.tokenizer, system, texts, learnt, places), images, told=told)
-
-    def see_images(self, where, images):
-        if not images:
-            return Pictures()
-        from preprocess_images import resize
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
-        of = self.images
-        try:
-            if of.do_resize:
-                images = [resize(image, *smart_resize(image.height, image.width, of.patch_size * of.merge_size,
-                                                      of.size.shortest_edge, of.size.longest_edge), of.resample)
-                          for image in images]
-            seen = of(images=images, do_resize=False, return_tensors="np")
-        except ValueError as error:
-            raise RecordError(f"{where}: the image processor refuses a picture: {error}; give another form of it, or "
-                             f"delete the "
-                             "line") from None
-        return Pictures(seen["image_grid_thw"].tolist(), seen["pixel_values"].astype("<f4").tobytes(),
-                        seen["pixel_values"].shape[1])
-
-    def watch(self, where, folder, part):
-        from preprocess_videos import VideoProcessor
-        try:
-            if self.videos is None:
-                self.need_placeholder("video")
-                self.videos = VideoProcessor(self.model, *self.sampling)
-            return self.videos.process(os.path.join(folder, part["video"]), part.get("sample_fps"))
-        except InputError as error:
-            raise type(error)(f"{where}: {error}") from None
-
-    def text_of(self, video):
-        count = math.prod(video.grid) // self.videos.parameters["merge_size"]**2
-        if not self.videos.says_times:
-            return self.placeholders["video"] * count
-        start, end = (getattr(self.tokenizer, f"vision_{at}_token", None) or f"<|vision_{at}|>"
-                      for at in ("start", "end"))
-        step = start + self.placeholders["video"] * (count // video.grid[0]) + end
-        return "".join(f"<{time:.1f} seconds>{step}" for time in video.times)
 
     def checked(self, where, conversation):
         """With contents that are known here; parts of text alone become one."""
@@ -206,7 +130,7 @@ class Encoder:
                     raise RecordError(f"{where}: content of type {kind} needs a string {kind!r}")
                 told += [(UNREAD, repr(key), f"part of {kind}") for key, value in part.items()
                          if key not in PART_KEYS[kind] and value is not None]
-                for what, mark in self.placeholders.items():
+                for what, mark in self.pictures.placeholders.items():
                     if kind == "text" and mark in part["text"]:
                         raise RecordError(f"{where}: the text contains {mark}; say {{\"type\": \"{what}\", \"{what}\": "
                                           f"PATH}} instead")
@@ -221,45 +145,16 @@ class Encoder:
             return {**message, "content": "".join(part["text"] for part in content)}
         return message
 
-    def need_images(self, where):
-        if self.images is None:
-            try:
-                self.need_placeholder("image")
-                self.images = load_image_processor(self.model)
-                if not self.turns:
-                    self.set_limits()
-            except InputError as error:
-                raise InputError(f"{where}: {error}") from None
-
-    def set_limits(self):
-        """Of pixels, where flags have others than the processor."""
-        size, flags = self.images.size, self.flags
-        least = size.shortest_edge if flags.image_min_pixels is None else flags.image_min_pixels
-        most = size.longest_edge if flags.image_max_pixels is None else flags.image_max_pixels
-        self.images.size = type(size)(shortest_edge=least, longest_edge=most)
-
-    def open_image(self, where, folder, part):
-        self.need_images(where)
-        from preprocess_images import read_image
-        path = os.path.join(folder, part["image"])
-        try:
-            return read_image(path)
-        except Exception as error:  # Pillow's decoders raise many kinds for a damaged file
-            reason = getattr(error, "strerror", None) or error
-            raise RecordError(f"{where}: cannot read the image {path}: {reason}; correct the path or the file, or "
-                             f"delete the "
-                             "line") from None
-
     def tokenise(self, where, conversation, texts):
         """Tokens, loss mask, and what is to be told; `texts`: what the places of each kind become, in their order."""
         text, learnt, told = self.chat.of(where, conversation)
-        for kind, mark in self.placeholders.items():
+        for kind, mark in self.pictures.placeholders.items():
             if text.count(mark) != len(texts[kind]):
                 raise RecordError(f"{where}: the chat template makes {text.count(mark)} places for {len(texts[kind])} "
                                   f"{kind}s; use the model's own")
         expanded, mask, done = "", bytearray(), 0
-        for place in re.finditer("|".join(map(re.escape, self.placeholders.values())) or "$^", text):
-            instead = texts["image" if place.group() == self.placeholders.get("image") else "video"].pop(0)
+        for place in re.finditer("|".join(map(re.escape, self.pictures.placeholders.values())) or "$^", text):
+            instead = texts["image" if place.group() == self.pictures.placeholders.get("image") else "video"].pop(0)
             expanded += text[done:place.start()] + instead
             mask += learnt[done:place.start()] + learnt[place.start():place.start() + 1] * len(instead)
             done = place.end()

@@ -9,7 +9,7 @@ import math
 import os
 from typing import NamedTuple
 
-from conversation_forms import PICTURES, PREFERENCES, UNREAD, preference
+from conversation_forms import PICTURES, PREFERENCES, SYSTEM_TURN, UNREAD, preference
 from learnt_turns import MARKS, is_learnt
 from preprocess_input import RecordError
 
@@ -78,9 +78,11 @@ class Turns:
             raise RecordError(f"{where} has no list {self.columns['messages']!r} of turns; give --columns "
                               "messages=NAME")
         self.refuse_unread(where, item)
-        system, role = "", self.columns["role"]
+        system, role, told = "", self.columns["role"], []
         if self.columns["system_role"] and turns[0].get(role) == self.columns["system_role"]:
             system, turns = self.text_in(where, turns[0]), turns[1:]
+            if item.get(self.columns["system"]):
+                told.append((SYSTEM_TURN, "", "record"))
         elif self.columns["system"]:
             system = item.get(self.columns["system"]) or ""
             if not isinstance(system, str):
@@ -100,7 +102,7 @@ class Turns:
         if sum(text.count(PLACE) for text in texts) != len(images):
             raise RecordError(f"{where}: there are {sum(text.count(PLACE) for text in texts)} marks {PLACE} for "
                               f"{len(images)} images; correct or delete it")
-        return system, texts, self.learnt(where, turns), images, self.unread(item, turns)
+        return system, texts, self.learnt(where, turns), images, told + self.unread(item, turns)
 
     def refuse_unread(self, where, item):
         """What a record without it would not mean."""

@@ -144,12 +144,15 @@ def test_what_the_text_lacks_is_told(chats, capsys, name):
         assert capsys.readouterr().err == (told and f"preprocess_data: notice: {told}")
 
 
-def test_keys_of_turns_that_no_template_reads_are_told(chats, capsys):
-    record = {"tools": "[]", "id": 1, "conversations": [{"from": "human", "value": "ask", "name": "Bob"},
-                                                        {"from": "gpt", "value": "say", "weight": 1}]}
-    chats[1](json.dumps(record), "--template", "qwen2vl")
-    assert capsys.readouterr().err == ("preprocess_data: notice: nobody reads these keys: 'tools' of 1 record, 'id' of "
-                                       "1 record, 'name' of 1 message\n")
+def test_keys_that_no_turns_are_made_of_are_told(chats, capsys):
+    record = {"tools": "[{}]", "system": "A.", "id": 1, "conversations": [
+        {"from": "system", "value": "B."}, {"from": "human", "value": "ask", "name": "Bob"},
+        {"from": "gpt", "value": "say", "weight": 1}]}
+    chats[1](json.dumps(record), "--template", "qwen2vl", "--columns", "system=system")
+    assert capsys.readouterr().err == (
+        "preprocess_data: notice: a system turn is taken instead of the record's own: 1 record\n"
+        "preprocess_data: notice: nobody reads these keys: 'tools' of 1 record, 'id' of 1 record, 'name' of 1 "
+        "message\n")
 
 
 def test_variables_of_a_record_reach_its_template(chats):

@@ -247,7 +247,7 @@ def test_wrong_conversations(programs, name):
     from preprocess_input import RecordError
     record, form, message = CONVERSATIONS[name]
     encoder = Encoder.__new__(Encoder)
-    encoder.form, encoder.placeholders, encoder.turns = form, {}, None
+    encoder.form, encoder.pictures, encoder.turns = form, argparse.Namespace(placeholders={}), None
     encoder.tokenizer, encoder.flags = argparse.Namespace(chat_template=""), argparse.Namespace(skip_bad_records=False)
     with pytest.raises(RecordError) as refused:
         encoder.encode(("in.jsonl, line 2", record, ""))

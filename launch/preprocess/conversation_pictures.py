@@ -1,0 +1,115 @@
+"""Images and videos of records, by the model's processors."""
+
+import math
+import os
+from pathlib import Path
+
+from conversation_writer import Pictures
+from preprocess_input import InputError, RecordError
+
+
+def load_image_processor(model):
+    if not any((Path(model) / f"{name}_config.json").exists() for name in ("preprocessor", "processor")):
+        raise InputError(f"{model} has no image processor (preprocessor_config.json); images need the directory of a "
+                         "vision-language model")
+    try:
+        from transformers import AutoImageProcessor
+        images = AutoImageProcessor.from_pretrained(model, backend="pil")
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(
+            f"{model} has no image processor that transformers reads with the package Pillow: {error}") from None
+    if not hasattr(images, "merge_size"):
+        raise InputError(f"the image processor of {model} is not that of a Qwen-VL model")
+    return images
+
+
+class PictureReader:
+    """The processors are loaded when there is something for them."""
+
+    def __init__(self, flags, tokenizer):
+        self.flags, self.tokenizer, self.processor, self.video_processor = flags, tokenizer, None, None
+        marks = {kind: getattr(tokenizer, f"{kind}_token", None) or f"<|{kind}_pad|>" for kind in ("image", "video")}
+        self.placeholders = {kind: mark for kind, mark in marks.items()
+                             if tokenizer.convert_tokens_to_ids(mark) not in (None, tokenizer.unk_token_id)}
+
+    def need_placeholder(self, kind):
+        if kind not in self.placeholders:
+            raise InputError(f"the tokenizer of {self.flags.tokenizer_model} has no <|{kind}_pad|>; give the directory "
+                             "of a vision-language model")
+
+    def images(self, where, images):
+        """Their grids and pixels, and what the place of each becomes."""
+        if not images:
+            return Pictures(), []
+        self.need_processor(where)
+        from preprocess_images import resize
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+        of = self.processor
+        try:
+            if of.do_resize:
+                images = [resize(image, *smart_resize(image.height, image.width, of.patch_size * of.merge_size,
+                                                      of.size.shortest_edge, of.size.longest_edge), of.resample)
+                          for image in images]
+            seen = of(images=images, do_resize=False, return_tensors="np")
+        except ValueError as error:
+            raise RecordError(f"{where}: the image processor refuses a picture: {error}; give another form of it, or "
+                              "delete the line") from None
+        grids, pixels = seen["image_grid_thw"].tolist(), seen["pixel_values"]
+        return Pictures(grids, pixels.astype("<f4").tobytes(), pixels.shape[1]), [
+            self.placeholders["image"] * (math.prod(grid) // of.merge_size**2) for grid in grids]
+
+    def videos(self, where, folder, parts):
+        """Their grids and pixels, the seconds of each one's steps, and what the place of each becomes."""
+        watched = [self.watch(where, folder, part) for part in parts]
+        if not watched:
+            return Pictures(), [], []
+        pixels = b"".join(video.pixels.astype("<f4").tobytes() for video in watched)
+        return (Pictures([video.grid for video in watched], pixels, watched[0].pixels.shape[1]),
+                [video.seconds_per_grid for video in watched], [self.text_of(video) for video in watched])
+
+    def watch(self, where, folder, part):
+        from preprocess_videos import VideoProcessor
+        try:
+            if self.video_processor is None:
+                self.need_placeholder("video")
+                self.video_processor = VideoProcessor(self.flags.tokenizer_model, self.flags.video_fps,
+                                                      self.flags.video_num_frames)
+            return self.video_processor.process(os.path.join(folder, part["video"]), part.get("sample_fps"))
+        except InputError as error:
+            raise type(error)(f"{where}: {error}") from None
+
+    def text_of(self, video):
+        count = math.prod(video.grid) // self.video_processor.parameters["merge_size"]**2
+        if not self.video_processor.says_times:
+            return self.placeholders["video"] * count
+        start, end = (getattr(self.tokenizer, f"vision_{at}_token", None) or f"<|vision_{at}|>"
+                      for at in ("start", "end"))
+        step = start + self.placeholders["video"] * (count // video.grid[0]) + end
+        return "".join(f"<{time:.1f} seconds>{step}" for time in video.times)
+
+    def need_processor(self, where):
+        if self.processor is None:
+            try:
+                self.need_placeholder("image")
+                self.processor = load_image_processor(self.flags.tokenizer_model)
+                if not self.flags.template:
+                    self.set_limits()
+            except InputError as error:
+                raise InputError(f"{where}: {error}") from None
+
+    def set_limits(self):
+        """Of pixels, where flags have others than the processor."""
+        size, flags = self.processor.size, self.flags
+        least = size.shortest_edge if flags.image_min_pixels is None else flags.image_min_pixels
+        most = size.longest_edge if flags.image_max_pixels is None else flags.image_max_pixels
+        self.processor.size = type(size)(shortest_edge=least, longest_edge=most)
+
+    def open_image(self, where, path):
+        self.need_processor(where)
+        from preprocess_images import read_image
+        try:
+            return read_image(path)
+        except Exception as error:  # Pillow's decoders raise many kinds for a damaged file
+            reason = getattr(error, "strerror", None) or error
+            raise RecordError(f"{where}: cannot read the image {path}: {reason}; correct the path or the file, or "
+                              "delete the line") from None
