@@ -30,6 +30,7 @@ from preprocess_input import (BadRecords, FlagError, InputError, Progress, Recor
 from turn_templates import Turns
 
 NOTHING = "nothing is learnt of"
+MOST_TOLD = 20  # kinds of a line
 PART_KEYS = {"text": ("type", "text"), "image": ("type", "image"), "video": ("type", "video", "sample_fps")}
 
 
@@ -209,7 +210,8 @@ def tell(told):
     for (how, what, of), count in told.items():
         lines.setdefault(how, []).append((f"{what} of " if what else "") + counted(count, of))
     for how, met in lines.items():
-        notice(f"{how}: {', '.join(met)}")
+        more = f" and {counted(len(met) - MOST_TOLD, 'more kind')}" if len(met) > MOST_TOLD else ""
+        notice(f"{how}: {', '.join(met[:MOST_TOLD])}{more}")
 
 
 def preprocess(arguments):

@@ -108,6 +108,9 @@ NOTICES = {  # template, records, what is told
     "keys of records": (TEMPLATE, [{"messages": [ASKED, SAID], "id": 1, "source": "x"}, {"messages": [ASKED, SAID],
                                                                                         "id": 2, "source": None}],
                         "nobody reads these keys: 'id' of 2 records, 'source' of 1 record\n"),
+    "many keys": (TEMPLATE, [{"messages": [ASKED, SAID], **{f"k{i}": i for i in range(23)}}],
+                  "nobody reads these keys: " + ", ".join(f"'k{i}' of 1 record" for i in range(20)) +
+                  " and 3 more kinds\n"),
     "keys of messages": (TEMPLATE, [{"messages": [{**ASKED, "name": "Bob"}, {**SAID, "mood": "sad", "stars": 5}]}] * 2,
                          "the chat template does not write: 'name' of 2 messages, 'mood' of 2 messages, 'stars' of 2 "
                          "messages\n"),
