@@ -1,8 +1,10 @@
 #include "framework/matrix_product.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <signal.h>
 #include <torch/library.h>
 
 #include "framework/dispatched_operator.h"
@@ -20,10 +22,38 @@ namespace {
 /// Below, looking up a kernel of oneDNN takes longer than MKL's product.
 constexpr int64_t kFewestProducts = 1'000'000;
 
+/// Of a matrix a of at most so many elements oneDNN takes the product by generated code that points the stack register
+/// into the heap (LibTorch 2.11: "gemm:jit:f32"). The kernel would write a signal's frame over other blocks there.
+constexpr int64_t kMostOffTheStack = 65'536;
+
+bool leaves_the_stack(const at::Tensor& a) { return a.numel() <= kMostOffTheStack; }
+
+/// While it lives, this thread takes no signals: others do, or they wait.
+class SignalsHeld {
+ public:
+  SignalsHeld() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  ~SignalsHeld() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsHeld(const SignalsHeld&) = delete;
+  SignalsHeld& operator=(const SignalsHeld&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+void onednn_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& result, double beta, double alpha) {
+  std::optional<SignalsHeld> held;
+  if (leaves_the_stack(a)) held.emplace();
+  at::native::mkldnn_matmul(a, b, result, static_cast<float>(beta), static_cast<float>(alpha));
+}
+
 bool cpu_has_slow_mkl() {
 #if defined(__x86_64__)
-  static const bool slow = at::native::mkldnn_matmul != nullptr && __builtin_cpu_is("intel") == 0 &&
-                           __builtin_cpu_supports("avx512f") != 0;
+  static const bool slow =
+      at::native::mkldnn_matmul != nullptr && __builtin_cpu_is("intel") == 0 && __builtin_cpu_supports("avx512f") != 0;
   return slow;
 #else
   return false;
@@ -42,7 +72,7 @@ at::Tensor product_on_cpu(const at::Tensor& a, const at::Tensor& b, const std::o
                           double alpha) {
   const at::Tensor result = at::empty({a.size(0), b.size(1)}, a.options());
   if (c) result.copy_(*c);
-  at::native::mkldnn_matmul(a, b, result, static_cast<float>(beta), static_cast<float>(alpha));
+  onednn_product(a, b, result, beta, alpha);
   return result;
 }
 
@@ -53,12 +83,13 @@ const DispatchedOperator<void(at::Tensor&, const at::Tensor&, const at::Tensor&)
 }
 
 void add_product_on_cpu(at::Tensor& c, const at::Tensor& a, const at::Tensor& b) {
-  at::native::mkldnn_matmul(a, b, c, /*beta=*/1, /*alpha=*/1);
+  onednn_product(a, b, c, /*beta=*/1, /*alpha=*/1);
 }
 
 bool takes(const at::Tensor& a, const at::Tensor& b) {
   return has_own_products(a) && a.dim() == 2 && b.dim() == 2 && a.scalar_type() == b.scalar_type() &&
-         a.device() == b.device() && a.size(0) * a.size(1) * b.size(1) >= kFewestProducts;
+         a.device() == b.device() && a.size(0) * a.size(1) * b.size(1) >= kFewestProducts &&
+         (!leaves_the_stack(a) || at::get_num_threads() == 1);  // a mask is of one thread
 }
 
 }  // namespace
@@ -77,7 +108,7 @@ at::Tensor matrix_product(const at::Tensor& c, double beta, const at::Tensor& a,
 
 void matrix_product_into(at::Tensor& result, const at::Tensor& a, const at::Tensor& b) {
   if (takes(a, b)) {
-    at::native::mkldnn_matmul(a, b, result, /*beta=*/0, /*alpha=*/1);
+    onednn_product(a, b, result, /*beta=*/0, /*alpha=*/1);
   } else {
     at::mm_out(result, a, b);
   }
