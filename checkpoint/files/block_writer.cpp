@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "checkpoint/files/run_in_threads.h"
+#include "parallel/collectives/agreement.h"
 
 namespace megashard {
 namespace {
@@ -129,6 +130,7 @@ void BlockWriter::write(const char* from, int64_t bytes, int64_t offset) {
     from += put;
     offset += put;
     bytes -= put;
+    note_progress();
   }
 }
 

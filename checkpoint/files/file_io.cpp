@@ -14,6 +14,7 @@
 
 #include "checkpoint/files/crc32.h"
 #include "checkpoint/files/unreadable_error.h"
+#include "parallel/collectives/agreement.h"
 
 namespace megashard {
 namespace {
@@ -83,6 +84,7 @@ void InputFile::read_at(void* into, int64_t bytes, int64_t offset) const {
     target += got;
     offset += got;
     bytes -= got;
+    note_progress();
   }
 }
 
@@ -258,6 +260,7 @@ void remove_directory(const std::string& path) {
   std::error_code error;
   std::filesystem::remove_all(path, error);
   TORCH_CHECK(!error, "cannot remove ", path, ": ", error.message());
+  note_progress();
 }
 
 WrittenFile write_file_atomically(const std::string& path, std::string_view content) {

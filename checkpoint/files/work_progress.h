@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "parallel/collectives/agreement.h"
+
 namespace megashard {
 
 /// How far a long work is.
@@ -41,8 +43,9 @@ class LongWork {
   LongWork(const LongWork&) = delete;
   LongWork& operator=(const LongWork&) = delete;
 
-  /// So much more is done. From any thread.
+  /// So much more is done. From any thread. Other ranks, which wait for this one, hear of it, too (note_progress).
   void add(int64_t amount) {
+    note_progress();
     if (watcher_ != nullptr) tell(amount);
   }
 

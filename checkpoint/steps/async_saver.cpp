@@ -12,10 +12,12 @@
 #include "checkpoint/files/run_in_threads.h"
 #include "parallel/collectives/agreement.h"
 #include "parallel/collectives/routed_process_group.h"
+#include "parallel/collectives/wait_place.h"
 
 namespace megashard {
 namespace {
 
+constexpr std::chrono::milliseconds kLookEvery{250};  // whether something has moved
 constexpr int kNiceness = 10;  // the thread gets what training leaves, and all when training waits
 
 }  // namespace
@@ -34,9 +36,25 @@ struct AsyncSaver::Save {
   bool has_ended = false;
   std::string failure;  // empty: none
 
+  /// False once nothing has moved for so long.
+  bool wait_while_it_moves(std::chrono::milliseconds patience) {
+    using Clock = std::chrono::steady_clock;
+    std::unique_lock lock(mutex);
+    int64_t seen = progress_seen();
+    auto moved = Clock::now();
+    while (!changed.wait_for(lock, std::min(patience, kLookEvery), [this] { return has_ended; })) {
+      const int64_t now = progress_seen();
+      if (now != std::exchange(seen, now)) moved = Clock::now();
+      if (Clock::now() - moved >= patience) return false;
+    }
+    return true;
+  }
+
   void run() noexcept {
     std::string why;
     try {
+      const std::string what = "save of " + name;
+      const WaitPlace place(what.c_str());
       all_or_throw(group, [this] {
         if (not_copied != nullptr) std::rethrow_exception(not_copied);
         snapshot->wait();
@@ -55,9 +73,7 @@ struct AsyncSaver::Save {
 };
 
 AsyncSaver::AsyncSaver(const ProcessGroupPtr& training, AsyncSaverOptions options)
-    : group_(training == nullptr || training->size() == 1
-                 ? nullptr
-                 : make_host_group(training, "asynchronous saves", std::max(options.deadline, training->timeout()))),
+    : group_(training == nullptr || training->size() == 1 ? nullptr : make_host_group(training, "asynchronous saves")),
       options_(std::move(options)),
       snapshot_(std::make_shared<ShardSnapshot>()) {}
 
@@ -111,9 +127,7 @@ void AsyncSaver::wait() {
     options_.say("the checkpoint of " + save_->name + " is still being written: training waits");
   }
   const auto save = std::exchange(save_, nullptr);
-  std::unique_lock lock(save->mutex);
-  const bool ended = save->changed.wait_for(lock, options_.deadline, [&save] { return save->has_ended; });
-  lock.unlock();
+  const bool ended = save->wait_while_it_moves(options_.deadline);
   if (ended) {
     if (thread_.joinable()) thread_.join();
     if (save->afterwards) save->afterwards();
@@ -122,8 +136,8 @@ void AsyncSaver::wait() {
     snapshot_ = std::make_shared<ShardSnapshot>();
   }
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options_.deadline).count();
-  TORCH_CHECK(ended, "the checkpoint of ", save->name, " is not written ", seconds,
-              " s after training began to wait for it: is its disk full, gone or very slow? It does not count");
+  TORCH_CHECK(ended, "the checkpoint of ", save->name, " is not written, and nothing of it was for ", seconds,
+              " s: is its disk full, gone or very slow? It does not count");
   TORCH_CHECK(save->failure.empty(), "the checkpoint of ", save->name, " was not saved: ", save->failure);
 }
 

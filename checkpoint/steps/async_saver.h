@@ -13,8 +13,8 @@
 namespace megashard {
 
 struct AsyncSaverOptions {
-  /// How long a save may take before whoever waits for it gives up.
-  std::chrono::milliseconds deadline = std::chrono::minutes(30);
+  /// How long a save may do nothing before whoever waits for it gives up.
+  std::chrono::milliseconds deadline = std::chrono::minutes(10);
   std::function<void(const std::string& line)> say{};  ///< when training waits; null: nobody
 };
 

@@ -25,7 +25,7 @@ std::string size_text(uint64_t bytes) {
 
 ProcessGroupPtr make_saving_group(const ProcessGroupPtr& group, const std::string& name) {
   if (group->size() == 1 || !has_host_backend(group)) return group;
-  return make_host_group(group, name, std::max(AsyncSaverOptions().deadline, group->timeout()));
+  return make_host_group(group, name);
 }
 
 CheckpointSaver::CheckpointSaver(TrainingState& state, ProcessGroupPtr group, Say say, Say warn)
@@ -120,7 +120,9 @@ void CheckpointSaver::find_best() {
   if (marked[2].as_bool()) best_ = BestStep{*marked_, marked[1].as_double()};
 }
 
-void CheckpointSaver::enable_async() { async_ = std::make_unique<AsyncSaver>(group_, AsyncSaverOptions{.say = say_}); }
+void CheckpointSaver::enable_async() {
+  async_ = std::make_unique<AsyncSaver>(group_, AsyncSaverOptions{.deadline = group_->timeout(), .say = say_});
+}
 
 void CheckpointSaver::save(std::optional<double> best_loss) {
   finish();

@@ -2,6 +2,18 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <system_error>
+#include <thread>
+
+#include "parallel/collectives/routed_process_group.h"
+#include "parallel/collectives/wait_place.h"
+
 namespace megashard {
 namespace {
 
@@ -11,6 +23,9 @@ constexpr char kFailed = '!';
 constexpr char kValueError = 'v';
 constexpr char kNotImplemented = 'n';
 constexpr char kPeerLost = 'd';
+constexpr char kWorking = 'w';  // and for how many milliseconds it has done nothing
+
+std::atomic<int64_t> parts_done = 0, answers_of_others = 0;
 
 char outcome_of(const std::exception& error) {
   if (dynamic_cast<const c10::ValueError*>(&error) != nullptr) return kValueError;
@@ -26,11 +41,116 @@ std::string run(const std::function<std::string()>& work) {
   }
 }
 
+/// Tells the other ranks, from a thread of its own, that this one works, until all have done their work.
+class WorkingExchange {
+ public:
+  explicit WorkingExchange(ProcessGroup& group)
+      : group_(group), period_(std::clamp(group.timeout() / 60, kShortestPeriod, kLongestPeriod)) {
+    try {
+      thread_ = std::thread([this, place = place_of_this_thread()] {
+        const WaitPlace here(place);
+        exchange();
+      });
+    } catch (const std::system_error&) {  // no thread is to be had: the others hear of this rank when it is done
+    }
+  }
+  ~WorkingExchange() {
+    if (thread_.joinable()) thread_.join();
+  }
+  WorkingExchange(const WorkingExchange&) = delete;
+  WorkingExchange& operator=(const WorkingExchange&) = delete;
+
+  /// What each rank has done; this one is done with `result`.
+  std::vector<std::string> finish(std::string result) {
+    {
+      const std::lock_guard lock(mutex_);
+      result_ = std::move(result);
+    }
+    is_done_.notify_one();
+    thread_.joinable() ? thread_.join() : exchange();
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+    return std::move(results_);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kShortestPeriod{20}, kLongestPeriod{10'000};
+
+  void exchange() noexcept {
+    try {
+      while (!all_are_done()) {
+      }
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+  }
+
+  bool all_are_done() {
+    results_ = group_.all_gather_strings(state_of_this_rank());
+    answers_of_others.fetch_add(1, std::memory_order_relaxed);
+    bool all = true;
+    for (size_t rank = 0; rank < results_.size(); ++rank) {
+      if (!results_[rank].starts_with(kWorking)) continue;
+      all = false;
+      const std::chrono::milliseconds idle(std::stoll(results_[rank].substr(1)));
+      if (idle < group_.timeout()) continue;
+      throw_idle(group_.ranks()[rank], std::chrono::round<std::chrono::seconds>(idle));
+    }
+    return all;
+  }
+
+  [[noreturn]] void throw_idle(int rank, std::chrono::seconds idle) {
+    try {
+      C10_THROW_ERROR(DistBackendError,
+                      c10::str("rank ", rank, " has done nothing for ", idle.count(), " s", text_of_place(),
+                               ": is its disk or network file system gone, or very slow? (Where it needs longer, raise "
+                               "--distributed-timeout-minutes)"));
+    } catch (...) {
+      group_.fail(std::current_exception());  // nobody waits for that rank again
+      throw;
+    }
+  }
+
+  std::string state_of_this_rank() {
+    std::unique_lock lock(mutex_);
+    if (is_done_.wait_for(lock, period_, [this] { return result_.has_value(); })) return *result_;
+    const auto now = Clock::now();
+    if (const int64_t parts = parts_done.load(std::memory_order_relaxed); parts != parts_seen_) {
+      parts_seen_ = parts;
+      last_progress_ = now;
+    }
+    return kWorking + std::to_string(std::chrono::floor<std::chrono::milliseconds>(now - last_progress_).count());
+  }
+
+  ProcessGroup& group_;
+  const std::chrono::milliseconds period_;
+  int64_t parts_seen_ = parts_done.load(std::memory_order_relaxed);
+  Clock::time_point last_progress_ = Clock::now();
+  std::mutex mutex_;
+  std::condition_variable is_done_;
+  std::optional<std::string> result_;
+  std::vector<std::string> results_;
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
+std::vector<std::string> gather(const ProcessGroupPtr& group, const std::function<std::string()>& work) {
+  if (!has_host_backend(group)) return group->all_gather_strings(run(work));  // a GPU's has one thread
+  WorkingExchange exchange(*group);
+  return exchange.finish(run(work));
+}
+
 }  // namespace
+
+void note_progress() { parts_done.fetch_add(1, std::memory_order_relaxed); }
+
+int64_t progress_seen() {
+  return parts_done.load(std::memory_order_relaxed) + answers_of_others.load(std::memory_order_relaxed);
+}
 
 std::vector<std::string> gather_or_throw(const ProcessGroupPtr& group, const std::function<std::string()>& work) {
   if (size_in(group) == 1) return {work()};
-  auto results = group->all_gather_strings(run(work));
+  auto results = gather(group, work);
   std::string failure;
   char outcome = kDone;
   size_t failed = 0;

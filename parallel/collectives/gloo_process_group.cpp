@@ -63,6 +63,7 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
   /// `look`: connect_gloo's.
   GlooProcessGroup(const GlooGroupOptions& options, const std::function<void()>& look)
       : ProcessGroup(options.rank, options.ranks, options.name, options.timeout), options_(options) {
+    if (options_.waits == nullptr) options_.waits = std::make_shared<GroupWaits>();
     if (size() == 1) return;
     gloo_ = connect_gloo(*this, options_.store->store, options_.address, look);
     watch_.emplace(gloo_);
@@ -199,21 +200,23 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
     }
   }
 
+  void fail(std::exception_ptr failure) override { options_.waits->note_failure(std::move(failure)); }
+
   std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members, const std::string& name) override {
-    return gloo_subgroup(members, name);
+    return gloo_subgroup(members, name, options_.waits);
   }
 
-  std::shared_ptr<GlooProcessGroup> patient(const std::string& name, std::chrono::milliseconds patience) {
+  std::shared_ptr<GlooProcessGroup> apart(const std::string& name) {
     std::vector<int> all(static_cast<size_t>(size()));
     std::iota(all.begin(), all.end(), 0);
-    auto group = gloo_subgroup(all, name);
-    group->patience_ = patience;
-    return group;
+    return gloo_subgroup(all, name, options_.waits->apart());
   }
 
  private:
-  std::shared_ptr<GlooProcessGroup> gloo_subgroup(const std::vector<int>& members, const std::string& name) {
+  std::shared_ptr<GlooProcessGroup> gloo_subgroup(const std::vector<int>& members, const std::string& name,
+                                                  std::shared_ptr<GroupWaits> waits) {
     GlooGroupOptions options = options_;
+    options.waits = std::move(waits);
     options.ranks = members_in_world(members, name);
     options.rank = place_in(members);
     options.name = name;
@@ -329,7 +332,7 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
 
   MessageExchange exchange_of(const char* operation) {
     tag_ = tag_ == std::numeric_limits<int>::max() ? PeerWatch::kTag + 1 : tag_ + 1;
-    return {{*this, *gloo_, host_.get(), *watch_, patience_}, operation, tag_};
+    return {{*this, *gloo_, host_.get(), *watch_, *options_.waits}, operation, tag_};
   }
 
   GlooGroupOptions options_;
@@ -337,7 +340,6 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
   std::optional<PeerWatch> watch_;                   // nothing there, too
   std::unique_ptr<HostMessages> host_;               // null: no peer is on this machine
   int tag_ = PeerWatch::kTag;
-  std::chrono::milliseconds patience_ = timeout();  // of a wait
 };
 
 }  // namespace
@@ -353,11 +355,10 @@ ProcessGroupPtr make_gloo_group(const GlooGroupOptions& options) {
   return GlooProcessGroup::make(options);
 }
 
-ProcessGroupPtr make_patient_group(const ProcessGroupPtr& group, const std::string& name,
-                                   std::chrono::milliseconds patience) {
+ProcessGroupPtr make_group_apart(const ProcessGroupPtr& group, const std::string& name) {
   auto* gloo = dynamic_cast<GlooProcessGroup*>(group.get());
   TORCH_CHECK(gloo != nullptr, "group '", group->name(), "' is not one over Gloo");
-  return gloo->patient(name, patience);
+  return gloo->apart(name);
 }
 
 }  // namespace megashard

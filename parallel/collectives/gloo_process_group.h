@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/collectives/group_waits.h"
 #include "parallel/collectives/process_group.h"
 
 namespace megashard {
@@ -23,6 +24,8 @@ struct GlooGroupOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   /// Of this machine, where Gloo listens. Empty: what c10d takes, GLOO_SOCKET_IFNAME's or the host name's.
   std::string address = "127.0.0.1";
+  /// Shared with all subgroups. Null: the group makes one, which tells nobody.
+  std::shared_ptr<GroupWaits> waits{};
 };
 
 /// Collectives on CPU tensors over Gloo's point-to-point messages, which move bytes between tensors
@@ -31,10 +34,8 @@ struct GlooGroupOptions {
 /// throws one error at the deadline.
 ProcessGroupPtr make_gloo_group(const GlooGroupOptions& options);
 
-/// A group of all ranks of `group`, which is one of the above or of their subgroups, whose
-/// collectives wait for so long instead of timeout(): for ranks that come at different times.
-/// Collective.
-ProcessGroupPtr make_patient_group(const ProcessGroupPtr& group, const std::string& name,
-                                   std::chrono::milliseconds patience);
+/// A group of all ranks of `group`, which is one of the above or of their subgroups, for another thread: a failure in
+/// one of the two groups is none in the other. Collective.
+ProcessGroupPtr make_group_apart(const ProcessGroupPtr& group, const std::string& name);
 
 }  // namespace megashard

@@ -6,19 +6,26 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
 
+#include "parallel/collectives/group_waits.h"
 #include "parallel/collectives/peer_watch.h"
 #include "parallel/collectives/wait_error.h"
+#include "parallel/collectives/wait_place.h"
 
 namespace megashard {
 
 namespace {
 
 constexpr std::chrono::milliseconds kLookEvery{250};
+constexpr std::chrono::milliseconds kLongWait = std::chrono::seconds(30);
+
+int64_t whole_seconds(std::chrono::steady_clock::duration time) {
+  return std::chrono::round<std::chrono::seconds>(time).count();
+}
 
 }  // namespace
 
 MessageExchange::MessageExchange(const Link& link, const char* operation, int tag)
-    : link_(link), operation_(operation), tag_(tag) {}
+    : link_(link), operation_(operation), tag_(tag), told_after_(std::min(kLongWait, link.group.timeout() / 2)) {}
 
 MessageExchange::~MessageExchange() {
   for (const HostMessage& message : host_messages_)
@@ -30,8 +37,28 @@ auto MessageExchange::or_say_why(int peer, Clock::time_point started, const Call
   try {
     return call();
   } catch (const std::exception& error) {
-    throw_wait_error(operation_, link_.group, peer, Clock::now() - started, error);
+    fail(peer, Clock::now() - started, error);
   }
+}
+
+void MessageExchange::fail(int peer, Clock::duration waited, const std::exception& error) const {
+  try {
+    throw_wait_error(operation_, link_.group, peer, waited, error);
+  } catch (...) {
+    link_.waits.note_failure(std::current_exception());
+    throw;
+  }
+}
+
+/// After 30 s, after a minute, and so on; after half the deadline where that is less.
+void MessageExchange::tell_if_long(int peer, Clock::time_point started) {
+  const auto waited = Clock::now() - started;
+  if (waited < told_after_) return;
+  told_after_ = 2 * waited;
+  const ProcessGroup& group = link_.group;
+  link_.waits.tell(c10::str(name_of_rank(group, group.rank()), " has waited ", whole_seconds(waited), " s for ",
+                            name_of_rank(group, peer), ": ", operation_, " in group '", group.name(), "'",
+                            text_of_place(), "; the run ends after ", whole_seconds(group.timeout()), " s"));
 }
 
 void MessageExchange::send(at::Tensor bytes, int peer) {
@@ -56,6 +83,7 @@ void MessageExchange::receive(at::Tensor bytes, int peer) {
 }
 
 void MessageExchange::wait() {
+  link_.waits.throw_if_failed();
   const auto started = Clock::now();
   if (!host_messages_.empty()) {
     wait_for_host(
@@ -76,6 +104,7 @@ bool MessageExchange::reads_in_place() const {
 void MessageExchange::expect(size_t bytes, int peer) { expected_.push_back({bytes, peer, nullptr}); }
 
 void MessageExchange::wait_for_expected() {
+  link_.waits.throw_if_failed();
   wait_for_host(
       Clock::now(), [&] { return open_expected(); },
       [&] { return std::ranges::find(expected_, nullptr, &Expected::slot)->peer; });
@@ -97,10 +126,9 @@ void MessageExchange::wait_for_host(Clock::time_point started, const TryAll& try
     const uint32_t seen = link_.host->news();
     if (try_all()) return;
     const auto waited = Clock::now() - started;
-    const auto left = link_.patience - std::chrono::duration_cast<std::chrono::milliseconds>(waited);
-    if (left.count() <= 0) {
-      throw_wait_error(operation_, link_.group, first_peer(), waited, std::runtime_error("timed out"));
-    }
+    const auto left = link_.group.timeout() - std::chrono::duration_cast<std::chrono::milliseconds>(waited);
+    if (left.count() <= 0) fail(first_peer(), waited, std::runtime_error("timed out"));
+    tell_if_long(first_peer(), started);
     link_.host->sleep(seen, std::min(left, kLookEvery));
     if (Clock::now() - started < kLookEvery || link_.host->news() != seen) continue;
     const auto look_at = [&](int peer) { or_say_why(peer, started, [&] { link_.watch.throw_if_gone(peer); }); };
@@ -133,9 +161,11 @@ bool MessageExchange::open_expected() {
 
 void MessageExchange::wait_for(Message& message, Clock::time_point started) {
   while (message.work != nullptr) {
+    const auto deadline = started + link_.group.timeout();
     const bool is_through =
-        or_say_why(message.peer, started, [&] { return link_.watch.wait(*message.work, started + link_.patience); });
+        or_say_why(message.peer, started, [&] { return link_.watch.wait(*message.work, deadline); });
     if (is_through) return message.work.reset();
+    tell_if_long(message.peer, started);
     look_at_peers(receives_, started);  // of all: the one that is waited for may live
     look_at_peers(sends_, started);
   }

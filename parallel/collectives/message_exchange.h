@@ -15,6 +15,7 @@ class Work;
 
 namespace megashard {
 
+class GroupWaits;
 class PeerWatch;
 class ProcessGroup;
 
@@ -23,14 +24,14 @@ class ProcessGroup;
 /// messages of wait_error.h.
 class MessageExchange {
  public:
-  /// How `group` sends, and how long it waits. Its ranks give one tag to one collective, and none
+  /// How `group` sends. Its ranks give one tag to one collective, and none
   /// PeerWatch::kTag.
   struct Link {
     const ProcessGroup& group;
     c10d::ProcessGroupGloo& gloo;
     HostMessages* host;  // null: everything by Gloo
     PeerWatch& watch;
-    std::chrono::milliseconds patience;
+    GroupWaits& waits;
   };
   MessageExchange(const Link& link, const char* operation, int tag);
   MessageExchange(MessageExchange&&) = default;
@@ -70,6 +71,8 @@ class MessageExchange {
   /// What a call to Gloo returns, or the message for its failure.
   template <typename Call>
   auto or_say_why(int peer, Clock::time_point started, const Call& call) const;
+  [[noreturn]] void fail(int peer, Clock::duration waited, const std::exception& error) const;
+  void tell_if_long(int peer, Clock::time_point started);
   bool goes_by_host(int peer) const { return link_.host != nullptr && link_.host->reaches(peer); }
   /// Waits for peers on this machine until try_all() is true; first_peer() names one that it lacks.
   template <typename TryAll, typename FirstPeer>
@@ -82,6 +85,7 @@ class MessageExchange {
   Link link_;
   const char* operation_;
   int tag_;
+  Clock::duration told_after_;  // a wait that lasts so long is told of
   std::vector<HostMessage> host_messages_;
   std::vector<Expected> expected_;
   Messages sends_;

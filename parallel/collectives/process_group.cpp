@@ -36,6 +36,8 @@ at::Tensor ProcessGroup::allocate(int64_t numel, c10::ScalarType dtype, c10::Dev
   return pooled_empty(numel, dtype, device);
 }
 
+void ProcessGroup::fail(std::exception_ptr) {}
+
 std::vector<std::string> ProcessGroup::all_gather_strings(const std::string& mine) {
   const auto bytes_here = at::TensorOptions().dtype(at::kByte).device(device());
   const auto gather = [&](const at::Tensor& on_cpu) {
@@ -96,8 +98,7 @@ void ProcessGroup::check_all_to_all(const at::Tensor& output, const at::Tensor& 
   check_tensor("all_to_all", output);
   check_tensor("all_to_all", input);
   const auto fits = [&](const std::vector<int64_t>& slices, const at::Tensor& whole) {
-    return slices.size() == ranks_.size() &&
-           std::accumulate(slices.begin(), slices.end(), int64_t{0}) == whole.numel();
+    return slices.size() == ranks_.size() && std::accumulate(slices.begin(), slices.end(), int64_t{0}) == whole.numel();
   };
   TORCH_CHECK(output.scalar_type() == input.scalar_type() && fits(splits.output, output) && fits(splits.input, input),
               "all_to_all of group '", name_, "' over ", size(), " ranks: slices of ", splits.input, " and ",

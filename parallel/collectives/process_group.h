@@ -4,6 +4,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <chrono>
+#include <exception>
 #include <map>
 #include <memory>
 #include <string>
@@ -104,6 +105,9 @@ class ProcessGroup {
   /// Every member's string, in rank order. For plans and errors, not for tensors. Works on every
   /// backend.
   virtual std::vector<std::string> all_gather_strings(const std::string& mine);
+
+  /// From now on no wait of this group, or of one that shares its failures, begins: each throws `failure`.
+  virtual void fail(std::exception_ptr failure);
 
   /// A group of some of this group's ranks (given as ranks in this group, ascending), called by its
   /// members only, each with the same `name`, which need not be unique.

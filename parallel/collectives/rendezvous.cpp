@@ -109,7 +109,8 @@ ProcessGroupPtr init_process_group(const RendezvousOptions& options) {
                             .rank = options.rank,
                             .ranks = ranks,
                             .timeout = options.timeout,
-                            .address = meeting.gloo_address});
+                            .address = meeting.gloo_address,
+                            .waits = std::make_shared<GroupWaits>(options.long_wait)});
   };
   if (!nccl) return make_gloo();
   // NCCL's groups connect at any time, and c10d's threads ask for news of the others.

@@ -31,6 +31,9 @@ struct RendezvousOptions {
   /// after twice as long, and so on; from another thread. Null: nobody is told.
   std::function<void(const std::string& line)> notice{};
   std::chrono::milliseconds first_notice = std::chrono::seconds(3);
+  /// Takes a line about a wait of the groups on the CPU that lasts, with rank, unit and step: after 30 s, and each time
+  /// that it has lasted twice as long. On the thread that waits. Null: nobody is told.
+  std::function<void(const std::string& line)> long_wait{};
 };
 
 /// The group of all ranks (torch.distributed.init_process_group). With NCCL, loads CUDA and makes

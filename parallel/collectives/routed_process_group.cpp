@@ -42,6 +42,8 @@ class RoutedProcessGroup final : public ProcessGroup {
     return on_cpu_->all_gather_strings(mine);
   }
 
+  void fail(std::exception_ptr failure) override { on_cpu_->fail(std::move(failure)); }
+
   std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members, const std::string& name) override {
     return std::make_shared<RoutedProcessGroup>(on_cpu_->subgroup(members, name),
                                                 on_accelerator_->subgroup(members, name));
@@ -69,13 +71,12 @@ ProcessGroupPtr make_routed_group(ProcessGroupPtr on_cpu, ProcessGroupPtr on_acc
   return std::make_shared<RoutedProcessGroup>(std::move(on_cpu), std::move(on_accelerator));
 }
 
-ProcessGroupPtr make_host_group(const ProcessGroupPtr& group, const std::string& name,
-                                std::chrono::milliseconds patience) {
-  if (group->device_type() == c10::kCPU) return make_patient_group(group, name, patience);
+ProcessGroupPtr make_host_group(const ProcessGroupPtr& group, const std::string& name) {
+  if (group->device_type() == c10::kCPU) return make_group_apart(group, name);
   const auto* routed = dynamic_cast<const RoutedProcessGroup*>(group.get());
   TORCH_CHECK(routed != nullptr, "group '", group->name(), "' has no backend for the CPU, which ", name,
               " need: take --distributed-backend cpu:gloo,cuda:nccl");
-  return make_patient_group(routed->on_cpu(), name, patience);
+  return make_group_apart(routed->on_cpu(), name);
 }
 
 bool has_host_backend(const ProcessGroupPtr& group) {

@@ -9,10 +9,9 @@ namespace megashard {
 /// the accelerator's.
 ProcessGroupPtr make_routed_group(ProcessGroupPtr on_cpu, ProcessGroupPtr on_accelerator);
 
-/// A new group of the same ranks on the CPU, for threads beside the training; its collectives wait
-/// for so long (make_patient_group). Collective. Throws when `group` has no backend for the CPU.
-ProcessGroupPtr make_host_group(const ProcessGroupPtr& group, const std::string& name,
-                                std::chrono::milliseconds patience);
+/// A new group of the same ranks on the CPU, for threads beside the training (make_group_apart). Collective. Throws
+/// when `group` has no backend for the CPU.
+ProcessGroupPtr make_host_group(const ProcessGroupPtr& group, const std::string& name);
 bool has_host_backend(const ProcessGroupPtr& group);
 
 }  // namespace megashard

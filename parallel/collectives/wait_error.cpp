@@ -4,6 +4,7 @@
 
 #include "parallel/collectives/agreement.h"
 #include "parallel/collectives/process_group.h"
+#include "parallel/collectives/wait_place.h"
 
 namespace megashard {
 
@@ -17,14 +18,21 @@ std::string first_line(const std::exception& error) {
   return text;
 }
 
+std::string name_of_rank(const ProcessGroup& group, int rank) {
+  const int in_world = group.ranks()[static_cast<size_t>(rank)];
+  return "rank " + std::to_string(rank) +
+         (in_world == rank ? "" : " (rank " + std::to_string(in_world) + " of the world)");
+}
+
 void throw_wait_error(const char* operation, const ProcessGroup& group, int peer,
                       std::chrono::steady_clock::duration waited, const std::exception& error) {
   char seconds[32];
   std::snprintf(seconds, sizeof(seconds), "%.1f", std::chrono::duration<double>(waited).count());
-  const std::string whom = peer < 0 ? "" : " for rank " + std::to_string(peer);
+  const std::string whom = peer < 0 ? "" : " for " + name_of_rank(group, peer);
   const auto message =
-      c10::str(operation, " in group '", group.name(), "' failed on rank ", group.rank(), " of ", group.size(),
-               " after waiting ", seconds, " s", whom, ": a rank died or ran a different number of collectives, or it ",
+      c10::str(operation, " in group '", group.name(), "' failed on ", name_of_rank(group, group.rank()), " of ",
+               group.size(), " after waiting ", seconds, " s", whom, text_of_place(),
+               ": a rank died or ran a different number of collectives, or it ",
                "needs longer (raise --distributed-timeout-minutes) [", first_line(error), "]");
   if (waited >= group.timeout()) throw TimeoutError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message);
   C10_THROW_ERROR(DistBackendError, message);

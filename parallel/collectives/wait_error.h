@@ -19,8 +19,11 @@ class TimeoutError : public c10::DistBackendError {
 /// The cause in one line: no stack, no source position.
 std::string first_line(const std::exception& error);
 
-/// Throws for a wait that failed in `operation`: group, rank, time waited, and what to do about it. `peer`: the rank of
-/// the group that was waited for, -1 where that is unknown.
+/// "rank 1", and in a part of the world also "(rank 3 of the world)".
+std::string name_of_rank(const ProcessGroup& group, int rank);
+
+/// Throws for a wait that failed in `operation`: group, rank, time waited, place (wait_place.h), and what to do about
+/// it. `peer`: the rank of the group that was waited for, -1 where that is unknown.
 [[noreturn]] void throw_wait_error(const char* operation, const ProcessGroup& group, int peer,
                                    std::chrono::steady_clock::duration waited, const std::exception& error);
 

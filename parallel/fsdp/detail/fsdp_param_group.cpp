@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "parallel/collectives/wait_place.h"
 #include "parallel/fsdp/detail/profiler_range.h"
 #include "parallel/fsdp/recompute_scope.h"
 
@@ -109,6 +110,7 @@ void FsdpParamGroup::wait_for_unshard(bool in_forward) {
   if (sharded_state_ == ShardedState::kUnsharded) return;
   TORCH_INTERNAL_ASSERT(sharded_state_ == ShardedState::kUnsharding);
   const ProfilerRange range("all_gather_copy_out", name_);
+  const WaitPlace place(name_);
   const c10::NoGradGuard no_grad;
   CommContext& shared = *context_->comm;
   if (in_forward) shared.drop_held_gather();
@@ -249,6 +251,7 @@ void FsdpParamGroup::wait_for_reduce_scatter() {
   if (found == shared.reducing.end()) return;
   shared.reducing.erase(found);
   const ProfilerRange range("finish_reduce", name_);
+  const WaitPlace place(name_);
   const c10::NoGradGuard no_grad;
   const CommStreams& streams = shared.streams;
   for (auto& buffer : reduction_->buffers) buffer.work.wait();
@@ -291,6 +294,7 @@ bool FsdpParamGroup::gradients_are_views() const {
 void FsdpParamGroup::wait_for_all_reduce() {
   if (std::erase(context_->comm->all_reducing, this) == 0) return;
   const ProfilerRange range("finish_all_reduce", name_);
+  const WaitPlace place(name_);
   const c10::NoGradGuard no_grad;
   for (auto& buffer : reduction_->buffers) buffer.work.wait();
   const StreamScope scope(context_->streams().all_reduce);
