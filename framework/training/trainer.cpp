@@ -9,6 +9,7 @@
 #include "framework/training/start_log.h"
 #include "framework/training/training_log.h"
 #include "parallel/collectives/agreement.h"
+#include "parallel/collectives/wait_place.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
@@ -112,6 +113,7 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, const ParallelGr
 }
 
 void Trainer::load(const CheckpointStep& step) {
+  enter_phase("load of step", step.iteration);
   callbacks_.print_on_first_rank(
       loading_line(*arguments_.load, step.is_release ? std::nullopt : std::optional(step.iteration)));
   const auto lines = load_training_checkpoint(state_, step, group_);
@@ -227,6 +229,7 @@ bool Trainer::reads_step(int64_t iteration) const {
 
 void Trainer::run_step() {
   const auto begin = Clock::now();
+  enter_phase("training step", state_.iteration + 1);
   if (profile_) profile_->begin_step(state_.iteration);
   heard_ = {};
   const int64_t before = microbatches_->count();
@@ -280,6 +283,7 @@ void Trainer::save(std::optional<double> best_loss) {
   let_last_rank_print();
   {
     const TimedPart timed(timers_.get(), StepPart::kSave);
+    enter_phase("save of step", state_.iteration);
     saver_.save(best_loss);
   }
   if (timers_) print_on_last_rank(timers_->tell(StepPart::kSave));

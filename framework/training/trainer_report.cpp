@@ -12,6 +12,7 @@
 #include "framework/training/progress_clock.h"
 #include "framework/training/trainer.h"
 #include "framework/training/training_log.h"
+#include "parallel/collectives/wait_place.h"
 #include "parallel/fsdp/grad_norm.h"
 
 namespace megashard {
@@ -150,6 +151,7 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
   if (announce == Announce::kYes) {
     callbacks_.print_on_first_rank(evaluating_line(iterations * microbatches_->global_batch_size()));
   }
+  enter_phase("evaluation after step", state_.iteration);
   const auto loader = make_loader(dataset, consumed);
   StepNumbers numbers(group_, device_);
   StepOfRanks sums(static_cast<size_t>(group_->size()));

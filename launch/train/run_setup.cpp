@@ -1,6 +1,7 @@
 #include "launch/train/run_setup.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 
 #include "checkpoint/checkpoint.h"
@@ -148,6 +149,10 @@ ProcessGroupPtr join_world(const Arguments& arguments, const std::optional<RollW
   options.timeout = std::chrono::minutes(arguments.distributed_timeout_minutes);
   // The first rank of each host speaks for it.
   if (options.local_rank <= 0 || options.local_world_size == 0) options.notice = print_over_status;
+  options.long_wait = [](const std::string& line) {
+    const std::string text = "megashard: " + line + "\n";
+    std::fwrite(text.data(), 1, text.size(), stderr);
+  };
   if (worker && !worker->device_mapping.empty())
     options.local_rank = static_cast<int>(worker->device_mapping.at(static_cast<size_t>(options.rank)));
   return init_process_group(options);
