@@ -178,7 +178,13 @@ class LaunchGroup {
     for (size_t index = 0; index < ranks_.size(); ++index) {
       RankProcess& rank = ranks_[index];
       int status = 0;
-      if (!rank.running || waitpid(rank.pid, &status, WNOHANG) != rank.pid) continue;
+      if (!rank.running || waitpid(rank.pid, &status, WNOHANG | WUNTRACED | WCONTINUED) != rank.pid) continue;
+      rank.stopped = WIFSTOPPED(status);
+      if (rank.stopped && !ending_) {
+        tell("rank " + std::to_string(index) + " was stopped by signal " + std::to_string(WSTOPSIG(status)) + " (" +
+             strsignal(WSTOPSIG(status)) + "): it goes on at SIGCONT, and the others wait for it meanwhile");
+      }
+      if (WIFSTOPPED(status) || WIFCONTINUED(status)) continue;
       rank.running = false;
       if (status != 0) note_end(static_cast<int>(index), status);
     }
@@ -211,17 +217,20 @@ class LaunchGroup {
     }
   }
 
-  static void say(const std::string& message) {
-    const std::string line = kErrorPrefix + ("launch: " + message) + "\n";
+  static void say(const std::string& message) { write_line(kErrorPrefix + ("launch: " + message)); }
+  static void tell(const std::string& message) { write_line("megashard: launch: " + message); }
+  static void write_line(std::string line) {
+    line += '\n';
     std::fwrite(line.data(), 1, line.size(), stderr);
   }
 
-  /// After a failure: SIGTERM to the others, and SIGKILL to all when the time of grace is over.
+  /// After a failure: SIGTERM to the others, and SIGKILL to all when the time of grace is over. What is stopped would
+  /// not see SIGTERM.
   void end_when_due() {
     if (!deadline_ || Clock::now() < *deadline_) return;
     for (size_t index = 0; index < ranks_.size(); ++index) {
       if (!ranks_[index].running) continue;
-      if (ending_) {
+      if (ending_ || ranks_[index].stopped) {
         kill(-ranks_[index].pid, SIGKILL);
       } else if (culprit_ != static_cast<int>(index)) {
         kill(-ranks_[index].pid, SIGTERM);

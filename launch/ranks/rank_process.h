@@ -16,6 +16,7 @@ struct RankProcess {
   Descriptor errors;    ///< reads the rank's stderr
   std::string pending;  ///< read from it, not yet shown
   bool running = true;
+  bool stopped = false;  ///< by SIGSTOP or its like
 };
 
 struct RankProcessOptions {
