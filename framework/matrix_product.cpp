@@ -1,13 +1,12 @@
 #include "framework/matrix_product.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
-#include <signal.h>
 #include <torch/library.h>
 
 #include "framework/dispatched_operator.h"
+#include "parallel/device/signals_held.h"
 
 namespace at::native {
 /// result = beta result + alpha mat1 mat2, by oneDNN: exported by LibTorch, in no header of it. Weak: null where a
@@ -22,31 +21,8 @@ namespace {
 /// Below, looking up a kernel of oneDNN takes longer than MKL's product.
 constexpr int64_t kFewestProducts = 1'000'000;
 
-/// Of a matrix a of at most so many elements oneDNN takes the product by generated code that points the stack register
-/// into the heap (LibTorch 2.11: "gemm:jit:f32"). The kernel would write a signal's frame over other blocks there.
-constexpr int64_t kMostOffTheStack = 65'536;
-
-bool leaves_the_stack(const at::Tensor& a) { return a.numel() <= kMostOffTheStack; }
-
-/// While it lives, this thread takes no signals: others do, or they wait.
-class SignalsHeld {
- public:
-  SignalsHeld() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before_);
-  }
-  ~SignalsHeld() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsHeld(const SignalsHeld&) = delete;
-  SignalsHeld& operator=(const SignalsHeld&) = delete;
-
- private:
-  sigset_t before_;
-};
-
 void onednn_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& result, double beta, double alpha) {
-  std::optional<SignalsHeld> held;
-  if (leaves_the_stack(a)) held.emplace();
+  const SignalsHeld held;
   at::native::mkldnn_matmul(a, b, result, static_cast<float>(beta), static_cast<float>(alpha));
 }
 
@@ -88,8 +64,7 @@ void add_product_on_cpu(at::Tensor& c, const at::Tensor& a, const at::Tensor& b)
 
 bool takes(const at::Tensor& a, const at::Tensor& b) {
   return has_own_products(a) && a.dim() == 2 && b.dim() == 2 && a.scalar_type() == b.scalar_type() &&
-         a.device() == b.device() && a.size(0) * a.size(1) * b.size(1) >= kFewestProducts &&
-         (!leaves_the_stack(a) || at::get_num_threads() == 1);  // a mask is of one thread
+         a.device() == b.device() && a.size(0) * a.size(1) * b.size(1) >= kFewestProducts;
 }
 
 }  // namespace

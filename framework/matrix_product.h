@@ -7,8 +7,7 @@ namespace megashard {
 /// Matrix products in fp32 by oneDNN, where MKL, which LibTorch takes for them, has slow kernels: on CPUs with AVX-512
 /// that are not Intel's, MKL runs those of AVX2 (EPYC 9005, one core: 110 GFLOP/s by MKL, 240 by oneDNN). Small
 /// matrices, other dtypes and other CPUs are LibTorch's. The choice depends on the CPU, dtype and sizes alone, so a run
-/// repeats itself. Without autograd. Signal handlers may run at any time: where oneDNN's code leaves the stack, the
-/// calling thread takes no signals meanwhile.
+/// repeats itself. Without autograd. Signal handlers may run meanwhile, on other threads (signals_held.h).
 
 /// Whether products of matrices like x are not LibTorch's own.
 bool has_own_products(const at::Tensor& x);
