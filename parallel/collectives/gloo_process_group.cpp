@@ -73,6 +73,7 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
                                                 const std::function<void()>& look = nullptr) {
     auto group = std::make_shared<GlooProcessGroup>(options, look);
     if (group->size() > 1) group->host_ = HostMessages::connect(*group);
+    if (group->host_ != nullptr) group->options_.waits->set_board(group->host_, group->ranks());
     return group;
   }
 
@@ -338,7 +339,7 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
   GlooGroupOptions options_;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;  // null in a group of one
   std::optional<PeerWatch> watch_;                   // nothing there, too
-  std::unique_ptr<HostMessages> host_;               // null: no peer is on this machine
+  std::shared_ptr<HostMessages> host_;               // null: no peer is on this machine
   int tag_ = PeerWatch::kTag;
 };
 

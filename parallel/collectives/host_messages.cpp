@@ -82,6 +82,7 @@ class HostMessages::Segment {
   struct Bell {
     std::atomic<uint32_t> rung;
     std::atomic<uint32_t> asleep;
+    std::atomic<int32_t> awaited;  // 1 + the rank that is waited for; 0: none
   };
 
   /// A new one, zero. Null if the system gives no shared memory.
@@ -305,6 +306,13 @@ void HostMessages::sleep(uint32_t seen, std::chrono::milliseconds patience) {
   bell.asleep.store(1);
   const timespec limit{patience.count() / 1000, (patience.count() % 1000) * 1'000'000};
   syscall(SYS_futex, &bell.rung, FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
+void HostMessages::show_wait_for(int rank) { own_->bell().awaited.store(rank + 1); }
+
+int HostMessages::awaited_by(int peer) const {
+  const auto& segment = peers_[static_cast<size_t>(peer)].segment;
+  return segment == nullptr ? -1 : segment->bell().awaited.load() - 1;
 }
 
 }  // namespace megashard

@@ -45,6 +45,11 @@ class HostMessages {
   uint32_t news() const;
   void sleep(uint32_t seen, std::chrono::milliseconds patience);
 
+  /// Shows all peers that this rank waits for that rank of the world; -1: for none.
+  void show_wait_for(int rank);
+  /// What `peer` shows; -1 too where it is not reached.
+  int awaited_by(int peer) const;
+
  private:
   class Segment;
   struct Peer;

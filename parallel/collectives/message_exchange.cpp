@@ -43,22 +43,32 @@ auto MessageExchange::or_say_why(int peer, Clock::time_point started, const Call
 
 void MessageExchange::fail(int peer, Clock::duration waited, const std::exception& error) const {
   try {
-    throw_wait_error(operation_, link_.group, peer, waited, error);
+    const bool is_alive = waited >= link_.group.timeout();  // as far as is known
+    throw_wait_error(operation_, link_.group, peer, waited, error, is_alive ? behind(peer) : -1);
   } catch (...) {
     link_.waits.note_failure(std::current_exception());
     throw;
   }
 }
 
+int MessageExchange::in_world(int peer) const { return link_.group.ranks()[static_cast<size_t>(peer)]; }
+
+/// The rank of the world for which that one waits in the end; itself where it waits for nobody.
+int MessageExchange::behind(int peer) const { return link_.waits.last_awaited_behind(in_world(peer)); }
+
 /// After 30 s, after a minute, and so on; after half the deadline where that is less.
 void MessageExchange::tell_if_long(int peer, Clock::time_point started) {
   const auto waited = Clock::now() - started;
+  if (waited < kLookEvery) return;
+  link_.waits.show_wait_for(in_world(peer));
+  is_shown_ = true;
   if (waited < told_after_) return;
   told_after_ = 2 * waited;
   const ProcessGroup& group = link_.group;
-  link_.waits.tell(c10::str(name_of_rank(group, group.rank()), " has waited ", whole_seconds(waited), " s for ",
-                            name_of_rank(group, peer), ": ", operation_, " in group '", group.name(), "'",
-                            text_of_place(), "; the run ends after ", whole_seconds(group.timeout()), " s"));
+  link_.waits.tell(c10::str("rank ", in_world(group.rank()), " has waited ", whole_seconds(waited), " s for ",
+                            name_of_awaited(in_world(peer), behind(peer)), ": ", operation_, " in group '",
+                            group.name(), "'", text_of_place(), "; the run ends after ", whole_seconds(group.timeout()),
+                            " s"));
 }
 
 void MessageExchange::send(at::Tensor bytes, int peer) {
@@ -93,6 +103,7 @@ void MessageExchange::wait() {
   for (Message& message : sends_) wait_for(message, started);
   receives_.clear();
   sends_.clear();
+  show_end();
 }
 
 bool MessageExchange::reads_in_place() const {
@@ -108,11 +119,17 @@ void MessageExchange::wait_for_expected() {
   wait_for_host(
       Clock::now(), [&] { return open_expected(); },
       [&] { return std::ranges::find(expected_, nullptr, &Expected::slot)->peer; });
+  show_end();
 }
 
 const void* MessageExchange::read(int peer, size_t offset, size_t bytes, void* place) const {
   const auto message = std::ranges::find(expected_, peer, &Expected::peer);
   return or_say_why(peer, Clock::now(), [&] { return link_.host->read(*message->slot, peer, offset, bytes, place); });
+}
+
+/// A wait is over; one that failed stays shown, for those that wait for this rank.
+void MessageExchange::show_end() {
+  if (std::exchange(is_shown_, false)) link_.waits.show_wait_for(-1);
 }
 
 void MessageExchange::close_expected() {

@@ -72,7 +72,10 @@ class MessageExchange {
   template <typename Call>
   auto or_say_why(int peer, Clock::time_point started, const Call& call) const;
   [[noreturn]] void fail(int peer, Clock::duration waited, const std::exception& error) const;
+  int in_world(int peer) const;
+  int behind(int peer) const;
   void tell_if_long(int peer, Clock::time_point started);
+  void show_end();
   bool goes_by_host(int peer) const { return link_.host != nullptr && link_.host->reaches(peer); }
   /// Waits for peers on this machine until try_all() is true; first_peer() names one that it lacks.
   template <typename TryAll, typename FirstPeer>
@@ -86,6 +89,7 @@ class MessageExchange {
   const char* operation_;
   int tag_;
   Clock::duration told_after_;  // a wait that lasts so long is told of
+  bool is_shown_ = false;       // to the other ranks
   std::vector<HostMessage> host_messages_;
   std::vector<Expected> expected_;
   Messages sends_;

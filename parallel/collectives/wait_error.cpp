@@ -18,21 +18,20 @@ std::string first_line(const std::exception& error) {
   return text;
 }
 
-std::string name_of_rank(const ProcessGroup& group, int rank) {
-  const int in_world = group.ranks()[static_cast<size_t>(rank)];
+std::string name_of_awaited(int rank, int behind) {
   return "rank " + std::to_string(rank) +
-         (in_world == rank ? "" : " (rank " + std::to_string(in_world) + " of the world)");
+         (behind < 0 || behind == rank ? "" : ", which waits for rank " + std::to_string(behind));
 }
 
 void throw_wait_error(const char* operation, const ProcessGroup& group, int peer,
-                      std::chrono::steady_clock::duration waited, const std::exception& error) {
+                      std::chrono::steady_clock::duration waited, const std::exception& error, int behind) {
   char seconds[32];
   std::snprintf(seconds, sizeof(seconds), "%.1f", std::chrono::duration<double>(waited).count());
-  const std::string whom = peer < 0 ? "" : " for " + name_of_rank(group, peer);
+  const auto in_world = [&](int rank) { return group.ranks()[static_cast<size_t>(rank)]; };
+  const std::string whom = peer < 0 ? "" : " for " + name_of_awaited(in_world(peer), behind);
   const auto message =
-      c10::str(operation, " in group '", group.name(), "' failed on ", name_of_rank(group, group.rank()), " of ",
-               group.size(), " after waiting ", seconds, " s", whom, text_of_place(),
-               ": a rank died or ran a different number of collectives, or it ",
+      c10::str(operation, " in group '", group.name(), "' failed on rank ", in_world(group.rank()), " after waiting ",
+               seconds, " s", whom, text_of_place(), ": a rank died or ran a different number of collectives, or it ",
                "needs longer (raise --distributed-timeout-minutes) [", first_line(error), "]");
   if (waited >= group.timeout()) throw TimeoutError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message);
   C10_THROW_ERROR(DistBackendError, message);

@@ -19,12 +19,14 @@ class TimeoutError : public c10::DistBackendError {
 /// The cause in one line: no stack, no source position.
 std::string first_line(const std::exception& error);
 
-/// "rank 1", and in a part of the world also "(rank 3 of the world)".
-std::string name_of_rank(const ProcessGroup& group, int rank);
+/// "rank 1" and "rank 1, which waits for rank 2": ranks of the world, -1 where there is none behind.
+std::string name_of_awaited(int rank, int behind);
 
 /// Throws for a wait that failed in `operation`: group, rank, time waited, place (wait_place.h), and what to do about
-/// it. `peer`: the rank of the group that was waited for, -1 where that is unknown.
+/// it. `peer`: the rank of the group that was waited for, -1 where that is unknown; `behind`: the rank of the world for
+/// which that one waits in the end, -1 where there is none.
 [[noreturn]] void throw_wait_error(const char* operation, const ProcessGroup& group, int peer,
-                                   std::chrono::steady_clock::duration waited, const std::exception& error);
+                                   std::chrono::steady_clock::duration waited, const std::exception& error,
+                                   int behind = -1);
 
 }  // namespace megashard

@@ -10,8 +10,8 @@ namespace megashard {
 class WaitPlace {
  public:
   struct Place {
-    const char* phase = nullptr;  ///< "training step"; null: the process's
-    int64_t step = -1;            ///< below 0: none
+    const char* phase = nullptr;        ///< "training step"; null: the process's
+    int64_t step = -1;                  ///< below 0: none
     const std::string* unit = nullptr;  ///< of FSDP; null: none
   };
 
@@ -29,7 +29,7 @@ class WaitPlace {
 };
 
 /// What the process does from now on, on whatever thread; `phase` stays as it is.
-void enter_phase(const char* phase, int64_t step);
+void enter_phase(const char* phase, int64_t step = -1);
 
 WaitPlace::Place place_of_this_thread();
 /// ", unit 'model.layers.0', training step 12", as far as it is known.

@@ -137,10 +137,10 @@ EVALUATES = ["--eval-interval", "1", "--eval-iters", "400"]
 LONG = ["--train-iters", "100000", "--lr-decay-iters", "100000"]
 CASES = {
     "rendezvous": ("fsdp", in_rendezvous, [], r"rank 2"),
-    "load": ("fsdp", in_load, [], r"rank 2.*load of step"),
+    "load": ("fsdp", in_load, [], r"rank 2.*step to load|rank 2.*load of step"),
     "evaluation": ("fsdp", in_evaluation, EVALUATES, r"rank 2.*evaluation after step"),
     "save": ("fsdp", in_save, [], r"rank 2.*save of"),
-    "async_save": ("fsdp", in_save, ["--async-save"], r"rank 2"),
+    "async_save": ("fsdp", in_save, ["--async-save"], r"rank 2.*save of iteration 5"),
     "hsdp_save": ("hsdp", in_save, [], r"rank 2.*save of"),
     **{f"{layout}_step_{after}": (layout, in_a_step(after / 1000), LONG, r"rank 2.*training step")
        for layout in LAYOUTS for after in (0, 7, 13, 29)},
@@ -176,7 +176,7 @@ class Hang:
         assert len(error) == 1 and re.search(self.told, error[0]), printed
         assert "rank 2 was stopped by signal 19" in printed
         if self.name != "rendezvous":  # which has its own lines from the third second on
-            assert re.search(r"has waited 30 s for rank 2", printed), printed
+            assert re.search(r"has waited 30 s for rank 2[:,]|which waits for rank 2:", printed), printed
         return seconds, error[0]
 
     def resume(self):

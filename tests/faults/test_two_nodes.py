@@ -119,7 +119,7 @@ def test_a_pulled_cable_ends_both(nodes, tmp_path):
             message = [line for line in errors if "given twice" not in line]
             assert rank.returncode == 1 and len(message) == 1, errors
             assert message[0].startswith(f"megashard: error: rank {number}: ")
-            assert f"failed on rank {number} of 2 after waiting 60." in message[0]
+            assert f"failed on rank {number} after waiting 60." in message[0]
             assert f"for rank {1 - number}: a rank died or ran a different number of collectives" in message[0]
         assert time.monotonic() - pulled > DEADLINE - 5  # it was the cable
 

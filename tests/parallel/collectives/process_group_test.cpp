@@ -319,7 +319,7 @@ TEST_P(LostRanks, RankThatMakesNoCallEndsTheWaitAtTheDeadline) {
         },
         std::chrono::milliseconds(1000));
   });
-  EXPECT_THAT(message, AllOf(HasSubstr("rank 0: all_gather in group 'world' failed on rank 0 of 2 after waiting 1."),
+  EXPECT_THAT(message, AllOf(HasSubstr("rank 0: all_gather in group 'world' failed on rank 0 after waiting 1."),
                              HasSubstr(" s for rank 1: a rank died or ran a different number of collectives, or it "
                                        "needs longer (raise --distributed-timeout-minutes)")));
 }
@@ -340,7 +340,7 @@ TEST_P(LostRanks, RankThatDiesEndsMessagesThatHaveBegun) {
     message = message_of([&] { work.wait(); });
   });
   EXPECT_THAT(message,
-              AllOf(HasSubstr("all_gather in group 'world' failed on rank 0 of 2 after"), Not(HasSubstr("Timed out"))));
+              AllOf(HasSubstr("all_gather in group 'world' failed on rank 0 after"), Not(HasSubstr("Timed out"))));
 }
 
 TEST(ProcessGroup, RankThatDiesEndsTheMakingOfAGroup) {
@@ -375,7 +375,7 @@ TEST(ProcessGroup, RankThatNeverComesEndsTheConnecting) {
   const std::string message = message_of([] {
     make_gloo_group({.store = make_in_process_store(), .ranks = {0, 1}, .timeout = std::chrono::milliseconds(300)});
   });
-  EXPECT_THAT(message, AllOf(HasSubstr("connecting to the other ranks in group 'world' failed on rank 0 of 2 after"),
+  EXPECT_THAT(message, AllOf(HasSubstr("connecting to the other ranks in group 'world' failed on rank 0 after"),
                              HasSubstr("--distributed-timeout-minutes")));
 }
 
