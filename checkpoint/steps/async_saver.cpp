@@ -18,7 +18,9 @@ namespace megashard {
 namespace {
 
 constexpr std::chrono::milliseconds kLookEvery{250};  // whether something has moved
-constexpr int kNiceness = 10;  // the thread gets what training leaves, and all when training waits
+/// The thread finds out by itself that a rank or a disk hangs, and knows which: at the deadline.
+constexpr int kDeadlineParts = 8;  // so much later who waits for the thread gives it up
+constexpr int kNiceness = 10;      // the thread gets what training leaves, and all when training waits
 
 }  // namespace
 
@@ -127,7 +129,7 @@ void AsyncSaver::wait() {
     options_.say("the checkpoint of " + save_->name + " is still being written: training waits");
   }
   const auto save = std::exchange(save_, nullptr);
-  const bool ended = save->wait_while_it_moves(options_.deadline);
+  const bool ended = save->wait_while_it_moves(options_.deadline + options_.deadline / kDeadlineParts);
   if (ended) {
     if (thread_.joinable()) thread_.join();
     if (save->afterwards) save->afterwards();

@@ -31,6 +31,7 @@
 #include "parallel/collectives/agreement.h"
 #include "parallel/collectives/device_mesh.h"
 #include "parallel/collectives/rendezvous.h"
+#include "parallel/collectives/wait_place.h"
 
 namespace megashard {
 namespace {
@@ -170,6 +171,7 @@ void seed_generators(const Arguments& arguments, int rank, c10::Device device) {
 }
 
 Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const DiagnosticSink& sink) {
+  enter_phase("search for the step to load");
   const FindOptions find{.ckpt_step = arguments.ckpt_step,
                          .depth = arguments.verify_checkpoint ? VerifyDepth::kBytes : VerifyDepth::kSizes,
                          .notice = [&sink](const std::string& line) { sink(Severity::kWarning, line); }};
