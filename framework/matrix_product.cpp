@@ -3,6 +3,7 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
 #include <torch/library.h>
 
 #include "framework/dispatched_operator.h"
@@ -26,10 +27,21 @@ void onednn_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& 
   at::native::mkldnn_matmul(a, b, result, static_cast<float>(beta), static_cast<float>(alpha));
 }
 
+/// Not where ONEDNN_MAX_CPU_ISA forbids it.
+bool onednn_multiplies() {
+  try {
+    const at::Tensor one = at::ones({1, 1}, at::kFloat);
+    onednn_product(one, one, at::empty({1, 1}, at::kFloat), 0, 1);
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
 bool cpu_has_slow_mkl() {
 #if defined(__x86_64__)
-  static const bool slow =
-      at::native::mkldnn_matmul != nullptr && __builtin_cpu_is("intel") == 0 && __builtin_cpu_supports("avx512f") != 0;
+  static const bool slow = at::native::mkldnn_matmul != nullptr && __builtin_cpu_is("intel") == 0 &&
+                           __builtin_cpu_supports("avx512f") != 0 && onednn_multiplies();
   return slow;
 #else
   return false;
