@@ -87,8 +87,8 @@ void set_custom_reduce_scatter(torch::nn::Module& module, std::shared_ptr<Reduce
 /// Communication buffers come from the backend (NCCL: registered memory). Not with custom
 /// collectives, which allocate by themselves. The last of this and the next call counts.
 void set_allocate_memory_from_process_group(torch::nn::Module& module, bool allocate);
-/// Communication buffers are of symmetric memory (GroupMemory::kSymmetric). Not with custom
-/// collectives. Of a PyTorch later than 2.11.
+/// Communication buffers are of symmetric memory (GroupMemory::kSymmetric); gradients are summed, then divided: NCCL's
+/// kernels on it do not average. Not with custom collectives. Of a PyTorch later than 2.11.
 void set_symm_mem_for_comm(torch::nn::Module& module, bool symmetric);
 /// How many reduce-scatter inputs may be in flight, 1 by default: more overlap for more memory, and
 /// never another result. The largest value that was asked for counts. Of the root; of a PyTorch later

@@ -13,6 +13,11 @@
 namespace megashard {
 namespace {
 
+/// Every rank's part of a packed buffer begins on a multiple of this: where one begins off 16 bytes, NCCL copies
+/// element by element; 128 are a line of its LL128 protocol, and of a GPU's cache.
+constexpr int64_t kLine = 128;
+int64_t whole_lines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
 int replicas(const ShardLayout& layout) {
   return layout.replicate_group == nullptr ? 1 : layout.replicate_group->size();
 }
@@ -37,9 +42,11 @@ struct Flags {
 void set_flags(const at::Tensor& input, int ranks, const Flags& flags, const std::vector<bool>& had) {
   const auto params = static_cast<int64_t>(had.size());
   const int64_t part_numel = input.numel() / ranks;
+  const int64_t to_end = part_numel - flags.first;  // what rounds the part up has numbers, too
   if (input.is_cpu()) {
-    for (int64_t place = 0; place < params * flags.each; ++place) {
-      const float number = place % flags.each == flags.mine && had[place / flags.each] ? 1 : 0;
+    for (int64_t place = 0; place < to_end; ++place) {
+      const bool is_flag = place < params * flags.each;
+      const float number = is_flag && place % flags.each == flags.mine && had[place / flags.each] ? 1 : 0;
       for (int rank = 0; rank < ranks; ++rank) {
         auto* to = static_cast<char*>(input.data_ptr()) +
                    (rank * part_numel + flags.first + place) * static_cast<int64_t>(input.element_size());
@@ -48,10 +55,10 @@ void set_flags(const at::Tensor& input, int ranks, const Flags& flags, const std
     }
     return;
   }
-  const at::Tensor all = input.as_strided({ranks, params, flags.each}, {part_numel, flags.each, 1}, flags.first);
-  if (flags.each > 1) all.zero_();
-  const at::Tensor mine = all.select(2, flags.mine);
-  mine.fill_(1);
+  const at::Tensor all = input.as_strided({ranks, to_end}, {part_numel, 1}, flags.first);
+  all.fill_(flags.each > 1 ? 0 : 1);
+  const at::Tensor mine = input.as_strided({ranks, params}, {part_numel, flags.each}, flags.first + flags.mine);
+  if (flags.each > 1) mine.fill_(1);
   for (int64_t i = 0; i < params; ++i) {
     if (!had[i]) mine.select(1, i).zero_();
   }
@@ -133,8 +140,8 @@ Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
   const at::ScalarType dtype = group.dtype;
   const auto element = static_cast<int64_t>(c10::elementSize(dtype));
   Reduction reduction;
-  reduction.factors = divide_factors(ranks, replicas(group.layout), dtype, group.comm.gradient_divide_factor,
-                                     group.comm.force_sum_reduction);
+  const bool sums = group.comm.force_sum_reduction || group.comm.memory == GroupMemory::kSymmetric;
+  reduction.factors = divide_factors(ranks, replicas(group.layout), dtype, group.comm.gradient_divide_factor, sums);
   if (streams.enabled()) {
     reduction.stream = stays_on_stream(group, streams) ? streams.current() : *streams.reduce_scatter;
   }
@@ -174,6 +181,7 @@ Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
   reduction.flags_per_param = flags;
   const int64_t first_flag = part_numel;
   part_numel += static_cast<int64_t>(items.size()) * flags;
+  if (flags > 0) part_numel = whole_lines(part_numel * element) / element;
   Reduction::Buffer packed;
   if (part_numel > 0) packed.input = new_buffer(group, ranks * part_numel, streams);
   if (flags > 0) {

@@ -23,7 +23,7 @@ struct DivideFactors {
 };
 /// fp32, bf16 and fp64 are averaged by the backend; fp16, whose sums could overflow, is divided about half before and
 /// half after. `factor` replaces shard_ranks * replicas; `force_sum` divides afterwards only
-/// (_get_gradient_divide_factors of torch.distributed.fsdp).
+/// (_get_gradient_divide_factors of torch.distributed.fsdp), as symmetric memory does, too: NCCL's kernels on it sum.
 DivideFactors divide_factors(int shard_ranks, int replicas, at::ScalarType reduce_dtype, std::optional<double> factor,
                              bool force_sum);
 

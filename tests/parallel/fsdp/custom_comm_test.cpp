@@ -281,13 +281,16 @@ TEST(FullyShardComm, test_fully_shard_symm_mem) {
     set_symm_mem_for_comm(chain.root, true);
     expect_chain_parity(plain, chain, *world);
     std::map<std::string, int> counts;
+    bool sums = true;
     std::vector<int64_t> sizes;  // windows are made by all ranks together
     for (const auto& call : calls) {
       ++counts[call.operation];
+      if (call.operation == "reduce_scatter") sums &= call.op == ReduceOp::kSum;  // NCCL's kernels do nothing else
       if (call.operation == "allocate_symmetric") sizes.push_back(call.numel);
     }
     EXPECT_EQ(counts["allocate_symmetric"], counts["all_gather"] + 2 * counts["reduce_scatter"]);
     EXPECT_EQ(counts["allocate"], 0);
+    EXPECT_TRUE(sums);
     std::string mine;
     for (const int64_t size : sizes) mine += std::to_string(size) + ' ';
     for (const auto& other : world->all_gather_strings(mine)) EXPECT_EQ(other, mine);

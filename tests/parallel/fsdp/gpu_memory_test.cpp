@@ -55,8 +55,9 @@ struct Job {
   int64_t stored() const { return block(local() * 4); }
   int64_t full() const { return block(width * width * gathered_element()); }  // or its gradient
   int64_t packed() const { return block(ranks * ((local() * gathered_element() + 15) / 16 * 16)); }
-  int64_t to_reduce() const { return block(ranks * (local() + kFlags) * 4); }
-  int64_t reduced() const { return block((local() + kFlags) * 4); }
+  int64_t reduced_part() const { return ((local() + kFlags) * 4 + 127) / 128 * 128; }
+  int64_t to_reduce() const { return block(ranks * reduced_part()); }
+  int64_t reduced() const { return block(reduced_part()); }
   int64_t activation() const { return block(kRows * width * gathered_element()); }
   int64_t input() const { return block(kRows * width * 4) + (mixed ? activation() : 0); }
   // Moments.

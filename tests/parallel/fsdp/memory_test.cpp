@@ -18,11 +18,11 @@ namespace {
 
 constexpr int kRanks = 2, kDepth = 4, kGroups = kDepth + 1;  // each of one weight [7, 7]
 // Seven rows over two ranks are padded to eight, and one number more says who had a gradient, so
-// that each class of buffers has a size of its own.
-constexpr int64_t kFull = 7 * 7 * 4;                  // gathered parameter
-constexpr int64_t kPacked = kRanks * 4 * 7 * 4;       // packed all-gather
-constexpr int64_t kInput = kRanks * (4 * 7 + 1) * 4;  // packed gradients
-constexpr int64_t kReduced = (4 * 7 + 1) * 4;         // reduced; the sharded gradient, in place
+// that each class of buffers has a size of its own: a rank's 116 bytes, by 128.
+constexpr int64_t kFull = 7 * 7 * 4;             // gathered parameter
+constexpr int64_t kPacked = kRanks * 4 * 7 * 4;  // packed all-gather
+constexpr int64_t kInput = kRanks * 128;         // packed gradients
+constexpr int64_t kReduced = 128;                // reduced; the sharded gradient, in place
 
 /// Buffers of the pool in use, and the most at once, of each size and in bytes.
 class BufferCounts {
@@ -142,15 +142,15 @@ TEST(FullyShardMemory, AnOptimizerInBackwardNeedsOneGradient) {
 /// at the end of backward (section 1.23.1 of what PyTorch 2.11 does otherwise).
 TEST(FullyShardMemory, ReplicasKeepNoReducedBufferALayer) {
   BufferCounts counts;
-  Chain chain(kDepth, 7);
+  Chain chain(kDepth, 9);  // a rank's 5 x 9 numbers and one more are 184 bytes, by 128; gathered they are 90, by 16
   chain.root.to(at::kBFloat16);
   FullyShardOptions options{.mesh = fake_mesh({2, kRanks}, {"replicate", "shard"})};
   options.mixed_precision.reduce_dtype = at::kFloat;
   chain.shard(options);
   for (int step = 0; step < 2; ++step) {
-    chain.root.forward(fixed({4, 7}, 1).to(at::kBFloat16).requires_grad_()).sum().backward();
-    EXPECT_EQ(counts.of(kInput).most, 1);
-    EXPECT_EQ(counts.of(kReduced).most, 2);  // one all-reduced, one reduce-scattered
+    chain.root.forward(fixed({4, 9}, 1).to(at::kBFloat16).requires_grad_()).sum().backward();
+    EXPECT_EQ(counts.of(kRanks * 256).most, 1);
+    EXPECT_EQ(counts.of(256).most, 2);  // one all-reduced, one reduce-scattered
     EXPECT_EQ(counts.bytes().now, 0);
   }
 }
