@@ -88,7 +88,7 @@ void measure_memory(DeviceModel& model, const Stopwatch& watch, c10::Device devi
   model.host_bandwidth = kLarge / watch.seconds_of([&] { a.copy_(host); });
 }
 
-/// By the time of one of the small and of the large: bandwidth and latency of a step.
+/// By the time of one of the small and of the large: bandwidth and latency of a hop, as a plan counts a ring's.
 void measure_links(DeviceModel& model, const Stopwatch& watch, const ProcessGroupPtr& group, c10::Device device) {
   constexpr int64_t kSmall = 1 << 10, kLarge = 16 << 20;  // bytes of the whole
   constexpr int kCalls = 10;
@@ -104,7 +104,7 @@ void measure_links(DeviceModel& model, const Stopwatch& watch, const ProcessGrou
     return watch.seconds_of(kCalls, [&] { group->all_gather_into(whole, part).wait(); });
   };
   const double small = gather(kSmall), large = gather(kLarge);
-  model.node_latency = model.network_latency = std::max(1e-7, (small - model.kernel_start) / std::log2(ranks));
+  model.node_latency = model.network_latency = std::max(1e-7, (small - model.kernel_start) / (ranks - 1));
   model.node_bandwidth = model.network_bandwidth = kLarge * (ranks - 1) / ranks / std::max(large - small, 1e-6);
 }
 

@@ -168,9 +168,11 @@ double kernel_seconds(const std::string& name, double arithmetic, int64_t bytes,
   return std::max(arithmetic, moved) + model.kernel_start;
 }
 
-/// A ring over all devices, in which a node's devices share what goes through the network; steps as of
-/// a tree, which is what large groups have (NCCL's PAT).
+/// NCCL's cost model, as far as large groups see it: gathers and reduce-scatters go round a ring of all devices, one
+/// hop after the other; all-reduces climb a chain within each node and a tree of nodes, there and back; messages to
+/// single ranks leave together. A node's devices share what goes through the network.
 double collective_seconds(const std::string& kind, int64_t bytes, const std::vector<int>& ranks) {
+  constexpr double kCollectiveStart = 8.4e-6;
   const DeviceModel& model = settings().model;
   const auto devices = static_cast<int>(model.node_devices);
   const auto local =
@@ -181,8 +183,18 @@ double collective_seconds(const std::string& kind, int64_t bytes, const std::vec
       nodes > 1 ? std::min(near > 1 ? model.node_bandwidth : model.network_bandwidth, near * model.network_bandwidth)
                 : model.node_bandwidth;
   const double passes = kind == "all_reduce" ? 2 : 1;
-  const double steps = std::log2(near) * model.node_latency + std::ceil(std::log2(nodes)) * model.network_latency;
-  return passes * (static_cast<double>(bytes) * (size - 1) / size / bandwidth + steps) + model.kernel_start;
+  const double moved = passes * static_cast<double>(bytes) * (size - 1) / size / bandwidth;
+  double hops_near = size - nodes, hops_far = nodes - 1;
+  if (kind == "all_reduce") {
+    hops_near = 2 * (near - 1);
+    hops_far = 2 * std::ceil(std::log2(nodes));
+  } else if (kind == "all_to_all" || kind == "shift") {
+    hops_near = nodes > 1 ? 0 : 1;
+    hops_far = nodes > 1 ? 1 : 0;
+  }
+  const bool is_gpu = model.program_memory == 0;
+  return moved + hops_near * model.node_latency + hops_far * model.network_latency +
+         (is_gpu ? kCollectiveStart : model.kernel_start);
 }
 
 }  // namespace megashard::sim
